@@ -10,7 +10,7 @@ __all__ = ["constant_baseline"]
 
 
 def constant_baseline(test: Any, task: str) -> dict[str, float]:
-    """The metrics of the best constant prediction on a test set.
+    """Computes the metrics of the best constant prediction on a test set.
 
     The constant is chosen on the test set itself, so no constant that is learned elsewhere does better.
 

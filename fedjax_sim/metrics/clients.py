@@ -21,21 +21,23 @@ VALUES = 1 << 22  # the most array elements in the results of the clients under 
 
 
 def risk(loss_fn: Callable, params: PyTree, data: ClientData) -> tuple[Array, Array]:
-    """(f_i(params), its weight): a client's mean loss over its own examples, and their number or total weight.
+    """Computes a client's mean loss over its own examples, and the weight of that mean.
 
     Args:
       loss_fn: (params, examples, key) -> losses [n], or a dict with "loss".
       params: the model.
       data: one client's examples and mask.
 
-    Returns: two scalars; the risk of a client without examples is 0.
+    Returns: (f_i(params), number or total weight of the examples), two scalars. f_i is 0 for a client without examples.
     """
     total, weight = metric_sums(loss_fn, params, data)["loss"]
     return total / jnp.where(weight > 0, weight, 1), weight
 
 
 def weight_of(loss_fn: Callable, params: PyTree, data: ClientData, uniform: Array) -> Array:
-    """A client's weight in a mean: the number or total weight of its examples, or 1 if `uniform` and it has any.
+    """Returns a client's weight in a mean: the number or total weight of its examples.
+
+    If `uniform`, the weight is 1 for a client with examples.
 
     Args:
       loss_fn, params, data: as in `risk`.
@@ -47,7 +49,7 @@ def weight_of(loss_fn: Callable, params: PyTree, data: ClientData, uniform: Arra
 
 
 def chosen(population: Population, ids: Any, weighting: str) -> Array:
-    """The ids of the clients to visit, checked, as [n] int32.
+    """Checks the ids of the clients to visit, and returns them as [n] int32.
 
     Args:
       population: any.
@@ -65,7 +67,7 @@ def chosen(population: Population, ids: Any, weighting: str) -> Array:
 
 
 def sum_over_clients(each: Callable, like: PyTree, population: Population, ids: Array) -> PyTree:
-    """The sum over clients of `each`(client i's data), with leaves [...]; traceable.
+    """Computes the sum over clients of `each`(client i's data), with leaves [...]; traceable.
 
     Args:
       each: ClientData -> pytree of arrays. Padding has weight zero, so `each` must return weighted values.
@@ -102,7 +104,7 @@ def sum_over_clients(each: Callable, like: PyTree, population: Population, ids: 
 
 
 def mean_over_clients(each: Callable, like: PyTree, population: Population, ids: Array) -> tuple[PyTree, Array]:
-    """The weighted mean over clients, (sum_i w_i x_i / sum_i w_i, sum_i w_i); traceable.
+    """Computes the weighted mean over clients and the total weight; traceable.
 
     Args:
       each: ClientData -> (w_i, x_i); x_i is ignored if w_i is 0.

@@ -18,7 +18,7 @@ __all__ = ["rounds_to_target"]
 def rounds_to_target(
     values: Any, target: Finite, *, rounds: Sequence[int] | None = None, rising: bool = False, interpolate: bool = False
 ) -> float:
-    """The first round after which a metric has reached a target; infinite if the metric never reaches it.
+    """Finds the first round after which a metric has reached a target; infinite if it never does.
 
     Args:
       values: [T] the metric after each of `rounds`; NaN if it was not evaluated.

@@ -27,7 +27,7 @@ CLIENTS = 4096  # the most clients whose labels are counted at once
 
 
 def _pair(first: Any, second: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Both distributions as float64; raises unless both are probabilities on one support."""
+    """Checks that both are probabilities on one support, and returns them as float64."""
     first = np.asarray(first, np.float64)
     second = np.asarray(second, np.float64)
     if not first.ndim or not second.ndim or first.shape[-1] != second.shape[-1]:
@@ -39,12 +39,12 @@ def _pair(first: Any, second: Any) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _plain(value: np.ndarray) -> Any:
-    """A Python float in place of an array without axes."""
+    """Returns a Python float in place of an array without axes."""
     return float(value) if np.ndim(value) == 0 else value
 
 
 def total_variation(first: Any, second: Any) -> Any:
-    """The total variation distance, TV = 1/2 sum |p - q|, in [0, 1].
+    """Computes the total variation distance, TV = 1/2 sum |p - q|, in [0, 1].
 
     Args:
       first, second: [..., L] probabilities on one support; leading axes broadcast.
@@ -61,7 +61,7 @@ def total_variation(first: Any, second: Any) -> Any:
 
 
 def l1_distance(first: Any, second: Any) -> Any:
-    """The L1 distance, sum |p - q| = 2 TV.
+    """Computes the L1 distance, sum |p - q| = 2 TV.
 
     Zhao et al. 2018 call it the earth mover's distance, although it does not depend on positions.
 
@@ -76,7 +76,9 @@ def l1_distance(first: Any, second: Any) -> Any:
 
 
 def earth_mover_distance(first: Any, second: Any, positions: Any) -> Any:
-    """The Wasserstein distance W1 in one dimension: the integral of |F_1 - F_2| over the distribution functions.
+    """Computes the Wasserstein distance W1 in one dimension.
+
+    It is the integral of |F_1 - F_2| over the distribution functions.
 
     It is at least the difference of the means, and equal to it if one distribution dominates the other.
 
@@ -102,7 +104,9 @@ def earth_mover_distance(first: Any, second: Any, positions: Any) -> Any:
 
 
 def kullback_leibler_divergence(first: Any, second: Any) -> Any:
-    """The divergence KL(p || q) = sum p ln(p / q) in nats. It is not symmetric, and infinite if q is 0 where p is not.
+    """Computes the divergence KL(p || q) = sum p ln(p / q) in nats.
+
+    It is not symmetric, and infinite if q is 0 where p is not.
 
     Args:
       first, second: p and q, as in `total_variation`.
@@ -116,7 +120,9 @@ def kullback_leibler_divergence(first: Any, second: Any) -> Any:
 
 
 def jensen_shannon_divergence(first: Any, second: Any) -> Any:
-    """The divergence (KL(p || m) + KL(q || m)) / 2 with m = (p + q) / 2, in nats. It is symmetric and at most ln 2.
+    """Computes the divergence (KL(p || m) + KL(q || m)) / 2 with m = (p + q) / 2, in nats.
+
+    It is symmetric and at most ln 2.
 
     Args:
       first, second: p and q, as in `total_variation`.
@@ -132,7 +138,7 @@ def jensen_shannon_divergence(first: Any, second: Any) -> Any:
 
 
 def optimum_gap(first: Any, second: Any, positions: Any) -> Any:
-    """E_1 Y - E_2 Y|: the distance of the best constant predictions under squared loss; at most W1.
+    """Computes |E_1 Y - E_2 Y|, the distance of the best constant predictions under squared loss; at most W1.
 
     Args:
       first, second, positions: as in `earth_mover_distance`.
@@ -149,7 +155,7 @@ def optimum_gap(first: Any, second: Any, positions: Any) -> Any:
 
 @validate.named_arguments
 def label_counts(population: Population, *, num_labels: PositiveInt, label: str = "y") -> np.ndarray:
-    """The number of examples of each label that every client has, [N, L] int64.
+    """Counts the examples of each label that every client has, as [N, L] int64.
 
     Args:
       population: of examples with an integer leaf `label`, [n] or [n, ...]; negative labels are padding.
@@ -191,7 +197,7 @@ def label_counts(population: Population, *, num_labels: PositiveInt, label: str 
 
 
 def label_heterogeneity(counts: Any, *, positions: Any = None) -> dict[str, float]:
-    """Distances of the clients' label distributions from the pooled distribution, averaged over clients by examples.
+    """Computes how far the clients' label distributions are from the pooled one, averaged over examples.
 
     Args:
       counts: [N, L] labels of each client, as from `label_counts`. Clients without labels are left out.

@@ -47,29 +47,29 @@ class Drift(NamedTuple):
 
 
 def _axpy(scale: Any, x: PyTree, y: PyTree) -> PyTree:
-    """scale x + y, leaf by leaf."""
+    """Computes scale x + y, leaf by leaf."""
     return jax.tree.map(lambda a, b: scale * a + b, x, y)
 
 
 def _scaled(scale: Any, x: PyTree) -> PyTree:
-    """scale x, leaf by leaf."""
+    """Computes scale x, leaf by leaf."""
     return jax.tree.map(lambda a: scale * a, x)
 
 
 def _dot(x: PyTree, y: PyTree) -> Array:
-    """The inner product over all leaves."""
+    """Computes the inner product over all leaves."""
     return sum(jnp.vdot(a, b) for a, b in zip(jax.tree.leaves(x), jax.tree.leaves(y), strict=True))
 
 
 def _product(loss_fn: Callable, params: PyTree, data: ClientData, vector: PyTree) -> PyTree:
-    """The Hessian-vector product H v = grad <grad f, v> of one client."""
+    """Computes the Hessian-vector product H v = grad <grad f, v> of one client."""
     gradient_at = jax.grad(lambda point: risk(loss_fn, point, data)[0])
     return jax.grad(lambda point: _dot(gradient_at(point), vector))(params)
 
 
 @partial(jax.jit, static_argnums=(0, 7))
 def _drift(loss_fn, params, population, ids, num_steps, step_size, uniform, parts):
-    """(weight, gradient, bias, pseudo-gradient), and with `parts` the terms of the parts of the bias.
+    """Computes weight, gradient, bias and pseudo-gradient, and with `parts` the terms of the bias.
 
     All are weighted means over clients.
 
@@ -77,7 +77,7 @@ def _drift(loss_fn, params, population, ids, num_steps, step_size, uniform, part
     """
 
     def gradient_at(point, data):
-        """grad f_i at p."""
+        """Computes grad f_i at p."""
         return jax.grad(lambda weights: risk(loss_fn, weights, data)[0])(point)
 
     def steps_of_client(data):
@@ -102,7 +102,7 @@ def _drift(loss_fn, params, population, ids, num_steps, step_size, uniform, part
         client_gradient = gradient_at(params, data)
 
         def progress_times(vector):
-            """M_i vector = vector - (I - eta H_i)^K vector, by K Hessian-vector products."""
+            """Computes M_i vector = vector - (I - eta H_i)^K vector, by K Hessian-vector products."""
 
             def step(_, product):
                 return _axpy(-step_size, _product(loss_fn, params, data, product), product)
@@ -133,7 +133,7 @@ def drift(
     weighting: str = "examples",
     ids: Any = None,
 ) -> Drift:
-    """The drift of a population's clients from `params`, and its parts.
+    """Measures the drift of a population's clients from `params`, and its parts.
 
     Args:
       loss_fn: (params, examples, key) -> losses [n], or a dict with "loss"; called with key None.
@@ -188,7 +188,9 @@ def drift_bias(
     weighting: str = "examples",
     ids: Any = None,
 ) -> PyTree:
-    """The bias of `drift` alone, sum p_i grad f_i(w_i) - grad F(w) after K local steps, at a quarter of its cost.
+    """Computes the bias of `drift` alone, at a quarter of its cost.
+
+    The bias is sum p_i grad f_i(w_i) - grad F(w) after K local steps.
 
     Args:
       loss_fn, params, population, step_size, num_steps, weighting, ids: as in `drift`.
@@ -206,7 +208,7 @@ def drift_bias(
 
 @partial(jax.jit, static_argnums=0)
 def _leading(loss_fn, params, population, ids, uniform):
-    """(sum p_i H_i g_i, total weight)."""
+    """Computes (sum p_i H_i g_i, total weight)."""
 
     def product_of_client(data):
         client_gradient = jax.grad(lambda point: risk(loss_fn, point, data)[0])(params)
@@ -225,7 +227,9 @@ def drift_leading_term(
     weighting: str = "examples",
     ids: Any = None,
 ) -> PyTree:
-    """The drift bias to first order in eta, -eta K sum p_i H_i g_i, by one Hessian-vector product for each client.
+    """Computes the drift bias to first order in eta, -eta K sum p_i H_i g_i.
+
+    This takes one Hessian-vector product for each client.
 
     It is exact for one step on quadratics. Otherwise the error falls with eta^2.
 

@@ -30,7 +30,7 @@ TRAIN_BATCH = 1024  # the most rows of training clients at once; only sums are k
 
 
 def metric_sums(loss_fn: Callable, params: PyTree, data: ClientData) -> dict[str, tuple]:
-    """{metric: (weighted total, total weight)} over one client's valid rows, for each per-example metric.
+    """Sums each per-example metric over one client's valid rows: {metric: (weighted total, total weight)}.
 
     Rows are weighted by the loss function's "weight", if it returns one; otherwise all rows have weight 1. A metric
     that not every row has is weighted by its own weight, for example "auc" by "auc_weight"
@@ -63,7 +63,7 @@ def metric_sums(loss_fn: Callable, params: PyTree, data: ClientData) -> dict[str
 
 
 def clients_at_once(population: Population, count: int, most_rows: int) -> int:
-    """The most of `count` clients, at least one, that have at most `most_rows` rows together.
+    """Finds the most of `count` clients, at least one, that have at most `most_rows` rows together.
 
     Clients may have no rows at all.
     """
@@ -72,7 +72,7 @@ def clients_at_once(population: Population, count: int, most_rows: int) -> int:
 
 
 def pooled(loss_fn: Callable, params: PyTree, examples: PyTree) -> dict[str, jax.Array]:
-    """Means of the per-example metrics over a set of examples, leaves [n, ...]; traceable.
+    """Computes means of the per-example metrics over a set of examples, leaves [n, ...]; traceable.
 
     The mean over all examples of all clients is the example-weighted mean of the clients' means
     (tests/metrics/test_evaluation.py::test_pooled_is_the_weighted_mean_of_clients).
@@ -99,7 +99,7 @@ def pooled(loss_fn: Callable, params: PyTree, examples: PyTree) -> dict[str, jax
 
 
 def per_client(loss_fn: Callable, params: PyTree, population: Population) -> dict[str, tuple]:
-    """For each metric, the [N] weighted totals and the [N] weights of every client; traceable.
+    """Sums each metric over every client's rows: [N] weighted totals and [N] weights; traceable.
 
     Args:
       loss_fn, params: as in `metric_sums`.
@@ -124,7 +124,7 @@ def per_owner(
 
 
 def _success(metrics: dict[str, Array]) -> np.float32:
-    """The share of triggered rows that the model takes for the attacker's target."""
+    """Computes the share of triggered rows that the model takes for the attacker's target."""
     if "accuracy" not in metrics:
         hint = "Attack success is the accuracy on triggered rows that are labelled as the target."
         validate.fail("loss_fn", 'a metric "accuracy"', sorted(metrics), hint)
@@ -143,7 +143,7 @@ def _by_blocks(block: Callable, population: Population) -> PyTree:
 
 
 def objective(loss_fn: Callable, params: PyTree, population: Population, ids: Array | None = None) -> dict[str, Array]:
-    """Means of the per-example metrics over all examples of all clients, or of the clients in `ids`; traceable.
+    """Computes means of the per-example metrics over all examples of all clients; traceable.
 
     The mean of the loss is the global objective: the example-weighted mean of the clients' own objectives. Clients are
     visited a few at a time, and only exact sums are kept. So memory does not grow with the population.

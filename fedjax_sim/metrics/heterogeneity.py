@@ -60,13 +60,13 @@ class GradientHeterogeneity(NamedTuple):
 
 
 def _square(x: PyTree) -> Array:
-    """The squared norm over all leaves."""
+    """Computes the squared norm over all leaves."""
     return sum(jnp.vdot(leaf, leaf) for leaf in jax.tree.leaves(x))
 
 
 @partial(jax.jit, static_argnums=0)
 def _statistics(loss_fn, params, population, ids, uniform):
-    """(grad F, |grad F|^2, sums over clients), in two passes."""
+    """Computes (grad F, |grad F|^2, sums over clients), in two passes."""
 
     def gradient_of(data):
         weight = weight_of(loss_fn, params, data, uniform)
@@ -96,7 +96,7 @@ def _statistics(loss_fn, params, population, ids, uniform):
 def gradient_heterogeneity(
     loss_fn: Callable, params: PyTree, population: Population, *, weighting: str = "examples", ids: Any = None
 ) -> GradientHeterogeneity:
-    """Dissimilarity, variance and diversity of the clients' full-batch gradients at one model.
+    """Measures dissimilarity, variance and diversity of the clients' full-batch gradients at one model.
 
     Args:
       loss_fn: (params, examples, key) -> losses [n], or a dict with "loss"; called with key None.
@@ -146,7 +146,7 @@ class GradientMoments(NamedTuple):
 
 @partial(jax.jit, static_argnums=0)
 def _moments(loss_fn, params, population, ids, uniform):
-    """(weight, gradient, Hessian, client covariance, example covariance), in two passes."""
+    """Computes (weight, gradient, Hessian, client covariance, example covariance), in two passes."""
     flat, unravel = jax.flatten_util.ravel_pytree(params)
     like = jax.ShapeDtypeStruct((flat.size, flat.size), flat.dtype)
 
@@ -155,7 +155,7 @@ def _moments(loss_fn, params, population, ids, uniform):
 
     def mean_of_client(data):
         def row(unit):
-            """A row of the Hessian: H e = grad <grad f, e>."""
+            """Computes a row of the Hessian: H e = grad <grad f, e>."""
             return jax.grad(lambda point: jnp.vdot(gradient_of(point, data), unit))(flat)
 
         moments = gradient_of(flat, data), jax.lax.map(row, jnp.eye(flat.size, dtype=flat.dtype))
@@ -186,7 +186,7 @@ def _moments(loss_fn, params, population, ids, uniform):
 def gradient_moments(
     loss_fn: Callable, params: PyTree, population: Population, *, weighting: str = "examples", ids: Any = None
 ) -> GradientMoments:
-    """Gradient, Hessian, and the covariances of gradients over clients and over a client's examples.
+    """Measures gradient, Hessian, and covariances of gradients over clients and over a client's examples.
 
     Args:
       loss_fn, params, population, weighting, ids: as in `gradient_heterogeneity`. The model has at most d = 4,096

@@ -20,7 +20,7 @@ __all__ = ["always", "bernoulli", "both", "charging_and_wifi", "daily_window", "
 
 @validate.named_arguments
 def source(name: str, seed: NonNegativeInt, **options: float) -> Array:
-    """The key of a condition's draws. Another name, seed or option gives another key.
+    """Returns the key of a condition's draws. Another name, seed or option gives another key.
 
     Args:
       name: of the condition.
@@ -31,7 +31,7 @@ def source(name: str, seed: NonNegativeInt, **options: float) -> Array:
 
 
 def slot_of(key: Array, ids: Array, seconds: Array, slot_seconds: int) -> tuple[Array, Array]:
-    """The slot of time that each client is in, and the second at which the slot began.
+    """Finds the slot of time that each client is in, and the second at which the slot began.
 
     Each client's slots begin at a moment of its own, so that clients do not come and go all at once.
 
@@ -101,7 +101,7 @@ def bernoulli(
 
 
 def _local_time(key: Array, ids: Array, seconds: Array, num_zones: int, day_seconds: int) -> Array:
-    """[c] int32 seconds of each client's own day. Its time zone is one of `num_zones`, which are equally likely."""
+    """Returns [c] int32 seconds of each client's own day, in one of `num_zones` time zones, equally likely."""
     zone = (unit_draws(key, ids) * num_zones).astype(jnp.int32)
     # Each remainder is below the length of a day, so nothing exceeds int32.
     return (seconds % day_seconds + zone * (day_seconds // num_zones)) % day_seconds

@@ -172,13 +172,13 @@ def with_node_failures(mixing: Mixing, rate: ShareBelowOne) -> Mixing:
 
 
 def _without(links: Links, up: Array) -> Links:
-    """The links between nodes that are up; the others have weight 0."""
+    """Returns the links between nodes that are up; the others have weight 0."""
     both_up = up[:, None] & up[links.neighbours]
     return links._replace(weights=jnp.where(both_up, links.weights, 0), up=up)
 
 
 def _failing(mixing: Mixing, links: Callable) -> Mixing:
-    """The mixing with other links, in which failures are allowed; raises if failures would change the average."""
+    """Replaces the links by links that may fail; raises if failures would change the average."""
     validate.part("mixing", mixing, Mixing)
     nodes_give = "share" in mixing.tables
     if not (mixing.symmetric or nodes_give):
@@ -188,7 +188,7 @@ def _failing(mixing: Mixing, links: Callable) -> Mixing:
 
 
 def _wrapper_key(key: Array, inner: Mixing) -> Array:
-    """The key of one wrapper among several, so that two wrappers fail independently."""
+    """Returns the key of one wrapper among several, so that two wrappers fail independently."""
     return jax.random.fold_in(key, inner.failures) if inner.failures else key
 
 
@@ -199,5 +199,5 @@ def _draws(key: Array, counters: Array, weights: Array) -> Array:
 
 
 def _happens(key: Array, counters: Array, rate: float) -> Array:
-    """True with probability `rate`, rounded to a multiple of 2^-32, for each counter."""
+    """Draws True with probability `rate`, rounded to a multiple of 2^-32, for each counter."""
     return counter_bits(key, counters) < jnp.uint32(min(round(rate * 2**32), 2**32 - 1))

@@ -57,7 +57,9 @@ class ControlCycle(NamedTuple):
         return max(0, self.period - (self.sense + self.act + self.system + self.jitter))
 
     def cycles(self, work: int) -> int | None:
-        """The number of periods that `work` microseconds of training take: ceil(W / b_min); None without a window.
+        """Computes the number of periods that `work` microseconds of training take, ceil(W / b_min).
+
+        None stands for a device without a window.
 
         Guarantees: The number is exact (tests/network/test_control.py::test_ceilings_are_exact).
         """
@@ -65,17 +67,20 @@ class ControlCycle(NamedTuple):
         return -(-work // self.window) if self.window else None
 
     def compute_time(self, work: int) -> int | None:
-        """The microseconds from the start of the training to its end: ceil(W / b_min) T_c; None without a window."""
+        """Computes the microseconds from the start of the training to its end, ceil(W / b_min) T_c.
+
+        None stands for a device without a window.
+        """
         cycles = self.cycles(work)
         return None if cycles is None else cycles * self.period
 
     def feasible(self, work: int, deadline: int, latency: int = 0) -> bool:
-        """Whether the training and a message of `latency` microseconds end by the deadline, in microseconds."""
+        """Tells whether the training and a message of `latency` microseconds end by the deadline, in microseconds."""
         time = self.compute_time(work)
         return time is not None and time + latency <= deadline
 
     def most_work(self, deadline: int, latency: int = 0) -> int:
-        """The most microseconds of training that are feasible by the deadline; 0 if none are.
+        """Computes the most microseconds of training that are feasible by the deadline; 0 if none are.
 
         Guarantees: The work is feasible, and one microsecond more is not
         (tests/network/test_control.py::test_limits_are_sharp).
@@ -84,7 +89,7 @@ class ControlCycle(NamedTuple):
 
 
 def smallest_deadline(cycles: Sequence[ControlCycle], work: Sequence[int], latency: int = 0) -> int | None:
-    """The least deadline in microseconds that all these devices meet, with their work.
+    """Finds the least deadline in microseconds that all these devices meet, with their work.
 
     Args:
       cycles: one for each device. Devices without a window are left out, because they take no part.
@@ -108,7 +113,7 @@ def smallest_deadline(cycles: Sequence[ControlCycle], work: Sequence[int], laten
 
 
 def most_feasible_work(cycles: Sequence[ControlCycle], deadline: int, latency: int = 0) -> int:
-    """The most microseconds of training that each device which can take part completes by the deadline.
+    """Finds the most microseconds of training that each device with a window completes by the deadline.
 
     Args:
       cycles, latency: as in `smallest_deadline`.
@@ -138,7 +143,7 @@ def control_cycle(
     joules_per_flop: NonNegative = 0.0,
     joules_per_byte: NonNegative = 0.0,
 ) -> Devices:
-    """Cyber-physical devices, which train in the idle time of their control loop. Times are in microseconds.
+    """Makes devices that train in the idle time of their control loop. Times are in microseconds.
 
     A device with W microseconds of training takes ceil(W / b_min) T_c (`ControlCycle`). A device without a window is
     never available.
@@ -218,7 +223,9 @@ def control_cycle(
 
 
 def _quotient(x: Array, y: Array) -> Array:
-    """ceil(x / y) as int32, at most `MOST_TICKS`, of floats x >= 0 and y > 0. It is exact, however XLA divides.
+    """Computes ceil(x / y) as int32, at most `MOST_TICKS`, of floats x >= 0 and y > 0, exactly.
+
+    The result does not depend on how XLA divides.
 
     The remainder of two floats is exact, and x minus the remainder is a multiple of y. A quotient of 2^22 or more is
     not known to a quarter, so the multiples of 1024 y are counted first.
@@ -232,7 +239,7 @@ def _quotient(x: Array, y: Array) -> Array:
 
 
 def _divided(x: Array, y: Array) -> tuple[Array, Array]:
-    """(the number of times that y fits into x, less than 2^22, as int32; the remainder)."""
+    """Divides with remainder: (the number of times that y fits into x, below 2^22, as int32; the remainder)."""
     remainder = jax.lax.rem(x, y)
     # x / y - remainder / y is a whole number up to rounding, whatever the error of each division.
     return jnp.round(x / y - remainder / y).astype(jnp.int32), remainder

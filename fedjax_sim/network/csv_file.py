@@ -89,7 +89,7 @@ def columns(
 def _complete_rows(
     rows: Iterator[tuple[int, list[str]]], header: list[str], column_indices: list[int], missing: tuple[str, ...]
 ) -> Iterator[tuple[int, list[str]]]:
-    """(number of the row, its values at some indices) for each row that has all of these values."""
+    """Yields (number of the row, its values at some indices) for each row that has all of these values."""
     for number, (_, row) in enumerate(rows, 1):
         if len(row) != len(header):
             validate.fail("path", f"{len(header)} values in row {number}", len(row))
@@ -99,7 +99,7 @@ def _complete_rows(
 
 
 def _with_first_texts(rows: Iterator[tuple[int, list[str]]], place: int, most: int) -> Iterator[tuple[int, list[str]]]:
-    """The rows whose text at the index `place` is one of the first `most` distinct texts."""
+    """Yields the rows whose text at the index `place` is one of the first `most` distinct texts."""
     first_texts: set[str] = set()
     for number, values in rows:
         if len(first_texts) < most:
@@ -111,7 +111,7 @@ def _with_first_texts(rows: Iterator[tuple[int, list[str]]], place: int, most: i
 def _selected(
     rows: Iterator[tuple[int, list[str]]], sample_rows: int | None, seed: int
 ) -> tuple[list[tuple[int, list[str]]], int]:
-    """(the selected rows in the order of the file, the number of all rows).
+    """Selects rows: (the selected rows in the order of the file, the number of all rows).
 
     Without `sample_rows` the first 2^18 rows are selected, otherwise a random sample.
     """
@@ -129,7 +129,7 @@ def _selected(
 
 
 def numbers(option: str, table: Table, least: float = 0.0, *, above: bool = False, hint: str = "") -> np.ndarray:
-    """A column as [rows] float64: finite numbers >= `least`, or > `least` if `above`.
+    """Reads a column as [rows] float64: finite numbers >= `least`, or > `least` if `above`.
 
     Args:
       option: of the column.
@@ -160,7 +160,7 @@ def parted(unit: str) -> tuple[str | None, str]:
 
 
 def factor(option: str, unit: str, units: Mapping[str, float]) -> float:
-    """The number of base units in a unit such as "Mbit/s" or "2.5e6 flops/s".
+    """Returns the number of base units in a unit such as "Mbit/s" or "2.5e6 flops/s".
 
     Args:
       option: of the unit, for errors.

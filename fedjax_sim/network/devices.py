@@ -65,7 +65,9 @@ def check_devices(devices: Devices, population_size: int, whose: str = "populati
 
 
 def whole_ticks(seconds: Array, ticks_per_second: int) -> Array:
-    """Durations as int32 ticks, rounded up. Longer durations than `MOST_TICKS`, infinity and NaN give `MOST_TICKS`.
+    """Converts durations into int32 ticks, rounded up.
+
+    Longer durations than `MOST_TICKS`, infinity and NaN give `MOST_TICKS`.
 
     A duration that exceeds whole ticks by less than one part in two million is rounded down. Float32 quotients are not
     exact, and XLA may replace a division by a product.
@@ -92,7 +94,7 @@ def of_profiles(
     availability: Availability | None = None,
     ticks_per_second: int = 1000,
 ) -> Devices:
-    """Devices from a function that gives the hardware of each client id.
+    """Makes devices from a function that gives the hardware of each client id.
 
     A broadcast takes latency + bytes / bandwidth, training takes flops / speed, and a message takes latency + bytes /
     bandwidth. `heterogeneous` and `measured` are made with this function.
@@ -158,7 +160,7 @@ def heterogeneous(
     ticks_per_second: int = 1000,
     seed: NonNegativeInt = 0,
 ) -> Devices:
-    """Clients whose hardware is drawn from distributions over clients, each number independently.
+    """Makes clients whose hardware is drawn from distributions over clients, each number independently.
 
     Each of the numbers below is a distribution over clients, or one number for all.
 
@@ -210,7 +212,7 @@ def heterogeneous(
 
 
 def there_at(devices: Devices, ids: Array, seconds: Array) -> Array:
-    """Whether each client is available at a time, [c] bool.
+    """Tells whether each client is available at a time, [c] bool.
 
     Args:
       devices: with or without a rule of availability.
@@ -229,7 +231,9 @@ def there_at(devices: Devices, ids: Array, seconds: Array) -> Array:
 
 
 def absent_after(devices: Devices, ids: Array, began: Clock, spent: Spent, checks: int) -> Array:
-    """When a client at work is first seen to be absent: [c] int32 ticks after it began, 2^31 - 1 if it stays.
+    """Finds when clients at work are first seen to be absent: [c] int32 ticks after they began.
+
+    The result is 2^31 - 1 for a client that stays.
 
     Availability is checked after the download, `checks` times at even distances during the local work, and on arrival.
     A client that is absent on arrival left one tick before.
@@ -257,7 +261,7 @@ def absent_after(devices: Devices, ids: Array, began: Clock, spent: Spent, check
 
 
 def spent_by(devices: Devices, key: Array, ids: Array, load: Load) -> Spent:
-    """The time and energy that clients spend on a round's work and messages, each [c].
+    """Computes the time and energy that clients spend on a round's work and messages, each [c].
 
     Args:
       devices, ids: as in `there_at`.
@@ -276,7 +280,9 @@ def spent_by(devices: Devices, key: Array, ids: Array, load: Load) -> Spent:
 
 
 def num_saturated(spent: Spent, at_work: Array) -> Array:
-    """The number of clients at work with a phase of at least the longest duration that the clock can count, [] int32.
+    """Counts the clients at work with a phase that is too long for the clock, [] int32.
+
+    Such a phase takes at least the longest duration that the clock can count.
 
     Args:
       spent: each field [c].

@@ -36,7 +36,7 @@ class Distribution(NamedTuple):
     most: float  # no draw is larger
 
     def draw(self, key: Array, ids: Array) -> Array:
-        """The numbers of the clients `ids`: the same in every round with the same key.
+        """Draws the numbers of the clients `ids`: the same in every round with the same key.
 
         Args:
           key: one key.
@@ -66,7 +66,7 @@ def as_distribution(name: str, value: Distribution | float) -> Distribution:
 
 
 def unit_draws(key: Array, ids: Array, slots: Array | None = None) -> Array:
-    """Uniform float32 draws from (0, 1), one for each id, or for each pair of id and slot.
+    """Draws uniform float32 numbers from (0, 1), one for each id, or for each pair of id and slot.
 
     Draws are the middles of 2^23 equal cells, so that neither 0 nor 1 occurs.
 
@@ -100,7 +100,7 @@ def _checked(name: str, value: float, quantile: Callable, least: float, most: fl
 
 
 def _array_modules(u: Any) -> tuple[Any, Any]:
-    """The modules that compute a quantile: (numpy, scipy.special) for NumPy arrays, and JAX's for other arrays."""
+    """Returns numpy and scipy.special for NumPy arrays, and JAX's modules for other arrays."""
     if isinstance(u, np.ndarray):
         from scipy import special
 
@@ -110,7 +110,7 @@ def _array_modules(u: Any) -> tuple[Any, Any]:
 
 @validate.named_arguments
 def constant(value: NonNegative) -> Distribution:
-    """The law of a number that is equal for all clients.
+    """Makes the law of a number that is equal for all clients.
 
     Args:
       value: at least 0, in the unit of the quantity.
@@ -125,7 +125,7 @@ def constant(value: NonNegative) -> Distribution:
 
 @validate.named_arguments
 def lognormal(median: Positive, sigma: Annotated[float, Number(0, 16)]) -> Distribution:
-    """The law of median * exp(sigma Z), with Z standard normal, for speeds and bandwidths that spread widely.
+    """Makes the law of median * exp(sigma Z), with Z standard normal, for speeds and bandwidths that spread widely.
 
     Args:
       median: above 0.
@@ -149,7 +149,7 @@ def lognormal(median: Positive, sigma: Annotated[float, Number(0, 16)]) -> Distr
 
 @validate.named_arguments
 def pareto(minimum: Positive, shape: Positive) -> Distribution:
-    """The law P(X > x) = (minimum / x)^shape from the minimum on: a few clients are much larger than all others.
+    """Makes the law P(X > x) = (minimum / x)^shape from the minimum on: a few clients are much larger than all others.
 
     Args:
       minimum: above 0.
@@ -167,7 +167,7 @@ def pareto(minimum: Positive, shape: Positive) -> Distribution:
 
 @validate.named_arguments
 def uniform(low: Positive, high: float) -> Distribution:
-    """The law under which all values between two bounds are equally likely.
+    """Makes the law under which all values between two bounds are equally likely.
 
     Args:
       low, high: above 0, with low <= high.
@@ -182,7 +182,7 @@ def uniform(low: Positive, high: float) -> Distribution:
 
 
 def tiers(shares: Sequence[float], values: Sequence[float]) -> Distribution:
-    """The law of a few kinds of clients: a share of the clients has each value.
+    """Makes the law of a few kinds of clients: a share of the clients has each value.
 
     Args:
       shares: of the clients, above 0, with sum 1.

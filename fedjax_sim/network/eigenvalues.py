@@ -30,7 +30,7 @@ class Spectrum(NamedTuple):
 
 
 def laplacian_matrix(graph: Graph) -> sparse.csr_matrix:
-    """The Laplacian L = D - A of an undirected graph, [N, N] sparse float64.
+    """Computes the Laplacian L = D - A of an undirected graph, [N, N] sparse float64.
 
     Raises: ValueError for a directed graph.
 
@@ -46,7 +46,7 @@ def laplacian_matrix(graph: Graph) -> sparse.csr_matrix:
 
 
 def laplacian_extremes(graph: Graph) -> tuple[float, float]:
-    """lambda_2 and lambda_N of an undirected graph's Laplacian. lambda_2 is 0 if the graph is not connected.
+    """Computes lambda_2 and lambda_N of an undirected graph's Laplacian. lambda_2 is 0 if the graph is not connected.
 
     Raises: ValueError for a directed graph, for a single node, and for a graph so large and badly connected that
     Lanczos does not converge.
@@ -71,7 +71,7 @@ def laplacian_extremes(graph: Graph) -> tuple[float, float]:
 
 
 def algebraic_connectivity(graph: Graph) -> float:
-    """lambda_2 of the Laplacian: above 0 for a connected graph, and larger for a better connected graph.
+    """Computes lambda_2 of the Laplacian: above 0 for a connected graph, and larger for a better connected graph.
 
     It gives no rate of mixing by itself. For example, a star has 1 for every N. Use `spectrum` of the mixing matrix.
 
@@ -88,7 +88,9 @@ def algebraic_connectivity(graph: Graph) -> float:
 
 
 def spectrum(matrix: Any) -> Spectrum:
-    """The `Spectrum` of a mixing matrix, whose eigenvalue 1 belongs to the constant vector or to the kept weights.
+    """Computes the `Spectrum` of a mixing matrix.
+
+    Its eigenvalue 1 belongs to the constant vector, or to the weights that the matrix keeps.
 
     Args:
       matrix: [N, N] dense or sparse, with rows (or columns) that sum to 1. If it is not symmetric, `second` and
@@ -132,12 +134,12 @@ def spectrum(matrix: Any) -> Spectrum:
 
 
 def _spectrum(second: float, smallest: float, slem: float) -> Spectrum:
-    """A `Spectrum` as Python floats."""
+    """Makes a `Spectrum` of Python floats."""
     return Spectrum(float(second), float(smallest), float(slem), float(1 - slem))
 
 
 def _second(matrix: sparse.csr_matrix, top: float) -> float:
-    """The second largest eigenvalue of a symmetric matrix.
+    """Computes the second largest eigenvalue of a symmetric matrix.
 
     Its largest eigenvalue, `top`, is that of the constant vector.
     """
@@ -150,7 +152,7 @@ def _second(matrix: sparse.csr_matrix, top: float) -> float:
 
 
 def _smallest(matrix: sparse.csr_matrix) -> float:
-    """The smallest eigenvalue of a symmetric matrix."""
+    """Computes the smallest eigenvalue of a symmetric matrix."""
     estimate = _lanczos(-matrix)
     if estimate is not None:
         return -estimate
@@ -161,7 +163,7 @@ def _smallest(matrix: sparse.csr_matrix) -> float:
 
 
 def _lanczos(matrix: Any) -> float | None:
-    """The largest eigenvalue of a symmetric matrix; None if Lanczos does not converge.
+    """Computes the largest eigenvalue of a symmetric matrix; None if Lanczos does not converge.
 
     This happens if the next eigenvalue is too close.
     """
@@ -173,7 +175,7 @@ def _lanczos(matrix: Any) -> float | None:
 
 
 def _near(matrix: sparse.csr_matrix, top: float, count: int) -> np.ndarray:
-    """The eigenvalues of a symmetric matrix that are nearest to an upper bound, by a sparse factorisation.
+    """Computes the eigenvalues of a symmetric matrix that are nearest to an upper bound, by a sparse factorisation.
 
     Where Lanczos is slow, the graph is nearly a line or a grid, and factors stay sparse.
     """
@@ -186,7 +188,7 @@ def _near(matrix: sparse.csr_matrix, top: float, count: int) -> np.ndarray:
 
 
 def _converged(call: Any) -> np.ndarray:
-    """The result of a call of ARPACK; raises a ValueError with a hint if it does not converge."""
+    """Calls ARPACK; raises a ValueError with a hint if it does not converge."""
     try:
         return call()
     except linalg.ArpackNoConvergence as error:

@@ -26,7 +26,9 @@ class Hazard(NamedTuple):
     leaves_after: Callable  # (key, ids [c]) -> [c] float32 seconds, > 0; a function of the round's key and the id
 
     def done(self, key: Array, ids: Array, seconds: Array) -> Array:
-        """The share of their work that clients have done when they leave: [c] float32 in [0, 1]; 1 = all of it.
+        """Computes the share of their work that clients have done when they leave, [c] float32 in [0, 1].
+
+        The share is 1 for clients that do all of their work.
 
         Args:
           key: of the round.
@@ -41,7 +43,7 @@ class Hazard(NamedTuple):
 
 
 def memoryless(mean_seconds: Distribution | float, *, seed: int = 0) -> Hazard:
-    """A hazard under which the probability to leave in the next second does not depend on the work done so far.
+    """Makes a hazard under which the probability to leave in the next second does not depend on the work done so far.
 
     A client stays through t seconds of work with probability exp(-t / mean).
 
@@ -59,7 +61,7 @@ def memoryless(mean_seconds: Distribution | float, *, seed: int = 0) -> Hazard:
 
 @validate.named_arguments
 def weibull(scale_seconds: Distribution | float, shape: Annotated[float, Number(0.1, 100)], *, seed: int = 0) -> Hazard:
-    """A hazard under which clients leave mostly early (shape < 1), or mostly after long work (shape > 1).
+    """Makes a hazard under which clients leave mostly early (shape < 1), or mostly after long work (shape > 1).
 
     A client stays through t seconds of work with probability exp(-(t / scale)^shape).
 
@@ -79,7 +81,7 @@ def weibull(scale_seconds: Distribution | float, shape: Annotated[float, Number(
 
 
 def _leaving(name: str, scale: Distribution | float, shape: float, seed: int) -> Hazard:
-    """A Weibull hazard; `name` is the name of the scale's argument, for errors."""
+    """Makes a Weibull hazard; `name` is the name of the scale's argument, for errors."""
     scale = as_distribution(name, scale)
     if not scale.least > 0:
         validate.fail(name, "a distribution above 0", scale.least)

@@ -47,7 +47,7 @@ NONE = {"row_weight": None}
 
 
 def filled(layout: str, given: dict[str, Any]) -> dict[str, Any]:
-    """Columns and units as given, and those of the layout where none was given (None).
+    """Completes columns and units that were not given (None) by those of the layout.
 
     Args:
       layout: a key of `LAYOUTS`.

@@ -53,11 +53,13 @@ class Transcript(NamedTuple):
     messages: tuple[Sent, ...]
 
     def seen_by(self, party: int) -> tuple[Sent, ...]:
-        """The messages that a party received."""
+        """Returns the messages that a party received."""
         return tuple(message for message in self.messages if message.target == party)
 
     def overheard(self, key: Array) -> tuple[Sent, ...]:
-        """The messages as an eavesdropper sees them. An encrypted value is replaced by uint32 words under a random pad.
+        """Returns the messages as an eavesdropper sees them.
+
+        An encrypted value is replaced by uint32 words under a random pad.
 
         Args:
           key: of the pads.
@@ -78,7 +80,7 @@ class Transcript(NamedTuple):
 
 
 def _words(x: Array) -> Array:
-    """The bits of each number of an array, as uint32 words."""
+    """Returns the bits of each number of an array, as uint32 words."""
     wide = x.astype(jnp.float32 if jnp.issubdtype(x.dtype, jnp.inexact) else jnp.int32)
     return jax.lax.bitcast_convert_type(wide, jnp.uint32).reshape(-1)
 
@@ -144,7 +146,7 @@ def _check_transform(name: str, transform: UpdateTransform) -> None:
 
 
 def _sent(transform: UpdateTransform | None, key: Array, x: PyTree) -> PyTree:
-    """The received value of x, leaves [n, ...]: each example passes through the transform with the key of its row."""
+    """Passes each example through the transform with the key of its row, and returns the received values."""
     if transform is None:
         return x
 
@@ -159,7 +161,7 @@ def _sent(transform: UpdateTransform | None, key: Array, x: PyTree) -> PyTree:
 
 
 def back(link: Link, key: Array, gradient: PyTree) -> PyTree:
-    """The gradient that the sender receives, at the value that was sent with this key.
+    """Computes the gradient that the sender receives, at the value that was sent with this key.
 
     An example whose gradient is zero, such as padding, is sent no gradient: it stays zero whatever the transform does.
 
@@ -217,12 +219,12 @@ def send(link: Link, key: Array | None, x: PyTree, name: str = "") -> PyTree:
 
 
 def _named(key: Array | None, name: str) -> Array:
-    """The key of a message in a step; a fixed key in evaluations."""
+    """Derives the key of a message in a step; a fixed key in evaluations."""
     return stream(jax.random.key(0) if key is None else key, f"link {name}")
 
 
 def wires(link: Link, example: PyTree) -> tuple[Wire, Wire]:
-    """(activation, gradient) of one example, as they are sent.
+    """Returns the wire formats of one example's activation and gradient, as they are sent.
 
     Args:
       link: whose transforms are applied.
@@ -239,7 +241,7 @@ def wires(link: Link, example: PyTree) -> tuple[Wire, Wire]:
 
 
 def noise_of(links: Iterable[Link]) -> Noise | None:
-    """The noise of links, if any of them adds noise; None otherwise.
+    """Returns the noise of links, if any of them adds noise; None otherwise.
 
     It is stated as noise that no accountant knows. So nobody takes the run for a run without noise, or accounts for it.
 
@@ -291,7 +293,7 @@ class Tap:
 
 
 def transcript(step: Callable) -> Transcript:
-    """All messages of a step, including gradients.
+    """Records all messages of a step, including gradients.
 
     Args:
       step: (tap) -> the loss [] that is differentiated. It sends everything that crosses between parties by `tap(link,

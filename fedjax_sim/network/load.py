@@ -11,7 +11,7 @@ __all__ = ["load_of"]
 
 
 def load_of(work: Work, num_examples: Array, share: Array | None = None) -> Load:
-    """The `Load` of clients, by their numbers of examples.
+    """Computes the `Load` of clients, by their numbers of examples.
 
     Operations grow with the local steps of a client: those of its epochs, of which partial work takes a share. If each
     step reads all examples, operations grow with the number of examples too; a minibatch counts as full. A client

@@ -54,7 +54,7 @@ def measured(
     ticks_per_second: int = 1000,
     seed: NonNegativeInt = 0,
 ) -> Devices:
-    """Clients whose hardware is a row of a file, so that numbers of one device stay together.
+    """Makes clients whose hardware is a row of a file, so that numbers of one device stay together.
 
     Each of the numbers is a column of the file by its name, or one number for all clients (in seconds, bytes/s,
     flops/s). None: as the layout says.
@@ -163,7 +163,7 @@ def measured(
 
 
 def _cumulated(weights: np.ndarray) -> np.ndarray:
-    """[rows] float32 cumulated probabilities; from the last row with a weight on they are 1."""
+    """Cumulates weights to [rows] float32 probabilities; from the last row with a weight on they are 1."""
     if not weights.max() > 0:
         validate.fail("row_weight", "a weight above 0", "zeros alone")
     # Weights are scaled first, because their sum may exceed the largest float.

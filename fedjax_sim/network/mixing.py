@@ -63,7 +63,7 @@ class Mixing(NamedTuple):
 
 
 def tables_of(graph: Graph, values: np.ndarray) -> dict[str, np.ndarray]:
-    """The tables of a graph: its neighbours, a value for each edge, and the number of each edge.
+    """Makes the tables of a graph: its neighbours, a value for each edge, and the number of each edge.
 
     Args:
       graph: any.
@@ -91,7 +91,7 @@ def tables_of(graph: Graph, values: np.ndarray) -> dict[str, np.ndarray]:
 
 
 def constant_links(key: Array, round: Array, tables: dict[str, Array]) -> Links:
-    """The links of a round without failures: those of the table whose turn it is.
+    """Returns the links of a round without failures: those of the table whose turn it is.
 
     Args:
       key: not used.
@@ -104,7 +104,7 @@ def constant_links(key: Array, round: Array, tables: dict[str, Array]) -> Links:
 
 
 def _taken(graph: Graph, values: np.ndarray, symmetric: bool) -> Mixing:
-    """A constant matrix with these weights of the edges, in which nodes take."""
+    """Makes a constant matrix with these weights of the edges, in which nodes take."""
     column_sums = np.bincount(graph.senders, values, graph.population_size)
     row_sums = np.bincount(graph.receivers, values, graph.population_size)
     # Rows sum to 1 by construction. Columns do too if each node gives in total what it takes.
@@ -114,7 +114,7 @@ def _taken(graph: Graph, values: np.ndarray, symmetric: bool) -> Mixing:
 
 
 def laplacian(graph: Graph, *, step: float | None = None) -> Mixing:
-    """W = I - step L, with the graph's Laplacian L = D - A.
+    """Makes the matrix W = I - step L, with the graph's Laplacian L = D - A.
 
     Args:
       graph: undirected.
@@ -143,7 +143,7 @@ def laplacian(graph: Graph, *, step: float | None = None) -> Mixing:
 
 
 def metropolis(graph: Graph) -> Mixing:
-    """W_ij = 1 / (1 + max(d_i, d_j)), which is symmetric for all degrees.
+    """Makes the matrix W_ij = 1 / (1 + max(d_i, d_j)), which is symmetric for all degrees.
 
     A node needs only its own degree and those of its neighbours.
 
@@ -208,7 +208,9 @@ def push(graph: Graph) -> Mixing:
 
 
 def lazy(mixing: Mixing) -> Mixing:
-    """(I + W) / 2, which has no eigenvalue below 0 if W is symmetric, so that nothing oscillates.
+    """Makes the matrix (I + W) / 2, which has no eigenvalue below 0 if W is symmetric.
+
+    So nothing oscillates.
 
     Args:
       mixing: with the same weights in every round.
@@ -236,7 +238,7 @@ def _check_undirected(graph: Graph, hint: str) -> None:
 
 
 def matrix_of(mixing: Mixing, key: Array | None = None, round: int = 0) -> sparse.csr_matrix:
-    """W of one round as a sparse float64 matrix, on the host. `mixed` applies this matrix node by node.
+    """Returns W of one round as a sparse float64 matrix, on the host. `mixed` applies it node by node.
 
     Args:
       mixing: any.
@@ -261,7 +263,9 @@ def matrix_of(mixing: Mixing, key: Array | None = None, round: int = 0) -> spars
 
 
 def mixed(links: Links, values: PyTree, heard: PyTree = None) -> PyTree:
-    """W x: for every node, the weighted mean of its own value and its neighbours' values, in the order of their ids.
+    """Computes W x: for every node, the weighted mean of its own value and its neighbours' values.
+
+    Neighbours are added in the order of their ids.
 
     If nodes take, it is x_i + sum_j W_ij (x_j - x_i). So nodes that agree keep their bits, and with a symmetric W one
     node gains what the other loses. If nodes give, it is x_i - out_i s_i x_i + sum_j s_j x_j.

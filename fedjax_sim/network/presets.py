@@ -13,7 +13,7 @@ __all__ = ["cross_device", "cross_silo"]
 
 
 def cross_silo(population_size: PopulationSize, *, seed: int = 0) -> Devices:
-    """Devices of two to a hundred organisations with data-centre machines: always available, with fast links.
+    """Makes devices of two to a hundred organisations with data-centre machines and fast links.
 
     Kairouz et al. state that such clients are few, reliable and almost always available. The numbers are this
     package's: training at 10 Tflops/s (median, sigma 0.3), 1 Gbit/s in each direction, 20 ms, 500 W, and times that
@@ -47,7 +47,7 @@ def cross_silo(population_size: PopulationSize, *, seed: int = 0) -> Devices:
 
 
 def cross_device(population_size: PopulationSize, *, seed: int = 0) -> Devices:
-    """Devices of phones with very different speeds and slow links, which are available only at times, mostly at night.
+    """Makes devices of phones with very different speeds and slow links, available mostly at night.
 
     From the literature: 55 Mbit/s down and 18.9 Mbit/s up (mean US broadband, Konecny et al.; medians here), and four
     times as many phones at the best hour as at the worst (Bonawitz et al.).

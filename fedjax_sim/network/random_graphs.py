@@ -21,7 +21,7 @@ TRIES = 10_000  # the most attempts to repair a random graph that is not simple
 
 @validate.named_arguments
 def erdos_renyi(population_size: PopulationSize, probability: Share, *, connected: bool = True, seed: int = 0) -> Graph:
-    """A graph in which each pair of nodes is joined with probability p, independently.
+    """Makes a graph in which each pair of nodes is joined with probability p, independently.
 
     Args:
       population_size: N.
@@ -53,7 +53,7 @@ def stochastic_block(
     connected: bool = True,
     seed: int = 0,
 ) -> Graph:
-    """A graph with blocks of equal size, in which pairs are joined more or less often inside of a block.
+    """Makes a graph with blocks of equal size, in which pairs are joined more or less often inside of a block.
 
     Args:
       population_size: N.
@@ -86,7 +86,7 @@ def stochastic_block(
 
 @validate.named_arguments
 def k_regular(population_size: PopulationSize, degree: int, *, connected: bool = True, seed: int = 0) -> Graph:
-    """A random graph in which every node has the same number of neighbours.
+    """Makes a random graph in which every node has the same number of neighbours.
 
     Half-edges are paired at random. Pairs that join a node to itself, or two nodes twice, are mixed again with as many
     other pairs, until there are none (the configuration model, repaired). Above a degree of N / 2 the complement is
@@ -130,7 +130,7 @@ def small_world(
     connected: bool = True,
     seed: int = 0,
 ) -> Graph:
-    """A ring in which each node is joined to its `degree` nearest nodes, and then some edges are rewired at random.
+    """Makes a ring with edges to the `degree` nearest nodes, and rewires some of the edges at random.
 
     Args:
       population_size: N >= 4.
@@ -170,19 +170,19 @@ def small_world(
 
 
 def _rng(seed: int) -> np.random.Generator:
-    """A generator for a seed, which is checked."""
+    """Makes a generator from a seed, which is checked."""
     validate.integer("seed", seed, 0)
     return np.random.default_rng(seed)
 
 
 def _random_subset(rng: np.random.Generator, count: int, probability: float) -> np.ndarray:
-    """Numbers below `count`, each with this probability: a binomial number of distinct numbers."""
+    """Chooses each of the numbers below `count` with this probability, independently."""
     num_chosen = rng.binomial(count, probability) if count else 0
     return rng.choice(count, num_chosen, replace=False, shuffle=False) if num_chosen else np.zeros(0, np.int64)
 
 
 def _random_pairs(rng: np.random.Generator, size: int, probability: float) -> np.ndarray:
-    """[E, 2] pairs i < j below `size`, each with this probability."""
+    """Chooses [E, 2] pairs i < j below `size`, each with this probability."""
     # Pair (i, j) has the code j (j - 1) / 2 + i.
     pair_codes = _random_subset(rng, size * (size - 1) // 2, probability)
     high = ((1 + np.sqrt(1 + 8 * pair_codes.astype(np.float64))) / 2).astype(np.int64)
@@ -193,14 +193,14 @@ def _random_pairs(rng: np.random.Generator, size: int, probability: float) -> np
 
 
 def _not_simple(one: np.ndarray, other: np.ndarray, size: int) -> np.ndarray:
-    """[E] whether an edge joins a node to itself, or joins two nodes that another edge joins too."""
+    """Tells which edges [E] join a node to itself, or join two nodes that another edge joins too."""
     edge_codes = np.minimum(one, other).astype(np.int64) * size + np.maximum(one, other)
     _, place, counts = np.unique(edge_codes, return_inverse=True, return_counts=True)
     return (one == other) | (counts[place.reshape(-1)] > 1)
 
 
 def _simple_pairs(rng: np.random.Generator, stubs: np.ndarray, size: int) -> np.ndarray:
-    """[E, 2] edges of a random simple graph with these half-edges."""
+    """Draws the [E, 2] edges of a random simple graph with these half-edges."""
     pairs = rng.permutation(stubs).reshape(-1, 2)
     for _ in range(TRIES):
         is_wrong = _not_simple(*pairs.T, size)
@@ -213,7 +213,7 @@ def _simple_pairs(rng: np.random.Generator, stubs: np.ndarray, size: int) -> np.
 
 
 def _connected(graph: Graph, connected: bool, name: str, value: float) -> Graph:
-    """The graph, unless it is not connected although it should be."""
+    """Returns the graph; raises if it is not connected although it should be."""
     validate.truth("connected", connected)
     if connected and not is_connected(graph):
         hint = "Nodes apart never agree. Raise it, take another seed, or say connected=False."

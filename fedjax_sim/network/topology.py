@@ -65,12 +65,14 @@ class Graph:
         return np.bincount(self.senders, minlength=self.population_size)
 
     def places(self) -> np.ndarray:
-        """[E] the place of each edge among the edges of its receiver, counted from 0."""
+        """Returns the place of each edge among the edges of its receiver, counted from 0, [E]."""
         starts = np.concatenate([[0], np.cumsum(self.in_degrees)])
         return np.arange(len(self.senders)) - starts[self.receivers]
 
     def neighbours(self) -> tuple[np.ndarray, np.ndarray]:
-        """The nodes from which each node receives, padded to the largest in-degree k (at least 1) with the node itself.
+        """Returns the nodes from which each node receives, padded to the largest in-degree k, at least 1.
+
+        Padding holds the node itself.
 
         Returns: (ids [N, k] int32, rising in each row before the padding; [N, k] bool, False for padding).
         """
@@ -81,7 +83,7 @@ class Graph:
         return ids, np.arange(max_degree) < degrees[:, None]
 
     def adjacency(self, values: np.ndarray | float = 1.0) -> sparse.csr_matrix:
-        """[N, N] sparse float64. Row i has the values of the edges along which node i receives.
+        """Returns [N, N] sparse float64. Row i has the values of the edges along which node i receives.
 
         Args:
           values: [E] in the order of the edges, or a number.
@@ -198,7 +200,7 @@ def from_csv(
 
 
 def _is_integer(text: str) -> bool:
-    """Whether a text is an integer that Python can read."""
+    """Tells whether a text is an integer that Python can read."""
     digits = text.removeprefix("-")
     # Python refuses to convert more than 4,300 digits.
     return digits.isascii() and digits.isdigit() and len(digits) < 4000
@@ -206,7 +208,7 @@ def _is_integer(text: str) -> bool:
 
 @validate.named_arguments
 def ring(population_size: PopulationSize) -> Graph:
-    """A graph in which node i is joined to i - 1 and i + 1 modulo N.
+    """Makes a graph in which node i is joined to i - 1 and i + 1 modulo N.
 
     Args:
       population_size: N.
@@ -222,7 +224,7 @@ def ring(population_size: PopulationSize) -> Graph:
 
 @validate.named_arguments
 def path(population_size: PopulationSize) -> Graph:
-    """A graph in which node i is joined to i - 1 and i + 1.
+    """Makes a graph in which node i is joined to i - 1 and i + 1.
 
     It is a ring without the edge between the last node and the first.
 
@@ -237,7 +239,7 @@ def path(population_size: PopulationSize) -> Graph:
 
 @validate.named_arguments
 def star(population_size: PopulationSize) -> Graph:
-    """A graph in which node 0, the hub, is joined to all other nodes.
+    """Makes a graph in which node 0, the hub, is joined to all other nodes.
 
     Args:
       population_size: N.
@@ -249,7 +251,7 @@ def star(population_size: PopulationSize) -> Graph:
 
 
 def complete(population_size: PopulationSize) -> Graph:
-    """A graph in which every node is joined to every other node, with N (N - 1) / 2 edges.
+    """Makes a graph in which every node is joined to every other node, with N (N - 1) / 2 edges.
 
     Args:
       population_size: N, up to 4,096.
@@ -267,7 +269,7 @@ def complete(population_size: PopulationSize) -> Graph:
 def torus(
     population_size: Annotated[Annotated[int, Integer(4)], FromData("population_size")], *, rows: int | None = None
 ) -> Graph:
-    """A grid whose rows and columns are rings: node r C + c lies in row r of R and column c of C.
+    """Makes a grid whose rows and columns are rings: node r C + c lies in row r of R and column c of C.
 
     Args:
       population_size: N, a product of two integers of at least 2.
@@ -294,7 +296,7 @@ def torus(
 
 @validate.named_arguments
 def hypercube(population_size: PopulationSize) -> Graph:
-    """A graph of N = 2^d nodes, which are joined if their numbers differ in one bit: degree d, diameter d.
+    """Makes a graph of N = 2^d nodes, which are joined if their numbers differ in one bit: degree d, diameter d.
 
     Args:
       population_size: N, a power of 2.
@@ -311,7 +313,9 @@ def hypercube(population_size: PopulationSize) -> Graph:
 
 @validate.named_arguments
 def exponential(population_size: PopulationSize) -> Graph:
-    """A directed graph in which node i sends to i + 1, i + 2, i + 4, ... modulo N: ceil(log2 N) arrows for each node.
+    """Makes a directed graph in which node i sends to i + 1, i + 2, i + 4, ... modulo N.
+
+    Each node has ceil(log2 N) outgoing arrows.
 
     Args:
       population_size: N.
@@ -327,7 +331,7 @@ def exponential(population_size: PopulationSize) -> Graph:
 
 
 def remove_node(graph: Graph, node: int, *, connected: bool = True) -> Graph:
-    """The graph without a node and its edges. Nodes with higher numbers move down by one.
+    """Returns the graph without a node and its edges. Nodes with higher numbers move down by one.
 
     Args:
       graph: of at least two nodes.
@@ -352,7 +356,7 @@ def remove_node(graph: Graph, node: int, *, connected: bool = True) -> Graph:
 
 
 def hears_back(graph: Graph) -> bool:
-    """Whether every node can be reached from all nodes that it reaches.
+    """Tells whether every node can be reached from all nodes that it reaches.
 
     This is true of undirected graphs, connected or not.
 
@@ -369,7 +373,7 @@ def hears_back(graph: Graph) -> bool:
 
 
 def is_connected(graph: Graph) -> bool:
-    """Whether every node can reach every other node, along the arrows of a directed graph.
+    """Tells whether every node can reach every other node, along the arrows of a directed graph.
 
     Guarantees: tests/network/test_topology.py::test_directed_connection_is_strong, ::test_points_of_failure.
     """

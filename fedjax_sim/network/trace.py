@@ -116,7 +116,7 @@ def trace(
 
 
 def _seconds(table: Table, unit: str, origin: float | str) -> Iterator[np.ndarray]:
-    """Start and end of each interval, as seconds since the origin."""
+    """Computes start and end of each interval, as seconds since the origin."""
     seconds = factor("unit", unit, {**SECONDS, DATE: 1.0})
     if isinstance(origin, str):
         validate.fail("origin", f"a number of {unit}", origin, f"If the file's times are dates: unit = {DATE!r}.")
@@ -127,7 +127,7 @@ def _seconds(table: Table, unit: str, origin: float | str) -> Iterator[np.ndarra
 
 
 def _seconds_of_dates(table: Table, origin: float | str) -> Iterator[np.ndarray]:
-    """Start and end of each interval, as seconds since the origin, from dates."""
+    """Computes start and end of each interval, as seconds since the origin, from dates."""
     if not isinstance(origin, str):
         rule = "the date at which a run begins, as a text"
         validate.fail("origin", rule, origin, f"The file's first row begins at {table.texts['start'][0]!r}.")
@@ -142,7 +142,7 @@ def _seconds_of_dates(table: Table, origin: float | str) -> Iterator[np.ndarray]
 
 
 def _date(place: str, text: str) -> datetime.datetime:
-    """A date of ISO 8601, in UTC if it names no zone."""
+    """Reads a date of ISO 8601, in UTC if it names no zone."""
     try:
         date = datetime.datetime.fromisoformat(text)
     except ValueError:
@@ -152,7 +152,7 @@ def _date(place: str, text: str) -> datetime.datetime:
 
 
 def _disjoint(owners: np.ndarray, begins: np.ndarray, ends: np.ndarray) -> np.ndarray:
-    """[intervals, 3] int32 (client, begin, end), sorted; intervals that touch are merged, and none is empty."""
+    """Merges intervals that touch: [intervals, 3] int32 (client, begin, end), sorted; none is empty."""
     merged: list[list[int]] = []
     for index in np.lexsort((begins, owners)):
         owner = int(owners[index])

@@ -74,7 +74,7 @@ class PrivacySpent:
         )
 
     def as_dict(self) -> dict[str, Any]:
-        """The fields as JSON values. An infinite epsilon is written as "inf", as in every log."""
+        """Returns the fields as JSON values. An infinite epsilon is written as "inf", as in every log."""
         fields = dataclasses.asdict(self) | {"assumptions": list(self.assumptions)}
         return fields | {"epsilon": "inf" if math.isinf(self.epsilon) else self.epsilon}
 
@@ -187,12 +187,14 @@ def round_up(number: float, digits: int = 5) -> float:
 
 
 def _table_error(mechanism: Mechanism) -> float:
-    """The total variation distance between one release's integer noise, as drawn from tables, and its exact law."""
+    """Computes the total variation distance between a release's integer noise from tables and its exact law."""
     return mechanism.detail("table_error", 0.0) * mechanism.detail("dimension", 1) * mechanism.num_slots
 
 
 def _epsilon_with_error(parts: tuple, delta: float, error: float, accountant: str) -> tuple[float, str, str]:
-    """Epsilon if the noise is off its law by `error` in total variation, which takes (1 + e^epsilon) error from delta.
+    """Computes epsilon for noise that is off its law by `error` in total variation.
+
+    The error takes (1 + e^epsilon) error from delta.
 
     Returns: (epsilon, name of the accountant, numerics).
     """
@@ -252,7 +254,10 @@ def _by_both(parts: tuple, delta: float) -> tuple[float, str, str]:
 
 
 def _unsampled(parts: tuple, delta: float) -> float:
-    """Epsilon of Gaussian mechanisms as if every release saw every unit. It is exact if every release does."""
+    """Computes epsilon of Gaussian mechanisms as if every release saw every unit.
+
+    The result is exact if every release does.
+    """
     # Gaussian mechanisms compose to one Gaussian mechanism: the squares of movement over noise add up.
     squared_shift = sum(
         count * (mechanism.moves_unsampled / mechanism.noise_multiplier) ** 2 for mechanism, count in parts
@@ -261,12 +266,12 @@ def _unsampled(parts: tuple, delta: float) -> float:
 
 
 def _has_loss(mechanism: Mechanism) -> bool:
-    """Whether a privacy loss distribution of this mechanism is known."""
+    """Tells whether a privacy loss distribution of this mechanism is known."""
     return mechanism.kind not in INTEGERS and mechanism.law != "without_replacement"
 
 
 def _too_small(parts: tuple, epsilon: float) -> bool:
-    """Whether privacy losses are so small that rounding them to their grid changes epsilon visibly."""
+    """Tells whether privacy losses are so small that rounding them to their grid changes epsilon visibly."""
     # The same choice of grid as in `_by_loss`.
     grid = next(grid for grid in GRIDS if epsilon > _FINE_ENOUGH[grid] or grid == GRIDS[-1])
     typical_losses = (mechanism.drawn_from[1] * mechanism.moves / mechanism.noise_multiplier for mechanism, _ in parts)
@@ -286,13 +291,13 @@ def _check_pld(mechanism: Mechanism) -> None:
 
 
 def _by_curve(parts: tuple, delta: float) -> tuple[float, str, str]:
-    """(epsilon, "RDP", numerics) from the sum of the Renyi curves."""
+    """Computes (epsilon, "RDP", numerics) from the sum of the Renyi curves."""
     epsilon, order = renyi.epsilon(sum(count * renyi.curve(mechanism) for mechanism, count in parts), delta)
     return epsilon, "RDP", f"Renyi divergence at order {order:g} of {renyi.ORDERS.size}"
 
 
 def _by_loss(parts: tuple, delta: float) -> tuple[float, str, str]:
-    """(epsilon, "PLD", numerics) from composed privacy loss distributions, on the coarsest grid that is fine enough."""
+    """Computes (epsilon, "PLD", numerics) from composed loss distributions, on the coarsest sufficient grid."""
     if min(_scale(*part) for part in parts) < _LEAST_NOISE:
         return math.inf, "PLD", f"below a noise multiplier of {_LEAST_NOISE:g} taken as no privacy"
     # Float64 transforms lose about 1e-17 of delta in each round, so a part of delta is reserved for them.
@@ -312,24 +317,27 @@ def _by_loss(parts: tuple, delta: float) -> tuple[float, str, str]:
 
 
 def _scale(mechanism: Mechanism, count: int) -> float:
-    """Noise over movement: of one release, or of all `count` releases together if nothing is sampled."""
+    """Computes noise over movement: of one release, or of all `count` releases together if nothing is sampled."""
     z = mechanism.noise_multiplier / mechanism.moves
     return z / math.sqrt(count) if mechanism.law == "always" else z
 
 
 def _finest(z: float) -> float:
-    """The finest allowed grid. A finer one would have too many losses, which reach up to about 10/z + 1/(2 z^2)."""
+    """Returns the finest allowed grid.
+
+    A finer grid would have too many losses, which reach up to about 10/z + 1/(2 z^2).
+    """
     return 1e-4 if z >= 0.2 else 1e-3 if z >= 0.05 else 1e-2
 
 
 def _composed(parts: tuple, grid: float) -> PrivacyLoss:
-    """The privacy loss distribution of all parts, one after the other."""
+    """Computes the privacy loss distribution of all parts, one after the other."""
     losses = [_losses_of(mechanism, grid, count) for mechanism, count in parts]
     return functools.reduce(PrivacyLoss.with_other, losses)
 
 
 def _losses_of(mechanism: Mechanism, grid: float, count: int) -> PrivacyLoss:
-    """The privacy loss distribution of `count` releases of one mechanism."""
+    """Computes the privacy loss distribution of `count` releases of one mechanism."""
     z = mechanism.noise_multiplier
     replace = mechanism.moves == 2
     # All releases together are one Gaussian mechanism, so there is nothing to repeat.

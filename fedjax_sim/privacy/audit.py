@@ -60,13 +60,13 @@ class Audit:
     with_canary: np.ndarray = dataclasses.field(repr=False, compare=False)  # [R] scores of releases with the canary
 
     def record(self) -> dict:
-        """All figures as JSON values. Numbers that are not finite become None."""
+        """Returns all figures as JSON values. Numbers that are not finite become None."""
         names = ("verdict", "reason", "claim", "claimed", "delta", "lower", "upper", "num_releases", "confidence")
         record = {name: getattr(self, name) for name in names}
         record["estimates"] = [dataclasses.asdict(value) for value in self.estimates]
 
         def plain(value):
-            """`value` with None in place of each number that is not finite, at any depth."""
+            """Returns `value` with None in place of each number that is not finite, at any depth."""
             if isinstance(value, dict):
                 return {name: plain(entry) for name, entry in value.items()}
             if isinstance(value, (list, tuple)):
@@ -76,7 +76,7 @@ class Audit:
         return plain(record)
 
     def text(self) -> str:
-        """The result as text of several lines."""
+        """Returns the result as text of several lines."""
         lines = [
             f"{self.verdict}: {self.reason}",
             f"claim: {self.claim}; epsilon {self.claimed:.4f} at delta {self.delta:g}",

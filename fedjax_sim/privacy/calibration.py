@@ -144,11 +144,14 @@ def calibrate(
 
 
 def _least_multiplier(epsilon_of: Callable[[float], float], epsilon: float) -> float:
-    """The least noise multiplier, in five digits, with `epsilon_of(multiplier) <= epsilon`; `epsilon_of` decreases."""
+    """Finds the least noise multiplier, in five digits, with `epsilon_of(multiplier) <= epsilon`.
+
+    `epsilon_of` must decrease.
+    """
     seen: dict[float, float] = {}
 
     def gap(log_multiplier: float) -> float:
-        """log of (epsilon spent / budget); positive if the noise is too small."""
+        """Computes log of (epsilon spent / budget); positive if the noise is too small."""
         spent_epsilon = seen.get(log_multiplier)
         if spent_epsilon is None:
             spent_epsilon = seen[log_multiplier] = epsilon_of(math.exp(log_multiplier))

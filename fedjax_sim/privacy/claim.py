@@ -39,7 +39,7 @@ class Claim:
         validate.one_of("scores", self.scores, (None, "gaussian", "mixture"))
 
     def epsilon(self, delta: float) -> float:
-        """The promised epsilon at `delta`. It is infinite if the profile never falls to `delta`."""
+        """Computes the promised epsilon at `delta`. It is infinite if the profile never falls to `delta`."""
         return epsilon_at(self.profile, delta)
 
     @property
@@ -65,7 +65,7 @@ class Claim:
         return np.asarray(self.profile(GRID), np.float64)
 
     def power(self, false_alarms: np.ndarray) -> np.ndarray:
-        """The most power that a test with these false alarm rates may have, rounded up by the grid of epsilons.
+        """Bounds the power of a test with these false alarm rates; rounded up by the grid of epsilons.
 
         Args:
           false_alarms: [...] rates in [0, 1].
@@ -84,7 +84,9 @@ class Claim:
 def gaussian_claim(
     noise_multiplier: Positive, *, sampling_rate: PositiveShare = 1.0, num_rounds: PositiveInt = 1
 ) -> Claim:
-    """The exact claim of the Gaussian mechanism: one round with Poisson sampling, or several rounds with every unit.
+    """Makes the exact claim of the Gaussian mechanism.
+
+    It covers one round with Poisson sampling, or several rounds with every unit.
 
     Args:
       noise_multiplier: z > 0, standard deviation of the noise over the distance that one unit moves the sum.
@@ -120,7 +122,7 @@ def gaussian_claim(
 
 @validate.named_arguments
 def accounted_claim(mechanism: Any, num_rounds: PositiveInt) -> Claim:
-    """The accountant's claim for a number of rounds of a mechanism, where `gaussian_claim` has no closed form.
+    """Makes the accountant's claim for rounds of a mechanism for which `gaussian_claim` has no closed form.
 
     Args:
       mechanism: a `Mechanism` that has a privacy loss distribution, as from `mechanism_of`.

@@ -136,7 +136,10 @@ def calibrate_report(
 
 
 def _of_members(mechanism: Mechanism, rounds: int, delta: float, accountant: str, fields: dict[str, Any]) -> list[str]:
-    """The report's lines about one client under a federation, also added to `fields`; empty without federations."""
+    """Writes the report's lines about one client under a federation; empty without federations.
+
+    The same content is added to `fields`.
+    """
     member_mechanism = mechanism.of_members()
     if member_mechanism is None:
         return []
@@ -153,11 +156,11 @@ _WHY = (
 
 
 def _as_poisson(mechanism: Mechanism) -> Mechanism:
-    """The same mechanism on a Poisson sample with the same expected cohort size."""
+    """Returns the same mechanism on a Poisson sample with the same expected cohort size."""
     sizes = {"population_size": mechanism.population_size, "cohort_size": mechanism.cohort_size}
     return written_down(noise_multiplier=mechanism.noise_multiplier, clip_norm=mechanism.clip_norm, **sizes)
 
 
 def _event(event: Any) -> str:
-    """dp-accounting's event as text."""
+    """Returns dp-accounting's event as text."""
     return "none in dp-accounting" if event is None else str(event)

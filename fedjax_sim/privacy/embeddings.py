@@ -22,7 +22,7 @@ def embedding_claim(
     trained: bool = True,
     adjacency: Literal["zero_out", "replace_one"] = "zero_out",
 ) -> Claim:
-    """The claim of a party that clips its outputs to C and adds N(0, (z C)^2) to each row before it sends them.
+    """Makes the claim of a party that clips its outputs to C and adds N(0, (z C)^2) before it sends them.
 
     The noise hides one row of the party's columns from everybody else. Let a C be the distance that this row moves the
     messages of one visit of all rows. Then the messages are mu-GDP with mu^2 = visits a^2 / z^2.

@@ -18,7 +18,9 @@ __all__ = ["label_claim"]
 def label_claim(
     epsilon: Annotated[float, Number(0, 20, open_low=True)], num_classes: Annotated[int, Integer(2)]
 ) -> Claim:
-    """The claim of `population.with_private_labels`, which hides that one example's label is replaced by another label.
+    """Makes the claim of `population.with_private_labels`, which hides the label of one example.
+
+    Neighbouring data sets differ in that label.
 
     Randomised response reports the true label with probability p = e^eps / (e^eps + K - 1), and each other label with q
     = p e^-eps. So delta(e) = max(0, p - e^e q). The claim holds for everything that is computed from the reported

@@ -31,7 +31,7 @@ class _Segment:
     stop: int
 
     def same_as(self, other: _Segment) -> bool:
-        """Whether both segments would release the same values in the rounds that they share."""
+        """Tells whether both segments would release the same values in the rounds that they share."""
         return self.mechanism == other.mechanism and self.stream == other.stream
 
     def as_dict(self) -> dict[str, Any]:
@@ -107,7 +107,7 @@ class Ledger:
         self._segments = (*self._segments, new_segment)
 
     def spent(self, through: int | None = None) -> PrivacySpent | None:
-        """The privacy that all entered rounds have spent, or all rounds before round `through`.
+        """Computes the privacy that all entered rounds have spent, or all rounds before round `through`.
 
         Returns: `PrivacySpent`; None if nothing was entered.
 
@@ -120,7 +120,7 @@ class Ledger:
         return _spent(segments, self.delta) if segments else None
 
     def of_members(self, delta: float) -> Ledger | None:
-        """The same rounds as they concern one client under a federation, at a delta of its own.
+        """Returns the same rounds as they concern one client under a federation, at a delta of its own.
 
         Returns: `Ledger`; None if the clients of some mechanism are not federations.
 
@@ -134,7 +134,7 @@ class Ledger:
         )
 
     def state(self) -> dict[str, Any]:
-        """The ledger as JSON values."""
+        """Returns the ledger as JSON values."""
         segments = [segment.as_dict() for segment in self._segments]
         return {"version": VERSION, "delta": self.delta, "segments": segments}
 
@@ -193,5 +193,8 @@ def _segment_from(fields: Any) -> _Segment:
 
 @functools.lru_cache(maxsize=64)
 def _spent(segments: tuple[_Segment, ...], delta: float) -> PrivacySpent:
-    """The privacy that segments have spent. The result is cached, because a progress line asks after every round."""
+    """Computes the privacy that segments have spent.
+
+    The result is cached, because a progress line asks after every round.
+    """
     return compose([(segment.mechanism, segment.stop - segment.start) for segment in segments], delta)

@@ -52,22 +52,25 @@ class PrivacyLoss(NamedTuple):
     halves: tuple[_Half, ...]
 
     def repeated(self, rounds: int) -> PrivacyLoss:
-        """The privacy loss of `rounds` adaptive repetitions of this mechanism."""
+        """Computes the privacy loss of `rounds` adaptive repetitions of this mechanism."""
         return self if rounds == 1 else PrivacyLoss(self.grid, tuple(_repeated(half, rounds) for half in self.halves))
 
     def with_other(self, other: PrivacyLoss) -> PrivacyLoss:
-        """The privacy loss of this mechanism followed by another one, whose losses are on the same grid."""
+        """Computes the privacy loss of this mechanism followed by another one, whose losses are on the same grid."""
         half_pairs = zip(_both(self.halves), _both(other.halves), strict=True)
         return PrivacyLoss(self.grid, tuple(_joined(first, second) for first, second in half_pairs))
 
     def epsilon(self, delta: float) -> float:
-        """The least epsilon at `delta`. It is infinite if the probability of an infinite loss is above `delta`."""
+        """Computes the least epsilon at `delta`.
+
+        It is infinite if the probability of an infinite loss is above `delta`.
+        """
         return max(_epsilon(half, self.grid, delta) for half in self.halves)
 
 
 @functools.lru_cache(maxsize=8)
 def poisson_loss(rate: float, multiplier: float, replace: bool, grid: float) -> PrivacyLoss:
-    """The privacy loss of one round of the Gaussian mechanism on a Poisson sample.
+    """Computes the privacy loss of one round of the Gaussian mechanism on a Poisson sample.
 
     Args:
       rate: q in (0, 1].
@@ -93,7 +96,9 @@ def poisson_loss(rate: float, multiplier: float, replace: bool, grid: float) -> 
 def truncated_loss(
     population_size: int, rate: float, num_slots: int, multiplier: float, replace: bool, grid: float
 ) -> PrivacyLoss:
-    """The privacy loss of one round on a Poisson sample, of which at most `num_slots` uniformly chosen units are kept.
+    """Computes the privacy loss of one round on a Poisson sample, of which at most `num_slots` units are kept.
+
+    The kept units are chosen uniformly.
 
     A unit that enters a full cohort takes another unit's slot. So with the probability of a full cohort, the sum moves
     by up to two clip norms.
@@ -123,7 +128,7 @@ def truncated_loss(
 
 
 def _gaussian_delta(loss: np.ndarray, multiplier: float) -> np.ndarray:
-    """The hockey-stick divergence of N(1, s^2) from N(0, s^2) at e^loss."""
+    """Computes the hockey-stick divergence of N(1, s^2) from N(0, s^2) at e^loss."""
     middle = 0.5 / multiplier
     shift = loss * multiplier
     # Rounding may make the difference of two nearly equal numbers negative.
@@ -131,7 +136,10 @@ def _gaussian_delta(loss: np.ndarray, multiplier: float) -> np.ndarray:
 
 
 def _unsampled(loss: np.ndarray, rate: float) -> np.ndarray:
-    """The unsampled loss that sampling turns into `loss`: log(1 + (e^loss - 1) / q), for losses above log(1 - q)."""
+    """Computes the unsampled loss that sampling turns into `loss`, for losses above log(1 - q).
+
+    It is log(1 + (e^loss - 1) / q).
+    """
     # exp(loss) overflows for large losses, so these use an expansion around loss - log(q).
     far = np.maximum(loss, 30)
     near = np.minimum(loss, 30)
@@ -140,12 +148,12 @@ def _unsampled(loss: np.ndarray, rate: float) -> np.ndarray:
 
 
 def _log_sampled(rate: float, loss: float) -> float:
-    """The sampled loss of an unsampled `loss`: log(1 - q + q e^loss)."""
+    """Computes the sampled loss of an unsampled `loss`: log(1 - q + q e^loss)."""
     return float(np.logaddexp(math.log1p(-rate) if rate < 1 else -math.inf, math.log(rate) + loss))
 
 
 def _moved(rate: float, s: float, grid: float, *, added: bool) -> _Half:
-    """The direction in which one unit is removed or `added`.
+    """Computes the direction in which one unit is removed or `added`.
 
     If a unit is removed, the loss is that of (1 - q) N(0, s^2) + q N(1, s^2) against N(0, s^2). If a unit is added, the
     two laws change places.
@@ -171,14 +179,14 @@ def _moved(rate: float, s: float, grid: float, *, added: bool) -> _Half:
 
 
 def _replaced(rate: float, s: float, grid: float, tail: float) -> _Half:
-    """The direction in which a unit is replaced.
+    """Computes the direction in which a unit is replaced.
 
     Its loss is that of (1 - q) N(0, s^2) + q N(-1, s^2) against (1 - q) N(0, s^2) + q N(1, s^2).
     """
     half_width = -s * ndtri(tail / 2)
 
     def loss_at(point):
-        """The privacy loss of the outcome `point`."""
+        """Computes the privacy loss of the outcome `point`."""
         return _log_sampled(rate, (-0.5 - point) / s**2) - _log_sampled(rate, (point - 0.5) / s**2)
 
     lower = math.floor(loss_at(half_width) / grid)
@@ -197,7 +205,7 @@ def _replaced(rate: float, s: float, grid: float, tail: float) -> _Half:
         x = s**2 * (-np.sign(loss) * arcsinh - loss / 2)
 
     def log_below(shift):
-        """log P[X <= x] of the mixture whose sampled part has mean `shift`."""
+        """Computes log P[X <= x] of the mixture whose sampled part has mean `shift`."""
         with np.errstate(divide="ignore"):
             log_unsampled_share = np.log1p(-rate) if rate < 1 else -math.inf
             return np.logaddexp(math.log(rate) + log_ndtr((x - shift) / s), log_unsampled_share + log_ndtr(x / s))
@@ -224,7 +232,7 @@ def _dotted(lower: int, delta: np.ndarray, grid: float) -> _Half:
 
 
 def _mixed(first: _Half, second: _Half, weight: float) -> _Half:
-    """The mixture of two distributions, with probability `weight` of the first."""
+    """Computes the mixture of two distributions, with probability `weight` of the first."""
     lower = min(first.lower, second.lower)
     mass = np.zeros(max(half.lower + half.mass.size for half in (first, second)) - lower)
     for half, half_weight in ((first, weight), (second, 1 - weight)):
@@ -233,7 +241,7 @@ def _mixed(first: _Half, second: _Half, weight: float) -> _Half:
 
 
 def _repeated(half: _Half, rounds: int) -> _Half:
-    """The distribution of the sum of `rounds` independent losses, by a power of the Fourier transform."""
+    """Computes the distribution of the sum of `rounds` independent losses, by a power of the Fourier transform."""
     low, high = _reach(half.mass, rounds)
     num_losses = high - low + 1
     # So long a distribution arises only if there is next to no privacy, so it counts as infinite loss.
@@ -250,7 +258,7 @@ def _repeated(half: _Half, rounds: int) -> _Half:
 
 
 def _reach(mass: np.ndarray, rounds: int) -> tuple[int, int]:
-    """Bounds on the sum of `rounds` draws, beyond which its mass is at most `_TRUNCATED`, by Chernoff's bound.
+    """Computes bounds on the sum of `rounds` draws, beyond which its mass is at most `_TRUNCATED`, by Chernoff's bound.
 
     Returns: (low, high), in places of `mass`.
     """
@@ -271,12 +279,12 @@ def _reach(mass: np.ndarray, rounds: int) -> tuple[int, int]:
 
 
 def _both(halves: tuple[_Half, ...]) -> tuple[_Half, _Half]:
-    """Both directions; a single entry stands for both."""
+    """Returns both directions; a single entry stands for both."""
     return (halves[0], halves[-1])
 
 
 def _joined(first: _Half, second: _Half) -> _Half:
-    """The distribution of the sum of two independent losses."""
+    """Computes the distribution of the sum of two independent losses."""
     mass = np.maximum(signal.fftconvolve(first.mass, second.mass), 0)
     # The sum is infinite if either loss is.
     infinite = first.infinite + second.infinite - first.infinite * second.infinite
@@ -284,7 +292,7 @@ def _joined(first: _Half, second: _Half) -> _Half:
 
 
 def _epsilon(half: _Half, grid: float, delta: float) -> float:
-    """The least epsilon >= 0 at which the hockey-stick divergence of one direction is at most `delta`."""
+    """Computes the least epsilon >= 0 at which the hockey-stick divergence of one direction is at most `delta`."""
     if half.infinite > delta:
         return math.inf
     # Losses up to 0 cost nothing at an epsilon >= 0.

@@ -178,7 +178,7 @@ class Mechanism:
         return f"{level} with all its clients"
 
     def of_members(self) -> Mechanism | None:
-        """The same mechanism as it protects one client under a federation; None if clients are not federations.
+        """Returns the same mechanism as it protects one client under a federation; None without federations.
 
         If that client is added, removed or replaced, its federation is sampled as before, and sends another message of
         at most the clip norm. So the message is replaced, and the sum moves by up to two clip norms.
@@ -201,7 +201,7 @@ class Mechanism:
         return self.population_size * (int(self.detail("num_examples", 1)) if self.unit == "record" else 1)
 
     def releases(self, rounds: int) -> int:
-        """The number of Gaussian releases in `rounds` rounds that may depend on a given unit."""
+        """Computes the number of Gaussian releases in `rounds` rounds that may depend on a given unit."""
         validate.integer("rounds", rounds, 0)
         if self.kind in CORRELATED:
             # All rounds together are one Gaussian mechanism.
@@ -215,15 +215,15 @@ class Mechanism:
         return rounds * int(self.detail("steps", 1))
 
     def detail(self, name: str, default: Any = None) -> Any:
-        """The detail `name`, or `default` if the mechanism does not have it."""
+        """Returns the detail `name`, or `default` if the mechanism does not have it."""
         return dict(self.details).get(name, default)
 
     def with_multiplier(self, noise_multiplier: float) -> Mechanism:
-        """The same mechanism with another noise multiplier."""
+        """Returns the same mechanism with another noise multiplier."""
         return dataclasses.replace(self, noise_multiplier=noise_multiplier)
 
     def as_dict(self) -> dict[str, Any]:
-        """The fields as JSON values."""
+        """Returns the fields as JSON values."""
         return {**dataclasses.asdict(self), "details": dict(self.details)}
 
     @classmethod
@@ -240,7 +240,7 @@ class Mechanism:
         return hashlib.sha256(json.dumps(self.as_dict(), sort_keys=True).encode()).hexdigest()
 
     def event(self, rounds: int):
-        """dp-accounting's event for `rounds` rounds, to check epsilon by hand; None for integer noise.
+        """Returns dp-accounting's event for `rounds` rounds, to check epsilon by hand; None for integer noise.
 
         The event is meant for `PLDAccountant`, which itself allows for the two clip norms by which a replaced unit
         moves a sum. The event of a fixed-size sample is meant for `RdpAccountant`, which does not allow for this. So
@@ -343,7 +343,7 @@ def _check_separation(mechanism: Mechanism) -> None:
 
 
 def _adjacencies(mechanism: Mechanism) -> tuple[str, ...]:
-    """The adjacencies that hold for this mechanism; the first is the default."""
+    """Returns the adjacencies that hold for this mechanism; the first is the default."""
     if mechanism.unit == "record":
         return ("zero_out", "replace_one") if mechanism.detail("sampling") == "shuffled" else ADJACENCIES
     if mechanism.detail("first") == "client" and mechanism.place == "central":
@@ -362,7 +362,7 @@ def _adjacencies(mechanism: Mechanism) -> tuple[str, ...]:
 
 
 def _why_not(mechanism: Mechanism) -> str:
-    """The reason why the mechanism's adjacency is refused, as a sentence."""
+    """Returns the reason why the mechanism's adjacency is refused, as a sentence."""
     if mechanism.unit == "record":
         return "A record more or less puts all others into other batches of an epoch. Use Poisson batches."
     if mechanism.detail("first") == "client" and mechanism.place == "central":

@@ -24,7 +24,7 @@ def one_run_epsilon(
     delta: ShareBelowOne = 1e-5,
     confidence: Annotated[float, Number(0.5, 1, open_high=True)] = 0.99,
 ) -> float:
-    """A lower bound of epsilon from guesses of which of many canaries took part in one run.
+    """Computes a lower bound of epsilon from guesses of which of many canaries took part in one run.
 
     Each of m canaries was put in or left out by its own fair coin. The auditor guessed r of the coins, and v of these
     guesses were right.
@@ -50,7 +50,7 @@ def one_run_epsilon(
     validate.integer("num_correct", num_correct, 0, num_guesses)
 
     def chance(epsilon):
-        """The most that the probability of `num_correct` right guesses may be, if the mechanism has this epsilon."""
+        """Bounds the probability of `num_correct` right guesses, for a mechanism with this epsilon."""
         success_rate = 1 / (1 + math.exp(-epsilon))
         binomial_tail = stats.binom.sf(num_correct - 1, num_guesses, success_rate)
         # delta may raise the number of right guesses. The worst way concentrates it on i values below v, for some i.
@@ -80,7 +80,7 @@ def audit_one_run(
     confidence: float = 0.99,
     guessed: Sequence[float] = (0.02, 0.05, 0.1, 0.2, 0.5, 1.0),
 ) -> Estimate:
-    """The best lower bound of epsilon from one run, over several numbers of guesses.
+    """Computes the best lower bound of epsilon from one run, over several numbers of guesses.
 
     Canaries with the highest scores are guessed in, canaries with the lowest scores are guessed out, and the others are
     not guessed.

@@ -156,7 +156,7 @@ def mechanism_of(
 
 
 def _always_sends(star: Star) -> bool:
-    """Whether at least one client surely reports in each round, so that the federation sends a message."""
+    """Tells whether at least one client surely reports in each round, so that the federation sends a message."""
     design = star.sampler.design
     aggregator = star.aggregator
     inner_federation = star.client.federation
@@ -183,7 +183,7 @@ def _check_response(design: SamplingDesign, noise: Any) -> None:
 
 
 def _details(noise: Any, dimension: int | None) -> dict[str, Any]:
-    """The details of a noise as plain numbers and strings. Norms of integer noise are computed for the dimension."""
+    """Returns the details of a noise as plain numbers and strings, with norms computed for the dimension."""
     details = noise.details
     if hasattr(details, "rounded_norm"):
         hint = "What rounding adds to an update's norm depends on it: pass dimension=d."

@@ -38,7 +38,7 @@ _ROUNDING = 2.0**-50
 
 @functools.lru_cache(maxsize=64)
 def curve(mechanism: Mechanism) -> np.ndarray | None:
-    """[orders] Renyi divergence of one release, at each order of `ORDERS`.
+    """Computes the Renyi divergence of one release at each order of `ORDERS`.
 
     Returns: an array; None if no bound is known (truncated samples, and replaced units of a Poisson sample).
 
@@ -74,13 +74,13 @@ def curve(mechanism: Mechanism) -> np.ndarray | None:
 
 
 def known(mechanism: Mechanism) -> bool:
-    """Whether `curve` has a bound for this mechanism. This is immediate, whereas `curve` may take a second."""
+    """Tells whether `curve` has a bound for this mechanism. This is immediate, whereas `curve` may take a second."""
     return mechanism.law != "truncated_poisson" and not (mechanism.law == "poisson" and mechanism.moves == 2)
 
 
 @functools.lru_cache(maxsize=64)
 def _fixed_size_curve(population_size: int, cohort_size: int, z: float) -> np.ndarray:
-    """[orders] Renyi divergence of Gaussian noise on a sample of fixed size; infinite at orders above 1024."""
+    """Computes the Renyi divergence of Gaussian noise on a sample of fixed size; infinite at orders above 1024."""
     # Larger orders take long, and give the least bound only for epsilons below 0.01.
     small_orders = ORDERS[ORDERS <= 1024]
     event = dp.SampledWithoutReplacementDpEvent(population_size, cohort_size, dp.GaussianDpEvent(z))
@@ -98,7 +98,7 @@ def epsilon(total: np.ndarray, delta: float) -> tuple[float, float]:
 def discrete_gaussian_curve(
     orders: np.ndarray, *, l2: float, l1: float, message_std: float, num_messages: int, dimension: int
 ) -> np.ndarray:
-    """The curve of a sum of `num_messages` discrete Gaussians in each of d coordinates.
+    """Computes the curve of a sum of `num_messages` discrete Gaussians in each of d coordinates.
 
     Args:
       orders: [k] orders above 1.
@@ -126,7 +126,7 @@ def discrete_gaussian_curve(
 
 
 def skellam_curve(orders: np.ndarray, *, l2: float, l1: float, variance: float) -> np.ndarray:
-    """The curve of Skellam noise with this variance in each coordinate.
+    """Computes the curve of Skellam noise with this variance in each coordinate.
 
     Args:
       orders: [k] whole orders above 1.
@@ -142,7 +142,7 @@ def skellam_curve(orders: np.ndarray, *, l2: float, l1: float, variance: float) 
 
 
 def sampled_curve(unsampled: np.ndarray, rate: float) -> np.ndarray:
-    """Divergences at whole orders on a uniform sample without replacement, from the divergences without sampling.
+    """Computes divergences at whole orders on a uniform sample without replacement.
 
     Args:
       unsampled: [A + 1] divergences; entry a is for order a. Entries 0 and 1 are not read.
@@ -173,7 +173,7 @@ def sampled_curve(unsampled: np.ndarray, rate: float) -> np.ndarray:
 
 
 def _integer_curve(mechanism: Mechanism) -> np.ndarray:
-    """[orders] Renyi divergence of integer noise; infinite at orders that are not whole, below 2 or above 512."""
+    """Computes the Renyi divergence of integer noise at whole orders from 2 to 512; infinite elsewhere."""
     moves = mechanism.moves
     num_messages = int(mechanism.detail("cohort_size"))
     lengths = {"l2": moves * mechanism.detail("l2_units"), "l1": moves * mechanism.detail("l1_units")}
@@ -199,12 +199,12 @@ def _integer_curve(mechanism: Mechanism) -> np.ndarray:
 
 
 def _log_expm1(x: float) -> float:
-    """log(e^x - 1); -inf at x <= 0."""
+    """Computes log(e^x - 1); -inf at x <= 0."""
     return x + math.log(-math.expm1(-x)) if x > 0 else -math.inf
 
 
 def _log_choose(n, k):
-    """Logarithm of the binomial coefficient n over k."""
+    """Computes the logarithm of the binomial coefficient n over k."""
     return gammaln(n + 1) - gammaln(np.asarray(k) + 1) - gammaln(n - np.asarray(k) + 1)
 
 

@@ -37,7 +37,7 @@ class Estimate:
 
 
 def gaussian_profile(epsilon: np.ndarray, mu: float) -> np.ndarray:
-    """delta(epsilon) of N(0, 1) against N(mu, 1), exactly.
+    """Computes delta(epsilon) of N(0, 1) against N(mu, 1), exactly.
 
     Args:
       epsilon: [k].
@@ -57,7 +57,7 @@ def gaussian_profile(epsilon: np.ndarray, mu: float) -> np.ndarray:
 
 
 def subsampled_profile(epsilon: np.ndarray, rate: float, mu: float) -> np.ndarray:
-    """delta(epsilon) of N(0, 1) against (1 - rate) N(0, 1) + rate N(mu, 1); the larger one of both directions.
+    """Computes delta(epsilon) of N(0, 1) against (1 - rate) N(0, 1) + rate N(mu, 1); the larger one of both directions.
 
     The likelihood ratio rises with the score. So the best tests are thresholds (Neyman and Pearson), which have a
     closed form.
@@ -87,7 +87,7 @@ def subsampled_profile(epsilon: np.ndarray, rate: float, mu: float) -> np.ndarra
 
 
 def epsilon_at(profile: Callable, delta: float) -> float:
-    """The least epsilon with profile(epsilon) <= delta; infinite beyond 700.
+    """Computes the least epsilon with profile(epsilon) <= delta; infinite beyond 700.
 
     Args:
       profile: (epsilons [k]) -> deltas [k], decreasing.
@@ -112,7 +112,7 @@ def epsilon_at(profile: Callable, delta: float) -> float:
 
 
 def clopper_pearson(count: np.ndarray, number: int, error: float) -> tuple[np.ndarray, np.ndarray]:
-    """Lower and upper bounds of a rate, each wrong with probability at most `error`.
+    """Computes lower and upper bounds of a rate, each wrong with probability at most `error`.
 
     Args:
       count: [...] events that were counted.
@@ -130,7 +130,7 @@ def clopper_pearson(count: np.ndarray, number: int, error: float) -> tuple[np.nd
 
 
 def _alarms(samples: Sequence[np.ndarray], thresholds: np.ndarray) -> np.ndarray:
-    """[4, k, 2] counts of false and true alarms, of four kinds of tests at thresholds [k].
+    """Counts false and true alarms, [4, k, 2], of four kinds of tests at thresholds [k].
 
     An alarm is raised by the scores above the threshold, or by the other scores. It stands for the presence of the
     canary, or for its absence.
@@ -154,7 +154,7 @@ def _halves(without: np.ndarray, with_canary: np.ndarray):
 
 
 def _lower_epsilon(alarms: np.ndarray, numbers: Sequence[int], delta: float, error: float) -> np.ndarray:
-    """Lower bounds [...] of epsilon from counts of false and true alarms [..., 2]."""
+    """Computes lower bounds [...] of epsilon from counts of false and true alarms [..., 2]."""
     false_alarm_rate = clopper_pearson(alarms[..., 0], numbers[0], error / 2)[1]
     power = clopper_pearson(alarms[..., 1], numbers[1], error / 2)[0]
     # (epsilon, delta)-DP means power <= e^epsilon (false alarm rate) + delta.
@@ -162,7 +162,7 @@ def _lower_epsilon(alarms: np.ndarray, numbers: Sequence[int], delta: float, err
 
 
 def best_threshold(without: np.ndarray, with_canary: np.ndarray, *, delta: float, error: float) -> Estimate:
-    """A lower bound of epsilon from a single threshold, chosen on one half of the releases and counted on the other.
+    """Bounds epsilon from below by a threshold that one half of the releases chooses and the other half tests.
 
     Args:
       without, with_canary: [R] scores.
@@ -189,7 +189,9 @@ def best_threshold(without: np.ndarray, with_canary: np.ndarray, *, delta: float
 
 
 def power_excess(without, with_canary, power: Callable, *, error: float) -> tuple[float, tuple[float, float, float]]:
-    """The least by which a test's power exceeds the power that the claim allows. If it is positive, the claim is false.
+    """Bounds from below by how much a test's power exceeds the power that the claim allows.
+
+    If the bound is positive, the claim is false.
 
     Args:
       without, with_canary: [R] scores.
@@ -214,7 +216,9 @@ def power_excess(without, with_canary, power: Callable, *, error: float) -> tupl
 def parametric(
     without: np.ndarray, with_canary: np.ndarray, *, delta: float, error: float, law: str = "mixture"
 ) -> Estimate | None:
-    """Both bounds of epsilon if scores are Gaussian, or a mixture of Gaussians as the canary takes part at times.
+    """Bounds epsilon from both sides if scores are Gaussian, or a mixture of two Gaussians.
+
+    A mixture arises if the canary takes part in some of the releases only.
 
     Args:
       without, with_canary: [R] scores.
@@ -232,7 +236,7 @@ def parametric(
 
 
 def _gaussian(without, with_canary, delta, error) -> Estimate | None:
-    """The interval of epsilon for Gaussian scores with a common variance; None if a test of fit refutes them."""
+    """Computes the interval of epsilon for Gaussian scores with a common variance; None if they are refuted."""
     from scipy import special, stats
 
     samples = (without, with_canary)
@@ -268,7 +272,9 @@ def _gaussian(without, with_canary, delta, error) -> Estimate | None:
 
 
 def _mixture(without, with_canary, delta, error) -> Estimate | None:
-    """The interval of epsilon for a mixture: maximum likelihood on binned scores, with an interval by the delta method.
+    """Computes the interval of epsilon for a mixture, by maximum likelihood on binned scores.
+
+    The interval follows from the delta method.
 
     The variance of the parameters is the inverse curvature of the likelihood.
     """
@@ -286,13 +292,13 @@ def _mixture(without, with_canary, delta, error) -> Estimate | None:
     counts = [np.histogram(scores, edges)[0] for scores in samples]
 
     def cells(values):
-        """Probabilities of the cells, without the canary and with it."""
+        """Computes the probabilities of the cells, without the canary and with it."""
         shift, scale, rate, mu = values
         plain, moved = (np.diff(special.ndtr((edges - shift) / math.exp(scale) - scores)) for scores in (0.0, mu))
         return plain, (1 - rate) * plain + rate * moved
 
     def loss(values):
-        """Negative log-likelihood of the binned scores; infinite for a rate outside of (0, 1)."""
+        """Computes the negative log-likelihood of the binned scores; infinite for a rate outside of (0, 1)."""
         if not 0 < values[2] < 1:
             return math.inf
         return -sum(
@@ -331,7 +337,7 @@ def _mixture(without, with_canary, delta, error) -> Estimate | None:
         return None
 
     def epsilon(values):
-        """epsilon at `delta` of the mixture with these parameters."""
+        """Computes epsilon at `delta` of the mixture with these parameters."""
         return epsilon_at(functools.partial(subsampled_profile, rate=values[2], mu=abs(values[3])), delta)
 
     # Delta method: the variance of epsilon is slope' covariance slope.
@@ -346,5 +352,5 @@ def _mixture(without, with_canary, delta, error) -> Estimate | None:
 
 
 def _second(loss: Callable, at: np.ndarray, a: np.ndarray, b: np.ndarray) -> float:
-    """Mixed second difference of `loss` along the steps `a` and `b`."""
+    """Computes the mixed second difference of `loss` along the steps `a` and `b`."""
     return (loss(at + a + b) - loss(at + a - b) - loss(at - a + b) + loss(at - a - b)) / 4

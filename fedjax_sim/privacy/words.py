@@ -57,7 +57,7 @@ def describe_rate(made: Mechanism) -> str:
 
 
 def assumptions(mechanism: Mechanism, delta: float) -> tuple[str, ...]:
-    """The assumptions that an epsilon of this mechanism relies on, one sentence each.
+    """States the assumptions that an epsilon of this mechanism relies on, one sentence each.
 
     Args:
       mechanism: a `Mechanism`.
@@ -190,7 +190,7 @@ def explain(subject: Any) -> str:
 
 
 def _meaning(spent: Any) -> str:
-    """The meaning of (epsilon, delta) in a sentence."""
+    """States the meaning of (epsilon, delta) in a sentence."""
     if math.isinf(spent.epsilon):
         return "There is no guarantee at all."
     # e^700 is near the largest float64.

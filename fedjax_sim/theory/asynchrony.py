@@ -20,7 +20,9 @@ MOST_GAPS = 10_000_000  # number of staleness values that are summed at most
 
 
 def fedasync_contraction(hessian: Any, delay: int, *, mixing_rate: float, step_size: float) -> float:
-    """The factor by which an arrival shrinks FedAsync's error in the long run, if all models are `delay` versions old.
+    """Computes the factor by which an arrival shrinks FedAsync's error in the long run.
+
+    All models are `delay` versions old.
 
     With one local step of size eta, the recursion is w_{t+1} = (1 - alpha) w_t + alpha (1 - eta h) w_{t-tau}. The
     factor is the largest root of lambda^(tau+1) - (1 - alpha) lambda^tau - alpha (1 - eta h), over the eigenvalues h of
@@ -54,7 +56,7 @@ def fedasync_contraction(hessian: Any, delay: int, *, mixing_rate: float, step_s
 
 
 def fedasync_floor(hessian: Any, delay: int, *, mixing_rate: float, step_size: float, noise: float = 1.0) -> float:
-    """The error floor of FedAsync, E|w - w*|^2 in the long run, if all models are `delay` versions old.
+    """Computes the error floor of FedAsync, E|w - w*|^2 in the long run, if all models are `delay` versions old.
 
     The floor is exact on a quadratic.
 
@@ -107,7 +109,9 @@ def arrival_weights(
     step_size: NonNegative = 0.0,
     curvature: Positive = 1.0,
 ) -> np.ndarray:
-    """The weight that each client's optimum has in the limit of an asynchronous server, if clients differ in speed.
+    """Computes each client's weight in the limit of an asynchronous server, if clients differ in speed.
+
+    The server converges to the mean of the clients' optima with these weights.
 
     All N clients are in flight, and each is sent the new version as soon as it arrives. Times are exponential. So the
     next arrival is client i with probability p_i = rate_i / sum, whatever came before, and its staleness is geometric:
@@ -146,7 +150,7 @@ def arrival_weights(
 
 
 def _mean_factor(share: float, staleness: Callable | None) -> float:
-    """The mean of s(g) for a geometric g, P(g) = p (1 - p)^g."""
+    """Computes the mean of s(g) for a geometric g, P(g) = p (1 - p)^g."""
     if staleness is None or share == 1:
         return 1.0 if staleness is None else float(np.asarray(staleness(np.zeros(1, np.int32)), np.float64)[0])
     # P(g >= n) = (1 - p)^n, so this many values leave out a probability of NEGLIGIBLE.

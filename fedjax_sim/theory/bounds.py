@@ -40,7 +40,7 @@ class ProximalDrift:
 def proximal_drift(
     hessians: Any, centers: Any, shares: Any = None, *, anchor: Any, proximal_weight: NonNegative
 ) -> ProximalDrift:
-    """FedProx's client drift and its bound, |w_i* - w_bar*| <= G / (mu + lambda).
+    """Computes FedProx's client drift and its bound, |w_i* - w_bar*| <= G / (mu + lambda).
 
     The drift is measured from w_bar*, the minimum of F + (lambda / 2) |w - w_t|^2. The dissimilarity G is taken at
     w_bar* too, not at the minimum of F. Proof: phi_i = f_i + (lambda / 2)|w - w_t|^2 is (mu + lambda)-strongly convex,
@@ -93,7 +93,7 @@ def fedprox_descent(
     inexactness: Share = 0.0,
     negative_curvature: NonNegative = 0.0,
 ) -> float:
-    """rho of E F(w_next) <= F(w) - rho |grad F(w)|^2 for FedProx. If rho > 0, descent is guaranteed.
+    """Computes rho of E F(w_next) <= F(w) - rho |grad F(w)|^2 for FedProx. If rho > 0, descent is guaranteed.
 
     rho = 1/mu - gamma B/mu - B (1 + gamma) sqrt(2) / (mu' sqrt(K)) - L B (1 + gamma) / (mu' mu)
     - L (1 + gamma)^2 B^2 / (2 mu'^2) - L B^2 (1 + gamma)^2 (2 sqrt(2 K) + 2) / (mu'^2 K)
@@ -199,11 +199,13 @@ class FedAvgBound:
         return finite_population_correction * 4 * self.num_steps**2 * self.gradient_bound / self.cohort_size
 
     def step_size(self, step: Any) -> Any:
-        """eta_t = 2 / (mu (gamma + t)) of local step t = 0, 1, ..., which counts over all rounds."""
+        """Computes eta_t = 2 / (mu (gamma + t)) of local step t = 0, 1, ..., which counts over all rounds."""
         return 2 / (self.strong_convexity * (self.delay + np.asarray(step, np.float64)))
 
     def excess_loss(self, num_steps: Any, start: float) -> Any:
-        """The most that E F(w_T) - F* can be: kappa / (gamma + T - 1) (2 (B + C) / mu + mu gamma / 2 |w_1 - w*|^2).
+        """Computes the bound on E F(w_T) - F*.
+
+        It is kappa / (gamma + T - 1) (2 (B + C) / mu + mu gamma / 2 |w_1 - w*|^2).
 
         Args:
           num_steps: T >= 1, the number of local steps in all rounds, a multiple of E; may be an array.
@@ -234,7 +236,7 @@ def fedavg_bound(
     cohort_size: int | None = None,
     scheme: str = "full",
 ) -> FedAvgBound:
-    """Li et al.'s constants for quadratic clients.
+    """Computes Li et al.'s constants for quadratic clients.
 
     Gradients of quadratics are unbounded. So G^2 holds only in a ball around w*, and every local model must stay inside
     of the ball.

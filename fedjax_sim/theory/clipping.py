@@ -28,7 +28,7 @@ class ClippedMean:
 
 
 def _checked_updates(updates: Any, cohort_size: Any) -> np.ndarray:
-    """The updates as float64 [N, d]; raises for other shapes and for numbers that are not finite."""
+    """Checks the updates and returns them as float64 [N, d]."""
     updates = np.asarray(updates, np.float64)
     updates = updates[:, None] if updates.ndim == 1 else updates
     if updates.ndim != 2 or not updates.size or not np.isfinite(updates).all():
@@ -41,7 +41,9 @@ def _checked_updates(updates: Any, cohort_size: Any) -> np.ndarray:
 def clipped_mean_error(
     updates: Any, *, clip_norm: Positive, noise_multiplier: NonNegative, cohort_size: int
 ) -> ClippedMean:
-    """The error of a cohort's mean of updates that are clipped to norm C, with noise of standard deviation z C / m.
+    """Computes the error of a cohort's noisy mean of updates that are clipped to norm C.
+
+    The noise has the standard deviation z C / m.
 
     Args:
       updates: [N, d] updates of all clients (or [N]).
@@ -76,7 +78,7 @@ def clipped_mean_error(
 
 @validate.named_arguments
 def best_clip_norm(updates: Any, *, noise_multiplier: Positive, cohort_size: int) -> float:
-    """The clip norm with the least total error, to a relative 1e-4.
+    """Finds the clip norm with the least total error, to a relative 1e-4.
 
     A grid of 200 clip norms is searched first, and golden sections refine the best of them.
 

@@ -46,7 +46,7 @@ class Coefficients:
         return self.mean**2 + self.diagonal + self.scales @ self.modes**2
 
     def spread(self, values: np.ndarray, others: np.ndarray) -> np.ndarray:
-        """The sum over i and j of Cov(c)_ij values_i others_j^T.
+        """Computes the sum over i and j of Cov(c)_ij values_i others_j^T.
 
         Args:
           values: [N, A] flattened rows.
@@ -59,12 +59,12 @@ class Coefficients:
 
 
 def _covariance(mean: np.ndarray, second: np.ndarray, pair: float, exact: bool = True) -> Coefficients:
-    """Moments with E c_i^2 = second_i and E c_i c_j = pair mean_i mean_j for i != j."""
+    """Computes moments with E c_i^2 = second_i and E c_i c_j = pair mean_i mean_j for i != j."""
     return Coefficients(mean, second - pair * mean**2, mean[None], np.array([pair - 1.0]), exact)
 
 
 def _fixed(design: SamplingDesign, shares: np.ndarray) -> Coefficients:
-    """Exact moments of c_i = p_i Z_i / E Z_i, whose denominator does not depend on the cohort."""
+    """Computes exact moments of c_i = p_i Z_i / E Z_i, whose denominator does not depend on the cohort."""
     num_clients = len(shares)
     if design.replacement:
         draw_probabilities = (
@@ -86,7 +86,7 @@ def _fixed(design: SamplingDesign, shares: np.ndarray) -> Coefficients:
 
 
 def _equal(design: SamplingDesign, size: int) -> Coefficients:
-    """Moments of the plain mean over K > 0 reports. If nobody reports, all weights are zero."""
+    """Computes moments of the plain mean over K > 0 reports. If nobody reports, all weights are zero."""
     counts, probabilities = report_counts(design)
     has_reports = counts > 0
     counts = counts[has_reports]
@@ -98,7 +98,7 @@ def _equal(design: SamplingDesign, size: int) -> Coefficients:
 
 
 def _enumerated(design: SamplingDesign, shares: np.ndarray) -> Coefficients:
-    """Exact moments of the ratio c_i = p_i Z_i / sum_j p_j Z_j, summed over all cohorts."""
+    """Computes exact moments of the ratio c_i = p_i Z_i / sum_j p_j Z_j, summed over all cohorts."""
     mean = np.zeros(len(shares))
     second = np.zeros((len(shares), len(shares)))
     for probabilities, counts in enumerate_cohorts(design):
@@ -112,7 +112,7 @@ def _enumerated(design: SamplingDesign, shares: np.ndarray) -> Coefficients:
 
 
 def _linearised(design: SamplingDesign, shares: np.ndarray) -> Coefficients:
-    """Moments of the ratio c = x / sum x to leading order, for designs with too many cohorts to enumerate.
+    """Computes moments of the ratio c = x / sum x to leading order, for designs with too many cohorts to enumerate.
 
     With s = E x / sum E x: Cov c = (I - s 1^T) Cov x (I - 1 s^T), and E c = s - (I - s 1^T) Cov x 1. The expansion is
     taken given the number of reports, if all clients are alike. c = 0 if nobody reports.
@@ -148,7 +148,7 @@ def _linearised(design: SamplingDesign, shares: np.ndarray) -> Coefficients:
 def cohort_coefficients(
     design: SamplingDesign | None, shares: np.ndarray, *, denominator: str | float = "fixed"
 ) -> Coefficients:
-    """The moments of the clients' weights c_i under a sampling design.
+    """Computes the moments of the clients' weights c_i under a sampling design.
 
     Args:
       design: a sampler's `SamplingDesign`; None = all clients in every round.

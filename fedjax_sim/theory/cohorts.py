@@ -42,7 +42,7 @@ def check_design(design: SamplingDesign) -> None:
 
 
 def _binomial(trials: int, rate: float) -> tuple[np.ndarray, np.ndarray]:
-    """Counts and probabilities of a binomial law, without tails whose mass is below 1e-16."""
+    """Computes counts and probabilities of a binomial law, without tails whose mass is below 1e-16."""
     from scipy import stats
 
     half_width = 12 * math.sqrt(trials * rate * (1 - rate)) + 40
@@ -53,7 +53,7 @@ def _binomial(trials: int, rate: float) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _thinned(counts: np.ndarray, probabilities: np.ndarray, rate: float) -> tuple[np.ndarray, np.ndarray]:
-    """The law of K after each of the K reports is kept with probability `rate`."""
+    """Computes the law of K after each of the K reports is kept with probability `rate`."""
     if rate == 1:
         return counts, probabilities
     masses = np.zeros(int(counts.max()) + 1)
@@ -66,7 +66,7 @@ def _thinned(counts: np.ndarray, probabilities: np.ndarray, rate: float) -> tupl
 
 
 def _limited(counts: np.ndarray, probabilities: np.ndarray, limit: int) -> tuple[np.ndarray, np.ndarray]:
-    """The law of min(K, limit)."""
+    """Computes the law of min(K, limit)."""
     is_below = counts < limit
     if is_below.all():
         return counts, probabilities
@@ -74,7 +74,7 @@ def _limited(counts: np.ndarray, probabilities: np.ndarray, limit: int) -> tuple
 
 
 def report_counts(design: SamplingDesign) -> tuple[np.ndarray, np.ndarray]:
-    """The law of K, the number of slots that report in a round, for a design without replacement.
+    """Computes the law of K, the number of slots that report in a round, for a design without replacement.
 
     For cyclic schemes it is the law of a round at a random moment.
 
@@ -117,7 +117,7 @@ def report_counts(design: SamplingDesign) -> tuple[np.ndarray, np.ndarray]:
 
 
 def joint_inclusion_probability(design: SamplingDesign) -> float:
-    """pi_ij: the probability that two given clients, i != j, both report in a round.
+    """Computes pi_ij: the probability that two given clients, i != j, both report in a round.
 
     For uniform cohorts without replacement it is m (m - 1) / (N (N - 1)). So the covariance of the indicators is pi_ij
     - pi^2 < 0.
@@ -151,7 +151,7 @@ def joint_inclusion_probability(design: SamplingDesign) -> float:
 
 
 def blocks(design: SamplingDesign) -> tuple[np.ndarray, int]:
-    """The blocks of clients from which cohorts are drawn: the windows of a cyclic order.
+    """Returns the blocks of clients from which cohorts are drawn: the windows of a cyclic order.
 
     Returns: ([k] starts, number of clients in each window). Other schemes have a single block: [0], N.
 
@@ -167,7 +167,7 @@ def blocks(design: SamplingDesign) -> tuple[np.ndarray, int]:
 
 
 def num_cohorts(design: SamplingDesign) -> int:
-    """The number of cohorts that `enumerate_cohorts` would list; 2^62 stands for more than any limit.
+    """Counts the cohorts that `enumerate_cohorts` would list; 2^62 stands for more than any limit.
 
     >>> num_cohorts(SamplingDesign(scheme="poisson", population_size=10, cohort_size=1, num_slots=10))
     1024
@@ -212,7 +212,7 @@ def enumerate_cohorts(design: SamplingDesign, *, limit: int = MAX_COHORTS) -> It
 
 
 def _batches(choices: Iterator[tuple[int, ...]], width: int, num_clients: int) -> Iterator[np.ndarray]:
-    """Batches [s, size] of the number of times that each client occurs in each choice of `width` clients."""
+    """Yields batches [s, size] of the number of times that each client occurs in each choice."""
     while rows := list(itertools.islice(choices, max(1, _BATCH // (num_clients + width)))):
         counts = np.zeros((len(rows), num_clients))
         # `np.add.at` counts a client twice if a choice contains the client twice; plain indexing would not.
@@ -221,7 +221,7 @@ def _batches(choices: Iterator[tuple[int, ...]], width: int, num_clients: int) -
 
 
 def _subsets(design: SamplingDesign) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """The cohorts of a design without replacement: all subsets of each block, of each possible size."""
+    """Yields the cohorts of a design without replacement: all subsets of each block, of each possible size."""
     starts, block_size = blocks(design)
     for start in starts.tolist():
         ids = [(start + offset) % design.population_size for offset in range(block_size)]
@@ -232,7 +232,7 @@ def _subsets(design: SamplingDesign) -> Iterator[tuple[np.ndarray, np.ndarray]]:
 
 
 def _draws(design: SamplingDesign) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """The cohorts of a design with replacement: multisets under the multinomial law.
+    """Yields the cohorts of a design with replacement: multisets under the multinomial law.
 
     A client that drops out does so in all of its slots.
     """

@@ -22,7 +22,7 @@ __all__ = [
 
 
 def best_constant(least: float, most: float) -> float:
-    """gamma* = 2 / (lambda_2 + lambda_N), the constant with which the mixing matrix I - gamma L contracts fastest.
+    """Computes gamma* = 2 / (lambda_2 + lambda_N), with which the matrix I - gamma L contracts fastest.
 
     Args:
       least: lambda_2 >= 0, the smallest nonzero eigenvalue of the graph Laplacian L.
@@ -36,7 +36,9 @@ def best_constant(least: float, most: float) -> float:
 
 
 def best_contraction(least: float, most: float) -> float:
-    """rho* = (lambda_N - lambda_2) / (lambda_N + lambda_2), the least factor by which a round shrinks the disagreement.
+    """Computes the least factor by which a round can shrink the disagreement of nodes.
+
+    It is rho* = (lambda_N - lambda_2) / (lambda_N + lambda_2).
 
     lambda_2 alone does not determine rho*. A star has lambda_2 = 1 for every N, and rho* = (N - 1) / (N + 1).
 
@@ -58,7 +60,7 @@ def _check_extremes(least: float, most: float) -> None:
 
 
 def consensus_error(eigenvalues: Any, rounds: Any, *, spread: float = 1.0) -> np.ndarray:
-    """The expected mean squared distance of nodes from their mean after some rounds.
+    """Computes the expected mean squared distance of nodes from their mean after some rounds.
 
     Nodes start independent and identically distributed.
 
@@ -92,7 +94,7 @@ def consensus_error(eigenvalues: Any, rounds: Any, *, spread: float = 1.0) -> np
 
 @validate.named_arguments
 def mixing_rounds(eigenvalues: Any, factor: PositiveShare) -> int:
-    """The least number of rounds after which `consensus_error` is at most `factor` times its value at the start.
+    """Finds the least number of rounds after which `consensus_error` is at most `factor` times its start.
 
     Args:
       eigenvalues: as in `consensus_error`.
@@ -122,7 +124,9 @@ def mixing_rounds(eigenvalues: Any, factor: PositiveShare) -> int:
 
 
 def dgd_fixed_point(matrix: Any, curvatures: Any, centers: Any, learning_rate: float) -> np.ndarray:
-    """The models [N] to which DGD, x <- W x - rate H (x - c), converges, for nodes with f_i(x) = h_i (x - c_i)^2 / 2.
+    """Computes the models [N] to which DGD, x <- W x - rate H (x - c), converges.
+
+    Node i has the objective f_i(x) = h_i (x - c_i)^2 / 2.
 
     The fixed point solves (I - W + rate H) x = rate H c. It minimises rate sum_i f_i + x^T (I - W) x / 2, so it lies
     within O(rate) of the optimum.
@@ -185,7 +189,7 @@ class GossipFloor(NamedTuple):
 def dpsgd_floor(
     eigenvalues: Any, vectors: Any, centers: Any, *, learning_rate: float, curvature: float, noise: float
 ) -> GossipFloor:
-    """The error floor of D-PSGD, x <- W x - rate (h (x - c) + noise), for nodes with equal curvature; exact.
+    """Computes the error floor of D-PSGD, x <- W x - rate (h (x - c) + noise), for nodes with equal curvature; exact.
 
     In the basis of W's eigenvectors each mode is a scalar recursion with factor lambda_k - rate h. Noise leaves the
     variance rate^2 sigma^2 / (1 - (lambda_k - rate h)^2) in the mode. The centers' component c_k in the mode shifts it
@@ -240,7 +244,9 @@ def dpsgd_floor(
 
 
 def agreed_weights(matrix: Any) -> np.ndarray:
-    """The weight of each node in the value on which nodes agree: the left eigenvector of W's eigenvalue 1, with sum 1.
+    """Computes the weight of each node in the value on which nodes agree.
+
+    The weights are the left eigenvector of W's eigenvalue 1, with sum 1.
 
     All weights are 1 / N if the columns of W sum to 1 too. Otherwise nodes to which others listen more have larger
     weights. Under push-sum all nodes have equal weights.

@@ -34,7 +34,7 @@ __all__ = [
 def fedavg_fixed_point(
     hessians: Any, centers: Any, shares: Any = None, *, num_steps: Any, step_size: float
 ) -> np.ndarray:
-    """The fixed point of FedAvg with K full-batch local steps: w = (sum p_i M_i)^-1 sum p_i M_i a_i.
+    """Computes the fixed point of FedAvg with K full-batch local steps: w = (sum p_i M_i)^-1 sum p_i M_i a_i.
 
     M_i = I - (I - eta H_i)^K_i. For one step the fixed point is the optimum. As K grows it tends to the average of the
     centers. For unequal K_i it is near the optimum of another objective, see `effective_shares`.
@@ -62,7 +62,9 @@ def fedavg_fixed_point(
 
 
 def fedavg_contraction(hessians: Any, centers: Any, shares: Any = None, *, num_steps: Any, step_size: float) -> float:
-    """The factor by which a FedAvg round shortens the distance to its fixed point: rho(sum p_i (I - eta H_i)^K_i).
+    """Computes the factor by which a FedAvg round shortens the distance to its fixed point.
+
+    It is rho(sum p_i (I - eta H_i)^K_i).
 
     Args:
       hessians, centers, shares, num_steps, step_size: as in `fedavg_fixed_point`.
@@ -82,7 +84,9 @@ def fedavg_contraction(hessians: Any, centers: Any, shares: Any = None, *, num_s
 def fednova_fixed_point(
     hessians: Any, centers: Any, shares: Any = None, *, num_steps: Any, step_size: float
 ) -> np.ndarray:
-    """FedNova's fixed point: FedAvg's, with M_i / K_i in place of M_i. It is the optimum only in the limit eta K -> 0.
+    """Computes FedNova's fixed point, which is FedAvg's with M_i / K_i in place of M_i.
+
+    It is the optimum only in the limit eta K -> 0.
 
     Normalised averaging removes the shift that unequal K_i cause, but not the drift of several local steps. For
     example, with curvature 1, a = (0, 1) and K = (1, 10), the fixed point is 0.394 for eta = 0.1 and tends to 0.5 as
@@ -112,7 +116,7 @@ def fednova_fixed_point(
 def _proximal_progress(
     hessians: np.ndarray, proximal_weight: float, num_steps: Any = None, step_size: float | None = None
 ) -> np.ndarray:
-    """[N, d, d] the share of the way to its center that a client covers.
+    """Returns [N, d, d] the share of the way to its center that a client covers.
 
     It is (H_i + lambda I)^-1 H_i for exact local solves (`num_steps` None), and M_i for K steps.
     """
@@ -137,7 +141,7 @@ def fedprox_fixed_point(
     num_steps: Any = None,
     step_size: float | None = None,
 ) -> np.ndarray:
-    """FedProx's fixed point: w = (sum p_i P_i)^-1 sum p_i P_i a_i, with P_i = (H_i + lambda I)^-1 H_i.
+    """Computes FedProx's fixed point: w = (sum p_i P_i)^-1 sum p_i P_i a_i, with P_i = (H_i + lambda I)^-1 H_i.
 
     Args:
       hessians, centers, shares: see `theory.quadratic`.
@@ -169,7 +173,7 @@ def fedprox_contraction(
     num_steps: Any = None,
     step_size: float | None = None,
 ) -> float:
-    """The factor by which a FedProx round shortens the distance to its fixed point: rho(I - sum p_i P_i).
+    """Computes the factor by which a FedProx round shortens the distance to its fixed point: rho(I - sum p_i P_i).
 
     With exact local solves it is rho(sum p_i lambda (H_i + lambda I)^-1).
 
@@ -190,7 +194,7 @@ def fedprox_contraction(
 
 @validate.named_arguments
 def proximal_solution(hessian: Any, linear: Any, anchor: Any, *, proximal_weight: NonNegative) -> np.ndarray:
-    """The minimum of 1/2 w^T H w - g^T w + lambda/2 |w - w_t|^2: (H + lambda I)^-1 (g + lambda w_t).
+    """Computes the minimum of 1/2 w^T H w - g^T w + lambda/2 |w - w_t|^2: (H + lambda I)^-1 (g + lambda w_t).
 
     Args:
       hessian: [d, d] H, symmetric.
@@ -213,7 +217,7 @@ def proximal_solution(hessian: Any, linear: Any, anchor: Any, *, proximal_weight
 
 @validate.named_arguments
 def proximal_curvature(hessian: Any, *, proximal_weight: NonNegative) -> tuple[float, float]:
-    """(mu + lambda, L + lambda): the least and the largest curvature of FedProx's local objective.
+    """Computes (mu + lambda, L + lambda): the least and the largest curvature of FedProx's local objective.
 
     Args:
       hessian: a number or [d, d], symmetric.

@@ -43,7 +43,7 @@ class QuadraticDrift:
 def quadratic_drift(
     hessians: Any, centers: Any, shares: Any = None, *, point: Any, num_steps: Any, step_size: float
 ) -> QuadraticDrift:
-    """The drift of FedAvg's clients from `point`, its parts and its leading term, in closed form.
+    """Computes the drift of FedAvg's clients from `point`, its parts and its leading term, in closed form.
 
     Args:
       hessians, centers, shares: see `theory.quadratic`.

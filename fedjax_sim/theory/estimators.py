@@ -81,7 +81,7 @@ def design_variance(
     denominator: Positive | None = None,
     method: Literal["auto", "exact", "leading order"] = "auto",
 ) -> DesignVariance:
-    """Mean, bias and variance of one round's aggregate under a sampling design and an aggregator.
+    """Computes mean, bias and variance of one round's aggregate under a sampling design and an aggregator.
 
     Args:
       design: `sampler.design`, including its dropout and over-invitation.
@@ -169,7 +169,7 @@ def design_variance(
 
 
 def _from_moments(design, moments, weights, estimator, denominator, counts, method) -> DesignVariance:
-    """The result from sums over clients, which suffice if the design treats all clients alike."""
+    """Computes the result from sums over clients, which suffice if the design treats all clients alike."""
     if weights is not None or moments.count != design.population_size or np.ndim(moments.weighted_sum) != 1:
         rule = f"Moments of the {design.population_size} clients, taken with their weights, and weights=None"
         validate.fail("values", rule, (moments.count, weights))
@@ -188,7 +188,7 @@ def _from_moments(design, moments, weights, estimator, denominator, counts, meth
 
 
 def _factor(aggregator: str, design: SamplingDesign, weight: float, denominator: float | None) -> float | None:
-    """The factor of sum c_i n_i u_i in the aggregate; None if the sum is divided by sum c_i n_i."""
+    """Computes the factor of sum c_i n_i u_i in the aggregate; None if the sum is divided by sum c_i n_i."""
     if aggregator == "mean":
         return None
     if aggregator == "fixed_mean":
@@ -204,7 +204,7 @@ def _factor(aggregator: str, design: SamplingDesign, weight: float, denominator:
 
 
 def _draw_probabilities(design: SamplingDesign, weights: np.ndarray) -> np.ndarray:
-    """[N] the probabilities of one draw; 1 for a client with neither probability nor weight, to divide by."""
+    """Returns [N] the probabilities of one draw; 1 for a client with neither probability nor weight, to divide by."""
     if design.draw_probabilities is None:
         return np.full(len(weights), 1 / len(weights))
     if (weights[design.draw_probabilities == 0] > 0).any():
@@ -213,7 +213,7 @@ def _draw_probabilities(design: SamplingDesign, weights: np.ndarray) -> np.ndarr
 
 
 def _draw_moments(design: SamplingDesign) -> tuple[np.ndarray, np.ndarray]:
-    """[N] p and p^2 of a design with replacement."""
+    """Returns [N] p and p^2 of a design with replacement."""
     num_clients = design.population_size
     draw_probabilities = (
         np.full(num_clients, 1 / num_clients) if design.draw_probabilities is None else design.draw_probabilities
@@ -222,7 +222,7 @@ def _draw_moments(design: SamplingDesign) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _closed_form(design, sums, rows, weights, factor, counts, target, origin) -> DesignVariance:
-    """The closed form, or the first order for ratios with unequal weights.
+    """Computes the closed form, or the first order for ratios with unequal weights.
 
     Args:
       sums: `Moments` of all clients about `origin`; with replacement a pair, with multipliers p and p^2.
@@ -260,7 +260,10 @@ def _closed_form(design, sums, rows, weights, factor, counts, target, origin) ->
 def _ratio(
     sums: Moments, size: int, report_numbers: np.ndarray, probabilities: np.ndarray, origin: np.ndarray
 ) -> tuple:
-    """(means [b, d], variances [b], exact) of the mean over K reports, for each block; the three formulas above."""
+    """Computes (means [b, d], variances [b], exact) of the mean over K reports, for each block of clients.
+
+    The formulas are those in the module's docstring.
+    """
     has_reports = report_numbers > 0
     nonempty_probability = float(probabilities[has_reports].sum())
     empty_probability = float(probabilities[~has_reports].sum())
@@ -277,7 +280,7 @@ def _ratio(
 
 
 def _windows(rows: np.ndarray, weights: np.ndarray, starts: np.ndarray, block_size: int, origin: np.ndarray) -> Moments:
-    """Moments of each window of a cyclic order, as differences of running sums."""
+    """Computes moments of each window of a cyclic order, as differences of running sums."""
     rows = rows.astype(np.float64) - origin
     squared_weights = np.square(weights)[:, None]
     squared_norms = np.square(rows).sum(1, keepdims=True)
@@ -306,7 +309,7 @@ def _windows(rows: np.ndarray, weights: np.ndarray, starts: np.ndarray, block_si
 
 
 def _with_replacement(design, once: Moments, twice: Moments, factor, target, origin) -> DesignVariance:
-    """The formulas with replacement. `once` and `twice` are moments with multipliers p and p^2."""
+    """Computes the formulas with replacement. `once` and `twice` are moments with multipliers p and p^2."""
     slots = design.num_slots
     q = design.response_rate
     slot_rate = q * slots
@@ -332,7 +335,7 @@ def _with_replacement(design, once: Moments, twice: Moments, factor, target, ori
 
 
 def _enumerated(design, rows, weights, factor, target) -> DesignVariance:
-    """Exact moments, summed over every cohort."""
+    """Computes exact moments, summed over every cohort."""
     mean = np.zeros(rows.shape[1])
     square = 0.0
     for probabilities, counts in enumerate_cohorts(design, limit=MAX_COHORTS):

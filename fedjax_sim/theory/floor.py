@@ -80,14 +80,14 @@ class Budget:
         return sum(self.losses.values())
 
     def _start(self, start: Any) -> np.ndarray:
-        """[d] the distance e of a start model from the fixed point; checks the input."""
+        """Computes the distance e of a start model from the fixed point, [d]; checks the input."""
         point = np.atleast_1d(np.asarray(start, np.float64))
         if point.shape != self.optimum.shape or not np.isfinite(point).all():
             validate.fail("start", f"{len(self.optimum)} finite numbers", point.tolist())
         return point - self.fixed_point
 
     def expected_loss(self, num_rounds: int, *, start: Any) -> np.ndarray:
-        """[T + 1] E F(w_t) - F* from the model `start` on: the whole curve down to the floor.
+        """Computes E F(w_t) - F* from the model `start` on, [T + 1]: the whole curve down to the floor.
 
         Args:
           num_rounds: T >= 0.
@@ -111,7 +111,7 @@ class Budget:
         return losses
 
     def rounds_to_floor(self, start: Any) -> float:
-        """The first round in which the start costs no more than the noise: e^T H e <= tr H Sigma.
+        """Finds the first round in which the start costs no more than the noise: e^T H e <= tr H Sigma.
 
         Args:
           start: [d] the initial model (a number if d = 1).
@@ -135,12 +135,12 @@ class Budget:
 
 
 def _kronecker(spread: np.ndarray, dimension: int) -> np.ndarray:
-    """[d^2, d^2] the map X -> sum_ij C_ij M_i X M_j^T, from the spread [(a c), (b d)] of the flattened M."""
+    """Returns [d^2, d^2] the map X -> sum_ij C_ij M_i X M_j^T, from the spread [(a c), (b d)] of the flattened M."""
     return spread.reshape((dimension,) * 4).transpose(0, 2, 1, 3).reshape(dimension**2, dimension**2)
 
 
 def _radius(matrix: np.ndarray) -> float:
-    """The spectral radius of a map on matrices."""
+    """Computes the spectral radius of a map on matrices."""
     # Without a relative error the map is symmetric, because all M_i are.
     if np.allclose(matrix, matrix.T, rtol=0, atol=1e-13):
         return float(np.abs(np.linalg.eigvalsh(matrix)).max())
@@ -160,7 +160,7 @@ def _second_moment_maps(
     server_rate: float,
     relative_error: float,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The linear maps by which a round acts on second moment and mean: `Budget`'s second_map and cross_map."""
+    """Computes the linear maps by which a round acts on second moment and mean: `Budget`'s second_map and cross_map."""
     num_clients, dimension = pushes.shape
     flat_progress = progress.reshape(num_clients, -1)
     second_moments = server_rate**2 * weights.second
@@ -184,7 +184,7 @@ def _second_moment_maps(
 
 
 def _loss(hessian: np.ndarray, offset: np.ndarray) -> float:
-    """The excess loss at a distance from the optimum."""
+    """Computes the excess loss at a distance from the optimum."""
     return float(offset @ hessian @ offset) / 2
 
 
@@ -205,7 +205,7 @@ def budget(
     privacy_variance: Any = 0.0,
     proximal_weight: float = 0.0,
 ) -> Budget:
-    """The error floor of FedAvg (or FedProx) on quadratic clients, component by component.
+    """Computes the error floor of FedAvg (or FedProx) on quadratic clients, component by component.
 
     Args:
       hessians, centers, shares: see `theory.quadratic`; d at most 40.

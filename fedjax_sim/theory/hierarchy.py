@@ -33,7 +33,7 @@ def hierarchy_fixed_point(
     num_steps: Any,
     step_size: float,
 ) -> np.ndarray:
-    """The model to which cloud rounds of kappa edge rounds converge, if all clients take part.
+    """Computes the model to which cloud rounds of kappa edge rounds converge, if all clients take part.
 
     With one edge round it is the fixed point of flat FedAvg. With more edge rounds it moves to the mean of the edges'
     own fixed points.
@@ -76,7 +76,7 @@ def hierarchy_contraction(
     num_steps: Any,
     step_size: float,
 ) -> float:
-    """The factor by which a cloud round brings the model closer to `hierarchy_fixed_point`.
+    """Computes the factor by which a cloud round brings the model closer to `hierarchy_fixed_point`.
 
     Args:
       hessians, centers, edges, shares, edge_rounds, num_steps, step_size: as in `hierarchy_fixed_point`.

@@ -13,7 +13,7 @@ __all__ = ["alignment_auc", "overfitting_advantage"]
 
 @validate.named_arguments
 def alignment_auc(dimension: PositiveInt, batch_size: PositiveInt) -> float:
-    """The AUC of `adversary.alignment_score` for one mean of B independent Gaussian gradients: Phi(sqrt(d / 2B)).
+    """Computes the AUC of `adversary.alignment_score` for one mean of B Gaussian gradients: Phi(sqrt(d / 2B)).
 
     A member has a score of d / B on average, and a non-member has 0. Both scores have a variance of about d / B. This
     is the leading order in d and B.
@@ -35,7 +35,9 @@ def alignment_auc(dimension: PositiveInt, batch_size: PositiveInt) -> float:
 
 @validate.named_arguments
 def overfitting_advantage(ratio: Annotated[float, Number(1)]) -> float:
-    """The best advantage of a threshold on Gaussian errors whose spread is r times as large outside of training.
+    """Computes the best advantage of a threshold on Gaussian errors that spread more outside of training.
+
+    Their standard deviation is r times as large there.
 
     It is erf(r u) - erf(u), with u = sqrt(ln r / (r^2 - 1)).
 

@@ -67,7 +67,7 @@ def budget_from_moments(
     pseudo_gradient: Any = None,
     num_rounds: int | None = None,
 ) -> MomentBudget:
-    """The error floor of FedAvg near an optimum w*, component by component.
+    """Computes the error floor of FedAvg near an optimum w*, component by component.
 
     Let H = V diag(h) V^T, q = 1 - (1 - eta h)^K and r = 1 - gamma q in each eigendirection. In the eigenbasis, a source
     that adds Q in each round leaves Q_ab (1 - s_ab^T) / (1 - s_ab), with s_ab = r_a r_b. If a fixed divisor meets
@@ -172,7 +172,7 @@ class _Cohort(NamedTuple):
 
 
 def _cohort(design: SamplingDesign | None, num_clients: int | None, shares: Any, denominator: str | float) -> _Cohort:
-    """The moments of a design's weights, or of all clients in every round."""
+    """Computes the moments of a design's weights, or of all clients in every round."""
     if (design is None) == (num_clients is None):
         validate.fail("design, num_clients", "one of the two", (design, num_clients))
     if num_clients is not None:
@@ -198,7 +198,7 @@ def _cohort(design: SamplingDesign | None, num_clients: int | None, shares: Any,
 
 
 def _gain(decay: np.ndarray, num_rounds: int | None) -> np.ndarray:
-    """[d, d] the sum over rounds of what remains of a round's error, if each round removes the share `decay`."""
+    """Sums over rounds what remains of a round's error, [d, d], if each round removes the share `decay`."""
     if num_rounds is not None:
         return summed(decay, num_rounds)
     if not (decay > 1e-15).all():
@@ -208,7 +208,7 @@ def _gain(decay: np.ndarray, num_rounds: int | None) -> np.ndarray:
 
 
 def _scaled(vectors: np.ndarray, scale: np.ndarray, covariance: Any, name: str) -> np.ndarray:
-    """A covariance that is scaled elementwise in the eigenbasis."""
+    """Scales a covariance elementwise in the eigenbasis."""
     matrix = covariance_matrix(name, covariance, len(vectors))
     return vectors @ (vectors.T @ matrix @ vectors * scale) @ vectors.T
 
@@ -241,7 +241,7 @@ def _shift(
     step_size: float,
     num_rounds: int | None,
 ) -> np.ndarray:
-    """[d] the shift of the mean that the pseudo-gradient at the optimum causes."""
+    """Returns [d] the shift of the mean that the pseudo-gradient at the optimum causes."""
     pseudo_64 = np.asarray(pseudo_gradient, np.float64)
     if pseudo_64.shape != covered_share.shape or not np.isfinite(pseudo_64).all():
         validate.fail("pseudo_gradient", f"{len(covered_share)} finite numbers", pseudo_64)
@@ -251,7 +251,7 @@ def _shift(
 
 
 def _compression_map(gain: np.ndarray, vectors: np.ndarray) -> np.ndarray:
-    """[d, d] the map u -> diag(V (gain * V^T diag(u) V) V^T).
+    """Returns [d, d] the map u -> diag(V (gain * V^T diag(u) V) V^T).
 
     It is a sum over the eigenvectors of `gain`, of which a few matter.
     """

@@ -53,7 +53,9 @@ class Moments(NamedTuple):
 
     @classmethod
     def of(cls, values: Any, weights: Any = None, multipliers: Any = None, origin: Any = 0.0) -> Moments:
-        """Sums over [N] or [N, d] values of any real dtype. They are taken in blocks, so the values may lie in a file.
+        """Sums over [N] or [N, d] values of any real dtype.
+
+        Sums are taken in blocks of clients, so the values may lie in a file.
 
         Args:
           values: u.
@@ -88,7 +90,7 @@ class Moments(NamedTuple):
 
     @classmethod
     def from_mean_and_variance(cls, population_size: int, mean: Any, variance: float) -> Moments:
-        """Moments of N clients with weight one and a given mean and variance.
+        """Computes moments of N clients with weight one and a given mean and variance.
 
         Args:
           population_size: N.
@@ -111,20 +113,20 @@ class Moments(NamedTuple):
         return self
 
     def merge(self, other: Moments) -> Moments:
-        """The moments of the union of both sets of clients, which must be disjoint."""
+        """Computes the moments of the union of both sets of clients, which must be disjoint."""
         return Moments(*(mine + theirs for mine, theirs in zip(self, other, strict=True)))
 
     def scaled(self, share: float) -> Moments:
-        """Every sum except the count, multiplied by `share`."""
+        """Multiplies every sum except the count by `share`."""
         return Moments(self.count, *(share * field for field in self[1:]))
 
     def ratio(self) -> np.ndarray:
-        """[..., d] the weighted mean; 0 if no client has a weight."""
+        """Computes the weighted mean, [..., d]; 0 if no client has a weight."""
         weight = np.asarray(self.weight)[..., None]
         return np.divide(self.weighted_sum, weight, out=np.zeros_like(self.weighted_sum), where=weight > 0)
 
     def residual(self) -> tuple[np.ndarray, np.ndarray]:
-        """(sum |z_i|^2, [d] sum n_i z_i), with z_i = n_i (u_i - ratio)."""
+        """Computes (sum |z_i|^2, [d] sum n_i z_i), with z_i = n_i (u_i - ratio)."""
         ratio = self.ratio()
         squared = np.asarray(self.squared_weight)
         square = self.square - 2 * (ratio * self.squared_weighted_sum).sum(-1) + squared * np.square(ratio).sum(-1)
@@ -132,7 +134,7 @@ class Moments(NamedTuple):
         return np.maximum(square, 0), self.squared_weighted_sum - squared[..., None] * ratio
 
     def spread(self, origin: Any, size: Any) -> tuple[np.ndarray, np.ndarray]:
-        """(sum |x_i|^2 - |sum x_i|^2 / size, [d] sum x_i), with x_i = n_i (u_i + origin)."""
+        """Computes (sum |x_i|^2 - |sum x_i|^2 / size, [d] sum x_i), with x_i = n_i (u_i + origin)."""
         weight = np.asarray(self.weight)
         weighted_sum = np.asarray(self.weighted_sum)
         square = self.square - np.square(weighted_sum).sum(-1) / size
@@ -144,6 +146,6 @@ class Moments(NamedTuple):
         return spread, weighted_sum + weight[..., None] * origin
 
     def equal_weights(self) -> bool:
-        """Whether all weights are the same, as far as float64 shows."""
+        """Tells whether all weights are the same, as far as float64 shows."""
         spread = np.asarray(self.count) * self.squared_weight - np.square(self.weight)
         return bool((spread <= 1e-12 * np.square(self.weight)).all())

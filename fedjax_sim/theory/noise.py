@@ -26,7 +26,9 @@ def noise_variance(
     place: Literal["central", "distributed", "local"] = "central",
     replace_one: bool = False,
 ) -> float:
-    """E |noise on the released mean|^2: d (z C / m)^2 for central or distributed noise, d (z C)^2 / m for local noise.
+    """Computes the variance that privacy noise leaves on the released mean, E |noise|^2.
+
+    It is d (z C / m)^2 for central or distributed noise, and d (z C)^2 / m for local noise.
 
     Args:
       multiplier: z >= 0, standard deviation over sensitivity.
@@ -52,7 +54,7 @@ def noise_variance(
 
 @validate.named_arguments
 def local_to_central_ratio(num_clients: PositiveInt, *, replace_one: bool = False) -> int:
-    """The ratio of the variance of local noise on the mean to that of central noise: m, or 4 m.
+    """Computes the ratio of the variance of local noise on the mean to that of central noise: m, or 4 m.
 
     Args:
       num_clients: m.
@@ -69,7 +71,7 @@ def local_to_central_ratio(num_clients: PositiveInt, *, replace_one: bool = Fals
 def noise_floor(
     variance: NonNegative, contraction: Annotated[float, Number(-1, 1, open_low=True, open_high=True)]
 ) -> float:
-    """The error floor that noise on each round adds to E |w - w*|^2: variance / (1 - r^2).
+    """Computes the error floor that noise on each round adds to E |w - w*|^2: variance / (1 - r^2).
 
     Args:
       variance: of the released mean, as from `noise_variance`, >= 0.

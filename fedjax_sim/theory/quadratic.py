@@ -60,7 +60,7 @@ def quadratic_problem(hessians: Any, centers: Any, shares: Any = None) -> tuple[
 
 
 def checked_shares(shares: Any, num_clients: int) -> np.ndarray:
-    """The shares as [N] float64; raises ValueError if they are negative or do not sum to 1."""
+    """Checks the shares and returns them as [N] float64; raises ValueError unless they are >= 0 with sum 1."""
     shares = np.asarray(shares, np.float64)
     if shares.shape != (num_clients,) or not ((shares >= 0).all() and np.isclose(shares.sum(), 1, rtol=1e-6)):
         validate.fail("shares", f"{num_clients} numbers >= 0 that sum to 1", shares.tolist())
@@ -68,7 +68,7 @@ def checked_shares(shares: Any, num_clients: int) -> np.ndarray:
 
 
 def average(matrices: np.ndarray, centers: np.ndarray, shares: np.ndarray) -> np.ndarray:
-    """The matrix-weighted average (sum p_i M_i)^-1 sum p_i M_i a_i.
+    """Computes the matrix-weighted average (sum p_i M_i)^-1 sum p_i M_i a_i.
 
     Args:
       matrices: M, [N, d, d].
@@ -85,12 +85,12 @@ def average(matrices: np.ndarray, centers: np.ndarray, shares: np.ndarray) -> np
 
 
 def spectral_radius(matrix: np.ndarray) -> float:
-    """The largest magnitude of an eigenvalue."""
+    """Computes the largest magnitude of an eigenvalue."""
     return float(np.abs(np.linalg.eigvals(matrix)).max())
 
 
 def steps(num_steps: Any, num_clients: int, low: int = 1) -> np.ndarray:
-    """[N] numbers of local steps K_i, from one integer for all clients or an integer for each client; checked."""
+    """Returns [N] numbers of local steps K_i, from one integer for all clients or one for each; checked."""
     if np.ndim(num_steps) == 0:
         validate.integer("num_steps", num_steps, low)
         return np.full(num_clients, num_steps)
@@ -101,7 +101,7 @@ def steps(num_steps: Any, num_clients: int, low: int = 1) -> np.ndarray:
 
 
 def quadratic_optimum(hessians: Any, centers: Any, shares: Any = None) -> np.ndarray:
-    """The global optimum w* = (sum p_i H_i)^-1 sum p_i H_i a_i, which is not the average of the centers.
+    """Computes the global optimum w* = (sum p_i H_i)^-1 sum p_i H_i a_i, which is not the average of the centers.
 
     Args:
       hessians, centers, shares: as in `quadratic_problem`.
@@ -116,7 +116,9 @@ def quadratic_optimum(hessians: Any, centers: Any, shares: Any = None) -> np.nda
 
 
 def effective_shares(shares: Any, num_steps: Any) -> np.ndarray:
-    """The shares of the objective that small steps with unequal local work really minimise: in proportion to p_i K_i.
+    """Computes the shares of the objective that small steps with unequal local work really minimise.
+
+    They are proportional to p_i K_i.
 
     For example, weights n_i together with numbers of steps in proportion to n_i give shares in proportion to n_i^2.
 
@@ -144,7 +146,7 @@ def effective_shares(shares: Any, num_steps: Any) -> np.ndarray:
 def local_progress(
     hessians: np.ndarray, num_steps: Any, step_size: float, proximal_weight: NonNegative = 0.0, *, low: int = 1
 ) -> np.ndarray:
-    """[N, d, d] M_i: the share of the way to its center that a client covers in a round.
+    """Computes the matrices M_i, [N, d, d]: the share of the way to its center that a client covers.
 
     Args:
       hessians: [N, d, d].
@@ -171,7 +173,7 @@ def local_progress(
 def local_noise(
     hessians: np.ndarray, noise: Any, num_steps: Any, step_size: Positive, proximal_weight: NonNegative = 0.0
 ) -> np.ndarray:
-    """[N, d, d] the covariance that independent gradient noise leaves in each client's model after its K_i steps.
+    """Computes the covariance [N, d, d] that gradient noise leaves in each client's model after its K_i steps.
 
     Args:
       hessians: [N, d, d].
@@ -193,24 +195,24 @@ def local_noise(
 
 
 def covered(rate: np.ndarray, powers: Any) -> np.ndarray:
-    """1 - (1 - rate)^powers, elementwise; it keeps its digits for tiny rates too."""
+    """Computes 1 - (1 - rate)^powers, elementwise; it keeps its digits for tiny rates too."""
     # log1p is exact for small rates, but undefined from a rate of 1 on; so the two cases are computed apart.
     small_rates = -np.expm1(powers * np.log1p(-np.minimum(rate, 0.5)))
     return np.where(rate < 0.5, small_rates, 1 - (1 - np.maximum(rate, 0.5)) ** powers)
 
 
 def steps_kept(rate: np.ndarray, powers: Any) -> np.ndarray:
-    """[..., d, d] the sum over k < powers of ((1 - rate_a) (1 - rate_b))^k."""
+    """Returns [..., d, d] the sum over k < powers of ((1 - rate_a) (1 - rate_b))^k."""
     return summed(rate[..., :, None] + rate[..., None, :] - rate[..., :, None] * rate[..., None, :], powers)
 
 
 def summed(lost: np.ndarray, powers: Any) -> np.ndarray:
-    """The geometric sum over k < powers of (1 - lost)^k, elementwise."""
+    """Computes the geometric sum over k < powers of (1 - lost)^k, elementwise."""
     return np.where(lost == 0, powers, covered(lost, powers) / np.where(lost == 0, 1, lost))
 
 
 def symmetric_matrix(name: str, matrix: Any) -> np.ndarray:
-    """A number or a symmetric matrix as [d, d] float64; checked."""
+    """Returns a number or a symmetric matrix as [d, d] float64; checked."""
     matrix = np.asarray(matrix, np.float64)
     matrix = matrix[None, None] if matrix.ndim == 0 else matrix
     square = matrix.ndim == 2 and matrix.size and matrix.shape[0] == matrix.shape[1] and np.isfinite(matrix).all()
@@ -220,7 +222,7 @@ def symmetric_matrix(name: str, matrix: Any) -> np.ndarray:
 
 
 def covariance_matrix(name: str, covariance: Any, dimension: int, num_clients: int | None = None) -> np.ndarray:
-    """A covariance as a matrix, checked.
+    """Returns a covariance as a matrix, checked.
 
     Args:
       name: the name of the argument, for errors.

@@ -37,7 +37,7 @@ def _check_bits(bits: int, keeps_zeros: bool) -> None:
 
 @validate.named_arguments
 def level_distance(bits: int, range: Positive = 1.0, *, keeps_zeros: bool = True) -> float:
-    """Delta, the distance of neighbouring levels on [-s, s].
+    """Computes Delta, the distance of neighbouring levels on [-s, s].
 
     With zero among the 2^b - 1 levels it is 2s / (2^b - 2). Otherwise it is the textbook's 2s / (2^b - 1).
 
@@ -67,7 +67,7 @@ def expected_squared_error(
     rounding: Literal["stochastic", "nearest"] = "stochastic",
     keeps_zeros: bool = True,
 ) -> float:
-    """E |Q(x) - x|^2 for uniform positions between levels.
+    """Computes E |Q(x) - x|^2 for uniform positions between levels.
 
     It is d Delta^2 / 6 for stochastic and d Delta^2 / 12 for nearest rounding.
 
@@ -110,7 +110,7 @@ class QuantizationError(NamedTuple):
         return self.of_mean(1)
 
     def of_mean(self, num_clients: int) -> np.ndarray:
-        """[...] E |mean of Q(x) - x|^2 over m clients with this update that round independently."""
+        """Computes E |mean of Q(x) - x|^2 over m clients with this update that round independently, [...]."""
         validate.integer("num_clients", num_clients)
         return np.square(self.bias).sum(-1) + self.variance.sum(-1) / num_clients
 
@@ -125,7 +125,7 @@ def quantization_error(
     rounding: Literal["stochastic", "nearest"] = "stochastic",
     keeps_zeros: bool = True,
 ) -> QuantizationError:
-    """Bias and variance of each number of fixed updates, exactly: u (1 - u) Delta^2, and the bias of clipping.
+    """Computes bias and variance of each number of fixed updates, exactly: u (1 - u) Delta^2, and the bias of clipping.
 
     Args:
       values: [..., d] updates; the numbers along the last axis share a scale.
@@ -178,7 +178,7 @@ def quantization_error(
 
 @validate.named_arguments
 def crossover_cohort_size(position: Share) -> float:
-    """The cohort size above which averaged stochastic rounding of a number beats nearest rounding.
+    """Computes the cohort size above which averaged stochastic rounding of a number beats nearest rounding.
 
     It is max(u, 1-u) / min(u, 1-u).
 
@@ -207,7 +207,9 @@ def quantization_floor(
     *,
     keeps_zeros: bool = True,
 ) -> float:
-    """The error floor that stochastic quantisation of m updates adds to E |w - w*|^2: d Delta^2 / (6 m) / (1 - r^2).
+    """Computes the error floor that stochastic quantisation of m updates adds to E |w - w*|^2.
+
+    It is d Delta^2 / (6 m) / (1 - r^2).
 
     It is the fixed point of the round w <- w* + r (w - w*) + e with E |e|^2 = d Delta^2 / (6 m).
 

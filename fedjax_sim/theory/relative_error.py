@@ -19,7 +19,9 @@ __all__ = [
 
 @validate.named_arguments
 def stochastic_relative_variance(num_values: PositiveInt, bits: int, *, keeps_zeros: bool = True) -> float:
-    """omega with E |Q(x) - x|^2 <= omega |x|^2, for stochastic rounding within each update's largest magnitude s.
+    """Computes omega with E |Q(x) - x|^2 <= omega |x|^2, for stochastic rounding.
+
+    Levels lie within each update's largest magnitude s.
 
     The largest number lies on a level, and each other number costs at most Delta^2 / 4. With t = s / Delta and s <=
     |x|, the first bound is (d - 1) / (4 t^2). With zero among the levels, also u (1 - u) Delta^2 <= Delta |x_i|. Then
@@ -48,7 +50,7 @@ def stochastic_relative_variance(num_values: PositiveInt, bits: int, *, keeps_ze
 
 @validate.named_arguments
 def qsgd_relative_variance(num_values: PositiveInt, levels: PositiveInt) -> float:
-    """omega of QSGD: min(d / s^2, sqrt(d) / s).
+    """Computes omega of QSGD: min(d / s^2, sqrt(d) / s).
 
     Args:
       num_values: d.
@@ -72,7 +74,7 @@ def _check_count(num_values: int, count: int) -> None:
 
 
 def random_k_relative_variance(num_values: int, count: int) -> float:
-    """omega = d/k - 1 of a compressor that keeps k random numbers of d, times d/k.
+    """Computes omega = d/k - 1 of a compressor that keeps k random numbers of d, times d/k.
 
     It is unbiased, and E |R x - x|^2 = omega |x|^2 holds exactly.
 
@@ -92,7 +94,7 @@ def random_k_relative_variance(num_values: int, count: int) -> float:
 
 
 def top_k_contraction(num_values: int, count: int) -> float:
-    """1 - k/d, with |x - T x|^2 <= (1 - k/d) |x|^2 for a compressor that keeps the k largest numbers of d.
+    """Computes 1 - k/d, with |x - T x|^2 <= (1 - k/d) |x|^2 for a compressor that keeps the k largest numbers of d.
 
     The bound is reached if all magnitudes are equal.
 
@@ -113,7 +115,7 @@ def top_k_contraction(num_values: int, count: int) -> float:
 
 @validate.named_arguments
 def largest_stable_step(smoothness: Positive, relative_variance: NonNegative, num_clients: PositiveInt = 1) -> float:
-    """The largest stable step 2 / (L (1 + omega / m)): noise in proportion to the gradient shortens stable steps.
+    """Computes the largest stable step under noise in proportion to the gradient, 2 / (L (1 + omega / m)).
 
     Take one step w - eta (g + e) with E |e|^2 <= omega |g|^2 / m, on a quadratic with curvature L along g. It
     multiplies the mean squared distance by (1 - eta L)^2 + eta^2 L^2 omega / m. This is below 1 exactly for smaller

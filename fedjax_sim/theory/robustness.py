@@ -43,7 +43,9 @@ def _check_counts(population_size: int, num_attackers: int, cohort_size: int) ->
 
 
 def attackers_met(population_size: int, num_attackers: int, cohort_size: int) -> np.ndarray:
-    """The distribution of the number of attackers in a cohort that is drawn without replacement: hypergeometric.
+    """Computes the distribution of the number of attackers in a cohort, which is hypergeometric.
+
+    Cohorts are drawn without replacement.
 
     Args:
       population_size: N.
@@ -71,7 +73,7 @@ def chance_of_more_attackers(
     *,
     num_rounds: PositiveInt = 1,
 ) -> float:
-    """The probability that in at least one of T rounds a cohort has more than f attackers.
+    """Computes the probability that in at least one of T rounds a cohort has more than f attackers.
 
     Args:
       population_size, num_attackers, cohort_size: as in `attackers_met`.
@@ -93,7 +95,7 @@ def chance_of_more_attackers(
 
 
 def _in_some_round(probability_per_round: float, num_rounds: int) -> float:
-    """The probability that an event happens in at least one of T independent rounds."""
+    """Computes the probability that an event happens in at least one of T independent rounds."""
     # 1 - (1 - p)^T, without loss of digits for small p.
     return -math.expm1(num_rounds * math.log1p(-probability_per_round)) if probability_per_round < 1 else 1.0
 
@@ -102,7 +104,9 @@ def _in_some_round(probability_per_round: float, num_rounds: int) -> float:
 def most_attackers(
     population_size: int, num_attackers: int, cohort_size: int, *, num_rounds: int = 1, chance: OpenShare = 1e-3
 ) -> int:
-    """The least f for a rule, so that in T rounds more attackers meet it with at most the probability `chance`.
+    """Finds the least f such that in T rounds more attackers than f occur with at most the probability `chance`.
+
+    A rule should withstand f attackers.
 
     Args:
       population_size, num_attackers, cohort_size, num_rounds: as in `chance_of_more_attackers`.
@@ -127,7 +131,7 @@ def chance_beyond(
     *,
     num_rounds: PositiveInt = 1,
 ) -> float:
-    """The probability that in at least one of T rounds more attackers report than the rule withstands.
+    """Computes the probability that in at least one of T rounds more attackers report than the rule withstands.
 
     Unlike `chance_of_more_attackers`, this function takes cohorts with a random size, as under Poisson sampling or
     dropout.
@@ -182,7 +186,7 @@ class Breakdown(NamedTuple):
 
 @validate.named_arguments
 def breakdown_points(cohort_size: Annotated[int, Integer(3)]) -> Breakdown:
-    """The breakdown points of robust rules, in messages.
+    """Computes the breakdown points of robust rules, in messages.
 
     A rule that is set for fewer than `most_attackers` will meet more.
 
@@ -218,7 +222,7 @@ class Robustness(NamedTuple):
     median: float
 
     def mixed(self, cohort_size: int, num_byzantine: int) -> Robustness:
-        """The bounds of the same rules behind nearest-neighbour mixing: 8 f / (m - f) (1 + kappa).
+        """Computes the bounds of the same rules behind nearest-neighbour mixing: 8 f / (m - f) (1 + kappa).
 
         Args:
           cohort_size: m.
@@ -236,7 +240,7 @@ def _check_minority(cohort_size: int, num_byzantine: int) -> None:
 
 
 def robustness_coefficients(cohort_size: int, num_byzantine: int) -> Robustness:
-    """Bounds on how far f of m messages pull a rule from the mean of the others, in units of their variance.
+    """Computes bounds on how far f of m messages pull a rule from the mean of the others, in units of their variance.
 
     Args:
       cohort_size: m.
@@ -262,7 +266,7 @@ def robustness_coefficients(cohort_size: int, num_byzantine: int) -> Robustness:
 
 
 def _krum_coefficient(m: int, f: int) -> float:
-    """Krum's bound, if the score is the sum of squared distances from the m - f - 2 nearest other messages.
+    """Computes Krum's bound, if the score is the sum of squared distances from the m - f - 2 nearest other messages.
 
     Let S hold s = m - f messages with mean x and variance v, and let u be Krum's choice. At least q = m - 2 f - 1
     messages of S are u itself or among its neighbours. For each such message w and any a > 0,
@@ -281,7 +285,9 @@ def _krum_coefficient(m: int, f: int) -> float:
 
 
 def median_efficiency(number: int | None = None) -> float:
-    """The variance of the median of normal numbers over that of their mean: the price of robustness without attackers.
+    """Computes the variance of the median of normal numbers over that of their mean.
+
+    It is the price of robustness without attackers.
 
     Args:
       number: the number of messages, odd, up to 10,001; None = the limit pi / 2.
@@ -300,7 +306,7 @@ def median_efficiency(number: int | None = None) -> float:
     log_count = math.lgamma(number + 1) - 2 * math.lgamma(half + 1)
 
     def density(x):
-        """Density of the middle order statistic, in logarithms because the factorials overflow."""
+        """Computes the density of the middle order statistic, in logarithms because the factorials overflow."""
         return math.exp(log_count + half * (stats.norm.logcdf(x) + stats.norm.logsf(x)) + stats.norm.logpdf(x))
 
     half_width = 12 / math.sqrt(number) if number > 1 else 12
@@ -312,7 +318,7 @@ def median_efficiency(number: int | None = None) -> float:
 
 @validate.named_arguments
 def trimmed_mean_efficiency(share: Annotated[float, Number(0, 0.5, open_high=True)]) -> float:
-    """The variance of a trimmed mean of many normal numbers over that of their mean.
+    """Computes the variance of a trimmed mean of many normal numbers over that of their mean.
 
     Args:
       share: beta in [0, 1/2), the share that is trimmed at each side.

@@ -18,7 +18,9 @@ TERMS = 16  # number of terms of the Fourier series
 
 @validate.named_arguments
 def rounding_variance(mean: Any, spread: Any, distance: Positive) -> np.ndarray:
-    """E[u (1 - u)] Delta^2 for x ~ N(mean, spread^2) rounded to multiples of Delta, at position u between two levels.
+    """Computes the mean error of stochastic rounding for a number x ~ N(mean, spread^2).
+
+    It is E[u (1 - u)] Delta^2, for levels at multiples of Delta and x at position u between two levels.
 
     Between two levels u (1 - u) is a parabola, and its slope jumps by 2 at each level. So for a small spread s (in
     levels) the mean is u (1 - u) - s^2 + 2 sum_levels E[(how far x is beyond the level)_+]. For a larger spread, the

@@ -35,7 +35,7 @@ def _check_sizes(population_size: int, cohort_size: int, replacement: bool = Fal
 
 
 def finite_population_correction(population_size: int, cohort_size: int) -> float:
-    """(N - m) / (N - 1): the factor by which sampling without replacement reduces the variance sigma^2 / m.
+    """Computes (N - m) / (N - 1): the factor by which sampling without replacement reduces the variance sigma^2 / m.
 
     It is about 1 - m/N, so it depends on the participation rate alone. A large N does not make it 1; it is exactly 1 at
     m = 1. At N = m = 1 it is 0.
@@ -57,7 +57,7 @@ def finite_population_correction(population_size: int, cohort_size: int) -> floa
 
 @validate.named_arguments
 def population_variance(values: Any, *, divisor: Literal["N", "N-1"] = "N") -> float:
-    """The trace of the population's covariance: sum |g_i - mean|^2 / N, or / (N - 1).
+    """Computes the trace of the population's covariance: sum |g_i - mean|^2 / N, or / (N - 1).
 
     Args:
       values: [N] or [N, d] finite numbers, one row for each client.
@@ -84,7 +84,7 @@ def cohort_mean_variance(
     divisor: Literal["N", "N-1"] = "N",
     replacement: bool = False,
 ) -> float:
-    """The variance of the plain mean of m uniformly drawn clients, for a population variance.
+    """Computes the variance of the plain mean of m uniformly drawn clients, for a population variance.
 
     Without replacement it is (sigma^2 / m) (N - m) / (N - 1) = (S^2 / m) (1 - m/N). With replacement it is sigma^2 / m.
 
@@ -112,14 +112,14 @@ def cohort_mean_variance(
 
 
 def _fraction(name: str, value: Any) -> Fraction:
-    """The number as a fraction, as its decimals read: 0.1 is 1/10."""
+    """Reads the number as a fraction by its decimals: 0.1 is 1/10."""
     validate.in_range(name, value, 0)
     return validate.as_written(value)
 
 
 @validate.named_arguments
 def noise_to_signal_ratio(variance: float, signal_norm: Positive, tolerance: Positive) -> Fraction:
-    """r = sigma^2 / (alpha |g|)^2 as an exact fraction, of numbers that are read as decimals.
+    """Computes r = sigma^2 / (alpha |g|)^2 as an exact fraction, of numbers that are read as decimals.
 
     The rule "the standard deviation of the cohort's mean is at most alpha |g|" means (r / m)(N - m)/(N - 1) <= 1.
 
@@ -137,7 +137,7 @@ def noise_to_signal_ratio(variance: float, signal_norm: Positive, tolerance: Pos
 
 @validate.named_arguments
 def required_cohort_size(population_size: PositiveInt, ratio: int | float | Fraction) -> int:
-    """The smallest m whose cohort mean is within the tolerance: ceil(r N / (N - 1 + r)), at least 1.
+    """Computes the smallest m whose cohort mean is within the tolerance: ceil(r N / (N - 1 + r)), at least 1.
 
     Args:
       population_size: N.
@@ -160,7 +160,7 @@ def required_cohort_size(population_size: PositiveInt, ratio: int | float | Frac
 
 
 def horvitz_thompson_variance(values: Any, inclusion: Any, joint: Any = None) -> float:
-    """The variance of sum_S x_i / pi_i, for any inclusion probabilities.
+    """Computes the variance of sum_S x_i / pi_i, for any inclusion probabilities.
 
     It is sum_ij (pi_ij - pi_i pi_j) x_i . x_j / (pi_i pi_j). For independent inclusion (Poisson) it is sum (1 -
     pi_i)|x_i|^2 / pi_i.

@@ -15,7 +15,7 @@ STEPS = 4  # steps of the protocol: advertise keys, share secrets, upload, unmas
 
 
 def _presence_probabilities(dropout: float | Sequence[float]) -> np.ndarray:
-    """[4] the probability that a client is still present after each step."""
+    """Computes the probability that a client is still present after each of the four steps."""
     dropout_by_step = [dropout] * STEPS if np.ndim(dropout) == 0 else list(dropout)
     if len(dropout_by_step) != STEPS:
         validate.fail("dropout", "a probability, or one for each of the four steps", dropout)
@@ -26,7 +26,7 @@ def _presence_probabilities(dropout: float | Sequence[float]) -> np.ndarray:
 
 @validate.named_arguments
 def expected_messages(num_clients: PositiveInt, dropout: float | Sequence[float]) -> float:
-    """The mean number of messages that reach the server: m (1 - p_1) (1 - p_2) (1 - p_3).
+    """Computes the mean number of messages that reach the server: m (1 - p_1) (1 - p_2) (1 - p_3).
 
     Args:
       num_clients: m.
@@ -49,7 +49,7 @@ def abort_probability(
     neighbours: int | None = None,
     min_messages: int | None = None,
 ) -> float:
-    """The probability that `aggregation.secure_sum` aborts a round, if m clients leave independently.
+    """Computes the probability that `aggregation.secure_sum` aborts a round, if m clients leave independently.
 
     On the complete graph all secrets have the same holders. Let U be the number of messages, and A the number of their
     senders who answer. The round is aborted if A < t or U < `min_messages`. U, and A given U, are binomial.

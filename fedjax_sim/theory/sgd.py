@@ -31,7 +31,9 @@ __all__ = [
 
 @validate.named_arguments
 def sgd_contraction(hessian: Any, *, step_size: Positive) -> float:
-    """1 - eta h|, or rho(I - eta H): the factor by which a step of SGD shrinks the distance to the optimum.
+    """Computes the factor by which a step of SGD shrinks the distance to the optimum.
+
+    It is |1 - eta h|, or rho(I - eta H).
 
     It is below 1 while eta lambda_max < 2.
 
@@ -48,7 +50,9 @@ def sgd_contraction(hessian: Any, *, step_size: Positive) -> float:
 
 @validate.named_arguments
 def sgd_floor(curvature: Any, noise_variance: Any, *, step_size: Positive) -> Any:
-    """The stationary variance of SGD with a constant step, eta sigma^2 / (h (2 - eta h)), for each eigendirection.
+    """Computes the stationary variance of SGD with a constant step, for each eigendirection.
+
+    It is eta sigma^2 / (h (2 - eta h)).
 
     It solves V = (1 - eta h)^2 V + eta^2 sigma^2, which follows from e' = (1 - eta h) e - eta xi. The floor of the loss
     is h/2 times the variance.
@@ -82,7 +86,7 @@ def sgd_floor(curvature: Any, noise_variance: Any, *, step_size: Positive) -> An
 def stationary_covariance(
     hessians: Any, noise: Any, shares: Any = None, *, step_size: float, num_steps: Any = 1
 ) -> np.ndarray:
-    """The stationary covariance of FedAvg with all clients under gradient noise: Sigma = A Sigma A + Q.
+    """Computes the stationary covariance of FedAvg with all clients under gradient noise: Sigma = A Sigma A + Q.
 
     A = sum p_i (I - eta H_i)^K, and Q = sum p_i^2 eta^2 sum_{k<K} (I - eta H_i)^k S_i (I - eta H_i)^k. The equation is
     solved as a discrete Lyapunov equation. One client and one step are SGD. For cohorts see `theory.budget`.
@@ -121,7 +125,7 @@ def stationary_covariance(
 
 
 def excess_loss(hessian: Any, covariance: Any, bias: Any = 0.0) -> float:
-    """F - F* of a model with this covariance and this distance to the optimum: (tr H Sigma + b^T H b) / 2.
+    """Computes F - F* of a model with this covariance and this distance to the optimum: (tr H Sigma + b^T H b) / 2.
 
     Args:
       hessian: H, a number or [d, d].
@@ -141,7 +145,7 @@ def excess_loss(hessian: Any, covariance: Any, bias: Any = 0.0) -> float:
 
 
 def expected_squared_distance(curvature: Any, noise_variance: Any, step_sizes: Any, *, start: Any = 0.0) -> np.ndarray:
-    """E (w_t - w*)^2 under any step sizes, from the exact recursion v' = (1 - eta_t h)^2 v + eta_t^2 sigma^2.
+    """Computes E (w_t - w*)^2 under any step sizes, from the exact recursion v' = (1 - eta_t h)^2 v + eta_t^2 sigma^2.
 
     Args:
       curvature: h >= 0, a number or [d] eigenvalues.
@@ -172,7 +176,7 @@ def expected_squared_distance(curvature: Any, noise_variance: Any, step_sizes: A
 
 @validate.named_arguments
 def decaying_step_limit(curvature: Positive, noise_variance: NonNegative, *, step_constant: float) -> float:
-    """lim t E (w_t - w*)^2 for steps c / t: c^2 sigma^2 / (2 c h - 1). There is no floor, only this rate.
+    """Computes lim t E (w_t - w*)^2 for steps c / t: c^2 sigma^2 / (2 c h - 1). There is no floor, only this rate.
 
     The limit is least, sigma^2 / h^2, at c = 1/h. For c h <= 1/2 the influence of the start decays more slowly than
     1/t, so there is no limit.
@@ -196,7 +200,7 @@ def decaying_step_limit(curvature: Positive, noise_variance: NonNegative, *, ste
 
 @validate.named_arguments
 def rounds_until(contraction: ShareBelowOne, start: float, target: float) -> int:
-    """The least number of rounds T with start * contraction^T <= target.
+    """Finds the least number of rounds T with start * contraction^T <= target.
 
     Args:
       contraction: factor in [0, 1) of a round: rho for a distance, rho^2 for a loss.

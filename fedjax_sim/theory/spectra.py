@@ -13,7 +13,7 @@ __all__ = ["exponential_spectrum", "laplacian_spectrum", "regular_spectrum"]
 
 
 def _cycle(n: int) -> np.ndarray:
-    """Laplacian eigenvalues of a cycle; for n <= 2 there is a single edge or none."""
+    """Computes Laplacian eigenvalues of a cycle; for n <= 2 there is a single edge or none."""
     return 2 - 2 * np.cos(2 * np.pi * np.arange(n) / n) if n > 2 else np.arange(n) * 2.0
 
 
@@ -30,7 +30,7 @@ SPECTRA = {
 
 @validate.named_arguments
 def laplacian_spectrum(graph: str, population_size: PositiveInt, *, rows: int | None = None) -> np.ndarray:
-    """All eigenvalues of the Laplacian of a graph in rising order, [N] float64.
+    """Computes all eigenvalues of the Laplacian of a graph in rising order, [N] float64.
 
     Args:
       graph: "complete", "hypercube", "path", "ring", "star" or "torus", as in `network`.
@@ -62,7 +62,7 @@ def laplacian_spectrum(graph: str, population_size: PositiveInt, *, rows: int | 
 
 @validate.named_arguments
 def exponential_spectrum(population_size: PositiveInt) -> np.ndarray:
-    """The moduli of the eigenvalues of `network.exponential` with equal shares in falling order, [N] float64.
+    """Computes the moduli of the eigenvalues of `network.exponential` with equal shares in falling order, [N] float64.
 
     The matrix is a circulant, so it is normal. Hence each round multiplies a distance by at most its second modulus.
 
@@ -82,7 +82,7 @@ def exponential_spectrum(population_size: PositiveInt) -> np.ndarray:
 
 @validate.named_arguments
 def regular_spectrum(population_size: Annotated[int, Integer(2)], degree: int) -> np.ndarray:
-    """The eigenvalues of the adjacency matrix of a large random regular graph in falling order, [N].
+    """Computes the eigenvalues of the adjacency matrix of a large random regular graph in falling order, [N].
 
     The first eigenvalue is the degree k. The others are quantiles of the law of Kesten and McKay, with the density k
     sqrt(4 (k - 1) - x^2) / (2 pi (k^2 - x^2)) for |x| <= 2 sqrt(k - 1). This is an estimate: the law is the limit of

@@ -28,7 +28,7 @@ MOST_DELAY = 1000  # the contraction needs the roots of a polynomial of degree d
 
 @validate.named_arguments
 def delayed_step_limit(delay: NonNegativeInt, *, curvature: Positive = 1.0) -> float:
-    """The largest stable step with gradients that are `delay` versions old: (2 / h) sin(pi / (2 (2 tau + 1))).
+    """Computes the largest stable step with gradients that are `delay` versions old: (2 / h) sin(pi / (2 (2 tau + 1))).
 
     At the limit, lambda^(tau+1) = lambda^tau - eta h has a root on the unit circle. Without delay the limit is 2 / h.
     For long delays it is about pi / (2 tau h).
@@ -50,7 +50,9 @@ def delayed_step_limit(delay: NonNegativeInt, *, curvature: Positive = 1.0) -> f
 
 @validate.named_arguments
 def delayed_contraction(hessian: Any, delay: int, *, step_size: Positive) -> float:
-    """The factor by which a step with gradients `delay` versions old shrinks the error in the long run; > 1 diverges.
+    """Computes the factor by which a step with stale gradients shrinks the error in the long run.
+
+    Gradients are `delay` versions old. The error grows if the factor is above 1.
 
     It is the largest root of lambda^(tau+1) - lambda^tau + eta h, over the eigenvalues h of the Hessian.
 
@@ -73,7 +75,9 @@ def delayed_contraction(hessian: Any, delay: int, *, step_size: Positive) -> flo
 
 
 def delayed_floor(hessian: Any, delay: int, *, step_size: float, noise: float = 1.0) -> float:
-    """The error floor of SGD with gradients `delay` versions old, E|w - w*|^2 in the long run; exact on a quadratic.
+    """Computes the error floor of SGD with gradients `delay` versions old, E|w - w*|^2 in the long run.
+
+    The floor is exact on a quadratic.
 
     A mode of curvature h is w_{t+1} = w_t - a w_{t-tau} + e_t, with a = eta h and e of variance (eta sigma)^2. Its
     autocovariances are c_k = c_{k-1} - a c_{tau+1-k} for 0 < k <= tau + 1, so that c_{k+1} - 2 c_k + c_{k-1} = -a^2
@@ -121,7 +125,9 @@ class StaleError(NamedTuple):
 
 
 def stale_gradient_error(hessian: Any, displacement: Any) -> StaleError:
-    """grad f(w_stale) - grad f(w_now)| and its bound L |w_stale - w_now|; both are equal along the steepest direction.
+    """Computes |grad f(w_stale) - grad f(w_now)| and its bound L |w_stale - w_now|.
+
+    Both are equal along the steepest direction.
 
     Args:
       hessian: a number or [d, d].
@@ -144,7 +150,9 @@ def stale_gradient_error(hessian: Any, displacement: Any) -> StaleError:
 
 @validate.named_arguments
 def expected_staleness(concurrency: PositiveInt, buffer_size: int = 1, *, waits: bool = False) -> float:
-    """The mean staleness in the long run of C clients in flight and buffers of K: (C - 1) / K, for any law of delays.
+    """Computes the mean staleness in the long run of C clients in flight and buffers of K.
+
+    It is (C - 1) / K, for any law of delays.
 
     While an update is in flight, C - 1 other updates arrive on average, whichever clients are slow. The reason is that
     each arrival passes the C - 1 others in flight. If clients that arrived wait for the next version, only C - K are

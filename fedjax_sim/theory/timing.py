@@ -26,7 +26,7 @@ LAST = 36.0  # the largest logit: beyond it 1 - u would be 0 in float64
 
 @validate.named_arguments
 def harmonic(m: NonNegativeInt) -> float:
-    """H_m = 1 + 1/2 + ... + 1/m: the expected maximum of m independent exponential times with mean 1.
+    """Computes H_m = 1 + 1/2 + ... + 1/m: the expected maximum of m independent exponential times with mean 1.
 
     Args:
       m: >= 0.
@@ -42,7 +42,7 @@ def harmonic(m: NonNegativeInt) -> float:
 
 
 def exponential_quantile(u: np.ndarray) -> np.ndarray:
-    """The quantile function of the exponential law with mean 1: -log(1 - u).
+    """Computes the quantile function of the exponential law with mean 1: -log(1 - u).
 
     Args:
       u: [...] in [0, 1).
@@ -55,7 +55,9 @@ def exponential_quantile(u: np.ndarray) -> np.ndarray:
 
 @validate.named_arguments
 def expected_order_statistic(k: int, m: PositiveInt, quantile: Callable | None = None) -> float:
-    """The mean of the k-th smallest of m independent times, which is the time when the k-th of m clients arrives.
+    """Computes the mean of the k-th smallest of m independent times.
+
+    It is the mean time until the k-th of m clients arrives.
 
     E T_(k:m) is the integral of Q(u) over the law Beta(k, m - k + 1) of u, on a grid of logits. For exponential times
     with mean 1 it is H_m - H_(m-k).
@@ -105,7 +107,9 @@ def expected_order_statistic(k: int, m: PositiveInt, quantile: Callable | None =
 
 
 def sampled_order_statistic(times: np.ndarray, k: int, m: int) -> float:
-    """The mean of the k-th smallest time of m clients, drawn without replacement from N clients whose times are known.
+    """Computes the mean of the k-th smallest time of m clients out of N clients with known times.
+
+    The m clients are drawn without replacement.
 
     It is the j-th smallest of all times with probability C(j-1, k-1) C(N-j, m-k) / C(N, m). Clients of
     `expected_order_statistic` are drawn from a law; this function is exact for a given population.
@@ -144,7 +148,9 @@ def sampled_order_statistic(times: np.ndarray, k: int, m: int) -> float:
 def expected_round_time(
     num_reports: int, num_invited: PositiveInt, quantile: Callable | None = None, *, response_rate: PositiveShare = 1.0
 ) -> float:
-    """The mean length of a round that ends with the m-th report of m' invited clients, given that so many report.
+    """Computes the mean length of a round that ends with the m-th report of m' invited clients.
+
+    It is conditional on at least m reports.
 
     Args:
       num_reports: m.
@@ -179,7 +185,7 @@ def expected_round_time(
 
 @validate.named_arguments
 def shortfall_probability(num_reports: int, num_invited: PositiveInt, response_rate: Share) -> float:
-    """The probability that fewer than m of m' invited clients report.
+    """Computes the probability that fewer than m of m' invited clients report.
 
     Args:
       num_reports, num_invited, response_rate: as in `expected_round_time`.
@@ -196,7 +202,7 @@ def shortfall_probability(num_reports: int, num_invited: PositiveInt, response_r
 
 
 def throughput_ratio(m: int, quantile: Callable | None = None) -> float:
-    """The factor by which m clients make more updates in a second if none waits for the others: E max / E T.
+    """Computes the factor by which m clients make more updates in a second if none waits for the others: E max / E T.
 
     Synchronous rounds make m updates in E max. Asynchronous clients make m updates in E T. The server's own time is
     left out, and so is the cost of staleness.
