@@ -32,6 +32,7 @@ def constant_baseline(test: Any, task: str) -> dict[str, float]:
     if task not in ("binary", "classification", "graph_classification", "next_token", "node_classification"):
         return {}
     labels = np.asarray(test["y"]).reshape(-1)
+    # Negative labels are padding.
     counts = np.bincount(labels[labels >= 0])
     if not counts.size:
         return {}

@@ -51,7 +51,8 @@ def total_variation(first: Any, second: Any) -> Any:
 
     Returns: a float, or [...] float64.
 
-    Guarantees: tests/metrics/test_heterogeneity.py::test_worked_example, ::test_distances_are_distances.
+    Guarantees: A worked example, and the axioms of a distance
+    (tests/metrics/test_heterogeneity.py::test_worked_example, ::test_distances_are_distances).
 
     >>> round(total_variation([0.2, 0.5, 0.3], [0.5, 0.3, 0.2]), 12)
     0.3
@@ -221,6 +222,7 @@ def label_heterogeneity(counts: Any, *, positions: Any = None) -> dict[str, floa
         validate.fail("counts", "an array [N, L] of counts, not all 0", counts)
     counts = counts[counts.sum(1) > 0]
     shares = counts.sum(1) / counts.sum()
+    # Every measure below compares each client with the pooled distribution, row by row.
     pooled = counts.sum(0) / counts.sum()
     by_client = counts / counts.sum(1, keepdims=True)
     entropy = entr(by_client).sum(-1)
@@ -234,4 +236,5 @@ def label_heterogeneity(counts: Any, *, positions: Any = None) -> dict[str, floa
     }
     if positions is not None:
         values_by_name["earth_mover_distance"] = earth_mover_distance(by_client, pooled, positions)
+    # Weighted by examples: with these weights the mean of KL(p_i || pooled) is a mutual information.
     return {name: float(shares @ values) for name, values in values_by_name.items()}

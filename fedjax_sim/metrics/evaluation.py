@@ -87,6 +87,7 @@ def pooled(loss_fn: Callable, params: PyTree, examples: PyTree) -> dict[str, jax
     if not rows:
         validate.fail("test", "at least one example", 0, "Leave the test set out instead.")
     size = min(rows, BATCH)
+    # Rows of the last batch that are padding are masked out, so that all batches have one shape.
     padding = -rows % size
 
     def batches(x):

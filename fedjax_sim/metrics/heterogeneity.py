@@ -148,6 +148,7 @@ class GradientMoments(NamedTuple):
 def _moments(loss_fn, params, population, ids, uniform):
     """Computes (weight, gradient, Hessian, client covariance, example covariance), in two passes."""
     flat, unravel = jax.flatten_util.ravel_pytree(params)
+    # One client's result is a matrix [d, d], which bounds how many clients are computed at once.
     like = jax.ShapeDtypeStruct((flat.size, flat.size), flat.dtype)
 
     def gradient_of(flat_params, data):
@@ -172,11 +173,13 @@ def _moments(loss_fn, params, population, ids, uniform):
             data.examples, data.mask
         )
         deviations = jnp.where(weights[:, None] > 0, example_gradients - client_gradient[None, :], 0)
+        # The smallest float avoids 0 / 0 for a client whose examples all have weight 0.
         total = jnp.maximum(weights.sum(), jnp.finfo(weights.dtype).tiny)
         offset = client_gradient - gradient
         values = jnp.outer(offset, offset), (deviations * (weights / total)[:, None]).T @ deviations
         return weight_of(loss_fn, params, data, uniform), values
 
+    # A client with a single example, so that `risk` gives the example's own loss and weight.
     def single_example(example, is_real):
         return ClientData(jax.tree.map(lambda leaf: leaf[None], example), is_real[None])
 

@@ -44,7 +44,8 @@ def slot_of(key: Array, ids: Array, seconds: Array, slot_seconds: int) -> tuple[
     Returns: ([c] int32 numbers of slots, [c] int32 seconds at which the slots began). The first slot of a client began
     at a second of 0 or less.
 
-    Guarantees: tests/network/test_availability.py::test_a_slot_is_one_draw, ::test_slots_begin_at_all_moments.
+    Guarantees: A client has one draw in a slot, and slots begin at all moments
+    (tests/network/test_availability.py::test_a_slot_is_one_draw, ::test_slots_begin_at_all_moments).
     """
     seconds = jnp.broadcast_to(jnp.asarray(seconds, jnp.int32), ids.shape)
     offset = (unit_draws(stream(key, "offset"), ids) * slot_seconds).astype(jnp.int32)
@@ -59,7 +60,7 @@ def slot_of(key: Array, ids: Array, seconds: Array, slot_seconds: int) -> tuple[
 def always() -> Availability:
     """Clients are always available.
 
-    Guarantees: tests/network/test_availability.py::test_rates_are_the_long_run_shares.
+    Guarantees: The long-run share is 1 (tests/network/test_availability.py::test_rates_are_the_long_run_shares).
 
     >>> always().at(jnp.arange(2), 0).tolist()
     [True, True]
@@ -203,13 +204,15 @@ def both(first: Availability, second: Availability) -> Availability:
     Args:
       first, second: conditions.
 
-    Guarantees: tests/network/test_availability.py::test_both_conditions.
+    Guarantees: A client is available exactly if both conditions hold
+    (tests/network/test_availability.py::test_both_conditions).
 
     >>> both(always(), always()).at(jnp.arange(2), 0).tolist()
     [True, True]
     """
     for name, value in (("first", first), ("second", second)):
         validate.part(name, value, Availability)
+    # Both conditions are asked at the same time for the same clients.
     return Availability(lambda ids, seconds: first.at(ids, seconds) & second.at(ids, seconds))
 
 

@@ -119,7 +119,8 @@ def most_feasible_work(cycles: Sequence[ControlCycle], deadline: int, latency: i
       cycles, latency: as in `smallest_deadline`.
       deadline: in microseconds.
 
-    Guarantees: tests/network/test_control.py::test_limits_are_sharp.
+    Guarantees: The work is feasible, and one microsecond more is not
+    (tests/network/test_control.py::test_limits_are_sharp).
 
     >>> most_feasible_work([ControlCycle.checked(50, act=38), ControlCycle.checked(50, act=50)], 1129, latency=80)
     240

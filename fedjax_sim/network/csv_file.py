@@ -75,11 +75,13 @@ def columns(
         validate.integer("sample_rows", sample_rows, 1, MOST_ROWS)
         validate.integer("seed", seed, 0)
     column_indices = [header.index(name) for name in names.values()]
+    # Rows are filtered and sampled by generators, so that a file larger than memory can be read.
     complete_rows = _complete_rows(rows, header, column_indices, missing_texts)
     for option, num_distinct in (first or {}).items():
         if num_distinct is not None:
             complete_rows = _with_first_texts(complete_rows, list(names).index(option), num_distinct)
     selected, count = _selected(complete_rows, sample_rows, seed)
+    # A sample may come from any number of rows; without a sample, the number of rows is limited.
     if not 1 <= count <= (MOST_ROWS if sample_rows is None else count):
         validate.fail("path", f"1 to {MOST_ROWS} rows below the header", count, way_out if count else "")
     texts = {option: [values[index] for _, values in selected] for index, option in enumerate(names)}

@@ -76,11 +76,13 @@ def whole_ticks(seconds: Array, ticks_per_second: int) -> Array:
       seconds: [...] float32.
       ticks_per_second: the unit of time.
 
-    Guarantees: tests/network/test_devices.py::test_whole_ticks.
+    Guarantees: A quotient of bytes and bandwidth that is a whole number of ticks gives that number, whether it is
+    computed by a division or by a product (tests/network/test_devices.py::test_whole_ticks).
 
     >>> whole_ticks(jnp.array([0.0, 0.0101, jnp.inf, jnp.nan]), 1000).tolist()
     [0, 11, 715827840, 715827840]
     """
+    # The factor rounds a quotient down that exceeds whole ticks by a rounding error only.
     ticks = jnp.ceil(seconds * ticks_per_second * jnp.float32(1 - 2.0**-21))
     return jnp.where(ticks < MOST_TICKS, ticks, float(MOST_TICKS)).astype(jnp.int32)
 
@@ -127,12 +129,15 @@ def of_profiles(
             hardware.latency + size / rate
             for size, rate in ((load.bytes_down, hardware.bandwidth_down), (load.bytes_up, hardware.bandwidth_up))
         )
+        # Two draws for each client: training and link vary independently.
         if jitter:
             key = stream(key, "jitter")
             training_factor, link_factor = (
                 factor.quantile(unit_draws(key, ids, which)) for which in (jnp.int32(0), jnp.int32(1))
             )
-            compute, down, up = compute * training_factor, down * link_factor, up * link_factor
+            compute = compute * training_factor
+            down = down * link_factor
+            up = up * link_factor
         ticks = [whole_ticks(seconds, ticks_per_second) for seconds in (down, compute, up)]
         # Energy is counted over the same times as the clock, which has a longest phase.
         down, compute, up = (jnp.minimum(seconds, MOST_TICKS / ticks_per_second) for seconds in (down, compute, up))
@@ -245,8 +250,8 @@ def absent_after(devices: Devices, ids: Array, began: Clock, spent: Spent, check
       spent: the ticks of their phases.
       checks: at least 1.
 
-    Guarantees: tests/sampling/time/test_clock.py::test_who_leaves; of asynchronous servers
-    tests/algorithms/asynchronous/test_arrivals.py::test_events_are_those_of_a_loop.
+    Guarantees: Clients leave as the clock says (tests/sampling/time/test_clock.py::test_who_leaves,
+    tests/algorithms/asynchronous/test_arrivals.py::test_events_are_those_of_a_loop).
     """
     down, compute, up, _ = spent
     # compute * index // checks, without a product that exceeds int32.
@@ -288,7 +293,8 @@ def num_saturated(spent: Spent, at_work: Array) -> Array:
       spent: each field [c].
       at_work: [c] bool.
 
-    Guarantees: tests/laws/test_time.py::test_who_is_too_slow_for_the_clock_is_counted.
+    Guarantees: Clients that are too slow for the clock are counted
+    (tests/laws/test_time.py::test_who_is_too_slow_for_the_clock_is_counted).
 
     >>> spent = Spent(*jnp.array([[1, 2], [5, MOST_TICKS], [1, 1]]), joules=jnp.zeros(2))
     >>> int(num_saturated(spent, jnp.array([True, True])))

@@ -91,6 +91,7 @@ def _leaving(name: str, scale: Distribution | float, shape: float, seed: int) ->
 
     def leaves_after(key: Array, ids: Array) -> Array:
         client_scale = scale.draw(clients_key, ids)
+        # -log(u) is exponential, and its power 1 / shape is Weibull.
         exponential_draws = -jnp.log(unit_draws(stream(key, "hazard"), ids))
         # A draw may round to 0 seconds, but a client that has not begun has not left.
         return jnp.maximum(

@@ -245,7 +245,8 @@ def noise_of(links: Iterable[Link]) -> Noise | None:
 
     It is stated as noise that no accountant knows. So nobody takes the run for a run without noise, or accounts for it.
 
-    Guarantees: tests/algorithms/split/test_client.py::test_noise_on_links_has_no_epsilon.
+    Guarantees: A run with noise on links has no epsilon
+    (tests/algorithms/split/test_client.py::test_noise_on_links_has_no_epsilon).
     """
     transforms = [transform for link in links for transform in (link.forward, link.backward)]
     noise = next(

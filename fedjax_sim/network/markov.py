@@ -67,6 +67,7 @@ def markov(
     if not off_probability + on_probability <= 1:
         hint = "Take shorter slots."
         validate.fail("slot_seconds", "slot / mean_on + slot / mean_off <= 1", slot_seconds, hint)
+    # The probability that no slot switches is (1 - a - b)^n; it is 0 if every slot switches.
     num_slots = (
         1
         if off_probability + on_probability == 1
@@ -76,6 +77,7 @@ def markov(
         hint = f"A look back would read {num_slots} slots, more than {MOST_SLOTS}: take longer slots."
         validate.fail("slot_seconds", "slots that are long enough for the means", slot_seconds, hint)
     key = source("markov", seed, on=mean_on_seconds, off=mean_off_seconds, slot=slot_seconds)
+    # The state before the look back has a key of its own, so that it is independent of the slots' draws.
     start = stream(key, "start")
     share = on_probability / (off_probability + on_probability)
 

@@ -152,7 +152,7 @@ def metropolis(graph: Graph) -> Mixing:
 
     Returns: `Mixing`.
 
-    Guarantees: tests/network/test_mixing.py::test_matrices.
+    Guarantees: The matrix is as stated (tests/network/test_mixing.py::test_matrices).
 
     References: Xiao, Boyd and Kim 2007, section 2.2.
 
@@ -197,7 +197,8 @@ def push(graph: Graph) -> Mixing:
 
     Returns: `Mixing`.
 
-    Guarantees: tests/network/test_mixing.py::test_matrices, ::test_pushing_corrects_what_taking_biases.
+    Guarantees: The matrix is as stated (tests/network/test_mixing.py::test_matrices,
+    ::test_pushing_corrects_what_taking_biases).
 
     References: Kempe, Dobra and Gehrke 2003; Nedic and Olshevsky 2015, section 2.
     """
@@ -219,7 +220,7 @@ def lazy(mixing: Mixing) -> Mixing:
 
     Raises: ValueError for a mixing whose weights change.
 
-    Guarantees: tests/network/test_mixing.py::test_matrices.
+    Guarantees: The matrix is as stated (tests/network/test_mixing.py::test_matrices).
 
     References: Boyd, Ghosh, Prabhakar and Shah 2006.
     """
@@ -247,7 +248,8 @@ def matrix_of(mixing: Mixing, key: Array | None = None, round: int = 0) -> spars
 
     Returns: [N, N].
 
-    Guarantees: tests/network/test_mixing.py::test_mixing_is_a_product_with_the_matrix.
+    Guarantees: `mixed` is a product with this matrix
+    (tests/network/test_mixing.py::test_mixing_is_a_product_with_the_matrix).
     """
     key = jax.random.key(0) if key is None else key
     links = jax.device_get(jax.jit(mixing.links)(key, jnp.int32(round), mixing.tables))

@@ -25,7 +25,7 @@ def cross_silo(population_size: PopulationSize, *, seed: int = 0) -> Devices:
 
     Returns: `Devices`.
 
-    Guarantees: tests/network/test_presets.py::test_cross_silo.
+    Guarantees: Speeds, links and availability are as stated (tests/network/test_presets.py::test_cross_silo).
 
     References: Kairouz et al. 2021, table 1.
 
@@ -64,7 +64,7 @@ def cross_device(population_size: PopulationSize, *, seed: int = 0) -> Devices:
 
     Returns: `Devices`.
 
-    Guarantees: tests/network/test_presets.py::test_cross_device.
+    Guarantees: Speeds, links and availability are as stated (tests/network/test_presets.py::test_cross_device).
 
     References: Bonawitz et al. 2019, sections 2.2 and 9; Konecny et al. 2016, section 1; Kairouz et al. 2021, table 1;
     Lai et al. 2022 (FedScale), section 3.2.

@@ -66,7 +66,8 @@ def stochastic_block(
 
     Raises: ValueError for a graph that is not connected, unless `connected` is False.
 
-    Guarantees: tests/network/test_random_graphs.py::test_stochastic_block.
+    Guarantees: Numbers of edges inside of blocks and between blocks have their laws
+    (tests/network/test_random_graphs.py::test_stochastic_block).
 
     References: Holland, Laskey and Leinhardt 1983.
     """
@@ -111,6 +112,7 @@ def k_regular(population_size: PopulationSize, degree: int, *, connected: bool =
     if population_size * degree % 2:
         validate.fail("degree", f"an even number for N = {population_size} nodes", degree)
     complement_degree = population_size - 1 - degree
+    # In a dense graph nearly all pairs exist already, so that repairs would rarely succeed.
     if complement_degree < degree:
         complement = k_regular(population_size, complement_degree, connected=False, seed=seed)
         adjacency = np.ones((population_size, population_size), bool)

@@ -163,13 +163,15 @@ def from_csv(
     Raises: ValueError for a file that cannot be read or has no edge, and for a line that is no edge, which the error
     names.
 
-    Guarantees: tests/network/test_topology.py::test_a_csv_of_edges, ::test_published_edge_lists.
+    Guarantees: Files with headers, comments and other delimiters are read, also published edge lists
+    (tests/network/test_topology.py::test_a_csv_of_edges, ::test_published_edge_lists).
     """
     edges: list[tuple[int, int]] = []
     rows = text_files.table_rows("file", file, delimiter=delimiter, comments=("#", "%"), spaces=True)
     for row_index, (line_number, row) in enumerate(rows):
         pair = row[:2]
         hint = f"Line {line_number} of {file}."
+        # A header: skipped, although it is no edge.
         if not row_index and len(pair) == 2 and all(text[:1].isalpha() for text in pair):
             continue
         if len(pair) < 2 or not all(_is_integer(text) for text in pair):
@@ -181,6 +183,7 @@ def from_csv(
             continue
         if sender == receiver:
             validate.fail("file", "two different nodes", row, f"{hint} Leave such edges out: drop_self_loops = true.")
+        # Renumbered nodes may have any number that int64 holds.
         upper_bound = NODE_NUMBERS if renumber else population_size
         if not (0 <= sender < upper_bound and 0 <= receiver < upper_bound):
             hint += " Nodes are numbered from 0." if population_size in (sender, receiver) else ""
@@ -191,6 +194,7 @@ def from_csv(
         validate.fail("file", "an edge a row", "none", f"In {file}.")
     pairs = np.array(edges)
     if renumber:
+        # `unique` sorts the nodes, so new numbers follow the order of the old ones.
         nodes, new_numbers = np.unique(pairs, return_inverse=True)
         if len(nodes) != population_size:
             hint = f"The graph needs as many clients: {len(nodes)}."
@@ -360,7 +364,8 @@ def hears_back(graph: Graph) -> bool:
 
     This is true of undirected graphs, connected or not.
 
-    Guarantees: tests/network/test_topology.py::test_directed_connection_is_strong.
+    Guarantees: In a directed graph, arrows count in their direction only
+    (tests/network/test_topology.py::test_directed_connection_is_strong).
     """
     kinds = ("strong", "weak")
     num_components = {
@@ -375,7 +380,8 @@ def hears_back(graph: Graph) -> bool:
 def is_connected(graph: Graph) -> bool:
     """Tells whether every node can reach every other node, along the arrows of a directed graph.
 
-    Guarantees: tests/network/test_topology.py::test_directed_connection_is_strong, ::test_points_of_failure.
+    Guarantees: In a directed graph, arrows count in their direction only
+    (tests/network/test_topology.py::test_directed_connection_is_strong, ::test_points_of_failure).
     """
     options = {"directed": graph.directed, "connection": "strong"}
     return sparse.csgraph.connected_components(graph.adjacency(), return_labels=False, **options) == 1
@@ -394,7 +400,8 @@ def check_connected(name: str, graph: Graph) -> None:
 
     Raises: ValueError with the number of components and the sizes of the largest.
 
-    Guarantees: tests/laws/test_gossip.py::test_a_graph_in_several_parts_is_refused.
+    Guarantees: Every gossip algorithm refuses such a graph
+    (tests/laws/test_gossip.py::test_a_graph_in_several_parts_is_refused).
 
     >>> check_connected("mixing", from_edges(5, [(0, 1), (2, 3)]))  # doctest: +ELLIPSIS
     Traceback (most recent call last):

@@ -131,6 +131,7 @@ def _seconds_of_dates(table: Table, origin: float | str) -> Iterator[np.ndarray]
     if not isinstance(origin, str):
         rule = "the date at which a run begins, as a text"
         validate.fail("origin", rule, origin, f"The file's first row begins at {table.texts['start'][0]!r}.")
+    # Differences of dates are exact to a microsecond, whatever their time zones.
     origin_date = _date("origin", str(origin))
     for name in ("start", "end"):
         seconds = np.empty(len(table.rows))

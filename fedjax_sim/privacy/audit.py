@@ -67,6 +67,7 @@ class Audit:
 
         def plain(value):
             """Returns `value` with None in place of each number that is not finite, at any depth."""
+            # JSON has no infinity and no NaN.
             if isinstance(value, dict):
                 return {name: plain(entry) for name, entry in value.items()}
             if isinstance(value, (list, tuple)):
@@ -130,6 +131,7 @@ def judge(
                 name, "a vector of finite scores", f"shape {scores.shape}, {(~np.isfinite(scores)).sum()} not finite"
             )
         validate.integer(f"releases {name}", scores.size, 1000, hint="Fewer show nothing.")
+    # `power_excess` divides the alarms of both samples by a single number of releases.
     if samples[0].size != samples[1].size:
         validate.fail("releases", "as many with the canary as without", tuple(scores.size for scores in samples))
 
@@ -144,6 +146,7 @@ def judge(
     lower = estimates[-1].lower if fitted is not None else estimates[0].lower
     upper = fitted.upper if fitted is not None else math.inf
     highest_lower_bound = max(scores.lower for scores in estimates)
+    # The order of the verdicts: violations first, because they hold whatever the upper bound is.
     if excess > 0:
         description = "of {:.3%} false alarms, at most, has power {:.3%}, at least; the claim allows {:.3%}".format(
             *power_test

@@ -66,6 +66,7 @@ def written_down(
     >>> written_down(population_size=1000, cohort_size=10).rate
     0.01
     """
+    # Options use names of samplers, mechanisms use schemes of designs.
     scheme = SCHEMES.get(scheme, scheme)
     validate.in_range("cohort_size", cohort_size, 0, population_size, open_low=True,
                       hint="A cohort has at most the population's clients.")  # fmt: skip
@@ -84,6 +85,7 @@ def written_down(
             num_slots = None
     if scheme == "full":
         cohort_size = population_size
+    # A cohort of fixed size fills exactly its slots.
     if scheme == "uniform_without_replacement":
         validate.integer("cohort_size", cohort_size, 1, population_size)
         num_slots = cohort_size
@@ -220,6 +222,7 @@ def compare(
     sizes = {"population_size": population_size, "cohort_size": cohort_size, "clip_norm": clip_norm}
     validate.integer("cohort_size", cohort_size, 1, population_size)
     m = cohort_size
+    # The three places of the noise, with two samplers for central noise.
     rows = []
     for place, scheme, trust in (
         ("central", "poisson", "the server, and secret Poisson sampling"),
@@ -248,12 +251,14 @@ def comparison_table(rows: list[Row]) -> str:
         "neighbours",
         "accountant",
     )
+    # The first row is central noise with Poisson sampling, the reference of the column "times central".
     central_std = rows[0].mean_std
     body = [
         (row.place, f"{row.noise_multiplier:.5g}", f"{row.message_std:.4g}", f"{row.mean_std:.4g}",
          f"{row.mean_std / central_std:.4g}", row.adjacency.replace("_", " "), row.accountant)
         for row in rows
     ]  # fmt: skip
+    # Columns are as wide as their widest cell.
     widths = [max(len(line[column]) for line in (head, *body)) for column in range(len(head))]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
              for line in (head, *body)]  # fmt: skip

@@ -119,13 +119,16 @@ def calibrate_report(
         f"Event: {event}.",
     ]
     lines += _of_members(noisy, rounds, delta if member_delta is None else member_delta, accountant, fields)
+    # Integer noise: the grid is part of the calibrated mechanism, so the report states it.
     if noisy.detail("clip_units"):
         grid = noisy.clip_norm / noisy.detail("clip_units")
         lines.append(f"It holds with granularity = {grid:.9g} written out: by default the grid follows the noise.")
     if noisy.law == "without_replacement" and noisy.place == "central" and not noisy.detail("noise_cohort_size"):
+        # The report says how much less noise a Poisson sample of the same size would need.
         poisson = calibrate(epsilon, delta, rounds, _as_poisson(noisy)).noise_multiplier
         fields["poisson_noise_multiplier"] = poisson
         lines.append(f"With a Poisson sample of the same expected size, {poisson:.5g} would do{_WHY}")
+    # The comparison needs whole clients, while the cohort size of a Poisson sample may be fractional.
     if table:
         cohort_size = max(1, round(noisy.cohort_size))
         rows = compare(epsilon, delta, rounds, population_size=noisy.population_size, cohort_size=cohort_size,

@@ -181,6 +181,7 @@ def _segment_from(fields: Any) -> _Segment:
     if not isinstance(fields, Mapping) or set(fields) != expected_fields:
         validate.fail("ledger.segments", f"objects with {sorted(expected_fields)}", fields)
     mechanism = Mechanism.from_dict(fields["mechanism"])
+    # The fingerprint reveals a mechanism that was edited by hand, which would falsify what was spent.
     if mechanism.fingerprint != fields["fingerprint"]:
         hint = "The mechanism was changed in the file, or by another version of fedjax_sim."
         validate.fail("ledger.fingerprint", mechanism.fingerprint, fields["fingerprint"], hint)

@@ -250,6 +250,7 @@ class Mechanism:
 
         count = self.releases(rounds)
         z = self.noise_multiplier
+        # dp-accounting has no event for integer noise.
         if self.kind in INTEGERS:
             return None
         if count == 0:
@@ -262,6 +263,7 @@ class Mechanism:
         elif self.law == "truncated_poisson":
             event = dp.TruncatedSubsampledGaussianDpEvent(*self.drawn_from, z)
         elif self.law == "without_replacement":
+            # The accountant for samples of fixed size does not allow for two clip norms, so the noise is halved.
             halved_noise = dp.GaussianDpEvent(z / self.moves)
             event = dp.SampledWithoutReplacementDpEvent(self.population_size, int(self.cohort_size), halved_noise)
         return dp.SelfComposedDpEvent(event, count)
@@ -270,6 +272,7 @@ class Mechanism:
 def _check_scheme(mechanism: Mechanism) -> None:
     """Refuses a mechanism whose parts do not fit together, or that no accountant knows, with the reason."""
     schemes = ("poisson", "truncated_poisson", _FIXED, "full", "cyclic", "shuffled_cyclic")
+    # Sampling: a client must fill at most one slot, by a law that an accountant knows.
     if mechanism.scheme in ("with_replacement", "weighted_with_replacement"):
         hint = (
             "A client may fill several slots, and no accountant here bounds what it then moves: use poisson or uniform."
@@ -288,12 +291,14 @@ def _check_scheme(mechanism: Mechanism) -> None:
     validate.in_range("cohort_size", mechanism.cohort_size, 0, mechanism.population_size, open_low=True, hint=hint)
     if mechanism.scheme in (_FIXED, "full") and mechanism.cohort_size != int(mechanism.cohort_size):
         validate.fail("cohort_size", "a whole number of clients", mechanism.cohort_size)
+    # Rounds: without correlated noise they must be independent.
     if mechanism.kind in CORRELATED:
         _check_separation(mechanism)
     # Local noise needs no sampling, so cyclic schemes are fine there.
     elif "cyclic" in mechanism.scheme and mechanism.place != "local":
         hint = "Who comes next depends on who came before, so sampling amplifies nothing: use poisson, uniform or full."
         validate.fail("sampler", "independent rounds", mechanism.scheme, hint)
+    # Shares of noise: they add up to the noise only if every message arrives.
     if mechanism.place == "distributed":
         hint = "A missing message takes its share of the noise along: use uniform or full, without dropout."
         if mechanism.scheme not in (_FIXED, "full") or mechanism.thinned:
@@ -303,6 +308,7 @@ def _check_scheme(mechanism: Mechanism) -> None:
         num_counted = mechanism.detail("cohort_size", mechanism.num_slots)
         if num_counted > mechanism.num_slots:
             validate.fail("noise.details.cohort_size", f"at most {mechanism.num_slots} messages", num_counted, hint)
+    # Integer noise: its accountant needs norms in units of the grid.
     if mechanism.kind in INTEGERS:
         if mechanism.place != "distributed" or mechanism.unit != "client":
             validate.fail(
@@ -310,6 +316,7 @@ def _check_scheme(mechanism: Mechanism) -> None:
             )
         for name in ("clip_units", "cohort_size", "dimension", "l1_units", "l2_units"):
             validate.positive(name, mechanism.detail(name), hint="Integer noise is accounted for in units of its grid.")
+    # Records: the accountant needs the steps, and how often a step sees a record.
     if mechanism.unit == "record":
         if mechanism.detail("steps") is None or mechanism.detail("sampling") not in (
             "poisson",
@@ -330,6 +337,7 @@ def _check_separation(mechanism: Mechanism) -> None:
     for name in ("num_rounds", "separation", "participations"):
         validate.integer(name, mechanism.detail(name), hint="As transform.matrix_mechanism states it.")
     is_cyclic = mechanism.scheme == "cyclic"
+    # A cyclic order returns to a client after N / slots rounds; other samplers may invite it again at once.
     guaranteed_separation = mechanism.population_size // mechanism.num_slots if is_cyclic else 1
     if not (min(mechanism.detail("separation"), mechanism.detail("num_rounds")) <= guaranteed_separation):
         plural = "s" if guaranteed_separation > 1 else ""
@@ -344,6 +352,7 @@ def _check_separation(mechanism: Mechanism) -> None:
 
 def _adjacencies(mechanism: Mechanism) -> tuple[str, ...]:
     """Returns the adjacencies that hold for this mechanism; the first is the default."""
+    # Shuffled batches have a fixed size, so a record cannot be added without moving others.
     if mechanism.unit == "record":
         return ("zero_out", "replace_one") if mechanism.detail("sampling") == "shuffled" else ADJACENCIES
     if mechanism.detail("first") == "client" and mechanism.place == "central":
@@ -354,6 +363,7 @@ def _adjacencies(mechanism: Mechanism) -> tuple[str, ...]:
         return ("replace_one", "zero_out")
     if mechanism.detail("max_reports") is not None and mechanism.place == "central":
         return ("replace_one",) if mechanism.scheme == _FIXED else ("replace_one", "zero_out")
+    # Zeroing a message moves its clip bit twice as far, see `_why_not`.
     if mechanism.detail("adaptive") and mechanism.scheme != _FIXED:
         return ("add_or_remove_one", "replace_one")
     if mechanism.place == "distributed":

@@ -185,6 +185,7 @@ def _check_response(design: SamplingDesign, noise: Any) -> None:
 def _details(noise: Any, dimension: int | None) -> dict[str, Any]:
     """Returns the details of a noise as plain numbers and strings, with norms computed for the dimension."""
     details = noise.details
+    # Integer noise: the norm of a rounded update depends on the dimension.
     if hasattr(details, "rounded_norm"):
         hint = "What rounding adds to an update's norm depends on it: pass dimension=d."
         if dimension is None:
@@ -198,6 +199,7 @@ def _details(noise: Any, dimension: int | None) -> dict[str, Any]:
             "l2_units": float(details.rounded_norm(dimension)),
             "table_error": float(details.table_error),
         }
+    # Other values are dropped, because a mechanism must be plain to be stored and compared.
     return {name: value for name, value in noise.named_details.items() if isinstance(value, (int, float, str))}
 
 

@@ -35,11 +35,13 @@ def describe_rate(made: Mechanism) -> str:
     """Describes the law of the cohort as a phrase."""
     clients = f"{made.detail('level', 'client')}s"
     size = f"{made.cohort_size:,.6g} of {made.population_size:,} {clients}"
+    # A record is drawn in the steps of its client, whatever cohorts are drawn.
     if made.unit == "record":
         steps = made.detail("steps")
         how_often = f"with probability {made.drawn_from[1]:.6g}"
         how_often = "surely" if made.law == "always" else how_often
         return f"{steps} noisy steps a round, each of which sees a record {how_often}; a client may be in every round"
+    # All rounds are one mechanism, whose noise depends on how often a client takes part.
     if made.kind in CORRELATED:
         participations = made.detail("participations")
         separation = made.detail("separation")
@@ -73,6 +75,7 @@ def assumptions(mechanism: Mechanism, delta: float) -> tuple[str, ...]:
     sentences = [_TRUST[mechanism.place]]
     if level is not None and mechanism.place == "local":
         sentences = [f"The server is not trusted: each {level} adds noise to its own message before that leaves it."]
+    # The first assumptions hold for every mechanism: trust, one run, and what others see.
     visible = "Messages and models" if mechanism.place == "local" else "Models"
     sentences += [ONE_RUN, f"{visible} alone are seen by others. {UNCOVERED}"]
     if level is not None:
@@ -84,6 +87,7 @@ def assumptions(mechanism: Mechanism, delta: float) -> tuple[str, ...]:
             f"A client that is added, removed or replaced changes the message of its {level}, which moves the sum by "
             f"up to two clip norms. Whole {level}s are drawn: drawing clients inside of one gains nothing."
         )
+    # How units are drawn, and what has to stay secret for that.
     if mechanism.unit == "record":
         sentences.append(
             "How many examples a client has is no secret; what it measures beside its message is not covered."
@@ -99,6 +103,7 @@ def assumptions(mechanism: Mechanism, delta: float) -> tuple[str, ...]:
             "Cohorts of fixed size are no Poisson samples: one client more means another one less, so neighbours "
             "differ by two clip norms, and only a looser bound (Wang et al. 2019) is known."
         )
+    # Dropouts and local noise.
     if mechanism.thinned:
         sentences.append(
             "Who drops out does so whatever others hold. A sample of a sample is the same with a lower rate, so the "
@@ -109,6 +114,7 @@ def assumptions(mechanism: Mechanism, delta: float) -> tuple[str, ...]:
             "Sampling amplifies nothing against whoever receives messages: a client may be in every round."
         )
         sentences.append("That a client sends is no secret, nor that one without examples does not.")
+    # Limits of a simulation: simulated cohorts and adaptive clipping.
     if (noise_cohort_size := mechanism.detail("noise_cohort_size")) is not None:
         simulated = mechanism.detail("simulated_cohort_size")
         sentences.append(
@@ -119,6 +125,7 @@ def assumptions(mechanism: Mechanism, delta: float) -> tuple[str, ...]:
         sentences.append(
             "The clip norm follows a noisy quantile; the noise multiplier is that of both releases together."
         )
+    # Limits of the noise: correlation, integers and float32.
     if mechanism.kind in CORRELATED:
         sentences.append(
             f"Noise is correlated over the {mechanism.detail('num_rounds'):,} rounds of the run, which are one "
@@ -138,6 +145,7 @@ def assumptions(mechanism: Mechanism, delta: float) -> tuple[str, ...]:
             f"{mechanism.detail('level', mechanism.unit)} is drawn: what is published once without any noise could "
             "meet it."
         )
+    # A useful delta lies below one over the number of units.
     if mechanism.num_units is None:
         sentences.append(
             "How many clients there are in all is not known here: delta means something below one over it."
@@ -166,6 +174,7 @@ def explain(subject: Any) -> str:
     """
     if isinstance(subject, Mechanism):
         sender = subject.detail("level", "client")
+        # For a mechanism: the noise, the sampling, the neighbours, and then the assumptions.
         where = {
             "central": "in the sum of the messages, by the server",
             "distributed": f"in the sum of the messages, a share by each {sender}",

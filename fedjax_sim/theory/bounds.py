@@ -71,6 +71,7 @@ def proximal_drift(
         validate.fail("proximal_weight", "a number > 0 when a hessian is singular", proximal_weight)
     proximal_hessian = proximal_weight * np.eye(len(anchor))
     linear_terms = np.einsum("nij,nj->ni", hessians, centers)
+    # Minima of f_i + (lambda / 2) |w - w_t|^2 by client, and the minimum of their weighted sum.
     local_solutions = np.linalg.solve(
         hessians + proximal_hessian, (linear_terms + proximal_weight * anchor)[..., None]
     )[..., 0]
@@ -78,6 +79,7 @@ def proximal_drift(
         np.einsum("n,nij->ij", shares, hessians) + proximal_hessian, shares @ linear_terms + proximal_weight * anchor
     )
     gradients = np.einsum("nij,nj->ni", hessians, center - centers)
+    # G is taken at w_bar*, where the proximal terms of all clients are equal and cancel.
     dissimilarity = float(np.linalg.norm(gradients - shares @ gradients, axis=1).max())
     distances = np.linalg.norm(local_solutions - center, axis=1)
     return ProximalDrift(center, distances, dissimilarity, dissimilarity / curvature)

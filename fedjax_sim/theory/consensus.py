@@ -157,6 +157,7 @@ def dgd_fixed_point(matrix: Any, curvatures: Any, centers: Any, learning_rate: f
         validate.fail("matrix, curvatures, centers", "[N, N], [N] and [N]", shapes)
     if not (curvatures_64 > 0).all():
         validate.fail("curvatures", "numbers > 0", curvatures_64.min())
+    # One step is x <- (W - rate H) x + rate H c, which contracts if the spectral radius is below 1.
     iteration_matrix = mixing - learning_rate * np.diag(curvatures_64)
     if (largest := np.abs(np.linalg.eigvals(iteration_matrix)).max()) >= 1:
         rule = "a rate with which the recursion contracts"

@@ -204,7 +204,8 @@ def proximal_solution(hessian: Any, linear: Any, anchor: Any, *, proximal_weight
 
     Returns: [d] float64.
 
-    Guarantees: tests/theory/test_convergence.py::test_proximal_solution.
+    Guarantees: Known values of a quadratic in two dimensions, which gradient descent reaches too
+    (tests/theory/test_convergence.py::test_proximal_solution).
 
     >>> print(proximal_solution([[3, 1], [1, 2]], [1, -1], [0.5, 0.5], proximal_weight=1.0).round(6))
     [ 0.454545 -0.318182]
@@ -223,7 +224,8 @@ def proximal_curvature(hessian: Any, *, proximal_weight: NonNegative) -> tuple[f
       hessian: a number or [d, d], symmetric.
       proximal_weight: lambda >= 0.
 
-    Guarantees: tests/theory/test_convergence.py::test_proximal_solution.
+    Guarantees: Both are the eigenvalues of the Hessian plus lambda
+    (tests/theory/test_convergence.py::test_curvature_shifts_by_the_coefficient).
 
     >>> proximal_curvature([[3, 0], [0, 2]], proximal_weight=1.0)
     (3.0, 4.0)

@@ -173,6 +173,7 @@ def _from_moments(design, moments, weights, estimator, denominator, counts, meth
     if weights is not None or moments.count != design.population_size or np.ndim(moments.weighted_sum) != 1:
         rule = f"Moments of the {design.population_size} clients, taken with their weights, and weights=None"
         validate.fail("values", rule, (moments.count, weights))
+    # These estimators weigh clients by their own probabilities, which sums over clients do not contain.
     needs_values = estimator in ("hansen_hurwitz", "li_scheme_one")
     if design.scheme in ("cyclic", "weighted_with_replacement") or needs_values:
         validate.fail("values", "an array", "Moments", "This design does not treat all clients alike.")
@@ -195,6 +196,7 @@ def _factor(aggregator: str, design: SamplingDesign, weight: float, denominator:
         return 1 / denominator
     if aggregator == "keep_old":
         return 1 / weight
+    # Hansen-Hurwitz counts slots, and Horvitz-Thompson counts clients that are drawn at most once.
     if (aggregator == "hansen_hurwitz") != design.replacement:
         rule = "a design with replacement" if aggregator == "hansen_hurwitz" else "a design without replacement"
         validate.fail("design", f"{rule} for {aggregator}", design.scheme)
@@ -270,6 +272,7 @@ def _ratio(
     g = probabilities[has_reports] @ (
         size * (size - report_numbers[has_reports]) / (report_numbers[has_reports] * max(size - 1.0, 1.0))
     )
+    # A window whose clients have no weight gives an aggregate of 0, and not 0 / 0.
     squared_weight = np.square(np.where(np.asarray(sums.weight) > 0, sums.weight, 1.0))
     square, cross = sums.residual()
     has_weight = np.asarray(sums.weight)[..., None] > 0
@@ -315,6 +318,7 @@ def _with_replacement(design, once: Moments, twice: Moments, factor, target, ori
     slot_rate = q * slots
     pair_rate = q * (1 - q) * slots * (slots - 1)
     if factor is not None:
+        # With a fixed factor the sum over slots is linear, so its variance is exact.
         spread, weighted_sum = once.spread(origin, 1)
         # An infinite size subtracts no mean: sum p^2 |a|^2.
         squared_sum = twice.spread(origin, math.inf)[0]
@@ -326,6 +330,7 @@ def _with_replacement(design, once: Moments, twice: Moments, factor, target, ori
     square, cross = once.residual()
     square_two = twice.square - 2 * ratio @ twice.squared_weighted_sum + twice.squared_weight * ratio @ ratio
     cross_two = twice.squared_weighted_sum - twice.squared_weight * ratio
+    # A ratio: first order about its expected divisor, the expected number of slots times the mean weight.
     squared = (slot_rate * once.weight) ** 2
     mean = origin + ratio - (slot_rate * cross + pair_rate * cross_two) / squared
     # The p sum to one, so this is the variance of the weights.

@@ -83,7 +83,7 @@ def hierarchy_contraction(
 
     Returns: a spectral radius.
 
-    Guarantees: tests/theory/test_hierarchy.py::test_iterated_rounds.
+    Guarantees: Iterated rounds converge at this rate (tests/theory/test_hierarchy.py::test_iterated_rounds).
 
     >>> round(hierarchy_contraction([1, 10, 2], [0, 1, -1], [0, 0, 1], edge_rounds=2, num_steps=5, step_size=0.05), 6)
     0.224239

@@ -25,7 +25,8 @@ def alignment_auc(dimension: PositiveInt, batch_size: PositiveInt) -> float:
 
     Returns: AUC in (0.5, 1).
 
-    Guarantees: tests/adversary/test_membership.py::test_alignment.
+    Guarantees: The AUC equals that of simulated Gaussian gradients
+    (tests/adversary/test_membership.py::test_alignment).
 
     >>> round(alignment_auc(100, 50), 4)
     0.8413
@@ -46,7 +47,8 @@ def overfitting_advantage(ratio: Annotated[float, Number(1)]) -> float:
 
     Returns: true minus false positive rate, in [0, 1).
 
-    Guarantees: tests/adversary/test_membership.py::test_overfitting_advantage.
+    Guarantees: No threshold on such errors has a larger advantage
+    (tests/adversary/test_membership.py::test_overfitting_advantage).
 
     References: Yeom et al. 2018, section 3.3.
 

@@ -113,6 +113,7 @@ def budget_from_moments(
     _check(step_size, num_steps, server_rate, relative_error, num_rounds)
     cohort = _cohort(design, num_clients, shares, denominator)
     eigenvalues, vectors = np.linalg.eigh(hessian)
+    # Rounding may make a zero eigenvalue slightly negative.
     eigenvalues = np.maximum(eigenvalues, 0)
     covered_share = covered(step_size * eigenvalues, num_steps)
     update_scale = step_size * summed(step_size * eigenvalues, num_steps)
@@ -124,6 +125,7 @@ def budget_from_moments(
     )
     gain = _gain(second_moment_decay, num_rounds)
 
+    # The covariances that one round adds: of clients, minibatches and messages, through K local steps.
     noise_scale = step_size**2 * steps_kept(step_size * eigenvalues, num_steps)
     minibatch = _scaled(vectors, noise_scale, minibatch_covariance, "minibatch_covariance")
     clients = _scaled(vectors, np.outer(update_scale, update_scale), client_covariance, "client_covariance")
@@ -136,6 +138,7 @@ def budget_from_moments(
         "quantization": squared_message_factor * messages,
         "privacy_noise": server_rate**2 * covariance_matrix("privacy_variance", privacy_variance, dimension),
     }
+    # What remains of them in the long run, or after `num_rounds` rounds.
     covariances = {name: _scaled(vectors, gain, sources[name], name) for name in SOURCES}
     if relative_error:
         covariances = _with_relative_error(
@@ -221,6 +224,7 @@ def _with_relative_error(
     X = gain(source + diag u) with u = scale diag(M X M) is linear in the d numbers u, and is solved for u.
     """
     progress = (vectors * covered_share) @ vectors.T
+    # The map from the compression variance u of a round to the one that it causes later; it must contract.
     growth = scale * _compression_map(np.outer(covered_share, covered_share) * gain, vectors)
     if not ((radius := spectral_radius(growth)) < 1):
         validate.fail("step_size", "a round whose mean square contracts", radius, "Take smaller steps.")

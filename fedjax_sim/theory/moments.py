@@ -73,6 +73,7 @@ class Moments(NamedTuple):
         weighted_sum = np.zeros(rows.shape[1])
         squared_weighted_sum = np.zeros(rows.shape[1])
         square = 0.0
+        # Blocks bound the memory: only one of them is float64 at a time.
         block_size = max(1, _ROWS // rows.shape[1])
         for start in range(0, len(rows), block_size):
             block_slice = slice(start, start + block_size)
@@ -82,6 +83,7 @@ class Moments(NamedTuple):
             weighted_sum += block_weights @ block
             squared_weighted_sum += block_squared_weights @ block
             square += float(block_squared_weights @ np.einsum("nd,nd->n", block, block))
+        # A single NaN or infinity makes the sum of squares not finite, so one check suffices.
         if not math.isfinite(square):
             validate.fail("values", "finite numbers, whose squares are finite", "NaN or inf")
         weight = float(multipliers_64 @ weights)

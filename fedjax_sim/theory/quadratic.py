@@ -50,6 +50,7 @@ def quadratic_problem(hessians: Any, centers: Any, shares: Any = None) -> tuple[
         validate.fail("hessians, centers", "finite numbers", "NaN or inf")
     if not np.allclose(hessians, np.swapaxes(hessians, 1, 2), rtol=1e-6, atol=1e-8):
         validate.fail("hessians", "symmetric matrices", "an asymmetric one", "Use (H + H^T) / 2.")
+    # Rounding may make a zero eigenvalue slightly negative, so there is a tolerance.
     smallest_eigenvalue = np.linalg.eigvalsh(hessians).min()
     if not (smallest_eigenvalue >= -1e-6 * max(1.0, np.abs(hessians).max())):
         validate.fail(
@@ -128,7 +129,8 @@ def effective_shares(shares: Any, num_steps: Any) -> np.ndarray:
 
     Returns: [N] float64 with sum 1. FedAvg's fixed point tends to the `quadratic_optimum` with these shares.
 
-    Guarantees: tests/theory/test_convergence.py::test_unequal_steps_shift_the_fixed_point.
+    Guarantees: The fixed point of FedAvg tends to this optimum
+    (tests/theory/test_convergence.py::test_unequal_steps_shift_the_fixed_point).
 
     References: Wang et al. 2020 (FedNova), theorem 1.
 
@@ -241,6 +243,7 @@ def covariance_matrix(name: str, covariance: Any, dimension: int, num_clients: i
         expected_shapes = common_shape if num_clients is None else f"{common_shape} or {client_shape}"
         validate.fail(name, f"a finite variance per coordinate, or {expected_shapes}", covariance)
     covariance = covariance if num_clients is None else np.broadcast_to(covariance, client_shape)
+    # The symmetric part decides; a covariance from a simulation is symmetric up to rounding only.
     smallest_eigenvalue = np.linalg.eigvalsh((covariance + np.swapaxes(covariance, -1, -2)) / 2).min()
     if not (smallest_eigenvalue >= -1e-9 * max(1e-30, np.abs(covariance).max())):
         validate.fail(name, "variances >= 0", float(smallest_eigenvalue))

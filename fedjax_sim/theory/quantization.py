@@ -158,6 +158,7 @@ def quantization_error(
         delta = np.linalg.norm(x, axis=-1, keepdims=True) / levels
         offset = 0.0
     else:
+        # Levels lie at multiples of Delta, or half a Delta beside them if zero is no level.
         unit_delta = level_distance(bits, keeps_zeros=keeps_zeros)
         offset = 0.0 if keeps_zeros else 0.5
         if range is None:
@@ -193,6 +194,7 @@ def crossover_cohort_size(position: Share) -> float:
     >>> round(crossover_cohort_size(0.3), 2)
     2.33
     """
+    # The distances to the nearer and to the farther level.
     low, high = sorted((float(position), 1 - float(position)))
     return high / low if low else math.inf
 

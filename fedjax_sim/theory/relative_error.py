@@ -42,7 +42,9 @@ def stochastic_relative_variance(num_values: PositiveInt, bits: int, *, keeps_ze
     (1.0, 0.4444444444444444)
     """
     t = 1 / level_distance(bits, keeps_zeros=keeps_zeros)
+    # Each bound holds for all updates, so the least of them does.
     bounds = [(num_values - 1) / (4 * t**2)]
+    # With zero among the levels, small numbers cost no more than Delta times their magnitude.
     if keeps_zeros:
         bounds.append((math.sqrt(num_values) - 1) / 2 if t == 1 else math.sqrt(num_values) / t)
     return min(bounds)

@@ -80,7 +80,8 @@ def chance_of_more_attackers(
       num_byzantine: f, the number of attackers that the rule withstands.
       num_rounds: T, with independent cohorts.
 
-    Guarantees: tests/theory/test_robustness.py::test_attackers_that_cohorts_meet.
+    Guarantees: Known values, and the law of attackers in cohorts of the real sampler
+    (tests/theory/test_robustness.py::test_attackers_that_cohorts_meet).
 
     References: Wang, Farhadkhani, Guerraoui, Pinot and Stephan 2023 (on subsampling and Byzantine clients).
 
@@ -112,7 +113,8 @@ def most_attackers(
       population_size, num_attackers, cohort_size, num_rounds: as in `chance_of_more_attackers`.
       chance: in (0, 1).
 
-    Guarantees: tests/theory/test_robustness.py::test_attackers_that_cohorts_meet.
+    Guarantees: Known values, and the number of attackers in cohorts of the real sampler
+    (tests/theory/test_robustness.py::test_attackers_that_cohorts_meet).
 
     >>> most_attackers(1000, 100, 100, num_rounds=100)
     24
@@ -160,6 +162,7 @@ def chance_beyond(
     if design.client_rates is not None or design.response != "random":
         validate.fail("design", "one in which all clients are as likely to report", design.response, hint)
     validate.integer("num_attackers", num_attackers, 0, design.population_size)
+    # Given the number of messages, attackers among them are hypergeometric.
     counts, probabilities = report_counts(design)
     most_withstood = np.asarray(withstands(counts))
     probability_per_round = float(
@@ -309,6 +312,7 @@ def median_efficiency(number: int | None = None) -> float:
         """Computes the density of the middle order statistic, in logarithms because the factorials overflow."""
         return math.exp(log_count + half * (stats.norm.logcdf(x) + stats.norm.logsf(x)) + stats.norm.logpdf(x))
 
+    # Twelve standard deviations of the median, beyond which the density vanishes in float64.
     half_width = 12 / math.sqrt(number) if number > 1 else 12
     return (
         number

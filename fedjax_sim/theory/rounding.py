@@ -49,10 +49,12 @@ def rounding_variance(mean: Any, spread: Any, distance: Positive) -> np.ndarray:
     s = spread / distance
     u = position - np.floor(position)
     with np.errstate(divide="ignore", invalid="ignore"):
+        # E[(how far x is beyond a level)_+] for the levels below and above; only these two matter for a small spread.
         overshoot = sum(s * stats.norm.pdf(gap / s) - gap * stats.norm.sf(gap / s) for gap in (u, 1 - u))
     small_spread = u * (1 - u) - s**2 + 2 * np.where(s > 0, overshoot, 0)
     k = np.arange(1, TERMS + 1)
     fourier_terms = (
         np.cos(2 * np.pi * k * position[..., None]) * np.exp(-2 * (np.pi * k * s[..., None]) ** 2) / (np.pi * k) ** 2
     )
+    # Both forms are computed for all entries, and the one that is accurate is chosen.
     return distance**2 * np.where(s < FAR, small_spread, 1 / 6 - fourier_terms.sum(-1))

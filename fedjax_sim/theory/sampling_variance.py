@@ -190,6 +190,7 @@ def horvitz_thompson_variance(values: Any, inclusion: Any, joint: Any = None) ->
     if probabilities.shape != rows.shape[:1] or not ((probabilities > 0) & (probabilities <= 1)).all():
         hint = "A client with probability 0 is never sampled."
         validate.fail("inclusion", f"{len(rows)} probabilities in (0, 1]", inclusion, hint)
+    # Every formula below is in terms of x_i / pi_i.
     scaled = rows / probabilities[:, None]
     if joint is None:
         return float(((1 - probabilities) * probabilities) @ np.square(scaled).sum(1))
@@ -213,6 +214,7 @@ def horvitz_thompson_variance(values: Any, inclusion: Any, joint: Any = None) ->
     variance = float(
         np.einsum("ij,ij->", joint_probabilities - np.outer(probabilities, probabilities), scaled @ scaled.T)
     )
+    # The bounds above are necessary only: joint probabilities may pass them and still belong to no design.
     if not (variance >= -1e-9 * np.square(scaled).sum()):
         validate.fail("joint", "probabilities that a law of cohorts can have", joint, "The variance is below zero.")
     return max(variance, 0.0)

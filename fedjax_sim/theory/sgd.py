@@ -112,10 +112,12 @@ def stationary_covariance(
     """
     from scipy.linalg import solve_discrete_lyapunov
 
+    # A single matrix [d, d] is one client.
     hessians = np.atleast_1d(np.asarray(hessians, np.float64))
     if hessians.ndim == 2:
         hessians = hessians[None]
     hessians, _, shares = quadratic_problem(hessians, np.zeros(hessians.shape[:2]), shares)
+    # Shares enter squared, because clients' noise is independent.
     noise_covariance = np.einsum("n,nij->ij", shares**2, local_noise(hessians, noise, num_steps, step_size))
     progress = np.einsum("n,nij->ij", shares, local_progress(hessians, num_steps, step_size))
     round_map = np.eye(len(progress)) - progress
@@ -155,7 +157,7 @@ def expected_squared_distance(curvature: Any, noise_variance: Any, step_sizes: A
 
     Returns: [T + 1] (or [T + 1, d]) float64.
 
-    Guarantees: tests/theory/test_convergence.py::test_decaying_steps.
+    Guarantees: The recursion and its limit agree (tests/theory/test_convergence.py::test_decaying_steps).
 
     >>> print(expected_squared_distance(1.0, 1.0, [0.5, 0.25], start=4.0))
     [4.       1.25     0.765625]
@@ -167,6 +169,7 @@ def expected_squared_distance(curvature: Any, noise_variance: Any, step_sizes: A
     for name, values in arguments.items():
         if not ((np.float64(values) >= 0) & np.isfinite(np.float64(values))).all():
             validate.fail(name, "finite numbers >= 0", values)
+    # Arguments of different shapes are directions of one problem.
     curvature, noise_variance, start_variance = np.broadcast_arrays(*map(np.float64, arguments.values()))
     variances = [start_variance]
     for step_size in step_sizes:
@@ -186,7 +189,7 @@ def decaying_step_limit(curvature: Positive, noise_variance: NonNegative, *, ste
       noise_variance: sigma^2 >= 0.
       step_constant: c > 1 / (2 h).
 
-    Guarantees: tests/theory/test_convergence.py::test_decaying_steps.
+    Guarantees: The recursion and its limit agree (tests/theory/test_convergence.py::test_decaying_steps).
 
     References: Chung 1954; Nemirovski et al. 2009, section 2.1.
 

@@ -57,6 +57,7 @@ def laplacian_spectrum(graph: str, population_size: PositiveInt, *, rows: int | 
         if population_size % rows or population_size // rows < 2:
             validate.fail("rows", f"a divisor of N = {population_size} from 2 to N / 2", rows)
         sizes.append(rows)
+    # Formulas are in the order of their Fourier modes, not of their values.
     return np.sort(SPECTRA[graph](*sizes))
 
 
@@ -69,7 +70,7 @@ def exponential_spectrum(population_size: PositiveInt) -> np.ndarray:
     Args:
       population_size: N.
 
-    Guarantees: tests/theory/test_consensus.py::test_closed_forms.
+    Guarantees: The moduli equal those of the matrices (tests/theory/test_consensus.py::test_exponential_spectrum).
 
     References: Ying et al. 2021, proposition 1.
     """

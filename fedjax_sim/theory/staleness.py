@@ -69,6 +69,7 @@ def delayed_contraction(hessian: Any, delay: int, *, step_size: Positive) -> flo
     """
     validate.integer("delay", delay, 0, MOST_DELAY)
     eigenvalues = np.linalg.eigvalsh(symmetric_matrix("hessian", hessian))
+    # lambda^(tau+1) - lambda^tau + eta h has zeros between its coefficients; without delay it has degree one.
     zeros = [0.0] * (delay - 1)
     polynomials = [[1.0, -1.0, *zeros, step_size * h] if delay else [1.0, step_size * h - 1.0] for h in eigenvalues]
     return float(max(np.abs(np.roots(coefficients)).max() for coefficients in polynomials))
@@ -112,6 +113,7 @@ def delayed_floor(hessian: Any, delay: int, *, step_size: float, noise: float = 
     limit = delayed_step_limit(delay, curvature=float(curvatures.max()))
     validate.in_range("step_size", step_size, 0, limit, open_low=True, open_high=True, hint="The limit at this delay.")
     validate.in_range("noise", noise, 0, wide=True)
+    # Each mode has its own frequency; the floor is the sum of their variances c_0.
     theta = 2 * np.arcsin(step_size * curvatures / 2)
     mode_variances = 1 / (2 * np.sin(theta) * np.tan((math.pi - (2 * delay + 1) * theta) / 4))
     return float((step_size * noise) ** 2 * mode_variances.sum())
@@ -135,7 +137,8 @@ def stale_gradient_error(hessian: Any, displacement: Any) -> StaleError:
 
     Returns: `StaleError`.
 
-    Guarantees: tests/theory/test_staleness.py::test_errors_of_stale_gradients.
+    Guarantees: The error is within its bound, and reaches it along the steepest direction
+    (tests/theory/test_staleness.py::test_errors_of_stale_gradients).
 
     >>> print([round(value, 4) for value in stale_gradient_error([[1, 0], [0, 10]], [0.5, 1.0])])
     [10.0125, 11.1803]

@@ -31,7 +31,7 @@ def harmonic(m: NonNegativeInt) -> float:
     Args:
       m: >= 0.
 
-    Guarantees: tests/theory/test_timing.py::test_harmonic_numbers.
+    Guarantees: Known values (tests/theory/test_timing.py::test_harmonic_numbers).
 
     >>> round(harmonic(10), 6)
     2.928968
@@ -137,7 +137,9 @@ def sampled_order_statistic(times: np.ndarray, k: int, m: int) -> float:
         return -np.log1p(n) - special.betaln(n - r + 1, r + 1)
 
     population_size = times.size
+    # The k-th smallest of a cohort may have the ranks k to N - m + k among all clients.
     rank = np.arange(k, population_size - m + k + 1, dtype=np.float64)
+    # In logarithms, because binomial coefficients overflow.
     log_probabilities = (
         log_choose(rank - 1, k - 1) + log_choose(population_size - rank, m - k) - log_choose(float(population_size), m)
     )
@@ -190,7 +192,7 @@ def shortfall_probability(num_reports: int, num_invited: PositiveInt, response_r
     Args:
       num_reports, num_invited, response_rate: as in `expected_round_time`.
 
-    Guarantees: tests/theory/test_timing.py::test_over_selection.
+    Guarantees: The binomial law, for over-selection (tests/theory/test_timing.py::test_over_selection).
 
     >>> shortfall_probability(100, 130, 0.9) < 1e-4 < shortfall_probability(100, 110, 0.9)
     True
