@@ -71,9 +71,7 @@ def _product(loss_fn: Callable, params: PyTree, data: ClientData, vector: PyTree
 def _drift(loss_fn, params, population, ids, num_steps, step_size, uniform, parts):
     """Computes weight, gradient, bias and pseudo-gradient, and with `parts` the terms of the bias.
 
-    All are weighted means over clients.
-
-    The parts need a second pass over the clients, because they depend on grad F.
+    All are weighted means over clients. The parts need a second pass over the clients, because they depend on grad F.
     """
 
     def gradient_at(point, data):

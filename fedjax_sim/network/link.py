@@ -71,7 +71,7 @@ class Transcript(NamedTuple):
         def encrypted_message(index, message):
             pad = stream(jax.random.fold_in(key, index), "pad")
             leaves = jax.tree.leaves(message.value)
-            flat = jnp.concatenate([_words(item) for item in leaves])
+            flat = jnp.concatenate([_words(leaf) for leaf in leaves])
             return message._replace(value=flat ^ jax.random.bits(pad, flat.shape, jnp.uint32))
 
         return tuple(

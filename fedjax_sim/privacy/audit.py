@@ -145,7 +145,7 @@ def judge(
     # The fitted interval is the tighter one, where its law holds. Thresholds bound epsilon from below only.
     lower = estimates[-1].lower if fitted is not None else estimates[0].lower
     upper = fitted.upper if fitted is not None else math.inf
-    highest_lower_bound = max(scores.lower for scores in estimates)
+    highest_lower_bound = max(estimate.lower for estimate in estimates)
     # The order of the verdicts: violations first, because they hold whatever the upper bound is.
     if excess > 0:
         description = "of {:.3%} false alarms, at most, has power {:.3%}, at least; the claim allows {:.3%}".format(

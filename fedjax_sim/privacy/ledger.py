@@ -84,7 +84,7 @@ class Ledger:
           stream: a name for everything else that decides the noise, such as the seed. Another stream is another
             release.
 
-        Raises: ValueError, TypeError for rounds out of order or skipped, and for a mechanism whose unit or adjacency
+        Raises: ValueError, TypeError for rounds out of order or skipped. Also for a mechanism whose unit or adjacency
         differs from that of the rounds before, because no single epsilon would hold.
         """
         validate.integer("start", start, 0, MAX_ROUNDS)

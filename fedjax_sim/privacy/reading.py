@@ -105,11 +105,14 @@ def mechanism_of(
 
     Returns: `Mechanism` or None.
 
-    Raises: ValueError, TypeError with the reason, if a part adds noise whose privacy cannot be accounted for. This
-    concerns an aggregate that one client moves without bound (example weights, a divisor that is the realised cohort),
-    messages longer than the noise's clip norm, rounds with no or few messages that release no noise, two parts with
-    noise, a sampler that observes losses (`Sampler.observe`), and whatever `Mechanism` refuses, such as an unknown
-    scheme.
+    Raises: ValueError, TypeError with the reason, if a part adds noise whose privacy cannot be accounted for. The
+      reasons are:
+      - an aggregate that one client moves without bound, by example weights or a divisor that is the realised cohort;
+      - messages longer than the noise's clip norm;
+      - rounds without messages, or with few messages, that release no noise;
+      - two parts with noise;
+      - a sampler that observes losses (`Sampler.observe`);
+      - whatever `Mechanism` refuses, such as an unknown scheme.
 
     Guarantees: Each of these is refused (tests/privacy/test_mechanism.py::test_refusals_of_parts). Parts as this
     package composes them are read (::test_reads_the_parts). Each level of a hierarchy has its own statement

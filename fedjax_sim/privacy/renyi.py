@@ -1,7 +1,7 @@
 """This module gives the Renyi divergences of one release at fixed orders, for mechanisms without a loss distribution.
 
 The curves are dp-accounting's, if it has one. For integer noise, let Delta_1 and Delta_2 be the largest L1 and L2 norm
-by which a unit moves a sum of integers, and s^2 the noise's variance, all in units of the grid. At order a:
+by which a unit moves a sum of integers. Let s^2 be the noise's variance, all in units of the grid. At order a:
 
     m discrete Gaussians of parameter sigma   the least of  a/2 D^2 + tau d,  a/2 (D^2 + 2 tau Delta_1/s + tau^2 d)  and
                                               a/2 (D + tau sqrt(d))^2,  where D = Delta_2/s, s = sqrt(m) sigma and

@@ -124,6 +124,7 @@ def clopper_pearson(count: np.ndarray, number: int, error: float) -> tuple[np.nd
     from scipy import stats
 
     count = np.asarray(count)
+    # Beta quantiles are undefined at counts of 0 and `number`, where the bounds are 0 and 1.
     lower = np.where(count > 0, stats.beta.ppf(error, np.maximum(count, 1), number - count + 1), 0)
     upper = np.where(count < number, stats.beta.isf(error, count + 1, np.maximum(number - count, 1)), 1)
     return lower, upper
@@ -137,8 +138,9 @@ def _alarms(samples: Sequence[np.ndarray], thresholds: np.ndarray) -> np.ndarray
     """
     ranks = [np.searchsorted(np.sort(scores), thresholds, side="right") for scores in samples]
     above = [scores.size - rank for scores, rank in zip(samples, ranks, strict=True)]
+    # Pairs (false alarms, true alarms). Where an alarm stands for absence, the two samples change places.
     tests = [(above[0], above[1]), (ranks[1], ranks[0]), (ranks[0], ranks[1]), (above[1], above[0])]
-    return np.stack([np.stack(scores, -1) for scores in tests])
+    return np.stack([np.stack(pair, -1) for pair in tests])
 
 
 def _halves(without: np.ndarray, with_canary: np.ndarray):
@@ -174,10 +176,8 @@ def best_threshold(without: np.ndarray, with_canary: np.ndarray, *, delta: float
     References: Jagielski, Ullman and Oprea 2020, section 4; Nasr et al. 2021, section 3.3.
     """
     first, second, thresholds = _halves(without, with_canary)
-    kind, best = np.unravel_index(
-        np.argmax(_lower_epsilon(_alarms(first, thresholds), [scores.size for scores in first], delta, error)),
-        (4, thresholds.size),
-    )
+    candidates = _lower_epsilon(_alarms(first, thresholds), [scores.size for scores in first], delta, error)
+    kind, best = np.unravel_index(np.argmax(candidates), (4, thresholds.size))
     # Counting on the other half keeps the bound valid, although the threshold is the best of many.
     alarms = _alarms(second, thresholds[best : best + 1])[kind]
     lower = float(_lower_epsilon(alarms, [scores.size for scores in second], delta, error)[0])
@@ -262,7 +262,7 @@ def _gaussian(without, with_canary, delta, error) -> Estimate | None:
     # The standard error of mu: of the difference of means, and of the estimated standard deviation.
     half_width = special.ndtri(1 - error) * math.sqrt(1 / sizes[0] + 1 / sizes[1] + mu**2 / (2 * degrees_of_freedom))
     mu_interval = (max(abs(mu) - half_width, 0.0), abs(mu) + half_width)
-    lower, upper = (epsilon_at(functools.partial(gaussian_profile, mu=scores), delta) for scores in mu_interval)
+    lower, upper = (epsilon_at(functools.partial(gaussian_profile, mu=end), delta) for end in mu_interval)
     return Estimate(
         "gaussian",
         lower,
@@ -274,9 +274,8 @@ def _gaussian(without, with_canary, delta, error) -> Estimate | None:
 def _mixture(without, with_canary, delta, error) -> Estimate | None:
     """Computes the interval of epsilon for a mixture, by maximum likelihood on binned scores.
 
-    The interval follows from the delta method.
-
-    The variance of the parameters is the inverse curvature of the likelihood.
+    The interval follows from the delta method, with the inverse curvature of the likelihood as the parameters'
+    covariance.
     """
     from scipy import optimize, special, stats
 
@@ -294,7 +293,7 @@ def _mixture(without, with_canary, delta, error) -> Estimate | None:
     def cells(values):
         """Computes the probabilities of the cells, without the canary and with it."""
         shift, scale, rate, mu = values
-        plain, moved = (np.diff(special.ndtr((edges - shift) / math.exp(scale) - scores)) for scores in (0.0, mu))
+        plain, moved = (np.diff(special.ndtr((edges - shift) / math.exp(scale) - mean)) for mean in (0.0, mu))
         return plain, (1 - rate) * plain + rate * moved
 
     def loss(values):

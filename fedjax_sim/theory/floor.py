@@ -1,9 +1,16 @@
 """This module computes the error floor of FedAvg with constant steps, and divides it by cause.
 
-On quadratics a round is w' = w + gamma (sum_i c_i (-M_i (w - a_i) + n_i + q_i) + z). The c_i are the cohort's random
-weights (`theory.coefficients`), n_i is the gradient noise left after K local steps, q_i is the quantiser's error on an
-update, and z is the privacy noise on the aggregate. Let w_inf be the fixed point of the mean, e = w - w_inf, g_i = M_i
-(w_inf - a_i) and B = I - gamma sum_i c_i M_i. Then
+On quadratics a round is
+
+    w' = w + gamma (sum_i c_i (-M_i (w - a_i) + n_i + q_i) + z)
+
+    c_i    the cohort's random weights (`theory.coefficients`)
+    n_i    gradient noise that is left after K local steps
+    q_i    the quantiser's error on an update
+    z      privacy noise on the aggregate
+
+Let w_inf be the fixed point of the mean, e = w - w_inf, g_i = M_i (w_inf - a_i) and B = I - gamma sum_i c_i M_i. With
+Q_i, V_i and Z for the covariances of n_i, q_i and z, the stationary covariance Sigma of e solves
 
     Sigma = E[B Sigma B^T] + gamma^2 (sum_ij Cov(c)_ij g_i g_j^T + sum_i E[c_i^2] (Q_i + V_i) + Z).
 

@@ -1,9 +1,11 @@
 """This module gives the variance that privacy noise leaves on the released mean, summed over coordinates.
 
-With multiplier z and clip norm C, each coordinate of the mean has the variance (z C / m)^2 if noise is added once to
-the sum (central), or in shares that add up to this noise (distributed). It has (z C)^2 / m if every client adds its own
-noise (local). On the sum, that is O(1) against O(m). The variances are compared at equal z, not at equal epsilon,
-because local privacy gains nothing from sampling.
+Let z be the multiplier, C the clip norm and m the number of clients. Each coordinate of the mean has the variance (z C
+/ m)^2 if noise is added once to the sum (central). The same holds for shares that add up to this noise (distributed).
+The variance is (z C)^2 / m if every client adds its own noise (local). On the sum, central noise is O(1) and local
+noise is O(m).
+
+The variances are compared at equal z, not at equal epsilon, because local privacy gains nothing from sampling.
 """
 
 from __future__ import annotations
