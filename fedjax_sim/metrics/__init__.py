@@ -1,4 +1,4 @@
-"""Measures of models and populations: evaluation, label and gradient heterogeneity, client drift, communication."""
+"""This package measures models and populations: evaluation, heterogeneity, client drift and communication."""
 
 from fedjax_sim.metrics.communication import rounds_to_target
 from fedjax_sim.metrics.distributions import (

@@ -1,4 +1,4 @@
-"""The constant prediction, which any model must beat."""
+"""This module computes the metrics of the best constant prediction, which any model must beat."""
 
 from __future__ import annotations
 
@@ -10,15 +10,17 @@ __all__ = ["constant_baseline"]
 
 
 def constant_baseline(test: Any, task: str) -> dict[str, float]:
-    """The best constant prediction on a test set, chosen on that set: no constant learned elsewhere does better.
+    """Computes the metrics of the best constant prediction on a test set.
+
+    The constant is chosen on the test set itself, so no constant that is learned elsewhere does better.
 
     Args:
       test: examples with integer labels "y" (-1 marks padding) or real targets "y" [n, k].
       task: as in `population.FederatedData`.
 
-    Returns: `baseline_accuracy`, the share of the most frequent label, and `baseline_loss`, the labels' entropy in nats
-      (the unigram model's for next characters) or the variance of the targets; empty for other tasks and
-      without targets.
+    Returns: `baseline_accuracy`, the share of the most frequent label, and `baseline_loss`. The loss is the entropy of
+    the labels in nats (that of the unigram model for next characters), or the variance of the targets. The dict is
+    empty for other tasks, and for a test set without targets.
 
     >>> constant_baseline({"y": np.array([[0, 1], [1, -1]])}, "next_token")
     {'baseline_accuracy': 0.6666666666666666, 'baseline_loss': 0.6365141682948128}
@@ -30,6 +32,7 @@ def constant_baseline(test: Any, task: str) -> dict[str, float]:
     if task not in ("binary", "classification", "graph_classification", "next_token", "node_classification"):
         return {}
     labels = np.asarray(test["y"]).reshape(-1)
+    # Negative labels are padding.
     counts = np.bincount(labels[labels >= 0])
     if not counts.size:
         return {}

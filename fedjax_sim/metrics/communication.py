@@ -1,4 +1,4 @@
-"""How much communication a target costs."""
+"""This module measures how much communication a target costs."""
 
 from __future__ import annotations
 
@@ -18,17 +18,23 @@ __all__ = ["rounds_to_target"]
 def rounds_to_target(
     values: Any, target: Finite, *, rounds: Sequence[int] | None = None, rising: bool = False, interpolate: bool = False
 ) -> float:
-    """The first round after which a metric has reached a target; infinite if it never has.
+    """Finds the first round after which a metric has reached a target; infinite if it never does.
 
     Args:
-      values: [T] the metric after each of `rounds`; NaN where it was not evaluated.
-      target: reached by values of at most this, or of at least this if `rising`.
+      values: [T] the metric after each of `rounds`; NaN if it was not evaluated.
+      target: reached by values of at most this number, or of at least this number if `rising`.
       rounds: [T] rising round numbers; 1, 2, ..., T by default.
-      rising: True for accuracies.
-      interpolate: linearly between the two evaluations around the crossing, of the best value so far.
+      rising: True for metrics that should be large, such as accuracies.
+      interpolate: whether the best value so far is interpolated linearly between the two evaluations around the
+        crossing.
 
-    Guarantees: the first crossing, and none at a NaN (tests/metrics/test_communication.py::test_first_crossing); the
-    same for 1 - x (::test_directions); interpolation (::test_interpolation).
+    Returns: a round number, which is fractional if interpolated; math.inf if the target is not reached.
+
+    Raises: ValueError for values or rounds that are no lists of numbers of the same length, in rising order.
+
+    Guarantees: The result is the first crossing, and never a NaN
+    (tests/metrics/test_communication.py::test_first_crossing). It is the same for 1 - x with `rising`
+    (::test_directions). Interpolation (::test_interpolation).
 
     References: McMahan et al. 2017, section 3 (best value so far, linear interpolation).
 
@@ -40,17 +46,24 @@ def rounds_to_target(
     values = np.asarray(values, np.float64)
     if values.ndim != 1 or not values.size:
         validate.fail("values", "a list of numbers, one an evaluation", values.tolist())
-    at = np.arange(1, len(values) + 1) if rounds is None else np.asarray(rounds)
-    if at.shape != values.shape or at.dtype.kind not in "iu" or not (np.diff(at) > 0).all() or at[0] < 0:
-        validate.fail("rounds", f"{len(values)} rising integers >= 0", at.tolist())
+    round_numbers = np.arange(1, len(values) + 1) if rounds is None else np.asarray(rounds)
+    if (
+        round_numbers.shape != values.shape
+        or round_numbers.dtype.kind not in "iu"
+        or not (np.diff(round_numbers) > 0).all()
+        or round_numbers[0] < 0
+    ):
+        validate.fail("rounds", f"{len(values)} rising integers >= 0", round_numbers.tolist())
     sign = -1.0 if rising else 1.0
-    known = ~np.isnan(values)
-    at, best = at[known], np.minimum.accumulate(sign * values[known])
+    is_evaluated = ~np.isnan(values)
+    round_numbers = round_numbers[is_evaluated]
+    best = np.minimum.accumulate(sign * values[is_evaluated])
     reached = best <= sign * target
     if not reached.any():
         return math.inf
     first = int(np.argmax(reached))
     if not interpolate or first == 0 or not np.isfinite(best[first - 1 : first + 1]).all():
-        return float(at[first])
+        return float(round_numbers[first])
+    # The first evaluation has no predecessor, and infinite values cannot be interpolated.
     share = (best[first - 1] - sign * target) / (best[first - 1] - best[first])
-    return float(at[first - 1] + share * (at[first] - at[first - 1]))
+    return float(round_numbers[first - 1] + share * (round_numbers[first] - round_numbers[first - 1]))

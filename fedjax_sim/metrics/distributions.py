@@ -1,4 +1,4 @@
-"""Distances between label distributions, in float64 NumPy, and the label heterogeneity of a population."""
+"""This module measures distances between label distributions, and the label heterogeneity of a population."""
 
 from __future__ import annotations
 
@@ -23,11 +23,13 @@ __all__ = [
     "total_variation",
 ]
 
-CLIENTS = 4096  # counted at once
+CLIENTS = 4096  # the most clients whose labels are counted at once
 
 
 def _pair(first: Any, second: Any) -> tuple[np.ndarray, np.ndarray]:
-    first, second = np.asarray(first, np.float64), np.asarray(second, np.float64)
+    """Checks that both are probabilities on one support, and returns them as float64."""
+    first = np.asarray(first, np.float64)
+    second = np.asarray(second, np.float64)
     if not first.ndim or not second.ndim or first.shape[-1] != second.shape[-1]:
         validate.fail("first, second", "probabilities on one support", (first.shape, second.shape))
     for name, value in (("first", first), ("second", second)):
@@ -37,18 +39,20 @@ def _pair(first: Any, second: Any) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _plain(value: np.ndarray) -> Any:
+    """Returns a Python float in place of an array without axes."""
     return float(value) if np.ndim(value) == 0 else value
 
 
 def total_variation(first: Any, second: Any) -> Any:
-    """TV = 1/2 sum |p - q|, in [0, 1].
+    """Computes the total variation distance, TV = 1/2 sum |p - q|, in [0, 1].
 
     Args:
       first, second: [..., L] probabilities on one support; leading axes broadcast.
 
     Returns: a float, or [...] float64.
 
-    Guarantees: tests/metrics/test_heterogeneity.py::test_worked_example, test_distances_are_distances.
+    Guarantees: A worked example, and the axioms of a distance
+    (tests/metrics/test_heterogeneity.py::test_worked_example, ::test_distances_are_distances).
 
     >>> round(total_variation([0.2, 0.5, 0.3], [0.5, 0.3, 0.2]), 12)
     0.3
@@ -58,7 +62,12 @@ def total_variation(first: Any, second: Any) -> Any:
 
 
 def l1_distance(first: Any, second: Any) -> Any:
-    """sum |p - q| = 2 TV: what Zhao et al. 2018 call the earth mover's distance, though it uses no positions.
+    """Computes the L1 distance, sum |p - q| = 2 TV.
+
+    Zhao et al. 2018 call it the earth mover's distance, although it does not depend on positions.
+
+    Args:
+      first, second: as in `total_variation`.
 
     >>> round(l1_distance([0.2, 0.5, 0.3], [0.5, 0.3, 0.2]), 12)
     0.6
@@ -68,15 +77,20 @@ def l1_distance(first: Any, second: Any) -> Any:
 
 
 def earth_mover_distance(first: Any, second: Any, positions: Any) -> Any:
-    """W1 in one dimension, the integral of |F_1 - F_2| between the distribution functions.
+    """Computes the Wasserstein distance W1 in one dimension.
 
-    At least the difference of the means, and equal to it if one distribution dominates the other.
+    It is the integral of |F_1 - F_2| over the distribution functions.
+
+    It is at least the difference of the means, and equal to it if one distribution dominates the other.
 
     Args:
-      first, second: [..., L] probabilities. positions: [L] finite positions of the support, in any order.
+      first, second: [..., L] probabilities.
+      positions: [L] finite positions of the support, in any order.
 
-    Guarantees: equal to scipy's (tests/metrics/test_heterogeneity.py::test_earth_mover_distance_is_scipys); two
-    examples by hand (::test_worked_example, test_gap_is_not_the_distance).
+    Returns: a float, or [...] float64.
+
+    Guarantees: The distance equals scipy's (tests/metrics/test_heterogeneity.py::test_earth_mover_distance_is_scipys),
+    and two examples by hand (::test_worked_example, ::test_gap_is_not_the_distance).
 
     >>> round(earth_mover_distance([0.2, 0.5, 0.3], [0.5, 0.3, 0.2], [0, 1, 2]), 12)
     0.4
@@ -86,12 +100,17 @@ def earth_mover_distance(first: Any, second: Any, positions: Any) -> Any:
     if positions.shape != first.shape[-1:] or not np.isfinite(positions).all():
         validate.fail("positions", f"{first.shape[-1]} finite numbers", positions)
     order = np.argsort(positions)
-    ahead = np.cumsum((first - second)[..., order], -1)[..., :-1]
-    return _plain((np.abs(ahead) * np.diff(positions[order])).sum(-1))
+    distribution_gap = np.cumsum((first - second)[..., order], -1)[..., :-1]
+    return _plain((np.abs(distribution_gap) * np.diff(positions[order])).sum(-1))
 
 
 def kullback_leibler_divergence(first: Any, second: Any) -> Any:
-    """KL(p || q) = sum p ln(p / q) in nat; infinite where q is 0 and p is not. Not symmetric.
+    """Computes the divergence KL(p || q) = sum p ln(p / q) in nats.
+
+    It is not symmetric, and infinite if q is 0 where p is not.
+
+    Args:
+      first, second: p and q, as in `total_variation`.
 
     >>> round(kullback_leibler_divergence([0.2, 0.5, 0.3], [0.5, 0.3, 0.2]), 6)
     0.193794
@@ -102,7 +121,12 @@ def kullback_leibler_divergence(first: Any, second: Any) -> Any:
 
 
 def jensen_shannon_divergence(first: Any, second: Any) -> Any:
-    """(KL(p || m) + KL(q || m)) / 2 with m = (p + q) / 2, in nat: symmetric, at most ln 2.
+    """Computes the divergence (KL(p || m) + KL(q || m)) / 2 with m = (p + q) / 2, in nats.
+
+    It is symmetric and at most ln 2.
+
+    Args:
+      first, second: p and q, as in `total_variation`.
 
     >>> round(jensen_shannon_divergence([0.2, 0.5, 0.3], [0.5, 0.3, 0.2]), 7)
     0.0508746
@@ -115,7 +139,10 @@ def jensen_shannon_divergence(first: Any, second: Any) -> Any:
 
 
 def optimum_gap(first: Any, second: Any, positions: Any) -> Any:
-    """|E_1 Y - E_2 Y|: how far apart the best constant predictions under squared loss are; at most W1.
+    """Computes |E_1 Y - E_2 Y|, the distance of the best constant predictions under squared loss; at most W1.
+
+    Args:
+      first, second, positions: as in `earth_mover_distance`.
 
     >>> round(optimum_gap([0.2, 0.5, 0.3], [0.5, 0.3, 0.2], [0, 1, 2]), 12)
     0.4
@@ -129,55 +156,61 @@ def optimum_gap(first: Any, second: Any, positions: Any) -> Any:
 
 @validate.named_arguments
 def label_counts(population: Population, *, num_labels: PositiveInt, label: str = "y") -> np.ndarray:
-    """[N, L] int64: how many examples of each label every client has.
+    """Counts the examples of each label that every client has, as [N, L] int64.
 
     Args:
       population: of examples with an integer leaf `label`, [n] or [n, ...]; negative labels are padding.
-      num_labels: L; labels at or past it are an error.
+      num_labels: L; a label that is not below L is an error.
+      label: the name of the leaf.
 
-    Guarantees: equal to a loop over clients (tests/metrics/test_heterogeneity.py::test_label_counts).
+    Raises: ValueError, TypeError for a leaf that does not exist or is not of integers, and for labels of at least L.
+
+    Guarantees: The counts equal those of a loop over clients (tests/metrics/test_heterogeneity.py::test_label_counts).
     """
-    rows = jax.eval_shape(population.client, jnp.int32(0))
-    if not isinstance(rows.examples, dict) or label not in rows.examples:
+    client_spec = jax.eval_shape(population.client, jnp.int32(0))
+    if not isinstance(client_spec.examples, dict) or label not in client_spec.examples:
         validate.fail("label", "a leaf of the examples", label)
-    if not jnp.issubdtype(rows.examples[label].dtype, jnp.integer):
-        validate.fail("label", "integer labels", rows.examples[label].dtype, error=TypeError)
+    if not jnp.issubdtype(client_spec.examples[label].dtype, jnp.integer):
+        validate.fail("label", "integer labels", client_spec.examples[label].dtype, error=TypeError)
 
     @jax.jit
     def count(population, ids):
-        def one(id):
+        def of_client(id):
             data = population.client(id)
-            y = data.examples[label].astype(jnp.int32)
-            there = data.mask.reshape(data.mask.shape + (1,) * (y.ndim - 1)) & (y >= 0)
-            place = jnp.where(there, jnp.minimum(y, num_labels), num_labels + 1).reshape(-1)
-            return jnp.zeros(num_labels + 2, jnp.int32).at[place].add(1)
+            labels = data.examples[label].astype(jnp.int32)
+            is_valid = data.mask.reshape(data.mask.shape + (1,) * (labels.ndim - 1)) & (labels >= 0)
+            # Two bins more: labels of at least L, which are refused below, and padding, which is dropped.
+            bins = jnp.where(is_valid, jnp.minimum(labels, num_labels), num_labels + 1).reshape(-1)
+            return jnp.zeros(num_labels + 2, jnp.int32).at[bins].add(1)
 
-        return jax.vmap(one)(ids)
+        return jax.vmap(of_client)(ids)
 
-    parts = []
-    size = max(1, min(population.size, CLIENTS, (1 << 22) // max(1, rows.mask.shape[0])))
-    for start in range(0, population.size, size):
-        ids = np.arange(start, start + size, dtype=np.int32)  # ids past the last client are cut off below
-        parts.append(np.asarray(count(population, ids)))
-    counts = np.concatenate(parts)[: population.size].astype(np.int64)
+    blocks = []
+    block_size = max(1, min(population.size, CLIENTS, (1 << 22) // max(1, client_spec.mask.shape[0])))
+    for start in range(0, population.size, block_size):
+        # The last block has ids past the last client, so that its shape is the same; they are cut off below.
+        ids = np.arange(start, start + block_size, dtype=np.int32)
+        blocks.append(np.asarray(count(population, ids)))
+    counts = np.concatenate(blocks)[: population.size].astype(np.int64)
     if counts[:, num_labels].any():
         validate.fail("num_labels", "a number above every label", num_labels)
     return counts[:, :num_labels]
 
 
 def label_heterogeneity(counts: Any, *, positions: Any = None) -> dict[str, float]:
-    """How far the clients' label distributions are from the pooled one, averaged over clients by examples.
+    """Computes how far the clients' label distributions are from the pooled one, averaged over examples.
 
     Args:
-      counts: [N, L] labels of each client, `label_counts`; clients without any are left out.
+      counts: [N, L] labels of each client, as from `label_counts`. Clients without labels are left out.
       positions: [L] positions of ordered labels, for the earth mover's distance.
 
-    Returns: means of total_variation, l1_distance, kullback_leibler, jensen_shannon (the weighted mean of
-      KL(p_i || pooled) is the mutual information of client and label), entropy and labels_per_client (its
-      exponential: the effective number of labels of a client), and earth_mover_distance if there are positions.
+    Returns: a dict of means. `total_variation`, `l1_distance`, `kullback_leibler` and `jensen_shannon` are distances
+    from the pooled distribution; the weighted mean of KL(p_i || pooled) is the mutual information of client and label.
+    `entropy` is that of a client's labels, and `labels_per_client` its exponential, the effective number of labels of a
+    client. `earth_mover_distance` is there only with positions.
 
-    Guarantees: 0 for equal clients, ln 2 of mutual information for two clients with a label each
-    (tests/metrics/test_heterogeneity.py::test_label_heterogeneity).
+    Guarantees: All distances are 0 for equal clients, and the mutual information is ln 2 for two clients with one label
+    each (tests/metrics/test_heterogeneity.py::test_label_heterogeneity).
 
     >>> label_heterogeneity([[4, 0], [0, 4]])["total_variation"]
     0.5
@@ -188,17 +221,20 @@ def label_heterogeneity(counts: Any, *, positions: Any = None) -> dict[str, floa
     if counts.ndim != 2 or not ((counts >= 0) & np.isfinite(counts)).all() or not counts.sum():
         validate.fail("counts", "an array [N, L] of counts, not all 0", counts)
     counts = counts[counts.sum(1) > 0]
-    shares, pooled = counts.sum(1) / counts.sum(), counts.sum(0) / counts.sum()
-    own = counts / counts.sum(1, keepdims=True)
-    entropy = entr(own).sum(-1)
-    found = {
-        "total_variation": total_variation(own, pooled),
-        "l1_distance": l1_distance(own, pooled),
-        "kullback_leibler": kullback_leibler_divergence(own, pooled),
-        "jensen_shannon": jensen_shannon_divergence(own, pooled),
+    shares = counts.sum(1) / counts.sum()
+    # Every measure below compares each client with the pooled distribution, row by row.
+    pooled = counts.sum(0) / counts.sum()
+    by_client = counts / counts.sum(1, keepdims=True)
+    entropy = entr(by_client).sum(-1)
+    values_by_name = {
+        "total_variation": total_variation(by_client, pooled),
+        "l1_distance": l1_distance(by_client, pooled),
+        "kullback_leibler": kullback_leibler_divergence(by_client, pooled),
+        "jensen_shannon": jensen_shannon_divergence(by_client, pooled),
         "entropy": entropy,
         "labels_per_client": np.exp(entropy),
     }
     if positions is not None:
-        found["earth_mover_distance"] = earth_mover_distance(own, pooled, positions)
-    return {name: float(shares @ values) for name, values in found.items()}
+        values_by_name["earth_mover_distance"] = earth_mover_distance(by_client, pooled, positions)
+    # Weighted by examples: with these weights the mean of KL(p_i || pooled) is a mutual information.
+    return {name: float(shares @ values) for name, values in values_by_name.items()}

@@ -1,4 +1,4 @@
-"""Evaluation of a model: on a central test set, client by client on held-out data, and on the training clients."""
+"""This module evaluates a model: on a central test set, client by client, and on the training clients."""
 
 from __future__ import annotations
 
@@ -25,43 +25,61 @@ __all__ = [
 ]
 
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
-BATCH = 256  # examples, or clients' rows, evaluated at once
-TRAIN_BATCH = 1024  # rows of clients at once, of which only sums are kept
+BATCH = 256  # the most examples, or rows of clients, that are evaluated at once
+TRAIN_BATCH = 1024  # the most rows of training clients at once; only sums are kept
 
 
 def metric_sums(loss_fn: Callable, params: PyTree, data: ClientData) -> dict[str, tuple]:
-    """{metric: (weighted total, total weight)} of one client's valid rows, by the name of each per-example metric.
+    """Sums each per-example metric over one client's valid rows: {metric: (weighted total, total weight)}.
 
-    Sums are float32 at least (tests/metrics/test_evaluation.py::test_metrics_of_16_bits). Rows are weighted by the loss
-    function's "weight" if it returns one, otherwise alike; a metric that not every row
-    has by its own, "auc" by "auc_weight" (tests/models/test_links.py::test_auc_of_graphs_that_have_one). The loss
-    function is called with key None, which asks for its evaluation mode.
+    Rows are weighted by the loss function's "weight", if it returns one; otherwise all rows have weight 1. A metric
+    that not every row has is weighted by its own weight, for example "auc" by "auc_weight"
+    (tests/models/test_links.py::test_auc_of_graphs_that_have_one). The loss function is called with key None, which
+    asks for its evaluation mode. Sums are at least float32 (tests/metrics/test_evaluation.py::test_metrics_of_16_bits).
+
+    Args:
+      loss_fn: (params, examples, key) -> losses [n], or a dict of per-example metrics with "loss".
+      params: the model.
+      data: one client's examples and mask.
     """
     validate.loss_function(loss_fn)
 
-    def masked(x):
-        return jnp.where(data.mask.reshape(data.mask.shape + (1,) * (x.ndim - 1)), x, jnp.zeros_like(x))
+    def masked(values):
+        return jnp.where(data.mask.reshape(data.mask.shape + (1,) * (values.ndim - 1)), values, jnp.zeros_like(values))
 
-    out = loss_fn(params, jax.tree.map(masked, data.examples), None)
-    out = out if isinstance(out, dict) else {"loss": out}
-    out = tree.widened(jax.tree.map(jnp.asarray, dict(out)))  # a sum of 16 bits stops growing
-    own = {name: out.pop(f"{name}_weight") for name in [*out] if f"{name}_weight" in out}
-    shared = out.pop("weight", 1.0)
-    weights = {name: jnp.where(data.mask, own.get(name, shared), 0.0) for name in out}
-    return {name: (jnp.where(data.mask, x * weights[name], 0.0).sum(), weights[name].sum()) for name, x in out.items()}
+    # Padding may hold anything; zeros keep NaN and infinity out of the loss function.
+    metrics = loss_fn(params, jax.tree.map(masked, data.examples), None)
+    metrics = metrics if isinstance(metrics, dict) else {"loss": metrics}
+    # A 16-bit sum stops growing once the addends fall below its resolution.
+    metrics = tree.widened(jax.tree.map(jnp.asarray, dict(metrics)))
+    # Two kinds of weights: of one metric, and of all metrics that have none of their own.
+    own_weights = {name: metrics.pop(f"{name}_weight") for name in [*metrics] if f"{name}_weight" in metrics}
+    shared_weight = metrics.pop("weight", 1.0)
+    weights = {name: jnp.where(data.mask, own_weights.get(name, shared_weight), 0.0) for name in metrics}
+    return {
+        name: (jnp.where(data.mask, values * weights[name], 0.0).sum(), weights[name].sum())
+        for name, values in metrics.items()
+    }
 
 
 def clients_at_once(population: Population, count: int, most_rows: int) -> int:
-    """How many of `count` clients, one at least, have at most so many rows together; clients may have none."""
+    """Finds the most of `count` clients, at least one, that have at most `most_rows` rows together.
+
+    Clients may have no rows at all.
+    """
     rows = jax.eval_shape(population.client, jnp.int32(0)).mask.shape[0]
     return max(1, min(count, most_rows // max(1, rows)))
 
 
 def pooled(loss_fn: Callable, params: PyTree, examples: PyTree) -> dict[str, jax.Array]:
-    """Means of the per-example metrics over a set of examples, leaves [n, ...]; traceable.
+    """Computes means of the per-example metrics over a set of examples, leaves [n, ...]; traceable.
 
     The mean over all examples of all clients is the example-weighted mean of the clients' means
     (tests/metrics/test_evaluation.py::test_pooled_is_the_weighted_mean_of_clients).
+
+    Args:
+      loss_fn, params: as in `metric_sums`.
+      examples: a pytree of at least one example.
 
     References: McMahan et al. 2017, section 1, F(w) = sum_i (n_i / n) F_i(w).
     """
@@ -69,6 +87,7 @@ def pooled(loss_fn: Callable, params: PyTree, examples: PyTree) -> dict[str, jax
     if not rows:
         validate.fail("test", "at least one example", 0, "Leave the test set out instead.")
     size = min(rows, BATCH)
+    # Rows of the last batch that are padding are masked out, so that all batches have one shape.
     padding = -rows % size
 
     def batches(x):
@@ -81,19 +100,32 @@ def pooled(loss_fn: Callable, params: PyTree, examples: PyTree) -> dict[str, jax
 
 
 def per_client(loss_fn: Callable, params: PyTree, population: Population) -> dict[str, tuple]:
-    """Per metric, ([N] weighted totals, [N] weights) of every client; traceable."""
+    """Sums each metric over every client's rows: [N] weighted totals and [N] weights; traceable.
+
+    Args:
+      loss_fn, params: as in `metric_sums`.
+      population: any.
+    """
     return _by_blocks(jax.vmap(lambda id: metric_sums(loss_fn, params, population.client(id))), population)
 
 
 def per_owner(
     loss_fn: Callable, personal: Callable, state: PyTree, population: Population
 ) -> dict[str, tuple[Array, Array]]:
-    """As `per_client`, but each client's own model is judged, of `Evaluated.personal`; traceable."""
-    one = jax.vmap(lambda params, id: metric_sums(loss_fn, params, population.client(id)))
-    return _by_blocks(lambda ids: one(personal(state, ids), ids), population)
+    """As `per_client`, but each client's own personal model is evaluated, as given by `Evaluated.personal`; traceable.
+
+    Args:
+      loss_fn: as in `metric_sums`.
+      personal: (state, ids [n]) -> the clients' models, leaves [n, ...].
+      state: the algorithm's state.
+      population: any.
+    """
+    sums_of_client = jax.vmap(lambda params, id: metric_sums(loss_fn, params, population.client(id)))
+    return _by_blocks(lambda ids: sums_of_client(personal(state, ids), ids), population)
 
 
 def _success(metrics: dict[str, Array]) -> np.float32:
+    """Computes the share of triggered rows that the model takes for the attacker's target."""
     if "accuracy" not in metrics:
         hint = "Attack success is the accuracy on triggered rows that are labelled as the target."
         validate.fail("loss_fn", 'a metric "accuracy"', sorted(metrics), hint)
@@ -101,45 +133,53 @@ def _success(metrics: dict[str, Array]) -> np.float32:
 
 
 def _by_blocks(block: Callable, population: Population) -> PyTree:
-    """Leaves [N] of what `block` gives as leaves [n] for n ids, a few clients at a time."""
-    lanes = clients_at_once(population, population.size, BATCH)
-    blocks = -(-population.size // lanes)
-    ids = jnp.minimum(jnp.arange(blocks * lanes, dtype=jnp.int32), population.size - 1).reshape(blocks, lanes)
-    return jax.tree.map(lambda x: x.reshape(-1)[: population.size], jax.lax.map(block, ids))
+    """Evaluates all clients a few at a time: leaves [N], from `block`, which gives leaves [n] for n ids."""
+    block_size = clients_at_once(population, population.size, BATCH)
+    num_blocks = -(-population.size // block_size)
+    # The last block is filled up with copies of the last client, whose results are cut off.
+    ids = jnp.minimum(jnp.arange(num_blocks * block_size, dtype=jnp.int32), population.size - 1).reshape(
+        num_blocks, block_size
+    )
+    return jax.tree.map(lambda leaf: leaf.reshape(-1)[: population.size], jax.lax.map(block, ids))
 
 
 def objective(loss_fn: Callable, params: PyTree, population: Population, ids: Array | None = None) -> dict[str, Array]:
-    """Means of the per-example metrics over all examples of all clients, or of those in `ids` [n] int32; traceable.
+    """Computes means of the per-example metrics over all examples of all clients; traceable.
 
-    The mean of the loss is the global objective, the example-weighted mean of the clients' own. Clients are visited a
-    few at a time and only exact sums are kept: memory does not grow with the population.
+    The mean of the loss is the global objective: the example-weighted mean of the clients' own objectives. Clients are
+    visited a few at a time, and only exact sums are kept. So memory does not grow with the population.
 
-    Guarantees: equals a float64 loop over clients, whatever their number, to float32
-    (tests/metrics/test_evaluation.py::test_the_objective_is_that_of_a_loop_over_clients), with losses that are not
-    finite too (::test_losses_that_are_not_finite), in memory that does not grow
-    (::test_memory_of_the_objective_is_flat).
+    Args:
+      loss_fn, params: as in `metric_sums`.
+      population: any.
+      ids: [n] int32 clients; None = all.
+
+    Guarantees: The means equal a float64 loop over clients, whatever their number, to float32
+    (tests/metrics/test_evaluation.py::test_the_objective_is_that_of_a_loop_over_clients), also for losses that are not
+    finite (::test_losses_that_are_not_finite). Memory does not grow (::test_memory_of_the_objective_is_flat).
 
     References: McMahan et al. 2017, section 1, F(w) = sum_i (n_i / n) F_i(w).
     """
     count = population.size if ids is None else len(ids)
-    lanes = clients_at_once(population, count, TRAIN_BATCH)
+    block_size = clients_at_once(population, count, TRAIN_BATCH)
 
-    def one(place):
+    def sums_of_place(place):
         id = jnp.minimum(place, count - 1)
         data = population.client(id if ids is None else ids[id])
         return metric_sums(loss_fn, params, data._replace(mask=data.mask & (place < count)))
 
-    def block(i, carry):
+    def block(block_index, carry):
         sums, infinite = carry
-        found = jax.vmap(one)(i * lanes + jnp.arange(lanes, dtype=jnp.int32))
-        finite = jax.tree.map(lambda x: jnp.where(jnp.isfinite(x), x, 0), found)
-        infinite = jax.tree.map(lambda total, x, y: total + (x - y).sum(), infinite, found, finite)
+        block_sums = jax.vmap(sums_of_place)(block_index * block_size + jnp.arange(block_size, dtype=jnp.int32))
+        # Exact sums take finite numbers only, so infinite and NaN losses are added up beside them.
+        finite = jax.tree.map(lambda x: jnp.where(jnp.isfinite(x), x, 0), block_sums)
+        infinite = jax.tree.map(lambda total, x, y: total + (x - y).sum(), infinite, block_sums, finite)
         return exact_sums.add(sums, finite), infinite
 
-    spec = jax.eval_shape(one, jnp.int32(0))
-    nothing = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), spec)
-    sums, infinite = jax.lax.fori_loop(0, -(-count // lanes), block, (exact_sums.zeros(spec), nothing))
-    sums = jax.tree.map(jnp.add, exact_sums.total(sums), infinite)  # exact sums know finite numbers and NaN only
+    spec = jax.eval_shape(sums_of_place, jnp.int32(0))
+    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), spec)
+    sums, infinite = jax.lax.fori_loop(0, -(-count // block_size), block, (exact_sums.zeros(spec), zeros))
+    sums = jax.tree.map(jnp.add, exact_sums.total(sums), infinite)
     return {name: total / weight for name, (total, weight) in sums.items()}
 
 
@@ -155,29 +195,35 @@ def evaluation(
     personal: Callable | None = None,
     triggered: PyTree | None = None,
 ) -> Callable:
-    """params -> a record of metrics: `test_*` on a central test set, `held_out_*` over held-out clients, and `train_*`
-    over the clients that are trained on; with personal models, (params, state) -> the same and `personal_*`.
+    """Builds a function params -> record of metrics, on any of several data sets.
+
+    The record has `test_*` on a central test set, `held_out_*` over held-out clients, and `train_*` over the training
+    clients. With personal models the function is (params, state) -> record, which also has `personal_*`.
 
     Args:
       loss_fn: (params, examples, key) -> per-example values; called with key None.
       test: examples, leaves [n, ...].
-      held_out: a population; its metrics are pooled over examples, and their spread over clients is given as
-        `held_out_<metric>_quantiles` at 5, 25, 50, 75 and 95 %; clients without examples are left out.
-      train: the population of the run: `train_loss` is the global training objective (see `objective`). An evaluation
+      held_out: a population of held-out clients. Its metrics are pooled over examples. Their spread over clients is
+        given as `held_out_<metric>_quantiles` at 5, 25, 50, 75 and 95 %; clients without examples are left out.
+      train: the population of the run. `train_loss` is the global training objective (see `objective`). An evaluation
         costs one pass over all of its examples.
-      train_clients: a sample of so many clients, in [1, N], in place of all: uniform without replacement, drawn once.
-        The record then has their number, `train_sample_clients`, and `train_*` are the sample's means. Where a metric
-        of the loss would take one of these names, it gets the prefix `metric_`, and the other `sample_` or `spread_`.
+      train_clients: the size in [1, N] of a sample of clients that stands for all of them: uniform without replacement,
+        drawn once. The record then has the size as `train_sample_clients`, and `train_*` are the means over the sample.
+        If a metric of the loss would take one of these names, it gets the prefix `metric_`, and the other entry
+        `sample_` or `spread_`.
       seed: of that sample.
-      local_test: the clients of the run with rows that they keep from training (`FederatedData.local_test`): the global
-        model is judged on them as `local_test_*`, pooled and by quantiles over clients.
-      personal: `Evaluated.personal`; each client's own model is then judged on its own rows, as `personal_*`.
-      triggered: examples with a backdoor's trigger, labelled as the attacker wants (`FederatedData.triggered`): their
+      local_test: the clients of the run with rows that they keep from training (`FederatedData.local_test`). The global
+        model is evaluated on these rows as `local_test_*`, pooled and by quantiles over clients.
+      personal: `Evaluated.personal`. Each client's own model is then evaluated on its own rows, as `personal_*`.
+      triggered: examples with a backdoor's trigger, labelled as the attacker wants (`FederatedData.triggered`). Their
         accuracy is `attack_success`, the share of them that the model takes for the target.
 
-    Guarantees: equals a float64 loop over clients (tests/metrics/test_evaluation.py::test_matches_a_loop_over_clients,
-    ::test_the_objective_is_that_of_a_loop_over_clients); a personal model meets its owner's rows
-    (tests/population/test_own_test_rows.py::test_personal_models_are_judged_by_their_owners_rows); attack success is
+    Raises: ValueError for `train_clients` without `train`, and for `personal` without `local_test`.
+
+    Guarantees: The metrics equal a float64 loop over clients
+    (tests/metrics/test_evaluation.py::test_matches_a_loop_over_clients,
+    ::test_the_objective_is_that_of_a_loop_over_clients). A personal model is evaluated on its owner's rows
+    (tests/population/test_own_test_rows.py::test_personal_models_are_judged_by_their_owners_rows). Attack success is
     NumPy's share (tests/population/poisoned/test_backdoors.py::test_attack_success_against_numpy).
     """
     ids = None
@@ -193,36 +239,40 @@ def evaluation(
         hint = "Give local_test: rows that clients keep from training (population.with_local_test)."
         validate.fail("personal", "rows to judge personal models by", None, hint)
 
+    # Data sets are arguments of the jitted function: as closures they would be constants of the program.
     @jax.jit
     def measure(params, state, test, held_out, train, ids, local_test, triggered):
-        central = {} if test is None else pooled(loss_fn, params, test)
-        fooled = {} if triggered is None else pooled(loss_fn, params, triggered)
-        trained = {} if train is None else objective(loss_fn, params, train, ids)
+        on_test = {} if test is None else pooled(loss_fn, params, test)
+        on_triggered = {} if triggered is None else pooled(loss_fn, params, triggered)
+        on_train = {} if train is None else objective(loss_fn, params, train, ids)
         clients = {
             "held_out": {} if held_out is None else per_client(loss_fn, params, held_out),
             "local_test": {} if local_test is None else per_client(loss_fn, params, local_test),
             "personal": {} if personal is None else per_owner(loss_fn, personal, state, local_test),
         }
-        return central, clients, trained, fooled
+        return on_test, clients, on_train, on_triggered
 
     def evaluated(params: PyTree, state: PyTree) -> dict:
-        found = measure(params, state, test, held_out, train, ids, local_test, triggered)
-        central, clients, trained, fooled = jax.device_get(found)
-        values = {f"test_{name}": np.float32(value) for name, value in central.items()}
-        values |= {f"train_{name}": np.float32(value) for name, value in trained.items()}
+        on_device = measure(params, state, test, held_out, train, ids, local_test, triggered)
+        on_test, clients, on_train, on_triggered = jax.device_get(on_device)
+        values = {f"test_{name}": np.float32(value) for name, value in on_test.items()}
+        values |= {f"train_{name}": np.float32(value) for name, value in on_train.items()}
         if triggered is not None:
-            values["attack_success"] = _success(fooled)
-        sample, quantiles = {} if ids is None else {"train_sample_clients": train_clients}, {}
-        for who, metrics in clients.items():
+            values["attack_success"] = _success(on_triggered)
+        sample_size = {} if ids is None else {"train_sample_clients": train_clients}
+        quantiles = {}
+        for group, metrics in clients.items():
             for name, (totals, weights) in metrics.items():
-                totals, weights = np.asarray(totals, np.float64), np.asarray(weights, np.float64)
-                values[f"{who}_{name}"] = np.float32(totals.sum() / weights.sum() if weights.sum() else np.nan)
-                present = weights > 0
-                if present.any():
-                    with np.errstate(invalid="ignore"):  # a diverged model: the quantiles are then nan, and say so
-                        spread = np.quantile(totals[present] / weights[present], QUANTILES)
-                    quantiles[f"{who}_{name}_quantiles"] = np.float32(spread)
-        return tree.joined_metrics({"metric": values, "sample": sample, "spread": quantiles})
+                totals = np.asarray(totals, np.float64)
+                weights = np.asarray(weights, np.float64)
+                values[f"{group}_{name}"] = np.float32(totals.sum() / weights.sum() if weights.sum() else np.nan)
+                has_examples = weights > 0
+                if has_examples.any():
+                    # The losses of a diverged model are not finite; its quantiles are then NaN.
+                    with np.errstate(invalid="ignore"):
+                        spread = np.quantile(totals[has_examples] / weights[has_examples], QUANTILES)
+                    quantiles[f"{group}_{name}_quantiles"] = np.float32(spread)
+        return tree.joined_metrics({"metric": values, "sample": sample_size, "spread": quantiles})
 
     if personal is None:
         return lambda params: evaluated(params, ())

@@ -1,4 +1,4 @@
-"""The network: clients' devices, when they are there, who can send to whom, and links inside of a model."""
+"""This package simulates devices of clients, their availability, graphs of nodes, and links inside a model."""
 
 from fedjax_sim.network.availability import always, bernoulli, both, charging_and_wifi, daily_window, diurnal
 from fedjax_sim.network.changing import (

@@ -1,4 +1,4 @@
-"""When clients can take part: conditions as pure functions of a client's id and the time."""
+"""This module says when clients can take part, by conditions that are pure functions of a client's id and the time."""
 
 from __future__ import annotations
 
@@ -20,12 +20,18 @@ __all__ = ["always", "bernoulli", "both", "charging_and_wifi", "daily_window", "
 
 @validate.named_arguments
 def source(name: str, seed: NonNegativeInt, **options: float) -> Array:
-    """The key of a condition's draws: another name, seed or option is another draw."""
+    """Returns the key of a condition's draws. Another name, seed or option gives another key.
+
+    Args:
+      name: of the condition.
+      seed: >= 0.
+      options: of the condition, as far as its draws depend on them.
+    """
     return stream(jax.random.key(seed), f"availability {name} {sorted(options.items())}")
 
 
 def slot_of(key: Array, ids: Array, seconds: Array, slot_seconds: int) -> tuple[Array, Array]:
-    """The slot of time that each client is in, and when it began.
+    """Finds the slot of time that each client is in, and the second at which the slot began.
 
     Each client's slots begin at a moment of its own, so that clients do not come and go all at once.
 
@@ -33,22 +39,28 @@ def slot_of(key: Array, ids: Array, seconds: Array, slot_seconds: int) -> tuple[
       key: of the condition.
       ids: [c] integers.
       seconds: [] or [c] int32.
+      slot_seconds: the length of a slot.
 
-    Returns: ([c] int32 numbers of slots, [c] int32 seconds at which they began: at 0 or less for the first).
+    Returns: ([c] int32 numbers of slots, [c] int32 seconds at which the slots began). The first slot of a client began
+    at a second of 0 or less.
 
-    Guarantees: tests/network/test_availability.py::test_a_slot_is_one_draw, ::test_slots_begin_at_all_moments.
+    Guarantees: A client has one draw in a slot, and slots begin at all moments
+    (tests/network/test_availability.py::test_a_slot_is_one_draw, ::test_slots_begin_at_all_moments).
     """
     seconds = jnp.broadcast_to(jnp.asarray(seconds, jnp.int32), ids.shape)
     offset = (unit_draws(stream(key, "offset"), ids) * slot_seconds).astype(jnp.int32)
     offset = jnp.minimum(offset, slot_seconds - 1)
-    into = seconds % slot_seconds + offset  # below 2^31, unlike seconds + offset
-    return seconds // slot_seconds + (into >= slot_seconds).astype(jnp.int32), seconds - into % slot_seconds
+    # `seconds + offset` might exceed int32, so the offset is added to the remainder only.
+    seconds_into_slot = seconds % slot_seconds + offset
+    return seconds // slot_seconds + (seconds_into_slot >= slot_seconds).astype(
+        jnp.int32
+    ), seconds - seconds_into_slot % slot_seconds
 
 
 def always() -> Availability:
-    """Clients are always there.
+    """Clients are always available.
 
-    Guarantees: tests/network/test_availability.py::test_rates_are_the_long_run_shares.
+    Guarantees: The long-run share is 1 (tests/network/test_availability.py::test_rates_are_the_long_run_shares).
 
     >>> always().at(jnp.arange(2), 0).tolist()
     [True, True]
@@ -60,14 +72,16 @@ def always() -> Availability:
 def bernoulli(
     rate: Distribution | float, *, slot_seconds: Annotated[int, Integer(1, 1073741824)] = 3600, seed: int = 0
 ) -> Availability:
-    """In each slot of time a client is there with a probability of its own, independently.
+    """In each slot of time, a client is available with a probability of its own, independently of other slots.
 
     Args:
-      rate: the probability, in (0, 1]: a number for all clients, or a distribution over them.
-      slot_seconds: length of a slot, at most 2^30; each client's slots begin at a moment of its own.
+      rate: the probability, in (0, 1]: a number for all clients, or a distribution over clients.
+      slot_seconds: length of a slot, at most 2^30. Each client's slots begin at a moment of its own.
       seed: of the draws.
 
-    Guarantees: the stated rates, independent between clients and slots
+    Returns: `Availability`.
+
+    Guarantees: Clients have the stated rates, independently between clients and slots
     (tests/network/test_availability.py::test_rates_are_the_long_run_shares, ::test_slots_are_independent).
 
     >>> bernoulli(0.25).rate(np.arange(2)).tolist()
@@ -75,24 +89,27 @@ def bernoulli(
     """
     rate = as_distribution("rate", rate)
     if not (0 < rate.least and rate.most <= 1):
-        shown = rate.least if rate.least == rate.most else f"{rate.least:g} to {rate.most:g}"
-        validate.fail("rate", "probabilities in (0, 1]", shown)
-    own, key = source("rate", seed), source("bernoulli", seed, slot_seconds=slot_seconds)
+        rate_text = rate.least if rate.least == rate.most else f"{rate.least:g} to {rate.most:g}"
+        validate.fail("rate", "probabilities in (0, 1]", rate_text)
+    rate_key = source("rate", seed)
+    key = source("bernoulli", seed, slot_seconds=slot_seconds)
 
     def at(ids, seconds):
         slot, _ = slot_of(key, ids, seconds, slot_seconds)
-        return unit_draws(key, ids, slot) < rate.draw(own, ids)
+        return unit_draws(key, ids, slot) < rate.draw(rate_key, ids)
 
-    return Availability(at, lambda ids: np.asarray(rate.draw(own, jnp.asarray(ids)), np.float64))
+    return Availability(at, lambda ids: np.asarray(rate.draw(rate_key, jnp.asarray(ids)), np.float64))
 
 
 def _local_time(key: Array, ids: Array, seconds: Array, num_zones: int, day_seconds: int) -> Array:
-    """[c] int32 seconds of each client's own day; its time zone is one of `num_zones`, all equally likely."""
+    """Returns [c] int32 seconds of each client's own day, in one of `num_zones` time zones, equally likely."""
     zone = (unit_draws(key, ids) * num_zones).astype(jnp.int32)
+    # Each remainder is below the length of a day, so nothing exceeds int32.
     return (seconds % day_seconds + zone * (day_seconds // num_zones)) % day_seconds
 
 
 def _check_day(num_zones: int, day_seconds: int) -> None:
+    """Checks the length of a day, and that time zones divide it evenly."""
     validate.integer("day_seconds", day_seconds, 2, 1 << 30)
     validate.integer("num_zones", num_zones, 1, min(day_seconds, 1 << 20))
     if day_seconds % num_zones:
@@ -103,28 +120,30 @@ def _check_day(num_zones: int, day_seconds: int) -> None:
 def daily_window(
     share: PositiveShare, *, num_zones: int = 24, day_seconds: int = 86_400, seed: int = 0
 ) -> Availability:
-    """Clients are there for the same part of each of their days, such as at night; their time zones differ.
+    """Clients are available for the same part of each of their days, such as at night. Their time zones differ.
 
     Args:
       share: of the day, in (0, 1], rounded to whole seconds.
-      num_zones: time zones, equally likely and evenly spaced: a divisor of `day_seconds`.
+      num_zones: the number of time zones, which are equally likely and evenly spaced: a divisor of `day_seconds`.
       day_seconds: length of a day.
       seed: of the draws.
 
-    Guarantees: the stated share of every day of every client
+    Returns: `Availability`.
+
+    Guarantees: Every client is available for the stated share of every day
     (tests/network/test_availability.py::test_rates_are_the_long_run_shares, ::test_windows_are_contiguous).
 
     >>> daily_window(0.25).rate(np.arange(1)).tolist()
     [0.25]
     """
     _check_day(num_zones, day_seconds)
-    length = max(round(share * day_seconds), 1)
+    window_seconds = max(round(share * day_seconds), 1)
     zones = source("zone", seed)
 
     def at(ids, seconds):
-        return _local_time(zones, ids, seconds, num_zones, day_seconds) < length
+        return _local_time(zones, ids, seconds, num_zones, day_seconds) < window_seconds
 
-    return Availability(at, lambda ids: np.full(np.shape(ids), length / day_seconds))
+    return Availability(at, lambda ids: np.full(np.shape(ids), window_seconds / day_seconds))
 
 
 @validate.named_arguments
@@ -137,51 +156,63 @@ def diurnal(
     day_seconds: int = 86_400,
     seed: int = 0,
 ) -> Availability:
-    """In each slot a client is there with probability mean + amplitude sin(2 pi t / day), t the time of its own day.
+    """In each slot, the probability that a client is available follows a sine over its own day.
+
+    At the time t of its day the probability is mean + amplitude sin(2 pi t / day).
 
     Args:
-      mean, amplitude: mean in (0, 1), amplitude at most min(mean, 1 - mean).
+      mean, amplitude: mean in (0, 1), and amplitude at most min(mean, 1 - mean).
       num_zones, day_seconds, seed: as in `daily_window`.
-      slot_seconds: the probability is that at the slot's beginning; a divisor of the day, at most half of it. Each
-        client's slots begin at a moment of its own.
+      slot_seconds: length of a slot; a divisor of the day, at most half of it. The probability is that at the slot's
+        beginning. Each client's slots begin at a moment of its own.
 
-    Guarantees: the mean is the long-run share of every client
+    Returns: `Availability`.
+
+    Guarantees: The mean is the long-run share of every client
     (tests/network/test_availability.py::test_rates_are_the_long_run_shares), and the probability follows the sine
     (::test_the_day_is_a_sine).
 
     >>> diurnal(0.3, 0.2).rate(np.arange(1)).tolist()
     [0.3]
     """
-    mean_as_written = validate.as_written(mean)  # or the 0.1 beside 0.9 would be too large
+    # Decimals are compared as they are written: in binary, an amplitude of 0.1 would exceed 1 - 0.9.
+    mean_as_written = validate.as_written(mean)
     validate.in_range("amplitude", amplitude, 0, float(min(mean_as_written, 1 - mean_as_written)))
     _check_day(num_zones, day_seconds)
     validate.integer("slot_seconds", slot_seconds, 1, day_seconds // 2)
     if day_seconds % slot_seconds:
         validate.fail("slot_seconds", f"a divisor of the day's {day_seconds} seconds", slot_seconds)
-    key, zones = source("diurnal", seed, slot_seconds=slot_seconds), source("zone", seed)
+    key = source("diurnal", seed, slot_seconds=slot_seconds)
+    zones = source("zone", seed)
 
     def at(ids, seconds):
-        slot, began = slot_of(key, ids, seconds, slot_seconds)
-        local = _local_time(zones, ids, began, num_zones, day_seconds).astype(jnp.float32)
-        chance = mean + amplitude * jnp.sin(local * (2 * math.pi / day_seconds))
-        return unit_draws(key, ids, slot) < chance
+        slot, slot_begin = slot_of(key, ids, seconds, slot_seconds)
+        local = _local_time(zones, ids, slot_begin, num_zones, day_seconds).astype(jnp.float32)
+        probability = mean + amplitude * jnp.sin(local * (2 * math.pi / day_seconds))
+        return unit_draws(key, ids, slot) < probability
 
     return Availability(at, lambda ids: np.full(np.shape(ids), float(mean)))
 
 
 def both(first: Availability, second: Availability) -> Availability:
-    """Clients are there when two conditions hold.
+    """Clients are available when two conditions hold.
 
-    The long-run share is unknown, for the two may hold at the same hours: what needs it refuses this one. Two
-    conditions of the same name, options and seed are one and the same: give one of them another seed.
+    The long-run share is unknown, because both conditions may hold at the same hours. So everything that needs the
+    share refuses this condition. Two conditions with the same name, options and seed are identical: give one of them
+    another seed.
 
-    Guarantees: tests/network/test_availability.py::test_both_conditions.
+    Args:
+      first, second: conditions.
+
+    Guarantees: A client is available exactly if both conditions hold
+    (tests/network/test_availability.py::test_both_conditions).
 
     >>> both(always(), always()).at(jnp.arange(2), 0).tolist()
     [True, True]
     """
     for name, value in (("first", first), ("second", second)):
         validate.part(name, value, Availability)
+    # Both conditions are asked at the same time for the same clients.
     return Availability(lambda ids, seconds: first.at(ids, seconds) & second.at(ids, seconds))
 
 
@@ -194,14 +225,16 @@ def charging_and_wifi(
     day_seconds: int = 86_400,
     seed: int = 0,
 ) -> Availability:
-    """Phones that train while they charge, every night, and are on Wi-Fi, by chance in each slot of time.
+    """Phones train while they charge, every night, and are on Wi-Fi, which is random in each slot of time.
 
     Args:
-      charging_share: of the day: a `daily_window`.
-      wifi: probability of Wi-Fi: `bernoulli`, independent of the hour.
-      num_zones, day_seconds, slot_seconds, seed: as for those two.
+      charging_share: the share of the day for charging: a `daily_window`.
+      wifi: the probability of Wi-Fi: `bernoulli`, independent of the hour.
+      num_zones, day_seconds, slot_seconds, seed: as in these two conditions.
 
-    Guarantees: the long-run share is the product of the two
+    Returns: `Availability`.
+
+    Guarantees: The long-run share is the product of the two shares
     (tests/network/test_availability.py::test_rates_are_the_long_run_shares).
 
     References: Bonawitz et al. 2019, section 2.2 (idle, charging, unmetered network); Kairouz et al. 2021, table 1.
@@ -211,4 +244,5 @@ def charging_and_wifi(
     """
     night = daily_window(charging_share, num_zones=num_zones, day_seconds=day_seconds, seed=seed)
     online = bernoulli(wifi, slot_seconds=slot_seconds, seed=seed)
+    # Wi-Fi does not depend on the hour, so here the long-run share is known, unlike in `both`.
     return both(night, online)._replace(rate=lambda ids: night.rate(ids) * online.rate(ids))

@@ -1,4 +1,4 @@
-"""Tables of measured numbers: columns of a CSV file by name, each value checked."""
+"""This module reads columns of measured numbers from a CSV file, by name, and checks each value."""
 
 from __future__ import annotations
 
@@ -14,12 +14,17 @@ from fedjax_sim.types import FilePath
 
 __all__ = ["MOST_ROWS", "SECONDS", "Table", "columns", "factor", "numbers", "parted"]
 
-MOST_ROWS = 1 << 18  # programs hold the table
+MOST_ROWS = 1 << 18  # compiled programs hold the table as a constant
 SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "min": 60.0, "h": 3600.0}
 
 
 class Table(NamedTuple):
-    """Some columns of a file: what is asked for -> its texts, row by row, and the rows' numbers below the header."""
+    """Some columns of a file.
+
+    Args:
+      texts: option -> the texts of its column, row by row.
+      rows: the numbers of these rows, counted from 1 below the header.
+    """
 
     texts: dict[str, list[str]]
     rows: list[int]
@@ -36,25 +41,28 @@ def columns(
     first: Mapping[str, int | None] | None = None,
     way_out: str = "",
 ) -> Table:
-    """The texts of some columns.
+    """Reads the texts of some columns of a CSV file.
 
     Args:
       path: of a file with a header, as `text_files.table_rows` reads it.
-      names: what is asked for -> the column's name in the file.
+      names: option -> the name of its column in the file.
       delimiter: as in `text_files.table_rows`.
-      missing: texts that stand for a missing value; rows with one in a column that is asked for are left out.
-      sample_rows: so many rows at random, without replacement and in the file's order; None for all of them.
-      seed: of that choice.
-      first: what is asked for -> of how many distinct texts, as they first appear; rows with others are left out.
-      way_out: what errors say of more than 2^18 rows.
+      missing: texts that stand for a missing value. Rows with a missing value in one of the columns are left out.
+      sample_rows: the size of a random sample of rows, without replacement and in the order of the file; None for all
+        rows.
+      seed: of that sample.
+      first: option -> a number. Only rows whose text is one of the first so many distinct texts of the column are kept.
+      way_out: the hint of the error for more than 2^18 rows.
 
-    Raises: ValueError for a file that cannot be read, a column that is not there or twice, a row of another length, no
-    rows, or more than 2^18 of which none are left out.
+    Returns: `Table`.
 
-    Guarantees: tests/network/test_measured.py::test_wrong_files, ::test_a_file_of_another_style; rows are equally
-    likely to be in a sample (::test_samples_of_rows).
+    Raises: ValueError for a file that cannot be read, a column that is missing or occurs twice, a row of another
+    length, no rows, or more than 2^18 rows of which none are left out.
+
+    Guarantees: Wrong files are refused (tests/network/test_measured.py::test_wrong_files,
+    ::test_a_file_of_another_style). Rows are equally likely to be in a sample (::test_samples_of_rows).
     """
-    codes = text_files.check_missing(missing)
+    missing_texts = text_files.check_missing(missing)
     rows = text_files.table_rows("path", path, delimiter=delimiter)
     _, header = next(rows, (0, []))
     if not header:
@@ -66,71 +74,85 @@ def columns(
     if sample_rows is not None:
         validate.integer("sample_rows", sample_rows, 1, MOST_ROWS)
         validate.integer("seed", seed, 0)
-    places = [header.index(name) for name in names.values()]
-    found = _whole(rows, header, places, codes)
-    for option, most in (first or {}).items():
-        if most is not None:
-            found = _of_first(found, list(names).index(option), most)
-    kept, count = _kept(found, sample_rows, seed)
+    column_indices = [header.index(name) for name in names.values()]
+    # Rows are filtered and sampled by generators, so that a file larger than memory can be read.
+    complete_rows = _complete_rows(rows, header, column_indices, missing_texts)
+    for option, num_distinct in (first or {}).items():
+        if num_distinct is not None:
+            complete_rows = _with_first_texts(complete_rows, list(names).index(option), num_distinct)
+    selected, count = _selected(complete_rows, sample_rows, seed)
+    # A sample may come from any number of rows; without a sample, the number of rows is limited.
     if not 1 <= count <= (MOST_ROWS if sample_rows is None else count):
         validate.fail("path", f"1 to {MOST_ROWS} rows below the header", count, way_out if count else "")
-    texts = {option: [values[i] for _, values in kept] for i, option in enumerate(names)}
-    return Table(texts, [i for i, _ in kept])
+    texts = {option: [values[index] for _, values in selected] for index, option in enumerate(names)}
+    return Table(texts, [index for index, _ in selected])
 
 
-def _whole(
-    rows: Iterator[tuple[int, list[str]]], header: list[str], places: list[int], missing: tuple[str, ...]
+def _complete_rows(
+    rows: Iterator[tuple[int, list[str]]], header: list[str], column_indices: list[int], missing: tuple[str, ...]
 ) -> Iterator[tuple[int, list[str]]]:
-    """(number of the row, the values at some places) of each row, without the rows that lack one of them."""
-    for i, (_, row) in enumerate(rows, 1):
+    """Yields (number of the row, its values at some indices) for each row that has all of these values."""
+    for number, (_, row) in enumerate(rows, 1):
         if len(row) != len(header):
-            validate.fail("path", f"{len(header)} values in row {i}", len(row))
-        values = [row[place] for place in places]
+            validate.fail("path", f"{len(header)} values in row {number}", len(row))
+        values = [row[index] for index in column_indices]
         if not any(value in missing for value in values):
-            yield i, values
-
-
-def _of_first(rows: Iterator[tuple[int, list[str]]], place: int, most: int) -> Iterator[tuple[int, list[str]]]:
-    """The rows whose text at this place is one of the first so many distinct ones."""
-    known: set[str] = set()
-    for number, values in rows:
-        if len(known) < most:
-            known.add(values[place])
-        if values[place] in known:
             yield number, values
 
 
-def _kept(
+def _with_first_texts(rows: Iterator[tuple[int, list[str]]], place: int, most: int) -> Iterator[tuple[int, list[str]]]:
+    """Yields the rows whose text at the index `place` is one of the first `most` distinct texts."""
+    first_texts: set[str] = set()
+    for number, values in rows:
+        if len(first_texts) < most:
+            first_texts.add(values[place])
+        if values[place] in first_texts:
+            yield number, values
+
+
+def _selected(
     rows: Iterator[tuple[int, list[str]]], sample_rows: int | None, seed: int
 ) -> tuple[list[tuple[int, list[str]]], int]:
-    """(the first 2^18 rows, or so many of all at random, in their order; the number of all rows)."""
-    rng, count = np.random.default_rng(seed), 0
+    """Selects rows: (the selected rows in the order of the file, the number of all rows).
+
+    Without `sample_rows` the first 2^18 rows are selected, otherwise a random sample.
+    """
+    rng = np.random.default_rng(seed)
+    count = 0
     most = MOST_ROWS if sample_rows is None else sample_rows
-    kept: list[tuple[int, list[str]]] = []
+    reservoir: list[tuple[int, list[str]]] = []
     for count, row in enumerate(rows, 1):
         if count <= most:
-            kept.append(row)
-        elif sample_rows is not None and (place := int(rng.integers(count))) < most:  # Vitter's algorithm R
-            kept[place] = row
-    return sorted(kept, key=lambda row: row[0]), count
+            reservoir.append(row)
+        # Vitter's algorithm R: a sample in one pass, without knowing the number of rows.
+        elif sample_rows is not None and (place := int(rng.integers(count))) < most:
+            reservoir[place] = row
+    return sorted(reservoir, key=lambda row: row[0]), count
 
 
 def numbers(option: str, table: Table, least: float = 0.0, *, above: bool = False, hint: str = "") -> np.ndarray:
-    """A column as [rows] float64: finite numbers of at least `least`, or above it.
+    """Reads a column as [rows] float64: finite numbers >= `least`, or > `least` if `above`.
+
+    Args:
+      option: of the column.
+      table: as from `columns`.
+      least: the bound.
+      above: whether the bound itself is refused.
+      hint: of the error for a text that is no finite number.
 
     Raises: ValueError that names the first wrong row.
     """
-    found = np.empty(len(table.rows))
-    for i, text in enumerate(table.texts[option]):
-        found[i] = validate.decimal(text)
-        if not (math.isfinite(found[i]) and (found[i] > least or (found[i] == least and not above))):
-            rule = f"a finite number {'>' if above else '>='} {least:.15g} in row {table.rows[i]}"
-            validate.fail(option, rule, text, "" if math.isfinite(found[i]) else hint)
-    return found
+    values = np.empty(len(table.rows))
+    for row, text in enumerate(table.texts[option]):
+        values[row] = validate.decimal(text)
+        if not (math.isfinite(values[row]) and (values[row] > least or (values[row] == least and not above))):
+            rule = f"a finite number {'>' if above else '>='} {least:.15g} in row {table.rows[row]}"
+            validate.fail(option, rule, text, "" if math.isfinite(values[row]) else hint)
+    return values
 
 
 def parted(unit: str) -> tuple[str | None, str]:
-    """(the number before a unit, the unit).
+    """Splits a unit into (the number before it, or None; the unit).
 
     >>> parted("2.5e6 flops/s"), parted("ms")
     (('2.5e6', 'flops/s'), (None, 'ms'))
@@ -140,7 +162,12 @@ def parted(unit: str) -> tuple[str | None, str]:
 
 
 def factor(option: str, unit: str, units: Mapping[str, float]) -> float:
-    """The number of base units in a unit such as "Mbit/s" or "2.5e6 flops/s".
+    """Returns the number of base units in a unit such as "Mbit/s" or "2.5e6 flops/s".
+
+    Args:
+      option: of the unit, for errors.
+      unit: a known unit, with or without a number before it.
+      units: unit -> number of base units.
 
     Raises: ValueError for an unknown unit, or a number before it that is not positive.
 
@@ -150,9 +177,9 @@ def factor(option: str, unit: str, units: Mapping[str, float]) -> float:
     number, name = parted(unit)
     validate.one_of(option, name, units, hint="A number may stand before it: '2.5 ...'.")
     try:
-        times = float(number or 1)
+        multiple = float(number or 1)
     except ValueError:
-        times = math.nan
-    if not 0 < times * units[name] < math.inf:
+        multiple = math.nan
+    if not 0 < multiple * units[name] < math.inf:
         validate.fail(option, "a positive number before the unit", unit)
-    return times * units[name]
+    return multiple * units[name]

@@ -1,4 +1,4 @@
-"""What clients run on: speed, links and energy of each, as pure functions of its id."""
+"""This module simulates the hardware of clients: speed, bandwidth and energy of each, as pure functions of its id."""
 
 from __future__ import annotations
 
@@ -28,29 +28,36 @@ __all__ = [
     "whole_ticks",
 ]
 
-MOST_TICKS = 715_827_840  # of one phase, so that three add up in int32; a float32 number
-FINEST = 1_000_000  # ticks a second
+MOST_TICKS = 715_827_840  # the longest phase: three phases add up within int32, and float32 holds the number exactly
+FINEST = 1_000_000  # the most ticks per second
 SATURATED = Metric("saturated_clients", "clients too slow for the clock to count", "count")
 
 
 class Profile(NamedTuple):
-    """The hardware of clients, each [c] float32; energies add up.
+    """The hardware of clients, each field [c] float32; energies add up.
 
-    Guarantees: what it makes a client spend is by hand (tests/network/test_devices.py::test_what_is_spent).
+    Guarantees: The time and energy that a client spends follow by hand
+    (tests/network/test_devices.py::test_what_is_spent).
     """
 
     speed: Array  # flops/s of training, > 0
     bandwidth_down: Array  # bytes/s, > 0
     bandwidth_up: Array
-    latency: Array  # seconds, of each message, either way
+    latency: Array  # seconds of each message, in either direction
     joules_per_flop: Array
-    joules_per_byte: Array  # either way
-    compute_watts: Array  # while it computes
-    radio_watts: Array  # while it sends or receives
+    joules_per_byte: Array  # in either direction
+    compute_watts: Array  # power while the client computes
+    radio_watts: Array  # power while the client sends or receives
 
 
 def check_devices(devices: Devices, population_size: int, whose: str = "population's", of: str = "clients") -> None:
-    """Raises ValueError, TypeError for devices of another population, which is `whose`, or with ticks out of range."""
+    """Raises ValueError, TypeError for devices of a population of another size, or with ticks out of range.
+
+    Args:
+      devices: the devices to check.
+      population_size: the expected number of clients.
+      whose, of: words for the error: "those of the {whose} {population_size} {of}".
+    """
     validate.part("devices", devices, Devices)
     if devices.population_size != population_size:
         validate.fail("devices", f"those of the {whose} {population_size} {of}", devices.population_size)
@@ -58,16 +65,24 @@ def check_devices(devices: Devices, population_size: int, whose: str = "populati
 
 
 def whole_ticks(seconds: Array, ticks_per_second: int) -> Array:
-    """Durations as int32 ticks, rounded up; `MOST_TICKS` for longer ones, infinity and NaN.
+    """Converts durations into int32 ticks, rounded up.
 
-    A duration that exceeds whole ticks by less than a part in two million is that many: float32 quotients are not
-    exact, and XLA may divide by a product.
+    Longer durations than `MOST_TICKS`, infinity and NaN give `MOST_TICKS`.
 
-    Guarantees: tests/network/test_devices.py::test_whole_ticks.
+    A duration that exceeds whole ticks by less than one part in two million is rounded down. Float32 quotients are not
+    exact, and XLA may replace a division by a product.
+
+    Args:
+      seconds: [...] float32.
+      ticks_per_second: the unit of time.
+
+    Guarantees: A quotient of bytes and bandwidth that is a whole number of ticks gives that number, whether it is
+    computed by a division or by a product (tests/network/test_devices.py::test_whole_ticks).
 
     >>> whole_ticks(jnp.array([0.0, 0.0101, jnp.inf, jnp.nan]), 1000).tolist()
     [0, 11, 715827840, 715827840]
     """
+    # The factor rounds a quotient down that exceeds whole ticks by a rounding error only.
     ticks = jnp.ceil(seconds * ticks_per_second * jnp.float32(1 - 2.0**-21))
     return jnp.where(ticks < MOST_TICKS, ticks, float(MOST_TICKS)).astype(jnp.int32)
 
@@ -81,22 +96,26 @@ def of_profiles(
     availability: Availability | None = None,
     ticks_per_second: int = 1000,
 ) -> Devices:
-    """Devices from a function of ids: what `heterogeneous` and `measured` are made with.
+    """Makes devices from a function that gives the hardware of each client id.
 
-    A broadcast takes latency + bytes / bandwidth, training flops / speed, a message latency + bytes / bandwidth.
+    A broadcast takes latency + bytes / bandwidth, training takes flops / speed, and a message takes latency + bytes /
+    bandwidth. `heterogeneous` and `measured` are made with this function.
 
     Args:
       population_size: N.
       profile: (ids [c]) -> `Profile`.
-      jitter: sigma of a lognormal factor of median 1 on a client's times in a round: one draw for its training, one for
-        its link, by the round's key and the client's id.
-      availability: when clients are there; None = always.
-      ticks_per_second: the unit of time; a phase longer than `MOST_TICKS` (8 days of milliseconds) counts as that, and
-        Info counts its client in `saturated_clients`: 1 a second lets a phase last 22 years.
+      jitter: sigma of a lognormal factor with median 1 on a client's times in a round. There is one draw for its
+        training and one for its link, by the round's key and the client's id.
+      availability: when clients are available; None = always.
+      ticks_per_second: the unit of time. A phase longer than `MOST_TICKS` (8 days in milliseconds) counts as
+        `MOST_TICKS`, and Info counts its client in `saturated_clients`. With 1 tick per second, a phase may last 22
+        years.
 
-    Guarantees: times and energies of a client follow from its id, its load and the round's key, whatever its slot
-    (tests/network/test_devices.py::test_what_is_spent); jitter has its law and is fresh in each round (::test_jitter);
-    energy grows with the work (::test_energy_grows_with_the_work).
+    Returns: `Devices`.
+
+    Guarantees: Times and energies of a client follow from its id, its load and the round's key, whatever its slot
+    (tests/network/test_devices.py::test_what_is_spent). Jitter has its law and is fresh in each round (::test_jitter).
+    Energy grows with the work (::test_energy_grows_with_the_work).
     """
     if availability is not None:
         validate.part("availability", availability, Availability)
@@ -104,20 +123,26 @@ def of_profiles(
     factor = lognormal(1.0, jitter)
 
     def spend(key: Array, ids: Array, load: Load) -> Spent:
-        has = profile(ids)
-        compute = load.flops / has.speed
+        hardware = profile(ids)
+        compute = load.flops / hardware.speed
         down, up = (
-            has.latency + size / rate
-            for size, rate in ((load.bytes_down, has.bandwidth_down), (load.bytes_up, has.bandwidth_up))
+            hardware.latency + size / rate
+            for size, rate in ((load.bytes_down, hardware.bandwidth_down), (load.bytes_up, hardware.bandwidth_up))
         )
+        # Two draws for each client: training and link vary independently.
         if jitter:
             key = stream(key, "jitter")
-            training, link = (factor.quantile(unit_draws(key, ids, which)) for which in (jnp.int32(0), jnp.int32(1)))
-            compute, down, up = compute * training, down * link, up * link
-        ticks = [whole_ticks(x, ticks_per_second) for x in (down, compute, up)]
-        down, compute, up = (jnp.minimum(x, MOST_TICKS / ticks_per_second) for x in (down, compute, up))
-        joules = load.flops * has.joules_per_flop + (load.bytes_down + load.bytes_up) * has.joules_per_byte
-        joules = joules + compute * has.compute_watts + (down + up) * has.radio_watts
+            training_factor, link_factor = (
+                factor.quantile(unit_draws(key, ids, which)) for which in (jnp.int32(0), jnp.int32(1))
+            )
+            compute = compute * training_factor
+            down = down * link_factor
+            up = up * link_factor
+        ticks = [whole_ticks(seconds, ticks_per_second) for seconds in (down, compute, up)]
+        # Energy is counted over the same times as the clock, which has a longest phase.
+        down, compute, up = (jnp.minimum(seconds, MOST_TICKS / ticks_per_second) for seconds in (down, compute, up))
+        joules = load.flops * hardware.joules_per_flop + (load.bytes_down + load.bytes_up) * hardware.joules_per_byte
+        joules = joules + compute * hardware.compute_watts + (down + up) * hardware.radio_watts
         return Spent(*ticks, joules.astype(jnp.float32))
 
     return Devices(population_size, spend, availability, ticks_per_second)
@@ -140,104 +165,136 @@ def heterogeneous(
     ticks_per_second: int = 1000,
     seed: NonNegativeInt = 0,
 ) -> Devices:
-    """Clients whose hardware is drawn, each number by itself, from distributions over clients.
+    """Makes clients whose hardware is drawn from distributions over clients, each number independently.
 
-    Args: each number is a distribution over clients, or one number for all.
+    Each of the numbers below is a distribution over clients, or one number for all.
+
+    Args:
       population_size: N.
-      speed: flops/s of training, which is a small part of what a data sheet promises.
+      speed: flops/s of training, which is a small part of the speed in a data sheet.
       bandwidth_down, bandwidth_up: bytes/s.
-      latency: seconds of each message, either way; None = 0.
-      joules_per_flop, joules_per_byte: energy by the work; None = 0.
-      compute_watts, radio_watts: energy by the time that it takes; None = 0.
+      latency: seconds of each message, in either direction; None = 0.
+      joules_per_flop, joules_per_byte: energy by the amount of work; None = 0.
+      compute_watts, radio_watts: energy by the time that the work takes; None = 0.
       jitter, availability, ticks_per_second: as in `of_profiles`.
       seed: of the draws.
 
-    Returns: `Devices`; nothing is kept for N clients.
+    Returns: `Devices`. Nothing is stored for N clients.
 
     Raises: ValueError, TypeError for values out of range, and for speeds or bandwidths that may be 0.
 
-    Guarantees: as `of_profiles`; numbers of one client are independent
+    Guarantees: as `of_profiles`. The numbers of a client are independent
     (tests/network/test_devices.py::test_numbers_of_a_client_are_independent).
 
     References: Lai et al. 2022 (FedScale), section 3.2: speeds and bandwidths of phones spread over an order of
     magnitude and more.
 
-    >>> made = heterogeneous(10, speed=1e9, bandwidth_down=1e6, bandwidth_up=1e5)
-    >>> made.spend(jax.random.key(0), jnp.arange(1), Load(2e9, 1e6, 1e6))[:3]  # milliseconds
+    >>> devices = heterogeneous(10, speed=1e9, bandwidth_down=1e6, bandwidth_up=1e5)
+    >>> devices.spend(jax.random.key(0), jnp.arange(1), Load(2e9, 1e6, 1e6))[:3]  # milliseconds
     (Array([1000], dtype=int32), Array([2000], dtype=int32), Array([10000], dtype=int32))
     """
-    given: dict = {"speed": speed, "bandwidth_down": bandwidth_down, "bandwidth_up": bandwidth_up, "latency": latency}
-    given |= {"joules_per_flop": joules_per_flop, "joules_per_byte": joules_per_byte}
-    given |= {"compute_watts": compute_watts, "radio_watts": radio_watts}
-    laws = {name: as_distribution(name, 0.0 if law is None else law) for name, law in given.items()}
+    options_by_name: dict = {
+        "speed": speed,
+        "bandwidth_down": bandwidth_down,
+        "bandwidth_up": bandwidth_up,
+        "latency": latency,
+    }
+    options_by_name |= {"joules_per_flop": joules_per_flop, "joules_per_byte": joules_per_byte}
+    options_by_name |= {"compute_watts": compute_watts, "radio_watts": radio_watts}
+    laws = {name: as_distribution(name, 0.0 if law is None else law) for name, law in options_by_name.items()}
     for name, law in laws.items():
         if name in ("speed", "bandwidth_down", "bandwidth_up") and not law.least > 0:
             validate.fail(name, "a distribution above 0", law.least, "Nothing would ever arrive.")
 
+    # A key for each number, so that the numbers of a client are independent.
     keys = {name: stream(stream(jax.random.key(seed), "devices"), name) for name in laws}
 
     def profile(ids: Array) -> Profile:
         return Profile(**{name: law.draw(keys[name], ids) for name, law in laws.items()})
 
-    options = {"jitter": jitter, "availability": availability, "ticks_per_second": ticks_per_second}
-    return of_profiles(population_size, profile, **options)
+    shared_options = {"jitter": jitter, "availability": availability, "ticks_per_second": ticks_per_second}
+    return of_profiles(population_size, profile, **shared_options)
 
 
 def there_at(devices: Devices, ids: Array, seconds: Array) -> Array:
-    """[c] bool: who can take part at this time.
+    """Tells whether each client is available at a time, [c] bool.
 
-    Raises: TypeError for a rule of the user's own that tells another shape or dtype
+    Args:
+      devices: with or without a rule of availability.
+      ids: [c] int32.
+      seconds: [] or [c] int32.
+
+    Raises: TypeError for a user's own rule that returns another shape or dtype
     (tests/network/test_devices.py::test_functions_of_ones_own).
     """
     rule = devices.availability
     if rule is None:
         return jnp.ones(ids.shape, bool)
-    found = rule.at(ids, seconds)
-    _expect("devices.availability.at(ids, seconds)", found, ids.shape, bool)
-    return found
+    is_available = rule.at(ids, seconds)
+    _expect("devices.availability.at(ids, seconds)", is_available, ids.shape, bool)
+    return is_available
 
 
 def absent_after(devices: Devices, ids: Array, began: Clock, spent: Spent, checks: int) -> Array:
-    """When clients at work are first seen to be gone: [c] int32 ticks after they began; 2^31 - 1 for who stays.
+    """Finds when clients at work are first seen to be absent: [c] int32 ticks after they began.
 
-    Presence is looked up after the download, so often, evenly spaced, during the local work, and on arrival. Who is not
-    there on arrival is gone a tick before it.
+    The result is 2^31 - 1 for a client that stays.
+
+    Availability is checked after the download, `checks` times at even distances during the local work, and on arrival.
+    A client that is absent on arrival left one tick before.
 
     Args:
-      began: of [c] or [].
+      devices: whose availability is checked.
+      ids: [c] int32.
+      began: the time at which the clients began, of [c] or [].
+      spent: the ticks of their phases.
       checks: at least 1.
 
-    Guarantees: tests/sampling/time/test_clock.py::test_who_leaves; of asynchronous servers
-    tests/algorithms/asynchronous/test_arrivals.py::test_events_are_those_of_a_loop.
+    Guarantees: Clients leave as the clock says (tests/sampling/time/test_clock.py::test_who_leaves,
+    tests/algorithms/asynchronous/test_arrivals.py::test_events_are_those_of_a_loop).
     """
     down, compute, up, _ = spent
-    parts = [compute // checks * i + compute % checks * i // checks for i in range(checks + 1)]
-    moments = jnp.stack([*(down + part for part in parts), down + compute + up])  # [checks + 2, c]
-    began = Clock(*(jnp.broadcast_to(x, moments.shape) for x in began))
-    seconds = began.moved(moments, devices.ticks_per_second).since(began).seconds
-    everyone = jnp.broadcast_to(ids, moments.shape)
-    here = there_at(devices, everyone.ravel(), seconds.ravel()).reshape(moments.shape)
-    leaves = jnp.where(here, jnp.int32(2**31 - 1), moments).min(0)
-    return jnp.where(here.all(0), leaves, jnp.minimum(leaves, spent.total - 1))
+    # compute * index // checks, without a product that exceeds int32.
+    work_ticks = [compute // checks * index + compute % checks * index // checks for index in range(checks + 1)]
+    check_ticks = jnp.stack([*(down + part for part in work_ticks), down + compute + up])  # [checks + 2, c]
+    began = Clock(*(jnp.broadcast_to(field, check_ticks.shape) for field in began))
+    seconds = began.moved(check_ticks, devices.ticks_per_second).since(began).seconds
+    everyone = jnp.broadcast_to(ids, check_ticks.shape)
+    is_available = there_at(devices, everyone.ravel(), seconds.ravel()).reshape(check_ticks.shape)
+    absence_ticks = jnp.where(is_available, jnp.int32(2**31 - 1), check_ticks).min(0)
+    return jnp.where(is_available.all(0), absence_ticks, jnp.minimum(absence_ticks, spent.total - 1))
 
 
 def spent_by(devices: Devices, key: Array, ids: Array, load: Load) -> Spent:
-    """[c] what clients spend on a round's work and messages.
+    """Computes the time and energy that clients spend on a round's work and messages, each [c].
+
+    Args:
+      devices, ids: as in `there_at`.
+      key: of the round.
+      load: the work of each client.
 
     Raises: as `there_at`.
     """
-    found = devices.spend(stream(key, "devices"), ids, load)
-    validate.part("devices.spend(key, ids, load)", found, Spent)
-    for name, x in found._asdict().items():
+    spent = devices.spend(stream(key, "devices"), ids, load)
+    validate.part("devices.spend(key, ids, load)", spent, Spent)
+    for name, values in spent._asdict().items():
         kind = jnp.floating if name == "joules" else jnp.int32
-        _expect(f"devices.spend(key, ids, load).{name}", x, ids.shape, kind)
-    return found._replace(joules=found.joules.astype(jnp.float32))  # of another width where JAX counts in 64 bits
+        _expect(f"devices.spend(key, ids, load).{name}", values, ids.shape, kind)
+    # Joules have another width if JAX runs with 64 bits.
+    return spent._replace(joules=spent.joules.astype(jnp.float32))
 
 
 def num_saturated(spent: Spent, at_work: Array) -> Array:
-    """[] int32: how many of the clients at work have a phase that takes longer than can be counted, or as long.
+    """Counts the clients at work with a phase that is too long for the clock, [] int32.
 
-    Guarantees: tests/laws/test_time.py::test_who_is_too_slow_for_the_clock_is_counted.
+    Such a phase takes at least the longest duration that the clock can count.
+
+    Args:
+      spent: each field [c].
+      at_work: [c] bool.
+
+    Guarantees: Clients that are too slow for the clock are counted
+    (tests/laws/test_time.py::test_who_is_too_slow_for_the_clock_is_counted).
 
     >>> spent = Spent(*jnp.array([[1, 2], [5, MOST_TICKS], [1, 1]]), joules=jnp.zeros(2))
     >>> int(num_saturated(spent, jnp.array([True, True])))
@@ -247,10 +304,11 @@ def num_saturated(spent: Spent, at_work: Array) -> Array:
     return (at_work & (longest >= MOST_TICKS)).sum(dtype=jnp.int32)
 
 
-def _expect(name: str, found: Array, shape: tuple, kind: type) -> None:
-    dtype = jnp.result_type(found)
-    if jnp.shape(found) != shape or not jnp.issubdtype(dtype, kind):
+def _expect(name: str, array: Array, shape: tuple, kind: type) -> None:
+    """Raises TypeError unless an array, which a user's function has returned, has this shape and dtype."""
+    dtype = jnp.result_type(array)
+    if jnp.shape(array) != shape or not jnp.issubdtype(dtype, kind):
         rule = "floats" if kind is jnp.floating else jnp.dtype(kind)
         validate.fail(
-            name, f"{rule} of shape {shape}, one for each id", f"{dtype} of shape {jnp.shape(found)}", error=TypeError
+            name, f"{rule} of shape {shape}, one for each id", f"{dtype} of shape {jnp.shape(array)}", error=TypeError
         )

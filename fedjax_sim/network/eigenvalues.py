@@ -1,4 +1,7 @@
-"""How fast a graph, or a mixing matrix, brings nodes to agree: eigenvalues on the host, dense or by Lanczos."""
+"""This module computes the eigenvalues of graphs and mixing matrices, which decide how fast nodes reach consensus.
+
+Host code: all eigenvalues of small matrices, and extreme eigenvalues of large sparse matrices by Lanczos.
+"""
 
 from __future__ import annotations
 
@@ -13,23 +16,25 @@ from fedjax_sim.network.topology import Graph, is_connected
 
 __all__ = ["Spectrum", "algebraic_connectivity", "laplacian_extremes", "laplacian_matrix", "spectrum"]
 
-DENSE = 1500  # nodes up to which all eigenvalues are computed
-TOLERANCE = 1e-6  # of Lanczos, relative to the largest eigenvalue
+DENSE = 1500  # up to so many nodes, all eigenvalues are computed
+TOLERANCE = 1e-6  # tolerance of Lanczos, relative to the largest eigenvalue
 
 
 class Spectrum(NamedTuple):
     """The eigenvalues of a mixing matrix that decide how fast it mixes."""
 
-    second: float  # lambda_2, the largest one below that of the constant vector
+    second: float  # lambda_2, the largest eigenvalue except that of the constant vector
     smallest: float  # lambda_N
-    slem: float  # the second largest modulus: what the distance from the mean shrinks by, in the long run
+    slem: float  # the second largest modulus: the factor of the distance from the mean in a round, in the long run
     gap: float  # 1 - slem
 
 
 def laplacian_matrix(graph: Graph) -> sparse.csr_matrix:
-    """L = D - A of an undirected graph, [N, N] sparse float64.
+    """Computes the Laplacian L = D - A of an undirected graph, [N, N] sparse float64.
 
-    Guarantees: its eigenvalues are those of the closed forms (tests/theory/test_consensus.py::test_closed_forms).
+    Raises: ValueError for a directed graph.
+
+    Guarantees: Its eigenvalues are those of the closed forms (tests/theory/test_consensus.py::test_closed_forms).
 
     >>> from fedjax_sim.network.topology import path
     >>> laplacian_matrix(path(2)).toarray().tolist()
@@ -41,34 +46,38 @@ def laplacian_matrix(graph: Graph) -> sparse.csr_matrix:
 
 
 def laplacian_extremes(graph: Graph) -> tuple[float, float]:
-    """lambda_2 and lambda_N of an undirected graph's Laplacian; lambda_2 is 0 where the graph falls apart.
+    """Computes lambda_2 and lambda_N of an undirected graph's Laplacian. lambda_2 is 0 if the graph is not connected.
 
-    Raises: ValueError for a directed graph, one of a single node, and one so large and badly connected that Lanczos
-    does not converge.
+    Raises: ValueError for a directed graph, for a single node, and for a graph so large and badly connected that
+    Lanczos does not converge.
 
-    Guarantees: the closed forms to 1e-8 (tests/theory/test_consensus.py::test_closed_forms); by Lanczos too
-    (tests/network/test_eigenvalues.py::test_lanczos).
+    Guarantees: The values equal the closed forms to 1e-8 (tests/theory/test_consensus.py::test_closed_forms), also by
+    Lanczos (tests/network/test_eigenvalues.py::test_lanczos).
 
     References: Fiedler 1973; Olfati-Saber, Fax and Murray 2007, section II.
     """
-    matrix, size = laplacian_matrix(graph), graph.population_size
-    if size < 2:
-        validate.fail("graph", "at least two nodes", size)
-    if size <= DENSE:
-        values = np.linalg.eigvalsh(matrix.toarray())
-        return float(max(values[1], 0.0)) if is_connected(graph) else 0.0, float(values[-1])
-    most = -_smallest(-matrix)
+    matrix = laplacian_matrix(graph)
+    num_nodes = graph.population_size
+    if num_nodes < 2:
+        validate.fail("graph", "at least two nodes", num_nodes)
+    if num_nodes <= DENSE:
+        eigenvalues = np.linalg.eigvalsh(matrix.toarray())
+        return float(max(eigenvalues[1], 0.0)) if is_connected(graph) else 0.0, float(eigenvalues[-1])
+    largest = -_smallest(-matrix)
     if not is_connected(graph):
-        return 0.0, most
-    return most - _second(sparse.identity(size, format="csr") * most - matrix, most), most
+        return 0.0, largest
+    # The second smallest eigenvalue of L is the second largest of (largest I - L), which Lanczos finds better.
+    return largest - _second(sparse.identity(num_nodes, format="csr") * largest - matrix, largest), largest
 
 
 def algebraic_connectivity(graph: Graph) -> float:
-    """lambda_2 of the Laplacian: above 0 for a connected graph, and the larger the better connected.
+    """Computes lambda_2 of the Laplacian: above 0 for a connected graph, and larger for a better connected graph.
 
-    Alone it gives no rate of mixing: the star has 1 for every N (`spectrum` of the mixing matrix that is used).
+    It gives no rate of mixing by itself. For example, a star has 1 for every N. Use `spectrum` of the mixing matrix.
 
-    Guarantees: tests/theory/test_consensus.py::test_closed_forms; 0 for a graph that falls apart
+    Raises: as `laplacian_extremes`.
+
+    Guarantees: Closed forms (tests/theory/test_consensus.py::test_closed_forms); 0 for a graph that is not connected
     (tests/network/test_topology.py::test_points_of_failure).
 
     >>> from fedjax_sim.network.topology import star
@@ -79,88 +88,107 @@ def algebraic_connectivity(graph: Graph) -> float:
 
 
 def spectrum(matrix: Any) -> Spectrum:
-    """`Spectrum` of a mixing matrix with the eigenvalue 1: of its constant vector, or of the weights that it keeps.
+    """Computes the `Spectrum` of a mixing matrix.
+
+    Its eigenvalue 1 belongs to the constant vector, or to the weights that the matrix keeps.
 
     Args:
-      matrix: [N, N] dense or sparse, with rows (or columns) that add up to 1; of one that is not symmetric `second` and
-        `smallest` are those real parts.
+      matrix: [N, N] dense or sparse, with rows (or columns) that sum to 1. If it is not symmetric, `second` and
+        `smallest` are the real parts.
 
-    Raises: ValueError for another matrix, and where Lanczos does not converge.
+    Raises: ValueError for another matrix, and if Lanczos does not converge.
 
-    Guarantees: of dense and sparse ones alike (tests/network/test_eigenvalues.py::test_lanczos); what is measured
-    contracts like this (tests/network/test_mixing.py::test_it_contracts_at_the_slem).
+    Guarantees: Dense and sparse matrices give the same result (tests/network/test_eigenvalues.py::test_lanczos).
+    Measured contraction agrees (tests/network/test_mixing.py::test_it_contracts_at_the_slem).
 
     References: Boyd, Diaconis and Xiao 2004, section 1.
 
     >>> spectrum(np.full((4, 4), 0.25)).gap.__round__(9)
     1.0
     """
-    if isinstance(matrix, (Graph, tuple)):  # a Graph or a Mixing, which SciPy would print whole
+    # A Graph or a Mixing is refused here, because SciPy's own error would print it whole.
+    if isinstance(matrix, (Graph, tuple)):
         hint = "That of a mixing is network.matrix_of(mixing); of a graph, take network.metropolis(graph), say."
         validate.fail("matrix", "an [N, N] matrix, dense or sparse", type(matrix).__name__, hint)
     matrix = sparse.csr_matrix(matrix, dtype=np.float64)
-    size = matrix.shape[0]
-    if matrix.shape != (size, size) or size < 2:
+    num_nodes = matrix.shape[0]
+    if matrix.shape != (num_nodes, num_nodes) or num_nodes < 2:
         validate.fail("matrix", "[N, N] with N of at least 2", matrix.shape)
-    sums = [np.abs(np.asarray(matrix.sum(axis)).ravel() - 1).max() for axis in (0, 1)]
-    if not min(sums) < 1e-6:
-        validate.fail("matrix", "rows or columns that add up to 1", f"off by {min(sums):g}")
-    symmetric = abs(matrix - matrix.T).max() < 1e-7
-    if size <= DENSE:
+    sum_errors = [np.abs(np.asarray(matrix.sum(axis)).ravel() - 1).max() for axis in (0, 1)]
+    if not min(sum_errors) < 1e-6:
+        validate.fail("matrix", "rows or columns that add up to 1", f"off by {min(sum_errors):g}")
+    is_symmetric = abs(matrix - matrix.T).max() < 1e-7
+    if num_nodes <= DENSE:
         dense = matrix.toarray()
-        values = np.linalg.eigvalsh((dense + dense.T) / 2) if symmetric else np.linalg.eigvals(dense)
-        rest = np.delete(values, np.abs(values - 1).argmin())
-        return _of(rest.real.max(), rest.real.min(), np.abs(rest).max())
-    if not symmetric:
+        eigenvalues = np.linalg.eigvalsh((dense + dense.T) / 2) if is_symmetric else np.linalg.eigvals(dense)
+        # The eigenvalue 1 itself does not decay; all others do.
+        others = np.delete(eigenvalues, np.abs(eigenvalues - 1).argmin())
+        return _spectrum(others.real.max(), others.real.min(), np.abs(others).max())
+    if not is_symmetric:
         largest = _converged(lambda: linalg.eigs(matrix, 2, which="LM", return_eigenvectors=False, ncv=48, maxiter=200))
-        rest = np.delete(largest, np.abs(largest - 1).argmin())
-        return Spectrum(float(rest.real.max()), np.nan, float(np.abs(rest).max()), 1 - float(np.abs(rest).max()))
-    second, smallest = _second(matrix, 1.0), _smallest(matrix)
-    return _of(second, smallest, max(abs(second), abs(smallest)))
+        others = np.delete(largest, np.abs(largest - 1).argmin())
+        return Spectrum(float(others.real.max()), np.nan, float(np.abs(others).max()), 1 - float(np.abs(others).max()))
+    second = _second(matrix, 1.0)
+    smallest = _smallest(matrix)
+    return _spectrum(second, smallest, max(abs(second), abs(smallest)))
 
 
-def _of(second: float, smallest: float, slem: float) -> Spectrum:
+def _spectrum(second: float, smallest: float, slem: float) -> Spectrum:
+    """Makes a `Spectrum` of Python floats."""
     return Spectrum(float(second), float(smallest), float(slem), float(1 - slem))
 
 
 def _second(matrix: sparse.csr_matrix, top: float) -> float:
-    """The second largest eigenvalue of a symmetric matrix whose largest one, `top`, is that of the constant vector."""
-    found = _lanczos(linalg.LinearOperator(matrix.shape, lambda x: matrix @ x - top * x.mean(), dtype=np.float64))
-    if found is not None and TOLERANCE * top < 1e-3 * (top - found):
-        return found
+    """Computes the second largest eigenvalue of a symmetric matrix.
+
+    Its largest eigenvalue, `top`, is that of the constant vector.
+    """
+    # Subtracting the mean moves the constant vector from the top to 0, so that the second becomes the largest.
+    estimate = _lanczos(linalg.LinearOperator(matrix.shape, lambda x: matrix @ x - top * x.mean(), dtype=np.float64))
+    # Lanczos is trusted only if its tolerance is small against the distance to the top.
+    if estimate is not None and TOLERANCE * top < 1e-3 * (top - estimate):
+        return estimate
     return float(_near(matrix, top, 2).min())
 
 
 def _smallest(matrix: sparse.csr_matrix) -> float:
-    """The smallest eigenvalue of a symmetric matrix."""
-    found = _lanczos(-matrix)
-    if found is not None:
-        return -found
+    """Computes the smallest eigenvalue of a symmetric matrix."""
+    estimate = _lanczos(-matrix)
+    if estimate is not None:
+        return -estimate
     diagonal = matrix.diagonal()
-    bound = diagonal + abs(diagonal) - np.asarray(abs(matrix).sum(1)).ravel()  # Gershgorin
+    # Gershgorin: each eigenvalue is at least some diagonal entry minus the magnitudes beside it.
+    bound = diagonal + abs(diagonal) - np.asarray(abs(matrix).sum(1)).ravel()
     return -float(_near(-matrix, -bound.min(), 1).max())
 
 
 def _lanczos(matrix: Any) -> float | None:
-    """The largest eigenvalue of a symmetric matrix; None where it does not stand apart enough from the next."""
+    """Computes the largest eigenvalue of a symmetric matrix; None if Lanczos does not converge.
+
+    This happens if the next eigenvalue is too close.
+    """
     try:
-        kind = {"return_eigenvectors": False, "tol": TOLERANCE, "ncv": 48, "maxiter": 40}
-        return float(linalg.eigsh(matrix, 1, which="LA", **kind)[0])
+        options = {"return_eigenvectors": False, "tol": TOLERANCE, "ncv": 48, "maxiter": 40}
+        return float(linalg.eigsh(matrix, 1, which="LA", **options)[0])
     except linalg.ArpackNoConvergence:
         return None
 
 
 def _near(matrix: sparse.csr_matrix, top: float, count: int) -> np.ndarray:
-    """The eigenvalues of a symmetric matrix nearest to an upper bound, by a factorisation: where Lanczos is slow the
-    graph is nearly a line or a grid, and factors stay sparse."""
+    """Computes the eigenvalues of a symmetric matrix that are nearest to an upper bound, by a sparse factorisation.
+
+    Where Lanczos is slow, the graph is nearly a line or a grid, and factors stay sparse.
+    """
+    # Slightly above the bound, so that the shifted matrix is not singular.
     above = top + 1e-9 * abs(top)
     factors = linalg.splu(sparse.csc_matrix(matrix - sparse.identity(matrix.shape[0]) * above))
     inverse = linalg.LinearOperator(matrix.shape, factors.solve, dtype=np.float64)
-    kind = {"sigma": above, "OPinv": inverse, "return_eigenvectors": False, "tol": 1e-9, "maxiter": 1000}
-    return _converged(lambda: linalg.eigsh(matrix, count, **kind))
+    options = {"sigma": above, "OPinv": inverse, "return_eigenvectors": False, "tol": 1e-9, "maxiter": 1000}
+    return _converged(lambda: linalg.eigsh(matrix, count, **options))
 
 
 def _converged(call: Any) -> np.ndarray:
+    """Calls ARPACK; raises a ValueError with a hint if it does not converge."""
     try:
         return call()
     except linalg.ArpackNoConvergence as error:

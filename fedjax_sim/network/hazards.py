@@ -1,4 +1,4 @@
-"""Clients that leave in the middle of their training: how much of their work is done by then."""
+"""This module simulates clients that leave during their training, with a part of their work done."""
 
 from __future__ import annotations
 
@@ -18,38 +18,40 @@ __all__ = ["Hazard", "memoryless", "weibull"]
 
 
 class Hazard(NamedTuple):
-    """When clients leave, in seconds of computing since the start of their training in a round.
+    """The law of when clients leave, in seconds of computing since the start of their training in a round.
 
-    Guarantees: more work is not done to a larger share (tests/laws/test_network.py::test_hazards).
+    Guarantees: With more work, the share that is done is not larger (tests/laws/test_network.py::test_hazards).
     """
 
     leaves_after: Callable  # (key, ids [c]) -> [c] float32 seconds, > 0; a function of the round's key and the id
 
     def done(self, key: Array, ids: Array, seconds: Array) -> Array:
-        """The share of their work that clients have done when they leave: [c] float32 in [0, 1]; 1 = all of it.
+        """Computes the share of their work that clients have done when they leave, [c] float32 in [0, 1].
+
+        The share is 1 for clients that do all of their work.
 
         Args:
-          key: the round's.
+          key: of the round.
           ids: [c] int32.
-          seconds: [] or [c], of all their work.
+          seconds: [] or [c], the duration of all their work.
 
-        Guarantees: the law of what is done, by the client and not by its slot
+        Guarantees: The share has its law, and depends on the client and not on its slot
         (tests/network/test_hazards.py::test_memoryless, ::test_a_client_leaves_once).
         """
-        left = self.leaves_after(key, ids)
-        return jnp.where(left < seconds, left / jnp.maximum(seconds, 1e-30), 1.0).astype(jnp.float32)
+        leave_seconds = self.leaves_after(key, ids)
+        return jnp.where(leave_seconds < seconds, leave_seconds / jnp.maximum(seconds, 1e-30), 1.0).astype(jnp.float32)
 
 
 def memoryless(mean_seconds: Distribution | float, *, seed: int = 0) -> Hazard:
-    """Whatever a client has done so far, the chance to leave in the next second is the same.
+    """Makes a hazard under which the probability to leave in the next second does not depend on the work done so far.
 
     A client stays through t seconds of work with probability exp(-t / mean).
 
     Args:
-      mean_seconds: of computing until it leaves, above 0: a number, or a distribution over clients.
+      mean_seconds: the mean time of computing until a client leaves, above 0: a number, or a distribution over clients.
       seed: of the draws from that distribution.
 
-    Guarantees: that law (tests/network/test_hazards.py::test_memoryless).
+    Guarantees: Clients follow this law (tests/network/test_hazards.py::test_memoryless).
 
     >>> bool((memoryless(100.0).leaves_after(jax.random.key(0), jnp.arange(3)) > 0).all())
     True
@@ -59,7 +61,7 @@ def memoryless(mean_seconds: Distribution | float, *, seed: int = 0) -> Hazard:
 
 @validate.named_arguments
 def weibull(scale_seconds: Distribution | float, shape: Annotated[float, Number(0.1, 100)], *, seed: int = 0) -> Hazard:
-    """Clients that leave early (shape < 1: those who stayed go on staying) or when they have worked long (shape > 1).
+    """Makes a hazard under which clients leave mostly early (shape < 1), or mostly after long work (shape > 1).
 
     A client stays through t seconds of work with probability exp(-(t / scale)^shape).
 
@@ -68,7 +70,7 @@ def weibull(scale_seconds: Distribution | float, shape: Annotated[float, Number(
       shape: in [0.1, 100]; 1 is `memoryless`.
       seed: of the draws from that distribution.
 
-    Guarantees: that law (tests/network/test_hazards.py::test_weibull).
+    Guarantees: Clients follow this law (tests/network/test_hazards.py::test_weibull).
 
     References: Weibull 1951.
 
@@ -79,16 +81,21 @@ def weibull(scale_seconds: Distribution | float, shape: Annotated[float, Number(
 
 
 def _leaving(name: str, scale: Distribution | float, shape: float, seed: int) -> Hazard:
+    """Makes a Weibull hazard; `name` is the name of the scale's argument, for errors."""
     scale = as_distribution(name, scale)
     if not scale.least > 0:
         validate.fail(name, "a distribution above 0", scale.least)
     validate.integer("seed", seed, 0)
 
-    clients = stream(jax.random.key(seed), "hazard of clients")
+    clients_key = stream(jax.random.key(seed), "hazard of clients")
 
     def leaves_after(key: Array, ids: Array) -> Array:
-        own = scale.draw(clients, ids)
-        drawn = -jnp.log(unit_draws(stream(key, "hazard"), ids))
-        return jnp.maximum(own * (drawn if shape == 1 else drawn ** (1 / shape)), validate.SMALLEST)
+        client_scale = scale.draw(clients_key, ids)
+        # -log(u) is exponential, and its power 1 / shape is Weibull.
+        exponential_draws = -jnp.log(unit_draws(stream(key, "hazard"), ids))
+        # A draw may round to 0 seconds, but a client that has not begun has not left.
+        return jnp.maximum(
+            client_scale * (exponential_draws if shape == 1 else exponential_draws ** (1 / shape)), validate.SMALLEST
+        )
 
     return Hazard(leaves_after)

@@ -1,4 +1,4 @@
-"""The columns and units of published measurements of networks and phones."""
+"""This module lists the columns and units of published measurements of networks and phones."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ PLAIN = {"speed": "speed", "bandwidth_down": "bandwidth_down", "bandwidth_up": "
 UNITS = {"speed_unit": "flops/s", "bandwidth_unit": "bytes/s", "latency_unit": "s"}
 LAYOUTS: dict[str, dict[str, Any]] = {
     "plain": PLAIN | UNITS,
-    # Tiles of Speedtest results: means over the tests of a tile, in kbit/s and ms of a round trip; `devices` of a tile
+    # Tiles of Speedtest results: means over the tests of a tile, in kbit/s and ms of a round trip. A tile has a number
+    # of `devices`.
     "ookla": UNITS
     | {
         "bandwidth_down": "avg_d_kbps",
@@ -41,21 +42,26 @@ LAYOUTS: dict[str, dict[str, Any]] = {
         "latency": 0.0,
     },
 }
+# Options that may stay None; every other option needs a value from the user or the layout.
 NONE = {"row_weight": None}
 
 
 def filled(layout: str, given: dict[str, Any]) -> dict[str, Any]:
-    """Columns and units as they were given, and the layout's where they were not (None).
+    """Completes columns and units that were not given (None) by those of the layout.
 
-    Raises: ValueError for an unknown layout, and for a number that neither says.
+    Args:
+      layout: a key of `LAYOUTS`.
+      given: option -> a number for all, the name of a column, a unit, or None.
+
+    Raises: ValueError for an unknown layout, and for a number that neither gives.
 
     >>> filled("ookla", {"bandwidth_up": 1e6, "latency": None})
     {'bandwidth_up': 1000000.0, 'latency': 'avg_lat_ms'}
     """
     validate.one_of("layout", layout, LAYOUTS)
-    known = NONE | LAYOUTS[layout]
+    layout_values = NONE | LAYOUTS[layout]
     for name, value in given.items():
-        if value is None and name not in known:
+        if value is None and name not in layout_values:
             hint = f"Files of layout {layout!r} have none."
             validate.fail(name, "a number for all, or a column's name", None, hint)
-    return {name: known[name] if value is None else value for name, value in given.items()}
+    return {name: layout_values[name] if value is None else value for name, value in given.items()}

@@ -1,9 +1,10 @@
-"""A link between two parties of one model: activations go forward, gradients come back, and their bytes are counted.
+"""This module holds links between two parties of one model: activations go forward, gradients come back, bytes count.
 
-Each example's activation is a message of its own: the transforms see one example at a time, with the key of its row. So
-no message depends on padding or on the other examples of its batch, and bytes are exact counts. The sender's gradient
-is the one at what the receiver got, passed through the transform of the way back (straight through the one of the way
-there): that is what two machines would compute.
+Each example's activation is a message of its own. A transform sees one example at a time, with the key of the example's
+row. So no message depends on padding or on the other examples of its batch, and bytes are exact counts.
+
+The sender's gradient is the gradient at the value that the receiver got, passed through the transform of the way back.
+The gradient of the forward transform itself is not taken (straight through). Two machines would compute the same.
 """
 
 from __future__ import annotations
@@ -22,27 +23,28 @@ from fedjax_sim.validate import NonNegativeInt
 
 __all__ = ["Link", "Sent", "Tap", "Transcript", "back", "link", "noise_of", "send", "transcript", "wires"]
 
-ENCRYPTION_BITS = 96 + 128  # nonce and tag of a message under AES-GCM (NIST SP 800-38D)
+# Nonce and tag of a message under AES-GCM (NIST SP 800-38D).
+ENCRYPTION_BITS = 96 + 128
 
 
 class Link(NamedTuple):
-    """What passes between two parties, either way; the transforms are stateless."""
+    """The transforms between two parties, for both directions. They are stateless."""
 
-    forward: UpdateTransform | None = None  # of activations; None = as they are
-    backward: UpdateTransform | None = None  # of gradients
+    forward: UpdateTransform | None = None  # of activations; None = they are sent unchanged
+    backward: UpdateTransform | None = None  # of gradients; None = they are sent unchanged
     encrypted: bool = False  # third parties see random words; the numbers at both ends stay the same
-    batch_bits: int = 0  # of each batch and way, beside its examples: headers, nonces
+    batch_bits: int = 0  # bits of each batch and direction beside its examples, such as headers and nonces
 
 
 class Sent(NamedTuple):
-    """One message."""
+    """One message between two parties."""
 
     source: int  # the party that sent it
     target: int  # the party that received it
-    name: str  # what for: the layer that wants it
+    name: str  # its purpose: the layer that needs it
     kind: str  # "activations", "gradients" or "labels"
-    value: PyTree  # what was received, leaves [n, ...]
-    encrypted: bool = False  # others than these two see random words
+    value: PyTree  # the received value, leaves [n, ...]
+    encrypted: bool = False  # whether everybody except these two parties sees random words
 
 
 class Transcript(NamedTuple):
@@ -51,27 +53,34 @@ class Transcript(NamedTuple):
     messages: tuple[Sent, ...]
 
     def seen_by(self, party: int) -> tuple[Sent, ...]:
-        """What a party received."""
+        """Returns the messages that a party received."""
         return tuple(message for message in self.messages if message.target == party)
 
     def overheard(self, key: Array) -> tuple[Sent, ...]:
-        """What somebody on the line sees: uint32 words under a pad in the place of what is encrypted.
+        """Returns the messages as an eavesdropper sees them.
 
-        Guarantees: the words under a pad are as random as the key's stream, whatever was sent
+        An encrypted value is replaced by uint32 words under a random pad.
+
+        Args:
+          key: of the pads.
+
+        Guarantees: The words under a pad are as random as the key's stream, whatever was sent
         (tests/network/test_link.py::test_encrypted_messages_are_random_words).
         """
 
-        def words(i, message):
-            pad = stream(jax.random.fold_in(key, i), "pad")
+        def encrypted_message(index, message):
+            pad = stream(jax.random.fold_in(key, index), "pad")
             leaves = jax.tree.leaves(message.value)
-            flat = jnp.concatenate([_words(x) for x in leaves])
+            flat = jnp.concatenate([_words(leaf) for leaf in leaves])
             return message._replace(value=flat ^ jax.random.bits(pad, flat.shape, jnp.uint32))
 
-        return tuple(words(i, x) if x.encrypted else x for i, x in enumerate(self.messages))
+        return tuple(
+            encrypted_message(index, item) if item.encrypted else item for index, item in enumerate(self.messages)
+        )
 
 
 def _words(x: Array) -> Array:
-    """The bits of an array as [...] uint32, of each number by itself."""
+    """Returns the bits of each number of an array, as uint32 words."""
     wide = x.astype(jnp.float32 if jnp.issubdtype(x.dtype, jnp.inexact) else jnp.int32)
     return jax.lax.bitcast_convert_type(wide, jnp.uint32).reshape(-1)
 
@@ -84,22 +93,24 @@ def link(
     encrypted: bool = False,
     batch_bits: NonNegativeInt = 0,
 ) -> Link:
-    """A link with any stateless transforms: quantisers, sparsifiers, clips, noise, or one of your own.
+    """Makes a link with any stateless transforms: quantisers, sparsifiers, clips, noise, or a user's own.
 
     Args:
       forward, backward: of activations and of gradients, such as `transform.quantize(8)`; each sees one example. None:
-        sent as they are. An example whose gradient is exactly zero, as that of padding, is sent none, and so no noise:
-        where a loss may reach zero, noise on the way back does not hide that it did.
-      encrypted: costs 224 bits a batch and way (nonce and tag), hides it from third parties, changes nothing else.
-      batch_bits: what a batch costs beside, each way.
+        values are sent unchanged. An example whose gradient is exactly zero, such as padding, is sent no gradient, and
+        so no noise. So if a loss may reach zero, noise on the way back does not hide that it did.
+      encrypted: adds 224 bits for each batch and direction (nonce and tag), hides values from third parties, and
+        changes nothing else.
+      batch_bits: additional bits of a batch, for each direction.
 
-    Raises: ValueError for transforms that keep a state, that do something at the server, and for noise that is added
-    to a sum.
+    Returns: `Link`.
 
-    Guarantees: without transforms a program through it is the one without, to the letter
-    (tests/network/test_link.py::test_an_identity_link_changes_nothing); values and gradients under transforms are
-    those of two machines (::test_two_machines); padding and the rest of the batch change no message, whose random bits
-    are those of its row (::test_examples_are_messages_of_their_own).
+    Raises: ValueError for transforms that keep a state, that act at the server, and for noise that is added to a sum.
+
+    Guarantees: Without transforms, a program with the link is the program without it, to the letter
+    (tests/network/test_link.py::test_an_identity_link_changes_nothing). Values and gradients under transforms are those
+    of two machines (::test_two_machines). Padding and the rest of the batch change no message, and a message's random
+    bits are those of its row (::test_examples_are_messages_of_their_own).
 
     References: Gupta and Raskar 2018, section 3.
 
@@ -109,11 +120,12 @@ def link(
     for name, transform in (("forward", forward), ("backward", backward)):
         if transform is not None:
             validate.part(name, transform, UpdateTransform)
-            _check(name, transform)
+            _check_transform(name, transform)
     return Link(forward, backward, encrypted, batch_bits + ENCRYPTION_BITS * encrypted)
 
 
-def _check(name: str, transform: UpdateTransform) -> None:
+def _check_transform(name: str, transform: UpdateTransform) -> None:
+    """Refuses a transform that a link cannot apply to each example by itself."""
     noise = transform.facts.noise
     if noise is not None and noise.place != "local":
         validate.fail(name, "noise on each message", noise.place, "Nothing is summed here: take local_gaussian.")
@@ -127,38 +139,47 @@ def _check(name: str, transform: UpdateTransform) -> None:
         measured = transform.on_client(jax.random.key(0), x, transform.init(x), transform.init_client(x))[2]
         return transform.on_server(jax.random.key(0), None, x, transform.init(x), measured, None)[0]
 
-    program = jax.make_jaxpr(server_end)(probe).jaxpr
-    if program.outvars != program.invars:
+    # A transform does nothing at the server if its traced program returns its input variables.
+    jaxpr = jax.make_jaxpr(server_end)(probe).jaxpr
+    if jaxpr.outvars != jaxpr.invars:
         validate.fail(name, "a transform that does nothing at the server", "another", "A link has no server's end.")
 
 
 def _sent(transform: UpdateTransform | None, key: Array, x: PyTree) -> PyTree:
-    """What arrives of x, leaves [n, ...]: each example through the transform, with its row's own key."""
+    """Passes each example through the transform with the key of its row, and returns the received values."""
     if transform is None:
         return x
 
-    def one(row, example):
-        state, memory = transform.init(example), transform.init_client(example)
+    def send_example(row, example):
+        state = transform.init(example)
+        memory = transform.init_client(example)
         return transform.on_client(jax.random.fold_in(key, row), example, state, memory)[0]
 
     rows = jnp.arange(jax.tree.leaves(x)[0].shape[0])
-    return jax.tree.map(lambda new, old: new.astype(old.dtype), jax.vmap(one)(rows, x), x)
+    # A transform may compute in another dtype; the receiver's program expects that of x.
+    return jax.tree.map(lambda new, old: new.astype(old.dtype), jax.vmap(send_example)(rows, x), x)
 
 
 def back(link: Link, key: Array, gradient: PyTree) -> PyTree:
-    """What the sender receives of the gradient at what it had sent with this key.
+    """Computes the gradient that the sender receives, at the value that was sent with this key.
 
-    An example whose gradient is zero, as that of padding, has none sent back: it stays zero whatever the transform.
+    An example whose gradient is zero, such as padding, is sent no gradient: it stays zero whatever the transform does.
+
+    Args:
+      link: of the forward message.
+      key: of the forward message.
+      gradient: leaves [n, ...], at the value that the receiver got.
     """
     if link.backward is None:
         return gradient
-    there = [(g != 0).reshape(g.shape[0], -1).any(1) for g in jax.tree.leaves(gradient)]
-    some = jnp.stack(there).any(0)
-    return tree.where(some, _sent(link.backward, stream(key, "backward"), gradient), tree.zeros_like(gradient))
+    is_nonzero = [(leaf != 0).reshape(leaf.shape[0], -1).any(1) for leaf in jax.tree.leaves(gradient)]
+    any_nonzero = jnp.stack(is_nonzero).any(0)
+    return tree.where(any_nonzero, _sent(link.backward, stream(key, "backward"), gradient), tree.zeros_like(gradient))
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _through(link: Link, key: Array, x: PyTree) -> PyTree:
+    """The received value of x, with the link's backward transform as its derivative; `key` is raw key data."""
     return _sent(link.forward, stream(jax.random.wrap_key_data(key), "forward"), x)
 
 
@@ -174,15 +195,16 @@ _through.defvjp(_through_forward, _through_back)
 
 
 def send(link: Link, key: Array | None, x: PyTree, name: str = "") -> PyTree:
-    """What the other party receives of x; its gradient goes back through the link.
+    """Sends x to the other party, and returns the received value. Its gradient goes back through the link.
 
     Args:
-      key: a threefry2x32 key of this step; None: a fixed one, as in evaluations, whose draws are then the same each
+      link: between the two parties.
+      key: a threefry2x32 key of this step. None: a fixed key, as in evaluations, whose draws are then the same each
         time.
-      x: leaves [n, ...], floats, one row an example.
-      name: of the message; messages of one step with different names share no random bits.
+      x: leaves [n, ...], floats, one row for each example.
+      name: of the message. Messages of one step with different names share no random bits.
 
-    Returns: as x.
+    Returns: a pytree like x.
 
     >>> import jax
     >>> from fedjax_sim import transform
@@ -192,42 +214,59 @@ def send(link: Link, key: Array | None, x: PyTree, name: str = "") -> PyTree:
     """
     if link.forward is None and link.backward is None:
         return x
+    # A typed key cannot be an argument with a derivative, so its raw data is passed.
     return _through(link, jax.random.key_data(_named(key, name)), x)
 
 
 def _named(key: Array | None, name: str) -> Array:
+    """Derives the key of a message in a step; a fixed key in evaluations."""
     return stream(jax.random.key(0) if key is None else key, f"link {name}")
 
 
 def wires(link: Link, example: PyTree) -> tuple[Wire, Wire]:
-    """(activation, gradient) of one example as they are sent.
+    """Returns the wire formats of one example's activation and gradient, as they are sent.
 
     Args:
+      link: whose transforms are applied.
       example: arrays or specs of one example, without the batch axis.
 
-    Guarantees: bytes are those of the counted arrays (tests/network/test_link.py::test_bytes_are_counted).
+    Guarantees: Bytes are those of the counted arrays (tests/network/test_link.py::test_bytes_are_counted).
     """
     plain = Wire(tree.num_values(example), 8 * tree.num_bytes(example))
-    ways = (link.forward, link.backward)
-    there, back = (plain if way is None else way.wire(example, plain) for way in ways)
-    return there, back
+    transforms = (link.forward, link.backward)
+    activation_wire, gradient_wire = (
+        plain if transform is None else transform.wire(example, plain) for transform in transforms
+    )
+    return activation_wire, gradient_wire
 
 
 def noise_of(links: Iterable[Link]) -> Noise | None:
-    """The noise of a link, if any has some: stated, so that nobody takes the run for one without, or accounts for it.
+    """Returns the noise of links, if any of them adds noise; None otherwise.
 
-    Guarantees: tests/algorithms/split/test_client.py::test_noise_on_links_has_no_epsilon.
+    It is stated as noise that no accountant knows. So nobody takes the run for a run without noise, or accounts for it.
+
+    Guarantees: A run with noise on links has no epsilon
+    (tests/algorithms/split/test_client.py::test_noise_on_links_has_no_epsilon).
     """
-    ways = [way for one in links for way in (one.forward, one.backward)]
-    found = next((way.facts.noise for way in ways if way is not None and way.facts.noise), None)
-    return found and found._replace(mechanism="noise on links", unit="record")
+    transforms = [transform for link in links for transform in (link.forward, link.backward)]
+    noise = next(
+        (transform.facts.noise for transform in transforms if transform is not None and transform.facts.noise), None
+    )
+    return noise and noise._replace(mechanism="noise on links", unit="record")
 
 
 class Tap:
-    """Takes a step's messages down; `transcript` calls the step with one."""
+    """Records the messages of a step; `transcript` calls the step with a tap.
+
+    Args:
+      offsets: numbers that are added to each received value, so that the gradients at these values can be taken. None:
+        nothing is added.
+    """
 
     def __init__(self, offsets: list | None = None):
-        self.offsets, self.messages, self.sources = offsets, [], []
+        self.offsets = offsets
+        self.messages = []
+        self.sources = []
 
     def __call__(
         self,
@@ -239,7 +278,13 @@ class Tap:
         name: str,
         kind: str = "activations",
     ) -> PyTree:
-        """Sends x from one party to another, and notes what arrives; labels are sent as they are."""
+        """Sends x from one party to another, and records the received value. Labels are sent unchanged.
+
+        Args:
+          link, key, x, name: as in `send`.
+          source, target: the parties.
+          kind: "activations" or "labels".
+        """
         arrived = x if kind == "labels" else send(link, key, x, name)
         if self.offsets is not None and kind != "labels":
             arrived = jax.tree.map(jnp.add, arrived, self.offsets[len(self.messages)])
@@ -249,36 +294,38 @@ class Tap:
 
 
 def transcript(step: Callable) -> Transcript:
-    """All messages of a step, gradients included.
+    """Records all messages of a step, including gradients.
 
     Args:
-      step: (tap) -> the loss that is differentiated, []; it sends whatever crosses between parties by
-        `tap(link, key, x, source, target, name, kind)`, and nothing else.
+      step: (tap) -> the loss [] that is differentiated. It sends everything that crosses between parties by `tap(link,
+        key, x, source, target, name, kind)`, and by nothing else.
 
-    Returns: the `Transcript`: what went forward in its order, then the gradients, last message first.
+    Returns: `Transcript`: the forward messages in their order, and then the gradients, those of the last message first.
 
-    Guarantees: gradients are those that the backward pass sends (tests/network/test_link.py::test_two_machines).
+    Guarantees: The gradients are those that the backward pass sends (tests/network/test_link.py::test_two_machines).
 
-    >>> made = transcript(lambda tap: (2 * tap(Link(), None, jnp.ones((1, 1)), 0, 1, "top")).sum())
-    >>> [(x.source, x.target, x.kind, x.value.tolist()) for x in made.messages]
+    >>> messages = transcript(lambda tap: (2 * tap(Link(), None, jnp.ones((1, 1)), 0, 1, "top")).sum()).messages
+    >>> [(message.source, message.target, message.kind, message.value.tolist()) for message in messages]
     [(0, 1, 'activations', [[1.0]]), (1, 0, 'gradients', [[2.0]])]
     """
     tap = Tap()
+    # A first, abstract run counts the messages and finds their shapes.
     jax.eval_shape(lambda: step(tap))
     zeros = [jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), message.value) for message in tap.messages]
-    floats = [i for i, message in enumerate(tap.messages) if message.kind != "labels"]
+    with_gradient = [index for index, message in enumerate(tap.messages) if message.kind != "labels"]
     taps = []
 
     def run(offsets):
-        taps.append(Tap([offsets.get(i, zero) for i, zero in enumerate(zeros)]))
+        taps.append(Tap([offsets.get(index, zero) for index, zero in enumerate(zeros)]))
         return step(taps[-1]), [message.value for message in taps[-1].messages]
 
-    gradients, values = jax.grad(run, has_aux=True)({i: zeros[i] for i in floats})
+    # The gradient at a received value is the gradient with respect to an offset of zero that is added to it.
+    gradients, values = jax.grad(run, has_aux=True)({index: zeros[index] for index in with_gradient})
     sent = [message._replace(value=x) for message, x in zip(taps[-1].messages, values, strict=True)]
     returned = []
-    for i in reversed(floats):
-        link, key = taps[-1].sources[i]
-        value = back(link, _named(key, sent[i].name), gradients[i])
-        message = sent[i]
+    for index in reversed(with_gradient):
+        link, key = taps[-1].sources[index]
+        value = back(link, _named(key, sent[index].name), gradients[index])
+        message = sent[index]
         returned.append(message._replace(source=message.target, target=message.source, kind="gradients", value=value))
     return Transcript((*sent, *returned))

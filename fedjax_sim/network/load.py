@@ -1,4 +1,4 @@
-"""From what a round asks of one client to what it asks of each, by its examples and its share of the work."""
+"""This module computes the load of each client, from the work of one client, its examples and its share of the work."""
 
 from __future__ import annotations
 
@@ -11,23 +11,24 @@ __all__ = ["load_of"]
 
 
 def load_of(work: Work, num_examples: Array, share: Array | None = None) -> Load:
-    """The `Load` of clients with so many examples.
+    """Computes the `Load` of clients, by their numbers of examples.
 
-    Operations grow with the local steps that a client takes: those of its epochs, of which partial work takes a share.
-    Where each step reads all examples they grow with these too; a minibatch counts as full. Without examples nothing is
-    computed.
+    Operations grow with the local steps of a client: those of its epochs, of which partial work takes a share. If each
+    step reads all examples, operations grow with the number of examples too; a minibatch counts as full. A client
+    without examples computes nothing.
 
     Args:
       work: of one client, as a sampler is told.
       num_examples: [c] integers.
-      share: [c] `Cohort.work` of these clients: a share in (0, 1] of the steps (float), or their number (int32).
+      share: [c] `Cohort.work` of these clients: a share in (0, 1] of the steps (float), or a number of steps (int32).
+        None = all steps.
 
-    Returns: `Load`, each number [c] float32.
+    Returns: `Load`, with each number [c] float32.
 
-    Raises: ValueError for partial work of clients who do not state their steps.
+    Raises: ValueError for partial work of clients that do not state their steps.
 
-    Guarantees: the steps that clients take (tests/network/test_load.py::test_steps_are_those_of_the_client), and the
-    operations of programs with so many steps and examples (::test_operations_are_those_of_the_program).
+    Guarantees: Steps are those that clients take (tests/network/test_load.py::test_steps_are_those_of_the_client).
+    Operations are those of programs with as many steps and examples (::test_operations_are_those_of_the_program).
 
     >>> load_of(Work(8, 4, 10, flops=110.0, step_flops=100.0), jnp.array([7, 0]), jnp.array([0.5, 1.0])).flops.tolist()
     [510.0, 0.0]
@@ -40,10 +41,12 @@ def load_of(work: Work, num_examples: Array, share: Array | None = None) -> Load
         steps = jnp.clip(share, 1, steps)
     elif share is not None:
         steps = jnp.clip(jnp.ceil(share * jnp.asarray(steps, share.dtype)).astype(jnp.int32), 1, steps)
+    # `work.flops` includes one step.
     flops = work.flops + work.step_flops * (jnp.asarray(steps, jnp.float32) - 1)
     if work.rows is not None:
         flops = flops * (examples / work.rows)
     flops = jnp.where(examples > 0, flops, 0.0).astype(jnp.float32)
+    # A pass before the local work, whose operations are stated apart.
     if work.before is not None:
         flops = flops + load_of(work.before, examples).flops
     return Load(flops, *(jnp.full(examples.shape, size, jnp.float32) for size in (work.bytes_down, work.bytes_up)))

@@ -1,4 +1,4 @@
-"""Availability that comes and goes as a two-state Markov chain, read at any time without its history."""
+"""This module simulates availability as a two-state Markov chain that can be read at any time without its history."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from fedjax_sim.validate import Integer
 
 __all__ = ["markov"]
 
-MISSED = 2.0**-30  # chance that a look back finds no slot which decides
-MOST_SLOTS = 4096  # of a look back
+MISSED = 2.0**-30  # probability that a look back finds no slot which determines the state
+MOST_SLOTS = 4096  # the most slots of a look back
 
 
 @validate.named_arguments
@@ -30,23 +30,29 @@ def markov(
     slot_seconds: Annotated[int, Integer(1, 1073741824)] = 600,
     seed: int = 0,
 ) -> Availability:
-    """A client is there for a while, away for a while: a stationary two-state chain that moves once in a slot of time.
+    """A client is available for a while and then away for a while: a two-state chain that moves once in a slot.
 
-    Each client's slots begin at a moment of its own. Each slot has one uniform draw u. With a = slot / mean_on and b
-    = slot / mean_off, u < b switches a client on and u >= 1 - a switches it off, whatever it was; between them it
-    stays. So the last slot that switches decides, and nothing is kept: a look back reads the draws of the slots
-    before. It ends, in the stationary law, after as many slots as none of them switches with probability 2^-30: the
-    chance of any state is exact at any time, and that of two times together to 2^-30.
+    Each client's slots begin at a moment of its own. Each slot has one uniform draw u. Let a = slot / mean_on and b =
+    slot / mean_off. If u < b, the slot switches the client on, and if u >= 1 - a, it switches the client off, whatever
+    the state was. Otherwise the state stays.
+
+    So the last slot that switches determines the state, and no state is kept: a look back reads the draws of earlier
+    slots. It ends after a number of slots in which none switches with probability 2^-30, with a draw from the
+    stationary law. The probability of each state is exact at any time. That of the states at two times together is
+    exact to 2^-30.
 
     Args:
-      mean_on_seconds, mean_off_seconds: mean lengths of a presence and of an absence; slot / on + slot / off <= 1, and
-        a look back of at most 4,096 slots: the harmonic mean of the two is at most 390 slots.
+      mean_on_seconds, mean_off_seconds: mean lengths of a presence and of an absence. They must satisfy slot / on +
+        slot / off <= 1, and a look back of at most 4,096 slots: the harmonic mean of the two is at most 390 slots.
       slot_seconds: length of a slot.
       seed: of the draws.
 
-    Returns: `Availability`; a query costs as many draws as the slots since the last switch, at most the look back.
+    Returns: `Availability`. A query costs as many draws as there are slots since the last switch, at most those of the
+    look back.
 
-    Guarantees: the chain's transitions and shares (tests/network/test_markov.py::test_the_law_is_the_chains), also far
+    Raises: ValueError for means that are too short or too long for the slot.
+
+    Guarantees: The chain's transitions and shares (tests/network/test_markov.py::test_the_law_is_the_chains), also far
     from the start and in any order of queries (::test_queries_agree).
 
     References: Propp and Wilson 1996 (coupling from the past), for a chain whose draws are kept.
@@ -56,32 +62,41 @@ def markov(
     """
     for name, mean in (("mean_on_seconds", mean_on_seconds), ("mean_off_seconds", mean_off_seconds)):
         validate.in_range(name, mean, slot_seconds, hint="Slots are shorter than what they tell apart.")
-    leaves, comes = slot_seconds / mean_on_seconds, slot_seconds / mean_off_seconds
-    if not leaves + comes <= 1:
+    off_probability = slot_seconds / mean_on_seconds
+    on_probability = slot_seconds / mean_off_seconds
+    if not off_probability + on_probability <= 1:
         hint = "Take shorter slots."
         validate.fail("slot_seconds", "slot / mean_on + slot / mean_off <= 1", slot_seconds, hint)
-    slots = 1 if leaves + comes == 1 else math.ceil(math.log(MISSED) / math.log1p(-(leaves + comes)))
-    if slots > MOST_SLOTS:
-        hint = f"A look back would read {slots} slots, more than {MOST_SLOTS}: take longer slots."
+    # The probability that no slot switches is (1 - a - b)^n; it is 0 if every slot switches.
+    num_slots = (
+        1
+        if off_probability + on_probability == 1
+        else math.ceil(math.log(MISSED) / math.log1p(-(off_probability + on_probability)))
+    )
+    if num_slots > MOST_SLOTS:
+        hint = f"A look back would read {num_slots} slots, more than {MOST_SLOTS}: take longer slots."
         validate.fail("slot_seconds", "slots that are long enough for the means", slot_seconds, hint)
     key = source("markov", seed, on=mean_on_seconds, off=mean_off_seconds, slot=slot_seconds)
+    # The state before the look back has a key of its own, so that it is independent of the slots' draws.
     start = stream(key, "start")
-    share = comes / (leaves + comes)
+    share = on_probability / (off_probability + on_probability)
 
     def at(ids, seconds):
         now, _ = slot_of(key, ids, seconds, slot_seconds)
 
-        def undecided(carry):
-            back, decided, _ = carry
-            return (back < slots) & ~decided.all()
+        def is_undecided(carry):
+            slots_back, is_decided, _ = carry
+            return (slots_back < num_slots) & ~is_decided.all()
 
-        def look(carry):
-            back, decided, on = carry
-            draw = unit_draws(key, ids, now - back)
-            switches = ~decided & ((draw < comes) | (draw >= 1 - leaves))
-            return back + 1, decided | switches, jnp.where(switches, draw < comes, on)
+        def look_back(carry):
+            slots_back, is_decided, is_on = carry
+            draw = unit_draws(key, ids, now - slots_back)
+            switches_now = ~is_decided & ((draw < on_probability) | (draw >= 1 - off_probability))
+            return slots_back + 1, is_decided | switches_now, jnp.where(switches_now, draw < on_probability, is_on)
 
-        before = unit_draws(start, ids, now - slots) < share
-        return jax.lax.while_loop(undecided, look, (jnp.int32(0), jnp.zeros(ids.shape, bool), before))[2]
+        # The state before the look back, which counts only if no slot of the look back switches.
+        stationary_draw = unit_draws(start, ids, now - num_slots) < share
+        carry = (jnp.int32(0), jnp.zeros(ids.shape, bool), stationary_draw)
+        return jax.lax.while_loop(is_undecided, look_back, carry)[2]
 
     return Availability(at, lambda ids: np.full(np.shape(ids), share))

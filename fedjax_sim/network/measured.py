@@ -1,4 +1,4 @@
-"""Devices as somebody measured them: rows of a CSV file, one a device."""
+"""This module makes devices from measurements: rows of a CSV file, one for each measured device."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from fedjax_sim.validate import NonNegativeInt, PopulationSize, Positive
 
 __all__ = ["measured"]
 
+# Units -> flops/s and bytes/s.
 FLOPS = {f"{prefix}flops/s": size for prefix, size in (("", 1.0), ("k", 1e3), ("M", 1e6), ("G", 1e9), ("T", 1e12))}
 BYTES = {"bytes/s": 1.0, "B/s": 1.0, "kB/s": 1e3, "MB/s": 1e6, "GB/s": 1e9}
 BYTES |= {"bit/s": 1 / 8, "kbit/s": 1e3 / 8, "Mbit/s": 1e6 / 8, "Gbit/s": 1e9 / 8}
@@ -53,41 +54,46 @@ def measured(
     ticks_per_second: int = 1000,
     seed: NonNegativeInt = 0,
 ) -> Devices:
-    """Clients whose hardware is a row of a file; what belongs together stays together.
+    """Makes clients whose hardware is a row of a file, so that numbers of one device stay together.
 
-    Args: each number is a column of the file by its name, or one number for all (in seconds, bytes/s, flops/s); None:
-      as the layout says.
+    Each of the numbers is a column of the file by its name, or one number for all clients (in seconds, bytes/s,
+    flops/s). None: as the layout says.
+
+    Args:
       population_size: N.
-      path: of a CSV file with a header and at most 2^18 rows; columns that are not named are ignored.
-      layout: whose columns and units the file has. "plain": speed, bandwidth_down, bandwidth_up in flops/s and bytes/s,
-        no latency. "ookla": tiles of Ookla's open data, each as likely as it has devices; "mlab": M-Lab's NDT tests,
-        `unified_downloads`; of both, latency is half a round trip, and speed (of NDT also bandwidth_up) is to be given.
-        "fedscale": FedScale's device capacities, a row a device; `reference_flops` are those of training its model on
-        one example, three times its inference.
-      speed: of training; with a unit of time, how long `reference_flops` took.
+      path: of a CSV file with a header and at most 2^18 rows. Columns that are not named are ignored.
+      layout: the columns and units of the file. "plain": speed, bandwidth_down and bandwidth_up in flops/s and bytes/s,
+        without latency. "ookla": tiles of Ookla's open data, each as likely as its number of devices. "mlab": M-Lab's
+        NDT tests, `unified_downloads`. For both, latency is half of a round trip, and speed (for NDT also bandwidth_up)
+        has to be given. "fedscale": FedScale's device capacities, one row for each device; `reference_flops` are those
+        of training its model on one example, three times its inference.
+      speed: of training; with a unit of time, the time that `reference_flops` took.
       bandwidth_down, bandwidth_up: may be the same column.
       latency, joules_per_flop, joules_per_byte, compute_watts, radio_watts: as in `heterogeneous`.
-      speed_unit: "flops/s" (k, M, G, T), or "s", "ms", "us"; a number may stand before a unit, as in "2.5e6 flops/s".
+      speed_unit: "flops/s" (k, M, G, T), or "s", "ms", "us". A number may stand before a unit, as in "2.5e6 flops/s".
       reference_flops: the operations whose time was measured; with a unit of time only.
       bandwidth_unit: "bytes/s" or "B/s" (kB, MB, GB), "bit/s" (k, M, G).
-      latency_unit: "s", "ms", "us"; such as "0.5 ms" for a round trip.
-      row_weight: column of numbers to which the chances of rows are proportional, for "random"; None: as the layout
-        says, equal chances in a plain one.
-      sample_rows: of a larger file, so many rows at random, all equally likely, by `seed`; at most 2^18. Weights then
-        hold among these rows. None: the whole file.
-      delimiter: between values: one character, "space", or "auto", the one of comma, semicolon and tab in the header.
-      missing: texts that stand for a missing value, such as "null"; rows that lack a number are left out.
-      assign: "random": a client draws its row by its id, all equally likely; "in_turn": client i has row i % rows.
+      latency_unit: "s", "ms", "us"; for example "0.5 ms" for a round trip in ms.
+      row_weight: a column of numbers; the probabilities of rows are proportional to them, for "random". None: as the
+        layout says; rows of a plain file are equally likely.
+      sample_rows: the size of a random sample of the rows of a larger file, all equally likely, by `seed`; at most
+        2^18. Weights then hold among these rows. None: the whole file.
+      delimiter: between values: one character, "space", or "auto", which takes comma, semicolon or tab by the header.
+      missing: texts that stand for a missing value, such as "null". Rows that lack a number are left out.
+      assign: "random": a client draws its row by its id, all rows equally likely. "in_turn": client i has row i % rows.
       jitter, availability, ticks_per_second: as in `of_profiles`.
       seed: of the draws.
 
-    Raises: ValueError, TypeError for a file that cannot be read, and for what is not a finite number in range, with
-    its row.
+    Returns: `Devices`.
 
-    Guarantees: times by hand for a file with other names and units (tests/network/test_measured.py::
-    test_columns_and_units) and for published layouts (::test_published_layouts); rows are equally likely, or as likely
-    as their weights say, and kept whole (::test_clients_have_rows, ::test_rows_have_weights), in a sample of a large
-    file too (::test_samples_of_rows), and rows without a number are left out (::test_rows_that_lack_a_number).
+    Raises: ValueError, TypeError for a file that cannot be read, and for a value that is not a finite number in range,
+    with its row.
+
+    Guarantees: Times follow by hand for a file with other names and units
+    (tests/network/test_measured.py::test_columns_and_units) and for published layouts (::test_published_layouts). Rows
+    are equally likely, or as likely as their weights say, and are kept whole (::test_clients_have_rows,
+    ::test_rows_have_weights). This holds in a sample of a large file too (::test_samples_of_rows). Rows without a
+    number are left out (::test_rows_that_lack_a_number).
 
     References: Ookla, Speedtest global fixed and mobile network performance maps (columns avg_d_kbps, avg_u_kbps,
     avg_lat_ms, devices); Measurement Lab, NDT unified views (MeanThroughputMbps, MinRTT); Lai et al. 2022 (FedScale),
@@ -97,49 +103,56 @@ def measured(
     if row_weight is not None and assign != "random":
         validate.fail("row_weight", f"None where assign is {assign!r}", row_weight)
     numbers_of = {"speed": speed, "bandwidth_down": bandwidth_down, "bandwidth_up": bandwidth_up, "latency": latency}
-    chosen = filled(layout, numbers_of | units_of | {"row_weight": row_weight})
-    speed_unit, bandwidth_unit, latency_unit, row_weight = (chosen.pop(name) for name in (*units_of, "row_weight"))
-    given: dict[str, float | str] = dict(chosen)
-    given |= {"joules_per_flop": joules_per_flop, "joules_per_byte": joules_per_byte}
-    given |= {"compute_watts": compute_watts, "radio_watts": radio_watts}
+    from_layout = filled(layout, numbers_of | units_of | {"row_weight": row_weight})
+    speed_unit, bandwidth_unit, latency_unit, row_weight = (from_layout.pop(name) for name in (*units_of, "row_weight"))
+    numbers_by_name: dict[str, float | str] = dict(from_layout)
+    numbers_by_name |= {"joules_per_flop": joules_per_flop, "joules_per_byte": joules_per_byte}
+    numbers_by_name |= {"compute_watts": compute_watts, "radio_watts": radio_watts}
     units = {"latency": factor("latency_unit", latency_unit, SECONDS)}
     units |= dict.fromkeys(("bandwidth_down", "bandwidth_up"), factor("bandwidth_unit", bandwidth_unit, BYTES))
     units["speed"] = factor("speed_unit", speed_unit, FLOPS | SECONDS)
+    # A time for `reference_flops` is converted into a speed below.
     is_time = parted(speed_unit)[1] in SECONDS
     if is_time != (reference_flops is not None):
         rule = "the operations that were timed" if is_time else "None for a speed in flops/s"
         validate.fail("reference_flops", rule, reference_flops, f"speed_unit is {speed_unit!r}.")
-    named = {option: name for option, name in given.items() if isinstance(name, str)}
-    weighted = assign == "random" and row_weight is not None
-    wanted = named | ({"row_weight": row_weight} if weighted else {})
+    column_names = {option: name for option, name in numbers_by_name.items() if isinstance(name, str)}
+    has_weights = assign == "random" and row_weight is not None
+    columns_to_read = column_names | ({"row_weight": row_weight} if has_weights else {})
     way_out = f"Take some of them at random: sample_rows = {MOST_ROWS}."
     measurements = columns(
-        path, wanted, delimiter=delimiter, missing=missing, sample_rows=sample_rows, seed=seed, way_out=way_out
+        path, columns_to_read, delimiter=delimiter, missing=missing, sample_rows=sample_rows, seed=seed, way_out=way_out
     )
+    # A number for all clients is a column of length 1.
     table = {}
-    for option, value in given.items():
-        above = option in ("speed", "bandwidth_down", "bandwidth_up")
+    for option, value in numbers_by_name.items():
+        must_be_positive = option in ("speed", "bandwidth_down", "bandwidth_up")
         if option in measurements.texts:
-            found = numbers(option, measurements, above=above) * units.get(option, 1.0)
-            found = reference_flops / found if option == "speed" and is_time else found
+            values = numbers(option, measurements, above=must_be_positive) * units.get(option, 1.0)
+            values = reference_flops / values if option == "speed" and is_time else values
         else:
-            (validate.positive if above else lambda name, x: validate.in_range(name, x, 0))(option, value)
-            found = np.full(1, float(value))
-        if not (found.max() <= validate.LARGEST and (found.min() >= validate.SMALLEST or not above)):
-            validate.fail(option, "numbers that float32 holds", float(found.max()))
-        table[option] = found.astype(np.float32)
-    rows = max(map(len, table.values()))
+            (validate.positive if must_be_positive else lambda name, x: validate.in_range(name, x, 0))(option, value)
+            values = np.full(1, float(value))
+        if not (values.max() <= validate.LARGEST and (values.min() >= validate.SMALLEST or not must_be_positive)):
+            validate.fail(option, "numbers that float32 holds", float(values.max()))
+        table[option] = values.astype(np.float32)
+    num_rows = max(map(len, table.values()))
 
     key = stream(jax.random.key(seed), "measured devices")
-    rows = len(measurements.rows) if weighted else rows
-    chances = _cumulated(numbers("row_weight", measurements)) if weighted else None
+    num_rows = len(measurements.rows) if has_weights else num_rows
+    upper_probabilities = _cumulated(numbers("row_weight", measurements)) if has_weights else None
 
     def row_of(ids: Array) -> Array:
         if assign == "in_turn":
-            return ids % rows
+            return ids % num_rows
         draws = unit_draws(key, ids)
-        drawn = draws * rows if chances is None else jnp.searchsorted(jnp.asarray(chances), draws, side="right")
-        return jnp.minimum(drawn.astype(jnp.int32), rows - 1)
+        drawn = (
+            draws * num_rows
+            if upper_probabilities is None
+            else jnp.searchsorted(jnp.asarray(upper_probabilities), draws, side="right")
+        )
+        # A draw near 1 may be rounded up to the number of rows.
+        return jnp.minimum(drawn.astype(jnp.int32), num_rows - 1)
 
     def profile(ids: Array) -> Profile:
         row = row_of(ids)
@@ -150,10 +163,11 @@ def measured(
 
 
 def _cumulated(weights: np.ndarray) -> np.ndarray:
-    """[rows] float32 cumulated shares, of which the last with a weight is 1."""
+    """Cumulates weights to [rows] float32 probabilities; from the last row with a weight on they are 1."""
     if not weights.max() > 0:
         validate.fail("row_weight", "a weight above 0", "zeros alone")
-    shares = np.cumsum(weights / weights.max())  # whose sum may be past the largest float
+    # Weights are scaled first, because their sum may exceed the largest float.
+    shares = np.cumsum(weights / weights.max())
     shares /= shares[-1]
     shares[np.flatnonzero(weights)[-1] :] = 1.0
     return shares.astype(np.float32)

@@ -1,7 +1,7 @@
-"""Mixing matrices: what share of a neighbour's model a node takes, as tables of neighbours.
+"""This module holds mixing matrices, which give the weights of neighbours' models, as tables of neighbours.
 
-Row i of W is node i's neighbours, in the order of their ids, and their weights; nothing here is [N, N]. The tables are
-arrays that an algorithm keeps in its state; `links` makes a round's weights of them.
+Row i of W is stored as the neighbours of node i, in the order of their ids, with their weights. No array [N, N] is
+held. The tables are arrays that an algorithm keeps in its state; `links` makes the weights of a round from them.
 """
 
 from __future__ import annotations
@@ -33,80 +33,100 @@ __all__ = [
     "tables_of",
 ]
 
-LARGEST_TABLE = 1 << 30  # bytes
+LARGEST_TABLE = 1 << 30  # the largest size of a graph's tables, in bytes
 
 
 class Links(NamedTuple):
-    """Who hears whom in one round."""
+    """The links of one round: from which nodes each node receives, and with which weights."""
 
-    neighbours: Array  # [N, k] int32; the node itself in padding
-    weights: Array  # [N, k] float32 shares of the neighbours' models; 0 where nothing is sent
+    neighbours: Array  # [N, k] int32; padding holds the node itself
+    weights: Array  # [N, k] float32 weights of the neighbours' models; 0 if nothing is sent
     up: Array  # [N] bool; False = the node does nothing in this round
-    share: Array | None = None  # [N] float32 what a node gives to each neighbour: it keeps what it does not give away.
-    # None = a node takes: it keeps 1 minus the sum of its weights
+    # [N] float32 the share of its model that a node gives to each neighbour; it keeps the rest. None = nodes take:
+    # a node's own weight is 1 minus the sum of its weights.
+    share: Array | None = None
 
 
 class Mixing(NamedTuple):
-    """A mixing matrix W, which may change from round to round, with the facts that algorithms ask for."""
+    """A mixing matrix W, which may change from round to round, with the facts that algorithms read."""
 
     graph: Graph  # all edges that are ever used
-    tables: dict[str, np.ndarray]  # on the host; `neighbours`, `weights`, `edges` [T, N, k], and what `links` needs
+    # On the host: `neighbours`, `weights` and `edges` [T, N, k], of T tables that take turns, and the other arrays that
+    # `links` reads.
+    tables: dict[str, np.ndarray]
     links: Callable  # (key, round [] int32, tables) -> Links
-    keeps_constants: bool = False  # rows add up to 1 in every round: nodes that agree stay as they are
-    keeps_average: bool = False  # columns do: the mean over the nodes never moves
-    symmetric: bool = False  # in every round
-    static: bool = False  # the same in every round
-    failures: int = 0  # wrappers that fail around it; each draws from a stream of its own
+    keeps_constants: bool = False  # rows sum to 1 in every round, so nodes that agree do not change
+    keeps_average: bool = False  # columns sum to 1 in every round, so the mean over nodes does not change
+    symmetric: bool = False  # W is symmetric in every round
+    static: bool = False  # W is the same in every round
+    failures: int = 0  # number of failure wrappers around it, each of which draws from its own stream
 
 
 def tables_of(graph: Graph, values: np.ndarray) -> dict[str, np.ndarray]:
-    """The tables of a graph: its neighbours, a value for each edge, and the edge's number; those of one round.
+    """Makes the tables of a graph: its neighbours, a value for each edge, and the number of each edge.
 
     Args:
-      values: [E] or a number, in the order of the graph's edges.
+      graph: any.
+      values: [E] in the order of the graph's edges, or a number.
 
-    Raises: MemoryError where a node has so many neighbours that rows padded to their number do not fit.
+    Returns: {"neighbours", "weights", "edges"}, each [1, N, k]. Both directions of an undirected edge have the same
+    number.
+
+    Raises: MemoryError if a node has so many neighbours that rows padded to that number do not fit.
     """
-    size, width = graph.population_size, int(graph.in_degrees.max(initial=1))
-    hint = f"A node has {width:,} neighbours, and every row is padded to them."
-    validate.fits_in_memory("graph", 12 * size * width, LARGEST_TABLE, hint=hint)
+    num_nodes = graph.population_size
+    max_degree = int(graph.in_degrees.max(initial=1))
+    hint = f"A node has {max_degree:,} neighbours, and every row is padded to them."
+    validate.fits_in_memory("graph", 12 * num_nodes * max_degree, LARGEST_TABLE, hint=hint)
     ids, _ = graph.neighbours()
-    weights, edges = np.zeros(ids.shape, np.float32), np.zeros(ids.shape, np.uint32)
-    pairs = graph.receivers.astype(np.int64), graph.senders.astype(np.int64)
-    code = pairs[0] * size + pairs[1] if graph.directed else np.minimum(*pairs) * size + np.maximum(*pairs)
-    place = graph.receivers, graph.places()
-    weights[place], edges[place] = values, np.unique(code, return_inverse=True)[1].reshape(-1)
+    weights = np.zeros(ids.shape, np.float32)
+    edges = np.zeros(ids.shape, np.uint32)
+    # A code for each edge, equal in both directions if the graph is undirected; its rank is the edge's number.
+    ends = graph.receivers.astype(np.int64), graph.senders.astype(np.int64)
+    edge_codes = ends[0] * num_nodes + ends[1] if graph.directed else np.minimum(*ends) * num_nodes + np.maximum(*ends)
+    positions = graph.receivers, graph.places()
+    weights[positions] = values
+    edges[positions] = np.unique(edge_codes, return_inverse=True)[1].reshape(-1)
     return {"neighbours": ids[None], "weights": weights[None], "edges": edges[None]}
 
 
 def constant_links(key: Array, round: Array, tables: dict[str, Array]) -> Links:
-    """The links of a round in which everybody is there: the table whose turn it is."""
+    """Returns the links of a round without failures: those of the table whose turn it is.
+
+    Args:
+      key: not used.
+      round: [] int32.
+      tables: of a `Mixing`.
+    """
     turn = round % tables["weights"].shape[0]
     neighbours, weights = (tables[name][turn] for name in ("neighbours", "weights"))
     return Links(neighbours, weights, jnp.ones(weights.shape[0], bool), tables.get("share"))
 
 
 def _taken(graph: Graph, values: np.ndarray, symmetric: bool) -> Mixing:
-    """A constant matrix with these weights of the edges, in which nodes take."""
-    columns = np.bincount(graph.senders, values, graph.population_size)
-    rows = np.bincount(graph.receivers, values, graph.population_size)
-    balanced = bool(np.abs(columns - rows).max(initial=0) < 1e-6)
-    facts = {"keeps_constants": True, "keeps_average": balanced, "symmetric": symmetric, "static": True}
+    """Makes a constant matrix with these weights of the edges, in which nodes take."""
+    column_sums = np.bincount(graph.senders, values, graph.population_size)
+    row_sums = np.bincount(graph.receivers, values, graph.population_size)
+    # Rows sum to 1 by construction. Columns do too if each node gives in total what it takes.
+    is_balanced = bool(np.abs(column_sums - row_sums).max(initial=0) < 1e-6)
+    facts = {"keeps_constants": True, "keeps_average": is_balanced, "symmetric": symmetric, "static": True}
     return Mixing(graph, tables_of(graph, values), constant_links, **facts)
 
 
 def laplacian(graph: Graph, *, step: float | None = None) -> Mixing:
-    """W = I - step L, with the graph's Laplacian L = D - A.
+    """Makes the matrix W = I - step L, with the graph's Laplacian L = D - A.
 
     Args:
       graph: undirected.
-      step: gamma in (0, 2 / lambda_N); None = 2 / (lambda_2 + lambda_N), with which W contracts fastest, by
-        (lambda_N - lambda_2) / (lambda_N + lambda_2). A node with many neighbours may then weigh its own model below 0.
+      step: gamma in (0, 2 / lambda_N). None = 2 / (lambda_2 + lambda_N), with which W contracts fastest, by (lambda_N -
+        lambda_2) / (lambda_N + lambda_2). The own weight of a node with many neighbours may then be below 0.
 
-    Raises: ValueError for another step, for which nodes would not agree.
+    Returns: `Mixing`.
 
-    Guarantees: tests/network/test_mixing.py::test_matrices, ::test_steps_out_of_range; contracts as stated
-    (::test_it_contracts_at_the_slem).
+    Raises: ValueError for another step, with which nodes would not reach consensus.
+
+    Guarantees: The matrices are as stated (tests/network/test_mixing.py::test_matrices), and other steps are refused
+    (::test_steps_out_of_range). The matrix contracts as stated (::test_it_contracts_at_the_slem).
 
     References: Olfati-Saber and Murray 2004; Xiao and Boyd 2004, section 4.1 (the best constant).
     """
@@ -123,12 +143,16 @@ def laplacian(graph: Graph, *, step: float | None = None) -> Mixing:
 
 
 def metropolis(graph: Graph) -> Mixing:
-    """W_ij = 1 / (1 + max(d_i, d_j)): symmetric, whatever the degrees, and each node needs its neighbours' alone.
+    """Makes the matrix W_ij = 1 / (1 + max(d_i, d_j)), which is symmetric for all degrees.
+
+    A node needs only its own degree and those of its neighbours.
 
     Args:
       graph: undirected.
 
-    Guarantees: tests/network/test_mixing.py::test_matrices.
+    Returns: `Mixing`.
+
+    Guarantees: The matrix is as stated (tests/network/test_mixing.py::test_matrices).
 
     References: Xiao, Boyd and Kim 2007, section 2.2.
 
@@ -142,26 +166,39 @@ def metropolis(graph: Graph) -> Mixing:
 
 
 def neighbour_mean(graph: Graph) -> Mixing:
-    """Node i takes the mean of its own model and its neighbours': W_ij = 1 / (1 + d_i).
+    """Node i takes the mean of its own model and those of its neighbours: W_ij = 1 / (1 + d_i).
 
-    It keeps the average only where every node is heard as much as it hears, as in regular graphs; elsewhere nodes agree
-    on a mean in which those who are heard more count more (`theory.agreed_weights`), and algorithms that need the
-    average refuse it.
+    It keeps the average only if the weights of each node in all means sum to 1, as in regular graphs. Otherwise nodes
+    agree on a mean in which some nodes weigh more than others (`theory.agreed_weights`): those to which more nodes
+    listen. Algorithms that need the average refuse it.
 
-    Guarantees: tests/network/test_mixing.py::test_matrices; biased where it says so
-    (::test_pushing_corrects_what_taking_biases).
+    Args:
+      graph: directed or undirected.
+
+    Returns: `Mixing`.
+
+    Guarantees: The matrices are as stated (tests/network/test_mixing.py::test_matrices), and biased where the facts say
+    so (::test_pushing_corrects_what_taking_biases).
     """
     validate.part("graph", graph, Graph)
     degrees = graph.in_degrees
-    mutual = not graph.directed and bool((degrees == degrees.max(initial=0)).all())
-    return _taken(graph, 1 / (1 + degrees[graph.receivers]), mutual)
+    # W is symmetric if all nodes of an undirected graph have the same degree.
+    is_symmetric = not graph.directed and bool((degrees == degrees.max(initial=0)).all())
+    return _taken(graph, 1 / (1 + degrees[graph.receivers]), is_symmetric)
 
 
 def push(graph: Graph) -> Mixing:
-    """Node j gives 1 / (1 + out-degree) of its model to each one that it sends to, and keeps as much: columns of W add
-    up to 1, rows need not. What `algorithms.push_sum` takes.
+    """Node j gives 1 / (1 + out-degree) of its model to each node that it sends to, and keeps as much.
 
-    Guarantees: tests/network/test_mixing.py::test_matrices, ::test_pushing_corrects_what_taking_biases.
+    Columns of W sum to 1; rows need not. `algorithms.push_sum` takes this mixing.
+
+    Args:
+      graph: directed or undirected.
+
+    Returns: `Mixing`.
+
+    Guarantees: The matrix is as stated (tests/network/test_mixing.py::test_matrices,
+    ::test_pushing_corrects_what_taking_biases).
 
     References: Kempe, Dobra and Gehrke 2003; Nedic and Olshevsky 2015, section 2.
     """
@@ -172,11 +209,18 @@ def push(graph: Graph) -> Mixing:
 
 
 def lazy(mixing: Mixing) -> Mixing:
-    """(I + W) / 2: no eigenvalue of a symmetric W is below 0 any more, so nothing oscillates.
+    """Makes the matrix (I + W) / 2, which has no eigenvalue below 0 if W is symmetric.
 
-    Raises: ValueError for a mixing whose weights are not the same in every round.
+    So nothing oscillates.
 
-    Guarantees: tests/network/test_mixing.py::test_matrices.
+    Args:
+      mixing: with the same weights in every round.
+
+    Returns: `Mixing`.
+
+    Raises: ValueError for a mixing whose weights change.
+
+    Guarantees: The matrix is as stated (tests/network/test_mixing.py::test_matrices).
 
     References: Boyd, Ghosh, Prabhakar and Shah 2006.
     """
@@ -188,72 +232,91 @@ def lazy(mixing: Mixing) -> Mixing:
 
 
 def _check_undirected(graph: Graph, hint: str) -> None:
+    """Refuses a directed graph."""
     validate.part("graph", graph, Graph)
     if graph.directed:
         validate.fail("graph", "an undirected graph", "a directed one", hint)
 
 
 def matrix_of(mixing: Mixing, key: Array | None = None, round: int = 0) -> sparse.csr_matrix:
-    """W of one round as a sparse float64 matrix, on the host: what `mixed` applies, node by node.
+    """Returns W of one round as a sparse float64 matrix, on the host. `mixed` applies it node by node.
 
     Args:
-      key: of the round's draws; any for a mixing without.
+      mixing: any.
+      key: of the round's draws; any key for a mixing without draws.
+      round: number of the round.
 
-    Guarantees: tests/network/test_mixing.py::test_mixing_is_a_product_with_the_matrix.
+    Returns: [N, N].
+
+    Guarantees: `mixed` is a product with this matrix
+    (tests/network/test_mixing.py::test_mixing_is_a_product_with_the_matrix).
     """
     key = jax.random.key(0) if key is None else key
     links = jax.device_get(jax.jit(mixing.links)(key, jnp.int32(round), mixing.tables))
-    size, width = links.weights.shape
-    rows, columns = np.repeat(np.arange(size), width), links.neighbours.reshape(-1)
+    num_nodes, max_degree = links.weights.shape
+    rows = np.repeat(np.arange(num_nodes), max_degree)
+    columns = links.neighbours.reshape(-1)
     values = links.weights.reshape(-1).astype(np.float64)
-    off = sparse.csr_matrix((values, (rows, columns)), (size, size))
-    off.eliminate_zeros()
-    away = np.asarray(off.sum(1 if links.share is None else 0)).ravel()
-    return sparse.csr_matrix(off + sparse.diags(1 - away))
+    off_diagonal = sparse.csr_matrix((values, (rows, columns)), (num_nodes, num_nodes))
+    off_diagonal.eliminate_zeros()
+    # The own weight: where nodes take, the rest of the row; where nodes give, the rest of the column.
+    off_diagonal_sums = np.asarray(off_diagonal.sum(1 if links.share is None else 0)).ravel()
+    return sparse.csr_matrix(off_diagonal + sparse.diags(1 - off_diagonal_sums))
 
 
 def mixed(links: Links, values: PyTree, heard: PyTree = None) -> PyTree:
-    """W x: every node's weighted mean of its own and its neighbours' values, neighbours in the order of their ids.
+    """Computes W x: for every node, the weighted mean of its own value and its neighbours' values.
 
-    Where nodes take it is x_i + sum_j W_ij (x_j - x_i), so that nodes that agree keep their bits, and of a symmetric W
-    what one gains the other loses. Where nodes give it is x_i - out_i s_i x_i + sum_j s_j x_j.
+    Neighbours are added in the order of their ids.
+
+    If nodes take, it is x_i + sum_j W_ij (x_j - x_i). So nodes that agree keep their bits, and with a symmetric W one
+    node gains what the other loses. If nodes give, it is x_i - out_i s_i x_i + sum_j s_j x_j.
 
     Args:
-      links: of the round. Inside of an algorithm call it in `engine.steady`.
-      values: leaves [N, ...] of floats; sums of narrow ones (bfloat16) are float32, and rounded once.
-      heard: what nodes send, where that is something else than their values.
+      links: of the round. Inside of an algorithm, call `mixed` in `engine.steady`.
+      values: leaves [N, ...] of floats. Sums of narrow floats (bfloat16) are float32, and rounded once.
+      heard: the values that nodes send, if they differ from `values`.
 
-    Guarantees: the mean is kept to 1e-6 over a thousand rounds (tests/network/test_mixing.py::test_the_average_stays);
-    a product with `matrix_of` (::test_mixing_is_a_product_with_the_matrix); on more devices the same bits
-    (tests/algorithms/gossip/test_dpsgd.py::test_same_bits_on_two_devices).
+    Returns: a pytree like `values`.
+
+    Raises: TypeError for leaves that are not floats.
+
+    Guarantees: The mean is kept to 1e-6 over a thousand rounds (tests/network/test_mixing.py::test_the_average_stays).
+    The result is a product with `matrix_of` (::test_mixing_is_a_product_with_the_matrix). On more devices it has the
+    same bits (tests/algorithms/gossip/test_dpsgd.py::test_same_bits_on_two_devices).
 
     >>> from fedjax_sim.network.topology import ring
     >>> halves = metropolis(ring(2))
     >>> mixed(halves.links(None, 0, halves.tables), jnp.array([1.0, 3.0])).tolist()
     [2.0, 2.0]
     """
-    neighbours, weights = jnp.asarray(links.neighbours), jnp.asarray(links.weights)
-    kept = None
+    neighbours = jnp.asarray(links.neighbours)
+    weights = jnp.asarray(links.weights)
+    kept_share = None
     if links.share is not None:
         sent = (weights != 0).astype(jnp.int32)
-        given = jnp.zeros(links.share.shape, jnp.int32).at[neighbours].add(sent)  # integers: in any order
-        kept = 1 - given.astype(jnp.float32) * links.share
+        # Counts are integers, so that their sum does not depend on the order of additions.
+        num_receivers = jnp.zeros(links.share.shape, jnp.int32).at[neighbours].add(sent)
+        kept_share = 1 - num_receivers.astype(jnp.float32) * links.share
 
-    def leaf(own, sent):
-        if not jnp.issubdtype(own.dtype, jnp.inexact):
+    def leaf(own_values, sent_values):
+        if not jnp.issubdtype(own_values.dtype, jnp.inexact):
             hint = "A share of an integer is rounded to nothing."
-            validate.fail("values", "floats, which nodes can mix", str(own.dtype), hint, TypeError)
-        x = tree.widened(own)
+            validate.fail("values", "floats, which nodes can mix", str(own_values.dtype), hint, TypeError)
+        x = tree.widened(own_values)
 
         def spread(column):
             return column.reshape(-1, *[1] * (x.ndim - 1)).astype(x.dtype)
 
         def add(place, total):
-            ids, weight = neighbours[:, place], spread(weights[:, place])
-            heard = sent[ids].astype(x.dtype)
-            return total + weight * (heard - x if kept is None else heard)
+            ids = neighbours[:, place]
+            weight = spread(weights[:, place])
+            heard = sent_values[ids].astype(x.dtype)
+            return total + weight * (heard - x if kept_share is None else heard)
 
-        # a loop: straight-line code is no faster on a CPU, and over devices a gather each takes minutes to compile
-        return jax.lax.fori_loop(0, weights.shape[1], add, x if kept is None else spread(kept) * x).astype(own.dtype)
+        # A loop over neighbours, because straight-line code is no faster on a CPU, and over several devices one gather
+        # for each neighbour takes minutes to compile.
+        start = x if kept_share is None else spread(kept_share) * x
+        return jax.lax.fori_loop(0, weights.shape[1], add, start).astype(own_values.dtype)
 
     return jax.tree.map(leaf, values, values if heard is None else heard)

@@ -1,4 +1,4 @@
-"""The two settings of federated learning: a few data centres, or millions of phones."""
+"""This module holds devices for the two settings of federated learning: a few data centres, or millions of phones."""
 
 from __future__ import annotations
 
@@ -13,16 +13,19 @@ __all__ = ["cross_device", "cross_silo"]
 
 
 def cross_silo(population_size: PopulationSize, *, seed: int = 0) -> Devices:
-    """Two to a hundred organisations with data-centre machines: always there, on fast links, of similar speed.
+    """Makes devices of two to a hundred organisations with data-centre machines and fast links.
 
-    That clients are few, reliable and almost always available is from Kairouz et al.; the numbers are this package's:
-    training at 10 Tflops/s (median, sigma 0.3), 1 Gbit/s either way, 20 ms, 500 W, times that jitter by 5 %.
+    Kairouz et al. state that such clients are few, reliable and almost always available. The numbers are this
+    package's: training at 10 Tflops/s (median, sigma 0.3), 1 Gbit/s in each direction, 20 ms, 500 W, and times that
+    jitter by 5 %.
 
     Args:
-      population_size: N in [2, 1000]. Let all of them take part in every round (`sampling.full`).
+      population_size: N in [2, 1000]. Let all clients take part in every round (`sampling.full`).
       seed: of the draws.
 
-    Guarantees: tests/network/test_presets.py::test_cross_silo.
+    Returns: `Devices`.
+
+    Guarantees: Speeds, links and availability are as stated (tests/network/test_presets.py::test_cross_silo).
 
     References: Kairouz et al. 2021, table 1.
 
@@ -44,19 +47,24 @@ def cross_silo(population_size: PopulationSize, *, seed: int = 0) -> Devices:
 
 
 def cross_device(population_size: PopulationSize, *, seed: int = 0) -> Devices:
-    """Phones: of very different speed, on slow links, and there only while they charge on Wi-Fi, mostly at night.
+    """Makes devices of phones with very different speeds and slow links, available mostly at night.
 
-    From the literature: 55 Mbit/s down and 18.9 Mbit/s up (mean US broadband, Konecny et al.; medians here); four times
-    as many phones at the best hour as at the worst (Bonawitz et al.). This package's: training at 5 Gflops/s (median),
-    sigma 0.8 for speed and 1 for bandwidth (the spread over more than an order of magnitude that Lai et al. show), 50
-    ms, 4 W, 1 W for the radio, times that jitter by 20 %, and a tenth of all phones there on average.
+    From the literature: 55 Mbit/s down and 18.9 Mbit/s up (mean US broadband, Konecny et al.; medians here), and four
+    times as many phones at the best hour as at the worst (Bonawitz et al.).
+
+    This package's own: training at 5 Gflops/s (median); sigma 0.8 for speed and 1 for bandwidth, which is the spread
+    over more than an order of magnitude that Lai et al. show; 50 ms; 4 W, and 1 W for the radio; times that jitter by
+    20 %; and a tenth of all phones available on average.
 
     Args:
-      population_size: N, up to billions; nothing is kept for N clients. Invite a small cohort of those who are there,
-        more than are needed: 6 to 10 % of phones drop out of a round (Bonawitz et al.), see `sampling.with_dropout`.
+      population_size: N, up to billions; nothing is stored for N clients. Invite a small cohort of available clients,
+        with more clients than are needed: 6 to 10 % of phones drop out of a round (Bonawitz et al.), see
+        `sampling.with_dropout`.
       seed: of the draws.
 
-    Guarantees: tests/network/test_presets.py::test_cross_device.
+    Returns: `Devices`.
+
+    Guarantees: Speeds, links and availability are as stated (tests/network/test_presets.py::test_cross_device).
 
     References: Bonawitz et al. 2019, sections 2.2 and 9; Konecny et al. 2016, section 1; Kairouz et al. 2021, table 1;
     Lai et al. 2022 (FedScale), section 3.2.

@@ -1,4 +1,4 @@
-"""Privacy accounting: what a mechanism is, what it spends, what noise a budget needs, and audits. Host code."""
+"""This package accounts for the privacy of federated runs, calibrates noise, and audits mechanisms. Host code."""
 
 from fedjax_sim.privacy.accountant import PrivacySpent, account, compose
 from fedjax_sim.privacy.audit import Audit, audit_release, judge

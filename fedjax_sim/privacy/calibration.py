@@ -1,4 +1,4 @@
-"""From a budget (epsilon, delta) to the noise, and what the same budget costs with noise in three places."""
+"""This module finds the noise that a privacy budget (epsilon, delta) needs, and compares three places for the noise."""
 
 from __future__ import annotations
 
@@ -15,15 +15,18 @@ from fedjax_sim.validate import OpenShare, Positive, PositiveInt
 
 __all__ = ["SCHEMES", "Calibrated", "Row", "calibrate", "compare", "comparison_table", "written_down"]
 
-SCHEMES = {  # names of samplers, and the schemes they have
+# Names of samplers -> the `scheme` of their sampling design, where the two differ.
+SCHEMES = {
     "uniform": "uniform_without_replacement",
     "fixed": "uniform_without_replacement",
 }
-LEAST, MOST = 1e-2, 1e6  # multipliers that are searched
+# Noise multipliers outside of this range are not searched.
+LEAST = 1e-2
+MOST = 1e6
 
 
 class Calibrated(NamedTuple):
-    """A noise multiplier, and what it spends: never more than the budget."""
+    """A noise multiplier and what it spends, which is never more than the budget."""
 
     noise_multiplier: float
     spent: PrivacySpent
@@ -43,19 +46,27 @@ def written_down(
     clip_norm: float = 1.0,
     noise_cohort_size: int | None = None,
 ) -> Mechanism:
-    """A Gaussian mechanism from plain options.
+    """Builds a Gaussian mechanism from plain options, without an algorithm.
 
     Args:
-      population_size, cohort_size: N and the (expected) number m of clients in a round.
-      scheme: "poisson", "truncated_poisson" (with `num_slots`), "uniform" for cohorts of exactly m, or "full".
-      num_slots: of a truncated Poisson cohort.
-      noise_cohort_size: account for cohorts of this size, whose noise is simulated.
+      population_size: N, the number of clients.
+      cohort_size: m in (0, N], the (expected) number of clients in a round.
+      noise_multiplier: standard deviation of the noise over the clip norm.
+      scheme: "poisson", "truncated_poisson" (with `num_slots`), "uniform" or "fixed" for cohorts of exactly m clients,
+        or "full".
+      num_slots: the most clients that a truncated Poisson cohort has; None for every other scheme.
+      place, adjacency, clip_norm: as in `Mechanism`.
+      noise_cohort_size: M, for accounting of cohorts of this size. Their noise is simulated with the smaller cohorts of
+        a run.
 
-    Raises: ValueError, TypeError for values out of range, and for what cannot be accounted for.
+    Returns: `Mechanism`.
+
+    Raises: ValueError, TypeError for values out of range, and for a mechanism that cannot be accounted for.
 
     >>> written_down(population_size=1000, cohort_size=10).rate
     0.01
     """
+    # Options use names of samplers, mechanisms use schemes of designs.
     scheme = SCHEMES.get(scheme, scheme)
     validate.in_range("cohort_size", cohort_size, 0, population_size, open_low=True,
                       hint="A cohort has at most the population's clients.")  # fmt: skip
@@ -68,10 +79,13 @@ def written_down(
         validate.integer("noise_cohort_size", noise_cohort_size, 1, population_size)
         details = {"noise_cohort_size": noise_cohort_size, "simulated_cohort_size": float(cohort_size)}
         cohort_size = noise_cohort_size
-        if scheme == "truncated_poisson":  # the slots are those of the small cohort
-            scheme, num_slots = "poisson", None
+        # The slots are those of the small cohort that is simulated; the large cohort has no limit.
+        if scheme == "truncated_poisson":
+            scheme = "poisson"
+            num_slots = None
     if scheme == "full":
         cohort_size = population_size
+    # A cohort of fixed size fills exactly its slots.
     if scheme == "uniform_without_replacement":
         validate.integer("cohort_size", cohort_size, 1, population_size)
         num_slots = cohort_size
@@ -98,21 +112,24 @@ def calibrate(
     accountant: str = "best",
     **options: Any,
 ) -> Calibrated:
-    """The least noise multiplier, in five digits, that spends no more than (epsilon, delta) in so many rounds.
+    """Finds the least noise multiplier, in five digits, that spends at most (epsilon, delta) in a number of rounds.
 
     Args:
       epsilon: > 0.
       delta: in (0, 1).
       rounds: T >= 1.
-      mechanism: whose noise is sought; or plain options, as in `written_down`: population_size, cohort_size, scheme.
+      mechanism: the mechanism whose noise is sought; its own noise multiplier is not read. None: give the options of
+        `written_down` instead, such as population_size, cohort_size and scheme.
       accountant: as in `account`.
 
-    Raises: ValueError for a budget that a multiplier of 10^6 exceeds, and what `account` refuses.
+    Returns: `Calibrated`.
 
-    Guarantees: the noise multiplier is accounted for again, and never overshoots; one unit less in the fifth digit
-    would (tests/privacy/test_calibration.py::test_never_overshoots_and_wastes_nothing); the numbers of the literature
-    (::test_known_multipliers, ::test_analytic_gaussian_not_the_textbook_formula); a smaller epsilon or delta, or more
-    rounds, ask for more (::test_monotone).
+    Raises: ValueError for a budget that even a multiplier of 10^6 exceeds, and whatever `account` raises.
+
+    Guarantees: The noise multiplier is accounted for again and never exceeds the budget; one unit less in the fifth
+    digit would (tests/privacy/test_calibration.py::test_never_overshoots_and_wastes_nothing). The numbers of the
+    literature are met (::test_known_multipliers, ::test_analytic_gaussian_not_the_textbook_formula). A smaller
+    epsilon, a smaller delta or more rounds need more noise (::test_monotone).
 
     References: Balle and Wang 2018.
 
@@ -124,35 +141,44 @@ def calibrate(
     def spent(multiplier: float) -> PrivacySpent:
         return account(mechanism.with_multiplier(multiplier), rounds, delta, accountant=accountant)
 
-    found = _least(lambda multiplier: spent(multiplier).epsilon, epsilon)
-    return Calibrated(found, spent(found), mechanism.with_multiplier(found))
+    multiplier = _least_multiplier(lambda multiplier: spent(multiplier).epsilon, epsilon)
+    return Calibrated(multiplier, spent(multiplier), mechanism.with_multiplier(multiplier))
 
 
-def _least(epsilon_of: Callable[[float], float], epsilon: float) -> float:
+def _least_multiplier(epsilon_of: Callable[[float], float], epsilon: float) -> float:
+    """Finds the least noise multiplier, in five digits, with `epsilon_of(multiplier) <= epsilon`.
+
+    `epsilon_of` must decrease.
+    """
     seen: dict[float, float] = {}
 
     def gap(log_multiplier: float) -> float:
-        value = seen.get(log_multiplier)
-        if value is None:
-            value = seen[log_multiplier] = epsilon_of(math.exp(log_multiplier))
-        return math.log(min(max(value, 1e-9), 1e9) / epsilon)
+        """Computes log of (epsilon spent / budget); positive if the noise is too small."""
+        spent_epsilon = seen.get(log_multiplier)
+        if spent_epsilon is None:
+            spent_epsilon = seen[log_multiplier] = epsilon_of(math.exp(log_multiplier))
+        # Epsilon may be 0 or infinite, whose logarithms are not finite.
+        return math.log(min(max(spent_epsilon, 1e-9), 1e9) / epsilon)
 
     low = high = 0.0
+    # The root is bracketed first: noise is raised until it suffices, then lowered until it does not.
     while gap(high) > 0:
         if high >= math.log(MOST):
             validate.fail("epsilon", f"a budget that a noise multiplier of {MOST:g} meets", epsilon, "It is too small.")
-        low, high = high, min(high + 1.0, math.log(MOST))
+        low = high
+        high = min(high + 1.0, math.log(MOST))
     while gap(low) <= 0:
         if low <= math.log(LEAST):
             return LEAST
         low, high = max(low - 0.7, math.log(LEAST)), low
+    # A root in float64 only approximates the answer. The fifth digit is settled by accounting again, digit by digit.
     root = optimize.brentq(gap, low, high, xtol=2e-6, rtol=1e-9)
     digit = 10.0 ** (math.floor(math.log10(math.exp(root))) - 4)
     multiplier = round_up(math.exp(root) * (1 - 4e-8))
     while epsilon_of(multiplier) > epsilon:
         multiplier = round_up(multiplier + digit * (1 - 1e-3))
-    while multiplier > LEAST and epsilon_of(less := round_up(multiplier - digit * (1 + 1e-3))) <= epsilon:
-        multiplier = less
+    while multiplier > LEAST and epsilon_of(smaller_multiplier := round_up(multiplier - digit * (1 + 1e-3))) <= epsilon:
+        multiplier = smaller_multiplier
     return multiplier
 
 
@@ -160,42 +186,53 @@ class Row(NamedTuple):
     """One row of `compare`: where the noise is added, who must be trusted, and how much noise that takes."""
 
     place: str
-    trust: str  # in whom
+    trust: str  # who must be trusted
     adjacency: str
     accountant: str
     noise_multiplier: float  # standard deviation over the clip norm: of the sum, or of one message
-    message_std: float  # on each message before it is summed
-    mean_std: float  # on each coordinate of the mean over the cohort
+    message_std: float  # standard deviation on each coordinate of a message, before messages are summed
+    mean_std: float  # standard deviation on each coordinate of the mean over the cohort
     epsilon: float
 
 
 def compare(
     epsilon: float, delta: float, rounds: int, *, population_size: int, cohort_size: int, clip_norm: float = 1.0
 ) -> list[Row]:
-    """Central, distributed and local noise at the same (epsilon, delta), for cohorts of m in a population of N.
+    """Compares central, distributed and local noise at the same (epsilon, delta), for cohorts of m among N clients.
 
-    With noise multiplier z and clip norm C, the standard deviation on each coordinate of the mean is z C / m for
-    central noise and for shares that add up, and z C / sqrt(m) for noise on each message (variances in 1/m^2 and 1/m).
-    Local noise has to hide one message among all possible ones (two clip norms), and sampling does not amplify it.
-    Central noise is given for a Poisson sample too, whose accountant is tighter and whose neighbours differ by one clip
-    norm; shares of noise need a fixed number of messages.
+    Let z be the noise multiplier and C the clip norm. Each coordinate of the mean then has the standard deviation z
+    C / m for central noise and for shares that add up. For noise on each message it is z C / sqrt(m).
 
-    Guarantees: these formulas, with a ratio of m at equal multipliers
+    Local noise must hide one message among all possible messages (two clip norms), and sampling does not amplify it.
+    Central noise is given for two samplers: a fixed-size cohort, and a Poisson sample, whose accountant is tighter
+    and whose neighbours differ by one clip norm. Shares of noise need a fixed number of messages.
+
+    Args:
+      epsilon, delta, rounds: the budget, as in `calibrate`.
+      population_size, cohort_size: N and m, in clients.
+      clip_norm: C.
+
+    Returns: one `Row` for each of central (Poisson), central (fixed-size), distributed and local noise.
+
+    Guarantees: The standard deviations follow these formulas, with a ratio of m at equal multipliers
     (tests/privacy/test_calibration.py::test_comparison).
 
     References: Kairouz et al. 2021, section 4.4.
     """
     sizes = {"population_size": population_size, "cohort_size": cohort_size, "clip_norm": clip_norm}
     validate.integer("cohort_size", cohort_size, 1, population_size)
-    m, rows = cohort_size, []
+    m = cohort_size
+    # The three places of the noise, with two samplers for central noise.
+    rows = []
     for place, scheme, trust in (
         ("central", "poisson", "the server, and secret Poisson sampling"),
         ("central", "uniform", "the server, and secret sampling of m clients"),
         ("distributed", "uniform", "secure aggregation, m messages that all arrive, secret sampling"),
         ("local", "poisson", "nobody"),
     ):
-        found = calibrate(epsilon, delta, rounds, place=place, scheme=scheme, **sizes)
-        z, spent = found.noise_multiplier, found.spent
+        calibrated = calibrate(epsilon, delta, rounds, place=place, scheme=scheme, **sizes)
+        z = calibrated.noise_multiplier
+        spent = calibrated.spent
         on_message = {"central": 0.0, "distributed": z * clip_norm / math.sqrt(m), "local": z * clip_norm}[place]
         mean = z * clip_norm / (math.sqrt(m) if place == "local" else m)
         name = f"{place}, {'Poisson' if scheme == 'poisson' else 'fixed-size'}" if place == "central" else place
@@ -204,7 +241,7 @@ def compare(
 
 
 def comparison_table(rows: list[Row]) -> str:
-    """The rows of `compare` as a text table."""
+    """Formats the rows of `compare` as a text table."""
     head = (
         "noise",
         "noise multiplier",
@@ -214,13 +251,15 @@ def comparison_table(rows: list[Row]) -> str:
         "neighbours",
         "accountant",
     )
-    first = rows[0].mean_std
+    # The first row is central noise with Poisson sampling, the reference of the column "times central".
+    central_std = rows[0].mean_std
     body = [
-        (r.place, f"{r.noise_multiplier:.5g}", f"{r.message_std:.4g}", f"{r.mean_std:.4g}", f"{r.mean_std / first:.4g}",
-         r.adjacency.replace("_", " "), r.accountant)
-        for r in rows
+        (row.place, f"{row.noise_multiplier:.5g}", f"{row.message_std:.4g}", f"{row.mean_std:.4g}",
+         f"{row.mean_std / central_std:.4g}", row.adjacency.replace("_", " "), row.accountant)
+        for row in rows
     ]  # fmt: skip
-    widths = [max(len(line[i]) for line in (head, *body)) for i in range(len(head))]
+    # Columns are as wide as their widest cell.
+    widths = [max(len(line[column]) for line in (head, *body)) for column in range(len(head))]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
              for line in (head, *body)]  # fmt: skip
-    return "\n".join([*lines, "", *(f"{r.place}: trust in {r.trust}." for r in rows)])
+    return "\n".join([*lines, "", *(f"{row.place}: trust in {row.trust}." for row in rows)])

@@ -1,4 +1,4 @@
-"""What `fedjax-sim account` and `fedjax-sim calibrate` print: text, and the same as a dict for programs."""
+"""This module writes the reports of `fedjax-sim account` and `fedjax-sim calibrate`, as text and as a dict."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["Answer", "account_report", "calibrate_report"]
 
 
 class Answer(NamedTuple):
-    """Text, and the same as JSON."""
+    """A report as text, and the same content as JSON values."""
 
     text: str
     fields: dict[str, Any]
@@ -28,27 +28,40 @@ def account_report(
     member_delta: float | None = None,
     **options: Any,
 ) -> Answer:
-    """The epsilon of so many rounds, explained; where clients are federations, for one of their clients too.
+    """Reports the epsilon of a number of rounds, with an explanation.
+
+    If clients are federations, the report also states the epsilon of one client under a federation.
 
     Args:
-      delta, member_delta: for a client, and for a client of one that is a federation; None = the same.
-      mechanism: of a config; or the options of `written_down`: population_size, cohort_size, noise_multiplier, scheme,
-        num_slots, place, adjacency, clip_norm, noise_cohort_size.
+      rounds: T in [0, 10^8].
+      delta: in (0, 1); for one client, or for one federation with all its clients.
+      accountant: as in `account`.
+      mechanism: the mechanism of a config. None: give the options of `written_down` instead.
+      member_delta: delta for one client under a federation; None: the same as `delta`.
+      options: population_size, cohort_size, noise_multiplier, scheme, num_slots, place, adjacency, clip_norm,
+        noise_cohort_size, as in `written_down`.
 
-    Raises: as `account` and `written_down`.
+    Returns: `Answer`.
+
+    Raises: what `account` and `written_down` raise.
 
     >>> answer = account_report(rounds=1, delta=1e-5, population_size=9, cohort_size=9, noise_multiplier=1.0)
     >>> answer.fields["spent"]["epsilon"]
     4.3772
     """
-    made = written_down(**options) if mechanism is None else mechanism
-    spent = account(made, rounds, delta, accountant=accountant)
-    event = made.event(rounds)
-    fields = {"spent": spent.as_dict(), "mechanism": made.as_dict(), "event": _event(event)}
-    lines = [explain(spent), "", *explain(made).splitlines()[:3], f"Event: {_event(event)}."]
-    lines += _of_members(made, rounds, delta if member_delta is None else member_delta, accountant, fields)
-    if made.law == "without_replacement" and made.place == "central" and not made.detail("noise_cohort_size"):
-        poisson = account(_as_poisson(made), rounds, delta)
+    mechanism = written_down(**options) if mechanism is None else mechanism
+    spent = account(mechanism, rounds, delta, accountant=accountant)
+    event = mechanism.event(rounds)
+    fields = {"spent": spent.as_dict(), "mechanism": mechanism.as_dict(), "event": _event(event)}
+    lines = [explain(spent), "", *explain(mechanism).splitlines()[:3], f"Event: {_event(event)}."]
+    lines += _of_members(mechanism, rounds, delta if member_delta is None else member_delta, accountant, fields)
+    # The report says what a Poisson sample of the same size would have cost, because that is the usual remedy.
+    if (
+        mechanism.law == "without_replacement"
+        and mechanism.place == "central"
+        and not mechanism.detail("noise_cohort_size")
+    ):
+        poisson = account(_as_poisson(mechanism), rounds, delta)
         fields["poisson_epsilon"] = poisson.as_dict()["epsilon"]
         lines.append(f"With a Poisson sample of the same expected size, epsilon would be {poisson.epsilon:.5g}{_WHY}")
     return Answer("\n".join(lines), fields)
@@ -65,57 +78,75 @@ def calibrate_report(
     member_delta: float | None = None,
     **options: Any,
 ) -> Answer:
-    """The noise multiplier that a budget needs, explained; with `table`, what it costs with noise in three places.
+    """Reports the noise multiplier that a budget needs, with an explanation.
 
     Args:
-      delta, member_delta: as in `account_report`; the budget is that of a federation with all its clients.
-      mechanism: of a config, whose noise is sought; or the options of `written_down`, but for noise_multiplier.
+      epsilon, delta: the budget. If clients are federations, it is that of one federation with all its clients.
+      rounds: T >= 1.
+      accountant: as in `account`.
+      table: whether the report compares central, distributed and local noise at the same budget.
+      mechanism: the mechanism of a config, whose noise is sought. None: give the options of `written_down` instead.
+      member_delta: as in `account_report`.
+      options: as in `account_report`, without noise_multiplier.
 
-    Raises: as `calibrate` and `written_down`.
+    Returns: `Answer`.
 
-    Guarantees: answers for a million clients within 20 s; for fixed-size cohorts it states why they need more noise
-    (tests/privacy/test_commands.py::test_a_million_clients).
+    Raises: what `calibrate` and `written_down` raise.
+
+    Guarantees: A population of a million clients is answered within 20 s. For fixed-size cohorts, the report states why
+    they need more noise (tests/privacy/test_commands.py::test_a_million_clients).
 
     >>> answer = calibrate_report(epsilon=1.0, delta=1e-5, rounds=1, population_size=9, cohort_size=9, scheme="full")
     >>> answer.text.splitlines()[0]
     'Noise multiplier 3.7307: standard deviation 3.7307 with clip norm 1.'
     """
-    found = calibrate(epsilon, delta, rounds, mechanism, accountant=accountant, **options)
-    made, z = found.mechanism, found.noise_multiplier
-    event = _event(made.event(rounds))
+    calibrated = calibrate(epsilon, delta, rounds, mechanism, accountant=accountant, **options)
+    noisy = calibrated.mechanism
+    z = calibrated.noise_multiplier
+    event = _event(noisy.event(rounds))
     fields = {
         "noise_multiplier": z,
-        "spent": found.spent.as_dict(),
-        "mechanism": made.as_dict(),
+        "spent": calibrated.spent.as_dict(),
+        "mechanism": noisy.as_dict(),
         "event": event,
     }
-    std = f"standard deviation {z * made.clip_norm:.6g} with clip norm {made.clip_norm:g}"
-    lines = [f"Noise multiplier {z:.5g}: {std}.", explain(found.spent), "", *explain(made).splitlines()[:3],
-             f"Event: {event}."]  # fmt: skip
-    lines += _of_members(made, rounds, delta if member_delta is None else member_delta, accountant, fields)
-    if made.detail("clip_units"):
-        grid = made.clip_norm / made.detail("clip_units")
+    std = f"standard deviation {z * noisy.clip_norm:.6g} with clip norm {noisy.clip_norm:g}"
+    lines = [
+        f"Noise multiplier {z:.5g}: {std}.",
+        explain(calibrated.spent),
+        "",
+        *explain(noisy).splitlines()[:3],
+        f"Event: {event}.",
+    ]
+    lines += _of_members(noisy, rounds, delta if member_delta is None else member_delta, accountant, fields)
+    # Integer noise: the grid is part of the calibrated mechanism, so the report states it.
+    if noisy.detail("clip_units"):
+        grid = noisy.clip_norm / noisy.detail("clip_units")
         lines.append(f"It holds with granularity = {grid:.9g} written out: by default the grid follows the noise.")
-    if made.law == "without_replacement" and made.place == "central" and not made.detail("noise_cohort_size"):
-        poisson = calibrate(epsilon, delta, rounds, _as_poisson(made)).noise_multiplier
+    if noisy.law == "without_replacement" and noisy.place == "central" and not noisy.detail("noise_cohort_size"):
+        # The report says how much less noise a Poisson sample of the same size would need.
+        poisson = calibrate(epsilon, delta, rounds, _as_poisson(noisy)).noise_multiplier
         fields["poisson_noise_multiplier"] = poisson
         lines.append(f"With a Poisson sample of the same expected size, {poisson:.5g} would do{_WHY}")
+    # The comparison needs whole clients, while the cohort size of a Poisson sample may be fractional.
     if table:
-        m = max(1, round(made.cohort_size))
-        rows = compare(epsilon, delta, rounds, population_size=made.population_size, cohort_size=m,
-                       clip_norm=made.clip_norm)  # fmt: skip
+        cohort_size = max(1, round(noisy.cohort_size))
+        rows = compare(epsilon, delta, rounds, population_size=noisy.population_size, cohort_size=cohort_size,
+                       clip_norm=noisy.clip_norm)  # fmt: skip
         fields["table"] = [row._asdict() for row in rows]
         lines += ["", comparison_table(rows)]
     return Answer("\n".join(lines), fields)
 
 
-def _of_members(made: Mechanism, rounds: int, delta: float, accountant: str, fields: dict[str, Any]) -> list[str]:
-    """The statement for one client under a federation, which `fields` get too; nothing where clients are no
-    federations."""
-    inside = made.of_members()
-    if inside is None:
+def _of_members(mechanism: Mechanism, rounds: int, delta: float, accountant: str, fields: dict[str, Any]) -> list[str]:
+    """Writes the report's lines about one client under a federation; empty without federations.
+
+    The same content is added to `fields`.
+    """
+    member_mechanism = mechanism.of_members()
+    if member_mechanism is None:
         return []
-    spent = account(inside, rounds, delta, accountant=accountant)
+    spent = account(member_mechanism, rounds, delta, accountant=accountant)
     fields["members"] = spent.as_dict()
     return ["", explain(spent)]
 
@@ -127,10 +158,12 @@ _WHY = (
 )
 
 
-def _as_poisson(made: Mechanism) -> Mechanism:
-    sizes = {"population_size": made.population_size, "cohort_size": made.cohort_size}
-    return written_down(noise_multiplier=made.noise_multiplier, clip_norm=made.clip_norm, **sizes)
+def _as_poisson(mechanism: Mechanism) -> Mechanism:
+    """Returns the same mechanism on a Poisson sample with the same expected cohort size."""
+    sizes = {"population_size": mechanism.population_size, "cohort_size": mechanism.cohort_size}
+    return written_down(noise_multiplier=mechanism.noise_multiplier, clip_norm=mechanism.clip_norm, **sizes)
 
 
 def _event(event: Any) -> str:
+    """Returns dp-accounting's event as text."""
     return "none in dp-accounting" if event is None else str(event)

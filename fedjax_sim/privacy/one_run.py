@@ -1,4 +1,4 @@
-"""An audit of one run: many canaries, each put in or left out by a fair coin, and guesses of these coins."""
+"""This module audits a single run with many canaries: fair coins decide which take part, and scores guess the coins."""
 
 from __future__ import annotations
 
@@ -24,17 +24,20 @@ def one_run_epsilon(
     delta: ShareBelowOne = 1e-5,
     confidence: Annotated[float, Number(0.5, 1, open_high=True)] = 0.99,
 ) -> float:
-    """A lower bound of epsilon from guesses of which of many canaries took part in ONE run.
+    """Computes a lower bound of epsilon from guesses of which of many canaries took part in one run.
 
-    Each of m canaries was put in or left out by its own fair coin; the auditor guessed r of the coins, v rightly.
+    Each of m canaries was put in or left out by its own fair coin. The auditor guessed r of the coins, and v of these
+    guesses were right.
 
     Args:
       num_canaries, num_guesses, num_correct: m >= r >= v.
       delta: in [0, 1).
-      confidence: that the bound is true.
+      confidence: the probability that the bound is true, in [0.5, 1).
 
-    Guarantees: 0 for chance; the bound of randomised response tends to its epsilon and never passes it more often than
-    1 - confidence (tests/privacy/test_audit.py::test_one_run_bound).
+    Returns: a lower bound of epsilon; 0 if the guesses are no better than chance.
+
+    Guarantees: The bound is 0 for guesses by chance. For randomised response, the bound tends to the true epsilon, and
+    exceeds it with probability at most 1 - confidence (tests/privacy/test_audit.py::test_one_run_bound).
 
     References: Steinke, Nasr and Jagielski 2023, theorem 5.2 and appendix D.
 
@@ -46,18 +49,23 @@ def one_run_epsilon(
     validate.integer("num_guesses", num_guesses, 0, num_canaries)
     validate.integer("num_correct", num_correct, 0, num_guesses)
 
-    def chance(epsilon):  # of so many right guesses, at most
-        right = 1 / (1 + math.exp(-epsilon))
-        above = stats.binom.sf(num_correct - 1, num_guesses, right)
-        below = np.cumsum(stats.binom.pmf(np.arange(num_correct - 1, -1, -1), num_guesses, right))
-        worst = (below / np.arange(1, num_correct + 1)).max(initial=0.0)
-        return above + 2 * num_canaries * delta * worst
+    def chance(epsilon):
+        """Bounds the probability of `num_correct` right guesses, for a mechanism with this epsilon."""
+        success_rate = 1 / (1 + math.exp(-epsilon))
+        binomial_tail = stats.binom.sf(num_correct - 1, num_guesses, success_rate)
+        # delta may raise the number of right guesses. The worst way concentrates it on i values below v, for some i.
+        interval_masses = np.cumsum(stats.binom.pmf(np.arange(num_correct - 1, -1, -1), num_guesses, success_rate))
+        largest_density = (interval_masses / np.arange(1, num_correct + 1)).max(initial=0.0)
+        return binomial_tail + 2 * num_canaries * delta * largest_density
 
     if chance(0.0) >= 1 - confidence:
         return 0.0
-    low, high = 0.0, 1.0
+    low = 0.0
+    high = 1.0
+    # Bisection finds the least epsilon under which this many right guesses are not too unlikely.
     while chance(high) < 1 - confidence and high < 64:
-        low, high = high, 2 * high
+        low = high
+        high = 2 * high
     for _ in range(50):
         middle = (low + high) / 2
         low, high = (middle, high) if chance(middle) < 1 - confidence else (low, middle)
@@ -72,23 +80,43 @@ def audit_one_run(
     confidence: float = 0.99,
     guessed: Sequence[float] = (0.02, 0.05, 0.1, 0.2, 0.5, 1.0),
 ) -> Estimate:
-    """The best one-run bound: canaries with the highest scores are guessed in, with the lowest out, others not at all.
+    """Computes the best lower bound of epsilon from one run, over several numbers of guesses.
+
+    Canaries with the highest scores are guessed in, canaries with the lowest scores are guessed out, and the others are
+    not guessed.
 
     Args:
-      included: [m] bool, the canaries' fair coins.
-      scores: [m], one per canary.
-      guessed: shares of the canaries to guess; the error 1 - confidence is shared out evenly among them.
+      included: [m] bool, the fair coins of the canaries.
+      scores: [m], one score per canary.
+      delta, confidence: as in `one_run_epsilon`.
+      guessed: shares of the canaries to guess, each in (0, 1]. The error 1 - confidence is divided evenly among them.
+
+    Returns: `Estimate` with an infinite upper end, because one run bounds epsilon from below only.
+
+    Raises: ValueError for scores that are not finite, or not one per canary.
 
     References: Steinke, Nasr and Jagielski 2023, algorithm 1.
     """
-    included, scores = np.asarray(included, bool), np.asarray(scores, np.float64)
+    included = np.asarray(included, bool)
+    scores = np.asarray(scores, np.float64)
     if included.shape != scores.shape or scores.ndim != 1 or not np.isfinite(scores).all():
         validate.fail("scores", "a finite score for each canary", f"shapes {included.shape} and {scores.shape}")
-    order, best = np.argsort(scores, kind="stable"), (0.0, 0, 0)
+    order = np.argsort(scores, kind="stable")
+    best_bound = (0.0, 0, 0)
     for share in guessed:
-        half = max(int(share * scores.size) // 2, 1)
-        correct = int(included[order[-half:]].sum() + (~included[order[:half]]).sum())
-        each = 1 - (1 - confidence) / len(guessed)
-        best = max(best, (one_run_epsilon(scores.size, 2 * half, correct, delta=delta, confidence=each), correct, half))
-    note = f"{best[1]} of {2 * best[2]} guesses right about {scores.size} canaries in one run; no bound from above"
-    return Estimate("one run", best[0], math.inf, note)
+        num_each_side = max(int(share * scores.size) // 2, 1)
+        correct = int(included[order[-num_each_side:]].sum() + (~included[order[:num_each_side]]).sum())
+        # Bonferroni over the numbers of guesses, because the best bound is reported.
+        confidence_each = 1 - (1 - confidence) / len(guessed)
+        best_bound = max(
+            best_bound,
+            (
+                one_run_epsilon(scores.size, 2 * num_each_side, correct, delta=delta, confidence=confidence_each),
+                correct,
+                num_each_side,
+            ),
+        )
+    lower, num_correct, num_each_side = best_bound
+    guesses = f"{num_correct} of {2 * num_each_side} guesses right"
+    note = f"{guesses} about {scores.size} canaries in one run; no bound from above"
+    return Estimate("one run", lower, math.inf, note)

@@ -1,4 +1,4 @@
-"""Reads a mechanism from the parts of an algorithm, and refuses what no accountant here can account for."""
+"""This module reads a mechanism from the parts of an algorithm, and refuses what no accountant can account for."""
 
 from __future__ import annotations
 
@@ -16,9 +16,17 @@ __all__ = ["mechanism_from", "mechanism_of"]
 def mechanism_from(
     design: SamplingDesign, noise: Any, *, adjacency: str | None = None, dimension: int | None = None
 ) -> Mechanism:
-    """The mechanism of a sampling design and a part's `Noise`; integer noise needs the dimension of an update.
+    """Builds the mechanism of a sampling design and of the `Noise` of a part.
 
-    Raises: ValueError, TypeError where there is no accountant for it, with the reason.
+    Args:
+      design: a `SamplingDesign`.
+      noise: a `Noise`, as in `transform.facts.noise` or `client.facts.noise`.
+      adjacency: as in `Mechanism`.
+      dimension: d, the number of parameters in an update; needed for integer noise only.
+
+    Returns: `Mechanism`.
+
+    Raises: ValueError, TypeError with the reason, if no accountant knows the mechanism.
 
     >>> from fedjax_sim.types import Noise
     >>> design = SamplingDesign(scheme="poisson", population_size=1000, cohort_size=10, num_slots=1000)
@@ -30,30 +38,37 @@ def mechanism_from(
         validate.fail("sampler.design", "a SamplingDesign", type(design).__name__, hint, TypeError)
     details = _details(noise, dimension)
     _check_response(design, noise)
-    limit = design.max_reports
-    if limit is None and "poisson" not in design.scheme and design.num_slots < design.cohort_size:
-        limit = design.num_slots  # of those drawn the first so many are invited
-    if limit is not None:
-        details |= {"max_reports": limit, "first": design.response}
-    scheme, cohort_size, num_slots = design.scheme, design.cohort_size, design.num_slots
+    max_reports = design.max_reports
+    if max_reports is None and "poisson" not in design.scheme and design.num_slots < design.cohort_size:
+        # More clients are drawn than have slots; the first of them are invited.
+        max_reports = design.num_slots
+    if max_reports is not None:
+        details |= {"max_reports": max_reports, "first": design.response}
+    scheme = design.scheme
+    cohort_size = design.cohort_size
+    num_slots = design.num_slots
     if "poisson" in scheme:
         cohort_size = design.rate * design.population_size
-    larger = details.get("noise_cohort_size")
-    if larger is not None and noise.place == "central":
+    noise_cohort_size = details.get("noise_cohort_size")
+    # The noise is that of a larger cohort, so the larger cohort is accounted for; the run's own is only noted.
+    if noise_cohort_size is not None and noise.place == "central":
         hint = "No cohort of that size can be drawn from this population, so there is nothing to account for."
-        validate.integer("noise_cohort_size", larger, 1, design.population_size, hint=hint)
-        if larger < cohort_size:
+        validate.integer("noise_cohort_size", noise_cohort_size, 1, design.population_size, hint=hint)
+        if noise_cohort_size < cohort_size:
             hint = "It simulates a larger cohort, not a smaller one."
-            validate.fail("noise_cohort_size", f"at least the cohort's {cohort_size:g} clients", larger, hint)
+            validate.fail(
+                "noise_cohort_size", f"at least the cohort's {cohort_size:g} clients", noise_cohort_size, hint
+            )
         details["simulated_cohort_size"] = cohort_size
-        cohort_size = float(larger)
+        cohort_size = float(noise_cohort_size)
         if scheme in ("poisson", "truncated_poisson"):
-            scheme, num_slots = "poisson", design.population_size
-        elif scheme == "full" and larger != design.population_size:
-            validate.fail("noise_cohort_size", f"the population's {design.population_size} clients", larger,
+            scheme = "poisson"
+            num_slots = design.population_size
+        elif scheme == "full" and noise_cohort_size != design.population_size:
+            validate.fail("noise_cohort_size", f"the population's {design.population_size} clients", noise_cohort_size,
                           "Everybody takes part.")  # fmt: skip
         else:
-            num_slots = int(larger)
+            num_slots = int(noise_cohort_size)
     return Mechanism(
         noise_multiplier=noise.multiplier,
         scheme=scheme,
@@ -77,24 +92,30 @@ def mechanism_of(
     dimension: int | None = None,
     population: Population | None = None,
 ) -> Mechanism | None:
-    """The mechanism of an `Algorithm`, read from its parts; None if no part has noise.
+    """Reads the mechanism of an `Algorithm` from its parts; None if no part adds noise.
 
-    Where clients are federations it protects one of them with all its clients; `Mechanism.of_members` states what the
-    same noise does for one client under them.
+    If clients are federations, the mechanism protects one federation with all its clients. `Mechanism.of_members` gives
+    the mechanism that the same noise is for one client under a federation.
 
     Args:
       algorithm: an `Algorithm`, a `Star`, or some of its parts by name: {"sampler", "client", "transform", ...}.
       adjacency: as in `Mechanism`.
-      dimension: d, the numbers in an update; needed for integer noise only, whose rounding depends on it.
-      population: which the algorithm is run on; of groups it tells the number of their clients.
+      dimension: d, the number of parameters in an update; needed for integer noise only, whose rounding depends on d.
+      population: the population of the run. A population of groups also gives the number of their clients.
 
-    Raises: ValueError, TypeError with the reason where noise is there, but its privacy cannot be accounted for: an
-    aggregate that a client moves without bound (example weights, a divisor of the realised cohort), messages longer
-    than the noise's clip norm, rounds without messages, or with few, that release no noise, two parts with noise, a
-    sampler that observes losses (`Sampler.observe`), and what `Mechanism` refuses, an unknown scheme among it.
+    Returns: `Mechanism` or None.
 
-    Guarantees: each of these is refused (tests/privacy/test_mechanism.py::test_refusals_of_parts); parts as this
-    package composes them are read (::test_reads_the_parts); each level of a hierarchy has its own statement
+    Raises: ValueError, TypeError with the reason, if a part adds noise whose privacy cannot be accounted for. The
+      reasons are:
+      - an aggregate that one client moves without bound, by example weights or a divisor that is the realised cohort;
+      - messages longer than the noise's clip norm;
+      - rounds without messages, or with few messages, that release no noise;
+      - two parts with noise;
+      - a sampler that observes losses (`Sampler.observe`);
+      - whatever `Mechanism` refuses, such as an unknown scheme.
+
+    Guarantees: Each of these is refused (tests/privacy/test_mechanism.py::test_refusals_of_parts). Parts as this
+    package composes them are read (::test_reads_the_parts). Each level of a hierarchy has its own statement
     (tests/privacy/test_levels.py).
     """
     star = algorithm.parts if isinstance(algorithm, Algorithm) else algorithm
@@ -114,38 +135,45 @@ def mechanism_of(
     if getattr(parts["sampler"], "observe", None) is not None:
         hint = "Whom it invites may tell clients' losses, which bear no noise: use poisson, uniform or full."
         validate.fail("sampler", "one that observes no losses", "one with `observe`", hint)
-    aggregator = getattr(parts.get("aggregator"), "facts", AggregatorFacts())  # nothing is known of one that is missing
+    # Without an aggregator the default facts apply, which promise least.
+    aggregator_facts = getattr(parts.get("aggregator"), "facts", AggregatorFacts())
     if part == "transform" and noise.place != "local":
-        _check_aggregator(parts["transform"].facts, aggregator, noise)
-    if part == "transform" and aggregator.weighted:
+        _check_aggregator(parts["transform"].facts, aggregator_facts, noise)
+    if part == "transform" and aggregator_facts.weighted:
         hint = "The weights that clients report bear no noise: weigh uniformly; your own rule states weighted=False."
         validate.fail("aggregator", "one that takes no weights from clients", "one that does", hint)
-    made = mechanism_from(parts["sampler"].design, noise, adjacency=adjacency, dimension=dimension)
+    mechanism = mechanism_from(parts["sampler"].design, noise, adjacency=adjacency, dimension=dimension)
     federation = getattr(parts.get("client"), "federation", None)
     if federation is None:
-        return made
+        return mechanism
+    # A federation that sends nothing leaves its share of the noise out of the sum.
     if noise.place == "distributed" and not _always_sends(federation):
         hint = "Without reports it sends nothing, and its share of the noise is missing: take full inside, without "
         hint += "dropouts, and no sum that may be aborted."
         validate.fail("client", "federations that send a message in every round", "one that may send none", hint)
     num_members = getattr(population, "num_members", None)
-    levels = {"level": parts["client"].facts.level} | ({} if num_members is None else {"num_members": num_members})
-    return dataclasses.replace(made, details=dict(made.details) | levels)
+    level_details = {"level": parts["client"].facts.level} | (
+        {} if num_members is None else {"num_members": num_members}
+    )
+    return dataclasses.replace(mechanism, details=dict(mechanism.details) | level_details)
 
 
 def _always_sends(star: Star) -> bool:
-    """Whether somebody surely reports in each round of a federation, so that it sends a message."""
-    design, aggregator, inner = star.sampler.design, star.aggregator, star.client.federation
+    """Tells whether at least one client surely reports in each round, so that the federation sends a message."""
+    design = star.sampler.design
+    aggregator = star.aggregator
+    inner_federation = star.client.federation
     if not isinstance(design, SamplingDesign) or design.scheme != "full" or design.response != "random":
         return False
     if design.response_rates or design.client_rates is not None:
         return False
     if aggregator.stays is not None or aggregator.facts.least is not None:
         return False
-    return inner is None or _always_sends(inner)
+    return inner_federation is None or _always_sends(inner_federation)
 
 
 def _check_response(design: SamplingDesign, noise: Any) -> None:
+    """Refuses designs in which who reports depends on data or devices in a way that no noise hides."""
     if design.response == "others":
         hint = (
             "One client's presence or speed decides which others take part, and no noise hides that: leave out "
@@ -158,8 +186,9 @@ def _check_response(design: SamplingDesign, noise: Any) -> None:
 
 
 def _details(noise: Any, dimension: int | None) -> dict[str, Any]:
-    """A noise's details as plain numbers and strings; integer noise has its norms worked out for the dimension."""
+    """Returns the details of a noise as plain numbers and strings, with norms computed for the dimension."""
     details = noise.details
+    # Integer noise: the norm of a rounded update depends on the dimension.
     if hasattr(details, "rounded_norm"):
         hint = "What rounding adds to an update's norm depends on it: pass dimension=d."
         if dimension is None:
@@ -173,10 +202,12 @@ def _details(noise: Any, dimension: int | None) -> dict[str, Any]:
             "l2_units": float(details.rounded_norm(dimension)),
             "table_error": float(details.table_error),
         }
+    # Other values are dropped, because a mechanism must be plain to be stored and compared.
     return {name: value for name, value in noise.named_details.items() if isinstance(value, (int, float, str))}
 
 
 def _check_aggregator(transform: TransformFacts, aggregator: AggregatorFacts, noise: Any) -> None:
+    """Refuses an aggregator or a transform that lets one client move the sum further than the noise assumes."""
     if aggregator.sensitivity is None:
         hint = (
             "Weights or a divisor that depend on data (example counts, the realised cohort) let one client move it "
@@ -193,6 +224,7 @@ def _check_aggregator(transform: TransformFacts, aggregator: AggregatorFacts, no
         validate.fail("aggregator.least", "None beside central noise", aggregator.least, hint)
     if noise.named_details.get("adaptive"):
         return
+    # The tolerance is for float32: a clipped message may exceed the clip norm by rounding.
     bound = transform.l2_bound
     if bound is None or not (bound <= noise.clip_norm * (1 + 1e-6)):
         hint = "The noise is scaled to that norm: a longer message is less private than stated. Clip last."

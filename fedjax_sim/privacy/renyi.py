@@ -1,7 +1,7 @@
-"""Renyi divergences of one release at a fixed list of orders, for mechanisms that `loss` has no distribution for.
+"""This module gives the Renyi divergences of one release at fixed orders, for mechanisms without a loss distribution.
 
-dp-accounting's curves where it has one. Noise in integers, with Delta_1 and Delta_2 the most that a unit moves a sum of
-integers by, and the noise's variance s^2 (all in units of the grid):
+The curves are dp-accounting's, if it has one. For integer noise, let Delta_1 and Delta_2 be the largest L1 and L2 norm
+by which a unit moves a sum of integers. Let s^2 be the noise's variance, all in units of the grid. At order a:
 
     m discrete Gaussians of parameter sigma   the least of  a/2 D^2 + tau d,  a/2 (D^2 + 2 tau Delta_1/s + tau^2 d)  and
                                               a/2 (D + tau sqrt(d))^2,  where D = Delta_2/s, s = sqrt(m) sigma and
@@ -9,7 +9,7 @@ integers by, and the noise's variance s^2 (all in units of the grid):
     Skellam                                   a/2 D^2 + the least of ((2a-1) Delta_2^2 + 6 Delta_1) / (4 s^4)  and
                                               3 Delta_1 / (2 s^2)
 
-On a fixed-size sample without replacement, the bound is that for any mechanism with a known curve.
+For a fixed-size sample without replacement, the bound is the one that holds for every mechanism with a known curve.
 
 References: Kairouz, Liu and Steinke 2021, proposition 14; Agarwal, Kairouz and Liu 2021, theorem 3.5; Wang, Balle and
 Kasiviswanathan 2019, theorem 9; Mironov, Talwar and Zhang 2019.
@@ -32,146 +32,185 @@ from fedjax_sim.privacy.mechanism import INTEGERS, Mechanism
 __all__ = ["ORDERS", "curve", "discrete_gaussian_curve", "epsilon", "known", "sampled_curve", "skellam_curve"]
 
 ORDERS = np.array([*rdp_privacy_accountant.DEFAULT_RDP_ORDERS, 2048, 4096, 8192], np.float64)
-_ROUNDING = 2.0**-50  # of float64, for each term of an order's sum: at most four times what is seen
+# An upper bound on the rounding error of float64 in the sum of an order: at most four times the error that is observed.
+_ROUNDING = 2.0**-50
 
 
 @functools.lru_cache(maxsize=64)
 def curve(mechanism: Mechanism) -> np.ndarray | None:
-    """[orders] Renyi divergence of one release; None where no bound is known (truncated samples, replaced units of a
-    Poisson sample).
+    """Computes the Renyi divergence of one release at each order of `ORDERS`.
 
-    Guarantees: equals dp-accounting's accountant, which takes half the noise multiplier where a unit is replaced
-    (tests/privacy/test_accountant.py::test_equals_dp_accounting_by_hand, ::test_accountants_agree_on_replacing); on
-    samples not below the truth, nor negative, however small it is (tests/privacy/test_renyi.py::
-    test_tiny_divergences_are_rounded_up).
+    Returns: an array; None if no bound is known (truncated samples, and replaced units of a Poisson sample).
+
+    Guarantees: The curve equals that of dp-accounting's accountant, which takes half the noise multiplier if a unit is
+    replaced (tests/privacy/test_accountant.py::test_equals_dp_accounting_by_hand,
+    ::test_accountants_agree_on_replacing). On samples it is never below the true divergence nor negative, however small
+    the divergence is (tests/privacy/test_renyi.py::test_tiny_divergences_are_rounded_up).
     """
     if mechanism.noise_multiplier == 0:
         return np.full(ORDERS.size, np.inf)
-    z, law = mechanism.noise_multiplier / mechanism.moves, mechanism.law
+    z = mechanism.noise_multiplier / mechanism.moves
+    law = mechanism.law
     if mechanism.kind in INTEGERS:
-        found = _integer_curve(mechanism)
+        divergences = _integer_curve(mechanism)
     elif not known(mechanism):
         return None
     elif law == "without_replacement":
-        found = _fixed_size_curve(mechanism.population_size, int(mechanism.cohort_size), z)
+        divergences = _fixed_size_curve(mechanism.population_size, int(mechanism.cohort_size), z)
     else:
         event = dp.GaussianDpEvent(z)
         with _quiet():
             event = dp.PoissonSampledDpEvent(mechanism.drawn_from[1], event) if law == "poisson" else event
-            found = dp.rdp.RdpAccountant(ORDERS).compose(event).rdp
+            divergences = dp.rdp.RdpAccountant(ORDERS).compose(event).rdp
     if law == "always":
-        return found
-    found = np.maximum(found, 0) + _ROUNDING * ORDERS / (ORDERS - 1)  # sums of terms near one lose what is below 1e-16
-    return found if mechanism.kind in INTEGERS else np.minimum(found, ORDERS / 2 / z**2)  # sampling never costs privacy
+        return divergences
+    # A sampled divergence is the logarithm of a sum near one, which loses everything below 1e-16. The bound on this
+    # error is added, so that the result is never too small.
+    divergences = np.maximum(divergences, 0) + _ROUNDING * ORDERS / (ORDERS - 1)
+    if mechanism.kind in INTEGERS:
+        return divergences
+    # Sampling never costs privacy, so the unsampled divergence a / (2 z^2) is an upper bound too.
+    return np.minimum(divergences, ORDERS / 2 / z**2)
 
 
 def known(mechanism: Mechanism) -> bool:
-    """Whether `curve` has a bound, without its second of computation."""
+    """Tells whether `curve` has a bound for this mechanism. This is immediate, whereas `curve` may take a second."""
     return mechanism.law != "truncated_poisson" and not (mechanism.law == "poisson" and mechanism.moves == 2)
 
 
 @functools.lru_cache(maxsize=64)
 def _fixed_size_curve(population_size: int, cohort_size: int, z: float) -> np.ndarray:
-    few = ORDERS[ORDERS <= 1024]  # the larger ones take long, and give the bound for epsilons below 0.01 only
+    """Computes the Renyi divergence of Gaussian noise on a sample of fixed size; infinite at orders above 1024."""
+    # Larger orders take long, and give the least bound only for epsilons below 0.01.
+    small_orders = ORDERS[ORDERS <= 1024]
     event = dp.SampledWithoutReplacementDpEvent(population_size, cohort_size, dp.GaussianDpEvent(z))
     with _quiet():
-        found = dp.rdp.RdpAccountant(few, dp.NeighboringRelation.REPLACE_ONE).compose(event).rdp
-    return np.concatenate([found, np.full(ORDERS.size - few.size, np.inf)])
+        divergences = dp.rdp.RdpAccountant(small_orders, dp.NeighboringRelation.REPLACE_ONE).compose(event).rdp
+    return np.concatenate([divergences, np.full(ORDERS.size - small_orders.size, np.inf)])
 
 
 def epsilon(total: np.ndarray, delta: float) -> tuple[float, float]:
-    """(epsilon at `delta`, the order that gives it) from a sum of curves."""
-    found, order = dp.rdp.compute_epsilon(ORDERS, total, delta)
-    return float(found), float(order)
+    """Converts a sum of curves into (epsilon at `delta`, the order that gives this epsilon)."""
+    value, order = dp.rdp.compute_epsilon(ORDERS, total, delta)
+    return float(value), float(order)
 
 
 def discrete_gaussian_curve(
     orders: np.ndarray, *, l2: float, l1: float, message_std: float, num_messages: int, dimension: int
 ) -> np.ndarray:
-    """The curve of a sum of `num_messages` discrete Gaussians in each of d numbers; lengths in units of the grid.
+    """Computes the curve of a sum of `num_messages` discrete Gaussians in each of d coordinates.
 
-    Guarantees: never below the exact divergence in one dimension
+    Args:
+      orders: [k] orders above 1.
+      l2, l1: the largest L2 and L1 norm by which a unit moves the sum, in units of the grid.
+      message_std: sigma, the noise's parameter in one message, in units of the grid.
+      num_messages: m.
+      dimension: d.
+
+    Returns: [k] divergences.
+
+    Guarantees: The curve is never below the exact divergence in one dimension
     (tests/privacy/test_renyi.py::test_integer_curves_bound_the_exact_divergence).
     """
     std = message_std * math.sqrt(num_messages)
     k = np.arange(1, min(num_messages, 10_000))
     tau = 10 * float(np.exp(-2 * math.pi**2 * message_std**2 * k / (k + 1)).sum())
-    if num_messages > 10_000:  # what is left out has exponents below that of the last
+    # The remaining terms are bounded by one with the exponent of k = 10,000, which is the largest among them.
+    if num_messages > 10_000:
         tau += 10 * (num_messages - 10_000) * math.exp(-2 * math.pi**2 * message_std**2 * (1 - 1e-4))
-    moved = l2 / std
-    first = orders / 2 * moved**2 + tau * dimension
-    second = orders / 2 * (moved**2 + 2 * tau * l1 / std + tau**2 * dimension)
-    third = orders / 2 * (moved + tau * math.sqrt(dimension)) ** 2
-    return np.minimum(first, np.minimum(second, third))
+    relative_shift = l2 / std
+    first_bound = orders / 2 * relative_shift**2 + tau * dimension
+    second_bound = orders / 2 * (relative_shift**2 + 2 * tau * l1 / std + tau**2 * dimension)
+    third_bound = orders / 2 * (relative_shift + tau * math.sqrt(dimension)) ** 2
+    return np.minimum(first_bound, np.minimum(second_bound, third_bound))
 
 
 def skellam_curve(orders: np.ndarray, *, l2: float, l1: float, variance: float) -> np.ndarray:
-    """The curve of Skellam noise with this variance in each number; lengths in units of the grid; whole orders above 1.
+    """Computes the curve of Skellam noise with this variance in each coordinate.
+
+    Args:
+      orders: [k] whole orders above 1.
+      l2, l1: as in `discrete_gaussian_curve`.
+      variance: s^2, in squared units of the grid.
+
+    Returns: [k] divergences.
 
     Guarantees: as `discrete_gaussian_curve`.
     """
-    extra = np.minimum(((2 * orders - 1) * l2**2 + 6 * l1) / (4 * variance**2), 3 * l1 / (2 * variance))
-    return orders * l2**2 / (2 * variance) + extra
+    excess_over_gaussian = np.minimum(((2 * orders - 1) * l2**2 + 6 * l1) / (4 * variance**2), 3 * l1 / (2 * variance))
+    return orders * l2**2 / (2 * variance) + excess_over_gaussian
 
 
 def sampled_curve(unsampled: np.ndarray, rate: float) -> np.ndarray:
-    """[2 .. A] divergences at whole orders on a uniform sample without replacement, from those of the whole.
+    """Computes divergences at whole orders on a uniform sample without replacement.
 
     Args:
-      unsampled: [A + 1], entry a for order a; entries 0 and 1 are not read.
+      unsampled: [A + 1] divergences; entry a is for order a. Entries 0 and 1 are not read.
       rate: m / N.
 
-    Guarantees: above zero and below the divergences of the whole
-    (tests/privacy/test_renyi.py::test_sampling_amplifies), and not below dp-accounting's own bound for the Gaussian
-    (::test_sampled_curve_is_the_general_bound).
+    Returns: [A + 1] divergences; entries 0 and 1 are those of `unsampled`.
+
+    Guarantees: The divergences are above zero and below those without sampling
+    (tests/privacy/test_renyi.py::test_sampling_amplifies). They are not below dp-accounting's own bound for the
+    Gaussian (::test_sampled_curve_is_the_general_bound).
     """
     orders = np.arange(2, unsampled.size)
-    out = unsampled.astype(np.float64).copy()
-    second = unsampled[2]
+    sampled = unsampled.astype(np.float64).copy()
+    order_two = unsampled[2]
     with np.errstate(divide="ignore", over="ignore"):
-        pair = min(math.log(4) + _log_expm1(second), second + math.log(2))
+        # The terms of theorem 9 in logarithms, because e^((j - 1) epsilon_j) overflows.
+        log_pair_term = min(math.log(4) + _log_expm1(order_two), order_two + math.log(2))
         j = np.arange(3, unsampled.size)
-        high = (j - 1) * unsampled[3:] + math.log(2) + j * math.log(rate)
+        log_high_terms = (j - 1) * unsampled[3:] + math.log(2) + j * math.log(rate)
         for order in orders:
-            terms = [0.0, 2 * math.log(rate) + _log_choose(order, 2) + pair]
-            here = j[j <= order]
-            total = logsumexp(np.concatenate([terms, high[: here.size] + _log_choose(order, here)]))
-            out[order] = min(unsampled[order], total / (order - 1))
-    return out
+            terms = [0.0, 2 * math.log(rate) + _log_choose(order, 2) + log_pair_term]
+            orders_up_to = j[j <= order]
+            total = logsumexp(
+                np.concatenate([terms, log_high_terms[: orders_up_to.size] + _log_choose(order, orders_up_to)])
+            )
+            sampled[order] = min(unsampled[order], total / (order - 1))
+    return sampled
 
 
 def _integer_curve(mechanism: Mechanism) -> np.ndarray:
-    moves, m = mechanism.moves, int(mechanism.detail("cohort_size"))
+    """Computes the Renyi divergence of integer noise at whole orders from 2 to 512; infinite elsewhere."""
+    moves = mechanism.moves
+    num_messages = int(mechanism.detail("cohort_size"))
     lengths = {"l2": moves * mechanism.detail("l2_units"), "l1": moves * mechanism.detail("l1_units")}
-    message_std = mechanism.noise_multiplier * mechanism.detail("clip_units") / math.sqrt(m)
+    message_std = mechanism.noise_multiplier * mechanism.detail("clip_units") / math.sqrt(num_messages)
 
     def unsampled(orders):
         if mechanism.kind == "skellam":
-            return skellam_curve(orders, **lengths, variance=message_std**2 * m)
+            return skellam_curve(orders, **lengths, variance=message_std**2 * num_messages)
         dimension = int(mechanism.detail("dimension"))
-        return discrete_gaussian_curve(orders, **lengths, message_std=message_std, num_messages=m, dimension=dimension)
+        return discrete_gaussian_curve(
+            orders, **lengths, message_std=message_std, num_messages=num_messages, dimension=dimension
+        )
 
-    whole = np.arange(513, dtype=np.float64)
-    known = unsampled(whole)
+    # Amplification by sampling needs the divergences at all whole orders up to the largest.
+    whole_orders = np.arange(513, dtype=np.float64)
+    divergences = unsampled(whole_orders)
     if mechanism.law == "without_replacement":
-        known = sampled_curve(known, mechanism.rate)
-    at = np.full(ORDERS.size, np.inf)
-    usable = (ORDERS >= 2) & (ORDERS < whole.size) & (np.floor(ORDERS) == ORDERS)
-    at[usable] = known[ORDERS[usable].astype(int)]
-    return at
+        divergences = sampled_curve(divergences, mechanism.rate)
+    curve_values = np.full(ORDERS.size, np.inf)
+    usable = (ORDERS >= 2) & (ORDERS < whole_orders.size) & (np.floor(ORDERS) == ORDERS)
+    curve_values[usable] = divergences[ORDERS[usable].astype(int)]
+    return curve_values
 
 
 def _log_expm1(x: float) -> float:
+    """Computes log(e^x - 1); -inf at x <= 0."""
     return x + math.log(-math.expm1(-x)) if x > 0 else -math.inf
 
 
 def _log_choose(n, k):
+    """Computes the logarithm of the binomial coefficient n over k."""
     return gammaln(n + 1) - gammaln(np.asarray(k) + 1) - gammaln(n - np.asarray(k) + 1)
 
 
 @contextlib.contextmanager
 def _quiet():
-    """Without dp-accounting's warnings about orders that it leaves out."""
+    """Silences dp-accounting's warnings about orders that it leaves out."""
     logger = logging.getLogger("absl")
     level = logger.level
     logger.setLevel(logging.ERROR)

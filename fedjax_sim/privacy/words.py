@@ -1,4 +1,4 @@
-"""What a privacy guarantee assumes and means, as sentences."""
+"""This module states in sentences what a privacy guarantee assumes, and what it means."""
 
 from __future__ import annotations
 
@@ -32,17 +32,22 @@ UNCOVERED = (
 
 
 def describe_rate(made: Mechanism) -> str:
-    """The law of the cohort, as a phrase."""
+    """Describes the law of the cohort as a phrase."""
     clients = f"{made.detail('level', 'client')}s"
     size = f"{made.cohort_size:,.6g} of {made.population_size:,} {clients}"
+    # A record is drawn in the steps of its client, whatever cohorts are drawn.
     if made.unit == "record":
-        steps, seen = made.detail("steps"), f"with probability {made.drawn_from[1]:.6g}"
-        seen = "surely" if made.law == "always" else seen
-        return f"{steps} noisy steps a round, each of which sees a record {seen}; a client may be in every round"
+        steps = made.detail("steps")
+        how_often = f"with probability {made.drawn_from[1]:.6g}"
+        how_often = "surely" if made.law == "always" else how_often
+        return f"{steps} noisy steps a round, each of which sees a record {how_often}; a client may be in every round"
+    # All rounds are one mechanism, whose noise depends on how often a client takes part.
     if made.kind in CORRELATED:
-        times, apart = made.detail("participations"), made.detail("separation")
-        who = made.detail("level", "client")
-        return f"each {who} at most {times:,} times, {apart:,} rounds apart or more; being sampled amplifies nothing"
+        participations = made.detail("participations")
+        separation = made.detail("separation")
+        sender = made.detail("level", "client")
+        often = f"at most {participations:,} times, {separation:,} rounds apart or more"
+        return f"each {sender} {often}; being sampled amplifies nothing"
     if made.place == "local":
         return "every message by itself; sampling amplifies nothing"
     return {
@@ -54,95 +59,122 @@ def describe_rate(made: Mechanism) -> str:
 
 
 def assumptions(mechanism: Mechanism, delta: float) -> tuple[str, ...]:
-    """What an epsilon of this mechanism relies on, a sentence each.
+    """States the assumptions that an epsilon of this mechanism relies on, one sentence each.
 
-    >>> made = Mechanism(noise_multiplier=1.0, scheme="full", population_size=10, cohort_size=10, num_slots=10)
-    >>> assumptions(made, 1e-5)[0]
+    Args:
+      mechanism: a `Mechanism`.
+      delta: at which epsilon is stated; 0 to leave out the sentences on whether delta is small enough.
+
+    Returns: sentences.
+
+    >>> mechanism = Mechanism(noise_multiplier=1.0, scheme="full", population_size=10, cohort_size=10, num_slots=10)
+    >>> assumptions(mechanism, 1e-5)[0]
     'The server is trusted: it sees every message, and adds the noise.'
     """
     level = mechanism.detail("level")
-    found = [_TRUST[mechanism.place]]
+    sentences = [_TRUST[mechanism.place]]
     if level is not None and mechanism.place == "local":
-        found = [f"The server is not trusted: each {level} adds noise to its own message before that leaves it."]
-    seen = "Messages and models" if mechanism.place == "local" else "Models"
-    found += [ONE_RUN, f"{seen} alone are seen by others. {UNCOVERED}"]
+        sentences = [f"The server is not trusted: each {level} adds noise to its own message before that leaves it."]
+    # The first assumptions hold for every mechanism: trust, one run, and what others see.
+    visible = "Messages and models" if mechanism.place == "local" else "Models"
+    sentences += [ONE_RUN, f"{visible} alone are seen by others. {UNCOVERED}"]
     if level is not None:
-        found.append(f"Each {level} is trusted by its clients: it sees their messages, and no noise is added below it.")
+        sentences.append(
+            f"Each {level} is trusted by its clients: it sees their messages, and no noise is added below it."
+        )
     if mechanism.detail("protects") == "members":
-        found.append(
+        sentences.append(
             f"A client that is added, removed or replaced changes the message of its {level}, which moves the sum by "
             f"up to two clip norms. Whole {level}s are drawn: drawing clients inside of one gains nothing."
         )
+    # How units are drawn, and what has to stay secret for that.
     if mechanism.unit == "record":
-        found.append("How many examples a client has is no secret; what it measures beside its message is not covered.")
+        sentences.append(
+            "How many examples a client has is no secret; what it measures beside its message is not covered."
+        )
     elif mechanism.law in ("poisson", "truncated_poisson", "without_replacement"):
-        found.append("Who is invited stays secret, and is drawn afresh in each round, whatever the data.")
+        sentences.append("Who is invited stays secret, and is drawn afresh in each round, whatever the data.")
     if mechanism.law == "truncated_poisson":
         drawn = mechanism.detail("level", mechanism.unit)
         slots = f"Of more than {mechanism.drawn_from[2]:,} drawn {drawn}s a uniform choice is kept"
-        found.append(f"{slots}: that one may take another's slot is accounted for, not added to delta.")
+        sentences.append(f"{slots}: that one may take another's slot is accounted for, not added to delta.")
     if mechanism.law == "without_replacement":
-        found.append(
+        sentences.append(
             "Cohorts of fixed size are no Poisson samples: one client more means another one less, so neighbours "
             "differ by two clip norms, and only a looser bound (Wang et al. 2019) is known."
         )
+    # Dropouts and local noise.
     if mechanism.thinned:
-        found.append(
+        sentences.append(
             "Who drops out does so whatever others hold. A sample of a sample is the same with a lower rate, so the "
             "epsilon of all those invited still holds; nothing is gained from dropouts."
         )
     if mechanism.place == "local":
-        found.append("Sampling amplifies nothing against whoever receives messages: a client may be in every round.")
-        found.append("That a client sends is no secret, nor that one without examples does not.")
-    if (larger := mechanism.detail("noise_cohort_size")) is not None:
+        sentences.append(
+            "Sampling amplifies nothing against whoever receives messages: a client may be in every round."
+        )
+        sentences.append("That a client sends is no secret, nor that one without examples does not.")
+    # Limits of a simulation: simulated cohorts and adaptive clipping.
+    if (noise_cohort_size := mechanism.detail("noise_cohort_size")) is not None:
         simulated = mechanism.detail("simulated_cohort_size")
-        found.append(
-            f"It holds for cohorts of {larger:,} clients only, whose noise is simulated, and NOT for the cohorts of "
-            f"{simulated:,.6g} that this run draws."
+        sentences.append(
+            f"It holds for cohorts of {noise_cohort_size:,} clients only, whose noise is simulated, and NOT for the "
+            f"cohorts of {simulated:,.6g} that this run draws."
         )
     if mechanism.detail("adaptive"):
-        found.append("The clip norm follows a noisy quantile; the noise multiplier is that of both releases together.")
+        sentences.append(
+            "The clip norm follows a noisy quantile; the noise multiplier is that of both releases together."
+        )
+    # Limits of the noise: correlation, integers and float32.
     if mechanism.kind in CORRELATED:
-        found.append(
+        sentences.append(
             f"Noise is correlated over the {mechanism.detail('num_rounds'):,} rounds of the run, which are one "
             "Gaussian mechanism: all of it is charged with the first round. Later rounds release nothing."
         )
     if mechanism.kind in INTEGERS:
-        found.append(
+        sentences.append(
             f"Noise in integers, accounted for at the longest rounded update, {mechanism.detail('l2_units'):.6g} units "
             f"of the grid in {mechanism.detail('dimension'):,} numbers; the tables' error is taken from delta."
         )
     else:
-        found.append("Idealised numerics: float32 noise of a simulation hardens no deployment (Mironov 2012).")
-    if mechanism.law != "always" and not (delta < (chance := mechanism.drawn_from[1])):
-        found.append(
-            f"delta {delta:g} is not below {chance:g}, the chance that one {mechanism.detail('level', mechanism.unit)} "
-            "is drawn: what is published once without any noise could meet it."
+        sentences.append("Idealised numerics: float32 noise of a simulation hardens no deployment (Mironov 2012).")
+    # With delta above this chance, a mechanism could publish the data of a drawn unit and still meet (0, delta).
+    if mechanism.law != "always" and not (delta < (draw_probability := mechanism.drawn_from[1])):
+        sentences.append(
+            f"delta {delta:g} is not below {draw_probability:g}, the chance that one "
+            f"{mechanism.detail('level', mechanism.unit)} is drawn: what is published once without any noise could "
+            "meet it."
         )
+    # A useful delta lies below one over the number of units.
     if mechanism.num_units is None:
-        found.append("How many clients there are in all is not known here: delta means something below one over it.")
+        sentences.append(
+            "How many clients there are in all is not known here: delta means something below one over it."
+        )
     elif not (delta < 1 / mechanism.num_units):
         noun = "client" if mechanism.detail("protects") == "members" else mechanism.detail("level", mechanism.unit)
-        what = f"delta {delta:g} is not below one over the number of {noun}s, {1 / mechanism.num_units:g}"
-        found.append(f"{what}: a mechanism that publishes one client's data outright could meet it.")
-    return tuple(found)
+        too_large = f"delta {delta:g} is not below one over the number of {noun}s, {1 / mechanism.num_units:g}"
+        sentences.append(f"{too_large}: a mechanism that publishes one client's data outright could meet it.")
+    return tuple(sentences)
 
 
 def explain(subject: Any) -> str:
-    """A mechanism, or what was spent, explained in several lines.
+    """Explains a mechanism, or the privacy that was spent, in several lines.
 
     Args:
       subject: a `Mechanism` or a `PrivacySpent`.
 
-    Guarantees: it names adjacency, unit, sampler, accountant, numerics and every assumption
+    Returns: text of several lines.
+
+    Guarantees: The text names adjacency, unit, sampler, accountant, numerics and every assumption
     (tests/privacy/test_commands.py::test_explanations_leave_nothing_out).
 
-    >>> made = Mechanism(noise_multiplier=1.0, scheme="full", population_size=10, cohort_size=10, num_slots=10)
-    >>> print(explain(made).splitlines()[0])
+    >>> mechanism = Mechanism(noise_multiplier=1.0, scheme="full", population_size=10, cohort_size=10, num_slots=10)
+    >>> print(explain(mechanism).splitlines()[0])
     Gaussian noise with a standard deviation of 1 clip norms (1) in the sum of the messages, by the server.
     """
     if isinstance(subject, Mechanism):
         sender = subject.detail("level", "client")
+        # For a mechanism: the noise, the sampling, the neighbours, and then the assumptions.
         where = {
             "central": "in the sum of the messages, by the server",
             "distributed": f"in the sum of the messages, a share by each {sender}",
@@ -167,8 +199,10 @@ def explain(subject: Any) -> str:
 
 
 def _meaning(spent: Any) -> str:
+    """States the meaning of (epsilon, delta) in a sentence."""
     if math.isinf(spent.epsilon):
         return "There is no guarantee at all."
+    # e^700 is near the largest float64.
     factor = math.exp(min(spent.epsilon, 700))
     return (
         f"Whatever one learns from what is released is at most {factor:,.4g} times as likely with the data of one "

@@ -1,4 +1,4 @@
-"""Closed forms of what the simulator measures, on the host in float64; no model is trained."""
+"""This package predicts what the simulator measures, in closed form, on the host in float64. No model is trained."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What clipping costs: bias against noise in the released mean of clipped updates, and the best clip norm."""
+"""This module computes the bias and noise that clipping causes in a released mean, and the best clip norm."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ __all__ = ["ClippedMean", "best_clip_norm", "clipped_mean_error"]
 
 @dataclasses.dataclass(frozen=True)
 class ClippedMean:
-    """The squared error of the released mean against the mean of the unclipped updates, by part."""
+    """The squared error of the released mean, measured against the mean of the unclipped updates, in three parts."""
 
     bias: float  # |mean clip(u_i) - mean u_i|^2; falls to 0 as C grows
-    sampling: float  # of a uniform cohort of the clipped updates, without replacement
+    sampling: float  # variance from drawing a uniform cohort of the clipped updates without replacement
     noise: float  # d (z C / m)^2; falls to 0 as C falls
 
     @property
@@ -27,7 +27,8 @@ class ClippedMean:
         return self.bias + self.sampling + self.noise
 
 
-def _checked(updates: Any, cohort_size: Any) -> np.ndarray:
+def _checked_updates(updates: Any, cohort_size: Any) -> np.ndarray:
+    """Checks the updates and returns them as float64 [N, d]."""
     updates = np.asarray(updates, np.float64)
     updates = updates[:, None] if updates.ndim == 1 else updates
     if updates.ndim != 2 or not updates.size or not np.isfinite(updates).all():
@@ -40,54 +41,64 @@ def _checked(updates: Any, cohort_size: Any) -> np.ndarray:
 def clipped_mean_error(
     updates: Any, *, clip_norm: Positive, noise_multiplier: NonNegative, cohort_size: int
 ) -> ClippedMean:
-    """The error of a cohort's mean of updates clipped to norm C, with noise of standard deviation z C / m.
+    """Computes the error of a cohort's noisy mean of updates that are clipped to norm C.
+
+    The noise has the standard deviation z C / m.
 
     Args:
-      updates: [N, d] of all clients (or [N]). clip_norm: C > 0. noise_multiplier: z >= 0.
-      cohort_size: m of N, uniform without replacement; `fixed_mean(m)`.
+      updates: [N, d] updates of all clients (or [N]).
+      clip_norm: C > 0.
+      noise_multiplier: z >= 0.
+      cohort_size: m of N clients, uniform without replacement; the aggregator is `fixed_mean(m)`.
 
-    Returns: `ClippedMean`; the parts add up exactly.
+    Returns: `ClippedMean`, whose parts add up to the error exactly.
 
-    Guarantees: the simulator's rounds have it, and an optimum lies inside
-    (tests/theory/test_clipping.py::test_simulated_release, test_interior_optimum).
+    Guarantees: The simulator's rounds have this error, and the best clip norm lies in the interior
+    (tests/theory/test_clipping.py::test_simulated_release, ::test_interior_optimum).
 
     References: McMahan et al. 2018 (DP-FedAvg), section 2; Andrew et al. 2021, section 1.
 
     >>> clipped_mean_error([3.0, 1.0], clip_norm=2.0, noise_multiplier=1.0, cohort_size=2)
     ClippedMean(bias=0.25, sampling=0.0, noise=1.0)
     """
-    updates = _checked(updates, cohort_size)
-    size, dimension = updates.shape
+    updates = _checked_updates(updates, cohort_size)
+    num_clients, dimension = updates.shape
     norms = np.linalg.norm(updates, axis=1, keepdims=True)
+    # A zero update stays zero: its norm is replaced by 1, so that nothing is divided by zero.
     clipped = updates * np.minimum(1, clip_norm / np.where(norms > 0, norms, 1))
     mean = clipped.mean(0)
-    correction = (size - cohort_size) / max(size - 1, 1)
+    finite_population_correction = (num_clients - cohort_size) / max(num_clients - 1, 1)
     spread = ((clipped - mean) ** 2).sum(1).mean()
     return ClippedMean(
         bias=float(((mean - updates.mean(0)) ** 2).sum()),
-        sampling=float(spread / cohort_size * correction),
+        sampling=float(spread / cohort_size * finite_population_correction),
         noise=dimension * (noise_multiplier * clip_norm / cohort_size) ** 2,
     )
 
 
 @validate.named_arguments
 def best_clip_norm(updates: Any, *, noise_multiplier: Positive, cohort_size: int) -> float:
-    """The clip norm with the least total error, to a relative 1e-4: a grid of 200, then golden sections.
+    """Finds the clip norm with the least total error, to a relative 1e-4.
 
-    Args: as for `clipped_mean_error`; noise_multiplier > 0, for without noise no clip is best.
+    A grid of 200 clip norms is searched first, and golden sections refine the best of them.
 
-    Returns: C in (0, the largest norm]. It depends on the clients' data: a private run must not use it.
+    Args:
+      updates, cohort_size: as in `clipped_mean_error`.
+      noise_multiplier: z > 0. Without noise no clip norm is best: the error falls until nothing is clipped.
 
-    Raises: ValueError where every release has a larger error than releasing zero.
+    Returns: C in (0, the largest norm]. It depends on the clients' data, so a private run must not use it.
 
-    Guarantees: tests/theory/test_clipping.py::test_interior_optimum; however much noise (::test_much_noise).
+    Raises: ValueError if every release has a larger error than releasing zero.
+
+    Guarantees: The optimum is interior (tests/theory/test_clipping.py::test_interior_optimum), also under much noise
+    (::test_much_noise).
 
     >>> round(best_clip_norm([1.0, 1.0, 1.0, 10.0], noise_multiplier=1.0, cohort_size=4), 3)
     5.0
     """
     from scipy.optimize import minimize_scalar
 
-    updates = _checked(updates, cohort_size)
+    updates = _checked_updates(updates, cohort_size)
     norms = np.linalg.norm(updates, axis=1, keepdims=True)
     largest = float(norms.max())
     if not (largest > 0):
@@ -98,19 +109,25 @@ def best_clip_norm(updates: Any, *, noise_multiplier: Positive, cohort_size: int
     def error(logarithm: float) -> float:
         return clipped_mean_error(updates, clip_norm=float(np.exp(logarithm)), **options).total
 
-    # below the least norm every update is C times its direction e_i, and the error is a parabola in C
+    # Below the least norm every update is C times its direction e_i, and the error is a parabola in C. Under much noise
+    # the optimum lies there, far below the grid, so the grid is extended to it.
     directions = updates / np.where(norms > 0, norms, 1)
-    mean, one = directions.mean(0), clipped_mean_error(directions, clip_norm=1.0, **options)
-    lowest = float(updates.mean(0) @ mean) / float(mean @ mean + one.sampling + one.noise)
-    low, high = np.log(largest) - 12, np.log(largest)
-    low = min(low, np.log(lowest) - 2) if lowest > 0 else low
+    mean_direction = directions.mean(0)
+    unit_error = clipped_mean_error(directions, clip_norm=1.0, **options)
+    small_clip_optimum = float(updates.mean(0) @ mean_direction) / float(
+        mean_direction @ mean_direction + unit_error.sampling + unit_error.noise
+    )
+    low = np.log(largest) - 12
+    high = np.log(largest)
+    low = min(low, np.log(small_clip_optimum) - 2) if small_clip_optimum > 0 else low
     grid = np.linspace(low, high, 200)
-    best = int(np.argmin([error(x) for x in grid]))
-    least = float(norms[norms > 0].min())
-    if 0 < lowest < least and grid[best] < np.log(least):
-        return lowest
+    best = int(np.argmin([error(logarithm) for logarithm in grid]))
+    least_norm = float(norms[norms > 0].min())
+    if 0 < small_clip_optimum < least_norm and grid[best] < np.log(least_norm):
+        return small_clip_optimum
     if best == 0:
         validate.fail("noise_multiplier", "one at which a release is better than none", noise_multiplier)
-    low, high = grid[max(best - 1, 0)], grid[min(best + 1, len(grid) - 1)]
-    found = minimize_scalar(error, bounds=(low, high), method="bounded", options={"xatol": 1e-5})
-    return float(np.exp(found.x if found.fun < error(grid[best]) else grid[best]))
+    low = grid[max(best - 1, 0)]
+    high = grid[min(best + 1, len(grid) - 1)]
+    refined = minimize_scalar(error, bounds=(low, high), method="bounded", options={"xatol": 1e-5})
+    return float(np.exp(refined.x if refined.fun < error(grid[best]) else grid[best]))

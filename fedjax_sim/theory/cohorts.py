@@ -1,8 +1,8 @@
-"""The law of a cohort, read from its `SamplingDesign`: how many report, which pairs, every cohort one by one.
+"""This module gives the law of a cohort from its `SamplingDesign`: report counts, pairs, and all cohorts.
 
-All schemes but those with replacement share one fact: given the block of clients in turn (everyone, or a window of a
-cyclic order) and the number K of reports, the reporting cohort is a uniform subset of size K. Dropout, truncation and
-over-invitation change the law of K only.
+All schemes without replacement share one fact. Take the block of clients that may be drawn (all clients, or a window of
+a cyclic order), and the number K of reports. Given both, the reporting cohort is a uniform subset of size K. Dropout,
+truncation and over-invitation change only the law of K.
 """
 
 from __future__ import annotations
@@ -27,13 +27,14 @@ __all__ = [
 ]
 
 MAX_COHORTS = 1 << 21
-_BATCH = 1 << 20  # numbers in a batch of cohorts
+_BATCH = 1 << 20  # array elements in a batch of cohorts, which bounds the memory
 
 
 def check_design(design: SamplingDesign) -> None:
-    """Refuses all but a design with a known distribution.
+    """Refuses everything but a design with a known distribution.
 
-    Raises: TypeError for what is no design; ValueError for an unknown scheme, and if a sweep varies the response rate.
+    Raises: TypeError if `design` is no `SamplingDesign`. ValueError for an unknown scheme, and if a sweep varies the
+    response rate.
     """
     if not isinstance(design, SamplingDesign):
         validate.fail("design", "a SamplingDesign", design, "A sampler carries it: sampler.design.", TypeError)
@@ -41,47 +42,51 @@ def check_design(design: SamplingDesign) -> None:
 
 
 def _binomial(trials: int, rate: float) -> tuple[np.ndarray, np.ndarray]:
-    """Counts and probabilities, less tails of mass below 1e-16."""
+    """Computes counts and probabilities of a binomial law, without tails whose mass is below 1e-16."""
     from scipy import stats
 
-    width = 12 * math.sqrt(trials * rate * (1 - rate)) + 40
-    low, high = max(0, math.floor(trials * rate - width)), min(trials, math.ceil(trials * rate + width))
+    half_width = 12 * math.sqrt(trials * rate * (1 - rate)) + 40
+    low = max(0, math.floor(trials * rate - half_width))
+    high = min(trials, math.ceil(trials * rate + half_width))
     counts = np.arange(low, high + 1)
     return counts, stats.binom.pmf(counts, trials, rate)
 
 
-def _thinned(counts: np.ndarray, chances: np.ndarray, rate: float) -> tuple[np.ndarray, np.ndarray]:
-    """The law after each of K is kept with chance `rate`."""
+def _thinned(counts: np.ndarray, probabilities: np.ndarray, rate: float) -> tuple[np.ndarray, np.ndarray]:
+    """Computes the law of K after each of the K reports is kept with probability `rate`."""
     if rate == 1:
-        return counts, chances
-    found = np.zeros(int(counts.max()) + 1)
-    for count, chance in zip(counts.tolist(), chances.tolist(), strict=True):
-        if chance > 1e-20:
-            kept, mass = _binomial(count, rate)
-            found[kept] += chance * mass
-    kept = np.flatnonzero(found)
-    return kept, found[kept]
+        return counts, probabilities
+    masses = np.zeros(int(counts.max()) + 1)
+    for count, probability in zip(counts.tolist(), probabilities.tolist(), strict=True):
+        if probability > 1e-20:
+            kept_counts, kept_mass = _binomial(count, rate)
+            masses[kept_counts] += probability * kept_mass
+    kept_counts = np.flatnonzero(masses)
+    return kept_counts, masses[kept_counts]
 
 
-def _limited(counts: np.ndarray, chances: np.ndarray, limit: int) -> tuple[np.ndarray, np.ndarray]:
-    """The law of min(K, limit)."""
-    below = counts < limit
-    if below.all():
-        return counts, chances
-    return np.append(counts[below], limit), np.append(chances[below], chances[~below].sum())
+def _limited(counts: np.ndarray, probabilities: np.ndarray, limit: int) -> tuple[np.ndarray, np.ndarray]:
+    """Computes the law of min(K, limit)."""
+    is_below = counts < limit
+    if is_below.all():
+        return counts, probabilities
+    return np.append(counts[is_below], limit), np.append(probabilities[is_below], probabilities[~is_below].sum())
 
 
 def report_counts(design: SamplingDesign) -> tuple[np.ndarray, np.ndarray]:
-    """The law of K, the number of slots that report in a round, for a design without replacement.
+    """Computes the law of K, the number of slots that report in a round, for a design without replacement.
 
-    Cyclic schemes: of a round at a random moment.
+    For cyclic schemes it is the law of a round at a random moment.
 
-    Returns: ([k] int counts, [k] float64 probabilities), K in rising order.
+    Args:
+      design: a `SamplingDesign`.
 
-    Raises: ValueError for a design with replacement; TypeError for what is no design.
+    Returns: ([k] int counts K in rising order, [k] float64 probabilities).
 
-    Guarantees: the real samplers' frequencies, dropout, truncation and over-invitation in any order
-    (tests/theory/test_sampling_variance.py::test_report_counts_are_those_of_the_samplers).
+    Raises: ValueError for a design with replacement. TypeError if `design` is no design.
+
+    Guarantees: The law equals the frequencies of the real samplers, with dropout, truncation and over-invitation in any
+    order (tests/theory/test_sampling_variance.py::test_report_counts_are_those_of_the_samplers).
 
     >>> design = SamplingDesign(scheme="poisson", population_size=2, cohort_size=1, num_slots=2)
     >>> [x.round(3).tolist() for x in report_counts(design)]
@@ -90,31 +95,41 @@ def report_counts(design: SamplingDesign) -> tuple[np.ndarray, np.ndarray]:
     check_design(design)
     if design.replacement:
         validate.fail("design", "a design without replacement", design.scheme, "There a client may fill several slots.")
-    size, slots, rates = design.population_size, design.num_slots, list(design.response_rates)
+    population_size = design.population_size
+    slots = design.num_slots
+    rates = list(design.response_rates)
     if design.scheme == "poisson":
-        return _binomial(size, design.rate * design.response_rate)
+        return _binomial(population_size, design.rate * design.response_rate)
     if design.scheme == "truncated_poisson":
-        law = _limited(*_binomial(size, design.rate), slots)
-    elif design.scheme == "shuffled_cyclic" and size % slots:
-        rounds = -(-size // slots)
-        law = np.array([size % slots, slots]), np.array([1 / rounds, 1 - 1 / rounds])
+        law = _limited(*_binomial(population_size, design.rate), slots)
+    elif design.scheme == "shuffled_cyclic" and population_size % slots:
+        # The last round of a pass over all clients is shorter if the slots do not divide N.
+        rounds = -(-population_size // slots)
+        law = np.array([population_size % slots, slots]), np.array([1 / rounds, 1 - 1 / rounds])
     else:
         law = np.array([slots]), np.ones(1)
-    if (place := design.reports_limited_after) is not None:
-        law = _limited(*_thinned(*law, math.prod(rates[:place], start=1.0)), design.max_reports)
-        rates = rates[place + 1 :]  # the limit's own rate follows from those before it
-    counts, chances = _thinned(*law, math.prod(rates, start=1.0))
-    return counts, chances / chances.sum()
+    if (limit_position := design.reports_limited_after) is not None:
+        law = _limited(*_thinned(*law, math.prod(rates[:limit_position], start=1.0)), design.max_reports)
+        # The rate at the limit's own position follows from the rates before it, so it is skipped.
+        rates = rates[limit_position + 1 :]
+    counts, probabilities = _thinned(*law, math.prod(rates, start=1.0))
+    return counts, probabilities / probabilities.sum()
 
 
 def joint_inclusion_probability(design: SamplingDesign) -> float:
-    """pi_ij: the chance that two given clients, i != j, both report in a round.
+    """Computes pi_ij: the probability that two given clients, i != j, both report in a round.
 
-    Uniform without replacement: m (m - 1) / (N (N - 1)), so that the indicators' covariance is pi_ij - pi^2 < 0.
+    For uniform cohorts without replacement it is m (m - 1) / (N (N - 1)). So the covariance of the indicators is pi_ij
+    - pi^2 < 0.
 
-    Raises: ValueError for one client, and for designs in which pairs differ (weighted, cyclic in order).
+    Args:
+      design: a `SamplingDesign` that treats all pairs alike.
 
-    Guarantees: the indicators' covariance for m = 10 of N = 100, and the frequency over all cohorts
+    Returns: a number in [0, 1].
+
+    Raises: ValueError for a single client, and for designs in which pairs differ (weighted, cyclic in order).
+
+    Guarantees: The covariance of the indicators for m = 10 of N = 100, and the frequency over all cohorts
     (tests/theory/test_sampling_variance.py::test_joint_inclusion).
 
     References: Cochran 1977, section 2.9.
@@ -124,18 +139,21 @@ def joint_inclusion_probability(design: SamplingDesign) -> float:
     -0.000909091
     """
     check_design(design)
-    size = design.population_size
-    if size < 2 or design.scheme in ("cyclic", "weighted_with_replacement"):
+    population_size = design.population_size
+    if population_size < 2 or design.scheme in ("cyclic", "weighted_with_replacement"):
         validate.fail("design", "two clients or more, all pairs alike", design)
     if design.replacement:
-        neither = (1 - 2 / size) ** design.num_slots
-        return (1 - 2 * (1 - 1 / size) ** design.num_slots + neither) * design.response_rate**2
-    counts, chances = report_counts(design)
-    return float(chances @ (counts * (counts - 1.0))) / (size * (size - 1))
+        # Inclusion and exclusion: P(both) = 1 - P(not i) - P(not j) + P(neither).
+        neither_drawn = (1 - 2 / population_size) ** design.num_slots
+        return (1 - 2 * (1 - 1 / population_size) ** design.num_slots + neither_drawn) * design.response_rate**2
+    counts, probabilities = report_counts(design)
+    return float(probabilities @ (counts * (counts - 1.0))) / (population_size * (population_size - 1))
 
 
 def blocks(design: SamplingDesign) -> tuple[np.ndarray, int]:
-    """Where the windows of a cyclic order start, and how many clients each has: [0], N for other schemes.
+    """Returns the blocks of clients from which cohorts are drawn: the windows of a cyclic order.
+
+    Returns: ([k] starts, number of clients in each window). Other schemes have a single block: [0], N.
 
     >>> design = SamplingDesign(scheme="cyclic", population_size=6, cohort_size=4, num_slots=4)
     >>> [x for x in blocks(design)]
@@ -149,13 +167,14 @@ def blocks(design: SamplingDesign) -> tuple[np.ndarray, int]:
 
 
 def num_cohorts(design: SamplingDesign) -> int:
-    """How many cohorts `enumerate_cohorts` would list.
+    """Counts the cohorts that `enumerate_cohorts` would list; 2^62 stands for more than any limit.
 
     >>> num_cohorts(SamplingDesign(scheme="poisson", population_size=10, cohort_size=1, num_slots=10))
     1024
     """
     check_design(design)
-    size, slots = design.population_size, design.num_slots
+    size = design.population_size
+    slots = design.num_slots
     if design.replacement:
         if size + slots > 1000:
             return 1 << 62
@@ -163,25 +182,27 @@ def num_cohorts(design: SamplingDesign) -> int:
     starts, members = blocks(design)
     counts = report_counts(design)[0]
     if len(counts) > 64 or (members > 1 << 12 and 2 < counts[-1] < members - 2):
-        return 1 << 62  # a sum of numbers far beyond any limit
+        # The sum of binomials would be far beyond any limit, and take long to compute.
+        return 1 << 62
     return len(starts) * sum(math.comb(members, int(k)) for k in counts)
 
 
 def enumerate_cohorts(design: SamplingDesign, *, limit: int = MAX_COHORTS) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Every cohort of a round with its probability, in batches.
+    """Lists every cohort of a round with its probability, in batches.
 
     Args:
-      limit: refuse more cohorts than this.
+      design: a `SamplingDesign`.
+      limit: more cohorts than this are refused.
 
-    Returns: an iterator of ([s] probabilities, [s, N] float64 times that each client reports).
+    Returns: an iterator of ([s] probabilities, [s, N] float64 numbers of times that each client reports).
 
     Raises: ValueError for more than `limit` cohorts.
 
-    Guarantees: probabilities sum to one, and counts have the design's moments
+    Guarantees: Probabilities sum to one, and the counts have the design's moments
     (tests/theory/test_sampling_variance.py::test_every_cohort_once).
 
     >>> design = SamplingDesign(scheme="with_replacement", population_size=2, cohort_size=2, num_slots=2)
-    >>> [(p.tolist(), c.tolist()) for p, c in enumerate_cohorts(design)]
+    >>> [(probabilities.tolist(), counts.tolist()) for probabilities, counts in enumerate_cohorts(design)]
     [([0.25, 0.5, 0.25], [[2.0, 0.0], [1.0, 1.0], [0.0, 2.0]])]
     """
     number = num_cohorts(design)
@@ -190,34 +211,44 @@ def enumerate_cohorts(design: SamplingDesign, *, limit: int = MAX_COHORTS) -> It
     return _draws(design) if design.replacement else _subsets(design)
 
 
-def _batches(choices: Iterator[tuple[int, ...]], width: int, size: int) -> Iterator[np.ndarray]:
-    """[s, size] how often each client occurs in each choice."""
-    while rows := list(itertools.islice(choices, max(1, _BATCH // (size + width)))):
-        counts = np.zeros((len(rows), size))
+def _batches(choices: Iterator[tuple[int, ...]], width: int, num_clients: int) -> Iterator[np.ndarray]:
+    """Yields batches [s, size] of the number of times that each client occurs in each choice."""
+    while rows := list(itertools.islice(choices, max(1, _BATCH // (num_clients + width)))):
+        counts = np.zeros((len(rows), num_clients))
+        # `np.add.at` counts a client twice if a choice contains the client twice; plain indexing would not.
         np.add.at(counts, (np.arange(len(rows))[:, None], np.array(rows, np.int64).reshape(len(rows), width)), 1)
         yield counts
 
 
 def _subsets(design: SamplingDesign) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    starts, members = blocks(design)
+    """Yields the cohorts of a design without replacement: all subsets of each block, of each possible size."""
+    starts, block_size = blocks(design)
     for start in starts.tolist():
-        ids = [(start + i) % design.population_size for i in range(members)]
-        for count, chance in zip(*(x.tolist() for x in report_counts(design)), strict=True):
-            each = chance / len(starts) / math.comb(members, count)
+        ids = [(start + offset) % design.population_size for offset in range(block_size)]
+        for count, probability in zip(*(x.tolist() for x in report_counts(design)), strict=True):
+            cohort_probability = probability / len(starts) / math.comb(block_size, count)
             for counts in _batches(itertools.combinations(ids, count), count, design.population_size):
-                yield np.full(len(counts), each), counts
+                yield np.full(len(counts), cohort_probability), counts
 
 
 def _draws(design: SamplingDesign) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Multisets under the multinomial law; a client that drops out does so in all of its slots."""
+    """Yields the cohorts of a design with replacement: multisets under the multinomial law.
+
+    A client that drops out does so in all of its slots.
+    """
     from scipy.special import gammaln
 
-    size, slots, rate = design.population_size, design.num_slots, design.response_rate
-    drawn = np.full(size, 1 / size) if design.draw_probabilities is None else design.draw_probabilities
-    masks = itertools.product((0.0, 1.0), repeat=size) if rate < 1 else [(1.0,) * size]
+    num_clients = design.population_size
+    slots = design.num_slots
+    rate = design.response_rate
+    draw_probabilities = (
+        np.full(num_clients, 1 / num_clients) if design.draw_probabilities is None else design.draw_probabilities
+    )
+    masks = itertools.product((0.0, 1.0), repeat=num_clients) if rate < 1 else [(1.0,) * num_clients]
     for mask in map(np.array, masks):
-        responds = rate ** mask.sum() * (1 - rate) ** (size - mask.sum())
-        multisets = itertools.combinations_with_replacement(range(size), slots)
-        for counts in _batches(multisets, slots, size):
-            orders = np.rint(np.exp(gammaln(slots + 1) - gammaln(counts + 1).sum(1)))
-            yield responds * orders * np.prod(drawn**counts, 1), counts * mask
+        mask_probability = rate ** mask.sum() * (1 - rate) ** (num_clients - mask.sum())
+        multisets = itertools.combinations_with_replacement(range(num_clients), slots)
+        for counts in _batches(multisets, slots, num_clients):
+            # The multinomial coefficient: the number of orders in which the slots may be filled.
+            num_orders = np.rint(np.exp(gammaln(slots + 1) - gammaln(counts + 1).sum(1)))
+            yield mask_probability * num_orders * np.prod(draw_probabilities**counts, 1), counts * mask

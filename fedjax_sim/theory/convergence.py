@@ -1,6 +1,6 @@
-"""Fixed points of FedAvg, FedNova and FedProx on quadratics, and how fast rounds converge to them.
+"""This module gives fixed points of FedAvg, FedNova and FedProx on quadratics, and how fast rounds converge to them.
 
-Problems are (hessians, centers, shares) as in `theory.quadratic`. On quadratics all of this is exact.
+Problems are (hessians, centers, shares) as in `theory.quadratic`. All results are exact on quadratics.
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ __all__ = [
 def fedavg_fixed_point(
     hessians: Any, centers: Any, shares: Any = None, *, num_steps: Any, step_size: float
 ) -> np.ndarray:
-    """The fixed point of FedAvg with K full-batch local steps: w = (sum p_i M_i)^-1 sum p_i M_i a_i.
+    """Computes the fixed point of FedAvg with K full-batch local steps: w = (sum p_i M_i)^-1 sum p_i M_i a_i.
 
-    M_i = I - (I - eta H_i)^K_i. For one step it is the optimum; for infinitely many the average of the centers. For
-    unequal K_i it is near the optimum of another objective, `effective_shares`.
+    M_i = I - (I - eta H_i)^K_i. For one step the fixed point is the optimum. As K grows it tends to the average of the
+    centers. For unequal K_i it is near the optimum of another objective, see `effective_shares`.
 
     Args:
-      hessians, centers, shares: see the module.
+      hessians, centers, shares: see `theory.quadratic`.
       num_steps: K >= 1 local gradient steps, or [N] K_i.
-      step_size: eta > 0 of those steps.
+      step_size: eta > 0 of the local steps.
 
     Returns: [d] float64.
 
-    Guarantees: simulated FedAvg reaches it
-    (tests/theory/test_convergence.py::test_fixed_points_are_where_simulated_rounds_end); with unequal steps
+    Guarantees: Simulated FedAvg reaches the fixed point
+    (tests/theory/test_convergence.py::test_fixed_points_are_where_simulated_rounds_end), also with unequal steps
     (::test_unequal_steps_shift_the_fixed_point).
 
     References: Karimireddy et al., SCAFFOLD, 2020, section 3; Charles and Konecny, 2021, section 3.
@@ -62,9 +62,16 @@ def fedavg_fixed_point(
 
 
 def fedavg_contraction(hessians: Any, centers: Any, shares: Any = None, *, num_steps: Any, step_size: float) -> float:
-    """The factor by which a FedAvg round shortens the distance to its fixed point: rho(sum p_i (I - eta H_i)^K_i).
+    """Computes the factor by which a FedAvg round shortens the distance to its fixed point.
 
-    Guarantees: above 1 rounds diverge (tests/theory/test_convergence.py::test_contraction_numbers).
+    It is rho(sum p_i (I - eta H_i)^K_i).
+
+    Args:
+      hessians, centers, shares, num_steps, step_size: as in `fedavg_fixed_point`.
+
+    Returns: the spectral radius rho.
+
+    Guarantees: Rounds diverge if the factor is above 1 (tests/theory/test_convergence.py::test_contraction_numbers).
 
     >>> print(round(fedavg_contraction([1, 10], [0, 1], num_steps=2, step_size=0.1), 6))
     0.405
@@ -77,12 +84,21 @@ def fedavg_contraction(hessians: Any, centers: Any, shares: Any = None, *, num_s
 def fednova_fixed_point(
     hessians: Any, centers: Any, shares: Any = None, *, num_steps: Any, step_size: float
 ) -> np.ndarray:
-    """FedNova's fixed point: FedAvg's with M_i / K_i in place of M_i. It is the optimum only as eta K -> 0.
+    """Computes FedNova's fixed point, which is FedAvg's with M_i / K_i in place of M_i.
 
-    Normalised averaging removes the shift by unequal K_i, not the drift of several local steps: for curvature 1,
-    a = (0, 1), K = (1, 10) the fixed point is 0.394 with eta = 0.1 and tends to 0.5 as eta -> 0.
+    It is the optimum only in the limit eta K -> 0.
 
-    Guarantees: tests/theory/test_convergence.py::test_unequal_steps_shift_the_fixed_point; simulated rounds end there
+    Normalised averaging removes the shift that unequal K_i cause, but not the drift of several local steps. For
+    example, with curvature 1, a = (0, 1) and K = (1, 10), the fixed point is 0.394 for eta = 0.1 and tends to 0.5 as
+    eta -> 0.
+
+    Args:
+      hessians, centers, shares, num_steps, step_size: as in `fedavg_fixed_point`.
+
+    Returns: [d] float64.
+
+    Guarantees: Unequal steps shift it as predicted
+    (tests/theory/test_convergence.py::test_unequal_steps_shift_the_fixed_point). Simulated rounds converge to it
     (tests/oracles/test_fednova.py::test_fednova_converges_to_the_optimum_for_small_rates).
 
     References: Wang et al. 2020 (FedNova), section 4.
@@ -91,20 +107,26 @@ def fednova_fixed_point(
     [0.5]
     """
     hessians, centers, shares = quadratic_problem(hessians, centers, shares)
-    each = steps(num_steps, len(shares))
-    return average(local_progress(hessians, each, step_size) / each[:, None, None], centers, shares)
+    steps_by_client = steps(num_steps, len(shares))
+    return average(
+        local_progress(hessians, steps_by_client, step_size) / steps_by_client[:, None, None], centers, shares
+    )
 
 
 def _proximal_progress(
     hessians: np.ndarray, proximal_weight: float, num_steps: Any = None, step_size: float | None = None
 ) -> np.ndarray:
-    """(H_i + lambda I)^-1 H_i of exact local solves, or M_i of K steps."""
+    """Returns [N, d, d] the share of the way to its center that a client covers.
+
+    It is (H_i + lambda I)^-1 H_i for exact local solves (`num_steps` None), and M_i for K steps.
+    """
     if (num_steps is None) != (step_size is None):
         validate.fail("num_steps, step_size", "both, or neither for exact solves", (num_steps, step_size))
     if num_steps is not None:
         return local_progress(hessians, num_steps, step_size, proximal_weight)
     validate.in_range("proximal_weight", proximal_weight, 0)
     shifted = hessians + proximal_weight * np.eye(hessians.shape[-1])
+    # lambda = 0 with a singular Hessian: the local minimum is not unique, so there is no exact solve.
     if not (np.linalg.cond(shifted) < 1e15).all():
         validate.fail("proximal_weight", "a number > 0 when a hessian is singular", proximal_weight)
     return np.linalg.solve(shifted, hessians)
@@ -119,18 +141,19 @@ def fedprox_fixed_point(
     num_steps: Any = None,
     step_size: float | None = None,
 ) -> np.ndarray:
-    """FedProx's fixed point: w = (sum p_i P_i)^-1 sum p_i P_i a_i, P_i = (H_i + lambda I)^-1 H_i.
+    """Computes FedProx's fixed point: w = (sum p_i P_i)^-1 sum p_i P_i a_i, with P_i = (H_i + lambda I)^-1 H_i.
 
     Args:
-      hessians, centers, shares: see the module.
-      proximal_weight: lambda >= 0 of the term (lambda / 2) |w - w_t|^2, with the half. At 0 the average of the
-        centers; towards infinity the optimum.
-      num_steps, step_size: of gradient steps on the local objective; exact local solves if left out.
+      hessians, centers, shares: see `theory.quadratic`.
+      proximal_weight: lambda >= 0 of the term (lambda / 2) |w - w_t|^2, including the half. At 0 the fixed point is the
+        average of the centers; as lambda grows it tends to the optimum.
+      num_steps, step_size: gradient steps on the local objective, K >= 1 or [N] K_i, and eta > 0. None: exact local
+        solves.
 
     Returns: [d] float64.
 
-    Guarantees: the numbers of the sweep over lambda (tests/theory/test_convergence.py::test_fedprox_sweep), and of
-    few steps (::test_inexact_fedprox).
+    Guarantees: The numbers of the sweep over lambda (tests/theory/test_convergence.py::test_fedprox_sweep), and of few
+    steps (::test_inexact_fedprox).
 
     References: Li et al., Federated optimization in heterogeneous networks, 2020, section 3.
 
@@ -150,11 +173,16 @@ def fedprox_contraction(
     num_steps: Any = None,
     step_size: float | None = None,
 ) -> float:
-    """The factor by which a FedProx round shortens the distance to its fixed point: rho(I - sum p_i P_i).
+    """Computes the factor by which a FedProx round shortens the distance to its fixed point: rho(I - sum p_i P_i).
 
-    With exact local solves that is rho(sum p_i lambda (H_i + lambda I)^-1).
+    With exact local solves it is rho(sum p_i lambda (H_i + lambda I)^-1).
 
-    Guarantees: tests/theory/test_convergence.py::test_fedprox_sweep.
+    Args:
+      hessians, centers, shares, proximal_weight, num_steps, step_size: as in `fedprox_fixed_point`.
+
+    Returns: the spectral radius rho.
+
+    Guarantees: The numbers of the sweep over lambda (tests/theory/test_convergence.py::test_fedprox_sweep).
 
     >>> print(round(fedprox_contraction([1, 10], [0, 1], proximal_weight=1.0), 4))
     0.2955
@@ -166,15 +194,18 @@ def fedprox_contraction(
 
 @validate.named_arguments
 def proximal_solution(hessian: Any, linear: Any, anchor: Any, *, proximal_weight: NonNegative) -> np.ndarray:
-    """The minimum of 1/2 w^T H w - g^T w + lambda/2 |w - w_t|^2: (H + lambda I)^-1 (g + lambda w_t).
+    """Computes the minimum of 1/2 w^T H w - g^T w + lambda/2 |w - w_t|^2: (H + lambda I)^-1 (g + lambda w_t).
 
     Args:
-      hessian: [d, d] H, symmetric; linear: [d] g; anchor: [d] w_t, the broadcast model.
+      hessian: [d, d] H, symmetric.
+      linear: [d] g.
+      anchor: [d] w_t, the broadcast model.
       proximal_weight: lambda >= 0.
 
     Returns: [d] float64.
 
-    Guarantees: tests/theory/test_convergence.py::test_proximal_solution.
+    Guarantees: Known values of a quadratic in two dimensions, which gradient descent reaches too
+    (tests/theory/test_convergence.py::test_proximal_solution).
 
     >>> print(proximal_solution([[3, 1], [1, 2]], [1, -1], [0.5, 0.5], proximal_weight=1.0).round(6))
     [ 0.454545 -0.318182]
@@ -187,12 +218,17 @@ def proximal_solution(hessian: Any, linear: Any, anchor: Any, *, proximal_weight
 
 @validate.named_arguments
 def proximal_curvature(hessian: Any, *, proximal_weight: NonNegative) -> tuple[float, float]:
-    """(mu + lambda, L + lambda): the least and the largest curvature of FedProx's local objective.
+    """Computes (mu + lambda, L + lambda): the least and the largest curvature of FedProx's local objective.
 
-    Guarantees: tests/theory/test_convergence.py::test_proximal_solution.
+    Args:
+      hessian: a number or [d, d], symmetric.
+      proximal_weight: lambda >= 0.
+
+    Guarantees: Both are the eigenvalues of the Hessian plus lambda
+    (tests/theory/test_convergence.py::test_curvature_shifts_by_the_coefficient).
 
     >>> proximal_curvature([[3, 0], [0, 2]], proximal_weight=1.0)
     (3.0, 4.0)
     """
-    values = np.linalg.eigvalsh(symmetric_matrix("hessian", hessian))
-    return float(values.min() + proximal_weight), float(values.max() + proximal_weight)
+    eigenvalues = np.linalg.eigvalsh(symmetric_matrix("hessian", hessian))
+    return float(eigenvalues.min() + proximal_weight), float(eigenvalues.max() + proximal_weight)

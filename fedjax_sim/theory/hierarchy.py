@@ -1,10 +1,11 @@
-"""Closed forms of a hierarchy on quadratic clients: where it converges to, and how fast.
+"""This module gives the fixed point of a hierarchy on quadratic clients, and how fast rounds converge to it.
 
 With p_i the clients' shares, q_e = sum_{i in e} p_i, and M_i as in `theory.quadratic`, a round of edge e is
 
-    w <- w - B_e (w - w_e),    B_e = sum_{i in e} (p_i / q_e) M_i,    B_e w_e = sum_{i in e} (p_i / q_e) M_i a_i,
+    w <- w - B_e (w - w_e),    B_e = sum_{i in e} (p_i / q_e) M_i,    B_e w_e = sum_{i in e} (p_i / q_e) M_i a_i.
 
-so kappa of them leave A_e^kappa = (I - B_e)^kappa of the way to the edge's own fixed point w_e, and the cloud's is
+So kappa edge rounds leave A_e^kappa = (I - B_e)^kappa of the distance to the edge's own fixed point w_e. The cloud's
+fixed point is
 
     w = (sum_e q_e (I - A_e^kappa))^-1 sum_e q_e (I - A_e^kappa) w_e.
 """
@@ -32,21 +33,25 @@ def hierarchy_fixed_point(
     num_steps: Any,
     step_size: float,
 ) -> np.ndarray:
-    """The model that cloud rounds of kappa edge rounds converge to, everybody taking part.
+    """Computes the model to which cloud rounds of kappa edge rounds converge, if all clients take part.
 
-    With one edge round it is that of flat FedAvg; with more it moves to the mean of the edges' own fixed points.
+    With one edge round it is the fixed point of flat FedAvg. With more edge rounds it moves to the mean of the edges'
+    own fixed points.
 
     Args:
       hessians, centers, shares: of the clients, as for `fedavg_fixed_point`.
       edges: [N] integers, the edge of each client.
-      edge_rounds: kappa. num_steps: K, or one for each client. step_size: eta of the clients' gradient descent.
+      edge_rounds: kappa >= 1.
+      num_steps: K local steps, or [N] K_i.
+      step_size: eta of the clients' gradient descent.
 
     Returns: [d] float64.
 
-    Raises: ValueError for edges of another length, and where a round of an edge, or of the cloud, does not contract.
+    Raises: ValueError for edges of another length, and if a round of an edge, or of the cloud, does not contract.
 
-    Guarantees: one edge round is flat FedAvg's (tests/theory/test_hierarchy.py::test_one_edge_round_is_flat); equals
-    iterated rounds in any dimension (::test_iterated_rounds), and simulated ones
+    Guarantees: One edge round gives the fixed point of flat FedAvg
+    (tests/theory/test_hierarchy.py::test_one_edge_round_is_flat). The fixed point equals iterated rounds in any
+    dimension (::test_iterated_rounds), and simulated rounds
     (tests/algorithms/hierarchy/test_hierfavg.py::test_fixed_points).
 
     References: derived here from the recursion of Liu et al. 2020 (HierFAVG), algorithm 1.
@@ -71,9 +76,14 @@ def hierarchy_contraction(
     num_steps: Any,
     step_size: float,
 ) -> float:
-    """The factor by which a cloud round brings the model closer to `hierarchy_fixed_point`; arguments as there.
+    """Computes the factor by which a cloud round brings the model closer to `hierarchy_fixed_point`.
 
-    Guarantees: tests/theory/test_hierarchy.py::test_iterated_rounds.
+    Args:
+      hessians, centers, edges, shares, edge_rounds, num_steps, step_size: as in `hierarchy_fixed_point`.
+
+    Returns: a spectral radius.
+
+    Guarantees: Iterated rounds converge at this rate (tests/theory/test_hierarchy.py::test_iterated_rounds).
 
     >>> round(hierarchy_contraction([1, 10, 2], [0, 1, -1], [0, 0, 1], edge_rounds=2, num_steps=5, step_size=0.05), 6)
     0.224239
@@ -85,23 +95,28 @@ def hierarchy_contraction(
 def _edges(
     hessians: Any, centers: Any, edges: ArrayLike, shares: Any, edge_rounds: int, num_steps: Any, step_size: float
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(I - A_e^kappa [G, d, d], w_e [G, d], q_e [G])."""
+    """For each of G edges: (I - A_e^kappa [G, d, d], w_e [G, d], q_e [G])."""
     hessians, centers, shares = quadratic_problem(hessians, centers, shares)
     validate.integer("edge_rounds", edge_rounds)
     edges = np.asarray(edges)
     if edges.shape != shares.shape or edges.dtype.kind not in "iu":
         validate.fail("edges", f"{len(shares)} integers, one per client", edges)
-    progress, found = local_progress(hessians, num_steps, step_size), []
+    progress = local_progress(hessians, num_steps, step_size)
+    by_edge = []
     for edge in np.unique(edges):
-        mine, weight = edges == edge, shares[edges == edge].sum()
+        in_edge = edges == edge
+        weight = shares[edges == edge].sum()
+        # An edge whose clients have no share does not count, and its shares would be 0 / 0.
         if weight == 0:
             continue
-        each = shares[mine] / weight
-        left = np.eye(centers.shape[1]) - np.einsum("n,nij->ij", each, progress[mine])
-        if not spectral_radius(left) < 1:
+        edge_shares = shares[in_edge] / weight
+        edge_map = np.eye(centers.shape[1]) - np.einsum("n,nij->ij", edge_shares, progress[in_edge])
+        if not spectral_radius(edge_map) < 1:
             hint = "Take a smaller step_size, or clients with curvature along every direction."
             validate.fail("step_size", "one with which each edge's rounds contract", step_size, hint)
-        power = np.linalg.matrix_power(left, edge_rounds)
-        found.append((np.eye(len(left)) - power, average(progress[mine], centers[mine], each), weight))
-    covered, points, weights = (np.array(x) for x in zip(*found, strict=True))
+        power = np.linalg.matrix_power(edge_map, edge_rounds)
+        by_edge.append(
+            (np.eye(len(edge_map)) - power, average(progress[in_edge], centers[in_edge], edge_shares), weight)
+        )
+    covered, points, weights = (np.array(values) for values in zip(*by_edge, strict=True))
     return covered, points, weights

@@ -1,4 +1,4 @@
-"""How well membership can be told from an update, or from overfitting, in the laws that have a closed form."""
+"""This module states how well an adversary can infer membership, from an update or from overfitting, in closed form."""
 
 from __future__ import annotations
 
@@ -13,15 +13,20 @@ __all__ = ["alignment_auc", "overfitting_advantage"]
 
 @validate.named_arguments
 def alignment_auc(dimension: PositiveInt, batch_size: PositiveInt) -> float:
-    """AUC of `adversary.alignment_score` for one mean of B independent Gaussian gradients: Phi(sqrt(d / 2B)).
+    """Computes the AUC of `adversary.alignment_score` for one mean of B Gaussian gradients: Phi(sqrt(d / 2B)).
 
-    A member scores d / B on average, others 0, both with variance about d / B: leading order in d and B.
+    A member has a score of d / B on average, and a non-member has 0. Both scores have a variance of about d / B. This
+    is the leading order in d and B.
 
     Args:
-      dimension: d, of isotropic gradients. A net's gradients are far from isotropic: there d is what is effective.
+      dimension: d, of isotropic gradients. Gradients of a neural network are far from isotropic: use the effective
+        dimension.
       batch_size: B.
 
-    Guarantees: tests/adversary/test_membership.py::test_alignment.
+    Returns: AUC in (0.5, 1).
+
+    Guarantees: The AUC equals that of simulated Gaussian gradients
+    (tests/adversary/test_membership.py::test_alignment).
 
     >>> round(alignment_auc(100, 50), 4)
     0.8413
@@ -31,13 +36,19 @@ def alignment_auc(dimension: PositiveInt, batch_size: PositiveInt) -> float:
 
 @validate.named_arguments
 def overfitting_advantage(ratio: Annotated[float, Number(1)]) -> float:
-    """The best advantage of a threshold on errors that are Gaussian, r times as spread outside of the training data:
-    erf(r u) - erf(u), u = sqrt(ln r / (r^2 - 1)).
+    """Computes the best advantage of a threshold on Gaussian errors that spread more outside of training.
+
+    Their standard deviation is r times as large there.
+
+    It is erf(r u) - erf(u), with u = sqrt(ln r / (r^2 - 1)).
 
     Args:
-      ratio: r >= 1; 1 is no overfitting.
+      ratio: r >= 1; at 1 there is no overfitting.
 
-    Guarantees: tests/adversary/test_membership.py::test_overfitting_advantage.
+    Returns: true minus false positive rate, in [0, 1).
+
+    Guarantees: No threshold on such errors has a larger advantage
+    (tests/adversary/test_membership.py::test_overfitting_advantage).
 
     References: Yeom et al. 2018, section 3.3.
 

@@ -1,9 +1,11 @@
-"""Variance that privacy noise leaves on the released *mean* over m clients, summed over its coordinates.
+"""This module gives the variance that privacy noise leaves on the released mean, summed over coordinates.
 
-At multiplier z and clip norm C a coordinate of the mean carries (z C / m)^2 if noise is added once to the sum
-(central), or in shares that add up to that (distributed), and (z C)^2 / m if every client adds its own (local). On the
-*sum* that is O(1) against O(m). These are variances at equal z, not at equal epsilon: local privacy gains nothing from
-sampling.
+Let z be the multiplier, C the clip norm and m the number of clients. Each coordinate of the mean has the variance (z C
+/ m)^2 if noise is added once to the sum (central). The same holds for shares that add up to this noise (distributed).
+The variance is (z C)^2 / m if every client adds its own noise (local). On the sum, central noise is O(1) and local
+noise is O(m).
+
+The variances are compared at equal z, not at equal epsilon, because local privacy gains nothing from sampling.
 """
 
 from __future__ import annotations
@@ -26,18 +28,21 @@ def noise_variance(
     place: Literal["central", "distributed", "local"] = "central",
     replace_one: bool = False,
 ) -> float:
-    """E |noise on the released mean|^2: d (z C / m)^2 central or distributed, d (z C)^2 / m local.
+    """Computes the variance that privacy noise leaves on the released mean, E |noise|^2.
+
+    It is d (z C / m)^2 for central or distributed noise, and d (z C)^2 / m for local noise.
 
     Args:
       multiplier: z >= 0, standard deviation over sensitivity.
       clip_norm: C > 0.
       num_clients: m, by which the sum is divided.
-      num_values: d.
+      num_values: d, the number of coordinates.
       place: "central", "distributed" (shares that add up to the central noise) or "local".
-      replace_one: the sensitivity of one message is 2 C (a client's message replaced by another) instead of C.
+      replace_one: True if the sensitivity of one message is 2 C (a client's message is replaced by another); False if
+        it is C.
 
-    Guarantees: (z C / m)^2 and (z C)^2 / m, with log-log slopes -2 and -1 in m
-    (tests/theory/test_quantization.py::test_noise_of_the_mean), and the real transforms' noise
+    Guarantees: The variance is (z C / m)^2 or (z C)^2 / m, with log-log slopes -2 and -1 in m
+    (tests/theory/test_quantization.py::test_noise_of_the_mean). It is the variance of the real transforms' noise
     (::test_noise_is_that_of_the_transforms).
 
     References: Kairouz et al. 2021, section 4; McMahan et al. 2018, algorithm 1 (central).
@@ -51,10 +56,12 @@ def noise_variance(
 
 @validate.named_arguments
 def local_to_central_ratio(num_clients: PositiveInt, *, replace_one: bool = False) -> int:
-    """How many times the variance of local noise on the mean is that of central: m, or 4 m.
+    """Computes the ratio of the variance of local noise on the mean to that of central noise: m, or 4 m.
 
     Args:
-      replace_one: local noise is scaled to a replaced message (2 C), central noise to an absent one (C).
+      num_clients: m.
+      replace_one: True if local noise is scaled to a replaced message (2 C), and central noise to an absent message
+        (C).
 
     >>> local_to_central_ratio(100), local_to_central_ratio(100, replace_one=True)
     (100, 400)
@@ -66,13 +73,13 @@ def local_to_central_ratio(num_clients: PositiveInt, *, replace_one: bool = Fals
 def noise_floor(
     variance: NonNegative, contraction: Annotated[float, Number(-1, 1, open_low=True, open_high=True)]
 ) -> float:
-    """What noise of this variance a round adds to E |w - w*|^2 in steady state: variance / (1 - r^2).
+    """Computes the error floor that noise on each round adds to E |w - w*|^2: variance / (1 - r^2).
 
     Args:
-      variance: of the released mean, `noise_variance`, >= 0.
-      contraction: r in (-1, 1) of a round.
+      variance: of the released mean, as from `noise_variance`, >= 0.
+      contraction: r in (-1, 1), the factor of a round.
 
-    Guarantees: a simulated recursion converges to it
+    Guarantees: A simulated recursion converges to the floor
     (tests/theory/test_quantization.py::test_floor_of_a_simulated_recursion).
 
     >>> noise_floor(0.75, 0.5)

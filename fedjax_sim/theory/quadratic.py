@@ -1,14 +1,16 @@
-"""What all closed forms on quadratic clients use: f_i(w) = 1/2 (w - a_i)^T H_i (w - a_i).
+"""This module holds the algebra that all closed forms on quadratic clients share.
 
-A problem is (hessians [N, d, d], centers [N, d], shares [N]), or for d = 1 (hessians [N], centers [N]). Shares p_i, the
-weights of the clients in the global risk F = sum_i p_i f_i, default to 1/N. All of it is float64.
+Client i has the objective f_i(w) = 1/2 (w - a_i)^T H_i (w - a_i).
 
-A client's local work is linear. With A_i = I - eta (H_i + lambda I), K steps end at
+A problem is (hessians [N, d, d], centers [N, d], shares [N]), or for d = 1 (hessians [N], centers [N]). Shares p_i are
+the weights of the clients in the global risk F = sum_i p_i f_i; by default they are 1/N. All arrays are float64.
+
+The local work of a client is linear. With A_i = I - eta (H_i + lambda I), K steps end at
 
     w_i = w - M_i (w - a_i),    M_i = (I - A_i^K) (H_i + lambda I)^-1 H_i
 
-(lambda = 0: M_i = I - (I - eta H_i)^K), and independent gradient noise of covariance S adds a covariance
-eta^2 sum_{k < K} A_i^k S A_i^k.
+For lambda = 0 this is M_i = I - (I - eta H_i)^K. Independent gradient noise of covariance S adds the covariance eta^2
+sum_{k < K} A_i^k S A_i^k.
 """
 
 from __future__ import annotations
@@ -24,32 +26,42 @@ __all__ = ["effective_shares", "local_noise", "local_progress", "quadratic_optim
 
 
 def quadratic_problem(hessians: Any, centers: Any, shares: Any = None) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(H [N, d, d], a [N, d], p [N]) in float64, checked.
+    """Checks a quadratic problem and returns it as (H [N, d, d], a [N, d], p [N]) in float64.
+
+    Args:
+      hessians: H, [N, d, d], or [N] for d = 1; symmetric and positive semi-definite.
+      centers: a, [N, d], or [N] for d = 1.
+      shares: p, [N] >= 0 that sum to 1; None = 1/N.
 
     Raises: ValueError for other shapes, numbers that are not finite, Hessians that are not symmetric and positive
-      semi-definite, shares that are negative or do not sum to 1.
+    semi-definite, and shares that are negative or do not sum to 1.
 
-    >>> [x.shape for x in quadratic_problem([1, 10], [0, 1])]
+    >>> [array.shape for array in quadratic_problem([1, 10], [0, 1])]
     [(2, 1, 1), (2, 1), (2,)]
     """
-    hessians, centers = np.asarray(hessians, np.float64), np.asarray(centers, np.float64)
+    hessians = np.asarray(hessians, np.float64)
+    centers = np.asarray(centers, np.float64)
     if hessians.ndim == 1 and centers.ndim == 1:
-        hessians, centers = hessians[:, None, None], centers[:, None]
+        hessians = hessians[:, None, None]
+        centers = centers[:, None]
     if centers.ndim != 2 or not centers.size or hessians.shape != centers.shape + centers.shape[-1:]:
         validate.fail("hessians, centers", "shapes [N, d, d] and [N, d]", (hessians.shape, centers.shape))
     if not (np.isfinite(hessians).all() and np.isfinite(centers).all()):
         validate.fail("hessians, centers", "finite numbers", "NaN or inf")
     if not np.allclose(hessians, np.swapaxes(hessians, 1, 2), rtol=1e-6, atol=1e-8):
         validate.fail("hessians", "symmetric matrices", "an asymmetric one", "Use (H + H^T) / 2.")
-    lowest = np.linalg.eigvalsh(hessians).min()
-    if not (lowest >= -1e-6 * max(1.0, np.abs(hessians).max())):
-        validate.fail("hessians", "no negative eigenvalue", float(lowest), "The risk would have no minimum.")
+    # Rounding may make a zero eigenvalue slightly negative, so there is a tolerance.
+    smallest_eigenvalue = np.linalg.eigvalsh(hessians).min()
+    if not (smallest_eigenvalue >= -1e-6 * max(1.0, np.abs(hessians).max())):
+        validate.fail(
+            "hessians", "no negative eigenvalue", float(smallest_eigenvalue), "The risk would have no minimum."
+        )
     shares = np.full(len(centers), 1 / len(centers)) if shares is None else shares
     return hessians, centers, checked_shares(shares, len(centers))
 
 
 def checked_shares(shares: Any, num_clients: int) -> np.ndarray:
-    """[N] float64."""
+    """Checks the shares and returns them as [N] float64; raises ValueError unless they are >= 0 with sum 1."""
     shares = np.asarray(shares, np.float64)
     if shares.shape != (num_clients,) or not ((shares >= 0).all() and np.isclose(shares.sum(), 1, rtol=1e-6)):
         validate.fail("shares", f"{num_clients} numbers >= 0 that sum to 1", shares.tolist())
@@ -57,7 +69,15 @@ def checked_shares(shares: Any, num_clients: int) -> np.ndarray:
 
 
 def average(matrices: np.ndarray, centers: np.ndarray, shares: np.ndarray) -> np.ndarray:
-    """(sum p_i M_i)^-1 sum p_i M_i a_i."""
+    """Computes the matrix-weighted average (sum p_i M_i)^-1 sum p_i M_i a_i.
+
+    Args:
+      matrices: M, [N, d, d].
+      centers: a, [N, d].
+      shares: p, [N].
+
+    Raises: ValueError if sum p_i M_i is singular.
+    """
     total = np.einsum("n,nij->ij", shares, matrices)
     if not (np.linalg.cond(total) < 1e15):
         hint = "No client has curvature along one of the directions."
@@ -66,25 +86,28 @@ def average(matrices: np.ndarray, centers: np.ndarray, shares: np.ndarray) -> np
 
 
 def spectral_radius(matrix: np.ndarray) -> float:
-    """Largest magnitude of an eigenvalue."""
+    """Computes the largest magnitude of an eigenvalue."""
     return float(np.abs(np.linalg.eigvals(matrix)).max())
 
 
 def steps(num_steps: Any, num_clients: int, low: int = 1) -> np.ndarray:
-    """[N] K_i from one integer for all, or one for each client."""
+    """Returns [N] numbers of local steps K_i, from one integer for all clients or one for each; checked."""
     if np.ndim(num_steps) == 0:
         validate.integer("num_steps", num_steps, low)
         return np.full(num_clients, num_steps)
-    each = np.asarray(num_steps)
-    if each.shape != (num_clients,) or each.dtype.kind not in "iu" or not (each >= low).all():
-        validate.fail("num_steps", f"an integer >= {low}, or {num_clients} of them", each.tolist())
-    return each
+    by_client = np.asarray(num_steps)
+    if by_client.shape != (num_clients,) or by_client.dtype.kind not in "iu" or not (by_client >= low).all():
+        validate.fail("num_steps", f"an integer >= {low}, or {num_clients} of them", by_client.tolist())
+    return by_client
 
 
 def quadratic_optimum(hessians: Any, centers: Any, shares: Any = None) -> np.ndarray:
-    """The global optimum w* = (sum p_i H_i)^-1 sum p_i H_i a_i, which is not the average of the centers.
+    """Computes the global optimum w* = (sum p_i H_i)^-1 sum p_i H_i a_i, which is not the average of the centers.
 
-    Guarantees: the gradient of the global risk vanishes there
+    Args:
+      hessians, centers, shares: as in `quadratic_problem`.
+
+    Guarantees: The gradient of the global risk vanishes there
     (tests/theory/test_convergence.py::test_optimum_is_stationary).
 
     >>> print(round(float(quadratic_optimum([1, 10], [0, 1])[0]), 6))
@@ -94,16 +117,20 @@ def quadratic_optimum(hessians: Any, centers: Any, shares: Any = None) -> np.nda
 
 
 def effective_shares(shares: Any, num_steps: Any) -> np.ndarray:
-    """The objective that unequal local work really descends, for small steps: shares in proportion to p_i K_i.
+    """Computes the shares of the objective that small steps with unequal local work really minimise.
 
-    Weights n_i times a number of steps in proportion to n_i make shares in proportion to n_i^2.
+    They are proportional to p_i K_i.
+
+    For example, weights n_i together with numbers of steps in proportion to n_i give shares in proportion to n_i^2.
 
     Args:
-      shares: [N] p_i. num_steps: [N] K_i, or one integer.
+      shares: [N] p_i.
+      num_steps: [N] K_i, or one integer.
 
-    Returns: [N] float64 that sum to 1; the limit of FedAvg's fixed point is their `quadratic_optimum`.
+    Returns: [N] float64 with sum 1. FedAvg's fixed point tends to the `quadratic_optimum` with these shares.
 
-    Guarantees: tests/theory/test_convergence.py::test_unequal_steps_shift_the_fixed_point.
+    Guarantees: The fixed point of FedAvg tends to this optimum
+    (tests/theory/test_convergence.py::test_unequal_steps_shift_the_fixed_point).
 
     References: Wang et al. 2020 (FedNova), theorem 1.
 
@@ -121,22 +148,26 @@ def effective_shares(shares: Any, num_steps: Any) -> np.ndarray:
 def local_progress(
     hessians: np.ndarray, num_steps: Any, step_size: float, proximal_weight: NonNegative = 0.0, *, low: int = 1
 ) -> np.ndarray:
-    """[N, d, d] M_i: the share of the way to its center that a client goes.
+    """Computes the matrices M_i, [N, d, d]: the share of the way to its center that a client covers.
 
     Args:
-      hessians: [N, d, d]. num_steps: K >= `low`, or [N] of them. step_size: eta > 0 (>= 0 if `low` is 0).
+      hessians: [N, d, d].
+      num_steps: K >= `low`, or [N] of them.
+      step_size: eta > 0 (>= 0 if `low` is 0).
       proximal_weight: lambda >= 0 of FedProx.
+      low: 0 or 1, the least number of steps that is allowed.
 
     >>> print(local_progress(np.array([[[1.0]]]), 2, 0.1).round(6))
     [[[0.19]]]
     """
     (validate.in_range if low == 0 else validate.positive)("step_size", step_size, *([0] if low == 0 else []))
     powers = steps(num_steps, len(hessians), low)[:, None]
-    values, vectors = np.linalg.eigh(hessians)
-    values = np.maximum(values, 0)
-    shifted = values + proximal_weight
-    reach = np.divide(values, shifted, out=np.zeros_like(values), where=shifted > 0)
-    progress = covered(step_size * shifted, powers) * reach
+    eigenvalues, vectors = np.linalg.eigh(hessians)
+    eigenvalues = np.maximum(eigenvalues, 0)
+    shifted = eigenvalues + proximal_weight
+    # h / (h + lambda), the share that an exact solve would cover; 0 in flat directions.
+    exact_solution_share = np.divide(eigenvalues, shifted, out=np.zeros_like(eigenvalues), where=shifted > 0)
+    progress = covered(step_size * shifted, powers) * exact_solution_share
     return np.einsum("nia,na,nja->nij", vectors, progress, vectors)
 
 
@@ -144,43 +175,46 @@ def local_progress(
 def local_noise(
     hessians: np.ndarray, noise: Any, num_steps: Any, step_size: Positive, proximal_weight: NonNegative = 0.0
 ) -> np.ndarray:
-    """[N, d, d] covariance that independent gradient noise leaves in each client's model after its K_i steps.
+    """Computes the covariance [N, d, d] that gradient noise leaves in each client's model after its K_i steps.
 
     Args:
-      hessians: [N, d, d]; num_steps, step_size, proximal_weight: of `local_progress`.
-      noise: S, of one stochastic gradient: a variance per coordinate >= 0, [d, d] for all, or [N, d, d].
+      hessians: [N, d, d].
+      noise: S, the covariance of one stochastic gradient: a variance per coordinate >= 0, [d, d] for all, or [N, d, d].
+      num_steps, step_size, proximal_weight: as in `local_progress`.
 
-    Guarantees: equals the step-by-step recursion (tests/theory/test_convergence.py::test_noise_of_local_steps).
+    Guarantees: The covariance equals the step-by-step recursion
+    (tests/theory/test_convergence.py::test_noise_of_local_steps).
 
     >>> print(local_noise(np.array([[[1.0]]]), 4.0, 2, 0.1).round(6))
     [[[0.0724]]]
     """
     noise = covariance_matrix("noise", noise, hessians.shape[-1], len(hessians))
     powers = steps(num_steps, len(hessians))[:, None, None]
-    values, vectors = np.linalg.eigh(hessians)
-    total = steps_kept(step_size * (np.maximum(values, 0) + proximal_weight), powers)
-    turned = np.einsum("nia,nij,njb->nab", vectors, noise, vectors) * total
-    return step_size**2 * np.einsum("nia,nab,njb->nij", vectors, turned, vectors)
+    eigenvalues, vectors = np.linalg.eigh(hessians)
+    sum_of_powers = steps_kept(step_size * (np.maximum(eigenvalues, 0) + proximal_weight), powers)
+    in_eigenbasis = np.einsum("nia,nij,njb->nab", vectors, noise, vectors) * sum_of_powers
+    return step_size**2 * np.einsum("nia,nab,njb->nij", vectors, in_eigenbasis, vectors)
 
 
 def covered(rate: np.ndarray, powers: Any) -> np.ndarray:
-    """1 - (1 - rate)^powers, elementwise, for tiny rates too."""
-    near = -np.expm1(powers * np.log1p(-np.minimum(rate, 0.5)))
-    return np.where(rate < 0.5, near, 1 - (1 - np.maximum(rate, 0.5)) ** powers)
+    """Computes 1 - (1 - rate)^powers, elementwise; it keeps its digits for tiny rates too."""
+    # log1p is exact for small rates, but undefined from a rate of 1 on; so the two cases are computed apart.
+    small_rates = -np.expm1(powers * np.log1p(-np.minimum(rate, 0.5)))
+    return np.where(rate < 0.5, small_rates, 1 - (1 - np.maximum(rate, 0.5)) ** powers)
 
 
 def steps_kept(rate: np.ndarray, powers: Any) -> np.ndarray:
-    """[..., d, d] sum_{k < powers} ((1 - rate_a) (1 - rate_b))^k."""
+    """Returns [..., d, d] the sum over k < powers of ((1 - rate_a) (1 - rate_b))^k."""
     return summed(rate[..., :, None] + rate[..., None, :] - rate[..., :, None] * rate[..., None, :], powers)
 
 
 def summed(lost: np.ndarray, powers: Any) -> np.ndarray:
-    """sum_{k < powers} (1 - lost)^k, elementwise."""
+    """Computes the geometric sum over k < powers of (1 - lost)^k, elementwise."""
     return np.where(lost == 0, powers, covered(lost, powers) / np.where(lost == 0, 1, lost))
 
 
 def symmetric_matrix(name: str, matrix: Any) -> np.ndarray:
-    """[d, d] float64 of a number or a symmetric matrix; checked."""
+    """Returns a number or a symmetric matrix as [d, d] float64; checked."""
     matrix = np.asarray(matrix, np.float64)
     matrix = matrix[None, None] if matrix.ndim == 0 else matrix
     square = matrix.ndim == 2 and matrix.size and matrix.shape[0] == matrix.shape[1] and np.isfinite(matrix).all()
@@ -190,16 +224,27 @@ def symmetric_matrix(name: str, matrix: Any) -> np.ndarray:
 
 
 def covariance_matrix(name: str, covariance: Any, dimension: int, num_clients: int | None = None) -> np.ndarray:
-    """A variance per coordinate as v I, or [d, d] as it is; with `num_clients`, [N, d, d] of either or of one each."""
+    """Returns a covariance as a matrix, checked.
+
+    Args:
+      name: the name of the argument, for errors.
+      covariance: a variance v per coordinate, which stands for v I, or [d, d], or with `num_clients` [N, d, d].
+      dimension: d.
+      num_clients: N; None if there is no axis over clients.
+
+    Returns: [d, d], or [N, d, d] with `num_clients`.
+    """
     covariance = np.asarray(covariance, np.float64)
     if covariance.ndim == 0 and np.isfinite(covariance):
         covariance = covariance * np.eye(dimension)
-    whole, each = (dimension, dimension), (num_clients, dimension, dimension)
-    if covariance.shape not in (whole, each) or not np.isfinite(covariance).all():
-        forms = whole if num_clients is None else f"{whole} or {each}"
-        validate.fail(name, f"a finite variance per coordinate, or {forms}", covariance)
-    covariance = covariance if num_clients is None else np.broadcast_to(covariance, each)
-    lowest = np.linalg.eigvalsh((covariance + np.swapaxes(covariance, -1, -2)) / 2).min()
-    if not (lowest >= -1e-9 * max(1e-30, np.abs(covariance).max())):
-        validate.fail(name, "variances >= 0", float(lowest))
+    common_shape = (dimension, dimension)
+    client_shape = (num_clients, dimension, dimension)
+    if covariance.shape not in (common_shape, client_shape) or not np.isfinite(covariance).all():
+        expected_shapes = common_shape if num_clients is None else f"{common_shape} or {client_shape}"
+        validate.fail(name, f"a finite variance per coordinate, or {expected_shapes}", covariance)
+    covariance = covariance if num_clients is None else np.broadcast_to(covariance, client_shape)
+    # The symmetric part decides; a covariance from a simulation is symmetric up to rounding only.
+    smallest_eigenvalue = np.linalg.eigvalsh((covariance + np.swapaxes(covariance, -1, -2)) / 2).min()
+    if not (smallest_eigenvalue >= -1e-9 * max(1e-30, np.abs(covariance).max())):
+        validate.fail(name, "variances >= 0", float(smallest_eigenvalue))
     return covariance

@@ -1,4 +1,4 @@
-"""Compressors whose error grows with the message: its bound omega |x|^2, and what it does to the stable step."""
+"""This module bounds the error of compressors whose error grows with the message, and the largest stable step."""
 
 from __future__ import annotations
 
@@ -19,15 +19,21 @@ __all__ = [
 
 @validate.named_arguments
 def stochastic_relative_variance(num_values: PositiveInt, bits: int, *, keeps_zeros: bool = True) -> float:
-    """omega with E |Q(x) - x|^2 <= omega |x|^2, for stochastic rounding within each update's largest magnitude.
+    """Computes omega with E |Q(x) - x|^2 <= omega |x|^2, for stochastic rounding.
 
-    The largest number lies on a level and the others cost Delta^2 / 4 at most, Delta = s / t, s <= |x|:
-    (d - 1) / (4 t^2) with t = s / Delta. With zero among the levels also u (1 - u) Delta^2 <= Delta |x_i|, so the error
-    is at most Delta |x|_1 <= sqrt(d) |x|^2 / t; for t = 1 (TernGrad) the supremum is (sqrt(d) - 1) / 2.
+    Levels lie within each update's largest magnitude s.
+
+    The largest number lies on a level, and each other number costs at most Delta^2 / 4. With t = s / Delta and s <=
+    |x|, the first bound is (d - 1) / (4 t^2). With zero among the levels, also u (1 - u) Delta^2 <= Delta |x_i|. Then
+    the error is at most Delta |x|_1 <= sqrt(d) |x|^2 / t. For t = 1 (TernGrad) the supremum is (sqrt(d) - 1) / 2.
+
+    Args:
+      num_values: d.
+      bits, keeps_zeros: as in `theory.level_distance`.
 
     Returns: the least of these bounds.
 
-    Guarantees: no update has more, and TernGrad's is reached
+    Guarantees: No update has a larger error, and TernGrad's bound is reached
     (tests/theory/test_quantization.py::test_relative_variances_bound_the_error).
 
     References: Alistarh et al. 2017, lemma 3.1, for the norm in place of the maximum.
@@ -35,18 +41,25 @@ def stochastic_relative_variance(num_values: PositiveInt, bits: int, *, keeps_ze
     >>> stochastic_relative_variance(9, 2), stochastic_relative_variance(17, 3)
     (1.0, 0.4444444444444444)
     """
-    top = 1 / level_distance(bits, keeps_zeros=keeps_zeros)
-    bounds = [(num_values - 1) / (4 * top**2)]
+    t = 1 / level_distance(bits, keeps_zeros=keeps_zeros)
+    # Each bound holds for all updates, so the least of them does.
+    bounds = [(num_values - 1) / (4 * t**2)]
+    # With zero among the levels, small numbers cost no more than Delta times their magnitude.
     if keeps_zeros:
-        bounds.append((math.sqrt(num_values) - 1) / 2 if top == 1 else math.sqrt(num_values) / top)
+        bounds.append((math.sqrt(num_values) - 1) / 2 if t == 1 else math.sqrt(num_values) / t)
     return min(bounds)
 
 
 @validate.named_arguments
 def qsgd_relative_variance(num_values: PositiveInt, levels: PositiveInt) -> float:
-    """omega of QSGD: min(d / s^2, sqrt(d) / s).
+    """Computes omega of QSGD: min(d / s^2, sqrt(d) / s).
 
-    Guarantees: no update has more (tests/theory/test_quantization.py::test_relative_variances_bound_the_error).
+    Args:
+      num_values: d.
+      levels: s.
+
+    Guarantees: No update has a larger error
+    (tests/theory/test_quantization.py::test_relative_variances_bound_the_error).
 
     References: Alistarh et al. 2017, lemma 3.1.
 
@@ -57,14 +70,21 @@ def qsgd_relative_variance(num_values: PositiveInt, levels: PositiveInt) -> floa
 
 
 def _check_count(num_values: int, count: int) -> None:
+    """Checks that k of d numbers can be kept."""
     validate.integer("num_values", num_values)
     validate.integer("count", count, 1, num_values)
 
 
 def random_k_relative_variance(num_values: int, count: int) -> float:
-    """omega = d/k - 1 of k random numbers of d, times d/k: E |R x - x|^2 = omega |x|^2 exactly, unbiased.
+    """Computes omega = d/k - 1 of a compressor that keeps k random numbers of d, times d/k.
 
-    Guarantees: the transform's declared error (tests/theory/test_quantization.py::test_sparsifiers).
+    It is unbiased, and E |R x - x|^2 = omega |x|^2 holds exactly.
+
+    Args:
+      num_values: d.
+      count: k in [1, d].
+
+    Guarantees: The transform declares this error (tests/theory/test_quantization.py::test_sparsifiers).
 
     References: Stich, Cordonnier and Jaggi 2018, section 2; Konecny and Richtarik 2018.
 
@@ -76,9 +96,15 @@ def random_k_relative_variance(num_values: int, count: int) -> float:
 
 
 def top_k_contraction(num_values: int, count: int) -> float:
-    """|x - T x|^2 <= (1 - k/d) |x|^2 for the k largest of d; reached where all magnitudes are equal.
+    """Computes 1 - k/d, with |x - T x|^2 <= (1 - k/d) |x|^2 for a compressor that keeps the k largest numbers of d.
 
-    Guarantees: bounds the transform's error (tests/theory/test_quantization.py::test_sparsifiers).
+    The bound is reached if all magnitudes are equal.
+
+    Args:
+      num_values: d.
+      count: k in [1, d].
+
+    Guarantees: It bounds the transform's error (tests/theory/test_quantization.py::test_sparsifiers).
 
     References: Stich et al. 2018, definition 2.1.
 
@@ -91,17 +117,19 @@ def top_k_contraction(num_values: int, count: int) -> float:
 
 @validate.named_arguments
 def largest_stable_step(smoothness: Positive, relative_variance: NonNegative, num_clients: PositiveInt = 1) -> float:
-    """2 / (L (1 + omega / m)): noise in proportion to the gradient also shortens the stable steps.
+    """Computes the largest stable step under noise in proportion to the gradient, 2 / (L (1 + omega / m)).
 
-    One step w - eta (g + e), E |e|^2 <= omega |g|^2 / m, of a quadratic with curvature L along g multiplies the mean
-    squared distance by (1 - eta L)^2 + eta^2 L^2 omega / m, which is below 1 exactly for smaller steps.
+    Take one step w - eta (g + e) with E |e|^2 <= omega |g|^2 / m, on a quadratic with curvature L along g. It
+    multiplies the mean squared distance by (1 - eta L)^2 + eta^2 L^2 omega / m. This is below 1 exactly for smaller
+    steps.
 
     Args:
       smoothness: L > 0.
       relative_variance: omega >= 0 of one client's compressor.
-      num_clients: m with equal updates that are rounded independently.
+      num_clients: m clients with equal updates that are rounded independently.
 
-    Guarantees: that factor is one there (tests/theory/test_quantization.py::test_multiplicative_noise_limits_the_step).
+    Guarantees: The factor is one at this step
+    (tests/theory/test_quantization.py::test_multiplicative_noise_limits_the_step).
 
     References: Alistarh et al. 2017, section 3, for the role of omega.
 

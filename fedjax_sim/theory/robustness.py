@@ -1,6 +1,7 @@
-"""Robust rules: how many attackers a cohort meets, how many a rule withstands, and what it costs where there are none.
+"""This module predicts how many attackers a cohort has, how many a robust rule withstands, and its cost.
 
-N clients of which F are attackers, cohorts of m drawn without replacement, f attackers in a cohort.
+N clients, of which F are attackers, form cohorts of m that are drawn without replacement. f is the number of attackers
+in a cohort.
 """
 
 from __future__ import annotations
@@ -30,17 +31,21 @@ __all__ = [
     "trimmed_mean_efficiency",
 ]
 
+# Schemes whose rounds are independent, and whose cohorts given their size are uniform subsets.
 INDEPENDENT = ("uniform_without_replacement", "full", "poisson", "truncated_poisson")
 
 
-def _counts(population_size: int, num_attackers: int, cohort_size: int) -> None:
+def _check_counts(population_size: int, num_attackers: int, cohort_size: int) -> None:
+    """Checks N, F and m."""
     validate.integer("population_size", population_size)
     validate.integer("num_attackers", num_attackers, 0, population_size)
     validate.integer("cohort_size", cohort_size, 1, population_size)
 
 
 def attackers_met(population_size: int, num_attackers: int, cohort_size: int) -> np.ndarray:
-    """The distribution of the number of attackers in a cohort drawn without replacement: hypergeometric.
+    """Computes the distribution of the number of attackers in a cohort, which is hypergeometric.
+
+    Cohorts are drawn without replacement.
 
     Args:
       population_size: N.
@@ -49,12 +54,13 @@ def attackers_met(population_size: int, num_attackers: int, cohort_size: int) ->
 
     Returns: [m + 1] float64, P(f = 0), ..., P(f = m).
 
-    Guarantees: cohorts of `sampling.uniform` (tests/theory/test_robustness.py::test_attackers_that_cohorts_meet).
+    Guarantees: Cohorts of `sampling.uniform` follow it
+    (tests/theory/test_robustness.py::test_attackers_that_cohorts_meet).
 
     >>> print(attackers_met(10, 2, 5).round(4))
     [0.2222 0.5556 0.2222 0.     0.     0.    ]
     """
-    _counts(population_size, num_attackers, cohort_size)
+    _check_counts(population_size, num_attackers, cohort_size)
     return stats.hypergeom(population_size, num_attackers, cohort_size).pmf(np.arange(cohort_size + 1))
 
 
@@ -67,14 +73,15 @@ def chance_of_more_attackers(
     *,
     num_rounds: PositiveInt = 1,
 ) -> float:
-    """The chance that in some of T rounds a cohort holds more than f attackers.
+    """Computes the probability that in at least one of T rounds a cohort has more than f attackers.
 
     Args:
-      population_size, num_attackers, cohort_size: as for `attackers_met`.
-      num_byzantine: f that the rule withstands.
-      num_rounds: T, independent cohorts.
+      population_size, num_attackers, cohort_size: as in `attackers_met`.
+      num_byzantine: f, the number of attackers that the rule withstands.
+      num_rounds: T, with independent cohorts.
 
-    Guarantees: tests/theory/test_robustness.py::test_attackers_that_cohorts_meet.
+    Guarantees: Known values, and the law of attackers in cohorts of the real sampler
+    (tests/theory/test_robustness.py::test_attackers_that_cohorts_meet).
 
     References: Wang, Farhadkhani, Guerraoui, Pinot and Stephan 2023 (on subsampling and Byzantine clients).
 
@@ -83,27 +90,31 @@ def chance_of_more_attackers(
     >>> round(chance_of_more_attackers(1000, 100, 100, 15, num_rounds=100), 4)
     0.9612
     """
-    _counts(population_size, num_attackers, cohort_size)
-    once = float(stats.hypergeom(population_size, num_attackers, cohort_size).sf(num_byzantine))
-    return _in_some_round(once, num_rounds)
+    _check_counts(population_size, num_attackers, cohort_size)
+    probability_per_round = float(stats.hypergeom(population_size, num_attackers, cohort_size).sf(num_byzantine))
+    return _in_some_round(probability_per_round, num_rounds)
 
 
-def _in_some_round(once: float, num_rounds: int) -> float:
-    """The chance in T independent rounds of what has the chance `once` in one."""
-    return -math.expm1(num_rounds * math.log1p(-once)) if once < 1 else 1.0
+def _in_some_round(probability_per_round: float, num_rounds: int) -> float:
+    """Computes the probability that an event happens in at least one of T independent rounds."""
+    # 1 - (1 - p)^T, without loss of digits for small p.
+    return -math.expm1(num_rounds * math.log1p(-probability_per_round)) if probability_per_round < 1 else 1.0
 
 
 @validate.named_arguments
 def most_attackers(
     population_size: int, num_attackers: int, cohort_size: int, *, num_rounds: int = 1, chance: OpenShare = 1e-3
 ) -> int:
-    """The f that a rule must withstand so that T rounds meet more with at most this chance.
+    """Finds the least f such that in T rounds more attackers than f occur with at most the probability `chance`.
+
+    A rule should withstand f attackers.
 
     Args:
-      population_size, num_attackers, cohort_size, num_rounds: as for `chance_of_more_attackers`.
+      population_size, num_attackers, cohort_size, num_rounds: as in `chance_of_more_attackers`.
       chance: in (0, 1).
 
-    Guarantees: tests/theory/test_robustness.py::test_attackers_that_cohorts_meet.
+    Guarantees: Known values, and the number of attackers in cohorts of the real sampler
+    (tests/theory/test_robustness.py::test_attackers_that_cohorts_meet).
 
     >>> most_attackers(1000, 100, 100, num_rounds=100)
     24
@@ -122,19 +133,22 @@ def chance_beyond(
     *,
     num_rounds: PositiveInt = 1,
 ) -> float:
-    """The chance that in some of T rounds more attackers report than the rule withstands among so many messages.
+    """Computes the probability that in at least one of T rounds more attackers report than the rule withstands.
 
-    Unlike `chance_of_more_attackers` it takes cohorts whose size is random, as under Poisson sampling or dropout.
+    Unlike `chance_of_more_attackers`, this function takes cohorts with a random size, as under Poisson sampling or
+    dropout.
 
     Args:
-      design: of the sampler; independent cohorts without replacement, all clients alike.
+      design: of the sampler; independent cohorts without replacement, with all clients alike.
       num_attackers: F, in [0, N].
-      withstands: numbers of messages [k] -> attackers [k] or one for all, as `AggregatorFacts.withstands`.
+      withstands: numbers of messages [k] -> numbers of attackers [k], or one number for all, as
+        `AggregatorFacts.withstands`.
       num_rounds: T.
 
     Raises: ValueError for a design whose cohorts depend on each other, or in which clients differ or are drawn twice.
 
-    Guarantees: cohorts of the samplers, with dropout too (tests/theory/test_robustness.py::test_rules_that_are_beaten).
+    Guarantees: Cohorts of the samplers, with dropout too, have this probability
+    (tests/theory/test_robustness.py::test_rules_that_are_beaten).
 
     >>> sizes = {"population_size": 1000, "cohort_size": 100, "num_slots": 100}
     >>> design = SamplingDesign(scheme="uniform_without_replacement", **sizes)
@@ -148,14 +162,20 @@ def chance_beyond(
     if design.client_rates is not None or design.response != "random":
         validate.fail("design", "one in which all clients are as likely to report", design.response, hint)
     validate.integer("num_attackers", num_attackers, 0, design.population_size)
-    counts, chances = report_counts(design)
-    most = np.asarray(withstands(counts))
-    once = float(chances @ stats.hypergeom(design.population_size, num_attackers, counts).sf(most))
-    return _in_some_round(once, num_rounds)
+    # Given the number of messages, attackers among them are hypergeometric.
+    counts, probabilities = report_counts(design)
+    most_withstood = np.asarray(withstands(counts))
+    probability_per_round = float(
+        probabilities @ stats.hypergeom(design.population_size, num_attackers, counts).sf(most_withstood)
+    )
+    return _in_some_round(probability_per_round, num_rounds)
 
 
 class Breakdown(NamedTuple):
-    """f: the most attackers among m messages that a rule can be set for; one more may send its result anywhere."""
+    """f of each rule: the most attackers among m messages that the rule can be set for.
+
+    One more attacker may move the result anywhere.
+    """
 
     mean: int
     median: int
@@ -169,13 +189,17 @@ class Breakdown(NamedTuple):
 
 @validate.named_arguments
 def breakdown_points(cohort_size: Annotated[int, Integer(3)]) -> Breakdown:
-    """Breakdown points of rules, in messages. A rule set for fewer than `most_attackers` will meet more.
+    """Computes the breakdown points of robust rules, in messages.
+
+    A rule that is set for fewer than `most_attackers` will meet more.
 
     Args:
       cohort_size: m, 3 or more.
 
-    Guarantees: a rule of `aggregation` takes this f in such a cohort, and no larger one
-    (tests/theory/test_robustness.py::test_rules_take_as_many_attackers); `fedjax-sim study breakdown` measures them.
+    Returns: `Breakdown`.
+
+    Guarantees: A rule of `aggregation` takes this f in such a cohort, and no larger f
+    (tests/theory/test_robustness.py::test_rules_take_as_many_attackers). `fedjax-sim study breakdown` measures them.
 
     References: Blanchard et al. 2017 (Krum: 2 f + 2 < m); El Mhamdi et al. 2018 (Bulyan: 4 f + 3 <= m); Lopuhaa and
     Rousseeuw 1991 (medians: 2 f < m).
@@ -188,36 +212,48 @@ def breakdown_points(cohort_size: Annotated[int, Integer(3)]) -> Breakdown:
 
 
 class Robustness(NamedTuple):
-    """Bounds kappa of (f, kappa)-robustness: |rule(u) - mean of S|^2 <= kappa mean over S of |u_i - mean of S|^2, for
-    every set S of m - f messages, whatever the other f are."""
+    """Bounds kappa of (f, kappa)-robustness, for each rule.
 
-    least: float  # no rule has a smaller one
+    A rule is (f, kappa)-robust if |rule(u) - mean of S|^2 <= kappa mean over S of |u_i - mean of S|^2. This holds for
+    every set S of m - f messages, whatever the other f messages are.
+    """
+
+    least: float  # no rule has a smaller kappa
     trimmed_mean: float
-    krum: float  # of `aggregation.krum(f)`, which takes one message; infinite where 2 f + 2 < m does not hold
+    krum: float  # of `aggregation.krum(f)`, which takes one message; infinite unless 2 f + 2 < m
     geometric_median: float
     median: float
 
     def mixed(self, cohort_size: int, num_byzantine: int) -> Robustness:
-        """The bounds behind nearest-neighbour mixing, 2 f < m: 8 f / (m - f) (1 + kappa)."""
-        _minority(cohort_size, num_byzantine)
+        """Computes the bounds of the same rules behind nearest-neighbour mixing: 8 f / (m - f) (1 + kappa).
+
+        Args:
+          cohort_size: m.
+          num_byzantine: f, with 2 f < m.
+        """
+        _check_minority(cohort_size, num_byzantine)
         factor = 8 * num_byzantine / (cohort_size - num_byzantine)
-        return Robustness(self.least, *(factor * (1 + x) for x in self[1:]))
+        return Robustness(self.least, *(factor * (1 + kappa) for kappa in self[1:]))
 
 
-def _minority(cohort_size: int, num_byzantine: int) -> None:
+def _check_minority(cohort_size: int, num_byzantine: int) -> None:
+    """Checks that attackers are a minority: 2 f < m."""
     validate.integer("cohort_size", cohort_size)
     validate.integer("num_byzantine", num_byzantine, 0, (cohort_size - 1) // 2, hint="2 f < m.")
 
 
 def robustness_coefficients(cohort_size: int, num_byzantine: int) -> Robustness:
-    """Bounds on how far f of m messages pull a rule from the mean of the others, in units of their variance.
+    """Computes bounds on how far f of m messages pull a rule from the mean of the others, in units of their variance.
 
     Args:
       cohort_size: m.
-      num_byzantine: f, 2 f < m.
+      num_byzantine: f, with 2 f < m.
 
-    Guarantees: no draw of attackers exceeds them (tests/theory/test_robustness.py::test_coefficients_bound_attackers);
-    Krum's is the least that its proof gives (::test_the_bound_of_krum).
+    Returns: `Robustness`.
+
+    Guarantees: No draw of attackers exceeds the bounds
+    (tests/theory/test_robustness.py::test_coefficients_bound_attackers). Krum's bound is the least that its proof gives
+    (::test_the_bound_of_krum).
 
     References: Allouah, Farhadkhani, Guerraoui, Gupta, Pinot and Stephan 2023 (fixing by mixing), table 1, theorem 1.
     Their Krum counts m - f neighbours, the message itself among them, and has 6 (m - f) / (m - 2 f); the bound here is
@@ -226,23 +262,23 @@ def robustness_coefficients(cohort_size: int, num_byzantine: int) -> Robustness:
     >>> robustness_coefficients(10, 2).least
     0.3333333333333333
     """
-    _minority(cohort_size, num_byzantine)
+    _check_minority(cohort_size, num_byzantine)
     ratio = num_byzantine / (cohort_size - 2 * num_byzantine)
     krum = _krum_coefficient(cohort_size, num_byzantine)
     return Robustness(ratio, 6 * ratio * (1 + ratio), krum, 4 * (1 + ratio) ** 2, 4 * (1 + ratio) ** 2)
 
 
 def _krum_coefficient(m: int, f: int) -> float:
-    """Krum's bound, with the sum of squared distances from the m - f - 2 nearest other messages for a score.
+    """Computes Krum's bound, if the score is the sum of squared distances from the m - f - 2 nearest other messages.
 
     Let S hold s = m - f messages with mean x and variance v, and let u be Krum's choice. At least q = m - 2 f - 1
-    messages of S are u itself or among its neighbours. For each such w and any a > 0
+    messages of S are u itself or among its neighbours. For each such message w and any a > 0,
 
         |u - x|^2 <= (1 + a) |u - w|^2 + (1 + 1 / a) |w - x|^2.
 
-    Averaged over them, the first squares sum to at most u's score. No message of S has a lower one, and the mean score
-    of S is at most (s - 2) / (s - 1) of the sums of all squared distances in S, which are 2 s v on average. The second
-    squares sum to at most s v. The best a gives the square below.
+    Average this over the q messages. The first squares sum to at most u's score. No message of S has a lower score. The
+    mean score of S is at most (s - 2) / (s - 1) of the sums of all squared distances in S, which are 2 s v on average.
+    The second squares sum to at most s v. The best a gives the square below.
     """
     if 2 * f + 2 >= m:
         return math.inf
@@ -252,12 +288,14 @@ def _krum_coefficient(m: int, f: int) -> float:
 
 
 def median_efficiency(number: int | None = None) -> float:
-    """Variance of the median of normal numbers over that of their mean, the price of robustness without attackers.
+    """Computes the variance of the median of normal numbers over that of their mean.
+
+    It is the price of robustness without attackers.
 
     Args:
-      number: of messages, odd, up to 10,001; None = the limit pi / 2.
+      number: the number of messages, odd, up to 10,001; None = the limit pi / 2.
 
-    Guarantees: draws (tests/theory/test_robustness.py::test_efficiencies).
+    Guarantees: Draws have this ratio (tests/theory/test_robustness.py::test_efficiencies).
 
     >>> round(median_efficiency(), 4), round(median_efficiency(101), 3)
     (1.5708, 1.564)
@@ -270,21 +308,26 @@ def median_efficiency(number: int | None = None) -> float:
     half = number // 2
     log_count = math.lgamma(number + 1) - 2 * math.lgamma(half + 1)
 
-    def density(x):  # of the middle order statistic
+    def density(x):
+        """Computes the density of the middle order statistic, in logarithms because the factorials overflow."""
         return math.exp(log_count + half * (stats.norm.logcdf(x) + stats.norm.logsf(x)) + stats.norm.logpdf(x))
 
-    width = 12 / math.sqrt(number) if number > 1 else 12
-    return number * integrate.quad(lambda x: x * x * density(x), -width, width, epsabs=0, epsrel=1e-10, limit=400)[0]
+    # Twelve standard deviations of the median, beyond which the density vanishes in float64.
+    half_width = 12 / math.sqrt(number) if number > 1 else 12
+    return (
+        number
+        * integrate.quad(lambda x: x * x * density(x), -half_width, half_width, epsabs=0, epsrel=1e-10, limit=400)[0]
+    )
 
 
 @validate.named_arguments
 def trimmed_mean_efficiency(share: Annotated[float, Number(0, 0.5, open_high=True)]) -> float:
-    """Variance of a trimmed mean of many normal numbers over that of their mean.
+    """Computes the variance of a trimmed mean of many normal numbers over that of their mean.
 
     Args:
-      share: beta in [0, 1/2), trimmed at each side.
+      share: beta in [0, 1/2), the share that is trimmed at each side.
 
-    Guarantees: draws (tests/theory/test_robustness.py::test_efficiencies).
+    Guarantees: Draws have this ratio (tests/theory/test_robustness.py::test_efficiencies).
 
     References: Huber 1981, section 3.3 (the asymptotic variance of L-estimators).
 
@@ -293,6 +336,7 @@ def trimmed_mean_efficiency(share: Annotated[float, Number(0, 0.5, open_high=Tru
     """
     if share == 0:
         return 1.0
-    cut = float(stats.norm.isf(share))
-    inner = 1 - 2 * share - 2 * cut * float(stats.norm.pdf(cut))
-    return (inner + 2 * share * cut * cut) / (1 - 2 * share) ** 2
+    cutoff = float(stats.norm.isf(share))
+    # The asymptotic variance is that of a number which is clipped at the cutoff, over (1 - 2 beta)^2.
+    kept_variance = 1 - 2 * share - 2 * cutoff * float(stats.norm.pdf(cutoff))
+    return (kept_variance + 2 * share * cutoff * cutoff) / (1 - 2 * share) ** 2

@@ -1,8 +1,8 @@
-"""Variance of a cohort's mean in closed form: finite populations, tolerances, inclusion probabilities.
+"""This module gives the variance of a cohort's mean in closed form, and the cohort size that a tolerance needs.
 
-Notation: N clients with values g_i, of which m are sampled. sigma^2 = (1/N) sum |g_i - mean|^2 has divisor N unless a
-function says N - 1; for vectors every variance is the trace of the covariance. `design_variance` answers for a sampler
-and an aggregator of the simulator.
+Notation: N clients have values g_i, and m of them are sampled. sigma^2 = (1/N) sum |g_i - mean|^2 has the divisor N
+unless a function says N - 1. For vectors every variance is the trace of the covariance. For a sampler and an aggregator
+of the simulator, use `design_variance`.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ __all__ = [
 
 
 def _check_sizes(population_size: int, cohort_size: int, replacement: bool = False) -> None:
+    """Checks N and m; without replacement, m is at most N."""
     validate.integer("population_size", population_size)
     hint = f"Without replacement a cohort has at most N={population_size} clients."
     high = validate.INT32_MAX if replacement else population_size
@@ -34,12 +35,16 @@ def _check_sizes(population_size: int, cohort_size: int, replacement: bool = Fal
 
 
 def finite_population_correction(population_size: int, cohort_size: int) -> float:
-    """(N - m) / (N - 1): what sampling without replacement saves of the variance sigma^2 / m with replacement.
+    """Computes (N - m) / (N - 1): the factor by which sampling without replacement reduces the variance sigma^2 / m.
 
-    It is about 1 - m/N, a function of the rate alone: not 1 because N is large, and exactly 1 at m = 1. At N = m = 1
-    it is 0.
+    It is about 1 - m/N, so it depends on the participation rate alone. A large N does not make it 1; it is exactly 1 at
+    m = 1. At N = m = 1 it is 0.
 
-    Guarantees: known values up to N = 10^6 (tests/theory/test_sampling_variance.py::test_finite_population_correction).
+    Args:
+      population_size: N.
+      cohort_size: m in [1, N].
+
+    Guarantees: Known values up to N = 10^6 (tests/theory/test_sampling_variance.py::test_finite_population_correction).
 
     References: Cochran 1977, section 2.6 (there 1 - m/N, for the variance with divisor N - 1).
 
@@ -52,13 +57,13 @@ def finite_population_correction(population_size: int, cohort_size: int) -> floa
 
 @validate.named_arguments
 def population_variance(values: Any, *, divisor: Literal["N", "N-1"] = "N") -> float:
-    """sum |g_i - mean|^2 / N, or / (N - 1): the trace of the population's covariance.
+    """Computes the trace of the population's covariance: sum |g_i - mean|^2 / N, or / (N - 1).
 
     Args:
-      values: [N] or [N, d] finite numbers, one row a client.
+      values: [N] or [N, d] finite numbers, one row for each client.
       divisor: "N" (sigma^2) or "N-1" (S^2; needs two clients).
 
-    Guarantees: with either divisor the variance of the cohort's mean is the same
+    Guarantees: With either divisor the variance of the cohort's mean is the same
     (tests/theory/test_sampling_variance.py::test_both_divisors_agree).
 
     >>> population_variance([0.0, 2.0]), population_variance([0.0, 2.0], divisor="N-1")
@@ -79,18 +84,20 @@ def cohort_mean_variance(
     divisor: Literal["N", "N-1"] = "N",
     replacement: bool = False,
 ) -> float:
-    """Variance of the plain mean of m uniformly drawn clients, for a population variance.
+    """Computes the variance of the plain mean of m uniformly drawn clients, for a population variance.
 
-    Without replacement (sigma^2 / m) (N - m) / (N - 1) = (S^2 / m) (1 - m/N); with replacement sigma^2 / m.
+    Without replacement it is (sigma^2 / m) (N - m) / (N - 1) = (S^2 / m) (1 - m/N). With replacement it is sigma^2 / m.
 
     Args:
       variance: sigma^2 (divisor N) or S^2 (divisor N - 1) of the population, >= 0.
-      divisor: which of them, "N" or "N-1".
-      replacement: one client may be drawn more than once.
+      population_size: N.
+      cohort_size: m.
+      divisor: the divisor of `variance`, "N" or "N-1".
+      replacement: whether a client may be drawn more than once.
 
-    Guarantees: equals the variance over all subsets, and over all draws
-    (tests/theory/test_sampling_variance.py::test_cohort_mean_variance_over_all_subsets), and that of real
-    rounds (tests/theory/test_design_variance.py::test_real_rounds_have_the_predicted_moments).
+    Guarantees: The variance equals that over all subsets, and over all draws
+    (tests/theory/test_sampling_variance.py::test_cohort_mean_variance_over_all_subsets), and that of real rounds
+    (tests/theory/test_design_variance.py::test_real_rounds_have_the_predicted_moments).
 
     References: Cochran 1977, theorem 2.2 and section 2.10. Derivation: Cov(z_i, z_j) of the inclusion indicators is
     -pi (1 - pi) / (N - 1) for i != j, pi = m/N.
@@ -105,16 +112,16 @@ def cohort_mean_variance(
 
 
 def _fraction(name: str, value: Any) -> Fraction:
-    """The number as its decimals read: 0.1 is 1/10."""
+    """Reads the number as a fraction by its decimals: 0.1 is 1/10."""
     validate.in_range(name, value, 0)
     return validate.as_written(value)
 
 
 @validate.named_arguments
 def noise_to_signal_ratio(variance: float, signal_norm: Positive, tolerance: Positive) -> Fraction:
-    """r = sigma^2 / (alpha |g|)^2, exactly, of numbers read as decimals.
+    """Computes r = sigma^2 / (alpha |g|)^2 as an exact fraction, of numbers that are read as decimals.
 
-    The rule "the standard deviation of the cohort's mean is at most alpha |g|" asks for (r / m)(N - m)/(N - 1) <= 1.
+    The rule "the standard deviation of the cohort's mean is at most alpha |g|" means (r / m)(N - m)/(N - 1) <= 1.
 
     Args:
       variance: sigma^2 of the population, divisor N, >= 0.
@@ -130,16 +137,16 @@ def noise_to_signal_ratio(variance: float, signal_norm: Positive, tolerance: Pos
 
 @validate.named_arguments
 def required_cohort_size(population_size: PositiveInt, ratio: int | float | Fraction) -> int:
-    """The smallest m whose cohort mean is within the tolerance: ceil(r N / (N - 1 + r)), at least 1.
+    """Computes the smallest m whose cohort mean is within the tolerance: ceil(r N / (N - 1 + r)), at least 1.
 
     Args:
       population_size: N.
-      ratio: r = sigma^2 / (alpha |g|)^2 >= 0 (`noise_to_signal_ratio`), sigma^2 with divisor N; a float is read as its
-        decimals.
+      ratio: r = sigma^2 / (alpha |g|)^2 >= 0 (`noise_to_signal_ratio`), with sigma^2 of divisor N. A float is read as
+        its decimals.
 
-    Guarantees: exact integers, the rule (r / m)(N - m)/(N - 1) <= 1 holds at m and fails at m - 1
-    (tests/theory/test_sampling_variance.py::test_required_cohort_size_is_the_smallest); nearly all of ten clients, and
-    10 to 15 % of ten thousand (::test_required_cohort_sizes_of_small_and_large_populations).
+    Guarantees: Integers are exact: the rule (r / m)(N - m)/(N - 1) <= 1 holds at m and fails at m - 1
+    (tests/theory/test_sampling_variance.py::test_required_cohort_size_is_the_smallest). The same tolerance needs nearly
+    all of ten clients, and 10 to 15 % of ten thousand (::test_required_cohort_sizes_of_small_and_large_populations).
 
     References: solves Cochran 1977, section 4.6 for m.
 
@@ -148,25 +155,26 @@ def required_cohort_size(population_size: PositiveInt, ratio: int | float | Frac
     """
     ratio = _fraction("ratio", ratio)
     denominator = population_size - 1 + ratio
+    # A population of one client without variance: any cohort will do.
     return 1 if denominator == 0 else max(1, math.ceil(ratio * population_size / denominator))
 
 
 def horvitz_thompson_variance(values: Any, inclusion: Any, joint: Any = None) -> float:
-    """Variance of sum_S x_i / pi_i, for any inclusion probabilities.
+    """Computes the variance of sum_S x_i / pi_i, for any inclusion probabilities.
 
-    sum_ij (pi_ij - pi_i pi_j) x_i . x_j / (pi_i pi_j); independent inclusion (Poisson) leaves sum (1 - pi_i)|x_i|^2 /
-    pi_i.
+    It is sum_ij (pi_ij - pi_i pi_j) x_i . x_j / (pi_i pi_j). For independent inclusion (Poisson) it is sum (1 -
+    pi_i)|x_i|^2 / pi_i.
 
     Args:
-      values: x, [N] or [N, d]; for the weighted mean of updates x_i = w_i u_i / W.
+      values: x, [N] or [N, d]. For the weighted mean of updates, x_i = w_i u_i / W.
       inclusion: pi, [N] in (0, 1].
       joint: [N, N] symmetric pi_ij with pi_i on the diagonal; None = independent inclusion.
 
-    Returns: the variance, or for vectors its trace.
+    Returns: the variance, or its trace for vectors.
 
-    Raises: ValueError for shapes or probabilities that cannot be.
+    Raises: ValueError for shapes or probabilities that are impossible.
 
-    Guarantees: equals the variance over all subsets, for independent and for dependent inclusion
+    Guarantees: The variance equals that over all subsets, for independent and for dependent inclusion
     (tests/theory/test_sampling_variance.py::test_horvitz_thompson_over_all_subsets).
 
     References: Horvitz and Thompson 1952; Cochran 1977, section 9A.7.
@@ -174,23 +182,39 @@ def horvitz_thompson_variance(values: Any, inclusion: Any, joint: Any = None) ->
     >>> horvitz_thompson_variance([1.0, 3.0], [0.5, 0.75])
     4.0
     """
-    rows, chances = np.asarray(values, np.float64), np.asarray(inclusion, np.float64)
+    rows = np.asarray(values, np.float64)
+    probabilities = np.asarray(inclusion, np.float64)
     rows = rows[:, None] if rows.ndim == 1 else rows
     if rows.ndim != 2 or not np.isfinite(rows).all():
         validate.fail("values", "[N] or [N, d] finite numbers", values)
-    if chances.shape != rows.shape[:1] or not ((chances > 0) & (chances <= 1)).all():
+    if probabilities.shape != rows.shape[:1] or not ((probabilities > 0) & (probabilities <= 1)).all():
         hint = "A client with probability 0 is never sampled."
         validate.fail("inclusion", f"{len(rows)} probabilities in (0, 1]", inclusion, hint)
-    scaled = rows / chances[:, None]
+    # Every formula below is in terms of x_i / pi_i.
+    scaled = rows / probabilities[:, None]
     if joint is None:
-        return float(((1 - chances) * chances) @ np.square(scaled).sum(1))
-    both = np.asarray(joint, np.float64)
-    fits = both.shape == 2 * chances.shape and np.allclose(both, both.T) and np.allclose(np.diag(both), chances)
-    least = np.maximum(np.add.outer(chances, chances) - 1, 0)
-    if not fits or not ((both >= least - 1e-9) & (both <= np.minimum.outer(chances, chances) + 1e-9)).all():
+        return float(((1 - probabilities) * probabilities) @ np.square(scaled).sum(1))
+    joint_probabilities = np.asarray(joint, np.float64)
+    is_consistent = (
+        joint_probabilities.shape == 2 * probabilities.shape
+        and np.allclose(joint_probabilities, joint_probabilities.T)
+        and np.allclose(np.diag(joint_probabilities), probabilities)
+    )
+    # Frechet's bounds: two events with these probabilities have at least and at most such a joint one.
+    lower_bounds = np.maximum(np.add.outer(probabilities, probabilities) - 1, 0)
+    if (
+        not is_consistent
+        or not (
+            (joint_probabilities >= lower_bounds - 1e-9)
+            & (joint_probabilities <= np.minimum.outer(probabilities, probabilities) + 1e-9)
+        ).all()
+    ):
         rule = "a symmetric [N, N] with max(0, pi_i + pi_j - 1) <= pi_ij <= min(pi_i, pi_j), pi_i on the diagonal"
         validate.fail("joint", rule, joint)
-    variance = float(np.einsum("ij,ij->", both - np.outer(chances, chances), scaled @ scaled.T))
+    variance = float(
+        np.einsum("ij,ij->", joint_probabilities - np.outer(probabilities, probabilities), scaled @ scaled.T)
+    )
+    # The bounds above are necessary only: joint probabilities may pass them and still belong to no design.
     if not (variance >= -1e-9 * np.square(scaled).sum()):
         validate.fail("joint", "probabilities that a law of cohorts can have", joint, "The variance is below zero.")
     return max(variance, 0.0)

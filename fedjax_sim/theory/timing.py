@@ -1,4 +1,4 @@
-"""How long rounds take: order statistics of the clients' times, over-selection, synchronous against asynchronous."""
+"""This module predicts how long rounds take, from order statistics of the clients' times, and compares throughputs."""
 
 from __future__ import annotations
 
@@ -20,15 +20,18 @@ __all__ = [
     "throughput_ratio",
 ]
 
-POINTS = 200_001  # of the quadrature
-LAST = 36.0  # logits beyond: 1 - u would be 0 in float64
+POINTS = 200_001  # number of points of the quadrature
+LAST = 36.0  # the largest logit: beyond it 1 - u would be 0 in float64
 
 
 @validate.named_arguments
 def harmonic(m: NonNegativeInt) -> float:
-    """H_m = 1 + 1/2 + ... + 1/m: the expected maximum of m independent exponential times of mean 1.
+    """Computes H_m = 1 + 1/2 + ... + 1/m: the expected maximum of m independent exponential times with mean 1.
 
-    Guarantees: tests/theory/test_timing.py::test_harmonic_numbers.
+    Args:
+      m: >= 0.
+
+    Guarantees: Known values (tests/theory/test_timing.py::test_harmonic_numbers).
 
     >>> round(harmonic(10), 6)
     2.928968
@@ -39,7 +42,10 @@ def harmonic(m: NonNegativeInt) -> float:
 
 
 def exponential_quantile(u: np.ndarray) -> np.ndarray:
-    """The quantile function of the exponential law of mean 1: -log(1 - u).
+    """Computes the quantile function of the exponential law with mean 1: -log(1 - u).
+
+    Args:
+      u: [...] in [0, 1).
 
     >>> round(float(exponential_quantile(np.array(0.5))), 6)
     0.693147
@@ -49,21 +55,23 @@ def exponential_quantile(u: np.ndarray) -> np.ndarray:
 
 @validate.named_arguments
 def expected_order_statistic(k: int, m: PositiveInt, quantile: Callable | None = None) -> float:
-    """The mean of the k-th smallest of m independent times: when the k-th of m clients arrives.
+    """Computes the mean of the k-th smallest of m independent times.
 
-    E T_(k:m) = integral of Q(u) over the law Beta(k, m - k + 1) of u, on a grid of logits; for exponential times of
-    mean 1 it is H_m - H_(m-k).
+    It is the mean time until the k-th of m clients arrives.
+
+    E T_(k:m) is the integral of Q(u) over the law Beta(k, m - k + 1) of u, on a grid of logits. For exponential times
+    with mean 1 it is H_m - H_(m-k).
 
     Args:
       k, m: 1 <= k <= m.
       quantile: Q, (u in (0, 1), a float64 array) -> times, such as `network.lognormal(...).quantile`, or `ppf` of a
-        SciPy distribution; None = exponential of mean 1, in closed form.
+        SciPy distribution. None = exponential with mean 1, in closed form.
 
-    Returns: to a relative 1e-6 for a smooth Q, 1e-3 for one with jumps.
+    Returns: the mean, to a relative 1e-6 for a smooth Q, and 1e-3 for a Q with jumps.
 
-    Raises: ValueError for a time that is not finite, and where the mean is infinite or in a tail beyond 1 - 2e-16.
+    Raises: ValueError for a time that is not finite, and if the mean is infinite or lies in a tail beyond 1 - 2e-16.
 
-    Guarantees: closed forms of exponential, uniform and Pareto times, and a simulation of lognormal ones
+    Guarantees: Closed forms of exponential, uniform and Pareto times, and a simulation of lognormal times
     (tests/theory/test_timing.py::test_order_statistics).
 
     References: David and Nagaraja 2003, sections 2.1 and 2.5 (exponential spacings: Renyi 1953).
@@ -77,33 +85,40 @@ def expected_order_statistic(k: int, m: PositiveInt, quantile: Callable | None =
     from scipy import special
 
     validate.function("quantile", quantile, "u")
-    a, b = k, m - k + 1
-    centre, spread = math.log(a / b), math.sqrt(1 / a + 1 / b)
-    low, high = centre - 45 * max(1 / a, spread), min(centre + 45 * max(1 / b, spread), LAST)
+    a = k
+    b = m - k + 1
+    # In logits the Beta density is smooth and close to a bell curve, so the trapezoid rule converges fast.
+    centre = math.log(a / b)
+    spread = math.sqrt(1 / a + 1 / b)
+    low = centre - 45 * max(1 / a, spread)
+    high = min(centre + 45 * max(1 / b, spread), LAST)
     logits = np.linspace(low, high, POINTS)
     u = special.expit(logits)
     density = np.exp(a * special.log_expit(logits) + b * special.log_expit(-logits) - special.betaln(a, b))
     times = np.asarray(quantile(np.clip(u, 1e-300, 1 - 2.0**-53)), np.float64)
     if times.shape != u.shape or not np.isfinite(times).all():
         validate.fail("quantile", "finite times, one for each u in (0, 1)", times)
-    mass = times * density
-    total = float(np.trapezoid(mass, logits))
-    if not abs(mass[-1]) <= 1e-6 * max(abs(total), 1e-300):
+    integrand = times * density
+    total = float(np.trapezoid(integrand, logits))
+    # The integrand must have vanished at the last point, or a heavy tail was cut off.
+    if not abs(integrand[-1]) <= 1e-6 * max(abs(total), 1e-300):
         validate.fail("quantile", "times whose k-th smallest has a mean", "a heavy tail", "Cut it off, or take k < m.")
     return total
 
 
 def sampled_order_statistic(times: np.ndarray, k: int, m: int) -> float:
-    """The mean of the k-th smallest time of m clients drawn without replacement from N whose times are known.
+    """Computes the mean of the k-th smallest time of m clients out of N clients with known times.
 
-    It is the j-th smallest of all with probability C(j-1, k-1) C(N-j, m-k) / C(N, m). Beside
-    `expected_order_statistic`, whose clients are drawn from a law, this is exact for a population as it is.
+    The m clients are drawn without replacement.
+
+    It is the j-th smallest of all times with probability C(j-1, k-1) C(N-j, m-k) / C(N, m). Clients of
+    `expected_order_statistic` are drawn from a law; this function is exact for a given population.
 
     Args:
       times: [N] finite, in any order.
       k, m: 1 <= k <= m <= N.
 
-    Guarantees: all cohorts of a small population (tests/theory/test_timing.py::test_cohorts_of_a_population).
+    Guarantees: All cohorts of a small population (tests/theory/test_timing.py::test_cohorts_of_a_population).
 
     References: David and Nagaraja 2003, section 3.7 (sampling from a finite population).
 
@@ -121,17 +136,23 @@ def sampled_order_statistic(times: np.ndarray, k: int, m: int) -> float:
     def log_choose(n, r):
         return -np.log1p(n) - special.betaln(n - r + 1, r + 1)
 
-    size = times.size
-    rank = np.arange(k, size - m + k + 1, dtype=np.float64)
-    logs = log_choose(rank - 1, k - 1) + log_choose(size - rank, m - k) - log_choose(float(size), m)
-    return float(np.exp(logs) @ np.sort(times)[k - 1 : size - m + k])
+    population_size = times.size
+    # The k-th smallest of a cohort may have the ranks k to N - m + k among all clients.
+    rank = np.arange(k, population_size - m + k + 1, dtype=np.float64)
+    # In logarithms, because binomial coefficients overflow.
+    log_probabilities = (
+        log_choose(rank - 1, k - 1) + log_choose(population_size - rank, m - k) - log_choose(float(population_size), m)
+    )
+    return float(np.exp(log_probabilities) @ np.sort(times)[k - 1 : population_size - m + k])
 
 
 @validate.named_arguments
 def expected_round_time(
     num_reports: int, num_invited: PositiveInt, quantile: Callable | None = None, *, response_rate: PositiveShare = 1.0
 ) -> float:
-    """The mean length of a round that ends with the m-th report of m' invited clients, if so many report.
+    """Computes the mean length of a round that ends with the m-th report of m' invited clients.
+
+    It is conditional on at least m reports.
 
     Args:
       num_reports: m.
@@ -139,7 +160,7 @@ def expected_round_time(
       quantile: of a client's time, as in `expected_order_statistic`.
       response_rate: probability in (0, 1] that an invited client reports at all, whatever its time.
 
-    Guarantees: the mean over simulated rounds (tests/theory/test_timing.py::test_over_selection).
+    Guarantees: The mean equals that of simulated rounds (tests/theory/test_timing.py::test_over_selection).
 
     References: Bonawitz et al. 2019, sections 2.2 and 9 (over-selection of 130 %).
 
@@ -151,22 +172,27 @@ def expected_round_time(
         return expected_order_statistic(num_reports, num_invited, quantile)
     from scipy import stats
 
-    reports = np.arange(num_reports, num_invited + 1)
-    chances = stats.binom.pmf(reports, num_invited, response_rate)
-    if not chances.sum() > 0:
+    report_counts = np.arange(num_reports, num_invited + 1)
+    probabilities = stats.binom.pmf(report_counts, num_invited, response_rate)
+    if not probabilities.sum() > 0:
         validate.fail("response_rate", "a rate at which so many report", response_rate)
-    likely = chances > 1e-12 * chances.max()
-    means = [expected_order_statistic(num_reports, int(number), quantile) for number in reports[likely]]
-    return float(np.dot(chances[likely], means) / chances[likely].sum())
+    # Each order statistic is an integral, so unlikely numbers of reports are left out.
+    is_likely = probabilities > 1e-12 * probabilities.max()
+    means = [
+        expected_order_statistic(num_reports, int(num_reporting), quantile)
+        for num_reporting in report_counts[is_likely]
+    ]
+    return float(np.dot(probabilities[is_likely], means) / probabilities[is_likely].sum())
 
 
 @validate.named_arguments
 def shortfall_probability(num_reports: int, num_invited: PositiveInt, response_rate: Share) -> float:
-    """The probability that fewer than m of m' invited clients report.
+    """Computes the probability that fewer than m of m' invited clients report.
 
-    Args: as for `expected_round_time`.
+    Args:
+      num_reports, num_invited, response_rate: as in `expected_round_time`.
 
-    Guarantees: tests/theory/test_timing.py::test_over_selection.
+    Guarantees: The binomial law, for over-selection (tests/theory/test_timing.py::test_over_selection).
 
     >>> shortfall_probability(100, 130, 0.9) < 1e-4 < shortfall_probability(100, 110, 0.9)
     True
@@ -178,16 +204,16 @@ def shortfall_probability(num_reports: int, num_invited: PositiveInt, response_r
 
 
 def throughput_ratio(m: int, quantile: Callable | None = None) -> float:
-    """How many more updates a second m clients make if none waits for the others: E max / E T.
+    """Computes the factor by which m clients make more updates in a second if none waits for the others: E max / E T.
 
-    Synchronous rounds make m updates in E max, asynchronous clients m in E T; what the server does meanwhile is left
-    out, and so is what staleness costs.
+    Synchronous rounds make m updates in E max. Asynchronous clients make m updates in E T. The server's own time is
+    left out, and so is the cost of staleness.
 
     Args:
-      m: clients at work.
-      quantile: as in `expected_order_statistic`; exponential times have ratio H_m.
+      m: the number of clients at work.
+      quantile: as in `expected_order_statistic`; exponential times have the ratio H_m.
 
-    Guarantees: simulated rounds and renewals (tests/theory/test_timing.py::test_throughput).
+    Guarantees: Simulated rounds and renewals have this ratio (tests/theory/test_timing.py::test_throughput).
 
     >>> round(throughput_ratio(100), 3)
     5.187
