@@ -151,11 +151,11 @@ def adaptive_clip(
         check_mean(sensitivity)
         num_clipped, num_messages = measured["clipped_update_share"]
         zero = engine.hidden_zero(key)
-        normal = engine.computed_once(prng.normal(prng.stream(key, "quantile")), zero)
-        noise = engine.rounded_here(quantile_noise * normal, zero)
-        # sum_i (b_i - 1/2) = (messages - clipped) - messages / 2.
-        unclipped_share = 0.5 + engine.rounded_here((num_messages / 2 - num_clipped + noise) * sensitivity, zero)
-        factor = engine.computed_once(jnp.exp(-learning_rate * (unclipped_share - target_quantile)), zero)
+        drawn = engine.computed_once(prng.normal(prng.stream(key, "quantile")), zero)
+        noise = engine.rounded_here(quantile_noise * drawn, zero)
+        # The noisy share b of updates that are not clipped: sum_i (b_i - 1/2) = (messages - clipped) - messages / 2.
+        share = 0.5 + engine.rounded_here((num_messages / 2 - num_clipped + noise) * sensitivity, zero)
+        factor = engine.computed_once(jnp.exp(-learning_rate * (share - target_quantile)), zero)
         next_clip_norm = jnp.clip(state * factor, LOW, HIGH)
         # This round's updates were clipped to the old C, so their noise follows the old C.
         noisy = _with_noise(prng.stream(key, "update"), aggregate, update_multiplier * sensitivity * state)

@@ -141,9 +141,9 @@ def _with_error(key: Array, update: PyTree, std: Array) -> PyTree:
     With four standard normal numbers, (a b + c d) / sqrt(2) has a Laplace law of standard deviation 1.
     """
     leaves, structure = jax.tree.flatten(update)
-    normals = [prng.normal(jax.random.fold_in(key, i), (4, *x.shape)) for i, x in enumerate(leaves)]
-    normals = engine.computed_once(normals, key)
-    products = engine.rounded_here([(x[0] * x[1], x[2] * x[3]) for x in normals], key)
+    drawn = [prng.normal(jax.random.fold_in(key, i), (4, *x.shape)) for i, x in enumerate(leaves)]
+    drawn = engine.computed_once(drawn, key)
+    products = engine.rounded_here([(x[0] * x[1], x[2] * x[3]) for x in drawn], key)
     errors = engine.rounded_here([(x + y) * (std * 0.5**0.5) for x, y in products], key)
     return structure.unflatten([x + error.astype(x.dtype) for x, error in zip(leaves, errors, strict=True)])
 
