@@ -111,8 +111,8 @@ def min_sum(direction: str = "unit") -> Omniscient:
     """Attackers send the honest mean, moved as far as possible while its sum of distances stays inconspicuous
     (min-sum).
 
-    The message mean - gamma p has the largest gamma with which its sum of squared distances from all honest messages is
-    at most the largest such sum of an honest message.
+    A message's sum is that of its squared distances from all honest messages. The message mean - gamma p has the
+    largest gamma with which its sum is at most the largest sum of an honest message.
 
     Args:
       direction: p, as in `min_max`.

@@ -166,18 +166,18 @@ def skellam_mechanism(
     return _mechanism("skellam", **numbers, granularity=granularity, bits=bits, beta=beta)
 
 
-def _check(**given) -> None:
+def _check(**options) -> None:
     """Checks the options of both mechanisms."""
-    for name, value in given.items():
+    for name, value in options.items():
         if isinstance(value, jax.core.Tracer):
             validate.fail(name, "a Python number", value, "The table of the noise is made on the host.", TypeError)
-    check_clip_norm(given["clip_norm"])
-    check_multiplier(given["noise_multiplier"], open_low=True)
-    validate.integer("cohort_size", given["cohort_size"])
-    validate.integer("bits", given["bits"], 2, 32)
-    validate.in_range("beta", given["beta"], 0, 1, open_low=True, open_high=True)
-    if given["granularity"] is not None:
-        validate.positive("granularity", given["granularity"])
+    check_clip_norm(options["clip_norm"])
+    check_multiplier(options["noise_multiplier"], open_low=True)
+    validate.integer("cohort_size", options["cohort_size"])
+    validate.integer("bits", options["bits"], 2, 32)
+    validate.in_range("beta", options["beta"], 0, 1, open_low=True, open_high=True)
+    if options["granularity"] is not None:
+        validate.positive("granularity", options["granularity"])
 
 
 def _mechanism(

@@ -27,8 +27,8 @@ MOST_SUBSETS = 200_000  # that `minimum_diameter` tries; the program holds all o
 def krum(num_byzantine: NonNegativeInt, num_chosen: PositiveInt = 1) -> Aggregator:
     """The aggregate is the message nearest to its neighbours, or the mean of the q such messages (multi-Krum).
 
-    A message's score is the sum of its squared distances from its m - f - 2 nearest other messages, as in the paper
-    (ByzFL counts m - f messages, with the message itself). The messages with the lowest scores are chosen; among equal
+    A message's score is the sum of its squared distances from its m - f - 2 nearest other messages, as in the paper.
+    (ByzFL counts m - f messages, with the message itself.) The messages with the lowest scores are chosen; among equal
     scores the lower client id is chosen.
 
     Args:

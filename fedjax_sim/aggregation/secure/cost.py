@@ -45,8 +45,8 @@ def secure_sum_cost(
 ) -> SecureCost:
     """Computes the cost of `secure_sum` to a client and to the server.
 
-    On the complete graph a client moves 2 m a_K + (5 m - 4) a_S + d b bits (the paper's section 7.1), where a_K and a_S
-    are the bits of a public key and of an encrypted share. With k neighbours, m - 1 becomes k.
+    On the complete graph a client moves 2 m a_K + (5 m - 4) a_S + d b bits (the paper's section 7.1). Here a_K is the
+    size of a public key in bits, and a_S that of an encrypted share. With k neighbours, m - 1 becomes k.
 
     Args:
       num_clients: m.
