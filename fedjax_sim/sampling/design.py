@@ -95,11 +95,11 @@ class SamplingDesign:
       client_rates: [N] probabilities in (0, 1] that a client reports if it is invited, beside `response_rates`; None =
         all clients are alike.
       response: what decides who reports, beside these rates.
-        "random": nothing else.
-        "client": properties of the client, such as its device, its amount of data or its availability; no formula knows
-        the chance.
-        "others": other clients as well. For example, a slow client delays the next round, at which other clients are
-        available, or two clients compete for a place. No accountant bounds what a client then moves.
+        - "random": nothing else.
+        - "client": properties of the client, such as its device, its amount of data or its availability. No formula
+          knows the chance.
+        - "others": other clients as well. For example, a slow client delays the next round, at which other clients are
+          available, or two clients compete for a place. No accountant bounds what a client then moves.
 
     Raises: ValueError or TypeError for a value out of range.
 
