@@ -93,10 +93,10 @@ def error_feedback(transform: UpdateTransform) -> UpdateTransform:
     Returns: a transform with the wire and the bound of C. It is biased in each round. Over rounds, a client's messages
     add up to its updates, up to the last e.
 
-    Raises: ValueError for a transform with noise. When the update's shape is known, also for a transform that has such a
-      memory already, and for a transform that is no contraction: its error is no less than the update itself, for equal
-      or for normal entries. Examples are a scaled random_k of half the entries or fewer, and a few levels for many
-      numbers.
+    Raises: ValueError for a transform with noise. When the update's shape is known, also for a transform that has such
+      a memory already, and for a transform that is no contraction: its error is no less than the update itself, for
+      equal or for normal entries. Examples are a scaled random_k of half the entries or fewer, and a few levels for
+      many numbers.
 
     Guarantees:
       - what was sent plus e is the sum of the updates, to 2^-22 of the largest update for each round
