@@ -1,4 +1,4 @@
-"""What attackers send, and what a curious server infers."""
+"""Attacks: what attackers send to the server, and what a curious server infers about the clients' data."""
 
 from fedjax_sim.adversary.attacks import (
     alie,

@@ -1,4 +1,4 @@
-"""Model replacement: what an attacker with a backdoor sends."""
+"""Model replacement: the message of an attacker that wants its own model to become the global model."""
 
 from __future__ import annotations
 
@@ -13,20 +13,22 @@ __all__ = ["model_replacement"]
 
 @validate.named_arguments
 def model_replacement(cohort_weight: Positive, server_rate: Positive = 1.0, num_attackers: PositiveInt = 1) -> Alone:
-    """The own update times W / (server's rate x own weight x attackers): its model then replaces the global one.
+    """Scales the attacker's own update so that its model replaces the global model.
 
-    That holds under a weighted mean, where the others' updates are small: near convergence, say. What the attacker
-    trains on is a matter of its data: `population.backdoor`.
+    The factor is W / (server_rate x own weight x num_attackers). The replacement works under a weighted mean if the
+    other clients' updates are small, such as near convergence. What the attacker trains on is part of its data:
+    `population.backdoor`.
 
     Args:
-      cohort_weight: W, positive: the weights of a cohort's messages together, the attackers' included. With
-        `weighting = "uniform"`, or under a rule that trusts no weights, it is the number m of them, if each weighs 1.
+      cohort_weight: W, positive: the sum of the weights of a cohort's messages, including those of attackers. With
+        `weighting = "uniform"`, or under a rule that ignores weights, W is the number m of messages, if each weighs 1.
       server_rate: positive, the learning rate of the server's step.
-      num_attackers: f, in each cohort, who share the boost.
+      num_attackers: the attackers in each cohort, who share the boost.
 
-    Guarantees: while the others send zeros the global model is the attacker's to 1e-6, and a bound of C on messages'
-      norms bounds its shift by C / m (tests/adversary/test_backdoor.py::test_the_attackers_model_replaces_the_global,
-      ::test_a_norm_bound_bounds_the_shift).
+    Guarantees:
+      - if all other clients send zeros, the global model is the attacker's to 1e-6
+        (tests/adversary/test_backdoor.py::test_the_attackers_model_replaces_the_global)
+      - a bound of C on the norms of messages bounds its shift by C / m (::test_a_norm_bound_bounds_the_shift)
 
     References: Bagdasaryan et al. 2020, section 3.2, equation 3.
 

@@ -1,11 +1,12 @@
-"""What a server that follows the protocol holds after a round: all that its attacks may read.
+"""Views: what a curious server that follows the protocol holds after a round, and all that its attacks may read.
 
-    seen = each_message(observe(algorithm, key, state, population))
+    view = each_message(observe(algorithm, key, state, population))
 
-`observe` replays a round and shows every message as it arrived. What of it a server holds depends on the protocol:
-`each_message` is the view where it adds up messages by itself, also with central noise, which it draws after the sum;
-`masked_messages` where clients mask them for a secure sum; `released_model` is the view of whoever sees two models in a
-row, which is also what a secure sum leaves the server with.
+`observe` replays a round and shows every message as it arrived. What a server holds of it depends on the protocol:
+
+- `each_message`: the server adds messages itself, also with central noise, which it draws after the sum
+- `masked_messages`: clients mask their messages for a secure sum
+- `released_model`: an observer of two consecutive models; this is also what a secure sum reveals to the server
 """
 
 from __future__ import annotations
@@ -23,72 +24,78 @@ __all__ = ["View", "each_message", "masked_messages", "released_model"]
 
 
 class View(NamedTuple):
-    """What an attack is given, one row a message. It holds nothing of the clients' data."""
+    """What an attack is given, a row for each message. It holds nothing of the clients' data."""
 
     broadcast: PyTree  # the model that was sent
-    messages: PyTree  # floats [m, ...], as the server reads them; update = local parameters - broadcast ones
+    messages: PyTree  # floats [m, ...], as the server reads them; update = local minus broadcast parameters
     weights: Array  # [m] float32; 0 where nothing arrived
-    ids: Array  # [m] int32; -1 for what is nobody's own
+    ids: Array  # [m] int32; -1 for a row that belongs to no single client
 
 
 def each_message(observed: Observed) -> View:
-    """The view of a server that receives each client's message.
+    """Returns the view of a server that receives each client's message.
 
-    Raises: TypeError for integers, which clients send to be masked and added: see `masked_messages`.
+    Args:
+      observed: what `observe` returns.
 
-    Guarantees: central noise is not in it, local noise is
+    Raises: TypeError for messages of integers, which clients send to be masked and added: see `masked_messages`.
+
+    Guarantees: the view contains local noise, and no central noise
     (tests/adversary/test_curious.py::test_who_sees_the_noise).
     """
     validate.part("observed", observed, Observed)
-    for x in jax.tree.leaves(observed.messages):
-        if not jnp.issubdtype(x.dtype, jnp.floating):
+    for leaf in jax.tree.leaves(observed.messages):
+        if not jnp.issubdtype(leaf.dtype, jnp.floating):
             hint = "Of integers a server holds masked ones, under aggregation.secure_sum: masked_messages."
-            validate.fail("observed", "messages of floats", str(x.dtype), hint, TypeError)
+            validate.fail("observed", "messages of floats", str(leaf.dtype), hint, TypeError)
     return View(*observed)
 
 
 @validate.named_arguments
 def masked_messages(observed: Observed, unit: Positive, *, modulus_bits: Annotated[int, Integer(2, 32)] = 32) -> View:
-    """The view of a server that receives masked integers for a secure sum, and reads them as if they were none.
+    """Returns the view of a server that receives masked integers, and reads them as if they were not masked.
 
     Args:
-      observed: of messages [m, 1, ...] uint32, a word below 2^b a number: what `observe` shows under
+      observed: messages [m, 1, ...] uint32, a word below 2^b for each number, as `observe` shows them under
         `aggregation.secure_sum`.
-      unit: positive, the float that one stands for: a row is read as unit x its integers in [-2^(b-1), 2^(b-1)).
+      unit: positive, the float that the integer 1 stands for: a row is read as unit x its integers in
+        [-2^(b-1), 2^(b-1)).
       modulus_bits: b in [2, 32].
 
-    Raises: TypeError for messages that are not uint32: what was sent before masks is not for a server's eyes.
-    ValueError for more than one word a number.
+    Raises: TypeError for messages that are not uint32, since a server must not see messages before they are masked;
+      ValueError for more than one word for each number.
 
-    Guarantees: uniform numbers, and the sum still right
+    Guarantees: the numbers are uniform, and their sum is still right
     (tests/adversary/test_curious.py::test_masks_hide_everything).
 
-    >>> seen = Observed((), jnp.array([[3], [2**32 - 1]], jnp.uint32), jnp.ones(2), jnp.arange(2))
-    >>> masked_messages(seen, 0.5).messages.tolist()
+    >>> observed = Observed((), jnp.array([[3], [2**32 - 1]], jnp.uint32), jnp.ones(2), jnp.arange(2))
+    >>> masked_messages(observed, 0.5).messages.tolist()
     [1.5, -0.5]
     """
     validate.part("observed", observed, Observed)
     _check_dtype(jax.tree.leaves(observed.messages), jnp.uint32, "Put aggregation.secure_sum around the modular_sum.")
-    spare = 32 - modulus_bits
+    num_spare_bits = 32 - modulus_bits
 
     def read(x):
         if x.ndim < 2 or x.shape[1] != 1:
             validate.fail("observed", "messages [m, 1, ...], a word a number", x.shape)
-        return (jax.lax.bitcast_convert_type(x[:, 0] << spare, jnp.int32) >> spare).astype(jnp.float32) * unit
+        # Shifted to the top of a word and back as a signed integer, so that the highest of the b bits is the sign.
+        shifted = jax.lax.bitcast_convert_type(x[:, 0] << num_spare_bits, jnp.int32)
+        return (shifted >> num_spare_bits).astype(jnp.float32) * unit
 
     return View(*observed)._replace(messages=jax.tree.map(read, observed.messages))
 
 
 def _check_dtype(leaves: list[Array], dtype: Any, hint: str) -> None:
-    for x in leaves:
-        if x.dtype != dtype:
-            validate.fail("observed", f"{jnp.dtype(dtype).name} messages", str(x.dtype), hint, TypeError)
+    for leaf in leaves:
+        if leaf.dtype != dtype:
+            validate.fail("observed", f"{jnp.dtype(dtype).name} messages", str(leaf.dtype), hint, TypeError)
 
 
 def released_model(broadcast: PyTree, params: PyTree) -> View:
-    """The view of whoever sees two models in a row: one message, their difference, which is nobody's own.
+    """Returns the view of an observer of two consecutive models: a single message, their difference.
 
-    It is the aggregate where the server's step is SGD of rate 1.
+    The message belongs to no single client. If the server's step is SGD of learning rate 1, it is the aggregate.
 
     Args:
       broadcast: the model before the round.
@@ -98,5 +105,5 @@ def released_model(broadcast: PyTree, params: PyTree) -> View:
     >>> released_model({"w": jnp.zeros(2)}, {"w": jnp.array([1.0, 3.0])}).messages["w"].tolist()
     [[1.0, 3.0]]
     """
-    moved = jax.tree.map(lambda x: x[None], tree.subtract(params, broadcast))
-    return View(broadcast, moved, jnp.ones(1), jnp.full(1, -1, jnp.int32))
+    difference = jax.tree.map(lambda x: x[None], tree.subtract(params, broadcast))
+    return View(broadcast, difference, jnp.ones(1), jnp.full(1, -1, jnp.int32))

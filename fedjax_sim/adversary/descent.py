@@ -1,6 +1,6 @@
-"""Examples rebuilt by optimisation: those whose simulated client would have sent the message (DLG and its successors).
+"""Reconstruction by optimisation: a search for examples with which a client would send the message (DLG).
 
-As in `inversion`, attacks take a `View`. A client is simulated by the attack itself, its local steps unrolled.
+As in `inversion`, attacks take a `View`. The attack simulates a client itself, with its local steps unrolled.
 """
 
 from __future__ import annotations
@@ -32,24 +32,29 @@ __all__ = [
 
 
 class Rebuilt(NamedTuple):
-    """What an optimisation found: for each message, the restart with the lowest objective."""
+    """The result of a reconstruction: for each message, the restart with the lowest objective."""
 
-    guess: PyTree  # leaves [m, ...]
-    objective: Array  # [m], the regulariser included; infinite where every restart diverged
+    guess: PyTree  # leaves [m, ...], the rebuilt examples
+    objective: Array  # [m], with the regulariser; infinite if every restart diverged
 
 
 @validate.named_arguments
 def local_steps(
     loss_fn: Callable, learning_rate: Positive, *, num_steps: Steps = 1, batch_size: PositiveInt | None = None
 ) -> Callable:
-    """What a client of plain SGD sends, as an attacker simulates it: local steps unrolled from the broadcast model.
+    """Simulates the update of a client of plain SGD, by local steps unrolled from the broadcast model.
+
+    The server has set the clients' options, so an attacker knows them.
 
     Args:
       loss_fn: (params, examples, key) -> losses [n], or a dict that holds "loss" [n].
-      learning_rate, num_steps, batch_size: of the clients' local work, which the server has set. Batches follow one
-        another in the order of the guess (None: all examples at each step): nobody knows the clients' own order.
+      learning_rate: of the clients' steps.
+      num_steps: of the clients' local work.
+      batch_size: of the clients' steps; None = all examples at each step. Batches are taken in the order of the guess,
+        since an attacker does not know the clients' order.
 
-    Returns: predict(broadcast, guess, known) -> update; the examples are `guess | known`, dicts of leaves [n, ...].
+    Returns: predict(broadcast, guess, known) -> update, where the examples are `guess | known`, dicts of leaves
+    [n, ...].
 
     Guarantees: the update of `client.local_sgd` (tests/adversary/test_inversion.py::test_simulated_client).
 
@@ -62,15 +67,16 @@ def local_steps(
         examples = guess | known
         n = jax.tree.leaves(examples)[0].shape[0]
         size = n if batch_size is None else min(batch_size, n)
-        batches = -(-n // size)
+        num_batches = -(-n // size)
 
         def mean_loss(params, batch):
             return per_example(loss_fn(params, batch, None))["loss"].mean()
 
-        params, state = broadcast, optimizer.init(broadcast)
+        params = broadcast
+        state = optimizer.init(broadcast)
         for step in range(num_steps):
-            low = step % batches * size
-            batch = jax.tree.map(lambda x, low=low: x[low : low + size], examples)
+            first = step % num_batches * size
+            batch = jax.tree.map(lambda x, first=first: x[first : first + size], examples)
             updates, state = optimizer.update(jax.grad(mean_loss)(params, batch), state, params)
             params = optax.apply_updates(params, updates)
         return jax.tree.map(jnp.subtract, params, broadcast)
@@ -79,25 +85,31 @@ def local_steps(
 
 
 def squared_distance(predicted: PyTree, message: PyTree) -> Array:
-    """|predicted - message|^2 (Zhu, Liu and Han 2019, equation 4)."""
+    """Computes |predicted - message|^2 (Zhu, Liu and Han 2019, equation 4)."""
     return sum(jax.tree.leaves(jax.tree.map(lambda x, y: jnp.sum((x - y) ** 2), predicted, message)))
 
 
 def cosine_distance(predicted: PyTree, message: PyTree) -> Array:
-    """1 - cos(predicted, message), which does not see lengths, so neither clips (Geiping et al. 2020, equation 4)."""
+    """Computes 1 - cos(predicted, message) (Geiping et al. 2020, equation 4).
+
+    It does not depend on lengths, so a clip of the message has no effect.
+    """
     product = sum(jax.tree.leaves(jax.tree.map(jnp.vdot, predicted, message)))
-    squares = (sum(jnp.sum(x**2) for x in jax.tree.leaves(one)) for one in (predicted, message))
+    squares = (sum(jnp.sum(x**2) for x in jax.tree.leaves(update)) for update in (predicted, message))
     return 1 - product / jnp.sqrt(jnp.maximum(math.prod(squares), 1e-30))
 
 
 @validate.named_arguments
 def total_variation(weight: NonNegative, shape: Sequence[int] | None = None, *, of: str = "x") -> Callable:
-    """A regulariser: weight x the mean difference of neighbouring pixels (Geiping et al. 2020, equation 4).
+    """Makes a regulariser: weight x the mean difference of neighbouring pixels (Geiping et al. 2020, equation 4).
 
     Args:
       weight: >= 0.
-      shape: (height, width), or with channels, of images that are stored flat.
+      shape: (height, width), or (height, width, channels), of images that are stored flat; None = images have this
+        shape.
       of: the name of the images [n, height, width, ...] in the guess.
+
+    Returns: (guess) -> [].
     """
 
     def regularizer(guess):
@@ -109,7 +121,14 @@ def total_variation(weight: NonNegative, shape: Sequence[int] | None = None, *, 
 
 @validate.named_arguments
 def squared_norm(weight: NonNegative, *, of: str = "x") -> Callable:
-    """A regulariser: weight x the mean square of the guess."""
+    """Makes a regulariser: weight x the mean square of the guess.
+
+    Args:
+      weight: >= 0.
+      of: the name of the array in the guess.
+
+    Returns: (guess) -> [].
+    """
     return lambda guess: weight * jnp.mean(guess[of] ** 2)
 
 
@@ -127,25 +146,31 @@ def invert_by_optimization(
     optimizer: optax.GradientTransformation | None = None,
     num_restarts: PositiveInt = 4,
 ) -> Rebuilt:
-    """Examples that would have made each message: gradient descent on the distance from it, one compiled program.
+    """Rebuilds the examples behind each message, by gradient descent on the distance from the message.
+
+    The descent for all messages and restarts is one compiled program.
 
     Args:
-      key: decides where restarts begin.
+      key: random key; restarts begin at guesses drawn from it.
       view: what the attacker holds.
       predict: (broadcast, guess, known) -> the message of a client with these examples; see `local_steps`.
-      start: (key) -> a first guess, a dict of float arrays [n, ...]. Labels that nobody recovered may be guessed too,
-        as logits that the loss understands (Zhu, Liu and Han 2019).
-      known: leaves [m, ...] of what the attacker knows of each message's examples, such as {"y": labels [m, n]}.
-      objective: (predicted, message) -> [] distance: `squared_distance`, `cosine_distance`.
-      regularizer: (guess) -> []: `total_variation`, `squared_norm`; None for none.
-      num_steps: of descent. optimizer: `optax.adam(0.1)` by default.
+      start: (key) -> a first guess, a dict of float arrays [n, ...]. Labels that are not known may be guessed too, as
+        logits that the loss accepts (Zhu, Liu and Han 2019).
+      known: leaves [m, ...], what the attacker knows of each message's examples, such as {"y": labels [m, n]}; None =
+        nothing.
+      objective: (predicted, message) -> [] distance: `squared_distance` or `cosine_distance`.
+      regularizer: (guess) -> []: `total_variation` or `squared_norm`; None = no regulariser.
+      num_steps: of the descent.
+      optimizer: of the descent; None = `optax.adam(0.1)`.
       num_restarts: for each message, all under one vmap.
 
-    Returns: `Rebuilt`; the order of examples within a message means nothing.
+    Returns: a `Rebuilt`; the order of examples within a message has no meaning.
 
-    Guarantees: squared error below 1e-6 on a linear model with a sigmoid, and zero objective at the truth
-    (tests/adversary/test_inversion.py::test_optimisation); the best of its restarts
-    (::test_best_restart); through several local steps (::test_unrolled_steps).
+    Guarantees:
+      - squared error below 1e-6 on a linear model with a sigmoid, and objective zero at the true examples
+        (tests/adversary/test_inversion.py::test_optimisation)
+      - the best of the restarts (::test_best_restart)
+      - works through several local steps (::test_unrolled_steps)
 
     References: Zhu, Liu and Han 2019 (DLG), algorithm 1; Geiping et al. 2020, section 4.
     """
@@ -165,25 +190,28 @@ def invert_by_optimization(
 
 @partial(jax.jit, static_argnums=tuple(range(3, 10)))
 def _descend(key, view, known, predict, start, objective, regularizer, num_steps, optimizer, num_restarts) -> Rebuilt:
-    def one(key, message, known):
-        def value(guess):
-            found = objective(predict(view.broadcast, guess, known), message)
-            return found if regularizer is None else found + regularizer(guess)
+    """`invert_by_optimization` after its checks, compiled once for each set of functions and options."""
+
+    def descend_once(key, message, known):
+        def total_objective(guess):
+            distance = objective(predict(view.broadcast, guess, known), message)
+            return distance if regularizer is None else distance + regularizer(guess)
 
         def step(_, carry):
             guess, state = carry
-            updates, state = optimizer.update(jax.grad(value)(guess), state, guess)
+            updates, state = optimizer.update(jax.grad(total_objective)(guess), state, guess)
             return optax.apply_updates(guess, updates), state
 
         guess = start(key)
         guess, _ = jax.lax.fori_loop(0, num_steps, step, (guess, optimizer.init(guess)))
-        found = value(guess)
-        return guess, jnp.where(jnp.isfinite(found), found, jnp.inf)
+        final_objective = total_objective(guess)
+        return guess, jnp.where(jnp.isfinite(final_objective), final_objective, jnp.inf)
 
-    def best(key, message, known):
-        guesses, values = jax.vmap(one, (0, None, None))(jax.random.split(key, num_restarts), message, known)
-        at = values.argmin()
-        return Rebuilt(jax.tree.map(lambda x: x[at], guesses), values[at])
+    def best_of_restarts(key, message, known):
+        restart_keys = jax.random.split(key, num_restarts)
+        guesses, objectives = jax.vmap(descend_once, (0, None, None))(restart_keys, message, known)
+        best = objectives.argmin()
+        return Rebuilt(jax.tree.map(lambda x: x[best], guesses), objectives[best])
 
     keys = jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.arange(view.weights.shape[0]))
-    return jax.vmap(best)(keys, view.messages, known)
+    return jax.vmap(best_of_restarts)(keys, view.messages, known)

@@ -1,8 +1,8 @@
-"""Examples and labels rebuilt from what clients send, in closed form.
+"""Reconstruction in closed form: examples and labels rebuilt from what clients send.
 
-Every attack takes a `View`, and nothing of the data. A message is an update, u = -(learning rate) x gradient after one
-step of SGD, so its sign is minus the gradient's. Attacks return a row for each message; where nothing arrived
-(weight 0) a row means nothing.
+Every attack takes a `View`, and nothing of the data. A message is an update: after a single step of SGD it is
+-(learning rate) x gradient, so its sign is opposite to the gradient's. Attacks return a row for each message; a row has
+no meaning where nothing arrived (weight 0).
 """
 
 from __future__ import annotations
@@ -21,54 +21,62 @@ __all__ = ["affine_rows", "gradient_rank", "invert_affine", "recover_labels"]
 
 
 def _layer(view: View, layer: str) -> tuple[Array, Array]:
-    """(kernel [m, in, out], bias [m, out]) of an affine layer's part of the messages."""
+    """(kernel [m, in, out], bias [m, out]): the part of the messages that belongs to an affine layer."""
     validate.part("view", view, View)
-    found = view.messages
+    part = view.messages
     for name in filter(None, layer.split(".")):
-        if not isinstance(found, dict) or name not in found:
-            validate.fail("layer", "the path of an affine layer", layer, f"There is {sorted(found)}.")
-        found = found[name]
-    if not (isinstance(found, dict) and {"kernel", "bias"} <= set(found) and found["kernel"].ndim == 3):
+        if not isinstance(part, dict) or name not in part:
+            validate.fail("layer", "the path of an affine layer", layer, f"There is {sorted(part)}.")
+        part = part[name]
+    if not (isinstance(part, dict) and {"kernel", "bias"} <= set(part) and part["kernel"].ndim == 3):
         hint = 'It holds a "kernel" [in, out] and a "bias" [out].'
         validate.fail("layer", "an affine layer that has a bias", layer, hint)
-    return found["kernel"], found["bias"]
+    return part["kernel"], part["bias"]
 
 
 def affine_rows(view: View, layer: str = "") -> Array:
-    """Every output's quotient (kernel's update) / (bias' update): the layer's inputs, mixed.
+    """Computes the quotient (kernel's update) / (bias' update) of every output: mixtures of the layer's inputs.
 
-    With delta_ij the derivative of example i's loss at output j, output j gives sum_i delta_ij x_i / sum_i delta_ij,
-    whatever the learning rate. That is x itself if one example was used, or where one alone reaches the output: behind
-    a ReLU, some examples of a batch are often laid bare.
+    Let delta_ij be the derivative of example i's loss at output j. The quotient of output j is
+    sum_i delta_ij x_i / sum_i delta_ij, whatever the learning rate. It is x itself if a single example was used, or if
+    a single example has a derivative at this output. Behind a ReLU, some examples of a batch are often revealed in this
+    way.
 
     Args:
       view: what the attacker holds.
-      layer: path of the layer in the model's parameters, such as "hidden_0"; "" if the model is the layer.
+      layer: the path of the layer in the model's parameters, such as "hidden_0"; "" if the model is the layer.
 
-    Returns: [m, out, in]; NaN where the bias did not move.
+    Returns: [m, out, in]; NaN for an output whose bias did not change.
+
+    Raises: ValueError for a path that is no affine layer with a bias.
 
     Guarantees: the mixture of two examples (tests/adversary/test_inversion.py::test_mixtures).
     """
     kernel, bias = _layer(view, layer)
-    moved = bias != 0
-    rows = jnp.swapaxes(kernel, 1, 2) / jnp.where(moved, bias, 1)[..., None]
-    return jnp.where(moved[..., None], rows, jnp.nan)
+    has_changed = bias != 0
+    rows = jnp.swapaxes(kernel, 1, 2) / jnp.where(has_changed, bias, 1)[..., None]
+    return jnp.where(has_changed[..., None], rows, jnp.nan)
 
 
 def invert_affine(view: View, layer: str = "") -> Array:
-    """The input of an affine layer, from its part of each message: the row of `affine_rows` whose bias moved most.
+    """Rebuilds the input of an affine layer: the row of `affine_rows` whose bias changed most.
 
-    Exact, up to rounding, if a single example was used: at one step or at all local steps of SGD, whatever their number
-    and rate, clipped or not, in a net of any depth behind the layer. Where more examples reach that output, in a batch
-    or over local steps, the result is a mixture: different batches then send the same message, and no attack on this
-    layer alone can tell them apart. After steps of Adam, say, an update is no gradient, and nothing is exact.
+    The result is exact, up to rounding, if a single example was used, in one step or in all local steps of SGD. The
+    number of steps, the learning rate, a clip, and the depth of the net behind the layer do not matter.
+
+    If more examples have a derivative at this output, in a batch or over local steps, the result is a mixture.
+    Different batches can then send the same message, and no attack on this layer alone can tell them apart. After steps
+    of another optimizer, such as Adam, an update is no gradient, and the result is not exact.
 
     Args:
-      view, layer: as in `affine_rows`; for examples themselves, the model's first layer.
+      view: what the attacker holds.
+      layer: as in `affine_rows`; the model's first layer, to rebuild the examples themselves.
 
-    Returns: [m, in]; NaN where no bias moved.
+    Returns: [m, in]; NaN if no bias changed.
 
-    Guarantees: exact to 1e-5 for one example, also after several local steps, and a mixture for two
+    Raises: as `affine_rows`.
+
+    Guarantees: exact to 1e-5 for one example, also after several local steps, and a mixture for two examples
     (tests/adversary/test_inversion.py::test_one_example_is_exact, ::test_two_examples_are_never_exact).
 
     References: Phong et al. 2018, section 3; Geiping et al. 2020, proposition 3.1.
@@ -79,24 +87,26 @@ def invert_affine(view: View, layer: str = "") -> Array:
     >>> invert_affine(View((), sent, jnp.ones(1), jnp.zeros(1, jnp.int32))).tolist()
     [[0.5, -2.0]]
     """
-    at = jnp.abs(_layer(view, layer)[1]).argmax(-1)
-    return jnp.take_along_axis(affine_rows(view, layer), at[:, None, None], axis=1)[:, 0]
+    largest_change = jnp.abs(_layer(view, layer)[1]).argmax(-1)  # divided by the largest number: least rounding error
+    return jnp.take_along_axis(affine_rows(view, layer), largest_change[:, None, None], axis=1)[:, 0]
 
 
 @validate.named_arguments
 def gradient_rank(view: View, layer: str = "", *, tolerance: OpenShare = 1e-4) -> Array:
-    """The rank of a layer's part of each message: at most the number of examples times the number of local steps.
+    """Computes the rank of a layer's part of each message.
 
-    Rank 1 hints at a single example, and proves none: it is also the rank where all derivatives, or all inputs, are
-    parallel, as with one output. Noise and quantisation make the rank full.
+    The rank is at most the number of examples times the number of local steps. Rank 1 suggests a single example, and
+    does not prove it: it is also the rank if all derivatives, or all inputs, are parallel, as with a single output.
+    Noise and quantisation make the rank full.
 
     Args:
-      view, layer: as in `affine_rows`.
+      view: what the attacker holds.
+      layer: as in `affine_rows`.
       tolerance: in (0, 1); singular values below this share of the largest count as zero.
 
     Returns: [m] int32; 0 for a message of zeros.
 
-    Guarantees: 1 for one example, k for k generic ones, and 1 for parallel ones
+    Guarantees: 1 for one example, k for k generic examples, and 1 for parallel examples
     (tests/adversary/test_inversion.py::test_rank).
     """
     values = jnp.linalg.svd(_layer(view, layer)[0], compute_uv=False)
@@ -112,41 +122,46 @@ def recover_labels(
     learning_rate: Positive = 1.0,
     probabilities: Sequence[float] | None = None,
 ) -> Array:
-    """The labels of the examples behind each message, from the bias before a softmax cross entropy.
+    """Recovers the labels of the examples behind each message, from the bias before a softmax cross entropy.
 
-    The bias' gradient is the mean of p - onehot(y), so only the labels' own entries can be negative: for one example
-    they alone are. Of B examples, class c has B (mean p_c - g_c), which is rounded so that B labels come out.
+    The bias' gradient g is the mean of p - onehot(y), so only entries of labels can be negative. With a single example,
+    exactly the label's entry is negative. With B examples, class c has B (mean p_c - g_c) labels; these numbers are
+    rounded so that B labels result.
 
     Args:
       view: what the attacker holds.
-      layer: path of the affine layer that makes the logits.
-      num_examples: B of one step, which the server knows.
-      learning_rate: of that step; of no use with B = 1.
-      probabilities: what the server takes for the mean predicted p, [classes]; None for equal ones, of a model that
-        knows nothing yet.
+      layer: the path of the affine layer that computes the logits.
+      num_examples: B of a single step, which the server knows.
+      learning_rate: of this step; not used with B = 1.
+      probabilities: [classes], the mean predicted p that the server assumes; None = equal probabilities, as of an
+        untrained model.
 
-    Returns: [m, B] int32, rising.
+    Returns: [m, B] int32 labels in ascending order.
 
-    Guarantees: every label for B = 1, whatever the model, and for any B where the probabilities are right
+    Raises: ValueError for another number of probabilities than of classes, and as `affine_rows`.
+
+    Guarantees: every label for B = 1, whatever the model, and for any B if the probabilities are right
     (tests/adversary/test_inversion.py::test_labels).
 
     References: Zhao, Mopuri and Bilen 2020 (iDLG), section 3; Wainakh et al. 2022 (LLG), section 4.
     """
     bias = _layer(view, layer)[1]
-    classes = bias.shape[1]
+    num_classes = bias.shape[1]
     if probabilities is None:
-        expected = jnp.full(classes, 1 / classes)
+        expected = jnp.full(num_classes, 1 / num_classes)
     else:
         expected = jnp.asarray(probabilities)
-        if expected.shape != (classes,):
-            validate.fail("probabilities", f"one for each of {classes} classes", expected.shape)
+        if expected.shape != (num_classes,):
+            validate.fail("probabilities", f"one for each of {num_classes} classes", expected.shape)
     if num_examples == 1:
+        # The update is minus the gradient, so the label has the only positive entry.
         return bias.argmax(-1).astype(jnp.int32)[:, None]
     counts = num_examples * (expected[None] + bias / learning_rate)
 
-    def one_more(left, _):  # the class that is owed most
-        label = left.argmax(-1)
-        return left - jax.nn.one_hot(label, classes), label
+    def take_label(remaining, _):
+        # Labels are taken one by one, each of the class with the largest remaining count.
+        label = remaining.argmax(-1)
+        return remaining - jax.nn.one_hot(label, num_classes), label
 
-    labels = jax.lax.scan(one_more, counts, length=num_examples)[1]
+    labels = jax.lax.scan(take_label, counts, length=num_examples)[1]
     return jnp.sort(labels.T, axis=1).astype(jnp.int32)

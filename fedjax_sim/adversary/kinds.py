@@ -1,4 +1,4 @@
-"""The kinds of attacks, by what attackers know, and what those who act together know of the honest messages."""
+"""The kinds of attacks, by what attackers know of the honest messages."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ __all__ = ["Alone", "Honest", "Omniscient", "Together", "dot", "honest_moments"]
 
 
 class Honest(NamedTuple):
-    """What attackers who act together know of the honest messages of a round."""
+    """What attackers in a `Together` attack know of the honest messages of a round."""
 
-    mean: PyTree  # unweighted
-    std: PyTree  # of the sample: divided by number - 1
-    number: Array  # [] float32 honest messages that arrived
-    attackers: Array  # [] float32 messages from attackers that arrived
+    mean: PyTree  # the unweighted mean
+    std: PyTree  # the sample standard deviation at each coordinate, with the divisor number - 1
+    number: Array  # [] float32, the honest messages that arrived
+    attackers: Array  # [] float32, the messages from attackers that arrived
 
 
 class Alone(NamedTuple):
-    """An attack of each attacker by itself."""
+    """An attack in which each attacker sees only its own honest message."""
 
-    send: Callable  # (key, update, weight) -> (update, weight), for ONE attacker; key is the client's own in this round
+    send: Callable  # (key, update, weight) -> (update, weight), for ONE attacker; the key is the client's in this round
 
 
 class Together(NamedTuple):
@@ -40,33 +40,40 @@ class Together(NamedTuple):
 
 
 class Omniscient(NamedTuple):
-    """An attack by who sees every honest message."""
+    """An attack in which attackers see every honest message."""
 
-    send: Callable  # (key, SideBySide, attackers [m] bool, aggregate) -> Messages, of which only the
-    # attackers' are changed; `aggregate(Messages) -> update` is what the server would make of them
+    # (key, SideBySide, attackers [m] bool, aggregate) -> Messages, of which only those of attackers are changed.
+    # `aggregate(Messages) -> update` is what the server would make of any messages.
+    send: Callable
 
 
 def dot(a: PyTree, b: PyTree) -> Array:
-    """[] the inner product of two messages, in float32 at least, added in one order."""
-    wide = lambda x: x.astype(tree.at_least_float32(x.dtype))  # noqa: E731
-    products = jax.tree.map(lambda x, y: (wide(x) * wide(y)).reshape(1, -1), a, b)
+    """Computes the inner product of two messages, [] float32 at least, with additions in a fixed order."""
+    widened = lambda x: x.astype(tree.at_least_float32(x.dtype))  # noqa: E731
+    products = jax.tree.map(lambda x, y: (widened(x) * widened(y)).reshape(1, -1), a, b)
     return sum(engine.pairwise_sum(x, (1,))[0] for x in jax.tree.leaves(products))
 
 
 def honest_moments(cohort: SideBySide, bad: Array) -> Honest:
-    """The moments of the honest messages, squares about the mean."""
-    honest = cohort.arrived & ~bad
-    number = honest.sum().astype(jnp.float32)
+    """Computes the moments of the honest messages, with squares about the mean.
+
+    Args:
+      cohort: all messages.
+      bad: [m] bool, the messages from attackers.
+    """
+    is_honest = cohort.arrived & ~bad
+    number = is_honest.sum().astype(jnp.float32)
 
     def moments(values, honest):
-        wide, there = values.astype(tree.at_least_float32(values.dtype)), honest[:, None] > 0
-        mean = engine.divide(exact_sums.summed(jnp.where(there, wide, 0)), jnp.maximum(number, 1).astype(wide.dtype))
-        away = jnp.where(there, wide - mean[None], 0)
-        squares = engine.rounded_here(away * away, engine.hidden_zero(honest))
-        spread = engine.divide(exact_sums.summed(squares), jnp.maximum(number - 1, 1).astype(wide.dtype))
-        return mean, jnp.sqrt(spread)
+        wide = values.astype(tree.at_least_float32(values.dtype))
+        is_row = honest[:, None] > 0
+        mean = engine.divide(exact_sums.summed(jnp.where(is_row, wide, 0)), jnp.maximum(number, 1).astype(wide.dtype))
+        differences = jnp.where(is_row, wide - mean[None], 0)
+        squares = engine.rounded_here(differences * differences, engine.hidden_zero(honest))
+        variance = engine.divide(exact_sums.summed(squares), jnp.maximum(number - 1, 1).astype(wide.dtype))
+        return mean, jnp.sqrt(variance)
 
-    weights = honest.astype(jnp.float32)
+    weights = is_honest.astype(jnp.float32)
     mean = columnwise(cohort.messages, lambda x, honest: moments(x, honest)[0], weights)
     std = columnwise(cohort.messages, lambda x, honest: moments(x, honest)[1], weights)
     return Honest(mean, std, number, bad.sum().astype(jnp.float32))

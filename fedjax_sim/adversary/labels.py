@@ -1,4 +1,4 @@
-"""Labels guessed from the gradients that a party without labels gets back: the leak of vertical and split learning."""
+"""Labels inferred from the gradients that a party without labels receives, in vertical and split learning."""
 
 from __future__ import annotations
 
@@ -16,23 +16,27 @@ ATTACKS = ("norm", "direction")
 
 @validate.named_arguments
 def label_scores(gradients: Array, attack: Literal["norm", "direction"] = "norm", known: Array | None = None) -> Array:
-    """How much each row's gradient looks like that of a positive label; `auc` of the two classes says how well.
+    """Scores how much each row's gradient looks like that of a positive label.
 
-    With one logit z the gradient at what was sent is (sigmoid(z) - y) dz/dh: positive and negative rows point in
-    opposite ways, and where positives are rare the model is less sure of them, so theirs is longer.
+    With a single logit z, the gradient at the sent embedding h is (sigmoid(z) - y) dz/dh. So gradients of positive and
+    negative rows point in opposite directions. If positives are rare, the model predicts them less well, and their
+    gradients are longer. `auc` of the scores of the two classes measures the leak.
 
     Args:
-      gradients: [n, ...], a row's gradient at what the party sent, as it came back.
-      attack: "norm", its length; "direction", its cosine with that of a row whose label is known to be positive.
-      known: [...], that row's gradient, for "direction".
+      gradients: [n, ...], the gradient of each row at what the party sent, as it was returned.
+      attack: "norm": the score is the norm of the gradient. "direction": the score is its cosine with the gradient of a
+        row whose label is known to be positive.
+      known: [...], the gradient of this row, for "direction".
 
-    Returns: [n], higher for rows that are thought to be positive; 0 for the cosine of a zero gradient.
+    Returns: [n], higher for rows that are more likely to be positive; 0 for the cosine of a zero gradient.
 
-    Raises: ValueError for another attack, for "direction" without `known` or one of another shape.
+    Raises: ValueError for another attack, and for "direction" without `known` or with a `known` of another shape.
 
-    Guarantees: with one number a row direction finds every label, and under noise of std s beside residuals of one half
-    its AUC is Phi(1 / (2 s)) (tests/adversary/test_labels.py::test_direction, ::test_noise); the norm finds every label
-    of a rare class, and none of an even one at the start (::test_norm).
+    Guarantees:
+      - with one number for each row, "direction" finds every label (tests/adversary/test_labels.py::test_direction);
+        under noise of standard deviation s beside residuals of one half, its AUC is Phi(1 / (2 s)) (::test_noise)
+      - "norm" finds every label of a rare class, and no label of balanced classes at the start of training
+        (::test_norm)
 
     References: Li, Sun, Yang, Bie and Chen 2022, section 3 (norm and direction attacks).
 
@@ -47,5 +51,5 @@ def label_scores(gradients: Array, attack: Literal["norm", "direction"] = "norm"
         shape = None if known is None else jnp.shape(known)
         validate.fail("known", f"the gradient of a positive row, of shape {gradients.shape[1:]}", shape)
     known = jnp.asarray(known).reshape(-1)
-    lengths = norms * jnp.sqrt(jnp.square(known).sum())
-    return jnp.where(lengths > 0, rows @ known / jnp.where(lengths > 0, lengths, 1), 0)
+    norm_products = norms * jnp.sqrt(jnp.square(known).sum())
+    return jnp.where(norm_products > 0, rows @ known / jnp.where(norm_products > 0, norm_products, 1), 0)

@@ -1,8 +1,8 @@
-"""Was this example used? Scores from what a server holds, and what a score is worth.
+"""Membership inference: scores of candidate examples from what a server holds, and measures of the scores.
 
-An attacker has candidates, and asks of each whether a client trained on it. Scores are high for members; `auc`,
-`tpr_at_fpr` and `advantage` judge scores of members and of others, on the host. What noise allows at most is
-`privacy.Claim.advantage`.
+An attacker has candidate examples, and asks for each whether a client trained on it. Scores are high for members.
+`auc`, `tpr_at_fpr` and `advantage` compare the scores of members and of other examples, on the host. The largest
+advantage that noise allows is `privacy.Claim.advantage`.
 """
 
 from __future__ import annotations
@@ -31,10 +31,12 @@ __all__ = [
 
 
 def _losses(loss_fn: Callable, params: PyTree, examples: PyTree) -> Array:
+    """[n] the losses of examples."""
     return per_example(loss_fn(params, examples, None))["loss"]
 
 
 def _mean_gradient(loss_fn: Callable, params: PyTree, examples: PyTree) -> PyTree:
+    """The gradient of the mean loss of examples."""
     return jax.grad(lambda params: _losses(loss_fn, params, examples).mean())(params)
 
 
@@ -48,20 +50,21 @@ def _products(messages: PyTree, gradients: PyTree) -> Array:
 
 @validate.named_arguments
 def alignment_score(view: View, loss_fn: Callable, candidates: PyTree, learning_rate: Positive = 1.0) -> Array:
-    """-<u_i, gradient of a candidate's loss at the broadcast model> / learning rate: high for members.
+    """Scores candidates by -<u_i, g> / learning rate, with an update u_i and the candidate's gradient g.
 
-    An update points against the mean gradient of its B examples, so a member's inner product with it is negative: its
-    own |g|^2 / B, times -rate. Among isotropic gradients of dimension d members score d / B on average, others 0.
+    g is the gradient of the candidate's loss at the broadcast model. An update points against the mean gradient of its
+    B examples. So its inner product with the gradient of a member has a term -rate |g|^2 / B, and the score is high.
+    Among isotropic gradients of dimension d, members score d / B on average, and others 0.
 
     Args:
       view: what the attacker holds.
       loss_fn: (params, examples, key) -> losses [n], or a dict that holds "loss" [n].
-      candidates: leaves [n, ...], the examples that are asked about.
-      learning_rate: of the clients' steps; it scales all scores alike.
+      candidates: leaves [n, ...], the candidate examples.
+      learning_rate: of the clients' steps; it scales all scores by the same factor.
 
-    Returns: [m, n]: each message against each candidate.
+    Returns: [m, n], the score of each candidate for each message.
 
-    Guarantees: mean d / B and AUC Phi(sqrt(d / 2B)) among Gaussian gradients; the sign
+    Guarantees: mean d / B and AUC Phi(sqrt(d / 2B)) among Gaussian gradients, and the sign
     (tests/adversary/test_membership.py::test_alignment).
 
     References: Nasr, Shokri and Houmansadr 2019; Li et al. 2023, section 4.
@@ -69,16 +72,23 @@ def alignment_score(view: View, loss_fn: Callable, candidates: PyTree, learning_
     validate.part("view", view, View)
     validate.loss_function(loss_fn)
 
-    def gradient(one):
-        return _mean_gradient(loss_fn, view.broadcast, jax.tree.map(lambda x: x[None], one))
+    def gradient(candidate):
+        return _mean_gradient(loss_fn, view.broadcast, jax.tree.map(lambda x: x[None], candidate))
 
     return -_products(view.messages, jax.vmap(gradient)(candidates)) / learning_rate
 
 
 def loss_threshold_score(params: PyTree, loss_fn: Callable, candidates: PyTree) -> Array:
-    """Minus the loss of each candidate at a released model: [n]. It feeds on overfitting.
+    """Scores candidates by minus their loss at a released model, which is high for members if the model overfits.
 
-    Guarantees: AUC 1/2 at an untrained model, above 0.9 at one that knows its examples by heart
+    Args:
+      params: the released model.
+      loss_fn: as in `alignment_score`.
+      candidates: leaves [n, ...].
+
+    Returns: [n].
+
+    Guarantees: AUC 1/2 at an untrained model, above 0.9 at a model that has memorised its examples
     (tests/adversary/test_membership.py::test_loss_threshold).
 
     References: Yeom et al. 2018, section 3.2.
@@ -88,17 +98,19 @@ def loss_threshold_score(params: PyTree, loss_fn: Callable, candidates: PyTree) 
 
 
 def calibrated_score(scores: Array) -> np.ndarray:
-    """Scores in standard deviations from what the same candidate scores against the other messages, without shadows.
+    """Standardises each score by the scores of the same candidate for the other messages.
 
-    A candidate with a large gradient scores high against everybody's message; what others' messages make of it takes
-    the place of the shadow models that were trained without it.
+    A candidate with a large gradient scores high for every message. Its scores for the other messages take the place of
+    shadow models that were trained without the candidate.
 
     Args:
-      scores: [m, n] of m >= 3 messages, of `alignment_score`; in columns, a candidate is in few of the messages.
+      scores: [m, n] from `alignment_score`, of m >= 3 messages; each candidate should be a member of few messages.
 
-    Returns: [m, n] float64 on the host, (score - mean of the others) / std of the others.
+    Returns: [m, n] float64 on the host: (score - mean of the other scores) / standard deviation of the other scores.
 
-    Guarantees: the leave-one-out mean and deviation; a higher AUC where candidates differ in scale
+    Raises: ValueError for fewer than three messages.
+
+    Guarantees: the leave-one-out mean and deviation; a higher AUC if candidates differ in scale
     (tests/adversary/test_membership.py::test_calibration).
 
     References: Carlini et al. 2022 (LiRA), section 5, its offline form.
@@ -107,27 +119,32 @@ def calibrated_score(scores: Array) -> np.ndarray:
     >>> round(float(calibrated_score(jnp.array([[3.0], [0.0], [2.0]]))[0, 0]), 4)
     1.4142
     """
-    scores = np.asarray(scores, np.float64)  # sums of squares, of which the largest is taken off again
+    # In float64, since the largest square is subtracted from a sum of squares again.
+    scores = np.asarray(scores, np.float64)
     if scores.ndim != 2 or len(scores) < 3:
         validate.fail("scores", "rows of at least three messages", scores.shape)
     m = len(scores)
-    moved = scores - scores.mean(0)[None]  # the others' mean is -moved / (m - 1)
-    others = -moved / (m - 1)
-    squares = (moved**2).sum(0)[None] - moved**2 - (m - 1) * others**2
-    return (moved - others) / np.sqrt(np.maximum(squares / (m - 2), 1e-30))
+    # Deviations from the mean of all m scores add up to zero, so those of the other scores have mean -deviation/(m -
+    # 1).
+    deviations = scores - scores.mean(0)[None]
+    other_means = -deviations / (m - 1)
+    other_squares = (deviations**2).sum(0)[None] - deviations**2 - (m - 1) * other_means**2
+    return (deviations - other_means) / np.sqrt(np.maximum(other_squares / (m - 2), 1e-30))
 
 
 def property_score(view: View, loss_fn: Callable, having: PyTree, lacking: PyTree) -> Array:
-    """Whether a client's data have a property: the message along what tells the attacker's own examples apart.
+    """Scores whether a client's data have a property, with the attacker's own examples with and without it.
 
-    Minus the message's inner product with (mean gradient of examples that have it - of those that lack it), both at
-    the broadcast model, over that difference's length.
+    Let w be the mean gradient of examples with the property minus that of examples without it, both at the broadcast
+    model. The score is minus the inner product of the message with w / |w|.
 
     Args:
-      view, loss_fn: as in `alignment_score`.
-      having, lacking: leaves [n, ...], examples of the attacker's own.
+      view: what the attacker holds.
+      loss_fn: as in `alignment_score`.
+      having: leaves [n, ...], the attacker's examples with the property.
+      lacking: leaves [n, ...], the attacker's examples without the property.
 
-    Returns: [m], rising with the share of the property in a client's data.
+    Returns: [m], larger for clients with a larger share of examples with the property.
 
     Guarantees: tests/adversary/test_membership.py::test_property.
 
@@ -135,43 +152,54 @@ def property_score(view: View, loss_fn: Callable, having: PyTree, lacking: PyTre
     """
     validate.part("view", view, View)
     validate.loss_function(loss_fn)
-    sides = (_mean_gradient(loss_fn, view.broadcast, examples) for examples in (having, lacking))
-    way = jax.tree.map(lambda x, y: (x - y)[None], *sides)
-    length = jnp.sqrt(_products(way, way)[0, 0])
-    return -_products(view.messages, way)[:, 0] / jnp.maximum(length, 1e-30)
+    gradients = (_mean_gradient(loss_fn, view.broadcast, examples) for examples in (having, lacking))
+    direction = jax.tree.map(lambda x, y: (x - y)[None], *gradients)
+    norm = jnp.sqrt(_products(direction, direction)[0, 0])
+    return -_products(view.messages, direction)[:, 0] / jnp.maximum(norm, 1e-30)
 
 
-# ---- what scores are worth
+# ---- measures of scores
 
 
-def _samples(members: Array, others: Array) -> tuple[np.ndarray, np.ndarray]:
-    found = np.asarray(members, np.float64).reshape(-1), np.asarray(others, np.float64).reshape(-1)
-    for name, x in zip(("members", "others"), found, strict=True):
-        if not x.size or not np.isfinite(x).all():
-            validate.fail(name, "finite scores", f"{x.size}, of which {(~np.isfinite(x)).sum()} are not")
-    return found
+def _checked_scores(members: Array, others: Array) -> tuple[np.ndarray, np.ndarray]:
+    """The scores of members and of others, as float64 vectors; refuses scores that are not finite."""
+    samples = np.asarray(members, np.float64).reshape(-1), np.asarray(others, np.float64).reshape(-1)
+    for name, scores in zip(("members", "others"), samples, strict=True):
+        if not scores.size or not np.isfinite(scores).all():
+            validate.fail(name, "finite scores", f"{scores.size}, of which {(~np.isfinite(scores)).sum()} are not")
+    return samples
 
 
 def auc(members: Array, others: Array) -> float:
-    """The chance that a member scores above another, ties counted half (Mann and Whitney).
+    """Computes the chance that a member scores above a non-member, with ties counted half (Mann and Whitney).
+
+    Args:
+      members: [n] finite scores of members.
+      others: [k] finite scores of other examples.
 
     Guarantees: the count of all pairs (tests/adversary/test_membership.py::test_what_scores_are_worth).
 
     >>> auc([2.0, 1.0], [1.0, 0.0])
     0.875
     """
-    inside, outside = _samples(members, others)
-    ordered = np.sort(outside)
-    below, upto = (np.searchsorted(ordered, inside, side).mean() for side in ("left", "right"))
-    return float((below + upto) / 2 / outside.size)
+    member_scores, other_scores = _checked_scores(members, others)
+    sorted_scores = np.sort(other_scores)
+    # The mean numbers of other scores below a member's, and at or below it.
+    below, at_or_below = (np.searchsorted(sorted_scores, member_scores, side).mean() for side in ("left", "right"))
+    return float((below + at_or_below) / 2 / other_scores.size)
 
 
 @validate.named_arguments
 def tpr_at_fpr(members: Array, others: Array, false_positive_rate: ShareBelowOne = 0.01) -> float:
-    """The share of members found by the lowest threshold that takes at most this share of others for members.
+    """Computes the true positive rate at a given false positive rate.
+
+    The threshold is the lowest at which at most the share `false_positive_rate` of the other examples is taken for
+    members. The result is the share of members above it.
 
     Args:
-      false_positive_rate: in [0, 1); at least 1 / (number of others) to say more than "above all others".
+      members: [n] finite scores of members.
+      others: [k] finite scores of other examples.
+      false_positive_rate: in [0, 1). Below 1/k the result is the share of members that score above all others.
 
     Guarantees: tests/adversary/test_membership.py::test_what_scores_are_worth.
 
@@ -180,38 +208,48 @@ def tpr_at_fpr(members: Array, others: Array, false_positive_rate: ShareBelowOne
     >>> tpr_at_fpr([4.0, 2.5, 1.0, 0.0], [3.0, 2.0, 1.0, 0.0], 0.25)
     0.5
     """
-    inside, outside = _samples(members, others)
-    ordered = np.sort(outside)[::-1]
-    return float((inside > ordered[int(false_positive_rate * outside.size + 1e-9)]).mean())
+    member_scores, other_scores = _checked_scores(members, others)
+    sorted_scores = np.sort(other_scores)[::-1]
+    # The small addend is for products such as 0.29 * 100, which are rounded below the whole number.
+    num_false_positives = int(false_positive_rate * other_scores.size + 1e-9)
+    return float((member_scores > sorted_scores[num_false_positives]).mean())
 
 
 def advantage(members: Array, others: Array) -> tuple[float, float]:
-    """(true - false positive rate, its standard error) at a threshold that was chosen on other scores.
+    """Estimates the membership advantage: the true minus the false positive rate at the best threshold.
 
-    The best threshold of each half of the scores is counted on the other half: chosen and counted on the same ones it
-    would show an advantage where there is none.
+    The best threshold of each half of the scores is evaluated on the other half. A threshold chosen and evaluated on
+    the same scores would show an advantage where there is none.
 
     Args:
-      members, others: [n] scores each, at least four, in an order that does not depend on them.
+      members: [n] scores of members, at least four, in an order that does not depend on the scores.
+      others: [k] scores of other examples, at least four, in such an order.
 
-    Guarantees: zero on average for equal laws, with this error
-    (tests/adversary/test_membership.py::test_no_advantage_where_there_is_none); reaches the bound of a Gaussian release
-    and does not pass it by more than chance (::test_noise_bounds_the_advantage).
+    Returns: (advantage, its standard error).
+
+    Raises: ValueError for fewer scores, and for scores that are not finite.
+
+    Guarantees:
+      - zero on average for equal distributions, with the stated error
+        (tests/adversary/test_membership.py::test_no_advantage_where_there_is_none)
+      - it reaches the bound of a Gaussian release, and exceeds it by chance only (::test_noise_bounds_the_advantage)
 
     References: Yeom et al. 2018, definition 4.
     """
-    found = _samples(members, others)
-    if min(x.size for x in found) < 4:
-        validate.fail("members, others", "at least four scores each", tuple(x.size for x in found))
-    differences, rates = [], []
+    samples = _checked_scores(members, others)
+    if min(x.size for x in samples) < 4:
+        validate.fail("members, others", "at least four scores each", tuple(x.size for x in samples))
+    differences = []
+    rates = []
     for first in (0, 1):
-        chosen, counted = ([x[half::2] for x in found] for half in (first, 1 - first))
-        at = np.unique(np.concatenate(chosen))
-        above = [1 - np.searchsorted(np.sort(x), at, "left") / x.size for x in chosen]
-        threshold = at[np.argmax(above[0] - above[1])]
-        shares = [(x >= threshold).mean() for x in counted]
+        choosing, evaluating = ([x[half::2] for x in samples] for half in (first, 1 - first))
+        thresholds = np.unique(np.concatenate(choosing))
+        # The shares of members and of others at or above each threshold.
+        shares_above = [1 - np.searchsorted(np.sort(x), thresholds, "left") / x.size for x in choosing]
+        best_threshold = thresholds[np.argmax(shares_above[0] - shares_above[1])]
+        shares = [(x >= best_threshold).mean() for x in evaluating]
         differences.append(shares[0] - shares[1])
         rates.append(shares)
-    p = np.mean(rates, axis=0)
-    error = np.sqrt(sum(share * (1 - share) / x.size for share, x in zip(p, found, strict=True)))
+    mean_rates = np.mean(rates, axis=0)
+    error = np.sqrt(sum(rate * (1 - rate) / x.size for rate, x in zip(mean_rates, samples, strict=True)))
     return float(np.mean(differences)), float(error)

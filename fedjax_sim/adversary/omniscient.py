@@ -1,4 +1,4 @@
-"""Published attacks on aggregation by who sees every honest message, and what the server makes of them."""
+"""Published attacks on aggregation by attackers who see every honest message, and what the server makes of them."""
 
 from __future__ import annotations
 
@@ -24,8 +24,9 @@ from fedjax_sim.validate import Integer, NonNegativeInt, Number
 
 __all__ = ["adaptive", "fang", "mimic", "min_max", "min_sum"]
 
-HALVINGS = 40  # of the interval that holds the largest step
+HALVINGS = 40  # steps of the bisection for the largest step that hides
 
+# The directions p along which attackers move away from the honest mean, by name: (mean, std) -> p.
 DIRECTIONS = {
     "unit": lambda mean, std: _unit(mean),
     "sign": lambda mean, std: jax.tree.map(jnp.sign, mean),
@@ -34,72 +35,95 @@ DIRECTIONS = {
 
 
 def _unit(point: PyTree) -> PyTree:
-    length = jnp.sqrt(dot(point, point))
-    return jax.tree.map(lambda x: engine.divide(x, jnp.where(length > 0, length, 1).astype(x.dtype)), point)
+    """A message scaled to norm 1; a zero message stays zero."""
+    norm = jnp.sqrt(dot(point, point))
+    return jax.tree.map(lambda x: engine.divide(x, jnp.where(norm > 0, norm, 1).astype(x.dtype)), point)
 
 
 def _hiding(direction: str, allowed: Callable) -> Omniscient:
-    """mean - gamma p with the largest gamma that `allowed` lets pass, by bisection.
+    """Attackers send mean - gamma p with the largest gamma that `allowed` lets pass, found by bisection.
 
     Args:
-      allowed: (gaps [m, m], honest [m]) -> (squared distances [m] of a message from all others -> bool).
+      direction: the name of p in `DIRECTIONS`.
+      allowed: (squared distances [m, m] of all pairs, honest [m] bool) -> (squared distances [m] of a message from all
+        others -> [] bool, whether the message hides).
     """
     validate.one_of("direction", direction, DIRECTIONS)
 
     def send(key, cohort, bad, aggregate):
-        found, honest = honest_moments(cohort, bad), cohort.arrived & ~bad
-        way = DIRECTIONS[direction](found.mean, found.std)
-        own = squared_distances(cohort.messages, found.mean)
-        along = inner_products(cohort.messages, way) - dot(found.mean, way)  # <u_i - mean, p>
-        length = dot(way, way)
-        fits = allowed(gaps(cohort.messages), honest)
+        honest = honest_moments(cohort, bad)
+        is_honest = cohort.arrived & ~bad
+        p = DIRECTIONS[direction](honest.mean, honest.std)
+        # |u_i - (mean - gamma p)|^2 = |u_i - mean|^2 + 2 gamma <u_i - mean, p> + gamma^2 |p|^2, so messages are read
+        # only once, and not in each step of the search.
+        squares = squared_distances(cohort.messages, honest.mean)
+        products = inner_products(cohort.messages, p) - dot(honest.mean, p)
+        square_of_p = dot(p, p)
+        hides = allowed(gaps(cohort.messages), is_honest)
 
         def halve(i, ends):
             low, high = ends
             gamma = (low + high) / 2
-            good = fits(own + 2 * gamma * along + gamma * gamma * length)
-            return jnp.where(good, gamma, low), jnp.where(good, high, gamma)
+            is_hidden = hides(squares + 2 * gamma * products + gamma * gamma * square_of_p)
+            return jnp.where(is_hidden, gamma, low), jnp.where(is_hidden, high, gamma)
 
         def double(state):
             gamma, _ = state
-            return 2 * gamma, fits(own + 4 * gamma * along + 4 * gamma * gamma * length)
+            return 2 * gamma, hides(squares + 4 * gamma * products + 4 * gamma * gamma * square_of_p)
 
+        # gamma is doubled until the message does not hide, which brackets the largest gamma.
         high, _ = jax.lax.while_loop(
             lambda s: s[1] & (s[0] < 2.0**40), double, (jnp.float32(2.0**-40), jnp.array(True))
         )
         gamma, _ = jax.lax.fori_loop(0, HALVINGS, halve, (jnp.float32(0), high))
-        message = jax.tree.map(lambda m, p: m - gamma.astype(m.dtype) * p, found.mean, way)
+        message = jax.tree.map(lambda m, x: m - gamma.astype(m.dtype) * x, honest.mean, p)
         return with_message(cohort.messages, bad, message)
 
     return Omniscient(send)
 
 
 def min_max(direction: str = "unit") -> Omniscient:
-    """The honest mean, moved as far as it is no further from any honest message than two of these are apart.
+    """Attackers send the honest mean, moved as far as possible while its largest distance stays inconspicuous
+    (min-max).
+
+    The message mean - gamma p has the largest gamma with which its distance from every honest message is at most the
+    largest distance between two honest messages.
 
     Args:
-      direction: of the motion, minus: "unit" (the mean's), "sign" (its signs), "std" (the standard deviations).
+      direction: p: "unit" (the mean, scaled to norm 1), "sign" (the signs of the mean) or "std" (the standard
+        deviations).
+
+    Raises: ValueError for another direction.
 
     Guarantees: the largest step that keeps the bound (tests/adversary/test_attacks.py::test_min_max_and_min_sum).
 
     References: Shejwalkar and Houmansadr 2021, equation 8.
     """
 
-    def allowed(apart, honest):
-        most = jnp.where(honest[:, None] & honest[None], apart, 0).max()
-        return lambda distances: jnp.where(honest, distances, 0).max() <= most
+    def allowed(distances_of_pairs, honest):
+        limit = jnp.where(honest[:, None] & honest[None], distances_of_pairs, 0).max()
+        return lambda distances: jnp.where(honest, distances, 0).max() <= limit
 
     return _hiding(direction, allowed)
 
 
 def min_sum(direction: str = "unit") -> Omniscient:
-    """As `min_max`, with the sum of squared distances from all honest messages, which no honest one's may exceed.
+    """Attackers send the honest mean, moved as far as possible while its sum of distances stays inconspicuous
+    (min-sum).
+
+    A message's sum is that of its squared distances from all honest messages. The message mean - gamma p has the
+    largest gamma with which its sum is at most the largest sum of an honest message.
+
+    Args:
+      direction: p, as in `min_max`.
+
+    Raises: ValueError for another direction.
 
     References: Shejwalkar and Houmansadr 2021, equation 9.
     """
 
-    def allowed(apart, honest):
-        sums = engine.pairwise_sum(jnp.where(honest[:, None] & honest[None], apart, 0), (1,))
+    def allowed(distances_of_pairs, honest):
+        sums = engine.pairwise_sum(jnp.where(honest[:, None] & honest[None], distances_of_pairs, 0), (1,))
         return lambda distances: engine.pairwise_sum(jnp.where(honest, distances, 0), (0,)) <= sums.max()
 
     return _hiding(direction, allowed)
@@ -107,19 +131,22 @@ def min_sum(direction: str = "unit") -> Omniscient:
 
 @validate.named_arguments
 def mimic(client: NonNegativeInt = 0) -> Omniscient:
-    """The message of one honest client, again and again: among unlike clients it outvotes the others' data.
+    """All attackers copy the message of one honest client.
+
+    If clients differ in their data, the copies give this client's data too much influence.
 
     Args:
-      client: the id of the one that is copied; where its message did not arrive, the honest one of the next id, and the
-        first of all behind the last.
+      client: the id of the copied client. If its message did not arrive, the honest message of the next larger id is
+        copied, and after the last id the first honest message.
 
     References: Karimireddy, He and Jaggi 2022, section 3.2 (here the client is given, not searched for).
     """
 
     def send(key, cohort, bad, aggregate):
-        honest = cohort.arrived & ~bad
-        later = honest & (cohort.ids >= client)
-        rank = jnp.argmax(jnp.where(later.any(), later, honest))
+        is_honest = cohort.arrived & ~bad
+        is_candidate = is_honest & (cohort.ids >= client)
+        # Messages are in the order of ids, and `argmax` finds the first True.
+        rank = jnp.argmax(jnp.where(is_candidate.any(), is_candidate, is_honest))
         return with_message(cohort.messages, bad, one_message(cohort.messages, rank))
 
     return Omniscient(send)
@@ -127,13 +154,14 @@ def mimic(client: NonNegativeInt = 0) -> Omniscient:
 
 @validate.named_arguments
 def fang(reach: Annotated[float, Number(1, open_low=True)] = 2.0) -> Omniscient:
-    """Just outside of the honest range, at each coordinate on the side away from where the honest mean goes.
+    """Attackers send, at each coordinate, a number just outside of the honest range, opposite to the honest mean.
 
-    Where the mean is positive, a number between the least honest value and that value times `reach` (divided by it if
-    it is positive); else the mirror image. All attackers send the same draw, where the paper's draw each their own.
+    If the mean is positive, the number is drawn between the least honest value and this value times `reach` (divided by
+    `reach` if the value is positive). If the mean is not positive, it is the mirror image: drawn beyond the largest
+    honest value. All attackers send the same draw, while the paper's attackers draw independently.
 
     Args:
-      reach: b above 1.
+      reach: b, above 1.
 
     Guarantees: outside of the range, and within b of its end (tests/adversary/test_attacks.py::test_fang).
 
@@ -143,22 +171,28 @@ def fang(reach: Annotated[float, Number(1, open_low=True)] = 2.0) -> Omniscient:
     def send(key, cohort, bad, aggregate):
         honest = (cohort.arrived & ~bad).astype(jnp.float32)
 
-        def end(of, empty):
-            return columnwise(cohort.messages, lambda x, here: of(jnp.where(here[:, None] > 0, x, empty), 0), honest)
+        def extreme(reduce, empty):
+            """The least or the largest honest value at each coordinate."""
+            return columnwise(
+                cohort.messages, lambda x, honest: reduce(jnp.where(honest[:, None] > 0, x, empty), 0), honest
+            )
 
-        mean, low, high = honest_moments(cohort, bad).mean, end(jnp.min, jnp.inf), end(jnp.max, -jnp.inf)
+        mean = honest_moments(cohort, bad).mean
+        low = extreme(jnp.min, jnp.inf)
+        high = extreme(jnp.max, -jnp.inf)
         leaves, structure = jax.tree.flatten(mean)
         keys = jax.random.split(key, len(leaves))
 
-        def drawn(key, mean, low, high):
-            low, high = low.astype(mean.dtype), high.astype(mean.dtype)
+        def draw(key, mean, low, high):
+            low = low.astype(mean.dtype)
+            high = high.astype(mean.dtype)
             factor = 1 + (reach - 1) * jax.random.uniform(key, mean.shape, mean.dtype)
             below = jnp.where(low > 0, engine.divide(low, factor), low * factor)
             above = jnp.where(high < 0, engine.divide(high, factor), high * factor)
             return jnp.where(mean > 0, below, above)
 
-        rest = (structure.flatten_up_to(x) for x in (low, high))
-        message = structure.unflatten([drawn(*x) for x in zip(keys, leaves, *rest, strict=True)])
+        ends = (structure.flatten_up_to(x) for x in (low, high))
+        message = structure.unflatten([draw(*x) for x in zip(keys, leaves, *ends, strict=True)])
         return with_message(cohort.messages, bad, message)
 
     return Omniscient(send)
@@ -168,87 +202,97 @@ def fang(reach: Annotated[float, Number(1, open_low=True)] = 2.0) -> Omniscient:
 def adaptive(
     num_scales: Annotated[int, Integer(1, 64)] = 16, num_ascents: Annotated[int, Integer(0, 1024)] = 8
 ) -> Omniscient:
-    """The message that moves this very aggregator far from the honest mean: a search along lines, then an ascent.
+    """Attackers search for the message that moves this very aggregator furthest from the honest mean.
 
-    First mean - gamma p is tried, for p the mean's direction, its signs and the standard deviations, and gamma in
-    powers of two from 2^-4 to 2^(n - 5) times the honest messages' root mean square deviation over |p|. From the best
-    of them the harm |aggregate - mean|^2 is ascended. Order statistics and choices have no derivative that helps, so
-    each step takes the best of five messages: from the mean the way that the aggregate was moved (the gradient, where a
-    rule moves every coordinate by the same factor), half, once and twice as far as the best so far; and that one plus
-    and minus a random step, one sign for each coordinate, in proportion to the standard deviations. Where none is
-    better the random steps become shorter.
+    The harm of a message is |aggregate - mean|^2. The search has two parts.
+
+    1. Lines: the messages mean - gamma p are tried, where p is the direction of the mean, its signs, or the standard
+       deviations. gamma is a power of two, from 2^-4 to 2^(n - 5), times the honest messages' root mean square
+       deviation over |p|.
+    2. Ascent, from the best of these messages. Order statistics and choices have no useful derivative, so each step
+    takes
+       the best of five messages. Three start at the mean and go in the direction in which the aggregate was moved,
+       half, once and twice as far as the best message so far. (If a rule moves every coordinate by the same factor,
+       this is the direction of the gradient.) Two are the best message plus and minus a random step, with a sign for
+       each coordinate, in proportion to the standard deviations. If no message is better, the random steps become
+       shorter.
 
     Args:
       num_scales: n, in [1, 64]; the rule is computed 3 n times.
-      num_ascents: steps of the ascent, in [0, 1024]; the rule is computed five times in each.
+      num_ascents: the steps of the ascent, in [0, 1024]; the rule is computed five times in each.
 
-    Guarantees: never less harmful than what it tries (tests/adversary/test_attacks.py::test_adaptive), and the ascent
-    finds worse ones (::test_ascent).
+    Guarantees: at least as harmful as every message that it tries (tests/adversary/test_attacks.py::test_adaptive), and
+    the ascent finds more harmful messages (::test_ascent).
 
     References: Shejwalkar and Houmansadr 2021, section 4 (aggregation known); Fang et al. 2020, section 3.2 (lambda by
     halving); Spall 1992 (simultaneous perturbation).
     """
 
     def send(key, cohort, bad, aggregate):
-        found, honest = honest_moments(cohort, bad), cohort.arrived & ~bad
-        own = jnp.where(honest, squared_distances(cohort.messages, found.mean), 0)
-        spread = jnp.sqrt(engine.divide(engine.pairwise_sum(own, (0,)), jnp.maximum(found.number, 1)))
+        honest = honest_moments(cohort, bad)
+        is_honest = cohort.arrived & ~bad
+        squares = jnp.where(is_honest, squared_distances(cohort.messages, honest.mean), 0)
+        deviation = jnp.sqrt(engine.divide(engine.pairwise_sum(squares, (0,)), jnp.maximum(honest.number, 1)))
 
         def harm(message):
-            moved = aggregate(with_message(cohort.messages, bad, message))
-            away = jax.tree.map(lambda x, m: x.astype(m.dtype) - m, moved, found.mean)
-            size = dot(away, away).astype(jnp.float32)
-            return jnp.where(jnp.isfinite(size), size, -1), away  # a round that is skipped does no harm
+            """(the harm of a message, how it moves the aggregate from the honest mean)."""
+            attacked = aggregate(with_message(cohort.messages, bad, message))
+            motion = jax.tree.map(lambda x, m: x.astype(m.dtype) - m, attacked, honest.mean)
+            size = dot(motion, motion).astype(jnp.float32)
+            return jnp.where(jnp.isfinite(size), size, -1), motion  # a round that is skipped does no harm
 
-        best = _along_lines(harm, found, spread, num_scales)
-        best = _ascended(harm, found, key, best, num_ascents)
+        best = _best_along_lines(harm, honest, deviation, num_scales)
+        best = _ascend(harm, honest, key, best, num_ascents)
         return with_message(cohort.messages, bad, best[0])
 
     return Omniscient(send)
 
 
 def _better(harm: Callable, state: tuple, message: PyTree) -> tuple:
-    """The more harmful one of (message, its harm, how the aggregate was moved) and another message."""
-    size, away = harm(message)
-    return jax.tree.map(lambda new, old: jnp.where(size > state[1], new, old), (message, size, away), state)
+    """The more harmful of a state (message, its harm, how the aggregate is moved) and another message."""
+    size, motion = harm(message)
+    return jax.tree.map(lambda new, old: jnp.where(size > state[1], new, old), (message, size, motion), state)
 
 
-def _line(start: PyTree, way: PyTree, length: Array) -> PyTree:
-    """`length` from a point along a direction."""
-    own = jnp.sqrt(dot(way, way))
-    gamma = engine.divide(length, jnp.where(own > 0, own, 1))
-    return jax.tree.map(lambda m, p: m + gamma.astype(m.dtype) * p.astype(m.dtype), start, way)
+def _point_on_line(start: PyTree, direction: PyTree, distance: Array) -> PyTree:
+    """The point at a distance from a start along a direction."""
+    norm = jnp.sqrt(dot(direction, direction))
+    gamma = engine.divide(distance, jnp.where(norm > 0, norm, 1))
+    return jax.tree.map(lambda m, p: m + gamma.astype(m.dtype) * p.astype(m.dtype), start, direction)
 
 
-def _along_lines(harm: Callable, found: Honest, spread: Array, num_scales: int) -> tuple:
-    """The most harmful of the messages along fixed directions, with its harm and how it moves the aggregate."""
-    ways = jax.tree.map(lambda *x: jnp.stack(x), *(make(found.mean, found.std) for make in DIRECTIONS.values()))
+def _best_along_lines(harm: Callable, honest: Honest, deviation: Array, num_scales: int) -> tuple:
+    """The most harmful of the messages along fixed directions: (message, its harm, how the aggregate is moved)."""
+    directions = jax.tree.map(lambda *x: jnp.stack(x), *(make(honest.mean, honest.std) for make in DIRECTIONS.values()))
 
-    def one(i, state):
-        way = jax.tree.map(lambda x: x[i // num_scales], ways)
+    def try_point(i, state):
+        direction = jax.tree.map(lambda x: x[i // num_scales], directions)
         scale = power_of_two(i % num_scales - 4, jnp.float32)
-        return _better(harm, state, _line(found.mean, way, -spread * scale))
+        return _better(harm, state, _point_on_line(honest.mean, direction, -deviation * scale))
 
-    start = found.mean, jnp.float32(-2), tree.zeros_like(found.mean)
-    return jax.lax.fori_loop(0, len(DIRECTIONS) * num_scales, one, start)
+    # The harm -2 is below that of every message, so the first one tried is taken.
+    start = honest.mean, jnp.float32(-2), tree.zeros_like(honest.mean)
+    return jax.lax.fori_loop(0, len(DIRECTIONS) * num_scales, try_point, start)
 
 
-def _ascended(harm: Callable, found: Honest, key: Array, best: tuple, num_ascents: int) -> tuple:
-    """A more harmful message, as `adaptive` says."""
+def _ascend(harm: Callable, honest: Honest, key: Array, best: tuple, num_ascents: int) -> tuple:
+    """The ascent of `adaptive`, from the best message along lines: (message, its harm, how the aggregate is moved)."""
 
-    def ascent(i, state):
+    def ascend_once(i, state):
         best, reach = state
-        away = jax.tree.map(jnp.subtract, best[0], found.mean)
-        length = jnp.sqrt(dot(away, away))
-        leaves, structure = jax.tree.flatten(found.std)
+        message, harm_before, motion = best
+        difference = jax.tree.map(jnp.subtract, message, honest.mean)
+        length = jnp.sqrt(dot(difference, difference))
+        leaves, structure = jax.tree.flatten(honest.std)
         keys = jax.random.split(jax.random.fold_in(key, i), len(leaves))
-        signs = [jax.random.rademacher(k, x.shape, x.dtype) * x for k, x in zip(keys, leaves, strict=True)]
-        signs = structure.unflatten(signs)
-        tried = [_line(found.mean, best[2], c * length) for c in (0.5, 1.0, 2.0)]
-        tried += [_line(best[0], signs, c * reach * length) for c in (1.0, -1.0)]
-        stacked, last = jax.tree.map(lambda *x: jnp.stack(x), *tried), best[1]
+        steps = [jax.random.rademacher(k, x.shape, x.dtype) * x for k, x in zip(keys, leaves, strict=True)]
+        random_step = structure.unflatten(steps)
+        candidates = [_point_on_line(honest.mean, motion, c * length) for c in (0.5, 1.0, 2.0)]
+        candidates += [_point_on_line(message, random_step, c * reach * length) for c in (1.0, -1.0)]
+        # Stacked and tried in a loop, so that the rule is compiled once and not five times.
+        stacked = jax.tree.map(lambda *x: jnp.stack(x), *candidates)
         take = lambda k: jax.tree.map(lambda x: x[k], stacked)  # noqa: E731
-        best = jax.lax.fori_loop(0, len(tried), lambda k, state: _better(harm, state, take(k)), best)
-        return best, jnp.where(best[1] > last, reach, 0.7 * reach)
+        best = jax.lax.fori_loop(0, len(candidates), lambda k, state: _better(harm, state, take(k)), best)
+        return best, jnp.where(best[1] > harm_before, reach, 0.7 * reach)
 
-    return jax.lax.fori_loop(0, num_ascents, ascent, (best, jnp.float32(0.5)))[0]
+    return jax.lax.fori_loop(0, num_ascents, ascend_once, (best, jnp.float32(0.5)))[0]

@@ -1,4 +1,4 @@
-"""What the parties of split learning infer: labels from gradients at the cut, examples from smashed data."""
+"""Attacks on split learning: labels inferred from gradients at the cut, and examples rebuilt from smashed data."""
 
 from __future__ import annotations
 
@@ -12,15 +12,19 @@ __all__ = ["inversion_error", "invert_smashed", "labels_by_direction", "labels_o
 
 
 def labels_of_logits(gradients: Array) -> Array:
-    """The labels of a softmax cross entropy whose gradient at the logits came back: p - onehot has one negative entry.
+    """Reads labels off the gradients of a softmax cross entropy at the logits.
+
+    The gradient p - onehot(label) has a single negative entry, that of the label.
 
     Args:
-      gradients: [n, classes].
+      gradients: [n, classes], as a party received them.
 
-    Returns: [n] int32.
+    Returns: [n] int32 labels.
 
-    Guarantees: every label, at any model (tests/adversary/test_smashed.py::test_labels_at_the_logits), and chance under
-    strong noise (::test_noise_hides_labels).
+    Raises: ValueError for gradients of another rank.
+
+    Guarantees: every label, for any model (tests/adversary/test_smashed.py::test_labels_at_the_logits); labels at
+    chance level under strong noise (::test_noise_hides_labels).
 
     References: Zhao, Mopuri and Bilen 2020 (iDLG), section 3.
 
@@ -33,18 +37,21 @@ def labels_of_logits(gradients: Array) -> Array:
 
 
 def labels_by_direction(gradients: Array, known: Array, labels: Array) -> Array:
-    """The label of the known example whose gradient points most like a row's own.
+    """Guesses the label of each row: that of the known example whose gradient is most similar in direction.
 
-    Gradients at a cut before one class's logit share a direction, and other classes have others: a few examples whose
-    labels the attacker knows tell those of all.
+    Gradients at a cut point in a direction that depends on the class. So a few examples with known labels reveal the
+    labels of all rows.
 
     Args:
-      gradients: [n, ...] at what was sent, as a party saw them.
-      known: [k, ...], those of examples whose labels it knows. labels: [k] integers.
+      gradients: [n, ...], the gradients at what was sent, as a party received them.
+      known: [k, ...], the gradients of examples whose labels the party knows.
+      labels: [k] integers, the labels of these examples.
 
     Returns: [n] labels.
 
-    Guarantees: above chance through a U-shaped cut, and chance under noise
+    Raises: ValueError for known gradients of another shape, and for another number of labels.
+
+    Guarantees: above chance level through a U-shaped cut, and at chance level under noise
     (tests/adversary/test_smashed.py::test_labels_through_the_middle).
 
     References: Li, Sun, Yang, Bie and Chen 2022, section 3 (direction attack, for two classes).
@@ -57,27 +64,31 @@ def labels_by_direction(gradients: Array, known: Array, labels: Array) -> Array:
 
     def unit(rows):
         rows = rows.reshape(rows.shape[0], -1)
-        length = jnp.sqrt(jnp.square(rows).sum(1, keepdims=True))
-        return rows / jnp.where(length > 0, length, 1)
+        norms = jnp.sqrt(jnp.square(rows).sum(1, keepdims=True))
+        return rows / jnp.where(norms > 0, norms, 1)
 
     return labels[(unit(gradients) @ unit(known).T).argmax(1)]
 
 
 @validate.named_arguments
 def invert_smashed(smashed: Array, known: Array, examples: Array, *, ridge: Positive = 1e-3) -> Array:
-    """Examples rebuilt from their smashed data, by a decoder that is fitted to examples of the attacker's own.
+    """Rebuilds examples from their smashed data, with a decoder fitted to the attacker's own examples.
 
-    The decoder is affine, the best one in squared error plus ridge times its squared norm: a lower bound on what leaks.
+    The decoder is affine, and minimises the squared error plus ridge times its squared norm. Other decoders may rebuild
+    more, so the result is a lower bound on the leak.
 
     Args:
-      smashed: [n, ...], seen by the server.
-      known: [k, ...], smashed data of `examples` [k, ...], which the attacker has: it may ask the client's layers, or
-        be a client itself.
-      ridge: > 0, relative to the mean square of a column.
+      smashed: [n, ...], the smashed data that the server received.
+      known: [k, ...], the smashed data of `examples`. The attacker may query the client's layers, or be a client
+        itself.
+      examples: [k, ...], the attacker's own examples.
+      ridge: positive, relative to the mean square of a column.
 
-    Returns: [n, ...], shaped as examples.
+    Returns: [n, ...] in the shape of examples.
 
-    Guarantees: exact behind an invertible affine layer, and no better than the mean where nothing was learnt
+    Raises: ValueError for smashed data and examples of shapes that do not match.
+
+    Guarantees: exact behind an invertible affine layer, and no better than the mean if nothing was learnt
     (tests/adversary/test_smashed.py::test_inversion).
 
     References: He, Zhang and Lee 2019, section 4.3 (query-based inversion with a decoder).
@@ -88,19 +99,28 @@ def invert_smashed(smashed: Array, known: Array, examples: Array, *, ridge: Posi
     """
     if known.shape[:1] != examples.shape[:1] or known.shape[1:] != smashed.shape[1:]:
         validate.fail("known", f"smashed data of {len(examples)} examples, of shape {smashed.shape[1:]}", known.shape)
-    seen, own = (x.reshape(x.shape[0], -1) for x in (smashed, known))
-    wanted = examples.reshape(examples.shape[0], -1)
-    middle, mean = own.mean(0), wanted.mean(0)
-    own, seen = own - middle[None], seen - middle[None]
-    square = own.T @ own
-    scale = jnp.trace(square) / square.shape[0]
-    lift = ridge * jnp.where(scale > 0, scale, 1) * jnp.eye(square.shape[0])
-    decoder = jnp.linalg.solve(square + lift, own.T @ (wanted - mean[None]))
-    return (mean[None] + seen @ decoder).reshape(smashed.shape[0], *examples.shape[1:])
+    inputs, known_inputs = (x.reshape(x.shape[0], -1) for x in (smashed, known))
+    targets = examples.reshape(examples.shape[0], -1)
+    input_mean = known_inputs.mean(0)
+    target_mean = targets.mean(0)
+    known_inputs = known_inputs - input_mean[None]
+    inputs = inputs - input_mean[None]
+    # Ridge regression of the centred examples on their centred smashed data.
+    gram = known_inputs.T @ known_inputs
+    scale = jnp.trace(gram) / gram.shape[0]
+    penalty = ridge * jnp.where(scale > 0, scale, 1) * jnp.eye(gram.shape[0])
+    decoder = jnp.linalg.solve(gram + penalty, known_inputs.T @ (targets - target_mean[None]))
+    return (target_mean[None] + inputs @ decoder).reshape(smashed.shape[0], *examples.shape[1:])
 
 
 def inversion_error(guess: Array, examples: Array) -> Array:
-    """[] the squared error of rebuilt examples, over that of their mean: 0 is a leak of all, 1 of nothing.
+    """Computes the squared error of rebuilt examples over that of the mean example, [].
+
+    0 means that the examples leak completely, and 1 that the guess is no better than the mean example.
+
+    Args:
+      guess: [n, ...], the rebuilt examples.
+      examples: [n, ...], the true examples.
 
     >>> float(inversion_error(jnp.array([1.0, 1.0]), jnp.array([0.0, 2.0])))
     1.0

@@ -1,4 +1,4 @@
-"""Which clients attack."""
+"""Functions that say which clients attack: by id, by their data, or at random."""
 
 from __future__ import annotations
 
@@ -16,41 +16,51 @@ from fedjax_sim.validate import FromData, NonNegativeInt, PositiveInt, Share
 
 __all__ = ["clients", "number_of_attackers", "poisoned", "share_of_clients"]
 
-PART = 1 << 20  # ids looked at together
+PART = 1 << 20  # the number of ids that are tested at once
 
 
 def clients(
     ids: Sequence[int], *, population_size: Annotated[int | None, FromData("population_size")] = None
 ) -> Attackers:
-    """Attackers by id: the same clients in every round.
+    """Makes the given clients attackers, in every round.
 
     Args:
-      population_size: N, which ids must be below; None = not checked. A config gives it.
+      ids: the ids of the attackers, at least one.
+      population_size: N; ids must be below N. None = not checked. A config gives it.
+
+    Returns: (key, ids [c]) -> [c] bool.
+
+    Raises: ValueError for ids that are not integers in [0, 2^31 - 1], and for ids of N or more.
 
     >>> import jax, jax.numpy as jnp
     >>> clients([3, 5])(jax.random.key(0), jnp.array([5, 6])).tolist()
     [True, False]
     """
-    known = np.unique(np.asarray(ids))
-    if known.size == 0 or not np.issubdtype(known.dtype, np.integer) or known[0] < 0 or known[-1] > validate.INT32_MAX:
+    sorted_ids = np.unique(np.asarray(ids))
+    are_integers = sorted_ids.size > 0 and np.issubdtype(sorted_ids.dtype, np.integer)
+    if not are_integers or sorted_ids[0] < 0 or sorted_ids[-1] > validate.INT32_MAX:
         validate.fail("ids", f"clients' ids in [0, {validate.INT32_MAX}], at least one", ids)
-    if population_size is not None and known[-1] >= population_size:
-        validate.fail("ids", f"ids below the population's {population_size}", int(known[-1]))
-    table = jnp.asarray(known, jnp.int32)
+    if population_size is not None and sorted_ids[-1] >= population_size:
+        validate.fail("ids", f"ids below the population's {population_size}", int(sorted_ids[-1]))
+    table = jnp.asarray(sorted_ids, jnp.int32)
 
     def who(key, ids):
-        place = jnp.clip(jnp.searchsorted(table, ids), 0, table.size - 1)
-        return table[place] == ids
+        index = jnp.clip(jnp.searchsorted(table, ids), 0, table.size - 1)
+        return table[index] == ids
 
     return who
 
 
 def poisoned(poisoned_ids: Annotated[Sequence[int] | None, FromData("poisoned_ids")]) -> Attackers:
-    """The clients whose data are poisoned attack too: those who train a backdoor send it.
+    """Makes the clients with poisoned data attackers, so that clients that train a backdoor also send an attack.
 
     Args:
-      poisoned_ids: of a population, `population.Poisoned.poisoned_ids`; a config takes them from the data, of the last
-        poison in the file. None is refused; of no ids nobody attacks.
+      poisoned_ids: the poisoned clients of a population, `population.Poisoned.poisoned_ids`. A config takes the ids
+        from the data, of the last poison in the file. None is refused; with no ids no client attacks.
+
+    Returns: (key, ids [c]) -> [c] bool.
+
+    Raises: ValueError for None.
 
     Guarantees: tests/population/poisoned/test_backdoors.py::test_who_holds_poison_attacks.
 
@@ -66,28 +76,33 @@ def poisoned(poisoned_ids: Annotated[Sequence[int] | None, FromData("poisoned_id
 
 @validate.named_arguments
 def share_of_clients(share: Share, *, seed: NonNegativeInt = 0, each_round: bool = False) -> Attackers:
-    """Each client is an attacker with this chance.
+    """Makes each client an attacker with a given probability, independently.
 
     Args:
-      share: in [0, 1].
-      seed: of who they are; 0 in a config too, so runs of other seeds have the same attackers unless it is set.
-      each_round: drawn anew in every round, else once for all.
+      share: the probability, in [0, 1].
+      seed: of the draw of attackers. It is 0 in a config too, so runs with other seeds have the same attackers unless
+        this seed is set.
+      each_round: True: attackers are drawn anew in every round. False: they are drawn once.
+
+    Returns: (key, ids [c]) -> [c] bool.
     """
 
     def who(key, ids):
         key = stream(key, "attackers") if each_round else jax.random.key(seed)
-        luck = engine.client_keys(key, ids)[:, 0] >> 8  # 24 bits
-        return luck.astype(jnp.float32) < jnp.float32(share * 2**24)
+        random_bits = engine.client_keys(key, ids)[:, 0] >> 8  # 24 bits, which a float32 holds exactly
+        return random_bits.astype(jnp.float32) < jnp.float32(share * 2**24)
 
     return who
 
 
 @validate.named_arguments
 def number_of_attackers(who: Attackers, population_size: PositiveInt, *, seed: int = 0) -> int:
-    """How many of a population's clients attack; of attackers that are drawn anew each round, in one such draw.
+    """Counts the clients of a population that attack.
+
+    If attackers are drawn anew in each round, those of a single draw are counted.
 
     Args:
-      who: as for `corrupted`; `AggregatorFacts.attackers` of a corrupted one.
+      who: as in `corrupted`, such as the fact `attackers` of a corrupted aggregator.
       population_size: N.
       seed: of the draw.
 
@@ -95,7 +110,9 @@ def number_of_attackers(who: Attackers, population_size: PositiveInt, *, seed: i
     1
     """
     validate.function("who", who, "key, ids")
-    found, key = 0, jax.random.key(seed)
+    num_attackers = 0
+    key = jax.random.key(seed)
     for start in range(0, population_size, PART):
-        found += int(who(key, jnp.arange(start, min(start + PART, population_size), dtype=jnp.int32)).sum())
-    return found
+        ids = jnp.arange(start, min(start + PART, population_size), dtype=jnp.int32)
+        num_attackers += int(who(key, ids).sum())
+    return num_attackers

@@ -1,4 +1,4 @@
-"""Aggregators: many messages -> one aggregate. Every public name is a factory of an `Aggregator`."""
+"""Aggregators turn the many messages of a round into one aggregate. Every public name makes an `Aggregator`."""
 
 from fedjax_sim.aggregation.extrapolated import extrapolated
 from fedjax_sim.aggregation.gather import gather

@@ -1,14 +1,14 @@
-"""Norms and means over rows, for rules that see every message (`aggregation.gather`): sums of one order in any
-program.
+"""Norms and weighted means over the rows of a cohort, whose bits are the same in every compiled program.
 
-A round runs inside of `engine.steady`, which gives a rule's own products, quotients and sums over axes one rounding on
-any number of devices. Its limit: sums over more than 2^24 numbers (clients times coordinates) are left to the compiler.
-The functions here have no such limit, so that a rule needs nothing but them and arithmetic. A geometric median, by
-Weiszfeld's iteration (tests/aggregation/robust/test_geometric_median.py), is
+A rule of `aggregation.gather` is compiled anew for each number of devices. `engine.steady` then gives the rule's own
+products, quotients and sums over axes one rounding in all these programs. It leaves sums of more than 2^24 numbers
+(clients times coordinates) to the compiler. The functions here have no such limit, so a rule needs nothing but these
+functions and arithmetic. A geometric median, by Weiszfeld's iteration
+(tests/aggregation/robust/test_geometric_median.py), is
 
     def closer(_, point):
-        apart = jax.tree.map(lambda x, y: x - y[None], updates, point)
-        distances = jnp.sqrt(rows.squared_norms(apart))
+        differences = jax.tree.map(lambda x, y: x - y[None], updates, point)
+        distances = jnp.sqrt(rows.squared_norms(differences))
         return rows.weighted_mean(updates, weights / jnp.maximum(distances, 1e-6))
 
     return jax.lax.fori_loop(0, 100, closer, rows.weighted_mean(updates, weights))
@@ -26,16 +26,17 @@ __all__ = ["squared_norms", "weighted_mean"]
 
 
 def squared_norms(updates: PyTree, source: PyTree | engine.HiddenZero | None = None) -> Array:
-    """[m] float32: |u_i|^2 of each row, over all leaves.
+    """Computes the squared L2 norm of each row, over all leaves: [m] float32.
 
     Args:
-      updates: leaves [m, ...] of numbers; computed with in float32.
-      source: of the barrier behind the squares, see `engine.arithmetic.barrier`; the updates by default.
+      updates: leaves [m, ...] of numbers, converted to float32.
+      source: what the barrier behind the squares is made from, see `engine.arithmetic.barrier`; None = the updates.
 
-    Returns: infinity where a square is past the range of float32 (numbers from about 1.8e19 on).
+    Returns: |u_i|^2 of each row i. It is infinity where a square exceeds the range of float32 (numbers from about
+    1.8e19 on).
 
-    Guarantees: the bits of NumPy's float32 squares, added by halves (`engine.pairwise_sum`), leaf after leaf, in any
-    program (tests/aggregation/test_rows.py::test_bits_are_those_of_numpy).
+    Guarantees: in any program, the bits of NumPy's float32 squares, added by halves (`engine.pairwise_sum`), leaf after
+    leaf (tests/aggregation/test_rows.py::test_bits_are_those_of_numpy).
 
     >>> import jax.numpy as jnp
     >>> squared_norms({"a": jnp.array([[3.0, 4.0], [0.0, 1.0]]), "b": jnp.array([2.0, 0.0])}).tolist()
@@ -43,40 +44,41 @@ def squared_norms(updates: PyTree, source: PyTree | engine.HiddenZero | None = N
     """
     zero = engine.hidden_zero(updates if source is None else source)
     total = jnp.float32(0)
-    for x in jax.tree.leaves(updates):
-        numbers = x.reshape(x.shape[0], -1).astype(jnp.float32)
-        total = total + engine.pairwise_sum(engine.rounded_here(numbers * numbers, zero), (1,))
+    for leaf in jax.tree.leaves(updates):
+        numbers = leaf.reshape(leaf.shape[0], -1).astype(jnp.float32)
+        # Squares are rounded before they are added: a fused multiply-add would round once, and only in some programs.
+        squares = engine.rounded_here(numbers * numbers, zero)
+        total = total + engine.pairwise_sum(squares, (1,))
     return total
 
 
 def weighted_mean(updates: PyTree, weights: Array) -> PyTree:
-    """sum_i w_i u_i / sum_i w_i over the rows, leaf by leaf; zeros where no weight is positive.
+    """Computes sum_i w_i u_i / sum_i w_i over the rows, leaf by leaf.
 
     Args:
       updates: leaves [m, ...], finite also where the weight is 0.
       weights: [m], 0 or positive.
 
-    Returns: leaves [...] of floats, float32 at least.
+    Returns: leaves [...] of floats, float32 at least; zeros if no weight is positive.
 
-    Guarantees: the bits of NumPy's products, added by halves, and of its quotient, in any program
-    (tests/aggregation/test_rows.py::test_bits_are_those_of_numpy); rows of weight 0 behind the others change none of
-    them (::test_rows_without_a_weight).
+    Guarantees:
+      - in any program, the bits of NumPy's products, added by halves, and of NumPy's quotient
+        (tests/aggregation/test_rows.py::test_bits_are_those_of_numpy)
+      - rows of weight 0 after the other rows change no bit (::test_rows_without_a_weight)
 
     >>> import jax.numpy as jnp
     >>> weighted_mean(jnp.array([[1.0], [4.0], [9.0]]), jnp.array([1.0, 2.0, 0.0])).tolist()
     [3.0]
     """
-    zero, weights = (
-        engine.hidden_zero((weights, updates)),
-        weights.astype(tree.at_least_float32(weights.dtype)),
-    )
+    zero = engine.hidden_zero((weights, updates))
+    weights = weights.astype(tree.at_least_float32(weights.dtype))
     total = engine.pairwise_sum(weights, (0,))
-    divisor = jnp.where(total > 0, total, 1)
+    divisor = jnp.where(total > 0, total, 1)  # without any weight all products are zero, and so is the quotient
 
-    def mean(x):
-        numbers = x.reshape(x.shape[0], -1).astype(tree.at_least_float32(x.dtype))
+    def mean(leaf):
+        numbers = leaf.reshape(leaf.shape[0], -1).astype(tree.at_least_float32(leaf.dtype))
         products = engine.rounded_here(numbers * weights.astype(numbers.dtype)[:, None], zero)
         quotient = engine.divide(engine.pairwise_sum(products, (0,)), divisor.astype(numbers.dtype))
-        return quotient.reshape(x.shape[1:])
+        return quotient.reshape(leaf.shape[1:])
 
     return jax.tree.map(mean, updates)

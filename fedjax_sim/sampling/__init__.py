@@ -1,4 +1,4 @@
-"""Samplers: population -> cohort. Every public name is a factory of a `Sampler`."""
+"""Samplers draw the cohort of a round from the population. Every public name makes a `Sampler`."""
 
 from fedjax_sim.sampling.importance import weighted, weighted_without_replacement
 from fedjax_sim.sampling.membership import with_membership

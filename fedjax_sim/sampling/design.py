@@ -1,4 +1,4 @@
-"""The sampling design: what theory and the accountant read about a sampler, as numbers on the host."""
+"""The sampling design: the distribution of cohorts, which theory and the accountant read, as numbers on the host."""
 
 from __future__ import annotations
 
@@ -29,11 +29,12 @@ RESPONSES = ("random", "client", "others")
 
 
 def mean_of_minimum(num_trials: int, rate: float, limit: int) -> float:
-    """E[min(K, limit)] for K ~ Binomial(num_trials, rate).
+    """Computes E[min(K, limit)] for K ~ Binomial(num_trials, rate).
 
     Args:
-      num_trials, limit: integers of at least 1.
+      num_trials: an integer of at least 1.
       rate: in [0, 1].
+      limit: an integer of at least 1.
 
     Guarantees: the frequencies of limited cohorts
     (tests/sampling/test_design.py::test_inclusion_probabilities_are_the_frequencies).
@@ -43,17 +44,22 @@ def mean_of_minimum(num_trials: int, rate: float, limit: int) -> float:
     """
     from scipy import stats
 
-    below = stats.binom.cdf(limit - 1, num_trials - 1, rate) if num_trials > 1 else float(limit >= 1)
-    return float(num_trials * rate * below + limit * stats.binom.sf(limit, num_trials, rate))
+    # E[K 1{K <= limit}] = n q P(K' <= limit - 1), where K' ~ Binomial(n - 1, q).
+    chance_below = stats.binom.cdf(limit - 1, num_trials - 1, rate) if num_trials > 1 else float(limit >= 1)
+    return float(num_trials * rate * chance_below + limit * stats.binom.sf(limit, num_trials, rate))
 
 
 def responding(design: Any, response: str) -> Any:
-    """A design in which `response`, or what it has already if that is more, decides who reports.
+    """Returns the design with `response`, unless its own response is further on the list "random", "client", "others".
 
-    A design that is no `SamplingDesign` states nothing, so it stays as it is: nobody computes with it.
+    A design that is no `SamplingDesign` is returned as it is: no formula computes with it.
 
-    >>> made = SamplingDesign(scheme="full", population_size=2, cohort_size=2, num_slots=2)
-    >>> responding(responding(made, "others"), "client").response
+    Args:
+      design: a design.
+      response: as in `SamplingDesign`.
+
+    >>> design = SamplingDesign(scheme="full", population_size=2, cohort_size=2, num_slots=2)
+    >>> responding(responding(design, "others"), "client").response
     'others'
     """
     if not isinstance(design, SamplingDesign):
@@ -62,40 +68,46 @@ def responding(design: Any, response: str) -> Any:
 
 
 def one_for_one(design: SamplingDesign) -> bool:
-    """Whether, of a limited number of places, a client whose data change can take or leave one, and no more: the same
-    number of clients is drawn in every round, independently."""
+    """Whether replacing a client's data changes at most one of a limited number of places.
+
+    This holds if the same number of clients is drawn in every round, independently.
+    """
     return design.scheme in ("uniform_without_replacement", "full")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SamplingDesign:
-    """The distribution of a cohort, for a Horvitz-Thompson estimate, a variance formula or a privacy accountant.
+    """The distribution of a cohort, for Horvitz-Thompson estimates, variance formulas and privacy accountants.
 
     Args:
-      scheme: the name of the distribution. "unknown" is that of a sampler whose cohorts depend on what it observes,
-        such as clients' losses, and "unknown_without_replacement" if it never invites a client twice in a round: what
-        needs the distribution (variance formulas, inclusion probabilities, privacy accountants) refuses both.
+      scheme: the name of the distribution. A sampler whose cohorts depend on what it observes, such as clients' losses,
+        has "unknown", or "unknown_without_replacement" if it never invites a client twice in a round. Variance
+        formulas, inclusion probabilities and privacy accountants refuse both.
       population_size: N.
-      cohort_size: expected number of slots drawn in a round, before truncation and dropout.
+      cohort_size: the expected number of slots drawn in a round, before truncation and dropout.
       num_slots: m, the static number of slots; a truncated Poisson cohort never exceeds it.
-      rate: q of a Poisson scheme; cohort_size / N unless given.
-      draw_probabilities: [N] float64, the distribution of one draw of `weighted_with_replacement`; None = uniform.
-      response_rates: probabilities in (0, 1] that an invited client reports, one for each wrapper that drops reports,
-        independent of each other; None for one that a sweep varies, which is unknown here.
-      max_reports: the most reports that count in a round; None = no limit beyond the slots.
-      reports_limited_after: how many of `response_rates` apply before that limit; the next one is that of the limit.
-      client_rates: [N] probabilities in (0, 1] that a client which is invited reports, beside `response_rates`; None =
-        all alike.
-      response: what decides, beside those rates, who reports. "random": nothing. "client": what is particular to the
-        client, such as its device, its amount of data or when it is there; no formula knows the chance. "others": other
-        clients as well, as when a slow one delays the next round, in which others are there then, or two want one
-        place; no accountant bounds what a client moves.
+      rate: q of a Poisson scheme; None = cohort_size / N.
+      draw_probabilities: [N] float64, the distribution of a draw of `weighted_with_replacement`; None = uniform.
+      response_rates: probabilities in (0, 1] that an invited client reports, one for each wrapper that drops reports;
+        they are independent of each other. None for a rate that a sweep varies, which is unknown here.
+      max_reports: the largest number of reports that count in a round; None = no limit beyond the slots.
+      reports_limited_after: how many of `response_rates` apply before that limit; the next rate is that of the limit.
+      client_rates: [N] probabilities in (0, 1] that a client reports if it is invited, beside `response_rates`; None =
+        all clients are alike.
+      response: what decides who reports, beside these rates.
+        - "random": nothing else.
+        - "client": properties of the client, such as its device, its amount of data or its availability. No formula
+          knows the chance.
+        - "others": other clients as well. For example, a slow client delays the next round, at which other clients are
+          available, or two clients compete for a place. No accountant bounds what a client then moves.
 
-    Raises: ValueError, TypeError for a value out of range.
+    Raises: ValueError or TypeError for a value out of range.
 
-    Guarantees: `inclusion_probabilities` is the frequency with which a client reports
-    (tests/sampling/test_design.py::test_inclusion_probabilities_are_the_frequencies); of an unknown scheme the least is
-    promised, and formulas and accountants refuse it (::test_an_unknown_scheme_fails_closed).
+    Guarantees:
+      - `inclusion_probabilities` is the frequency with which a client reports
+        (tests/sampling/test_design.py::test_inclusion_probabilities_are_the_frequencies)
+      - an unknown scheme promises the least, and formulas and accountants refuse it
+        (::test_an_unknown_scheme_fails_closed)
 
     >>> SamplingDesign(scheme="poisson", population_size=100, cohort_size=10, num_slots=100).rate
     0.1
@@ -128,21 +140,24 @@ class SamplingDesign:
         if self.max_reports is not None or self.reports_limited_after is not None:
             validate.integer("max_reports", self.max_reports, 1, self.num_slots)
             validate.integer("reports_limited_after", self.reports_limited_after, 0, len(self.response_rates) - 1)
-        weighted, drawn = self.scheme == "weighted_with_replacement", self.draw_probabilities
-        if weighted != (drawn is not None) or (drawn is not None and np.shape(drawn) != (self.population_size,)):
-            rule = f"an array of shape ({self.population_size},)" if weighted else "None"
-            validate.fail("draw_probabilities", rule, drawn, "Only a weighted scheme has them.")
+        is_weighted = self.scheme == "weighted_with_replacement"
+        chances = self.draw_probabilities
+        if is_weighted != (chances is not None) or (
+            chances is not None and np.shape(chances) != (self.population_size,)
+        ):
+            rule = f"an array of shape ({self.population_size},)" if is_weighted else "None"
+            validate.fail("draw_probabilities", rule, chances, "Only a weighted scheme has them.")
         if self.client_rates is not None and np.shape(self.client_rates) != (self.population_size,):
             validate.fail("client_rates", f"an array of shape ({self.population_size},)", self.client_rates)
 
     @property
     def known(self) -> bool:
-        """Whether the scheme is the distribution of a cohort, and not one of the unknown ones."""
+        """Whether the scheme is a known distribution of cohorts."""
         return self.scheme not in UNKNOWN
 
     @property
     def replacement(self) -> bool:
-        """Whether one client may fill several slots."""
+        """Whether a client may fill several slots of a cohort."""
         return _SCHEMES[self.scheme][0]
 
     @property
@@ -153,8 +168,10 @@ class SamplingDesign:
     @property
     def equal_chances(self) -> bool:
         """Whether all clients are drawn with the same probability, as far as is known."""
-        drawn = self.draw_probabilities  # multiples of 2^-32 / N, each within one of its weight
-        return self.known and (drawn is None or bool(np.ptp(drawn) * self.population_size <= 2.0**-30))
+        # Probabilities are multiples of 2^-32 / N, each within one such unit of its weight, so equal weights may
+        # differ.
+        chances = self.draw_probabilities
+        return self.known and (chances is None or bool(np.ptp(chances) * self.population_size <= 2.0**-30))
 
     @property
     def independent_rounds(self) -> bool:
@@ -163,13 +180,16 @@ class SamplingDesign:
 
     @property
     def response_rate(self) -> float | None:
-        """Probability that the report of any invited client counts; None if a sweep varies it, or clients differ."""
-        alike = self.client_rates is None and self.response == "random" and None not in self.response_rates
-        return math.prod(self.response_rates, start=1.0) if alike else None
+        """The probability that the report of an invited client counts; None if a sweep varies it, or clients differ."""
+        is_common = self.client_rates is None and self.response == "random" and None not in self.response_rates
+        return math.prod(self.response_rates, start=1.0) if is_common else None
 
     @property
     def overflow_probability(self) -> float:
-        """P(K > num_slots) of a truncated Poisson cohort, K ~ Binomial(N, rate); 0 for other known schemes."""
+        """The probability P(K > num_slots) for K ~ Binomial(N, rate) of a truncated Poisson cohort.
+
+        It is 0 for other known schemes.
+        """
         self._check_scheme()
         if self.scheme != "truncated_poisson":
             return 0.0
@@ -178,14 +198,15 @@ class SamplingDesign:
         return float(stats.binom.sf(self.num_slots, self.population_size, self.rate))
 
     def inclusion_probabilities(self) -> float | np.ndarray:
-        """First-order pi_i: the probability that client i reports at least once in a round.
+        """Computes the first-order inclusion probabilities pi_i.
 
-        For cyclic schemes: the long-run fraction of rounds in which it does.
+        pi_i is the probability that client i reports at least once in a round. For cyclic schemes, it is the long-run
+        fraction of rounds in which the client reports.
 
         Returns: a float if all clients are alike, else [N] float64.
 
-        Raises: ValueError for an unknown scheme, if a sweep varies the response rate, and where whether a client
-        responds depends on more than the stated rates (`response`).
+        Raises: ValueError for an unknown scheme, if a sweep varies the response rate, and if a client's response
+          depends on more than the stated rates (`response`).
 
         >>> design = SamplingDesign(scheme="with_replacement", population_size=2, cohort_size=2, num_slots=2)
         >>> design.inclusion_probabilities()
@@ -196,9 +217,9 @@ class SamplingDesign:
         return self._invited() * (rate if self.client_rates is None else rate * self.client_rates)
 
     def check_known(self) -> None:
-        """Refuses a design without the numbers that a formula for all clients needs.
+        """Checks that a design has the numbers that a formula with one rate for all clients needs.
 
-        Raises: ValueError as `inclusion_probabilities`, and for response rates that differ between clients.
+        Raises: ValueError as `inclusion_probabilities` does, and for response rates that differ between clients.
         """
         self._check_response()
         if self.client_rates is not None:
@@ -206,6 +227,7 @@ class SamplingDesign:
             validate.fail("design.client_rates", "None", "rates that differ between clients", hint)
 
     def _check_response(self) -> None:
+        """Refuses an unknown scheme, and response rates that are not known."""
         self._check_scheme()
         if self.response != "random":
             hint = "Whether a client responds depends on its device, its data or the time: no formula has its chance."
@@ -214,6 +236,7 @@ class SamplingDesign:
             validate.fail("response_rate", "a number", None, "A sweep varies it: read the design outside the sweep.")
 
     def _check_scheme(self) -> None:
+        """Refuses an unknown scheme."""
         if not self.known:
             hint = (
                 "Who takes part follows from what was observed, such as losses, or, in asynchronous algorithms, from "
@@ -222,11 +245,13 @@ class SamplingDesign:
             validate.fail("design.scheme", "a known distribution of cohorts", self.scheme, hint)
 
     def _invited(self) -> float | np.ndarray:
+        """The probability that a client is invited at least once in a round."""
         if self.replacement:
-            drawn = 1 / self.population_size if self.draw_probabilities is None else self.draw_probabilities
-            with np.errstate(divide="ignore"):  # log1p(-1) of a population of one: -inf, inclusion 1
-                chance = -np.expm1(self.num_slots * np.log1p(-np.asarray(drawn, np.float64)))
-            return chance if chance.ndim else float(chance)
+            draw_chance = 1 / self.population_size if self.draw_probabilities is None else self.draw_probabilities
+            # 1 - (1 - p)^m. In a population of one, log1p(-1) is -inf, and the inclusion probability is 1.
+            with np.errstate(divide="ignore"):
+                inclusion = -np.expm1(self.num_slots * np.log1p(-np.asarray(draw_chance, np.float64)))
+            return inclusion if inclusion.ndim else float(inclusion)
         if self.scheme == "truncated_poisson":
             return mean_of_minimum(self.population_size, self.rate, self.num_slots) / self.population_size
         return float(self.rate)

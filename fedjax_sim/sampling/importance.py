@@ -1,4 +1,4 @@
-"""Cohorts drawn with unequal probabilities."""
+"""Samplers that draw clients with unequal probabilities."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from fedjax_sim.validate import FromData, PositiveInt
 
 __all__ = ["checked_weights", "race", "weighted", "weighted_without_replacement"]
 
-_ONE = 2**32  # units of probability in a column of the table
-_RACED = 1 << 14  # clients that all draw in every round
+_ONE = 2**32  # the units of probability in a column of the table
+_RACED = 1 << 14  # for at most this many clients, every client draws a waiting time in every round
 
 
 class AliasTable(NamedTuple):
-    """Walker's alias table: column i stands for client i with probability threshold / 2^32, else for its alias."""
+    """Walker's alias table: column i gives client i with probability threshold / 2^32, and otherwise its alias."""
 
     threshold: Array  # [N] uint32
     alias: Array  # [N] int32; the client itself where the column is full
@@ -29,22 +29,24 @@ class AliasTable(NamedTuple):
 
 @validate.named_arguments
 def weighted(weights: Annotated[Any, FromData("weights")], cohort_size: PositiveInt) -> Sampler:
-    """m independent draws of client i with probability p_i = weights[i] / sum(weights).
+    """Draws m clients independently, client i with probability p_i = weights[i] / sum(weights).
 
-    An unweighted mean over the slots is then an unbiased estimate of the p-weighted mean over the population. The state
-    is the alias table, 8 bytes a client, which a round takes as an argument and not as a constant.
+    An unweighted mean over the slots is then an unbiased estimate of the p-weighted mean over the population.
 
     Args:
       weights: [N] finite numbers >= 0, not all 0; usually the numbers of examples.
       cohort_size: m, any positive integer.
 
-    Returns: a sampler with m slots, all of them invited; a draw costs O(1).
+    Returns: a sampler with m slots, all of them invited; a draw costs O(1). The state is an alias table, 8 bytes for
+    each client, which a round takes as an argument and not as a constant.
 
-    Raises: ValueError, TypeError for values out of range.
+    Raises: ValueError or TypeError for values out of range.
 
-    Guarantees: p_i is exact to 2^-32 / N + 2^-52 (tests/sampling/test_importance.py::test_table_holds_the_weights);
-    draws follow it (test_draws_follow_the_weights); a client of weight 0 is never drawn
-    (test_zero_weights_are_never_drawn); the unweighted mean is unbiased (test_plain_mean_is_unbiased).
+    Guarantees:
+      - p_i is exact to 2^-32 / N + 2^-52 (tests/sampling/test_importance.py::test_table_holds_the_weights)
+      - draws follow p (test_draws_follow_the_weights)
+      - a client of weight 0 is never drawn (test_zero_weights_are_never_drawn)
+      - the unweighted mean is unbiased (test_plain_mean_is_unbiased)
 
     References: Li et al. 2020 (FedAvg on non-IID data, scheme I); Walker 1977; Vose 1991.
 
@@ -79,11 +81,11 @@ def weighted(weights: Annotated[Any, FromData("weights")], cohort_size: Positive
 
 
 def weighted_without_replacement(weights: Annotated[Any, FromData("weights")], cohort_size: int) -> Sampler:
-    """m different clients, drawn one by one in proportion to their weights: successive sampling.
+    """Draws m different clients one by one, in proportion to the weights of the remaining clients.
 
-    Each draw is in proportion to the weights of those who are left. Up to 16,384 clients all wait for exponential
-    times of their rates, and the first m come (O(N)); beyond, draws with replacement from an alias table go on until m
-    different clients were drawn (O(m)).
+    This is successive sampling. Two algorithms give the same distribution. For up to 16,384 clients, every client draws
+    an exponential waiting time with its weight as the rate, and the first m clients are chosen (O(N)). For more
+    clients, draws with replacement from an alias table are made until m different clients were drawn (O(m)).
 
     Args:
       weights: [N] finite numbers >= 0, not all 0; usually the numbers of examples.
@@ -92,10 +94,11 @@ def weighted_without_replacement(weights: Annotated[Any, FromData("weights")], c
     Returns: a sampler with m slots, in the order of the draws. Inclusion probabilities have no closed form: formulas,
     weights by examples, and accountants refuse its design.
 
-    Raises: ValueError, TypeError for values out of range, and for so unequal weights that m different clients may need
-    more than 64 m + 4,096 draws.
+    Raises: ValueError or TypeError for values out of range, and for weights so unequal that m different clients may
+      need more than 64 m + 4,096 draws.
 
-    Guarantees: the law of successive draws, by either way (tests/sampling/test_importance.py::test_successive_draws).
+    Guarantees: the distribution of successive draws, by both algorithms
+    (tests/sampling/test_importance.py::test_successive_draws).
 
     References: Hajek 1981, chapter 9 (successive sampling); Cho, Wang and Joshi 2022, section 3, candidates.
 
@@ -103,8 +106,8 @@ def weighted_without_replacement(weights: Annotated[Any, FromData("weights")], c
     'unknown_without_replacement'
     """
     weights = checked_weights(weights)
-    positive = int(np.count_nonzero(weights))
-    validate.integer("cohort_size", cohort_size, 1, positive, hint="So many clients have a positive weight.")
+    num_positive = int(np.count_nonzero(weights))
+    validate.integer("cohort_size", cohort_size, 1, num_positive, hint="So many clients have a positive weight.")
     design = SamplingDesign(
         scheme="unknown_without_replacement",
         population_size=len(weights),
@@ -112,22 +115,26 @@ def weighted_without_replacement(weights: Annotated[Any, FromData("weights")], c
         num_slots=cohort_size,
     )
     if len(weights) <= _RACED:
-        return _raced(weights, cohort_size, design)
-    draws = _draws_needed(weights / weights.sum(), cohort_size)
-    inner = weighted(weights, draws)
+        return _by_waiting_times(weights, cohort_size, design)
+    num_draws = _draws_needed(weights / weights.sum(), cohort_size)
+    inner = weighted(weights, num_draws)
 
     def sample(key, state):
         ids = inner.sample(key, state)[0].ids
+        # A draw is new if it is the first of its id: the first of a run of equal ids, in a stable sort.
         order = jnp.argsort(ids, stable=True)
-        first = jnp.concatenate([jnp.ones(1, bool), ids[order][1:] != ids[order][:-1]])
-        new = jnp.zeros_like(first).at[order].set(first)
-        chosen = jnp.argsort(~new, stable=True)[:cohort_size]
-        return Cohort(ids[chosen], new[chosen], new[chosen]), state
+        is_first = jnp.concatenate([jnp.ones(1, bool), ids[order][1:] != ids[order][:-1]])
+        is_new = jnp.zeros_like(is_first).at[order].set(is_first)
+        chosen = jnp.argsort(~is_new, stable=True)[:cohort_size]
+        # With a probability below 1e-9 the draws hold fewer than m different clients; the other slots are padding.
+        return Cohort(ids[chosen], is_new[chosen], is_new[chosen]), state
 
     return Sampler(inner.init, sample, cohort_size, design)
 
 
-def _raced(weights: np.ndarray, cohort_size: int, design: SamplingDesign) -> Sampler:
+def _by_waiting_times(weights: np.ndarray, cohort_size: int, design: SamplingDesign) -> Sampler:
+    """Successive sampling in which every client draws a waiting time."""
+
     def sample(key, state):
         ids = jax.lax.top_k(-race(stream(key, "cohort"), state), cohort_size)[1].astype(jnp.int32)
         invited = jnp.ones((cohort_size,), bool)
@@ -137,9 +144,13 @@ def _raced(weights: np.ndarray, cohort_size: int, design: SamplingDesign) -> Sam
 
 
 def race(key: Array, weights: Array) -> Array:
-    """[N] exponential waiting times whose rates are the weights >= 0; who comes first is drawn in proportion to them.
+    """Draws exponential waiting times whose rates are the weights; the order of the times is successive sampling.
 
-    A weight of 0 waits longer than any positive one above 1e-30 of the largest.
+    Args:
+      key: random key.
+      weights: [N] float32 >= 0. A weight of 0 waits longer than any weight above 1e-30 of the largest.
+
+    Returns: [N] float32.
 
     Guarantees: tests/sampling/test_importance.py::test_successive_draws.
     """
@@ -148,25 +159,26 @@ def race(key: Array, weights: Array) -> Array:
 
 
 def _draws_needed(chances: np.ndarray, cohort_size: int) -> int:
-    """So many draws with replacement that fewer than m different clients come with probability below 1e-9.
+    """A number of draws with replacement that hold fewer than m different clients with probability below 1e-9.
 
-    The number of different clients is a sum of negatively associated indicators, for which Chernoff's bound holds:
+    The number D of different clients is a sum of negatively associated indicators, for which Chernoff's bound holds:
     P(D <= (1 - t) E D) <= exp(-t^2 E D / 2).
     """
-    most = 64 * cohort_size + 4096
-    for draws in np.unique(np.geomspace(cohort_size, most, 200).astype(int)):
-        mean = -np.expm1(draws * np.log1p(-chances)).sum()
-        lacks = 1 - (cohort_size - 1) / mean
-        if lacks > 0 and lacks**2 * mean / 2 > 9 * np.log(10):
+    max_draws = 64 * cohort_size + 4096
+    for draws in np.unique(np.geomspace(cohort_size, max_draws, 200).astype(int)):
+        mean = -np.expm1(draws * np.log1p(-chances)).sum()  # E D
+        t = 1 - (cohort_size - 1) / mean
+        if t > 0 and t**2 * mean / 2 > 9 * np.log(10):
             return int(draws)
     hint = "Draw fewer clients, or with replacement (`weighted`)."
-    validate.fail("weights", f"weights of which {most} draws hold {cohort_size} different clients", chances.max(), hint)
+    rule = f"weights of which {max_draws} draws hold {cohort_size} different clients"
+    validate.fail("weights", rule, chances.max(), hint)
 
 
 def checked_weights(weights: Any) -> np.ndarray:
-    """[N] float64 weights.
+    """Checks weights and converts them to [N] float64.
 
-    Raises: ValueError, TypeError for other than finite numbers >= 0 that are not all 0.
+    Raises: ValueError or TypeError for other than finite numbers >= 0 that are not all 0.
     """
     rule = "a 1-dimensional array of finite numbers >= 0, not all 0"
     if isinstance(weights, jax.core.Tracer):
@@ -187,28 +199,33 @@ def checked_weights(weights: Any) -> np.ndarray:
 
 def _units(weights: np.ndarray) -> np.ndarray:
     """[N] int64 multiples of 2^-32 / N that sum to exactly 1, each within one unit of its weight; 0 stays 0."""
+    # Rounding the cumulative sums, and not the weights, makes the units add up to exactly 1.
     cumulative = np.cumsum(weights / weights.max())
     cumulative = np.rint(cumulative / cumulative[-1] * (float(_ONE) * len(weights))).astype(np.int64)
     return np.diff(cumulative, prepend=0)
 
 
 def _alias_table(units: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Vose's alias table in integer units, vectorised: heavy clients fill the columns of light ones, both in order.
+    """(threshold, alias) of Vose's alias table in integer units, vectorised.
 
-    With D the running sum of the light columns' deficits and E that of the heavy clients' surpluses, light column i is
-    filled by the first heavy client with E > D[i-1]; a heavy client is used up at the first i with D[i] >= E, and the
-    next heavy one fills the deficit that it then has itself.
+    Heavy clients (more than the mean weight) fill the columns of light clients, both in order. Let D be the cumulative
+    deficits of the light columns, and E the cumulative surpluses of the heavy clients. Light column i is filled by the
+    first heavy client with E > D[i-1]. A heavy client is used up at the first i with D[i] >= E; the next heavy client
+    fills the deficit that it then has itself.
     """
     size = len(units)
-    threshold, alias = np.zeros(size, np.uint32), np.arange(size, dtype=np.int32)
-    light, heavy = np.flatnonzero(units < _ONE), np.flatnonzero(units > _ONE)
+    threshold = np.zeros(size, np.uint32)
+    alias = np.arange(size, dtype=np.int32)
+    light = np.flatnonzero(units < _ONE)
+    heavy = np.flatnonzero(units > _ONE)
     if not light.size:
         return threshold, alias
-    lacks, gives = np.cumsum(_ONE - units[light]), np.cumsum(units[heavy] - _ONE)
+    deficits = np.cumsum(_ONE - units[light])  # D
+    surpluses = np.cumsum(units[heavy] - _ONE)  # E
     threshold[light] = units[light]
-    alias[light] = heavy[np.searchsorted(gives, np.concatenate([[0], lacks[:-1]]), side="right")]
-    overdrawn = lacks[np.searchsorted(lacks, gives, side="left")] - gives
-    spent = np.flatnonzero(overdrawn > 0)
-    threshold[heavy[spent]] = _ONE - overdrawn[spent]
-    alias[heavy[spent]] = heavy[spent + 1]
+    alias[light] = heavy[np.searchsorted(surpluses, np.concatenate([[0], deficits[:-1]]), side="right")]
+    overdrawn = deficits[np.searchsorted(deficits, surpluses, side="left")] - surpluses
+    used_up = np.flatnonzero(overdrawn > 0)
+    threshold[heavy[used_up]] = _ONE - overdrawn[used_up]
+    alias[heavy[used_up]] = heavy[used_up + 1]
     return threshold, alias

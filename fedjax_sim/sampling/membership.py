@@ -1,4 +1,4 @@
-"""Clients that join or leave during a run, and the first of a cohort's clients who are there."""
+"""Clients that join or leave during a run, and cohorts of the first present clients of those drawn."""
 
 from __future__ import annotations
 
@@ -22,36 +22,43 @@ ABSENT = Metric("absent", "clients drawn before they joined or after they left",
 
 
 class _Members(NamedTuple):
+    """The state of the wrapped sampler, and when clients are members."""
+
     sampler: PyTree
-    round: Array  # [] int32, rounds so far
-    joins: Array  # [k] int32
-    leaves: Array  # [k] int32
+    round: Array  # [] int32, the number of rounds so far
+    joins: Array  # [k] int32, the first round of a client
+    leaves: Array  # [k] int32, the first round without the client
 
 
 def with_membership(
     sampler: Sampler, joins: Sequence[int], leaves: Sequence[int] | None = None, *, num_invited: int | None = None
 ) -> Sampler:
-    """Clients join and leave during a run: client i takes part from round `joins[i]` to the one before `leaves[i]`.
+    """Clients join and leave during a run: client i is a member from round `joins[i]` on, and before `leaves[i]`.
 
-    Who joins receives the current model, as any invited client does; its kept state is the initial one. The population
-    stays N, everybody who is ever there: divisors such as W of `keep_old` count them all, and so do accountants, whose
-    chance of a client is that of a draw from N. Clients that are drawn while they are not there are not invited; with
-    `num_invited` more are drawn than invited, and the first who are there fill the places. `metrics["absent"]` counts
-    the former, `metrics["unfilled"]` places left empty.
+    A client that joins receives the current model, as any invited client does; its kept state is the initial one. The
+    population size stays N, the number of all clients that are members at any time. Divisors such as W of `keep_old`
+    count them all, and so do accountants, whose chance of a client is that of a draw from N.
+
+    A client that is drawn while it is no member is not invited; `metrics["absent"]` counts such clients. With
+    `num_invited`, more clients are drawn than invited, and the first members fill the places; `metrics["unfilled"]`
+    counts places that stay empty.
 
     Args:
-      sampler: any sampler without a clock or a limit of reports: what adds those goes around this. By the
-        seconds of simulated time they join and leave in `network.trace`.
-      joins: the first round of each client, at least 1 (the run's first); a shorter list repeats.
-      leaves: the round in which each client is gone, above its `joins`; a list of that length. None = all stay.
-      num_invited: at most `num_slots`; None = every client drawn who is there.
+      sampler: any sampler without a clock and without a limit of reports; wrappers that add these go around this
+        wrapper. To let clients join and leave at seconds of simulated time, use `network.trace`.
+      joins: the first round of each client, at least 1 (the first round of the run); a shorter list repeats.
+      leaves: the first round without each client, above its `joins`; a list of the same length. None = all clients
+        stay.
+      num_invited: at most `num_slots`; None = every member that is drawn.
 
-    Returns: a sampler of the same cohorts, less who is not there. Formulas and Horvitz-Thompson refuse its design.
+    Returns: a sampler of the same cohorts, without clients that are no members. Formulas and Horvitz-Thompson refuse
+    its design.
 
-    Raises: ValueError, TypeError for values out of range.
+    Raises: ValueError or TypeError for values out of range.
 
-    Guarantees: who is there is invited, and only then (tests/sampling/test_membership.py::test_who_is_a_member); of the
-    members every one is equally likely (::test_places_are_filled_evenly).
+    Guarantees:
+      - members are invited, and nobody else (tests/sampling/test_membership.py::test_who_is_a_member)
+      - every member is equally likely (::test_places_are_filled_evenly)
 
     >>> import jax
     >>> from fedjax_sim.sampling.uniform import full
@@ -62,9 +69,9 @@ def with_membership(
     """
     untimed(sampler, "with_membership")
     unlimited(sampler, "with_membership", "Members alone are among the first: put with_over_invitation around it.")
-    given = {"joins": joins} if leaves is None else {"joins": joins, "leaves": leaves}
+    rounds_by_name = {"joins": joins} if leaves is None else {"joins": joins, "leaves": leaves}
     size = sampler.design.population_size
-    for name, rounds in given.items():
+    for name, rounds in rounds_by_name.items():
         validate.sequence(name, rounds)
         if len(rounds) > size or len(rounds) != len(joins):
             validate.fail(name, f"{len(joins)} numbers, at most {size}", len(rounds), "Each client needs both.")
@@ -75,20 +82,25 @@ def with_membership(
                 validate.integer(f"leaves[{i}]", round, joins[i] + 1)
     slots = sampler.num_slots if num_invited is None else num_invited
     validate.integer("num_invited", slots, 1, sampler.num_slots, hint="Draw more clients than are invited.")
-    first = np.asarray(joins, np.int32)
-    gone = np.full_like(first, validate.INT32_MAX) if leaves is None else np.asarray(leaves, np.int32)
+    first_rounds = np.asarray(joins, np.int32)
+    if leaves is None:
+        rounds_without = np.full_like(first_rounds, validate.INT32_MAX)
+    else:
+        rounds_without = np.asarray(leaves, np.int32)
 
     def init():
-        return _Members(sampler.init(), jnp.zeros((), jnp.int32), jnp.asarray(first), jnp.asarray(gone))
+        zero = jnp.zeros((), jnp.int32)
+        return _Members(sampler.init(), zero, jnp.asarray(first_rounds), jnp.asarray(rounds_without))
 
     def sample(key, state):
         cohort, inner = sampler.sample(key, state.sampler)
-        round, who = state.round + 1, cohort.ids % len(first)
-        here = (state.joins[who] <= round) & (round < state.leaves[who])
-        absent = (cohort.invited & ~here).sum(dtype=jnp.int32)
-        sent = None if cohort.timing.sent is None else cohort.timing.sent & here
-        there = {"invited": cohort.invited & here, "reported": cohort.reported & here}
-        cohort = cohort._replace(**there, metrics=cohort.metrics | {"absent": absent})
+        round = state.round + 1
+        index = cohort.ids % len(first_rounds)  # shorter lists repeat
+        is_member = (state.joins[index] <= round) & (round < state.leaves[index])
+        num_absent = (cohort.invited & ~is_member).sum(dtype=jnp.int32)
+        sent = None if cohort.timing.sent is None else cohort.timing.sent & is_member
+        masks = {"invited": cohort.invited & is_member, "reported": cohort.reported & is_member}
+        cohort = cohort._replace(**masks, metrics=cohort.metrics | {"absent": num_absent})
         cohort = recounted(cohort.timed(sent=sent))
         if num_invited is not None:
             cohort = first_invited(cohort, num_invited)
@@ -113,21 +125,26 @@ def with_membership(
 
 
 def first_invited(cohort: Cohort, num_invited: int) -> Cohort:
-    """The cohort of so many slots in which the first invited clients stand, in their order; others follow uninvited.
+    """Returns the cohort of the first `num_invited` invited clients, in their order.
+
+    If fewer clients are invited, slots that are not invited follow; `metrics["unfilled"]` counts them.
 
     >>> invited = jnp.array([False, True, False, True])
     >>> few = first_invited(Cohort(jnp.array([7, 3, 9, 5]), invited, invited), 3)
     >>> few.ids.tolist(), few.invited.tolist(), int(few.metrics["unfilled"])
     ([3, 5, 7], [True, True, False], 1)
     """
-    first = jnp.argsort(~cohort.invited, stable=True)[:num_invited]
-    few = some_slots(cohort, first)
-    unfilled = num_invited - few.invited.sum(dtype=jnp.int32)
-    return few._replace(metrics=few.metrics | {"unfilled": unfilled})
+    slots = jnp.argsort(~cohort.invited, stable=True)[:num_invited]
+    few = some_slots(cohort, slots)
+    num_unfilled = num_invited - few.invited.sum(dtype=jnp.int32)
+    return few._replace(metrics=few.metrics | {"unfilled": num_unfilled})
 
 
 def of_first(design: SamplingDesign, num_invited: int) -> SamplingDesign:
-    """The design of cohorts in which only the first so many of the clients drawn are invited."""
+    """Returns the design of cohorts in which only the first `num_invited` available clients of those drawn are invited.
+
+    Raises: ValueError for a design that is no `SamplingDesign`, or has a limit of reports.
+    """
     if not isinstance(design, SamplingDesign) or design.max_reports is not None:
         rule = "a SamplingDesign without a limit of reports"
         validate.fail("sampler.design", rule, type(design).__name__, "Limit the reports in a wrapper around this one.")

@@ -1,4 +1,4 @@
-"""Wrappers that decide which of the invited clients report: dropout, unequal response rates, over-invitation."""
+"""Wrappers that decide which invited clients report: dropout, unequal response rates, over-invitation."""
 
 from __future__ import annotations
 
@@ -25,7 +25,11 @@ DISCARDED = Metric("discarded", "reports that came too late", "count")
 
 
 def client_bits(key: Array, ids: Array) -> Array:
-    """[m] uint32 random bits of the clients `ids` [m], which depend on a client's id and not on its slot.
+    """Draws random bits for each client, [m] uint32, which depend on a client's id and not on its slot.
+
+    Args:
+      key: random key.
+      ids: [m] int32.
 
     Guarantees: tests/sampling/test_participation.py::test_dropout_keeps_the_cohort_and_ignores_slots.
     """
@@ -33,21 +37,23 @@ def client_bits(key: Array, ids: Array) -> Array:
 
 
 def with_dropout(sampler: Sampler, rate: float) -> Sampler:
-    """Each invited client fails to report with probability `rate`, independently; `metrics["dropped"]` counts them.
+    """Each invited client fails to report with probability `rate`, independently.
 
     Args:
-      sampler: any sampler without a clock, `with_clock` goes around this; wrapping twice drops twice, independently.
+      sampler: any sampler without a clock; `with_clock` goes around this wrapper. Two such wrappers drop independently.
       rate: in [0, 1); may be traced, so that a sweep can vary it.
 
-    Returns: a sampler of the same cohorts, some of whose reports are missing.
+    Returns: a sampler of the same cohorts, in which some reports are missing; `metrics["dropped"]` counts them.
 
-    Raises: ValueError, TypeError for a rate out of range, and for a sampler with a clock, whose rounds end by who
-    reports.
+    Raises: ValueError or TypeError for a rate out of range, and for a sampler with a clock, whose rounds end when all
+      reports have arrived.
 
-    Guarantees: m(1 - rate) reports are expected, clients independent
-    (tests/sampling/test_participation.py::test_dropout_rate_and_independence); ids and invitations are untouched, and
-    who drops out depends on the client, not on its slot (test_dropout_keeps_the_cohort_and_ignores_slots); a higher
-    rate drops a superset (test_dropouts_nest).
+    Guarantees:
+      - m(1 - rate) reports are expected, and clients are independent
+        (tests/sampling/test_participation.py::test_dropout_rate_and_independence)
+      - ids and invitations are unchanged, and dropout depends on the client and not on its slot
+        (test_dropout_keeps_the_cohort_and_ignores_slots)
+      - a higher rate drops a superset (test_dropouts_nest)
 
     References: Bonawitz et al. 2019, section 4.
 
@@ -57,40 +63,41 @@ def with_dropout(sampler: Sampler, rate: float) -> Sampler:
     """
     untimed(sampler, "with_dropout")
     validate.in_range("rate", rate, 0, 1, open_high=True, hint="It is a client's probability not to report.")
-    name = f"dropout {len(sampler.design.response_rates)}"  # a second wrapper has a stream of its own
-    traced = isinstance(rate, jax.core.Tracer)
-    # The largest product is 2^32 - 1: a float32 rate below 1 is at most 1 - 2^-24.
-    threshold = (rate * 2.0**32).astype(jnp.uint32) if traced else np.uint32(min(int(rate * 2.0**32), 2**32 - 1))
+    stream_name = f"dropout {len(sampler.design.response_rates)}"  # a second wrapper has a stream of its own
+    is_traced = isinstance(rate, jax.core.Tracer)
+    # A traced rate below 1 is at most 1 - 2^-24 as a float32, so its product cannot reach 2^32, which would wrap
+    # around.
+    threshold = (rate * 2.0**32).astype(jnp.uint32) if is_traced else np.uint32(min(int(rate * 2.0**32), 2**32 - 1))
 
-    def thinned(key, cohort):
-        there = client_bits(stream(key, name), cohort.ids) >= threshold
-        sent = None if cohort.timing.sent is None else cohort.timing.sent & there
-        return losing(cohort.timed(sent=sent), "dropped", cohort.reported & ~there)
+    def drop(key, cohort):
+        responds = client_bits(stream(key, stream_name), cohort.ids) >= threshold
+        sent = None if cohort.timing.sent is None else cohort.timing.sent & responds
+        return losing(cohort.timed(sent=sent), "dropped", cohort.reported & ~responds)
 
-    rates = (*sampler.design.response_rates, None if traced else 1 - float(rate))
+    rates = (*sampler.design.response_rates, None if is_traced else 1 - float(rate))
     design = dataclasses.replace(sampler.design, response_rates=rates)
-    # a second wrapper adds to the first one's number
-    counted = () if sampler.design.response_rates else (DROPPED,)
-    return sampler.then(thinned, design, counted)
+    # A second wrapper adds to the metric of the first, which states it.
+    metrics = () if sampler.design.response_rates else (DROPPED,)
+    return sampler.then(drop, design, metrics)
 
 
 def with_response_rates(sampler: Sampler, rates: Sequence[float]) -> Sampler:
-    """An invited client reports with a probability of its own, independently: client i with `rates[i % len(rates)]`.
+    """Each invited client reports with a probability of its own, independently: client i with `rates[i % len(rates)]`.
 
-    `aggregation.horvitz_thompson` then gives more weight to who seldom responds; a plain mean is biased towards the
-    others.
+    A plain mean is then biased towards clients who often respond. `aggregation.horvitz_thompson` corrects for the
+    rates.
 
     Args:
-      sampler: any sampler without a clock whose response rates are alike so far.
-      rates: in (0, 1]: one number a client, or a shorter list that repeats.
+      sampler: any sampler without a clock, whose clients have equal response rates so far.
+      rates: in (0, 1]: one number for each client, or a shorter list that repeats.
 
-    Returns: a sampler of the same cohorts, some of whose reports are missing; `metrics["silent"]` counts them. Its
-    design knows the rates, and so do its inclusion probabilities; variance formulas, which take one rate for all,
-    refuse it.
+    Returns: a sampler of the same cohorts, in which some reports are missing; `metrics["silent"]` counts them. Its
+    design has the rates, and so do its inclusion probabilities. Variance formulas, which take one rate for all clients,
+    refuse the design.
 
-    Raises: ValueError, TypeError for rates out of range, more of them than clients, or a sampler with a clock.
+    Raises: ValueError or TypeError for rates out of range, for more rates than clients, and for a sampler with a clock.
 
-    Guarantees: each client's rate, and Horvitz-Thompson unbiased under it where the mean is not
+    Guarantees: each client's rate; under it Horvitz-Thompson is unbiased and the mean is not
     (tests/sampling/test_participation.py::test_response_rates_of_clients).
 
     >>> from fedjax_sim.sampling.uniform import uniform
@@ -98,7 +105,8 @@ def with_response_rates(sampler: Sampler, rates: Sequence[float]) -> Sampler:
     [0.5, 0.25, 0.5, 0.25]
     """
     untimed(sampler, "with_response_rates")
-    design, size = sampler.design, sampler.design.population_size
+    design = sampler.design
+    size = sampler.design.population_size
     if not isinstance(design, SamplingDesign) or design.client_rates is not None:
         validate.fail("sampler", "a sampler whose clients respond alike", type(design).__name__, "Multiply the rates.")
     validate.sequence("rates", rates)
@@ -106,36 +114,39 @@ def with_response_rates(sampler: Sampler, rates: Sequence[float]) -> Sampler:
         validate.in_range(f"rates[{i}]", rate, 0, 1, open_low=True)
     if len(rates) > size:
         validate.fail("rates", f"at most {size} numbers, one a client", len(rates))
-    given = np.asarray(rates, np.float64)
-    threshold = np.minimum(np.floor((1 - given) * 2.0**32), 2**32 - 1).astype(np.uint32)
+    rate_list = np.asarray(rates, np.float64)
+    thresholds = np.minimum(np.floor((1 - rate_list) * 2.0**32), 2**32 - 1).astype(np.uint32)
 
-    def thinned(key, cohort):
-        there = client_bits(stream(key, "response"), cohort.ids) >= jnp.asarray(threshold)[cohort.ids % len(given)]
-        sent = None if cohort.timing.sent is None else cohort.timing.sent & there
-        return losing(cohort.timed(sent=sent), "silent", cohort.reported & ~there)
+    def drop(key, cohort):
+        threshold = jnp.asarray(thresholds)[cohort.ids % len(rate_list)]
+        responds = client_bits(stream(key, "response"), cohort.ids) >= threshold
+        sent = None if cohort.timing.sent is None else cohort.timing.sent & responds
+        return losing(cohort.timed(sent=sent), "silent", cohort.reported & ~responds)
 
-    everyone = np.resize(given, size)
-    everyone.flags.writeable = False
-    return sampler.then(thinned, dataclasses.replace(design, client_rates=everyone), (SILENT,))
+    client_rates = np.resize(rate_list, size)
+    client_rates.flags.writeable = False
+    return sampler.then(drop, dataclasses.replace(design, client_rates=client_rates), (SILENT,))
 
 
 def with_over_invitation(sampler: Sampler, num_reports: int) -> Sampler:
-    """More clients are invited than needed: only the first `num_reports` reports count, in random order of arrival.
+    """Only the first `num_reports` reports of a round count, in a random order of arrival (over-invitation).
 
-    `metrics["discarded"]` counts those that came too late. They were sent (`Timing.sent`): their bytes count in
-    `uplink_bytes`, and separately in `wasted_bytes`.
+    Later reports are sent for nothing (`Timing.sent`): their bytes count in `uplink_bytes`, and separately in
+    `wasted_bytes`.
 
     Args:
-      sampler: one with a fixed number of different clients, e.g. `with_dropout(uniform(N, 130), 0.2)`.
+      sampler: a sampler with a fixed number of different clients, such as `with_dropout(uniform(N, 130), 0.2)`.
       num_reports: in [1, num_slots].
 
-    Returns: a sampler of the same cohorts with at most `num_reports` reports.
+    Returns: a sampler of the same cohorts with at most `num_reports` reports; `metrics["discarded"]` counts the reports
+    that arrive too late.
 
-    Raises: ValueError, TypeError for values out of range or a sampler of another kind.
+    Raises: ValueError or TypeError for values out of range, and for a sampler of another kind.
 
-    Guarantees: min(reports, num_reports) count, a uniform choice of those who report, whatever their slots
-    (tests/sampling/test_participation.py::test_over_invitation_keeps_a_uniform_choice); every message that was sent is
-    counted (::test_late_messages_are_counted).
+    Guarantees:
+      - min(reports, num_reports) count, a uniform choice among the clients that report, whatever their slots
+        (tests/sampling/test_participation.py::test_over_invitation_keeps_a_uniform_choice)
+      - every message that was sent is counted (::test_late_messages_are_counted)
 
     References: Bonawitz et al. 2019, section 2.2.
 
@@ -150,25 +161,28 @@ def with_over_invitation(sampler: Sampler, num_reports: int) -> Sampler:
         validate.fail("sampler", rule, design.scheme, "Use uniform, full, or cyclic in order.")
     validate.integer("num_reports", num_reports, 1, sampler.num_slots)
 
-    def limited(key, cohort):
-        late = (~cohort.reported).astype(jnp.uint32)
+    def discard_late(key, cohort):
+        is_missing = (~cohort.reported).astype(jnp.uint32)
         slots = jnp.arange(sampler.num_slots, dtype=jnp.int32)
-        order = jax.lax.sort((late, client_bits(stream(key, "arrival"), cohort.ids), slots), num_keys=2)[2]
+        # The order of arrival: random among the clients that report, and then the others.
+        order = jax.lax.sort((is_missing, client_bits(stream(key, "arrival"), cohort.ids), slots), num_keys=2)[2]
         reported = cohort.reported & jnp.zeros_like(cohort.reported).at[order[:num_reports]].set(True)
         return losing(cohort.timed(sent=cohort.reported), "discarded", cohort.reported & ~reported)
 
-    arrives = design.response_rate
-    kept = (
-        None
-        if arrives is None
-        else mean_of_minimum(design.num_slots, arrives, num_reports) / (design.num_slots * arrives)
-    )
+    # The chance that a report is among the first: E min(reports, num_reports) / E reports.
+    response_rate = design.response_rate
+    if response_rate is None:
+        chance_to_count = None
+    else:
+        expected_counted = mean_of_minimum(design.num_slots, response_rate, num_reports)
+        chance_to_count = expected_counted / (design.num_slots * response_rate)
     design = dataclasses.replace(
         design,
-        response_rates=(*design.response_rates, kept),
+        response_rates=(*design.response_rates, chance_to_count),
         max_reports=num_reports,
         reports_limited_after=len(design.response_rates),
     )
     if design.client_rates is not None:
-        design = responding(design, "client")  # how often others take its place follows from everybody's rate
-    return sampler.then(limited, design, (DISCARDED,))
+        # How often other clients take a client's place follows from the rates of all clients.
+        design = responding(design, "client")
+    return sampler.then(discard_late, design, (DISCARDED,))

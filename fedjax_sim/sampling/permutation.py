@@ -1,4 +1,4 @@
-"""A keyed random permutation of range(N), evaluated at m positions in O(m) time and memory; ids that are not taken."""
+"""A random permutation of range(N), evaluated at m positions in O(m) time and memory, and complements of id sets."""
 
 from __future__ import annotations
 
@@ -15,28 +15,30 @@ from fedjax_sim.validate import PositiveInt
 
 __all__ = ["others", "permute"]
 
-_EXACT_LIMIT = 1024  # a power of two; up to here clients are sorted, and permutations exactly uniform
+_EXACT_LIMIT = 1024  # a power of two; up to this size clients are sorted, and permutations are exactly uniform
 
 
 @validate.named_arguments
 def permute(key: Array, positions: Array, population_size: PositiveInt) -> Array:
-    """Values at `positions` of a random permutation of range(N) that depends on the key alone.
+    """Returns the values at `positions` of a random permutation of range(N) that depends on the key alone.
 
-    N <= 1024: the order of 64 random bits a client, so every permutation is equally likely. Above: a Feistel network
-    (`prng.feistel`) on a grid of a x b >= N cells, a and b near sqrt(N), with cycle walking (`prng.walked`) past N.
+    For N <= 1024 the permutation is the order of 64 random bits for each client, so every permutation is equally
+    likely. For larger N it is a Feistel network (`prng.feistel`) on a grid of a x b >= N cells, with a and b near
+    sqrt(N). Values of N or more are permuted again until they are below N (cycle walking, `prng.walked`).
 
     Args:
       key: random key.
-      positions: integers in [0, N) of any shape; others are clamped into it.
+      positions: integers in [0, N) of any shape; others are clamped to this range.
       population_size: N, static, at most 2^31 - 1.
 
-    Returns: int32 values in [0, N), shaped like `positions`; distinct where the positions are.
+    Returns: int32 values in [0, N) in the shape of `positions`; different positions have different values.
 
-    Raises: ValueError, TypeError for a population size out of range.
+    Raises: ValueError or TypeError for a population size out of range.
 
-    Guarantees: a bijection for every key and N (tests/sampling/test_permutation.py::test_permutation_is_a_bijection);
-    single and pair inclusion as of a uniform permutation (test_single_inclusion_is_uniform,
-    test_pairs_are_uniform, test_structured_sets_are_hypergeometric).
+    Guarantees:
+      - a bijection for every key and N (tests/sampling/test_permutation.py::test_permutation_is_a_bijection)
+      - single and pair inclusion as for a uniform permutation (test_single_inclusion_is_uniform,
+        test_pairs_are_uniform, test_structured_sets_are_hypergeometric)
 
     References: Luby and Rackoff 1988; Black and Rogaway 2002, section 4 (cycle walking); Appleby 2011 (MurmurHash3).
 
@@ -56,56 +58,69 @@ def permute(key: Array, positions: Array, population_size: PositiveInt) -> Array
 
 
 def others(ids: Array, ranks: Array, size: int) -> Array:
-    """The r-th of the ids in [0, N), from 0, that are not among `ids`, for each r of `ranks`.
+    """Returns the ids in [0, N) that are not among `ids`, by their ranks in ascending order.
 
-    From one bit for each of the N where these are few beside C: for C = 10^5 of 10^6 an eighth of the time of a sort.
+    Two algorithms give the same result. If N is at most 32 C, a bit for each of the N ids is used: for C = 10^5 of 10^6
+    this takes an eighth of the time of a sort. Otherwise `ids` are sorted.
 
     Args:
       ids: [C] int32, all different.
-      ranks: [c] int32 in [0, N - C).
+      ranks: [c] int32 in [0, N - C); rank 0 is the least id that is not among `ids`.
+      size: N.
 
-    Guarantees: those of a set's complement, by either way
+    Returns: [c] int32.
+
+    Guarantees: the complement of the set, by both algorithms
     (tests/sampling/test_permutation.py::test_others_are_the_complement).
 
     >>> others(jnp.array([3, 0]), jnp.array([0, 1, 2]), 5).tolist()
     [1, 2, 4]
     """
-    if size > 32 * ids.size:  # r, and one more for each id that comes before it
-        before = jnp.sort(ids) - jnp.arange(ids.size, dtype=jnp.int32)
-        return ranks + jnp.searchsorted(before, ranks, side="right").astype(jnp.int32)
+    if size > 32 * ids.size:
+        # The result is the rank, plus one for each id below the result. ids[k] - k is the number of free ids below
+        # ids[k], so ids[k] is below the result if ids[k] - k <= rank.
+        num_free_below = jnp.sort(ids) - jnp.arange(ids.size, dtype=jnp.int32)
+        return ranks + jnp.searchsorted(num_free_below, ranks, side="right").astype(jnp.int32)
     one = jnp.uint32(1)
+    # A bit is set for each free id.
     words = ~jnp.zeros(-(-size // 32), jnp.uint32).at[ids >> 5].add(one << (ids & 31).astype(jnp.uint32))
     counts = jax.lax.population_count(words).astype(jnp.int32)
-    until = jnp.cumsum(counts)
-    word = jnp.searchsorted(until, ranks, side="right").astype(jnp.int32)
-    found, left, bits = word * 32, ranks - (until - counts)[word], words[word]
-    for half in (16, 8, 4, 2, 1):  # whether it is among the upper bits
-        lower = jax.lax.population_count(bits & ((one << half) - one)).astype(jnp.int32)
-        upper = left >= lower
-        found, left = found + jnp.where(upper, half, 0), left - jnp.where(upper, lower, 0)
-        bits = jnp.where(upper, bits >> half, bits)
-    return found
+    cumulative_counts = jnp.cumsum(counts)
+    word = jnp.searchsorted(cumulative_counts, ranks, side="right").astype(jnp.int32)
+    # Within its word, the set bit of a given rank is found by bisection: is it in the upper half of the bits?
+    result = word * 32
+    rank = ranks - (cumulative_counts - counts)[word]
+    bits = words[word]
+    for half in (16, 8, 4, 2, 1):
+        num_in_lower = jax.lax.population_count(bits & ((one << half) - one)).astype(jnp.int32)
+        is_in_upper = rank >= num_in_lower
+        result = result + jnp.where(is_in_upper, half, 0)
+        rank = rank - jnp.where(is_in_upper, num_in_lower, 0)
+        bits = jnp.where(is_in_upper, bits >> half, bits)
+    return result
 
 
 def _sorted_order(key: Array, size: int) -> Array:
-    """[N] the order of 64 random bits a client; the first 22 of them suffice where they differ.
+    """[N] int32 clients in the order of 64 random bits each.
 
-    XLA:CPU sorts one array four times as fast as three, so a client's number is packed into the low bits.
+    The first 22 bits suffice if they differ for all clients. XLA:CPU sorts one array four times as fast as three, so a
+    client's number is packed into the 10 low bits of the word that is sorted.
     """
-    number = jnp.arange(size, dtype=jnp.uint32)
-    low = jnp.uint32(_EXACT_LIMIT - 1)
-    packed = jax.lax.sort((random_bits(key, size) & ~low) | number)
-    differ = (packed[1:] & ~low != packed[:-1] & ~low).all()
+    numbers = jnp.arange(size, dtype=jnp.uint32)
+    low_mask = jnp.uint32(_EXACT_LIMIT - 1)
+    packed = jax.lax.sort((random_bits(key, size) & ~low_mask) | numbers)
+    all_differ = (packed[1:] & ~low_mask != packed[:-1] & ~low_mask).all()
 
-    def whole():
-        first, second = jax.random.bits(key, (2, size), jnp.uint32)  # the same first ones
-        return jax.lax.sort((first, second, number.astype(jnp.int32)), num_keys=2)[2]
+    def order_by_all_bits():
+        # The first words are those of `random_bits` above, so both branches agree where they differ.
+        first, second = jax.random.bits(key, (2, size), jnp.uint32)
+        return jax.lax.sort((first, second, numbers.astype(jnp.int32)), num_keys=2)[2]
 
-    return jax.lax.cond(differ, lambda: (packed & low).astype(jnp.int32), whole)
+    return jax.lax.cond(all_differ, lambda: (packed & low_mask).astype(jnp.int32), order_by_all_bits)
 
 
 def _grid(size: int) -> tuple[int, int]:
-    """The near-square grid with the fewest cells past `size`; both sides are below 2^16."""
+    """(rows, columns) of a near-square grid of at least `size` cells with the fewest excess cells; both below 2^16."""
     root = math.isqrt(size - 1) + 1
     rows = min(range(root, root + min(root // 16, 512) + 1), key=lambda side: -size % side)
     return rows, -(-size // rows)

@@ -1,4 +1,4 @@
-"""Cohorts in which all clients are equally likely: uniform, with replacement, full participation, cyclic."""
+"""Samplers in which all clients are equally likely: uniform, with replacement, full participation, cyclic."""
 
 from __future__ import annotations
 
@@ -20,11 +20,12 @@ __all__ = ["cyclic", "full", "uniform", "with_replacement"]
 class CyclicState(NamedTuple):
     """The progress of a cyclic sampler."""
 
-    position: Array  # [] uint32 in [0, N), clients already invited in this pass
-    seed: Array  # [2] uint32, seed of this pass's order; unused when not shuffled
+    position: Array  # [] uint32 in [0, N), the number of clients already invited in this pass
+    seed: Array  # [2] uint32, the seed of this pass's order; unused when not shuffled
 
 
 def _everyone(ids: Array) -> Cohort:
+    """The cohort of these clients, in which every slot is invited and reports."""
     invited = jnp.ones(ids.shape, bool)
     return Cohort(ids=ids, invited=invited, reported=invited)
 
@@ -36,20 +37,22 @@ def _check_without_replacement(population_size: int, cohort_size: int) -> None:
 
 
 def uniform(population_size: PopulationSize, cohort_size: int) -> Sampler:
-    """m of N clients without replacement, all subsets equally likely, independently in each round.
+    """Draws m of N clients without replacement, with all subsets equally likely, independently in each round.
 
     Args:
       population_size: N in [1, 2^31 - 1].
       cohort_size: m in [1, N].
 
-    Returns: a sampler with m slots, all of them invited; O(m) for N > 1024.
+    Returns: a sampler with m slots, all of them invited; a round costs O(m) for N > 1024.
 
-    Raises: ValueError, TypeError for sizes out of range.
+    Raises: ValueError or TypeError for sizes out of range.
 
-    Guarantees: no client twice, pi_i = m/N, pi_ij = m(m-1)/(N(N-1))
-    (tests/sampling/test_uniform.py::test_every_subset_is_equally_likely, test_pair_covariance); rounds are
-    independent (test_rounds_are_independent). Above N = 1024 the permutation is pseudo-random, and these hold as far
-    as its tests show (tests/sampling/test_permutation.py).
+    Guarantees:
+      - no client twice, pi_i = m/N, pi_ij = m(m-1)/(N(N-1))
+        (tests/sampling/test_uniform.py::test_every_subset_is_equally_likely, test_pair_covariance)
+      - rounds are independent (test_rounds_are_independent)
+      - above N = 1024 the permutation is pseudo-random, and the guarantees hold as far as its tests show
+        (tests/sampling/test_permutation.py)
 
     References: Cochran 1977, sections 2.1 and 2.9.
 
@@ -73,7 +76,7 @@ def uniform(population_size: PopulationSize, cohort_size: int) -> Sampler:
 
 @validate.named_arguments
 def with_replacement(population_size: PopulationSize, cohort_size: PositiveInt) -> Sampler:
-    """m independent uniform draws: a client may fill several slots.
+    """Draws m clients uniformly and independently, so that a client may fill several slots.
 
     Args:
       population_size: N in [1, 2^31 - 1].
@@ -81,10 +84,11 @@ def with_replacement(population_size: PopulationSize, cohort_size: PositiveInt) 
 
     Returns: a sampler with m slots, all of them invited.
 
-    Raises: ValueError, TypeError for sizes out of range.
+    Raises: ValueError or TypeError for sizes out of range.
 
-    Guarantees: draws are independent (tests/sampling/test_uniform.py::test_draws_with_replacement_are_independent), and
-    uniform to a relative N / 2^64 (tests/test_prng.py::test_draws_among_many_are_uniform).
+    Guarantees:
+      - draws are independent (tests/sampling/test_uniform.py::test_draws_with_replacement_are_independent)
+      - draws are uniform to a relative N / 2^64 (tests/test_prng.py::test_draws_among_many_are_uniform)
 
     References: Cochran 1977, section 2.10.
 
@@ -106,14 +110,14 @@ def with_replacement(population_size: PopulationSize, cohort_size: PositiveInt) 
 
 @validate.named_arguments
 def full(population_size: PopulationSize) -> Sampler:
-    """Everyone in every round, in order.
+    """Invites every client in every round, in the order of ids (full participation).
 
     Args:
       population_size: N in [1, 2^31 - 1].
 
     Returns: a sampler with N slots; slot i holds client i.
 
-    Raises: ValueError, TypeError for a size out of range.
+    Raises: ValueError or TypeError for a size out of range.
 
     Guarantees: no sampling variance at all (tests/sampling/test_uniform.py::test_full_participation_is_everyone).
 
@@ -132,31 +136,33 @@ def full(population_size: PopulationSize) -> Sampler:
 
 @validate.named_arguments
 def cyclic(population_size: PopulationSize, cohort_size: int, *, shuffled: bool = False) -> Sampler:
-    """Clients in turn: m at a time, pass after pass over the population.
+    """Invites clients in turn, m at a time, in one pass over the population after another.
 
-    In order, a cohort that reaches the last client continues with client 0. Shuffled, each pass has a fresh random
-    order and its last cohort is smaller when m does not divide N: the slots left are padding, so that no client is
-    invited twice in a pass.
+    Not shuffled, a cohort that reaches the last client continues with client 0. Shuffled, each pass has a new random
+    order. If m does not divide N, the last cohort of such a pass is smaller: its other slots are padding, so that no
+    client is invited twice in a pass.
 
     Args:
       population_size: N in [1, 2^31 - 1].
       cohort_size: m in [1, N].
-      shuffled: a new random order for each pass instead of 0, 1, ..., N-1.
+      shuffled: True: a new random order for each pass. False: the order 0, 1, ..., N-1.
 
     Returns: a sampler with m slots. Its inclusion probability is the long-run fraction of rounds.
 
-    Raises: ValueError, TypeError for values out of range.
+    Raises: ValueError or TypeError for values out of range.
 
-    Guarantees: in order, N rounds invite each client exactly m times; shuffled, ceil(N/m) rounds invite each exactly
-    once (tests/sampling/test_uniform.py::test_cyclic_covers_everyone_evenly, test_shuffled_pass_covers_everyone_once).
+    Guarantees:
+      - not shuffled, N rounds invite each client exactly m times
+        (tests/sampling/test_uniform.py::test_cyclic_covers_everyone_evenly)
+      - shuffled, ceil(N/m) rounds invite each client exactly once (test_shuffled_pass_covers_everyone_once)
 
     References: Mishchenko, Khaled and Richtarik 2020 (random reshuffling).
 
-    >>> cyclic(10, 4, shuffled=True).design.cohort_size  # 4, 4, 2
+    >>> cyclic(10, 4, shuffled=True).design.cohort_size  # the mean of 4, 4 and 2
     3.3333333333333335
     """
     _check_without_replacement(population_size, cohort_size)
-    rounds = -(-population_size // cohort_size)
+    rounds_in_pass = -(-population_size // cohort_size)
 
     def init():
         return CyclicState(jnp.zeros((), jnp.uint32), jnp.zeros((2,), jnp.uint32))
@@ -168,12 +174,13 @@ def cyclic(population_size: PopulationSize, cohort_size: int, *, shuffled: bool 
         return _everyone(ids), CyclicState(position, state.seed)
 
     def in_random_order(key, state):
-        fresh = jax.random.bits(stream(key, "cohort"), (2,), jnp.uint32)
-        seed = jnp.where(state.position == 0, fresh, state.seed)
-        order = jax.random.fold_in(jax.random.fold_in(jax.random.key(0), seed[0]), seed[1])
+        new_seed = jax.random.bits(stream(key, "cohort"), (2,), jnp.uint32)
+        seed = jnp.where(state.position == 0, new_seed, state.seed)
+        # The order of a pass is kept as a seed, not as N ids: `permute` evaluates it at the places of the cohort.
+        order_key = jax.random.fold_in(jax.random.fold_in(jax.random.key(0), seed[0]), seed[1])
         places = state.position + jnp.arange(cohort_size, dtype=jnp.uint32)
         invited = places < jnp.uint32(population_size)
-        ids = permute(order, places % jnp.uint32(population_size), population_size)
+        ids = permute(order_key, places % jnp.uint32(population_size), population_size)
         position = state.position + jnp.uint32(cohort_size)
         position = jnp.where(position < jnp.uint32(population_size), position, jnp.uint32(0))
         return Cohort(ids=ids, invited=invited, reported=invited), CyclicState(position, seed)
@@ -182,7 +189,7 @@ def cyclic(population_size: PopulationSize, cohort_size: int, *, shuffled: bool 
     design = SamplingDesign(
         scheme="shuffled_cyclic" if shuffled else "cyclic",
         population_size=population_size,
-        cohort_size=cohort_size if divides or not shuffled else population_size / rounds,
+        cohort_size=cohort_size if divides or not shuffled else population_size / rounds_in_pass,
         num_slots=cohort_size,
     )
     return Sampler(init, in_random_order if shuffled else in_order, cohort_size, design)

@@ -1,4 +1,4 @@
-"""Samplers that prefer clients from whom more is to be learned, by the losses that they observe."""
+"""Samplers that prefer clients with a high loss: power-of-choice and Oort."""
 
 from __future__ import annotations
 
@@ -24,30 +24,36 @@ PREFERRED = Metric("preferred_seconds", "preferred duration of a client's round"
 
 
 class _Losses(NamedTuple):
+    """The state of the wrapped sampler, and the losses of the clients."""
+
     sampler: PyTree
-    losses: Array  # [N] float32, the last observed; inf = none yet
+    losses: Array  # [N] float32, the last observed loss; inf = none yet
 
 
 def power_of_choice(sampler: Sampler, cohort_size: int) -> Sampler:
-    """Of d candidates, those m whose last known loss was highest; who is not known yet comes first (rpow-d).
+    """Invites, of d candidates, the m clients whose last known loss was highest (power-of-choice, rpow-d).
 
-    Candidates are those whom the wrapped sampler draws: `power_of_choice(weighted_without_replacement(sizes, d), m)` is
-    that of the paper, whose cohorts are averaged uniformly. Losses are the ones that clients met in their own training,
-    so candidates are not asked for any: nothing is sent for it. The larger d, the faster the average loss falls, and
-    the more the result leans towards clients of high loss. Candidates of equal loss are taken in the order of slots.
+    The wrapped sampler draws the candidates. `power_of_choice(weighted_without_replacement(sizes, d), m)` is the
+    paper's method, whose cohorts are averaged uniformly. Candidates without a known loss come first; candidates of
+    equal loss are taken in the order of slots.
+
+    The losses are those that clients had in their own training, so candidates send nothing for the choice. With a
+    larger d the average loss falls faster, and the result is more biased towards clients of high loss.
 
     Args:
-      sampler: of the d candidates, without a clock; `with_clock` goes around this.
+      sampler: draws d candidates, without a clock; `with_clock` goes around this wrapper.
       cohort_size: m in [1, d].
 
-    Returns: a sampler with m slots, whose state is a float32 for each of the N clients. Its cohorts follow what it
-    observes: formulas, weights by examples, and accountants refuse it.
+    Returns: a sampler with m slots, whose state is a float32 for each of the N clients. Its cohorts depend on what it
+    observes, so formulas, weights by examples, and accountants refuse it.
 
-    Raises: ValueError, TypeError for a size out of range, or a sampler with a clock.
+    Raises: ValueError or TypeError for a size out of range, and for a sampler with a clock.
 
-    Guarantees: d = m is the wrapped sampler, bit for bit (tests/sampling/test_utility.py::
-    test_as_many_candidates_as_places); the loss of who is chosen is that of the highest m of d, in closed form
-    (::test_the_bias_of_power_of_choice).
+    Guarantees:
+      - with d = m it is the wrapped sampler, bit for bit
+        (tests/sampling/test_utility.py::test_as_many_candidates_as_places)
+      - the loss of the chosen clients is that of the highest m of d, in closed form
+        (::test_the_bias_of_power_of_choice)
 
     References: Cho, Wang and Joshi 2022 (power-of-choice), section 3, rpow-d.
 
@@ -65,36 +71,38 @@ def power_of_choice(sampler: Sampler, cohort_size: int) -> Sampler:
 
     def sample(key, state):
         candidates, inner = sampler.sample(key, state.sampler)
-        known = jnp.where(candidates.invited, state.losses[candidates.ids], -jnp.inf)
-        best = jnp.argsort(-known, stable=True)[:cohort_size]
-        first = jnp.sort(best)  # in the order of the candidates
-        return some_slots(candidates, first), state._replace(sampler=inner)
+        losses = jnp.where(candidates.invited, state.losses[candidates.ids], -jnp.inf)
+        best = jnp.argsort(-losses, stable=True)[:cohort_size]
+        slots = jnp.sort(best)  # the order of the candidates is kept
+        return some_slots(candidates, slots), state._replace(sampler=inner)
 
     def tell(state, work):
         return state._replace(sampler=sampler.tell(state.sampler, work))
 
     def observe(state, cohort, outcome):
         inner = state.sampler if sampler.observe is None else sampler.observe(state.sampler, cohort, outcome)
-        return _Losses(inner, _learned(state.losses, cohort, outcome.losses))
+        return _Losses(inner, _with_observed_losses(state.losses, cohort, outcome.losses))
 
     return sampler._replace(
         init=init,
         sample=sample,
         num_slots=cohort_size,
-        design=_unknown(size, cohort_size, getattr(sampler.design, "replacement", True)),
+        design=_unknown_design(size, cohort_size, getattr(sampler.design, "replacement", True)),
         tell=sampler.tell and tell,
         observe=observe,
     )
 
 
 class _Oort(NamedTuple):
-    round: Array  # [] int32, rounds so far
-    utility: Array  # [N] float32, statistical utility when it was last observed; NaN = never
-    ticks: Array  # [N] int32, duration of the last round in which it reported
-    seen: Array  # [N] int32, that round
-    weights: Array  # [N] float32
+    """What Oort knows of the clients."""
+
+    round: Array  # [] int32, the number of rounds so far
+    utility: Array  # [N] float32, |B_i| l_i when it was last observed; NaN = never
+    ticks: Array  # [N] int32, the duration of the last round in which the client reported
+    seen: Array  # [N] int32, the number L_i of that round
+    weights: Array  # [N] float32, |B_i|
     preferred: Array  # [] float32, T in ticks
-    gained: Array  # [2 W] float32, the utility of the clients of each of the last rounds
+    gained: Array  # [2 W] float32, the utility of all clients in each of the last rounds
 
 
 @validate.named_arguments
@@ -112,36 +120,46 @@ def oort(
     least_exploration: float = 0.2,
     cutoff: PositiveShare = 0.95,
 ) -> Sampler:
-    """Clients of high loss that are fast, and clients that never took part: exploitation and exploration.
+    """Invites fast clients of high loss (exploitation) and clients that never reported (exploration), as in Oort.
 
-    A client's utility is (|B_i| l_i + sqrt(0.1 log R / L_i)) (T / t_i)^(alpha if T < t_i): its number of examples times
-    the loss that it met in training, more the longer it was not seen (in round R, last in L_i), less if its round took
-    longer than T. A share 1 - epsilon of the places goes to clients drawn in proportion to utility, of those with at
-    least the share `cutoff` of the utility of the last one who would have a place by rank; the others to clients that
-    never reported, uniformly. Where the last W rounds brought less utility than the W before them, T grows.
+    In round R, the utility of a client that last reported in round L_i, in a round of duration t_i, is
 
-    The paper takes the root of the mean squared loss of single examples, which clients here do not report, and may draw
-    new clients by speed.
+        (|B_i| l_i + sqrt(0.1 log R / L_i)) (T / t_i)^(alpha if T < t_i else 0)
+
+    It is the client's number of examples |B_i| times the loss l_i of its training. The utility grows with the time
+    since the client reported, and falls if its round took longer than the preferred duration T.
+
+    A share 1 - epsilon of the places is for exploitation: clients are drawn in proportion to utility. Only clients are
+    drawn whose utility is at least `cutoff` times the utility of the last client that would have such a place by rank.
+    The other places are for clients that never reported, drawn uniformly. If the last W rounds had less utility than
+    the W rounds before them, T grows.
+
+    The paper takes the root of the mean squared loss of single examples, which clients here do not report. It may also
+    draw new clients by speed.
 
     Args:
       weights: [N] numbers of examples |B_i|, finite and >= 0, not all 0.
       cohort_size: m in [1, N].
-      devices: what the clients run on, for rounds with a clock; None = time plays no part.
-      preferred_seconds: T at first.
-      pacer_seconds: by which T grows.
-      window: W rounds.
-      penalty: alpha, at least 0.
-      exploration, exploration_decay, least_exploration: epsilon = max(least, exploration * decay^(R - 1)), in [0, 1].
+      devices: what the clients run on, for rounds with a clock; None = the duration of rounds has no effect.
+      preferred_seconds: the first T, positive.
+      pacer_seconds: by how much T grows, positive.
+      window: W, in rounds.
+      penalty: alpha, in [0, 64].
+      exploration: in [0, 1]; in round R, epsilon = max(least_exploration, exploration * exploration_decay^(R - 1)).
+      exploration_decay: in [0, 1].
+      least_exploration: in [0, 1].
       cutoff: in (0, 1].
 
-    Returns: a sampler with m slots; its state is 16 bytes a client, and a draw takes O(N). It goes inside of
-    `with_clock`, by which it learns how long clients take. Its cohorts follow what it observes: formulas, weights by
+    Returns: a sampler with m slots. Its state is 16 bytes for each client, and a draw takes O(N). It goes inside of
+    `with_clock`, which tells it how long clients take. Its cohorts depend on what it observes, so formulas, weights by
     examples, and accountants refuse it.
 
-    Raises: ValueError, TypeError for values out of range.
+    Raises: ValueError or TypeError for values out of range.
 
-    Guarantees: the law of both halves (tests/sampling/test_utility.py::test_exploitation_is_in_proportion_to_utility,
-    ::test_exploration_ends); slow clients are discounted, and T grows (::test_speed_counts, ::test_the_pacer).
+    Guarantees:
+      - the distribution of exploitation and of exploration
+        (tests/sampling/test_utility.py::test_exploitation_is_in_proportion_to_utility, ::test_exploration_ends)
+      - slow clients are discounted, and T grows (::test_speed_counts, ::test_the_pacer)
 
     References: Lai et al. 2021 (Oort), sections 4.2 to 4.4, algorithm 1.
 
@@ -160,75 +178,84 @@ def oort(
     per_second = 1 if devices is None else devices.ticks_per_second
 
     def init():
-        size, zero = len(sizes), jnp.zeros((), jnp.int32)
-        never = jnp.full(size, jnp.nan, jnp.float32)
-        started = jnp.float32(preferred_seconds * per_second)
-        nothing = jnp.zeros(2 * window, jnp.float32)
-        whole = jnp.zeros(size, jnp.int32)
-        return _Oort(zero, never, whole, whole, jnp.asarray(sizes), started, nothing)
+        size = len(sizes)
+        zero = jnp.zeros((), jnp.int32)
+        no_utility = jnp.full(size, jnp.nan, jnp.float32)
+        preferred_ticks = jnp.float32(preferred_seconds * per_second)
+        no_gains = jnp.zeros(2 * window, jnp.float32)
+        zeros = jnp.zeros(size, jnp.int32)
+        return _Oort(zero, no_utility, zeros, zeros, jnp.asarray(sizes), preferred_ticks, no_gains)
 
     def sample(key, state):
         round = state.round + 1
         utility = _utility(state, round, penalty)
-        known = ~jnp.isnan(utility)
+        is_known = ~jnp.isnan(utility)
         epsilon = jnp.maximum(least_exploration, exploration * exploration_decay ** state.round.astype(jnp.float32))
-        new = len(sizes) - known.sum(dtype=jnp.int32)
-        explored = jnp.clip(jnp.round(epsilon * cohort_size).astype(jnp.int32), cohort_size + new - len(sizes), new)
-        ids = _drawn(key, utility, cohort_size, explored, cutoff)
-        everyone = jnp.ones(cohort_size, bool)
-        metrics = {"explored": explored, "preferred_seconds": state.preferred / per_second}
-        return Cohort(ids, everyone, everyone, metrics), state._replace(round=round)
+        num_new = len(sizes) - is_known.sum(dtype=jnp.int32)
+        num_wanted = jnp.round(epsilon * cohort_size).astype(jnp.int32)
+        # No more than there are new clients, and so many that the known clients can fill the other places.
+        num_explored = jnp.clip(num_wanted, cohort_size + num_new - len(sizes), num_new)
+        ids = _draw_clients(key, utility, cohort_size, num_explored, cutoff)
+        invited = jnp.ones(cohort_size, bool)
+        metrics = {"explored": num_explored, "preferred_seconds": state.preferred / per_second}
+        return Cohort(ids, invited, invited, metrics), state._replace(round=round)
 
     def observe(state, cohort, outcome):
         gains = state.weights[cohort.ids] * outcome.losses
-        arrived = outcome.arrived & jnp.isfinite(gains)
-        where = jnp.where(arrived, cohort.ids, len(sizes))
+        is_observed = outcome.arrived & jnp.isfinite(gains)
+        rows = jnp.where(is_observed, cohort.ids, len(sizes))  # a row past the end is dropped
         state = state._replace(
-            utility=state.utility.at[where].set(jnp.maximum(gains, 0), mode="drop"),
-            seen=state.seen.at[where].set(state.round, mode="drop"),
+            utility=state.utility.at[rows].set(jnp.maximum(gains, 0), mode="drop"),
+            seen=state.seen.at[rows].set(state.round, mode="drop"),
         )
         if cohort.timing.spent is not None and devices is not None:
-            state = state._replace(ticks=state.ticks.at[where].set(cohort.timing.spent.total, mode="drop"))
-        gained = jnp.roll(state.gained, -1).at[-1].set(jnp.where(arrived, jnp.maximum(gains, 0), 0).sum())
-        slower = gained[:window].sum() > gained[window:].sum()
-        grows = (state.round % window == 0) & (state.round >= 2 * window) & slower
+            state = state._replace(ticks=state.ticks.at[rows].set(cohort.timing.spent.total, mode="drop"))
+        round_gain = jnp.where(is_observed, jnp.maximum(gains, 0), 0).sum()
+        gained = jnp.roll(state.gained, -1).at[-1].set(round_gain)
+        # The pacer: once in W rounds, the last W rounds are compared with the W rounds before them.
+        is_lower = gained[:window].sum() > gained[window:].sum()
+        grows = (state.round % window == 0) & (state.round >= 2 * window) & is_lower
         preferred = state.preferred + jnp.where(grows, pacer_seconds * per_second, 0)
         return state._replace(preferred=preferred, gained=gained)
 
     metrics = (EXPLORED,) if devices is None else (EXPLORED, PREFERRED)
-    design = _unknown(len(sizes), cohort_size, False)
+    design = _unknown_design(len(sizes), cohort_size, False)
     return Sampler(init, sample, cohort_size, design, observe=observe, metrics=metrics)
 
 
 def _utility(state: _Oort, round: Array, penalty: float) -> Array:
     """[N] utilities before a round; NaN for clients that never reported."""
-    since = jnp.sqrt(0.1 * jnp.log(round.astype(jnp.float32)) / jnp.maximum(state.seen, 1).astype(jnp.float32))
+    uncertainty = jnp.sqrt(0.1 * jnp.log(round.astype(jnp.float32)) / jnp.maximum(state.seen, 1).astype(jnp.float32))
     ticks = state.ticks.astype(jnp.float32)
-    slow = (state.preferred / jnp.maximum(ticks, 1)) ** penalty
-    return (state.utility + since) * jnp.where(ticks > state.preferred, slow, 1)
+    discount = (state.preferred / jnp.maximum(ticks, 1)) ** penalty
+    return (state.utility + uncertainty) * jnp.where(ticks > state.preferred, discount, 1)
 
 
-def _drawn(key: Array, utility: Array, cohort_size: int, explored: Array, cutoff: float) -> Array:
-    """[m] int32 clients: first those drawn by utility [N], then `explored` of those that never reported (NaN)."""
-    known, exploited = ~jnp.isnan(utility), cohort_size - explored
-    ranked = jax.lax.top_k(jnp.where(known, utility, -jnp.inf), cohort_size)[0]
-    least = cutoff * ranked[jnp.maximum(exploited - 1, 0)]
-    among = known & (utility >= least)
-    waits = race(stream(key, "exploitation"), jnp.where(among, utility, 0))
-    best = jax.lax.top_k(jnp.where(among, -waits, -jnp.inf), cohort_size)[1]
+def _draw_clients(key: Array, utility: Array, cohort_size: int, num_explored: Array, cutoff: float) -> Array:
+    """[m] int32: first clients drawn by utility [N], then `num_explored` clients that never reported (NaN)."""
+    is_known = ~jnp.isnan(utility)
+    num_exploited = cohort_size - num_explored
+    ranked = jax.lax.top_k(jnp.where(is_known, utility, -jnp.inf), cohort_size)[0]
+    least_utility = cutoff * ranked[jnp.maximum(num_exploited - 1, 0)]
+    is_eligible = is_known & (utility >= least_utility)
+    # The clients with the shortest waiting times are drawn in proportion to the rates of the times.
+    waits = race(stream(key, "exploitation"), jnp.where(is_eligible, utility, 0))
+    exploited = jax.lax.top_k(jnp.where(is_eligible, -waits, -jnp.inf), cohort_size)[1]
     waits = race(stream(key, "exploration"), jnp.ones_like(utility))
-    fresh = jax.lax.top_k(jnp.where(known, -jnp.inf, -waits), cohort_size)[1]
+    explored = jax.lax.top_k(jnp.where(is_known, -jnp.inf, -waits), cohort_size)[1]
     slots = jnp.arange(cohort_size, dtype=jnp.int32)
-    return jnp.where(slots < exploited, best, fresh[jnp.maximum(slots - exploited, 0)]).astype(jnp.int32)
+    explored_in_slots = explored[jnp.maximum(slots - num_exploited, 0)]
+    return jnp.where(slots < num_exploited, exploited, explored_in_slots).astype(jnp.int32)
 
 
-def _learned(losses: Array, cohort: Cohort, observed: Array) -> Array:
-    """Losses [N] with those that were observed; who sent none, or no number, keeps its own."""
-    where = jnp.where(cohort.invited & jnp.isfinite(observed), cohort.ids, losses.size)
-    return losses.at[where].set(observed, mode="drop")
+def _with_observed_losses(losses: Array, cohort: Cohort, observed: Array) -> Array:
+    """The losses [N] with the observed losses [m]; a client without a finite loss keeps its last one."""
+    rows = jnp.where(cohort.invited & jnp.isfinite(observed), cohort.ids, losses.size)  # past the end: dropped
+    return losses.at[rows].set(observed, mode="drop")
 
 
-def _unknown(size: int, num_slots: int, replacement: bool) -> SamplingDesign:
+def _unknown_design(size: int, num_slots: int, replacement: bool) -> SamplingDesign:
+    """The design of cohorts that depend on observations."""
     scheme = "unknown" if replacement else "unknown_without_replacement"
     return SamplingDesign(
         scheme=scheme, population_size=size, cohort_size=num_slots, num_slots=num_slots, response="others"

@@ -1,4 +1,4 @@
-"""A wrapper that counts the distinct clients that have taken part."""
+"""`with_distinct_clients` counts the distinct clients that have taken part in a run."""
 
 from __future__ import annotations
 
@@ -16,24 +16,29 @@ DISTINCT = Metric("distinct_clients", "different clients took part", "count", "l
 
 
 class _Visited(NamedTuple):
+    """The state of the wrapped sampler, and the clients that have reported so far."""
+
     sampler: PyTree
-    bits: Array  # [ceil(N / 32)] uint32, one bit a client
-    count: Array  # [] int32 bits that are set
+    bits: Array  # [ceil(N / 32)] uint32, one bit for each client
+    count: Array  # [] int32, the number of bits that are set
 
 
 def with_distinct_clients(sampler: Sampler) -> Sampler:
-    """The same cohorts; `metrics["distinct_clients"]` is the number of distinct clients that have reported so far.
+    """Counts the distinct clients that have reported so far, in `metrics["distinct_clients"]`.
 
-    The count is exact: the sampler's state has a bit for each of the N clients, so a checkpoint holds it. This wrapper
-    is the outermost, where it sees who finally reports: the others refuse a sampler that counts already. A client whose
-    non-finite update is dropped has reported.
+    The count is exact: the sampler's state, and so a checkpoint, has a bit for each of the N clients. This wrapper must
+    be the outermost, where it sees who finally reports; other wrappers refuse a sampler with it. A client whose update
+    is dropped because it is not finite counts as a client that reported.
 
     Args:
       sampler: any sampler.
 
-    Guarantees: the size of the set of ids, also with slots that are padding, repeat a client, or do not report, and
-    cohorts are unchanged (tests/sampling/test_visits.py::test_it_counts_as_a_set_does_and_cohorts_are_untouched); the
-    same after a resume (tests/command/test_app.py::test_resume_goes_on_to_the_same_bits).
+    Returns: a sampler of the same cohorts.
+
+    Guarantees:
+      - the size of the set of ids, also with slots that are padding, repeat a client, or do not report, and unchanged
+        cohorts (tests/sampling/test_visits.py::test_it_counts_as_a_set_does_and_cohorts_are_untouched)
+      - the same after a resume (tests/command/test_app.py::test_resume_goes_on_to_the_same_bits)
 
     >>> import jax
     >>> from fedjax_sim.sampling.uniform import full
@@ -45,19 +50,21 @@ def with_distinct_clients(sampler: Sampler) -> Sampler:
     (5, 5)
     """
     validate.part("sampler", sampler, Sampler)
-    words = -(-sampler.design.population_size // 32)
+    num_words = -(-sampler.design.population_size // 32)
 
     def init():
-        return _Visited(sampler.init(), jnp.zeros(words, jnp.uint32), jnp.zeros((), jnp.int32))
+        return _Visited(sampler.init(), jnp.zeros(num_words, jnp.uint32), jnp.zeros((), jnp.int32))
 
     def sample(key, state):
         cohort, inner = sampler.sample(key, state.sampler)
-        word, bit = cohort.ids >> 5, jnp.uint32(1) << (cohort.ids & 31).astype(jnp.uint32)
-        new = cohort.reported & (state.bits[word] & bit == 0)
+        word = cohort.ids >> 5
+        bit = jnp.uint32(1) << (cohort.ids & 31).astype(jnp.uint32)
+        is_new = cohort.reported & (state.bits[word] & bit == 0)
         if sampler.design.replacement:
-            new = _first(cohort.ids, new)
-        bits = state.bits.at[word].add(jnp.where(new, bit, 0))  # each bit once: adding sets it
-        count = state.count + new.sum(dtype=jnp.int32)
+            is_new = _first_of_each_id(cohort.ids, is_new)
+        # Each bit is added at most once, so adding sets it.
+        bits = state.bits.at[word].add(jnp.where(is_new, bit, 0))
+        count = state.count + is_new.sum(dtype=jnp.int32)
         metrics = {**cohort.metrics, "distinct_clients": count}
         return cohort._replace(metrics=metrics), _Visited(inner, bits, count)
 
@@ -76,10 +83,10 @@ def with_distinct_clients(sampler: Sampler) -> Sampler:
     )
 
 
-def _first(ids: Array, where: Array) -> Array:
-    """`where` [m] bool, with all but one of the slots of the same id cleared."""
-    keys = jnp.where(where, ids, -1)
-    order = jnp.argsort(keys)
-    ordered = keys[order]
-    first = jnp.concatenate([jnp.ones(1, bool), ordered[1:] != ordered[:-1]])
-    return jnp.zeros_like(where).at[order].set(first) & where
+def _first_of_each_id(ids: Array, mask: Array) -> Array:
+    """The mask [m] bool, with all but one of the slots of the same id cleared."""
+    sort_keys = jnp.where(mask, ids, -1)
+    order = jnp.argsort(sort_keys)
+    sorted_keys = sort_keys[order]
+    is_first = jnp.concatenate([jnp.ones(1, bool), sorted_keys[1:] != sorted_keys[:-1]])
+    return jnp.zeros_like(mask).at[order].set(is_first) & mask

@@ -1,4 +1,4 @@
-"""Wrappers that decide how much of its local work each client of a cohort completes."""
+"""Wrappers that decide how much of its local work each client of a cohort does."""
 
 from __future__ import annotations
 
@@ -19,31 +19,34 @@ __all__ = ["with_local_steps", "with_stragglers"]
 ONE_FIXED = "one with fixed numbers of steps"
 
 
-def _planned(sampler: Sampler) -> jax.ShapeDtypeStruct | None:
-    """Shape and dtype of `Cohort.work`; None where clients do all of their work."""
+def _work_spec(sampler: Sampler) -> jax.ShapeDtypeStruct | None:
+    """The shape and dtype of `Cohort.work`; None if clients do all of their work."""
     return jax.eval_shape(lambda: sampler.sample(jax.random.key(0), sampler.init())[0].work)
 
 
 def with_stragglers(sampler: Sampler, share: float) -> Sampler:
-    """Some clients complete only part of their local work, and send what they have.
+    """Some clients (stragglers) complete only part of their local work, and send the update that they have.
 
-    A client is a straggler in a round with probability `share`, independently; a straggler completes a part of its
-    local steps that is uniform in (0, 1], rounded up to whole steps: of K steps it takes 1, ..., K, equally likely.
-    (With `with_dropout` a client's work is lost instead.) Of several such wrappers the smallest part counts.
+    A client is a straggler in a round with probability `share`, independently. A straggler completes a part of its
+    local steps that is uniform in (0, 1], rounded up to whole steps. So of K steps it takes 1, ..., K steps, equally
+    likely. (With `with_dropout` the work of a client is lost instead.) Of several such wrappers the smallest part
+    counts.
 
     Args:
-      sampler: any sampler, with or without `Cohort.work`, but not one whose clients' numbers of steps are fixed.
+      sampler: any sampler, with or without `Cohort.work`, but without fixed numbers of steps.
       share: in [0, 1]; may be traced, so that a sweep can vary it.
 
-    Returns: a sampler of the same cohorts whose `Cohort.work` is [m] float32 in (0, 1], 1 for clients that are no
-    stragglers; `round.collect` refuses it with clients that cannot stop early.
+    Returns: a sampler of the same cohorts whose `Cohort.work` is [m] float32 in (0, 1], and 1 for clients that are no
+    stragglers. `round.collect` refuses it with clients that cannot stop early.
 
-    Raises: ValueError, TypeError for a share out of range; ValueError over `with_local_steps`.
+    Raises: ValueError or TypeError for a share out of range; ValueError around `with_local_steps`.
 
-    Guarantees: that distribution, independent of the cohort (tests/sampling/test_work.py::test_law_of_stragglers) and
-    of slots, and a second wrapper draws anew (::test_stragglers_belong_to_clients); a traced share
-    (::test_share_may_be_traced); share 0 is the sampler without the wrapper, to rounding
-    (tests/client/test_stragglers.py::test_no_stragglers).
+    Guarantees:
+      - the stated distribution, independent of the cohort (tests/sampling/test_work.py::test_law_of_stragglers) and of
+        slots; a second wrapper draws anew (::test_stragglers_belong_to_clients)
+      - a share may be traced (::test_share_may_be_traced)
+      - share 0 is the sampler without the wrapper, up to rounding
+        (tests/client/test_stragglers.py::test_no_stragglers)
 
     References: Li et al. 2020 (FedProx), section 5.2, where an exact share of each cohort straggles; here each client
     does with a probability.
@@ -57,37 +60,40 @@ def with_stragglers(sampler: Sampler, share: float) -> Sampler:
     """
     untimed(sampler, "with_stragglers")
     validate.in_range("share", share, 0, 1, hint="It is a client's probability to be a straggler.")
-    planned = _planned(sampler)
-    if planned is not None and jnp.issubdtype(planned.dtype, jnp.integer):
+    work_spec = _work_spec(sampler)
+    if work_spec is not None and jnp.issubdtype(work_spec.dtype, jnp.integer):
         hint = "Numbers of steps are fixed there, and not shares of the work: leave one of the two out."
         validate.fail("sampler", "one that does not fix its clients' steps, for with_stragglers", ONE_FIXED, hint)
 
-    def slowed(key, cohort):
-        before = jnp.ones(cohort.ids.shape, jnp.float32) if cohort.work is None else cohort.work
-        name = "straggler" if cohort.work is None else "another straggler"
+    def with_partial_work(key, cohort):
+        work_before = jnp.ones(cohort.ids.shape, jnp.float32) if cohort.work is None else cohort.work
+        name = "straggler" if cohort.work is None else "another straggler"  # a second wrapper has streams of its own
+        # 24 random bits, which a float32 holds exactly.
         who, part = (client_bits(stream(key, f"{name} {what}"), cohort.ids) >> 8 for what in ("who", "part"))
-        part = (part + 1).astype(jnp.float32) * jnp.float32(2.0**-24)
-        late = who.astype(jnp.float32) * jnp.float32(2.0**-24) < share
-        return cohort._replace(work=jnp.where(late, jnp.minimum(part, before), before))
+        part = (part + 1).astype(jnp.float32) * jnp.float32(2.0**-24)  # in (0, 1]
+        is_straggler = who.astype(jnp.float32) * jnp.float32(2.0**-24) < share
+        return cohort._replace(work=jnp.where(is_straggler, jnp.minimum(part, work_before), work_before))
 
-    return sampler.then(slowed)
+    return sampler.then(with_partial_work)
 
 
 def with_local_steps(sampler: Sampler, steps: Sequence[int]) -> Sampler:
-    """Clients take different numbers of local steps, the same in every round: client i takes `steps[i % len(steps)]`.
+    """Clients take different numbers of local steps: client i takes `steps[i % len(steps)]` in every round.
 
     Args:
       sampler: any sampler without `Cohort.work`.
-      steps: K_i, each in [1, K] of the local work's `num_steps`: one number a client, or a shorter list that repeats.
+      steps: K_i, each in [1, K] for local work of `num_steps` K: one number for each client, or a shorter list that
+        repeats.
 
-    Returns: a sampler of the same cohorts whose `Cohort.work` is [m] int32; `round.collect` refuses it with
-    clients that cannot stop early.
+    Returns: a sampler of the same cohorts whose `Cohort.work` is [m] int32. `round.collect` refuses it with clients
+    that cannot stop early.
 
-    Raises: ValueError, TypeError for numbers out of range or more numbers than clients; ValueError at `init` of the
-    algorithm for a number above its `num_steps`, and for a sampler whose clients do part of their work.
+    Raises: ValueError or TypeError for numbers out of range, for more numbers than clients, and for a sampler whose
+      clients do part of their work; ValueError at `init` of the algorithm for a number above its `num_steps`.
 
-    Guarantees: each client takes its number (tests/sampling/test_work.py::test_local_steps_are_taken); what would be
-    cut off or contradict another wrapper is refused (::test_wrong_input).
+    Guarantees:
+      - each client takes its number of steps (tests/sampling/test_work.py::test_local_steps_are_taken)
+      - numbers that would be cut off, or contradict another wrapper, are refused (::test_wrong_input)
 
     References: Wang et al. 2020 (FedNova), section 3, on clients with K_i local steps.
 
@@ -103,12 +109,12 @@ def with_local_steps(sampler: Sampler, steps: Sequence[int]) -> Sampler:
         validate.steps(f"steps[{i}]", number)
     if len(steps) > sampler.design.population_size:
         validate.fail("steps", f"at most {sampler.design.population_size} numbers, one a client", len(steps))
-    planned = _planned(sampler)
-    if planned is not None:
-        shares = jnp.issubdtype(planned.dtype, jnp.floating)
+    work_spec = _work_spec(sampler)
+    if work_spec is not None:
+        has_shares = jnp.issubdtype(work_spec.dtype, jnp.floating)
         hint = "Local work is planned once: leave one of the two out."
-        got = "one with stragglers" if shares else ONE_FIXED
-        validate.fail("sampler", "one whose clients do all of their work, for with_local_steps", got, hint)
+        refused = "one with stragglers" if has_shares else ONE_FIXED
+        validate.fail("sampler", "one whose clients do all of their work, for with_local_steps", refused, hint)
     numbers = np.asarray(steps, np.int32)
 
     def tell(state, work: Work):
@@ -117,7 +123,7 @@ def with_local_steps(sampler: Sampler, steps: Sequence[int]) -> Sampler:
             validate.fail("steps", f"at most {work.steps} local steps", int(numbers.max()), hint)
         return state if sampler.tell is None else sampler.tell(state, work)
 
-    def fixed(key, cohort):
+    def with_fixed_steps(key, cohort):
         return cohort._replace(work=jnp.asarray(numbers)[cohort.ids % len(numbers)])
 
-    return sampler.then(fixed)._replace(tell=tell)
+    return sampler.then(with_fixed_steps)._replace(tell=tell)

@@ -1,4 +1,4 @@
-"""Transforms of a client's update into the message that is sent, and what the server does with their aggregate."""
+"""Transforms turn a client's update into the message that is sent, and process the aggregate at the server."""
 
 from fedjax_sim.transform.chain import chain, identity, stateless
 from fedjax_sim.transform.clip import clip, personal_clip

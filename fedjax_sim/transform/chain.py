@@ -1,4 +1,4 @@
-"""Transforms of an update: identity, a user's own function, and their composition."""
+"""Basic transforms: the identity, a transform from a user's function, and chains of transforms."""
 
 from __future__ import annotations
 
@@ -17,26 +17,28 @@ __all__ = ["Whole", "as_it_comes", "chain", "check_floats", "identity", "plain_w
 class Whole(Wire):
     """The wire of a message whose numbers are all decoded from one code, such as the two factors of a matrix.
 
-    A later member that sends only some of these numbers pays for the whole code or for them as plain floats, whichever
-    is less: no part of the code gives just those numbers.
+    No part of the code gives only some of the numbers. So a later member of a chain that sends only some of them is
+    charged for the whole code, or for these numbers as plain floats, whichever is less.
 
     Guarantees: tests/transform/test_low_rank.py::test_wire, tests/transform/test_rotation.py::test_wire_bits.
     """
 
 
 def check_floats(update: PyTree) -> None:
-    """Raises TypeError for an update with integer leaves: what a member returns would be truncated to their dtype.
+    """Checks that all leaves of an update are floats; a message of floats would be truncated to an integer dtype.
+
+    Raises: TypeError for an update with another leaf.
 
     Guarantees: tests/transform/test_chain.py::test_whole_numbers_are_refused_where_they_would_be_cut.
     """
-    for x in jax.tree.leaves(update):
-        if not jnp.issubdtype(x.dtype, jnp.floating):
+    for leaf in jax.tree.leaves(update):
+        if not jnp.issubdtype(leaf.dtype, jnp.floating):
             hint = "Its message would be truncated to whole numbers: let the client send floats."
-            validate.fail("update", "leaves of floats", f"a leaf of {x.dtype}", hint, TypeError)
+            validate.fail("update", "leaves of floats", f"a leaf of {leaf.dtype}", hint, TypeError)
 
 
 def plain_wire(update_spec: PyTree) -> Wire:
-    """An update sent as it is, every number at its dtype's width.
+    """Returns the wire of an update that is sent as it is, every number at its dtype's width.
 
     Guarantees: exact integers (tests/transform/test_chain.py::test_plain_wire_counts_every_leaf).
 
@@ -48,7 +50,7 @@ def plain_wire(update_spec: PyTree) -> Wire:
 
 
 def as_it_comes(update_spec: PyTree, wire: Wire) -> Wire:
-    """The `wire` of a transform that changes numbers, but not what is sent.
+    """Returns the incoming wire: the `wire` of a transform that changes numbers, but not how they are sent.
 
     Guarantees: chain() sends a plain update (tests/transform/test_chain.py::test_plain_wire_counts_every_leaf).
     """
@@ -56,7 +58,7 @@ def as_it_comes(update_spec: PyTree, wire: Wire) -> Wire:
 
 
 def wire_of(transform: UpdateTransform, update_spec: PyTree) -> Wire:
-    """What one message costs under a transform.
+    """Returns the wire of a message under a transform, if the update comes in as plain numbers.
 
     Guarantees: the members of a chain count in turn (tests/transform/test_chain.py::test_plain_wire_counts_every_leaf).
     """
@@ -73,14 +75,16 @@ def stateless(
     squared_error: Callable | None = None,
     **facts,
 ) -> UpdateTransform:
-    """A transform from `fn(key, update) -> update`, written for one client.
+    """Makes a transform from a function `fn(key, update) -> update`, written for one client.
 
     Args:
-      fn: pure; the key is the client's own in this round.
-      wire: (update_spec, Wire of what comes in) -> Wire of what goes out.
-      l2_bound, nonexpansive: facts about `fn`'s output that later parts rely on; state only what always holds.
-      squared_error: as `UpdateTransform` has it.
-      facts: further ones of `TransformFacts`, such as `unbiased`.
+      fn: a pure function; its key is the client's own in this round.
+      wire: (update_spec, Wire of the incoming update) -> Wire of the outgoing update.
+      l2_bound: the largest norm of `fn`'s output; None = not known. Other parts rely on this fact and on the next, so
+        state only what always holds.
+      nonexpansive: whether `fn` never lengthens an update.
+      squared_error: (update) -> E |fn(key, update) - update|^2 over the key, as `UpdateTransform` has it.
+      facts: further fields of `TransformFacts`, such as `unbiased`.
 
     Guarantees: clients' keys are independent of chunk, order and devices (tests/laws/test_invariance.py).
 
@@ -102,7 +106,7 @@ def stateless(
 
 
 def identity() -> UpdateTransform:
-    """Updates are sent as they are, at their dtype's width.
+    """Sends updates as they are, at their dtype's width.
 
     Guarantees: bit for bit the round without a transform (tests/transform/test_chain.py::test_identity_changes_no_bit).
     """
@@ -111,7 +115,7 @@ def identity() -> UpdateTransform:
 
 
 def no_error(update: PyTree) -> float:
-    """The `squared_error` of a transform that changes nothing: 0.
+    """Returns 0, the `squared_error` of a transform that changes nothing.
 
     Guarantees: tests/transform/test_chain.py::test_errors_of_a_chain.
     """
@@ -119,21 +123,27 @@ def no_error(update: PyTree) -> float:
 
 
 def chain(*transforms: UpdateTransform) -> UpdateTransform:
-    """Transforms in order at the client, in reverse order at the server; again a transform.
+    """Composes transforms: in order at the client, and in reverse order at the server. A chain is again a transform.
 
-    Members turn the wire of what they receive into that of what they send, one after the other. The chain's bound is
-    the least bound of a member after which all are nonexpansive. A chain is unbiased if all members are, and its error
-    is known if at most one member makes an error. Only the last member may send integers. Metrics of the same name are
-    told apart by the member's place: `member_1_clipped_update_share`.
+    Args:
+      transforms: the members. Each turns the wire of what it receives into the wire of what it sends. Only the last
+        member may send integers.
 
-    Raises: ValueError for two members with noise; for a member that may lengthen an update after the clip on which
-    another member's noise relies, or that comes after noise that adds up over messages; for a member after one that
-    sends integers; for one that changes messages after one that keeps copies of what is sent.
+    Returns: a transform. Its `l2_bound` is the least bound of a member after which all members are nonexpansive. It is
+    unbiased if all members are. Its error is known if at most one member makes an error. Metrics of the same name get
+    the member's place as a prefix: `member_1_clipped_update_share`.
 
-    Guarantees: chain() is the identity, chain(a, chain(b, c)) equals chain(a, b, c) up to the shape of its state
-    (tests/transform/test_chain.py::test_chain_is_closed) and the names of colliding metrics; member i draws from its
-    own stream (::test_members_draw_from_their_own_streams); no member's metric hides another's
-    (tests/laws/test_facts.py::test_no_metric_hides_another).
+    Raises:
+      TypeError: for a member that is no transform.
+      ValueError: for two members with noise; for a member that may lengthen an update after the clip on which another
+        member's noise relies; for a member after noise that adds up over messages; for a member after one that sends
+        integers; for a member that changes messages after one that keeps copies of what is sent.
+
+    Guarantees:
+      - chain() is the identity, and chain(a, chain(b, c)) equals chain(a, b, c) up to the shape of its state and the
+        names of colliding metrics (tests/transform/test_chain.py::test_chain_is_closed)
+      - member i draws from a stream of its own (::test_members_draw_from_their_own_streams)
+      - no member's metric hides another's (tests/laws/test_facts.py::test_no_metric_hides_another)
     """
     for i, member in enumerate(transforms):
         if not isinstance(member, UpdateTransform):
@@ -141,20 +151,23 @@ def chain(*transforms: UpdateTransform) -> UpdateTransform:
             validate.fail(f"transforms[{i}]", "an UpdateTransform", member, hint, TypeError)
 
     def on_client(key, update, state, memory):
-        memories, measured = [], []
+        memories = []
+        measured = []
         for i, member in enumerate(transforms):
-            update, new, seen = member.on_client(jax.random.fold_in(key, i), update, state[i], memory[i])
-            memories.append(new)
-            measured.append(seen)
+            member_key = jax.random.fold_in(key, i)
+            update, member_memory, member_measured = member.on_client(member_key, update, state[i], memory[i])
+            memories.append(member_memory)
+            measured.append(member_measured)
         return update, tuple(memories), tuple(measured)
 
     def on_server(key, cohort, aggregate, state, measured, sensitivity):
-        states, metrics = list(state), [{}] * len(transforms)
+        states = list(state)
+        metrics = [{}] * len(transforms)
         for i, member in reversed(list(enumerate(transforms))):
             aggregate, states[i], metrics[i] = member.on_server(
                 jax.random.fold_in(key, i), cohort, aggregate, state[i], measured[i], sensitivity
             )
-        joined = tree.joined_metrics({f"member_{i + 1}": seen for i, seen in enumerate(metrics)})
+        joined = tree.joined_metrics({f"member_{i + 1}": x for i, x in enumerate(metrics)})
         return aggregate, tuple(states), joined
 
     def wire(update_spec, sent):
@@ -162,15 +175,17 @@ def chain(*transforms: UpdateTransform) -> UpdateTransform:
             sent = member.wire(update_spec, sent)
         return sent
 
-    facts = [member.facts for member in transforms]
-    bound, nonexpansive = None, True
-    for one in facts:
-        bounds = (bound if one.nonexpansive else None, one.l2_bound)
+    facts_of_members = [member.facts for member in transforms]
+    bound = None
+    nonexpansive = True
+    for facts in facts_of_members:
+        # The bound of the members before holds after this member only if it never lengthens an update.
+        bounds = (bound if facts.nonexpansive else None, facts.l2_bound)
         bound = min((x for x in bounds if x is not None), default=None)
-        nonexpansive = nonexpansive and one.nonexpansive
+        nonexpansive = nonexpansive and facts.nonexpansive
     _check_order(transforms)
     inexact = [member for member in transforms if not _changes_nothing(member)]
-    alone = inexact[0] if len(inexact) == 1 else None
+    only_inexact = inexact[0] if len(inexact) == 1 else None
     return UpdateTransform(
         init=lambda update_spec: tuple(member.init(update_spec) for member in transforms),
         init_client=lambda update_spec: tuple(member.init_client(update_spec) for member in transforms),
@@ -180,31 +195,33 @@ def chain(*transforms: UpdateTransform) -> UpdateTransform:
         facts=TransformFacts(
             l2_bound=bound,
             nonexpansive=nonexpansive,
-            releases_when_empty=any(one.releases_when_empty for one in facts),
-            unbiased=all(one.unbiased for one in facts),
-            exact_error=alone.facts.exact_error if alone else not inexact,
-            integer_range=facts[-1].integer_range if facts else None,
-            noise=next((one.noise for one in facts if one.noise is not None), None),
-            mirrored=any(one.mirrored for one in facts),
+            releases_when_empty=any(facts.releases_when_empty for facts in facts_of_members),
+            unbiased=all(facts.unbiased for facts in facts_of_members),
+            exact_error=only_inexact.facts.exact_error if only_inexact else not inexact,
+            integer_range=facts_of_members[-1].integer_range if facts_of_members else None,
+            noise=next((facts.noise for facts in facts_of_members if facts.noise is not None), None),
+            mirrored=any(facts.mirrored for facts in facts_of_members),
             metrics=_metrics(transforms),
         ),
-        squared_error=alone.squared_error if alone else None if inexact else no_error,
+        squared_error=only_inexact.squared_error if only_inexact else None if inexact else no_error,
     )
 
 
 def _metrics(transforms: tuple[UpdateTransform, ...]) -> tuple[Metric, ...]:
-    """What the members state about their numbers, under the names that these have in the chain's."""
-    named = tree.joined_metrics(
+    """The metrics that the members state, under the names that they have in a chain."""
+    by_name = tree.joined_metrics(
         {f"member_{i + 1}": {x.name: x for x in m.facts.metrics} for i, m in enumerate(transforms)}
     )
-    return tuple(metric._replace(name=name) for name, metric in named.items())
+    return tuple(metric._replace(name=name) for name, metric in by_name.items())
 
 
 def _changes_nothing(member: UpdateTransform) -> bool:
+    """Whether a member sends updates exactly as they are."""
     return member.facts.exact_error and member.squared_error is no_error
 
 
 def _check_order(transforms: tuple[UpdateTransform, ...]) -> None:
+    """Refuses an order in which a member breaks what an earlier member promises."""
     noisy = [i for i, member in enumerate(transforms) if member.facts.noise is not None]
     if len(noisy) > 1:
         validate.fail("transforms", "one member with noise", len(noisy), "One accountant accounts for one mechanism.")

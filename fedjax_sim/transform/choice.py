@@ -1,4 +1,4 @@
-"""Which entries of an update are sent, and what they cost: shared by the sparse transforms.
+"""Functions that the sparse transforms share: which entries of an update are sent, and the bits that they cost.
 
 Entries are chosen from the whole update as one vector (scope "vector") or from each leaf by itself (scope "leaf").
 """
@@ -30,7 +30,7 @@ __all__ = [
     "squared",
 ]
 
-PAIRED = 64  # entries up to which random positions come from comparing all pairs of hashes
+PAIRED = 64  # for at most this many entries, random positions come from comparing all pairs of hashes
 
 
 # ---- how many
@@ -38,14 +38,18 @@ PAIRED = 64  # entries up to which random positions come from comparing all pair
 
 @validate.named_arguments
 def amount(share: float | None, count: int | None, scope: Literal["vector", "leaf"], what: str) -> Callable[[int], int]:
-    """A function size -> how many of so many entries (or blocks) are sent, from exactly one of a share and a count.
+    """Makes the function that says how many of `size` entries (or blocks) are sent, from a share or a count.
 
     Args:
-      share: in (0, 1], rounded up to whole entries; or `count`, at least 1.
+      share: in (0, 1], rounded up to whole entries; None = `count` is given.
+      count: at least 1; None = `share` is given.
       scope: "vector" or "leaf": what `size` counts.
-      what: the entries' name in errors.
+      what: the name of the entries in errors.
 
-    Raises: ValueError, TypeError for other values, and from the function for a count above a vector's size.
+    Returns: (size) -> number of entries that are sent. It raises ValueError for a count above a vector's size; from a
+    leaf with fewer entries, all are sent.
+
+    Raises: ValueError or TypeError unless exactly one of `share` and `count` is given, and in its range.
 
     Guarantees: tests/transform/test_sparsify.py::test_wrong_amounts, ::test_wire_is_counted_exactly.
     """
@@ -58,7 +62,7 @@ def amount(share: float | None, count: int | None, scope: Literal["vector", "lea
 
     def number(size: int) -> int:
         if count is None:
-            return math.ceil(validate.as_written(share) * size)
+            return math.ceil(validate.as_written(share) * size)  # 0.1 is a tenth, not the float next to it
         if count > size and scope == "vector":
             validate.fail("count", f"at most the update's {size} {what}", count)
         return min(count, size)
@@ -67,7 +71,7 @@ def amount(share: float | None, count: int | None, scope: Literal["vector", "lea
 
 
 def numbers_of_entries(update: PyTree, scope: str) -> list[int]:
-    """Numbers of entries to choose from: of the whole update, or of each leaf.
+    """Returns the numbers of entries to choose from: one for the whole update, or one for each leaf.
 
     Guarantees: tests/transform/test_sparsify.py::test_wire_is_counted_exactly.
     """
@@ -76,12 +80,13 @@ def numbers_of_entries(update: PyTree, scope: str) -> list[int]:
 
 
 def _index_bits(size: int) -> int:
+    """The bits of an index below `size`."""
     return (size - 1).bit_length() if size else 0
 
 
 def _set_bits(size: int, number: int) -> int:
-    """Bits of a set: ceil(log2 C(size, number)) up to 2,000 members, beyond that at most two bits more."""
-    number = min(number, size - number)
+    """The bits of a set: ceil(log2 C(size, number)) up to 2,000 members, beyond that at most two bits more."""
+    number = min(number, size - number)  # the complement costs the same
     if number <= 2000:
         return (math.comb(size, number) - 1).bit_length()
     logarithm = math.lgamma(size + 1) - math.lgamma(number + 1) - math.lgamma(size - number + 1)
@@ -89,7 +94,14 @@ def _set_bits(size: int, number: int) -> int:
 
 
 def payload(update_spec: PyTree, wire: Wire, values: int) -> Wire:
-    """The wire of `values` numbers of an update, each as wide as its widest leaf; of a `Whole`, at most its code.
+    """Returns the wire of `values` numbers of an update, each as wide as the update's widest leaf.
+
+    Of a `Whole`, the numbers cost at most the whole code.
+
+    Args:
+      update_spec: shapes and dtypes of the update.
+      wire: of the incoming update.
+      values: how many of its numbers are sent.
 
     Guarantees: tests/transform/test_sparsify.py::test_wire_is_counted_exactly.
     """
@@ -98,30 +110,41 @@ def payload(update_spec: PyTree, wire: Wire, values: int) -> Wire:
     if isinstance(wire, Whole):
         kind = Wire if values * width < wire.payload_bits else Whole
         return kind(values, min(values * width, wire.payload_bits), wire.side_bits)
-    if wire.payload_bits != 8 * tree.num_bytes(update_spec):  # another member has made them narrower
+    if wire.payload_bits != 8 * tree.num_bytes(update_spec):  # an earlier member has made the numbers narrower
         width = -(-wire.payload_bits // max(wire.values, 1))
     return Wire(values, min(values * width, wire.payload_bits), wire.side_bits)
 
 
 def indexed_wire(update_spec: PyTree, wire: Wire, values: int, chosen: list[tuple[int, int]]) -> Wire:
-    """The wire of `values` numbers and their indices: for each (size, number) of `chosen`, `number` places among
-    `size`.
+    """Returns the wire of `values` numbers and their indices.
 
-    Under the entropy code the places are a set, whose order costs nothing.
+    Under the entropy code the positions are a set, whose order costs nothing.
+
+    Args:
+      update_spec: shapes and dtypes of the update.
+      wire: of the incoming update.
+      values: how many of its numbers are sent.
+      chosen: (size, number) pairs: of `size` positions, `number` are chosen.
 
     Guarantees: tests/transform/test_sparsify.py::test_wire_is_counted_exactly.
     """
     sent = payload(update_spec, wire, values)
-    indices = sum(number * _index_bits(size) for size, number in chosen)
-    coded = sent.bits + sum(_set_bits(size, number) for size, number in chosen)
-    return sent._replace(side_bits=sent.side_bits + indices, coded_bits=coded)
+    index_bits = sum(number * _index_bits(size) for size, number in chosen)
+    coded_bits = sent.bits + sum(_set_bits(size, number) for size, number in chosen)
+    return sent._replace(side_bits=sent.side_bits + index_bits, coded_bits=coded_bits)
 
 
 # ---- which
 
 
 def masks_of(choose: Callable, scope: str, key: Array | None, update: PyTree) -> PyTree:
-    """True for the entries that are sent. `choose(key, vector [d]) -> [d] bool` is called for d >= 1 only.
+    """Chooses the entries that are sent: returns masks with the structure of the update, True for these entries.
+
+    Args:
+      choose: (key, vector [d]) -> [d] bool; it is called for d >= 1 only.
+      scope: "vector": choose from the whole update; "leaf": choose from each leaf.
+      key: None for a choice without randomness.
+      update: leaves of numbers.
 
     Guarantees: clients, and leaves of a client, choose independently
     (tests/transform/test_sparsify.py::test_clients_choose_independently).
@@ -132,45 +155,58 @@ def masks_of(choose: Callable, scope: str, key: Array | None, update: PyTree) ->
         keys = [None if key is None else jax.random.fold_in(key, i) for i in range(len(leaves))]
         masks = [choose(k, x) if x.size else jnp.zeros(0, bool) for k, x in zip(keys, wide, strict=True)]
     else:
-        whole = jnp.concatenate([jnp.zeros(0), *wide])
+        vector = jnp.concatenate([jnp.zeros(0), *wide])  # the first is for an update without leaves
         ends = np.cumsum([x.size for x in wide])[:-1]
-        masks = jnp.split(choose(key, whole) if whole.size else jnp.zeros(0, bool), ends)
+        masks = jnp.split(choose(key, vector) if vector.size else jnp.zeros(0, bool), ends)
     return structure.unflatten([mask.reshape(jnp.shape(x)) for mask, x in zip(masks, leaves, strict=True)])
 
 
 def kept(update: PyTree, masks: PyTree) -> PyTree:
-    """The update with zeros where a mask is False, and NaN where such an entry is not finite (x - x).
+    """Replaces the entries of an update that are not sent by zeros, or by NaN if such an entry is not finite.
 
-    Zeros there would hide a broken update from the engine, which drops it.
+    A zero in place of an entry that is not finite would hide a broken update from the engine, which drops the update.
+
+    Args:
+      update: leaves of numbers.
+      masks: from `masks_of`.
 
     Guarantees: tests/transform/test_sparsify.py::test_broken_updates_are_seen.
     """
+    # x - x is 0 for a finite x, and NaN for others.
     return jax.tree.map(lambda x, mask: jnp.where(mask, x, x - x), update, masks)
 
 
 def squared(update: PyTree, masks: PyTree | None = None) -> Array:
-    """Sum of the squares of the entries whose mask is False (None: of all), in float64 for NumPy arrays.
+    """Sums the squares of the entries that are not sent.
+
+    Args:
+      update: leaves of numbers; NumPy leaves are summed in float64.
+      masks: from `masks_of`; None = no entry is sent.
 
     Guarantees: tests/transform/test_sparsify.py::test_errors_by_hand.
     """
-    leaves, total = jax.tree.leaves(update), 0.0
+    leaves = jax.tree.leaves(update)
+    total = 0.0
     for x, mask in zip(leaves, [False] * len(leaves) if masks is None else jax.tree.leaves(masks), strict=True):
         library = np if isinstance(x, np.ndarray) else jnp
-        rest = library.where(mask, 0, x.astype(tree.at_least_float32(x.dtype)))
-        total = total + library.sum(rest * rest)
+        not_sent = library.where(mask, 0, x.astype(tree.at_least_float32(x.dtype)))
+        total = total + library.sum(not_sent * not_sent)
     return total
 
 
 def random_mask(key: Array, size: int, number: int) -> Array:
-    """[size] bool with `number` True, every such set equally likely.
+    """Draws a random set: [size] bool with `number` times True, every such set equally likely.
 
     Guarantees: tests/transform/test_sparsify.py::test_random_positions_are_uniform.
     """
-    if size <= PAIRED or 4 * number > size:  # distinct counters have distinct hashes: no ties
+    if size <= PAIRED or 4 * number > size:
+        # The entries with the largest hashes are chosen. Distinct counters have distinct hashes, so there are no ties.
         bits = prng.counter_bits(key, jnp.arange(size, dtype=jnp.uint32))
         if size > PAIRED:
             return engine.top_k_mask(bits, number)
         return (bits[None, :] > bits[:, None]).sum(1, dtype=jnp.int32) < number
+    # A random permutation of the positions (a Feistel network, walked until it is inside [0, size)) is evaluated at
+    # `number` places only, so the cost does not grow with `size`.
     words = prng.counter_bits(key, jnp.arange(2 * prng.ROUNDS, dtype=jnp.uint32)).reshape(prng.ROUNDS, 2)
     side = math.isqrt(size - 1) + 1
     network = functools.partial(prng.feistel, words, side, -(-size // side))
@@ -179,7 +215,13 @@ def random_mask(key: Array, size: int, number: int) -> Array:
 
 
 def largest_mask(x: Array, number: int) -> Array:
-    """True for the `number` largest magnitudes; among equal ones for those of lowest index.
+    """Marks the `number` largest magnitudes of a vector; among equal ones those of lowest index.
+
+    Args:
+      x: [d] floats.
+      number: at most d.
+
+    Returns: [d] bool.
 
     Guarantees: tests/transform/test_sparsify.py::test_largest_entries_survive_unchanged.
     """

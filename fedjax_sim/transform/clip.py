@@ -2,10 +2,10 @@
 
     g' = g min(1, C / |g|)        |g| over all leaves: shorter updates stay as they are, nothing is scaled up to C
 
-Norms are sums of squares in float32. They are added by pairs in a fixed order, so that their rounding error has a bound
-and does not depend on the compiler, and in two scales, so that nothing overflows. The limit lies below C by that bound
-(about 2e-6 C), so that the message, after all rounding, is no longer than C. Narrow leaves (bfloat16, float16) of a
-clipped update are rounded towards zero.
+Norms are sums of squares in float32. Squares are added by pairs in a fixed order, so that the rounding error has a
+bound and does not depend on the compiler. They are added in two scales, so that nothing overflows. The limit is below C
+by the bound on the error (about 2e-6 C), so that the message, after all rounding, is no longer than C. Narrow leaves
+(bfloat16, float16) of a clipped update are rounded towards zero.
 """
 
 from __future__ import annotations
@@ -33,30 +33,35 @@ __all__ = [
     "slack",
 ]
 
-LOW, HIGH = 1e-9, 1e9  # of a clip norm
+LOW, HIGH = 1e-9, 1e9  # the range of a clip norm
 PER = ("vector", "leaf")
 BLOCK = 64  # squares summed in one pass
-FAR = 2.0**-80  # brings squares of the largest floats into range
-MOST = 1e30  # of a norm that is reported
+FAR = 2.0**-80  # a scale that brings the squares of the largest floats into range
+MOST = 1e30  # the largest norm that is reported
 
 
 @validate.named_arguments
 def clip(clip_norm: float, *, per: Literal["vector", "leaf"] = "vector") -> UpdateTransform:
-    """Updates clipped to a norm C: g min(1, C / |g|).
+    """Clips updates g to a norm C: the message is g min(1, C / |g|).
 
     Args:
       clip_norm: C in [1e-9, 1e9].
-      per: "vector": by the norm of the whole update. "leaf": each of the L leaves that hold numbers by its own norm, to
-        C / sqrt(L), so that the whole update is again no longer than C.
+      per: "vector": the whole update is clipped by its norm. "leaf": each of the L leaves that hold numbers is clipped
+        by its own norm to C / sqrt(L), so that the whole update is again no longer than C.
 
-    Returns: a transform with `l2_bound` C. Info: `clipped_update_share`, of updates (or leaves), and `unclipped_norm`,
-    the mean norm before. Both are means of what clients measure, without noise: not private.
+    Returns: a transform with `l2_bound` C and two metrics: `clipped_update_share`, the share of updates (or leaves)
+    that are clipped, and `unclipped_norm`, the mean norm before the clip. Both are means of what clients measure,
+    without noise, so they are not private.
 
-    Guarantees: no output is longer than C in the dtype that is sent, zeros stay zeros, and nothing from 1e-38 to 1e38
-    overflows (tests/transform/test_clip.py::test_no_message_is_longer_than_the_bound); shorter updates keep every bit,
-    longer ones their direction (::test_hand_computed); one client more or less moves a sum by at most C
-    (::test_neighbouring_cohorts); the same bits for any chunk and devices (::test_devices_and_chunks); `squared_error`
-    is exact to 1e-5 C^2 (::test_declared_error).
+    Raises: ValueError or TypeError for a clip norm out of range.
+
+    Guarantees:
+      - no output is longer than C in the dtype that is sent, zeros stay zeros, and nothing from 1e-38 to 1e38 overflows
+        (tests/transform/test_clip.py::test_no_message_is_longer_than_the_bound)
+      - shorter updates keep every bit, longer updates keep their direction (::test_hand_computed)
+      - one client more or less moves a sum by at most C (::test_neighbouring_cohorts)
+      - the same bits for any chunk size and number of devices (::test_devices_and_chunks)
+      - `squared_error` is exact to 1e-5 C^2 (::test_declared_error)
 
     References: Abadi et al. 2016, algorithm 1; McMahan et al. 2018, section 2.3 (flat and per-layer clipping).
 
@@ -68,20 +73,20 @@ def clip(clip_norm: float, *, per: Literal["vector", "leaf"] = "vector") -> Upda
     check_clip_norm(clip_norm)
 
     def on_client(key, update, state, memory):
-        message, seen = clipped(key, update, clip_norm, per=per)
-        return message, memory, seen
+        message, measured = clipped(key, update, clip_norm, per=per)
+        return message, memory, measured
 
     def on_server(key, cohort, aggregate, state, measured, sensitivity):
         return aggregate, state, clip_metrics(measured)
 
     def squared_error(update):
         groups, limit = _groups(update, clip_norm, per)
-        cut = [jnp.maximum(_norm(*length_over(leaves, limit), limit) - limit, 0) for leaves in groups]
-        return sum((x * x for x in cut), jnp.float32(0))
+        excess = [jnp.maximum(_norm(*length_over(leaves, limit), limit) - limit, 0) for leaves in groups]
+        return sum((x * x for x in excess), jnp.float32(0))
 
     return stateless(
-        lambda key, update: update,
-        wire=lambda spec, wire: scaled_wire(spec, wire, 1 if per == "vector" else _filled(spec)),
+        lambda key, update: update,  # replaced below
+        wire=lambda spec, wire: scaled_wire(spec, wire, 1 if per == "vector" else _num_filled(spec)),
         l2_bound=clip_norm,
         nonexpansive=True,
         squared_error=squared_error,
@@ -91,17 +96,17 @@ def clip(clip_norm: float, *, per: Literal["vector", "leaf"] = "vector") -> Upda
 
 @validate.named_arguments
 def personal_clip(factor: PositiveShare) -> UpdateTransform:
-    """Every update clipped to its own threshold C_i = factor |g_i|, which scales it by the factor. NEVER private.
+    """Clips every update to its own threshold C_i = factor |g_i|, which scales it by the factor. NEVER private.
 
-    It is there for studies. A threshold that follows the data bounds nothing: the sensitivity is factor times the
-    longest update that any possible client could have, and the norms themselves leak. So it declares no bound and no
-    noise, and no epsilon may be reported for what is built on it.
+    This transform is for studies only. A threshold that follows the data bounds nothing: the sensitivity is the factor
+    times the longest update that any client could have, and the norms themselves leak. So the transform states no bound
+    and no noise, and no epsilon may be reported for a run with it.
 
     Args:
       factor: in (0, 1].
 
-    Guarantees: keeps every direction and the same share of every update, and declares nothing that an accountant could
-    use (tests/transform/test_clip.py::test_personal_thresholds_bound_nothing).
+    Guarantees: keeps the direction and the same share of every update, and states nothing that an accountant could use
+    (tests/transform/test_clip.py::test_personal_thresholds_bound_nothing).
 
     >>> import jax, jax.numpy as jnp
     >>> personal_clip(0.5).on_client(jax.random.key(0), jnp.array([3.0, 4.0]), (), ())[0].tolist()
@@ -120,7 +125,9 @@ def personal_clip(factor: PositiveShare) -> UpdateTransform:
 
 
 def check_clip_norm(clip_norm: float, name: str = "clip_norm") -> None:
-    """Raises ValueError or TypeError unless a clip norm is a number in [1e-9, 1e9].
+    """Checks that a clip norm is a number in [1e-9, 1e9].
+
+    Raises: ValueError or TypeError for others.
 
     Guarantees: tests/transform/test_clip.py::test_wrong_norms_are_refused.
     """
@@ -130,87 +137,102 @@ def check_clip_norm(clip_norm: float, name: str = "clip_norm") -> None:
 def clipped(
     key: Array, update: PyTree, clip_norm: float | Array, *, per: str = "vector", narrow: bool = True
 ) -> tuple[PyTree, dict[str, Mean]]:
-    """(message, measured): an update clipped to a norm, which may be traced.
+    """Clips an update to a norm, which may be traced.
 
     Args:
-      key: the client's; no randomness comes from it.
-      narrow: return the leaves' dtypes; otherwise at least float32, for what the same transform does next.
+      key: the client's; it serves to hide a zero from the compiler, and no randomness comes from it.
+      update: leaves of floats.
+      clip_norm: C; a number, or a traced [].
+      per: "vector" or "leaf", as in `clip`.
+      narrow: True: the message has the dtypes of the leaves. False: it has float32 at least, for further steps of the
+        same transform.
 
-    Guarantees: no message is longer than the clip norm
-    (tests/transform/test_clip.py::test_no_message_is_longer_than_the_bound); the derivative is that of the clip
-    (::test_derivative).
+    Returns: (message, measured), where `measured` has the means for `clip_metrics`.
+
+    Guarantees:
+      - no message is longer than the clip norm
+        (tests/transform/test_clip.py::test_no_message_is_longer_than_the_bound)
+      - the derivative is that of the clip (::test_derivative)
     """
     if not jax.tree.leaves(update):
-        none = Mean(jnp.zeros(()), jnp.ones(()))
-        return update, {"clipped_update_share": none, "unclipped_norm": none}
+        nothing = Mean(jnp.zeros(()), jnp.ones(()))
+        return update, {"clipped_update_share": nothing, "unclipped_norm": nothing}
     check_floats(update)
-    # a Python number is not traced: it is computed with in double precision
-    traced = clip_norm if isinstance(clip_norm, jax.Array) else None
+    # A Python number is not traced, so that the limit is computed from it in double precision.
+    traced_norm = clip_norm if isinstance(clip_norm, jax.Array) else None
 
+    # The exact norm uses powers of two and branches, which are not smooth. So the derivative is taken of the same clip
+    # in plain arithmetic.
     @jax.custom_jvp
-    def exactly(update, traced, zero):
-        return _clipped(update, clip_norm if traced is None else traced, zero, per, narrow)
+    def exact_clip(update, traced_norm, zero):
+        return _clipped(update, clip_norm if traced_norm is None else traced_norm, zero, per, narrow)
 
-    @exactly.defjvp
+    @exact_clip.defjvp
     def _(primals, tangents):
-        update, traced, zero = primals
-        message, measured = exactly(update, traced, zero)
+        update, traced_norm, zero = primals
+        message, measured = exact_clip(update, traced_norm, zero)
 
-        def plain(update, traced):
-            return _plainly(update, clip_norm if traced is None else traced, per, narrow)
+        def plain_clip(update, traced_norm):
+            return _plainly_clipped(update, clip_norm if traced_norm is None else traced_norm, per, narrow)
 
-        moved = jax.jvp(plain, (update, traced), tangents[:2])[1]
-        return (message, measured), (moved, jax.tree.map(jnp.zeros_like, measured))
+        message_tangent = jax.jvp(plain_clip, (update, traced_norm), tangents[:2])[1]
+        return (message, measured), (message_tangent, jax.tree.map(jnp.zeros_like, measured))
 
-    return exactly(update, traced, engine.hidden_zero(key))
+    return exact_clip(update, traced_norm, engine.hidden_zero(key))
 
 
 def _clipped(
     update: PyTree, clip_norm: float | Array, zero: engine.HiddenZero, per: str, narrow: bool
 ) -> tuple[PyTree, dict[str, Mean]]:
+    """The exact clip: (message, measured)."""
     update = engine.computed_once(update, zero)  # the norm and the scaled numbers are of the same bits
     structure = jax.tree.structure(update)
     groups, limit = _groups(update, clip_norm, per)
-    message, over, lengths = [], [], []
+    message = []
+    were_clipped = []
+    norms = []
     for group in groups:
         near, far = engine.computed_once(length_over(group, limit), zero)
-        room = 1 - slack(group)
-        longer, apart = ~(near <= room), ~(near < jnp.inf)  # NaN is both, and stays
-        shrink = room / jnp.where(longer, jnp.where(apart, far, near), 1)
-        first = jnp.where(apart, FAR, 1.0)
-        second = jnp.where(longer, jnp.where(apart, shrink * limit, shrink), 1.0)
-        # the factors are float64 where any leaf is, hence the second astype
-        scaled = [(x.astype(_wide(x)) * first * second).astype(_wide(x)) for x in group]
-        message += [_rounded(x, y, longer, narrow) for x, y in zip(group, scaled, strict=True)]
-        over.append(longer.astype(jnp.float32))
-        lengths.append(_norm(near, far, limit))
-    norm = lengths[0] if len(lengths) == 1 else _norm(*length_over(lengths, limit), limit)
+        room = 1 - slack(group)  # the largest ratio norm / limit that needs no clip, given the norm's rounding error
+        # Written with `~`, so that a NaN counts as longer and as out of range; the message then stays NaN.
+        is_longer = ~(near <= room)
+        is_out_of_range = ~(near < jnp.inf)
+        shrink = room / jnp.where(is_longer, jnp.where(is_out_of_range, far, near), 1)
+        # Two factors, since the product of the two could underflow where the norm is out of range.
+        first_factor = jnp.where(is_out_of_range, FAR, 1.0)
+        second_factor = jnp.where(is_longer, jnp.where(is_out_of_range, shrink * limit, shrink), 1.0)
+        # The factors are float64 if any leaf is, hence the second `astype`.
+        scaled = [(x.astype(_wide(x)) * first_factor * second_factor).astype(_wide(x)) for x in group]
+        message += [_rounded(x, y, is_longer, narrow) for x, y in zip(group, scaled, strict=True)]
+        were_clipped.append(is_longer.astype(jnp.float32))
+        norms.append(_norm(near, far, limit))
+    norm = norms[0] if len(norms) == 1 else _norm(*length_over(norms, limit), limit)
     one = jnp.float32(1)
     measured = {
-        "clipped_update_share": Mean(sum(over), jnp.float32(len(over))),
+        "clipped_update_share": Mean(sum(were_clipped), jnp.float32(len(were_clipped))),
         "unclipped_norm": Mean(jnp.minimum(norm, MOST), one),
     }
     return structure.unflatten(message), measured
 
 
-def _plainly(update: PyTree, clip_norm: float | Array, per: str, narrow: bool) -> PyTree:
-    """The clipped update for derivatives, in plain arithmetic: the two scales of the exact norm are not smooth."""
+def _plainly_clipped(update: PyTree, clip_norm: float | Array, per: str, narrow: bool) -> PyTree:
+    """The clipped update for derivatives, in plain arithmetic."""
     groups, limit = _groups(update, clip_norm, per)
     message = []
     for group in groups:
-        square = sum(jnp.sum(_wide_value(x) ** 2) for x in group)
-        length = jnp.sqrt(jnp.where(square > 0, square, 1))
-        factor = jnp.where((square > 0) & (length > limit), limit / length, 1)
-        message += [(_wide_value(x) * factor).astype(x.dtype if narrow else _wide(x)) for x in group]
+        square = sum(jnp.sum(_widened(x) ** 2) for x in group)
+        norm = jnp.sqrt(jnp.where(square > 0, square, 1))  # the derivative of a square root at 0 is infinite
+        factor = jnp.where((square > 0) & (norm > limit), limit / norm, 1)
+        message += [(_widened(x) * factor).astype(x.dtype if narrow else _wide(x)) for x in group]
     return jax.tree.structure(update).unflatten(message)
 
 
-def _wide_value(x: Array) -> Array:
+def _widened(x: Array) -> Array:
     return x.astype(_wide(x))
 
 
 def clip_metrics(measured: dict[str, Mean]) -> dict[str, Array]:
-    """What `clipped` measured, as metrics of a round; 0 where nothing arrived.
+    """Converts what `clipped` measured to the metrics of a round; 0 if no message arrived.
 
     Guarantees: tests/transform/test_clip.py::test_hand_computed.
     """
@@ -218,26 +240,34 @@ def clip_metrics(measured: dict[str, Mean]) -> dict[str, Array]:
 
 
 def scaled_wire(update_spec: PyTree, wire: Wire, factors: int = 1) -> Wire:
-    """What scaling by so many common factors costs: nothing for plain numbers, else a float32 each beside the code.
+    """Returns the wire after the numbers are scaled by common factors.
+
+    Plain numbers cost the same. Numbers that an earlier member coded keep their code, and each factor is sent as a
+    float32.
+
+    Args:
+      update_spec: shapes and dtypes of the update.
+      wire: of the incoming update.
+      factors: the number of factors.
 
     Guarantees: tests/transform/test_clip.py::test_wire_pays_for_the_factor.
     """
     if wire == plain_wire(update_spec):
         return wire
-    coded = None if wire.coded_bits is None else wire.coded_bits + 32 * factors
-    return wire._replace(side_bits=wire.side_bits + 32 * factors, coded_bits=coded)
+    coded_bits = None if wire.coded_bits is None else wire.coded_bits + 32 * factors
+    return wire._replace(side_bits=wire.side_bits + 32 * factors, coded_bits=coded_bits)
 
 
 def _groups(update: PyTree, clip_norm: float | Array, per: str) -> tuple[list[list[Array]], float | Array]:
-    """Leaves that are clipped together, and the norm that each group may have."""
+    """(groups of leaves that are clipped together, the norm that each group may have)."""
     leaves = [jnp.asarray(x) for x in jax.tree.leaves(update)]
     if per == "vector":
         return [leaves], clip_norm
-    return [[x] for x in leaves], clip_norm / math.sqrt(max(1, _filled(leaves)))
+    return [[x] for x in leaves], clip_norm / math.sqrt(max(1, _num_filled(leaves)))
 
 
-def _filled(update: PyTree) -> int:
-    """Leaves that hold numbers."""
+def _num_filled(update: PyTree) -> int:
+    """The number of leaves that hold numbers."""
     return sum(math.prod(jnp.shape(x)) > 0 for x in jax.tree.leaves(update))
 
 
@@ -246,10 +276,14 @@ def _wide(x: Array):
 
 
 def _squares(x: Array, factor: float | Array, zero: engine.HiddenZero) -> Array:
-    """The sum of (x factor)^2 by pairs, in an order that no compiler changes: every number's bits depend on a norm."""
+    """The sum of (x factor)^2 by pairs, in an order that no compiler changes.
+
+    The order matters, since every number of a clipped message depends on the bits of a norm.
+    """
     x = x.reshape(-1).astype(_wide(x)) * factor
     x = engine.rounded_here(x * x, zero)
     while x.size > 1:
+        # Numbers are laid out in a power of two of rows, and the halves of the rows are added until one row is left.
         rows = min(BLOCK, 1 << (x.size - 1).bit_length())
         x = jnp.pad(x, (0, -x.size % rows)).reshape(rows, -1)
         while rows > 1:
@@ -260,23 +294,35 @@ def _squares(x: Array, factor: float | Array, zero: engine.HiddenZero) -> Array:
 
 
 def length_over(leaves: list[Array], limit: float | Array) -> tuple[Array, Array]:
-    """(norm / limit, infinite past 2^63; norm times 2^-80, which is 0 for short updates), both within `slack`.
+    """Computes the norm of a group of leaves in two scales, both within a relative error of `slack`.
+
+    Args:
+      leaves: arrays of floats.
+      limit: the norm that the group may have.
+
+    Returns: (norm / limit, which is infinite past 2^63; norm times 2^-80, which is 0 for short updates).
 
     Guarantees: tests/transform/test_clip.py::test_no_message_is_longer_than_the_bound.
     """
     leaves = [x for x in leaves if x.size] or [jnp.zeros(1)]
     zero = engine.hidden_zero(leaves)
-    scale = engine.rounded_here(jnp.float32(FAR), zero)  # or (x c)(x c) may become x x (c c), and c c zero
+    # Hidden from the compiler: with a constant c, (x c)(x c) may become x x (c c), where c c underflows to zero.
+    scale = engine.rounded_here(jnp.float32(FAR), zero)
     near, far = (reduce(jnp.add, [_squares(x, factor, zero) for x in leaves]) for factor in (1 / limit, scale))
     return jnp.where(near < 2.0**126, jnp.sqrt(near), jnp.inf), jnp.sqrt(far)
 
 
 def _norm(near: Array, far: Array, limit: float | Array) -> Array:
+    """The norm, from the two scales of `length_over`."""
     return jnp.where(near < jnp.inf, near * limit, far / FAR)
 
 
 def slack(leaves: list[Array], others: int = 16) -> float:
-    """The largest relative error of a norm: rounding in its sum of squares, and in `others` further operations.
+    """Bounds the relative error of a norm, from the rounding of its sum of squares and of further operations.
+
+    Args:
+      leaves: the arrays of the norm.
+      others: the number of further operations that round.
 
     Guarantees: tests/transform/test_clip.py::test_no_message_is_longer_than_the_bound.
     """
@@ -284,14 +330,18 @@ def slack(leaves: list[Array], others: int = 16) -> float:
     return (levels / 2 + len(leaves) / 2 + others) * 2.0**-24
 
 
-def _rounded(x: Array, wide: Array, changed: Array, narrow: bool) -> Array:
-    """The clipped numbers in the leaf's dtype, rounded towards zero where clipping changed them."""
+def _rounded(x: Array, wide: Array, was_clipped: Array, narrow: bool) -> Array:
+    """The clipped numbers in the leaf's dtype, rounded towards zero if the leaf was clipped.
+
+    Rounding to the nearest could lengthen the message past the clip norm.
+    """
     if not narrow or x.dtype == wide.dtype:
         return wide
     info = jnp.finfo(x.dtype)
+    # Clearing the bits of the mantissa that the narrow dtype does not have rounds towards zero.
     bits = jax.lax.bitcast_convert_type(wide, jnp.uint32) & jnp.uint32((1 << 32) - (1 << (23 - info.nmant)))
-    cut = jax.lax.bitcast_convert_type(bits, jnp.float32)
-    if info.minexp > -126:  # below its normal numbers the steps no longer shrink
+    truncated = jax.lax.bitcast_convert_type(bits, jnp.float32)
+    if info.minexp > -126:  # below the normal numbers of the narrow dtype, its steps no longer shrink
         step = 2.0 ** (info.minexp - info.nmant)
-        cut = jnp.where(jnp.abs(wide) < 2.0**info.minexp, jnp.trunc(wide / step) * step, cut)
-    return jnp.where(changed, cut.astype(x.dtype), x)
+        truncated = jnp.where(jnp.abs(wide) < 2.0**info.minexp, jnp.trunc(wide / step) * step, truncated)
+    return jnp.where(was_clipped, truncated.astype(x.dtype), x)

@@ -1,13 +1,13 @@
-"""Gaussian noise for the privacy of a whole client: a clip at the client, and noise in one of three places.
+"""Gaussian noise for client-level differential privacy: a clip at the client, and noise in one of three places.
 
     place          who is trusted                          std of the noise       in the mean of m updates
     central        the server: noise once, on the sum      z C on the sum         z C / m
     distributed    secure aggregation: shares add up       z C / sqrt(m) each     z C / m
     local          nobody                                  z C on each update     z C / sqrt(m)
 
-C is the clip norm, z the noise multiplier. Adding or removing a client moves the sum by at most C; replacing one moves
-it, or a single message, by up to 2 C. Numerics are idealised: float32 noise from JAX's generator simulates a mechanism
-and does not harden a deployment (Mironov 2012).
+C is the clip norm, and z the noise multiplier. Adding or removing a client moves the sum by at most C. Replacing a
+client moves the sum, or a single message, by up to 2 C. The numerics are idealised: float32 noise from JAX's generator
+simulates a mechanism, and does not protect a deployment (Mironov 2012).
 """
 
 from __future__ import annotations
@@ -38,26 +38,32 @@ WARNING = "The noise is that of a cohort of noise_cohort_size clients: an epsilo
 def gaussian_mechanism(
     clip_norm: float, noise_multiplier: float, *, noise_cohort_size: int | None = None
 ) -> UpdateTransform:
-    """Central differential privacy: updates clipped to a norm C, and N(0, (z C)^2) added once to their sum.
+    """Clips updates to a norm C, and adds N(0, (z C)^2) once to their sum (central differential privacy).
 
-    The noise on the aggregate is z C times the aggregator's sensitivity, such as z C / m under `fixed_mean(m)`. It is
-    drawn after the sum over chunks and devices, also in a round without messages: whether there is noise must not
-    depend on data. The server sees messages without noise, and is trusted.
+    The standard deviation of the noise on the aggregate is z C times the aggregator's sensitivity, such as z C / m
+    under `fixed_mean(m)`. The noise is drawn after the sum over chunks and devices, also in a round without messages,
+    since whether there is noise must not depend on data. The server sees messages without noise, and is trusted.
 
     Args:
       clip_norm: C in [1e-9, 1e9].
-      noise_multiplier: z >= 0; 0 is no privacy.
-      noise_cohort_size: M, to simulate with a small cohort the noise of a large one: the mean's noise is z C / M.
-        WARNING: every epsilon then holds for cohorts of M clients only, not for the simulated run. It needs a mean over
-        the cohort, `fixed_mean(m)` with m <= M; `noise.details` has M and the warning.
+      noise_multiplier: z >= 0; 0 gives no privacy.
+      noise_cohort_size: M, to simulate the noise of a large cohort with a small cohort: the noise on the mean has
+        standard deviation z C / M. WARNING: every epsilon then holds for cohorts of M clients only, and not for the
+        simulated run. It needs a mean over the cohort, `fixed_mean(m)` with m <= M. `noise.details` has M and the
+        warning. None = the cohort's own size.
 
-    Raises: ValueError where the aggregate has no bounded sensitivity, when traced.
+    Returns: a transform whose `noise` has place "central"; its metrics are those of `clip`.
 
-    Guarantees: the noise's std is within 1 % of this for every chunk, number of devices and dtype, and its draws are
-    independent over coordinates and rounds (tests/transform/test_gaussian.py::test_central_noise_level,
-    ::test_noise_is_independent); the same bits for one device and two (::test_devices_and_chunks); one client moves the
-    aggregate by at most C times the sensitivity (tests/transform/test_clip.py::test_neighbouring_cohorts); variance in
-    the mean falls as 1/m^2 (tests/transform/test_gaussian.py::test_central_against_local).
+    Raises: ValueError for options out of range and, when traced, for an aggregate without a bounded sensitivity.
+
+    Guarantees:
+      - the standard deviation of the noise is within 1 % of the stated one for every chunk size, number of devices and
+        dtype, and its draws are independent over coordinates and rounds
+        (tests/transform/test_gaussian.py::test_central_noise_level, ::test_noise_is_independent)
+      - the same bits on one device and on two (::test_devices_and_chunks)
+      - one client moves the aggregate by at most C times the sensitivity
+        (tests/transform/test_clip.py::test_neighbouring_cohorts)
+      - the variance in the mean falls as 1/m^2 (tests/transform/test_gaussian.py::test_central_against_local)
 
     References: McMahan et al. 2018 (DP-FedAvg), algorithm 1; Abadi et al. 2016.
 
@@ -94,62 +100,67 @@ def adaptive_clip(
     target_quantile: Share = 0.5,
     learning_rate: Positive = 0.2,
 ) -> UpdateTransform:
-    """Central differential privacy with a clip norm that follows a private quantile of the updates' norms.
+    """Adds central noise to clipped updates, with a clip norm that follows a private quantile of the updates' norms.
 
-    Each message carries one more bit: b_i = 1 if |g_i| <= C. With m = 1 / sensitivity,
+    Each message has one more bit: b_i = 1 if |g_i| <= C. With m = 1 / sensitivity, the server computes
 
         b = 1/2 + (sum_i (b_i - 1/2) + N(0, quantile_noise^2)) / m,   C <- C exp(-learning_rate (b - target_quantile))
 
-    and the sum of the clipped updates gets noise of std z_update C, where z_update^-2 = z^-2 - (2 quantile_noise)^-2:
-    both together are as private as one Gaussian mechanism of multiplier z < z_update. C is the server's state, within
-    [1e-9, 1e9].
+    The sum of the clipped updates gets noise of standard deviation z_update C, where
+    z_update^-2 = z^-2 - (2 quantile_noise)^-2. Both releases together are as private as one Gaussian mechanism of
+    multiplier z < z_update. C is the server's state, within [1e-9, 1e9].
 
     Args:
       noise_multiplier: z in (0, 2 quantile_noise), of both releases together.
-      initial_clip_norm: C of the first round; a low one rises by a factor of up to exp(learning_rate) a round.
-      quantile_noise: std of the noise on the count; the paper takes m / 20.
-      target_quantile: share of updates that should not be clipped, in [0, 1].
+      initial_clip_norm: C of the first round; a low C rises by a factor of up to exp(learning_rate) in a round.
+      quantile_noise: the standard deviation of the noise on the count; the paper takes m / 20.
+      target_quantile: the share of updates that should not be clipped, in [0, 1].
+      learning_rate: positive, of log C.
 
-    Returns: a transform for a mean over the cohort, `fixed_mean(m)`. Its `noise` has the multiplier z; its `clip_norm`
-    is only that of the first round, as the noise follows C, and its `details` have `adaptive`, `update_multiplier` and
-    `quantile_noise`. Info: `clip_norm` of the round, and what `clip` reports, which is not private.
+    Returns: a transform for a mean over the cohort, `fixed_mean(m)`. Its `noise` has the multiplier z. Its `clip_norm`
+    is that of the first round only, since the noise follows C. Its `details` have `adaptive`, `update_multiplier` and
+    `quantile_noise`. Metrics: `clip_norm` of the round, and the metrics of `clip`, which are not private.
 
-    Raises: ValueError for a count whose noise alone spends the budget; for an aggregate that is not a mean, when
-    traced.
+    Raises: ValueError for a count whose noise alone spends the privacy budget and, when traced, for an aggregate that
+      is not a mean.
 
-    Guarantees: C converges to the quantile (tests/transform/test_gaussian.py::test_clip_norm_finds_the_quantile); both
-    noises have the stated level (::test_adaptive_noise_level).
+    Guarantees:
+      - C converges to the quantile (tests/transform/test_gaussian.py::test_clip_norm_finds_the_quantile)
+      - both noises have the stated level (::test_adaptive_noise_level)
 
     References: Andrew, Thakkar, McMahan and Ramaswamy 2021, algorithm 1 and theorem 1.
 
-    >>> made = adaptive_clip(1.0, initial_clip_norm=0.1, quantile_noise=5.0)
-    >>> round(made.facts.noise.details["update_multiplier"], 4)
+    >>> noise = adaptive_clip(1.0, initial_clip_norm=0.1, quantile_noise=5.0).facts.noise
+    >>> round(noise.details["update_multiplier"], 4)
     1.005
     """
     check_multiplier(noise_multiplier, open_low=True)
     check_clip_norm(initial_clip_norm, "initial_clip_norm")
     hint = "At or below half the noise multiplier, the noise on the count alone spends the budget."
-    low = 0 if isinstance(noise_multiplier, jax.core.Tracer) else noise_multiplier / 2
-    validate.in_range("quantile_noise", quantile_noise, low, open_low=True, hint=hint)
+    lowest = 0 if isinstance(noise_multiplier, jax.core.Tracer) else noise_multiplier / 2
+    validate.in_range("quantile_noise", quantile_noise, lowest, open_low=True, hint=hint)
     update_multiplier = noise_multiplier * (1 - (noise_multiplier / quantile_noise / 2) ** 2) ** -0.5
 
     def on_client(key, update, state, memory):
-        message, seen = clipped(key, update, state)
-        return message, memory, seen
+        clip_norm = state
+        message, measured = clipped(key, update, clip_norm)
+        return message, memory, measured
 
     def on_server(key, cohort, aggregate, state, measured, sensitivity):
         check_sensitivity(sensitivity)
         check_mean(sensitivity)
-        over, count = measured["clipped_update_share"]
+        num_clipped, num_messages = measured["clipped_update_share"]
         zero = engine.hidden_zero(key)
         drawn = engine.computed_once(prng.normal(prng.stream(key, "quantile")), zero)
         noise = engine.rounded_here(quantile_noise * drawn, zero)
-        share = 0.5 + engine.rounded_here((count / 2 - over + noise) * sensitivity, zero)
+        # The noisy share b of updates that are not clipped: sum_i (b_i - 1/2) = (messages - clipped) - messages / 2.
+        share = 0.5 + engine.rounded_here((num_messages / 2 - num_clipped + noise) * sensitivity, zero)
         factor = engine.computed_once(jnp.exp(-learning_rate * (share - target_quantile)), zero)
-        moved = jnp.clip(state * factor, LOW, HIGH)
+        next_clip_norm = jnp.clip(state * factor, LOW, HIGH)
+        # This round's updates were clipped to the old C, so their noise follows the old C.
         noisy = _with_noise(prng.stream(key, "update"), aggregate, update_multiplier * sensitivity * state)
         metrics = clip_metrics(measured) | {"clip_norm": state}
-        return noisy, engine.rounded_here(moved, zero), metrics
+        return noisy, engine.rounded_here(next_clip_norm, zero), metrics
 
     details = {"adaptive": True, "update_multiplier": update_multiplier, "quantile_noise": quantile_noise}
     noise = Noise("gaussian", "central", noise_multiplier, initial_clip_norm, "client", details=details)
@@ -164,20 +175,25 @@ def adaptive_clip(
 
 
 def local_gaussian(clip_norm: float, noise_multiplier: float) -> UpdateTransform:
-    """Local differential privacy: every update clipped to a norm C, with its own N(0, (z C)^2) added before it is sent.
+    """Each client clips its update to a norm C and adds its own N(0, (z C)^2) before it sends (local privacy).
 
-    Nobody needs to be trusted, and a larger cohort hides nobody better: each message is a release of its own. Replacing
-    a client's data moves its message by up to 2 C, so the multiplier that an accountant uses is z / 2 (`noise.details`
-    has the sensitivity 2 C), and sampling amplifies nothing against whoever sees the messages. In the mean of m
-    messages the variance is (z C)^2 / m, m times that of central noise at the same z.
+    No party needs to be trusted. Each message is a release of its own, so a larger cohort hides a client no better, and
+    sampling does not amplify privacy against an observer of the messages. Replacing a client's data moves its message
+    by up to 2 C, so an accountant uses the multiplier z / 2 (`noise.details` has the sensitivity 2 C). In the mean of m
+    messages the variance is (z C)^2 / m, which is m times that of central noise at the same z.
 
     Args:
       clip_norm: C in [1e-9, 1e9].
-      noise_multiplier: z >= 0, in clip norms; 0 is no privacy.
+      noise_multiplier: z >= 0, in clip norms; 0 gives no privacy.
 
-    Guarantees: every message that reaches the aggregator holds noise of std z C
-    (tests/transform/test_gaussian.py::test_messages_bear_their_noise); clients' noise is independent: the variance in
-    the mean falls as 1/m (::test_central_against_local); `squared_error` is exact (::test_messages_bear_their_noise).
+    Returns: a transform whose `noise` has place "local"; its metrics are those of `clip`.
+
+    Raises: ValueError for options out of range.
+
+    Guarantees:
+      - every message that reaches the aggregator holds noise of standard deviation z C, and `squared_error` is exact
+        (tests/transform/test_gaussian.py::test_messages_bear_their_noise)
+      - the clients' noise is independent: the variance in the mean falls as 1/m (::test_central_against_local)
 
     References: Kasiviswanathan et al. 2011; Duchi, Jordan and Wainwright 2018.
 
@@ -187,24 +203,26 @@ def local_gaussian(clip_norm: float, noise_multiplier: float) -> UpdateTransform
     check_clip_norm(clip_norm)
     check_multiplier(noise_multiplier)
     noise = Noise("gaussian", "local", noise_multiplier, clip_norm, "client", details={"sensitivity": 2 * clip_norm})
-    return _on_each_message(clip_norm, noise_multiplier * clip_norm, noise)
+    return _noise_on_each_message(clip_norm, noise_multiplier * clip_norm, noise)
 
 
 @validate.named_arguments
 def distributed_gaussian(clip_norm: float, noise_multiplier: float, cohort_size: PositiveInt) -> UpdateTransform:
-    """Distributed differential privacy: every update clipped to a norm C, with a share N(0, (z C)^2 / m) of the noise.
+    """Each client clips its update to a norm C and adds a share N(0, (z C)^2 / m) of the noise (distributed privacy).
 
-    The sum of m messages holds N(0, (z C)^2), as with central noise, provided that nobody sees less than that sum: it
-    needs secure aggregation. If only r < m messages arrive, the sum holds less noise, z sqrt(r / m) in place of z: let
-    m be the fewest that are relied on, not those invited, and the aggregate's divisor the number expected. Rounds with
-    fewer messages must not be released, or be accounted for at their own level.
+    The sum of m messages holds N(0, (z C)^2), as with central noise. This needs secure aggregation, so that nobody sees
+    less than the sum. If only r < m messages arrive, the sum holds less noise: z sqrt(r / m) in place of z. So let m be
+    the least number of messages that is relied on, not the number of invited clients, and let the aggregate's divisor
+    be the expected number. A round with fewer messages must not be released, or must be accounted for at its own level.
 
     Args:
       clip_norm: C in [1e-9, 1e9].
       noise_multiplier: z >= 0, of the noise in the sum of `cohort_size` messages.
       cohort_size: m, the number of messages that the noise relies on; `noise.details` has it.
 
-    Raises: ValueError for more than the sampler has slots, when traced.
+    Returns: a transform whose `noise` has place "distributed"; its metrics are those of `clip`.
+
+    Raises: ValueError for options out of range and, when traced, for a `cohort_size` above the sampler's slots.
 
     Guarantees: the sum of m messages has the noise of the central mechanism, and with fewer messages less noise
     (tests/transform/test_gaussian.py::test_shares_add_up).
@@ -219,45 +237,52 @@ def distributed_gaussian(clip_norm: float, noise_multiplier: float, cohort_size:
     noise = Noise(
         "gaussian", "distributed", noise_multiplier, clip_norm, "client", details={"cohort_size": cohort_size}
     )
-    made = _on_each_message(clip_norm, noise_multiplier * clip_norm / math.sqrt(cohort_size), noise)
+    shares = _noise_on_each_message(clip_norm, noise_multiplier * clip_norm / math.sqrt(cohort_size), noise)
 
     def on_server(key, cohort, aggregate, state, measured, sensitivity):
         check_cohort(cohort, cohort_size)
-        return made.on_server(key, cohort, aggregate, state, measured, sensitivity)
+        return shares.on_server(key, cohort, aggregate, state, measured, sensitivity)
 
-    return made._replace(on_server=on_server)
+    return shares._replace(on_server=on_server)
 
 
-def _on_each_message(clip_norm: float, std: float, noise: Noise) -> UpdateTransform:
+def _noise_on_each_message(clip_norm: float, std: float, noise: Noise) -> UpdateTransform:
+    """A clip, followed by Gaussian noise of this standard deviation on each message."""
     base = clip(clip_norm)
 
     def on_client(key, update, state, memory):
-        message, seen = clipped(key, update, clip_norm, narrow=False)
-        message = _with_noise(key, message, std, engine.rounded_here)  # the engine materialises messages
-        return jax.tree.map(lambda x, like: x.astype(like.dtype), message, update), memory, seen
+        message, measured = clipped(key, update, clip_norm, narrow=False)
+        # `rounded_here` suffices as the barrier, since the engine stores messages anyway.
+        message = _with_noise(key, message, std, engine.rounded_here)
+        return jax.tree.map(lambda x, like: x.astype(like.dtype), message, update), memory, measured
 
     def squared_error(update):
         return base.squared_error(update) + tree.num_values(update) * std**2
 
-    made = base._replace(on_client=on_client, wire=_as_numbers, squared_error=squared_error)
-    return made.stating(l2_bound=None, nonexpansive=False, noise=noise)
+    noisy = base._replace(on_client=on_client, wire=_as_numbers, squared_error=squared_error)
+    return noisy.stating(l2_bound=None, nonexpansive=False, noise=noise)
 
 
 def _with_noise(key: Array, update: PyTree, std: float | Array, barrier: Callable = engine.computed_once) -> PyTree:
-    """N(0, std^2) added to each number, in float32 at least; leaf i draws from fold_in(key, i).
+    """Adds N(0, std^2) to each number, in float32 at least; leaf i draws from fold_in(key, i).
 
-    Draws pass through `barrier`: else the rest of the program decides what they are fused with, and so rounded.
+    Draws pass through `barrier`. Without it, the rest of the program would decide what they are fused with, and so how
+    they are rounded.
     """
     leaves, structure = jax.tree.flatten(update)
-    drawn = barrier([prng.normal(jax.random.fold_in(key, i), x.shape) for i, x in enumerate(leaves)], key)
-    drawn = engine.rounded_here([x * std for x in drawn], key)  # otherwise some programs fuse the product into the sum
+    noise = barrier([prng.normal(jax.random.fold_in(key, i), x.shape) for i, x in enumerate(leaves)], key)
+    noise = engine.rounded_here([x * std for x in noise], key)  # otherwise some programs fuse the product into the sum
     return structure.unflatten(
-        [x.astype(tree.at_least_float32(x.dtype)) + n for x, n in zip(leaves, drawn, strict=True)]
+        [x.astype(tree.at_least_float32(x.dtype)) + n for x, n in zip(leaves, noise, strict=True)]
     )
 
 
 def _as_numbers(update_spec: PyTree, wire: Wire) -> Wire:
-    """Numbers at their dtype's width; at least 32 bits after a member that coded them, as it decodes to float32."""
+    """The wire of numbers at their dtype's width.
+
+    After a member that coded the numbers, they have at least 32 bits, since they are decoded to float32 before the
+    noise.
+    """
     plain = plain_wire(update_spec)
     if wire == plain:
         return plain
@@ -266,6 +291,7 @@ def _as_numbers(update_spec: PyTree, wire: Wire) -> Wire:
 
 
 def _with_a_bit(update_spec: PyTree, wire):
+    """The wire of a clipped update, and one bit that tells whether it was clipped."""
     wire = scaled_wire(update_spec, wire)
-    coded = None if wire.coded_bits is None else wire.coded_bits + 1
-    return wire._replace(side_bits=wire.side_bits + 1, coded_bits=coded)
+    coded_bits = None if wire.coded_bits is None else wire.coded_bits + 1
+    return wire._replace(side_bits=wire.side_bits + 1, coded_bits=coded_bits)

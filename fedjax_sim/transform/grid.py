@@ -1,7 +1,7 @@
-"""Evenly spaced levels, with a scale for each leaf, block or whole update: shared by the uniform quantisers.
+"""Grids of evenly spaced levels, which the uniform quantisers share.
 
-A number, in units of the distance between levels, is rounded to one of the two levels around it: at random, with the
-number as its mean, or to the nearest.
+Levels have a scale for each leaf, for each block of numbers or for the whole update. A number, in units of the distance
+between levels, is rounded to one of the two levels around it: at random with the number as the mean, or to the nearest.
 """
 
 from __future__ import annotations
@@ -31,48 +31,53 @@ __all__ = [
 ]
 
 SCALE_BITS = 32
-SMALLEST, LARGEST = 1e-30, 2.0**125  # of a scale: smaller ones count as the first, larger ones as not finite
-MARGIN = 2.0**-19  # of the range, left free: rounding then takes no quotient past the last level
+SMALLEST, LARGEST = 1e-30, 2.0**125  # of a scale: smaller scales count as 1e-30, larger scales as not finite
+MARGIN = 2.0**-19  # the part of the range that is left free, so that no quotient is rounded past the last level
 SNAP = 2.0**-21  # a quotient at most this far from a level, relative to its size, counts as on it
 
 
 class Grid(NamedTuple):
-    """Levels (k + offset) * unit, of magnitude at most top * unit, and the rule that sets the unit."""
+    """Levels (k + offset) * unit, of magnitude at most top * unit, and the rule that sets the unit.
 
-    top: float
-    offset: float = 0.0
-    fixed: Any = None  # the range, if all clients share one
-    scope: str = "leaf"
-    block_size: int | None = None
-    by_norm: bool = False
-    nearest: bool = False
+    In the methods, `xp` is the library to compute with, NumPy or jax.numpy.
+    """
+
+    top: float  # the largest level, in units
+    offset: float = 0.0  # 0: zero is a level; 0.5: levels are on both sides of zero
+    fixed: Any = None  # the range, if all clients share it; None = the range follows the numbers
+    scope: str = "leaf"  # what shares a scale: a "leaf", the whole "vector", or a "block" of a leaf
+    block_size: int | None = None  # the numbers of a block
+    by_norm: bool = False  # the range is the norm; otherwise the largest magnitude
+    nearest: bool = False  # round to the nearest level; otherwise at random
 
     def grouped(self, xp: ModuleType, x: Array) -> Array:
-        """The leaf as it is, or as rows of one block each, padded with zeros."""
+        """Returns the leaf as it is, or, for blocks, as rows of a block each, padded with zeros."""
         if self.scope != "block":
             return x
         padded = xp.pad(x.reshape(-1), (0, -x.size % self.block_size))
         return padded.reshape(-1, self.block_size)
 
     def units(self, xp: ModuleType, groups: list[Array]) -> list[Array]:
-        """The distance between levels, for each leaf's numbers."""
+        """Returns the distance between levels for each group of numbers, from `grouped`."""
         if self.fixed is not None:
             return [self.fixed / self.top] * len(groups)
-        together = self.scope == "vector" and len(groups) > 1
+        shares_one_scale = self.scope == "vector" and len(groups) > 1
         axis = -1 if self.scope == "block" else None
         scales = [largest_magnitude(xp, x, axis) for x in groups]
-        if together:
+        if shares_one_scale:
             scales = [functools.reduce(xp.maximum, scales)] * len(groups)
-        if self.by_norm:  # of numbers divided by the largest: squares neither overflow nor vanish
+        if self.by_norm:
+            # Numbers are divided by the largest magnitude first, so that squares neither overflow nor vanish.
             peaks = [xp.maximum(scale, SMALLEST) for scale in scales]
             squares = [sum_along(xp, xp.square(x / peak), axis) for x, peak in zip(groups, peaks, strict=True)]
-            squares = [sum(squares)] * len(groups) if together else squares
+            squares = [sum(squares)] * len(groups) if shares_one_scale else squares
             scales = [peak * xp.sqrt(square) for peak, square in zip(peaks, squares, strict=True)]
-        bounded = (xp.where(scale < LARGEST, xp.maximum(scale, SMALLEST), xp.nan) for scale in scales)
-        return [scale / (self.top * (1 - MARGIN)) for scale in bounded]
+        # A scale that is too large or not finite becomes NaN, and so does the message, which the engine drops.
+        bounded_scales = (xp.where(scale < LARGEST, xp.maximum(scale, SMALLEST), xp.nan) for scale in scales)
+        return [scale / (self.top * (1 - MARGIN)) for scale in bounded_scales]
 
     def sizes(self, leaf_sizes: list[int]) -> list[int]:
-        """How many numbers share each of a message's scales."""
+        """Returns how many numbers share each of a message's scales."""
         if self.scope == "vector":
             return [sum(leaf_sizes)]
         if self.scope == "leaf":
@@ -80,49 +85,60 @@ class Grid(NamedTuple):
         return [min(self.block_size, n - start) for n in leaf_sizes for start in range(0, n, self.block_size)]
 
     def steps(self, key: Array, x: Array, unit: Array) -> Array:
-        """Float integers k: the numbers are rounded to the levels (k + offset) * unit."""
+        """Rounds numbers to float integers k, which stand for the levels (k + offset) * unit."""
         if self.fixed is None:
-            y = x * (1 / unit) - self.offset if self.offset else x * (1 / unit)
+            position = x * (1 / unit) - self.offset if self.offset else x * (1 / unit)
         else:
-            y = jnp.clip(x, -self.fixed, self.fixed) * (1 / unit) - self.offset
-            near = jnp.round(y)
-            y = jnp.where(jnp.abs(y - near) <= SNAP * (jnp.abs(y) + self.offset), near, y)
-        return jnp.round(y) if self.nearest else prng.stochastic_round(key, y)
+            position = jnp.clip(x, -self.fixed, self.fixed) * (1 / unit) - self.offset
+            # A number that is a level up to rounding counts as this level, so that the two ends of the range are never
+            # rounded past the last level.
+            nearest = jnp.round(position)
+            is_level = jnp.abs(position - nearest) <= SNAP * (jnp.abs(position) + self.offset)
+            position = jnp.where(is_level, nearest, position)
+        return jnp.round(position) if self.nearest else prng.stochastic_round(key, position)
 
     def squared_error(self, update: PyTree) -> Array:
-        """E |output - update|^2 over the key, exactly; float64 NumPy leaves give float64."""
+        """Computes E |output - update|^2 over the key, exactly; float64 NumPy leaves give float64."""
         leaves, xp = leaves_of(update)
-        groups, found = [self.grouped(xp, x) for x in leaves], 0.0
+        groups = [self.grouped(xp, x) for x in leaves]
+        total = 0.0
         for leaf, x, unit in zip(leaves, groups, self.units(xp, groups), strict=True):
             inside = x if self.fixed is None else xp.clip(x, -self.fixed, self.fixed)
-            y = inside / unit - self.offset
-            part = y - xp.floor(y)
+            position = inside / unit - self.offset
+            fraction = position - xp.floor(position)
             if self.nearest:
-                error = xp.square((xp.round(y) + self.offset) * unit - x)
+                error = xp.square((xp.round(position) + self.offset) * unit - x)
             else:
-                error = part * (1 - part) * unit**2 + xp.square(x - inside)
-            found += error.reshape(-1)[: leaf.size].sum()
-        return found
+                error = fraction * (1 - fraction) * unit**2 + xp.square(x - inside)
+            total += error.reshape(-1)[: leaf.size].sum()  # without the padding of blocks
+        return total
 
     def rotated_error(self, squared_norm: Array, size: int) -> Array:
-        """A bound on E |output - z|^2 for z = H D x, with random signs D, a Hadamard matrix H and |x|^2 = squared_norm.
+        """Bounds E |output - z|^2 for a rotated vector z = H D x, with random signs D and a Hadamard matrix H.
 
-        Each z_i has a sub-Gaussian tail of variance proxy v = |z|^2 / size, so E max over n of z_i^2 is at most 2 v
-        (ln(2 n) + 1), and clipping at s costs 4 v exp(-s^2 / 2v) a number at most.
+        Each z_i has a sub-Gaussian tail of variance proxy v = |z|^2 / size. So E max over n of z_i^2 is at most
+        2 v (ln(2 n) + 1), and clipping at s costs at most 4 v exp(-s^2 / 2v) for each number.
+
+        Args:
+          squared_norm: |x|^2.
+          size: the numbers of z.
         """
         xp = leaves_of(squared_norm)[1]
         if self.by_norm:
-            n, s = (min(self.block_size or size, size), self.top * (1 - MARGIN))
+            n = min(self.block_size or size, size)
+            s = self.top * (1 - MARGIN)
             return squared_norm * min(n / s**2, math.sqrt(n) / s)
         if self.fixed is None:
             n = min(self.block_size or size, size)
             return squared_norm * 2 * (math.log(2 * n) + 1) / (2 * self.top * (1 - MARGIN)) ** 2
-        clipped = 4 * squared_norm * xp.exp(-(self.fixed**2) * size / xp.maximum(2 * squared_norm, SMALLEST))
-        return size * (self.fixed / self.top) ** 2 / 4 + clipped
+        clipping_error = 4 * squared_norm * xp.exp(-(self.fixed**2) * size / xp.maximum(2 * squared_norm, SMALLEST))
+        return size * (self.fixed / self.top) ** 2 / 4 + clipping_error
 
 
 def leaves_of(update: PyTree) -> tuple[list[Array], ModuleType]:
-    """(leaves, the library to compute with): NumPy for NumPy leaves, as JAX would round float64 to float32.
+    """Returns (leaves, the library to compute with), NumPy or jax.numpy.
+
+    NumPy leaves are computed with in NumPy, since JAX would round float64 to float32.
 
     Guarantees: tests/transform/test_quantize.py::test_error_of_fixed_numbers.
     """
@@ -133,7 +149,7 @@ def leaves_of(update: PyTree) -> tuple[list[Array], ModuleType]:
 
 
 def largest_magnitude(xp: ModuleType, x: Array, axis: int | None = None) -> Array:
-    """The largest magnitude, of all or of each row; 0 of nothing.
+    """Returns the largest magnitude of all numbers (axis None) or along an axis; 0 of no numbers.
 
     Guarantees: tests/transform/test_quantize.py::test_extreme_and_odd_updates.
     """
@@ -141,7 +157,7 @@ def largest_magnitude(xp: ModuleType, x: Array, axis: int | None = None) -> Arra
 
 
 def sum_along(xp: ModuleType, x: Array, axis: int | None = None) -> Array:
-    """The sum of all or of each row.
+    """Returns the sum of all numbers (axis None) or along an axis.
 
     Guarantees: tests/transform/test_sign.py::test_sign_contracts_as_declared.
     """
@@ -149,8 +165,10 @@ def sum_along(xp: ModuleType, x: Array, axis: int | None = None) -> Array:
 
 
 def _folded(xp: ModuleType, op, x: Array, axis: int | None) -> Array:
-    """The halves of x combined by `op` until 64 numbers are left: vector operations, where XLA:CPU would take one by
-    one."""
+    """Combines the halves of x by `op` until 64 numbers are left.
+
+    These are vector operations; XLA:CPU would reduce the numbers one by one.
+    """
     if axis is not None:
         return x
     x = x.reshape(-1)
@@ -161,10 +179,16 @@ def _folded(xp: ModuleType, op, x: Array, axis: int | None) -> Array:
 
 
 def leafwise(fn, key: Array, update: PyTree) -> PyTree:
-    """The message `fn(keys, float32 leaves, zero)` of one update, with a key for each leaf.
+    """Makes the message of an update from a function of its leaves.
 
-    Its numbers are float32, or a wider leaf's dtype: decoded into bfloat16, they would be rounded away from the levels
-    and lose their mean. Update and message are computed once (`engine.computed_once`), as both are read more than once.
+    The numbers of a message are float32, or have a wider leaf's dtype. In bfloat16 they would be rounded away from the
+    levels, and lose their mean. Update and message are computed once (`engine.computed_once`), as both are read more
+    than once.
+
+    Args:
+      fn: (keys, float32 leaves, hidden zero) -> leaves of the message, with a key for each leaf.
+      key: of the client.
+      update: leaves of floats.
 
     Guarantees: messages keep their mean in every dtype (tests/laws/test_facts.py::test_unbiased_in_every_dtype), and
     their bits on any number of devices (tests/transform/test_quantize.py::test_devices_change_no_bit).
@@ -180,9 +204,9 @@ def leafwise(fn, key: Array, update: PyTree) -> PyTree:
 
 
 def with_clipped_share(transform: UpdateTransform, limit: Any) -> UpdateTransform:
-    """The same transform, with the share of numbers beyond +-limit as the metric `clipped_share`.
+    """Adds the metric `clipped_share` to a transform: the share of numbers beyond +-limit.
 
-    An update that is not finite makes it NaN.
+    The metric is NaN for an update that is not finite.
 
     Guarantees: tests/transform/test_quantize.py::test_clipped_share, ::test_nonfinite_updates_are_seen.
     """
@@ -190,9 +214,9 @@ def with_clipped_share(transform: UpdateTransform, limit: Any) -> UpdateTransfor
     def on_client(key, update, state, memory):
         message, memory, _ = transform.on_client(key, update, state, memory)
         leaves = leaves_of(update)[0]
-        past = sum(sum_along(jnp, (jnp.abs(x) > limit).astype(jnp.float32)) for x in leaves)
-        past = jnp.where(tree.all_finite(leaves), past, jnp.nan)
-        return message, memory, {"clipped_share": Mean(past, jnp.float32(tree.num_values(leaves)))}
+        num_clipped = sum(sum_along(jnp, (jnp.abs(x) > limit).astype(jnp.float32)) for x in leaves)
+        num_clipped = jnp.where(tree.all_finite(leaves), num_clipped, jnp.nan)
+        return message, memory, {"clipped_share": Mean(num_clipped, jnp.float32(tree.num_values(leaves)))}
 
     def on_server(key, cohort, aggregate, state, measured, sensitivity):
         aggregate, state, _ = transform.on_server(key, cohort, aggregate, state, {}, sensitivity)
@@ -203,11 +227,18 @@ def with_clipped_share(transform: UpdateTransform, limit: Any) -> UpdateTransfor
 
 
 def quantizer(grid: Grid, wire, *, integers: bool = False) -> UpdateTransform:
-    """The transform that rounds updates to the levels of a grid; its messages are these levels, or integers.
+    """Makes the transform that rounds updates to the levels of a grid.
 
-    Guarantees: the mean and the error that it declares
-    (tests/transform/test_quantize.py::test_mean_and_error_match_the_declared_ones); integers decode to the same
-    message (::test_integers_decode_to_the_message).
+    Args:
+      grid: the levels.
+      wire: as `UpdateTransform` has it.
+      integers: True: messages are int32, which the server multiplies by the unit; this needs a fixed range. False:
+        messages are the levels.
+
+    Guarantees:
+      - the mean and the error that it states
+        (tests/transform/test_quantize.py::test_mean_and_error_match_the_declared_ones)
+      - integers decode to the same message (::test_integers_decode_to_the_message)
     """
 
     def message(keys, leaves, zero):
@@ -216,39 +247,48 @@ def quantizer(grid: Grid, wire, *, integers: bool = False) -> UpdateTransform:
         for key, leaf, x, unit in zip(keys, leaves, groups, grid.units(jnp, groups), strict=True):
             k = grid.steps(key, x, unit)
             if integers:
+                # No integer is NaN; `clipped_share` then tells that the update was not finite.
                 k = jnp.where(jnp.isfinite(x), k, 0).astype(jnp.int32)
-                y = 2 * k + 1 if grid.offset else k
+                numbers = 2 * k + 1 if grid.offset else k  # in half units, k + 1/2 is odd
             else:
-                y = (k + grid.offset) * unit if grid.offset else k * unit
-                y = y if grid.fixed is None else jnp.where(jnp.isfinite(x), y, jnp.nan)
-            sent.append(y.reshape(-1)[: leaf.size].reshape(leaf.shape) if grid.scope == "block" else y)
+                numbers = (k + grid.offset) * unit if grid.offset else k * unit
+                # A fixed range would clip an infinity to a finite level.
+                numbers = numbers if grid.fixed is None else jnp.where(jnp.isfinite(x), numbers, jnp.nan)
+            sent.append(numbers.reshape(-1)[: leaf.size].reshape(leaf.shape) if grid.scope == "block" else numbers)
         return sent
 
-    error = functools.partial(grid.squared_error)
+    error = functools.partial(grid.squared_error)  # a function of its own, as the next line gives it an attribute
     error.after_rotation = grid.rotated_error
-    most = round(2 * grid.top) if grid.offset else round(grid.top)
-    made = stateless(
+    largest_integer = round(2 * grid.top) if grid.offset else round(grid.top)
+    transform = stateless(
         lambda key, update: leafwise(message, key, update),
         wire=wire,
         unbiased=grid.fixed is None and not grid.nearest,
         squared_error=error,
         exact_error=True,
-        integer_range=(-most, most) if integers else None,
+        integer_range=(-largest_integer, largest_integer) if integers else None,
     )
     if integers:
-        unit = grid.fixed / most
+        unit = grid.fixed / largest_integer
 
-        def decoded(key, cohort, aggregate, state, measured, sensitivity):
+        def decode(key, cohort, aggregate, state, measured, sensitivity):
             return jax.tree.map(lambda x: x.astype(jnp.float32) * unit, aggregate), state, {}
 
-        made = made._replace(on_server=decoded)
-    return made if grid.fixed is None else with_clipped_share(made, grid.fixed)
+        transform = transform._replace(on_server=decode)
+    return transform if grid.fixed is None else with_clipped_share(transform, grid.fixed)
 
 
 def grid_wire(grid: Grid, bits: int, coded=None):
-    """The wire of `bits` a number, and of the scales.
+    """Makes the wire of a grid: `bits` for each number, and the scales.
 
-    A grid with zero among its levels sends only the numbers that come in, as zeros stay zeros; another sends all.
+    If zero is a level, zeros stay zeros, so only the numbers that come in are sent. Otherwise all numbers are sent.
+
+    Args:
+      grid: the levels.
+      bits: of a number.
+      coded: (numbers, numbers that share each scale, side bits) -> bits under an entropy code; None = no code.
+
+    Returns: (update_spec, Wire of the incoming update) -> Wire.
 
     Guarantees: tests/transform/test_quantize.py::test_wire_bits.
     """
@@ -256,8 +296,8 @@ def grid_wire(grid: Grid, bits: int, coded=None):
     def wire(update_spec: PyTree, wire_in: Wire) -> Wire:
         leaf_sizes = [math.prod(x.shape) for x in jax.tree.leaves(update_spec)]
         sizes = grid.sizes(leaf_sizes)
-        values, side = (sum(leaf_sizes), 0) if grid.offset else (wire_in.values, wire_in.side_bits)
-        side += 0 if grid.fixed is not None else SCALE_BITS * len(sizes)
-        return Wire(values, bits * values, side, None if coded is None else coded(values, sizes, side))
+        values, side_bits = (sum(leaf_sizes), 0) if grid.offset else (wire_in.values, wire_in.side_bits)
+        side_bits += 0 if grid.fixed is not None else SCALE_BITS * len(sizes)
+        return Wire(values, bits * values, side_bits, None if coded is None else coded(values, sizes, side_bits))
 
     return wire

@@ -1,4 +1,4 @@
-"""Matrices as products of two thin ones."""
+"""`low_rank` sends matrices as products of two thin matrices."""
 
 from __future__ import annotations
 
@@ -17,43 +17,46 @@ __all__ = ["low_rank"]
 
 
 def _sides(shape: tuple[int, ...]) -> tuple[int, int]:
-    """Rows and columns of a leaf as a matrix: all axes but the last are rows, as in a convolution's kernel."""
+    """(rows, columns) of a leaf as a matrix: all axes but the last are rows, as in a convolution's kernel."""
     return math.prod(shape[:-1]), shape[-1] if shape else 1
 
 
-def _factors(shape: tuple[int, ...], dtype, rank: int) -> int:
-    """Bits of a leaf's two factors, at least 32 a number."""
+def _bits_of_factors(shape: tuple[int, ...], dtype, rank: int) -> int:
+    """The bits of a leaf's two factors, at least 32 for each number."""
     return 8 * rank * sum(_sides(shape)) * tree.at_least_float32(dtype).itemsize
 
 
-def _factored(shape: tuple[int, ...], dtype, rank: int) -> bool:
+def _is_factored(shape: tuple[int, ...], dtype, rank: int) -> bool:
     """Whether the two factors cost less than the leaf itself."""
-    return _factors(shape, dtype, rank) < 8 * math.prod(shape) * jnp.dtype(dtype).itemsize
+    return _bits_of_factors(shape, dtype, rank) < 8 * math.prod(shape) * jnp.dtype(dtype).itemsize
 
 
 @validate.named_arguments
 def low_rank(rank: PositiveInt = 2, *, num_iterations: PositiveInt = 1) -> UpdateTransform:
-    """PowerSGD's compressor for one client: a matrix M [rows, columns] travels as P [rows, r] and M^T P [columns, r].
+    """Sends each matrix M [rows, columns] as two factors, P [rows, r] and M^T P [columns, r] (PowerSGD's compressor).
 
-    P is an orthonormal basis of what power iterations make of r random columns. These are drawn from the client's key
-    in every round, where the paper starts from the last round's, so no memory is needed;
-    `error_feedback(low_rank(...))` adds the paper's memory of what was left out. A leaf of more than two axes is a
-    matrix with the last axis as its columns; vectors, and matrices whose factors would be no smaller, are sent as they
-    are.
+    P is an orthonormal basis, computed by power iterations from r random columns. The columns are drawn from the
+    client's key in every round, while the paper starts from those of the last round; so no memory is needed.
+    `error_feedback(low_rank(...))` adds the paper's memory of what was left out.
+
+    A leaf of more than two axes is a matrix with the last axis as its columns. Vectors, and matrices whose factors
+    would be no smaller, are sent as they are.
 
     Args:
       rank: r >= 1.
-      num_iterations: power iterations >= 1; more come closer to the r largest singular values.
+      num_iterations: power iterations, at least 1; more iterations come closer to the r largest singular values.
 
     Returns: a transform; its wire counts r (rows + columns) numbers of 32 bits (64 for float64) for a factored leaf. A
-    later member of a chain sees the product, not the factors, so it cannot make them smaller: numbers that it picks
-    from the product cost plain floats, or as much as the factors (`chain.Whole`). Quantise before, not after.
+    later member of a chain sees the product, not the factors, so it cannot make the factors smaller: numbers that it
+    picks from the product cost plain floats, or as much as the factors (`chain.Whole`). Quantise before, not after.
 
-    Raises: ValueError, TypeError for numbers out of range.
+    Raises: ValueError or TypeError for numbers out of range.
 
-    Guarantees: matrices of rank at most r come through up to rounding, and with many iterations the error is that of
-    the truncated singular value decomposition (tests/transform/test_low_rank.py::test_best_approximation); a
-    projection: no longer than M, with error at most |M|^2 (test_projection); exact bits (test_wire).
+    Guarantees:
+      - matrices of rank at most r are sent exactly up to rounding, and with many iterations the error is that of the
+        truncated singular value decomposition (tests/transform/test_low_rank.py::test_best_approximation)
+      - it is a projection: the message is no longer than M, with error at most |M|^2 (test_projection)
+      - exact bits (test_wire)
 
     References: Vogels, Karimireddy and Jaggi 2019 (PowerSGD), algorithm 1, without the averaging inside it.
 
@@ -64,35 +67,37 @@ def low_rank(rank: PositiveInt = 2, *, num_iterations: PositiveInt = 1) -> Updat
     True
     """
 
-    def leaf(key: Array, x: Array) -> Array:
-        if not _factored(x.shape, x.dtype, rank):
+    def approximation(key: Array, x: Array) -> Array:
+        if not _is_factored(x.shape, x.dtype, rank):
             return x
         matrix = x.reshape(_sides(x.shape)).astype(tree.at_least_float32(x.dtype))
-        size = jnp.maximum(jnp.abs(matrix).max(), 2.0**-126)
-        matrix = matrix * (1 / size)
+        # Scaled to a largest magnitude of 1, so that products neither overflow nor vanish.
+        peak = jnp.maximum(jnp.abs(matrix).max(), 2.0**-126)
+        matrix = matrix * (1 / peak)
         basis = jax.random.normal(key, (matrix.shape[1], rank), matrix.dtype)
         with jax.default_matmul_precision("highest"):
             for _ in range(num_iterations):
-                left = jnp.linalg.qr(matrix @ basis)[0]
-                basis = matrix.T @ left
-            product = left @ basis.T
-        return (product * size).reshape(x.shape).astype(x.dtype)
+                left_factor = jnp.linalg.qr(matrix @ basis)[0]
+                basis = matrix.T @ left_factor
+            product = left_factor @ basis.T
+        return (product * peak).reshape(x.shape).astype(x.dtype)
 
     def message(key, update):
         check_floats(update)
         leaves, structure = jax.tree.flatten(update)
-        return structure.unflatten([leaf(jax.random.fold_in(key, i), x) for i, x in enumerate(leaves)])
+        return structure.unflatten([approximation(jax.random.fold_in(key, i), x) for i, x in enumerate(leaves)])
 
-    def error(update: PyTree):
+    def error_bound(update: PyTree):
         total = 0.0
         for x in jax.tree.leaves(update):
-            if _factored(jnp.shape(x), x.dtype, rank):
+            if _is_factored(jnp.shape(x), x.dtype, rank):
                 wide = x.astype(tree.at_least_float32(x.dtype))
                 total = total + (np if isinstance(x, np.ndarray) else jnp).sum(wide * wide)
         return total
 
     def wire(update_spec, sent):
-        bits = sum(min(_factors(x.shape, x.dtype, rank), 8 * tree.num_bytes(x)) for x in jax.tree.leaves(update_spec))
+        leaves = jax.tree.leaves(update_spec)
+        bits = sum(min(_bits_of_factors(x.shape, x.dtype, rank), 8 * tree.num_bytes(x)) for x in leaves)
         return Whole(tree.num_values(update_spec), bits, sent.side_bits)
 
-    return stateless(message, wire=wire, squared_error=error)
+    return stateless(message, wire=wire, squared_error=error_bound)

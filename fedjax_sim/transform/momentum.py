@@ -1,4 +1,4 @@
-"""Momentum of each client's messages, which makes them alike over rounds: what robust rules need."""
+"""`client_momentum` averages each client's updates over rounds, so that honest messages differ less."""
 
 from __future__ import annotations
 
@@ -15,19 +15,23 @@ __all__ = ["client_momentum"]
 
 @validate.named_arguments
 def client_momentum(decay: ShareBelowOne) -> UpdateTransform:
-    """A client sends m <- beta m + (1 - beta) u, the moving mean of its updates, and keeps it for its next round.
+    """A client sends the moving mean of its updates, m <- beta m + (1 - beta) u, and keeps m for its next round.
 
-    Where updates are noisy, honest messages then differ less, by the factor sqrt((1 - beta) / (1 + beta)) for noise
-    that is independent over rounds, and attackers who hide among them do as much less harm. It does not help against
-    clients that differ in their data.
+    If updates are noisy, honest messages then differ less: by the factor sqrt((1 - beta) / (1 + beta)) for noise that
+    is independent over rounds. Attackers who hide among honest messages do less harm by the same factor. Momentum does
+    not help if clients differ in their data.
 
     Args:
-      decay: beta, in [0, 1); m starts at zero, so first messages are shorter.
+      decay: beta, in [0, 1); m starts at zero, so a client's first messages are shorter.
 
-    Returns: a transform with a memory of the update's size for each client; one that does not report keeps it as it is.
+    Returns: a transform with a memory of the update's size for each client. A client that does not report keeps its
+    memory.
 
-    Guarantees: NumPy's moving mean (tests/transform/test_momentum.py::test_moving_mean); attackers who hide do less
-    harm by the factor above (::test_attackers_hide_less).
+    Raises: ValueError for a decay out of range.
+
+    Guarantees:
+      - equals NumPy's moving mean (tests/transform/test_momentum.py::test_moving_mean)
+      - attackers who hide do less harm by the factor above (::test_attackers_hide_less)
 
     References: Karimireddy, He and Jaggi 2021, section 5 (worker momentum).
 
@@ -43,7 +47,8 @@ def client_momentum(decay: ShareBelowOne) -> UpdateTransform:
         check_floats(update_spec)
         return jax.tree.map(lambda x: jnp.zeros(x.shape, tree.at_least_float32(x.dtype)), update_spec)
 
-    def on_client(key, update, state, memory):  # what is kept as well as sent is computed once: equal bits
+    def on_client(key, update, state, memory):
+        # What is kept is also what is sent, so it is computed once: otherwise the bits could differ.
         moved = jax.tree.map(lambda m, u: decay * m + (1 - decay) * u.astype(m.dtype), memory, update)
         moved = engine.computed_once(moved, key)
         return jax.tree.map(lambda m, u: m.astype(u.dtype), moved, update), moved, {}

@@ -1,4 +1,4 @@
-"""What mechanisms that add noise ask of their options, of the cohort, and of the aggregator."""
+"""Checks that mechanisms with noise make of their options, of the cohort, and of the aggregator."""
 
 from __future__ import annotations
 
@@ -10,12 +10,17 @@ __all__ = ["check_cohort", "check_mean", "check_multiplier", "check_sensitivity"
 
 
 def check_multiplier(noise_multiplier: float, *, open_low: bool = False) -> None:
-    """Raises ValueError, TypeError for a noise multiplier out of range."""
+    """Checks that a noise multiplier is in [0, 10^6], or positive if `open_low` is True.
+
+    Raises: ValueError or TypeError for others.
+    """
     validate.in_range("noise_multiplier", noise_multiplier, 0, 1e6, open_low=open_low, hint="It is std / clip norm.")
 
 
 def check_cohort(cohort, cohort_size: int) -> None:
-    """Raises ValueError if a cohort has fewer slots than the number of messages that the shares of noise assume.
+    """Checks that a cohort has as many slots as the number of messages that the shares of noise assume.
+
+    Raises: ValueError for a cohort with fewer slots. None for the cohort is not checked.
 
     Guarantees: tests/transform/test_gaussian.py::test_shares_add_up.
     """
@@ -25,7 +30,9 @@ def check_cohort(cohort, cohort_size: int) -> None:
 
 
 def check_sensitivity(sensitivity: float | None) -> None:
-    """Raises ValueError for an aggregator that one client may move without bound.
+    """Checks that an aggregator bounds what one client moves.
+
+    Raises: ValueError for a sensitivity of None.
 
     Guarantees: tests/transform/test_gaussian.py::test_noise_needs_a_sensitivity.
     """
@@ -35,7 +42,10 @@ def check_sensitivity(sensitivity: float | None) -> None:
 
 
 def check_mean(sensitivity: float) -> None:
-    """Raises ValueError for an aggregator that is no mean over the cohort; a traced sensitivity is not checked."""
+    """Checks that an aggregator is a mean over the cohort, whose sensitivity is below 1.
+
+    Raises: ValueError for others. A traced sensitivity is not checked.
+    """
     if not isinstance(sensitivity, jax.core.Tracer) and not (sensitivity < 1):
         hint = "The number of clients is read from the divisor: use aggregation.fixed_mean(m), m > 1."
         validate.fail("aggregator.sensitivity", "that of a mean over the cohort, below 1", sensitivity, hint)

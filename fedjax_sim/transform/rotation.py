@@ -1,8 +1,8 @@
-"""Rotation before a compressor: an update's numbers become of similar size, so that few levels, or only signs, do.
+"""Rotation before a compressor: the numbers of an update become similar in size, so that few levels suffice.
 
-The rotation is random signs, then a Hadamard matrix, applied to the whole update as one vector, which is padded to a
-power of two. Every client draws its own signs from a seed that the server has too. The simulation rotates each message
-back at the client, where it is still by itself; a real server would do that on arrival.
+The rotation is random signs followed by a Hadamard matrix. It is applied to the whole update as one vector, padded to a
+power of two. Every client draws its own signs, from a seed that the server has too. The simulation rotates each message
+back at the client, before messages are added; a real server would do this when a message arrives.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ SEED_BITS = 64
 
 
 def hadamard(x: Array) -> Array:
-    """The normalised Walsh-Hadamard transform of a vector: its own inverse, and it keeps the norm.
+    """Computes the normalised Walsh-Hadamard transform of a vector, which keeps the norm and is its own inverse.
 
     Args:
-      x: [D] float32, D a power of two.
+      x: [D] float32, where D is a power of two.
 
-    Guarantees: equals Sylvester's matrix / sqrt(D), and twice is the identity
+    Guarantees: equals the product with Sylvester's matrix / sqrt(D), and twice is the identity
     (tests/transform/test_rotation.py::test_hadamard_equals_sylvesters_matrix).
 
     References: Fino and Algazi 1976.
@@ -38,16 +38,19 @@ def hadamard(x: Array) -> Array:
     >>> hadamard(jnp.array([1.0, 0.0, 0.0, 1.0])).tolist()
     [1.0, 0.0, 0.0, 1.0]
     """
-    size, done = x.size, 1
-    while done < size:  # two stages at once take two thirds of the time; four at once take longer
-        ways = min(4, size // done)
-        parts = x.reshape(-1, ways, done)
-        x = jnp.stack(_butterfly([parts[:, i] for i in range(ways)]), axis=1)
-        done *= ways
+    size = x.size
+    block_size = 1  # the transform is done within blocks of this size
+    # Two stages at once (four parts) take two thirds of the time; four stages at once take longer.
+    while block_size < size:
+        num_parts = min(4, size // block_size)
+        parts = x.reshape(-1, num_parts, block_size)
+        x = jnp.stack(_butterfly([parts[:, i] for i in range(num_parts)]), axis=1)
+        block_size *= num_parts
     return x.reshape(size) * (1 / math.sqrt(size))
 
 
 def _butterfly(parts: list[Array]) -> list[Array]:
+    """The unnormalised transform over a list of arrays, whose length is a power of two."""
     if len(parts) == 1:
         return parts
     half = len(parts) // 2
@@ -56,20 +59,26 @@ def _butterfly(parts: list[Array]) -> list[Array]:
 
 
 def rotated(transform: UpdateTransform) -> UpdateTransform:
-    """A randomised Hadamard rotation of the update, a transform of the rotated vector, and the rotation back.
+    """Rotates the update at random, applies a transform to the rotated vector, and rotates the result back.
 
     Args:
-      transform: what compresses; it sees one float32 vector of D numbers, the least power of two that holds the update.
+      transform: a compressor; it sees one float32 vector of D numbers, where D is the least power of two that holds the
+        update.
 
-    Raises: ValueError for a transform that sends integers (clients rotate by signs of their own, so sums of rotated
-    integers mean nothing) or that adds noise; when the update's shape is known, for one with a memory, as every round
-    has another rotation: `error_feedback(rotated(...))` has its memory outside. TypeError for what is no transform.
+    Returns: a transform; its wire adds a seed of 64 bits.
 
-    Guarantees: exact up to rounding under `identity`
-    (tests/transform/test_rotation.py::test_rotation_back_gives_the_update); unbiased if the transform is
-    (::test_rotated_compressors_stay_unbiased); the declared error bounds the real one
-    (::test_declared_bounds_hold_for_hard_updates) and falls from d to ln d for updates with few large numbers
-    (::test_rotation_serves_spiky_updates); D numbers and a seed of 64 bits (::test_wire_bits).
+    Raises:
+      TypeError: for an argument that is no transform.
+      ValueError: for a transform that sends integers, since clients rotate by signs of their own and sums of rotated
+        integers mean nothing; for a transform that adds noise; and, when the update's shape is known, for a transform
+        with a memory, since every round has another rotation. `error_feedback(rotated(...))` has its memory outside.
+
+    Guarantees:
+      - exact up to rounding under `identity` (tests/transform/test_rotation.py::test_rotation_back_gives_the_update)
+      - unbiased if the transform is (::test_rotated_compressors_stay_unbiased)
+      - the stated error bounds the real error (::test_declared_bounds_hold_for_hard_updates), and falls from d to ln d
+        for updates with few large numbers (::test_rotation_serves_spiky_updates)
+      - D numbers and a seed of 64 bits (::test_wire_bits)
 
     References: Suresh, Yu, Kumar and McMahan 2017, section 3; Ailon and Chazelle 2009.
     """
@@ -95,6 +104,7 @@ def rotated(transform: UpdateTransform) -> UpdateTransform:
         check_floats(update)
         zero = engine.hidden_zero(key)
         vector, unflatten = _flat(engine.computed_once(update, zero))
+        # A random highest bit for each number; exclusive-or with it flips the sign of a float32.
         flips = (prng.dither(jax.random.fold_in(key, 0), vector.shape) >> 31) << 31
         turned = engine.computed_once(hadamard(_flipped(vector, flips)), zero)
         message, memory, measured = transform.on_client(jax.random.fold_in(key, 1), turned, state, memory)
@@ -108,14 +118,16 @@ def rotated(transform: UpdateTransform) -> UpdateTransform:
     def wire(update_spec: PyTree, wire_in: Wire) -> Wire:
         spec = vector_spec(update_spec)
         sent = transform.wire(spec, plain_wire(spec))
-        coded = None if sent.coded_bits is None else sent.coded_bits + SEED_BITS
-        return Whole(sent.values, sent.payload_bits, sent.side_bits + SEED_BITS, coded)
+        coded_bits = None if sent.coded_bits is None else sent.coded_bits + SEED_BITS
+        return Whole(sent.values, sent.payload_bits, sent.side_bits + SEED_BITS, coded_bits)
 
-    bound = getattr(transform.squared_error, "after_rotation", None)
+    # Compressors that know a bound on their error after a random rotation state it as an attribute of their error.
+    error_bound = getattr(transform.squared_error, "after_rotation", None)
 
     def squared_error(update: PyTree) -> Array:
         leaves, xp = leaves_of(update)
-        return bound(sum((xp.square(x).sum() for x in leaves), xp.zeros(())), _padded(tree.num_values(leaves)))
+        squared_norm = sum((xp.square(x).sum() for x in leaves), xp.zeros(()))
+        return error_bound(squared_norm, _padded(tree.num_values(leaves)))
 
     return transform._replace(
         init=lambda update_spec: transform.init(vector_spec(update_spec)),
@@ -123,53 +135,61 @@ def rotated(transform: UpdateTransform) -> UpdateTransform:
         on_client=on_client,
         on_server=on_server,
         wire=wire,
-        squared_error=None if bound is None else squared_error,
+        squared_error=None if error_bound is None else squared_error,
     ).stating(exact_error=False)
 
 
 @validate.named_arguments
 def drive(*, debiased: bool = True) -> UpdateTransform:
-    """One bit a number: the signs of the rotated update z = R x, times one scale.
+    """Sends one bit for each number: the signs of the rotated update z = R x, times one scale (DRIVE).
+
+    Under uniform rotations the debiased message would be unbiased. Hadamard rotations are not uniform. They leave a
+    bias that is small for many numbers of similar size, and large for few or sparse numbers. So no form is stated to be
+    unbiased.
 
     Args:
-      debiased: scale |z|_2^2 / |z|_1, with which the message's projection on x is x itself; else |z|_1 / D, that of the
-        least error.
+      debiased: True: the scale |z|_2^2 / |z|_1, with which the message's projection on x is x itself. False: the scale
+        |z|_1 / D, which has the least error.
 
-    Guarantees: <message, x> = |x|^2 if debiased (tests/transform/test_rotation.py::test_drive_keeps_the_projection);
-    the least error is below |x|^2 / 2, a contraction, and about (1 - 2 / pi) |x|^2 for many numbers, where the debiased
-    one has (pi / 2 - 1) |x|^2 (::test_drive_has_the_papers_errors). D bits, a scale and a seed (::test_wire_bits).
-    Under uniform rotations the debiased message would be unbiased; Hadamard's are not uniform and leave a bias that is
-    small for many numbers of one size and large for few or for sparse ones, so neither is declared unbiased
-    (::test_drive_is_nearly_unbiased).
+    Guarantees:
+      - <message, x> = |x|^2 if debiased (tests/transform/test_rotation.py::test_drive_keeps_the_projection)
+      - the least error is below |x|^2 / 2, a contraction, and about (1 - 2 / pi) |x|^2 for many numbers; the debiased
+        form has (pi / 2 - 1) |x|^2 (::test_drive_has_the_papers_errors)
+      - D bits, a scale and a seed (::test_wire_bits)
+      - nearly unbiased for many numbers (::test_drive_is_nearly_unbiased)
 
     References: Vargaftik, Ben Basat, Portnoy, Mendelson, Ben-Itzhak and Mitzenmacher 2021 (DRIVE), algorithm 1.
     """
     if not debiased:
-        return rotated(signs(_least_squares, lambda square, size: square / 2))
-    bound = lambda square, size: square * (2 * math.log(2 * size) + 1)  # noqa: E731
-    return rotated(signs(_projecting, bound))
+        return rotated(signs(_least_error_scale, lambda square, size: square / 2))
+    error_bound = lambda square, size: square * (2 * math.log(2 * size) + 1)  # noqa: E731
+    return rotated(signs(_debiased_scale, error_bound))
 
 
-def _least_squares(xp, size, peak, mean, square):
+def _least_error_scale(xp, size, peak, mean, square):
+    """|z|_1 / D."""
     return peak * mean
 
 
-def _projecting(xp, size, peak, mean, square):
+def _debiased_scale(xp, size, peak, mean, square):
+    """|z|_2^2 / |z|_1."""
     return peak * square / xp.maximum(mean, SMALLEST)
 
 
 def _padded(size: int) -> int:
+    """The least power of two that is at least `size`."""
     return 1 << max(size - 1, 0).bit_length()
 
 
 def _flipped(x: Array, flips: Array) -> Array:
+    """float32 numbers with flipped signs where the highest bit of `flips` is set."""
     return jax.lax.bitcast_convert_type(jax.lax.bitcast_convert_type(x, jnp.uint32) ^ flips, jnp.float32)
 
 
 def _flat(update: PyTree):
-    """(the update as one vector padded with zeros, the function that makes leaves of such a vector).
+    """(the update as one vector padded with zeros, a function that splits such a vector into leaves).
 
-    These leaves are float32 at least: bfloat16 would round once more.
+    These leaves are float32 at least, since bfloat16 would round once more.
     """
     leaves, structure = jax.tree.flatten(update)
     sizes = [x.size for x in leaves]

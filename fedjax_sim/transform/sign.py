@@ -1,5 +1,8 @@
-"""Compressors of single numbers: to a sign (`scaled_sign`), to sign and exponent (`natural_compression`), or to a
-narrower float (`cast`)."""
+"""Compressors of single numbers.
+
+A number is reduced to its sign (`scaled_sign`), to sign and exponent (`natural_compression`), or to a narrower float
+(`cast`).
+"""
 
 from __future__ import annotations
 
@@ -32,14 +35,18 @@ LEAST_NORMAL = 2.0**-126  # the smallest normal float32
 
 
 def scaled_sign(*, scope: str = "vector") -> UpdateTransform:
-    """Every number becomes plus or minus the mean magnitude: one bit each, biased, the nearest such message.
+    """Sends the sign of each number, times the mean magnitude: one bit for each number.
+
+    Of all messages of signs times one scale, this is the nearest to the update. It is biased, and stalls without
+    `error_feedback`. Zeros become positive, unless all numbers are zero.
 
     Args:
       scope: what shares a mean: the whole "vector", or each "leaf".
 
-    Guarantees: error |x|^2 - |x|_1^2 / d exactly, so a contraction by 1 - |x|_1^2 / (d |x|^2) <= 1 - 1/d, and never
-    longer than the update (tests/transform/test_sign.py::test_sign_contracts_as_declared); a bit a number and a scale
-    (::test_wire_bits). It stalls without `error_feedback`. Zeros become positive, unless all are zero.
+    Guarantees:
+      - an error of exactly |x|^2 - |x|_1^2 / d, so a contraction by 1 - |x|_1^2 / (d |x|^2) <= 1 - 1/d, and never
+        longer than the update (tests/transform/test_sign.py::test_sign_contracts_as_declared)
+      - a bit for each number, and a scale (::test_wire_bits)
 
     References: Karimireddy, Rebjock, Stich and Jaggi 2019 (EF-signSGD); Seide, Fu, Droppo, Li and Yu 2014.
 
@@ -54,27 +61,30 @@ def scaled_sign(*, scope: str = "vector") -> UpdateTransform:
 def signs(
     scale: Callable, after_rotation: Callable, scope: Literal["vector", "leaf"] = "vector", **facts
 ) -> UpdateTransform:
-    """Signs times a scale, which `scale` computes from what shares it.
+    """Makes a transform that sends signs times a scale.
 
     Args:
-      scale: (xp, size, peak, mean of |x| / peak, mean of (x / peak)^2) -> the scale; xp is NumPy or jax.numpy.
+      scale: (xp, size, peak, mean of |x| / peak, mean of (x / peak)^2) -> the scale, where xp is NumPy or jax.numpy and
+        peak is the largest magnitude.
       after_rotation: (|x|^2, size) -> a bound on the squared error after a rotation, for `rotated`.
       scope: what shares a scale: the whole "vector", or each "leaf".
+      facts: fields of `TransformFacts`.
 
-    Guarantees: the error that it declares (tests/transform/test_sign.py::test_sign_contracts_as_declared), and its bits
+    Guarantees: the error that it states (tests/transform/test_sign.py::test_sign_contracts_as_declared), and its bits
     (::test_wire_bits).
     """
 
     def scales(xp, leaves):
         groups = [leaves] if scope == "vector" else [[x] for x in leaves]
-        found = []
+        scales_of_leaves = []
         for group in groups:
             size = max(sum(x.size for x in group), 1)
+            # Numbers are divided by the largest magnitude, so that sums and squares neither overflow nor vanish.
             peak = functools.reduce(xp.maximum, [largest_magnitude(xp, x) for x in group], SMALLEST)
             ratios = [xp.abs(x) * (1 / peak) for x in group]
             mean, square = (sum(sum_along(xp, f(x)) for x in ratios) * (1 / size) for f in (lambda x: x, xp.square))
-            found += [scale(xp, size, peak, mean, square)] * len(group)
-        return found
+            scales_of_leaves += [scale(xp, size, peak, mean, square)] * len(group)
+        return scales_of_leaves
 
     def message(keys, leaves, zero):
         return [jnp.where(x < 0, -s, s) + jnp.zeros_like(x) for x, s in zip(leaves, scales(jnp, leaves), strict=True)]
@@ -86,27 +96,30 @@ def signs(
 
     def wire(update_spec: PyTree, wire_in: Wire) -> Wire:
         sizes = [math.prod(x.shape) for x in jax.tree.leaves(update_spec)]
-        return Wire(sum(sizes), sum(sizes), SCALE_BITS * (1 if scope == "vector" else sum(n > 0 for n in sizes)))
+        num_scales = 1 if scope == "vector" else sum(n > 0 for n in sizes)
+        return Wire(sum(sizes), sum(sizes), SCALE_BITS * num_scales)
 
     squared_error.after_rotation = after_rotation
-    made = stateless(
+    return stateless(
         lambda key, update: leafwise(message, key, update),
         wire=wire,
         squared_error=squared_error,
         exact_error=True,
         **facts,
     )
-    return made
 
 
 def natural_compression() -> UpdateTransform:
-    """Every number becomes one of the two powers of two around it, with itself as the mean: sign and exponent, 9 bits.
+    """Rounds each number at random to one of the two powers of two around it, with the number as the mean.
 
-    Magnitudes below 2^-126 become 0 or 2^-126; above 2^127 every number becomes that power.
+    A message has the sign and the exponent of each number, 9 bits. Magnitudes below 2^-126 become 0 or 2^-126, and
+    magnitudes above 2^127 become 2^127.
 
-    Guarantees: unbiased, with error (|x| - a)(2a - |x|) for a <= |x| < 2a exactly, at most |x|^2 / 8, also for the
-    smallest floats (tests/transform/test_sign.py::test_natural_compression_is_unbiased); powers of two stay
-    (::test_powers_of_two_stay); 9 bits a number (::test_wire_bits).
+    Guarantees:
+      - unbiased, with an error of exactly (|x| - a)(2a - |x|) for a <= |x| < 2a, which is at most |x|^2 / 8, also for
+        the smallest floats (tests/transform/test_sign.py::test_natural_compression_is_unbiased)
+      - powers of two stay as they are (::test_powers_of_two_stay)
+      - 9 bits for each number (::test_wire_bits)
 
     References: Horvath, Ho, Horvath, Sahu, Canini and Richtarik 2019, section 2.
 
@@ -117,11 +130,13 @@ def natural_compression() -> UpdateTransform:
 
     def compressed(key: Array, x: Array) -> Array:
         bits = jax.lax.bitcast_convert_type(x, jnp.uint32)
-        sign, magnitude = bits & jnp.uint32(1 << 31), bits & jnp.uint32((1 << 31) - 1)
-        draw = prng.dither(key, x.shape) >> (32 - MANTISSA)
-        power = (magnitude + draw) & jnp.uint32(EXPONENT)  # the mantissa's carry is the coin
-        power = jnp.minimum(power, jnp.uint32(254 << MANTISSA))
-        power = jnp.where(magnitude < EXPONENT, power, magnitude)
+        sign = bits & jnp.uint32(1 << 31)
+        magnitude = bits & jnp.uint32((1 << 31) - 1)
+        # A random mantissa is added: it carries into the exponent with probability mantissa / 2^23, which rounds up.
+        random_mantissa = prng.dither(key, x.shape) >> (32 - MANTISSA)
+        power = (magnitude + random_mantissa) & jnp.uint32(EXPONENT)
+        power = jnp.minimum(power, jnp.uint32(254 << MANTISSA))  # 2^127, the largest power that is finite
+        power = jnp.where(magnitude < EXPONENT, power, magnitude)  # infinities and NaN stay
         return jax.lax.bitcast_convert_type(sign | power, jnp.float32)
 
     def message(key, update):
@@ -131,7 +146,7 @@ def natural_compression() -> UpdateTransform:
         leaves, xp = leaves_of(update)
         error = 0.0
         for x in map(xp.abs, leaves):
-            low = xp.ldexp(xp.ones_like(x), xp.frexp(x)[1] - 1)
+            low = xp.ldexp(xp.ones_like(x), xp.frexp(x)[1] - 1)  # the power of two below
             low = xp.where(x < LEAST_NORMAL, 0, low)
             error += ((x - low) * (xp.where(low > 0, 2 * low, LEAST_NORMAL) - x)).sum()
         return error
@@ -145,17 +160,19 @@ def natural_compression() -> UpdateTransform:
 
 @validate.named_arguments
 def cast(dtype: Literal["bfloat16", "float16"] = "bfloat16") -> UpdateTransform:
-    """The nearest number of a narrower float, 16 bits each.
+    """Rounds each number to the nearest number of a narrower float, 16 bits.
 
     Args:
-      dtype: "bfloat16", or "float16": numbers beyond +-65504 become that number, and the metric `clipped_share` has
-        their share.
+      dtype: "bfloat16" or "float16". With "float16", numbers beyond +-65504 become +-65504, and the metric
+        `clipped_share` has their share.
 
     Raises: ValueError for another dtype.
 
-    Guarantees: the nearest representable number, never infinite for a finite one
-    (tests/transform/test_sign.py::test_cast_is_the_nearest_number); `squared_error` is what it loses
-    (::test_cast_error_is_exact); 16 bits a number (::test_wire_bits).
+    Guarantees:
+      - the nearest representable number, which is finite for a finite number
+        (tests/transform/test_sign.py::test_cast_is_the_nearest_number)
+      - `squared_error` is exact (::test_cast_error_is_exact)
+      - 16 bits for each number (::test_wire_bits)
 
     References: Kalamkar et al. 2019 (bfloat16).
 
@@ -167,13 +184,15 @@ def cast(dtype: Literal["bfloat16", "float16"] = "bfloat16") -> UpdateTransform:
     largest = float(jnp.finfo(narrow).max)
 
     def message(keys, leaves, zero):
-        def nearest(x):  # rounded here: compilers may skip the narrower type on the way back to a wider one
+        def nearest(x):
             x = jnp.where(jnp.isfinite(x), jnp.clip(x, -largest, largest), x)
+            # Rounded here: compilers may leave out the conversion to a narrower type and back.
             return engine.rounded_here(x.astype(narrow), zero).astype(jnp.float32)
 
         return list(map(nearest, leaves))
 
-    def sent(key, update):  # a leaf of 16 bits is sent in as many
+    def sent(key, update):
+        # A leaf of 16 bits is sent in the narrow dtype; others are decoded to float32.
         wide = leafwise(message, key, update)
         return jax.tree.map(lambda y, x: y.astype(narrow) if x.dtype.itemsize == 2 else y, wide, update)
 
@@ -187,5 +206,5 @@ def cast(dtype: Literal["bfloat16", "float16"] = "bfloat16") -> UpdateTransform:
     def wire(update_spec: PyTree, wire_in: Wire) -> Wire:
         return wire_in._replace(payload_bits=min(16 * wire_in.values, wire_in.payload_bits), coded_bits=None)
 
-    made = stateless(sent, wire=wire, squared_error=squared_error, exact_error=True)
-    return with_clipped_share(made, largest) if dtype == "float16" else made
+    transform = stateless(sent, wire=wire, squared_error=squared_error, exact_error=True)
+    return with_clipped_share(transform, largest) if dtype == "float16" else transform

@@ -1,3 +1,3 @@
-"""Robust rules, whose aggregate a bounded number of attackers moves by a bounded distance only."""
+"""Robust rules: a bounded number of attackers moves the aggregate by a bounded distance only."""
 
 __all__: list[str] = []

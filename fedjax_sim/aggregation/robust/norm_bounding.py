@@ -1,4 +1,4 @@
-"""A bound on the norm of what is aggregated, which holds for attackers too."""
+"""`norm_bounding` shortens messages at the server, so that the bound on their norm holds for attackers too."""
 
 from __future__ import annotations
 
@@ -14,22 +14,27 @@ __all__ = ["check_honest", "norm_bounding", "shortening"]
 
 @validate.named_arguments
 def norm_bounding(aggregator: Aggregator, max_norm: Positive) -> Aggregator:
-    """An aggregator of messages that are shortened to a norm at the server: u_i min(1, C / |u_i|).
+    """The server shortens each message to norm C before it is aggregated: u_i min(1, C / |u_i|).
 
-    A clip in the transform is done by clients, and binds only those who are honest; this one binds everybody. So under
-    a mean of m equal weights an attacker moves the aggregate by at most C / m.
+    A clip in the transform is done by clients, and binds only honest clients; this bound binds everybody. So under a
+    mean of m equal weights an attacker moves the aggregate by at most C / m.
 
     Args:
-      aggregator: of the shortened messages; one that sums integers is refused, and one with attackers inside, whom no
-        bound would meet: write `corrupted(norm_bounding(...), ...)`, in a config `[aggregator.norm_bounding]` first.
+      aggregator: an aggregator of the shortened messages. An aggregator that sums integers is refused. An aggregator
+        with attackers inside is refused too, since the bound would not meet their messages: write
+        `corrupted(norm_bounding(...), ...)`, and in a config `[aggregator.norm_bounding]` first.
       max_norm: C, positive, in the unit of updates.
 
-    Returns: an Aggregator that holds what the given one holds; the metric `shortened_share` is the share of messages
-    that were longer than C. Norms past 1.8e19 count as infinite: such a message becomes zero.
+    Returns: an Aggregator that holds what the given aggregator holds. The metric `shortened_share` is the share of
+    messages that were longer than C. Norms past 1.8e19 count as infinite: such a message becomes zero.
 
-    Guarantees: NumPy's shortened messages, and none longer but for the rounding of its numbers
-    (tests/aggregation/robust/test_norm_bounding.py); the accountant does not take it for a clip: it states no
-    sensitivity.
+    Raises: TypeError for an argument that is no aggregator; ValueError for a refused one, and for a norm that is not
+      positive.
+
+    Guarantees:
+      - equals NumPy's shortened messages, none of which is longer than C but for the rounding of its numbers
+        (tests/aggregation/robust/test_norm_bounding.py)
+      - no sensitivity is stated, so the accountant does not take this bound for a clip
 
     References: Sun, Kairouz, Suresh and McMahan 2019 (norm thresholding of updates), section 4.2.
     """
@@ -44,37 +49,49 @@ def norm_bounding(aggregator: Aggregator, max_norm: Positive) -> Aggregator:
         return aggregator.init(update_spec, num_slots), {"longer": zero, "all": zero}
 
     def accumulate(key, round, carry, received):
-        inner, counts = carry
-        updates, longer = _shortened(received.updates, limit)
-        there = received.weights > 0
-        inner = aggregator.accumulate(key, round, inner, received._replace(updates=updates))
-        found = {"longer": there & longer, "all": there}
-        return inner, {name: counts[name] + mask.sum(dtype=jnp.int32) for name, mask in found.items()}
+        inner_carry, counts = carry
+        updates, is_longer = _shortened(received.updates, limit)
+        has_arrived = received.weights > 0
+        inner_carry = aggregator.accumulate(key, round, inner_carry, received._replace(updates=updates))
+        masks = {"longer": has_arrived & is_longer, "all": has_arrived}
+        return inner_carry, {name: counts[name] + mask.sum(dtype=jnp.int32) for name, mask in masks.items()}
 
     def finalize(key, round, carry):
-        inner, counts = carry
-        update, metrics, *state = aggregator.finalize(key, round, inner)
+        inner_carry, counts = carry
+        update, metrics, *state = aggregator.finalize(key, round, inner_carry)
         share = engine.divide(counts["longer"].astype(jnp.float32), jnp.maximum(counts["all"], 1).astype(jnp.float32))
         return update, metrics | {"shortened_share": share}, *state
 
-    made = aggregator._replace(init=init, accumulate=accumulate, finalize=finalize, rule=None)
-    return made.stating(sensitivity=None, homogeneous=False, chooses=False)
+    # `rule` would show the messages before they are shortened, so no wrapper may use it.
+    bounded = aggregator._replace(init=init, accumulate=accumulate, finalize=finalize, rule=None)
+    return bounded.stating(sensitivity=None, homogeneous=False, chooses=False)
 
 
 def check_honest(aggregator: Aggregator) -> None:
-    """Refuses an aggregator with attackers inside, for a wrapper that would meet honest messages alone."""
+    """Refuses an aggregator with attackers inside, for a wrapper that would only meet the honest messages.
+
+    Raises: ValueError if the aggregator's facts name attackers.
+    """
     if aggregator.facts.attackers is not None:
         hint = "This wrapper would meet honest messages alone: put `corrupted` around it, in a config behind it."
         validate.fail("aggregator", "one without attackers inside", "a corrupted one", hint)
 
 
 def _shortened(updates: PyTree, limit: Array) -> tuple[PyTree, Array]:
-    """(updates [m, ...] of at most this norm, [m] whether they were longer)."""
+    """(updates [m, ...] of at most this norm, [m] whether each was longer)."""
     norms = jnp.sqrt(squared_norms(updates))
-    shorter = tree.scaled(tree.widened(updates), shortening(norms, limit))  # no factor of 16 bits
-    return tree.cast(shorter, updates), norms > limit
+    # Scaled in float32: a factor of 16 bits could be rounded up, and the message would be longer than the limit.
+    scaled = tree.scaled(tree.widened(updates), shortening(norms, limit))
+    return tree.cast(scaled, updates), norms > limit
 
 
 def shortening(norms: Array, limit: Array) -> Array:
-    """[m] the factors in (0, 1] that bring norms [m] down to a limit []; 0 for an infinite norm."""
+    """Computes the factors that bring norms down to a limit.
+
+    Args:
+      norms: [m] float32, at least 0; infinity where a norm exceeds float32.
+      limit: [] float32, positive.
+
+    Returns: [m] factors in [0, 1]: 1 where the norm is within the limit, 0 for an infinite norm.
+    """
     return jnp.where(norms > limit, engine.divide(jnp.broadcast_to(limit, norms.shape), norms), 1)

@@ -1,4 +1,4 @@
-"""Pre-aggregation: messages are averaged, mixed or shortened by each other before a robust rule sees them."""
+"""Pre-aggregation: messages are averaged, mixed or shortened before a robust rule sees them."""
 
 from __future__ import annotations
 
@@ -24,11 +24,19 @@ from fedjax_sim.validate import NonNegativeInt, PositiveInt
 __all__ = ["adaptive_clipping", "bucketing", "nearest_neighbour_mixing"]
 
 
-def _around(
+def _pre_aggregated(
     aggregator: Aggregator, change, check=None, number=lambda num_slots: num_slots, least: int = 0, most=None
 ) -> Aggregator:
-    """`aggregator` of what `change(key, SideBySide) -> SideBySide` makes of a cohort of at least `least`: `number(m)`
-    messages. It withstands at most `most` attackers, however many the aggregator does; None = no limit of its own."""
+    """Makes an aggregator that changes the messages of a cohort before a robust rule sees them.
+
+    Args:
+      aggregator: the robust rule.
+      change: (key, SideBySide) -> SideBySide.
+      check: (num_slots) -> None; raises for a cohort that `change` is not defined for.
+      number: (messages before the change) -> messages after the change.
+      least: a round with fewer messages is skipped.
+      most: the attackers withstood, at most, even if the rule withstands more; None = no limit beside the rule's.
+    """
     validate.part("aggregator", aggregator, Aggregator)
     check_honest(aggregator)
     if aggregator.rule is None:
@@ -38,12 +46,13 @@ def _around(
     def rule(key, round, cohort):
         changed = change(stream(key, "pre_aggregation"), cohort)
         update, metrics, *state = aggregator.rule(stream(key, "rule"), round, changed)
-        metrics = {name: x for name, x in metrics.items() if name != "chosen"}  # what it chose is no client's message
+        # The rule chose among changed messages, which belong to no single client.
+        metrics = {name: x for name, x in metrics.items() if name != "chosen"}
         return enough(cohort, least, update), metrics, *state
 
     def withstands(num_messages):
-        inner = aggregator.facts.withstands(number(num_messages))
-        return inner if most is None else jnp.minimum(most, inner)
+        limit_of_rule = aggregator.facts.withstands(number(num_messages))
+        return limit_of_rule if most is None else jnp.minimum(most, limit_of_rule)
 
     facts = {name: getattr(aggregator.facts, name) for name in ("weighted", "homogeneous", "metrics")}
     facts["withstands"] = aggregator.facts.withstands and withstands
@@ -52,106 +61,118 @@ def _around(
 
 @validate.named_arguments
 def bucketing(aggregator: Aggregator, bucket_size: PositiveInt) -> Aggregator:
-    """A rule over the means of random buckets of messages: heterogeneous clients look more alike, but an attacker
-    spoils a bucket.
+    """The robust rule sees the means of random buckets of messages instead of single messages.
 
-    The messages that arrived are dealt to ceil(n / s) buckets at random, which differ by one message at most.
+    The n messages that arrived are assigned to ceil(n / s) buckets at random; the sizes of buckets differ by at most
+    one message. Means of buckets differ less than the messages of heterogeneous clients do, but a single attacker
+    corrupts a whole bucket.
 
     Args:
       aggregator: a robust rule; it must withstand f attackers among m / s messages.
-      bucket_size: s, 2 as a rule.
+      bucket_size: s, at least 1; usually 2.
 
-    Returns: an Aggregator that holds all m messages, and the buckets. A bucket weighs as much as its messages together;
-    its mean is by their weights if the rule trusts them, else plain. These are also the random groups that secure
-    aggregation needs beside a robust rule: the server sees a group's sum and its size, and nothing of a single message.
+    Returns: an Aggregator that holds all m messages, and the buckets. The weight of a bucket is the sum of its
+    messages' weights. Its mean is weighted if the rule trusts weights, else plain. These buckets are also the random
+    groups that secure aggregation needs beside a robust rule: the server sees a group's sum and size, and no single
+    message.
 
     Raises: ValueError for an aggregator that does not see all messages at once; when the round is built, for one that
       is not defined for ceil(m / s) messages.
 
-    Guarantees: NumPy's means of the buckets, each message in one
+    Guarantees: equals NumPy's means of the buckets, with each message in exactly one bucket
     (tests/aggregation/robust/test_pre_aggregation.py::test_bucketing).
 
     References: Karimireddy, He and Jaggi 2022, algorithm 1.
     """
 
     def change(key, cohort):
-        m, number = cohort.messages.number, cohort.number
-        most = -(-m // bucket_size)
-        buckets = -(-number // bucket_size)
-        # Messages in a random order, which does not depend on m, are dealt to the buckets in turn.
-        luck = engine.client_keys(key, cohort.ids)[:, 0]
-        drawn = jax.lax.sort((~cohort.arrived, luck, jnp.arange(m, dtype=jnp.int32)), num_keys=3)[2]
-        places = jnp.arange(bucket_size)[None] * buckets + jnp.arange(most)[:, None]
-        inside = (jnp.arange(most)[:, None] < buckets) & (places < number)
-        members = drawn[jnp.clip(places, 0, m - 1)]
-        share = cohort.weights if aggregator.facts.weighted else cohort.arrived.astype(jnp.float32)
-        share = jnp.where(inside, share[members], 0)
-        total = engine.pairwise_sum(share, (1,))
-        means = pooled_messages(cohort.messages, members, engine.divide(share, jnp.where(total > 0, total, 1)[:, None]))
-        there = jnp.arange(most) < buckets
-        ids = jnp.where(there, jnp.arange(most, dtype=jnp.int32), -1)
-        return SideBySide(means, jnp.where(there, total, 0), ids, buckets)
+        m = cohort.messages.number
+        number = cohort.number
+        max_buckets = -(-m // bucket_size)  # if all m messages arrive
+        num_buckets = -(-number // bucket_size)
+        # Messages are sorted by a random number that depends on the client's id alone, so the order does not depend on
+        # m. Bucket b takes the messages at b, b + num_buckets, b + 2 num_buckets, ... of that order.
+        sort_keys = engine.client_keys(key, cohort.ids)[:, 0]
+        shuffled = jax.lax.sort((~cohort.arrived, sort_keys, jnp.arange(m, dtype=jnp.int32)), num_keys=3)[2]
+        places = jnp.arange(bucket_size)[None] * num_buckets + jnp.arange(max_buckets)[:, None]
+        is_member = (jnp.arange(max_buckets)[:, None] < num_buckets) & (places < number)
+        members = shuffled[jnp.clip(places, 0, m - 1)]  # [max_buckets, bucket_size]; places past the end are clipped
+        weights = cohort.weights if aggregator.facts.weighted else cohort.arrived.astype(jnp.float32)
+        weights = jnp.where(is_member, weights[members], 0)
+        totals = engine.pairwise_sum(weights, (1,))
+        shares = engine.divide(weights, jnp.where(totals > 0, totals, 1)[:, None])
+        means = pooled_messages(cohort.messages, members, shares)
+        is_bucket = jnp.arange(max_buckets) < num_buckets
+        bucket_ids = jnp.where(is_bucket, jnp.arange(max_buckets, dtype=jnp.int32), -1)
+        return SideBySide(means, jnp.where(is_bucket, totals, 0), bucket_ids, num_buckets)
 
-    return _around(aggregator, change, number=lambda num_slots: -(-num_slots // bucket_size))
+    return _pre_aggregated(aggregator, change, number=lambda num_slots: -(-num_slots // bucket_size))
 
 
 @validate.named_arguments
 def nearest_neighbour_mixing(aggregator: Aggregator, num_byzantine: NonNegativeInt) -> Aggregator:
-    """A rule over messages that are each replaced by the mean of the m - f nearest to it, itself included (NNM).
+    """The robust rule sees each message replaced by the mean of the m - f messages nearest to it (NNM).
+
+    A message is among its own nearest messages.
 
     Args:
       aggregator: a robust rule.
-      num_byzantine: f, the attackers in a cohort; 2 f < m.
+      num_byzantine: f >= 0, the attackers in a cohort; 2 f < m.
 
     Returns: an Aggregator that holds all m messages, their mixtures, and m x m distances. Neighbours at equal distances
     are taken by client id. Rounds with at most 2 f messages are skipped.
 
     Raises: ValueError for 2 f >= m, when the round is built; and for an aggregator that does not see all messages.
 
-    Guarantees: NumPy's mixtures (tests/aggregation/robust/test_pre_aggregation.py::test_nearest_neighbour_mixing).
+    Guarantees: equals NumPy's mixtures
+    (tests/aggregation/robust/test_pre_aggregation.py::test_nearest_neighbour_mixing).
 
     References: Allouah, Farhadkhani, Guerraoui, Gupta, Pinot and Stephan 2023, algorithm 2.
     """
 
     def change(key, cohort):
-        m, kept = cohort.messages.number, cohort.number - num_byzantine
-        apart = jnp.where(cohort.arrived[None], gaps(cohort.messages), jnp.inf)
+        m = cohort.messages.number
+        num_mixed = cohort.number - num_byzantine
+        distances = jnp.where(cohort.arrived[None], gaps(cohort.messages), jnp.inf)
         ids = jnp.broadcast_to(jnp.arange(m, dtype=jnp.int32)[None], (m, m))
-        nearest = jax.lax.sort((apart, ids), num_keys=2)[1]
-        chosen = jnp.zeros((m, m), bool).at[jnp.arange(m)[:, None], nearest].set(jnp.arange(m)[None] < kept)
-        chosen &= cohort.arrived[:, None]
-        share = engine.divide(chosen.astype(jnp.float32), jnp.maximum(kept, 1).astype(jnp.float32))
-        return cohort._replace(messages=linear_combinations(cohort.messages, share))
+        nearest = jax.lax.sort((distances, ids), num_keys=2)[1]  # each row's messages, from the nearest on
+        # [m, m] whether message j is in the mixture of message i.
+        is_mixed = jnp.zeros((m, m), bool).at[jnp.arange(m)[:, None], nearest].set(jnp.arange(m)[None] < num_mixed)
+        is_mixed &= cohort.arrived[:, None]
+        shares = engine.divide(is_mixed.astype(jnp.float32), jnp.maximum(num_mixed, 1).astype(jnp.float32))
+        return cohort._replace(messages=linear_combinations(cohort.messages, shares))
 
     least = 2 * num_byzantine + 1
-    return _around(aggregator, change, more_than(num_byzantine, 2), least=least, most=num_byzantine)
+    return _pre_aggregated(aggregator, change, more_than(num_byzantine, 2), least=least, most=num_byzantine)
 
 
 @validate.named_arguments
 def adaptive_clipping(aggregator: Aggregator, num_byzantine: NonNegativeInt) -> Aggregator:
-    """A rule over messages of which the longest are shortened to the norm of the next (adaptive robust clipping, ARC).
+    """The robust rule sees messages of which the longest are shortened (adaptive robust clipping, ARC).
 
-    The k = floor(2 (f / m) (m - f)) longest messages are shortened to the norm of the one after them.
+    The k = floor(2 (f / m) (m - f)) longest messages are shortened to the norm of the longest of the others.
 
     Args:
       aggregator: a robust rule.
-      num_byzantine: f, the attackers in a cohort; 2 f < m.
+      num_byzantine: f >= 0, the attackers in a cohort; 2 f < m.
 
     Returns: an Aggregator that holds all m messages twice.
 
     Raises: ValueError for 2 f >= m, when the round is built; and for an aggregator that does not see all messages.
 
-    Guarantees: NumPy's (tests/aggregation/robust/test_pre_aggregation.py::test_adaptive_clipping).
+    Guarantees: equals NumPy's (tests/aggregation/robust/test_pre_aggregation.py::test_adaptive_clipping).
 
     References: Allouah, Guerraoui, Gupta, Jellouli, Rizk and Stephan 2025 (adaptive gradient clipping for robust
     federated learning), algorithm 2.
     """
 
     def change(key, cohort):
-        norms = jnp.where(cohort.arrived, jnp.sqrt(squared_distances(cohort.messages)), -1)
-        number = np.arange(1, norms.size + 1)  # 64 bits: 2 f (m - f) of large cohorts is past 32
-        counts = jnp.asarray(2 * num_byzantine * (number - num_byzantine) // number, jnp.int32)
-        limit = jnp.sort(norms)[::-1][jnp.maximum(counts[cohort.number - 1], 0)]
+        norms = jnp.where(cohort.arrived, jnp.sqrt(squared_distances(cohort.messages)), -1)  # -1 sorts absent rows last
+        # k for every number of messages, computed on the host: 2 f (m - f) of large cohorts exceeds 32 bits.
+        num_messages = np.arange(1, norms.size + 1)
+        num_shortened = jnp.asarray(2 * num_byzantine * (num_messages - num_byzantine) // num_messages, jnp.int32)
+        k = jnp.maximum(num_shortened[cohort.number - 1], 0)
+        limit = jnp.sort(norms)[::-1][k]
         return cohort._replace(messages=weighted_rows(cohort.messages, shortening(norms, limit)))
 
-    return _around(aggregator, change, more_than(num_byzantine, 2), most=num_byzantine)
+    return _pre_aggregated(aggregator, change, more_than(num_byzantine, 2), most=num_byzantine)

@@ -1,3 +1,3 @@
-"""Sums that hide the messages in them: secret masks, shares, encryption, and the rings they are taken in."""
+"""Sums that hide single messages from the server: masks, secret shares, encryption, and the rings of integers used."""
 
 __all__: list[str] = []

@@ -1,4 +1,4 @@
-"""Sums by multi-party computation: additive shares of each message, for servers that do not all collude."""
+"""`additive_shares` sums messages by multi-party computation, with several servers that do not all collude."""
 
 from __future__ import annotations
 
@@ -36,38 +36,42 @@ def additive_shares(
     honest_server: int = 0,
     masks: bool = False,
 ) -> Aggregator:
-    """A modular sum by several servers, each of which sees one uniform share of every message.
+    """Several servers compute a modular sum, and each server sees only a uniform share of every message.
 
-    A client sends S - 1 servers uniform elements of the ring, and the last one its message minus these. Every server
-    adds what it got, and the sum of their sums is the sum of the messages. Any S - 1 servers that collude learn the sum
-    alone, whatever they can compute. All servers must answer: none may drop out.
+    A client sends uniform elements of the ring to S - 1 servers, and its message minus these elements to the last
+    server. Every server adds its shares, and the sum of the servers' sums is the sum of the messages. Any S - 1 servers
+    that collude learn only the sum, whatever they can compute. All servers must answer: no server may drop out.
 
     Args:
-      aggregator: a `modular_sum`. Its modulus is that of the shares.
+      aggregator: a `modular_sum`. The shares have its modulus.
       num_servers: S, in [2, 64].
-      dropout: the probability in [0, 1] that not all servers get a client's shares; all leave that client out, who
-        counts as one who did not report; one that is in the cohort twice is left out with both.
-      min_messages: fewer messages than this abort the round: it is skipped. None: 1 with a dropout; without, none
-        needed, for every message that arrives is in the sum.
+      dropout: the probability in [0, 1] that some server does not receive a client's shares. All servers then leave the
+        client out, and it counts as a client that did not report. Of a client that is in the cohort twice, both
+        messages are left out.
+      min_messages: a round with fewer messages is aborted, which skips it. None: 1 if `dropout` is positive; without
+        dropout no number is required, since every message that arrives is in the sum.
       honest_server: in [0, S): `observe` shows the shares of all servers but this one.
-      masks: draw the shares in the round and add them apart, S m d random elements. False: they cancel, so they are not
-        drawn; the sum is the same integers.
+      masks: True: the round draws the shares and adds them separately, S m d random elements. False: shares are not
+        drawn, since they cancel; the sum is the same integers.
 
-    Returns: an Aggregator with the metrics `aborted_rounds` and `secure_dropouts`, the clients left out of those who
-    reported. `observe` shows leaves [m, S - 1, words, ...] uint32. A message costs S elements of the ring a number.
+    Returns: an Aggregator with the metrics `aborted_rounds` and `secure_dropouts`; the latter counts the clients that
+    reported and were left out. `observe` shows leaves [m, S - 1, words, ...] uint32. A message costs S elements of the
+    ring for each of its numbers.
 
-    Raises: ValueError for an aggregator that is no `modular_sum`, and for servers out of range.
+    Raises: ValueError for an aggregator that is no `modular_sum`, and for a number of servers out of range.
 
-    Guarantees: bit for bit the plain modular sum of those whose shares arrive, for every ring and S, shares drawn or
-    not (tests/aggregation/secure/test_additive_shares.py::test_the_sum_is_exact); what S - 1 servers see is uniform
-    (::test_views_are_uniform) and tells nothing of the message (::test_views_do_not_know_the_message).
+    Guarantees:
+      - bit for bit the plain modular sum of the clients whose shares arrive, for every ring and S, shares drawn or not
+        (tests/aggregation/secure/test_additive_shares.py::test_the_sum_is_exact)
+      - what S - 1 servers see is uniform (::test_views_are_uniform), and does not depend on the message
+        (::test_views_do_not_know_the_message)
 
     References: Bogdanov, Laur and Willemson 2008 (Sharemind), section 3; Corrigan-Gibbs and Boneh 2017 (Prio), section
     3, without its proofs.
 
     >>> from fedjax_sim.aggregation import modular_sum
-    >>> made = additive_shares(modular_sum(10.0, modulus_bits=20), 3)
-    >>> made.facts.wire(jax.ShapeDtypeStruct((100,), jnp.int32), None, 10).bits
+    >>> three_servers = additive_shares(modular_sum(10.0, modulus_bits=20), 3)
+    >>> three_servers.facts.wire(jax.ShapeDtypeStruct((100,), jnp.int32), None, 10).bits
     6000
     """
     least = _checked(aggregator, num_servers, dropout, min_messages, honest_server, masks)
@@ -77,57 +81,63 @@ def additive_shares(
         carry = secure_sum_start(aggregator, update_spec, num_slots, min_messages=least)
         if not masks:
             return carry
-        return carry._replace(lanes=jax.tree.map(lambda x: jnp.zeros((num_servers, *x.shape), x.dtype), carry.lanes))
+        lanes_of_servers = jax.tree.map(lambda x: jnp.zeros((num_servers, *x.shape), x.dtype), carry.lanes)
+        return carry._replace(lanes=lanes_of_servers)
 
     def stays(key, round):
         return ~_lost(key, round.cohort.ids, dropout)
 
     def accumulate(key, round, carry, received):
-        here = (received.weights > 0) & ~_lost(key, received.ids, dropout)
+        is_in_sum = (received.weights > 0) & ~_lost(key, received.ids, dropout)
         if not masks:
-            received = received._replace(weights=jnp.where(here, received.weights, 0))
+            received = received._replace(weights=jnp.where(is_in_sum, received.weights, 0))
             return aggregator.accumulate(key, round, carry, received)
         shares = shares_of(ring, key, num_servers, received.slots, received.updates)
-        each = jax.vmap(partial(lane_sums, ring, here), in_axes=1)  # server
-        lanes = jax.tree.map(lambda old, x: old + each(x), carry.lanes, shares)
-        return ModularSum(lanes, carry.messages + here.sum(dtype=jnp.int32))
+        sums_of_servers = jax.vmap(partial(lane_sums, ring, is_in_sum), in_axes=1)  # over the axis of servers
+        lanes = jax.tree.map(lambda old, x: old + sums_of_servers(x), carry.lanes, shares)
+        return ModularSum(lanes, carry.messages + is_in_sum.sum(dtype=jnp.int32))
 
     def finalize(key, round, total):
         if masks:
-            total = total._replace(lanes=jax.tree.map(partial(_together, ring), total.lanes))
-        aborted = total.messages < (least or 0)
-        left = round.cohort.reported & _lost(key, round.cohort.ids, dropout)
-        return released_unless_aborted(aborted, *aggregator.finalize(key, round, total), left)
+            total = total._replace(lanes=jax.tree.map(partial(_sum_over_servers, ring), total.lanes))
+        is_aborted = total.messages < (least or 0)
+        has_dropped_out = round.cohort.reported & _lost(key, round.cohort.ids, dropout)
+        return released_unless_aborted(is_aborted, *aggregator.finalize(key, round, total), has_dropped_out)
 
     def view(key, round, received):
-        here = (received.weights > 0) & ~_lost(key, received.ids, dropout)
-        seen = np.delete(np.arange(num_servers), honest_server)
+        is_in_sum = (received.weights > 0) & ~_lost(key, received.ids, dropout)
+        colluding_servers = np.delete(np.arange(num_servers), honest_server)
         shares = shares_of(ring, key, num_servers, received.slots, received.updates)
-        return jax.tree.map(lambda x: tree.where(here, x[:, seen], 0), shares), jnp.where(here, received.weights, 0)
+        shown = jax.tree.map(lambda x: tree.where(is_in_sum, x[:, colluding_servers], 0), shares)
+        return shown, jnp.where(is_in_sum, received.weights, 0)
 
     def wire(update_spec, wire, num_slots):
         values = num_values(update_spec)
         return Wire(values, num_servers * values * ring.bits)
 
-    leaves = stays if dropout > 0 else None
-    made = aggregator._replace(init=init, accumulate=accumulate, finalize=finalize, stays=leaves, view=view)
-    return made.stating(metrics=aggregator.facts.metrics + SECURE_SUM_METRICS, least=least, wire=wire)
+    stays_or_none = stays if dropout > 0 else None
+    hidden = aggregator._replace(init=init, accumulate=accumulate, finalize=finalize, stays=stays_or_none, view=view)
+    return hidden.stating(metrics=aggregator.facts.metrics + SECURE_SUM_METRICS, least=least, wire=wire)
 
 
 def _lost(key: Array, ids: Array, dropout: float) -> Array:
-    """[c] bool: whose shares do not reach all servers."""
+    """[c] bool: the clients whose shares do not reach all servers."""
     return luck(key, ids, "share_dropout") < dropout
 
 
-def _together(ring: Ring, lanes: Array) -> Array:
-    """[lanes, ...] of the sum of the servers' sums, [S, lanes, ...]."""
-    return jnp.stack(ring.lanes(reduce(ring.add, [ring.gathered(tuple(x)) for x in lanes])))
+def _sum_over_servers(ring: Ring, lanes: Array) -> Array:
+    """[lanes, ...] of the sum of the servers' sums, whose lanes are [S, lanes, ...]."""
+    sums_of_servers = [ring.gathered(tuple(x)) for x in lanes]
+    return jnp.stack(ring.lanes(reduce(ring.add, sums_of_servers)))
 
 
 def shares_of(ring: Ring, key: Array, num_servers: int, slots: Array, messages: PyTree) -> PyTree:
-    """The shares of messages: S uniform elements of the ring that add up to each number.
+    """Splits messages into shares: S uniform elements of the ring that add up to each number.
 
     Args:
+      ring: of the shares.
+      key: of the round.
+      num_servers: S.
       slots: [c] int32; a slot's shares depend on the key, the slot and its message.
       messages: leaves [c, ...] int32.
 
@@ -138,22 +148,22 @@ def shares_of(ring: Ring, key: Array, num_servers: int, slots: Array, messages: 
     leaves, structure = jax.tree.flatten(messages)
     key = prng.stream(key, "additive_shares")
 
-    def one(slot, *numbers):
-        own = jax.random.fold_in(key, slot)
-        return [_shares(ring, jax.random.fold_in(own, i), num_servers, x) for i, x in enumerate(numbers)]
+    def shares_of_slot(slot, *message_leaves):
+        slot_key = jax.random.fold_in(key, slot)
+        return [_shares(ring, jax.random.fold_in(slot_key, i), num_servers, x) for i, x in enumerate(message_leaves)]
 
-    return structure.unflatten(jax.vmap(one)(slots, *leaves))
+    return structure.unflatten(jax.vmap(shares_of_slot)(slots, *leaves))
 
 
 def _shares(ring: Ring, key: Array, num_servers: int, number: Array) -> Array:
-    """[S, words, ...]: the last is the number minus the others."""
-    drawn: list[Element] = [ring.draw(jax.random.fold_in(key, i), number.shape) for i in range(num_servers - 1)]
-    last = reduce(ring.add, map(ring.negative, drawn), ring.of(number))
-    return jnp.stack([jnp.stack(x) for x in (*drawn, last)])
+    """[S, words, ...]: S - 1 uniform elements, and the number minus these."""
+    uniform: list[Element] = [ring.draw(jax.random.fold_in(key, i), number.shape) for i in range(num_servers - 1)]
+    last = reduce(ring.add, map(ring.negative, uniform), ring.of(number))
+    return jnp.stack([jnp.stack(x) for x in (*uniform, last)])
 
 
 def _checked(aggregator, num_servers, dropout, min_messages, honest_server, masks) -> int | None:
-    """The least number of messages of a sum."""
+    """Checks the options, and returns the least number of messages of a sum; None if no number is required."""
     check_secure_sum_options(aggregator, min_messages, masks, "Shares are uniform in a ring of integers only.")
     validate.integer("num_servers", num_servers, 2, MOST_SERVERS)
     validate.integer("honest_server", honest_server, 0, num_servers - 1)

@@ -1,4 +1,4 @@
-"""What secure aggregation costs each client and the server, in bits, key agreements and random words."""
+"""The cost of secure aggregation to clients and server, in bits, key agreements and random words."""
 
 from __future__ import annotations
 
@@ -11,21 +11,22 @@ __all__ = ["SecureCost", "secure_sum_cost"]
 
 
 class SecureCost(NamedTuple):
-    """One round of secure aggregation in which `dropped` clients share secrets and do not upload; nobody else leaves.
+    """The cost of a round of secure aggregation in which `dropped` clients share secrets and do not upload.
 
-    A client's figures are those of one that stays.
+    No other clients leave. The figures of a client are those of a client that stays.
     """
 
-    client_up_bits: (
-        int  # two public keys, shares of two secrets to each other holder, the masked message, opened shares
-    )
-    client_down_bits: int  # the others' public keys and shares
-    client_key_agreements: int  # one to encrypt shares and one to mask, with each neighbour
-    client_mask_words: int  # of 32 bits, its own mask and one for each neighbour
+    # Two public keys, shares of two secrets for each other holder, the masked message, and opened shares.
+    client_up_bits: int
+    client_down_bits: int  # the other clients' public keys and shares
+    client_key_agreements: int  # two with each neighbour: to encrypt shares, and to mask
+    client_mask_words: int  # words of 32 bits: the client's own mask, and a mask for each neighbour
     server_bits: int  # received and sent, all clients together
-    server_mask_words: int  # to take off the masks of survivors, and those of the dropped with their neighbours
-    opened_secrets: int  # by interpolation over the threshold's shares
-    expansion: float  # a client's bits, both ways, over those of its message before masking
+    # Words that the server draws to remove the survivors' own masks, and the masks that dropped clients share with
+    # their neighbours.
+    server_mask_words: int
+    opened_secrets: int  # secrets that the server interpolates, each from `threshold` shares
+    expansion: float  # a client's bits, both ways, over the bits of its message before masking
 
 
 @validate.named_arguments
@@ -42,27 +43,34 @@ def secure_sum_cost(
     signed: bool = False,
     signature_bits: int = 512,
 ) -> SecureCost:
-    """The cost of `secure_sum` to a client and to the server.
+    """Computes the cost of `secure_sum` to a client and to the server.
 
-    On the complete graph a client moves 2 m a_K + (5 m - 4) a_S + d b bits (the paper's section 7.1), with a_K and a_S
-    the bits of a public key and of an encrypted share; with k neighbours m - 1 becomes k.
+    On the complete graph a client moves 2 m a_K + (5 m - 4) a_S + d b bits (the paper's section 7.1). Here a_K is the
+    size of a public key in bits, and a_S that of an encrypted share. With k neighbours, m - 1 becomes k.
 
     Args:
       num_clients: m.
-      dimension: d, numbers in a message.
-      ring_bits: b, of an element of the ring.
-      neighbours: k; None = all.
-      input_bits: of a number before it enters the ring, for `expansion`; by default b.
-      dropped: clients that share their secrets and do not upload.
-      key_bits, share_bits: a_K and a_S.
-      signed: against a server that lies: each client signs its keys and what it is asked for, and gets the signatures
-        of keys of its neighbours, and those of all who hold a share that it holds (on a circle of k neighbours of at
-        most 2 k, with k flags each), of whom none is taken to have left.
-      signature_bits: of one.
+      dimension: d, the numbers in a message.
+      ring_bits: b, the bits of an element of the ring.
+      neighbours: k, of each client; None = all other clients.
+      input_bits: the bits of a number before it enters the ring, for `expansion`; None = b.
+      dropped: the number of clients that share their secrets and do not upload, in [0, m].
+      key_bits: a_K.
+      share_bits: a_S.
+      signed: True: the cost against a server that lies. Each client then signs its keys, and what it is asked for. It
+        receives its neighbours' signatures of their keys, and the signed statements of all clients who hold a share
+        that it holds. On a circle of k neighbours these are at most 2 k clients, with k flags each. No client is
+        assumed to have left.
+      signature_bits: the bits of a signature.
 
-    Guarantees: the expansion factors 1.73 (1,024 clients, 2^20 numbers of 16 bits) and 1.98 (2^14 clients, 2^24
-    numbers) that Bonawitz et al. state (tests/aggregation/secure/test_cost.py); the bytes of a signed run
-    (tests/aggregation/secure/protocol/test_active_server.py::test_bytes).
+    Returns: a `SecureCost`.
+
+    Raises: ValueError for numbers out of their ranges.
+
+    Guarantees:
+      - the expansion factors that Bonawitz et al. state: 1.73 (1,024 clients, 2^20 numbers of 16 bits) and 1.98 (2^14
+        clients, 2^24 numbers) (tests/aggregation/secure/test_cost.py)
+      - the bytes of a signed run (tests/aggregation/secure/protocol/test_active_server.py::test_bytes)
 
     References: Bonawitz et al. 2017, sections 1 and 7.
 
@@ -77,24 +85,30 @@ def secure_sum_cost(
         validate.integer("input_bits", input_bits, 1, ring_bits)
     validate.integer("dropped", dropped, 0, num_clients)
     others = num_clients - 1 if neighbours is None else neighbours
-    held = others + (neighbours is None)  # a share of one's own secret too
-    up = 2 * key_bits + (2 * others + held) * share_bits + dimension * ring_bits
-    down = 2 * others * key_bits + 2 * others * share_bits
-    up_word, down_words = 0, 0
+    num_held = others + (neighbours is None)  # on the complete graph a client also holds a share of its own secret
+    up_bits = 2 * key_bits + (2 * others + num_held) * share_bits + dimension * ring_bits
+    down_bits = 2 * others * key_bits + 2 * others * share_bits
+    statement_up_bits = 0
+    statement_down_bits = 0
     if signed:
-        heard = others if neighbours is None else min(2 * others, num_clients - 1)
-        flags = 0 if neighbours is None else 8 * -(-neighbours // 8)
-        up_word, down_words = signature_bits, heard * (signature_bits + flags)
-        up, down = up + 2 * signature_bits, down + others * signature_bits + down_words
+        num_signers = others if neighbours is None else min(2 * others, num_clients - 1)
+        # On the complete graph all clients are asked for the same, so only signatures are sent; flags are whole bytes.
+        flag_bits = 0 if neighbours is None else 8 * -(-neighbours // 8)
+        statement_up_bits = signature_bits
+        statement_down_bits = num_signers * (signature_bits + flag_bits)
+        up_bits = up_bits + 2 * signature_bits
+        down_bits = down_bits + others * signature_bits + statement_down_bits
     words = dimension * (1 if ring_bits <= 32 else 2)
     survivors = num_clients - dropped
+    # What a dropped client neither sends nor receives.
+    saved_bits = dimension * ring_bits + num_held * share_bits + statement_up_bits + statement_down_bits
     return SecureCost(
-        up,
-        down,
+        up_bits,
+        down_bits,
         2 * others,
         (others + 1) * words,
-        num_clients * (up + down) - dropped * (dimension * ring_bits + held * share_bits + up_word + down_words),
+        num_clients * (up_bits + down_bits) - dropped * saved_bits,
         (survivors + dropped * min(others, survivors)) * words,
         num_clients,
-        (up + down) / (dimension * (input_bits or ring_bits)),
+        (up_bits + down_bits) / (dimension * (input_bits or ring_bits)),
     )

@@ -1,8 +1,9 @@
-"""Masks of secure aggregation: who shares with whom, secrets and their agreement, and the server's unmasking.
+"""Masks of secure aggregation: the graph of neighbours, the clients' secrets, and the server's unmasking.
 
-Secrets live in the prime field of `ring.PRIME` elements. Client u's secrets are b_u, the seed of its own mask, and the
-exponent s_u; two clients agree on g^(s_u s_v), the seed of the mask that one adds and the other subtracts. The field is
-far too small for security: it is the structure of the protocol that is simulated, in jit-compiled arrays.
+Secrets are elements of the prime field of `ring.PRIME` elements. Client u has two secrets: b_u, the seed of its own
+mask, and the exponent s_u. Two clients u and v agree on g^(s_u s_v), the seed of a mask that one of them adds and the
+other subtracts. The field is far too small for security: only the structure of the protocol is simulated, in compiled
+arrays.
 """
 
 from __future__ import annotations
@@ -25,53 +26,70 @@ GENERATOR = 7  # of the field's multiplicative group
 
 
 class Stages(NamedTuple):
-    """Who is left after the steps of the protocol; each within the one before. [m] bool."""
+    """The clients that complete each step of the protocol, [m] bool; each set is within the set before."""
 
-    shared: Array  # keys and shares of both secrets
-    uploaded: Array  # the masked message
-    answered: Array  # the shares that the server asks for
+    shared: Array  # they sent public keys, and shares of both secrets
+    uploaded: Array  # they sent the masked message
+    answered: Array  # they sent the shares that the server asked for
 
 
 class Circle(NamedTuple):
-    """Slots on a circle; each shares with those at these distances from it. Slots past `size` share with nobody."""
+    """Slots on a circle: each slot gives shares to the slots at fixed distances from it around the circle.
+
+    A complete graph is a circle with all distances. Slots at places past `size` are not on the circle.
+    """
 
     order: Array  # [m] int32, the slot at each place
-    place: Array  # [m] int32, of each slot
-    distances: np.ndarray  # [h] of the holders of its shares; 0, which is itself, among all of a complete graph
-    size: Array | int  # how many of the places are on the circle
+    place: Array  # [m] int32, the place of each slot
+    # [h] int, how far the holders of a slot's shares are from it. The distance 0 is the slot itself, and occurs only in
+    # the complete graph.
+    distances: np.ndarray
+    size: Array | int  # how many places are on the circle
 
     @property
     def too_small(self) -> Array | bool:
-        """Whether a slot has fewer others on the circle than it shares with."""
+        """Whether the circle has fewer other slots than a slot shares with."""
         return self.size < len(self.distances) + (0 not in self.distances)
 
     def others(self, slots: Array, distance: Array) -> Array:
-        """The slots at a distance from these, for slots on the circle."""
+        """Returns the slots at a distance from the given slots, which must be on the circle."""
         return self.order[(self.place[slots] + distance) % jnp.maximum(self.size, 1)]
 
     def holders(self, flags: Array) -> Array:
-        """[m] int32: how many holders of a slot's shares have the flag [m], which only slots on the circle have."""
-        reach, size = int(self.distances.max(initial=0)), jnp.maximum(self.size, 1)
+        """Counts the holders of each slot's shares that have a flag.
+
+        Args:
+          flags: [m] bool, False for slots that are not on the circle.
+
+        Returns: [m] int32.
+        """
+        reach = int(self.distances.max(initial=0))
+        size = jnp.maximum(self.size, 1)
         if 0 in self.distances:
             return jnp.full(self.order.shape[0], flags.sum(dtype=jnp.int32))
-        upto = jnp.concatenate([jnp.zeros(1, jnp.int32), jnp.cumsum(flags[self.order], dtype=jnp.int32)])
+        # A slot's holders are a window of the circle, so their flags are a difference of cumulative sums.
+        cumulative = jnp.concatenate([jnp.zeros(1, jnp.int32), jnp.cumsum(flags[self.order], dtype=jnp.int32)])
 
-        def before(place):
-            """Flags before a place, in turns around the circle."""
-            return upto[place % size] + place // size * upto[-1]
+        def flags_before(place):
+            """The flags before a place, counted over whole turns where the place is past the end of the circle."""
+            return cumulative[place % size] + place // size * cumulative[-1]
 
-        return before(self.place + reach + 1) - before(self.place - reach) - flags
+        # The slot itself is in the window, and is not among its holders.
+        return flags_before(self.place + reach + 1) - flags_before(self.place - reach) - flags
 
 
 def circle(key: Array, num_slots: int, neighbours: int | None, round: Round | None = None) -> Circle:
-    """The complete graph, or a random circle on which each slot has `neighbours` / 2 neighbours to each side.
+    """Makes the complete graph, or a random circle on which each slot has `neighbours` / 2 neighbours on each side.
 
     Args:
-      round: its clients' order does not matter, and slots that invite nobody are not on the circle; by default all
-        slots are, by their own numbers.
+      key: of the round.
+      num_slots: m.
+      neighbours: even; None = the complete graph.
+      round: the circle is drawn by client ids, so the order of the cohort does not matter, and slots that invite nobody
+        are not on the circle. None: all slots are on the circle, which is drawn by the numbers of the slots.
 
     Guarantees: holders counted by sums over windows are those of the graph
-    (tests/aggregation/secure/test_masks.py::test_holders_are_counted), empty slots or not
+    (tests/aggregation/secure/test_masks.py::test_holders_are_counted), with empty slots and without
     (::test_empty_slots_are_not_on_the_circle).
 
     References: Bell, Bonawitz, Gascon, Lepoint and Raykova 2020, section 3 (a Harary graph on a random order).
@@ -79,67 +97,79 @@ def circle(key: Array, num_slots: int, neighbours: int | None, round: Round | No
     slots = jnp.arange(num_slots, dtype=jnp.int32)
     if neighbours is None:
         return Circle(slots, slots, np.arange(num_slots), num_slots)
-    luck = engine.client_keys(prng.stream(key, "graph"), slots if round is None else round.cohort.ids)
-    empty = jnp.zeros(num_slots, bool) if round is None else ~round.cohort.invited
-    order = jax.lax.sort((empty, *luck.T, slots), num_keys=1 + luck.shape[1])[-1]
+    random_words = engine.client_keys(prng.stream(key, "graph"), slots if round is None else round.cohort.ids)
+    is_empty = jnp.zeros(num_slots, bool) if round is None else ~round.cohort.invited
+    # Sorting random words gives a random order; empty slots are sorted behind the others.
+    order = jax.lax.sort((is_empty, *random_words.T, slots), num_keys=1 + random_words.shape[1])[-1]
     place = jnp.zeros(num_slots, jnp.int32).at[order].set(slots, unique_indices=True)
-    side = np.arange(1, neighbours // 2 + 1)
-    return Circle(order, place, np.concatenate([side, -side]), num_slots - empty.sum(dtype=jnp.int32))
+    distances_ahead = np.arange(1, neighbours // 2 + 1)
+    distances = np.concatenate([distances_ahead, -distances_ahead])
+    return Circle(order, place, distances, num_slots - is_empty.sum(dtype=jnp.int32))
 
 
 def secrets(key: Array, num_slots: int) -> tuple[Array, Array]:
-    """(b [m], s [m]): uint32, in [0, p) and in [1, p - 1)."""
-    drawn = jax.random.bits(prng.stream(key, "secrets"), (2, num_slots), jnp.uint32)
-    (own,) = Ring(31, prime=True).of(jax.lax.bitcast_convert_type(drawn[0] >> 1, jnp.int32))
-    return own, drawn[1] % jnp.uint32(PRIME - 2) + 1
+    """Draws both secrets of each slot: (b [m], s [m]), uint32, with b in [0, p) and s in [1, p - 1)."""
+    random_words = jax.random.bits(prng.stream(key, "secrets"), (2, num_slots), jnp.uint32)
+    (mask_seeds,) = Ring(31, prime=True).of(jax.lax.bitcast_convert_type(random_words[0] >> 1, jnp.int32))
+    return mask_seeds, random_words[1] % jnp.uint32(PRIME - 2) + 1
 
 
 def _mask(ring: Ring, seed: Array, kind: int, shapes: list[tuple[int, ...]]) -> list[Element]:
-    """The pseudorandom elements of a seed; own masks and pairs' are of different kinds."""
-    words = jnp.stack([jnp.uint32(kind), seed])
-    drawn = ring.draw(jax.random.wrap_key_data(words, impl="threefry2x32"), (sum(map(math.prod, shapes)),))
+    """Draws the pseudorandom elements of a seed, for leaves of these shapes.
+
+    Kind 0 is for a client's own mask and kind 1 for the mask of a pair, so equal seeds give different masks.
+    """
+    key_words = jnp.stack([jnp.uint32(kind), seed])
+    elements = ring.draw(jax.random.wrap_key_data(key_words, impl="threefry2x32"), (sum(map(math.prod, shapes)),))
     ends = np.cumsum([math.prod(shape) for shape in shapes])[:-1]
-    parts = [jnp.split(x, ends)[: len(shapes)] for x in drawn]
+    parts = [jnp.split(x, ends)[: len(shapes)] for x in elements]
     return [tuple(x.reshape(shape) for x in part) for shape, part in zip(shapes, zip(*parts, strict=True), strict=True)]
 
 
 def _signed(ring: Ring, element: Element, sign: Array) -> Element:
-    """The element, its negative, or 0."""
+    """The element times a sign of 1, -1 or 0."""
     negative = ring.negative(element)
     return tuple(jnp.where(sign > 0, x, jnp.where(sign < 0, y, 0)) for x, y in zip(element, negative, strict=True))
 
 
 def masked(ring: Ring, key: Array, graph: Circle, shared: Array, slots: Array, messages: PyTree) -> PyTree:
-    """Messages of these slots under the masks of the slots themselves and of all pairs that shared secrets.
+    """Adds to each message the mask of its own slot, and the masks of all its pairs that shared secrets.
 
     Args:
-      shared: [m] bool, who shared secrets.
-      slots: [c] int32, below m.
+      ring: of the messages.
+      key: of the round.
+      graph: who shares with whom.
+      shared: [m] bool, the slots that shared secrets.
+      slots: [c] int32, below m, the slots of the messages.
       messages: leaves [c, ...] int32.
 
     Returns: the structure of messages, leaves [c, words, ...] uint32.
 
-    Guarantees: over all who shared, pairs' masks add up to 0 modulo q
-    (tests/aggregation/secure/test_masks.py::test_masks_of_pairs_cancel); a masked message is uniform whatever the
-    message (::test_masked_messages_are_uniform).
+    Guarantees:
+      - over all slots that shared secrets, the masks of pairs add up to 0 modulo q
+        (tests/aggregation/secure/test_masks.py::test_masks_of_pairs_cancel)
+      - a masked message is uniform whatever the message (::test_masked_messages_are_uniform)
     """
     leaves, structure = jax.tree.flatten(messages)
     shapes = [x.shape[1:] for x in leaves]
-    own, exponents = secrets(key, shared.shape[0])
-    publics = power(jnp.uint32(GENERATOR), exponents)
+    mask_seeds, exponents = secrets(key, shared.shape[0])
+    public_keys = power(jnp.uint32(GENERATOR), exponents)
 
-    def one(slot, *numbers):
-        start = [ring.add(ring.of(x), y) for x, y in zip(numbers, _mask(ring, own[slot], 0, shapes), strict=True)]
+    def masked_message(slot, *message_leaves):
+        own_mask = _mask(ring, mask_seeds[slot], 0, shapes)
+        with_own_mask = [ring.add(ring.of(x), y) for x, y in zip(message_leaves, own_mask, strict=True)]
 
-        def pair(i, found):
+        def add_mask_of_pair(i, total):
             other = graph.others(slot, jnp.asarray(graph.distances, jnp.int32)[i])
+            # Of each pair the lower slot adds the mask and the higher slot subtracts it; the sign of a slot with itself
+            # is 0.
             sign = jnp.where(shared[other], jnp.sign(other - slot), 0)
-            mask = _mask(ring, power(publics[other], exponents[slot]), 1, shapes)
-            return [ring.add(x, _signed(ring, y, sign)) for x, y in zip(found, mask, strict=True)]
+            mask = _mask(ring, power(public_keys[other], exponents[slot]), 1, shapes)
+            return [ring.add(x, _signed(ring, y, sign)) for x, y in zip(total, mask, strict=True)]
 
-        return [jnp.stack(x) for x in jax.lax.fori_loop(0, len(graph.distances), pair, start)]
+        return [jnp.stack(x) for x in jax.lax.fori_loop(0, len(graph.distances), add_mask_of_pair, with_own_mask)]
 
-    return structure.unflatten(jax.vmap(one)(slots, *leaves))
+    return structure.unflatten(jax.vmap(masked_message)(slots, *leaves))
 
 
 def unmasked(
@@ -150,61 +180,83 @@ def unmasked(
     threshold: int,
     sums: PyTree,
 ) -> PyTree:
-    """The sum of the messages, from the sum of the masked ones and the shares that those who answer open.
+    """Removes the masks from the sum of masked messages, with the shares that answering clients open.
 
-    The server opens b_u of those who uploaded, s_u of those who shared and did not upload, and never both: their masks
-    are worked out again from what was opened, and taken off.
+    The server opens b_u of clients that uploaded, and s_u of clients that shared secrets and did not upload; it never
+    opens both secrets of a client. It recomputes masks from the opened secrets and subtracts them.
 
     Args:
-      sums: leaves [words, ...] uint32, of `masked`.
+      ring: of the messages.
+      key: of the round.
+      graph: who shares with whom.
+      stages: the clients that completed each step.
+      threshold: the shares that open a secret.
+      sums: leaves [words, ...] uint32, the sum of the messages of `masked` of clients that uploaded.
 
-    Returns: as `sums`.
+    Returns: the structure and shapes of `sums`.
 
-    Guarantees: the plain sum, for all who dropped out at any stage, if `threshold` holders of each secret answer
-    (tests/aggregation/secure/test_secagg.py::test_every_dropout_at_every_step); without the shares the sum stays masked
-    (::test_too_few_shares_leave_the_sum_masked).
+    Guarantees:
+      - the plain sum, whoever dropped out at any step, if `threshold` holders of each secret answer
+        (tests/aggregation/secure/test_secagg.py::test_every_dropout_at_every_step)
+      - without these shares the sum stays masked (::test_too_few_shares_leave_the_sum_masked)
     """
     shared, uploaded, answered = stages
-    slots, count = jnp.arange(shared.shape[0], dtype=jnp.int32), len(graph.distances)
+    slots = jnp.arange(shared.shape[0], dtype=jnp.int32)
+    num_holders = len(graph.distances)
     leaves, structure = jax.tree.flatten(sums)
     shapes = [x.shape[1:] for x in leaves]
     holders = graph.others(slots[:, None], jnp.asarray(graph.distances, jnp.int32)[None])
-    own_secrets, opened = secrets(key, slots.shape[0]), []
-    for secret, asked in zip(own_secrets, (uploaded, shared & ~uploaded), strict=True):
-        held = shamir.shares(prng.stream(key, f"shares{len(opened)}"), secret, threshold, count)
-        opened.append(shamir.opened(held, asked[:, None] & answered[holders], threshold))
-    publics = power(jnp.uint32(GENERATOR), own_secrets[1])
+    both_secrets = secrets(key, slots.shape[0])
+    opened_secrets = []
+    for secret, is_asked_for in zip(both_secrets, (uploaded, shared & ~uploaded), strict=True):
+        shares_key = prng.stream(key, f"shares{len(opened_secrets)}")
+        shares = shamir.shares(shares_key, secret, threshold, num_holders)
+        opened_secrets.append(shamir.opened(shares, is_asked_for[:, None] & answered[holders], threshold))
+    mask_seeds, exponents = opened_secrets
+    public_keys = power(jnp.uint32(GENERATOR), both_secrets[1])
 
-    def subtract(found, mask, sign):
-        return [ring.add(x, _signed(ring, y, sign)) for x, y in zip(found, mask, strict=True)]
+    def add_signed(total, mask, sign):
+        return [ring.add(x, _signed(ring, y, sign)) for x, y in zip(total, mask, strict=True)]
 
-    def one(slot, found):
-        def own(found):
-            return subtract(found, _mask(ring, opened[0][slot], 0, shapes), jnp.int32(-1))
+    def remove_masks_of_slot(slot, total):
+        def remove_own_mask(total):
+            return add_signed(total, _mask(ring, mask_seeds[slot], 0, shapes), jnp.int32(-1))
 
-        def pairs(found):
-            def pair(i, found):
+        def remove_masks_of_pairs(total):
+            def remove_mask_of_pair(i, total):
                 other = holders[slot, i]
-                sign = jnp.where(uploaded[other], jnp.sign(other - slot), 0)  # against the survivor's own sign
-                return subtract(found, _mask(ring, power(publics[other], opened[1][slot]), 1, shapes), sign)
+                # The survivor `other` put this mask into the sum with the opposite sign.
+                sign = jnp.where(uploaded[other], jnp.sign(other - slot), 0)
+                return add_signed(total, _mask(ring, power(public_keys[other], exponents[slot]), 1, shapes), sign)
 
-            return jax.lax.fori_loop(0, count, pair, found)
+            return jax.lax.fori_loop(0, num_holders, remove_mask_of_pair, total)
 
+        # 0: the slot's masks are not in the sum. 1: its message and own mask are. 2: it left after it shared, and its
+        # neighbours' messages have masks that it should have cancelled.
         case = jnp.where(uploaded[slot], 1, jnp.where(shared[slot], 2, 0))
-        return jax.lax.switch(case, (lambda found: found, own, pairs), found)
+        return jax.lax.switch(case, (lambda total: total, remove_own_mask, remove_masks_of_pairs), total)
 
-    start = [tuple(x) for x in leaves]
-    found = jax.lax.fori_loop(0, shared.shape[0], one, start)
-    return structure.unflatten([jnp.stack(x) for x in found])
+    masked_total = [tuple(x) for x in leaves]
+    total = jax.lax.fori_loop(0, shared.shape[0], remove_masks_of_slot, masked_total)
+    return structure.unflatten([jnp.stack(x) for x in total])
 
 
 def is_aborted(graph: Circle, stages: Stages, threshold: int, least: int) -> Array:
-    """[] bool: whether a secret that the server needs stays closed, fewer than `least` messages came, or the circle
-    is too small.
+    """Decides whether the round is aborted, [] bool.
 
-    Guarantees: an exhaustive count of who holds what (tests/aggregation/secure/test_secagg.py::test_aborts).
+    A round is aborted if the server cannot open a secret that it needs, if fewer than `least` messages were uploaded,
+    or if the circle is too small.
+
+    Args:
+      graph: who shares with whom.
+      stages: the clients that completed each step.
+      threshold: the shares that open a secret.
+      least: the least number of messages in a sum.
+
+    Guarantees: as an exhaustive count of who holds what (tests/aggregation/secure/test_secagg.py::test_aborts).
     """
-    neighbour_came = graph.holders(stages.uploaded) > 0
-    needed = stages.uploaded | (stages.shared & neighbour_came)
-    closed = needed & (graph.holders(stages.answered) < threshold)
-    return closed.any() | (stages.uploaded.sum(dtype=jnp.int32) < least) | graph.too_small
+    neighbour_uploaded = graph.holders(stages.uploaded) > 0
+    # Of a client that left after it shared, the key is needed only if a message in the sum has a mask of the pair.
+    is_needed = stages.uploaded | (stages.shared & neighbour_uploaded)
+    stays_closed = is_needed & (graph.holders(stages.answered) < threshold)
+    return stays_closed.any() | (stages.uploaded.sum(dtype=jnp.int32) < least) | graph.too_small

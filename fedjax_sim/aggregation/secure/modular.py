@@ -1,4 +1,4 @@
-"""Sums of integers in a ring: what secure aggregation gives the server."""
+"""`modular_sum` sums integer messages in a ring, the sum that secure aggregation computes."""
 
 from __future__ import annotations
 
@@ -16,44 +16,50 @@ __all__ = ["ModularSum", "modular_sum", "ring_of"]
 
 
 class ModularSum(NamedTuple):
-    """The carry of `modular_sum`."""
+    """The carry of `modular_sum`: sums over the messages so far."""
 
-    lanes: PyTree  # of the update's structure, leaves [lanes, ...] uint32: sums of `Ring.lanes`
-    messages: Array  # [] int32
+    lanes: PyTree  # the structure of an update, leaves [lanes, ...] uint32: sums of `Ring.lanes`
+    messages: Array  # [] int32, the number of messages
 
 
 def ring_of(aggregator: Aggregator) -> Ring:
-    """The ring of a modular sum, by its modulus.
+    """Returns the ring of a modular sum, which follows from its modulus.
 
     >>> ring_of(modular_sum(1.0, modulus_bits=40))
     Ring(bits=40, prime=False)
     """
     modulus = aggregator.facts.modulus
+    # The modulus is a power of two, or the prime, which is odd.
     return Ring(modulus.bit_length() - 1) if modulus & 1 == 0 else Ring(31, prime=True)
 
 
 @validate.named_arguments
 def modular_sum(denominator: Positive | None, *, modulus_bits: int = 32, prime: bool = False) -> Aggregator:
-    """The sum of integer messages modulo q, lifted to [-q/2, q/2), over a number.
+    """The aggregate is the sum of integer messages modulo q, lifted to [-q/2, q/2) and divided by a number.
 
-    Sums wrap around, in any order, to the true sum if that lies in the lifted range; `federated` refuses messages whose
-    sum could leave it. A message counts if its weight is positive, however large. Messages are int32, in a unit that
-    all clients share: the transform that made them decodes the aggregate.
+    Partial sums may wrap around modulo q. The lifted sum is the true sum if the true sum is in [-q/2, q/2); `federated`
+    refuses messages whose sum could leave this range. A message counts once if its weight is positive. Messages are
+    int32, in a unit that all clients share: the transform that made the integers also decodes the aggregate.
 
     Args:
       denominator: positive, fixed beforehand; 1 for the sum itself. None: the number of messages in the sum, so that
-        the result is their mean; one client then moves it by an amount that depends on who else is there, and no
+        the aggregate is their mean. One client then moves it by an amount that depends on who else reports, so no
         sensitivity is stated.
-      modulus_bits: q = 2^modulus_bits, in [2, 64]; past 32 sums are held in six words a coordinate, of at most
-        2,098,176 messages.
-      prime: q = 2^31 - 1 instead, a field; the same limit of messages.
+      modulus_bits: q = 2^modulus_bits, in [2, 64]. With more than 32 bits, sums are held in six words for each
+        coordinate, and a sum has at most 2,098,176 messages.
+      prime: True: q = 2^31 - 1, so that the ring is a field; the same limit on messages holds.
 
-    Raises: TypeError for messages that are not int32, when traced.
+    Returns: an Aggregator; the metric `total_weight` is the number of messages.
 
-    Guarantees: exactly the integers' sum, however partial sums wrap, up to float32's rounding
-    (tests/aggregation/secure/test_modular.py::test_sums_are_exact); carries of disjoint slots add
-    (tests/laws/test_aggregators.py::test_carries_of_disjoint_slots_combine); one message moves the aggregate by at most
-    its norm / denominator (::test_declared_sensitivity_holds), as long as the sum does not leave the range.
+    Raises: TypeError, when traced, for messages that are not int32; ValueError for options out of their ranges and,
+      when the round is built, for a cohort above the limit on messages.
+
+    Guarantees:
+      - exactly the sum of the integers, however partial sums wrap, up to the rounding to float32
+        (tests/aggregation/secure/test_modular.py::test_sums_are_exact)
+      - carries of disjoint slots add (tests/laws/test_aggregators.py::test_carries_of_disjoint_slots_combine)
+      - one message moves the aggregate by at most its norm / denominator (::test_declared_sensitivity_holds), as long
+        as the sum does not leave the range
 
     References: Bonawitz et al. 2017, section 4.
 
@@ -71,32 +77,34 @@ def modular_sum(denominator: Positive | None, *, modulus_bits: int = 32, prime: 
     def init(update_spec, num_slots):
         if (prime or ring.words == 2) and num_slots > MAX_MESSAGES:
             validate.fail("num_slots", f"at most {MAX_MESSAGES:,} messages in this ring", num_slots)
-        for x in jax.tree.leaves(update_spec):
-            if x.dtype != jnp.int32:
+        for leaf in jax.tree.leaves(update_spec):
+            if leaf.dtype != jnp.int32:
                 hint = "End the transform with one that sends integers, such as discrete_gaussian_mechanism."
-                validate.fail("update", "int32 messages for a modular sum", str(x.dtype), hint, TypeError)
+                validate.fail("update", "int32 messages for a modular sum", str(leaf.dtype), hint, TypeError)
         zeros = jax.tree.map(lambda x: jnp.zeros((ring.num_lanes, *x.shape), jnp.uint32), update_spec)
         return ModularSum(zeros, jnp.zeros((), jnp.int32))
 
     def accumulate(key, cohort, carry, received):
-        here = received.weights > 0
+        has_arrived = received.weights > 0
 
-        def add(x, old):
-            flat = jnp.where(here[:, None], x.reshape(x.shape[0], -1), 0)  # XLA:CPU likes one axis
-            sums = [y.sum(0, dtype=jnp.uint32) for y in ring.lanes(ring.of(flat))]
-            return old + jnp.stack(sums).reshape(old.shape)
+        def add(messages, lanes):
+            # XLA:CPU sums rows of one axis faster.
+            flat = jnp.where(has_arrived[:, None], messages.reshape(messages.shape[0], -1), 0)
+            sums = [x.sum(0, dtype=jnp.uint32) for x in ring.lanes(ring.of(flat))]
+            return lanes + jnp.stack(sums).reshape(lanes.shape)
 
         total = jax.tree.map(add, received.updates, carry.lanes)
-        return ModularSum(total, carry.messages + here.sum(dtype=jnp.int32))
+        return ModularSum(total, carry.messages + has_arrived.sum(dtype=jnp.int32))
 
     def finalize(key, cohort, carry):
+        # A zero that the compiler does not know to be zero: no number of messages is negative.
         zero = engine.HiddenZero(jnp.minimum(carry.messages, 0))
         count = carry.messages.astype(jnp.float32)
-        leaves = jax.tree.map(lambda lanes: ring.lifted(ring.gathered(tuple(lanes))), carry.lanes)
+        sums = jax.tree.map(lambda lanes: ring.lifted(ring.gathered(tuple(lanes))), carry.lanes)
         if denominator is None:
-            mean = jax.tree.map(lambda x: engine.divide(x, jnp.broadcast_to(jnp.maximum(count, 1), x.shape)), leaves)
+            mean = jax.tree.map(lambda x: engine.divide(x, jnp.broadcast_to(jnp.maximum(count, 1), x.shape)), sums)
         else:
-            mean = jax.tree.map(lambda x: x * (1 / denominator), leaves)
+            mean = jax.tree.map(lambda x: x * (1 / denominator), sums)
         return engine.rounded_here(mean, zero), {"total_weight": count}
 
     sensitivity = None if denominator is None else 1 / denominator

@@ -1,6 +1,6 @@
-"""Integers modulo 2^b, b <= 64, or modulo the prime 2^31 - 1, in 32-bit words: what secure sums are made of.
+"""Arithmetic of secure sums: integers modulo 2^b, b <= 64, or modulo the prime 2^31 - 1, in 32-bit words.
 
-An element is a tuple of uint32 arrays of one shape: one word, or (low, high) words past 32 bits.
+An element is a tuple of uint32 arrays of one shape: one word, or the words (low, high) for more than 32 bits.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from fedjax_sim.types import Array
 __all__ = ["MAX_MESSAGES", "PRIME", "Element", "Ring", "multiplied", "power"]
 
 PRIME = 2**31 - 1
-LANE = 11  # bits of a summand of `lanes`
-MAX_MESSAGES = 2**32 // 2**LANE  # whose lanes fit a word
+LANE = 11  # bits of an addend of `Ring.lanes`
+MAX_MESSAGES = 2**32 // 2**LANE  # so many addends of 11 bits cannot overflow a word
 Element = tuple[Array, ...]
 
 
 class Ring(NamedTuple):
-    """The integers modulo 2^bits, or modulo 2^31 - 1 where `prime`.
+    """The ring of the integers modulo 2^bits, or the field modulo 2^31 - 1 if `prime` is True.
 
-    Guarantees: Python's integers, for all operations (tests/aggregation/secure/test_ring.py::test_arithmetic).
+    Guarantees: as Python's integers, for all operations (tests/aggregation/secure/test_ring.py::test_arithmetic).
 
     >>> ring = Ring(40)
     >>> numbers = ring.of(jnp.array([-1, 2**31 - 1, 7]))
@@ -43,117 +43,140 @@ class Ring(NamedTuple):
 
     @property
     def words(self) -> int:
-        """32-bit words of an element."""
+        """The number of 32-bit words of an element."""
         return 1 if self.bits <= 32 else 2
 
     @property
     def num_lanes(self) -> int:
-        """Words a coordinate in `lanes`."""
+        """The number of words for each coordinate in `lanes`."""
+        # One word that wraps around modulo 2^32 needs no lanes; other words are cut into three parts of 11 bits.
         return 1 if self.words == 1 and not self.prime else 3 * self.words
 
     def of(self, x: Array) -> Element:
-        """The elements of int32 numbers."""
+        """Converts int32 numbers to elements."""
         low = jax.lax.bitcast_convert_type(x, jnp.uint32)
         if self.prime:
-            return (jnp.where(x < 0, _folded(low - jnp.uint32(2)), _folded(low)),)  # 2^32 is 2 modulo the prime
-        return self._masked((low, jax.lax.bitcast_convert_type(x >> 31, jnp.uint32))[: self.words])
+            # The bits of a negative x are x + 2^32, and 2^32 is 2 modulo the prime.
+            return (jnp.where(x < 0, _folded(low - jnp.uint32(2)), _folded(low)),)
+        sign_word = jax.lax.bitcast_convert_type(x >> 31, jnp.uint32)  # all ones for a negative number
+        return self._masked((low, sign_word)[: self.words])
 
     def draw(self, key: Array, shape: tuple[int, ...]) -> Element:
-        """Uniform elements; in the prime field 0 and 1 are half as likely again as others, 2^-31 in total variation."""
-        drawn = jax.random.bits(key, (self.words, *shape), jnp.uint32)
-        return (_folded(drawn[0]),) if self.prime else self._masked(tuple(drawn))
+        """Draws uniform elements.
+
+        In the prime field 0 and 1 are half as likely again as other elements, 2^-31 in total variation.
+        """
+        random_words = jax.random.bits(key, (self.words, *shape), jnp.uint32)
+        return (_folded(random_words[0]),) if self.prime else self._masked(tuple(random_words))
 
     def add(self, a: Element, b: Element) -> Element:
         """a + b."""
         low = a[0] + b[0]
         if self.prime:
             return (_folded(low),)
-        return self._masked((low,) if self.words == 1 else (low, a[1] + b[1] + (low < a[0]).astype(jnp.uint32)))
+        if self.words == 1:
+            return self._masked((low,))
+        carry = (low < a[0]).astype(jnp.uint32)  # the low words wrapped around
+        return self._masked((low, a[1] + b[1] + carry))
 
     def negative(self, a: Element) -> Element:
         """-a."""
         if self.prime:
             return (_folded(jnp.uint32(PRIME) - a[0]),)
-        flipped = tuple(~x for x in a)
+        flipped = tuple(~x for x in a)  # two's complement: -a is the complement of a, plus 1
         one = tuple(jnp.full_like(x, i == 0) for i, x in enumerate(a))
         return self.add(self._masked(flipped), one)
 
     def lanes(self, a: Element) -> Element:
-        """Parts that may be summed word by word, over at most `MAX_MESSAGES` elements: see `gathered`."""
+        """Cuts elements into parts of 11 bits, whose sums over elements fit a word.
+
+        The lanes of at most `MAX_MESSAGES` elements may be summed word by word; `gathered` converts the sums back.
+        """
         if self.num_lanes == 1:
-            return a  # uint32 wraps as the ring does
-        digit = jnp.uint32(2**LANE - 1)
-        return tuple(x >> jnp.uint32(LANE * j) & digit for x in a for j in range(3))
+            return a  # uint32 wraps around as the ring does
+        digit_mask = jnp.uint32(2**LANE - 1)
+        return tuple(x >> jnp.uint32(LANE * j) & digit_mask for x in a for j in range(3))
 
     def gathered(self, lanes: Element) -> Element:
-        """The element that sums of lanes stand for."""
+        """Converts sums of lanes to the element that they represent."""
         if self.num_lanes == 1:
             return self._masked(lanes)
         if self.prime:
-            return reduce(self.add, [(_turned(_folded(x), LANE * j),) for j, x in enumerate(lanes)])
-        found = []
+            return reduce(self.add, [(_rotated(_folded(x), LANE * j),) for j, x in enumerate(lanes)])
+        addends = []
         for j, x in enumerate(lanes):
+            # Lane j counts multiples of 2^(11 (j mod 3)) of the low word, or for j >= 3 of the high word. What is
+            # shifted out of the low word goes to the high word, and what is shifted out of the high word is dropped.
             shift = jnp.uint32(LANE * (j % 3))
             high = x >> (jnp.uint32(32) - shift) if j % 3 else jnp.zeros_like(x)
-            found.append((x << shift, high) if j < 3 else (jnp.zeros_like(x), x << shift))
-        return reduce(self.add, found)
+            addends.append((x << shift, high) if j < 3 else (jnp.zeros_like(x), x << shift))
+        return reduce(self.add, addends)
 
     def total(self, a: Element) -> Element:
-        """The sum over the first axis, of at most `MAX_MESSAGES` elements."""
+        """Sums elements over the first axis, whose length is at most `MAX_MESSAGES`."""
         return self.gathered(tuple(x.sum(0, dtype=jnp.uint32) for x in self.lanes(a)))
 
     def lifted(self, a: Element) -> Array:
-        """float32 numbers in [-q/2, q/2) whose elements these are, q the modulus; within two units in the last place.
+        """Converts elements to the float32 numbers in [-q/2, q/2) that they represent, where q is the modulus.
 
-        Exact where they fit 24 bits, of either sign.
+        Numbers of at most 24 bits, of either sign, are exact; others are within two units in the last place.
         """
         if self.num_lanes == 1:
-            spare = 32 - self.bits
-            return (jax.lax.bitcast_convert_type(a[0] << spare, jnp.int32) >> spare).astype(jnp.float32)
+            # Shifted to the top of a word and back as a signed integer, so that the highest bit is the sign.
+            num_spare_bits = 32 - self.bits
+            shifted = jax.lax.bitcast_convert_type(a[0] << num_spare_bits, jnp.int32)
+            return (shifted >> num_spare_bits).astype(jnp.float32)
         half = (self.modulus + 1) // 2
-        below = a[-1] >= jnp.uint32(half if self.prime else half >> 32)
-        size = tuple(jnp.where(below, y, x) for x, y in zip(a, self.negative(a), strict=True))
-        number = size[0].astype(jnp.float32)
+        is_negative = a[-1] >= jnp.uint32(half if self.prime else half >> 32)
+        magnitude = tuple(jnp.where(is_negative, y, x) for x, y in zip(a, self.negative(a), strict=True))
+        number = magnitude[0].astype(jnp.float32)
         if self.words == 2:
-            number = size[1].astype(jnp.float32) * jnp.float32(2.0**32) + number
-        return jnp.where(below, -number, number)
+            number = magnitude[1].astype(jnp.float32) * jnp.float32(2.0**32) + number
+        return jnp.where(is_negative, -number, number)
 
     def _masked(self, a: Element) -> Element:
-        """Without the bits past the modulus."""
-        top = self.bits - 32 * (len(a) - 1)
-        return a if top == 32 else (*a[:-1], a[-1] & jnp.uint32(2**top - 1))
+        """Clears the bits past the modulus."""
+        num_top_bits = self.bits - 32 * (len(a) - 1)
+        return a if num_top_bits == 32 else (*a[:-1], a[-1] & jnp.uint32(2**num_top_bits - 1))
 
 
 def _folded(x: Array) -> Array:
-    """A word modulo 2^31 - 1."""
-    once = (x & jnp.uint32(PRIME)) + (x >> jnp.uint32(31))
-    return jnp.where(once >= jnp.uint32(PRIME), once - jnp.uint32(PRIME), once)
+    """A word modulo 2^31 - 1: the highest bit counts as 1, since 2^31 is 1 modulo the prime."""
+    partly_reduced = (x & jnp.uint32(PRIME)) + (x >> jnp.uint32(31))
+    return jnp.where(partly_reduced >= jnp.uint32(PRIME), partly_reduced - jnp.uint32(PRIME), partly_reduced)
 
 
-def _turned(x: Array, bits: int) -> Array:
-    """x 2^bits modulo 2^31 - 1, for x below it: its 31 bits, turned."""
+def _rotated(x: Array, bits: int) -> Array:
+    """x 2^bits modulo 2^31 - 1, for x below the prime: a rotation of the 31 bits of x."""
     return (x << jnp.uint32(bits) & jnp.uint32(PRIME)) | x >> jnp.uint32(31 - bits) if bits else x
 
 
 def multiplied(a: Array, b: Array) -> Array:
-    """a b modulo 2^31 - 1, for uint32 a and b below it.
+    """Computes a b modulo 2^31 - 1, for uint32 a and b below the prime, in words of 32 bits.
 
-    Guarantees: Python's integers (tests/aggregation/secure/test_ring.py::test_products_and_powers).
+    Guarantees: as Python's integers (tests/aggregation/secure/test_ring.py::test_products_and_powers).
 
     >>> int(multiplied(jnp.uint32(2**30), jnp.uint32(6))) == 2**30 * 6 % PRIME
     True
     """
-    low, sixteen = jnp.uint32(0xFFFF), jnp.uint32(16)
-    a0, a1, b0, b1 = a & low, a >> sixteen, b & low, b >> sixteen
-    middle = a1 * b0 + a0 * b1  # times 2^16
-    turned = (middle >> jnp.uint32(15)) + ((middle & jnp.uint32(0x7FFF)) << sixteen)
-    return _folded(_folded(_folded(a0 * b0) + _folded(turned)) + _folded(jnp.uint32(2) * a1 * b1))
+    # With a = a1 2^16 + a0 and b = b1 2^16 + b0, each of the products below fits a word.
+    low_mask = jnp.uint32(0xFFFF)
+    sixteen = jnp.uint32(16)
+    a0 = a & low_mask
+    a1 = a >> sixteen
+    b0 = b & low_mask
+    b1 = b >> sixteen
+    middle = a1 * b0 + a0 * b1  # counts multiples of 2^16
+    # middle 2^16 modulo the prime: what exceeds 2^31 is divided by 2^31, which is 1.
+    shifted_middle = (middle >> jnp.uint32(15)) + ((middle & jnp.uint32(0x7FFF)) << sixteen)
+    # The highest product counts multiples of 2^32, which is 2 modulo the prime.
+    return _folded(_folded(_folded(a0 * b0) + _folded(shifted_middle)) + _folded(jnp.uint32(2) * a1 * b1))
 
 
 def power(base: Array, exponent: Array | int) -> Array:
-    """base^exponent modulo 2^31 - 1, for uint32 numbers below it; base^(2^31 - 3) is 1 / base.
+    """Computes base^exponent modulo 2^31 - 1, for uint32 numbers below the prime; base^(2^31 - 3) is 1 / base.
 
-    Guarantees: Python's `pow` (tests/aggregation/secure/test_ring.py::test_products_and_powers).
+    Guarantees: as Python's `pow` (tests/aggregation/secure/test_ring.py::test_products_and_powers).
 
     >>> int(power(jnp.uint32(3), 2**31 - 3)) == pow(3, -1, PRIME)
     True
@@ -161,7 +184,7 @@ def power(base: Array, exponent: Array | int) -> Array:
     exponent = jnp.asarray(exponent, jnp.uint32)
     shape = jnp.broadcast_shapes(jnp.shape(base), exponent.shape)
 
-    def step(i, carry):
+    def step(i, carry):  # square and multiply, from the lowest bit of the exponent
         result, square = carry
         result = jnp.where(exponent >> i.astype(jnp.uint32) & jnp.uint32(1), multiplied(result, square), result)
         return result, multiplied(square, square)

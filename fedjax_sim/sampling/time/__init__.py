@@ -1,3 +1,3 @@
-"""Samplers with a clock: deadlines, hazards, batteries, and what a round costs."""
+"""Samplers with a clock of simulated time: deadlines, hazards, batteries, and the cost of a round."""
 
 __all__: list[str] = []

@@ -1,4 +1,4 @@
-"""Clients whose battery does not last for a round."""
+"""`with_battery` stops clients whose battery does not last for a round."""
 
 from __future__ import annotations
 
@@ -16,31 +16,33 @@ from fedjax_sim.validate import NonNegativeInt
 __all__ = ["EXHAUSTED", "with_battery"]
 
 EXHAUSTED = Metric("exhausted", "clients whose battery ran out", "count")
-SOME = 64  # clients who are asked whether they spend energy
+SOME = 64  # the clients for which it is checked that they spend energy
 
 
 @validate.named_arguments
 def with_battery(sampler: Sampler, joules: Distribution | float, *, seed: NonNegativeInt = 0) -> Sampler:
-    """A client spends no more energy on a round than its battery holds for it; it is charged between rounds.
+    """A client spends at most the energy that its battery holds for a round; batteries are charged between rounds.
 
-    Who runs out stops there and does not report; `metrics["exhausted"]` counts them. In each part of a round energy
-    flows evenly over its time.
+    A client whose battery is empty stops at that moment and does not report. In each part of a round (download, local
+    work, message), energy is spent evenly over time.
 
     Args:
-      sampler: one with a clock, `with_clock(...)`, whose devices state their energy, and without a limit of reports:
-        this goes inside of that, and around a deadline with partial work.
-      joules: what a client's battery holds for a round, above 0: a number, or a distribution over clients.
-      seed: of the draws from that distribution.
+      sampler: a sampler with a clock, `with_clock(...)`, whose devices state their energy, and without a limit of
+        reports. This wrapper goes inside of a limit of reports, and around a deadline with partial work.
+      joules: the energy that a client's battery holds for a round, positive: a number, or a distribution over clients.
+      seed: of the draws from the distribution.
 
-    Returns: a sampler of the same cohorts. Who responds depends on the client: formulas and Horvitz-Thompson refuse the
-    design. Accountants of client-level privacy take it, for no client decides about another.
+    Returns: a sampler of the same cohorts; `metrics["exhausted"]` counts clients whose battery is empty. Whether a
+    client reports depends on the client, so formulas and Horvitz-Thompson refuse the design. Accountants of
+    client-level privacy accept it, since no client affects another.
 
-    Raises: ValueError, TypeError for a sampler without a clock, with a limit of reports or such a battery already, for
-    devices that spend no energy, and values out of range.
+    Raises: ValueError or TypeError for a sampler without a clock, with a limit of reports or with batteries already,
+      for devices that spend no energy, and for values out of range.
 
-    Guarantees: who has enough reports, nobody spends more, and who runs out does so at its moment
-    (tests/sampling/time/test_battery.py::test_who_runs_out); a client's battery is its own in all rounds
-    (::test_batteries_belong_to_clients).
+    Guarantees:
+      - clients with enough energy report, no client spends more than it has, and clients stop at the moment at which
+        their battery is empty (tests/sampling/time/test_battery.py::test_who_runs_out)
+      - a client has the same battery in all rounds (::test_batteries_belong_to_clients)
 
     References: Kairouz et al. 2021, table 1 (limited battery of cross-device clients).
     """
@@ -48,24 +50,28 @@ def with_battery(sampler: Sampler, joules: Distribution | float, *, seed: NonNeg
     unlimited(sampler, "with_battery", "Who runs out is not among the first: put it inside of what limits the reports.")
     if EXHAUSTED in sampler.metrics:
         validate.fail("sampler", "one without batteries", "one with batteries", "Keep the smaller of the two.")
-    holds = as_distribution("joules", joules)
-    if not holds.least > 0:
-        validate.fail("joules", "a distribution above 0", holds.least, "Nobody would ever receive the model.")
+    capacity = as_distribution("joules", joules)
+    if not capacity.least > 0:
+        validate.fail("joules", "a distribution above 0", capacity.least, "Nobody would ever receive the model.")
     _check_energy(devices)
-    own = stream(jax.random.key(seed), "batteries")
+    # A key of its own, and not the round's: a client has the same battery in every round.
+    battery_key = stream(jax.random.key(seed), "batteries")
 
-    def ended(key, cohort, price):
-        at = lasting(devices, key, cohort, price, holds.draw(own, cohort.ids))
-        return cut_cohort(devices, key, cohort, price, at, EXHAUSTED.name)
+    def stop_exhausted(key, cohort, price):
+        end_ticks = lasting(devices, key, cohort, price, capacity.draw(battery_key, cohort.ids))
+        return cut_cohort(devices, key, cohort, price, end_ticks, EXHAUSTED.name)
 
-    return changed(sampler, ended, responding(sampler.design, "client"), (EXHAUSTED,))
+    return changed(sampler, stop_exhausted, responding(sampler.design, "client"), (EXHAUSTED,))
 
 
 def _check_energy(devices: Devices) -> None:
-    """Refuses devices that spend nothing on much work, for nobody would ever run out; a sweep's are not looked at."""
+    """Refuses devices that spend no energy on a large load, since no battery would ever be empty.
+
+    The devices of a sweep, which are traced, are not checked.
+    """
     ids = jnp.arange(min(devices.population_size, SOME), dtype=jnp.int32)
-    much = Load(*(jnp.full(ids.shape, x, jnp.float32) for x in (1e12, 1e9, 1e9)))
-    spent = jax.jit(devices.spend)(jax.random.key(0), ids, much).joules
-    if not isinstance(spent, jax.core.Tracer) and not (spent > 0).any():
+    large_load = Load(*(jnp.full(ids.shape, x, jnp.float32) for x in (1e12, 1e9, 1e9)))
+    joules = jax.jit(devices.spend)(jax.random.key(0), ids, large_load).joules
+    if not isinstance(joules, jax.core.Tracer) and not (joules > 0).any():
         hint = "Give them joules_per_flop, joules_per_byte, compute_watts or radio_watts."
         validate.fail("sampler", "a clock of devices that state their energy", "devices that spend none", hint)

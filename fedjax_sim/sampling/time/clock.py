@@ -1,4 +1,4 @@
-"""Simulated time of synchronous rounds: a sampler with a clock."""
+"""`with_clock` gives synchronous rounds a simulated duration."""
 
 from __future__ import annotations
 
@@ -49,52 +49,63 @@ def with_clock(
     flops_scale: float = 1.0,
     bytes_scale: float = 1.0,
 ) -> Sampler:
-    """Rounds take simulated time: the server waits for everybody.
+    """Each round takes simulated time: the server waits for every invited client.
 
-    An invited client receives the model, trains and sends its message in the time that its device takes for that; a
-    round lasts as long as its slowest client. Wrappers around this one end rounds sooner: `with_deadline`,
-    `with_over_selection`, `with_radio_budget`.
+    An invited client receives the model, trains and sends its message, in the time that its device takes. A round lasts
+    as long as its slowest client. Wrappers around this one end rounds sooner: `with_deadline`, `with_over_selection`,
+    `with_radio_budget`.
 
-    Time changes no number of a run, unless clients are not always there (`Devices.availability`): a client who is not
-    there when a round begins is not invited, and one who is gone before its message has arrived does not report. To
-    invite m of those who are there, draw more, say 2m over the least share of clients that is ever there, and keep the
-    first m: `with_clock(uniform(N, 20 * m), devices, num_invited=m)`.
+    Availability: time changes no number of a run, unless clients are not always available (`Devices.availability`). A
+    client that is not available when a round begins is not invited. A client that becomes unavailable before its
+    message has arrived does not report. To invite m available clients, draw more clients, and invite the first m that
+    are
+    available: `with_clock(uniform(N, 20 * m), devices, num_invited=m)`. As a rule, draw 2m over the least share of
+    clients that is available at any time.
 
-    Info gets `round_seconds`, `simulated_seconds` (since the run's start), `joules` of all clients, `wasted_joules` of
-    those who did not report, `client_seconds` that those invited had until the last one was done, and `utilisation`,
-    the share of them in which they received, trained or sent; `saturated_clients` whose download, work or message took
-    longer than the clock counts, and was counted as that long; `unavailable` and `interrupted` count clients who were
-    not there, or left; `unfilled` places that nobody filled.
+    Hierarchies: clients that are federations (`algorithms.as_client_update`) have rounds inside instead of training.
+    Here their devices are the links to the level above. Their joules are those of everything inside.
 
-    Clients that are federations (`algorithms.as_client_update`) have rounds inside in the place of training, and their
-    devices here are the links to the level above. Their joules are those of all that is inside.
-
-    A small model can stand for a heavier one: times, energy and radio budgets are those of `flops_scale` times its
-    operations and `bytes_scale` times its bytes, each way. What it learns, and the bytes of the log, are its own; Info
-    then has both scales, and the page says so.
+    Scales: a small model can stand for a larger one. Times, energy and radio budgets are then those of `flops_scale`
+    times its operations and `bytes_scale` times its bytes, each way. What the model learns, and the bytes of the log,
+    are those of the small model; Info has both scales, and the report states them.
 
     Args:
-      sampler: any sampler without a clock. What changes clients' work or loses reports at any time, such as
-        `with_stragglers` and `with_dropout`, goes inside; who drops out spends all, and is waited for.
+      sampler: any sampler without a clock. Wrappers that change clients' work or lose reports at any time, such as
+        `with_stragglers` and `with_dropout`, go inside. A client that drops out spends all its time and energy, and the
+        server waits for it.
       devices: of all N clients; in a config `[devices]`.
-      num_invited: how many of the clients drawn who are there are invited, the first in the order of the slots (random
-        for `uniform`); None = all of them.
-      overhead_seconds: of the server in each round, at least 0, at most 2^30 ticks (below 2^21 of a second).
-      idle_seconds: how long the server waits to look again where nobody could be invited, above 0, at most 2^30 ticks.
-      checks: presence is looked up after the download, so often, evenly spaced, during the local work, and on arrival.
-      flops_scale, bytes_scale: in (0, 1e12]; 1 = the model as it is.
+      num_invited: how many of the available clients drawn are invited, the first in the order of the slots (which is
+        random for `uniform`); None = all of them.
+      overhead_seconds: of the server in each round, at least 0 and at most 2^30 ticks (below 2^21 of a second).
+      idle_seconds: how long the server waits if it can invite nobody, positive and at most 2^30 ticks.
+      checks: how often availability is looked up during the local work, evenly spaced, in [1, 64]. It is also looked up
+        after the download, and on arrival.
+      flops_scale: in (0, 1e12]; 1 = the model as it is.
+      bytes_scale: in (0, 1e12]; 1 = the model as it is.
 
-    Returns: a sampler of the same cohorts, less who is not there, with `Timing.spent`. With availability a client's
-    speed decides when the next round begins, and so who is there then: formulas and accountants refuse that design.
+    Returns: a sampler of the same cohorts, without clients that are not available, and with `Timing.spent`. With
+    availability, a client's speed decides when the next round begins, and so which clients are available then: formulas
+    and accountants refuse that design. Info gets
 
-    Raises: ValueError, TypeError for a sampler with a clock or a limit of reports, devices of another population, or
-    values out of range.
+      - `round_seconds`, and `simulated_seconds` since the start of the run
+      - `joules` of all clients, and `wasted_joules` of clients that did not report
+      - `client_seconds`, the time of all invited clients until the last is done, and `utilisation`, the share of it in
+        which they receive, train or send
+      - `saturated_clients`, whose download, work or message took longer than the clock counts, and was counted as that
+        long
+      - `unavailable` and `interrupted`, clients that were not available, or left; `unfilled`, places that nobody filled
 
-    Guarantees: a run that waits for everybody has the bits of one without a clock
-    (tests/sampling/time/test_clock.py::test_time_changes_no_number); times are exact integers
-    (::test_the_clock_is_exact); who is there is invited, each with the same chance (::test_who_is_there,
-    ::test_inclusion_given_availability), and who leaves does not report (::test_who_leaves); whoever is lost is counted
-    once (tests/sampling/time/test_lost_reports.py::test_every_client_is_counted_once).
+    Raises: ValueError or TypeError for a sampler with a clock or a limit of reports, for devices of another population,
+      and for values out of range.
+
+    Guarantees:
+      - a run that waits for every client has the bits of a run without a clock
+        (tests/sampling/time/test_clock.py::test_time_changes_no_number)
+      - times are exact integers (::test_the_clock_is_exact)
+      - available clients are invited, each with the same chance (::test_who_is_there,
+        ::test_inclusion_given_availability), and a client that leaves does not report (::test_who_leaves)
+      - a client that is lost is counted once
+        (tests/sampling/time/test_lost_reports.py::test_every_client_is_counted_once)
 
     References: Bonawitz et al. 2019, section 2; Lai et al. 2022 (FedScale), section 4.
 
@@ -105,24 +116,28 @@ def with_clock(
     ...     9, speed=constant(1e9), bandwidth_down=constant(1e6), bandwidth_up=constant(1e6), latency=constant(0.25)
     ... )
     >>> clocked = with_clock(uniform(9, 3), alike, overhead_seconds=1.0)
-    >>> cohort, state = clocked.sample(jax.random.key(0), clocked.init())  # nothing to send or do: the latency
+    >>> cohort, state = clocked.sample(jax.random.key(0), clocked.init())  # no work and no bytes: latency alone
     >>> float(cohort.metrics["round_seconds"]), cohort.timing.spent.total.tolist()
     (1.5, [500, 500, 500])
     """
     untimed(sampler, "with_clock")
     unlimited(sampler, "with_clock", "Arrivals follow from the devices: put with_over_selection around with_clock.")
     check_devices(devices, sampler.design.population_size, "sampler's")
-    most = min(2**30 / devices.ticks_per_second, 2**31 - 1 - LONGEST / devices.ticks_per_second)  # `Clock.since`
-    validate.in_range("overhead_seconds", overhead_seconds, 0, most)
-    validate.in_range("idle_seconds", idle_seconds, 0, most, open_low=True)
+    # So that a round, overhead included, is shorter than what `Clock.since` can tell apart.
+    max_seconds = min(2**30 / devices.ticks_per_second, 2**31 - 1 - LONGEST / devices.ticks_per_second)
+    validate.in_range("overhead_seconds", overhead_seconds, 0, max_seconds)
+    validate.in_range("idle_seconds", idle_seconds, 0, max_seconds, open_low=True)
     scales = {"flops_scale": flops_scale, "bytes_scale": bytes_scale}
     for name, scale in scales.items():
         validate.in_range(name, scale, 0, MOST_SCALE, open_low=True)
-    scaled = any(scale != 1 for scale in scales.values())
+    is_scaled = any(scale != 1 for scale in scales.values())
     slots = sampler.num_slots if num_invited is None else num_invited
     validate.integer("num_invited", slots, 1, sampler.num_slots, hint="Draw more clients than are invited.")
-    per_second, present = devices.ticks_per_second, devices.availability
-    overhead, idle = (math.ceil(validate.as_written(x) * per_second) for x in (overhead_seconds, idle_seconds))
+    per_second = devices.ticks_per_second
+    availability = devices.availability
+    overhead_ticks, idle_ticks = (
+        math.ceil(validate.as_written(x) * per_second) for x in (overhead_seconds, idle_seconds)
+    )
 
     def init():
         zero = jnp.zeros((), jnp.int32)
@@ -134,17 +149,17 @@ def with_clock(
 
     def sample(key, state):
         cohort, inner = sampler.sample(key, state.sampler)
-        if present is not None:
-            cohort = _there(cohort, there_at(devices, cohort.ids, state.clock.seconds))
+        if availability is not None:
+            cohort = _only_available(cohort, there_at(devices, cohort.ids, state.clock.seconds))
         if num_invited is not None:
             cohort = first_invited(cohort, num_invited)
         cohort = cohort.timed(spent=spend(devices, key, cohort, state.price))
-        if present is not None:
-            leaves = absent_after(devices, cohort.ids, state.clock, cohort.timing.spent, checks)
-            cohort = cut_cohort(devices, key, cohort, state.price, leaves, INTERRUPTED.name)
-        ticks = jnp.where(cohort.invited.any(), window(cohort), idle)
-        clock = state.clock.moved(ticks, per_second).moved(overhead, per_second).since(state.clock)
-        if scaled:
+        if availability is not None:
+            leave_ticks = absent_after(devices, cohort.ids, state.clock, cohort.timing.spent, checks)
+            cohort = cut_cohort(devices, key, cohort, state.price, leave_ticks, INTERRUPTED.name)
+        ticks = jnp.where(cohort.invited.any(), window(cohort), idle_ticks)
+        clock = state.clock.moved(ticks, per_second).moved(overhead_ticks, per_second).since(state.clock)
+        if is_scaled:
             cohort = cohort._replace(metrics=cohort.metrics | {name: jnp.float32(x) for name, x in scales.items()})
         return stated(cohort, state.clock, clock, per_second), Timed(inner, clock, state.price)
 
@@ -152,14 +167,14 @@ def with_clock(
         return state._replace(sampler=sampler.observe(state.sampler, cohort, outcome))
 
     design = sampler.design if num_invited is None else of_first(sampler.design, num_invited)
-    metrics = TIMES if present is None else (*TIMES, UNAVAILABLE, INTERRUPTED)
+    metrics = TIMES if availability is None else (*TIMES, UNAVAILABLE, INTERRUPTED)
     metrics = metrics if num_invited is None else (*metrics, UNFILLED)
-    metrics = (*metrics, *SCALES) if scaled else metrics
+    metrics = (*metrics, *SCALES) if is_scaled else metrics
     return sampler._replace(
         init=init,
         sample=sample,
         num_slots=slots,
-        design=design if present is None else responding(design, "others"),
+        design=design if availability is None else responding(design, "others"),
         tell=tell,
         observe=sampler.observe and observe,
         metrics=(*sampler.metrics, *metrics),
@@ -167,10 +182,13 @@ def with_clock(
     )
 
 
-def _there(cohort: Cohort, here: Array) -> Cohort:
-    """The cohort without the clients who are not there."""
-    gone = (cohort.invited & ~here).sum(dtype=jnp.int32)
-    sent = None if cohort.timing.sent is None else cohort.timing.sent & here
-    metrics = cohort.metrics | {"unavailable": gone}
-    cohort = cohort._replace(invited=cohort.invited & here, reported=cohort.reported & here, metrics=metrics)
+def _only_available(cohort: Cohort, is_available: Array) -> Cohort:
+    """The cohort in which clients that are not available, by a mask [m], are not invited."""
+    num_unavailable = (cohort.invited & ~is_available).sum(dtype=jnp.int32)
+    sent = None if cohort.timing.sent is None else cohort.timing.sent & is_available
+    invited = cohort.invited & is_available
+    reported = cohort.reported & is_available
+    cohort = cohort._replace(
+        invited=invited, reported=reported, metrics=cohort.metrics | {"unavailable": num_unavailable}
+    )
     return recounted(cohort.timed(sent=sent))

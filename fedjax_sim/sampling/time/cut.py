@@ -1,4 +1,4 @@
-"""What simulated time does to a cohort: what its clients spend, who stops when, and the clock that follows."""
+"""The effect of simulated time on a cohort: what clients spend, when they stop, and the clock after the round."""
 
 from __future__ import annotations
 
@@ -36,31 +36,35 @@ __all__ = [
     "window",
 ]
 
-LONGEST = 2**31 - 2**21  # ticks until the last client is done
+LONGEST = 2**31 - 2**21  # the largest number of ticks until the last client is done
 
 
 class Timed(NamedTuple):
-    """The state of a sampler with a clock; wrappers find it in theirs by its type."""
+    """The state of a sampler with a clock. Wrappers find it inside of their own state by its type."""
 
-    sampler: PyTree
+    sampler: PyTree  # the state of the sampler without a clock
     clock: Clock
     price: Price
 
 
 def timed(sampler: Sampler, name: str) -> Devices:
-    """The devices of a sampler with a clock.
+    """Returns the devices of a sampler with a clock, for a wrapper that needs a clock.
 
-    Raises: TypeError for what is no sampler, ValueError for one without a clock, which `name` needs.
+    Args:
+      sampler: the sampler to wrap.
+      name: of the wrapper, for errors.
+
+    Raises: TypeError for an argument that is no sampler; ValueError for a sampler without a clock.
     """
-    _final(sampler, name)
+    _refuse_counted(sampler, name)
     if sampler.devices is None:
         hint = "Put with_clock(sampler, devices) inside; in a config, write [sampler.with_clock] before it."
         validate.fail("sampler", f"one with a clock, for {name}", "one whose rounds take no time", hint)
     return sampler.devices
 
 
-def _final(sampler: Sampler, name: str) -> None:
-    """Refuses what `name` would change after it was counted."""
+def _refuse_counted(sampler: Sampler, name: str) -> None:
+    """Refuses a sampler that counts distinct clients, whose reports `name` would change after they are counted."""
     validate.part("sampler", sampler, Sampler)
     if DISTINCT in sampler.metrics:
         hint = f"Put with_distinct_clients around {name}."
@@ -68,57 +72,75 @@ def _final(sampler: Sampler, name: str) -> None:
 
 
 def untimed(sampler: Sampler, name: str) -> None:
-    """Refuses a sampler with a clock, whose times would not follow from what `name` changes.
+    """Checks that a sampler has no clock, since times would not follow from what a wrapper changes around the clock.
 
-    Raises: TypeError for what is no sampler, ValueError for one with a clock.
+    Args:
+      sampler: the sampler to wrap.
+      name: of the wrapper, for errors.
+
+    Raises: TypeError for an argument that is no sampler; ValueError for a sampler with a clock.
     """
-    _final(sampler, name)
+    _refuse_counted(sampler, name)
     if sampler.devices is not None:
         hint = f"Put {name} inside of with_clock; in a config, before it."
         validate.fail("sampler", f"one without a clock, for {name}", "one with a clock", hint)
 
 
 def unlimited(sampler: Sampler, name: str, hint: str) -> None:
-    """Refuses a sampler in which the first few reports count, since `name` changes who is among them.
+    """Checks that a sampler has no limit of reports, since a wrapper would change which reports are the first.
 
-    Raises: ValueError.
+    Args:
+      sampler: the sampler to wrap.
+      name: of the wrapper, for errors.
+      hint: what to do instead, for errors.
+
+    Raises: ValueError for a sampler with a limit of reports.
     """
-    most = getattr(sampler.design, "max_reports", None)
-    if most is not None:
-        validate.fail("sampler", f"one without a limit of reports, for {name}", most, hint)
+    max_reports = getattr(sampler.design, "max_reports", None)
+    if max_reports is not None:
+        validate.fail("sampler", f"one without a limit of reports, for {name}", max_reports, hint)
 
 
 def changed(
     sampler: Sampler, change: Callable, design: SamplingDesign | None = None, metrics: tuple[Metric, ...] = ()
 ) -> Sampler:
-    """`sampler.then` for changes that a clock sees: where a cohort is done sooner, the clock is put back by as much.
+    """Applies a change to each cohort of a sampler with a clock, like `Sampler.then`.
+
+    If the changed cohort is done sooner, the clock is put back by the difference.
 
     Args:
-      sampler: with a clock.
+      sampler: a sampler with a clock.
       change: (key, Cohort, `Price`) -> Cohort; the key is the one that the cohort was drawn with.
-      design, metrics: as in `Sampler.then`.
+      design: of the changed cohorts, as in `Sampler.then`; None = that of the sampler.
+      metrics: that the change states, as in `Sampler.then`.
 
     Guarantees: tests/sampling/time/test_clock.py::test_the_clock_is_exact.
     """
     per_second = sampler.devices.ticks_per_second
 
     def sample(key, state):
-        before = _found(state).clock
-        cohort, after = sampler.sample(key, state)
-        clocked = _found(after)
-        shorter = change(key, cohort, clocked.price)
-        clock = clocked.clock.moved(window(shorter) - window(cohort), per_second).since(before)
-        return stated(shorter, before, clock, per_second), _timed(after, clock=clock)
+        clock_before = _timed_state(state).clock
+        cohort, state = sampler.sample(key, state)
+        timed_state = _timed_state(state)
+        changed_cohort = change(key, cohort, timed_state.price)
+        difference = window(changed_cohort) - window(cohort)
+        clock = timed_state.clock.moved(difference, per_second).since(clock_before)
+        return stated(changed_cohort, clock_before, clock, per_second), _with_timed(state, clock=clock)
 
     design = sampler.design if design is None else design
     return sampler._replace(sample=sample, design=design, metrics=(*sampler.metrics, *metrics))
 
 
 def spend(devices: Devices, key: Array, cohort: Cohort, price: Price) -> Spent:
-    """What the clients of a cohort spend if nobody stops them; zeros where nobody is invited.
+    """Computes what the clients of a cohort spend if nothing stops them.
 
     Args:
-      key: that the cohort was drawn with.
+      devices: what the clients run on.
+      key: the key that the cohort was drawn with.
+      cohort: the cohort.
+      price: the cost of a round.
+
+    Returns: a `Spent`, [m] each; zeros for slots that are not invited.
 
     Raises: ValueError for federations whose rounds inside were not priced for this cohort.
     """
@@ -127,157 +149,203 @@ def spend(devices: Devices, key: Array, cohort: Cohort, price: Price) -> Spent:
         validate.fail("price.more", "what the rounds inside of this cohort take", None, hint)
     spent = _spent(devices, key, cohort.ids, price.loads(cohort))
     if price.more is not None:
-        spent = Spent(*_together(spent[:3], price.more), spent.joules + sum(price.more.joules))
+        spent = Spent(*_with_more(spent[:3], price.more), spent.joules + sum(price.more.joules))
     return jax.tree.map(lambda x: jnp.where(cohort.invited, x, 0), spent)
 
 
 def first_pass(devices: Devices, key: Array, cohort: Cohort, price: Price) -> Spent:
-    """What clients spend until the first of their two messages has arrived, if nobody stops them."""
+    """Computes what clients spend until the first of their two messages has arrived, if nothing stops them."""
     return _spent(devices, key, cohort.ids, price.loads(cohort)[:1])
 
 
 def _spent(devices: Devices, key: Array, ids: Array, loads: tuple[Load, ...]) -> Spent:
-    """What all passes of a round take, each with messages of its own; a phase is that of all of them together."""
-    first, *rest = (spent_by(devices, key, ids, load) for load in loads)
-    for one in rest:
-        first = Spent(*_added(first[:3], one[:3]), first.joules + one.joules)
-    return first
+    """What all passes of a round take; each phase (download, local work, message) is the sum over the passes."""
+    total, *other_passes = (spent_by(devices, key, ids, load) for load in loads)
+    for spent in other_passes:
+        total = Spent(*_added(total[:3], spent[:3]), total.joules + spent.joules)
+    return total
 
 
 def _added(ticks: tuple, others: tuple) -> tuple:
+    """The sums of ticks, phase by phase, at most `MOST_TICKS` each."""
     return tuple(jnp.minimum(x + y, MOST_TICKS) for x, y in zip(ticks, others, strict=True))
 
 
-def _together(ticks: tuple, more: More) -> tuple:
-    """The ticks of the three phases with those that come on top; the last phase ends when no other is waited for."""
+def _with_more(ticks: tuple, more: More) -> tuple:
+    """The ticks of the three phases with those of `more`; the last phase ends when the slot waits for no other."""
     down, compute, up = _added(ticks, more.ticks)
     return down, compute, jnp.clip(more.least - down - compute, up, MOST_TICKS)
 
 
 def price_in(state: PyTree) -> Price:
-    """What a round costs, in the state of a sampler with a clock, whatever wraps it."""
-    return _found(state).price
+    """Returns the cost of a round from the state of a sampler with a clock, whatever wraps the sampler."""
+    return _timed_state(state).price
 
 
 def repriced(state: PyTree, price: Price) -> PyTree:
-    """The state of a sampler with a clock, whatever wraps it, at another price."""
-    return _timed(state, price=price)
+    """Returns the state of a sampler with a clock, whatever wraps the sampler, with another cost of a round."""
+    return _with_timed(state, price=price)
 
 
 def cut_cohort(devices: Devices, key: Array, cohort: Cohort, price: Price, at: Array, name: str) -> Cohort:
-    """The cohort whose clients stop at a moment: who is not done by then does not report, and is lost to `name`.
+    """Stops the clients of a cohort at a moment: a client that is not done by then does not report, and is lost.
 
-    That goes for who was to be lost at a later moment, too. A message that is on its way then counts as sent, in full;
-    so does the first of two (`Timing.begun`). Of each of the three parts of a round, energy is spent in proportion to
-    its time.
+    This includes clients that would be lost to another cause at a later moment. A message that is on its way at the
+    moment counts as sent, in full, and so does the first of two messages (`Timing.begun`). Of each phase of a round
+    (download, local work, message), energy is spent in proportion to time.
 
     Args:
-      key: that the cohort was drawn with.
-      at: [] or [m] int32, ticks after the invitation.
-      name: of the metric that counts them.
+      devices: what the clients run on.
+      key: the key that the cohort was drawn with.
+      cohort: the cohort.
+      price: the cost of a round.
+      at: [] or [m] int32, the moment in ticks after the invitation.
+      name: of the cause, and of the metric that counts the clients.
 
-    Guarantees: tests/sampling/time/test_clock.py::test_energy_of_what_was_done; both messages of two passes are begun
-    when they are (tests/sampling/time/test_deadlines.py::test_the_first_of_two_messages_was_sent); in whatever order
-    cuts are made, the first moment counts
-    (tests/sampling/time/test_lost_reports.py::test_every_client_is_counted_once).
+    Guarantees:
+      - energy is that of what was done (tests/sampling/time/test_clock.py::test_energy_of_what_was_done)
+      - of two messages, each counts as begun at its own moment
+        (tests/sampling/time/test_deadlines.py::test_the_first_of_two_messages_was_sent)
+      - in whatever order cuts are made, the first moment counts
+        (tests/sampling/time/test_lost_reports.py::test_every_client_is_counted_once)
     """
     spent = cohort.timing.spent
-    late = cohort.invited & (spent.total > at)
-    done = ticks_done(spent, at)
-    part = joules_of(done, *_planned(devices, key, cohort, price))
+    is_late = cohort.invited & (spent.total > at)
+    ticks = ticks_done(spent, at)
+    joules = joules_of(ticks, *_planned(devices, key, cohort, price))
     sent = cohort.reported if cohort.timing.sent is None else cohort.timing.sent
-    begun, up = cohort.timing.begun, 0
+    begun = cohort.timing.begun
+    first_message_ticks = 0
     if price.before is not None:
-        before = first_pass(devices, key, cohort, price)
-        begun, up = sent if begun is None else begun, before.up
-        begun &= ~late | (at > before.down + before.compute)
-    sent &= ~late | (done[2] > up)
-    done_by = Spent(*done, jnp.where(late, part, spent.joules))
-    return losing(cohort.timed(sent=sent, begun=begun, spent=done_by), name, late, at)
+        first = first_pass(devices, key, cohort, price)
+        begun = sent if begun is None else begun
+        first_message_ticks = first.up
+        begun &= ~is_late | (at > first.down + first.compute)
+    # The message phase holds the messages of both passes, so the last message begins after the first one.
+    sent &= ~is_late | (ticks[2] > first_message_ticks)
+    spent_until = Spent(*ticks, jnp.where(is_late, joules, spent.joules))
+    return losing(cohort.timed(sent=sent, begun=begun, spent=spent_until), name, is_late, at)
 
 
 def ticks_done(spent: Spent, at: Array) -> tuple[Array, Array, Array]:
-    """The ticks of download, local work and message that are over at a moment, [c] each."""
-    done, left = [], jnp.maximum(at, 0)
+    """Computes the ticks of download, local work and message that have passed at a moment, [c] each."""
+    passed = []
+    remaining = jnp.maximum(at, 0)
     for ticks in spent[:3]:
-        done.append(jnp.minimum(ticks, left))
-        left = left - done[-1]
-    return tuple(done)
+        passed.append(jnp.minimum(ticks, remaining))
+        remaining = remaining - passed[-1]
+    return tuple(passed)
 
 
 def joules_of(done: tuple, ticks: tuple, joules: tuple) -> Array:
-    """[c] the energy of what was done, in proportion to the time of each part.
+    """Computes the energy spent so far, in proportion to the time of each phase: [c] float32.
 
     Args:
-      ticks, joules: of each part as a whole.
+      done: the ticks of download, local work and message that have passed, [c] each.
+      ticks: the ticks of each phase as a whole.
+      joules: the energy of each phase as a whole.
     """
+    # A phase that takes no time is spent as a whole.
     shares = [jnp.where(whole > 0, x / jnp.maximum(whole, 1), 1) for x, whole in zip(done, ticks, strict=True)]
     return sum(energy * share for energy, share in zip(joules, shares, strict=True))
 
 
 def lasting(devices: Devices, key: Array, cohort: Cohort, price: Price, joules: Array) -> Array:
-    """[m] int32 ticks after the invitation when clients have spent so many joules, [m]; `NEVER` for who needs no more.
+    """Computes when clients have spent a given energy.
 
     Args:
-      key: that the cohort was drawn with.
+      devices: what the clients run on.
+      key: the key that the cohort was drawn with.
+      cohort: the cohort.
+      price: the cost of a round.
+      joules: [m] the energy of each client.
 
-    Raises: ValueError where a slot's energy is not that of its client alone (`Price.more`).
+    Returns: [m] int32 ticks after the invitation; `NEVER` for clients whose round needs no more than their energy.
+
+    Raises: ValueError if a slot's energy is not that of its client alone (`Price.more`).
 
     Guarantees: tests/sampling/time/test_battery.py::test_who_runs_out.
     """
     if price.more is not None:
         hint = "Leave with_battery out: what a slot spends is also the energy of partners, or of devices inside."
         validate.fail("sampler", "one without batteries, for clients who spend others' energy", "with_battery", hint)
-    at, going = jnp.zeros_like(cohort.ids), jnp.ones_like(cohort.invited)
+    end_ticks = jnp.zeros_like(cohort.ids)
+    is_going = jnp.ones_like(cohort.invited)
+    remaining = joules
     for ticks, energy in zip(*_planned(devices, key, cohort, price), strict=True):
-        enough = energy <= joules
-        share = jnp.where(enough, 1.0, joules / jnp.where(enough, 1.0, energy))
-        done = jnp.where(enough, ticks, jnp.minimum((share * ticks.astype(jnp.float32)).astype(jnp.int32), ticks))
-        at, going, joules = at + jnp.where(going, done, 0), going & enough, jnp.maximum(joules - energy, 0)
-    return jnp.where(going, NEVER, at)
+        is_enough = energy <= remaining
+        share = jnp.where(is_enough, 1.0, remaining / jnp.where(is_enough, 1.0, energy))
+        partial_ticks = jnp.minimum((share * ticks.astype(jnp.float32)).astype(jnp.int32), ticks)
+        phase_ticks = jnp.where(is_enough, ticks, partial_ticks)
+        end_ticks = end_ticks + jnp.where(is_going, phase_ticks, 0)
+        is_going = is_going & is_enough
+        remaining = jnp.maximum(remaining - energy, 0)
+    return jnp.where(is_going, NEVER, end_ticks)
 
 
 def _planned(devices: Devices, key: Array, cohort: Cohort, price: Price) -> tuple[tuple, tuple]:
-    """The ticks and the joules of download, local work and message, [m] each, if nobody stops them."""
+    """(ticks, joules) of download, local work and message, [m] each, if nothing stops the clients."""
     ticks, joules = priced_by_part(devices, key, cohort.ids, price.loads(cohort))
     if price.more is None:
         return ticks, joules
-    return _together(ticks, price.more), tuple(x + y for x, y in zip(joules, price.more.joules, strict=True))
+    return _with_more(ticks, price.more), tuple(x + y for x, y in zip(joules, price.more.joules, strict=True))
 
 
 def priced_by_part(devices: Devices, key: Array, ids: Array, loads: tuple[Load, ...]) -> tuple[tuple, tuple]:
-    """The ticks and the joules of download, local work and message, [c] each; what a round costs without either, such
-    as latency, belongs to download and message alike.
+    """Computes the ticks and the joules of download, local work and message.
+
+    The energy of a round without bytes and work, such as that of latency, is split between download and message.
 
     Args:
-      ids: [c] int32. loads: of [c], one for each pass.
+      devices: what the clients run on.
+      key: the key that the cohort was drawn with.
+      ids: [c] int32.
+      loads: numbers [c], a load for each pass.
+
+    Returns: (ticks, joules), each a triple of [c].
     """
-    parts = ((1, 0, 0, 1), (1, 0, 1, 0), (1, 0, 0, 0))  # everything, nothing, the download, the local work
+    # Devices state only the energy of a whole round. So four rounds are priced: with everything, with nothing, with the
+    # download alone and with the local work alone. Rows are the fields of `Load`: flops, bytes down, bytes up.
+    factors = ((1, 0, 0, 1), (1, 0, 1, 0), (1, 0, 0, 0))
 
-    def of_each(load):
-        return Load(*(jnp.concatenate([x * one for one in ones]) for x, ones in zip(load, parts, strict=True)))
+    def four_rounds(load):
+        return Load(*(jnp.concatenate([x * factor for factor in row]) for x, row in zip(load, factors, strict=True)))
 
-    spent = _spent(devices, key, jnp.tile(ids, 4), tuple(map(of_each, loads)))
+    spent = _spent(devices, key, jnp.tile(ids, 4), tuple(map(four_rounds, loads)))
     spent = jax.tree.map(lambda x: x.reshape(4, -1), spent)
-    everything, nothing, down, compute = spent.joules
-    down, compute = down - nothing / 2, compute - nothing
+    everything, nothing, only_down, only_compute = spent.joules
+    down = only_down - nothing / 2
+    compute = only_compute - nothing
     return tuple(x[0] for x in spent[:3]), (down, compute, everything - down - compute)
 
 
 def window(cohort: Cohort) -> Array:
-    """[] int32 ticks until the last client is done."""
+    """Returns the ticks until the last client of a cohort is done, [] int32."""
     return jnp.minimum(cohort.timing.spent.total.max(initial=0), LONGEST)
 
 
 def stated(cohort: Cohort, before: Clock, after: Clock, per_second: int) -> Cohort:
-    """The cohort with the times of its round in its metrics."""
+    """Returns the cohort with the times of its round in its metrics.
 
-    def seconds(whole, ticks):
-        return whole.astype(jnp.float32) + ticks.astype(jnp.float32) / per_second
+    Args:
+      cohort: the cohort.
+      before: the clock before the round.
+      after: the clock after the round.
+      per_second: ticks per second.
+    """
 
-    length = seconds((after.seconds - before.seconds) & jnp.int32(2**31 - 1), after.ticks - before.ticks)
-    had = window(cohort).astype(jnp.float32) * cohort.invited.sum(dtype=jnp.float32) / per_second
-    times = {"round_seconds": length, "simulated_seconds": after.read(per_second), "client_seconds": had}
+    def in_seconds(whole_seconds, ticks):
+        return whole_seconds.astype(jnp.float32) + ticks.astype(jnp.float32) / per_second
+
+    # The mask is for clocks past 68 years, whose sign bit is set.
+    whole_seconds = (after.seconds - before.seconds) & jnp.int32(2**31 - 1)
+    round_seconds = in_seconds(whole_seconds, after.ticks - before.ticks)
+    client_seconds = window(cohort).astype(jnp.float32) * cohort.invited.sum(dtype=jnp.float32) / per_second
+    times = {
+        "round_seconds": round_seconds,
+        "simulated_seconds": after.read(per_second),
+        "client_seconds": client_seconds,
+    }
     return cohort._replace(metrics=cohort.metrics | times)
 
 
@@ -285,10 +353,11 @@ def _is_timed(x: PyTree) -> bool:
     return isinstance(x, Timed)
 
 
-def _timed(state: PyTree, **changes: PyTree) -> PyTree:
-    """The state of a sampler with a clock, with other fields of its `Timed`."""
+def _with_timed(state: PyTree, **changes: PyTree) -> PyTree:
+    """The state of a sampler with a clock, with changed fields of its `Timed`."""
     return jax.tree.map(lambda x: x._replace(**changes) if _is_timed(x) else x, state, is_leaf=_is_timed)
 
 
-def _found(state: PyTree) -> Timed:
+def _timed_state(state: PyTree) -> Timed:
+    """The `Timed` inside of the state of a sampler with a clock."""
     return next(x for x in jax.tree.leaves(state, is_leaf=_is_timed) if _is_timed(x))

@@ -1,4 +1,4 @@
-"""Wrappers that end a round of simulated time before everybody has reported."""
+"""Wrappers that end a round of simulated time before all clients have reported."""
 
 from __future__ import annotations
 
@@ -32,34 +32,38 @@ MOST_AIRTIME = 10**9  # ticks
 
 @validate.named_arguments
 def with_deadline(sampler: Sampler, seconds: Positive, *, late: Literal["dropped", "partial"] = "dropped") -> Sampler:
-    """A round ends after so many seconds at the latest.
+    """A round ends after the given number of seconds at the latest.
 
     Args:
-      sampler: one with a clock, `with_clock(...)`, and without another deadline.
-      seconds: from the invitation to the end, at least one tick; rounded down to whole ones.
-      late: "dropped": who has not arrived by then stops, and does not report; a message that was on its way counts as
-        sent, and its bytes as wasted. "partial": a client does as many local steps as let its message arrive in time
-        (`Cohort.work`), and is dropped only if not even one does; goes inside of `with_over_selection`.
+      sampler: a sampler with a clock, `with_clock(...)`, and without another deadline.
+      seconds: from the invitation to the end, at least one tick; rounded down to whole ticks.
+      late: what happens to clients that are too slow. "dropped": a client whose message has not arrived by the deadline
+        stops, and does not report. A message on its way counts as sent, and its bytes as wasted. "partial": a client
+        does the largest number of local steps with which its message arrives in time (`Cohort.work`). It is dropped
+        only if the message of a single step would be late. "partial" goes inside of `with_over_selection`.
 
-    Returns: a sampler of the same cohorts. Who responds depends on the client: formulas and Horvitz-Thompson refuse the
-    design. Accountants of client-level privacy take it, for no client decides about another.
+    Returns: a sampler of the same cohorts; `metrics["late"]` counts dropped clients, and `metrics["shortened"]` clients
+    that report with partial work. Whether a client reports depends on the client, so formulas and Horvitz-Thompson
+    refuse the design. Accountants of client-level privacy accept it, since no client affects another.
 
-    Raises: ValueError, TypeError for a sampler without a clock or with a deadline, or values out of range; for
-    "partial" with clients that cannot stop early, `round.collect` does.
+    Raises: ValueError or TypeError for a sampler without a clock or with a deadline, and for values out of range. For
+      "partial" with clients that cannot stop early, `round.collect` raises.
 
-    Guarantees: who arrives in time reports, and no round is longer
-    (tests/sampling/time/test_deadlines.py::test_deadline); partial work is the most that arrives in time
-    (::test_partial_work_is_the_most_that_fits); control variates, error feedback and secure sums see the cohort alone
-    (::test_time_acts_through_the_cohort_alone); without late clients both are the sampler without a deadline
-    (::test_a_generous_deadline).
+    Guarantees:
+      - clients whose message arrives in time report, and no round is longer
+        (tests/sampling/time/test_deadlines.py::test_deadline)
+      - partial work is the most that arrives in time (::test_partial_work_is_the_most_that_fits)
+      - control variates, error feedback and secure sums are affected through the cohort only
+        (::test_time_acts_through_the_cohort_alone)
+      - without late clients, both forms are the sampler without a deadline (::test_a_generous_deadline)
 
     References: Bonawitz et al. 2019, section 2.2; Nishio and Yonetani 2019 (FedCS), section 3.
     """
     devices = timed(sampler, "with_deadline")
     if LATE in sampler.metrics:
         validate.fail("sampler", "one without a deadline", "one with a deadline", "Keep the shorter of the two.")
-    ticks = min(math.floor(validate.as_written(seconds) * devices.ticks_per_second), NEVER)
-    if ticks < 1:
+    deadline_ticks = min(math.floor(validate.as_written(seconds) * devices.ticks_per_second), NEVER)
+    if deadline_ticks < 1:
         validate.fail("seconds", f"at least one tick, {1 / devices.ticks_per_second:g} s", seconds)
     if late == "partial" and EXHAUSTED in sampler.metrics:
         hint = "How long a battery lasts follows from how much work is done: put with_battery around with_deadline."
@@ -68,64 +72,79 @@ def with_deadline(sampler: Sampler, seconds: Positive, *, late: Literal["dropped
         hint = "Who is among the first follows from how much everybody does: put with_deadline inside."
         validate.fail("sampler", "one without a limit of reports, for partial work", sampler.design.max_reports, hint)
 
-    def ended(key, cohort, price):
+    def end_round(key, cohort, price):
         if late == "dropped":
-            return cut_cohort(devices, key, cohort, price, jnp.int32(ticks), LATE.name)
-        shorter = _shortened(devices, key, cohort, price, ticks)
+            return cut_cohort(devices, key, cohort, price, jnp.int32(deadline_ticks), LATE.name)
+        shorter = _with_partial_work(devices, key, cohort, price, deadline_ticks)
         shorter = shorter.timed(shortened=shorter.work < price.num_steps(cohort))
-        return cut_cohort(devices, key, shorter, price, jnp.int32(ticks), LATE.name)
+        return cut_cohort(devices, key, shorter, price, jnp.int32(deadline_ticks), LATE.name)
 
     metrics = (LATE, SHORTENED) if late == "partial" else (LATE,)
-    return changed(sampler, ended, responding(sampler.design, "client"), metrics)
+    return changed(sampler, end_round, responding(sampler.design, "client"), metrics)
 
 
-def _shortened(devices: Devices, key: Array, cohort: Cohort, price: Price, ticks: int) -> Cohort:
-    """The cohort, doing no more than arrives in time. Who was to leave after its message then arrives before."""
-    shorter = cohort._replace(work=_steps_in_time(devices, key, cohort, price, ticks))
-    spent, ends = spend(devices, key, shorter, price), cohort.timing.spent.total
-    left = ends < spend(devices, key, cohort, price).total  # nothing else cuts a round short inside of this
+def _with_partial_work(devices: Devices, key: Array, cohort: Cohort, price: Price, deadline_ticks: int) -> Cohort:
+    """The cohort in which each client does no more work than arrives in time.
+
+    A client that was to leave before its message arrived may now finish its shorter work before it leaves. Such a
+    client reports again.
+    """
+    shorter = cohort._replace(work=_steps_in_time(devices, key, cohort, price, deadline_ticks))
+    spent = spend(devices, key, shorter, price)
+    end_ticks = cohort.timing.spent.total
+    # Only leaving can cut a round short inside of this wrapper, so a client that ends early has left.
+    has_left = end_ticks < spend(devices, key, cohort, price).total
     shorter = shorter.timed(spent=spent)
     if INTERRUPTED.name not in cohort.timing.lost:
         return shorter
-    back = regained(shorter, INTERRUPTED.name, left)
-    again = back.reported & left
-    begun = None if cohort.timing.begun is None else cohort.timing.begun | again
-    back = back.timed(sent=cohort.timing.sent | again, begun=begun)
-    early = left & (ends < jnp.minimum(spent.total, ticks))
-    return cut_cohort(devices, key, back, price, jnp.where(early, ends, NEVER), INTERRUPTED.name)
+    # All clients that left report again, as if they stayed; then clients that leave before the shorter work is done, or
+    # before the deadline, are cut at the moment at which they leave.
+    restored = regained(shorter, INTERRUPTED.name, has_left)
+    reports_again = restored.reported & has_left
+    begun = None if cohort.timing.begun is None else cohort.timing.begun | reports_again
+    restored = restored.timed(sent=cohort.timing.sent | reports_again, begun=begun)
+    leaves_early = has_left & (end_ticks < jnp.minimum(spent.total, deadline_ticks))
+    leave_ticks = jnp.where(leaves_early, end_ticks, NEVER)
+    return cut_cohort(devices, key, restored, price, leave_ticks, INTERRUPTED.name)
 
 
-def _steps_in_time(devices: Devices, key: Array, cohort: Cohort, price: Price, ticks: int) -> Array:
-    """[m] int32, the most local steps, of those planned and at least 1, with which the message arrives in time."""
+def _steps_in_time(devices: Devices, key: Array, cohort: Cohort, price: Price, deadline_ticks: int) -> Array:
+    """[m] int32: the most local steps with which the message arrives in time, at least 1 and at most those planned."""
 
-    def halved(_, bounds):
-        low, high = bounds  # low arrives, or is 1; more than high do not, or are not planned
+    def bisect(_, bounds):
+        # The message of `low` steps arrives in time, or low is 1. More than `high` steps are late, or are not planned.
+        low, high = bounds
         middle = low + (high - low + 1) // 2
-        fits = spend(devices, key, cohort._replace(work=middle), price).total <= ticks
+        fits = spend(devices, key, cohort._replace(work=middle), price).total <= deadline_ticks
         return jnp.where(fits, middle, low), jnp.where(fits, high, jnp.maximum(middle - 1, low))
 
-    planned = price.num_steps(cohort)
-    return jax.lax.fori_loop(0, validate.MOST_STEPS.bit_length(), halved, (jnp.ones_like(planned), planned))[0]
+    planned_steps = price.num_steps(cohort)
+    bounds = (jnp.ones_like(planned_steps), planned_steps)
+    return jax.lax.fori_loop(0, validate.MOST_STEPS.bit_length(), bisect, bounds)[0]
 
 
 def with_over_selection(sampler: Sampler, num_reports: int) -> Sampler:
-    """More clients are invited than needed: the round ends when the first `num_reports` messages have arrived.
+    """A round ends when the first `num_reports` messages have arrived (over-selection).
 
-    The others stop; what they had on its way counts as sent and wasted. Equal arrivals count in the order of ids. If
-    fewer report, the round ends when the last one is done.
+    More clients are invited than needed. When the round ends, the other clients stop; a message on its way counts as
+    sent, and its bytes as wasted. Messages that arrive at the same moment count in the order of client ids. If fewer
+    clients report, the round ends when the last client is done.
 
     Args:
-      sampler: one with a clock, of different clients, without another limit of reports.
+      sampler: a sampler with a clock, of different clients, without another limit of reports.
       num_reports: in [1, num_slots].
 
-    Returns: a sampler of the same cohorts. Faster clients report more often: formulas and Horvitz-Thompson refuse the
-    design. Accountants take that of a fixed number of clients, with replace-one neighbours: who is late for want of
-    speed gives its place to one other.
+    Returns: a sampler of the same cohorts; `metrics["not_needed"]` counts clients that were too slow. Faster clients
+    report more often, so formulas and Horvitz-Thompson refuse the design. Accountants accept the design of a fixed
+    number of clients, with replace-one neighbours: a client that is late gives its place to one other client.
 
-    Raises: ValueError, TypeError for values out of range or a sampler of another kind.
+    Raises: ValueError or TypeError for values out of range, and for a sampler of another kind.
 
-    Guarantees: the first by arrival (tests/sampling/time/test_deadlines.py::test_over_selection_takes_the_first); where
-    all devices are alike but for random times, every client is among them equally often (::test_random_arrivals).
+    Guarantees:
+      - the first messages by arrival count
+        (tests/sampling/time/test_deadlines.py::test_over_selection_takes_the_first)
+      - if all devices are alike up to random times, every client is among the first equally often
+        (::test_random_arrivals)
 
     References: Bonawitz et al. 2019, sections 2.2 and 9 (130 % of the clients needed).
     """
@@ -133,15 +152,17 @@ def with_over_selection(sampler: Sampler, num_reports: int) -> Sampler:
     validate.integer("num_reports", num_reports, 1, sampler.num_slots)
     design = _limited(sampler.design, num_reports)
 
-    def ended(key, cohort, price):
-        arrival = jnp.where(cohort.reported, cohort.timing.spent.total, NEVER)
-        slots = jnp.arange(arrival.size, dtype=jnp.int32)
-        times, _, order = jax.lax.sort((arrival, cohort.ids, slots), num_keys=2)
-        among = jnp.zeros_like(cohort.reported).at[order[:num_reports]].set(True)
-        stopped = cut_cohort(devices, key, cohort, price, times[num_reports - 1], NOT_NEEDED.name)
-        return losing(stopped, NOT_NEEDED.name, stopped.reported & ~among, times[num_reports - 1])
+    def end_round(key, cohort, price):
+        arrival_ticks = jnp.where(cohort.reported, cohort.timing.spent.total, NEVER)
+        slots = jnp.arange(arrival_ticks.size, dtype=jnp.int32)
+        sorted_ticks, _, order = jax.lax.sort((arrival_ticks, cohort.ids, slots), num_keys=2)
+        is_among_first = jnp.zeros_like(cohort.reported).at[order[:num_reports]].set(True)
+        end_ticks = sorted_ticks[num_reports - 1]
+        stopped = cut_cohort(devices, key, cohort, price, end_ticks, NOT_NEEDED.name)
+        # A message that arrives at the last moment, and is not among the first, does not count either.
+        return losing(stopped, NOT_NEEDED.name, stopped.reported & ~is_among_first, end_ticks)
 
-    return changed(sampler, ended, design, (NOT_NEEDED,))
+    return changed(sampler, end_round, design, (NOT_NEEDED,))
 
 
 @validate.named_arguments
@@ -152,23 +173,28 @@ def with_radio_budget(
     airtime_seconds: float | None = None,
     order: Literal["arrival", "id"] = "arrival",
 ) -> Sampler:
-    """The messages of a round share a radio channel: clients send in order until the next one does not fit.
+    """The messages of a round share a radio channel: clients send in order, until the next message does not fit.
 
-    Who has no place trains for nothing and sends nothing.
+    A client without a place on the channel trains for nothing, and sends nothing.
 
     Args:
-      sampler: one with a clock, of different clients, without another limit of reports.
-      budget_bytes, airtime_seconds: of all messages of a round, exactly one of the two, above 0. Of two passes a place
-        in `budget_bytes` is for both messages, whether or not the second is sent; airtime is what is used. A message of
-        more than 2^24 bytes counts to 1 part in 2^24, as float32 holds it.
-      order: "arrival": by the moment at which a message would be ready; "id": by the clients' ids. Ties go by ids.
+      sampler: a sampler with a clock, of different clients, without another limit of reports.
+      budget_bytes: the bytes of all messages of a round, positive; None = `airtime_seconds` is given. Of two passes, a
+        place is for both messages, whether or not the second message is sent. A message of more than 2^24 bytes counts
+        to 1 part in 2^24, as float32 holds it.
+      airtime_seconds: the time of all messages of a round on the channel, positive; None = `budget_bytes` is given. Of
+        two passes, only the airtime that is used counts.
+      order: "arrival": by the moment at which a message would be ready; "id": by client ids. Ties are in the order of
+        ids.
 
-    Returns: a sampler of the same cohorts; formulas and Horvitz-Thompson refuse the design, and so do accountants, for
-    a client with a long message can push out several others.
+    Returns: a sampler of the same cohorts; `metrics["no_radio"]` counts clients without a place. Formulas and
+    Horvitz-Thompson refuse the design, and so do accountants, since a client with a long message can displace several
+    others.
 
-    Raises: ValueError, TypeError for values out of range or a sampler of another kind.
+    Raises: ValueError or TypeError for values out of range, and for a sampler of another kind.
 
-    Guarantees: the longest beginning of the order that fits (tests/sampling/time/test_deadlines.py::test_radio_budget).
+    Guarantees: the messages that are sent are the longest prefix of the order that fits
+    (tests/sampling/time/test_deadlines.py::test_radio_budget).
 
     References: Nishio and Yonetani 2019 (FedCS), section 3, on resource blocks of a cell.
     """
@@ -177,49 +203,60 @@ def with_radio_budget(
         validate.fail("budget_bytes, airtime_seconds", "exactly one of the two", (budget_bytes, airtime_seconds))
     name, budget = ("budget_bytes", budget_bytes) if airtime_seconds is None else ("airtime_seconds", airtime_seconds)
     validate.positive(name, budget)
-    airtime = (
-        0 if airtime_seconds is None else math.floor(validate.as_written(airtime_seconds) * devices.ticks_per_second)
-    )
-    if airtime > MOST_AIRTIME:
+    if airtime_seconds is None:
+        airtime_ticks = 0
+    else:
+        airtime_ticks = math.floor(validate.as_written(airtime_seconds) * devices.ticks_per_second)
+    if airtime_ticks > MOST_AIRTIME:
         validate.fail("airtime_seconds", f"at most {MOST_AIRTIME / devices.ticks_per_second:g}", airtime_seconds)
-    longest = None if budget_bytes is None else _longest(budget_bytes, sampler.num_slots)
+    largest_sizes = None if budget_bytes is None else _largest_sizes(budget_bytes, sampler.num_slots)
     design = responding(_limited(sampler.design, sampler.num_slots), "others")
 
-    def ended(key, cohort, price):
+    def share_channel(key, cohort, price):
         spent = cohort.timing.spent
-        ready = spent.down + spent.compute
-        cost, most = spent.up, airtime
+        ready_ticks = spent.down + spent.compute
+        cost = spent.up
+        limit = airtime_ticks
         if price.more is not None and price.more.airtime is not None:
             cost = price.more.airtime
-        if price.before is not None:  # the first of two messages is sent in the middle of a round
-            before = first_pass(devices, key, cohort, price)
-            cost = jnp.maximum(cost, jnp.clip(spent.total - before.down - before.compute, 0, before.up))
-        if budget_bytes is not None:  # messages of one size: so many
-            most = (price.all_bytes_up(cohort) <= longest).sum(dtype=jnp.int32)
+        if price.before is not None:
+            # The first of two messages is sent in the middle of a round; a client that stops uses only its part of it.
+            first = first_pass(devices, key, cohort, price)
+            cost = jnp.maximum(cost, jnp.clip(spent.total - first.down - first.compute, 0, first.up))
+        if budget_bytes is not None:
+            # All messages have the same size, so the budget is a number of messages, and each costs 1.
+            limit = (price.all_bytes_up(cohort) <= largest_sizes).sum(dtype=jnp.int32)
             cost = jnp.ones_like(cohort.ids)
         if price.more is not None and price.more.sends is not None:
             cost = jnp.where(price.more.sends, cost, 0)
-        sent = cohort.reported if cohort.timing.sent is None else cohort.timing.sent  # also those cut off on their way
-        wanted = sent if cohort.timing.begun is None else cohort.timing.begun
-        place = within_budget(cohort.ids, cost, wanted, most, ready if order == "arrival" else None)
-        place |= cost == 0  # who sends nothing needs none
-        without = wanted & ~place
-        stopped = cut_cohort(devices, key, cohort, price, jnp.where(without, ready, NEVER), NO_RADIO.name)
-        stopped = stopped.timed(sent=sent & place, begun=None if stopped.timing.begun is None else wanted & place)
-        return losing(stopped, NO_RADIO.name, without, ready)
+        # Messages that are cut off on their way use the channel too.
+        sent = cohort.reported if cohort.timing.sent is None else cohort.timing.sent
+        wants_place = sent if cohort.timing.begun is None else cohort.timing.begun
+        has_place = within_budget(cohort.ids, cost, wants_place, limit, ready_ticks if order == "arrival" else None)
+        has_place |= cost == 0  # a client that sends nothing needs no place
+        has_no_place = wants_place & ~has_place
+        end_ticks = jnp.where(has_no_place, ready_ticks, NEVER)
+        stopped = cut_cohort(devices, key, cohort, price, end_ticks, NO_RADIO.name)
+        begun = None if stopped.timing.begun is None else wants_place & has_place
+        stopped = stopped.timed(sent=sent & has_place, begun=begun)
+        return losing(stopped, NO_RADIO.name, has_no_place, ready_ticks)
 
-    return changed(sampler, ended, design, (NO_RADIO,))
+    return changed(sampler, share_channel, design, (NO_RADIO,))
 
 
-def _longest(budget: float, number: int) -> np.ndarray:
-    """[number] float32, the most bytes of a message of which 1, 2, ... fit; exact, which a quotient is not."""
-    counts = np.arange(1, number + 1)  # a float32 times a count below 2^29 is a float64
+def _largest_sizes(budget: float, number: int) -> np.ndarray:
+    """[number] float32: the largest size of a message of which 1, 2, ... messages fit a budget.
+
+    A quotient of floats may be rounded up, past the budget. The product is exact: a float32 times a count below 2^29 is
+    a float64.
+    """
+    counts = np.arange(1, number + 1)
     sizes = (budget / counts).astype(np.float32)
     return np.where(sizes.astype(np.float64) * counts > budget, np.nextafter(sizes, np.float32(0)), sizes)
 
 
 def _limited(design: SamplingDesign, num_reports: int) -> SamplingDesign:
-    """The design of which at most so many reports count; whose depends on the clients."""
+    """The design of cohorts of which at most `num_reports` reports count, chosen by properties of the clients."""
     if not isinstance(design, SamplingDesign) or design.replacement:
         rule = "a sampler of different clients"
         validate.fail("sampler", rule, getattr(design, "scheme", design), "Use uniform, poisson or full.")

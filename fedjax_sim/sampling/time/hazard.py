@@ -1,4 +1,4 @@
-"""Clients that leave while they train."""
+"""`with_hazard` lets clients leave while they train."""
 
 from __future__ import annotations
 
@@ -14,26 +14,29 @@ from fedjax_sim.types import Array, Devices, Sampler, Spent
 
 __all__ = ["leaves_at", "with_hazard"]
 
-NEVER = 2**31 - 1
+NEVER = 2**31 - 1  # ticks
 
 
 def with_hazard(sampler: Sampler, hazard: Hazard) -> Sampler:
-    """Clients may leave while they train: the longer it takes, the likelier.
+    """Clients may leave while they train; a longer local work makes this more likely.
 
-    Who leaves stops there and does not report; `metrics["interrupted"]` counts them. Around a deadline with partial
-    work a client must stay until that work is done; inside of one, until the message of that work has arrived.
+    A client that leaves stops at that moment and does not report. Around a deadline with partial work, a client must
+    stay until the partial work is done. Inside of such a deadline, it must stay until the message of this work has
+    arrived.
 
     Args:
-      sampler: one with a clock, `with_clock(...)`, and without a limit of reports: this goes inside of that.
-      hazard: seconds of computing until a client leaves, such as `network.memoryless(3600.0)`; in a config
-        `hazard = {name = "memoryless", mean_seconds = 3600.0}`.
+      sampler: a sampler with a clock, `with_clock(...)`, and without a limit of reports; this wrapper goes inside of a
+        limit of reports.
+      hazard: the distribution of the seconds of computing until a client leaves, such as `network.memoryless(3600.0)`;
+        in a config `hazard = {name = "memoryless", mean_seconds = 3600.0}`.
 
-    Returns: a sampler of the same cohorts. Slow clients report less often: formulas and Horvitz-Thompson refuse the
-    design. Accountants of client-level privacy take it, for no client decides about another.
+    Returns: a sampler of the same cohorts; `metrics["interrupted"]` counts clients that leave. Slow clients report less
+    often, so formulas and Horvitz-Thompson refuse the design. Accountants of client-level privacy accept it, since no
+    client affects another.
 
-    Raises: ValueError, TypeError for a sampler without a clock, or what is no hazard.
+    Raises: ValueError or TypeError for a sampler without a clock, and for an argument that is no hazard.
 
-    Guarantees: clients stay with the hazard's chance for their time of computing
+    Guarantees: clients stay with the hazard's probability for their time of computing
     (tests/sampling/time/test_clock.py::test_hazard_is_that_of_the_time).
 
     References: Bonawitz et al. 2019, section 4 (6 to 10 % of the clients of a round leave).
@@ -42,21 +45,28 @@ def with_hazard(sampler: Sampler, hazard: Hazard) -> Sampler:
     unlimited(sampler, "with_hazard", "Who leaves is not among the first: put it inside of what limits the reports.")
     validate.part("hazard", hazard, Hazard)
 
-    def thinned(key, cohort, price):
-        leaves = leaves_at(hazard, devices, key, cohort.ids, cohort.timing.spent)
-        return cut_cohort(devices, key, cohort, price, leaves, INTERRUPTED.name)
+    def interrupt(key, cohort, price):
+        leave_ticks = leaves_at(hazard, devices, key, cohort.ids, cohort.timing.spent)
+        return cut_cohort(devices, key, cohort, price, leave_ticks, INTERRUPTED.name)
 
-    known = any(metric.name == INTERRUPTED.name for metric in sampler.metrics)
-    return changed(sampler, thinned, responding(sampler.design, "client"), () if known else (INTERRUPTED,))
+    # A clock with availability states this metric already.
+    is_stated = any(metric.name == INTERRUPTED.name for metric in sampler.metrics)
+    return changed(sampler, interrupt, responding(sampler.design, "client"), () if is_stated else (INTERRUPTED,))
 
 
 def leaves_at(hazard: Hazard, devices: Devices, key: Array, ids: Array, spent: Spent) -> Array:
-    """When clients leave, [c] int32 ticks after they began; `NEVER` for who stays until its work is done.
+    """Draws when clients leave, in ticks after their invitation.
 
     Args:
-      key: that the cohort was drawn with, or that its clients were sent work with.
+      hazard: the distribution of the seconds of computing until a client leaves.
+      devices: what the clients run on.
+      key: the key that the cohort was drawn with, or with which its clients were sent work.
+      ids: [c] int32.
+      spent: the ticks of the clients' round, [c] each.
+
+    Returns: [c] int32; `NEVER` for clients that stay until their local work is done.
     """
-    compute = spent.compute.astype(jnp.float32)
-    after = hazard.leaves_after(stream(key, "hazard"), ids) * devices.ticks_per_second
-    leaves = spent.down + jnp.minimum(after, compute).astype(jnp.int32)
-    return jnp.where(after >= compute, NEVER, leaves)
+    compute_ticks = spent.compute.astype(jnp.float32)
+    leaves_after = hazard.leaves_after(stream(key, "hazard"), ids) * devices.ticks_per_second
+    leave_ticks = spent.down + jnp.minimum(leaves_after, compute_ticks).astype(jnp.int32)
+    return jnp.where(leaves_after >= compute_ticks, NEVER, leave_ticks)

@@ -1,3 +1,3 @@
-"""Secure aggregation with real keys, between parties on one host."""
+"""Secure aggregation with real cryptographic keys, between parties on one host."""
 
 __all__: list[str] = []

@@ -1,4 +1,4 @@
-"""Secure aggregation with real cryptography inside of a round, for a few hundred clients on one device."""
+"""`real_secure_sum` runs secure aggregation with real cryptography inside of a round, for a few hundred clients."""
 
 from __future__ import annotations
 
@@ -31,23 +31,30 @@ def real_secure_sum(
     min_messages: int | None = None,
     signed: bool = False,
 ) -> Aggregator:
-    """`secure_sum` by real keys, seals, masks and shares: the protocol runs on the host in each round.
+    """The server computes a modular sum of masked messages, by a protocol with real keys, run on the host each round.
 
-    Who leaves, the sum and the aborts are `secure_sum`'s for the same key, bit for bit; all m messages are kept until
-    the end of the round.
+    `secure_sum` simulates the same protocol. For the same key, the same clients leave, and the sums and aborts are the
+    same, bit for bit. All m messages are kept until the end of the round.
 
-    Args: as `secure_sum`; with `signed` keys are signed, and clients compare what the server told them before they open
-      shares, which is exchanged among those who stay to the end.
+    Args:
+      aggregator: a `modular_sum`, as in `secure_sum`.
+      threshold: as in `secure_sum`.
+      neighbours: as in `secure_sum`.
+      dropout: as in `secure_sum`.
+      min_messages: as in `secure_sum`.
+      signed: True: clients sign their keys, and before they open shares they compare what the server told them. For
+        that they exchange signed statements with the clients that stay to the end.
 
-    Returns: an Aggregator with the metrics of `secure_sum`, and `protocol_bytes`, all that clients and server sent.
-    `observe` shows the masked messages, leaves [m, words, ...] uint32.
+    Returns: an Aggregator with the metrics of `secure_sum`, and `protocol_bytes`, the bytes that clients and server
+    sent. `observe` shows the masked messages, leaves [m, words, ...] uint32.
 
     Raises: ImportError without `cryptography`, naming the extra; ValueError on several devices, for updates without
-    numbers, and as `secure_sum`.
+      numbers, and as `secure_sum` does.
 
-    Guarantees: bits of `secure_sum` in every ring, with dropouts and aborts
-    (tests/aggregation/secure/protocol/test_aggregator.py::test_bits_of_the_simulated_one, ::test_federations_agree),
-    signed or not; a lying server opens nothing (tests/aggregation/secure/protocol/test_active_server.py).
+    Guarantees:
+      - the bits of `secure_sum` in every ring, with dropouts and aborts, signed or not
+        (tests/aggregation/secure/protocol/test_aggregator.py::test_bits_of_the_simulated_one, ::test_federations_agree)
+      - a lying server opens nothing (tests/aggregation/secure/protocol/test_active_server.py)
 
     References: Bonawitz et al. 2017; Bell, Bonawitz, Gascon, Lepoint and Raykova 2020.
     """
@@ -66,92 +73,110 @@ def real_secure_sum(
         total = simulated.accumulate(key, round, carry["simulated"], received)
         return {"simulated": total, "rows": engine.fill(carry["rows"], received.slots, received.updates)}
 
-    def protocol(key, round, uploaded, messages, results, shown):
-        """`results` of a run on the host; messages: leaves [m, ...]."""
-        number = round.cohort.ids.shape[0]
-        graph = circle(key, number, neighbours, round)
+    def run_protocol(key, round, uploaded, messages, results, returns_masked):
+        """Runs the protocol on the host.
+
+        Args:
+          uploaded: [m] bool.
+          messages: leaves [m, ...].
+          results: shapes and dtypes of what `_run` fills.
+          returns_masked: whether the masked messages are returned, instead of the sum.
+        """
+        num_slots = round.cohort.ids.shape[0]
+        graph = circle(key, num_slots, neighbours, round)
         advertised = round.cohort.reported & (leaves_before(key, round.cohort.ids, cumulative) > 0)
         stages = stages_of(key, round.cohort.ids, round.cohort.reported, uploaded, cumulative)
-        table = jnp.concatenate([x.reshape(number, -1) for x in jax.tree.leaves(messages)], axis=1)
+        table = jnp.concatenate([x.reshape(num_slots, -1) for x in jax.tree.leaves(messages)], axis=1)
+        # All secrets of the host's run follow from the round's key, so that a round repeats.
         seed = jax.random.bits(prng.stream(key, "real_secrets"), (8,), jnp.uint32)
         flags = jnp.stack([advertised, *stages]).astype(jnp.int32)
-        run = partial(_run, ring, threshold, simulated.facts.least, graph.distances, signed, shown)
-        around = graph.order, graph.place, jnp.int32(graph.size)
-        return engine.on_host(run, results, table, flags, *around, seed, vmap_method="sequential")
+        run = partial(_run, ring, threshold, simulated.facts.least, graph.distances, signed, returns_masked)
+        graph_arrays = graph.order, graph.place, jnp.int32(graph.size)
+        return engine.on_host(run, results, table, flags, *graph_arrays, seed, vmap_method="sequential")
 
     def finalize(key, round, carry):
-        rows, total = carry["rows"], carry["simulated"]
+        rows = carry["rows"]
+        total = carry["simulated"]
         _check_one_device(rows.mesh)
         uploaded = total["uploaded"] > 0
         messages = engine.all_rows(rows, jnp.arange(uploaded.shape[0], dtype=jnp.int32))
-        one = jax.tree.map(lambda x: x[0], messages)
-        word = partial(jax.ShapeDtypeStruct, dtype=jnp.uint32)
-        results = [word((ring.words, num_values(one))), word(()), word((2,))]
-        words, aborted, sent = protocol(key, round, uploaded, messages, results, False)
-        lanes = _as_messages(jnp.stack(ring.lanes(tuple(words))), one)
-        found = total | {"sum": total["sum"]._replace(lanes=lanes)}
-        update, metrics = simulated.finalize(key, round, found)
+        one_message = jax.tree.map(lambda x: x[0], messages)
+        words_spec = partial(jax.ShapeDtypeStruct, dtype=jnp.uint32)
+        results = [words_spec((ring.words, num_values(one_message))), words_spec(()), words_spec((2,))]
+        words, aborted, num_bytes = run_protocol(key, round, uploaded, messages, results, False)
+        # The simulated sum decides who left and finalizes; the integers of the real protocol take its sum's place.
+        lanes = _as_messages(jnp.stack(ring.lanes(tuple(words))), one_message)
+        real_total = total | {"sum": total["sum"]._replace(lanes=lanes)}
+        update, metrics = simulated.finalize(key, round, real_total)
         update = jax.tree.map(lambda x: jnp.where(aborted > 0, jnp.nan, x), update)
-        return update, metrics | {"protocol_bytes": Count(jnp.int32(1), sent)}
+        return update, metrics | {"protocol_bytes": Count(jnp.int32(1), num_bytes)}
 
     def view(key, round, received):
-        here = (received.weights > 0) & round.cohort.reported & (leaves_before(key, round.cohort.ids, cumulative) > 2)
-        one = jax.tree.map(lambda x: x[0], received.updates)
-        results = [jax.ShapeDtypeStruct((here.shape[0], ring.words, num_values(one)), jnp.uint32)]
-        (masked,) = protocol(key, round, here, received.updates, results, True)
-        return _as_messages(masked, one), jnp.where(here, received.weights, 0)
+        stays_for_upload = leaves_before(key, round.cohort.ids, cumulative) > 2
+        does_upload = (received.weights > 0) & round.cohort.reported & stays_for_upload
+        one_message = jax.tree.map(lambda x: x[0], received.updates)
+        results = [jax.ShapeDtypeStruct((does_upload.shape[0], ring.words, num_values(one_message)), jnp.uint32)]
+        (masked,) = run_protocol(key, round, does_upload, received.updates, results, True)
+        return _as_messages(masked, one_message), jnp.where(does_upload, received.weights, 0)
 
     def wire(update_spec, wire, num_invited):
         values = num_values(update_spec)
-        around, keeps = (num_invited - 1, True) if neighbours is None else (neighbours, False)
-        sent = 8 * client_up_bytes(around, keeps, values, ring, signed)
-        return Wire(values, values * ring.bits, sent - values * ring.bits)
+        num_neighbours, keeps_share = (num_invited - 1, True) if neighbours is None else (neighbours, False)
+        bits = 8 * client_up_bytes(num_neighbours, keeps_share, values, ring, signed)
+        return Wire(values, values * ring.bits, bits - values * ring.bits)
 
     def wire_down(update_spec, wire, num_invited):
         return wire.with_side(8 * client_down_bytes(num_invited, neighbours, signed))
 
-    stated = Metric("protocol_bytes", "bytes of secure aggregation, clients and server", "bytes")
-    made = simulated._replace(init=init, accumulate=accumulate, finalize=finalize, view=view)
-    return made.stating(metrics=(*simulated.facts.metrics, stated), wire=wire, wire_down=wire_down)
+    protocol_bytes = Metric("protocol_bytes", "bytes of secure aggregation, clients and server", "bytes")
+    real = simulated._replace(init=init, accumulate=accumulate, finalize=finalize, view=view)
+    return real.stating(metrics=(*simulated.facts.metrics, protocol_bytes), wire=wire, wire_down=wire_down)
 
 
 def _check_one_device(mesh: Mesh | None) -> None:
+    """Refuses several devices, since the host would run the protocol for a part of the cohort on each."""
     if mesh is not None and mesh.size > 1:
         hint = "The protocol runs on the host, once: mesh=None (in a config run.devices = 1), or secure_sum."
         validate.fail("mesh", "one device for real_secure_sum", f"{mesh.size} devices", hint)
 
 
 def _as_messages(table, like):
-    """Leaves [a, b, ...] of a table [a, b, d], for messages of d numbers in all."""
+    """Splits a table [..., d] into leaves [..., *shape], for a message `like` of d numbers."""
     leaves, structure = jax.tree.flatten(like)
     ends = np.cumsum([x.size for x in leaves])[:-1]
     parts = jnp.split(table, ends, axis=-1)
     return structure.unflatten([p.reshape(*p.shape[:-1], *x.shape) for p, x in zip(parts, leaves, strict=True)])
 
 
-def _run(ring, threshold, least, distances, signed, shown, out, messages, flags, order, place, on_circle, seed):
-    """Fills `out` with the sum's words, whether it was aborted, and the bytes; or with the masked messages."""
+def _run(ring, threshold, least, distances, signed, returns_masked, out, messages, flags, order, place, size, seed):
+    """Runs the protocol on the host, and fills `out`.
+
+    `out` gets the words of the sum, whether the round is aborted, and the number of bytes as two words; or, with
+    `returns_masked`, the masked messages.
+    """
     advertised, *stages = flags > 0
     run = run_secure_sum(
         messages,
         ring,
         threshold,
-        graph=Circle(order, place, distances, int(on_circle)),
+        graph=Circle(order, place, distances, int(size)),
         stages=Stages(*stages),
         advertised=advertised,
         min_messages=least,
         signed=signed,
         seed=np.asarray(seed).tobytes(),
     )
-    if shown:
+    if returns_masked:
         out[0][...] = np.stack(_words(ring, run.masked), axis=1)
         return
-    size = messages.shape[1]
-    total = np.zeros(size, np.uint64) if run.sum is None else crypto.reduced(ring, run.sum)
+    dimension = messages.shape[1]
+    total = np.zeros(dimension, np.uint64) if run.sum is None else crypto.reduced(ring, run.sum)
     out[0][...] = np.stack(_words(ring, total))
     out[1][...] = run.aborted
-    out[2][...] = divmod(int(run.client_bytes.sum() + run.server_bytes.sum()), 1 << 32)
+    num_bytes = int(run.client_bytes.sum() + run.server_bytes.sum())
+    out[2][...] = divmod(num_bytes, 1 << 32)  # (high word, low word)
 
 
 def _words(ring, elements):
+    """The uint32 words of uint64 elements, from the lowest word on."""
     return [(elements >> np.uint64(32 * i)).astype(np.uint32) for i in range(ring.words)]

@@ -1,8 +1,8 @@
-"""Secure aggregation as it is deployed, between clients and a server on one machine: real keys, seals, masks, shares.
+"""Runs the protocol of secure aggregation between clients and a server on one machine, with real keys.
 
-It ends in the integers of `secure_sum`, which simulates it inside of a compiled round. The server is
-honest-but-curious, or, with `signed`, may say anything: keys are signed, and clients compare what it told them before
-they open a share. Secrets follow from a seed, so that runs repeat; this is a simulation, and no deployment.
+The result is the integers of `secure_sum`, which simulates the protocol inside of a compiled round. The server is
+honest but curious. With `signed` it may also lie: keys are signed, and clients compare what the server told them before
+they open a share. All secrets follow from a seed, so that runs repeat; do not deploy this code as it is.
 """
 
 from __future__ import annotations
@@ -24,36 +24,51 @@ __all__ = ["SecureRun", "client_down_bytes", "client_up_bytes", "run_secure_sum"
 
 
 class SecureRun(NamedTuple):
-    """A run of the protocol. Bytes are those of keys, seals, packed elements, shares and flags, without ids."""
+    """The result of a run of the protocol.
 
-    sum: np.ndarray | None  # [d] int64 in [-q/2, q/2), q the ring's modulus; None = aborted
+    Bytes count keys, encrypted shares, packed elements, opened shares and flags, and no ids.
+    """
+
+    sum: np.ndarray | None  # [d] int64 in [-q/2, q/2), where q is the ring's modulus; None = aborted
     aborted: bool
-    masked: np.ndarray  # [m, d] uint64 elements that the server received; 0 where nothing came
-    client_bytes: np.ndarray  # [m, 4] int64 that each client sent in each step: advertise, share, upload, unmask (and
-    # its word before)
-    server_bytes: np.ndarray  # [m, 4] int64 that the server sent each client after each step
+    masked: np.ndarray  # [m, d] uint64, the elements that the server received; 0 for a client that did not upload
+    # [m, 4] int64, the bytes that each client sent in each step: advertise, share, upload, unmask. The last includes
+    # its signed statement.
+    client_bytes: np.ndarray
+    server_bytes: np.ndarray  # [m, 4] int64, the bytes that the server sent each client after each step
 
 
 def client_up_bytes(neighbours: int, keeps_share: bool, dimension: int, ring: Ring, signed: bool = False) -> int:
-    """The bytes that a client sends in a round that nobody leaves.
+    """Computes the bytes that a client sends in a round that no client leaves.
+
+    Args:
+      neighbours: the clients that it shares with.
+      keeps_share: whether it holds a share of its own secrets, as on the complete graph.
+      dimension: d, the numbers in a message.
+      ring: of the messages.
+      signed: as in `run_secure_sum`.
 
     Guarantees: those of a run (tests/aggregation/secure/protocol/test_protocol.py::test_bytes).
 
     >>> client_up_bytes(99, True, 1000, Ring(32))
     15482
     """
-    sealed = neighbours * (2 * crypto.SHARE_BYTES + crypto.SEAL_BYTES)
-    held = (neighbours + keeps_share) * crypto.SHARE_BYTES
-    words = 2 * crypto.SIGNATURE_BYTES if signed else 0
-    return 2 * crypto.KEY_BYTES + sealed + -(-dimension * ring.bits // 8) + held + words
+    encrypted_shares = neighbours * (2 * crypto.SHARE_BYTES + crypto.SEAL_BYTES)
+    opened_shares = (neighbours + keeps_share) * crypto.SHARE_BYTES
+    signatures = 2 * crypto.SIGNATURE_BYTES if signed else 0  # of its keys, and of what it is asked for
+    return 2 * crypto.KEY_BYTES + encrypted_shares + -(-dimension * ring.bits // 8) + opened_shares + signatures
 
 
 def client_down_bytes(num_clients: int, neighbours: int | None, signed: bool = False) -> int:
-    """The bytes that the server sends a client in a round that nobody leaves, beside the model: the others' keys, seals
-    with shares, a flag for each share that it is asked for, and the others' signatures.
+    """Computes the bytes that the server sends a client in a round that no client leaves, beside the model.
+
+    They are the other clients' keys, encrypted shares, a flag for each share that the client is asked for, and the
+    other clients' signatures.
 
     Args:
-      neighbours: of each client on a circle; None: all are each other's.
+      num_clients: m.
+      neighbours: of each client on a circle; None: all clients are neighbours of each other.
+      signed: as in `run_secure_sum`.
 
     Guarantees: those of a run (tests/aggregation/secure/protocol/test_protocol.py::test_bytes,
     tests/aggregation/secure/protocol/test_active_server.py::test_bytes).
@@ -62,14 +77,15 @@ def client_down_bytes(num_clients: int, neighbours: int | None, signed: bool = F
     14467
     """
     others = num_clients - 1 if neighbours is None else neighbours
-    held = others + (neighbours is None)
-    sealed = others * (2 * crypto.SHARE_BYTES + crypto.SEAL_BYTES)
-    received = others * 2 * crypto.KEY_BYTES + sealed + -(-held // 8)
+    num_held = others + (neighbours is None)
+    encrypted_shares = others * (2 * crypto.SHARE_BYTES + crypto.SEAL_BYTES)
+    unsigned = others * 2 * crypto.KEY_BYTES + encrypted_shares + -(-num_held // 8)
     if not signed:
-        return received
-    heard = others if neighbours is None else min(2 * others, num_clients - 1)
+        return unsigned
+    # On a circle a client reads the statements of all who hold shares of the same secrets: at most 2 k clients.
+    num_signers = others if neighbours is None else min(2 * others, num_clients - 1)
     flags = 0 if neighbours is None else -(-neighbours // 8)
-    return received + others * crypto.SIGNATURE_BYTES + heard * (crypto.SIGNATURE_BYTES + flags)
+    return unsigned + others * crypto.SIGNATURE_BYTES + num_signers * (crypto.SIGNATURE_BYTES + flags)
 
 
 def run_secure_sum(
@@ -84,31 +100,37 @@ def run_secure_sum(
     signed: bool = False,
     seed: int | bytes | None = None,
 ) -> SecureRun:
-    """Runs secure aggregation between m clients and a server: X25519, HKDF, AES-GCM, AES-CTR masks, Shamir's shares.
+    """Runs secure aggregation between m clients and a server.
 
-    Bytes and masks grow with m times neighbours, the arithmetic of shares with that times the threshold.
+    It uses X25519 and HKDF for keys, AES-GCM to encrypt shares, AES-CTR for masks, and Shamir's secret sharing. Bytes
+    and masks grow with m times the number of neighbours; the arithmetic of shares grows with that times the threshold.
 
     Args:
       messages: [m, d] integers.
-      ring: which ones are summed in: `Ring(bits)`, or `Ring(31, prime=True)`.
-      threshold: t, the shares that open a secret; at most the holders of one, and more than half of them on a circle.
-      graph: who shares with whom: `secure_masks.circle(key, m, k)`; None: all with all.
-      stages: who is left after each step; None: all.
-      advertised: [m] bool who sends keys; by default all do.
-      min_messages: fewer uploads abort; by default the threshold.
-      signed: against a server that lies: Ed25519 signatures on keys, and before shares are opened a round in which
-        those who answer sign whose they are asked for; each gets the words of who holds the same shares. The threshold
-        is then more than half of a secret's holders; with c of them on the server's side 2 t > h + c. Identities, and
-        the graph, are known beforehand and not from the server. An honest server's sums and aborts are the same.
-      seed: of all secrets, an integer of at least 0 or bytes; None: the operating system's.
+      ring: the ring in which messages are summed: `Ring(bits)`, or `Ring(31, prime=True)`.
+      threshold: t, the shares that open a secret; at most the number of holders of a secret, and on a circle more than
+        half of it.
+      graph: who shares with whom, from `masks.circle(key, m, k)`; None: all share with all.
+      stages: the clients that complete each step; None: all clients.
+      advertised: [m] bool, the clients that send keys; None: all clients.
+      min_messages: a run with fewer uploads is aborted; None: the threshold.
+      signed: True: clients do not trust the server. Keys have Ed25519 signatures. Before shares are opened, the clients
+        that answer sign what they are asked for, and each receives the statements of the holders of the same secrets.
+        The threshold is then more than half of the h holders of a secret; against c holders that collude with the
+        server, 2 t > h + c is needed. Identities and the graph are known beforehand, and not from the server. An honest
+        server's sums and aborts are the same.
+      seed: an integer of at least 0, or bytes, from which all secrets follow; None: the operating system's randomness.
 
-    Raises: ImportError without `cryptography`, naming the extra; ValueError or TypeError for what does not fit.
+    Returns: a `SecureRun`.
 
-    Guarantees: the plain sum modulo q of those who uploaded, the result of `secure_sum` for the same stages, and an
-    abort without a number in the same cases (tests/aggregation/secure/protocol/test_protocol.py); `secure_sum_cost`'s
-    bits but for what seals and wider shares add (::test_bytes); with `signed` lies about keys are refused, and of lies
-    about who uploaded none opens both secrets of a client, or a sum of fewer than t
-    (tests/aggregation/secure/protocol/test_active_server.py).
+    Raises: ImportError without `cryptography`, naming the extra; ValueError or TypeError for arguments that do not fit.
+
+    Guarantees:
+      - the plain sum modulo q of the uploaded messages, which is the result of `secure_sum` for the same stages; an
+        abort without a number in the same cases (tests/aggregation/secure/protocol/test_protocol.py)
+      - the bits of `secure_sum_cost`, plus what encryption and wider shares add (::test_bytes)
+      - with `signed`, lies about keys are refused, and no lie about who uploaded opens both secrets of a client, or a
+        sum of fewer than t messages (tests/aggregation/secure/protocol/test_active_server.py)
 
     References: Bonawitz et al. 2017, figure 4 (with its underlined parts, `signed`) and section 6.2; Bell, Bonawitz,
     Gascon, Lepoint and Raykova 2020, algorithm 2.
@@ -124,91 +146,108 @@ def run_secure_sum(
     crypto.check_installed()
     if not isinstance(seed, bytes):
         seed = secrets.token_bytes(32) if seed is None else str(seed).encode()
-    number, size = messages.shape
-    client_bytes, server_bytes = sent = np.zeros((2, number, 4), np.int64)
-    there = [np.flatnonzero(x).tolist() for x in (sent_keys, *stages)]
-    server, clients = _parties(ring, threshold, graph, there[0], seed, signed)
-    for u in there[0]:
+    num_clients, dimension = messages.shape
+    client_bytes, server_bytes = num_bytes = np.zeros((2, num_clients, 4), np.int64)
+    # The slots that complete each step.
+    advertising, sharing, uploading, answering = [np.flatnonzero(x).tolist() for x in (sent_keys, *stages)]
+    server, clients = _parties(ring, threshold, graph, advertising, seed, signed)
+    for u in advertising:
         server.keys[u] = clients[u].advertise()
         client_bytes[u, 0] = sum(map(len, server.keys[u]))
-    for u in there[0]:
+    # A second loop, since the server sends the keys after all clients have advertised.
+    for u in advertising:
         server_bytes[u, 0] = sum(len(x) for keys in server.keys_for(u).values() for x in keys)
-    for u in there[1]:
+    for u in sharing:
         server.sealed[u] = clients[u].share(server.keys_for(u))
         client_bytes[u, 1] = sum(map(len, server.sealed[u].values()))
-    for u in there[1]:
+    for u in sharing:
         server_bytes[u, 1] = sum(map(len, server.seals_for(u).values()))
-    masked, total = np.zeros((number, size), np.uint64), None
+    masked = np.zeros((num_clients, dimension), np.uint64)
+    total = None
     try:
-        for u in there[2]:
+        for u in uploading:
             packed = clients[u].upload(server.seals_for(u), messages[u])
-            masked[u] = server.masked[u] = crypto.unpacked(ring, packed, size)
+            masked[u] = server.masked[u] = crypto.unpacked(ring, packed, dimension)
             client_bytes[u, 2] = len(packed)
         if len(server.masked) >= least and not graph.too_small:
-            total = _unmasked(server, clients, there[3], signed, sent)
-    except Refused:  # too few hold what is needed: the server would get no sum from an answer
+            total = _unmasked_sum(server, clients, answering, signed, num_bytes)
+    except Refused:
+        # An honest server is refused only where too few hold what it needs, so an answer would open no sum either.
         total = None
     return SecureRun(
-        None if total is None else crypto.centered_representatives(ring, total), total is None, masked, *sent
+        None if total is None else crypto.centered_representatives(ring, total), total is None, masked, *num_bytes
     )
 
 
 def _parties(ring, threshold, graph, advertising, seed, signed) -> tuple[Server, dict[int, Client]]:
-    """The server, and the clients by slot."""
+    """Makes the server, and the clients by slot."""
     around = {u: [int(x) for x in graph.others(u, graph.distances) if x != u] for u in range(len(graph.order))}
-    keeps, known = bool((graph.distances == 0).any()), None
-    if not keeps:
+    keeps_share = bool((graph.distances == 0).any())  # on the complete graph
+    known = None
+    if not keeps_share:
         check_survivors_connected(threshold, len(graph.distances))
     if signed:
         check_majority(threshold, len(graph.distances))
         known = Known(around, {})
-    drawn = {u: crypto.random_bytes(seed, f"client {u}", crypto.KEY_BYTES) for u in advertising}
-    clients = {u: Client(u, ring, threshold, keeps, drawn[u], known) for u in advertising}
+    client_seeds = {u: crypto.random_bytes(seed, f"client {u}", crypto.KEY_BYTES) for u in advertising}
+    clients = {u: Client(u, ring, threshold, keeps_share, client_seeds[u], known) for u in advertising}
     if signed:
         known.identities.update({u: client.identity for u, client in clients.items()})
-    return Server(ring, threshold, around, keeps), clients
+    return Server(ring, threshold, around, keeps_share), clients
 
 
-def _unmasked(server, clients, answering, signed, sent) -> np.ndarray | None:
-    """Step 4, and the clients' words before it: the sum as elements, None without enough shares; counts `sent`."""
-    client_bytes, server_bytes = sent
+def _unmasked_sum(server, clients, answering, signed, num_bytes) -> np.ndarray | None:
+    """Runs step 4, and with `signed` the exchange of statements before it.
+
+    Args:
+      answering: the slots that answer.
+      num_bytes: (client bytes, server bytes), each [m, 4], to which the bytes of step 4 are added.
+
+    Returns: [d] the sum as elements; None without enough shares.
+    """
+    client_bytes, server_bytes = num_bytes
     for u in server.masked:
-        server_bytes[u, 3] = _flags(server.ask(u))
+        server_bytes[u, 3] = _flag_bytes(server.ask(u))
     for u in answering if signed else ():
         asked = server.ask(u)
         server.signed[u] = Signed(asked, clients[u].sign(asked))
         client_bytes[u, 3] = crypto.SIGNATURE_BYTES
     answers = {}
     for u in answering:
-        for word in server.signed_for(u).values():  # where all hold shares of all, each knows what the others signed
-            server_bytes[u, 3] += crypto.SIGNATURE_BYTES + (0 if server.keeps_share else _flags(word.asked))
+        for statement in server.signed_for(u).values():
+            # If all clients hold shares of all, each knows what the others signed, and only the signature is sent.
+            flag_bytes = 0 if server.keeps_share else _flag_bytes(statement.asked)
+            server_bytes[u, 3] += crypto.SIGNATURE_BYTES + flag_bytes
         answers[u] = clients[u].answer(server.ask(u), server.signed_for(u))
         client_bytes[u, 3] += sum(map(len, answers[u])) * crypto.SHARE_BYTES
     return server.total(answers)
 
 
-def _flags(asked: Asked) -> int:
-    """Bytes of a flag for each client that is asked about."""
+def _flag_bytes(asked: Asked) -> int:
+    """The bytes of a request: one bit for each client that it asks about."""
     return -(-(len(asked.uploaded) + len(asked.left)) // 8)
 
 
 def _checked(messages, ring, threshold, graph, stages, advertised):
-    """Arguments as NumPy arrays: (messages, graph, stages, advertised)."""
+    """Checks the arguments, and returns them as NumPy arrays: (messages, graph, stages, advertised)."""
     messages = np.asarray(messages)
     if messages.ndim != 2 or messages.dtype.kind not in "iu" or messages.dtype == np.uint64:
-        found = f"{messages.dtype}{list(messages.shape)}"
-        validate.fail("messages", "integers [clients, numbers], at most int64", found, error=TypeError)
-    number = len(messages)
+        refused = f"{messages.dtype}{list(messages.shape)}"
+        validate.fail("messages", "integers [clients, numbers], at most int64", refused, error=TypeError)
+    num_clients = len(messages)
     if graph is None:
-        everyone = np.arange(number)
-        graph = Circle(everyone, everyone, everyone, number)
+        everyone = np.arange(num_clients)
+        graph = Circle(everyone, everyone, everyone, num_clients)
     graph = Circle(*map(np.asarray, graph))
     validate.integer("threshold", threshold, 1, max(len(graph.distances), 1))
-    stages = Stages(*np.ones((3, number), bool)) if stages is None else Stages(*(np.asarray(x, bool) for x in stages))
-    advertised = np.ones(number, bool) if advertised is None else np.asarray(advertised, bool)
+    stages = np.ones((3, num_clients), bool) if stages is None else (np.asarray(x, bool) for x in stages)
+    stages = Stages(*stages)
+    advertised = np.ones(num_clients, bool) if advertised is None else np.asarray(advertised, bool)
     steps = (advertised, *stages)
-    if any(len(x) != number for x in (graph.order, *steps)):
-        validate.fail("stages", f"flags for each of {number} clients", [len(x) for x in steps], "And a graph of them.")
+    if any(len(x) != num_clients for x in (graph.order, *steps)):
+        validate.fail(
+            "stages", f"flags for each of {num_clients} clients", [len(x) for x in steps], "And a graph of them."
+        )
     if any((after & ~before).any() for before, after in pairwise(steps)):
         validate.fail("stages", "each step within the one before", "a client that comes back")
     return messages, graph, stages, advertised
