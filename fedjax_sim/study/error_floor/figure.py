@@ -50,15 +50,11 @@ def error_floor_figure(
     trade.legend(fontsize=7.5)
 
     grid = np.arange(2, 11)
-    budgets = [budget(base._replace(bits=int(budget_of_bits))) for budget_of_bits in grid]
-    bits.plot(
-        grid,
-        [budget_of_bits.total for budget_of_bits in budgets],
-        color=plots.BLUE,
-        linewidth=1.3,
-        label="theory: all causes",
-    )
-    bits.plot(grid, [budget_of_bits.losses["quantization"] for budget_of_bits in budgets], color=plots.ORANGE, linewidth=1.1, linestyle=DASHED,
+    budgets = [budget(base._replace(bits=int(num_bits))) for num_bits in grid]
+    floors = [budget_of_bits.total for budget_of_bits in budgets]
+    quantisation = [budget_of_bits.losses["quantization"] for budget_of_bits in budgets]
+    bits.plot(grid, floors, color=plots.BLUE, linewidth=1.3, label="theory: all causes")
+    bits.plot(grid, quantisation, color=plots.ORANGE, linewidth=1.1, linestyle=DASHED,
               label="theory: quantisation alone")  # fmt: skip
     points(bits, rows_of(found, part="bits"), "value", plots.BLUE, "o", "measured")
     bits.set(xlabel="Bits a number", ylabel="Error floor: excess loss")
