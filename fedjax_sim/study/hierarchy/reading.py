@@ -1,4 +1,4 @@
-"""What the findings of `hierarchy` say, in words."""
+"""This module writes the reading of `hierarchy`: paragraphs in plain words from the measured numbers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,12 @@ __all__ = ["hierarchy_reading"]
 
 
 def hierarchy_reading(found: Sequence[Comparison], options: dict[str, Any]) -> Iterator[str]:
-    """Paragraphs, from the numbers that were found."""
+    """Writes the paragraphs of the reading.
+
+    Args:
+      found: the comparisons of the study.
+      options: of the study.
+    """
     most = options["edge_rounds"][-1]
     ends = {
         (name, kappa): comparisons_of(found, "fixed point", groups=name, edge_rounds=kappa)[0].measured
@@ -44,24 +49,26 @@ def hierarchy_reading(found: Sequence[Comparison], options: dict[str, Any]) -> I
 
 
 def _digits(found: Sequence[Comparison], options: dict[str, Any]) -> str:
-    """What edges do to the model of digits, in words."""
+    """Writes what edges do to the model of digits."""
 
-    def share(way, kappa):
+    def accuracy(way, kappa):
         return comparisons_of(found, "digits", groups=way, edge_rounds=kappa)[0]
 
-    flat, one = share("flat", 1), share("random", 1)
+    flat = accuracy("flat", 1)
+    one_edge_round = accuracy("random", 1)
     text = (
         f"Softmax regression on digits after {options['model_rounds']} cloud rounds: flat FedAvg reaches "
         f"{flat.measured:.1%} with {flat.conditions['cloud_bytes'] / 1e6:.2f} MB to the cloud, edges with one round "
-        f"each {one.measured:.1%} with {one.conditions['cloud_bytes'] / 1e6:.2f} MB."
+        f"each {one_edge_round.measured:.1%} with {one_edge_round.conditions['cloud_bytes'] / 1e6:.2f} MB."
     )
-    if more := options["edge_rounds"][1:]:
+    if more_edge_rounds := options["edge_rounds"][1:]:
         numbers = {
-            way: ", ".join(f"{share(way, kappa).measured:.1%}" for kappa in more) for way in ("random", "labels")
+            way: ", ".join(f"{accuracy(way, kappa).measured:.1%}" for kappa in more_edge_rounds)
+            for way in ("random", "labels")
         }
         text += (
-            f" For the same bytes to the cloud {', '.join(map(str, more))} edge rounds in each of its rounds reach "
-            f"{numbers['random']} where edges have random clients, and {numbers['labels']} where an edge's clients "
+            f" For the same bytes to the cloud {', '.join(map(str, more_edge_rounds))} edge rounds in each of its "
+            f"rounds reach {numbers['random']} where edges have random clients, and {numbers['labels']} where an edge's clients "
             "have labels that are alike."
         )
     return text
