@@ -68,7 +68,7 @@ def _digits(found: Sequence[Comparison], options: dict[str, Any]) -> str:
         }
         text += (
             f" For the same bytes to the cloud {', '.join(map(str, more_edge_rounds))} edge rounds in each of its "
-            f"rounds reach {numbers['random']} where edges have random clients, and {numbers['labels']} where an edge's clients "
-            "have labels that are alike."
+            f"rounds reach {numbers['random']} where edges have random clients, and {numbers['labels']} where an "
+            "edge's clients have labels that are alike."
         )
     return text

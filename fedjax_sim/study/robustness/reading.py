@@ -24,7 +24,8 @@ def robustness_reading(found: Sequence[Comparison], options: dict[str, Any]) -> 
             for comparison in worst
         )
         yield (
-            f"With {f} attackers among {options['num_clients']} clients the worst cases are, best rule first: {numbers}."
+            f"With {f} attackers among {options['num_clients']} clients the worst cases are, best rule first: "
+            f"{numbers}."
         )
     if "none" in options["attacks"]:
         fewest_attackers = min(options["attackers"])
