@@ -54,11 +54,10 @@ def bits_reading(clients: QuantizedClients, found: Sequence[Comparison], bits: S
     with_feedback = [distances[f"{name}, error feedback"] for name in ("top-k", "sign")]
     yield (
         f"At step {smallest_step:g}, after {FEEDBACK_ROUNDS:,} rounds, top-k has stalled at a squared distance of "
-        f"{distances['top-k']:.2g} and signs at {distances['sign']:.2g}: at the optimum the clients' gradients "
-        "differ, and "
-        f"what the compressors leave out does not cancel. With error feedback it is {with_feedback[0]:.2g} and "
-        f"{with_feedback[1]:.2g}, and "
-        f"falls with the step; EF21 reaches the optimum ({distances['top-k, EF21']:.1g}) at a constant step."
+        f"{distances['top-k']:.2g} and signs at {distances['sign']:.2g}: at the optimum the clients' gradients differ, "
+        f"and what the compressors leave out does not cancel. With error feedback it is {with_feedback[0]:.2g} and "
+        f"{with_feedback[1]:.2g}, and falls with the step; EF21 reaches the optimum ({distances['top-k, EF21']:.1g}) "
+        "at a constant step."
     )
     omega = theory.stochastic_relative_variance(clients.dimension, 2)
     yield (

@@ -24,10 +24,10 @@ def breakdown_reading(found: Sequence[Comparison], options: dict[str, Any]) -> I
     unbroken = ", ".join(point.conditions["rule"] for point in points if point.measured >= m)
     unbroken_text = f"; none break {unbroken}, which moves by its radius at most" * bool(unbroken)
     yield (
-        f"Fewest of {m} clients that break a rule by one far message which all of them send, where rules are told "
-        f"f = {f}: {broken}{unbroken_text}. Rules that choose "
-        "whole messages break later than they promise, for far messages are easily told; what they promise is f. The "
-        "geometric median is that of 400 steps here: after few it has not followed a majority over this distance."
+        f"Fewest of {m} clients that break a rule by one far message which all of them send, where rules are told f = "
+        f"{f}: {broken}{unbroken_text}. Rules that choose whole messages break later than they promise, for far "
+        "messages are easily told; what they promise is f. The geometric median is that of 400 steps here: after few "
+        "it has not followed a majority over this distance."
     )
     yield (
         "Attackers who stay near do not break a rule and still move it. What the worst of the attacks here does, in "

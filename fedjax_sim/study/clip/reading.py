@@ -29,11 +29,10 @@ def clip_reading(
         "The error of the released mean has three parts: the bias of clipping, the variance of sampling, and noise of "
         f"variance d (z C / m)^2. For z = {multiplier:g} their sum is least at C = {clip_norm:.3g} median norms, where "
         f"{clipped_share:.0%} of the clients are clipped: bias {at_best.bias / at_best.total:.0%}, sampling "
-        f"{at_best.sampling / at_best.total:.0%}, "
-        f"noise {at_best.noise / at_best.total:.0%} of {at_best.total:.3g}. A quarter of that C costs "
-        f"{low.total / at_best.total:.2f} "
-        f"times as much, {low.bias / low.total:.0%} of it bias; four times that C costs "
-        f"{high.total / at_best.total:.2f} times as much, {high.noise / high.total:.0%} of it noise."
+        f"{at_best.sampling / at_best.total:.0%}, noise {at_best.noise / at_best.total:.0%} of {at_best.total:.3g}. A "
+        f"quarter of that C costs {low.total / at_best.total:.2f} times as much, {low.bias / low.total:.0%} of it "
+        f"bias; four times that C costs {high.total / at_best.total:.2f} times as much, {high.noise / high.total:.0%} "
+        "of it noise."
     )
     norms = ", ".join(f"{C:.3g} at z = {z:g}" for z, C in best.items())
     yield (
@@ -51,8 +50,7 @@ def clip_reading(
     yield (
         "Runs to the error floor have the same two limits, with another balance: the least squared distance, "
         f"{lowest_floor['measured']:.3g}, was at C = {lowest_floor['clip_norm']:g}. Clipped updates no longer add up "
-        "to zero at the "
-        "optimum, so a small C moves the fixed point; that has no closed form here. Where no update is clipped the "
-        "floor is that of sampling and noise, (eta^2 variance of the cohort's mean + d (z eta C / m)^2) / (1 - r^2) "
-        "with r = 1 - eta: it is a property of constant steps."
+        "to zero at the optimum, so a small C moves the fixed point; that has no closed form here. Where no update is "
+        "clipped the floor is that of sampling and noise, (eta^2 variance of the cohort's mean + d (z eta C / m)^2) / "
+        "(1 - r^2) with r = 1 - eta: it is a property of constant steps."
     )

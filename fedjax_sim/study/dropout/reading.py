@@ -1,4 +1,4 @@
-"""What the findings of `dropout` say, in words."""
+"""This module writes the reading of `dropout`: paragraphs in plain words from the measured numbers."""
 
 from __future__ import annotations
 
@@ -13,17 +13,25 @@ __all__ = ["dropout_reading"]
 def dropout_reading(
     found: Sequence[Comparison], options: dict[str, Any], costs: Sequence[tuple[str, float, int]]
 ) -> Iterator[str]:
-    """Paragraphs, from the numbers that were found."""
-    parts = []
+    """Writes the paragraphs of the reading.
+
+    Args:
+      found: the comparisons of the study.
+      options: of the study.
+      costs: (graph, bytes that a client moves beside its message, mask words for one number).
+    """
+    texts = []
     for graph, *_ in costs:
-        ones = comparisons_of(found, graph, "aborted share")
-        shares = ", ".join(f"{one.measured:.3g} at {one.conditions['dropout']:g}" for one in ones)
-        parts.append(f"{graph}: {shares}")
+        comparisons = comparisons_of(found, graph, "aborted share")
+        shares = ", ".join(
+            f"{comparison.measured:.3g} at {comparison.conditions['dropout']:g}" for comparison in comparisons
+        )
+        texts.append(f"{graph}: {shares}")
     yield (
         f"Share of {options['num_rounds']:,} rounds of {options['num_clients']} clients that are aborted, by the "
-        f"probability of leaving before each of the four steps: {'; '.join(parts)}."
+        f"probability of leaving before each of the four steps: {'; '.join(texts)}."
     )
-    last = comparisons_of(found, costs[0][0], "messages in a sum")[-1]
+    last = comparisons_of(found, costs[0][0], "messages in a sum")[-1]  # at the largest probability
     yield (
         f"Fewer messages reach the server than clients were asked: {last.measured:.1f} of {options['num_clients']} on "
         f"average at {last.conditions['dropout']:g}, aborted rounds included. A mean must be divided by their number, "

@@ -123,10 +123,10 @@ def _compression(numbers: _Numbers, options: dict[str, Any]) -> Iterator[str]:
     coarse = f"quantisation, {bits} bits"
     sparse = f"top-k, {100 * share:g} %"
     yield (
-        f"Compression is no defence. {bits} bits a number leave pictures of {numbers.nearest(coarse)}, "
-        f"{100 * share:g} % of the numbers {numbers.nearest(sparse)}; labels are recovered "
-        f"({numbers.share(coarse, LABELS)} and {numbers.share(sparse, LABELS)}) and members found (AUC "
-        f"{numbers.of(coarse, AUC):.2f} and {numbers.of(sparse, AUC):.2f}) almost as without it."
+        f"Compression is no defence. {bits} bits a number leave pictures of {numbers.nearest(coarse)}, {100 * share:g} "
+        f"% of the numbers {numbers.nearest(sparse)}; labels are recovered ({numbers.share(coarse, LABELS)} and "
+        f"{numbers.share(sparse, LABELS)}) and members found (AUC {numbers.of(coarse, AUC):.2f} and "
+        f"{numbers.of(sparse, AUC):.2f}) almost as without it."
     )
 
 

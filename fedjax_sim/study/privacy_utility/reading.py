@@ -37,8 +37,8 @@ def privacy_utility_reading(found: Sequence[Comparison], options: dict[str, Any]
         f"Epsilons are those of {NUM_ROUNDS} rounds in which all clients take part, at delta {options['delta']:g}: "
         "Gaussian mechanisms without sampling, accounted for exactly. The textbook's sqrt(2 ln(1.25 / delta)) / "
         f"epsilon holds for epsilon < 1 only, and is loose: {textbook_multiplier:.3g} against {exact_multiplier:.3g} "
-        "at epsilon 1, delta 1e-5, "
-        "one round. Cohorts that are sampled in secret need less noise for the same epsilon; the digits' are."
+        "at epsilon 1, delta 1e-5, one round. Cohorts that are sampled in secret need less noise for the same epsilon; "
+        "the digits' are."
     )
     digits = rows_of(found, part="digits MLP", quantity="test accuracy")
     if digits:

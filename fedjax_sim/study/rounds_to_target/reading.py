@@ -28,9 +28,8 @@ def target_reading(
         yield (
             f"Where all clients agree, local work replaces rounds: {fewest_steps.measured:g} rounds with K = "
             f"{fewest_steps.conditions['local_steps']} and {most_steps.measured:g} with K = "
-            f"{most_steps.conditions['local_steps']}. With "
-            "one curvature the loss falls by (1 - eta h)^(2K) a round, so rounds times K stays the same, up to whole "
-            "rounds: the same gradients, fewer messages."
+            f"{most_steps.conditions['local_steps']}. With one curvature the loss falls by (1 - eta h)^(2K) a round, "
+            "so rounds times K stays the same, up to whole rounds: the same gradients, fewer messages."
         )
     not_reached = comparisons_of(found, "heterogeneous", "loss after the last round / target")
     reached = comparisons_of(found, "heterogeneous", "rounds to target")
@@ -41,9 +40,8 @@ def target_reading(
         sentences.append(
             f", more local work is faster only until its drift is above the target: at step {options['step_size']:g} K "
             f"= {never_reached[0].conditions['local_steps']} converges to {floor(never_reached[0]):.3g} times the "
-            "target and never "
-            "gets there. That is a property of the constant step: with steps that decay over the rounds the floor "
-            "falls with them."
+            "target and never gets there. That is a property of the constant step: with steps that decay over the "
+            "rounds the floor falls with them."
         )
     else:
         sentences.append(" drift stays below this target for every K that was tried.")

@@ -45,12 +45,11 @@ def time_reading(found: Sequence[Comparison], options: Mapping[str, Any]) -> Ite
             f"{staleness[name].measured:.3g} versions old on average" for name, seconds in update_seconds.items()
         )  # fmt: skip
         yield (
-            f"Asynchronous servers never wait for all. With as many clients at work {comparison_texts}: "
-            "staleness is (C - 1) / K "
-            "for C clients in flight and K updates a version, whatever their speeds; FedAT's tiers each wait for their "
-            "own clients, and with Q of them it is Q - 1. What a slow client sends is old when it arrives, and counts "
-            "less; but it arrives. In FedAT it is the other way round: the slowest tier, which has made the fewest "
-            "rounds, counts most."
+            f"Asynchronous servers never wait for all. With as many clients at work {comparison_texts}: staleness is "
+            "(C - 1) / K for C clients in flight and K updates a version, whatever their speeds; FedAT's tiers each "
+            "wait for their own clients, and with Q of them it is Q - 1. What a slow client sends is old when it "
+            "arrives, and counts less; but it arrives. In FedAT it is the other way round: the slowest tier, which has "
+            "made the fewest rounds, counts most."
         )
     yield (
         "What this does not show: here a client's speed has nothing to do with its data. Where slow clients have other "
