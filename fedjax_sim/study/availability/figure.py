@@ -63,20 +63,20 @@ def availability_figure(found: Sequence[Comparison], options: dict[str, Any]) ->
     return figure
 
 
-def _day(axes: Any, found: Sequence[Comparison], options: dict[str, Any]) -> None:
+def _day(axes: Any, all_comparisons: Sequence[Comparison], options: dict[str, Any]) -> None:
     """Draws the distance of the model to the optimum over a day, for each step size and for one round a day."""
     _, is_available, centers = day(options["zone_clients"], options["share"], options["seed"])
-    by_hour = comparisons_of(found, "by hour")
+    by_hour = comparisons_of(all_comparisons, "by hour")
     step_sizes = sorted({comparison.conditions["step_size"] for comparison in by_hour}, reverse=True)
     for step_size, (colour, marker, line) in zip(step_sizes, LOOKS.values(), strict=True):
         path = laws.daily(centers, is_available, QuadraticFedAvg(options["num_steps"], step_size).s, DAYS)
         distances = np.linalg.norm(path - centers.mean(0), axis=1)
         label = f"around the clock, step {step_size:g}"
         axes.plot(range(24), distances, color=colour, linestyle=line, linewidth=1.3, label=label)
-        comparisons = comparisons_of(found, "by hour", training="around the clock", step_size=step_size)
+        comparisons = comparisons_of(all_comparisons, "by hour", training="around the clock", step_size=step_size)
         hours = [comparison.conditions["hour"] for comparison in comparisons]
         axes.plot(hours, [comparison.measured for comparison in comparisons], marker, color=colour, **MARKERS)
-    at_one_hour = comparisons_of(found, "by hour", training="at one hour")
+    at_one_hour = comparisons_of(all_comparisons, "by hour", training="at one hour")
     axes.plot([0], [at_one_hour[0].measured], "^", color=plots.BLACK, label="one round a day, at hour 0", **MARKERS)
     axes.set(xlabel="Hour of the day", ylabel="Distance to the optimum", ylim=(0, None))
     axes.legend(fontsize=7.5)

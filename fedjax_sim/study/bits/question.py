@@ -102,10 +102,12 @@ def _check(options: dict[str, Any]) -> None:
     validate.integer("seed", options["seed"], 0)
 
 
-def _ratios(found: Sequence[Comparison], bits: Sequence[int]) -> Iterator[Comparison]:
+def _ratios(comparisons: Sequence[Comparison], bits: Sequence[int]) -> Iterator[Comparison]:
     """Computes the factors by which more bits divide the floor."""
     floors = {
-        comparison.conditions["bits"]: comparison for comparison in found if comparison.conditions["part"] == "floor"
+        comparison.conditions["bits"]: comparison
+        for comparison in comparisons
+        if comparison.conditions["part"] == "floor"
     }
     for few, many in pairwise(bits):
         pair = floors[few], floors[many]

@@ -57,18 +57,27 @@ def _ticks(axes, values: Sequence[float]) -> None:
 
 
 def _fixed_points(
-    axes, base: Base, found: Sequence[Comparison], steps: Sequence[int], etas: Sequence[float], grid: np.ndarray
+    axes,
+    base: Base,
+    all_comparisons: Sequence[Comparison],
+    steps: Sequence[int],
+    etas: Sequence[float],
+    grid: np.ndarray,
 ) -> None:
     """Draws the distance of fixed points to the optimum against K."""
     for eta, (line, colour, marker) in zip(etas, LOOKS * 9, strict=False):
         distances = [base.problem.bias(num_steps=int(k), step_size=eta) for k in grid]
         label = f"FedAvg, step {eta:g}: theory"
         axes.plot(grid, distances, color=colour, linestyle=line, linewidth=1.3, label=label)
-        fedavg = comparisons_of(found, "fixed point", "distance to the optimum", algorithm="FedAvg", step_size=eta)
+        fedavg = comparisons_of(
+            all_comparisons, "fixed point", "distance to the optimum", algorithm="FedAvg", step_size=eta
+        )
         _points(axes, fedavg, None, colour, marker)
-    names = dict.fromkeys(comparison.conditions["algorithm"] for comparison in comparisons_of(found, "fixed point"))
+    names = dict.fromkeys(
+        comparison.conditions["algorithm"] for comparison in comparisons_of(all_comparisons, "fixed point")
+    )
     for name, marker in zip([name for name in names if name != "FedAvg"], ("x", "+", "1"), strict=False):
-        comparisons = comparisons_of(found, "fixed point", algorithm=name)
+        comparisons = comparisons_of(all_comparisons, "fixed point", algorithm=name)
         _points(
             axes,
             comparisons,
@@ -83,11 +92,11 @@ def _fixed_points(
     axes.legend(fontsize=7.5)
 
 
-def _proximal(axes, pair: Problem, found: Sequence[Comparison]) -> None:
+def _proximal(axes, pair: Problem, all_comparisons: Sequence[Comparison]) -> None:
     """Draws the bias and the contraction of FedProx against its proximal weight."""
     for quantity, line, colour, marker in (("distance to the optimum", "-", plots.BLUE, "o"),
                                            ("contraction of a round", DASHED, plots.ORANGE, "s")):  # fmt: skip
-        comparisons = comparisons_of(found, "FedProx", quantity)
+        comparisons = comparisons_of(all_comparisons, "FedProx", quantity)
         largest_weight = max(0.1, comparisons[-1].conditions["proximal_weight"])
         weights = np.concatenate([[0], np.geomspace(0.02, largest_weight, 60)])
         values = [proximal_theory(pair, float(weight))[quantity] for weight in weights]
@@ -99,7 +108,7 @@ def _proximal(axes, pair: Problem, found: Sequence[Comparison]) -> None:
     axes.legend(fontsize=7.5)
 
 
-def _parts(axes, base: Base, found: Sequence[Comparison], steps: Sequence[int], grid: np.ndarray) -> None:
+def _parts(axes, base: Base, comparisons: Sequence[Comparison], steps: Sequence[int], grid: np.ndarray) -> None:
     """Draws the lengths of the drift bias and of its parts against K."""
     drifts = [
         theory.quadratic_drift(*base.problem, point=base.problem.start, num_steps=int(k), step_size=base.step_size)
@@ -108,7 +117,7 @@ def _parts(axes, base: Base, found: Sequence[Comparison], steps: Sequence[int], 
     for (field, name), (line, colour, marker) in zip(BIAS_PARTS.items(), LOOKS, strict=True):
         lengths = [np.linalg.norm(getattr(drift, field)) for drift in drifts]
         axes.plot(grid, lengths, color=colour, linestyle=line, linewidth=1.3, label=f"{name}: theory")
-        _points(axes, comparisons_of(found, "drift bias", name), None, colour, marker)
+        _points(axes, comparisons_of(comparisons, "drift bias", name), None, colour, marker)
     length = np.linalg.norm(drifts[0].gradient)
     axes.axhline(length, color=plots.GREY, linewidth=0.7)
     axes.annotate("length of the gradient", (grid[0], length), xytext=(0, 2), textcoords="offset points", fontsize=7)
@@ -118,10 +127,10 @@ def _parts(axes, base: Base, found: Sequence[Comparison], steps: Sequence[int], 
     axes.legend(fontsize=7.5)
 
 
-def _model(axes, found: Sequence[Comparison]) -> None:
+def _model(axes, comparisons: Sequence[Comparison]) -> None:
     """Draws the share of a model's drift bias that its leading term does not explain, against the step size."""
-    remainders = comparisons_of(found, "logistic regression", "bias less leading term")
-    biases = comparisons_of(found, "logistic regression", "drift bias")
+    remainders = comparisons_of(comparisons, "logistic regression", "bias less leading term")
+    biases = comparisons_of(comparisons, "logistic regression", "drift bias")
     ratios = [
         (remainder.conditions, remainder.measured / bias.measured)
         for remainder, bias in zip(remainders, biases, strict=True)

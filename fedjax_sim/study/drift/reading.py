@@ -35,16 +35,16 @@ def drift_reading(base: Base, found: Sequence[Comparison]) -> Iterator[str]:
     )
 
 
-def _fixed_points(base: Base, found: Sequence[Comparison]) -> str:
+def _fixed_points(base: Base, comparisons: Sequence[Comparison]) -> str:
     """Writes where FedAvg and its corrections converge to."""
     fedavg = [
         comparison
-        for comparison in comparisons_of(found, "fixed point", "distance to the optimum", algorithm="FedAvg")
+        for comparison in comparisons_of(comparisons, "fixed point", "distance to the optimum", algorithm="FedAvg")
         if comparison.conditions["step_size"] == base.step_size
     ]
     others = [
         comparison
-        for comparison in comparisons_of(found, "fixed point")
+        for comparison in comparisons_of(comparisons, "fixed point")
         if comparison.predicted == 0.0 and comparison.conditions["algorithm"] != "FedAvg"
     ]
     names = ", ".join(dict.fromkeys(comparison.conditions["algorithm"] for comparison in others))
@@ -61,10 +61,10 @@ def _fixed_points(base: Base, found: Sequence[Comparison]) -> str:
     )
 
 
-def _parts_of_the_bias(base: Base, found: Sequence[Comparison]) -> str:
+def _parts_of_the_bias(base: Base, comparisons: Sequence[Comparison]) -> str:
     """Writes which part of the bias comes from curvature and which from heterogeneity."""
-    identical = comparisons_of(found, "identical clients", "drift bias")[0]
-    equal_hessians = comparisons_of(found, "equal Hessians", "distance to the optimum")[0]
+    identical = comparisons_of(comparisons, "identical clients", "drift bias")[0]
+    equal_hessians = comparisons_of(comparisons, "equal Hessians", "distance to the optimum")[0]
     return (
         "That drift exists because data are not IID is half of the truth. The bias of the gradients at the end of "
         "local work has a curvature part, -sum p_i M_i grad F, which identical clients have too "
@@ -75,9 +75,9 @@ def _parts_of_the_bias(base: Base, found: Sequence[Comparison]) -> str:
     )
 
 
-def _two_gradients(base: Base, found: Sequence[Comparison]) -> str:
+def _two_gradients(base: Base, comparisons: Sequence[Comparison]) -> str:
     """Writes how the pseudo-gradient differs from the mean gradient at the end points."""
-    pseudo_gradient = comparisons_of(found, "one round", "pseudo-gradient")[0]
+    pseudo_gradient = comparisons_of(comparisons, "one round", "pseudo-gradient")[0]
     end_point_gradient = theory.quadratic_drift(
         *base.problem, point=base.problem.start, num_steps=base.num_steps, step_size=base.step_size
     ).end_point_gradient
@@ -88,12 +88,12 @@ def _two_gradients(base: Base, found: Sequence[Comparison]) -> str:
     )
 
 
-def _halving(base: Base, found: Sequence[Comparison]) -> str:
+def _halving(base: Base, comparisons: Sequence[Comparison]) -> str:
     """Writes what half the step does to the bias less its leading term; empty for one step, where they are equal."""
     if base.num_steps == 1:
         return ""
     whole, half = (
-        comparisons_of(found, part, "bias less leading term", local_steps=base.num_steps)[0]
+        comparisons_of(comparisons, part, "bias less leading term", local_steps=base.num_steps)[0]
         for part in ("drift bias", "drift bias, half the step")
     )
     return (
@@ -102,9 +102,9 @@ def _halving(base: Base, found: Sequence[Comparison]) -> str:
     )
 
 
-def _halving_of_the_model(found: Sequence[Comparison]) -> str:
+def _halving_of_the_model(comparisons: Sequence[Comparison]) -> str:
     """Writes what half the step does on logistic regression, with the fewest and the most local steps."""
-    model = comparisons_of(found, "logistic regression", "bias less leading term")
+    model = comparisons_of(comparisons, "logistic regression", "bias less leading term")
     if not model:
         return ""
     fewest_steps = model[0].conditions["local_steps"]
@@ -118,9 +118,9 @@ def _halving_of_the_model(found: Sequence[Comparison]) -> str:
     )
 
 
-def _unequal_steps(found: Sequence[Comparison]) -> str:
+def _unequal_steps(all_comparisons: Sequence[Comparison]) -> str:
     """Writes what unequal numbers of local steps do to FedAvg and FedNova."""
-    comparisons = comparisons_of(found, "unequal steps", "distance to the optimum")
+    comparisons = comparisons_of(all_comparisons, "unequal steps", "distance to the optimum")
     distances = {
         (comparison.conditions["algorithm"], comparison.conditions["step_size"]): comparison.measured
         for comparison in comparisons

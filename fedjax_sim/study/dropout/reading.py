@@ -31,13 +31,16 @@ def dropout_reading(
         f"Share of {options['num_rounds']:,} rounds of {options['num_clients']} clients that are aborted, by the "
         f"probability of leaving before each of the four steps: {'; '.join(texts)}."
     )
-    last = comparisons_of(found, costs[0][0], "messages in a sum")[-1]  # at the largest probability
+    last_messages = comparisons_of(found, costs[0][0], "messages in a sum")[-1]  # at the largest probability
     yield (
-        f"Fewer messages reach the server than clients were asked: {last.measured:.1f} of {options['num_clients']} on "
-        f"average at {last.conditions['dropout']:g}, aborted rounds included. A mean must be divided by their number, "
-        "and noise that clients share must be enough with the fewest that a sum may hold."
+        f"Fewer messages reach the server than clients were asked: {last_messages.measured:.1f} of "
+        f"{options['num_clients']} on average at {last_messages.conditions['dropout']:g}, aborted rounds included. A "
+        "mean must be divided by their number, and noise that clients share must be enough with the fewest that a sum "
+        "may hold."
     )
-    prices = "; ".join(f"{name} {extra:,.0f} bytes, {words} mask words a number" for name, extra, words in costs)
+    prices = "; ".join(
+        f"{name} {extra:,.0f} bytes, {mask_words} mask words a number" for name, extra, mask_words in costs
+    )
     yield (
         f"What a client pays beside its message: {prices}. A circle is cheaper and aborts earlier at the same share of "
         f"holders, for each secret hangs on {options['neighbours']} clients; its line is an upper bound."

@@ -117,6 +117,6 @@ def _check(options: dict[str, Any]) -> None:
     for value in options["noise_multipliers"]:
         validate.in_range("noise_multipliers", value, 0, 10)
     validate.integer("num_runs", options["num_runs"], max(100, least_runs(options["dimension"])), hint=FEW)
-    for name, least in (("logistic_clients", 4), ("model_clients", 20)):
-        validate.integer(name, options[name], least if options[name] else 0, hint="Or 0, to leave it out.")
+    for name, fewest in (("logistic_clients", 4), ("model_clients", 20)):
+        validate.integer(name, options[name], fewest if options[name] else 0, hint="Or 0, to leave it out.")
     validate.integer("seed", options["seed"], 0)

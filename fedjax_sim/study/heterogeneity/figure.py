@@ -39,9 +39,9 @@ def heterogeneity_figure(found: Sequence[Comparison], *, spreads: Sequence[float
     return figure
 
 
-def _rounds(axes, found: Sequence[Comparison], spreads: Sequence[float], path: Callable) -> None:
+def _rounds(axes, comparisons: Sequence[Comparison], spreads: Sequence[float], path: Callable) -> None:
     """Draws the rounds to the target on quadratics against the gradient dissimilarity."""
-    dissimilarities = by_population(found, "quadratics", "gradient dissimilarity")
+    dissimilarities = by_population(comparisons, "quadratics", "gradient dissimilarity")
     # Dissimilarity is proportional to the squared spread: a measured point gives the factor.
     unit = next(
         (
@@ -58,7 +58,7 @@ def _rounds(axes, found: Sequence[Comparison], spreads: Sequence[float], path: C
     axes.plot(
         unit * grid**2, [path(float(s)) for s in grid], color=plots.BLUE, linewidth=1.3, label="theory, best step"
     )
-    rounds = by_population(found, "quadratics", "rounds to target")
+    rounds = by_population(comparisons, "quadratics", "rounds to target")
     measured_points = [
         (dissimilarities[name].measured, comparison.measured)
         for name, comparison in rounds.items()
@@ -83,26 +83,26 @@ def _rounds(axes, found: Sequence[Comparison], spreads: Sequence[float], path: C
     axes.legend(fontsize=7.5)
 
 
-def _labels(axes, found: Sequence[Comparison]) -> None:
+def _labels(axes, all_comparisons: Sequence[Comparison]) -> None:
     """Draws measures of label heterogeneity against the Dirichlet parameter."""
     for (measure, (scale, title)), (line, colour, marker) in zip(LABELS.items(), LOOKS, strict=True):
-        comparisons = by_population(found, "digits MLP", measure)
+        comparisons = by_population(all_comparisons, "digits MLP", measure)
         alphas = [float(name.split()[1]) for name in comparisons]  # a population is called "alpha 0.1"
         values = [scale * comparison.measured for comparison in comparisons.values()]
         axes.plot(alphas, values, marker=marker, linestyle=line, color=colour, linewidth=1.0, label=title, **MARKERS)
     axes.set(xlabel="Dirichlet alpha of the digits", ylabel="From the pooled labels")
-    if by_population(found, "digits MLP", "total variation"):
+    if by_population(all_comparisons, "digits MLP", "total variation"):
         plots.logarithmic(axes, "x")
         axes.legend(fontsize=7.5)
 
 
-def _slowdowns(axes, found: Sequence[Comparison]) -> None:
+def _slowdowns(axes, comparisons: Sequence[Comparison]) -> None:
     """Draws slowdowns against the gradient dissimilarity at the first model, with the name of each population."""
     for part, (_, colour, marker) in zip(FAMILIES, LOOKS, strict=False):
-        rows = rows_of(found, part=part, quantity="slowdown")
+        rows = rows_of(comparisons, part=part, quantity="slowdown")
         if not rows:
             continue
-        dissimilarities = by_population(found, part, "gradient dissimilarity")
+        dissimilarities = by_population(comparisons, part, "gradient dissimilarity")
         x_values = [dissimilarities[row["population"]].measured for row in rows]
         slowdowns = np.array([row["measured"] for row in rows])
         half_widths = np.array([max(row["high"] - row["measured"], 0) for row in rows])
@@ -120,9 +120,9 @@ def _slowdowns(axes, found: Sequence[Comparison]) -> None:
         axes.legend(fontsize=7.5, loc="upper left")
 
 
-def _ranks(axes, found: Sequence[Comparison]) -> None:
+def _ranks(axes, comparisons: Sequence[Comparison]) -> None:
     """Draws the rank correlation of each measure with the slowdown, with a bar for each set of populations."""
-    correlations = [comparison for comparison in found if comparison.conditions["part"].startswith(RANKS)]
+    correlations = [comparison for comparison in comparisons if comparison.conditions["part"].startswith(RANKS)]
     parts = list(dict.fromkeys(comparison.conditions["part"] for comparison in correlations))
     names = list(dict.fromkeys(comparison.quantity for comparison in correlations))
     for i, (part, (_, colour, _)) in enumerate(zip(parts, LOOKS, strict=False)):

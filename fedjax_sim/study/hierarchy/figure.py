@@ -33,8 +33,8 @@ def hierarchy_figure(found: Sequence[Comparison], problem: Problem, options: dic
     """
     figure, (ends, speed, digits) = chart(1, 3)
     work = {"num_steps": options["num_steps"], "step_size": options["step_size"]}
-    most = max(options["edge_rounds"][-1], 2)
-    grid = np.unique(np.geomspace(1, most, 40).round().astype(int)).tolist()
+    largest_kappa = max(options["edge_rounds"][-1], 2)
+    grid = np.unique(np.geomspace(1, largest_kappa, 40).round().astype(int)).tolist()
     for name, edges in groupings(problem, options["num_edges"]).items():
         colour, marker, line = LOOKS[name]
         fixed_points = [theory.hierarchy_fixed_point(*problem, edges, edge_rounds=kappa, **work) for kappa in grid]
@@ -60,13 +60,13 @@ def hierarchy_figure(found: Sequence[Comparison], problem: Problem, options: dic
     return figure
 
 
-def _digits(axes: Any, found: Sequence[Comparison], edge_rounds: Sequence[int]) -> None:
+def _digits(axes: Any, all_comparisons: Sequence[Comparison], edge_rounds: Sequence[int]) -> None:
     """Draws accuracy against edge rounds for each way of grouping, beside flat FedAvg.
 
     Bytes to the cloud are in the legend.
     """
     for index, (name, (colour, marker)) in enumerate(MODEL_LOOKS.items()):
-        comparisons = comparisons_of(found, "digits", groups=name)
+        comparisons = comparisons_of(all_comparisons, "digits", groups=name)
         if not comparisons:
             continue
         label = f"{WORDS[name]}: {comparisons[0].conditions['cloud_bytes'] / 1e6:.2f} MB to the cloud"
@@ -86,7 +86,7 @@ def _digits(axes: Any, found: Sequence[Comparison], edge_rounds: Sequence[int]) 
     axes.set(ylabel="Test accuracy on digits")
     axes.set_xticks(edge_rounds, [str(kappa) for kappa in edge_rounds])
     axes.minorticks_off()
-    if comparisons_of(found, "digits"):
+    if comparisons_of(all_comparisons, "digits"):
         low, high = axes.get_ylim()
         axes.set_ylim(low - 0.4 * (high - low), high)  # room below for the legend: accuracy rises
         axes.legend(fontsize=7.5, loc="lower right")

@@ -17,11 +17,11 @@ def hierarchy_reading(found: Sequence[Comparison], options: dict[str, Any]) -> I
       found: the comparisons of the study.
       options: of the study.
     """
-    most = options["edge_rounds"][-1]
+    most_edge_rounds = options["edge_rounds"][-1]
     ends = {
         (name, kappa): comparisons_of(found, "fixed point", groups=name, edge_rounds=kappa)[0].measured
         for name in ("alike", "mixed")
-        for kappa in (1, most)
+        for kappa in (1, most_edge_rounds)
     }
     yield (
         "With one edge round in a cloud round and edges weighed by their data, a hierarchy is flat FedAvg, whatever "
@@ -29,30 +29,31 @@ def hierarchy_reading(found: Sequence[Comparison], options: dict[str, Any]) -> I
         f"K = {options['num_steps']} local steps. It costs nothing, and the cloud hears {options['num_edges']} edges "
         f"in the place of {options['num_clients']} clients."
     )
-    if most > 1:
+    if most_edge_rounds > 1:
         yield (
             "More edge rounds are like more local steps, one level up: the cloud then averages what the edges converge "
-            f"to by themselves. With {most} of them it ends {ends['alike', most]:.3g} from the optimum where an edge's "
-            f"clients are alike, and {ends['mixed', most]:.3g} where each edge has some of every kind. What counts is "
-            "how much edges differ from each other, not how much clients do."
+            f"to by themselves. With {most_edge_rounds} of them it ends {ends['alike', most_edge_rounds]:.3g} from the "
+            f"optimum where an edge's clients are alike, and {ends['mixed', most_edge_rounds]:.3g} where each edge has "
+            "some of every kind. What counts is how much edges differ from each other, not how much clients do."
         )
         rounds = {
-            kappa: comparisons_of(found, "speed", groups="mixed", edge_rounds=kappa)[0].measured for kappa in (1, most)
+            kappa: comparisons_of(found, "speed", groups="mixed", edge_rounds=kappa)[0].measured
+            for kappa in (1, most_edge_rounds)
         }
         yield (
             f"What it buys is cloud traffic: 1 % of the way is left after {rounds[1]:.0f} cloud rounds with one edge "
-            f"round each, and after {rounds[most]:.0f} with {most} (mixed groups); the traffic between clients and "
-            "edges does not fall."
+            f"round each, and after {rounds[most_edge_rounds]:.0f} with {most_edge_rounds} (mixed groups); the "
+            "traffic between clients and edges does not fall."
         )
     if comparisons_of(found, "digits"):
         yield _digits(found, options)
 
 
-def _digits(found: Sequence[Comparison], options: dict[str, Any]) -> str:
+def _digits(comparisons: Sequence[Comparison], options: dict[str, Any]) -> str:
     """Writes what edges do to the model of digits."""
 
     def accuracy(way, kappa):
-        return comparisons_of(found, "digits", groups=way, edge_rounds=kappa)[0]
+        return comparisons_of(comparisons, "digits", groups=way, edge_rounds=kappa)[0]
 
     flat = accuracy("flat", 1)
     one_edge_round = accuracy("random", 1)

@@ -97,15 +97,20 @@ def _descent() -> tuple[Callable, optax.GradientTransformation]:
     return adversary.total_variation(1e-3, (SIDE, SIDE)), optax.adam(0.05)
 
 
-def _pictures(key: Array, defence: Defence, digits: Digits, seen: Seen, options: dict[str, Any]) -> Iterator[tuple]:
+def _pictures(
+    key: Array, defence: Defence, digits: Digits, attacked_round: Seen, options: dict[str, Any]
+) -> Iterator[tuple]:
     """Yields (attack, rebuilt pictures [m, k, 64]) for the first messages.
 
     The closed form is always tried. The optimisation is left out for large batches and for the sum of all messages.
     """
-    num_rebuilt = min(options["num_rebuilt"], len(seen.view.ids))
+    num_rebuilt = min(options["num_rebuilt"], len(attacked_round.view.ids))
     # In the order of ids, the first messages are those of the clients that hold the digits of the figure.
-    rows = [0] if len(seen.view.ids) == 1 else np.argsort(seen.view.ids)[:num_rebuilt]
-    view = View(seen.view.broadcast, *(jax.tree.map(lambda x: x[np.asarray(rows)], part) for part in seen.view[1:]))
+    rows = [0] if len(attacked_round.view.ids) == 1 else np.argsort(attacked_round.view.ids)[:num_rebuilt]
+    view = View(
+        attacked_round.view.broadcast,
+        *(jax.tree.map(lambda x: x[np.asarray(rows)], part) for part in attacked_round.view[1:]),
+    )
     if defence.batch_size == 1 and len(rows) > 1:
         rebuilt = adversary.invert_affine(view, "hidden_0")[:, None]
     else:
@@ -132,17 +137,23 @@ def _pictures(key: Array, defence: Defence, digits: Digits, seen: Seen, options:
     yield INVERSION_ATTACKS[1], np.asarray(inversion.guess["x"])
 
 
-def _rebuild(key: Array, defence: Defence, digits: Digits, seen: Seen, options: dict[str, Any], conditions: dict):
+def _rebuild(
+    key: Array, defence: Defence, digits: Digits, attacked_round: Seen, options: dict[str, Any], conditions: dict
+):
     """Rebuilds pictures by every inversion attack.
 
     Returns: (comparisons, pictures for the figure).
     """
     comparisons, pictures = [], []
-    order = np.arange(len(seen.mine)) if len(seen.view.ids) == 1 else np.argsort(seen.view.ids)
-    truth = digits.x[seen.mine[order][: options["num_rebuilt"]]]
-    if len(seen.view.ids) == 1:  # one message of everybody's examples
+    order = (
+        np.arange(len(attacked_round.mine))
+        if len(attacked_round.view.ids) == 1
+        else np.argsort(attacked_round.view.ids)
+    )
+    truth = digits.x[attacked_round.mine[order][: options["num_rebuilt"]]]
+    if len(attacked_round.view.ids) == 1:  # one message of everybody's examples
         truth = truth.reshape(1, -1, truth.shape[-1])
-    for attack, rebuilt in _pictures(key, defence, digits, seen, options):
+    for attack, rebuilt in _pictures(key, defence, digits, attacked_round, options):
         nearest, values = _best_match(rebuilt, truth)
         # Clients are independent samples; examples of one client are not.
         samples = values.mean(1) if len(values) > 1 else values[0]
@@ -165,11 +176,11 @@ def _labels(defence: Defence, view: View) -> Array:
     return adversary.recover_labels(view, num_examples=defence.batch_size, learning_rate=rate)
 
 
-def _label_rows(defence: Defence, digits: Digits, seen: Seen, conditions: dict) -> Iterator[Comparison]:
+def _label_rows(defence: Defence, digits: Digits, attacked_round: Seen, conditions: dict) -> Iterator[Comparison]:
     """Measures how many labels are recovered, and whether the attacker can tell clients that hold a 0."""
     recovered_counts, true_counts = (
         np.apply_along_axis(np.bincount, 1, labels, minlength=CLASSES)
-        for labels in (np.asarray(_labels(defence, seen.view)), digits.y[seen.mine])
+        for labels in (np.asarray(_labels(defence, attacked_round.view)), digits.y[attacked_round.mine])
     )
     # Labels of a batch have no order, so counts are compared.
     shares = np.minimum(recovered_counts, true_counts).sum(1) / defence.batch_size
@@ -180,7 +191,7 @@ def _label_rows(defence: Defence, digits: Digits, seen: Seen, conditions: dict) 
         with_and_without = (
             {name: jnp.asarray(x[rows]) for name, x in digits.own.items()} for rows in (is_zero, ~is_zero)
         )
-        scores = np.asarray(adversary.property_score(seen.view, digits.loss_fn, *with_and_without))
+        scores = np.asarray(adversary.property_score(attacked_round.view, digits.loss_fn, *with_and_without))
         value = adversary.auc(scores[holds_zero], scores[~holds_zero])
         yield Comparison(conditions, "AUC, holds a 0", value, math.nan)
 
@@ -196,13 +207,13 @@ def auc_of_groups(members: np.ndarray, others: np.ndarray) -> list[float]:
     return [adversary.auc(inside, outside) for inside, outside in pairs]
 
 
-def _member_rows(defence: Defence, digits: Digits, seen: Seen, conditions: dict) -> Iterator[Comparison]:
+def _member_rows(defence: Defence, digits: Digits, attacked_round: Seen, conditions: dict) -> Iterator[Comparison]:
     """Measures membership inference: each client's first example against an example that the client does not hold."""
-    m = len(seen.mine)
+    m = len(attacked_round.mine)
     # Candidates 0 to m - 1 are the members, of one client each; the others follow in the same order of clients.
-    rows = np.concatenate([seen.mine[:, 0], seen.others])
+    rows = np.concatenate([attacked_round.mine[:, 0], attacked_round.others])
     candidates = {"x": jnp.asarray(digits.x[rows]), "y": jnp.asarray(digits.y[rows])}
-    scores = adversary.alignment_score(seen.view, digits.loss_fn, candidates, LEARNING_RATE)
+    scores = adversary.alignment_score(attacked_round.view, digits.loss_fn, candidates, LEARNING_RATE)
     if scores.shape[0] == 1:
         # A single view of all clients: every member is in it.
         member_scores, other_scores = np.split(np.asarray(scores)[0], 2)

@@ -21,8 +21,8 @@ ADVANTAGE = "membership advantage"
 class _Numbers:
     """The comparisons of the study, by defence and quantity, with methods that format them."""
 
-    def __init__(self, found: Sequence[Comparison]):
-        self.rows = {(comparison.conditions["defence"], comparison.quantity): comparison for comparison in found}
+    def __init__(self, comparisons: Sequence[Comparison]):
+        self.rows = {(comparison.conditions["defence"], comparison.quantity): comparison for comparison in comparisons}
 
     def of(self, defence: str, quantity: str) -> float:
         """Returns a measured number."""
@@ -71,7 +71,7 @@ def leakage_reading(found: Sequence[Comparison], options: dict[str, Any]) -> Ite
 
 def _batches(numbers: _Numbers, options: dict[str, Any]) -> Iterator[str]:
     """Writes what batch sizes and local steps do."""
-    most = f"batch of {max(options['batch_sizes'])}"
+    largest_batch = f"batch of {max(options['batch_sizes'])}"
     yield (
         "A message of one example is that example. Each output of the first layer gives it as the quotient of two "
         f"numbers, to {numbers.of('batch of 1', 'error of a pixel'):.1g} of the range of a pixel, and its label, "
@@ -80,11 +80,11 @@ def _batches(numbers: _Numbers, options: dict[str, Any]) -> Iterator[str]:
     )
     yield (
         "More examples mix, but not at once: behind a ReLU one example alone may reach an output. Of a batch of 8 the "
-        f"rebuilt pictures have {numbers.nearest('batch of 8')}, of a {most} {numbers.nearest(most)}, and the mean "
-        f"digit, for which no message is needed, {numbers.nearest('the mean digit')}. "
-        f"{numbers.share('batch of 8', LABELS)} of the labels in a batch of 8 and {numbers.share(most, LABELS)} in a "
-        f"{most} are recovered. After five local steps an update is no gradient; "
-        f"{numbers.nearest('batch of 8, 5 local steps')} are left. No proof stands behind either."
+        f"rebuilt pictures have {numbers.nearest('batch of 8')}, of a {largest_batch} "
+        f"{numbers.nearest(largest_batch)}, and the mean digit, for which no message is needed, "
+        f"{numbers.nearest('the mean digit')}. {numbers.share('batch of 8', LABELS)} of the labels in a batch of 8 and "
+        f"{numbers.share(largest_batch, LABELS)} in a {largest_batch} are recovered. After five local steps an update "
+        f"is no gradient; {numbers.nearest('batch of 8, 5 local steps')} are left. No proof stands behind either."
     )
 
 

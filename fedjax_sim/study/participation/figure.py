@@ -49,15 +49,15 @@ def _above_rounding(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [row for row in rows if row["measured"] > 1e-9]
 
 
-def _variance(axes, found: Sequence[Comparison], spread: float) -> None:
+def _variance(axes, comparisons: Sequence[Comparison], spread: float) -> None:
     """Draws the variance of the cohort's mean against the participation rate, for each population size."""
-    all_rows = rows_of(found, part="variance")
+    all_rows = rows_of(comparisons, part="variance")
     sizes = dict.fromkeys(row["population_size"] for row in all_rows)
     for size, (colour, marker) in zip(sizes, LOOKS * (1 + len(sizes)), strict=False):
         rows = [row for row in all_rows if row["population_size"] == size]
         _laws(axes, size, min(map(_rate, rows)), spread, colour)
         points(axes, _above_rounding(rows), _rate, colour, marker, f"N = {size:,}")
-    digits = rows_of(found, part="digits MLP")
+    digits = rows_of(comparisons, part="digits MLP")
     if digits:
         size, cohort = (digits[0][name] for name in ("population_size", "cohort_size"))
         correction = theory.finite_population_correction(size, cohort)
@@ -72,9 +72,9 @@ def _variance(axes, found: Sequence[Comparison], spread: float) -> None:
     axes.legend(fontsize=7.5, handlelength=1.6)
 
 
-def _laws(axes, size: int, least: float, spread: float, colour: str) -> None:
+def _laws(axes, size: int, lowest_rate: float, spread: float, colour: str) -> None:
     """Draws the variance by theory from the rate `least` on: of a finite population, and of an infinite one, dotted."""
-    rates = np.geomspace(least, max(0.985, least), 200)
+    rates = np.geomspace(lowest_rate, max(0.985, lowest_rate), 200)
     infinite_population = spread**2 / (rates * size)
     axes.plot(rates, infinite_population * (1 - rates) * size / (size - 1), color=colour, linewidth=1.3)
     axes.plot(rates, infinite_population, color=colour, linewidth=0.9, linestyle=DOTTED)

@@ -43,7 +43,7 @@ def target_figure(
     return figure
 
 
-def _quadratics(rounds, work, options: dict[str, Any], found: Sequence[Comparison], problems: dict) -> None:
+def _quadratics(rounds, work, options: dict[str, Any], all_comparisons: Sequence[Comparison], problems: dict) -> None:
     """Draws two panels: rounds against K, and gradients against rounds."""
     eta = options["step_size"]
     max_rounds = options["max_rounds"]
@@ -52,7 +52,7 @@ def _quadratics(rounds, work, options: dict[str, Any], found: Sequence[Compariso
     grid = np.unique(np.geomspace(1, steps[-1], 40).astype(int))
     for name, (line, colour, marker) in zip(QUADRATICS, LOOKS, strict=True):
         curve = _theory(problems[name], eta, grid, max_rounds, target)
-        comparisons = comparisons_of(found, name, "rounds to target")
+        comparisons = comparisons_of(all_comparisons, name, "rounds to target")
         local_steps = np.array([comparison.conditions["local_steps"] for comparison in comparisons])
         measured_rounds = np.array([comparison.measured for comparison in comparisons])
         rounds.plot(grid, curve, color=colour, linestyle=line, linewidth=1.3, label=f"{name}: theory")
@@ -74,18 +74,23 @@ def _quadratics(rounds, work, options: dict[str, Any], found: Sequence[Compariso
     work.legend(fontsize=7.5)
 
 
-def _theory(problem: Problem, eta: float, grid: np.ndarray, last: int, share: float) -> np.ndarray:
+def _theory(problem: Problem, eta: float, grid: np.ndarray, max_rounds: int, target: float) -> np.ndarray:
     """Returns the rounds to the target for each K of the grid; NaN where `last` rounds are too few."""
     curve = []
     for k in grid:
         budget = theory.budget(*problem, step_size=eta, num_steps=int(k))
-        losses = budget.expected_loss(last, start=problem.start)
-        curve.append(metrics.rounds_to_target(losses[1:], share * losses[0]))
+        losses = budget.expected_loss(max_rounds, start=problem.start)
+        curve.append(metrics.rounds_to_target(losses[1:], target * losses[0]))
     return np.where(np.isfinite(curve), curve, np.nan)
 
 
 def _paths(
-    axes, options: dict[str, Any], found: Sequence[Comparison], problem: Problem, noise: dict[int, float], middle: int
+    axes,
+    options: dict[str, Any],
+    comparisons: Sequence[Comparison],
+    problem: Problem,
+    noise: dict[int, float],
+    middle: int,
 ) -> None:
     """Draws the expected loss over the target against rounds, for each batch size, with the measured round."""
     eta = options["step_size"]
@@ -97,7 +102,7 @@ def _paths(
         label = f"batches of {size}: theory"
         curve = expected[1:] / expected[0] / target
         axes.plot(np.arange(1, max_rounds + 1), curve, color=colour, linestyle=line, linewidth=1.3, label=label)
-        for row in rows_of(found, part="batches", batch_size=size):
+        for row in rows_of(comparisons, part="batches", batch_size=size):
             # The study measures in the predicted round, or in the last round if the target is not reached.
             predicted_round = metrics.rounds_to_target(expected[1:], target * expected[0])
             measured_round = min(predicted_round, max_rounds)
@@ -109,9 +114,11 @@ def _paths(
     axes.legend(fontsize=7.5)
 
 
-def _digits(axes, target: float, found: Sequence[Comparison]) -> None:
+def _digits(axes, target: float, comparisons: Sequence[Comparison]) -> None:
     """Draws the rounds to a test loss on the digits against local steps, for each alpha."""
-    rows = sorted(rows_of(found, part="digits MLP", quantity="rounds to target"), key=lambda row: row["local_steps"])
+    rows = sorted(
+        rows_of(comparisons, part="digits MLP", quantity="rounds to target"), key=lambda row: row["local_steps"]
+    )
     for alpha, (line, colour, marker) in zip(dict.fromkeys(row["alpha"] for row in rows), LOOKS * 9, strict=False):
         alpha_rows = [row for row in rows if row["alpha"] == alpha]
         means = np.array([row["measured"] for row in alpha_rows])

@@ -183,7 +183,7 @@ def _runs(problem: Problem):
     return traced_runs(make, _excess)
 
 
-def _settings(rows: Sequence[tuple[Problem, int, float, float]], most: int) -> tuple:
+def _settings(rows: Sequence[tuple[Problem, int, float, float]], largest_num_steps: int) -> tuple:
     """Returns the arguments of `traced_runs` between keys and rounds: starts, clients, numbers and targets.
 
     Args:
@@ -199,7 +199,7 @@ def _settings(rows: Sequence[tuple[Problem, int, float, float]], most: int) -> t
         }
         for problem in problems
     ])  # fmt: skip
-    clients = stacked([problem.clients(k, most) for problem, k in zip(problems, steps, strict=True)])
+    clients = stacked([problem.clients(k, largest_num_steps) for problem, k in zip(problems, steps, strict=True)])
     return starts, clients, (jnp.asarray(etas, jnp.float32), jnp.asarray(noises, jnp.float32)), targets
 
 

@@ -43,9 +43,9 @@ def _limit(axes: Any, rows: list[dict[str, Any]]) -> None:
     if not rows:
         return
     delays = sorted({row["delay"] for row in rows})
-    shown = sorted({delays[0], delays[len(delays) // 2], delays[-1]})
+    shown_delays = sorted({delays[0], delays[len(delays) // 2], delays[-1]})
     shares = np.linspace(0.9, 1.06, 33)
-    for delay, (colour, marker, line) in zip(shown, LOOKS, strict=False):
+    for delay, (colour, marker, line) in zip(shown_delays, LOOKS, strict=False):
         limit = theory.delayed_step_limit(delay)
         curve = [theory.delayed_contraction(1.0, delay, step_size=share * limit) for share in shares]
         # A longer delay acts on a longer time scale, so factors of 2 tau + 1 steps are shown.
@@ -78,9 +78,9 @@ def _same_step(axes: Any, rows: list[dict[str, Any]]) -> None:
     axes.legend(fontsize=7.5)
 
 
-def _floor(axes: Any, found: Sequence[Comparison], step: float, noise: float) -> None:
+def _floor(axes: Any, comparisons: Sequence[Comparison], step: float, noise: float) -> None:
     """Draws the error floor against the delay, at one step and at 3/4 of the limit."""
-    rows = rows_of(found, part="floor")
+    rows = rows_of(comparisons, part="floor")
     if not rows:
         return
     eye = np.eye(DIMENSION)
@@ -118,12 +118,12 @@ def _error(axes: Any, rows: list[dict[str, Any]], step: float) -> None:
     axes.legend(fontsize=7.5)
 
 
-def _weights(axes: Any, found: Sequence[Comparison]) -> None:
+def _weights(axes: Any, comparisons: Sequence[Comparison]) -> None:
     """Draws the noise of each weight by staleness, as its floor, against its bias, as the weight of slow clients."""
-    shares = {row["weights"]: row for row in rows_of(found, part="speeds")}
-    longest = max((comparison.conditions.get("delay", 0) for comparison in found), default=0)
+    shares = {row["weights"]: row for row in rows_of(comparisons, part="speeds")}
+    longest = max((comparison.conditions.get("delay", 0) for comparison in comparisons), default=0)
     floors = {row["weights"]: row for part in ("floor", "weights")
-              for row in rows_of(found, part=part, delay=longest, quantity="squared distance")
+              for row in rows_of(comparisons, part=part, delay=longest, quantity="squared distance")
               if row["step_over_limit"] < 0.7}  # fmt: skip
     for name, row in shares.items():
         if name not in floors:

@@ -37,13 +37,13 @@ def staleness_reading(found: Sequence[Comparison], step: float) -> Iterator[str]
         )
 
 
-def _limit(found: Sequence[Comparison]) -> Iterator[str]:
+def _limit(comparisons: Sequence[Comparison]) -> Iterator[str]:
     """Writes which steps converge, with FedBuff and with FedAsync."""
-    limit = comparisons_of(found, "limit")
+    limit = comparisons_of(comparisons, "limit")
     if limit:
         longest = max(comparison.conditions["delay"] for comparison in limit)
         below, above = (
-            comparisons_of(found, "limit", step_over_limit=share, delay=longest)[0] for share in (0.99, 1.01)
+            comparisons_of(comparisons, "limit", step_over_limit=share, delay=longest)[0] for share in (0.99, 1.01)
         )
         limits = ", ".join(
             f"{theory.delayed_step_limit(delay):.3g} at {delay}"
@@ -56,11 +56,11 @@ def _limit(found: Sequence[Comparison]) -> Iterator[str]:
             f"{longest} by {below.measured:.5f} and {above.measured:.5f} a step. So a rate that was tuned with few "
             "clients in flight may diverge with many."
         )
-    same_step = comparisons_of(found, "same step", "factor per step", algorithm="fedasync")
+    same_step = comparisons_of(comparisons, "same step", "factor per step", algorithm="fedasync")
     if same_step:
         fedasync = same_step[-1]  # at the longest delay
         delay = fedasync.conditions["delay"]
-        fedbuff = comparisons_of(found, "same step", "factor per step", algorithm="fedbuff", delay=delay)[0]
+        fedbuff = comparisons_of(comparisons, "same step", "factor per step", algorithm="fedbuff", delay=delay)[0]
         yield (
             f"FedAsync does not have this limit, for it averages models instead of adding updates. With a mixing rate "
             f"of {MIXING:g} and local steps of {STEP / MIXING:g}, {STEP:g} together, its error changes by the factor "
@@ -70,11 +70,13 @@ def _limit(found: Sequence[Comparison]) -> Iterator[str]:
         )
 
 
-def _floor(found: Sequence[Comparison], step: float) -> Iterator[str]:
+def _floor(comparisons: Sequence[Comparison], step: float) -> Iterator[str]:
     """Writes how delay raises the floor, and how wrong a stale gradient is."""
     # Floors at `step`; the others are at 3/4 of the limit.
     floor = [
-        comparison for comparison in comparisons_of(found, "floor") if comparison.conditions["step_over_limit"] < 0.7
+        comparison
+        for comparison in comparisons_of(comparisons, "floor")
+        if comparison.conditions["step_over_limit"] < 0.7
     ]
     if floor:
         first = floor[0]
@@ -88,7 +90,7 @@ def _floor(found: Sequence[Comparison], step: float) -> Iterator[str]:
     # Without delay the bound is zero.
     bounded_errors = [
         comparison
-        for comparison in comparisons_of(found, "error")
+        for comparison in comparisons_of(comparisons, "error")
         if comparison.kind == "upper bound" and comparison.predicted
     ]
     if bounded_errors:
@@ -100,9 +102,9 @@ def _floor(found: Sequence[Comparison], step: float) -> Iterator[str]:
         )
 
 
-def _weights(found: Sequence[Comparison]) -> Iterator[str]:
+def _weights(comparisons: Sequence[Comparison]) -> Iterator[str]:
     """Writes what weights by staleness do where speeds are equal, and where they differ."""
-    equal = comparisons_of(found, "weights", "factor per step")
+    equal = comparisons_of(comparisons, "weights", "factor per step")
     if equal:
         delay = equal[0].conditions["delay"]
         numbers = ", ".join(f"{comparison.conditions['weights']} {comparison.measured:.4f}" for comparison in equal)
@@ -111,7 +113,7 @@ def _weights(found: Sequence[Comparison]) -> Iterator[str]:
             f"{delay} and 1.01 of the limit, where constant weights diverge, the factors per step are {numbers}. The "
             "same rate, divided by hand, does the same: noise falls and so does speed."
         )
-    speeds = comparisons_of(found, "speeds")
+    speeds = comparisons_of(comparisons, "speeds")
     if speeds:
         numbers = ", ".join(
             f"{comparison.measured:.3f} with {comparison.conditions['weights']} weights" for comparison in speeds

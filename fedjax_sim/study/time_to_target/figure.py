@@ -44,9 +44,9 @@ def time_figure(found: Sequence[Comparison], curves: Mapping[str, Watched], opti
     return figure
 
 
-def _rounds(axes: Any, found: Sequence[Comparison]) -> None:
+def _rounds(axes: Any, comparisons: Sequence[Comparison]) -> None:
     """Draws the seconds of a round of each synchronous server, measured and predicted."""
-    rows = rows_of(found, part="step", quantity="seconds a round")
+    rows = rows_of(comparisons, part="step", quantity="seconds a round")
     places = range(len(rows))
     if not rows:
         return

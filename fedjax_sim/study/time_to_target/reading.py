@@ -59,18 +59,20 @@ def time_reading(found: Sequence[Comparison], options: Mapping[str, Any]) -> Ite
     )
 
 
-def _of(found: Sequence[Comparison], quantity: str) -> dict[str, Comparison]:
+def _of(comparisons: Sequence[Comparison], quantity: str) -> dict[str, Comparison]:
     """Selects the comparisons of a quantity, by server."""
-    return {comparison.conditions["server"]: comparison for comparison in found if comparison.quantity == quantity}
+    return {
+        comparison.conditions["server"]: comparison for comparison in comparisons if comparison.quantity == quantity
+    }
 
 
-def _to_target(found: Sequence[Comparison], seconds: dict[str, Comparison], options: Mapping[str, Any]) -> str:
+def _to_target(comparisons: Sequence[Comparison], seconds: dict[str, Comparison], options: Mapping[str, Any]) -> str:
     """Writes what each server needed to reach the target, the best server first for every unit."""
     ordered = sorted(seconds, key=lambda name: seconds[name].measured)
     numbers = ", ".join(f"{name} {seconds[name].measured:.3g}" for name in ordered)
     text = f"To a test accuracy of {options['target']:g}, simulated seconds: {numbers}."
     for unit in ("updates", "megabytes", "joules"):
-        amounts = _of(found, f"{unit} to target")
+        amounts = _of(comparisons, f"{unit} to target")
         ordered = sorted(amounts, key=lambda name: amounts[name].measured)
         numbers = ", ".join(f"{name} {amounts[name].measured:,.4g}" for name in ordered)
         text += f" In {unit}: {numbers}."
