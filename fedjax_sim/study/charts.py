@@ -53,11 +53,11 @@ def points(
 
     Args:
       axes: the panel to draw on.
-      rows: of `rows_of`, with intervals.
+      rows: rows with intervals, as `rows_of` returns them.
       x: the horizontal position: a name in the rows, or a function of a row.
-      colour: of the points, as matplotlib takes it.
-      marker: of the points, as matplotlib takes it.
-      label: for the legend; None leaves the points out of it.
+      colour: the colour of the points, as matplotlib takes it.
+      marker: the shape of the points, as matplotlib takes it.
+      label: the text in the legend; None leaves the points out of it.
       scale: multiplies the measured numbers and their intervals.
     """
     rows = [row for row in rows if row["measured"] > 0]

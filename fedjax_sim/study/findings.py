@@ -33,7 +33,7 @@ def least_runs(dimension: int) -> int:
     at most 2 % of studies with 60 intervals have an interval that misses the truth.
 
     Args:
-      dimension: of x. Each coordinate contributes a square, so fewer runs suffice in higher dimensions.
+      dimension: the dimension of x. Each coordinate adds a square, so fewer runs suffice in higher dimensions.
 
     Guarantees: the worst case, chi-square with one degree of freedom (tests/study/test_findings.py::test_squares).
 
@@ -50,7 +50,7 @@ class Comparison(NamedTuple):
       conditions: the settings of the measurement, such as sampler and cohort size. "part" names a section of the study.
       quantity: the name of the number, such as "variance".
       measured: the number, as a rule the mean of independent samples.
-      standard_error: of `measured`; 0 for a number without randomness, NaN for a number without an interval.
+      standard_error: the standard error of `measured`; 0 without randomness, NaN without an interval.
       degrees: degrees of freedom behind the standard error.
       predicted: the value of the closed form; None where there is none.
       kind: what the prediction claims, an entry of `KINDS`.

@@ -59,7 +59,7 @@ class Vectors:
         By default the server adds the sum of the transformed updates, divided by the cohort's size.
 
         Args:
-          update_transform: is applied to every update; None sends updates unchanged.
+          update_transform: the transform of every update; None sends updates unchanged.
           sampler: draws the cohort; None takes all clients.
           aggregator: combines the messages; None divides their sum by the number of slots.
           step_size: eta; it may be traced.
@@ -84,7 +84,7 @@ class Vectors:
         """Measures squared distances of independent runs from the clients' mean.
 
         Args:
-          key: of all runs.
+          key: the random key of all runs.
           algorithm: what is run, such as the result of `algorithm` or of `side_by_side`.
           num_runs: R.
           rounds: how many rounds a run has, or several numbers of rounds after which the distance is measured.
@@ -126,6 +126,7 @@ def side_by_side(make: Callable[..., Algorithm], values: Mapping[str, Sequence[f
     >>> both.params(both.step(jax.random.key(0), state, clients.population)[0])["w"].tolist()
     [[1.0], [2.0]]
     """
+    # All names must have the same number of values.
     rows = {name: jnp.asarray(column, jnp.float32) for name, column in values.items()}
     (count,) = {len(column) for column in rows.values()}
 

@@ -123,7 +123,7 @@ def two_kinds(problem: Problem, curvatures: Sequence[float]) -> Problem:
 
     Args:
       problem: gives N and d.
-      curvatures: of the first and of the second kind; each Hessian is a multiple of the identity.
+      curvatures: the curvature of the first and of the second kind; Hessians are multiples of the identity.
     """
     size, dimension = problem.centers.shape
     is_second_kind = np.arange(size) >= size // 2
@@ -136,7 +136,7 @@ class MeasuredRun(NamedTuple):
     """A setting of a run, with the distance that is measured at its end and the predicted value.
 
     Fields:
-      conditions: of the comparison.
+      conditions: the conditions of the comparison.
       quantity: the name of what is measured.
       problem: the clients.
       num_steps: K, or [N] K_i.

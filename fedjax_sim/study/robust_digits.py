@@ -53,7 +53,7 @@ class RobustDigits:
 
         Args:
           size: m.
-          alpha: of the Dirichlet distribution of each client's label shares; small values give unlike clients.
+          alpha: the parameter of the clients' Dirichlet label shares; small values give unlike clients.
           seed: decides who holds which examples.
         """
         self.data = population.digits(
@@ -80,12 +80,12 @@ class RobustDigits:
         All points are one compiled program and run one after the other on each device.
 
         Args:
-          key: of all runs.
+          key: the random key of all runs.
           rules: aggregators.
           attacks: what attackers send.
           points: (rule, attack, attackers): an index of `rules`, an index of `attacks`, and how many clients attack.
           num_steps: local steps of each client in a round.
-          learning_rate: of local steps.
+          learning_rate: the learning rate of local steps.
           num_rounds: T.
           num_runs: runs of each point.
 

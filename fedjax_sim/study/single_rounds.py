@@ -17,7 +17,7 @@ def released(aggregator: Aggregator, key: Array, messages: Array, chunk: int | N
 
     Args:
       aggregator: the rule under study.
-      key: of the aggregator's own randomness.
+      key: the random key of the aggregator.
       messages: [m, d].
       chunk: messages that are accumulated at once, a divisor of m; None accumulates all at once.
 

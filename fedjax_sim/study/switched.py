@@ -64,7 +64,7 @@ def attack_of_index(attacks: Sequence[Attack], index: Array) -> adversary.Omnisc
     forged.
 
     Args:
-      attacks: of any kind.
+      attacks: attacks of any kind.
       index: [] int32, may be traced.
     """
 
@@ -112,7 +112,7 @@ def drawn_clients(key: Array, size: int, number: Array) -> Attackers:
 
     Args:
       key: decides the order in which clients become attackers.
-      size: of the population.
+      size: the size of the population.
       number: [] how many attack; it may be traced.
     """
     # rank[i] is the place of client i in a random order.

@@ -55,7 +55,7 @@ class QuadraticFedAvg:
         Args:
           sampler: draws the cohort.
           aggregator: combines the updates.
-          weighting: of the updates, by examples or uniform.
+          weighting: how updates are weighted, by examples or uniformly.
         """
         work = client.work(num_steps=self.num_steps, weighting=weighting)
         local_training = client.local_sgd(population.quadratic_loss, optax.sgd(self.step_size), work)
@@ -69,7 +69,7 @@ class QuadraticFedAvg:
         Args:
           made: the algorithm.
           dimension: d.
-          number: of the models.
+          number: how many models.
           between: rounds between two models.
 
         Returns: (key, centers [N, d]) -> models [number, d].
@@ -125,7 +125,7 @@ def correlated(rates: np.ndarray, correlation: float, dimension: int, seed: int)
 
     Args:
       rates: [N].
-      correlation: in [0, 1].
+      correlation: the correlation, in [0, 1].
       dimension: d, at most N - 2.
       seed: decides the optima.
 
@@ -152,7 +152,7 @@ def rate_rows(
       work: local training.
       size: N.
       dimension: d.
-      correlations: of rates and optima.
+      correlations: correlations of rates and optima.
       num_looks: models behind each mean.
       seed: decides everything.
     """
@@ -221,7 +221,7 @@ def day(size: int, share: float, seed: int) -> tuple[Availability, np.ndarray, n
 
     Args:
       size: N.
-      share: of the day in which a client is available.
+      share: the share of the day in which a client is available.
       seed: decides the clients' time zones.
 
     Returns: (availability, who is available at each hour [24, N], the clients' optima [N, 2]). Optima lie on the unit
@@ -241,7 +241,7 @@ def day_rows(work: QuadraticFedAvg, size: int, share: float, seed: int) -> Itera
     Args:
       work: local training.
       size: N.
-      share: of the day in which a client is available.
+      share: the share of the day in which a client is available.
       seed: decides everything.
     """
     window, is_available, centers = day(size, share, seed)

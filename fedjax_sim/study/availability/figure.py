@@ -24,7 +24,7 @@ def availability_figure(found: Sequence[Comparison], options: dict[str, Any]) ->
 
     Args:
       found: the comparisons of the study.
-      options: of the study.
+      options: the study's options.
     """
     figure, (bias, excess, stays, hours) = chart(2, 2)
     size, dimension, seed = (options[name] for name in ("num_clients", "dimension", "seed"))

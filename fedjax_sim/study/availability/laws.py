@@ -71,7 +71,7 @@ def naive(centers: np.ndarray, rates: np.ndarray, s: float) -> Law:
     Args:
       centers: [N, d] a_i.
       rates: [N] r_i, the probability that a client is available.
-      s: of `round_contraction`.
+      s: the share of the distance that a client goes in a round, as `round_contraction` gives it.
     """
     means, probabilities, mean = _round_means(centers, rates)
     # The variance of an exponential moving average of independent numbers.
@@ -88,7 +88,7 @@ def corrected(centers: np.ndarray, rates: np.ndarray, s: float) -> Law:
     Args:
       centers: [N, d] a_i.
       rates: [N] r_i, the probability that a client is available.
-      s: of `round_contraction`.
+      s: the share of the distance that a client goes in a round, as `round_contraction` gives it.
     """
     size = len(centers)
     mean = centers.mean(0)
@@ -109,7 +109,7 @@ def persistent(centers: np.ndarray, leaves: float, comes: float, s: float) -> La
       centers: [N, d] a_i.
       leaves: the probability that an available client leaves before the next round.
       comes: the probability that an absent client comes before the next round.
-      s: of `round_contraction`.
+      s: the share of the distance that a client goes in a round, as `round_contraction` gives it.
     """
     size = len(centers)
     means, probabilities, mean = _round_means(centers, np.full(size, comes / (leaves + comes)))
@@ -134,8 +134,8 @@ def daily(centers: np.ndarray, there: np.ndarray, s: float, days: int) -> np.nda
     Args:
       centers: [N, d] a_i.
       there: [hours, N] bool, which clients are available at each hour of the day.
-      s: of `round_contraction`.
-      days: of the run.
+      s: the share of the distance that a client goes in a round, as `round_contraction` gives it.
+      days: the length of the run.
 
     Returns: [hours, d].
     """

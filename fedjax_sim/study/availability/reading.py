@@ -15,7 +15,7 @@ def availability_reading(found: Sequence[Comparison], options: dict[str, Any]) -
 
     Args:
       found: the comparisons of the study.
-      options: of the study.
+      options: the study's options.
     """
     low = min(options["correlations"])
     high = max(options["correlations"])

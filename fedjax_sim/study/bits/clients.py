@@ -48,8 +48,8 @@ class QuantizedClients(Vectors):
         """Makes stochastic rounding over a range that holds all updates of the runs.
 
         Args:
-          bits: of each number.
-          keeps_zeros: whether zero is among the levels; the textbook's grid has no zero.
+          bits: bits for each number.
+          keeps_zeros: says whether zero is among the levels; the textbook's grid has no zero.
         """
         return transform.quantize(bits, range=self.range, keeps_zeros=keeps_zeros)
 
@@ -65,7 +65,7 @@ class QuantizedClients(Vectors):
         """Predicts E |w_t - w*|^2 on the textbook's grid, by `theory.budget`.
 
         Args:
-          bits: of each number; 0 sends floats.
+          bits: bits for each number; 0 sends floats.
           num_rounds: T.
 
         Returns: [T + 1].
@@ -80,8 +80,8 @@ class QuantizedClients(Vectors):
         """Measures squared distances on the way to the floor and at the floor, on the textbook's grid.
 
         Args:
-          key: of all runs.
-          bits: of each number.
+          key: the random key of all runs.
+          bits: bits for each number.
           num_runs: independent runs.
         """
         quantizer = self.quantizer(bits)
@@ -101,8 +101,8 @@ class QuantizedClients(Vectors):
         """Measures the floor on the grid with a zero, whose cells the updates do not fill evenly.
 
         Args:
-          key: of all runs.
-          bits: of each number.
+          key: the random key of all runs.
+          bits: bits for each number.
           num_runs: independent runs.
         """
         algorithm = self.algorithm(self.quantizer(bits, True), step_size=STEP_SIZE)
@@ -116,7 +116,7 @@ class QuantizedClients(Vectors):
         """Predicts E |w - w*|^2 in steady state on the grid with a zero, from the error of each update at the optimum.
 
         Args:
-          bits: of each number.
+          bits: bits for each number.
         """
         error = theory.quantization_error(STEP_SIZE * (self.values - self.mean), bits, range=self.range)
         return theory.noise_floor(float(error.variance.sum()) / self.size**2, 1 - STEP_SIZE)

@@ -24,8 +24,8 @@ def bits_figure(
     """Draws four panels, with theory as lines and measurements as points.
 
     Args:
-      clients: of the runs to the floor.
-      bits: of each number.
+      clients: the clients of the runs to the floor.
+      bits: bits for each number.
       cohorts: m of single rounds.
       found: the comparisons of the study.
     """
@@ -41,9 +41,11 @@ def bits_figure(
     path = clients.expected(0, LOOKS[-1])
     float_bytes = np.arange(1, len(path)) * (4 * clients.dimension)
     by_bytes.plot(float_bytes, path[1:], color=plots.GREY, linewidth=1.1, label="floats: theory")
+    # Floats reach the optimum itself; the panel ends a little below the lowest floor.
     bottom = min(clients.floor(b) for b in bits)
     by_bytes.set(xlabel="Bytes sent by a client", ylabel="Squared distance from the optimum", ylim=(bottom / 4, 20))
 
+    # The closed form holds for even numbers of bits.
     grid = range(bits[0], bits[-1] + 1, 2)
     by_bits.plot(grid, [clients.floor(b) for b in grid], color=plots.BLUE, linewidth=1.3, label="textbook grid: theory")
     by_bits.plot(grid, [clients.floor_with_zero(b) for b in grid], color=plots.BLACK, linewidth=1.1, linestyle=DASHED,

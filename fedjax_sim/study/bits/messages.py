@@ -32,9 +32,9 @@ def conditions_of(
     """Returns the conditions of a comparison, with the same names for all parts of the study.
 
     Args:
-      part: of the study.
+      part: the part of the study.
       compressor: what messages are made with.
-      bits: of each number, where it is given.
+      bits: bits for each number, where the part has them.
       cohort_size: m, where it is given.
       **others: further conditions.
     """
@@ -49,7 +49,7 @@ def single_releases(key: Array, cohorts: Sequence[int], num_releases: int, seed:
     rounding is better than nearest rounding.
 
     Args:
-      key: of all rounds.
+      key: the random key of all rounds.
       cohorts: m, rising from 1.
       num_releases: rounds behind each error.
       seed: decides the updates.
@@ -111,8 +111,8 @@ def feedback_floors(key: Array, step_sizes: Sequence[float], seed: int) -> Itera
     Clients differ in their optima and all take part in each round, so only the clients are random.
 
     Args:
-      key: of all runs.
-      step_sizes: of local steps.
+      key: the random key of all runs.
+      step_sizes: sizes of local steps.
       seed: decides the clients.
     """
     # Coordinates of unequal size: top-k without feedback never sends the small ones.

@@ -34,7 +34,7 @@ def bits(
     num_releases: int = 2000,
     seed: int = 0,
 ) -> Findings:
-    """How few bits will do? Floors against bits and bytes, nearest against stochastic rounding, feedback against none.
+    """How few bits will do? Measures floors against bits and bytes, two roundings, and error feedback.
 
     Clients hold vectors, and all take part in every round. The study measures floors and bytes, compares nearest with
     stochastic rounding in single rounds, and runs top-k and signs with and without error feedback. In the runs to the
@@ -46,7 +46,7 @@ def bits(
       num_clients: N of the runs to the floor.
       dimension: d of the updates in the runs to the floor.
       cohort_sizes: m of single rounds: 1, and larger ones for the crossover of the two roundings.
-      step_sizes: of the runs with top-k and signs, falling.
+      step_sizes: step sizes of the runs with top-k and signs, falling.
       num_runs: runs behind each floor.
       num_releases: rounds behind each error of a single round.
       seed: decides everything.
@@ -79,6 +79,7 @@ def bits(
 
 
 def _check(options: dict[str, Any]) -> None:
+    """Raises an error that names the first option that is out of range."""
     for name, rising in (("bits", True), ("cohort_sizes", True), ("step_sizes", False)):
         validate.sequence(name, options[name])
         values = list(options[name])

@@ -17,9 +17,9 @@ def bits_reading(clients: QuantizedClients, found: Sequence[Comparison], bits: S
     """Writes the paragraphs of the reading.
 
     Args:
-      clients: of the runs to the floor.
+      clients: the clients of the runs to the floor.
       found: the comparisons of the study.
-      bits: of each number.
+      bits: bits for each number.
     """
     ratios = ", ".join(f"{row['messages']}: {row['measured']:.4g} (theory {row['predicted']:.4g})"
                        for row in rows_of(found, part="ratio of floors"))  # fmt: skip

@@ -20,7 +20,7 @@ def breakdown_figure(found: Sequence[Comparison], options: dict[str, Any]) -> An
 
     Args:
       found: the comparisons of the study.
-      options: of the study.
+      options: the study's options.
     """
     figure, (bars, shifts) = chart(1, 2)
     breakdown_points = comparisons_of(found, "far messages")[::-1]  # bars are drawn from below

@@ -41,7 +41,7 @@ def breakdown(
     num_draws: int = 200,
     seed: int = 0,
 ) -> Findings:
-    """How many attackers break a rule, and how far do fewer of them move it? Beside breakdown points and proven bounds.
+    """How many attackers break a rule, and how far do fewer move it? Compares both with proven points and bounds.
 
     Messages are normal. In the first part a growing number of attackers all send the same far number. Rules with a
     parameter f keep the same f, and the geometric median makes 400 steps, since after few steps it has not yet
@@ -76,6 +76,7 @@ def breakdown(
 
 
 def _check(options: dict[str, Any]) -> None:
+    """Raises an error that names the first option that is out of range."""
     m = options["num_messages"]
     validate.integer("num_messages", m, 7, 101)
     if m % 2 == 0:

@@ -15,7 +15,7 @@ def breakdown_reading(found: Sequence[Comparison], options: dict[str, Any]) -> I
 
     Args:
       found: the comparisons of the study.
-      options: of the study.
+      options: the study's options.
     """
     m = options["num_messages"]
     f = options["num_byzantine"]

@@ -30,11 +30,11 @@ class _Noise(NamedTuple):
     """A kind of noise to measure.
 
     Fields:
-      part: of the study.
-      name: of the place, with its assumptions, such as "local, replaced message".
+      part: the part of the study.
+      name: the place with its assumptions, such as "local, replaced message".
       place: an entry of PLACES.
       multiplier: standard deviation over clip norm, as the transform takes it.
-      variance: of a coordinate of the mean, by theory.
+      variance: the variance of a coordinate of the mean, by theory.
     """
 
     part: str
@@ -58,7 +58,7 @@ def central_local(
     num_releases: int = 80,
     seed: NonNegativeInt = 0,
 ) -> Findings:
-    """Who should add the noise? Variance of the mean of m updates under central, distributed and local noise.
+    """Who should add the noise? Compares the variance of the mean under central, distributed and local noise.
 
     The places are compared at one noise multiplier first. The smallest and the largest cohort are then compared at one
     (epsilon, delta), where central noise is amplified by sampling and local noise is not. Updates are fixed, and the
@@ -70,9 +70,9 @@ def central_local(
       noise_multiplier: z.
       clip_norm: C.
       num_clients: N that cohorts are drawn from, which decides the amplification by sampling.
-      epsilon: of all rounds together.
-      delta: of all rounds together.
-      num_rounds: that the budget is for.
+      epsilon: the epsilon of all rounds together.
+      delta: the delta of all rounds together.
+      num_rounds: rounds that share the budget.
       num_releases: independent rounds behind each variance.
       seed: decides everything.
 
@@ -95,6 +95,7 @@ def central_local(
     budget = {"epsilon": epsilon, "delta": delta, "rounds": num_rounds, "population_size": num_clients}
     for size in cohort_sizes:
         noises = [*_equal_multiplier(noise_multiplier, clip_norm, size)]
+        # Two sizes are enough to see how the multipliers depend on the cohort.
         if size in (cohort_sizes[0], cohort_sizes[-1]):
             noises += _equal_epsilon(budget, clip_norm, size)
         clients = _clients(size, dimension, clip_norm, seed)

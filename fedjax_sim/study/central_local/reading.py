@@ -16,7 +16,7 @@ def central_local_reading(found: Sequence[Comparison], options: dict[str, Any]) 
 
     Args:
       found: the comparisons of the study.
-      options: of the study.
+      options: the study's options.
     """
     smallest_cohort = options["cohort_sizes"][0]
     largest_cohort = options["cohort_sizes"][-1]

@@ -36,7 +36,8 @@ class UnequalClients(Vectors):
         values *= np.exp(spread * rng.normal(size=(size, 1)))
         super().__init__(values / np.median(np.linalg.norm(values, axis=1)))
         self.norms = np.linalg.norm(self.values, axis=1)
-        self.longest = float(self.norms.max()) * 1.0001  # room for rounding
+        # With room for rounding, so that a clip at this norm changes no update.
+        self.longest = float(self.norms.max()) * 1.0001
         # A clip norm above this clips no update at the floor, where the model fluctuates around the mean.
         self.unclipped = 1.5 * np.linalg.norm(self.values - self.mean, axis=1).max()
         self.sampler = sampling.uniform(size, cohort_size)
@@ -61,7 +62,7 @@ class UnequalClients(Vectors):
         Args:
           clip_norm: C.
           multiplier: z.
-          factor: of personal thresholds; 1 is without.
+          factor: the factor of personal thresholds; 1 is without.
         """
         scaling_bias = transform.personal_clip(factor).squared_error(jnp.asarray(self.mean, jnp.float32))
         return self.parts(clip_norm, multiplier, factor).total + float(scaling_bias)
@@ -70,7 +71,7 @@ class UnequalClients(Vectors):
         """Measures errors of single rounds.
 
         Args:
-          key: of all rounds.
+          key: the random key of all rounds.
           settings: (part, C, z, factor); a factor of 1 leaves the updates as they are.
           num_runs: independent rounds of each setting.
         """
@@ -91,7 +92,7 @@ class UnequalClients(Vectors):
         """Measures the bias of clipping alone, with all clients and without noise.
 
         Args:
-          key: of the rounds.
+          key: the random key of the rounds.
           norms: C.
         """
         algorithm = side_by_side(lambda clip_norm: self.algorithm(transform.clip(clip_norm)), {"clip_norm": norms})
@@ -107,7 +108,7 @@ class UnequalClients(Vectors):
         Updates eta (u_i - w) are clipped to eta C.
 
         Args:
-          key: of all runs.
+          key: the random key of all runs.
           norms: C.
           multiplier: z.
           step_size: eta.
@@ -118,6 +119,7 @@ class UnequalClients(Vectors):
             mechanism = transform.gaussian_mechanism(clip_norm, multiplier)
             return self.algorithm(mechanism, sampler=self.sampler, step_size=step_size)
 
+        # A local step of size eta scales updates by eta, and the clip norm with them.
         algorithm = side_by_side(make, {"clip_norm": [step_size * C for C in norms]})
         errors = self.errors(stream(key, "floors"), algorithm, num_runs, FLOOR_ROUNDS)
         for i, clip_norm in enumerate(norms):

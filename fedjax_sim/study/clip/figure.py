@@ -34,6 +34,7 @@ def clip_figure(
     norms = [comparison.conditions["clip_norm"] for comparison in found if comparison.conditions["part"] == "clip norm"]
     grid = np.geomspace(min(norms) / 1.2, max(norms) * 1.2, 200)
     errors = [problem.parts(C, multiplier) for C in grid]
+    # Bias, sampling and noise add up to the total.
     for name, label, colour, line in (
         ("total", "theory", plots.BLUE, "-"),
         ("bias", "its bias", plots.BLACK, DASHED),
@@ -45,6 +46,7 @@ def clip_figure(
     points(parts, rows_of(found, part="clip norm"), "clip_norm", plots.BLUE, "o", "measured")
     points(parts, rows_of(found, part="bias alone"), "clip_norm", plots.BLACK, "s", "measured, all, no noise")
     totals = [error.total for error in errors]
+    # Bias and noise fall without end on one side of the panel; only what matters beside the total is shown.
     parts.set(ylim=(min(totals) / 100, 2 * max(totals)), title=f"One release, z = {multiplier:g}")
     styles = ((plots.BLUE, "o", "-"), (plots.BLACK, "s", DASHED), (plots.ORANGE, "^", DOTTED))
     for (z, C), (colour, marker, line) in zip(best.items(), styles * 9, strict=False):
@@ -53,11 +55,13 @@ def clip_figure(
         points(around, rows, "clip_norm", colour, marker, f"z = {z:g}, best C = {C:.2g}")
     around.set(title="The best C, a third and three times of it")
     unclipped_norms = grid[grid >= problem.unclipped]
+    # The floor has no closed form where updates are clipped.
     predicted_floors = [problem.floor(C, multiplier, step_size) for C in unclipped_norms]
     floor.plot(unclipped_norms, predicted_floors, color=plots.BLUE, linewidth=1.3,
                label="theory where nothing is clipped")  # fmt: skip
     points(floor, rows_of(found, part="floor"), "clip_norm", plots.BLUE, "o", "measured")
     floor.set(title=f"Runs to the floor, z = {multiplier:g}")
+    # With personal thresholds the noise is that of the longest update: C = factor * longest.
     personal.plot(grid, totals, color=plots.BLUE, linewidth=1.3, label="one C for all: theory")
     personal_norms = grid[grid <= problem.longest]
     personal_errors = [problem.error(C, multiplier, C / problem.longest) for C in personal_norms]

@@ -33,7 +33,7 @@ def clip(
     num_rounds: int = 4000,
     seed: int = 0,
 ) -> Findings:
-    """At which norm should updates be clipped? Error of the released mean against the clip norm: bias, sampling, noise.
+    """At which norm should updates be clipped? Splits the error of the released mean into bias, sampling and noise.
 
     Clients hold updates u_i of unequal norms, with median 1. The updates of a uniform cohort are clipped and summed,
     and Gaussian noise is added once to the sum (`gaussian_mechanism`).
@@ -45,7 +45,7 @@ def clip(
       cohort_size: m.
       clip_norms: C, rising.
       noise_multipliers: z. The middle one is used for all C, and the best C is computed for each.
-      factors: of personal thresholds C_i = factor |u_i|, for which no epsilon can be stated.
+      factors: factors of personal thresholds C_i = factor |u_i|, for which no epsilon can be stated.
       step_size: eta of the runs to the floor.
       num_rounds: independent rounds behind each error. A sixteenth of this number, or `least_runs`, are runs to the
         floor.
@@ -85,6 +85,7 @@ def clip(
 
 
 def _check(options: dict[str, Any]) -> None:
+    """Raises an error that names the first option that is out of range."""
     for name in ("clip_norms", "noise_multipliers", "factors"):
         validate.sequence(name, options[name])
         for value in options[name]:

@@ -41,6 +41,7 @@ def _decay(axes: Any, rows: list[dict[str, Any]]) -> None:
             continue
         times = np.unique(np.geomspace(1, max(row["rounds"] for row in rows), 60).astype(int))
         squared_distances = theory.consensus_error(eigenvalues_of(name, graph_rows[0]["nodes"])[0], times)
+        # Measurements end at LEAST, where rounding in float32 takes over; lines go on for one more decade.
         is_shown = squared_distances > LEAST / 10
         style = DASHED if graph_rows[0]["kind"] == "estimate" else "-"
         axes.plot(times[is_shown], squared_distances[is_shown], color=colour, linewidth=1.2, linestyle=style)
@@ -59,6 +60,7 @@ def _agreement(bytes_: Any, rounds: Any, rows: list[dict[str, Any]]) -> None:
         for axes, x, y in ((bytes_, row["measured"], sent[name]["measured"]), (rounds, row["gap"], row["measured"])):
             axes.plot([x], [y], "o", color=plots.BLUE, **MARKERS)
             _annotate(axes, name, x, y)
+    # Graphs have no order of their own; the line joins them by their spectral gap.
     by_gap = sorted(times.values(), key=lambda row: row["gap"])
     line = [row["gap"] for row in by_gap], [row["predicted"] for row in by_gap]
     rounds.plot(*line, color=plots.BLUE, linewidth=1.0, linestyle=DOTTED, label="theory")
@@ -82,6 +84,7 @@ def _floor(axes: Any, rows: list[dict[str, Any]]) -> None:
         return
     gaps = [row["gap"] for row in rows]
     axes.plot(gaps, [row["predicted"] for row in rows], color=plots.BLUE, linewidth=1.2, label="theory")
+    # Noise in the nodes' mean is the same on every graph; the rest of the floor is what keeps nodes apart.
     mean = [row["of_mean"] for row in rows]
     axes.plot(gaps, mean, color=plots.GREY, linewidth=1.0, linestyle=DASHED, label="noise of the mean alone")
     points(axes, rows, "gap", plots.BLUE, "o", "measured")

@@ -64,7 +64,7 @@ def eigenvalues_of(name: str, size: int) -> tuple[np.ndarray, str]:
     """Returns the eigenvalues of the mixing matrix of a graph, or their moduli where they are complex.
 
     Args:
-      name: of the graph, an entry of `DECAYING` or `SMALL`.
+      name: the graph's name, an entry of `DECAYING` or `SMALL`.
       size: N.
 
     Returns: (eigenvalues [N], whether they are exact or an estimate, as an entry of `findings.KINDS`).
@@ -114,8 +114,8 @@ def decay(key: Array, name: str, size: int, dimension: int, marks: list[int], se
     """Measures the nodes' mean squared distance from their mean after several numbers of rounds.
 
     Args:
-      key: of the run.
-      name: of the graph.
+      key: the random key of the run.
+      name: the graph's name.
       size: N.
       dimension: independent coordinates, which are the samples of the distance.
       marks: numbers of rounds, rising.
@@ -147,10 +147,10 @@ def agreement(key: Array, name: str, size: int, dimension: int, seed: int) -> It
     Nodes agree when their squared distance is AGREED times that of the start.
 
     Args:
-      key: of the run.
-      name: of the graph.
+      key: the random key of the run.
+      name: the graph's name.
       size: N.
-      dimension: of the nodes' vectors.
+      dimension: d of the nodes' vectors.
       seed: decides the nodes' vectors and a random graph.
     """
     mixing = _mixing(name, size, seed)
@@ -192,7 +192,7 @@ def floors(key: Array, size: int, num_runs: int) -> Iterator[Comparison]:
     """Measures the nodes' mean squared distance from the optimum at the floor of D-PSGD, for several graphs.
 
     Args:
-      key: of all runs.
+      key: the random key of all runs.
       size: N, a power of 4.
       num_runs: independent runs on each graph.
     """

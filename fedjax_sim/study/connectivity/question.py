@@ -31,7 +31,7 @@ def connectivity(
     num_runs: int = 2000,
     seed: NonNegativeInt = 0,
 ) -> Findings:
-    """How well must nodes be connected? Decay of their distance, rounds and bytes until they agree, floors of D-PSGD.
+    """How well must nodes be connected? Measures decay of distances, rounds and bytes to agreement, floors of D-PSGD.
 
     In the first part nodes hold independent normal vectors and average them with their neighbours, without gradients:
     on a ring, a torus, the exponential graph and a random graph of degree 8. The other parts have fewer nodes, on
@@ -40,8 +40,8 @@ def connectivity(
 
     Args:
       num_nodes: N of the first part, a product of two integers of at least 2.
-      rounds: after which the distance is measured.
-      dimension: of the vectors, that is the number of independent samples behind each measured distance.
+      rounds: numbers of rounds after which the distance is measured.
+      dimension: d of the vectors, which is the number of independent samples behind each measured distance.
       few_nodes: N of the other parts, a power of 4.
       num_runs: independent runs behind each floor.
       seed: decides everything.

@@ -119,6 +119,7 @@ def _parts(axes, base: Base, comparisons: Sequence[Comparison], steps: Sequence[
         axes.plot(grid, lengths, color=colour, linestyle=line, linewidth=1.3, label=f"{name}: theory")
         _points(axes, comparisons_of(comparisons, "drift bias", name), None, colour, marker)
     length = np.linalg.norm(drifts[0].gradient)
+    # The length of the gradient is the scale: a bias of this length is as large as the gradient itself.
     axes.axhline(length, color=plots.GREY, linewidth=0.7)
     axes.annotate("length of the gradient", (grid[0], length), xytext=(0, 2), textcoords="offset points", fontsize=7)
     axes.set(xlabel=f"Local steps K (step {base.step_size:g})", ylabel="Length, at the start")

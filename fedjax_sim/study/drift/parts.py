@@ -167,7 +167,7 @@ def model_drift_rows(size: int, alpha: float, steps: Sequence[int], seed: int) -
 
     Args:
       size: N.
-      alpha: of the clients' Dirichlet label shares.
+      alpha: the parameter of the clients' Dirichlet label shares; small values give unlike clients.
       steps: K, rising; the first, the middle and the last are used.
       seed: decides data and model.
     """

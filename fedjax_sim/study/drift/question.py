@@ -30,7 +30,7 @@ def drift(
     alpha: float = 0.3,
     seed: int = 0,
 ) -> Findings:
-    """What do several local steps do? Fixed points and drift of FedAvg and of its corrections, against closed forms.
+    """What do several local steps do? Compares fixed points and drift of FedAvg and its corrections with closed forms.
 
     Clients have quadratic risks with different Hessians. All take part with full batches, so nothing is random. A
     client that takes K local steps holds K copies of its quadratic and visits each once in an epoch. At the end the
@@ -44,7 +44,7 @@ def drift(
       num_steps: K; the middle one is the base setting.
       proximal_weights: lambda of FedProx, whose penalty is (lambda / 2) |w - w_t|^2.
       model_clients: N of the digits; 0 leaves them out.
-      alpha: of the digits' Dirichlet label shares.
+      alpha: the parameter of the digits' Dirichlet label shares; small values give unlike clients.
       seed: decides everything.
 
     Returns: `Findings`.
@@ -60,6 +60,7 @@ def drift(
     problems = {h: quadratic_clients(num_clients, dimension, h, seed) for h in sorted({*heterogeneities})}
     steps = sorted({*num_steps})
     etas = sorted({*step_sizes})
+    # All parts of the study vary one option and keep the others at the base setting.
     base_heterogeneity = _last_but_one(heterogeneities)
     base = Base(problems[base_heterogeneity], steps[len(steps) // 2], etas[len(etas) // 2], base_heterogeneity)
     comparisons = [*fixed_point_rows(base, problems, steps, etas), *proximal_rows(base, sorted({*proximal_weights}))]
@@ -80,6 +81,7 @@ def _last_but_one(values: Sequence[float]) -> float:
 
 
 def _check(options: dict[str, Any]) -> None:
+    """Raises an error that names the first option that is out of range."""
     for name in ("heterogeneities", "step_sizes", "num_steps", "proximal_weights"):
         validate.sequence(name, options[name])
     validate.integer("num_clients", options["num_clients"], 2)
@@ -89,6 +91,7 @@ def _check(options: dict[str, Any]) -> None:
     for name in ("heterogeneities", "proximal_weights"):
         for value in options[name]:
             validate.in_range(name, value, 0, 1e4)
+    # Gradient descent is stable for steps below 2 / L; up to 1 / L it does not oscillate either.
     for value in options["step_sizes"]:
         validate.in_range(
             "step_sizes", value, 0.005, 1 / LARGEST_CURVATURE, hint=f"Curvatures go up to {LARGEST_CURVATURE:g}."

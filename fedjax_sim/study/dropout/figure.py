@@ -22,7 +22,7 @@ def dropout_figure(found: Sequence[Comparison], options: dict[str, Any]) -> Any:
 
     Args:
       found: the comparisons of the study.
-      options: of the study.
+      options: the study's options.
     """
     figure, (aborts, messages) = chart(1, 2)
     dropouts = np.linspace(0, max(options["dropouts"]) * 1.02, 200)

@@ -35,7 +35,7 @@ def dropout(
     num_rounds: int = 4000,
     seed: int = 0,
 ) -> Findings:
-    """How often does secure aggregation abort where clients leave, and how many messages do its sums hold?
+    """How often does secure aggregation abort when clients leave, and how many messages do its sums hold?
 
     A client leaves before each of the protocol's four steps with the same probability. Rounds are those of
     `secure_sum`, without training. Each client shares its secrets with all others (the complete graph) or with k
@@ -45,7 +45,7 @@ def dropout(
     Args:
       num_clients: m.
       neighbours: k of the circle, even, below m.
-      threshold_share: in (0.5, 1], the share of a secret's holders that must stay.
+      threshold_share: the share of a secret's holders that must stay, in (0.5, 1].
       dropouts: probabilities in [0, 1] of leaving before a step, rising.
       num_rounds: R, simulated for each probability and each graph.
       seed: decides everything.
@@ -67,6 +67,7 @@ def dropout(
 
 
 def _check(options: dict[str, Any]) -> None:
+    """Raises an error that names the first option that is out of range."""
     validate.integer("num_clients", options["num_clients"], 4, 10_000)
     validate.integer("neighbours", options["neighbours"], 2, options["num_clients"] - 1)
     if options["neighbours"] % 2:
@@ -86,6 +87,7 @@ def _comparisons(key: Array, options: dict[str, Any]) -> Iterator[Comparison]:
     m = options["num_clients"]
     rounds = options["num_rounds"]
     for graph, k in zip(GRAPHS, (None, options["neighbours"]), strict=True):
+        # A secret has m holders on the complete graph and k on the circle.
         threshold = math.ceil(options["threshold_share"] * (m if k is None else k))
         for p in options["dropouts"]:
             aborted, messages = _rounds(stream(key, f"{graph} {p}"), m, threshold, k, p, rounds)

@@ -17,7 +17,7 @@ def dropout_reading(
 
     Args:
       found: the comparisons of the study.
-      options: of the study.
+      options: the study's options.
       costs: (graph, bytes that a client moves beside its message, mask words for one number).
     """
     texts = []

@@ -37,6 +37,7 @@ def error_floor_figure(
         return budget(setting).rounds_to_floor(start)
 
     etas = np.geomspace(base.step_size / 4, min(base.step_size * 3, 1.0), 24)  # the study takes no steps above 1
+    # A smaller step has a lower floor and takes more rounds, so each cohort size is a curve along the step size.
     styles = (("-", plots.BLUE), (DASHED, plots.BLACK))
     for cohort, (line, colour) in zip(sorted({base.cohort_size, num_clients}), styles, strict=False):
         settings = [base._replace(step_size=eta, cohort_size=cohort) for eta in etas]
@@ -50,6 +51,7 @@ def error_floor_figure(
     trade.legend(fontsize=7.5)
 
     grid = np.arange(2, 11)
+    # With many bits the floor is that of the other causes.
     budgets = [budget(base._replace(bits=int(num_bits))) for num_bits in grid]
     floors = [budget_of_bits.total for budget_of_bits in budgets]
     quantisation = [budget_of_bits.losses["quantization"] for budget_of_bits in budgets]

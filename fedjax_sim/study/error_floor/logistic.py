@@ -38,7 +38,7 @@ def logistic_floor(key: Array, size: int, num_runs: int, seed: int) -> Iterator[
     """Measures the excess loss at the floor of one-step FedAvg with minibatches, for several step sizes and cohorts.
 
     Args:
-      key: of all runs.
+      key: the random key of all runs.
       size: N.
       num_runs: independent runs behind each floor.
       seed: decides the clients' data.

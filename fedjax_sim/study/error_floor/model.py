@@ -32,7 +32,7 @@ def model_floor(key: Array, size: int, num_runs: int, seed: int) -> Iterator[Com
     """Measures the excess training loss of FedAvg after `ROUNDS` rounds from a minimum, over step sizes and cohorts.
 
     Args:
-      key: of model and runs.
+      key: the random key of model and runs.
       size: N.
       num_runs: independent runs of each setting.
       seed: decides the clients' data.

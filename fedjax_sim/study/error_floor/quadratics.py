@@ -41,7 +41,7 @@ class Setting(NamedTuple):
       cohort_size: m.
       num_steps: K local steps a round.
       gradient_noise: standard deviation of a coordinate of a local gradient.
-      bits: of each number of an update.
+      bits: bits for each number of an update.
       noise_multiplier: z of the Gaussian mechanism.
     """
 
@@ -159,7 +159,7 @@ class Quadratics:
         """Measures the excess losses of independent runs.
 
         Args:
-          key: of all runs; runs of different settings are independent.
+          key: the random key of all runs; runs of different settings are independent.
           setting: what is run.
           num_runs: R.
           rounds: when the loss is measured, rising.
@@ -205,8 +205,8 @@ class Quadratics:
         """Measures the excess loss at the floor.
 
         Args:
-          key: of all runs.
-          part: of the study.
+          key: the random key of all runs.
+          part: the part of the study.
           value: what is varied, for the conditions: a number, or the name of a cause.
           setting: what is run.
           num_runs: R. A setting without randomness is run twice, and one of the runs is compared.
@@ -226,7 +226,7 @@ class Quadratics:
         """Measures excess losses at several rounds on the way to the floor.
 
         Args:
-          key: of all runs.
+          key: the random key of all runs.
           setting: what is run, with all causes together.
           num_runs: R.
         """

@@ -37,7 +37,7 @@ def error_floor(
     model_clients: int = 100,
     seed: int = 0,
 ) -> Findings:
-    """How far from the optimum does training stay? The error floor of FedAvg against the budget of its causes.
+    """How far from the optimum does training stay? Compares the error floor of FedAvg with the budget of its causes.
 
     Clients have quadratic risks f_i = (w - a_i)^T H_i (w - a_i) / 2 and noise on every local gradient. Cohorts are
     uniform, updates are quantised stochastically, and Gaussian noise is added to their mean.
@@ -52,7 +52,7 @@ def error_floor(
       step_sizes: eta.
       cohort_sizes: m.
       num_steps: K.
-      bits: of each number of an update.
+      bits: bits for each number of an update.
       noise_multipliers: z, with a clip norm that no update reaches.
       num_runs: independent runs behind each floor.
       logistic_clients: clients of the logistic regression; 0 leaves it out.
@@ -101,6 +101,7 @@ def error_floor(
 
 
 def _check(options: dict[str, Any]) -> None:
+    """Raises an error that names the first option that is out of range."""
     for name in ("step_sizes", "cohort_sizes", "num_steps", "bits", "noise_multipliers"):
         validate.sequence(name, options[name])
     validate.integer("num_clients", options["num_clients"], 2)

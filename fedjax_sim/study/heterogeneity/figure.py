@@ -28,7 +28,7 @@ def heterogeneity_figure(found: Sequence[Comparison], *, spreads: Sequence[float
 
     Args:
       found: the comparisons of the study.
-      spreads: of the quadratic clients' optima.
+      spreads: spreads of the quadratic clients' optima.
       path: spread -> rounds to the target with the best step, by theory.
     """
     figure, (rounds, labels, slow, ranks) = chart(2, 2)

@@ -30,7 +30,7 @@ class ModelPopulation(NamedTuple):
     """A population with its model, and the same examples shuffled over clients of the same sizes.
 
     Fields:
-      name: for the conditions, such as "alpha 0.1".
+      name: the name in the conditions, such as "alpha 0.1".
       own: the clients with their own examples.
       shuffled: clients of the same sizes that hold the same examples in random order.
       test: held-out examples.
@@ -99,10 +99,10 @@ def model_rows(key: Any, name: str, fields: Sequence[ModelPopulation], options: 
     The slowdown is the number of rounds to the target, divided by the number that the shuffled clients need.
 
     Args:
-      key: of all runs.
-      name: of the part.
+      key: the random key of all runs.
+      name: the part's name.
       fields: the part's populations, with one model and one size.
-      options: of the study.
+      options: the study's options.
     """
     num_runs = options["num_runs"]
     last_round = options["num_rounds"]
@@ -141,6 +141,7 @@ def model_rows(key: Any, name: str, fields: Sequence[ModelPopulation], options: 
         yield measured(conditions, "gradient dissimilarity, shuffled", shuffled_gradients.dissimilarity)
         yield measured(conditions, "B dissimilarity", own_gradients.b_dissimilarity)
         yield measured(conditions, "gradient diversity", own_gradients.diversity)
+        # The target is what shuffled clients reach on average, so it does not depend on how hard the problem is.
         target = shuffled_losses[:, options["reference_rounds"] - 1].mean()
         rounds = np.array(
             [[metrics.rounds_to_target(path, target) for path in half] for half in (own_losses, shuffled_losses)]

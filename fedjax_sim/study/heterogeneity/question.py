@@ -45,7 +45,7 @@ def heterogeneity(
     num_runs: int = 8,
     seed: int = 0,
 ) -> Findings:
-    """How different are the clients? Measures of heterogeneity, and how they go with the rounds that training takes.
+    """How different are the clients? Measures heterogeneity, and how it goes with the rounds that training takes.
 
     The study has three parts. The first compares distances of two label distributions with the gap between the models
     that fit them. The second has quadratic clients, whose rounds to a target at the best constant step have a closed
@@ -54,14 +54,14 @@ def heterogeneity(
     that the two need.
 
     Args:
-      spreads: of the quadratic clients' optima.
+      spreads: spreads of the quadratic clients' optima.
       num_clients: N of the quadratics.
       dimension: d of the quadratics.
       num_steps: K of FedAvg everywhere.
-      alphas: of the digits' Dirichlet label shares; an empty list leaves the digits out.
+      alphas: parameters of the digits' Dirichlet label shares; an empty list leaves the digits out.
       synthetic: alpha = beta of Synthetic; an empty list leaves it out.
       model_clients: N of the digits; Synthetic has a third of it. Cohorts have ten clients, and batches ten examples.
-      learning_rate: of the models' local steps.
+      learning_rate: the learning rate of the models' local steps.
       reference_rounds: the target is the mean test loss of the shuffled clients after that many rounds.
       num_rounds: T; a population that needs more rounds has no slowdown.
       num_runs: runs of each model.
@@ -106,6 +106,7 @@ def heterogeneity(
 
 
 def _check(options: dict[str, Any]) -> None:
+    """Raises an error that names the first option that is out of range."""
     for name, least_length in (("spreads", 1), ("alphas", 0), ("synthetic", 0)):
         validate.sequence(name, options[name], least=least_length)
     for name in ("spreads", "synthetic"):

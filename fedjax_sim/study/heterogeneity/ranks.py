@@ -23,7 +23,7 @@ def by_population(found: Sequence[Comparison], part: str, quantity: str) -> dict
 
     Args:
       found: all comparisons of the study.
-      part: of the study.
+      part: the part of the study.
       quantity: what was measured.
     """
     return {comparison.conditions["population"]: comparison for comparison in comparisons_of(found, part, quantity)}

@@ -15,7 +15,7 @@ def heterogeneity_reading(options: dict[str, Any], found: Sequence[Comparison]) 
     """Writes the paragraphs of the reading.
 
     Args:
-      options: of the study.
+      options: the study's options.
       found: the comparisons of the study.
     """
     yield (

@@ -29,7 +29,7 @@ def hierarchy_figure(found: Sequence[Comparison], problem: Problem, options: dic
     Args:
       found: the comparisons of the study.
       problem: the quadratic clients.
-      options: of the study.
+      options: the study's options.
     """
     figure, (ends, speed, digits) = chart(1, 3)
     work = {"num_steps": options["num_steps"], "step_size": options["step_size"]}
@@ -49,6 +49,7 @@ def hierarchy_figure(found: Sequence[Comparison], problem: Problem, options: dic
             comparisons = comparisons_of(found, part, groups=name)
             kappas = [comparison.conditions["edge_rounds"] for comparison in comparisons]
             axes.plot(kappas, [comparison.measured for comparison in comparisons], marker, color=colour, **MARKERS)
+    # Both panels share an axis of edge rounds, with ticks at the measured values only.
     ends.set(ylabel="Distance of the fixed point to the optimum")
     speed.set(ylabel="Cloud rounds until 1 % of the way is left")
     for axes in (ends, speed):

@@ -35,7 +35,7 @@ def hierarchy(
     num_runs: Annotated[int, Integer(2)] = 4,
     seed: NonNegativeInt = 0,
 ) -> Findings:
-    """What do edges under a cloud cost? Fixed points, accuracy and cloud traffic against kappa edge rounds.
+    """What do edges under a cloud cost? Measures fixed points, accuracy and cloud traffic against edge rounds.
 
     Clients with quadratic risks and different Hessians all take part, so nothing is random. An edge has clients whose
     optima are alike, or a mixture. Then softmax regression on digits is compared with flat FedAvg, which has no edges.
@@ -66,8 +66,10 @@ def hierarchy(
     validate.sequence("edge_rounds", edge_rounds)
     for kappa in edge_rounds:
         validate.integer("edge_rounds", kappa, 1, 1000)
+    # One edge round is flat FedAvg, which the reading compares the others with.
     if list(edge_rounds) != sorted(set(edge_rounds)) or edge_rounds[0] != 1:
         validate.fail("edge_rounds", "rising numbers from 1", list(edge_rounds))
+    # Very small steps would take more rounds than are run.
     validate.in_range(
         "step_size", step_size, 0.005, 1 / LARGEST_CURVATURE, hint=f"Curvatures go up to {LARGEST_CURVATURE:g}."
     )

@@ -15,7 +15,7 @@ def hierarchy_reading(found: Sequence[Comparison], options: dict[str, Any]) -> I
 
     Args:
       found: the comparisons of the study.
-      options: of the study.
+      options: the study's options.
     """
     most_edge_rounds = options["edge_rounds"][-1]
     ends = {

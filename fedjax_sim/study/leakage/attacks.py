@@ -235,11 +235,11 @@ def measure(key: Array, defence: Defence, digits: Digits, seen: Seen, options: d
     """Runs every attack on a view.
 
     Args:
-      key: of the optimisation.
+      key: the random key of the optimisation.
       defence: what the clients do to their messages.
       digits: the examples, the model, and the attacker's own examples.
       seen: the round as the attacker holds it, with the truth to judge the attacks by.
-      options: of the study.
+      options: the study's options.
 
     Returns: (comparisons, pictures for the figure).
     """

@@ -64,18 +64,18 @@ class Defence:
     """A point of the study: local training, what is done to messages, and what the attacker sees of them.
 
     Fields:
-      part: of the study.
-      name: for tables and figures.
+      part: the part of the study.
+      name: the name in tables and figures.
       transform: what each client does to its update.
       batch_size: B examples of each client.
       num_steps: local steps.
       view: (key, algorithm, state, population) -> View, what the attacker holds.
       summed: the aggregator; None divides the sum by the number of clients.
-      epsilon: of a message, or of the sum, for a replaced client; None without noise.
+      epsilon: the epsilon of a message, or of the sum, for a replaced client; None without noise.
       allowed: the largest advantage that the noise allows to an attacker with this view.
-      exact: whether the input of a single example can be rebuilt up to rounding.
+      exact: says whether the input of a single example can be rebuilt up to rounding.
       label_chance: the probability that a recovered label is right, where theory gives it.
-      blind: whether the view holds no information on the data.
+      blind: says whether the view holds no information on the data.
     """
 
     part: str
@@ -195,7 +195,7 @@ def defences(options: Mapping[str, Any]) -> Iterator[Defence]:
     """Makes the points of the study, in the order of the figure.
 
     Args:
-      options: of the study.
+      options: the study's options.
     """
     clip_norm = options["clip_norm"]
     m = options["num_clients"]
@@ -238,8 +238,8 @@ def multiplier(epsilon: float, options: Mapping[str, Any]) -> float:
     """Returns the noise multiplier z with which one message is (epsilon, delta)-private under local noise.
 
     Args:
-      epsilon: for a client's data replaced.
-      options: of the study, with `delta` and `num_clients`.
+      epsilon: the epsilon under which a client's data are replaced.
+      options: the study's options; `delta` and `num_clients` are used.
     """
     sizes = {"population_size": options["num_clients"], "cohort_size": options["num_clients"]}
     calibration = privacy.calibrate(epsilon, options["delta"], 1, **sizes, scheme="full", place="local")

@@ -25,7 +25,7 @@ def leakage_figure(found: Sequence[Comparison], pictures: Sequence[Picture], opt
     Args:
       found: the comparisons of the study.
       pictures: the digits as each attack rebuilt them; the originals come first.
-      options: of the study.
+      options: the study's options.
     """
     from matplotlib.figure import Figure
 
@@ -40,6 +40,7 @@ def leakage_figure(found: Sequence[Comparison], pictures: Sequence[Picture], opt
     _quality(by_epsilon, found, "local noise", "epsilon")
     _batches(labels_by_batch, found)
     _bounded(labels_by_epsilon, found, options)
+    # Two panels share the axis of batch sizes, two the axis of epsilons.
     for panel in (by_batch, labels_by_batch):
         sizes = options["batch_sizes"]
         panel.set_xscale("log", base=2)
@@ -75,6 +76,7 @@ def _quality(axes: Any, comparisons: Sequence[Comparison], part: str, x: str) ->
         points(axes, rows_of(comparisons, part=part, quantity=f"PSNR, {attack} (dB)"), x, colour, marker, attack)
     yardstick = rows_of(comparisons, part="yardstick")[0]["measured"]
     axes.axhline(yardstick, color=plots.BLACK, linestyle=DASHED, linewidth=1.1, label="the mean digit")
+    # The axis ends a little above the highest interval, and at most above the cap of PSNR.
     highest = max(row["high"] for row in rows_of(comparisons, part=part) if row["quantity"].startswith("PSNR"))
     axes.set(title=f"Pictures: {part}", ylabel="PSNR (dB)", ylim=(0, 1.1 * min(highest, MOST_DECIBELS)))
 

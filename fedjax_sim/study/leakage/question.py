@@ -38,7 +38,7 @@ def leakage(
     num_restarts: int = 4,
     seed: int = 0,
 ) -> Findings:
-    """What does a curious server learn? Digits rebuilt, labels and members found, under each defence.
+    """What does a curious server learn? Rebuilds digits, and finds labels and members, under each defence.
 
     The study replays one round of FedAvg on an untrained MLP. The attacks get exactly what a server holds. Each client
     has B digits and takes one step of SGD on all of them. Defences are tried with B = 1, where no other example hides a
@@ -48,13 +48,13 @@ def leakage(
       num_clients: m, all of them in the round, at least 100.
       batch_sizes: B, at least two values with 1 and 8 among them.
       clip_norm: C of clipping and of all noise.
-      bits: of each number under quantisation.
-      shares: of the numbers that top-k keeps.
-      epsilons: of local noise, rising, for a client's data replaced. The first one is also that of central noise.
-      delta: of all epsilons.
+      bits: bits for each number under quantisation.
+      shares: the shares of the numbers that top-k keeps.
+      epsilons: epsilons of local noise for a replaced client, rising. The first one is used for central noise too.
+      delta: the delta of every epsilon.
       num_rebuilt: clients whose pictures are rebuilt, at least 8.
-      num_steps: of the optimisation that rebuilds pictures.
-      num_restarts: of the optimisation.
+      num_steps: steps of the optimisation that rebuilds pictures.
+      num_restarts: random starts of the optimisation.
       seed: decides everything.
 
     Returns: `Findings` with the PSNR of the nearest rebuilt picture; the share of labels recovered; AUC, TPR at 1 % FPR
@@ -87,6 +87,7 @@ def leakage(
 
 
 def _check(options: dict[str, Any]) -> None:
+    """Raises an error that names the first option that is out of range."""
     validate.integer("num_clients", options["num_clients"], 100, 100_000)
     for name in ("batch_sizes", "bits", "shares", "epsilons"):
         validate.sequence(name, options[name])

@@ -47,7 +47,7 @@ def leakage_reading(found: Sequence[Comparison], options: dict[str, Any]) -> Ite
 
     Args:
       found: the comparisons of the study.
-      options: of the study.
+      options: the study's options.
     """
     numbers = _Numbers(found)
     yield from _batches(numbers, options)

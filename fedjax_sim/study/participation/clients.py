@@ -61,7 +61,7 @@ class WeightedClients:
         """Makes the population: each client has one example, u_i, or as many copies of it as its weight.
 
         Args:
-          weighted: whether clients have as many copies as their weight.
+          weighted: says whether clients have as many copies as their weight.
         """
         counts = self.weights if weighted else np.ones(self.size, np.int64)
         rows = np.repeat(np.arange(self.size, dtype=np.int32), counts)
@@ -75,8 +75,8 @@ class WeightedClients:
         Args:
           sampler: draws the cohort.
           aggregator: combines the updates.
-          weighted: whether updates are weighted by the clients' numbers of examples, or uniformly.
-          step_size: of the local step.
+          weighted: says whether updates are weighted by the clients' numbers of examples, or uniformly.
+          step_size: the size of the local step.
         """
         weighting = None if weighted else "uniform"  # None weights by examples, where the aggregator takes weights
         work = client.local_sgd(_loss, optax.sgd(step_size), client.work(num_steps=1, weighting=weighting))
@@ -97,14 +97,14 @@ class WeightedClients:
         """Measures the variance of the aggregate: its mean squared distance from its expectation.
 
         Args:
-          key: of all rounds.
+          key: the random key of all rounds.
           cohort: m, for the conditions.
           sampler: draws the cohort; its design gives the prediction.
           estimator: the name of the aggregator in `theory.design_variance`.
           num_rounds: independent rounds from one model.
-          part: of the study.
+          part: the part of the study.
           aggregator: combines the updates; None is the uniform mean.
-          weighted: whether clients are weighted by their examples.
+          weighted: says whether clients are weighted by their examples.
           **law: further arguments of `theory.design_variance`.
         """
         aggregator = aggregation.mean(weighting="uniform") if aggregator is None else aggregator
@@ -137,7 +137,7 @@ class WeightedClients:
         """Measures the variances of several samplers and aggregators, for cohorts of the same expected size.
 
         Args:
-          key: of all rounds.
+          key: the random key of all rounds.
           cohort: m, the expected cohort size.
           num_rounds: independent rounds behind each variance.
         """
@@ -162,7 +162,7 @@ class WeightedClients:
         """Measures the variance at the required cohort size, divided by the variance that the tolerance allows.
 
         Args:
-          key: of all rounds.
+          key: the random key of all rounds.
           cohort: m, as `theory.required_cohort_size` gives it.
           tolerance: alpha: the standard deviation may be alpha SIGNAL.
           num_rounds: independent rounds.
@@ -180,7 +180,7 @@ class WeightedClients:
         """Measures the error floor of FedAvg, as expected excess loss, and predicts it by `theory.budget`.
 
         Args:
-          key: of all runs.
+          key: the random key of all runs.
           cohort: m of a uniform sampler.
           num_rounds: decides the number of runs, a quarter of it or more; each has FLOOR_ROUNDS rounds.
         """

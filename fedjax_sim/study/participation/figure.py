@@ -27,7 +27,7 @@ def participation_figure(
       tolerance: alpha of the study.
       signal: the norm of the mean of the clients' values.
       spread: sigma of the clients' values.
-      step_size: of the runs to the floor.
+      step_size: the step size of the runs to the floor.
 
     Returns: a matplotlib Figure.
     """
@@ -73,7 +73,7 @@ def _variance(axes, comparisons: Sequence[Comparison], spread: float) -> None:
 
 
 def _laws(axes, size: int, lowest_rate: float, spread: float, colour: str) -> None:
-    """Draws the variance by theory from the rate `least` on: of a finite population, and of an infinite one, dotted."""
+    """Draws the variance by theory from `lowest_rate` on: of a finite population, and of an infinite one, dotted."""
     rates = np.geomspace(lowest_rate, max(0.985, lowest_rate), 200)
     infinite_population = spread**2 / (rates * size)
     axes.plot(rates, infinite_population * (1 - rates) * size / (size - 1), color=colour, linewidth=1.3)
@@ -82,6 +82,7 @@ def _laws(axes, size: int, lowest_rate: float, spread: float, colour: str) -> No
 
 def _designs(axes, rows: list[dict[str, Any]]) -> None:
     """Draws measured / predicted variances, one line for each sampler and aggregator."""
+    # Ratios have one scale for all samplers and aggregators; their variances differ by orders of magnitude.
     for i, row in enumerate(rows):
         error = [[row["ratio"] - row["ratio_low"]], [row["ratio_high"] - row["ratio"]]]
         axes.errorbar(row["ratio"], i, xerr=error, fmt="o", color=plots.BLUE, markersize=4.5, capsize=2)
@@ -109,6 +110,7 @@ def _floor(axes, rows: list[dict[str, Any]], spread: float, step_size: float) ->
     if not rows:
         return
     size = rows[0]["population_size"]
+    # At m = N the variance is zero, which has no place on a logarithmic axis.
     cohorts = np.geomspace(1, size * 0.985, 200)
     infinite_population = step_size / (2 - step_size) / 2 * spread**2 / cohorts
     axes.plot(cohorts / size, infinite_population * (size - cohorts) / (size - 1), color=plots.BLUE, label="theory")

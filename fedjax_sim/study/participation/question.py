@@ -40,7 +40,7 @@ def participation(
     model_rounds: Annotated[int, Integer(50)] = 400,
     seed: NonNegativeInt = 0,
 ) -> Findings:
-    """How many clients must take part? Variance and final loss against m/N, with and without the finite population.
+    """How many clients must take part? Measures variance and final loss against the participation rate m/N.
 
     There are two kinds of clients. The first hold vectors u_i, with quadratic risks |w - u_i|^2 / 2; the vectors are
     correlated with the clients' numbers of examples. The second train an MLP on digits: the updates of all clients

@@ -20,7 +20,7 @@ def price_figure(found: Sequence[Comparison], options: dict[str, Any]) -> Any:
 
     Args:
       found: the comparisons of the study.
-      options: of the study.
+      options: the study's options.
     """
     alphas = options["alphas"] if options["num_clients"] else []
     figure, (variances, *panels) = chart(1, 1 + len(alphas))

@@ -42,7 +42,7 @@ def price_of_robustness(
     num_runs: int = 3,
     seed: int = 0,
 ) -> Findings:
-    """What does a robust rule cost where nobody attacks? Variances on normal messages, accuracies on the digits.
+    """What does a robust rule cost without attackers? Measures variances on normal messages, and accuracies on digits.
 
     The first part measures the variance of each rule on normal messages, divided by the variance of their mean. The
     variance of the median is known exactly, that of the trimmed mean for many messages. In the second part honest
@@ -58,9 +58,9 @@ def price_of_robustness(
       num_clients: clients of the digits, who all take part; 0 leaves them out.
       tolerated: f of the rules on the digits.
       digits_bucket: s on the digits, at least 2.
-      alphas: of the clients' Dirichlet label shares, from similar to unlike clients.
+      alphas: parameters of the clients' Dirichlet label shares, from similar to unlike clients.
       num_steps: local steps on the digits, as for `robustness`.
-      learning_rate: of local steps.
+      learning_rate: the learning rate of local steps.
       num_rounds: T on the digits.
       num_runs: runs of each rule on the digits.
       seed: decides everything.
@@ -85,6 +85,7 @@ def price_of_robustness(
 
 
 def _check(options: dict[str, Any]) -> None:
+    """Raises an error that names the first option that is out of range."""
     m = options["num_messages"]
     validate.integer("num_messages", m, 7, 1001)
     for name in ("bucket_sizes", "alphas"):

@@ -15,7 +15,7 @@ def price_reading(found: Sequence[Comparison], options: dict[str, Any]) -> Itera
 
     Args:
       found: the comparisons of the study.
-      options: of the study.
+      options: the study's options.
     """
     for size in options["bucket_sizes"]:
         variances = comparisons_of(found, "normal messages", bucket_size=size)

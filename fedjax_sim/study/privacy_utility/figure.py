@@ -21,16 +21,19 @@ def privacy_utility_figure(release: dict[str, Any], options: dict[str, Any], fou
 
     Args:
       release: a round without its noise multiplier, as `spending.epsilon_of` takes it.
-      options: of the study.
+      options: the study's options.
       found: the comparisons of the study.
     """
     figure, panels = chart(2, 2)
     by_multiplier, floor, by_epsilon, digits = panels
     rows = [row for row in rows_of(found) if row["part"] != "digits MLP"]
-    grid = np.geomspace(min(row["noise_multiplier"] for row in rows) / 1.3,
-                        max(row["noise_multiplier"] for row in rows) * 1.3, 40).tolist()  # fmt: skip
-    variances = [theory.noise_variance(z, options["clip_norm"], options["num_clients"], num_values=options["dimension"])
-                 for z in grid]  # fmt: skip
+    smallest = min(row["noise_multiplier"] for row in rows)
+    largest = max(row["noise_multiplier"] for row in rows)
+    grid = np.geomspace(smallest / 1.3, largest * 1.3, 40).tolist()  # a little beyond the measured points
+    variances = [
+        theory.noise_variance(z, options["clip_norm"], options["num_clients"], num_values=options["dimension"])
+        for z in grid
+    ]
     floors = [theory.noise_floor(variance, 1 - STEP_SIZE) for variance in variances]
     epsilons = [epsilon_of(z, options["delta"], release) for z in grid]
     for axes, quantity, predictions in ((by_multiplier, "squared error", variances), (floor, "floor", floors)):
@@ -41,8 +44,11 @@ def privacy_utility_figure(release: dict[str, Any], options: dict[str, Any], fou
         axes.set(xlabel="Noise multiplier z")
     by_multiplier.set(title="One release", ylabel="Squared error of the mean")
     floor.set(title="Runs to the floor", ylabel="Error floor: squared distance")
-    for quantity, predictions, colour, marker, line in (("floor", floors, plots.BLACK, "s", DASHED),
-                                                   ("squared error", variances, plots.BLUE, "o", "-")):  # fmt: skip
+    # The price of privacy: the same predictions against the epsilon that each multiplier spends.
+    for quantity, predictions, colour, marker, line in (
+        ("floor", floors, plots.BLACK, "s", DASHED),
+        ("squared error", variances, plots.BLUE, "o", "-"),
+    ):
         by_epsilon.plot(epsilons, predictions, color=colour, linestyle=line, linewidth=1.3, label=f"{quantity}: theory")
         points(by_epsilon, [row for row in rows if row["quantity"] == quantity], "epsilon", colour, marker, "measured")
     by_epsilon.set(

@@ -57,7 +57,7 @@ def privacy_utility(
     digits_runs: int = 8,
     seed: int = 0,
 ) -> Findings:
-    """What does privacy cost? Squared error of the released mean, floor and accuracy against z and epsilon.
+    """What does privacy cost? Measures error of the released mean, error floor and accuracy against z and epsilon.
 
     In the first part all clients take part and no update is clipped, so noise is the only error. The study `clip`
     measures the cost of clipping. In the second part Poisson cohorts of the digits' clients train an MLP, whose
@@ -69,7 +69,7 @@ def privacy_utility(
       clip_norm: C.
       noise_multipliers: z.
       epsilons: each gives a further z, calibrated for all rounds of a run together.
-      delta: of every epsilon; it should lie below 1 / number of clients.
+      delta: the delta of every epsilon; it should lie below 1 / number of clients.
       num_releases: rounds behind each squared error.
       num_runs: runs behind each floor.
       digits_clients: N of the digits, a tenth of them expected in a round; 0 leaves them out.
@@ -88,6 +88,7 @@ def privacy_utility(
     _check(locals())
     key = jax.random.key(seed)
     release = {"population_size": num_clients, "cohort_size": num_clients, "scheme": "full", "clip_norm": clip_norm}
+    # (part, z, epsilon): given multipliers with the epsilon that they spend, and multipliers from given epsilons.
     settings = [("noise multiplier", z, epsilon_of(z, delta, release)) for z in noise_multipliers]
     settings += [("epsilon", privacy.calibrate(epsilon, delta, NUM_ROUNDS, **release).noise_multiplier, epsilon)
                  for epsilon in epsilons]  # fmt: skip
@@ -95,6 +96,7 @@ def privacy_utility(
     rng = np.random.default_rng([seed, num_clients])
     values = rng.normal(size=(num_clients, dimension))
     values -= values.mean(0)
+    # A local step of size eta makes updates eta u_i at the optimum, the longest of them LONGEST clip norms.
     values *= LONGEST * clip_norm / STEP_SIZE / np.linalg.norm(values, axis=1).max()
     comparisons = list(_noise(key, Vectors(values), settings, clip_norm, num_releases, num_runs))
     if digits_clients:
@@ -111,6 +113,7 @@ def privacy_utility(
 
 
 def _check(options: dict[str, Any]) -> None:
+    """Raises an error that names the first option that is out of range."""
     validate.integer("num_clients", options["num_clients"], 2)
     validate.integer("dimension", options["dimension"], 1, 10_000)
     validate.in_range("clip_norm", options["clip_norm"], 1e-3, 1e3)
@@ -150,10 +153,12 @@ def _noise(
     def make(multiplier):
         return clients.algorithm(transform.gaussian_mechanism(clip_norm, multiplier), step_size=STEP_SIZE)
 
+    # All multipliers are rows of one algorithm, and so one program.
     algorithm = side_by_side(make, {"multiplier": [z for _, z, _ in settings]})
     for quantity, rounds, runs in (("squared error", 1, num_releases), ("floor", NUM_ROUNDS, num_runs)):
         errors = clients.errors(stream(key, quantity), algorithm, runs, rounds, start=clients.mean)
         for i, (part, z, epsilon) in enumerate(settings):
+            # In a run with a constant step the noise of all rounds adds up, with weights that fall geometrically.
             predicted = theory.noise_variance(z, clip_norm, clients.size, num_values=clients.dimension)
             if rounds > 1:
                 predicted = theory.noise_floor(predicted, 1 - STEP_SIZE)

@@ -19,7 +19,7 @@ def privacy_utility_reading(found: Sequence[Comparison], options: dict[str, Any]
 
     Args:
       found: the comparisons of the study.
-      options: of the study.
+      options: the study's options.
     """
     factor = theory.noise_floor(1.0, 1 - STEP_SIZE)
     exact_multiplier = privacy.calibrate(

@@ -17,7 +17,7 @@ def epsilon_of(multiplier: float, delta: float, release: dict[str, Any]) -> floa
 
     Args:
       multiplier: z.
-      delta: of the epsilon.
+      delta: the delta of the epsilon.
       release: a round without its noise multiplier, as `privacy.written_down` takes it.
     """
     mechanism = privacy.written_down(noise_multiplier=multiplier, **release)

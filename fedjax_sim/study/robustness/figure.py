@@ -20,7 +20,7 @@ def robustness_figure(found: Sequence[Comparison], options: dict[str, Any]) -> A
 
     Args:
       found: the comparisons of the study.
-      options: of the study.
+      options: the study's options.
     """
     from matplotlib.figure import Figure
 

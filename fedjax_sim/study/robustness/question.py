@@ -35,7 +35,7 @@ def robustness(
     num_runs: int = 3,
     seed: int = 0,
 ) -> Findings:
-    """Which rule withstands which attack? Test accuracy for each rule, attack and number of attackers, and the worst.
+    """Which rule withstands which attack? Measures test accuracy for each rule, attack and number of attackers.
 
     Clients of the digits, with unlike labels, all take part in every round and train a linear model. Each rule is set
     for the true number of attackers. The worst case of a rule is the attack with the smallest mean accuracy. It is a
@@ -46,9 +46,9 @@ def robustness(
       attacks: names; None takes all of `study.robust_digits.ATTACKS`. Under "none" attackers send honest messages.
       attackers: numbers of attackers f, rising. Krum needs 2 f + 3 <= m.
       num_clients: m.
-      alpha: of the clients' Dirichlet label shares.
+      alpha: the parameter of the clients' Dirichlet label shares; small values give unlike clients.
       num_steps: local steps in a round, with minibatches of 20 from 40 examples.
-      learning_rate: of local steps.
+      learning_rate: the learning rate of local steps.
       num_rounds: T.
       num_runs: runs of each combination on the same clients. Each run has its own model, minibatches and attackers.
       seed: decides everything.
@@ -64,6 +64,7 @@ def robustness(
     rules, attacks = (tuple(names) if x is None else x for x, names in ((rules, RULES), (attacks, ATTACKS)))
     options = dict(locals())  # before any other local
     _check(options)
+    # Rules are set for f, so each pair of a name and f is a rule of its own, with every attack.
     settings = [(name, f) for f in attackers for name in rules]
     points = [(i, j, f) for i, (_, f) in enumerate(settings) for j in range(len(attacks))]
     training_options = {name: options[name] for name in ("num_steps", "learning_rate", "num_rounds", "num_runs")}
@@ -81,6 +82,7 @@ def robustness(
 
 
 def _check(options: dict[str, Any]) -> None:
+    """Raises an error that names the first option that is out of range."""
     for name, table in (("rules", RULES), ("attacks", ATTACKS)):
         validate.sequence(name, options[name])
         for value in options[name]:
@@ -90,6 +92,7 @@ def _check(options: dict[str, Any]) -> None:
     validate.integer("num_clients", options["num_clients"], 5, 200)
     validate.sequence("attackers", options["attackers"])
     for value in options["attackers"]:
+        # The condition of Krum holds for all rules, so that the table has no gaps.
         validate.integer("attackers", value, 0, (options["num_clients"] - 3) // 2, hint="Krum needs 2 f + 3 <= m.")
     if list(options["attackers"]) != sorted(set(options["attackers"])):
         validate.fail("attackers", "rising numbers", list(options["attackers"]))

@@ -15,7 +15,7 @@ def robustness_reading(found: Sequence[Comparison], options: dict[str, Any]) -> 
 
     Args:
       found: the comparisons of the study.
-      options: of the study.
+      options: the study's options.
     """
     for f in options["attackers"]:
         worst = sorted(comparisons_of(found, "worst case", attackers=f), key=lambda comparison: -comparison.measured)

@@ -30,7 +30,7 @@ def target_figure(
     """Draws four panels: rounds against K, gradients against rounds, noisy paths to the target, and the digits.
 
     Args:
-      options: of the study.
+      options: the study's options.
       found: the comparisons of the study.
       problems: the quadratic clients, by the name of their part.
       noise: variance of a gradient's coordinate, by batch size.
@@ -75,7 +75,7 @@ def _quadratics(rounds, work, options: dict[str, Any], all_comparisons: Sequence
 
 
 def _theory(problem: Problem, eta: float, grid: np.ndarray, max_rounds: int, target: float) -> np.ndarray:
-    """Returns the rounds to the target for each K of the grid; NaN where `last` rounds are too few."""
+    """Returns the rounds to the target for each K of the grid; NaN where `max_rounds` are too few."""
     curve = []
     for k in grid:
         budget = theory.budget(*problem, step_size=eta, num_steps=int(k))

@@ -50,7 +50,7 @@ def rounds_to_target(
     model_runs: int = 4,
     seed: int = 0,
 ) -> Findings:
-    """How many rounds does local work save? Rounds, bytes and gradients until a target loss, against K and batches.
+    """How many rounds does local work save? Counts rounds, bytes and gradients until a target loss, against K and B.
 
     FedAvg runs on three populations of quadratic clients, whose whole path to the target has a closed form: with one
     curvature, with one optimum and Hessians that differ, and with optima that differ too. The last one is also run with
@@ -68,10 +68,10 @@ def rounds_to_target(
       batch_sizes: B of the runs with noise.
       num_runs: runs with noise for each B.
       model_clients: N of the digits, ten a round; 0 leaves them out.
-      alphas: of the digits' Dirichlet label shares, from IID to skewed.
+      alphas: parameters of the digits' Dirichlet label shares, from IID to skewed.
       num_epochs: E of local work on the digits, where each client has 40 examples.
       model_batch_sizes: B of local work on the digits; 0 takes all examples at once.
-      learning_rate: of local steps on the digits.
+      learning_rate: the learning rate of local steps on the digits.
       model_target: a test loss, which ends the count of rounds on the digits.
       model_rounds: rounds of each run on the digits.
       model_runs: runs of each setting on the digits.
@@ -123,6 +123,7 @@ def rounds_to_target(
 
 
 def _check(options: dict[str, Any]) -> None:
+    """Raises an error that names the first option that is out of range."""
     for name in ("num_steps", "batch_sizes", "alphas", "num_epochs", "model_batch_sizes"):
         validate.sequence(name, options[name])
     validate.integer("num_clients", options["num_clients"], 2)
@@ -188,7 +189,7 @@ def _settings(rows: Sequence[tuple[Problem, int, float, float]], largest_num_ste
 
     Args:
       rows: (problem, K, eta, noise) of each run.
-      most: the largest K.
+      largest_num_steps: the largest K, which decides the shapes of the arrays.
     """
     problems, steps, etas, noises = zip(*rows, strict=True)
     starts = {"w": jnp.asarray(np.stack([problem.start for problem in problems]), jnp.float32)}

@@ -16,7 +16,7 @@ def target_reading(
     """Writes the paragraphs of the reading.
 
     Args:
-      options: of the study.
+      options: the study's options.
       found: the comparisons of the study.
       floor: comparison -> the error floor of its setting, divided by the target.
     """

@@ -60,10 +60,10 @@ def _paths(make: Callable, key: Array, lanes: Sequence[_Lane], clients: int, ste
 
     Args:
       make: (step, noise, index of weights) -> algorithm, called with traced numbers.
-      key: of all runs.
+      key: the random key of all runs.
       lanes: the runs.
       clients: N.
-      steps: of each run.
+      steps: steps of each run.
     """
 
     def single_run(key, step, noise, index, start, data):
@@ -122,14 +122,14 @@ def equal_delays(
     For this, delay + 1 clients are in flight and each arrival makes a version.
 
     Args:
-      key: of all runs.
+      key: the random key of all runs.
       delay: tau.
       floor_step: the step at which the floor under noise is measured, beside 3/4 of the limit.
       noise: standard deviation of a gradient's coordinates.
       num_runs: independent runs behind each floor.
       weights: names of WEIGHTS, the first one "constant". The others are measured at 1.01 of the limit and at
         `floor_step`.
-      mixing: whether FedAsync is measured too.
+      mixing: says whether FedAsync is measured too.
     """
     size = delay + 1
     limit = theory.delayed_step_limit(delay)
@@ -200,7 +200,7 @@ def stale_prediction(delay: int, step: float) -> theory.StaleError:
 
     Args:
       delay: tau.
-      step: of the server.
+      step: the server's step size.
     """
     last = 3 * delay + 3
     models = [np.ones(DIMENSION)]

@@ -23,7 +23,7 @@ def staleness_figure(found: Sequence[Comparison], step: float, noise: float) -> 
 
     Args:
       found: the comparisons of the study.
-      step: at which floors are measured.
+      step: the step size at which floors are measured.
       noise: standard deviation of a gradient's coordinates.
 
     Returns: a matplotlib Figure.
@@ -106,6 +106,7 @@ def _floor(axes: Any, comparisons: Sequence[Comparison], step: float, noise: flo
 def _error(axes: Any, rows: list[dict[str, Any]], step: float) -> None:
     """Draws the error of a stale gradient, with its bound, against the delay."""
     grid = range(max((row["delay"] for row in rows), default=0) + 1)
+    # The two fields of a prediction: the exact error, and its bound.
     lines = np.array([stale_prediction(delay, step) for delay in grid])
     for line, style, label in zip(lines.T, ("-", DASHED), ("theory", "bound: L times the distance"), strict=True):
         axes.plot(grid, line, color=plots.BLUE, linestyle=style, linewidth=1.2, label=label)
@@ -121,6 +122,7 @@ def _error(axes: Any, rows: list[dict[str, Any]], step: float) -> None:
 def _weights(axes: Any, comparisons: Sequence[Comparison]) -> None:
     """Draws the noise of each weight by staleness, as its floor, against its bias, as the weight of slow clients."""
     shares = {row["weights"]: row for row in rows_of(comparisons, part="speeds")}
+    # Weights were measured at the longest delay. The floor of constant weights is in another part, at the same step.
     longest = max((comparison.conditions.get("delay", 0) for comparison in comparisons), default=0)
     floors = {row["weights"]: row for part in ("floor", "weights")
               for row in rows_of(comparisons, part=part, delay=longest, quantity="squared distance")
@@ -148,6 +150,7 @@ def _buffers(axes: Any, rows: list[dict[str, Any]]) -> None:
     """Draws staleness and delay against the buffer size."""
     if not rows:
         return
+    # With C clients in flight and buffers of K: staleness (C - 1) / K, and a mean wait of (K - 1) / 2C.
     concurrency = rows[0]["concurrency"]
     sizes = np.arange(1, max(row["buffer_size"] for row in rows) + 1)
     lines = {"staleness, versions": (concurrency - 1) / sizes, "delay, seconds": (sizes - 1) / (2 * concurrency)}

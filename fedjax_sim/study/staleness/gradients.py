@@ -52,11 +52,11 @@ def gradient_fedbuff(devices: Devices, step: Array, noise: Array, index: Array, 
     """Makes FedBuff whose updates are gradients, so that the server's learning rate is the step.
 
     Args:
-      devices: of the clients.
-      step: of the server; it may be traced.
+      devices: the clients' devices.
+      step: the server's step size; it may be traced.
       noise: standard deviation of a gradient's coordinates; it may be traced.
-      index: of the weight in `WEIGHTS`; it may be traced.
-      **options: of `algorithms.fedbuff`.
+      index: the weight's index in `WEIGHTS`; it may be traced.
+      **options: further options of `algorithms.fedbuff`.
     """
     return algorithms.fedbuff(
         noisy_loss(noise), devices, optax.sgd(1.0), population_size=devices.population_size, staleness=weigh_of(index),

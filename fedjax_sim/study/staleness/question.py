@@ -35,7 +35,7 @@ def staleness(
     speed_runs: Annotated[int, Integer(250)] = 2000,
     seed: NonNegativeInt = 0,
 ) -> Findings:
-    """What does staleness cost? Stability, noise, bias by speed, for FedBuff and FedAsync on quadratics.
+    """What does staleness cost? Measures stability, noise and bias by speed, for FedBuff and FedAsync on quadratics.
 
     The study has three parts. In the first, clients have equal speed, so every gradient is equally stale. It measures
     steps just below and just above the stability limit, the error floor under noise, the error of a stale gradient,
@@ -67,6 +67,7 @@ def staleness(
         validate.integer("delays", value, 0, 12)
     for value in weights:
         validate.one_of("weights", value, tuple(WEIGHTS))
+    # Constant weights are the reference that the others are compared with.
     if weights[0] != "constant" or len(set(weights)) != len(weights):
         validate.fail("weights", "different names, 'constant' first", list(weights))
     if concurrency % 2:

@@ -17,7 +17,7 @@ def staleness_reading(found: Sequence[Comparison], step: float) -> Iterator[str]
 
     Args:
       found: the comparisons of the study.
-      step: at which floors were measured.
+      step: the step size at which floors were measured.
     """
     yield from _limit(found)
     yield from _floor(found, step)

@@ -49,12 +49,12 @@ def _means(
     """Returns means over time of numbers in info and of the model, for many runs as one program.
 
     Args:
-      key: of all runs.
+      key: the random key of all runs.
       num_runs: runs of each value.
       make: value -> algorithm.
       data: the clients.
       values: what differs between algorithms.
-      steps: of each run.
+      steps: steps of each run.
       skip: steps at the start that are left out of the mean.
 
     Returns: {name: [len(values), num_runs]}; the model's first coordinate is called "w".
@@ -84,7 +84,7 @@ def speeds(key: Array, clients: int, weights: Sequence[str], num_runs: int) -> I
     is therefore the weight of the slow half.
 
     Args:
-      key: of all runs.
+      key: the random key of all runs.
       clients: N, all of them in flight.
       weights: names of WEIGHTS.
       num_runs: independent runs of each weight.
@@ -117,7 +117,7 @@ def buffers(key: Array, concurrency: int, sizes: Sequence[int], num_runs: int) -
     """Measures staleness, delay and the time of a version against the buffer size, for clients with equal mean times.
 
     Args:
-      key: of all runs.
+      key: the random key of all runs.
       concurrency: C clients in flight, of eight times as many.
       sizes: K.
       num_runs: independent runs of each size.

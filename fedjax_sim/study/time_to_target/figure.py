@@ -25,7 +25,7 @@ def time_figure(found: Sequence[Comparison], curves: Mapping[str, Watched], opti
     Args:
       found: the comparisons of the study.
       curves: the runs of each server; accuracies and sums are averaged over the runs.
-      options: of the study.
+      options: the study's options.
 
     Returns: a matplotlib Figure.
     """

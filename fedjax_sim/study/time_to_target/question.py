@@ -40,7 +40,7 @@ def time_to_target(
     num_runs: int = 10,
     seed: int = 0,
 ) -> Findings:
-    """How long until a model is good enough? Synchronous rounds that wait, end early or over-select, and asynchrony.
+    """How long until a model is good enough? Compares rounds that wait, end early or over-select with asynchrony.
 
     Clients of the digits with unlike labels train a linear model on devices of lognormal speed. Synchronous rounds
     wait for all clients, or end at a deadline, or invite 130 % and end with the first 100 %. At a deadline, late
@@ -53,11 +53,11 @@ def time_to_target(
 
     Args:
       num_clients: N.
-      alpha: of the clients' Dirichlet label shares.
-      speed_sigma: of the lognormal distribution of speeds, whose median client trains for 1 s.
+      alpha: the parameter of the clients' Dirichlet label shares; small values give unlike clients.
+      speed_sigma: sigma of the lognormal distribution of speeds; the median client trains for 1 s.
       cohort_size: m clients in a round, or in flight. FedBuff's buffer, and the cohort of a tier of FedAT, have m / 4.
       num_steps: local steps, with minibatches of 20.
-      learning_rate: of local steps.
+      learning_rate: the learning rate of local steps.
       deadline_share: the share of the clients that finish before the deadline.
       target: a test accuracy.
       num_rounds: T.
@@ -97,7 +97,7 @@ def watched(key: Array, has: Field, server: ServerMode, num_rounds: int, num_run
     """Runs a server until it has received as many updates as full rounds make, with about 40 evaluations.
 
     Args:
-      key: of all runs.
+      key: the random key of all runs.
       has: the clients.
       server: how the federation is run.
       num_rounds: full rounds of m updates each. A server whose step takes fewer updates makes more steps.
@@ -112,6 +112,7 @@ def watched(key: Array, has: Field, server: ServerMode, num_rounds: int, num_run
 
 
 def _check(options: dict[str, Any]) -> None:
+    """Raises an error that names the first option that is out of range."""
     validate.integer("num_clients", options["num_clients"], 10, 100_000)
     validate.integer("cohort_size", options["cohort_size"], 4, options["num_clients"] // 2)
     validate.positive("alpha", options["alpha"])
@@ -131,9 +132,9 @@ def steps_of(name: str, server: ServerMode, runs: Watched) -> Iterator[Compariso
     Rounds of a synchronous server are independent samples, since each draws its own cohort.
 
     Args:
-      name: of the server.
+      name: the server's name.
       server: the server with its predictions.
-      runs: of the server.
+      runs: the server's runs.
     """
     conditions = {"server": name, "part": "step"}
     steps = runs.steps
@@ -160,9 +161,9 @@ def target_of(name: str, server: ServerMode, runs: Watched, target: float) -> It
     If a run did not reach the target, only the accuracy after the last step is reported.
 
     Args:
-      name: of the server.
+      name: the server's name.
       server: the server with its predictions.
-      runs: of the server.
+      runs: the server's runs.
       target: a test accuracy.
     """
     conditions = {"server": name, "part": "target"}

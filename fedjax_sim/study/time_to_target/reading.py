@@ -15,7 +15,7 @@ def time_reading(found: Sequence[Comparison], options: Mapping[str, Any]) -> Ite
 
     Args:
       found: the comparisons of the study.
-      options: of the study.
+      options: the study's options.
     """
     rounds = _of(found, "seconds a round")
     if "waits for all" in rounds:
@@ -39,7 +39,8 @@ def time_reading(found: Sequence[Comparison], options: Mapping[str, Any]) -> Ite
     update_seconds = _of(found, "seconds an update")
     staleness = _of(found, "staleness")
     if update_seconds and "waits for all" in rounds:
-        synchronous_seconds = rounds["waits for all"].measured / options["cohort_size"]  # an update
+        # Seconds for each update of the server that waits for all.
+        synchronous_seconds = rounds["waits for all"].measured / options["cohort_size"]
         comparison_texts = ", ".join(
             f"{name} makes {synchronous_seconds / seconds.measured:.3g} times as many updates in a second, "
             f"{staleness[name].measured:.3g} versions old on average" for name, seconds in update_seconds.items()

@@ -34,7 +34,7 @@ class Field(NamedTuple):
       loss_fn: the training loss.
       params: the first model.
       num_steps: K local steps.
-      learning_rate: of local steps.
+      learning_rate: the learning rate of local steps.
       cohort_size: m.
     """
 
@@ -106,12 +106,12 @@ def field(
     """Makes clients with Dirichlet label shares and lognormal speeds.
 
     Args:
-      key: of the first model.
+      key: the random key of the first model.
       num_clients: N.
-      alpha: of the label shares.
-      sigma: of the logarithm of the speeds; the median client trains for 1 s.
+      alpha: the parameter of the label shares; small values give unlike clients.
+      sigma: standard deviation of the logarithm of the speeds; the median client trains for 1 s.
       num_steps: K local steps.
-      learning_rate: of local steps.
+      learning_rate: the learning rate of local steps.
       cohort_size: m.
       seed: decides data and speeds.
     """
