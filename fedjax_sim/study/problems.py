@@ -26,8 +26,8 @@ def _loss(params, examples, key):
 class Vectors:
     """N clients, each with a vector u_i and the risk |w - u_i|^2 / 2.
 
-    A step of SGD of size eta from w makes the update eta (u_i - w). So a round with step size 1 from w = 0 releases
-    the mean of the u_i, and rounds with eta < 1 shorten the distance to the mean by the factor 1 - eta.
+    A step of SGD of size eta from w makes the update eta (u_i - w). A round with step size 1 from w = 0 therefore
+    releases the mean of the u_i. Rounds with eta < 1 shorten the distance to the mean by the factor 1 - eta.
     """
 
     def __init__(self, values: Any):

@@ -26,8 +26,8 @@ BATCH = 50  # runs under one vmap
 class QuantizedClients(Vectors):
     """Clients whose updates at the floor fill the interval [-s/3, s/3] evenly, where s is the quantiser's range.
 
-    For every even number of bits b this interval consists of whole cells between the 2^b levels, so the mean
-    quantisation error is exactly that of a uniform position in a cell.
+    For every even number of bits b this interval consists of whole cells between the 2^b levels. The mean quantisation
+    error is therefore that of a uniform position in a cell.
     """
 
     def __init__(self, size: int, dimension: int):

@@ -37,9 +37,10 @@ def bits(
     """How few bits will do? Measures floors against bits and bytes, two roundings, and error feedback.
 
     Clients hold vectors, and all take part in every round. The study measures floors and bytes, compares nearest with
-    stochastic rounding in single rounds, and runs top-k and signs with and without error feedback. In the runs to the
-    floor the updates spread evenly over whole cells between the textbook's 2^b levels, so their quantisation error is
-    d Delta^2 / 6, where Delta is the distance of two levels.
+    stochastic rounding in single rounds, and runs top-k and signs with and without error feedback.
+
+    In the runs to the floor the updates spread evenly over whole cells between the textbook's 2^b levels. Their
+    quantisation error is therefore d Delta^2 / 6, where Delta is the distance of two levels.
 
     Args:
       bits: b for each number, rising and even.

@@ -45,8 +45,8 @@ def breakdown(
 
     Messages are normal. In the first part a growing number of attackers all send the same far number. Rules with a
     parameter f keep the same f, and the geometric median makes 400 steps, since after few steps it has not yet
-    followed a majority. In the second part each rule is set for the true number of attackers, and the effect of the
-    worst attack is compared with the rule's proven bound.
+    followed a majority. In the second part each rule is set for the true number of attackers. The effect of the worst
+    attack is compared with the rule's proven bound.
 
     Args:
       num_messages: m, odd, so that half of the messages is never a whole number.

@@ -50,8 +50,8 @@ def dropout(
       num_rounds: R, simulated for each probability and each graph.
       seed: decides everything.
 
-    Returns: `Findings` with the share of aborted rounds, whose prediction is exact on the complete graph and an upper
-      bound on the circle, and the number of messages in a sum, counted in aborted rounds too.
+    Returns: `Findings` with the share of aborted rounds and the number of messages in a sum. The prediction of the
+      share is exact on the complete graph and an upper bound on the circle. Messages are counted in aborted rounds too.
 
     Guarantees: every prediction holds (tests/study/test_dropout.py::test_predictions_hold).
 

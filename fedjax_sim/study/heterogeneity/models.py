@@ -64,6 +64,7 @@ def _population(name: str, data: Any, hidden: tuple[int, ...], seed: int) -> Mod
 
 
 def _loss_fn(model: Any, task: str) -> Any:
+    """Returns the training loss of a model for a task."""
     return models.supervised(model, models.default_loss(task))
 
 

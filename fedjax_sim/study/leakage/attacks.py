@@ -104,9 +104,10 @@ def _pictures(
 
     The closed form is always tried. The optimisation is left out for large batches and for the sum of all messages.
     """
-    num_rebuilt = min(options["num_rebuilt"], len(attacked_round.view.ids))
+    ids = attacked_round.view.ids
+    num_rebuilt = min(options["num_rebuilt"], len(ids))
     # In the order of ids, the first messages are those of the clients that hold the digits of the figure.
-    rows = [0] if len(attacked_round.view.ids) == 1 else np.argsort(attacked_round.view.ids)[:num_rebuilt]
+    rows = [0] if len(ids) == 1 else np.argsort(ids)[:num_rebuilt]
     view = View(
         attacked_round.view.broadcast,
         *(jax.tree.map(lambda x: x[np.asarray(rows)], part) for part in attacked_round.view[1:]),
@@ -145,13 +146,12 @@ def _rebuild(
     Returns: (comparisons, pictures for the figure).
     """
     comparisons, pictures = [], []
-    order = (
-        np.arange(len(attacked_round.mine))
-        if len(attacked_round.view.ids) == 1
-        else np.argsort(attacked_round.view.ids)
-    )
+    ids = attacked_round.view.ids
+    is_single_message = len(ids) == 1  # the sum of all updates, or the released model
+    order = np.arange(len(attacked_round.mine)) if is_single_message else np.argsort(ids)
     truth = digits.x[attacked_round.mine[order][: options["num_rebuilt"]]]
-    if len(attacked_round.view.ids) == 1:  # one message of everybody's examples
+    if is_single_message:
+        # The examples of all clients stand behind the same message.
         truth = truth.reshape(1, -1, truth.shape[-1])
     for attack, rebuilt in _pictures(key, defence, digits, attacked_round, options):
         nearest, values = _best_match(rebuilt, truth)

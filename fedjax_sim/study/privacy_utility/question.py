@@ -135,7 +135,7 @@ def _check(options: dict[str, Any]) -> None:
 def _check_room(multiplier: float, num_clients: int, dimension: int) -> None:
     """Refuses noise so large that updates would be clipped at the floor.
 
-    An update at the floor is longer than at the optimum by at most eta |w - w*|, a length that hardly ever exceeds 1.6
+    An update at the floor is longer than at the optimum by at most eta |w - w*|. This length hardly ever exceeds 1.6
     times its root mean square.
     """
     noise = theory.noise_variance(multiplier, 1.0, num_clients, num_values=dimension)

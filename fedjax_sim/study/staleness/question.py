@@ -37,11 +37,13 @@ def staleness(
 ) -> Findings:
     """What does staleness cost? Measures stability, noise and bias by speed, for FedBuff and FedAsync on quadratics.
 
-    The study has three parts. In the first, clients have equal speed, so every gradient is equally stale. It measures
-    steps just below and just above the stability limit, the error floor under noise, the error of a stale gradient,
-    FedAsync beside FedBuff at one step, and the effect of weights by staleness. In the second, fast and slow clients
-    have different optima, and the study measures how much each half counts under each weight. The third compares
-    staleness, in versions, with delay, in seconds, for several buffer sizes.
+    The study has three parts:
+
+    - Clients have equal speed, so every gradient is equally stale. Steps just below and just above the stability limit
+      are run, and the error floor under noise and the error of a stale gradient are measured. FedAsync is compared with
+      FedBuff at one step, and weights by staleness are compared with constant weights.
+    - Fast and slow clients have different optima. The study measures how much each half counts under each weight.
+    - Buffers have several sizes. Staleness, in versions, is compared with delay, in seconds.
 
     Args:
       delays: tau in versions, at most 12. FedAsync is measured at the middle and the longest delay, weights at the

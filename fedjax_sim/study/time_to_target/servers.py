@@ -227,8 +227,8 @@ def _by_law(has: Field, load: Load, k: int, m: int) -> float:
 def _updates_per_tick(times: np.ndarray, count: int) -> float:
     """Returns the updates in a tick, in the long run, when `count` clients are always in flight.
 
-    An arrived client is replaced by another. Client i is in flight a share a t_i / (1 + a t_i) of the time, where a is
-    such that these shares add up to `count`. This treats clients as independent, which is close where N is large.
+    An arrived client is replaced by another. Client i is in flight a share a t_i / (1 + a t_i) of the time, and the
+    shares add up to `count`, which determines a. This treats clients as independent, which is close where N is large.
 
     Args:
       times: [N] t_i, ticks that a client is in flight.
