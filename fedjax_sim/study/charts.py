@@ -30,7 +30,11 @@ def rows_of(found: Sequence[Comparison], **conditions: Any) -> list[dict[str, An
 
 
 def chart(rows: int, columns: int) -> tuple[Any, list[Any]]:
-    """Makes a figure as wide as a page.
+    """Makes a figure as wide as a page, with a grid of panels.
+
+    Args:
+      rows: panels from top to bottom.
+      columns: panels from left to right.
 
     Returns: (figure, panels): the matplotlib Figure, and its rows x columns axes in row-major order.
     """

@@ -24,6 +24,9 @@ def table(findings: Findings) -> tuple[list[str], list[list[str]]]:
     The columns are conditions, quantity, measured, predicted, ratio, the ratio's interval, and a mark. Conditions that
     never change are left out. The mark "OUTSIDE" stands beside a prediction that lies outside of its interval.
 
+    Args:
+      findings: the result of a study.
+
     Returns: (columns, rows): the names of the columns, and for each comparison one text a column.
     """
     rows = findings.rows()

@@ -199,5 +199,10 @@ def run_settings(make: Callable, settings: Sequence[MeasuredRun], rounds: int | 
 
 
 def distance_to(params: Any, target: Any) -> dict[str, Any]:
-    """Returns the distance |w - target| of a model from a point, as an evaluation of `traced_runs`."""
+    """Returns the distance |w - target| of a model from a point, as an evaluation of `traced_runs`.
+
+    Args:
+      params: the model, {"w": [d]}.
+      target: [d].
+    """
     return {"distance": jnp.sqrt(jnp.sum((params["w"] - target) ** 2))}

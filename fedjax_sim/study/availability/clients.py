@@ -96,7 +96,12 @@ class QuadraticFedAvg:
 
 
 def timeless(size: int, availability: Availability) -> Devices:
-    """Makes devices that take no time, so that a round lasts as long as the server's overhead."""
+    """Makes devices that take no time, so that a round lasts as long as the server's overhead.
+
+    Args:
+      size: N.
+      availability: decides when clients are available.
+    """
 
     def spend(key, ids, load):
         return Spent(*(jnp.zeros(ids.shape, jnp.int32),) * 3, jnp.zeros(ids.shape))
@@ -111,12 +116,21 @@ def _clocked(size: int, availability: Availability, seconds: int) -> Sampler:
 
 
 def by_chance(seed: int) -> Availability:
-    """Makes clients that are available in each round independently, each with its own probability from `RATES`."""
+    """Makes clients that are available in each round independently, each with its own probability from `RATES`.
+
+    Args:
+      seed: decides the probabilities and the rounds in which clients are available.
+    """
     return network.bernoulli(network.uniform(*RATES), slot_seconds=SLOT, seed=seed)
 
 
 def rates_of(size: int, seed: int) -> np.ndarray:
-    """Returns the clients' probabilities of being available under `by_chance`, [N] float64."""
+    """Returns the clients' probabilities of being available under `by_chance`, [N] float64.
+
+    Args:
+      size: N.
+      seed: the seed of `by_chance`.
+    """
     return by_chance(seed).rate(np.arange(size))
 
 

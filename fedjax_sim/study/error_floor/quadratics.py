@@ -104,7 +104,11 @@ class Quadratics:
         return 1.3 * float(np.abs(updates).max()) + 6 * noise
 
     def algorithm(self, setting: Setting) -> Algorithm:
-        """Makes FedAvg with the setting's sources of error."""
+        """Makes FedAvg with the setting's sources of error.
+
+        Args:
+          setting: its zeros leave sources out.
+        """
         transforms = [transform.quantize(setting.bits, range=self.range(setting))] if setting.bits else []
         if setting.noise_multiplier:
             transforms.append(transform.gaussian_mechanism(CLIP_NORM, setting.noise_multiplier))
@@ -190,6 +194,10 @@ class Quadratics:
 
     def rounds_to_floor(self, setting: Setting, budget: theory.Budget) -> int:
         """Returns the number of rounds until the expected loss is within a thousandth of the floor.
+
+        Args:
+          setting: what is run; named in the error.
+          budget: the budget of the setting, which predicts the expected loss.
 
         Raises: ValueError if MOST_ROUNDS are too few.
         """
