@@ -1,4 +1,8 @@
-"""Studies: questions that simulation answers, each with its grid, closed forms beside it, a reading and a figure."""
+"""Studies: each function answers one question about federated learning by simulation and compares it with theory.
+
+A study runs a grid of settings, puts the closed form beside each measured number where there is one, and returns
+`Findings`: the numbers with joint confidence intervals, a reading in plain words, and a figure.
+"""
 
 from fedjax_sim.study.availability.question import availability
 from fedjax_sim.study.bits.question import bits

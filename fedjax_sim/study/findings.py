@@ -1,8 +1,8 @@
-"""What a study returns: measured numbers with intervals, the closed form beside each, and how to read them.
+"""This module defines `Findings`, the result of a study: measured numbers with intervals and predictions beside them.
 
-A study is one function with keyword options that returns `Findings`; `fedjax-sim study NAME` finds it by its name in
-`fedjax_sim.study.__all__`. The intervals of one study hold together: with probability `CONFIDENCE` all of them contain
-the truth.
+A study is one function with keyword options that returns `Findings`. The command `fedjax-sim study NAME` finds the
+function by its name in `fedjax_sim.study.__all__`. The intervals of one study are simultaneous: with probability
+`CONFIDENCE` all of them contain the truth.
 """
 
 from __future__ import annotations
@@ -18,35 +18,53 @@ from fedjax_sim.report import plots
 
 __all__ = ["CONFIDENCE", "FEW", "KINDS", "Comparison", "Findings", "comparisons_of", "few", "least_runs", "measured"]
 
-CONFIDENCE = 0.99  # that every interval of a study contains the truth, together (Bonferroni)
-KINDS = ("exact", "leading order", "upper bound", "estimate")  # the last one is shown and not judged
+# The probability that all intervals of one study contain the truth (Bonferroni's correction, in `_critical`).
+CONFIDENCE = 0.99
+# What a prediction claims. An "estimate" is shown beside the measured number and never judged.
+KINDS = ("exact", "leading order", "upper bound", "estimate")
 
 FEW = "A mean of fewer squares is far from normal, and its interval misses more often than its level says."
 
 
 def least_runs(dimension: int) -> int:
-    """How many runs make the mean of |x|^2, x of this dimension, so nearly normal that its intervals can be trusted: at
-    most 2 % of studies with 60 intervals have one that misses.
+    """Returns how many runs are needed before an interval for the mean of |x|^2 can be trusted.
+
+    Squares have a skewed distribution, so the mean of a few squares is far from normal. With the number returned here,
+    at most 2 % of studies with 60 intervals have an interval that misses the truth.
+
+    Args:
+      dimension: the dimension of x. Each coordinate adds a square, so fewer runs suffice in higher dimensions.
 
     Guarantees: the worst case, chi-square with one degree of freedom (tests/study/test_findings.py::test_squares).
 
     >>> least_runs(1), least_runs(8)
     (2000, 250)
     """
-    return -(-2000 // dimension)
+    return -(-2000 // dimension)  # rounded up
 
 
 class Comparison(NamedTuple):
-    """One measured number beside its prediction."""
+    """A measured number, its uncertainty, and the number that theory predicts.
 
-    conditions: Mapping[str, Any]  # under which it was measured: sampler, cohort size, ...
+    Fields:
+      conditions: the settings of the measurement, such as sampler and cohort size. "part" names a section of the study.
+      quantity: the name of the number, such as "variance".
+      measured: the number, as a rule the mean of independent samples.
+      standard_error: the standard error of `measured`; 0 without randomness, NaN without an interval.
+      degrees: degrees of freedom behind the standard error.
+      predicted: the value of the closed form; None where there is none.
+      kind: what the prediction claims, an entry of `KINDS`.
+      resolution: how far rounding alone may have moved `measured`; the interval is wider by it on both sides.
+    """
+
+    conditions: Mapping[str, Any]
     quantity: str
     measured: float
-    standard_error: float  # of `measured`; 0 for a number without randomness, NaN for one without an interval
-    degrees: float = math.inf  # of freedom behind the standard error
-    predicted: float | None = None  # by the closed form; None where there is none
-    kind: str = "exact"  # of the prediction, one of KINDS
-    resolution: float = 0.0  # how far rounding alone may have moved `measured`
+    standard_error: float
+    degrees: float = math.inf
+    predicted: float | None = None
+    kind: str = "exact"
+    resolution: float = 0.0
 
 
 @validate.named_arguments
@@ -59,36 +77,53 @@ def measured(
     kind: Literal["exact", "leading order", "upper bound", "estimate"] = "exact",
     resolution: float = 0.0,
 ) -> Comparison:
-    """The mean of independent samples, beside its prediction.
+    """Compares the mean of independent samples with its prediction.
 
     Args:
-      samples: [R] independent numbers of one law; a single one stands for a number without randomness.
-      kind: what the prediction is: "exact", "leading order", an "upper bound" of the mean, or an "estimate".
+      conditions: the settings under which the samples were drawn, by name.
+      quantity: the name of what is measured.
+      samples: [R] independent numbers of one distribution. A single number stands for a value without randomness.
+      predicted: the value that theory gives for the mean; None where there is no closed form.
+      kind: what the prediction claims: "exact", "leading order", an "upper bound" of the mean, or an "estimate".
       resolution: >= 0, by how much rounding in float32 may have moved the mean.
+
+    Returns: a `Comparison` with the mean, its standard error and R - 1 degrees of freedom.
 
     Raises: ValueError for NaN or infinite samples: a diverged run has no mean.
 
-    Guarantees: where means are nearly normal the interval covers the truth at its nominal rate
-    (tests/study/test_findings.py::test_coverage), as those of squares are from `least_runs` on (::test_squares).
+    Guarantees: where means are nearly normal, the interval covers the truth at its nominal rate
+    (tests/study/test_findings.py::test_coverage). Means of squares are nearly normal from `least_runs` samples on
+    (::test_squares).
 
     >>> measured({"cohort_size": 2}, "variance", [1.0, 2.0, 3.0], 2.1).measured
     2.0
     """
     samples = np.asarray(samples, np.float64).reshape(-1)
     if not samples.size or not np.isfinite(samples).all():
-        lost = int((~np.isfinite(samples)).sum())
-        validate.fail("samples", "finite numbers", f"{lost} of {samples.size} that are not", f"Of {quantity}.")
+        num_not_finite = int((~np.isfinite(samples)).sum())
+        validate.fail(
+            "samples", "finite numbers", f"{num_not_finite} of {samples.size} that are not", f"Of {quantity}."
+        )
     if predicted is not None and not math.isfinite(predicted):
         validate.fail("predicted", "a finite number", predicted, f"Of {quantity}.")
-    error = float(samples.std(ddof=1)) / math.sqrt(samples.size) if samples.size > 1 else 0.0
-    mean, prediction = float(samples.mean()), None if predicted is None else float(predicted)
-    return Comparison(dict(conditions), quantity, mean, error, max(samples.size - 1, 1), prediction, kind, resolution)
+    standard_error = float(samples.std(ddof=1)) / math.sqrt(samples.size) if samples.size > 1 else 0.0
+    mean = float(samples.mean())
+    prediction = None if predicted is None else float(predicted)
+    degrees = max(samples.size - 1, 1)
+    return Comparison(dict(conditions), quantity, mean, standard_error, degrees, prediction, kind, resolution)
 
 
 def few(conditions: Mapping[str, Any], quantity: str, samples: Any) -> Comparison:
-    """The mean of runs that are too few for an interval, with their `standard_deviation` among the conditions.
+    """Returns the mean of runs that are too few for an interval.
 
-    Raises: ValueError for fewer than two.
+    The spread of the runs is reported instead, as `standard_deviation` among the conditions.
+
+    Args:
+      conditions: the settings under which the samples were drawn, by name.
+      quantity: the name of what is measured.
+      samples: [R] one number a run.
+
+    Raises: ValueError for fewer than two runs.
 
     >>> few({"part": "digits"}, "test accuracy", [0.8, 0.9]).conditions["standard_deviation"].__round__(4)
     0.0707
@@ -102,63 +137,92 @@ def few(conditions: Mapping[str, Any], quantity: str, samples: Any) -> Compariso
 def comparisons_of(
     found: Sequence[Comparison], part: str, quantity: str | None = None, **conditions: Any
 ) -> list[Comparison]:
-    """The comparisons of a part of a study, in their order: those of this quantity, if one is named, under these
-    conditions.
+    """Selects the comparisons of one part of a study, in their order.
 
-    >>> found = [measured({"part": "floor", "bits": bits}, "loss", 1.0) for bits in (2, 4)]
-    >>> [one.conditions["bits"] for one in comparisons_of(found, "floor", "loss", bits=4)]
+    Args:
+      found: all comparisons of the study.
+      part: the part, that is `conditions["part"]` of a comparison.
+      quantity: keeps only comparisons of this quantity; None keeps all.
+      **conditions: further conditions that a comparison must have been measured under.
+
+    >>> comparisons = [measured({"part": "floor", "bits": bits}, "loss", 1.0) for bits in (2, 4)]
+    >>> [comparison.conditions["bits"] for comparison in comparisons_of(comparisons, "floor", "loss", bits=4)]
     [4]
     """
-    wanted = conditions | {"part": part}
+    required_conditions = conditions | {"part": part}
     return [
-        one for one in found
-        if quantity in (None, one.quantity) and all(one.conditions.get(name) == value for name, value in wanted.items())
-    ]  # fmt: skip
+        comparison
+        for comparison in found
+        if quantity in (None, comparison.quantity)
+        and all(comparison.conditions.get(name) == value for name, value in required_conditions.items())
+    ]
 
 
 class Findings(NamedTuple):
-    """The answer to a study's question."""
+    """The answer to a study's question: numbers, a reading and a figure.
+
+    Fields:
+      name: the study's name, as on the command line.
+      question: the question that the study answers.
+      comparisons: the measured numbers, each beside its prediction.
+      reading: paragraphs in plain words that say what the numbers mean.
+      figure: () -> a matplotlib Figure. It is called by `draw`, so a study runs without matplotlib.
+      options: the options that the study ran with, the seed included.
+    """
 
     name: str
     question: str
     comparisons: Sequence[Comparison]
-    reading: Sequence[str]  # paragraphs in plain words
-    figure: Callable[[], Any]  # draws it: () -> a matplotlib Figure
-    options: Mapping[str, Any]  # that the study ran with, seed included
+    reading: Sequence[str]
+    figure: Callable[[], Any]
+    options: Mapping[str, Any]
 
     def rows(self) -> list[dict[str, Any]]:
-        """One dict a comparison: its conditions, then quantity, measured, low, high, predicted, kind, ratio, its low
-        and high, and `holds`: whether the interval contains the prediction (None without one, and for an estimate).
+        """Returns a table: one dict for each comparison.
 
-        The ratio is measured / predicted; 1 where both are zero up to rounding, None where the prediction alone is.
+        The keys are the conditions, then quantity, measured, low, high, predicted, kind, ratio, ratio_low, ratio_high
+        and holds:
+
+        - low and high are the ends of the interval.
+        - ratio is measured / predicted. It is 1 where both are zero up to rounding, and None where only the prediction
+          is zero.
+        - holds says whether the interval contains the prediction. It is None without a prediction, without an
+          interval, and for an estimate.
         """
         return [self._row(comparison) for comparison in self.comparisons]
 
     def _row(self, comparison: Comparison) -> dict[str, Any]:
-        mean, predicted = comparison.measured, comparison.predicted
-        half = self._critical(comparison.degrees) * comparison.standard_error + comparison.resolution
-        low, high = (None, None) if math.isnan(half) else (mean - half, mean + half)
+        mean = comparison.measured
+        predicted = comparison.predicted
+        half_width = self._critical(comparison.degrees) * comparison.standard_error + comparison.resolution
+        # A standard error of NaN marks a number without an interval.
+        low, high = (None, None) if math.isnan(half_width) else (mean - half_width, mean + half_width)
         row = dict(comparison.conditions) | {"quantity": comparison.quantity}
         row |= {"measured": mean, "low": low, "high": high}
         row |= {"predicted": predicted, "kind": comparison.kind, "ratio": None, "ratio_low": None, "ratio_high": None}
         if low is None:
             return row | {"holds": None}
+        # A prediction that is zero up to rounding cannot be divided by.
         if predicted and abs(predicted) > comparison.resolution:
+            # Sorted, since dividing by a negative prediction exchanges the two ends.
             ratios = mean / predicted, *sorted((low / predicted, high / predicted))
             row |= dict(zip(("ratio", "ratio_low", "ratio_high"), ratios, strict=True))
         elif predicted is not None and low <= predicted <= high:
             row |= {"ratio": 1.0, "ratio_low": 1.0, "ratio_high": 1.0}
         if predicted is None or comparison.kind == "estimate":
             return row | {"holds": None}
+        # An upper bound may lie anywhere above the interval: only a bound below it is refuted.
         return row | {"holds": low <= predicted and (comparison.kind == "upper bound" or predicted <= high)}
 
     def _critical(self, degrees: float) -> float:
+        """Returns Student's critical value, in standard errors, at which all intervals hold together."""
         from scipy import stats
 
+        # Bonferroni: each of the n two-sided intervals may miss with probability (1 - CONFIDENCE) / n.
         return float(stats.t.isf((1 - CONFIDENCE) / 2 / max(len(self.comparisons), 1), degrees))
 
     def draw(self) -> Any:
-        """The figure in the style of this package.
+        """Draws the figure in the style of this package.
 
         Returns: a matplotlib Figure.
         Raises: ImportError without matplotlib.
@@ -167,7 +231,7 @@ class Findings(NamedTuple):
             return self.figure()
 
     def verdict(self) -> str:
-        """How many predictions hold, in one sentence.
+        """Says in one sentence how many predictions hold.
 
         >>> def figure(): ...
         >>> right, wrong = (measured({}, "x", [1.0, 2.0, 3.0], value) for value in (2.1, 90.0))
@@ -177,6 +241,6 @@ class Findings(NamedTuple):
         holds = [row["holds"] for row in self.rows() if row["holds"] is not None]
         if not holds:
             return f"{len(self.comparisons)} numbers were measured; no closed form predicts them."
-        lost = holds.count(False)
-        words = f"{holds.count(True)} of {len(holds)} predictions lie within the intervals of what was measured"
-        return f"{words} ({100 * CONFIDENCE:g} % together)" + (f"; {lost} do not." if lost else ".")
+        num_misses = holds.count(False)
+        text = f"{holds.count(True)} of {len(holds)} predictions lie within the intervals of what was measured"
+        return f"{text} ({100 * CONFIDENCE:g} % together)" + (f"; {num_misses} do not." if num_misses else ".")

@@ -1,4 +1,4 @@
-"""Writes what a study found: rows as JSON and CSV, the figure as PNG and SVG, and an HTML page."""
+"""This module writes the findings of a study: rows as JSON and CSV, the figure as PNG and SVG, and an HTML page."""
 
 from __future__ import annotations
 
@@ -19,22 +19,31 @@ TAIL = ("measured", "predicted", "ratio", "interval", "")  # columns of a table 
 
 
 def table(findings: Findings) -> tuple[list[str], list[list[str]]]:
-    """(columns, rows) of text: conditions, quantity, measured, predicted, ratio and the ratio's interval.
+    """Returns the findings as a table of text.
 
-    Conditions that never change are left out; a prediction outside of its interval is marked.
+    The columns are conditions, quantity, measured, predicted, ratio, the ratio's interval, and a mark. Conditions that
+    never change are left out. The mark "OUTSIDE" stands beside a prediction that lies outside of its interval.
+
+    Args:
+      findings: the result of a study.
+
+    Returns: (columns, rows): the names of the columns, and for each comparison one text a column.
     """
     rows = findings.rows()
     conditions = list(dict.fromkeys(name for row in findings.comparisons for name in row.conditions))
-    shown = [name for name in conditions if len({str(row.get(name)) for row in rows}) > 1]
-    return [name.replace("_", " ") for name in (*shown, "quantity", *TAIL)], [
-        [*(_number(row.get(name)) for name in (*shown, "quantity")), *_judged(row)] for row in rows
+    varying = [name for name in conditions if len({str(row.get(name)) for row in rows}) > 1]
+    return [name.replace("_", " ") for name in (*varying, "quantity", *TAIL)], [
+        [*(_number(row.get(name)) for name in (*varying, "quantity")), *_result_cells(row)] for row in rows
     ]
 
 
-def _judged(row: dict[str, Any]) -> list[str]:
-    predicted, ratio = _number(row["predicted"]), _number(row["ratio"])
+def _result_cells(row: dict[str, Any]) -> list[str]:
+    """Returns the cells of the columns `TAIL`."""
+    predicted = _number(row["predicted"])
+    ratio = _number(row["ratio"])
     predicted = {"upper bound": "≤ ", "estimate": "≈ "}.get(row["kind"], "") + predicted
     interval = f"{row['ratio_low']:.4g} … {row['ratio_high']:.4g}" if row["ratio"] is not None else ""
+    # Without an interval the cell is a dash; without a prediction it shows the interval of the measured number itself.
     if row["low"] is None:
         interval = _number(None)
     elif row["predicted"] is None:
@@ -43,6 +52,7 @@ def _judged(row: dict[str, Any]) -> list[str]:
 
 
 def _number(value: Any) -> str:
+    """Returns a value as text: integers with thousands separators, other numbers with four digits, None as a dash."""
     if value is None:
         return "\N{EN DASH}"
     if isinstance(value, bool) or not isinstance(value, (int, float)):
@@ -53,12 +63,18 @@ def _number(value: Any) -> str:
 def write_findings(findings: Findings, directory: str | Path) -> Path:
     """Writes findings.json, table.csv, figure.png, figure.svg and report.html, each completely or not at all.
 
-    Returns: the page's path.
+    Without matplotlib the two figures are not written, and the page says so.
+
+    Args:
+      findings: the result of a study.
+      directory: the folder to write to; it is made if it does not exist.
+
+    Returns: the path of report.html.
 
     Guarantees: every string is escaped, and the page loads no other file (tests/study/test_findings.py::test_page).
     """
-    folder = Path(directory)
-    folder.mkdir(parents=True, exist_ok=True)
+    folder_path = Path(directory)
+    folder_path.mkdir(parents=True, exist_ok=True)
     rows = findings.rows()
     content = {
         "name": findings.name,
@@ -70,27 +86,29 @@ def write_findings(findings: Findings, directory: str | Path) -> Path:
         "rows": rows,
     }
     text = json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False, default=list)
-    write_atomically(folder / "findings.json", [text.encode(), b"\n"])
+    write_atomically(folder_path / "findings.json", [text.encode(), b"\n"])
+    # Comparisons of different parts have different conditions: the columns are the union, in order of appearance.
     names = list(dict.fromkeys(name for row in rows for name in row))
     lines = io.StringIO()
     writer = csv.DictWriter(lines, names, lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
-    write_atomically(folder / "table.csv", [lines.getvalue().encode()])
+    write_atomically(folder_path / "table.csv", [lines.getvalue().encode()])
     try:
         with plots.style():
             figure = findings.draw()
             for suffix in ("png", "svg"):
                 buffer = io.BytesIO()
                 figure.savefig(buffer, format=suffix, dpi=200, bbox_inches="tight")
-                write_atomically(folder / f"figure.{suffix}", [buffer.getvalue()])
+                write_atomically(folder_path / f"figure.{suffix}", [buffer.getvalue()])
         picture = f"<figure>{plots.to_svg(figure, 'figure', findings.question)}</figure>"
     except ImportError as error:
         picture = html.absent(f"No figure: {error}.")
-    return write_atomically(folder / "report.html", [_page(findings, picture).encode()])
+    return write_atomically(folder_path / "report.html", [_page(findings, picture).encode()])
 
 
 def _page(findings: Findings, picture: str) -> str:
+    """Returns the HTML page; `picture` is the HTML of the figure."""
     columns, rows = table(findings)
     head = "".join(f"<th>{escape(name)}</th>" for name in columns)
     body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)

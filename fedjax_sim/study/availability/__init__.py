@@ -1,3 +1,3 @@
-"""What does it cost when who is there depends on the data? Bias and variance of FedAvg, and of its correction."""
+"""This study asks what it costs when the availability of clients depends on their data."""
 
 __all__: list[str] = []

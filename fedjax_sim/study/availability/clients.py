@@ -1,4 +1,8 @@
-"""Clients who come and go, on simulated time: long runs of FedAvg beside their closed forms."""
+"""This module runs FedAvg with clients that come and go in simulated time, and compares the models with theory.
+
+Availability is a function of time and not of a run's key. Independent runs would therefore see the same clients, so a
+single long run is measured at times that are far apart.
+"""
 
 from __future__ import annotations
 
@@ -20,56 +24,84 @@ from fedjax_sim.types import Aggregator, Algorithm, Availability, Devices, Sampl
 
 __all__ = ["DAYS", "QuadraticFedAvg", "correlated", "day", "day_rows", "persistence_rows", "rate_rows", "rates_of"]
 
-SLOT = 60  # seconds: of a round, and of a slot of availability
-HOUR, DAY = 3600, 86_400
-RATES = (0.15, 0.95)  # of clients who are there by chance
-LEFT = 1e-9  # of the way from the start, and of the dependence between looks
+SLOT = 60  # seconds of a round, and of a slot of availability
+HOUR, DAY = 3600, 86_400  # seconds
+RATES = (0.15, 0.95)  # the range of the clients' probabilities of being available
+LEFT = 1e-9  # what remains, between two measured models, of the earlier model
 DAYS = 12
 HOURS = (0, 4, 8, 12, 16, 20)  # that are compared
 ROUNDING = 1e-5
 
 
 class QuadraticFedAvg:
-    """FedAvg over quadratics of curvature 1."""
+    """FedAvg on clients with risks |w - a_i|^2 / 2, whose curvature is 1.
+
+    Attributes:
+      num_steps: K local steps.
+      step_size: eta.
+      s: the share of the distance to its optimum that a client goes in a round.
+      between: rounds after which the model has forgotten its past up to `LEFT`.
+    """
 
     def __init__(self, num_steps: int, step_size: float):
-        self.num_steps, self.step_size = num_steps, step_size
+        self.num_steps = num_steps
+        self.step_size = step_size
         self.s = laws.round_contraction(num_steps, step_size)
-        self.between = max(1, math.ceil(math.log(LEFT) / math.log(1 - self.s)))  # rounds between two looks
+        self.between = max(1, math.ceil(math.log(LEFT) / math.log(1 - self.s)))
 
     def algorithm(self, sampler: Sampler, aggregator: Aggregator, weighting: str = "uniform") -> Algorithm:
+        """Makes FedAvg.
+
+        Args:
+          sampler: draws the cohort.
+          aggregator: combines the updates.
+          weighting: how updates are weighted, by examples or uniformly.
+        """
         work = client.work(num_steps=self.num_steps, weighting=weighting)
-        local = client.local_sgd(population.quadratic_loss, optax.sgd(self.step_size), work)
-        return federated(sampler, local, aggregator, server.optimizer(optax.sgd(1.0)), mesh=None)
+        local_training = client.local_sgd(population.quadratic_loss, optax.sgd(self.step_size), work)
+        return federated(sampler, local_training, aggregator, server.optimizer(optax.sgd(1.0)), mesh=None)
 
     def looks(self, made: Algorithm, dimension: int, number: int, between: int) -> Callable:
-        """(key, centers [N, d]) -> [number, d], the models after each `between` rounds of one long run from zero.
+        """Makes a function that runs an algorithm for a long time and returns its models at equal distances in time.
 
-        The first look is left out.
+        The run starts from zero. The first model is left out, for it may still depend on the start.
+
+        Args:
+          made: the algorithm.
+          dimension: d.
+          number: how many models.
+          between: rounds between two models.
+
+        Returns: (key, centers [N, d]) -> models [number, d].
         """
 
         @jax.jit
         def run(key, people):
-            def one(t, state):
+            def advance(t, state):
                 return made.step(jax.random.fold_in(key, t), state, people)[0]
 
-            def look(state, i):
-                state = jax.lax.fori_loop(i * between, (i + 1) * between, one, state)
+            def advance_to_next_model(state, i):
+                state = jax.lax.fori_loop(i * between, (i + 1) * between, advance, state)
                 return state, made.params(state)["w"]
 
             state = made.init(key, {"w": jnp.zeros(dimension)}, people)
-            return jax.lax.scan(look, state, jnp.arange(number + 1))[1]
+            return jax.lax.scan(advance_to_next_model, state, jnp.arange(number + 1))[1]
 
-        def found(key, centers):
+        def models(key, centers):
             size = len(centers)
             people = Problem(np.broadcast_to(np.eye(dimension), (size, dimension, dimension)), centers).clients()
             return np.asarray(run(key, people), np.float64)[1:]
 
-        return found
+        return models
 
 
 def timeless(size: int, availability: Availability) -> Devices:
-    """Devices that take no time, so that a round lasts as long as the server's overhead."""
+    """Makes devices that take no time, so that a round lasts as long as the server's overhead.
+
+    Args:
+      size: N.
+      availability: decides when clients are available.
+    """
 
     def spend(key, ids, load):
         return Spent(*(jnp.zeros(ids.shape, jnp.int32),) * 3, jnp.zeros(ids.shape))
@@ -78,103 +110,168 @@ def timeless(size: int, availability: Availability) -> Devices:
 
 
 def _clocked(size: int, availability: Availability, seconds: int) -> Sampler:
+    """Makes a sampler that takes all available clients, with rounds of equal length in seconds."""
     devices = timeless(size, availability)
     return sampling.with_clock(sampling.full(size), devices, overhead_seconds=float(seconds), idle_seconds=1.0)
 
 
 def by_chance(seed: int) -> Availability:
-    """Clients with a chance of their own in each round."""
+    """Makes clients that are available in each round independently, each with its own probability from `RATES`.
+
+    Args:
+      seed: decides the probabilities and the rounds in which clients are available.
+    """
     return network.bernoulli(network.uniform(*RATES), slot_seconds=SLOT, seed=seed)
 
 
 def rates_of(size: int, seed: int) -> np.ndarray:
-    """[N] float64, the clients' chances."""
+    """Returns the clients' probabilities of being available under `by_chance`, [N] float64.
+
+    Args:
+      size: N.
+      seed: the seed of `by_chance`.
+    """
     return by_chance(seed).rate(np.arange(size))
 
 
 def correlated(rates: np.ndarray, correlation: float, dimension: int, seed: int) -> np.ndarray:
-    """[N, d] optima of unit variance a coordinate, whose first has this correlation with the rates, exactly."""
+    """Makes clients' optima whose first coordinate has exactly the given correlation with the clients' rates.
+
+    Args:
+      rates: [N].
+      correlation: the correlation, in [0, 1].
+      dimension: d, at most N - 2.
+      seed: decides the optima.
+
+    Returns: [N, d]; each coordinate has mean 1 and unit variance.
+    """
     rng = np.random.default_rng([seed, 7])
     noise = rng.normal(size=(len(rates), dimension))
+    # Orthogonal to the constant vector means mean zero, and orthogonal to the rates means uncorrelated.
     basis, _ = np.linalg.qr(np.column_stack([np.ones_like(rates), rates, noise])[:, : min(len(rates), 2 + dimension)])
-    along = basis[:, 1] * np.sign(basis[:, 1] @ rates)
-    others = basis[:, 2 : 2 + dimension]
-    others[:, 0] = correlation * along + math.sqrt(1 - correlation**2) * others[:, 0]
-    return others * math.sqrt(len(rates)) + 1.0
+    along_rates = basis[:, 1] * np.sign(basis[:, 1] @ rates)  # QR may flip the sign
+    optima = basis[:, 2 : 2 + dimension]
+    optima[:, 0] = correlation * along_rates + math.sqrt(1 - correlation**2) * optima[:, 0]
+    return optima * math.sqrt(len(rates)) + 1.0
 
 
 def rate_rows(
     work: QuadraticFedAvg, size: int, dimension: int, correlations: Sequence[float], num_looks: int, seed: int
 ) -> Iterator[Comparison]:
-    """Each client is there with a chance of its own: the mean, and Horvitz-Thompson with the known rates."""
-    there, rates = by_chance(seed), rates_of(size, seed)
-    known = sampling.with_response_rates(sampling.full(size), rates.tolist())
+    """Measures FedAvg when each client is available with its own probability.
+
+    The mean over available clients is compared with the Horvitz-Thompson estimator, which uses the known rates.
+
+    Args:
+      work: local training.
+      size: N.
+      dimension: d.
+      correlations: correlations of rates and optima.
+      num_looks: models behind each mean.
+      seed: decides everything.
+    """
+    availability = by_chance(seed)
+    rates = rates_of(size, seed)
+    # The correction needs the rates as the sampler's inclusion probabilities, so this sampler draws responses itself.
+    with_known_rates = sampling.with_response_rates(sampling.full(size), rates.tolist())
+    horvitz_thompson = aggregation.horvitz_thompson(with_known_rates.design, float(size))
     ways = {
-        "mean": (laws.naive, work.algorithm(_clocked(size, there, SLOT), aggregation.mean(weighting="uniform"))),
-        "corrected": (
-            laws.corrected,
-            work.algorithm(known, aggregation.horvitz_thompson(known.design, float(size)), "examples"),
+        "mean": (
+            laws.naive,
+            work.algorithm(_clocked(size, availability, SLOT), aggregation.mean(weighting="uniform")),
         ),
+        "corrected": (laws.corrected, work.algorithm(with_known_rates, horvitz_thompson, "examples")),
     }
-    looks = {way: work.looks(made, dimension, num_looks, work.between) for way, (_, made) in ways.items()}
+    runs = {way: work.looks(algorithm, dimension, num_looks, work.between) for way, (_, algorithm) in ways.items()}
     for correlation in correlations:
         centers = correlated(rates, correlation, dimension, seed)
         for way, (law, _) in ways.items():
-            predicted, optimum = law(centers, rates, work.s), centers.mean(0)
+            predicted = law(centers, rates, work.s)
+            optimum = centers.mean(0)
             key = stream(jax.random.key(seed), f"availability {correlation} {way}")
-            found = looks[way](key, centers)
+            models = runs[way](key, centers)
             conditions = {"part": "by client", "correlation": correlation, "aggregate": way}
-            yield measured(
-                conditions, "bias", (found - optimum)[:, 0], float((predicted.mean - optimum)[0]), resolution=ROUNDING
-            )
-            excess = ((found - optimum) ** 2).sum(1) / 2
+            predicted_bias = float((predicted.mean - optimum)[0])
+            yield measured(conditions, "bias", (models - optimum)[:, 0], predicted_bias, resolution=ROUNDING)
+            excess = ((models - optimum) ** 2).sum(1) / 2
             yield measured(conditions, "excess loss", excess, predicted.excess(optimum), resolution=ROUNDING)
 
 
 def persistence_rows(
     work: QuadraticFedAvg, size: int, dimension: int, stays: Sequence[float], num_looks: int, seed: int
 ) -> Iterator[Comparison]:
-    """Clients are there half of the time, for some rounds on end, whatever their data."""
+    """Measures FedAvg when clients stay and leave for several rounds at a time, independently of their data.
+
+    Every client is available half of the time.
+
+    Args:
+      work: local training.
+      size: N.
+      dimension: d.
+      stays: mean rounds of a presence and of an absence.
+      num_looks: models behind each mean.
+      seed: decides everything.
+    """
     for rounds in stays:
-        there = network.markov(rounds * SLOT, rounds * SLOT, slot_seconds=SLOT, seed=seed)
-        made = work.algorithm(_clocked(size, there, SLOT), aggregation.mean(weighting="uniform"))
+        availability = network.markov(rounds * SLOT, rounds * SLOT, slot_seconds=SLOT, seed=seed)
+        algorithm = work.algorithm(_clocked(size, availability, SLOT), aggregation.mean(weighting="uniform"))
         centers = correlated(rates_of(size, seed), 0.0, dimension, seed)
-        predicted, optimum = laws.persistent(centers, 1 / rounds, 1 / rounds, work.s), centers.mean(0)
+        predicted = laws.persistent(centers, 1 / rounds, 1 / rounds, work.s)
+        optimum = centers.mean(0)
         key = stream(jax.random.key(seed), f"persistence {rounds}")
-        # looks are as far apart as the chain remembers, too
-        forgets = 1 if rounds <= 2 else math.ceil(math.log(1e-4) / math.log(1 - 2 / rounds))
-        found = work.looks(made, dimension, num_looks, work.between + forgets)(key, centers)
+        # For independent models the Markov chains must be forgotten as well; their second eigenvalue is 1 - 2 / rounds.
+        chain_memory = 1 if rounds <= 2 else math.ceil(math.log(1e-4) / math.log(1 - 2 / rounds))
+        models = work.looks(algorithm, dimension, num_looks, work.between + chain_memory)(key, centers)
         conditions = {"part": "for a while", "stay": rounds}
-        yield measured(conditions, "bias", (found - optimum)[:, 0], float((predicted.mean - optimum)[0]),
+        yield measured(conditions, "bias", (models - optimum)[:, 0], float((predicted.mean - optimum)[0]),
                        kind="leading order", resolution=ROUNDING)  # fmt: skip
-        excess = ((found - optimum) ** 2).sum(1) / 2
+        excess = ((models - optimum) ** 2).sum(1) / 2
         yield measured(conditions, "excess loss", excess, predicted.excess(optimum), kind="leading order",
                        resolution=ROUNDING)  # fmt: skip
 
 
 def day(size: int, share: float, seed: int) -> tuple[Availability, np.ndarray, np.ndarray]:
-    """(When clients are there, [24, N] who is at each hour, [N, 2] their optima on a circle by their time zone)."""
+    """Makes clients that are available for a share of the day, in different time zones.
+
+    Args:
+      size: N.
+      share: the share of the day in which a client is available.
+      seed: decides the clients' time zones.
+
+    Returns: (availability, who is available at each hour [24, N], the clients' optima [N, 2]). Optima lie on the unit
+      circle, at the angle of the hour in which a client's window begins.
+    """
     window = network.daily_window(share, seed=seed)
-    there = np.stack([window.at(jnp.arange(size), jnp.int32(hour * HOUR)) for hour in range(24)])
-    begins = np.argmax(there & ~np.roll(there, 1, 0), 0)
+    is_available = np.stack([window.at(jnp.arange(size), jnp.int32(hour * HOUR)) for hour in range(24)])
+    # A window begins at the hour in which a client is available and was not an hour before.
+    begins = np.argmax(is_available & ~np.roll(is_available, 1, 0), 0)
     angle = 2 * math.pi * begins / 24
-    return window, there, np.stack([np.cos(angle), np.sin(angle)], 1)
+    return window, is_available, np.stack([np.cos(angle), np.sin(angle)], 1)
 
 
 def day_rows(work: QuadraticFedAvg, size: int, share: float, seed: int) -> Iterator[Comparison]:
-    """Clients are there in their night, and have data of their zone: training around the clock, or at one hour only."""
-    window, there, centers = day(size, share, seed)
+    """Measures FedAvg with clients in time zones: trained around the clock with a round an hour, or once a day.
+
+    Args:
+      work: local training.
+      size: N.
+      share: the share of the day in which a client is available.
+      seed: decides everything.
+    """
+    window, is_available, centers = day(size, share, seed)
     optimum = centers.mean(0)
     for training, seconds in (("around the clock", HOUR), ("at one hour", DAY)):
-        made = work.algorithm(_clocked(size, window, seconds), aggregation.mean(weighting="uniform"))
+        algorithm = work.algorithm(_clocked(size, window, seconds), aggregation.mean(weighting="uniform"))
         number = 24 * DAYS if seconds == HOUR else 40
-        found = work.looks(made, 2, number, 1)(jax.random.key(seed), centers)
+        models = work.looks(algorithm, 2, number, 1)(jax.random.key(seed), centers)
+        # (model, prediction) by hour. models[i] is the model after i + 2 rounds, because `looks` leaves out the first.
         if seconds == HOUR:
-            path = laws.daily(centers, there, work.s, DAYS)
-            at = {hour: (found[24 * (DAYS - 1) + hour - 2], path[hour]) for hour in HOURS}
+            path = laws.daily(centers, is_available, work.s, DAYS)
+            pairs = {hour: (models[24 * (DAYS - 1) + hour - 2], path[hour]) for hour in HOURS}
         else:
-            at = {0: (found[-1], laws.daily(centers, there[:1], work.s, number + 2)[0])}  # after number + 1 rounds
-        for hour, (model, expected) in at.items():
+            # After number + 1 rounds, all of them at hour 0.
+            pairs = {0: (models[-1], laws.daily(centers, is_available[:1], work.s, number + 2)[0])}
+        for hour, (model, expected) in pairs.items():
             conditions = {"part": "by hour", "training": training, "step_size": work.step_size, "hour": hour}
             distances = (float(np.linalg.norm(x - optimum)) for x in (model, expected))
             yield measured(conditions, "distance to the optimum", next(distances), next(distances), resolution=1e-4)

@@ -1,3 +1,3 @@
-"""How few bits will do? Floors and bytes of quantised updates, two roundings, and what error feedback repairs."""
+"""This study asks how few bits for each number of an update suffice."""
 
 __all__: list[str] = []

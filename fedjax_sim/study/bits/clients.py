@@ -1,4 +1,4 @@
-"""Clients whose quantised updates have a closed form: runs to the error floor, on both grids of levels."""
+"""This module runs clients to the error floor whose quantisation error has a closed form, on two grids of levels."""
 
 from __future__ import annotations
 
@@ -19,55 +19,92 @@ from fedjax_sim.types import Array, UpdateTransform
 __all__ = ["LOOKS", "QuantizedClients"]
 
 STEP_SIZE = 0.5  # of the runs to the floor
-LOOKS = (1, 2, 4, 8, 24)  # rounds that are measured; (1 - STEP_SIZE)^48 is negligible: the last is the floor
+LOOKS = (1, 2, 4, 8, 24)  # rounds that are measured; (1 - STEP_SIZE)^48 is negligible, so the last is at the floor
 BATCH = 50  # runs under one vmap
 
 
 class QuantizedClients(Vectors):
-    """Clients whose updates at the floor fill [-s/3, s/3]: for every even b these are whole cells of 2^b levels."""
+    """Clients whose updates at the floor fill the interval [-s/3, s/3] evenly, where s is the quantiser's range.
+
+    For every even number of bits b this interval consists of whole cells between the 2^b levels. The mean quantisation
+    error is therefore that of a uniform position in a cell.
+    """
 
     def __init__(self, size: int, dimension: int):
+        """Makes the clients.
+
+        Args:
+          size: N.
+          dimension: d.
+        """
         golden = (math.sqrt(5) - 1) / 2
-        spread = (np.arange(1, size * dimension + 1) * golden % 1).reshape(dimension, size).T  # even in each coordinate
-        super().__init__(2 * spread - 1)
+        # Multiples of the golden ratio modulo 1 fill [0, 1) evenly in each coordinate, without random numbers.
+        positions = (np.arange(1, size * dimension + 1) * golden % 1).reshape(dimension, size).T
+        super().__init__(2 * positions - 1)
         self.range = 3 * STEP_SIZE
         self.start = self.mean + 1.5  # with updates up to 5/6 of the range
 
     def quantizer(self, bits: int, keeps_zeros: bool = False) -> UpdateTransform:
-        """Stochastic rounding over a range that all updates of the runs fit into."""
+        """Makes stochastic rounding over a range that holds all updates of the runs.
+
+        Args:
+          bits: bits for each number.
+          keeps_zeros: says whether zero is among the levels; the textbook's grid has no zero.
+        """
         return transform.quantize(bits, range=self.range, keeps_zeros=keeps_zeros)
 
     def bytes(self, quantizer: UpdateTransform) -> float:
-        """Bytes that a client sends in a round."""
+        """Returns the bytes that a client sends in a round."""
         return wire_of(quantizer, {"w": jax.ShapeDtypeStruct((self.dimension,), jnp.float32)}).bits / 8
 
     def floor(self, bits: int) -> float:
-        """E |w - w*|^2 in steady state, by the closed form, on the textbook's grid."""
+        """Predicts E |w - w*|^2 in steady state on the textbook's grid, by the closed form."""
         return theory.quantization_floor(self.dimension, bits, self.range, self.size, 1 - STEP_SIZE, keeps_zeros=False)
 
     def expected(self, bits: int, num_rounds: int) -> np.ndarray:
-        """[T + 1] E |w_t - w*|^2 by the budget: twice the excess loss, for curvatures are 1. With 0 bits: as floats."""
+        """Predicts E |w_t - w*|^2 on the textbook's grid, by `theory.budget`.
+
+        Args:
+          bits: bits for each number; 0 sends floats.
+          num_rounds: T.
+
+        Returns: [T + 1].
+        """
         hessians = np.broadcast_to(np.eye(self.dimension), (self.size, self.dimension, self.dimension))
-        each = theory.expected_squared_error(1, bits, self.range, keeps_zeros=False) if bits else 0.0
-        made = theory.budget(hessians, self.values, step_size=STEP_SIZE, quantization_variance=each)
-        return 2 * made.expected_loss(num_rounds, start=self.start)
+        variance = theory.expected_squared_error(1, bits, self.range, keeps_zeros=False) if bits else 0.0
+        budget = theory.budget(hessians, self.values, step_size=STEP_SIZE, quantization_variance=variance)
+        # With unit curvature the squared distance is twice the excess loss.
+        return 2 * budget.expected_loss(num_rounds, start=self.start)
 
     def path(self, key: Array, bits: int, num_runs: int) -> Iterator[Comparison]:
-        """Squared distances on the way to the floor and there, on the textbook's grid."""
+        """Measures squared distances on the way to the floor and at the floor, on the textbook's grid.
+
+        Args:
+          key: the random key of all runs.
+          bits: bits for each number.
+          num_runs: independent runs.
+        """
         quantizer = self.quantizer(bits)
         errors = self.errors(key, self.algorithm(quantizer, step_size=STEP_SIZE), num_runs, LOOKS, batch=BATCH,
                              start=self.start)  # fmt: skip
         expected = self.expected(bits, LOOKS[-1]).tolist()
         for i, t in enumerate(LOOKS):
-            last = t == LOOKS[-1]
-            conditions = conditions_of("floor" if last else "path", GRID_NAMES[False], bits=bits, cohort_size=self.size,
-                                     rounds=t, bytes_sent=t * self.bytes(quantizer))  # fmt: skip
-            predicted = self.floor(bits) if last else expected[t]
+            is_floor = t == LOOKS[-1]
+            conditions = conditions_of("floor" if is_floor else "path", GRID_NAMES[False], bits=bits,
+                                       cohort_size=self.size, rounds=t,
+                                       bytes_sent=t * self.bytes(quantizer))  # fmt: skip
+            predicted = self.floor(bits) if is_floor else expected[t]
             yield measured(conditions, "squared distance", errors[:, i], predicted, kind="leading order",
                            resolution=1e-5 * predicted)  # fmt: skip
 
     def with_zero(self, key: Array, bits: int, num_runs: int) -> Comparison:
-        """The floor on the grid with a zero, whose cells the updates do not fill evenly."""
+        """Measures the floor on the grid with a zero, whose cells the updates do not fill evenly.
+
+        Args:
+          key: the random key of all runs.
+          bits: bits for each number.
+          num_runs: independent runs.
+        """
         algorithm = self.algorithm(self.quantizer(bits, True), step_size=STEP_SIZE)
         errors = self.errors(key, algorithm, num_runs, LOOKS[-1], batch=BATCH, start=self.start)
         conditions = conditions_of("floor", GRID_NAMES[True], bits=bits, cohort_size=self.size, rounds=LOOKS[-1])
@@ -76,6 +113,10 @@ class QuantizedClients(Vectors):
                         resolution=1e-5 * predicted)  # fmt: skip
 
     def floor_with_zero(self, bits: int) -> float:
-        """E |w - w*|^2 in steady state on the grid with a zero: from the exact errors of the updates there."""
-        last = theory.quantization_error(STEP_SIZE * (self.values - self.mean), bits, range=self.range)
-        return theory.noise_floor(float(last.variance.sum()) / self.size**2, 1 - STEP_SIZE)
+        """Predicts E |w - w*|^2 in steady state on the grid with a zero, from the error of each update at the optimum.
+
+        Args:
+          bits: bits for each number.
+        """
+        error = theory.quantization_error(STEP_SIZE * (self.values - self.mean), bits, range=self.range)
+        return theory.noise_floor(float(error.variance.sum()) / self.size**2, 1 - STEP_SIZE)

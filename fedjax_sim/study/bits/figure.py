@@ -1,4 +1,4 @@
-"""The figure of `bits`: floors against bytes and bits, two roundings, and compressors with and without feedback."""
+"""This module draws the figure of `bits`: floors against bytes and bits, two roundings, and error feedback."""
 
 from __future__ import annotations
 
@@ -21,20 +21,31 @@ LEAST = 1e-5  # squared distance that the figure shows
 def bits_figure(
     clients: QuantizedClients, bits: Sequence[int], cohorts: Sequence[int], found: Sequence[Comparison]
 ) -> Any:
-    """Four panels; theory as lines, measurement as points."""
+    """Draws four panels, with theory as lines and measurements as points.
+
+    Args:
+      clients: the clients of the runs to the floor.
+      bits: bits for each number.
+      cohorts: m of single rounds.
+      found: the comparisons of the study.
+    """
     figure, panels = chart(2, 2)
     by_bytes, by_bits, rounding, feedback = panels
-    looks = ((plots.ORANGE, "^", DOTTED), (plots.BLUE, "o", "-"), (plots.BLACK, "s", DASHED)) * len(bits)
-    for b, (colour, marker, line) in zip(bits, looks, strict=False):
-        path, each = clients.expected(b, LOOKS[-1]), clients.bytes(clients.quantizer(b))
-        by_bytes.plot(np.arange(1, len(path)) * each, path[1:], color=colour, linestyle=line, linewidth=1.3)
+    styles = ((plots.ORANGE, "^", DOTTED), (plots.BLUE, "o", "-"), (plots.BLACK, "s", DASHED)) * len(bits)
+    for b, (colour, marker, line) in zip(bits, styles, strict=False):
+        path = clients.expected(b, LOOKS[-1])
+        bytes_per_round = clients.bytes(clients.quantizer(b))
+        by_bytes.plot(np.arange(1, len(path)) * bytes_per_round, path[1:], color=colour, linestyle=line, linewidth=1.3)
         rows = [row for row in rows_of(found, bits=b, messages=GRID_NAMES[False]) if row["part"] in ("path", "floor")]
         points(by_bytes, rows, "bytes_sent", colour, marker, f"{b} bits")
-    path, each = clients.expected(0, LOOKS[-1]), 4 * clients.dimension
-    by_bytes.plot(np.arange(1, len(path)) * each, path[1:], color=plots.GREY, linewidth=1.1, label="floats: theory")
+    path = clients.expected(0, LOOKS[-1])
+    float_bytes = np.arange(1, len(path)) * (4 * clients.dimension)
+    by_bytes.plot(float_bytes, path[1:], color=plots.GREY, linewidth=1.1, label="floats: theory")
+    # Floats reach the optimum itself; the panel ends a little below the lowest floor.
     bottom = min(clients.floor(b) for b in bits)
     by_bytes.set(xlabel="Bytes sent by a client", ylabel="Squared distance from the optimum", ylim=(bottom / 4, 20))
 
+    # The closed form holds for even numbers of bits.
     grid = range(bits[0], bits[-1] + 1, 2)
     by_bits.plot(grid, [clients.floor(b) for b in grid], color=plots.BLUE, linewidth=1.3, label="textbook grid: theory")
     by_bits.plot(grid, [clients.floor_with_zero(b) for b in grid], color=plots.BLACK, linewidth=1.1, linestyle=DASHED,
@@ -49,7 +60,8 @@ def bits_figure(
     for name, colour, marker, line in (("alike, at 0.3", plots.BLUE, "o", "-"), ("spread", plots.ORANGE, "^", DOTTED)):
         nearest = rows_of(found, part=name, messages=f"nearest, {GRID_NAMES[False]}")
         rows = rows_of(found, part=name, messages=f"stochastic, {GRID_NAMES[False]}")
-        if name != "spread":  # the spread updates are others for each m
+        # The spread updates differ for each m, so no single curve predicts them.
+        if name != "spread":
             rounding.plot(sizes, rows[0]["predicted"] / sizes, color=colour, linestyle=line, linewidth=1.3)
             rounding.axhline(nearest[0]["predicted"], color=plots.BLACK, linewidth=1.1, linestyle=DASHED)
         points(rounding, rows, "cohort_size", colour, marker, f"stochastic, {name}")

@@ -1,4 +1,4 @@
-"""How few bits will do? Floors and bytes of quantised updates, two roundings, and what error feedback repairs."""
+"""This study measures how few bits suffice: error floors of quantised updates, two roundings, and error feedback."""
 
 from __future__ import annotations
 
@@ -34,23 +34,29 @@ def bits(
     num_releases: int = 2000,
     seed: int = 0,
 ) -> Findings:
-    """How few bits will do? Floors against bits and bytes, nearest against stochastic rounding, feedback against none.
+    """How few bits will do? Measures floors against bits and bytes, two roundings, and error feedback.
 
-    Clients hold vectors, and all take part in every round. In the runs to the floor the updates spread evenly over
-    whole cells between the textbook's 2^b levels, so that d Delta^2 / 6 is their quantisation error.
+    Clients hold vectors, and all take part in every round. The study measures floors and bytes, compares nearest with
+    stochastic rounding in single rounds, and runs top-k and signs with and without error feedback.
+
+    In the runs to the floor the updates spread evenly over whole cells between the textbook's 2^b levels. Their
+    quantisation error is therefore d Delta^2 / 6, where Delta is the distance of two levels.
 
     Args:
       bits: b for each number, rising and even.
-      num_clients: N of the runs to the floor. dimension: d of their updates.
-      cohort_sizes: m of single rounds: 1, and others for the crossover of the two roundings.
-      step_sizes: falling, of the runs with top-k and signs.
-      num_runs: runs behind each floor. num_releases: rounds behind each error of a single round.
+      num_clients: N of the runs to the floor.
+      dimension: d of the updates in the runs to the floor.
+      cohort_sizes: m of single rounds: 1, and larger ones for the crossover of the two roundings.
+      step_sizes: step sizes of the runs with top-k and signs, falling.
+      num_runs: runs behind each floor.
+      num_releases: rounds behind each error of a single round.
       seed: decides everything.
 
-    Returns: `Findings`: E |w - w*|^2 at the error floor and on the way to it, mean squared errors of single rounds.
+    Returns: `Findings` with E |w - w*|^2 at the error floor and on the way to it, and mean squared errors of single
+      rounds.
 
-    Guarantees: every prediction lies in its interval (tests/study/test_bits.py::test_predictions_hold); the
-    intervals tell the floors of different bits apart (::test_it_can_tell_a_bit); biased compressors stall without error
+    Guarantees: every prediction lies in its interval (tests/study/test_bits.py::test_predictions_hold). The
+    intervals tell the floors of different bits apart (::test_it_can_tell_a_bit). Biased compressors stall without error
     feedback and converge with it (::test_feedback).
 
     References: Suresh et al. 2017, section 2; Alistarh et al. 2017; Karimireddy et al. 2019; Richtarik et al. 2021.
@@ -58,20 +64,23 @@ def bits(
     _check(locals())
     key = jax.random.key(seed)
     clients = QuantizedClients(num_clients, dimension)
-    found = [one for b in bits for one in clients.path(stream(key, f"floor {b}"), b, num_runs)]
-    found += _ratios(found, bits)
-    found += [clients.with_zero(stream(key, f"zero {b}"), b, num_runs) for b in bits[:1]]
-    found += single_releases(key, cohort_sizes, num_releases, seed)
-    found += feedback_floors(key, step_sizes, seed)
+    comparisons = [comparison for b in bits for comparison in clients.path(stream(key, f"floor {b}"), b, num_runs)]
+    comparisons += _ratios(comparisons, bits)
+    # The grid with a zero differs most from the textbook's for the fewest bits.
+    comparisons += [clients.with_zero(stream(key, f"zero {b}"), b, num_runs) for b in bits[:1]]
+    comparisons += single_releases(key, cohort_sizes, num_releases, seed)
+    comparisons += feedback_floors(key, step_sizes, seed)
     options = {
         "bits": list(bits), "num_clients": num_clients, "dimension": dimension, "cohort_sizes": list(cohort_sizes),
         "step_sizes": list(step_sizes), "num_runs": num_runs, "num_releases": num_releases, "seed": seed,
     }  # fmt: skip
-    reading = list(bits_reading(clients, found, bits))
-    return Findings("bits", QUESTION, found, reading, partial(bits_figure, clients, bits, cohort_sizes, found), options)
+    reading = list(bits_reading(clients, comparisons, bits))
+    figure = partial(bits_figure, clients, bits, cohort_sizes, comparisons)
+    return Findings("bits", QUESTION, comparisons, reading, figure, options)
 
 
 def _check(options: dict[str, Any]) -> None:
+    """Raises an error that names the first option that is out of range."""
     for name, rising in (("bits", True), ("cohort_sizes", True), ("step_sizes", False)):
         validate.sequence(name, options[name])
         values = list(options[name])
@@ -95,13 +104,18 @@ def _check(options: dict[str, Any]) -> None:
     validate.integer("seed", options["seed"], 0)
 
 
-def _ratios(found: Sequence[Comparison], bits: Sequence[int]) -> Iterator[Comparison]:
-    """By what more bits divide the floor."""
-    floors = {one.conditions["bits"]: one for one in found if one.conditions["part"] == "floor"}
+def _ratios(comparisons: Sequence[Comparison], bits: Sequence[int]) -> Iterator[Comparison]:
+    """Computes the factors by which more bits divide the floor."""
+    floors = {
+        comparison.conditions["bits"]: comparison
+        for comparison in comparisons
+        if comparison.conditions["part"] == "floor"
+    }
     for few, many in pairwise(bits):
         pair = floors[few], floors[many]
         ratio = pair[0].measured / pair[1].measured
-        error = ratio * math.hypot(*(one.standard_error / one.measured for one in pair))
+        # Relative errors of independent numbers add in squares, to first order.
+        error = ratio * math.hypot(*(floor.standard_error / floor.measured for floor in pair))
         distances = [theory.level_distance(b, keeps_zeros=False) for b in (few, many)]
         conditions = conditions_of("ratio of floors", f"{few} and {many} bits")
         yield Comparison(conditions, "floor / floor", ratio, error, pair[0].degrees,

@@ -1,4 +1,4 @@
-"""What the findings of `bits` say, in words."""
+"""This module writes the reading of `bits`: paragraphs in plain words from the measured numbers."""
 
 from __future__ import annotations
 
@@ -14,10 +14,16 @@ __all__ = ["bits_reading"]
 
 
 def bits_reading(clients: QuantizedClients, found: Sequence[Comparison], bits: Sequence[int]) -> Iterator[str]:
-    """Paragraphs, from the numbers that were found."""
+    """Writes the paragraphs of the reading.
+
+    Args:
+      clients: the clients of the runs to the floor.
+      found: the comparisons of the study.
+      bits: bits for each number.
+    """
     ratios = ", ".join(f"{row['messages']}: {row['measured']:.4g} (theory {row['predicted']:.4g})"
                        for row in rows_of(found, part="ratio of floors"))  # fmt: skip
-    ratios = f"Ratios of floors: {ratios}. " * bool(ratios)  # one number of bits has none
+    ratios = f"Ratios of floors: {ratios}. " * bool(ratios)  # a single number of bits has no ratio
     sent = ", ".join(f"{clients.bytes(clients.quantizer(b)):g} bytes with {b} bits" for b in bits)
     yield (
         "With unbiased rounding and a constant step the expected squared distance to the optimum falls to d Delta^2 / "
@@ -26,8 +32,8 @@ def bits_reading(clients: QuantizedClients, found: Sequence[Comparison], bits: S
         "make it a fine one. The floors hold for equal cohorts and constant steps: with steps that decay as 1/t they "
         "vanish."
     )
-    small = {row["messages"]: row["measured"] for row in rows_of(found, part="near zero", cohort_size=1)}
-    textbook, zero = (small[f"stochastic, {GRID_NAMES[keeps]}"] for keeps in (False, True))
+    near_zero = {row["messages"]: row["measured"] for row in rows_of(found, part="near zero", cohort_size=1)}
+    textbook, zero = (near_zero[f"stochastic, {GRID_NAMES[keeps_zeros]}"] for keeps_zeros in (False, True))
     formula = theory.expected_squared_error(1, 2, keeps_zeros=False)
     yield (
         "d Delta^2 / 6 is a mean over positions between two levels: the error of updates that spread over whole cells, "
@@ -43,14 +49,15 @@ def bits_reading(clients: QuantizedClients, found: Sequence[Comparison], bits: S
         "at position 0.3. Where positions differ over clients ('spread') the error of nearest rounding is as good as "
         "random and averages out too: that a deterministic quantiser has variance zero is true for a fixed update only."
     )
-    last = min(row["step_size"] for row in rows_of(found, part="feedback"))
-    stall = {row["messages"]: row["measured"] for row in rows_of(found, part="feedback", step_size=last)}
-    fed = [stall[f"{name}, error feedback"] for name in ("top-k", "sign")]
+    smallest_step = min(row["step_size"] for row in rows_of(found, part="feedback"))
+    distances = {row["messages"]: row["measured"] for row in rows_of(found, part="feedback", step_size=smallest_step)}
+    with_feedback = [distances[f"{name}, error feedback"] for name in ("top-k", "sign")]
     yield (
-        f"At step {last:g}, after {FEEDBACK_ROUNDS:,} rounds, top-k has stalled at a squared distance of "
-        f"{stall['top-k']:.2g} and signs at {stall['sign']:.2g}: at the optimum the clients' gradients differ, and "
-        f"what the compressors leave out does not cancel. With error feedback it is {fed[0]:.2g} and {fed[1]:.2g}, and "
-        f"falls with the step; EF21 reaches the optimum ({stall['top-k, EF21']:.1g}) at a constant step."
+        f"At step {smallest_step:g}, after {FEEDBACK_ROUNDS:,} rounds, top-k has stalled at a squared distance of "
+        f"{distances['top-k']:.2g} and signs at {distances['sign']:.2g}: at the optimum the clients' gradients differ, "
+        f"and what the compressors leave out does not cancel. With error feedback it is {with_feedback[0]:.2g} and "
+        f"{with_feedback[1]:.2g}, and falls with the step; EF21 reaches the optimum ({distances['top-k, EF21']:.1g}) "
+        "at a constant step."
     )
     omega = theory.stochastic_relative_variance(clients.dimension, 2)
     yield (

@@ -1,3 +1,3 @@
-"""How many attackers break a rule, and how far do fewer of them move it? Beside breakdown points and proven bounds."""
+"""This study asks how many attackers break a robust aggregator, and how far fewer attackers can move it."""
 
 __all__: list[str] = []

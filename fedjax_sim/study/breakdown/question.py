@@ -1,4 +1,4 @@
-"""How many attackers break a rule, and how far do fewer of them move it? Beside breakdown points and proven bounds."""
+"""This study measures how many attackers break a robust aggregator, and how far fewer attackers can move it."""
 
 from __future__ import annotations
 
@@ -23,10 +23,12 @@ from fedjax_sim.types import Aggregator, Array
 __all__ = ["FAR", "breakdown"]
 
 QUESTION = "How many attackers break a rule, and how far do fewer of them move it?"
-FAR = 2.0**20  # what attackers who want to break a rule send, at each coordinate; honest numbers are some -3 to 4
-BROKEN = 0.01  # a rule is broken that is moved by this share of it
+# Each coordinate of a message that is meant to break a rule. Honest numbers lie between about -3 and 4.
+FAR = 2.0**20
+BROKEN = 0.01  # a rule is broken if it is moved by this share of FAR
 LONG = aggregation.geometric_median(400)  # enough steps to follow a majority of 11 to 10 over a distance of 2^20
-BOUNDED = ("trimmed_mean", "krum", "geometric_median", "median")  # of `theory.Robustness`
+# Rules with proven bounds: the fields of `theory.Robustness`, and the names in `RULES` in the same order.
+BOUNDED = ("trimmed_mean", "krum", "geometric_median", "median")
 NAMES = ("trimmed mean", "Krum", "geometric median", "median")
 
 
@@ -39,24 +41,25 @@ def breakdown(
     num_draws: int = 200,
     seed: int = 0,
 ) -> Findings:
-    """How many attackers break a rule, and how far do fewer of them move it? Beside breakdown points and proven bounds.
+    """How many attackers break a rule, and how far do fewer move it? Compares both with proven points and bounds.
 
-    Messages are normal. First attackers all send one number that is far away, and more and more of them; rules that
-    are told a number of attackers are told f, and the geometric median makes 400 steps, for after few it has not
-    followed a majority yet. Then each rule is told the true number, and what the worst of the attacks does to it is
-    compared with its bound.
+    Messages are normal. In the first part a growing number of attackers all send the same far number. Rules with a
+    parameter f keep the same f, and the geometric median makes 400 steps, since after few steps it has not yet
+    followed a majority. In the second part each rule is set for the true number of attackers. The effect of the worst
+    attack is compared with the rule's proven bound.
 
     Args:
-      num_messages: m, odd, so that no majority is even.
-      num_byzantine: f, 2 f + 3 <= m.
-      attackers: numbers of them for the bounds, rising; each as f.
-      dimension: d. num_draws: rounds behind each bound.
+      num_messages: m, odd, so that half of the messages is never a whole number.
+      num_byzantine: f of the rules in the first part, with 2 f + 3 <= m.
+      attackers: numbers of attackers in the second part, rising.
+      dimension: d.
+      num_draws: rounds behind each bound.
       seed: decides everything.
 
-    Returns: `Findings`: fewest attackers that break a rule (m: none do), and |rule - mean|^2 in units of the honest
-      messages' variance.
+    Returns: `Findings` with the smallest number of attackers that breaks each rule (m if none does), and
+      |rule - mean|^2 in units of the honest messages' variance.
 
-    Guarantees: every breakdown point is that of its closed form, and no attack exceeds a bound
+    Guarantees: every breakdown point equals its closed form, and no attack exceeds a bound
     (tests/study/test_breakdown.py::test_predictions_hold).
 
     References: Huber 1981; Blanchard et al. 2017; Allouah et al. 2023, table 1.
@@ -64,14 +67,16 @@ def breakdown(
     options = dict(locals())
     _check(options)
     key = jax.random.key(seed)
-    found = [*_points(stream(key, "far"), num_messages, num_byzantine, dimension)]
-    found += _bounds(stream(key, "bounds"), num_messages, attackers, dimension, num_draws)
+    comparisons = [*_breakdown_points(stream(key, "far"), num_messages, num_byzantine, dimension)]
+    comparisons += _bounds(stream(key, "bounds"), num_messages, attackers, dimension, num_draws)
     options["attackers"] = list(attackers)
-    reading = list(breakdown_reading(found, options))
-    return Findings("breakdown", QUESTION, found, reading, partial(breakdown_figure, found, options), options)
+    reading = list(breakdown_reading(comparisons, options))
+    figure = partial(breakdown_figure, comparisons, options)
+    return Findings("breakdown", QUESTION, comparisons, reading, figure, options)
 
 
 def _check(options: dict[str, Any]) -> None:
+    """Raises an error that names the first option that is out of range."""
     m = options["num_messages"]
     validate.integer("num_messages", m, 7, 101)
     if m % 2 == 0:
@@ -88,50 +93,55 @@ def _check(options: dict[str, Any]) -> None:
 
 
 def _messages(key: Array, m: int, dimension: int) -> Array:
+    """Draws honest messages with mean 0.5 and unit variance, [m, d]."""
     return 0.5 + normal(key, (m, dimension))
 
 
-def _points(key: Array, m: int, f: int, dimension: int) -> Iterator[Comparison]:
-    """The fewest attackers that break each rule, all with the same far message."""
+def _breakdown_points(key: Array, m: int, f: int, dimension: int) -> Iterator[Comparison]:
+    """Measures the smallest number of attackers that breaks each rule, when all send the same far message."""
     x = _messages(key, m, dimension)
     for name, make in RULES.items():
         rule = LONG if name == "geometric median" else make(m, f)
-        far = jax.device_get(_moved(rule, key, x)) / (FAR * np.sqrt(dimension))  # of 1, ..., m - 1 attackers
-        fewest = 1 + int(np.argmax(far > BROKEN)) if (far > BROKEN).any() else m
+        # For 1, ..., m - 1 attackers.
+        shifts = jax.device_get(_shifts(rule, key, x)) / (FAR * np.sqrt(dimension))
+        is_broken = shifts > BROKEN
+        fewest = 1 + int(np.argmax(is_broken)) if is_broken.any() else m
         conditions = {"part": "far messages", "rule": name, "attackers": None}
-        yield measured(conditions, "fewest attackers that break it", fewest, _point(name, m, f))
+        yield measured(conditions, "fewest attackers that break it", fewest, _predicted_point(name, m, f))
 
 
-def _moved(rule: Aggregator, key: Array, x: Array) -> Array:
-    """[m - 1] how far 1, ..., m - 1 attackers at FAR move a rule from the honest mean."""
+def _shifts(rule: Aggregator, key: Array, x: Array) -> Array:
+    """Returns how far 1, ..., m - 1 attackers at FAR move a rule from the honest mean, [m - 1]."""
 
     @partial(jax.jit, compiler_options=engine.compiler_options())
-    def every(numbers):
-        def one(number):
-            bad = jnp.arange(x.shape[0]) < number
-            sent = jnp.where(bad[:, None], FAR, x)
-            mean = jnp.where(bad[:, None], 0, x).sum(0) / (~bad).sum()
-            return jnp.sqrt(((released(rule, key, sent) - mean) ** 2).sum())
+    def all_shifts(numbers):
+        def shift(number):
+            is_attacker = jnp.arange(x.shape[0]) < number
+            messages = jnp.where(is_attacker[:, None], FAR, x)
+            honest_mean = jnp.where(is_attacker[:, None], 0, x).sum(0) / (~is_attacker).sum()
+            return jnp.sqrt(((released(rule, key, messages) - honest_mean) ** 2).sum())
 
-        return jax.lax.map(one, numbers)
+        return jax.lax.map(shift, numbers)
 
-    return every(jnp.arange(1, x.shape[0], dtype=jnp.int32))
+    return all_shifts(jnp.arange(1, x.shape[0], dtype=jnp.int32))
 
 
-def _point(name: str, m: int, f: int) -> int:
-    """The closed form, for attackers who all send the same far message.
+def _predicted_point(name: str, m: int, f: int) -> int:
+    """Returns the breakdown point by the closed form, for attackers who all send the same far message.
 
-    Krum's scores count squared distances of FAR: with a attackers an honest message has max(0, a - f - 1) of them among
-    its nearest, an attacker's max(0, m - f - 1 - a). So honest ones win while a < m / 2, and those m - f - 2 that
-    multi-Krum takes are honest while there are as many.
+    Krum scores a message by its squared distances to its m - f - 2 nearest messages, and distances to far messages
+    decide. With a attackers, an honest message has max(0, a - f - 1) attackers among its nearest. An attacker's message
+    has max(0, m - f - 1 - a) honest messages among them. So honest messages win while a < m / 2. Multi-Krum takes
+    m - f - 2 messages, which are all honest while there are that many honest messages.
     """
-    majority, most = (m + 1) // 2, max(m - f - 2, 1)
+    majority = (m + 1) // 2
+    num_averaged = max(m - f - 2, 1)  # by multi-Krum
     return {
         "mean": 1,
         "median": majority,
         "trimmed mean": f + 1,
         "Krum": majority,
-        "multi-Krum": min(majority, m - most + 1),
+        "multi-Krum": min(majority, m - num_averaged + 1),
         "geometric median": majority,
         "centred clipping": m,
         "mixing, trimmed mean": f + 1,
@@ -139,28 +149,30 @@ def _point(name: str, m: int, f: int) -> int:
 
 
 def _bounds(key: Array, m: int, attackers: Sequence[int], dimension: int, num_draws: int) -> Iterator[Comparison]:
-    """The worst attack of each draw on rules that know f, beside what no attack can exceed."""
+    """Compares the worst attack of each draw on rules that know f with the proven bound on any attack."""
     attacks = [attack for name, attack in ATTACKS.items() if name != "none"]
     settings = [(name, f) for f in attackers for name in (*NAMES, "mixing, trimmed mean")]
     rules = [RULES[name](m, f) for name, f in settings]
 
-    def one(args):
+    def squared_shift(args):
         key, index, attack, number = args
-        x, honest = _messages(key, m, dimension), jnp.arange(m)[:, None] >= number
+        x = _messages(key, m, dimension)
+        is_honest = jnp.arange(m)[:, None] >= number
         rule = adversary.corrupted(rule_of_index(rules, index), attack_of_index(attacks, attack), first_clients(number))
-        mean = jnp.where(honest, x, 0).sum(0) / honest.sum()
-        spread = jnp.where(honest, (x - mean[None]) ** 2, 0).sum() / honest.sum()
-        return ((released(rule, key, x) - mean) ** 2).sum() / spread
+        honest_mean = jnp.where(is_honest, x, 0).sum(0) / is_honest.sum()
+        variance = jnp.where(is_honest, (x - honest_mean[None]) ** 2, 0).sum() / is_honest.sum()
+        return ((released(rule, key, x) - honest_mean) ** 2).sum() / variance
 
+    # Every combination of a setting, an attack and a draw is a row; rows run one after the other (`study.switched`).
     shape = len(settings), len(attacks), num_draws
     index, attack, draw = (x.reshape(-1) for x in jnp.indices(shape, jnp.int32))
     numbers = jnp.asarray([f for _, f in settings], jnp.int32)[index]
-    every = jax.jit(lambda *rows: jax.lax.map(one, rows), compiler_options=engine.compiler_options())
-    keys = jax.random.split(key, num_draws)[draw]
-    worst = np.asarray(every(keys, index, attack, numbers)).reshape(shape).max(1)
+    all_shifts = jax.jit(lambda *rows: jax.lax.map(squared_shift, rows), compiler_options=engine.compiler_options())
+    keys = jax.random.split(key, num_draws)[draw]  # one draw has the same messages for all settings and attacks
+    worst = np.asarray(all_shifts(keys, index, attack, numbers)).reshape(shape).max(1)
     for (name, f), ratios in zip(settings, worst, strict=True):
-        known = theory.robustness_coefficients(m, f)
-        bounds = dict(zip(NAMES, (getattr(known, field) for field in BOUNDED), strict=True))
-        bounds["mixing, trimmed mean"] = known.mixed(m, f).trimmed_mean
+        coefficients = theory.robustness_coefficients(m, f)
+        bounds = dict(zip(NAMES, (getattr(coefficients, field) for field in BOUNDED), strict=True))
+        bounds["mixing, trimmed mean"] = coefficients.mixed(m, f).trimmed_mean
         conditions = {"part": "worst attack", "rule": name, "attackers": f}
         yield measured(conditions, "squared shift / variance", ratios, bounds[name], kind="upper bound")

@@ -1,3 +1,3 @@
-"""Who should add the noise? The server, secure shares or every client: the variance of the mean against the cohort."""
+"""This study asks who should add privacy noise: the server, shares that add up, or every client."""
 
 __all__: list[str] = []

@@ -1,4 +1,4 @@
-"""The figure of `central_local`: variances and ratios at one multiplier, then at one privacy budget."""
+"""This module draws the figure of `central_local`: variances and ratios at one multiplier, and at one budget."""
 
 from __future__ import annotations
 
@@ -16,43 +16,52 @@ __all__ = ["central_local_figure"]
 
 
 def central_local_figure(sizes: Sequence[int], multiplier: float, clip_norm: float, found: Sequence[Comparison]) -> Any:
-    """Four panels; theory as lines, measurement as points."""
+    """Draws four panels against the cohort size, with theory as lines and measurements as points.
+
+    Args:
+      sizes: m.
+      multiplier: z of the first two panels.
+      clip_norm: C.
+      found: the comparisons of the study.
+    """
     figure, panels = chart(2, 2)
     variance, ratio, budget, multipliers = panels
     grid = np.unique(np.geomspace(sizes[0], sizes[-1], 40).round().astype(int)).tolist()
-    looks = {
+    styles = {
         "central": (plots.BLUE, "o", "-"),
         "distributed": (plots.ORANGE, "^", DOTTED),
         "local": (plots.BLACK, "s", "-"),
         "local, replaced message": (plots.GREY, "D", DASHED),
     }
-    for name, (colour, marker, line) in looks.items():
-        place, replaced = name.split(",")[0], name.endswith("message")
-        exact = [theory.noise_variance(multiplier, clip_norm, m, place=place, replace_one=replaced) for m in grid]
-        variance.plot(grid, exact, color=colour, linestyle=line, linewidth=1.3)
+    for name, (colour, marker, line) in styles.items():
+        place = name.split(",")[0]
+        replaced = name.endswith("message")
+        variances = [theory.noise_variance(multiplier, clip_norm, m, place=place, replace_one=replaced) for m in grid]
+        variance.plot(grid, variances, color=colour, linestyle=line, linewidth=1.3)
         rows = rows_of(found, part="equal multiplier", place=name)
-        aside = 1.15 if name == "distributed" else 1.0  # beside central noise, which has the same variance
-        points(variance, rows, lambda row, aside=aside: row["cohort_size"] * aside, colour, marker, name)
+        shift = 1.15 if name == "distributed" else 1.0  # beside central noise, which has the same variance
+        points(variance, rows, lambda row, shift=shift: row["cohort_size"] * shift, colour, marker, name)
         if place == "local":
-            exact = [theory.local_to_central_ratio(m, replace_one=replaced) for m in grid]
-            ratio.plot(grid, exact, color=colour, linestyle=line, linewidth=1.3)
+            ratios = [theory.local_to_central_ratio(m, replace_one=replaced) for m in grid]
+            ratio.plot(grid, ratios, color=colour, linestyle=line, linewidth=1.3)
             points(ratio, rows_of(found, part="ratio", place=name), "cohort_size", colour, marker, name)
     variance.set(title=f"At equal noise multiplier z = {multiplier:g}", ylabel="Variance of a coordinate of the mean")
     ratio.set(title="Lines: m and 4 m", ylabel="Variance, local / central")
-    looks = {
+    budget_styles = {
         "central, Poisson": (plots.BLUE, "o"),
         "central, fixed-size": (plots.GREY, "D"),
         "distributed": (plots.ORANGE, "^"),
         "local": (plots.BLACK, "s"),
     }
-    for i, (name, (colour, marker)) in enumerate(looks.items()):
+    for i, (name, (colour, marker)) in enumerate(budget_styles.items()):
         rows = rows_of(found, part="equal epsilon", place=name)
-        at = [row["cohort_size"] * 1.25 ** (i - 1.5) for row in rows]  # side by side
-        label = "theory" if i == len(looks) - 1 else None
-        budget.scatter(at, [row["predicted"] for row in rows], s=160, marker="_", color=plots.INK, label=label)
+        # The four points of a cohort size lie side by side, centred at it on a logarithmic axis.
+        positions = [row["cohort_size"] * 1.25 ** (i - 1.5) for row in rows]
+        label = "theory" if i == len(budget_styles) - 1 else None
+        budget.scatter(positions, [row["predicted"] for row in rows], s=160, marker="_", color=plots.INK, label=label)
         points(budget, rows, lambda row, i=i: row["cohort_size"] * 1.25 ** (i - 1.5), colour, marker, name)
-        multipliers.plot(at, [row["noise_multiplier"] for row in rows], color=colour, linestyle="none", marker=marker,
-                         markersize=5.5, markeredgecolor="white", label=name)  # fmt: skip
+        multipliers.plot(positions, [row["noise_multiplier"] for row in rows], color=colour, linestyle="none",
+                         marker=marker, markersize=5.5, markeredgecolor="white", label=name)  # fmt: skip
     budget.set(title="At equal epsilon and delta", ylabel="Variance of a coordinate of the mean")
     multipliers.set(title="What equal epsilon asks for", ylabel="Calibrated noise multiplier z")
     for axes in panels:

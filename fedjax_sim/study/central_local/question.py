@@ -1,4 +1,4 @@
-"""Who should add the noise? The server, secure shares or every client: the variance of the mean against the cohort."""
+"""This study compares noise by the server, in secure shares and by every client: the variance of the mean it causes."""
 
 from __future__ import annotations
 
@@ -23,17 +23,25 @@ __all__ = ["central_local"]
 
 QUESTION = "Who should add the noise: the server, shares that add up, or every client?"
 PLACES = ("central", "distributed", "local")
-GROUPS = 20  # of releases, each with its own slope
+GROUPS = 20  # of releases; each group gives a sample of the slope
 
 
 class _Noise(NamedTuple):
-    """One kind of noise to measure."""
+    """A kind of noise to measure.
+
+    Fields:
+      part: the part of the study.
+      name: the place with its assumptions, such as "local, replaced message".
+      place: an entry of PLACES.
+      multiplier: standard deviation over clip norm, as the transform takes it.
+      variance: the variance of a coordinate of the mean, by theory.
+    """
 
     part: str
-    name: str  # of the place, with what is assumed
+    name: str
     place: str
-    multiplier: float  # std over clip norm, as the transform takes it
-    variance: float  # that theory gives a coordinate of the mean
+    multiplier: float
+    variance: float
 
 
 @validate.named_arguments
@@ -50,24 +58,28 @@ def central_local(
     num_releases: int = 80,
     seed: NonNegativeInt = 0,
 ) -> Findings:
-    """Who should add the noise? Variance of the mean of m updates under central, distributed and local noise.
+    """Who should add the noise? Compares the variance of the mean under central, distributed and local noise.
 
-    First at one noise multiplier; then, for the smallest and the largest cohort, at one (epsilon, delta), where central
-    noise is amplified by sampling and local noise is not. The noise is that of the real transforms; updates are fixed.
+    The places are compared at one noise multiplier first. The smallest and the largest cohort are then compared at one
+    (epsilon, delta), where central noise is amplified by sampling and local noise is not. Updates are fixed, and the
+    noise is made by the library's transforms.
 
     Args:
-      cohort_sizes: m, rising, at least two.
-      dimension: d; a larger one makes the intervals of variances narrower.
-      noise_multiplier: z. clip_norm: C.
-      num_clients: N that cohorts are drawn from, for epsilon.
-      epsilon, delta, num_rounds: the budget of all rounds together.
+      cohort_sizes: m, rising, at least two values.
+      dimension: d; a larger value makes the intervals of variances narrower.
+      noise_multiplier: z.
+      clip_norm: C.
+      num_clients: N that cohorts are drawn from, which decides the amplification by sampling.
+      epsilon: the epsilon of all rounds together.
+      delta: the delta of all rounds together.
+      num_rounds: rounds that share the budget.
       num_releases: independent rounds behind each variance.
       seed: decides everything.
 
     Returns: `Findings`; variances are those of one coordinate of the mean.
 
-    Guarantees: every prediction lies in its interval (tests/study/test_central_local.py::test_predictions_hold), and
-    another power of m does not (::test_it_can_tell_another_power).
+    Guarantees: every prediction lies in its interval (tests/study/test_central_local.py::test_predictions_hold).
+    Another power of m does not (::test_it_can_tell_another_power).
 
     References: Kairouz et al. 2021, section 4.4; Duchi, Jordan and Wainwright 2018.
     """
@@ -77,55 +89,64 @@ def central_local(
     if list(cohort_sizes) != sorted(set(cohort_sizes)):
         validate.fail("cohort_sizes", "rising numbers", list(cohort_sizes))
     validate.integer("num_releases", num_releases, max(2 * GROUPS, least_runs(dimension)), hint=FEW)
-    key, found, draws = jax.random.key(seed), [], {}
+    key = jax.random.key(seed)
+    comparisons = []
+    draws = {}  # squared errors [num_releases], by (part, name, m)
     budget = {"epsilon": epsilon, "delta": delta, "rounds": num_rounds, "population_size": num_clients}
     for size in cohort_sizes:
         noises = [*_equal_multiplier(noise_multiplier, clip_norm, size)]
+        # Two sizes are enough to see how the multipliers depend on the cohort.
         if size in (cohort_sizes[0], cohort_sizes[-1]):
             noises += _equal_epsilon(budget, clip_norm, size)
         clients = _clients(size, dimension, clip_norm, seed)
         for place in PLACES:
-            here = [noise for noise in noises if noise.place == place]
-            errors = _variances(stream(key, f"{place} {size}"), clients, place, clip_norm, here, num_releases)
-            for i, noise in enumerate(here):
+            # Noises of one place differ in their multiplier only, and so share a program.
+            place_noises = [noise for noise in noises if noise.place == place]
+            errors = _variances(stream(key, f"{place} {size}"), clients, place, clip_norm, place_noises, num_releases)
+            for i, noise in enumerate(place_noises):
                 draws[noise.part, noise.name, size] = errors[:, i]
                 conditions = {"part": noise.part, "place": noise.name, "cohort_size": size,
                               "noise_multiplier": noise.multiplier}  # fmt: skip
-                found.append(measured(conditions, "variance", errors[:, i], noise.variance,
-                                      resolution=1e-5 * noise.variance))  # fmt: skip
-    found += _slopes(draws, cohort_sizes, noise_multiplier, clip_norm)
-    found += _ratios(draws, cohort_sizes)
+                comparisons.append(measured(conditions, "variance", errors[:, i], noise.variance,
+                                            resolution=1e-5 * noise.variance))  # fmt: skip
+    comparisons += _slopes(draws, cohort_sizes, noise_multiplier, clip_norm)
+    comparisons += _ratios(draws, cohort_sizes)
     options = {
         "cohort_sizes": list(cohort_sizes), "dimension": dimension, "noise_multiplier": noise_multiplier,
         "clip_norm": clip_norm, "num_clients": num_clients, "epsilon": epsilon, "delta": delta,
         "num_rounds": num_rounds, "num_releases": num_releases, "seed": seed,
     }  # fmt: skip
-    draw = partial(central_local_figure, cohort_sizes, noise_multiplier, clip_norm, found)
-    return Findings("central_local", QUESTION, found, list(central_local_reading(found, options)), draw, options)
+    reading = list(central_local_reading(comparisons, options))
+    figure = partial(central_local_figure, cohort_sizes, noise_multiplier, clip_norm, comparisons)
+    return Findings("central_local", QUESTION, comparisons, reading, figure, options)
 
 
 def _equal_multiplier(multiplier: float, clip_norm: float, size: int) -> Iterator[_Noise]:
+    """Yields the noise of each place at one multiplier."""
     for place in PLACES:
         variance = theory.noise_variance(multiplier, clip_norm, size, place=place)
         yield _Noise("equal multiplier", place, place, multiplier, variance)
+    # To hide which message was sent, noise must cover a replaced message, which moves by up to two clip norms.
     variance = theory.noise_variance(multiplier, clip_norm, size, place="local", replace_one=True)
     yield _Noise("equal multiplier", "local, replaced message", "local", 2 * multiplier, variance)
 
 
 def _equal_epsilon(budget: dict[str, Any], clip_norm: float, size: int) -> Iterator[_Noise]:
+    """Yields the noise of each place at one privacy budget, with multipliers from accountants."""
     for row in privacy.compare(**budget, cohort_size=size, clip_norm=clip_norm):
-        place = row.place.split(",")[0]
+        place = row.place.split(",")[0]  # "central, Poisson" is central
         yield _Noise("equal epsilon", row.place, place, row.noise_multiplier, row.mean_std**2)
 
 
 def _clients(size: int, dimension: int, clip_norm: float, seed: int) -> Vectors:
-    """Clients with updates of unequal norms, none of which is clipped."""
+    """Makes clients with updates of unequal norms, none of which is clipped."""
     values = np.random.default_rng([seed, size]).normal(size=(size, dimension))
     lengths = np.linspace(0.1, 0.9, size)[:, None] * clip_norm
     return Vectors(values * lengths / np.linalg.norm(values, axis=1, keepdims=True))
 
 
 def _mechanism(place: str, clip_norm: float, multiplier: Any, size: int) -> UpdateTransform:
+    """Makes the transform that adds noise at a place."""
     if place == "central":
         return transform.gaussian_mechanism(clip_norm, multiplier)
     if place == "local":
@@ -134,7 +155,7 @@ def _mechanism(place: str, clip_norm: float, multiplier: Any, size: int) -> Upda
 
 
 def _variances(key: Array, clients: Vectors, place: str, clip_norm: float, noises: Sequence[_Noise], releases: int):
-    """[R, V] the squared error of each released mean, averaged over coordinates, for each of V noises."""
+    """Returns the squared error of each released mean, averaged over coordinates, [releases, noises]."""
 
     def make(multiplier):
         return clients.algorithm(_mechanism(place, clip_norm, multiplier, clients.size))
@@ -144,12 +165,14 @@ def _variances(key: Array, clients: Vectors, place: str, clip_norm: float, noise
 
 
 def _slopes(draws: dict[tuple, np.ndarray], sizes: Sequence[int], multiplier: float, clip_norm: float):
-    """Slopes of log variance against log m, one for each group of releases.
+    """Measures the slope of log variance against log m, with one sample for each group of releases.
 
     All groups have the same degrees of freedom, so the bias of the logarithms cancels in a slope.
     """
     for place in PLACES:
-        grouped = [[part.mean() for part in np.array_split(draws["equal multiplier", place, m], GROUPS)] for m in sizes]
+        grouped = [
+            [group.mean() for group in np.array_split(draws["equal multiplier", place, m], GROUPS)] for m in sizes
+        ]
         exact = [theory.noise_variance(multiplier, clip_norm, m, place=place) for m in sizes]
         slopes, (predicted,) = (np.polyfit(np.log(sizes), np.log(np.reshape(y, (len(sizes), -1))), 1)[0]
                                 for y in (grouped, exact))  # fmt: skip
@@ -157,12 +180,14 @@ def _slopes(draws: dict[tuple, np.ndarray], sizes: Sequence[int], multiplier: fl
 
 
 def _ratios(draws: dict[tuple, np.ndarray], sizes: Sequence[int]) -> Iterator[Comparison]:
+    """Measures the variance of local noise divided by that of central noise."""
     for m in sizes:
         central = draws["equal multiplier", "central", m]
         for name, replaced in (("local", False), ("local, replaced message", True)):
             local = draws["equal multiplier", name, m]
             ratio = local.mean() / central.mean()
-            relative = [x.std(ddof=1) / x.mean() / math.sqrt(len(x)) for x in (local, central)]
+            # Relative errors of independent means add in squares, to first order.
+            relative_errors = [x.std(ddof=1) / x.mean() / math.sqrt(len(x)) for x in (local, central)]
             predicted = float(theory.local_to_central_ratio(m, replace_one=replaced))
             yield Comparison({"part": "ratio", "place": name, "cohort_size": m}, "variance / central", float(ratio),
-                             float(ratio * math.hypot(*relative)), len(local) - 1, predicted)  # fmt: skip
+                             float(ratio * math.hypot(*relative_errors)), len(local) - 1, predicted)  # fmt: skip

@@ -1,4 +1,4 @@
-"""What the findings of `central_local` say, in words."""
+"""This module writes the reading of `central_local`: paragraphs in plain words from the measured numbers."""
 
 from __future__ import annotations
 
@@ -12,8 +12,14 @@ __all__ = ["central_local_reading"]
 
 
 def central_local_reading(found: Sequence[Comparison], options: dict[str, Any]) -> Iterator[str]:
-    """Paragraphs, from the numbers that were found."""
-    least, most = options["cohort_sizes"][0], options["cohort_sizes"][-1]
+    """Writes the paragraphs of the reading.
+
+    Args:
+      found: the comparisons of the study.
+      options: the study's options.
+    """
+    smallest_cohort = options["cohort_sizes"][0]
+    largest_cohort = options["cohort_sizes"][-1]
     slopes = {row["place"]: row["measured"] for row in rows_of(found, part="slope")}
     yield (
         "The variance of a coordinate of the mean is (z C / m)^2 with noise once on the sum, or in shares that add up "
@@ -22,22 +28,28 @@ def central_local_reading(found: Sequence[Comparison], options: dict[str, Any]) 
         "same noise is O(1) against O(m): quoting O(1/m^2) against O(1/m) needs the quantity that is meant."
     )
     yield (
-        f"At one multiplier local noise costs m times as much variance, {most:,} times at m = {most:,}; and four times "
-        "that if it has to hide which message of all possible ones was sent (sensitivity 2 C), while central noise "
-        "hides whether one was sent (C)."
+        f"At one multiplier local noise costs m times as much variance, {largest_cohort:,} times at m = "
+        f"{largest_cohort:,}; and four times that if it has to hide which message of all possible ones was sent "
+        "(sensitivity 2 C), while central noise hides whether one was sent (C)."
     )
-    small, large = ({row["place"]: row for row in rows_of(found, part="equal epsilon", cohort_size=size)}
-                    for size in (least, most))  # fmt: skip
-    factors = [at["local"]["predicted"] / at["central, fixed-size"]["predicted"] for at in (small, large)]
-    z = {name: row["noise_multiplier"] for name, row in large.items()}
+    small_cohort_rows, large_cohort_rows = (
+        {row["place"]: row for row in rows_of(found, part="equal epsilon", cohort_size=size)}
+        for size in (smallest_cohort, largest_cohort)
+    )
+    factors = [
+        rows["local"]["predicted"] / rows["central, fixed-size"]["predicted"]
+        for rows in (small_cohort_rows, large_cohort_rows)
+    ]
+    z = {name: row["noise_multiplier"] for name, row in large_cohort_rows.items()}
     yield (
         f"One multiplier is not one epsilon. At epsilon {options['epsilon']:g} and delta {options['delta']:g} after "
-        f"{options['num_rounds']:,} rounds with {most:,} of {options['num_clients']:,} clients, central noise needs z "
-        f"= {z['central, fixed-size']:.3g} (fixed-size cohorts, a replaced client; {z['central, Poisson']:.3g} for "
-        f"Poisson ones and an absent client) and local noise {z['local']:.3g}, for every message is a release of its "
-        f"own, and sampling amplifies nothing against an observer of it: {factors[1]:,.0f} times the variance, and "
-        f"{factors[0]:,.0f} times with cohorts of {least:,}. The multipliers come from accountants: sqrt(2 ln(1.25 / "
-        "delta)) / epsilon holds for epsilon < 1 only, and is loose."
+        f"{options['num_rounds']:,} rounds with {largest_cohort:,} of {options['num_clients']:,} clients, central "
+        f"noise needs z = {z['central, fixed-size']:.3g} (fixed-size cohorts, a replaced client; "
+        f"{z['central, Poisson']:.3g} for Poisson ones and an absent client) and local noise {z['local']:.3g}, for "
+        "every message is a release of its own, and sampling amplifies nothing against an observer of it: "
+        f"{factors[1]:,.0f} times the variance, and {factors[0]:,.0f} times with cohorts of {smallest_cohort:,}. The "
+        "multipliers come from accountants: sqrt(2 ln(1.25 / delta)) / epsilon holds for epsilon < 1 only, and is "
+        "loose."
     )
     yield (
         "The difference is in who must be trusted: central noise needs a server that sees every update and keeps the "

@@ -1,3 +1,3 @@
-"""At which norm should updates be clipped? The bias of clipping against the noise that a smaller norm saves."""
+"""This study asks at which norm updates should be clipped."""
 
 __all__: list[str] = []

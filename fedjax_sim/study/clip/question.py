@@ -1,4 +1,4 @@
-"""At which norm should updates be clipped? The bias of clipping against the noise that a smaller norm saves."""
+"""This study measures the bias of clipping against the noise that a smaller clip norm saves."""
 
 from __future__ import annotations
 
@@ -33,50 +33,59 @@ def clip(
     num_rounds: int = 4000,
     seed: int = 0,
 ) -> Findings:
-    """At which norm should updates be clipped? Error of the released mean against the clip norm: bias, sampling, noise.
+    """At which norm should updates be clipped? Splits the error of the released mean into bias, sampling and noise.
 
-    Clients hold updates of unequal norms, with median 1; a uniform cohort's are clipped and summed, and Gaussian noise
-    is added once (`gaussian_mechanism`).
+    Clients hold updates u_i of unequal norms, with median 1. The updates of a uniform cohort are clipped and summed,
+    and Gaussian noise is added once to the sum (`gaussian_mechanism`).
 
     Args:
-      num_clients: N. dimension: d. spread: standard deviation of the log norms. cohort_size: m.
+      num_clients: N.
+      dimension: d.
+      spread: standard deviation of the logarithms of the norms.
+      cohort_size: m.
       clip_norms: C, rising.
-      noise_multipliers: z; the middle one is held fixed along C, and the best C is sought for each.
-      factors: of personal thresholds C_i = factor |u_i|, for which no epsilon can be stated.
+      noise_multipliers: z. The middle one is used for all C, and the best C is computed for each.
+      factors: factors of personal thresholds C_i = factor |u_i|, for which no epsilon can be stated.
       step_size: eta of the runs to the floor.
-      num_rounds: independent rounds behind each error; a sixteenth of them (or `least_runs`) are runs to the floor.
+      num_rounds: independent rounds behind each error. A sixteenth of this number, or `least_runs`, are runs to the
+        floor.
       seed: decides everything.
 
     Returns: `Findings`: E |release - mean u_i|^2 by part, and E |w - w*|^2 at the error floor.
 
     Guarantees: every prediction lies in its interval and the optimum is interior
-    (tests/study/test_clip.py::test_predictions_hold, ::test_interior_optimum), and a total without one of its parts
-    does not (::test_it_notices_what_is_left_out).
+    (tests/study/test_clip.py::test_predictions_hold, ::test_interior_optimum). A total without one of its parts does
+    not (::test_it_notices_what_is_left_out).
 
     References: `theory.clipped_mean_error`; McMahan et al. 2018 (DP-FedAvg), section 2; Andrew et al. 2021, section 1.
     """
     _check(locals())
-    problem, key = UnequalClients(num_clients, dimension, spread, cohort_size, seed), jax.random.key(seed)
+    problem = UnequalClients(num_clients, dimension, spread, cohort_size, seed)
+    key = jax.random.key(seed)
     multiplier = noise_multipliers[len(noise_multipliers) // 2]
     best = {z: theory.best_clip_norm(problem.values, noise_multiplier=z, cohort_size=cohort_size)
             for z in noise_multipliers}  # fmt: skip
+    # (part, C, z, factor); a factor of 1 leaves the updates as they are.
     settings = [("clip norm", C, multiplier, 1.0) for C in clip_norms]
     settings += [("around the best", share * best[z], z, 1.0) for z in noise_multipliers for share in AROUND]
+    # After personal clipping the longest update has norm factor |u_i|, so this C clips nobody and scales the noise.
     settings += [(PERSONAL, factor * problem.longest, multiplier, factor) for factor in factors]
-    found = list(problem.releases(key, settings, num_rounds))
-    found += problem.biases(key, clip_norms)
-    found += problem.floors(key, clip_norms, multiplier, step_size, max(100, least_runs(dimension), num_rounds // 16))
+    comparisons = list(problem.releases(key, settings, num_rounds))
+    comparisons += problem.biases(key, clip_norms)
+    num_runs = max(100, least_runs(dimension), num_rounds // 16)
+    comparisons += problem.floors(key, clip_norms, multiplier, step_size, num_runs)
     options = {
         "num_clients": num_clients, "dimension": dimension, "spread": spread, "cohort_size": cohort_size,
         "clip_norms": list(clip_norms), "noise_multipliers": list(noise_multipliers), "factors": list(factors),
         "step_size": step_size, "num_rounds": num_rounds, "seed": seed,
     }  # fmt: skip
-    reading = list(clip_reading(problem, best, multiplier, found))
-    draw = partial(clip_figure, problem, best, multiplier, step_size, found)
-    return Findings("clip", QUESTION, found, reading, draw, options)
+    reading = list(clip_reading(problem, best, multiplier, comparisons))
+    figure = partial(clip_figure, problem, best, multiplier, step_size, comparisons)
+    return Findings("clip", QUESTION, comparisons, reading, figure, options)
 
 
 def _check(options: dict[str, Any]) -> None:
+    """Raises an error that names the first option that is out of range."""
     for name in ("clip_norms", "noise_multipliers", "factors"):
         validate.sequence(name, options[name])
         for value in options[name]:

@@ -1,3 +1,3 @@
-"""How fast do nodes without a server agree, what does it cost, and how far apart do gradients keep them?"""
+"""This study asks how well nodes without a server must be connected."""
 
 __all__: list[str] = []

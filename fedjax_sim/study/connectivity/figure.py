@@ -1,4 +1,4 @@
-"""The figure of `connectivity`: decay, rounds against bytes, rounds against the gap, and floors against the gap."""
+"""This module draws the figure of `connectivity`: decay, rounds and bytes until agreement, and floors of D-PSGD."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ LOOKS = [(plots.BLUE, "o"), (plots.ORANGE, "s"), (plots.BLACK, "^"), (plots.GREY
 
 
 def connectivity_figure(found: Sequence[Comparison]) -> Any:
-    """Four panels; theory as lines, measurement as points.
+    """Draws four panels, with theory as lines and measurements as points.
+
+    Args:
+      found: the comparisons of the study.
 
     Returns: a matplotlib Figure.
     """
@@ -31,27 +34,33 @@ def connectivity_figure(found: Sequence[Comparison]) -> Any:
 
 
 def _decay(axes: Any, rows: list[dict[str, Any]]) -> None:
+    """Draws the squared distance from the mean against rounds, for each graph; estimates are dashed."""
     for name, (colour, marker) in zip(DECAYING, LOOKS, strict=True):
-        mine = [row for row in rows if row["graph"] == name]
-        if not mine:
+        graph_rows = [row for row in rows if row["graph"] == name]
+        if not graph_rows:
             continue
         times = np.unique(np.geomspace(1, max(row["rounds"] for row in rows), 60).astype(int))
-        line = theory.consensus_error(eigenvalues_of(name, mine[0]["nodes"])[0], times)
-        shown = line > LEAST / 10
-        style = DASHED if mine[0]["kind"] == "estimate" else "-"
-        axes.plot(times[shown], line[shown], color=colour, linewidth=1.2, linestyle=style)
-        points(axes, mine, "rounds", colour, marker, name)
+        squared_distances = theory.consensus_error(eigenvalues_of(name, graph_rows[0]["nodes"])[0], times)
+        # Measurements end at LEAST, where rounding in float32 takes over; lines go on for one more decade.
+        is_shown = squared_distances > LEAST / 10
+        style = DASHED if graph_rows[0]["kind"] == "estimate" else "-"
+        axes.plot(times[is_shown], squared_distances[is_shown], color=colour, linewidth=1.2, linestyle=style)
+        points(axes, graph_rows, "rounds", colour, marker, name)
     axes.set(xlabel="Rounds", ylabel="Mean squared distance from the mean")
     plots.logarithmic(axes)
     axes.legend(title="points: measured, lines: theory", fontsize=7.5, title_fontsize=7.5)
 
 
 def _agreement(bytes_: Any, rounds: Any, rows: list[dict[str, Any]]) -> None:
-    times, sent = ({row["graph"]: row for row in rows if row["quantity"] == what} for what in ("rounds", "bytes"))
+    """Draws two panels: bytes against rounds until nodes agree, and rounds against the spectral gap."""
+    times, sent = (
+        {row["graph"]: row for row in rows if row["quantity"] == quantity} for quantity in ("rounds", "bytes")
+    )
     for name, row in times.items():
         for axes, x, y in ((bytes_, row["measured"], sent[name]["measured"]), (rounds, row["gap"], row["measured"])):
             axes.plot([x], [y], "o", color=plots.BLUE, **MARKERS)
-            _named(axes, name, x, y)
+            _annotate(axes, name, x, y)
+    # Graphs have no order of their own; the line joins them by their spectral gap.
     by_gap = sorted(times.values(), key=lambda row: row["gap"])
     line = [row["gap"] for row in by_gap], [row["predicted"] for row in by_gap]
     rounds.plot(*line, color=plots.BLUE, linewidth=1.0, linestyle=DOTTED, label="theory")
@@ -63,16 +72,19 @@ def _agreement(bytes_: Any, rounds: Any, rows: list[dict[str, Any]]) -> None:
     rounds.legend(fontsize=7.5)
 
 
-def _named(axes: Any, name: str, x: float, y: float) -> None:
+def _annotate(axes: Any, name: str, x: float, y: float) -> None:
+    """Writes a name beside a point."""
     axes.annotate(name, (x, y), textcoords="offset points", xytext=(5, 4), fontsize=7.5)
 
 
 def _floor(axes: Any, rows: list[dict[str, Any]]) -> None:
+    """Draws the floor of D-PSGD against the spectral gap, with the part of it that every graph has."""
     rows = sorted(rows, key=lambda row: row["gap"])
     if not rows:
         return
     gaps = [row["gap"] for row in rows]
     axes.plot(gaps, [row["predicted"] for row in rows], color=plots.BLUE, linewidth=1.2, label="theory")
+    # Noise in the nodes' mean is the same on every graph; the rest of the floor is what keeps nodes apart.
     mean = [row["of_mean"] for row in rows]
     axes.plot(gaps, mean, color=plots.GREY, linewidth=1.0, linestyle=DASHED, label="noise of the mean alone")
     points(axes, rows, "gap", plots.BLUE, "o", "measured")

@@ -1,4 +1,4 @@
-"""Nodes that hold vectors: how their distance decays, the rounds until they agree, and the floor of D-PSGD."""
+"""This module measures nodes that hold vectors: decay of distances, rounds until agreement, and floors of D-PSGD."""
 
 from __future__ import annotations
 
@@ -30,34 +30,45 @@ __all__ = [
 ]
 
 DEGREE = 8  # of the random graph
-AGREED = 1e-3  # of the mean squared distance at the start, at which nodes count as agreed
-DECAYING = ("ring", "torus", "exponential", "random")
-SMALL = ("path", "ring", "torus", "hypercube", "complete")
-DPSGD_STEP_SIZE, NOISE = 0.1, 1.0  # of D-PSGD, on (x - c_i)^2 / 2
-FLOOR_ROUNDS = 80  # (1 - STEP_SIZE)^(2 FLOOR_ROUNDS) is negligible beside a floor
-LEAST = 1e-8  # of the squared distance at the start: below it float32 rounds
+AGREED = 1e-3  # the share of the squared distance at the start at which nodes count as agreed
+DECAYING = ("ring", "torus", "exponential", "random")  # graphs of `decay`
+SMALL = ("path", "ring", "torus", "hypercube", "complete")  # graphs of `agreement` and `floors`
+# Step size and gradient noise of D-PSGD, on risks (x - c_i)^2 / 2.
+DPSGD_STEP_SIZE, NOISE = 0.1, 1.0
+FLOOR_ROUNDS = 80  # (1 - DPSGD_STEP_SIZE)^(2 FLOOR_ROUNDS) is negligible beside a floor
+LEAST = 1e-8  # the share of the squared distance at the start below which rounding in float32 dominates
 
 
 def _loss(params, examples, key):
+    """Returns |w - c|^2 / 2 for each example."""
     return ((params["w"][None] - examples["center"]) ** 2).sum(-1) / 2
 
 
 def _noisy_loss(params, examples, key):
-    """Its gradient has a normal error of standard deviation NOISE."""
+    """Returns a loss whose gradient has a normal error of standard deviation NOISE."""
     noise = NOISE * jax.random.normal(key, params["w"].shape)
     return _loss(params, examples, key) + (noise * params["w"]).sum()
 
 
 def _row(centers: Array, id: Array) -> ClientData:
+    """Returns the data of a node: one example, its vector."""
     return ClientData({"center": centers[id][None]}, jnp.ones(1, bool))
 
 
 def _people(centers: np.ndarray) -> Population:
+    """Makes nodes that hold the vectors `centers`, [N, d]."""
     return population.generated(len(centers), _row, jnp.asarray(centers, jnp.float32))
 
 
 def eigenvalues_of(name: str, size: int) -> tuple[np.ndarray, str]:
-    """The eigenvalues (or moduli) of the mixing matrix of a graph, [N], and what they are, one of `findings.KINDS`."""
+    """Returns the eigenvalues of the mixing matrix of a graph, or their moduli where they are complex.
+
+    Args:
+      name: the graph's name, an entry of `DECAYING` or `SMALL`.
+      size: N.
+
+    Returns: (eigenvalues [N], whether they are exact or an estimate, as an entry of `findings.KINDS`).
+    """
     if name == "exponential":
         return theory.exponential_spectrum(size), "exact"
     if name == "random":
@@ -69,7 +80,7 @@ def eigenvalues_of(name: str, size: int) -> tuple[np.ndarray, str]:
 
 
 def _mixing(name: str, size: int, seed: int) -> Mixing:
-    """Equal weights on a regular graph; Metropolis ones on a path."""
+    """Makes the mixing matrix: Metropolis weights, which are equal on a regular graph."""
     if name == "exponential":
         return network.neighbour_mean(network.exponential(size))
     graph = network.k_regular(size, DEGREE, seed=seed) if name == "random" else getattr(network, name)(size)
@@ -77,82 +88,134 @@ def _mixing(name: str, size: int, seed: int) -> Mixing:
 
 
 def _consensus(mixing: Mixing) -> Algorithm:
-    """Each node starts from its own vector: one step of rate 1 towards it."""
+    """Makes the algorithm in which nodes start from their own vectors and then only mix.
+
+    A local step of size 1 on the risk |w - c|^2 / 2 leads to the node's vector c.
+    """
     return algorithms.consensus(_loss, mixing, optax.sgd(1.0), num_steps=1, mesh=None)
 
 
-def _advance(made: Algorithm, key: Array) -> Callable:
-    """(state, people, rounds so far, rounds to come) -> state, as one program."""
+def _advance(algorithm: Algorithm, key: Array) -> Callable:
+    """Makes a function (state, people, rounds so far, rounds to come) -> state, as one program.
 
-    def go(state, people, first, count):
-        def one(i, state):
-            return made.step(jax.random.fold_in(key, first + i), state, people)[0]
+    Both numbers of rounds are traced, so the program is compiled once.
+    """
 
-        return jax.lax.fori_loop(0, count, one, state)
+    def advance(state, people, first, count):
+        def step(i, state):
+            return algorithm.step(jax.random.fold_in(key, first + i), state, people)[0]
 
-    return jax.jit(go)
+        return jax.lax.fori_loop(0, count, step, state)
+
+    return jax.jit(advance)
 
 
 def decay(key: Array, name: str, size: int, dimension: int, marks: list[int], seed: int) -> Iterator[Comparison]:
-    """The nodes' mean squared distance from their mean after some rounds, for independent coordinates."""
-    mixing, (values, kind) = _mixing(name, size, seed), eigenvalues_of(name, size)
-    made, people = _consensus(mixing), _people(np.random.default_rng([seed, size]).normal(size=(size, dimension)))
-    state = made.init(key, {"w": jnp.zeros(dimension)}, people)
-    go, before, ids = _advance(made, key), 0, jnp.arange(size, dtype=jnp.int32)
-    for mark in marks:
-        predicted = float(theory.consensus_error(values, mark))
+    """Measures the nodes' mean squared distance from their mean after several numbers of rounds.
+
+    Args:
+      key: the random key of the run.
+      name: the graph's name.
+      size: N.
+      dimension: independent coordinates, which are the samples of the distance.
+      marks: numbers of rounds, rising.
+      seed: decides the nodes' vectors and a random graph.
+    """
+    mixing = _mixing(name, size, seed)
+    eigenvalues, kind = eigenvalues_of(name, size)
+    algorithm = _consensus(mixing)
+    people = _people(np.random.default_rng([seed, size]).normal(size=(size, dimension)))
+    state = algorithm.init(key, {"w": jnp.zeros(dimension)}, people)
+    advance = _advance(algorithm, key)
+    rounds_so_far = 0
+    ids = jnp.arange(size, dtype=jnp.int32)
+    for rounds in marks:
+        predicted = float(theory.consensus_error(eigenvalues, rounds))
         if predicted < LEAST:
             return
-        state, before = go(state, people, before, mark - before), mark
-        models = np.asarray(made.evaluated.personal(state, ids)["w"], np.float64)
-        conditions = {"part": "decay", "graph": name, "nodes": size, "rounds": mark}
+        state = advance(state, people, rounds_so_far, rounds - rounds_so_far)
+        rounds_so_far = rounds
+        models = np.asarray(algorithm.evaluated.personal(state, ids)["w"], np.float64)
+        conditions = {"part": "decay", "graph": name, "nodes": size, "rounds": rounds}
         squares = ((models - models.mean(0)) ** 2).mean(0)
         yield measured(conditions, "squared distance", squares, predicted, kind=kind, resolution=1e-5 * predicted)
 
 
 def agreement(key: Array, name: str, size: int, dimension: int, seed: int) -> Iterator[Comparison]:
-    """Rounds until the squared distance is AGREED of what it was, and the bytes of one model number that they take."""
-    mixing, (values, _) = _mixing(name, size, seed), eigenvalues_of(name, size)
-    made, people = _consensus(mixing), _people(np.random.default_rng([seed, size]).normal(size=(size, dimension)))
-    predicted = theory.mixing_rounds(values, AGREED)
-    state, rounds = made.init(key, {"w": jnp.zeros(dimension)}, people), 2 * predicted + 2
+    """Measures rounds until nodes agree, and the bytes that these rounds take for each number of the model.
+
+    Nodes agree when their squared distance is AGREED times that of the start.
+
+    Args:
+      key: the random key of the run.
+      name: the graph's name.
+      size: N.
+      dimension: d of the nodes' vectors.
+      seed: decides the nodes' vectors and a random graph.
+    """
+    mixing = _mixing(name, size, seed)
+    eigenvalues, _ = eigenvalues_of(name, size)
+    algorithm = _consensus(mixing)
+    people = _people(np.random.default_rng([seed, size]).normal(size=(size, dimension)))
+    predicted = theory.mixing_rounds(eigenvalues, AGREED)
+    state = algorithm.init(key, {"w": jnp.zeros(dimension)}, people)
+    num_rounds = 2 * predicted + 2  # with room for a prediction that is too small
 
     def run(state, people):
-        def one(state, t):
-            state, info = made.step(jax.random.fold_in(key, t), state, people)
+        def step(state, t):
+            state, info = algorithm.step(jax.random.fold_in(key, t), state, people)
             return state, (info["consensus_distance"] ** 2, info["uplink_bytes"].number)
 
-        return jax.lax.scan(one, state, jnp.arange(rounds))[1]
+        return jax.lax.scan(step, state, jnp.arange(num_rounds))[1]
 
     squares, messages = jax.device_get(jax.jit(run)(state, people))
-    start = float(theory.consensus_error(values, 0)) * dimension
-    found = 1 + int(np.flatnonzero(np.append(squares, 0) <= AGREED * start)[0])
-    conditions = {"part": "agreement", "graph": name, "nodes": size, "gap": 1 - float(np.sort(np.abs(values))[-2])}
+    squares_at_start = float(theory.consensus_error(eigenvalues, 0)) * dimension
+    # The appended zero counts a run that never agrees as one round more than it has.
+    rounds = 1 + int(np.flatnonzero(np.append(squares, 0) <= AGREED * squares_at_start)[0])
+    gap = 1 - float(np.sort(np.abs(eigenvalues))[-2])
+    conditions = {"part": "agreement", "graph": name, "nodes": size, "gap": gap}
     conditions["edges"] = mixing.graph.num_edges
-    slack = 1 + 0.05 * predicted  # of what random starts have in the slowest mode
-    yield measured(conditions, "rounds", found, predicted, resolution=slack)
-    each = 4.0 * int(messages[0])
-    yield measured(conditions, "bytes", found * each, predicted * each, resolution=slack * each)
+    # Random starts differ in their share of the slowest mode, which moves the number of rounds by a few per cent.
+    slack = 1 + 0.05 * predicted
+    yield measured(conditions, "rounds", rounds, predicted, resolution=slack)
+    bytes_per_round = 4.0 * int(messages[0])  # float32
+    yield measured(
+        conditions,
+        "bytes",
+        rounds * bytes_per_round,
+        predicted * bytes_per_round,
+        resolution=slack * bytes_per_round,
+    )
 
 
 def floors(key: Array, size: int, num_runs: int) -> Iterator[Comparison]:
-    """The nodes' mean squared distance from the optimum at which D-PSGD stays, for graphs of several gaps."""
-    centers = np.cos(2 * np.pi * np.arange(size) / size)[:, None] * np.sqrt(2)  # what a ring evens out last
-    people, ids = _people(centers), jnp.arange(size, dtype=jnp.int32)
+    """Measures the nodes' mean squared distance from the optimum at the floor of D-PSGD, for several graphs.
+
+    Args:
+      key: the random key of all runs.
+      size: N, a power of 4.
+      num_runs: independent runs on each graph.
+    """
+    # Optima that vary like the slowest mode of a ring, so that a ring averages them as slowly as possible.
+    centers = np.cos(2 * np.pi * np.arange(size) / size)[:, None] * np.sqrt(2)
+    people = _people(centers)
+    ids = jnp.arange(size, dtype=jnp.int32)
     for name in SMALL:
         mixing = network.metropolis(getattr(network, name)(size))
-        values, vectors = np.linalg.eigh(network.matrix_of(mixing).toarray())
-        made = algorithms.dpsgd(_noisy_loss, mixing, optax.sgd(DPSGD_STEP_SIZE), num_steps=1, mesh=None)
-        state = made.init(key, {"w": jnp.zeros(1)}, people)
+        eigenvalues, eigenvectors = np.linalg.eigh(network.matrix_of(mixing).toarray())
+        algorithm = algorithms.dpsgd(_noisy_loss, mixing, optax.sgd(DPSGD_STEP_SIZE), num_steps=1, mesh=None)
+        state = algorithm.init(key, {"w": jnp.zeros(1)}, people)
 
-        def last(key, state, people, made=made):
-            state = _advance(made, key)(state, people, 0, FLOOR_ROUNDS)
-            return (made.evaluated.personal(state, ids)["w"] ** 2).mean()
+        def final_squared_distance(key, state, people, algorithm=algorithm):
+            state = _advance(algorithm, key)(state, people, 0, FLOOR_ROUNDS)
+            # The common optimum is zero, the mean of the centers.
+            return (algorithm.evaluated.personal(state, ids)["w"] ** 2).mean()
 
         keys = jax.random.split(stream(key, f"floor {name}"), num_runs)
-        squares = jax.jit(jax.vmap(last, in_axes=(0, None, None)))(keys, state, people)
+        squares = jax.jit(jax.vmap(final_squared_distance, in_axes=(0, None, None)))(keys, state, people)
         rates = {"learning_rate": DPSGD_STEP_SIZE, "curvature": 1.0, "noise": NOISE}
-        floor = theory.dpsgd_floor(values, vectors, centers[:, 0], **rates)
-        conditions = {"part": "floor", "graph": name, "nodes": size, "gap": 1 - float(np.sort(np.abs(values))[-2])}
+        floor = theory.dpsgd_floor(eigenvalues, eigenvectors, centers[:, 0], **rates)
+        gap = 1 - float(np.sort(np.abs(eigenvalues))[-2])
+        conditions = {"part": "floor", "graph": name, "nodes": size, "gap": gap}
         conditions |= {"of_mean": floor.mean, "of_optima": floor.heterogeneity}
         yield measured(conditions, "squared distance", squares, floor.total)

@@ -1,4 +1,4 @@
-"""How fast do nodes without a server agree, what does it cost, and how far apart do gradients keep them?"""
+"""This study measures how fast nodes without a server agree, what it costs, and how far apart gradients keep them."""
 
 from __future__ import annotations
 
@@ -31,43 +31,47 @@ def connectivity(
     num_runs: int = 2000,
     seed: NonNegativeInt = 0,
 ) -> Findings:
-    """How well must nodes be connected? Decay of their distance, rounds and bytes until they agree, floors of D-PSGD.
+    """How well must nodes be connected? Measures decay of distances, rounds and bytes to agreement, floors of D-PSGD.
 
-    Nodes hold independent normal vectors and only mix: on a ring, a torus, the exponential graph and a random graph of
-    degree 8. Then few nodes on graphs from a path to everybody with everybody: rounds and bytes until they agree, and
-    the floor of D-PSGD on noisy quadratics, whose optima differ.
+    In the first part nodes hold independent normal vectors and average them with their neighbours, without gradients:
+    on a ring, a torus, the exponential graph and a random graph of degree 8. The other parts have fewer nodes, on
+    graphs from a path to the complete graph. They measure rounds and bytes until nodes agree, and the error floor of
+    D-PSGD on noisy quadratics with different optima.
 
     Args:
-      num_nodes: N of the decay; a product of two integers of at least 2.
-      rounds: after which the distance is measured.
-      dimension: of the vectors: independent coordinates behind each measured distance.
+      num_nodes: N of the first part, a product of two integers of at least 2.
+      rounds: numbers of rounds after which the distance is measured.
+      dimension: d of the vectors, which is the number of independent samples behind each measured distance.
       few_nodes: N of the other parts, a power of 4.
       num_runs: independent runs behind each floor.
       seed: decides everything.
 
     Returns: `Findings`.
 
-    Guarantees: every exact prediction lies in its interval (tests/study/test_connectivity.py::test_predictions_hold),
-    and a rate read off the second eigenvalue alone does not (::test_it_can_tell_a_wrong_rate).
+    Guarantees: every exact prediction lies in its interval (tests/study/test_connectivity.py::test_predictions_hold).
+    A rate that is computed from the second eigenvalue alone does not (::test_it_can_tell_a_wrong_rate).
 
     References: Boyd, Ghosh, Prabhakar and Shah 2006; Lian et al. 2017; Ying et al. 2021.
     """
     validate.sequence("rounds", rounds)
-    for one in rounds:
-        validate.integer("rounds", one, 1, 100_000)
+    for value in rounds:
+        validate.integer("rounds", value, 1, 100_000)
+    # A power of two with an odd number of bits is a power of 4.
     if few_nodes & (few_nodes - 1) or few_nodes.bit_length() % 2 == 0:
         validate.fail("few_nodes", "a power of 4", few_nodes, "It has a hypercube and a square torus.")
     validate.integer("num_runs", num_runs, least_runs(1), hint=FEW)
-    key, marks = jax.random.key(seed), sorted(set(rounds))
-    found: list[Comparison] = []
+    key = jax.random.key(seed)
+    measured_rounds = sorted(set(rounds))
+    comparisons: list[Comparison] = []
     for name in DECAYING:
-        found += decay(stream(key, f"decay {name}"), name, num_nodes, dimension, marks, seed)
+        comparisons += decay(stream(key, f"decay {name}"), name, num_nodes, dimension, measured_rounds, seed)
     for name in SMALL:
-        found += agreement(stream(key, f"agreement {name}"), name, few_nodes, dimension, seed)
-    found += floors(key, few_nodes, num_runs)
+        comparisons += agreement(stream(key, f"agreement {name}"), name, few_nodes, dimension, seed)
+    comparisons += floors(key, few_nodes, num_runs)
     options = {
         "num_nodes": num_nodes, "rounds": list(rounds), "dimension": dimension, "few_nodes": few_nodes,
         "num_runs": num_runs, "seed": seed,
     }  # fmt: skip
-    reading = list(connectivity_reading(found))
-    return Findings("connectivity", QUESTION, found, reading, partial(connectivity_figure, found), options)
+    reading = list(connectivity_reading(comparisons))
+    figure = partial(connectivity_figure, comparisons)
+    return Findings("connectivity", QUESTION, comparisons, reading, figure, options)

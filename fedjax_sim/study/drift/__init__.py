@@ -1,3 +1,3 @@
-"""What do several local steps do? Fixed points of FedAvg and of its corrections, and the drift on the way there."""
+"""This study asks what several local steps do to the point that training converges to."""
 
 __all__: list[str] = []

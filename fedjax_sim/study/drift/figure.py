@@ -1,4 +1,4 @@
-"""The figure of `drift`: fixed points, FedProx, the parts of the bias, and a model's leading term."""
+"""This module draws the figure of `drift`: fixed points, FedProx, the parts of the bias, and a model's bias."""
 
 from __future__ import annotations
 
@@ -25,7 +25,14 @@ LOOKS = (
 
 
 def drift_figure(base: Base, found: Sequence[Comparison], steps: Sequence[int], etas: Sequence[float]) -> Any:
-    """Fixed points against K, FedProx against lambda, the bias's parts, and the model's leading term."""
+    """Draws four panels: fixed points against K, FedProx against lambda, the bias's parts, and the model's bias.
+
+    Args:
+      base: the base setting of the study.
+      found: the comparisons of the study.
+      steps: K, rising.
+      etas: step sizes of local steps, rising.
+    """
     figure, (fixed, proximal, parts, model) = chart(2, 2)
     grid = np.unique(np.geomspace(1, max(steps[-1], 2), 60).astype(int))
     _fixed_points(fixed, base, found, steps, etas, grid)
@@ -35,57 +42,84 @@ def drift_figure(base: Base, found: Sequence[Comparison], steps: Sequence[int], 
     return figure
 
 
-def _points(axes, ones, name, colour, marker, key="local_steps", **look) -> None:
+def _points(axes, comparisons, name, colour, marker, key="local_steps", **look) -> None:
+    """Draws measured numbers against a condition; `look` changes the markers of `charts.MARKERS`."""
     look = {**MARKERS, **look}
-    at, values = [one.conditions[key] for one in ones], [one.measured for one in ones]
-    axes.plot(at, values, marker, color=colour, label=name, **look)
+    x_values = [comparison.conditions[key] for comparison in comparisons]
+    values = [comparison.measured for comparison in comparisons]
+    axes.plot(x_values, values, marker, color=colour, label=name, **look)
 
 
 def _ticks(axes, values: Sequence[float]) -> None:
+    """Puts ticks at the given values only."""
     axes.set_xticks(values, [f"{value:g}" for value in values])
     axes.minorticks_off()
 
 
 def _fixed_points(
-    axes, base: Base, found: Sequence[Comparison], steps: Sequence[int], etas: Sequence[float], grid: np.ndarray
+    axes,
+    base: Base,
+    all_comparisons: Sequence[Comparison],
+    steps: Sequence[int],
+    etas: Sequence[float],
+    grid: np.ndarray,
 ) -> None:
+    """Draws the distance of fixed points to the optimum against K."""
     for eta, (line, colour, marker) in zip(etas, LOOKS * 9, strict=False):
-        values = [base.problem.bias(num_steps=int(k), step_size=eta) for k in grid]
-        name = f"FedAvg, step {eta:g}: theory"
-        axes.plot(grid, values, color=colour, linestyle=line, linewidth=1.3, label=name)
-        ones = comparisons_of(found, "fixed point", "distance to the optimum", algorithm="FedAvg", step_size=eta)
-        _points(axes, ones, None, colour, marker)
-    names = dict.fromkeys(one.conditions["algorithm"] for one in comparisons_of(found, "fixed point"))
+        distances = [base.problem.bias(num_steps=int(k), step_size=eta) for k in grid]
+        label = f"FedAvg, step {eta:g}: theory"
+        axes.plot(grid, distances, color=colour, linestyle=line, linewidth=1.3, label=label)
+        fedavg = comparisons_of(
+            all_comparisons, "fixed point", "distance to the optimum", algorithm="FedAvg", step_size=eta
+        )
+        _points(axes, fedavg, None, colour, marker)
+    names = dict.fromkeys(
+        comparison.conditions["algorithm"] for comparison in comparisons_of(all_comparisons, "fixed point")
+    )
     for name, marker in zip([name for name in names if name != "FedAvg"], ("x", "+", "1"), strict=False):
-        ones = comparisons_of(found, "fixed point", algorithm=name)
-        _points(axes, ones, f"{name}, all steps", plots.INK, marker, markeredgecolor=plots.INK, markeredgewidth=1.2)
+        comparisons = comparisons_of(all_comparisons, "fixed point", algorithm=name)
+        _points(
+            axes,
+            comparisons,
+            f"{name}, all steps",
+            plots.INK,
+            marker,
+            markeredgecolor=plots.INK,
+            markeredgewidth=1.2,
+        )
     axes.set(xscale="log", xlabel="Local steps K", ylabel="Distance of the fixed point to the optimum")
     _ticks(axes, steps)
     axes.legend(fontsize=7.5)
 
 
-def _proximal(axes, pair: Problem, found: Sequence[Comparison]) -> None:
+def _proximal(axes, pair: Problem, all_comparisons: Sequence[Comparison]) -> None:
+    """Draws the bias and the contraction of FedProx against its proximal weight."""
     for quantity, line, colour, marker in (("distance to the optimum", "-", plots.BLUE, "o"),
                                            ("contraction of a round", DASHED, plots.ORANGE, "s")):  # fmt: skip
-        ones = comparisons_of(found, "FedProx", quantity)
-        along = np.concatenate([[0], np.geomspace(0.02, max(0.1, ones[-1].conditions["proximal_weight"]), 60)])
-        values = [proximal_theory(pair, float(weight))[quantity] for weight in along]
-        axes.plot(along, values, color=colour, linestyle=line, linewidth=1.3, label=f"{quantity}: theory")
-        _points(axes, ones, None, colour, marker, "proximal_weight")
-    axes.set_xscale("symlog", linthresh=0.1)
-    _ticks(axes, [one.conditions["proximal_weight"] for one in ones])
+        comparisons = comparisons_of(all_comparisons, "FedProx", quantity)
+        largest_weight = max(0.1, comparisons[-1].conditions["proximal_weight"])
+        weights = np.concatenate([[0], np.geomspace(0.02, largest_weight, 60)])
+        values = [proximal_theory(pair, float(weight))[quantity] for weight in weights]
+        axes.plot(weights, values, color=colour, linestyle=line, linewidth=1.3, label=f"{quantity}: theory")
+        _points(axes, comparisons, None, colour, marker, "proximal_weight")
+    axes.set_xscale("symlog", linthresh=0.1)  # linear near zero, so that weight 0 has a place
+    _ticks(axes, [comparison.conditions["proximal_weight"] for comparison in comparisons])
     axes.set(xlabel="Proximal weight \N{GREEK SMALL LETTER LAMDA} of FedProx", ylabel="Bias, and contraction")
     axes.legend(fontsize=7.5)
 
 
-def _parts(axes, base: Base, found: Sequence[Comparison], steps: Sequence[int], grid: np.ndarray) -> None:
-    known = [theory.quadratic_drift(*base.problem, point=base.problem.start, num_steps=int(k), step_size=base.step_size)
-             for k in grid]  # fmt: skip
+def _parts(axes, base: Base, comparisons: Sequence[Comparison], steps: Sequence[int], grid: np.ndarray) -> None:
+    """Draws the lengths of the drift bias and of its parts against K."""
+    drifts = [
+        theory.quadratic_drift(*base.problem, point=base.problem.start, num_steps=int(k), step_size=base.step_size)
+        for k in grid
+    ]
     for (field, name), (line, colour, marker) in zip(BIAS_PARTS.items(), LOOKS, strict=True):
-        values = [np.linalg.norm(getattr(one, field)) for one in known]
-        axes.plot(grid, values, color=colour, linestyle=line, linewidth=1.3, label=f"{name}: theory")
-        _points(axes, comparisons_of(found, "drift bias", name), None, colour, marker)
-    length = np.linalg.norm(known[0].gradient)
+        lengths = [np.linalg.norm(getattr(drift, field)) for drift in drifts]
+        axes.plot(grid, lengths, color=colour, linestyle=line, linewidth=1.3, label=f"{name}: theory")
+        _points(axes, comparisons_of(comparisons, "drift bias", name), None, colour, marker)
+    length = np.linalg.norm(drifts[0].gradient)
+    # The length of the gradient is the scale: a bias of this length is as large as the gradient itself.
     axes.axhline(length, color=plots.GREY, linewidth=0.7)
     axes.annotate("length of the gradient", (grid[0], length), xytext=(0, 2), textcoords="offset points", fontsize=7)
     axes.set(xlabel=f"Local steps K (step {base.step_size:g})", ylabel="Length, at the start")
@@ -94,21 +128,30 @@ def _parts(axes, base: Base, found: Sequence[Comparison], steps: Sequence[int], 
     axes.legend(fontsize=7.5)
 
 
-def _model(axes, found: Sequence[Comparison]) -> None:
-    ones = comparisons_of(found, "logistic regression", "bias less leading term")
-    biases = comparisons_of(found, "logistic regression", "drift bias")
-    pairs = [(one.conditions, one.measured / bias.measured) for one, bias in zip(ones, biases, strict=True)]
+def _model(axes, comparisons: Sequence[Comparison]) -> None:
+    """Draws the share of a model's drift bias that its leading term does not explain, against the step size."""
+    remainders = comparisons_of(comparisons, "logistic regression", "bias less leading term")
+    biases = comparisons_of(comparisons, "logistic regression", "drift bias")
+    ratios = [
+        (remainder.conditions, remainder.measured / bias.measured)
+        for remainder, bias in zip(remainders, biases, strict=True)
+    ]
     for k, (line, colour, marker) in zip(
-        dict.fromkeys(conditions["local_steps"] for conditions, _ in pairs), LOOKS, strict=False
+        dict.fromkeys(conditions["local_steps"] for conditions, _ in ratios), LOOKS, strict=False
     ):
-        shown = [(conditions["step_size"], ratio) for conditions, ratio in pairs if conditions["local_steps"] == k]
-        axes.plot(*zip(*shown, strict=True), marker=marker, color=colour, linestyle=line, linewidth=1.0, markersize=5,
+        curve = [(conditions["step_size"], ratio) for conditions, ratio in ratios if conditions["local_steps"] == k]
+        axes.plot(*zip(*curve, strict=True), marker=marker, color=colour, linestyle=line, linewidth=1.0, markersize=5,
                   markeredgecolor="white", label=f"K = {k}")  # fmt: skip
-    if pairs:
+    if ratios:
+        # The remainder is of second order in the step, so its share of the bias is proportional to the step.
         guide = np.array([0.025, 0.1])
-        low = min(ratio for _, ratio in pairs)
+        lowest_ratio = min(ratio for _, ratio in ratios)
         axes.plot(
-            guide, 0.5 * low * guide / guide[0], color=plots.INK, linewidth=0.8, label="in proportion to the step"
+            guide,
+            0.5 * lowest_ratio * guide / guide[0],
+            color=plots.INK,
+            linewidth=0.8,
+            label="in proportion to the step",
         )
         axes.legend(fontsize=7.5)
     axes.set(xlabel="Step size, logistic regression on digits", ylabel="(bias \N{MINUS SIGN} leading term) / bias")

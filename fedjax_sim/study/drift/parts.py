@@ -1,4 +1,7 @@
-"""Parts of the drift study: FedProx, the bias of the end-point gradient on quadratics, and that of a model."""
+"""This module has three parts of the drift study: FedProx, drift bias on quadratics, and drift bias of a model.
+
+The drift bias is the mean of the clients' gradients at the end of local work, minus the gradient at the start.
+"""
 
 from __future__ import annotations
 
@@ -18,10 +21,11 @@ from fedjax_sim.study.quadratic_settings import LARGEST_CURVATURE, Base, Problem
 
 __all__ = ["BIAS_PARTS", "PAIR", "bias_rows", "model_drift_rows", "proximal_rows", "proximal_theory"]
 
-SOLVE_STEPS = 200  # of gradient descent on a local problem: exact to float32
+SOLVE_STEPS = 200  # of gradient descent on a local problem, which solve it up to rounding in float32
 PAIR = (1.0, 10.0)  # curvatures of two kinds of clients, the optima of one at 0, of the other at 1
 TRAINED_ROUNDS = 30  # before the model's drift is measured
-BIAS_PARTS = {  # field of a drift: quantity of this study
+# Fields of `metrics.drift` and `theory.quadratic_drift`, with the quantities of this study.
+BIAS_PARTS = {
     "bias": "drift bias",
     "curvature": "curvature part",
     "heterogeneity": "heterogeneity part",
@@ -30,16 +34,30 @@ BIAS_PARTS = {  # field of a drift: quantity of this study
 
 
 def proximal_theory(problem: Problem, weight: float) -> dict[str, float]:
-    """FedProx with exact local solutions: its fixed point's distance to the optimum, and its contraction."""
-    where = theory.fedprox_fixed_point(*problem, proximal_weight=weight)
+    """Predicts the distance of FedProx's fixed point to the optimum, and the contraction of a round.
+
+    Local problems are solved exactly.
+
+    Args:
+      problem: the clients.
+      weight: lambda.
+
+    Returns: the two numbers, by quantity.
+    """
+    fixed_point = theory.fedprox_fixed_point(*problem, proximal_weight=weight)
     return {
-        "distance to the optimum": float(np.linalg.norm(where - problem.optimum)),
+        "distance to the optimum": float(np.linalg.norm(fixed_point - problem.optimum)),
         "contraction of a round": theory.fedprox_contraction(*problem, proximal_weight=weight),
     }
 
 
 def proximal_rows(base: Base, weights: Sequence[float]) -> Iterator[Comparison]:
-    """FedProx with exact local solutions: its fixed point, its contraction, and how far its clients drift."""
+    """Measures FedProx with exact local solutions: its fixed point, its contraction, and how far its clients drift.
+
+    Args:
+      base: the base setting of the study.
+      weights: lambda.
+    """
     size = len(base.problem.centers)
     pair = two_kinds(base.problem, PAIR)
     everybody = sampling.full(size)
@@ -50,89 +68,114 @@ def proximal_rows(base: Base, weights: Sequence[float]) -> Iterator[Comparison]:
             weighting="uniform", mesh=None,
         )  # fmt: skip
 
-    where = [theory.fedprox_fixed_point(*pair, proximal_weight=weight) for weight in weights]
-    known = [proximal_theory(pair, weight) for weight in weights]
-    rates = [one["contraction of a round"] for one in known]
-    count = 2 * len(weights)
-    starts = jnp.broadcast_to(jnp.asarray(pair.start, jnp.float32), (count, len(pair.start)))
-    values = tuple(jnp.asarray(x * 2, jnp.float32) for x in ([1 / (10 + w) for w in weights], list(weights)))
-    targets = jnp.asarray(np.stack([pair.optimum] * len(weights) + where), jnp.float32)
-    last = [5 + math.ceil(math.log(1e-8) / math.log(max(rate, 1e-4))) for rate in rates]
-    looks = [[rounds] for rounds in last + [1] * len(weights)]
+    fixed_points = [theory.fedprox_fixed_point(*pair, proximal_weight=weight) for weight in weights]
+    predictions = [proximal_theory(pair, weight) for weight in weights]
+    contractions = [prediction["contraction of a round"] for prediction in predictions]
+    # Each weight has two runs in one program: to the fixed point, measured from the optimum, and of a single round,
+    # measured from the fixed point.
+    num_runs = 2 * len(weights)
+    starts = jnp.broadcast_to(jnp.asarray(pair.start, jnp.float32), (num_runs, len(pair.start)))
+    # The local problem's largest curvature is 10 + lambda, and its inverse is a stable step.
+    local_steps = [1 / (10 + weight) for weight in weights]
+    values = tuple(jnp.asarray(x * 2, jnp.float32) for x in (local_steps, list(weights)))
+    targets = jnp.asarray(np.stack([pair.optimum] * len(weights) + fixed_points), jnp.float32)
+    rounds_to_converge = [
+        5 + math.ceil(math.log(1e-8) / math.log(max(contraction, 1e-4))) for contraction in contractions
+    ]
+    evaluated_rounds = [[rounds] for rounds in rounds_to_converge + [1] * len(weights)]
     runs = traced_runs(make, distance_to)
-    clients = stacked([pair.clients()] * count)
-    away = runs(jax.random.split(jax.random.key(0), count), {"w": starts}, clients, values, targets, looks)["distance"]
+    clients = stacked([pair.clients()] * num_runs)
+    keys = jax.random.split(jax.random.key(0), num_runs)
+    distances = runs(keys, {"w": starts}, clients, values, targets, evaluated_rounds)["distance"]
     rounding = 2.0**-21 * (1 + float(np.abs(pair.start).max()))
-    for i, (weight, point, rate) in enumerate(zip(weights, where, rates, strict=True)):
+    for i, (weight, fixed_point, contraction) in enumerate(zip(weights, fixed_points, contractions, strict=True)):
         conditions = {"part": "FedProx", "algorithm": "FedProx", "proximal_weight": weight}
-        far = float(np.linalg.norm(pair.start - point))
-        measures = away[i], away[len(weights) + i] / far
-        for (name, wanted), value, unit in zip(known[i].items(), measures, (max(1 - rate, 1e-3), far), strict=True):
-            yield measured(conditions, name, value, wanted, resolution=rounding / unit)
+        start_distance = float(np.linalg.norm(pair.start - fixed_point))
+        measurements = distances[i], distances[len(weights) + i] / start_distance
+        # Rounding errors of many rounds add up geometrically; that of one round is divided by the start's distance.
+        units = (max(1 - contraction, 1e-3), start_distance)
+        for (name, predicted), value, unit in zip(predictions[i].items(), measurements, units, strict=True):
+            yield measured(conditions, name, value, predicted, resolution=rounding / unit)
     yield from _solutions(base, weights)
 
 
 def _solutions(base: Base, weights: Sequence[float]) -> Iterator[Comparison]:
-    """The clients' exact solutions against the minimum of F + (lambda / 2) |w - w_t|^2, and the bound."""
-    clients, start = base.problem.clients(), {"w": jnp.asarray(base.problem.start, jnp.float32)}
+    """Measures how far the clients' exact solutions lie from the minimum of F + (lambda / 2) |w - w_t|^2."""
+    clients = base.problem.clients()
+    start = {"w": jnp.asarray(base.problem.start, jnp.float32)}
 
     @jax.jit
     def solve(start, clients, eta, weight):
         work = client.proximal(population.quadratic_loss, optax.sgd(eta), weight, client.work(num_steps=SOLVE_STEPS))
 
-        def one(id):
+        def solution(id):
             return work.apply(jax.random.key(0), start, (), clients.client(id))[0].update["w"] + start["w"]
 
-        return jax.vmap(one)(jnp.arange(clients.size))
+        return jax.vmap(solution)(jnp.arange(clients.size))
 
     for weight in weights:
-        known = theory.proximal_drift(*base.problem, anchor=base.problem.start, proximal_weight=weight)
-        ends = np.asarray(
-            solve(start, clients, jnp.float32(1 / (LARGEST_CURVATURE + weight)), jnp.float32(weight)), np.float64
-        )
-        farthest = np.linalg.norm(ends - known.center, axis=1).max()
+        predicted = theory.proximal_drift(*base.problem, anchor=base.problem.start, proximal_weight=weight)
+        local_step = jnp.float32(1 / (LARGEST_CURVATURE + weight))
+        solutions = np.asarray(solve(start, clients, local_step, jnp.float32(weight)), np.float64)
+        farthest = np.linalg.norm(solutions - predicted.center, axis=1).max()
         conditions = {"part": "FedProx's drift", "algorithm": "FedProx", "proximal_weight": weight}
-        rounding = 2.0**-20 * (1 + float(np.abs(ends).max()))
-        exact = float(known.distances.max())
+        rounding = 2.0**-20 * (1 + float(np.abs(solutions).max()))
+        exact = float(predicted.distances.max())
         yield measured(conditions, "largest drift", [farthest], exact, resolution=rounding)
-        yield measured(conditions, "largest drift", [farthest], known.bound, kind="upper bound", resolution=rounding)
+        yield measured(
+            conditions, "largest drift", [farthest], predicted.bound, kind="upper bound", resolution=rounding
+        )
 
 
 def bias_rows(base: Base, steps: Sequence[int]) -> Iterator[Comparison]:
-    """The bias of the gradients at the end of local work, its parts and its leading term."""
+    """Measures the drift bias on quadratics, its parts and its leading term.
+
+    Args:
+      base: the base setting of the study.
+      steps: K.
+    """
     size = len(base.problem.centers)
-    same = Problem(*(np.repeat(x[:1], size, 0) for x in base.problem))
+    identical_clients = Problem(*(np.repeat(x[:1], size, 0) for x in base.problem))
 
     def parts(name: str, problem: Problem, point: np.ndarray, num_steps: int, eta: float) -> Iterator[Comparison]:
-        known = theory.quadratic_drift(*problem, point=point, num_steps=num_steps, step_size=eta)
+        predicted = theory.quadratic_drift(*problem, point=point, num_steps=num_steps, step_size=eta)
         params = {"w": jnp.asarray(point, jnp.float32)}
-        seen = metrics.drift(population.quadratic_loss, params, problem.clients(), step_size=eta, num_steps=num_steps)
+        drift = metrics.drift(population.quadratic_loss, params, problem.clients(), step_size=eta, num_steps=num_steps)
         conditions = {"part": name, "algorithm": "FedAvg", "local_steps": num_steps, "step_size": eta}
         rounding = 2.0**-20 * (1 + float(np.abs(point).max())) * LARGEST_CURVATURE
         for field, quantity in BIAS_PARTS.items():
-            value = np.linalg.norm(np.asarray(getattr(seen, field)["w"], np.float64))
-            wanted = np.linalg.norm(getattr(known, field))
-            yield measured(conditions, quantity, [value], wanted, resolution=rounding)
-        left = np.asarray(seen.bias["w"], np.float64) - np.asarray(seen.leading_term["w"])
-        rest = [float(np.linalg.norm(one)) for one in (left, known.bias - known.leading_term)]
-        yield measured(conditions, "bias less leading term", rest[:1], rest[1], resolution=2 * rounding)
+            value = np.linalg.norm(np.asarray(getattr(drift, field)["w"], np.float64))
+            predicted_value = np.linalg.norm(getattr(predicted, field))
+            yield measured(conditions, quantity, [value], predicted_value, resolution=rounding)
+        difference = np.asarray(drift.bias["w"], np.float64) - np.asarray(drift.leading_term["w"])
+        lengths = [float(np.linalg.norm(x)) for x in (difference, predicted.bias - predicted.leading_term)]
+        yield measured(conditions, "bias less leading term", lengths[:1], lengths[1], resolution=2 * rounding)
 
     for k in steps:
         yield from parts("drift bias", base.problem, base.problem.start, k, base.step_size)
     yield from parts("drift bias, half the step", base.problem, base.problem.start, base.num_steps, base.step_size / 2)
-    yield from parts("identical clients", same, same.start, base.num_steps, base.step_size)
+    yield from parts("identical clients", identical_clients, identical_clients.start, base.num_steps, base.step_size)
 
 
 def _norm(x: Any) -> float:
+    """Returns the Euclidean norm of a pytree, summed in float64."""
     return math.sqrt(sum(float(np.sum(np.asarray(leaf, np.float64) ** 2)) for leaf in jax.tree.leaves(x)))
 
 
 def model_drift_rows(size: int, alpha: float, steps: Sequence[int], seed: int) -> Iterator[Comparison]:
-    """Logistic regression: the drift's bias, its parts, and the bias less its leading term."""
+    """Measures the drift bias of logistic regression, its parts, and the bias less its leading term.
+
+    Args:
+      size: N.
+      alpha: the parameter of the clients' Dirichlet label shares; small values give unlike clients.
+      steps: K, rising; the first, the middle and the last are used.
+      seed: decides data and model.
+    """
     data = population.digits_partition(num_clients=size, alpha=alpha, held_out_clients=0, seed=seed)
     model = models.linear(input_shape=data.input_shape, num_outputs=data.num_outputs)
     loss_fn = models.supervised(model, models.default_loss(data.task))
     params = model.init(jax.random.key(seed))[0]
+    # The drift is measured at a model that gradient descent has reached after some rounds.
     descent = algorithms.fedsgd(loss_fn, sampling.full(size), optax.sgd(0.5), mesh=None)
     runs = traced_runs(lambda: descent, lambda params, target: params)
     keys = jax.random.split(jax.random.key(seed), 1)
@@ -140,12 +183,14 @@ def model_drift_rows(size: int, alpha: float, steps: Sequence[int], seed: int) -
     params = {name: jnp.asarray(x[0, 0], jnp.float32) for name, x in trained.items()}
     for k in sorted({steps[0], steps[len(steps) // 2], steps[-1]}):
         for eta in (0.4, 0.2, 0.1, 0.05, 0.025):
-            seen = metrics.drift(loss_fn, params, data.train, step_size=eta, num_steps=k)
-            rest = jax.tree.map(lambda x, y: np.asarray(x, np.float64) - y, seen.bias, seen.leading_term)
+            drift = metrics.drift(loss_fn, params, data.train, step_size=eta, num_steps=k)
+            difference = jax.tree.map(lambda x, y: np.asarray(x, np.float64) - y, drift.bias, drift.leading_term)
             conditions = {"part": "logistic regression", "algorithm": "FedAvg", "local_steps": k, "step_size": eta}
-            for name, value in (
-                ("drift bias", seen.bias), ("curvature part", seen.curvature),
-                ("heterogeneity part", seen.heterogeneity), ("leading term", seen.leading_term),
-                ("bias less leading term", rest),
-            ):  # fmt: skip
-                yield measured(conditions, name, [_norm(value)])
+            for quantity, value in (
+                ("drift bias", drift.bias),
+                ("curvature part", drift.curvature),
+                ("heterogeneity part", drift.heterogeneity),
+                ("leading term", drift.leading_term),
+                ("bias less leading term", difference),
+            ):
+                yield measured(conditions, quantity, [_norm(value)])

@@ -1,4 +1,4 @@
-"""What do several local steps do? Fixed points of FedAvg and of its corrections, and the drift on the way there."""
+"""This study measures what several local steps do: fixed points of FedAvg and of its corrections, and client drift."""
 
 from __future__ import annotations
 
@@ -30,24 +30,27 @@ def drift(
     alpha: float = 0.3,
     seed: int = 0,
 ) -> Findings:
-    """What do several local steps do? Fixed points and drift of FedAvg and of its corrections, against closed forms.
+    """What do several local steps do? Compares fixed points and drift of FedAvg and its corrections with closed forms.
 
-    Clients have quadratic risks with Hessians of their own; all take part with full batches, so nothing is random. The
-    number of local steps is a client's number of copies of its quadratic, one a step, for one epoch. Then logistic
-    regression on digits, whose drift is measured at one model.
+    Clients have quadratic risks with different Hessians. All take part with full batches, so nothing is random. A
+    client that takes K local steps holds K copies of its quadratic and visits each once in an epoch. At the end the
+    drift of logistic regression on digits is measured at one model.
 
     Args:
-      num_clients: N, even. dimension: d.
-      heterogeneities: spreads of the clients' optima; the last but one is the base.
-      step_sizes: eta of local steps, at most 0.5. num_steps: K. The middle ones are the base.
-      proximal_weights: lambda of FedProx, with the half.
-      model_clients: N of the digits; 0 leaves them out. alpha: of their Dirichlet label shares.
+      num_clients: N, even.
+      dimension: d.
+      heterogeneities: spreads of the clients' optima; the last but one is the base setting.
+      step_sizes: eta of local steps, at most 0.5; the middle one is the base setting.
+      num_steps: K; the middle one is the base setting.
+      proximal_weights: lambda of FedProx, whose penalty is (lambda / 2) |w - w_t|^2.
+      model_clients: N of the digits; 0 leaves them out.
+      alpha: the parameter of the digits' Dirichlet label shares; small values give unlike clients.
       seed: decides everything.
 
     Returns: `Findings`.
 
-    Guarantees: every prediction lies in its interval (tests/study/test_drift.py::test_predictions_hold), and one 5 %
-    off does not (::test_it_can_tell_a_wrong_formula).
+    Guarantees: every prediction lies in its interval (tests/study/test_drift.py::test_predictions_hold). A prediction
+    that is 5 % off does not (::test_it_can_tell_a_wrong_formula).
 
     References: Karimireddy et al. 2020 (SCAFFOLD), section 3; Li et al. 2020 (FedProx); Wang et al. 2020 (FedNova);
     Acar et al. 2021 (FedDyn); Karimireddy et al. 2021 (Mime).
@@ -55,25 +58,30 @@ def drift(
     options = dict(locals())
     _check(options)
     problems = {h: quadratic_clients(num_clients, dimension, h, seed) for h in sorted({*heterogeneities})}
-    steps, etas = sorted({*num_steps}), sorted({*step_sizes})
-    base = Base(
-        problems[_middle(heterogeneities)], steps[len(steps) // 2], etas[len(etas) // 2], _middle(heterogeneities)
-    )
-    found = [*fixed_point_rows(base, problems, steps, etas), *proximal_rows(base, sorted({*proximal_weights}))]
-    found += bias_rows(base, steps)
+    steps = sorted({*num_steps})
+    etas = sorted({*step_sizes})
+    # All parts of the study vary one option and keep the others at the base setting.
+    base_heterogeneity = _last_but_one(heterogeneities)
+    base = Base(problems[base_heterogeneity], steps[len(steps) // 2], etas[len(etas) // 2], base_heterogeneity)
+    comparisons = [*fixed_point_rows(base, problems, steps, etas), *proximal_rows(base, sorted({*proximal_weights}))]
+    comparisons += bias_rows(base, steps)
     if model_clients:
-        found += model_drift_rows(model_clients, alpha, steps, seed)
+        comparisons += model_drift_rows(model_clients, alpha, steps, seed)
     options = {name: list(value) if isinstance(value, Sequence) else value for name, value in options.items()}
-    reading = list(drift_reading(base, found))
-    return Findings("drift", QUESTION, found, reading, lambda: drift_figure(base, found, steps, etas), options)
+    reading = list(drift_reading(base, comparisons))
+    return Findings(
+        "drift", QUESTION, comparisons, reading, lambda: drift_figure(base, comparisons, steps, etas), options
+    )
 
 
-def _middle(values: Sequence[float]) -> float:
+def _last_but_one(values: Sequence[float]) -> float:
+    """Returns the second largest value, or the only one."""
     values = sorted({*values})
     return values[max(0, len(values) - 2)]
 
 
 def _check(options: dict[str, Any]) -> None:
+    """Raises an error that names the first option that is out of range."""
     for name in ("heterogeneities", "step_sizes", "num_steps", "proximal_weights"):
         validate.sequence(name, options[name])
     validate.integer("num_clients", options["num_clients"], 2)
@@ -83,6 +91,7 @@ def _check(options: dict[str, Any]) -> None:
     for name in ("heterogeneities", "proximal_weights"):
         for value in options[name]:
             validate.in_range(name, value, 0, 1e4)
+    # Gradient descent is stable for steps below 2 / L; up to 1 / L it does not oscillate either.
     for value in options["step_sizes"]:
         validate.in_range(
             "step_sizes", value, 0.005, 1 / LARGEST_CURVATURE, hint=f"Curvatures go up to {LARGEST_CURVATURE:g}."

@@ -1,4 +1,4 @@
-"""What the findings of `drift` say, in words."""
+"""This module writes the reading of `drift`: paragraphs in plain words from the measured numbers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,12 @@ __all__ = ["drift_reading"]
 
 
 def drift_reading(base: Base, found: Sequence[Comparison]) -> Iterator[str]:
-    """Paragraphs, from the numbers that were found."""
+    """Writes the paragraphs of the reading.
+
+    Args:
+      base: the base setting of the study.
+      found: the comparisons of the study.
+    """
     yield _fixed_points(base, found)
     yield _parts_of_the_bias(base, found)
     yield _two_gradients(base, found)
@@ -30,54 +35,65 @@ def drift_reading(base: Base, found: Sequence[Comparison]) -> Iterator[str]:
     )
 
 
-def _fixed_points(base: Base, found: Sequence[Comparison]) -> str:
-    avg = [one for one in comparisons_of(found, "fixed point", "distance to the optimum", algorithm="FedAvg")
-           if one.conditions["step_size"] == base.step_size]  # fmt: skip
-    others = [one for one in comparisons_of(found, "fixed point")
-              if one.predicted == 0.0 and one.conditions["algorithm"] != "FedAvg"]  # fmt: skip
-    names = ", ".join(dict.fromkeys(one.conditions["algorithm"] for one in others))
-    ends = {one.conditions["local_steps"]: one.measured for one in (avg[0], avg[-1])}
-    shown = " and ".join(f"{distance:.3g} at K = {k}" for k, distance in ends.items())
+def _fixed_points(base: Base, comparisons: Sequence[Comparison]) -> str:
+    """Writes where FedAvg and its corrections converge to."""
+    fedavg = [
+        comparison
+        for comparison in comparisons_of(comparisons, "fixed point", "distance to the optimum", algorithm="FedAvg")
+        if comparison.conditions["step_size"] == base.step_size
+    ]
+    others = [
+        comparison
+        for comparison in comparisons_of(comparisons, "fixed point")
+        if comparison.predicted == 0.0 and comparison.conditions["algorithm"] != "FedAvg"
+    ]
+    names = ", ".join(dict.fromkeys(comparison.conditions["algorithm"] for comparison in others))
+    # With the fewest and the most local steps.
+    ends = {comparison.conditions["local_steps"]: comparison.measured for comparison in (fedavg[0], fedavg[-1])}
+    distances = " and ".join(f"{distance:.3g} at K = {k}" for k, distance in ends.items())
     return (
         "FedAvg of all clients, without any noise, converges to a point away from the optimum if clients that differ "
-        f"take several steps, {shown}: to the solution of sum p_i M_i (w - a_i) = 0 with M_i = I - (I - eta H_i)^K, "
-        "and more rounds do not help. One full-batch step of plain SGD is centralised gradient descent and has no bias "
-        f"(with Adam or weight decay in the clients that is not so). {names} converge to the optimum for every K and "
-        f"step: they end at most {max(one.measured for one in others):.1g} from it, which is rounding."
+        f"take several steps, {distances}: to the solution of sum p_i M_i (w - a_i) = 0 with M_i = I - (I - eta "
+        "H_i)^K, and more rounds do not help. One full-batch step of plain SGD is centralised gradient descent and has "
+        f"no bias (with Adam or weight decay in the clients that is not so). {names} converge to the optimum for every "
+        f"K and step: they end at most {max(comparison.measured for comparison in others):.1g} from it, which is "
+        "rounding."
     )
 
 
-def _parts_of_the_bias(base: Base, found: Sequence[Comparison]) -> str:
-    same = comparisons_of(found, "identical clients", "drift bias")[0]
-    equal = comparisons_of(found, "equal Hessians", "distance to the optimum")[0]
+def _parts_of_the_bias(base: Base, comparisons: Sequence[Comparison]) -> str:
+    """Writes which part of the bias comes from curvature and which from heterogeneity."""
+    identical = comparisons_of(comparisons, "identical clients", "drift bias")[0]
+    equal_hessians = comparisons_of(comparisons, "equal Hessians", "distance to the optimum")[0]
     return (
         "That drift exists because data are not IID is half of the truth. The bias of the gradients at the end of "
-        f"local work has a curvature part, -sum p_i M_i grad F, which identical clients have too ({same.measured:.3g} "
-        f"at {_work(base)}, heterogeneity part 0), and which vanishes with grad F; and a heterogeneity part, minus the "
-        "covariance over clients of local work and gradient. The curvature part changes the speed only; the fixed "
-        "point moves only if Hessians differ: with equal Hessians and different optima FedAvg ends "
-        f"{equal.measured:.1g} from the optimum."
+        "local work has a curvature part, -sum p_i M_i grad F, which identical clients have too "
+        f"({identical.measured:.3g} at {_work(base)}, heterogeneity part 0), and which vanishes with grad F; and a "
+        "heterogeneity part, minus the covariance over clients of local work and gradient. The curvature part changes "
+        "the speed only; the fixed point moves only if Hessians differ: with equal Hessians and different optima "
+        f"FedAvg ends {equal_hessians.measured:.1g} from the optimum."
     )
 
 
-def _two_gradients(base: Base, found: Sequence[Comparison]) -> str:
-    sent = comparisons_of(found, "one round", "pseudo-gradient")[0]
-    end = theory.quadratic_drift(
+def _two_gradients(base: Base, comparisons: Sequence[Comparison]) -> str:
+    """Writes how the pseudo-gradient differs from the mean gradient at the end points."""
+    pseudo_gradient = comparisons_of(comparisons, "one round", "pseudo-gradient")[0]
+    end_point_gradient = theory.quadratic_drift(
         *base.problem, point=base.problem.start, num_steps=base.num_steps, step_size=base.step_size
     ).end_point_gradient
     return (
         "Two things are called the gradient of a round. What the server receives, (w - w_next) / eta, is the sum of "
-        f"all gradients on the way: {sent.measured:.3g} long at {_work(base)}. The mean gradient at the end points is "
-        f"{np.linalg.norm(end):.3g} long. The bias in this study is that of the latter."
+        f"all gradients on the way: {pseudo_gradient.measured:.3g} long at {_work(base)}. The mean gradient at the "
+        f"end points is {np.linalg.norm(end_point_gradient):.3g} long. The bias in this study is that of the latter."
     )
 
 
-def _halving(base: Base, found: Sequence[Comparison]) -> str:
-    """What half the step does to the bias less its leading term; nothing for one step, where both are equal."""
+def _halving(base: Base, comparisons: Sequence[Comparison]) -> str:
+    """Writes what half the step does to the bias less its leading term; empty for one step, where they are equal."""
     if base.num_steps == 1:
         return ""
     whole, half = (
-        comparisons_of(found, part, "bias less leading term", local_steps=base.num_steps)[0]
+        comparisons_of(comparisons, part, "bias less leading term", local_steps=base.num_steps)[0]
         for part in ("drift bias", "drift bias, half the step")
     )
     return (
@@ -86,12 +102,15 @@ def _halving(base: Base, found: Sequence[Comparison]) -> str:
     )
 
 
-def _halving_of_the_model(found: Sequence[Comparison]) -> str:
-    model = comparisons_of(found, "logistic regression", "bias less leading term")
+def _halving_of_the_model(comparisons: Sequence[Comparison]) -> str:
+    """Writes what half the step does on logistic regression, with the fewest and the most local steps."""
+    model = comparisons_of(comparisons, "logistic regression", "bias less leading term")
     if not model:
         return ""
-    fine = [one for one in model if one.conditions["local_steps"] == model[0].conditions["local_steps"]]
-    coarse = [one for one in model if one.conditions["local_steps"] == model[-1].conditions["local_steps"]]
+    fewest_steps = model[0].conditions["local_steps"]
+    most_steps = model[-1].conditions["local_steps"]
+    fine = [comparison for comparison in model if comparison.conditions["local_steps"] == fewest_steps]
+    coarse = [comparison for comparison in model if comparison.conditions["local_steps"] == most_steps]
     return (
         " On logistic regression, which has no closed form, half the step divides the rest by "
         f"{fine[-2].measured / fine[-1].measured:.3g} with {fine[-1].conditions['local_steps']} local step and by "
@@ -99,18 +118,23 @@ def _halving_of_the_model(found: Sequence[Comparison]) -> str:
     )
 
 
-def _unequal_steps(found: Sequence[Comparison]) -> str:
-    rows = comparisons_of(found, "unequal steps", "distance to the optimum")
-    shown = {(one.conditions["algorithm"], one.conditions["step_size"]): one.measured for one in rows}
+def _unequal_steps(all_comparisons: Sequence[Comparison]) -> str:
+    """Writes what unequal numbers of local steps do to FedAvg and FedNova."""
+    comparisons = comparisons_of(all_comparisons, "unequal steps", "distance to the optimum")
+    distances = {
+        (comparison.conditions["algorithm"], comparison.conditions["step_size"]): comparison.measured
+        for comparison in comparisons
+    }
     return (
         "Unequal numbers of steps, 1 and 10, move FedAvg even where all Hessians are equal: towards the optimum with "
-        f"shares p_i K_i, {shown['FedAvg', 0.01]:.3g} away at step 0.01. FedNova removes that shift, and what remains "
-        f"is drift, which falls with eta K ({shown['FedNova', 0.1]:.3g} at step 0.1, {shown['FedNova', 0.01]:.3g} at "
-        "0.01). Training for epochs and also weighting by examples counts large clients twice, with shares in "
-        f"proportion to n_i^2: {shown['FedAvg by examples', 0.01]:.3g} from the optimum by examples. E is epochs in "
-        "some papers and steps in others: a client takes E n_i / B steps."
+        f"shares p_i K_i, {distances['FedAvg', 0.01]:.3g} away at step 0.01. FedNova removes that shift, and what "
+        f"remains is drift, which falls with eta K ({distances['FedNova', 0.1]:.3g} at step 0.1, "
+        f"{distances['FedNova', 0.01]:.3g} at 0.01). Training for epochs and also weighting by examples counts large "
+        f"clients twice, with shares in proportion to n_i^2: {distances['FedAvg by examples', 0.01]:.3g} from the "
+        "optimum by examples. E is epochs in some papers and steps in others: a client takes E n_i / B steps."
     )
 
 
 def _work(base: Base) -> str:
+    """Returns the base setting's local work as it is written in a sentence."""
     return f"K = {base.num_steps}, step {base.step_size:g}"

@@ -1,3 +1,3 @@
-"""How often does secure aggregation abort where clients leave, and how many messages do its sums hold?"""
+"""This study asks how often secure aggregation aborts when clients leave, and how many messages its sums hold."""
 
 __all__: list[str] = []

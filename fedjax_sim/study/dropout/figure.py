@@ -1,4 +1,4 @@
-"""The figure of `dropout`: aborted rounds and messages in a sum against the probability of leaving a step."""
+"""This module draws the figure of `dropout`: aborted rounds and messages against the probability of leaving."""
 
 from __future__ import annotations
 
@@ -18,21 +18,26 @@ LOOKS = {"complete graph": (plots.BLUE, "o", "-", "theory"), "circle": (plots.OR
 
 
 def dropout_figure(found: Sequence[Comparison], options: dict[str, Any]) -> Any:
-    """Points are simulated rounds, lines are closed forms: exact on the complete graph, a bound on the circle."""
+    """Draws simulated rounds as points and closed forms as lines: exact on the complete graph, a bound on the circle.
+
+    Args:
+      found: the comparisons of the study.
+      options: the study's options.
+    """
     figure, (aborts, messages) = chart(1, 2)
-    ps = np.linspace(0, max(options["dropouts"]) * 1.02, 200)
+    dropouts = np.linspace(0, max(options["dropouts"]) * 1.02, 200)
     m = options["num_clients"]
-    for graph, (colour, marker, line, word) in LOOKS.items():
+    for graph, (colour, marker, line, theory_label) in LOOKS.items():
         k = None if graph == "complete graph" else options["neighbours"]
         holders = m if k is None else k
         threshold = int(np.ceil(options["threshold_share"] * holders))
-        chances = [theory.abort_probability(m, threshold, float(p), neighbours=k) for p in ps]
+        probabilities = [theory.abort_probability(m, threshold, float(p), neighbours=k) for p in dropouts]
         label = f"{graph}, {threshold} of {holders} holders"
-        aborts.plot(ps, chances, color=colour, linestyle=line, linewidth=1.1, label=f"{word}")
+        aborts.plot(dropouts, probabilities, color=colour, linestyle=line, linewidth=1.1, label=f"{theory_label}")
         points(aborts, rows_of(found, part=graph, quantity="aborted share"), "dropout", colour, marker, label)
     rows = rows_of(found, part="complete graph", quantity="messages in a sum")
     points(messages, rows, "dropout", plots.BLUE, "o", "simulated")
-    messages.plot(ps, [theory.expected_messages(m, float(p)) for p in ps], color=plots.INK, linewidth=1.1,
+    messages.plot(dropouts, [theory.expected_messages(m, float(p)) for p in dropouts], color=plots.INK, linewidth=1.1,
                   label="m (1 - p)³", zorder=1)  # fmt: skip
     aborts.set(xlabel="Probability of leaving before a step", ylabel="Share of rounds aborted", ylim=(-0.03, 1.03))
     messages.set(xlabel="Probability of leaving before a step", ylabel="Messages in a sum")

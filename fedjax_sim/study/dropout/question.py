@@ -1,4 +1,4 @@
-"""How often does secure aggregation abort where clients leave, and how many messages do its sums hold?"""
+"""This study measures how often secure aggregation aborts when clients leave, and how many messages its sums hold."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ __all__ = ["GRAPHS", "dropout"]
 
 QUESTION = "How often does secure aggregation abort where clients leave, and how many messages do its sums hold?"
 GRAPHS = ("complete graph", "circle")
-BLOCK = 250  # rounds that are vmapped
+BLOCK = 250  # rounds under one vmap
 
 
 def dropout(
@@ -35,20 +35,23 @@ def dropout(
     num_rounds: int = 4000,
     seed: int = 0,
 ) -> Findings:
-    """How often does secure aggregation abort where clients leave, and how many messages do its sums hold?
+    """How often does secure aggregation abort when clients leave, and how many messages do its sums hold?
 
-    Each client leaves before each of the four steps with one probability. Rounds are those of `secure_sum`, without
-    training: on the complete graph with threshold ceil(share m), on a random circle with threshold ceil(share k).
+    A client leaves before each of the protocol's four steps with the same probability. Rounds are those of
+    `secure_sum`, without training. Each client shares its secrets with all others (the complete graph) or with k
+    neighbours on a random circle. A secret is lost, and the round aborted, if fewer holders than the threshold are
+    left: ceil(share m) on the complete graph, ceil(share k) on the circle.
 
     Args:
-      num_clients: m. neighbours: k, even, below m.
-      threshold_share: in (0.5, 1], of the holders of a secret.
-      dropouts: probabilities in [0, 1], rising.
-      num_rounds: R, simulated for each of them and each graph.
+      num_clients: m.
+      neighbours: k of the circle, even, below m.
+      threshold_share: the share of a secret's holders that must stay, in (0.5, 1].
+      dropouts: probabilities in [0, 1] of leaving before a step, rising.
+      num_rounds: R, simulated for each probability and each graph.
       seed: decides everything.
 
-    Returns: `Findings`: the share of aborted rounds (exact on the complete graph, an upper bound on the circle), and
-      the number of messages in a sum, counted in aborted rounds too.
+    Returns: `Findings` with the share of aborted rounds and the number of messages in a sum. The prediction of the
+      share is exact on the complete graph and an upper bound on the circle. Messages are counted in aborted rounds too.
 
     Guarantees: every prediction holds (tests/study/test_dropout.py::test_predictions_hold).
 
@@ -57,12 +60,14 @@ def dropout(
     options = dict(locals())
     _check(options)
     options["dropouts"] = [float(p) for p in dropouts]
-    found = list(_compared(stream(jax.random.key(seed), "dropout"), options))
-    reading = list(dropout_reading(found, options, _costs(num_clients, neighbours)))
-    return Findings("dropout", QUESTION, found, reading, partial(dropout_figure, found, options), options)
+    comparisons = list(_comparisons(stream(jax.random.key(seed), "dropout"), options))
+    reading = list(dropout_reading(comparisons, options, _costs(num_clients, neighbours)))
+    figure = partial(dropout_figure, comparisons, options)
+    return Findings("dropout", QUESTION, comparisons, reading, figure, options)
 
 
 def _check(options: dict[str, Any]) -> None:
+    """Raises an error that names the first option that is out of range."""
     validate.integer("num_clients", options["num_clients"], 4, 10_000)
     validate.integer("neighbours", options["neighbours"], 2, options["num_clients"] - 1)
     if options["neighbours"] % 2:
@@ -77,40 +82,56 @@ def _check(options: dict[str, Any]) -> None:
     validate.integer("seed", options["seed"], 0)
 
 
-def _compared(key: Array, options: dict[str, Any]) -> Iterator[Comparison]:
-    m, rounds = options["num_clients"], options["num_rounds"]
+def _comparisons(key: Array, options: dict[str, Any]) -> Iterator[Comparison]:
+    """Measures aborted rounds and messages for each graph and each probability of leaving."""
+    m = options["num_clients"]
+    rounds = options["num_rounds"]
     for graph, k in zip(GRAPHS, (None, options["neighbours"]), strict=True):
+        # A secret has m holders on the complete graph and k on the circle.
         threshold = math.ceil(options["threshold_share"] * (m if k is None else k))
         for p in options["dropouts"]:
             aborted, messages = _rounds(stream(key, f"{graph} {p}"), m, threshold, k, p, rounds)
             conditions = {"part": graph, "dropout": p}
-            chance = theory.abort_probability(m, threshold, p, neighbours=k)
-            share, at_most = float(aborted.mean()), k is not None
-            error = math.sqrt((share * (1 - share) if at_most else chance * (1 - chance)) / rounds)
-            kind = "upper bound" if at_most else "exact"
-            # A share of R rounds moves in steps of 1/R: rare events are no normal numbers.
-            yield Comparison(conditions, "aborted share", share, error, math.inf, chance, kind, 3 / rounds)
+            probability = theory.abort_probability(m, threshold, p, neighbours=k)
+            share = float(aborted.mean())
+            is_bound = k is not None
+            # The variance of a share: by the exact probability if it is known, else by the measured share.
+            variance = share * (1 - share) if is_bound else probability * (1 - probability)
+            error = math.sqrt(variance / rounds)
+            kind = "upper bound" if is_bound else "exact"
+            # A share of R rounds moves in steps of 1/R, and is far from normal where the event is rare.
+            yield Comparison(conditions, "aborted share", share, error, math.inf, probability, kind, 3 / rounds)
             yield measured(conditions, "messages in a sum", messages, theory.expected_messages(m, p))
 
 
 def _rounds(key: Array, m: int, threshold: int, k: int | None, p: float, number: int) -> tuple[np.ndarray, np.ndarray]:
-    """(aborted [R], messages [R]) of rounds in which everybody sends 1."""
-    made = aggregation.secure_sum(aggregation.modular_sum(1.0), threshold, neighbours=k, dropout=p)
-    everybody, slots = jnp.ones(m, bool), jnp.arange(m, dtype=jnp.int32)
+    """Simulates rounds in which every client sends 1.
+
+    Returns: (whether each round was aborted [R], its number of messages [R]).
+    """
+    secure_sum = aggregation.secure_sum(aggregation.modular_sum(1.0), threshold, neighbours=k, dropout=p)
+    everybody = jnp.ones(m, bool)
+    slots = jnp.arange(m, dtype=jnp.int32)
     round = Round(Cohort(slots, everybody, everybody))
     received = Received(jnp.ones((m, 1), jnp.int32), jnp.ones(m), slots, slots)
 
-    def one(key):
-        carry = made.accumulate(key, round, made.init(jax.ShapeDtypeStruct((1,), jnp.int32), m), received)
-        _, metrics = made.finalize(key, round, carry)
+    def single_round(key):
+        carry = secure_sum.init(jax.ShapeDtypeStruct((1,), jnp.int32), m)
+        carry = secure_sum.accumulate(key, round, carry, received)
+        _, metrics = secure_sum.finalize(key, round, carry)
         return metrics["aborted_rounds"], metrics["total_weight"]
 
-    every = jax.jit(lambda keys: jax.lax.map(one, keys, batch_size=BLOCK), compiler_options=engine.compiler_options())
-    return jax.device_get(every(jax.random.split(key, number)))
+    all_rounds = jax.jit(
+        lambda keys: jax.lax.map(single_round, keys, batch_size=BLOCK), compiler_options=engine.compiler_options()
+    )
+    return jax.device_get(all_rounds(jax.random.split(key, number)))
 
 
 def _costs(m: int, k: int) -> list[tuple[str, float, int]]:
-    """(graph, bytes a client moves beside its message, mask words of one number) for each graph."""
+    """Returns (graph, bytes that a client moves beside its message, mask words for one number) for each graph."""
     costs = [secure_sum_cost(m, 1, 32, neighbours=neighbours) for neighbours in (None, k)]
-    rows = zip(GRAPHS, costs, strict=True)
-    return [(name, (c.client_up_bits + c.client_down_bits - 32) / 8, c.client_mask_words) for name, c in rows]
+    message_bits = 32
+    return [
+        (graph, (cost.client_up_bits + cost.client_down_bits - message_bits) / 8, cost.client_mask_words)
+        for graph, cost in zip(GRAPHS, costs, strict=True)
+    ]

@@ -1,3 +1,3 @@
-"""How far from the optimum does training stay, and why? Error floors, their components, and what they cost."""
+"""This study asks how far from the optimum training with constant steps stays, and why."""
 
 __all__: list[str] = []

@@ -1,4 +1,4 @@
-"""The figure of `error_floor`: the way to the floor, its causes, its price in rounds, and its bits."""
+"""This module draws the figure of `error_floor`: the path to the floor, its causes, its cost in rounds, and bits."""
 
 from __future__ import annotations
 
@@ -18,12 +18,14 @@ __all__ = ["error_floor_figure"]
 def error_floor_figure(
     found: Sequence[Comparison], base: Any, budget: Callable[[Any], Budget], start: np.ndarray, num_clients: int
 ) -> Any:
-    """Four panels; theory as lines, measurement as points.
+    """Draws four panels, with theory as lines and measurements as points.
 
     Args:
-      found: what the study compared.
-      base: its base setting, a NamedTuple. budget: setting -> its budget.
-      start: [d] the model that runs start at. num_clients: N.
+      found: the comparisons of the study.
+      base: the base setting, a NamedTuple.
+      budget: setting -> its budget.
+      start: [d] the first model of all runs.
+      num_clients: N.
 
     Returns: a matplotlib Figure.
     """
@@ -34,9 +36,10 @@ def error_floor_figure(
     def rounds(setting) -> int:
         return budget(setting).rounds_to_floor(start)
 
-    etas = np.geomspace(base.step_size / 4, min(base.step_size * 3, 1.0), 24)  # a study's steps end at 1
-    looks = (("-", plots.BLUE), (DASHED, plots.BLACK))
-    for cohort, (line, colour) in zip(sorted({base.cohort_size, num_clients}), looks, strict=False):
+    etas = np.geomspace(base.step_size / 4, min(base.step_size * 3, 1.0), 24)  # the study takes no steps above 1
+    # A smaller step has a lower floor and takes more rounds, so each cohort size is a curve along the step size.
+    styles = (("-", plots.BLUE), (DASHED, plots.BLACK))
+    for cohort, (line, colour) in zip(sorted({base.cohort_size, num_clients}), styles, strict=False):
         settings = [base._replace(step_size=eta, cohort_size=cohort) for eta in etas]
         totals = [budget(setting).total for setting in settings]
         trade.plot(list(map(rounds, settings)), totals, color=colour, linestyle=line, linewidth=1.3,
@@ -48,9 +51,12 @@ def error_floor_figure(
     trade.legend(fontsize=7.5)
 
     grid = np.arange(2, 11)
-    budgets = [budget(base._replace(bits=int(b))) for b in grid]
-    bits.plot(grid, [b.total for b in budgets], color=plots.BLUE, linewidth=1.3, label="theory: all causes")
-    bits.plot(grid, [b.losses["quantization"] for b in budgets], color=plots.ORANGE, linewidth=1.1, linestyle=DASHED,
+    # With many bits the floor is that of the other causes.
+    budgets = [budget(base._replace(bits=int(num_bits))) for num_bits in grid]
+    floors = [budget_of_bits.total for budget_of_bits in budgets]
+    quantisation = [budget_of_bits.losses["quantization"] for budget_of_bits in budgets]
+    bits.plot(grid, floors, color=plots.BLUE, linewidth=1.3, label="theory: all causes")
+    bits.plot(grid, quantisation, color=plots.ORANGE, linewidth=1.1, linestyle=DASHED,
               label="theory: quantisation alone")  # fmt: skip
     points(bits, rows_of(found, part="bits"), "value", plots.BLUE, "o", "measured")
     bits.set(xlabel="Bits a number", ylabel="Error floor: excess loss")
@@ -60,13 +66,14 @@ def error_floor_figure(
 
 
 def _path(axes, rows: list[dict[str, Any]], base, budget, start) -> None:
-    end = max(row["rounds"] for row in rows)
+    """Draws the expected loss against rounds, for the base step and half of it, with their floors dotted."""
+    last_round = max(row["rounds"] for row in rows)
     for eta, line, colour in ((base.step_size, "-", plots.BLUE), (base.step_size / 2, DASHED, plots.ORANGE)):
-        one = budget(base._replace(step_size=eta))
-        rounds = np.arange(2 * end + 1)
-        axes.plot(rounds, one.expected_loss(2 * end, start=start), color=colour, linestyle=line, linewidth=1.3,
-                  label=f"theory, step {eta:g}")  # fmt: skip
-        axes.axhline(one.total, color=colour, linewidth=0.7, linestyle=DOTTED)
+        budget_of_step = budget(base._replace(step_size=eta))
+        rounds = np.arange(2 * last_round + 1)  # a run with half of the step needs twice the rounds
+        expected_losses = budget_of_step.expected_loss(2 * last_round, start=start)
+        axes.plot(rounds, expected_losses, color=colour, linestyle=line, linewidth=1.3, label=f"theory, step {eta:g}")
+        axes.axhline(budget_of_step.total, color=colour, linewidth=0.7, linestyle=DOTTED)
     points(axes, rows, "rounds", plots.BLUE, "o", "measured")
     axes.set(xlabel="Round", ylabel="Expected excess loss")
     plots.logarithmic(axes, "y")
@@ -74,6 +81,7 @@ def _path(axes, rows: list[dict[str, Any]], base, budget, start) -> None:
 
 
 def _causes(axes, rows: list[dict[str, Any]]) -> None:
+    """Draws the floor with each cause alone: theory as bars, measurements as points with intervals."""
     axes.barh(range(len(rows)), [row["predicted"] for row in rows], height=0.6, color=plots.GREY, label="theory")
     for i, row in enumerate(rows):
         axes.plot([row["low"], row["high"]], [i, i], color=plots.BLUE, linewidth=1.4)

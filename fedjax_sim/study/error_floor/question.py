@@ -1,4 +1,4 @@
-"""How far from the optimum does training stay, and why? Error floors, their components, and what they cost."""
+"""This study measures the error floor of FedAvg with constant steps and splits it into its causes."""
 
 from __future__ import annotations
 
@@ -37,17 +37,23 @@ def error_floor(
     model_clients: int = 100,
     seed: int = 0,
 ) -> Findings:
-    """How far from the optimum does training stay? The error floor of FedAvg against the budget of its causes.
+    """How far from the optimum does training stay? Compares the error floor of FedAvg with the budget of its causes.
 
-    Quadratic clients f_i = (w - a_i)^T H_i (w - a_i) / 2, with noise on every local gradient, uniform cohorts,
-    stochastic quantisation of the updates and Gaussian noise on their mean. The middle value of each list is the base;
-    each other value is tried alone. Then each cause alone, and all together; then logistic regression, through its
-    local quadratic model.
+    Clients have quadratic risks f_i = (w - a_i)^T H_i (w - a_i) / 2 and noise on every local gradient. Cohorts are
+    uniform, updates are quantised stochastically, and Gaussian noise is added to their mean.
+
+    The base setting has the middle value of each list; every other value is tried alone. Each cause is then measured
+    alone, and all together. Logistic regression follows, through its local quadratic model, and a small network.
 
     Args:
-      num_clients: N. dimension: d. heterogeneity: spread of the clients' optima.
-      step_sizes: eta. cohort_sizes: m. num_steps: K.
-      bits: of each number of an update. noise_multipliers: z, with a clip norm that no update reaches.
+      num_clients: N.
+      dimension: d.
+      heterogeneity: spread of the clients' optima.
+      step_sizes: eta.
+      cohort_sizes: m.
+      num_steps: K.
+      bits: bits for each number of an update.
+      noise_multipliers: z, with a clip norm that no update reaches.
       num_runs: independent runs behind each floor.
       logistic_clients: clients of the logistic regression; 0 leaves it out.
       model_clients: clients of the digits, for a small network and the estimate of its floor; 0 leaves it out.
@@ -55,42 +61,47 @@ def error_floor(
 
     Returns: `Findings`: expected excess losses F(w_T) - F* at the floor, and on the way to it.
 
-    Guarantees: every prediction lies in its interval (tests/study/test_error_floor.py::test_predictions_hold), and one
-    without a component does not (::test_it_notices_what_is_left_out).
+    Guarantees: every prediction lies in its interval (tests/study/test_error_floor.py::test_predictions_hold). A
+    prediction that leaves out a component does not (::test_it_notices_what_is_left_out).
 
     References: `theory.budget`; Suresh et al. 2017 for the quantiser; Mandt, Hoffman and Blei 2017 for floors of SGD.
     """
     options = {name: list(value) if isinstance(value, Sequence) else value for name, value in locals().items()}
     _check(options)
-    base = Setting(*(given[len(given) // 2] for given in (step_sizes, cohort_sizes, num_steps)), 0.3,
+    # The third position is the noise of local gradients, which is not varied.
+    base = Setting(*(values[len(values) // 2] for values in (step_sizes, cohort_sizes, num_steps)), 0.3,
                    bits[len(bits) // 2], noise_multipliers[(len(noise_multipliers) - 1) // 2])  # fmt: skip
     problem = Quadratics(num_clients, dimension, heterogeneity, seed)
     key = jax.random.key(seed)
-    nothing = base._replace(cohort_size=num_clients, gradient_noise=0.0, bits=0, noise_multiplier=0.0)
-    alone = {
-        "drift": nothing,
-        "client_sampling": nothing._replace(cohort_size=base.cohort_size),
-        "minibatch": nothing._replace(gradient_noise=base.gradient_noise),
-        "quantization": nothing._replace(bits=base.bits),
-        "privacy_noise": nothing._replace(noise_multiplier=base.noise_multiplier),
+    # Without any source of noise, client drift is the only cause left: it comes from local steps alone.
+    drift_only = base._replace(cohort_size=num_clients, gradient_noise=0.0, bits=0, noise_multiplier=0.0)
+    single_causes = {
+        "drift": drift_only,
+        "client_sampling": drift_only._replace(cohort_size=base.cohort_size),
+        "minibatch": drift_only._replace(gradient_noise=base.gradient_noise),
+        "quantization": drift_only._replace(bits=base.bits),
+        "privacy_noise": drift_only._replace(noise_multiplier=base.noise_multiplier),
     }
-    tried = [("each alone", NAMES[name], setting) for name, setting in alone.items()]
+    points = [("each alone", NAMES[name], setting) for name, setting in single_causes.items()]
     for name, values in (("step_size", step_sizes), ("cohort_size", cohort_sizes), ("num_steps", num_steps),
                          ("bits", bits), ("noise_multiplier", noise_multipliers)):  # fmt: skip
-        tried += [(name, value, base._replace(**{name: value})) for value in values]
-    for *_, setting in tried:
-        problem.rounds_to_floor(setting, problem.budget(setting))  # refuses before anything has run
-    found = [*problem.path(key, base, num_runs), *(problem.floor(key, *one, num_runs) for one in tried)]
+        points += [(name, value, base._replace(**{name: value})) for value in values]
+    # Settings that would need too many rounds are refused here, before anything has run.
+    for *_, setting in points:
+        problem.rounds_to_floor(setting, problem.budget(setting))
+    comparisons = [*problem.path(key, base, num_runs), *(problem.floor(key, *point, num_runs) for point in points)]
     if logistic_clients:
-        found += logistic_floor(stream(key, "logistic"), logistic_clients, min(max(num_runs, 500), 1000), seed)
+        num_logistic_runs = min(max(num_runs, 500), 1000)
+        comparisons += logistic_floor(stream(key, "logistic"), logistic_clients, num_logistic_runs, seed)
     if model_clients:
-        found += model_floor(stream(key, "model"), model_clients, min(num_runs, 60), seed)
-    reading = list(error_floor_reading(problem, base, found))
-    figure = partial(error_floor_figure, found, base, problem.budget, problem.start, num_clients)
-    return Findings("error_floor", QUESTION, found, reading, figure, options)
+        comparisons += model_floor(stream(key, "model"), model_clients, min(num_runs, 60), seed)
+    reading = list(error_floor_reading(problem, base, comparisons))
+    figure = partial(error_floor_figure, comparisons, base, problem.budget, problem.start, num_clients)
+    return Findings("error_floor", QUESTION, comparisons, reading, figure, options)
 
 
 def _check(options: dict[str, Any]) -> None:
+    """Raises an error that names the first option that is out of range."""
     for name in ("step_sizes", "cohort_sizes", "num_steps", "bits", "noise_multipliers"):
         validate.sequence(name, options[name])
     validate.integer("num_clients", options["num_clients"], 2)
@@ -107,6 +118,6 @@ def _check(options: dict[str, Any]) -> None:
     for value in options["noise_multipliers"]:
         validate.in_range("noise_multipliers", value, 0, 10)
     validate.integer("num_runs", options["num_runs"], max(100, least_runs(options["dimension"])), hint=FEW)
-    for name, least in (("logistic_clients", 4), ("model_clients", 20)):
-        validate.integer(name, options[name], least if options[name] else 0, hint="Or 0, to leave it out.")
+    for name, fewest in (("logistic_clients", 4), ("model_clients", 20)):
+        validate.integer(name, options[name], fewest if options[name] else 0, hint="Or 0, to leave it out.")
     validate.integer("seed", options["seed"], 0)

@@ -1,4 +1,4 @@
-"""What the findings of `error_floor` say, in words."""
+"""This module writes the reading of `error_floor`: paragraphs in plain words from the measured numbers."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from fedjax_sim.study.findings import Comparison
 
 __all__ = ["NAMES", "error_floor_reading"]
 
+# Causes in the budget of `theory.budget`, with their names in plain words.
 NAMES = {
     "drift": "client drift",
     "client_sampling": "client sampling",
@@ -19,7 +20,13 @@ NAMES = {
 
 
 def error_floor_reading(problem: Quadratics, base: Setting, found: Sequence[Comparison]) -> Iterator[str]:
-    """Paragraphs, from the numbers that were found."""
+    """Writes the paragraphs of the reading.
+
+    Args:
+      problem: the quadratic clients.
+      base: the base setting.
+      found: the comparisons of the study.
+    """
     budget = problem.budget(base)
     parts = ", ".join(f"{NAMES[name]} {budget.losses[name] / budget.total:.0%}" for name in NAMES)
     yield (
@@ -46,15 +53,15 @@ def error_floor_reading(problem: Quadratics, base: Setting, found: Sequence[Comp
         "unbiased quantiser whose error grows with the update (QSGD) also lowers the largest stable step: keep eta L "
         "(1 + omega / m) < 2."
     )
-    if any(one.conditions["part"] == "logistic regression" for one in found):
+    if any(comparison.conditions["part"] == "logistic regression" for comparison in found):
         yield (
             "For logistic regression the budget uses three matrices at the optimum: the Hessian, the covariance of the "
             "clients' gradients and that of one minibatch. It is the leading order of a local quadratic model: right "
             "to a few per cent while the run stays near the optimum, and no more than that."
         )
-    network = [one for one in found if one.conditions["part"] == "digits MLP"]
-    if network:
-        ratios = ", ".join(f"{one.measured / one.predicted:.2f}" for one in network)
+    network_floors = [comparison for comparison in found if comparison.conditions["part"] == "digits MLP"]
+    if network_floors:
+        ratios = ", ".join(f"{comparison.measured / comparison.predicted:.2f}" for comparison in network_floors)
         yield (
             "A network has no closed form. The same three matrices at a minimum give an estimate of how far rounds "
             f"with a constant step drive it away; measured over estimated is {ratios}. It is shown and not judged: "

@@ -1,3 +1,3 @@
-"""How different are the clients, by which measure, and does the measure predict how much slower training is?"""
+"""This study asks how different clients are, and how much slower that makes training."""
 
 __all__: list[str] = []

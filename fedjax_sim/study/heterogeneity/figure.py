@@ -1,4 +1,4 @@
-"""The figure of `heterogeneity`: rounds on quadratics, measures of labels, slowdowns, and rank correlations."""
+"""This module draws the figure of `heterogeneity`: rounds on quadratics, label measures, slowdowns, and ranks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from fedjax_sim.study.heterogeneity.ranks import FAMILIES, RANKS, by_population
 __all__ = ["heterogeneity_figure"]
 
 LOOKS = (("-", plots.BLUE, "o"), (DASHED, plots.ORANGE, "s"), (DOTTED, plots.BLACK, "^"))
-LABELS = {  # measure of labels: its scale, so that the largest is 1, and its name
+# For each measure of labels: a factor that makes its largest value 1, and its name in the legend.
+LABELS = {
     "total variation": (1.0, "total variation"),
     "jensen shannon": (1 / np.log(2), "Jensen-Shannon / ln 2"),
     "earth mover distance": (1 / 9, "earth mover's distance / 9"),
@@ -23,11 +24,12 @@ LABELS = {  # measure of labels: its scale, so that the largest is 1, and its na
 
 
 def heterogeneity_figure(found: Sequence[Comparison], *, spreads: Sequence[float], path: Callable) -> Any:
-    """Rounds of quadratics, measures against alpha, slowdowns, rank correlations.
+    """Draws four panels: rounds on quadratics, label measures against alpha, slowdowns, and rank correlations.
 
     Args:
-      found: what the study compared.
-      spreads: of the quadratic clients' optima. path: spread -> rounds to the target with the best step, by theory.
+      found: the comparisons of the study.
+      spreads: spreads of the quadratic clients' optima.
+      path: spread -> rounds to the target with the best step, by theory.
     """
     figure, (rounds, labels, slow, ranks) = chart(2, 2)
     _rounds(rounds, found, spreads, path)
@@ -37,50 +39,78 @@ def heterogeneity_figure(found: Sequence[Comparison], *, spreads: Sequence[float
     return figure
 
 
-def _rounds(axes, found: Sequence[Comparison], spreads: Sequence[float], path: Callable) -> None:
-    known = by_population(found, "quadratics", "gradient dissimilarity")
-    unit = next((one.measured / float(name.split()[1]) ** 2 for name, one in known.items() if one.measured > 1e-6), 1.0)
-    given = [spread for spread in spreads if spread > 0]
-    grid = np.unique([*np.geomspace(max(0.1, min(given, default=0.1)), max([*given, 0.2]), 16), *given])
+def _rounds(axes, comparisons: Sequence[Comparison], spreads: Sequence[float], path: Callable) -> None:
+    """Draws the rounds to the target on quadratics against the gradient dissimilarity."""
+    dissimilarities = by_population(comparisons, "quadratics", "gradient dissimilarity")
+    # Dissimilarity is proportional to the squared spread: a measured point gives the factor.
+    unit = next(
+        (
+            dissimilarity.measured / float(name.split()[1]) ** 2
+            for name, dissimilarity in dissimilarities.items()
+            if dissimilarity.measured > 1e-6
+        ),
+        1.0,
+    )
+    positive_spreads = [spread for spread in spreads if spread > 0]
+    smallest = max(0.1, min(positive_spreads, default=0.1))
+    largest = max([*positive_spreads, 0.2])
+    grid = np.unique([*np.geomspace(smallest, largest, 16), *positive_spreads])
     axes.plot(
         unit * grid**2, [path(float(s)) for s in grid], color=plots.BLUE, linewidth=1.3, label="theory, best step"
     )
-    ones = by_population(found, "quadratics", "rounds to target")
-    shown = [(known[name].measured, one.measured) for name, one in ones.items() if known[name].measured > 1e-6]
-    if shown:
-        axes.plot(*zip(*shown, strict=True), "o", color=plots.BLUE, label="measured", **MARKERS)
-    alike = [one.measured for name, one in ones.items() if known[name].measured <= 1e-6]
-    if alike:
-        axes.axhline(alike[0], color=plots.GREY, linewidth=0.9, linestyle=DASHED, label="clients with one optimum")
+    rounds = by_population(comparisons, "quadratics", "rounds to target")
+    measured_points = [
+        (dissimilarities[name].measured, comparison.measured)
+        for name, comparison in rounds.items()
+        if dissimilarities[name].measured > 1e-6
+    ]
+    if measured_points:
+        axes.plot(*zip(*measured_points, strict=True), "o", color=plots.BLUE, label="measured", **MARKERS)
+    # Zero has no place on a logarithmic axis, so clients with one optimum are a horizontal line.
+    rounds_of_one_optimum = [
+        comparison.measured for name, comparison in rounds.items() if dissimilarities[name].measured <= 1e-6
+    ]
+    if rounds_of_one_optimum:
+        axes.axhline(
+            rounds_of_one_optimum[0],
+            color=plots.GREY,
+            linewidth=0.9,
+            linestyle=DASHED,
+            label="clients with one optimum",
+        )
     axes.set(xlabel="Gradient dissimilarity, quadratics", ylabel="Rounds to the target")
     plots.logarithmic(axes)
     axes.legend(fontsize=7.5)
 
 
-def _labels(axes, found: Sequence[Comparison]) -> None:
+def _labels(axes, all_comparisons: Sequence[Comparison]) -> None:
+    """Draws measures of label heterogeneity against the Dirichlet parameter."""
     for (measure, (scale, title)), (line, colour, marker) in zip(LABELS.items(), LOOKS, strict=True):
-        ones = by_population(found, "digits MLP", measure)
-        at = [float(name.split()[1]) for name in ones]
-        axes.plot(at, [scale * one.measured for one in ones.values()], marker=marker, linestyle=line, color=colour,
-                  linewidth=1.0, label=title, **MARKERS)  # fmt: skip
+        comparisons = by_population(all_comparisons, "digits MLP", measure)
+        alphas = [float(name.split()[1]) for name in comparisons]  # a population is called "alpha 0.1"
+        values = [scale * comparison.measured for comparison in comparisons.values()]
+        axes.plot(alphas, values, marker=marker, linestyle=line, color=colour, linewidth=1.0, label=title, **MARKERS)
     axes.set(xlabel="Dirichlet alpha of the digits", ylabel="From the pooled labels")
-    if by_population(found, "digits MLP", "total variation"):
+    if by_population(all_comparisons, "digits MLP", "total variation"):
         plots.logarithmic(axes, "x")
         axes.legend(fontsize=7.5)
 
 
-def _slowdowns(axes, found: Sequence[Comparison]) -> None:
+def _slowdowns(axes, comparisons: Sequence[Comparison]) -> None:
+    """Draws slowdowns against the gradient dissimilarity at the first model, with the name of each population."""
     for part, (_, colour, marker) in zip(FAMILIES, LOOKS, strict=False):
-        ones = rows_of(found, part=part, quantity="slowdown")
-        if not ones:
+        rows = rows_of(comparisons, part=part, quantity="slowdown")
+        if not rows:
             continue
-        dissimilarity = by_population(found, part, "gradient dissimilarity")
-        at = [dissimilarity[row["population"]].measured for row in ones]
-        middle = np.array([row["measured"] for row in ones])
-        error = np.array([max(row["high"] - row["measured"], 0) for row in ones])
-        spread = [np.minimum(error, middle), error]
-        axes.errorbar(at, middle, spread, fmt=marker, color=colour, capsize=2, elinewidth=1, label=part, **MARKERS)
-        for x, y, row in zip(at, middle, ones, strict=True):
+        dissimilarities = by_population(comparisons, part, "gradient dissimilarity")
+        x_values = [dissimilarities[row["population"]].measured for row in rows]
+        slowdowns = np.array([row["measured"] for row in rows])
+        half_widths = np.array([max(row["high"] - row["measured"], 0) for row in rows])
+        errors = [np.minimum(half_widths, slowdowns), half_widths]  # lower ends stay above zero
+        axes.errorbar(
+            x_values, slowdowns, errors, fmt=marker, color=colour, capsize=2, elinewidth=1, label=part, **MARKERS
+        )
+        for x, y, row in zip(x_values, slowdowns, rows, strict=True):
             axes.annotate(row["population"], (x, y), xytext=(5, 3), textcoords="offset points", fontsize=7)
     axes.axhline(1, color=plots.GREY, linewidth=0.8)
     axes.set(xlabel="Gradient dissimilarity at the first model", ylabel="Slowdown")
@@ -90,13 +120,18 @@ def _slowdowns(axes, found: Sequence[Comparison]) -> None:
         axes.legend(fontsize=7.5, loc="upper left")
 
 
-def _ranks(axes, found: Sequence[Comparison]) -> None:
-    ranked = [one for one in found if one.conditions["part"].startswith(RANKS)]
-    parts = list(dict.fromkeys(one.conditions["part"] for one in ranked))
-    names = list(dict.fromkeys(one.quantity for one in ranked))
+def _ranks(axes, comparisons: Sequence[Comparison]) -> None:
+    """Draws the rank correlation of each measure with the slowdown, with a bar for each set of populations."""
+    correlations = [comparison for comparison in comparisons if comparison.conditions["part"].startswith(RANKS)]
+    parts = list(dict.fromkeys(comparison.conditions["part"] for comparison in correlations))
+    names = list(dict.fromkeys(comparison.quantity for comparison in correlations))
     for i, (part, (_, colour, _)) in enumerate(zip(parts, LOOKS, strict=False)):
-        values = {one.quantity: one.measured for one in ranked if one.conditions["part"] == part}
-        places = [names.index(name) + 0.36 * i - 0.18 for name in values]
+        values = {
+            comparison.quantity: comparison.measured
+            for comparison in correlations
+            if comparison.conditions["part"] == part
+        }
+        places = [names.index(name) + 0.36 * i - 0.18 for name in values]  # bars of one measure lie side by side
         axes.barh(places, list(values.values()), height=0.34, color=colour, label=part.removeprefix(RANKS),
                   hatch=("", "///")[i], edgecolor="white")  # fmt: skip
     axes.set_yticks(range(len(names)), names, fontsize=7.5)

@@ -1,4 +1,7 @@
-"""Models on the digits and on Synthetic: measures of each population, and its slowdown against shuffled examples."""
+"""This module measures heterogeneity of model populations and their slowdown against shuffled examples.
+
+The populations are digits with Dirichlet labels and Synthetic(alpha, alpha).
+"""
 
 from __future__ import annotations
 
@@ -18,11 +21,23 @@ from fedjax_sim.types import Population
 
 __all__ = ["COHORT", "ModelPopulation", "digits_population", "model_rows", "synthetic_population"]
 
-EXAMPLES, COHORT, HIDDEN = 40, 10, 32
+EXAMPLES = 40  # that each client of the digits has
+COHORT = 10
+HIDDEN = 32  # units of the MLP
 
 
 class ModelPopulation(NamedTuple):
-    """A population with its model, and the same examples shuffled over clients of the same sizes."""
+    """A population with its model, and the same examples shuffled over clients of the same sizes.
+
+    Fields:
+      name: the name in the conditions, such as "alpha 0.1".
+      own: the clients with their own examples.
+      shuffled: clients of the same sizes that hold the same examples in random order.
+      test: held-out examples.
+      loss_fn: the training loss.
+      params: the first model.
+      counts: [N, L] examples of each label that each client holds.
+    """
 
     name: str
     own: Population
@@ -30,28 +45,37 @@ class ModelPopulation(NamedTuple):
     test: Any
     loss_fn: Any
     params: Any
-    counts: np.ndarray  # [N, L] of each label
+    counts: np.ndarray
 
 
 def _population(name: str, data: Any, hidden: tuple[int, ...], seed: int) -> ModelPopulation:
-    everything = population.pooled(data.train).examples
+    """Makes a population with an MLP, or with a linear model if `hidden` is empty."""
+    all_examples = population.pooled(data.train).examples
     offsets = np.concatenate([[0], np.cumsum(np.asarray(data.train.sizes))])
     rows = np.arange(offsets[-1], dtype=np.int32)
-    dealt = np.random.default_rng([seed, 1]).permutation(rows)
+    shuffled_rows = np.random.default_rng([seed, 1]).permutation(rows)
     build = models.mlp if hidden else models.linear
     model = build(input_shape=data.input_shape, num_outputs=data.num_outputs, **({"hidden": hidden} if hidden else {}))
     loss_fn = _loss_fn(model, data.task)
     counts = metrics.label_counts(data.train, num_labels=data.num_outputs)
-    own, shuffled = (population.indexed(everything, (order, offsets)) for order in (rows, dealt))
+    # Both populations index one table of examples, so their shapes and their memory are the same.
+    own, shuffled = (population.indexed(all_examples, (order, offsets)) for order in (rows, shuffled_rows))
     return ModelPopulation(name, own, shuffled, data.test, loss_fn, model.init(jax.random.key(seed))[0], counts)
 
 
 def _loss_fn(model: Any, task: str) -> Any:
+    """Returns the training loss of a model for a task."""
     return models.supervised(model, models.default_loss(task))
 
 
 def digits_population(size: int, alpha: float, seed: int) -> ModelPopulation:
-    """Digits whose clients' label shares are Dirichlet(alpha), with an MLP."""
+    """Makes clients of the digits with label shares from Dirichlet(alpha), and an MLP.
+
+    Args:
+      size: N.
+      alpha: small values give clients with unlike labels.
+      seed: decides data and model.
+    """
     data = population.digits(
         num_clients=size, alpha=alpha, min_examples=EXAMPLES, max_examples=EXAMPLES, held_out_clients=0, seed=seed
     )
@@ -59,19 +83,33 @@ def digits_population(size: int, alpha: float, seed: int) -> ModelPopulation:
 
 
 def synthetic_population(size: int, alpha: float, seed: int) -> ModelPopulation:
-    """Synthetic(alpha, alpha) of Li et al. 2020 (FedProx), with a linear model."""
+    """Makes clients of Synthetic(alpha, alpha) of Li et al. 2020 (FedProx), and a linear model.
+
+    Args:
+      size: N.
+      alpha: how much labelling and inputs differ between clients.
+      seed: decides data and model.
+    """
     data = population.synthetic(alpha=alpha, beta=alpha, num_clients=size, max_examples=100, seed=seed)
     return _population(f"({alpha:g}, {alpha:g})", data, (), seed)
 
 
 def model_rows(key: Any, name: str, fields: Sequence[ModelPopulation], options: dict[str, Any]) -> Iterator[Comparison]:
-    """Measures of each population at the first model, and its slowdown: rounds to the target over those when shuffled.
+    """Measures the heterogeneity of each population at the first model, and its slowdown.
+
+    The slowdown is the number of rounds to the target, divided by the number that the shuffled clients need.
 
     Args:
-      name: of the part. fields: its populations. options: of the study.
+      key: the random key of all runs.
+      name: the part's name.
+      fields: the part's populations, with one model and one size.
+      options: the study's options.
     """
-    runs, last, size = options["num_runs"], options["num_rounds"], fields[0].own.size
-    loss_fn, params = fields[0].loss_fn, fields[0].params
+    num_runs = options["num_runs"]
+    last_round = options["num_rounds"]
+    size = fields[0].own.size
+    loss_fn = fields[0].loss_fn
+    params = fields[0].params
 
     def make(rate):
         return algorithms.fedavg(
@@ -83,27 +121,34 @@ def model_rows(key: Any, name: str, fields: Sequence[ModelPopulation], options: 
         return {"loss": metrics.pooled(loss_fn, params, test)["loss"]}
 
     train = traced_runs(make, evaluation)
-    keys, rates = jax.random.split(stream(key, name), runs), (jnp.full(2 * runs, options["learning_rate"]),)
+    keys = jax.random.split(stream(key, name), num_runs)
+    rates = (jnp.full(2 * num_runs, options["learning_rate"]),)
     for field in fields:
         conditions = {"part": name, "population": field.name}
-        clients = stacked([field.own] * runs + [field.shuffled] * runs)
-        test = stacked([jax.tree.map(jnp.asarray, field.test)] * 2 * runs)
-        both = jnp.concatenate([keys, keys])  # the same cohorts on both sides
-        losses = train(both, stacked([params] * 2 * runs), clients, rates, test, np.arange(1, last + 1))["loss"]
-        own, shuffled = losses[:runs], losses[runs:]
-        labels = metrics.label_heterogeneity(field.counts, positions=np.arange(field.counts.shape[1]))
-        for words, value in labels.items():
-            yield measured(conditions, words.replace("_", " "), value)
-        seen = metrics.gradient_heterogeneity(loss_fn, params, field.own)
-        mixed = metrics.gradient_heterogeneity(loss_fn, params, field.shuffled)
-        yield measured(conditions, "gradient dissimilarity", seen.dissimilarity)
-        yield measured(conditions, "gradient dissimilarity, shuffled", mixed.dissimilarity)
-        yield measured(conditions, "B dissimilarity", seen.b_dissimilarity)
-        yield measured(conditions, "gradient diversity", seen.diversity)
-        target = shuffled[:, options["reference_rounds"] - 1].mean()
-        counts = np.array([[metrics.rounds_to_target(path, target) for path in side] for side in (own, shuffled)])
-        if np.isfinite(counts).all():
-            half = float((0.5 / counts[1]).mean())  # of a round: counts are whole
-            yield measured(conditions, "slowdown", counts[0] / counts[1], resolution=half)
+        # The first half of the runs trains on the clients' own examples, the second half on shuffled examples.
+        clients = stacked([field.own] * num_runs + [field.shuffled] * num_runs)
+        test = stacked([jax.tree.map(jnp.asarray, field.test)] * 2 * num_runs)
+        paired_keys = jnp.concatenate([keys, keys])  # run r draws the same cohorts in both halves
+        starts = stacked([params] * 2 * num_runs)
+        losses = train(paired_keys, starts, clients, rates, test, np.arange(1, last_round + 1))["loss"]
+        own_losses = losses[:num_runs]
+        shuffled_losses = losses[num_runs:]
+        label_measures = metrics.label_heterogeneity(field.counts, positions=np.arange(field.counts.shape[1]))
+        for measure, value in label_measures.items():
+            yield measured(conditions, measure.replace("_", " "), value)
+        own_gradients = metrics.gradient_heterogeneity(loss_fn, params, field.own)
+        shuffled_gradients = metrics.gradient_heterogeneity(loss_fn, params, field.shuffled)
+        yield measured(conditions, "gradient dissimilarity", own_gradients.dissimilarity)
+        yield measured(conditions, "gradient dissimilarity, shuffled", shuffled_gradients.dissimilarity)
+        yield measured(conditions, "B dissimilarity", own_gradients.b_dissimilarity)
+        yield measured(conditions, "gradient diversity", own_gradients.diversity)
+        # The target is what shuffled clients reach on average, so it does not depend on how hard the problem is.
+        target = shuffled_losses[:, options["reference_rounds"] - 1].mean()
+        rounds = np.array(
+            [[metrics.rounds_to_target(path, target) for path in half] for half in (own_losses, shuffled_losses)]
+        )
+        if np.isfinite(rounds).all():
+            half_a_round = float((0.5 / rounds[1]).mean())  # numbers of rounds are whole
+            yield measured(conditions, "slowdown", rounds[0] / rounds[1], resolution=half_a_round)
         else:
-            yield measured(conditions, "loss after the last round / target", own[:, -1] / target)
+            yield measured(conditions, "loss after the last round / target", own_losses[:, -1] / target)

@@ -1,4 +1,4 @@
-"""How different are the clients, by which measure, and does the measure predict how much slower training is?"""
+"""This study measures how different clients are, and whether a measure predicts how much slower training is."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from fedjax_sim.validate import Positive
 __all__ = ["heterogeneity"]
 
 QUESTION = "How different are the clients, and how much slower does that make training?"
-STEP_SIZES = np.geomspace(0.005, 1 / LARGEST_CURVATURE, 40)  # of which the best is taken
-SHARE = 1e-3  # of the start's excess loss: the target on quadratics
-MAX_ROUNDS = 300
+STEP_SIZES = np.geomspace(0.005, 1 / LARGEST_CURVATURE, 40)  # of which the best is taken on quadratics
+SHARE = 1e-3  # the target on quadratics, as a share of the start's excess loss
+MAX_ROUNDS = 300  # on quadratics
 
 
 @validate.named_arguments
@@ -45,53 +45,70 @@ def heterogeneity(
     num_runs: int = 8,
     seed: int = 0,
 ) -> Findings:
-    """How different are the clients? Measures of heterogeneity, and how they go with the rounds that training takes.
+    """How different are the clients? Measures heterogeneity, and how it goes with the rounds that training takes.
 
-    Distances of two label distributions, with the models that fit them; quadratic clients, whose rounds to a target at
-    the best constant step have a closed form; and digits with Dirichlet labels and Synthetic(alpha, alpha), each beside
-    the same examples shuffled over clients of the same sizes: the slowdown is the ratio of their rounds.
+    The study has three parts. The first compares distances of two label distributions with the gap between the models
+    that fit them. The second has quadratic clients, whose rounds to a target at the best constant step have a closed
+    form. The third trains models on digits with Dirichlet labels and on Synthetic(alpha, alpha). There, each population
+    is compared with the same examples shuffled over clients of the same sizes: the slowdown is the ratio of the rounds
+    that the two need.
 
     Args:
-      spreads: of the quadratic clients' optima. num_clients: N; dimension: d.
+      spreads: spreads of the quadratic clients' optima.
+      num_clients: N of the quadratics.
+      dimension: d of the quadratics.
       num_steps: K of FedAvg everywhere.
-      alphas: of the digits' label shares. synthetic: alpha = beta of Synthetic. Empty leaves them out.
-      model_clients: N of the digits, a third of it of Synthetic; ten a round, batches of ten.
-      learning_rate: of the models' local steps.
-      reference_rounds: the target is the mean test loss of the shuffled clients after that many.
-      num_rounds: T; a population that needs more has no slowdown. num_runs: of each model.
+      alphas: parameters of the digits' Dirichlet label shares; an empty list leaves the digits out.
+      synthetic: alpha = beta of Synthetic; an empty list leaves it out.
+      model_clients: N of the digits; Synthetic has a third of it. Cohorts have ten clients, and batches ten examples.
+      learning_rate: the learning rate of the models' local steps.
+      reference_rounds: the target is the mean test loss of the shuffled clients after that many rounds.
+      num_rounds: T; a population that needs more rounds has no slowdown.
+      num_runs: runs of each model.
       seed: decides everything.
 
     Returns: `Findings`.
 
-    Guarantees: every prediction lies in its interval (tests/study/test_heterogeneity.py::test_predictions_hold), and a
-    round more or less does not (::test_it_can_tell_another_round); shuffling removes heterogeneity and keeps the
-    examples (::test_shuffled_clients_hold_the_same_examples).
+    Guarantees: every prediction lies in its interval (tests/study/test_heterogeneity.py::test_predictions_hold). A
+    prediction of a round more or less does not (::test_it_can_tell_another_round). Shuffling removes heterogeneity and
+    keeps the examples (::test_shuffled_clients_hold_the_same_examples).
 
     References: Li et al. 2020 (FedProx), definition 3 and section 5.1; Hsu, Qi and Brown 2019; Zhao et al. 2018.
     """
     options = dict(locals())
     _check(options)
     key = jax.random.key(seed)
-    found = [*_labels()]
-    found += _quadratics(num_clients, dimension, num_steps, sorted({*spreads}), seed)
-    third = max(COHORT, model_clients // 3)
+    comparisons = [*_labels()]
+    comparisons += _quadratics(num_clients, dimension, num_steps, sorted({*spreads}), seed)
+    num_synthetic_clients = max(COHORT, model_clients // 3)
     families = {
         "digits MLP": [digits_population(model_clients, value, seed) for value in sorted({*alphas})],
-        "Synthetic": [synthetic_population(third, value, seed) for value in sorted({*synthetic})],
+        "Synthetic": [synthetic_population(num_synthetic_clients, value, seed) for value in sorted({*synthetic})],
     }
-    for name, fields in families.items():
-        if fields:
-            found += model_rows(key, name, fields, options)
-    found += rank_correlations(found)
+    for name, populations in families.items():
+        if populations:
+            comparisons += model_rows(key, name, populations, options)
+    comparisons += rank_correlations(comparisons)
     options = {name: list(value) if isinstance(value, Sequence) else value for name, value in options.items()}
-    theories = {"spreads": spreads, "path": lambda spread: _best(num_clients, dimension, num_steps, spread, seed)[2]}
-    reading = list(heterogeneity_reading(options, found))
-    return Findings("heterogeneity", QUESTION, found, reading, lambda: heterogeneity_figure(found, **theories), options)
+    theory_options = {
+        "spreads": spreads,
+        "path": lambda spread: _best_step(num_clients, dimension, num_steps, spread, seed)[2],
+    }
+    reading = list(heterogeneity_reading(options, comparisons))
+    return Findings(
+        "heterogeneity",
+        QUESTION,
+        comparisons,
+        reading,
+        lambda: heterogeneity_figure(comparisons, **theory_options),
+        options,
+    )
 
 
 def _check(options: dict[str, Any]) -> None:
-    for name, least in (("spreads", 1), ("alphas", 0), ("synthetic", 0)):
-        validate.sequence(name, options[name], least=least)
+    """Raises an error that names the first option that is out of range."""
+    for name, least_length in (("spreads", 1), ("alphas", 0), ("synthetic", 0)):
+        validate.sequence(name, options[name], least=least_length)
     for name in ("spreads", "synthetic"):
         for value in options[name]:
             validate.in_range(name, value, 0, 100)
@@ -109,7 +126,11 @@ def _check(options: dict[str, Any]) -> None:
 
 
 def _labels() -> Iterator[Comparison]:
-    """Pairs of clients with ten labels each: the gap between the constants that fit them best, under squared loss."""
+    """Compares the gap between the best constant models of two clients with distances of their label distributions.
+
+    Each client has ten labels and the squared loss, so its best constant is the mean of its labels. FedAvg with a
+    single client finds the constant.
+    """
 
     def loss(params, examples, key):
         return {"loss": (params["w"] - examples["y"]) ** 2 / 2}
@@ -121,74 +142,98 @@ def _labels() -> Iterator[Comparison]:
         "(.2, .5, .3) and (.5, .3, .2)": ((2, 5, 3), (5, 3, 2)),
         "(.5, 0, .5) and (0, 1, 0)": ((5, 0, 5), (0, 10, 0)),
     }
-    values = np.arange(3.0)
-    sites = [np.repeat(values, counts).astype(np.float32) for pair in pairs.values() for counts in pair]
-    clients = stacked([population.stored({"y": site}, [0, len(site)]) for site in sites])
-    keys = jax.random.split(jax.random.key(0), len(sites))
+    label_values = np.arange(3.0)
+    client_labels = [np.repeat(label_values, counts).astype(np.float32) for pair in pairs.values() for counts in pair]
+    num_clients = len(client_labels)
+    clients = stacked([population.stored({"y": labels}, [0, len(labels)]) for labels in client_labels])
+    keys = jax.random.split(jax.random.key(0), num_clients)
     runs = traced_runs(make, lambda params, target: {"w": params["w"]})
-    best = runs(keys, {"w": jnp.zeros(len(sites))}, clients, (jnp.full(len(sites), 0.5),), jnp.zeros(len(sites)), [60])
+    rates = (jnp.full(num_clients, 0.5),)
+    targets = jnp.zeros(num_clients)  # unused: the evaluation returns the model itself
+    best = runs(keys, {"w": jnp.zeros(num_clients)}, clients, rates, targets, [60])
     for (name, pair), (first, second) in zip(pairs.items(), best["w"].reshape(-1, 2), strict=True):
-        laws = np.array(pair) / 10
-        conditions, gap = {"part": "labels 0, 1, 2", "population": name}, abs(first - second)
-        distance = metrics.earth_mover_distance(*laws, values)
+        distributions = np.array(pair) / 10
+        conditions = {"part": "labels 0, 1, 2", "population": name}
+        gap = abs(first - second)
+        distance = metrics.earth_mover_distance(*distributions, label_values)
         yield measured(
-            conditions, "gap of the fitted constants", gap, metrics.optimum_gap(*laws, values), resolution=1e-6
+            conditions,
+            "gap of the fitted constants",
+            gap,
+            metrics.optimum_gap(*distributions, label_values),
+            resolution=1e-6,
         )
         yield measured(
             conditions, "gap, and earth mover's distance", gap, distance, kind="upper bound", resolution=1e-6
         )
-        for words, value in (("total variation", metrics.total_variation(*laws)), ("L1", metrics.l1_distance(*laws)),
-                             ("Jensen-Shannon", metrics.jensen_shannon_divergence(*laws))):  # fmt: skip
-            yield measured(conditions, words, value)
+        # Distances that ignore the positions of labels predict no gap; they are shown beside it.
+        for quantity, value in (
+            ("total variation", metrics.total_variation(*distributions)),
+            ("L1", metrics.l1_distance(*distributions)),
+            ("Jensen-Shannon", metrics.jensen_shannon_divergence(*distributions)),
+        ):
+            yield measured(conditions, quantity, value)
 
 
-def _best(size: int, dimension: int, k: int, spread: float, seed: int) -> tuple[Any, float, float]:
-    """(problem, step, rounds): the constant step with the fewest rounds to the target, by the closed form."""
+def _best_step(size: int, dimension: int, k: int, spread: float, seed: int) -> tuple[Any, float, float]:
+    """Searches for the constant step with the fewest rounds to the target, by the closed form.
+
+    Returns: (problem, step, rounds); rounds is infinite if no step reaches the target within MAX_ROUNDS.
+    """
     problem = quadratic_clients(size, dimension, spread, seed)
     best = problem, float(STEP_SIZES[0]), math.inf
     for eta in STEP_SIZES:
-        path = theory.budget(*problem, step_size=float(eta), num_steps=k).expected_loss(MAX_ROUNDS, start=problem.start)
-        rounds = metrics.rounds_to_target(path[1:], SHARE * path[0])
+        budget = theory.budget(*problem, step_size=float(eta), num_steps=k)
+        losses = budget.expected_loss(MAX_ROUNDS, start=problem.start)
+        rounds = metrics.rounds_to_target(losses[1:], SHARE * losses[0])
         if rounds < best[2]:
             best = problem, float(eta), rounds
     return best
 
 
 def _quadratics(size: int, dimension: int, k: int, spreads: Sequence[float], seed: int) -> Iterator[Comparison]:
+    """Measures the rounds to the target at the best constant step, for each spread of the clients' optima."""
+
     def make(eta):
         return algorithms.fedavg(
             population.quadratic_loss, sampling.full(size), optax.sgd(eta), num_steps=k, weighting="uniform", mesh=None
         )
 
     def excess(params, target):
-        away = params["w"] - target["optimum"]
-        return {"loss": away @ target["hessian"] @ away / 2}
+        distance = params["w"] - target["optimum"]
+        return {"loss": distance @ target["hessian"] @ distance / 2}
 
-    best = [_best(size, dimension, k, spread, seed) for spread in spreads]
-    problems = [one[0] for one in best]
-    starts = {"w": jnp.asarray(np.stack([one.start for one in problems]), jnp.float32)}
-    goals = stacked([
-        {"optimum": jnp.asarray(one.optimum, jnp.float32), "hessian": jnp.asarray(one.hessians.mean(0), jnp.float32)}
-        for one in problems
+    best = [_best_step(size, dimension, k, spread, seed) for spread in spreads]
+    problems = [problem for problem, _, _ in best]
+    starts = {"w": jnp.asarray(np.stack([problem.start for problem in problems]), jnp.float32)}
+    targets = stacked([
+        {
+            "optimum": jnp.asarray(problem.optimum, jnp.float32),
+            "hessian": jnp.asarray(problem.hessians.mean(0), jnp.float32),
+        }
+        for problem in problems
     ])  # fmt: skip
     keys = jax.random.split(jax.random.key(0), len(best))
-    etas = (jnp.asarray([eta for _, eta, _ in best], jnp.float32),)
-    last = max([10, *(int(rounds) for *_, rounds in best if math.isfinite(rounds))]) + 1
-    clients = stacked([one.clients() for one in problems])
-    paths = traced_runs(make, excess)(keys, starts, clients, etas, goals, np.arange(1, last + 1))["loss"]
+    step_sizes = (jnp.asarray([eta for _, eta, _ in best], jnp.float32),)
+    # One round more than predicted, so that a run that is a round late still shows when it arrives.
+    last_round = max([10, *(int(rounds) for *_, rounds in best if math.isfinite(rounds))]) + 1
+    clients = stacked([problem.clients() for problem in problems])
+    runs = traced_runs(make, excess)
+    paths = runs(keys, starts, clients, step_sizes, targets, np.arange(1, last_round + 1))["loss"]
     for spread, (problem, eta, rounds), path in zip(spreads, best, paths, strict=True):
         conditions = {"part": "quadratics", "population": f"spread {spread:g}", "step_size": float(f"{eta:.3g}")}
-        at = {"w": jnp.asarray(problem.optimum, jnp.float32)}
-        seen = metrics.gradient_heterogeneity(population.quadratic_loss, at, problem.clients())
-        yield measured(conditions, "gradient dissimilarity", seen.dissimilarity)
-        expected = theory.budget(*problem, step_size=eta, num_steps=k).expected_loss(last, start=problem.start)
+        optimum = {"w": jnp.asarray(problem.optimum, jnp.float32)}
+        at_optimum = metrics.gradient_heterogeneity(population.quadratic_loss, optimum, problem.clients())
+        yield measured(conditions, "gradient dissimilarity", at_optimum.dissimilarity)
+        expected = theory.budget(*problem, step_size=eta, num_steps=k).expected_loss(last_round, start=problem.start)
         target = SHARE * expected[0]
         if not math.isfinite(rounds):
             yield measured(
                 conditions, "loss after the last round", path[-1], expected[-1], resolution=1e-5 * expected[0]
             )
             continue
-        unsure = int((np.abs(expected[1:] / target - 1) < 1e-4).sum())
+        # In rounds whose loss is the target up to rounding, a run in float32 may be on either side of it.
+        num_unsure_rounds = int((np.abs(expected[1:] / target - 1) < 1e-4).sum())
         count = metrics.rounds_to_target(path, target)
-        count = count if math.isfinite(count) else float(last + 1)
-        yield measured(conditions, "rounds to target", count, rounds, resolution=unsure)
+        count = count if math.isfinite(count) else float(last_round + 1)
+        yield measured(conditions, "rounds to target", count, rounds, resolution=num_unsure_rounds)

@@ -1,4 +1,4 @@
-"""Rank correlations of measures of heterogeneity with the slowdown, and the names of the parts that they compare."""
+"""This module computes rank correlations between measures of heterogeneity and the slowdown of training."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from fedjax_sim.study.findings import Comparison, comparisons_of
 
 __all__ = ["FAMILIES", "MEASURES", "RANKS", "by_population", "rank_correlations"]
 
-FAMILIES = ("digits MLP", "Synthetic")
-RANKS = "rank correlation with the slowdown, "
+FAMILIES = ("digits MLP", "Synthetic")  # parts of the study with models
+RANKS = "rank correlation with the slowdown, "  # the start of a part's name
+# Quantities of `model_rows` that measure heterogeneity.
 MEASURES = (
     "total variation", "l1 distance", "kullback leibler", "jensen shannon", "earth mover distance", "labels per client",
     "gradient dissimilarity", "B dissimilarity", "gradient diversity",
@@ -18,22 +19,43 @@ MEASURES = (
 
 
 def by_population(found: Sequence[Comparison], part: str, quantity: str) -> dict[str, Comparison]:
-    """The comparisons of a part and a quantity, by the population that they were measured on."""
-    return {one.conditions["population"]: one for one in comparisons_of(found, part, quantity)}
+    """Selects the comparisons of a part and a quantity, and returns them by the name of their population.
+
+    Args:
+      found: all comparisons of the study.
+      part: the part of the study.
+      quantity: what was measured.
+    """
+    return {comparison.conditions["population"]: comparison for comparison in comparisons_of(found, part, quantity)}
 
 
 def rank_correlations(found: Sequence[Comparison]) -> Iterator[Comparison]:
-    """Spearman's rank correlation of each measure with the slowdown, over the populations that have a slowdown."""
+    """Computes Spearman's rank correlation of each measure with the slowdown, over populations.
+
+    A population counts if it has a slowdown, that is, if all its runs reached the target. Correlations of fewer than
+    four populations, or of equal slowdowns, are left out.
+
+    Args:
+      found: the comparisons of `model_rows`.
+    """
     from scipy import stats
 
     for name, parts in (("digits MLP", ("digits MLP",)), ("both families", ("digits MLP", "Synthetic"))):
-        known = {(one.conditions["part"], one.conditions["population"], one.quantity): one.measured for one in found}
-        fields = [key[:2] for key in known if key[0] in parts and key[2] == "slowdown"]
-        slow = [known[*field, "slowdown"] for field in fields]
-        if len(fields) < 4 or len({field[0] for field in fields}) < len(parts) or len({*slow}) < 2:
+        values = {
+            (comparison.conditions["part"], comparison.conditions["population"], comparison.quantity): (
+                comparison.measured
+            )
+            for comparison in found
+        }
+        # A population is named by its part and its own name.
+        populations = [key[:2] for key in values if key[0] in parts and key[2] == "slowdown"]
+        slowdowns = [values[*population, "slowdown"] for population in populations]
+        num_parts = len({part for part, _ in populations})
+        if len(populations) < 4 or num_parts < len(parts) or len({*slowdowns}) < 2:
             continue
         for measure in MEASURES:
-            rank = stats.spearmanr([known[*field, measure] for field in fields], slow).statistic
-            conditions = {"part": RANKS + name, "population": f"{len(fields)} of them"}
+            rank = stats.spearmanr([values[*population, measure] for population in populations], slowdowns).statistic
+            conditions = {"part": RANKS + name, "population": f"{len(populations)} of them"}
             if math.isfinite(rank):
-                yield Comparison(conditions, measure, float(rank), math.nan)  # random, without an interval
+                # The correlation is random, but has no samples of its own that would give an interval.
+                yield Comparison(conditions, measure, float(rank), math.nan)

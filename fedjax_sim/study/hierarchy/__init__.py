@@ -1,3 +1,3 @@
-"""What do edges under a cloud cost? Fixed points, accuracy and cloud traffic against the number of edge rounds."""
+"""This study asks what edge servers under a cloud cost, and what they save."""
 
 __all__: list[str] = []

@@ -1,4 +1,4 @@
-"""A model of digits under edges: its distance from flat FedAvg, accuracy, and what reaches the cloud."""
+"""This module trains a model of digits under edge servers and measures accuracy and cloud traffic."""
 
 from __future__ import annotations
 
@@ -17,86 +17,124 @@ from fedjax_sim.types import Algorithm, Count, Population, PyTree
 
 __all__ = ["digits_rows"]
 
-WORK = {"num_steps": 5, "batch_size": None, "mesh": None}
-RATE, ALPHA = 0.5, 0.1
-ROWS = 40  # of each client: runs and groupings then have the same shapes, and share the programs
-WAYS = ("labels", "random")
+WORK = {"num_steps": 5, "batch_size": None, "mesh": None}  # local training, with full batches
+RATE = 0.5  # learning rate
+ALPHA = 0.1  # of the clients' Dirichlet label shares
+ROWS = 40  # examples of each client; equal shapes let all runs and groupings share their programs
+WAYS = ("labels", "random")  # how clients are grouped under edges
 
 
 class _Run(NamedTuple):
-    """One partition of the digits among clients."""
+    """A partition of the digits among clients.
+
+    Fields:
+      clients: without edges.
+      groups: the same clients under edges, by the way in which they are grouped.
+      test: held-out examples.
+    """
 
     clients: Population
-    groups: dict[str, Population]  # the same clients under edges, by the way they are grouped
+    groups: dict[str, Population]
     test: PyTree
 
 
 def digits_rows(
     num_clients: int, num_edges: int, edge_rounds: Sequence[int], num_rounds: int, num_runs: int, seed: int
 ) -> Iterator[Comparison]:
-    """Softmax regression, everybody taking part with full batches; runs differ in their clients' data."""
-    data = [_digits(num_clients, seed + run) for run in range(num_runs)]
-    model = models.linear(input_shape=data[0].input_shape, num_outputs=data[0].num_outputs)
-    loss, start = models.supervised(model, models.default_loss(data[0].task)), model.init(jax.random.key(seed))[0]
-    runs = _runs(data, num_edges, seed)
-    judge = jax.jit(partial(metrics.pooled, loss))
-    flat = _training(algorithms.fedavg(loss, sampling.full(num_clients), optax.sgd(RATE), **WORK), start, num_rounds)
-    ends = {("flat", 1): [flat(run.clients) for run in runs]}
-    size = runs[0].groups[WAYS[0]].group_size
+    """Measures softmax regression on digits under edges, beside flat FedAvg.
+
+    All clients take part with full batches. Runs differ in their clients' data.
+
+    Args:
+      num_clients: N.
+      num_edges: G.
+      edge_rounds: kappa, edge rounds in a cloud round.
+      num_rounds: cloud rounds.
+      num_runs: partitions of the digits.
+      seed: decides everything.
+    """
+    datasets = [_digits(num_clients, seed + run) for run in range(num_runs)]
+    model = models.linear(input_shape=datasets[0].input_shape, num_outputs=datasets[0].num_outputs)
+    loss = models.supervised(model, models.default_loss(datasets[0].task))
+    start = model.init(jax.random.key(seed))[0]
+    runs = _runs(datasets, num_edges, seed)
+    evaluate = jax.jit(partial(metrics.pooled, loss))
+    fedavg = algorithms.fedavg(loss, sampling.full(num_clients), optax.sgd(RATE), **WORK)
+    train_flat = _training(fedavg, start, num_rounds)
+    # (final model, bytes to the cloud) of each run, by grouping and kappa.
+    results = {("flat", 1): [train_flat(run.clients) for run in runs]}
+    group_size = runs[0].groups[WAYS[0]].group_size
     for kappa in edge_rounds:
-        made = algorithms.hierarchical_fedavg(
-            loss, sampling.full(num_edges), optax.sgd(RATE), edge_rounds=kappa, group_size=size, **WORK
+        hierarchical = algorithms.hierarchical_fedavg(
+            loss, sampling.full(num_edges), optax.sgd(RATE), edge_rounds=kappa, group_size=group_size, **WORK
         )
-        train = _training(made, start, num_rounds)
-        ends |= {(way, kappa): [train(run.groups[way]) for run in runs] for way in WAYS}
+        train = _training(hierarchical, start, num_rounds)
+        results |= {(way, kappa): [train(run.groups[way]) for run in runs] for way in WAYS}
+    # With one edge round in a cloud round, a hierarchy is flat FedAvg whatever the groups.
     for way in WAYS:
-        pairs = zip(ends[way, 1], ends["flat", 1], strict=True)
-        away = max(_length(found, expected) / _length(expected, start) for (found, _), (expected, _) in pairs)
+        pairs = zip(results[way, 1], results["flat", 1], strict=True)
+        largest_ratio = max(_distance(end, flat_end) / _distance(flat_end, start) for (end, _), (flat_end, _) in pairs)
         conditions: dict[str, Any] = {"part": "one edge round", "groups": way, "edge_rounds": 1}
-        yield measured(conditions, "distance from flat FedAvg, of the way", away, 0.0, resolution=1e-4)
-    for (way, kappa), found in ends.items():
-        conditions = {"part": "digits", "groups": way, "edge_rounds": kappa, "cloud_bytes": found[0][1]}
-        shares = [float(judge(end, run.test)["accuracy"]) for (end, _), run in zip(found, runs, strict=True)]
-        yield few(conditions, "test accuracy", shares)
+        yield measured(conditions, "distance from flat FedAvg, of the way", largest_ratio, 0.0, resolution=1e-4)
+    for (way, kappa), ends in results.items():
+        _, cloud_bytes = ends[0]  # the same in every run
+        conditions = {"part": "digits", "groups": way, "edge_rounds": kappa, "cloud_bytes": cloud_bytes}
+        accuracies = [float(evaluate(end, run.test)["accuracy"]) for (end, _), run in zip(ends, runs, strict=True)]
+        yield few(conditions, "test accuracy", accuracies)
 
 
 def _digits(num_clients: int, seed: int) -> population.FederatedData:
-    rows = {"min_examples": ROWS, "max_examples": ROWS, "held_out_clients": 0}
-    return population.digits(num_clients=num_clients, alpha=ALPHA, seed=seed, **rows)
+    """Makes a partition of the digits in which every client has ROWS examples."""
+    sizes = {"min_examples": ROWS, "max_examples": ROWS, "held_out_clients": 0}
+    return population.digits(num_clients=num_clients, alpha=ALPHA, seed=seed, **sizes)
 
 
-def _runs(data: Sequence[population.FederatedData], num_edges: int, seed: int) -> list[_Run]:
-    """The partitions, with groups that are told to be as large as the largest of all: empty places are skipped."""
+def _runs(datasets: Sequence[population.FederatedData], num_edges: int, seed: int) -> list[_Run]:
+    """Groups the clients of each partition under edges.
+
+    All groups are padded to the size of the largest, so that one program serves all of them. Empty places are skipped.
+    """
     grouped = [
-        {way: population.with_groups(one, num_groups=num_edges, by=way, seed=seed + run).train for way in WAYS}
-        for run, one in enumerate(data)
+        {way: population.with_groups(data, num_groups=num_edges, by=way, seed=seed + run).train for way in WAYS}
+        for run, data in enumerate(datasets)
     ]
-    most = max(groups.group_size for ways in grouped for groups in ways.values())
+    largest_group = max(groups.group_size for groups_by_way in grouped for groups in groups_by_way.values())
 
-    def padded(ways):
-        return {way: dataclasses.replace(groups, group_size=most, ragged=True) for way, groups in ways.items()}
+    def padded(groups_by_way):
+        return {
+            way: dataclasses.replace(groups, group_size=largest_group, ragged=True)
+            for way, groups in groups_by_way.items()
+        }
 
-    return [_Run(one.train, padded(ways), one.test) for one, ways in zip(data, grouped, strict=True)]
+    return [
+        _Run(data.train, padded(groups_by_way), data.test)
+        for data, groups_by_way in zip(datasets, grouped, strict=True)
+    ]
 
 
-def _training(made: Algorithm, start: PyTree, num_rounds: int) -> Callable[[Population], tuple[PyTree, int]]:
-    """(people) -> (the model after all rounds, the bytes that reached the cloud); one program for all people."""
+def _training(algorithm: Algorithm, start: PyTree, num_rounds: int) -> Callable[[Population], tuple[PyTree, int]]:
+    """Returns a function population -> (model after all rounds, bytes that reached the cloud).
+
+    The population is an argument of the compiled program, so all partitions share it.
+    """
 
     @jax.jit
-    def rounds(state, people):
-        def one(state, t):
-            state, info = made.step(jax.random.fold_in(jax.random.key(0), t), state, people)
+    def run_rounds(state, people):
+        def round_step(state, t):
+            state, info = algorithm.step(jax.random.fold_in(jax.random.key(0), t), state, people)
             return state, info["uplink_bytes"]
 
-        return jax.lax.scan(one, state, jnp.arange(num_rounds))
+        return jax.lax.scan(round_step, state, jnp.arange(num_rounds))
 
     def train(people):
-        state, sent = rounds(made.init(jax.random.key(0), start, people), people)
-        counts = [Count(number, unit) for number, unit in zip(sent.number, sent.unit, strict=True)]
-        return made.params(state), sum(count.total() for count in counts)
+        state, uplink = run_rounds(algorithm.init(jax.random.key(0), start, people), people)
+        # Totals are computed on the host, since the bytes of all rounds may exceed int32.
+        counts = [Count(number, unit) for number, unit in zip(uplink.number, uplink.unit, strict=True)]
+        return algorithm.params(state), sum(count.total() for count in counts)
 
     return train
 
 
-def _length(a: PyTree, b: PyTree) -> float:
+def _distance(a: PyTree, b: PyTree) -> float:
+    """Returns the Euclidean distance of two models."""
     return float(optax.tree.norm(tree.subtract(a, b)))

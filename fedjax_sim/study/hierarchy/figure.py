@@ -1,4 +1,4 @@
-"""The figure of `hierarchy`: fixed points and speed against edge rounds, and a model's accuracy against cloud bytes."""
+"""This module draws the figure of `hierarchy`: fixed points, speed and accuracy against edge rounds."""
 
 from __future__ import annotations
 
@@ -24,25 +24,32 @@ WORDS = {"flat": "flat FedAvg", "labels": "edges by labels", "random": "random e
 
 
 def hierarchy_figure(found: Sequence[Comparison], problem: Problem, options: dict[str, Any]) -> Any:
-    """Three panels; theory as lines, measurement as points."""
+    """Draws three panels, with theory as lines and measurements as points.
+
+    Args:
+      found: the comparisons of the study.
+      problem: the quadratic clients.
+      options: the study's options.
+    """
     figure, (ends, speed, digits) = chart(1, 3)
     work = {"num_steps": options["num_steps"], "step_size": options["step_size"]}
-    most = max(options["edge_rounds"][-1], 2)
-    grid = np.unique(np.geomspace(1, most, 40).round().astype(int)).tolist()
+    largest_kappa = max(options["edge_rounds"][-1], 2)
+    grid = np.unique(np.geomspace(1, largest_kappa, 40).round().astype(int)).tolist()
     for name, edges in groupings(problem, options["num_edges"]).items():
         colour, marker, line = LOOKS[name]
-        points = [theory.hierarchy_fixed_point(*problem, edges, edge_rounds=kappa, **work) for kappa in grid]
-        away = [np.linalg.norm(point - problem.optimum) for point in points]
-        ends.plot(grid, away, color=colour, linestyle=line, linewidth=1.3, label=f"{name} clients: theory")
-        factors = [theory.hierarchy_contraction(*problem, edges, edge_rounds=kappa, **work) for kappa in grid]
-        asked = [math.log(CLOSE) / math.log(factor) for factor in factors]
+        fixed_points = [theory.hierarchy_fixed_point(*problem, edges, edge_rounds=kappa, **work) for kappa in grid]
+        distances = [np.linalg.norm(point - problem.optimum) for point in fixed_points]
+        ends.plot(grid, distances, color=colour, linestyle=line, linewidth=1.3, label=f"{name} clients: theory")
+        contractions = [theory.hierarchy_contraction(*problem, edges, edge_rounds=kappa, **work) for kappa in grid]
+        rounds = [math.log(CLOSE) / math.log(contraction) for contraction in contractions]
         speed.plot(
-            grid, asked, color=colour, linestyle=line, linewidth=1.3, label=f"{name}: from the slowest direction"
+            grid, rounds, color=colour, linestyle=line, linewidth=1.3, label=f"{name}: from the slowest direction"
         )
         for axes, part in ((ends, "fixed point"), (speed, "speed")):
-            ones = comparisons_of(found, part, groups=name)
-            at = [one.conditions["edge_rounds"] for one in ones]
-            axes.plot(at, [one.measured for one in ones], marker, color=colour, **MARKERS)
+            comparisons = comparisons_of(found, part, groups=name)
+            kappas = [comparison.conditions["edge_rounds"] for comparison in comparisons]
+            axes.plot(kappas, [comparison.measured for comparison in comparisons], marker, color=colour, **MARKERS)
+    # Both panels share an axis of edge rounds, with ticks at the measured values only.
     ends.set(ylabel="Distance of the fixed point to the optimum")
     speed.set(ylabel="Cloud rounds until 1 % of the way is left")
     for axes in (ends, speed):
@@ -54,28 +61,38 @@ def hierarchy_figure(found: Sequence[Comparison], problem: Problem, options: dic
     return figure
 
 
-def _digits(axes: Any, found: Sequence[Comparison], edge_rounds: Sequence[int]) -> None:
-    """Accuracy against edge rounds, by the way to group, beside flat FedAvg; bytes to the cloud are in the legend."""
-    for shift, (name, (colour, marker)) in enumerate(MODEL_LOOKS.items()):
-        ones = comparisons_of(found, "digits", groups=name)
-        if not ones:
+def _digits(axes: Any, all_comparisons: Sequence[Comparison], edge_rounds: Sequence[int]) -> None:
+    """Draws accuracy against edge rounds for each way of grouping, beside flat FedAvg.
+
+    Bytes to the cloud are in the legend.
+    """
+    for index, (name, (colour, marker)) in enumerate(MODEL_LOOKS.items()):
+        comparisons = comparisons_of(all_comparisons, "digits", groups=name)
+        if not comparisons:
             continue
-        label = f"{WORDS[name]}: {ones[0].conditions['cloud_bytes'] / 1e6:.2f} MB to the cloud"
-        shares, spread = ([get(one) for one in ones] for get in (lambda x: x.measured, _deviation))
+        label = f"{WORDS[name]}: {comparisons[0].conditions['cloud_bytes'] / 1e6:.2f} MB to the cloud"
+        accuracies, deviations = (
+            [get(comparison) for comparison in comparisons] for get in (lambda x: x.measured, _deviation)
+        )
         if name == "flat":
-            axes.axhline(shares[0], color=colour, linestyle=DASHED, linewidth=1.3, label=label)
+            axes.axhline(accuracies[0], color=colour, linestyle=DASHED, linewidth=1.3, label=label)
             continue
-        at = [one.conditions["edge_rounds"] * (1 + 0.04 * (2 * shift - 3)) for one in ones]  # side by side
-        axes.errorbar(at, shares, spread, color=colour, marker=marker, linestyle="none", capsize=2, label=label)
+        # The two ways of grouping, with index 1 and 2, are moved apart by a few per cent.
+        shift = 1 + 0.04 * (2 * index - 3)
+        positions = [comparison.conditions["edge_rounds"] * shift for comparison in comparisons]
+        axes.errorbar(
+            positions, accuracies, deviations, color=colour, marker=marker, linestyle="none", capsize=2, label=label
+        )
     axes.set(xscale="log", xlabel="Edge rounds \N{GREEK SMALL LETTER KAPPA} in a cloud round")
     axes.set(ylabel="Test accuracy on digits")
     axes.set_xticks(edge_rounds, [str(kappa) for kappa in edge_rounds])
     axes.minorticks_off()
-    if comparisons_of(found, "digits"):
+    if comparisons_of(all_comparisons, "digits"):
         low, high = axes.get_ylim()
         axes.set_ylim(low - 0.4 * (high - low), high)  # room below for the legend: accuracy rises
         axes.legend(fontsize=7.5, loc="lower right")
 
 
-def _deviation(one: Comparison) -> float:
-    return one.conditions["standard_deviation"]
+def _deviation(comparison: Comparison) -> float:
+    """Returns the standard deviation over runs, as `findings.few` reports it."""
+    return comparison.conditions["standard_deviation"]

@@ -1,4 +1,4 @@
-"""Quadratic clients under edges: where a hierarchy ends, and how many cloud rounds it takes."""
+"""This module runs quadratic clients under edge servers to their fixed point and counts the cloud rounds."""
 
 from __future__ import annotations
 
@@ -18,12 +18,22 @@ from fedjax_sim.study.quadratic_settings import Problem
 __all__ = ["GROUPINGS", "groupings", "quadratic_rows"]
 
 GROUPINGS = ("alike", "mixed")
-CLOSE = 0.01  # of the way from the start that is left
-MOST_ROUNDS = 5000
+CLOSE = 0.01  # the share of the distance from the start to the fixed point that is left when rounds are counted
+MOST_ROUNDS = 5000  # places for models; no run has more cloud rounds
 
 
 def groupings(problem: Problem, num_edges: int) -> dict[str, np.ndarray]:
-    """[N] the edge of each client: neighbours in their centers' first coordinate, or one of each neighbourhood."""
+    """Assigns clients to edges in two ways.
+
+    Clients are ranked by the first coordinate of their optima. Under "alike" an edge has clients with neighbouring
+    ranks. Under "mixed" ranks are dealt to the edges in turn, so each edge has clients of every kind.
+
+    Args:
+      problem: the clients.
+      num_edges: G.
+
+    Returns: for each way the edge of each client, [N].
+    """
     rank = np.argsort(np.argsort(problem.centers[:, 0]))
     return {"alike": rank * num_edges // len(rank), "mixed": rank % num_edges}
 
@@ -31,39 +41,54 @@ def groupings(problem: Problem, num_edges: int) -> dict[str, np.ndarray]:
 def quadratic_rows(
     problem: Problem, num_edges: int, edge_rounds: Sequence[int], num_steps: int, step_size: float
 ) -> Iterator[Comparison]:
-    """Distances of the fixed points to the optimum, and cloud rounds until 1 % of the way is left."""
+    """Measures the distance of the fixed point to the optimum, and the cloud rounds until 1 % of the way is left.
+
+    Args:
+      problem: the clients.
+      num_edges: G.
+      edge_rounds: kappa, edge rounds in a cloud round.
+      num_steps: K local steps in an edge round.
+      step_size: eta.
+    """
     size, dimension = problem.centers.shape
     work = {"num_steps": num_steps, "step_size": step_size}
-    clients, start = problem.clients(), problem.start
+    clients = problem.clients()
+    start = problem.start
     for kappa in edge_rounds:
-        made = algorithms.hierarchical_fedavg(
+        algorithm = algorithms.hierarchical_fedavg(
             population.quadratic_loss, sampling.full(num_edges), optax.sgd(step_size), num_steps=num_steps,
             edge_rounds=kappa, group_size=-(-size // num_edges), mesh=None,
         )  # fmt: skip
 
         @jax.jit
-        def path(people, rounds, made=made):
-            """[MOST_ROUNDS, d] the models after each of so many cloud rounds."""
-            state = made.init(jax.random.key(0), {"w": jnp.asarray(start, jnp.float32)}, people)
+        def path(people, rounds, algorithm=algorithm):
+            """Returns the models after each cloud round, [MOST_ROUNDS, d]; rows from `rounds` on are zero.
 
-            def one(t, carry):
-                state, kept = carry
-                state, _ = made.step(jax.random.key(0), state, people)
-                return state, kept.at[t].set(made.params(state)["w"])
+            The number of rounds is traced, so that runs of different lengths share the program.
+            """
+            state = algorithm.init(jax.random.key(0), {"w": jnp.asarray(start, jnp.float32)}, people)
 
-            return jax.lax.fori_loop(0, rounds, one, (state, jnp.zeros((MOST_ROUNDS, dimension))))[1]
+            def cloud_round(t, carry):
+                state, models = carry
+                state, _ = algorithm.step(jax.random.key(0), state, people)
+                return state, models.at[t].set(algorithm.params(state)["w"])
+
+            return jax.lax.fori_loop(0, rounds, cloud_round, (state, jnp.zeros((MOST_ROUNDS, dimension))))[1]
 
         for name, edges in groupings(problem, num_edges).items():
-            end = theory.hierarchy_fixed_point(*problem, edges, edge_rounds=kappa, **work)
-            factor = theory.hierarchy_contraction(*problem, edges, edge_rounds=kappa, **work)
-            rounds = min(MOST_ROUNDS, math.ceil(math.log(1e-8) / math.log(max(factor, 1e-3))))
+            fixed_point = theory.hierarchy_fixed_point(*problem, edges, edge_rounds=kappa, **work)
+            contraction = theory.hierarchy_contraction(*problem, edges, edge_rounds=kappa, **work)
+            # Enough rounds to shorten the distance to the fixed point by 1e-8.
+            rounds = min(MOST_ROUNDS, math.ceil(math.log(1e-8) / math.log(max(contraction, 1e-3))))
             models = np.asarray(path(population.grouped(clients, edges), rounds), np.float64)[:rounds]
             conditions: dict[str, Any] = {"part": "fixed point", "groups": name, "edge_rounds": kappa}
-            away = np.linalg.norm(models[-1] - problem.optimum)
-            predicted = float(np.linalg.norm(end - problem.optimum))
-            yield measured(conditions, "distance to the optimum", away, predicted, resolution=2e-5)
-            left = np.linalg.norm(models - end, axis=1) / np.linalg.norm(start - end)
-            taken = 1 + int(np.argmax(left <= CLOSE))
-            conditions |= {"part": "speed", "cloud_bytes": taken * num_edges * 4 * dimension}
-            asked = math.log(CLOSE) / math.log(factor)
-            yield measured(conditions, "cloud rounds until 1 % of the way is left", taken, asked, kind="estimate")
+            distance = np.linalg.norm(models[-1] - problem.optimum)
+            predicted_distance = float(np.linalg.norm(fixed_point - problem.optimum))
+            yield measured(conditions, "distance to the optimum", distance, predicted_distance, resolution=2e-5)
+            share_left = np.linalg.norm(models - fixed_point, axis=1) / np.linalg.norm(start - fixed_point)
+            num_rounds = 1 + int(np.argmax(share_left <= CLOSE))
+            conditions |= {"part": "speed", "cloud_bytes": num_rounds * num_edges * 4 * dimension}  # float32, uplink
+            # An estimate, since only the slowest direction has this contraction.
+            estimate = math.log(CLOSE) / math.log(contraction)
+            quantity = "cloud rounds until 1 % of the way is left"
+            yield measured(conditions, quantity, num_rounds, estimate, kind="estimate")

@@ -1,4 +1,4 @@
-"""What do edges under a cloud cost? Fixed points, accuracy and cloud traffic against the number of edge rounds."""
+"""This study measures what edge servers under a cloud cost: fixed points, accuracy and traffic against edge rounds."""
 
 from __future__ import annotations
 
@@ -35,23 +35,28 @@ def hierarchy(
     num_runs: Annotated[int, Integer(2)] = 4,
     seed: NonNegativeInt = 0,
 ) -> Findings:
-    """What do edges under a cloud cost? Fixed points, accuracy and cloud traffic against kappa edge rounds.
+    """What do edges under a cloud cost? Measures fixed points, accuracy and cloud traffic against edge rounds.
 
-    Clients have quadratic risks with Hessians of their own, and all take part, so nothing is random; edges hold clients
-    with optima that are alike, or mixed ones. Then softmax regression on digits beside flat FedAvg.
+    Clients with quadratic risks and different Hessians all take part, so nothing is random. An edge has clients whose
+    optima are alike, or a mixture. Then softmax regression on digits is compared with flat FedAvg, which has no edges.
 
     Args:
-      num_clients: N of the quadratics. dimension: d. heterogeneity: spread of their optima.
+      num_clients: N of the quadratics.
+      dimension: d of the quadratics.
       num_edges: G, which divides N.
-      edge_rounds: kappa of each cloud round, rising, 1 among them.
-      num_steps: K of a client in an edge round. step_size: eta, of the quadratics.
-      model_clients: N of the digits; 0 leaves them out. model_rounds: cloud rounds there. num_runs: partitions there.
+      heterogeneity: spread of the quadratics' optima.
+      edge_rounds: kappa, edge rounds in each cloud round; rising, 1 among them.
+      num_steps: K local steps in an edge round, of the quadratics.
+      step_size: eta, of the quadratics.
+      model_clients: N of the digits; 0 leaves them out.
+      model_rounds: cloud rounds on the digits.
+      num_runs: partitions of the digits among clients.
       seed: decides everything.
 
     Returns: `Findings`.
 
-    Guarantees: every prediction lies in its interval (tests/study/test_hierarchy.py::test_predictions_hold), and one
-    of another number of edge rounds does not (::test_it_can_tell_another_number_of_edge_rounds).
+    Guarantees: every prediction lies in its interval (tests/study/test_hierarchy.py::test_predictions_hold). A
+    prediction for another number of edge rounds does not (::test_it_can_tell_another_number_of_edge_rounds).
 
     References: Liu, Zhang, Song and Letaief 2020 (HierFAVG).
     """
@@ -61,21 +66,24 @@ def hierarchy(
     validate.sequence("edge_rounds", edge_rounds)
     for kappa in edge_rounds:
         validate.integer("edge_rounds", kappa, 1, 1000)
+    # One edge round is flat FedAvg, which the reading compares the others with.
     if list(edge_rounds) != sorted(set(edge_rounds)) or edge_rounds[0] != 1:
         validate.fail("edge_rounds", "rising numbers from 1", list(edge_rounds))
+    # Very small steps would take more rounds than are run.
     validate.in_range(
         "step_size", step_size, 0.005, 1 / LARGEST_CURVATURE, hint=f"Curvatures go up to {LARGEST_CURVATURE:g}."
     )
     if model_clients:
         validate.integer("model_clients", model_clients, num_edges)
     problem = quadratic_clients(num_clients, dimension, heterogeneity, seed)
-    found = list(quadratic_rows(problem, num_edges, edge_rounds, num_steps, step_size))
+    comparisons = list(quadratic_rows(problem, num_edges, edge_rounds, num_steps, step_size))
     if model_clients:
-        found += digits_rows(model_clients, num_edges, edge_rounds, model_rounds, num_runs, seed)
+        comparisons += digits_rows(model_clients, num_edges, edge_rounds, model_rounds, num_runs, seed)
     options = {
         "num_clients": num_clients, "dimension": dimension, "num_edges": num_edges, "heterogeneity": heterogeneity,
         "edge_rounds": list(edge_rounds), "num_steps": num_steps, "step_size": step_size,
         "model_clients": model_clients, "model_rounds": model_rounds, "num_runs": num_runs, "seed": seed,
     }  # fmt: skip
-    draw = partial(hierarchy_figure, found, problem, options)
-    return Findings("hierarchy", QUESTION, found, list(hierarchy_reading(found, options)), draw, options)
+    reading = list(hierarchy_reading(comparisons, options))
+    figure = partial(hierarchy_figure, comparisons, problem, options)
+    return Findings("hierarchy", QUESTION, comparisons, reading, figure, options)

@@ -1,3 +1,3 @@
-"""What do messages leak? Digits rebuilt, labels recovered and members found by a curious server, under each defence."""
+"""This study asks what a curious server learns from the messages of a round, and which defences prevent it."""
 
 __all__: list[str] = []

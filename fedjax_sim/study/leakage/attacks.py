@@ -1,4 +1,4 @@
-"""What an attacker makes of a view, and how near it comes to the truth."""
+"""This module runs privacy attacks on the attacker's view of a round and measures how near they come to the truth."""
 
 from __future__ import annotations
 
@@ -23,69 +23,111 @@ __all__ = ["INVERSION_ATTACKS", "LARGEST_BATCH", "MOST_DECIBELS", "Picture", "au
 
 LARGEST_BATCH = 8  # that is rebuilt by optimisation
 MOST_DECIBELS = 60.0  # an error of 1/1000 of full brightness, which nobody sees
-CLASSES, GROUPS = 10, 10
+CLASSES = 10
+GROUPS = 10  # parts of the clients that give an AUC each
 INVERSION_ATTACKS = ("closed form", "optimised")
 
 
 class Picture(NamedTuple):
-    """The shown digits as one attack rebuilt them."""
+    """The digits of the figure, as one attack rebuilt them under one defence.
+
+    Fields:
+      defence: its name.
+      attack: an entry of `INVERSION_ATTACKS`; empty for the original digits.
+      images: [8, 64] pixels in [0, 1].
+      decibels: [8] PSNR of each image.
+    """
 
     defence: str
     attack: str
-    images: np.ndarray  # [8, 64]
-    decibels: np.ndarray  # [8]
+    images: np.ndarray
+    decibels: np.ndarray
 
 
 def decibels(found: np.ndarray, truth: np.ndarray) -> np.ndarray:
-    """PSNR over the last axis, of pixels in [0, 1]; at most `MOST_DECIBELS`."""
+    """Computes the PSNR of pictures in decibels, at most `MOST_DECIBELS`.
+
+    Args:
+      found: [..., pixels] rebuilt pictures, clipped to [0, 1].
+      truth: [..., pixels] the originals in [0, 1].
+
+    Returns: [...], one number for each picture.
+    """
     error = ((np.clip(found, 0, 1) - truth) ** 2).mean(-1)
     return -10 * np.log10(np.maximum(error, 10 ** (-MOST_DECIBELS / 10)))
 
 
-def _best_match(found: np.ndarray, truth: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """For each true picture [m, B, 64] the nearest of those found [m, k, 64], and its PSNR [m, B]."""
-    values = decibels(found[:, None], truth[:, :, None])
-    at = values.argmax(-1)
-    return np.take_along_axis(found, at[..., None], axis=1), np.take_along_axis(values, at[..., None], axis=-1)[..., 0]
+def _best_match(rebuilt: np.ndarray, truth: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Returns, for each true picture, the rebuilt picture nearest to it, and its PSNR.
+
+    An attack does not know the order of the examples in a batch, so every pair is compared.
+
+    Args:
+      rebuilt: [m, k, 64] pictures of each message.
+      truth: [m, B, 64] the examples behind each message.
+
+    Returns: (pictures [m, B, 64], PSNR [m, B]).
+    """
+    values = decibels(rebuilt[:, None], truth[:, :, None])
+    nearest = values.argmax(-1)
+    pictures = np.take_along_axis(rebuilt, nearest[..., None], axis=1)
+    return pictures, np.take_along_axis(values, nearest[..., None], axis=-1)[..., 0]
 
 
 # ---- pictures
 
+# The functions below are cached because `invert_by_optimization` compiles anew for each new function object.
+
 
 @functools.cache
-def _start(batch_size: int) -> Callable:
+def _random_start(batch_size: int) -> Callable:
+    """Returns key -> random pictures, from which the optimisation starts."""
     return lambda key: {"x": jax.random.uniform(key, (batch_size, SIDE * SIDE))}
 
 
 @functools.lru_cache(maxsize=16)
-def _simulated(loss_fn: Callable, num_steps: int) -> Callable:
+def _simulated_client(loss_fn: Callable, num_steps: int) -> Callable:
+    """Returns the local training that the attacker assumes."""
     return adversary.local_steps(loss_fn, LEARNING_RATE, num_steps=num_steps)
 
 
 @functools.cache
 def _descent() -> tuple[Callable, optax.GradientTransformation]:
+    """Returns the regulariser and the optimiser of the attack."""
     return adversary.total_variation(1e-3, (SIDE, SIDE)), optax.adam(0.05)
 
 
-def _pictures(key: Array, defence: Defence, digits: Digits, seen: Seen, options: dict[str, Any]) -> Iterator[tuple]:
-    """(attack, pictures [m, k, 64]) of the first messages."""
-    first = min(options["num_rebuilt"], len(seen.view.ids))
-    rows = [0] if len(seen.view.ids) == 1 else np.argsort(seen.view.ids)[:first]  # by id: those of the shown digits
-    view = View(seen.view.broadcast, *(jax.tree.map(lambda x: x[np.asarray(rows)], part) for part in seen.view[1:]))
+def _pictures(
+    key: Array, defence: Defence, digits: Digits, attacked_round: Seen, options: dict[str, Any]
+) -> Iterator[tuple]:
+    """Yields (attack, rebuilt pictures [m, k, 64]) for the first messages.
+
+    The closed form is always tried. The optimisation is left out for large batches and for the sum of all messages.
+    """
+    ids = attacked_round.view.ids
+    num_rebuilt = min(options["num_rebuilt"], len(ids))
+    # In the order of ids, the first messages are those of the clients that hold the digits of the figure.
+    rows = [0] if len(ids) == 1 else np.argsort(ids)[:num_rebuilt]
+    view = View(
+        attacked_round.view.broadcast,
+        *(jax.tree.map(lambda x: x[np.asarray(rows)], part) for part in attacked_round.view[1:]),
+    )
     if defence.batch_size == 1 and len(rows) > 1:
-        found = adversary.invert_affine(view, "hidden_0")[:, None]
+        rebuilt = adversary.invert_affine(view, "hidden_0")[:, None]
     else:
-        found = adversary.affine_rows(view, "hidden_0")
-    yield INVERSION_ATTACKS[0], np.nan_to_num(np.asarray(found), nan=0.0)
+        # With several examples, each output of the first layer gives a mixture of examples as a candidate.
+        rebuilt = adversary.affine_rows(view, "hidden_0")
+    # An output that no example reaches gives 0 / 0.
+    yield INVERSION_ATTACKS[0], np.nan_to_num(np.asarray(rebuilt), nan=0.0)
     if defence.batch_size > LARGEST_BATCH or len(rows) == 1:
         return
     labels = _labels(defence, view)
     regularizer, optimizer = _descent()
-    rebuilt = adversary.invert_by_optimization(
+    inversion = adversary.invert_by_optimization(
         key,
         view,
-        _simulated(digits.loss_fn, defence.num_steps),
-        _start(defence.batch_size),
+        _simulated_client(digits.loss_fn, defence.num_steps),
+        _random_start(defence.batch_size),
         {"y": labels},
         objective=adversary.cosine_distance,
         regularizer=regularizer,
@@ -93,81 +135,119 @@ def _pictures(key: Array, defence: Defence, digits: Digits, seen: Seen, options:
         optimizer=optimizer,
         num_restarts=options["num_restarts"],
     )
-    yield INVERSION_ATTACKS[1], np.asarray(rebuilt.guess["x"])
+    yield INVERSION_ATTACKS[1], np.asarray(inversion.guess["x"])
 
 
-def _rebuild(key: Array, defence: Defence, digits: Digits, seen: Seen, options: dict[str, Any], conditions: dict):
-    """(comparisons, pictures)."""
-    compared, pictures = [], []
-    order = np.arange(len(seen.mine)) if len(seen.view.ids) == 1 else np.argsort(seen.view.ids)
-    truth = digits.x[seen.mine[order][: options["num_rebuilt"]]]
-    if len(seen.view.ids) == 1:  # one message of everybody's examples
+def _rebuild(
+    key: Array, defence: Defence, digits: Digits, attacked_round: Seen, options: dict[str, Any], conditions: dict
+):
+    """Rebuilds pictures by every inversion attack.
+
+    Returns: (comparisons, pictures for the figure).
+    """
+    comparisons, pictures = [], []
+    ids = attacked_round.view.ids
+    is_single_message = len(ids) == 1  # the sum of all updates, or the released model
+    order = np.arange(len(attacked_round.mine)) if is_single_message else np.argsort(ids)
+    truth = digits.x[attacked_round.mine[order][: options["num_rebuilt"]]]
+    if is_single_message:
+        # The examples of all clients stand behind the same message.
         truth = truth.reshape(1, -1, truth.shape[-1])
-    for attack, found in _pictures(key, defence, digits, seen, options):
-        best, values = _best_match(found, truth)
+    for attack, rebuilt in _pictures(key, defence, digits, attacked_round, options):
+        nearest, values = _best_match(rebuilt, truth)
+        # Clients are independent samples; examples of one client are not.
         samples = values.mean(1) if len(values) > 1 else values[0]
-        compared.append(measured(conditions, f"PSNR, {attack} (dB)", samples))
-        shown = best.reshape(-1, best.shape[-1])[:NUM_SHOWN], values.reshape(-1)[:NUM_SHOWN]
+        comparisons.append(measured(conditions, f"PSNR, {attack} (dB)", samples))
+        shown = nearest.reshape(-1, nearest.shape[-1])[:NUM_SHOWN], values.reshape(-1)[:NUM_SHOWN]
         pictures.append(Picture(defence.name, attack, *shown))
         if attack == INVERSION_ATTACKS[0] and defence.exact:
-            errors = np.sqrt(((found - truth) ** 2).mean(-1)).reshape(-1)
-            compared.append(measured(conditions, "error of a pixel", errors, 1e-5, kind="upper bound"))
-    return compared, pictures
+            errors = np.sqrt(((rebuilt - truth) ** 2).mean(-1)).reshape(-1)
+            comparisons.append(measured(conditions, "error of a pixel", errors, 1e-5, kind="upper bound"))
+    return comparisons, pictures
 
 
 # ---- labels, members, properties
 
 
 def _labels(defence: Defence, view: View) -> Array:
+    """Recovers the labels of each message, [m, B]."""
+    # Several steps move the model about as far as one step of a proportionally larger size.
     rate = LEARNING_RATE * defence.num_steps
     return adversary.recover_labels(view, num_examples=defence.batch_size, learning_rate=rate)
 
 
-def _label_rows(defence: Defence, digits: Digits, seen: Seen, conditions: dict) -> Iterator[Comparison]:
-    found, true = (np.apply_along_axis(np.bincount, 1, labels, minlength=CLASSES)
-                   for labels in (np.asarray(_labels(defence, seen.view)), digits.y[seen.mine]))  # fmt: skip
-    shares = np.minimum(found, true).sum(1) / defence.batch_size
+def _label_rows(defence: Defence, digits: Digits, attacked_round: Seen, conditions: dict) -> Iterator[Comparison]:
+    """Measures how many labels are recovered, and whether the attacker can tell clients that hold a 0."""
+    recovered_counts, true_counts = (
+        np.apply_along_axis(np.bincount, 1, labels, minlength=CLASSES)
+        for labels in (np.asarray(_labels(defence, attacked_round.view)), digits.y[attacked_round.mine])
+    )
+    # Labels of a batch have no order, so counts are compared.
+    shares = np.minimum(recovered_counts, true_counts).sum(1) / defence.batch_size
     yield measured(conditions, "labels recovered", shares, defence.label_chance)
-    has = true[:, 0] > 0
-    if has.any() and not has.all():
-        zero = digits.own["y"] == 0
-        sides = ({name: jnp.asarray(x[rows]) for name, x in digits.own.items()} for rows in (zero, ~zero))
-        scores = np.asarray(adversary.property_score(seen.view, digits.loss_fn, *sides))
-        value = adversary.auc(scores[has], scores[~has])
+    holds_zero = true_counts[:, 0] > 0
+    if holds_zero.any() and not holds_zero.all():
+        is_zero = digits.own["y"] == 0
+        with_and_without = (
+            {name: jnp.asarray(x[rows]) for name, x in digits.own.items()} for rows in (is_zero, ~is_zero)
+        )
+        scores = np.asarray(adversary.property_score(attacked_round.view, digits.loss_fn, *with_and_without))
+        value = adversary.auc(scores[holds_zero], scores[~holds_zero])
         yield Comparison(conditions, "AUC, holds a 0", value, math.nan)
 
 
 def auc_of_groups(members: np.ndarray, others: np.ndarray) -> list[float]:
-    """AUCs of ten groups, whose mean has an interval."""
+    """Splits scores into ten groups and returns the AUC of each, so that their mean has an interval.
+
+    Args:
+      members: scores of examples that were trained on.
+      others: scores of examples that were not.
+    """
     pairs = zip(np.array_split(members, GROUPS), np.array_split(others, GROUPS), strict=True)
     return [adversary.auc(inside, outside) for inside, outside in pairs]
 
 
-def _member_rows(defence: Defence, digits: Digits, seen: Seen, conditions: dict) -> Iterator[Comparison]:
-    """A row that each client holds against one that it does not, half by half of the clients' candidates."""
-    m = len(seen.mine)
-    rows = np.concatenate([seen.mine[:, 0], seen.others])
+def _member_rows(defence: Defence, digits: Digits, attacked_round: Seen, conditions: dict) -> Iterator[Comparison]:
+    """Measures membership inference: each client's first example against an example that the client does not hold."""
+    m = len(attacked_round.mine)
+    # Candidates 0 to m - 1 are the members, of one client each; the others follow in the same order of clients.
+    rows = np.concatenate([attacked_round.mine[:, 0], attacked_round.others])
     candidates = {"x": jnp.asarray(digits.x[rows]), "y": jnp.asarray(digits.y[rows])}
-    scores = adversary.alignment_score(seen.view, digits.loss_fn, candidates, LEARNING_RATE)
+    scores = adversary.alignment_score(attacked_round.view, digits.loss_fn, candidates, LEARNING_RATE)
     if scores.shape[0] == 1:
-        inside, outside = np.split(np.asarray(scores)[0], 2)
+        # A single view of all clients: every member is in it.
+        member_scores, other_scores = np.split(np.asarray(scores)[0], 2)
     else:
+        # Candidate i is judged by the message of client i.
         scores = adversary.calibrated_score(scores)
-        inside, outside = np.diag(scores[:, :m]), np.diag(scores[:, m:])
-    known = (0.5, 0.0) if defence.blind else (None, None)
-    yield measured(conditions, "membership AUC", auc_of_groups(inside, outside), known[0])
-    yield Comparison(conditions, "TPR at FPR 1 %", adversary.tpr_at_fpr(inside, outside), math.nan)
-    value, error = adversary.advantage(inside, outside)
-    bound, kind = (known[1], "exact") if defence.blind else (defence.allowed, "upper bound")
-    yield Comparison(conditions, "membership advantage", value, error, predicted=bound, kind=kind)
+        member_scores = np.diag(scores[:, :m])
+        other_scores = np.diag(scores[:, m:])
+    # A view without any information gives the AUC and the advantage of guessing.
+    chance_auc, chance_advantage = (0.5, 0.0) if defence.blind else (None, None)
+    yield measured(conditions, "membership AUC", auc_of_groups(member_scores, other_scores), chance_auc)
+    yield Comparison(conditions, "TPR at FPR 1 %", adversary.tpr_at_fpr(member_scores, other_scores), math.nan)
+    value, error = adversary.advantage(member_scores, other_scores)
+    predicted, kind = (chance_advantage, "exact") if defence.blind else (defence.allowed, "upper bound")
+    yield Comparison(conditions, "membership advantage", value, error, predicted=predicted, kind=kind)
 
 
 def measure(key: Array, defence: Defence, digits: Digits, seen: Seen, options: dict[str, Any]):
-    """(comparisons, pictures) of every attack on a view."""
+    """Runs every attack on a view.
+
+    Args:
+      key: the random key of the optimisation.
+      defence: what the clients do to their messages.
+      digits: the examples, the model, and the attacker's own examples.
+      seen: the round as the attacker holds it, with the truth to judge the attacks by.
+      options: the study's options.
+
+    Returns: (comparisons, pictures for the figure).
+    """
     conditions = {"part": defence.part, "defence": defence.name, "batch_size": defence.batch_size}
     conditions |= {"epsilon": defence.epsilon}
-    compared, pictures = _rebuild(stream(key, defence.name), defence, digits, seen, options, conditions)
+    comparisons, pictures = _rebuild(stream(key, defence.name), defence, digits, seen, options, conditions)
+    # Labels belong to single messages.
     if len(seen.view.ids) > 1:
-        compared += _label_rows(defence, digits, seen, conditions)
-    compared += _member_rows(defence, digits, seen, conditions)
-    return compared, pictures
+        comparisons += _label_rows(defence, digits, seen, conditions)
+    comparisons += _member_rows(defence, digits, seen, conditions)
+    return comparisons, pictures

@@ -1,4 +1,4 @@
-"""Small grey pictures drawn as shapes, so that a page needs to load no image."""
+"""This module draws small grey pictures as vector shapes, so that a page needs to load no image."""
 
 from __future__ import annotations
 
@@ -11,32 +11,40 @@ from fedjax_sim.report import plots
 
 __all__ = ["strips"]
 
-LEVELS, GAP = 16, 0.1
+LEVELS = 16  # of grey
+GAP = 0.1  # between pictures, which have width 1
 
 
 def strips(axes: Any, rows: Sequence[tuple[str, np.ndarray, str]], side: int) -> None:
-    """Draws rows of pictures [n, side x side] in [0, 1], each with a text before and one behind it."""
+    """Draws rows of pictures with a text on either side.
+
+    Args:
+      axes: the panel to draw on.
+      rows: (text on the left, pictures [n, side x side] with pixels in [0, 1], text on the right).
+      side: pixels of a picture's side.
+    """
     from matplotlib.patches import PathPatch, Rectangle
     from matplotlib.path import Path
 
     corners = np.array([[0, 0], [1, 0], [1, 1], [0, 1], [0, 0]]) / side
     codes = [Path.MOVETO, Path.LINETO, Path.LINETO, Path.LINETO, Path.CLOSEPOLY]
     count = max(len(images) for _, images, _ in rows)
-    places: dict[int, list[np.ndarray]] = {}
-    for i, (before, images, behind) in enumerate(rows):
+    # All pixels of one grey level become one path, which keeps the file small. Black is the background.
+    squares_by_level: dict[int, list[np.ndarray]] = {}
+    for i, (left_text, images, right_text) in enumerate(rows):
         top = i * (1 + GAP)
-        axes.text(-0.15, top + 0.5, before, ha="right", va="center", fontsize=8)
-        axes.text(count * (1 + GAP) + 0.05, top + 0.5, behind, ha="left", va="center", fontsize=8, color=plots.INK)
+        axes.text(-0.15, top + 0.5, left_text, ha="right", va="center", fontsize=8)
+        axes.text(count * (1 + GAP) + 0.05, top + 0.5, right_text, ha="left", va="center", fontsize=8, color=plots.INK)
         for j, image in enumerate(images):
-            left = j * (1 + GAP)
-            axes.add_patch(Rectangle((left, top), 1, 1, facecolor="black", linewidth=0))
+            picture_left = j * (1 + GAP)
+            axes.add_patch(Rectangle((picture_left, top), 1, 1, facecolor="black", linewidth=0))
             levels = np.rint(np.clip(image, 0, 1) * (LEVELS - 1)).astype(int)
             for pixel in np.flatnonzero(levels):
-                corner = np.array([left + pixel % side / side, top + pixel // side / side])
-                places.setdefault(int(levels[pixel]), []).append(corner + corners)
-    for level in sorted(places):
+                corner = np.array([picture_left + pixel % side / side, top + pixel // side / side])
+                squares_by_level.setdefault(int(levels[pixel]), []).append(corner + corners)
+    for level in sorted(squares_by_level):
         grey = str(level / (LEVELS - 1))
-        path = Path(np.concatenate(places[level]), codes * len(places[level]))
+        path = Path(np.concatenate(squares_by_level[level]), codes * len(squares_by_level[level]))
         axes.add_patch(PathPatch(path, facecolor=grey, edgecolor=grey, linewidth=0.15))
     axes.set(xlim=(0, count * (1 + GAP)), ylim=(len(rows) * (1 + GAP), -GAP), aspect="equal")
     axes.set_axis_off()

@@ -1,4 +1,4 @@
-"""What do messages leak? Digits rebuilt, labels recovered and members found by a curious server, under each defence."""
+"""This study attacks the messages of a round: it rebuilds digits, recovers labels and finds members, under defences."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from fedjax_sim.study.leakage.reading import leakage_reading
 __all__ = ["leakage"]
 
 QUESTION = "What does a curious server learn from the messages, and what keeps it from that?"
-KNOWN_BY_HEART = 100  # examples that a model is trained on until it knows them
+KNOWN_BY_HEART = 100  # examples that a model is trained on until it has memorised them
 
 
 def leakage(
@@ -38,50 +38,56 @@ def leakage(
     num_restarts: int = 4,
     seed: int = 0,
 ) -> Findings:
-    """What does a curious server learn? Digits rebuilt, labels and members found, under each defence.
+    """What does a curious server learn? Rebuilds digits, and finds labels and members, under each defence.
 
-    One round of FedAvg on an untrained MLP, replayed: the attacks get what a server holds, and nothing else. Each
-    client has B digits and takes one step of SGD on all of them; the defences are tried on one digit, where nothing
-    else protects it.
+    The study replays one round of FedAvg on an untrained MLP. The attacks get exactly what a server holds. Each client
+    has B digits and takes one step of SGD on all of them. Defences are tried with B = 1, where no other example hides a
+    digit.
 
     Args:
       num_clients: m, all of them in the round, at least 100.
-      batch_sizes: B, at least two with 1 and 8 among them.
+      batch_sizes: B, at least two values with 1 and 8 among them.
       clip_norm: C of clipping and of all noise.
-      bits, shares: of quantisation and top-k.
-      epsilons: of local noise, rising, for a client's data replaced; the first one also of central noise.
-      delta: of all epsilons.
+      bits: bits for each number under quantisation.
+      shares: the shares of the numbers that top-k keeps.
+      epsilons: epsilons of local noise for a replaced client, rising. The first one is used for central noise too.
+      delta: the delta of every epsilon.
       num_rebuilt: clients whose pictures are rebuilt, at least 8.
-      num_steps, num_restarts: of the optimisation.
+      num_steps: steps of the optimisation that rebuilds pictures.
+      num_restarts: random starts of the optimisation.
       seed: decides everything.
 
-    Returns: `Findings`: PSNR of the nearest rebuilt picture, labels recovered, AUC, TPR at 1 % FPR and advantage of
-    membership inference, AUC for a property.
+    Returns: `Findings` with the PSNR of the nearest rebuilt picture; the share of labels recovered; AUC, TPR at 1 % FPR
+      and advantage of membership inference; and the AUC for a property.
 
-    Guarantees: one digit comes out to 1e-5, a masked message gives chance, and noise keeps the advantage below its
-    bound (tests/study/test_leakage.py::test_predictions_hold); defences rank as they should (::test_what_protects).
+    Guarantees: a single digit is rebuilt to 1e-5, a masked message gives chance, and noise keeps the advantage below
+    its bound (tests/study/test_leakage.py::test_predictions_hold). Defences rank as they should (::test_what_protects).
 
     References: Phong et al. 2018; Zhu, Liu and Han 2019; Geiping et al. 2020; Yeom et al. 2018; Humphries et al. 2023.
     """
     options = dict(locals())
     _check(options)
     options |= {name: list(options[name]) for name in ("batch_sizes", "bits", "shares", "epsilons")}
-    digits, key = Digits.load(seed), jax.random.key(seed)
+    digits = Digits.load(seed)
+    key = jax.random.key(seed)
+    # A rebuilt picture shows something only if it comes nearer than a guess without any message.
     yardstick = decibels(digits.own["x"].mean(0)[None], digits.x)
-    found = [measured({"part": "yardstick", "defence": "the mean digit"}, "PSNR, closed form (dB)", yardstick)]
+    comparisons = [measured({"part": "yardstick", "defence": "the mean digit"}, "PSNR, closed form (dB)", yardstick)]
     originals = Picture("the digits themselves", "", digits.x[digits.shown], np.full(NUM_SHOWN, np.nan))
     pictures = [originals]
     for defence in defences(options):
-        seen = replayed(defence, digits, num_clients, seed)
-        compared, rebuilt = measure(key, defence, digits, seen, options)
-        found += compared
-        pictures += rebuilt
-    found += _overfitting(digits, seed)
-    reading = list(leakage_reading(found, options))
-    return Findings("leakage", QUESTION, found, reading, partial(leakage_figure, found, pictures, options), options)
+        attacked_round = replayed(defence, digits, num_clients, seed)
+        defence_comparisons, rebuilt_pictures = measure(key, defence, digits, attacked_round, options)
+        comparisons += defence_comparisons
+        pictures += rebuilt_pictures
+    comparisons += _overfitting(digits, seed)
+    reading = list(leakage_reading(comparisons, options))
+    figure = partial(leakage_figure, comparisons, pictures, options)
+    return Findings("leakage", QUESTION, comparisons, reading, figure, options)
 
 
 def _check(options: dict[str, Any]) -> None:
+    """Raises an error that names the first option that is out of range."""
     validate.integer("num_clients", options["num_clients"], 100, 100_000)
     for name in ("batch_sizes", "bits", "shares", "epsilons"):
         validate.sequence(name, options[name])
@@ -106,21 +112,25 @@ def _check(options: dict[str, Any]) -> None:
 
 
 def _overfitting(digits: Digits, seed: int) -> Iterator[Comparison]:
-    """The loss as a score: of a model that knows nothing, and of one that knows a hundred digits by heart."""
+    """Measures membership inference by the loss, before and after a model has memorised a hundred digits."""
     rows = np.random.default_rng([seed, 1]).permutation(len(digits.x))
-    inside, outside = ({"x": jnp.asarray(digits.x[at]), "y": jnp.asarray(digits.y[at])}
-                       for at in (rows[:KNOWN_BY_HEART], rows[KNOWN_BY_HEART:]))  # fmt: skip
+    members, non_members = ({"x": jnp.asarray(digits.x[group]), "y": jnp.asarray(digits.y[group])}
+                            for group in (rows[:KNOWN_BY_HEART], rows[KNOWN_BY_HEART:]))  # fmt: skip
 
     def mean_loss(params):
-        return per_example(digits.loss_fn(params, inside, None))["loss"].mean()
+        return per_example(digits.loss_fn(params, members, None))["loss"].mean()
 
     @jax.jit
     def trained(params):
+        # 2,000 steps of gradient descent on all members.
         return jax.lax.fori_loop(
             0, 2000, lambda _, p: jax.tree.map(lambda x, g: x - 0.5 * g, p, jax.grad(mean_loss)(p)), params
         )
 
     for name, params in (("untrained", digits.params), ("trained", trained(digits.params))):
-        scores = (np.asarray(adversary.loss_threshold_score(params, digits.loss_fn, x)) for x in (inside, outside))
+        scores = (
+            np.asarray(adversary.loss_threshold_score(params, digits.loss_fn, examples))
+            for examples in (members, non_members)
+        )
         conditions = {"part": "overfitting", "defence": f"loss of a model {name} on {KNOWN_BY_HEART} digits"}
         yield measured(conditions, "membership AUC", auc_of_groups(*scores))

@@ -1,4 +1,4 @@
-"""What the findings of `leakage` say, in words."""
+"""This module writes the reading of `leakage`: paragraphs in plain words from the measured numbers."""
 
 from __future__ import annotations
 
@@ -10,33 +10,45 @@ from fedjax_sim.study.leakage.defences import HIDDEN
 
 __all__ = ["leakage_reading"]
 
-CLOSED, OPTIMISED = "PSNR, closed form (dB)", "PSNR, optimised (dB)"
-LABELS, AUC, ADVANTAGE = "labels recovered", "membership AUC", "membership advantage"
+# Quantities of the study that the reading quotes.
+CLOSED = "PSNR, closed form (dB)"
+OPTIMISED = "PSNR, optimised (dB)"
+LABELS = "labels recovered"
+AUC = "membership AUC"
+ADVANTAGE = "membership advantage"
 
 
 class _Numbers:
-    """The comparisons by defence and quantity."""
+    """The comparisons of the study, by defence and quantity, with methods that format them."""
 
-    def __init__(self, found: Sequence[Comparison]):
-        self.rows = {(one.conditions["defence"], one.quantity): one for one in found}
+    def __init__(self, comparisons: Sequence[Comparison]):
+        self.rows = {(comparison.conditions["defence"], comparison.quantity): comparison for comparison in comparisons}
 
     def of(self, defence: str, quantity: str) -> float:
+        """Returns a measured number."""
         return self.rows[defence, quantity].measured
 
     def share(self, defence: str, quantity: str) -> str:
+        """Returns a measured share in per cent."""
         return f"{100 * self.of(defence, quantity):.0f} %"
 
     def bound(self, defence: str) -> float:
+        """Returns the largest advantage that theory allows."""
         return self.rows[defence, ADVANTAGE].predicted or 0.0
 
     def nearest(self, defence: str) -> str:
-        """PSNR of the attack that came nearer."""
-        found = [self.rows[defence, name].measured for name in (CLOSED, OPTIMISED) if (defence, name) in self.rows]
-        return f"{max(found):.0f} dB"
+        """Returns the PSNR of the attack whose pictures are nearer to the truth."""
+        values = [self.rows[defence, name].measured for name in (CLOSED, OPTIMISED) if (defence, name) in self.rows]
+        return f"{max(values):.0f} dB"
 
 
 def leakage_reading(found: Sequence[Comparison], options: dict[str, Any]) -> Iterator[str]:
-    """Paragraphs, from the numbers that were found."""
+    """Writes the paragraphs of the reading.
+
+    Args:
+      found: the comparisons of the study.
+      options: the study's options.
+    """
     numbers = _Numbers(found)
     yield from _batches(numbers, options)
     yield from _noise(numbers, options)
@@ -58,7 +70,8 @@ def leakage_reading(found: Sequence[Comparison], options: dict[str, Any]) -> Ite
 
 
 def _batches(numbers: _Numbers, options: dict[str, Any]) -> Iterator[str]:
-    most = f"batch of {max(options['batch_sizes'])}"
+    """Writes what batch sizes and local steps do."""
+    largest_batch = f"batch of {max(options['batch_sizes'])}"
     yield (
         "A message of one example is that example. Each output of the first layer gives it as the quotient of two "
         f"numbers, to {numbers.of('batch of 1', 'error of a pixel'):.1g} of the range of a pixel, and its label, "
@@ -67,26 +80,32 @@ def _batches(numbers: _Numbers, options: dict[str, Any]) -> Iterator[str]:
     )
     yield (
         "More examples mix, but not at once: behind a ReLU one example alone may reach an output. Of a batch of 8 the "
-        f"rebuilt pictures have {numbers.nearest('batch of 8')}, of a {most} {numbers.nearest(most)}, and the mean "
-        f"digit, for which no message is needed, {numbers.nearest('the mean digit')}. "
-        f"{numbers.share('batch of 8', LABELS)} of the labels in a batch of 8 and {numbers.share(most, LABELS)} in a "
-        f"{most} are recovered. After five local steps an update is no gradient; "
-        f"{numbers.nearest('batch of 8, 5 local steps')} are left. No proof stands behind either."
+        f"rebuilt pictures have {numbers.nearest('batch of 8')}, of a {largest_batch} "
+        f"{numbers.nearest(largest_batch)}, and the mean digit, for which no message is needed, "
+        f"{numbers.nearest('the mean digit')}. {numbers.share('batch of 8', LABELS)} of the labels in a batch of 8 and "
+        f"{numbers.share(largest_batch, LABELS)} in a {largest_batch} are recovered. After five local steps an update "
+        f"is no gradient; {numbers.nearest('batch of 8, 5 local steps')} are left. No proof stands behind either."
     )
 
 
 def _noise(numbers: _Numbers, options: dict[str, Any]) -> Iterator[str]:
-    epsilons, first = options["epsilons"], f"{options['epsilons'][0]:g}"
-    shown = [f"{numbers.nearest(name)} and an advantage of {numbers.of(name, ADVANTAGE):.2f} at epsilon {epsilon:g}"
-             for epsilon in reversed(epsilons) for name in (f"local noise, epsilon {epsilon:g}",)]  # fmt: skip
+    """Writes what noise on each message, and noise on their sum, do."""
+    epsilons = options["epsilons"]
+    first = f"{options['epsilons'][0]:g}"  # the smallest epsilon
+    local_noise = [
+        f"{numbers.nearest(name)} and an advantage of {numbers.of(name, ADVANTAGE):.2f} at epsilon {epsilon:g}"
+        for epsilon in reversed(epsilons)
+        for name in (f"local noise, epsilon {epsilon:g}",)
+    ]
     yield (
-        f"Noise on each message takes the pictures first and membership last: {', '.join(shown)}. Pictures below "
+        f"Noise on each message takes the pictures first and membership last: {', '.join(local_noise)}. Pictures below "
         f"{numbers.nearest('the mean digit')} show noise. The advantage (true minus false positive rate) of any "
         "attack is at most 2 Phi(C / std) - 1, as a replaced client moves its message by up to 2 C: "
         f"{numbers.bound(f'local noise, epsilon {first}'):.2f} at epsilon {first}. Another digit in place of a "
         "client's own moves it by less than 2 C, so the attack stays below."
     )
-    central, shares = f"central noise, epsilon {first}: the server", f"shares of noise, epsilon {first} of the sum"
+    central = f"central noise, epsilon {first}: the server"
+    shares = f"shares of noise, epsilon {first} of the sum"
     released = f"central noise, epsilon {first}: the released model"
     yield (
         f"Central noise is drawn after the messages have arrived: at epsilon {first} the server rebuilds pictures of "
@@ -98,18 +117,23 @@ def _noise(numbers: _Numbers, options: dict[str, Any]) -> Iterator[str]:
 
 
 def _compression(numbers: _Numbers, options: dict[str, Any]) -> Iterator[str]:
-    bits, share = min(options["bits"]), min(options["shares"])
-    coarse, sparse = f"quantisation, {bits} bits", f"top-k, {100 * share:g} %"
+    """Writes what the coarsest quantiser and the smallest top-k do."""
+    bits = min(options["bits"])
+    share = min(options["shares"])
+    coarse = f"quantisation, {bits} bits"
+    sparse = f"top-k, {100 * share:g} %"
     yield (
-        f"Compression is no defence. {bits} bits a number leave pictures of {numbers.nearest(coarse)}, "
-        f"{100 * share:g} % of the numbers {numbers.nearest(sparse)}; labels are recovered "
-        f"({numbers.share(coarse, LABELS)} and {numbers.share(sparse, LABELS)}) and members found (AUC "
-        f"{numbers.of(coarse, AUC):.2f} and {numbers.of(sparse, AUC):.2f}) almost as without it."
+        f"Compression is no defence. {bits} bits a number leave pictures of {numbers.nearest(coarse)}, {100 * share:g} "
+        f"% of the numbers {numbers.nearest(sparse)}; labels are recovered ({numbers.share(coarse, LABELS)} and "
+        f"{numbers.share(sparse, LABELS)}) and members found (AUC {numbers.of(coarse, AUC):.2f} and "
+        f"{numbers.of(sparse, AUC):.2f}) almost as without it."
     )
 
 
 def _sums(numbers: _Numbers, options: dict[str, Any]) -> Iterator[str]:
-    m, masked = options["num_clients"], "secure sum: a masked message"
+    """Writes what a secure sum does."""
+    m = options["num_clients"]
+    masked = "secure sum: a masked message"
     summed = f"secure sum: the sum of {m:,}"
     yield (
         f"A masked message of a secure sum holds nothing: labels are guesses ({numbers.share(masked, LABELS)} right), "

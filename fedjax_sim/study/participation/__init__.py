@@ -1,3 +1,3 @@
-"""How many clients must take part? Variance of a round's aggregate, and the error floor, against participation."""
+"""This study asks how many clients must take part in a round."""
 
 __all__: list[str] = []

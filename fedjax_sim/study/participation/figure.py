@@ -1,4 +1,4 @@
-"""The figure of `participation`: variance, designs, required participation, and error floors."""
+"""This module draws the figure of `participation`: variance, designs, required participation, and error floors."""
 
 from __future__ import annotations
 
@@ -20,12 +20,14 @@ LOOKS = [(plots.BLUE, "o"), (plots.ORANGE, "s"), (plots.BLACK, "^"), (plots.GREY
 def participation_figure(
     found: Sequence[Comparison], tolerance: float, *, signal: float, spread: float, step_size: float
 ) -> Any:
-    """Four panels; theory as lines, measurement as points.
+    """Draws four panels, with theory as lines and measurements as points.
 
     Args:
-      found: what the study compared, with its conditions.
+      found: the comparisons of the study.
       tolerance: alpha of the study.
-      signal: |mean| of the clients' values. spread: their sigma. step_size: of the runs to the floor.
+      signal: the norm of the mean of the clients' values.
+      spread: sigma of the clients' values.
+      step_size: the step size of the runs to the floor.
 
     Returns: a matplotlib Figure.
     """
@@ -38,24 +40,28 @@ def participation_figure(
 
 
 def _rate(row: dict[str, Any]) -> float:
+    """Returns the participation rate m / N of a row."""
     return row["cohort_size"] / row["population_size"]
 
 
 def _above_rounding(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Leaves out rows whose variance is zero up to rounding, as with everybody in the cohort."""
     return [row for row in rows if row["measured"] > 1e-9]
 
 
-def _variance(axes, found: Sequence[Comparison], spread: float) -> None:
-    every = rows_of(found, part="variance")
-    sizes = dict.fromkeys(row["population_size"] for row in every)
+def _variance(axes, comparisons: Sequence[Comparison], spread: float) -> None:
+    """Draws the variance of the cohort's mean against the participation rate, for each population size."""
+    all_rows = rows_of(comparisons, part="variance")
+    sizes = dict.fromkeys(row["population_size"] for row in all_rows)
     for size, (colour, marker) in zip(sizes, LOOKS * (1 + len(sizes)), strict=False):
-        rows = [row for row in every if row["population_size"] == size]
+        rows = [row for row in all_rows if row["population_size"] == size]
         _laws(axes, size, min(map(_rate, rows)), spread, colour)
         points(axes, _above_rounding(rows), _rate, colour, marker, f"N = {size:,}")
-    digits = rows_of(found, part="digits MLP")
+    digits = rows_of(comparisons, part="digits MLP")
     if digits:
         size, cohort = (digits[0][name] for name in ("population_size", "cohort_size"))
         correction = theory.finite_population_correction(size, cohort)
+        # The digits have another sigma; they are scaled as if it were `spread`, so that one panel can show both.
         scale = spread**2 * correction / (digits[0]["predicted"] * cohort)
         _laws(axes, size, min(map(_rate, digits)), spread, plots.INK)
         points(axes, digits, _rate, plots.INK, "P", f"digits MLP, N = {size:,}, scaled", scale)
@@ -66,14 +72,17 @@ def _variance(axes, found: Sequence[Comparison], spread: float) -> None:
     axes.legend(fontsize=7.5, handlelength=1.6)
 
 
-def _laws(axes, size: int, least: float, spread: float, colour: str) -> None:
-    rates = np.geomspace(least, max(0.985, least), 200)
-    alone = spread**2 / (rates * size)
-    axes.plot(rates, alone * (1 - rates) * size / (size - 1), color=colour, linewidth=1.3)
-    axes.plot(rates, alone, color=colour, linewidth=0.9, linestyle=DOTTED)
+def _laws(axes, size: int, lowest_rate: float, spread: float, colour: str) -> None:
+    """Draws the variance by theory from `lowest_rate` on: of a finite population, and of an infinite one, dotted."""
+    rates = np.geomspace(lowest_rate, max(0.985, lowest_rate), 200)
+    infinite_population = spread**2 / (rates * size)
+    axes.plot(rates, infinite_population * (1 - rates) * size / (size - 1), color=colour, linewidth=1.3)
+    axes.plot(rates, infinite_population, color=colour, linewidth=0.9, linestyle=DOTTED)
 
 
 def _designs(axes, rows: list[dict[str, Any]]) -> None:
+    """Draws measured / predicted variances, one line for each sampler and aggregator."""
+    # Ratios have one scale for all samplers and aggregators; their variances differ by orders of magnitude.
     for i, row in enumerate(rows):
         error = [[row["ratio"] - row["ratio_low"]], [row["ratio_high"] - row["ratio"]]]
         axes.errorbar(row["ratio"], i, xerr=error, fmt="o", color=plots.BLUE, markersize=4.5, capsize=2)
@@ -85,6 +94,7 @@ def _designs(axes, rows: list[dict[str, Any]]) -> None:
 
 
 def _required(axes, tolerance: float, signal: float, spread: float) -> None:
+    """Draws the required participation in per cent against the population size, for three tolerances."""
     sizes = np.unique(np.geomspace(2, 1e6, 120).astype(int))
     for alpha, line in ((tolerance / 2, DASHED), (tolerance, "-"), (tolerance * 2, DOTTED)):
         ratio = theory.noise_to_signal_ratio(spread**2, signal, alpha)
@@ -96,12 +106,14 @@ def _required(axes, tolerance: float, signal: float, spread: float) -> None:
 
 
 def _floor(axes, rows: list[dict[str, Any]], spread: float, step_size: float) -> None:
+    """Draws the error floor against the participation rate."""
     if not rows:
         return
     size = rows[0]["population_size"]
+    # At m = N the variance is zero, which has no place on a logarithmic axis.
     cohorts = np.geomspace(1, size * 0.985, 200)
-    alone = step_size / (2 - step_size) / 2 * spread**2 / cohorts
-    axes.plot(cohorts / size, alone * (size - cohorts) / (size - 1), color=plots.BLUE, label="theory")
+    infinite_population = step_size / (2 - step_size) / 2 * spread**2 / cohorts
+    axes.plot(cohorts / size, infinite_population * (size - cohorts) / (size - 1), color=plots.BLUE, label="theory")
     points(axes, _above_rounding(rows), _rate, plots.BLUE, "o", "measured")
     axes.set(xlabel=f"Participation rate m / N, N = {size:,}", ylabel="Error floor: excess loss")
     plots.logarithmic(axes)

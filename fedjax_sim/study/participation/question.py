@@ -1,4 +1,4 @@
-"""How many clients must take part? Variance of a round's aggregate, and the error floor, against participation."""
+"""This study measures how the variance of a round's aggregate, and the error floor, fall with participation."""
 
 from __future__ import annotations
 
@@ -40,72 +40,83 @@ def participation(
     model_rounds: Annotated[int, Integer(50)] = 400,
     seed: NonNegativeInt = 0,
 ) -> Findings:
-    """How many clients must take part? Variance and final loss against m/N, with and without the finite population.
+    """How many clients must take part? Measures variance and final loss against the participation rate m/N.
 
-    Clients hold vectors u_i (quadratic risks |w - u_i|^2 / 2), correlated with their number of examples; then the
-    digits' MLP, whose updates are summed over all clients once; the variance of cohorts is compared with that.
+    There are two kinds of clients. The first hold vectors u_i, with quadratic risks |w - u_i|^2 / 2; the vectors are
+    correlated with the clients' numbers of examples. The second train an MLP on digits: the updates of all clients
+    are computed once, and the variance of cohorts' means is compared with their variance.
 
     Args:
-      population_sizes: N. rates: m/N; cohorts of more than `largest_cohort` clients are left out.
+      population_sizes: N.
+      rates: participation rates m/N.
+      largest_cohort: cohorts of more clients are left out.
       dimension: d of the vectors.
       num_rounds: independent rounds behind each variance.
       tolerance: alpha: the standard deviation of the cohort's mean may be alpha |mean|.
-      compare_samplers: whether other samplers and aggregators are measured too, for the N nearest to 100 (if 50 at
-        least).
-      model_clients: N of the digits; 0 leaves them out. model_rounds: rounds behind each of their variances.
+      compare_samplers: whether other samplers and aggregators are measured too. This is done for the N nearest to 100,
+        if that N is at least 50.
+      model_clients: N of the digits; 0 leaves them out.
+      model_rounds: rounds behind each variance on the digits.
       seed: decides everything.
 
     Returns: `Findings`; variances are traces of covariances.
 
-    Guarantees: every prediction lies in its interval (tests/study/test_participation.py::test_predictions_hold), and a
-    formula without the finite population does not (::test_it_can_tell_a_wrong_formula).
+    Guarantees: every prediction lies in its interval (tests/study/test_participation.py::test_predictions_hold). A
+    formula for an infinite population does not (::test_it_can_tell_a_wrong_formula).
 
     References: Cochran 1977, chapters 2 and 6; Li et al. 2020 (FedAvg on non-IID data), section 3.3.
     """
-    for name, given in (("population_sizes", population_sizes), ("rates", rates)):
-        validate.sequence(name, given)
+    for name, values in (("population_sizes", population_sizes), ("rates", rates)):
+        validate.sequence(name, values)
     for size in population_sizes:
         validate.integer("population_sizes", size, 2)
     for rate in rates:
         validate.in_range("rates", rate, 0, 1, open_low=True)
     validate.integer("num_rounds", num_rounds, max(100, least_runs(dimension)), hint=FEW)
     key = jax.random.key(seed)
-    clients = {size: WeightedClients(size, dimension, seed) for size in sorted(set(population_sizes))}
-    found: list[Comparison] = []
-    for size, field in clients.items():
+    clients_by_size = {size: WeightedClients(size, dimension, seed) for size in sorted(set(population_sizes))}
+    comparisons: list[Comparison] = []
+    for size, clients in clients_by_size.items():
         cohorts = sorted({max(1, round(rate * size)) for rate in rates})
         for cohort in (m for m in cohorts if m <= largest_cohort):
-            found.append(field.variance(key, cohort, sampling.uniform(size, cohort), "mean", num_rounds, "variance"))
-    middle = min(clients, key=lambda size: abs(size - 100))
-    cohort = max(5, middle // 10)
-    if compare_samplers and middle >= 50 and cohort <= largest_cohort:
-        found += clients[middle].designs(key, cohort, num_rounds)
-    required = {size: theory.required_cohort_size(size, _ratio(tolerance)) for size in clients}
+            sampler = sampling.uniform(size, cohort)
+            comparisons.append(clients.variance(key, cohort, sampler, "mean", num_rounds, "variance"))
+    # Samplers and floors are compared at one size only. About 100 is large enough for a cohort of ten and small enough
+    # for the finite population correction to show.
+    middle_size = min(clients_by_size, key=lambda size: abs(size - 100))
+    cohort = max(5, middle_size // 10)
+    if compare_samplers and middle_size >= 50 and cohort <= largest_cohort:
+        comparisons += clients_by_size[middle_size].designs(key, cohort, num_rounds)
+    required = {size: theory.required_cohort_size(size, _ratio(tolerance)) for size in clients_by_size}
     for size, cohort in required.items():
+        # With everybody in the cohort there is no variance to measure.
         if cohort < min(size, largest_cohort):
-            found.append(clients[size].tolerated(key, cohort, tolerance, num_rounds))
-    cohorts = sorted({max(1, round(rate * middle)) for rate in rates if rate > 0.01})
+            comparisons.append(clients_by_size[size].tolerated(key, cohort, tolerance, num_rounds))
+    cohorts = sorted({max(1, round(rate * middle_size)) for rate in rates if rate > 0.01})
     for cohort in (m for m in cohorts if m <= largest_cohort):
-        found.append(clients[middle].floor(key, cohort, num_rounds))
+        comparisons.append(clients_by_size[middle_size].floor(key, cohort, num_rounds))
     if model_clients:
-        found += _digits(key, model_clients, model_rounds, seed)
+        comparisons += _digits(key, model_clients, model_rounds, seed)
     options = {
         "population_sizes": list(population_sizes), "rates": list(rates), "largest_cohort": largest_cohort,
         "dimension": dimension, "num_rounds": num_rounds, "tolerance": tolerance,
         "compare_samplers": compare_samplers, "model_clients": model_clients,
         "model_rounds": model_rounds, "seed": seed,
     }  # fmt: skip
-    reading = list(participation_reading(found, required, tolerance))
-    figure = partial(participation_figure, found, tolerance, signal=SIGNAL, spread=SPREAD, step_size=FLOOR_STEP_SIZE)
-    return Findings("participation", QUESTION, found, reading, figure, options)
+    reading = list(participation_reading(comparisons, required, tolerance))
+    figure = partial(
+        participation_figure, comparisons, tolerance, signal=SIGNAL, spread=SPREAD, step_size=FLOOR_STEP_SIZE
+    )
+    return Findings("participation", QUESTION, comparisons, reading, figure, options)
 
 
 def _ratio(tolerance: float) -> Any:
+    """Returns the ratio of noise to signal that `theory.required_cohort_size` takes, for the vectors of this study."""
     return theory.noise_to_signal_ratio(SPREAD**2, SIGNAL, tolerance)
 
 
 def _digits(key, size: int, num_rounds: int, seed: int) -> Iterator[Comparison]:
-    """The digits' MLP: the variance of all clients' updates, computed once, and that of cohorts' means beside it."""
+    """Compares the variance of cohorts' mean updates with a prediction from the updates of all clients, for an MLP."""
     data = population.digits(num_clients=size, seed=seed)
     model = models.mlp(input_shape=data.input_shape, num_outputs=data.num_outputs)
     loss_fn = models.supervised(model, models.default_loss(data.task))
@@ -117,9 +128,12 @@ def _digits(key, size: int, num_rounds: int, seed: int) -> Iterator[Comparison]:
         algorithm = federated(
             sampler, work, aggregation.mean(weighting="uniform"), server.optimizer(optax.sgd(1.0)), mesh=None
         )
+        # A run is one round from the same model, which moves it by the cohort's mean update. Its expectation is the
+        # mean over all clients, so the mean squared distance from there is the variance.
+        expected_model = jax.tree.map(jnp.add, params, moments.mean)
         draws = independent_runs(
             stream(key, f"digits {cohort}"), algorithm, params, data.train, num_rounds,
-            evaluation=squared_distance(jax.tree.map(jnp.add, params, moments.mean)),
+            evaluation=squared_distance(expected_model),
         )  # fmt: skip
         predicted = theory.cohort_mean_variance(moments.variance, size, cohort)
         conditions = {"part": "digits MLP", "population_size": size, "cohort_size": cohort, "sampler": "uniform",

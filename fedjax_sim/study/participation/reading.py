@@ -1,4 +1,4 @@
-"""What the findings of `participation` say, in words."""
+"""This module writes the reading of `participation`: paragraphs in plain words from the measured numbers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,13 @@ __all__ = ["participation_reading"]
 
 
 def participation_reading(found: Sequence[Comparison], required: dict[int, int], tolerance: float) -> Iterator[str]:
-    """Paragraphs, from the numbers that were found."""
+    """Writes the paragraphs of the reading.
+
+    Args:
+      found: the comparisons of the study.
+      required: the smallest tolerable cohort size, by population size.
+      tolerance: the largest tolerable standard deviation of the mean, as a share of the mean's norm.
+    """
     yield (
         f"The variance of a cohort's mean is (sigma^2 / m) (N - m) / (N - 1), sigma^2 = {SPREAD**2:g} with divisor N. "
         "The last factor, the finite population correction, is about 1 - m/N for N of a hundred and more: it depends "
@@ -23,16 +29,17 @@ def participation_reading(found: Sequence[Comparison], required: dict[int, int],
         f"{cohort:,} of {size:,} ({cohort / size:.{1 if cohort * 1000 >= size else 3}%})"
         for size, cohort in required.items()
     )
-    least = min(required)
-    few = " In a small population (cross-silo) nearly everybody must take part."
-    silo = few if required[least] >= 0.8 * least else ""
+    smallest_size = min(required)
+    cross_silo_text = " In a small population (cross-silo) nearly everybody must take part."
+    silo = cross_silo_text if required[smallest_size] >= 0.8 * smallest_size else ""
     yield (
         f"For a standard deviation of at most {tolerance:g} of the mean's length, the smallest cohorts are {sizes}. "
         "What a large population saves is not variance at a given m but the participation rate: the same few clients "
         f"are a small share of many.{silo}"
     )
     designs = {
-        (one.conditions["sampler"], one.conditions["estimator"]): one for one in comparisons_of(found, "designs")
+        (comparison.conditions["sampler"], comparison.conditions["estimator"]): comparison
+        for comparison in comparisons_of(found, "designs")
     }
     poisson = [designs.get(("truncated poisson", name)) for name in ("fixed mean", "mean")]
     if all(poisson):

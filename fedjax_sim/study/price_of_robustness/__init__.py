@@ -1,3 +1,3 @@
-"""What does a robust rule cost where nobody attacks? Variances on normal messages, accuracies on the digits."""
+"""This study asks what a robust aggregator costs when nobody attacks."""
 
 __all__: list[str] = []

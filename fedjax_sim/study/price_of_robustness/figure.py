@@ -1,4 +1,4 @@
-"""The figure of `price_of_robustness`: variances on normal messages, and accuracies lost on the digits."""
+"""This module draws the figure of `price_of_robustness`: variances on normal messages, and accuracy lost on digits."""
 
 from __future__ import annotations
 
@@ -16,7 +16,12 @@ COLOURS = (plots.BLUE, plots.ORANGE, plots.BLACK, plots.GREY)
 
 
 def price_figure(found: Sequence[Comparison], options: dict[str, Any]) -> Any:
-    """Bars for each rule: by bucket size, and for each alpha of the digits a panel of its own."""
+    """Draws a panel for normal messages and a panel for each alpha of the digits, with bars by rule and bucket size.
+
+    Args:
+      found: the comparisons of the study.
+      options: the study's options.
+    """
     alphas = options["alphas"] if options["num_clients"] else []
     figure, (variances, *panels) = chart(1, 1 + len(alphas))
     names = list(RULES)
@@ -29,16 +34,19 @@ def price_figure(found: Sequence[Comparison], options: dict[str, Any]) -> Any:
     return figure
 
 
-def _bars(axes: Any, ones: Sequence[Comparison], scale: float, names: Sequence[str]) -> None:
-    sizes = list(dict.fromkeys(one.conditions["bucket_size"] for one in ones))
+def _bars(axes: Any, comparisons: Sequence[Comparison], scale: float, names: Sequence[str]) -> None:
+    """Draws the measured numbers as bars, with predictions as ticks; `names` are the rules from top to bottom."""
+    sizes = list(dict.fromkeys(comparison.conditions["bucket_size"] for comparison in comparisons))
     height = 0.8 / len(sizes)
     for i, (size, colour) in enumerate(zip(sizes, COLOURS * len(sizes), strict=False)):
-        rows = [one for one in ones if one.conditions["bucket_size"] == size]
-        at = [names.index(one.conditions["rule"]) + (i - (len(sizes) - 1) / 2) * height for one in rows]
+        bars = [comparison for comparison in comparisons if comparison.conditions["bucket_size"] == size]
+        # The bars of one rule lie side by side, centred at its place.
+        offset = (i - (len(sizes) - 1) / 2) * height
+        places = [names.index(bar.conditions["rule"]) + offset for bar in bars]
         label = "every message" if size == 1 else f"buckets of {size}"
-        axes.barh(at, [scale * one.measured for one in rows], height=height, color=colour, label=label)
-        known = [(y, one.predicted) for y, one in zip(at, rows, strict=True) if one.predicted is not None]
-        axes.plot([x for _, x in known], [y for y, _ in known], "|", color=plots.INK, markersize=9, markeredgewidth=1.6)
+        axes.barh(places, [scale * bar.measured for bar in bars], height=height, color=colour, label=label)
+        ticks = [(place, bar.predicted) for place, bar in zip(places, bars, strict=True) if bar.predicted is not None]
+        axes.plot([x for _, x in ticks], [y for y, _ in ticks], "|", color=plots.INK, markersize=9, markeredgewidth=1.6)
     axes.set_yticks(range(len(names)), names, fontsize=7.5)
     axes.invert_yaxis()
     axes.axvline(0, color=plots.INK, linewidth=0.8)

@@ -1,4 +1,4 @@
-"""What does a robust rule cost where nobody attacks? Variances on normal messages, accuracies on the digits."""
+"""This study measures what robust aggregators cost without attackers: variance on normal messages, digits' accuracy."""
 
 from __future__ import annotations
 
@@ -42,20 +42,27 @@ def price_of_robustness(
     num_runs: int = 3,
     seed: int = 0,
 ) -> Findings:
-    """What does a robust rule cost where nobody attacks? Variances on normal messages, accuracies on the digits.
+    """What does a robust rule cost without attackers? Measures variances on normal messages, and accuracies on digits.
 
-    First the variance of each rule on normal messages over that of their mean, beside the median's exact one and the
-    trimmed mean's for many messages, with buckets and without. Then digits' clients, alike and unlike, all honest,
-    train a linear model under each rule, with buckets and without.
+    The first part measures the variance of each rule on normal messages, divided by the variance of their mean. The
+    variance of the median is known exactly, that of the trimmed mean for many messages. In the second part honest
+    clients of the digits, with similar or unlike labels, train a linear model under each rule. Both parts are measured
+    with buckets and without: a rule on buckets gets the means of small groups of messages.
 
     Args:
-      num_messages: m of the normal messages, odd, as are the numbers of buckets. num_byzantine: f of their rules.
+      num_messages: m of the normal messages; m and the numbers of buckets are odd.
+      num_byzantine: f of the rules on normal messages.
       bucket_sizes: s, divisors of m; s = 1 is without buckets.
-      dimension: d. num_draws: rounds behind each variance, of d numbers each.
-      num_clients: of the digits, who all take part; 0 leaves them out. tolerated: f of their rules.
-      digits_bucket: s of the digits, from 2.
-      alphas: of the clients' Dirichlet label shares, from alike to unlike.
-      num_steps, learning_rate, num_rounds, num_runs: of the digits, as for `robustness`.
+      dimension: d.
+      num_draws: rounds behind each variance, of d numbers each.
+      num_clients: clients of the digits, who all take part; 0 leaves them out.
+      tolerated: f of the rules on the digits.
+      digits_bucket: s on the digits, at least 2.
+      alphas: parameters of the clients' Dirichlet label shares, from similar to unlike clients.
+      num_steps: local steps on the digits, as for `robustness`.
+      learning_rate: the learning rate of local steps.
+      num_rounds: T on the digits.
+      num_runs: runs of each rule on the digits.
       seed: decides everything.
 
     Returns: `Findings`.
@@ -68,15 +75,17 @@ def price_of_robustness(
     options = dict(locals())
     _check(options)
     key = jax.random.key(seed)
-    found = [*_variances(stream(key, "normal"), options)]
+    comparisons = [*_variances(stream(key, "normal"), options)]
     if num_clients:
-        found += _digits(stream(key, "digits"), options)
+        comparisons += _digits(stream(key, "digits"), options)
     options = {name: list(value) if isinstance(value, Sequence) else value for name, value in options.items()}
-    reading = list(price_reading(found, options))
-    return Findings("price_of_robustness", QUESTION, found, reading, partial(price_figure, found, options), options)
+    reading = list(price_reading(comparisons, options))
+    figure = partial(price_figure, comparisons, options)
+    return Findings("price_of_robustness", QUESTION, comparisons, reading, figure, options)
 
 
 def _check(options: dict[str, Any]) -> None:
+    """Raises an error that names the first option that is out of range."""
     m = options["num_messages"]
     validate.integer("num_messages", m, 7, 1001)
     for name in ("bucket_sizes", "alphas"):
@@ -88,15 +97,17 @@ def _check(options: dict[str, Any]) -> None:
             validate.fail("bucket_sizes", "sizes that divide the messages", size, hint)
     if list(options["bucket_sizes"]) != sorted(set(options["bucket_sizes"])):
         validate.fail("bucket_sizes", "rising numbers", list(options["bucket_sizes"]))
-    least = m // max(options["bucket_sizes"])
-    validate.integer("num_byzantine", options["num_byzantine"], 0, (least - 3) // 2, hint="2 f + 3 <= buckets.")
+    fewest_buckets = m // max(options["bucket_sizes"])
+    validate.integer(
+        "num_byzantine", options["num_byzantine"], 0, (fewest_buckets - 3) // 2, hint="2 f + 3 <= buckets."
+    )
     validate.integer("dimension", options["dimension"], 1)
     validate.integer("num_draws", options["num_draws"], 100)
     validate.integer("digits_bucket", options["digits_bucket"], 2)
     if options["num_clients"]:
         validate.integer("num_clients", options["num_clients"], 3 * options["digits_bucket"], 200)
-        most = (-(-options["num_clients"] // options["digits_bucket"]) - 3) // 2
-        validate.integer("tolerated", options["tolerated"], 0, most, hint="2 f + 3 <= buckets.")
+        most_tolerated = (-(-options["num_clients"] // options["digits_bucket"]) - 3) // 2
+        validate.integer("tolerated", options["tolerated"], 0, most_tolerated, hint="2 f + 3 <= buckets.")
     for alpha in options["alphas"]:
         validate.positive("alphas", alpha)
     validate.in_range("learning_rate", options["learning_rate"], 0, 10, open_low=True)
@@ -105,46 +116,59 @@ def _check(options: dict[str, Any]) -> None:
 
 
 def _rules(m: int, f: int, bucket_size: int) -> dict[str, Aggregator]:
-    """The rules for m messages in buckets."""
+    """Makes the rules for m messages in buckets of a size, by name."""
     if bucket_size == 1:
         return {name: make(m, f) for name, make in RULES.items()}
-    made = {name: make(-(-m // bucket_size), f) for name, make in RULES.items() if name != "mean"}
-    return {name: aggregation.bucketing(rule, bucket_size) for name, rule in made.items()}
+    # Buckets do not change the mean, which is left out.
+    rules = {name: make(-(-m // bucket_size), f) for name, make in RULES.items() if name != "mean"}
+    return {name: aggregation.bucketing(rule, bucket_size) for name, rule in rules.items()}
 
 
 def _variances(key: Array, options: dict[str, Any]) -> Iterator[Comparison]:
-    """m times the variance of a rule's coordinate: 1 for the mean of normal messages."""
-    m, f, dimension = options["num_messages"], options["num_byzantine"], options["dimension"]
+    """Measures m times the variance of a coordinate of each rule, which is 1 for the mean of normal messages."""
+    m = options["num_messages"]
+    f = options["num_byzantine"]
+    dimension = options["dimension"]
     keys = jax.random.split(key, options["num_draws"])
     for size in options["bucket_sizes"]:
         for name, rule in _rules(m, f, size).items():
             if name == "centred clipping":  # it stays near its start, which is the truth here
                 continue
 
-            def one(key, rule=rule):
+            def scaled_variance(key, rule=rule):
+                # The messages have mean zero, so a mean square over coordinates is a variance.
                 return m * (released(rule, key, normal(stream(key, "messages"), (m, dimension))) ** 2).mean()
 
-            samples = jax.jit(partial(jax.lax.map, one), compiler_options=engine.compiler_options())(keys)
-            number, predicted, kind = m // size, None, "exact"
+            samples = jax.jit(partial(jax.lax.map, scaled_variance), compiler_options=engine.compiler_options())(keys)
+            num_buckets = m // size
+            predicted = None
+            kind = "exact"
             if name in ("mean", "median"):
-                predicted = 1.0 if name == "mean" else theory.median_efficiency(number)
-            elif name == "trimmed mean":  # of many messages
-                predicted, kind = theory.trimmed_mean_efficiency(f / number), "estimate"
+                predicted = 1.0 if name == "mean" else theory.median_efficiency(num_buckets)
+            elif name == "trimmed mean":
+                # An asymptotic formula, for many messages.
+                predicted = theory.trimmed_mean_efficiency(f / num_buckets)
+                kind = "estimate"
             conditions = {"part": "normal messages", "rule": name, "bucket_size": size, "alpha": None}
             yield measured(conditions, "variance / the mean's", samples, predicted, kind=kind, resolution=1e-5)
 
 
 def _digits(key: Array, options: dict[str, Any]) -> Iterator[Comparison]:
-    """Test accuracies, and what is lost against the mean with the same first models and minibatches."""
-    m, work = options["num_clients"], ("num_steps", "learning_rate", "num_rounds", "num_runs")
-    settings = [(size, name, rule) for size in (1, options["digits_bucket"])
-                for name, rule in _rules(m, options["tolerated"], size).items()]  # fmt: skip
+    """Measures test accuracies, and the loss against the mean with the same first models and minibatches."""
+    m = options["num_clients"]
+    training_options = {name: options[name] for name in ("num_steps", "learning_rate", "num_rounds", "num_runs")}
+    settings = [
+        (size, name, rule)
+        for size in (1, options["digits_bucket"])
+        for name, rule in _rules(m, options["tolerated"], size).items()
+    ]
     for alpha in options["alphas"]:
-        seen = RobustDigits(m, alpha, options["seed"]).accuracies(
+        accuracies = RobustDigits(m, alpha, options["seed"]).accuracies(
             stream(key, str(alpha)), [rule for *_, rule in settings], [ATTACKS["none"]],
-            [(i, 0, 0) for i in range(len(settings))], **{name: options[name] for name in work},
+            [(i, 0, 0) for i in range(len(settings))], **training_options,
         )  # fmt: skip
-        for (size, name, _), runs in zip(settings, np.asarray(seen), strict=True):
+        mean_accuracies = accuracies[0]  # the first rule is the mean
+        for (size, name, _), rule_accuracies in zip(settings, np.asarray(accuracies), strict=True):
             conditions = {"part": "digits", "rule": name, "bucket_size": size, "alpha": alpha}
-            yield few(conditions, "test accuracy", runs)
-            yield few(conditions, "loss against the mean", seen[0] - runs)
+            yield few(conditions, "test accuracy", rule_accuracies)
+            yield few(conditions, "loss against the mean", mean_accuracies - rule_accuracies)

@@ -1,4 +1,4 @@
-"""What the findings of `price_of_robustness` say, in words."""
+"""This module writes the reading of `price_of_robustness`: paragraphs in plain words from the measured numbers."""
 
 from __future__ import annotations
 
@@ -11,24 +11,32 @@ __all__ = ["price_reading"]
 
 
 def price_reading(found: Sequence[Comparison], options: dict[str, Any]) -> Iterator[str]:
-    """Paragraphs, from the numbers that were found."""
+    """Writes the paragraphs of the reading.
+
+    Args:
+      found: the comparisons of the study.
+      options: the study's options.
+    """
     for size in options["bucket_sizes"]:
-        ones = comparisons_of(found, "normal messages", bucket_size=size)
-        told = ", ".join(f"{one.conditions['rule']} {one.measured:.3g}" for one in ones)
+        variances = comparisons_of(found, "normal messages", bucket_size=size)
+        numbers = ", ".join(f"{variance.conditions['rule']} {variance.measured:.3g}" for variance in variances)
         buckets = "" if size == 1 else f" of the means of buckets of {size}"
-        yield f"Variance{buckets} over that of the mean, {options['num_messages']} normal messages: {told}."
+        yield f"Variance{buckets} over that of the mean, {options['num_messages']} normal messages: {numbers}."
     if not options["num_clients"]:
         return
     for alpha in options["alphas"]:
-        told = []
-        for one in comparisons_of(found, "digits", "loss against the mean", alpha=alpha, bucket_size=1):
-            name = one.conditions["rule"]
+        losses = []
+        for unbucketed in comparisons_of(found, "digits", "loss against the mean", alpha=alpha, bucket_size=1):
+            name = unbucketed.conditions["rule"]
+            # One comparison, or none for the mean.
             bucketed = comparisons_of(found, "digits", "loss against the mean", alpha=alpha, rule=name,
                                       bucket_size=options["digits_bucket"])  # fmt: skip
-            told += [f"{name} {100 * one.measured:.1f} ({100 * two.measured:.1f})" for two in bucketed]
+            losses += [
+                f"{name} {100 * unbucketed.measured:.1f} ({100 * comparison.measured:.1f})" for comparison in bucketed
+            ]
         yield (
             f"Digits, alpha = {alpha:g}, nobody attacks: points of test accuracy lost against the mean, and in "
-            f"brackets with buckets of {options['digits_bucket']}: {'; '.join(told)}."
+            f"brackets with buckets of {options['digits_bucket']}: {'; '.join(losses)}."
         )
     yield (
         "On normal messages the price is variance, which more clients pay. Where clients are unlike it is a bias: "

@@ -1,3 +1,3 @@
-"""What does privacy cost? Error of the released mean, error floor and accuracy against noise and epsilon."""
+"""This study asks what differential privacy costs in accuracy."""
 
 __all__: list[str] = []

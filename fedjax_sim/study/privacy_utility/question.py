@@ -1,4 +1,4 @@
-"""What does privacy cost? Error of the released mean, error floor and accuracy against noise and epsilon."""
+"""This study measures what privacy costs: error of the released mean, error floor and accuracy against epsilon."""
 
 from __future__ import annotations
 
@@ -38,7 +38,8 @@ from fedjax_sim.types import Array
 __all__ = ["privacy_utility"]
 
 QUESTION = "What does privacy cost?"
-LONGEST = 0.1  # norm of an update at the optimum, in clip norms: what is left is room for noise, so none is clipped
+# The norm of the longest update at the optimum, in clip norms. The rest is room for noise, so no update is clipped.
+LONGEST = 0.1
 
 
 def privacy_utility(
@@ -56,24 +57,30 @@ def privacy_utility(
     digits_runs: int = 8,
     seed: int = 0,
 ) -> Findings:
-    """What does privacy cost? Squared error of the released mean, floor and accuracy against z and epsilon.
+    """What does privacy cost? Measures error of the released mean, error floor and accuracy against z and epsilon.
 
-    All clients take part and no update is clipped, so that noise is the only error (for what clipping costs see
-    `clip`); then Poisson cohorts of the digits' clients train an MLP, whose accuracy is measured and not predicted.
+    In the first part all clients take part and no update is clipped, so noise is the only error. The study `clip`
+    measures the cost of clipping. In the second part Poisson cohorts of the digits' clients train an MLP, whose
+    accuracy is measured and not predicted.
 
     Args:
-      num_clients: m. dimension: d. clip_norm: C.
-      noise_multipliers: z. epsilons: each gives another z, calibrated for all rounds of a run together.
-      delta: of every epsilon; to mean something, below 1 / number of clients.
-      num_releases: rounds behind each squared error. num_runs: runs behind each floor.
+      num_clients: m of the first part.
+      dimension: d.
+      clip_norm: C.
+      noise_multipliers: z.
+      epsilons: each gives a further z, calibrated for all rounds of a run together.
+      delta: the delta of every epsilon; it should lie below 1 / number of clients.
+      num_releases: rounds behind each squared error.
+      num_runs: runs behind each floor.
       digits_clients: N of the digits, a tenth of them expected in a round; 0 leaves them out.
-      digits_rounds, digits_runs: rounds of each of them, and independent ones.
+      digits_rounds: rounds of each run on the digits.
+      digits_runs: independent runs on the digits.
       seed: decides everything.
 
     Returns: `Findings`: E |release - mean|^2, E |w - w*|^2 at the error floor, test accuracy and loss of the digits.
 
-    Guarantees: every prediction lies in its interval, 1 % of it for a release at default settings
-    (tests/study/test_privacy_utility.py::test_predictions_hold), and noise at another place does not
+    Guarantees: every prediction lies in its interval, which is 1 % of it for a release at default settings
+    (tests/study/test_privacy_utility.py::test_predictions_hold). Noise at another place does not
     (::test_it_can_tell_another_noise).
 
     References: McMahan et al. 2018; Balle and Wang 2018 for the multiplier of an epsilon.
@@ -81,6 +88,7 @@ def privacy_utility(
     _check(locals())
     key = jax.random.key(seed)
     release = {"population_size": num_clients, "cohort_size": num_clients, "scheme": "full", "clip_norm": clip_norm}
+    # (part, z, epsilon): given multipliers with the epsilon that they spend, and multipliers from given epsilons.
     settings = [("noise multiplier", z, epsilon_of(z, delta, release)) for z in noise_multipliers]
     settings += [("epsilon", privacy.calibrate(epsilon, delta, NUM_ROUNDS, **release).noise_multiplier, epsilon)
                  for epsilon in epsilons]  # fmt: skip
@@ -88,22 +96,24 @@ def privacy_utility(
     rng = np.random.default_rng([seed, num_clients])
     values = rng.normal(size=(num_clients, dimension))
     values -= values.mean(0)
+    # A local step of size eta makes updates eta u_i at the optimum, the longest of them LONGEST clip norms.
     values *= LONGEST * clip_norm / STEP_SIZE / np.linalg.norm(values, axis=1).max()
-    found = list(_noise(key, Vectors(values), settings, clip_norm, num_releases, num_runs))
+    comparisons = list(_noise(key, Vectors(values), settings, clip_norm, num_releases, num_runs))
     if digits_clients:
-        found += _digits(key, digits_clients, epsilons, delta, digits_rounds, digits_runs, seed)
+        comparisons += _digits(key, digits_clients, epsilons, delta, digits_rounds, digits_runs, seed)
     options = {
         "num_clients": num_clients, "dimension": dimension, "clip_norm": clip_norm,
         "noise_multipliers": list(noise_multipliers), "epsilons": list(epsilons), "delta": delta,
         "num_releases": num_releases, "num_runs": num_runs, "digits_clients": digits_clients,
         "digits_rounds": digits_rounds, "digits_runs": digits_runs, "seed": seed,
     }  # fmt: skip
-    reading = list(privacy_utility_reading(found, options))
-    figure = partial(privacy_utility_figure, release, options, found)
-    return Findings("privacy_utility", QUESTION, found, reading, figure, options)
+    reading = list(privacy_utility_reading(comparisons, options))
+    figure = partial(privacy_utility_figure, release, options, comparisons)
+    return Findings("privacy_utility", QUESTION, comparisons, reading, figure, options)
 
 
 def _check(options: dict[str, Any]) -> None:
+    """Raises an error that names the first option that is out of range."""
     validate.integer("num_clients", options["num_clients"], 2)
     validate.integer("dimension", options["dimension"], 1, 10_000)
     validate.in_range("clip_norm", options["clip_norm"], 1e-3, 1e3)
@@ -123,10 +133,14 @@ def _check(options: dict[str, Any]) -> None:
 
 
 def _check_room(multiplier: float, num_clients: int, dimension: int) -> None:
-    """Refuses noise at whose floor updates would be clipped: their norm, eta |w - w*| and a little more, hardly ever
-    exceeds 1.6 times its root mean square."""
-    away = theory.noise_floor(theory.noise_variance(multiplier, 1.0, num_clients, num_values=dimension), 1 - STEP_SIZE)
-    if not (LONGEST + 1.6 * STEP_SIZE * math.sqrt(away) < 1):
+    """Refuses noise so large that updates would be clipped at the floor.
+
+    An update at the floor is longer than at the optimum by at most eta |w - w*|. This length hardly ever exceeds 1.6
+    times its root mean square.
+    """
+    noise = theory.noise_variance(multiplier, 1.0, num_clients, num_values=dimension)
+    squared_distance = theory.noise_floor(noise, 1 - STEP_SIZE)  # in clip norms
+    if not (LONGEST + 1.6 * STEP_SIZE * math.sqrt(squared_distance) < 1):
         hint = "Take more clients, fewer dimensions or a larger epsilon: floors are predicted where nothing is clipped."
         validate.fail("noise_multipliers, epsilons", "noise that keeps updates below the clip norm", multiplier, hint)
 
@@ -134,15 +148,17 @@ def _check_room(multiplier: float, num_clients: int, dimension: int) -> None:
 def _noise(
     key: Array, clients: Vectors, settings: Sequence[tuple], clip_norm: float, num_releases: int, num_runs: int
 ) -> Iterator[Comparison]:
-    """From the optimum on: one round, whose error is its noise, and as many rounds as lead to the floor."""
+    """Measures runs that start at the optimum: after one round the error is its noise, after many it is the floor."""
 
     def make(multiplier):
         return clients.algorithm(transform.gaussian_mechanism(clip_norm, multiplier), step_size=STEP_SIZE)
 
+    # All multipliers are rows of one algorithm, and so one program.
     algorithm = side_by_side(make, {"multiplier": [z for _, z, _ in settings]})
     for quantity, rounds, runs in (("squared error", 1, num_releases), ("floor", NUM_ROUNDS, num_runs)):
         errors = clients.errors(stream(key, quantity), algorithm, runs, rounds, start=clients.mean)
         for i, (part, z, epsilon) in enumerate(settings):
+            # In a run with a constant step the noise of all rounds adds up, with weights that fall geometrically.
             predicted = theory.noise_variance(z, clip_norm, clients.size, num_values=clients.dimension)
             if rounds > 1:
                 predicted = theory.noise_floor(predicted, 1 - STEP_SIZE)
@@ -153,32 +169,39 @@ def _noise(
 def _digits(
     key: Array, size: int, epsilons: Sequence[float], delta: float, rounds: int, runs: int, seed: int
 ) -> Iterator[Comparison]:
-    """The digits' MLP by DP-FedAvg on Poisson cohorts, beside itself without noise."""
+    """Measures the accuracy of an MLP on digits under DP-FedAvg with Poisson cohorts, and without noise."""
     data = population.digits(num_clients=size, seed=seed)
     model = models.mlp(input_shape=data.input_shape, num_outputs=data.num_outputs, hidden=(32,))
     loss_fn = models.supervised(model, models.default_loss(data.task))
-    cohort = size / 10
-    sampler = sampling.poisson(size, 0.1, num_slots=min(size, math.ceil(cohort + 6 * math.sqrt(cohort))))
+    expected_cohort = size / 10
+    # Six standard deviations above the mean: a cohort is hardly ever cut off by the number of slots.
+    num_slots = min(size, math.ceil(expected_cohort + 6 * math.sqrt(expected_cohort)))
+    sampler = sampling.poisson(size, 0.1, num_slots=num_slots)
     work = client.local_sgd(loss_fn, optax.sgd(0.5), client.work(num_steps=3, batch_size=10, weighting="uniform"))
-    aggregator, step = aggregation.fixed_mean(cohort), server.optimizer(optax.sgd(1.0))
+    aggregator = aggregation.fixed_mean(expected_cohort)
+    server_step = server.optimizer(optax.sgd(1.0))
 
     def make(multiplier):
         noise = transform.gaussian_mechanism(1.0, multiplier)
-        return federated(sampler, work, aggregator, step, transform=noise, mesh=None)
+        return federated(sampler, work, aggregator, server_step, transform=noise, mesh=None)
 
     mechanism = privacy.mechanism_of(make(1.0))
-    found = [privacy.calibrate(epsilon, delta, rounds, mechanism) for epsilon in epsilons]
-    columns = [("none", 0.0), *((epsilon, one.noise_multiplier) for epsilon, one in zip(epsilons, found, strict=True))]
+    calibrations = [privacy.calibrate(epsilon, delta, rounds, mechanism) for epsilon in epsilons]
+    # (epsilon, noise multiplier) of each row of the combined algorithm; the first row has no noise.
+    settings = [
+        ("none", 0.0),
+        *((epsilon, calibration.noise_multiplier) for epsilon, calibration in zip(epsilons, calibrations, strict=True)),
+    ]
 
     def evaluation(params):
         return jax.vmap(lambda row: metrics.pooled(loss_fn, row, jax.tree.map(jnp.asarray, data.test)))(params)
 
     start = model.init(jax.random.fold_in(key, 2))[0]
-    algorithm = side_by_side(make, {"multiplier": [z for _, z in columns]})
-    seen = independent_runs(
+    algorithm = side_by_side(make, {"multiplier": [z for _, z in settings]})
+    results = independent_runs(
         stream(key, "digits"), algorithm, start, data.train, runs, evaluation=evaluation, rounds=rounds
     )
-    for i, (epsilon, z) in enumerate(columns):
+    for i, (epsilon, z) in enumerate(settings):
         for quantity in ("accuracy", "loss"):
             conditions = {"part": "digits MLP", "noise_multiplier": z, "epsilon": epsilon}
-            yield measured(conditions, "test " + quantity, seen[quantity][:, i])
+            yield measured(conditions, "test " + quantity, results[quantity][:, i])

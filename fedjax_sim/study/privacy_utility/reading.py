@@ -1,4 +1,4 @@
-"""What the findings of `privacy_utility` say, in words."""
+"""This module writes the reading of `privacy_utility`: paragraphs in plain words from the measured numbers."""
 
 from __future__ import annotations
 
@@ -15,10 +15,17 @@ __all__ = ["privacy_utility_reading"]
 
 
 def privacy_utility_reading(found: Sequence[Comparison], options: dict[str, Any]) -> Iterator[str]:
-    """Paragraphs, from the numbers that were found."""
+    """Writes the paragraphs of the reading.
+
+    Args:
+      found: the comparisons of the study.
+      options: the study's options.
+    """
     factor = theory.noise_floor(1.0, 1 - STEP_SIZE)
-    one = privacy.calibrate(1.0, 1e-5, 1, population_size=100, cohort_size=100, scheme="full").noise_multiplier
-    textbook = math.sqrt(2 * math.log(1.25 / 1e-5))
+    exact_multiplier = privacy.calibrate(
+        1.0, 1e-5, 1, population_size=100, cohort_size=100, scheme="full"
+    ).noise_multiplier
+    textbook_multiplier = math.sqrt(2 * math.log(1.25 / 1e-5))
     yield (
         "The mean squared error of the released mean is d (z C / m)^2: four times as much for twice the multiplier or "
         "half of the clients. In runs with a constant step that adds up to 1 / (1 - r^2) times as much, here "
@@ -29,13 +36,15 @@ def privacy_utility_reading(found: Sequence[Comparison], options: dict[str, Any]
     yield (
         f"Epsilons are those of {NUM_ROUNDS} rounds in which all clients take part, at delta {options['delta']:g}: "
         "Gaussian mechanisms without sampling, accounted for exactly. The textbook's sqrt(2 ln(1.25 / delta)) / "
-        f"epsilon holds for epsilon < 1 only, and is loose: {textbook:.3g} against {one:.3g} at epsilon 1, delta 1e-5, "
-        "one round. Cohorts that are sampled in secret need less noise for the same epsilon; the digits' are."
+        f"epsilon holds for epsilon < 1 only, and is loose: {textbook_multiplier:.3g} against {exact_multiplier:.3g} "
+        "at epsilon 1, delta 1e-5, one round. Cohorts that are sampled in secret need less noise for the same epsilon; "
+        "the digits' are."
     )
     digits = rows_of(found, part="digits MLP", quantity="test accuracy")
     if digits:
         values = ", ".join(f"{row['measured']:.3f} at epsilon {row['epsilon']:g}" for row in digits[1:])
-        rounds, size = options["digits_rounds"], options["digits_clients"]
+        rounds = options["digits_rounds"]
+        size = options["digits_clients"]
         yield (
             f"The digits' MLP reaches a test accuracy of {digits[0]['measured']:.3f} with clipping and no noise, and "
             f"{values}, after {rounds} rounds of {size // 10:,} of {size:,} clients. That is measured, for this model, "

@@ -1,3 +1,3 @@
-"""Which rule withstands which attack? Test accuracies of rules under attacks, and the worst case of each rule."""
+"""This study asks which robust aggregator withstands which attack."""
 
 __all__: list[str] = []

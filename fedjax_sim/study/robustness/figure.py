@@ -1,4 +1,4 @@
-"""The figure of `robustness`: a table of accuracies for each number of attackers, the worst case in its last column."""
+"""This module draws the figure of `robustness`: for each number of attackers a table of accuracies and worst cases."""
 
 from __future__ import annotations
 
@@ -14,15 +14,24 @@ __all__ = ["robustness_figure"]
 
 
 def robustness_figure(found: Sequence[Comparison], options: dict[str, Any]) -> Any:
-    """One panel for each number of attackers: rules down, attacks across, then the least of each row; in per cent."""
+    """Draws a panel for each number of attackers, with rules as rows and attacks as columns, in per cent.
+
+    The last column is the worst case of each rule. The best rule of each column is bold.
+
+    Args:
+      found: the comparisons of the study.
+      options: the study's options.
+    """
     from matplotlib.figure import Figure
 
-    rules, attacks, numbers = options["rules"], options["attacks"], options["attackers"]
+    rules = options["rules"]
+    attacks = options["attacks"]
+    numbers = options["attackers"]
     height = (0.24 * len(rules) + 0.75) * len(numbers)
     figure = Figure(figsize=(plots.WIDTH, height), layout="constrained")
     for axes, f in zip(figure.subplots(len(numbers), 1, squeeze=False).flat, numbers, strict=True):
-        cells = {(one.conditions["rule"], one.conditions["attack"]): one.measured
-                 for one in comparisons_of(found, "accuracy", attackers=f)}  # fmt: skip
+        cells = {(comparison.conditions["rule"], comparison.conditions["attack"]): comparison.measured
+                 for comparison in comparisons_of(found, "accuracy", attackers=f)}  # fmt: skip
         table = np.array([[cells[rule, attack] for attack in attacks] for rule in rules])
         table = 100 * np.concatenate([table, table.min(1, keepdims=True)], axis=1)
         axes.imshow(table, cmap="cividis", vmin=0, vmax=100, aspect="auto")

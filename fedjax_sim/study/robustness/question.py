@@ -1,4 +1,4 @@
-"""Which rule withstands which attack? Test accuracies of rules under attacks, and the worst case of each rule."""
+"""This study measures the test accuracy of robust aggregators under attacks, and the worst case of each aggregator."""
 
 from __future__ import annotations
 
@@ -35,56 +35,64 @@ def robustness(
     num_runs: int = 3,
     seed: int = 0,
 ) -> Findings:
-    """Which rule withstands which attack? Test accuracy for each rule, attack and number of attackers, and the worst.
+    """Which rule withstands which attack? Measures test accuracy for each rule, attack and number of attackers.
 
     Clients of the digits, with unlike labels, all take part in every round and train a linear model. Each rule is set
-    for the true number of attackers. The worst case of a rule is the attack with the least mean accuracy; it is a
-    minimum over the attacks of this list, and others may be worse.
+    for the true number of attackers. The worst case of a rule is the attack with the smallest mean accuracy. It is a
+    minimum over the attacks of this list, and other attacks may be worse.
 
     Args:
-      rules: names; None = all. attacks: names; None = all; "none" sends what is honest.
-      attackers: numbers f of them, rising; each rule is set for its f, and Krum needs 2 f + 3 <= m.
-      num_clients: m. alpha: of the clients' Dirichlet label shares.
-      num_steps, learning_rate: of local work in a round, minibatches of 20 from 40 examples.
-      num_rounds: T. num_runs: runs of each composition on the same clients, each with its own model,
-        minibatches, and clients who attack.
+      rules: names of aggregators; None takes all of `study.robust_digits.RULES`.
+      attacks: names; None takes all of `study.robust_digits.ATTACKS`. Under "none" attackers send honest messages.
+      attackers: numbers of attackers f, rising. Krum needs 2 f + 3 <= m.
+      num_clients: m.
+      alpha: the parameter of the clients' Dirichlet label shares; small values give unlike clients.
+      num_steps: local steps in a round, with minibatches of 20 from 40 examples.
+      learning_rate: the learning rate of local steps.
+      num_rounds: T.
+      num_runs: runs of each combination on the same clients. Each run has its own model, minibatches and attackers.
       seed: decides everything.
 
     Returns: `Findings`: test accuracies, with their standard deviations over runs.
 
-    Guarantees: each composition has the accuracy of a run of its own, up to one of 360 test examples, for it is rounded
-    otherwise (tests/study/test_robustness.py::test_a_cell_is_a_run, ::test_every_rule_and_attack_is_its_own).
+    Guarantees: each combination has the accuracy of a separate run, up to one of 360 test examples, since sums are
+    rounded differently (tests/study/test_robustness.py::test_a_cell_is_a_run, ::test_every_rule_and_attack_is_its_own).
 
     References: Karimireddy, He and Jaggi 2022, section 6; Shejwalkar and Houmansadr 2021; the benchmark of ByzFL
     (Gonzalez et al. 2025).
     """
-    rules, attacks = (tuple(known) if x is None else x for x, known in ((rules, RULES), (attacks, ATTACKS)))
-    options = dict(locals())
+    rules, attacks = (tuple(names) if x is None else x for x, names in ((rules, RULES), (attacks, ATTACKS)))
+    options = dict(locals())  # before any other local
     _check(options)
+    # Rules are set for f, so each pair of a name and f is a rule of its own, with every attack.
     settings = [(name, f) for f in attackers for name in rules]
     points = [(i, j, f) for i, (_, f) in enumerate(settings) for j in range(len(attacks))]
-    work = {name: options[name] for name in ("num_steps", "learning_rate", "num_rounds", "num_runs")}
-    seen = RobustDigits(num_clients, alpha, seed).accuracies(
+    training_options = {name: options[name] for name in ("num_steps", "learning_rate", "num_rounds", "num_runs")}
+    accuracies = RobustDigits(num_clients, alpha, seed).accuracies(
         jax.random.key(seed), [RULES[name](num_clients, f) for name, f in settings],
-        [ATTACKS[name] for name in attacks], points, **work,
+        [ATTACKS[name] for name in attacks], points, **training_options,
     )  # fmt: skip
-    cells = {(*settings[i][::-1], attacks[j]): row for (i, j, _), row in zip(points, seen, strict=True)}
-    found = list(_comparisons(cells, attackers, rules, attacks))
+    # The accuracies [runs] by (f, rule, attack).
+    cells = {(*settings[i][::-1], attacks[j]): row for (i, j, _), row in zip(points, accuracies, strict=True)}
+    comparisons = list(_comparisons(cells, attackers, rules, attacks))
     options = {name: list(value) if isinstance(value, Sequence) else value for name, value in options.items()}
-    reading = list(robustness_reading(found, options))
-    return Findings("robustness", QUESTION, found, reading, partial(robustness_figure, found, options), options)
+    reading = list(robustness_reading(comparisons, options))
+    figure = partial(robustness_figure, comparisons, options)
+    return Findings("robustness", QUESTION, comparisons, reading, figure, options)
 
 
 def _check(options: dict[str, Any]) -> None:
-    for name, known in (("rules", RULES), ("attacks", ATTACKS)):
+    """Raises an error that names the first option that is out of range."""
+    for name, table in (("rules", RULES), ("attacks", ATTACKS)):
         validate.sequence(name, options[name])
         for value in options[name]:
-            validate.one_of(name, value, known)
+            validate.one_of(name, value, table)
         if len(set(options[name])) < len(options[name]):
             validate.fail(name, "each name once", list(options[name]))
     validate.integer("num_clients", options["num_clients"], 5, 200)
     validate.sequence("attackers", options["attackers"])
     for value in options["attackers"]:
+        # The condition of Krum holds for all rules, so that the table has no gaps.
         validate.integer("attackers", value, 0, (options["num_clients"] - 3) // 2, hint="Krum needs 2 f + 3 <= m.")
     if list(options["attackers"]) != sorted(set(options["attackers"])):
         validate.fail("attackers", "rising numbers", list(options["attackers"]))
@@ -97,7 +105,10 @@ def _check(options: dict[str, Any]) -> None:
 def _comparisons(
     cells: dict[tuple, np.ndarray], attackers: Sequence[int], rules: Sequence[str], attacks: Sequence[str]
 ) -> Iterator[Comparison]:
-    """A row for each cell, and the attack that leaves least for each rule; runs are too few for intervals together."""
+    """Yields the accuracy of each cell, and for each rule and f again the attack with the smallest mean accuracy.
+
+    Runs are too few for joint intervals, so standard deviations are reported.
+    """
     for f in attackers:
         for rule in rules:
             means = {attack: cells[f, rule, attack].mean() for attack in attacks}

@@ -1,4 +1,4 @@
-"""What the findings of `robustness` say, in words."""
+"""This module writes the reading of `robustness`: paragraphs in plain words from the measured numbers."""
 
 from __future__ import annotations
 
@@ -11,16 +11,27 @@ __all__ = ["robustness_reading"]
 
 
 def robustness_reading(found: Sequence[Comparison], options: dict[str, Any]) -> Iterator[str]:
-    """Paragraphs, from the numbers that were found."""
+    """Writes the paragraphs of the reading.
+
+    Args:
+      found: the comparisons of the study.
+      options: the study's options.
+    """
     for f in options["attackers"]:
-        worst = sorted(comparisons_of(found, "worst case", attackers=f), key=lambda one: -one.measured)
-        told = "; ".join(f"{one.conditions['rule']} {one.measured:.3f} ({one.conditions['attack']})" for one in worst)
-        yield f"With {f} attackers among {options['num_clients']} clients the worst cases are, best rule first: {told}."
+        worst = sorted(comparisons_of(found, "worst case", attackers=f), key=lambda comparison: -comparison.measured)
+        numbers = "; ".join(
+            f"{comparison.conditions['rule']} {comparison.measured:.3f} ({comparison.conditions['attack']})"
+            for comparison in worst
+        )
+        yield (
+            f"With {f} attackers among {options['num_clients']} clients the worst cases are, best rule first: "
+            f"{numbers}."
+        )
     if "none" in options["attacks"]:
-        least = min(options["attackers"])
-        honest = comparisons_of(found, "accuracy", attackers=least, attack="none")
-        told = "; ".join(f"{one.conditions['rule']} {one.measured:.3f}" for one in honest)
-        yield f"What the rules, set for {least} attackers, reach if nobody attacks: {told}."
+        fewest_attackers = min(options["attackers"])
+        honest = comparisons_of(found, "accuracy", attackers=fewest_attackers, attack="none")
+        numbers = "; ".join(f"{comparison.conditions['rule']} {comparison.measured:.3f}" for comparison in honest)
+        yield f"What the rules, set for {fewest_attackers} attackers, reach if nobody attacks: {numbers}."
     yield (
         f"Numbers are means of {options['num_runs']} runs, and deviations are over these runs; all compositions share "
         "clients, first models and minibatches, run by run. A worst case is the least of the attacks that were tried: "

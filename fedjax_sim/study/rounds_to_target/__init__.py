@@ -1,3 +1,3 @@
-"""What does more local work save? Rounds, bytes and gradients until a target loss, against local steps and batches."""
+"""This study asks how many rounds and bytes local work saves on the way to a target loss."""
 
 __all__: list[str] = []

@@ -1,4 +1,4 @@
-"""What does more local work save? Rounds, bytes and gradients until a target loss, against local steps and batches."""
+"""This study counts rounds, bytes and gradients until a target loss, against local steps and batch sizes."""
 
 from __future__ import annotations
 
@@ -50,27 +50,37 @@ def rounds_to_target(
     model_runs: int = 4,
     seed: int = 0,
 ) -> Findings:
-    """How many rounds does local work save? Rounds, bytes and gradients until a target loss, against K and batches.
+    """How many rounds does local work save? Counts rounds, bytes and gradients until a target loss, against K and B.
 
-    FedAvg on quadratic clients, whose whole path to the target has a closed form: with one curvature, with one optimum
-    and Hessians that differ, and with optima that differ too; then with noisy gradients, in batches. Then the digits'
-    MLP, whose rounds are counted and not predicted.
+    FedAvg runs on three populations of quadratic clients, whose whole path to the target has a closed form: with one
+    curvature, with one optimum and Hessians that differ, and with optima that differ too. The last one is also run with
+    noisy gradients in batches. Then an MLP is trained on digits; its rounds are counted and not predicted.
 
     Args:
-      num_clients: N. dimension: d. heterogeneity: spread of the optima in the third population.
-      step_size: eta of local steps, at most 0.5. num_steps: K.
-      target: excess loss, as a share of the start's. max_rounds: T; no run has more.
-      gradient_noise: standard deviation of one example's gradient, a coordinate. batch_sizes: B. num_runs: with noise.
-      model_clients: N of the digits, ten a round; 0 leaves them out. alphas: of their Dirichlet label shares, from
-        IID to skewed.
-      num_epochs, model_batch_sizes: E and B of local work on 40 examples; B = 0 for all at once.
-      learning_rate, model_target, model_rounds, model_runs: of those runs; the target is a test loss.
+      num_clients: N of the quadratics.
+      dimension: d of the quadratics.
+      heterogeneity: spread of the optima in the third population.
+      step_size: eta of local steps, at most 0.5.
+      num_steps: K.
+      target: excess loss, as a share of the start's excess loss.
+      max_rounds: T; no run on quadratics has more.
+      gradient_noise: standard deviation of a coordinate of one example's gradient.
+      batch_sizes: B of the runs with noise.
+      num_runs: runs with noise for each B.
+      model_clients: N of the digits, ten a round; 0 leaves them out.
+      alphas: parameters of the digits' Dirichlet label shares, from IID to skewed.
+      num_epochs: E of local work on the digits, where each client has 40 examples.
+      model_batch_sizes: B of local work on the digits; 0 takes all examples at once.
+      learning_rate: the learning rate of local steps on the digits.
+      model_target: a test loss, which ends the count of rounds on the digits.
+      model_rounds: rounds of each run on the digits.
+      model_runs: runs of each setting on the digits.
       seed: decides everything.
 
     Returns: `Findings`.
 
-    Guarantees: every prediction lies in its interval (tests/study/test_rounds_to_target.py::test_predictions_hold), and
-    a round more or less does not (::test_it_can_tell_another_round).
+    Guarantees: every prediction lies in its interval (tests/study/test_rounds_to_target.py::test_predictions_hold). A
+    prediction of a round more or less does not (::test_it_can_tell_another_round).
 
     References: McMahan et al. 2017, section 3 and table 2.
     """
@@ -82,28 +92,38 @@ def rounds_to_target(
         "one optimum": Problem(data.hessians, np.zeros_like(data.centers)),
         "heterogeneous": data,
     }
-    key, steps = jax.random.key(seed), sorted({*num_steps})
-    found = [*_quadratics(key, problems, step_size, steps, target, max_rounds)]
-    middle = steps[len(steps) // 2]
+    key = jax.random.key(seed)
+    steps = sorted({*num_steps})
+    comparisons = [*_quadratics(key, problems, step_size, steps, target, max_rounds)]
+    middle_steps = steps[len(steps) // 2]
+    # The variance of a coordinate of a batch's mean gradient, by batch size.
     noise = {size: gradient_noise**2 / size for size in sorted({*batch_sizes})}
-    found += _noisy(key, data, step_size, middle, target, max_rounds, noise, num_runs)
+    comparisons += _noisy(key, data, step_size, middle_steps, target, max_rounds, noise, num_runs)
     if model_clients:
-        found += _digits(key, options)
+        comparisons += _digits(key, options)
     options = {name: list(value) if isinstance(value, Sequence) else value for name, value in options.items()}
 
-    def floor(one: Comparison) -> float:
-        k, variance = one.conditions["local_steps"], noise.get(one.conditions["batch_size"], 0.0)
+    def floor(comparison: Comparison) -> float:
+        """Returns the error floor of a comparison's setting, divided by the target."""
+        k = comparison.conditions["local_steps"]
+        variance = noise.get(comparison.conditions["batch_size"], 0.0)
         total = theory.budget(*data, step_size=step_size, num_steps=k, gradient_noise=variance).total
         return total / (target * _start_loss(data))
 
-    reading = list(target_reading(options, found, floor))
-    figure = {"problems": problems, "noise": noise, "middle": middle}
+    reading = list(target_reading(options, comparisons, floor))
+    figure_options = {"problems": problems, "noise": noise, "middle": middle_steps}
     return Findings(
-        "rounds_to_target", QUESTION, found, reading, lambda: target_figure(options, found, **figure), options
+        "rounds_to_target",
+        QUESTION,
+        comparisons,
+        reading,
+        lambda: target_figure(options, comparisons, **figure_options),
+        options,
     )
 
 
 def _check(options: dict[str, Any]) -> None:
+    """Raises an error that names the first option that is out of range."""
     for name in ("num_steps", "batch_sizes", "alphas", "num_epochs", "model_batch_sizes"):
         validate.sequence(name, options[name])
     validate.integer("num_clients", options["num_clients"], 2)
@@ -135,7 +155,10 @@ def _check(options: dict[str, Any]) -> None:
 
 
 def _loss(noise: Any):
+    """Returns a quadratic loss whose gradient has independent normal noise in every step."""
+
     def loss(params, examples, key):
+        # The gradient of noise . w is the noise.
         tilt = noise * normal(key, params["w"].shape)
         return {"loss": population.quadratic_loss(params, examples)["loss"] + tilt @ params["w"]}
 
@@ -143,14 +166,17 @@ def _loss(noise: Any):
 
 
 def _excess(params: Any, target: Any) -> dict[str, Any]:
-    away = params["w"] - target["optimum"]
-    return {"loss": away @ target["hessian"] @ away / 2}
+    """Returns the excess loss of a model, as an evaluation of `traced_runs`."""
+    distance = params["w"] - target["optimum"]
+    return {"loss": distance @ target["hessian"] @ distance / 2}
 
 
 def _runs(problem: Problem):
+    """Makes the runs of FedAvg with everybody in each round; step size and noise are traced."""
     everybody = sampling.full(len(problem.centers))
 
     def make(eta, noise):
+        # One epoch over K copies of the quadratic is K local steps (`Problem.clients`).
         return algorithms.fedavg(
             _loss(noise), everybody, optax.sgd(eta), num_epochs=1, batch_size=1, weighting="uniform", mesh=None
         )
@@ -158,50 +184,62 @@ def _runs(problem: Problem):
     return traced_runs(make, _excess)
 
 
-def _settings(rows: Sequence[tuple[Problem, int, float, float]], most: int) -> tuple:
-    """What `traced_runs` takes between keys and rounds, for each (problem, K, eta, noise)."""
+def _settings(rows: Sequence[tuple[Problem, int, float, float]], largest_num_steps: int) -> tuple:
+    """Returns the arguments of `traced_runs` between keys and rounds: starts, clients, numbers and targets.
+
+    Args:
+      rows: (problem, K, eta, noise) of each run.
+      largest_num_steps: the largest K, which decides the shapes of the arrays.
+    """
     problems, steps, etas, noises = zip(*rows, strict=True)
-    starts = {"w": jnp.asarray(np.stack([one.start for one in problems]), jnp.float32)}
-    goals = stacked([
-        {"optimum": jnp.asarray(one.optimum, jnp.float32), "hessian": jnp.asarray(one.hessians.mean(0), jnp.float32)}
-        for one in problems
+    starts = {"w": jnp.asarray(np.stack([problem.start for problem in problems]), jnp.float32)}
+    targets = stacked([
+        {
+            "optimum": jnp.asarray(problem.optimum, jnp.float32),
+            "hessian": jnp.asarray(problem.hessians.mean(0), jnp.float32),
+        }
+        for problem in problems
     ])  # fmt: skip
-    clients = stacked([one.clients(k, most) for one, k in zip(problems, steps, strict=True)])
-    return starts, clients, (jnp.asarray(etas, jnp.float32), jnp.asarray(noises, jnp.float32)), goals
+    clients = stacked([problem.clients(k, largest_num_steps) for problem, k in zip(problems, steps, strict=True)])
+    return starts, clients, (jnp.asarray(etas, jnp.float32), jnp.asarray(noises, jnp.float32)), targets
 
 
 def _quadratics(
     key: Any, problems: dict[str, Problem], eta: float, steps: Sequence[int], share: float, max_rounds: int
 ) -> Iterator[Comparison]:
-    """Without noise: rounds, gradients and bytes, or the floor that is above the target."""
+    """Measures rounds, gradients and bytes to the target without noise.
+
+    Where the target is not reached within `max_rounds`, the loss after the last round is compared instead.
+    """
     rows = [(problem, k, eta, 0.0) for problem in problems.values() for k in steps]
     size, dimension = problems["heterogeneous"].centers.shape
-    starts, clients, values, goals = _settings(rows, steps[-1])
-    looks = np.arange(1, max_rounds + 1)
+    starts, clients, values, targets = _settings(rows, steps[-1])
+    evaluated_rounds = np.arange(1, max_rounds + 1)
     runs = _runs(problems["heterogeneous"])
-    paths = runs(jax.random.split(key, len(rows)), starts, clients, values, goals, looks)["loss"]
-    sent = 2 * 4 * dimension * size  # bytes of a round: float32 down and up
+    paths = runs(jax.random.split(key, len(rows)), starts, clients, values, targets, evaluated_rounds)["loss"]
+    bytes_per_round = 2 * 4 * dimension * size  # float32, down and up
     for (name, k), path in zip([(name, k) for name in problems for k in steps], paths, strict=True):
         budget = theory.budget(*problems[name], step_size=eta, num_steps=k)
         expected = budget.expected_loss(max_rounds, start=problems[name].start)
         target = share * expected[0]
         conditions = {"part": name, "local_steps": k, "step_size": eta, "batch_size": None}
-        wanted = metrics.rounds_to_target(expected[1:], target)
+        predicted_rounds = metrics.rounds_to_target(expected[1:], target)
         if name == "one curvature":  # every round shortens the distance by the same factor
             rate = theory.fedavg_contraction(*problems[name], num_steps=k, step_size=eta)
-            wanted = theory.rounds_until(rate**2, expected[0], target)
-        if not math.isfinite(wanted) or wanted > max_rounds:
-            left = expected[-1]
+            predicted_rounds = theory.rounds_until(rate**2, expected[0], target)
+        if not math.isfinite(predicted_rounds) or predicted_rounds > max_rounds:
+            final_ratio = expected[-1] / target
             yield measured(
-                conditions, "loss after the last round / target", path[-1:] / target, left / target, resolution=1e-4
+                conditions, "loss after the last round / target", path[-1:] / target, final_ratio, resolution=1e-4
             )
             continue
         rounds = metrics.rounds_to_target(path, target)
-        unsure = int((np.abs(expected[1:] / target - 1) < 1e-5).sum())  # rounds whose loss is the target up to rounding
+        # In rounds whose loss is the target up to rounding, a run in float32 may be on either side of it.
+        num_unsure_rounds = int((np.abs(expected[1:] / target - 1) < 1e-5).sum())
         rounds = rounds if math.isfinite(rounds) else float(max_rounds + 1)
-        yield measured(conditions, "rounds to target", [rounds], wanted, resolution=unsure)
+        yield measured(conditions, "rounds to target", [rounds], predicted_rounds, resolution=num_unsure_rounds)
         yield measured(conditions, "local steps to target, counted", [rounds * k])
-        yield measured(conditions, "kilobytes to target, counted", [rounds * sent / 1e3])
+        yield measured(conditions, "kilobytes to target, counted", [rounds * bytes_per_round / 1e3])
 
 
 def _noisy(
@@ -214,42 +252,60 @@ def _noisy(
     noise: dict[int, float],
     num_runs: int,
 ) -> Iterator[Comparison]:
-    """With noisy gradients: the mean loss in the round that the budget names, of runs in batches of B."""
+    """Measures the mean loss of runs with noisy gradients in the round in which the budget reaches the target.
+
+    A single noisy run may reach the target earlier or later, so rounds themselves have no closed form. The mean loss
+    in a fixed round has. Without such a round the loss after the last round is compared.
+    """
     budgets = {b: theory.budget(*problem, step_size=eta, num_steps=k, gradient_noise=v) for b, v in noise.items()}
-    paths = {b: one.expected_loss(max_rounds, start=problem.start) for b, one in budgets.items()}
-    goal = share * _start_loss(problem)
-    rounds = {b: metrics.rounds_to_target(path[1:], goal) for b, path in paths.items()}
-    looks = [[int(t) if math.isfinite(t) else max_rounds] for t in rounds.values() for _ in range(num_runs)]
+    expected_losses = {b: budget.expected_loss(max_rounds, start=problem.start) for b, budget in budgets.items()}
+    target = share * _start_loss(problem)
+    rounds = {b: metrics.rounds_to_target(losses[1:], target) for b, losses in expected_losses.items()}
+    evaluated_rounds = [[int(t) if math.isfinite(t) else max_rounds] for t in rounds.values() for _ in range(num_runs)]
     rows = [(problem, k, eta, math.sqrt(v)) for v in noise.values() for _ in range(num_runs)]
-    starts, clients, values, goals = _settings(rows, k)
+    starts, clients, values, targets = _settings(rows, k)
     keys = jax.random.split(stream(key, "batches"), len(rows))
-    losses = _runs(problem)(keys, starts, clients, values, goals, looks)["loss"].reshape(len(noise), num_runs)
-    for (b, t), seen in zip(rounds.items(), losses, strict=True):
+    final_losses = _runs(problem)(keys, starts, clients, values, targets, evaluated_rounds)["loss"]
+    for (b, t), losses in zip(rounds.items(), final_losses.reshape(len(noise), num_runs), strict=True):
         conditions = {"part": "batches", "local_steps": k, "step_size": eta, "batch_size": b}
-        at = int(t) if math.isfinite(t) else max_rounds
-        words = "loss in the round of the target / target" if math.isfinite(t) else "loss after the last round / target"
-        yield measured(conditions, words, seen / goal, paths[b][at] / goal, resolution=1e-4)
+        is_reached = math.isfinite(t)
+        round_number = int(t) if is_reached else max_rounds
+        quantity = "loss in the round of the target / target" if is_reached else "loss after the last round / target"
+        predicted = expected_losses[b][round_number] / target
+        yield measured(conditions, quantity, losses / target, predicted, resolution=1e-4)
 
 
 def _start_loss(problem: Problem) -> float:
-    """The excess loss of the start."""
-    away = problem.start - problem.optimum
-    return float(away @ problem.hessians.mean(0) @ away) / 2
+    """Returns the excess loss of the start."""
+    distance = problem.start - problem.optimum
+    return float(distance @ problem.hessians.mean(0) @ distance) / 2
 
 
 def _digits(key: Any, options: dict[str, Any]) -> Iterator[Comparison]:
-    """The digits' MLP: rounds, bytes and gradients until a test loss, counted."""
-    size, runs, last = options["model_clients"], options["model_runs"], options["model_rounds"]
-    fields = {alpha: population.digits(
-        num_clients=size, alpha=alpha, min_examples=EXAMPLES, max_examples=EXAMPLES, held_out_clients=0,
-        seed=options["seed"]) for alpha in options["alphas"]}  # fmt: skip
-    data = next(iter(fields.values()))
+    """Counts rounds, bytes and gradients until a test loss, for an MLP on digits."""
+    size = options["model_clients"]
+    num_runs = options["model_runs"]
+    last_round = options["model_rounds"]
+    data_by_alpha = {
+        alpha: population.digits(
+            num_clients=size,
+            alpha=alpha,
+            min_examples=EXAMPLES,
+            max_examples=EXAMPLES,
+            held_out_clients=0,
+            seed=options["seed"],
+        )
+        for alpha in options["alphas"]
+    }
+    data = next(iter(data_by_alpha.values()))  # model and test set are the same for every alpha
     model = models.mlp(input_shape=data.input_shape, num_outputs=data.num_outputs, hidden=(HIDDEN,))
     loss_fn = models.supervised(model, models.default_loss(data.task))
     params = model.init(stream(key, "model"))[0]
-    count, cohort = runs * len(fields), 10
-    clients = stacked([one.train for one in fields.values() for _ in range(runs)])
-    keys = jnp.concatenate([jax.random.split(stream(key, "digits"), runs)] * len(fields))  # the same cohorts for all
+    total_runs = num_runs * len(data_by_alpha)
+    cohort = 10
+    clients = stacked([alpha_data.train for alpha_data in data_by_alpha.values() for _ in range(num_runs)])
+    # Run r draws the same cohorts for every alpha.
+    keys = jnp.concatenate([jax.random.split(stream(key, "digits"), num_runs)] * len(data_by_alpha))
     test = jax.tree.map(jnp.asarray, data.test)
 
     def evaluation(params, test):
@@ -262,11 +318,13 @@ def _digits(key: Any, options: dict[str, Any]) -> Iterator[Comparison]:
                 return algorithms.fedavg(loss_fn, sampling.uniform(size, cohort), optax.sgd(rate), num_epochs=epochs,
                                          batch_size=batch or None, mesh=None)  # fmt: skip
 
-            rates = (jnp.full(count, options["learning_rate"]),)
-            seen = traced_runs(make, evaluation)(
-                keys, stacked([params] * count), clients, rates, stacked([test] * count), np.arange(1, last + 1)
-            )["loss"]
-            for alpha, paths in zip(fields, seen.reshape(len(fields), runs, last), strict=True):
+            rates = (jnp.full(total_runs, options["learning_rate"]),)
+            starts = stacked([params] * total_runs)
+            tests = stacked([test] * total_runs)
+            evaluated_rounds = np.arange(1, last_round + 1)
+            losses = traced_runs(make, evaluation)(keys, starts, clients, rates, tests, evaluated_rounds)["loss"]
+            losses_by_alpha = losses.reshape(len(data_by_alpha), num_runs, last_round)
+            for alpha, paths in zip(data_by_alpha, losses_by_alpha, strict=True):
                 steps = epochs * (-(-EXAMPLES // batch) if batch else 1)
                 conditions = {"part": "digits MLP", "local_steps": steps, "step_size": options["learning_rate"],
                               "batch_size": batch or EXAMPLES, "alpha": alpha}  # fmt: skip
@@ -274,7 +332,11 @@ def _digits(key: Any, options: dict[str, Any]) -> Iterator[Comparison]:
                 if not np.isfinite(rounds).all():
                     yield measured(conditions, "loss after the last round", paths[:, -1])
                     continue
-                megabytes = 2 * 4 * tree.num_values(params) * cohort / 1e6
-                for words, each in (("rounds to target", 1.0), ("megabytes to target, counted", megabytes),
-                                    ("gradients to target, thousands", cohort * epochs * EXAMPLES / 1e3)):  # fmt: skip
-                    yield measured(conditions, words, rounds * each, resolution=0.5 * each)  # rounds are whole
+                megabytes_per_round = 2 * 4 * tree.num_values(params) * cohort / 1e6
+                for quantity, amount_per_round in (
+                    ("rounds to target", 1.0),
+                    ("megabytes to target, counted", megabytes_per_round),
+                    ("gradients to target, thousands", cohort * epochs * EXAMPLES / 1e3),
+                ):
+                    # Rounds are whole numbers, known to half a round.
+                    yield measured(conditions, quantity, rounds * amount_per_round, resolution=0.5 * amount_per_round)

@@ -1,3 +1,3 @@
-"""What does it cost that models change while clients train on older ones?"""
+"""This study asks what it costs that the model changes while clients train on older versions of it."""
 
 __all__: list[str] = []

@@ -1,4 +1,4 @@
-"""The figure of `staleness`: the limit, FedAsync beside it, the floor, stale gradients, weights, and buffers."""
+"""This module draws the figure of `staleness`: the limit, FedAsync, floors, stale gradients, weights, and buffers."""
 
 from __future__ import annotations
 
@@ -19,10 +19,12 @@ LOOKS = ((plots.BLUE, "o", "-"), (plots.ORANGE, "s", DASHED), (plots.BLACK, "^",
 
 
 def staleness_figure(found: Sequence[Comparison], step: float, noise: float) -> Any:
-    """Six panels; theory as lines, measurement as points.
+    """Draws six panels, with theory as lines and measurements as points.
 
     Args:
-      step: at which floors are measured. noise: of the gradients.
+      found: the comparisons of the study.
+      step: the step size at which floors are measured.
+      noise: standard deviation of a gradient's coordinates.
 
     Returns: a matplotlib Figure.
     """
@@ -37,25 +39,29 @@ def staleness_figure(found: Sequence[Comparison], step: float, noise: float) -> 
 
 
 def _limit(axes: Any, rows: list[dict[str, Any]]) -> None:
+    """Draws the factor of the error against the step over its limit, for up to three delays."""
     if not rows:
         return
     delays = sorted({row["delay"] for row in rows})
-    shown = sorted({delays[0], delays[len(delays) // 2], delays[-1]})
+    shown_delays = sorted({delays[0], delays[len(delays) // 2], delays[-1]})
     shares = np.linspace(0.9, 1.06, 33)
-    for delay, (colour, marker, line) in zip(shown, LOOKS, strict=False):
+    for delay, (colour, marker, line) in zip(shown_delays, LOOKS, strict=False):
         limit = theory.delayed_step_limit(delay)
         curve = [theory.delayed_contraction(1.0, delay, step_size=share * limit) for share in shares]
-        turn = 2 * delay + 1
-        axes.plot(shares, np.power(curve, turn), color=colour, linestyle=line, linewidth=1.2)
-        mine = [row for row in rows if row["delay"] == delay]
-        at, seen = [row["step_over_limit"] for row in mine], [row["measured"] ** turn for row in mine]
-        axes.plot(at, seen, marker, color=colour, label=f"delay {delay}", **MARKERS)
+        # A longer delay acts on a longer time scale, so factors of 2 tau + 1 steps are shown.
+        exponent = 2 * delay + 1
+        axes.plot(shares, np.power(curve, exponent), color=colour, linestyle=line, linewidth=1.2)
+        delay_rows = [row for row in rows if row["delay"] == delay]
+        measured_shares = [row["step_over_limit"] for row in delay_rows]
+        factors = [row["measured"] ** exponent for row in delay_rows]
+        axes.plot(measured_shares, factors, marker, color=colour, label=f"delay {delay}", **MARKERS)
     axes.axhline(1, color=plots.GREY, linewidth=0.8)
     axes.set(xlabel="Step / its limit at this delay", ylabel="Factor of the error in 2 delay + 1 steps")
     axes.legend(fontsize=7.5)
 
 
 def _same_step(axes: Any, rows: list[dict[str, Any]]) -> None:
+    """Draws the factor per step of FedBuff and FedAsync against the delay."""
     if not rows:
         return
     grid = range(max(row["delay"] for row in rows) + 1)
@@ -65,38 +71,42 @@ def _same_step(axes: Any, rows: list[dict[str, Any]]) -> None:
     }
     for (name, line), (colour, marker, style) in zip(lines.items(), LOOKS, strict=False):
         axes.plot(grid, line, color=colour, linestyle=style, linewidth=1.2)
-        mine = [row for row in rows if row["algorithm"] == name]
-        points(axes, mine, "delay", colour, marker, {"fedbuff": "FedBuff", "fedasync": "FedAsync"}[name])
+        algorithm_rows = [row for row in rows if row["algorithm"] == name]
+        points(axes, algorithm_rows, "delay", colour, marker, {"fedbuff": "FedBuff", "fedasync": "FedAsync"}[name])
     axes.axhline(1, color=plots.GREY, linewidth=0.8)
     axes.set(xlabel=f"Delay, versions; step {STEP:g}", ylabel="Factor of the error per step")
     axes.legend(fontsize=7.5)
 
 
-def _floor(axes: Any, found: Sequence[Comparison], step: float, noise: float) -> None:
-    rows = rows_of(found, part="floor")
+def _floor(axes: Any, comparisons: Sequence[Comparison], step: float, noise: float) -> None:
+    """Draws the error floor against the delay, at one step and at 3/4 of the limit."""
+    rows = rows_of(comparisons, part="floor")
     if not rows:
         return
-    eye, grid = np.eye(DIMENSION), range(max(row["delay"] for row in rows) + 1)
-    for (name, size), (colour, marker, style) in zip(
+    eye = np.eye(DIMENSION)
+    grid = range(max(row["delay"] for row in rows) + 1)
+    for (name, step_at), (colour, marker, style) in zip(
         ((f"step {step:.3g}", lambda t: step), ("3/4 of the limit", lambda t: 0.75 * theory.delayed_step_limit(t))),
         LOOKS,
         strict=False,
     ):
-        curve = [theory.delayed_floor(eye, t, step_size=size(t), noise=noise) for t in grid]
+        curve = [theory.delayed_floor(eye, t, step_size=step_at(t), noise=noise) for t in grid]
         axes.plot(grid, curve, color=colour, linestyle=style, linewidth=1.2)
-        mine = [
+        step_rows = [
             row
             for row in rows
-            if np.isclose(row["step_over_limit"] * theory.delayed_step_limit(row["delay"]), size(row["delay"]))
+            if np.isclose(row["step_over_limit"] * theory.delayed_step_limit(row["delay"]), step_at(row["delay"]))
         ]
-        points(axes, mine, "delay", colour, marker, name)
+        points(axes, step_rows, "delay", colour, marker, name)
     axes.set(xlabel="Delay, versions", ylabel="Floor: squared distance")
     plots.logarithmic(axes, "y")
     axes.legend(fontsize=7.5)
 
 
 def _error(axes: Any, rows: list[dict[str, Any]], step: float) -> None:
+    """Draws the error of a stale gradient, with its bound, against the delay."""
     grid = range(max((row["delay"] for row in rows), default=0) + 1)
+    # The two fields of a prediction: the exact error, and its bound.
     lines = np.array([stale_prediction(delay, step) for delay in grid])
     for line, style, label in zip(lines.T, ("-", DASHED), ("theory", "bound: L times the distance"), strict=True):
         axes.plot(grid, line, color=plots.BLUE, linestyle=style, linewidth=1.2, label=label)
@@ -109,12 +119,13 @@ def _error(axes: Any, rows: list[dict[str, Any]], step: float) -> None:
     axes.legend(fontsize=7.5)
 
 
-def _weights(axes: Any, found: Sequence[Comparison]) -> None:
-    """Noise against bias of the weights by staleness."""
-    shares = {row["weights"]: row for row in rows_of(found, part="speeds")}
-    longest = max((one.conditions.get("delay", 0) for one in found), default=0)
+def _weights(axes: Any, comparisons: Sequence[Comparison]) -> None:
+    """Draws the noise of each weight by staleness, as its floor, against its bias, as the weight of slow clients."""
+    shares = {row["weights"]: row for row in rows_of(comparisons, part="speeds")}
+    # Weights were measured at the longest delay. The floor of constant weights is in another part, at the same step.
+    longest = max((comparison.conditions.get("delay", 0) for comparison in comparisons), default=0)
     floors = {row["weights"]: row for part in ("floor", "weights")
-              for row in rows_of(found, part=part, delay=longest, quantity="squared distance")
+              for row in rows_of(comparisons, part=part, delay=longest, quantity="squared distance")
               if row["step_over_limit"] < 0.7}  # fmt: skip
     for name, row in shares.items():
         if name not in floors:
@@ -136,14 +147,18 @@ def _weights(axes: Any, found: Sequence[Comparison]) -> None:
 
 
 def _buffers(axes: Any, rows: list[dict[str, Any]]) -> None:
+    """Draws staleness and delay against the buffer size."""
     if not rows:
         return
-    count, sizes = rows[0]["concurrency"], np.arange(1, max(row["buffer_size"] for row in rows) + 1)
-    lines = {"staleness, versions": (count - 1) / sizes, "delay, seconds": (sizes - 1) / (2 * count)}
+    # With C clients in flight and buffers of K: staleness (C - 1) / K, and a mean wait of (K - 1) / 2C.
+    concurrency = rows[0]["concurrency"]
+    sizes = np.arange(1, max(row["buffer_size"] for row in rows) + 1)
+    lines = {"staleness, versions": (concurrency - 1) / sizes, "delay, seconds": (sizes - 1) / (2 * concurrency)}
     for (name, line), (colour, marker, style) in zip(lines.items(), LOOKS, strict=False):
-        mine = [row for row in rows if row["quantity"] == name]
+        quantity_rows = [row for row in rows if row["quantity"] == name]
         axes.plot(sizes, line, color=colour, linestyle=style, linewidth=1.2)
-        axes.plot([row["buffer_size"] for row in mine], [row["measured"] for row in mine], marker, color=colour,
-                  label=name, **MARKERS)  # fmt: skip
-    axes.set(xlabel=f"Size of the buffer, {count} clients in flight", ylabel="Staleness; delay")
+        measured_sizes = [row["buffer_size"] for row in quantity_rows]
+        values = [row["measured"] for row in quantity_rows]
+        axes.plot(measured_sizes, values, marker, color=colour, label=name, **MARKERS)
+    axes.set(xlabel=f"Size of the buffer, {concurrency} clients in flight", ylabel="Staleness; delay")
     axes.legend(fontsize=7.5)

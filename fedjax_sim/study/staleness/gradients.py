@@ -1,4 +1,4 @@
-"""FedBuff whose updates are noisy gradients of quadratics, and the weights by staleness that are compared."""
+"""This module makes FedBuff with noisy gradients of quadratics as updates, and lists the weights by staleness."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from fedjax_sim.types import Algorithm, Array, Devices
 
 __all__ = ["WEIGHTS", "gradient_fedbuff", "noisy_loss", "weigh_of"]
 
-WEIGHTS = {  # factors of an update by its staleness
+# Each function gives the factor of an update by its staleness.
+WEIGHTS = {
     "constant": constant(),
     "polynomial 0.5": polynomial(0.5),
     "polynomial 1": polynomial(1.0),
@@ -24,9 +25,14 @@ WEIGHTS = {  # factors of an update by its staleness
 
 
 def noisy_loss(noise: Array) -> Callable:
-    """A gradient's coordinates have independent normal errors of standard deviation `noise`."""
+    """Returns a quadratic loss whose gradients have independent normal errors.
+
+    Args:
+      noise: standard deviation of each coordinate; it may be traced.
+    """
 
     def loss(params, examples, key):
+        # The gradient of noise . w is the noise.
         tilt = noise * normal(key, params["w"].shape)
         return {"loss": population.quadratic_loss(params, examples)["loss"] + tilt @ params["w"]}
 
@@ -34,12 +40,24 @@ def noisy_loss(noise: Array) -> Callable:
 
 
 def weigh_of(index: Array) -> Callable:
-    """The weight of this index in `WEIGHTS`, which may be traced."""
-    return lambda gaps: jnp.stack([one(gaps) for one in WEIGHTS.values()])[index]
+    """Returns the weight with this index in `WEIGHTS`.
+
+    Args:
+      index: [] it may be traced, so that one program serves all weights.
+    """
+    return lambda gaps: jnp.stack([weight(gaps) for weight in WEIGHTS.values()])[index]
 
 
 def gradient_fedbuff(devices: Devices, step: Array, noise: Array, index: Array, **options: Any) -> Algorithm:
-    """FedBuff whose updates are gradients: the server's rate is the step."""
+    """Makes FedBuff whose updates are gradients, so that the server's learning rate is the step.
+
+    Args:
+      devices: the clients' devices.
+      step: the server's step size; it may be traced.
+      noise: standard deviation of a gradient's coordinates; it may be traced.
+      index: the weight's index in `WEIGHTS`; it may be traced.
+      **options: further options of `algorithms.fedbuff`.
+    """
     return algorithms.fedbuff(
         noisy_loss(noise), devices, optax.sgd(1.0), population_size=devices.population_size, staleness=weigh_of(index),
         server_optimizer=optax.sgd(step), num_steps=1, mesh=None, **options,

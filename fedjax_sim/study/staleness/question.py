@@ -1,4 +1,4 @@
-"""What does it cost that models change while clients train on older ones?"""
+"""This study measures what staleness costs asynchronous servers: stability, noise, and bias towards fast clients."""
 
 from __future__ import annotations
 
@@ -35,56 +35,66 @@ def staleness(
     speed_runs: Annotated[int, Integer(250)] = 2000,
     seed: NonNegativeInt = 0,
 ) -> Findings:
-    """What does staleness cost? Stability, noise, bias by speed, for FedBuff and FedAsync on quadratics.
+    """What does staleness cost? Measures stability, noise and bias by speed, for FedBuff and FedAsync on quadratics.
 
-    Clients of one speed make every gradient equally stale: steps just below and just above the limit, the floor under
-    noise, how wrong a stale gradient is, FedAsync beside FedBuff at one step, and what weights by staleness change.
-    Then fast and slow clients with different optima: whose optimum counts under each weight. Then buffers: staleness,
-    in versions, and delay, in seconds, are two things.
+    The study has three parts:
+
+    - Clients have equal speed, so every gradient is equally stale. Steps just below and just above the stability limit
+      are run, and the error floor under noise and the error of a stale gradient are measured. FedAsync is compared with
+      FedBuff at one step, and weights by staleness are compared with constant weights.
+    - Fast and slow clients have different optima. The study measures how much each half counts under each weight.
+    - Buffers have several sizes. Staleness, in versions, is compared with delay, in seconds.
 
     Args:
-      delays: tau, versions; at most 12. FedAsync is measured at the middle and the longest, weights at the longest.
+      delays: tau in versions, at most 12. FedAsync is measured at the middle and the longest delay, weights at the
+        longest.
       weights: some of "constant", "polynomial 0.5", "polynomial 1", "hinge"; the first one is "constant".
       noise: standard deviation of a gradient's coordinates.
-      concurrency: C clients in flight where speeds differ, and where buffers are filled; even.
+      concurrency: C clients in flight in the second and third part; even.
       buffer_sizes: K, at most C.
-      num_runs: independent runs behind each floor and each time. speed_runs: behind each mean model.
+      num_runs: independent runs behind each floor and each time.
+      speed_runs: independent runs behind each mean model of the second part.
       seed: decides everything.
 
     Returns: `Findings`.
 
-    Guarantees: every prediction lies in its interval (tests/study/test_staleness.py::test_predictions_hold), and those
-    for another delay, or for weights that are ignored, do not (::test_it_can_tell_another_delay).
+    Guarantees: every prediction lies in its interval (tests/study/test_staleness.py::test_predictions_hold).
+    Predictions for another delay, or for weights that are ignored, do not (::test_it_can_tell_another_delay).
 
     References: Xie, Koyejo and Gupta 2019 (FedAsync); Nguyen et al. 2022 (FedBuff); Koloskova, Stich and Jaggi 2022.
     """
     for name, values in (("delays", delays), ("weights", weights), ("buffer_sizes", buffer_sizes)):
         validate.sequence(name, values)
-    for one in delays:
-        validate.integer("delays", one, 0, 12)
-    for one in weights:
-        validate.one_of("weights", one, tuple(WEIGHTS))
+    for value in delays:
+        validate.integer("delays", value, 0, 12)
+    for value in weights:
+        validate.one_of("weights", value, tuple(WEIGHTS))
+    # Constant weights are the reference that the others are compared with.
     if weights[0] != "constant" or len(set(weights)) != len(weights):
         validate.fail("weights", "different names, 'constant' first", list(weights))
     if concurrency % 2:
         validate.fail("concurrency", "an even number", concurrency, "Half of the clients are slow.")
-    for one in buffer_sizes:
-        validate.integer("buffer_sizes", one, 1, concurrency)
+    for value in buffer_sizes:
+        validate.integer("buffer_sizes", value, 1, concurrency)
     validate.integer("num_runs", num_runs, least_runs(DIMENSION), hint=FEW)
-    key, found = jax.random.key(seed), list[Comparison]()
+    key = jax.random.key(seed)
+    comparisons = list[Comparison]()
     delays = sorted(set(delays))
+    # Half of the limit at the longest delay is stable at every delay, so floors can be compared at one step.
     step = theory.delayed_step_limit(delays[-1]) / 2
     for delay in delays:
-        last = delay == delays[-1]
-        found += equal_delays(
-            stream(key, f"delay {delay}"), delay, step, noise, num_runs, weights if last else weights[:1],
-            last or delay == delays[len(delays) // 2],
+        is_longest = delay == delays[-1]
+        is_middle = delay == delays[len(delays) // 2]
+        comparisons += equal_delays(
+            stream(key, f"delay {delay}"), delay, step, noise, num_runs, weights if is_longest else weights[:1],
+            is_longest or is_middle,
         )  # fmt: skip
-    found += speeds(stream(key, "speeds"), concurrency, weights, speed_runs)
-    found += buffers(stream(key, "buffers"), concurrency, sorted(set(buffer_sizes)), num_runs)
+    comparisons += speeds(stream(key, "speeds"), concurrency, weights, speed_runs)
+    comparisons += buffers(stream(key, "buffers"), concurrency, sorted(set(buffer_sizes)), num_runs)
     options = {
         "delays": delays, "weights": list(weights), "noise": noise, "concurrency": concurrency,
         "buffer_sizes": list(buffer_sizes), "num_runs": num_runs, "speed_runs": speed_runs, "seed": seed,
     }  # fmt: skip
-    reading = list(staleness_reading(found, step))
-    return Findings("staleness", QUESTION, found, reading, partial(staleness_figure, found, step, noise), options)
+    reading = list(staleness_reading(comparisons, step))
+    figure = partial(staleness_figure, comparisons, step, noise)
+    return Findings("staleness", QUESTION, comparisons, reading, figure, options)

@@ -1,3 +1,3 @@
-"""How long, in simulated seconds, bytes and joules, until a model is good enough?"""
+"""This study asks how many seconds, bytes and joules training takes to reach a target, if clients differ in speed."""
 
 __all__: list[str] = []

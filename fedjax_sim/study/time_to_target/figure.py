@@ -1,4 +1,4 @@
-"""The figure of `time_to_target`: accuracy against seconds, bytes and joules, and what a round takes."""
+"""This module draws the figure of `time_to_target`: accuracy against seconds, bytes and joules, and round times."""
 
 from __future__ import annotations
 
@@ -20,15 +20,21 @@ AXES = (("round_seconds", 1.0, "Simulated seconds"), ("bytes", 1e-6, "Megabytes,
 
 
 def time_figure(found: Sequence[Comparison], curves: Mapping[str, Watched], options: Mapping[str, Any]) -> Any:
-    """Means over runs against what was spent so far; the seconds of a round beside the order statistics.
+    """Draws accuracy against what was spent so far, and the seconds of a round beside the order statistics.
+
+    Args:
+      found: the comparisons of the study.
+      curves: the runs of each server; accuracies and sums are averaged over the runs.
+      options: the study's options.
 
     Returns: a matplotlib Figure.
     """
     figure, panels = chart(2, 2)
     for axes, (quantity, unit, label) in zip(panels, AXES, strict=False):
         for (name, runs), (colour, line) in zip(curves.items(), LOOKS, strict=False):
-            x = unit * runs.so_far(quantity).mean(0)
-            axes.plot(x[1:], runs.accuracy.mean(0)[1:], color=colour, linestyle=line, linewidth=1.3, label=name)
+            spent = unit * runs.so_far(quantity).mean(0)
+            # Before the first step nothing is spent, and zero has no place on a logarithmic axis.
+            axes.plot(spent[1:], runs.accuracy.mean(0)[1:], color=colour, linestyle=line, linewidth=1.3, label=name)
         axes.axhline(options["target"], color=plots.GREY, linewidth=0.8)
         axes.set(xlabel=label, ylabel="Test accuracy")
         plots.logarithmic(axes, "x")
@@ -38,8 +44,9 @@ def time_figure(found: Sequence[Comparison], curves: Mapping[str, Watched], opti
     return figure
 
 
-def _rounds(axes: Any, found: Sequence[Comparison]) -> None:
-    rows = rows_of(found, part="step", quantity="seconds a round")
+def _rounds(axes: Any, comparisons: Sequence[Comparison]) -> None:
+    """Draws the seconds of a round of each synchronous server, measured and predicted."""
+    rows = rows_of(comparisons, part="step", quantity="seconds a round")
     places = range(len(rows))
     if not rows:
         return

@@ -1,4 +1,4 @@
-"""How long, in simulated seconds, bytes and joules, until a model is good enough?"""
+"""This study measures simulated seconds, bytes and joules until a target accuracy, for several kinds of servers."""
 
 from __future__ import annotations
 
@@ -40,57 +40,79 @@ def time_to_target(
     num_runs: int = 10,
     seed: int = 0,
 ) -> Findings:
-    """How long until a model is good enough? Synchronous rounds that wait, end early or over-select, and asynchrony.
+    """How long until a model is good enough? Compares rounds that wait, end early or over-select with asynchrony.
 
-    Clients of the digits with unlike labels train a linear model on devices of lognormal speed: in rounds that wait for
-    all, end at a deadline (late clients dropped, or with the part of their work that arrives in time) or with the first
-    of 130 %, and with FedBuff, FedAsync and FedAT (four tiers of like speed, each in rounds of its own) with as many
-    clients at work. All make as many updates as `num_rounds` full rounds. A round's seconds are an order statistic of
-    the clients' times.
+    Clients of the digits with unlike labels train a linear model on devices of lognormal speed. Synchronous rounds
+    wait for all clients, or end at a deadline, or invite 130 % and end with the first 100 %. At a deadline, late
+    clients are dropped, or the part of their work that arrives in time counts. The asynchronous servers are FedBuff,
+    FedAsync and FedAT, with as many clients in flight. FedAT has four tiers of clients of similar speed, each with
+    rounds of its own.
+
+    All servers receive as many updates as `num_rounds` full rounds make. A synchronous round lasts as long as an order
+    statistic of the clients' times.
 
     Args:
-      num_clients: N. alpha: of the clients' Dirichlet label shares.
-      speed_sigma: of the lognormal law of speeds, whose median client trains for 1 s.
-      cohort_size: m clients in a round, or in flight; FedBuff has buffers, and FedAT tiers' cohorts, of m / 4.
-      num_steps, learning_rate: of local work, minibatches of 20.
-      deadline_share: of the clients, who are done before the deadline.
-      target: a test accuracy. num_rounds: T. num_runs: independent runs of each server.
+      num_clients: N.
+      alpha: the parameter of the clients' Dirichlet label shares; small values give unlike clients.
+      speed_sigma: sigma of the lognormal distribution of speeds; the median client trains for 1 s.
+      cohort_size: m clients in a round, or in flight. FedBuff's buffer, and the cohort of a tier of FedAT, have m / 4.
+      num_steps: local steps, with minibatches of 20.
+      learning_rate: the learning rate of local steps.
+      deadline_share: the share of the clients that finish before the deadline.
+      target: a test accuracy.
+      num_rounds: T.
+      num_runs: independent runs of each server.
       seed: decides everything.
 
-    Returns: `Findings`. Predictions called estimates are shown and not judged: those of an infinite population, those
-      of asynchronous servers' times, and the time to the target, which is steps taken times the time of a step.
+    Returns: `Findings`. Three kinds of predictions are estimates, which are shown and not judged: times in an infinite
+      population, times of asynchronous servers, and the time to the target, which is the number of updates times the
+      time of an update.
 
     Guarantees: every exact prediction lies in its interval (tests/study/test_time_to_target.py::
-    test_predictions_hold), and that of another cohort size does not (::test_it_can_tell_another_cohort).
+    test_predictions_hold). A prediction for another cohort size does not (::test_it_can_tell_another_cohort).
 
     References: Bonawitz et al. 2019 (130 %); Nguyen et al. 2022 (FedBuff); Xie, Koyejo and Gupta 2019 (FedAsync);
     Chai et al. 2021 (FedAT).
     """
     options = dict(locals())
     _check(options)
-    key, own = jax.random.key(seed), dict(options)
+    key = jax.random.key(seed)
+    field_options = dict(options)
+    # The other options describe the clients.
     for name in ("deadline_share", "target", "num_rounds", "num_runs"):
-        own.pop(name)
-    has = field(stream(key, "model"), sigma=own.pop("speed_sigma"), **own)
-    found, curves = list[Comparison](), dict[str, Watched]()
-    for name, server in servers(has, deadline_share).items():
-        curves[name] = watched(stream(key, "runs"), has, server, num_rounds, num_runs)
-        found += steps_of(name, server, curves[name])
-        found += target_of(name, server, curves[name], target)
-    reading = list(time_reading(found, options))
-    return Findings("time_to_target", QUESTION, found, reading, partial(time_figure, found, curves, options), options)
+        field_options.pop(name)
+    clients = field(stream(key, "model"), sigma=field_options.pop("speed_sigma"), **field_options)
+    comparisons = list[Comparison]()
+    curves = dict[str, Watched]()
+    for name, server in servers(clients, deadline_share).items():
+        curves[name] = watched(stream(key, "runs"), clients, server, num_rounds, num_runs)
+        comparisons += steps_of(name, server, curves[name])
+        comparisons += target_of(name, server, curves[name], target)
+    reading = list(time_reading(comparisons, options))
+    figure = partial(time_figure, comparisons, curves, options)
+    return Findings("time_to_target", QUESTION, comparisons, reading, figure, options)
 
 
 def watched(key: Array, has: Field, server: ServerMode, num_rounds: int, num_runs: int) -> Watched:
-    """Runs of as many updates as so many full rounds, with about 40 evaluations."""
+    """Runs a server until it has received as many updates as full rounds make, with about 40 evaluations.
+
+    Args:
+      key: the random key of all runs.
+      has: the clients.
+      server: how the federation is run.
+      num_rounds: full rounds of m updates each. A server whose step takes fewer updates makes more steps.
+      num_runs: independent runs.
+    """
     steps = math.ceil(num_rounds * has.cohort_size / server.updates)
     every = max(steps // 40, 1)
-    looks = {"num_steps": -(-steps // every) * every, "every": every}
+    # `watched_runs` needs a multiple of `every`, so the number of steps is rounded up.
+    schedule = {"num_steps": -(-steps // every) * every, "every": every}
     keys = jax.random.split(key, num_runs)
-    return watched_runs(server.algorithm, keys, has.params, has.data.train, has.accuracy, **looks)
+    return watched_runs(server.algorithm, keys, has.params, has.data.train, has.accuracy, **schedule)
 
 
 def _check(options: dict[str, Any]) -> None:
+    """Raises an error that names the first option that is out of range."""
     validate.integer("num_clients", options["num_clients"], 10, 100_000)
     validate.integer("cohort_size", options["cohort_size"], 4, options["num_clients"] // 2)
     validate.positive("alpha", options["alpha"])
@@ -105,34 +127,54 @@ def _check(options: dict[str, Any]) -> None:
 
 
 def steps_of(name: str, server: ServerMode, runs: Watched) -> Iterator[Comparison]:
-    """What a step takes. Rounds of synchronous servers are independent: each has a cohort of its own."""
-    about, steps = {"server": name, "part": "step"}, runs.steps
-    seen = {"seconds": steps["round_seconds"], "messages": steps["clients_reported"], "joules": steps["joules"]}
+    """Measures the seconds, messages and joules of a server's step.
+
+    Rounds of a synchronous server are independent samples, since each draws its own cohort.
+
+    Args:
+      name: the server's name.
+      server: the server with its predictions.
+      runs: the server's runs.
+    """
+    conditions = {"server": name, "part": "step"}
+    steps = runs.steps
+    numbers = {"seconds": steps["round_seconds"], "messages": steps["clients_reported"], "joules": steps["joules"]}
     for quantity, predicted in server.predicted.items():
-        yield measured(about, f"{quantity} a round", seen[quantity], predicted, resolution=1e-4 * predicted)
+        yield measured(conditions, f"{quantity} a round", numbers[quantity], predicted, resolution=1e-4 * predicted)
     if server.law is not None:
         yield measured(
-            about, "seconds a round, of infinitely many clients", seen["seconds"], server.law, kind="estimate"
+            conditions, "seconds a round, of infinitely many clients", numbers["seconds"], server.law, kind="estimate"
         )
     if server.seconds is not None:
-        late = slice(seen["seconds"].shape[1] // 2, None)  # not those who were all sent work at once, at the start
-        each = seen["seconds"][:, late].sum(1) / seen["messages"][:, late].sum(1)
-        yield measured(about, "seconds an update", each, server.seconds, kind="estimate")
-        weights = seen["messages"][:, late]
-        gaps = (steps["staleness"][:, late] * weights).sum(1) / weights.sum(1)
-        yield measured(about, "staleness", gaps, server.staleness, resolution=0.01 * server.staleness)
+        # At the start all clients are sent work at once. The second half of the steps is stationary.
+        second_half = slice(numbers["seconds"].shape[1] // 2, None)
+        seconds_per_update = numbers["seconds"][:, second_half].sum(1) / numbers["messages"][:, second_half].sum(1)
+        yield measured(conditions, "seconds an update", seconds_per_update, server.seconds, kind="estimate")
+        weights = numbers["messages"][:, second_half]
+        staleness = (steps["staleness"][:, second_half] * weights).sum(1) / weights.sum(1)
+        yield measured(conditions, "staleness", staleness, server.staleness, resolution=0.01 * server.staleness)
 
 
 def target_of(name: str, server: ServerMode, runs: Watched, target: float) -> Iterator[Comparison]:
-    """Seconds, megabytes and joules until the target, if all runs reached it."""
-    about = {"server": name, "part": "target"}
+    """Measures seconds, updates, megabytes and joules until the target.
+
+    If a run did not reach the target, only the accuracy after the last step is reported.
+
+    Args:
+      name: the server's name.
+      server: the server with its predictions.
+      runs: the server's runs.
+      target: a test accuracy.
+    """
+    conditions = {"server": name, "part": "target"}
     seconds = runs.until(target, "round_seconds")
     if not np.isfinite(seconds).all():
-        yield measured(about, "accuracy after the last step", runs.accuracy[:, -1])
+        yield measured(conditions, "accuracy after the last step", runs.accuracy[:, -1])
         return
-    rounds = runs.until(target, "clients_reported")
-    each = server.seconds or server.predicted["seconds"] / server.predicted["messages"]
-    yield measured(about, "seconds to target", seconds, float(rounds.mean()) * each, kind="estimate")
-    yield few(about, "updates to target", rounds)
-    yield few(about, "megabytes to target", runs.until(target, "bytes") / 1e6)
-    yield few(about, "joules to target", runs.until(target, "joules"))
+    updates = runs.until(target, "clients_reported")
+    seconds_per_update = server.seconds or server.predicted["seconds"] / server.predicted["messages"]
+    estimate = float(updates.mean()) * seconds_per_update
+    yield measured(conditions, "seconds to target", seconds, estimate, kind="estimate")
+    yield few(conditions, "updates to target", updates)
+    yield few(conditions, "megabytes to target", runs.until(target, "bytes") / 1e6)
+    yield few(conditions, "joules to target", runs.until(target, "joules"))
