@@ -73,6 +73,7 @@ def local_training(loss_fn: Callable, optimizer: optax.GradientTransformation, w
         rows = data.mask.shape[0]
         size = rows if work.batch_size is None else min(work.batch_size, rows)
         num_examples = data.mask.sum(dtype=jnp.int32)
+        # At least 1: a client without examples takes steps on padding, whose gradients are zero.
         steps_per_epoch = jnp.maximum(-(-num_examples // size), 1)
         own_steps = work.own_steps(steps_per_epoch, data.work)
         most_steps = work.most_steps(size, rows)
@@ -85,6 +86,7 @@ def local_training(loss_fn: Callable, optimizer: optax.GradientTransformation, w
             params, state, sums = carry
             step_key = jax.random.fold_in(loss_key, step)
             gradients, means = gradient(params, batch, step_key)
+            # The same batch and key, so that both gradients have the same minibatch noise.
             gradients_at = () if at is None else (gradient(at, batch, step_key)[0],)
             corrected = correct(gradients, params, *gradients_at)
             with jax.numpy_dtype_promotion("standard"):  # optax's code promotes
@@ -104,6 +106,7 @@ def local_training(loss_fn: Callable, optimizer: optax.GradientTransformation, w
         else:  # a client with fewer examples stops earlier; under vmap the loop runs for the most steps of any lane
             carry = jax.lax.fori_loop(0, own_steps, lambda step, carry: one_step(step, carry, batch(step)), carry)
         params, _, sums = carry
+        # Steps on padding alone do not count.
         num_steps_taken = jnp.asarray(own_steps, jnp.int32) * (num_examples > 0).astype(jnp.int32)
         weight = own_weight(loss_fn, params, data, loss_key)
         return Training(params, sums, num_steps_taken, num_examples, weight)
@@ -142,6 +145,7 @@ def _batches(
 
 def _stored_order(mask: Array) -> Callable:
     """Makes the function (epoch, positions) -> rows that visits examples as they are stored, padding last."""
+    # False sorts before True, so a stable sort puts the real examples first, as they are stored.
     rows = jnp.argsort(~mask, stable=True).astype(jnp.int32)
     return lambda epoch, positions: rows[jnp.minimum(positions, mask.shape[0] - 1)]
 

@@ -91,16 +91,20 @@ def mime(
         start = broadcast["params"]
         statistics = broadcast["statistics"]
 
-        def plain(gradients, params):
+        def mime_lite_step(gradients, params):
             return direction(gradients, statistics)
 
-        def corrected(gradients, params, gradients_at_start):
+        def mime_step(gradients, params, gradients_at_start):
+            # Both gradients are of one batch, so most of their minibatch noise cancels, and c has none of it.
             shifted = jax.tree.map(
                 lambda g, g_start, c: g - g_start + c, gradients, gradients_at_start, broadcast["control"]
             )
             return direction(shifted, statistics)
 
-        training = train(key, start, data, plain) if lite else train(key, start, data, corrected, at=start)
+        if lite:
+            training = train(key, start, data, mime_lite_step)
+        else:
+            training = train(key, start, data, mime_step, at=start)
         update = tree.subtract(training.params, start)
         if lite:
             gradient, _ = full_gradient_at(loss_fn, start, data, stream(key, "gradient"))

@@ -58,8 +58,10 @@ def scaffold(loss_fn: Callable, learning_rate: Positive, work: LocalWork, *, opt
         if option == 1:
             new_control = full_gradient_at(loss_fn, start, data, stream(key, "control"))[0]
         else:
+            # c_i - c + (x - y) / (K rate), where shift = c - c_i and update = y - x.
             path_length = jnp.maximum(training.num_steps, 1).astype(float) * learning_rate  # K rate
             new_control = jax.tree.map(lambda s, u: -s - u / path_length.astype(u.dtype), shift, update)
+        # A client without examples has no gradient, so it keeps its c_i.
         new_control = tree.where(training.num_examples > 0, new_control, own_control)
         message = {"params": update, "control": tree.subtract(new_control, own_control)}
         return training.report(message, by_examples), new_control
@@ -67,5 +69,5 @@ def scaffold(loss_fn: Callable, learning_rate: Positive, work: LocalWork, *, opt
     def init(broadcast):
         return tree.zeros_like(broadcast["params"])
 
-    steps = work.minibatch_steps() if option == 2 else None  # option 1 reads all examples
-    return ClientUpdate(init, apply, work.facts()._replace(num_steps=steps))
+    num_steps = work.minibatch_steps() if option == 2 else None  # option 1 reads all examples at once
+    return ClientUpdate(init, apply, work.facts()._replace(num_steps=num_steps))

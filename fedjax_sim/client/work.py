@@ -44,6 +44,7 @@ class LocalWork(NamedTuple):
 
         Clients are sorted by this number, so that the clients under one `vmap` take about as many steps.
         """
+        # Without a batch size every step reads all examples, so the number of steps says nothing about the work.
         if self.batch_size is None or self.num_epochs is None:
             return None if self.batch_size is None else self.num_steps
         return lambda examples: self.num_epochs * jnp.maximum(-(-examples // self.batch_size), 1)
@@ -65,10 +66,10 @@ class LocalWork(NamedTuple):
         """
         if self.num_epochs is None:
             return self.num_steps
-        most = self.num_epochs * -(-rows // size)
-        if most > validate.MOST_STEPS:
-            validate.fail("num_epochs", f"at most {validate.MOST_STEPS} steps", most, "Make larger batches.")
-        return most
+        max_steps = self.num_epochs * -(-rows // size)
+        if max_steps > validate.MOST_STEPS:
+            validate.fail("num_epochs", f"at most {validate.MOST_STEPS} steps", max_steps, "Make larger batches.")
+        return max_steps
 
     def own_steps(self, steps_per_epoch: Array, share: Array | None) -> Array | int:
         """The number of steps that one client takes, partial work included.
@@ -88,6 +89,7 @@ class LocalWork(NamedTuple):
         steps = self.num_steps if self.num_epochs is None else self.num_epochs * steps_per_epoch
         if share is None:
             return steps
+        # The dtype tells a number of steps from a share of them.
         if jnp.issubdtype(share.dtype, jnp.integer):
             return jnp.clip(share, 1, steps)
         return jnp.clip(jnp.ceil(share * jnp.asarray(steps, share.dtype)).astype(jnp.int32), 1, steps)

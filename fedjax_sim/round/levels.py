@@ -43,9 +43,9 @@ def existing(cohort: Cohort, group: Population) -> Cohort:
     if not hasattr(group, "there"):
         return cohort
     has_client = group.there(cohort.ids)
-    sent = None if cohort.timing.sent is None else cohort.timing.sent & has_client
+    senders = None if cohort.timing.sent is None else cohort.timing.sent & has_client
     cohort = cohort._replace(invited=cohort.invited & has_client, reported=cohort.reported & has_client)
-    return recounted(cohort.timed(sent=sent))
+    return recounted(cohort.timed(sent=senders))  # losses in empty places are not counted either
 
 
 def by_own_ids(aggregator: Aggregator, group: Population) -> Aggregator:

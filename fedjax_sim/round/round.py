@@ -157,6 +157,7 @@ def aggregate(star: Star, key: Array, cohort: Cohort, gathered: Gathered, state:
 
 
 def _aggregate(star: Star, key: Array, cohort: Cohort, gathered: Gathered, state: FederatedState) -> Aggregated:
+    """Computes what `aggregate` returns; traced in `engine.steady` by its callers."""
     aggregator = star.aggregator
     round = Round(cohort, gathered.broadcast, state.aggregator)
     update, aggregator_metrics, *next_state = aggregator.finalize(stream(key, "aggregation"), round, gathered.carry)

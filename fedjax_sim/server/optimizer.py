@@ -37,6 +37,7 @@ def optimizer(transformation: optax.GradientTransformation) -> ServerUpdate:
     validate.optax_transformation("server.optimizer", transformation)
 
     def apply(key, aggregate, state):
+        # An optimiser goes down along its gradient, and the aggregate is the direction in which to go.
         gradients = jax.tree.map(lambda x, p: -x.astype(p.dtype), aggregate, state.params)
         with jax.numpy_dtype_promotion("standard"):  # optax's code promotes
             updates, optimizer_state = transformation.update(gradients, state.optimizer, state.params)

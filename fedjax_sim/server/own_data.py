@@ -32,6 +32,7 @@ def own_examples(work: ClientUpdate, data: ClientData) -> ClientData:
     if work.facts.noise is not None or work.federation is not None:
         hint = "Nobody accounts for noise at the server."
         validate.fail("work", "local work without noise, of one client", "another", hint)
+    # Padding may hold NaN, which would fail the check of finite examples.
     examples = jax.tree.map(jnp.array, tree.where(data.mask, data.examples, tree.zeros_like(data.examples)))
     if not tree.all_finite(examples):
         validate.fail("data", "finite examples", "NaN or infinity", "Impute or drop those examples first.")
@@ -66,7 +67,7 @@ def with_own_data(server: ServerUpdate, work: ClientUpdate, data: ClientData) ->
 
     Returns: a ServerUpdate whose state holds the examples.
 
-    Raises: ValueError, TypeError for another server or work.
+    Raises: ValueError, TypeError for a server that cannot go on from another model, and for work with a state or noise.
 
     Guarantees: the steps are those of NumPy (tests/server/test_own_data.py::test_steps_on_own_data); without examples
     the result is that of the wrapped server, bit for bit (::test_without_examples).
@@ -78,6 +79,7 @@ def with_own_data(server: ServerUpdate, work: ClientUpdate, data: ClientData) ->
     def apply(key, aggregate, state):
         aggregated = server.apply(key, aggregate, state.server)
         model = server.params(aggregated)
+        # The wrapped server is given the same key, so the local work has a stream of its own.
         report, _ = work.apply(stream(key, "own data"), model, _empty_state(work, model), state.data)
         return state._replace(server=server.moved(aggregated, _add_update(model, report)))
 
@@ -121,6 +123,7 @@ def with_own_part(
         return OwnPartState(server.init(clients_part), server_part, data)
 
     def apply(key, aggregate, state):
+        # The clients' aggregate moves the clients' part; then local work moves the joined model.
         state = state._replace(server=server.apply(key, aggregate, state.server))
         model = joined(state)
         report, _ = work.apply(stream(key, "own data"), model, _empty_state(work, model), state.data)

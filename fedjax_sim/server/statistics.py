@@ -38,6 +38,7 @@ def statistics(server: ServerUpdate, start: Callable, track: Callable) -> Server
 
     def apply(key, aggregate, state):
         server_state = server.apply(key, aggregate["params"], state.server)
+        # Clients of this round used the old statistics; the mean of their gradients updates them for the next round.
         return StatisticsState(server_state, track(aggregate["gradient"], state.statistics))
 
     return ServerUpdate(
@@ -77,7 +78,7 @@ def last_two(server: ServerUpdate) -> ServerUpdate:
             server.apply(key, aggregate, state.server), server.params(state.server)
         ),
         params=lambda state: jax.tree.map(
-            lambda new, old: new / 2 + old / 2, server.params(state.server), state.before
+            lambda last, before: last / 2 + before / 2, server.params(state.server), state.before
         ),
         wire=server.wire,
         takes=server.takes,

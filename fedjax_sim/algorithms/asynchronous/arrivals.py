@@ -332,16 +332,16 @@ def _filled(key: Array, traffic: Traffic, flights: Flights, load: Callable, spar
       spare: the candidates of `_candidates`.
       called: [] int32, how many of them were sent work after an arrival.
     """
-    most = traffic.num_refills
-    no_place = traffic.concurrency
+    max_refills = traffic.num_refills
+    no_place = traffic.concurrency  # an index outside of the places: what is written there is dropped
 
     def fill(flights):
         seconds = flights.clock.seconds
         is_empty = _is_empty(flights)
-        rank = jnp.arange(most)
+        rank = jnp.arange(max_refills)
         is_away = is_empty & ~there_at(traffic.devices, flights.ids, seconds)
         kinds = (is_empty,) if traffic.devices.availability is None else (is_away, is_empty & ~is_away)
-        new_ids = jnp.zeros(most, jnp.int32)
+        new_ids = jnp.zeros(max_refills, jnp.int32)
         num_new = 0
         num_away = is_away.sum(dtype=jnp.int32)
         if spare.size:

@@ -113,6 +113,7 @@ def check_traffic(traffic: Traffic, population_size: PositiveInt, block: str) ->
     validate.integer(block, traffic.block, 1, traffic.concurrency)
     validate.integer("max_staleness", traffic.max_staleness, 0, MOST_STALENESS)
     check_hazard(traffic.hazard)
+    # In each step up to M other clients are sent work, none of whom may be in flight already.
     if traffic.refill == "other" and traffic.concurrency + traffic.block > population_size:
         hint = "Other clients are sent work than those in flight; or refill = 'same'."
         rule = f"at most {population_size - traffic.block}: N - the arrivals of a step"
@@ -175,6 +176,7 @@ def start(
       population: all clients.
       federation: the server's state, whose broadcast is version 0.
     """
+    # All places of the ring hold version 0; the others are written before anybody reads them.
     broadcast = star.server.broadcast(federation.server)
     models = jax.tree.map(lambda x: jnp.broadcast_to(x, (traffic.num_models, *jnp.shape(x))), broadcast)
     flights = take_off(key, traffic, load_for(star, params, population))
@@ -362,7 +364,7 @@ def asynchronous(
         federation, info = close(star, key, cohort, gathered, state.federation)
         broadcast = engine.steady(star.server.broadcast)(federation.server)
         # The new version takes the place of the oldest, which no client in flight needs any longer.
-        models = jax.tree.map(lambda x, new: x.at[flights.version % num_models].set(new), state.models, broadcast)
+        models = jax.tree.map(lambda ring, x: ring.at[flights.version % num_models].set(x), state.models, broadcast)
         return AsyncState(federation, flights, models), sent_instead(info, arrivals.begun)
 
     def params(state):

@@ -175,7 +175,7 @@ def fedat(
         gathered = collect(star, key, cohort, federation, population, bases)
         federation, info = close(star, key, cohort, gathered, federation)
         server_state = federation.server
-        next_bases = jax.tree.map(lambda x, new: x.at[tier].set(new), state.bases, server_state.params)
+        next_bases = jax.tree.map(lambda bases, x: bases.at[tier].set(x), state.bases, server_state.params)
         federation = federation._replace(server=server_state._replace(tier=jnp.zeros_like(tier), base=()))
         nothing_begun = jax.tree.map(jnp.zeros_like, state.begun)
         after = TierState(federation, rounds, next_bases, state.order, state.version + 1, clock, nothing_begun)
@@ -225,9 +225,10 @@ class _Tiers(NamedTuple):
             # Tiers differ in size by a client, so a smaller tier may have fewer candidates than there are rows.
             is_candidate = jnp.arange(most_candidates) < jnp.array(num_candidates)[tier]
             is_there = there_at(self.devices, ids, clock.seconds) & is_candidate
-            first = jnp.argsort(~is_there, stable=True)[: self.cohort_size]
-            ids = ids[first]
-            is_there = is_there[first]
+            # False sorts before True: the first candidates who are there make the cohort.
+            chosen = jnp.argsort(~is_there, stable=True)[: self.cohort_size]
+            ids = ids[chosen]
+            is_there = is_there[chosen]
             trip = trips(key, self.traffic, load, ids, is_there)
             now = jnp.zeros(ids.shape, jnp.uint32)
             arrive, leaves = trip.ends(self.traffic, clock, now)
@@ -248,8 +249,8 @@ def _initial_tiers(tiers: _Tiers, plain: Star, key: Array, params: PyTree, popul
     tier, version, seconds, ticks = (jnp.zeros((), jnp.int32) for _ in range(4))
     clock = Clock(seconds, ticks)
     first_rounds = [tiers.begin(stream(key, f"tier {q}"), order, load, clock)(q) for q in range(tiers.number)]
-    ids, there, due, lost, begun = jax.tree.map(lambda *x: jnp.stack(x), *first_rounds)
-    rounds = _Rounds(ids, there, due, jnp.zeros_like(due, jnp.int32), lost)
+    ids, reports, due, num_lost, begun = jax.tree.map(lambda *x: jnp.stack(x), *first_rounds)
+    rounds = _Rounds(ids, reports, due, jnp.zeros_like(due, jnp.int32), num_lost)
     models = jax.tree.map(lambda x: jnp.broadcast_to(x, (tiers.number, *jnp.shape(x))), params)
     counts = jnp.zeros(tiers.number, jnp.int32)
     federation = initial_state(plain, params, population)
@@ -273,7 +274,7 @@ def _end_round(
     elapsed = rounds.due[tier]
     clock = advanced(state.clock, elapsed, unit)
     load = load_for(plain, tree.spec(state.federation.server.params), population)
-    ids, there, due, lost, begun = tiers.begin(key, state.order, load, clock)(tier)
+    ids, reports, due, num_lost, begun = tiers.begin(key, state.order, load, clock)(tier)
     begun = jax.tree.map(jnp.add, state.begun, begun)
     metrics = {
         "round_seconds": elapsed.astype(jnp.float32) * (1.0 / unit),
@@ -288,10 +289,10 @@ def _end_round(
         metrics[INTERRUPTED.name] = rounds.lost[tier]
     next_rounds = _Rounds(
         rounds.ids.at[tier].set(ids),
-        rounds.there.at[tier].set(there),
+        rounds.there.at[tier].set(reports),
         (rounds.due - elapsed).at[tier].set(due),
         rounds.versions.at[tier].set(state.version + 1),
-        rounds.lost.at[tier].set(lost),
+        rounds.lost.at[tier].set(num_lost),
     )
     cohort = Cohort(rounds.ids[tier], rounds.there[tier], rounds.there[tier], metrics)
     return tier, cohort, next_rounds, clock, begun
@@ -308,7 +309,7 @@ def _mirrored(number: int) -> ServerUpdate:
 
     def apply(key, aggregate, state):
         tier_model = jax.tree.map(lambda x, u: x + u.astype(x.dtype), state.base, aggregate)
-        models = jax.tree.map(lambda x, new: x.at[state.tier].set(new), state.models, tier_model)
+        models = jax.tree.map(lambda x, x_tier: x.at[state.tier].set(x_tier), state.models, tier_model)
         counts = state.counts.at[state.tier].add(1)
         shares = counts[::-1].astype(jnp.float32) / counts.sum(dtype=jnp.float32)
         wide = jax.tree.map(lambda x: x.astype(tree.at_least_float32(x.dtype)), models)

@@ -105,6 +105,7 @@ class Trip(NamedTuple):
             return arrive, None
         after = self.after(traffic, clock, start)
         leaves = jnp.where(begins & (after != STAYS), later(start, after.astype(jnp.uint32)), NEVER_ARRIVES)
+        # A client that leaves has no message that arrives.
         return jnp.where(leaves == NEVER_ARRIVES, arrive, NEVER_ARRIVES), leaves
 
     def after(self, traffic: Traffic, clock: Clock, start: Array) -> Array:
@@ -129,12 +130,12 @@ class Trip(NamedTuple):
         wasted = None
         if traffic.loses:
             after = self.after(traffic, clock, start)
-            done = ticks_done(self.spent, after)
+            phases_done = ticks_done(self.spent, after)
             leaves = after != STAYS
-            joules_until_leaving = joules_of(done, *priced_by_part(traffic.devices, key, self.ids, (self.load,)))
+            joules_until_leaving = joules_of(phases_done, *priced_by_part(traffic.devices, key, self.ids, (self.load,)))
             joules = jnp.where(leaves, joules_until_leaving, joules)
             # The third phase is the message: it was on its way if any of its ticks were done.
-            wasted = (begins & leaves & (done[2] > 0)).sum(dtype=jnp.int32)
+            wasted = (begins & leaves & (phases_done[2] > 0)).sum(dtype=jnp.int32)
         joules = jnp.where(begins, joules, 0).astype(jnp.float32).sum()
         return Begun(begins.sum(dtype=jnp.int32), joules, num_saturated(self.spent, begins), wasted)
 

@@ -64,10 +64,11 @@ def choco(
     _check_compressor(compressor)
     local, node_options = trained(loss_fn, optimizer, options)
 
-    def apply(key, broadcast, own, data):
-        report, _ = local.apply(key, own["model"], (), data)
-        model = jax.tree.map(lambda x, u: (x + u).astype(x.dtype), own["model"], report.update)
-        return report._replace(update=tree.subtract(model, own["public"])), own | {"model": model}
+    def apply(key, broadcast, state, data):
+        report, _ = local.apply(key, state["model"], (), data)
+        model = jax.tree.map(lambda x, u: (x + u).astype(x.dtype), state["model"], report.update)
+        # The message is x_i - h_i, before the compressor.
+        return report._replace(update=tree.subtract(model, state["public"])), state | {"model": model}
 
     node = local._replace(init=lambda params: {"model": params, "public": tree.zeros_like(params)}, apply=apply)
     nodes = nodes_of(node, mixing, aggregator=kept_by_node(), transform=compressor, **node_options)

@@ -74,9 +74,9 @@ def clipped_gossip(
         validate.fail("attack, who", "both or none", (attack, who), "Who attacks, and what they send, belong together.")
     local, node_options = trained(loss_fn, optimizer, options)
 
-    def apply(key, broadcast, own, data):
-        report, _ = local.apply(key, own["model"], (), data)
-        model = jax.tree.map(lambda x, u: (x + u).astype(x.dtype), own["model"], report.update)
+    def apply(key, broadcast, state, data):
+        report, _ = local.apply(key, state["model"], (), data)
+        model = jax.tree.map(lambda x, u: (x + u).astype(x.dtype), state["model"], report.update)
         return report._replace(update=model), {"model": model}
 
     node = local._replace(init=lambda params: {"model": params}, apply=apply)

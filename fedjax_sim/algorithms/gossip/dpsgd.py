@@ -49,10 +49,10 @@ def trained(
 def from_model(local: ClientUpdate) -> ClientUpdate:
     """Makes a node whose state is its model alone: it trains from its model and keeps the result."""
 
-    def add_update(own: PyTree, update: PyTree) -> PyTree:
-        return {"model": jax.tree.map(lambda x, u: (x + u).astype(x.dtype), own["model"], update)}
+    def add_update(state: PyTree, update: PyTree) -> PyTree:
+        return {"model": jax.tree.map(lambda x, u: (x + u).astype(x.dtype), state["model"], update)}
 
-    return training(local, lambda params: {"model": params}, lambda own: own["model"], add_update)
+    return training(local, lambda params: {"model": params}, lambda state: state["model"], add_update)
 
 
 @validate.named_arguments
@@ -107,6 +107,7 @@ def dpsgd(
         after = trained_nodes.after
         if form == "adapt_then_combine":
             return mixed(links, after)
+        # The update u_i(x_i) is y - x, where y is the model after the local steps from x.
         return jax.tree.map(lambda m, x, y: m + (y - x), mixed(links, before), before, after)
 
     return node_algorithm(nodes, combine)

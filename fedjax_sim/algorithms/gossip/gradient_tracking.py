@@ -62,12 +62,12 @@ def gradient_tracking(
         zeros = tree.zeros_like(params)
         return {"model": params, "direction": zeros, "gradient": zeros}
 
-    def keep_gradient(own, update):
-        return own | {"gradient": jax.tree.map(jnp.negative, update)}
+    def keep_gradient(state, update):
+        return state | {"gradient": jax.tree.map(jnp.negative, update)}
 
-    node = training(local, start, lambda own: own["model"], keep_gradient)
+    node = training(local, start, lambda state: state["model"], keep_gradient)
     nodes = nodes_of(
-        node, mixing, message=lambda own: {"model": own["model"], "direction": own["direction"]}, **options
+        node, mixing, message=lambda state: {"model": state["model"], "direction": state["direction"]}, **options
     )
 
     def combine(links, trained_nodes):

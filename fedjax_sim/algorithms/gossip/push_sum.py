@@ -60,24 +60,24 @@ def push_sum(
         validate.fail("mixing", "a graph in which every node can be reached from all that it reaches", "another", hint)
     local, node_options = trained(loss_fn, optimizer, options)
 
-    def models(own: PyTree) -> PyTree:
-        weight = own["weight"]
+    def models(states: PyTree) -> PyTree:
+        weight = states["weight"]
 
         def leaf(x):
             return x / weight.reshape(weight.shape + (1,) * (x.ndim - weight.ndim)).astype(x.dtype)
 
-        return jax.tree.map(leaf, own["sum"])
+        return jax.tree.map(leaf, states["sum"])
 
     def start(params):
         # Sums are in float32 at least: a sum in 16 bits is rounded in every round, which would move the average.
         sums = tree.widened(params)
         return {"sum": sums, "weight": jnp.ones((), tree.common_dtype(jnp.float32, *jax.tree.leaves(sums)))}
 
-    def add_update(own, update):
-        return own | {"sum": jax.tree.map(lambda x, u: (x + u).astype(x.dtype), own["sum"], update)}
+    def add_update(state, update):
+        return state | {"sum": jax.tree.map(lambda x, u: (x + u).astype(x.dtype), state["sum"], update)}
 
     node = training(local, start, models, add_update)
-    nodes = nodes_of(node, mixing, models=models, message=lambda own: own, **node_options)
+    nodes = nodes_of(node, mixing, models=models, message=lambda state: state, **node_options)
 
     def combine(links, trained_nodes):
         rows = mixed(links, trained_nodes.after)
@@ -88,9 +88,9 @@ def push_sum(
     algorithm = node_algorithm(nodes, combine)
 
     @engine.steady
-    def mean(own, like):
-        total_weight = own["weight"].sum()
-        return tree.cast(jax.tree.map(lambda x: x.sum(0) / total_weight, own["sum"]), like)
+    def mean(states, like):
+        total_weight = states["weight"].sum()
+        return tree.cast(jax.tree.map(lambda x: x.sum(0) / total_weight, states["sum"]), like)
 
     def params(state):
         ids = jnp.arange(mixing.graph.population_size, dtype=jnp.int32)

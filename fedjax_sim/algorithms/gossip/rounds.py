@@ -51,6 +51,7 @@ def train(nodes: Nodes, key: Array, state: NodesState, population: Population, u
     (tests/algorithms/gossip/test_dpsgd.py::test_a_node_that_is_down_stays), and so does a node whose result is not
     finite (::test_a_result_that_is_not_finite).
     """
+    # All nodes are the cohort, and those that are up report.
     ids = jnp.arange(up.shape[0], dtype=jnp.int32)
     cohort = Cohort(ids, jnp.ones(ids.shape, bool), up)
     gathered = collect(nodes.star, key, cohort, state.star, population)
@@ -119,6 +120,7 @@ def finish(
     """
 
     def next_rows(before, rows):
+        # A model in the wider dtype of a state may be finite, and overflow in the dtype in which it is used.
         is_finite = tree.all_finite((rows, tree.cast(nodes.models(rows), state.star.server)))
         rows = tree.where(is_finite & links.up, rows, before)
         return is_finite, rows, distance(nodes.models(rows), state.tables.get("honest"))

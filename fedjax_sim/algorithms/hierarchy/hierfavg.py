@@ -135,12 +135,14 @@ def as_client_update(
         return state
 
     def apply(key, broadcast, own_state, group):
+        # The edge goes on from the broadcast model, with its own states or with new ones.
         if keep:
             start = own_state._replace(server=star.server.moved(own_state.server, broadcast))
         else:
             start = init(broadcast, group)
 
         def step(state, t):
+            # `inner_time.time_inside` derives the same key, to price the cohorts that are drawn here.
             state, inside = level.step(jax.random.fold_in(stream(key, "inside"), t), state, group)
             return state, told(inside, name)
 
@@ -184,7 +186,7 @@ def _level_of(federation: Star | Algorithm) -> Level:
     def step(key: Array, state: FederatedState, group: Population) -> tuple[FederatedState, Inside]:
         star = inner._replace(aggregator=by_own_ids(inner.aggregator, group))
         cohort, sampler_state = invite(star, key, state)
-        cohort = existing(cohort, group)
+        cohort = existing(cohort, group)  # without the empty places of the group
         gathered = collect(star, key, cohort, state, group)
         state, info = close(star, key, cohort, gathered, state._replace(sampler=sampler_state))
         means, _ = exact_sums.total(gathered.means)

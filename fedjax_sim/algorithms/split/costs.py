@@ -89,6 +89,7 @@ class SplitCosts(NamedTuple):
         flops = self.training_flops if training else self.inference_flops
         busy = tuple(number / speed for number, speed in zip(flops, speeds, strict=True))
         messages = self.messages(training=training)
+        # Labels go with the activations, in one message.
         num_with_latency = len(messages) - sum(x.kind == "labels" for x in self.crossed if training)
         on_the_way = sum(bits / 8 for *_, bits in messages) / bandwidth + num_with_latency * latency
         return StepTime(sum(busy) + on_the_way, busy, on_the_way)
@@ -151,7 +152,7 @@ def _flops(split: Split, party: int, params: PyTree, examples: PyTree, training:
 
         return split.cut.apply(params, x, move)
 
-    jax.eval_shape(shapes, params, examples["x"])
+    jax.eval_shape(shapes, params, examples["x"])  # fills `received`; nothing is computed
 
     def forward(params, arrived, examples):
         arrivals = iter(arrived)
@@ -177,6 +178,7 @@ def _flops(split: Split, party: int, params: PyTree, examples: PyTree, training:
         sent, pull_back = jax.vjp(lambda p, a: forward(p, a, examples), params, arrived)
         params_gradient, arrived_gradients = pull_back(gradients)
         leaves = jax.tree.leaves((params_gradient, arrived_gradients))
+        # Integers, such as token ids, have gradients of the dtype float0, which no program returns.
         return sent, [x for x in leaves if x.dtype != jax.dtypes.float0]
 
     arguments = (params, received, examples)

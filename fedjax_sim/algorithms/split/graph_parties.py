@@ -59,8 +59,8 @@ def joint_of(cohort: Cohort, population: Population) -> Joint:
     data = jax.vmap(population.client)(cohort.ids)
     examples = data.examples
     if not isinstance(examples, dict) or not {"x", "halo", "y"} <= set(examples):
-        shown = sorted(examples) if isinstance(examples, dict) else type(examples).__name__
-        validate.fail("population", 'examples "x", "halo" and "y" (population.node_data)', shown)
+        names = sorted(examples) if isinstance(examples, dict) else type(examples).__name__
+        validate.fail("population", 'examples "x", "halo" and "y" (population.node_data)', names)
     if data.mask.shape[1] != 1 or examples["y"].ndim != 3:
         hint = "Whole graphs are classified by FedAvg."
         validate.fail("population", "one graph a party, with a label a node", examples["y"].shape[1:], hint)
@@ -101,7 +101,7 @@ class LayerPlaces(NamedTuple):
         return [layer for layer in party_layers if layer.send is not None] if self.exchange else []
 
     def cut_width(self) -> int:
-        """How many numbers a party sends to the server's layers for each node; 0 if the server has no layer."""
+        """How many numbers a party sends to the server's layers for each node; 0 if the server computes nothing."""
         last = self.layers[self.at_clients - 1]
         if self.server_graph:
             return last.width

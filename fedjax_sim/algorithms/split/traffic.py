@@ -51,11 +51,11 @@ def crossings(split: Split, params: PyTree, example: PyTree) -> tuple[Crossing, 
     for message, (link, _) in zip(tap.messages, tap.sources, strict=True):
         value = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), message.value)
         is_labels = message.kind == "labels"
-        there, back = (_whole_bytes(wire.bits) for wire in wires(Link() if is_labels else link, value))
+        forward_bits, backward_bits = (_whole_bytes(wire.bits) for wire in wires(Link() if is_labels else link, value))
         # Labels that go with activations are in the same message, whose batch bits (a nonce, say) count once.
         goes_along = is_labels and (message.source, message.target) in ways_of_activations
         batch_bits = 0 if goes_along else _whole_bytes(link.batch_bits)
-        bits = (there, 0 if is_labels else back, batch_bits)
+        bits = (forward_bits, 0 if is_labels else backward_bits, batch_bits)
         result.append(Crossing(message.source, message.target, message.name, message.kind, *bits))
     return tuple(result)
 

@@ -114,7 +114,8 @@ def vertical_loss(model: Model, loss: Callable, link: Link | Mapping[str, Link] 
         check_examples(examples)
         return per_example(loss(_outputs(parties, params, examples["x"], send_to_party_0), examples["y"]))
 
-    loss_fn.helped = True  # type: ignore[attr-defined]  # see `client.losses.check_own`
+    # Clients refuse such a loss, because they would not count what crosses: see `client.losses.check_own`.
+    loss_fn.helped = True  # type: ignore[attr-defined]
     return loss_fn
 
 
@@ -281,6 +282,7 @@ def _counting(
 
     def apply(key, broadcast, state, data: ClientData):
         report, state = local.apply(key, broadcast, state, data)
+        # Each row is a message, rounded up to whole bytes, each time that it is visited.
         row_specs = _row_outputs(parties, broadcast, data)
         wire_pairs = [wires(party_link, spec) for party_link, spec in zip(links.values(), row_specs, strict=True)]
         num_visits, num_steps = visits(work, data)
