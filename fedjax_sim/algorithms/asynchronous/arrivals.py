@@ -94,13 +94,11 @@ def next_arrivals(key: Array, traffic: Traffic, flights: Flights, load: Callable
 
     A step has this order:
       1. A client whose model is more than `max_staleness` versions old at the step's beginning is stopped, and its
-      place
-         becomes empty.
+         place becomes empty.
       2. The next M arrivals are taken. With `refill` "other", the place of each goes at once to a client drawn
-      uniformly
-         from those who were there at the step's beginning and had no place, not even an empty one. Nobody is drawn
-         twice in a step, so no client is twice in a buffer. With "same" the place stays with the client who arrived,
-         once the next version is there.
+         uniformly from those who were there at the step's beginning and had no place, not even an empty one. Nobody is
+         drawn twice in a step, so no client is twice in a buffer. With "same" the client who arrived keeps its place,
+         and is sent the next version once that is there.
       3. A client who leaves before its message has arrived keeps its place until the end of the step; then it is empty.
       4. Empty places are filled, at most `Traffic.num_refills` of them: by other clients who are there, then by their
          last clients.
@@ -123,8 +121,7 @@ def next_arrivals(key: Array, traffic: Traffic, flights: Flights, load: Callable
     ticks_per_second = traffic.devices.ticks_per_second
     is_too_old = ~_is_empty(flights) & (flights.version - flights.bases > traffic.max_staleness)
     flights = _emptied(flights, is_too_old)
-    # At most M clients in flight arrive. With the M clients that are sent work after them, 2M may be the next to
-    # arrive.
+    # At most M clients in flight arrive. With the M clients that are sent work after them, 2M clients may be next.
     places = earliest(flights.due, flights.ids, m)
     not_yet_known = jnp.full_like(places, -1)
     leaves = None if flights.leaves is None else flights.leaves[places]

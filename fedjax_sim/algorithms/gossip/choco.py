@@ -96,7 +96,7 @@ def choco(
 
 
 def _check_compressor(transform: UpdateTransform) -> None:
-    """Raises ValueError, TypeError for a transform that is no compressor without noise, integers or memory."""
+    """Raises ValueError, TypeError for a transform that adds noise, sends integers or may have a memory."""
     validate.part("transform", transform, UpdateTransform)
     if transform.facts.noise is not None:
         hint = "Neighbours see every message, and no accountant covers that."

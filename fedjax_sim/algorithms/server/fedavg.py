@@ -141,9 +141,9 @@ def fednova(
       transform: applied to the direction alone, without noise; the number of steps is sent beside it, unchanged.
 
     Guarantees: on quadratics the fixed points are those of Wang et al. 2020, theorem 1
-    (tests/oracles/test_fednova.py); a clip
-    or a sparsifier does not change the number of steps (::test_steps_are_sent_beside); attackers are refused
-    (::test_attackers_would_change_the_steps), and bounds on norms (::test_a_bound_would_shorten_the_steps).
+    (tests/oracles/test_fednova.py); a clip or a sparsifier does not change the number of steps
+    (::test_steps_are_sent_beside); attackers are refused (::test_attackers_would_change_the_steps), and bounds on norms
+    (::test_a_bound_would_shorten_the_steps).
 
     References: Wang et al. 2020 (FedNova), equation 4.
     """
