@@ -366,7 +366,7 @@ def two_words(sums: Array) -> Array:
     for i in range(4):
         low_part = sums[i] << 8 * i
         carry = (low + low_part < low).astype(jnp.uint32)  # an addition that wrapped gives less than its addend
-        high_part = sums[i] >> 32 - 8 * i if i else jnp.uint32(0)  # a shift by 32 is undefined
+        high_part = sums[i] >> 32 - 8 * i if i else jnp.uint32(0)  # the sum of the lowest bytes is in the low word
         high += high_part + carry
         low += low_part
     for i in range(4, sums.shape[0]):

@@ -48,7 +48,7 @@ class ClientData(NamedTuple):
     mask: Array  # [n] bool; True = a real example
     work: Array | None = None  # [] how much of its local work the client completes, as in `Cohort.work`; None = all
     # [] in [0, 1): the share of (local - broadcast params) in the direction of a local step, beside the gradient. An
-    # attacker uses it to stay near the global model, where it is not noticed. None = honest clients only
+    # attacker uses it to stay near the global model, where it is not noticed. None = no client is pulled
     pull: Array | None = None
     # [] int32 from 0, the round in which the client trains; None for clients that do not read it
     round: Array | None = None

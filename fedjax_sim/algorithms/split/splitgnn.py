@@ -280,7 +280,8 @@ def _seen_by_server(
         value, _ = regularized_node_loss(places, 0.0, copies, joint, stream(key, "loss"), taps)
         return value, taps["seen"]
 
-    # Zeros are added to all that the server receives: the gradients by these zeros are what it is sent back.
+    # Zeros are added to all embeddings that pass the server. The gradients by the zeros at a boundary are the messages
+    # that parties send back to it.
     spec = jax.eval_shape(lambda: loss(copies, {})[1])
     zeros = {name: jnp.zeros(x.shape, x.dtype) for name, x in spec.items()}
     (copy_gradients, message_gradients), seen = jax.grad(loss, (0, 1), has_aux=True)(copies, zeros)
