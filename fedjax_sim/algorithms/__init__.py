@@ -1,6 +1,6 @@
-"""Algorithms, a wing a family: around a server, asynchronous, gossip, hierarchies, split and vertical learning.
+"""All algorithms, one folder for each family: server, asynchronous, gossip, hierarchy, split (and vertical).
 
-All are short programs over the steps of a round (`fedjax_sim.round`).
+Each algorithm is a short program over the steps of a round (`fedjax_sim.round`).
 """
 
 from fedjax_sim.algorithms.asynchronous.asynchronous import asynchronous

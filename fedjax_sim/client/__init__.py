@@ -1,4 +1,7 @@
-"""Local work, written for ONE client; `engine` adds the axis of clients. Most names are factories of `ClientUpdate`."""
+"""The local work of clients, written for ONE client; `engine` adds the axis of clients.
+
+Most names here are functions that make a `ClientUpdate`.
+"""
 
 from fedjax_sim.client.dynamic import dynamic
 from fedjax_sim.client.local_sgd import local_sgd, send_model

@@ -1,4 +1,4 @@
-"""The sum of a batch's clipped per-example gradients, without forming the gradients of dense kernels."""
+"""Sums the clipped per-example gradients of a batch, without forming the gradients of dense kernels."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from fedjax_sim.types import Array, ClientData, Mean, PyTree
 
 __all__ = ["clipped_sum"]
 
-SLACK = 1e-5  # relative margin below the clip norm for the rounding of a norm and of what is scaled by it
-BLOCK = 32  # squares summed at once
+SLACK = 1e-5  # relative margin below the clip norm: covers the rounding of a norm and of the vector scaled by it
+BLOCK = 32  # number of squares that are summed at once
 GRADIENTS = ("auto", "ghost", "vmap")
 
 
@@ -29,12 +29,13 @@ def clipped_sum(
     microbatch_size: int | None = None,
     gradients: str = "auto",
 ) -> tuple[PyTree, dict[str, Mean]]:
-    """The sum of the examples' clipped gradients, in float32 at least, and the metrics of these examples.
+    """Computes the sum of the examples' clipped gradients, in float32 at least, and the metrics of these examples.
 
     Args:
-      batch: examples [b, ...] and their mask; rows where it is False contribute zero.
+      loss_fn, clip_norm, microbatch_size, gradients: as in `private_sgd`.
+      params: the model at which gradients are taken.
+      batch: examples [b, ...] and their mask; rows where the mask is False contribute zero.
       key: of the step; example i draws from fold_in(key, i).
-      Others as in `private_sgd`.
 
     Returns: (a pytree shaped like `params`, metrics summed over the examples as `Mean`, with `clipped_share`).
 
@@ -49,120 +50,139 @@ def clipped_sum(
     size = rows if microbatch_size is None else min(microbatch_size, rows)
     leaves, structure = jax.tree.flatten(params)
 
-    def loss(leaves, example, here, slot, key):
-        single = jax.tree.map(lambda x: x[None], example)
-        own_key = jax.random.fold_in(key, slot)
-        return loss_and_metrics(loss_fn, structure.unflatten(leaves), single, here[None], own_key)
+    def loss(leaves, example, is_real, slot, key):
+        batch_of_one = jax.tree.map(lambda x: x[None], example)
+        example_key = jax.random.fold_in(key, slot)
+        return loss_and_metrics(loss_fn, structure.unflatten(leaves), batch_of_one, is_real[None], example_key)
 
-    kernels, tapped = {}, lambda leaves, taps, *args: (loss(leaves, *args), {})
+    # `kernels` maps positions among the leaves to dense kernels, whose gradients are never formed.
+    kernels = {}
+    tapped = lambda leaves, taps, *args: (loss(leaves, *args), {})  # noqa: E731
     if gradients != "vmap":
         example = jax.tree.map(lambda x: x[0], (batch.examples, batch.mask))
         kernels, tapped = products(loss, leaves, *example, jnp.int32(0), key)
     if gradients == "ghost":
-        _only_kernels(params, kernels)
-    held = {i: x for i, x in enumerate(leaves) if i not in kernels}
+        _check_all_are_kernels(params, kernels)
+    other_leaves = {i: x for i, x in enumerate(leaves) if i not in kernels}
     taps = {i: jnp.zeros(kernel.tap.shape, kernel.tap.dtype) for i, kernel in kernels.items()}
     zero = engine.hidden_zero(params)  # compilers reorder the powers of two that a constant vector is multiplied with
 
-    def one(example, here, slot):
-        def value(held, taps):
-            given = [held.get(i, x) for i, x in enumerate(leaves)]
-            (loss, means), vectors = tapped(given, taps, example, here, slot, key)
+    def clip_example(example, is_real, slot):
+        def value(other_leaves, taps):
+            all_leaves = [other_leaves.get(i, x) for i, x in enumerate(leaves)]
+            (loss, means), vectors = tapped(all_leaves, taps, example, is_real, slot, key)
             return loss, (means, vectors)
 
-        (gradient, outputs), (means, vectors) = jax.grad(value, argnums=(0, 1), has_aux=True)(held, taps)
-        outers = {i: (vectors[i], outputs[i]) for i in kernels}
-        parts = engine.rounded_here(jax.tree.map(_single, (gradient, outers)), zero)
-        clipped, longer, sound = _clipped(parts, clip_norm)
-        weight = here.astype(jnp.float32)
-        means = means | {"clipped_share": Mean(jnp.where(longer, weight, 0), weight)}
-        means = tree.where(sound & tree.all_finite(means), means, tree.zeros_like(means))
-        return jax.tree.map(lambda x: jnp.where(here & sound, x, 0), clipped), means
+        (gradient, deltas), (means, vectors) = jax.grad(value, argnums=(0, 1), has_aux=True)(other_leaves, taps)
+        factors = {i: (vectors[i], deltas[i]) for i in kernels}
+        parts = engine.rounded_here(jax.tree.map(_single, (gradient, factors)), zero)
+        clipped, is_shortened, is_finite = _clip(parts, clip_norm)
+        weight = is_real.astype(jnp.float32)
+        means = means | {"clipped_share": Mean(jnp.where(is_shortened, weight, 0), weight)}
+        means = tree.where(is_finite & tree.all_finite(means), means, tree.zeros_like(means))
+        return jax.tree.map(lambda x: jnp.where(is_real & is_finite, x, 0), clipped), means
 
-    def some(examples, mask, slots):
-        (gradient, outers), means = jax.vmap(one)(examples, mask, slots)
+    def sum_of_microbatch(examples, mask, slots):
+        (gradient, factors), means = jax.vmap(clip_example)(examples, mask, slots)
         sums = {i: x.sum(0) for i, x in gradient.items()}
-        for i, pair in outers.items():
+        for i, pair in factors.items():
+            # The sum of outer products is one matmul, at full precision: the clip must hold for what it adds.
             pair = pair if kernels[i].axis == 0 else pair[::-1]
-            sums[i] = jnp.einsum("bi,bo->io", *pair, precision=jax.lax.Precision.HIGHEST)  # no rounding after the clip
+            sums[i] = jnp.einsum("bi,bo->io", *pair, precision=jax.lax.Precision.HIGHEST)
         return structure.unflatten([sums[i] for i in range(len(leaves))]), jax.tree.map(lambda x: x.sum(0), means)
 
     slots = jnp.arange(rows, dtype=jnp.int32)
     if size == rows:
-        return some(batch.examples, batch.mask, slots)
+        return sum_of_microbatch(batch.examples, batch.mask, slots)
     padding = -rows % size
 
-    def parts(x):
+    def split(x):
         return jnp.pad(x, [(0, padding)] + [(0, 0)] * (x.ndim - 1)).reshape(-1, size, *x.shape[1:])
 
-    parted = jax.tree.map(parts, (batch.examples, batch.mask, slots))
-    start = jax.tree.map(
-        lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(some, *jax.tree.map(lambda x: x[0], parted))
-    )
-    return jax.lax.scan(lambda sums, part: (jax.tree.map(jnp.add, sums, some(*part)), None), start, parted)[0]
+    microbatches = jax.tree.map(split, (batch.examples, batch.mask, slots))
+    first_microbatch = jax.tree.map(lambda x: x[0], microbatches)
+    start = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(sum_of_microbatch, *first_microbatch))
+
+    def add_microbatch(sums, microbatch):
+        return jax.tree.map(jnp.add, sums, sum_of_microbatch(*microbatch)), None
+
+    return jax.lax.scan(add_microbatch, start, microbatches)[0]
 
 
-def _clipped(parts: tuple[dict, dict], clip_norm: float) -> tuple[tuple[dict, dict], Array, Array]:
-    """(g min(1, C / |g|), whether that shortened it, whether all of g is finite).
-
-    The norm is computed in a unit, a power of two, in which squares neither overflow nor vanish.
+def _clip(parts: tuple[dict, dict], clip_norm: float) -> tuple[tuple[dict, dict], Array, Array]:
+    """Scales an example's gradient g to g min(1, C / |g|), where outer products in it stay as pairs of vectors.
 
     Args:
-      parts: leaves of g, and pairs of vectors whose outer products are further leaves of it. A pair may hold any
-        floats: one vector near 1e-38, the other near 1e38.
+      parts: leaves of g by position, and pairs of vectors, whose outer products are further leaves of g. A pair may
+        hold any floats: one vector near 1e-38, the other near 1e38.
+      clip_norm: C.
+
+    Returns: (the parts, scaled; [] bool, whether that shortened g; [] bool, whether all of g is finite).
     """
-    gradient, outers = parts
+    gradient, factors = parts
     peaks = [jnp.abs(x).max(initial=0) for x in gradient.values()]
-    peaks += [jnp.abs(a).max(initial=0) * jnp.abs(b).max(initial=0) for a, b in outers.values()]
+    peaks += [jnp.abs(a).max(initial=0) * jnp.abs(b).max(initial=0) for a, b in factors.values()]
     peak = jnp.stack(peaks).max()
+    # The norm is computed in a unit, a power of two, in which squares neither overflow nor vanish. Multiplying by a
+    # power of two rounds nothing.
     shift = jnp.where(peak > 2.0**40, -80, jnp.where(peak < 2.0**-40, 40, 0)).astype(jnp.int32)
-    unit = _power(shift)
-    scaled = {i: (*_scaled(a), *_scaled(b)) for i, (a, b) in outers.items()}
-    squares = [_squares(x * unit) for x in gradient.values()]
-    for a, power, b, other in scaled.values():
-        squares.append((jnp.sqrt(_squares(a)) * jnp.sqrt(_squares(b)) * _power(power + other + shift)) ** 2)
-    length = jnp.sqrt(sum(squares))
+    unit = _power_of_two(shift)
+    # Each vector is normalised by a power of two of its own, so that any two of them can be multiplied.
+    normalised = {i: (*_normalised(a), *_normalised(b)) for i, (a, b) in factors.items()}
+    squares = [_sum_of_squares(x * unit) for x in gradient.values()]
+    for a, a_power, b, b_power in normalised.values():
+        # |a (outer) b| = |a| |b|
+        norms = jnp.sqrt(_sum_of_squares(a)) * jnp.sqrt(_sum_of_squares(b))
+        squares.append((norms * _power_of_two(a_power + b_power + shift)) ** 2)
+    norm = jnp.sqrt(sum(squares))  # in units of 1 / unit
     limit = clip_norm * (1 - SLACK)
-    longer = length > limit * unit
-    factor = limit / jnp.where(longer, length, 1)
-    gradient = {i: jnp.where(longer, x * unit * factor, x) for i, x in gradient.items()}
-    for i, (a, power, b, other) in scaled.items():
-        scale = jnp.where(longer, _power(power + other + shift) * factor, _power(power + other))
-        outers = outers | {i: (a, b * scale)}
-    return (gradient, outers), longer, jnp.isfinite(length) & jnp.isfinite(peak)
+    is_shortened = norm > limit * unit
+    factor = limit / jnp.where(is_shortened, norm, 1)
+    gradient = {i: jnp.where(is_shortened, x * unit * factor, x) for i, x in gradient.items()}
+    for i, (a, a_power, b, b_power) in normalised.items():
+        shortened_scale = _power_of_two(a_power + b_power + shift) * factor
+        scale = jnp.where(is_shortened, shortened_scale, _power_of_two(a_power + b_power))
+        factors = factors | {i: (a, b * scale)}
+    return (gradient, factors), is_shortened, jnp.isfinite(norm) & jnp.isfinite(peak)
 
 
-def _scaled(x: Array) -> tuple[Array, Array]:
-    """(y, power) with x = y 2^power, exactly, and the largest |y| in [2, 4): the exponent is read from the bits."""
+def _normalised(x: Array) -> tuple[Array, Array]:
+    """(y, power) with x = y 2^power, exactly, and the largest |y| in [2, 4); the exponent is read from the bits."""
     bits = jax.lax.bitcast_convert_type(jnp.abs(x).max(initial=0), jnp.int32)
-    power = jnp.where(bits == 0, 0, jnp.clip(bits >> 23, 1, 254) - 128)  # 0 * 2^127, squared, may be folded to NaN
-    return x * _power(-power), power
+    # Bits 23 to 30 of a float32 are its exponent, with a bias of 127. A vector of zeros keeps power 0, because 0 times
+    # 2^127, squared, may be folded to NaN.
+    power = jnp.where(bits == 0, 0, jnp.clip(bits >> 23, 1, 254) - 128)
+    return x * _power_of_two(-power), power
 
 
-def _power(power: Array) -> Array:
-    """2^power, exactly; 0 below the smallest float32."""
+def _power_of_two(power: Array) -> Array:
+    """2^power, exactly; 0 below the smallest float32.
+
+    It is a product of two floats whose exponents are half of the power each, which reaches powers below -126.
+    """
     half = power >> 1
-    a, b = (jnp.clip(x + 127, 0, 254) << 23 for x in (half, power - half))
-    return jax.lax.bitcast_convert_type(a, jnp.float32) * jax.lax.bitcast_convert_type(b, jnp.float32)
+    a_bits, b_bits = (jnp.clip(x + 127, 0, 254) << 23 for x in (half, power - half))
+    return jax.lax.bitcast_convert_type(a_bits, jnp.float32) * jax.lax.bitcast_convert_type(b_bits, jnp.float32)
 
 
-def _squares(x: Array) -> Array:
+def _sum_of_squares(x: Array) -> Array:
     """The sum of squares, at most 32 addends at a time, so that `SLACK` covers the rounding in any order."""
     x = x.reshape(-1) ** 2
-    while x.size > BLOCK:  # the maximum changes no value, but keeps compilers from merging the sums into one
+    while x.size > BLOCK:
+        # The maximum with 0 changes no value, but keeps compilers from merging the nested sums into a long one.
         x = jnp.maximum(jnp.pad(x, (0, -x.size % BLOCK)).reshape(-1, BLOCK).sum(1), 0)
     return x.sum()
 
 
 def _single(x: Array) -> Array:
-    """As float32, whose exponents are read from the bits."""
+    """The array as float32, the format from whose bits `_normalised` reads exponents."""
     return x.astype(jnp.float32)
 
 
-def _only_kernels(params: PyTree, kernels: dict) -> None:
-    """Refuses parameters of two axes or more that are not dense kernels."""
-    named = enumerate(jax.tree_util.tree_leaves_with_path(params))
-    others = [jax.tree_util.keystr(path) for i, (path, x) in named if i not in kernels and x.ndim > 1]
+def _check_all_are_kernels(params: PyTree, kernels: dict) -> None:
+    """Raises ValueError for parameters of two axes or more that are not dense kernels."""
+    numbered_leaves = enumerate(jax.tree_util.tree_leaves_with_path(params))
+    others = [jax.tree_util.keystr(path) for i, (path, x) in numbered_leaves if i not in kernels and x.ndim > 1]
     if others or not kernels:
         hint = "An example must use each kernel once, in one product of at most 32 bits; 'auto' handles the others."
         validate.fail("gradients", "dense kernels alone for 'ghost'", others or "none", hint)

@@ -1,4 +1,4 @@
-"""FedDyn's local solver."""
+"""FedDyn's local solver: training with a linear and a proximal term."""
 
 from __future__ import annotations
 
@@ -21,16 +21,19 @@ __all__ = ["dynamic"]
 def dynamic(
     loss_fn: Callable, optimizer: optax.GradientTransformation, coefficient: Positive, work: LocalWork
 ) -> ClientUpdate:
-    """Local training on f_i(w) - <h_i, w> + (coefficient / 2) |w - w_t|^2, then h_i <- h_i - coefficient (w_i - w_t).
+    """Makes FedDyn's client, which corrects its drift by a vector h_i that it keeps between rounds.
 
-    Solved exactly, that makes h_i the client's gradient at its own last model w_i, as the paper writes it. Any number
-    of local steps is allowed here, as in the paper's experiments; h_i then only approximates that gradient.
+    The client trains from the server's model w_t on f_i(w) - <h_i, w> + (coefficient / 2) |w - w_t|^2, which gives w_i.
+    Then h_i <- h_i - coefficient (w_i - w_t). If the local problem is solved exactly, h_i becomes the client's gradient
+    at w_i, as in the paper. Any number of local steps is allowed here, as in the paper's experiments; h_i then only
+    approximates that gradient.
 
     Args:
+      loss_fn: as in `local_sgd`.
       optimizer: any optax transformation; its state is initialised in each round.
       coefficient: alpha > 0; may be traced.
-      work: `client.work(...)`; the paper's weighting is "uniform", and "examples" is for the minimum of the
-        example-weighted loss.
+      work: `client.work(...)`; the paper's weighting is "uniform". Take "examples" to minimise the example-weighted
+        loss.
 
     Returns: a ClientUpdate for `server.dynamic`. Its state is h_i, shaped like the model and zero at first; its update
     is w_i - w_t.
@@ -49,19 +52,22 @@ def dynamic(
     >>> float(report.update), float(own)  # the gradient of the loss at the new model
     (1.0, -1.0)
     """
-    train, by_examples = local_training(loss_fn, optimizer, work), work.weighs_examples()
+    train = local_training(loss_fn, optimizer, work)
+    by_examples = work.weighs_examples()
 
-    def apply(key, broadcast, own, data):
+    def apply(key, broadcast, drift, data):
         def correct(gradients, params):
             def leaf(g, h, w, start):
                 return g - h + coefficient * (w - start)
 
-            return jax.tree.map(leaf, gradients, own, params, broadcast)
+            return jax.tree.map(leaf, gradients, drift, params, broadcast)
 
-        done = train(key, broadcast, data, correct)
-        update = tree.subtract(done.params, broadcast)
-        new = tree.where(done.num_examples > 0, jax.tree.map(lambda h, u: h - coefficient * u, own, update), own)
-        return done.report(update, by_examples), new
+        training = train(key, broadcast, data, correct)
+        update = tree.subtract(training.params, broadcast)
+        # A client without examples trains on the linear and the proximal term alone, so it keeps its h_i.
+        moved_drift = jax.tree.map(lambda h, u: h - coefficient * u, drift, update)
+        new_drift = tree.where(training.num_examples > 0, moved_drift, drift)
+        return training.report(update, by_examples), new_drift
 
     facts = work.facts()._replace(reads_round=isinstance(optimizer, OverRounds))
     return ClientUpdate(tree.zeros_like, apply, facts)

@@ -1,10 +1,10 @@
-"""Ghost norms: the factors of an example's gradient with respect to a dense kernel, without forming that gradient.
+"""Ghost norms: `products` finds the dense kernels whose per-example gradients need not be formed.
 
-A kernel W that an example uses once, in one product x W, has the gradient x (outer) delta, delta being the gradient
-of the product. So |gradient| = |x| |delta|, and a weighted sum over examples is a single matmul of two batches of
-vectors. Kernels are found in the traced program of the loss, so a model may be written in any way. A kernel that is
-multiplied by several vectors (a recurrence, a convolution), used twice (tied weights, a penalty) or used inside a loop
-is left out.
+An example that uses a kernel W once, in one product x W, gives it the gradient x (outer) delta, where delta is the
+gradient at the product. So |gradient| = |x| |delta|, and a weighted sum over examples is a single matmul of two batches
+of vectors. Kernels are found in the traced program of the loss, so a model may be written in any way. A kernel is left
+out if it is multiplied by several vectors (a recurrence, a convolution), used twice (tied weights, a penalty) or used
+inside a loop.
 
 References: Goodfellow 2015; Li et al. 2022, section 4; Bu et al. 2022 (layers with and without, side by side).
 """
@@ -27,60 +27,64 @@ __all__ = ["Product", "products"]
 class Product(NamedTuple):
     """The one product in which a kernel is used."""
 
-    axis: int  # the kernel's axis that is contracted with the vector; the other one is the product's
-    tap: jax.ShapeDtypeStruct  # of a flat array that is added to the product: the gradient at this array is delta
+    axis: int  # the kernel's axis that is contracted with the vector; the other axis is the product's
+    tap: jax.ShapeDtypeStruct  # a flat array of this shape is added to the product: the gradient at that array is delta
 
 
 class _Kernel:
     """A placeholder for a kernel's value while a program is run; it records how the kernel is used."""
 
     def __init__(self, value: Array, tap: Array | None = None):
-        self.value, self.tap = value, tap
+        self.value = value
+        self.tap = tap
         self.uses: list[tuple[Product, Array] | None] = []  # None: any use other than a product with one vector
 
 
 def products(function: Callable, leaves: Sequence[Array], *args: Any) -> tuple[dict[int, Product], Callable]:
-    """The kernels among `leaves` that `function(leaves, *args)` uses in one product with one vector, and nowhere else.
+    """Finds the kernels that `function(leaves, *args)` uses in one product with one vector, and nowhere else.
 
     Args:
       function: of pytrees of arrays, to a pytree of arrays.
-      leaves: parameters; kernels are those with two axes, of at most 32 bits.
+      leaves: parameters; kernels are the leaves with two axes, of at most 32 bits.
       args: further arguments of the function.
 
-    Returns: position -> `Product`, and `tapped(leaves, taps, *args)`: what the function returns with the arrays `taps`
-    (position -> array) added to these products, and the vector of each product (position -> array).
+    Returns: ({position among the leaves: `Product`}, tapped), where `tapped(leaves, taps, *args)` is the function with
+    the arrays `taps` ({position: array}) added to these products. It returns (the function's result, {position: the
+    vector of the product}).
 
     Guarantees: values and gradients are the function's own, for dense layers, models with other layers beside them, and
     kernels that are tied, penalised or met by several vectors (tests/client/test_ghost.py::test_sums_agree,
     ::test_what_is_no_dense_kernel).
 
     >>> import jax.numpy as jnp
-    >>> found, tapped = products(lambda w, x: (x @ w[0]).sum() + w[1], [jnp.ones((3, 2)), jnp.ones(())], jnp.ones(3))
-    >>> {i: (product.axis, product.tap.shape) for i, product in found.items()}
+    >>> kernels, tapped = products(lambda w, x: (x @ w[0]).sum() + w[1], [jnp.ones((3, 2)), jnp.ones(())], jnp.ones(3))
+    >>> {i: (product.axis, product.tap.shape) for i, product in kernels.items()}
     {0: (0, (2,))}
     >>> out, vectors = tapped([jnp.ones((3, 2)), jnp.ones(())], {0: jnp.ones(2)}, jnp.ones(3))
     >>> float(out), vectors[0].tolist()
     (9.0, [1.0, 1.0, 1.0])
     """
-    program, shape = jax.make_jaxpr(function, return_shape=True)(leaves, *args)
-    found: dict[int, Product] = {}
+    program, result_shape = jax.make_jaxpr(function, return_shape=True)(leaves, *args)
+    kernel_products: dict[int, Product] = {}
 
-    def look(leaves, *args):
+    def find_kernels(leaves, *args):
+        # Every leaf is tried as a kernel: a placeholder records how the program uses it.
         kernels = [_Kernel(x) for x in leaves]
-        out = _run(program, [*kernels, *jax.tree.leaves(args)])
+        results = _run(program, [*kernels, *jax.tree.leaves(args)])
         for i, kernel in enumerate(kernels):
             if len(kernel.uses) == 1 and kernel.uses[0] is not None:
-                found[i] = kernel.uses[0][0]
-        return out
+                kernel_products[i] = kernel.uses[0][0]
+        return results
 
-    jax.eval_shape(look, list(leaves), *args)
+    jax.eval_shape(find_kernels, list(leaves), *args)  # nothing is computed
 
     def tapped(leaves, taps, *args):
-        given = [_Kernel(x, taps[i]) if i in found else x for i, x in enumerate(leaves)]
-        out = _run(program, [*given, *jax.tree.leaves(args)])
-        return jax.tree.unflatten(jax.tree.structure(shape), out), {i: given[i].uses[0][1] for i in found}
+        tapped_leaves = [_Kernel(x, taps[i]) if i in kernel_products else x for i, x in enumerate(leaves)]
+        results = _run(program, [*tapped_leaves, *jax.tree.leaves(args)])
+        vectors = {i: tapped_leaves[i].uses[0][1] for i in kernel_products}
+        return jax.tree.unflatten(jax.tree.structure(result_shape), results), vectors
 
-    return found, tapped
+    return kernel_products, tapped
 
 
 def _run(program: Program, inputs: Sequence[Any]) -> list[Array]:
@@ -91,37 +95,44 @@ def _run(program: Program, inputs: Sequence[Any]) -> list[Array]:
         with as_traced(equation):
             if equation.primitive.name in ("jit", "pjit") and takes_kernel:
                 return _run(equation.params["jaxpr"], operands)
-            return _step(equation, operands)
+            return _run_equation(equation, operands)
 
-    return _plain(evaluate(program, inputs, rule))
+    return _other_use(evaluate(program, inputs, rule))
 
 
-def _step(equation: core.JaxprEqn, values: list[Any]) -> list[Array]:
-    plain = [x.value if isinstance(x, _Kernel) else x for x in values]
-    out = bind(equation, plain)
-    if equation.primitive.name != "dot_general" or isinstance(values[0], _Kernel) == isinstance(values[1], _Kernel):
-        _plain(values)
-        return out
+def _run_equation(equation: core.JaxprEqn, values: list[Any]) -> list[Array]:
+    """Runs one equation, and records how it uses the kernels among its operands."""
+    operands = [x.value if isinstance(x, _Kernel) else x for x in values]
+    results = bind(equation, operands)
+    # A dense product has a kernel on exactly one of its two sides.
+    is_product = equation.primitive.name == "dot_general"
+    if not is_product or isinstance(values[0], _Kernel) == isinstance(values[1], _Kernel):
+        _other_use(values)
+        return results
     side = int(isinstance(values[1], _Kernel))
-    kernel, vector, product = values[side], plain[1 - side], out[0]
+    kernel = values[side]
+    vector = operands[1 - side]
+    product = results[0]
     contracted, batch = equation.params["dimension_numbers"]
-    axes, narrow = contracted[side], jnp.issubdtype(product.dtype, jnp.floating) and product.dtype.itemsize <= 4
+    axes = contracted[side]
+    is_narrow = jnp.issubdtype(product.dtype, jnp.floating) and product.dtype.itemsize <= 4
+    # The other operand is one vector if it has no more numbers than the contracted axis.
     if (
         any(batch)
         or kernel.value.ndim != 2
         or len(axes) != 1
         or vector.size != kernel.value.shape[axes[0]]
-        or not narrow
+        or not is_narrow
     ):
         kernel.uses.append(None)
-        return out
+        return results
     tap = jax.ShapeDtypeStruct((product.size,), product.dtype)
     kernel.uses.append((Product(axes[0], tap), vector.reshape(-1)))
-    return out if kernel.tap is None else [product + kernel.tap.reshape(product.shape)]
+    return results if kernel.tap is None else [product + kernel.tap.reshape(product.shape)]
 
 
-def _plain(values: Sequence[Any]) -> list[Array]:
-    """The values; for kernels among them, a use other than a product with one vector is recorded."""
+def _other_use(values: Sequence[Any]) -> list[Array]:
+    """The values as arrays. A kernel among them is recorded as used otherwise than in a product with one vector."""
     for x in values:
         if isinstance(x, _Kernel):
             x.uses.append(None)

@@ -1,4 +1,4 @@
-"""Local training of one client: minibatches without replacement, any optax optimiser."""
+"""Local training of one client, by any optax optimiser on minibatches that are drawn without replacement."""
 
 from __future__ import annotations
 
@@ -18,38 +18,47 @@ from fedjax_sim.types import Array, ClientData, ClientUpdate, Mean, PyTree, Repo
 
 __all__ = ["UNROLLED_STEPS", "Training", "local_sgd", "local_training", "send_model", "stateless_client", "uncorrected"]
 
-UNROLLED_STEPS = 8
+UNROLLED_STEPS = 8  # up to so many local steps are written out one after the other; more are a loop
 
 
 class Training(NamedTuple):
     """The result of local training."""
 
-    params: PyTree
+    params: PyTree  # the local model after training
     metrics: dict[str, Mean]  # `local_<metric>`, over the minibatches of the training
     num_steps: Array  # [] int32 steps actually taken
     num_examples: Array  # [] int32
     weight: Array  # [] float32 number of own examples, or the sum of their weights where the loss gives them
 
     def report(self, update: PyTree, by_examples: bool) -> Report:
-        """The client's report: `update`, its weight, and the metrics with `local_steps`."""
-        present = self.num_examples > 0
-        weight = jnp.where(present, self.weight if by_examples else 1.0, 0.0)
-        steps = Mean(self.num_steps.astype(jnp.float32), present.astype(jnp.float32))
-        return Report(update, weight, self.metrics | {"local_steps": steps})
+        """Makes the client's report.
+
+        Args:
+          update: what the client sends.
+          by_examples: True: the report weighs as much as the client's examples; False: it weighs 1. A client without
+            examples reports weight 0 in both cases.
+
+        Returns: `Report`; its metrics are those of the training and `local_steps`.
+        """
+        has_examples = self.num_examples > 0
+        weight = jnp.where(has_examples, self.weight if by_examples else 1.0, 0.0)
+        local_steps = Mean(self.num_steps.astype(jnp.float32), has_examples.astype(jnp.float32))
+        return Report(update, weight, self.metrics | {"local_steps": local_steps})
 
 
 def local_training(loss_fn: Callable, optimizer: optax.GradientTransformation, work: LocalWork) -> Callable:
-    """The training loop of all solvers, as a function of one client's data.
+    """Makes the training loop that all solvers share, as a function of one client's data.
 
     Each epoch visits every example once; its last batch may be partial and is a step of its own. With `num_steps`,
-    batches continue through as many epochs as that takes. A client with partial work (`data.work`) stops the same
+    batches continue through as many epochs as the steps need. A client with partial work (`data.work`) stops the same
     trajectory early.
 
     Args:
       loss_fn, optimizer, work: as in `local_sgd`.
 
     Returns: (key, params, data, correct, at=None) -> `Training`. `correct(gradients, params)` changes the gradients
-    before the optimiser sees them; with `at`, a model, it has a third argument: the gradient of the batch there.
+    before the optimiser sees them. With a model `at`, `correct` has a third argument: the gradient of the same batch,
+    with the same key, at that model.
     """
     check_own(loss_fn)
     validate.optax_transformation("optimizer", optimizer)
@@ -64,34 +73,40 @@ def local_training(loss_fn: Callable, optimizer: optax.GradientTransformation, w
         rows = data.mask.shape[0]
         size = rows if work.batch_size is None else min(work.batch_size, rows)
         num_examples = data.mask.sum(dtype=jnp.int32)
+        # At least 1: a client without examples takes steps on padding, whose gradients are zero.
         steps_per_epoch = jnp.maximum(-(-num_examples // size), 1)
-        own_steps, most_steps = work.own_steps(steps_per_epoch, data.work), work.most_steps(size, rows)
-        zero, loss_key = engine.hidden_zero(params), stream(key, "loss")
-        told = {"round": data.round} if isinstance(optimizer, OverRounds) else {}
+        own_steps = work.own_steps(steps_per_epoch, data.work)
+        most_steps = work.most_steps(size, rows)
+        zero = engine.hidden_zero(params)
+        loss_key = stream(key, "loss")
+        round_options = {"round": data.round} if isinstance(optimizer, OverRounds) else {}
         batch = _batches(key, data, size, steps_per_epoch, num_examples, work.shuffle, zero)
 
         def one_step(step, carry, batch):
             params, state, sums = carry
             step_key = jax.random.fold_in(loss_key, step)
             gradients, means = gradient(params, batch, step_key)
-            there = () if at is None else (gradient(at, batch, step_key)[0],)
-            corrected = correct(gradients, params, *there)
+            # The same batch and key, so that both gradients have the same minibatch noise.
+            gradients_at = () if at is None else (gradient(at, batch, step_key)[0],)
+            corrected = correct(gradients, params, *gradients_at)
             with jax.numpy_dtype_promotion("standard"):  # optax's code promotes
-                updates, state = optimizer.update(corrected, state, params, **told)
+                updates, state = optimizer.update(corrected, state, params, **round_options)
             return optax.apply_updates(params, updates), state, jax.tree.map(jnp.add, sums, means)
 
         _, means = jax.eval_shape(lambda: loss_and_metrics(loss_fn, params, data.examples, data.mask, loss_key))
         sums = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), means)
         carry = (params, optimizer.init(params), sums)
-        fixed = work.num_epochs is None and work.num_steps <= UNROLLED_STEPS and data.work is None
-        if fixed or most_steps == 1:
+        is_unrolled = work.num_epochs is None and work.num_steps <= UNROLLED_STEPS and data.work is None
+        if is_unrolled or most_steps == 1:
+            # All batches are gathered at once. A full batch is the same at every step, so it has no axis of steps.
             batches = jax.vmap(batch, out_axes=None if size == rows else 0)(jnp.arange(most_steps))
             for step in range(most_steps):
-                one = batches if size == rows else jax.tree.map(lambda x, i=step: x[i], batches)
-                carry = one_step(step, carry, one)
+                step_batch = batches if size == rows else jax.tree.map(lambda x, i=step: x[i], batches)
+                carry = one_step(step, carry, step_batch)
         else:  # a client with fewer examples stops earlier; under vmap the loop runs for the most steps of any lane
             carry = jax.lax.fori_loop(0, own_steps, lambda step, carry: one_step(step, carry, batch(step)), carry)
         params, _, sums = carry
+        # Steps on padding alone do not count.
         num_steps_taken = jnp.asarray(own_steps, jnp.int32) * (num_examples > 0).astype(jnp.int32)
         weight = own_weight(loss_fn, params, data, loss_key)
         return Training(params, sums, num_steps_taken, num_examples, weight)
@@ -108,17 +123,19 @@ def _batches(
     shuffled: bool,
     zero: engine.HiddenZero,
 ) -> Callable:
-    """(step) -> its minibatch."""
+    """Makes the function (step) -> the step's minibatch, `ClientData` of `size` rows."""
     rows = data.mask.shape[0]
     order = engine.shuffle(key, data.mask, zero) if shuffled else _stored_order(data.mask)
-    data = data._replace(work=None, pull=None)
+    data = data._replace(work=None, pull=None)  # of the client as a whole, and not of a batch
 
     def batch(step):
         if size == rows:
             return data
-        step = jnp.asarray(step, steps_per_epoch.dtype)  # neither is negative, so rounding to zero is right, and short
-        epoch, place = jax.lax.div(step, steps_per_epoch), jax.lax.rem(step, steps_per_epoch)
-        positions = place * size + jnp.arange(size)
+        step = jnp.asarray(step, steps_per_epoch.dtype)
+        # No number is negative, so these divisions, which round to zero, equal // and %, in fewer operations.
+        epoch = jax.lax.div(step, steps_per_epoch)
+        step_in_epoch = jax.lax.rem(step, steps_per_epoch)
+        positions = step_in_epoch * size + jnp.arange(size)
         mask = positions < num_examples
         epoch, positions, mask = engine.computed_once((epoch, positions, mask), zero)
         return ClientData(tree.take_rows(data.examples, engine.computed_once(order(epoch, positions), zero)), mask)
@@ -127,22 +144,24 @@ def _batches(
 
 
 def _stored_order(mask: Array) -> Callable:
-    """(epoch, positions) -> rows: the examples as they are stored, padding last."""
+    """Makes the function (epoch, positions) -> rows that visits examples as they are stored, padding last."""
+    # False sorts before True, so a stable sort puts the real examples first, as they are stored.
     rows = jnp.argsort(~mask, stable=True).astype(jnp.int32)
     return lambda epoch, positions: rows[jnp.minimum(positions, mask.shape[0] - 1)]
 
 
 def local_sgd(loss_fn: Callable, optimizer: optax.GradientTransformation, work: LocalWork) -> ClientUpdate:
-    """Local training with an optax optimiser whose state is initialised in each round.
+    """Makes the client of FedAvg: it trains by an optax optimiser, whose state is initialised in each round.
 
     Args:
-      loss_fn: (params, examples, key) -> per-example losses [b], or a dict of them (see `losses.loss_and_metrics`).
+      loss_fn: (params, examples, key) -> per-example losses [b], or a dict of per-example values (see
+        `losses.loss_and_metrics`).
       optimizer: any optax transformation; schedules count local steps.
       work: `client.work(...)`; weighting "examples" unless it says otherwise.
 
-    Returns: a stateless ClientUpdate; update = local params - broadcast params; metrics `local_loss` and
-    `local_<metric>` for each one of the loss, over the minibatches of the training, at the models of the moment. For
-    the objective at one model see `metrics.evaluation(train=...)`.
+    Returns: a stateless ClientUpdate; update = local params - broadcast params. Its metrics are `local_loss` and
+    `local_<metric>` for each metric of the loss. They are means over the minibatches of the training, each at the local
+    model of its step; `metrics.evaluation(train=...)` gives the objective at one model.
 
     Guarantees: matches a NumPy loop on ragged clients with partial batches (tests/oracles/test_fedavg.py); one
     full-batch step of every client is a centralised step (tests/oracles/test_centralised.py); a client with partial
@@ -163,7 +182,7 @@ def local_sgd(loss_fn: Callable, optimizer: optax.GradientTransformation, work: 
 
 
 def uncorrected(broadcast: PyTree) -> Callable:
-    """The correction that changes nothing."""
+    """The correction of plain local training, which leaves all gradients as they are."""
     return lambda gradients, params: gradients
 
 
@@ -175,20 +194,23 @@ def stateless_client(
     *,
     sends_model: bool = False,
 ) -> ClientUpdate:
-    """Local training whose gradients are changed by `correction(broadcast)`: (gradients, params) -> gradients.
+    """Makes a client that trains with corrected gradients, and keeps no state.
 
     Args:
-      sends_model: True: the message is the trained model itself, its difference from the broadcast never computed.
+      loss_fn, optimizer, work: as in `local_sgd`.
+      correction: (broadcast) -> ((gradients, params) -> gradients that the optimiser sees), such as `uncorrected`.
+      sends_model: True: the message is the trained model itself; its difference from the broadcast is never computed.
     """
-    train, by_examples = local_training(loss_fn, optimizer, work), work.weighs_examples()
+    train = local_training(loss_fn, optimizer, work)
+    by_examples = work.weighs_examples()
 
     def apply(key, broadcast, state, data):
         correct = correction(broadcast)
         if data.pull is not None:
-            correct = _pulled(correct, broadcast, data.pull)
-        done = train(key, broadcast, data, correct)
-        update = done.params if sends_model else tree.subtract(done.params, broadcast)
-        return done.report(update, by_examples), state
+            correct = _with_pull(correct, broadcast, data.pull)
+        training = train(key, broadcast, data, correct)
+        update = training.params if sends_model else tree.subtract(training.params, broadcast)
+        return training.report(update, by_examples), state
 
     facts = work.facts()._replace(
         pulled=True,
@@ -198,8 +220,14 @@ def stateless_client(
     return ClientUpdate(lambda params: (), apply, facts)
 
 
-def _pulled(correct: Callable, start: PyTree, pull: Array) -> Callable:
-    """`correct` with a share of the way back to the start; a share of 0 changes nothing."""
+def _with_pull(correct: Callable, start: PyTree, pull: Array) -> Callable:
+    """Mixes a pull back to the start into corrected gradients, as a constrained attacker does.
+
+    Args:
+      correct: (gradients, params) -> gradients.
+      start: the broadcast model w_t.
+      pull: [] in [0, 1), the share of w - w_t in the result, beside that of the gradients; 0 changes nothing.
+    """
 
     def leaf(g, w, s):
         share = pull.astype(g.dtype)
@@ -209,7 +237,10 @@ def _pulled(correct: Callable, start: PyTree, pull: Array) -> Callable:
 
 
 def send_model(client: ClientUpdate) -> ClientUpdate:
-    """The same client, which sends its model instead of the update; compose with `server.replacement`.
+    """Makes a client send its local model instead of its update; compose with `server.replacement`.
+
+    Args:
+      client: any client whose update is shaped like the broadcast.
 
     Guarantees: equal to sending updates if and only if the aggregator's weights sum to one
     (tests/client/test_local_sgd.py::test_model_and_update_forms_agree_only_for_weights_that_sum_to_one).

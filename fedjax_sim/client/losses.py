@@ -1,4 +1,4 @@
-"""A client's mean loss, its gradient and its weight, over examples of which some are padding."""
+"""Computes a client's mean loss, its gradient and its weight, over examples of which some are padding."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ __all__ = ["check_own", "full_gradient_at", "loss_and_metrics", "own_weight"]
 
 
 def check_own(loss_fn: Callable) -> None:
-    """Refuses all but a loss function that a client computes by itself.
+    """Raises an error unless a client can compute the loss function by itself.
 
-    Raises: TypeError for what is no function; ValueError for a loss that says that other parties compute parts of it
-    (its attribute `helped`): what crosses between them would not be counted, and a clock would price all at the client.
+    Raises: TypeError if it is not a function. ValueError for a loss whose attribute `helped` says that other parties
+    compute parts of it: messages between the parties would not be counted, and a clock would price all work at the
+    client.
 
     Guarantees: tests/algorithms/split/test_client.py::test_a_loss_of_several_parties_is_no_clients_own.
     """
@@ -30,41 +31,61 @@ def check_own(loss_fn: Callable) -> None:
 
 
 def loss_and_metrics(loss_fn: Callable, params: PyTree, examples: PyTree, mask: Array, key: Array | None):
-    """The mean loss over the examples where `mask` is True, and every metric as a `Mean` named `local_<metric>`.
+    """Computes the mean loss over the examples where `mask` is True, and all metrics of the loss.
 
-    The prefix says that the models differ: each client's moves away from the server's during training, so the mean of
-    such losses over a round is not the objective at any model.
+    Metrics are named `local_<metric>`, because the models differ. Each client's model moves away from the server's
+    during training, so the mean of such losses over a round is not the objective at any model.
 
     Args:
-      loss_fn: (params, examples, key) -> losses [b], or a dict of per-example values [b] that holds "loss" and, if
-        examples count unequally, "weight", and not "steps", a name that solvers use. key None means evaluation.
+      loss_fn: (params, examples, key) -> losses [b], or a dict of per-example values [b]. The dict holds "loss" and, if
+        examples count unequally, "weight". It must not hold "steps", a name that solvers use. key None means
+        evaluation.
+      params: the model.
       examples: leaves [b, ...]; rows where the mask is False are replaced by zeros before the loss sees them.
+      mask: [b] bool; True = a real example.
+      key: for losses with dropout or other draws.
+
+    Returns: ([] mean loss, dict of `Mean` by name). The loss is 0 without examples.
     """
-    out = loss_fn(params, tree.where(mask, examples, tree.zeros_like(examples)), key)
-    out = dict(out) if isinstance(out, dict) else {"loss": out}
-    if "loss" not in out or any(jnp.shape(x) != mask.shape for x in out.values()):
-        shapes = {name: jnp.shape(x) for name, x in out.items()}
+    # Padding may hold NaN, and a NaN times a gradient of zero is NaN: zeros take its place before the loss.
+    values = loss_fn(params, tree.where(mask, examples, tree.zeros_like(examples)), key)
+    values = dict(values) if isinstance(values, dict) else {"loss": values}
+    if "loss" not in values or any(jnp.shape(x) != mask.shape for x in values.values()):
+        shapes = {name: jnp.shape(x) for name, x in values.items()}
         validate.fail("loss_fn", f"one 'loss' per example, shape {mask.shape}", shapes, "Do not average over examples.")
-    if "steps" in out:
-        validate.fail("loss_fn", "names other than 'steps', which are the solver's", sorted(out), "Rename it.")
-    weights = jnp.where(mask, out.pop("weight", 1.0), 0.0).astype(jnp.float32)
-    means = {f"local_{name}": Mean((jnp.where(mask, x, 0) * weights).sum(), weights.sum()) for name, x in out.items()}
+    if "steps" in values:
+        validate.fail("loss_fn", "names other than 'steps', which are the solver's", sorted(values), "Rename it.")
+    weights = jnp.where(mask, values.pop("weight", 1.0), 0.0).astype(jnp.float32)
+    # Padding has weight 0, and its values are replaced too: 0 times NaN would be NaN.
+    means = {
+        f"local_{name}": Mean((jnp.where(mask, x, 0) * weights).sum(), weights.sum()) for name, x in values.items()
+    }
     loss = means["local_loss"]
     return loss.total / jnp.where(loss.weight > 0, loss.weight, 1), means
 
 
 def own_weight(loss_fn: Callable, params: PyTree, data: ClientData, key: Array) -> Array:
-    """The sum of the weights of a client's own examples; 1 each unless the loss gives a "weight"."""
+    """The sum of the weights of a client's own examples.
+
+    An example weighs 1, unless the loss returns a "weight" for each example.
+    """
     examples = tree.where(data.mask, data.examples, tree.zeros_like(data.examples))
-    given = jax.eval_shape(loss_fn, params, examples, key)
-    if not isinstance(given, dict) or "weight" not in given:
+    value_shapes = jax.eval_shape(loss_fn, params, examples, key)
+    if not isinstance(value_shapes, dict) or "weight" not in value_shapes:
         return data.mask.sum(dtype=jnp.float32)
     weights = loss_fn(params, examples, None)["weight"]  # the compiler removes what only the loss needs
     return jnp.where(data.mask, weights, 0).sum(dtype=jnp.float32)
 
 
 def full_gradient_at(loss_fn: Callable, params: PyTree, data: ClientData, key: Array | None):
-    """(gradient of the mean loss over all of a client's examples, metrics); zero without examples.
+    """Computes the gradient of the mean loss over all of a client's examples, in one batch.
+
+    Args:
+      loss_fn, key: as in `loss_and_metrics`.
+      params: the model at which the gradient is taken.
+      data: the client's examples and their mask.
+
+    Returns: (gradient, metrics as `loss_and_metrics` returns them). The gradient is zero without examples.
 
     Raises: TypeError for parameters that are no floating-point numbers.
     """

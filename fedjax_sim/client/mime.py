@@ -1,4 +1,4 @@
-"""Mime's clients: the gradient of all examples, and local steps that mimic a centralised optimiser."""
+"""Mime's clients send the gradient of all their examples, or take local steps that mimic a centralised optimiser."""
 
 from __future__ import annotations
 
@@ -22,11 +22,13 @@ __all__ = ["full_gradient", "mime"]
 
 @validate.named_arguments
 def full_gradient(loss_fn: Callable, *, weighting: Literal["examples", "uniform"] = "examples") -> ClientUpdate:
-    """No training: the update is the gradient of the client's mean loss at the server's model, over all its examples.
+    """Makes a client that does not train: it sends the gradient of its mean loss at the server's model.
 
-    It counts as one step, which a client with partial work completes too.
+    The gradient is over all of the client's examples. It counts as one step, which a client with partial work completes
+    too.
 
     Args:
+      loss_fn: as in `local_sgd`.
       weighting: the weight that the client reports, "examples" or "uniform", as in `local_sgd`.
 
     Guarantees: minus the update of one full-batch step of rate 1
@@ -35,8 +37,8 @@ def full_gradient(loss_fn: Callable, *, weighting: Literal["examples", "uniform"
     >>> import jax, jax.numpy as jnp
     >>> from fedjax_sim.types import ClientData
     >>> data = ClientData(jnp.array([1.0, 3.0, jnp.nan]), jnp.array([True, True, False]))
-    >>> one = full_gradient(lambda w, x, key: (w - x) ** 2 / 2)
-    >>> float(one.apply(jax.random.key(0), jnp.zeros(()), (), data)[0].update)
+    >>> client = full_gradient(lambda w, x, key: (w - x) ** 2 / 2)
+    >>> float(client.apply(jax.random.key(0), jnp.zeros(()), (), data)[0].update)
     -2.0
     """
     check_own(loss_fn)
@@ -45,8 +47,9 @@ def full_gradient(loss_fn: Callable, *, weighting: Literal["examples", "uniform"
         key = stream(key, "loss")
         gradient, metrics = full_gradient_at(loss_fn, broadcast, data, key)
         weight = own_weight(loss_fn, broadcast, data, key)
-        present = data.mask.any()
-        return Report(gradient, jnp.where(present, weight if weighting == "examples" else 1.0, 0.0), metrics), state
+        has_examples = data.mask.any()
+        reported_weight = jnp.where(has_examples, weight if weighting == "examples" else 1.0, 0.0)
+        return Report(gradient, reported_weight, metrics), state
 
     facts = ClientFacts(all_steps=1, uniform_weights=weighting == "uniform")
     return ClientUpdate(lambda params: (), apply, facts)
@@ -61,17 +64,18 @@ def mime(
     *,
     lite: bool = False,
 ) -> ClientUpdate:
-    """Local steps y <- y - rate U(g, s) with the server's statistics s of its optimiser, which stay as they are.
+    """Makes Mime's client: its local steps use the server's optimiser statistics s, and leave them as they are.
 
-    Mime corrects each minibatch's gradient by c, the cohort's mean gradient at the server's model x:
-    g = g_i(y) - g_i(x) + c on one batch and one key. MimeLite (`lite`) takes g = g_i(y).
+    A local step is y <- y - rate U(g, s). Mime corrects each minibatch's gradient by c, the cohort's mean gradient at
+    the server's model x: g = g_i(y) - g_i(x) + c, on one batch and one key. MimeLite (`lite`) takes g = g_i(y).
 
     Args:
+      loss_fn: as in `local_sgd`.
       learning_rate: positive; may be traced.
       direction: (gradients, statistics) -> U, shaped like the model.
       work: `client.work(...)`; the paper's weighting is "uniform".
-      lite: no correction; the update then also holds the gradient of all examples at x, which with Mime the server has
-        from its first pass.
+      lite: True leaves the correction out. The update then also holds the gradient of all examples at x; with Mime the
+        server has this gradient from a first pass over the cohort.
 
     Returns: a stateless ClientUpdate for a broadcast {"params": x, "statistics": s, "control": c}, without "control"
     for `lite`. Its update is y - x, for `lite` {"params": y - x, "gradient": the gradient of all examples at x}.
@@ -80,24 +84,32 @@ def mime(
 
     References: Karimireddy et al. 2021 (Mime), algorithm 1.
     """
-    train, by_examples = local_training(loss_fn, optax.sgd(learning_rate), work), work.weighs_examples()
+    train = local_training(loss_fn, optax.sgd(learning_rate), work)
+    by_examples = work.weighs_examples()
 
     def apply(key, broadcast, state, data):
-        start, statistics = broadcast["params"], broadcast["statistics"]
+        start = broadcast["params"]
+        statistics = broadcast["statistics"]
 
-        def plain(gradients, params):
+        def mime_lite_step(gradients, params):
             return direction(gradients, statistics)
 
-        def corrected(gradients, params, there):
-            shifted = jax.tree.map(lambda g, before, c: g - before + c, gradients, there, broadcast["control"])
+        def mime_step(gradients, params, gradients_at_start):
+            # Both gradients are of one batch, so most of their minibatch noise cancels, and c has none of it.
+            shifted = jax.tree.map(
+                lambda g, g_start, c: g - g_start + c, gradients, gradients_at_start, broadcast["control"]
+            )
             return direction(shifted, statistics)
 
-        done = train(key, start, data, plain) if lite else train(key, start, data, corrected, at=start)
-        update = tree.subtract(done.params, start)
+        if lite:
+            training = train(key, start, data, mime_lite_step)
+        else:
+            training = train(key, start, data, mime_step, at=start)
+        update = tree.subtract(training.params, start)
         if lite:
             gradient, _ = full_gradient_at(loss_fn, start, data, stream(key, "gradient"))
             update = {"params": update, "gradient": gradient}
-        return done.report(update, by_examples), state
+        return training.report(update, by_examples), state
 
-    steps = None if lite else work.minibatch_steps()  # lite reads all examples at once
-    return ClientUpdate(lambda broadcast: (), apply, work.facts()._replace(num_steps=steps))
+    num_steps = None if lite else work.minibatch_steps()  # MimeLite reads all examples at once, for its gradient at x
+    return ClientUpdate(lambda broadcast: (), apply, work.facts()._replace(num_steps=num_steps))

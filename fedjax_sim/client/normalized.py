@@ -1,4 +1,4 @@
-"""FedNova's normalisation of local work."""
+"""FedNova's client: it divides its update by the effective number of its local steps."""
 
 from __future__ import annotations
 
@@ -13,16 +13,24 @@ __all__ = ["effective_steps", "normalized"]
 
 
 def effective_steps(num_steps: Array, momentum: float = 0.0, shrinkage: float = 0.0) -> Array:
-    """|a_i|_1, the number of gradients that local work amounts to.
+    """The effective number of local steps |a_i|_1: the sum of the weights of all gradients in a client's update.
 
-    Plain SGD: K. Heavy-ball momentum rho: (K - rho (1 - rho^K) / (1 - rho)) / (1 - rho). A proximal term with
-    shrinkage = step size x coefficient: (1 - (1 - shrinkage)^K) / shrinkage.
+    For plain SGD this is K. For heavy-ball momentum rho it is (K - rho (1 - rho^K) / (1 - rho)) / (1 - rho). For a
+    proximal term with shrinkage = learning rate x coefficient it is (1 - (1 - shrinkage)^K) / shrinkage.
+
+    Args:
+      num_steps: [] K.
+      momentum: rho in [0, 1).
+      shrinkage: in [0, 1).
+
+    Returns: [] float32.
 
     >>> float(effective_steps(3.0)), round(float(effective_steps(2.0, momentum=0.5)), 3)
     (3.0, 2.5)
     """
-    if momentum:  # by its recurrence: the closed form suffers cancellation as momentum nears 1
-
+    if momentum:
+        # The closed form loses digits as momentum nears 1, so its recurrence is run instead: each gradient enters the
+        # velocity with weight 1, and each step moves the model by the velocity.
         def one_step(_, sums):
             velocity = momentum * sums[0] + 1
             return velocity, sums[1] + velocity
@@ -35,12 +43,16 @@ def effective_steps(num_steps: Array, momentum: float = 0.0, shrinkage: float = 
 
 @validate.named_arguments
 def normalized(client: ClientUpdate, *, momentum: ShareBelowOne = 0.0, shrinkage: ShareBelowOne = 0.0) -> ClientUpdate:
-    """The client's update divided by its effective steps, sent with that number; compose with `server.rescaled`.
+    """Makes a client divide its update by its effective steps, and send that number too.
+
+    The server needs both: compose with `server.rescaled`.
 
     Args:
       client: reports the metric `local_steps`, and trains with SGD of a constant rate.
-      momentum: that of its heavy-ball SGD, in [0, 1).
+      momentum: of the client's heavy-ball SGD, in [0, 1).
       shrinkage: learning rate x proximal coefficient, in [0, 1); not together with momentum.
+
+    Returns: a ClientUpdate whose update is {"direction": update / steps, "steps": [] float32}.
 
     Raises: ValueError for options out of range, and, when traced, for a client that does not report its steps.
 
@@ -62,4 +74,5 @@ def normalized(client: ClientUpdate, *, momentum: ShareBelowOne = 0.0, shrinkage
         direction = jax.tree.map(lambda x: x / jnp.maximum(steps, 1), report.update)
         return report._replace(update={"direction": direction, "steps": steps}), state
 
-    return client._replace(apply=apply).stating(scalable=False)  # direction and steps are multiplied
+    # The server multiplies direction and steps, so a factor on both would enter twice.
+    return client._replace(apply=apply).stating(scalable=False)

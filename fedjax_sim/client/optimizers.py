@@ -1,7 +1,8 @@
-"""The optimisers of optax that a config can name for the clients, with checked options.
+"""The optax optimisers that a config can name for the clients, with checked options.
 
 From Python any optax transformation can be used; see `client.local_sgd`. A schedule of optax counts local steps, and
-starts again in each round, as all state of a client's optimiser; `over_rounds` makes one that counts rounds.
+starts again in each round, like all state of a client's optimiser. `over_rounds` makes an optimiser whose schedule
+counts rounds.
 """
 
 from __future__ import annotations
@@ -22,29 +23,31 @@ from fedjax_sim.validate import Default, NonNegative, Positive, PositiveInt, Sha
 __all__ = ["OverRounds", "adagrad", "adam", "adamw", "over_rounds", "plain_sgd_rate", "rmsprop", "sgd"]
 
 
-TRIED = [np.ones((2,) * rank) for rank in (0, 1, 2, 4)]  # parameters of the ranks that optimizers tell apart, float64
+# Parameters on which `plain_sgd_rate` tries an optimizer: float64, of the ranks that optimizers tell apart.
+TRIED = [np.ones((2,) * rank) for rank in (0, 1, 2, 4)]
 
 
 class OverRounds(optax.GradientTransformationExtraArgs):
-    """An optimiser whose learning rate is that of the round: `update(gradients, state, params, round=...)`."""
+    """An optimiser whose learning rate depends on the round, which its `update` takes as the argument `round`."""
 
 
 def over_rounds(make: Callable[[float], optax.GradientTransformation], schedule: optax.Schedule) -> OverRounds:
-    """An optimiser of clients whose learning rate is a function of the round, and constant within it.
+    """Makes an optimiser of clients whose learning rate is a function of the round, and constant within a round.
 
     Args:
       make: (learning rate) -> optax transformation.
       schedule: (round, [] int32 from 0) -> learning rate, such as `optax.cosine_decay_schedule(0.1, 100)`.
 
-    Which round it is: that of the server; of the version that a client was sent in asynchronous algorithms; inside of
-    an edge its own, which go on only where the edge keeps its state (others refuse it).
+    The round is the server's. In asynchronous algorithms it is the round of the model that the client was sent. Inside
+    of an edge of a hierarchy it is the edge's own round; an edge that does not keep its state begins at round 0 every
+    time, and refuses such an optimiser.
 
     Guarantees: round t trains as with the constant rate schedule(t)
     (tests/client/test_over_rounds.py::test_a_round_is_that_of_its_rate).
 
     >>> import jax.numpy as jnp
-    >>> made = over_rounds(optax.sgd, optax.linear_schedule(1.0, 0.0, 4))
-    >>> float(made.update(jnp.ones(()), made.init(jnp.ones(())), None, round=jnp.int32(1))[0])
+    >>> optimizer = over_rounds(optax.sgd, optax.linear_schedule(1.0, 0.0, 4))
+    >>> float(optimizer.update(jnp.ones(()), optimizer.init(jnp.ones(())), None, round=jnp.int32(1))[0])
     -0.75
     """
     validate.function("make", make, "learning_rate")
@@ -54,21 +57,24 @@ def over_rounds(make: Callable[[float], optax.GradientTransformation], schedule:
         if round is None:
             hint = "Clients are told in which round they are; here nobody is. Take a constant rate."
             validate.fail("optimizer", "a rate that does not fall over rounds, where no round is told", "one", hint)
-        moved, state = make(schedule(round)).update(updates, state, params)
-        return jax.tree.map(lambda x, like: x.astype(like.dtype), moved, updates), state
+        scaled_updates, state = make(schedule(round)).update(updates, state, params)
+        # A traced float32 rate would widen gradients of 16 bits.
+        return jax.tree.map(lambda x, like: x.astype(like.dtype), scaled_updates, updates), state
 
     return OverRounds(lambda params: make(0.0).init(params), update)
 
 
 def plain_sgd_rate(algorithm: str, optimizer: optax.GradientTransformation) -> Any:
-    """The learning rate of plain SGD, for algorithms that hold for nothing else; read from the optimizer's program.
+    """Reads the learning rate of plain SGD from an optimizer's program; refuses every other optimizer.
+
+    Some algorithms hold for plain SGD with one constant rate only.
 
     Args:
-      algorithm: named in the error.
-      optimizer: of the clients, such as `optax.sgd(0.1)`. It is tried on parameters of its own; whether it treats some
-        names of parameters otherwise cannot be seen there.
+      algorithm: its name, for the error.
+      optimizer: of the clients, such as `optax.sgd(0.1)`. It is tried on a list of arrays. An optimizer that treats
+        parameters of some names otherwise is therefore not noticed.
 
-    Returns: a float; an array, [], where a sweep traces the rate.
+    Returns: the rate, a float; an array, [], where a sweep traces the rate.
 
     Raises: ValueError for every other optimizer: with momentum, with a schedule, adaptive, with a clip, with decay,
       with a mask, or with several rates.
@@ -86,13 +92,14 @@ def plain_sgd_rate(algorithm: str, optimizer: optax.GradientTransformation) -> A
     if isinstance(optimizer, OverRounds):
         validate.fail("optimizer", rule, "a rate that falls over rounds", hint)
 
-    def moved(gradients: PyTree, params: PyTree) -> PyTree:
+    def updates_of(gradients: PyTree, params: PyTree) -> PyTree:
         return optimizer.update(gradients, optimizer.init(params), params)[0]
 
     try:
         has_state = bool(jax.tree.leaves(jax.eval_shape(optimizer.init, TRIED)))
-        program = None if has_state else jax.make_jaxpr(moved)(TRIED, TRIED).jaxpr
-        rates = [] if has_state else [-x for x in jax.tree.leaves(moved(TRIED, TRIED))]
+        program = None if has_state else jax.make_jaxpr(updates_of)(TRIED, TRIED).jaxpr
+        # The gradients are ones, so plain SGD returns minus its rate everywhere.
+        rates = [] if has_state else [-x for x in jax.tree.leaves(updates_of(TRIED, TRIED))]
     except (TypeError, ValueError):  # of a mask or of labels for other parameters, say
         validate.fail("optimizer", rule, "one that needs more than gradients", hint)
     if has_state:
@@ -100,40 +107,45 @@ def plain_sgd_rate(algorithm: str, optimizer: optax.GradientTransformation) -> A
     if not _multiplies_each_gradient(program, len(TRIED)):
         validate.fail("optimizer", rule, "one that does more than scale gradients, as a clip or a mask does", hint)
     if any(isinstance(rate, jax.core.Tracer) for rate in rates):
-        return -optimizer.update(1.0, optimizer.init(1.0), 1.0)[0]  # of a Python number: as wide as the rate is
-    first = float(np.ravel(rates[0])[0])
-    validate.positive("learning_rate", first)
-    if any((np.asarray(rate) != first).any() for rate in rates):
+        # The gradient is a Python number here, so that the result has the dtype of the rate.
+        return -optimizer.update(1.0, optimizer.init(1.0), 1.0)[0]
+    first_rate = float(np.ravel(rates[0])[0])
+    validate.positive("learning_rate", first_rate)
+    if any((np.asarray(rate) != first_rate).any() for rate in rates):
         validate.fail("optimizer", rule, "one with several rates", hint)
-    return first
+    return first_rate
 
 
 def _multiplies_each_gradient(program: Program, number: int) -> bool:
-    """Whether each output is the gradient at its own place times a constant, whatever gradients and parameters are.
+    """Whether each output is the gradient at the same place times a constant, for all gradients and parameters.
 
     Args:
-      program: of so many gradients, followed by as many parameters.
+      program: its inputs are `number` gradients, followed by as many parameters.
+      number: of gradients.
     """
     sources = _sources(program, [{place} for place in range(2 * number)])
     return sources == [{place} for place in range(number)]
 
 
 def _sources(program: Program, inputs: Sequence[set[int] | None]) -> list[set[int] | None]:
-    """For each output, the place of the input that it is a constant multiple of; None for other functions of inputs.
+    """Finds, for each output of a program, the one input of which it is a constant multiple.
 
     Args:
-      inputs: the same for each input of the program; an empty set for constants.
+      program: whose equations are followed from the inputs to the outputs.
+      inputs: the source of each input: {its place}, the empty set for a constant, None as below.
+
+    Returns: for each output {the input's place}; the empty set for a constant; None for any other function of inputs.
     """
 
     def rule(equation: core.JaxprEqn, operands: list[set[int] | None]) -> list[set[int] | None]:
         name = equation.primitive.name
-        dependent = [source for source in operands if source != set()]
+        varying_operands = [source for source in operands if source != set()]
         if name in ("jit", "pjit"):
             return _sources(equation.params["jaxpr"], operands)
-        if not dependent:
+        if not varying_operands:
             return [set()] * len(equation.outvars)
-        if name in ("mul", "neg", "convert_element_type") and len(dependent) == 1:
-            return dependent
+        if name in ("mul", "neg", "convert_element_type") and len(varying_operands) == 1:
+            return varying_operands  # the other operand, if any, is a constant: the source stays
         return [None] * len(equation.outvars)
 
     num_constants = len(opened(program)[0].constvars)
@@ -141,7 +153,7 @@ def _sources(program: Program, inputs: Sequence[set[int] | None]) -> list[set[in
 
 
 class ScheduleOptions(TypedDict, total=False):
-    """How the learning rate falls; see `sgd`."""
+    """Options that say how the learning rate falls; `sgd` describes each."""
 
     schedule: Annotated[Literal["constant", "cosine", "linear"], Default("constant")]
     decay_steps: Annotated[PositiveInt | None, Default(None)]
@@ -155,15 +167,21 @@ def _scheduled(
     decay_steps: int | None = None,
     schedule_over: str = "steps",
 ) -> optax.GradientTransformation:
-    """`make` of the learning rate at each local step, whose schedule starts again in each round, or at each round."""
+    """Makes an optimiser whose learning rate is constant, or follows a schedule over local steps or over rounds.
+
+    A schedule over local steps starts again in each round.
+
+    Args:
+      make: (learning rate, or a schedule of optax) -> optax transformation.
+    """
     if schedule == "constant":
         if decay_steps is not None:
             validate.fail("decay_steps", "none with a constant schedule", decay_steps, "Set schedule too.")
         if schedule_over != "steps":
             validate.fail("schedule_over", "'steps' with a constant schedule", schedule_over, "Set schedule too.")
         return make(learning_rate)
-    counted = "rounds" if schedule_over == "rounds" else "local steps"
-    validate.integer("decay_steps", decay_steps, hint=f"The {schedule} schedule falls to 0 in so many {counted}.")
+    unit = "rounds" if schedule_over == "rounds" else "local steps"
+    validate.integer("decay_steps", decay_steps, hint=f"The {schedule} schedule falls to 0 in so many {unit}.")
     if schedule == "cosine":
         rate = optax.cosine_decay_schedule(learning_rate, decay_steps)
     else:
@@ -179,15 +197,16 @@ def sgd(
     nesterov: bool = False,
     **options: Unpack[ScheduleOptions],
 ) -> optax.GradientTransformation:
-    """Stochastic gradient descent, with momentum or without.
+    """Makes stochastic gradient descent, with momentum or without.
 
     Args:
       learning_rate: > 0; the default suits the default run of `fedjax-sim run`.
       momentum: in [0, 1).
       nesterov: Nesterov's momentum; needs momentum > 0.
       schedule: "constant", or "cosine" or "linear" decay to 0 within `decay_steps`.
-      schedule_over: what these count: the local "steps" of a round, in each of which the schedule starts again, or
-        "rounds": then the rate is constant within a round (`over_rounds`).
+      decay_steps: number of local steps or rounds until the rate is 0; None for a constant schedule.
+      schedule_over: the unit of `decay_steps`. "steps": local steps; the schedule starts again in each round. "rounds":
+        the rate is constant within a round (`over_rounds`).
 
     >>> sgd(learning_rate=0.5).update(1.0, sgd().init(0.0))[0]
     -0.5
@@ -207,7 +226,7 @@ def adam(
     epsilon: Positive = 1e-8,
     **options: Unpack[ScheduleOptions],
 ) -> optax.GradientTransformation:
-    """Adam; its moments are initialised in each round.
+    """Makes Adam; its moments are initialised in each round.
 
     References: Kingma and Ba 2015.
     """
@@ -225,7 +244,7 @@ def adamw(
     weight_decay: NonNegative = 1e-4,
     **options: Unpack[ScheduleOptions],
 ) -> optax.GradientTransformation:
-    """Adam with decoupled weight decay.
+    """Makes Adam with decoupled weight decay; its moments are initialised in each round.
 
     References: Loshchilov and Hutter 2019.
     """
@@ -241,7 +260,7 @@ def adagrad(
     epsilon: Positive = 1e-7,
     **options: Unpack[ScheduleOptions],
 ) -> optax.GradientTransformation:
-    """Adagrad.
+    """Makes Adagrad; its sum of squares is initialised in each round.
 
     References: Duchi, Hazan and Singer 2011.
     """
@@ -258,7 +277,7 @@ def rmsprop(
     momentum: ShareBelowOne = 0.0,
     **options: Unpack[ScheduleOptions],
 ) -> optax.GradientTransformation:
-    """RMSProp, with momentum or without.
+    """Makes RMSProp, with momentum or without; its mean of squares is initialised in each round.
 
     References: Tieleman and Hinton 2012.
     """

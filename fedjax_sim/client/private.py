@@ -1,4 +1,4 @@
-"""DP-SGD inside a client: it hides each record of a client's data from everybody who sees the client's message."""
+"""DP-SGD inside a client hides each record of the client's data from everybody who sees the client's message."""
 
 from __future__ import annotations
 
@@ -39,30 +39,33 @@ def private_sgd(
     weighting: Literal["examples", "uniform"] = "uniform",
     gradients: str = "auto",
 ) -> ClientUpdate:
-    """Local SGD whose every step is private for each record: with clipped gradients and an expected batch size B,
+    """Makes a client whose every local SGD step is differentially private for each record of its data.
+
+    With clipped per-example gradients and an expected batch size B, a step is
 
         w <- w - (learning_rate / B) (sum_{i in batch} g_i min(1, C / |g_i|) + N(0, (z C)^2 I)).
 
-    A record that is added or removed moves the sum by at most C. The divisor B is fixed, whatever size was drawn. A
-    gradient that is not finite in float32, in which it is clipped, counts as zero, and its loss not at all, so no
-    record can cause the message to be dropped. The analysis assumes real numbers (see `prng.normal`).
+    A record that is added or removed moves the sum by at most C. The divisor B is fixed, whatever size was drawn.
+    Gradients are clipped in float32. A gradient that is not finite there counts as zero, and its loss is left out of
+    the metrics, so no record can cause the message to be dropped. The analysis assumes real numbers (see
+    `prng.normal`).
 
     Args:
       loss_fn: as in `local_sgd`; an example's gradient is that of its own loss, whatever its "weight" above 0.
-      clip_norm: C > 0, of one example's gradient over all leaves.
+      clip_norm: C > 0, the bound on the L2 norm of one example's gradient over all leaves.
       noise_multiplier: z >= 0; 0 gives no privacy. May be traced.
       learning_rate: >= 0. May be traced.
       num_steps: K.
       batch_size: B.
       num_examples: n >= B, a public upper bound on a client's rows; a record is in a batch with probability q = B / n.
         Smaller clients draw proportionally smaller batches, so every record of the population counts alike.
-      microbatch_size: examples whose gradients are computed at once; None for a whole batch.
-      sampling: "poisson": every record independently with probability q, in so many slots that a batch exceeds them
-        with probability below 1e-9 (then a uniform subset is kept). "shuffled": B at a time without replacement, which
-        accountants of Poisson sampling do not cover.
-      weighting: "uniform": 1, whatever the client holds, and an empty client sends noise like the others. "examples":
-        the number of examples, or the sum of their "weight" where the loss gives one. The client then reveals it
-        without noise: it is outside of every guarantee.
+      microbatch_size: number of examples whose gradients are computed at once; None for a whole batch.
+      sampling: how a batch is drawn. "poisson": every record independently with probability q. A batch has so many
+        slots that its size exceeds them with probability below 1e-9; then a uniform subset is kept. "shuffled": B
+        records at a time without replacement, which accountants of Poisson sampling do not cover.
+      weighting: the weight that the client reports. "uniform": 1, whatever the client holds, and an empty client sends
+        noise like the others. "examples": the number of examples, or the sum of their "weight" where the loss gives
+        one. The client then reveals this number without noise: it is outside of every guarantee.
       gradients: how an example's gradient is clipped. "vmap": it is held in memory as a whole, for each example of a
         microbatch. "ghost": for a kernel that an example uses once, in one product with one vector, as in dense layers,
         the gradient is never formed: its norm follows from two vectors, and the clipped sum is one matmul; refused if
@@ -70,8 +73,8 @@ def private_sgd(
 
     Returns: a stateless ClientUpdate. `noise` has unit "record", place "local" and the multiplier of one step's sum;
     `details` has `sampling` ("poisson", "truncated_poisson" or "shuffled"), `rate` (q), `steps` (K, in a round that the
-    client takes part in), `num_examples` (n) and `max_batch_size` (slots). Metrics are the client's own numbers, over
-    the batches' examples, with `clipped_share` of them: NOT private.
+    client takes part in), `num_examples` (n) and `max_batch_size` (slots). Metrics are means over the batches'
+    examples, with `clipped_share`, the share of these examples whose gradient was clipped. Metrics are NOT private.
 
     Raises: ValueError, TypeError for options out of range, and for clients with more than `num_examples` rows.
 
@@ -99,8 +102,8 @@ def private_sgd(
     _check_batches(num_steps, batch_size, num_examples, microbatch_size)
     validate.one_of("gradients", gradients, GRADIENTS)
     rate = batch_size / num_examples
-    slots = batch_size if sampling == "shuffled" else _slots(num_examples, rate)
-    total = jax.jit(
+    slots = batch_size if sampling == "shuffled" else _poisson_slots(num_examples, rate)
+    sum_of_clipped_gradients = jax.jit(
         partial(clipped_sum, loss_fn, clip_norm=clip_norm, microbatch_size=microbatch_size, gradients=gradients)
     )
 
@@ -110,31 +113,35 @@ def private_sgd(
             validate.fail("num_examples", f"at least {data.mask.shape[0]}", num_examples, hint)
         zero = engine.hidden_zero(broadcast)
         batch = _batches(key, data, zero, sampling, rate, slots)
-        loss_key, noise_key = stream(key, "loss"), stream(key, "noise")
+        loss_key = stream(key, "loss")
+        noise_key = stream(key, "noise")
 
         def one_step(step, carry, batch):
             params, sums = carry
-            gradient, means = total(params, batch, jax.random.fold_in(loss_key, step))
+            gradient, means = sum_of_clipped_gradients(params, batch, jax.random.fold_in(loss_key, step))
             noise = _noise(jax.random.fold_in(noise_key, step), gradient, noise_multiplier * clip_norm, zero)
+            # Rounded before the division by B, so that no compiler joins the noise with what follows.
             gradient = engine.rounded_here(jax.tree.map(jnp.add, gradient, noise), zero)
             params = jax.tree.map(lambda w, g: w - (learning_rate / batch_size * g).astype(w.dtype), params, gradient)
             return params, jax.tree.map(jnp.add, sums, means)
 
-        means = jax.eval_shape(total, broadcast, jax.eval_shape(batch, jnp.int32(0)), loss_key)[1]
+        first_batch = jax.eval_shape(batch, jnp.int32(0))
+        means = jax.eval_shape(sum_of_clipped_gradients, broadcast, first_batch, loss_key)[1]
         carry = (broadcast, jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), means))
         if num_steps <= UNROLLED_STEPS:
-            drawn = jax.vmap(batch)(jnp.arange(num_steps, dtype=jnp.int32))
+            batches = jax.vmap(batch)(jnp.arange(num_steps, dtype=jnp.int32))
             for step in range(num_steps):
-                carry = one_step(step, carry, jax.tree.map(lambda x, i=step: x[i], drawn))
+                carry = one_step(step, carry, jax.tree.map(lambda x, i=step: x[i], batches))
         else:
             carry = jax.lax.fori_loop(0, num_steps, lambda step, carry: one_step(step, carry, batch(step)), carry)
         params, metrics = carry
         weight = jnp.ones(()) if weighting == "uniform" else own_weight(loss_fn, broadcast, data, loss_key)
         return Report(tree.subtract(params, broadcast), weight, metrics), state
 
-    poisson = "poisson" if slots == num_examples else "truncated_poisson"
+    # With a slot for every record no Poisson batch is ever cut.
+    poisson_name = "poisson" if slots == num_examples else "truncated_poisson"
     details = {
-        "sampling": poisson if sampling == "poisson" else sampling,
+        "sampling": poisson_name if sampling == "poisson" else sampling,
         "rate": rate,
         "steps": num_steps,
         "num_examples": num_examples,
@@ -152,6 +159,7 @@ def private_sgd(
 
 
 def _check_batches(num_steps: int, batch_size: int, num_examples: int, microbatch_size: int | None) -> None:
+    """Raises ValueError or TypeError for numbers out of range."""
     validate.steps("num_steps", num_steps)
     validate.integer("num_examples", num_examples)
     validate.integer("batch_size", batch_size, 1, num_examples, hint="At most num_examples: q = B / n.")
@@ -160,31 +168,38 @@ def _check_batches(num_steps: int, batch_size: int, num_examples: int, microbatc
 
 
 def _batches(key: Array, data: ClientData, zero: engine.HiddenZero, sampling: str, rate: float, slots: int) -> Callable:
-    """(step) -> the step's batch, and nothing of it where the mask is False."""
+    """Makes the function (step) -> the step's batch, in which rows with a False mask do not count."""
     rows = data.mask.shape[0]
     own_slots = min(slots, rows)
-    order, present = engine.shuffle(key, data.mask, zero), data.mask.sum(dtype=jnp.int32)
+    order = engine.shuffle(key, data.mask, zero)
+    num_examples = data.mask.sum(dtype=jnp.int32)
 
     def batch(step):
         places = jnp.arange(own_slots, dtype=jnp.int32)
         if sampling == "shuffled":
-            steps_per_epoch = jnp.maximum(-(-present // own_slots), 1)
-            epoch, places = step // steps_per_epoch, (step % steps_per_epoch) * own_slots + places
-            return _taken(data, order(epoch, places), places < present, zero)
-        drawn = data.mask
+            steps_per_epoch = jnp.maximum(-(-num_examples // own_slots), 1)
+            epoch = step // steps_per_epoch
+            epoch_places = (step % steps_per_epoch) * own_slots + places
+            return _take_rows(data, order(epoch, epoch_places), epoch_places < num_examples, zero)
+        is_drawn = data.mask
         if rate < 1:
             bits = jax.random.bits(jax.random.fold_in(stream(key, "batch"), step), (rows,), jnp.uint32)
-            drawn &= bits < jnp.uint32(int(rate * 2.0**32))
+            is_drawn &= bits < jnp.uint32(int(rate * 2.0**32))
         if own_slots == rows:
-            return ClientData(data.examples, drawn)
-        count = drawn.sum(dtype=jnp.int32)  # the first of a random order: the same distribution, in fewer slots
-        return _taken(data, order(step, places), places < count, zero)
+            return ClientData(data.examples, is_drawn)
+        # The coin flips decide the size of the batch alone. Its members are the first rows of a random order, which
+        # has the same distribution and needs fewer slots than all rows.
+        num_drawn = is_drawn.sum(dtype=jnp.int32)
+        return _take_rows(data, order(step, places), places < num_drawn, zero)
 
     return batch
 
 
 def _noise(key: Array, like: PyTree, std: float | Array, zero: engine.HiddenZero) -> PyTree:
-    """One draw for all leaves, computed once: XLA:CPU would draw again for each reader of each leaf."""
+    """Draws noise of the given std, shaped like a pytree.
+
+    There is one draw for all leaves, behind a barrier: XLA:CPU would draw again for each reader of each leaf.
+    """
     leaves, structure = jax.tree.flatten(like)
     drawn = engine.computed_once(std * normal(key, (sum(x.size for x in leaves),)), zero)
     ends = np.cumsum([x.size for x in leaves])
@@ -192,16 +207,18 @@ def _noise(key: Array, like: PyTree, std: float | Array, zero: engine.HiddenZero
     return structure.unflatten(parts)
 
 
-def _slots(num_examples: int, rate: float) -> int:
-    """The smallest number that a Poisson batch's size exceeds with probability below 1e-9."""
+def _poisson_slots(num_examples: int, rate: float) -> int:
+    """The smallest number that the size of a Poisson batch exceeds with probability below 1e-9."""
     from scipy import stats
 
+    # SciPy's quantile may be one too small, by its rounding.
     slots = max(1, int(stats.binom.isf(OVERFLOW, num_examples, rate)))
     while not stats.binom.sf(slots, num_examples, rate) < OVERFLOW:
         slots += 1
     return min(slots, num_examples)
 
 
-def _taken(data: ClientData, rows: Array, mask: Array, zero: engine.HiddenZero) -> ClientData:
+def _take_rows(data: ClientData, rows: Array, mask: Array, zero: engine.HiddenZero) -> ClientData:
+    """These rows of the data, with a mask of their own."""
     rows, mask = engine.computed_once((rows, mask), zero)
     return ClientData(tree.take_rows(data.examples, rows), mask)

@@ -1,4 +1,4 @@
-"""FedProx's local solver."""
+"""FedProx's local solver: training with a proximal term."""
 
 from __future__ import annotations
 
@@ -19,11 +19,14 @@ __all__ = ["proximal", "proximal_term"]
 def proximal(
     loss_fn: Callable, optimizer: optax.GradientTransformation, coefficient: float, work: LocalWork
 ) -> ClientUpdate:
-    """Local training on f_i(w) + (coefficient / 2) |w - w_t|^2; the convention has the 1/2.
+    """Makes FedProx's client, which trains with a penalty on the distance from the server's model.
+
+    The client trains on f_i(w) + (coefficient / 2) |w - w_t|^2, where w_t is the broadcast.
 
     Args:
-      coefficient: lambda >= 0 (mu in the paper); where a text has no factor 1/2, pass twice its value. May be traced.
-      Others as in `local_sgd`.
+      loss_fn, optimizer, work: as in `local_sgd`.
+      coefficient: >= 0, mu in the paper; 0 is plain local training. A text without the factor 1/2 means twice this
+        value. May be traced.
 
     Guarantees: coefficient 0 gives `local_sgd` bit for bit (tests/client/test_proximal.py::test_zero_is_local_sgd);
     many steps reach the closed-form minimiser on quadratics (::test_reaches_the_closed_form).
@@ -35,10 +38,12 @@ def proximal(
 
 @validate.named_arguments
 def proximal_term(coefficient: NonNegative) -> Callable:
-    """broadcast -> ((gradients, params) -> gradients of the risk and the term); for a known 0 it is not computed.
+    """Makes the correction of gradients by the proximal term, as `stateless_client` takes it.
 
     Args:
-      coefficient: as in `proximal`.
+      coefficient: as in `proximal`. For a known 0 the term is not computed.
+
+    Returns: (broadcast) -> ((gradients of the loss, params) -> gradients of loss and term).
     """
 
     def correction(broadcast):
@@ -47,5 +52,5 @@ def proximal_term(coefficient: NonNegative) -> Callable:
 
         return correct
 
-    known = not isinstance(coefficient, jax.core.Tracer)
-    return uncorrected if known and coefficient == 0 else correction
+    is_known = not isinstance(coefficient, jax.core.Tracer)
+    return uncorrected if is_known and coefficient == 0 else correction

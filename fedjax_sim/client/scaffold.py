@@ -1,4 +1,4 @@
-"""SCAFFOLD's local solver."""
+"""SCAFFOLD's local solver: SGD whose gradients are corrected by control variates."""
 
 from __future__ import annotations
 
@@ -21,18 +21,19 @@ __all__ = ["scaffold"]
 
 @validate.named_arguments
 def scaffold(loss_fn: Callable, learning_rate: Positive, work: LocalWork, *, option: int = 2) -> ClientUpdate:
-    """Local SGD whose gradients are corrected by c - c_i, the server's control variate minus the client's own.
+    """Makes SCAFFOLD's client, which corrects its gradients by c - c_i, the server's control variate minus its own.
 
-    From the server's model x: K steps y <- y - rate (g_i(y) - c_i + c), then
-    option 1: c_i+ = the gradient of the client's mean loss at x; option 2: c_i+ = c_i - c + (x - y) / (K rate), which
-    is the mean of the local steps' gradients and needs no further pass. K is the number of steps actually taken.
+    The client takes K steps y <- y - rate (g_i(y) - c_i + c) from the server's model x. Then it renews its control
+    variate. With option 1, c_i+ is the gradient of its mean loss at x. With option 2, c_i+ = c_i - c + (x - y) /
+    (K rate): this is the mean of the local steps' gradients and needs no further pass. K is the number of steps
+    actually taken.
 
     Args:
       loss_fn: as in `local_sgd`.
       learning_rate: the clients' constant rate, positive; may be traced. Option 2 holds for plain SGD only, so no other
         optimiser can be chosen.
-      work: `client.work(...)`; the paper's weighting is "uniform", and "examples" is for the minimum of the
-        example-weighted loss; see `server.control_variates`.
+      work: `client.work(...)`; the paper's weighting is "uniform". Take "examples" to minimise the example-weighted
+        loss; see `server.control_variates`.
       option: 1 or 2, the paper's I and II.
 
     Returns: a ClientUpdate for a broadcast {"params": x, "control": c}, as `server.control_variates` sends it. Its
@@ -45,23 +46,28 @@ def scaffold(loss_fn: Callable, learning_rate: Positive, work: LocalWork, *, opt
     References: Karimireddy et al. 2020 (SCAFFOLD), algorithm 1, equations 3 and 4.
     """
     validate.integer("option", option, 1, 2, hint="1 and 2 are the paper's I and II.")
-    train, by_examples = local_training(loss_fn, optax.sgd(learning_rate), work), work.weighs_examples()
+    train = local_training(loss_fn, optax.sgd(learning_rate), work)
+    by_examples = work.weighs_examples()
 
-    def apply(key, broadcast, own, data):
-        start, control = broadcast["params"], broadcast["control"]
-        shift = tree.subtract(control, own)
-        done = train(key, start, data, lambda gradients, params: jax.tree.map(jnp.add, gradients, shift))
-        update = tree.subtract(done.params, start)
+    def apply(key, broadcast, own_control, data):
+        start = broadcast["params"]
+        server_control = broadcast["control"]
+        shift = tree.subtract(server_control, own_control)
+        training = train(key, start, data, lambda gradients, params: jax.tree.map(jnp.add, gradients, shift))
+        update = tree.subtract(training.params, start)
         if option == 1:
-            new = full_gradient_at(loss_fn, start, data, stream(key, "control"))[0]
+            new_control = full_gradient_at(loss_fn, start, data, stream(key, "control"))[0]
         else:
-            length = jnp.maximum(done.num_steps, 1).astype(float) * learning_rate
-            new = jax.tree.map(lambda s, u: -s - u / length.astype(u.dtype), shift, update)
-        new = tree.where(done.num_examples > 0, new, own)
-        return done.report({"params": update, "control": tree.subtract(new, own)}, by_examples), new
+            # c_i - c + (x - y) / (K rate), where shift = c - c_i and update = y - x.
+            path_length = jnp.maximum(training.num_steps, 1).astype(float) * learning_rate  # K rate
+            new_control = jax.tree.map(lambda s, u: -s - u / path_length.astype(u.dtype), shift, update)
+        # A client without examples has no gradient, so it keeps its c_i.
+        new_control = tree.where(training.num_examples > 0, new_control, own_control)
+        message = {"params": update, "control": tree.subtract(new_control, own_control)}
+        return training.report(message, by_examples), new_control
 
     def init(broadcast):
         return tree.zeros_like(broadcast["params"])
 
-    steps = work.minibatch_steps() if option == 2 else None  # option 1 reads all examples
-    return ClientUpdate(init, apply, work.facts()._replace(num_steps=steps))
+    num_steps = work.minibatch_steps() if option == 2 else None  # option 1 reads all examples at once
+    return ClientUpdate(init, apply, work.facts()._replace(num_steps=num_steps))

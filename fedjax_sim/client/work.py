@@ -1,4 +1,4 @@
-"""How much a client trains in a round, in which batches, and the weight of its report: one record for all solvers."""
+"""`LocalWork` says how much a client trains in a round, in which batches, and with which weight it reports."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ MOST_EXAMPLES = 2**31 - 1  # stands for all of a client's examples in one batch
 
 
 class LocalWork(NamedTuple):
-    """The local work of a round; made by `work`, which checks the options."""
+    """The local work of a round, for every solver; made by `work`, which checks the options."""
 
-    num_steps: int | None  # exactly one of this and num_epochs
+    num_steps: int | None  # exactly one of num_steps and num_epochs is given
     num_epochs: int | None
     batch_size: int | None  # None = all examples at each step
     weighting: str | None  # "examples" or "uniform"; None = "examples" if the aggregator takes weights
-    shuffle: bool
+    shuffle: bool  # a fresh random order in each epoch, or the stored order
 
     def facts(self) -> ClientFacts:
-        """What a `ClientUpdate` states of its steps and of its reports' weights."""
+        """The facts that a `ClientUpdate` with this work states of its steps and of its reports' weights."""
         return ClientFacts(
             num_steps=self.minibatch_steps(),
             all_steps=self.all_steps(),
@@ -36,14 +36,15 @@ class LocalWork(NamedTuple):
         )
 
     def weighs_examples(self) -> bool:
-        """Whether a report's weight is that of its examples."""
+        """Whether a report weighs as much as the client's examples; if not, it weighs 1."""
         return self.weighting != "uniform"
 
     def minibatch_steps(self) -> int | Callable | None:
         """`ClientFacts.num_steps`: steps, or (examples) -> [] int32 steps; None where every step reads all examples.
 
-        Clients are sorted by it, so that those under one `vmap` take about as many steps.
+        Clients are sorted by this number, so that the clients under one `vmap` take about as many steps.
         """
+        # Without a batch size every step reads all examples, so the number of steps says nothing about the work.
         if self.batch_size is None or self.num_epochs is None:
             return None if self.batch_size is None else self.num_steps
         return lambda examples: self.num_epochs * jnp.maximum(-(-examples // self.batch_size), 1)
@@ -55,23 +56,28 @@ class LocalWork(NamedTuple):
         return lambda examples: self.num_epochs * jnp.maximum(-(-examples // (self.batch_size or MOST_EXAMPLES)), 1)
 
     def most_steps(self, size: int, rows: int) -> int:
-        """The most steps that a client with `rows` rows takes in batches of `size`, for a loop's static bound.
+        """The static upper bound on the steps of a client.
+
+        Args:
+          size: rows of a batch.
+          rows: rows of the client, padding included.
 
         Raises: ValueError for more than 2^24 steps, which float32 could not count.
         """
         if self.num_epochs is None:
             return self.num_steps
-        most = self.num_epochs * -(-rows // size)
-        if most > validate.MOST_STEPS:
-            validate.fail("num_epochs", f"at most {validate.MOST_STEPS} steps", most, "Make larger batches.")
-        return most
+        max_steps = self.num_epochs * -(-rows // size)
+        if max_steps > validate.MOST_STEPS:
+            validate.fail("num_epochs", f"at most {validate.MOST_STEPS} steps", max_steps, "Make larger batches.")
+        return max_steps
 
     def own_steps(self, steps_per_epoch: Array, share: Array | None) -> Array | int:
-        """The steps that one client takes.
+        """The number of steps that one client takes, partial work included.
 
         Args:
-          steps_per_epoch: [] int32.
-          share: `ClientData.work`: [] a share in (0, 1] of the steps (float), or their number (int32); None = all.
+          steps_per_epoch: [] int32, of this client.
+          share: `ClientData.work`: [] a share in (0, 1] of the steps (float), or a number of steps (int32); None = all
+            steps. A share is rounded up.
 
         Returns: [] int32 (an int where it is static), at least 1 and at most the whole local work.
 
@@ -83,13 +89,14 @@ class LocalWork(NamedTuple):
         steps = self.num_steps if self.num_epochs is None else self.num_epochs * steps_per_epoch
         if share is None:
             return steps
+        # The dtype tells a number of steps from a share of them.
         if jnp.issubdtype(share.dtype, jnp.integer):
             return jnp.clip(share, 1, steps)
         return jnp.clip(jnp.ceil(share * jnp.asarray(steps, share.dtype)).astype(jnp.int32), 1, steps)
 
 
 class LocalSteps(TypedDict, total=False):
-    """Options of algorithms whose clients train: those of `work` without the weight of a report."""
+    """Options of algorithms whose clients train but report no weight: those of `work` without `weighting`."""
 
     num_steps: Annotated[int | None, Default(None)]
     num_epochs: Annotated[int | None, Default(None)]
@@ -104,17 +111,22 @@ class LocalOptions(LocalSteps, total=False):
 
 
 def local_work(options: Mapping[str, Any]) -> tuple[LocalWork, dict[str, Any]]:
-    """The local work that an algorithm's options describe, and the options that are left.
+    """Splits an algorithm's options into the local work that they describe and all other options.
+
+    Args:
+      options: by name; those that `work` knows describe the local work.
+
+    Returns: (`LocalWork`, the other options by name).
 
     Raises: as `work`.
 
     >>> local_work({"num_steps": 5, "batch_size": 8, "nonfinite": "error"})[1]
     {'nonfinite': 'error'}
     """
-    known = LocalOptions.__annotations__.keys()
-    described = {name: value for name, value in options.items() if name in known}
-    others = {name: value for name, value in options.items() if name not in known}
-    return work(**described), others
+    work_names = LocalOptions.__annotations__.keys()
+    work_options = {name: value for name, value in options.items() if name in work_names}
+    other_options = {name: value for name, value in options.items() if name not in work_names}
+    return work(**work_options), other_options
 
 
 @validate.named_arguments
@@ -126,17 +138,19 @@ def work(
     weighting: Literal["examples", "uniform"] | None = None,
     shuffle: bool = True,
 ) -> LocalWork:
-    """How much a client trains in a round, for every solver in `client`.
+    """Describes how much a client trains in a round, for every solver in `client`.
 
     Args:
       num_steps, num_epochs: K steps or E epochs, exactly one of the two, in [1, 2^24]. E epochs of a client with n
         examples are E ceil(n/b) steps, so clients of different sizes take different numbers of steps. For clients that
         complete less, see `sampling.with_stragglers` and `sampling.with_local_steps`.
       batch_size: b, at least 1; None for all examples at each step.
-      weighting: the weight that the client reports: "examples" (n, or the sum of its examples' "weight" where the loss
-        gives one, such as tokens) or "uniform" (1); 0 without examples. None: "examples", if the aggregator takes
-        weights. Beside one that takes none, "examples" is refused when the round is built.
-      shuffle: each epoch in a fresh random order; False: in the order in which the examples are stored.
+      weighting: the weight that the client reports. "examples": n, or the sum of its examples' "weight" where the loss
+        gives one, such as tokens. "uniform": 1. Both are 0 for a client without examples. None: "examples", if the
+        aggregator takes weights. With an aggregator that takes none, an explicit "examples" is refused when the round
+        is built.
+      shuffle: True visits the examples of each epoch in a fresh random order; False in the order in which they are
+        stored.
 
     Returns: `LocalWork`, the argument `work` of the solvers.
 

@@ -1,4 +1,4 @@
-"""The clients' half of a round: a cohort trains, and its messages are accumulated; and the same with each kept."""
+"""The clients' half of a round: a cohort trains, and its messages are accumulated; `seen` keeps each of them."""
 
 from __future__ import annotations
 
@@ -22,59 +22,72 @@ __all__ = ["collect", "everything", "in_turn", "seen"]
 ONE_BY_ONE = engine.Plan(1, 1)
 
 
-def _capacities(star: Star, population: Population) -> tuple[int, ...]:
-    """Rows of the size classes by which `engine.fold` packs clients that differ in their amount of work; () = none."""
-    steps = star.client.facts.num_steps
-    classed = steps is not None and hasattr(population, "capped")
-    classes = getattr(population, "capacities", ()) if classed else ()
-    if not hasattr(population, "count") or (len(classes) < 2 and not callable(steps)):
+def _size_classes(star: Star, population: Population) -> tuple[int, ...]:
+    """Rows of the size classes by which `engine.fold` packs clients whose amounts of work differ; () = no packing."""
+    num_steps = star.client.facts.num_steps
+    has_classes = num_steps is not None and hasattr(population, "capped")
+    classes = getattr(population, "capacities", ()) if has_classes else ()
+    # Packing sorts by the number of examples, so it needs `count`. A single class helps only where clients differ in
+    # their number of steps: then clients of like length share a vmap, of which the longest decides.
+    if not hasattr(population, "count") or (len(classes) < 2 and not callable(num_steps)):
         return ()
     return tuple(classes) or (num_rows(population),)
 
 
-def _packed(star: Star, population: Population, cohort: Cohort) -> dict:
-    """Options of `engine.fold` where clients are packed: their sizes, and the size classes."""
-    if not (capacities := _capacities(star, population)):
+def _packing_options(star: Star, population: Population, cohort: Cohort) -> dict:
+    """The options of `engine.fold` that pack clients: the clients' sizes, and the size classes; {} without packing."""
+    if not (classes := _size_classes(star, population)):
         return {}
+    # A client that will not report is not trained, so it costs what an empty client costs.
     sizes = jnp.where(cohort.reported, jax.vmap(population.count)(cohort.ids), 0)
-    return {"sizes": sizes, "capacities": capacities}
+    return {"sizes": sizes, "capacities": classes}
 
 
 def in_turn(star: Star, population: Population) -> bool:
-    """Whether chunks of a cohort follow each other in its order, each seeing what the ones before made of the
-    aggregator's carry: without a mesh, of clients that are not packed by size, in places that are never empty."""
-    alone = engine.is_unplaced() or mesh_of(star) is None
-    return alone and not _capacities(star, population) and not hasattr(population, "there")
+    """Whether the chunks of a cohort are processed one after the other, in the order of the cohort.
+
+    Each chunk then sees the aggregator's carry as the earlier chunks left it. This holds on one device, for clients
+    that are not packed by size, and where no place of the population is ever empty.
+
+    Args:
+      star: the parts; `star.execution.mesh` says which devices share a cohort.
+      population: all clients.
+    """
+    is_on_one_device = engine.is_unplaced() or mesh_of(star) is None
+    return is_on_one_device and not _size_classes(star, population) and not hasattr(population, "there")
 
 
-def _each(star: Star) -> Callable:
+def _slot_function(star: Star) -> Callable:
     """One slot's work, as `engine.fold` calls it."""
-    one = client_round(star)
+    run_client = client_round(star)
 
     @partial(jax.jit, static_argnames="rows")  # traced once, though its shape is asked for before it runs
     def each(shared: Shared, slot: Slot, rows: int | None = None):
-        return engine.steady(partial(one, rows=rows), shared)(shared, slot)  # clients share its zero
+        # The hidden zero of `steady` is made from `shared`, so all clients use one zero. A zero for each client would
+        # be computed again at every coordinate.
+        return engine.steady(partial(run_client, rows=rows), shared)(shared, slot)
 
     return each
 
 
-def _accumulate(star: Star, num_slots: int) -> Callable:
+def _accumulate_function(star: Star, num_slots: int) -> Callable:
     """Adds a chunk of messages to the carry, as `engine.fold` calls it."""
 
     def gather(shared: Shared, carry, messages: Message, slots: Slot, valid):
-        sums, means, arrived, dropped, counts = carry
+        sums, means, num_arrived, num_dropped, counts = carry
         messages = usable_rows(messages)
+        # The engine pads the last chunk. A padding row gets a position outside of the cohort, where it writes nothing.
         position = jnp.where(valid, slots.position, num_slots)
         received = Received(messages.update, messages.weight, slots.id, position)
         round = Round(shared.cohort, shared.broadcast, shared.aggregator)
         sums = star.aggregator.accumulate(stream(shared.key, "aggregation"), round, sums, received)
-        arrived = arrived + messages.arrived.sum(dtype=jnp.int32)
+        num_arrived = num_arrived + messages.arrived.sum(dtype=jnp.int32)
         counts = jax.tree.map(lambda total, x: total + x.sum(0, dtype=jnp.uint32), counts, messages.counts)
         return (
             sums,
             exact_sums.add(means, messages.means),
-            arrived,
-            dropped + messages.dropped.sum(dtype=jnp.int32),
+            num_arrived,
+            num_dropped + messages.dropped.sum(dtype=jnp.int32),
             counts,
         )
 
@@ -84,26 +97,29 @@ def _accumulate(star: Star, num_slots: int) -> Callable:
 def collect(
     star: Star, key: Array, cohort: Cohort, state: FederatedState, population: Population, bases: Bases | None = None
 ) -> Gathered:
-    """Trains the cohort from what the server broadcasts, and accumulates the messages in the aggregator's carry.
+    """Trains the cohort from the server's broadcast, and accumulates the messages in the aggregator's carry.
 
-    No state is changed: `close` makes the next one from the result, or an algorithm does it by `aggregate` and
-    `remember`. Calling it twice in a round, from two broadcasts, is allowed: Mime does.
+    No state changes here: `close` makes the next state from the result, or an algorithm does so with `aggregate` and
+    `remember`. An algorithm may call this function twice in a round, with two broadcasts: Mime does.
 
     Args:
+      star: the parts of the federation.
+      key: of the round; clients, transform and aggregator each derive a stream of their own from it.
       cohort: of `invite`, or any other `Cohort` with the sampler's number of slots m.
       state: gives the broadcast (`state.server`), the clients' states and memories, and the state of transform and
-        aggregator. A client outside of [0, N) is dropped and counted.
-      bases: what the clients start from, each from a model of its own, in place of the broadcast, which aggregators see
-        all the same.
+        aggregator.
+      population: all clients. A client whose id is outside of [0, N) is dropped and counted.
+      bases: the models from which the clients start, each from a model of its own, in place of the broadcast.
+        Aggregators see the broadcast all the same. None: every client starts from the broadcast.
 
     Returns: `Gathered`; leaves with a cohort axis are [m, ...].
 
     Raises: ValueError where the cohort has partial work (`Cohort.work`) and the client cannot stop early, or the
-    population pulls attackers (`population.constrained`) and the client does not obey; TypeError for counts of another
-    dtype than integers.
+    population pulls attackers (`population.constrained`) and the client does not obey; TypeError for counts whose dtype
+    is not an integer.
 
     Guarantees: counts are exact (tests/round/test_round.py::test_counts_are_exact, ::test_counts_are_counts);
-    other algorithms than those of one server are composed of these steps and match NumPy
+    algorithms with other topologies than one server are composed of these steps and match NumPy
     (tests/algorithms/hierarchy/test_seams.py::test_fedbuff, ::test_dpsgd, ::test_hierarchy); clients may start from
     earlier models (tests/algorithms/asynchronous/test_asynchronous.py::test_fedbuff_is_the_event_loop); an aggregator
     sees zeros for the absent (tests/aggregation/test_gather.py::test_rule_sees_rows_by_id_and_zeros_for_the_absent).
@@ -116,44 +132,57 @@ def collect(
     if not star.client.facts.pulled and jax.eval_shape(population.client, cohort.ids[0]).pull is not None:
         hint = "Attackers would train as honest clients do; take client.local_sgd or client.proximal."
         validate.fail("client", "one that obeys the pull of constrained attackers", "another", hint)
-    each, num_slots = _each(star), cohort.ids.shape[0]
+    each = _slot_function(star)
+    num_slots = cohort.ids.shape[0]
     ids = cohort.ids
+    # A store on disk reads the cohort's data ahead. Its ids pass through `announce`, so that the reads begin before the
+    # first client trains.
     announces = hasattr(population, "announce") and not engine.is_unplaced()
-    wanted = population.announce(ids) if announces else ids
+    announced_ids = population.announce(ids) if announces else ids
     broadcast = engine.steady(star.server.broadcast)(state.server)
     zero = jnp.zeros((), jnp.int32)
-    models, own = (None, None) if bases is None else (bases.models, (bases.index, bases.factors))
-    number = state.round if star.client.facts.reads_round else None
-    version = None if bases is None or number is None else bases.versions
-    shared = Shared(key, broadcast, state.transform, population, cohort, state.aggregator, models, number)
+    if bases is None:
+        models = None
+        slot_bases = None
+    else:
+        models = bases.models
+        slot_bases = (bases.index, bases.factors)
+    round_number = state.round if star.client.facts.reads_round else None
+    version = None if bases is None or round_number is None else bases.versions
+    shared = Shared(key, broadcast, state.transform, population, cohort, state.aggregator, models, round_number)
     positions = jnp.arange(num_slots, dtype=jnp.int32)
     client_rows, clients = engine.take(state.clients, ids)
     memory_rows, memory = engine.take(state.memory, ids)
+    # Keys follow from the client's id and not from its slot: results do not depend on the order of the cohort.
     keys = tuple(engine.client_keys(stream(key, name), ids) for name in ("client", "transform"))
     reported = cohort.reported
-    if star.aggregator.stays is not None:
+    if star.aggregator.stays is not None:  # a client that leaves a secure sum counts as one that did not report
         round = Round(cohort, broadcast, state.aggregator)
         reported &= engine.steady(star.aggregator.stays)(stream(key, "aggregation"), round)
     uploads = cohort.reported if cohort.timing.sent is None else cohort.timing.sent  # as `costs.traffic` counts them
     worked = reported if star.client.federation is None else uploads
-    slots = Slot(positions, wanted, keys, reported, worked, client_rows, memory_rows, cohort.work, own, version)
+    slots = Slot(
+        positions, announced_ids, keys, reported, worked, client_rows, memory_rows, cohort.work, slot_bases, version
+    )
     message, _ = jax.eval_shape(each, shared, jax.tree.map(lambda x: x[0], slots))
     counts = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), message.counts)
-    empty = star.aggregator.init(message.update, num_slots)
-    carry = tree.varying((empty, exact_sums.zeros(message.means), zero, zero, counts), state.round)
+    empty_carry = star.aggregator.init(message.update, num_slots)
+    carry = tree.varying((empty_carry, exact_sums.zeros(message.means), zero, zero, counts), state.round)
     plan = ONE_BY_ONE if star.client.federation is not None else None  # inside, clients are vmapped
     plan = star.execution.plan or plan or plan_of(star, broadcast, population)
-    how = {"plan": plan, "mesh": mesh_of(star), **_packed(star, population, cohort)}
+    fold_options = {"plan": plan, "mesh": mesh_of(star), **_packing_options(star, population, cohort)}
     if hasattr(population, "there"):
-        how["there"] = worked
-    if bases is not None and bases.kept is not None:  # no second copy of them beside the carry's
+        fold_options["there"] = worked
+    if bases is not None and bases.kept is not None:
+        # The carry already holds these models, and each chunk changes them. So every chunk reads them from the carry,
+        # and `shared` holds no second copy.
         shared = shared._replace(models=None)
-        how["renewed"] = lambda shared, carry: shared._replace(models=bases.kept(carry[0]))
-    carry, per_slot = engine.fold(each, _accumulate(star, num_slots), shared, carry, slots, **how)
+        fold_options["renewed"] = lambda shared, carry: shared._replace(models=bases.kept(carry[0]))
+    carry, per_slot = engine.fold(each, _accumulate_function(star, num_slots), shared, carry, slots, **fold_options)
     sums, means, num_arrived, num_dropped, counts = carry
     client_rows, memory_rows, arrived, dropped, losses = per_slot
     if star.sampler.observe is not None:
-        losses = jnp.where(arrived, losses, jnp.nan)  # skipped chunks have zeros
+        losses = jnp.where(arrived, losses, jnp.nan)  # chunks that the engine skipped hold zeros
     return Gathered(
         sums,
         means,
@@ -172,9 +201,11 @@ def collect(
 
 
 def seen(star: Star, key: Array, cohort: Cohort, state: FederatedState, population: Population) -> Observed:
-    """`Observed` of a cohort: `collect` with an aggregator that keeps every message, and what the server sees of them.
+    """Collects a cohort's messages with an aggregator that keeps every one, and returns what the server sees of them.
 
     Args and Raises: as for `collect`.
+
+    Returns: `Observed`. An aggregator with a `view` of its own, such as a secure sum, decides what its server sees.
 
     Guarantees: tests/round/test_round.py::test_observe_is_the_round.
     """
@@ -189,7 +220,7 @@ def seen(star: Star, key: Array, cohort: Cohort, state: FederatedState, populati
 
 
 def everything(star: Star) -> Aggregator:
-    """The star's aggregator, but one that keeps each slot's message and weight, in whatever dtype they were sent."""
+    """The star's aggregator, changed to keep each slot's message and weight, in the dtypes in which they were sent."""
 
     def init(update_spec, num_slots):
         return engine.buffer((update_spec, jax.ShapeDtypeStruct((), jnp.float32)), num_slots)

@@ -1,4 +1,4 @@
-"""Checks that the parts of a round fit together, by their static facts: what is refused would give wrong numbers."""
+"""Checks, by static facts, that the parts of a round fit together: refused combinations would give wrong numbers."""
 
 from __future__ import annotations
 
@@ -22,19 +22,23 @@ __all__ = [
     "looks_like_the_model",
 ]
 
-LARGEST_INTEGER = 2**24  # that float32 holds, with all below it
+LARGEST_INTEGER = 2**24  # float32 holds this integer and every smaller one exactly
 
 
 def check_parts(
     sampler: Sampler, client: ClientUpdate, transform: UpdateTransform, aggregator: Aggregator, server: ServerUpdate
 ) -> None:
-    """Raises ValueError where what clients send does not suit the aggregator, or this the server.
+    """Raises ValueError for parts of a federation that do not fit together.
+
+    The checks cover three pairs: clients' messages and the aggregator, the sampler and the weights, noise and the sums
+    that it protects.
 
     Guarantees: tests/laws/test_compositions.py; a client drawn in proportion to its size is not weighted by size as
     well (tests/laws/test_facts.py::test_nobody_counts_twice); an aggregator made for another sampler is refused
-    (::test_weights_belong_to_the_sampler); no clock prices what others help with, and no bytes of late clients are lost
-    (tests/algorithms/split/test_client.py::test_no_clock_prices_what_others_help_with); weights that are asked for are
-    looked at (tests/laws/test_weights.py).
+    (::test_weights_belong_to_the_sampler); no clock prices steps that other parties help to compute, and no bytes of
+    late clients are lost
+    (tests/algorithms/split/test_client.py::test_no_clock_prices_what_others_help_with); an aggregator uses the weights
+    that a client was asked to report (tests/laws/test_weights.py).
     """
     _check_integers(sampler, transform, aggregator)
     if aggregator.facts.keyless and server.wire is not None:
@@ -43,49 +47,58 @@ def check_parts(
     if sampler.devices is not None:
         check_alone(client, "sampler")
         check_time_inside(client, sampler.devices)
-    _check_late(sampler, client)
-    noise, design = transform.facts.noise, sampler.design
-    facts, work = aggregator.facts, client.facts
+    _check_no_late_clients(sampler, client)
+    noise = transform.facts.noise
+    design = sampler.design
+    facts = aggregator.facts
+    client_facts = client.facts
+    # Central and distributed noise hide a client in the aggregate, which needs a bound on what one client moves there.
+    # Local noise hides it in its message already.
     if noise is not None and noise.place != "local" and facts.sensitivity is None:
         hint = "Divide by a number fixed beforehand: aggregation.fixed_mean(m), with uniform weights."
         rule = "one whose result a client moves by a bounded amount, for the transform has noise"
         validate.fail("aggregator", rule, "one without a sensitivity", hint)
     if noise is not None and noise.place == "distributed" and facts.least is not None:
-        shares = noise.named_details.get("cohort_size", sampler.num_slots)
-        if facts.least < shares:
+        num_shares = noise.named_details.get("cohort_size", sampler.num_slots)
+        if facts.least < num_shares:
             hint = (
-                f"Its noise is shared among {shares}: min_messages={shares}, or a mechanism with a smaller cohort_size."
+                f"Its noise is shared among {num_shares}: min_messages={num_shares}, or a mechanism with a smaller "
+                "cohort_size."
             )
             rule = "no sum of fewer messages than the noise has shares"
             validate.fail("aggregator.least", rule, facts.least, hint)
-    if work.needs_weights and (facts.partly_weighted or not facts.weighted):
+    if client_facts.needs_weights and (facts.partly_weighted or not facts.weighted):
         hint = "Clients would count alike: leave weighting out, or say 'uniform'; or take aggregation.mean(), and for "
         hint += "integers by_examples(...) around a modular or secure sum."
         rule = "one that takes weights, for weighting = 'examples' was asked for"
-        given = "one that takes none for some parts of an update" if facts.weighted else "one that takes none"
-        validate.fail("aggregator", rule, given, hint)
+        description = "one that takes none for some parts of an update" if facts.weighted else "one that takes none"
+        validate.fail("aggregator", rule, description, hint)
     if facts.design is not None and facts.design != design:
         hint = "Its weights are for other cohorts: pass the `design` of the sampler with all its wrappers."
         validate.fail("aggregator.design", f"the sampler's, {design}", facts.design, hint)
-    known = getattr(design, "equal_chances", None)
-    if not known and facts.design is None and facts.weighted and not work.uniform_weights:
-        why = "The sampler draws some clients more often"
-        if known is None:
-            why = "The sampler's design does not say that it draws all alike (`equal_chances`)"
+    # A client that is drawn in proportion to its examples, and then weighted by them, would count twice.
+    equal_chances = getattr(design, "equal_chances", None)
+    if not equal_chances and facts.design is None and facts.weighted and not client_facts.uniform_weights:
+        reason = "The sampler draws some clients more often"
+        if equal_chances is None:
+            reason = "The sampler's design does not say that it draws all alike (`equal_chances`)"
         elif not design.known:
-            why = "The sampler's scheme is unknown, and it may draw some clients more often"
+            reason = "The sampler's scheme is unknown, and it may draw some clients more often"
         hint = (
-            f"{why}: weighting them by examples too counts them twice. Take weighting='uniform', or "
+            f"{reason}: weighting them by examples too counts them twice. Take weighting='uniform', or "
             "aggregation.li_scheme_one(); a part of your own states its `weighted`, `uniform_weights`."
         )
         validate.fail("aggregator", "one that takes no weights from clients", "one that does", hint)
 
 
 def check_alone(client: ClientUpdate, name: str = "client") -> None:
-    """Raises ValueError where others compute parts of a client's steps, on any level: for rounds that take time.
+    """Raises ValueError for a client whose steps are partly computed by other parties: no clock can price them.
+
+    Rounds that take time call this check. It looks at every level of a hierarchy.
 
     Args:
-      name: of the argument that is refused.
+      client: the client of the rounds.
+      name: of the argument that the error refuses.
 
     Guarantees: tests/algorithms/split/test_client.py::test_no_clock_prices_what_others_help_with.
     """
@@ -97,10 +110,11 @@ def check_alone(client: ClientUpdate, name: str = "client") -> None:
 
 
 def check_time_inside(client: ClientUpdate, devices: Devices) -> None:
-    """Raises ValueError for a federation whose rounds inside have no time, or another unit of it, than those above.
+    """Raises ValueError for a federation whose inner rounds have no time, or count time in another unit.
 
     Args:
-      devices: of the rounds above.
+      client: a client of rounds that take time; an ordinary client always passes.
+      devices: the devices of these rounds, whose `ticks_per_second` the inner rounds must share.
 
     Guarantees: tests/round/test_inner_time.py::test_what_is_refused.
     """
@@ -110,16 +124,20 @@ def check_time_inside(client: ClientUpdate, devices: Devices) -> None:
         hint = "Pass the devices of its clients: as_client_update(devices=...), hierarchical_fedavg(edge_devices=...), "
         hint += "[algorithm.edge_devices] in a config; or take a sampler without a clock."
         validate.fail("client", "a federation that states its clients' devices, for rounds take time", "another", hint)
-    own, above = client.time_inside.ticks_per_second, devices.ticks_per_second
-    if own != above:
-        validate.fail("devices.ticks_per_second", f"{above}, as of the rounds above", own, "Times of both are added.")
+    inner_unit = client.time_inside.ticks_per_second
+    outer_unit = devices.ticks_per_second
+    if inner_unit != outer_unit:
+        rule = f"{outer_unit}, as of the rounds above"
+        validate.fail("devices.ticks_per_second", rule, inner_unit, "Times of both are added.")
 
 
 def _is_helped(client: ClientUpdate) -> bool:
+    """Whether other parties compute parts of the steps of this client, or of a client inside of it."""
     return client.facts.helped or (client.federation is not None and _is_helped(client.federation.client))
 
 
-def _check_late(sampler: Sampler, client: ClientUpdate) -> None:
+def _check_no_late_clients(sampler: Sampler, client: ClientUpdate) -> None:
+    """Raises ValueError for a sampler with late clients, if other parties help to compute the clients' steps."""
     if not _is_helped(client):
         return
     cohort, _ = jax.eval_shape(lambda: sampler.sample(jax.random.key(0), sampler.init()))
@@ -131,48 +149,57 @@ def _check_late(sampler: Sampler, client: ClientUpdate) -> None:
 def check_distinct(sampler: Sampler, hint: str) -> None:
     """Raises ValueError unless the sampler's design says that no client is drawn twice in a round.
 
-    Guarantees: one that does not say so is refused (tests/laws/test_facts.py::test_clients_with_state_are_distinct).
+    Args:
+      sampler: whose `design.replacement` is read.
+      hint: the last sentence of the error: why a client must not be drawn twice.
+
+    Guarantees: a design that does not say so is refused
+    (tests/laws/test_facts.py::test_clients_with_state_are_distinct).
     """
     if getattr(sampler.design, "replacement", True):
-        found = getattr(sampler.design, "scheme", "one that does not say")
-        validate.fail("sampler", "a design without replacement, for clients with state", found, hint)
+        scheme = getattr(sampler.design, "scheme", "one that does not say")
+        validate.fail("sampler", "a design without replacement, for clients with state", scheme, hint)
 
 
 def discounts(factors: Callable, most: int) -> bool:
-    """Whether some updates count less for their staleness.
+    """Whether a staleness weight makes some updates count less than fresh ones.
 
     Args:
       factors: a `StalenessWeight`, which is called with the gaps 0, ..., most.
+      most: the largest gap that can occur, in rounds of the server.
 
     Raises: ValueError, TypeError for factors of another shape or dtype, outside of (0, 1] or not finite.
 
     Guarantees: tests/algorithms/asynchronous/test_asynchronous.py::test_factors_out_of_range.
     """
     gaps = jnp.arange(most + 1, dtype=jnp.int32)
+    # The gaps are constants, so their factors are known even while a program is traced.
     with jax.ensure_compile_time_eval():
-        found = jnp.asarray(factors(gaps))
-    if found.shape != gaps.shape or not jnp.issubdtype(found.dtype, jnp.floating):
+        values = jnp.asarray(factors(gaps))
+    if values.shape != gaps.shape or not jnp.issubdtype(values.dtype, jnp.floating):
         rule = f"a float for each of {gaps.size} gaps"
         validate.fail(
-            "staleness", rule, f"{found.dtype} of shape {found.shape}", "See server.staleness.polynomial.", TypeError
+            "staleness", rule, f"{values.dtype} of shape {values.shape}", "See server.staleness.polynomial.", TypeError
         )
-    if isinstance(found, jax.core.Tracer):
-        return True  # a sweep's exponent
-    found = np.asarray(found)  # constants: `discounts` also answers while a program is traced
-    wrong = ~((found > 0) & (found <= 1))
-    if wrong.any():
-        gap = int(np.argmax(wrong))
-        validate.fail(f"staleness({gap})", "a factor in (0, 1]", float(found[gap]))
-    return bool((found < 1).any())
+    if isinstance(values, jax.core.Tracer):
+        return True  # a sweep passes the exponent as an argument of its program: the factors are not known here
+    values = np.asarray(values)
+    is_wrong = ~((values > 0) & (values <= 1))  # NaN is wrong too
+    if is_wrong.any():
+        gap = int(np.argmax(is_wrong))
+        validate.fail(f"staleness({gap})", "a factor in (0, 1]", float(values[gap]))
+    return bool((values < 1).any())
 
 
 def check_discount(client: ClientUpdate, update: PyTree) -> None:
-    """Refuses what a stale update cannot count in part.
+    """Refuses clients whose stale updates cannot be multiplied by a factor below 1.
 
     Args:
-      update: spec of the client's, before its transform.
+      client: states in `ClientFacts.scalable` that a share of its update is an update.
+      update: spec of the client's update, before its transform.
 
-    Raises: ValueError for clients that do not state `scalable`; TypeError for integers, a share of which is rounded.
+    Raises: ValueError for clients that do not state `scalable`; TypeError for integers, since a share of an integer
+    would be rounded.
 
     Guarantees: tests/algorithms/asynchronous/test_asynchronous.py::test_updates_that_cannot_be_discounted.
     """
@@ -189,52 +216,63 @@ def check_discount(client: ClientUpdate, update: PyTree) -> None:
 
 
 def _check_integers(sampler: Sampler, transform: UpdateTransform, aggregator: Aggregator) -> None:
-    sent, facts = transform.facts.integer_range, aggregator.facts
+    """Raises ValueError for integers that a sum would round, wrap, or compare with a number in another unit."""
+    integer_range = transform.facts.integer_range
+    facts = aggregator.facts
     if facts.modulus is not None:
-        if sent is None:
+        if integer_range is None:
             hint = "It sums integers: end the transform with one that sends them, such as quantize(..., integers=True)."
             validate.fail("transform", "integers for a modular sum", "a transform that sends floats", hint)
-        largest = max(abs(x) for x in sent) * facts.max_weight
+        largest = max(abs(x) for x in integer_range) * facts.max_weight
         if largest > validate.INT32_MAX:
             hint = "A smaller max_weight, or fewer bits a message."
             validate.fail("aggregator.max_weight", "products of 32 bits", facts.max_weight, hint)
-        most = sampler.num_slots * largest
-        if 2 * most >= facts.modulus:
-            needed = f"modulus_bits={(2 * most).bit_length()}"
-            hint = f"{sampler.num_slots} messages reach {most}: {needed}, fewer bits a message, or fewer clients."
-            validate.fail("aggregator.modulus", f"more than {2 * most}, or sums would wrap", facts.modulus, hint)
-    elif sent is not None and max(abs(x) for x in sent) > LARGEST_INTEGER:
+        # Sums lie in [-largest_sum, largest_sum]; a ring of at least 2 * largest_sum + 1 values tells them apart.
+        largest_sum = sampler.num_slots * largest
+        if 2 * largest_sum >= facts.modulus:
+            needed = f"modulus_bits={(2 * largest_sum).bit_length()}"
+            num_slots = sampler.num_slots
+            hint = f"{num_slots} messages reach {largest_sum}: {needed}, fewer bits a message, or fewer clients."
+            rule = f"more than {2 * largest_sum}, or sums would wrap"
+            validate.fail("aggregator.modulus", rule, facts.modulus, hint)
+    elif integer_range is not None and max(abs(x) for x in integer_range) > LARGEST_INTEGER:
         hint = "Sums are float32: use aggregation.modular_sum, or a coarser grid."
-        validate.fail("transform", f"integers up to {LARGEST_INTEGER} at a sum of floats", sent, hint)
-    if sent is not None and not facts.homogeneous:
+        validate.fail("transform", f"integers up to {LARGEST_INTEGER} at a sum of floats", integer_range, hint)
+    if integer_range is not None and not facts.homogeneous:
         hint = "This aggregator compares messages with a number: integers=False, or another aggregator."
-        validate.fail("transform", "one that sends numbers", f"integers in {sent}", hint)
+        validate.fail("transform", "one that sends numbers", f"integers in {integer_range}", hint)
 
 
 def looks_like_the_model(update: PyTree, server: ServerUpdate, params: PyTree) -> bool:
-    """Whether an update has the structure and shapes of what the server takes.
+    """Whether an update has the structure and shapes of the aggregate that the server takes.
 
-    If not, the aggregator may still turn updates into what the server takes: see `check_aggregate`.
+    Another update may still be right, since the aggregator may turn it into what the server takes; `check_aggregate`
+    decides on the aggregator's result.
 
     Args:
-      update, params: specs, or arrays.
+      update: one client's update, as specs or arrays.
+      server: states by `ServerUpdate.takes` which aggregate it takes; by default one like the parameters.
+      params: the model's parameters, as specs or arrays.
 
-    Raises: TypeError where structure and shapes agree with the server's or the parameters' but a dtype does not: bytes
-      would be counted, and the model rounded, in another width.
+    Raises: TypeError where structure and shapes agree with those of the server or of the parameters but a dtype does
+      not. Bytes would be counted, and the model rounded, in another width.
 
     Guarantees: tests/laws/test_foreign_updates.py.
     """
-    likes = [like for like in (server.expects(params), params) if _difference(update, like) is None]
-    for like in likes[:1]:
+    matching = [like for like in (server.expects(params), params) if _difference(update, like) is None]
+    for like in matching[:1]:
         for (path, x), y in zip(jax.tree_util.tree_leaves_with_path(update), jax.tree.leaves(like), strict=True):
             if x.dtype != y.dtype:
-                name, hint = f"update{jax.tree_util.keystr(path)}", "Cast it in the client."
+                name = f"update{jax.tree_util.keystr(path)}"
+                hint = "Cast it in the client."
                 validate.fail(name, f"{y.dtype}, as the server expects", str(x.dtype), hint, TypeError)
     return _difference(update, server.expects(params)) is None
 
 
 def check_aggregate(aggregate: PyTree, server: ServerUpdate, params: PyTree) -> None:
-    """Raises ValueError for an aggregate of other shapes than the server takes: it would be broadcast into the model.
+    """Raises ValueError for an aggregate whose shapes the server does not take.
+
+    Without this check NumPy's broadcasting would spread such an aggregate over the model.
 
     Guarantees: tests/laws/test_foreign_updates.py.
     """
@@ -244,7 +282,7 @@ def check_aggregate(aggregate: PyTree, server: ServerUpdate, params: PyTree) -> 
 
 
 def _difference(update: PyTree, like: PyTree) -> tuple[str, str, str] | None:
-    """(name, expected, found) of the first difference in structure or shape; None without any."""
+    """(name, expected value, value) of the first difference in structure or shape; None without any."""
     if jax.tree.structure(update) != jax.tree.structure(like):
         return "update", f"{jax.tree.structure(like)}", str(jax.tree.structure(update))
     for (path, x), y in zip(jax.tree_util.tree_leaves_with_path(update), jax.tree.leaves(like), strict=True):

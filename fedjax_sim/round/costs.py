@@ -1,4 +1,4 @@
-"""Costs of a round: bytes, steps and operations of its clients, and messages that could not be used."""
+"""Counts the costs of a round: bytes, steps and operations of its clients, and messages that could not be used."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ __all__ = [
 ]
 
 ID = jax.ShapeDtypeStruct((), jnp.int32)
-NAMED_CLIENTS = 8  # ids that an error names
+NAMED_CLIENTS = 8  # an error names at most so many clients
 ROUND_METRICS = (
     Metric("clients_invited", "clients invited", "count"),
     Metric("clients_reported", "updates used", "count"),
@@ -47,8 +47,10 @@ ROUND_METRICS = (
 
 
 def own_data(star: Star, population: Population, id: Array) -> ClientData | Population:
-    """What client `id` works on: its data, in round 0 if it reads that, or its group where the star's clients are
-    federations."""
+    """The data of client `id`, or its group of clients where the star's clients are federations.
+
+    A client that reads the number of the round (`ClientFacts.reads_round`) is given round 0.
+    """
     if star.client.federation is None:
         data = population.client(id)
         return data._replace(round=jnp.zeros((), jnp.int32)) if star.client.facts.reads_round else data
@@ -59,7 +61,7 @@ def own_data(star: Star, population: Population, id: Array) -> ClientData | Popu
 
 
 def own_state(star: Star, broadcast: PyTree, population: Population) -> PyTree:
-    """The state that each client starts from."""
+    """The state that each client has before its first round."""
     if star.client.federation is None:
         return star.client.init(broadcast)
     group = jax.eval_shape(lambda people, id: own_data(star, people, id), population, ID)
@@ -70,13 +72,13 @@ def message_spec(star: Star, broadcast: PyTree, population: Population) -> PyTre
     """Shapes and dtypes of one client's update, before the transform; nothing is computed.
 
     Args:
-      star: the parts; the client's shapes are those that it has for client 0.
+      star: the parts; the shapes are those of client 0, and hold for all clients.
       broadcast: what the clients receive, as arrays or specs.
       population: arrays or specs.
 
     Returns: a pytree of `jax.ShapeDtypeStruct`.
 
-    Guarantees: the shapes that are sent, also by clients that send more than the model
+    Guarantees: these are the shapes that are sent, also by clients that send more than the model
     (tests/laws/test_foreign_updates.py::test_foreign_updates_are_refused).
     """
 
@@ -89,11 +91,13 @@ def message_spec(star: Star, broadcast: PyTree, population: Population) -> PyTre
 
 
 def plan_of(star: Star, broadcast: PyTree, population: Population) -> engine.Plan:
-    """The plan that fits the star's clients: their messages, what they work with, and the slots of the cohort.
+    """The plan (clients vmapped, messages summed at once) that fits the clients' memory, messages and cohort.
 
-    Of clients that are federations it is the plan inside of them, if they have one: they themselves follow one another.
+    Clients that are federations train one after the other. For these the plan is that of their own clients, if their
+    rounds can be planned.
 
     Args:
+      star, population: as for `message_spec`.
       broadcast: arrays or specs; nothing is computed.
 
     Guarantees: the same for any number of devices (tests/round/test_round.py::test_plans_fit_the_work).
@@ -103,8 +107,8 @@ def plan_of(star: Star, broadcast: PyTree, population: Population) -> engine.Pla
         return engine.Plan(1, 1)
     if inside is not None:
         group = jax.eval_shape(lambda people: own_data(star, people, jnp.zeros((), jnp.int32)), population)
-        sent = jax.eval_shape(lambda params: inside.server.broadcast(inside.server.init(params)), broadcast)
-        return plan_of(inside, sent, group)
+        inner_broadcast = jax.eval_shape(lambda params: inside.server.broadcast(inside.server.init(params)), broadcast)
+        return plan_of(inside, inner_broadcast, group)
 
     def local(broadcast, population):
         data = own_data(star, population, jnp.zeros((), jnp.int32))
@@ -112,68 +116,82 @@ def plan_of(star: Star, broadcast: PyTree, population: Population) -> engine.Pla
         return report.update
 
     program, update = jax.make_jaxpr(local, return_shape=True)(tree.spec(broadcast), population)
-    work = engine.working_bytes(program)
-    return engine.plan_for(update, working_bytes=work, num_slots=star.sampler.num_slots)
+    working_bytes = engine.working_bytes(program)
+    return engine.plan_for(update, working_bytes=working_bytes, num_slots=star.sampler.num_slots)
 
 
 def client_wires(star: Star, broadcast: PyTree, population: Population) -> tuple[Wire, Wire]:
-    """The sizes of what a client sends, after the transform and as the aggregator has it sent, and of what it receives:
-    the broadcast, and what the aggregator has the server send beside it or in its place.
+    """The sizes of the message that a client sends, and of the broadcast that it receives.
 
-    Arguments as for `message_spec`.
+    The message is counted after the transform. An aggregator may change both sizes: a secure sum adds keys and shares,
+    and may have the server send something beside the broadcast or in its place.
+
+    Args: as for `message_spec`.
+
+    Returns: (`Wire` of a message, `Wire` of what a client receives), in a cohort of all slots.
 
     Guarantees: a round's bytes are these times the messages
     (tests/sampling/test_participation.py::test_late_messages_are_counted), both ways
     (tests/aggregation/test_wires.py).
     """
     update = message_spec(star, broadcast, population)
-    return _among(star, update, _alone(star, update, broadcast), star.sampler.num_slots)
+    return _aggregator_wires(star, update, _plain_wires(star, update, broadcast), star.sampler.num_slots)
 
 
-def _alone(star: Star, update: PyTree, broadcast: PyTree) -> tuple[Wire, Wire]:
-    """The sizes of a message after the transform, and of the broadcast."""
-    return wire_of(star.transform, update), (plain_wire if star.server.wire is None else star.server.wire)(broadcast)
+def _plain_wires(star: Star, update: PyTree, broadcast: PyTree) -> tuple[Wire, Wire]:
+    """The sizes of a message after the transform, and of the broadcast, before the aggregator changes them."""
+    broadcast_wire = plain_wire if star.server.wire is None else star.server.wire
+    return wire_of(star.transform, update), broadcast_wire(broadcast)
 
 
-def _among(star: Star, update: PyTree, alone: tuple[Wire, Wire], num_invited: int) -> tuple[Wire, Wire]:
-    """The same as the aggregator has them sent among so many clients."""
+def _aggregator_wires(
+    star: Star, update: PyTree, plain_wires: tuple[Wire, Wire], num_invited: int
+) -> tuple[Wire, Wire]:
+    """The same sizes as the aggregator's protocol makes them, in a cohort of `num_invited` clients."""
     rules = star.aggregator.facts.wire, star.aggregator.facts.wire_down
-    pairs = zip(rules, alone, strict=True)
+    pairs = zip(rules, plain_wires, strict=True)
     up, down = (wire if rule is None else rule(update, wire, num_invited) for rule, wire in pairs)
     return up, down
 
 
 def bytes_by_invited(star: Star, broadcast: PyTree, population: Population) -> np.ndarray | None:
-    """[m + 1, 3] int64 bytes of a message, of the same under an entropy code, and of what a client receives, in cohorts
-    of 0, 1, ... m invited clients. None where the aggregator has them alike, so that `client_wires` tells all.
+    """The bytes that one client sends and receives, for each number of invited clients, where that number matters.
 
-    Arguments as for `message_spec`.
+    In a secure sum, for example, a client receives a key of every other invited client.
+
+    Args: as for `message_spec`.
+
+    Returns: [m + 1, 3] int64; row i holds the bytes in a cohort of i invited clients: of a message, of the same message
+    under an entropy code, and of what a client receives. None where all rows would be equal: `client_wires` then says
+    everything.
 
     Guarantees: tests/aggregation/test_wires.py::test_keys_of_those_who_are_invited.
     """
     if star.aggregator.facts.wire is None and star.aggregator.facts.wire_down is None:
         return None
     update = message_spec(star, broadcast, population)
-    alone = _alone(star, update, broadcast)
-    pairs = [_among(star, update, alone, max(number, 1)) for number in range(star.sampler.num_slots + 1)]
+    plain_wires = _plain_wires(star, update, broadcast)
+    num_slots = star.sampler.num_slots
+    pairs = [_aggregator_wires(star, update, plain_wires, max(number, 1)) for number in range(num_slots + 1)]
     bits = np.array([(up.bits, up.coded, down.bits) for up, down in pairs], np.int64)
-    return None if (bits == bits[0]).all() else -(-bits // 8)
+    return None if (bits == bits[0]).all() else -(-bits // 8)  # a message is whole bytes, rounded up
 
 
 def work_of(star: Star, params: PyTree, population: Population) -> Work:
     """The cost of one round to one client, in bytes, steps and floating-point operations.
 
-    The local work is traced and its operations counted; nothing is run. A client that is a federation computes nothing
-    itself, and its rounds are `Work.inside`.
+    The local work is traced and its operations are counted; nothing is run. A client that is a federation computes
+    nothing itself, and its rounds are `Work.inside`.
 
     Args:
       star: the parts.
       params: the model's parameters, or their specs.
-      population: whose client 0 stands for all; operations are counted over all its rows, padding included.
+      population: all clients; client 0 stands for every client. Operations are counted over all its rows, padding
+        included.
 
-    Returns: `Work`; what it is for a client with n examples says `network.load_of`.
+    Returns: `Work`; `network.load_of` makes of it the load of a client with n examples.
 
-    Guarantees: bytes after both transforms, and the client's own steps
+    Guarantees: bytes are counted after both transforms, and steps are those of the client
     (tests/round/test_round.py::test_quadratic_clients_have_known_work); operations grow with the steps as counted
     by hand (tests/round/test_costs.py).
 
@@ -186,7 +204,8 @@ def work_of(star: Star, params: PyTree, population: Population) -> Work:
     """
     broadcast = jax.eval_shape(lambda params: star.server.broadcast(star.server.init(params)), params)
     up, down = client_wires(star, broadcast, population)
-    sizes, examples = (-(-wire.bits // 8) for wire in (up, down)), partial(sizes_of, population)
+    sizes = (-(-wire.bits // 8) for wire in (up, down))
+    examples = partial(sizes_of, population)
     by_invited = bytes_by_invited(star, broadcast, population)
     by_invited = None if by_invited is None else by_invited[:, [0, 2]]
     if star.client.federation is not None:
@@ -198,29 +217,34 @@ def work_of(star: Star, params: PyTree, population: Population) -> Work:
         return star.client.apply(jax.random.key(0), broadcast, own_state(star, broadcast, population), data)
 
     facts = star.client.facts
-    steps = None if facts.all_steps is None else jax.ShapeDtypeStruct((), jnp.int32)  # a loop over the steps
+    # The number of steps is an argument of the program, so the steps are a loop of unknown length in it. Counting with
+    # no turn and with one turn of such loops tells the cost of a step from what is done once.
+    steps = None if facts.all_steps is None else jax.ShapeDtypeStruct((), jnp.int32)
     program = jax.make_jaxpr(local)(tree.spec(broadcast), population, steps)
-    once, one = (engine.flops(program, turns) for turns in (0, 1))
+    flops_without_steps, flops_with_one_step = (engine.flops(program, turns) for turns in (0, 1))
+    step_flops = flops_with_one_step - flops_without_steps
     rows = num_rows(population) if facts.num_steps is None else None
-    return Work(*sizes, facts.all_steps, float(one), float(one - once), rows, examples, by_invited=by_invited)
+    return Work(
+        *sizes, facts.all_steps, float(flops_with_one_step), float(step_flops), rows, examples, by_invited=by_invited
+    )
 
 
 def _asked_inside(
     star: Star, broadcast: PyTree, population: Population, flops_scale: float, bytes_scale: float
 ) -> PyTree:
-    """What rounds inside of each client ask of its own clients, leaves [N, ...] (`TimeInside.asked`)."""
+    """The work that the rounds inside of each client ask of its own clients, leaves [N, ...] (`TimeInside.asked`)."""
 
-    def of_one(id):
+    def asked_of_client(id):
         return star.client.time_inside.asked(broadcast, own_data(star, population, id), flops_scale, bytes_scale)
 
-    return jax.vmap(of_one)(jnp.arange(population.size, dtype=jnp.int32))
+    return jax.vmap(asked_of_client)(jnp.arange(population.size, dtype=jnp.int32))
 
 
 def traffic(cohort: Cohort, up: Wire, down: Wire, by_invited: np.ndarray | None = None) -> dict[str, Count]:
-    """The bytes that one pass over a cohort sends, messages that came too late included.
+    """Counts the bytes that one pass over a cohort sends, messages that came too late included.
 
     Args:
-      cohort: who was invited, who reported, who sent.
+      cohort: says which slots were invited, reported and sent a message.
       up, down: sizes of one message and of one broadcast, in a cohort of all slots.
       by_invited: `bytes_by_invited`.
 
@@ -231,84 +255,105 @@ def traffic(cohort: Cohort, up: Wire, down: Wire, by_invited: np.ndarray | None 
     (tests/sampling/test_participation.py::test_late_messages_are_counted).
     """
     uploads = cohort.reported if cohort.timing.sent is None else cohort.timing.sent
-    invited, reported, sent = (x.sum(dtype=jnp.int32) for x in (cohort.invited, cohort.reported, uploads))
-    units = (Count.of(sent, -(-bits // 8)).unit for bits in (up.bits, up.coded, down.bits))
+    num_invited, num_reported, num_sent = (x.sum(dtype=jnp.int32) for x in (cohort.invited, cohort.reported, uploads))
+    # A `Count` keeps the number of messages and the bytes of one message apart: their product may exceed 32 bits.
+    units = (Count.of(num_sent, -(-bits // 8)).unit for bits in (up.bits, up.coded, down.bits))
     if by_invited is not None:
         words = np.stack([by_invited >> 32, by_invited & 0xFFFFFFFF], -1).astype(np.uint32)
-        units = jnp.asarray(words)[invited]
-    plain, coded, received = units
-    found = {"uplink_bytes": Count(sent, plain), "downlink_bytes": Count(invited, received)}
+        units = jnp.asarray(words)[num_invited]
+    plain_bytes, coded_bytes, received_bytes = units
+    counts = {"uplink_bytes": Count(num_sent, plain_bytes), "downlink_bytes": Count(num_invited, received_bytes)}
     if up.coded < up.bits:
-        found["uplink_coded_bytes"] = Count(sent, coded)
+        counts["uplink_coded_bytes"] = Count(num_sent, coded_bytes)
     if cohort.timing.sent is not None:
-        found["wasted_bytes"] = Count(sent - reported, plain)
-    return found
+        counts["wasted_bytes"] = Count(num_sent - num_reported, plain_bytes)
+    return counts
 
 
 def spending_metrics(cohort: Cohort) -> dict[str, Array]:
-    """What a cohort's devices spend, where its rounds take time (`Timing.spent`).
+    """Metrics of the energy and time that a cohort's devices spend, where rounds take time (`Timing.spent`).
 
-    Returns: `joules`; `wasted_joules`, of invited clients who do not report; `utilisation`, the share of the time until
-    the last one is done in which the invited clients are busy, 0 without any; `saturated_clients`, of the invited, who
-    are too slow for the clock. {} without times.
+    Returns: {} without times, else four scalars:
+      `joules`: the energy of all invited clients.
+      `wasted_joules`: the part spent by invited clients who do not report.
+      `utilisation`: the share of time in which invited clients are busy, until the last client is done; 0 where nobody
+        is invited.
+      `saturated_clients`: the number of invited clients who are too slow for the clock.
 
     Guarantees: tests/sampling/time/test_clock.py::test_energy_and_utilisation.
     """
     if cohort.timing.spent is None:
         return {}
     spent = cohort.timing.spent
-    joules, busy = spent.joules, spent.total.astype(jnp.float32)
-    wasted = jnp.where(cohort.reported, 0, joules)
-    together = busy.max(initial=0) * cohort.invited.sum(dtype=jnp.float32)
-    share = busy.sum() / jnp.where(together > 0, together, 1)
-    slow = {SATURATED.name: num_saturated(spent, cohort.invited)}
-    return {"joules": joules.sum(), "wasted_joules": wasted.sum(), "utilisation": share} | slow
+    joules = spent.joules
+    busy_ticks = spent.total.astype(jnp.float32)
+    wasted_joules = jnp.where(cohort.reported, 0, joules)
+    available_ticks = busy_ticks.max(initial=0) * cohort.invited.sum(dtype=jnp.float32)
+    utilisation = busy_ticks.sum() / jnp.where(available_ticks > 0, available_ticks, 1)
+    saturated = {SATURATED.name: num_saturated(spent, cohort.invited)}
+    energy = {"joules": joules.sum(), "wasted_joules": wasted_joules.sum()}
+    return energy | {"utilisation": utilisation} | saturated
 
 
 def unusable(star: Star, cohort: Cohort, dropped: Array, num_dropped: Array) -> dict[str, Array]:
-    """How many messages could not be used, and whose they were where that is an error.
+    """Counts the messages that could not be used, and names their clients where such messages are an error.
 
     Args:
-      dropped: [m] bool, slots with a message that was not usable; `num_dropped` is their number, [] int32.
+      star: the parts; `star.execution.nonfinite` says whether an unusable message is an error.
+      cohort: says which client is in which slot.
+      dropped: [m] bool, slots whose message was not usable.
+      num_dropped: [] int32, the number of these slots.
 
     Returns: `dropped_clients`, [] int32; with `nonfinite="error"` also `error_ids`, [8] int32: the first such clients,
-    filled with -1. `run` stops on them and removes them from the log.
+    filled up with -1. `run` stops on these ids and removes them from the log.
 
     Guarantees: a client that does not exist is counted too
     (tests/laws/test_nonfinite.py::test_a_client_who_does_not_exist_is_counted).
     """
-    found = {"dropped_clients": num_dropped}
+    info = {"dropped_clients": num_dropped}
     if star.execution.nonfinite == "error":
-        first = jnp.argsort(~dropped, stable=True)[:NAMED_CLIENTS]
-        found["error_ids"] = jnp.where(dropped[first], cohort.ids[first], -1)
-    return found
+        # False sorts before True, so a stable sort puts the dropped slots first, in the cohort's order.
+        first_slots = jnp.argsort(~dropped, stable=True)[:NAMED_CLIENTS]
+        info["error_ids"] = jnp.where(dropped[first_slots], cohort.ids[first_slots], -1)
+    return info
 
 
 def eight_bytes(words: Array) -> Array:
-    """[..., 8] uint32: the bytes of integers of two words [..., 2] uint32, high and low; the lowest first."""
+    """The bytes of 64-bit integers, the lowest first: [..., 8] uint32.
+
+    Args:
+      words: [..., 2] uint32, the high and the low word of each integer.
+    """
     return jnp.stack([words[..., word] >> place & 255 for word in (1, 0) for place in (0, 8, 16, 24)], -1)
 
 
 def words_of(count: Count) -> Array:
-    """[2] uint32: a count's product modulo 2^64, high and low word.
+    """The product of a count's number and unit modulo 2^64, as [2] uint32: the high word and the low word.
 
-    Guarantees: Python's products (tests/algorithms/hierarchy/test_hierfavg.py::test_counts_past_32_bits).
+    Guarantees: the products are Python's (tests/algorithms/hierarchy/test_hierfavg.py::test_counts_past_32_bits).
 
     >>> words_of(Count.of(jnp.int32(1_000_000), 5_000)).tolist()
     [1, 705032704]
     """
-    number, (high, low) = count.number.astype(jnp.uint32), count.unit
-    a, b, c, d = number >> 16, number & 0xFFFF, low >> 16, low & 0xFFFF
+    number = count.number.astype(jnp.uint32)
+    high, low = count.unit
+    # The low words are multiplied by halves of 16 bits, number = a 2^16 + b and low = c 2^16 + d, since there are no
+    # 64-bit integers without JAX's x64 mode. Every product of two halves fits in 32 bits.
+    a = number >> 16
+    b = number & 0xFFFF
+    c = low >> 16
+    d = low & 0xFFFF
     middle = (b * d >> 16) + (a * d & 0xFFFF) + (b * c & 0xFFFF)
-    over = a * c + (a * d >> 16) + (b * c >> 16) + (middle >> 16)
-    return jnp.stack([number * high + over, number * low])
+    carry = a * c + (a * d >> 16) + (b * c >> 16) + (middle >> 16)
+    return jnp.stack([number * high + carry, number * low])
 
 
 def two_words(sums: Array) -> Array:
-    """A sum of uint32 counts as the two words of a 64-bit integer, from the sums of its bytes.
+    """Puts a 64-bit sum of counts together from the sums of their bytes.
 
     Args:
-      sums: [4] or [8] uint32, the sum of the counts' lowest bytes first; exact for up to 2^24 counts.
+      sums: [4] or [8] uint32, the sum over counts of each of their bytes, the lowest byte first. These sums are exact
+        for up to 2^24 counts.
 
     Returns: [2] uint32, high word and low word, as `Count.unit`.
 
@@ -319,21 +364,25 @@ def two_words(sums: Array) -> Array:
     """
     high = low = jnp.zeros((), jnp.uint32)
     for i in range(4):
-        part = sums[i] << 8 * i
-        carry = (low + part < low).astype(jnp.uint32)
-        high += (sums[i] >> 32 - 8 * i if i else jnp.uint32(0)) + carry
-        low += part
+        low_part = sums[i] << 8 * i
+        carry = (low + low_part < low).astype(jnp.uint32)  # an addition that wrapped gives less than its addend
+        high_part = sums[i] >> 32 - 8 * i if i else jnp.uint32(0)  # the sum of the lowest bytes is in the low word
+        high += high_part + carry
+        low += low_part
     for i in range(4, sums.shape[0]):
         high += sums[i] << 8 * (i - 4)
     return jnp.stack([high, low])
 
 
 def metrics_of(star: Star) -> tuple[Metric, ...]:
-    """What a round's Info holds, as far as its parts state it; a part's name stands before a name that two of them use,
-    as in Info."""
-    parts = {
+    """The metrics that the parts of a star state for a round's info, after those that every round has.
+
+    Where two parts use the same name, the part's name stands before it, as in the info.
+    """
+    # Part name -> metric name -> Metric.
+    metrics_by_part = {
         name: {x.name: x for x in getattr(getattr(part, "facts", part), "metrics", ())}
         for name, part in star._asdict().items()
     }
-    joined = tree.joined_metrics({name: found for name, found in parts.items() if found})
+    joined = tree.joined_metrics({name: metrics for name, metrics in metrics_by_part.items() if metrics})
     return (*ROUND_METRICS, *(metric._replace(name=name) for name, metric in joined.items()))

@@ -1,4 +1,4 @@
-"""Federated learning around one server, as one compiled program: a round is invite, collect, close."""
+"""`federated` makes an algorithm of the parts of a federation: each round is invite, collect and close."""
 
 from __future__ import annotations
 
@@ -41,32 +41,46 @@ def federated(
     plan: Annotated[engine.Plan | None, FromData("plan")] = None,
     mesh: Annotated[Mesh | str | None, FromData("mesh")] = "all",
 ) -> Algorithm:
-    """Federated learning around one server, from its parts.
+    """Makes an algorithm for federated learning around one server.
+
+    In each round the sampler draws a cohort, its clients train from the server's broadcast, the aggregator combines
+    their messages, and the server takes a step with the aggregate.
 
     Args:
-      sampler, client, aggregator, server, transform: the parts; without a transform updates are sent as they are.
-      downlink: what the broadcast goes through, by `server.downlink`; None sends the model as it is.
-      nonfinite: what a NaN, infinite or overflowing update, weight, metric or client state, or a weight that vanishes
-        in a sum, does. "drop": the round goes on as if that client had not reported, and counts it in
-        `dropped_clients`. "error": the same, and `run` stops, naming the clients; refused together with noise, because
-        it would reveal what the noise hides.
+      sampler: draws the cohorts.
+      client: the local work of one client.
+      aggregator: combines the messages of a cohort.
+      server: takes a step with the aggregate, and holds the model.
+      transform: what each update passes through, such as clipping or compression; None sends updates as they are.
+      downlink: what the broadcast passes through, by `server.downlink`; None sends the model as it is.
+      nonfinite: what happens with an unusable message. A message is unusable if its update, weight, metrics or client
+        state are NaN, infinite or overflowing, or if its weight would vanish in a sum. "drop": the round goes on as if
+        that client had not reported, and counts it in `dropped_clients`. "error": the same, and `run` stops and names
+        the clients. "error" is refused together with noise, because it would reveal what the noise hides.
       plan: how many clients are vmapped and summed at once; by default fitted to their work and messages.
-      mesh: devices that share the cohort; "all" visible ones by default, None for one.
+      mesh: devices that share the cohort; "all" visible devices by default, None for one device.
 
     With noise in shares on the messages (place "distributed"), a round is skipped if fewer messages arrive than the
-    number of shares assumed: the round then releases only that a message was missing, which voids a run's epsilon.
+    number of shares assumed. The round then releases only that a message was missing, which voids a run's epsilon.
 
-    Returns: an Algorithm. Its info holds `clients_invited`, `clients_reported`, `dropped_clients`, `skipped_rounds`
-    (1 where nothing usable arrived: the model is then unchanged), `uplink_bytes`, `downlink_bytes`, `update_norm`, and
-    the pooled metrics of clients, sampler, transform and aggregator, prefixed by the part's name where two parts use
-    the same name; the sums of the clients' `counts`; `uplink_coded_bytes` where an entropy code would make messages
-    smaller; `wasted_bytes` under over-invitation: the part of `uplink_bytes` that came too late to count.
+    Returns: an Algorithm. Its info holds
+      `clients_invited`, `clients_reported`, `dropped_clients`: numbers of clients;
+      `skipped_rounds`: 1 where nothing usable arrived, and the model is then unchanged; else 0;
+      `uplink_bytes`, `downlink_bytes`: all bytes that were sent;
+      `uplink_coded_bytes`: where an entropy code would make messages smaller;
+      `wasted_bytes`: under over-invitation, the part of `uplink_bytes` that came too late to count;
+      `update_norm`: the L2 norm of the model's change;
+      the pooled metrics of clients, sampler, transform and aggregator, prefixed by the part's name where two parts use
+      the same name; and the sums of the clients' `counts`.
 
-    Raises: ValueError for a modular sum of floats or of integers that could wrap; for integers with an aggregator whose
-    result is not in their unit; for noise with one of unbounded sensitivity; for clients drawn with unequal
-    probabilities and one that weights them too; for "error" together with noise
-    (tests/running/test_privacy_ledger.py::test_stopping_is_no_secret); and for what `server.downlink` refuses. `init`
-    refuses updates of other shapes or dtypes than the server takes (tests/laws/test_foreign_updates.py).
+    Raises: ValueError
+      for a modular sum of floats, or of integers that could wrap;
+      for integers with an aggregator whose result is not in their unit;
+      for noise with an aggregator of unbounded sensitivity;
+      for clients drawn with unequal probabilities, with an aggregator that weights them too;
+      for "error" together with noise (tests/running/test_privacy_ledger.py::test_stopping_is_no_secret);
+      and for what `server.downlink` refuses. `init` refuses updates whose shapes or dtypes the server does not take
+      (tests/laws/test_foreign_updates.py).
 
     Guarantees: the same bits for any number of devices and order of the cohort (tests/laws/test_devices.py), and for
     any padding if the aggregator does not count rows (tests/laws/test_invariance.py); a non-finite client equals an
@@ -94,7 +108,9 @@ def federated(
         state = initial_state(star, params, population)
         spec = message_spec(star, jax.eval_shape(server.broadcast, state.server), population)
         if not looks_like_the_model(spec, server, tree.spec(params)):
-            jax.eval_shape(step, key, state, population)  # `check_aggregate` decides on what the aggregator returns
+            # The aggregator may turn such updates into what the server takes. Tracing a round lets `check_aggregate`
+            # decide on the aggregator's result before the first round runs.
+            jax.eval_shape(step, key, state, population)
         return state
 
     def step(key, state, population):
@@ -103,7 +119,8 @@ def federated(
         return close(star, key, cohort, gathered, state._replace(sampler=sampler_state))
 
     def observe(key, state, population):
-        return seen(star, key, invite(star, key, state)[0], state, population)
+        cohort, _ = invite(star, key, state)
+        return seen(star, key, cohort, state, population)
 
-    found = metrics_of(star)
-    return Algorithm(init, step, lambda state: server.params(state.server), star, observe, metrics=found)
+    metrics = metrics_of(star)
+    return Algorithm(init, step, lambda state: server.params(state.server), star, observe, metrics=metrics)

@@ -1,4 +1,4 @@
-"""What a round inside of a hierarchy tells the levels above it."""
+"""A round inside of a hierarchy reports metrics, counts and weights to the levels above it."""
 
 from __future__ import annotations
 
@@ -28,31 +28,35 @@ __all__ = ["Told", "by_own_ids", "existing", "named_by", "remembers", "summed_ov
 
 
 class Told(NamedTuple):
-    """What a round inside tells those above."""
+    """The report of a round inside of a hierarchy to the levels above it."""
 
     means: dict[str, Mean]  # the clients' metrics
-    scalars: dict[str, Mean]  # floats in info
-    counts: dict[str, Array]  # [2] uint32 words
-    weight: Array  # [] float32 what its clients weigh
+    scalars: dict[str, Mean]  # floats of the round's info, under the level's name
+    counts: dict[str, Array]  # [2] uint32, the high and the low word of each count
+    weight: Array  # [] float32, the sum of its clients' weights
     used: Array  # [] bool; the round was not skipped
-    broken: Array  # [] bool; somebody's message was not finite
+    broken: Array  # [] bool; some message was not finite
 
 
 def existing(cohort: Cohort, group: Population) -> Cohort:
-    """The cohort without the places of the group that are empty: nothing is sent to or by them."""
+    """The cohort without the group's empty places: nothing is sent to or by an empty place."""
     if not hasattr(group, "there"):
         return cohort
-    there = group.there(cohort.ids)
-    sent = None if cohort.timing.sent is None else cohort.timing.sent & there
-    cohort = cohort._replace(invited=cohort.invited & there, reported=cohort.reported & there)
-    return recounted(cohort.timed(sent=sent))
+    has_client = group.there(cohort.ids)
+    senders = None if cohort.timing.sent is None else cohort.timing.sent & has_client
+    cohort = cohort._replace(invited=cohort.invited & has_client, reported=cohort.reported & has_client)
+    return recounted(cohort.timed(sent=senders))  # losses in empty places are not counted either
 
 
 def by_own_ids(aggregator: Aggregator, group: Population) -> Aggregator:
-    """The aggregator of a group, which knows clients by their ids in the whole population, not by their places.
+    """Makes an aggregator see clients by their ids in the whole population, not by their places in a group.
 
-    Who attacks, whom a rule remembers and who leaves a secure sum are then the same clients as without groups. In empty
-    places, where nothing arrives, the id is 0.
+    Attackers, clients that a rule remembers, and clients that leave a secure sum are then the same as without groups.
+    In empty places, where nothing arrives, the id is 0.
+
+    Args:
+      aggregator: any aggregator of a group's messages.
+      group: translates places into ids by `Population.own_ids`; without that method ids are left as they are.
 
     Raises: ValueError for attackers in a group that does not state these ids.
 
@@ -67,25 +71,26 @@ def by_own_ids(aggregator: Aggregator, group: Population) -> Aggregator:
     def own_ids(places: Array) -> Array:
         return jnp.maximum(group.own_ids(places), 0)
 
-    def renamed(call: Callable | None) -> Callable | None:
-        def with_own_ids(key, round, *rest):
-            rest = [x._replace(ids=own_ids(x.ids)) if isinstance(x, Received) else x for x in rest]
+    def with_translated_ids(function: Callable | None) -> Callable | None:
+        def translated(key, round, *arguments):
+            arguments = [x._replace(ids=own_ids(x.ids)) if isinstance(x, Received) else x for x in arguments]
             cohort = round.cohort._replace(ids=own_ids(round.cohort.ids))
-            return call(key, round._replace(cohort=cohort), *rest)
+            return function(key, round._replace(cohort=cohort), *arguments)
 
-        return call and with_own_ids
+        return function and translated
 
-    calls = {name: renamed(getattr(aggregator, name)) for name in ("accumulate", "finalize", "stays", "view")}
-    return aggregator._replace(**calls)
+    # These are all functions of an aggregator that see ids; `stays` and `view` may be None.
+    names = ("accumulate", "finalize", "stays", "view")
+    return aggregator._replace(**{name: with_translated_ids(getattr(aggregator, name)) for name in names})
 
 
 def remembers(sampler: Sampler) -> bool:
-    """Whether a sampler has a state."""
+    """Whether a sampler has a state, by which it remembers earlier rounds."""
     return bool(jax.tree.leaves(jax.eval_shape(sampler.init)))
 
 
 def named_by(name: str, metrics: tuple[Metric, ...]) -> tuple[Metric, ...]:
-    """The metrics of a level, under its name."""
+    """Puts a level's name before the names of its metrics, and behind their words."""
     return tuple(
         x._replace(
             name=f"{name}_{x.name}",
@@ -98,35 +103,49 @@ def named_by(name: str, metrics: tuple[Metric, ...]) -> tuple[Metric, ...]:
 
 
 def told(inside: Inside, name: str) -> Told:
-    """The clients' metrics and counts under their own names; what the level itself counted under the level's."""
-    counts, scalars = {key: two_words(x) for key, x in inside.counts.items()}, {}
+    """Makes the report of a round inside of a hierarchy.
+
+    The clients' metrics and counts keep their names. Numbers of the level itself stand under the level's name, such as
+    `edge_skipped_rounds`.
+
+    Args:
+      inside: the round's info, and its clients' metrics, counts and weight.
+      name: of the level, such as "edge".
+
+    Raises: ValueError where a level further inside has the same name.
+    """
+    counts = {key: two_words(x) for key, x in inside.counts.items()}
+    scalars = {}
     info: dict[str, Any] = inside.info
     for key, x in info.items():
         if f"{name}_{key}" in inside.counts:
             validate.fail("name", "another than that of a level inside", name, "Name it 'region', say.")
-        if (
-            key in inside.counts
-            or key.removeprefix("client_") in inside.means
-            or (not isinstance(x, Count) and jnp.ndim(x))
-        ):
+        # The info repeats the clients' metrics and counts, which the report has already; arrays cannot be summed over
+        # rounds.
+        is_of_clients = key in inside.counts or key.removeprefix("client_") in inside.means
+        if is_of_clients or (not isinstance(x, Count) and jnp.ndim(x)):
             continue
         if isinstance(x, Count):
             counts[f"{name}_{key}"] = words_of(x)
         elif jnp.issubdtype(x.dtype, jnp.inexact):
-            finite = jnp.isfinite(x)
-            scalars[f"{name}_{key}"] = Mean(jnp.where(finite, x, 0), finite.astype(jnp.float32))
+            # A NaN of one round, such as a mean over no clients, is left out of the mean over rounds.
+            is_finite = jnp.isfinite(x)
+            scalars[f"{name}_{key}"] = Mean(jnp.where(is_finite, x, 0), is_finite.astype(jnp.float32))
         else:
             counts[f"{name}_{key}"] = jnp.stack([jnp.uint32(0), x.astype(jnp.uint32)])
     return Told(inside.means, scalars, counts, inside.weight, info["skipped_rounds"] == 0, inside.broken)
 
 
 def summed_over_rounds(told: Told) -> tuple[dict[str, Mean], dict[str, Array], tuple[Array, Array]]:
-    """Metrics and counts summed over rounds, and (the clients' weights in rounds that were used, the number of these).
+    """Sums the reports of several rounds.
 
     Args:
       told: leaves [rounds, ...].
+
+    Returns: (metrics, counts, (sum of the clients' weights over the rounds that were used, number of these rounds)).
     """
-    both = tree.joined_metrics({"client": told.means, "level": told.scalars})
-    means = jax.tree.map(lambda x: x.sum(0, dtype=x.dtype), both)
+    metrics_by_round = tree.joined_metrics({"client": told.means, "level": told.scalars})
+    means = jax.tree.map(lambda x: x.sum(0, dtype=x.dtype), metrics_by_round)
     counts = {key: two_words(eight_bytes(words).sum(0, dtype=jnp.uint32)) for key, words in told.counts.items()}
-    return means, counts, (jnp.where(told.used, told.weight, 0).sum(), told.used.sum())
+    used_weight = jnp.where(told.used, told.weight, 0).sum()
+    return means, counts, (used_weight, told.used.sum())

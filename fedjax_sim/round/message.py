@@ -1,4 +1,4 @@
-"""One client's part of a round: local work, its end of the transform, and whether the message can be used."""
+"""One client's part of a round: local work, the client's end of the transform, and whether the message is usable."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from fedjax_sim.types import Array, Cohort, PyTree, Star
 __all__ = ["Message", "Shared", "Slot", "client_round", "stays_finite", "usable_rows"]
 
 LARGEST = 2.0**100  # weighted updates of this magnitude count as non-finite: a sum of them could overflow
-SMALLEST = 2.0**-60  # so do weights between 0 and this: a sum of what they weigh could vanish
+SMALLEST = 2.0**-60  # weights between 0 and this count as non-finite too: a weighted sum of updates could vanish
 
 
 class Shared(NamedTuple):
-    """What all clients of a round share."""
+    """The inputs that all clients of a round share."""
 
     key: Array  # of the round
     broadcast: PyTree  # what the server sends
@@ -39,16 +39,17 @@ class Slot(NamedTuple):
     id: Array  # [] int32 of the client
     keys: tuple[Array, Array]  # key data of the client's own streams: for its work, and for its transform
     reported: Array  # [] bool; False in the engine's padding
-    worked: Array  # [] bool; as `reported`, but of a federation that sent a message, used or not: its inside is counted
+    # [] bool; as `reported`, but for a federation True if it sent a message, used or not: the rounds inside are counted
+    worked: Array
     client: PyTree  # the client's state
     memory: PyTree  # the transform's memory of this client
     work: Array | None  # [], as `Cohort.work`
-    base: tuple[Array, Array | None] | None = None  # [] which of `Shared.models` it starts from, its update's factor
+    base: tuple[Array, Array | None] | None = None  # [] index into `Shared.models` of its start, [] its update's factor
     version: Array | None = None  # [] int32 round of the model that it starts from; None = this one
 
 
 class Message(NamedTuple):
-    """What one client sent, and whether it can be used."""
+    """The message of one client, and whether it can be used."""
 
     update: PyTree  # after the client's end of the transform
     weight: Array  # [] float32
@@ -59,7 +60,9 @@ class Message(NamedTuple):
 
 
 def stays_finite(old: PyTree, new: PyTree) -> Array:
-    """Whether no array that was finite became NaN or infinite; an overflowed moment would end learning unnoticed.
+    """Whether no array that was finite became NaN or infinite.
+
+    Parameters alone do not tell: a moment of an optimizer that overflowed ends learning while they stay finite.
 
     Args:
       old, new: pytrees of the same structure, such as a server's state before and after its step.
@@ -72,21 +75,22 @@ def stays_finite(old: PyTree, new: PyTree) -> Array:
     False
     """
     pairs = zip(jax.tree.leaves(old), jax.tree.leaves(new), strict=True)
-    checks = [_finite(y) | ~_finite(x) for x, y in pairs if jnp.issubdtype(y.dtype, jnp.inexact)]
+    checks = [_is_finite(y) | ~_is_finite(x) for x, y in pairs if jnp.issubdtype(y.dtype, jnp.inexact)]
     return jnp.stack(checks).all() if checks else jnp.asarray(True)
 
 
 def _magnitude(x: Array) -> Array:
-    """[] float32 the largest magnitude, 0 of an empty array; NaN if there is one."""
+    """[] float32: the largest magnitude in an array. An empty array gives 0, an array with a NaN gives NaN."""
     return engine.largest(jnp.abs(x).astype(jnp.float32)) if x.size else jnp.zeros(())
 
 
-def _finite(x: Array) -> Array:
+def _is_finite(x: Array) -> Array:
+    """[] bool: the largest magnitude is below infinity, which is False for NaN."""
     return engine.largest(jnp.abs(x)) < jnp.inf if x.size else jnp.asarray(True)
 
 
 def usable_rows(messages: Message) -> Message:
-    """Messages with zeros in place of updates, weights and metrics that did not arrive or cannot be used.
+    """Replaces updates, weights and metrics by zeros where the message did not arrive or cannot be used.
 
     Args:
       messages: a chunk, leaves [c, ...].
@@ -95,23 +99,24 @@ def usable_rows(messages: Message) -> Message:
     (tests/laws/test_nonfinite.py::test_dropped_clients_equal_absent_ones).
     """
 
-    def kept(x):  # flat: XLA:CPU vectorises the last axis, and that of a leaf may be short
+    def masked(x):
+        # Flat, because XLA:CPU vectorises the last axis, and the last axis of a leaf may be short.
         flat = x.reshape(x.shape[0], -1)
         return jnp.where(messages.arrived[:, None], flat, jnp.zeros_like(flat)).reshape(x.shape)
 
-    update, weight, means = jax.tree.map(kept, (messages.update, messages.weight, messages.means))
+    update, weight, means = jax.tree.map(masked, (messages.update, messages.weight, messages.means))
     return messages._replace(update=update, weight=weight, means=means)
 
 
 def client_round(star: Star) -> Callable:
-    """The function that `engine.fold` maps over the slots of a cohort.
+    """Makes the function that `engine.fold` maps over the slots of a cohort.
 
     Args:
       star: the parts.
 
     Returns: (Shared, Slot, rows) -> (Message, (client state, memory, arrived, dropped, loss)), for ONE slot. `rows` is
-    how many of a client's rows are read, a static integer; None for all. `arrived`, `dropped` and `loss` are scalars;
-    the loss is the client's mean local loss where the sampler observes losses, else ().
+    the number of a client's rows that are read, a static integer; None reads all. `arrived`, `dropped` and `loss` are
+    scalars; the loss is the client's mean local loss where the sampler observes losses, else ().
 
     Raises: TypeError, when traced, for a count that is not a scalar integer of at most 32 bits.
 
@@ -120,21 +125,25 @@ def client_round(star: Star) -> Callable:
     """
     train = jax.jit(star.client.apply)  # traced once, though `eval_shape` comes before the run
 
-    def one(shared: Shared, slot: Slot, rows: int | None):
+    def run_client(shared: Shared, slot: Slot, rows: int | None):
         population = shared.population
         if star.client.federation is None:
-            whole = rows is None or rows == num_rows(population)
-            data = (population if whole else population.capped(rows)).client(slot.id)
-            mask = data.mask & slot.reported  # clients that will not report need not train
+            reads_all_rows = rows is None or rows == num_rows(population)
+            data = (population if reads_all_rows else population.capped(rows)).client(slot.id)
+            # A client that will not report sees no examples, so that it need not train. Zeros stand in padding, which
+            # may hold anything, NaN included.
+            mask = data.mask & slot.reported
             examples = tree.where(mask, data.examples, tree.zeros_like(data.examples))
             round = shared.round if slot.version is None else slot.version
             data = data._replace(examples=examples, mask=mask, work=slot.work, round=round)
         else:
             data = own_data(star, population, jnp.where(slot.worked, slot.id, -1))
+        # Slots carry keys as plain integers (key data), here they become keys of the round's implementation again.
         client_key, transform_key = (
             jax.random.wrap_key_data(x, impl=jax.random.key_impl(shared.key)) for x in slot.keys
         )
-        start, factor = shared.broadcast, None
+        start = shared.broadcast
+        factor = None
         if slot.base is not None:
             index, factor = slot.base
             start = jax.tree.map(lambda x: x[index], shared.models)
@@ -146,39 +155,45 @@ def client_round(star: Star) -> Callable:
         if star.aggregator.facts.modulus is None and star.transform.facts.integer_range is not None:
             update = jax.tree.map(lambda x: x.astype(jnp.float32), update)  # which holds them all: `check_parts`
         weight = report.weight.astype(jnp.float32)
+        # Comparisons with NaN are False, so a NaN anywhere makes the message unusable.
         peaks = jnp.stack([_magnitude(x) for x in jax.tree.leaves(update)])
-        sound = (peaks < LARGEST).all() & (peaks * weight < LARGEST).all() & (weight >= 0) & (weight < LARGEST)
-        sound &= (weight == 0) | (weight >= SMALLEST)
-        sound &= stays_finite((slot.client, slot.memory), (client_state, memory))
-        sound &= tree.all_finite((report.metrics, measured))
-        known = (slot.id >= 0) & (slot.id < shared.population.size)  # or a wrong id would pass as an empty client
-        arrived = slot.reported & known & sound & (weight > 0)
-        dropped = slot.reported & (~known | (~sound & (weight != 0)))
-        counts = {name: _bytes(x, slot.worked & known, name) for name, x in report.counts.items()}
+        is_usable = (peaks < LARGEST).all() & (peaks * weight < LARGEST).all() & (weight >= 0) & (weight < LARGEST)
+        is_usable &= (weight == 0) | (weight >= SMALLEST)
+        is_usable &= stays_finite((slot.client, slot.memory), (client_state, memory))
+        is_usable &= tree.all_finite((report.metrics, measured))
+        id_exists = (slot.id >= 0) & (slot.id < shared.population.size)  # or a wrong id would pass as an empty client
+        arrived = slot.reported & id_exists & is_usable & (weight > 0)
+        # A weight of 0 says that there is nothing to report: such a client is absent, and not dropped.
+        dropped = slot.reported & (~id_exists | (~is_usable & (weight != 0)))
+        counts = {name: _count_bytes(x, slot.worked & id_exists, name) for name, x in report.counts.items()}
         message = Message(update, weight, (report.metrics, measured), arrived, dropped, counts)
         loss = _loss(report.metrics, arrived) if star.sampler.observe is not None else ()
         return message, (*engine.unsigned_zeros((client_state, memory)), arrived, dropped, loss)
 
-    return one
+    return run_client
 
 
-def _bytes(count: Array, there: Array, name: str) -> Array:
-    """[4] uint32: the bytes of a count, the lowest first; [8] of one in two words. Sums of 2^24 of them fit."""
+def _count_bytes(count: Array, is_counted: Array, name: str) -> Array:
+    """[4] uint32: the bytes of a 32-bit count, the lowest first; [8] for a count in two words.
+
+    Each byte has a uint32 of its own, so sums over 2^24 clients are exact.
+    """
     if count.dtype == jnp.uint32 and jnp.shape(count) == (2,):
-        return jnp.where(there, eight_bytes(count), 0)
+        return jnp.where(is_counted, eight_bytes(count), 0)
     if not jnp.issubdtype(count.dtype, jnp.integer) or jnp.shape(count) or count.dtype.itemsize > 4:
         hint = "Numbers that are not counts belong in metrics."
         validate.fail(
             f"counts[{name!r}]", "a scalar of an integer dtype of at most 32 bits", count.dtype, hint, TypeError
         )
-    count = jnp.where(there & (count >= 0), count, 0).astype(jnp.uint32)
+    count = jnp.where(is_counted & (count >= 0), count, 0).astype(jnp.uint32)
     return (count >> jnp.array([0, 8, 16, 24], jnp.uint32)) & 255
 
 
 def _loss(metrics: dict, arrived: Array) -> Array:
-    """[] the client's mean local loss; NaN where nothing arrived, or where it reports none."""
+    """[] the client's mean local loss; NaN where nothing arrived, or where the client reports no loss."""
     loss = metrics.get("local_loss")
     if loss is None:
         return jnp.full((), jnp.nan)
-    there = arrived & (loss.weight > 0)
-    return jnp.where(there, loss.total / jnp.where(there, loss.weight, 1), jnp.nan)
+    has_loss = arrived & (loss.weight > 0)
+    weight = jnp.where(has_loss, loss.weight, 1)  # no division by zero
+    return jnp.where(has_loss, loss.total / weight, jnp.nan)

@@ -25,7 +25,7 @@ __all__ = [
 
 
 class ExecutionOptions(TypedDict, total=False):
-    """How a round is carried out, as `federated` describes it."""
+    """The options that say how a round is computed; `federated` describes each."""
 
     nonfinite: Annotated[Literal["drop", "error"], FromData("nonfinite"), Default("drop")]
     plan: Annotated[Plan | None, FromData("plan"), Default(None)]
@@ -33,19 +33,19 @@ class ExecutionOptions(TypedDict, total=False):
 
 
 class MessageOptions(ExecutionOptions, total=False):
-    """What a client's message goes through, and how a round is carried out."""
+    """The execution options, and the transform that a client's message passes through."""
 
     transform: Annotated[UpdateTransform | None, Default(None)]
 
 
 class BroadcastOptions(ExecutionOptions, total=False):
-    """What the broadcast goes through, and how a round is carried out."""
+    """The execution options, and the transform that the server's broadcast passes through."""
 
     downlink: Annotated[UpdateTransform | None, Default(None)]
 
 
 class FederatedOptions(MessageOptions, BroadcastOptions, total=False):
-    """The options of `federated`: what messages and the broadcast go through, and how a round is carried out."""
+    """The options of `federated`: transforms of messages and of the broadcast, and how a round is computed."""
 
 
 class RecipeOptions(LocalOptions, FederatedOptions, total=False):

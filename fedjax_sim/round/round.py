@@ -1,14 +1,16 @@
-"""The steps of a round over a `Star`: invite, collect, close; and `observe`, which replays a round.
+"""The steps of a round around one server are invite, collect and close; `observe` replays a round.
+
+These three lines are a round of `federated`, where `star` holds the parts:
 
     cohort, sampler_state = invite(star, key, state)
     gathered = collect(star, key, cohort, state, population)
     state, info = close(star, key, cohort, gathered, state._replace(sampler=sampler_state))
 
-is a round of `federated`. `close` is `aggregate`, the server's step and `remember`; an algorithm that needs them apart
-calls them itself, as FedBuff, D-PSGD and a hierarchy do (tests/algorithms/hierarchy/test_seams.py). The clients' half,
+`close` consists of `aggregate`, the server's step and `remember`. An algorithm that needs these apart calls them
+itself, as FedBuff, D-PSGD and a hierarchy do (tests/algorithms/hierarchy/test_seams.py). The clients' half of a round,
 `collect` and `seen`, is in `round.collect`.
 
-Two clients with f_i(w) = (w - c_i)^2 / 2, c = (0, 2), one step of rate 1/2 from w = 0:
+The example has two clients with f_i(w) = (w - c_i)^2 / 2 and c = (0, 2). Each takes one step of rate 1/2 from w = 0:
 
 >>> import jax, jax.numpy as jnp, optax
 >>> from fedjax_sim import algorithms, population, sampling
@@ -87,17 +89,18 @@ def invite(star: Star, key: Array, state: FederatedState) -> tuple[Cohort, PyTre
     """Draws the cohort of a round.
 
     Args:
+      star: the parts; only the sampler draws.
       key: of the round, here and in the other steps; each step derives its own stream from it.
       state: before the round.
 
-    Returns: (`Cohort` of m slots, the sampler's next state). The caller puts the latter into the state, as above, since
-    a round that is only observed must not. Where clients are federations and rounds take time, the cohort's times are
-    those of the rounds that these clients will make.
+    Returns: (`Cohort` of m slots, the sampler's next state). The caller puts the sampler's state into the state of the
+    next round, as above; a round that is only observed discards it. Where clients are federations and rounds take time,
+    the cohort's times are those of the rounds that these clients will make.
 
     Guarantees: two steps of a round share no random stream (tests/test_prng.py::test_stage_names_do_not_collide).
     """
     if star.sampler.devices is None or star.client.time_inside is None:
-        return _drawn(star, key, state.sampler)
+        return _draw_cohort(star, key, state.sampler)
 
     def priced(_, cohort, price):
         return with_rounds_inside(star.client.time_inside, key, cohort, price)
@@ -105,88 +108,102 @@ def invite(star: Star, key: Array, state: FederatedState) -> tuple[Cohort, PyTre
     return invite_together(star, key, state, priced)
 
 
-def _drawn(star: Star, key: Array, sampler_state: PyTree) -> tuple[Cohort, PyTree]:
+def _draw_cohort(star: Star, key: Array, sampler_state: PyTree) -> tuple[Cohort, PyTree]:
+    """(`Cohort`, the sampler's next state), drawn with the round's stream for sampling."""
     return engine.steady(star.sampler.sample)(stream(key, "sampling"), sampler_state)
 
 
 def invite_together(star: Star, key: Array, state: FederatedState, priced: Callable) -> tuple[Cohort, PyTree]:
-    """`invite` where rounds take time, and what a client spends follows from the round's key or from the other clients.
+    """Draws a cohort whose clients' times depend on the round's key or on the other clients of the cohort.
 
-    The cohort is drawn twice: to learn who is invited, in which slots, which follows from no price; and at its price.
+    A sampler alone cannot know such times, so the cohort is drawn twice with the same key. The first draw tells who is
+    invited, in which slots; no price has an influence on that. The second draw uses the price of this cohort.
 
     Args:
+      star, key, state: as for `invite`.
       priced: (key that the cohort is drawn with, Cohort, `Price`) -> `Price` of this cohort.
+
+    Returns: as `invite`.
 
     Guarantees: the price is that of the cohort that is drawn, in gossip
     (tests/algorithms/gossip/test_pairwise_time.py::test_each_meeting_is_paid_for_at_both_ends) and inside of edges
     (tests/round/test_inner_time.py::test_rounds_inside_by_hand).
     """
     price = price_in(state.sampler)
-    cohort, _ = _drawn(star, key, repriced(state.sampler, price._replace(more=NOTHING_MORE)))
+    cohort, _ = _draw_cohort(star, key, repriced(state.sampler, price._replace(more=NOTHING_MORE)))
     cohort_price = engine.steady(priced)(stream(key, "sampling"), cohort, price)
-    cohort, sampler = _drawn(star, key, repriced(state.sampler, cohort_price))
-    return cohort, repriced(sampler, price)
+    cohort, sampler_state = _draw_cohort(star, key, repriced(state.sampler, cohort_price))
+    # The next round starts from the general price: that of this cohort is kept in no state.
+    return cohort, repriced(sampler_state, price)
 
 
 def aggregate(star: Star, key: Array, cohort: Cohort, gathered: Gathered, state: FederatedState) -> Aggregated:
-    """The aggregator's result, after the server's end of the transform.
+    """Computes the aggregate of the messages, and applies the server's end of the transform.
 
     Args:
+      star, key, cohort: as for `collect`.
       gathered: of `collect`.
       state: the one that `collect` was given.
 
-    Returns: `Aggregated`. Nothing is checked: without a usable message the update is what the aggregator makes of none
-    (zero for a mean), and it may be non-finite; `close` skips such rounds.
+    Returns: `Aggregated`. Nothing is checked: the update may be non-finite. Without a usable message it is the
+    aggregator's result for no messages (zero for a mean). `close` skips such rounds.
 
     Guarantees: rounded as in `close` (tests/laws/test_rounding.py::test_nor_does_a_step_alone); an aggregator with
     state sees its own and the model (tests/aggregation/test_gather.py::test_a_rule_with_memory).
     """
-    gathered = gathered._replace(clients=(), memory=(), up=(), down=())  # bits of a message may exceed an int32
-    return engine.steady(partial(_aggregated, star))(key, cohort, gathered, state._replace(clients=(), memory=()))
+    # `steady` traces its arguments as arrays: the sizes of messages stay outside, for their bits may exceed an int32.
+    gathered = gathered._replace(clients=(), memory=(), up=(), down=())
+    return engine.steady(partial(_aggregate, star))(key, cohort, gathered, state._replace(clients=(), memory=()))
 
 
-def _aggregated(star: Star, key: Array, cohort: Cohort, gathered: Gathered, state: FederatedState) -> Aggregated:
-    rule, round = star.aggregator, Round(cohort, gathered.broadcast, state.aggregator)
-    update, metrics, *kept = rule.finalize(stream(key, "aggregation"), round, gathered.carry)
-    found, measured = exact_sums.total(gathered.means)
+def _aggregate(star: Star, key: Array, cohort: Cohort, gathered: Gathered, state: FederatedState) -> Aggregated:
+    """Computes what `aggregate` returns; traced in `engine.steady` by its callers."""
+    aggregator = star.aggregator
+    round = Round(cohort, gathered.broadcast, state.aggregator)
+    update, aggregator_metrics, *next_state = aggregator.finalize(stream(key, "aggregation"), round, gathered.carry)
+    client_means, measured = exact_sums.total(gathered.means)
     update, transform_state, transform_metrics = star.transform.on_server(
-        stream(key, "transform_server"), cohort, update, state.transform, measured, rule.facts.sensitivity
+        stream(key, "transform_server"), cohort, update, state.transform, measured, aggregator.facts.sensitivity
     )
-    metrics = {"aggregator": metrics, "transform": transform_metrics}
-    return Aggregated(update, transform_state, *(kept or [()]), found, metrics)
+    metrics = {"aggregator": aggregator_metrics, "transform": transform_metrics}
+    return Aggregated(update, transform_state, *(next_state or [()]), client_means, metrics)
 
 
 def remember(cohort: Cohort, gathered: Gathered, usable: Array | bool = True) -> tuple[PyTree, PyTree]:
     """Writes the cohort's new states and memories into the stores of all clients.
 
     Args:
-      cohort: the one that `gathered` is of.
+      cohort: the cohort whose messages `gathered` holds.
+      gathered: of `collect`.
       usable: [] bool; False keeps every client's state as it was.
 
-    Returns: (per-client state, per-client memory of the transform), leaves [N, ...]. Only clients whose message arrived
-    are changed.
+    Returns: (per-client state, per-client memory of the transform), leaves [N, ...]. Rows change only for clients whose
+    message arrived.
 
     Guarantees: a skipped round changes no client's state
     (tests/round/test_round.py::test_skipped_rounds_keep_everything); each node's own model is its state in D-PSGD
     (tests/algorithms/hierarchy/test_seams.py::test_dpsgd).
     """
-    (clients, client_rows), (memory, memory_rows) = gathered.clients, gathered.memory
-    kept = engine.put(clients, cohort.ids, client_rows, gathered.arrived & usable)
-    return kept, engine.put(memory, cohort.ids, memory_rows, gathered.arrived & usable)
+    clients, client_rows = gathered.clients
+    memory, memory_rows = gathered.memory
+    new_clients = engine.put(clients, cohort.ids, client_rows, gathered.arrived & usable)
+    return new_clients, engine.put(memory, cohort.ids, memory_rows, gathered.arrived & usable)
 
 
 def close(
     star: Star, key: Array, cohort: Cohort, gathered: Gathered, state: FederatedState, *, usable: Array | bool = True
 ) -> tuple[FederatedState, dict[str, Any]]:
-    """The server's step on what was gathered, and the round's info.
+    """Takes the server's step with the gathered messages, and returns the next state and the round's info.
 
     Args:
+      star, key, cohort: as for `collect`.
       gathered: of `collect`.
       state: the one that `collect` was given, with the sampler's next state.
-      usable: [] bool; False skips the round. It is also skipped where no usable message arrived, where fewer arrived
-        than a distributed noise assumes (all slots, if it does not say), and where the aggregate or the server's step
-        is not finite. A skipped round leaves the model, the clients' states and memories, and the aggregator's state as
-        they were.
+      usable: [] bool; False skips the round.
+
+    A round is also skipped where no usable message arrived, where fewer messages arrived than a distributed noise
+    assumes (all slots, if it states no number), and where the aggregate or the server's step is not finite. A skipped
+    round leaves the model, the clients' states and memories, and the aggregator's state as they were.
 
     Returns: (the next state, info): info has scalars and `Count`s by name, as `federated` lists them.
 
@@ -199,72 +216,85 @@ def close(
     """
 
     def stepped(key, cohort, carry, state):
-        sums, means, arrived, _ = carry
-        found = _aggregated(star, key, cohort, gathered._replace(carry=sums, means=means), state)
-        check_aggregate(found.update, star.server, tree.spec(star.server.params(state.server)))
-        moved = star.server.apply(stream(key, "server"), found.update, state.server)
-        released, noise = star.transform.facts.releases_when_empty, star.transform.facts.noise
-        fit = (arrived > 0) | released
+        sums, means, num_arrived, _ = carry
+        aggregated = _aggregate(star, key, cohort, gathered._replace(carry=sums, means=means), state)
+        check_aggregate(aggregated.update, star.server, tree.spec(star.server.params(state.server)))
+        new_server = star.server.apply(stream(key, "server"), aggregated.update, state.server)
+        releases_when_empty = star.transform.facts.releases_when_empty
+        noise = star.transform.facts.noise
+        is_used = (num_arrived > 0) | releases_when_empty
         if noise is not None and noise.place == "distributed":
-            shares = noise.named_details.get("cohort_size", star.sampler.num_slots)
-            fit = arrived >= shares  # fewer messages hold less noise: nothing is released
-        fit = fit if usable is True else fit & usable
-        fit &= tree.all_finite(found.update)  # a server's step may make numbers of NaN: optax.zero_nans
-        fit &= tree.all_finite(star.server.params(moved)) & stays_finite(state.server, moved)
-        kept = released & tree.all_finite(found.transform)  # noise was released even if the step is discarded
-        moved = tree.where(fit, moved, state.server)
-        pooled = {name: mean.total / mean.weight for name, mean in found.means.items()}
+            num_shares = noise.named_details.get("cohort_size", star.sampler.num_slots)
+            is_used = num_arrived >= num_shares  # fewer messages hold less noise: nothing is released
+        is_used = is_used if usable is True else is_used & usable
+        # The aggregate is checked beside the server's step, which may turn NaN into numbers: optax.zero_nans does.
+        is_used &= tree.all_finite(aggregated.update)
+        is_used &= tree.all_finite(star.server.params(new_server)) & stays_finite(state.server, new_server)
+        # Noise was released even if the step is discarded, so the transform's state goes on.
+        noise_released = releases_when_empty & tree.all_finite(aggregated.transform)
+        new_server = tree.where(is_used, new_server, state.server)
+        client_metrics = {name: mean.total / mean.weight for name, mean in aggregated.means.items()}
         with jax.numpy_dtype_promotion("standard"):  # optax adds the squares of leaves of different dtypes
-            length = optax.tree.norm(tree.subtract(star.server.params(moved), star.server.params(state.server)))
-        transform = tree.where(fit | kept, found.transform, state.transform)
-        return fit, transform, moved, length, {"client": pooled} | found.metrics, found.aggregator
+            update_norm = optax.tree.norm(
+                tree.subtract(star.server.params(new_server), star.server.params(state.server))
+            )
+        transform_state = tree.where(is_used | noise_released, aggregated.transform, state.transform)
+        metrics = {"client": client_metrics} | aggregated.metrics
+        return is_used, transform_state, new_server, update_norm, metrics, aggregated.aggregator
 
     carry = gathered.carry, gathered.means, gathered.num_arrived, gathered.num_dropped
-    rest = state._replace(clients=(), memory=())  # what reads them late keeps their old rows: they would be held twice
-    fit, transform, server, length, metrics, own = engine.steady(stepped)(key, cohort, carry, rest)
-    round, sampler = state.round + 1, state.sampler
-    clients, memory = remember(cohort, gathered, fit)
+    # Without the per-client rows: a program that reads these late holds the old rows beside the new ones.
+    server_side_state = state._replace(clients=(), memory=())
+    is_used, transform, server, update_norm, metrics, new_aggregator = engine.steady(stepped)(
+        key, cohort, carry, server_side_state
+    )
+    round = state.round + 1
+    sampler = state.sampler
+    clients, memory = remember(cohort, gathered, is_used)
     if star.sampler.observe is not None:
         outcome = Outcome(gathered.arrived, gathered.losses)
         sampler = engine.steady(star.sampler.observe)(sampler, cohort, outcome)
-    aggregator = tree.where(fit, own, state.aggregator)
-    new = FederatedState(round, sampler, clients, memory, transform, server, aggregator)
+    aggregator = tree.where(is_used, new_aggregator, state.aggregator)
+    next_state = FederatedState(round, sampler, clients, memory, transform, server, aggregator)
     info = traffic(cohort, gathered.up, gathered.down, gathered.by_invited)
     info |= unusable(star, cohort, gathered.dropped, gathered.num_dropped)
     info |= engine.steady(spending_metrics)(cohort)
     info |= {
         "clients_invited": info["downlink_bytes"].number,
         "clients_reported": gathered.num_arrived,
-        "skipped_rounds": (~fit).astype(jnp.int32),
-        "update_norm": length,
+        "skipped_rounds": (~is_used).astype(jnp.int32),
+        "update_norm": update_norm,
     }
     counts = {name: Count(jnp.ones((), jnp.int32), two_words(x)) for name, x in gathered.counts.items()}
-    return new, _info(info, sampler=cohort.metrics, **metrics, counts=counts)
+    return next_state, _joined_info(info, sampler=cohort.metrics, **metrics, counts=counts)
 
 
-def _info(own: dict, **parts: dict) -> dict:
-    """The round's own numbers together with the metrics of its parts, which must not use the same names."""
+def _joined_info(round_info: dict, **parts: dict) -> dict:
+    """Joins the round's own numbers and the metrics of its parts, which must not use the same names."""
     metrics = tree.joined_metrics(parts)
-    for name in ("round", "epsilon", *own):
+    for name in ("round", "epsilon", *round_info):
         if name in metrics:
             validate.fail("metrics", "names that no other part uses", name, "Rename it in the loss or the part.")
-    return metrics | own
+    return metrics | round_info
 
 
 def observe(algorithm: Algorithm, key: Array, state: PyTree, population: Population) -> Observed:
-    """What the server saw in the round that `algorithm.step(key, state, population)` makes, by replaying it.
+    """Replays the round that `algorithm.step(key, state, population)` makes, and returns what the server saw in it.
 
     Args:
-      key: of that round; `run` gives round t the key fold_in(key, t), so replay with that one.
+      algorithm: any algorithm that can replay its rounds, such as one made by `federated`.
+      key: of that round; `run` gives round t the key fold_in(key, t), so a replay of round t needs that key.
       state: before the round.
+      population: all clients, as in the round.
 
     Returns: `Observed`: the broadcast, the messages as they arrived [m, ...], their weights, and the clients' ids.
-    Under `secure_sum` they are masked; a plain `modular_sum` only states how integers are added, so they are shown.
+    Under `secure_sum` the messages are masked. A plain `modular_sum` only states how integers are added, so there the
+    messages are shown.
 
     Raises: ValueError for an algorithm that has no `observe` of its own.
 
     Guarantees: the mean of the messages is the round's update
-    (tests/round/test_round.py::test_observe_is_the_round); Mime's two messages are both seen
+    (tests/round/test_round.py::test_observe_is_the_round); both messages of a Mime client are seen
     (::test_mime_is_observed_in_both_passes).
     """
     if algorithm.observe is None:

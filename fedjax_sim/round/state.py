@@ -1,4 +1,4 @@
-"""The state of an algorithm around one server, and what a round's steps hand to each other."""
+"""The records of a round: the state between two rounds, and the values that a round's steps pass to each other."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ class FederatedState(NamedTuple):
     clients: PyTree  # [N, ...] per-client state; () if stateless
     memory: PyTree  # [N, ...] per-client memory of the transform; () if it has none
     transform: PyTree  # the transform's server-side state
-    server: PyTree
-    aggregator: PyTree = ()
+    server: PyTree  # the server's state, which holds the model
+    aggregator: PyTree = ()  # the aggregator's state from the round before; () if stateless
 
 
 class Gathered(NamedTuple):
-    """A cohort's messages, accumulated, and what its clients would keep: the result of `collect`."""
+    """A cohort's accumulated messages, and the new states of its clients: the result of `collect`."""
 
-    carry: PyTree  # the aggregator's, all messages accumulated
+    carry: PyTree  # the aggregator's carry, with all messages accumulated
     means: PyTree  # exact sums of (the clients' metrics, the transform's measurements)
     counts: dict[str, Array]  # [4] uint32 sums of the bytes of the clients' own counts, the lowest first
     arrived: Array  # [m] bool; a usable message arrived
@@ -49,25 +49,25 @@ class Gathered(NamedTuple):
 
 
 class Bases(NamedTuple):
-    """The models that the clients of a cohort start from, where these are not what the server broadcasts now."""
+    """The models from which the clients of a cohort start, where the server sent them before its current broadcast."""
 
     models: PyTree  # leaves [V, ...], earlier broadcasts
-    index: Array  # [m] int32, which of them each slot was sent
+    index: Array  # [m] int32, the row of `models` that each slot was sent
     factors: Array | None = None  # [m] float32 by which each slot's update is multiplied, before its transform; None: 1
-    versions: Array | None = (
-        None  # [m] int32 the server's rounds before each slot was sent its model; None = all of them
-    )
-    kept: Callable | None = None  # (the aggregator's carry) -> models, where it holds them and changes them (`in_turn`)
+    # [m] int32, the server's rounds before each slot was sent its model; None = all rounds so far
+    versions: Array | None = None
+    # (the aggregator's carry) -> models, for an aggregator whose carry holds the models and changes them (`in_turn`)
+    kept: Callable | None = None
 
 
 class Aggregated(NamedTuple):
-    """What the messages amount to, before the server's step: the result of `aggregate`."""
+    """The aggregate of a round's messages, before the server's step: the result of `aggregate`."""
 
     update: PyTree  # the aggregate, after the server's end of the transform
     transform: PyTree  # the transform's next state
     aggregator: PyTree  # the aggregator's next state
     means: dict[str, Mean]  # the clients' metrics, pooled over all messages
-    metrics: dict[str, dict[str, Array]]  # of aggregator and transform, by part
+    metrics: dict[str, dict[str, Array]]  # {"aggregator": its metrics by name, "transform": its metrics by name}
 
 
 def mesh_of(star: Star) -> Any:
@@ -76,20 +76,21 @@ def mesh_of(star: Star) -> Any:
 
 
 def initial_state(star: Star, params: PyTree, population: Population) -> FederatedState:
-    """The state before the first round.
+    """Makes the state before the first round.
 
     Args:
-      star: the parts; a sampler with `tell` is told the cost of a round here.
+      star: the parts; a sampler with `tell` receives the cost of a round (`Work`) here.
       params: the model that training starts from.
       population: all clients; its size must be that of the sampler's design.
 
     Raises: ValueError where the sampler was made for another population size, and for clients (or a transform) with
     per-client state if a client may be drawn twice in a round.
 
-    Guarantees: samplers learn bytes, steps and operations (tests/round/test_round.py::
+    Guarantees: samplers receive bytes, steps and operations (tests/round/test_round.py::
     test_samplers_are_told_and_observe, ::test_quadratic_clients_have_known_work).
     """
-    sampler, mesh = star.sampler, mesh_of(star)
+    sampler = star.sampler
+    mesh = mesh_of(star)
     design_size = getattr(sampler.design, "population_size", None)
     if design_size != population.size:
         validate.fail("sampler", f"a design for the population's {population.size} clients", design_size)

@@ -1,4 +1,4 @@
-"""What the server does with the aggregate of a round: its step on the model, and what it broadcasts."""
+"""Servers take a step on the model with the aggregate of a round, and broadcast the result."""
 
 from fedjax_sim.server.control_variates import control_variates
 from fedjax_sim.server.downlink import downlink

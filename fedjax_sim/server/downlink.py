@@ -1,4 +1,4 @@
-"""Compressed broadcasts: clients train from a replica of the model that compressed differences keep up to date."""
+"""Compressed broadcasts: clients train from a replica of the model, which compressed differences keep up to date."""
 
 from __future__ import annotations
 
@@ -19,33 +19,35 @@ __all__ = ["downlink"]
 class DownlinkState(NamedTuple):
     """The server's state."""
 
-    server: PyTree  # of the server underneath
-    replica: PyTree  # what every client holds
+    server: PyTree  # the state of the wrapped server
+    replica: PyTree  # w', the copy of the broadcast that every client holds
 
 
 def downlink(server: ServerUpdate, transform: UpdateTransform) -> ServerUpdate:
-    """A server whose broadcast is compressed: clients hold a replica w', moved by Q(w - w') after every server step.
+    """Makes a server compress its broadcast: it sends compressed differences, and clients hold a replica of the model.
 
-    The model w itself stays exact at the server. What the replica still lacks is part of the next difference, so the
-    replica is its own error feedback. An entry whose difference comes through unrounded becomes exactly the model's, as
-    sending the number itself would cost the same. Everything that `server` broadcasts is compressed so, and all clients
-    start from the initial broadcast.
+    The replica w' moves by Q(w - w') after every server step, where w is the exact model, which stays at the server,
+    and Q is the compressor. An error of the replica is part of the next difference, so the replica is its own error
+    feedback. Where Q changes nothing in an entry of the difference, that entry of the replica becomes exactly the
+    model's: sending the number itself would cost the same. All of the broadcast is compressed so, and all clients start
+    from the initial broadcast.
 
-    It is assumed that every round's message reaches everybody who may be invited later, for a client that missed one
-    could not use the next. A round counts the bytes of one message for each client invited. If clients that were away
-    must be served too, the messages they missed, or the whole model, cost extra.
+    It is assumed that every round's message reaches all clients that may be invited later, because a client that missed
+    a message could not use the next one. A round counts the bytes of one message for each invited client. If clients
+    that were away must be served too, the messages that they missed, or the whole model, cost extra.
 
     Args:
-      server: any; its model is the one that is evaluated.
-      transform: applied to the difference, leaf by leaf of the broadcast; without a memory, as the difference is one.
+      server: any server; its exact model is the one that is evaluated.
+      transform: Q, applied to the difference, leaf by leaf of the broadcast. It must have no memory, because the
+        difference is one.
 
-    Returns: a ServerUpdate with `wire`, what each client receives a round.
+    Returns: a ServerUpdate whose `wire` is the size of the message that each client receives in a round.
 
-    Raises: ValueError for a transform with noise, with integers, with a memory, with a state at the receiver (every
-    client would have to keep one), or, when the model is known, with an error no less than the difference itself, for
-    equal or for normal entries (a few levels for many numbers).
+    Raises: ValueError for a transform with noise, with integers, with a memory, or with a state at the receiver (every
+    client would have to keep one). Also, when the model is known, for a transform whose error is no smaller than the
+    difference itself, for equal or for normal entries (a few levels for many numbers).
 
-    Guarantees: with a transform that changes nothing, bit for bit the round without it
+    Guarantees: a transform that changes nothing gives the round without it, bit for bit
     (tests/server/test_downlink.py::test_identity_changes_no_bit, ::test_what_comes_through_is_the_models); the replica
     moves by exactly what was sent, and the model is the server's own (::test_replica_follows_the_model); rounding to 8
     bits converges to the optimum (::test_compressed_broadcast_converges); the bytes are the message's
@@ -64,54 +66,62 @@ def downlink(server: ServerUpdate, transform: UpdateTransform) -> ServerUpdate:
         validate.fail("downlink", "one that sends numbers", f"integers in {transform.facts.integer_range}", hint)
 
     def init(params):
-        inner = server.init(params)
-        replica = jax.tree.map(jnp.array, server.broadcast(inner))  # not the model's own buffers, which may be donated
-        _check(transform, tree.spec(replica))
-        return DownlinkState(inner, replica)
+        server_state = server.init(params)
+        # A copy: the model's own buffers may be donated to a round, which would write over the replica.
+        replica = jax.tree.map(jnp.array, server.broadcast(server_state))
+        _check_compressor(transform, tree.spec(replica))
+        return DownlinkState(server_state, replica)
 
     def apply(key, aggregate, state):
-        inner = server.apply(key, aggregate, state.server)
-        model, own = server.broadcast(inner), stream(key, "downlink")
+        server_state = server.apply(key, aggregate, state.server)
+        model = server.broadcast(server_state)
+        own = stream(key, "downlink")
         zero = engine.hidden_zero(own)
+        # Both values have several readers, and XLA:CPU would compute them anew for each.
         wanted = engine.computed_once(tree.subtract(model, state.replica), zero)
         sent = engine.computed_once(_sent(transform, own, wanted), zero)
 
-        def moved(replica, model, x, wanted):
-            return jnp.where(x == wanted, model, replica + x.astype(replica.dtype))
+        def updated_replica(replica, model, sent, wanted):
+            # replica + (model - replica) may differ from the model in the last bit.
+            return jnp.where(sent == wanted, model, replica + sent.astype(replica.dtype))
 
-        replica = jax.tree.map(moved, state.replica, model, sent, wanted)
-        return DownlinkState(inner, replica)
+        replica = jax.tree.map(updated_replica, state.replica, model, sent, wanted)
+        return DownlinkState(server_state, replica)
 
     return ServerUpdate(
         init=init,
         broadcast=lambda state: state.replica,
         apply=apply,
         params=lambda state: server.params(state.server),
-        wire=lambda broadcast_spec: transform.wire(broadcast_spec, _plain(broadcast_spec)),
+        wire=lambda broadcast_spec: transform.wire(broadcast_spec, _uncompressed_wire(broadcast_spec)),
         takes=server.takes,
     )
 
 
 def wire_with_rest(server: ServerUpdate) -> Callable | None:
-    """The `wire` of a server that broadcasts {"params": what `server` does} and other entries, sent as they are.
+    """Makes the `wire` of a server that broadcasts other entries beside those of a wrapped server.
 
-    None if `server` compresses nothing.
+    The broadcast is {"params": the broadcast of `server`, ...}; the other entries are sent as they are.
+
+    Returns: (broadcast_spec) -> `Wire`; None if `server` compresses nothing.
     """
     if server.wire is None:
         return None
 
     def wire(broadcast_spec):
-        rest = {name: x for name, x in broadcast_spec.items() if name != "params"}
-        return server.wire(broadcast_spec["params"]).with_plain(_plain(rest))
+        other_entries = {name: x for name, x in broadcast_spec.items() if name != "params"}
+        return server.wire(broadcast_spec["params"]).with_plain(_uncompressed_wire(other_entries))
 
     return wire
 
 
-def _plain(spec: PyTree) -> Wire:
+def _uncompressed_wire(spec: PyTree) -> Wire:
+    """The size of a broadcast that is sent as it is."""
     return Wire(tree.num_values(spec), 8 * tree.num_bytes(spec))
 
 
-def _check(transform: UpdateTransform, spec: PyTree) -> None:
+def _check_compressor(transform: UpdateTransform, spec: PyTree) -> None:
+    """Raises ValueError for a transform that cannot keep a replica of a broadcast up to date."""
     if not all(jnp.issubdtype(x.dtype, jnp.floating) for x in jax.tree.leaves(spec)):
         validate.fail("params", "a broadcast of floats", [str(x.dtype) for x in jax.tree.leaves(spec)])
     if jax.tree.leaves(transform.init(spec)):
@@ -125,8 +135,11 @@ def _check(transform: UpdateTransform, spec: PyTree) -> None:
 
 
 def _sent(transform: UpdateTransform, key: Array, wanted: PyTree) -> PyTree:
-    """The difference as clients decode it."""
+    """The difference as clients decode it, after both ends of the transform.
+
+    Here the server is the sender, at the end that is the client's for messages, and all clients are receivers.
+    """
     spec = tree.spec(wanted)
-    nothing = transform.init(spec)  # a state without numbers, nested as a chain's
-    message, _, measured = transform.on_client(key, wanted, nothing, transform.init_client(spec))
-    return transform.on_server(key, None, message, nothing, measured, None)[0]
+    empty_state = transform.init(spec)  # it holds no numbers, but is nested as the state of a chain
+    message, _, measured = transform.on_client(key, wanted, empty_state, transform.init_client(spec))
+    return transform.on_server(key, None, message, empty_state, measured, None)[0]

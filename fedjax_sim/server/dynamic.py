@@ -1,4 +1,4 @@
-"""FedDyn's server: a step by the mean update, corrected by what all clients' updates have added up to."""
+"""FedDyn's server: its step by the mean update is corrected by the sum of all updates so far."""
 
 from __future__ import annotations
 
@@ -16,25 +16,28 @@ __all__ = ["dynamic"]
 class DynamicState(NamedTuple):
     """The server's state."""
 
-    server: PyTree  # of the server underneath
+    server: PyTree  # the state of the wrapped server
     mean: PyTree  # h, the population's mean of the clients' h_i, shaped like the model
 
 
 @validate.named_arguments
 def dynamic(server: ServerUpdate, coefficient: Positive) -> ServerUpdate:
-    """h <- h - coefficient P, then `server` takes the step Delta - h / coefficient; for `client.dynamic`.
+    """Makes FedDyn's server, which corrects its step by the mean h of the clients' vectors h_i.
 
-    It expects the aggregate {"cohort": Delta, the mean of the cohort's updates, "population": P, their sum over the
-    weights of all clients}; `algorithms.feddyn` makes both from one sum. With weights 1 that is the paper's
-    h <- h - (alpha / N) sum_S (w_i - w_t).
+    In each round h <- h - coefficient P, and then `server` takes the step Delta - h / coefficient. Its clients are
+    `client.dynamic`.
+
+    The aggregate must be {"cohort": Delta, "population": P}. Delta is the mean of the cohort's updates, and P is their
+    weighted sum divided by the weights of all clients of the population. `algorithms.feddyn` makes both from one sum.
+    With weights 1 the first line is the paper's h <- h - (alpha / N) sum_S (w_i - w_t).
 
     Args:
       server: takes the step on the model; `optimizer(optax.sgd(1.0))` is the paper's.
-      coefficient: alpha > 0, the clients' own.
+      coefficient: alpha > 0, equal to that of the clients.
 
     Guarantees: h stays the weighted mean of all h_i, whoever takes part
-    (tests/oracles/test_feddyn.py::test_the_server_holds_the_mean); of a model in 16 bits to roundings that add up
-    over the rounds.
+    (tests/oracles/test_feddyn.py::test_the_server_holds_the_mean). For a model in 16 bits this holds up to rounding
+    errors that add up over the rounds.
 
     References: Acar et al. 2021 (FedDyn), algorithm 1.
     """
@@ -43,11 +46,12 @@ def dynamic(server: ServerUpdate, coefficient: Positive) -> ServerUpdate:
         return DynamicState(server.init(params), tree.zeros_like(params))
 
     def apply(key, aggregate, state):
-        def moved(h, u):
+        def updated_mean(h, u):
+            # The aggregate may be wider than the model: the difference is rounded once, to the dtype of h.
             wide = tree.common_dtype(h, u)
             return (h.astype(wide) - (coefficient * u).astype(wide)).astype(h.dtype)
 
-        mean = jax.tree.map(moved, state.mean, aggregate["population"])
+        mean = jax.tree.map(updated_mean, state.mean, aggregate["population"])
         step = jax.tree.map(lambda u, h: u - (h / coefficient).astype(u.dtype), aggregate["cohort"], mean)
         return DynamicState(server.apply(key, step, state.server), mean)
 

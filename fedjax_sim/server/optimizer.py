@@ -1,4 +1,4 @@
-"""The server's step: any optax optimiser on the pseudo-gradient, and the adaptive rules of Reddi et al. 2021."""
+"""The server's step: an optax optimiser on the pseudo-gradient, or an adaptive rule of Reddi et al. 2021."""
 
 from __future__ import annotations
 
@@ -18,12 +18,15 @@ __all__ = ["adaptive", "optimizer", "replacement", "rescaled"]
 class ServerState(NamedTuple):
     """The server's state."""
 
-    params: PyTree
-    optimizer: PyTree
+    params: PyTree  # the model
+    optimizer: PyTree  # the state of the optax optimiser
 
 
 def optimizer(transformation: optax.GradientTransformation) -> ServerUpdate:
-    """An optax optimiser fed with the pseudo-gradient, minus the aggregated update.
+    """Makes a server that takes a step of an optax optimiser, with minus the aggregated update as its gradient.
+
+    Args:
+      transformation: any optax transformation; FedAvg's server is `optax.sgd(1.0)`. Its state is kept over rounds.
 
     Guarantees: SGD with rate 1 adds the aggregate, bit for bit
     (tests/server/test_optimizer.py::test_sgd_of_rate_one_is_fedavg).
@@ -34,10 +37,11 @@ def optimizer(transformation: optax.GradientTransformation) -> ServerUpdate:
     validate.optax_transformation("server.optimizer", transformation)
 
     def apply(key, aggregate, state):
+        # An optimiser goes down along its gradient, and the aggregate is the direction in which to go.
         gradients = jax.tree.map(lambda x, p: -x.astype(p.dtype), aggregate, state.params)
         with jax.numpy_dtype_promotion("standard"):  # optax's code promotes
-            updates, inner = transformation.update(gradients, state.optimizer, state.params)
-        return ServerState(optax.apply_updates(state.params, updates), inner)
+            updates, optimizer_state = transformation.update(gradients, state.optimizer, state.params)
+        return ServerState(optax.apply_updates(state.params, updates), optimizer_state)
 
     return ServerUpdate(
         init=lambda params: ServerState(params, transformation.init(params)),
@@ -49,7 +53,7 @@ def optimizer(transformation: optax.GradientTransformation) -> ServerUpdate:
 
 
 def replacement() -> ServerUpdate:
-    """The aggregate is the new model; for clients wrapped in `client.send_model`.
+    """Makes a server whose new model is the aggregate itself, for clients that send models (`client.send_model`).
 
     Guarantees: see `client.send_model`.
     """
@@ -63,7 +67,10 @@ def replacement() -> ServerUpdate:
 
 
 def rescaled(server: ServerUpdate) -> ServerUpdate:
-    """FedNova's server: the mean direction times the mean number of effective steps, for `client.normalized`.
+    """Makes FedNova's server, whose update is the mean direction times the mean number of effective steps.
+
+    Args:
+      server: takes the step with this update. Its clients are wrapped in `client.normalized`.
 
     Guarantees: tests/oracles/test_fednova.py.
 
@@ -75,8 +82,9 @@ def rescaled(server: ServerUpdate) -> ServerUpdate:
         return server.apply(key, update, state)
 
     def takes(params):
-        wide = [jax.ShapeDtypeStruct(x.shape, tree.at_least_float32(x.dtype)) for x in jax.tree.leaves(params)]
-        direction = jax.tree.structure(params).unflatten(wide)  # divided by a float32
+        # Clients divide their update by a float32 number of steps, which widens leaves of 16 bits.
+        wide_leaves = [jax.ShapeDtypeStruct(x.shape, tree.at_least_float32(x.dtype)) for x in jax.tree.leaves(params)]
+        direction = jax.tree.structure(params).unflatten(wide_leaves)
         return {"direction": server.expects(direction), "steps": jax.ShapeDtypeStruct((), jnp.float32)}
 
     return server._replace(apply=apply, takes=takes)
@@ -85,8 +93,8 @@ def rescaled(server: ServerUpdate) -> ServerUpdate:
 class AdaptiveState(NamedTuple):
     """Moments of the pseudo-gradient."""
 
-    first: PyTree
-    second: PyTree
+    first: PyTree  # m
+    second: PyTree  # v
 
 
 @validate.named_arguments
@@ -98,12 +106,14 @@ def adaptive(
     second_decay: ShareBelowOne = 0.99,
     adaptivity: Positive = 1e-3,
 ) -> optax.GradientTransformation:
-    """FedAdagrad, FedAdam and FedYogi as the paper writes them, as an optax transformation.
+    """Makes FedAdagrad, FedAdam or FedYogi as the paper writes them, as an optax transformation.
 
-    With the pseudo-gradient g = -Delta: m <- b1 m + (1 - b1) g; v <- v + g^2 (adagrad), b2 v + (1 - b2) g^2 (adam) or
-    v - (1 - b2) g^2 sign(v - g^2) (yogi); step -rate m / (sqrt(v) + tau); m_0 = 0, v_0 = tau^2.
+    The pseudo-gradient is g = -Delta, where Delta is the aggregated update. Then
+      m <- b1 m + (1 - b1) g,
+      v <- v + g^2 (adagrad), b2 v + (1 - b2) g^2 (adam) or v - (1 - b2) g^2 sign(v - g^2) (yogi),
+      step = -rate m / (sqrt(v) + tau), from m_0 = 0 and v_0 = tau^2.
 
-    Optax's own rules differ: `optax.adam` and `optax.yogi` correct the bias of both moments, and start v at 0 and 1e-6;
+    Optax's own rules differ: `optax.adam` and `optax.yogi` correct the bias of both moments, and start v at 0 and 1e-6.
     `optax.adagrad` has no first moment, starts v at 0.1 and puts its epsilon under the root.
 
     Args:

@@ -1,4 +1,4 @@
-"""Servers with examples of their own: mixed into each round, or behind a part of the model that no client has."""
+"""Servers with their own examples: they train on these after each round, or train a part that no client has."""
 
 from __future__ import annotations
 
@@ -17,15 +17,22 @@ __all__ = ["own_examples", "with_own_data", "with_own_part"]
 
 
 def own_examples(work: ClientUpdate, data: ClientData) -> ClientData:
-    """A server's examples, with zeros in padding, and its work on them, checked.
+    """Checks a server's local work and examples, and puts zeros into the padding of the examples.
 
-    Raises: ValueError, TypeError for work with noise, which nobody accounts for, and examples that are not finite.
+    Args:
+      work: the server's local work on its examples, as a client's.
+      data: the examples and their mask.
+
+    Returns: the examples as JAX arrays, and their mask.
+
+    Raises: ValueError, TypeError for work with noise, which nobody accounts for, and for examples that are not finite.
     """
     validate.part("work", work, ClientUpdate)
     validate.part("data", data, ClientData)
     if work.facts.noise is not None or work.federation is not None:
         hint = "Nobody accounts for noise at the server."
         validate.fail("work", "local work without noise, of one client", "another", hint)
+    # Padding may hold NaN, which would fail the check of finite examples.
     examples = jax.tree.map(jnp.array, tree.where(data.mask, data.examples, tree.zeros_like(data.examples)))
     if not tree.all_finite(examples):
         validate.fail("data", "finite examples", "NaN or infinity", "Impute or drop those examples first.")
@@ -35,42 +42,46 @@ def own_examples(work: ClientUpdate, data: ClientData) -> ClientData:
 class OwnDataState(NamedTuple):
     """The server's state."""
 
-    server: PyTree  # of the server underneath
-    data: ClientData  # an argument of the compiled round, not a constant in it
+    server: PyTree  # the state of the wrapped server
+    data: ClientData  # part of the state, so that it is an argument of the compiled round and not a constant in it
 
 
 class OwnPartState(NamedTuple):
     """The server's state."""
 
-    server: PyTree  # of the server underneath, whose model is what clients have
+    server: PyTree  # the state of the wrapped server, whose model is the clients' part
     own: PyTree  # the parameters that only the server has
-    data: ClientData
+    data: ClientData  # as in `OwnDataState`
 
 
 def with_own_data(server: ServerUpdate, work: ClientUpdate, data: ClientData) -> ServerUpdate:
-    """A server that trains on its own examples after each aggregation: w <- w' + (local work from w').
+    """Makes a server train on its own examples after each aggregation.
+
+    The new model is w <- w' + (update of local work from w'), where w' is the model after the clients' aggregate.
 
     Args:
-      server: takes the step with the clients' aggregate; one that can go on from another model (`ServerUpdate.moved`).
+      server: takes the step with the clients' aggregate; it must be able to go on from another model
+        (`ServerUpdate.moved`).
       work: the server's local work, as a client's, such as `client.local_sgd`; without state or noise.
       data: the server's examples, leaves [n, ...], and their mask.
 
     Returns: a ServerUpdate whose state holds the examples.
 
-    Raises: ValueError, TypeError for another server or work.
+    Raises: ValueError, TypeError for a server that cannot go on from another model, and for work with a state or noise.
 
-    Guarantees: NumPy's steps (tests/server/test_own_data.py::test_steps_on_own_data); without examples it is the server
-    underneath, bit for bit (::test_without_examples).
+    Guarantees: the steps are those of NumPy (tests/server/test_own_data.py::test_steps_on_own_data); without examples
+    the result is that of the wrapped server, bit for bit (::test_without_examples).
 
     References: Yoshida et al. 2020 (Hybrid-FL), algorithm 1.
     """
-    data = _checked(server, work, data)
+    data = _checked_data(server, work, data)
 
     def apply(key, aggregate, state):
-        moved = server.apply(key, aggregate, state.server)
-        model = server.params(moved)
-        report, _ = work.apply(stream(key, "own data"), model, _own_work(work, model), state.data)
-        return state._replace(server=server.moved(moved, _added(model, report)))
+        aggregated = server.apply(key, aggregate, state.server)
+        model = server.params(aggregated)
+        # The wrapped server is given the same key, so the local work has a stream of its own.
+        report, _ = work.apply(stream(key, "own data"), model, _empty_state(work, model), state.data)
+        return state._replace(server=server.moved(aggregated, _add_update(model, report)))
 
     return server._replace(
         init=lambda params: OwnDataState(server.init(params), data),
@@ -85,40 +96,43 @@ def with_own_data(server: ServerUpdate, work: ClientUpdate, data: ClientData) ->
 def with_own_part(
     server: ServerUpdate, work: ClientUpdate, data: ClientData, own: Sequence[str], *, whole: bool = True
 ) -> ServerUpdate:
-    """A server whose model has a part that no client sees, trained on the server's examples after each aggregation.
+    """Makes a server whose model has a part that no client sees; the server trains it on its own examples.
 
-    Clients receive and update the rest, with a loss of their own. The server then joins both parts, and does its local
-    work on the joined model.
+    Clients receive and update the other part, with a loss of their own. After each aggregation the server joins both
+    parts, and does its local work on the joined model.
 
     Args:
       server, work, data: as for `with_own_data`; the loss in `work` is that of the joined model.
       own: paths of the server's part in the parameters, nested dicts, such as ["head"] (`models.partition`).
-      whole: whether the server's steps move the clients' part too, or its own part alone.
+      whole: True: the server's steps move the clients' part too; False: they move the server's part alone.
 
-    Returns: a ServerUpdate; `params` is the joined model, the broadcast is the clients' part.
+    Returns: a ServerUpdate; `params` is the joined model, and the broadcast is the clients' part.
 
     Raises: ValueError, TypeError as `with_own_data`, and for paths that the parameters lack.
 
-    Guarantees: NumPy's steps, on both parts or on the server's alone (tests/server/test_own_data.py::test_own_part).
+    Guarantees: the steps are those of NumPy, on both parts or on the server's alone
+    (tests/server/test_own_data.py::test_own_part).
     """
-    data = _checked(server, work, data)
+    data = _checked_data(server, work, data)
 
     def joined(state):
         return combine(state.own, server.params(state.server))
 
     def init(params):
-        mine, rest = partition(params, own)
-        return OwnPartState(server.init(rest), mine, data)
+        server_part, clients_part = partition(params, own)
+        return OwnPartState(server.init(clients_part), server_part, data)
 
     def apply(key, aggregate, state):
+        # The clients' aggregate moves the clients' part; then local work moves the joined model.
         state = state._replace(server=server.apply(key, aggregate, state.server))
         model = joined(state)
-        report, _ = work.apply(stream(key, "own data"), model, _own_work(work, model), state.data)
-        return moved(state, _added(model, report), whole)
+        report, _ = work.apply(stream(key, "own data"), model, _empty_state(work, model), state.data)
+        return moved(state, _add_update(model, report), whole)
 
     def moved(state, params, both=True):
-        mine, rest = partition(params, own)
-        return state._replace(own=mine, server=server.moved(state.server, rest) if both else state.server)
+        server_part, clients_part = partition(params, own)
+        server_state = server.moved(state.server, clients_part) if both else state.server
+        return state._replace(own=server_part, server=server_state)
 
     return server._replace(
         init=init,
@@ -126,18 +140,21 @@ def with_own_part(
         apply=apply,
         params=joined,
         takes=lambda params: server.expects(partition(params, own)[1]),
-        moved=None,  # what clients send is not the whole model
+        moved=None,  # its clients send updates of a part of the model only
     )
 
 
-def _added(model: PyTree, report: Report) -> PyTree:
+def _add_update(model: PyTree, report: Report) -> PyTree:
+    """Adds the update of the server's local work to the model; without examples the model keeps its bits."""
+
     def leaf(x, u):
-        return jnp.where(report.weight > 0, x + u.astype(x.dtype), x)  # the model's own bits without an example
+        return jnp.where(report.weight > 0, x + u.astype(x.dtype), x)
 
     return jax.tree.map(leaf, model, report.update)
 
 
-def _checked(server: ServerUpdate, work: ClientUpdate, data: ClientData) -> ClientData:
+def _checked_data(server: ServerUpdate, work: ClientUpdate, data: ClientData) -> ClientData:
+    """Checks the arguments of a server with its own data, and returns the data as `own_examples` does."""
     validate.part("server", server, ServerUpdate)
     if server.moved is None:
         hint = "Take server.optimizer, or state `moved` for a server of your own."
@@ -145,8 +162,8 @@ def _checked(server: ServerUpdate, work: ClientUpdate, data: ClientData) -> Clie
     return own_examples(work, data)
 
 
-def _own_work(work: ClientUpdate, model: PyTree) -> PyTree:
-    """The state of the server's local work: none."""
+def _empty_state(work: ClientUpdate, model: PyTree) -> PyTree:
+    """The state of the server's local work, which must hold no numbers."""
     state = work.init(model)
     if jax.tree.leaves(state):
         validate.fail("work", "local work without a state", "one with a state", "The server would forget it.")

@@ -1,4 +1,5 @@
-"""How much an update counts that was computed from an older model: factors s(gap) in (0, 1], with s(0) = 1."""
+"""Staleness weights: factors s(gap) in (0, 1] for updates computed from a model that is `gap` versions old; s(0) =
+1."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ __all__ = ["constant", "hinge", "polynomial"]
 
 
 def constant() -> StalenessWeight:
-    """Every update counts in full: s = 1.
+    """Makes the weight by which every update counts in full: s = 1.
 
     References: Xie, Koyejo and Gupta 2019 (FedAsync), section 5.2.
 
@@ -24,12 +25,12 @@ def constant() -> StalenessWeight:
 
 @validate.named_arguments
 def polynomial(exponent: NonNegative = 0.5) -> StalenessWeight:
-    """s = (1 + gap)^-exponent; 0.5 is FedBuff's 1 / sqrt(1 + gap), 1 the inverse of the age.
+    """Makes the weight s = (1 + gap)^-exponent.
 
     Args:
-      exponent: >= 0.
+      exponent: >= 0. 0.5 is FedBuff's 1 / sqrt(1 + gap); 1 is the inverse of the age 1 + gap.
 
-    Guarantees: the paper's values, and 1 exactly for fresh updates
+    Guarantees: the values are those of the papers, and exactly 1 for fresh updates
     (tests/server/test_staleness.py::test_factors_of_the_papers).
 
     References: Xie, Koyejo and Gupta 2019 (FedAsync), section 5.2; Nguyen et al. 2022 (FedBuff), section 5.
@@ -39,6 +40,7 @@ def polynomial(exponent: NonNegative = 0.5) -> StalenessWeight:
     """
 
     def weigh(gaps):
+        # A power of 1 need not be rounded to exactly 1, so fresh updates have a branch of their own.
         return jnp.where(gaps > 0, (1 + jnp.asarray(gaps, jnp.float32)) ** -exponent, 1.0)
 
     return weigh
@@ -46,13 +48,14 @@ def polynomial(exponent: NonNegative = 0.5) -> StalenessWeight:
 
 @validate.named_arguments
 def hinge(slope: Positive = 10.0, patience: NonNegativeInt = 4) -> StalenessWeight:
-    """s = 1 up to a gap of `patience`, then 1 / (1 + slope (gap - patience)).
+    """Makes the weight that is 1 up to a gap of `patience`, and 1 / (1 + slope (gap - patience)) for larger gaps.
 
     Args:
       slope: a > 0 of the paper.
       patience: b >= 0 of the paper.
 
-    Guarantees: tests/server/test_staleness.py::test_factors_of_the_papers.
+    Guarantees: the values are those of the paper:
+    tests/server/test_staleness.py::test_factors_of_the_papers.
 
     References: Xie, Koyejo and Gupta 2019 (FedAsync), section 5.2, where the second branch is 1 / (a (gap - b) + 1).
 

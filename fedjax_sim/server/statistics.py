@@ -1,4 +1,4 @@
-"""Servers with a state beside the model: statistics of an optimiser, or the previous iterate."""
+"""Servers with a state beside the model: the statistics of an optimiser, or the model of the round before."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ __all__ = ["last_two", "statistics"]
 class StatisticsState(NamedTuple):
     """The server's state."""
 
-    server: PyTree  # of the server underneath
+    server: PyTree  # the state of the wrapped server
     statistics: PyTree  # s, such as moments of the gradient
 
 
 def statistics(server: ServerUpdate, start: Callable, track: Callable) -> ServerUpdate:
-    """A server that also broadcasts the statistics of an optimiser, updated once a round; for `client.mime`.
+    """Makes Mime's server, which also broadcasts the statistics of an optimiser, updated once a round.
 
-    It expects the aggregate {"params": a mean of the cohort's updates, "gradient": that of their gradients at the
-    server's model}, and broadcasts {"params", "statistics"}.
+    Its clients are `client.mime`. The aggregate must be {"params": a mean of the cohort's updates, "gradient": the mean
+    of the cohort's gradients at the server's model}. The broadcast is {"params": the model, "statistics": s}.
 
     Args:
       server: takes the step on the model.
@@ -37,8 +37,9 @@ def statistics(server: ServerUpdate, start: Callable, track: Callable) -> Server
     """
 
     def apply(key, aggregate, state):
-        moved = server.apply(key, aggregate["params"], state.server)
-        return StatisticsState(moved, track(aggregate["gradient"], state.statistics))
+        server_state = server.apply(key, aggregate["params"], state.server)
+        # Clients of this round used the old statistics; the mean of their gradients updates them for the next round.
+        return StatisticsState(server_state, track(aggregate["gradient"], state.statistics))
 
     return ServerUpdate(
         init=lambda params: StatisticsState(server.init(params), start(params)),
@@ -53,14 +54,17 @@ def statistics(server: ServerUpdate, start: Callable, track: Callable) -> Server
 class LastTwoState(NamedTuple):
     """The server's state."""
 
-    server: PyTree  # of the server underneath
-    before: PyTree  # its model a round ago
+    server: PyTree  # the state of the wrapped server
+    before: PyTree  # the model of that server a round ago
 
 
 def last_two(server: ServerUpdate) -> ServerUpdate:
-    """The model that is evaluated is the mean of the last two; clients still get the last one.
+    """Makes a server whose evaluated model is the mean of its last two models; clients still receive the last model.
 
-    Adaptive steps make the iterate oscillate from round to round; the mean of two removes most of that.
+    Adaptive steps make the model oscillate from round to round. The mean of two models removes most of the oscillation.
+
+    Args:
+      server: any server.
 
     Guarantees: the trajectory is that of `server`, bit for bit
     (tests/oracles/test_fedexp.py::test_mean_of_the_last_two).
@@ -74,7 +78,7 @@ def last_two(server: ServerUpdate) -> ServerUpdate:
             server.apply(key, aggregate, state.server), server.params(state.server)
         ),
         params=lambda state: jax.tree.map(
-            lambda new, old: new / 2 + old / 2, server.params(state.server), state.before
+            lambda last, before: last / 2 + before / 2, server.params(state.server), state.before
         ),
         wire=server.wire,
         takes=server.takes,

@@ -1,11 +1,12 @@
 """The types that all subpackages share: data are pytrees, and a part is a NamedTuple of pure functions.
 
-`types.data` holds what flows through a round (data of clients, cohorts, reports, messages); `types.time` what a round
-asks of clients, what they spend, and the clock; `types.graph` a graph as an example; `types.parts` what handles it
-(samplers, clients, transforms, aggregators, servers, and the algorithm made of them); `types.facts` what these state.
+`types.data` has the data of a round: clients' examples, cohorts, reports, messages. `types.time` has simulated time:
+the work that a round asks of clients, the time and energy that they spend, and the clock. `types.graph` has a graph as
+an example. `types.parts` has the parts of a federation (samplers, clients, transforms, aggregators, servers) and the
+algorithm made of them. `types.facts` has the facts that parts state about themselves.
 
-A part also carries static facts about itself, `facts`, such as its sensitivity, which compatibility checks and the
-accountant read. The default of each fact is the claim that promises least
+A part carries static facts about itself, `facts`, such as its sensitivity. Compatibility checks and the accountant read
+these facts. The default of each fact is the claim that promises least
 (tests/laws/test_facts.py::test_facts_fail_closed).
 
 Symbols in shapes: N clients in the population, m slots of a cohort, c slots of a chunk, n rows of a client, T rounds,

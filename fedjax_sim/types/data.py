@@ -1,4 +1,4 @@
-"""What flows through a round: data of clients, cohorts, reports, messages, and what is stated about them."""
+"""The data of a round: clients' examples, cohorts, reports and messages, and statements about them."""
 
 from __future__ import annotations
 
@@ -12,10 +12,13 @@ from fedjax_sim.types.time import Timing
 
 Array = jax.Array
 PyTree = Any
-FilePath = str  # of a file: a run's identity has its content, and a config's relative path begins at the config
-FolderPath = str  # of a folder with data: likewise, where the content is what was read
+# A path of a file. The file's content is part of a run's identity; a relative path in a config begins at the config.
+FilePath = str
+# A path of a folder with data. It works like `FilePath`, with the data that were read as the content.
+FolderPath = str
 Attackers = Callable  # (key, ids [c]) -> [c] bool: which clients attack in the round of this key
-StalenessWeight = Callable  # (gaps [c] int32 >= 0) -> [c] float32 in (0, 1]: how much updates count that are so stale
+# (gaps [c] int32 >= 0) -> [c] float32 in (0, 1]: the factor of an update that is so many versions stale
+StalenessWeight = Callable
 
 __all__ = [
     "Array",
@@ -44,33 +47,38 @@ class ClientData(NamedTuple):
     examples: PyTree  # leaves [n, ...]; rows where mask is False may hold anything, NaN included
     mask: Array  # [n] bool; True = a real example
     work: Array | None = None  # [] how much of its local work the client completes, as in `Cohort.work`; None = all
-    pull: Array | None = None  # [] in [0, 1): the share of (local - broadcast params) in its steps' direction, beside
-    # that of the gradient: an attacker's, who hides near the global model; None = none
-    round: Array | None = (
-        None  # [] int32 from 0, the round that it trains in, for clients that read it; None = not told
-    )
+    # [] in [0, 1): the share of (local - broadcast params) in the direction of a local step, beside the gradient. An
+    # attacker uses it to stay near the global model, where it is not noticed. None = no client is pulled
+    pull: Array | None = None
+    # [] int32 from 0, the round in which the client trains; None for clients that do not read it
+    round: Array | None = None
 
 
 @runtime_checkable
 class Population(Protocol):
     """All clients, as a frozen pytree dataclass that a round takes as an argument; `size` is a static field.
 
-    `size` and `client` suffice for everything that reads populations. Further members are optional, and used where they
-    exist:
+    `size` and `client` suffice for everything that reads populations. Further members are optional, and are used where
+    they exist:
 
-    - `count(id)`: [] int32, the client's number of examples, without reading them. Without it a cohort is not sorted by
-      its clients' work, which changes rounding at most.
-    - `capacities`: rising numbers of rows, one for each size class of clients; with `capped(rows)`: the same population
-      whose clients have only `rows` rows. Without the two every client is read with all its rows.
+    - `count(id)`: [] int32, the client's number of examples, without reading them. Without this method a cohort is not
+      sorted by its clients' work, which changes rounding at most.
+    - `capacities`: rising numbers of rows, one for each size class of clients.
+    - `capped(rows)`: the same population whose clients have only `rows` rows. Without `capacities` and `capped` every
+      client is read with all its rows.
     - `sizes`: [N] number of examples of each client. Without it they are counted from the masks, client by client.
     - `announce(ids)`: the same ids, after the storage was asked to read these clients' data ahead.
     - `group(id)`: the client as a population of its own clients, for a client that is a federation
-      (`ClientUpdate.federation`); one without clients where the id is outside of [0, size).
-    - `num_members`: of groups, the number of all their clients, on the lowest level of a hierarchy; static.
-    - `there(ids)`: [c] bool, which of these clients exist, where ids are places of which some may be empty, as in a
-      group. Without it all do. `ragged`: whether some places stay empty. `place(ids)`: where clients whom data name by
-      their ids in the whole population are among these; -1 for those of other groups. Without it ids are places.
-      `own_ids(places)`: these ids of the clients at some places, -1 where nobody is.
+      (`ClientUpdate.federation`). The population has no clients where the id is outside of [0, size).
+    - `num_members`: of a population of groups, the number of all clients on the lowest level of a hierarchy; static.
+
+    In a group ids are places, of which some may be empty. A group has these members beside the others:
+
+    - `there(ids)`: [c] bool, which of these clients exist. Without it all do.
+    - `ragged`: whether some places stay empty.
+    - `place(ids)`: the places of clients that data name by their ids in the whole population; -1 for clients of other
+      groups. Without it ids are places.
+    - `own_ids(places)`: the ids in the whole population of the clients at some places; -1 for an empty place.
 
     Guarantees: tests/population/test_protocol.py::test_size_and_client_are_enough_to_train.
     """
@@ -88,18 +96,19 @@ class Population(Protocol):
 
 
 class Cohort(NamedTuple):
-    """The clients that a round invites, one a slot, and which of them report."""
+    """The clients that a round invites, one in each slot, and which of them report."""
 
     ids: Array  # [m] int32 index into the population, always in [0, N); any valid index in padding
     invited: Array  # [m] bool; False = padding
     reported: Array  # [m] bool; invited, and its message arrived in time
     metrics: dict[str, Array] = {}  # scalars, e.g. how many clients a truncated sampler left out
-    work: Array | None = None  # [m] how much of its local work each slot completes: a share in (0, 1] (float), or a
-    # number of steps (int32); None = all of it
+    # [m] how much of its local work each slot completes: a share in (0, 1] (float), or a number of steps (int32);
+    # None = all of it
+    work: Array | None = None
     timing: Timing = Timing()
 
     def timed(self, **timing) -> Cohort:
-        """The same cohort with these fields of its `timing` changed."""
+        """Returns the cohort with these fields of its `timing` changed."""
         return self._replace(timing=self.timing._replace(**timing))
 
 
@@ -111,25 +120,28 @@ class Mean(NamedTuple):
 
 
 class Metric(NamedTuple):
-    """What a part states about a number of its own in Info, so that logs and pages can add it up and show it."""
+    """The description of a number that a part puts into Info, for logs and pages that pool and show the number."""
 
     name: str  # in Info
     words: str  # as a person reads it, e.g. "clients that dropped out"
     unit: str = ""  # "count", "bytes", "share", "seconds", or "" for a plain number
     pooled: str = "sum"  # over a run's rounds: "sum", "mean", "max" or "last"
-    instead: str | None = None  # the number that counts in a round without this one
-    by: str | None = None  # of a mean: the number in Info that a round weighs, such as its messages; None = all alike
+    instead: str | None = None  # the name of the number that is taken in a round without this number
+    # For a mean over rounds: the name of the number in Info that weights a round, such as its messages; None = all
+    # rounds weigh the same
+    by: str | None = None
     besides: bool = False  # bytes that are sent, besides `uplink_bytes` and `downlink_bytes`, and in no other number
 
 
 class Report(NamedTuple):
     """The result of one client's local work, before the transform."""
 
-    update: PyTree  # local params - broadcast params, or whatever else the server expects
+    update: PyTree  # local params - broadcast params, or another pytree that the server expects
     weight: Array  # [] float32, usually the number of examples; 0 = nothing to report
     metrics: dict[str, Mean]
-    counts: dict[str, Array] = {}  # [] non-negative int32 or uint32, or [2] uint32, the high and low word of a larger
-    # one; summed exactly over clients: bytes, edges, joules
+    # Numbers that are summed exactly over clients, such as bytes, edges or joules: [] non-negative int32 or uint32, or
+    # [2] uint32, the high and the low word of a larger integer
+    counts: dict[str, Array] = {}
 
 
 class Received(NamedTuple):
@@ -142,34 +154,35 @@ class Received(NamedTuple):
 
 
 class Round(NamedTuple):
-    """What an aggregator may read in a round: the cohort, the broadcast model, and its own state."""
+    """The context that an aggregator may read in a round: the cohort, the broadcast model, and its own state."""
 
     cohort: Cohort
     broadcast: PyTree = ()  # what the clients received
-    state: PyTree = ()  # the aggregator's own, from the round before
-    key: Array | None = None  # of the whole message, where the aggregator of a part of it has a stream of its own
+    state: PyTree = ()  # the aggregator's own state, from the round before
+    # The key of the whole message, for an aggregator of a part of it, whose own key is derived for that part
+    key: Array | None = None
 
 
 class Outcome(NamedTuple):
-    """What a sampler that learns observes after a round."""
+    """The outcome of a round, as a sampler that learns from it observes it."""
 
     arrived: Array  # [m] bool; a usable message arrived
     losses: Array  # [m] mean local loss (`local_loss`); NaN where nothing arrived or the client has no such metric
 
 
 class Noise(NamedTuple):
-    """What a part states of the noise that it adds, for an accountant; its std is multiplier * clip_norm."""
+    """The noise that a part adds, as an accountant reads it; its std is multiplier * clip_norm."""
 
     mechanism: str  # "gaussian", "discrete_gaussian", "skellam", or a matrix mechanism's name
     place: str  # "central": once, on the cohort's sum; "distributed": a share on each message; "local": on each message
-    multiplier: float  # of the noise in the released sum; with "local": of that in one message
-    clip_norm: float  # L2 bound on how far one unit moves what the noise is added to
+    multiplier: float  # of the noise in the released sum; with place "local", of the noise in one message
+    clip_norm: float  # L2 bound on how far one unit (next field) moves the value to which the noise is added
     unit: str  # whose presence is hidden: "client", or "record" of a client's data
-    details: Any = None  # what the accountant of this mechanism needs beside: a dict or a NamedTuple
+    details: Any = None  # further numbers that the accountant of this mechanism needs: a dict or a NamedTuple
 
     @property
     def named_details(self) -> dict[str, Any]:
-        """The details as a dict, empty without any.
+        """The details as a dict, which is empty without details.
 
         >>> Noise("gaussian", "distributed", 1.0, 1.0, "client", {"cohort_size": 10}).named_details
         {'cohort_size': 10}
@@ -185,8 +198,8 @@ class Wire(NamedTuple):
     (112, 60, 144)
     """
 
-    values: int  # numbers sent
-    payload_bits: int  # of those numbers
+    values: int  # how many numbers are sent
+    payload_bits: int  # bits of these numbers
     side_bits: int = 0  # of indices, scales, seeds
     coded_bits: int | None = None  # upper bound under the best known entropy code for such messages; None = no code
 
@@ -201,7 +214,7 @@ class Wire(NamedTuple):
         return self.bits if self.coded_bits is None else min(self.coded_bits, self.bits)
 
     def with_side(self, bits: int) -> Wire:
-        """The message with so many further bits of side information, uncoded.
+        """Adds bits of side information, which no entropy code shortens.
 
         >>> Wire(values=10, payload_bits=320).with_side(512).bits
         832
@@ -210,15 +223,18 @@ class Wire(NamedTuple):
         return self._replace(side_bits=self.side_bits + bits, coded_bits=coded)
 
     def with_plain(self, more: Wire) -> Wire:
-        """The message with the numbers of `more` appended uncoded."""
+        """Appends the numbers of another message, which no entropy code shortens."""
         coded = None if self.coded_bits is None else self.coded_bits + more.bits
         return Wire(self.values + more.values, self.payload_bits + more.bits, self.side_bits, coded)
 
 
 class Observed(NamedTuple):
-    """What a server saw in a round, one row a slot; where nothing arrived, weight 0 and a message of zeros."""
+    """What a server saw in a round, one row for each slot.
 
-    broadcast: PyTree  # what it sent
+    A slot from which nothing arrived has weight 0 and a message of zeros.
+    """
+
+    broadcast: PyTree  # what the server sent
     messages: PyTree  # leaves [m, ...], as they arrived: after the clients' end of the transform
     weights: Array  # [m] float32
     ids: Array  # [m] int32
@@ -231,15 +247,15 @@ class Count(NamedTuple):
     5000000000
     """
 
-    number: Array  # [] int32, e.g. messages that arrived
-    unit: Array  # [2] uint32, high and low words, e.g. of the bytes of one message
+    number: Array  # [] int32, e.g. the number of messages that arrived
+    unit: Array  # [2] uint32, the high and the low word of an integer, e.g. of the bytes of one message
 
     @classmethod
     def of(cls, number: Array, unit: int) -> Count:
-        """`number` times `unit`, a Python integer in [0, 2^64)."""
+        """Makes the count `number` times `unit`, where `unit` is a Python integer in [0, 2^64)."""
         return cls(number, jnp.array(divmod(unit, 1 << 32), jnp.uint32))
 
     def total(self) -> int:
-        """The product, as a Python integer."""
+        """The product as a Python integer, computed on the host."""
         high, low = (int(word) for word in self.unit)
         return int(self.number) * ((high << 32) + low)

@@ -1,4 +1,4 @@
-"""A graph as an example: the type that loaders make and graph networks read."""
+"""`GraphData` is a graph as an example of a client: loaders make it, and graph networks read it."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ __all__ = ["GraphData"]
 class GraphData(NamedTuple):
     """One graph of at most V nodes and E directed edges, padded; in a batch each leaf has a leading axis.
 
-    An undirected edge is two directed ones. A sender in [V, V + H) is one of H nodes that another party holds: its
-    embeddings are received, not computed (`population.graph.partition`).
+    An undirected edge is stored as two directed edges. A sender in [V, V + H) is one of H nodes that another party
+    holds: its embeddings are received, not computed (`population.graph.partition`).
     """
 
     nodes: Array  # [V, F] features; rows of padding may hold anything
     ids: Array  # [V] int32, a node's identity, the same at every party; -1 = padding
-    senders: Array  # [E] int32
-    receivers: Array  # [E] int32 in [0, V); an edge with another end is padding
-    types: Array | None = None  # [E] int32 in [0, R), of typed edges
+    senders: Array  # [E] int32, the node at which each edge begins, in [0, V + H)
+    receivers: Array  # [E] int32 in [0, V), the node at which each edge ends; an edge with another end is padding
+    types: Array | None = None  # [E] int32 in [0, R), the relation of each edge; None = edges have no types

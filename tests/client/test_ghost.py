@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fedjax_sim import client, models
-from fedjax_sim.client.clipping import _squares, clipped_sum
+from fedjax_sim.client.clipping import _sum_of_squares, clipped_sum
 from fedjax_sim.client.ghost import products
 from fedjax_sim.types import ClientData
 from tests.laws import cases
@@ -296,7 +296,7 @@ def test_sums_of_squares_stay_apart():
     Catches a compiler that makes one long sum of the nested short ones, whose rounding `SLACK` does not cover.
     """
     for size in (4096, 200_704):
-        text = jax.jit(_squares).lower(jnp.zeros(size)).compile().as_text()
+        text = jax.jit(_sum_of_squares).lower(jnp.zeros(size)).compile().as_text()
         reductions = [line for line in text.splitlines() if " reduce(" in line]
         levels = 1
         while size > 32:

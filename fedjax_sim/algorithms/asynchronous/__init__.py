@@ -1,3 +1,3 @@
-"""Servers that do not wait: FedBuff, FedAsync, FedAT, and the clients who are in flight."""
+"""Asynchronous algorithms, whose server does not wait for all clients: FedBuff, FedAsync and FedAT."""
 
 __all__: list[str] = []

@@ -1,9 +1,10 @@
-"""Clients in flight: who trains on which version of the model, and whose messages arrive next. Event-driven, exact.
+"""Finds the next arrivals of an asynchronous server: an exact simulation of clients in flight, event by event.
 
-C places hold a client each. A client in flight is three numbers: its id, the version of the model that it was sent, and
-the ticks until its message arrives; its update is computed when it arrives. A step of the server takes the next
-arrivals by time, equal times by id. Among them may be clients that were sent work during the same step. Where clients
-may leave, a fourth number says when one does whose message never arrives: it keeps its place until then.
+There are C places, each with a client in flight. A client in flight is three numbers: its id, the version of the model
+that it was sent, and the ticks until its message arrives. Its update is computed when it arrives. A step of the server
+takes the next arrivals by time, equal times by id. Among them may be clients that were sent work during the same step.
+Where clients may leave, a client has a fourth number: the moment at which it leaves if its message never arrives. It
+keeps its place until then.
 """
 
 from __future__ import annotations
@@ -24,61 +25,64 @@ from fedjax_sim.types import Array, Clock
 __all__ = ["PATIENCE", "Arrivals", "Flights", "next_arrivals", "take_off"]
 
 PATIENCE = 60  # seconds until a server looks again for clients when nobody is in flight
-COUNTED = 1024  # clients; more are sorted
+COUNTED = 1024  # up to so many clients are put in order by comparing all pairs; more are sorted
 
 
 class Flights(NamedTuple):
     """The state between two steps."""
 
-    ids: Array  # [C] int32, all different; an empty place keeps its last one
+    ids: Array  # [C] int32, all different; an empty place keeps its last client's id
     bases: Array  # [C] int32 version of the model that the client trains on
-    due: Array  # [C] uint32 ticks from now until its message is there; `NEVER_ARRIVES` at an empty place
+    due: Array  # [C] uint32 ticks from now until its message arrives; `NEVER_ARRIVES` at an empty place
     version: Array  # [] int32 versions so far, those of skipped steps included
     clock: Clock
     arrived: Array  # [] int32 messages so far
-    begun: Begun  # since the last step that was told
-    leaves: Array | None  # [C] uint32 ticks from now until it leaves, if its message never arrives; `NEVER_ARRIVES` at
-    # other places; None = nobody leaves
+    begun: Begun  # the work that was begun and is in no info yet
+    # [C] uint32 ticks from now until the client leaves, if its message never arrives; `NEVER_ARRIVES` at other places;
+    # None = nobody leaves
+    leaves: Array | None
 
 
 class Arrivals(NamedTuple):
-    """The messages that a step takes, in their order; L of M places are filled."""
+    """The messages that a step takes, in the order of arrival; the first L of M rows are filled."""
 
     ids: Array  # [M] int32, all different where somebody arrives
-    there: Array  # [M] bool; the first L
-    bases: Array  # [M] int32 version of the model that each was sent
-    gaps: Array  # [M] int32 staleness: versions between that one and the one that the update is applied to
+    there: Array  # [M] bool; True in the first L rows
+    bases: Array  # [M] int32 version of the model that each client was sent
+    gaps: Array  # [M] int32 staleness: versions between the base and the version that the update is applied to
     waited: Array  # [M] uint32 ticks from the arrival to the step's end
     elapsed: Array  # [] uint32 ticks that the step takes
-    busy: Array  # [] float32 ticks that clients were at work, over all places
-    flying: Array  # [] int32 clients in flight after it
-    stopped: Array  # [] int32 clients stopped, for their model was too old
-    begun: Begun
+    busy: Array  # [] float32 ticks that clients were at work, summed over all places
+    flying: Array  # [] int32 clients in flight after the step
+    stopped: Array  # [] int32 clients stopped because their model was too old
+    begun: Begun  # the work that clients were sent since the last step
     interrupted: Array | None  # [] int32 clients who left; None = nobody leaves
 
 
 class _Entry(NamedTuple):
-    """Clients who may be next, each [n]."""
+    """Clients whose messages may be among the next arrivals, each [n]."""
 
-    time: Array  # uint32 ticks from the step's beginning
+    time: Array  # uint32 ticks from the step's beginning until the message arrives
     ids: Array
     bases: Array
-    rank: Array  # int32: the arrival that it was sent work after; -1 = it was in flight already
+    rank: Array  # int32: the arrival after which the client was sent work; -1 = it was in flight before the step
     leaves: Array | None  # uint32 ticks from the step's beginning until it leaves, if its message never arrives
 
 
 def take_off(key: Array, traffic: Traffic, load: Callable) -> Flights:
-    """The state before the first step: C clients, all subsets equally likely, have been sent version 0.
+    """Makes the state before the first step: C clients, all subsets equally likely, have been sent version 0.
 
     Args:
-      load: (ids [c]) -> `Load`, what a model and its training ask of these clients.
+      key: of the run's start.
+      traffic: how clients come and go.
+      load: (ids [c]) -> `Load`, the work that a model and its training ask of these clients.
     """
     places = jnp.arange(traffic.concurrency, dtype=jnp.int32)
     ids = permute(stream(key, "first clients"), places, traffic.devices.population_size)
-    version, seconds, ticks, arrived = (
-        jnp.zeros((), jnp.int32) for _ in range(4)
-    )  # a state is donated: no array twice
-    clock, now = Clock(seconds, ticks), jnp.zeros_like(ids, jnp.uint32)
+    # A state is donated to the program that makes the next one, so no array may be in it twice.
+    version, seconds, ticks, arrived = (jnp.zeros((), jnp.int32) for _ in range(4))
+    clock = Clock(seconds, ticks)
+    now = jnp.zeros_like(ids, jnp.uint32)
     trip = trips(key, traffic, load, ids, there_at(traffic.devices, ids, seconds))
     due, leaves = trip.ends(traffic, clock, now)
     begun = trip.begun(traffic, key, clock, now)
@@ -86,86 +90,104 @@ def take_off(key: Array, traffic: Traffic, load: Callable) -> Flights:
 
 
 def next_arrivals(key: Array, traffic: Traffic, flights: Flights, load: Callable) -> tuple[Arrivals, Flights]:
-    """The next arrivals, and the state after the server has used them and sent work to clients in their places.
+    """Takes the next arrivals, and sends work to clients in their places.
 
-    A client whose model is more than `max_staleness` versions old at a step's beginning is stopped: its place is empty.
-    So is that of a client who leaves before its message has arrived, from the end of the step in which it does.
-    Then the next M arrivals are taken. With `refill` "other", the place of each goes at once to a client drawn
-    uniformly from those who, at the step's beginning, were there and had no place, an empty one either; nobody is drawn
-    twice in a step, so no client is twice in a buffer. With "same" it is the client who arrived, once the next version
-    is there. Places left empty are filled at the end of a step, at most `Traffic.num_refills` of them: by others who
-    are there, then by their last clients. An update whose base is made in this very step cannot be computed yet, so the
-    step ends before it (`buffer_size` 1 and several arrivals a step).
+    A step has this order:
+      1. A client whose model is more than `max_staleness` versions old at the step's beginning is stopped, and its
+         place becomes empty.
+      2. The next M arrivals are taken. With `refill` "other", the place of each goes at once to a client drawn
+         uniformly from those who were there at the step's beginning and had no place, not even an empty one. Nobody is
+         drawn twice in a step, so no client is twice in a buffer. With "same" the client who arrived keeps its place,
+         and is sent the next version once that is there.
+      3. A client who leaves before its message has arrived keeps its place until the end of the step; then it is empty.
+      4. Empty places are filled, at most `Traffic.num_refills` of them: by other clients who are there, then by their
+         last clients.
+
+    An update whose base is made in the same step cannot be computed yet. So the step ends before it, which happens with
+    `buffer_size` 1 and several arrivals in a step.
 
     Args:
       key: of the step.
+      traffic: how clients come and go.
+      flights: the state before the step.
       load: as in `take_off`.
 
-    Guarantees: the events of a NumPy loop that handles them one by one
+    Returns: (`Arrivals`, the state after the step).
+
+    Guarantees: the events are those of a NumPy loop that handles them one by one
     (tests/algorithms/asynchronous/test_arrivals.py::test_events_are_those_of_a_loop).
     """
-    m, unit = traffic.block, traffic.devices.ticks_per_second
-    old = ~_empty(flights) & (flights.version - flights.bases > traffic.max_staleness)
-    flights = _emptied(flights, old)
+    m = traffic.block
+    ticks_per_second = traffic.devices.ticks_per_second
+    is_too_old = ~_is_empty(flights) & (flights.version - flights.bases > traffic.max_staleness)
+    flights = _emptied(flights, is_too_old)
+    # At most M clients in flight arrive. With the M clients that are sent work after them, 2M clients may be next.
     places = earliest(flights.due, flights.ids, m)
-    fresh = jnp.full_like(places, -1)
+    not_yet_known = jnp.full_like(places, -1)
     leaves = None if flights.leaves is None else flights.leaves[places]
-    waiting = _Entry(flights.due[places], flights.ids[places], flights.bases[places], fresh, leaves)
-    if traffic.refill == "same":  # who is sent work after the i-th arrival is the i-th of them
+    waiting = _Entry(flights.due[places], flights.ids[places], flights.bases[places], not_yet_known, leaves)
+    if traffic.refill == "same":  # the client that is sent work after the i-th arrival is the i-th of these
         waiting = _ordered(waiting)
     candidates, present, spare = _candidates(key, traffic, flights, waiting)
     trip = trips(key, traffic, load, candidates, present)
     start, arrive, leaves = _settled(traffic, flights.clock, waiting.time, trip)
-    sent = _Entry(arrive, candidates, fresh, fresh, leaves)
-    entries, count = _joined(traffic, flights.version, waiting, start, sent)
+    newly_sent = _Entry(arrive, candidates, not_yet_known, not_yet_known, leaves)
+    entries, count = _joined(traffic, flights.version, waiting, start, newly_sent)
     rank = jnp.arange(m, dtype=jnp.int32)
-    there = rank < count
+    arrives = rank < count
     time, ids, bases = (x[:m] for x in entries[:3])
-    elapsed = jnp.where(count > 0, jnp.where(there, time, 0).max(), _patience(flights, unit))
+    elapsed = jnp.where(count > 0, jnp.where(arrives, time, 0).max(), _ticks_without_arrival(flights, ticks_per_second))
 
-    stays = (entries.rank < count) & jnp.concatenate([~there, jnp.ones(m, bool)])  # M of 2M
-    left = _at(jnp.nonzero(stays, size=m)[0], entries)
-    due = flights.due.at[places].set(left.time)
-    begun = trip.begun(traffic, key, flights.clock, jnp.where(there, start, NEVER_ARRIVES))
-    versions = count if traffic.buffer_size == 1 else (count > 0).astype(jnp.int32)
+    # Of the 2M entries M stay in flight: who did not arrive, and was in flight or was sent work after an arrival of
+    # this step.
+    stays = (entries.rank < count) & jnp.concatenate([~arrives, jnp.ones(m, bool)])
+    staying = _at(jnp.nonzero(stays, size=m)[0], entries)
+    due = flights.due.at[places].set(staying.time)
+    begun = trip.begun(traffic, key, flights.clock, jnp.where(arrives, start, NEVER_ARRIVES))
+    num_versions = count if traffic.buffer_size == 1 else (count > 0).astype(jnp.int32)
     after = Flights(
-        flights.ids.at[places].set(left.ids),
-        flights.bases.at[places].set(left.bases),
+        flights.ids.at[places].set(staying.ids),
+        flights.bases.at[places].set(staying.bases),
         jnp.where(due == NEVER_ARRIVES, NEVER_ARRIVES, due - elapsed),
-        flights.version + versions,
-        advanced(flights.clock, elapsed, unit),
+        flights.version + num_versions,
+        advanced(flights.clock, elapsed, ticks_per_second),
         flights.arrived + count,
         jax.tree.map(jnp.add, flights.begun, begun),
         flights.leaves,
     )
     interrupted = None
     if traffic.loses:
-        leaving = flights.leaves.at[places].set(left.leaves)
-        gone = (leaving != NEVER_ARRIVES) & (leaving <= elapsed)
-        interrupted = gone.sum(dtype=jnp.int32)
-        after = after._replace(leaves=jnp.where(gone | (leaving == NEVER_ARRIVES), NEVER_ARRIVES, leaving - elapsed))
+        leaving = flights.leaves.at[places].set(staying.leaves)
+        has_left = (leaving != NEVER_ARRIVES) & (leaving <= elapsed)
+        interrupted = has_left.sum(dtype=jnp.int32)
+        remaining = jnp.where(has_left | (leaving == NEVER_ARRIVES), NEVER_ARRIVES, leaving - elapsed)
+        after = after._replace(leaves=remaining)
     after = _filled(key, traffic, after, load, spare, count)
-    end, own_end = _earlier(flights.due, flights.leaves), _earlier(arrive, leaves)
-    own = jnp.where(there & (own_end != NEVER_ARRIVES), jnp.minimum(own_end, elapsed) - jnp.minimum(start, elapsed), 0)
+    # Busy ticks within the step: of clients who were in flight at its beginning, and of those sent work during it.
+    end = _earlier(flights.due, flights.leaves)
+    new_end = _earlier(arrive, leaves)
+    new_busy = jnp.where(
+        arrives & (new_end != NEVER_ARRIVES), jnp.minimum(new_end, elapsed) - jnp.minimum(start, elapsed), 0
+    )
     busy = jnp.where(end == NEVER_ARRIVES, 0, jnp.minimum(end, elapsed))
     gaps = flights.version + (rank if traffic.buffer_size == 1 else 0) - bases
     arrivals = Arrivals(
         ids,
-        there,
+        arrives,
         bases,
-        jnp.where(there, gaps, 0),
-        jnp.where(there, elapsed - time, 0),
+        jnp.where(arrives, gaps, 0),
+        jnp.where(arrives, elapsed - time, 0),
         elapsed,
-        busy.astype(jnp.float32).sum() + own.astype(jnp.float32).sum(),
-        (~_empty(after)).sum(dtype=jnp.int32),
-        old.sum(dtype=jnp.int32),
+        busy.astype(jnp.float32).sum() + new_busy.astype(jnp.float32).sum(),
+        (~_is_empty(after)).sum(dtype=jnp.int32),
+        is_too_old.sum(dtype=jnp.int32),
         after.begun,
         interrupted,
     )
     return arrivals, after._replace(begun=jax.tree.map(jnp.zeros_like, after.begun))
 
 
-def _patience(flights: Flights, ticks_per_second: int) -> Array:
+def _ticks_without_arrival(flights: Flights, ticks_per_second: int) -> Array:
     """[] uint32 ticks that a step without an arrival takes: until the first client has left, a minute at most."""
     minute = jnp.uint32(PATIENCE * ticks_per_second)
     if flights.leaves is None:
@@ -174,46 +196,53 @@ def _patience(flights: Flights, ticks_per_second: int) -> Array:
 
 
 def _earlier(due: Array, leaves: Array | None) -> Array:
-    """When clients are done, or leave; `NEVER_ARRIVES` at an empty place."""
+    """The ticks until clients are done or leave; `NEVER_ARRIVES` at an empty place."""
     return due if leaves is None else jnp.minimum(due, leaves)
 
 
-def _empty(flights: Flights) -> Array:
+def _is_empty(flights: Flights) -> Array:
     """[C] bool: places without a client."""
     return _earlier(flights.due, flights.leaves) == NEVER_ARRIVES
 
 
 def _emptied(flights: Flights, places: Array) -> Flights:
-    """Without the clients at `places` [C] bool."""
+    """The flights without the clients at `places` [C] bool."""
     due, leaves = (x if x is None else jnp.where(places, NEVER_ARRIVES, x) for x in (flights.due, flights.leaves))
     return flights._replace(due=due, leaves=leaves)
 
 
 def _ordered(entry: _Entry) -> _Entry:
-    """By time, equal times by id; of a client who is there twice, the earlier entry of its two first.
-
-    Counting who comes before each takes n^2 comparisons, and up to a thousand clients less time than a sort.
-    """
-    time, ids, number = entry.time, entry.ids, jnp.arange(entry.ids.size, dtype=jnp.int32)
-    if number.size > COUNTED:
+    """Puts clients in order by time, equal times by id; of two entries of one client the earlier entry comes first."""
+    time = entry.time
+    ids = entry.ids
+    index = jnp.arange(entry.ids.size, dtype=jnp.int32)
+    if index.size > COUNTED:
         leaves, structure = jax.tree.flatten(entry)
         return jax.tree.unflatten(structure, jax.lax.sort(leaves, num_keys=2))
 
-    def first(at, id, own):  # [n] whom this one comes before
-        return jnp.where(at == time, jnp.where(id == ids, own < number, id < ids), at < time)
+    # A client's place is the number of clients before it. Counting takes n^2 comparisons, and up to a thousand clients
+    # less time than a sort by two keys.
+    def comes_before(own_time, own_id, own_index):  # [n] bool: the entries that this entry comes before
+        return jnp.where(own_time == time, jnp.where(own_id == ids, own_index < index, own_id < ids), own_time < time)
 
-    places = jax.vmap(first)(time, ids, number).sum(0, dtype=jnp.int32)
-    return _at(jnp.zeros_like(number).at[places].set(number, unique_indices=True), entry)
+    places = jax.vmap(comes_before)(time, ids, index).sum(0, dtype=jnp.int32)
+    return _at(jnp.zeros_like(index).at[places].set(index, unique_indices=True), entry)
 
 
 def _at(index: Array, entry: _Entry) -> _Entry:
+    """The rows `index` of all fields."""
     return jax.tree.map(lambda x: x[index], entry)
 
 
 def _candidates(key: Array, traffic: Traffic, flights: Flights, waiting: _Entry) -> tuple[Array, Array, Array]:
-    """([M] who is sent work after the i-th arrival, whether they are there, and those with others who may be left)."""
+    """Draws the clients who are sent work after the next arrivals.
+
+    Returns: ([M] ids, the client who is sent work after the i-th arrival; [M] bool, whether it is there; these ids
+    together with further candidates, who may fill places that stay empty).
+    """
     m = traffic.block
     if traffic.refill == "same":
+        # With a buffer of several updates, clients wait for the version that is made after the last arrival.
         start = jnp.full_like(waiting.time, last(waiting.time)) if traffic.waits else waiting.time
         start = jnp.where(start == NEVER_ARRIVES, 0, start)
         seconds = advanced(flights.clock, start, traffic.devices.ticks_per_second).seconds
@@ -222,17 +251,24 @@ def _candidates(key: Array, traffic: Traffic, flights: Flights, waiting: _Entry)
     ranks = jnp.arange(traffic.num_candidates, dtype=jnp.int32)
     ids = others(flights.ids, permute(stream(key, "candidates"), ranks, size - traffic.concurrency), size)
     present = there_at(traffic.devices, ids, flights.clock.seconds)
-    if traffic.devices.availability is None:  # all are there
+    if traffic.devices.availability is None:  # everybody is there
         return ids[:m], present[:m], ids
-    first = places_of(present, ~present)[: m + traffic.num_refills]
-    return ids[first[:m]], present[first[:m]], ids[first]
+    order = places_of(present, ~present)[: m + traffic.num_refills]  # those who are there come first
+    return ids[order[:m]], present[order[:m]], ids[order]
 
 
 def _settled(traffic: Traffic, clock: Clock, waiting: Array, trip: Trip) -> tuple[Array, Array, Array | None]:
-    """([M] when the clients who follow the next arrivals are sent work, and as `Trip.ends`.)
+    """Finds the times at which the clients who follow the next arrivals are sent work.
 
-    The i-th arrival follows from the earlier ones alone, so M turns are exact; none is needed unless one
-    arrives within the step.
+    With `refill` "other" the i-th client is sent work at the i-th arrival, and may itself be among the next arrivals.
+    So the times of the arrivals are a fixed point. It is found by repetition: the i-th arrival depends on earlier
+    arrivals alone, so at most M turns are exact. No turn is needed unless a new client arrives within the step.
+
+    Args:
+      waiting: [M] uint32, ticks until the messages of the clients in flight.
+      trip: of the clients who are sent work.
+
+    Returns: ([M] uint32 ticks until each is sent work, and both results of `Trip.ends`).
     """
     if traffic.waits:
         start = jnp.where(waiting == NEVER_ARRIVES, NEVER_ARRIVES, last(waiting))
@@ -241,59 +277,85 @@ def _settled(traffic: Traffic, clock: Clock, waiting: Array, trip: Trip) -> tupl
     def arriving(times):
         return trip.ends(traffic, clock, times)[0]
 
-    def again(times):
+    def next_times(times):
         return jnp.sort(jnp.concatenate([waiting, arriving(times)]))[: traffic.block]
 
-    def earlier(pair):
-        times = again(pair[1])
-        return (times != pair[1]).any(), times
+    def one_turn(carry):
+        _, old_times = carry
+        times = next_times(old_times)
+        return (times != old_times).any(), times
 
-    first = jnp.sort(waiting)
-    unsettled = (arriving(first) < first[-1]).any()
-    _, times = jax.lax.while_loop(lambda pair: pair[0], earlier, (unsettled, first))
+    first_times = jnp.sort(waiting)
+    has_changed = (arriving(first_times) < first_times[-1]).any()
+    _, times = jax.lax.while_loop(lambda carry: carry[0], one_turn, (has_changed, first_times))
     return times, *trip.ends(traffic, clock, times)
 
 
 def _joined(traffic: Traffic, version: Array, waiting: _Entry, start: Array, sent: _Entry) -> tuple[_Entry, Array]:
-    """(All 2M clients who were next or are sent work, by the times of their messages, and L: how many arrive.)"""
-    m, rank = traffic.block, jnp.arange(traffic.block, dtype=jnp.int32)
-    if traffic.buffer_size == 1:
+    """Joins the clients in flight and the clients who are sent work, in the order of their messages.
+
+    Args:
+      version: [] int32 before the step.
+      start: [M] uint32, when each is sent work.
+
+    Returns: (all 2M entries in order, [] int32 the number L of arrivals that the step takes).
+    """
+    m = traffic.block
+    rank = jnp.arange(traffic.block, dtype=jnp.int32)
+    if traffic.buffer_size == 1:  # each arrival makes a version, which the next client is sent
         bases = version + 1 + rank
     else:  # the last arrival makes the version
-        made = traffic.waits | (rank >= (start != NEVER_ARRIVES).sum(dtype=jnp.int32) - 1)
-        bases = version + made.astype(jnp.int32)
+        gets_new_version = traffic.waits | (rank >= (start != NEVER_ARRIVES).sum(dtype=jnp.int32) - 1)
+        bases = version + gets_new_version.astype(jnp.int32)
     entries = _ordered(
         jax.tree.map(lambda a, b: jnp.concatenate([a, b]), waiting, sent._replace(bases=bases, rank=rank))
     )
-    time, base = entries.time[:m], entries.bases[:m]
-    known = (time != NEVER_ARRIVES) & (base <= version)
+    time = entries.time[:m]
+    base = entries.bases[:m]
+    # The step ends before the first message that never arrives, or whose base is made in this step or is too old.
+    can_be_used = (time != NEVER_ARRIVES) & (base <= version)
     if traffic.buffer_size == 1:
-        known &= version + rank - base <= traffic.max_staleness
-    return entries, jnp.where(known, m, rank).min()
+        can_be_used &= version + rank - base <= traffic.max_staleness
+    return entries, jnp.where(can_be_used, m, rank).min()
 
 
 def _filled(key: Array, traffic: Traffic, flights: Flights, load: Callable, spare: Array, called: Array) -> Flights:
-    """With the empty places filled: by the candidates whom no arrival called, first in the place of clients who are
-    away; then by the last clients of places, whom no draw finds."""
-    most, nobody = traffic.num_refills, traffic.concurrency
+    """Fills empty places at the end of a step.
+
+    Candidates whom no arrival called come first; they go to the places of clients who are away, then to other empty
+    places. The places that are then still empty go to their own last clients, whom no draw selects.
+
+    Args:
+      spare: the candidates of `_candidates`.
+      called: [] int32, how many of them were sent work after an arrival.
+    """
+    max_refills = traffic.num_refills
+    no_place = traffic.concurrency  # an index outside of the places: what is written there is dropped
 
     def fill(flights):
-        seconds, empty, rank = flights.clock.seconds, _empty(flights), jnp.arange(most)
-        gone = empty & ~there_at(traffic.devices, flights.ids, seconds)
-        kinds = (empty,) if traffic.devices.availability is None else (gone, empty & ~gone)
-        new, number, away = jnp.zeros(most, jnp.int32), 0, gone.sum(dtype=jnp.int32)
+        seconds = flights.clock.seconds
+        is_empty = _is_empty(flights)
+        rank = jnp.arange(max_refills)
+        is_away = is_empty & ~there_at(traffic.devices, flights.ids, seconds)
+        kinds = (is_empty,) if traffic.devices.availability is None else (is_away, is_empty & ~is_away)
+        new_ids = jnp.zeros(max_refills, jnp.int32)
+        num_new = 0
+        num_away = is_away.sum(dtype=jnp.int32)
         if spare.size:
-            free = (jnp.arange(spare.size) >= called) & there_at(traffic.devices, spare, seconds)
-            chosen = places_of(free).at[rank].get(mode="fill", fill_value=spare.size)
-            new = spare.at[chosen].get(mode="clip")
-            number = jnp.minimum(free.sum(dtype=jnp.int32), empty.sum(dtype=jnp.int32))
-        turn = jnp.where(rank < number, rank, jnp.maximum(number, away) + rank - number)
-        places = places_of(*kinds).at[turn].get(mode="fill", fill_value=nobody)
-        ids = jnp.where(rank < number, new, flights.ids.at[places].get(mode="fill", fill_value=0))
-        own, now = stream(key, "empty places"), jnp.zeros_like(ids, jnp.uint32)
-        trip = trips(own, traffic, load, ids, places < nobody)
+            is_free = (jnp.arange(spare.size) >= called) & there_at(traffic.devices, spare, seconds)
+            chosen = places_of(is_free).at[rank].get(mode="fill", fill_value=spare.size)
+            new_ids = spare.at[chosen].get(mode="clip")
+            num_new = jnp.minimum(is_free.sum(dtype=jnp.int32), is_empty.sum(dtype=jnp.int32))
+        # Empty places are numbered with those of absent clients first. New clients take the first places. Own clients
+        # follow, and skip the places whose own client is away.
+        turn = jnp.where(rank < num_new, rank, jnp.maximum(num_new, num_away) + rank - num_new)
+        places = places_of(*kinds).at[turn].get(mode="fill", fill_value=no_place)
+        ids = jnp.where(rank < num_new, new_ids, flights.ids.at[places].get(mode="fill", fill_value=0))
+        trip_key = stream(key, "empty places")
+        now = jnp.zeros_like(ids, jnp.uint32)
+        trip = trips(trip_key, traffic, load, ids, places < no_place)
         due, leaves = trip.ends(traffic, flights.clock, now)
-        begun = trip.begun(traffic, own, flights.clock, now)
+        begun = trip.begun(traffic, trip_key, flights.clock, now)
         filled = flights._replace(
             ids=flights.ids.at[places].set(ids, mode="drop"),
             bases=flights.bases.at[places].set(flights.version, mode="drop"),
@@ -304,4 +366,4 @@ def _filled(key: Array, traffic: Traffic, flights: Flights, load: Callable, spar
             return filled
         return filled._replace(leaves=flights.leaves.at[places].set(leaves, mode="drop"))
 
-    return jax.lax.cond(_empty(flights).any(), fill, lambda flights: flights, flights)
+    return jax.lax.cond(_is_empty(flights).any(), fill, lambda flights: flights, flights)

@@ -1,8 +1,9 @@
-"""Asynchronous federated learning: clients train on the version of the model that they were sent, while others move on.
+"""Asynchronous federated learning: each client trains on the version of the model that it was sent.
 
-A step of the server is: whose messages arrive next (`algorithms.asynchronous.arrivals`), collect with each of them at
-its own base (`Bases`), close. `asynchronous` is FedBuff from its parts, as `federated` is FedAvg; its recipe is in
-`algorithms.fedbuff`. FedAsync, whose server steps after every message, is in `algorithms.fedasync`.
+A step of the server has three parts. `algorithms.asynchronous.arrivals` finds the next arrivals, `collect` trains each
+of these clients from its own base (`Bases`), and `close` takes the server's step. `asynchronous` makes FedBuff from its
+parts, as `federated` makes FedAvg; the recipe with all defaults is in `algorithms.asynchronous.fedbuff`. FedAsync,
+whose server takes a step after every message, is in `algorithms.asynchronous.fedasync`.
 """
 
 from __future__ import annotations
@@ -79,7 +80,7 @@ METRICS = (
 
 
 class BufferOptions(TypedDict, total=False):
-    """Who is in flight, how many updates make a step, and what a stale one counts, as `asynchronous` describes it."""
+    """Options of clients in flight, of the buffer and of staleness; `asynchronous` describes each."""
 
     concurrency: Annotated[int, Default(100)]
     buffer_size: Annotated[int, Default(10)]
@@ -92,42 +93,51 @@ class BufferOptions(TypedDict, total=False):
 class AsyncState(NamedTuple):
     """The state between two steps."""
 
-    federation: FederatedState
-    flights: Flights
-    models: PyTree  # leaves [V, ...]: what was broadcast as version v stands at v mod V, V = `Traffic.num_models`
+    federation: FederatedState  # of the server
+    flights: Flights  # the clients in flight
+    models: PyTree  # leaves [V, ...]: the broadcast of version v is at v mod V, where V = `Traffic.num_models`
 
 
 @validate.named_arguments
 def check_traffic(traffic: Traffic, population_size: PositiveInt, block: str) -> None:
-    """Raises ValueError, TypeError for options out of range, with the option's name; `block` is that of M."""
+    """Raises ValueError, TypeError for options out of range, with the option's name.
+
+    Args:
+      traffic: the options.
+      population_size: N.
+      block: the name of the option that gives M, the arrivals of a step.
+    """
     check_devices(traffic.devices, population_size)
     validate.one_of("refill", traffic.refill, ("other", "same"))
     validate.integer("concurrency", traffic.concurrency, 1, population_size)
     validate.integer(block, traffic.block, 1, traffic.concurrency)
     validate.integer("max_staleness", traffic.max_staleness, 0, MOST_STALENESS)
     check_hazard(traffic.hazard)
+    # In each step up to M other clients are sent work, none of whom may be in flight already.
     if traffic.refill == "other" and traffic.concurrency + traffic.block > population_size:
         hint = "Other clients are sent work than those in flight; or refill = 'same'."
-        most = f"at most {population_size - traffic.block}: N - the arrivals of a step"
-        validate.fail("concurrency", most, traffic.concurrency, hint)
+        rule = f"at most {population_size - traffic.block}: N - the arrivals of a step"
+        validate.fail("concurrency", rule, traffic.concurrency, hint)
 
 
 def check_hazard(hazard: Hazard | None) -> None:
-    """Raises TypeError for what is no hazard."""
+    """Raises TypeError for a value that is neither a `Hazard` nor None."""
     if hazard is not None:
         validate.part("hazard", hazard, Hazard)
 
 
 def arrivals_only(traffic: Traffic) -> Sampler:
-    """What stands for a sampler in the parts: its design says that nobody knows the law of who arrives.
+    """Makes the sampler among an asynchronous algorithm's parts, whose design says that its law is not known.
 
-    Formulas and accountants refuse it, and so do weights by examples: fast clients arrive more often. Nobody arrives
-    twice in a step, so clients may keep states.
+    It draws no cohorts. Formulas and accountants refuse its design, and weights by examples are refused too, because
+    fast clients arrive more often. Nobody arrives twice in a step, so clients may keep states.
 
     Guarantees: tests/algorithms/asynchronous/test_asynchronous.py::test_what_reads_the_parts_refuses.
     """
-    scheme, m = "unknown_without_replacement", traffic.block
-    design = SamplingDesign(scheme=scheme, population_size=traffic.devices.population_size, cohort_size=m, num_slots=m)
+    m = traffic.block
+    population_size = traffic.devices.population_size
+    scheme = "unknown_without_replacement"
+    design = SamplingDesign(scheme=scheme, population_size=population_size, cohort_size=m, num_slots=m)
 
     def sample(key, state):
         hint = "Who arrives follows from what was sent before: call the algorithm's step."
@@ -137,10 +147,12 @@ def arrivals_only(traffic: Traffic) -> Sampler:
 
 
 def load_for(star: Star, params: PyTree, population: Population) -> Callable:
-    """(ids [c]) -> `Load`: what a model and its training ask of these clients.
+    """Makes the function (ids [c]) -> `Load`, the work that a model and its training ask of these clients.
 
     Args:
+      star: the parts.
       params: the model, or its spec.
+      population: all clients.
     """
     work = work_of(star, params, population)
 
@@ -155,11 +167,16 @@ def load_for(star: Star, params: PyTree, population: Population) -> Callable:
 def start(
     star: Star, traffic: Traffic, key: Array, params: PyTree, population: Population, federation: FederatedState
 ) -> AsyncState:
-    """The state before the first step: C clients train on the initial model.
+    """Makes the state before the first step, in which C clients train on the initial model.
 
     Args:
-      federation: of the server, its model broadcast as version 0.
+      star, traffic: the parts, and how clients come and go.
+      key: of the run's start.
+      params: the model.
+      population: all clients.
+      federation: the server's state, whose broadcast is version 0.
     """
+    # All places of the ring hold version 0; the others are written before anybody reads them.
     broadcast = star.server.broadcast(federation.server)
     models = jax.tree.map(lambda x: jnp.broadcast_to(x, (traffic.num_models, *jnp.shape(x))), broadcast)
     flights = take_off(key, traffic, load_for(star, params, population))
@@ -169,58 +186,74 @@ def start(
 def arrive(
     star: Star, traffic: Traffic, key: Array, state: AsyncState, population: Population
 ) -> tuple[Arrivals, Flights, Cohort]:
-    """Who arrives next, the flights after it, and the cohort of the arrivals, whose metrics tell of time and staleness.
+    """Finds the next arrivals, and makes their cohort, whose metrics state times and staleness.
 
     Args:
+      star, traffic: the parts, and how clients come and go.
       key: of the step.
+      state: before the step.
+      population: all clients.
+
+    Returns: (`Arrivals`, the flights after the step, the `Cohort` of the arrivals).
     """
 
     params = tree.spec(star.server.params(state.federation.server))
 
     def events(key, flights, population):
-        found, after = next_arrivals(key, traffic, flights, load_for(star, params, population))
-        return found, after, _metrics(traffic, found, after)
+        arrivals, after = next_arrivals(key, traffic, flights, load_for(star, params, population))
+        return arrivals, after, _metrics(traffic, arrivals, after)
 
     key = stream(key, "arrivals")
-    found, after, metrics = engine.steady(events)(key, state.flights, population)
-    return found, after, Cohort(found.ids, found.there, found.there, metrics)
+    arrivals, after, metrics = engine.steady(events)(key, state.flights, population)
+    return arrivals, after, Cohort(arrivals.ids, arrivals.there, arrivals.there, metrics)
 
 
-def _metrics(traffic: Traffic, found: Arrivals, after: Flights) -> dict[str, Array]:
-    tick = 1.0 / traffic.devices.ticks_per_second
-    count, elapsed = found.there.sum(dtype=jnp.float32), found.elapsed.astype(jnp.float32)
-    now = after.clock.read(traffic.devices.ticks_per_second)
-    counts = jnp.zeros(traffic.max_staleness + 1, jnp.int32).at[found.gaps].add(found.there.astype(jnp.int32))
+def _metrics(traffic: Traffic, arrivals: Arrivals, after: Flights) -> dict[str, Array]:
+    """The metrics of a step, as `asynchronous` lists them."""
+    seconds_per_tick = 1.0 / traffic.devices.ticks_per_second
+    # Means over arrivals are NaN in a step without any, and such a step does not count in a run's mean (`Metric.by`).
+    num_arrivals = arrivals.there.sum(dtype=jnp.float32)
+    elapsed = arrivals.elapsed.astype(jnp.float32)
+    simulated_seconds = after.clock.read(traffic.devices.ticks_per_second)
+    no_counts = jnp.zeros(traffic.max_staleness + 1, jnp.int32)
+    staleness_counts = no_counts.at[arrivals.gaps].add(arrivals.there.astype(jnp.int32))
     return {
-        "round_seconds": elapsed * tick,
-        "simulated_seconds": now,
-        "arrivals": found.there.sum(dtype=jnp.int32),
-        "staleness": found.gaps.sum(dtype=jnp.float32) / count,
-        "largest_staleness": found.gaps.max(),
-        "staleness_counts": counts,
-        "delay_seconds": found.waited.astype(jnp.float32).sum() * tick / count,
-        "updates_per_second": after.arrived.astype(jnp.float32) / now,
-        "utilisation": found.busy / jnp.maximum(elapsed, 1) / traffic.concurrency,
-        "empty_places": traffic.concurrency - found.flying,
-        "stopped_clients": found.stopped,
-        "joules": found.begun.joules,
-        SATURATED.name: found.begun.saturated,
-    } | ({} if found.interrupted is None else {INTERRUPTED.name: found.interrupted})
+        "round_seconds": elapsed * seconds_per_tick,
+        "simulated_seconds": simulated_seconds,
+        "arrivals": arrivals.there.sum(dtype=jnp.int32),
+        "staleness": arrivals.gaps.sum(dtype=jnp.float32) / num_arrivals,
+        "largest_staleness": arrivals.gaps.max(),
+        "staleness_counts": staleness_counts,
+        "delay_seconds": arrivals.waited.astype(jnp.float32).sum() * seconds_per_tick / num_arrivals,
+        "updates_per_second": after.arrived.astype(jnp.float32) / simulated_seconds,
+        "utilisation": arrivals.busy / jnp.maximum(elapsed, 1) / traffic.concurrency,
+        "empty_places": traffic.concurrency - arrivals.flying,
+        "stopped_clients": arrivals.stopped,
+        "joules": arrivals.begun.joules,
+        SATURATED.name: arrivals.begun.saturated,
+    } | ({} if arrivals.interrupted is None else {INTERRUPTED.name: arrivals.interrupted})
 
 
 def sent_instead(info: dict[str, Any], begun: Begun) -> dict[str, Any]:
-    """The info with the messages that were sent: models not to those who arrive, but to those who follow them, and
-    updates also of clients who leave while theirs are on the way."""
-    told = {"clients_invited": begun.sent, "downlink_bytes": info["downlink_bytes"]._replace(number=begun.sent)}
+    """Replaces the counts of messages in an info by those of the messages that were really sent in the step.
+
+    `close` counts a model sent to each client that arrives. Here models are sent to the clients that follow them.
+    Updates are also sent by clients who leave while their message is on the way.
+
+    Args:
+      info: of `close`.
+      begun: the work that clients were sent.
+    """
+    corrected = {"clients_invited": begun.sent, "downlink_bytes": info["downlink_bytes"]._replace(number=begun.sent)}
     if begun.wasted is not None:
         for name in {"uplink_bytes", "uplink_coded_bytes"} & info.keys():
-            told[name] = info[name]._replace(number=info[name].number + begun.wasted)
-        told["wasted_bytes"] = info["uplink_bytes"]._replace(number=begun.wasted)
-    return info | told
+            corrected[name] = info[name]._replace(number=info[name].number + begun.wasted)
+        corrected["wasted_bytes"] = info["uplink_bytes"]._replace(number=begun.wasted)
+    return info | corrected
 
 
 def losses(traffic: Traffic) -> tuple[Metric, ...]:
-    """What Info tells beside `METRICS` where clients may leave."""
+    """The descriptions of the info's numbers beside `METRICS`, where clients may leave."""
     return (INTERRUPTED,) if traffic.loses else ()
 
 
@@ -241,64 +274,68 @@ def asynchronous(
     hazard: Hazard | None = None,
     **options: Unpack[BroadcastOptions],
 ) -> Algorithm:
-    """Buffered asynchronous federated learning from its parts: the server steps once K messages have arrived.
+    """Makes a buffered asynchronous algorithm from its parts: the server takes a step once K messages have arrived.
 
-    C clients are in flight. A message is computed from the version of the model that its client was sent; the versions
-    made since then are its staleness. K messages are aggregated, and the server's step makes the next version: one
-    `step` of the algorithm.
+    C clients are in flight. A message is computed from the version of the model that its client was sent. The number of
+    versions made since then is its staleness. One `step` of the algorithm aggregates K messages, and the server's step
+    makes the next version.
 
     Args:
       devices: how long clients take, in ticks, and whether they are there; a client takes one tick at least.
       client, aggregator, server, transform, downlink, nonfinite, plan, mesh: as in `federated`.
       population_size: N.
-      concurrency: C in [1, N]; C + K <= N with other clients.
-      buffer_size: K in [1, C]. Fewer arrive if fewer are in flight, for too few were there.
-      staleness: factor of each update by its staleness, before its transform: a clip holds for what is added, and
-        shares of noise stay whole. None = 1 / sqrt(1 + staleness). Clients with a state that belongs to the whole
-        update, and messages of integers, take `server.staleness.constant()`.
-      max_staleness: in [0, 4095]; a client whose model is older at the beginning of a step is stopped, which
-        `stopped_clients` counts, and its place filled at the end of the step. So many earlier models are kept.
-      refill: who is sent work in the place of a client that arrived. "other": at once, one drawn uniformly from those
-        who were there, and not in flight, when the buffer was opened. "same": the same client, with the next version.
-        A place whose client is away, has left or was stopped is empty; at the end of a step such places (K of them at
-        most where clients never leave) go to others who are there, and then to their own clients.
+      concurrency: C in [1, N]; C + K <= N with `refill` "other".
+      buffer_size: K in [1, C]. Fewer than K arrive if fewer are in flight, because too few clients were there.
+      staleness: (staleness) -> factor of the update, applied before its transform: so a clip holds for the vector that
+        is added, and shares of noise stay whole. None = 1 / sqrt(1 + staleness). Clients with a state that belongs to
+        the whole update, and messages of integers, need `server.staleness.constant()`.
+      max_staleness: in [0, 4095]. A client whose model is older at the beginning of a step is stopped, which
+        `stopped_clients` counts, and its place is filled at the end of the step. So many earlier models are kept.
+      refill: who is sent work in the place of a client that arrived. "other": at once, a client drawn uniformly from
+        those who were there, and not in flight, when the buffer was opened. "same": the same client, with the next
+        version. A place whose client is away, has left or was stopped is empty. At the end of a step such places (at
+        most K where clients never leave) go to other clients who are there, and then to their own clients.
       hazard: when clients leave while they train, as for `sampling.with_hazard`; None = they stay.
 
-    A client who leaves before its message has arrived, by the hazard or because it is not there any more, reports
-    nothing. Presence is looked up at the moments of `sampling.with_clock` (`checks=8`), so that both servers lose the
-    same work. Its place is empty from then to the end of the step, which `utilisation` tells. A step in which nobody
-    will arrive ends when the first of those in flight leaves, after a minute at most.
+    A client who leaves before its message has arrived, by the hazard or because it is away, reports nothing. Its
+    presence is looked up at the moments of `sampling.with_clock` (`checks=8`), so that synchronous and asynchronous
+    servers lose the same work. Its place is empty from then to the end of the step, which `utilisation` shows. A step
+    in which nobody will arrive ends when the first client in flight leaves, after a minute at most.
 
-    Returns: an Algorithm with the info of `federated`, where invited are those who are sent a model, and with time and
-    staleness: `round_seconds`, `simulated_seconds`, `arrivals`, `staleness` (mean of these), `largest_staleness`,
-    `staleness_counts`, `delay_seconds` (from arrival to use: waiting in a buffer makes nothing staler),
-    `updates_per_second`, `utilisation`, `empty_places`, `stopped_clients`, `joules` (of the work that was begun, until
-    the client leaves or its message has arrived), `saturated_clients` and, where clients may leave, `interrupted` and
-    `wasted_bytes` (of messages on their way then). Joules and wasted bytes count where work begins, also those of a
-    client that is stopped later. The message of a stopped client that had not left is in no bytes. A run's means are
-    those of its arrivals, or of its time. A round cannot be observed.
+    Returns: an Algorithm with the info of `federated`, in which clients who are sent a model count as invited. Its info
+    also holds
+      `round_seconds`, `simulated_seconds`: the time of the step, and of the run so far;
+      `arrivals`: the number of messages that arrived;
+      `staleness` (a mean over arrivals), `largest_staleness`, `staleness_counts`;
+      `delay_seconds`: from arrival to use (waiting in a buffer makes no update staler);
+      `updates_per_second`, `utilisation`, `empty_places`, `stopped_clients`, `saturated_clients`;
+      `joules`: of the work that was begun, until the client leaves or its message has arrived;
+      `interrupted` and `wasted_bytes`, where clients may leave: clients who left, and bytes of messages on their way.
+    Joules and wasted bytes are counted when work begins, also for a client that is stopped later. The message of a
+    stopped client that had not left is in no count of bytes. A run's means are over its arrivals, or over its time. A
+    round cannot be observed.
 
-    Raises: ValueError, TypeError for options out of range, and for parts that do not fit, as in `federated`: weights by
-    examples too, for fast clients arrive more often already. `init` refuses clients whose updates may not count in
-    part (`ClientFacts.scalable`), unless no update does.
+    Raises: ValueError, TypeError for options out of range, and for parts that do not fit, as in `federated`. Weights by
+    examples are refused too, because fast clients arrive more often already. `init` refuses clients whose updates may
+    not count in part (`ClientFacts.scalable`), unless every update counts in full.
 
-    Guarantees: the models of an event loop in NumPy (tests/algorithms/asynchronous/test_asynchronous.py::
-    test_fedbuff_is_the_event_loop); with K = C and the same clients again the bits of synchronous FedAvg, whatever the
-    delays (::test_a_full_buffer_is_synchronous); a client alone is sequential SGD (::test_one_client_is_sequential);
-    delay and staleness are counted apart (the same test), and a run's means are those of all arrivals
-    (::test_summary_of_a_run); who leaves is lost as under a clock
+    Guarantees: the models are those of an event loop in NumPy (tests/algorithms/asynchronous/test_asynchronous.py::
+    test_fedbuff_is_the_event_loop); with K = C and the same clients again the bits are those of synchronous FedAvg,
+    whatever the delays (::test_a_full_buffer_is_synchronous); a client alone is sequential SGD
+    (::test_one_client_is_sequential); delay and staleness are counted apart (the same test), and a run's means are over
+    all arrivals (::test_summary_of_a_run); a client who leaves is lost as under a clock
     (tests/algorithms/asynchronous/test_arrivals.py::test_who_leaves_is_lost_as_under_a_clock); SCAFFOLD's c stays the
     clients' mean (tests/algorithms/asynchronous/test_asynchronous.py::test_control_variates_without_a_discount), and
-    what error feedback keeps is what was not sent (::test_what_feedback_keeps); no epsilon is stated
+    error feedback keeps exactly what was not sent (::test_what_feedback_keeps); no epsilon is stated
     (::test_what_reads_the_parts_refuses).
 
     References: Nguyen et al. 2022 (FedBuff), algorithm 1; Koloskova, Stich and Jaggi 2022, for waiting ("same").
     """
     traffic = Traffic(devices, concurrency, buffer_size, buffer_size, max_staleness, refill, hazard)
     check_traffic(traffic, population_size, "buffer_size")
-    weigh = polynomial() if staleness is None else staleness
-    validate.function("staleness", weigh, "gaps")
-    discounted = discounts(weigh, max_staleness)
+    staleness_weight = polynomial() if staleness is None else staleness
+    validate.function("staleness", staleness_weight, "gaps")
+    discounts_updates = discounts(staleness_weight, max_staleness)
     validate.part("client", client, ClientUpdate)
     check_alone(client)
     if client.federation is not None:
@@ -306,27 +343,29 @@ def asynchronous(
         hint += "algorithms.federated with a clock (with_over_selection for the first to arrive)."
         validate.fail("client", "one that is no federation, for asynchronous rounds", "a federation", hint)
     star = federated(arrivals_only(traffic), client, aggregator, server, transform, **options).parts
-    star = star._replace(complete=False)  # versions, flights and time are not in it
+    star = star._replace(complete=False)  # a star has no versions, no clients in flight and no time
 
     def init(key, params, population):
         federation = initial_state(star, params, population)
         state = start(star, traffic, key, params, population, federation)
         spec = message_spec(star, jax.eval_shape(star.server.broadcast, federation.server), population)
-        if discounted:
+        if discounts_updates:
             check_discount(client, spec)
         if not looks_like_the_model(spec, star.server, tree.spec(params)):
-            jax.eval_shape(step, key, state, population)
+            jax.eval_shape(step, key, state, population)  # `close` checks the aggregate of such updates
         return state
 
     def step(key, state, population):
-        found, flights, cohort = arrive(star, traffic, key, state, population)
-        size = traffic.num_models
-        bases = Bases(state.models, found.bases % size, engine.steady(weigh)(found.gaps), found.bases)
+        arrivals, flights, cohort = arrive(star, traffic, key, state, population)
+        num_models = traffic.num_models
+        factors = engine.steady(staleness_weight)(arrivals.gaps)
+        bases = Bases(state.models, arrivals.bases % num_models, factors, arrivals.bases)
         gathered = collect(star, key, cohort, state.federation, population, bases)
         federation, info = close(star, key, cohort, gathered, state.federation)
         broadcast = engine.steady(star.server.broadcast)(federation.server)
-        models = jax.tree.map(lambda x, new: x.at[flights.version % size].set(new), state.models, broadcast)
-        return AsyncState(federation, flights, models), sent_instead(info, found.begun)
+        # The new version takes the place of the oldest, which no client in flight needs any longer.
+        models = jax.tree.map(lambda ring, x: ring.at[flights.version % num_models].set(x), state.models, broadcast)
+        return AsyncState(federation, flights, models), sent_instead(info, arrivals.begun)
 
     def params(state):
         return star.server.params(state.federation.server)

@@ -1,4 +1,4 @@
-"""FedAsync: the server mixes every message into its model as it arrives. Several arrivals are one step."""
+"""FedAsync: the server mixes every model that arrives into its own. One `step` handles several arrivals."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ from fedjax_sim.validate import LossFn, PopulationSize, PositiveShare
 
 __all__ = ["fedasync"]
 
-SMALL = 2048  # numbers in a leaf
+SMALL = 2048  # leaves of at most so many numbers are mixed together, as one array
 
 
 class FedAsyncOptions(client.LocalSteps, ExecutionOptions, total=False):
-    """The options of `client.work` without a weight, and how a round is carried out."""
+    """The options of `client.work` without `weighting`, and the execution options of `federated`."""
 
 
 @validate.named_arguments
@@ -65,140 +65,181 @@ def fedasync(
     arrivals_per_step: int = 1,
     **options: Unpack[FedAsyncOptions],
 ) -> Algorithm:
-    """Each arriving model is mixed into the server's: w <- (1 - a) w + a w_i with a = mixing_rate * s(staleness).
+    """Makes FedAsync: the server mixes each client's model into its own as soon as it arrives.
+
+    The new model is w <- (1 - a) w + a w_i with a = mixing_rate * s(staleness), where w_i is the client's model. Every
+    arrival makes a version of the model.
 
     Args:
-      devices, population_size, concurrency, max_staleness, hazard: as in `asynchronous`; every arrival makes a version.
-      optimizer: the clients'; `num_steps`, `num_epochs`, `batch_size`, `shuffle` as in `client.work`. A client's number
-        of examples has no influence on a.
+      loss_fn: as in `client.local_sgd`.
+      devices, population_size, concurrency, max_staleness, hazard: as in `asynchronous`.
+      optimizer: the clients' optimizer; `num_steps`, `num_epochs`, `batch_size`, `shuffle` as in `client.work`. A
+        client's number of examples has no influence on a.
       mixing_rate: alpha in (0, 1].
-      staleness: s, such as `constant()`, `polynomial(0.5)`, `hinge(10.0, 4)`; None = `polynomial(0.5)`. A message with
-        a outside of [0, 1] changes nothing.
+      staleness: s, such as `constant()`, `polynomial(0.5)`, `hinge(10.0, 4)`; None = `polynomial(0.5)`. A message whose
+        a is outside of [0, 1] changes nothing.
       coefficient: of the clients' proximal term, as in `fedprox`.
-      refill: who is sent the new model after an arrival: "other", a client drawn uniformly from those who were there,
-        and not in flight, at the step's beginning; or "same", the one who arrived.
-      arrivals_per_step: M in [1, C] arrivals that a step takes at most. Those whose models were sent before the step
-        are trained at once, and mixed in one after the other; the step ends before the first one whose model is made in
-        it. So M changes the speed, and of the result only what is drawn: keys are a step's. C / 8 is good.
+      refill: who is sent the new model after an arrival. "other": a client drawn uniformly from those who were there,
+        and not in flight, at the step's beginning. "same": the client who arrived.
+      arrivals_per_step: M in [1, C], the largest number of arrivals that a step takes. Clients whose models were sent
+        before the step are trained together, and their models are mixed in one after the other. The step ends before
+        the first client whose model is made in the step. So M changes the speed. It changes results only through random
+        draws, since keys belong to steps. C / 8 is a good value.
 
-    Returns: an Algorithm with the info of `asynchronous`; `update_norm` is that of the whole step. A message that is
-    not finite makes a version too, equal to the one before.
+    Returns: an Algorithm with the info of `asynchronous`; `update_norm` is the norm of the change in the whole step. A
+    message that is not finite makes a version too, which equals the version before it.
 
-    Guarantees: the models of an event loop in NumPy (tests/algorithms/asynchronous/test_fedasync.py::
+    Guarantees: the models are those of an event loop in NumPy (tests/algorithms/asynchronous/test_fedasync.py::
     test_fedasync_is_the_event_loop), in any blocks (::test_blocks_change_nothing); a message that is not finite changes
-    nothing (::test_a_message_that_is_not_finite), nor does one that cannot be mixed (::test_a_factor_that_is_none); no
-    step copies all versions, in a sweep neither (::test_no_copy_of_the_versions); several devices give the bits
-    of one (::test_mixed_as_they_come_and_at_the_end), which stores no message (::test_no_message_is_kept) unless it is
-    given as a mesh, clients are packed by size, or places may be empty (`Population.there`); with one client and rate 1
-    sequential SGD, bit for bit (tests/algorithms/asynchronous/test_asynchronous.py::test_one_client_is_sequential).
+    nothing (::test_a_message_that_is_not_finite), nor does a message that cannot be mixed
+    (::test_a_factor_that_is_none); no step copies all versions, not in a sweep either (::test_no_copy_of_the_versions);
+    several devices give the bits of one device (::test_mixed_as_they_come_and_at_the_end); one device stores no message
+    (::test_no_message_is_kept), unless it is given as a mesh, clients are packed by size, or places may be empty
+    (`Population.there`); one client with rate 1 is sequential SGD, bit for bit
+    (tests/algorithms/asynchronous/test_asynchronous.py::test_one_client_is_sequential).
 
     References: Xie, Koyejo and Gupta 2019 (FedAsync), algorithm 1.
     """
     traffic = Traffic(devices, concurrency, arrivals_per_step, 1, max_staleness, refill, hazard)
     check_traffic(traffic, population_size, "arrivals_per_step")
-    weigh = polynomial() if staleness is None else staleness
-    validate.function("staleness", weigh, "gaps")
-    discounts(weigh, max_staleness)
+    staleness_weight = polynomial() if staleness is None else staleness
+    validate.function("staleness", staleness_weight, "gaps")
+    discounts(staleness_weight, max_staleness)  # checks the range of the factors
     work, execution = client.local_work({**options, "weighting": "uniform"})
     local = stateless_client(loss_fn, optimizer, work, proximal_term(coefficient), sends_model=True)
     star = Star(arrivals_only(traffic), local, _in_order(), replacement(), identity(), Execution(**execution))
-    size, order = traffic.num_models, jnp.arange(arrivals_per_step, dtype=jnp.int32)
+    num_models = traffic.num_models
+    all_slots = jnp.arange(arrivals_per_step, dtype=jnp.int32)
 
     def init(key, params, population):
         return start(star, traffic, key, params, population, initial_state(star, params, population))
 
-    def mixed(made, sent, rows, slots, mixing):
-        """`made`, (the model, the versions), after the messages of some slots, one after the other."""
-        (messages, weights), (factors, version) = sent, mixing
-        usable = (weights[rows] > 0) & (factors[slots] >= 0) & (factors[slots] <= 1)
-        # Past the arrivals nothing changes the model: it is written to places that no version holds (`num_models`).
-        places = (version + 1 + slots) % size
-        return _chain(*made, messages, rows, jnp.where(usable, factors[slots], 0), places)
+    def mixed(model_and_versions, messages_and_weights, rows, slots, mixing):
+        """Mixes the messages of some slots into the model, one after the other.
+
+        Args:
+          model_and_versions: (the model, the ring of versions) before them.
+          rows: of the messages, in the order of arrival.
+          slots: of these messages.
+          mixing: ([M] factors a of all slots, [] version before the step).
+
+        Returns: (the model, the ring of versions) after them.
+        """
+        messages, weights = messages_and_weights
+        factors, version = mixing
+        is_usable = (weights[rows] > 0) & (factors[slots] >= 0) & (factors[slots] <= 1)
+        # A step always writes M versions. Those past the last arrival equal the model, and are written to places where
+        # no version is kept (`Traffic.num_models`).
+        places = (version + 1 + slots) % num_models
+        return _chain(*model_and_versions, messages, rows, jnp.where(is_usable, factors[slots], 0), places)
 
     def step(key, state, population):
-        found, flights, cohort = arrive(star, traffic, key, state, population)
-        federation, bases = state.federation, Bases(state.models, found.bases % size, versions=found.bases)
-        made = federation.server, state.models
-        mixing = engine.steady(lambda gaps: mixing_rate * weigh(gaps))(found.gaps), state.flights.version
+        arrivals, flights, cohort = arrive(star, traffic, key, state, population)
+        federation = state.federation
+        bases = Bases(state.models, arrivals.bases % num_models, versions=arrivals.bases)
+        model_and_versions = federation.server, state.models
+        factors = engine.steady(lambda gaps: mixing_rate * staleness_weight(gaps))(arrivals.gaps)
+        mixing = factors, state.flights.version
         if in_turn(star, population):
-            turns = star._replace(aggregator=_as_they_come(star.aggregator, made, mixed))
-            bases, told = bases._replace(kept=itemgetter(1)), federation._replace(aggregator=mixing)
-            gathered = collect(turns, key, cohort, told, population, bases)
-            last, models = gathered.carry
+            # Chunks come in the order of arrival, so each is mixed in before the next one trains, and no message is
+            # kept. The ring of versions is in the aggregator's carry, and later chunks read their bases from there.
+            mixing_star = star._replace(aggregator=_mixing_at_once(star.aggregator, model_and_versions, mixed))
+            bases = bases._replace(kept=itemgetter(1))
+            gathered = collect(mixing_star, key, cohort, federation._replace(aggregator=mixing), population, bases)
+            new_model, models = gathered.carry
         else:
             gathered = collect(star, key, cohort, federation, population, bases)
-            sent, rows = engine.rows_in_place(gathered.carry)
-            last, models = engine.steady(mixed)(made, sent, rows, order, mixing)
-        federation, info = close(star, key, cohort, gathered._replace(carry=last), federation)
-        return AsyncState(federation, flights, models), sent_instead(info, found.begun)
+            messages_and_weights, rows = engine.rows_in_place(gathered.carry)
+            new_model, models = engine.steady(mixed)(model_and_versions, messages_and_weights, rows, all_slots, mixing)
+        # The new model takes the place of the aggregate: the server of `star` replaces its model by that.
+        federation, info = close(star, key, cohort, gathered._replace(carry=new_model), federation)
+        return AsyncState(federation, flights, models), sent_instead(info, arrivals.begun)
 
     metrics = (*metrics_of(star), *METRICS, *losses(traffic))
     return Algorithm(init, step, lambda state: state.federation.server, star, metrics=metrics)
 
 
 def _chain(params: PyTree, models: PyTree, messages: PyTree, rows: Array, factors: Array, places: Array) -> tuple:
-    """(The model after messages were mixed in one after the other, the versions with those that this made.)
-
-    Small leaves are mixed as one, and their versions are written at the end: a turn of the loop costs more than they.
+    """Mixes messages into the model one after the other, and writes the versions that this makes.
 
     Args:
-      params, models, messages: leaves [...], [V, ...], [M or more, ...].
-      rows, factors, places: [M] each: which message is next, a, and where the version that it makes is kept.
+      params: the model, leaves [...].
+      models: the ring of versions, leaves [V, ...].
+      messages: leaves [M or more, ...].
+      rows, factors, places: [M] each: the row of the next message, its factor a, and the place of the version that it
+        makes.
+
+    Returns: (the model after all messages, the ring of versions).
     """
     leaves, structure = jax.tree.flatten(params)
-    kept, sent = (structure.flatten_up_to(x) for x in (models, messages))
+    rings, message_leaves = (structure.flatten_up_to(x) for x in (models, messages))
+    # Small leaves are mixed as one array, and their versions are written after the loop: an operation of a turn costs
+    # more than so few numbers.
     small = [i for i, x in enumerate(leaves) if x.size <= SMALL and x.dtype == jnp.float32]
     large = [i for i in range(len(leaves)) if i not in small]
-    shapes, ends = [leaves[i].shape for i in small], np.cumsum([leaves[i].size for i in small])
+    small_shapes = [leaves[i].shape for i in small]
+    small_ends = np.cumsum([leaves[i].size for i in small])
 
-    def together(parts, lead):
+    def join_small(parts, lead):
+        # The empty array makes the result right where there is no small leaf.
         return jnp.concatenate([jnp.zeros((*lead, 0), jnp.float32), *(x.reshape(*lead, -1) for x in parts)], axis=-1)
 
-    def apart(x):
-        parts = jnp.split(x, ends[:-1], axis=-1) if small else []
-        return [part.reshape(*x.shape[:-1], *shape) for part, shape in zip(parts, shapes, strict=True)]
+    def split_small(x):
+        parts = jnp.split(x, small_ends[:-1], axis=-1) if small else []
+        return [part.reshape(*x.shape[:-1], *shape) for part, shape in zip(parts, small_shapes, strict=True)]
 
-    rest = [sent[i] for i in large] + [together([sent[i] for i in small], sent[0].shape[:1])]
+    small_messages = join_small([message_leaves[i] for i in small], message_leaves[0].shape[:1])
+    all_messages = [message_leaves[i] for i in large] + [small_messages]
 
-    def one(made, arrival):
-        params, kept = made
+    def mix_one(carry, arrival):
+        params, large_rings = carry
         row, factor, place = arrival
-        params = [_between(w, x[row], factor) for w, x in zip(params, rest, strict=True)]
+        params = [_between(w, x[row], factor) for w, x in zip(params, all_messages, strict=True)]
         put = partial(jax.lax.dynamic_update_index_in_dim, index=place, axis=0)
-        return (params, [put(ring, w) for ring, w in zip(kept, params[:-1], strict=True)]), params[-1]
+        large_rings = [put(ring, w) for ring, w in zip(large_rings, params[:-1], strict=True)]
+        return (params, large_rings), params[-1]
 
-    start = [leaves[i] for i in large] + [together([leaves[i] for i in small], ())], [kept[i] for i in large]
-    (last, rings), versions = jax.lax.scan(one, start, (rows, factors, places))
-    rings += [kept[i].at[places].set(x) for i, x in zip(small, apart(versions), strict=True)]
-    turn = np.argsort(large + small)
-    found = ([*last[:-1], *apart(last[-1])], rings)
-    return tuple(structure.unflatten([x[i] for i in turn]) for x in found)
+    start_params = [leaves[i] for i in large] + [join_small([leaves[i] for i in small], ())]
+    start = start_params, [rings[i] for i in large]
+    (new_params, new_rings), small_versions = jax.lax.scan(mix_one, start, (rows, factors, places))
+    new_rings += [rings[i].at[places].set(x) for i, x in zip(small, split_small(small_versions), strict=True)]
+    original_order = np.argsort(large + small)
+    results = ([*new_params[:-1], *split_small(new_params[-1])], new_rings)
+    return tuple(structure.unflatten([x[i] for i in original_order]) for x in results)
 
 
 def _between(old: Array, new: Array, factor: Array) -> Array:
-    """old + factor (new - old), in the old one's dtype: a difference of floats of 16 bits may be past them."""
+    """old + factor (new - old), in the dtype of `old`.
+
+    It is computed in a wider dtype, because a difference of floats of 16 bits may overflow.
+    """
     wide = tree.widened(old)
     return engine.unsigned_zeros((wide + factor * (tree.widened(new) - wide)).astype(old.dtype))
 
 
-def _as_they_come(rule: Aggregator, made: tuple, mixed: Callable) -> Aggregator:
-    """`_in_order`, but messages are mixed in chunk by chunk, and none is kept (`collect.in_turn`).
+def _mixing_at_once(rule: Aggregator, model_and_versions: tuple, mixed: Callable) -> Aggregator:
+    """Makes an aggregator that mixes messages into the model chunk by chunk, and keeps none (`collect.in_turn`).
 
     Args:
-      made: (the model, the versions) before them: the carry to begin with.
-      mixed: as in `fedasync`; its `mixing` is the aggregator's state.
+      rule: of `_in_order`.
+      model_and_versions: (the model, the ring of versions) before the step, with which the carry begins.
+      mixed: as in `fedasync`; its argument `mixing` is the aggregator's state.
     """
 
     def accumulate(key, round, carry, received):
         rows = jnp.arange(received.slots.size, dtype=jnp.int32)
-        slots = jnp.minimum(received.slots, round.cohort.ids.size - 1)  # the padding writes the last version once more
+        # Padding has weight 0, so it mixes nothing in: it writes the last version once more.
+        slots = jnp.minimum(received.slots, round.cohort.ids.size - 1)
         return mixed(carry, (received.updates, received.weights), rows, slots, round.state)
 
-    return rule._replace(init=lambda update_spec, num_slots: made, accumulate=accumulate)
+    return rule._replace(init=lambda update_spec, num_slots: model_and_versions, accumulate=accumulate)
 
 
 def _in_order() -> Aggregator:
-    """All messages and weights by their order of arrival; what the server made of them is the aggregate."""
+    """Makes an aggregator that keeps all messages and weights in their order of arrival.
+
+    Its aggregate is its carry. `fedasync` puts the new model there before it closes the round.
+    """
 
     def init(update_spec, num_slots):
         return engine.buffer((update_spec, jax.ShapeDtypeStruct((), jnp.float32)), num_slots)

@@ -1,4 +1,4 @@
-"""FedAT: clients of like speed form tiers, which are synchronous inside and asynchronous to each other."""
+"""FedAT: clients of similar speed form tiers, which are synchronous inside and asynchronous to each other."""
 
 from __future__ import annotations
 
@@ -56,27 +56,27 @@ METRICS = (
 
 
 class FedATOptions(client.LocalOptions, MessageOptions, total=False):
-    """Those of algorithms around a server without `downlink`: each tier is sent a model of its own."""
+    """The options of `client.work` and `federated`, but no `downlink`: each tier is sent a model of its own."""
 
 
 class _Mean(NamedTuple):
-    """The server: a model of each tier, and the model that is their mean by the mirrored counts."""
+    """The server's state: a model of each tier, and their mean, which is the global model."""
 
-    params: PyTree
-    models: PyTree  # leaves [Q, ...]
-    counts: Array  # [Q] int32 updates of each tier
-    tier: Array  # [] int32 whose update comes
-    base: PyTree  # the model that it was sent
+    params: PyTree  # the mean, weighted by the counts of the mirrored tiers
+    models: PyTree  # leaves [Q, ...], the tiers' models
+    counts: Array  # [Q] int32, updates of each tier so far
+    tier: Array  # [] int32, the tier whose update is aggregated
+    base: PyTree  # the model that this tier was sent
 
 
 class _Rounds(NamedTuple):
     """The rounds that the tiers are in."""
 
-    ids: Array  # [Q, m] int32
-    there: Array  # [Q, m] bool
-    due: Array  # [Q] uint32 ticks until the last client of each is done
-    versions: Array  # [Q] int32 version of the model that they were sent
-    lost: Array  # [Q] int32 of their clients who leave before their message has arrived
+    ids: Array  # [Q, m] int32, the clients of each round
+    there: Array  # [Q, m] bool, which of them will report
+    due: Array  # [Q] uint32 ticks until the last client of each round is done
+    versions: Array  # [Q] int32 version of the model that each tier was sent
+    lost: Array  # [Q] int32 clients who leave before their message has arrived
 
 
 class TierState(NamedTuple):
@@ -88,7 +88,7 @@ class TierState(NamedTuple):
     order: Array  # [N] int32: all clients, from the fastest to the slowest
     version: Array  # [] int32 steps so far
     clock: Clock
-    begun: Begun  # of the first rounds, until an info has counted it
+    begun: Begun  # the work of the first rounds, until the first info has counted it
 
 
 @validate.named_arguments
@@ -105,30 +105,36 @@ def fedat(
     aggregator: Aggregator | None = None,
     **options: Unpack[FedATOptions],
 ) -> Algorithm:
-    """FedAT: Q tiers of like speed, each in rounds of its own; the model is the mean of the tiers' models.
+    """Makes FedAT: clients form Q tiers of similar speed, and the model is a weighted mean of the tiers' models.
 
-    A step is the end of one tier's round, that which ends next: its m clients' updates of the model w that they were
-    sent make the tier's model w_q = w + mean. The new model is sum_q (T_{Q+1-q} / T) w_q, tier 1 the fastest, T_q the
-    rounds of tier q so far: a slow tier counts as much as its mirror image is fast. The tier then goes on with it.
-    Until its mirror image has ended a round a tier counts for nothing: early steps of fast tiers do not move the model.
+    Each tier makes rounds of its own. A step of the algorithm is the end of that tier's round which ends next. The m
+    clients of the round were sent a model w, and the mean of their updates makes the tier's model w_q = w + mean. The
+    new global model is sum_q (T_{Q+1-q} / T) w_q, where tier 1 is the fastest, T_q is the number of rounds of tier q so
+    far and T their sum. So the weight of a slow tier is the number of rounds of its mirror image, a fast tier. The tier
+    is then sent the new model. Until its mirror image has ended a round a tier has weight 0. Therefore early steps of
+    fast tiers do not move the model.
 
     Args:
-      devices: their times at the run's start decide the tiers, for good: equal numbers of clients, by total time and
-        then by id. A client who is not there when its tier's round begins is not sent work.
-      optimizer: the clients'; `num_steps`, `num_epochs`, `batch_size`, `weighting`, `shuffle` as in `client.work`.
+      loss_fn: as in `client.local_sgd`.
+      devices: their times at the run's start decide the tiers, for the whole run. Tiers have equal numbers of clients
+        (up to one), ordered by total time and then by id. A client who is away when its tier's round begins is not sent
+        work.
+      optimizer: the clients' optimizer; `num_steps`, `num_epochs`, `batch_size`, `weighting`, `shuffle` as in
+        `client.work`.
       population_size: N, of `devices` too.
       num_tiers: Q in [1, N].
       clients_per_tier: m in [1, N // Q], drawn uniformly from the tier for each of its rounds.
       coefficient: of the clients' proximal term, as in `fedprox`; the paper's lambda.
-      hazard: when clients leave, as in `asynchronous`. A tier waits for those who leave until they do.
+      hazard: when clients leave, as in `asynchronous`. A tier waits for a client who leaves until it has left.
       aggregator, transform, nonfinite, plan, mesh: as in `federated`.
 
-    Returns: an Algorithm with the info of `federated`, `round_seconds`, `simulated_seconds`, `arrivals`, `staleness`
-    (steps between a model's sending and the tier's update), `tier`, `joules` and what `asynchronous` tells of clients
-    who leave. A round cannot be observed, and no epsilon is stated: nobody knows the law of who takes part.
+    Returns: an Algorithm with the info of `federated`, and with `round_seconds`, `simulated_seconds`, `arrivals`,
+    `staleness` (steps between a model's sending and the tier's update), `tier`, `joules` and the numbers of
+    `asynchronous` on clients who leave. A round cannot be observed, and no epsilon is stated, because the law of the
+    cohorts is not known.
 
-    Guarantees: the models of an event loop in NumPy
-    (tests/algorithms/asynchronous/test_fedat.py::test_fedat_is_the_event_loop); one tier of everybody is FedAvg
+    Guarantees: the models are those of an event loop in NumPy
+    (tests/algorithms/asynchronous/test_fedat.py::test_fedat_is_the_event_loop); one tier of all clients is FedAvg
     (::test_one_tier_is_synchronous).
 
     References: Chai et al. 2021 (FedAT), algorithm 1 and equation 4.
@@ -146,30 +152,33 @@ def fedat(
         hint = "Tiers differ by a client in size, and draw among those who are there: take aggregation.mean()."
         validate.fail("aggregator", "one that takes weights as they come", "one made for a sampler's chances", hint)
     local = client.proximal(loss_fn, optimizer, coefficient, work)
-    inside = sampling.uniform(population_size // num_tiers, clients_per_tier)  # the law in a tier, for the checks
-    star = federated(inside, local, rule, _mirrored(num_tiers), **round_options).parts
+    # The parts are checked with the sampler of a tier; then the sampler says that the law of the cohorts is not known.
+    tier_sampler = sampling.uniform(population_size // num_tiers, clients_per_tier)
+    star = federated(tier_sampler, local, rule, _mirrored(num_tiers), **round_options).parts
     star = star._replace(sampler=arrivals_only(traffic), complete=False)
-    plain = star._replace(server=server.replacement())  # what clients are sent
+    # The same with a server whose state is the model alone, for the work that a model asks of clients.
+    plain = star._replace(server=server.replacement())
 
     def init(key, params, population):
-        return _taken_off(tiers, plain, key, params, population)
+        return _initial_tiers(tiers, plain, key, params, population)
 
     def step(key, state, population):
+        # Without the per-client rows, which this part does not read.
         light = state._replace(federation=state.federation._replace(clients=(), memory=()))
-        ended = engine.steady(partial(_round_ended, tiers, plain))
-        tier, cohort, rounds, clock, begun = ended(stream(key, "arrivals"), light, population)
-        slots = jnp.full(clients_per_tier, tier)
-        sent_at = jnp.full(clients_per_tier, state.rounds.versions[tier])
-        bases = Bases(state.bases, slots, jnp.ones(clients_per_tier, jnp.float32), sent_at)
+        end_round = engine.steady(partial(_end_round, tiers, plain))
+        tier, cohort, rounds, clock, begun = end_round(stream(key, "arrivals"), light, population)
+        base_index = jnp.full(clients_per_tier, tier)
+        base_versions = jnp.full(clients_per_tier, state.rounds.versions[tier])
+        bases = Bases(state.bases, base_index, jnp.ones(clients_per_tier, jnp.float32), base_versions)
         base = jax.tree.map(lambda x: x[tier], state.bases)
         federation = state.federation._replace(server=state.federation.server._replace(tier=tier, base=base))
         gathered = collect(star, key, cohort, federation, population, bases)
         federation, info = close(star, key, cohort, gathered, federation)
-        kept = federation.server
-        sent_next = jax.tree.map(lambda x, new: x.at[tier].set(new), state.bases, kept.params)
-        federation = federation._replace(server=kept._replace(tier=jnp.zeros_like(tier), base=()))
-        nothing = jax.tree.map(jnp.zeros_like, state.begun)
-        after = TierState(federation, rounds, sent_next, state.order, state.version + 1, clock, nothing)
+        server_state = federation.server
+        next_bases = jax.tree.map(lambda bases, x: bases.at[tier].set(x), state.bases, server_state.params)
+        federation = federation._replace(server=server_state._replace(tier=jnp.zeros_like(tier), base=()))
+        nothing_begun = jax.tree.map(jnp.zeros_like, state.begun)
+        after = TierState(federation, rounds, next_bases, state.order, state.version + 1, clock, nothing_begun)
         return after, sent_instead(info, begun)
 
     metrics = (*metrics_of(star), *METRICS, *losses(traffic))
@@ -177,59 +186,71 @@ def fedat(
 
 
 class _Tiers(NamedTuple):
-    """Who is in which tier, and how a tier's round begins; static."""
+    """Which clients are in which tier, and how a tier's round begins; static."""
 
     traffic: Traffic
-    number: int
-    cohort_size: int
+    number: int  # Q
+    cohort_size: int  # m
 
     @property
     def devices(self) -> Devices:
-        """What their clients run on."""
+        """The devices of the tiers' clients."""
         return self.traffic.devices
 
     def order(self, key: Array, load: Callable) -> Array:
-        """[N] int32: all clients by their times, equal ones by id; each tier is a part of it."""
+        """All clients in the order of their times, equal times by id: [N] int32. Each tier is a section of it."""
         ids = jnp.arange(self.devices.population_size, dtype=jnp.int32)
         spent = spent_by(self.devices, stream(key, "profile"), ids, load(ids))
         return jax.lax.sort((jnp.maximum(spent.total, 1), ids), num_keys=2)[1]
 
     def begin(self, key: Array, order: Array, load: Callable, clock: Clock) -> Callable:
-        """(tier) -> (ids [m], who will report [m], ticks until the last is done or gone, how many leave, `Begun`)."""
+        """Makes the function (tier) -> the tier's next round, which begins now.
+
+        Its result is (ids [m], who will report [m] bool, ticks until the last client is done or has left, how many
+        leave, `Begun`).
+        """
         size = self.devices.population_size
         edges = [q * size // self.number for q in range(self.number + 1)]
-        each = 1 if self.devices.availability is None else LOOKING
-        most = [min(each * self.cohort_size, b - a) for a, b in pairwise(edges)]
+        # Where clients may be away, more candidates are drawn, of which those who are there take part.
+        candidates_per_place = 1 if self.devices.availability is None else LOOKING
+        num_candidates = [min(candidates_per_place * self.cohort_size, b - a) for a, b in pairwise(edges)]
+        most_candidates = max(num_candidates)
         draws = [
-            a + permute(stream(key, "cohort"), jnp.arange(max(most)) % count, b - a)
-            for (a, b), count in zip(pairwise(edges), most, strict=True)
+            a + permute(stream(key, "cohort"), jnp.arange(most_candidates) % count, b - a)
+            for (a, b), count in zip(pairwise(edges), num_candidates, strict=True)
         ]
 
-        def one(tier):
+        def begin_round(tier):
             ids = order[jnp.stack(draws)[tier]]
-            there = there_at(self.devices, ids, clock.seconds) & (jnp.arange(max(most)) < jnp.array(most)[tier])
-            first = jnp.argsort(~there, stable=True)[: self.cohort_size]
-            ids, there = ids[first], there[first]
-            trip, now = trips(key, self.traffic, load, ids, there), jnp.zeros(ids.shape, jnp.uint32)
+            # Tiers differ in size by a client, so a smaller tier may have fewer candidates than there are rows.
+            is_candidate = jnp.arange(most_candidates) < jnp.array(num_candidates)[tier]
+            is_there = there_at(self.devices, ids, clock.seconds) & is_candidate
+            # False sorts before True: the first candidates who are there make the cohort.
+            chosen = jnp.argsort(~is_there, stable=True)[: self.cohort_size]
+            ids = ids[chosen]
+            is_there = is_there[chosen]
+            trip = trips(key, self.traffic, load, ids, is_there)
+            now = jnp.zeros(ids.shape, jnp.uint32)
             arrive, leaves = trip.ends(self.traffic, clock, now)
-            until = last(arrive) if leaves is None else jnp.maximum(last(arrive), last(leaves))
-            wait = np.uint32(PATIENCE * self.devices.ticks_per_second)
-            lost = jnp.int32(0) if leaves is None else (leaves != NEVER_ARRIVES).sum(dtype=jnp.int32)
-            due = jnp.where(there.any(), jnp.maximum(until, 1), wait)
-            return ids, arrive != NEVER_ARRIVES, due, lost, trip.begun(self.traffic, key, clock, now)
+            last_end = last(arrive) if leaves is None else jnp.maximum(last(arrive), last(leaves))
+            patience = np.uint32(PATIENCE * self.devices.ticks_per_second)
+            num_lost = jnp.int32(0) if leaves is None else (leaves != NEVER_ARRIVES).sum(dtype=jnp.int32)
+            due = jnp.where(is_there.any(), jnp.maximum(last_end, 1), patience)
+            return ids, arrive != NEVER_ARRIVES, due, num_lost, trip.begun(self.traffic, key, clock, now)
 
-        return one
+        return begin_round
 
 
-def _taken_off(tiers: _Tiers, plain: Star, key: Array, params: PyTree, population: Population) -> TierState:
-    """The state before the first step: every tier's first round has begun."""
+def _initial_tiers(tiers: _Tiers, plain: Star, key: Array, params: PyTree, population: Population) -> TierState:
+    """Makes the state before the first step, in which every tier's first round has begun."""
     load = load_for(plain, params, population)
     order = tiers.order(key, load)
-    tier, version, seconds, ticks = (jnp.zeros((), jnp.int32) for _ in range(4))  # to be donated: no array twice
+    # A state is donated to the program that makes the next one, so no array may be in it twice.
+    tier, version, seconds, ticks = (jnp.zeros((), jnp.int32) for _ in range(4))
     clock = Clock(seconds, ticks)
-    first = [tiers.begin(stream(key, f"tier {q}"), order, load, clock)(q) for q in range(tiers.number)]
-    ids, there, due, lost, begun = jax.tree.map(lambda *x: jnp.stack(x), *first)
-    rounds = _Rounds(ids, there, due, jnp.zeros_like(due, jnp.int32), lost)
+    first_rounds = [tiers.begin(stream(key, f"tier {q}"), order, load, clock)(q) for q in range(tiers.number)]
+    ids, reports, due, num_lost, begun = jax.tree.map(lambda *x: jnp.stack(x), *first_rounds)
+    rounds = _Rounds(ids, reports, due, jnp.zeros_like(due, jnp.int32), num_lost)
     models = jax.tree.map(lambda x: jnp.broadcast_to(x, (tiers.number, *jnp.shape(x))), params)
     counts = jnp.zeros(tiers.number, jnp.int32)
     federation = initial_state(plain, params, population)
@@ -239,16 +260,21 @@ def _taken_off(tiers: _Tiers, plain: Star, key: Array, params: PyTree, populatio
     return TierState(federation, rounds, bases, order, version, clock, begun)
 
 
-def _round_ended(
+def _end_round(
     tiers: _Tiers, plain: Star, key: Array, state: TierState, population: Population
 ) -> tuple[Array, Cohort, _Rounds, Clock, Begun]:
-    """(The tier whose round ends next, who reports, all rounds once its next one has begun, the time, the new work.)"""
-    unit, rounds = tiers.devices.ticks_per_second, state.rounds
+    """Finds the tier whose round ends next, and begins the tier's next round.
+
+    Returns: (the tier, the cohort of the round that ends, the rounds of all tiers after it, the time, the work that was
+    begun).
+    """
+    unit = tiers.devices.ticks_per_second
+    rounds = state.rounds
     tier = jnp.argmin(rounds.due).astype(jnp.int32)
     elapsed = rounds.due[tier]
     clock = advanced(state.clock, elapsed, unit)
     load = load_for(plain, tree.spec(state.federation.server.params), population)
-    ids, there, due, lost, begun = tiers.begin(key, state.order, load, clock)(tier)
+    ids, reports, due, num_lost, begun = tiers.begin(key, state.order, load, clock)(tier)
     begun = jax.tree.map(jnp.add, state.begun, begun)
     metrics = {
         "round_seconds": elapsed.astype(jnp.float32) * (1.0 / unit),
@@ -261,23 +287,29 @@ def _round_ended(
     }
     if tiers.traffic.loses:
         metrics[INTERRUPTED.name] = rounds.lost[tier]
-    next = _Rounds(
+    next_rounds = _Rounds(
         rounds.ids.at[tier].set(ids),
-        rounds.there.at[tier].set(there),
+        rounds.there.at[tier].set(reports),
         (rounds.due - elapsed).at[tier].set(due),
         rounds.versions.at[tier].set(state.version + 1),
-        rounds.lost.at[tier].set(lost),
+        rounds.lost.at[tier].set(num_lost),
     )
     cohort = Cohort(rounds.ids[tier], rounds.there[tier], rounds.there[tier], metrics)
-    return tier, cohort, next, clock, begun
+    return tier, cohort, next_rounds, clock, begun
 
 
 def _mirrored(number: int) -> ServerUpdate:
-    """Sets a tier's model, and the model to the tiers' mean by their mirror images' counts."""
+    """Makes FedAT's server, which sets the model of one tier and then the mean of the tiers' models.
+
+    A tier's weight is the number of rounds of its mirror image: that of the fastest tier counts for the slowest.
+
+    Args:
+      number: Q.
+    """
 
     def apply(key, aggregate, state):
-        own = jax.tree.map(lambda x, u: x + u.astype(x.dtype), state.base, aggregate)
-        models = jax.tree.map(lambda x, new: x.at[state.tier].set(new), state.models, own)
+        tier_model = jax.tree.map(lambda x, u: x + u.astype(x.dtype), state.base, aggregate)
+        models = jax.tree.map(lambda x, x_tier: x.at[state.tier].set(x_tier), state.models, tier_model)
         counts = state.counts.at[state.tier].add(1)
         shares = counts[::-1].astype(jnp.float32) / counts.sum(dtype=jnp.float32)
         wide = jax.tree.map(lambda x: x.astype(tree.at_least_float32(x.dtype)), models)

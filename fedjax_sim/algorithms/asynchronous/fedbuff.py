@@ -1,4 +1,4 @@
-"""FedBuff: the server steps whenever so many updates have arrived, and those who train do not wait for it."""
+"""FedBuff: the server takes a step whenever K updates have arrived, and clients who train do not wait for it."""
 
 from __future__ import annotations
 
@@ -31,15 +31,18 @@ def fedbuff(
     weighting: Literal["examples", "uniform"] = "uniform",
     **options: Unpack[FedBuffOptions],
 ) -> Algorithm:
-    """FedBuff: the server averages the first K updates to arrive, each less the staler it is, and goes on.
+    """Makes FedBuff: the server takes a step with the mean of the first K updates that arrive.
+
+    An update counts less the staler it is.
 
     Args:
+      loss_fn: as in `client.local_sgd`.
       devices, population_size, concurrency, buffer_size, staleness, max_staleness, refill, hazard: as in
         `asynchronous`.
-      optimizer: the clients'; `num_steps`, `num_epochs`, `batch_size`, `shuffle` as in `client.work`.
-      weighting: as in `client.work`. Its default is "uniform", for fast clients arrive more often: "examples" is
+      optimizer: the clients' optimizer; `num_steps`, `num_epochs`, `batch_size`, `shuffle` as in `client.work`.
+      weighting: as in `client.work`. Its default is "uniform", because fast clients arrive more often: "examples" is
         refused unless the aggregator takes no weights.
-      server_optimizer: optax; SGD with rate 1 by default, the paper's eta_g.
+      server_optimizer: any optax transformation; SGD with rate 1 by default. Its rate is the paper's eta_g.
       aggregator: the mean of the K updates by default.
 
     Guarantees: as `asynchronous`.

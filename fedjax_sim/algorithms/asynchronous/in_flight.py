@@ -1,4 +1,4 @@
-"""What clients do with a model that an asynchronous server sends them, until their message arrives or they leave."""
+"""The work of clients in flight: times and energy, from a model's sending until the message arrives or they leave."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from fedjax_sim.types import Array, Clock, Devices, Load, Spent
 
 __all__ = ["LOOKING", "Begun", "Traffic", "Trip", "trips"]
 
-LOOKING = 64  # clients drawn for each who is to be sent work after an arrival, where they may not be there
+LOOKING = 64  # candidates drawn for each client to be sent work after an arrival, where clients may be away
 LOOKING_AGAIN = 4  # the same for each empty place
-CHECKS = 8  # of a client's presence during its local work, as `with_clock` makes by default
-STAYS = 2**31 - 1  # ticks
+CHECKS = 8  # moments at which a client's presence is looked up in its local work, as `with_clock` does by default
+STAYS = 2**31 - 1  # ticks; stands for a client that does not leave
 
 
 class Traffic(NamedTuple):
@@ -29,9 +29,9 @@ class Traffic(NamedTuple):
     concurrency: int  # C places
     block: int  # M arrivals that a step takes at most
     buffer_size: int  # K arrivals make a version of the model: M, or 1
-    max_staleness: int
-    refill: str  # "other" or "same"
-    hazard: Hazard | None = None
+    max_staleness: int  # versions; a client whose model is older is stopped
+    refill: str  # who is sent work after an arrival: "other" clients or the "same" client
+    hazard: Hazard | None = None  # when clients leave while they train; None = they stay
 
     @property
     def loses(self) -> bool:
@@ -45,85 +45,112 @@ class Traffic(NamedTuple):
 
     @property
     def num_models(self) -> int:
-        """Versions that are kept, version v at v mod this. Where a step makes a version for each arrival, it may write
-        as many places as a step has arrivals, also those of versions that it does not make."""
+        """The number V of versions that are kept; version v is at v mod V.
+
+        A step that makes a version for each arrival has room for as many versions as it may have arrivals. If fewer
+        arrive, it writes to that room all the same, where no version is.
+        """
         return self.max_staleness + 1 + (self.block if self.buffer_size == 1 else 0)
 
     @property
     def num_refills(self) -> int:
-        """Empty places that are filled at the end of a step, at most: all of them where clients may leave."""
+        """The largest number of empty places filled at the end of a step: all places where clients may leave."""
         return self.concurrency if self.loses else self.block
 
     @property
     def num_candidates(self) -> int:
-        """Clients drawn in a step, of which those who are there are sent work."""
-        away = self.devices.availability is not None
-        drawn = (LOOKING if away else 1) * self.block + (LOOKING_AGAIN if away else 1) * self.num_refills
-        return min(drawn, self.devices.population_size - self.concurrency)
+        """The number of clients drawn in a step; those of them who are there may be sent work."""
+        may_be_away = self.devices.availability is not None
+        for_arrivals = (LOOKING if may_be_away else 1) * self.block
+        for_empty_places = (LOOKING_AGAIN if may_be_away else 1) * self.num_refills
+        return min(for_arrivals + for_empty_places, self.devices.population_size - self.concurrency)
 
 
 class Begun(NamedTuple):
     """The work that clients were sent, summed over them."""
 
-    sent: Array  # [] int32 models
-    joules: Array  # [] float32 of all that they do, until their message has arrived or they leave
-    saturated: Array  # [] int32 clients too slow for the clock
-    wasted: Array | None  # [] int32 messages on their way when their client leaves; None = nobody leaves
+    sent: Array  # [] int32 models that were sent
+    joules: Array  # [] float32 of the clients' work, until their message has arrived or they leave
+    saturated: Array  # [] int32 clients who are too slow for the clock
+    wasted: Array | None  # [] int32 messages that were on their way when their client left; None = nobody leaves
 
 
 class Trip(NamedTuple):
-    """What clients do with a model that they are sent, each [c]; its moments follow from when it begins."""
+    """The work of clients on a model that they may be sent, each [c]; its times are relative to its beginning."""
 
     ids: Array
     load: Load
     spent: Spent
-    present: Array  # bool: who is sent one
-    hazard: Array | None  # int32 ticks after the beginning until a hazard makes it leave, `STAYS` for who does not
+    present: Array  # bool: the client is sent a model
+    # int32 ticks after the beginning until a hazard makes the client leave, `STAYS` if it does not; None = no hazard
+    hazard: Array | None
 
     def ends(self, traffic: Traffic, clock: Clock, start: Array) -> tuple[Array, Array | None]:
-        """([c] uint32 ticks from now until the message is there, at least one after the beginning; `NEVER_ARRIVES`
-        without any, and until the client leaves, `NEVER_ARRIVES` for who stays; None where nobody leaves.)
+        """The times at which messages arrive, and at which clients leave whose message never arrives.
 
         Args:
-          clock: now. start: [c] uint32 ticks from now until it begins; `NEVER_ARRIVES` = it does not.
+          traffic: how clients come and go.
+          clock: the time now.
+          start: [c] uint32 ticks from now until the work begins; `NEVER_ARRIVES` = it does not begin.
+
+        Returns: two arrays [c] of uint32 ticks from now. The first is until the message arrives, at least one tick
+          after
+        the beginning; `NEVER_ARRIVES` without a message. The second is until the client leaves; `NEVER_ARRIVES` for a
+        client that stays. It is None where nobody leaves.
         """
-        began = self.present & (start != NEVER_ARRIVES)
-        arrive = jnp.where(began, later(start, jnp.maximum(self.spent.total.astype(jnp.uint32), 1)), NEVER_ARRIVES)
+        begins = self.present & (start != NEVER_ARRIVES)
+        duration = jnp.maximum(self.spent.total.astype(jnp.uint32), 1)
+        arrive = jnp.where(begins, later(start, duration), NEVER_ARRIVES)
         if not traffic.loses:
             return arrive, None
         after = self.after(traffic, clock, start)
-        leaves = jnp.where(began & (after != STAYS), later(start, after.astype(jnp.uint32)), NEVER_ARRIVES)
+        leaves = jnp.where(begins & (after != STAYS), later(start, after.astype(jnp.uint32)), NEVER_ARRIVES)
+        # A client that leaves has no message that arrives.
         return jnp.where(leaves == NEVER_ARRIVES, arrive, NEVER_ARRIVES), leaves
 
     def after(self, traffic: Traffic, clock: Clock, start: Array) -> Array:
-        """[c] int32 ticks after the beginning until the client leaves; `STAYS` if its message arrives before."""
+        """The ticks after the beginning until the client leaves, [c] int32; `STAYS` if its message arrives before.
+
+        Args: as for `ends`.
+        """
         after = jnp.full_like(self.ids, STAYS) if self.hazard is None else self.hazard
         if traffic.devices.availability is not None:
-            began = advanced(clock, jnp.where(start == NEVER_ARRIVES, 0, start), traffic.devices.ticks_per_second)
-            after = jnp.minimum(after, absent_after(traffic.devices, self.ids, began, self.spent, CHECKS))
+            start_or_now = jnp.where(start == NEVER_ARRIVES, 0, start)
+            start_clock = advanced(clock, start_or_now, traffic.devices.ticks_per_second)
+            after = jnp.minimum(after, absent_after(traffic.devices, self.ids, start_clock, self.spent, CHECKS))
         return jnp.maximum(after, 0)
 
     def begun(self, traffic: Traffic, key: Array, clock: Clock, start: Array) -> Begun:
-        """Of those that begin; arguments as for `ends` and `trips`."""
-        began = self.present & (start != NEVER_ARRIVES)
-        joules, wasted = self.spent.joules, None
+        """Sums the work of the clients that begin.
+
+        Args: as for `ends` and `trips`.
+        """
+        begins = self.present & (start != NEVER_ARRIVES)
+        joules = self.spent.joules
+        wasted = None
         if traffic.loses:
             after = self.after(traffic, clock, start)
-            done, lost = ticks_done(self.spent, after), after != STAYS
-            part = joules_of(done, *priced_by_part(traffic.devices, key, self.ids, (self.load,)))
-            joules = jnp.where(lost, part, joules)
-            wasted = (began & lost & (done[2] > 0)).sum(dtype=jnp.int32)
-        joules = jnp.where(began, joules, 0).astype(jnp.float32).sum()
-        return Begun(began.sum(dtype=jnp.int32), joules, num_saturated(self.spent, began), wasted)
+            phases_done = ticks_done(self.spent, after)
+            leaves = after != STAYS
+            joules_until_leaving = joules_of(phases_done, *priced_by_part(traffic.devices, key, self.ids, (self.load,)))
+            joules = jnp.where(leaves, joules_until_leaving, joules)
+            # The third phase is the message: it was on its way if any of its ticks were done.
+            wasted = (begins & leaves & (phases_done[2] > 0)).sum(dtype=jnp.int32)
+        joules = jnp.where(begins, joules, 0).astype(jnp.float32).sum()
+        return Begun(begins.sum(dtype=jnp.int32), joules, num_saturated(self.spent, begins), wasted)
 
 
 def trips(key: Array, traffic: Traffic, load: Callable, ids: Array, present: Array) -> Trip:
-    """What clients `ids` do with a model, if they are `present` [c] bool.
+    """Makes the trips of clients: their work on a model, with its times and its energy.
 
     Args:
-      key: of the step. load: as in `take_off`.
+      key: of the step.
+      traffic: how clients come and go.
+      load: as in `take_off`.
+      ids: [c] int32.
+      present: [c] bool, the clients that are sent a model.
     """
-    asked = load(ids)
-    spent = spent_by(traffic.devices, key, ids, asked)
+    client_load = load(ids)
+    spent = spent_by(traffic.devices, key, ids, client_load)
     hazard = None if traffic.hazard is None else leaves_at(traffic.hazard, traffic.devices, key, ids, spent)
-    return Trip(ids, asked, spent, present, hazard)
+    return Trip(ids, client_load, spent, present, hazard)

@@ -1,3 +1,3 @@
-"""Learning without a server: nodes train models of their own and mix them with their neighbours'."""
+"""Learning without a server: each node trains a model of its own, and mixes it with those of its neighbours."""
 
 __all__: list[str] = []

@@ -1,7 +1,7 @@
-"""Learning without a server: nodes train from their own models and mix them with their neighbours'.
+"""D-PSGD, DGD and average consensus: nodes train from their own models and mix them with those of neighbours.
 
-Notation: x_i is node i's model, W the mixing matrix, f_i node i's mean loss, N the number of nodes. All of these
-minimise (1/N) sum_i f_i, in which nodes count alike whatever they hold.
+Notation: x_i is node i's model, W the mixing matrix, f_i node i's mean loss, N the number of nodes. These algorithms
+minimise (1/N) sum_i f_i, in which all nodes have the same weight, whatever number of examples they hold.
 """
 
 from __future__ import annotations
@@ -26,24 +26,33 @@ FORMS = ("combine_while_adapt", "adapt_then_combine")
 
 
 class NodeOptions(client.LocalSteps, GossipOptions, total=False):
-    """The options of `client.work` without a weight, and those of rounds between nodes."""
+    """The options of `client.work` without `weighting`, and those of rounds between nodes (`GossipOptions`)."""
 
 
 def trained(
     loss_fn: Callable, optimizer: optax.GradientTransformation, options: Mapping[str, Any]
 ) -> tuple[ClientUpdate, dict[str, Any]]:
-    """Local training of a node, whose report counts like any other's, and the options that do not describe it."""
-    work, others = client.local_work({**options, "weighting": "uniform"})
-    return client.local_sgd(loss_fn, optimizer, work), others
+    """Makes the local training of a node, from the options of an algorithm.
+
+    All nodes have the same weight.
+
+    Args:
+      loss_fn, optimizer: as in `client.local_sgd`.
+      options: of the algorithm.
+
+    Returns: (the local training, the options that do not describe it).
+    """
+    work, other_options = client.local_work({**options, "weighting": "uniform"})
+    return client.local_sgd(loss_fn, optimizer, work), other_options
 
 
 def from_model(local: ClientUpdate) -> ClientUpdate:
-    """A node that keeps its model and nothing else."""
+    """Makes a node whose state is its model alone: it trains from its model and keeps the result."""
 
-    def moved(own: PyTree, update: PyTree) -> PyTree:
-        return {"model": jax.tree.map(lambda x, u: (x + u).astype(x.dtype), own["model"], update)}
+    def add_update(state: PyTree, update: PyTree) -> PyTree:
+        return {"model": jax.tree.map(lambda x, u: (x + u).astype(x.dtype), state["model"], update)}
 
-    return training(local, lambda params: {"model": params}, lambda own: own["model"], moved)
+    return training(local, lambda params: {"model": params}, lambda state: state["model"], add_update)
 
 
 @validate.named_arguments
@@ -55,31 +64,37 @@ def dpsgd(
     form: Literal["combine_while_adapt", "adapt_then_combine"] = "combine_while_adapt",
     **options: Unpack[NodeOptions],
 ) -> Algorithm:
-    """Decentralised parallel SGD: in each round nodes take local steps u_i, and mix their models once.
+    """Makes decentralised parallel SGD: in each round all nodes train, and mix their models with neighbours' once.
 
-    x_i <- sum_j W_ij x_j + u_i(x_i), the paper's form, or x_i <- sum_j W_ij (x_j + u_j(x_j)).
+    Let u_i(x_i) be the update of node i's local steps from x_i. A round is x_i <- sum_j W_ij x_j + u_i(x_i), the
+    paper's form, or x_i <- sum_j W_ij (x_j + u_j(x_j)).
 
     Args:
+      loss_fn: as in `client.local_sgd`.
       mixing: keeps the nodes' average; `network.metropolis`, `laplacian`, ...
       optimizer: of the local steps; its state starts anew in each round. `num_steps`, `num_epochs`, `batch_size`,
         `shuffle` as in `client.work`: one step is the paper's algorithm.
-      form: "combine_while_adapt" (the first) or "adapt_then_combine".
-      devices: what the nodes run on, for simulated time. A node's round is its local work, a message to each neighbour
-        and one from each.
-      barrier: "global": a node starts its next round when all are done with this one; "local": when it and those that
-        it hears are.
-      nonfinite, plan, mesh: as in `algorithms.federated`. A node whose result is not finite mixes without it.
+      form: "combine_while_adapt" is the first formula, "adapt_then_combine" the second.
+      devices: the nodes' devices, for simulated time; None = time is not simulated. A node's round is its local work, a
+        message to each neighbour and a message from each neighbour.
+      barrier: "global": a node starts its next round when all nodes are done with this one. "local": when the node and
+        those from which it receives messages are done.
+      nonfinite, plan, mesh: as in `algorithms.federated`. A node whose result is not finite mixes the model that it
+        had.
 
     Returns: an Algorithm. `params` is the mean over the nodes, `personal` each node's own model. Its info holds
-    `consensus_distance` (the root of the nodes' mean squared distance from their mean model), `edges` (links that were
-    used), `uplink_bytes` (a model each way over each of them), and the nodes' metrics; with devices
-    `simulated_seconds` and `first_seconds`, when the last and the first node were done.
+      `consensus_distance`: the root of the nodes' mean squared distance from their mean model;
+      `edges`: the number of links that were used;
+      `uplink_bytes`: of a model each way over each of these links;
+      with devices `simulated_seconds` and `first_seconds`: when the last and the first node were done;
+      and the nodes' metrics.
 
     Raises: ValueError for a mixing that would move the average.
 
-    Guarantees: NumPy's models (tests/algorithms/gossip/test_dpsgd.py::test_numpy, both forms); on the complete graph
-    "adapt_then_combine" is FedAvg of everybody (::test_the_complete_graph_is_fedavg); exact bytes
-    (::test_bytes_go_with_edges); quadratics' floor (tests/theory/test_consensus.py::test_floor_of_noisy_quadratics).
+    Guarantees: the models are those of NumPy (tests/algorithms/gossip/test_dpsgd.py::test_numpy, both forms); on the
+    complete graph "adapt_then_combine" is FedAvg with all clients (::test_the_complete_graph_is_fedavg); bytes are
+    exact (::test_bytes_go_with_edges); the error floor on quadratics is that of theory
+    (tests/theory/test_consensus.py::test_floor_of_noisy_quadratics).
 
     References: Lian et al. 2017, algorithm 1; Nedic and Ozdaglar 2009; Sayed 2014 for the names of the forms.
     """
@@ -87,10 +102,13 @@ def dpsgd(
     local, node_options = trained(loss_fn, optimizer, options)
     nodes = nodes_of(from_model(local), mixing, **node_options)
 
-    def combine(links, done):
+    def combine(links, trained_nodes):
+        before = trained_nodes.before
+        after = trained_nodes.after
         if form == "adapt_then_combine":
-            return mixed(links, done.after)
-        return jax.tree.map(lambda m, x, y: m + (y - x), mixed(links, done.before), done.before, done.after)
+            return mixed(links, after)
+        # The update u_i(x_i) is y - x, where y is the model after the local steps from x.
+        return jax.tree.map(lambda m, x, y: m + (y - x), mixed(links, before), before, after)
 
     return node_algorithm(nodes, combine)
 
@@ -104,11 +122,17 @@ def dgd(
     form: str = "combine_while_adapt",
     **options: Unpack[GossipOptions],
 ) -> Algorithm:
-    """Decentralised gradient descent: `dpsgd` with one step along the gradient of all of a node's examples.
+    """Makes decentralised gradient descent: `dpsgd` with one step along the gradient of all of a node's examples.
 
-    With a constant rate it stops within O(rate) of the optimum, further away the worse the graph is connected.
+    With a constant rate it converges to a point within O(rate) of the optimum, which is further away the worse the
+    graph is connected.
 
-    Guarantees: the closed form of where it stops on quadratics
+    Args:
+      loss_fn, mixing, form: as in `dpsgd`.
+      learning_rate: > 0.
+      devices, barrier, nonfinite, plan, mesh: as in `dpsgd`.
+
+    Guarantees: on quadratics the point to which it converges is that of a closed form
     (tests/algorithms/gossip/test_gradient_tracking.py::test_tracking_is_exact_where_dgd_stops).
 
     References: Nedic and Ozdaglar 2009; Yuan, Ling and Yin 2016, section 2.
@@ -123,14 +147,16 @@ def consensus(
     optimizer: optax.GradientTransformation,
     **options: Unpack[NodeOptions],
 ) -> Algorithm:
-    """Average consensus: every node trains alone, once, before the first round; rounds only mix, x <- W x.
+    """Makes average consensus: every node trains alone, once, before the first round; rounds only mix, x <- W x.
 
-    All models approach the mean of what the nodes had, at the rate of the mixing matrix (`network.spectrum`).
+    All models approach the mean of the nodes' models after training, at the rate of the mixing matrix
+    (`network.spectrum`).
 
-    Args: as for `dpsgd`; time starts after the training, and models stay on the devices.
+    Args: as for `dpsgd`; simulated time starts after the training, and models stay on the devices.
 
-    Guarantees: the average stays to 1e-6 (tests/network/test_mixing.py::test_the_average_stays), the distance shrinks
-    as predicted from all eigenvalues (tests/algorithms/gossip/test_dpsgd.py::test_consensus_shrinks_as_predicted).
+    Guarantees: the average stays to 1e-6 (tests/network/test_mixing.py::test_the_average_stays); the consensus distance
+    shrinks as predicted from all eigenvalues
+    (tests/algorithms/gossip/test_dpsgd.py::test_consensus_shrinks_as_predicted).
 
     References: Olfati-Saber and Murray 2004; Xiao and Boyd 2004; Boyd, Ghosh, Prabhakar and Shah 2006 (gossip).
     """
@@ -143,23 +169,26 @@ def consensus(
     size = mixing.graph.population_size
 
     def init(key, params, population):
-        def alone(key, state, population):
-            done = train(nodes, key, state, population, jnp.ones(size, bool))
+        def train_alone(key, state, population):
+            trained_nodes = train(nodes, key, state, population, jnp.ones(size, bool))
             ids = jnp.arange(size, dtype=jnp.int32)
-            return state.star._replace(clients=engine.put(done.memory, ids, done.after, ids >= 0))
+            clients = engine.put(trained_nodes.memory, ids, trained_nodes.after, ids >= 0)
+            return state.star._replace(clients=clients)
 
-        with engine.client_memory("device"):  # a memory file holds what rounds write, and no round has run
+        # A memory file on disk holds only rows that rounds write, and here rows are written before the first round.
+        with engine.client_memory("device"):
             state = begun(nodes, params, population)
-        return state._replace(star=jax.jit(alone)(key, state, population))
+        return state._replace(star=jax.jit(train_alone)(key, state, population))
 
     def step(key, state, population):
         links = links_of(nodes, key, state)
         ids = jnp.arange(size, dtype=jnp.int32)
         before, memory = engine.take(state.star.clients, ids)
         rows = engine.steady(mixed)(links, before)
-        state, info = finish(nodes, key, state, links, memory, before, rows, Work(0, 0, None, 0.0))
-        none = {"dropped_clients": jnp.zeros((), jnp.int32)}
-        return state, none | info
+        no_work = Work(0, 0, None, 0.0)
+        state, info = finish(nodes, key, state, links, memory, before, rows, no_work)
+        none_dropped = {"dropped_clients": jnp.zeros((), jnp.int32)}
+        return state, none_dropped | info
 
     return Algorithm(
         init,

@@ -1,4 +1,4 @@
-"""Simulated time of nodes that wait for all others, or for their neighbours alone."""
+"""Simulated time of nodes that wait for all other nodes, or for their neighbours alone, after each round."""
 
 from __future__ import annotations
 
@@ -22,14 +22,18 @@ TIME_METRICS = (
 
 
 class NodeTiming(NamedTuple):
-    """What nodes run on, and whom they wait for."""
+    """The nodes' devices, and the nodes for which each node waits."""
 
     devices: Devices | None  # None = time is not simulated
-    barrier: str
+    barrier: str  # "global": a node waits for all nodes; "local": for its neighbours
 
     @classmethod
     def checked(cls, devices: Devices | None, barrier: str, population_size: int) -> NodeTiming:
-        """Raises ValueError, TypeError for devices of another population, and for another barrier."""
+        """Makes the timing, after a check of its options.
+
+        Raises: ValueError, TypeError for devices of another population, for devices that are not always there, and for
+        a word that is no barrier.
+        """
         validate.one_of("barrier", barrier, BARRIERS)
         if devices is None and barrier != "global":
             validate.fail("barrier", "'global' without devices", barrier, "Nobody waits where time is not simulated.")
@@ -47,57 +51,75 @@ def start_of(timing: NodeTiming, population_size: int) -> PyTree:
 
 
 def asked_of(work: Work, num_examples: Array, links: Links, num_bytes: int) -> Load:
-    """What a round asks of each node: its local work, and a message to and from each neighbour.
+    """The load of a round on each node: its local work, and a message to and from each neighbour.
 
     Args:
-      work: of one node. num_examples: [N]. num_bytes: of one message.
+      work: of one node.
+      num_examples: [N].
+      links: of the round.
+      num_bytes: of one message.
 
     Returns: `Load` of [N].
     """
-    sent = links.weights != 0
-    given = jnp.zeros(links.up.shape, jnp.int32).at[links.neighbours].add(sent.astype(jnp.int32))
-    heard = sent.sum(1, dtype=jnp.int32)
-    down, up = (x.astype(jnp.float32) * jnp.float32(num_bytes) for x in (heard, given))
-    return load_of(work, num_examples)._replace(bytes_down=down, bytes_up=up)
+    is_used = links.weights != 0
+    num_sent = jnp.zeros(links.up.shape, jnp.int32).at[links.neighbours].add(is_used.astype(jnp.int32))
+    num_received = is_used.sum(1, dtype=jnp.int32)
+    bytes_down, bytes_up = (x.astype(jnp.float32) * jnp.float32(num_bytes) for x in (num_received, num_sent))
+    return load_of(work, num_examples)._replace(bytes_down=bytes_down, bytes_up=bytes_up)
 
 
 def clocks_after_round(timing: NodeTiming, key: Array, clock: Clock, links: Links, load: Load) -> tuple[Clock, Array]:
-    """The clocks after a round: t_i(k + 1) = max of t_j(k) over those whom node i waits for, plus its own duration.
+    """Moves the nodes' clocks on by a round.
 
-    With a local barrier a node waits for itself and for those that it hears in this round, with a global one for
-    everybody who was at work in an earlier one. Nodes that are down do nothing, and their clocks stand still: a global
-    round does not wait for what they miss, and still begins after the last one that they were in.
+    The end of round k + 1 at node i is t_i(k + 1) = max of t_j(k) over the nodes j for which node i waits, plus the
+    duration of its own round. With a local barrier a node waits for itself and for the nodes from which it receives a
+    message in this round. With a global barrier it waits for all nodes. Nodes that are down do nothing, and their
+    clocks stand still. So a global round does not wait for a node that is down in it; it begins after the last round in
+    which that node was up.
 
     Args:
-      key: of the round. clock: of [N]. load: of [N].
+      timing: devices and barrier.
+      key: of the round.
+      clock: of [N].
+      links: of the round.
+      load: of [N].
 
-    Returns: the clocks, and how many nodes are too slow for them (`num_saturated`).
+    Returns: (the clocks, [] int32 the number of nodes that are too slow for a clock (`num_saturated`)).
 
-    Guarantees: max-plus in Python integers; a delay spreads one hop a round
-    (tests/algorithms/gossip/test_node_clocks.py::test_a_delay_spreads_one_hop_a_round); under a global barrier a round
-    lasts as long as its slowest node (::test_a_global_barrier); time changes no number of a run
+    Guarantees: the clocks are those of max-plus arithmetic in Python integers, and a delay spreads one hop in each
+    round (tests/algorithms/gossip/test_node_clocks.py::test_a_delay_spreads_one_hop_a_round); under a global barrier a
+    round lasts as long as its slowest node (::test_a_global_barrier); time changes no number of a run
     (::test_time_changes_no_number).
     """
     devices = timing.devices
     ids = jnp.arange(links.up.shape[0], dtype=jnp.int32)
-    spent, passed = spent_by(devices, key, ids, load), clock.seconds.astype(jnp.uint32)  # past 68 years: later
+    spent = spent_by(devices, key, ids, load)
+    # As uint32, a clock past 68 years, whose sign bit is set, is later than all others.
+    node_seconds = clock.seconds.astype(jnp.uint32)
+    # The latest clock is that of the most seconds, and among equal seconds that of the most ticks.
     if timing.barrier == "global":
-        seconds = passed.max()
-        ticks = jnp.where(passed == seconds, clock.ticks, -1).max()
-        waited = Clock(jnp.broadcast_to(seconds.astype(jnp.int32), ids.shape), jnp.broadcast_to(ticks, ids.shape))
+        seconds = node_seconds.max()
+        ticks = jnp.where(node_seconds == seconds, clock.ticks, -1).max()
+        start = Clock(jnp.broadcast_to(seconds.astype(jnp.int32), ids.shape), jnp.broadcast_to(ticks, ids.shape))
     else:
-        heard = jnp.where(links.weights != 0, links.neighbours, ids[:, None])
-        heard = jnp.concatenate([ids[:, None], heard], 1)
-        seconds = passed[heard].max(1)
-        ticks = jnp.where(passed[heard] == seconds[:, None], clock.ticks[heard], -1).max(1)
-        waited = Clock(seconds.astype(jnp.int32), ticks)
-    new = waited.moved(spent.total, devices.ticks_per_second).since(waited)
-    after = Clock(*(jnp.where(links.up, x, y) for x, y in zip(new, clock, strict=True)))
+        senders = jnp.where(links.weights != 0, links.neighbours, ids[:, None])
+        waits_for = jnp.concatenate([ids[:, None], senders], 1)
+        seconds = node_seconds[waits_for].max(1)
+        ticks = jnp.where(node_seconds[waits_for] == seconds[:, None], clock.ticks[waits_for], -1).max(1)
+        start = Clock(seconds.astype(jnp.int32), ticks)
+    end = start.moved(spent.total, devices.ticks_per_second).since(start)
+    after = Clock(*(jnp.where(links.up, x, y) for x, y in zip(end, clock, strict=True)))
     return after, num_saturated(spent, links.up)
 
 
 def times(timing: NodeTiming, clock: PyTree, up: Array) -> dict[str, Array]:
-    """Info of a round: seconds until the first node of those that are up, and the last of all, were done."""
+    """The info of a round's time: the seconds at which the last of all nodes and the first node that is up were done.
+
+    Args:
+      timing: devices and barrier.
+      clock: of [N], after the round.
+      up: [N] bool; where nobody is up, all nodes count.
+    """
     if timing.devices is None:
         return {}
     seconds = clock.read(timing.devices.ticks_per_second)

@@ -42,7 +42,7 @@ __all__ = ["averaged", "first_places", "meetings", "pairwise_gossip", "price_of_
 
 
 class PairwiseOptions(client.LocalSteps, ExecutionOptions, total=False):
-    """The options of `client.work` without a weight, and how a round is carried out."""
+    """The options of `client.work` without `weighting`, and the execution options of `federated`."""
 
 
 @validate.named_arguments
@@ -53,29 +53,34 @@ def pairwise_gossip(
     graph: Graph,
     **options: Unpack[PairwiseOptions],
 ) -> Algorithm:
-    """Nodes wake up in a random order; each averages with a random neighbour, and then adds its local steps.
+    """Makes asynchronous gossip: nodes wake up in a random order, and each averages with a random neighbour.
 
-    x_i, x_j <- (x_i + x_j) / 2, then x_i <- x_i + u_i, with u_i from the model that node i had when the round began: it
-    worked while others averaged. A round is m such events one after the other, at a cost of O(m) whatever N.
+    A node i that wakes up meets a neighbour j: x_i, x_j <- (x_i + x_j) / 2. Then it adds its local update:
+    x_i <- x_i + u_i. The update u_i starts from the model that node i had when the round began, as if the node had
+    worked while others averaged. A round is m such meetings one after the other. Its cost is O(m), whatever N is.
 
     Args:
-      sampler: who wakes up in a round, without replacement; `sampling.uniform(N, m)`. With m = 1 this is the algorithm
-        with Poisson clocks. All nodes wake up equally often, or those who do it more would count more.
+      loss_fn: as in `client.local_sgd`.
+      sampler: draws the nodes that wake up in a round, without replacement; `sampling.uniform(N, m)`. With m = 1 this
+        is the algorithm with Poisson clocks. All nodes must wake up equally often: a node that wakes up more often
+        would count more.
       graph: undirected, and connected unless it says otherwise (`Graph.in_parts`); a node without neighbours trains
         alone.
       optimizer, num_steps, num_epochs, batch_size, shuffle, nonfinite, plan, mesh: as in `dpsgd`.
 
-    Returns: an Algorithm as of `dpsgd`; without `consensus_distance`, which would cost O(N). `edges` counts meetings,
-    in each of which two models are sent.
+    Returns: an Algorithm with the info of `dpsgd`, but without `consensus_distance`, which would cost O(N). `edges`
+    counts meetings, in each of which two models are sent.
 
-    Under a sampler with a clock a node's round is its local work and, for each of its meetings, a model each way; a
-    node that only others meet pays for those. A meeting is over when both of its nodes have sent and received all, so a
-    round lasts as long as its busiest node. Joules are those of both nodes, and both models take a place on a radio
-    channel. Devices that are not always there are refused, for a partner is met whenever it is drawn.
+    Under a sampler with a clock a node's round is its local work and, for each of its meetings, a model each way. A
+    node that did not wake up pays for the meetings in which others meet it. A meeting is over when both of its nodes
+    have sent and received all their models, so a round lasts as long as its busiest node. Joules are those of both
+    nodes, and both models take airtime on a radio channel. Devices that are not always there are refused, because a
+    partner is met whenever it is drawn.
 
-    Guarantees: NumPy's models, meeting by meeting (tests/algorithms/gossip/test_pairwise.py::test_numpy); meetings keep
-    the average (::test_meetings_keep_the_average); each neighbour is as likely (::test_partners); nodes of unequal size
-    count alike (::test_unequal_nodes).
+    Guarantees: the models are those of NumPy, meeting by meeting
+    (tests/algorithms/gossip/test_pairwise.py::test_numpy); meetings keep the average
+    (::test_meetings_keep_the_average); all neighbours are equally likely (::test_partners); nodes of unequal size count
+    alike (::test_unequal_nodes).
 
     References: Boyd, Ghosh, Prabhakar and Shah 2006, section 2 (asynchronous gossip); Lian et al. 2018 (AD-PSGD),
     algorithm 1.
@@ -97,53 +102,58 @@ def pairwise_gossip(
 
     def init(key, params, population):
         state = initial_state(star, params, population)
-        if sampler.tell is not None:  # the star's message stands for the model that a meeting moves each way
-            model = tree.num_bytes(tree.spec(params))
-            work = work_of(star, params, population)._replace(bytes_up=model, bytes_down=model)
+        if sampler.tell is not None:
+            # The star's own message is a placeholder: a meeting moves a model each way.
+            model_bytes = tree.num_bytes(tree.spec(params))
+            work = work_of(star, params, population)._replace(bytes_up=model_bytes, bytes_down=model_bytes)
             state = state._replace(sampler=jax.tree.map(jnp.asarray, sampler.tell(sampler.init(), work)))
         return NodesState(state, jax.tree.map(jnp.asarray, host), ())
 
-    def invited(key, state):
+    def invite_nodes(key, state):
         if sampler.devices is None:
             return invite(star, key, state.star)
 
-        def priced(drawn_with, cohort, price):
+        def priced(sampling_key, cohort, price):
             partners, _ = meetings(key, cohort.ids, state.tables)
-            return price_of_meetings(sampler.devices, drawn_with, cohort, partners, price)
+            return price_of_meetings(sampler.devices, sampling_key, cohort, partners, price)
 
         return invite_together(star, key, state.star, priced)
 
     def step(key, state, population):
-        inner = state.star
-        cohort, woken = invited(key, state)
-        gathered = collect(star, key, cohort, inner, population)
-        found = aggregate(star, key, cohort, gathered, inner)
+        star_state = state.star
+        cohort, sampler_state = invite_nodes(key, state)
+        gathered = collect(star, key, cohort, star_state, population)
+        aggregated = aggregate(star, key, cohort, gathered, star_state)
         memory, after = gathered.clients
         partners, order = engine.steady(meetings)(key, cohort.ids, state.tables)
+        # The 2m rows are those of the nodes that wake up, then those of their partners. A node may stand in several of
+        # them; the meetings use its first row, and only that row is written back.
         nodes = jnp.concatenate([cohort.ids, partners])
         rows, memory = engine.take(memory, nodes)
 
-        def met(nodes, rows, after, arrived, reported, means):
+        def make_meetings(nodes, rows, after, arrived, reported, means):
             before = jax.tree.map(lambda x: x[: arrived.shape[0]], rows)
-            moved = tree.where(arrived, tree.subtract(after, before), tree.zeros_like(before))
+            updates = tree.where(arrived, tree.subtract(after, before), tree.zeros_like(before))
             first = first_places(nodes)
-            new = averaged(rows, moved, first, order, reported)
-            fit = tree.all_finite(new)
-            pooled = {name: mean.total / mean.weight for name, mean in means.items()}
-            return tree.where(fit, new, rows), first == jnp.arange(first.shape[0]), fit, pooled
+            new_rows = averaged(rows, updates, first, order, reported)
+            is_finite = tree.all_finite(new_rows)
+            metrics = {name: mean.total / mean.weight for name, mean in means.items()}
+            is_first = first == jnp.arange(first.shape[0])
+            return tree.where(is_finite, new_rows, rows), is_first, is_finite, metrics
 
-        given = nodes, rows, after, gathered.arrived, cohort.reported, found.means
-        rows, own, fit, pooled = engine.steady(met)(*given)
-        clients = engine.put(memory, nodes, rows, own)
-        meets = partners != cohort.ids
+        rows, is_first, is_finite, metrics = engine.steady(make_meetings)(
+            nodes, rows, after, gathered.arrived, cohort.reported, aggregated.means
+        )
+        clients = engine.put(memory, nodes, rows, is_first)
+        meets = partners != cohort.ids  # a node without neighbours is its own partner
         info = {"clients_invited": cohort.invited.sum(dtype=jnp.int32), "clients_reported": gathered.num_arrived}
-        info["skipped_rounds"] = (~fit).astype(jnp.int32)
+        info["skipped_rounds"] = (~is_finite).astype(jnp.int32)
         info["edges"] = (cohort.reported & meets).sum(dtype=jnp.int32)
-        info |= _bytes(cohort, meets, tree.num_bytes(tree.spec(inner.server))) | cohort.metrics | pooled
+        info |= _meeting_bytes(cohort, meets, tree.num_bytes(tree.spec(star_state.server))) | cohort.metrics | metrics
         info |= unusable(star, cohort, gathered.dropped, gathered.num_dropped)
         info |= engine.steady(spending_metrics)(cohort)
-        inner = inner._replace(round=inner.round + 1, sampler=woken, clients=clients)
-        return state._replace(star=inner), info
+        star_state = star_state._replace(round=star_state.round + 1, sampler=sampler_state, clients=clients)
+        return state._replace(star=star_state), info
 
     def personal(state, ids):
         return engine.take(state.star.clients, ids)[0]["model"]
@@ -157,92 +167,130 @@ def pairwise_gossip(
 
 
 def _check_presence(sampler: Sampler) -> None:
+    """Raises ValueError for a clock of devices that are not always there."""
     if sampler.devices is not None and sampler.devices.availability is not None:
         hint = "A partner is met whether or not it is there. For nodes that are away: network.with_node_failures."
         validate.fail("sampler", "a clock of devices that are always there", "devices with an availability", hint)
 
 
-def _bytes(cohort: Cohort, meets: Array, num_bytes: int) -> dict[str, Count]:
-    """Both models of each meeting, those that were sent too late included."""
+def _meeting_bytes(cohort: Cohort, meets: Array, num_bytes: int) -> dict[str, Count]:
+    """Counts the bytes of both models of each meeting, models that were sent too late included.
+
+    Args:
+      meets: [m] bool, the node has a partner.
+      num_bytes: of a model.
+    """
     sent = cohort.reported if cohort.timing.sent is None else cohort.timing.sent
-    number = 2 * (sent & meets).sum(dtype=jnp.int32)
+    num_models = 2 * (sent & meets).sum(dtype=jnp.int32)
     if cohort.timing.sent is None:
-        return {"uplink_bytes": Count.of(number, num_bytes)}
-    late = 2 * (sent & ~cohort.reported & meets).sum(dtype=jnp.int32)
-    return {"uplink_bytes": Count.of(number, num_bytes), "wasted_bytes": Count.of(late, num_bytes)}
+        return {"uplink_bytes": Count.of(num_models, num_bytes)}
+    num_late = 2 * (sent & ~cohort.reported & meets).sum(dtype=jnp.int32)
+    return {"uplink_bytes": Count.of(num_models, num_bytes), "wasted_bytes": Count.of(num_late, num_bytes)}
 
 
 def price_of_meetings(devices: Devices, key: Array, cohort: Cohort, partners: Array, price: Price) -> Price:
-    """The price of a cohort whose nodes send a model to, and receive one from, each node that they meet.
+    """Adds to a cohort's price the models that its nodes exchange with all nodes that they meet.
 
-    Both go over the links after the local work: who leaves, or has no place on the channel, before has paid for
-    neither.
+    Models are exchanged after the local work. So a node that leaves earlier, or has no place on the radio channel, has
+    paid for neither sending nor receiving.
 
     Args:
-      key: that the cohort was drawn with.
+      devices: of all nodes.
+      key: the key with which the cohort was drawn.
+      cohort: the nodes that wake up.
       partners: [m] int32, of `meetings`.
       price: of one meeting and the local work.
     """
     size = partners.shape[0]
     meets = cohort.invited & (partners != cohort.ids)
-    nodes, first = jnp.concatenate([cohort.ids, partners]), first_places(jnp.concatenate([cohort.ids, partners]))
-    times = jnp.zeros_like(nodes).at[first].add(jnp.tile(meets, 2).astype(jnp.int32))[first]  # meetings of each node
-    model = Load(*(jnp.broadcast_to(x, nodes.shape) for x in (jnp.float32(0), price.bytes_down, price.bytes_up)))
-    (down, _, up), (received, _, sent) = priced_by_part(devices, key, nodes, (model,))
+    nodes = jnp.concatenate([cohort.ids, partners])
+    first = first_places(nodes)
+    num_meetings = jnp.zeros_like(nodes).at[first].add(jnp.tile(meets, 2).astype(jnp.int32))[first]  # of each node
+    model_load = Load(*(jnp.broadcast_to(x, nodes.shape) for x in (jnp.float32(0), price.bytes_down, price.bytes_up)))
+    (down, _, up), (down_joules, _, up_joules) = priced_by_part(devices, key, nodes, (model_load,))
 
-    def together(ticks, times):
+    def saturating_product(ticks, times):
+        # Compared by division, since the product may exceed int32.
         return jnp.where(ticks > MOST_TICKS // jnp.maximum(times, 1), MOST_TICKS, ticks * times)
 
     def at_both_ends(joules):
         return jnp.where(meets, joules[:size] + joules[size:], 0)
 
-    # The price has one download before the work and one message after it, also where a node meets nobody.
-    exchanged = jnp.minimum(together(down, times) + together(up, times), MOST_TICKS)[:size]
-    ticks = -down[:size], jnp.zeros_like(partners), exchanged - up[:size]
-    radio = at_both_ends(received) + at_both_ends(sent)
-    joules = -received[:size], jnp.zeros(size, jnp.float32), radio - sent[:size]
-    least = (together(down, times) + together(up, times))[size:]
+    all_exchanges = saturating_product(down, num_meetings) + saturating_product(up, num_meetings)
+    # The price has one download before the work and one message after it, also where a node meets nobody. Both are
+    # taken off here, and the exchanges of all meetings are added after the work.
+    own_exchanges = jnp.minimum(all_exchanges, MOST_TICKS)[:size]
+    ticks = -down[:size], jnp.zeros_like(partners), own_exchanges - up[:size]
+    radio_joules = at_both_ends(down_joules) + at_both_ends(up_joules)
+    joules = -down_joules[:size], jnp.zeros(size, jnp.float32), radio_joules - up_joules[:size]
+    least = all_exchanges[size:]  # a node is done no sooner than its partner has had its meetings
     airtime = jnp.where(meets, jnp.minimum(up[:size] + up[size:], MOST_TICKS), 0)
     return price._replace(more=More(ticks, joules, least, price.bytes_up, airtime, meets))
 
 
 def meetings(key: Array, ids: Array, tables: dict[str, Array]) -> tuple[Array, Array]:
-    """Whom each node meets, [m] int32 (itself without neighbours), and the order of slots in which they wake up."""
+    """Draws the meetings of a round.
+
+    Args:
+      key: of the round.
+      ids: [m] int32, the nodes that wake up.
+      tables: "neighbours" [N, k] and "degrees" [N] of the graph.
+
+    Returns: ([m] int32, the partner of each node, which is the node itself without neighbours; [m] int32, the slots in
+    the order in which their nodes wake up).
+    """
+    # A node's draws follow from its id. The first word gives its partner, the second its place in the order.
     draws = engine.client_keys(stream(key, "meetings"), ids)
     degrees = tables["degrees"][ids]
-    luck = (draws[:, 0] >> 8).astype(jnp.float32) * 2.0**-24
-    place = jnp.minimum((luck * degrees.astype(jnp.float32)).astype(jnp.int32), degrees - 1)
-    chosen = jnp.take_along_axis(tables["neighbours"][ids], jnp.maximum(place, 0)[:, None], 1)[:, 0]
-    return jnp.where(degrees > 0, chosen, ids), jax.lax.sort((draws[:, 1], ids, jnp.arange(ids.shape[0])), num_keys=2)[
-        2
-    ]
+    uniform = (draws[:, 0] >> 8).astype(jnp.float32) * 2.0**-24  # 24 bits are exact in float32
+    place = jnp.minimum((uniform * degrees.astype(jnp.float32)).astype(jnp.int32), degrees - 1)
+    neighbour = jnp.take_along_axis(tables["neighbours"][ids], jnp.maximum(place, 0)[:, None], 1)[:, 0]
+    partners = jnp.where(degrees > 0, neighbour, ids)
+    _, _, order = jax.lax.sort((draws[:, 1], ids, jnp.arange(ids.shape[0])), num_keys=2)
+    return partners, order
 
 
 def first_places(nodes: Array) -> Array:
-    """[n] int32: for each entry the first place at which the same node stands.
+    """For each entry, the first place at which the same node stands: [n] int32.
 
     >>> first_places(jnp.array([4, 2, 4, 2, 0])).tolist()
     [0, 1, 0, 1, 4]
     """
     order = jnp.argsort(nodes, stable=True)
-    ordered, places = nodes[order], jnp.arange(nodes.shape[0])
-    starts = jnp.concatenate([jnp.ones(1, bool), ordered[1:] != ordered[:-1]])
-    return jnp.zeros_like(order).at[order].set(order[jax.lax.cummax(jnp.where(starts, places, 0))])
+    sorted_nodes = nodes[order]
+    places = jnp.arange(nodes.shape[0])
+    # A stable sort puts equal nodes side by side, the first place in front; the maximum so far is where they start.
+    starts_run = jnp.concatenate([jnp.ones(1, bool), sorted_nodes[1:] != sorted_nodes[:-1]])
+    run_starts = jax.lax.cummax(jnp.where(starts_run, places, 0))
+    return jnp.zeros_like(order).at[order].set(order[run_starts])
 
 
 def averaged(rows: PyTree, moved: PyTree, first: Array, order: Array, reported: Array) -> PyTree:
-    """The rows after all meetings, one after the other; [2m, ...], each node's at its first place."""
-    number = order.shape[0]
+    """Makes all meetings of a round, one after the other.
+
+    Args:
+      rows: leaves [2m, ...], the models of the nodes that wake up and of their partners.
+      moved: leaves [m, ...], the local updates of the nodes that wake up.
+      first: [2m] int32, `first_places` of these nodes.
+      order: [m] int32, the slots in the order of their meetings.
+      reported: [m] bool; False = the meeting does not take place.
+
+    Returns: the rows after all meetings; that of each node is at its first place.
+    """
+    num_meetings = order.shape[0]
 
     def meet(turn, rows):
         slot = order[turn]
-        one, other, there = first[slot], first[number + slot], reported[slot]
+        node = first[slot]
+        partner = first[num_meetings + slot]
+        takes_place = reported[slot]
 
         def leaf(x, u):
-            half = jnp.where(there, (x[other] - x[one]) / 2, 0).astype(x.dtype)
-            x = x.at[other].set(x[other] - half)
-            return x.at[one].add(jnp.where(there, half + u[slot], 0).astype(x.dtype))
+            # What one node gains the other loses, so a meeting keeps the average.
+            half_difference = jnp.where(takes_place, (x[partner] - x[node]) / 2, 0).astype(x.dtype)
+            x = x.at[partner].set(x[partner] - half_difference)
+            return x.at[node].add(jnp.where(takes_place, half_difference + u[slot], 0).astype(x.dtype))
 
         return jax.tree.map(leaf, rows, moved)
 
-    return jax.lax.fori_loop(0, number, meet, rows)
+    return jax.lax.fori_loop(0, num_meetings, meet, rows)

@@ -1,4 +1,4 @@
-"""Push-sum: averages over directed graphs, where columns of the mixing matrix add up to 1 and rows need not."""
+"""Push-sum averages over directed graphs, where columns of the mixing matrix add up to 1 and rows need not."""
 
 from __future__ import annotations
 
@@ -26,23 +26,27 @@ def push_sum(
     optimizer: optax.GradientTransformation,
     **options: Unpack[NodeOptions],
 ) -> Algorithm:
-    """Stochastic gradient push: nodes give shares of a sum x_i and of a weight w_i, and train from x_i / w_i.
+    """Makes stochastic gradient push: nodes pass on shares of a vector x_i and of a weight w_i, and train from x_i /
+    w_i.
 
-    x <- A (x + u(x / w)), w <- A w, with the columns of A adding up to 1 and w = 1 at the start: sums are kept, and so
-    x_i / w_i approaches the average on every strongly connected graph. A round after which a weight would be below what
-    floats hold, or a model not finite, is skipped.
+    A round is x <- A (x + u(x / w)), w <- A w, where the columns of A add up to 1 and w = 1 at the start. So the sums
+    of all x_i and of all w_i are kept by mixing, and x_i / w_i approaches the average on every strongly connected
+    graph. A round is skipped if a weight would underflow or a model would not be finite after it.
 
     Args:
-      mixing: keeps sums; `network.push` of a directed graph, `network.epidemic`, or any that `dpsgd` takes.
+      loss_fn: as in `client.local_sgd`.
+      mixing: keeps sums; `network.push` of a directed graph, `network.epidemic`, or any mixing that `dpsgd` takes.
       optimizer, num_steps, num_epochs, batch_size, shuffle, devices, barrier, nonfinite, plan, mesh: as in `dpsgd`.
-        Messages are a model, in float32 or wider, and one number more. A step moves x_i / w_i by 1 / w_i of it: where
-        weights get small, as with `epidemic`, take a smaller rate.
+        A message is a model, in float32 or wider, and one more number. A local update u moves x_i / w_i by u / w_i:
+        where weights get small, as with `epidemic`, take a smaller rate.
 
-    Returns: an Algorithm. `personal` is x_i / w_i; `params` is the sum of all x_i over that of all w_i.
+    Returns: an Algorithm with the info of `dpsgd`. `personal` is x_i / w_i; `params` is the sum of all x_i divided by
+    the sum of all w_i.
 
-    Raises: ValueError also for a graph with nodes that give and do not get: their weights would fall to 0.
+    Raises: ValueError as `dpsgd`, and for a graph with nodes that send and do not receive: their weights would fall
+    to 0.
 
-    Guarantees: NumPy's models, and the average where taking shares is biased
+    Guarantees: the models are those of NumPy, and nodes reach the average on directed graphs, where x_i alone is biased
     (tests/algorithms/gossip/test_push_sum.py::test_numpy, ::test_the_average_of_a_directed_graph), of bfloat16 models
     too (::test_narrow_models_keep_their_average); a model that is not finite is never kept
     (::test_weights_that_vanish).
@@ -56,38 +60,40 @@ def push_sum(
         validate.fail("mixing", "a graph in which every node can be reached from all that it reaches", "another", hint)
     local, node_options = trained(loss_fn, optimizer, options)
 
-    def models(own: PyTree) -> PyTree:
-        weight = own["weight"]
+    def models(states: PyTree) -> PyTree:
+        weight = states["weight"]
 
         def leaf(x):
             return x / weight.reshape(weight.shape + (1,) * (x.ndim - weight.ndim)).astype(x.dtype)
 
-        return jax.tree.map(leaf, own["sum"])
+        return jax.tree.map(leaf, states["sum"])
 
     def start(params):
-        sums = tree.widened(params)  # many roundings of a narrow sum, and one of its weight, would move the average
+        # Sums are in float32 at least: a sum in 16 bits is rounded in every round, which would move the average.
+        sums = tree.widened(params)
         return {"sum": sums, "weight": jnp.ones((), tree.common_dtype(jnp.float32, *jax.tree.leaves(sums)))}
 
-    def moved(own, update):
-        return own | {"sum": jax.tree.map(lambda x, u: (x + u).astype(x.dtype), own["sum"], update)}
+    def add_update(state, update):
+        return state | {"sum": jax.tree.map(lambda x, u: (x + u).astype(x.dtype), state["sum"], update)}
 
-    node = training(local, start, models, moved)
-    nodes = nodes_of(node, mixing, models=models, message=lambda own: own, **node_options)
+    node = training(local, start, models, add_update)
+    nodes = nodes_of(node, mixing, models=models, message=lambda state: state, **node_options)
 
-    def combined(links, done):
-        rows = mixed(links, done.after)
+    def combine(links, trained_nodes):
+        rows = mixed(links, trained_nodes.after)
         weight = rows["weight"]
-        return rows | {"weight": jnp.where(weight >= jnp.finfo(weight.dtype).tiny, weight, jnp.nan)}  # skips the round
+        # A weight that underflows becomes NaN, and `finish` skips a round whose states are not finite.
+        return rows | {"weight": jnp.where(weight >= jnp.finfo(weight.dtype).tiny, weight, jnp.nan)}
 
-    made = node_algorithm(nodes, combined)
+    algorithm = node_algorithm(nodes, combine)
 
     @engine.steady
-    def mean(own, like):
-        total = own["weight"].sum()
-        return tree.cast(jax.tree.map(lambda x: x.sum(0) / total, own["sum"]), like)
+    def mean(states, like):
+        total_weight = states["weight"].sum()
+        return tree.cast(jax.tree.map(lambda x: x.sum(0) / total_weight, states["sum"]), like)
 
     def params(state):
         ids = jnp.arange(mixing.graph.population_size, dtype=jnp.int32)
         return mean(engine.take(state.star.clients, ids)[0], state.star.server)
 
-    return made._replace(params=params)
+    return algorithm._replace(params=params)

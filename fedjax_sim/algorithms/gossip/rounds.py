@@ -1,4 +1,4 @@
-"""The rounds of algorithms without a server: train, combine, finish."""
+"""The steps of a round without a server: nodes train, combine their models, and finish the round."""
 
 from __future__ import annotations
 
@@ -33,112 +33,139 @@ __all__ = [
 
 
 def links_of(nodes: Nodes, key: Array, state: NodesState) -> Links:
-    """Who hears whom in the round of this key."""
+    """The links over which nodes receive messages in the round of this key."""
     return engine.steady(nodes.mixing.links)(stream(key, "network"), state.star.round, state.tables)
 
 
 def train(nodes: Nodes, key: Array, state: NodesState, population: Population, up: Array) -> Trained:
-    """Local work of the nodes that are up.
+    """Does the local work of the nodes that are up.
 
     Args:
-      up: [N] bool.
+      nodes: the parts.
+      key: of the round.
+      state: before the round.
+      population: all nodes.
+      up: [N] bool, the nodes that are up in this round.
 
-    Guarantees: a node that is down stays as it is
-    (tests/algorithms/gossip/test_dpsgd.py::test_a_node_that_is_down_stays), and so does the model of one whose result
-    is not finite (::test_a_result_that_is_not_finite).
+    Guarantees: a node that is down keeps its state
+    (tests/algorithms/gossip/test_dpsgd.py::test_a_node_that_is_down_stays), and so does a node whose result is not
+    finite (::test_a_result_that_is_not_finite).
     """
+    # All nodes are the cohort, and those that are up report.
     ids = jnp.arange(up.shape[0], dtype=jnp.int32)
     cohort = Cohort(ids, jnp.ones(ids.shape, bool), up)
     gathered = collect(nodes.star, key, cohort, state.star, population)
-    found = aggregate(nodes.star, key, cohort, gathered, state.star)
+    aggregated = aggregate(nodes.star, key, cohort, gathered, state.star)
     memory, rows = gathered.clients
     before, memory = engine.take(memory, ids)
 
-    def told(before, rows, arrived, means):
-        pooled = {name: mean.total / mean.weight for name, mean in means.items()}
-        return tree.where(arrived, rows, before), pooled
+    def states_and_metrics(before, rows, arrived, means):
+        metrics = {name: mean.total / mean.weight for name, mean in means.items()}
+        return tree.where(arrived, rows, before), metrics
 
-    after, pooled = engine.steady(told)(before, rows, gathered.arrived, found.means)
-    info = tree.joined_metrics({"client": pooled, "aggregator": found.metrics["aggregator"]})
+    after, client_metrics = engine.steady(states_and_metrics)(before, rows, gathered.arrived, aggregated.means)
+    info = tree.joined_metrics({"client": client_metrics, "aggregator": aggregated.metrics["aggregator"]})
     info |= unusable(nodes.star, cohort, gathered.dropped, gathered.num_dropped)
-    return Trained(
-        memory, before, after, found.update, gathered.arrived, info | {"clients_reported": gathered.num_arrived}
-    )
+    info |= {"clients_reported": gathered.num_arrived}
+    return Trained(memory, before, after, aggregated.update, gathered.arrived, info)
 
 
 def mean_over(models: PyTree, counted: Array | None) -> PyTree:
-    """The mean over the nodes that count, all by default."""
+    """The mean model of the nodes that count.
+
+    Args:
+      models: leaves [N, ...].
+      counted: [N] bool, the nodes that count; None = all.
+    """
     if counted is None:
         return jax.tree.map(lambda x: x.mean(0), models)
-    number = jnp.maximum(counted.sum(), 1)
-    kept = tree.widened(tree.where(counted, models, tree.zeros_like(models)))
-    return jax.tree.map(lambda x, like: (x.sum(0) / number.astype(x.dtype)).astype(like.dtype), kept, models)
+    num_counted = jnp.maximum(counted.sum(), 1)
+    counted_models = tree.widened(tree.where(counted, models, tree.zeros_like(models)))
+    return jax.tree.map(
+        lambda x, like: (x.sum(0) / num_counted.astype(x.dtype)).astype(like.dtype), counted_models, models
+    )
 
 
 def distance(models: PyTree, counted: Array | None = None) -> Array:
-    """[] the root of the nodes' mean squared distance from their mean model.
+    """The consensus distance: the root of the nodes' mean squared distance from their mean model, [].
 
     Args:
-      models: [N, ...]. counted: [N] bool, whose models count; None = all.
+      models: leaves [N, ...].
+      counted: [N] bool, the nodes that count; None = all.
     """
     wide = jax.tree.map(lambda x: x.astype(tree.at_least_float32(x.dtype)).reshape(x.shape[0], -1), models)
-    away = jax.tree.map(lambda x, mean: x - mean[None], wide, mean_over(wide, counted))
-    return jnp.sqrt(mean_over(sum((x * x).sum(1) for x in jax.tree.leaves(away)), counted))
+    differences = jax.tree.map(lambda x, mean: x - mean[None], wide, mean_over(wide, counted))
+    squared_distances = sum((x * x).sum(1) for x in jax.tree.leaves(differences))
+    return jnp.sqrt(mean_over(squared_distances, counted))
 
 
 def finish(
     nodes: Nodes, key: Array, state: NodesState, links: Links, memory: PyTree, before: PyTree, rows: PyTree, work: Work
 ) -> tuple[NodesState, dict[str, Any]]:
-    """The next state, and what the network says of the round.
+    """Finishes a round: makes the next state, and the info of messages, consensus and time.
+
+    Nodes that are down keep their states. If the other nodes' states and models, in the initial model's dtypes, are not
+    all finite, the round is skipped: every node keeps its state.
 
     Args:
-      links: of the round. memory: of `Trained`.
-      before, rows: the nodes' states before the round and after mixing, [N, ...]. Those of nodes that are down do not
-        change; where the others' states and models, in the initial model's dtypes, are not all finite the round is
-        skipped.
+      nodes: the parts.
+      key: of the round.
+      state: before the round.
+      links: of the round.
+      memory: of `Trained`.
+      before, rows: the nodes' states before the round and after mixing, [N, ...].
       work: of one node, for its time.
 
     Guarantees: tests/algorithms/gossip/test_dpsgd.py::test_a_round_that_diverges_is_skipped.
     """
 
-    def told(before, rows):
-        fit = tree.all_finite((rows, tree.cast(nodes.models(rows), state.star.server)))
-        rows = tree.where(fit & links.up, rows, before)
-        return fit, rows, distance(nodes.models(rows), state.tables.get("honest"))
+    def next_rows(before, rows):
+        # A model in the wider dtype of a state may be finite, and overflow in the dtype in which it is used.
+        is_finite = tree.all_finite((rows, tree.cast(nodes.models(rows), state.star.server)))
+        rows = tree.where(is_finite & links.up, rows, before)
+        return is_finite, rows, distance(nodes.models(rows), state.tables.get("honest"))
 
-    fit, rows, away = engine.steady(told)(before, rows)
-    sent, num_bytes = (links.weights != 0).sum(dtype=jnp.int32), message_bytes(nodes, rows)
+    is_finite, rows, consensus_distance = engine.steady(next_rows)(before, rows)
+    num_sent = (links.weights != 0).sum(dtype=jnp.int32)
+    num_bytes = message_bytes(nodes, rows)
     info = {
-        "skipped_rounds": (~fit).astype(jnp.int32),
-        "uplink_bytes": Count.of(sent, num_bytes),
-        "edges": sent // (2 if nodes.mixing.symmetric else 1),
-        "consensus_distance": away,
+        "skipped_rounds": (~is_finite).astype(jnp.int32),
+        "uplink_bytes": Count.of(num_sent, num_bytes),
+        "edges": num_sent // (2 if nodes.mixing.symmetric else 1),  # an undirected edge carries two messages
+        "consensus_distance": consensus_distance,
     }
     clock = state.clock
     if nodes.timing.devices is not None:
         load = asked_of(work, state.tables["examples"], links, num_bytes)
-        clock, slow = engine.steady(partial(clocks_after_round, nodes.timing))(key, clock, links, load)
-        info |= engine.steady(partial(times, nodes.timing))(clock, links.up) | {SATURATED.name: slow}
+        clock, num_saturated = engine.steady(partial(clocks_after_round, nodes.timing))(key, clock, links, load)
+        info |= engine.steady(partial(times, nodes.timing))(clock, links.up) | {SATURATED.name: num_saturated}
     everyone = jnp.ones(links.up.shape, bool)
     clients = engine.put(memory, jnp.arange(links.up.shape[0], dtype=jnp.int32), rows, everyone)
     return NodesState(state.star._replace(round=state.star.round + 1, clients=clients), state.tables, clock), info
 
 
 def message_bytes(nodes: Nodes, rows: PyTree) -> int:
-    """The bytes that a node sends to each neighbour."""
-    one = jax.eval_shape(nodes.message, jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), rows))
-    bits = nodes.star.transform.wire(one, Wire(tree.num_values(one), 8 * tree.num_bytes(one))).bits
+    """The bytes that a node sends to each neighbour in a round.
+
+    Args:
+      rows: the nodes' states, arrays or specs [N, ...].
+    """
+    node_spec = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), rows)
+    message = jax.eval_shape(nodes.message, node_spec)
+    plain = Wire(tree.num_values(message), 8 * tree.num_bytes(message))
+    bits = nodes.star.transform.wire(message, plain).bits
     return -(-bits // 8)
 
 
 def node_algorithm(nodes: Nodes, combine: Callable) -> Algorithm:
-    """An algorithm whose round is: train, then combine.
+    """Makes an algorithm in whose rounds all nodes train and then combine what they have.
 
     Args:
+      nodes: the parts.
       combine: (Links, Trained) -> the nodes' next states [N, ...], traced in `engine.steady`.
 
-    Returns: an Algorithm; its model is the mean over the nodes, and each node's own is personal. `parts` is None: no
-    accountant covers messages that neighbours see.
+    Returns: an Algorithm; its model is the mean over the nodes, and each node's own model is personal. `parts` is None,
+    because no accountant covers messages that neighbours see.
 
     Guarantees: the same bits on any devices (tests/algorithms/gossip/test_dpsgd.py::test_same_bits_on_two_devices); no
     epsilon is stated (::test_no_epsilon).
@@ -151,27 +178,28 @@ def node_algorithm(nodes: Nodes, combine: Callable) -> Algorithm:
 
     def step(key, state, population):
         if nodes.attackers is not None:
-            bad = nodes.attackers(stream(key, "aggregation"), jnp.arange(size, dtype=jnp.int32))  # as `corrupted` asks
-            state = state._replace(tables=state.tables | {"honest": ~bad})
+            # With the key that `corrupted` uses, so that both know the same attackers.
+            is_attacker = nodes.attackers(stream(key, "aggregation"), jnp.arange(size, dtype=jnp.int32))
+            state = state._replace(tables=state.tables | {"honest": ~is_attacker})
         links = links_of(nodes, key, state)
-        done = train(nodes, key, state, population, links.up)
-        rows = engine.steady(combine)(links, done._replace(memory=(), info={}))
+        trained_nodes = train(nodes, key, state, population, links.up)
+        rows = engine.steady(combine)(links, trained_nodes._replace(memory=(), info={}))
         work = work_of(nodes.star, state.star.server, population) if nodes.timing.devices is not None else None
-        state, info = finish(nodes, key, state, links, done.memory, done.before, rows, work)
-        return state, done.info | info
+        state, info = finish(nodes, key, state, links, trained_nodes.memory, trained_nodes.before, rows, work)
+        return state, trained_nodes.info | info
 
     evaluated = Evaluated(personal=partial(own_models, nodes))
     return Algorithm(init, step, partial(mean_model, nodes), evaluated=evaluated, metrics=NODE_METRICS)
 
 
 def own_models(nodes: Nodes, state: NodesState, ids: Array) -> PyTree:
-    """The models of these nodes, leaves [len(ids), ...]."""
-    own = engine.steady(lambda rows, like: tree.cast(nodes.models(rows), like))
-    return own(engine.take(state.star.clients, ids)[0], state.star.server)
+    """The models of the nodes `ids`, leaves [len(ids), ...], in the initial model's dtypes."""
+    models_of = engine.steady(lambda rows, like: tree.cast(nodes.models(rows), like))
+    return models_of(engine.take(state.star.clients, ids)[0], state.star.server)
 
 
 def mean_model(nodes: Nodes, state: NodesState) -> PyTree:
-    """The mean of the models of all nodes that do not attack."""
+    """The mean of the models of all nodes that do not attack, in the initial model's dtypes."""
     ids = jnp.arange(nodes.mixing.graph.population_size, dtype=jnp.int32)
     mean = engine.steady(lambda rows, counted, like: tree.cast(mean_over(nodes.models(rows), counted), like))
     return mean(engine.take(state.star.clients, ids)[0], state.tables.get("honest"), state.star.server)

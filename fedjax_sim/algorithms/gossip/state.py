@@ -1,7 +1,7 @@
-"""What all algorithms without a server share: nodes train from their own models, and then mix them.
+"""The parts and states that algorithms without a server share: nodes train their own models, and then mix them.
 
-Models are client memory, one row a node. `collect` trains them, as clients of a cohort of everybody; there is no
-server, and the star's own message is a placeholder where nodes send their models to their neighbours alone.
+Models are in client memory, one row for each node. `collect` trains the nodes as clients of a cohort of everybody.
+There is no server. Where nodes send their models to their neighbours alone, the message of the star is a placeholder.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ NODE_METRICS = (
 
 
 class GossipOptions(ExecutionOptions, total=False):
-    """What nodes run on, whom they wait for, and how a round is carried out."""
+    """The options of the nodes' devices and of waiting, and the execution options; `dpsgd` describes them."""
 
     devices: Annotated[Devices | None, Default(None)]
     barrier: Annotated[str, Default("global")]
@@ -68,35 +68,42 @@ class Nodes(NamedTuple):
     """The parts of a federation without a server."""
 
     star: Star  # the nodes as clients; its server holds the initial model
-    mixing: Mixing
-    timing: NodeTiming
-    models: Callable  # (states [N, ...]) -> their models [N, ...]
-    message: Callable  # (state of one node) -> what it sends to each neighbour, before the transform; for its size
-    attackers: Callable | None  # (key, ids) -> [N] bool, whom means leave out
+    mixing: Mixing  # the mixing matrix of each round
+    timing: NodeTiming  # the nodes' devices
+    models: Callable  # (states [N, ...]) -> the nodes' models [N, ...]
+    message: Callable  # (state of one node) -> its message to each neighbour, before the transform; for its size
+    attackers: Callable | None  # (key, ids) -> [N] bool, the nodes that means leave out; None = nobody attacks
 
 
 class NodesState(NamedTuple):
     """The state between two rounds; models are in `star.clients`."""
 
     star: FederatedState
-    tables: dict[str, Array]  # of the mixing
-    clock: PyTree  # `Clock` of [N]: when each node was done; () where time is not simulated
+    tables: dict[str, Array]  # tables of the mixing, such as neighbours and weights [N, k], and of the nodes
+    clock: PyTree  # `Clock` of [N]: when each node was done with its last round; () where time is not simulated
 
 
 class Trained(NamedTuple):
     """The nodes after their local work, before they mix; leaves [N, ...], by id."""
 
-    memory: PyTree  # client memory, to write the next states into
-    before: PyTree  # the nodes' states
-    after: PyTree  # as before, for nodes that are down or whose result cannot be used
-    sent: PyTree  # what nodes sent, where the star keeps it: {"updates": [N, ...], "weights": [N]} of `kept_by_node`
+    memory: PyTree  # the client memory, into which the next states are written
+    before: PyTree  # the nodes' states before their local work
+    after: PyTree  # their states after it; equal to `before` for nodes that are down or whose result cannot be used
+    # The nodes' messages, where the star's aggregator keeps them: {"updates": [N, ...], "weights": [N]} of
+    # `kept_by_node`
+    sent: PyTree
     arrived: Array  # [N] bool; the result could be used
     info: dict[str, Array]  # of the training
 
 
 def check_average(mixing: Mixing, *, constants: bool = True) -> None:
-    """Raises ValueError for a mixing that moves the average of the nodes, or (`constants`) nodes that agree, and for a
-    graph that falls apart: another point than the mean objective's minimum would be reached.
+    """Raises ValueError for a mixing with which nodes would not reach the minimum of their mean objective.
+
+    A mixing is refused if it changes the average of the nodes' models, or if its graph falls into parts.
+
+    Args:
+      mixing: whose facts are read.
+      constants: True also refuses a mixing that changes models which agree.
 
     Guarantees: tests/algorithms/gossip/test_dpsgd.py::test_what_is_refused.
     """
@@ -121,36 +128,52 @@ def nodes_of(
     barrier: str = "global",
     **execution: Unpack[ExecutionOptions],
 ) -> Nodes:
-    """`Nodes` around a client whose state holds its model."""
+    """Makes the parts of an algorithm without a server, around a client whose state holds its model.
+
+    Args:
+      client: a node's local work, such as one made by `training`.
+      mixing: the mixing matrix of each round.
+      models, message, attackers: as in `Nodes`.
+      aggregator: of the star's messages; None for messages that are placeholders.
+      transform: of these messages; None leaves them as they are.
+      devices, barrier: as in `dpsgd`.
+      execution: options of `Execution`.
+    """
     size = mixing.graph.population_size
-    timing, sampler = NodeTiming.checked(devices, barrier, size), sampling.full(size)
+    timing = NodeTiming.checked(devices, barrier, size)
+    sampler = sampling.full(size)
     rule = aggregation.total() if aggregator is None else aggregator
-    through = identity() if transform is None else transform
-    star = Star(sampler, client, rule, server.replacement(), through, Execution(**execution))
+    message_transform = identity() if transform is None else transform
+    star = Star(sampler, client, rule, server.replacement(), message_transform, Execution(**execution))
     return Nodes(star, mixing, timing, models, message, attackers)
 
 
 def training(local: ClientUpdate, start: Callable, at: Callable, moved: Callable) -> ClientUpdate:
-    """A client that trains from its own state and keeps the result. Its message stands for the update in the check of
-    what can be used, as of any client's: it is the largest magnitude.
+    """Makes a client that trains from its own state and keeps the result.
+
+    Its message is the largest magnitude in its update. The check of usable messages then covers the update, as it does
+    for every client, and the update itself is sent to nobody.
 
     Args:
       local: trains from a model.
-      start: (params) -> a node's state.
-      at: (state) -> the model that it trains from, in the dtypes of the initial one or wider.
+      start: (params) -> a node's state before the first round.
+      at: (state) -> the model from which the node trains, in the dtypes of the initial model or wider.
       moved: (state, update) -> the state after training.
     """
 
-    def apply(key, broadcast, own, data):
-        report, _ = local.apply(key, tree.cast(at(own), broadcast), (), data)
+    def apply(key, broadcast, state, data):
+        report, _ = local.apply(key, tree.cast(at(state), broadcast), (), data)
         peaks = [engine.largest(jnp.abs(x)).astype(jnp.float32) for x in jax.tree.leaves(report.update) if x.size]
-        return report._replace(update=jnp.stack(peaks).max()), moved(own, report.update)
+        return report._replace(update=jnp.stack(peaks).max()), moved(state, report.update)
 
     return local._replace(init=start, apply=apply)
 
 
 def kept_by_node() -> Aggregator:
-    """Each node's message and weight, one row a node; zeros where nothing arrived."""
+    """Makes an aggregator that keeps each node's message and weight, one row for each node.
+
+    Rows from which nothing arrived are zeros.
+    """
 
     def init(update_spec, num_slots):
         return engine.buffer({"updates": update_spec, "weights": jax.ShapeDtypeStruct((), jnp.float32)}, num_slots)
@@ -165,9 +188,14 @@ def kept_by_node() -> Aggregator:
 
 
 def begun(nodes: Nodes, params: PyTree, population: Population) -> NodesState:
-    """The state before the first round.
+    """Makes the state before the first round.
 
-    Raises: ValueError for another number of clients than of nodes.
+    Args:
+      nodes: the parts.
+      params: the model from which all nodes start.
+      population: each client is a node.
+
+    Raises: ValueError where the numbers of clients and of nodes differ.
     """
     if population.size != nodes.mixing.graph.population_size:
         hint = "Each client is a node."

@@ -1,3 +1,3 @@
-"""Federations of federations: devices under edges, edges under a cloud."""
+"""Hierarchical algorithms: a client of a federation is itself a federation, as an edge with its devices is."""
 
 __all__: list[str] = []

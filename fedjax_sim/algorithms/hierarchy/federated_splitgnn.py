@@ -1,4 +1,4 @@
-"""SplitGNN inside of a federation: each client is a group of parties who hold one graph, with a server of its own."""
+"""SplitGNN inside of a federation: each client is a group of parties that hold a graph, with a server of its own."""
 
 from __future__ import annotations
 
@@ -42,10 +42,11 @@ def hierarchical_split_gnn(
     nonfinite: Annotated[Literal["drop", "error"], FromData("nonfinite")] = "drop",
     mesh: Annotated[Mesh | str | None, FromData("mesh")] = "all",
 ) -> Algorithm:
-    """FedAvg whose clients are edges that train by SplitGNN, each with its group of parties.
+    """Makes FedAvg whose clients are edges that train by SplitGNN, each with its group of parties.
 
-    A group of one party is a device whose gateway computes the server's layers. `uplink_bytes`, `clients_reported`, ...
-    are those between edges and cloud, `edge_uplink_bytes`, `edge_boundary_bytes`, ... those inside of the groups.
+    A group of one party is a device whose gateway computes the server's layers. In the info, `uplink_bytes`,
+    `clients_reported`, ... count messages between edges and cloud, `edge_uplink_bytes`, `edge_boundary_bytes`, ...
+    messages inside of the groups.
 
     Args:
       model, client_layers, cut_edges, graph_at, weight_decay, link: as in `split_gnn`. Edges of the graph that join two
@@ -53,10 +54,12 @@ def hierarchical_split_gnn(
       sampler, aggregator, transform, downlink, server_optimizer, nonfinite, mesh: of the cloud, whose clients are the
         edges; as in `hierarchical_fedavg`.
       optimizer: of the whole model, at each edge.
-      edge_rounds, edge_weighting, keep_edges: steps of an edge in a round of the cloud, what it weighs ("examples": its
-        labelled nodes), whether its optimiser goes on: `as_client_update`.
-      group_size: parties of the largest group (`Grouped.group_size`), all of whom take part unless there is an
-        `edge_sampler`, one of as many parties.
+      edge_rounds, edge_weighting, keep_edges: the steps of an edge in a round of the cloud, its weight ("examples": the
+        number of its labelled nodes), and whether its optimiser goes on: `rounds`, `weighting` and `keep` of
+        `as_client_update`.
+      group_size: number of parties in the largest group (`Grouped.group_size`), all of whom take part unless there is
+        an `edge_sampler`.
+      edge_sampler: draws from that number of parties.
 
     Raises: ValueError as `split_gnn` and `as_client_update`, and for samplers with a clock.
 
@@ -69,14 +72,15 @@ def hierarchical_split_gnn(
     >>> from fedjax_sim import models, population, sampling
     >>> data = population.stochastic_blocks(num_clients=4, num_nodes=40, num_classes=2, num_features=3)
     >>> regions, model = population.with_groups(data, num_groups=2).train, models.gcn(3, 2)
-    >>> made = hierarchical_split_gnn(model, sampling.full(2), optax.sgd(0.1), group_size=regions.group_size)
-    >>> state = made.init(jax.random.key(0), model.init(jax.random.key(0))[0], regions)
-    >>> int(made.step(jax.random.key(0), state, regions)[1]["edge_clients_reported"].total())
+    >>> algorithm = hierarchical_split_gnn(model, sampling.full(2), optax.sgd(0.1), group_size=regions.group_size)
+    >>> state = algorithm.init(jax.random.key(0), model.init(jax.random.key(0))[0], regions)
+    >>> int(algorithm.step(jax.random.key(0), state, regions)[1]["edge_clients_reported"].total())
     4
     """
     edge_sampler = sampler_inside(edge_sampler, group_size, "parties")
     options = {"client_layers": client_layers, "cut_edges": cut_edges, "graph_at": graph_at, "link": link}
     edge = split_gnn(model, edge_sampler, optimizer, weight_decay=weight_decay, **options)
+    # `split_gnn` has no option `nonfinite`: the edge takes that of the cloud.
     star = edge.level.star
     star = star._replace(execution=star.execution._replace(nonfinite=nonfinite))
     edge = edge._replace(level=edge.level._replace(star=star))

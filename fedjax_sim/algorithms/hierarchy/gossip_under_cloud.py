@@ -1,4 +1,4 @@
-"""Edges that gossip under a cloud: each trains a model of its own, and mixes it with its neighbours'."""
+"""Edges that gossip under a cloud: each edge trains a model of its own, and mixes it with those of its neighbours."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from fedjax_sim.validate import FromData
 
 __all__ = ["hierarchical_gossip"]
 
-MOST_EDGES = 4096  # whose mixing matrix a compiled program holds
+MOST_EDGES = 4096  # the compiled program holds the whole mixing matrix as a constant
 METRICS = (
     Metric("gossip_bytes", "sent from edge to edge", "bytes"),
     Metric("consensus_distance", "root mean square distance of an edge's model from their mean", pooled="last"),
@@ -38,28 +38,32 @@ def hierarchical_gossip(
     nonfinite: Annotated[Literal["drop", "error"], FromData("nonfinite")] = "drop",
     mesh: Annotated[Mesh | str | None, FromData("mesh")] = "all",
 ) -> Algorithm:
-    """Edges make rounds of their own, mix their models over a graph, and now and then a cloud averages them.
+    """Makes edges train with their own clients and mix their models over a graph, while a cloud averages them at times.
 
-    With y_g the model of edge g after its kappa rounds from x_g, and n_g the weights that its clients reported, a round
-    is x_g <- sum_h W_gh y_h; in every `cloud_every`-th one then x_g <- sum_h n_h x_h / sum_h n_h.
+    Let y_g be the model of edge g after its kappa rounds from x_g, and n_g the sum of the weights that its clients
+    reported. A round is x_g <- sum_h W_gh y_h. In every `cloud_every`-th round the cloud then sets
+    x_g <- sum_h n_h x_h / sum_h n_h.
 
     Args:
-      edge: the parts inside of each edge, as for `as_client_update`; its clients are the groups of the population.
-      mixing: W [G, G], numbers in [0, 1] whose rows and columns sum to 1; W_gh > 0 lets h send its model to g. Without
-        a cloud, it connects all edges.
-      edge_rounds: kappa. cloud_every: rounds between two averages of the cloud; None: there is no cloud.
+      edge: the parts inside of each edge, as for `as_client_update`. The groups of the population are the clients of
+        the edges.
+      mixing: W [G, G], numbers in [0, 1] whose rows and columns sum to 1. Edge h sends its model to edge g where
+        W_gh > 0. Without a cloud, W must connect all edges.
+      edge_rounds: kappa, the rounds inside of an edge between two mixing steps.
+      cloud_every: rounds between two averages of the cloud; None: there is no cloud.
       nonfinite, mesh: as for `federated`; devices share out edges.
 
-    Returns: an Algorithm. `params` is the plain mean of the edges' models, which are its clients' states. Info holds
-    `gossip_bytes`, `consensus_distance`, `uplink_bytes` and `downlink_bytes` of the cloud, and the edges' counts. An
-    edge without a usable message mixes the model that it has; where a model is not finite afterwards the round is
-    skipped. Its parts are unknown, so no epsilon is stated.
+    Returns: an Algorithm. `params` is the plain mean of the edges' models, which are its clients' states. Its info
+    holds `gossip_bytes`, `consensus_distance`, `uplink_bytes` and `downlink_bytes` of the cloud, and the edges' counts.
+    An edge without a usable message mixes the model that it has. If a model is not finite afterwards, the round is
+    skipped. The algorithm states no parts, so no epsilon is stated.
 
-    Raises: ValueError for another matrix, and what `as_client_update` raises.
+    Raises: ValueError for a matrix that is not as above, and the errors of `as_client_update`.
 
-    Guarantees: NumPy's on a ring (tests/algorithms/hierarchy/test_gossip_under_cloud.py::test_a_ring_under_a_cloud); a
-    cloud in each round is HierFAVG, and a matrix of 1/G its equally weighed form (::test_special_cases); a round that
-    overflows changes nothing, and is counted (::test_a_round_that_overflows).
+    Guarantees: the models are those of NumPy on a ring
+    (tests/algorithms/hierarchy/test_gossip_under_cloud.py::test_a_ring_under_a_cloud); a cloud in each round is
+    HierFAVG, and a matrix of 1/G its form with equal weights (::test_special_cases); a round that overflows changes
+    nothing, and is counted (::test_a_round_that_overflows).
 
     References: Castiglia, Das and Patterson 2021 (multi-level local SGD), algorithm 1.
     """
@@ -74,18 +78,21 @@ def hierarchical_gossip(
         validate.fail("mixing", "columns that sum to 1", matrix.sum(0).tolist(), hint)
     if cloud_every is None:
         receivers, senders = np.nonzero(matrix)
-        others = receivers != senders
-        check_connected("mixing", from_edges(size, np.stack([senders, receivers], 1)[others], directed=True))
+        is_link = receivers != senders
+        check_connected("mixing", from_edges(size, np.stack([senders, receivers], 1)[is_link], directed=True))
     else:
         validate.integer("cloud_every", cloud_every)
-    links = int(np.count_nonzero(matrix) - np.count_nonzero(np.diag(matrix)))
+    num_links = int(np.count_nonzero(matrix) - np.count_nonzero(np.diag(matrix)))
     columns = matrix.T.astype(np.float32)
     inside = as_client_update(edge, edge_rounds)
 
-    def apply(key, broadcast, own, group):
-        return inside.apply(key, own, (), group)[0], own
+    def apply(key, broadcast, own_model, group):
+        # An edge starts from its own model, and its state stays: the new models are written after the mixing.
+        report, _ = inside.apply(key, own_model, (), group)
+        return report, own_model
 
-    def by_edge(key, updates, weights, ids):  # rows without a message are zero: added anywhere they change nothing
+    def by_edge(key, updates, weights, ids):
+        # Rows without a message are zero, whatever their id: added anywhere they change nothing.
         return jax.tree.map(lambda x: jnp.zeros_like(x).at[ids].add(x), (updates, weights))
 
     nodes = inside._replace(init=lambda params, group: params, apply=apply)
@@ -94,31 +101,34 @@ def hierarchical_gossip(
     star = Star(sampling.full(size), nodes, rule, server.replacement(), transform.identity(), execution)
 
     def mixed(before: PyTree, sent: tuple[PyTree, Array], number: Array) -> tuple[PyTree, Array, Array, Array]:
+        """The models after a round, whether they are finite, whether the cloud averaged, the consensus distance."""
         updates, weights = sent
-        models = _combined(jax.tree.map(lambda x, u: x + u.astype(x.dtype), before, updates), columns)
-        total = weights.sum()
-        clouded = (total > 0) & (number % (cloud_every or 1) == 0) & (cloud_every is not None)
-        shares = (weights / jnp.where(total > 0, total, 1))[:, None]
+        trained_models = jax.tree.map(lambda x, u: x + u.astype(x.dtype), before, updates)
+        models = _combined(trained_models, columns)
+        total_weight = weights.sum()
+        cloud_averages = (total_weight > 0) & (number % (cloud_every or 1) == 0) & (cloud_every is not None)
+        shares = (weights / jnp.where(total_weight > 0, total_weight, 1))[:, None]
         average = _combined(models, jnp.broadcast_to(shares, (size, size)))
-        models = tree.where(clouded, average, models)
-        fit = tree.all_finite(models)
-        models = tree.where(fit, models, before)
-        away = tree.subtract(models, jax.tree.map(lambda x: jnp.broadcast_to(x.mean(0), x.shape), models))
-        return models, fit, clouded, optax.tree.norm(away) / np.float32(np.sqrt(size))
+        models = tree.where(cloud_averages, average, models)
+        is_finite = tree.all_finite(models)
+        models = tree.where(is_finite, models, before)
+        differences = tree.subtract(models, jax.tree.map(lambda x: jnp.broadcast_to(x.mean(0), x.shape), models))
+        return models, is_finite, cloud_averages, optax.tree.norm(differences) / np.float32(np.sqrt(size))
 
     def step(key, state, population):
         cohort, _ = invite(star, key, state)
         gathered = collect(star, key, cohort, state, population)
-        found = aggregate(star, key, cohort, gathered, state)
+        aggregated = aggregate(star, key, cohort, gathered, state)
         models, memory = engine.take(state.clients, jnp.arange(size, dtype=jnp.int32))
-        models, fit, clouded, distance = engine.steady(mixed)(models, found.update, state.round + 1)
-        own = {name: Count(jnp.ones((), jnp.int32), two_words(x)) for name, x in gathered.counts.items()}
-        up, down = (Count.of(jnp.where(clouded, size, 0), -(-wire.bits // 8)) for wire in (gathered.up, gathered.down))
-        info = {name: engine.divide(mean.total, mean.weight) for name, mean in found.means.items()}
-        info |= {"skipped_rounds": (~fit).astype(jnp.int32)}
-        info |= {"clients_reported": gathered.num_arrived, "uplink_bytes": up, "downlink_bytes": down}
-        info |= {"gossip_bytes": Count.of(jnp.int32(links), -(-gathered.up.bits // 8)), "consensus_distance": distance}
-        info |= own | unusable(star, cohort, gathered.dropped, gathered.num_dropped)
+        models, is_finite, cloud_averages, distance = engine.steady(mixed)(models, aggregated.update, state.round + 1)
+        edge_counts = {name: Count(jnp.ones((), jnp.int32), two_words(x)) for name, x in gathered.counts.items()}
+        up_bytes, down_bytes = (-(-wire.bits // 8) for wire in (gathered.up, gathered.down))
+        uplink, downlink = (Count.of(jnp.where(cloud_averages, size, 0), x) for x in (up_bytes, down_bytes))
+        info = {name: engine.divide(mean.total, mean.weight) for name, mean in aggregated.means.items()}
+        info |= {"skipped_rounds": (~is_finite).astype(jnp.int32)}
+        info |= {"clients_reported": gathered.num_arrived, "uplink_bytes": uplink, "downlink_bytes": downlink}
+        info |= {"gossip_bytes": Count.of(jnp.int32(num_links), up_bytes), "consensus_distance": distance}
+        info |= edge_counts | unusable(star, cohort, gathered.dropped, gathered.num_dropped)
         clients = engine.put(memory, cohort.ids, models, jnp.ones(size, bool))
         return state._replace(round=state.round + 1, clients=clients), info
 
@@ -130,12 +140,15 @@ def hierarchical_gossip(
 
 
 def _combined(models: PyTree, columns: ArrayLike) -> PyTree:
-    """sum_h columns[h, g] x_h for each g: neighbour by neighbour, so that no device adds in another order.
+    """Combines models linearly: the result for each g is sum_h columns[h, g] x_h.
 
     Args:
-      models: leaves [G, ...]. columns: [G, G].
+      models: x, leaves [G, ...].
+      columns: [G, G].
     """
 
+    # A product of matrices may be split in another way on other devices. Here models are added one after the other, in
+    # the same order everywhere.
     def add(total, row):
         model, column = row
         return jax.tree.map(lambda t, x: t + jnp.tensordot(column, x.astype(t.dtype), 0), total, model), None
@@ -147,4 +160,5 @@ def _combined(models: PyTree, columns: ArrayLike) -> PyTree:
 
 @engine.steady
 def _plain_mean(models: PyTree) -> PyTree:
+    """The mean of the edges' models, all with the same weight."""
     return jax.tree.map(lambda x: x.mean(0), models)

@@ -1,6 +1,7 @@
-"""Hierarchies: a federation, seen from above, is a client. Devices train under edges, and edges under a cloud.
+"""HierFAVG: devices train under edges, and edges under a cloud. Seen from the cloud, an edge is a client.
 
-With n_e examples under edge e, n all of them, and w_e the model of edge e after its kappa rounds, a cloud round is
+Let n_e be the number of examples under edge e, n their sum, and w_e the model of edge e after its kappa rounds. A round
+of the cloud is
 
     w <- w + sum_e (n_e / n) (w_e - w).
 """
@@ -48,7 +49,7 @@ from fedjax_sim.validate import FromData, LossFn
 __all__ = ["as_client_update", "hierarchical_fedavg", "sampler_inside"]
 
 WEIGHTINGS = (None, "examples", "uniform")
-WEIGHT = "weight inside"  # a metric of clients, which nobody above sees
+WEIGHT = "weight inside"  # the name of a metric that sums the clients' weights; it stays inside of the level
 
 
 def as_client_update(
@@ -60,60 +61,66 @@ def as_client_update(
     keep: bool = False,
     devices: Devices | None = None,
 ) -> ClientUpdate:
-    """A federation as one client: it makes `rounds` rounds of its own, and sends how far its model moved.
+    """Makes one client of a whole federation: the client makes `rounds` rounds of its own and sends the model's change.
 
-    Its clients are a group of the population (`population.grouped`). It may be a client of a federation that is a
-    client again, so levels nest. Inside, a sampler draws places in the group, some of which are empty in groups that
-    are not the largest, and clients' keys follow from the group's id and their places. The aggregator, with attackers
-    and what it remembers of clients, knows clients by their own ids in the whole population.
+    The clients inside are a group of the population (`population.grouped`). The new client may itself be inside of a
+    federation that is a client, so levels nest. Inside, a sampler draws places of the group, of which some are empty in
+    groups that are not the largest. The keys of clients follow from the group's id and their places. The aggregator,
+    its attackers and its memory of clients use the clients' ids in the whole population.
 
     Args:
-      federation: the one inside: an algorithm such as `fedavg(...)` or `split_gnn(...)`, or its parts; its `mesh` is
-        not used: devices share out edges. With `nonfinite="error"` a message inside that is not finite makes this
-        client's own so.
-      rounds: kappa, of its own for each one above.
-      name: of this level; statements of privacy call a federation so. "edge" tells `edge_uplink_bytes`,
-        `edge_clients_reported`, ... in info, summed exactly over those that send a message, used or not (too late for a
-        deadline above, lost in a secure sum); nothing of one that is stopped at its work
+      federation: the federation inside: an algorithm such as `fedavg(...)` or `split_gnn(...)`, or its parts. Its
+        `mesh` is not used, because devices share out edges. With `nonfinite="error"`, a message inside that is not
+        finite makes the message of this client not finite.
+      rounds: kappa, the rounds inside for each round above.
+      name: of this level, also in statements of privacy. With the name "edge" the info has `edge_uplink_bytes`,
+        `edge_clients_reported`, ... These are summed exactly over the edges that send a message, used or not: a message
+        may be too late for a deadline above, or lost in a secure sum. Nothing is counted of an edge that is stopped at
+        its work
         (tests/algorithms/hierarchy/test_hierfavg.py::test_an_edge_too_late_for_a_deadline,
         ::test_late_edges_of_a_region, ::test_edges_that_leave_a_secure_sum).
-      weighting: "examples": the weights that its clients reported, summed, as a mean over its rounds: n_e where all
-        take part; "uniform": 1; None: as "examples", if the aggregator above takes weights. A round inside that was
-        skipped counts for nothing; without any there is no message.
-      keep: whether sampler, optimiser, memories and clients' states go on in the next round above, from the model that
-        is then broadcast; else all begin anew.
-      devices: what all clients inside run on, by their ids in the whole population, where a clock above has rounds take
-        time: a round inside lasts as long as the slowest of its cohort, and `rounds` of them follow one another. Where
-        the clients inside are federations, it is what these have for the way to the level above them, and they state
-        the devices inside of them. The joules of all are those of this client.
+      weighting: the weight of this client. "examples": the sum of the weights that its clients reported, as a mean over
+        its rounds; that is n_e where all take part. "uniform": 1. None: as "examples", if the aggregator above takes
+        weights. A round inside that was skipped counts for nothing; if all were skipped there is no message.
+      keep: True: sampler, optimiser, memories and clients' states go on in the next round above, from the model that is
+        then broadcast. False: all begin anew.
+      devices: of all clients inside, by their ids in the whole population, for a clock above. A round inside lasts as
+        long as the slowest client of its cohort, and `rounds` of them follow one another. Where the clients inside are
+        federations, these devices are their links to the level above, and they state the devices inside of them. The
+        joules of all clients inside are joules of this client.
 
     Returns: a ClientUpdate whose `federation` is the star of these parts.
 
-    Raises: ValueError for parts that do not fit, or are not a whole algorithm (`Star.complete`: Mime has a pass more);
-    for a server that does not say how it goes on from another model (`ServerUpdate.moved`: SCAFFOLD's is more than a
-    model); for an aggregator made for one population's weights; in groups of unequal size for a sampler with a state (a
-    cohort of empty places would be drawn again) or a limit of reports (empty places would count); and, without `keep`,
-    for a state of sampler, clients, transform or aggregator that would be lost. An optimiser's begins anew. With
-    `devices` also as `inner_time.time_inside`, and for an algorithm whose rounds inside are not those of its parts.
+    Raises: ValueError
+      for parts that do not fit, or are not a whole algorithm (`Star.complete`: Mime has one more pass);
+      for a server that does not say how it goes on from another model (`ServerUpdate.moved`: SCAFFOLD's state is more
+      than a model);
+      for an aggregator made for one population's weights;
+      in groups of unequal size for a sampler with a state (a cohort of empty places would be drawn again) or a limit of
+      reports (empty places would count);
+      and, without `keep`, for a state of sampler, clients, transform or aggregator that would be lost (an optimiser's
+      state begins anew).
+    With `devices` it also raises the errors of `inner_time.time_inside`, and ValueError for an algorithm whose rounds
+    inside are not those of its parts.
 
-    Guarantees: one round, weighed by examples, under a mean is flat FedAvg, and not if weighed equally
+    Guarantees: one round, weighted by examples, under a mean is flat FedAvg, and not if weighted equally
     (tests/algorithms/hierarchy/test_hierfavg.py::test_one_edge_round_is_flat); more rounds meet a closed form
-    (::test_fixed_points); a group without messages sends none, and the model keeps its bits (::test_empty_groups), nor
-    does one whose rounds were skipped (::test_skipped_rounds_weigh_nothing); what is kept goes on
-    (::test_momentum_at_the_edge); what an edge would lose is refused (::test_what_an_edge_would_lose). To a clock above
-    its rounds take the time of the cohorts that it draws, examples or not (::test_time_of_an_empty_group,
-    tests/round/test_inner_time.py::test_rounds_inside_by_hand).
+    (::test_fixed_points); a group without messages sends none, and the model keeps its bits (::test_empty_groups); nor
+    does a group whose rounds were skipped send any (::test_skipped_rounds_weigh_nothing); kept states go on
+    (::test_momentum_at_the_edge); states that an edge would lose are refused (::test_what_an_edge_would_lose). For a
+    clock above, its rounds take the time of the cohorts that it draws, with examples or without
+    (::test_time_of_an_empty_group, tests/round/test_inner_time.py::test_rounds_inside_by_hand).
 
     References: Liu, Zhang, Song and Letaief 2020 (HierFAVG), algorithm 1.
     """
     level = _level_of(federation)
-    _check(level.star, rounds, name, weighting, keep)
+    _check_options(level.star, rounds, name, weighting, keep)
     star = level.star
     if devices is not None and isinstance(federation, Algorithm) and federation.level is not None:
         hint = "Its rounds are more than invite, collect and close, and their time is not known: leave devices out."
         validate.fail("federation", "the parts of a whole algorithm, for rounds that take time", "another", hint)
 
-    def initial(params: PyTree, group: Population) -> PyTree:
+    def init(params: PyTree, group: Population) -> PyTree:
         if getattr(group, "ragged", False) and remembers(star.sampler):
             hint = "A cohort of empty places would be drawn again and again. Take uniform, poisson or full."
             validate.fail("sampler", "one without a state in groups of unequal size", "one with a state", hint)
@@ -127,23 +134,29 @@ def as_client_update(
             _check_nothing_is_lost(state)
         return state
 
-    def apply(key, broadcast, own, group):
+    def apply(key, broadcast, own_state, group):
+        # The edge goes on from the broadcast model, with its own states or with new ones.
         if keep:
-            start = own._replace(server=star.server.moved(own.server, broadcast))
+            start = own_state._replace(server=star.server.moved(own_state.server, broadcast))
         else:
-            start = initial(broadcast, group)
+            start = init(broadcast, group)
 
         def step(state, t):
+            # `inner_time.time_inside` derives the same key, to price the cohorts that are drawn here.
             state, inside = level.step(jax.random.fold_in(stream(key, "inside"), t), state, group)
             return state, told(inside, name)
 
-        end, rows = jax.lax.scan(step, start, jnp.arange(rounds))
+        end, reports = jax.lax.scan(step, start, jnp.arange(rounds))
         update = tree.subtract(star.server.params(end.server), broadcast)
-        means, counts, (weight, used) = summed_over_rounds(rows)
-        weight = (used > 0).astype(jnp.float32) if weighting == "uniform" else weight / rounds
+        means, counts, (total_weight, num_used) = summed_over_rounds(reports)
+        if weighting == "uniform":
+            weight = (num_used > 0).astype(jnp.float32)
+        else:
+            weight = total_weight / rounds
         if star.execution.nonfinite == "error":
-            weight = jnp.where(rows.broken.any(), jnp.nan, weight)
-        return Report(update, weight, means, counts), end if keep else own
+            # A weight of NaN makes this client's message unusable, so that the level above applies its own `nonfinite`.
+            weight = jnp.where(reports.broken.any(), jnp.nan, weight)
+        return Report(update, weight, means, counts), end if keep else own_state
 
     facts = ClientFacts(
         uniform_weights=weighting == "uniform",
@@ -152,7 +165,7 @@ def as_client_update(
         level=name,
     )
     return ClientUpdate(
-        init=initial if keep else lambda params, group: (),
+        init=init if keep else lambda params, group: (),
         apply=apply,
         facts=facts,
         federation=on_one_device(star),
@@ -161,22 +174,22 @@ def as_client_update(
 
 
 def _level_of(federation: Star | Algorithm) -> Level:
-    """What a hierarchy needs of a federation: stated by the algorithm, or made of the parts of a whole one."""
+    """The form of a federation that a hierarchy needs, stated by the algorithm or made of the parts of a star."""
     if isinstance(federation, Algorithm):
         if federation.level is not None:
             return federation.level
         federation = federation.parts
     validate.part("star", federation, Star)
     _check_whole(federation)
-    inner = on_one_device(federation._replace(client=_weighed(federation.client)))
+    inner = on_one_device(federation._replace(client=_with_weight_metric(federation.client)))
 
     def step(key: Array, state: FederatedState, group: Population) -> tuple[FederatedState, Inside]:
         star = inner._replace(aggregator=by_own_ids(inner.aggregator, group))
-        cohort, sampler = invite(star, key, state)
-        cohort = existing(cohort, group)
+        cohort, sampler_state = invite(star, key, state)
+        cohort = existing(cohort, group)  # without the empty places of the group
         gathered = collect(star, key, cohort, state, group)
-        state, info = close(star, key, cohort, gathered, state._replace(sampler=sampler))
-        means = exact_sums.total(gathered.means)[0]
+        state, info = close(star, key, cohort, gathered, state._replace(sampler=sampler_state))
+        means, _ = exact_sums.total(gathered.means)
         weight = means.pop(WEIGHT).total
         info = {name: x for name, x in info.items() if name.removeprefix("client_") != WEIGHT}
         return state, Inside(info, means, gathered.counts, weight, info["dropped_clients"] > 0)
@@ -203,25 +216,30 @@ def hierarchical_fedavg(
     server_optimizer: optax.GradientTransformation | None = None,
     **options: Unpack[AveragingOptions],
 ) -> Algorithm:
-    """HierFAVG: edges make rounds of FedAvg over their groups of clients, and the cloud averages the edges' models.
+    """Makes HierFAVG: edges make rounds of FedAvg over their groups of clients, and a cloud averages the edges' models.
 
-    `clients_reported`, `uplink_bytes`, ... are those between edges and cloud, `edge_clients_reported`,
-    `edge_uplink_bytes`, ... those between clients and edges.
+    In the info, `clients_reported`, `uplink_bytes`, ... count messages between edges and cloud,
+    `edge_clients_reported`, `edge_uplink_bytes`, ... messages between clients and edges.
 
     Args:
+      loss_fn: as in `client.local_sgd`.
       sampler, aggregator, transform, downlink, server_optimizer: of the cloud, whose clients are the edges.
-      optimizer: the clients'; `num_steps`, `num_epochs`, `batch_size`, `weighting`, `shuffle` as in `client.work`.
-      edge_rounds, edge_weighting, keep_edges: kappa, what an edge weighs, whether it remembers: `as_client_update`.
-      group_size: clients in the largest group (`Grouped.group_size`), all of whom take part unless there is an
-        `edge_sampler`, one of as many clients.
-      edge_aggregator, edge_transform, edge_optimizer: as the cloud's; `aggregation.mean()`, none, SGD with rate 1.
-      edge_devices: what all clients run on, for a sampler with a clock, whose own devices are then the edges' links to
-        the cloud; see `as_client_update`. In a config, where [devices] has the edges' links, the clients have as many
-        of the same kind, unless [algorithm.edge_devices] is there.
+      optimizer: the clients' optimizer; `num_steps`, `num_epochs`, `batch_size`, `weighting`, `shuffle` as in
+        `client.work`.
+      edge_rounds, edge_weighting, keep_edges: kappa, the weight of an edge, and whether its states are kept: `rounds`,
+        `weighting` and `keep` of `as_client_update`.
+      group_size: number of clients in the largest group (`Grouped.group_size`), all of whom take part unless there is
+        an `edge_sampler`.
+      edge_sampler: draws from that number of clients.
+      edge_aggregator, edge_transform, edge_optimizer: as the cloud's; by default `aggregation.mean()`, no transform,
+        and SGD with rate 1.
+      edge_devices: of all clients, for a sampler with a clock, whose own devices are then the edges' links to the
+        cloud; see `as_client_update`. In a config the table [devices] describes the edges' links, and the clients have
+        devices of the same kind unless there is a table [algorithm.edge_devices].
       plan: of the clients inside of an edge; edges follow one another, or are shared out over devices.
 
-    Guarantees: NumPy's, with momentum at both levels (tests/algorithms/hierarchy/test_hierfavg.py::test_the_recipe);
-    and those of `as_client_update`.
+    Guarantees: the models are those of NumPy, with momentum at both levels
+    (tests/algorithms/hierarchy/test_hierfavg.py::test_the_recipe); and the guarantees of `as_client_update`.
 
     References: Liu, Zhang, Song and Letaief 2020 (HierFAVG), algorithm 1.
 
@@ -230,18 +248,18 @@ def hierarchical_fedavg(
     >>> devices = population.quadratic_population([1.0] * 5, [0.0, 0.0, 1.0, 1.0, 1.0])
     >>> edges = population.grouped(devices, [0, 0, 1, 1, 1])
     >>> options = {"group_size": edges.group_size, "num_steps": 1, "edge_rounds": 2}
-    >>> made = hierarchical_fedavg(population.quadratic_loss, sampling.full(2), optax.sgd(0.5), **options)
-    >>> state = made.init(jax.random.key(0), {"w": jnp.zeros(1)}, edges)
-    >>> state, info = made.step(jax.random.key(0), state, edges)
-    >>> made.params(state)["w"].tolist()  # 2/5 of 0 and 3/5 of 0.75
+    >>> algorithm = hierarchical_fedavg(population.quadratic_loss, sampling.full(2), optax.sgd(0.5), **options)
+    >>> state = algorithm.init(jax.random.key(0), {"w": jnp.zeros(1)}, edges)
+    >>> state, info = algorithm.step(jax.random.key(0), state, edges)
+    >>> algorithm.params(state)["w"].tolist()  # 2/5 of 0 and 3/5 of 0.75
     [0.45000001788139343]
-    >>> int(info["clients_reported"]), info["edge_clients_reported"].total()  # of one round, and of two
+    >>> int(info["clients_reported"]), info["edge_clients_reported"].total()  # 2 edges; 5 clients in each of 2 rounds
     (2, 10)
     """
     edge_sampler = sampler_inside(edge_sampler, group_size, "clients")
-    inside = {"aggregator": edge_aggregator, "transform": edge_transform, "server_optimizer": edge_optimizer}
-    edge_options, cloud_options = _of_each_level(options)
-    edge = fedavg(loss_fn, edge_sampler, optimizer, **inside, **edge_options).parts
+    edge_parts = {"aggregator": edge_aggregator, "transform": edge_transform, "server_optimizer": edge_optimizer}
+    edge_options, cloud_options = _options_by_level(options)
+    edge = fedavg(loss_fn, edge_sampler, optimizer, **edge_parts, **edge_options).parts
     if edge_devices is not None and sampler.devices is None:
         hint = "Put with_clock around the cloud's sampler; or leave edge_devices out."
         validate.fail("edge_devices", "None without a clock", "devices", hint)
@@ -252,18 +270,23 @@ def hierarchical_fedavg(
     return federated(sampler, work, rule, step, **cloud_options)
 
 
-def _of_each_level(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The options of the rounds inside of an edge, and those of the cloud's rounds."""
-    of_cloud = {"aggregator", "transform", "downlink", "mesh"}
-    edge = {name: value for name, value in options.items() if name not in of_cloud}
-    cloud = {name: value for name, value in options.items() if name in of_cloud or name == "nonfinite"}
+def _options_by_level(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The options of the rounds inside of an edge, and those of the cloud's rounds; `nonfinite` is for both."""
+    cloud_names = {"aggregator", "transform", "downlink", "mesh"}
+    edge = {name: value for name, value in options.items() if name not in cloud_names}
+    cloud = {name: value for name, value in options.items() if name in cloud_names or name == "nonfinite"}
     return edge, cloud
 
 
 def sampler_inside(edge_sampler: Sampler | None, group_size: int | None, members: str) -> Sampler:
-    """The sampler of an edge: the given one, or everybody in the largest group.
+    """The sampler of an edge: `edge_sampler`, or everybody in the largest group where it is None.
 
-    Raises: ValueError, TypeError without either, and for a sampler of groups of another size.
+    Args:
+      edge_sampler: draws from the places of the largest group.
+      group_size: number of places in the largest group.
+      members: the word for the clients of a group in errors, such as "clients" or "parties".
+
+    Raises: ValueError, TypeError where both are None, and where the sampler is for groups of another size.
     """
     if edge_sampler is None:
         hint = f"Group the {members}: population.grouped, or [data.with_groups] in a config; or give an edge_sampler."
@@ -271,14 +294,15 @@ def sampler_inside(edge_sampler: Sampler | None, group_size: int | None, members
             validate.fail("group_size", f"the {members} of the largest group", None, hint)
         return sampling.full(group_size)
     validate.part("edge_sampler", edge_sampler, Sampler)
-    places = edge_sampler.design.population_size
-    if group_size not in (None, places):
+    num_places = edge_sampler.design.population_size
+    if group_size not in (None, num_places):
         hint = "Leave it out: the edge_sampler knows how many it draws from."
-        validate.fail("group_size", f"None or {places}, as of the edge_sampler", group_size, hint)
+        validate.fail("group_size", f"None or {num_places}, as of the edge_sampler", group_size, hint)
     return edge_sampler
 
 
-def _check(star: Star, rounds: int, name: str, weighting: str | None, keep: bool) -> None:
+def _check_options(star: Star, rounds: int, name: str, weighting: str | None, keep: bool) -> None:
+    """Raises ValueError, TypeError for options of `as_client_update` that are out of range or do not fit the star."""
     validate.integer("rounds", rounds)
     validate.one_of("weighting", weighting, WEIGHTINGS)
     validate.truth("keep", keep)
@@ -296,11 +320,12 @@ def _check(star: Star, rounds: int, name: str, weighting: str | None, keep: bool
 
 
 def on_one_device(star: Star) -> Star:
-    """The star whose cohorts are not split over devices: those of the level above are."""
+    """The star without a mesh: cohorts inside are not split over devices, because cohorts of the level above are."""
     return star._replace(execution=star.execution._replace(mesh=None))
 
 
 def _check_whole(star: Star) -> None:
+    """Raises ValueError for parts that are not a whole algorithm, or that cannot be inside of a hierarchy."""
     if star.complete is not True:
         hint = "Its rounds are more than invite, collect and close: take parts of `federated`, which say `complete`."
         validate.fail("star", "the parts of a whole algorithm (`Star.complete`)", "parts without the rest", hint)
@@ -317,17 +342,18 @@ def _check_whole(star: Star) -> None:
 
 
 def _check_nothing_is_lost(state: PyTree) -> None:
+    """Raises ValueError for a federation whose parts have states that must not begin anew in each round above."""
     if not isinstance(state, FederatedState):
         return
-    kept = {"client": state.clients, "transform": (state.memory, state.transform), "aggregator": state.aggregator}
-    for name, own in kept.items():
-        if jax.tree.leaves(own):
+    states = {"client": state.clients, "transform": (state.memory, state.transform), "aggregator": state.aggregator}
+    for name, part_state in states.items():
+        if jax.tree.leaves(part_state):
             hint = "It would begin anew in each round above. Pass keep=True (keep_edges)."
             validate.fail(name, "one without a state inside of an edge that keeps nothing", "one with a state", hint)
 
 
-def _weighed(client: ClientUpdate) -> ClientUpdate:
-    """The same client, whose weight is a metric too, so that the weights that arrived add up exactly."""
+def _with_weight_metric(client: ClientUpdate) -> ClientUpdate:
+    """Makes a client report its weight as a metric too: metrics are summed exactly over the messages that arrived."""
 
     def apply(*args):
         report, state = client.apply(*args)

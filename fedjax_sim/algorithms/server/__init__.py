@@ -1,3 +1,3 @@
-"""FedAvg and its family: one server, one model, synchronous rounds."""
+"""FedAvg and related algorithms: one server and one model, in synchronous rounds."""
 
 __all__: list[str] = []

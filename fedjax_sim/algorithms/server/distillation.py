@@ -1,4 +1,4 @@
-"""Federated and centralised: training that begins at a model of the server's, and ensembles distilled at the server."""
+"""Algorithms that also train at the server: on its own examples before the first round, or by distillation (FedDF)."""
 
 from __future__ import annotations
 
@@ -23,26 +23,26 @@ __all__ = ["feddf", "pretrained"]
 
 
 class FedDFOptions(client.LocalOptions, MessageOptions, total=False):
-    """Those of other algorithms around a server without `downlink`: the server holds models that it has not sent."""
+    """The options of `client.work` and `federated`, but no `downlink`: the server holds models that it has not sent."""
 
 
 @validate.named_arguments
 def pretrained(algorithm: Algorithm, work: ClientUpdate, data: ClientData) -> Algorithm:
-    """The algorithm, from a model that is first trained on the server's own examples.
+    """Makes an algorithm start from a model that is first trained on the server's own examples.
 
     Args:
-      algorithm: any.
+      algorithm: any algorithm.
       work: the training before the first round, as of one client, such as `client.local_sgd`; without state or noise.
       data: the server's examples, leaves [n, ...], and their mask.
 
     Returns: the Algorithm with another `init`.
 
     Raises: ValueError, TypeError for other parts, and for examples that are not finite; FloatingPointError in `init`
-    where the training ends at a model that is not.
+    where the training ends at a model that is not finite.
 
     Guarantees: the rounds are those from the trained model, bit for bit
-    (tests/algorithms/server/test_distillation.py::test_pretrained); what diverges stops there
-    (::test_pretraining_that_diverges).
+    (tests/algorithms/server/test_distillation.py::test_pretrained); a training that diverges stops before the first
+    round (::test_pretraining_that_diverges).
     """
     validate.part("algorithm", algorithm, Algorithm)
     data = own_examples(work, data)
@@ -50,13 +50,14 @@ def pretrained(algorithm: Algorithm, work: ClientUpdate, data: ClientData) -> Al
     def init(key, params, population):
         report, _ = work.apply(stream(key, "pretraining"), params, work.init(params), data)
         start = jax.tree.map(lambda x, u: (x + u).astype(x.dtype), params, report.update)
-        fit = tree.all_finite(start)
-        if not isinstance(fit, jax.core.Tracer) and not fit:
+        is_finite = tree.all_finite(start)
+        # A traced value cannot be checked; a program that traces `init` gets the model as it is.
+        if not isinstance(is_finite, jax.core.Tracer) and not is_finite:
             hint = "Its training on the server's examples diverged: take a smaller rate, or fewer steps."
             validate.fail("work", "training that ends at a finite model", "NaN or infinity", hint, FloatingPointError)
         return algorithm.init(key, start, population)
 
-    parts = algorithm.parts and algorithm.parts._replace(complete=False)
+    parts = algorithm.parts and algorithm.parts._replace(complete=False)  # they do not hold the training before
     return algorithm._replace(init=init, parts=parts)
 
 
@@ -74,20 +75,26 @@ def feddf(
     temperature: float = 1.0,
     **options: Unpack[FedDFOptions],
 ) -> Algorithm:
-    """FedAvg whose mean is then taught by the ensemble of the clients' models, on unlabelled public examples.
+    """Makes FedDF: FedAvg whose mean model is then trained to imitate the ensemble of the clients' models.
 
-    The teacher's logits are the mean of those of all models that arrived, each weighed alike; the student starts from
-    the clients' mean and takes steps on their divergence (`models.distillation`). The server holds m models.
+    The training uses unlabelled public examples at the server. The teacher's logits are the mean of the logits of all
+    models that arrived, with equal weights. The student starts from the clients' mean model and takes steps on the
+    divergence of its own logits from the teacher's (`models.distillation`). The server holds m models.
 
     Args:
-      model: a classifier without state; `loss_fn` is the clients' own loss of it.
-      optimizer: the clients'; `num_steps`, `num_epochs`, `batch_size`, `weighting`, `shuffle` as in `client.work`.
+      model: a classifier without state.
+      loss_fn: the clients' loss of that model.
+      sampler: draws the cohorts.
+      optimizer: the clients' optimizer; `num_steps`, `num_epochs`, `batch_size`, `weighting`, `shuffle` as in
+        `client.work`.
       public: examples {"x": [n, ...]} at the server, and their mask.
-      distill_optimizer, distill_steps, distill_batch_size: of the student in each round.
-      transform: of the updates; one that sends numbers, not integers.
+      distill_optimizer, distill_steps, distill_batch_size: of the student's training in each round.
+      temperature: > 0, by which all logits are divided in the divergence.
+      transform: of the updates; it must send numbers, not integers.
 
-    Guarantees: NumPy's for a linear model (tests/algorithms/server/test_distillation.py::test_feddf); models that agree
-    on the public examples leave the mean as it is (::test_models_that_agree_teach_nothing).
+    Guarantees: the results are those of NumPy for a linear model
+    (tests/algorithms/server/test_distillation.py::test_feddf); models that agree on the public examples leave the mean
+    as it is (::test_models_that_agree_teach_nothing).
 
     References: Lin, Kong, Stich and Jaggi 2020 (FedDF), algorithm 1.
     """
@@ -102,50 +109,58 @@ def feddf(
         distill_optimizer,
         client.work(num_steps=distill_steps, batch_size=distill_batch_size),
     )
-    step = _taught(server.optimizer(optax.sgd(1.0)), model, student, public, sampler.num_slots)
+    distilling_server = _distilling(server.optimizer(optax.sgd(1.0)), model, student, public, sampler.num_slots)
     local = client.local_sgd(loss_fn, optimizer, work)
-    return federated(sampler, local, gather(_with_rows), step, **round_options)
+    return federated(sampler, local, gather(_mean_and_rows), distilling_server, **round_options)
 
 
-def _with_rows(key, updates, weights, ids) -> dict[str, PyTree]:
-    """The mean of the updates, each of them, and which arrived."""
+def _mean_and_rows(key, updates, weights, ids) -> dict[str, PyTree]:
+    """The mean of the updates, each single update, and which of them arrived."""
     return {"mean": rows.weighted_mean(updates, weights), "updates": updates, "arrived": weights > 0}
 
 
-class _TaughtState(NamedTuple):
+class _DistillingState(NamedTuple):
     """The server's state."""
 
-    server: PyTree  # of the server underneath
-    public: ClientData
+    server: PyTree  # the state of the wrapped server
+    public: ClientData  # part of the state, so that it is an argument of the compiled round and not a constant in it
 
 
-def _taught(
+def _distilling(
     inner: ServerUpdate, model: Model, student: ClientUpdate, public: ClientData, num_slots: int
 ) -> ServerUpdate:
-    """`inner`, whose model is then trained by `student` on the logits of the clients' models."""
+    """Makes a server train its model, after each step of `inner`, on the mean logits of the clients' models.
+
+    Args:
+      student: the training, as a client's local work on {"x", "teacher"}.
+    """
     public = own_examples(student, public)
 
-    def teacher(start, aggregate, x):
-        def output(update):
-            return model.apply(jax.tree.map(jnp.add, start, update), (), x, None, False)[0]
+    def teacher_logits(start, aggregate, x):
+        def logits(update):
+            client_model = jax.tree.map(jnp.add, start, update)
+            return model.apply(client_model, (), x, None, False)[0]
 
-        def member(carry, row):
+        # One model after the other: the logits of all models at once would take m times the memory.
+        def add_member(carry, row):
             mean, number = carry
             update, arrived = row
             number = number + arrived.astype(jnp.int32)
-            return (jnp.where(arrived, running_mean(mean, output(update), number), mean), number), None
+            return (jnp.where(arrived, running_mean(mean, logits(update), number), mean), number), None
 
-        spec = jax.eval_shape(output, start)
+        spec = jax.eval_shape(logits, start)
         rows = aggregate["updates"], aggregate["arrived"]
-        return jax.lax.scan(member, (jnp.zeros(spec.shape, spec.dtype), jnp.int32(0)), rows)[0][0]
+        (mean, _), _ = jax.lax.scan(add_member, (jnp.zeros(spec.shape, spec.dtype), jnp.int32(0)), rows)
+        return mean
 
     def apply(key, aggregate, state):
         start = inner.params(state.server)
-        examples = {"x": state.public.examples["x"], "teacher": teacher(start, aggregate, state.public.examples["x"])}
-        moved = inner.apply(key, aggregate["mean"], state.server)
-        now = inner.params(moved)
-        report, _ = student.apply(stream(key, "distillation"), now, (), state.public._replace(examples=examples))
-        return state._replace(server=inner.moved(moved, jax.tree.map(jnp.add, now, report.update)))
+        x = state.public.examples["x"]
+        examples = {"x": x, "teacher": teacher_logits(start, aggregate, x)}
+        averaged = inner.apply(key, aggregate["mean"], state.server)
+        mean_model = inner.params(averaged)
+        report, _ = student.apply(stream(key, "distillation"), mean_model, (), state.public._replace(examples=examples))
+        return state._replace(server=inner.moved(averaged, jax.tree.map(jnp.add, mean_model, report.update)))
 
     def takes(params):
         def stacked(x):
@@ -155,7 +170,7 @@ def _taught(
         return {"mean": params, "updates": jax.tree.map(stacked, params), "arrived": arrived}
 
     return ServerUpdate(
-        init=lambda params: _TaughtState(inner.init(params), public),
+        init=lambda params: _DistillingState(inner.init(params), public),
         broadcast=lambda state: inner.broadcast(state.server),
         apply=apply,
         params=lambda state: inner.params(state.server),

@@ -1,4 +1,4 @@
-"""FedDyn: a linear term of each client's own tilts its objective until all share the global minimum."""
+"""FedDyn: each client learns a linear term that moves the minimum of its objective to the global minimum."""
 
 from __future__ import annotations
 
@@ -28,13 +28,15 @@ def feddyn(
     total_weight: Annotated[float | None, FromData("total_weight")] = None,
     **options: Unpack[RecipeOptions],
 ) -> Algorithm:
-    """Dynamic regularisation: a linear term tilts each client's objective until all share the global minimum.
+    """Makes FedDyn: a linear term in each client's objective is updated until all objectives share the global minimum.
 
     Every client keeps a vector as large as the model; for many clients see `engine.client_memory`.
 
     Args:
-      optimizer: the clients'; `num_steps`, `num_epochs`, `batch_size`, `shuffle` as in `client.work`.
-      coefficient: the paper's alpha, of the order of the loss's curvature: smaller, iterates may oscillate or diverge.
+      loss_fn, sampler: as in `fedavg`.
+      optimizer: the clients' optimizer; `num_steps`, `num_epochs`, `batch_size`, `shuffle` as in `client.work`.
+      coefficient: the paper's alpha, of the order of the loss's curvature. With a smaller coefficient the model may
+        oscillate or diverge.
       weighting: "examples", the default, minimises sum_i n_i f_i / n; "uniform", the paper's, sum_i f_i / N.
       total_weight: W, the sum of the weights that all clients would report; only for "examples". It is not checked,
         because a client's weight may come from its loss: a wrong number moves the fixed point, or diverges.
@@ -58,12 +60,17 @@ def feddyn(
 
 
 def _both_means(total_weight: float) -> Aggregator:
-    """The cohort's mean update, and that of the population with absent clients counted as zero."""
+    """Makes two means of the updates: over the cohort, and over the population, where absent clients count as zero.
+
+    Args:
+      total_weight: W, the sum of the weights of all clients.
+    """
     rule = aggregation.mean()
 
     def finalize(key, cohort, carry):
         update, metrics = rule.finalize(key, cohort, carry)
-        share = metrics["total_weight"] * (1 / total_weight)
-        return {"cohort": update, "population": jax.tree.map(lambda x: x * share.astype(x.dtype), update)}, metrics
+        cohort_share = metrics["total_weight"] * (1 / total_weight)  # of the population's weight
+        population_mean = jax.tree.map(lambda x: x * cohort_share.astype(x.dtype), update)
+        return {"cohort": update, "population": population_mean}, metrics
 
     return rule._replace(finalize=finalize)

@@ -1,4 +1,4 @@
-"""FedAvg with another step at the server: momentum, adaptive rules, extrapolation."""
+"""FedAvg with another server step: momentum, the adaptive rules of FedOpt, or FedExP's extrapolation."""
 
 from __future__ import annotations
 
@@ -27,7 +27,15 @@ def fedavgm(
     nesterov: bool = False,
     **options: Unpack[AveragingOptions],
 ) -> Algorithm:
-    """FedAvg with momentum at the server: v <- momentum v + Delta; w <- w + rate v.
+    """Makes FedAvgM: FedAvg with momentum at the server.
+
+    The server's step is v <- momentum v + Delta; w <- w + rate v, where Delta is the clients' mean update.
+
+    Args:
+      loss_fn, sampler, optimizer: as in `fedavg`.
+      server_learning_rate: the rate, positive.
+      momentum: in [0, 1).
+      nesterov: Nesterov's momentum.
 
     Guarantees: tests/server/test_optimizer.py::test_momentum_matches_its_recurrence.
 
@@ -47,7 +55,11 @@ def fedadagrad(
     adaptivity: float = 1e-3,
     **options: Unpack[AveragingOptions],
 ) -> Algorithm:
-    """FedAvg with the paper's Adagrad at the server (first decay 0); see `server.adaptive` for how optax's differs.
+    """Makes FedAdagrad: FedAvg with the paper's Adagrad at the server, whose first decay is 0.
+
+    Args:
+      loss_fn, sampler, optimizer: as in `fedavg`.
+      server_learning_rate, adaptivity: as in `server.adaptive`, which says how optax's Adagrad differs.
 
     References: Reddi et al. 2021, algorithm 2.
     """
@@ -67,7 +79,12 @@ def fedadam(
     adaptivity: float = 1e-3,
     **options: Unpack[AveragingOptions],
 ) -> Algorithm:
-    """FedAvg with the paper's Adam at the server (no bias correction); see `server.adaptive` for how optax's differs.
+    """Makes FedAdam: FedAvg with the paper's Adam at the server, which does not correct the bias of its moments.
+
+    Args:
+      loss_fn, sampler, optimizer: as in `fedavg`.
+      server_learning_rate, first_decay, second_decay, adaptivity: as in `server.adaptive`, which says how optax's Adam
+        differs.
 
     References: Reddi et al. 2021, algorithm 2.
     """
@@ -89,7 +106,12 @@ def fedyogi(
     adaptivity: float = 1e-3,
     **options: Unpack[AveragingOptions],
 ) -> Algorithm:
-    """FedAvg with the paper's Yogi at the server; see `server.adaptive` for how optax's differs.
+    """Makes FedYogi: FedAvg with the paper's Yogi at the server.
+
+    Args:
+      loss_fn, sampler, optimizer: as in `fedavg`.
+      server_learning_rate, first_decay, second_decay, adaptivity: as in `server.adaptive`, which says how optax's Yogi
+        differs.
 
     References: Reddi et al. 2021, algorithm 2.
     """
@@ -109,12 +131,16 @@ def fedexp(
     average_last: bool = True,
     **options: Unpack[RecipeOptions],
 ) -> Algorithm:
-    """FedAvg whose server step is longer the more the clients' updates differ, without further communication.
+    """Makes FedExP: FedAvg whose server step is longer the more the clients' updates differ.
+
+    It needs no further communication.
 
     Args:
-      optimizer: the clients'; `num_steps`, `num_epochs`, `batch_size`, `shuffle` as in `client.work`.
-      epsilon: of `aggregation.extrapolated`. It is absolute: far above the squared updates, no step is extrapolated.
-      average_last: evaluate the mean of the last two models, as the paper reports it; training is the same either way.
+      loss_fn, sampler: as in `fedavg`.
+      optimizer: the clients' optimizer; `num_steps`, `num_epochs`, `batch_size`, `shuffle` as in `client.work`.
+      epsilon: of `aggregation.extrapolated`. It is absolute: if it is far above the squared norms of the updates, no
+        step is extrapolated.
+      average_last: True evaluates the mean of the last two models, as the paper does; training is the same either way.
       weighting: "uniform" is the paper's.
 
     Guarantees: matches the paper in NumPy (tests/oracles/test_fedexp.py::test_matches_the_paper); on clients that share

@@ -1,4 +1,4 @@
-"""Mime and MimeLite: local steps that mimic a centralised optimiser, whose statistics stay fixed during a round."""
+"""Mime and MimeLite: local steps mimic a centralised optimiser whose statistics stay fixed during a round."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ __all__ = ["mime", "mime_lite"]
 
 
 class MimeOptions(client.LocalOptions, MessageOptions, total=False):
-    """Those of other algorithms around a server without `downlink`: a round has two broadcasts."""
+    """The options of `client.work` and `federated`, but no `downlink`: a round has two broadcasts."""
 
 
 @validate.named_arguments
@@ -49,19 +49,22 @@ def mime_lite(
     server_learning_rate: Positive = 1.0,
     **options: Unpack[RecipeOptions],
 ) -> Algorithm:
-    """Local steps use the server's momentum or moments unchanged; the server updates those by clients' full gradients.
+    """Makes MimeLite: local steps use the server's momentum or moments and leave them unchanged.
 
-    Each client sends its update and the gradient of all its examples at the server's model: one pass, two vectors.
+    Each client sends its update and the gradient of all its examples at the server's model: one pass, two vectors. The
+    server updates its moments by the mean of these gradients.
 
     Args:
-      optimizer: the clients', plain SGD such as `optax.sgd(0.1)`: the rate of the local steps.
+      loss_fn, sampler: as in `fedavg`.
+      optimizer: the clients' optimizer, plain SGD such as `optax.sgd(0.1)`, whose rate is that of the local steps.
       rule: "sgd", "momentum", "rmsprop" or "adam": the optimiser that is mimicked, see
         `algorithms.server.mime_optimizer`.
-      momentum, second_decay, adaptivity: of the rule, which refuses those that it has not; None = 0.9, 0.99 and 1e-3.
+      momentum, second_decay, adaptivity: of the rule, which refuses numbers that it does not use; None = 0.9, 0.99 and
+        1e-3.
       server_learning_rate: factor of the mean update; 1 is the paper's.
       num_steps, num_epochs, batch_size, shuffle: as in `client.work`.
       weighting: "uniform" is the paper's.
-      downlink: of model and statistics, as for `federated`; none with "rmsprop" and "adam".
+      downlink: of model and statistics, as for `federated`; refused with "rmsprop" and "adam".
 
     Guarantees: matches a NumPy transcription of the paper (tests/oracles/test_mime.py::test_matches_the_paper); with
     "sgd" it is FedAvg (::test_sgd_without_correction_is_fedavg), and so has FedAvg's biased fixed point.
@@ -75,8 +78,8 @@ def mime_lite(
     work, round_options = client.local_work(options)
     local = client.mime(loss_fn, client.plain_sgd_rate("mime_lite", optimizer), base.direction, work, lite=True)
     step = server.statistics(server.optimizer(optax.sgd(server_learning_rate)), base.start, base.track)
-    rule = aggregation.by_part({"params": aggregation.mean(), "gradient": aggregation.mean()})
-    return federated(sampler, local, rule, step, **round_options)
+    aggregator = aggregation.by_part({"params": aggregation.mean(), "gradient": aggregation.mean()})
+    return federated(sampler, local, aggregator, step, **round_options)
 
 
 @validate.named_arguments
@@ -92,21 +95,23 @@ def mime(
     server_learning_rate: Positive = 1.0,
     **options: Unpack[MimeOptions],
 ) -> Algorithm:
-    """MimeLite whose local gradients are corrected by the cohort's mean gradient, which a first pass collects.
+    """Makes Mime: local steps mimic a centralised optimiser, and a first pass collects gradients that correct them.
 
     A round passes over its cohort twice. First every client sends c_i, the gradient of all its examples at the server's
-    model x; c is their mean. Then local steps follow U(g_i(y) - g_i(x) + c, s). Clients keep nothing. Bytes of both
-    passes are counted; the info also holds `gradient_norm`, that of c.
+    model x; c is their mean. Then local steps follow U(g_i(y) - g_i(x) + c, s). Clients keep no state. Bytes of both
+    passes are counted; the info also holds `gradient_norm`, the norm of c.
 
     Args:
-      optimizer, rule, ..., weighting: as in `mime_lite`.
-      transform: what each of a client's two messages goes through, separately; without memory at the clients, and
+      loss_fn, sampler, optimizer, rule, momentum, second_decay, adaptivity, server_learning_rate, weighting: as in
+        `mime_lite`.
+      transform: what each of a client's two messages passes through, separately; without memory at the clients, and
         without noise, which no accountant covers here.
 
     `dropped_clients` is the larger count of the two passes: at least so many messages could not be used. Where only a
-    client's local steps overflow its gradient stays in c, which the other clients have used already. Without a usable
-    gradient in the first pass the round is skipped. Where rounds take simulated time both passes do, without a wait
-    between them; who is cut off during either takes part in neither, and what it had begun to send counts as wasted.
+    client's local steps overflow, its gradient stays in c, which the other clients have used already. Without a usable
+    gradient in the first pass the round is skipped. Where rounds take simulated time, both passes take time, without a
+    wait between them. A client that is cut off during either pass takes part in neither, and the bytes that it had
+    begun to send count as wasted.
 
     Raises: ValueError, TypeError for options out of range, and for a transform with noise or memory at the clients.
 
@@ -124,59 +129,83 @@ def mime(
     work, round_options = client.local_work(options)
     local = client.mime(loss_fn, client.plain_sgd_rate("mime", optimizer), base.direction, work)
     inner = server.statistics(server.optimizer(optax.sgd(server_learning_rate)), base.start, base.track)
-    made = federated(sampler, local, aggregation.mean(), _controlled(inner), **round_options)
-    second: Star = made.parts
+    second_pass = federated(sampler, local, aggregation.mean(), _controlled(inner), **round_options)
+    second: Star = second_pass.parts
     gradients = client.full_gradient(loss_fn, weighting="examples" if work.weighs_examples() else "uniform")
+    # The first pass differs in its client and its server: clients send gradients, and their mean is kept as it is.
     first = second._replace(client=gradients, server=server.replacement())
 
+    # Between rounds the fields `memory` and `transform` of the state are pairs, (of the first pass, of the second), and
+    # `server` is the state of `inner`.
     def init(key, params, population):
-        asked = initial_state(first, params, population)
-        state = made.init(key, params, population)
-        both = {"memory": (asked.memory, state.memory), "transform": (asked.transform, state.transform)}
-        state = state._replace(server=state.server.server, **both)
+        first_state = initial_state(first, params, population)
+        state = second_pass.init(key, params, population)
+        pairs = {
+            "memory": (first_state.memory, state.memory),
+            "transform": (first_state.transform, state.transform),
+        }
+        state = state._replace(server=state.server.server, **pairs)
         if sampler.tell is None:
             return state
         works = work_of(first, params, population), work_of(second, params, population)
         return state._replace(sampler=sampler.tell(sampler.init(), _work_of_both(*works)))
 
-    def ask(key, cohort, state, population):
-        """The first pass; and the state in which the second one starts."""
-        (asked_memory, memory), (asked_transform, transform) = state.memory, state.transform
-        asking = state._replace(memory=asked_memory, transform=asked_transform, server=inner.params(state.server))
-        asked = collect(first, key, cohort, asking, population)
-        found = aggregate(first, key, cohort, asked, asking)
-        usable, control, norm, asked_transform = engine.steady(_mean_gradient)(found, asked.num_arrived, asking)
-        start = _ControlState(state.server, control)
-        return asked, asked_transform, usable, norm, state._replace(memory=memory, transform=transform, server=start)
+    def state_of_first_pass(state):
+        return state._replace(memory=state.memory[0], transform=state.transform[0], server=inner.params(state.server))
+
+    def collect_gradients(key, cohort, state, population):
+        """Makes the first pass.
+
+        Returns: (`Gathered` of it, the next state of its transform, whether there is a usable gradient, the norm of c,
+        the state in which the second pass starts).
+        """
+        first_state = state_of_first_pass(state)
+        gathered = collect(first, key, cohort, first_state, population)
+        aggregated = aggregate(first, key, cohort, gathered, first_state)
+        usable, control, norm, next_transform = engine.steady(_mean_gradient)(
+            aggregated, gathered.num_arrived, first_state
+        )
+        second_state = state._replace(
+            memory=state.memory[1], transform=state.transform[1], server=_ControlState(state.server, control)
+        )
+        return gathered, next_transform, usable, norm, second_state
 
     def observe(key, state, population):
-        """What both passes sent, by name; the weights are those of the second."""
+        """What both passes sent, by name; the weights are those of the second pass."""
         cohort, _ = invite(second, key, state)
-        *_, start = ask(stream(key, "gradients"), cohort, state, population)
-        asking = state._replace(memory=state.memory[0], transform=state.transform[0], server=inner.params(state.server))
-        asked = seen(first, stream(key, "gradients"), cohort, asking, population)
-        answered = seen(second, key, cohort, start, population)
-        sent = {"gradient": asked.broadcast, "update": answered.broadcast}
-        return answered._replace(broadcast=sent, messages={"gradient": asked.messages, "update": answered.messages})
+        *_, second_state = collect_gradients(stream(key, "gradients"), cohort, state, population)
+        seen_first = seen(first, stream(key, "gradients"), cohort, state_of_first_pass(state), population)
+        seen_second = seen(second, key, cohort, second_state, population)
+        broadcasts = {"gradient": seen_first.broadcast, "update": seen_second.broadcast}
+        messages = {"gradient": seen_first.messages, "update": seen_second.messages}
+        return seen_second._replace(broadcast=broadcasts, messages=messages)
 
     def step(key, state, population):
         cohort, sampler_state = invite(second, key, state)
-        asked, asked_transform, usable, norm, start = ask(stream(key, "gradients"), cohort, state, population)
-        _, asked_memory = remember(cohort, asked, usable)
-        state = start._replace(sampler=sampler_state)
-        answered = collect(second, key, cohort, state, population)
-        state, info = close(second, key, cohort, answered, state, usable=usable)
-        memory, transforms = (asked_memory, state.memory), (asked_transform, state.transform)
-        state = state._replace(memory=memory, transform=transforms, server=state.server.server)
-        begun = cohort if cohort.timing.begun is None else cohort.timed(sent=cohort.timing.begun)
-        sent, lost = traffic(begun, asked.up, asked.down), unusable(first, cohort, asked.dropped, asked.num_dropped)
-        return state, _both(info, sent, lost, norm, usable)
+        gathered_first, first_transform, usable, norm, second_state = collect_gradients(
+            stream(key, "gradients"), cohort, state, population
+        )
+        _, first_memory = remember(cohort, gathered_first, usable)
+        second_state = second_state._replace(sampler=sampler_state)
+        gathered_second = collect(second, key, cohort, second_state, population)
+        closed, info = close(second, key, cohort, gathered_second, second_state, usable=usable)
+        next_state = closed._replace(
+            memory=(first_memory, closed.memory),
+            transform=(first_transform, closed.transform),
+            server=closed.server.server,
+        )
+        # A client that is cut off in the second pass has sent its gradient, and its bytes count.
+        first_cohort = cohort if cohort.timing.begun is None else cohort.timed(sent=cohort.timing.begun)
+        first_traffic = traffic(first_cohort, gathered_first.up, gathered_first.down)
+        first_unusable = unusable(first, cohort, gathered_first.dropped, gathered_first.num_dropped)
+        return next_state, _info_of_both(info, first_traffic, first_unusable, norm, usable)
 
-    parts = second._replace(complete=False)  # without the first pass
-    return Algorithm(init, step, lambda state: inner.params(state.server), parts, observe, metrics=made.metrics)
+    parts = second._replace(complete=False)  # the first pass is not in them
+    return Algorithm(init, step, lambda state: inner.params(state.server), parts, observe, metrics=second_pass.metrics)
 
 
 def _check_transform(transform: UpdateTransform | None) -> None:
+    """Raises an error for a transform that two messages of a client cannot pass through."""
     if transform is None:
         return
     validate.part("transform", transform, UpdateTransform)
@@ -188,20 +217,21 @@ def _check_transform(transform: UpdateTransform | None) -> None:
 
 
 class _ControlState(NamedTuple):
-    """State of the second pass's server."""
+    """The state of the second pass's server."""
 
-    server: PyTree  # of the server with the optimiser's statistics
+    server: PyTree  # the state of the server with the optimiser's statistics
     control: PyTree  # c: the cohort's mean gradient at the model
 
 
 def _controlled(inner: ServerUpdate) -> ServerUpdate:
-    """The second pass's server: it broadcasts c with model and statistics, and then updates the statistics by c."""
+    """Makes the second pass's server: it broadcasts c with model and statistics, and updates the statistics by c."""
 
     def apply(key, aggregate, state):
-        both = {"params": aggregate, "gradient": state.control}
-        return state._replace(server=inner.apply(key, both, state.server))
+        update_and_gradient = {"params": aggregate, "gradient": state.control}
+        return state._replace(server=inner.apply(key, update_and_gradient, state.server))
 
-    def wire(broadcast):  # the clients received the model in the first pass
+    def wire(broadcast):
+        # The clients received the model in the first pass.
         return plain_wire({name: x for name, x in broadcast.items() if name != "params"})
 
     return ServerUpdate(
@@ -214,32 +244,48 @@ def _controlled(inner: ServerUpdate) -> ServerUpdate:
 
 
 def _work_of_both(first: Work, second: Work) -> Work:
-    """What both passes cost a client, as samplers are told it."""
-    both = {name: getattr(first, name) + getattr(second, name) for name in ("bytes_up", "bytes_down")}
-    return second._replace(**both, before=first)
+    """The cost of both passes to a client, for samplers and clocks."""
+    total_bytes = {name: getattr(first, name) + getattr(second, name) for name in ("bytes_up", "bytes_down")}
+    return second._replace(**total_bytes, before=first)
 
 
-def _mean_gradient(found: Aggregated, num_arrived: Array, state: FederatedState) -> tuple[Array, PyTree, Array, PyTree]:
-    """(Whether the first pass has a usable one, c or zero, its norm, the next state of the pass's transform.)"""
-    control = jax.tree.map(lambda g, x: g.astype(x.dtype), found.update, state.server)
+def _mean_gradient(
+    aggregated: Aggregated, num_arrived: Array, state: FederatedState
+) -> tuple[Array, PyTree, Array, PyTree]:
+    """(Whether the first pass has a usable gradient, c or zero, the norm of c, the next state of its transform)."""
+    control = jax.tree.map(lambda g, x: g.astype(x.dtype), aggregated.update, state.server)
     usable = (num_arrived > 0) & tree.all_finite(control)
     control = tree.where(usable, control, tree.zeros_like(control))
-    return usable, control, optax.tree.norm(control), tree.where(usable, found.transform, state.transform)
+    return usable, control, optax.tree.norm(control), tree.where(usable, aggregated.transform, state.transform)
 
 
-def _both(info: dict, sent: dict, lost: dict, norm: Array, usable: Array) -> dict:
-    """Info of the round: that of the second pass, with the bytes of both, and unusable messages of the worse one."""
+def _info_of_both(info: dict, first_traffic: dict, first_unusable: dict, norm: Array, usable: Array) -> dict:
+    """Joins the info of both passes: it is that of the second pass, with the bytes of both.
+
+    Of the two counts of unusable messages the larger one is taken, with the clients that it names.
+
+    Args:
+      info: of the second pass.
+      first_traffic, first_unusable: numbers of the first pass.
+      norm: [] of c.
+      usable: [] bool, whether the first pass has a usable gradient.
+    """
     info = tree.joined_metrics({"client": info, "mime": {"gradient_norm": norm}})
     info["clients_reported"] = jnp.where(usable, info["clients_reported"], 0)
     for name in ("uplink_bytes", "downlink_bytes", "uplink_coded_bytes", "wasted_bytes"):
-        if name in sent or name in info:
-            info[name] = _sum(sent.get(name, sent["uplink_bytes"]), info.get(name, info["uplink_bytes"]))
-    more = lost["dropped_clients"] > info["dropped_clients"]
-    return info | {name: jnp.where(more, lost[name], info[name]) for name in lost}
+        if name in first_traffic or name in info:
+            # A pass without coded bytes sends its plain bytes, under an entropy code too.
+            first_bytes = first_traffic.get(name, first_traffic["uplink_bytes"])
+            info[name] = _sum(first_bytes, info.get(name, info["uplink_bytes"]))
+    first_is_larger = first_unusable["dropped_clients"] > info["dropped_clients"]
+    larger = {name: jnp.where(first_is_larger, first_unusable[name], info[name]) for name in first_unusable}
+    return info | larger
 
 
 def _sum(a: Count, b: Count) -> Count:
-    """The bytes of both messages, as one 64-bit integer in two words."""
-    (more, first), (high, second) = words_of(a), words_of(b)
-    low = first + second
-    return Count(jnp.int32(1), jnp.stack([more + high + (low < first).astype(jnp.uint32), low]))
+    """The sum of two counts, as one 64-bit integer in two words."""
+    a_high, a_low = words_of(a)
+    b_high, b_low = words_of(b)
+    low = a_low + b_low
+    carry = (low < a_low).astype(jnp.uint32)  # an addition that wrapped gives less than its addend
+    return Count(jnp.int32(1), jnp.stack([a_high + b_high + carry, low]))

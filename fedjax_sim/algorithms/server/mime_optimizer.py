@@ -1,4 +1,8 @@
-"""Centralised optimisers in the form that Mime needs: statistics s, a direction U(g, s), and an update of s by g."""
+"""Centralised optimisers in the form that Mime needs: statistics s, a direction U(g, s), and an update of s by g.
+
+They are not optax transformations, because the `update` of optax mixes the gradient into its moments before it uses
+them, where the paper's U leaves the statistics as they are.
+"""
 
 from __future__ import annotations
 
@@ -32,19 +36,20 @@ def base_optimizer(
     second_decay: float | None = None,
     adaptivity: float | None = None,
 ) -> BaseOptimizer:
-    """SGD, momentum, RMSProp or Adam.
+    """Makes SGD, momentum, RMSProp or Adam as three functions of gradient and statistics.
 
-    With b1 = momentum (0 for sgd and rmsprop) and b2 = second_decay, the direction is m' = b1 m + (1 - b1) g, for
-    rmsprop and adam divided by sqrt(v) + adaptivity; `track` sets m <- b1 m + (1 - b1) g and v <- b2 v + (1 - b2) g^2.
-    optax's heavy-ball momentum, which has no factor (1 - b1), equals this one at a learning rate 1 / (1 - b1) times as
-    large. The paper does not fix s at the start: here m = 0 and v = adaptivity^2, as in Reddi et al. 2021.
+    The statistics are the first moment m and the second moment v. With b1 = momentum (0 for sgd and rmsprop) and b2 =
+    second_decay, the direction is m' = b1 m + (1 - b1) g. For rmsprop and adam it is divided by sqrt(v) + adaptivity.
+    `track` sets m <- b1 m + (1 - b1) g and v <- b2 v + (1 - b2) g^2. optax's heavy-ball momentum has no factor
+    (1 - b1): at the same learning rate its steps are 1 / (1 - b1) times as long. The paper does not fix s at the start;
+    here m = 0 and v = adaptivity^2, as in Reddi et al. 2021.
 
     Args:
       rule: "sgd", "momentum", "rmsprop" or "adam".
       momentum, second_decay: b1 and b2, in [0, 1); None = 0.9 and 0.99.
       adaptivity: positive; None = 1e-3.
 
-    Raises: ValueError for numbers out of range, and for those that the rule has not.
+    Raises: ValueError for numbers out of range, and for numbers that the rule does not use.
 
     Guarantees: tests/laws/test_options.py, tests/oracles/test_mime.py::test_matches_the_paper.
 
@@ -56,20 +61,29 @@ def base_optimizer(
     >>> float(s["first"]), float(base.direction(jnp.float32(1.0), s))
     (2.0, 1.5)
     """
-    has_first, has_second = rule in ("momentum", "adam"), rule in ("rmsprop", "adam")
-    momentum = _given("momentum", momentum, 0.9, rule, has_first)
-    second_decay = _given("second_decay", second_decay, 0.99, rule, has_second)
-    adaptivity = _given("adaptivity", adaptivity, 1e-3, rule, has_second)
+    has_first = rule in ("momentum", "adam")
+    has_second = rule in ("rmsprop", "adam")
+    momentum = _value_or_default("momentum", momentum, 0.9, rule, has_first)
+    second_decay = _value_or_default("second_decay", second_decay, 0.99, rule, has_second)
+    adaptivity = _value_or_default("adaptivity", adaptivity, 1e-3, rule, has_second)
     validate.in_range("momentum", momentum, 0, 1, open_high=True)
     validate.in_range("second_decay", second_decay, 0, 1, open_high=True)
     validate.positive("adaptivity", adaptivity)
 
-    def blended(first, gradient):
-        def one(m, g):
+    def new_first_moment(first, gradient):
+        def leaf(m, g):
+            # The gradient may be wider than the model: the sum is rounded once, to the dtype of m.
             wide = tree.common_dtype(m, g)
             return ((momentum * m).astype(wide) + ((1 - momentum) * g).astype(wide)).astype(m.dtype)
 
-        return jax.tree.map(one, first, gradient)
+        return jax.tree.map(leaf, first, gradient)
+
+    def new_second_moment(second, gradient):
+        def leaf(v, g):
+            wide = tree.common_dtype(v, g)
+            return ((second_decay * v).astype(wide) + ((1 - second_decay) * g * g).astype(wide)).astype(v.dtype)
+
+        return jax.tree.map(leaf, second, gradient)
 
     def start(params):
         first = {"first": tree.zeros_like(params)} if has_first else {}
@@ -77,24 +91,21 @@ def base_optimizer(
         return first | second
 
     def direction(gradient, statistics):
-        step = blended(statistics["first"], gradient) if has_first else gradient
+        step = new_first_moment(statistics["first"], gradient) if has_first else gradient
         if has_second:
             step = jax.tree.map(lambda u, v: u / (jnp.sqrt(v) + adaptivity), step, statistics["second"])
         return step
 
     def track(gradient, statistics):
-        def second(v, g):
-            wide = tree.common_dtype(v, g)
-            return ((second_decay * v).astype(wide) + ((1 - second_decay) * g * g).astype(wide)).astype(v.dtype)
-
-        first = {"first": blended(statistics["first"], gradient)} if has_first else {}
-        return first | ({"second": jax.tree.map(second, statistics["second"], gradient)} if has_second else {})
+        first = {"first": new_first_moment(statistics["first"], gradient)} if has_first else {}
+        second = {"second": new_second_moment(statistics["second"], gradient)} if has_second else {}
+        return first | second
 
     return BaseOptimizer(start, direction, track)
 
 
-def _given(name: str, value: float | None, default: float, rule: str, is_used: bool) -> float:
-    """The value, or its default; refuses one that the rule would not read."""
+def _value_or_default(name: str, value: float | None, default: float, rule: str, is_used: bool) -> float:
+    """The value, or its default where it is None; raises ValueError for a value that the rule would not read."""
     if value is not None and not is_used:
         validate.fail(name, f"None for the rule {rule!r}", value, "That rule has none: leave it out, or take 'adam'.")
     return default if value is None else value

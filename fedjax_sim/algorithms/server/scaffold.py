@@ -1,4 +1,4 @@
-"""SCAFFOLD: control variates of clients and server take the drift out of local training."""
+"""SCAFFOLD: control variates of clients and server remove the client drift from local training."""
 
 from __future__ import annotations
 
@@ -17,7 +17,15 @@ __all__ = ["population_weight", "scaffold"]
 
 
 def population_weight(sampler: Sampler, work: client.LocalWork, total_weight: float | None) -> float:
-    """W, the sum of the weights that all clients would report."""
+    """The sum W of the weights that all clients of the population would report.
+
+    Args:
+      sampler: its design states the number of clients.
+      work: the clients' work, which says whether they weigh as much as their examples or 1.
+      total_weight: W for weights by examples; None for uniform weights, whose sum is the number of clients.
+
+    Raises: ValueError where `total_weight` is missing, or given for uniform weights.
+    """
     if not work.weighs_examples():
         if total_weight is not None:
             validate.fail("total_weight", "none with weighting='uniform'", total_weight, "It is the number of clients.")
@@ -41,13 +49,14 @@ def scaffold(
     total_weight: Annotated[float | None, FromData("total_weight")] = None,
     **options: Unpack[RecipeOptions],
 ) -> Algorithm:
-    """Stochastic controlled averaging: control variates correct the clients' drift in local training.
+    """Makes SCAFFOLD: control variates correct the clients' drift in local training.
 
     Every client keeps a control variate as large as the model; for many clients see `engine.client_memory`.
 
     Args:
-      optimizer: the clients', plain SGD such as `optax.sgd(0.1)`: its rate turns the way of the local steps into the
-        mean of their gradients.
+      loss_fn, sampler: as in `fedavg`.
+      optimizer: the clients' optimizer, plain SGD such as `optax.sgd(0.1)`. Its rate is needed to compute the mean of
+        the local steps' gradients from the client's update.
       server_learning_rate: the paper's eta_g, positive.
       option: of `client.scaffold`.
       num_steps, num_epochs, batch_size, shuffle: as in `client.work`.

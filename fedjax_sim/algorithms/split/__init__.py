@@ -1,3 +1,3 @@
-"""Models that are cut between parties: split, vertical and graph learning."""
+"""Learning with a model that is cut between parties: split learning, vertical learning and SplitGNN."""
 
 __all__: list[str] = []

@@ -1,4 +1,4 @@
-"""The client of split learning: it trains through a cut, and counts what crosses in its steps."""
+"""The client of split learning trains through a cut model, and counts the bytes that cross the cut."""
 
 from __future__ import annotations
 
@@ -33,27 +33,30 @@ def split_client(
     *,
     tier: Callable | None = None,
 ) -> ClientUpdate:
-    """Local training through a cut, whose bytes are counted; under `federated` it is a device with its gateway.
+    """Makes a client that trains a cut model, and counts the bytes that cross the cut.
 
-    The update is that of the whole model: where only the client's part is sent on, take `splitfed`.
+    Under `federated` such a client is a device with its gateway. Its update is that of the whole model; `splitfed`
+    sends the client's part alone.
 
     Args:
-      split: of `split_loss`, or one for each tier.
-      optimizer, work: as in `client.local_sgd`; each party has this optimiser for its own parameters, whose norm is all
-        that a clip by the global norm sees. With several splits it must treat each coordinate by itself.
-      tier: (key, ClientData) -> [] integer, which of the splits a client trains with in this round: by its data (a
-        column that says what its device is), or drawn anew (a state of the device).
+      split: of `split_loss`, or a sequence with a split for each tier.
+      optimizer, work: as in `client.local_sgd`. Each party has this optimiser for its own parameters: a clip by the
+        global norm sees the norm of one party's gradients only. With several splits the optimiser must treat each
+        coordinate by itself.
+      tier: (key, ClientData) -> [] integer, the index of the split with which a client trains in this round. It may
+        follow from the client's data (a column that states its kind of device), or be drawn anew (a state of the
+        device). None with one split.
 
     Returns: a ClientUpdate with counts `split_up_bytes`, `split_down_bytes` and, with three parties or more,
     `split_other_bytes`: each message of an example in whole bytes, each time that it is visited. Noise on a link is
     stated as the client's, of a mechanism that no accountant knows: such a run has no epsilon.
 
-    Raises: ValueError for tiers without a function that tells them, or of other models; `federated` refuses it with
+    Raises: ValueError for several splits without `tier`, or of different models. `federated` refuses the client with
     samplers whose rounds take time or have late clients.
 
-    Guarantees: `client.local_sgd` bit for bit with plain links, whatever the tier
+    Guarantees: with plain links it is `client.local_sgd` bit for bit, whatever the tier
     (tests/algorithms/split/test_client.py::test_tiers_train_the_same_model), if the optimiser treats each coordinate by
-    itself, and else the optimisers of two machines (::test_each_party_has_its_own_optimiser); partial batches and
+    itself; other optimisers work as on two machines (::test_each_party_has_its_own_optimiser); partial batches and
     epochs are counted by their examples (::test_bytes_are_those_of_the_arrays), past 2^31 too
     (::test_long_work_is_counted); no clock prices it (::test_no_clock_prices_what_others_help_with), and noise has no
     epsilon (::test_noise_on_links_has_no_epsilon).
@@ -63,80 +66,93 @@ def split_client(
     splits = tuple(split) if isinstance(split, (list, tuple)) else (split,)
     if not splits:
         validate.fail("split", "a Split of split_loss, or one for each tier", split)
-    for i, one in enumerate(splits):
-        validate.part(f"split[{i}]", one, Split)
+    for i, tier_split in enumerate(splits):
+        validate.part(f"split[{i}]", tier_split, Split)
     if len(splits) > 1:
         validate.function("tier", tier, "key, data", hint="It says which of the splits a client trains with.")
     elif tier is not None:
         validate.fail("tier", "None with one split", tier)
-    whole, more = _by_tier(splits), any(one.cut.num_parties > 2 for one in splits)
-    directions = ("up", "down", "other") if more else ("up", "down")
+    loss_fn = _loss_by_tier(splits)
+    has_more_parties = any(x.cut.num_parties > 2 for x in splits)
+    directions = ("up", "down", "other") if has_more_parties else ("up", "down")
     validate.optax_transformation("optimizer", optimizer)
-    inner = client.local_sgd(whole, optimizer if len(splits) > 1 else _by_party(optimizer, splits[0]), work)
+    inner = client.local_sgd(loss_fn, optimizer if len(splits) > 1 else _by_party(optimizer, splits[0]), work)
 
     def apply(key, broadcast, state, data):
-        place = jnp.zeros((), jnp.int32)
-        given = data
-        if any(one.decorrelation for one in splits):
-            given = data._replace(examples={**data.examples, PRESENT: data.mask.astype(jnp.float32)})
+        tier_index = jnp.zeros((), jnp.int32)
+        training_data = data
+        # A loss function sees examples alone, so what it needs beside them is a column of the examples.
+        if any(x.decorrelation for x in splits):
+            training_data = data._replace(examples={**data.examples, PRESENT: data.mask.astype(jnp.float32)})
         if tier is not None:
-            place = jnp.clip(jnp.asarray(tier(key, data), jnp.int32), 0, len(splits) - 1)
-            rows = jnp.broadcast_to(place, data.mask.shape)
-            given = given._replace(examples={**given.examples, "tier": rows})
-        report, state = inner.apply(key, broadcast, state, given)
-        visited = visits(work, data)
-        found = [_bytes(one, broadcast, data, *visited) for one in splits]
-        counts = {f"split_{way}_bytes": jnp.stack([x[way] for x in found])[place] for way in directions}
+            tier_index = jnp.clip(jnp.asarray(tier(key, data), jnp.int32), 0, len(splits) - 1)
+            tier_column = jnp.broadcast_to(tier_index, data.mask.shape)
+            training_data = training_data._replace(examples={**training_data.examples, "tier": tier_column})
+        report, state = inner.apply(key, broadcast, state, training_data)
+        num_visits, num_steps = visits(work, data)
+        bytes_by_split = [_bytes(x, broadcast, data, num_visits, num_steps) for x in splits]
+        counts = {f"split_{way}_bytes": jnp.stack([x[way] for x in bytes_by_split])[tier_index] for way in directions}
         return report._replace(counts=report.counts | counts), state
 
     metrics = (*inner.facts.metrics, *METRICS[: len(directions)])
-    noise = noise_of(link for one in splits for link in one.links.values())
+    noise = noise_of(link for x in splits for link in x.links.values())
     return inner._replace(apply=apply).stating(noise=noise, metrics=metrics, helped=True)
 
 
 def _by_party(optimizer: optax.GradientTransformation, split: Split) -> optax.GradientTransformation:
-    """The optimiser, once for each party: nobody sees another's gradients."""
+    """Makes each party optimise its own parameters: no party sees the gradients of another party."""
 
     def init(params):
         return tuple(optimizer.init(part) for part in split.cut.split(params))
 
-    def update(gradients, states, params, **told):
+    def update(gradients, states, params, **extra_args):
         parts = zip(*map(split.cut.split, (gradients, params)), states, strict=True)
         with jax.numpy_dtype_promotion("standard"):  # optax's code promotes
-            moved = [optimizer.update(gradient, state, own, **told) for gradient, own, state in parts]
-        updates, states = zip(*moved, strict=True)
+            results = [optimizer.update(gradient, state, own, **extra_args) for gradient, own, state in parts]
+        updates, states = zip(*results, strict=True)
         return split.cut.join(updates), states
 
     kind = client.OverRounds if isinstance(optimizer, client.OverRounds) else optax.GradientTransformation
     return kind(init, update)
 
 
-def _by_tier(splits: tuple[Split, ...]) -> Callable:
-    """The loss of whichever split the column "tier" of the examples names; of any, where no link changes anything."""
+def _loss_by_tier(splits: tuple[Split, ...]) -> Callable:
+    """Makes the loss of the split that the column "tier" of the examples names."""
     if len(splits) == 1:
-        return partial(splits[0])  # which counts below, so that it need not say that others help
-    if any(one.cut.model is not splits[0].cut.model for one in splits):
+        # A `partial` hides the attribute `helped` from `local_sgd`, which would refuse it: bytes are counted here.
+        return partial(splits[0])
+    if any(x.cut.model is not splits[0].cut.model for x in splits):
         validate.fail("split", "cuts of one model", "several models", "Their parameters would differ.")
-    plain = all(one.forward is None and one.backward is None for each in splits for one in each.links.values())
-    plain &= not any(one.decorrelation for one in splits)
+    # If no link changes anything, all splits compute the same loss, and any of them will do.
+    is_plain = all(x.forward is None and x.backward is None for split in splits for x in split.links.values())
+    is_plain &= not any(x.decorrelation for x in splits)
 
     def loss(params, examples, key):
         examples = dict(examples)
         tiers = examples.pop("tier", None)
-        if plain or tiers is None:
+        if is_plain or tiers is None:
             return splits[0](params, examples, key)
-        return jax.lax.switch(tiers.max(), [partial(one, key=key) for one in splits], params, examples)
+        # All rows have the client's tier but padding, which has tier 0.
+        return jax.lax.switch(tiers.max(), [partial(x, key=key) for x in splits], params, examples)
 
     return loss
 
 
 def _bytes(split: Split, params: PyTree, data: ClientData, visited: Array, steps: Array) -> dict[str, Array]:
-    """[2] uint32 words of the bytes that cross in all visits and steps, by direction."""
+    """The bytes that cross in a client's work, by direction, each [2] uint32 words.
+
+    Args:
+      split: the loss.
+      params: of the whole model.
+      data: of the client.
+      visited: [2] uint32, examples that the batches hold, each as often as it is visited.
+      steps: [2] uint32, local steps.
+    """
     example = {name: jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), data.examples[name])
                for name in ("x", "y")}  # fmt: skip
     spec = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), params)
-    found = bits_by_direction(crossings(split, spec, example))
+    bits = bits_by_direction(crossings(split, spec, example))
     return {
-        way: word_pair_sum(product(jnp.uint32(bits // 8), visited), product(jnp.uint32(beside // 8), steps))
-        for way, (bits, beside) in found.items()
+        way: word_pair_sum(product(jnp.uint32(example_bits // 8), visited), product(jnp.uint32(batch_bits // 8), steps))
+        for way, (example_bits, batch_bits) in bits.items()
     }

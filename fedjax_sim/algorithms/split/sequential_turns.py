@@ -1,8 +1,8 @@
-"""Rounds of split learning in turns: copies of the servers' part serve the clients of a cohort one after the other.
+"""Rounds of split learning in turns: copies of the server's part serve the clients of a cohort one after the other.
 
-With S copies a round has ceil(m / S) turns. In a turn each copy serves one client: its local steps move the copy and
-the client's own part, and the copy goes on with the next client of the cohort, in the order of its slots. At the end
-the clients' parts are aggregated, and so are the copies.
+With S copies a round has ceil(m / S) turns. In a turn each copy serves one client: the client's local steps change the
+copy and the client's own part. The copy then serves the next client of the cohort, in the order of its slots. At the
+end of the round the clients' parts are aggregated, and so are the copies.
 """
 
 from __future__ import annotations
@@ -25,97 +25,127 @@ __all__ = ["in_turns"]
 
 
 def in_turns(made: Algorithm, split: Split, copies: int, *, relay: bool = False) -> Algorithm:
-    """The algorithm whose round goes through its cohort in turns of so many clients.
+    """Makes the rounds of an algorithm go through the cohort in turns of `copies` clients.
 
     Args:
       made: of `federated`, with a client that trains the joint model.
-      split: says which part of it is the client's.
-      copies: of the servers' part.
-      relay: the client's part goes on with the copy.
+      split: says which part of the model is the client's.
+      copies: S, the number of copies of the server's part.
+      relay: True: the client's part is passed on together with the copy. False: each client starts from the broadcast.
 
     Raises: ValueError for samplers that may draw a client twice.
 
-    Guarantees: tests/algorithms/split/test_splitfed.py::test_copies_by_hand, ::test_relay_is_centralised_sgd; only who
-    is invited counts, not where else slots are empty (tests/laws/test_turns.py::test_padding); aggregators see zeros
-    for the absent (tests/algorithms/split/test_splitfed.py::test_aggregators_see_zeros_for_the_absent).
+    Guarantees: the models are those of NumPy (tests/algorithms/split/test_splitfed.py::test_copies_by_hand,
+    ::test_relay_is_centralised_sgd); only invited clients count, wherever empty slots stand
+    (tests/laws/test_turns.py::test_padding); aggregators see zeros for the absent
+    (tests/algorithms/split/test_splitfed.py::test_aggregators_see_zeros_for_the_absent).
     """
     star = made.parts
     check_distinct(star.sampler, "A client is served once a round.")
-    keeping = star._replace(aggregator=everything(star))
+    keeping_star = star._replace(aggregator=everything(star))
 
     def step(key, state, population):
         cohort, sampler_state = invite(star, key, state)
-        gathered = _turns(star, keeping, split, copies, relay, key, cohort, state, population)
+        gathered = _collect_in_turns(star, keeping_star, split, copies, relay, key, cohort, state, population)
         return close(star, key, cohort, gathered, state._replace(sampler=sampler_state))
 
-    parts = star._replace(complete=False)  # its rounds are turns, which no edge above would make
+    parts = star._replace(complete=False)  # an edge made of the parts would not make turns
     return made._replace(step=step, observe=None, parts=parts)
 
 
-def _turns(
-    star: Star, keeping: Star, split: Split, copies: int, relay: bool, key, cohort: Cohort, state, population
+def _collect_in_turns(
+    star: Star, keeping_star: Star, split: Split, copies: int, relay: bool, key, cohort: Cohort, state, population
 ) -> Gathered:
-    """`Gathered` of a cohort that goes through the servers' copies; its messages end at the copies' last models."""
+    """Collects the messages of a cohort whose clients are served in turns.
+
+    The aggregator must see messages relative to the broadcast, so the messages of all turns are kept first. Then each
+    is replaced by the difference between the last model of its copy and the broadcast, and accumulated.
+
+    Args:
+      star: the parts.
+      keeping_star: the same with an aggregator that keeps each message.
+      split, copies, relay: as in `in_turns`.
+      key, cohort, state, population: as in `collect`.
+    """
     num_slots = cohort.ids.shape[0]
-    turns = -(-num_slots // copies)
-    line = jnp.argsort(~cohort.invited, stable=True).astype(jnp.int32)  # slots: the invited in their order, then others
-    rank = jnp.argsort(line)  # of a slot in that line
-    room = jnp.arange(turns * copies, dtype=jnp.int32).reshape(turns, copies)
-    place = line[jnp.minimum(room, num_slots - 1)]
-    there = room < num_slots
+    num_turns = -(-num_slots // copies)
+    # The queue holds slots: those of invited clients in their order, then the others.
+    queue = jnp.argsort(~cohort.invited, stable=True).astype(jnp.int32)
+    rank = jnp.argsort(queue)  # the place of each slot in the queue
+    places = jnp.arange(num_turns * copies, dtype=jnp.int32).reshape(num_turns, copies)
+    slots_by_turn = queue[jnp.minimum(places, num_slots - 1)]
+    is_slot = places < num_slots  # the last turn may have fewer clients than there are copies
     broadcast = engine.steady(star.server.broadcast)(state.server)
     models = jax.tree.map(lambda x: jnp.broadcast_to(x[None], (copies, *x.shape)), broadcast)
 
-    def turn(models, slots):
-        at, real = slots
-        work = None if cohort.work is None else cohort.work[at]
-        some = Cohort(cohort.ids[at], cohort.invited[at] & real, cohort.reported[at] & real, work=work)
+    def turn(models, turn_slots):
+        slots, is_real = turn_slots
+        work = None if cohort.work is None else cohort.work[slots]
+        turn_cohort = Cohort(
+            cohort.ids[slots], cohort.invited[slots] & is_real, cohort.reported[slots] & is_real, work=work
+        )
         bases = Bases(models, jnp.arange(copies, dtype=jnp.int32), jnp.ones(copies))
-        found = collect(keeping, key, some, state, population, bases)
-        updates, weights = engine.all_rows(found.carry, jnp.arange(copies, dtype=jnp.int32))
+        gathered = collect(keeping_star, key, turn_cohort, state, population, bases)
+        updates, weights = engine.all_rows(gathered.carry, jnp.arange(copies, dtype=jnp.int32))
 
-        def moved(models, updates):
+        def next_models(models, updates):
             after = jax.tree.map(lambda x, u: x + u.astype(x.dtype), models, updates)
             if relay:
                 return after
+            # The next client starts from its own part of the broadcast, and from the copy as it is now.
             return jax.vmap(split.cut.join)((_parts(split, models)[0], *_parts(split, after)[1:]))
 
-        losses = () if found.losses is None else found.losses
-        told = (updates, weights, found.arrived, found.dropped, losses)
-        rest = (found.means, found.counts, found.num_arrived, found.num_dropped)
-        return engine.steady(moved)(models, updates), (told, rest)
+        losses = () if gathered.losses is None else gathered.losses
+        by_slot = (updates, weights, gathered.arrived, gathered.dropped, losses)
+        sums = (gathered.means, gathered.counts, gathered.num_arrived, gathered.num_dropped)
+        return engine.steady(next_models)(models, updates), (by_slot, sums)
 
-    last, (told, rest) = jax.lax.scan(turn, models, (place, there))
-    updates, weights, arrived, dropped, losses = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:])[rank], told)
-    means, counts, num_arrived, num_dropped = rest
-    means = jax.lax.scan(lambda a, b: (exact_sums.merge(a, b), None), *_first(means))[0]
-    sums = [jax.tree.map(lambda x: x.sum(0, dtype=x.dtype), x) for x in (counts, num_arrived, num_dropped)]
-    messages = engine.steady(lambda *x: _ends(split, relay, *x))(broadcast, last, updates, rank % copies)
+    last_models, (by_slot, sums) = jax.lax.scan(turn, models, (slots_by_turn, is_slot))
+    # From [turns, copies] back to the order of slots.
+    updates, weights, arrived, dropped, losses = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:])[rank], by_slot)
+    means, counts, num_arrived, num_dropped = sums
+    # Exact sums merge instead of adding up; all other numbers are integers.
+    means, _ = jax.lax.scan(lambda a, b: (exact_sums.merge(a, b), None), *_first_and_others(means))
+    totals = [jax.tree.map(lambda x: x.sum(0, dtype=x.dtype), x) for x in (counts, num_arrived, num_dropped)]
+    copy_index = rank % copies
+    messages = engine.steady(lambda *x: _messages(split, relay, *x))(broadcast, last_models, updates, copy_index)
     messages = tree.where(arrived, messages, tree.zeros_like(messages))
     round = Round(cohort, broadcast, state.aggregator)
     carry = star.aggregator.init(
         jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), messages), num_slots
     )
 
-    def accumulate(carry, one):
-        received = Received(*jax.tree.map(lambda x: x[None], one))
+    def accumulate(carry, row):
+        received = Received(*jax.tree.map(lambda x: x[None], row))
         return star.aggregator.accumulate(stream(key, "aggregation"), round, carry, received), None
 
     positions = jnp.arange(num_slots, dtype=jnp.int32)
     rows = (messages, weights, cohort.ids, positions)
-    carry = jax.lax.scan(engine.steady(accumulate), carry, rows)[0]
+    carry, _ = jax.lax.scan(engine.steady(accumulate), carry, rows)
+    # (store, rows) of client states and memories. Neither client nor transform has any in turns, so they are unchanged.
     stores = [engine.take(store, cohort.ids)[::-1] for store in (state.clients, state.memory)]
     losses = None if star.sampler.observe is None else losses
     up_down = client_wires(star, broadcast, population)
-    return Gathered(carry, means, sums[0], arrived, dropped, *sums[1:], *stores, losses, broadcast, *up_down)
+    return Gathered(carry, means, totals[0], arrived, dropped, *totals[1:], *stores, losses, broadcast, *up_down)
 
 
-def _ends(split: Split, relay: bool, broadcast: PyTree, last: PyTree, updates: PyTree, copy: Array) -> PyTree:
-    """The messages [m, ...]: a client's own part moved as it says, all else to where its copy [m] ended."""
-    ends = jax.tree.map(lambda x, y: (x - y[None])[copy], last, broadcast)
+def _messages(
+    split: Split, relay: bool, broadcast: PyTree, last_models: PyTree, updates: PyTree, copy_index: Array
+) -> PyTree:
+    """The messages [m, ...] relative to the broadcast.
+
+    A client's own part has its own update. All other parts have the change of its copy over the whole round; with
+    `relay` all parts do.
+
+    Args:
+      last_models: leaves [S, ...], the copies at the end of the round.
+      updates: leaves [m, ...], of the clients.
+      copy_index: [m] int32, the copy that served each slot.
+    """
+    changes = jax.tree.map(lambda x, y: (x - y[None])[copy_index], last_models, broadcast)
     if relay:
-        return ends
-    return jax.vmap(split.cut.join)((_parts(split, updates)[0], *_parts(split, ends)[1:]))
+        return changes
+    return jax.vmap(split.cut.join)((_parts(split, updates)[0], *_parts(split, changes)[1:]))
 
 
 def _parts(split: Split, models: PyTree) -> tuple[PyTree, ...]:
@@ -123,6 +153,6 @@ def _parts(split: Split, models: PyTree) -> tuple[PyTree, ...]:
     return jax.vmap(split.cut.split)(models)
 
 
-def _first(stacked: PyTree) -> tuple[PyTree, PyTree]:
-    """(the first of stacked pytrees, the others)."""
+def _first_and_others(stacked: PyTree) -> tuple[PyTree, PyTree]:
+    """(the first of the stacked pytrees, the others)."""
     return jax.tree.map(lambda x: x[0], stacked), jax.tree.map(lambda x: x[1:], stacked)

@@ -1,8 +1,8 @@
-"""Split learning of one graph network over parties that hold one graph together.
+"""SplitGNN: split learning of one graph network over parties that hold one graph together.
 
-Notation: party p holds V nodes, of which others need some (its boundary), and needs H nodes of others (its halo). The
-first layers are computed by the parties, the others by the server; one step of a round is a step on the loss of all
-labelled nodes, and its gradient goes back the way that embeddings came.
+Notation: party p holds V nodes. Other parties need some of them (its boundary), and it needs H nodes of other parties
+(its halo). The parties compute the first layers, the server the other layers. A round is one step on the loss of all
+labelled nodes, and gradients are sent back the way that embeddings came.
 """
 
 from __future__ import annotations
@@ -61,7 +61,8 @@ METRICS = (
     Metric("activation_bytes", "between parties' layers and the server's, both ways", "bytes"),
     Metric("cut_edges_used", "cut edges along which embeddings went", "count", pooled="last"),
 )
-NO_CLIENT = ClientUpdate(lambda params: (), None, ClientFacts(helped=True))  # type: ignore[arg-type]  # facts alone
+# The client of the star, which carries facts alone: a round of SplitGNN is one joint step, and no client trains alone.
+NO_CLIENT = ClientUpdate(lambda params: (), None, ClientFacts(helped=True))  # type: ignore[arg-type]
 
 
 class SplitState(NamedTuple):
@@ -69,7 +70,7 @@ class SplitState(NamedTuple):
 
     round: Array  # [] int32
     sampler: PyTree
-    server: PyTree  # the whole model, and its optimiser
+    server: PyTree  # the whole model, and the state of its optimiser
 
 
 @validate.named_arguments
@@ -84,126 +85,149 @@ def split_gnn(
     weight_decay: NonNegative = 0.0,
     link: Link | None = None,
 ) -> Algorithm:
-    """SplitGNN: parties compute the first layers on their nodes, the server the others on all; one step a round.
+    """Makes SplitGNN: parties compute the first layers on their nodes, and the server the other layers on all nodes.
 
-    Parties hold one graph together (`population.node_data`). In each of their layers a node needs what its neighbours
-    send, also neighbours at other parties: the server relays it (halo embeddings), or such edges are dropped. The
-    server's layers use every edge. Gradients go back the same ways; the parties' weights are averaged in each round, as
-    the sum of their gradients.
+    Parties hold one graph together (`population.node_data`). In each of the parties' layers a node needs messages of
+    its neighbours, also of neighbours at other parties. The server relays these (halo embeddings), or such edges are
+    dropped. The server's layers use every edge. Gradients are sent back the same ways. All parties have the same
+    weights: the gradient of a weight is the sum of the parties' gradients. A round is one step.
 
     Args:
       model: a graph network (`models.gcn`, ...) for nodes.
-      sampler: which parties take part; edges to those that do not are dropped for the round.
+      sampler: draws the parties that take part; edges to other parties are dropped for the round.
       optimizer: of the whole model, at the server.
-      client_layers: in [1, number of layers], how many the parties compute. If all, labels stay with the parties;
-        otherwise the server has them.
-      cut_edges: in the parties' layers: "exchange" or "drop".
-      graph_at: "server": in the last of the parties' layers they only multiply their features by the weights, and the
-        server, which holds the graph, sums over neighbours (models that sum what was sent: `gcn`, `gat`).
-      weight_decay: of the first layer, >= 0: adds weight_decay / 2 times its squared norm to the loss.
-      link: what embeddings and their gradients go through, a node's row a message (`network.link`): a halo embedding
-        once, at its owner, and its gradient at the party that needed it. What it adds to a batch, as encryption does,
-        is sent with each party's rows of a layer and way.
+      client_layers: in [1, number of layers], the number of layers that the parties compute. If they compute all,
+        labels stay with the parties; otherwise the server has the labels.
+      cut_edges: what happens to edges between parties in the parties' layers: "exchange" or "drop".
+      graph_at: "clients": parties sum over neighbours in all their layers. "server": in the last of their layers they
+        only multiply their features by the weights, and the server, which holds the graph, sums over neighbours (for
+        models that sum what was sent: `gcn`, `gat`).
+      weight_decay: >= 0; adds weight_decay / 2 times the squared norm of the first layer to the loss.
+      link: the link that embeddings and their gradients pass, where a node's row is a message (`network.link`). A halo
+        embedding passes it once, at its owner, and its gradient once, at the party that needed it. What the link adds
+        to a batch, as encryption does, is sent with each party's rows of a layer, in each direction.
 
-    Returns: an Algorithm. Its info holds `local_loss` and `local_accuracy` over all labelled nodes, in training; exact
-    `uplink_bytes` and `downlink_bytes`: the parties' weights down and their gradients up, an embedding of each node to
-    the server's layers and its gradient back (`activation_bytes`), and of each boundary node up and each halo node
-    down, with gradients the other way (`boundary_bytes`); `cut_edges_used`. Labels, which are sent once, are not
-    counted. A step that is not finite, or without a labelled node, is skipped, its loss NaN. Evaluations judge the
-    model by itself, without the link: on `test` with all edges of the graph, on `local_test` with none that is cut.
-    Where edges are dropped in the parties' layers alone, the federation's own predictions are neither.
+    Returns: an Algorithm. Its info holds
+      `local_loss` and `local_accuracy`: over all labelled nodes, in training;
+      `uplink_bytes` and `downlink_bytes`: exact, of all messages up and down;
+      `activation_bytes`: of these, an embedding of each node to the server's layers and its gradient back;
+      `boundary_bytes`: of these, an embedding of each boundary node up and of each halo node down, and gradients the
+      other way. The other bytes are the parties' weights down and their gradients up;
+      `cut_edges_used`: edges between parties along which embeddings were sent.
+    Labels, which are sent once, are not counted. A step that is not finite, or without a labelled node, is skipped, and
+    its loss is NaN. Evaluations use the model by itself, without the link: on `test` with all edges of the graph, on
+    `local_test` without edges between parties. Where edges are dropped in the parties' layers alone, the predictions of
+    the federation itself are neither of these.
 
-    Raises: ValueError for models without layers or with a readout, samplers that may draw a party twice, draw some more
-    often, have late clients or partial work, or take simulated time.
+    Raises: ValueError for models without layers or with a readout, and for samplers that may draw a party twice, draw
+    some parties more often, have late clients or partial work, or take simulated time.
 
     Guarantees: with exchanged edges it is training on the whole graph, for any partition, dropout included
     (tests/algorithms/split/test_splitgnn.py::test_exchange_is_the_whole_graph), and so are a server that holds the
     graph (::test_a_server_with_the_graph) and a second graph layer at the server (::test_two_graph_layers); dropped
-    edges give what is computed by hand (::test_path_by_hand), one hop beyond the boundary too; bytes are counted arrays
-    (::test_bytes), of wider numbers too (::test_bytes_of_wider_numbers); nobody's round has no loss
-    (::test_an_empty_cohort).
+    edges give the results of a computation by hand (::test_path_by_hand), one hop beyond the boundary too; bytes are
+    those of the arrays that are sent (::test_bytes), of wider numbers too (::test_bytes_of_wider_numbers); a round
+    without parties has no loss (::test_an_empty_cohort).
 
     References: Kipf and Welling 2017; Gupta and Raskar 2018.
     """
-    places = _checked(model, sampler, client_layers, cut_edges, graph_at, link)
+    places = _checked_places(model, sampler, client_layers, cut_edges, graph_at, link)
     validate.optax_transformation("optimizer", optimizer)
-    whole = server.optimizer(optimizer)
+    model_server = server.optimizer(optimizer)
     client = NO_CLIENT.stating(noise=noise_of([places.link]))
-    star = Star(sampler, client, None, whole, identity())  # type: ignore[arg-type]  # nothing is aggregated
-    names = [layer.name for layer in places.layers[:client_layers]]
+    star = Star(sampler, client, None, model_server, identity())  # type: ignore[arg-type]  # nothing is aggregated
+    party_layers = [layer.name for layer in places.layers[:client_layers]]
 
     def init(key: Array | None, params: PyTree, population: Population) -> SplitState:
         _check_start(places, sampler, params, population)
-        state = SplitState(jnp.zeros((), jnp.int32), sampler.init(), whole.init(params))
+        state = SplitState(jnp.zeros((), jnp.int32), sampler.init(), model_server.init(params))
         return jax.tree.map(jnp.asarray, state)
 
     def inside(key: Array, state: SplitState, population: Population) -> tuple[SplitState, Inside]:
-        cohort, next_sampler, joint = taking_part(key, state, population)
-        stepped = engine.steady(partial(_stepped, places, whole, weight_decay))
-        moved, finite, sums, count, info = stepped(key, joint, state.server)
-        fit = (count > 0) & finite
-        info |= counts(places, cohort, joint, whole.params(state.server)) | {"skipped_rounds": (~fit).astype(jnp.int32)}
+        cohort, sampler_state, joint = cohort_and_graphs(key, state, population)
+        take_step = engine.steady(partial(_take_step, places, model_server, weight_decay))
+        server_state, is_finite, sums, num_labelled, info = take_step(key, joint, state.server)
+        is_used = (num_labelled > 0) & is_finite
+        info |= counts(places, cohort, joint, model_server.params(state.server))
+        info |= {"skipped_rounds": (~is_used).astype(jnp.int32)}
         info = tree.joined_metrics({"sampler": cohort.metrics, "own": info})
-        means = {f"local_{name}": Mean(*(jnp.where(fit, x, 0) for x in (total, count))) for name, total in sums.items()}
-        return SplitState(state.round + 1, next_sampler, moved), Inside(info, means, {}, count, ~finite)
+        means = {
+            f"local_{name}": Mean(*(jnp.where(is_used, x, 0) for x in (total, num_labelled)))
+            for name, total in sums.items()
+        }
+        next_state = SplitState(state.round + 1, sampler_state, server_state)
+        return next_state, Inside(info, means, {}, num_labelled, ~is_finite)
 
     def step(key: Array, state: SplitState, population: Population) -> tuple[SplitState, dict]:
-        state, told = inside(key, state, population)
+        state, result = inside(key, state, population)
 
         def divided(means):
             return {name: total / weight for name, (total, weight) in means.items()}
 
-        return state, tree.joined_metrics({"own": told.info, "local": engine.steady(divided)(told.means)})
+        return state, tree.joined_metrics({"own": result.info, "local": engine.steady(divided)(result.means)})
 
-    def taking_part(key: Array, state: SplitState, population: Population) -> tuple[Cohort, PyTree, Joint]:
-        cohort, next_sampler = invite(star, key, state)  # type: ignore[arg-type]
+    def cohort_and_graphs(key: Array, state: SplitState, population: Population) -> tuple[Cohort, PyTree, Joint]:
+        cohort, sampler_state = invite(star, key, state)  # type: ignore[arg-type]
         cohort = in_order(existing(cohort, population))
         joint = joint_of(cohort, population)
-        params = whole.params(state.server)
+        params = model_server.params(state.server)
         outputs = jax.eval_shape(lambda: model.apply(params, (), joint.graphs, None, False)[0])
         if outputs.shape[:2] != joint.labels.shape:
             validate.fail("model", "outputs for each node", outputs.shape, "Whole graphs (readout) take FedAvg.")
-        return cohort, next_sampler, joint
+        return cohort, sampler_state, joint
 
     def observe(key: Array, state: SplitState, population: Population) -> Observed:
-        cohort, _, joint = taking_part(key, state, population)
-        return _seen(places, key, whole.params(state.server), cohort, joint, names)
+        cohort, _, joint = cohort_and_graphs(key, state, population)
+        return _seen_by_server(places, key, model_server.params(state.server), cohort, joint, party_layers)
+
+    def params_of(state: SplitState) -> PyTree:
+        return model_server.params(state.server)
 
     level = Level(star, lambda params, population: init(None, params, population), inside, METRICS)
-    return Algorithm(init, step, lambda state: whole.params(state.server), None, observe, metrics=METRICS, level=level)
+    return Algorithm(init, step, params_of, None, observe, metrics=METRICS, level=level)
 
 
-def _stepped(
-    places: LayerPlaces, whole: ServerUpdate, weight_decay: float, key: Array, joint: Joint, held: PyTree
+def _take_step(
+    places: LayerPlaces, model_server: ServerUpdate, weight_decay: float, key: Array, joint: Joint, state: PyTree
 ) -> tuple:
-    """One step from the state `held`: (the next one, whether it is finite, sums by metric, labelled nodes, info)."""
-    params = whole.params(held)
+    """Takes one step on the loss of all labelled nodes.
+
+    Args:
+      model_server: holds the whole model and its optimiser.
+      joint: the parties' graphs.
+      state: of `model_server`.
+
+    Returns: (the next state, whether the step is finite, sums by metric, number of labelled nodes, info).
+    """
+    params = model_server.params(state)
     validate.floating_parameters(params)
-    found, gradient = jax.value_and_grad(
+    (loss, (sums, num_labelled)), gradient = jax.value_and_grad(
         lambda params: regularized_node_loss(places, weight_decay, params, joint, stream(key, "loss")), has_aux=True
     )(params)
-    sums, count = found[1]
     update = jax.tree.map(jnp.negative, gradient)
-    moved = whole.apply(stream(key, "server"), update, held)
-    finite = tree.all_finite((found[0], update, moved))
-    moved = tree.where((count > 0) & finite, moved, held)
-    length = optax.tree.norm(tree.subtract(whole.params(moved), params))
-    return moved, finite, sums, count, {"update_norm": length}
+    new_state = model_server.apply(stream(key, "server"), update, state)
+    is_finite = tree.all_finite((loss, update, new_state))
+    new_state = tree.where((num_labelled > 0) & is_finite, new_state, state)
+    update_norm = optax.tree.norm(tree.subtract(model_server.params(new_state), params))
+    return new_state, is_finite, sums, num_labelled, {"update_norm": update_norm}
 
 
 def _check_start(places: LayerPlaces, sampler: Sampler, params: PyTree, population: Population) -> None:
+    """Raises ValueError for a population of another size than the sampler's, and for parameters of another model."""
     if sampler.design.population_size != population.size:
-        rule, hint = f"a design for the population's {population.size} parties", "In a hierarchy: group_size."
-        validate.fail("sampler", rule, sampler.design.population_size, hint)
-    names, known = sorted(layer.name for layer in places.layers), isinstance(params, Mapping)
-    if not known or set(names) != set(params):
-        hint = f"They differ in {sorted(set(names) ^ set(params))}." if known else f"A dict with {names}."
-        validate.fail("params", "those of the model", sorted(params) if known else type(params).__name__, hint)
+        rule = f"a design for the population's {population.size} parties"
+        validate.fail("sampler", rule, sampler.design.population_size, "In a hierarchy: group_size.")
+    names = sorted(layer.name for layer in places.layers)
+    is_dict = isinstance(params, Mapping)
+    if not is_dict or set(names) != set(params):
+        hint = f"They differ in {sorted(set(names) ^ set(params))}." if is_dict else f"A dict with {names}."
+        validate.fail("params", "those of the model", sorted(params) if is_dict else type(params).__name__, hint)
 
 
-def _checked(
+def _checked_places(
     model: Model, sampler: Sampler, client_layers: int, cut_edges: str, graph_at: str, link: Link | None
 ) -> LayerPlaces:
+    """Checks the options of `split_gnn`, and says where each layer is computed."""
     if link is not None:
         validate.part("link", link, Link)
     validate.part("model", model, Model)
@@ -233,12 +257,20 @@ def _checked(
     )
 
 
-def _seen(places: LayerPlaces, key: Array, params: PyTree, cohort: Cohort, joint: Joint, names: list[str]) -> Observed:
-    """What the server receives in the round of this key, a row for each party."""
-    slots = joint.labels.shape[0]
+def _seen_by_server(
+    places: LayerPlaces, key: Array, params: PyTree, cohort: Cohort, joint: Joint, party_layers: list[str]
+) -> Observed:
+    """What the server receives in the round of this key, a row for each party.
+
+    Args:
+      params: of the whole model.
+      party_layers: names of the layers that the parties compute.
+    """
+    num_slots = joint.labels.shape[0]
+    # Each party has a copy of its layers' weights, so that the gradient by a copy is that party's message.
     copies = {
-        name: jax.tree.map(lambda x: jnp.broadcast_to(x[None], (slots, *x.shape)), params[name])
-        if name in names
+        name: jax.tree.map(lambda x: jnp.broadcast_to(x[None], (num_slots, *x.shape)), params[name])
+        if name in party_layers
         else params[name]
         for name in params
     }
@@ -248,11 +280,16 @@ def _seen(places: LayerPlaces, key: Array, params: PyTree, cohort: Cohort, joint
         value, _ = regularized_node_loss(places, 0.0, copies, joint, stream(key, "loss"), taps)
         return value, taps["seen"]
 
+    # Zeros are added to all embeddings that pass the server. The gradients by the zeros at a boundary are the messages
+    # that parties send back to it.
     spec = jax.eval_shape(lambda: loss(copies, {})[1])
     zeros = {name: jnp.zeros(x.shape, x.dtype) for name, x in spec.items()}
-    (by_weights, back), seen = jax.grad(loss, (0, 1), has_aux=True)(copies, zeros)
-    messages = dict(seen) | {"gradients": {name: by_weights[name] for name in names}}
-    known = joint.known[..., None]
-    messages |= {f"{name}_gradients": jnp.where(known, x, 0) for name, x in back.items() if name != "embeddings"}
-    there = (joint.graphs.ids >= 0).any(1)
-    return Observed({name: params[name] for name in names}, messages, there.astype(jnp.float32), cohort.ids)
+    (copy_gradients, message_gradients), seen = jax.grad(loss, (0, 1), has_aux=True)(copies, zeros)
+    messages = dict(seen) | {"gradients": {name: copy_gradients[name] for name in party_layers}}
+    is_known = joint.known[..., None]
+    messages |= {
+        f"{name}_gradients": jnp.where(is_known, x, 0) for name, x in message_gradients.items() if name != "embeddings"
+    }
+    has_nodes = (joint.graphs.ids >= 0).any(1)
+    broadcast = {name: params[name] for name in party_layers}
+    return Observed(broadcast, messages, has_nodes.astype(jnp.float32), cohort.ids)

@@ -1,4 +1,4 @@
-"""What crosses between the parties of one model: the bits of an example and of a batch, and how often they cross."""
+"""Counts messages between the parties of a model: bits for each example and each batch, and how often they cross."""
 
 from __future__ import annotations
 
@@ -19,24 +19,26 @@ __all__ = ["Crossing", "bits_by_direction", "crossings", "product", "visits", "w
 
 
 class Crossing(NamedTuple):
-    """What crosses between two parties for one example, and its way back; each message in whole bytes."""
+    """A message from one party to another for one example, and its gradient on the way back; both in whole bytes."""
 
-    source: int
-    target: int
-    name: str
+    source: int  # the party that sends the message
+    target: int  # the party that receives it
+    name: str  # of the layer that receives it, or "labels"
     kind: str  # "activations" or "labels"
-    there: int  # bits
-    back: int  # bits of its gradient; 0 of labels
-    batch: int  # bits of a batch beside, each way; 0 of labels that go with activations
+    there: int  # bits of the message
+    back: int  # bits of its gradient; 0 for labels
+    batch: int  # further bits for each batch, in each direction; 0 for labels that go with activations
 
 
 def crossings(split: Split, params: PyTree, example: PyTree) -> tuple[Crossing, ...]:
-    """All that crosses in a training step, for one example.
+    """All messages between parties in a training step, for one example.
 
     Args:
-      params: arrays or specs. example: {"x": ..., "y": ...} of one example, without the batch axis; arrays or specs.
+      split: the loss.
+      params: of the whole model, arrays or specs.
+      example: {"x": ..., "y": ...} of one example, without the batch axis; arrays or specs.
 
-    Guarantees: the arrays of a transcript, counted (tests/algorithms/split/test_client.py::
+    Guarantees: the sizes are those of the arrays in a transcript (tests/algorithms/split/test_client.py::
     test_bytes_are_those_of_the_arrays), each message in whole bytes (::test_messages_are_whole_bytes); labels that go
     with activations cost no nonce of their own
     (tests/algorithms/split/test_loss.py::test_labels_are_encrypted_as_the_rest_is).
@@ -44,63 +46,90 @@ def crossings(split: Split, params: PyTree, example: PyTree) -> tuple[Crossing, 
     tap = Tap()
     batch = jax.tree.map(lambda x: jax.ShapeDtypeStruct((1, *x.shape), x.dtype), example)
     jax.eval_shape(lambda p, e: split.through(tap, p, e, None), params, batch)
-    found, ways = [], {(x.source, x.target) for x in tap.messages if x.kind != "labels"}
+    result = []
+    ways_of_activations = {(x.source, x.target) for x in tap.messages if x.kind != "labels"}
     for message, (link, _) in zip(tap.messages, tap.sources, strict=True):
-        one = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), message.value)
-        labels = message.kind == "labels"
-        there, back = (_whole(wire.bits) for wire in wires(Link() if labels else link, one))
-        beside = 0 if labels and (message.source, message.target) in ways else _whole(link.batch_bits)
-        bits = (there, 0 if labels else back, beside)
-        found.append(Crossing(message.source, message.target, message.name, message.kind, *bits))
-    return tuple(found)
+        value = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), message.value)
+        is_labels = message.kind == "labels"
+        forward_bits, backward_bits = (_whole_bytes(wire.bits) for wire in wires(Link() if is_labels else link, value))
+        # Labels that go with activations are in the same message, whose batch bits (a nonce, say) count once.
+        goes_along = is_labels and (message.source, message.target) in ways_of_activations
+        batch_bits = 0 if goes_along else _whole_bytes(link.batch_bits)
+        bits = (forward_bits, 0 if is_labels else backward_bits, batch_bits)
+        result.append(Crossing(message.source, message.target, message.name, message.kind, *bits))
+    return tuple(result)
 
 
-def _whole(bits: int) -> int:
-    """The bits of so many whole bytes as hold them."""
+def _whole_bytes(bits: int) -> int:
+    """The number of bits, rounded up to whole bytes."""
     return 8 * -(-bits // 8)
 
 
 def bits_by_direction(crossed: Sequence[Crossing], *, training: bool = True) -> dict[str, tuple[int, int]]:
-    """{"up", "down", "other"}: (bits of an example, bits of a batch) from party 0, to it, and among the others.
+    """Sums bits by direction: from party 0 ("up"), to party 0 ("down"), and among the other parties ("other").
 
-    Without training there are neither labels nor gradients.
+    Args:
+      crossed: of `crossings`.
+      training: False counts neither labels nor gradients.
+
+    Returns: {direction: (bits for each example, bits for each batch)}.
     """
-    total = {"up": [0, 0], "down": [0, 0], "other": [0, 0]}
-    for one in crossed:
-        if one.kind == "labels" and not training:
+    totals = {"up": [0, 0], "down": [0, 0], "other": [0, 0]}
+    for crossing in crossed:
+        if crossing.kind == "labels" and not training:
             continue
-        ways = [(one.source, one.target, one.there)] + [(one.target, one.source, one.back)] * (
-            training and one.back > 0
-        )
-        for source, target, bits in ways:
-            where = "up" if source == 0 else "down" if target == 0 else "other"
-            total[where][0] += bits
-            total[where][1] += one.batch
-    return {where: (bits[0], bits[1]) for where, bits in total.items()}
+        messages = [(crossing.source, crossing.target, crossing.there)]
+        if training and crossing.back > 0:
+            messages.append((crossing.target, crossing.source, crossing.back))
+        for source, target, bits in messages:
+            direction = "up" if source == 0 else "down" if target == 0 else "other"
+            totals[direction][0] += bits
+            totals[direction][1] += crossing.batch
+    return {direction: (bits[0], bits[1]) for direction, bits in totals.items()}
 
 
 def visits(work: LocalWork, data: ClientData) -> tuple[Array, Array]:
-    """(examples that the batches hold, each as often as it is visited; steps), [2] uint32 words each."""
+    """Counts how often a client's local work visits an example, and its steps.
+
+    Args:
+      work: the local work.
+      data: the client's examples and mask; `data.work` may shorten its work.
+
+    Returns: (number of visits: the sum of the batches' examples; number of steps), each [2] uint32 words.
+    """
     rows = data.mask.shape[0]
     size = rows if work.batch_size is None else min(work.batch_size, rows)
-    number = data.mask.sum(dtype=jnp.int32)
-    per_epoch = jnp.maximum(-(-number // size), 1)
-    steps = jnp.where(number > 0, jnp.asarray(work.own_steps(per_epoch, data.work), jnp.int32), 0)
-    epochs, rest = jax.lax.div(steps, per_epoch), jax.lax.rem(steps, per_epoch)
-    visited = word_pair_sum(product(number, _words(epochs)), _words(jnp.minimum(rest * size, number)))
-    return visited, _words(steps)
+    num_examples = data.mask.sum(dtype=jnp.int32)
+    steps_per_epoch = jnp.maximum(-(-num_examples // size), 1)
+    own_steps = jnp.asarray(work.own_steps(steps_per_epoch, data.work), jnp.int32)
+    num_steps = jnp.where(num_examples > 0, own_steps, 0)
+    # A whole epoch visits every example once; in the last, partial epoch all batches are full but the last one.
+    num_epochs = jax.lax.div(num_steps, steps_per_epoch)
+    steps_left = jax.lax.rem(num_steps, steps_per_epoch)
+    visits_left = jnp.minimum(steps_left * size, num_examples)
+    num_visits = word_pair_sum(product(num_examples, _words(num_epochs)), _words(visits_left))
+    return num_visits, _words(num_steps)
 
 
 def _words(number: Array) -> Array:
+    """The high and the low word of a non-negative int32, as [2] uint32."""
     return jnp.stack([jnp.zeros_like(number), number]).astype(jnp.uint32)
 
 
 def product(number: Array, words: Array) -> Array:
-    """number * words modulo 2^64; number is [], words and the result are [2] uint32, high and low."""
+    """The product number * words modulo 2^64.
+
+    Args:
+      number: [] int32 or uint32.
+      words: [2] uint32, the high and the low word of an integer.
+
+    Returns: [2] uint32 words.
+    """
     return words_of(Count(number, words))
 
 
 def word_pair_sum(a: Array, b: Array) -> Array:
-    """a + b modulo 2^64, [2] uint32 words each."""
+    """The sum a + b modulo 2^64; both and the result are [2] uint32, the high and the low word."""
     low = a[1] + b[1]
-    return jnp.stack([a[0] + b[0] + (low < a[1]).astype(jnp.uint32), low])
+    carry = (low < a[1]).astype(jnp.uint32)  # an addition that wrapped gives less than its addend
+    return jnp.stack([a[0] + b[0] + carry, low])

@@ -1,9 +1,10 @@
-"""Vertical learning: parties who hold other columns of the same rows train one model; party 0 has the labels.
+"""Vertical learning: parties that hold different columns of the same rows train one model; party 0 has the labels.
 
-In a step each party computes its bottom's output on the rows of the batch and sends it to party 0, who computes the
-loss and sends back the loss's derivative by that output; everybody then updates what it holds. With one number a row
-(`models.vertical_linear`) these are partial scores and residuals. Rows are in one order at all parties, after
-alignment (`population.vertical.private_set_intersection`), and which rows a batch has is known to all.
+Each party has a bottom model of its columns, and party 0 also has the top model. In a step each party computes its
+bottom's output on the rows of the batch and sends it to party 0. Party 0 computes the loss, and sends back to each
+party the derivative of the loss by that output. Each party then updates its own parameters. With one number for each
+row (`models.vertical_linear`) these messages are partial scores and residuals. Rows are in the same order at all
+parties, after alignment (`population.vertical.private_set_intersection`), and all parties know which rows a batch has.
 """
 
 from __future__ import annotations
@@ -43,17 +44,20 @@ OBJECTIVES = ("exact", "taylor")
 
 
 class PartyFunctions(NamedTuple):
-    """The functions of a vertical model: party p computes h_p = bottoms[p](own params, x), party 0 also the top."""
+    """The functions of a vertical model: party p computes h_p = bottoms[p](params, x), and party 0 also the top."""
 
-    names: tuple[str, ...]
+    names: tuple[str, ...]  # of the parties, party 0 first
     bottoms: tuple[Callable, ...]  # (whole params, x) -> h_p [n, k_p]; reads the party's own params and columns alone
     top: Callable  # (whole params, [h_0, ..., h_{P-1}]) -> outputs
 
 
 def party_functions_of(model: Model) -> PartyFunctions:
-    """The bottoms and the top of a model whose first layer has a branch for each party, as `models.by_party` makes.
+    """Takes a vertical model apart into the bottom models of its parties and the top model.
 
-    Raises: TypeError for what is no `Model`; ValueError for one without such a layer.
+    Args:
+      model: its first layer has a branch for each party, as `models.by_party` makes it.
+
+    Raises: TypeError for a value that is no `Model`; ValueError for a model without such a layer.
 
     >>> from fedjax_sim.models import vertical_linear
     >>> party_functions_of(vertical_linear(columns=(2, 3), num_outputs=1)).names
@@ -63,33 +67,32 @@ def party_functions_of(model: Model) -> PartyFunctions:
     if not model.layers or len(model.layers[0].branches) < 2:
         hint = "Take models.vertical_linear, vertical_mlp, or build one by models.by_party."
         validate.fail("model", "one whose first layer has a branch for each party", "another", hint)
-    first, *rest = model.layers
+    branch_layer, *top_layers = model.layers
 
     def bottom(name: str, layers: tuple) -> Callable:
-        inner = sequential(layers)
-        return lambda params, x: inner.apply(params.get(first.name, {}).get(name, {}), (), x, None, False)[0]
+        branch = sequential(layers)
+        return lambda params, x: branch.apply(params.get(branch_layer.name, {}).get(name, {}), (), x, None, False)[0]
 
-    above = sequential(rest) if rest else None
+    top_model = sequential(top_layers) if top_layers else None
 
-    def top(params: PyTree, outs: list[Array]) -> PyTree:
-        joined = first.join(outs)
-        return joined if above is None else above.apply(params, (), joined, None, False)[0]
+    def top(params: PyTree, outputs: list[Array]) -> PyTree:
+        joined = branch_layer.join(outputs)
+        return joined if top_model is None else top_model.apply(params, (), joined, None, False)[0]
 
-    names = tuple(name for name, _ in first.branches)
-    return PartyFunctions(names, tuple(bottom(name, layers) for name, layers in first.branches), top)
+    names = tuple(name for name, _ in branch_layer.branches)
+    return PartyFunctions(names, tuple(bottom(name, layers) for name, layers in branch_layer.branches), top)
 
 
 def vertical_loss(model: Model, loss: Callable, link: Link | Mapping[str, Link] | None = None) -> Callable:
-    """`loss_fn(params, examples, key)` of a vertical model, as the parties compute it together.
+    """Makes the loss of a vertical model, `loss_fn(params, examples, key)`, as the parties compute it together.
 
     Args:
       model: of `models.by_party`.
-      loss: (outputs, targets) -> per-example losses, or a dict of them.
-      link: between each party and party 0, of `network.link`, or one for each party by its name, such as "party_1";
-        None: messages arrive as they are. With key
-        None, in an evaluation, nothing passes it.
+      loss: (outputs, targets) -> per-example losses, or a dict of per-example values.
+      link: between each party and party 0, of `network.link`, or a dict with a link for each party by its name, such as
+        "party_1". None: messages arrive as they are. In an evaluation (key None) messages do not pass the links.
 
-    Guarantees: the loss of the whole model on the same rows, with its gradient
+    Guarantees: it is the loss of the whole model on the same rows, with its gradient
     (tests/algorithms/split/test_vertical.py::test_gradients_are_centralised).
 
     >>> from fedjax_sim.models import squared_error, vertical_linear
@@ -101,22 +104,28 @@ def vertical_loss(model: Model, loss: Callable, link: Link | Mapping[str, Link] 
     """
     parties = party_functions_of(model)
     validate.function("loss", loss, "outputs, targets")
-    between = _links(parties, link)
+    links = _links(parties, link)
 
     def loss_fn(params: PyTree, examples: dict[str, Any], key: Array | None = None) -> dict[str, Array]:
-        def across(out: Array, party: int) -> Array:
+        def send_to_party_0(output: Array, party: int) -> Array:
             name = parties.names[party]
-            return out if key is None else send(between[name], key, out, name)
+            return output if key is None else send(links[name], key, output, name)
 
         check_examples(examples)
-        return per_example(loss(_outputs(parties, params, examples["x"], across), examples["y"]))
+        return per_example(loss(_outputs(parties, params, examples["x"], send_to_party_0), examples["y"]))
 
-    loss_fn.helped = True  # type: ignore[attr-defined]  # see `client.losses.check_own`
+    # Clients refuse such a loss, because they would not count what crosses: see `client.losses.check_own`.
+    loss_fn.helped = True  # type: ignore[attr-defined]
     return loss_fn
 
 
 def _links(parties: PartyFunctions, given: Link | Mapping[str, Link] | None, argument: str = "link") -> dict[str, Link]:
-    """The link of each party but party 0."""
+    """The link between party 0 and each other party, by the other party's name.
+
+    Args:
+      given: one link for all parties, links by name, or None for plain links.
+      argument: the name of that argument, for errors.
+    """
     names = parties.names[1:]
     if isinstance(given, Mapping):
         for name in given:
@@ -124,15 +133,20 @@ def _links(parties: PartyFunctions, given: Link | Mapping[str, Link] | None, arg
         links = {name: given.get(name, Link()) for name in names}
     else:
         links = dict.fromkeys(names, Link() if given is None else given)
-    for name, one in links.items():
-        validate.part(f"{argument}[{name!r}]", one, Link)
+    for name, party_link in links.items():
+        validate.part(f"{argument}[{name!r}]", party_link, Link)
     return links
 
 
-def _outputs(parties: PartyFunctions, params: PyTree, x: PyTree, across: Callable) -> PyTree:
-    """The top's outputs; `across(h_p, p)` brings party p's to party 0."""
-    own, *others = (bottom(params, x) for bottom in parties.bottoms)
-    return parties.top(params, [own, *(across(out, party) for party, out in enumerate(others, 1))])
+def _outputs(parties: PartyFunctions, params: PyTree, x: PyTree, send_to_party_0: Callable) -> PyTree:
+    """The outputs of the top model.
+
+    Args:
+      send_to_party_0: (h_p, p) -> h_p as it arrives at party 0.
+    """
+    own_output, *other_outputs = (bottom(params, x) for bottom in parties.bottoms)
+    arrived = (send_to_party_0(output, party) for party, output in enumerate(other_outputs, 1))
+    return parties.top(params, [own_output, *arrived])
 
 
 def vertical_transcript(
@@ -144,7 +158,7 @@ def vertical_transcript(
     link: Link | Mapping[str, Link] | None = None,
     key: Array | None = None,
 ) -> Transcript:
-    """One step on all rows, message by message: what each party receives.
+    """Replays one step on all rows, and returns what each party receives, message by message.
 
     Args:
       model, loss, link: as in `vertical_loss`.
@@ -152,27 +166,28 @@ def vertical_transcript(
       examples: {"x", "y"}, [n, ...].
       key: of the step; None draws as in an evaluation.
 
-    Returns: the `Transcript` of party 0 and parties 1, ..., P - 1: outputs [n, k_p] to party 0, then the derivatives of
-    the loss's weighted mean by what arrived, [n, k_p], back. Party p's gradient is made of these and of its columns.
+    Returns: the `Transcript` of party 0 and parties 1, ..., P - 1. Outputs [n, k_p] are sent to party 0; then the
+    derivatives of the loss's weighted mean by the arrived outputs, [n, k_p], are sent back. Party p computes its
+    gradient from these derivatives and its columns.
 
     Guarantees: nobody receives labels or columns, and gradients are made of what was received
     (tests/algorithms/split/test_vertical.py::test_what_each_party_sees); for linear models, partial scores and
-    residuals in float64 (::test_gradients_are_centralised); examples weigh what the loss says
+    residuals in float64 (::test_gradients_are_centralised); examples have the weights that the loss returns
     (tests/algorithms/split/test_extremes.py::test_weighted_vertical_transcript); bytes are those of these arrays
     (tests/algorithms/split/test_vertical.py::test_bytes_are_those_of_the_arrays).
 
     References: Hardy et al. 2017, algorithm 1 (without encryption); Vepakomma et al. 2018.
     """
     parties = party_functions_of(model)
-    between = _links(parties, link)
+    links = _links(parties, link)
     check_examples(examples)
 
     def step(tap: Callable) -> Array:
-        def across(out: Array, party: int) -> Array:
+        def send_to_party_0(output: Array, party: int) -> Array:
             name = parties.names[party]
-            return tap(between[name], key, out, party, 0, name)
+            return tap(links[name], key, output, party, 0, name)
 
-        outputs = _outputs(parties, params, examples["x"], across)
+        outputs = _outputs(parties, params, examples["x"], send_to_party_0)
         values = per_example(loss(outputs, examples["y"]))
         weight = values.get("weight", jnp.ones_like(values["loss"]))
         return (values["loss"] * weight).sum() / jnp.where(weight.sum() > 0, weight.sum(), 1)
@@ -181,7 +196,7 @@ def vertical_transcript(
 
 
 class VerticalOptions(client.LocalOptions, ExecutionOptions, total=False):
-    """The options of `client.work`, and how a round is carried out."""
+    """The options of `client.work`, and the execution options of `federated`."""
 
 
 @validate.named_arguments
@@ -200,23 +215,23 @@ def vertical(
     transform: UpdateTransform | None = None,
     **options: Unpack[VerticalOptions],
 ) -> Algorithm:
-    """Vertical learning in consortia: a client is a consortium of P parties, who hold columns of the same rows.
+    """Makes vertical learning in consortia: a client is a consortium of P parties, which hold columns of the same rows.
 
-    With one client nobody else takes part: no model is sent to anyone, and a round is `num_steps` steps of the parties.
-    With several, such as hospitals whose departments are parties, each trains as that, and the parties of one role
-    average what they hold: horizontal and vertical at once.
+    With one consortium no model is sent to anyone, and a round is `num_steps` steps of its parties. With several
+    consortia, such as hospitals whose departments are parties, each trains in this way. Then the parties of one role
+    average their parameters over the consortia: learning is horizontal and vertical at once.
 
     Args:
-      model: one with a branch for each party, of `models.by_party`; it decides who computes what.
-      loss: (outputs, targets) -> per-example losses; a config takes that of the task.
-      sampler: of consortia.
-      optimizer: of every party, for what it holds. Its state is not carried to the next round, as in FedAvg, with one
-        consortium too: momentum, or Adam's moments, start from zero (tests/algorithms/split/test_vertical.py::
-        test_optimisers_start_anew). Training that shall keep them is one round with many steps. An optimiser that mixes
-        coordinates, by a global norm, say, would need another message: use those that work by coordinate.
-      objective: "exact", the loss; "taylor", `models.taylor_cross_entropy` in its place, for a binary label.
-      forward, backward, encrypted: of the links between each party and party 0, as in `network.link`: what one row's
-        output, and the gradient by it, go through, such as `transform.local_gaussian(clip_norm, noise_multiplier)`.
+      model: a model with a branch for each party, of `models.by_party`; it says which party computes what.
+      loss: (outputs, targets) -> per-example losses; a config takes the loss of the task.
+      sampler: draws consortia.
+      optimizer: of every party, for its own parameters. Its state is not carried to the next round, as in FedAvg, with
+        one consortium too: momentum, or Adam's moments, start from zero (tests/algorithms/split/test_vertical.py::
+        test_optimisers_start_anew). To keep them, make one round with many steps. An optimiser that mixes coordinates,
+        such as by a global norm, would need another message: use optimisers that work by coordinate.
+      objective: "exact": the loss; "taylor": `models.taylor_cross_entropy` in its place, for a binary label.
+      forward, backward, encrypted: of the links between each party and party 0, as in `network.link`: the transforms of
+        one row's output, and of its gradient, such as `transform.local_gaussian(clip_norm, noise_multiplier)`.
       links: in their place, a link for each party by its name, such as {"party_1": network.link(...)}.
       num_steps, num_epochs, batch_size, weighting, shuffle: as in `client.work`.
       aggregator, transform: of the messages of consortia, where there are several.
@@ -225,13 +240,13 @@ def vertical(
     Returns: an Algorithm; its info counts `forward_bytes`, from the parties to party 0, and `backward_bytes`.
 
     Raises: ValueError for a model without parties; for "taylor" with another loss than the binary cross entropy; for a
-      transform with one consortium; for samplers whose rounds take time, which would be that of one device without
-      links (tests/algorithms/split/test_vertical.py::test_no_clock_prices_a_consortium).
+      transform with one consortium; for samplers whose rounds take time, because a clock would price a consortium as
+      one device without links (tests/algorithms/split/test_vertical.py::test_no_clock_prices_a_consortium).
 
-    Guarantees: a full-batch step is the centralised one (tests/algorithms/split/test_vertical.py::
-    test_a_round_is_centralised_descent), and misaligned rows are another step (::test_misaligned_rows_change_it); bytes
-    are those of the arrays that are sent (::test_bytes_are_those_of_the_arrays); several consortia are FedAvg on the
-    joint model (::test_consortia_are_fedavg). Noise on the links has no epsilon from the accountant, which says so
+    Guarantees: a full-batch step is the centralised step (tests/algorithms/split/test_vertical.py::
+    test_a_round_is_centralised_descent), and misaligned rows give another step (::test_misaligned_rows_change_it);
+    bytes are those of the arrays that are sent (::test_bytes_are_those_of_the_arrays); several consortia are FedAvg on
+    the joint model (::test_consortia_are_fedavg). Noise on the links has no epsilon from the accountant, which says so
     (::test_noise_on_links_is_not_accounted_as_something_else); `privacy.embedding_claim` states it.
 
     References: Hardy et al. 2017, sections 4 and 5; Yang et al. 2019, section 2.4; Vepakomma et al. 2018.
@@ -244,61 +259,66 @@ def vertical(
     work, execution = client.local_work(options)
     if links is not None and (forward, backward, encrypted) != (None, None, False):
         validate.fail("links", "None beside forward, backward or encrypted", sorted(links), "Put them into the links.")
-    shared = link(forward=forward, backward=backward, encrypted=encrypted)
-    between = _links(parties, shared if links is None else links, "links")
-    joint = partial(vertical_loss(model, loss, between))  # counted here, so it need not say that others help
-    local = _counted(client.local_sgd(joint, optimizer, work), parties, work, between)
+    shared_link = link(forward=forward, backward=backward, encrypted=encrypted)
+    party_links = _links(parties, shared_link if links is None else links, "links")
+    # A `partial` hides the attribute `helped` from `local_sgd`, which would refuse the loss: bytes are counted here.
+    joint_loss = partial(vertical_loss(model, loss, party_links))
+    local = _counting(client.local_sgd(joint_loss, optimizer, work), parties, work, party_links)
     rule = aggregation.mean() if aggregator is None else aggregator
     validate.part("sampler", sampler, Sampler)
-    alone = sampler.design.population_size == 1
-    if alone and transform is not None:
+    is_single = sampler.design.population_size == 1
+    if is_single and transform is not None:
         hint = "Nothing is sent between consortia where there is one: the links take forward and backward."
         validate.fail("transform", "none with one consortium", "some", hint)
     step = server.optimizer(optax.sgd(1.0))
-    made = federated(sampler, local, rule, step, transform, **execution)
-    return _unsent(made) if alone else made
+    algorithm = federated(sampler, local, rule, step, transform, **execution)
+    return _without_server_messages(algorithm) if is_single else algorithm
 
 
-def _counted(
-    local: ClientUpdate, parties: PartyFunctions, work: client.LocalWork, between: Mapping[str, Link]
+def _counting(
+    local: ClientUpdate, parties: PartyFunctions, work: client.LocalWork, links: Mapping[str, Link]
 ) -> ClientUpdate:
-    """The same local work, with the bytes that cross the links: each row of a batch once, there and back."""
+    """Makes local work count the bytes that cross the links: each row of a batch once, forward and backward."""
 
     def apply(key, broadcast, state, data: ClientData):
         report, state = local.apply(key, broadcast, state, data)
-        ways = [wires(one, out) for one, out in zip(between.values(), _row(parties, broadcast, data), strict=True)]
-        visited, steps = visits(work, data)
-        headers = sum(-(-one.batch_bits // 8) for one in between.values())
+        # Each row is a message, rounded up to whole bytes, each time that it is visited.
+        row_specs = _row_outputs(parties, broadcast, data)
+        wire_pairs = [wires(party_link, spec) for party_link, spec in zip(links.values(), row_specs, strict=True)]
+        num_visits, num_steps = visits(work, data)
+        batch_bytes = sum(-(-party_link.batch_bits // 8) for party_link in links.values())
         counts = {
             name: word_pair_sum(
-                product(jnp.uint32(sum(-(-wire.bits // 8) for wire in there)), visited),
-                product(jnp.uint32(headers), steps),
+                product(jnp.uint32(sum(-(-wire.bits // 8) for wire in direction_wires)), num_visits),
+                product(jnp.uint32(batch_bytes), num_steps),
             )
-            for name, there in zip(("forward_bytes", "backward_bytes"), zip(*ways, strict=True), strict=True)
+            for name, direction_wires in zip(
+                ("forward_bytes", "backward_bytes"), zip(*wire_pairs, strict=True), strict=True
+            )
         }
         return report._replace(counts=report.counts | counts), state
 
-    words = (
+    byte_metrics = (
         Metric("forward_bytes", "sent by parties to the label holder", "bytes", besides=True),
         Metric("backward_bytes", "sent back to the parties", "bytes", besides=True),
     )
-    metrics = (*local.facts.metrics, *words)
-    return local._replace(apply=apply).stating(noise=noise_of(between.values()), metrics=metrics, helped=True)
+    metrics = (*local.facts.metrics, *byte_metrics)
+    return local._replace(apply=apply).stating(noise=noise_of(links.values()), metrics=metrics, helped=True)
 
 
-def _row(parties: PartyFunctions, params: PyTree, data: ClientData) -> list[PyTree]:
-    """What each party but party 0 sends of one row, as specs."""
-    first = jax.tree.map(lambda x: x[:1], data.examples["x"])
-    outs = [jax.eval_shape(bottom, params, first) for bottom in parties.bottoms[1:]]
-    return jax.tree.map(lambda out: jax.ShapeDtypeStruct(out.shape[1:], out.dtype), outs)
+def _row_outputs(parties: PartyFunctions, params: PyTree, data: ClientData) -> list[PyTree]:
+    """The output for one row of each party except party 0, as specs."""
+    first_row = jax.tree.map(lambda x: x[:1], data.examples["x"])
+    outputs = [jax.eval_shape(bottom, params, first_row) for bottom in parties.bottoms[1:]]
+    return jax.tree.map(lambda output: jax.ShapeDtypeStruct(output.shape[1:], output.dtype), outputs)
 
 
-def _unsent(made: Algorithm) -> Algorithm:
-    """The algorithm of one consortium, whose model stays where it is."""
+def _without_server_messages(algorithm: Algorithm) -> Algorithm:
+    """Makes an algorithm count no bytes up and down: the model of a single consortium stays where it is."""
 
     def step(key, state, population):
-        state, info = made.step(key, state, population)
+        state, info = algorithm.step(key, state, population)
         return state, info | {name: Count.of(jnp.int32(0), 0) for name in ("uplink_bytes", "downlink_bytes")}
 
-    parts = made.parts._replace(complete=False)  # an edge above would count what nobody sends
-    return made._replace(step=step, parts=parts)
+    parts = algorithm.parts._replace(complete=False)  # an edge made of the parts would count messages that nobody sends
+    return algorithm._replace(step=step, parts=parts)
