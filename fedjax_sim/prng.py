@@ -83,7 +83,8 @@ def threefry(words: Array, high: Array, low: Array) -> tuple[Array, Array]:
     References: Salmon, Moraes, Dror and Shaw 2011 (Parallel random numbers: as easy as 1, 2, 3), section 4.2.
     """
     keys = words[0], words[1], words[0] ^ words[1] ^ jnp.uint32(0x1BD11BDA)
-    x, y = high + keys[0], low + keys[1]
+    x = high + keys[0]
+    y = low + keys[1]
     for turn in range(5):
         for distance in ((13, 15, 26, 6), (17, 29, 16, 24))[turn % 2]:
             x = x + y
@@ -135,8 +136,10 @@ def below(key: Array, n: PositiveInt, shape: tuple[int, ...] = ()) -> Array:
 
 def _product(x: Array, n: int) -> tuple[Array, Array]:
     """High and low words of the 64-bit product of uint32 `x` and n < 2^32."""
-    left, right = x >> 16, x & 0xFFFF
-    first, last = jnp.uint32(n >> 16), jnp.uint32(n & 0xFFFF)
+    left = x >> 16
+    right = x & 0xFFFF
+    first = jnp.uint32(n >> 16)
+    last = jnp.uint32(n & 0xFFFF)
     middle = (right * last >> 16) + right * first  # both below 2^32 - 2^16 with what is added: no carry is lost
     more = (middle & 0xFFFF) + left * last
     return left * first + (middle >> 16) + (more >> 16), x * jnp.uint32(n)
@@ -180,7 +183,8 @@ def dither(key: Array, shape: tuple[int, ...]) -> Array:
     bits (::test_dither_avalanche); one client's words do not depend on others
     (::test_fast_draws_are_independent_of_batch_and_devices).
     """
-    counters, stride = jnp.zeros(shape, jnp.uint32), 1
+    counters = jnp.zeros(shape, jnp.uint32)
+    stride = 1
     for axis in reversed(range(len(shape))):  # not a reshaped iota: that divides where a layout is transposed
         counters += jax.lax.broadcasted_iota(jnp.uint32, shape, axis) * jnp.uint32(stride)
         stride *= shape[axis]
@@ -269,8 +273,10 @@ def feistel(words: Array, rows: Array | int, columns: Array | int, x: Array) -> 
 
     References: Luby and Rackoff 1988.
     """
-    rows, columns = jnp.uint32(rows), jnp.uint32(columns)
-    left, right = x // columns, x % columns
+    rows = jnp.uint32(rows)
+    columns = jnp.uint32(columns)
+    left = x // columns
+    right = x % columns
     for i, word in enumerate(words):
         if i % 2:
             right = (right + _shift(word, left)) % columns

@@ -87,7 +87,8 @@ def table_rows(
                 delimiter = told[1] if told is not None else _delimiter_of(first, spaces)
             lines: Iterator[str] = (line for line, _ in _lines(itertools.chain(head, file), prefixes, delimiter))
             if delimiter == "space":
-                lines, delimiter = (re.sub(r"[ \t]+", " ", line.strip()) + "\n" for line in lines), " "
+                lines = (re.sub(r"[ \t]+", " ", line.strip()) + "\n" for line in lines)
+                delimiter = " "
             reader = csv.reader(lines, delimiter=delimiter, strict=True, skipinitialspace=True)
             for row in reader:
                 cells = [cell.strip() for cell in row]

@@ -25,8 +25,10 @@ def expected_attackers(experiment: Any, num_rounds: int) -> str:
     star = experiment.algorithm.parts
     if star is None or star.aggregator.facts.attackers is None:
         return ""
-    size, rule = experiment.data.train.size, star.aggregator.facts
-    number, other = number_of_attackers(rule.attackers, size), jax.random.key(1)
+    size = experiment.data.train.size
+    rule = star.aggregator.facts
+    number = number_of_attackers(rule.attackers, size)
+    other = jax.random.key(1)
     anew = number_of_attackers(lambda key, ids: rule.attackers(key, ids) ^ rule.attackers(other, ids), size)
     about = "about " if anew else ""  # others in each round
     words = f"attackers: {about}{number:,} of {size:,} clients; "

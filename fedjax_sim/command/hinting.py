@@ -24,7 +24,8 @@ class Hinting(TyperCommand):
             name = getattr(error, "option_name", None)
             options = [option for parameter in self.params for option in parameter.opts]
             if name is not None and name not in options and "--set" in options and (hint := _hint(name, given)):
-                error.message, error.possibilities = f"No such option: {name}. {hint}", None
+                error.message = f"No such option: {name}. {hint}"
+                error.possibilities = None
             raise
 
 
@@ -34,7 +35,8 @@ def _hint(option: str, given: list[str]) -> str:
     from fedjax_sim.config.document import default_tables
     from fedjax_sim.config.hints import canonical, homes, unlike_a_config
 
-    word, value = canonical(option.lstrip("-")), "..."
+    word = canonical(option.lstrip("-"))
+    value = "..."
     for here, following in zip(given, [*given[1:], "-"], strict=True):
         if here.startswith(f"{option}="):
             value = here.partition("=")[2]

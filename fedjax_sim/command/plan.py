@@ -22,7 +22,8 @@ def plan(
     """Show what a run will take: clients at once, memory, time, and the largest cohort that fits. Times some rounds."""
     from fedjax_sim.config.document import ConfigError, load
 
-    settings, without = settings or [], without or []
+    settings = settings or []
+    without = without or []
     try:
         loaded = load(config, settings, without)
         prepare()
@@ -32,7 +33,9 @@ def plan(
         experiment = build(loaded)
         parts = experiment.algorithm, experiment.key, experiment.params, experiment.data.train
         found = forecast(*parts, client_memory=loaded.resolved()["run"]["client_memory"])
-        cohort, size, largest = loaded.resolved().get("sampler", {}).get("cohort_size"), experiment.data.train.size, ""
+        cohort = loaded.resolved().get("sampler", {}).get("cohort_size")
+        size = experiment.data.train.size
+        largest = ""
         if cohort is not None and 2 * cohort <= size:
             others = [setting for setting in settings if not setting.startswith("sampler.cohort_size=")]
             try:

@@ -64,7 +64,8 @@ def run(
     from fedjax_sim.config.document import Config, load
     from fedjax_sim.running import distributed
 
-    settings, without = settings or [], without or []
+    settings = settings or []
+    without = without or []
 
     def read() -> tuple[str | None, dict]:
         folder = folder_to_resume(out) if resume else out
@@ -81,7 +82,8 @@ def run(
     try:
         distributed.initialize(coordinator, num_processes, process_id)
         folder, tables = distributed.from_first(read)
-        folder, loaded = folder and Path(folder), Config(tables)
+        folder = folder and Path(folder)
+        loaded = Config(tables)
         prepare()
         from fedjax_sim.config.build import build
 
@@ -107,7 +109,9 @@ def _train(loaded: Any, experiment: Any, folder: Path | None, start: dict, quiet
 
     tables = loaded.resolved()
     name = f"{tables['data']['name']}-{tables['algorithm']['name']}-{tables['seed']}"
-    given, made, files = folder, None, {}
+    given = folder
+    made = None
+    files = {}
 
     def begin() -> str:
         if not start["resume"]:
@@ -156,7 +160,8 @@ def _rounds(name: str, loaded: Any, experiment: Any, folder: Path, start: dict, 
         distributed.check_same("files", content, "Every process must read the same files.")
     if not quiet:
         done = f" after the {rounds_done(folder):,} done" if start["resume"] else ""
-        clients, rounds = experiment.data.train.size, options["rounds"]
+        clients = experiment.data.train.size
+        rounds = options["rounds"]
         typer.echo(f"{name}: {clients:,} clients, {rounds:,} rounds{done}, into {folder}")
         if attackers := expected_attackers(experiment, rounds):
             typer.echo(attackers)
@@ -320,7 +325,8 @@ def _show(summary: dict[str, Any], report: Path, first_loss: float) -> None:
     for name, words in more_tests(summary):
         grid.add_row(words, f"{float(summary[name]):.4f}")
     grid.add_row("rounds", f"{summary['rounds']:,} in {seconds:.1f} s, {summary['rounds'] / seconds:,.1f} a second")
-    visits, distinct = summary["client_visits"], summary.get("distinct_clients")
+    visits = summary["client_visits"]
+    distinct = summary.get("distinct_clients")
     by = "" if distinct is None else f" by {distinct:,} different clients"
     grid.add_row("client visits", f"{visits:,}{by}, {summary['clients_per_second']:,.0f} a second")
     if "clients_count" in summary:
@@ -343,14 +349,17 @@ def _show(summary: dict[str, Any], report: Path, first_loss: float) -> None:
     console = Console(soft_wrap=True)
     console.print(grid, highlight=False, markup=False)
     console.print(str(report), highlight=False, markup=False)  # not in the table, which would break a long path
-    loss, guess = float(summary.get("test_loss", 0)), float(summary.get("baseline_loss", "inf"))
+    loss = float(summary.get("test_loss", 0))
+    guess = float(summary.get("baseline_loss", "inf"))
     if not loss <= guess:
         console.print(f"The model is no better than guessing: {_advice(summary, first_loss, loss)}.", style="red")
 
 
 def _advice(summary: dict[str, Any], first_loss: float, loss: float) -> str:
     """What to do about a model that is no better than a constant prediction."""
-    met, skipped, rounds = summary.get("attackers_met"), summary["skipped_rounds"], summary["rounds"]
+    met = summary.get("attackers_met")
+    skipped = summary["skipped_rounds"]
+    rounds = summary["rounds"]
     if 2 * skipped > rounds:
         return f"{skipped:,} of {rounds:,} rounds were skipped: no message arrived, or none was usable"
     if met:

@@ -72,7 +72,8 @@ def load_study(name: str, settings: list[str]) -> tuple[Any, dict[str, Any]]:
 
     document = read_document(Path(name)) if name.endswith(".toml") else {"study": {"name": name}}
     problems = list(override(document, [f"study.{setting.removeprefix('study.')}" for setting in settings]))
-    known, given = _studies(), document.get("study")
+    known = _studies()
+    given = document.get("study")
     if not isinstance(given, dict) or document.keys() - {"study"}:
         raise ConfigError([problem(name, "one table [study]", sorted(document))])
     wanted = given.pop("name", None)

@@ -87,8 +87,10 @@ class Builder(Maker):
 
         Raises: ConfigError with every problem so far, as soon as one prevents the next part from being made.
         """
-        given, mesh = self.plan(), self.mesh()
-        size, sampler = self.tables["data"].get("num_clients"), None
+        given = self.plan()
+        mesh = self.mesh()
+        size = self.tables["data"].get("num_clients")
+        sampler = None
         if size is not None and "sampler" in self.parts and not self.reads_weights():
             sampler = self.sampler(size)  # refused before the data are there
             if self.problems:
@@ -111,7 +113,8 @@ class Builder(Maker):
         made["aggregator"] = self.wrapped("aggregator", **known, total_weight=lambda: self.total_weight(data))
         self.stop()
         init = (lambda key: {"w": jnp.zeros(data.input_shape)}) if model is None else lambda key: model.init(key)[0]
-        spec, most = jax.eval_shape(lambda: init(jax.random.key(0))), engine.total_memory()
+        spec = jax.eval_shape(lambda: init(jax.random.key(0)))
+        most = engine.total_memory()
         self.attempt("model", {}, lambda: validate.fits_in_memory("model", tree.num_bytes(spec), most))
         self.stop()
         under = partial(self.algorithm_under, made, loss_fn, data)
@@ -184,7 +187,8 @@ class Builder(Maker):
             "mesh": mesh,
             "nonfinite": self.tables["run"]["nonfinite"],
         }
-        wired["population_size"], size = data.train.size, getattr(data.train, "group_size", None)
+        wired["population_size"] = data.train.size
+        size = getattr(data.train, "group_size", None)
         everyone = data.train.population.size if size else data.train.size
         wired |= {"group_size": size, "inside": {"population_size": size or everyone, "all_clients": everyone}}
         if made["sampler"] is not None and made["sampler"].devices is not None:
@@ -227,7 +231,8 @@ class Builder(Maker):
         asked = algorithm.evaluated
         if asked.model is not None:
             loss_fn = supervised(asked.model, default_loss(data.task), measure=data.measure)
-        clients, train = self.tables["run"]["evaluate_train"], {}
+        clients = self.tables["run"]["evaluate_train"]
+        train = {}
         if clients is not None:
             some = clients != "all" and clients < data.train.size
             train = {"train": data.train, "train_clients": clients if some else None, "seed": self.tables["seed"]}
@@ -249,7 +254,8 @@ class Builder(Maker):
 
     def model(self, data: FederatedData) -> tuple[Any, Callable | None]:
         """(Model, loss) for the task of the data; the model is None for a point in R^d."""
-        part, wanted = self.parts["model"], INPUTS.get(data.task, "features")
+        part = self.parts["model"]
+        wanted = INPUTS.get(data.task, "features")
         if _inputs(part) != wanted:
             fitting = [name for name, other in registry.parts_of_table("model").items() if _inputs(other) == wanted]
             rule = f"one of {', '.join(fitting)} for the data {data.name!r}"

@@ -38,7 +38,8 @@ from fedjax_sim.config.value_kinds import (
 __all__ = ["Config", "ConfigError", "check_options", "default_tables", "load", "resolve"]
 
 INT32_MAX = 2**31 - 1
-COUNT, LANES = integer_kind(1, INT32_MAX), integer_kind(1, 1 << 16)
+COUNT = integer_kind(1, INT32_MAX)
+LANES = integer_kind(1, 1 << 16)
 SEED = integer_kind(0, INT32_MAX)
 RUN = {
     "rounds": Option(COUNT, 100),
@@ -141,7 +142,8 @@ def default_tables(document: Mapping[str, Any] | None = None) -> dict[str, Mappi
 
 def _named_part(table: str, document: Mapping[str, Any]) -> Part:
     """The part that a document names in a table; the default one where it names none that there is."""
-    choices, given = registry.parts_of_table(table), document.get(table)
+    choices = registry.parts_of_table(table)
+    given = document.get(table)
     name = given.get("name") if isinstance(given, dict) else None
     return choices[name if isinstance(name, str) and name in choices else DEFAULT_PART[table]]
 
@@ -216,10 +218,12 @@ def _resolved(document: dict, problems: _Problems) -> dict[str, Any]:
     tables |= _devices(document, tables, problems)
     tables = {name: tables[name] for name in ("seed", *registry.TABLES) if name in tables}
     tables["run"] = check_options("run", RUN, document.get("run", {}), problems)
-    cohort, clients = tables.get("sampler", {}).get("cohort_size"), tables.get("data", {}).get("num_clients")
+    cohort = tables.get("sampler", {}).get("cohort_size")
+    clients = tables.get("data", {}).get("num_clients")
     if isinstance(clients, int) and isinstance(cohort, int) and "cohort_size" not in document.get("sampler", {}):
         tables["sampler"]["cohort_size"] = min(cohort, max(clients, 1))
-    work, block = tables.get("algorithm", {}), tables["run"]
+    work = tables.get("algorithm", {})
+    block = tables["run"]
     if {"num_steps", "num_epochs"} <= work.keys() and (work["num_steps"] is None) == (work["num_epochs"] is None):
         got = (work["num_steps"], work["num_epochs"])
         problems.append(problem("algorithm.num_steps, algorithm.num_epochs", "exactly one of the two", got))
@@ -255,7 +259,8 @@ def _part(table: str, given: Any, problems: list[str]) -> tuple[Part | None, dic
     if not isinstance(given, dict):
         problems.append(problem(table, "a table", given, f'Write {table}.name = "..." for the part alone.'))
         return None, {}
-    choices, wraps = registry.parts_of_table(table), registry.wrappers(table)
+    choices = registry.parts_of_table(table)
+    wraps = registry.wrappers(table)
     name = given.get("name", DEFAULT_PART.get(table, Words("nothing")))
     if not isinstance(name, str) or name not in choices:
         hint = nearest_word(name, choices)
@@ -277,7 +282,9 @@ def _members(table: str, path: str, given: Any, problems: list[str]) -> dict[str
     if not isinstance(given, dict):
         problems.append(problem(path, "a table", given, f"Write the parts as tables inside it: [{path}.NAME]."))
         return {}
-    choices, wraps, resolved = registry.parts_of_table(table), registry.wrappers(table), {}
+    choices = registry.parts_of_table(table)
+    wraps = registry.wrappers(table)
+    resolved = {}
     for name, options in given.items():
         if name not in choices | wraps:
             known = [*choices, *wraps]
@@ -345,7 +352,8 @@ def _named(path: str, kind: Named, given: Any, problems: list[str]) -> dict[str,
     if not isinstance(given, dict):
         problems.append(problem(path, wanted, given, hint))
         return None
-    choices, name = registry.named(kind), given.get("name", Words("nothing"))
+    choices = registry.named(kind)
+    name = given.get("name", Words("nothing"))
     if not isinstance(name, str) or name not in choices:
         problems.append(problem(f"{path}.name", "one of " + ", ".join(choices), name, nearest_word(name, choices)))
         return None

@@ -65,9 +65,12 @@ class Maker:
 
         Returns: as `make`.
         """
-        plain, wrappers, problems = self.make(table, **given), registry.wrappers(table), len(self.problems)
+        plain = self.make(table, **given)
+        wrappers = registry.wrappers(table)
+        problems = len(self.problems)
         names = [name for name, x in self.tables.get(table, {}).items() if name in wrappers and isinstance(x, dict)]
-        made, last = plain, []
+        made = plain
+        last = []
         for name in names:
             outer = None if made is None else self._around(table, name, made, given)
             if outer is not None and name != names[-1] and goes_last(outer) and not goes_last(made):
@@ -107,10 +110,13 @@ class Maker:
         Args:
           path, given: of an inner table, for a wrapper's own transforms; by default the whole table.
         """
-        path, given = path or table, self.tables.get(table, {}) if given is None else given
-        choices, members = registry.parts_of_table(table) | registry.wrappers(table), []
+        path = path or table
+        given = self.tables.get(table, {}) if given is None else given
+        choices = registry.parts_of_table(table) | registry.wrappers(table)
+        members = []
         for name, options in given.items():
-            part, here = choices[name], f"{path}.{name}"
+            part = choices[name]
+            here = f"{path}.{name}"
             known: dict[str, Any] = {"population_size": population_size}
             if inner := {key: value for key, value in options.items() if isinstance(value, dict)}:
                 known["transform"] = self.chain(table, population_size, here, inner)
@@ -122,10 +128,12 @@ class Maker:
     def _made(self, part: Part, path: str, options: dict[str, Any], given: dict[str, Any], inside: bool = False) -> Any:
         """What a part's factory returns for its options, and those of the `given` arguments that it takes."""
         kinds = registry.inside_options(part) if inside else part.options
-        options, problems = {key: value for key, value in options.items() if key in kinds}, len(self.problems)
+        options = {key: value for key, value in options.items() if key in kinds}
+        problems = len(self.problems)
         for key, value in options.items():
             if isinstance(value, dict):
-                here, known = f"{path}.{key}", given.get("inside", given)
+                here = f"{path}.{key}"
+                known = given.get("inside", given)
                 if table := registry.chained(kinds[key].kind, value):
                     options[key] = self.chain(table, known.get("population_size"), here, value)
                     continue

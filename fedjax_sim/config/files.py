@@ -53,7 +53,8 @@ def contents(tables: Mapping[str, Any], only: Iterable[str] = registry.TABLES) -
 
     Guarantees: tests/laws/test_files.py::test_identity_is_content.
     """
-    found, problems = {}, []
+    found = {}
+    problems = []
     for place, name in _named(tables):
         if not is_within(place, only):
             continue
@@ -85,7 +86,9 @@ def rebased(
     Guarantees: tests/config/test_files.py::test_paths_are_relative_to_their_file, ::test_a_run_and_its_data_move.
     """
     moved = copy.deepcopy(dict(tables))
-    before, after, kept = os.path.realpath(start), os.path.realpath(to), set(but)
+    before = os.path.realpath(start)
+    after = os.path.realpath(to)
+    kept = set(but)
     if before == after:
         return moved
     for place, name in named_paths(tables).items():

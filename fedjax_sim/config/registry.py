@@ -108,7 +108,8 @@ def named_in(name: str, options: Mapping[str, Any]) -> list[Part]:
     >>> [part.name for part in named_in("sampler", {"name": "uniform", "cohort_size": 3, "with_dropout": {}})]
     ['uniform', 'with_dropout']
     """
-    choices, wraps = parts_of_table(name), wrappers(name)
+    choices = parts_of_table(name)
+    wraps = wrappers(name)
     return [choices[key] for key in [options.get("name")] if key in choices] + [
         wraps[key] for key in options if key in wraps
     ]

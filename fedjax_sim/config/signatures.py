@@ -99,7 +99,9 @@ def parts(subpackage: str) -> dict[str, Part]:
     """
     path = PACKAGE.joinpath(*subpackage.split("."))
     path = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
-    tree, origin, public = _parse(path), {}, []
+    tree = _parse(path)
+    origin = {}
+    public = []
     for node in tree.body:
         if isinstance(node, ast.ImportFrom):
             origin |= {alias.asname or alias.name: (node.module, alias.name) for alias in node.names}
@@ -176,9 +178,13 @@ def _shared_options(module: str, name: str) -> Iterator[tuple[str, ast.expr, ast
 
 
 def _signature(part: Part, node: ast.FunctionDef) -> Part:
-    options, parts, values, others = {}, {}, {}, set()
+    options = {}
+    parts = {}
+    values = {}
+    others = set()
     for name, annotation, default in _arguments(part.module, node):
-        kind, noun = _kind(annotation), _noun(annotation)
+        kind = _kind(annotation)
+        noun = _noun(annotation)
         if (passed := _from_data(annotation)) is not None:
             values[name] = passed
         elif noun is not None and default is not None and name not in TABLES:
@@ -254,7 +260,8 @@ def _kind(node: ast.expr | None) -> Any:
         case ast.Constant(None):
             return NoneType
         case ast.BinOp(left, ast.BitOr(), right):
-            left, right = _kind(left), _kind(right)
+            left = _kind(left)
+            right = _kind(right)
             return None if left is None or right is None else left | right
         case ast.Subscript(ast.Name("Sequence" | "list" | "tuple"), inner):
             inner = _kind(inner.elts[0] if isinstance(inner, ast.Tuple) else inner)

@@ -41,7 +41,8 @@ def _noise(algorithm: Algorithm):
     parts = algorithm.parts
     if parts is None:
         validate.fail("algorithm", "one with the parts of `federated`", None)
-    noise, sensitivity = parts.transform.facts.noise, parts.aggregator.facts.sensitivity
+    noise = parts.transform.facts.noise
+    sensitivity = parts.aggregator.facts.sensitivity
     if noise is None or noise.unit != "client" or noise.place == "local":
         hint = "Audit another release through `privacy.audit_release`, with a function that scores it."
         validate.fail("algorithm", "client-level noise on what the server sums", noise, hint)
@@ -101,7 +102,8 @@ def canary_release(
     others = ("silent" if noise.place == "central" else "zero") if others is None else others
     validate.one_of("others", others, OTHERS)
     adjacency = _adjacency(adjacency, noise)
-    plain, size = _plain(parts, plan), parts.sampler.design.population_size
+    plain = _plain(parts, plan)
+    size = parts.sampler.design.population_size
     direction = SPREAD if direction is None else direction
 
     def generate(world, id):
@@ -219,7 +221,8 @@ def one_run_release(algorithm: Algorithm, *, length: Positive = 10.0) -> Callabl
     References: Steinke, Nasr and Jagielski 2023, algorithm 1; Andrew et al. 2024 (canaries as clients).
     """
     parts, noise, sensitivity = _noise(algorithm)
-    design, plain = parts.sampler.design, _plain(parts, None)
+    design = parts.sampler.design
+    plain = _plain(parts, None)
     if design.scheme != "full":
         validate.fail("sampler", "one that invites every client", design.scheme, "Use sampling.full(num_canaries).")
     size = design.population_size

@@ -58,7 +58,8 @@ def audit_command(options: Mapping[str, Any], algorithm: Algorithm | None = None
         canaries = canaries if chosen["sampling_rate"] == 1 else 0
     key = jax.random.key(chosen["seed"])
     found = audit_algorithm(key, algorithm, **{name: chosen[name] for name in judged})
-    text, record = found.text(), found.record()
+    text = found.text()
+    record = found.record()
     if canaries:
         included, seen = jax.jit(one_run_release(build(canaries, 1), length=chosen["length"]))(
             jax.random.fold_in(key, 1)

@@ -83,7 +83,8 @@ def hypergradient(
     with engine.one_device(), engine.differentiable(), jax.default_matmul_precision(matmul_precision()):
         numbers = {name: jnp.asarray(value, jnp.float32) for name, value in values.items()}
         value, slopes = jax.jit(jax.value_and_grad(final))(numbers)
-    value, slopes = float(value), {name: float(slope) for name, slope in slopes.items()}
+    value = float(value)
+    slopes = {name: float(slope) for name, slope in slopes.items()}
     if not all(map(jnp.isfinite, (value, *slopes.values()))):
         raise FloatingPointError(f"The loss is {value}, its derivatives {slopes}: the trajectory diverges.")
     return value, slopes

@@ -60,7 +60,8 @@ def _pass(
         squared = [jnp.sum(x.astype(jnp.float32) ** 2) for x in jax.tree.leaves(tree.subtract(report.update, center))]
         return report._replace(metrics={"squared_distance": Mean(sum(squared), jnp.ones(()))}), state
 
-    rule, step = aggregation.mean(weighting="uniform"), server.replacement()
+    rule = aggregation.mean(weighting="uniform")
+    step = server.replacement()
     star = Star(sampler, client._replace(apply=apply), rule, step, transform.identity())
 
     @jax.jit

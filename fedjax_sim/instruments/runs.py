@@ -92,7 +92,8 @@ def independent_runs(
 
     state = algorithm.init(init_key(key), params, population)
     if mesh is not None:
-        here, split = PartitionSpec(), PartitionSpec(mesh.axis_names[0])
+        here = PartitionSpec()
+        split = PartitionSpec(mesh.axis_names[0])
         specs = {"in_specs": (here, here, here, split), "out_specs": split, "check_vma": False}
         some = jax.shard_map(some, mesh=mesh, **specs)
     seen, lost = jax.device_get(jax.jit(some)(key, state, population, jnp.arange(count, dtype=jnp.int32)))

@@ -43,7 +43,8 @@ def timeline(star: Star, key: Array, sampler_state: PyTree, *, most: PositiveInt
     _clocked("star.sampler", star)
     invited_from = jax.jit(lambda key, state: invite(star, key, types.SimpleNamespace(sampler=state))[0])
     cohort = jax.device_get(invited_from(key, sampler_state))
-    per_second, parts = star.sampler.devices.ticks_per_second, np.stack(cohort.timing.spent[:3], -1).astype(np.int64)
+    per_second = star.sampler.devices.ticks_per_second
+    parts = np.stack(cohort.timing.spent[:3], -1).astype(np.int64)
     totals = parts.sum(1)
     invited = np.flatnonzero(cohort.invited)
     order = invited[np.lexsort((cohort.ids[invited], totals[invited]))]

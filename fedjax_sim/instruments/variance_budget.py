@@ -121,7 +121,10 @@ def _checked(algorithm: Algorithm, params: PyTree, population: Population, num_c
     star = algorithm.parts
     if star is None:
         validate.fail("algorithm", "one with the parts of `federated`", None)
-    client, change, design, noise = star.client, star.transform, star.sampler.design, star.transform.facts.noise
+    client = star.client
+    change = star.transform
+    design = star.sampler.design
+    noise = star.transform.facts.noise
     sent = jax.eval_shape(lambda params: star.server.broadcast(star.server.init(params)), params)
     if jax.tree.structure(sent) != jax.tree.structure(params):
         hint = "SCAFFOLD, Mime and others send more: they have no variance budget."
@@ -155,7 +158,8 @@ def _checked(algorithm: Algorithm, params: PyTree, population: Population, num_c
 
 def _probing(star: Star, law: _Law, center: PyTree) -> ClientUpdate:
     """A client that trains twice, transforms each result twice, and reports sums and differences."""
-    client, change = star.client, star.transform
+    client = star.client
+    change = star.transform
 
     def messages(key, params, data):
         """(Messages [2, 2, ...] by minibatch draw and by the transform's draw, the client's weight.)"""
@@ -178,7 +182,8 @@ def _probing(star: Star, law: _Law, center: PyTree) -> ClientUpdate:
         message = jax.tree.map(lambda x: x.mean(0), by_batch)
         drawn = _squares(jax.tree.map(lambda x: x[:, 0] - x[:, 1], sent)) / 4
         batch = _squares(jax.tree.map(lambda x: x[0] - x[1], by_batch)) / 2 - drawn / 2
-        squared, there = weight**2, (weight > 0).astype(jnp.float32)
+        squared = weight**2
+        there = (weight > 0).astype(jnp.float32)
         scalars = {
             "weight": weight,
             "squared_weight": squared,
@@ -197,14 +202,18 @@ def _probing(star: Star, law: _Law, center: PyTree) -> ClientUpdate:
 
 def _parts(law: _Law, center: np.ndarray, sums: _Sums) -> dict[str, float]:
     """The variance of the aggregate by cause, and their sum."""
-    noise, design = law.noise, law.design
+    noise = law.noise
+    design = law.design
     weight = sums.weight / law.num_clients
     ratio = sums.message / sums.weight
     away = sums.square - 2 * ratio @ sums.weighted_message + ratio @ ratio * sums.squared_weight
     scale = 1 / (law.num_clients * weight**2)
-    batch, drawn = sums.minibatch * scale, sums.compression * scale
+    batch = sums.minibatch * scale
+    drawn = sums.compression * scale
     between = away / (law.num_clients - 1) / weight**2 - batch / 2 - drawn / 4  # S^2, divisor N - 1
-    mean, size, dimension = center + ratio, design.population_size, len(ratio)
+    mean = center + ratio
+    size = design.population_size
+    dimension = len(ratio)
     own = (between * (1 - law.num_clients / size) + batch / 2 + drawn / 4) / law.num_clients  # variance of that mean
     promised = 0.0 if noise is None else (noise.multiplier * noise.clip_norm) ** 2 * dimension
     details = {} if noise is None else noise.named_details
@@ -243,7 +252,8 @@ def _squares(values: PyTree) -> Array:
 def _message_factor(design: SamplingDesign, divisor: float | None) -> float:
     """E sum c_i^2 for an aggregate sum c_i u_i: the factor of a single message's variance in the aggregate's."""
     if design.replacement:  # a client drawn twice sends one message twice
-        size, slots = design.population_size, design.num_slots
+        size = design.population_size
+        slots = design.num_slots
         return (1 / slots * (1 - 1 / size) + 1 / size) * (1 if divisor is None else (slots / divisor) ** 2)
     counts, chances = (np.asarray(x, np.float64) for x in theory.report_counts(design))
     some = counts > 0
@@ -254,14 +264,17 @@ def _message_factor(design: SamplingDesign, divisor: float | None) -> float:
 def _law_of(aggregator: Aggregator) -> tuple[bool, float | None]:
     """(Whether it uses the reported weights, its fixed divisor or None), found by aggregating three test messages."""
     round = Round(Cohort(jnp.arange(3, dtype=jnp.int32), jnp.ones(3, bool), jnp.ones(3, bool)))
-    key, ids, alike = jax.random.key(0), jnp.arange(3, dtype=jnp.int32), [1.0, 1.0, 1.0]
+    key = jax.random.key(0)
+    ids = jnp.arange(3, dtype=jnp.int32)
+    alike = [1.0, 1.0, 1.0]
 
     def of(values, weights):
         received = Received(jnp.array(values), jnp.array(weights), ids, ids)
         carry = aggregator.init(jax.ShapeDtypeStruct((), jnp.float32), 3)
         return float(aggregator.finalize(key, round, aggregator.accumulate(key, round, carry, received))[0])
 
-    weighed, unweighed = of(alike, [1.0, 3.0, 1.0]), of(alike, alike)
+    weighed = of(alike, [1.0, 3.0, 1.0])
+    unweighed = of(alike, alike)
     fixed = aggregator.facts.sensitivity is not None and weighed == unweighed
     linear = np.isclose(of([10.0, -9.0, 2.0], alike), unweighed)  # a median or a stretched mean is not
     if not linear or not (fixed or np.isclose([weighed, unweighed], 1).all()):

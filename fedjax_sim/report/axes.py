@@ -30,7 +30,11 @@ __all__ = [
     "to_svg",
 ]
 
-BLUE, ORANGE, GREEN, BLACK, GREY = "#0072B2", "#D55E00", "#009E73", "#1a1a1a", "#9aa5b1"
+BLUE = "#0072B2"
+ORANGE = "#D55E00"
+GREEN = "#009E73"
+BLACK = "#1a1a1a"
+GREY = "#9aa5b1"
 LIGHT, INK = "#e6e9ed", "#3a4149"
 WIDTH = 9.6  # inches; a report shows it 1000 px wide
 STYLE = {

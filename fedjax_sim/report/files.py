@@ -30,7 +30,9 @@ def read_json(path: Path, notes: list[str]) -> dict[str, Any]:
 
 def read_lines(path: Path, notes: list[str], most: int | None = None) -> list[dict[str, Any]]:
     """The JSON objects of a file's first `most` lines (None: of all); what is left out is reported in `notes`."""
-    found, bad, lines = [], 0, path.read_bytes().splitlines() if path.is_file() else []
+    found = []
+    bad = 0
+    lines = path.read_bytes().splitlines() if path.is_file() else []
     if most is not None and len(lines) > most:
         why = "A killed run leaves such lines; so does a change by somebody else."
         left = (

@@ -56,7 +56,8 @@ def write_report(run_directory: str | Path) -> Path:
     notes: list[str] = []
     summary, env, population, timeline = (read_json(folder / name, notes) for name in OBJECTS)
     whole = verified(folder)
-    records, timing = read_lines(folder / "metrics.jsonl", notes, whole), read_lines(folder / "timing.jsonl", notes)
+    records = read_lines(folder / "metrics.jsonl", notes, whole)
+    timing = read_lines(folder / "timing.jsonl", notes)
     seconds = {str(line.get("round")): line.get("seconds") for line in timing}
     records = [{**record, "seconds": seconds.get(str(record.get("round")))} for record in records]
     totals = headline_totals(records, timing)

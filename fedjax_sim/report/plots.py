@@ -70,16 +70,20 @@ def learning_curves(records: Sequence[Mapping[str, Any]], x: str = "rounds", bes
         ways = ("uplink_bytes", "downlink_bytes", *besides)
         sent = np.cumsum(sum(np.nan_to_num(_series(records, name)) for name in ways))
         unit, name = scaled_bytes(float(sent[-1]) if len(sent) else 0.0)
-        along, label = sent / unit, f"Sent so far, {'all ways' if besides else 'up and down'} ({name})"
+        along = sent / unit
+        label = f"Sent so far, {'all ways' if besides else 'up and down'} ({name})"
     elif x == "simulated":
         now = _series(records, "simulated_seconds")
         now = np.where(_series(records, "round") == 0, 0.0, now)
         unit, name = scaled_seconds(float(np.nanmax(now, initial=0)))
-        along, label = now / unit, f"Simulated time ({name})"
+        along = now / unit
+        label = f"Simulated time ({name})"
     elif x == "seconds":
-        along, label = _series(records, "seconds"), "Wall time of the rounds, without compilation (s)"
+        along = _series(records, "seconds")
+        label = "Wall time of the rounds, without compilation (s)"
     else:
-        along, label = _series(records, "round"), "Round"
+        along = _series(records, "round")
+        label = "Round"
     curves = (
         ("local_", "local", {"color": GREY, "linewidth": 1.1}),
         ("train_", "train", {"color": GREEN, "linestyle": (0, (1, 1.2)), "marker": "^", "markersize": 3.8}),
@@ -152,7 +156,8 @@ def label_mix(population: Mapping[str, Any]) -> Any:
 
         figure, (left, right) = panels(2, 0.95 + 0.19 * len(rows), width_ratios=[3.2, 1], sharey=True)
         colors = matplotlib.colormaps["viridis"](np.linspace(0.02, 0.97, counts.shape[1]))
-        start, at = np.zeros(len(rows)), np.arange(len(rows))
+        start = np.zeros(len(rows))
+        at = np.arange(len(rows))
         for i, color in enumerate(colors):
             has = shares[:, i] > 0
             left.barh(
@@ -189,7 +194,8 @@ def participation_by_round(records: Sequence[Mapping[str, Any]]) -> Any:
         left.set(xlabel="Round", ylabel="Clients" + per)
         at, dropped, _ = _thin(rounds, np.nan_to_num(_series(records, "dropped_clients")))
         _, skipped, blocks = _thin(rounds, np.nan_to_num(_series(records, "skipped_rounds")))
-        has, lost = dropped > 0, skipped > 0
+        has = dropped > 0
+        lost = skipped > 0
         if has.any():
             right.vlines(at[has], 0, dropped[has], color=ORANGE, linewidth=2.2, label="dropped clients")
         if lost.any():
@@ -220,7 +226,8 @@ def variance_parts(records: Sequence[Mapping[str, Any]]) -> Any:
         ("quantization", "quantisation", {"color": GREY, "marker": "D", "linestyle": (0, (1.5, 1.5))}),
         ("privacy_noise", "privacy noise", {"color": BLACK, "marker": "^", "linestyle": (0, (6, 1.5, 1.5, 1.5))}),
     )
-    rounds, total = _series(records, "round"), _series(records, "variance_total")
+    rounds = _series(records, "round")
+    total = _series(records, "variance_total")
     with style():
         figure, (left, right) = panels(2, 2.6)
         for name, label, look in causes:
@@ -249,7 +256,8 @@ def _thin(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray, int]:
         return x[:0], y[:0], 1
     dense = np.isfinite(y).mean() > 0.5  # a curve of every round shows its gaps; one of evaluations does not
     keep = np.isfinite(x) & (np.isfinite(y) | dense)
-    x, y = x[keep], y[keep]
+    x = x[keep]
+    y = y[keep]
     blocks = max(1, math.ceil(len(x) / MOST_POINTS))
     if blocks > 1:
         ends = np.arange(0, len(x), blocks)

@@ -94,7 +94,8 @@ def left_out(records: Sequence[Mapping], summary: Mapping) -> Iterable[str]:
         return
     invited, reported, dropped, skipped = (int(total_of(records, name)) for name in names)
     rounds = sum(record.get("round") != 0 for record in records)
-    silent, lines = invited - reported, []
+    silent = invited - reported
+    lines = []
     if dropped:
         lines.append(f"{dropped:,} updates with non-finite numbers were dropped.")
     if skipped:
@@ -164,7 +165,9 @@ def one_round(timeline: Mapping, lead: str) -> Iterable[str]:
     """
     if not timeline.get("clients"):
         return
-    shown, invited, reported = len(timeline["clients"]), timeline.get("invited"), timeline.get("reported")
+    shown = len(timeline["clients"])
+    invited = timeline.get("invited")
+    reported = timeline.get("reported")
     few = "" if shown == invited else f" {shown} of them are shown, from the fastest to the slowest."
     at = seconds(timeline.get("begins"))
     yield f"<h3>One round, {escape(at)} after the start</h3>"

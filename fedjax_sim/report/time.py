@@ -29,8 +29,10 @@ def rounds_and_energy(records: Sequence[Mapping[str, Any]]) -> Any:
         for r in records
     ]
     rows = np.array([row for row in rows if np.isfinite(row[0])]).reshape(-1, 4)
-    now, length = rows[:, 0], rows[:, 1]
-    joules, wasted = np.nancumsum(rows[:, 2]), np.nancumsum(rows[:, 3])
+    now = rows[:, 0]
+    length = rows[:, 1]
+    joules = np.nancumsum(rows[:, 2])
+    wasted = np.nancumsum(rows[:, 3])
     unit, name = scaled_seconds(float(now.max(initial=0)))
     size, short = scaled_seconds(float(np.nanmax(length, initial=0)))
     energy, watts = scaled_joules(float(joules.max(initial=0)))
@@ -60,7 +62,8 @@ def picture(timeline: Mapping[str, Any]) -> Any:
     times = np.array([[recorded_number(client.get(name)) for name, _, _ in PARTS] for client in clients]).reshape(-1, 3)
     times = np.nan_to_num(times, posinf=0.0, neginf=0.0)
     unit, name = scaled_seconds(float(times.sum(1).max(initial=0)))
-    rows, starts = np.arange(len(clients)), np.cumsum(times, 1) - times
+    rows = np.arange(len(clients))
+    starts = np.cumsum(times, 1) - times
     with style():
         figure, axes = panels(1, 1.1 + 0.125 * max(len(clients), 6))
         for i, (_, words, color) in enumerate(PARTS):
@@ -76,6 +79,7 @@ def picture(timeline: Mapping[str, Any]) -> Any:
         axes.grid(False, axis="y")
         handles, names = axes.get_legend_handles_labels()
         bars = len(PARTS)  # after the markers, which matplotlib names first
-        handles, names = handles[-bars:] + handles[:-bars], names[-bars:] + names[:-bars]
+        handles = handles[-bars:] + handles[:-bars]
+        names = names[-bars:] + names[:-bars]
         figure.legend(handles, names, loc="outside upper left", ncols=6, columnspacing=1.6)
     return figure

@@ -62,7 +62,8 @@ def compiled_block(
     seconds = time.perf_counter() - before
     distributed.agreed(lambda: check_memory(engine.needs(compiled)))
     (key_place, state_place, population_place, *_), _ = compiled.input_shardings
-    key, state = jax.device_put(key, key_place), _placed(state, state_place)
+    key = jax.device_put(key, key_place)
+    state = _placed(state, state_place)
     population = jax.device_put(population, population_place)
 
     def call(state, population, first, count):

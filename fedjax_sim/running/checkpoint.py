@@ -65,7 +65,8 @@ def save(directory: str | Path, round: int, state: PyTree, meta: dict[str, Any],
     integer("round", round, 0)
     integer("keep", keep)
     directory = Path(directory)
-    entries, arrays = [], []
+    entries = []
+    arrays = []
     for name, leaf in leaves_by_path(state).items():
         array, entry = to_host(name, leaf)
         entries.append({"path": name, **entry})
@@ -115,7 +116,9 @@ def restore(path: str | Path, like: PyTree) -> tuple[PyTree, dict[str, Any]]:
     if differing:
         hint = "Resume with the configuration that wrote it, or start in a new folder."
         raise CheckpointError("\n  ".join([f"{path}: does not fit this run:", *differing, hint]))
-    leaves, offset, targets = {}, 0, leaves_by_path(like)
+    leaves = {}
+    offset = 0
+    targets = leaves_by_path(like)
     for entry in header["leaves"]:
         raw = payload[offset : offset + entry["bytes"]]
         try:

@@ -32,7 +32,9 @@ class GrowingFile:
     """
 
     def __init__(self, path: Path):
-        self.path, self.bytes, self._sha = path, 0, hashlib.sha256()
+        self.path = path
+        self.bytes = 0
+        self._sha = hashlib.sha256()
 
     def create(self) -> None:
         """Creates the empty file."""
@@ -120,7 +122,8 @@ def remove(folder: str | Path, names: Iterable[str]) -> None:
 
     Guarantees: tests/running/test_checksums.py::test_killed_while_writing.
     """
-    folder, gone = Path(folder), set(names)
+    folder = Path(folder)
+    gone = set(names)
     for name in gone:
         (folder / name).unlink(missing_ok=True)
     listed = _listed(folder)

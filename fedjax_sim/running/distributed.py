@@ -153,9 +153,11 @@ def _meet() -> None:
     from fedjax_sim import engine
 
     mesh = engine.device_mesh()
-    split, here = NamedSharding(mesh, PartitionSpec(mesh.axis_names)), NamedSharding(mesh, PartitionSpec())
+    split = NamedSharding(mesh, PartitionSpec(mesh.axis_names))
+    here = NamedSharding(mesh, PartitionSpec())
     sys.stdout.flush()
-    kept, silent = os.dup(1), os.open(os.devnull, os.O_WRONLY)
+    kept = os.dup(1)
+    silent = os.open(os.devnull, os.O_WRONLY)
     try:
         os.dup2(silent, 1)
         gathered_numbers(index())

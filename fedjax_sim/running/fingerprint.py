@@ -128,7 +128,8 @@ def _digest(program: ClosedJaxpr | Jaxpr, seen: _Seen) -> str:
     if id(program) in seen.digests:
         return seen.digests[id(program)]
     jaxpr, consts = (program.jaxpr, program.consts) if isinstance(program, ClosedJaxpr) else (program, ())
-    sha, numbers = hashlib.sha256(), {}
+    sha = hashlib.sha256()
+    numbers = {}
 
     def add(*words: Hashable) -> None:
         sha.update(repr(words).encode())

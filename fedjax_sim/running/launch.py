@@ -111,7 +111,9 @@ def _accelerators() -> int:
 
 def _watch(children: list[_Child], signals: list[int]) -> int | None:
     """Waits until all have ended, or one has failed and the others' time is over; the first that failed, or None."""
-    died, deadline, passed_on = None, float("inf"), 0
+    died = None
+    deadline = float("inf")
+    passed_on = 0
     while True:
         codes = [child.process.poll() for child in children]
         failed = [i for i, code in enumerate(codes) if code not in (None, 0)]

@@ -42,7 +42,8 @@ def totals_of(records: Sequence[Mapping[str, Any]], metrics: Iterable[Metric]) -
         weights = [1 if metric.by is None else _number(record.get(metric.by, math.nan)) for record in having]
         if metric.instead is not None:
             others = [_number(record.get(metric.instead, 0)) for record in records if metric.name not in record]
-            numbers, weights = numbers + others, weights + [1] * len(others)
+            numbers = numbers + others
+            weights = weights + [1] * len(others)
         pools = {"sum": sum(numbers), "mean": _mean(numbers, weights), "max": max(numbers), "last": numbers[-1]}
         found[metric.name] = plain(pools[metric.pooled])
     return found
@@ -284,7 +285,8 @@ class Log:
 
 
 def _same_run(stored: dict, given: dict, path: Path) -> None:
-    stored, given = tree.dotted(stored), tree.dotted(given)
+    stored = tree.dotted(stored)
+    given = tree.dotted(given)
     differing = [
         f"  {name}: {stored.get(name, 'absent')!r} in the checkpoint, {given.get(name, 'absent')!r} now"
         for name in sorted(stored.keys() | given.keys())
@@ -292,7 +294,8 @@ def _same_run(stored: dict, given: dict, path: Path) -> None:
     ]
     if stored.get("host_threads") != given.get("host_threads"):
         number = stored.get("host_threads", "as many as there were cores")
-        setting, devices = f"NPROC={number}", jax.local_device_count()
+        setting = f"NPROC={number}"
+        devices = jax.local_device_count()
         if isinstance(number, int) and devices > number:
             setting += (
                 f" and JAX_NUM_CPU_DEVICES={number} or less, for each of the {devices} devices here has a thread,"

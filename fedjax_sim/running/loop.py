@@ -178,12 +178,15 @@ class _Session:
         self, stack: ExitStack, key: Array, algorithm: Algorithm, resume: bool, allow_previous: bool, files: Mapping
     ) -> None:
         """Resumes where asked, compiles, and locks the folder; a run that is refused or does not fit leaves none."""
-        log, directory = self.log, self.directory
+        log = self.log
+        directory = self.directory
         if resume:
             distributed.by_first(log.check_resumable)
             distributed.by_first(lambda: stack.enter_context(lock(directory)))
             self.state, self.round = log.resume(self.state, self.identity, allow_previous)
-            first, rounds, rule = self.round, self.num_rounds, f"at least the {self.round} rounds done"
+            first = self.round
+            rounds = self.num_rounds
+            rule = f"at least the {self.round} rounds done"
             distributed.agreed(lambda: first > rounds and validate.fail("num_rounds", rule, rounds))
         elif directory is not None:
             distributed.by_first(log.check_fresh)
@@ -222,7 +225,8 @@ class _Session:
                 raise distributed.everywhere(FloatingPointError(failed))
             # clocks and signals differ between processes
             looks = distributed.gathered_numbers(length, bool(self.interrupted))
-            length, interrupt = int(looks[0, 0]), looks[:, 1].any()
+            length = int(looks[0, 0])
+            interrupt = looks[:, 1].any()
             if self.directory is not None and (self.due(self.checkpoint_every) or interrupt):
                 self.commit()
             if interrupt:
@@ -268,7 +272,8 @@ class _Session:
         summary |= {"finished": self.round >= self.num_rounds}
         summary |= self.spending.summary({name for record in self.log.records for name in record})
         if self.directory is not None:
-            text, path = json.dumps(summary, indent=2) + "\n", Path(self.directory) / "summary.json"
+            text = json.dumps(summary, indent=2) + "\n"
+            path = Path(self.directory) / "summary.json"
             distributed.by_first(lambda: checksums.write(path, text.encode()))
         return History(self.log.records, summary)
 

@@ -85,7 +85,8 @@ def _started(algorithm: Algorithm, key: Array, params: PyTree, population: Popul
 def _seconds(compiled: jax.stages.Compiled, key: Array, state: PyTree, population: Population) -> float:
     """The median seconds of a few rounds, the first one left out."""
     (key_place, state_place, population_place), _ = compiled.input_shardings
-    population, key = jax.device_put(population, population_place), jax.device_put(key, key_place)
+    population = jax.device_put(population, population_place)
+    key = jax.device_put(key, key_place)
     seconds = []
     while len(seconds) < 3 or (sum(seconds) < TRIAL_SECONDS and len(seconds) < 50):
         state = jax.device_put(state, state_place)
@@ -110,7 +111,9 @@ def fastest(
 
 
 def _fastest(make: Callable, key: Array, params: PyTree, population: Population) -> engine.Plan:
-    best, least, slower = engine.Plan(1, 1), float("inf"), 0
+    best = engine.Plan(1, 1)
+    least = float("inf")
+    slower = 0
     for lanes in LANES:
         plan = engine.Plan(lanes, lanes)
         algorithm = make(plan)
@@ -121,7 +124,8 @@ def _fastest(make: Callable, key: Array, params: PyTree, population: Population)
         seconds = _seconds(compiled, key, state, population)
         slower = slower + 1 if seconds >= least else 0
         if seconds < least:
-            best, least = plan, seconds
+            best = plan
+            least = seconds
         if slower == PATIENCE:
             break
     return best

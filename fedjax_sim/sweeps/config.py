@@ -101,10 +101,12 @@ def load_sweep(path: str | Path | None, overrides: Iterable[str] = (), without: 
     if problems:
         raise ConfigError(problems)
     try:
-        combinations, seeds = combinations_of(axes), seeds_of(table.get("seeds", 5))
+        combinations = combinations_of(axes)
+        seeds = seeds_of(table.get("seeds", 5))
     except (TypeError, ValueError) as error:
         raise ConfigError([f"sweep.{error}"]) from error
-    metrics, batch = table.get("metrics"), table.get("batch", 1)
+    metrics = table.get("metrics")
+    batch = table.get("batch", 1)
     if metrics is not None and not (isinstance(metrics, list) and all(isinstance(name, str) for name in metrics)):
         problems.append(problem("sweep.metrics", "a list of names", metrics))
     if isinstance(batch, bool) or not isinstance(batch, int) or batch < 1:

@@ -60,7 +60,8 @@ def sweep_figure(found: Sweep, metric: str, *, x: str | None = None, round: int 
             at = np.array([cell[x] if numeric else values.index(cell[x]) for cell in line], float)
             order = np.argsort(at)
             mean, low, high = (np.array([cell[name] for cell in line])[order] for name in ("mean", "low", "high"))
-            at, lost = at[order], np.array([cell["diverged"] for cell in line])[order] > 0
+            at = at[order]
+            lost = np.array([cell["diverged"] for cell in line])[order] > 0
             reach = np.nan_to_num(np.stack([mean - low, high - mean]))  # no interval from one seed
             name = ", ".join(f"{_last(other)} = {_word(value)}" for other, value in zip(others, key, strict=True))
             panel.errorbar(at, mean, reach, label=name or None, capsize=2.5, markersize=4, elinewidth=1.1,

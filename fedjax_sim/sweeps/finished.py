@@ -76,7 +76,8 @@ class Finished:
             self.rows = {line["point"]: line["rows"] for line in lines}
         except (KeyError, TypeError, ValueError) as error:
             raise CheckpointError(f"{self.path}: expected lines of a sweep, got others ({error}).") from error
-        stored, given = tree.dotted(stored), tree.dotted(json.loads(json.dumps(identity)))
+        stored = tree.dotted(stored)
+        given = tree.dotted(json.loads(json.dumps(identity)))
         differing = [
             f"  {name}: {_short(stored.get(name, 'absent'))} in the file, {_short(given.get(name, 'absent'))} now"
             for name in sorted(stored.keys() | given.keys())

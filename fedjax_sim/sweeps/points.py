@@ -69,7 +69,8 @@ class Points:
     """
 
     def __init__(self, kinds: Sequence[Kind], params: PyTree, population: PyTree, *, impl: str, batch: int, most: int):
-        self.kind, self.impl = kinds[0], impl
+        self.kind = kinds[0]
+        self.impl = impl
         self.mesh = engine.device_mesh()
         self.devices = self.mesh.size if self.mesh is not None else 1
         self.batch = min(batch, -(-most // self.devices))
@@ -90,11 +91,13 @@ class Points:
             _, bound, combination, _ = points
             return self._over(advance, active, (bound, combination, state), *shared, first, count)
 
-        here, split = PartitionSpec(), PartitionSpec(None if self.mesh is None else self.mesh.axis_names[0])
+        here = PartitionSpec()
+        split = PartitionSpec(None if self.mesh is None else self.mesh.axis_names[0])
         shared = self._put((floats, params, population), here)
         words = np.zeros((self.devices * self.groups, self.batch, *_key_shape(self.impl)), np.uint32)
         number = np.zeros(words.shape[:2], np.int32)
-        points, zero = self._put((words, words, number, number), split), np.int32(0)
+        points = self._put((words, words, number, number), split)
+        zero = np.int32(0)
         start_all = self._compiled(started, (split, here, here), split, points, shared, zero)
         at_start = start_all(points, shared, zero)  # nothing of it is active
         known = (shared[0], shared[2])
@@ -117,7 +120,8 @@ class Points:
             return replay(init, own(floats[0], combination), key, jax.tree.map(lambda x: x[seed], params), population)
 
         def advance(words, combination, state, floats, population, first, count):
-            key, values = jax.random.wrap_key_data(words, impl=impl), own(floats[1], combination)
+            key = jax.random.wrap_key_data(words, impl=impl)
+            values = own(floats[1], combination)
 
             def turn(i, carry):
                 state, _, counted = carry
@@ -193,7 +197,8 @@ class Points:
             return rows.reshape(self.devices * self.groups, self.batch, *x.shape[1:])
 
         points = self._put(tuple(map(dealt, (words, bound, combination, seed))), self._split)
-        state, done = self._start(points, np.int32(active)), 0
+        state = self._start(points, np.int32(active))
+        done = 0
         for round in rounds:
             state, *seen = self._advance(points, np.int32(active), state, np.int32(done), np.int32(round - done))
             done = round

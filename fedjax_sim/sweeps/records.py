@@ -20,8 +20,12 @@ class Recorder:
 
     def __init__(self, evaluation: Callable | None, metrics: Sequence[str] | None, combinations: list, seeds: list,
                  epsilons: list, needed: str | None):  # fmt: skip
-        self.evaluation, self.metrics, self.epsilons, self.needed = evaluation, metrics, epsilons, needed
-        self.combinations, self.seeds = combinations, seeds
+        self.evaluation = evaluation
+        self.metrics = metrics
+        self.epsilons = epsilons
+        self.needed = needed
+        self.combinations = combinations
+        self.seeds = seeds
 
     def rows(self, points: list[int], looks: Iterable) -> dict[int, list[dict]]:
         """By point, a row for each evaluated round; `looks` are (round, (infos, counts since the last one, params))."""

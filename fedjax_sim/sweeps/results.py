@@ -224,7 +224,8 @@ def _paired(metric: str, pairs: Sequence[Any], confidence: float) -> Paired:
     mean, error, low, high = _interval(gaps, confidence)
     spread = kept.std(axis=0) if len(kept) else np.zeros(2)
     correlation = float(np.corrcoef(kept.T)[0, 1]) if (spread > 0).all() and len(kept) > 1 else math.nan
-    p_value, lost = _p_value(mean, error, len(gaps)), len(pairs) - len(gaps)
+    p_value = _p_value(mean, error, len(gaps))
+    lost = len(pairs) - len(gaps)
     return Paired(metric, mean, error, low, high, p_value, len(gaps), lost, correlation)
 
 

@@ -105,7 +105,8 @@ def sweep(
     """
     if not callable(make):
         validate.fail("make", "a function of the grid's names", make, error=TypeError)
-    combinations, seeds = combinations_of(grid), seeds_of(seeds)
+    combinations = combinations_of(grid)
+    seeds = seeds_of(seeds)
     check_arguments(make, combinations[0])
     keys = [jax.random.key(seed) for seed in seeds]
     starts = [params(init_key(key)) if callable(params) else params for key in keys]
@@ -207,7 +208,9 @@ def _prepared(
 ) -> tuple[list[Kind], list[str], list[_Epsilons]]:
     """For each combination its traces, the digest of its program where it is private (else ""), and its epsilons."""
     one = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), starts)
-    kinds, programs, epsilons = [], [], []
+    kinds = []
+    programs = []
+    epsilons = []
     for values in combinations:
         algorithm = make(**values)
         kinds.append(traced(algorithm, one, population))
@@ -235,7 +238,8 @@ class _Runner(NamedTuple):
         row = {combination: i for i, combination in enumerate(members)}
         count = min(len(wanted), program.devices * program.batch)
         while wanted:
-            now, wanted = wanted[:count], wanted[count:]
+            now = wanted[:count]
+            wanted = wanted[count:]
             before = time.perf_counter()
             combination, seed = np.divmod(np.array(now, np.int32), np.int32(len(self.words)))
             rows = np.array([row[i] for i in combination.tolist()], np.int32)
@@ -279,7 +283,8 @@ def _bound_words(keys: list[Array], programs: list[str], starts: PyTree, populat
 
 def _programs(kinds: list[Kind]) -> str:
     """A digest of what `make` returned: its programs, their constants, and the floats in them."""
-    sha, seen = hashlib.sha256(), {}
+    sha = hashlib.sha256()
+    seen = {}
     for kind in kinds:
         if kind.name not in seen:
             seen[kind.name] = re.sub(r"0x[0-9a-f]+|id=\d+", "", repr(kind.name)).encode()

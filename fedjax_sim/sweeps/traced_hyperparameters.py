@@ -172,19 +172,24 @@ def _again(eqn: Any, floats: dict[str, list], operands: list) -> Sequence:
     def inner(program: ClosedJaxpr | Jaxpr, own: list) -> Callable:
         return lambda *args: _replay(*opened_jaxpr(program), own, args)
 
-    name, params = eqn.primitive.name, eqn.params
+    name = eqn.primitive.name
+    params = eqn.params
     if name in INLINED:
         (body,) = (key for key in ("jaxpr", "call_jaxpr") if key in params)
         return inner(params[body], floats[body])(*operands)
     if name == "while":
         split = params["cond_nconsts"], params["cond_nconsts"] + params["body_nconsts"]
         test, turn = (inner(params[key], floats[key]) for key in ("cond_jaxpr", "body_jaxpr"))
-        of_test, of_turn, start = operands[: split[0]], operands[split[0] : split[1]], operands[split[1] :]
+        of_test = operands[: split[0]]
+        of_turn = operands[split[0] : split[1]]
+        start = operands[split[1] :]
         vmapped = bool(opened_jaxpr(params["cond_jaxpr"])[0].outvars[0].aval.shape)
         return _loop(partial(test, *of_test), partial(turn, *of_turn), start, vmapped)
     if name == "scan":
         count, size = scan_arguments(params)
-        shared, start, rows = operands[:count], operands[count : count + size], operands[count + size :]
+        shared = operands[:count]
+        start = operands[count : count + size]
+        rows = operands[count + size :]
         turn = inner(params["jaxpr"], floats["jaxpr"])
 
         def step(carry, row):
@@ -195,7 +200,8 @@ def _again(eqn: Any, floats: dict[str, list], operands: list) -> Sequence:
         carry, rows = jax.lax.scan(step, start, rows, **options)
         return [*carry, *rows]
     if name == "cond":
-        branches, own = [], floats["branches"]
+        branches = []
+        own = floats["branches"]
         for branch in params["branches"]:
             size = _count(branch)
             branches.append(inner(branch, own[:size]))

@@ -38,7 +38,9 @@ class _Walk:
     """A walk over a program's floats, in the order of `lifting`."""
 
     def __init__(self, floats: Sequence[np.ndarray]):
-        self.floats, self.position, self.kept = floats, 0, set()
+        self.floats = floats
+        self.position = 0
+        self.kept = set()
 
     def value(self, x: Any) -> _Fact:
         """The fact of a literal or a constant."""
@@ -62,7 +64,10 @@ class _Walk:
 
     def inside(self, eqn: Any, operands: list[_Fact]) -> list[_Fact]:
         """Facts of what the programs in an equation return."""
-        name, params, results, first = eqn.primitive.name, eqn.params, [], self.position
+        name = eqn.primitive.name
+        params = eqn.params
+        results = []
+        first = self.position
         through = name in INLINED or (name == "scan" and params["length"] == 1)  # XLA puts it in the loop's place
         for key, value in sorted(params.items()):
             for program in value if isinstance(value, (tuple, list)) else (value,):
@@ -75,7 +80,8 @@ class _Walk:
 
     def result(self, eqn: Any, operands: list[_Fact]) -> _Fact:
         """The fact of an equation's result."""
-        name, size = eqn.primitive.name, getattr(eqn.outvars[0].aval, "size", 1)
+        name = eqn.primitive.name
+        size = getattr(eqn.outvars[0].aval, "size", 1)
         grown = [getattr(x.aval, "size", 1) != size for x in eqn.invars]  # XLA joins nothing across a broadcast
         operands = [x._replace(joined=None) if far else x for x, far in zip(operands, grown, strict=True)]
         if name in MOVING:
@@ -95,7 +101,8 @@ class _Walk:
             return _Fact(joined=("*", both))
         if not floats or name not in JOINED:
             return _Fact()
-        (value,), (other,) = known, [x for x in operands if x.made_of is None]
+        (value,) = known
+        (other,) = [x for x in operands if x.made_of is None]
         sort = "/" if name == "div" and value is operands[0] else JOINED[name]
         if self.all_are(value, lambda x: np.isin(x, (0,) if sort == "+" else (1, -1))):
             self.kept |= floats

@@ -27,7 +27,8 @@ def contraction(name: str, send: Callable, spec: Any, *, hint: str = "") -> None
     """
     if not any(x.size for x in jax.tree.leaves(spec)):
         return
-    rng, draws = np.random.default_rng(0), 8
+    rng = np.random.default_rng(0)
+    draws = 8
 
     def probes(x):  # [2, ...]: the two inputs
         return (PROBE * np.stack([np.ones(x.shape), rng.standard_normal(x.shape)])).astype(x.dtype)

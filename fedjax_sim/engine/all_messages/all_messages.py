@@ -60,7 +60,8 @@ def by_rule(rule: Callable, check: Callable | None = None, *, start: Callable | 
         absent = weights == 0
         order = jax.lax.sort((absent, jnp.where(absent, 0, ids), slots), num_keys=2)[2]
         messages = messages_of(dataclasses.replace(carry, values=updates), order)
-        weights, ids = weights[order], jnp.where(absent, -1, ids)[order]
+        weights = weights[order]
+        ids = jnp.where(absent, -1, ids)[order]
         cohort = SideBySide(messages, weights, ids, (~absent).sum(dtype=jnp.int32))
         update, metrics, *state = rule(key, round, cohort)
         return update, {name: x for name, x in metrics.items() if name != "chosen"}, *state

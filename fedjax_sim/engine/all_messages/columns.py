@@ -72,7 +72,8 @@ def messages_of(rows: Rows, slots: Array) -> Messages:
     flat = [x.reshape(x.shape[0], math.prod(shape)) for x, shape in zip(leaves, shapes, strict=True)]
     order = rows.place[slots]
     if rows.mesh is not None:
-        split, to = PartitionSpec(AXIS), PartitionSpec(None, AXIS)
+        split = PartitionSpec(AXIS)
+        to = PartitionSpec(None, AXIS)
         work = lambda leaves: [_exchanged(x, rows.mesh.size) for x in leaves]  # noqa: E731
         flat = jax.shard_map(work, mesh=rows.mesh, in_specs=split, out_specs=to, check_vma=False)(flat)
         order = on_every_device(order, rows.mesh)
@@ -99,7 +100,8 @@ def on_devices(messages: Messages, work: Callable, *args: PyTree, columns: tuple
     all results or for each part."""
     if messages.mesh is None:
         return work(messages.columns, columns, *args)
-    here, last = PartitionSpec(), PartitionSpec(None, AXIS)
+    here = PartitionSpec()
+    last = PartitionSpec(None, AXIS)
     specs = {
         "in_specs": (last, last, *[here] * len(args)),
         "out_specs": jax.tree.map(lambda x: last if x else here, split),

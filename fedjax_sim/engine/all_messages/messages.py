@@ -88,7 +88,8 @@ def gram_matrix(messages: Messages, scale: Array | None = None) -> Array:
     Args:
       scale: [m] powers of two, 1 by default.
     """
-    m, scale = messages.number, jnp.ones(messages.number) if scale is None else scale
+    m = messages.number
+    scale = jnp.ones(messages.number) if scale is None else scale
     size = -(-m // BLOCKS) if m >= LEAST else m
     ends = [(first, min(first + size, m)) for first in range(0, m, size)]
     pairs = [(one, other) for i, one in enumerate(ends) for other in ends[i:]]

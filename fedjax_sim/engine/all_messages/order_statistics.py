@@ -151,7 +151,8 @@ def median(values: Array, valid: Array | None = None, weights: Array | None = No
         following = jnp.where(keys > low, keys, ~keys.dtype.type(0)).min(0, keepdims=True)
         high = jnp.where(upto > count // 2, low, following)
         half = jnp.asarray(0.5, block.dtype)
-        a, b = floats_of(low, block.dtype), floats_of(high, block.dtype)
+        a = floats_of(low, block.dtype)
+        b = floats_of(high, block.dtype)
         halves = rounded_here((a * half, b * half), block)  # or compilers add first, which overflows
         mean = jnp.where(low == high, a, halves[0] + halves[1])
         return jnp.where(count > 0, mean, jnp.asarray(jnp.nan, block.dtype))
@@ -197,7 +198,8 @@ def trimmed_mean(values: Array, trim: Array | int, valid: Array | None = None, w
         keys = ordered(block)
         keys = jnp.where(valid[:, None], keys, ~keys.dtype.type(0))
         cuts = _select(keys, jnp.concatenate([trim, count - 1 - trim]), weights)
-        low, high = cuts[:1], cuts[1:]
+        low = cuts[:1]
+        high = cuts[1:]
         inside = (keys > low) & (keys < high)
         copies_low = _mass(keys <= low, weights) - trim
         copies_high = count - trim - _mass(keys < high, weights)
@@ -221,7 +223,8 @@ def trimmed_mean(values: Array, trim: Array | int, valid: Array | None = None, w
         exponent = jnp.maximum(*(_exponent(end) for end in ends))
         units = functools.partial(_units, scale=power_of_two(digits - 1 - exponent, wide))
         messages = units(jnp.where(inside, block, jnp.zeros((), block.dtype)).astype(wide))
-        low_units, high_units = units(ends[0]), units(ends[1])
+        low_units = units(ends[0])
+        high_units = units(ends[1])
 
         def word(part):
             return (
@@ -230,8 +233,10 @@ def trimmed_mean(values: Array, trim: Array | int, valid: Array | None = None, w
                 + part(high_units) * copies_high.astype(messages.dtype)
             )
 
-        upper, lower = word(lambda x: x >> half), word(lambda x: x & ((1 << half) - 1))
-        zero, left = hidden_zero(block), count - 2 * trim
+        upper = word(lambda x: x >> half)
+        lower = word(lambda x: x & ((1 << half) - 1))
+        zero = hidden_zero(block)
+        left = count - 2 * trim
         total = rounded_here(upper.astype(wide) * 2.0**half + lower.astype(wide), zero)
         share = rounded_here(1 / left.astype(wide), zero)  # or a compiler chooses how to divide
         return total * share * power_of_two(exponent + 1 - digits, wide)

@@ -110,6 +110,7 @@ def _gathered(rows: Rows, of: Callable, *args: Array) -> PyTree:
     def together(values, *args):
         return jax.tree.map(lambda x: of(jax.lax.all_gather(x, AXIS, tiled=True), *args), values)
 
-    here, split = PartitionSpec(), PartitionSpec(AXIS)
+    here = PartitionSpec()
+    split = PartitionSpec(AXIS)
     specs = {"in_specs": (split, *[here] * len(args)), "out_specs": here, "check_vma": False}
     return jax.shard_map(together, mesh=rows.mesh, **specs)(rows.values, *args)

@@ -87,7 +87,8 @@ def _summed(messages: Messages, point: PyTree | None, terms: Callable) -> Array:
     point = () if point is None else [x.astype(jnp.float32) for x in as_columns(messages, point)]
 
     def work(leaves, point, order):
-        total, zero = _no_sums(leaves), hidden_zero(leaves)
+        total = _no_sums(leaves)
+        zero = hidden_zero(leaves)
         for x, p in zip(leaves, point or [None] * len(leaves), strict=True):
 
             def tile(total, start, width, size, x=x, p=p):
@@ -155,7 +156,8 @@ class _Terms(NamedTuple):
 
     @classmethod
     def of(cls, order: Array, coefficients: Array) -> _Terms:
-        zero, padding = hidden_zero(coefficients), -order.shape[0] % GROUP
+        zero = hidden_zero(coefficients)
+        padding = -order.shape[0] % GROUP
         return cls(*(jnp.pad(x, (0, padding)).reshape(-1, GROUP) for x in (order, coefficients)), zero)
 
     def added(self, x: Array, start: Array, width: int) -> Array:
@@ -163,7 +165,8 @@ class _Terms(NamedTuple):
         dtype = tree.at_least_float32(x.dtype)
 
         def group(i, total):
-            at, c = self.order[i], self.coefficients[i].astype(dtype)
+            at = self.order[i]
+            c = self.coefficients[i].astype(dtype)
             rows = [jax.lax.dynamic_slice(x, (at[k], start), (1, width)).astype(dtype) for k in range(GROUP)]
             terms = rounded_here([c[k] * rows[k] for k in range(GROUP)], self.zero)
             while len(terms) > 1:
@@ -193,7 +196,10 @@ def mean_and_distances(messages: Messages, weights: Array) -> tuple[PyTree, Arra
     """
 
     def work(leaves, _, order, weights, total):
-        terms, squares, zero, means = _Terms.of(order, weights), _no_sums(leaves), hidden_zero(leaves), []
+        terms = _Terms.of(order, weights)
+        squares = _no_sums(leaves)
+        zero = hidden_zero(leaves)
+        means = []
         for x in leaves:
 
             def tile(carry, start, width, size, x=x):

@@ -122,7 +122,9 @@ def _places(mask: Array, k: int) -> Array:
         .max(jnp.arange(words.size, dtype=jnp.int32), mode="drop")
     )
     at = jax.lax.cummax(at)
-    word, rank, place = words[at], jnp.arange(k, dtype=jnp.int32) - first[at], at * 32
+    word = words[at]
+    rank = jnp.arange(k, dtype=jnp.int32) - first[at]
+    place = at * 32
     for width in (16, 8, 4, 2, 1):
         lower = jax.lax.population_count(word & jnp.uint32((1 << width) - 1)).astype(jnp.int32)
         upper = rank >= lower

@@ -51,7 +51,8 @@ class MemoryFile:
     _journal: Journal | None = None
 
     def __init__(self, path: str | Path, client_state: PyTree, num_clients: int):
-        self.path, self.num_clients = Path(path), num_clients
+        self.path = Path(path)
+        self.num_clients = num_clients
         self.format = RecordFormat(client_state)
         self.version, self.mark = 0, b""
         self.written = no_bits(num_clients)  # of the clients whose record is no hole
@@ -88,7 +89,8 @@ class MemoryFile:
                 set_bits(self.written, ids[piece])
             self._arrived += 1
             if self._arrived == shares:
-                self._arrived, self.version = 0, version + 1
+                self._arrived = 0
+                self.version = version + 1
 
     def fail(self, error: Exception) -> None:
         """Keeps the first error of a device; raised at once, it would leave the others waiting in a collective."""
@@ -145,12 +147,14 @@ class MemoryFile:
         if self.mark.hex() != mark:
             raise MemoryFileError(f"{self.path}: expected the client memory of this run, got another run's.")
         self.written = np.array(written, np.uint8)
-        chain, before = [], self._place()
+        chain = []
+        before = self._place()
         while before[0] >= 0 and (not chain or chain[-1].version > version):
             path = self._journal_path(before[0])
             chain.append(Journal.open(path, self.mark, *before, self.format.record_bytes))
             before = chain[-1].before
-        newest, oldest = chain[0], chain[-1]
+        newest = chain[0]
+        oldest = chain[-1]
         self.version = version
         if newest.version < version and newest.reached == version:  # stopped between the checkpoint and its journal
             self._journal = newest

@@ -41,7 +41,10 @@ class Journal:
     """The old records of the rows that were overwritten since a version, in the order of writing."""
 
     def __init__(self, path: Path, file: int, version: int, before: tuple[int, int], record_bytes: int):
-        self.path, self.file, self.version, self.before = path, file, version, before
+        self.path = path
+        self.file = file
+        self.version = version
+        self.before = before
         self.record_bytes = record_bytes
         self.reached, self.end = version, START  # the version after the last write; bytes that count
 
@@ -80,7 +83,8 @@ class Journal:
             raise MemoryFileError(f"{path}: expected the journal of version {version} of this run, got another.")
         journal = cls(path, file, version, tuple(before), record_bytes)
         for batch in journal.batches(size):
-            journal.reached, journal.end = batch.reached, batch.end
+            journal.reached = batch.reached
+            journal.end = batch.end
         if journal.end < used:
             raise MemoryFileError(f"{path}: its SHA-256 does not match its bytes: damaged.")
         return journal
@@ -100,7 +104,8 @@ class Journal:
 
     def batches(self, end: int | None = None) -> Iterator[Batch]:
         """The batches up to a byte, or up to the first that is not whole."""
-        place, end = START, self.end if end is None else end
+        place = START
+        end = self.end if end is None else end
         while place + BATCH.size <= end:
             version, last, count, there = BATCH.unpack(os.pread(self.file, BATCH.size, place))
             body = BATCH.size + 9 * count + there * self.record_bytes
@@ -128,7 +133,8 @@ class Journal:
 
 def read_at(file: int, count: int, place: int) -> memoryview:
     """`count` bytes, or fewer at the file's end."""
-    data, done = memoryview(bytearray(count)), 0
+    data = memoryview(bytearray(count))
+    done = 0
     while done < count and (got := os.preadv(file, [data[done:]], place + done)):
         done += got
     return data[:done]
@@ -139,4 +145,5 @@ def write_at(file: int, data: Any, place: int) -> None:
     view = memoryview(data).cast("B")
     while view:
         done = os.pwrite(file, view, place)
-        view, place = view[done:], place + done
+        view = view[done:]
+        place = place + done

@@ -151,7 +151,8 @@ class Disk:
         after[...] = -1 if self.file.failed else version
 
     def _write(self, out: list[np.ndarray], version: np.ndarray, ids: np.ndarray, *leaves: np.ndarray) -> None:
-        present, shares = np.flatnonzero(ids >= 0), 1 if self.mesh is None else self.mesh.size
+        present = np.flatnonzero(ids >= 0)
+        shares = 1 if self.mesh is None else self.mesh.size
         self._done(self.file.write, int(version), ids[present], [x[present] for x in leaves], shares)
         out[0][...] = -1 if self.file.failed else version + 1
 

@@ -36,7 +36,8 @@ class RecordFormat:
 
     def encode(self, ids: np.ndarray, leaves: list[np.ndarray]) -> np.ndarray:
         """States of clients `ids`, leaves [k, ...], as records [k, record bytes] uint8."""
-        records, place = np.zeros((len(ids), self.record_bytes), np.uint8), 0
+        records = np.zeros((len(ids), self.record_bytes), np.uint8)
+        place = 0
         for leaf, spec in zip(leaves, self.specs, strict=True):
             size = math.prod(spec.shape) * spec.dtype.itemsize
             part = np.ascontiguousarray(leaf).reshape(-1).view(np.uint8)
@@ -58,7 +59,8 @@ class RecordFormat:
 
     def _leaves(self, rows: np.ndarray) -> list[np.ndarray]:
         """Bytes [k, row] as leaves [k, ...]."""
-        parts, place = [], 0
+        parts = []
+        place = 0
         for spec in self.specs:
             size = math.prod(spec.shape) * spec.dtype.itemsize
             part = np.ascontiguousarray(rows[:, place : place + size]).reshape(-1).view(spec.dtype)

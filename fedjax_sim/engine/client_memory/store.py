@@ -98,7 +98,8 @@ def store(client_state: PyTree, num_clients: int, *, mesh: Mesh | None = None, n
     kind, directory = _setting.get()
     shares = 1 if mesh is None else mesh.size
     rows = -(-num_clients // shares)
-    row_bytes, limit = tree.num_bytes(tree.spec(client_state)), memory_limit(mesh)
+    row_bytes = tree.num_bytes(tree.spec(client_state))
+    limit = memory_limit(mesh)
     if kind == "disk" or (kind == "auto" and directory is not None and rows * row_bytes > limit // 2):
         if jax.process_count() > 1:
             hint = "The file of one process is not the other's: use client_memory='device', which splits the rows."
