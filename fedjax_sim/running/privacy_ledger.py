@@ -190,8 +190,8 @@ class Spending:
     def misses(self, counts: Mapping[str, Any]) -> bool:
         """Returns whether rounds with these counts lack a message that should have had noise.
 
-        With distributed noise such rounds are counted as skipped; with local noise the clients are counted as dropped. An
-        absent count means that a message is missing.
+        With distributed noise such rounds are counted as skipped; with local noise the clients are counted as dropped.
+        An absent count means that a message is missing.
         """
         counters = {"distributed": "skipped_rounds", "local": "dropped_clients"}
         name = None if self.mechanism is None else counters.get(self.mechanism.place)
