@@ -234,7 +234,6 @@ def one_run_release(algorithm: Algorithm, *, length: Positive = 10.0) -> Callabl
       algorithm: with client-level noise on the sum and full participation; m is the size of its population.
       length: the length of the updates, over the clip norm.
 
-
     Guarantees: half of the canaries take part, and scores separate by 1 / z
     (tests/privacy/test_audit.py::test_one_run_of_the_central_mechanism).
 

@@ -35,7 +35,6 @@ def totals_of(records: Sequence[Mapping[str, Any]], metrics: Iterable[Metric]) -
       records: one a round, as in `metrics.jsonl`.
       metrics: each states how it is pooled: as a sum, a weighted mean, a maximum, or the last value.
 
-
     >>> lost = Metric("lost", "messages lost", "count")
     >>> totals_of([{"lost": 2, "seen": 3}, {"lost": 1, "seen": 5}], [lost, Metric("seen", "seen", pooled="last")])
     {'lost': 3, 'seen': 5}
@@ -95,7 +94,7 @@ def as_record(round: int, infos: dict, row: int | None = None) -> dict[str, Any]
     """Returns the log record of a round.
 
     Args:
-      round: the round's number, from 1.
+      round: the round's number; 0 for the evaluation before training.
       infos: a round's info by name; or infos stacked over rounds, of which `row` is taken.
       row: the round's position in stacked infos; None for the info of one round.
     """
@@ -303,7 +302,7 @@ class Log:
         meta = {"identity": identity, "log": marks, "seconds": self.seconds, "elapsed_seconds": self.elapsed}
         if self.spending is not None and (ledger := self.spending.state()) is not None:
             meta["privacy"] = ledger
-        # A state that is still being computed would be written in part.
+        # Rows on disk are written while rounds are computed: these must have ended.
         memory_files = engine.memory_files(jax.block_until_ready(state))
         for file, version in memory_files:
             file.sync(int(version))
@@ -343,16 +342,16 @@ class Log:
         }
 
 
-def _same_run(stored: dict, given: dict, path: Path) -> None:
+def _same_run(stored: dict, current: dict, path: Path) -> None:
     """Raises CheckpointError, with every difference, if a checkpoint's identity is not the run's."""
     stored = tree.dotted(stored)
-    given = tree.dotted(given)
+    current = tree.dotted(current)
     differing = [
-        f"  {name}: {stored.get(name, 'absent')!r} in the checkpoint, {given.get(name, 'absent')!r} now"
-        for name in sorted(stored.keys() | given.keys())
-        if stored.get(name, "absent") != given.get(name, "absent")
+        f"  {name}: {stored.get(name, 'absent')!r} in the checkpoint, {current.get(name, 'absent')!r} now"
+        for name in sorted(stored.keys() | current.keys())
+        if stored.get(name, "absent") != current.get(name, "absent")
     ]
-    if stored.get("host_threads") != given.get("host_threads"):
+    if stored.get("host_threads") != current.get("host_threads"):
         number = stored.get("host_threads", "as many as there were cores")
         setting = f"NPROC={number}"
         devices = jax.local_device_count()
@@ -361,7 +360,7 @@ def _same_run(stored: dict, given: dict, path: Path) -> None:
                 f" and JAX_NUM_CPU_DEVICES={number} or less, for each of the {devices} devices here has a thread,"
             )
         differing.append(f"  Threads change last bits: set {setting} in the environment before JAX starts.")
-    file_options = [name.removeprefix("files.") for name in given if name.startswith("files.")]
+    file_options = [name.removeprefix("files.") for name in current if name.startswith("files.")]
     if any(isinstance(stored.get(name), str) for name in file_options):
         differing.append("  An earlier version wrote it, which compared paths: finish it there, or begin it anew.")
     if differing:

@@ -84,17 +84,19 @@ class Points:
         bytes_per_point = 3 * tree.num_bytes(self.kind.state) + tree.num_bytes(self.kind.info)
         bytes_per_group = bytes_per_point * self.devices * self.batch
         most_groups = int(MEMORY * engine.total_memory() / max(bytes_per_group, 1))
-        self.groups = max(1, min(most_groups, MOST // self.batch, -(-most // (self.devices * self.batch))))
-        parts = [[getattr(kind, name) for kind in kinds] for name in ("init", "step", "params")]
-        self._compile([lifted(part) for part in parts], params, population)
+        groups_needed = -(-most // (self.devices * self.batch))
+        self.groups = max(1, min(most_groups, MOST // self.batch, groups_needed))
+        traces = [[getattr(kind, name) for kind in kinds] for name in ("init", "step", "params")]
+        self._compile([lifted(traces_of_part) for traces_of_part in traces], params, population)
 
     def _compile(self, floats: list, params: PyTree, population: PyTree) -> None:
         """Compiles both programs for `groups` groups of `batch` points on each device."""
         start, advance = self._of_one_point()
 
+        # A point is its key data (of the seed, and of the rounds), the row of its combination, and the row of its seed.
         def started(points, shared, active):
-            words, _, *which = points
-            return self._over(start, active, (words, *which), *shared)
+            words, _, *combination_and_seed = points
+            return self._over(start, active, (words, *combination_and_seed), *shared)
 
         def advanced(points, shared, active, state, first, count):
             _, bound, combination, _ = points
@@ -103,6 +105,7 @@ class Points:
         replicated = PartitionSpec()
         split = PartitionSpec(None if self.mesh is None else self.mesh.axis_names[0])
         shared = self._put((floats, params, population), replicated)
+        # Points of the right shape: the program is compiled for them, and gets other values when it runs.
         words = np.zeros((self.devices * self.groups, self.batch, *_key_shape(self.impl)), np.uint32)
         number = np.zeros(words.shape[:2], np.int32)
         points = self._put((words, words, number, number), split)
@@ -110,6 +113,7 @@ class Points:
         start_all = self._compiled(started, (split, replicated, replicated), split, points, shared, zero)
         # With no active group nothing runs: this gives the states' shapes and places.
         at_start = start_all(points, shared, zero)
+        # After its start a point needs the floats and the population, and no longer the initial params.
         without_params = (shared[0], shared[2])
         places = (split, replicated, replicated, split, replicated, replicated)
         advance_all = self._compiled(advanced, places, split, points, without_params, zero, at_start, zero, zero)
@@ -129,11 +133,13 @@ class Points:
             return [None if x is None else x[combination] for x in values]
 
         def start(words, combination, seed, floats, params, population):
+            """Returns the first state of a point."""
             key = init_key(jax.random.wrap_key_data(words, impl=impl))
             values = of_combination(floats[0], combination)
             return replay(init, values, key, jax.tree.map(lambda x: x[seed], params), population)
 
         def advance(words, combination, state, floats, population, first, count):
+            """Returns (state, last info, counts, params) of a point after `count` rounds from round `first` on."""
             key = jax.random.wrap_key_data(words, impl=impl)
             values = of_combination(floats[1], combination)
 
@@ -151,7 +157,7 @@ class Points:
 
         return start, advance
 
-    def _over(self, one: Callable, active: Array, points: tuple, *shared: PyTree) -> PyTree:
+    def _over(self, of_point: Callable, active: Array, points: tuple, *shared: PyTree) -> PyTree:
         """Calls `one` at each point of the active groups; `points` have leaves [groups, batch, ...].
 
         The number of active groups is an argument, so that few points take little time in the same program.
@@ -159,15 +165,15 @@ class Points:
 
         def of_group(points):
             if self.batch > 1:
-                return jax.vmap(one, in_axes=(0,) * len(points) + (None,) * len(shared))(*points, *shared)
+                return jax.vmap(of_point, in_axes=(0,) * len(points) + (None,) * len(shared))(*points, *shared)
             # A point alone is not vmapped: so it has the bits of its single run.
-            result = one(*jax.tree.map(lambda x: x[0], points), *shared)
+            result = of_point(*jax.tree.map(lambda x: x[0], points), *shared)
             return jax.tree.map(lambda x: jnp.asarray(x)[None], result)
 
         def add_group(i, results):
             points_of_group = jax.tree.map(lambda x: jax.lax.dynamic_index_in_dim(x, i, 0, keepdims=False), points)
-            put = jax.lax.dynamic_update_index_in_dim
-            return jax.tree.map(lambda rows, x: put(rows, x, i, 0), results, of_group(points_of_group))
+            put_row = jax.lax.dynamic_update_index_in_dim
+            return jax.tree.map(lambda rows, x: put_row(rows, x, i, 0), results, of_group(points_of_group))
 
         spec = jax.eval_shape(of_group, jax.tree.map(lambda x: x[0], points))
         results = jax.tree.map(lambda x: jnp.zeros((self.groups, *x.shape), x.dtype), spec)

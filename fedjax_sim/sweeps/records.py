@@ -50,13 +50,16 @@ class Recorder:
             totals = {name: totals.get(name, 0) + value.astype(np.int64) for name, value in counts.items()}
             for i, point in enumerate(points):
                 combination, seed = divmod(point, len(self.seeds))
+                # A row puts the round behind the values of the grid.
                 record = as_record(round, infos, i)
                 del record["round"]
                 if self.evaluation is not None:
                     model = jax.tree.map(lambda x, i=i: jnp.array(x[i]), params)
                     record |= self._new(as_record(round, self.evaluation(model)), record)
-                record |= self.epsilons[combination].record(round, {name: value[i] for name, value in totals.items()})
-                record |= {f"{name}_so_far": int(value[i]) for name, value in totals.items()}
+                # A message that was missing in any round so far voids the epsilon from then on.
+                totals_of_point = {name: value[i] for name, value in totals.items()}
+                record |= self.epsilons[combination].record(round, totals_of_point)
+                record |= {f"{name}_so_far": int(value) for name, value in totals_of_point.items()}
                 values = self.combinations[combination]
                 rows_by_point[point].append(
                     {"seed": self.seeds[seed], **values, "round": round, **self._kept(record, values)}
@@ -82,10 +85,12 @@ class Recorder:
         for name in self.metrics or ():
             if name not in record:
                 validate.fail("metrics", "some of " + ", ".join(record), name, validate.nearest(name, record))
-        kept_entries = {name: value for name, value in record.items()
-                if self.metrics is None or name in self.metrics or name.endswith("_so_far")}  # fmt: skip
-        if self.needed is not None and self.needed not in kept_entries:
-            validate.fail(
-                "metric", "one of " + ", ".join(kept_entries), self.needed, validate.nearest(self.needed, kept_entries)
-            )
-        return kept_entries
+        entries = {
+            name: value
+            for name, value in record.items()
+            if self.metrics is None or name in self.metrics or name.endswith("_so_far")
+        }
+        if self.needed is not None and self.needed not in entries:
+            hint = validate.nearest(self.needed, entries)
+            validate.fail("metric", "one of " + ", ".join(entries), self.needed, hint)
+        return entries

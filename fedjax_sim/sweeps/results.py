@@ -58,7 +58,7 @@ class Sweep(NamedTuple):
 
     @property
     def last_round(self) -> int:
-        """The last evaluated round, as a number of rounds."""
+        """The number of the last evaluated round."""
         return max(row["round"] for row in self.rows)
 
     def lossy(self) -> list[dict[str, Any]]:
@@ -68,8 +68,8 @@ class Sweep(NamedTuple):
 
         Guarantees: tests/sweeps/test_sweep.py::test_what_diverged_is_told.
         """
-        lost = ("dropped_clients_so_far", "skipped_rounds_so_far")
-        return [row for row in self.rows if row["round"] == self.last_round and any(row.get(name) for name in lost)]
+        counts = ("dropped_clients_so_far", "skipped_rounds_so_far")
+        return [row for row in self.rows if row["round"] == self.last_round and any(row.get(name) for name in counts)]
 
     def summary(
         self,
@@ -170,7 +170,6 @@ class Sweep(NamedTuple):
           metric: a metric of the rows.
           round, confidence: as for `summary`.
 
-
         Returns: for each combination but the first, in their order, its values and the fields of `Paired`.
 
         Guarantees: as `paired` (tests/sweeps/test_sweep.py::test_differences_are_paired).
@@ -195,9 +194,9 @@ class Sweep(NamedTuple):
         table = csv.DictWriter(text, self._columns(), lineterminator="\n")
         table.writeheader()
         table.writerows({name: _cell(value) for name, value in row.items()} for row in self.rows)
-        named = {"results.jsonl": lines, "results.csv": text.getvalue()}
-        first, second = (write_atomically(directory / name, [body.encode()]) for name, body in named.items())
-        return first, second
+        texts = {"results.jsonl": lines, "results.csv": text.getvalue()}
+        jsonl_path, csv_path = (write_atomically(directory / name, [body.encode()]) for name, body in texts.items())
+        return jsonl_path, csv_path
 
     def _columns(self) -> list[str]:
         """Returns the names of all columns, in the order in which rows first have them."""

@@ -51,8 +51,8 @@ def traced_program(function: Callable, *args: PyTree) -> tuple[Trace, PyTree]:
     structure = jax.tree.structure(out)
     kind = (_kind(*opened_jaxpr(jaxpr), floats), structure, tuple(map(_aval, jaxpr.in_avals)))
     # Floats that must stay in the program are a part of its kind.
-    kept = [(i, floats[i].tobytes()) for i in kept_floats(*opened_jaxpr(jaxpr), floats)]
-    return Trace((*kind, *kept), floats, jaxpr, structure), out
+    must_stay = [(i, floats[i].tobytes()) for i in kept_floats(*opened_jaxpr(jaxpr), floats)]
+    return Trace((*kind, *must_stay), floats, jaxpr, structure), out
 
 
 def lifted(traces: Sequence[Trace]) -> list[np.ndarray | None]:
@@ -103,6 +103,7 @@ def _kind(jaxpr: Jaxpr, consts: Sequence[Any], floats: list[np.ndarray]) -> Hash
         return _aval(variable.aval), hashlib.sha256(np.ascontiguousarray(value).tobytes()).digest()
 
     constants = tuple(map(const, jaxpr.constvars, consts))
+    # Arguments get the first numbers, so that equal programs have equal numbers.
     for variable in (*jaxpr.constvars, *jaxpr.invars):
         atom(variable)
     equations = []
@@ -154,6 +155,7 @@ def _replay(jaxpr: Jaxpr, consts: Sequence[Any], floats: list, args: Sequence[An
       floats: a value for each of its floats, in the order of `_kind`; None keeps the program's own.
       args: the program's arguments.
     """
+    # The floats are read in the order in which `_kind` has met them.
     position = 0
 
     def next_floats(count: int) -> list:
@@ -178,6 +180,7 @@ def _replay(jaxpr: Jaxpr, consts: Sequence[Any], floats: list, args: Sequence[An
         inner = {name: next_floats(_count(value)) for name, value in sorted(eqn.params.items())}
         unchanged = all(x is None for inner_floats in inner.values() for x in inner_floats)
         with as_traced(eqn):
+            # An equation whose floats all stay is bound as it is, with its rules of differentiation.
             results = _bound(eqn, operands) if unchanged else _again(eqn, inner, operands)
         values.update(zip(eqn.outvars, results, strict=True))
     return [read(x) for x in jaxpr.outvars]
@@ -195,9 +198,9 @@ def _again(eqn: Any, floats: dict[str, list], operands: list) -> Sequence:
     Raises: NotImplementedError for an equation that is neither a call nor a loop nor a branch.
     """
 
-    def inner(program: ClosedJaxpr | Jaxpr, own: list) -> Callable:
-        """Returns a function that runs an inner program with the floats `own`."""
-        return lambda *args: _replay(*opened_jaxpr(program), own, args)
+    def inner(program: ClosedJaxpr | Jaxpr, floats_of_program: list) -> Callable:
+        """Returns a function that runs an inner program with other floats."""
+        return lambda *args: _replay(*opened_jaxpr(program), floats_of_program, args)
 
     name = eqn.primitive.name
     params = eqn.params
@@ -205,6 +208,7 @@ def _again(eqn: Any, floats: dict[str, list], operands: list) -> Sequence:
         (body,) = (key for key in ("jaxpr", "call_jaxpr") if key in params)
         return inner(params[body], floats[body])(*operands)
     if name == "while":
+        # The operands are the constants of the test, the constants of the body, and the first carry.
         split = params["cond_nconsts"], params["cond_nconsts"] + params["body_nconsts"]
         test, turn = (inner(params[key], floats[key]) for key in ("cond_jaxpr", "body_jaxpr"))
         of_test = operands[: split[0]]
@@ -229,6 +233,7 @@ def _again(eqn: Any, floats: dict[str, list], operands: list) -> Sequence:
         return [*carry, *rows]
     if name == "cond":
         branches = []
+        # The floats of all branches stand one behind the other.
         remaining = floats["branches"]
         for branch in params["branches"]:
             size = _count(branch)

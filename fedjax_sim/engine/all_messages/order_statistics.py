@@ -159,6 +159,7 @@ def median(values: Array, valid: Array | None = None, weights: Array | None = No
     def of_block(block):
         keys = ordered(block)
         keys = jnp.where(valid[:, None], keys, ~keys.dtype.type(0))
+        # Of an even number, `low` is the lower middle value.
         low = _select(keys, jnp.broadcast_to((count - 1) // 2, (1, block.shape[1])), weights)
         # The upper middle value is the same number again, or else the next larger one: no second selection is needed.
         num_up_to_low = _mass(keys <= low, weights)
@@ -216,6 +217,7 @@ def trimmed_mean(values: Array, trim: Array | int, valid: Array | None = None, w
         keys = ordered(block)
         keys = jnp.where(valid[:, None], keys, ~keys.dtype.type(0))
         cuts = _select(keys, jnp.concatenate([trim, count - 1 - trim]), weights)
+        # The smallest and the largest value that remain: their ranks are trim and count - 1 - trim.
         low = cuts[:1]
         high = cuts[1:]
         inside = (keys > low) & (keys < high)
@@ -225,6 +227,7 @@ def trimmed_mean(values: Array, trim: Array | int, valid: Array | None = None, w
         ends = floats_of(low, block.dtype).astype(wide), floats_of(high, block.dtype).astype(wide)
         mean = plain if weights is None else weighted
         # Where both selected values are equal, they are the mean.
+        # Where both selected values are equal, they are the mean; the upper one's copies then count for nothing.
         trimmed = jnp.where(
             low == high, ends[0], mean(block, inside, ends, copies_low, jnp.where(low == high, 0, copies_high), trim)
         )
@@ -243,6 +246,7 @@ def trimmed_mean(values: Array, trim: Array | int, valid: Array | None = None, w
     def plain(block, inside, ends, copies_low, copies_high, trim):
         """Returns the mean without weights: a sum of integers, in two half-words, so that nothing overflows."""
         exponent = jnp.maximum(*(_exponent(end) for end in ends))
+        # Units of the larger end's power of two: every kept value is below 2^digits units.
         units = functools.partial(_units, scale=power_of_two(digits - 1 - exponent, wide))
         messages = units(jnp.where(inside, block, jnp.zeros((), block.dtype)).astype(wide))
         low_units = units(ends[0])

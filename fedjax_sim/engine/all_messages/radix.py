@@ -45,11 +45,11 @@ def floats_of(keys: Array, dtype) -> Array:
 def _grouped(x: Array, fill: int) -> Array:
     """Returns [m, ...] as [groups, at most _GROUP, ...], padded with `fill`."""
     groups = -(-x.shape[0] // _GROUP)
-    each = -(-x.shape[0] // groups)
-    pad = groups * each - x.shape[0]
-    if pad:
-        x = jnp.concatenate([x, jnp.full((pad, *x.shape[1:]), fill, x.dtype)])
-    return x.reshape(groups, each, *x.shape[1:])
+    group_size = -(-x.shape[0] // groups)
+    padding = groups * group_size - x.shape[0]
+    if padding:
+        x = jnp.concatenate([x, jnp.full((padding, *x.shape[1:]), fill, x.dtype)])
+    return x.reshape(groups, group_size, *x.shape[1:])
 
 
 def radix_select(keys: Array, rank: Array, pool: Callable, weights: Array | None = None) -> tuple[Array, Array]:
@@ -65,6 +65,8 @@ def radix_select(keys: Array, rank: Array, pool: Callable, weights: Array | None
     keys = _grouped(keys, (1 << bits) - 1) if weights is None else keys[None]
 
     def of_rank(rank):
+        """Returns the key of one rank in each column, and how many equal keys rank before it."""
+
         def below(messages, value):
             """Returns how many messages have a byte below `value`."""
             smaller = messages < value[None, None]
@@ -73,19 +75,24 @@ def radix_select(keys: Array, rank: Array, pool: Callable, weights: Array | None
             return pool(smaller.sum(1, dtype=jnp.uint8).astype(jnp.int32))
 
         key = jnp.zeros(rank.shape, keys.dtype)
+        # From the highest byte down.
         for shift in range(bits - 8, -1, -8):
             messages = (keys >> shift).astype(jnp.uint8)
             if shift < bits - 8:
                 # Messages that differ in a higher byte no longer count: 0xFF is below no byte.
                 messages = jnp.where((keys >> (shift + 8)) == key[None, None], messages, jnp.uint8(255))
 
+            # A bit of the byte is set if no more than `rank` messages lie below the byte that this gives.
             def decide(i, byte, messages=messages, rank=rank):
                 higher = byte | (jnp.uint8(128) >> i.astype(jnp.uint8))
                 return jnp.where(below(messages, higher) <= rank, higher, byte)
 
             byte = jax.lax.fori_loop(0, 8, decide, jnp.zeros(rank.shape, jnp.uint8))
+            # Among the messages that share this byte too, the rank counts from their first.
             rank = rank - below(messages, byte)
+            # A key of a single byte is not shifted.
             key = (key << (8 if bits > 8 else 0)) | byte.astype(keys.dtype)
         return key, rank
 
+    # One rank after the other, since each needs the memory of a pass over all keys.
     return jax.lax.map(of_rank, rank) if rank.shape[0] > 1 else jax.tree.map(lambda x: x[None], of_rank(rank[0]))

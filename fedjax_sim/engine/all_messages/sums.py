@@ -99,6 +99,7 @@ def _summed(messages: Messages, point: PyTree | None, terms: Callable) -> Array:
     """
     point = () if point is None else [x.astype(jnp.float32) for x in as_columns(messages, point)]
 
+    # All devices call this on their columns; the sums of the coordinates are then added over the devices.
     def work(leaves, point, order):
         total = _no_sums(leaves)
         zero = hidden_zero(leaves)
@@ -184,6 +185,7 @@ class _Terms(NamedTuple):
         dtype = tree.at_least_float32(x.dtype)
 
         def group(i, total):
+            """Adds a group of terms to the total."""
             places = self.order[i]
             c = self.coefficients[i].astype(dtype)
             rows = [jax.lax.dynamic_slice(x, (places[k], start), (1, width)).astype(dtype) for k in range(GROUP)]

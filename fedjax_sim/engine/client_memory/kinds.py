@@ -34,8 +34,10 @@ def scatter(memory: PyTree, ids: Array, rows: PyTree, where: Array) -> PyTree:
 
 def _padded(x: Array, shares: int, value) -> Array:
     """Returns `x` [m, ...] with rows of `value` behind, so that `shares` divides its length."""
-    extra = -x.shape[0] % shares
-    return jnp.concatenate([x, jnp.full((extra, *x.shape[1:]), value, x.dtype)]) if extra else x
+    num_padding = -x.shape[0] % shares
+    if not num_padding:
+        return x
+    return jnp.concatenate([x, jnp.full((num_padding, *x.shape[1:]), value, x.dtype)])
 
 
 @jax.tree_util.register_dataclass
@@ -71,15 +73,16 @@ class Sharded:
 
         def on_device(memory, ids, rows, where):
             size = jax.tree.leaves(memory)[0].shape[0]
+            # The places of other devices' clients are outside of this device's rows.
             place = ids - jax.lax.axis_index(axis) * size
             return scatter(memory, place, rows, where & (place >= 0) & (place < size))
 
-        put = self._mapped(on_device, (P(axis), P(), P(), P()), P(axis))
-        return dataclasses.replace(self, rows=put(self.rows, ids, rows, where))
+        put_rows = self._mapped(on_device, (P(axis), P(), P(), P()), P(axis))
+        return dataclasses.replace(self, rows=put_rows(self.rows, ids, rows, where))
 
-    def _mapped(self, each: Callable, inputs, outputs) -> Callable:
-        """Returns a function of global arrays that calls `each` on every device."""
-        return jax.shard_map(each, mesh=self.mesh, in_specs=inputs, out_specs=outputs, check_vma=False)
+    def _mapped(self, on_device: Callable, inputs, outputs) -> Callable:
+        """Returns a function of global arrays that calls `on_device` on every device."""
+        return jax.shard_map(on_device, mesh=self.mesh, in_specs=inputs, out_specs=outputs, check_vma=False)
 
 
 def _bits(x: Array) -> Array:
@@ -128,27 +131,28 @@ class Disk:
             (version,) = on_host(self._write, [version], version, ids, *jax.tree.leaves(rows))
             return (), version
 
+        # A slot that does not write has the id -1, as has padding.
         ids = _padded(jnp.where(where & (ids >= 0) & (ids < self.size), ids, -1), shares, -1)
         rows = jax.tree.map(lambda x: _padded(x, shares, 0), rows)
         _, version = self._shared(on_device, 2)(self.version, ids, rows)
         return dataclasses.replace(self, version=version)
 
-    def _shared(self, each: Callable, num_split: int) -> Callable:
-        """Returns a function that calls `each` on every device's slots.
+    def _shared(self, of_device: Callable, num_split: int) -> Callable:
+        """Returns a function that calls `of_device` on every device's slots.
 
         The version that it returns is the minimum over devices. So it waits for all devices, and is -1 after an error
         on any of them.
 
         Args:
-          each: (version, *arrays of a device's slots) -> (rows, version).
+          of_device: (version, *arrays of a device's slots) -> (rows, version).
           num_split: the number of arrays that are split over devices.
         """
         if self.mesh is None:
-            return each
+            return of_device
         axis = self.mesh.axis_names[0]
 
         def on_device(version, *split):
-            rows, version = each(version, *split)
+            rows, version = of_device(version, *split)
             return rows, jax.lax.pmin(version, axis)
 
         inputs = (P(), *[P(axis)] * num_split)
@@ -156,20 +160,21 @@ class Disk:
 
     def _read(self, out: list[np.ndarray], version: np.ndarray, ids: np.ndarray) -> None:
         """Reads the rows of a device's slots into `out`, on the host; after an error they are NaN."""
-        *leaves, after = out
-        if not self._done(self.file.read, int(version), ids, leaves):
+        *leaves, version_out = out
+        # NaN shows in the round's result, where zeros would look like a state.
+        if not self._call(self.file.read, int(version), ids, leaves):
             for leaf in leaves:
                 leaf[...] = np.nan if np.issubdtype(leaf.dtype, np.floating) else 0
-        after[...] = -1 if self.file.failed else version
+        version_out[...] = -1 if self.file.failed else version
 
     def _write(self, out: list[np.ndarray], version: np.ndarray, ids: np.ndarray, *leaves: np.ndarray) -> None:
         """Writes the rows of a device's slots, on the host; an id of -1 is no client."""
         present = np.flatnonzero(ids >= 0)
         shares = 1 if self.mesh is None else self.mesh.size
-        self._done(self.file.write, int(version), ids[present], [x[present] for x in leaves], shares)
+        self._call(self.file.write, int(version), ids[present], [x[present] for x in leaves], shares)
         out[0][...] = -1 if self.file.failed else version + 1
 
-    def _done(self, function: Callable, *arguments) -> bool:
+    def _call(self, function: Callable, *arguments) -> bool:
         """Calls the function, and returns False after an error here or before.
 
         One device of several must not raise its error, because the others would wait for it in a collective. `run`

@@ -45,6 +45,7 @@ class RecordFormat:
             part = np.ascontiguousarray(leaf).reshape(-1).view(np.uint8)
             records[:, place : place + size] = part.reshape(len(ids), size)
             place += size
+        # The initial state becomes zeros, as a hole has them.
         records[:, : self.row_bytes] ^= self.initial
         checksums(records)[:] = [_checksum(id, record) for id, record in zip(ids.tolist(), records, strict=True)]
         return records
@@ -88,6 +89,7 @@ def checksums(records: np.ndarray) -> np.ndarray:
 
 def _checksum(id: int, record: np.ndarray) -> int:
     """Returns the checksum of a record's bytes and of its client, never zero."""
+    # The CRC begins with the client's id, so that the record of another client does not match.
     return zlib.crc32(record[:-8], id & 0xFFFFFFFF) | WRITTEN
 
 
@@ -109,9 +111,11 @@ def has_bits(bits: np.ndarray, ids: np.ndarray) -> np.ndarray:
     >>> has_bits(bits, np.array([3, 4, 17])).tolist()
     [True, False, True]
     """
+    # Byte id // 8, bit id % 8.
     return (bits[ids >> 3] >> (ids & 7).astype(np.uint8)) & 1 != 0
 
 
 def set_bits(bits: np.ndarray, ids: np.ndarray) -> None:
     """Sets the bits at `ids`, in place."""
+    # Unbuffered, since two ids may share a byte.
     np.bitwise_or.at(bits, ids >> 3, np.uint8(1) << (ids & 7).astype(np.uint8))

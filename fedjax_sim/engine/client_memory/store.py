@@ -107,6 +107,7 @@ def store(client_state: PyTree, num_clients: int, *, mesh: Mesh | None = None, n
     """
     if not jax.tree.leaves(client_state):
         return client_state
+    # For shapes alone, such as for a program's digest, the kind of memory must not matter.
     if is_unplaced():
         return jax.tree.map(lambda x: jnp.broadcast_to(x, (num_clients, *jnp.shape(x))), client_state)
     kind, directory = _setting.get()
@@ -114,6 +115,7 @@ def store(client_state: PyTree, num_clients: int, *, mesh: Mesh | None = None, n
     rows = -(-num_clients // shares)
     row_bytes = tree.num_bytes(tree.spec(client_state))
     limit = memory_limit(mesh)
+    # The limit is half of a device's memory: "auto" allows a quarter of it.
     if kind == "disk" or (kind == "auto" and directory is not None and rows * row_bytes > limit // 2):
         if jax.process_count() > 1:
             hint = "The file of one process is not the other's: use client_memory='device', which splits the rows."
@@ -146,6 +148,7 @@ def _file(path: Path, client_state: PyTree, num_clients: int) -> MemoryFile:
     if not any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(client_state)):
         return MemoryFile(path, client_state, num_clients)
     zeros = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), tree.spec(client_state))
+    # The shapes are right, the values are not: reading or writing must fail.
     file = MemoryFile(path, zeros, num_clients)
     file.fail(MemoryFileError(f"{path}: the algorithm's init was traced. Call it outside jit for memory on disk."))
     return file
@@ -200,6 +203,7 @@ def put(memory: PyTree, ids: Array, rows: PyTree, where: Array) -> PyTree:
       (tests/engine/client_memory/test_store.py::test_the_last_of_equal_ids_writes).
     """
     if not jax.tree.leaves(rows):
+        # Scattered writes to equal indices have no defined order, so a single slot of each id may write.
         return memory
     where = _where_last(ids, where)
     if isinstance(memory, (Sharded, Disk)):
@@ -235,6 +239,7 @@ def gathered(state: PyTree, *, spec: bool = False) -> PyTree:
     """
 
     def node_as_arrays(node):
+        """Returns a part of a state without its kind of memory."""
         if isinstance(node, Disk):
             return node.version, node.file.written if spec else node.file.written.copy()
         if not isinstance(node, Sharded):
@@ -243,6 +248,7 @@ def gathered(state: PyTree, *, spec: bool = False) -> PyTree:
             empty = lambda x: np.broadcast_to(np.zeros((), x.dtype), (node.size, *x.shape[1:]))  # noqa: E731
             return jax.tree.map(empty, node.rows)
         return jax.tree.map(lambda x: np.asarray(x)[: node.size], node.rows)
+        # Rows of padding, behind the last client, are left out.
 
     return jax.tree.map(node_as_arrays, state, is_leaf=lambda x: isinstance(x, (Sharded, Disk)))
 
@@ -251,6 +257,7 @@ def scattered(state: PyTree, like: PyTree) -> PyTree:
     """Inverts `gathered`: returns the state with client memory split, or on disk, as in `like`."""
 
     def node_as_memory(node, plain):
+        """Returns a part of a state in the kind of memory of `node`, a part of `like`."""
         if isinstance(node, Disk):
             version, node.file.written = plain
             return dataclasses.replace(node, version=version)
