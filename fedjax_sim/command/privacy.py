@@ -172,6 +172,7 @@ def _none_beside_a_config(context: typer.Context, *names: str) -> None:
 
     Raises: ConfigError if such an option is on the command line.
     """
+    # The command line is asked for its source, since options have defaults.
     for option in context.command.params:
         if option.name in names and context.get_parameter_source(option.name).name == "COMMANDLINE":
             value = context.params[option.name]

@@ -166,8 +166,8 @@ def default_tables(document: Mapping[str, Any] | None = None) -> dict[str, Mappi
 def _named_part(table: str, document: Mapping[str, Any]) -> Part:
     """Returns the part that a document names in a table; the default part if the document names no known part."""
     choices = registry.parts_of_table(table)
-    given = document.get(table)
-    name = given.get("name") if isinstance(given, dict) else None
+    stated = document.get(table)
+    name = stated.get("name") if isinstance(stated, dict) else None
     return choices[name if isinstance(name, str) and name in choices else DEFAULT_PART[table]]
 
 
@@ -294,51 +294,51 @@ def _taking_devices(parts: Mapping[str, Part]) -> list[str]:
     return [name for name, part in parts.items() if registry.takes(part, "devices")]
 
 
-def _part(table: str, given: Any, problems: list[str]) -> tuple[Part | None, dict[str, Any]]:
+def _part(table: str, stated: Any, problems: list[str]) -> tuple[Part | None, dict[str, Any]]:
     """Returns the part that a table names, and the table with defaults filled in; (None, {}) for a wrong name."""
-    if not isinstance(given, dict):
-        problems.append(problem(table, "a table", given, f'Write {table}.name = "..." for the part alone.'))
+    if not isinstance(stated, dict):
+        problems.append(problem(table, "a table", stated, f'Write {table}.name = "..." for the part alone.'))
         return None, {}
     choices = registry.parts_of_table(table)
-    wraps = registry.wrappers(table)
-    name = given.get("name", DEFAULT_PART.get(table, Words("nothing")))
+    wrappers = registry.wrappers(table)
+    name = stated.get("name", DEFAULT_PART.get(table, Words("nothing")))
     if not isinstance(name, str) or name not in choices:
         hint = nearest_word(name, choices)
-        if isinstance(name, str) and name in wraps:
+        if isinstance(name, str) and name in wrappers:
             hint = f"{name} wraps a {table}: write the table [{table}.{name}]."
         problems.append(problem(f"{table}.name", "one of " + ", ".join(choices), name, hint))
         return None, {}
     # The order of the file is kept, since wrappers go around each other in this order.
-    inner_tables = {key: value for key, value in given.items() if key in wraps}
-    own_options = {key: value for key, value in given.items() if key != "name" and key not in wraps}
+    inner_tables = {key: value for key, value in stated.items() if key in wrappers}
+    own_options = {key: value for key, value in stated.items() if key != "name" and key not in wrappers}
     part = choices[name]
-    resolved = {"name": name} | check_options(table, part.options, own_options, problems, also=("name", *wraps))
+    resolved = {"name": name} | check_options(table, part.options, own_options, problems, also=("name", *wrappers))
     for key, options in inner_tables.items():
-        resolved[key] = check_options(f"{table}.{key}", wraps[key].options, options, problems)
+        resolved[key] = check_options(f"{table}.{key}", wrappers[key].options, options, problems)
     return part, resolved
 
 
-def _members(table: str, path: str, given: Any, problems: list[str]) -> dict[str, Any]:
+def _members(table: str, path: str, stated: Any, problems: list[str]) -> dict[str, Any]:
     """Returns the transforms in a table with defaults filled in, in the order of the file.
 
     A transform that a wrapper wraps is a table inside the wrapper's table.
     """
-    if not isinstance(given, dict):
-        problems.append(problem(path, "a table", given, f"Write the parts as tables inside it: [{path}.NAME]."))
+    if not isinstance(stated, dict):
+        problems.append(problem(path, "a table", stated, f"Write the parts as tables inside it: [{path}.NAME]."))
         return {}
     choices = registry.parts_of_table(table)
-    wraps = registry.wrappers(table)
+    wrappers = registry.wrappers(table)
     resolved = {}
-    for name, options in given.items():
-        if name not in choices | wraps:
-            known_names = [*choices, *wraps]
+    for name, options in stated.items():
+        if name not in choices | wrappers:
+            known_names = [*choices, *wrappers]
             hint = nearest_word(name, known_names) or f"Write the parts as tables: [{path}.NAME]."
             problems.append(
                 problem(f"{path}.{name}", "one of " + ", ".join(known_names), Words("nothing of that name"), hint)
             )
             continue
         inner_members = {}
-        if name in wraps and isinstance(options, dict):
+        if name in wrappers and isinstance(options, dict):
             inner_members = {key: value for key, value in options.items() if isinstance(value, dict)}
             options = {key: value for key, value in options.items() if key not in inner_members}
             inner_members = _members(table, f"{path}.{name}", inner_members, problems)
@@ -346,7 +346,7 @@ def _members(table: str, path: str, given: Any, problems: list[str]) -> dict[str
                 hint = f"Write it as a table inside: [{path}.{name}.NAME]."
                 problems.append(problem(f"{path}.{name}", "a transform to wrap", Words("none"), hint))
         resolved[name] = (
-            check_options(f"{path}.{name}", (choices | wraps)[name].options, options, problems) | inner_members
+            check_options(f"{path}.{name}", (choices | wrappers)[name].options, options, problems) | inner_members
         )
     return resolved
 
@@ -387,24 +387,24 @@ def check_options(
     return resolved
 
 
-def _named(path: str, kind: Named, given: Any, problems: list[str]) -> dict[str, Any] | float | None:
+def _named(path: str, kind: Named, stated: Any, problems: list[str]) -> dict[str, Any] | float | None:
     """Returns the table of a part inside another part, with its name and options; or a number, where one will do."""
-    if given == "none" and kind.optional:
+    if stated == "none" and kind.optional:
         return None
-    if kind.number and isinstance(given, (int, float)):
-        return converted_to_kind(path, float, given, problems)
-    if table := registry.chained(kind, given):
-        return _members(table, path, given, problems)
+    if kind.number and isinstance(stated, (int, float)):
+        return converted_to_kind(path, float, stated, problems)
+    if table := registry.chained(kind, stated):
+        return _members(table, path, stated, problems)
     expected, hint = _example(kind)
-    if not isinstance(given, dict):
-        problems.append(problem(path, expected, given, hint))
+    if not isinstance(stated, dict):
+        problems.append(problem(path, expected, stated, hint))
         return None
     choices = registry.named(kind)
-    name = given.get("name", Words("nothing"))
+    name = stated.get("name", Words("nothing"))
     if not isinstance(name, str) or name not in choices:
         problems.append(problem(f"{path}.name", "one of " + ", ".join(choices), name, nearest_word(name, choices)))
         return None
-    options = {key: value for key, value in given.items() if key != "name"}
+    options = {key: value for key, value in stated.items() if key != "name"}
     return {"name": name} | check_options(
         path, registry.inside_options(choices[name]), options, problems, also=("name",)
     )
@@ -419,10 +419,10 @@ def _example(kind: Named) -> tuple[str, str]:
     )
 
 
-def _default(path: str, key: str, option: Option, given: Mapping[str, Any]) -> Any:
+def _default(path: str, key: str, option: Option, stated: Mapping[str, Any]) -> Any:
     """Returns the default of an option; REQUIRED if it has none."""
     # Local work is measured in steps or in epochs: a config that states epochs has no default number of steps.
-    if key == "num_steps" and given.get("num_epochs", "none") not in (None, "none"):
+    if key == "num_steps" and stated.get("num_epochs", "none") not in (None, "none"):
         return None
     return MAIN_JOB.get((path, key), option.default) if option.default in (REQUIRED, None) else option.default
 

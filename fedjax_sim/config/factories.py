@@ -127,12 +127,12 @@ class Maker:
         members = []
         for name, options in given.items():
             part = choices[name]
-            here = f"{path}.{name}"
+            member_path = f"{path}.{name}"
             arguments: dict[str, Any] = {"population_size": population_size}
-            if inner := {key: value for key, value in options.items() if isinstance(value, dict)}:
-                arguments["transform"] = self.chain(table, population_size, here, inner)
-            inner_refused = bool(inner) and arguments["transform"] is None
-            members.append(None if inner_refused else self._made(part, here, options, arguments))
+            if inner_transforms := {key: value for key, value in options.items() if isinstance(value, dict)}:
+                arguments["transform"] = self.chain(table, population_size, member_path, inner_transforms)
+            inner_refused = bool(inner_transforms) and arguments["transform"] is None
+            members.append(None if inner_refused else self._made(part, member_path, options, arguments))
         if not members or None in members:
             return None
         return members[0] if len(members) == 1 else self.attempt(table, {}, lambda: chain(*members))
@@ -152,16 +152,16 @@ class Maker:
         num_problems_before = len(self.problems)
         for key, value in options.items():
             if isinstance(value, dict):
-                here = f"{path}.{key}"
+                option_path = f"{path}.{key}"
                 given_inside = given.get("inside", given)
                 if table := registry.chained(known_options[key].kind, value):
-                    options[key] = self.chain(table, given_inside.get("population_size"), here, value)
+                    options[key] = self.chain(table, given_inside.get("population_size"), option_path, value)
                     continue
-                inner = registry.named(known_options[key].kind)[value["name"]]
+                inner_part = registry.named(known_options[key].kind)[value["name"]]
                 # A sampler inside draws positions within a group; every other part inside knows all clients.
-                if inner.returns != "Sampler" and "all_clients" in given_inside:
+                if inner_part.returns != "Sampler" and "all_clients" in given_inside:
                     given_inside = given_inside | {"population_size": given_inside["all_clients"]}
-                options[key] = self._made(inner, here, value, given_inside, True)
+                options[key] = self._made(inner_part, option_path, value, given_inside, True)
         if len(self.problems) > num_problems_before:
             return None
         if "seed" in part.options:

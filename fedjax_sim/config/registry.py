@@ -144,10 +144,10 @@ def named(kind: Named) -> dict[str, Part]:
     candidates = {
         key: part for name in kind.types for key, part in parts(subpackage_of_type[name]).items() if not part.others
     }
-    found = {key: part for key, part in sorted(candidates.items()) if part.returns.split(".")[-1] in kind.types}
+    fitting = {key: part for key, part in sorted(candidates.items()) if part.returns.split(".")[-1] in kind.types}
     known_values = {"population_size"} if NOUNS.keys() & set(kind.types) else None
     return {
-        key: part for key, part in found.items() if known_values is None or set(part.values.values()) <= known_values
+        key: part for key, part in fitting.items() if known_values is None or set(part.values.values()) <= known_values
     }
 
 

@@ -136,7 +136,8 @@ def _part(subpackage: str, name: str, module: str, original: str) -> Part:
         return empty._replace(meaning=doc.split("\n")[0])
     for node in _module(module).body:
         if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == original:
-            if isinstance(node.value, ast.Name):  # an alias
+            # A name of the module may stand for another, such as `average = mean`.
+            if isinstance(node.value, ast.Name):
                 return _part(subpackage, name, module, node.value.id)
         if getattr(node, "name", None) != original:
             continue

@@ -29,6 +29,7 @@ def read_json(path: Path, notes: list[str]) -> dict[str, Any]:
             return value
         notes.append(f"{path.name} holds no object: it was left out.")
     except FileNotFoundError:
+        # Missing files are reported by the page's sections, in their own words.
         pass
     except (OSError, ValueError, RecursionError):
         notes.append(f"{path.name} could not be read: it was left out.")
@@ -46,6 +47,7 @@ def read_lines(path: Path, notes: list[str], most: int | None = None) -> list[di
     objects = []
     num_bad = 0
     lines = path.read_bytes().splitlines() if path.is_file() else []
+    # Bytes are split into lines before they are decoded, as the checksums of lines were taken.
     if most is not None and len(lines) > most:
         why = "A killed run leaves such lines; so does a change by somebody else."
         subject = (
@@ -79,6 +81,7 @@ def headline_totals(records: Sequence[Mapping], timing: Sequence[Mapping]) -> di
     """Returns the headline figures that the log alone gives, for a run without summary.json."""
     totals: dict[str, Any] = {"rounds": records[-1].get("round", len(records)) if records else 0}
     evaluated = [name for record in records for name in record if name.startswith(("test_", "attack_"))]
+    # Both headline metrics have a tile in every run, and others only if they were measured.
     for name in {"test_accuracy": None, "test_loss": None} | dict.fromkeys(evaluated):
         totals[name] = next((record[name] for record in reversed(records) if name in record), None)
     for metric in ROUND_METRICS:

@@ -58,13 +58,16 @@ def write_report(run_directory: str | Path) -> Path:
     checksums.check_files(folder, ("config.toml", *OBJECTS))
     check_logs(folder)
     notes: list[str] = []
+    # A summary or a log that cannot be read is reported in a note; the rest of the page is written all the same.
     summary, env, population, timeline = (read_json(folder / name, notes) for name in OBJECTS)
     num_verified = verified(folder)
     records = read_lines(folder / "metrics.jsonl", notes, num_verified)
     timing = read_lines(folder / "timing.jsonl", notes)
+    # The timing log has a line for each block: the rounds between two lines have no seconds of their own.
     seconds = {str(line.get("round")): line.get("seconds") for line in timing}
     records = [{**record, "seconds": seconds.get(str(record.get("round")))} for record in records]
     totals = headline_totals(records, timing)
+    # A run that goes on after its end has more rounds in its log than in its summary.
     if records and recorded_number(summary.get("rounds", totals["rounds"])) != totals["rounds"]:
         counts = f"It covers {count(summary['rounds'])} rounds, the log {count(totals['rounds'])}"
         notes.append(f"summary.json was left out. {counts}: the run went on, or was stopped, after it was written.")
@@ -101,6 +104,7 @@ def write_report(run_directory: str | Path) -> Path:
         "<h3>Environment</h3>",
         html_table(_rows({k: v for k, v in env.items() if k != "command"})) or absent("No env.json in this folder."),
     ]
+    # Whatever the summary holds besides is shown as it is, so that no result is hidden.
     shown = {key for key, _, _ in TILES} | {key for key, _, _ in own_metrics(summary)}
     shown |= {"name", "finished", "privacy", "metrics"}
     others = {key: value for key, value in summary.items() if key not in shown}

@@ -58,6 +58,7 @@ def learning(records: Sequence[Mapping], timing: Sequence[Mapping], summary: Map
     if not records:
         yield absent("No round has been recorded.")
         return
+    # Without an evaluation the curves are of local training, which is not the training objective.
     losses = ("train_loss", "test_loss", "held_out_loss")
     if not any(name in record for record in records for name in losses):
         yield absent("No evaluation has been recorded: the curves show what cohorts met during local training only.")
@@ -94,6 +95,7 @@ def left_out(records: Sequence[Mapping], summary: Mapping) -> Iterable[str]:
     if not any(name in record for record in records for name in names):
         yield "The log does not record who took part."
         return
+    # Round 0 is the evaluation before training: it counts as no round here.
     invited, reported, dropped, skipped = (int(total_of(records, name)) for name in names)
     rounds = sum(record.get("round") != 0 for record in records)
     num_silent = invited - reported
@@ -122,6 +124,7 @@ def variance(records: Sequence[Mapping]) -> Iterable[str]:
     probed = [record for record in records if math.isfinite(recorded_number(record.get("variance_total")))]
     if not probed:
         return
+    # Estimates of early rounds say little about the end: the text names the last probe's shares.
     yield "<h2>Where the randomness comes from</h2>"
     yield figure("variance", plots.variance_parts, "Parts of the variance of a round's aggregate.", records)
     last = probed[-1]

@@ -69,6 +69,7 @@ def save(directory: str | Path, round: int, state: PyTree, meta: dict[str, Any],
     integer("keep", keep)
     directory = Path(directory)
     entries = []
+    # Every leaf is converted before a file is touched: a leaf that cannot be stored leaves no trace.
     arrays = []
     for name, leaf in leaves_by_path(state).items():
         array, entry = to_host(name, leaf)
@@ -128,6 +129,7 @@ def restore(path: str | Path, like: PyTree) -> tuple[PyTree, dict[str, Any]]:
     offset = 0  # of the leaf in the payload: leaves follow each other without gaps
     targets = leaves_by_path(like)
     for entry in header["leaves"]:
+        # Read in the order of the header, and put into the order of `like`.
         raw = payload[offset : offset + entry["bytes"]]
         try:
             leaves[entry["path"]] = restored(raw, entry, targets[entry["path"]])
@@ -153,6 +155,7 @@ def latest(
     (tests/running/test_checkpoint.py::test_latest_falls_back_only_when_asked).
     """
     damaged: list[str] = []
+    # From the newest back, until one is intact.
     for path in _list(Path(directory)):
         try:
             header, _ = read_file(path)

@@ -117,25 +117,31 @@ def program_digest(algorithm: Algorithm, params: PyTree, population: PyTree) -> 
             key, tree.spec(params), population
         )
         step = jax.make_jaxpr(lambda *args: algorithm.step(*args))(key, state, population)
-    seen = _Seen({}, [])
-    words = sorted(numerics().items()), jax.__version__, jaxlib.__version__, _digest(init, seen), _digest(step, seen)
-    return hashlib.sha256(repr(words).encode()).hexdigest() + OPAQUE * bool(seen.opaque)
+    findings = _Findings({}, [])
+    words = (
+        sorted(numerics().items()),
+        jax.__version__,
+        jaxlib.__version__,
+        _digest(init, findings),
+        _digest(step, findings),
+    )
+    return hashlib.sha256(repr(words).encode()).hexdigest() + OPAQUE * bool(findings.opaque)
 
 
-class _Seen(NamedTuple):
+class _Findings(NamedTuple):
     """Results that are collected while a program is read."""
 
     digests: dict[int, str]  # of inner programs, by identity
     opaque: list[str]  # parameters whose text does not determine their meaning
 
 
-def _digest(program: ClosedJaxpr | Jaxpr, seen: _Seen) -> str:
+def _digest(program: ClosedJaxpr | Jaxpr, findings: _Findings) -> str:
     """Returns the SHA-256 of a traced program.
 
     It does not depend on the names of variables and functions, or on memory addresses.
     """
-    if id(program) in seen.digests:
-        return seen.digests[id(program)]
+    if id(program) in findings.digests:
+        return findings.digests[id(program)]
     jaxpr, consts = (program.jaxpr, program.consts) if isinstance(program, ClosedJaxpr) else (program, ())
     sha = hashlib.sha256()
     numbers = {}  # variable -> its number, in the order in which variables occur
@@ -156,17 +162,17 @@ def _digest(program: ClosedJaxpr | Jaxpr, seen: _Seen) -> str:
         add(eqn.primitive.name, *map(value, eqn.invars))
         for name, parameter in sorted(eqn.params.items()):
             if eqn.primitive.name not in WRAPPERS or isinstance(parameter, (ClosedJaxpr, Jaxpr)):
-                add(name, _word(parameter, seen))
+                add(name, _word(parameter, findings))
         add(*map(value, eqn.outvars))
     add(*map(value, jaxpr.outvars))
-    return seen.digests.setdefault(id(program), sha.hexdigest())
+    return findings.digests.setdefault(id(program), sha.hexdigest())
 
 
-def _word(value: Any, seen: _Seen) -> Hashable:
+def _word(value: Any, findings: _Findings) -> Hashable:
     """Returns an equation's parameter as a value whose text is the same in every process."""
-    word_of = functools.partial(_word, seen=seen)
+    word_of = functools.partial(_word, findings=findings)
     if isinstance(value, (ClosedJaxpr, Jaxpr)):
-        return _digest(value, seen)
+        return _digest(value, findings)
     if isinstance(value, enum.Enum):
         return type(value).__name__, value.name
     if isinstance(value, np.generic):
@@ -193,5 +199,5 @@ def _word(value: Any, seen: _Seen) -> Hashable:
     # does not determine its meaning.
     text = re.sub("0x[0-9a-f]+", "", with_addresses := repr(value))
     if callable(value) or text != with_addresses:
-        seen.opaque.append(text)
+        findings.opaque.append(text)
     return type(value).__name__, text
