@@ -40,6 +40,7 @@ def varying(tree: PyTree, by: Array) -> PyTree:
     Nothing of the mark is left in the compiled program. A loop whose carry starts equal for all lanes is traced again
     and again under `vmap`, until no more of the carry turns out to differ; loops inside of loops multiply that.
     """
+    # XLA removes a choice between equal values; `vmap` does not look at them.
     return jax.tree.map(lambda x: jnp.where(by == by, x, x), tree)
 
 
@@ -61,6 +62,7 @@ def joined_metrics(parts: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     >>> joined_metrics({"client": {"loss": 1.0, "clipped": 0.5}, "transform": {"clipped": 0.25}})
     {'loss': 1.0, 'client_clipped': 0.5, 'transform_clipped': 0.25}
     """
+    # How many parts use each name.
     users = collections.Counter(name for metrics in parts.values() for name in metrics)
     joined: dict[str, Any] = {}
     for part, metrics in parts.items():
@@ -89,6 +91,7 @@ def sha256_of(tree: PyTree) -> Any:
     """Returns the running SHA-256 of a pytree's arrays: dtypes, shapes, bytes. A gigabyte takes below a second."""
     sha = hashlib.sha256()
     for leaf in jax.tree.leaves(tree):
+        # A typed key has no bytes of its own: its integers count.
         if jnp.issubdtype(getattr(leaf, "dtype", np.float32), jax.dtypes.prng_key):
             leaf = jax.random.key_data(leaf)
         array = np.ascontiguousarray(leaf)
@@ -126,6 +129,7 @@ def where(condition: Array, a: PyTree, b: PyTree) -> PyTree:
     """Returns `a` where `condition`, else `b`; the condition has the leaves' leading axes, or none."""
 
     def pick(x, y):
+        # The condition gets axes of length 1 behind its own, so that it broadcasts along the leaf's other axes.
         x = jnp.asarray(x)
         return jnp.where(condition.reshape(condition.shape + (1,) * (x.ndim - condition.ndim)), x, y)
 

@@ -41,6 +41,7 @@ def check_fresh(folder: Path) -> None:
 
     Raises: ConfigError for such a folder.
     """
+    # The nearest folder that exists decides whether the others can be created.
     parent = folder.absolute()
     while not parent.exists() and not parent.is_symlink():
         parent = parent.parent
@@ -131,6 +132,7 @@ def drop_empty(folder: Path | None) -> None:
 def next_folder(base: Path) -> Path:
     """Returns BASE-001, or the next free number; the folder is created, so that two runs never share it."""
     base.parent.mkdir(parents=True, exist_ok=True)
+    # Making a folder is atomic: of two runs that start together, one gets the next number.
     for number in range(1, 1_000_000):
         folder = base.with_name(f"{base.name}-{number:03d}")
         try:

@@ -1,4 +1,4 @@
-"""Answers an option that a command does not have by the config's option that was meant."""
+"""Adds a hint to the error for an unknown option of a command: the option of a config that was meant."""
 
 from __future__ import annotations
 

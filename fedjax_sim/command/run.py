@@ -169,6 +169,7 @@ def _rounds(name: str, loaded: Any, experiment: Any, folder: Path, start: dict, 
     data_sha256 = digest(experiment.data)
     distributed.check_same("data", data_sha256, "Every process must read the same files.")
     identity = loaded.identity() | {"data_sha256": data_sha256}
+    # Files besides the data's count by their content, which must be the same for all processes, too.
     if "files" in identity:
         content = hashlib.sha256(repr(identity["files"]).encode()).hexdigest()
         distributed.check_same("files", content, "Every process must read the same files.")
@@ -230,6 +231,7 @@ def _finish(name: str, history: Any, experiment: Any, last: dict | None, folder:
     from fedjax_sim.running.files import lock
 
     data = experiment.data
+    # What `History` holds is about the rounds alone: the page also compares with a constant prediction.
     summary = {"name": name, **history.summary, **constant_baseline(data.test, data.task)}
     summary |= how_clients_count(experiment.algorithm.parts)
     if data.notes:

@@ -129,9 +129,11 @@ class Builder(Maker):
             "aggregator", **known_to_aggregator, total_weight=lambda: self.total_weight(data)
         )
         self.stop()
-        init_params = (
-            (lambda key: {"w": jnp.zeros(data.input_shape)}) if model is None else lambda key: model.init(key)[0]
-        )
+
+        def init_params(key: Array) -> PyTree:
+            # Quadratic clients train a point in R^d, which has no model.
+            return {"w": jnp.zeros(data.input_shape)} if model is None else model.init(key)[0]
+
         params_spec = jax.eval_shape(lambda: init_params(jax.random.key(0)))
         most_bytes = engine.total_memory()
         self.attempt("model", {}, lambda: validate.fits_in_memory("model", tree.num_bytes(params_spec), most_bytes))

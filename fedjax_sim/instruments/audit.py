@@ -113,6 +113,7 @@ def canary_release(
     size = parts.sampler.design.population_size
     direction = SPREAD if direction is None else direction
 
+    # Client 0 is the canary. All other clients send the same update, in units of the canary's.
     def generate(world, id):
         canary_scale = jnp.where(world["present"], length, -length if adjacency == "replace_one" else 0.0)
         scale = jnp.where(id == 0, canary_scale, OTHERS[others]) * noise.clip_norm * world["sign"]
@@ -126,6 +127,7 @@ def canary_release(
             return population.generated(size, generate, {"present": with_canary, "sign": sign})
 
         def one_round(state, t):
+            # The sign alternates, so that noise that is drawn once and reused cancels.
             sign = 1.0 - 2.0 * (t % 2).astype(jnp.float32)
             before = plain.params(state)
             state, _ = plain.step(jax.random.fold_in(key, t), state, world(sign))

@@ -72,6 +72,7 @@ def hypergradient(
         validate.in_range(f"values[{name!r}]", value, -jnp.inf, jnp.inf, open_low=True, open_high=True)
     _check(make(**values), params)
 
+    # The algorithm is made anew from traced numbers, so that its hyper-parameters have derivatives.
     def final(values):
         algorithm = make(**values)
         state = algorithm.init(init_key(key), params, population)
@@ -84,6 +85,7 @@ def hypergradient(
         state, _ = jax.lax.scan(one_round, state, jnp.arange(num_rounds, dtype=jnp.int32))
         return loss(algorithm.params(state))
 
+    # Exact sums are sums of integers, which have no derivative: inside `differentiable` they are float sums.
     with engine.one_device(), engine.differentiable(), jax.default_matmul_precision(matmul_precision()):
         numbers = {name: jnp.asarray(value, jnp.float32) for name, value in values.items()}
         value, slopes = jax.jit(jax.value_and_grad(final))(numbers)

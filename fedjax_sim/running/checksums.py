@@ -1,4 +1,4 @@
-"""Checksums of a run's files detect damage and edits: SHA-256 of logs that grow, and of files that are replaced.
+"""Detects damage and edits of a run's files by checksums: SHA-256 of logs that grow, and of files that are replaced.
 
 A log's checksum is in every checkpoint, with the number of bytes that it covers. The other files are listed in
 `SHA256SUMS`, in the format of `sha256sum`.

@@ -102,6 +102,7 @@ class Spending:
             return
         from fedjax_sim import privacy  # imported here, because its libraries take a second
 
+        # Noise that no accountant covers does not stop the run: it has no epsilon, and says why.
         try:
             dimension = message_dimension(algorithm, params, population)
             self.mechanism = privacy.mechanism_of(algorithm, dimension=dimension, population=population)
@@ -131,6 +132,7 @@ class Spending:
 
         Raises: CheckpointError for a file that was deleted or damaged.
         """
+        # The file may be ahead of the checkpoint: rounds are entered before they run.
         in_file = distributed.from_first(self._read)
         if in_file is None and saved is not None and saved["ledger"] is not None and self.path is not None:
             raise checkpoint.CheckpointError(
@@ -157,6 +159,7 @@ class Spending:
             return self._end(self.refused)
         from fedjax_sim.privacy import Ledger
 
+        # Rounds that both ledgers have are the same release, and count once.
         for state in states:
             self.ledger = self.ledger.merged(Ledger.from_state(state["ledger"]))
         # The killed run may have run rounds after the checkpoint, which now run again.
@@ -176,6 +179,7 @@ class Spending:
 
     def enter(self, start: int, stop: int) -> None:
         """Records that rounds start, ..., stop - 1 are about to run."""
+        # On disk before the rounds run, so that a killed run cannot have spent more than its file says.
         if self.mechanism is not None and not self.void:
             self.ledger.enter(self.mechanism, start, stop, stream=self.stream)
             self._write()
@@ -193,6 +197,7 @@ class Spending:
         With distributed noise such rounds are counted as skipped; with local noise the clients are counted as dropped.
         An absent count means that a message is missing.
         """
+        # Central noise is added at the server, whatever messages arrive.
         counters = {"distributed": "skipped_rounds", "local": "dropped_clients"}
         name = None if self.mechanism is None else counters.get(self.mechanism.place)
         return name is not None and counts.get(name, 1) > 0

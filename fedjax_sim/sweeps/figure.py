@@ -1,4 +1,4 @@
-"""Draws the figure of a sweep: mean and interval over seeds against an axis of the grid, and lines for the others."""
+"""Draws the figure of a sweep: mean and interval over seeds, along one axis of the grid; other axes make lines."""
 
 from __future__ import annotations
 

@@ -57,8 +57,9 @@ class MemoryFile:
       From any moment the file goes back to any commit that its journals reach
       (tests/engine/client_memory/test_disk.py::test_killed_between_any_two_system_calls).
       A flipped or missing byte of a row or journal is found when it is read
-      (tests/engine/client_memory/test_disk.py::test_damage_is_found), and so is a record that was lost or put back to
-      zeros (tests/engine/client_memory/test_disk.py::test_a_lost_record_is_no_hole).
+      (tests/engine/client_memory/test_disk.py::test_damage_is_found).
+      A record that was lost or put back to zeros is found
+      (tests/engine/client_memory/test_disk.py::test_a_lost_record_is_no_hole).
     """
 
     _rows: int | None = None  # file descriptor
