@@ -53,7 +53,8 @@ def init_key(key: Array) -> Array:
 
     Round t has fold_in(key, t), and no run reaches the round whose number is taken here, 2^31 - 1.
 
-    Guarantees: tests/test_prng.py::test_no_round_has_the_key_of_init.
+    Guarantees: no round has this key, because a run of so many rounds is refused
+    (tests/test_prng.py::test_no_round_has_the_key_of_init).
     """
     return jax.random.fold_in(key, 2**31 - 1)
 
@@ -278,6 +279,11 @@ def normal(key: Array, shape: tuple[int, ...] = (), dtype=jnp.float32) -> Array:
     Inversion is 3 to 15 times faster on a CPU than Box-Muller from the same bits. Float32 draws come from 23 bits: no
     draw lies beyond 5.5, where the normal distribution has probability 4e-8. A proof of privacy for floating-point
     noise needs a discrete mechanism instead (Mironov 2012).
+
+    Args:
+      key: a threefry key that is used for no other draws.
+      shape: the shape of the result.
+      dtype: a floating-point type.
 
     Guarantees: draws have the moments and tails of the normal distribution, and pass a chi-square test over 64 equally
     likely cells at 10^6 draws (tests/test_prng.py::test_normal_draws; slow: 10^7 draws, ::test_many_normal_draws).

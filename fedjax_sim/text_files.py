@@ -41,7 +41,8 @@ def text_of(name: str, path: str | os.PathLike, what: str = "text in UTF-8") -> 
 
     Raises: ValueError that says how to convert the file, if it is of a known kind that is no text.
 
-    Guarantees: tests/test_text_files.py::test_marks_and_no_text.
+    Guarantees: a byte order mark is no part of the text, and a file of another kind is refused with advice
+    (tests/test_text_files.py::test_marks_and_no_text).
     """
     path = Path(os.fspath(path)).expanduser()
     try:

@@ -126,7 +126,12 @@ def take_rows(tree: PyTree, ids: Array) -> PyTree:
 
 
 def where(condition: Array, a: PyTree, b: PyTree) -> PyTree:
-    """Returns `a` where `condition`, else `b`; the condition has the leaves' leading axes, or none."""
+    """Returns `a` where `condition`, else `b`, leaf by leaf.
+
+    Args:
+      condition: bool with the leaves' leading axes, or none: [m] chooses rows of leaves [m, ...].
+      a, b: pytrees of the same structure.
+    """
 
     def pick(x, y):
         # The condition gets axes of length 1 behind its own, so that it broadcasts along the leaf's other axes.

@@ -16,7 +16,7 @@ def expected_attackers(experiment: Any, num_rounds: int) -> str:
 
     Returns: the line; "" if the aggregator states no attackers.
 
-    Guarantees: tests/command/test_attackers.py.
+    Guarantees: the chance is `theory.chance_of_more_attackers` of the cohort (tests/command/test_attackers.py).
     """
     import jax
     import numpy as np

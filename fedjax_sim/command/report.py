@@ -21,7 +21,8 @@ def write_page(run: Path) -> Path:
 
     Returns: the path of the page.
 
-    Guarantees: tests/command/test_app.py::test_a_page_can_be_written_again.
+    Guarantees: a run that was killed before its page was written gets one
+    (tests/command/test_app.py::test_a_page_can_be_written_again).
     """
     from fedjax_sim.report.page import FILES, write_report
 
@@ -54,7 +55,8 @@ def write_timeline_page(run: Path, round: int) -> Path:
     Raises: ConfigError for a folder without a run, for a round that the log does not have, and for a run without a
     clock or with noise. CheckpointError if files were changed, or if the replay is not the round of the log.
 
-    Guarantees: tests/command/test_app.py::test_the_timeline_of_a_round.
+    Guarantees: the page shows the clients of that round, and the run's files stay as they are
+    (tests/command/test_app.py::test_the_timeline_of_a_round).
     """
     from fedjax_sim.config.build import build
     from fedjax_sim.config.document import ConfigError, load

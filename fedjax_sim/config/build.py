@@ -184,7 +184,13 @@ class Builder(Maker):
         return None if refused else self.wrapped("sampler", population_size=population_size, **given)
 
     def fitted(self, algorithm: Algorithm, spec: PyTree, population: Any) -> engine.Plan:
-        """Returns the plan of lanes and chunks for the algorithm's clients and a model with the shapes of `spec`."""
+        """Returns the plan of lanes and chunks for the algorithm's clients.
+
+        Args:
+          algorithm: the algorithm, made without a plan.
+          spec: shapes and dtypes of the model.
+          population: the clients.
+        """
         star = algorithm.parts
         # Algorithms that are not a star have no broadcast to be measured: the model's shapes alone decide.
         if star is None:

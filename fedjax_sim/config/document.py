@@ -109,7 +109,8 @@ class Config:
 
         Raises: ConfigError for a file that cannot be read.
 
-        Guarantees: tests/laws/test_files.py::test_identity_is_content.
+        Guarantees: a file that moves leaves the identity as it is, and a file that changes does not
+        (tests/laws/test_files.py::test_identity_is_content).
         """
         contents, problems = files.contents(self.tables)
         if problems:
@@ -133,7 +134,7 @@ class Config:
 
         Relative paths in the text are relative to `folder`.
 
-        Guarantees: tests/config/test_document.py::test_toml_round_trip.
+        Guarantees: the text loads back to an equal config (tests/config/test_document.py::test_toml_round_trip).
         """
         return written(files.rebased(self.tables, ".", folder))
 

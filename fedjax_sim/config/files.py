@@ -33,7 +33,7 @@ def named_paths(tables: Mapping[str, Any]) -> dict[str, str]:
 
     Returns: {"devices.path": "phones.csv"}.
 
-    Guarantees: tests/laws/test_files.py::test_every_path_is_found.
+    Guarantees: the path options of every part are found (tests/laws/test_files.py::test_every_path_is_found).
     """
     return dict(_named(tables))
 
@@ -51,7 +51,8 @@ def contents(tables: Mapping[str, Any], only: Iterable[str] = registry.TABLES) -
     Returns: ({"devices.path": "SHA-256 ...", "data.directory": "as it was read, ..."}, a problem for each file that
     cannot be read).
 
-    Guarantees: tests/laws/test_files.py::test_identity_is_content.
+    Guarantees: digests depend on the files' contents, and not on their paths
+    (tests/laws/test_files.py::test_identity_is_content).
     """
     digests = {}
     problems = []
@@ -84,7 +85,10 @@ def rebased(
       to: the folder that they will be relative to; by default the current one.
       but: places in the config of paths, or of tables with paths, that stay as they are.
 
-    Guarantees: tests/config/test_files.py::test_paths_are_relative_to_their_file, ::test_a_run_and_its_data_move.
+    Guarantees:
+      A path in a file means the same from every folder
+      (tests/config/test_files.py::test_paths_are_relative_to_their_file).
+      A run and its data can be moved together (tests/config/test_files.py::test_a_run_and_its_data_move).
     """
     moved = copy.deepcopy(dict(tables))
     start_folder = os.path.realpath(start)

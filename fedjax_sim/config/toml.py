@@ -131,7 +131,7 @@ def places_set(overrides: Iterable[str]) -> set[str]:
 def written(tables: Mapping[str, Any]) -> str:
     """Returns TOML that reads back to these tables; None is written as "none".
 
-    Guarantees: tests/config/test_document.py::test_toml_round_trip.
+    Guarantees: every value is read back as it was (tests/config/test_document.py::test_toml_round_trip).
     """
     return "\n".join(_lines(tables)).strip() + "\n"
 

@@ -28,6 +28,12 @@ __all__ = [
 def problem(path: str, rule: str, value: Any, hint: str = "") -> str:
     """Returns an error message, `path: expected RULE, got VALUE. HINT`; a value's text is cut to 120 characters.
 
+    Args:
+      path: where the value is in the config.
+      rule: the values that are expected.
+      value: the value; `Words` are shown without quotes.
+      hint: what to do about it, as sentences.
+
     >>> problem("run.rounds", "an integer", "5", "Leave out the quotes.")
     "run.rounds: expected an integer, got '5'. Leave out the quotes."
     """

@@ -34,7 +34,13 @@ def state_of_the_run(summary: Mapping, records: Sequence[Mapping], totals: Mappi
 
     In a round without messages no client has a loss, and this is not reported.
 
-    Guarantees: tests/report/test_page.py::test_rounds_without_messages_have_no_loss.
+    Args:
+      summary: the content of summary.json; {} without.
+      records: the records of the log.
+      totals: as `headline_totals` makes them.
+
+    Guarantees: a round without messages does not count as a loss that is not finite
+    (tests/report/test_page.py::test_rounds_without_messages_have_no_loss).
     """
     if not summary:
         yield f"This run has not finished: no summary.json. The figures go up to round {count(totals['rounds'])}."
@@ -54,7 +60,13 @@ def _silent(record: Mapping) -> bool:
 
 
 def learning(records: Sequence[Mapping], timing: Sequence[Mapping], summary: Mapping) -> Iterable[str]:
-    """Yields loss and accuracy against rounds, bytes and seconds, and says what each curve was measured on."""
+    """Yields loss and accuracy against rounds, bytes and seconds, and says what each curve was measured on.
+
+    Args:
+      records: the records of the log, each with the cumulative "seconds" of its round.
+      timing: the records of the timing log.
+      summary: the content of summary.json; {} without.
+    """
     if not records:
         yield absent("No round has been recorded.")
         return

@@ -177,7 +177,16 @@ def meta_of(path: Path) -> dict[str, Any] | None:
 
 
 def difference(found: dict[str, str], wanted: dict[str, str], most: int = 20) -> list[str]:
-    """Returns lines that describe how a file's leaves differ from a run's; an empty list if they do not differ."""
+    """Returns lines that describe how a file's leaves differ from a run's; an empty list if they do not differ.
+
+    Args:
+      found: the kinds of the file's leaves, by path.
+      wanted: the kinds of the run's leaves, by path.
+      most: how many differences are listed.
+
+    >>> difference({"['w']": "float32[2]"}, {"['w']": "float32[3]", "['b']": "float32[]"})
+    ["['b']: missing in the file, float32[] in this run", "['w']: float32[2] in the file, float32[3] in this run"]
+    """
     lines = [f"{name}: missing in the file, {kind} in this run" for name, kind in wanted.items() if name not in found]
     lines += [f"{name}: {kind} in the file, not in this run" for name, kind in found.items() if name not in wanted]
     both = [name for name in wanted if name in found and found[name] != wanted[name]]

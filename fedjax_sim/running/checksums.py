@@ -125,7 +125,8 @@ def write(path: str | Path, data: bytes) -> Path:
 def remove(folder: str | Path, names: Iterable[str]) -> None:
     """Removes files from a run's folder and from its list; missing files are ignored.
 
-    Guarantees: tests/running/test_checksums.py::test_killed_while_writing.
+    Guarantees: killed at any moment, the list fits the files that remain
+    (tests/running/test_checksums.py::test_killed_while_writing).
     """
     folder = Path(folder)
     removed = set(names)
@@ -150,7 +151,8 @@ def check_files(folder: str | Path, names: Iterable[str], *, needed: bool = Fals
       needed: whether a file that is missing, or has no checksum in the list, is an error too. If False, a folder
         without a list has nothing to check, and files may be missing.
 
-    Guarantees: tests/running/test_checksums.py::test_every_changed_byte_is_found.
+    Guarantees: every flipped, cut or deleted byte is found
+    (tests/running/test_checksums.py::test_every_changed_byte_is_found).
     """
     folder = Path(folder)
     if not needed and not (folder / SUMS).exists():

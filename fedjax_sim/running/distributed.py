@@ -69,8 +69,12 @@ def initialize(coordinator: str | None = None, num_processes: int | None = None,
       process_id: the number of this process, in [0, num_processes).
     Raises: ValueError unless all three are given and fit together.
 
-    Guarantees: tests/running/test_distributed.py::test_a_dead_peer_ends_the_others, ::test_wrong_options_are_refused,
-    ::test_processes_of_a_machine_share_its_cores.
+    Guarantees:
+      A process that dies ends the others (tests/running/test_distributed.py::test_a_dead_peer_ends_the_others).
+      Options that do not fit together are refused
+      (tests/running/test_distributed.py::test_wrong_options_are_refused).
+      Processes of a machine share its cores without overlap
+      (tests/running/test_distributed.py::test_processes_of_a_machine_share_its_cores).
     """
     options = {"--coordinator": coordinator, "--num-processes": num_processes, "--process-id": process_id}
     stated_options = {name: value for name, value in options.items() if value is not None}

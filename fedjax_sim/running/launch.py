@@ -46,8 +46,12 @@ def launch_processes(arguments: Sequence[str], num_processes: int) -> int:
 
     Returns: the exit code of the processes where they agree, 1 where a process died, 128 + the number of a signal.
 
-    Guarantees: tests/running/test_distributed.py::test_killing_one_ends_the_other_and_one_goes_on,
-    ::test_a_bad_config_is_told_once, ::test_a_killed_launcher_leaves_nobody.
+    Guarantees:
+      If a process dies the others end, and fewer processes resume the run with the same bits
+      (tests/running/test_distributed.py::test_killing_one_ends_the_other_and_one_goes_on).
+      A wrong config is reported once (tests/running/test_distributed.py::test_a_bad_config_is_told_once).
+      If the launcher is killed, no process is left
+      (tests/running/test_distributed.py::test_a_killed_launcher_leaves_nobody).
     """
     arguments = list(arguments)
     signals: list[int] = []

@@ -137,7 +137,8 @@ def verified(directory: Path) -> int | None:
     The timing log holds a CRC-32 of each record. Records after the last commit have no other checksum, and a power
     failure may have truncated or lost them.
 
-    Guarantees: tests/running/test_checksums.py::test_a_changed_tail_is_not_shown.
+    Guarantees: a record that was changed after the last commit is found
+    (tests/running/test_checksums.py::test_a_changed_tail_is_not_shown).
     """
     written_sums = []
     # The timing log is read first: a run in progress appends records before their timing.
@@ -292,6 +293,12 @@ class Log:
         """Commits log, state and ledger together.
 
         The log is on disk before the checkpoint with its checksum, so that no checkpoint has more rounds than the log.
+
+        Args:
+          round: the number of rounds done.
+          state: the algorithm's state after them.
+          identity: the run's identity, which a resume compares.
+          keep: how many checkpoints are kept.
         """
         state = whole(state)
         distributed.by_first(lambda: self._commit(round, state, identity, keep))

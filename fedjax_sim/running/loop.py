@@ -196,6 +196,10 @@ class _Session:
         """Resumes if asked, compiles, and locks the folder.
 
         A run that is refused, or that does not fit into memory, leaves no folder behind.
+
+        Args:
+          stack: holds the folder's lock until the run ends.
+          key, algorithm, resume, allow_previous, files: as for `run`.
         """
         log = self.log
         directory = self.directory

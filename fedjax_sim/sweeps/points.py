@@ -35,7 +35,11 @@ class Kind(NamedTuple):
 
 
 def traced(algorithm: Algorithm, params: PyTree, population: PyTree) -> Kind:
-    """Traces an algorithm's programs on one device, for params and a population of these shapes.
+    """Traces an algorithm's programs on one device.
+
+    Args:
+      algorithm: the algorithm of a combination.
+      params, population: arrays, or specs: only their shapes and dtypes count.
 
     Raises: ValueError for an algorithm whose state changes its shapes, that has a mesh of its own, or that stops at
     non-finite updates.

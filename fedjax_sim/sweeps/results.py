@@ -66,7 +66,8 @@ class Sweep(NamedTuple):
 
         Their metrics may hide this, because a run goes on without such updates.
 
-        Guarantees: tests/sweeps/test_sweep.py::test_what_diverged_is_told.
+        Guarantees: a point whose clients' updates overflow is among them
+        (tests/sweeps/test_sweep.py::test_what_diverged_is_told).
         """
         counts = ("dropped_clients_so_far", "skipped_rounds_so_far")
         return [row for row in self.rows if row["round"] == self.last_round and any(row.get(name) for name in counts)]

@@ -167,7 +167,16 @@ def decimal(text: str) -> float:
 
 
 def function(name: str, value: Any, arguments: str, *, hint: str = "") -> None:
-    """Refuses all but a function that takes these arguments (a text such as "params, key") by position."""
+    """Refuses all but a function that takes these arguments by position.
+
+    Args:
+      name: the argument's name, for the error.
+      value: its value.
+      arguments: the names of the function's arguments, as a text such as "params, key".
+      hint: appended to the error.
+
+    Raises: TypeError for any other value.
+    """
     rule = f"a function ({arguments})"
     if not callable(value):
         fail(name, rule, value, hint, TypeError)
@@ -217,7 +226,13 @@ def part(name: str, value: Any, kind: type) -> None:
 
 
 def one_of(name: str, value: Any, options: Iterable[Any], *, hint: str = "") -> None:
-    """Refuses all but one of a closed set of values; the error names the nearest."""
+    """Refuses all but one of a closed set of values; the error names the nearest.
+
+    >>> one_of("form", "meen", ["mean", "median"])
+    Traceback (most recent call last):
+        ...
+    fedjax_sim.InvalidArgument: form: expected one of 'mean', 'median', got 'meen'. Did you mean 'mean'?
+    """
     options = list(options)
     # Types are compared too, since 1 == True.
     if not any(value is option or (type(value) is type(option) and value == option) for option in options):

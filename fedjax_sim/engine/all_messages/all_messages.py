@@ -85,7 +85,8 @@ def with_cohort_check(
       inner: the aggregator that is wrapped.
       number: num_slots -> how many messages `inner` gets of so many.
 
-    Guarantees: tests/aggregation/robust/test_pre_aggregation.py::test_wrappers_refuse_what_their_rule_refuses.
+    Guarantees: a wrapper refuses a cohort that is too small for its rule
+    (tests/aggregation/robust/test_pre_aggregation.py::test_wrappers_refuse_what_their_rule_refuses).
     """
 
     def init(update_spec, num_slots):

@@ -205,7 +205,13 @@ def _peaks(x: Array) -> Array:
 def with_message(messages: Messages, mask: Array, message: PyTree) -> Messages:
     """Returns the messages with one message in the place of those that a mask [m] chooses.
 
-    Guarantees: tests/adversary/test_byzantine.py::test_attackers_are_replaced.
+    Args:
+      messages: the messages.
+      mask: [m] bool, the messages that are replaced.
+      message: shaped like a message; cast to the messages' dtypes.
+
+    Guarantees: messages outside of the mask stay as they are
+    (tests/adversary/test_byzantine.py::test_attackers_are_replaced).
     """
 
     def work(leaves, new, order, mask):

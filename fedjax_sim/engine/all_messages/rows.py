@@ -81,7 +81,9 @@ def spread_rows(rows: Rows, place: Array, number: int, first: Array | int) -> Ro
 
     Args:
       rows: as `buffer` makes them.
-      place: [m] int32 of each slot, among all devices' places.
+      place: [m] int32, the place of each slot among all devices' places.
+      number: the places of the device.
+      first: the device's first place.
     """
     values = jax.tree.map(lambda x: jnp.zeros((number, *x.shape[1:]), x.dtype), rows.values)
     return dataclasses.replace(rows, values=values, place=place - first)

@@ -87,7 +87,11 @@ def _finite_or_infinity(squares: Array) -> Array:
 def inner_products(messages: Messages, point: PyTree) -> Array:
     """Returns <u_i, p> over all leaves, [m] float32; NaN where it is past float32's range.
 
-    Guarantees: tests/engine/all_messages/test_messages.py::test_inner_products.
+    Args:
+      messages: u_1, ..., u_m.
+      point: p, shaped like a message.
+
+    Guarantees: it agrees with NumPy's products (tests/engine/all_messages/test_messages.py::test_inner_products).
     """
     return _summed(messages, point, lambda rows, p: rows * p)
 

@@ -160,7 +160,8 @@ def owned(state: PyTree, borrowed: PyTree) -> PyTree:
     A leaf is copied if it shares a buffer with `borrowed` (a user's model, a population), or with an earlier leaf.
     Everything else stays where it is, client memory above all.
 
-    Guarantees: tests/engine/client_memory/test_store.py::test_only_shared_buffers_are_copied.
+    Guarantees: leaves that share no buffer are not copied
+    (tests/engine/client_memory/test_store.py::test_only_shared_buffers_are_copied).
     """
     taken_addresses = {address for leaf in jax.tree.leaves(borrowed) for address in _buffer_addresses(leaf)}
 
@@ -195,6 +196,12 @@ def put(memory: PyTree, ids: Array, rows: PyTree, where: Array) -> PyTree:
     """Returns the memory with `rows` [m, ...] written at `ids` where `where`; other rows as they were.
 
     Of several slots with the same id the last one is written.
+
+    Args:
+      memory: as `take` returns it.
+      ids: [m] integers, the clients of the slots.
+      rows: their new states, leaves [m, ...].
+      where: [m] bool, the slots that write.
 
     Guarantees:
       Padding and lost clients never write, even with another client's id
