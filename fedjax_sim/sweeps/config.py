@@ -76,7 +76,6 @@ def load_sweep(path: str | Path | None, overrides: Iterable[str] = (), without: 
     ([{'client_optimizer.learning_rate': 0.1}, {'client_optimizer.learning_rate': 0.2}], [0, 1, 2])
     """
     from fedjax_sim.sweeps.grid import combinations_of, seeds_of
-    from fedjax_sim.tree import dotted
 
     overrides = list(overrides)
     document = {} if path is None else read_document(path)
@@ -90,28 +89,8 @@ def load_sweep(path: str | Path | None, overrides: Iterable[str] = (), without: 
         for name in table if name not in OPTIONS
     ]  # fmt: skip
     grid = table.get("grid", {})
-    axes = dotted(grid) if isinstance(grid, dict) else {}
-    # Rows are found by their values, so a value that is a table is replaced by its text, and kept beside it.
-    tables = {
-        name: {inline(value): value for value in values if isinstance(value, dict)}
-        for name, values in axes.items()
-        if isinstance(values, list)
-    }
-    axes = {
-        name: [inline(value) if isinstance(value, dict) else value for value in values] if name in tables else values
-        for name, values in axes.items()
-    }
-    if not axes:
-        hint = 'Write [sweep.grid] with "client_optimizer.learning_rate" = [0.1, 0.2], say.'
-        problems.append(problem("sweep.grid", "values for an option at least", grid, hint))
-    for name in axes:
-        top = name.partition(".")[0]
-        if top in SHARED:
-            problems.append(problem(f"sweep.grid.{name}", "an option of what learns", Words(f"one of [{top}]"),
-                                    f"{SHARED[top]}: make a sweep for each."))  # fmt: skip
-        elif "." not in name and not tables.get(name):
-            problems.append(problem(f"sweep.grid.{name}", "a path such as sampler.cohort_size", name))
-    problems += _set_twice({name: _paths(name, tables.get(name, {})) for name in axes})
+    axes, tables = _axes_of(grid)
+    problems += _problems_of_axes(grid, axes, tables)
     if problems:
         raise ConfigError(problems)
     try:
@@ -132,10 +111,7 @@ def load_sweep(path: str | Path | None, overrides: Iterable[str] = (), without: 
     configs = []
     for values in combinations:
         new_problems: list[str] = []
-        point = copy.deepcopy(document)
-        for name, value in values.items():
-            _put(point, name.split("."), tables.get(name, {}).get(value, value), new_problems)
-        resolved = resolve(point, new_problems) if not new_problems else {}
+        resolved = _resolved_point(document, values, tables, new_problems)
         # Most combinations have the same problems: each is reported once.
         problems += [words for words in new_problems if words not in problems]
         if not new_problems:
@@ -147,25 +123,80 @@ def load_sweep(path: str | Path | None, overrides: Iterable[str] = (), without: 
         problems.append(problem("run.variance_probe", "none in a sweep", probe, "It probes one algorithm."))
     if problems:
         raise ConfigError(problems)
+    _check_distinct(configs, combinations)
+    return SweepConfig(configs, combinations, seeds, metrics, batch, _shown_options(axes, tables))
+
+
+def _axes_of(grid: Any) -> tuple[dict[str, Any], dict[str, dict[str, dict]]]:
+    """Returns the axes of a grid, and those of their values that are tables.
+
+    Rows are found by their values, so a value that is a table is replaced by its text.
+
+    Args:
+      grid: the table `[sweep.grid]` as the document has it, which may be wrong.
+
+    Returns: (values by the axis' path, {the axis' path: {a table's text: the table}}).
+    """
+    from fedjax_sim.tree import dotted
+
+    axes = dotted(grid) if isinstance(grid, dict) else {}
+    tables = {
+        name: {inline(value): value for value in values if isinstance(value, dict)}
+        for name, values in axes.items()
+        if isinstance(values, list)
+    }
+    axes = {
+        name: [inline(value) if isinstance(value, dict) else value for value in values] if name in tables else values
+        for name, values in axes.items()
+    }
+    return axes, tables
+
+
+def _problems_of_axes(grid: Any, axes: dict[str, Any], tables: dict[str, dict[str, dict]]) -> Iterable[str]:
+    """Yields what is wrong with the axes of a grid, besides their values; `axes` and `tables` as of `_axes_of`."""
+    if not axes:
+        hint = 'Write [sweep.grid] with "client_optimizer.learning_rate" = [0.1, 0.2], say.'
+        yield problem("sweep.grid", "values for an option at least", grid, hint)
+    for name in axes:
+        top = name.partition(".")[0]
+        if top in SHARED:
+            hint = f"{SHARED[top]}: make a sweep for each."
+            yield problem(f"sweep.grid.{name}", "an option of what learns", Words(f"one of [{top}]"), hint)
+        elif "." not in name and not tables.get(name):
+            yield problem(f"sweep.grid.{name}", "a path such as sampler.cohort_size", name)
+    yield from _set_twice({name: _paths(name, tables.get(name, {})) for name in axes})
+
+
+def _resolved_point(
+    document: dict, values: dict[str, Any], tables: dict[str, dict[str, dict]], problems: list[str]
+) -> dict[str, Any]:
+    """Returns the document with the values of a combination, resolved; adds what is wrong with it to `problems`."""
+    point = copy.deepcopy(document)
+    for name, value in values.items():
+        _put(point, name.split("."), tables.get(name, {}).get(value, value), problems)
+    return resolve(point, problems) if not problems else {}
+
+
+def _check_distinct(configs: list[Config], combinations: list[dict[str, Any]]) -> None:
+    """Raises ConfigError if two combinations give the same config."""
     texts = [json.dumps(config.resolved()) for config in configs]
     for place, (text, point) in enumerate(zip(texts, combinations, strict=True)):
         if text in texts[:place]:
-            raise ConfigError(
-                [
-                    problem(
-                        "sweep.grid",
-                        "another config at each point",
-                        Words(inline(point)),
-                        "Another point is the same run.",
-                    )
-                ]
-            )
-    # Options that every point of an axis names are columns of the rows.
+            rule = "another config at each point"
+            hint = "Another point is the same run."
+            raise ConfigError([problem("sweep.grid", rule, Words(inline(point)), hint)])
+
+
+def _shown_options(axes: dict[str, Any], tables: dict[str, dict[str, dict]]) -> frozenset[str]:
+    """Returns the options that the grid names for every config: those that every point of an axis sets."""
+    from fedjax_sim.tree import dotted
+
     shown = {name for name in axes if not tables.get(name)}
     for name, points in tables.items():
+        # An axis with tables and plain values names the options of its tables for some configs alone.
         if points and len(points) == len(axes[name]):
             shown |= set.intersection(*({f"{name}.{key}" for key in dotted(point)} for point in points.values()))
-    return SweepConfig(configs, combinations, seeds, metrics, batch, frozenset(shown))
+    return frozenset(shown)
 
 
 def _paths(axis: str, points: dict[str, dict]) -> set[str]:
