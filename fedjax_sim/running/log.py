@@ -46,7 +46,7 @@ def totals_of(records: Sequence[Mapping[str, Any]], metrics: Iterable[Metric]) -
             continue
         numbers = [_number(record[metric.name]) for record in records_with_it]
         weights = [1 if metric.by is None else _number(record.get(metric.by, math.nan)) for record in records_with_it]
-        # Rounds without this metric may count by another one, such as by zero.
+        # In rounds without this metric another metric's number may count in its place.
         if metric.instead is not None:
             other_numbers = [_number(record.get(metric.instead, 0)) for record in records if metric.name not in record]
             numbers = numbers + other_numbers

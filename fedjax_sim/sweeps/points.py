@@ -84,7 +84,7 @@ class Points:
         self.mesh = engine.device_mesh()
         self.devices = self.mesh.size if self.mesh is not None else 1
         self.batch = min(batch, -(-most // self.devices))
-        # A point takes its state before and after a round and a copy, and its info.
+        # A point takes about three times the memory of its state, and its info.
         bytes_per_point = 3 * tree.num_bytes(self.kind.state) + tree.num_bytes(self.kind.info)
         bytes_per_group = bytes_per_point * self.devices * self.batch
         most_groups = int(MEMORY * engine.total_memory() / max(bytes_per_group, 1))
