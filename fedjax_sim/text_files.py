@@ -37,7 +37,7 @@ def text_of(name: str, path: str | os.PathLike, what: str = "text in UTF-8") -> 
     Args:
       name: the file's name in errors.
       path: of the file.
-      what: the kind of text that errors say they expected.
+      what: the kind of text that is expected, for errors.
 
     Raises: ValueError that says how to convert the file, if it is of a known kind that is no text.
 

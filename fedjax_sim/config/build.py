@@ -371,7 +371,7 @@ class Builder(Maker):
         return run["lanes"] and self.attempt("run", run, lambda: engine.Plan.checked(run["lanes"], run["chunk"]))
 
     def mesh(self) -> Any:
-        """Returns the devices of `run.devices`: "all", or a mesh of so many; None, with a problem, for too many."""
+        """Returns the devices of `run.devices`: "all", or a mesh; None, with a problem, for too many."""
         stated_devices = self.tables["run"]["devices"]
         num_visible = None if stated_devices == "all" else len(jax.devices())
         if num_visible is not None and jax.process_count() > 1 and stated_devices != num_visible:

@@ -167,7 +167,8 @@ def claim_of(algorithm: Algorithm, *, num_rounds: int = 1, adjacency: str | None
 
     Raises: ValueError for samplers other than Poisson and full ones, and for noise that is not Gaussian.
 
-    Guarantees: the claim of its noise and rate (tests/privacy/test_audit.py::test_claim_follows_the_parts).
+    Guarantees: the claim follows the noise multiplier and the sampling rate of the algorithm's parts
+    (tests/privacy/test_audit.py::test_claim_follows_the_parts).
     """
     parts, noise, _ = _noise(algorithm)
     design = parts.sampler.design

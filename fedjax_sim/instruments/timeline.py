@@ -106,7 +106,7 @@ def timeline_of_round(
 
 
 def _sampler_after(rounds: int, key: Array, algorithm: Algorithm, params: PyTree, population: Population) -> PyTree:
-    """Returns the sampler's state after so many rounds."""
+    """Returns the sampler's state after `rounds` rounds."""
     star = algorithm.parts
     # Most samplers do not observe reports: their state follows from invitations alone.
     is_independent = star.sampler.observe is None

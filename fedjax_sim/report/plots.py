@@ -283,7 +283,7 @@ def _thin(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray, int]:
 
 
 def _text(value: Any, most: int) -> str:
-    """Returns a name as printable text of at most so many characters."""
+    """Returns a name as printable text of at most `most` characters."""
     return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in str(value))[:most]
 
 

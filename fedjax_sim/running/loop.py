@@ -80,7 +80,7 @@ def run(
         round, and in the summary with all that it depends on. The default is n^-1.1 for the n clients (or records) that
         are hidden.
       resume: continue from the newest checkpoint in `directory`.
-      allow_previous: if that checkpoint is damaged, continue from the one before, with a warning.
+      allow_previous: if the newest checkpoint is damaged, continue from an earlier one, with a warning.
       callbacks: called as callback(round, state, record) when an evaluation is due, after the round is on disk. A true
         result stops the run. Callbacks may keep the state.
       progress: show a bar with rounds/s, clients/s, loss and the remaining time.

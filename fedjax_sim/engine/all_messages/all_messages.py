@@ -83,7 +83,7 @@ def with_cohort_check(
     Args:
       wrapper: the aggregator around `inner`.
       inner: the aggregator that is wrapped.
-      number: num_slots -> how many messages `inner` gets of so many.
+      number: (num_slots) -> the number of messages that `inner` gets if the wrapper gets one for each slot.
 
     Guarantees: a wrapper refuses a cohort that is too small for its rule
     (tests/aggregation/robust/test_pre_aggregation.py::test_wrappers_refuse_what_their_rule_refuses).
