@@ -1,4 +1,4 @@
-"""Keys by name and by identity: random bits are addressed by (seed, round, stage name, client id)."""
+"""Derives keys by name and by identity: random bits are addressed by (seed, round, stage name, client id)."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ __all__ = [
     "walked",
 ]
 
-ROUNDS = 8  # of a Feistel network
+ROUNDS = 8  # rounds of a Feistel network
 DITHER = zlib.crc32(b"dither")
 
 
 def stream(key: Array, name: str) -> Array:
-    """The key of a stage of a round, by the stage's name.
+    """Returns the key of a stage of a round, by the stage's name.
 
     Guarantees: stages named differently share no stream (tests/test_prng.py::test_stage_names_do_not_collide).
 
@@ -49,15 +49,24 @@ def stream(key: Array, name: str) -> Array:
 
 
 def init_key(key: Array) -> Array:
-    """The key of an algorithm's `init` in a run with this key; round t has fold_in(key, t), and no run comes so far.
+    """Returns the key of an algorithm's `init` in a run with this key.
 
-    Guarantees: tests/test_prng.py::test_no_round_has_the_key_of_init.
+    Round t has fold_in(key, t), and no run reaches the round whose number is taken here, 2^31 - 1.
+
+    Guarantees: no round has this key, because a run of so many rounds is refused
+    (tests/test_prng.py::test_no_round_has_the_key_of_init).
     """
     return jax.random.fold_in(key, 2**31 - 1)
 
 
 def client_key(key: Array, id: Array) -> Array:
-    """The key of client `id` in a stage: independent of chunk, slot, padding, device and the other clients of a batch.
+    """Returns the key of client `id` in a stage.
+
+    The key does not depend on chunk, slot, padding, device or the other clients of a batch.
+
+    Args:
+      key: the key of the stage.
+      id: [] integer, the client's id.
 
     Raises: ValueError for generators whose bits under vmap come from the first key of the batch (rbg, unsafe_rbg)
     (tests/test_prng.py::test_generators_that_mix_clients_are_refused).
@@ -69,21 +78,23 @@ def client_key(key: Array, id: Array) -> Array:
 
 
 def threefry(words: Array, high: Array, low: Array) -> tuple[Array, Array]:
-    """The Threefry-2x32 blocks of counters under a key, as `jax.random` has them.
+    """Returns the Threefry-2x32 blocks of counters under a key, as `jax.random` computes them.
 
-    JAX rolls its twenty rounds into a loop on a CPU, where a few hundred blocks then take three to ten times as long.
+    JAX rolls the twenty rounds of the generator into a loop on a CPU. A few hundred blocks then take three to ten times
+    as long as here.
 
     Args:
       words: [2] uint32, the data of a threefry2x32 key.
       high, low: uint32 words of the counters, of one shape.
 
-    Guarantees: the bits of `jax.random.fold_in` and `jax.random.bits`
+    Guarantees: the bits are those of `jax.random.fold_in` and `jax.random.bits`
     (tests/test_prng.py::test_threefry_is_that_of_jax).
 
     References: Salmon, Moraes, Dror and Shaw 2011 (Parallel random numbers: as easy as 1, 2, 3), section 4.2.
     """
     keys = words[0], words[1], words[0] ^ words[1] ^ jnp.uint32(0x1BD11BDA)
-    x, y = high + keys[0], low + keys[1]
+    x = high + keys[0]
+    y = low + keys[1]
     for turn in range(5):
         for distance in ((13, 15, 26, 6), (17, 29, 16, 24))[turn % 2]:
             x = x + y
@@ -94,7 +105,7 @@ def threefry(words: Array, high: Array, low: Array) -> tuple[Array, Array]:
 
 
 def random_bits(key: Array, count: int) -> Array:
-    """[count] uint32 random bits: those of `jax.random.bits`, faster for a few on a CPU."""
+    """Returns [count] uint32 random bits: the bits of `jax.random.bits`, computed faster for a few on a CPU."""
     if jax.random.key_impl(key) != "threefry2x32" or not jax.config.jax_threefry_partitionable:
         return jax.random.bits(key, (count,), jnp.uint32)
     high, low = threefry(jax.random.key_data(key), jnp.zeros(count, jnp.uint32), jnp.arange(count, dtype=jnp.uint32))
@@ -103,13 +114,13 @@ def random_bits(key: Array, count: int) -> Array:
 
 @validate.named_arguments
 def below(key: Array, n: PositiveInt, shape: tuple[int, ...] = ()) -> Array:
-    """Integers drawn uniformly from [0, n): floor(U n / 2^64) of 64 random bits U each.
+    """Draws integers uniformly from [0, n): floor(U n / 2^64) of 64 random bits U each.
 
-    `jax.random.randint` takes 32 bits modulo n, which draws the integers below 2^32 mod n more often than the others:
-    1.0023 times at n = 10^7, 1.5 times at 2 x 10^9.
+    `jax.random.randint` takes 32 bits modulo n. It draws the integers below 2^32 mod n more often than the others:
+    1.0023 times as often at n = 10^7, 1.5 times at 2 x 10^9.
 
     Args:
-      key: one key, not used for other draws.
+      key: a key that is used for no other draws.
       n: a Python integer in [1, 2^31 - 1].
       shape: shape of the result.
 
@@ -117,9 +128,10 @@ def below(key: Array, n: PositiveInt, shape: tuple[int, ...] = ()) -> Array:
 
     Raises: ValueError, TypeError for another n.
 
-    Guarantees: the product of the 64 bits, exactly (tests/test_prng.py::test_below_is_the_product_of_64_bits), so each
-    integer's probability is 1 / n to a relative n / 2^64 < 2^-33; uniform where 32 bits are not
-    (::test_draws_among_many_are_uniform).
+    Guarantees:
+      The result is the product of the 64 bits, exactly (tests/test_prng.py::test_below_is_the_product_of_64_bits). So
+      the probability of each integer is 1 / n to a relative n / 2^64 < 2^-33.
+      Draws are uniform where draws from 32 bits are not (tests/test_prng.py::test_draws_among_many_are_uniform).
 
     References: Lemire 2019 (Fast random integer generation in an interval), section 2, without rejection.
 
@@ -128,39 +140,45 @@ def below(key: Array, n: PositiveInt, shape: tuple[int, ...] = ()) -> Array:
     [0, 0, 0]
     """
     high, low = jax.random.bits(key, (2, *shape), jnp.uint32)
-    top, rest = _product(high, n)
-    carry = rest + _product(low, n)[0] < rest
+    # The high word of the 96-bit product of U and n: U's high word times n, and the carry from its low word.
+    top, low_word = _product(high, n)
+    carry = low_word + _product(low, n)[0] < low_word
     return (top + carry.astype(jnp.uint32)).astype(jnp.int32)
 
 
 def _product(x: Array, n: int) -> tuple[Array, Array]:
-    """High and low words of the 64-bit product of uint32 `x` and n < 2^32."""
-    left, right = x >> 16, x & 0xFFFF
-    first, last = jnp.uint32(n >> 16), jnp.uint32(n & 0xFFFF)
-    middle = (right * last >> 16) + right * first  # both below 2^32 - 2^16 with what is added: no carry is lost
-    more = (middle & 0xFFFF) + left * last
-    return left * first + (middle >> 16) + (more >> 16), x * jnp.uint32(n)
+    """Returns the high and low words of the 64-bit product of uint32 `x` and n < 2^32."""
+    # Long multiplication with digits of 16 bits.
+    x_high = x >> 16
+    x_low = x & 0xFFFF
+    n_high = jnp.uint32(n >> 16)
+    n_low = jnp.uint32(n & 0xFFFF)
+    # No carry is lost: both sums stay below 2^32, since a product of digits is at most (2^16 - 1)^2.
+    middle = (x_low * n_low >> 16) + x_low * n_high
+    second_middle = (middle & 0xFFFF) + x_high * n_low
+    return x_high * n_high + (middle >> 16) + (second_middle >> 16), x * jnp.uint32(n)
 
 
 def counter_bits(key: Array, counters: Array) -> Array:
-    """32 hashed bits for each counter: as fast as arithmetic, for orders and dither; not for privacy noise.
+    """Returns 32 hashed bits for each counter: as fast as arithmetic, for orders and dither; not for privacy noise.
 
     Args:
-      key: one key.
+      key: any key.
       counters: uint32 of any shape; for one key, distinct counters give distinct words.
 
-    Guarantees: uniform, and uncorrelated between counters, bits and keys
+    Guarantees: bits are uniform, and uncorrelated between counters, bits and keys
     (tests/test_prng.py::test_counter_bits_are_uniform).
 
     References: Appleby 2011 (MurmurHash3, the finaliser); applied twice, after adding 32 bits of the key each time.
     """
     words = jax.random.key_data(key).astype(jnp.uint32)
+    # A key of threefry4x32 has four words, which are folded into two.
     return hashed(words[:2] if words.shape[0] == 2 else words[:2] ^ words[2:], counters.astype(jnp.uint32))
 
 
 @functools.partial(jax.jit, inline=True)
 def hashed(words: Array, x: Array) -> Array:
-    """uint32 `x` through two MurmurHash3 finalisers, each keyed by one of the two uint32 `words`: a bijection."""
+    """Returns uint32 `x` hashed by two MurmurHash3 finalisers, each keyed by one of two uint32 `words`: a bijection."""
     for word in (words[0], words[1]):
         x = (x + word) * jnp.uint32(0x9E3779B1)
         x = (x ^ (x >> 16)) * jnp.uint32(0x85EBCA6B)
@@ -170,21 +188,30 @@ def hashed(words: Array, x: Array) -> Array:
 
 
 def dither(key: Array, shape: tuple[int, ...]) -> Array:
-    """uint32 words for stochastic rounding, as fast as arithmetic; not for privacy noise or masks.
+    """Returns uint32 words for stochastic rounding, as fast as arithmetic; not for privacy noise or masks.
 
-    A counter times the golden ratio through one MurmurHash3 finaliser, keyed by 64 bits that hash the key. Two arrays
-    of one client need two keys (fold in the leaf's number).
+    A counter times the golden ratio goes through one MurmurHash3 finaliser, keyed by 64 bits that hash the key. Two
+    arrays of one client need two keys (fold in the leaf's number).
 
-    Guarantees: bytes are uniform, neighbours and clients with neighbouring ids uncorrelated
-    (tests/test_prng.py::test_dither_is_uniform_and_uncorrelated); a flipped bit of the key flips half of the words'
-    bits (::test_dither_avalanche); one client's words do not depend on others
-    (::test_fast_draws_are_independent_of_batch_and_devices).
+    Args:
+      key: the key of a client and an array.
+      shape: the shape of the result.
+
+    Guarantees:
+      Bytes are uniform, and neighbours and clients with neighbouring ids are uncorrelated
+      (tests/test_prng.py::test_dither_is_uniform_and_uncorrelated).
+      A flipped bit of the key flips half of the words' bits (tests/test_prng.py::test_dither_avalanche).
+      A client's words do not depend on other clients
+      (tests/test_prng.py::test_fast_draws_are_independent_of_batch_and_devices).
     """
-    counters, stride = jnp.zeros(shape, jnp.uint32), 1
-    for axis in reversed(range(len(shape))):  # not a reshaped iota: that divides where a layout is transposed
+    counters = jnp.zeros(shape, jnp.uint32)
+    stride = 1
+    # The sum of iotas and no reshaped iota, which would divide where a layout is transposed.
+    for axis in reversed(range(len(shape))):
         counters += jax.lax.broadcasted_iota(jnp.uint32, shape, axis) * jnp.uint32(stride)
         stride *= shape[axis]
-    words = counter_bits(key, jnp.uint32(DITHER) + jnp.arange(2, dtype=jnp.uint32))  # one mixing of the key is enough
+    # The key is mixed here once, and not again for each counter.
+    words = counter_bits(key, jnp.uint32(DITHER) + jnp.arange(2, dtype=jnp.uint32))
     x = (counters * jnp.uint32(0x9E3779B1)) ^ words[0]
     x = (x ^ (x >> 16)) * jnp.uint32(0x85EBCA6B) + words[1]
     x = (x ^ (x >> 13)) * jnp.uint32(0xC2B2AE35)
@@ -192,18 +219,19 @@ def dither(key: Array, shape: tuple[int, ...]) -> Array:
 
 
 def stochastic_round(key: Array, x: Array) -> Array:
-    """A neighbouring integer of each entry, with the entry as its mean.
+    """Rounds each entry to a neighbouring integer at random, with the entry as its mean.
 
-    floor(x), or one more with probability x - floor(x), kept to 24 bits and rounded up; integers stay as they are.
-    Put `engine.computed_once` around what several readers use (a message, say): XLA:CPU rounds anew for each.
+    The result is floor(x), or one more with probability x - floor(x), kept to 24 bits and rounded up. Integers stay as
+    they are. Put `engine.computed_once` around a result that several readers use, such as a message: XLA:CPU would
+    round anew for each reader.
 
     Args:
-      key: one client's key, not used for another array.
+      key: the key of a client, not used for another array.
       x: float32 (or narrower, which is widened) of any shape, |x| < 2^24.
 
     Returns: float32 integers, shaped like x; cast them to the wire's type.
 
-    Guarantees: unbiased, integers fixed, variance f(1 - f) at a fraction f
+    Guarantees: rounding is unbiased, leaves integers fixed, and has variance f(1 - f) at a fraction f
     (tests/test_prng.py::test_stochastic_round_is_unbiased).
 
     >>> import jax, jax.numpy as jnp
@@ -212,22 +240,25 @@ def stochastic_round(key: Array, x: Array) -> Array:
     """
     x = x.astype(jnp.float32)
     low = jnp.floor(x)
-    draw = jax.lax.bitcast_convert_type(dither(key, x.shape) >> 8, jnp.int32)  # signed: faster to turn into floats
+    # Signed integers are faster to turn into floats.
+    draw = jax.lax.bitcast_convert_type(dither(key, x.shape) >> 8, jnp.int32)
     up = draw.astype(jnp.float32) < (x - low) * 2.0**24
     return low + up.astype(jnp.float32)
 
 
 def fast(key: Array) -> Array:
-    """The threefry4x32 key of a threefry2x32 key: a cryptographic generator again, 3 to 4 times faster in bulk on CPU.
+    """Returns the threefry4x32 key of a threefry2x32 key, whose draws are 3 to 4 times faster in bulk on a CPU.
 
-    The key's 64 bits are kept as they are, with 64 constant bits behind them: distinct keys stay distinct. Fold and
-    split first, with the usual key; draw from this one. A threefry4x32 key comes back as it is.
+    Both are cryptographic generators. The key's 64 bits are kept as they are, with 64 constant bits behind them, so
+    distinct keys stay distinct. Fold and split the usual key first, and draw from the result of this function. A
+    threefry4x32 key is returned as it is.
 
     Raises: ValueError for generators that mix clients under vmap.
 
-    Guarantees: draws are the same bits one client at a time, under vmap and on any number of devices
-    (tests/test_prng.py::test_fast_draws_are_independent_of_batch_and_devices); keys stay distinct
-    (::test_fast_keys_keep_every_bit).
+    Guarantees:
+      Draws are the same bits one client at a time, under vmap and on any number of devices
+      (tests/test_prng.py::test_fast_draws_are_independent_of_batch_and_devices).
+      Keys stay distinct (tests/test_prng.py::test_fast_keys_keep_every_bit).
 
     References: Salmon, Moraes, Dror and Shaw 2011, section 4.2.
     """
@@ -238,19 +269,24 @@ def fast(key: Array) -> Array:
         hint = "Use jax.random.key(seed, impl='threefry2x32')."
         validate.fail("key", "a threefry key", kind, hint)
     words = jax.random.key_data(key)
-    rest = jnp.broadcast_to(jnp.array([0x66656461, 0x78347833], jnp.uint32), words.shape)
-    return jax.random.wrap_key_data(jnp.concatenate([words, rest], axis=-1), impl="threefry4x32")
+    constants = jnp.broadcast_to(jnp.array([0x66656461, 0x78347833], jnp.uint32), words.shape)
+    return jax.random.wrap_key_data(jnp.concatenate([words, constants], axis=-1), impl="threefry4x32")
 
 
 def normal(key: Array, shape: tuple[int, ...] = (), dtype=jnp.float32) -> Array:
-    """Standard normal draws from `fast(key)` by inversion; also used for privacy noise.
+    """Returns standard normal draws from `fast(key)` by inversion; also used for privacy noise.
 
-    3 to 15 times faster on CPU than Box-Muller from the same bits. Float32 draws come from 23 bits: none lies beyond
-    5.5, where the normal law has probability 4e-8. A proof of privacy for floating-point noise needs a discrete
-    mechanism instead (Mironov 2012).
+    Inversion is 3 to 15 times faster on a CPU than Box-Muller from the same bits. Float32 draws come from 23 bits: no
+    draw lies beyond 5.5, where the normal distribution has probability 4e-8. A proof of privacy for floating-point
+    noise needs a discrete mechanism instead (Mironov 2012).
 
-    Guarantees: moments, tails and a chi-square over 64 equally likely cells at 10^6 draws
-    (tests/test_prng.py::test_normal_draws; slow: 10^7 draws, ::test_many_normal_draws).
+    Args:
+      key: a threefry key that is used for no other draws.
+      shape: the shape of the result.
+      dtype: a floating-point type.
+
+    Guarantees: draws have the moments and tails of the normal distribution, and pass a chi-square test over 64 equally
+    likely cells at 10^6 draws (tests/test_prng.py::test_normal_draws; slow: 10^7 draws, ::test_many_normal_draws).
 
     >>> import jax
     >>> normal(jax.random.key(0), (2, 3)).shape
@@ -260,7 +296,9 @@ def normal(key: Array, shape: tuple[int, ...] = (), dtype=jnp.float32) -> Array:
 
 
 def feistel(words: Array, rows: Array | int, columns: Array | int, x: Array) -> Array:
-    """A Feistel network: a bijection of [0, rows * columns), whose rounds shift one half by a keyed hash of the other.
+    """Applies a Feistel network: a bijection of [0, rows * columns).
+
+    Each round shifts one half of x by a keyed hash of the other half.
 
     Args:
       words: [r, 2] uint32, two random words for each of r rounds.
@@ -269,8 +307,11 @@ def feistel(words: Array, rows: Array | int, columns: Array | int, x: Array) -> 
 
     References: Luby and Rackoff 1988.
     """
-    rows, columns = jnp.uint32(rows), jnp.uint32(columns)
-    left, right = x // columns, x % columns
+    rows = jnp.uint32(rows)
+    columns = jnp.uint32(columns)
+    left = x // columns
+    right = x % columns
+    # The halves take turns: a round changes one, and leaves the other for the inverse.
     for i, word in enumerate(words):
         if i % 2:
             right = (right + _shift(word, left)) % columns
@@ -280,14 +321,20 @@ def feistel(words: Array, rows: Array | int, columns: Array | int, x: Array) -> 
 
 
 def _shift(word: Array, half: Array) -> Array:
-    """31 bits: a half is below 2^16, so their sum does not wrap and the shift is invertible."""
+    """Returns a shift of 31 bits: a half is below 2^16, so their sum does not wrap and the shift is invertible."""
     return hashed(word, half) >> 1
 
 
 def walked(network: Callable, x: Array, size: Array | int) -> Array:
-    """A bijection of [0, size) from one of a larger range, by cycle walking: `network` is applied until x < size.
+    """Applies a bijection of [0, size) that is made from one of a larger range, by cycle walking.
 
-    Each walk ends, because its cycle contains its start, which is below `size`.
+    `network` is applied until the result is below `size`. Each walk ends, because its cycle contains its start, which
+    is below `size`.
+
+    Args:
+      network: a bijection of a range that contains [0, size).
+      x: uint32 in [0, size).
+      size: the end of the range.
 
     References: Black and Rogaway 2002, section 4.
     """

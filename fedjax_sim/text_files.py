@@ -1,4 +1,4 @@
-"""Text files that others wrote: one reader for their encoding, delimiters, comments, and codes of missing values."""
+"""Reads text files that others wrote: their encoding, delimiters, comments, and codes of missing values."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ from fedjax_sim import validate
 
 __all__ = ["check_missing", "number", "one_column", "table_rows", "text_of"]
 
-DELIMITERS = ("\t", ";", ",")  # a name with a comma in it is more usual than one with a semicolon or a tab
-CONVERSIONS = (  # first bytes of what is no text -> how it becomes one
+# The first of these wins a draw: names with a comma in them are more usual than names with a semicolon or a tab.
+DELIMITERS = ("\t", ";", ",")
+# First bytes of a file that is no text -> how it becomes text.
+CONVERSIONS = (
     (b"\xff\xfe", "It is UTF-16: save it as UTF-8 (in Excel: 'CSV UTF-8')."),
     (b"\xfe\xff", "It is UTF-16: save it as UTF-8 (in Excel: 'CSV UTF-8')."),
     (
@@ -30,15 +32,17 @@ CONVERSIONS = (  # first bytes of what is no text -> how it becomes one
 
 
 def text_of(name: str, path: str | os.PathLike, what: str = "text in UTF-8") -> str:
-    """The whole text of a file in UTF-8, with or without a byte order mark; line ends of any kind become one.
+    """Returns the whole text of a file in UTF-8, with or without a byte order mark; line ends of any kind become one.
 
     Args:
-      name: what errors call the file.
-      what: the kind of text that they expected.
+      name: the file's name in errors.
+      path: of the file.
+      what: the kind of text that is expected, for errors.
 
-    Raises: ValueError that says how to convert the file where it is a known kind of no text.
+    Raises: ValueError that says how to convert the file, if it is of a known kind that is no text.
 
-    Guarantees: tests/test_text_files.py::test_marks_and_no_text.
+    Guarantees: a byte order mark is no part of the text, and a file of another kind is refused with advice
+    (tests/test_text_files.py::test_marks_and_no_text).
     """
     path = Path(os.fspath(path)).expanduser()
     try:
@@ -56,22 +60,24 @@ def table_rows(
     comments: Iterable[str] = (),
     spaces: bool = False,
 ) -> Iterator[tuple[int, list[str]]]:
-    """(number of its line, the texts of its values) of each line of a table that has values, one after the other.
+    """Yields (the number of its line, the texts of its values) for each line of a table that has values.
 
     Args:
-      name: what errors call the file.
+      name: the file's name in errors.
       path: of a file in UTF-8, with or without a byte order mark, values quoted or not, any line ends. Spaces around
         values do not count, and lines without a value are left out.
-      delimiter: the character between values; "space": any spaces and tabs; "auto": the one of comma, semicolon and tab
-        that is most often in the first line, outside quotes, or the one that Excel's `sep=;` in the first line names.
-        A line whose quotes are open goes on in the next one.
+      delimiter: the character between values; "space": any spaces and tabs; "auto": the character among comma,
+        semicolon and tab that is most often in the first line, outside quotes, or the one that Excel's `sep=;` in the
+        first line names. A line whose quotes are open goes on in the next line.
       comments: a line that begins with one of these texts is left out, unless it is inside a quoted value.
-      spaces: whether "auto" takes "space" for a first line with spaces and none of the three.
+      spaces: whether "auto" takes "space" for a first line with spaces and none of the three characters.
 
     Raises: ValueError for a file that cannot be read, and for another delimiter.
 
-    Guarantees: the same table in every style (tests/test_text_files.py::test_styles_of_one_table), and the lines'
-    numbers (::test_lines_have_their_numbers); values may have lines (::test_line_ends_in_quotes).
+    Guarantees:
+      A table in every style has the same rows (tests/test_text_files.py::test_styles_of_one_table).
+      Lines have their numbers (tests/test_text_files.py::test_lines_have_their_numbers).
+      Values may have several lines (tests/test_text_files.py::test_line_ends_in_quotes).
     """
     _check_delimiter(delimiter)
     prefixes = tuple(comments)
@@ -80,14 +86,16 @@ def table_rows(
             head: list[str] = []
             if delimiter == "auto":
                 head, first = _head(file, prefixes)
-                told = re.fullmatch(r"sep=(.)", first.strip("\r\n"))
-                if told is not None:  # Excel's first line, which names the delimiter
+                excel_line = re.fullmatch(r"sep=(.)", first.strip("\r\n"))
+                # Excel's first line names the delimiter, and is no row; empty lines keep the others' numbers.
+                if excel_line is not None:
                     head = ["\n"] * len(head)
-                    _check_delimiter(told[1])
-                delimiter = told[1] if told is not None else _delimiter_of(first, spaces)
+                    _check_delimiter(excel_line[1])
+                delimiter = excel_line[1] if excel_line is not None else _delimiter_of(first, spaces)
             lines: Iterator[str] = (line for line, _ in _lines(itertools.chain(head, file), prefixes, delimiter))
             if delimiter == "space":
-                lines, delimiter = (re.sub(r"[ \t]+", " ", line.strip()) + "\n" for line in lines), " "
+                lines = (re.sub(r"[ \t]+", " ", line.strip()) + "\n" for line in lines)
+                delimiter = " "
             reader = csv.reader(lines, delimiter=delimiter, strict=True, skipinitialspace=True)
             for row in reader:
                 cells = [cell.strip() for cell in row]
@@ -98,7 +106,13 @@ def table_rows(
 
 
 def number(place: str, text: str, missing: Sequence[str] = (), hint: str = "") -> float:
-    """The finite number in a cell, in the digits 0 to 9; NaN for a code of `missing`, as a text or as a number.
+    """Returns the finite number in a cell, in the digits 0 to 9; NaN for a code of a missing value.
+
+    Args:
+      place: where the cell is, for errors, such as "a.csv:2".
+      text: the cell.
+      missing: codes of missing values, which match as texts or as numbers.
+      hint: what to do about a cell that is no number, for errors.
 
     Raises: ValueError that names the place, with the hint.
 
@@ -110,19 +124,19 @@ def number(place: str, text: str, missing: Sequence[str] = (), hint: str = "") -
     if text in missing or any(value == validate.decimal(code) for code in missing):
         return math.nan
     if not math.isfinite(value):
-        told = hint
+        advice = hint
         if re.fullmatch(r"[+-]?[0-9]+,[0-9]+", text):
-            told = "Decimals are written with a point."
+            advice = "Decimals are written with a point."
         elif re.fullmatch(r"|\?|n\.?/?a\.?|nan|null|none|-", text, re.I):
-            told = f"If it stands for a missing value, say so: missing = [{text!r}]."
-        validate.fail(place, " or ".join(["a finite number", *map(repr, missing)]), text, told)
+            advice = f"If it stands for a missing value, say so: missing = [{text!r}]."
+        validate.fail(place, " or ".join(["a finite number", *map(repr, missing)]), text, advice)
     return value
 
 
 def check_missing(missing: Sequence[str]) -> tuple[str, ...]:
-    """The codes of missing values as texts, such as ("?", "-9").
+    """Returns the codes of missing values as texts, such as ("?", "-9").
 
-    Raises: TypeError for others.
+    Raises: TypeError for anything but a list of texts.
     """
     if isinstance(missing, str) or not all(isinstance(code, str) for code in missing):
         validate.fail("missing", "a list of texts", missing, "Numbers too: ['?', '-9'].", TypeError)
@@ -130,7 +144,7 @@ def check_missing(missing: Sequence[str]) -> tuple[str, ...]:
 
 
 def one_column(header: Sequence[str], delimiter: str) -> str:
-    """A hint where a header has one column, which another delimiter would explain; otherwise an empty text.
+    """Returns a hint if a header has a single column, which another delimiter would explain; otherwise an empty text.
 
     >>> one_column(["a|b"], "auto")
     "The first line has one value. If values are not separated by commas, semicolons or tabs, name it: delimiter = '|'."
@@ -139,23 +153,24 @@ def one_column(header: Sequence[str], delimiter: str) -> str:
         return ""
     likely = next((mark for mark in ("|", ":", ";", ",", "\t") if mark in header[0]), "space")
     between = "commas, semicolons or tabs" if delimiter == "auto" else repr(delimiter)
-    told = f"The first line has one value. If values are not separated by {between}"
-    return f"{told}, name it: delimiter = {likely!r}."
+    finding = f"The first line has one value. If values are not separated by {between}"
+    return f"{finding}, name it: delimiter = {likely!r}."
 
 
 def _lines(lines: Iterable[str], comments: tuple[str, ...], delimiter: str) -> Iterator[tuple[str, bool]]:
-    """(each line, an empty one in the place of a comment; whether it ends inside a quoted value)."""
+    """Yields (each line, with an empty one in the place of a comment; whether it ends inside a quoted value)."""
     is_open = False
     for line in lines:
         if comments and not is_open and line.lstrip().startswith(comments):
             line = "\n"
         if '"' in line:
+            # A line that begins inside quotes is read as if it began with their opening quote.
             is_open = _ends_in_quotes('"' * is_open + line, delimiter)
         yield line, is_open
 
 
 def _head(lines: Iterator[str], comments: tuple[str, ...]) -> tuple[list[str], str]:
-    """(all lines up to the end of the first one that has a value, that one, with the lines in its quotes)."""
+    """Returns (all lines up to the end of the first with a value, that line, with further lines inside its quotes)."""
     head: list[str] = []
 
     def read() -> Iterator[str]:
@@ -172,13 +187,13 @@ def _head(lines: Iterator[str], comments: tuple[str, ...]) -> tuple[list[str], s
 
 
 def _quoted(delimiter: str) -> str:
-    """A pattern for quoted values: (what is before the quote) "(the value)(the closing quote, if there is one)."""
+    """Returns a pattern for quoted values: (text before the quote) "(the value)(the closing quote, if there is one)."""
     marks = {"auto": "".join(DELIMITERS), "space": " \t"}.get(delimiter, re.escape(delimiter))
     return rf'(^ *|[{marks}] *)"([^"]*(?:""[^"]*)*)("?)'
 
 
 def _ends_in_quotes(line: str, delimiter: str) -> bool:
-    """Whether a quoted value is open at the end of a line; a quote inside another value is a character.
+    """Returns whether a quoted value is open at the end of a line; a quote inside another value is a character.
 
     >>> [_ends_in_quotes(line, "auto") for line in ('1;"a', '1;"a;""', '1;"a";b', '5";a')]
     [True, True, False, False]
@@ -187,6 +202,7 @@ def _ends_in_quotes(line: str, delimiter: str) -> bool:
 
 
 def _check_delimiter(delimiter: str) -> None:
+    """Refuses a delimiter that numbers, names or quotes may contain."""
     if delimiter in ("auto", "space"):
         return
     if not isinstance(delimiter, str) or len(delimiter) != 1 or delimiter.isalnum() or delimiter in '"\r\n .+-_':
@@ -194,8 +210,9 @@ def _check_delimiter(delimiter: str) -> None:
 
 
 def _delimiter_of(line: str, spaces: bool) -> str:
-    """The delimiter of a table by its first line; of two that are equally often there, the first of `DELIMITERS`."""
-    bare = re.sub(_quoted("auto"), r"\1", line.strip("\r\n"))  # what is quoted is no delimiter
+    """Returns the delimiter of a table by its first line; of two that are as frequent, the first of `DELIMITERS`."""
+    # A delimiter inside quotes is none.
+    bare = re.sub(_quoted("auto"), r"\1", line.strip("\r\n"))
     counts = [bare.count(mark) for mark in DELIMITERS]
     if spaces and not any(counts) and re.search(r"\S +\S", bare):
         return "space"
@@ -203,12 +220,12 @@ def _delimiter_of(line: str, spaces: bool) -> str:
 
 
 def _unreadable(name: str, what: str, path: str | os.PathLike, error: Exception) -> None:
-    """The error of a file that is no text, with the way to convert it."""
+    """Raises the error of a file that is no text, with the way to convert it."""
     path = Path(os.fspath(path)).expanduser()
     hint = ""
     if isinstance(error, UnicodeDecodeError):
         with path.open("rb") as file:
             start = file.read(4)
-        known = (words for mark, words in CONVERSIONS if start.startswith(mark))
-        hint = next(known, "If it is text in another encoding, save it as UTF-8.")
+        conversions = (words for mark, words in CONVERSIONS if start.startswith(mark))
+        hint = next(conversions, "If it is text in another encoding, save it as UTF-8.")
     validate.fail(name, what, os.fspath(path), f"{type(error).__name__}: {error}. {hint}".strip())

@@ -1,4 +1,4 @@
-"""Pytree arithmetic that `optax.tree` lacks."""
+"""Computes on pytrees: arithmetic that `optax.tree` lacks, and facts about leaves."""
 
 from __future__ import annotations
 
@@ -35,58 +35,63 @@ __all__ = [
 
 
 def varying(tree: PyTree, by: Array) -> PyTree:
-    """The same values, of which `vmap` sees at once that they differ where `by`, a number, does; nothing of it is left
-    in the compiled program.
+    """Returns the same values, marked as varying under `vmap` wherever the number `by` varies.
 
-    A loop whose carry starts equal for all is traced again and again under `vmap`, until no more of the carry turns out
-    to differ; loops inside of loops multiply that.
+    Nothing of the mark is left in the compiled program. A loop whose carry starts equal for all lanes is traced again
+    and again under `vmap`, until no more of the carry turns out to differ; loops inside of loops multiply that.
     """
+    # XLA removes a choice between equal values; `vmap` does not look at them.
     return jax.tree.map(lambda x: jnp.where(by == by, x, x), tree)
 
 
 def spec(tree: PyTree) -> PyTree:
-    """Shapes and dtypes of a pytree's leaves, without their values."""
+    """Returns shapes and dtypes of a pytree's leaves, without their values."""
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(jnp.shape(x), jnp.result_type(x)), tree)
 
 
 def joined_metrics(parts: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """The metrics of several parts in one dict; a name that more than one part uses gets the part's name before it.
+    """Puts the metrics of several parts into one dict; a name of more than one part gets the part's name before it.
 
-    Raises: ValueError where names are still the same.
+    Args:
+      parts: the metrics of each part, by the part's name.
+
+    Raises: ValueError if names are still the same.
 
     Guarantees: no metric hides another (tests/laws/test_facts.py::test_no_metric_hides_another).
 
     >>> joined_metrics({"client": {"loss": 1.0, "clipped": 0.5}, "transform": {"clipped": 0.25}})
     {'loss': 1.0, 'client_clipped': 0.5, 'transform_clipped': 0.25}
     """
+    # How many parts use each name.
     users = collections.Counter(name for metrics in parts.values() for name in metrics)
-    whole: dict[str, Any] = {}
+    joined: dict[str, Any] = {}
     for part, metrics in parts.items():
         for name, value in metrics.items():
             name = f"{part}_{name}" if users[name] > 1 else name
-            if name in whole:
+            if name in joined:
                 validate.fail("metrics", "names that no other part uses", name, "Rename it in the loss or the part.")
-            whole[name] = value
-    return whole
+            joined[name] = value
+    return joined
 
 
 def dotted(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """The values of nested tables by their paths.
+    """Returns the values of nested tables by their paths.
 
     >>> dotted({"run": {"rounds": 3}, "seed": 0})
     {'run.rounds': 3, 'seed': 0}
     """
-    found: dict[str, Any] = {}
+    values_by_path: dict[str, Any] = {}
     for name, value in table.items():
         path = f"{prefix}{name}"
-        found |= dotted(value, path + ".") if isinstance(value, dict) else {path: value}
-    return found
+        values_by_path |= dotted(value, path + ".") if isinstance(value, dict) else {path: value}
+    return values_by_path
 
 
 def sha256_of(tree: PyTree) -> Any:
-    """The running SHA-256 of a pytree's arrays: dtypes, shapes, bytes. Less than a second for each gigabyte."""
+    """Returns the running SHA-256 of a pytree's arrays: dtypes, shapes, bytes. A gigabyte takes below a second."""
     sha = hashlib.sha256()
     for leaf in jax.tree.leaves(tree):
+        # A typed key has no bytes of its own: its integers count.
         if jnp.issubdtype(getattr(leaf, "dtype", np.float32), jax.dtypes.prng_key):
             leaf = jax.random.key_data(leaf)
         array = np.ascontiguousarray(leaf)
@@ -96,33 +101,40 @@ def sha256_of(tree: PyTree) -> Any:
 
 
 def num_bytes(tree: PyTree) -> int:
-    """Bytes held by a pytree of arrays or specs."""
+    """Returns the bytes held by a pytree of arrays or specs."""
     return sum(math.prod(jnp.shape(x)) * jnp.dtype(x.dtype).itemsize for x in jax.tree.leaves(tree))
 
 
 def num_values(tree: PyTree) -> int:
-    """Numbers in a pytree of arrays or specs."""
+    """Returns how many numbers a pytree of arrays or specs holds."""
     return sum(math.prod(jnp.shape(x)) for x in jax.tree.leaves(tree))
 
 
 def subtract(a: PyTree, b: PyTree) -> PyTree:
-    """a - b, leaf by leaf."""
+    """Returns a - b, leaf by leaf."""
     return jax.tree.map(jnp.subtract, a, b)
 
 
 def take_rows(tree: PyTree, ids: Array) -> PyTree:
-    """Rows `ids` of every leaf [N, ...]; an id out of range gives the nearest row: the first one for all below 0.
+    """Returns rows `ids` of every leaf [N, ...]; an id out of range gives the nearest row, the first for ids below 0.
 
     Args:
+      tree: arrays [N, ...].
       ids: signed integers of any shape; an unsigned one of 2^31 and above counts as below 0.
     """
     return jax.tree.map(lambda x: x.at[ids].get(mode="clip", wrap_negative_indices=False), tree)
 
 
 def where(condition: Array, a: PyTree, b: PyTree) -> PyTree:
-    """`a` where `condition`, else `b`; the condition has the leaves' leading axes, or none."""
+    """Returns `a` where `condition`, else `b`, leaf by leaf.
+
+    Args:
+      condition: bool with the leaves' leading axes, or none: [m] chooses rows of leaves [m, ...].
+      a, b: pytrees of the same structure.
+    """
 
     def pick(x, y):
+        # The condition gets axes of length 1 behind its own, so that it broadcasts along the leaf's other axes.
         x = jnp.asarray(x)
         return jnp.where(condition.reshape(condition.shape + (1,) * (x.ndim - condition.ndim)), x, y)
 
@@ -130,7 +142,7 @@ def where(condition: Array, a: PyTree, b: PyTree) -> PyTree:
 
 
 def scaled(tree: PyTree, factor: Array | float) -> PyTree:
-    """Every leaf times a factor; it has the leaves' leading axes, or none, and counts in their dtype."""
+    """Returns every leaf times a factor, in the leaf's dtype; the factor has the leaves' leading axes, or none."""
     factor = jnp.asarray(factor)
 
     def product(x):
@@ -140,15 +152,15 @@ def scaled(tree: PyTree, factor: Array | float) -> PyTree:
 
 
 def cast(tree: PyTree, like: PyTree) -> PyTree:
-    """The same values in the dtypes of another tree's leaves."""
+    """Returns the same values in the dtypes of another tree's leaves."""
     return jax.tree.map(lambda x, y: x.astype(y.dtype), tree, like)
 
 
 def common_dtype(*numbers: Any) -> Any:
-    """The dtype that JAX's standard promotion gives these, under strict promotion (`jax_numpy_dtype_promotion`) too.
+    """Returns the dtype that JAX's standard promotion gives these, also under strict promotion.
 
     Args:
-      numbers: arrays, or shapes with a dtype.
+      numbers: arrays, or shapes with a dtype; `jax_numpy_dtype_promotion` sets the promotion.
 
     >>> common_dtype(jnp.ones(2, jnp.bfloat16), jnp.ones(2))
     dtype('float32')
@@ -158,7 +170,7 @@ def common_dtype(*numbers: Any) -> Any:
 
 
 def at_least_float32(*dtypes: Any) -> Any:
-    """The dtype that holds float32 and these dtypes, under strict promotion too.
+    """Returns the dtype that holds float32 and these dtypes, also under strict promotion.
 
     >>> at_least_float32(jnp.bfloat16), at_least_float32(jnp.int32), at_least_float32(np.float64)
     (dtype('float32'), dtype('float32'), dtype('float64'))
@@ -168,7 +180,7 @@ def at_least_float32(*dtypes: Any) -> Any:
 
 
 def widened(tree: PyTree) -> PyTree:
-    """Floats of at least 32 bits: bfloat16 and float16 become float32, wider leaves and integers stay."""
+    """Returns floats of at least 32 bits: bfloat16 and float16 become float32, wider leaves and integers stay."""
 
     def leaf(x):
         return x.astype(at_least_float32(x.dtype)) if jnp.issubdtype(x.dtype, jnp.inexact) else x
@@ -177,11 +189,11 @@ def widened(tree: PyTree) -> PyTree:
 
 
 def zeros_like(tree: PyTree) -> PyTree:
-    """Zeros of the same shapes and dtypes."""
+    """Returns zeros of the same shapes and dtypes."""
     return jax.tree.map(jnp.zeros_like, tree)
 
 
 def all_finite(tree: PyTree) -> Array:
-    """[] bool: no NaN and no infinity in any leaf."""
+    """Returns [] bool: whether no leaf has a NaN or an infinity."""
     checks = [jnp.isfinite(x).all() for x in jax.tree.leaves(tree)]
     return jnp.stack(checks).all() if checks else jnp.asarray(True)

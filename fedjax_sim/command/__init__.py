@@ -1,3 +1,3 @@
-"""The command line, `fedjax-sim`: one file for each group of commands."""
+"""Implements the command line, `fedjax-sim`: one file for each group of commands."""
 
 __all__: list[str] = []

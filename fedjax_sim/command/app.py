@@ -1,4 +1,4 @@
-"""The command line, `fedjax-sim`. JAX is imported only once a run's config has been read."""
+"""Assembles the command line, `fedjax-sim`. JAX is imported only once a run's config has been read."""
 
 from __future__ import annotations
 
@@ -25,10 +25,11 @@ for _command in (*privacy.PRIVACY_COMMANDS, *study.STUDY_COMMANDS, *sweep.SWEEP_
 
 
 def main() -> None:
-    """Entry point: exit code 0, 2 for wrong input, 1 for a run that failed, 130 for an interrupted one."""
+    """Runs the command line; the exit code is 0, 2 for wrong input, 1 for a failed run, 130 for an interrupted one."""
     try:
         app()
-    except Exception as error:  # a bug: the other processes of the job must not wait for this one
+    except Exception as error:
+        # An error that no command expected is a bug. The other processes of the job must not wait for this one.
         from fedjax_sim.running import distributed
 
         if not distributed.several():
@@ -37,7 +38,8 @@ def main() -> None:
         distributed.leave(error)
 
 
-def _version(wanted: bool) -> None:
+def _print_version(wanted: bool) -> None:
+    """Prints the version and exits, if the option was given."""
     if wanted:
         typer.echo(f"fedjax_sim {versions('fedjax-sim')['fedjax-sim']}")
         raise typer.Exit()
@@ -46,7 +48,7 @@ def _version(wanted: bool) -> None:
 @app.callback()
 def _top(
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version and exit.")
     ] = False,
 ) -> None:
     """Federated learning over massive simulated populations."""

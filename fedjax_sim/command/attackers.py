@@ -1,4 +1,4 @@
-"""What a run says of its attackers before it starts: how many there are, and whether its rule is made for them."""
+"""Describes the attackers of a run before it starts: how many there are, and whether its rule is made for so many."""
 
 from __future__ import annotations
 
@@ -8,13 +8,15 @@ __all__ = ["expected_attackers"]
 
 
 def expected_attackers(experiment: Any, num_rounds: int) -> str:
-    """One line on an experiment's attackers, against what its aggregator withstands; "" where none are known.
+    """Returns a line that compares an experiment's attackers with the number that its aggregator withstands.
 
     Args:
-      experiment: a `config.build.Experiment`, which puts attackers at the top of a hierarchy only.
-      num_rounds: of the run.
+      experiment: a `config.build.Experiment`; in a hierarchy, a config puts attackers at the top only.
+      num_rounds: the number of rounds of the run.
 
-    Guarantees: tests/command/test_attackers.py.
+    Returns: the line; "" if the aggregator states no attackers.
+
+    Guarantees: the chance is `theory.chance_of_more_attackers` of the cohort (tests/command/test_attackers.py).
     """
     import jax
     import numpy as np
@@ -25,22 +27,27 @@ def expected_attackers(experiment: Any, num_rounds: int) -> str:
     star = experiment.algorithm.parts
     if star is None or star.aggregator.facts.attackers is None:
         return ""
-    size, rule = experiment.data.train.size, star.aggregator.facts
-    number, other = number_of_attackers(rule.attackers, size), jax.random.key(1)
-    anew = number_of_attackers(lambda key, ids: rule.attackers(key, ids) ^ rule.attackers(other, ids), size)
-    about = "about " if anew else ""  # others in each round
-    words = f"attackers: {about}{number:,} of {size:,} clients; "
-    if rule.withstands is None:
-        return words + "the aggregator states no number that it withstands"
-    words += (
-        f"of {star.sampler.num_slots:,} messages the rule withstands {int(rule.withstands(star.sampler.num_slots)):,}"
+    size = experiment.data.train.size
+    facts = star.aggregator.facts
+    number = number_of_attackers(facts.attackers, size)
+    # Attackers may be drawn anew in each round: then two keys give different clients. The number is then an estimate.
+    other_key = jax.random.key(1)
+    num_changing = number_of_attackers(
+        lambda key, ids: facts.attackers(key, ids) ^ facts.attackers(other_key, ids), size
     )
-    if anew:
+    about = "about " if num_changing else ""
+    words = f"attackers: {about}{number:,} of {size:,} clients; "
+    if facts.withstands is None:
+        return words + "the aggregator states no number that it withstands"
+    num_slots = star.sampler.num_slots
+    words += f"of {num_slots:,} messages the rule withstands {int(facts.withstands(num_slots)):,}"
+    if num_changing:
         return words
     try:
         chance = chance_beyond(
-            star.sampler.design, number, lambda n: np.asarray(rule.withstands(n)), num_rounds=num_rounds
+            star.sampler.design, number, lambda n: np.asarray(facts.withstands(n)), num_rounds=num_rounds
         )
-    except (TypeError, ValueError):  # of such cohorts only the run knows
+    except (TypeError, ValueError):
+        # The law of some cohorts is not known before the run, such as of cohorts that depend on the losses.
         return words
     return words + f", and some of {num_rounds:,} rounds has more with a chance of {chance:.2g}"

@@ -1,4 +1,4 @@
-"""Which errors of a command are the user's: their text alone is shown. All others are bugs, shown with a traceback."""
+"""Tells a user's errors, of which a command shows the text alone, from bugs, which are shown with a traceback."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ __all__ = ["is_users_error"]
 
 
 def is_users_error(error: BaseException) -> bool:
-    """Whether an error says what is wrong with a config or with an argument.
+    """Returns whether an error says what is wrong with a config or with an argument.
 
     >>> is_users_error(ConfigError(["seed: expected an integer, got 'x'."])), is_users_error(ValueError("x"))
     (True, False)
     """
     if isinstance(error, ConfigError):
         return True
-    from fedjax_sim.validate import InvalidArgument  # it imports JAX, which a wrong config need not wait for
+    from fedjax_sim.validate import InvalidArgument  # imports JAX, which a wrong config need not wait for
 
     return isinstance(error, InvalidArgument)

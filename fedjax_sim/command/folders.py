@@ -1,4 +1,4 @@
-"""The folders of runs: which one to start in, and which one to resume."""
+"""Chooses and checks the folders of runs: where a run starts, and which run is resumed."""
 
 from __future__ import annotations
 
@@ -30,42 +30,44 @@ RUNS = Path("runs")
 
 
 def rounds_done(folder: Path) -> int:
-    """The newest committed round; -1 if there is none."""
-    found = [int(p.stem[6:]) for p in (folder / "checkpoints").glob("round_*.ckpt") if p.stem[6:].isdigit()]
-    return max(found, default=-1)
+    """Returns the newest committed round of a run's folder; -1 if there is none."""
+    checkpoints = (folder / "checkpoints").glob("round_*.ckpt")
+    rounds = [int(path.stem[6:]) for path in checkpoints if path.stem[6:].isdigit()]
+    return max(rounds, default=-1)
 
 
 def check_fresh(folder: Path) -> None:
     """Refuses a folder that holds a run or cannot be created; does not create it, as the config may yet be refused.
 
-    Raises: ConfigError.
+    Raises: ConfigError for such a folder.
     """
+    # The nearest folder that exists decides whether the others can be created.
     parent = folder.absolute()
     while not parent.exists() and not parent.is_symlink():
         parent = parent.parent
     if not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK):
         reason = "No permission to write there." if parent.is_dir() else f"Not a directory: {parent}."
         raise ConfigError([problem("--out", "a folder that can be made", str(folder), reason)])
-    from fedjax_sim.running.log import earlier_run  # here, because it imports JAX
+    from fedjax_sim.running.log import earlier_run  # imported here, because it imports JAX
 
-    found = earlier_run(folder)
-    if found:
-        hint = f"It holds {', '.join(found)}. Add --resume to continue it, or choose another --out."
+    remains = earlier_run(folder)
+    if remains:
+        hint = f"It holds {', '.join(remains)}. Add --resume to continue it, or choose another --out."
         raise ConfigError([problem("--out", "a folder without a run", str(folder), hint)])
 
 
 def folder_to_resume(out: Path | None) -> Path:
-    """The run to resume: `out`, or the newest in `RUNS`.
+    """Returns the folder of the run to resume: `out`, or the folder in `RUNS` with the newest checkpoint.
 
     Raises: ConfigError without such a run.
     """
     if out is None:
-        found = [path for path in RUNS.glob("*/config.toml") if rounds_done(path.parent) >= 0]
-        if not found:
+        configs = [path for path in RUNS.glob("*/config.toml") if rounds_done(path.parent) >= 0]
+        if not configs:
             raise ConfigError(
                 [problem("--resume", "a run with a checkpoint in runs/", "none", "Give its folder: --out.")]
             )
-        return max(found, key=lambda path: (path.parent / "checkpoints").stat().st_mtime).parent
+        return max(configs, key=lambda path: (path.parent / "checkpoints").stat().st_mtime).parent
     if rounds_done(out) < 0 or not (out / "config.toml").is_file():
         hint = "Nothing to resume there: leave out --resume to start."
         raise ConfigError([problem("--out", "a folder with config.toml and a checkpoint", str(out), hint)])
@@ -75,7 +77,7 @@ def folder_to_resume(out: Path | None) -> Path:
 def check_written(folder: Path) -> None:
     """Refuses a config that was changed after the run wrote it.
 
-    Raises: ConfigError.
+    Raises: ConfigError for such a config.
     """
     try:
         check_files(folder, ["config.toml"])
@@ -87,9 +89,9 @@ def check_there(tables: Mapping[str, Any]) -> None:
     """Refuses to resume a run whose files are not where its config says.
 
     Args:
-      tables: of a `Config`.
+      tables: the tables of a `Config`.
 
-    Raises: ConfigError.
+    Raises: ConfigError with a problem for each file that is missing.
     """
     problems = []
     for place, name in named_paths(tables).items():
@@ -103,8 +105,9 @@ def check_there(tables: Mapping[str, Any]) -> None:
 def check_unfinished(folder: Path, rounds: int) -> None:
     """Refuses a run that has finished all of its `rounds`.
 
-    Raises: ConfigError.
+    Raises: ConfigError for such a run.
     """
+    # A run that was killed after its last round has no summary yet: a resume writes it.
     done = rounds_done(folder)
     if done > rounds or (done == rounds and _summed_up(folder) == done):
         hint = f"{folder} has all of its rounds: nothing to resume. Its page: fedjax-sim report {folder}"
@@ -112,7 +115,7 @@ def check_unfinished(folder: Path, rounds: int) -> None:
 
 
 def _summed_up(folder: Path) -> int | None:
-    """The number of rounds in the run's summary; None without one that can be read."""
+    """Returns the number of rounds in the run's summary; None without a summary that can be read."""
     try:
         return json.loads((folder / "summary.json").read_bytes())["rounds"]
     except (KeyError, OSError, TypeError, ValueError):
@@ -127,8 +130,9 @@ def drop_empty(folder: Path | None) -> None:
 
 
 def next_folder(base: Path) -> Path:
-    """BASE-001, or the next free number; it is created, so that two runs never share it."""
+    """Returns BASE-001, or the next free number; the folder is created, so that two runs never share it."""
     base.parent.mkdir(parents=True, exist_ok=True)
+    # Making a folder is atomic: of two runs that start together, one gets the next number.
     for number in range(1, 1_000_000):
         folder = base.with_name(f"{base.name}-{number:03d}")
         try:

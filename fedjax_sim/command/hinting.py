@@ -1,4 +1,4 @@
-"""Commands that say, of an option that they have not, how a config has it."""
+"""Adds a hint to the error for an unknown option of a command: the option of a config that was meant."""
 
 from __future__ import annotations
 
@@ -16,29 +16,42 @@ class Hinting(TyperCommand):
     """
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """As typer's; the error for an unknown option has a hint."""
-        given = list(args)  # the parser takes words out of its own list
+        """Parses arguments as typer does; the error for an unknown option gets a hint."""
+        typed_arguments = list(args)  # the parser takes words out of its own list
         try:
             return super().parse_args(ctx, args)
-        except Exception as error:  # typer exports no class for an unknown option: it is known by its `option_name`
+        except Exception as error:
+            # Typer exports no class for an unknown option: the error is known by its `option_name`.
             name = getattr(error, "option_name", None)
             options = [option for parameter in self.params for option in parameter.opts]
-            if name is not None and name not in options and "--set" in options and (hint := _hint(name, given)):
-                error.message, error.possibilities = f"No such option: {name}. {hint}", None
+            if (
+                name is not None
+                and name not in options
+                and "--set" in options
+                and (hint := _hint(name, typed_arguments))
+            ):
+                error.message = f"No such option: {name}. {hint}"
+                error.possibilities = None
             raise
 
 
 def _hint(option: str, given: list[str]) -> str:
-    """What to write in the place of an option, with the value that follows it; "" for a word that no config has."""
+    """Returns what to write in the place of an option, with the value that follows it; "" if no config has such a word.
+
+    Args:
+      option: the option as it was typed, such as "--lr".
+      given: the whole command line.
+    """
     from fedjax_sim.config import registry
     from fedjax_sim.config.document import default_tables
     from fedjax_sim.config.hints import canonical, homes, unlike_a_config
 
-    word, value = canonical(option.lstrip("-")), "..."
-    for here, following in zip(given, [*given[1:], "-"], strict=True):
-        if here.startswith(f"{option}="):
-            value = here.partition("=")[2]
-        elif here == option and not following.startswith("-"):
+    word = canonical(option.lstrip("-"))
+    value = "..."
+    for argument, following in zip(given, [*given[1:], "-"], strict=True):
+        if argument.startswith(f"{option}="):
+            value = argument.partition("=")[2]
+        elif argument == option and not following.startswith("-"):
             value = following
     if word == "config":
         return "Write the file, or the example's name, without it."

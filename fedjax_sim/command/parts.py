@@ -1,4 +1,4 @@
-"""`fedjax-sim list`: every part with its description and its options."""
+"""Implements `fedjax-sim list`: every part with its description and its options."""
 
 from __future__ import annotations
 
@@ -26,20 +26,24 @@ def list_parts(
     from fedjax_sim.config.value_kinds import nearest_word, problem
 
     console = Console()
-    known = {table: subpackage for table, (subpackage, _) in registry.TABLES.items()}
-    known |= {subpackage: subpackage for subpackage in registry.SUBPACKAGES}
+    subpackage_by_word = {table: subpackage for table, (subpackage, _) in registry.TABLES.items()}
+    subpackage_by_word |= {subpackage: subpackage for subpackage in registry.SUBPACKAGES}
     if which == "run":
         for option, (_, default) in RUN.items():
             console.print(Text(f"  {option} = {registry.shown(default)}"))
         return
-    homes = [known[which]] if which in known else list(registry.SUBPACKAGES)
-    shown = {subpackage: _parts(subpackage, None if which in known else which) for subpackage in homes}
+    # A word is a table, a subpackage, or else the name of a part in any subpackage.
+    subpackages = [subpackage_by_word[which]] if which in subpackage_by_word else list(registry.SUBPACKAGES)
+    shown = {
+        subpackage: _parts(subpackage, None if which in subpackage_by_word else which) for subpackage in subpackages
+    }
     if not any(parts for _, parts, _ in shown.values()):
-        rule = "the name of a part, or one of " + ", ".join([*known, "run"])
-        names = [*known, "run", *(name for home in registry.SUBPACKAGES for name in _parts(home, None)[1])]
+        rule = "the name of a part, or one of " + ", ".join([*subpackage_by_word, "run"])
+        names = [*subpackage_by_word, "run"]
+        names += [name for subpackage in registry.SUBPACKAGES for name in _parts(subpackage, None)[1]]
         typer.echo(problem("which", rule, which, nearest_word(canonical(which), names)), err=True)
         raise typer.Exit(2)
-    for subpackage, (tables, parts, named) in shown.items():
+    for subpackage, (tables, parts, named_parts) in shown.items():
         if not parts:
             continue
         if which in registry.TABLES and which != subpackage:
@@ -48,10 +52,14 @@ def list_parts(
         grid = Table(box=None, padding=(0, 2, 0, 2), show_header=False)
         grid.add_column(no_wrap=True)
         for name, part in sorted(parts.items()):
-            inside = table and (name in registry.wrappers(table) or (table in registry.CHAINS and name in named))
-            words = f"[{table}.{name}]" if inside else name
-            grid.add_row(Text(words + "*" if name in named else words), Text(part.meaning))
-            for option, (kind, default) in named[name].options.items() if which is not None and name in named else ():
+            # Wrappers and transforms are tables inside the table.
+            is_inner_table = table and (
+                name in registry.wrappers(table) or (table in registry.CHAINS and name in named_parts)
+            )
+            words = f"[{table}.{name}]" if is_inner_table else name
+            grid.add_row(Text(words + "*" if name in named_parts else words), Text(part.meaning))
+            options = named_parts[name].options if which is not None and name in named_parts else {}
+            for option, (kind, default) in options.items():
                 choices = registry.named(kind) if isinstance(kind, registry.Named) else ()
                 either = ", a number or " if choices and kind.number else ", "
                 inner = either + "{name = ...} of " + ", ".join(choices) if choices else ""
@@ -67,11 +75,16 @@ def list_parts(
 
 
 def _parts(subpackage: str, only: str | None) -> tuple[list[str], dict, dict]:
-    """(The subpackage's tables in a config, its parts or the one of this name, those that a config can name.)"""
+    """Returns (a subpackage's tables in a config, its parts, those of its parts that a config can name).
+
+    Args:
+      subpackage: such as "sampling".
+      only: the name of a part; the parts are then this part alone, or none. None for all parts.
+    """
     from fedjax_sim.config import registry
 
     tables = [name for name, (where, _) in registry.TABLES.items() if where == subpackage]
-    inside = registry.parts_of_table(tables[0]) | registry.wrappers(tables[0]) if tables else {}
-    named = registry.insides(subpackage) | inside
-    parts = registry.parts(subpackage) | named
-    return tables, {name: part for name, part in parts.items() if only in (None, name)}, named
+    parts_of_table = registry.parts_of_table(tables[0]) | registry.wrappers(tables[0]) if tables else {}
+    named_parts = registry.insides(subpackage) | parts_of_table
+    parts = registry.parts(subpackage) | named_parts
+    return tables, {name: part for name, part in parts.items() if only in (None, name)}, named_parts

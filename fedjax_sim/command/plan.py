@@ -1,4 +1,4 @@
-"""`fedjax-sim plan`: memory and time of a run, before it starts."""
+"""Implements `fedjax-sim plan`: memory and time of a run, before it starts."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ def plan(
     """Show what a run will take: clients at once, memory, time, and the largest cohort that fits. Times some rounds."""
     from fedjax_sim.config.document import ConfigError, load
 
-    settings, without = settings or [], without or []
+    settings = settings or []
+    without = without or []
     try:
         loaded = load(config, settings, without)
         prepare()
@@ -32,17 +33,21 @@ def plan(
         with loaded.arithmetic():
             experiment = build(loaded)
             parts = experiment.algorithm, experiment.key, experiment.params, experiment.data.train
-            found = forecast(*parts, client_memory=loaded.resolved()["run"]["client_memory"])
-        cohort, size, largest = loaded.resolved().get("sampler", {}).get("cohort_size"), experiment.data.train.size, ""
-        if cohort is not None and 2 * cohort <= size:
-            others = [setting for setting in settings if not setting.startswith("sampler.cohort_size=")]
+            predicted = forecast(*parts, client_memory=loaded.resolved()["run"]["client_memory"])
+        cohort_size = loaded.resolved().get("sampler", {}).get("cohort_size")
+        population_size = experiment.data.train.size
+        largest = ""
+        # The bytes of a cohort are extrapolated from two sizes, so the population must hold twice the cohort.
+        if cohort_size is not None and 2 * cohort_size <= population_size:
+            other_settings = [setting for setting in settings if not setting.startswith("sampler.cohort_size=")]
             try:
                 most = largest_cohort(
-                    lambda m: build(load(config, [*others, f"sampler.cohort_size={m}"], without)), cohort
+                    lambda m: build(load(config, [*other_settings, f"sampler.cohort_size={m}"], without)), cohort_size
                 )
-                largest = f"{min(most, size):,}" + (" (all)" if most >= size else "")
-            except ConfigError as error:  # as where the sum of twice as many messages would wrap
-                largest = f"unknown, for {2 * cohort:,} are refused. {error.problems[0]}"
+                largest = f"{min(most, population_size):,}" + (" (all)" if most >= population_size else "")
+            except ConfigError as error:
+                # Twice as many clients may be refused, for example if the sum of their messages would wrap.
+                largest = f"unknown, for {2 * cohort_size:,} are refused. {error.problems[0]}"
     except (ConfigError, TypeError, ValueError) as error:
         if not is_users_error(error):
             raise  # a bug, not a wrong config
@@ -54,18 +59,19 @@ def plan(
     options = loaded.resolved()["run"]
     if attackers := expected_attackers(experiment, options["rounds"]):
         typer.echo(attackers)
-    _show_plan(options, experiment, found, largest)
+    _show_plan(options, experiment, predicted, largest)
 
 
 def shown_bytes(value: float) -> str:
-    """Bytes in a readable unit, such as "1.5 MB"."""
+    """Returns bytes in a readable unit, such as "1.5 MB"."""
     from fedjax_sim.report.plots import scaled_bytes
 
     unit, name = scaled_bytes(value)
     return f"{value / unit:.3g} {name}"
 
 
-def _show_plan(options: dict[str, Any], experiment: Any, found: Any, largest: str) -> None:
+def _show_plan(options: dict[str, Any], experiment: Any, predicted: Any, largest: str) -> None:
+    """Prints a forecast as a table."""
     import jax
     from rich.console import Console
     from rich.table import Table
@@ -73,11 +79,11 @@ def _show_plan(options: dict[str, Any], experiment: Any, found: Any, largest: st
     rounds = options["rounds"]
     grid = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
     grid.add_row("clients at once", f"{experiment.plan.lanes} on each of {len(jax.devices())} devices")
-    grid.add_row("population, state", shown_bytes(found.needs.arguments))
-    grid.add_row("a round's work", shown_bytes(found.needs.temporary + found.needs.results))
-    grid.add_row("memory", f"{shown_bytes(found.needs.total)} of {shown_bytes(found.limit)}")
+    grid.add_row("population, state", shown_bytes(predicted.needs.arguments))
+    grid.add_row("a round's work", shown_bytes(predicted.needs.temporary + predicted.needs.results))
+    grid.add_row("memory", f"{shown_bytes(predicted.needs.total)} of {shown_bytes(predicted.limit)}")
     if largest:
         grid.add_row("largest cohort", largest)
-    grid.add_row("compilation", f"{found.compile_seconds:.1f} s")
-    grid.add_row("rounds", f"{rounds:,} of {found.round_seconds:.3g} s: {rounds * found.round_seconds:.3g} s")
+    grid.add_row("compilation", f"{predicted.compile_seconds:.1f} s")
+    grid.add_row("rounds", f"{rounds:,} of {predicted.round_seconds:.3g} s: {rounds * predicted.round_seconds:.3g} s")
     Console(soft_wrap=True).print(grid, highlight=False, markup=False)

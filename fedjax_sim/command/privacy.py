@@ -1,4 +1,7 @@
-"""`fedjax-sim account`, `calibrate`, `audit`: epsilon of a mechanism, noise for a budget, an empirical lower bound."""
+"""Implements `fedjax-sim account`, `calibrate` and `audit`.
+
+They print the epsilon of a mechanism, the noise for a budget, and an empirical lower bound of epsilon.
+"""
 
 from __future__ import annotations
 
@@ -62,13 +65,13 @@ def account(
     def answer():
         from fedjax_sim.privacy.commands import account_report
 
-        given, common = _mechanism(context, (config, settings, without), population, cohort, rounds, delta, {
+        mechanism, run_options = _mechanism(context, (config, settings, without), population, cohort, rounds, delta, {
             "scheme": scheme, "num_slots": num_slots, "place": place, "adjacency": adjacency, "clip_norm": clip_norm,
             "noise_cohort_size": noise_cohort_size, "noise_multiplier": noise_multiplier,
         })  # fmt: skip
-        if "mechanism" not in given and noise_multiplier is None:
+        if "mechanism" not in mechanism and noise_multiplier is None:
             raise ConfigError(["--noise-multiplier: expected a number, got nothing. Write -z Z, or give a config."])
-        return account_report(**given, **common, accountant=accountant)
+        return account_report(**mechanism, **run_options, accountant=accountant)
 
     _print(answer, as_json)
 
@@ -98,15 +101,15 @@ def calibrate(
     def answer():
         from fedjax_sim.privacy.commands import calibrate_report
 
-        given, common = _mechanism(context, (config, settings, without), population, cohort, rounds, delta, {
+        mechanism, run_options = _mechanism(context, (config, settings, without), population, cohort, rounds, delta, {
             "scheme": scheme, "num_slots": num_slots, "place": place, "adjacency": adjacency, "clip_norm": clip_norm,
             "noise_cohort_size": noise_cohort_size,
         })  # fmt: skip
-        if table and getattr(given.get("mechanism"), "unit", "client") == "record":
+        if table and getattr(mechanism.get("mechanism"), "unit", "client") == "record":
             raise ConfigError(
                 ["--table: expected none beside a config that hides records, got one. It compares noise for clients."]
             )
-        return calibrate_report(epsilon=epsilon, **given, **common, accountant=accountant, table=table)
+        return calibrate_report(epsilon=epsilon, **mechanism, **run_options, accountant=accountant, table=table)
 
     _print(answer, as_json)
 
@@ -142,8 +145,8 @@ def audit(
         if config is not None or settings or without:
             _none_beside_a_config(context, "noise_multiplier", "clip_norm", "sampling_rate", "num_canaries")
             return audit_command(options, _experiment(config, settings, without)[0].algorithm)
-        plain = {"noise_multiplier": noise_multiplier, "clip_norm": clip_norm, "sampling_rate": sampling_rate}
-        return audit_command(options | plain | {"num_canaries": num_canaries})
+        mechanism = {"noise_multiplier": noise_multiplier, "clip_norm": clip_norm, "sampling_rate": sampling_rate}
+        return audit_command(options | mechanism | {"num_canaries": num_canaries})
 
     _print(answer, as_json)
 
@@ -154,7 +157,7 @@ PRIVACY_COMMANDS = (account, calibrate, audit)
 def _experiment(
     config: Path | None, settings: list[str] | None, without: list[str] | None
 ) -> tuple[Any, dict[str, Any]]:
-    """(What a config describes, its table [run])."""
+    """Returns (the experiment that a config describes, its table [run])."""
     from fedjax_sim.config.document import load
 
     loaded = load(config, settings or [], without or [])
@@ -167,23 +170,29 @@ def _experiment(
 def _none_beside_a_config(context: typer.Context, *names: str) -> None:
     """Refuses options of this command that a config states itself, and that would be ignored.
 
-    Raises: ConfigError for those that are on the command line.
+    Raises: ConfigError if such an option is on the command line.
     """
+    # The command line is asked for its source, since options have defaults.
     for option in context.command.params:
         if option.name in names and context.get_parameter_source(option.name).name == "COMMANDLINE":
-            got = context.params[option.name]
+            value = context.params[option.name]
             raise ConfigError(
-                [f"{option.opts[0]}: expected none beside a config, got {got}. Set it there, or by --set."]
+                [f"{option.opts[0]}: expected none beside a config, got {value}. Set it there, or by --set."]
             )
 
 
 def _mechanism(
     context: typer.Context, files: tuple, population, cohort, rounds, delta, options
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """(The mechanism as `privacy.commands` takes it, {"rounds", "delta"}), from a config or from options.
+    """Returns (the mechanism as `privacy.commands` takes it, {"rounds", "delta"}), from a config or from options.
 
     Args:
-      files: what `_experiment` takes.
+      context: the command, whose options must not contradict a config.
+      files: the config, its settings and its left out options, as `_experiment` takes them.
+      population, cohort, rounds, delta: options of the command; None where they are not given.
+      options: all other options of the mechanism, by the name of the argument.
+
+    Raises: ConfigError for a config without noise, and for missing or contradicting options.
     """
     from fedjax_sim.running.privacy_ledger import default_delta
 
@@ -192,27 +201,32 @@ def _mechanism(
         from fedjax_sim.privacy import mechanism_of
         from fedjax_sim.running.privacy_ledger import message_dimension
 
-        built, run = _experiment(*files)
-        dimension = message_dimension(built.algorithm, built.params, built.data.train)
-        clients = built.data.train
-        made = mechanism_of(built.algorithm, adjacency=options["adjacency"], dimension=dimension, population=clients)
-        if made is None:
+        experiment, run = _experiment(*files)
+        clients = experiment.data.train
+        dimension = message_dimension(experiment.algorithm, experiment.params, clients)
+        mechanism = mechanism_of(
+            experiment.algorithm, adjacency=options["adjacency"], dimension=dimension, population=clients
+        )
+        if mechanism is None:
             hint = "See fedjax-sim list transform, and, to hide records, algorithm.name = record_private_fedavg."
             raise ConfigError([f"transform: expected a part with noise in the config, got none. {hint}"])
         delta = run["delta"] if delta is None else delta
-        given: dict[str, Any] = {"mechanism": made}
+        arguments: dict[str, Any] = {"mechanism": mechanism}
         if delta is None:
-            inside = made.of_members()
-            given |= {} if inside is None else {"member_delta": default_delta(inside.num_units or made.num_units)}
-            delta = default_delta(made.num_units)
-        return given, {"rounds": run["rounds"] if rounds is None else rounds, "delta": delta}
+            # If clients are federations, the statement for the clients inside has a delta by their own number.
+            members = mechanism.of_members()
+            if members is not None:
+                arguments["member_delta"] = default_delta(members.num_units or mechanism.num_units)
+            delta = default_delta(mechanism.num_units)
+        return arguments, {"rounds": run["rounds"] if rounds is None else rounds, "delta": delta}
     if population is None or cohort is None:
         raise ConfigError(["--population, --cohort: expected both, got less. Write -N N -m M, or give a config."])
     if not math.isfinite(cohort):
         raise ConfigError([f"--cohort: expected a finite number, got {cohort}."])
+    # Schemes with a fixed size take an integer, Poisson sampling takes any expected number.
     sizes = {"population_size": population, "cohort_size": int(cohort) if cohort == int(cohort) else cohort}
-    given = {name: value for name, value in options.items() if value is not None}
-    return given | sizes, {
+    stated = {name: value for name, value in options.items() if value is not None}
+    return stated | sizes, {
         "rounds": 1 if rounds is None else rounds,
         "delta": default_delta(population) if delta is None else delta,
     }

@@ -1,4 +1,4 @@
-"""`fedjax-sim report`: writes a run's page again, or the timeline of one of its rounds."""
+"""Implements `fedjax-sim report`: writes a run's page again, or the timeline of one of its rounds."""
 
 from __future__ import annotations
 
@@ -12,21 +12,29 @@ __all__ = ["report", "write_page"]
 
 
 def write_page(run: Path) -> Path:
-    """Writes a run's page, under the lock of its folder, so that temporary files of a killed run are removed.
+    """Writes a run's page under the lock of its folder, so that temporary files of a killed run are removed.
 
-    The page of a run in progress, which holds the lock, is written all the same.
+    A run in progress holds the lock itself; its page is written without it.
 
-    Guarantees: tests/command/test_app.py::test_a_page_can_be_written_again.
+    Args:
+      run: the run's folder.
+
+    Returns: the path of the page.
+
+    Guarantees: a run that was killed before its page was written gets one
+    (tests/command/test_app.py::test_a_page_can_be_written_again).
     """
     from fedjax_sim.report.page import FILES, write_report
 
     with ExitStack() as stack:
+        # A lock creates its folder: a folder that holds no run is not touched.
         if any((run / name).is_file() for name in FILES):
             _lock(stack, run)
         return write_report(run)
 
 
 def _lock(stack: ExitStack, run: Path) -> None:
+    """Takes the lock of a run's folder until the stack ends, if no other process holds it."""
     from fedjax_sim.running.files import RunLocked, lock
 
     with suppress(RunLocked):
@@ -34,14 +42,21 @@ def _lock(stack: ExitStack, run: Path) -> None:
 
 
 def write_timeline_page(run: Path, round: int) -> Path:
-    """Writes the page of one round of a run whose rounds take simulated time, replayed from config and seed.
+    """Writes the page of one round of a run whose rounds take simulated time.
 
-    Nothing of the run is changed. The replay is compared with the log.
+    The round is replayed from config and seed, and the replay is compared with the log. No file of the run is changed.
 
-    Raises: ConfigError for a folder without a run, a round that it has not, a run without a clock or with noise;
-    CheckpointError where files were changed or the replay is not what the log says.
+    Args:
+      run: the run's folder.
+      round: the number of the round, from 1.
 
-    Guarantees: tests/command/test_app.py::test_the_timeline_of_a_round.
+    Returns: the path of the page.
+
+    Raises: ConfigError for a folder without a run, for a round that the log does not have, and for a run without a
+    clock or with noise. CheckpointError if files were changed, or if the replay is not the round of the log.
+
+    Guarantees: the page shows the clients of that round, and the run's files stay as they are
+    (tests/command/test_app.py::test_the_timeline_of_a_round).
     """
     from fedjax_sim.config.build import build
     from fedjax_sim.config.document import ConfigError, load
@@ -59,19 +74,21 @@ def write_timeline_page(run: Path, round: int) -> Path:
         hint = "A config has one with [devices] and [sampler.with_clock]."
         raise ConfigError([problem("--timeline", "a run whose rounds take simulated time", str(run), hint)])
     prepare()
-    made = build(config)
+    experiment = build(config)
     try:
-        found = timeline_of_round(made.key, made.algorithm, made.params, made.data.train, round)
+        replayed = timeline_of_round(
+            experiment.key, experiment.algorithm, experiment.params, experiment.data.train, round
+        )
     except ValueError as error:
         raise ConfigError([f"--timeline: {error}"]) from error
-    _compare(run, logged[round], found)
+    _compare(run, logged[round], replayed)
     with ExitStack() as stack:
         _lock(stack, run)
-        return write_timeline(run, round, found)
+        return write_timeline(run, round, replayed)
 
 
 def _logged(run: Path) -> dict[int, dict[str, Any]]:
-    """The log's records by round, of files that are as the run wrote them."""
+    """Returns the log's records by round, after checking that the files are as the run wrote them."""
     from fedjax_sim.report.files import read_lines
     from fedjax_sim.running.checksums import check_files
     from fedjax_sim.running.log import check_logs, verified
@@ -84,18 +101,20 @@ def _logged(run: Path) -> dict[int, dict[str, Any]]:
     return {record["round"]: record for record in records if record.get("round", 0) > 0}
 
 
-def _compare(run: Path, record: dict[str, Any], found: dict[str, Any]) -> None:
-    """Refuses a replay that is not the round of the log."""
+def _compare(run: Path, record: dict[str, Any], replayed: dict[str, Any]) -> None:
+    """Raises CheckpointError if a replay is not the round of the log."""
     import numpy as np
 
     from fedjax_sim.running.files import CheckpointError
 
+    # Field of the log -> field of the replay. The log holds float32 numbers.
     pairs = {"round_seconds": "lasts", "clients_invited": "invited", "clients_reported": "reported"}
-    for name, replayed in pairs.items():
-        if name in record and np.float32(record[name]) != np.float32(found[replayed]):
+    for name, replayed_name in pairs.items():
+        if name in record and np.float32(record[name]) != np.float32(replayed[replayed_name]):
             raise CheckpointError(
                 f"{run}: the replay of round {record['round']} is not that of the log: {name} is {record[name]} there, "
-                f"{found[replayed]} here. Data, or versions of fedjax_sim or JAX, are not those of the run (env.json)."
+                f"{replayed[replayed_name]} here. Data, or versions of fedjax_sim or JAX, are not those of the run "
+                "(env.json)."
             )
 
 

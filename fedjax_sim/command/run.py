@@ -1,4 +1,4 @@
-"""`fedjax-sim run` and `launch`: train, in one process or several."""
+"""Implements `fedjax-sim run` and `launch`: train in one process, or in several."""
 
 from __future__ import annotations
 
@@ -64,9 +64,11 @@ def run(
     from fedjax_sim.config.document import Config, load
     from fedjax_sim.running import distributed
 
-    settings, without = settings or [], without or []
+    settings = settings or []
+    without = without or []
 
     def read() -> tuple[str | None, dict]:
+        """Reads and checks config and folder, on process 0; returns (folder, tables) as JSON."""
         folder = folder_to_resume(out) if resume else out
         if resume and config is None:
             check_written(folder)
@@ -81,7 +83,8 @@ def run(
     try:
         distributed.initialize(coordinator, num_processes, process_id)
         folder, tables = distributed.from_first(read)
-        folder, loaded = folder and Path(folder), Config(tables)
+        folder = folder and Path(folder)
+        loaded = Config(tables)
         prepare()
         from fedjax_sim.config.build import build
 
@@ -109,25 +112,30 @@ def _train(loaded: Any, experiment: Any, folder: Path | None, start: dict, quiet
 
     tables = loaded.resolved()
     name = f"{tables['data']['name']}-{tables['algorithm']['name']}-{tables['seed']}"
-    given, made, files = folder, None, {}
+    stated_folder = folder
+    new_folder = None
+    files = {}
 
     def begin() -> str:
+        # A resumed run keeps the description of the machine and the data that it started with.
         if not start["resume"]:
             files["env.json"] = _json(environment(command))
             files["population.json"] = _json(describe(experiment.data))
-        place = next_folder(RUNS / name) if folder is None else folder
-        files["config.toml"] = loaded.to_toml(place)  # a resumed run may have been given more rounds
-        return str(place)
+        chosen_folder = next_folder(RUNS / name) if folder is None else folder
+        # A resumed run writes its config anew, since it may have been given more rounds.
+        files["config.toml"] = loaded.to_toml(chosen_folder)
+        return str(chosen_folder)
 
     try:
         folder = Path(distributed.from_first(begin))
-        made = folder if given is None and distributed.is_first() else None
+        # Only a folder that this process created may be removed if the run is refused.
+        new_folder = folder if stated_folder is None and distributed.is_first() else None
         quiet = quiet or not distributed.is_first()
         state, history = _rounds(name, loaded, experiment, folder, start, quiet, files)
-        last = _timeline(experiment, state)
-        finished = distributed.by_first(lambda: _finish(name, history, experiment, last, folder))
+        next_round = _timeline(experiment, state)
+        finished = distributed.by_first(lambda: _finish(name, history, experiment, next_round, folder))
     except KeyboardInterrupt as error:
-        _interrupted(error, folder, made)
+        _interrupted(error, folder, new_folder)
     except (
         CheckpointError,
         RunLocked,
@@ -137,14 +145,24 @@ def _train(loaded: Any, experiment: Any, folder: Path | None, start: dict, quiet
         RuntimeError,
         TypeError,
         ValueError,
-    ) as bad:
-        _failed(bad, folder, made)
+    ) as error:
+        _failed(error, folder, new_folder)
     if not quiet:
         _show(*finished)
 
 
 def _rounds(name: str, loaded: Any, experiment: Any, folder: Path, start: dict, quiet: bool, files: dict) -> Any:
-    """Runs the rounds of an experiment in its folder: the last state, and the run's `History`."""
+    """Runs the rounds of an experiment in its folder; returns the last state and the run's `History`.
+
+    Args:
+      name: the run's name, such as "digits-fedavg-0".
+      loaded: the `Config`, with its plan.
+      experiment: what `config.build` made of it.
+      folder: the run's folder.
+      start: {"resume", "allow_previous"}, as for `running.loop.run`.
+      quiet: whether nothing is printed.
+      files: texts by name, written into the folder once the run is certain to start or continue.
+    """
     from fedjax_sim.population.describe import digest
     from fedjax_sim.running import distributed
     from fedjax_sim.running.loop import run as train
@@ -153,12 +171,14 @@ def _rounds(name: str, loaded: Any, experiment: Any, folder: Path, start: dict, 
     data_sha256 = digest(experiment.data)
     distributed.check_same("data", data_sha256, "Every process must read the same files.")
     identity = loaded.identity() | {"data_sha256": data_sha256}
+    # Files besides the data's count by their content, which must be the same for all processes, too.
     if "files" in identity:
         content = hashlib.sha256(repr(identity["files"]).encode()).hexdigest()
         distributed.check_same("files", content, "Every process must read the same files.")
     if not quiet:
         done = f" after the {rounds_done(folder):,} done" if start["resume"] else ""
-        clients, rounds = experiment.data.train.size, options["rounds"]
+        clients = experiment.data.train.size
+        rounds = options["rounds"]
         typer.echo(f"{name}: {clients:,} clients, {rounds:,} rounds{done}, into {folder}")
         if attackers := expected_attackers(experiment, rounds):
             typer.echo(attackers)
@@ -183,7 +203,7 @@ def _rounds(name: str, loaded: Any, experiment: Any, folder: Path, start: dict, 
 
 
 def _timeline(experiment: Any, state: Any) -> dict[str, Any] | None:
-    """The clients of the next round, where it would take simulated time; None where noise hides who takes part."""
+    """Returns the clients of the next round, if it would take simulated time; None if noise hides who takes part."""
     import jax
 
     from fedjax_sim.instruments.timeline import timeline
@@ -196,9 +216,16 @@ def _timeline(experiment: Any, state: Any) -> dict[str, Any] | None:
 
 
 def _finish(name: str, history: Any, experiment: Any, last: dict | None, folder: Path) -> tuple[dict, Path, float]:
-    """Writes the summary, with the baseline of a constant prediction, the timeline of a round, and the page.
+    """Writes the run's last files: the summary, with the baseline of a constant prediction, a timeline, and the page.
 
-    Returns: summary, page, and the test loss before the first round; NaN without any.
+    Args:
+      name: the run's name.
+      history: what the run returned beside its state.
+      experiment: what was run.
+      last: the timeline of a round; None to write none.
+      folder: the run's folder.
+
+    Returns: summary, page, and the test loss before the first round; NaN without a test loss.
     """
     from fedjax_sim.metrics.baseline import constant_baseline
     from fedjax_sim.report.page import write_report
@@ -206,6 +233,7 @@ def _finish(name: str, history: Any, experiment: Any, last: dict | None, folder:
     from fedjax_sim.running.files import lock
 
     data = experiment.data
+    # What `History` holds is about the rounds alone: the page also compares with a constant prediction.
     summary = {"name": name, **history.summary, **constant_baseline(data.test, data.task)}
     summary |= how_clients_count(experiment.algorithm.parts)
     if data.notes:
@@ -219,8 +247,10 @@ def _finish(name: str, history: Any, experiment: Any, last: dict | None, folder:
 
 
 def how_clients_count(star: Any) -> dict[str, str]:
-    """{"clients_count": how an aggregate weighs clients, in words; of a hierarchy, level by level from the top};
-    nothing for an algorithm without parts."""
+    """Returns {"clients_count": how an aggregate weighs clients, in words}; {} for an algorithm without parts.
+
+    For a hierarchy the words go level by level from the top.
+    """
     if star is None:
         return {}
     words = _how_messages_count(star)
@@ -231,46 +261,61 @@ def how_clients_count(star: Any) -> dict[str, str]:
 
 
 def _how_messages_count(star: Any) -> str:
-    """How an aggregate of this level's messages weighs them."""
-    if star.aggregator is None:  # as in SplitGNN, whose parties take one step on one graph
+    """Returns, in words, how an aggregate of this level's messages weighs them."""
+    if star.aggregator is None:
+        # SplitGNN has none: its parties take one step on one graph.
         return "as parts of one step that they take together"
     rule = star.aggregator.facts
     is_sum = rule.sensitivity is not None or rule.modulus is not None
-    if not rule.weighted and not is_sum:  # it may choose messages, or weigh them by itself
+    if not rule.weighted and not is_sum:
+        # Such a rule may choose messages, or weigh them by itself.
         return "not by their examples"
     if star.client.facts.uniform_weights or not rule.weighted:
         return "alike"
-    told = "by the weights that they report, such as their examples"
-    return f"{told}, but for some parts of an update" if rule.partly_weighted else told
+    by_weights = "by the weights that they report, such as their examples"
+    return f"{by_weights}, but for some parts of an update" if rule.partly_weighted else by_weights
 
 
 def _interrupted(error: KeyboardInterrupt, folder: Path | None, made: Path | None) -> NoReturn:
+    """Ends an interrupted run: says how to continue it, and writes the page of its rounds so far.
+
+    Args:
+      error: the interrupt.
+      folder: the run's folder; None if there is none yet.
+      made: the folder if this process created it, which is removed if it is empty.
+    """
     from fedjax_sim.command.report import write_page
     from fedjax_sim.running import distributed
 
-    kept = rounds_done(folder) if folder else -1
+    safe_round = rounds_done(folder) if folder else -1
     drop_empty(made)
-    if kept > 0 and distributed.is_first():
+    if safe_round > 0 and distributed.is_first():
         write_page(folder)
-    again = f"Continue with: fedjax-sim run --resume --out {shlex.quote(str(folder))}"
-    _stop(f"Interrupted. {f'Round {kept} is safe. {again}' if kept >= 0 else 'No checkpoint yet.'}", error)
+    how_to_continue = f"Continue with: fedjax-sim run --resume --out {shlex.quote(str(folder))}"
+    state = f"Round {safe_round} is safe. {how_to_continue}" if safe_round >= 0 else "No checkpoint yet."
+    _stop(f"Interrupted. {state}", error)
 
 
 def _failed(error: Exception, folder: Path | None, made: Path | None) -> NoReturn:
+    """Ends a failed run with its error's text; raises the error again if it is a bug.
+
+    The arguments are as for `_interrupted`.
+    """
     from fedjax_sim.command.report import write_page
     from fedjax_sim.running import distributed
 
     drop_empty(made)
+    # Diverged training has rounds to look at.
     if isinstance(error, ArithmeticError) and distributed.is_first():
-        write_page(folder)  # with the rounds until then
+        write_page(folder)
     if distributed.lost_peer(error):
         _stop(f"Another process of this job died. Continue with --resume --out {shlex.quote(str(folder))}.", error)
-    known = isinstance(error, (FileExistsError, FileNotFoundError))
-    if isinstance(error, (TypeError, ValueError)) and not known:
+    is_about_files = isinstance(error, (FileExistsError, FileNotFoundError))
+    if isinstance(error, (TypeError, ValueError)) and not is_about_files:
         if not is_users_error(error):
             raise error
         _stop(str(error), error)
-    _stop(str(error) if known else f"{type(error).__name__}: {error}", error)
+    _stop(str(error) if is_about_files else f"{type(error).__name__}: {error}", error)
 
 
 def launch(
@@ -284,7 +329,7 @@ def launch(
 
 
 def _stop(words: str, error: BaseException) -> NoReturn:
-    """Ends the run with an error's text, which one process of the job prints."""
+    """Ends the run with an error's text, which a single process of the job prints."""
     from fedjax_sim.running import distributed
 
     if distributed.reports(error) and words:
@@ -294,6 +339,7 @@ def _stop(words: str, error: BaseException) -> NoReturn:
 
 
 def _json(value: Any) -> str:
+    """Returns a value as the text of a JSON file."""
     return json.dumps(value, indent=2, ensure_ascii=False) + "\n"
 
 
@@ -301,6 +347,8 @@ def _show(summary: dict[str, Any], report: Path, first_loss: float) -> None:
     """Prints a run's summary as a table, where its page is, and what to do if nothing was learned.
 
     Args:
+      summary: the run's summary.
+      report: the path of its page.
       first_loss: the test loss before the first round; NaN where it is not known.
     """
     from rich.console import Console
@@ -313,18 +361,19 @@ def _show(summary: dict[str, Any], report: Path, first_loss: float) -> None:
     for place in ("test", "held_out"):
         for metric in ("accuracy", "loss"):
             if f"{place}_{metric}" in summary:
-                beside = summary.get(f"baseline_{metric}") if place == "test" else None
+                baseline = summary.get(f"baseline_{metric}") if place == "test" else None
                 text = f"{float(summary[f'{place}_{metric}']):.4f}"
                 grid.add_row(
                     f"{place.replace('_', '-')} {metric}",
-                    text + (f"  (guessing: {beside:.4f})" if beside is not None else ""),
+                    text + (f"  (guessing: {baseline:.4f})" if baseline is not None else ""),
                 )
     for name, words in more_tests(summary):
         grid.add_row(words, f"{float(summary[name]):.4f}")
     grid.add_row("rounds", f"{summary['rounds']:,} in {seconds:.1f} s, {summary['rounds'] / seconds:,.1f} a second")
-    visits, distinct = summary["client_visits"], summary.get("distinct_clients")
-    by = "" if distinct is None else f" by {distinct:,} different clients"
-    grid.add_row("client visits", f"{visits:,}{by}, {summary['clients_per_second']:,.0f} a second")
+    visits = summary["client_visits"]
+    distinct = summary.get("distinct_clients")
+    by_whom = "" if distinct is None else f" by {distinct:,} different clients"
+    grid.add_row("client visits", f"{visits:,}{by_whom}, {summary['clients_per_second']:,.0f} a second")
     if "clients_count" in summary:
         grid.add_row("clients count", summary["clients_count"])
     for note in summary.get("data_notes", ()):
@@ -332,7 +381,8 @@ def _show(summary: dict[str, Any], report: Path, first_loss: float) -> None:
     grid.add_row("compilation", f"{summary['compile_seconds']:.1f} s")
     grid.add_row("sent up, down", f"{shown_bytes(summary['uplink_bytes'])}, {shown_bytes(summary['downlink_bytes'])}")
     grid.add_row("peak memory", shown_bytes(summary["peak_memory_bytes"]))
-    if summary["clients_invited"]:  # nobody invites the nodes of a graph
+    # The nodes of a graph take part without an invitation.
+    if summary["clients_invited"]:
         grid.add_row("reported", f"{visits - summary['dropped_clients']:,} of {summary['clients_invited']:,} invited")
     grid.add_row("not finite", f"{summary['dropped_clients']:,} updates dropped")
     skipped = summary["skipped_rounds"]
@@ -344,15 +394,20 @@ def _show(summary: dict[str, Any], report: Path, first_loss: float) -> None:
         grid.add_row("privacy", spent.get("statement") or f"no epsilon: {spent['refused']}")
     console = Console(soft_wrap=True)
     console.print(grid, highlight=False, markup=False)
-    console.print(str(report), highlight=False, markup=False)  # not in the table, which would break a long path
-    loss, guess = float(summary.get("test_loss", 0)), float(summary.get("baseline_loss", "inf"))
-    if not loss <= guess:
+    # The path is not in the table, which would break a long path into lines.
+    console.print(str(report), highlight=False, markup=False)
+    loss = float(summary.get("test_loss", 0))
+    baseline_loss = float(summary.get("baseline_loss", "inf"))
+    # Not `loss > guess`, so that a NaN counts as no better than guessing.
+    if not loss <= baseline_loss:
         console.print(f"The model is no better than guessing: {_advice(summary, first_loss, loss)}.", style="red")
 
 
 def _advice(summary: dict[str, Any], first_loss: float, loss: float) -> str:
-    """What to do about a model that is no better than a constant prediction."""
-    met, skipped, rounds = summary.get("attackers_met"), summary["skipped_rounds"], summary["rounds"]
+    """Returns what to do about a model that is no better than a constant prediction."""
+    met = summary.get("attackers_met")
+    skipped = summary["skipped_rounds"]
+    rounds = summary["rounds"]
     if 2 * skipped > rounds:
         return f"{skipped:,} of {rounds:,} rounds were skipped: no message arrived, or none was usable"
     if met:

@@ -1,4 +1,4 @@
-"""`fedjax-sim study NAME`: a measurement compared with theory, as a table, a figure and a page."""
+"""Implements `fedjax-sim study NAME`: a measurement compared with theory, as a table, a figure and a page."""
 
 from __future__ import annotations
 
@@ -54,11 +54,16 @@ def study(
 
 
 STUDY_COMMANDS = (study,)
-WIDE = 200  # columns of text that a table may use
+WIDE = 200  # the width of a table, in characters: wider than most terminals
 
 
 def load_study(name: str, settings: list[str]) -> tuple[Any, dict[str, Any]]:
-    """A study and its options, from its name or from a TOML file with a table `[study]`, which has the name too.
+    """Returns a study and its options, from its name or from a TOML file with a table `[study]`.
+
+    Args:
+      name: the study's name, with "-" or "_" between words, or the path of a file that ends in ".toml"; the file's
+        table has the study's `name` too.
+      settings: texts `option=value`, which replace options of the file.
 
     Raises: config.ConfigError with every problem.
 
@@ -72,28 +77,32 @@ def load_study(name: str, settings: list[str]) -> tuple[Any, dict[str, Any]]:
 
     document = read_document(Path(name)) if name.endswith(".toml") else {"study": {"name": name}}
     problems = list(override(document, [f"study.{setting.removeprefix('study.')}" for setting in settings]))
-    known, given = _studies(), document.get("study")
-    if not isinstance(given, dict) or document.keys() - {"study"}:
+    studies = _studies()
+    study_table = document.get("study")
+    if not isinstance(study_table, dict) or document.keys() - {"study"}:
         raise ConfigError([problem(name, "one table [study]", sorted(document))])
-    wanted = given.pop("name", None)
-    wanted = wanted.replace("-", "_") if isinstance(wanted, str) else wanted  # error-floor is error_floor
-    if wanted not in known:
-        shown = [name.replace("_", "-") for name in known]
-        raise ConfigError([problem("study.name", "one of " + ", ".join(shown), wanted, nearest_word(wanted, shown))])
-    options = check_options("study", known[wanted].options, given, problems, also=("name",))
+    study_name = study_table.pop("name", None)
+    # A name on the command line is written error-floor, the function error_floor.
+    study_name = study_name.replace("-", "_") if isinstance(study_name, str) else study_name
+    if study_name not in studies:
+        shown_names = [name.replace("_", "-") for name in studies]
+        hint = nearest_word(study_name, shown_names)
+        raise ConfigError([problem("study.name", "one of " + ", ".join(shown_names), study_name, hint)])
+    options = check_options("study", studies[study_name].options, study_table, problems, also=("name",))
     if problems:
         raise ConfigError(problems)
-    return known[wanted], options
+    return studies[study_name], options
 
 
 def _studies() -> dict[str, Any]:
-    """The functions of `study` that return `Findings`, by name."""
+    """Returns the functions of `study` that return `Findings`, by name."""
     from fedjax_sim.config import registry
 
     return {name: part for name, part in registry.parts("study").items() if part.returns == "Findings"}
 
 
 def _list() -> None:
+    """Prints all studies with their options."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -110,6 +119,7 @@ def _list() -> None:
 
 
 def _show(findings: Any, page: Path) -> None:
+    """Prints the findings of a study as a table, with the conclusions and the path of its page."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -124,7 +134,8 @@ def _show(findings: Any, page: Path) -> None:
         grid.add_row(*(Text(cell, "red" if row[-1] else "") for cell in row))
     console = Console()
     console.print(Text(findings.question, "bold"))
-    Console(width=max(console.width, WIDE)).print(grid)  # a narrow terminal wraps lines instead of cutting numbers
+    # With this width a narrow terminal wraps lines, where a narrower table would cut numbers.
+    Console(width=max(console.width, WIDE)).print(grid)
     for paragraph in findings.reading:
         console.print(Text("\n" + paragraph))
     console.print(Text("\n" + findings.verdict(), "" if "do not" not in findings.verdict() else "red"))

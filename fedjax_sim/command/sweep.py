@@ -1,4 +1,4 @@
-"""`fedjax-sim sweep`: a config over a grid of options and seeds, with rows, a table and a figure."""
+"""Implements `fedjax-sim sweep`: a config over a grid of options and seeds, with rows, a table and a figure."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def sweep(
     from fedjax_sim.sweeps.config import load_sweep, run_sweep
     from fedjax_sim.sweeps.finished import POINTS
 
-    folder = made = None
+    folder = new_folder = None
     try:
         if resume and out is None:
             raise ConfigError(["--out: expected the folder of the sweep to resume, got none."])
@@ -49,51 +49,56 @@ def sweep(
             raise ConfigError([problem("--metric", rule, metric, nearest_word(metric, loaded.metrics))])
         prepare()
         tables = loaded.configs[0].resolved()
-        made = None if out else next_folder(RUNS / f"sweep-{tables['data']['name']}-{tables['algorithm']['name']}")
-        folder = out or made
-        found = run_sweep(loaded, folder, resume=resume, progress=not quiet, metric=metric)
-        shown = metric or _metric(found)
-        cells = found.summary(shown)
-        _figure(found, shown, folder)
+        data_name = tables["data"]["name"]
+        algorithm_name = tables["algorithm"]["name"]
+        new_folder = None if out else next_folder(RUNS / f"sweep-{data_name}-{algorithm_name}")
+        folder = out or new_folder
+        result = run_sweep(loaded, folder, resume=resume, progress=not quiet, metric=metric)
+        shown_metric = metric or _metric(result)
+        cells = result.summary(shown_metric)
+        _figure(result, shown_metric, folder)
     except KeyboardInterrupt as error:
-        drop_empty(made)
-        kept = folder is not None and (folder / POINTS).exists()
-        typer.echo("Interrupted." + f" Finished points are safe: add --resume --out {folder}." * kept, err=True)
+        drop_empty(new_folder)
+        has_points = folder is not None and (folder / POINTS).exists()
+        typer.echo("Interrupted." + f" Finished points are safe: add --resume --out {folder}." * has_points, err=True)
         raise typer.Exit(130) from error
     except (ConfigError, TypeError, ValueError) as error:
-        drop_empty(made)
+        drop_empty(new_folder)
         if not is_users_error(error):
             raise
         typer.echo(str(error), err=True)
         raise typer.Exit(2) from error
     except (CheckpointError, MemoryError, OSError, RunLocked) as error:
-        drop_empty(made)
-        words = (
-            str(error) if isinstance(error, (CheckpointError, FileExistsError, FileNotFoundError, RunLocked)) else ""
-        )
+        drop_empty(new_folder)
+        speaks_for_itself = isinstance(error, (CheckpointError, FileExistsError, FileNotFoundError, RunLocked))
+        words = str(error) if speaks_for_itself else ""
         typer.echo(words or f"{type(error).__name__}: {error}", err=True)
         raise typer.Exit(1) from error
     if not quiet:
-        _show(found, shown, cells, folder)
+        _show(result, shown_metric, cells, folder)
         _show_differences(loaded)
 
 
 SWEEP_COMMANDS = (sweep,)
 
 
-def _metric(found: Any) -> str:
-    last = next(row for row in found.rows if row["round"] == found.last_round)
-    first = ("test_accuracy", "test_loss", "held_out_accuracy", "held_out_loss", "local_loss")
-    return next(name for name in (*first, *last) if name in last and name not in ("seed", "round", *found.names))
+def _metric(result: Any) -> str:
+    """Returns the metric that is shown by default: the first that rows have of these five, or else any metric."""
+    last_row = next(row for row in result.rows if row["round"] == result.last_round)
+    preferred = ("test_accuracy", "test_loss", "held_out_accuracy", "held_out_loss", "local_loss")
+    labels = ("seed", "round", *result.names)
+    return next(name for name in (*preferred, *last_row) if name in last_row and name not in labels)
 
 
-def _figure(found: Any, metric: str, folder: Path) -> None:
+def _figure(result: Any, metric: str, folder: Path) -> None:
+    """Writes the figure of a sweep, as PNG and SVG."""
     from fedjax_sim.running.files import write_atomically
     from fedjax_sim.sweeps.figure import sweep_figure
 
     try:
-        figure = sweep_figure(found, metric)
-    except (ImportError, ValueError) as error:  # rows and table are written all the same
+        figure = sweep_figure(result, metric)
+    except (ImportError, ValueError) as error:
+        # Rows and table are written all the same: matplotlib may be missing, or the values may not be plottable.
         typer.echo(f"No figure: {error}", err=True)
         return
     for kind in ("png", "svg"):
@@ -103,13 +108,19 @@ def _figure(found: Any, metric: str, folder: Path) -> None:
 
 
 def _number(mean: str, cell: dict[str, Any]) -> str:
-    """A mean over seeds, with half of its interval's width where there is one."""
-    half = (cell["high"] - cell["low"]) / 2
-    return f"{mean} ± {half:.2g}" if half == half else mean
+    """Returns a mean over seeds as text, with half of its interval's width where there is an interval.
+
+    Args:
+      mean: the mean, as text.
+      cell: numbers with the interval as "low" and "high", which are NaN for a single seed.
+    """
+    half_width = (cell["high"] - cell["low"]) / 2
+    # NaN alone is not equal to itself.
+    return f"{mean} ± {half_width:.2g}" if half_width == half_width else mean
 
 
 def _show_differences(loaded: Any) -> None:
-    """The options that differ between the rows and are no column: a comparison of rows is one of these too."""
+    """Prints the options that differ between rows and are no column, since a comparison of rows compares these too."""
     differences = loaded.differences()
     if differences:
         typer.echo("Besides the grid these options differ between rows:")
@@ -125,29 +136,35 @@ def _show_differences(loaded: Any) -> None:
         typer.echo(f"  {path}: {'; '.join(parts)}")
 
 
-def _show(found: Any, metric: str, cells: list[dict], folder: Path) -> None:
+def _show(result: Any, metric: str, cells: list[dict], folder: Path) -> None:
+    """Prints the cells of a sweep as a table, with the losses of precision and the time that it took."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
     grid = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-    short = [name.rpartition(".")[2] for name in found.names]
-    names = short if len(set(short)) == len(short) else found.names
+    # Columns are named by the last word of a path, unless two paths end in the same word.
+    short_names = [name.rpartition(".")[2] for name in result.names]
+    names = short_names if len(set(short_names)) == len(short_names) else result.names
     for name in (*names, "seeds", metric, "minus the first", "diverged"):
         grid.add_column(name, justify="right", overflow="fold")
-    for cell, pair in zip(cells[:MOST_ROWS], [None, *found.differences(metric)], strict=False):
-        words = [*(str(cell[name]) for name in found.names), str(cell["seeds"]), _number(f"{cell['mean']:.5g}", cell)]
-        words.append(_number(f"{pair['difference']:.4g}", pair) if pair is not None and not pair["diverged"] else "")
-        grid.add_row(*words, str(cell["diverged"] or ""), style="red" if cell["diverged"] else "")
+    for cell, difference in zip(cells[:MOST_ROWS], [None, *result.differences(metric)], strict=False):
+        texts = [*(str(cell[name]) for name in result.names), str(cell["seeds"]), _number(f"{cell['mean']:.5g}", cell)]
+        texts.append(
+            _number(f"{difference['difference']:.4g}", difference)
+            if difference is not None and not difference["diverged"]
+            else ""
+        )
+        grid.add_row(*texts, str(cell["diverged"] or ""), style="red" if cell["diverged"] else "")
     console = Console()
     console.print(grid, highlight=False)
-    words = "±: half of a 95 % interval over seeds. Differences are paired: taken seed by seed."
-    console.print(Text(words, "dim"), soft_wrap=True)
+    note = "±: half of a 95 % interval over seeds. Differences are paired: taken seed by seed."
+    console.print(Text(note, "dim"), soft_wrap=True)
     if len(cells) > MOST_ROWS:
         console.print(Text(f"... and {len(cells) - MOST_ROWS} more in results.csv", "dim"))
-    if lossy := found.lossy():
-        words = "left out updates that were not finite, or skipped rounds: see *_so_far in results.csv"
-        console.print(Text(f"{len(lossy)} points {words}", "red"))
-    seconds = f"{found.seconds:.1f} s, {found.compile_seconds:.1f} s of it compilation"
-    console.print(Text(f"{len(found.seeds) * len(cells):,} points in {found.num_programs} programs, {seconds}"))
+    if lossy := result.lossy():
+        note = "left out updates that were not finite, or skipped rounds: see *_so_far in results.csv"
+        console.print(Text(f"{len(lossy)} points {note}", "red"))
+    seconds = f"{result.seconds:.1f} s, {result.compile_seconds:.1f} s of it compilation"
+    console.print(Text(f"{len(result.seeds) * len(cells):,} points in {result.num_programs} programs, {seconds}"))
     console.print(Text(str(folder)), soft_wrap=True)

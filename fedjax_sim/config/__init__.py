@@ -1,4 +1,4 @@
-"""A run as a TOML file: document, kinds of values, registry of parts, and the experiment that is built of it."""
+"""Describes a run by a TOML file: the document, kinds of values, the registry of parts, and the experiment to build."""
 
 from fedjax_sim.config.document import Config, ConfigError, load
 

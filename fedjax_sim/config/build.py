@@ -1,4 +1,7 @@
-"""From a config to the parts of a run; what a factory refuses is reported with its path, before anything compiles."""
+"""Builds the parts of a run from a checked config, and reports every refusal by a factory with its path in the config.
+
+Refusals are found before anything compiles.
+"""
 
 from __future__ import annotations
 
@@ -28,15 +31,19 @@ from fedjax_sim.types import Algorithm, Array, ClientData, PyTree, noisy_parts
 
 __all__ = ["Builder", "Experiment", "build"]
 
-MOST_COUNTED = 100_000_000  # largest population with `distinct_clients`: checkpoints then hold a bit a client
-DRY_CLIENTS = 100  # enough for a data set to check its options when the config is refused anyway
-INPUTS = {"quadratic": "point", "next_token": "tokens"}  # task -> input of its model; "features" for other tasks
+# The largest population whose distinct clients are counted: a checkpoint then holds one bit a client.
+MOST_COUNTED = 100_000_000
+# When the config is refused anyway, this many clients are enough for a data set to check its options.
+DRY_CLIENTS = 100
+# The input that the model of a task takes; tasks that are not listed take "features".
+INPUTS = {"quadratic": "point", "next_token": "tokens"}
 INPUTS |= dict.fromkeys(("node_classification", "graph_classification", "link_prediction"), "graph")
-UNLABELLED = ("next_token", "node_classification", "link_prediction")  # tasks with padding among the labels: no weight
+# Tasks whose labels contain padding: a padded label has no weight.
+UNLABELLED = ("next_token", "node_classification", "link_prediction")
 
 
 class Experiment(NamedTuple):
-    """Everything that `run` takes, from one config."""
+    """Everything that `run` takes, made from a single config."""
 
     key: Array  # of the rounds
     algorithm: Algorithm
@@ -48,23 +55,26 @@ class Experiment(NamedTuple):
 
 
 def build(config: Config) -> Experiment:
-    """The experiment that a config describes.
+    """Builds the experiment that a config describes.
 
-    Model and rounds draw from streams of `jax.random.key(seed)` named "init" and "rounds"; the data set takes the same
-    seed unless it has its own. If no part has noise, the log counts the distinct clients that took part
-    (`distinct_clients`). A private run has no such counter, since its checkpoints would list who they were
-    (tests/running/test_privacy_ledger.py::test_no_private_run_keeps_who_took_part).
+    The initial model and the rounds draw from the streams "init" and "rounds" of `jax.random.key(seed)`. The data set
+    takes the same seed unless the config gives it a seed of its own. If no part adds noise, the log counts the
+    distinct clients that took part (`distinct_clients`). A private run has no such counter, because its checkpoints
+    would list who these clients were (tests/running/test_privacy_ledger.py::test_no_private_run_keeps_who_took_part).
 
     Args:
       config: as `config.load` returns it.
 
-    Returns: `Experiment`; data are loaded and the model is initialised, nothing is trained.
+    Returns: `Experiment`. The data are loaded and the model is initialised; nothing is trained yet.
 
     Raises: ConfigError with every problem that the parts report.
 
-    Guarantees: a refused config compiles nothing (tests/test_bad_input.py::test_wrong_combinations); every part that a
-    config can name can be built (tests/config/test_document.py::test_every_part_builds, ::test_every_task_builds); the
-    seed determines data, model and rounds (::test_seed_decides_data_model_and_rounds).
+    Guarantees:
+      A refused config compiles nothing (tests/test_bad_input.py::test_wrong_combinations).
+      Every part that a config can name can be built (tests/config/test_document.py::test_every_part_builds,
+      ::test_every_task_builds).
+      The seed determines data, model and rounds
+      (tests/config/test_document.py::test_seed_decides_data_model_and_rounds).
 
     >>> from fedjax_sim.config.document import load
     >>> small = ["data.name=mean_estimation", "data.num_clients=100", "model.name=linear", "sampler.cohort_size=10"]
@@ -76,84 +86,113 @@ def build(config: Config) -> Experiment:
 
 
 class Builder(Maker):
-    """Makes the experiment that a config describes; sweeps call its methods for single parts.
+    """Makes the experiment that a config describes. Sweeps call its methods for single parts.
 
     Args:
       config: as `config.load` returns it.
     """
 
     def experiment(self) -> Experiment:
-        """Everything that a run takes.
+        """Makes everything that a run takes.
 
-        Raises: ConfigError with every problem so far, as soon as one prevents the next part from being made.
+        Raises: ConfigError with every problem so far, as soon as a problem prevents the next part from being made.
         """
-        given, mesh = self.plan(), self.mesh()
-        size, sampler = self.tables["data"].get("num_clients"), None
+        stated_plan = self.plan()
+        mesh = self.mesh()
+        size = self.tables["data"].get("num_clients")
+        sampler = None
+        # A sampler that needs only the number of clients is made first, so that a wrong option is refused before the
+        # data are loaded.
         if size is not None and "sampler" in self.parts and not self.reads_weights():
-            sampler = self.sampler(size)  # refused before the data are there
+            sampler = self.sampler(size)
             if self.problems:
+                # The config is refused anyway: few clients suffice to report what is wrong with the data's options too.
                 self.make("data", num_clients=min(size, DRY_CLIENTS))
         self.stop()
         data = self.data()
         self.stop()
         population = data.train
+        # The loaded data may hold another number of clients than the config asked for.
         if sampler is None or sampler.design.population_size != population.size:
             sampler = self.sampler(population.size, weights=lambda: np.asarray(population.sizes))
         model, loss_fn = self.model(data)
         self.stop()
-        made = {"sampler": sampler, "client_optimizer": self.make("client_optimizer"), "model": model}
-        made |= {table: self.chain(table, population.size) for table in registry.CHAINS}
+        parts = {"sampler": sampler, "client_optimizer": self.make("client_optimizer"), "model": model}
+        parts |= {table: self.chain(table, population.size) for table in registry.CHAINS}
         design = None if sampler is None else sampler.design
-        known = {"design": design, "population_size": data.train.size}
-        known["poisoned_ids"] = getattr(population, "poisoned_ids", None)
+        known_to_aggregator = {"design": design, "population_size": data.train.size}
+        known_to_aggregator["poisoned_ids"] = getattr(population, "poisoned_ids", None)
+        # A server that trains itself, as a few robust rules require, does the clients' local work on rows of its own.
         if "aggregator" in self.parts and "server_work" in self.parts["aggregator"].values.values():
-            known |= self.server(made, loss_fn, data)
-        made["aggregator"] = self.wrapped("aggregator", **known, total_weight=lambda: self.total_weight(data))
+            known_to_aggregator |= self.server(parts, loss_fn, data)
+        parts["aggregator"] = self.wrapped(
+            "aggregator", **known_to_aggregator, total_weight=lambda: self.total_weight(data)
+        )
         self.stop()
-        init = (lambda key: {"w": jnp.zeros(data.input_shape)}) if model is None else lambda key: model.init(key)[0]
-        spec, most = jax.eval_shape(lambda: init(jax.random.key(0))), engine.total_memory()
-        self.attempt("model", {}, lambda: validate.fits_in_memory("model", tree.num_bytes(spec), most))
+
+        def init_params(key: Array) -> PyTree:
+            # Quadratic clients train a point in R^d, which has no model.
+            return {"w": jnp.zeros(data.input_shape)} if model is None else model.init(key)[0]
+
+        params_spec = jax.eval_shape(lambda: init_params(jax.random.key(0)))
+        most_bytes = engine.total_memory()
+        self.attempt("model", {}, lambda: validate.fits_in_memory("model", tree.num_bytes(params_spec), most_bytes))
         self.stop()
-        under = partial(self.algorithm_under, made, loss_fn, data)
-        unplanned = under(None, mesh)
-        if made["downlink"] is not None:  # refused only once the shape of the broadcast is known
-            self.attempt("downlink", {}, lambda: jax.eval_shape(unplanned.parts.server.init, spec))
+        # The memory plan depends on the algorithm, and the algorithm takes a plan: it is made without a plan first.
+        algorithm_under_plan = partial(self.algorithm_under, parts, loss_fn, data)
+        unplanned = algorithm_under_plan(None, mesh)
+        # Transforms of the broadcast can be refused only here, where the shape of the broadcast is known.
+        if parts["downlink"] is not None:
+            self.attempt("downlink", {}, lambda: jax.eval_shape(unplanned.parts.server.init, params_spec))
             self.stop()
-        fitted = self.attempt("algorithm", {}, lambda: self.fitted(unplanned, spec, population))
+        fitted_plan = self.attempt("algorithm", {}, lambda: self.fitted(unplanned, params_spec, population))
         self.stop()
-        plan = given or fitted
-        algorithm = under(plan, mesh)
+        plan = stated_plan or fitted_plan
+        algorithm = algorithm_under_plan(plan, mesh)
         root = jax.random.key(self.tables["seed"])
-        params = init(stream(root, "init"))
-        if given is None and self.tables["run"]["plan"] == "trial":
-            trial = partial(fastest, lambda plan: under(plan, None), root, params, population)
+        params = init_params(stream(root, "init"))
+        # The timed trial runs in the first process alone, without a mesh, and its result is sent to the others: clocks
+        # differ, but all processes must run the same program.
+        if stated_plan is None and self.tables["run"]["plan"] == "trial":
+            trial = partial(fastest, lambda plan: algorithm_under_plan(plan, None), root, params, population)
             plan = engine.Plan(*distributed.from_first(trial))
-            algorithm = under(plan, mesh)
-        judge = self.judge(self.evaluation(loss_fn, data, algorithm), algorithm, params, population)
+            algorithm = algorithm_under_plan(plan, mesh)
+        evaluate = self.judge(self.evaluation(loss_fn, data, algorithm), algorithm, params, population)
         self.stop()
-        return Experiment(stream(root, "rounds"), algorithm, params, data, loss_fn, judge, plan)
+        return Experiment(stream(root, "rounds"), algorithm, params, data, loss_fn, evaluate, plan)
 
     def data(self) -> FederatedData | None:
-        """The data set in its wrappers; that which groups clients goes around all others if the algorithm needs groups.
+        """Makes the data set inside its wrappers.
 
-        Other algorithms pool a group's rows, and what is around the groups then changes these.
+        If the algorithm needs groups of clients, the wrapper that groups clients goes around all others. Other
+        algorithms pool the rows of a group, and wrappers around the groups then change the pooled rows.
         """
         needs_groups = "group_size" in self.parts["algorithm"].values.values()
         return self.wrapped("data", goes_last=lambda data: needs_groups and hasattr(data.train, "group"))
 
     def reads_weights(self) -> bool:
-        """Whether the sampler, or one of its wrappers, takes the clients' numbers of examples."""
+        """Returns whether the sampler, or one of its wrappers, takes the clients' numbers of examples."""
         return any("weights" in part.values.values() for part in registry.named_in("sampler", self.tables["sampler"]))
 
     def sampler(self, population_size: int, **given: Any) -> Any:
-        """The devices of so many clients, which every part gets that takes them, and the sampler; None if refused."""
+        """Makes the devices of `population_size` clients, then the sampler; returns None if either is refused.
+
+        The devices are kept in `self.devices`: every part gets them whose factory takes devices.
+        """
         self.devices = self.make("devices", population_size=population_size)
         refused = "devices" in self.parts and self.devices is None
         return None if refused else self.wrapped("sampler", population_size=population_size, **given)
 
     def fitted(self, algorithm: Algorithm, spec: PyTree, population: Any) -> engine.Plan:
-        """The plan for this algorithm's clients, of a model with these shapes."""
+        """Returns the plan of lanes and chunks for the algorithm's clients.
+
+        Args:
+          algorithm: the algorithm, made without a plan.
+          spec: shapes and dtypes of the model.
+          population: the clients.
+        """
         star = algorithm.parts
+        # Algorithms that are not a star have no broadcast to be measured: the model's shapes alone decide.
         if star is None:
             return engine.plan_for(spec)
         broadcast = jax.eval_shape(lambda params: star.server.broadcast(star.server.init(params)), spec)
@@ -162,132 +201,164 @@ class Builder(Maker):
     def algorithm_under(
         self, made: dict[str, Any], loss_fn: Callable | None, data: FederatedData, plan: engine.Plan | None, mesh: Any
     ) -> Algorithm:
-        """The algorithm of the given parts under a plan, with a count of distinct clients where that is allowed.
+        """Makes the algorithm of the given parts under a plan.
 
-        It is not where a part has noise, which hides who took part, or may have: the counter would be in every
-        checkpoint.
-
+        The sampler counts distinct clients where this is allowed. It is not allowed if a part adds noise, or may add
+        noise: the noise hides who took part, and the counter would put this list into every checkpoint.
         Args:
-          made: parts by the config's table, such as {"sampler": ..., "aggregator": ...}; None where there is none.
-          loss_fn, data: of the experiment.
+          made: the parts by their table in the config, such as {"sampler": ..., "aggregator": ...}; None where a
+            table is absent.
+          loss_fn, data: the loss and the data set of the experiment.
           plan, mesh: as in `algorithms.federated`.
 
         Raises: ConfigError where the algorithm refuses its parts.
         """
-        part = self.parts["algorithm"]
-        wired = {argument: made[table] for table in made if (argument := registry.takes(part, table)) is not None}
-        loss = default_loss(data.task) if "loss" in part.values.values() and data.task != "quadratic" else None
-        wired |= {
+        algorithm_part = self.parts["algorithm"]
+        arguments = {
+            argument: made[table] for table in made if (argument := registry.takes(algorithm_part, table)) is not None
+        }
+        loss = (
+            default_loss(data.task) if "loss" in algorithm_part.values.values() and data.task != "quadratic" else None
+        )
+        arguments |= {
             "loss_fn": loss_fn,
             "loss": loss,
             "plan": plan,
             "mesh": mesh,
             "nonfinite": self.tables["run"]["nonfinite"],
         }
-        wired["population_size"], size = data.train.size, getattr(data.train, "group_size", None)
-        everyone = data.train.population.size if size else data.train.size
-        wired |= {"group_size": size, "inside": {"population_size": size or everyone, "all_clients": everyone}}
+        arguments["population_size"] = data.train.size
+        group_size = getattr(data.train, "group_size", None)
+        # With groups, a client of the algorithm is a group (an edge), while devices belong to the clients inside.
+        all_clients = data.train.population.size if group_size else data.train.size
+        arguments |= {
+            "group_size": group_size,
+            "inside": {"population_size": group_size or all_clients, "all_clients": all_clients},
+        }
         if made["sampler"] is not None and made["sampler"].devices is not None:
-            wired |= self.edge_devices(part, everyone)
-        wired["total_weight"] = lambda: self.total_weight(data) if self.weighs_examples() else None
-        wired["num_examples"] = lambda: self.num_examples(data)
-        algorithm = self.make("algorithm", **wired)
+            arguments |= self.edge_devices(algorithm_part, all_clients)
+        # Functions, since both read the whole population: they are called only for factories that take the values.
+        arguments["total_weight"] = lambda: self.total_weight(data) if self.weighs_examples() else None
+        arguments["num_examples"] = lambda: self.num_examples(data)
+        algorithm = self.make("algorithm", **arguments)
         self.stop()
         sampler = made["sampler"]
-        private = algorithm.parts is None or noisy_parts(algorithm.parts)
-        if sampler is None or private or sampler.design.population_size > MOST_COUNTED:
+        may_be_private = algorithm.parts is None or noisy_parts(algorithm.parts)
+        if sampler is None or may_be_private or sampler.design.population_size > MOST_COUNTED:
             return algorithm
-        wired[registry.takes(part, "sampler")] = with_distinct_clients(sampler)
-        return self.make("algorithm", **wired)
+        arguments[registry.takes(algorithm_part, "sampler")] = with_distinct_clients(sampler)
+        return self.make("algorithm", **arguments)
 
     def edge_devices(self, part: Part, all_clients: int) -> dict[str, Any]:
-        """The devices of clients under edges where the config does not name them: as many of the kind of [devices]."""
+        """Makes the devices of the clients under edges if the config does not name them.
+
+        They are of the kind of [devices], one for each of the `all_clients` clients.
+        """
         if "edge_devices" not in part.options or self.tables["algorithm"]["edge_devices"] is not None:
             return {}
         return {"edge_devices": self.make("devices", population_size=all_clients)}
 
     def server(self, made: dict[str, Any], loss_fn: Callable | None, data: FederatedData) -> dict[str, Any]:
-        """Local work and rows of a server that trains itself, as clients do; made beside a rule that any client fits.
+        """Makes the local work and the rows of a server that trains itself as clients do.
 
-        Arguments as in `algorithm_under`.
+        The work is read from an algorithm with the coordinate-wise median as its rule, which fits every client. The
+        config's own rule cannot be made yet, because it takes this work.
+
+        The arguments are as in `algorithm_under`.
         """
         work = self.algorithm_under(made | {"aggregator": aggregation.median()}, loss_fn, data, None, None).parts.client
         if data.server is None:
             return {"server_work": work, "server_data": None}
         rows = jax.tree.map(jnp.asarray, data.server)
-        (number,) = {len(leaf) for leaf in jax.tree.leaves(rows)}
-        return {"server_work": work, "server_data": ClientData(rows, jnp.ones(number, bool))}
+        (num_rows,) = {len(leaf) for leaf in jax.tree.leaves(rows)}
+        return {"server_work": work, "server_data": ClientData(rows, jnp.ones(num_rows, bool))}
 
     def evaluation(self, loss_fn: Callable, data: FederatedData, algorithm: Algorithm) -> Callable:
-        """The evaluation on test and held-out data, on clients' own test rows, and, by option, on the training data.
+        """Makes the evaluation: on test and held-out data, on clients' own test rows and, by option, on training data.
 
-        Guarantees: a model whose parties ask each other over links is judged with these
+        Guarantees: a model whose parties query each other over links is evaluated with these links
         (tests/config/test_split_runs.py::test_evaluations_go_through_the_links).
         """
-        asked = algorithm.evaluated
-        if asked.model is not None:
-            loss_fn = supervised(asked.model, default_loss(data.task), measure=data.measure)
-        clients, train = self.tables["run"]["evaluate_train"], {}
-        if clients is not None:
-            some = clients != "all" and clients < data.train.size
-            train = {"train": data.train, "train_clients": clients if some else None, "seed": self.tables["seed"]}
-        own = {} if data.local_test is None else {"local_test": data.local_test, "personal": asked.personal}
-        own["triggered"] = data.triggered
-        return evaluation(loss_fn, test=data.test, held_out=data.held_out, **own, **train)
+        evaluated = algorithm.evaluated
+        if evaluated.model is not None:
+            loss_fn = supervised(evaluated.model, default_loss(data.task), measure=data.measure)
+        num_train_clients = self.tables["run"]["evaluate_train"]
+        train_options = {}
+        if num_train_clients is not None:
+            is_sample = num_train_clients != "all" and num_train_clients < data.train.size
+            train_options = {
+                "train": data.train,
+                "train_clients": num_train_clients if is_sample else None,
+                "seed": self.tables["seed"],
+            }
+        local_options = (
+            {} if data.local_test is None else {"local_test": data.local_test, "personal": evaluated.personal}
+        )
+        local_options["triggered"] = data.triggered
+        return evaluation(loss_fn, test=data.test, held_out=data.held_out, **local_options, **train_options)
 
     def judge(self, judge: Callable, algorithm: Algorithm, params: PyTree, population: Any) -> Callable:
-        """The evaluation `judge`, extended by the variance budget if the config has a `run.variance_probe`."""
+        """Returns the evaluation `judge`, with the variance budget added if the config has a `run.variance_probe`."""
         count = self.tables["run"]["variance_probe"]
         if count is None:
             return judge
+        # Imported here, since few configs ask for a variance budget.
         from fedjax_sim.instruments.variance_budget import variance_budget
 
         options = {"num_clients": min(count, population.size), "seed": self.tables["seed"]}
-        call = partial(variance_budget, algorithm, params, population, **options)
-        budget = self.attempt("run.variance_probe", {}, call)
+        measure_budget = partial(variance_budget, algorithm, params, population, **options)
+        budget = self.attempt("run.variance_probe", {}, measure_budget)
         return lambda params: judge(params) | budget(params)
 
     def model(self, data: FederatedData) -> tuple[Any, Callable | None]:
-        """(Model, loss) for the task of the data; the model is None for a point in R^d."""
-        part, wanted = self.parts["model"], INPUTS.get(data.task, "features")
-        if _inputs(part) != wanted:
-            fitting = [name for name, other in registry.parts_of_table("model").items() if _inputs(other) == wanted]
+        """Makes (model, loss) for the task of the data; the model is None if the parameter is a point in R^d."""
+        part = self.parts["model"]
+        wanted_input = INPUTS.get(data.task, "features")
+        if _inputs(part) != wanted_input:
+            fitting = [
+                name for name, other in registry.parts_of_table("model").items() if _inputs(other) == wanted_input
+            ]
             rule = f"one of {', '.join(fitting)} for the data {data.name!r}"
             self.problems.append(problem("model.name", rule, part.name, f"Its task is {data.task}."))
             return None, None
-        if wanted == "point":
+        if wanted_input == "point":
             return None, quadratic_loss
         sizes = {"input_shape": data.input_shape, "num_features": data.input_shape[-1], "columns": data.columns}
-        made = self.make("model", **sizes, num_outputs=data.num_outputs)
-        if made is None:
+        model = self.make("model", **sizes, num_outputs=data.num_outputs)
+        if model is None:
             return None, None
         if data.task == "link_prediction":
-            return made, self.attempt("model", {}, partial(link_prediction, made))
-        return made, self.attempt("model", {}, partial(supervised, made, default_loss(data.task), measure=data.measure))
+            return model, self.attempt("model", {}, partial(link_prediction, model))
+        return model, self.attempt(
+            "model", {}, partial(supervised, model, default_loss(data.task), measure=data.measure)
+        )
 
     def weighs_examples(self) -> bool:
-        """Whether clients report their number of examples as their weight."""
+        """Returns whether clients report their number of examples as their weight."""
         return self.tables["algorithm"].get("weighting") != "uniform"
 
     def num_examples(self, data: FederatedData) -> int:
-        """The config's bound on a client's rows; by default the rows of the largest client.
+        """Returns the config's bound on the number of a client's rows; by default the rows of the largest client.
 
-        Raises: ValueError for a bound below those.
+        Raises: ValueError for a bound below the rows of the largest client.
         """
-        given = self.tables["algorithm"]["num_examples"]
-        (rows,) = jax.eval_shape(data.train.client, jax.ShapeDtypeStruct((), jnp.int32)).mask.shape
-        if given is not None:
-            validate.integer("num_examples", given, rows, hint=f"The largest client has {rows} rows.")
-        return rows if given is None else given
+        stated_rows = self.tables["algorithm"]["num_examples"]
+        (largest_rows,) = jax.eval_shape(data.train.client, jax.ShapeDtypeStruct((), jnp.int32)).mask.shape
+        if stated_rows is not None:
+            validate.integer(
+                "num_examples", stated_rows, largest_rows, hint=f"The largest client has {largest_rows} rows."
+            )
+        return largest_rows if stated_rows is None else stated_rows
 
     def total_weight(self, data: FederatedData) -> float:
-        """W, the sum of the weights that the clients of the whole population report.
+        """Returns W, the sum of the weights that the clients of the whole population report.
 
-        Raises: ValueError where the weights are tokens and the data are not in memory.
+        Raises: ValueError where the weights are numbers of tokens and the data are not in memory.
         """
         if not self.weighs_examples():
             return float((np.asarray(data.train.sizes) > 0).sum())
-        if data.task in UNLABELLED:  # weights are tokens or nodes, without padding
+        if data.task in UNLABELLED:
+            # A weight is a number of tokens or nodes. Padding has a negative label and does not count.
             if not hasattr(data.train, "examples"):
                 hint = "Weight clients equally (weighting = 'uniform'), or load the data into memory."
                 validate.fail("total_weight", "tokens that can be counted beforehand", type(data.train).__name__, hint)
@@ -295,28 +366,30 @@ class Builder(Maker):
         return float(np.asarray(data.train.sizes).sum(dtype=np.int64))
 
     def plan(self) -> engine.Plan | None:
-        """The plan of the config's `run.lanes` and `run.chunk`; None without."""
+        """Makes the plan from the config's `run.lanes` and `run.chunk`; None if the config has no lanes."""
         run = self.tables["run"]
         return run["lanes"] and self.attempt("run", run, lambda: engine.Plan.checked(run["lanes"], run["chunk"]))
 
     def mesh(self) -> Any:
-        """The devices of the config's `run.devices`: "all", or a mesh; None, with a problem, for too many."""
-        devices = self.tables["run"]["devices"]
-        visible = None if devices == "all" else len(jax.devices())
-        if visible is not None and jax.process_count() > 1 and devices != visible:
+        """Returns the devices of `run.devices`: "all", or a mesh; None, with a problem, for too many."""
+        stated_devices = self.tables["run"]["devices"]
+        num_visible = None if stated_devices == "all" else len(jax.devices())
+        if num_visible is not None and jax.process_count() > 1 and stated_devices != num_visible:
             hint = "Every process takes a share of the cohort."
-            self.problems.append(problem("run.devices", '"all" with several processes', devices, hint))
+            self.problems.append(problem("run.devices", '"all" with several processes', stated_devices, hint))
             return None
-        if visible is not None and devices > visible:
-            rule = f'"all" or an integer in [1, {visible}]'
-            self.problems.append(problem("run.devices", rule, devices, "More are needed? Start JAX with more devices."))
+        if num_visible is not None and stated_devices > num_visible:
+            rule = f'"all" or an integer in [1, {num_visible}]'
+            self.problems.append(
+                problem("run.devices", rule, stated_devices, "More are needed? Start JAX with more devices.")
+            )
             return None
-        return devices if visible is None else engine.device_mesh(devices)
+        return stated_devices if num_visible is None else engine.device_mesh(stated_devices)
 
 
 def _inputs(part: Part) -> str:
-    """The kind of a model's input: "point", "features", "graph" or "tokens"."""
-    asked = set(part.values.values())
-    if "num_features" in asked:
+    """Returns the kind of a model's input, "point", "features", "graph" or "tokens", read from its arguments."""
+    passed_values = set(part.values.values())
+    if "num_features" in passed_values:
         return "graph"
-    return "point" if part.name == "point" else "features" if asked & {"columns", "input_shape"} else "tokens"
+    return "point" if part.name == "point" else "features" if passed_values & {"columns", "input_shape"} else "tokens"

@@ -1,16 +1,26 @@
-"""A run as a TOML file: every value is checked, every default filled in, all errors reported at once with their paths.
+"""Checks a run's TOML document: every value is checked, defaults are filled in, and all errors are reported at once.
 
-A config is checked here, without JAX; `config.build` then makes the parts, which check their options themselves. Beside
-`seed` there are the tables `[data]`, `[model]`, `[devices]`, `[sampler]`, `[algorithm]`, `[client_optimizer]`,
-`[transform]`, `[downlink]`, `[aggregator]` and `[run]`. Each part has a `name` from the registry and the options of its
-factory; a wrapper of the sampler is a table inside it, such as `[sampler.with_dropout]`. Wrappers go around each other
-in the order of the file, and an order that is refused is answered with one that works. The transforms of messages are
-tables inside `[transform]`, in their order: `[transform.quantize]`, then `[transform.gaussian_mechanism]`; what a
-wrapper wraps is a table inside its own, `[transform.error_feedback.top_k]`. Those of the broadcast are tables inside
-`[downlink]`. A part that is another's option is a table with a name: in `[aggregator.corrupted]`,
-`attack = {name = "alie"}`; `[algorithm.edge_sampler]` has a name too. Several transforms there are tables without one,
-`[algorithm.edge_transform.quantize]`. Every part that takes devices gets those of `[devices]`; clients under edges have
-as many of the same kind, or `[algorithm.edge_devices]`. TOML has no null: "none" stands for it.
+Nothing here imports JAX. `config.build` then makes the parts, which check their options themselves.
+
+Tables. Beside `seed` there are `[data]`, `[model]`, `[devices]`, `[sampler]`, `[algorithm]`, `[client_optimizer]`,
+`[transform]`, `[downlink]`, `[aggregator]` and `[run]`. A table has the `name` of a part from the registry, and the
+options of that part's factory.
+
+Wrappers. A wrapper of the sampler is a table inside it, such as `[sampler.with_dropout]`. Wrappers go around each other
+in the order of the file. If that order is refused, the error names an order that works.
+
+Transforms. The transforms of messages are tables inside `[transform]`, applied in their order: `[transform.quantize]`,
+then `[transform.gaussian_mechanism]`. A transform inside a wrapper is a table inside the wrapper's table,
+`[transform.error_feedback.top_k]`. The transforms of the broadcast are tables inside `[downlink]`.
+
+Parts as options. An option that is a part is a table with a name: in `[aggregator.corrupted]`,
+`attack = {name = "alie"}`; `[algorithm.edge_sampler]` has a name too. If such an option holds several transforms, they
+are tables without a name, `[algorithm.edge_transform.quantize]`.
+
+Devices. Every part that takes devices gets the devices of `[devices]`. Clients under edges have as many devices of the
+same kind, or those of `[algorithm.edge_devices]`.
+
+TOML has no null: the text "none" stands for it.
 """
 
 from __future__ import annotations
@@ -39,7 +49,8 @@ from fedjax_sim.config.value_kinds import (
 __all__ = ["Config", "ConfigError", "check_options", "default_tables", "load", "resolve"]
 
 INT32_MAX = 2**31 - 1
-COUNT, LANES = integer_kind(1, INT32_MAX), integer_kind(1, 1 << 16)
+COUNT = integer_kind(1, INT32_MAX)
+LANES = integer_kind(1, 1 << 16)
 SEED = integer_kind(0, INT32_MAX)
 RUN = {
     "rounds": Option(COUNT, 100),
@@ -51,10 +62,10 @@ RUN = {
     "lanes": Option(LANES | None, None),  # clients vmapped at once; none: fitted to the cache
     "chunk": Option(LANES | None, None),  # messages summed at once
     "nonfinite": Option(Literal["drop", "error"], "drop"),
-    # at which epsilon is stated where a part has noise; none: N^-1.1
+    # The delta at which epsilon is stated if a part adds noise; none: N^-1.1 for N clients.
     "delta": Option(number_kind(0, 1, open_low=True, open_high=True) | None, None),
     "evaluate_train": Option(Literal["all"] | COUNT | None, None),  # clients whose training objective is evaluated
-    # clients of the variance budget at each evaluation
+    # The number of clients that the variance budget trains at each evaluation.
     "variance_probe": Option(integer_kind(2, INT32_MAX) | None, None),
     "arithmetic": Option(Literal["reproducible", "fast"], "reproducible"),  # reproducible: the same bits on any devices
     "client_memory": Option(Literal["auto", "device", "disk"], "auto"),  # auto: disk where the devices are too small
@@ -71,40 +82,51 @@ DEFAULT_PART = {
     "client_optimizer": "sgd",
     "aggregator": "mean",
 }
+# Defaults of a config alone, for options that have none in Python, or None.
 MAIN_JOB = {("sampler", "cohort_size"): 1000, ("algorithm", "num_steps"): 5, ("algorithm", "batch_size"): 10}
-SEEDED = ("data", "devices")  # tables whose parts take the config's seed, unless they have their own
-OWN = ("data", "model", "algorithm")  # tables of every config; which others there are depends on the algorithm
+# Tables whose parts take the config's seed, unless they have their own.
+SEEDED = ("data", "devices")
+# The tables of every config; the algorithm decides which other tables there are.
+OWN = ("data", "model", "algorithm")
 
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """A checked config; made by `load`."""
+    """A checked config, made by `load`."""
 
     tables: Mapping[str, Any]
 
     def resolved(self) -> dict[str, Any]:
-        """A copy of all tables with every default filled in. Data, their wrappers, and devices without a seed of their
-        own use the config's."""
+        """Returns a copy of all tables with every default filled in.
+
+        Data, their wrappers, and devices use the config's seed if they have no seed of their own.
+        """
         return copy.deepcopy(dict(self.tables))
 
     def identity(self) -> dict[str, Any]:
-        """What a resumed run must share with its checkpoint: all options but those that change no bit of a round.
+        """Returns what a resumed run must share with its checkpoint: all options that can change a bit of a round.
 
-        A file counts by its content, in "files", and not by its path. The digest of the data belongs beside it.
+        A file counts by its content, under "files", and not by its path. The data are not in the identity: callers put
+        their digest beside it.
 
         Raises: ConfigError for a file that cannot be read.
 
-        Guarantees: tests/laws/test_files.py::test_identity_is_content.
+        Guarantees: a file that moves leaves the identity as it is, and a file that changes does not
+        (tests/laws/test_files.py::test_identity_is_content).
         """
         contents, problems = files.contents(self.tables)
         if problems:
             raise ConfigError(problems)
         tables = files.without_paths(self.tables)
         tables["run"] = {key: value for key, value in tables["run"].items() if key not in NO_RESULT}
+        # Dicts compare equal in any order, but wrappers and transforms apply in the order of their tables.
         return tables | {"order": list(_inner(tables))} | ({"files": contents} if contents else {})
 
     def planned(self, plan: Any) -> Config:
-        """This config with the lanes and chunk that were chosen for it, which are part of a result's identity."""
+        """Returns this config with the lanes and chunk that were chosen for it.
+
+        The plan is a part of a result's identity, since it decides the order of floating-point sums.
+        """
         tables = self.resolved()
         tables["run"] |= plan._asdict()
         return Config(tables)
@@ -116,15 +138,17 @@ class Config:
         return engine.fast_arithmetic(self.tables["run"]["arithmetic"] == "fast")
 
     def to_toml(self, folder: str | Path = ".") -> str:
-        """TOML that loads back to this config from a file in `folder`, to which relative paths are relative there.
+        """Returns TOML that loads back to this config from a file in `folder`.
 
-        Guarantees: tests/config/test_document.py::test_toml_round_trip.
+        Relative paths in the text are relative to `folder`.
+
+        Guarantees: the text loads back to an equal config (tests/config/test_document.py::test_toml_round_trip).
         """
         return written(files.rebased(self.tables, ".", folder))
 
 
 class _Problems(list[str]):
-    """The problems of a document, whose algorithm decides which hints are true."""
+    """Error messages, with the document that they are about: its algorithm decides which hints are true."""
 
     def __init__(self, document: Mapping[str, Any]):
         super().__init__()
@@ -132,10 +156,10 @@ class _Problems(list[str]):
 
 
 def default_tables(document: Mapping[str, Any] | None = None) -> dict[str, Mapping[str, Option]]:
-    """The options of [run], and those of each table's default part.
+    """Returns the options of [run], and the options of each table's default part.
 
     Args:
-      document: names other parts; tables that its algorithm does not take are left out.
+      document: a config whose parts replace the default ones. Tables that its algorithm does not take are left out.
 
     >>> "rounds" in default_tables()["run"], "learning_rate" in default_tables()["client_optimizer"]
     (True, True)
@@ -143,19 +167,21 @@ def default_tables(document: Mapping[str, Any] | None = None) -> dict[str, Mappi
     False
     """
     parts = {table: _named_part(table, document or {}) for table in DEFAULT_PART}
-    taken = {table for table in parts if table in OWN or registry.takes(parts["algorithm"], table) is not None}
-    return {"run": RUN} | {table: part.options for table, part in parts.items() if table in taken}
+    algorithm = parts["algorithm"]
+    tables = {table for table in parts if table in OWN or registry.takes(algorithm, table) is not None}
+    return {"run": RUN} | {table: part.options for table, part in parts.items() if table in tables}
 
 
 def _named_part(table: str, document: Mapping[str, Any]) -> Part:
-    """The part that a document names in a table; the default one where it names none that there is."""
-    choices, given = registry.parts_of_table(table), document.get(table)
-    name = given.get("name") if isinstance(given, dict) else None
+    """Returns the part that a document names in a table; the default part if the document names no known part."""
+    choices = registry.parts_of_table(table)
+    stated = document.get(table)
+    name = stated.get("name") if isinstance(stated, dict) else None
     return choices[name if isinstance(name, str) and name in choices else DEFAULT_PART[table]]
 
 
 def _inner(tables: Mapping[str, Any], path: str = "") -> Iterable[str]:
-    """Paths of the tables inside tables, in their order, which matters but is ignored when dicts are compared."""
+    """Yields the paths of the tables inside tables in their order, which a comparison of dicts would ignore."""
     for key, value in tables.items():
         if isinstance(value, dict):
             if path:
@@ -164,21 +190,24 @@ def _inner(tables: Mapping[str, Any], path: str = "") -> Iterable[str]:
 
 
 def load(path: str | Path | None = None, overrides: Iterable[str] = (), without: Iterable[str] = ()) -> Config:
-    """Reads and checks a config file, or the default run without one.
+    """Reads and checks a config file; without a file, returns the default run.
 
     Args:
-      path: a TOML file, or the name of an example, such as "quickstart" or "sweeps/step_sizes"; None for the default:
-        100,000 clients over the digits, FedAvg with an MLP. Relative paths in it are relative to the file's folder.
-      overrides: `table.option=value`, the value as in TOML; text needs no quotes. Relative paths are relative to the
-        current folder, as are those of the config that is returned.
+      path: a TOML file, or the name of an example, such as "quickstart" or "sweeps/step_sizes". Relative paths in the
+        file are relative to the file's folder. None stands for the default run: 100,000 clients over the digits,
+        FedAvg with an MLP.
+      overrides: texts `table.option=value` with the value as in TOML; text needs no quotes. Relative paths here, and in
+        the config that is returned, are relative to the current folder.
       without: tables and options of the file that are left out, such as "downlink" or "sampler.with_dropout".
 
     Raises: ConfigError with every problem as `path.to.field: expected RULE, got VALUE. HINT`.
 
-    Guarantees: JAX is not imported (tests/config/test_document.py::test_wrong_configs_need_no_jax); all problems are
-    reported at once (::test_every_problem_at_once); examples are found by name
-    (tests/test_package.py::test_examples_have_names); relative paths lead where the file means, from any folder
-    (tests/config/test_files.py::test_paths_are_relative_to_their_file).
+    Guarantees:
+      JAX is not imported (tests/config/test_document.py::test_wrong_configs_need_no_jax).
+      All problems are reported at once (tests/config/test_document.py::test_every_problem_at_once).
+      Examples are found by name (tests/test_package.py::test_examples_have_names).
+      Relative paths lead to the file that they mean, from any folder
+      (tests/config/test_files.py::test_paths_are_relative_to_their_file).
 
     >>> config = load(None, ["sampler.cohort_size=50", "algorithm.name=fedprox"])
     >>> config.resolved()["algorithm"]["coefficient"], config.resolved()["sampler"]
@@ -195,7 +224,7 @@ def load(path: str | Path | None = None, overrides: Iterable[str] = (), without:
 
 
 def resolve(document: dict, problems: list[str]) -> dict[str, Any]:
-    """The document with defaults filled in; problems are added to the list."""
+    """Returns the document with defaults filled in; problems are added to the list."""
     problems_here = _Problems(document)
     tables = _resolved(document, problems_here)
     problems += problems_here
@@ -203,44 +232,58 @@ def resolve(document: dict, problems: list[str]) -> dict[str, Any]:
 
 
 def _resolved(document: dict, problems: _Problems) -> dict[str, Any]:
-    known = ("seed", *registry.TABLES, "run")
-    problems += [_unknown(key, key, known, problems) for key in document if key not in known]
+    """Does the work of `resolve`, with problems that know their document."""
+    known_tables = ("seed", *registry.TABLES, "run")
+    problems += [_unknown(key, key, known_tables, problems) for key in document if key not in known_tables]
     tables: dict[str, Any] = {"seed": converted_to_kind("seed", SEED, document.get("seed", 0), problems)}
     algorithm = None
     others = [table for table in registry.TABLES if table not in (*OWN, "devices")]
-    for table in (*OWN, *others):  # the algorithm decides which others there are
-        given = document.get(table, {})
+    # The algorithm comes before the other tables, since it decides which of them there are.
+    for table in (*OWN, *others):
+        table_given = document.get(table, {})
         if table not in OWN and algorithm is not None and registry.takes(algorithm, table) is None:
             if table in document:
                 hint = f"Leave it out: --unset {table}. Its options: fedjax-sim list {algorithm.name}."
-                problems.append(problem(table, f"no such table with {algorithm.name}", given, hint))
+                problems.append(problem(table, f"no such table with {algorithm.name}", table_given, hint))
             continue
         if table in registry.CHAINS:
-            if members := _members(table, table, given, problems):
+            if members := _members(table, table, table_given, problems):
                 tables[table] = members
             continue
-        part, tables[table] = _part(table, given, problems)
+        part, tables[table] = _part(table, table_given, problems)
         algorithm = part if table == "algorithm" else algorithm
     tables |= _devices(document, tables, problems)
     tables = {name: tables[name] for name in ("seed", *registry.TABLES) if name in tables}
     tables["run"] = check_options("run", RUN, document.get("run", {}), problems)
-    cohort, clients = tables.get("sampler", {}).get("cohort_size"), tables.get("data", {}).get("num_clients")
-    if isinstance(clients, int) and isinstance(cohort, int) and "cohort_size" not in document.get("sampler", {}):
-        tables["sampler"]["cohort_size"] = min(cohort, max(clients, 1))
-    work, block = tables.get("algorithm", {}), tables["run"]
-    if {"num_steps", "num_epochs"} <= work.keys() and (work["num_steps"] is None) == (work["num_epochs"] is None):
-        got = (work["num_steps"], work["num_epochs"])
-        problems.append(problem("algorithm.num_steps, algorithm.num_epochs", "exactly one of the two", got))
-    if block.get("chunk") is not None and block.get("lanes") is None:
-        problems.append(problem("run.chunk", "run.lanes beside it", block["chunk"], "A chunk is made of whole lanes."))
+    # The default cohort of a small population is the whole population.
+    cohort_size = tables.get("sampler", {}).get("cohort_size")
+    num_clients = tables.get("data", {}).get("num_clients")
+    is_default_cohort = "cohort_size" not in document.get("sampler", {})
+    if isinstance(num_clients, int) and isinstance(cohort_size, int) and is_default_cohort:
+        tables["sampler"]["cohort_size"] = min(cohort_size, max(num_clients, 1))
+    algorithm_table = tables.get("algorithm", {})
+    if {"num_steps", "num_epochs"} <= algorithm_table.keys():
+        work = (algorithm_table["num_steps"], algorithm_table["num_epochs"])
+        if (work[0] is None) == (work[1] is None):
+            problems.append(problem("algorithm.num_steps, algorithm.num_epochs", "exactly one of the two", work))
+    run = tables["run"]
+    if run.get("chunk") is not None and run.get("lanes") is None:
+        problems.append(problem("run.chunk", "run.lanes beside it", run["chunk"], "A chunk is made of whole lanes."))
     return tables
 
 
 def _devices(document: dict, tables: Mapping[str, Any], problems: list[str]) -> dict[str, Any]:
-    """The table of devices: needed where a part takes devices and has no default, refused where no part takes any."""
+    """Returns the table of devices, as {"devices": table}, or {} without devices.
+
+    The table is needed where a part takes devices and has no default for them. It is refused if no part takes devices.
+    """
     members = [part for name in tables if name in registry.TABLES for part in registry.named_in(name, tables[name])]
     takers = [(part.name, argument) for part in members if (argument := registry.takes(part, "devices"))]
-    needing = [part.name for part in members if any(x.noun == "Devices" and x.required for x in part.parts.values())]
+    needing = [
+        part.name
+        for part in members
+        if any(argument.noun == "Devices" and argument.required for argument in part.parts.values())
+    ]
     if "devices" in document and takers:
         return {"devices": _part("devices", document["devices"], problems)[1]}
     if "devices" in document:
@@ -256,67 +299,78 @@ def _devices(document: dict, tables: Mapping[str, Any], problems: list[str]) -> 
 
 
 def _taking_devices(parts: Mapping[str, Part]) -> list[str]:
+    """Returns the names of the parts that take devices."""
     return [name for name, part in parts.items() if registry.takes(part, "devices")]
 
 
-def _part(table: str, given: Any, problems: list[str]) -> tuple[Part | None, dict[str, Any]]:
-    if not isinstance(given, dict):
-        problems.append(problem(table, "a table", given, f'Write {table}.name = "..." for the part alone.'))
+def _part(table: str, stated: Any, problems: list[str]) -> tuple[Part | None, dict[str, Any]]:
+    """Returns the part that a table names, and the table with defaults filled in; (None, {}) for a wrong name."""
+    if not isinstance(stated, dict):
+        problems.append(problem(table, "a table", stated, f'Write {table}.name = "..." for the part alone.'))
         return None, {}
-    choices, wraps = registry.parts_of_table(table), registry.wrappers(table)
-    name = given.get("name", DEFAULT_PART.get(table, Words("nothing")))
+    choices = registry.parts_of_table(table)
+    wrappers = registry.wrappers(table)
+    name = stated.get("name", DEFAULT_PART.get(table, Words("nothing")))
     if not isinstance(name, str) or name not in choices:
         hint = nearest_word(name, choices)
-        if isinstance(name, str) and name in wraps:
+        if isinstance(name, str) and name in wrappers:
             hint = f"{name} wraps a {table}: write the table [{table}.{name}]."
         problems.append(problem(f"{table}.name", "one of " + ", ".join(choices), name, hint))
         return None, {}
-    inner = {key: value for key, value in given.items() if key in wraps}  # in the order of the file
-    rest = {key: value for key, value in given.items() if key != "name" and key not in wraps}
+    # The order of the file is kept, since wrappers go around each other in this order.
+    inner_tables = {key: value for key, value in stated.items() if key in wrappers}
+    own_options = {key: value for key, value in stated.items() if key != "name" and key not in wrappers}
     part = choices[name]
-    resolved = {"name": name} | check_options(table, part.options, rest, problems, also=("name", *wraps))
-    for key, options in inner.items():
-        resolved[key] = check_options(f"{table}.{key}", wraps[key].options, options, problems)
+    resolved = {"name": name} | check_options(table, part.options, own_options, problems, also=("name", *wrappers))
+    for key, options in inner_tables.items():
+        resolved[key] = check_options(f"{table}.{key}", wrappers[key].options, options, problems)
     return part, resolved
 
 
-def _members(table: str, path: str, given: Any, problems: list[str]) -> dict[str, Any]:
-    """The transforms in a table, in the order of the file; what a wrapper wraps is a table inside its own."""
-    if not isinstance(given, dict):
-        problems.append(problem(path, "a table", given, f"Write the parts as tables inside it: [{path}.NAME]."))
+def _members(table: str, path: str, stated: Any, problems: list[str]) -> dict[str, Any]:
+    """Returns the transforms in a table with defaults filled in, in the order of the file.
+
+    A transform that a wrapper wraps is a table inside the wrapper's table.
+    """
+    if not isinstance(stated, dict):
+        problems.append(problem(path, "a table", stated, f"Write the parts as tables inside it: [{path}.NAME]."))
         return {}
-    choices, wraps, resolved = registry.parts_of_table(table), registry.wrappers(table), {}
-    for name, options in given.items():
-        if name not in choices | wraps:
-            known = [*choices, *wraps]
-            hint = nearest_word(name, known) or f"Write the parts as tables: [{path}.NAME]."
+    choices = registry.parts_of_table(table)
+    wrappers = registry.wrappers(table)
+    resolved = {}
+    for name, options in stated.items():
+        if name not in choices | wrappers:
+            known_names = [*choices, *wrappers]
+            hint = nearest_word(name, known_names) or f"Write the parts as tables: [{path}.NAME]."
             problems.append(
-                problem(f"{path}.{name}", "one of " + ", ".join(known), Words("nothing of that name"), hint)
+                problem(f"{path}.{name}", "one of " + ", ".join(known_names), Words("nothing of that name"), hint)
             )
             continue
-        inner = {}
-        if name in wraps and isinstance(options, dict):
-            inner = {key: value for key, value in options.items() if isinstance(value, dict)}
-            options = {key: value for key, value in options.items() if key not in inner}
-            inner = _members(table, f"{path}.{name}", inner, problems)
-            if not inner:
+        inner_members = {}
+        if name in wrappers and isinstance(options, dict):
+            inner_members = {key: value for key, value in options.items() if isinstance(value, dict)}
+            options = {key: value for key, value in options.items() if key not in inner_members}
+            inner_members = _members(table, f"{path}.{name}", inner_members, problems)
+            if not inner_members:
                 hint = f"Write it as a table inside: [{path}.{name}.NAME]."
                 problems.append(problem(f"{path}.{name}", "a transform to wrap", Words("none"), hint))
-        resolved[name] = check_options(f"{path}.{name}", (choices | wraps)[name].options, options, problems) | inner
+        resolved[name] = (
+            check_options(f"{path}.{name}", (choices | wrappers)[name].options, options, problems) | inner_members
+        )
     return resolved
 
 
 def check_options(
     path: str, options: dict[str, Option], given: Any, problems: list[str], also: Iterable[str] = ()
 ) -> dict[str, Any]:
-    """The options of one table, with defaults filled in.
+    """Returns the options of one table with defaults filled in.
 
     Args:
-      path: of the table, such as "sampler".
+      path: the path of the table, such as "sampler".
       options: the known options by name.
-      given: the table in the document.
+      given: the table as the document has it.
       problems: error messages so far; wrong values, missing and unknown options are added.
-      also: other names that the table may hold.
+      also: other names that the table may hold, such as "name".
     """
     if not isinstance(given, dict):
         problems.append(problem(path, "a table", given))
@@ -329,42 +383,44 @@ def check_options(
         elif key in given:
             resolved[key] = converted_to_kind(f"{path}.{key}", option.kind, given[key], problems)
         elif (default := _default(path, key, option, given)) is not REQUIRED:
+            # Without a seed of its own, a part of these tables gets the config's seed when it is made.
             if key != "seed" or path.partition(".")[0] not in SEEDED:
                 resolved[key] = copy.copy(default)
         else:
             if isinstance(option.kind, Named):
-                wanted, hint = _example(option.kind)
+                expected, hint = _example(option.kind)
             else:
-                wanted = rule(option.kind)
+                expected = rule(option.kind)
                 hint = f"It has no default: write it in [{path}], or --set {path}.{key}=..."
-            problems.append(problem(f"{path}.{key}", wanted, Words("nothing"), hint))
+            problems.append(problem(f"{path}.{key}", expected, Words("nothing"), hint))
     return resolved
 
 
-def _named(path: str, kind: Named, given: Any, problems: list[str]) -> dict[str, Any] | float | None:
-    """The options of a part inside another one, with its name; or a number, where one will do."""
-    if given == "none" and kind.optional:
+def _named(path: str, kind: Named, stated: Any, problems: list[str]) -> dict[str, Any] | float | None:
+    """Returns the table of a part inside another part, with its name and options; or a number, where one will do."""
+    if stated == "none" and kind.optional:
         return None
-    if kind.number and isinstance(given, (int, float)):
-        return converted_to_kind(path, float, given, problems)
-    if table := registry.chained(kind, given):
-        return _members(table, path, given, problems)
-    wanted, hint = _example(kind)
-    if not isinstance(given, dict):
-        problems.append(problem(path, wanted, given, hint))
+    if kind.number and isinstance(stated, (int, float)):
+        return converted_to_kind(path, float, stated, problems)
+    if table := registry.chained(kind, stated):
+        return _members(table, path, stated, problems)
+    expected, hint = _example(kind)
+    if not isinstance(stated, dict):
+        problems.append(problem(path, expected, stated, hint))
         return None
-    choices, name = registry.named(kind), given.get("name", Words("nothing"))
+    choices = registry.named(kind)
+    name = stated.get("name", Words("nothing"))
     if not isinstance(name, str) or name not in choices:
         problems.append(problem(f"{path}.name", "one of " + ", ".join(choices), name, nearest_word(name, choices)))
         return None
-    options = {key: value for key, value in given.items() if key != "name"}
+    options = {key: value for key, value in stated.items() if key != "name"}
     return {"name": name} | check_options(
         path, registry.inside_options(choices[name]), options, problems, also=("name",)
     )
 
 
 def _example(kind: Named) -> tuple[str, str]:
-    """What is expected where a part is a table, and a hint."""
+    """Returns the rule for an option that is a part, and a hint with an example, for an error message."""
     choices = registry.named(kind)
     return (
         "a table with a name" + " or a number" * kind.number,
@@ -372,20 +428,23 @@ def _example(kind: Named) -> tuple[str, str]:
     )
 
 
-def _default(path: str, key: str, option: Option, given: Mapping[str, Any]) -> Any:
-    if key == "num_steps" and given.get("num_epochs", "none") not in (None, "none"):
+def _default(path: str, key: str, option: Option, stated: Mapping[str, Any]) -> Any:
+    """Returns the default of an option; REQUIRED if it has none."""
+    # Local work is measured in steps or in epochs: a config that states epochs has no default number of steps.
+    if key == "num_steps" and stated.get("num_epochs", "none") not in (None, "none"):
         return None
     return MAIN_JOB.get((path, key), option.default) if option.default in (REQUIRED, None) else option.default
 
 
 def _unknown(path: str, key: str, options: Iterable[str], problems: list[str]) -> str:
+    """Returns the error message for an unknown table or option, with what may have been meant."""
     options = list(options)
     document = problems.document if isinstance(problems, _Problems) else {}
     tables = default_tables(document)
-    refused = {table: has for table, has in default_tables().items() if table not in tables}
+    refused_tables = {table: has for table, has in default_tables().items() if table not in tables}
     return problem(
         path,
         "one of " + ", ".join(options) if options else "no options",
         Words(f"the unknown key {key!r}"),
-        suggestion(path, options, tables, refused, _named_part("algorithm", document).name),
+        suggestion(path, options, tables, refused_tables, _named_part("algorithm", document).name),
     )

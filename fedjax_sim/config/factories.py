@@ -1,4 +1,4 @@
-"""Making the parts that a config's tables name, and collecting what their factories refuse."""
+"""Makes the parts that a config's tables name, and collects what their factories refuse."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ from fedjax_sim.validate import InvalidArgument
 
 __all__ = ["Maker"]
 
-MOST_REORDERED = 5  # wrappers of a table whose 120 orders are tried where that of the file does not work
+# If the order of the file does not work, at most 5! = 120 orders of a table's wrappers are tried.
+MOST_REORDERED = 5
 
 
 class Maker:
-    """Makes parts by the names and options in a config's tables; what a factory refuses is added to `problems`.
+    """Makes parts by the names and options in a config's tables, and adds every refusal of a factory to `problems`.
 
     Args:
       config: as `config.load` returns it.
@@ -34,7 +35,7 @@ class Maker:
             if name in self.tables and name not in registry.CHAINS
         }
         self.problems: list[str] = []
-        self.devices: Devices | None = None  # what every part gets whose factory takes devices
+        self.devices: Devices | None = None  # given to every part whose factory takes devices
 
     def stop(self) -> None:
         """Raises ConfigError if there are problems."""
@@ -42,59 +43,67 @@ class Maker:
             raise ConfigError(self.problems)
 
     def make(self, table: str, **given: Any) -> Any:
-        """The part that a table of the config names, with its options from there.
+        """Makes the part that a table of the config names, with the options from that table.
 
         Args:
-          table: such as "sampler".
-          given: arguments that do not come from the table; the factory gets those that it takes. `num_examples`,
-            `total_weight` and `weights` are functions, called only if it takes them. `inside` are those of parts inside
-            the part, where these are not the same; all but samplers inside are of its `all_clients`.
+          table: the table's name, such as "sampler".
+          given: arguments that do not come from the table. The factory gets those that it takes. `num_examples`,
+            `total_weight` and `weights` are functions, called only if the factory takes them. `inside` holds the
+            arguments for parts inside the part, where they differ. All parts inside except samplers are made for its
+            `all_clients` clients.
 
-        Returns: the part; None, with a new problem, where the factory refuses, and None for an absent table.
+        Returns: the part; None for an absent table; None, with a new problem, if the factory refuses its arguments.
         """
         return self._made(self.parts[table], table, self.tables[table], given) if table in self.parts else None
 
-    def wrapped(self, table: str, goes_last: Callable[[Any], bool] = lambda made: False, **given: Any) -> Any:
-        """The part that a table names, inside the wrappers that the table holds, in the order of the file.
+    def wrapped(self, table: str, goes_last: Callable[[Any], bool] = lambda part: False, **given: Any) -> Any:
+        """Makes the part that a table names, inside the wrappers that the table holds, in the order of the file.
 
-        Where a wrapper refuses that order, the problem names one that works, if there is one.
+        If a wrapper refuses that order, the problem names an order that works, if there is one.
 
         Args:
           table, given: as for `make`.
-          goes_last: whether a part is such that no wrapper may go around it: the wrapper that makes it so goes last.
+          goes_last: tells whether a part accepts no further wrapper around it; the wrapper that returns such a part
+            goes last.
 
         Returns: as `make`.
         """
-        plain, wrappers, problems = self.make(table, **given), registry.wrappers(table), len(self.problems)
-        names = [name for name, x in self.tables.get(table, {}).items() if name in wrappers and isinstance(x, dict)]
-        made, last = plain, []
+        plain = self.make(table, **given)
+        wrappers = registry.wrappers(table)
+        num_problems_before = len(self.problems)
+        table_items = self.tables.get(table, {}).items()
+        names = [name for name, options in table_items if name in wrappers and isinstance(options, dict)]
+        part = plain
+        names_that_go_last = []
         for name in names:
-            outer = None if made is None else self._around(table, name, made, given)
-            if outer is not None and name != names[-1] and goes_last(outer) and not goes_last(made):
-                last.append(name)
+            outer = None if part is None else self._around(table, name, part, given)
+            if outer is not None and name != names[-1] and goes_last(outer) and not goes_last(part):
+                names_that_go_last.append(name)
             else:
-                made = outer
-        for name in last:
-            made = None if made is None else self._around(table, name, made, given)
-        if plain is not None and made is None and 1 < len(names) <= MOST_REORDERED:
+                part = outer
+        for name in names_that_go_last:
+            part = None if part is None else self._around(table, name, part, given)
+        if plain is not None and part is None and 1 < len(names) <= MOST_REORDERED:
             order = self._order(table, plain, names, given)
             if order is not None:
                 words = ", ".join(f"[{table}.{name}]" for name in order)
-                self.problems[problems] += f" In this order they work: {words}."
-        return made
+                # The first problem since the start is the refusal that the order explains.
+                self.problems[num_problems_before] += f" In this order they work: {words}."
+        return part
 
     def _around(self, table: str, name: str, inner: Any, given: dict[str, Any]) -> Any:
-        """A wrapper of a table around a part; None, with a new problem, where it refuses."""
+        """Makes a wrapper of a table around a part; returns None, with a new problem, if the wrapper refuses."""
         wrapper = registry.wrappers(table)[name]
         takes = {registry.takes(wrapper, table): inner}
         return self._made(wrapper, f"{table}.{name}", self.tables[table][name], given | takes)
 
     def _order(self, table: str, inner: Any, names: list[str], given: dict[str, Any]) -> list[str] | None:
-        """The first order, by the file's, in which all these wrappers go around a part; None if there is none."""
+        """Returns the first order, by the file's, in which all these wrappers go around a part; None without any."""
         for name in names:
-            problems = len(self.problems)
+            num_problems_before = len(self.problems)
             outer = self._around(table, name, inner, given)
-            del self.problems[problems:]  # only a trial
+            # This is only a trial: its refusals are not the user's.
+            del self.problems[num_problems_before:]
             others = [other for other in names if other != name]
             order = None if outer is None else self._order(table, outer, others, given) if others else []
             if order is not None:
@@ -102,77 +111,106 @@ class Maker:
         return None
 
     def chain(self, table: str, population_size: int, path: str = "", given: dict | None = None) -> Any:
-        """The transforms that a table of `registry.CHAINS` holds, chained in the order of the file; None without any.
+        """Makes the transforms that a table of `registry.CHAINS` holds, chained in the order of the file.
 
         Args:
-          path, given: of an inner table, for a wrapper's own transforms; by default the whole table.
+          table: the table's name, "transform" or "downlink".
+          population_size: N, the number of clients.
+          path, given: the path and the content of an inner table, for a wrapper's own transforms; by default the whole
+            table.
+
+        Returns: the transform; None if the table holds none, or if a factory refuses its arguments.
         """
-        path, given = path or table, self.tables.get(table, {}) if given is None else given
-        choices, members = registry.parts_of_table(table) | registry.wrappers(table), []
+        path = path or table
+        given = self.tables.get(table, {}) if given is None else given
+        choices = registry.parts_of_table(table) | registry.wrappers(table)
+        members = []
         for name, options in given.items():
-            part, here = choices[name], f"{path}.{name}"
-            known: dict[str, Any] = {"population_size": population_size}
-            if inner := {key: value for key, value in options.items() if isinstance(value, dict)}:
-                known["transform"] = self.chain(table, population_size, here, inner)
-            members.append(None if inner and known["transform"] is None else self._made(part, here, options, known))
+            part = choices[name]
+            member_path = f"{path}.{name}"
+            arguments: dict[str, Any] = {"population_size": population_size}
+            if inner_transforms := {key: value for key, value in options.items() if isinstance(value, dict)}:
+                arguments["transform"] = self.chain(table, population_size, member_path, inner_transforms)
+            inner_refused = bool(inner_transforms) and arguments["transform"] is None
+            members.append(None if inner_refused else self._made(part, member_path, options, arguments))
         if not members or None in members:
             return None
         return members[0] if len(members) == 1 else self.attempt(table, {}, lambda: chain(*members))
 
     def _made(self, part: Part, path: str, options: dict[str, Any], given: dict[str, Any], inside: bool = False) -> Any:
-        """What a part's factory returns for its options, and those of the `given` arguments that it takes."""
-        kinds = registry.inside_options(part) if inside else part.options
-        options, problems = {key: value for key, value in options.items() if key in kinds}, len(self.problems)
+        """Calls a part's factory with its options, and with those of the `given` arguments that it takes.
+
+        Args:
+          part: the part, from the registry.
+          path: its path in the config.
+          options: its options as the config has them; tables among them are parts, which are made here.
+          given: as in `make`.
+          inside: whether the part is an option of another part.
+        """
+        known_options = registry.inside_options(part) if inside else part.options
+        options = {key: value for key, value in options.items() if key in known_options}
+        num_problems_before = len(self.problems)
         for key, value in options.items():
             if isinstance(value, dict):
-                here, known = f"{path}.{key}", given.get("inside", given)
-                if table := registry.chained(kinds[key].kind, value):
-                    options[key] = self.chain(table, known.get("population_size"), here, value)
+                option_path = f"{path}.{key}"
+                given_inside = given.get("inside", given)
+                if table := registry.chained(known_options[key].kind, value):
+                    options[key] = self.chain(table, given_inside.get("population_size"), option_path, value)
                     continue
-                inner = registry.named(kinds[key].kind)[value["name"]]
-                if inner.returns != "Sampler" and "all_clients" in known:  # a sampler inside draws places in a group
-                    known = known | {"population_size": known["all_clients"]}
-                options[key] = self._made(inner, here, value, known, True)
-        if len(self.problems) > problems:
+                inner_part = registry.named(known_options[key].kind)[value["name"]]
+                # A sampler inside draws positions within a group; every other part inside knows all clients.
+                if inner_part.returns != "Sampler" and "all_clients" in given_inside:
+                    given_inside = given_inside | {"population_size": given_inside["all_clients"]}
+                options[key] = self._made(inner_part, option_path, value, given_inside, True)
+        if len(self.problems) > num_problems_before:
             return None
         if "seed" in part.options:
             options.setdefault("seed", self.tables["seed"])
         given = given | {key: self.devices for key, argument in part.parts.items() if argument.noun == "Devices"}
         given |= {key: given[name] for key, name in part.values.items() if name in given}
-        taken = part.parts.keys() | part.values.keys() | part.options.keys()
+        taken_names = part.parts.keys() | part.values.keys() | part.options.keys()
 
         def call():
-            known = {key: value for key, value in given.items() if key in taken}
-            lazy = {key: known[key]() for key in ("num_examples", "total_weight", "weights") if key in known}
-            return _factory(part)(**options | known | lazy)
+            arguments = {key: value for key, value in given.items() if key in taken_names}
+            # These three are functions, since counting examples reads the whole population.
+            counts = {key: arguments[key]() for key in ("num_examples", "total_weight", "weights") if key in arguments}
+            return _factory(part)(**options | arguments | counts)
 
         tables = {argument: table for table in registry.TABLES if (argument := registry.takes(part, table))}
         return self.attempt(path, part.options, call, tables)
 
     def attempt(self, path: str, options: Any, call: Callable, tables: Mapping[str, str] | None = None) -> Any:
-        """What `call` returns; or None, and a problem, if it raises an error about its arguments.
+        """Returns what `call` returns; None, with a new problem, if it raises an error about its arguments.
 
         Args:
-          path: of the part in the config, such as "sampler.with_dropout".
-          options: names of the part's options, which `path` is put before.
-          tables: the tables of its arguments that are other parts, such as "client_optimizer" for `optimizer`.
+          path: the path of the part in the config, such as "sampler.with_dropout".
+          options: the names of the part's options. An error about an option gets the path before the option's name.
+          call: makes the part.
+          tables: the tables of those arguments that are other parts, such as "client_optimizer" for `optimizer`.
 
-        Raises: TypeError, ValueError as `call` does where they are no `InvalidArgument`: a bug, not a wrong config.
+        Raises: TypeError, ValueError as `call` does, if they are no `InvalidArgument`: they show a bug and not a wrong
+        config.
         """
         try:
             return call()
         except (ImportError, MemoryError, OSError, TypeError, ValueError) as error:
             words = str(error)
-            of_a_check = isinstance(error, (ImportError, MemoryError, OSError, InvalidArgument))
-            if not of_a_check and path != "data":
+            is_refusal = isinstance(error, (ImportError, MemoryError, OSError, InvalidArgument))
+            # Whatever goes wrong while data are read is a problem of the data.
+            if not is_refusal and path != "data":
                 raise
+            # A refusal starts with the argument's name, which a user of configs knows as an option or as a table.
             name = re.match(r"\w*", words)[0]
             if tables and name in tables:
                 name, words = tables[name], tables[name] + words.removeprefix(name)
-            other = name == path or (path == "algorithm" and name in registry.TABLES)  # it names the wrong part itself
-            self.problems.append(words if other else f"{path}.{words}" if name in options else f"{path}: {words}")
+            # An algorithm may refuse another part, whose table then stands alone as the path.
+            names_its_table = name == path or (path == "algorithm" and name in registry.TABLES)
+            self.problems.append(
+                words if names_its_table else f"{path}.{words}" if name in options else f"{path}: {words}"
+            )
             return None
 
 
 def _factory(part: Part) -> Callable:
+    """Imports a part's module and returns its factory."""
     return getattr(importlib.import_module(part.module), part.name)

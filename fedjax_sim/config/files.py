@@ -1,8 +1,8 @@
-"""The files and folders that a config names: where they are, and what is in them.
+"""Finds the files and folders that a config names, and reads what a run's identity needs of their contents.
 
-In memory a relative path is relative to the current folder, as everywhere in Python. In a file it is relative to the
-file's folder: `rebased` goes from one to the other. A run's identity has no path, but what the path leads to
-(`contents`).
+In memory a relative path is relative to the current folder, as everywhere in Python. In a file, a relative path is
+relative to the file's folder: `rebased` converts between the two. A run's identity holds no path, but the content that
+the path leads to (`contents`).
 """
 
 from __future__ import annotations
@@ -26,128 +26,140 @@ AS_READ = "as it was read, see data_sha256"
 
 
 def named_paths(tables: Mapping[str, Any]) -> dict[str, str]:
-    """The path of every file and folder that a config names, by the option's place in the config.
+    """Returns the path of every file and folder that a config names, by the option's place in the config.
 
     Args:
-      tables: of a `Config`.
+      tables: the tables of a `Config`.
 
     Returns: {"devices.path": "phones.csv"}.
 
-    Guarantees: tests/laws/test_files.py::test_every_path_is_found.
+    Guarantees: the path options of every part are found (tests/laws/test_files.py::test_every_path_is_found).
     """
     return dict(_named(tables))
 
 
 def contents(tables: Mapping[str, Any], only: Iterable[str] = registry.TABLES) -> tuple[dict[str, str], list[str]]:
-    """What is in the files that a config names.
+    """Returns the digests of the files that a config names.
 
-    The files of [data] are read as a whole, so that the digest of the data covers what a run takes from them, and not
-    what else is in a folder.
+    The files of [data] have no digest here: the digest of the data that were read covers them. A digest of their folder
+    would also cover files that a run does not use.
 
     Args:
-      tables: of a `Config`.
+      tables: the tables of a `Config`.
       only: places in the config whose files are looked at; by default all.
 
     Returns: ({"devices.path": "SHA-256 ...", "data.directory": "as it was read, ..."}, a problem for each file that
     cannot be read).
 
-    Guarantees: tests/laws/test_files.py::test_identity_is_content.
+    Guarantees: digests depend on the files' contents, and not on their paths
+    (tests/laws/test_files.py::test_identity_is_content).
     """
-    found, problems = {}, []
+    digests = {}
+    problems = []
     for place, name in _named(tables):
         if not is_within(place, only):
             continue
         if place.startswith("data."):
-            found[place] = AS_READ
+            digests[place] = AS_READ
             continue
         path = Path(os.path.expanduser(name))
         try:
-            if not path.is_file():  # a pipe is empty when it is read again
+            # A pipe is refused: it is empty when it is read again.
+            if not path.is_file():
                 raise OSError("There is none.")
             with path.open("rb") as file:
-                found[place] = f"SHA-256 {hashlib.file_digest(file, 'sha256').hexdigest()}"
+                digests[place] = f"SHA-256 {hashlib.file_digest(file, 'sha256').hexdigest()}"
         except OSError as error:
             problems.append(problem(place, "a regular file that can be read", name, error.strerror or str(error)))
-    return found, problems
+    return digests, problems
 
 
 def rebased(
     tables: Mapping[str, Any], start: str | Path, to: str | Path = ".", but: Iterable[str] = ()
 ) -> dict[str, Any]:
-    """A copy of a config's tables whose relative paths lead from another folder to the same files.
+    """Returns a copy of a config's tables whose relative paths lead from another folder to the same files.
 
     Args:
-      tables: of a `Config`.
+      tables: the tables of a `Config`.
       start: the folder that relative paths are relative to.
       to: the folder that they will be relative to; by default the current one.
       but: places in the config of paths, or of tables with paths, that stay as they are.
 
-    Guarantees: tests/config/test_files.py::test_paths_are_relative_to_their_file, ::test_a_run_and_its_data_move.
+    Guarantees:
+      A path in a file means the same from every folder
+      (tests/config/test_files.py::test_paths_are_relative_to_their_file).
+      A run and its data can be moved together (tests/config/test_files.py::test_a_run_and_its_data_move).
     """
     moved = copy.deepcopy(dict(tables))
-    before, after, kept = os.path.realpath(start), os.path.realpath(to), set(but)
-    if before == after:
+    start_folder = os.path.realpath(start)
+    end_folder = os.path.realpath(to)
+    unchanged_places = set(but)
+    if start_folder == end_folder:
         return moved
     for place, name in named_paths(tables).items():
         is_relative = name and not os.path.isabs(os.path.expanduser(name))
-        if is_relative and not is_within(place, kept):
+        if is_relative and not is_within(place, unchanged_places):
             options, key = _options(moved, place)
-            options[key] = os.path.relpath(os.path.join(before, name), after)
+            options[key] = os.path.relpath(os.path.join(start_folder, name), end_folder)
     return moved
 
 
 def without_paths(tables: Mapping[str, Any]) -> dict[str, Any]:
-    """A copy of a config's tables without the options that name a file or a folder."""
-    rest = copy.deepcopy(dict(tables))
+    """Returns a copy of a config's tables without the options that name a file or a folder."""
+    remaining = copy.deepcopy(dict(tables))
     for place in named_paths(tables):
-        options, key = _options(rest, place)
+        options, key = _options(remaining, place)
         del options[key]
-    return rest
+    return remaining
 
 
 def is_within(place: str, others: Iterable[str]) -> bool:
-    """Whether a place in a config is one of these, or inside one of them.
+    """Returns whether a place in a config is one of the other places, or inside one of them.
 
     >>> is_within("devices.path", ["devices"]), is_within("devices.path", ["devices.pa"])
     (True, False)
     """
+    # The dot at the end keeps "devices.path" out of "devices.pa".
     return any(f"{place}.".startswith(f"{other}.") for other in others)
 
 
 def _options(tables: dict[str, Any], place: str) -> tuple[dict[str, Any], str]:
-    """(the table that holds an option, its name there)."""
+    """Returns (the table that holds an option, the option's name in that table)."""
     *outer, last = place.split(".")
     return functools.reduce(operator.getitem, outer, tables), last
 
 
 def _named(tables: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """(place in the config, path) of every option that names a file or a folder."""
+    """Yields (place in the config, path) for every option that names a file or a folder."""
     for table in registry.TABLES:
-        given = tables.get(table, {})
+        table_options = tables.get(table, {})
         if table in registry.CHAINS:
-            yield from _members(table, table, given)
-        elif given:
-            yield from _of_part(table, registry.parts_of_table(table)[given["name"]], given)
-            yield from _members(table, table, {key: x for key, x in given.items() if key in registry.wrappers(table)})
+            yield from _members(table, table, table_options)
+        elif table_options:
+            yield from _of_part(table, registry.parts_of_table(table)[table_options["name"]], table_options)
+            wrappers = {key: value for key, value in table_options.items() if key in registry.wrappers(table)}
+            yield from _members(table, table, wrappers)
 
 
 def _members(table: str, place: str, given: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Those of wrappers, or of a chain's parts and what these wrap."""
-    known = registry.wrappers(table) | (registry.parts_of_table(table) if table in registry.CHAINS else {})
+    """Yields the paths of wrappers, or of a chain's transforms and of the transforms inside them."""
+    known_parts = registry.wrappers(table) | (registry.parts_of_table(table) if table in registry.CHAINS else {})
     for name, options in given.items():
-        if name in known and isinstance(options, dict):
-            yield from _of_part(f"{place}.{name}", known[name], options)
+        if name in known_parts and isinstance(options, dict):
+            yield from _of_part(f"{place}.{name}", known_parts[name], options)
             yield from _members(table, f"{place}.{name}", options)
 
 
 def _of_part(place: str, part: Part, options: Mapping[str, Any], inside: bool = False) -> Iterator[tuple[str, str]]:
-    kinds = registry.inside_options(part) if inside else part.options
+    """Yields the paths of one part, and of the parts that are its options."""
+    known_options = registry.inside_options(part) if inside else part.options
     for key, value in options.items():
-        if key not in kinds:
+        if key not in known_options:
             continue
-        if isinstance(value, dict) and (table := registry.chained(kinds[key].kind, value)):
+        if isinstance(value, dict) and (table := registry.chained(known_options[key].kind, value)):
             yield from _members(table, f"{place}.{key}", value)
         elif isinstance(value, dict):
-            yield from _of_part(f"{place}.{key}", registry.named(kinds[key].kind)[value["name"]], value, True)
-        elif registry.is_path(kinds[key]) and value is not None:
+            inner_part = registry.named(known_options[key].kind)[value["name"]]
+            yield from _of_part(f"{place}.{key}", inner_part, value, True)
+        elif registry.is_path(known_options[key]) and value is not None:
             yield f"{place}.{key}", value

@@ -1,4 +1,4 @@
-"""What a user may have meant by a word that a config has not: a word of other libraries, or an option of a table."""
+"""Suggests what a user meant by a word that no config has: the word of another library, or an option of a table."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from fedjax_sim.config.value_kinds import nearest_word
 
 __all__ = ["canonical", "homes", "suggestion", "unlike_a_config"]
 
-SYNONYMS = {  # what papers and other libraries call an option or a table
+# Words that papers and other libraries use for an option or a table -> the config's word.
+SYNONYMS = {
     "batch": "batch_size",
     "clients": "num_clients",
     "clients_per_round": "cohort_size",
@@ -30,12 +31,13 @@ SYNONYMS = {  # what papers and other libraries call an option or a table
 }
 
 
-MOST_HOLDERS = 4  # more parts with an option say nothing about what is meant
+# If more parts have an option, their names say nothing about which of them is meant.
+MOST_HOLDERS = 4
 HARDWARE = ("cpu", "cuda", "device", "gpu", "gpus", "tpu")
 
 
 def canonical(word: str) -> str:
-    """The word of a config for one that people write in its place.
+    """Returns the config's word for a word that people write in its place; other words are returned unchanged.
 
     >>> canonical("lr"), canonical("Batch-Size")
     ('learning_rate', 'batch_size')
@@ -45,11 +47,11 @@ def canonical(word: str) -> str:
 
 
 def homes(option: str, tables: Mapping[str, Collection[str]]) -> tuple[str, ...]:
-    """Where a config has an option: its paths in these tables.
+    """Returns the paths at which a config has an option.
 
     Args:
-      option: such as "rounds".
-      tables: the options of each, such as those of the default run.
+      option: the option's name, such as "rounds".
+      tables: the names of each table's options, such as those of the default run.
 
     >>> homes("rounds", {"run": ["rounds"], "data": ["num_clients"]})
     ('run.rounds',)
@@ -58,7 +60,7 @@ def homes(option: str, tables: Mapping[str, Collection[str]]) -> tuple[str, ...]
 
 
 def unlike_a_config(word: str) -> str:
-    """How to do what is no option of a config, such as to choose the hardware; "" for other words.
+    """Explains how to do what no option of a config does, such as to choose the hardware; "" for other words.
 
     >>> unlike_a_config("gpu").partition(":")[0]
     'A run takes the devices that JAX sees'
@@ -78,14 +80,14 @@ def suggestion(
     refused: Mapping[str, Collection[str]] = MappingProxyType({}),
     algorithm: str = "",
 ) -> str:
-    """What to write in the place of an unknown key; "" where nothing is like it.
+    """Returns what to write in the place of an unknown key; "" where nothing is similar.
 
     Args:
-      path: of the key, such as "algorithm.lr".
-      options: that its table has.
+      path: the path of the key, such as "algorithm.lr".
+      options: the options that its table has.
       tables: as in `homes`.
       refused: tables that the algorithm does not take, and their options.
-      algorithm: its name.
+      algorithm: the algorithm's name.
 
     >>> tables = {"client_optimizer": ["learning_rate"]}
     >>> suggestion("client_optimizer.lr", ["learning_rate"], tables), suggestion("algorithm.lr", ["num_steps"], tables)
@@ -107,12 +109,14 @@ def suggestion(
 
 
 def _holders(path: str) -> str:
-    """Which few other parts of the same table, or wrappers of it, have the option; "" for none, or many."""
+    """Names the few other parts of the same table, or its wrappers, that have the option; "" for none, or for many."""
     name, _, option = path.partition(".")
     if name not in registry.TABLES:
         return ""
-    parts = [part for part, stated in registry.parts_of_table(name).items() if option in stated.options]
-    wrappers = [f"[{name}.{part}]" for part, stated in registry.wrappers(name).items() if option in stated.options]
+    parts = [part for part, part_facts in registry.parts_of_table(name).items() if option in part_facts.options]
+    wrappers = [
+        f"[{name}.{part}]" for part, part_facts in registry.wrappers(name).items() if option in part_facts.options
+    ]
     if len(parts) > MOST_HOLDERS:
         return ""
     if parts:

@@ -1,12 +1,12 @@
-"""The registry of all parts that a config can name, read from the subpackages' sources without importing them.
+"""Lists all parts that a config can name, read from the subpackages' sources without importing them.
 
-Every factory named in a subpackage's `__all__` is registered; its options are the arguments whose annotations TOML can
-express, and an argument annotated as a part (a `Sampler`, an `Aggregator`, ...) takes what the config's table of that
-part makes. Nothing here imports JAX, so that wrong configs are refused, and `fedjax-sim list` prints, without delay.
+Every factory in a subpackage's `__all__` is registered. Its options are the arguments whose annotations TOML can
+express. An argument annotated as a part (a `Sampler`, an `Aggregator`, ...) takes the part that the config's table of
+this kind makes. Nothing here imports JAX, so that `fedjax-sim list`, and the refusal of a wrong config, take no time.
 
-Guarantees: every public factory is found
-(tests/config/test_document.py::test_registry_holds_what_the_subpackages_publish), and every one that a config can name
-can be built (::test_every_part_builds).
+Guarantees:
+  Every public factory is found (tests/config/test_document.py::test_registry_holds_what_the_subpackages_publish).
+  Every factory that a config can name can be built (tests/config/test_document.py::test_every_part_builds).
 """
 
 from __future__ import annotations
@@ -52,13 +52,16 @@ SUBPACKAGES = (
     "adversary",
     "algorithms",
 )
-CHAINS = ("transform", "downlink")  # tables that hold any number of parts, as inner tables, applied in their order
-WRAPPED = ("data", "sampler", "aggregator", *CHAINS)  # tables whose parts may be wrapped by others of the same kind
-WRAPPERS = "adversary"  # the subpackage that has wrappers too, of any table
+# Tables that hold any number of parts, as tables inside them, applied in their order.
+CHAINS = ("transform", "downlink")
+# Tables whose parts may be wrapped by other parts of the same kind.
+WRAPPED = ("data", "sampler", "aggregator", *CHAINS)
+# The subpackage that has wrappers of every table, beside the wrappers in the table's own subpackage.
+WRAPPERS = "adversary"
 
 
 def shown(default: Any) -> str:
-    """A default as text, for `fedjax-sim list`.
+    """Returns a default as text, for `fedjax-sim list`.
 
     >>> shown(REQUIRED), shown(None), shown([1.5])
     ('(required)', 'none', '[1.5]')
@@ -68,10 +71,10 @@ def shown(default: Any) -> str:
 
 @cache
 def parts_of_table(name: str) -> dict[str, Part]:
-    """The parts that a config's table may name: factories whose arguments TOML and other parts can give.
+    """Returns the parts that a config's table may name: factories whose arguments TOML and other parts can give.
 
     Args:
-      name: of the table, one of `TABLES`.
+      name: the table's name, one of `TABLES`.
 
     Returns: parts by name, without wrappers.
 
@@ -85,30 +88,35 @@ def parts_of_table(name: str) -> dict[str, Part]:
 
 @cache
 def wrappers(name: str) -> dict[str, Part]:
-    """The wrappers of a table: factories that take a part of it and return another one, such as `with_dropout`.
+    """Returns the wrappers of a table: factories that take a part of it and return a part of the same kind.
 
     Args:
-      name: of the table; those that are not in `WRAPPED` have none.
+      name: the table's name; tables that are not in `WRAPPED` have no wrappers.
 
-    Returns: parts by name.
+    Returns: wrappers by name, such as `with_dropout` for "sampler".
 
     >>> {"with_dropout", "with_clock"} <= wrappers("sampler").keys()
     True
     """
     if name not in WRAPPED:
         return {}
-    here, noun = TABLES[name]
-    found = _factories(here, noun) | _factories(WRAPPERS, noun)
-    return {key: part for key, part in found.items() if _wraps(part, name)}
+    subpackage, noun = TABLES[name]
+    factories = _factories(subpackage, noun) | _factories(WRAPPERS, noun)
+    return {key: part for key, part in factories.items() if _wraps(part, name)}
 
 
 def named_in(name: str, options: Mapping[str, Any]) -> list[Part]:
-    """The part that a table names and the wrappers that it holds; without what is not known.
+    """Returns the part that a table names and the wrappers that it holds; unknown names are left out.
+
+    Args:
+      name: the table's name, such as "sampler".
+      options: the table as the config has it.
 
     >>> [part.name for part in named_in("sampler", {"name": "uniform", "cohort_size": 3, "with_dropout": {}})]
     ['uniform', 'with_dropout']
     """
-    choices, wraps = parts_of_table(name), wrappers(name)
+    choices = parts_of_table(name)
+    wraps = wrappers(name)
     return [choices[key] for key in [options.get("name")] if key in choices] + [
         wraps[key] for key in options if key in wraps
     ]
@@ -116,51 +124,62 @@ def named_in(name: str, options: Mapping[str, Any]) -> list[Part]:
 
 @cache
 def insides(subpackage: str) -> dict[str, Part]:
-    """All factories of a subpackage that options of other parts may name."""
+    """Returns all factories of a subpackage that options of other parts may name."""
     return named(Named(tuple(name for name, where in INSIDE.items() if where == subpackage)))
 
 
 @cache
 def named(kind: Named) -> dict[str, Part]:
-    """The factories that an option of this kind may name.
+    """Returns the factories that an option of this kind may name.
 
-    A part that a table of the config could name as well is left out where it needs more than the number of clients: the
-    law of the sampler, say, is that of the config's own table.
+    Some parts could be named by a table of the config as well, such as samplers. These are left out if they need more
+    than the number of clients, since weights, for example, belong to the config's own sampler.
 
     >>> sorted(named(Named(("Attackers",))))
     ['clients', 'poisoned', 'share_of_clients']
     >>> "poisson" in named(Named(("Sampler",))), "weighted" in named(Named(("Sampler",)))
     (True, False)
     """
-    where = INSIDE | NOUNS
-    found = {key: part for name in kind.types for key, part in parts(where[name]).items() if not part.others}
-    found = {key: part for key, part in sorted(found.items()) if part.returns.split(".")[-1] in kind.types}
-    known = {"population_size"} if NOUNS.keys() & set(kind.types) else None
-    return {key: part for key, part in found.items() if known is None or set(part.values.values()) <= known}
+    subpackage_of_type = INSIDE | NOUNS
+    candidates = {
+        key: part for name in kind.types for key, part in parts(subpackage_of_type[name]).items() if not part.others
+    }
+    fitting = {key: part for key, part in sorted(candidates.items()) if part.returns.split(".")[-1] in kind.types}
+    known_values = {"population_size"} if NOUNS.keys() & set(kind.types) else None
+    return {
+        key: part for key, part in fitting.items() if known_values is None or set(part.values.values()) <= known_values
+    }
 
 
 def chained(kind: Named, given: Any) -> str | None:
-    """The table of `CHAINS` whose members an option holds, where it is a table of tables without a name.
+    """Returns the table of `CHAINS` whose members an option holds; None if the option holds no chain.
+
+    A chain is a table of tables without a name.
 
     >>> chained(Named(("UpdateTransform",)), {"clip": {}, "quantize": {}}), chained(Named(("Sampler",)), {"full": {}})
     ('transform', None)
     """
-    members = isinstance(given, Mapping) and "name" not in given and any(isinstance(x, Mapping) for x in given.values())
-    return next((table for table in CHAINS if members and kind.types == (TABLES[table][1],)), None)
+    is_unnamed = isinstance(given, Mapping) and "name" not in given
+    holds_members = is_unnamed and any(isinstance(value, Mapping) for value in given.values())
+    return next((table for table in CHAINS if holds_members and kind.types == (TABLES[table][1],)), None)
 
 
 def inside_options(part: Part) -> dict[str, Option]:
-    """The options of a part that is an option itself: what it wraps is a table inside its own.
+    """Returns the options of a part that is itself an option.
+
+    Such a part has no table of the config for the parts that it takes: each of them is a table inside its own.
 
     >>> inside_options(parts("sampling")["with_dropout"])["sampler"].kind.types
     ('Sampler',)
     """
-    inner = {key: (Named((one.noun,), not one.required), one.required) for key, one in part.parts.items()}
-    return part.options | {key: Option(kind, REQUIRED if needed else None) for key, (kind, needed) in inner.items()}
+    inner = {
+        key: (Named((argument.noun,), not argument.required), argument.required) for key, argument in part.parts.items()
+    }
+    return part.options | {key: Option(kind, REQUIRED if required else None) for key, (kind, required) in inner.items()}
 
 
 def is_path(option: Option) -> bool:
-    """Whether an option names a file or a folder on whose content a run depends (`types.FilePath`, `FolderPath`).
+    """Returns whether an option names a file or folder on whose content a run depends (`types.FilePath`, `FolderPath`).
 
     >>> options = parts_of_table("data")["leaf"].options
     >>> is_path(options["directory"]), is_path(options["task"])
@@ -170,31 +189,40 @@ def is_path(option: Option) -> bool:
 
 
 def takes(part: Part, name: str) -> str | None:
-    """The argument of a factory that takes the part of the table `name`; None if it takes none.
+    """Returns the argument of a factory that takes the part of the table `name`; None if it takes no such part.
 
-    It is the argument with the table's name and type, else a required one of that type.
+    It is the argument with the table's name and type; if there is none, it is a required argument of that type.
+
+    Args:
+      part: the factory.
+      name: the table's name, such as "client_optimizer".
 
     >>> algorithms = parts_of_table("algorithm")
     >>> takes(algorithms["fedavg"], "client_optimizer"), takes(algorithms["scaffold"], "aggregator")
     ('optimizer', None)
     """
-    fitting = {key: argument for key, argument in part.parts.items() if argument.noun == TABLES[name][1]}
-    if name in fitting:
+    arguments_of_type = {key: argument for key, argument in part.parts.items() if argument.noun == TABLES[name][1]}
+    if name in arguments_of_type:
         return name
-    return next((key for key, argument in fitting.items() if argument.required and key not in TABLES), None)
+    return next((key for key, argument in arguments_of_type.items() if argument.required and key not in TABLES), None)
 
 
 def _wraps(part: Part, name: str) -> bool:
+    """Returns whether a factory requires a part of its own table: it is a wrapper then."""
     return any(argument.noun == TABLES[name][1] and argument.required for argument in part.parts.values())
 
 
 def _factories(subpackage: str, noun: str) -> dict[str, Part]:
-    found = {
+    """Returns the factories of a subpackage that return a part of the type `noun`, and that a config can call."""
+    factories = {
         name: part
         for name, part in parts(subpackage).items()
         if not part.others and part.returns.split(".")[-1] == noun
     }
     if subpackage == "models":
+        # No factory makes this model: quadratic clients train the point itself.
         meaning = "The parameter is a point in R^d, for quadratic clients."
-        found["point"] = Part(subpackage, "point", meaning, noun, {}, {}, {}, frozenset(), "fedjax_sim.config.build")
-    return found
+        factories["point"] = Part(
+            subpackage, "point", meaning, noun, {}, {}, {}, frozenset(), "fedjax_sim.config.build"
+        )
+    return factories

@@ -1,6 +1,7 @@
-"""The public names of a subpackage with their arguments, read from its source without importing it.
+"""Reads the public names of a subpackage, with their arguments, from its source without importing it.
 
-An argument's annotation says what it takes: a value that TOML can express, another part, or a table with a name.
+An argument's annotation says what the argument takes: a value that TOML can express, another part, or a table with a
+name. Reading sources takes milliseconds, while importing a subpackage imports JAX.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ __all__ = ["INSIDE", "NOUNS", "REQUIRED", "TABLES", "Argument", "Named", "Option
 REQUIRED = "required"
 INT32_MAX = 2**31 - 1
 PACKAGE = Path(__file__).parents[1]
-TABLES = {  # table of a config -> its subpackage, and the part that its factories return
+# Table of a config -> its subpackage, and the type that the factories of its parts return.
+TABLES = {
     "data": ("population", "FederatedData"),
     "model": ("models", "Model"),
     "devices": ("network", "Devices"),
@@ -31,7 +33,8 @@ TABLES = {  # table of a config -> its subpackage, and the part that its factori
     "downlink": ("transform", "UpdateTransform"),
     "aggregator": ("aggregation", "Aggregator"),
 }
-INSIDE = {  # type of an option that is a table with a name -> the subpackage whose factories return it
+# Type of an option that is a table with a name -> the subpackage whose factories return this type.
+INSIDE = {
     "Alone": "adversary",
     "Attackers": "adversary",
     "Availability": "network",
@@ -45,16 +48,18 @@ INSIDE = {  # type of an option that is a table with a name -> the subpackage wh
     "Together": "adversary",
     "Trigger": "population",
 }
+# Type of a part that has a table -> its subpackage.
 NOUNS = {noun: where for where, noun in TABLES.values()}
+# Annotation -> the kind of its values.
 NAMES = {"bool": bool, "float": float, "int": int, "str": str, "FilePath": FILE, "FolderPath": FOLDER}
 
 
 class Named(NamedTuple):
-    """The kind of an option that is a table: a `name`, and the options of the factory of that name."""
+    """The kind of an option that is a table: it holds a `name`, and the options of the factory of that name."""
 
-    types: tuple[str, ...]  # of `INSIDE` or `NOUNS`, sorted; what the factory returns is one of them
-    optional: bool = False  # whether None will do
-    number: bool = False  # whether a number will do
+    types: tuple[str, ...]  # of `INSIDE` or `NOUNS`, sorted; the factory returns one of them
+    optional: bool = False  # whether the option may be None
+    number: bool = False  # whether a number may stand for the table
 
 
 class Option(NamedTuple):
@@ -87,10 +92,10 @@ class Part(NamedTuple):
 
 @cache
 def parts(subpackage: str) -> dict[str, Part]:
-    """Every public name of a subpackage, sorted by name.
+    """Returns every public name of a subpackage, sorted by name.
 
     Args:
-      subpackage: such as "sampling", or a module such as "client.optimizers".
+      subpackage: a subpackage such as "sampling", or a module such as "client.optimizers".
 
     Raises: FileNotFoundError for a subpackage that does not exist.
 
@@ -99,14 +104,16 @@ def parts(subpackage: str) -> dict[str, Part]:
     """
     path = PACKAGE.joinpath(*subpackage.split("."))
     path = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
-    tree, origin, public = _parse(path), {}, []
+    tree = _parse(path)
+    origins = {}  # public name -> the module that it is imported from, and its name there
+    public_names = []
     for node in tree.body:
         if isinstance(node, ast.ImportFrom):
-            origin |= {alias.asname or alias.name: (node.module, alias.name) for alias in node.names}
+            origins |= {alias.asname or alias.name: (node.module, alias.name) for alias in node.names}
         elif isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "__all__":
-            public = ast.literal_eval(node.value)
-    here = f"fedjax_sim.{subpackage}"
-    return {name: _part(subpackage, name, *origin.get(name, (here, name))) for name in sorted(public)}
+            public_names = ast.literal_eval(node.value)
+    this_module = f"fedjax_sim.{subpackage}"
+    return {name: _part(subpackage, name, *origins.get(name, (this_module, name))) for name in sorted(public_names)}
 
 
 @cache
@@ -115,11 +122,13 @@ def _parse(path: Path) -> ast.Module:
 
 
 def _module(name: str) -> ast.Module:
+    """Parses the module of this dotted name."""
     path = PACKAGE.joinpath(*name.split(".")[1:])
     return _parse(path.with_suffix(".py") if path.with_suffix(".py").is_file() else path / "__init__.py")
 
 
 def _part(subpackage: str, name: str, module: str, original: str) -> Part:
+    """Returns the part that a subpackage publishes under `name`, and that `module` defines as `original`."""
     path = PACKAGE.joinpath(*module.split(".")[1:])
     empty = Part(subpackage, name, "", "", {}, {}, {}, frozenset({"not a function"}), module)
     if (path / f"{original}.py").is_file():  # a module that is re-exported
@@ -127,7 +136,8 @@ def _part(subpackage: str, name: str, module: str, original: str) -> Part:
         return empty._replace(meaning=doc.split("\n")[0])
     for node in _module(module).body:
         if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == original:
-            if isinstance(node.value, ast.Name):  # an alias
+            # A name of the module may stand for another, such as `average = mean`.
+            if isinstance(node.value, ast.Name):
                 return _part(subpackage, name, module, node.value.id)
         if getattr(node, "name", None) != original:
             continue
@@ -137,25 +147,28 @@ def _part(subpackage: str, name: str, module: str, original: str) -> Part:
 
 
 def _arguments(module: str, node: ast.FunctionDef) -> Iterator[tuple[str, ast.expr | None, ast.expr | None]]:
-    """The name of each argument of a function, its annotation, and its default (None for a required one)."""
+    """Yields the name of each argument of a function, its annotation, and its default (None for a required one)."""
     arguments = node.args
     positional = arguments.posonlyargs + arguments.args
+    # Python stores the defaults of the last positional arguments alone.
     defaults = [None] * (len(positional) - len(arguments.defaults)) + arguments.defaults
     for argument, default in zip(positional, defaults, strict=True):
         yield argument.arg, argument.annotation, default
     for argument, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True):
         yield argument.arg, argument.annotation, default
+    # `**options: Unpack[Shared]` declares the options of the TypedDict `Shared`.
     match arguments.kwarg and arguments.kwarg.annotation:
         case ast.Subscript(ast.Name("Unpack"), ast.Name(shared)):
             yield from _shared_options(module, shared)
 
 
 def _shared_options(module: str, name: str) -> Iterator[tuple[str, ast.expr, ast.expr]]:
-    """The options of a TypedDict, those of its bases first: `name: Annotated[kind, Default(value)]`.
+    """Yields the options of a TypedDict, those of its bases first, as written: `name: Annotated[kind, Default(value)]`.
 
-    Raises: TypeError for an option that is written otherwise, which a config would not see.
+    Raises: TypeError for an option in another form, which a config would not see.
     """
     for node in _module(module).body:
+        # A class that is imported is read where it is defined.
         if isinstance(node, ast.ImportFrom):
             for alias in node.names:
                 if name in (alias.asname, alias.name):
@@ -169,6 +182,7 @@ def _shared_options(module: str, name: str) -> Iterator[tuple[str, ast.expr, ast
                         yield from _shared_options(f"fedjax_sim.{subpackage}", inherited)
             for option in node.body:
                 match option:
+                    # `kind` may be several expressions, such as a type and its range: all but the default.
                     case ast.AnnAssign(ast.Name(key), ast.Subscript(head, ast.Tuple([*kind, ast.Call(_, [default])]))):
                         yield key, kind[0] if len(kind) == 1 else ast.Subscript(head, ast.Tuple(kind)), default
                     case ast.AnnAssign():
@@ -176,13 +190,19 @@ def _shared_options(module: str, name: str) -> Iterator[tuple[str, ast.expr, ast
 
 
 def _signature(part: Part, node: ast.FunctionDef) -> Part:
-    options, parts, values, others = {}, {}, {}, set()
+    """Returns the part with what its factory's arguments and result are annotated with."""
+    options = {}
+    parts = {}
+    values = {}
+    others = set()
     for name, annotation, default in _arguments(part.module, node):
-        kind, noun = _kind(annotation), _noun(annotation)
+        kind = _kind(annotation)
+        noun = _noun(annotation)
         if (passed := _from_data(annotation)) is not None:
             values[name] = passed
         elif noun is not None and default is not None and name not in TABLES:
-            options[name] = Option(Named((noun,), True), None)  # no table of the config is meant
+            # An optional part whose argument is named as no table: the option itself is a table with a name.
+            options[name] = Option(Named((noun,), True), None)
         elif noun is not None:
             parts[name] = Argument(noun, default is None)
         elif kind is not None:
@@ -198,7 +218,10 @@ def _signature(part: Part, node: ast.FunctionDef) -> Part:
 
 
 def _from_data(node: ast.expr | None) -> str | None:
-    """What `config.build` passes for an argument annotated with `FromData`, or with a name for such an annotation."""
+    """Returns what `config.build` passes for an argument annotated with `FromData`; None for other annotations.
+
+    `LossFn` and others in `validate.annotations` are names for such annotations.
+    """
     match node:
         case ast.Name(alias):
             return _passed().get(alias)
@@ -212,14 +235,14 @@ def _from_data(node: ast.expr | None) -> str | None:
 
 @cache
 def _passed() -> dict[str, str]:
-    """The names that `validate.annotations` gives to such annotations, such as `LossFn`."""
-    assigned = [node for node in _module("fedjax_sim.validate.annotations").body if isinstance(node, ast.Assign)]
-    found = {ast.unparse(node.targets[0]): _from_data(node.value) for node in assigned}
-    return {alias: name for alias, name in found.items() if name is not None}
+    """Returns the names that `validate.annotations` gives to annotations with `FromData`, such as `LossFn`."""
+    assignments = [node for node in _module("fedjax_sim.validate.annotations").body if isinstance(node, ast.Assign)]
+    passed_values = {ast.unparse(node.targets[0]): _from_data(node.value) for node in assignments}
+    return {alias: name for alias, name in passed_values.items() if name is not None}
 
 
 def _noun(node: ast.expr | None) -> str | None:
-    """The type of part in an annotation such as `Sampler` or `Sampler | None`; None for other annotations."""
+    """Returns the type of part in an annotation such as `Sampler` or `Sampler | None`; None for other annotations."""
     match node:
         case ast.BinOp(left, ast.BitOr(), ast.Constant(None)):
             return _noun(left)
@@ -229,7 +252,8 @@ def _noun(node: ast.expr | None) -> str | None:
 
 
 def _literal(node: ast.expr) -> Any:
-    if isinstance(node, ast.BinOp):  # 2**34
+    """Returns the value of a default, such as `0.1`, `2**34` or `(1, 2)`, as a config would hold it."""
+    if isinstance(node, ast.BinOp):
         powers = {ast.Pow: lambda a, b: a**b, ast.LShift: lambda a, b: a << b, ast.Mult: lambda a, b: a * b}
         return powers[type(node.op)](_literal(node.left), _literal(node.right))
     value = ast.literal_eval(node)
@@ -237,11 +261,11 @@ def _literal(node: ast.expr) -> Any:
 
 
 def _kind(node: ast.expr | None) -> Any:
-    """The type that an annotation names, or None where TOML cannot express it."""
+    """Returns the kind of value that an annotation names; None where TOML cannot express it."""
     names = set() if node is None else set(ast.unparse(node).split(" | "))
     if names & INSIDE.keys():
-        inside = names - {"None", "float"}
-        return Named(tuple(sorted(inside)), "None" in names, "float" in names) if inside <= INSIDE.keys() else None
+        types = names - {"None", "float"}
+        return Named(tuple(sorted(types)), "None" in names, "float" in names) if types <= INSIDE.keys() else None
     match node:
         case ast.Name(id) if id in NAMES:
             return NAMES[id]
@@ -250,11 +274,13 @@ def _kind(node: ast.expr | None) -> Any:
         case ast.Subscript(ast.Name("Annotated")):
             return _range(node)
         case ast.Subscript(ast.Name("Literal"), words):
-            return Literal[tuple(x.value for x in (words.elts if isinstance(words, ast.Tuple) else [words]))]
+            literals = words.elts if isinstance(words, ast.Tuple) else [words]
+            return Literal[tuple(literal.value for literal in literals)]
         case ast.Constant(None):
             return NoneType
         case ast.BinOp(left, ast.BitOr(), right):
-            left, right = _kind(left), _kind(right)
+            left = _kind(left)
+            right = _kind(right)
             return None if left is None or right is None else left | right
         case ast.Subscript(ast.Name("Sequence" | "list" | "tuple"), inner):
             inner = _kind(inner.elts[0] if isinstance(inner, ast.Tuple) else inner)
@@ -264,16 +290,20 @@ def _kind(node: ast.expr | None) -> Any:
 
 @cache
 def _ranges() -> dict[str, Any]:
-    """The kinds that `validate` names, such as `PositiveInt`."""
-    assigned = [node for node in _module("fedjax_sim.validate.annotations").body if isinstance(node, ast.Assign)]
-    kinds = {ast.unparse(node.targets[0]): _range(node.value) for node in assigned}
+    """Returns the kinds that `validate` has names for, such as `PositiveInt`."""
+    assignments = [node for node in _module("fedjax_sim.validate.annotations").body if isinstance(node, ast.Assign)]
+    kinds = {ast.unparse(node.targets[0]): _range(node.value) for node in assignments}
     return {name: kind for name, kind in kinds.items() if kind is not None}
 
 
 def _range(node: ast.expr) -> Any:
-    """The kind of `Annotated[float, Number(0, open_low=True)]` or `Annotated[int, Integer(1, 8)]`; None for others."""
+    """Returns the kind of `Annotated[float, Number(0, open_low=True)]` or `Annotated[int, Integer(1, 8)]`.
+
+    None stands for other annotations.
+    """
     match node:
         case ast.Subscript(_, ast.Tuple([_, ast.Call(ast.Name("Integer"), bounds)])):
+            # Bounds that are left out have these defaults.
             low, high = [*map(_literal, bounds), *(1, INT32_MAX)[len(bounds) :]]
             return integer_kind(low, high)
         case ast.Subscript(_, ast.Tuple([_, ast.Call(ast.Name("Number"), bounds, keywords)])):

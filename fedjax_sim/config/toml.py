@@ -1,4 +1,4 @@
-"""TOML files of configs: reading one, by its path or by an example's name, overriding its options, writing it."""
+"""Reads a TOML file of a config by its path or by an example's name, overrides its options, and writes it."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from fedjax_sim.config.value_kinds import Words, problem
 
 __all__ = ["ConfigError", "config_file", "inline", "override", "places_set", "read_document", "unset", "written"]
 
-EXAMPLES = Path(__file__).parents[1] / "examples"  # experiments/ of the repository
-MAX_BYTES = 1 << 20  # of a config file
+EXAMPLES = Path(__file__).parents[1] / "examples"  # the folder experiments/ of the repository
+MAX_BYTES = 1 << 20  # the largest config file that is read
 
 
 class ConfigError(ValueError):
-    """Wrong input; `problems` and the text have one line per problem."""
+    """Wrong input. Its `problems`, and the lines of its text, are one for each problem."""
 
     def __init__(self, problems: Iterable[str]):
         self.problems = list(problems)
@@ -26,7 +26,7 @@ class ConfigError(ValueError):
 
 
 def config_file(path: str | Path) -> Path:
-    """The file at a path, or that of an example by its name.
+    """Returns the file at a path; or the file of an example, if the path is an example's name and no file.
 
     >>> config_file("quickstart").name
     'quickstart.toml'
@@ -36,15 +36,15 @@ def config_file(path: str | Path) -> Path:
 
 
 def read_document(path: str | Path) -> dict[str, Any]:
-    """The tables of a TOML file, or of an example by its name.
+    """Reads the tables of a TOML file, or of an example by its name.
 
-    Raises: ConfigError.
+    Raises: ConfigError for a file that cannot be read, that is too large, or that is no TOML.
     """
     path = config_file(path)
     try:
         data = path.read_bytes() if path.stat().st_size <= MAX_BYTES else None
     except OSError as error:
-        hint = f"Examples have names: {', '.join(sorted(one.stem for one in EXAMPLES.glob('*.toml')))}."
+        hint = f"Examples have names: {', '.join(sorted(example.stem for example in EXAMPLES.glob('*.toml')))}."
         raise ConfigError([problem(str(path), "a TOML file", Words(error.strerror or str(error)), hint)]) from error
     if data is None:
         raise ConfigError([problem(str(path), f"at most {MAX_BYTES} bytes", path.stat().st_size)])
@@ -57,8 +57,13 @@ def read_document(path: str | Path) -> dict[str, Any]:
 
 
 def override(document: dict, overrides: Iterable[str]) -> Iterable[str]:
-    """Sets each `a.b=c` in the document, and yields problems."""
-    seen = set()
+    """Sets each `a.b=c` in the document, and yields a problem for each that cannot be set.
+
+    >>> document = {"run": {"rounds": 5}}
+    >>> list(override(document, ["run.rounds=7", "model.name=mlp"])), document
+    ([], {'run': {'rounds': 7}, 'model': {'name': 'mlp'}})
+    """
+    seen_paths = set()
     for text in overrides:
         name, equals, value = text.partition("=")
         keys = [key.strip() for key in name.split(".")]
@@ -66,16 +71,18 @@ def override(document: dict, overrides: Iterable[str]) -> Iterable[str]:
             yield problem("--set", "table.option=value", text)
             continue
         path = ".".join(keys)
-        if path in seen:
+        if path in seen_paths:
             yield problem(path, "one --set", text, "The same option is set twice.")
             continue
-        seen.add(path)
+        seen_paths.add(path)
         try:
+            # A value with a line break could add keys of its own.
             parsed = tomllib.loads(f"value = {value}")
             if len(parsed) != 1:
                 raise ValueError("more than one value")
             value = parsed["value"]
         except (ValueError, RecursionError):
+            # Text needs no quotes, unless it starts as another kind of TOML value.
             value = value.strip()
             if not value or value[0] in "[{\"'" or "\n" in value:
                 yield problem(path, "a TOML value", value)
@@ -91,7 +98,7 @@ def override(document: dict, overrides: Iterable[str]) -> Iterable[str]:
 
 
 def unset(document: dict, places: Iterable[str]) -> Iterable[str]:
-    """Takes each table or option out of the document, and yields problems.
+    """Takes each table or option out of the document, and yields a problem for each that the document does not have.
 
     >>> document = {"downlink": {"quantize": {"bits": 8}}, "seed": 1}
     >>> list(unset(document, ["downlink.quantize"])), document
@@ -107,13 +114,13 @@ def unset(document: dict, places: Iterable[str]) -> Iterable[str]:
         if isinstance(table, dict) and last in table:
             del table[last]
         else:
-            known = ", ".join(map(repr, table)) if isinstance(table, dict) else ""
-            hint = f"It has {known}." if known else ""
+            names = ", ".join(map(repr, table)) if isinstance(table, dict) else ""
+            hint = f"It has {names}." if names else ""
             yield problem(f"--unset {place}", "a table or option of the file", Words("nothing of that name"), hint)
 
 
 def places_set(overrides: Iterable[str]) -> set[str]:
-    """The places in the config that are set.
+    """Returns the places in the config that the overrides set.
 
     >>> places_set(["run.rounds = 5"])
     {'run.rounds'}
@@ -122,14 +129,15 @@ def places_set(overrides: Iterable[str]) -> set[str]:
 
 
 def written(tables: Mapping[str, Any]) -> str:
-    """TOML that reads back to these tables; None is written as "none".
+    """Returns TOML that reads back to these tables; None is written as "none".
 
-    Guarantees: tests/config/test_document.py::test_toml_round_trip.
+    Guarantees: every value is read back as it was (tests/config/test_document.py::test_toml_round_trip).
     """
     return "\n".join(_lines(tables)).strip() + "\n"
 
 
 def _lines(table: Mapping[str, Any], path: str = "") -> Iterable[str]:
+    """Yields the lines of a table: first its values, then the tables inside it, as TOML requires."""
     yield from (f"{key} = {inline(value)}" for key, value in table.items() if not isinstance(value, dict))
     for key, value in table.items():
         if isinstance(value, dict):
@@ -137,16 +145,17 @@ def _lines(table: Mapping[str, Any], path: str = "") -> Iterable[str]:
 
 
 def inline(value: Any) -> str:
-    """A value, or a table, as TOML in one line.
+    """Returns a value, or a table, as TOML in one line.
 
     >>> inline({"name": "adam", "learning_rate": 0.1})
     '{name = "adam", learning_rate = 0.1}'
     """
     if isinstance(value, str):
+        # JSON's text is TOML's, except for the delete character.
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
     if isinstance(value, list):
         return f"[{', '.join(map(inline, value))}]"
     if isinstance(value, dict):
-        return f"{{{', '.join(f'{key} = {inline(one)}' for key, one in value.items())}}}"
+        return f"{{{', '.join(f'{key} = {inline(inner)}' for key, inner in value.items())}}}"
     words = {None: '"none"', True: "true", False: "false"}
     return words[value] if value is None or isinstance(value, bool) else repr(value)

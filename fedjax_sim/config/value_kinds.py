@@ -1,4 +1,4 @@
-"""The kinds of values in a config: their check, and the error message for a wrong one."""
+"""Checks a config's values against their kinds, and writes the error message for a wrong value."""
 
 from __future__ import annotations
 
@@ -26,7 +26,13 @@ __all__ = [
 
 
 def problem(path: str, rule: str, value: Any, hint: str = "") -> str:
-    """An error message: `path: expected RULE, got VALUE. HINT`; a value's text is cut to 120 characters.
+    """Returns an error message, `path: expected RULE, got VALUE. HINT`; a value's text is cut to 120 characters.
+
+    Args:
+      path: where the value is in the config.
+      rule: the values that are expected.
+      value: the value; `Words` are shown without quotes.
+      hint: what to do about it, as sentences.
 
     >>> problem("run.rounds", "an integer", "5", "Leave out the quotes.")
     "run.rounds: expected an integer, got '5'. Leave out the quotes."
@@ -46,7 +52,7 @@ LARGEST = 2.0**128 - 2.0**104  # the largest float32
 
 
 def number_kind(low: float, high: float, *, open_low: bool = False, open_high: bool = False) -> Any:
-    """The kind of a number in [low, high], without the ends that are open.
+    """Returns the kind of a number in [low, high], without the ends that are open.
 
     >>> rule(number_kind(0.0, 1.0, open_high=True)), rule(number_kind(0.0, math.inf, open_low=True))
     ('a number in [0, 1)', 'a finite number > 0')
@@ -59,17 +65,17 @@ def number_kind(low: float, high: float, *, open_low: bool = False, open_high: b
 
 
 def integer_kind(low: int, high: int) -> Any:
-    """The kind of an integer in [low, high]."""
+    """Returns the kind of an integer in [low, high]."""
     return Annotated[int, Field(ge=low, le=high, description=f"an integer in [{low}, {high}]")]
 
 
 def converted_to_kind(path: str, kind: Any, value: Any, problems: list[str]) -> Any:
-    """The value, converted to its kind; for a wrong one None, and an error message is added to the problems.
+    """Returns the value, converted to its kind; for a wrong value None, and an error message is added to the problems.
 
     Args:
-      path: of the option, such as "run.rounds".
+      path: the path of the option, such as "run.rounds".
       kind: a type, a union of types, `list[type]`, a `Literal`, or what `number_kind` and `integer_kind` return.
-      value: as TOML has it; "none" stands for None.
+      value: the value as TOML has it; "none" stands for None.
       problems: error messages so far.
 
     >>> problems = []
@@ -82,27 +88,31 @@ def converted_to_kind(path: str, kind: Any, value: Any, problems: list[str]) -> 
     try:
         value = _adapter(kind).validate_python(value)
     except (ValidationError, OverflowError):
-        options = [word for kind in _union(kind) if get_origin(kind) is Literal for word in get_args(kind)]
-        if isinstance(value, str) and _number(value):
+        words = [word for inner in _union(kind) if get_origin(inner) is Literal for word in get_args(inner)]
+        if isinstance(value, str) and _is_number(value):
             hint = "Leave out the quotes."
-        problems.append(problem(path, rule(kind), value, hint or nearest_word(value, options)))
+        problems.append(problem(path, rule(kind), value, hint or nearest_word(value, words)))
         return None
-    if any(isinstance(x, float) and abs(x) > LARGEST for x in (value if isinstance(value, list) else [value])):
+    # A double may be too large for the float32 that the round computes with.
+    numbers = value if isinstance(value, list) else [value]
+    if any(isinstance(number, float) and abs(number) > LARGEST for number in numbers):
         problems.append(problem(path, rule(kind), value, "float32 holds at most 3.4e+38."))
     return value
 
 
 @cache
 def _adapter(kind: Any) -> TypeAdapter:
+    """Returns pydantic's checker of a kind: strict, so that "5" is no number, and without NaN and infinities."""
     return TypeAdapter(kind, config=ConfigDict(strict=True, allow_inf_nan=False))
 
 
 def _union(kind: Any) -> tuple:
+    """Returns the members of a union; a kind that is no union is its only member."""
     return get_args(kind) if get_origin(kind) in (UnionType, Union) else (kind,)
 
 
 def rule(kind: Any) -> str:
-    """A description of the kind for error messages.
+    """Describes the kind for error messages.
 
     >>> rule(int | None), rule(list[float]), rule(Literal["drop", "error"])
     ('an integer or "none"', 'a list of finite numbers', 'one of "drop", "error"')
@@ -120,7 +130,8 @@ def rule(kind: Any) -> str:
     return words[kind]
 
 
-def _number(text: str) -> bool:
+def _is_number(text: str) -> bool:
+    """Returns whether a text reads as a number."""
     try:
         float(text)
     except ValueError:
@@ -129,6 +140,6 @@ def _number(text: str) -> bool:
 
 
 def nearest_word(word: Any, options: Iterable[str]) -> str:
-    """`Did you mean 'x'?`, or an empty string."""
-    close = difflib.get_close_matches(str(word), list(options), n=1, cutoff=0.5)
-    return f"Did you mean {close[0]!r}?" if close else ""
+    """Returns `Did you mean 'x'?` for the most similar option, or an empty string if none is similar."""
+    similar = difflib.get_close_matches(str(word), list(options), n=1, cutoff=0.5)
+    return f"Did you mean {similar[0]!r}?" if similar else ""

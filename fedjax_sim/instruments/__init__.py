@@ -1,4 +1,4 @@
-"""Measurements of an algorithm: variance budget, hyper-gradients, privacy audit, independent runs, timelines."""
+"""Measures an algorithm: variance budget, hyper-gradients, privacy audit, independent runs, timelines."""
 
 from fedjax_sim.instruments.audit import (
     audit_algorithm,

@@ -1,4 +1,4 @@
-"""Privacy audits of a federated algorithm: its own sampler, transform and aggregator, with canaries as clients."""
+"""Audits the privacy of a federated algorithm: its own sampler, transform and aggregator, with canaries as clients."""
 
 from __future__ import annotations
 
@@ -21,27 +21,33 @@ from fedjax_sim.validate import Positive, PositiveInt
 
 __all__ = ["audit_algorithm", "canary_release", "claim_of", "one_run_release", "sends_its_data"]
 
+# The default direction of the canary, of norm 1: two leaves, so that it shows a treatment leaf by leaf.
 SPREAD = {"first": np.full(2, 0.5, np.float32), "second": np.full(2, -0.5, np.float32)}
+# What the other clients send, in units of the canary's update.
 OTHERS = {"silent": 0.0, "zero": 0.0, "opposite": -1.0}
 
 
 def sends_its_data() -> ClientUpdate:
-    """A client whose update and weight are its data."""
+    """Makes a client whose data are its update and its weight: it sends them, and does not train."""
 
     def apply(key, broadcast, state, data):
         update, weight = jax.tree.map(lambda x: x[0], data.examples)
         return Report(update, jnp.where(data.mask[0], weight, 0.0), {}), state
 
-    facts = ClientFacts(all_steps=1)  # one step, which partial work completes too
+    facts = ClientFacts(all_steps=1)  # a client does a single step, which partial work completes too
     return ClientUpdate(lambda params: (), apply, facts)
 
 
 def _noise(algorithm: Algorithm):
-    """(parts, their noise, the aggregator's sensitivity); refuses an algorithm without one of them."""
+    """Returns (parts, their noise, the aggregator's sensitivity).
+
+    Raises: ValueError for an algorithm without client-level noise on a sum, and for an aggregator without sensitivity.
+    """
     parts = algorithm.parts
     if parts is None:
         validate.fail("algorithm", "one with the parts of `federated`", None)
-    noise, sensitivity = parts.transform.facts.noise, parts.aggregator.facts.sensitivity
+    noise = parts.transform.facts.noise
+    sensitivity = parts.aggregator.facts.sensitivity
     if noise is None or noise.unit != "client" or noise.place == "local":
         hint = "Audit another release through `privacy.audit_release`, with a function that scores it."
         validate.fail("algorithm", "client-level noise on what the server sums", noise, hint)
@@ -53,7 +59,7 @@ def _noise(algorithm: Algorithm):
 
 
 def _plain(parts: Star, plan: engine.Plan | None) -> Algorithm:
-    """The algorithm with clients that send their data, and a server that adds the aggregate to its model."""
+    """Returns the algorithm with clients that send their data, and a server that adds the aggregate to its model."""
     step = server.optimizer(optax.sgd(1.0))
     return federated(parts.sampler, sends_its_data(), parts.aggregator, step, parts.transform, plan=plan, mesh=None)
 
@@ -70,27 +76,29 @@ def canary_release(
     direction: PyTree = None,
     plan: engine.Plan | None = None,
 ) -> Callable:
-    """`release(key, with_canary) -> score` of an algorithm's own sampler, transform and aggregator.
+    """Makes `release(key, with_canary) -> score` from an algorithm's own sampler, transform and aggregator.
 
-    Client 0 is the canary: it sends one direction, with `length` times the clip norm as its norm; in round t with the
-    sign (-1)^t, so that noise drawn once and reused cancels. The score is the inner product of the direction with the
-    rounds' aggregates, in units of one client's largest influence: its mean rises by 1 in a round that the canary
-    joins, and its noise has standard deviation z sqrt(T).
+    Client 0 is the canary. It sends a fixed direction whose norm is `length` times the clip norm, in round t with the
+    sign (-1)^t, so that noise that is drawn once and reused cancels. The score is the inner product of the direction
+    with the rounds' aggregates, in units of the largest influence of a client. Its mean rises by 1 in a round that the
+    canary joins, and its noise has standard deviation z sqrt(T), for the noise multiplier z.
 
     Args:
       algorithm: of `federated`, with client-level noise on the sum.
-      length: norm of the canary's update over the clip norm; above 1 it tests the clip, below 1 that shorter updates
-        are not changed.
-      weight: that the canary reports; the others report 1.
+      length: norm of the canary's update over the clip norm. Above 1 it tests the clip; below 1 it tests that shorter
+        updates are not changed.
+      weight: the weight that the canary reports; the others report 1.
       others: what the other clients send: "silent" (nothing, they do not report), "zero" or "opposite" (the clipped
         canary, negated: the worst case for cohorts of a fixed size). Default: "zero" where each message has a share of
         the noise, else "silent".
       adjacency: without the canary, client 0 is silent ("add_or_remove_one"), sends zeros ("zero_out") or the opposite
         ("replace_one"). Default: "zero_out" where each message has a share of the noise, else "add_or_remove_one".
       num_rounds: T, on the same data.
-      direction: pytree of arrays, of norm 1; a Dirac canary (one number in one leaf) is best at showing noise that is
+      direction: pytree of arrays, of norm 1. A Dirac canary (one number in one leaf) is best at showing noise that is
         not Gaussian. Default: two leaves of two equal numbers each, of opposite signs, which shows treatment by leaf.
       plan: as in `federated`.
+
+    Returns: a function that JAX can trace; `with_canary` is a truth value.
 
     Raises: ValueError for an algorithm without such noise, or an aggregator without a sensitivity.
 
@@ -101,24 +109,29 @@ def canary_release(
     others = ("silent" if noise.place == "central" else "zero") if others is None else others
     validate.one_of("others", others, OTHERS)
     adjacency = _adjacency(adjacency, noise)
-    plain, size = _plain(parts, plan), parts.sampler.design.population_size
+    plain = _plain(parts, plan)
+    size = parts.sampler.design.population_size
     direction = SPREAD if direction is None else direction
 
+    # Client 0 is the canary. All other clients send the same update, in units of the canary's.
     def generate(world, id):
-        own = jnp.where(world["present"], length, -length if adjacency == "replace_one" else 0.0)
-        scale = jnp.where(id == 0, own, OTHERS[others]) * noise.clip_norm * world["sign"]
+        canary_scale = jnp.where(world["present"], length, -length if adjacency == "replace_one" else 0.0)
+        scale = jnp.where(id == 0, canary_scale, OTHERS[others]) * noise.clip_norm * world["sign"]
         sends = jnp.where(id == 0, world["present"] | (adjacency != "add_or_remove_one"), others != "silent")
-        sent = jax.tree.map(lambda x: scale * x, direction), jnp.where(id == 0, weight, 1.0)
-        return ClientData(jax.tree.map(lambda x: x[None], sent), sends[None])
+        update_and_weight = jax.tree.map(lambda x: scale * x, direction), jnp.where(id == 0, weight, 1.0)
+        return ClientData(jax.tree.map(lambda x: x[None], update_and_weight), sends[None])
 
     def release(key: Array, with_canary: Array) -> Array:
         def world(sign):
+            """Returns the population of a round, in which the canary's update has this sign."""
             return population.generated(size, generate, {"present": with_canary, "sign": sign})
 
         def one_round(state, t):
+            # The sign alternates, so that noise that is drawn once and reused cancels.
             sign = 1.0 - 2.0 * (t % 2).astype(jnp.float32)
             before = plain.params(state)
             state, _ = plain.step(jax.random.fold_in(key, t), state, world(sign))
+            # The server adds the aggregate to its model: the difference of two models is the aggregate.
             moved = jax.tree.map(lambda x, y, u: jnp.vdot(x - y, u), plain.params(state), before, direction)
             return state, sign * sum(jax.tree.leaves(moved))
 
@@ -134,6 +147,7 @@ def canary_release(
 
 
 def _adjacency(adjacency: str | None, noise: Noise) -> str:
+    """Returns the relation between neighbouring data sets: the stated one, or the default for the kind of noise."""
     if adjacency is None:
         return "add_or_remove_one" if noise.place == "central" else "zero_out"
     validate.one_of("adjacency", adjacency, ADJACENCIES)
@@ -141,14 +155,20 @@ def _adjacency(adjacency: str | None, noise: Noise) -> str:
 
 
 def claim_of(algorithm: Algorithm, *, num_rounds: int = 1, adjacency: str | None = None) -> Claim:
-    """The privacy that an algorithm's own parts claim: `privacy.gaussian_claim`, or that of the accountant.
+    """Returns the privacy that an algorithm's own parts claim.
 
-    The accountant's claim is taken where cohorts are sampled and there is more than one round, a client is replaced,
-    or the Poisson cohort is truncated.
+    It is `privacy.gaussian_claim`, or the accountant's claim. The accountant's is taken where cohorts are sampled and
+    there is more than one round, a client is replaced, or the Poisson cohort is truncated.
+
+    Args:
+      algorithm: of `federated`, with client-level noise on the sum.
+      num_rounds: T, on the same data.
+      adjacency: as in `canary_release`.
 
     Raises: ValueError for samplers other than Poisson and full ones, and for noise that is not Gaussian.
 
-    Guarantees: the claim of its noise and rate (tests/privacy/test_audit.py::test_claim_follows_the_parts).
+    Guarantees: the claim follows the noise multiplier and the sampling rate of the algorithm's parts
+    (tests/privacy/test_audit.py::test_claim_follows_the_parts).
     """
     parts, noise, _ = _noise(algorithm)
     design = parts.sampler.design
@@ -158,11 +178,13 @@ def claim_of(algorithm: Algorithm, *, num_rounds: int = 1, adjacency: str | None
     if design.scheme not in ("full", "poisson", "truncated_poisson"):
         hint = "Pass a claim of your own: its distribution is not that of Poisson sampling."
         validate.fail("sampler", "one that invites clients independently: poisson or full", design.scheme, hint)
-    moved = 2 if adjacency == "replace_one" else 1
-    if (num_rounds > 1 or moved == 2 or design.scheme == "truncated_poisson") and design.scheme != "full":
+    # A replaced client moves the sum twice as far as a removed one: by its own update, and by the other one's.
+    num_sensitivities = 2 if adjacency == "replace_one" else 1
+    needs_accountant = num_rounds > 1 or num_sensitivities == 2 or design.scheme == "truncated_poisson"
+    if needs_accountant and design.scheme != "full":
         return accounted_claim(mechanism_of(algorithm, adjacency=adjacency), num_rounds)
     rate = 1.0 if design.scheme == "full" else design.rate
-    return gaussian_claim(noise.multiplier / moved, sampling_rate=rate, num_rounds=num_rounds)
+    return gaussian_claim(noise.multiplier / num_sensitivities, sampling_rate=rate, num_rounds=num_rounds)
 
 
 def audit_algorithm(
@@ -179,39 +201,41 @@ def audit_algorithm(
     tolerance: float = 0.1,
     **canary,
 ) -> Audit:
-    """`privacy.audit_release` of an algorithm's sampler, transform and aggregator.
+    """Audits an algorithm's sampler, transform and aggregator by `privacy.audit_release`.
 
     Args:
-      claim: by default `claim_of(algorithm)`.
+      key: the key of all releases.
+      algorithm: as in `canary_release`.
+      claim: the claim that is tested; by default `claim_of(algorithm)`.
       num_rounds, adjacency, canary: as in `canary_release`.
       Others as in `privacy.audit_release`.
 
     With sampled cohorts, scores are a mixture of more than two Gaussians over several rounds, if the canary is
-    replaced, or if the others send the opposite: then no distribution is fitted (`Claim.scores`).
+    replaced, or if the others send the opposite. Then no distribution is fitted (`Claim.scores`).
 
-    Guarantees: see `privacy.audit_release`; planted bugs in each part are flagged
-    (tests/privacy/test_audit.py::test_planted_bugs); a true claim over several rounds of sampled cohorts is not refuted
-    (::test_scores_of_another_law).
+    Guarantees: see `privacy.audit_release`. Planted bugs in each part are flagged
+    (tests/privacy/test_audit.py::test_planted_bugs). A true claim over several rounds of sampled cohorts is not refuted
+    (tests/privacy/test_audit.py::test_scores_of_another_law).
     """
     claim = claim_of(algorithm, num_rounds=num_rounds, adjacency=adjacency) if claim is None else claim
-    mixed = num_rounds > 1 or adjacency == "replace_one" or canary.get("others") == "opposite"
-    if mixed and _noise(algorithm)[0].sampler.design.scheme != "full":
+    is_mixture = num_rounds > 1 or adjacency == "replace_one" or canary.get("others") == "opposite"
+    if is_mixture and _noise(algorithm)[0].sampler.design.scheme != "full":
         claim = dataclasses.replace(claim, scores=None)
     release = canary_release(algorithm, num_rounds=num_rounds, adjacency=adjacency, **canary)
-    how = {"num_releases": num_releases, "chunk": chunk, "delta": delta, "confidence": confidence}
-    return audit_release(key, release, claim, **how, tolerance=tolerance)
+    options = {"num_releases": num_releases, "chunk": chunk, "delta": delta, "confidence": confidence}
+    return audit_release(key, release, claim, **options, tolerance=tolerance)
 
 
 @validate.named_arguments
 def one_run_release(algorithm: Algorithm, *, length: Positive = 10.0) -> Callable:
-    """`release(key) -> (included [m] bool, scores [m])`: one round in which every client is a canary of its own.
+    """Makes `release(key) -> (included [m] bool, scores [m])`: a round in which every client is a canary of its own.
 
-    With probability 1/2 client i sends a Dirac update, `length` times the clip norm in coordinate i; its score is what
-    the server received there. Pass the result to `privacy.audit_one_run`.
+    With probability 1/2 client i sends a Dirac update, `length` times the clip norm in coordinate i. Its score is the
+    number that the server received in this coordinate. Pass the result to `privacy.audit_one_run`.
 
     Args:
       algorithm: with client-level noise on the sum and full participation; m is the size of its population.
-      length: of the updates, over the clip norm.
+      length: the length of the updates, over the clip norm.
 
     Guarantees: half of the canaries take part, and scores separate by 1 / z
     (tests/privacy/test_audit.py::test_one_run_of_the_central_mechanism).
@@ -219,14 +243,15 @@ def one_run_release(algorithm: Algorithm, *, length: Positive = 10.0) -> Callabl
     References: Steinke, Nasr and Jagielski 2023, algorithm 1; Andrew et al. 2024 (canaries as clients).
     """
     parts, noise, sensitivity = _noise(algorithm)
-    design, plain = parts.sampler.design, _plain(parts, None)
+    design = parts.sampler.design
+    plain = _plain(parts, None)
     if design.scheme != "full":
         validate.fail("sampler", "one that invites every client", design.scheme, "Use sampling.full(num_canaries).")
     size = design.population_size
 
     def generate(included, id):
-        own = (jnp.arange(size) == id) * jnp.float32(length * noise.clip_norm)
-        return ClientData((own[None], jnp.ones(1)), included[id][None])
+        update = (jnp.arange(size) == id) * jnp.float32(length * noise.clip_norm)
+        return ClientData((update[None], jnp.ones(1)), included[id][None])
 
     def release(key: Array) -> tuple[Array, Array]:
         included = jax.random.bernoulli(jax.random.fold_in(key, 0), 0.5, (size,))

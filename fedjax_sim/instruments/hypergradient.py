@@ -1,4 +1,4 @@
-"""Hyper-gradients: derivatives of the final loss, through all rounds, with respect to numeric hyper-parameters."""
+"""Computes hyper-gradients: derivatives of the final loss, through all rounds, by numeric hyper-parameters."""
 
 from __future__ import annotations
 
@@ -28,17 +28,20 @@ def hypergradient(
     *,
     loss: Callable[[PyTree], Array],
 ) -> tuple[float, dict[str, float]]:
-    """The loss after T rounds and its derivative with respect to each numeric hyper-parameter, in reverse mode.
+    """Computes the loss after T rounds and its derivative by each numeric hyper-parameter, in reverse mode.
 
-    Cohorts, minibatches and noise depend on the key and not on the values: it is the derivative of this one
-    trajectory. Each round is computed again in the backward pass (rematerialised), so memory grows with T times the
-    state and not with T times the clients' work.
+    Cohorts, minibatches and noise depend on the key and not on the values, so this is the derivative of a single
+    trajectory. Each round is computed again in the backward pass (rematerialised). Therefore memory grows with T times
+    the state, and not with T times the clients' work.
 
     Args:
-      key: of the rounds, as for `run`.
-      make: (**values) -> Algorithm, which must take traced numbers, such as learning rates, proximal weights and noise
-        multipliers; made for one device.
-      values: where the derivative is taken.
+      key: the key of the rounds, as for `run`.
+      make: (**values) -> Algorithm, made for one device. It must take traced numbers, such as learning rates, proximal
+        weights and noise multipliers.
+      values: the hyper-parameters at which the derivative is taken.
+      params: the initial model.
+      population: the clients.
+      num_rounds: T.
       loss: params -> a number, such as the mean loss of validation examples; traced.
 
     Returns: (loss, {name: derivative}).
@@ -46,9 +49,9 @@ def hypergradient(
     Raises: ValueError for transforms that round, whose derivative is zero almost everywhere; FloatingPointError where
     the trajectory or its derivative is not finite.
 
-    Guarantees: central differences of the same rounds
-    (tests/instruments/test_hypergradient.py::test_finite_differences); on one quadratic client the derivative by hand
-    (::test_by_hand).
+    Guarantees: derivatives agree with central differences of the same rounds
+    (tests/instruments/test_hypergradient.py::test_finite_differences), and, for one quadratic client, with the
+    derivative by hand (tests/instruments/test_hypergradient.py::test_by_hand).
 
     References: Maclaurin, Duvenaud and Adams 2015 (gradient-based hyper-parameter optimisation through training).
 
@@ -69,33 +72,39 @@ def hypergradient(
         validate.in_range(f"values[{name!r}]", value, -jnp.inf, jnp.inf, open_low=True, open_high=True)
     _check(make(**values), params)
 
+    # The algorithm is made anew from traced numbers, so that its hyper-parameters have derivatives.
     def final(values):
         algorithm = make(**values)
         state = algorithm.init(init_key(key), params, population)
 
+        # Only the states between rounds are kept for the backward pass.
         @jax.checkpoint
-        def one(state, t):
+        def one_round(state, t):
             return algorithm.step(jax.random.fold_in(key, t), state, population)[0], None
 
-        state, _ = jax.lax.scan(one, state, jnp.arange(num_rounds, dtype=jnp.int32))
+        state, _ = jax.lax.scan(one_round, state, jnp.arange(num_rounds, dtype=jnp.int32))
         return loss(algorithm.params(state))
 
+    # Exact sums are sums of integers, which have no derivative: in fast arithmetic they are float sums.
     with engine.one_device(), engine.fast_arithmetic(), jax.default_matmul_precision(matmul_precision()):
         numbers = {name: jnp.asarray(value, jnp.float32) for name, value in values.items()}
         value, slopes = jax.jit(jax.value_and_grad(final))(numbers)
-    value, slopes = float(value), {name: float(slope) for name, slope in slopes.items()}
+    value = float(value)
+    slopes = {name: float(slope) for name, slope in slopes.items()}
     if not all(map(jnp.isfinite, (value, *slopes.values()))):
         raise FloatingPointError(f"The loss is {value}, its derivatives {slopes}: the trajectory diverges.")
     return value, slopes
 
 
 def _check(algorithm: Algorithm, params: PyTree) -> None:
+    """Refuses transforms and servers that round: their messages have fewer bits than the model's numbers."""
     for name in ("transform", "server"):
         part = getattr(algorithm.parts, name, None)
         if part is None or part.wire is None:
             continue
         spec = tree.spec(params)
         wire = wire_of(part, spec) if name == "transform" else part.wire(spec)
-        if wire.payload_bits < 8 * tree.num_bytes(spec) / max(tree.num_values(spec), 1) * wire.values:
+        bits_per_value = 8 * tree.num_bytes(spec) / max(tree.num_values(spec), 1)
+        if wire.payload_bits < bits_per_value * wire.values:
             hint = "Rounding has no derivative: leave it out of what is differentiated."
             validate.fail(name, "one that sends unrounded numbers", f"{wire.payload_bits} bits for {wire.values}", hint)

@@ -1,4 +1,4 @@
-"""Mean and variance of all clients' updates from one model, without storing the updates."""
+"""Computes mean and variance of all clients' updates from one model, without storing the updates."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from fedjax_sim.types import Array, ClientUpdate, Mean, Population, PyTree, Samp
 
 __all__ = ["Moments", "population_moments"]
 
-PILOT = 1000  # clients of a pilot, whose mean update is subtracted from the others' against cancellation
+# Clients of a pilot. Its mean update is subtracted from all updates, so that their squares do not cancel.
+PILOT = 1000
 
 
 class Moments(NamedTuple):
@@ -26,26 +27,29 @@ class Moments(NamedTuple):
 
 
 def population_moments(key: Array, client: ClientUpdate, params: PyTree, population: Population) -> Moments:
-    """The moments from one round with full participation; memory does not grow with N times d.
+    """Computes the moments by one round with full participation; memory does not grow with N times d.
 
     Args:
-      key: of the clients' own randomness; with full local batches nothing depends on it.
-      client: stateless.
-      params: the model that it is sent.
+      key: the key of the clients' own randomness; with full local batches nothing depends on it.
+      client: a stateless client.
+      params: the model that the clients are sent.
       population: all clients.
 
     Raises: FloatingPointError if a client's update is not finite: the population then has no variance.
 
-    Guarantees: float64 NumPy over all clients' updates (tests/instruments/test_runs.py::test_population_moments).
+    Guarantees: the moments agree with float64 NumPy over all clients' updates
+    (tests/instruments/test_runs.py::test_population_moments).
     """
     size = population.size
     pilot = sampling.uniform(size, min(PILOT, size))
     center, _ = _pass(key, pilot, client, params, population, tree.zeros_like(params))
     mean, squared = _pass(key, sampling.full(size), client, params, population, center)
+    # |u - mean|^2 averages to |u - center|^2 minus |mean - center|^2.
     return Moments(size, mean, max(squared - _squared_distance(mean, center), 0.0))
 
 
 def _squared_distance(first: PyTree, second: PyTree) -> float:
+    """Returns the squared distance of two models, in float64."""
     pairs = zip(jax.tree.leaves(first), jax.tree.leaves(second), strict=True)
     return sum(float(np.sum((np.asarray(x, np.float64) - np.asarray(y, np.float64)) ** 2)) for x, y in pairs)
 
@@ -53,15 +57,19 @@ def _squared_distance(first: PyTree, second: PyTree) -> float:
 def _pass(
     key: Array, sampler: Sampler, client: ClientUpdate, params: PyTree, population: Population, center: PyTree
 ) -> tuple[PyTree, float]:
-    """(mean update, mean squared distance from the center) of a cohort."""
+    """Returns (mean update, mean squared distance from the center) of a cohort.
+
+    Raises: FloatingPointError if a client's update is not finite.
+    """
 
     def apply(key, broadcast, state, data):
         report, state = client.apply(key, broadcast, state, data)
         squared = [jnp.sum(x.astype(jnp.float32) ** 2) for x in jax.tree.leaves(tree.subtract(report.update, center))]
         return report._replace(metrics={"squared_distance": Mean(sum(squared), jnp.ones(()))}), state
 
-    rule, step = aggregation.mean(weighting="uniform"), server.replacement()
-    star = Star(sampler, client._replace(apply=apply), rule, step, transform.identity())
+    aggregator = aggregation.mean(weighting="uniform")
+    replacement = server.replacement()
+    star = Star(sampler, client._replace(apply=apply), aggregator, replacement, transform.identity())
 
     @jax.jit
     def mean_update(state, population):
@@ -69,8 +77,11 @@ def _pass(
         gathered = collect(star, key, cohort, state, population)
         return aggregate(star, key, cohort, gathered, state), gathered.num_arrived, gathered.num_dropped
 
-    found, there, lost = jax.device_get(mean_update(initial_state(star, params, population), population))
-    if lost or not there:
-        raise FloatingPointError(f"{lost} updates were not finite and {there} were: lower the learning rate.")
-    squared = found.means["squared_distance"]
-    return found.update, float(squared.total / squared.weight)
+    round_result = jax.device_get(mean_update(initial_state(star, params, population), population))
+    result, num_arrived, num_dropped = round_result
+    if num_dropped or not num_arrived:
+        raise FloatingPointError(
+            f"{num_dropped} updates were not finite and {num_arrived} were: lower the learning rate."
+        )
+    squared = result.means["squared_distance"]
+    return result.update, float(squared.total / squared.weight)

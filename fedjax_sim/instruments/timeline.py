@@ -1,4 +1,4 @@
-"""One round of simulated time, client by client: who downloaded, trained, sent, and was cut off."""
+"""Shows a round of simulated time client by client: who downloaded, trained, sent, and was cut off."""
 
 from __future__ import annotations
 
@@ -22,38 +22,43 @@ __all__ = ["timeline", "timeline_of_round"]
 
 @validate.named_arguments
 def timeline(star: Star, key: Array, sampler_state: PyTree, *, most: PositiveInt = 60) -> dict[str, Any]:
-    """What the clients of a round spend their time on, by replaying its invitation; nobody trains.
+    """Returns what the clients of a round spend their time on, by replaying its invitation; nobody trains.
 
     Args:
       star: parts whose sampler has a clock; `Algorithm.parts`.
-      key: of the round: `run` gives round t = 0, 1, ... fold_in(key, t).
-      sampler_state: of the sampler before the round; of `FederatedState` it is `state.sampler`.
-      most: of the cohort's clients this many are kept, evenly from the fastest to the slowest.
+      key: the key of the round: `run` gives round t = 0, 1, ... the key fold_in(key, t).
+      sampler_state: the sampler's state before the round; `state.sampler` of a `FederatedState`.
+      most: how many of the cohort's clients are kept, evenly from the fastest to the slowest.
 
-    Returns: plain numbers for `report.timeline.picture`, and for JSON: `begins` (simulated seconds since the run's
-    start), `lasts`, `invited`, `reported`, and `clients`: of each its `id`, seconds of `download`, `training` and
-    `sending`, and its `end`: "reported", "cut off" (the round closed), "left" (before), or "silent" (it did all, and
-    its report was lost).
+    Returns: plain numbers for `report.time.picture`, and for JSON. `begins` is in simulated seconds since the run's
+    start, `lasts` in seconds; `invited` and `reported` are numbers of clients. `clients` has for each client its `id`,
+    the seconds of `download`, `training` and `sending`, and its `end`: "reported", "cut off" (the round closed), "left"
+    (before it closed), or "silent" (it did all its work, and its report was lost).
 
     Raises: ValueError for a sampler whose rounds take no time.
 
-    Guarantees: the round that the algorithm makes (tests/instruments/test_timeline.py::test_it_is_the_round).
+    Guarantees: it is the round that the algorithm makes (tests/instruments/test_timeline.py::test_it_is_the_round).
     """
     validate.part("star", star, Star)
-    _clocked("star.sampler", star)
+    _check_clock("star.sampler", star)
+    # The invitation reads nothing of the algorithm's state but the sampler's.
     invited_from = jax.jit(lambda key, state: invite(star, key, types.SimpleNamespace(sampler=state))[0])
     cohort = jax.device_get(invited_from(key, sampler_state))
-    per_second, parts = star.sampler.devices.ticks_per_second, np.stack(cohort.timing.spent[:3], -1).astype(np.int64)
+    per_second = star.sampler.devices.ticks_per_second
+    parts = np.stack(cohort.timing.spent[:3], -1).astype(np.int64)
     totals = parts.sum(1)
     invited = np.flatnonzero(cohort.invited)
+    # By time, and by id where times are equal, so that the order does not depend on the cohort's.
     order = invited[np.lexsort((cohort.ids[invited], totals[invited]))]
     shown = order[np.unique(np.linspace(0, len(order) - 1, min(most, len(order))).round().astype(int))]
-    closed = totals.max(initial=0)
-    unheard = np.min([*cohort.timing.lost.values(), np.full(len(totals), NEVER)], axis=0) == UNHEARD
+    # A client that is cut off has spent the time until the round closed, which is the longest of all.
+    closing_ticks = totals.max(initial=0)
+    first_losses = np.min([*cohort.timing.lost.values(), np.full(len(totals), NEVER)], axis=0)
+    is_unheard = first_losses == UNHEARD
 
-    def one(slot: int) -> dict[str, Any]:
-        end = "cut off" if totals[slot] == closed else "left"
-        end = "reported" if cohort.reported[slot] else "silent" if unheard[slot] else end
+    def one_client(slot: int) -> dict[str, Any]:
+        end = "cut off" if totals[slot] == closing_ticks else "left"
+        end = "reported" if cohort.reported[slot] else "silent" if is_unheard[slot] else end
         seconds = (parts[slot] / per_second).tolist()
         return (
             {"id": int(cohort.ids[slot])}
@@ -67,7 +72,7 @@ def timeline(star: Star, key: Array, sampler_state: PyTree, *, most: PositiveInt
         "lasts": lasts,
         "invited": len(invited),
         "reported": int(cohort.reported.sum()),
-        "clients": [one(slot) for slot in shown.tolist()],
+        "clients": [one_client(slot) for slot in shown.tolist()],
     }
 
 
@@ -75,9 +80,10 @@ def timeline(star: Star, key: Array, sampler_state: PyTree, *, most: PositiveInt
 def timeline_of_round(
     key: Array, algorithm: Algorithm, params: PyTree, population: Population, round: PositiveInt, *, most: int = 60
 ) -> dict[str, Any]:
-    """`timeline` of any round of a run, from what the run was made of; the rounds before it are replayed.
+    """Returns the `timeline` of any round of a run, from what the run was made of.
 
-    Nobody trains for that, unless the sampler learns from what clients report: then all earlier rounds run again.
+    The rounds before it are replayed. Nobody trains for this, unless the sampler learns from clients' reports: then all
+    earlier rounds run again.
 
     Args:
       key, algorithm, params, population: as `run` was given them.
@@ -88,11 +94,11 @@ def timeline_of_round(
 
     Raises: ValueError where rounds take no time, and for a run with noise, which hides who took part.
 
-    Guarantees: what the log says of that round (tests/instruments/test_timeline.py::test_any_round).
+    Guarantees: the timeline agrees with the log of that round (tests/instruments/test_timeline.py::test_any_round).
     """
     validate.part("algorithm", algorithm, Algorithm)
     star = algorithm.parts
-    _clocked("algorithm", star)
+    _check_clock("algorithm", star)
     if parts := noisy_parts(star):
         validate.fail("algorithm", "one without noise, which hides who takes part", f"noise in {', '.join(parts)}")
     state = _sampler_after(round - 1, key, algorithm, params, population)
@@ -100,12 +106,13 @@ def timeline_of_round(
 
 
 def _sampler_after(rounds: int, key: Array, algorithm: Algorithm, params: PyTree, population: Population) -> PyTree:
-    """The sampler's state after so many rounds."""
+    """Returns the sampler's state after `rounds` rounds."""
     star = algorithm.parts
-    alone = star.sampler.observe is None
+    # Most samplers do not observe reports: their state follows from invitations alone.
+    is_independent = star.sampler.observe is None
 
     def step(key, state, population):
-        if alone:
+        if is_independent:
             return invite(star, key, types.SimpleNamespace(sampler=state))[1]
         return algorithm.step(key, state, population)[0]
 
@@ -114,13 +121,13 @@ def _sampler_after(rounds: int, key: Array, algorithm: Algorithm, params: PyTree
 
     with tempfile.TemporaryDirectory() as folder, engine.client_memory("auto", folder):
         state = algorithm.init(init_key(key), params, population)
-        given = (state.sampler, ()) if alone else (state, population)
+        start = (state.sampler, ()) if is_independent else (state, population)
         with jax.default_matmul_precision(matmul_precision()):
-            state = jax.jit(replay, compiler_options=engine.compiler_options())(key, *given, rounds)
-        return jax.device_get(state if alone else state.sampler)
+            state = jax.jit(replay, compiler_options=engine.compiler_options())(key, *start, rounds)
+        return jax.device_get(state if is_independent else state.sampler)
 
 
-def _clocked(name: str, star: Star | None) -> None:
+def _check_clock(name: str, star: Star | None) -> None:
     """Refuses parts whose rounds take no time."""
     if star is None or star.sampler.devices is None:
         hint = "Put with_clock(sampler, devices) around its sampler; in a config, write [sampler.with_clock]."

@@ -1,4 +1,4 @@
-"""The variance budget: the variance of a round's aggregate by cause, measured at a run's own models."""
+"""Measures the variance budget: the variance of a round's aggregate by cause, at a run's own models."""
 
 from __future__ import annotations
 
@@ -33,19 +33,20 @@ from fedjax_sim.types import (
 
 __all__ = ["variance_budget"]
 
+# Sampling schemes in which all clients are equally likely in each round.
 SCHEMES = ("uniform_without_replacement", "with_replacement", "poisson", "truncated_poisson", "full")
 FRESH = ("gaussian", "discrete_gaussian", "skellam")  # noise that is drawn anew in each round
 
 
 class _Law(NamedTuple):
-    """What the variance of the aggregate depends on, besides the variances of a client's message."""
+    """The facts that the variance of the aggregate depends on, besides the variances of a client's message."""
 
     design: SamplingDesign
-    by_examples: bool  # weights are the clients' numbers of examples
+    by_examples: bool  # whether weights are the clients' numbers of examples
     divisor: float | None  # of a fixed mean; None for a mean over the cohort
     sensitivity: float | None
     noise: Noise | None
-    num_clients: int  # how many are probed
+    num_clients: int  # the number of probed clients
 
 
 class _Sums(NamedTuple):
@@ -63,20 +64,20 @@ class _Sums(NamedTuple):
 def variance_budget(
     algorithm: Algorithm, params: PyTree, population: Population, *, num_clients: int = 64, seed: int = 0
 ) -> Callable[[PyTree], dict[str, Array]]:
-    """An evaluation for `run` that splits the variance of the aggregate by its causes.
+    """Makes an evaluation for `run` that splits the variance of the aggregate by its causes.
 
     At each model, `num_clients` newly drawn clients train twice with different minibatches, and send each result twice
     with different compression noise. Nested differences estimate each cause without bias, so the estimate of a small
-    part may be negative. The sampling design turns them into variances of the aggregate; that of privacy noise is what
-    its part states.
+    part may be negative. The sampling design turns them into variances of the aggregate. The variance of privacy noise
+    is not measured: it is the variance that its part states.
 
     Args:
       algorithm: of `federated`, with stateless clients and transforms, and a mean over a cohort in which all clients
         are equally likely.
       params: a model; only its shapes are used.
       population: all clients.
-      num_clients: probed at each evaluation, at the cost of twice as many clients' work; at least 2.
-      seed: of the probes.
+      num_clients: clients that are probed at each evaluation, at the cost of twice as many clients' work; at least 2.
+      seed: the seed of the probes.
 
     Returns: params -> `variance_client_sampling`, `variance_minibatch`, `variance_quantization` (everything random in
       the transform except noise), `variance_privacy_noise` and `variance_total`: traces of the aggregate's covariances.
@@ -84,10 +85,8 @@ def variance_budget(
 
     Raises: ValueError for an algorithm whose causes cannot be separated, with the reason.
 
-    Guarantees: the parts, and their sum, are those of real rounds (tests/instruments/test_variance_budget.py::
+    Guarantees: the parts, and their sum, agree with real rounds (tests/instruments/test_variance_budget.py::
     test_parts_are_those_of_real_rounds, ::test_the_sum_is_the_variance_of_real_rounds).
-
-    References: nested analysis of variance (Scheffe 1959, chapter 7); Cochran 1977, section 10.3 (two-stage samples).
     """
     star, law = _checked(algorithm, params, population, num_clients)
     probe = sampling.uniform(population.size, num_clients)
@@ -98,34 +97,44 @@ def variance_budget(
         probed = Star(probe, *parts, star.execution._replace(nonfinite="drop"))
         state = initial_state(probed, params, population)
         cohort, _ = invite(probed, key, state)
-        found = aggregate(probed, key, cohort, collect(probed, key, cohort, state, population), state)
-        return found.update, found.means
+        gathered = collect(probed, key, cohort, state, population)
+        result = aggregate(probed, key, cohort, gathered, state)
+        return result.update, result.means
 
     def evaluation(params: PyTree) -> dict[str, Array]:
-        words = zlib.crc32(b"".join(np.asarray(x).tobytes() for x in jax.tree.leaves(params)))
-        key = jax.random.fold_in(jax.random.key(seed), words)  # depends on the model: the same after a resume
+        # The key depends on the model's bits alone, so that a resumed run logs the same numbers.
+        model_crc = zlib.crc32(b"".join(np.asarray(x).tobytes() for x in jax.tree.leaves(params)))
+        key = jax.random.fold_in(jax.random.key(seed), model_crc)
         zeros = tree.zeros_like(params)
-        pilot, means = sums(stream(key, "pilot"), params, zeros, population)  # against cancellation
+        # The mean message of a pilot is subtracted from all messages, so that their squares do not cancel.
+        pilot, means = sums(stream(key, "pilot"), params, zeros, population)
         weight = jnp.where(means["weight"].total > 0, means["weight"].total, 1)
         center = jax.tree.map(lambda x: x / weight, pilot["message"])
         vectors, means = jax.device_get(sums(key, params, center, population))
         flat = {name: _flat(value) for name, value in vectors.items()}
-        found = _Sums(**flat, **{name: float(mean.total) for name, mean in means.items()})
-        return {f"variance_{name}": jnp.float32(value) for name, value in _parts(law, _flat(center), found).items()}
+        probe_sums = _Sums(**flat, **{name: float(mean.total) for name, mean in means.items()})
+        parts = _parts(law, _flat(center), probe_sums)
+        return {f"variance_{name}": jnp.float32(value) for name, value in parts.items()}
 
     return evaluation
 
 
 def _checked(algorithm: Algorithm, params: PyTree, population: Population, num_clients: int) -> tuple[Star, _Law]:
-    """(The algorithm's parts, their `_Law`); refuses algorithms whose causes cannot be separated."""
+    """Returns (the algorithm's parts, their `_Law`).
+
+    Raises: ValueError for an algorithm whose causes cannot be separated, with the reason.
+    """
     star = algorithm.parts
     if star is None:
         validate.fail("algorithm", "one with the parts of `federated`", None)
-    client, change, design, noise = star.client, star.transform, star.sampler.design, star.transform.facts.noise
-    sent = jax.eval_shape(lambda params: star.server.broadcast(star.server.init(params)), params)
-    if jax.tree.structure(sent) != jax.tree.structure(params):
+    client = star.client
+    change = star.transform
+    design = star.sampler.design
+    noise = star.transform.facts.noise
+    broadcast = jax.eval_shape(lambda params: star.server.broadcast(star.server.init(params)), params)
+    if jax.tree.structure(broadcast) != jax.tree.structure(params):
         hint = "SCAFFOLD, Mime and others send more: they have no variance budget."
-        validate.fail("algorithm", "one that sends clients the model alone", jax.tree.structure(sent), hint)
+        validate.fail("algorithm", "one that sends clients the model alone", jax.tree.structure(broadcast), hint)
     validate.integer("num_clients", num_clients, 2, population.size)
     validate.one_of("sampler", design.scheme, SCHEMES, hint="Its clients are not drawn uniformly in each round.")
     cohort, _ = jax.eval_shape(star.sampler.sample, jax.random.key(0), star.sampler.init())
@@ -144,8 +153,8 @@ def _checked(algorithm: Algorithm, params: PyTree, population: Population, num_c
     if noise is not None and noise.named_details.get("adaptive"):
         validate.fail("transform", "a clip norm that stays", "an adaptive one", "Its noise changes.")
     spec = tree.spec(params)
-    kept = jax.eval_shape(client.init, params), change.init(spec), change.init_client(spec)
-    if jax.tree.leaves(kept):
+    states = jax.eval_shape(client.init, params), change.init(spec), change.init_client(spec)
+    if jax.tree.leaves(states):
         hint = "The state is not known here: use an algorithm whose parts keep no state."
         validate.fail("algorithm", "messages that depend on the model alone", "memory", hint)
     if change.facts.integer_range is not None:
@@ -154,18 +163,23 @@ def _checked(algorithm: Algorithm, params: PyTree, population: Population, num_c
 
 
 def _probing(star: Star, law: _Law, center: PyTree) -> ClientUpdate:
-    """A client that trains twice, transforms each result twice, and reports sums and differences."""
-    client, change = star.client, star.transform
+    """Makes a client that trains twice, transforms each result twice, and reports sums and differences.
+
+    Its update holds the vectors of `_Sums`, and its metrics hold the scalars.
+    """
+    client = star.client
+    change = star.transform
 
     def messages(key, params, data):
-        """(Messages [2, 2, ...] by minibatch draw and by the transform's draw, the client's weight.)"""
+        """Returns (messages [2, 2, ...] by minibatch draw and by the transform's draw, the client's weight)."""
         spec = tree.spec(params)
-        nothing = change.init(spec), change.init_client(spec)
+        no_state = change.init(spec), change.init_client(spec)
 
         def trained(work_key):
             report, _ = client.apply(work_key, params, client.init(params), data)
-            sent = jax.vmap(lambda k: change.on_client(k, report.update, *nothing)[0])
-            return sent(jax.random.split(stream(work_key, "transform"), 2)), report.weight.astype(jnp.float32)
+            transformed = jax.vmap(lambda k: change.on_client(k, report.update, *no_state)[0])
+            transform_keys = jax.random.split(stream(work_key, "transform"), 2)
+            return transformed(transform_keys), report.weight.astype(jnp.float32)
 
         sent, weights = jax.vmap(trained)(jax.random.split(key, 2))
         return jax.tree.map(lambda x: x.astype(jnp.float32), sent), weights[0]
@@ -176,40 +190,59 @@ def _probing(star: Star, law: _Law, center: PyTree) -> ClientUpdate:
         sent = jax.tree.map(lambda x, c: x - c[None, None], sent, center)
         by_batch = jax.tree.map(lambda x: x.mean(1), sent)
         message = jax.tree.map(lambda x: x.mean(0), by_batch)
-        drawn = _squares(jax.tree.map(lambda x: x[:, 0] - x[:, 1], sent)) / 4
-        batch = _squares(jax.tree.map(lambda x: x[0] - x[1], by_batch)) / 2 - drawn / 2
-        squared, there = weight**2, (weight > 0).astype(jnp.float32)
+        # Half the squared difference of two draws estimates a variance; another half averages the two trainings.
+        compression = _squares(jax.tree.map(lambda x: x[:, 0] - x[:, 1], sent)) / 4
+        # A mean of two transformed messages still has half of the transform's variance, which is subtracted.
+        minibatch = _squares(jax.tree.map(lambda x: x[0] - x[1], by_batch)) / 2 - compression / 2
+        squared_weight = weight**2
+        has_weight = (weight > 0).astype(jnp.float32)
         scalars = {
             "weight": weight,
-            "squared_weight": squared,
-            "square": squared * _squares(message),
-            "minibatch": squared * batch,
-            "compression": squared * drawn,
+            "squared_weight": squared_weight,
+            "square": squared_weight * _squares(message),
+            "minibatch": squared_weight * minibatch,
+            "compression": squared_weight * compression,
         }
         vectors = {
             "message": jax.tree.map(lambda x: weight * x, message),
-            "weighted_message": jax.tree.map(lambda x: squared * x, message),
+            "weighted_message": jax.tree.map(lambda x: squared_weight * x, message),
         }
-        return Report(vectors, there, {name: Mean(x, there) for name, x in scalars.items()}), state
+        return Report(vectors, has_weight, {name: Mean(x, has_weight) for name, x in scalars.items()}), state
 
     return ClientUpdate(lambda params: (), apply)
 
 
 def _parts(law: _Law, center: np.ndarray, sums: _Sums) -> dict[str, float]:
-    """The variance of the aggregate by cause, and their sum."""
-    noise, design = law.noise, law.design
-    weight = sums.weight / law.num_clients
+    """Returns the variance of the aggregate by cause, and their sum.
+
+    Args:
+      law: the facts of the algorithm.
+      center: [d] the vector that was subtracted from all messages.
+      sums: the sums over the probed clients.
+    """
+    noise = law.noise
+    design = law.design
+    mean_weight = sums.weight / law.num_clients
     ratio = sums.message / sums.weight
-    away = sums.square - 2 * ratio @ sums.weighted_message + ratio @ ratio * sums.squared_weight
-    scale = 1 / (law.num_clients * weight**2)
-    batch, drawn = sums.minibatch * scale, sums.compression * scale
-    between = away / (law.num_clients - 1) / weight**2 - batch / 2 - drawn / 4  # S^2, divisor N - 1
-    mean, size, dimension = center + ratio, design.population_size, len(ratio)
-    own = (between * (1 - law.num_clients / size) + batch / 2 + drawn / 4) / law.num_clients  # variance of that mean
+    # sum w^2 |u - ratio|^2, the squared distances of the clients' messages from their weighted mean.
+    spread = sums.square - 2 * ratio @ sums.weighted_message + ratio @ ratio * sums.squared_weight
+    scale = 1 / (law.num_clients * mean_weight**2)
+    minibatch = sums.minibatch * scale
+    compression = sums.compression * scale
+    # S^2, the variance between clients with divisor N - 1. A client's mean of four messages still has half of the
+    # minibatches' variance and a quarter of the transform's, which are subtracted.
+    between = spread / (law.num_clients - 1) / mean_weight**2 - minibatch / 2 - compression / 4
+    mean = center + ratio
+    size = design.population_size
+    dimension = len(ratio)
+    # The variance of that mean, over a sample of clients without replacement.
+    sample_share = law.num_clients / size
+    variance_of_mean = (between * (1 - sample_share) + minibatch / 2 + compression / 4) / law.num_clients
     promised = 0.0 if noise is None else (noise.multiplier * noise.clip_norm) ** 2 * dimension
     details = {} if noise is None else noise.named_details
     per_message = promised / details.get("cohort_size", 1) if noise is not None and noise.place != "central" else 0.0
-    drawn -= per_message  # noise is drawn by the transform, but is not compression
+    # Noise in the messages is drawn by the transform, but it is no compression.
+    compression -= per_message
     factor = _message_factor(design, law.divisor)
     estimator = {"estimator": "mean"}
     if law.divisor is not None:
@@ -217,55 +250,73 @@ def _parts(law: _Law, center: np.ndarray, sums: _Sums) -> dict[str, float]:
 
     def sampling_variance(variance: float, mean: np.ndarray) -> float:
         moments = theory.Moments.from_mean_and_variance(size, mean, abs(variance))
-        found = theory.design_variance(design, moments, **estimator).variance
-        return found if variance >= 0 else 2 * sampling_variance(0.0, mean) - found  # linear in the variance
+        result = theory.design_variance(design, moments, **estimator).variance
+        # The result is linear in the variance, so an estimate below zero is mirrored at zero.
+        return result if variance >= 0 else 2 * sampling_variance(0.0, mean) - result
 
     variance = between * (size - 1) / size
     sampled = sampling_variance(variance, mean)
-    if mean.any():  # the square of an estimated mean is too large by the variance of the estimate
-        sampled -= (sampled - sampling_variance(variance, 0 * mean)) * own / (mean @ mean)
+    # The square of an estimated mean is too large by the variance of the estimate.
+    if mean.any():
+        sampled -= (sampled - sampling_variance(variance, 0 * mean)) * variance_of_mean / (mean @ mean)
     released = per_message * factor
     if noise is not None and noise.place == "central":
-        moved = 1 / details["noise_cohort_size"] if "noise_cohort_size" in details else law.sensitivity
-        released = promised * moved**2
-    values = (sampled, batch * factor, drawn * factor, released)
+        # Central noise is added to the sum: the aggregate scales it as it scales a message.
+        noise_scale = 1 / details["noise_cohort_size"] if "noise_cohort_size" in details else law.sensitivity
+        released = promised * noise_scale**2
+    values = (sampled, minibatch * factor, compression * factor, released)
     return dict(zip(SOURCES, values, strict=True)) | {"total": sum(values)}
 
 
 def _flat(values: PyTree) -> np.ndarray:
+    """Returns all numbers of a pytree as one vector [d] of float64."""
     return np.concatenate([np.ravel(x).astype(np.float64) for x in jax.tree.leaves(values)])
 
 
 def _squares(values: PyTree) -> Array:
+    """Returns the sum of the squares of all numbers of a pytree."""
     return sum(jnp.sum(x**2) for x in jax.tree.leaves(values))
 
 
 def _message_factor(design: SamplingDesign, divisor: float | None) -> float:
-    """E sum c_i^2 for an aggregate sum c_i u_i: the factor of a single message's variance in the aggregate's."""
-    if design.replacement:  # a client drawn twice sends one message twice
-        size, slots = design.population_size, design.num_slots
+    """Returns E sum c_i^2 for an aggregate sum c_i u_i: the factor of a message's own variance in the aggregate's."""
+    if design.replacement:
+        # A client that is drawn twice sends one message twice.
+        size = design.population_size
+        slots = design.num_slots
         return (1 / slots * (1 - 1 / size) + 1 / size) * (1 if divisor is None else (slots / divisor) ** 2)
     counts, chances = (np.asarray(x, np.float64) for x in theory.report_counts(design))
-    some = counts > 0
-    squares = 1 / counts[some] if divisor is None else counts[some] / divisor**2
-    return float(chances[some] @ squares)
+    is_round = counts > 0  # without any report the round is skipped
+    squares = 1 / counts[is_round] if divisor is None else counts[is_round] / divisor**2
+    return float(chances[is_round] @ squares)
 
 
 def _law_of(aggregator: Aggregator) -> tuple[bool, float | None]:
-    """(Whether it uses the reported weights, its fixed divisor or None), found by aggregating three test messages."""
-    round = Round(Cohort(jnp.arange(3, dtype=jnp.int32), jnp.ones(3, bool), jnp.ones(3, bool)))
-    key, ids, alike = jax.random.key(0), jnp.arange(3, dtype=jnp.int32), [1.0, 1.0, 1.0]
+    """Returns (whether an aggregator uses the reported weights, its fixed divisor or None).
 
-    def of(values, weights):
+    Both are found by aggregating three test messages, so that every aggregator that is a mean is recognised.
+
+    Raises: ValueError for an aggregator that is neither a mean over the cohort nor a fixed mean.
+    """
+    round = Round(Cohort(jnp.arange(3, dtype=jnp.int32), jnp.ones(3, bool), jnp.ones(3, bool)))
+    key = jax.random.key(0)
+    ids = jnp.arange(3, dtype=jnp.int32)
+    equal = [1.0, 1.0, 1.0]
+
+    def aggregate_of(values, weights):
         received = Received(jnp.array(values), jnp.array(weights), ids, ids)
         carry = aggregator.init(jax.ShapeDtypeStruct((), jnp.float32), 3)
         return float(aggregator.finalize(key, round, aggregator.accumulate(key, round, carry, received))[0])
 
-    weighed, unweighed = of(alike, [1.0, 3.0, 1.0]), of(alike, alike)
-    fixed = aggregator.facts.sensitivity is not None and weighed == unweighed
-    linear = np.isclose(of([10.0, -9.0, 2.0], alike), unweighed)  # a median or a stretched mean is not
-    if not linear or not (fixed or np.isclose([weighed, unweighed], 1).all()):
+    weighted = aggregate_of(equal, [1.0, 3.0, 1.0])
+    unweighted = aggregate_of(equal, equal)
+    # A fixed mean of ones is 3 / divisor for any weights; a mean over the cohort is 1.
+    is_fixed = aggregator.facts.sensitivity is not None and weighted == unweighted
+    # The three values add up to 3, as the ones do; a median or a stretched mean gives another number.
+    is_linear = np.isclose(aggregate_of([10.0, -9.0, 2.0], equal), unweighted)
+    if not is_linear or not (is_fixed or np.isclose([weighted, unweighted], 1).all()):
         validate.fail("aggregator", "a mean over the cohort, or fixed_mean", "another one")
-    if fixed:
-        return False, 3 / unweighed
-    return not np.isclose(of([0.0, 1.0, 0.0], [1.0, 3.0, 1.0]), 1 / 3), None
+    if is_fixed:
+        return False, 3 / unweighted
+    # With weights 1, 3, 1 a weighted mean of 0, 1, 0 is 3/5, and an unweighted one is 1/3.
+    return not np.isclose(aggregate_of([0.0, 1.0, 0.0], [1.0, 3.0, 1.0]), 1 / 3), None

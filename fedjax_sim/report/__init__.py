@@ -1,3 +1,3 @@
-"""A run's page, and the plots and HTML that pages of runs and studies share."""
+"""Writes a run's page; holds the plots and the HTML that pages of runs and studies share."""
 
 __all__: list[str] = []

@@ -1,7 +1,7 @@
-"""What all figures share: colours, style, panels, legend, logarithmic axes, and the conversion to SVG.
+"""Holds what all figures share: colours, style, panels, legend, logarithmic axes, and the conversion to SVG.
 
-Host code; matplotlib is imported when a figure is drawn. Colours are Okabe and Ito's, told apart by the colour-blind;
-line styles, markers and lightness tell them apart in grey.
+Host code; matplotlib is imported when a figure is drawn. The colours are Okabe and Ito's, which colour-blind readers
+can tell apart. In grey, line styles, markers and lightness tell curves apart.
 """
 
 from __future__ import annotations
@@ -30,7 +30,11 @@ __all__ = [
     "to_svg",
 ]
 
-BLUE, ORANGE, GREEN, BLACK, GREY = "#0072B2", "#D55E00", "#009E73", "#1a1a1a", "#9aa5b1"
+BLUE = "#0072B2"
+ORANGE = "#D55E00"
+GREEN = "#009E73"
+BLACK = "#1a1a1a"
+GREY = "#9aa5b1"
 LIGHT, INK = "#e6e9ed", "#3a4149"
 WIDTH = 9.6  # inches; a report shows it 1000 px wide
 STYLE = {
@@ -69,19 +73,29 @@ STYLE = {
 
 @contextlib.contextmanager
 def style() -> Iterator[None]:
-    """The figures' style, whatever the user's matplotlibrc sets."""
+    """Applies the figures' style while the block runs, whatever the user's matplotlibrc sets.
+
+    Raises: ImportError without matplotlib.
+    """
     try:
         import matplotlib
     except ImportError as error:
         raise ImportError("figures need matplotlib: pip install 'fedjax_sim[plot]'") from error
-    private = ("backend", "date.", "interactive", "savefig.directory", "timezone", "tk.", "toolbar", "webagg.")
-    defaults = {k: v for k, v in matplotlib.rcParamsDefault.items() if not k.startswith(private)}
+    # Settings of the user's machine stay: they are about windows, folders and dates, not about looks.
+    machine_settings = ("backend", "date.", "interactive", "savefig.directory", "timezone", "tk.", "toolbar", "webagg.")
+    defaults = {k: v for k, v in matplotlib.rcParamsDefault.items() if not k.startswith(machine_settings)}
     with matplotlib.rc_context({**defaults, **STYLE}):
         yield
 
 
 def panels(count: int, height: float, **grid: Any) -> tuple[Any, Any]:
-    """(figure, axes) of `count` panels side by side; no pyplot state is touched."""
+    """Makes (figure, axes) with `count` panels side by side, without touching the state of pyplot.
+
+    Args:
+      count: the number of panels.
+      height: of the figure, in inches.
+      grid: options of matplotlib's GridSpec, such as `width_ratios`; and `sharey`.
+    """
     from matplotlib.figure import Figure
 
     sharey = grid.pop("sharey", False)
@@ -90,7 +104,7 @@ def panels(count: int, height: float, **grid: Any) -> tuple[Any, Any]:
 
 
 def legend(figure: Any, panels: Sequence[Any]) -> None:
-    """One legend above the panels, in which a label that several panels share appears once."""
+    """Puts a legend above the panels; a label that several panels share appears once."""
     handles = {}
     for axes in panels:
         for handle, name in zip(*axes.get_legend_handles_labels(), strict=True):
@@ -100,7 +114,7 @@ def legend(figure: Any, panels: Sequence[Any]) -> None:
 
 
 def logarithmic(axes: Any, which: str = "xy") -> None:
-    """Logarithmic axes ("x", "y" or "xy") whose ticks are plain text: 0.01, 1, 1,000, 10\N{SUPERSCRIPT SEVEN}."""
+    """Makes axes ("x", "y" or "xy") logarithmic, with ticks as plain text: 0.01, 1, 1,000, 10\N{SUPERSCRIPT SEVEN}."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     raised = str.maketrans("-0123456789", "\N{SUPERSCRIPT MINUS}⁰¹²³⁴⁵⁶⁷⁸⁹")
@@ -115,45 +129,52 @@ def logarithmic(axes: Any, which: str = "xy") -> None:
         axis.set_major_locator(LogLocator(10.0, numticks=8))
         axis.set_major_formatter(FuncFormatter(text))
         low, high = axis.get_view_interval()
-        few = 0 < low and high / low < 30  # within a decade or so, twos and fives are named as well
-        named = FuncFormatter(lambda v, _: f"{v:g}" if f"{v:e}"[0] in "25" else "")
-        axis.set_minor_formatter(named if few else NullFormatter())
+        # An axis of about a decade has too few powers of ten: twos and fives are named as well.
+        is_short = 0 < low and high / low < 30
+        twos_and_fives = FuncFormatter(lambda v, _: f"{v:g}" if f"{v:e}"[0] in "25" else "")
+        axis.set_minor_formatter(twos_and_fives if is_short else NullFormatter())
 
 
 def to_svg(figure: Any, prefix: str, description: str) -> str:
-    """A figure as an `<svg>` element for a page: without script, style sheet and links, and with ids of its own.
+    """Returns a figure as an `<svg>` element for a page: without script, style sheet and links, with ids of its own.
 
     Args:
-      prefix: begins every id; unique within the page.
-      description: read aloud in place of the picture.
+      figure: a matplotlib Figure.
+      prefix: the beginning of every id; unique within the page.
+      description: the text that a screen reader reads in place of the picture.
 
     Guarantees: the same figure gives the same text; ids of figures with different prefixes differ
     (tests/report/test_page.py::test_svg_ids_do_not_collide).
     """
     buffer = io.StringIO()
     with style(), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Glyph")  # the page's font has more glyphs than matplotlib's
+        # A warning about a missing glyph is about matplotlib's font, and the page's font has more glyphs.
+        warnings.filterwarnings("ignore", "Glyph")
         figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None, "Type": None, "Format": None})
     root = ElementTree.fromstring(buffer.getvalue())
-    used = set(re.findall(r'(?:url\(|href=")#([^")]+)', buffer.getvalue()))
+    # An id that nothing refers to is left out.
+    used_ids = set(re.findall(r'(?:url\(|href=")#([^")]+)', buffer.getvalue()))
     for parent in list(root.iter()):
         for child in list(parent):
             if child.tag.endswith("}metadata") or child.tag.endswith("}style"):
                 parent.remove(child)
     for element in root.iter():
+        # Names without their XML namespace, since HTML has none.
         element.tag = element.tag.rpartition("}")[2]
         for name, value in list(element.attrib.items()):
             del element.attrib[name]
             name = name.rpartition("}")[2]
             if name == "id":
-                if value not in used:
+                if value not in used_ids:
                     continue
                 value = f"{prefix}-{value}"
             elif name == "href":
                 value = f"#{prefix}-{value[1:]}"
             elif name == "style":
-                value = re.sub(r"font-family: [^;]*;? ?", "", value)  # the page's own font
+                # The page's own font is used.
+                value = re.sub(r"font-family: [^;]*;? ?", "", value)
             element.set(name, re.sub(r"url\(#", f"url(#{prefix}-", re.sub(r"\s*\n\s*", " ", value).strip()))
+    # Without a size of its own the picture fills the page's width.
     for name in ("width", "height", "version"):
         root.attrib.pop(name, None)
     root.attrib |= {"role": "img", "aria-label": description, "style": "stroke-linejoin:round;stroke-linecap:butt"}

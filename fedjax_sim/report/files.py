@@ -15,13 +15,21 @@ __all__ = ["headline_totals", "read_json", "read_lines", "total_of"]
 
 
 def read_json(path: Path, notes: list[str]) -> dict[str, Any]:
-    """The JSON object in a file; {} where there is none, with a line in `notes` if the file is there."""
+    """Reads the JSON object in a file.
+
+    Args:
+      path: the file.
+      notes: gets a line if the file exists and cannot be read.
+
+    Returns: the object; {} if there is none.
+    """
     try:
         value = json.loads(path.read_bytes())
         if isinstance(value, dict):
             return value
         notes.append(f"{path.name} holds no object: it was left out.")
     except FileNotFoundError:
+        # Missing files are reported by the page's sections, in their own words.
         pass
     except (OSError, ValueError, RecursionError):
         notes.append(f"{path.name} could not be read: it was left out.")
@@ -29,39 +37,51 @@ def read_json(path: Path, notes: list[str]) -> dict[str, Any]:
 
 
 def read_lines(path: Path, notes: list[str], most: int | None = None) -> list[dict[str, Any]]:
-    """The JSON objects of a file's first `most` lines (None: of all); what is left out is reported in `notes`."""
-    found, bad, lines = [], 0, path.read_bytes().splitlines() if path.is_file() else []
+    """Reads the JSON objects of a file, one a line.
+
+    Args:
+      path: the file; a missing file counts as empty.
+      notes: gets a line about every part that is left out.
+      most: how many lines are read; None for all.
+    """
+    objects = []
+    num_bad = 0
+    lines = path.read_bytes().splitlines() if path.is_file() else []
+    # Bytes are split into lines before they are decoded, as the checksums of lines were taken.
     if most is not None and len(lines) > most:
         why = "A killed run leaves such lines; so does a change by somebody else."
-        left = (
+        subject = (
             f"Line {most + 1:,} of {path.name} is"
             if most + 1 == len(lines)
             else f"{path.name} from line {most + 1:,} on is"
         )
-        notes.append(f"{left} not as the run wrote it, or has no checksum that confirms it: left out. {why}")
+        notes.append(f"{subject} not as the run wrote it, or has no checksum that confirms it: left out. {why}")
     for line in lines[:most]:
         try:
             value = json.loads(line)
         except (ValueError, RecursionError):
             value = None
         if isinstance(value, dict):
-            found.append(value)
+            objects.append(value)
         else:
-            bad += bool(line.strip())
-    if bad:
-        notes.append(f"{bad:,} lines of {path.name} could not be read (a torn last line means a killed run): left out.")
-    return found
+            num_bad += bool(line.strip())
+    if num_bad:
+        notes.append(
+            f"{num_bad:,} lines of {path.name} could not be read (a torn last line means a killed run): left out."
+        )
+    return objects
 
 
 def total_of(records: Sequence[Mapping], name: str) -> float:
-    """The sum of a metric over the records in which it is a finite number."""
+    """Returns the sum of a metric over the records in which it is a finite number."""
     return sum(value for record in records if math.isfinite(value := recorded_number(record.get(name))))
 
 
 def headline_totals(records: Sequence[Mapping], timing: Sequence[Mapping]) -> dict[str, Any]:
-    """The headline figures that the log alone gives, for a run without summary.json."""
+    """Returns the headline figures that the log alone gives, for a run without summary.json."""
     totals: dict[str, Any] = {"rounds": records[-1].get("round", len(records)) if records else 0}
     evaluated = [name for record in records for name in record if name.startswith(("test_", "attack_"))]
+    # Both headline metrics have a tile in every run, and others only if they were measured.
     for name in {"test_accuracy": None, "test_loss": None} | dict.fromkeys(evaluated):
         totals[name] = next((record[name] for record in reversed(records) if name in record), None)
     for metric in ROUND_METRICS:

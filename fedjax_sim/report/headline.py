@@ -1,4 +1,4 @@
-"""The headline figures at the top of a run's page."""
+"""Makes the headline figures at the top of a run's page."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from fedjax_sim.sampling.visits import DISTINCT
 __all__ = ["TILES", "besides", "more_tests", "own_metrics", "tiles"]
 
 WORDS = {metric.name: metric.words for metric in (*ROUND_METRICS, DISTINCT)}
+# (name in the summary, label on the page, how its value is shown)
 TILES = (
     ("test_accuracy", "test accuracy", percent),
     ("test_loss", "test loss", real),
@@ -26,31 +27,35 @@ TILES = (
     ("peak_memory_bytes", "peak memory", size),
     *((name, WORDS[name], size) for name in ("uplink_bytes", "wasted_bytes", "uplink_coded_bytes", "downlink_bytes")),
 )
-OPTIONAL = ("clients_count", "distinct_clients", "wasted_bytes", "uplink_coded_bytes")  # that only some runs have
+# Headline figures that only some runs have.
+OPTIONAL = ("clients_count", "distinct_clients", "wasted_bytes", "uplink_coded_bytes")
 
 
 def own_metrics(values: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
-    """(name, words, value as text) of what the run's parts state about numbers of their own, in a summary."""
+    """Yields (name, words, value as text) of the numbers that the run's own parts state, from a summary."""
     stated = values.get("metrics")
-    for name, about in stated.items() if isinstance(stated, dict) else ():
-        if name in values and isinstance(about, dict):
-            yield name, str(about.get("words", name)), shown_with_unit(values[name], str(about.get("unit", "")))
+    for name, description in stated.items() if isinstance(stated, dict) else ():
+        if name in values and isinstance(description, dict):
+            text = shown_with_unit(values[name], str(description.get("unit", "")))
+            yield name, str(description.get("words", name)), text
 
 
 def besides(values: Mapping[str, Any]) -> list[str]:
-    """Names of bytes that were sent besides those up and down (`Metric.besides`), in a summary.
+    """Returns the names of bytes that were sent besides those up and down (`Metric.besides`), from a summary.
 
     >>> besides({"metrics": {"peer_bytes": {"besides": True}, "wasted_bytes": {}}, "peer_bytes": 8})
     ['peer_bytes']
     """
     stated = values.get("metrics")
-    found = {name: x for name, x in stated.items() if isinstance(x, dict)} if isinstance(stated, dict) else {}
-    return [name for name, about in found.items() if name in values and about.get("besides") is True]
+    entries = stated.items() if isinstance(stated, dict) else ()
+    descriptions = {name: description for name, description in entries if isinstance(description, dict)}
+    return [name for name, entry in descriptions.items() if name in values and entry.get("besides") is True]
 
 
 def more_tests(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """(name, words) of what an evaluation measured on the test set beside loss and accuracy, as an overshoot, and of an
-    attack's success.
+    """Yields (name, words) of further measurements on the test set, and of an attack's success.
+
+    Loss and accuracy are left out, since they have tiles of their own.
 
     >>> list(more_tests({"test_loss": 1.0, "test_overshoot": 0.2, "attack_success": 0.9}))
     [('attack_success', 'attack success'), ('test_overshoot', 'test overshoot')]
@@ -61,17 +66,22 @@ def more_tests(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def tiles(values: Mapping[str, Any]) -> str:
-    """One tile for each headline figure and each number that a part states; figures that only some runs have are left
-    out where `values` lacks them."""
-    found = []
+    """Returns the tiles: one for each headline figure, and one for each number that a part states.
+
+    Figures that only some runs have are left out where `values` lacks them.
+
+    Args:
+      values: a run's summary, or the totals of its log.
+    """
+    divisions = []
     for key, label, show in TILES:
         if key in OPTIONAL and key not in values:
             continue
         kind = "tile main" if key in ("test_accuracy", "test_loss") else "tile"
-        found.append(f'<div class="{kind}"><b>{escape(show(values.get(key)))}</b><span>{label}</span></div>')
+        divisions.append(f'<div class="{kind}"><b>{escape(show(values.get(key)))}</b><span>{label}</span></div>')
     for name, words in more_tests(values):
         show = percent if name == "attack_success" else real
-        found.append(f'<div class="tile"><b>{escape(show(values[name]))}</b><span>{words}</span></div>')
+        divisions.append(f'<div class="tile"><b>{escape(show(values[name]))}</b><span>{words}</span></div>')
     for _, words, text in own_metrics(values):
-        found.append(f'<div class="tile"><b>{escape(text)}</b><span>{escape(words)}</span></div>')
-    return f'<div class="tiles">{"".join(found)}</div>'
+        divisions.append(f'<div class="tile"><b>{escape(text)}</b><span>{escape(words)}</span></div>')
+    return f'<div class="tiles">{"".join(divisions)}</div>'

@@ -1,4 +1,4 @@
-"""Pieces of a self-contained page: no script, nothing loaded, every string escaped."""
+"""Makes the pieces of a self-contained page: no script, nothing loaded, every string escaped."""
 
 from __future__ import annotations
 
@@ -46,7 +46,8 @@ pre { margin: 8px 0; padding: 14px 16px; border: 1px solid #e1e5e9; border-radiu
 
 
 def page(title: str, parts: Iterable[str]) -> str:
-    """A self-contained page: one style sheet, the parts one after the other, nothing that loads or runs."""
+    """Returns a self-contained page: one style sheet, the parts one after the other, nothing that loads or runs."""
+    # The browser then refuses whatever an escaping error might let in.
     policy = "default-src 'none'; style-src 'unsafe-inline'"
     return (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
@@ -59,7 +60,14 @@ def page(title: str, parts: Iterable[str]) -> str:
 
 
 def figure(name: str, draw: Any, caption: str, *arguments: Any) -> str:
-    """The figure that `draw(*arguments)` returns, as SVG, or a note why there is none; `name` is unique in the page."""
+    """Returns the figure that `draw(*arguments)` draws, as SVG; or a note why it could not be drawn.
+
+    Args:
+      name: unique in the page; the figure's ids begin with it.
+      draw: returns a matplotlib Figure.
+      caption: the text that a screen reader reads in place of the picture.
+      arguments: of `draw`.
+    """
     try:
         picture = axes.to_svg(draw(*arguments), name, caption)
     except ImportError:
@@ -70,11 +78,11 @@ def figure(name: str, draw: Any, caption: str, *arguments: Any) -> str:
 
 
 def html_table(rows: Iterable[tuple[str, str]]) -> str:
-    """A table of names and values, escaped; "" without rows."""
+    """Returns a table of names and values, escaped; "" without rows."""
     cells = "".join(f"<tr><th>{escape(str(key))}</th><td>{escape(str(value))}</td></tr>" for key, value in rows)
     return f"<table>{cells}</table>" if cells else ""
 
 
 def absent(words: str) -> str:
-    """A muted line about something that is missing, escaped."""
+    """Returns a muted line about something that is missing, escaped."""
     return f'<p class="muted">{escape(words)}</p>'

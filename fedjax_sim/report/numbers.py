@@ -1,4 +1,4 @@
-"""Recorded values as numbers, and as the text that a report shows for them."""
+"""Reads recorded values as numbers, and writes them as the text that a report shows."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ __all__ = [
     "size",
 ]
 
-NOTHING = "\N{EN DASH}"
+NOTHING = "\N{EN DASH}"  # shown in place of a missing value
 
 
 def recorded_number(value: Any) -> float:
-    """A recorded number; NaN for what is no number. The strings "nan", "inf" and "-inf" are numbers.
+    """Returns a recorded number; NaN for other values. The strings "nan", "inf" and "-inf" are numbers.
 
     >>> recorded_number(3), recorded_number("inf"), recorded_number(None), recorded_number("<b>")
     (3.0, inf, nan, nan)
@@ -38,7 +38,7 @@ def recorded_number(value: Any) -> float:
 
 
 def scaled_bytes(value: float) -> tuple[float, str]:
-    """The decimal unit in which a number of bytes reads well: (bytes in a unit, its name).
+    """Returns the decimal unit in which a number of bytes reads well: (bytes in a unit, its name).
 
     >>> scaled_bytes(2_500_000)
     (1000000.0, 'MB')
@@ -49,7 +49,7 @@ def scaled_bytes(value: float) -> tuple[float, str]:
 
 
 def scaled_seconds(value: float) -> tuple[float, str]:
-    """The unit in which a duration reads well on an axis: (seconds in a unit, its name).
+    """Returns the unit in which a duration reads well on an axis: (seconds in a unit, its name).
 
     >>> scaled_seconds(90.0), scaled_seconds(50_000.0)
     ((1.0, 's'), (3600.0, 'h'))
@@ -58,7 +58,9 @@ def scaled_seconds(value: float) -> tuple[float, str]:
 
 
 def scaled_joules(value: float) -> tuple[float, str]:
-    """(joules in a unit, its name): joules, or watt hours from 100 kJ on.
+    """Returns the unit in which an energy reads well: (joules in a unit, its name).
+
+    It is a joule, or a watt hour from 100 kJ on, or a kilowatt hour from 10 MJ on.
 
     >>> scaled_joules(7.2e9)
     (3600000.0, 'kWh')
@@ -67,7 +69,7 @@ def scaled_joules(value: float) -> tuple[float, str]:
 
 
 def _plain(value: Any) -> float | str:
-    """A finite number, or the text that is shown in place of one."""
+    """Returns a finite number, or the text that is shown in place of a value that is none."""
     if value is None:
         return NOTHING
     if isinstance(value, (str, bool, dict, list)) and value not in ("nan", "inf", "-inf"):
@@ -77,7 +79,7 @@ def _plain(value: Any) -> float | str:
 
 
 def count(value: Any) -> str:
-    """A whole number with separators; a fraction below 100 in three digits.
+    """Shows a whole number with separators; a fraction below 100 with three digits.
 
     >>> count(12345), count(2.5), count("nan"), count(None)
     ('12,345', '2.5', 'not a number', '–')
@@ -89,19 +91,27 @@ def count(value: Any) -> str:
 
 
 def real(value: Any) -> str:
-    """Four significant digits."""
+    """Shows four significant digits.
+
+    >>> real(0.123456), real(None)
+    ('0.1235', '–')
+    """
     value = _plain(value)
     return value if isinstance(value, str) else f"{value:,.4g}"
 
 
 def percent(value: Any) -> str:
-    """A share as a percentage with two decimals."""
+    """Shows a share as a percentage with two decimals.
+
+    >>> percent(0.25)
+    '25.00 %'
+    """
     value = _plain(value)
     return value if isinstance(value, str) else f"{100 * value:.2f} %"
 
 
 def size(value: Any) -> str:
-    """A number of bytes in the decimal unit that suits it.
+    """Shows a number of bytes in the decimal unit that suits it.
 
     >>> size(2_500_000)
     '2.5 MB'
@@ -114,7 +124,7 @@ def size(value: Any) -> str:
 
 
 def seconds(value: Any) -> str:
-    """A duration: in seconds below two minutes, in minutes below two hours, else in hours and minutes.
+    """Shows a duration: in seconds below two minutes, in minutes below two hours, else in hours and minutes.
 
     >>> seconds(90.0), seconds(3600), seconds(8000)
     ('90 s', '60 min', '2 h 13 min')
@@ -127,7 +137,7 @@ def seconds(value: Any) -> str:
 
 
 def energy(value: Any) -> str:
-    """An amount of energy in joules or watt hours.
+    """Shows an amount of energy in joules or watt hours.
 
     >>> energy(90.0), energy(7.2e6)
     ('90 J', '2,000 Wh')
@@ -140,11 +150,10 @@ def energy(value: Any) -> str:
 
 
 def shown_with_unit(value: Any, unit: str) -> str:
-    """A number with the unit that its part states (`types.Metric.unit`).
+    """Shows a number with the unit that its part states (`types.Metric.unit`).
 
     >>> shown_with_unit(1_500, "bytes"), shown_with_unit(0.25, "share"), shown_with_unit(2.5, "")
     ('1.5 kB', '25.00 %', '2.5')
     """
-    return {"bytes": size, "share": percent, "seconds": seconds, "count": count, "joules": energy}.get(unit, real)(
-        value
-    )
+    show = {"bytes": size, "share": percent, "seconds": seconds, "count": count, "joules": energy}.get(unit, real)
+    return show(value)

@@ -1,7 +1,7 @@
-"""One self-contained page about a run: what it reached, what it cost, what was left out, how to repeat it.
+"""Writes a self-contained page about a run: its results, its costs, its losses, and how to repeat it.
 
-The page is read from the run's files alone. It has no script and refers to nothing outside itself; every string that
-comes from a file is escaped; nothing in it depends on when it is written.
+The page is read from the run's files alone. It has no script and refers to nothing outside itself. Every string that
+comes from a file is escaped. Nothing in it depends on when it is written.
 """
 
 from __future__ import annotations
@@ -29,22 +29,26 @@ FILES = ("config.toml", "metrics.jsonl", "timing.jsonl", *OBJECTS)
 
 
 def write_report(run_directory: str | Path) -> Path:
-    """Writes `report.html` into a run's folder, from whatever of its files are there.
+    """Writes `report.html` into a run's folder, from those of the run's files that exist.
 
     Args:
       run_directory: folder with any of config.toml, metrics.jsonl, timing.jsonl, summary.json, env.json,
-        population.json and timeline.json; the page reports what is missing.
+        population.json and timeline.json; the page reports missing files.
 
     Returns: the page's path.
-    Raises: FileNotFoundError if the folder holds none of them; CheckpointError if one is not as the run wrote it.
+    Raises: FileNotFoundError if the folder holds none of them; CheckpointError if a file is not as the run wrote it.
 
-    Guarantees: the same files give the same bytes (tests/report/test_page.py::test_report_is_deterministic); it is
-    self-contained (test_report_is_self_contained) and escapes every string (test_hostile_strings_are_escaped); an
-    unfinished run, a NaN, a torn line or a missing file is reported, not fatal (test_degraded_runs_are_reported); a
-    summary.json whose rounds are not the log's is left out (test_a_stale_summary_is_left_out). No number that was
-    changed since the run wrote it is shown (tests/running/test_checksums.py::test_every_changed_byte_is_found,
-    ::test_a_changed_tail_is_not_shown), except the seconds of rounds after the last checkpoint: they have no checksum
-    yet.
+    Guarantees:
+      The same files give the same bytes (tests/report/test_page.py::test_report_is_deterministic).
+      The page is self-contained (tests/report/test_page.py::test_report_is_self_contained) and escapes every string
+      (tests/report/test_page.py::test_hostile_strings_are_escaped).
+      An unfinished run, a NaN, a torn line or a missing file is reported, and is not fatal
+      (tests/report/test_page.py::test_degraded_runs_are_reported).
+      A summary.json whose rounds are not the log's is left out
+      (tests/report/test_page.py::test_a_stale_summary_is_left_out).
+      No number that was changed since the run wrote it is shown
+      (tests/running/test_checksums.py::test_every_changed_byte_is_found, ::test_a_changed_tail_is_not_shown). The
+      seconds of rounds after the last checkpoint are an exception: they have no checksum yet.
     """
     folder = Path(run_directory).resolve()
     if not any((folder / name).is_file() for name in FILES):
@@ -54,15 +58,19 @@ def write_report(run_directory: str | Path) -> Path:
     checksums.check_files(folder, ("config.toml", *OBJECTS))
     check_logs(folder)
     notes: list[str] = []
+    # A summary or a log that cannot be read is reported in a note; the rest of the page is written all the same.
     summary, env, population, timeline = (read_json(folder / name, notes) for name in OBJECTS)
-    whole = verified(folder)
-    records, timing = read_lines(folder / "metrics.jsonl", notes, whole), read_lines(folder / "timing.jsonl", notes)
+    num_verified = verified(folder)
+    records = read_lines(folder / "metrics.jsonl", notes, num_verified)
+    timing = read_lines(folder / "timing.jsonl", notes)
+    # The timing log has a line for each block: the rounds between two lines have no seconds of their own.
     seconds = {str(line.get("round")): line.get("seconds") for line in timing}
     records = [{**record, "seconds": seconds.get(str(record.get("round")))} for record in records]
     totals = headline_totals(records, timing)
+    # A run that goes on after its end has more rounds in its log than in its summary.
     if records and recorded_number(summary.get("rounds", totals["rounds"])) != totals["rounds"]:
-        both = f"It covers {count(summary['rounds'])} rounds, the log {count(totals['rounds'])}"
-        notes.append(f"summary.json was left out. {both}: the run went on, or was stopped, after it was written.")
+        counts = f"It covers {count(summary['rounds'])} rounds, the log {count(totals['rounds'])}"
+        notes.append(f"summary.json was left out. {counts}: the run went on, or was stopped, after it was written.")
         summary = {}
     notes = [*sections.state_of_the_run(summary, records, totals), *notes]
 
@@ -96,6 +104,7 @@ def write_report(run_directory: str | Path) -> Path:
         "<h3>Environment</h3>",
         html_table(_rows({k: v for k, v in env.items() if k != "command"})) or absent("No env.json in this folder."),
     ]
+    # Whatever the summary holds besides is shown as it is, so that no result is hidden.
     shown = {key for key, _, _ in TILES} | {key for key, _, _ in own_metrics(summary)}
     shown |= {"name", "finished", "privacy", "metrics"}
     others = {key: value for key, value in summary.items() if key not in shown}
@@ -106,11 +115,12 @@ def write_report(run_directory: str | Path) -> Path:
 
 
 def write_timeline(run_directory: str | Path, round: int, timeline: Mapping) -> Path:
-    """Writes `timeline_ROUND.html` into a run's folder: the clients of one round.
+    """Writes `timeline_ROUND.html` into a run's folder: the clients of a single round.
 
     Args:
-      round: of the log, from 1.
-      timeline: of that round, as `instruments.timeline` makes it.
+      run_directory: the run's folder.
+      round: the number of the round in the log, from 1.
+      timeline: the timeline of that round, as `instruments.timeline` makes it.
 
     Returns: the page's path.
     """
@@ -122,6 +132,7 @@ def write_timeline(run_directory: str | Path, round: int, timeline: Mapping) -> 
 
 
 def _config(path: Path) -> str:
+    """Returns a config file as HTML."""
     try:
         return f"<pre>{escape(path.read_text(encoding='utf-8', errors='replace'))}</pre>"
     except OSError:
@@ -129,7 +140,7 @@ def _config(path: Path) -> str:
 
 
 def _rows(values: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
-    """Nested values as rows with dotted names."""
+    """Yields nested values as rows with dotted names."""
     for name, value in tree.dotted(values).items():
         if isinstance(value, list) and not any(isinstance(item, (dict, list)) for item in value):
             yield name, ", ".join(map(str, value))

@@ -1,6 +1,6 @@
-"""The sections of a run's page, in the order of the page.
+"""Writes the sections of a run's page, in the order of the page.
 
-`state_of_the_run` and `left_out` yield plain text, which the page escapes; the others yield HTML in which every string
+`state_of_the_run` and `left_out` yield plain text, which the page escapes. The others yield HTML in which every string
 from a file is escaped.
 """
 
@@ -30,9 +30,17 @@ __all__ = [
 
 
 def state_of_the_run(summary: Mapping, records: Sequence[Mapping], totals: Mapping) -> Iterable[str]:
-    """Whether the run has not finished, or a loss was not finite; nobody has one in a round without messages.
+    """Yields what is wrong with the run: it has not finished, or a loss was not finite.
 
-    Guarantees: tests/report/test_page.py::test_rounds_without_messages_have_no_loss.
+    In a round without messages no client has a loss, and this is not reported.
+
+    Args:
+      summary: the content of summary.json; {} without.
+      records: the records of the log.
+      totals: as `headline_totals` makes them.
+
+    Guarantees: a round without messages does not count as a loss that is not finite
+    (tests/report/test_page.py::test_rounds_without_messages_have_no_loss).
     """
     if not summary:
         yield f"This run has not finished: no summary.json. The figures go up to round {count(totals['rounds'])}."
@@ -40,22 +48,29 @@ def state_of_the_run(summary: Mapping, records: Sequence[Mapping], totals: Mappi
         yield f"This run stopped before its last round, after round {count(totals['rounds'])}."
     losses = (("local_loss", "local training"), ("train_loss", "training"), ("test_loss", "test"))
     for name, words in (*losses, ("held_out_loss", "held-out")):
-        having = [record for record in records if name in record and not (name == "local_loss" and _silent(record))]
-        bad = [record.get("round") for record in having if not math.isfinite(recorded_number(record[name]))]
+        with_loss = [record for record in records if name in record and not (name == "local_loss" and _silent(record))]
+        bad = [record.get("round") for record in with_loss if not math.isfinite(recorded_number(record[name]))]
         if bad:
             yield f"The {words} loss was not finite in {len(bad):,} rounds, first in round {count(bad[0])}."
 
 
 def _silent(record: Mapping) -> bool:
-    """Whether no message arrived in a round."""
+    """Returns whether no message arrived in a round."""
     return record.get("clients_reported") == 0 == record.get("dropped_clients")
 
 
 def learning(records: Sequence[Mapping], timing: Sequence[Mapping], summary: Mapping) -> Iterable[str]:
-    """Loss and accuracy against rounds, bytes and seconds, and what each curve was measured on."""
+    """Yields loss and accuracy against rounds, bytes and seconds, and says what each curve was measured on.
+
+    Args:
+      records: the records of the log, each with the cumulative "seconds" of its round.
+      timing: the records of the timing log.
+      summary: the content of summary.json; {} without.
+    """
     if not records:
         yield absent("No round has been recorded.")
         return
+    # Without an evaluation the curves are of local training, which is not the training objective.
     losses = ("train_loss", "test_loss", "held_out_loss")
     if not any(name in record for record in records for name in losses):
         yield absent("No evaluation has been recorded: the curves show what cohorts met during local training only.")
@@ -78,7 +93,7 @@ def learning(records: Sequence[Mapping], timing: Sequence[Mapping], summary: Map
 
 
 def _measured_on(records: Sequence[Mapping]) -> str:
-    """Whose examples the training objective was measured on."""
+    """Says whose examples the training objective was measured on."""
     samples = [record["train_sample_clients"] for record in records if "train_sample_clients" in record]
     if samples:
         return f"over a fixed sample of {count(samples[-1])} clients"
@@ -87,23 +102,26 @@ def _measured_on(records: Sequence[Mapping]) -> str:
 
 
 def left_out(records: Sequence[Mapping], summary: Mapping) -> Iterable[str]:
-    """Which updates were dropped, which rounds skipped, and how many invitations brought no report."""
+    """Yields how many updates were dropped, rounds were skipped, and invitations brought no report."""
     names = ("clients_invited", "clients_reported", "dropped_clients", "skipped_rounds")
     if not any(name in record for record in records for name in names):
         yield "The log does not record who took part."
         return
+    # Round 0 is the evaluation before training: it counts as no round here.
     invited, reported, dropped, skipped = (int(total_of(records, name)) for name in names)
     rounds = sum(record.get("round") != 0 for record in records)
-    silent, lines = invited - reported, []
+    num_silent = invited - reported
+    lines = []
     if dropped:
         lines.append(f"{dropped:,} updates with non-finite numbers were dropped.")
     if skipped:
         lines.append(f"{skipped:,} of {rounds:,} rounds were skipped: they left the model as it was.")
-    if invited and silent > dropped:
-        lost = silent - dropped
-        lines.append(f"{lost:,} of {invited:,} invitations ({lost / invited:.1%}) brought no report.")
+    if invited and num_silent > dropped:
+        # Clients whose update was dropped did report.
+        num_lost = num_silent - dropped
+        lines.append(f"{num_lost:,} of {invited:,} invitations ({num_lost / invited:.1%}) brought no report.")
     yield " ".join(lines) or "Nothing was dropped or skipped."
-    if invited and not silent:
+    if invited and not num_silent:
         yield f"All {invited:,} invitations brought a report."
     distinct = next((record["distinct_clients"] for record in reversed(records) if "distinct_clients" in record), None)
     if distinct is not None:
@@ -114,13 +132,14 @@ def left_out(records: Sequence[Mapping], summary: Mapping) -> Iterable[str]:
 
 
 def variance(records: Sequence[Mapping]) -> Iterable[str]:
-    """The parts of the aggregate's variance, for a run whose log has a variance probe; otherwise nothing."""
-    seen = [record for record in records if math.isfinite(recorded_number(record.get("variance_total")))]
-    if not seen:
+    """Yields the parts of the aggregate's variance, for a run whose log has a variance probe; otherwise nothing."""
+    probed = [record for record in records if math.isfinite(recorded_number(record.get("variance_total")))]
+    if not probed:
         return
+    # Estimates of early rounds say little about the end: the text names the last probe's shares.
     yield "<h2>Where the randomness comes from</h2>"
     yield figure("variance", plots.variance_parts, "Parts of the variance of a round's aggregate.", records)
-    last = seen[-1]
+    last = probed[-1]
     total = recorded_number(last["variance_total"])
     shares = [
         f"{label} {part / total:.0%}"
@@ -136,15 +155,18 @@ def variance(records: Sequence[Mapping]) -> Iterable[str]:
 
 
 def _simulated(records: Sequence[Mapping]) -> bool:
-    """Whether rounds took simulated time."""
+    """Returns whether rounds took simulated time."""
     return any(math.isfinite(recorded_number(record.get("simulated_seconds"))) for record in records)
 
 
 def simulated_time(records: Sequence[Mapping], timeline: Mapping) -> Iterable[str]:
-    """How long rounds took, the energy of clients, and the clients of one round; nothing where time is not simulated.
+    """Yields how long rounds took, the energy of clients, and the clients of one round.
+
+    Yields nothing where time is not simulated.
 
     Args:
-      timeline: of timeline.json, as `instruments.timeline` makes it; {} without.
+      records: the records of the log.
+      timeline: the content of timeline.json, as `instruments.timeline` makes it; {} without.
     """
     if not _simulated(records):
         return
@@ -156,7 +178,7 @@ def simulated_time(records: Sequence[Mapping], timeline: Mapping) -> Iterable[st
 
 
 def one_round(timeline: Mapping, lead: str) -> Iterable[str]:
-    """The clients of one round; nothing without any.
+    """Yields the clients of one round; nothing without any.
 
     Args:
       timeline: as `instruments.timeline` makes it, or {}.
@@ -164,17 +186,19 @@ def one_round(timeline: Mapping, lead: str) -> Iterable[str]:
     """
     if not timeline.get("clients"):
         return
-    shown, invited, reported = len(timeline["clients"]), timeline.get("invited"), timeline.get("reported")
+    shown = len(timeline["clients"])
+    invited = timeline.get("invited")
+    reported = timeline.get("reported")
     few = "" if shown == invited else f" {shown} of them are shown, from the fastest to the slowest."
-    at = seconds(timeline.get("begins"))
-    yield f"<h3>One round, {escape(at)} after the start</h3>"
+    begins = seconds(timeline.get("begins"))
+    yield f"<h3>One round, {escape(begins)} after the start</h3>"
     words = f"{count(invited)} clients were invited, {count(reported)} reported in time."
     yield f"<p>{escape(f'{lead} {words}{few}')}</p>"
     yield figure("timeline", time.picture, "What clients spend a round on.", timeline)
 
 
 def _scaled(records: Sequence[Mapping]) -> str:
-    """Which heavier model the times are of, in words; "" where they are of the model itself."""
+    """Says, in words, for which heavier model the times are; "" if they are for the model itself."""
     last = {name: recorded_number(records[-1].get(f"{name}_scale", 1)) for name in ("flops", "bytes")}
     if all(scale == 1 for scale in last.values()):
         return ""
@@ -186,7 +210,9 @@ def _scaled(records: Sequence[Mapping]) -> str:
 
 
 def privacy(spent: Any, shown: set[str]) -> Iterable[str]:
-    """What the run has spent, as the accountant states it, and what the page shows that no epsilon covers.
+    """Yields the privacy that the run has spent, as the accountant states it.
+
+    It also names everything that the page shows and that no epsilon covers.
 
     Args:
       spent: "privacy" of summary.json; None for a run without noise, which has no such section.
@@ -200,18 +226,18 @@ def privacy(spent: Any, shown: set[str]) -> Iterable[str]:
         return
     for line in str(spent.get("explanation", spent.get("statement", ""))).splitlines():
         yield f"<p>{escape(line)}</p>"
-    others = ", ".join(sorted(shown - {"round", "epsilon", "privacy", "name", "finished"}))
-    words = f"This page shows, and no epsilon covers: {others}; and the seed, from which the noise follows."
+    uncovered = ", ".join(sorted(shown - {"round", "epsilon", "privacy", "name", "finished"}))
+    words = f"This page shows, and no epsilon covers: {uncovered}; and the seed, from which the noise follows."
     yield f"<p>{escape(words)}</p>"
 
 
 def _joined(words: Any) -> str:
-    """A list from a file as one text; "" for anything else."""
+    """Returns a list from a file as one text; "" for anything else."""
     return "; ".join(map(str, words)) if isinstance(words, list) else ""
 
 
 def spread_between_clients(records: Sequence[Mapping], population: Mapping) -> Iterable[str]:
-    """The spread between clients, the labels that some of them hold, and the population's sizes."""
+    """Yields the spread between clients, the labels that some of them hold, and the population's sizes."""
     if any(record.get("held_out_loss_quantiles") or record.get("held_out_accuracy_quantiles") for record in records):
         yield "<h3>Spread between clients</h3>"
         yield figure("spread", plots.client_spread, "Quantiles over clients of held-out loss and accuracy.", records)

@@ -1,4 +1,4 @@
-"""Checks of the arguments of a run, and of what its evaluation returns."""
+"""Checks the arguments of a run, and what its evaluation returns."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ __all__ = ["check_kinds", "check_run_numbers", "evaluated", "num_arguments"]
 
 def check_kinds(key: Any, algorithm: Any, population: Any, evaluation: Any, callbacks: Any) -> None:
     """Raises TypeError for arguments of `run` of a wrong type."""
+    # An old-style key is an array of integers with one axis; a new-style key is a scalar of a key type.
     if not isinstance(key, jax.Array) or key.ndim != (not jnp.issubdtype(key.dtype, jax.dtypes.prng_key)):
         validate.fail("key", "one random key", key, "Make one: jax.random.key(0).", TypeError)
     if not isinstance(algorithm, Algorithm):
@@ -45,27 +46,36 @@ def check_run_numbers(
     directory: str | Path | None,
     resume: bool,
 ) -> None:
-    """Raises ValueError or TypeError for numbers of `run` that are out of range, and for a resume without a folder."""
+    """Raises ValueError or TypeError for numbers of `run` out of their range, and for a resume without a folder."""
     if resume and directory is None:
         validate.fail("directory", "the run directory to resume", None)
 
 
 def num_arguments(evaluation: Callable) -> int:
-    """1 for an evaluation of params, 2 for one of (params, state)."""
+    """Returns the number of an evaluation's arguments: 1 for `params`, 2 for `params, state`."""
     try:
         parameters = inspect.signature(evaluation).parameters.values()
-    except (TypeError, ValueError):  # some built-in functions have none
+    except (TypeError, ValueError):
+        # Some built-in functions have no signature.
         return 1
-    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    return 2 if sum(x.kind in kinds and x.default is x.empty for x in parameters) == 2 else 1
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    num_required = sum(
+        parameter.kind in positional and parameter.default is parameter.empty for parameter in parameters
+    )
+    return 2 if num_required == 2 else 1
 
 
 def evaluated(evaluation: Callable | None, algorithm: Algorithm, state: PyTree, record: dict) -> dict:
-    """An evaluation's values at a state, as JSON; refuses names that the round's record already has.
+    """Evaluates a state and returns the values as JSON; refuses names that the round's record already has.
 
     Args:
-      evaluation: of params, or of (params, state); None for no values.
-      record: of the round so far.
+      evaluation: a function of params, or of (params, state); None for no values.
+      algorithm: gives the params of a state.
+      state: the algorithm's state after the round.
+      record: the round's record so far.
+
+    Raises: ValueError for a name that the record has; ValueError for an evaluation of the state in a run of several
+      processes, since each process holds only a part of the clients' memories.
     """
     values = {}
     if evaluation is not None:
@@ -73,8 +83,11 @@ def evaluated(evaluation: Callable | None, algorithm: Algorithm, state: PyTree, 
         if sees_state and distributed.several():
             hint = "The clients' memories are split over the processes: evaluate params alone, or use one process."
             validate.fail("evaluation", "one of params, with several processes", "one of (params, state)", hint)
-        params = algorithm.params(state)  # on the devices that the state is on, where both are used together
-        values = evaluation(params, state) if sees_state else evaluation(_local(params))
+        if sees_state:
+            # Params stay on the devices that hold the state, because the evaluation computes with both.
+            values = evaluation(algorithm.params(state), state)
+        else:
+            values = evaluation(_local(algorithm.params(state)))
     for name in values:
         if name in record or name == "epsilon":
             validate.fail("evaluation", "names that the round does not use", name, "Put a prefix before it.")
@@ -82,5 +95,5 @@ def evaluated(evaluation: Callable | None, algorithm: Algorithm, state: PyTree, 
 
 
 def _local(tree: PyTree) -> PyTree:
-    """One device's copy of replicated arrays."""
+    """Returns one device's copy of replicated arrays, so that an evaluation needs no collective."""
     return jax.tree.map(lambda x: x.addressable_data(0), tree)

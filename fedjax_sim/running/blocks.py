@@ -1,4 +1,4 @@
-"""Blocks of rounds, each one call of a compiled program."""
+"""Compiles blocks of rounds: each block is one call of a compiled program."""
 
 from __future__ import annotations
 
@@ -19,27 +19,30 @@ from fedjax_sim.types import Algorithm, Array, PyTree
 
 __all__ = ["MAX_BLOCK", "compiled_block", "memory_errors"]
 
-MAX_INFO = 4096  # numbers in an entry of info
-MAX_BLOCK = 256  # most rounds between two returns to the host
+MAX_INFO = 4096  # the most numbers in an entry of a round's info
+MAX_BLOCK = 256  # the most rounds between two returns to the host
 
 
 def compiled_block(
     algorithm: Algorithm, key: Array, state: PyTree, population: PyTree
 ) -> tuple[Callable, PyTree, PyTree, float]:
-    """Compiles a loop over rounds.
+    """Compiles a loop over rounds, whose length is an argument: one compilation serves every block.
 
     Args:
-      key: of the run; round t gets fold_in(key, t).
-      state, population: of the run; `state` may be used no more afterwards.
+      algorithm: whose `step` is a round.
+      key: the key of the run; round t gets fold_in(key, t).
+      state: the algorithm's state before the first round; its buffers are donated, so do not use it afterwards.
+      population: the clients of the run.
 
-    Returns: (block, state, population, seconds): state and population on their devices, the seconds that compilation
-    took, and `block(state, population, first, count) -> (state, infos)`, which runs `count` <= MAX_BLOCK rounds from
-    round `first` on and takes over the state's buffers; infos have a leading axis of MAX_BLOCK rounds.
+    Returns: (block, state, population, seconds). State and population are on their devices, and `seconds` is the time
+    that compilation took. `block(state, population, first, count) -> (state, infos)` runs `count` <= MAX_BLOCK rounds
+    from round `first` on, and donates the buffers of its state. `infos` have a leading axis of MAX_BLOCK rounds.
 
     Raises: MemoryError for a program that does not fit, ValueError for an info with large arrays.
     """
 
-    step = jax.jit(algorithm.step)  # traced once, though called twice
+    # The step occurs twice in the block: under `jit` it is traced once.
+    step = jax.jit(algorithm.step)
 
     def block(key, state, population, first, count):
         _, info = jax.eval_shape(step, key, state, population)
@@ -53,28 +56,35 @@ def compiled_block(
 
         return jax.lax.fori_loop(0, count, one_round, (state, infos))
 
-    before = time.perf_counter()
+    start_seconds = time.perf_counter()
     zero = np.int32(0)
     key, state, population = replicated((key, state, population))
-    places = {"out_shardings": (None, key.sharding)} if distributed.several() else {}  # infos are read everywhere
-    program = jax.jit(block, donate_argnums=1, compiler_options=engine.compiler_options(), **places)
+    # With several processes infos are replicated, since every process reads them; the compiler places the state.
+    shardings = {"out_shardings": (None, key.sharding)} if distributed.several() else {}
+    program = jax.jit(block, donate_argnums=1, compiler_options=engine.compiler_options(), **shardings)
     compiled = program.lower(key, state, population, zero, zero).compile()
-    seconds = time.perf_counter() - before
+    seconds = time.perf_counter() - start_seconds
+    # A program that is too large for one process ends all of them.
     distributed.agreed(lambda: check_memory(engine.needs(compiled)))
-    (key_place, state_place, population_place, *_), _ = compiled.input_shardings
-    key, state = jax.device_put(key, key_place), _placed(state, state_place)
-    population = jax.device_put(population, population_place)
+    (key_sharding, state_sharding, population_sharding, *_), _ = compiled.input_shardings
+    key = jax.device_put(key, key_sharding)
+    state = _placed(state, state_sharding)
+    population = jax.device_put(population, population_sharding)
 
     def call(state, population, first, count):
         state, infos = compiled(key, state, population, np.int32(first), np.int32(count))
-        return _placed(state, state_place), infos
+        return _placed(state, state_sharding), infos
 
     return call, state, population, seconds
 
 
 @contextmanager
 def memory_errors(memory_files: list) -> Iterator[None]:
-    """Raises the errors of client memory on disk, which compiled code can only report as its own."""
+    """Raises the errors of client memory on disk in place of JAX's own error, which says only that a callback failed.
+
+    Args:
+      memory_files: the stores of client memory, each with a `check()` that raises its error.
+    """
     try:
         yield
     except jax.errors.JaxRuntimeError:
@@ -86,7 +96,7 @@ def memory_errors(memory_files: list) -> Iterator[None]:
 
 
 def _check_info(info: Mapping[str, Any]) -> None:
-    """Refuses large arrays in a round's info: the log holds scalars, one record a round."""
+    """Refuses large arrays in a round's info, because the log holds scalars, one record a round."""
     for name, value in info.items():
         size = max((x.size for x in jax.tree.leaves(value)), default=0)
         if size > MAX_INFO:
@@ -94,7 +104,12 @@ def _check_info(info: Mapping[str, Any]) -> None:
             validate.fail(f"info[{name!r}]", f"at most {MAX_INFO:,} numbers", f"{size:,} numbers", hint)
 
 
-def _placed(state: PyTree, places: PyTree) -> PyTree:
-    """The state where the program wants it. What is there already is not put again: JAX does not write over an array
-    that shares its buffer with another."""
-    return jax.tree.map(lambda x, place: x if x.sharding == place else jax.device_put(x, place), state, places)
+def _placed(state: PyTree, shardings: PyTree) -> PyTree:
+    """Moves the state to where the program wants it.
+
+    An array that is there already is not put again: the copy would share its buffer, and JAX does not write over an
+    array that shares its buffer with another.
+    """
+    return jax.tree.map(
+        lambda x, sharding: x if x.sharding == sharding else jax.device_put(x, sharding), state, shardings
+    )

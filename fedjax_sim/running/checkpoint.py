@@ -1,4 +1,4 @@
-"""Checkpoints: everything a run needs to continue, in one file that is written atomically.
+"""Saves and restores checkpoints: everything that a run needs to continue, in one file that is written atomically.
 
 The file's format is in `running.checkpoint_format`.
 """
@@ -39,10 +39,11 @@ def save(directory: str | Path, round: int, state: PyTree, meta: dict[str, Any],
 
     Args:
       directory: the run's checkpoint folder, created if absent; hold its `lock` while the run writes there.
-      round: rounds done so far, in [0, 2^31).
+      round: the number of rounds done so far, in [0, 2^31).
       state: any pytree of arrays, typed PRNG keys, numbers, None and empty nodes. A 64-bit leaf must keep its value in
         the dtype JAX gives it.
-      meta: what JSON can hold (string keys, lists for tuples): the configuration's hash, the log's offset, ...
+      meta: a dict that JSON can hold (string keys, lists for tuples), such as the configuration's hash, the log's
+        offset, ...
       keep: how many checkpoints up to this round are kept, >= 1.
 
     Returns: the file's path.
@@ -50,9 +51,11 @@ def save(directory: str | Path, round: int, state: PyTree, meta: dict[str, Any],
     Raises: CheckpointError if writing fails (the old files stay intact); TypeError or ValueError for a leaf or a meta
       that cannot be stored.
 
-    Guarantees: after kill -9 at any moment `latest` gives the old checkpoint or the new one, complete
-    (tests/running/test_checkpoint.py::test_killed_between_any_two_system_calls); the older one is removed only after
-    the new one is on disk (test_keep_drops_only_after_the_commit).
+    Guarantees:
+      After kill -9 at any moment `latest` gives the old checkpoint or the new one, complete
+      (tests/running/test_checkpoint.py::test_killed_between_any_two_system_calls).
+      The older one is removed only after the new one is on disk
+      (tests/running/test_checkpoint.py::test_keep_drops_only_after_the_commit).
 
     >>> import tempfile
     >>> import numpy as np
@@ -65,7 +68,9 @@ def save(directory: str | Path, round: int, state: PyTree, meta: dict[str, Any],
     integer("round", round, 0)
     integer("keep", keep)
     directory = Path(directory)
-    entries, arrays = [], []
+    entries = []
+    # Every leaf is converted before a file is touched: a leaf that cannot be stored leaves no trace.
+    arrays = []
     for name, leaf in leaves_by_path(state).items():
         array, entry = to_host(name, leaf)
         entries.append({"path": name, **entry})
@@ -77,11 +82,13 @@ def save(directory: str | Path, round: int, state: PyTree, meta: dict[str, Any],
     path = directory / f"round_{round:08d}.ckpt"
     try:
         directory.mkdir(parents=True, exist_ok=True)
+        # Temporary files of a process that was killed while it saved.
         for leftover in directory.glob(".round_*.ckpt.*.tmp"):
             leftover.unlink(missing_ok=True)
         write_atomically(path, encoded(header, arrays))
-        past = [older for older in _list(directory) if _round(older) <= round]
-        for older in past[keep:]:
+        # Checkpoints of later rounds stay: they are from before a fall-back to this one.
+        up_to_this_round = [older for older in _list(directory) if _round(older) <= round]
+        for older in up_to_this_round[keep:]:
             older.unlink(missing_ok=True)
     except OSError as error:
         raise CheckpointError(
@@ -92,47 +99,54 @@ def save(directory: str | Path, round: int, state: PyTree, meta: dict[str, Any],
 
 
 def restore(path: str | Path, like: PyTree) -> tuple[PyTree, dict[str, Any]]:
-    """State and meta of a checkpoint, after verifying its bytes and comparing its leaves with `like`.
+    """Reads the state and the meta of a checkpoint, verifies its bytes, and compares its leaves with `like`.
 
     Args:
       path: a checkpoint file, usually `latest(directory)`.
-      like: a state of this run, or its shapes and dtypes (`jax.eval_shape`); gives the tree structure.
+      like: a state of this run, or its shapes and dtypes (`jax.eval_shape`); it gives the tree structure.
 
-    Returns: (state, meta): leaves are JAX arrays on the default device, or NumPy arrays where `like` has NumPy arrays,
-      bit for bit those saved, dtypes and weak types included; meta has the round under "round".
+    Returns: (state, meta). Leaves are JAX arrays on the default device, or NumPy arrays where `like` has NumPy arrays.
+      They are bit for bit the leaves that were saved, dtypes and weak types included. The meta has the round under
+      "round".
 
     Raises: CheckpointError if a byte is wrong or absent, or if paths, shapes or dtypes differ, with the difference.
 
-    Guarantees: what `save` wrote comes back bit for bit
-    (tests/running/test_checkpoint.py::test_roundtrip_is_bit_exact); every flipped byte and every truncation is detected
-    (test_every_flipped_byte_is_detected, test_every_truncation_is_detected); another structure is refused
-    (test_another_structure_is_refused_with_a_diff).
+    Guarantees:
+      A state comes back bit for bit as `save` got it
+      (tests/running/test_checkpoint.py::test_roundtrip_is_bit_exact).
+      Every flipped byte and every truncation is detected
+      (tests/running/test_checkpoint.py::test_every_flipped_byte_is_detected, ::test_every_truncation_is_detected).
+      Another structure is refused (tests/running/test_checkpoint.py::test_another_structure_is_refused_with_a_diff).
     """
     path = Path(path)
     header, payload = read_file(path)
-    wanted = {name: kind_of(name, leaf) for name, leaf in leaves_by_path(like).items()}
-    differing = difference({entry["path"]: entry["kind"] for entry in header["leaves"]}, wanted)
-    if differing:
+    expected_kinds = {name: kind_of(name, leaf) for name, leaf in leaves_by_path(like).items()}
+    differences = difference({entry["path"]: entry["kind"] for entry in header["leaves"]}, expected_kinds)
+    if differences:
         hint = "Resume with the configuration that wrote it, or start in a new folder."
-        raise CheckpointError("\n  ".join([f"{path}: does not fit this run:", *differing, hint]))
-    leaves, offset, targets = {}, 0, leaves_by_path(like)
+        raise CheckpointError("\n  ".join([f"{path}: does not fit this run:", *differences, hint]))
+    leaves = {}
+    offset = 0  # of the leaf in the payload: leaves follow each other without gaps
+    targets = leaves_by_path(like)
     for entry in header["leaves"]:
+        # Read in the order of the header, and put into the order of `like`.
         raw = payload[offset : offset + entry["bytes"]]
         try:
             leaves[entry["path"]] = restored(raw, entry, targets[entry["path"]])
         except (TypeError, ValueError) as error:
             raise CheckpointError(f"{path}: leaf {entry['path']} is malformed ({error}).") from error
         offset += entry["bytes"]
-    return jax.tree.unflatten(jax.tree.structure(like), [leaves[name] for name in wanted]), header["meta"]
+    return jax.tree.unflatten(jax.tree.structure(like), [leaves[name] for name in expected_kinds]), header["meta"]
 
 
 def latest(
     directory: str | Path, *, allow_previous: bool = False, check: Callable[[Path, dict], None] | None = None
 ) -> Path | None:
-    """The newest checkpoint of a folder, verified; None if there is none.
+    """Returns the newest checkpoint of a folder, verified; None if the folder has no checkpoint.
 
     Args:
-      allow_previous: if the newest is damaged, fall back to the newest intact one, with a warning.
+      directory: the run's checkpoint folder.
+      allow_previous: if the newest checkpoint is damaged, fall back to the newest intact one, with a warning.
       check: (path, meta) -> None, raising CheckpointError where other files that the checkpoint needs are damaged.
 
     Raises: CheckpointError if the newest is damaged and falling back is not allowed, or if none is intact.
@@ -141,6 +155,7 @@ def latest(
     (tests/running/test_checkpoint.py::test_latest_falls_back_only_when_asked).
     """
     damaged: list[str] = []
+    # From the newest back, until one is intact.
     for path in _list(Path(directory)):
         try:
             header, _ = read_file(path)
@@ -162,7 +177,7 @@ def latest(
 
 
 def newest_meta(directory: str | Path) -> tuple[Path, dict[str, Any]] | None:
-    """Path and meta of the newest checkpoint whose header can be read; its leaves are not read, and not verified."""
+    """Returns path and meta of the newest checkpoint with a readable header; leaves are neither read nor verified."""
     for path in _list(Path(directory)):
         if (meta := meta_of(path)) is not None:
             return path, meta
@@ -170,15 +185,16 @@ def newest_meta(directory: str | Path) -> tuple[Path, dict[str, Any]] | None:
 
 
 def _round(path: Path) -> int:
+    """Returns the round in a checkpoint's name."""
     return int(NAME.fullmatch(path.name)[1])
 
 
 def _list(directory: Path) -> list[Path]:
-    """Checkpoints of a folder, newest first."""
+    """Returns the checkpoints of a folder, newest first."""
     try:
-        found = [path for path in directory.iterdir() if NAME.fullmatch(path.name)]
+        paths = [path for path in directory.iterdir() if NAME.fullmatch(path.name)]
     except FileNotFoundError:
         return []
     except OSError as error:
         raise CheckpointError(f"{directory}: could not be read ({error.strerror or error}).") from error
-    return sorted(found, key=_round, reverse=True)
+    return sorted(paths, key=_round, reverse=True)

@@ -1,6 +1,6 @@
-"""The format of a checkpoint: `magic, total length, header length, JSON header, leaves, SHA-256 of all before`.
+"""Encodes and decodes a checkpoint: `magic, total length, header length, JSON header, leaves, SHA-256 of all before`.
 
-Leaves are little-endian bytes. Loading runs no code and allocates no more than the file's actual length.
+Leaves are little-endian bytes. Loading runs no code, and allocates no more than the file's actual length.
 """
 
 from __future__ import annotations
@@ -42,7 +42,10 @@ DIGEST = hashlib.sha256().digest_size
 
 
 def leaves_by_path(tree: PyTree) -> dict[str, Any]:
-    """Leaves by path; None and empty nodes have none."""
+    """Returns a tree's leaves by path; None and empty nodes have no leaves.
+
+    A root that is itself a leaf has the path "state".
+    """
     pairs = [(jax.tree_util.keystr(path) or "state", leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(tree)]
     if len(dict(pairs)) != len(pairs):
         fail("state", "leaves with different paths", [name for name, _ in pairs])
@@ -50,11 +53,12 @@ def leaves_by_path(tree: PyTree) -> dict[str, Any]:
 
 
 def _is_key(leaf: Any) -> bool:
+    """Returns whether a leaf is a typed PRNG key."""
     return hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
 
 
 def kind_of(name: str, leaf: Any) -> str:
-    """Dtype and shape as text, e.g. `float32[2, 3]`."""
+    """Returns a leaf's dtype and shape as text, e.g. `float32[2, 3]`."""
     if _is_key(leaf):
         return f"{leaf.dtype}{list(leaf.shape)}"
     dtype = leaf.dtype if hasattr(leaf, "dtype") else np.asarray(leaf).dtype
@@ -64,9 +68,13 @@ def kind_of(name: str, leaf: Any) -> str:
 
 
 def to_host(name: str, leaf: Any) -> tuple[np.ndarray, dict[str, Any]]:
-    """A leaf as a NumPy array in the dtype JAX holds it, and its entry in the header."""
+    """Returns a leaf as a NumPy array in the dtype JAX holds it, and its entry in the header.
+
+    Raises: ValueError for a 64-bit value that the narrower dtype does not hold exactly.
+    """
     entry: dict[str, Any] = {"kind": kind_of(name, leaf)}
     if _is_key(leaf):
+        # A key is stored as its integers, with the name of the generator that they belong to.
         entry["key"] = str(jax.random.key_impl(leaf))
         leaf = jax.random.key_data(leaf)
     array = np.asarray(leaf)
@@ -74,16 +82,26 @@ def to_host(name: str, leaf: Any) -> tuple[np.ndarray, dict[str, Any]]:
     if array.dtype != (dtype := jax.dtypes.canonicalize_dtype(array.dtype)):
         with np.errstate(all="ignore"):
             held = array.astype(dtype)
+            # JAX rounds Python's own floats too: only arrays and NumPy's numbers must be exact.
             exact = type(leaf) in (float, complex) or np.array_equal(held.astype(array.dtype), array, equal_nan=True)
         if not exact:
             fail(f"state{name}", f"values that {dtype.name} holds exactly", leaf, f"JAX keeps no {array.dtype} here.")
+    # A literal has a weak type: it takes the dtype of the array that it meets.
     if getattr(leaf, "weak_type", False) or type(leaf) in (int, float, complex):
         entry["weak"] = True
     return held, {**entry, "bytes": held.nbytes}
 
 
 def restored(raw: np.ndarray, entry: dict[str, Any], target: Any) -> jax.Array | np.ndarray:
-    """The leaf of a header's entry; its kind equals that of `target`, so shape and dtype are taken from there."""
+    """Returns the leaf that a header's entry describes.
+
+    Args:
+      raw: the leaf's bytes.
+      entry: the leaf's entry in the header.
+      target: a leaf of the same kind, which gives shape and dtype.
+
+    Raises: ValueError for another number of bytes, or for keys of another generator.
+    """
     spec = jax.eval_shape(jax.random.key_data, target) if _is_key(target) else target
     dtype = np.dtype(jax.dtypes.canonicalize_dtype(spec.dtype if hasattr(spec, "dtype") else np.asarray(spec).dtype))
     if raw.nbytes != math.prod(np.shape(spec)) * dtype.itemsize:
@@ -99,12 +117,13 @@ def restored(raw: np.ndarray, entry: dict[str, Any], target: Any) -> jax.Array |
             raise ValueError(f"{keys.dtype} in place of {target.dtype}")
         return keys
     if entry.get("weak") and dtype.kind in "ifc":
-        return jnp.full(array.shape, dtype.type(0).item()).at[...].set(array)  # keeps the weak type of a literal
+        # An array that starts as a literal keeps the literal's weak type.
+        return jnp.full(array.shape, dtype.type(0).item()).at[...].set(array)
     return array
 
 
 def encoded(header: bytes, arrays: list[np.ndarray]) -> Iterator[bytes]:
-    """The file's bytes, part by part, ending in the hash of all parts before."""
+    """Yields the file's bytes part by part, ending in the hash of all parts before."""
     total = PREFIX.size + len(header) + sum(array.nbytes for array in arrays) + DIGEST
     digest = hashlib.sha256()
     swap = sys.byteorder == "big"
@@ -116,7 +135,7 @@ def encoded(header: bytes, arrays: list[np.ndarray]) -> Iterator[bytes]:
 
 
 def read_file(path: Path) -> tuple[dict[str, Any], np.ndarray]:
-    """Header and leaf bytes of a file whose length and hash are right."""
+    """Reads the header and the leaf bytes of a file, after checking its length and its hash."""
     try:
         data = memoryview(path.read_bytes())
     except OSError as error:
@@ -135,6 +154,7 @@ def read_file(path: Path) -> tuple[dict[str, Any], np.ndarray]:
         if schema == SCHEMA:
             sizes = [entry["bytes"] for entry in header["leaves"]]
             texts = [text for entry in header["leaves"] for text in (entry["path"], entry["kind"])]
+            # A right hash does not prove a right header: another program may have written the file.
             valid = all(type(size) is int and size >= 0 for size in sizes) and all(type(text) is str for text in texts)
             if not valid or sum(sizes) != len(body) - header_length or not isinstance(header["meta"], dict):
                 raise ValueError("its parts do not add up")
@@ -146,7 +166,7 @@ def read_file(path: Path) -> tuple[dict[str, Any], np.ndarray]:
 
 
 def meta_of(path: Path) -> dict[str, Any] | None:
-    """The meta in a file's header, which is not verified; None where it cannot be read."""
+    """Returns the meta in a file's header without verifying it; None if it cannot be read."""
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError, RecursionError, struct.error):
         with open(path, "rb") as file:
             _, _, length = PREFIX.unpack(file.read(PREFIX.size))
@@ -157,7 +177,16 @@ def meta_of(path: Path) -> dict[str, Any] | None:
 
 
 def difference(found: dict[str, str], wanted: dict[str, str], most: int = 20) -> list[str]:
-    """Lines that describe how a file's leaves differ from a run's; empty if they do not."""
+    """Returns lines that describe how a file's leaves differ from a run's; an empty list if they do not differ.
+
+    Args:
+      found: the kinds of the file's leaves, by path.
+      wanted: the kinds of the run's leaves, by path.
+      most: how many differences are listed.
+
+    >>> difference({"['w']": "float32[2]"}, {"['w']": "float32[3]", "['b']": "float32[]"})
+    ["['b']: missing in the file, float32[] in this run", "['w']: float32[2] in the file, float32[3] in this run"]
+    """
     lines = [f"{name}: missing in the file, {kind} in this run" for name, kind in wanted.items() if name not in found]
     lines += [f"{name}: {kind} in the file, not in this run" for name, kind in found.items() if name not in wanted]
     both = [name for name in wanted if name in found and found[name] != wanted[name]]

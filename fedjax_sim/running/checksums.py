@@ -1,4 +1,4 @@
-"""Checksums of a run's files, which detect damage and edits: SHA-256 of logs that grow, and of files that are replaced.
+"""Detects damage and edits of a run's files by checksums: SHA-256 of logs that grow, and of files that are replaced.
 
 A log's checksum is in every checkpoint, with the number of bytes that it covers. The other files are listed in
 `SHA256SUMS`, in the format of `sha256sum`.
@@ -23,16 +23,19 @@ PIECE_BYTES = 1 << 20
 
 
 class GrowingFile:
-    """A file that a run appends to, and that no other process may change.
+    """A log that a run appends to, and that no other process may change.
 
-    The checksum is of the bytes that were passed in, not of those read back, so that errors of the disk are detected.
+    Its checksum is of the bytes that were passed to `append`, not of bytes read back from the disk. So errors of the
+    disk are detected.
 
-    Guarantees: a file that vanished or was changed by another process is an error, and never started anew
+    Guarantees: a file that vanished or was changed by another process is an error, and is never started anew
     (tests/running/test_checksums.py::test_a_file_that_vanished_is_not_begun_anew).
     """
 
     def __init__(self, path: Path):
-        self.path, self.bytes, self._sha = path, 0, hashlib.sha256()
+        self.path = path
+        self.bytes = 0
+        self._sha = hashlib.sha256()
 
     def create(self) -> None:
         """Creates the empty file."""
@@ -40,9 +43,10 @@ class GrowingFile:
 
     def append(self, data: bytes) -> None:
         """Adds bytes to the end."""
-        file = self._opened(os.O_WRONLY | os.O_APPEND)
+        file = self._open(os.O_WRONLY | os.O_APPEND)
         try:
             view = memoryview(data)
+            # The system may write fewer bytes than it is given.
             while view:
                 view = view[os.write(file, view) :]
         finally:
@@ -51,8 +55,8 @@ class GrowingFile:
         self._sha.update(data)
 
     def mark(self) -> dict[str, Any]:
-        """{"bytes", "sha256"} of the content, which is on disk when this returns; for a checkpoint's meta."""
-        file = self._opened(os.O_RDONLY)
+        """Returns {"bytes", "sha256"} of the content, for a checkpoint's meta; the content is then on disk."""
+        file = self._open(os.O_RDONLY)
         try:
             os.fsync(file)
         finally:
@@ -61,30 +65,32 @@ class GrowingFile:
 
     def check_there(self) -> None:
         """Raises CheckpointError unless the file has the length that this run has written."""
-        os.close(self._opened(os.O_RDONLY))
+        os.close(self._open(os.O_RDONLY))
 
     def matches(self, mark: dict[str, Any]) -> bool:
-        """Whether the file begins with the bytes of a mark."""
-        return self._summed(mark["bytes"]).hexdigest() == mark["sha256"]
+        """Returns whether the file begins with the bytes of a mark."""
+        return self._sha256_of_first(mark["bytes"]).hexdigest() == mark["sha256"]
 
     def go_back(self, mark: dict[str, Any]) -> None:
         """Truncates the file to a mark that `matches`, and continues from there."""
-        self.bytes, self._sha = mark["bytes"], self._summed(mark["bytes"])
+        self.bytes, self._sha = mark["bytes"], self._sha256_of_first(mark["bytes"])
         os.truncate(self.path, self.bytes)
 
-    def _summed(self, count: int) -> Any:
-        """The hash of the first `count` bytes; of fewer where the file is shorter."""
+    def _sha256_of_first(self, count: int) -> Any:
+        """Returns the hash of the first `count` bytes; of fewer bytes where the file is shorter."""
         sha = hashlib.sha256()
         try:
             with open(self.path, "rb") as file:
                 while count and (piece := file.read(min(count, PIECE_BYTES))):
                     sha.update(piece)
                     count -= len(piece)
-        except FileNotFoundError:  # counts as empty: no mark of a byte or more matches
+        except FileNotFoundError:
+            # A missing file counts as empty, so that no mark of a byte or more matches.
             pass
         return sha
 
-    def _opened(self, flags: int) -> int:
+    def _open(self, flags: int) -> int:
+        """Opens the file; raises CheckpointError if it is missing, or has another length than this run wrote."""
         try:
             file = os.open(self.path, flags)
         except OSError as error:
@@ -108,79 +114,85 @@ def write(path: str | Path, data: bytes) -> Path:
     (tests/running/test_checksums.py::test_killed_while_writing).
     """
     path = Path(path)
-    listed = _listed(path.parent)
-    now = [_sum(path.read_bytes())] if path.is_file() else []
-    listed[path.name] = [x for x in listed.get(path.name, []) if x in now] + [_sum(data)]
-    _list(path.parent, listed)
+    listed = _read_list(path.parent)
+    # Until the file is replaced the list holds both checksums, so that it fits the file whenever the process is killed.
+    digests_now = [_sha256_of(path.read_bytes())] if path.is_file() else []
+    listed[path.name] = [digest for digest in listed.get(path.name, []) if digest in digests_now] + [_sha256_of(data)]
+    _write_list(path.parent, listed)
     return write_atomically(path, [data])
 
 
 def remove(folder: str | Path, names: Iterable[str]) -> None:
-    """Removes files from a run's folder and from its list; missing ones are ignored.
+    """Removes files from a run's folder and from its list; missing files are ignored.
 
-    Guarantees: tests/running/test_checksums.py::test_killed_while_writing.
+    Guarantees: killed at any moment, the list fits the files that remain
+    (tests/running/test_checksums.py::test_killed_while_writing).
     """
-    folder, gone = Path(folder), set(names)
-    for name in gone:
+    folder = Path(folder)
+    removed = set(names)
+    # The files go first: a name in the list without a file is allowed, a file without its checksum is not.
+    for name in removed:
         (folder / name).unlink(missing_ok=True)
-    listed = _listed(folder)
-    if gone & listed.keys():
-        _list(folder, {name: digests for name, digests in listed.items() if name not in gone})
+    listed = _read_list(folder)
+    if removed & listed.keys():
+        _write_list(folder, {name: digests for name, digests in listed.items() if name not in removed})
 
 
 def is_listed(path: Path) -> bool:
-    """Whether the run wrote this file, even if it is gone now."""
-    return path.name in _listed(path.parent)
+    """Returns whether the run wrote this file, even if the file is gone now."""
+    return path.name in _read_list(path.parent)
 
 
 def check_files(folder: str | Path, names: Iterable[str], *, needed: bool = False) -> None:
     """Raises CheckpointError for a file that is not as `write` left it.
 
     Args:
-      folder, names: which files.
+      folder, names: the folder, and the names of the files in it.
       needed: whether a file that is missing, or has no checksum in the list, is an error too. If False, a folder
         without a list has nothing to check, and files may be missing.
 
-    Guarantees: tests/running/test_checksums.py::test_every_changed_byte_is_found.
+    Guarantees: every flipped, cut or deleted byte is found
+    (tests/running/test_checksums.py::test_every_changed_byte_is_found).
     """
     folder = Path(folder)
     if not needed and not (folder / SUMS).exists():
         return
-    listed = _listed(folder)
+    listed = _read_list(folder)
     for name in names:
         path = folder / name
         if needed and not (path.is_file() and name in listed):
-            what = f"{name} in {SUMS}" if path.is_file() else "the file that the run wrote"
-            raise CheckpointError(f"{path}: expected {what}, got none: deleted. Put it back from a copy.")
-        if path.is_file() and _sum(path.read_bytes()) not in listed.get(name, []):
+            missing = f"{name} in {SUMS}" if path.is_file() else "the file that the run wrote"
+            raise CheckpointError(f"{path}: expected {missing}, got none: deleted. Put it back from a copy.")
+        if path.is_file() and _sha256_of(path.read_bytes()) not in listed.get(name, []):
             raise CheckpointError(
                 f"{path}: expected the file that the run wrote, got one with another SHA-256: damaged or edited. Put "
                 f"it back from a copy; if the change is meant, write its new SHA-256 into {folder / SUMS}."
             )
 
 
-def _list(folder: Path, listed: dict[str, list[str]]) -> None:
+def _write_list(folder: Path, listed: dict[str, list[str]]) -> None:
+    """Writes the list of checksums by file name."""
     lines = [f"{digest}  {name}\n" for name, digests in listed.items() for digest in dict.fromkeys(digests)]
     write_atomically(folder / SUMS, ["".join(lines).encode()])
 
 
-def _sum(data: bytes) -> str:
+def _sha256_of(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def _listed(folder: Path) -> dict[str, list[str]]:
-    """Checksums by file name; two where a write was interrupted."""
+def _read_list(folder: Path) -> dict[str, list[str]]:
+    """Reads the list: checksums by file name, two where a write was interrupted."""
     try:
         lines = (folder / SUMS).read_text(encoding="utf-8", errors="replace").splitlines()
     except FileNotFoundError:
         return {}
     listed: dict[str, list[str]] = {}
     for line in lines:
-        found = LINE.fullmatch(line)
-        if found is None:
+        match = LINE.fullmatch(line)
+        if match is None:
             raise CheckpointError(
                 f"{folder / SUMS}: expected lines of a SHA-256 and a name, got {line[:80]!r}: damaged. Check the "
                 "folder's files by other means, then write the list again: sha256sum NAMES > SHA256SUMS."
             )
-        listed.setdefault(found[2], []).append(found[1])
+        listed.setdefault(match[2], []).append(match[1])
     return listed

@@ -1,8 +1,8 @@
-"""One job over several processes, on JAX's own runtime: joining and agreeing.
+"""Runs one job over several processes on JAX's own runtime: processes join the job, and agree on decisions and errors.
 
-Every process runs the same program; process 0 alone reads the config, writes files and prints. Whatever depends on wall
-time, files or signals is decided by one process and sent to all, or the processes would run different collectives.
-With one process every function here returns its argument, or the result of the function that it is given.
+Every process runs the same program; process 0 alone reads the config, writes files and prints. A decision that depends
+on wall time, files or signals is made by one process and sent to all. Otherwise the processes would run different
+collectives. With one process, every function here returns its argument, or the result of the function that it is given.
 """
 
 from __future__ import annotations
@@ -40,16 +40,16 @@ __all__ = [
 T = TypeVar("T")
 HEARTBEAT_SECONDS = 30  # a process without a heartbeat for so long counts as dead, and the runtime ends the others
 START_SECONDS = 180  # timeout for all processes to join
-SHUTDOWN_SECONDS = 60  # timeout for all to leave, which they agree on first
+SHUTDOWN_SECONDS = 60  # timeout for all processes to leave, which they agree on first
 SLURM = ("SLURM_JOB_ID", "SLURM_STEP_NODELIST", "SLURM_NTASKS", "SLURM_PROCID", "SLURM_LOCALID")
 LAUNCHED = "FEDJAX_SIM_LAUNCHED"  # set by the launcher: standard input closes when the launcher ends
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 
 
 class PeerFailed(RuntimeError):
-    """Another process failed at a step that all take together; that process reports why."""
+    """Another process failed at a step that all processes take together; that process reports why."""
 
-    code = 1  # what this process exits with
+    code = 1  # the exit code of this process
 
 
 # ---- joining
@@ -59,24 +59,29 @@ def initialize(coordinator: str | None = None, num_processes: int | None = None,
     """Joins the processes of a job; does nothing for a process on its own.
 
     Call it before JAX is used. Without arguments a SLURM step of several tasks is joined as SLURM describes it. When a
-    process dies the others end within a minute, since a collective would wait for it forever: continue by a resume.
+    process dies the others end within a minute, since a collective would wait for it forever. Resume the run to
+    continue.
 
     Args:
       coordinator: HOST:PORT where process 0 listens. With a loopback host all processes are on this machine, whose
         cores are then divided among them.
-      num_processes, process_id: how many, and which of them this one is, from 0.
-
+      num_processes: the number of processes, at least 1.
+      process_id: the number of this process, in [0, num_processes).
     Raises: ValueError unless all three are given and fit together.
 
-    Guarantees: tests/running/test_distributed.py::test_a_dead_peer_ends_the_others, ::test_wrong_options_are_refused,
-    ::test_processes_of_a_machine_share_its_cores.
+    Guarantees:
+      A process that dies ends the others (tests/running/test_distributed.py::test_a_dead_peer_ends_the_others).
+      Options that do not fit together are refused
+      (tests/running/test_distributed.py::test_wrong_options_are_refused).
+      Processes of a machine share its cores without overlap
+      (tests/running/test_distributed.py::test_processes_of_a_machine_share_its_cores).
     """
     options = {"--coordinator": coordinator, "--num-processes": num_processes, "--process-id": process_id}
-    given = {name: value for name, value in options.items() if value is not None}
-    if given and len(given) < len(options):
-        missing = ", ".join(name for name in options if name not in given)
-        _refuse(", ".join(options), "all three or none", list(given), f"Add {missing}.")
-    if given:
+    stated_options = {name: value for name, value in options.items() if value is not None}
+    if stated_options and len(stated_options) < len(options):
+        missing = ", ".join(name for name in options if name not in stated_options)
+        _refuse(", ".join(options), "all three or none", list(stated_options), f"Add {missing}.")
+    if stated_options:
         if not re.fullmatch(r"(\[[0-9a-fA-F:]+\]|[\w.-]+):\d{1,5}", coordinator):
             _refuse("--coordinator", "HOST:PORT", coordinator)
         if num_processes < 1:
@@ -93,22 +98,23 @@ def initialize(coordinator: str | None = None, num_processes: int | None = None,
     from fedjax_sim.running.environment import prepare
 
     host, _, port = (coordinator or "").rpartition(":")
-    local = host in LOOPBACK
-    prepare(num_processes if local else 1)
-    if local:
+    is_local = host in LOOPBACK
+    prepare(num_processes if is_local else 1)
+    if is_local:
         _keep_to_own_cores(num_processes, process_id)
-    jax.config.update("jax_enable_preemption_service", False)  # it would swallow SIGTERM
+    # JAX's preemption service would swallow SIGTERM.
+    jax.config.update("jax_enable_preemption_service", False)
     timeouts = {
         "heartbeat_timeout_seconds": HEARTBEAT_SECONDS,
         "initialization_timeout": START_SECONDS,
         "shutdown_timeout_seconds": SHUTDOWN_SECONDS,
     }
-    if given:
+    if stated_options:
         jax.distributed.initialize(
             coordinator,
             num_processes,
             process_id,
-            coordinator_bind_address=f"{host}:{port}" if local else None,
+            coordinator_bind_address=f"{host}:{port}" if is_local else None,
             cluster_detection_method="deactivate",
             **timeouts,
         )
@@ -118,13 +124,14 @@ def initialize(coordinator: str | None = None, num_processes: int | None = None,
 
 
 def _refuse(name: str, rule: str, value: Any, hint: str = "") -> None:
-    from fedjax_sim import validate  # and JAX, which the launcher does without
+    """Raises ValueError for an option of `initialize`."""
+    from fedjax_sim import validate  # imports JAX, which the launcher does without
 
     validate.fail(name, rule, value, hint)
 
 
 def _keep_to_own_cores(number: int, index: int) -> None:
-    """Pins this process to its share of the cores, where the system can, so that processes do not compete for one."""
+    """Pins this process to its share of the cores, where the system can, so that no two processes share a core."""
     if hasattr(os, "sched_setaffinity"):
         cores = sorted(os.sched_getaffinity(0))
         first, last = (i * len(cores) // number for i in (index, index + 1))
@@ -136,16 +143,20 @@ def _end_with_the_launcher() -> None:
     if os.environ.pop(LAUNCHED, None) is None:
         return
 
-    def wait() -> None:
+    def end_when_input_closes() -> None:
+        # Nothing is ever sent: reading returns only when the launcher's end is closed.
         while os.read(0, 4096):
             pass
         os.kill(os.getpid(), signal.SIGTERM)
 
-    threading.Thread(target=wait, daemon=True).start()
+    threading.Thread(target=end_when_input_closes, daemon=True).start()
 
 
 def _meet() -> None:
-    """Runs the first collectives, of processes and of devices, with standard output closed: Gloo prints on it."""
+    """Runs the first collectives, of processes and of devices, with standard output closed, because Gloo prints on it.
+
+    Connections are made at the first collective. An error in them ends the job here and not in the first round.
+    """
     import jax
     import numpy as np
     from jax.sharding import NamedSharding, PartitionSpec
@@ -153,17 +164,20 @@ def _meet() -> None:
     from fedjax_sim import engine
 
     mesh = engine.device_mesh()
-    split, here = NamedSharding(mesh, PartitionSpec(mesh.axis_names)), NamedSharding(mesh, PartitionSpec())
+    split = NamedSharding(mesh, PartitionSpec(mesh.axis_names))
+    replicated = NamedSharding(mesh, PartitionSpec())
     sys.stdout.flush()
-    kept, silent = os.dup(1), os.open(os.devnull, os.O_WRONLY)
+    # Gloo prints from C++: only replacing the file descriptor itself silences it.
+    stdout_copy = os.dup(1)
+    silent = os.open(os.devnull, os.O_WRONLY)
     try:
         os.dup2(silent, 1)
         gathered_numbers(index())
         ones = jax.make_array_from_process_local_data(split, np.ones(jax.local_device_count(), np.int32))
-        jax.block_until_ready(jax.jit(lambda x: x.sum(), out_shardings=here)(ones))
+        jax.block_until_ready(jax.jit(lambda x: x.sum(), out_shardings=replicated)(ones))
     finally:
-        os.dup2(kept, 1)
-        os.close(kept)
+        os.dup2(stdout_copy, 1)
+        os.close(stdout_copy)
         os.close(silent)
 
 
@@ -171,104 +185,120 @@ def _meet() -> None:
 
 
 def gathered_numbers(*numbers: int) -> Any:
-    """[processes, numbers] int32: the numbers of every process, on all of them."""
+    """Gathers the numbers of every process: an int32 array [processes, numbers], the same on all of them."""
     import numpy as np
 
-    mine = np.array(numbers, np.int32)
+    own_numbers = np.array(numbers, np.int32)
     if not several():
-        return mine[None]
+        return own_numbers[None]
     from jax.experimental import multihost_utils
 
-    return np.asarray(multihost_utils.process_allgather(mine)).reshape(-1, len(numbers))
+    return np.asarray(multihost_utils.process_allgather(own_numbers)).reshape(-1, len(numbers))
 
 
 def agreed(call: Callable[[], T]) -> T:
-    """What `call` returns here; where it fails on one process, it fails on all.
+    """Returns what `call` returns on this process; if it fails on one process, it fails on all.
 
-    Raises: the error of `call`; PeerFailed where another process has one.
+    Raises: the error of `call`; PeerFailed if only other processes have an error.
     """
     if not several():
         return call()
     failure = result = None
     try:
         result = call()
-    except BaseException as error:  # the others must learn of an interrupt too
+    except BaseException as error:
+        # Every kind of error is caught, since the others must learn of an interrupt too.
         failure = error
+    # A collective: all processes meet here, whether their call failed or not.
     codes = gathered_numbers(0 if failure is None else exit_code(failure))[:, 0]
     if codes.any():
-        first = int(codes.nonzero()[0][0])
+        first_to_fail = int(codes.nonzero()[0][0])
         if failure is None:
-            failure = PeerFailed(f"process {first} failed; it reports why")
-        failure.reported_by = first
+            failure = PeerFailed(f"process {first_to_fail} failed; it reports why")
+        failure.reported_by = first_to_fail
         if isinstance(failure, PeerFailed):
-            failure.code = int(codes[first])
+            failure.code = int(codes[first_to_fail])
         raise failure
     return result
 
 
 def by_first(call: Callable[[], T]) -> T | None:
-    """What `call` returns on process 0, which alone runs it; None on the others.
+    """Returns what `call` returns on process 0, which alone runs it; returns None on the others.
 
-    Raises: there the error of `call`, elsewhere PeerFailed.
+    Raises: the error of `call` on process 0, and PeerFailed elsewhere.
     """
     return agreed(lambda: call() if is_first() else None)
 
 
 def from_first(call: Callable[[], T]) -> T:
-    """As `by_first`, but every process gets the result, which must be a JSON value."""
+    """Returns on every process what `call` returns on process 0; the result must be a JSON value."""
     if not several():
         return call()
     import numpy as np
 
     value = by_first(call)
     text = json.dumps(value).encode() if is_first() else b""
+    # Collectives need equal shapes everywhere, so the length is sent before the text.
     size = int(gathered_numbers(len(text))[0, 0])
     text = broadcast(np.frombuffer(text.ljust(size), np.uint8) if is_first() else np.zeros(size, np.uint8))
     return value if is_first() else json.loads(text.tobytes())
 
 
 def check_same(name: str, digest: str, hint: str) -> None:
-    """Raises RuntimeError, on all processes, if they differ in what must be the same; `digest` is in hexadecimal."""
+    """Raises RuntimeError, on all processes, if they differ in something that must be the same.
+
+    Args:
+      name: what must be the same, for the error message.
+      digest: its digest on this process, in hexadecimal.
+      hint: what to do about a difference.
+    """
+    # Seven hexadecimal digits fit an int32.
     words = gathered_numbers(*(int(digest[i : i + 7], 16) for i in range(0, len(digest), 7)))
-    others = [i for i, row in enumerate(words) if (row != words[0]).any()]
-    if others:
-        raise everywhere(RuntimeError(f"{name}: expected the same on all processes, got others on {others}. {hint}"))
+    differing_processes = [i for i, row in enumerate(words) if (row != words[0]).any()]
+    if differing_processes:
+        raise everywhere(
+            RuntimeError(f"{name}: expected the same on all processes, got others on {differing_processes}. {hint}")
+        )
 
 
 # ---- failing
 
 
 def exit_code(error: BaseException) -> int:
-    """2 for wrong input, 130 for an interrupt, 1 for a run that failed."""
+    """Returns the exit code for an error: 2 for wrong input, 130 for an interrupt, 1 for a run that failed."""
     if isinstance(error, PeerFailed):
         return error.code
-    wrong = isinstance(error, (ValueError, TypeError, FileExistsError, FileNotFoundError))
-    return 2 if wrong else 130 if isinstance(error, KeyboardInterrupt) else 1
+    is_wrong_input = isinstance(error, (ValueError, TypeError, FileExistsError, FileNotFoundError))
+    return 2 if is_wrong_input else 130 if isinstance(error, KeyboardInterrupt) else 1
 
 
 def everywhere(error: BaseException) -> BaseException:
-    """The error, marked as raised by all processes at the same place, so that process 0 alone reports it."""
+    """Marks an error as raised by all processes at the same place, so that process 0 alone reports it; returns it."""
     error.reported_by = 0
     return error
 
 
 def reports(error: BaseException) -> bool:
-    """Whether this process is the one that reports an error."""
+    """Returns whether this process is the one that reports an error."""
     return not several() or getattr(error, "reported_by", index()) == index()
 
 
 def lost_peer(error: BaseException) -> bool:
-    """Whether an error says that another process died."""
+    """Returns whether an error says that another process died."""
     return several() and any(word in str(error) for word in ("Gloo", "NCCL", "coordination service", "heartbeat"))
 
 
 def leave(error: BaseException) -> None:
-    """Exits at once if this process failed alone: an orderly exit would wait for the others, and they for this one."""
+    """Exits at once if this process failed alone.
+
+    An orderly exit would wait for the other processes, which wait for this one in a collective.
+    """
     if several() and not hasattr(error, "reported_by"):
         _exit(exit_code(error))
 
 
 def _exit(code: int) -> NoReturn:
+    """Ends this process without JAX's own exit, which waits for the other processes."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

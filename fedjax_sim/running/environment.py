@@ -1,4 +1,4 @@
-"""The environment of a run: sets JAX up before its first use, and describes machine and versions."""
+"""Sets JAX up before its first use, and describes the machine and the versions of a run."""
 
 from __future__ import annotations
 
@@ -20,24 +20,25 @@ __all__ = [
 ]
 
 MAX_CPU_DEVICES = 8
-HOST_THREADS = 8  # of the thread pool that `prepare` requests: at least one for each device
+# Threads of the pool that `prepare` requests: at least one for each device.
+HOST_THREADS = 8
 
 
 def versions(*names: str) -> dict[str, str]:
-    """Versions by distribution name: that of this package from its source, the others as they are installed."""
+    """Returns versions by distribution name: of this package from its source, of the others as they are installed."""
     from importlib.metadata import PackageNotFoundError, version
 
-    found = {}
+    version_by_name = {}
     for name in names:
         try:
-            found[name] = fedjax_sim.__version__ if name == "fedjax-sim" else version(name)
+            version_by_name[name] = fedjax_sim.__version__ if name == "fedjax-sim" else version(name)
         except PackageNotFoundError:
-            found[name] = "not installed"
-    return found
+            version_by_name[name] = "not installed"
+    return version_by_name
 
 
 def environment(command: str) -> dict[str, Any]:
-    """The content of `env.json`; `command` is the command line that repeats the run."""
+    """Returns the content of `env.json`; `command` is the command line that repeats the run."""
     import platform
 
     import jax
@@ -56,35 +57,38 @@ def environment(command: str) -> dict[str, Any]:
 
 
 def _cores() -> int:
+    """Returns the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def host_threads() -> int | None:
-    """The number of threads of the CPU backend's pool, part of a result's identity; None for other backends.
+    """Returns the number of threads of the CPU backend's pool, a part of a result's identity; None for other backends.
 
-    XLA:CPU splits products over about a thousand rows, and sums of 10^5 numbers, by the size of its pool, so their last
-    bits depend on it. The size is `NPROC`, which JAX reads when it starts, else the number of visible cores; at least
-    one for each device.
+    XLA:CPU splits products over about a thousand rows, and sums of 10^5 numbers, by the size of its pool. So the last
+    bits of these numbers depend on the size. The size is `NPROC`, which JAX reads when it starts, or else the number of
+    visible cores. The pool has at least one thread for each device.
     """
     import jax
 
     if jax.default_backend() != "cpu":
         return None
-    asked = os.environ.get("NPROC", "")
-    return max(int(asked) if asked.isdecimal() else _cores(), jax.local_device_count())
+    stated = os.environ.get("NPROC", "")
+    return max(int(stated) if stated.isdecimal() else _cores(), jax.local_device_count())
 
 
 def matmul_precision() -> str:
-    """The precision of matrix products in a run: JAX's setting if there is one, else "highest"."""
+    """Returns the precision of matrix products in a run: JAX's setting if there is one, else "highest"."""
     import jax
 
     return str(jax.config.jax_default_matmul_precision or "highest")
 
 
 def numerics() -> dict[str, Any]:
-    """What random draws and last bits depend on besides program, data and versions: part of a run's identity, as JSON.
+    """Returns the settings, besides program, data and versions, that random draws and last bits depend on.
 
-    Guarantees: a run does not continue under others, and a private run then draws other noise
+    They are a part of a run's identity, as JSON.
+
+    Guarantees: a run does not continue under other settings, and a private run then draws other noise
     (tests/running/test_fingerprint.py::test_other_numerics_are_another_run).
     """
     import jax
@@ -104,19 +108,23 @@ def numerics() -> dict[str, Any]:
 def prepare(processes_here: int = 1) -> None:
     """Sets JAX up before its first use.
 
-    One virtual CPU device per core (at most 8), a thread pool of the same size on every machine that only matrix
-    products are split over (`engine.compiler_options`), full precision of them, and a private compilation cache.
-    Settings that are made already, by `JAX_NUM_CPU_DEVICES`, `NPROC` or `JAX_COMPILATION_CACHE_DIR`, are kept. On Linux
-    the process becomes a batch job to the scheduler: the pool may have more threads than there are cores, and each that
-    woke up took a core from one that computes (two cores: a small CNN ran at 0.6 of its speed, an MLP at 0.85).
-    `FEDJAX_SIM_CACHE=off` disables the cache. A cache holds programs that are run without a check, so a folder that
-    others may write to is not used.
+    JAX gets one virtual CPU device per core (at most 8), matrix products in full precision, and a private compilation
+    cache. It also gets a thread pool of the same size on every machine, over which only matrix products are split
+    (`engine.compiler_options`). Settings that are made already, by `JAX_NUM_CPU_DEVICES`, `NPROC` or
+    `JAX_COMPILATION_CACHE_DIR`, are kept. `FEDJAX_SIM_CACHE=off` disables the cache. A cache holds programs that are
+    run without a check, so a folder that others may write to is not used.
+
+    On Linux the scheduler treats the process as a batch job. The pool may have more threads than there are cores, and
+    each thread that woke up took a core from a thread that computes. On two cores, a small CNN ran at 0.6 of its speed
+    and an MLP at 0.85.
 
     Args:
       processes_here: processes on this machine, which divide its cores; each has at least one device.
 
-    Guarantees: tests/command/test_app.py::test_compilation_cache_is_private; the same bits on one visible core and on
-    two, and every thread of the pool a batch job (tests/laws/test_devices.py::test_visible_cores).
+    Guarantees:
+      The compilation cache is private (tests/command/test_app.py::test_compilation_cache_is_private).
+      One and two visible cores give the same bits, and every thread of the pool is a batch job
+      (tests/laws/test_devices.py::test_visible_cores).
     """
     import jax
 
@@ -124,17 +132,21 @@ def prepare(processes_here: int = 1) -> None:
 
     jax.config.update("jax_default_matmul_precision", "highest")
     if hasattr(os, "SCHED_BATCH") and os.sched_getscheduler(0) == os.SCHED_OTHER:
-        with contextlib.suppress(OSError):  # where a sandbox forbids it
-            os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))  # threads that start later inherit it
-    asked = jax.config.jax_num_cpu_devices
-    devices = asked if asked >= 1 else max(1, min(_cores() // processes_here, MAX_CPU_DEVICES))
+        # A sandbox may forbid the change. Threads that start later inherit it.
+        with contextlib.suppress(OSError):
+            os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+    stated_devices = jax.config.jax_num_cpu_devices
+    devices = stated_devices if stated_devices >= 1 else max(1, min(_cores() // processes_here, MAX_CPU_DEVICES))
     try:
-        jax.config.update("jax_num_cpu_devices", devices + 1)  # a change is refused if JAX is in use already
+        # JAX refuses a change of this number once it is in use. Setting another number first makes sure of a change.
+        jax.config.update("jax_num_cpu_devices", devices + 1)
         jax.config.update("jax_num_cpu_devices", devices)
-        os.environ.setdefault("NPROC", str(HOST_THREADS))  # read when the backend starts, as the flags are
+        # The backend reads both variables when it starts.
+        os.environ.setdefault("NPROC", str(HOST_THREADS))
         flags = os.environ.get("XLA_FLAGS", "").split()
         os.environ["XLA_FLAGS"] = " ".join(dict.fromkeys([*flags, SERIAL_FLAG]))
     except RuntimeError:
+        # JAX is in use already: the devices stay as they are.
         pass
     use_compilation_cache()
 
@@ -145,8 +157,9 @@ def use_compilation_cache() -> None:
     `FEDJAX_SIM_CACHE=off` opts out. A cache holds programs that are run without a check, so a folder that others may
     write to is not used.
 
-    Guarantees: tests/command/test_app.py::test_compilation_cache_is_private; a run from Python finds the programs of
-    the one before (tests/running/test_loop.py::test_programs_are_kept).
+    Guarantees:
+      The folder is private (tests/command/test_app.py::test_compilation_cache_is_private).
+      A run from Python finds the programs of the run before (tests/running/test_loop.py::test_programs_are_kept).
     """
     import jax
     from jax.experimental.compilation_cache import compilation_cache
@@ -161,6 +174,7 @@ def use_compilation_cache() -> None:
     except (OSError, RuntimeError):
         return
     if (status.st_mode & 0o077) == 0 and status.st_uid == getattr(os, "getuid", lambda: status.st_uid)():
-        compilation_cache.reset_cache()  # what compiled before now may have settled that there is none
+        # Programs that compiled before now may have made JAX settle that there is no cache.
+        compilation_cache.reset_cache()
         jax.config.update("jax_compilation_cache_dir", str(folder))
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)

@@ -1,4 +1,4 @@
-"""Writing a run's files atomically, and locking its folder. Imports no JAX."""
+"""Writes a run's files atomically, and locks its folder. Imports no JAX."""
 
 from __future__ import annotations
 
@@ -29,20 +29,22 @@ def write_atomically(path: str | Path, parts: Iterable[bytes]) -> Path:
     (tests/running/test_checkpoint.py::test_killed_between_any_two_system_calls).
     """
     path = Path(path)
-    aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        aside.unlink(missing_ok=True)
-        with open(aside, "xb", buffering=0) as file:
+        temporary.unlink(missing_ok=True)
+        with open(temporary, "xb", buffering=0) as file:
             for part in parts:
                 view = memoryview(part).cast("B")
+                # The system may write fewer bytes than it is given.
                 while view:
                     view = view[os.write(file.fileno(), view) :]
             os.fsync(file.fileno())
-        os.replace(aside, path)
+        os.replace(temporary, path)
     except OSError:
         with contextlib.suppress(OSError):
-            aside.unlink(missing_ok=True)
+            temporary.unlink(missing_ok=True)
         raise
+    # The rename is on disk only when the folder is.
     folder = os.open(path.parent, os.O_RDONLY)
     try:
         os.fsync(folder)
@@ -53,16 +55,17 @@ def write_atomically(path: str | Path, parts: Iterable[bytes]) -> Path:
 
 @contextlib.contextmanager
 def lock(directory: str | Path) -> Iterator[None]:
-    """Locks a run's folder while the block runs; the kernel releases it when the process ends, however it ends.
+    """Locks a run's folder while the block runs; the kernel releases the lock when the process ends, however it ends.
 
     Temporary files of a killed holder are removed.
 
-    Raises: RunLocked at once if another process holds it; CheckpointError if the folder cannot be locked.
+    Raises: RunLocked at once if another process holds the lock; CheckpointError if the folder cannot be locked.
 
-    Guarantees: two runs never write in one folder (tests/running/test_checkpoint.py::test_lock_excludes_a_second_run);
-    no temporary file is left (::test_a_lock_cleans_up).
+    Guarantees:
+      Two runs never write in one folder (tests/running/test_checkpoint.py::test_lock_excludes_a_second_run).
+      No temporary file is left (tests/running/test_checkpoint.py::test_a_lock_cleans_up).
     """
-    import fcntl  # POSIX only: everything else in this file works without it
+    import fcntl  # exists on POSIX only; everything else in this file works without it
 
     path = Path(directory) / ".lock"
     try:
@@ -79,7 +82,8 @@ def lock(directory: str | Path) -> Iterator[None]:
             raise RunLocked(f"{directory}: held by {holder}. {hint}") from error
         except OSError as error:
             raise CheckpointError(f"{path}: could not be locked ({error.strerror or error}).") from error
-        with contextlib.suppress(OSError):  # the holder's name is for messages only: a full disk may refuse it
+        # The holder's name is for messages only, so a full disk may refuse it.
+        with contextlib.suppress(OSError):
             file.truncate(0)
             file.write(f"process {os.getpid()} on {socket.gethostname()}\n".encode())
         for leftover in path.parent.glob(".*.tmp"):

@@ -1,10 +1,10 @@
-"""The fingerprint of a private run: a digest of its program, its initial model, its data and its seed.
+"""Computes the fingerprint of a private run: a digest of its program, its initial model, its data and its seed.
 
-A seed determines the noise of every round. Two programs with the same seed would share the noise, and their difference
-would be free of it; they would also share cohorts, and one release could then reveal the sampling that hides clients in
-the other (tests/running/test_fingerprint.py::test_shared_cohorts_do_not_add). So the key of a private run is bound to
-its fingerprint. Runs with equal fingerprints and keys make equal releases, bit for bit, on any devices; runs with
-different ones draw independent cohorts and noise, and their epsilons add.
+A seed determines the noise of every round. Two programs with the same seed would share the noise, and the difference of
+their releases would be free of it. They would also share cohorts, and one release could then reveal the sampling that
+hides clients in the other (tests/running/test_fingerprint.py::test_shared_cohorts_do_not_add). Therefore the key of a
+private run is bound to its fingerprint. Runs with equal fingerprints and keys make equal releases, bit for bit, on any
+devices. Runs with different fingerprints draw independent cohorts and noise, and their epsilons add.
 """
 
 from __future__ import annotations
@@ -43,30 +43,35 @@ ONLY_LOOKING = ("debug_callback", "debug_print")  # host callbacks that change n
 
 
 def is_private(algorithm: Algorithm) -> bool:
-    """Whether a part has noise that hides its clients."""
+    """Returns whether a part of the algorithm adds noise that hides clients."""
     return bool(noisy_parts(algorithm.parts))
 
 
 def is_opaque(digest: str) -> bool:
-    """Whether a fingerprint, or a program's digest, does not determine what was computed."""
+    """Returns whether a fingerprint, or a program's digest, leaves open what was computed."""
     return not digest or digest.endswith(OPAQUE)
 
 
 def fingerprint(key: Array, algorithm: Algorithm, params: PyTree, population: PyTree) -> str:
-    """32 hex digits that depend on everything that a private run's releases depend on; "" without noise.
+    """Returns 32 hex digits that depend on everything that a private run's releases depend on; "" without noise.
 
-    What a program computes in a host callback cannot be read, except for the library's own reading of stores
-    (`jax.debug.print` changes no number and is ignored). The fingerprint of a program with callbacks covers the rest,
-    and ends in a question mark: two such runs may still share their noise, so each needs a seed of its own.
+    A computation in a host callback cannot be read, except for the library's own reading of stores. (`jax.debug.print`
+    changes no number and is ignored.) The fingerprint of a program with callbacks covers the rest, and ends in a
+    question mark. Two such runs may still share their noise, so each needs a seed of its own.
 
     Args:
-      key, algorithm, params, population: of the run.
+      key: the key of the run.
+      algorithm, params, population: the run's algorithm, its initial model and its clients.
 
-    Guarantees: it changes with learning rate, model, mechanism, data set, initial model and key
-    (tests/running/test_fingerprint.py::test_what_counts), and with whatever changes draws or rounding: versions,
-    backend, precision, threads, lanes and chunks (::test_other_numerics_are_another_run). It is the same for any
-    devices, client memory and process (::test_devices_leave_no_trace, ::test_processes_agree). Programs with callbacks
-    are distinguished by what can be read of them (::test_opaque_programs).
+    Guarantees:
+      The fingerprint changes with learning rate, model, mechanism, data set, initial model and key
+      (tests/running/test_fingerprint.py::test_what_counts).
+      It changes with whatever changes draws or rounding: versions, backend, precision, threads, lanes and chunks
+      (tests/running/test_fingerprint.py::test_other_numerics_are_another_run).
+      It is the same for any devices, client memory and process
+      (tests/running/test_fingerprint.py::test_devices_leave_no_trace, ::test_processes_agree).
+      Programs with callbacks are distinguished by the parts that can be read
+      (tests/running/test_fingerprint.py::test_opaque_programs).
     """
     if not is_private(algorithm):
         return ""
@@ -77,13 +82,13 @@ def fingerprint(key: Array, algorithm: Algorithm, params: PyTree, population: Py
 
 
 def fingerprint_of_digests(program: str, start: str, data: str, key: Array) -> str:
-    """The fingerprint, from the digests of program, initial model and data, and the key."""
+    """Returns the fingerprint, from the digests of program, initial model and data, and from the key."""
     words = [program, start, data, str(jax.random.key_impl(key)), array_digest(key)]
     return hashlib.sha256("\n".join(words).encode()).hexdigest()[:32] + OPAQUE * is_opaque(program)
 
 
 def bound(key: Array, stream: str) -> Array:
-    """A key that depends on the text `stream`, such as a fingerprint; the key itself for "".
+    """Returns a key that depends on the text `stream`, such as a fingerprint; the key itself for "".
 
     >>> key = jax.random.key(0)
     >>> bound(key, "") is key, bool((bound(key, "a") == bound(key, "b")).all())
@@ -94,47 +99,57 @@ def bound(key: Array, stream: str) -> Array:
 
 
 def array_digest(values: PyTree) -> str:
-    """SHA-256 of a pytree's arrays: dtypes, shapes, bytes. Less than a second for each gigabyte."""
+    """Returns the SHA-256 of a pytree's arrays: dtypes, shapes, bytes. It takes below a second for each gigabyte."""
     return tree.sha256_of(values).hexdigest()
 
 
 def program_digest(algorithm: Algorithm, params: PyTree, population: PyTree) -> str:
-    """SHA-256 of an algorithm's traced init and step, constants included, and of the versions that compile them.
+    """Returns the SHA-256 of an algorithm's traced init and step, and of the versions that compile them.
 
-    The versions count because another compiler rounds differently. It ends in a question mark where something in the
-    programs cannot be read.
+    Constants in the programs count. Versions count because another compiler rounds differently. The digest ends in a
+    question mark if a part of the programs cannot be read.
     """
     key = jax.eval_shape(lambda: jax.random.key(0))
     with engine.unplaced(), jax.default_matmul_precision(matmul_precision()):
-        # new lambdas, because a cached trace would depend on its devices
+        # A new lambda is traced anew: a cached trace would depend on the devices that it was made for.
         init, state = jax.make_jaxpr(lambda *args: algorithm.init(*args), return_shape=True)(
             key, tree.spec(params), population
         )
         step = jax.make_jaxpr(lambda *args: algorithm.step(*args))(key, state, population)
-    seen = _Seen({}, [])
-    words = sorted(numerics().items()), jax.__version__, jaxlib.__version__, _digest(init, seen), _digest(step, seen)
-    return hashlib.sha256(repr(words).encode()).hexdigest() + OPAQUE * bool(seen.opaque)
+    findings = _Findings({}, [])
+    words = (
+        sorted(numerics().items()),
+        jax.__version__,
+        jaxlib.__version__,
+        _digest(init, findings),
+        _digest(step, findings),
+    )
+    return hashlib.sha256(repr(words).encode()).hexdigest() + OPAQUE * bool(findings.opaque)
 
 
-class _Seen(NamedTuple):
-    """What was found in a program."""
+class _Findings(NamedTuple):
+    """Results that are collected while a program is read."""
 
     digests: dict[int, str]  # of inner programs, by identity
     opaque: list[str]  # parameters whose text does not determine their meaning
 
 
-def _digest(program: Program, seen: _Seen) -> str:
-    """SHA-256 of a traced program; independent of the names of variables and functions, and of memory addresses."""
-    if id(program) in seen.digests:
-        return seen.digests[id(program)]
+def _digest(program: Program, findings: _Findings) -> str:
+    """Returns the SHA-256 of a traced program.
+
+    It does not depend on the names of variables and functions, or on memory addresses.
+    """
+    if id(program) in findings.digests:
+        return findings.digests[id(program)]
     jaxpr, consts = opened(program)
     sha = hashlib.sha256()
-    numbers: dict[Any, int] = {}
+    numbers = {}  # variable -> its number, in the order in which variables occur
 
     def add(*words: Hashable) -> None:
         sha.update(repr(words).encode())
 
     def value(x: Any) -> Hashable:
+        """Returns a literal by its bytes, and a variable by its number in place of its name."""
         if isinstance(x, Literal):
             return str(x.aval), np.asarray(x.val).tobytes()
         return str(x.aval), numbers.setdefault(x, len(numbers))
@@ -144,19 +159,20 @@ def _digest(program: Program, seen: _Seen) -> str:
         if eqn.primitive.name in ONLY_LOOKING:
             continue
         add(eqn.primitive.name, *map(value, eqn.invars))
-        for name, given in sorted(eqn.params.items()):
-            if eqn.primitive.name not in CALLS or isinstance(given, Program):
-                add(name, _word(given, seen))
+        for name, parameter in sorted(eqn.params.items()):
+            # The other parameters of a call, such as its name, do not change what is computed.
+            if eqn.primitive.name not in CALLS or isinstance(parameter, Program):
+                add(name, _word(parameter, findings))
         add(*map(value, eqn.outvars))
     add(*map(value, jaxpr.outvars))
-    return seen.digests.setdefault(id(program), sha.hexdigest())
+    return findings.digests.setdefault(id(program), sha.hexdigest())
 
 
-def _word(value: Any, seen: _Seen) -> Hashable:
-    """An equation's parameter as a value whose text is the same in every process."""
-    again = functools.partial(_word, seen=seen)
+def _word(value: Any, findings: _Findings) -> Hashable:
+    """Returns an equation's parameter as a value whose text is the same in every process."""
+    word_of = functools.partial(_word, findings=findings)
     if isinstance(value, Program):
-        return _digest(value, seen)
+        return _digest(value, findings)
     if isinstance(value, enum.Enum):
         return type(value).__name__, value.name
     if isinstance(value, np.generic):
@@ -166,18 +182,22 @@ def _word(value: Any, seen: _Seen) -> Hashable:
     if hasattr(value, "key_shape"):  # a random generator
         return value.tag
     if isinstance(value, (tuple, list)):
-        return tuple(map(again, value))
+        return tuple(map(word_of, value))
     if isinstance(value, (set, frozenset)):
-        return tuple(sorted(map(repr, map(again, value))))
+        # A set has no order, so its members are sorted by their text.
+        return tuple(sorted(map(repr, map(word_of, value))))
     if isinstance(value, dict):
-        return tuple(sorted((repr(again(name)), again(x)) for name, x in value.items()))
+        return tuple(sorted((repr(word_of(name)), word_of(x)) for name, x in value.items()))
     if hasattr(value, "callback_func"):
-        return again(value.callback_func)
+        return word_of(value.callback_func)
     if isinstance(value, functools.partial):
-        return again(value.func), again(value.args), again(value.keywords)
+        return word_of(value.func), word_of(value.args), word_of(value.keywords)
+    # The library's own stores state the fingerprint of their content.
     if isinstance(value, types.MethodType) and hasattr(value.__self__, "fingerprint"):
         return value.__qualname__, value.__self__.fingerprint
-    text = re.sub("0x[0-9a-f]+", "", given := repr(value))
-    if callable(value) or text != given:
-        seen.opaque.append(text)
+    # Any other object is known by its text, without memory addresses. If it had one, or if it can be called, its text
+    # does not determine its meaning.
+    text = re.sub("0x[0-9a-f]+", "", with_addresses := repr(value))
+    if callable(value) or text != with_addresses:
+        findings.opaque.append(text)
     return type(value).__name__, text

@@ -1,4 +1,4 @@
-"""What a run returns beside its state: its records and its summary."""
+"""Holds what a run returns beside its state: its records and its summary."""
 
 from __future__ import annotations
 
@@ -14,19 +14,29 @@ __all__ = ["History"]
 class History(NamedTuple):
     """The log of a run and its summary.
 
-    With an evaluation the first record is that of round 0: the evaluation of the model before training, nothing else.
+    With an evaluation the first record is of round 0. It holds the evaluation of the model before training, and nothing
+    else.
     """
 
-    records: list[dict[str, Any]]  # one a round, as in metrics.jsonl
+    records: list[dict[str, Any]]  # one record a round, as in metrics.jsonl
     summary: dict[str, Any]  # as in summary.json
 
     def column(self, name: str) -> tuple[np.ndarray, np.ndarray]:
-        """(rounds, values) of a metric, over the rounds that have it; those of an evaluation start at round 0.
+        """Returns (rounds, values) of a metric, over the rounds that have it.
 
-        Raises: KeyError for a name that no record has, with the nearest one.
+        The values of an evaluation start at round 0.
+
+        Args:
+          name: the metric's name, such as "test_loss".
+
+        Raises: KeyError for a name that no record has, with the nearest name.
         """
-        having = [record for record in self.records if name in record]
-        if self.records and not having:
-            known = sorted({key for record in self.records for key in record})
-            raise KeyError(f"name: expected one of {', '.join(known)}, got {name!r}. {validate.nearest(name, known)}")
-        return np.array([r["round"] for r in having]), np.array([r[name] for r in having], float)
+        records_with_it = [record for record in self.records if name in record]
+        if self.records and not records_with_it:
+            known_names = sorted({key for record in self.records for key in record})
+            raise KeyError(
+                f"name: expected one of {', '.join(known_names)}, got {name!r}. {validate.nearest(name, known_names)}"
+            )
+        return np.array([record["round"] for record in records_with_it]), np.array(
+            [record[name] for record in records_with_it], float
+        )

@@ -1,4 +1,4 @@
-"""Ctrl-C between two blocks of rounds."""
+"""Stops a run by Ctrl-C between two blocks of rounds."""
 
 from __future__ import annotations
 
@@ -12,23 +12,25 @@ __all__ = ["interrupts"]
 
 @contextmanager
 def interrupts() -> Iterator[list]:
-    """A list that the first Ctrl-C fills, so that a run stops between two blocks; the second one stops it at once.
+    """Yields a list that the first Ctrl-C fills, so that a run can stop between two blocks.
 
-    An exception raised at once could hit Python code that is called from compiled code, and would be lost there.
+    The second Ctrl-C stops the run at once. An exception raised at once could hit Python code that is called from
+    compiled code, and would be lost there.
     """
-    seen: list = []
+    received_signals: list = []
+    # Python lets only the main thread handle signals.
     if threading.current_thread() is not threading.main_thread():
-        yield seen
+        yield received_signals
         return
 
-    def note(number, frame):
-        seen.append(number)
-        if len(seen) > 1 and callable(before):
-            before(number, frame)
+    def note_signal(number, frame):
+        received_signals.append(number)
+        if len(received_signals) > 1 and callable(previous_handler):
+            previous_handler(number, frame)
 
-    before = signal.getsignal(signal.SIGINT)
-    signal.signal(signal.SIGINT, note)
+    previous_handler = signal.getsignal(signal.SIGINT)
+    signal.signal(signal.SIGINT, note_signal)
     try:
-        yield seen
+        yield received_signals
     finally:
-        signal.signal(signal.SIGINT, before)
+        signal.signal(signal.SIGINT, previous_handler)

@@ -1,4 +1,4 @@
-"""The metric log of a run and its commits: every round is logged once, also after a kill."""
+"""Writes the metric log of a run and commits it with the state: every round is logged once, also after a kill."""
 
 from __future__ import annotations
 
@@ -22,49 +22,64 @@ from fedjax_sim.types import Count, Metric, PyTree
 __all__ = ["Log", "as_record", "check_logs", "earlier_run", "plain", "totals_of", "verified", "visits_of"]
 
 METRICS, TIMING = "metrics.jsonl", "timing.jsonl"
-KNOWN = {metric.name for metric in ROUND_METRICS} | {"distinct_clients"}  # which pages show in words of their own
+# Metrics that pages show in words of their own.
+KNOWN = {metric.name for metric in ROUND_METRICS} | {"distinct_clients"}
+# Totals that every summary has, at least as 0.
 ALWAYS = ("clients_invited", "clients_reported", "uplink_bytes", "downlink_bytes", "skipped_rounds", "dropped_clients")
 
 
 def totals_of(records: Sequence[Mapping[str, Any]], metrics: Iterable[Metric]) -> dict[str, Any]:
-    """Each of these numbers over a run's records, pooled as it states; those that no record has are left out.
+    """Returns each metric pooled over a run's records, as the metric states; metrics that no record has are left out.
+
+    Args:
+      records: one a round, as in `metrics.jsonl`.
+      metrics: each states how it is pooled: as a sum, a weighted mean, a maximum, or the last value.
 
     >>> lost = Metric("lost", "messages lost", "count")
     >>> totals_of([{"lost": 2, "seen": 3}, {"lost": 1, "seen": 5}], [lost, Metric("seen", "seen", pooled="last")])
     {'lost': 3, 'seen': 5}
     """
-    found = {}
+    totals = {}
     for metric in metrics:
-        having = [record for record in records if metric.name in record]
-        if not having:
+        records_with_it = [record for record in records if metric.name in record]
+        if not records_with_it:
             continue
-        numbers = [_number(record[metric.name]) for record in having]
-        weights = [1 if metric.by is None else _number(record.get(metric.by, math.nan)) for record in having]
+        numbers = [_number(record[metric.name]) for record in records_with_it]
+        weights = [1 if metric.by is None else _number(record.get(metric.by, math.nan)) for record in records_with_it]
+        # In rounds without this metric another metric's number may count in its place.
         if metric.instead is not None:
-            others = [_number(record.get(metric.instead, 0)) for record in records if metric.name not in record]
-            numbers, weights = numbers + others, weights + [1] * len(others)
+            other_numbers = [_number(record.get(metric.instead, 0)) for record in records if metric.name not in record]
+            numbers = numbers + other_numbers
+            weights = weights + [1] * len(other_numbers)
         pools = {"sum": sum(numbers), "mean": _mean(numbers, weights), "max": max(numbers), "last": numbers[-1]}
-        found[metric.name] = plain(pools[metric.pooled])
-    return found
+        totals[metric.name] = plain(pools[metric.pooled])
+    return totals
 
 
 def _number(value: Any) -> Any:
-    return float(value) if isinstance(value, str) else value  # "nan" and "inf" of a log
+    """Returns a number of a log, whose NaN and infinities are texts."""
+    return float(value) if isinstance(value, str) else value
 
 
 def _mean(numbers: Sequence[float], weights: Sequence[float]) -> float:
-    """The weighted mean; a number without weight may be anything, and NaN is the mean of none."""
+    """Returns the weighted mean; a number without weight may be anything, and the mean of no numbers is NaN."""
     total = sum(x * weight for x, weight in zip(numbers, weights, strict=True) if weight != 0)
     return total / sum(weights) if sum(weights) != 0 else math.nan
 
 
 def visits_of(counts: Mapping[str, Any]) -> int:
-    """Clients that sent something, finite or not."""
+    """Returns the number of clients that sent a message, finite or not."""
     return sum(counts.get(name, 0) for name in ("clients_reported", "dropped_clients"))
 
 
 def plain(value: Any) -> Any:
-    """A JSON value: floats as the shortest decimals that read back to the same float, non-finite ones as strings."""
+    """Returns a JSON value: floats as the shortest decimals that read back to the same float.
+
+    Non-finite floats are texts, for JSON has none. An array is a list.
+
+    >>> plain(np.float32(0.1)), plain(np.float32(np.nan)), plain(np.arange(2))
+    (0.1, 'nan', [0, 1])
+    """
     if isinstance(value, Count):
         return value.total()
     value = np.asarray(value)
@@ -76,7 +91,13 @@ def plain(value: Any) -> Any:
 
 
 def as_record(round: int, infos: dict, row: int | None = None) -> dict[str, Any]:
-    """The log record of a round, from infos stacked over rounds at `row`, or from one round's values."""
+    """Returns the log record of a round.
+
+    Args:
+      round: the round's number; 0 for the evaluation before training.
+      infos: a round's info by name; or infos stacked over rounds, of which `row` is taken.
+      row: the round's position in stacked infos; None for the info of one round.
+    """
     record = {"round": round}
     for name, value in infos.items():
         if row is not None:
@@ -86,7 +107,10 @@ def as_record(round: int, infos: dict, row: int | None = None) -> dict[str, Any]
 
 
 def earlier_run(directory: Path) -> list[str]:
-    """Names of what a folder holds of an earlier run; empty files, from a start that was interrupted, do not count."""
+    """Returns the names of what a folder holds of an earlier run.
+
+    Empty files do not count: a start that was interrupted leaves them.
+    """
     logs = [name for name in (METRICS, TIMING) if (directory / name).exists() and (directory / name).stat().st_size]
     return logs + ["checkpoints"] * any((directory / "checkpoints").glob("*.ckpt"))
 
@@ -96,63 +120,71 @@ def check_logs(directory: Path) -> None:
 
     Guarantees: every changed or missing byte is found
     (tests/running/test_checksums.py::test_every_changed_byte_is_found), and the error names the record
-    (::test_a_page_of_changed_records_is_refused).
+    (tests/running/test_checksums.py::test_a_page_of_changed_records_is_refused).
     """
-    found = checkpoint.newest_meta(directory / "checkpoints")
+    path_and_meta = checkpoint.newest_meta(directory / "checkpoints")
     try:
-        if found is not None:
-            _check_logs(*found)
+        if path_and_meta is not None:
+            _check_logs(*path_and_meta)
     except (checkpoint.CheckpointError, AttributeError, KeyError, TypeError):
-        checkpoint.latest(directory / "checkpoints", check=_check_logs)  # or is it the checkpoint that was damaged?
+        # The meta was read without verifying it: perhaps the checkpoint is damaged and not the log. This verifies both.
+        checkpoint.latest(directory / "checkpoints", check=_check_logs)
 
 
 def verified(directory: Path) -> int | None:
-    """How many of the first records are as the run wrote them, by the CRC-32 in the timing log; None without any.
+    """Returns how many of the first records are as the run wrote them; None without checksums.
 
-    Records after the last commit have no other checksum. A power failure may have truncated or lost them.
+    The timing log holds a CRC-32 of each record. Records after the last commit have no other checksum, and a power
+    failure may have truncated or lost them.
 
-    Guarantees: tests/running/test_checksums.py::test_a_changed_tail_is_not_shown.
+    Guarantees: a record that was changed after the last commit is found
+    (tests/running/test_checksums.py::test_a_changed_tail_is_not_shown).
     """
-    sums = []
-    for line in _lines(directory / TIMING):  # read first: a run in progress appends records before their timing
+    written_sums = []
+    # The timing log is read first: a run in progress appends records before their timing.
+    for line in _lines(directory / TIMING):
         try:
-            sums += json.loads(line)["crc32"]
+            written_sums += json.loads(line)["crc32"]
         except (KeyError, RecursionError, TypeError, ValueError):
             break
-    if not sums:
+    if not written_sums:
         return None
-    same = [f"{zlib.crc32(line):08x}" == x for line, x in zip(_lines(directory / METRICS), sums, strict=False)]
-    return same.index(False) if False in same else len(same)
+    lines_and_sums = zip(_lines(directory / METRICS), written_sums, strict=False)
+    is_same = [f"{zlib.crc32(line):08x}" == written_sum for line, written_sum in lines_and_sums]
+    return is_same.index(False) if False in is_same else len(is_same)
 
 
 def _lines(path: Path) -> list[bytes]:
+    """Returns the lines of a file, with their ends; none for a missing file."""
     return path.read_bytes().splitlines(keepends=True) if path.is_file() else []
 
 
 def _check_logs(path: Path, meta: dict) -> None:
-    """Compares the logs with what a checkpoint committed."""
+    """Raises CheckpointError if the logs are not as a checkpoint committed them."""
     for name, mark in meta["log"].items():
         file = path.parents[1] / name
         if GrowingFile(file).matches(mark):
             continue
         size = file.stat().st_size if file.is_file() else 0
         if size < mark["bytes"]:
-            what = f"expected the {mark['bytes']:,} bytes that {path.name} committed, got {size:,}: cut or replaced"
+            finding = f"expected the {mark['bytes']:,} bytes that {path.name} committed, got {size:,}: cut or replaced"
         else:
-            what = f"{_changed(path.parents[1], name)} was changed or damaged after {path.name} committed it"
-        raise checkpoint.CheckpointError(f"{file}: {what}. Put the file back from a copy if there is one.")
+            finding = f"{_changed(path.parents[1], name)} was changed or damaged after {path.name} committed it"
+        raise checkpoint.CheckpointError(f"{file}: {finding}. Put the file back from a copy if there is one.")
 
 
 def _changed(directory: Path, name: str) -> str:
-    """Which record of a log was changed, as far as the CRC-32 in the timing log show it."""
+    """Names the record of a log that was changed, as far as the CRC-32 in the timing log show it."""
     lines = (directory / name).read_bytes().splitlines(keepends=True)
     try:
         blocks = _read(directory / TIMING)
         sums = [f"{zlib.crc32(line):08x}" for line in lines]
-        pairs = enumerate(zip(sums, [x for block in blocks for x in block["crc32"]], strict=False))
+        written_sums = [x for block in blocks for x in block["crc32"]]
+        pairs = enumerate(zip(sums, written_sums, strict=False))
         if name == METRICS:
-            return next(f"record {i + 1} (line {i + 1})" for i, (mine, written) in pairs if mine != written)
+            return next(f"record {i + 1} (line {i + 1})" for i, (now, written) in pairs if now != written)
     except (KeyError, StopIteration, TypeError, ValueError):
+        # The timing log is damaged too, or older: a record that is no JSON can still be named.
         pass
     for i, line in enumerate(lines):
         try:
@@ -163,10 +195,10 @@ def _changed(directory: Path, name: str) -> str:
 
 
 class Log:
-    """Records in memory and, given a directory, in its files, which process 0 alone reads and writes.
+    """Keeps records in memory and, given a directory, in its files, which process 0 alone reads and writes.
 
-    `metrics.jsonl` holds a record of each round. `timing.jsonl` holds one of each block of rounds that ran together,
-    with the CRC-32 of its records. Every checkpoint holds the SHA-256 of both.
+    `metrics.jsonl` holds a record of each round. `timing.jsonl` holds a record of each block of rounds that ran
+    together, with the CRC-32 of the block's records. Every checkpoint holds the SHA-256 of both files.
     """
 
     def __init__(self, directory: str | Path | None):
@@ -174,7 +206,7 @@ class Log:
         names = (METRICS, TIMING) if self.directory is not None else ()
         self.files = {name: GrowingFile(self.directory / name) for name in names}
         self.spending = None  # the privacy ledger, which a commit holds too
-        self.metrics: tuple[Metric, ...] = ROUND_METRICS  # what the algorithm states of its numbers
+        self.metrics: tuple[Metric, ...] = ROUND_METRICS  # with those that the algorithm states
         self.records: list[dict] = []
         self.seconds = self.elapsed = self.earlier = 0.0  # of the rounds; in total; in total before a resume
 
@@ -189,27 +221,37 @@ class Log:
         distributed.by_first(self._start)
 
     def _start(self) -> None:
+        """Creates the files, on process 0."""
         self.check_fresh()
         for file in self.files.values():
             file.create()
 
     def check_fresh(self) -> None:
         """Refuses a folder with an earlier run; does not create it."""
-        found = earlier_run(self.directory)
-        if found:
+        remains = earlier_run(self.directory)
+        if remains:
             raise FileExistsError(
-                f"directory: expected a folder without a run, got {self.directory} with {', '.join(found)}. "
+                f"directory: expected a folder without a run, got {self.directory} with {', '.join(remains)}. "
                 "Resume that run, or choose another folder."
             )
 
     def resume(self, state: PyTree, identity: dict, allow_previous: bool) -> tuple[PyTree, int]:
-        """State and round of the newest checkpoint; truncates the log to that round."""
-        plain = engine.gathered(state, spec=True)
-        saved, meta = distributed.by_first(lambda: self._read_back(plain, identity, allow_previous)) or (plain, None)
+        """Returns state and round of the newest checkpoint; truncates the log to that round.
+
+        Args:
+          state: the state before the first round, which gives shapes, dtypes and devices.
+          identity: the run's identity, which must be that of the checkpoint.
+          allow_previous: as for `run`.
+
+        Raises: CheckpointError for a damaged file, or for a checkpoint of another run.
+        """
+        spec = engine.gathered(state, spec=True)
+        saved, meta = distributed.by_first(lambda: self._read_back(spec, identity, allow_previous)) or (spec, None)
         if distributed.several():
             meta, self.records = distributed.from_first(lambda: (meta, self.records))
             saved = broadcast(saved)
         state = engine.scattered(saved, like=state)
+        # Client memory on the disk has a version for each checkpoint.
         for file, version in engine.memory_files(state):
             file.resume(int(version), meta["client_memory"][file.path.name], file.written)
         self.seconds, self.earlier = (meta[name] for name in ("seconds", "elapsed_seconds"))
@@ -219,6 +261,7 @@ class Log:
         return state, meta["round"]
 
     def _read_back(self, plain: PyTree, identity: dict, allow_previous: bool) -> tuple[PyTree, dict]:
+        """Reads the newest checkpoint on process 0, and goes back to its round in the logs."""
         folder = self.directory / "checkpoints"
         path = checkpoint.latest(folder, allow_previous=allow_previous, check=_check_logs)
         saved, meta = checkpoint.restore(path, plain)
@@ -229,7 +272,13 @@ class Log:
         return saved, meta
 
     def append(self, records: list[dict], seconds: float, elapsed: float) -> None:
-        """Adds the records of a block of rounds, `seconds` long, `elapsed` seconds after the start."""
+        """Adds the records of a block of rounds.
+
+        Args:
+          records: the records, in the order of the rounds.
+          seconds: the time that the rounds took.
+          elapsed: the time since this process started the run.
+        """
         self.records += records
         self.seconds += seconds
         self.elapsed = self.earlier + elapsed
@@ -241,71 +290,92 @@ class Log:
             self.files[TIMING].append(_line(timing))
 
     def commit(self, round: int, state: PyTree, identity: dict, keep: int) -> None:
-        """Commits log, state and ledger together: the log is on disk before the checkpoint with its checksum."""
+        """Commits log, state and ledger together.
+
+        The log is on disk before the checkpoint with its checksum, so that no checkpoint has more rounds than the log.
+
+        Args:
+          round: the number of rounds done.
+          state: the algorithm's state after them.
+          identity: the run's identity, which a resume compares.
+          keep: how many checkpoints are kept.
+        """
         state = whole(state)
         distributed.by_first(lambda: self._commit(round, state, identity, keep))
 
     def _commit(self, round: int, state: PyTree, identity: dict, keep: int) -> None:
+        """Commits on process 0."""
         marks = {name: file.mark() for name, file in self.files.items()}
         meta = {"identity": identity, "log": marks, "seconds": self.seconds, "elapsed_seconds": self.elapsed}
         if self.spending is not None and (ledger := self.spending.state()) is not None:
             meta["privacy"] = ledger
+        # Rows on disk are written while rounds are computed: these must have ended.
         memory_files = engine.memory_files(jax.block_until_ready(state))
         for file, version in memory_files:
             file.sync(int(version))
             meta["client_memory"] = meta.get("client_memory", {}) | {file.path.name: file.mark.hex()}
         checkpoint.save(self.directory / "checkpoints", round, engine.gathered(state), meta, keep=keep)
+        # Only now may rows of older versions be given up.
         for file, _ in memory_files:
             file.advance(keep)
+        # If the run's folder was deleted meanwhile, the checkpoint created it again, without the logs.
         for file in self.files.values():
-            file.check_there()  # if the run's folder was deleted meanwhile, the checkpoint created it again
+            file.check_there()
 
     def summary(self, compile_seconds: float, peak_memory_bytes: int) -> dict[str, Any]:
-        """Totals of the run and its last evaluation."""
+        """Returns the totals of the run and its last evaluation, as `summary.json` holds them."""
         totals = {name: 0 for name in ALWAYS} | totals_of(self.records, self.metrics)
-        visits = visits_of(totals)
+        client_visits = visits_of(totals)
         totals.pop("clients_reported")
-        stated = [x for x in self.metrics if x.name in totals and x.name not in KNOWN]
-        own = {x.name: {"words": x.words, "unit": x.unit} | ({"besides": True} if x.besides else {}) for x in stated}
+        # Metrics that pages have no words for carry their own.
+        stated_metrics = [metric for metric in self.metrics if metric.name in totals and metric.name not in KNOWN]
+        own_metrics = {
+            metric.name: {"words": metric.words, "unit": metric.unit} | ({"besides": True} if metric.besides else {})
+            for metric in stated_metrics
+        }
         losses = ("test_loss", "held_out_loss", "train_loss")
         evaluated = [record for record in self.records if any(name in record for name in losses)]
         last = evaluated[-1] if evaluated else {}
         return {
             **{name: last[name] for name in last if name.startswith(("test_", "held_out_", "train_", "attack_"))},
             "rounds": sum(record["round"] > 0 for record in self.records),
-            "client_visits": visits,
+            "client_visits": client_visits,
             "rounds_seconds": self.seconds,
             "compile_seconds": compile_seconds,
-            "clients_per_second": visits / self.seconds if self.seconds else 0.0,
+            "clients_per_second": client_visits / self.seconds if self.seconds else 0.0,
             "peak_memory_bytes": peak_memory_bytes,
             **totals,
-            **({"metrics": own} if own else {}),
+            **({"metrics": own_metrics} if own_metrics else {}),
         }
 
 
-def _same_run(stored: dict, given: dict, path: Path) -> None:
-    stored, given = tree.dotted(stored), tree.dotted(given)
+def _same_run(stored: dict, current: dict, path: Path) -> None:
+    """Raises CheckpointError, with every difference, if a checkpoint's identity is not the run's."""
+    stored = tree.dotted(stored)
+    current = tree.dotted(current)
     differing = [
-        f"  {name}: {stored.get(name, 'absent')!r} in the checkpoint, {given.get(name, 'absent')!r} now"
-        for name in sorted(stored.keys() | given.keys())
-        if stored.get(name, "absent") != given.get(name, "absent")
+        f"  {name}: {stored.get(name, 'absent')!r} in the checkpoint, {current.get(name, 'absent')!r} now"
+        for name in sorted(stored.keys() | current.keys())
+        if stored.get(name, "absent") != current.get(name, "absent")
     ]
-    if stored.get("host_threads") != given.get("host_threads"):
+    if stored.get("host_threads") != current.get("host_threads"):
         number = stored.get("host_threads", "as many as there were cores")
-        setting, devices = f"NPROC={number}", jax.local_device_count()
+        setting = f"NPROC={number}"
+        devices = jax.local_device_count()
         if isinstance(number, int) and devices > number:
             setting += (
                 f" and JAX_NUM_CPU_DEVICES={number} or less, for each of the {devices} devices here has a thread,"
             )
         differing.append(f"  Threads change last bits: set {setting} in the environment before JAX starts.")
-    named = [name.removeprefix("files.") for name in given if name.startswith("files.")]
-    if any(isinstance(stored.get(name), str) for name in named):
+    file_options = [name.removeprefix("files.") for name in current if name.startswith("files.")]
+    if any(isinstance(stored.get(name), str) for name in file_options):
         differing.append("  An earlier version wrote it, which compared paths: finish it there, or begin it anew.")
     if differing:
         raise checkpoint.CheckpointError(f"{path}: this checkpoint is of another run:\n" + "\n".join(differing))
 
 
 def _read(path: Path) -> list[dict]:
+    """Returns the records of a log."""
     with open(path, encoding="utf-8") as file:
         return [json.loads(line) for line in file]
 

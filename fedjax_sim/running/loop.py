@@ -1,4 +1,4 @@
-"""Rounds in compiled blocks, with evaluation, log, checkpoints and progress around them."""
+"""Runs rounds in compiled blocks, with evaluation, log, checkpoints and progress around them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,8 @@ from fedjax_sim.types import Algorithm, Array, Population, PyTree
 
 __all__ = ["History", "run"]
 
-BLOCK_SECONDS = 0.5  # target: long enough to hide the host's overhead, short enough for the progress bar
+# The target length of a block: long enough to hide the host's overhead, short enough for the progress bar.
+BLOCK_SECONDS = 0.5
 
 
 def run(
@@ -61,30 +62,32 @@ def run(
     """Runs `num_rounds` rounds of an algorithm over a population.
 
     Args:
-      key: the one seed; round t uses fold_in(key, t), whatever happened before. Where a part has noise, the key is
-        first bound to program, initial model and data (`fingerprint`), so that different private runs share neither
-        cohorts nor noise. Keep it secret, and use it for one run.
-      algorithm, params, population: what learns, its initial model, and the clients.
+      key: the only source of randomness: round t uses fold_in(key, t), whatever happened before. If a part adds noise,
+        the key is first bound to program, initial model and data (`fingerprint`). So different private runs share
+        neither cohorts nor noise. Keep the key secret, and use it for one run.
+      algorithm, params, population: the algorithm, its initial model, and the clients.
       num_rounds: T, counted from the start, also after a resume.
-      evaluation: params -> dict of numbers (`metrics.evaluation(...)`), or (params, state) -> one, called before the
-        first round, every `evaluate_every` rounds and at the end. Its values before the first round are the record of
-        round 0, which holds nothing else.
+      evaluation: params -> dict of numbers (`metrics.evaluation(...)`), or (params, state) -> dict of numbers. It is
+        called before the first round, every `evaluate_every` rounds, and at the end. Its values before the first round
+        are the record of round 0, which holds nothing else.
+      evaluate_every: rounds from one evaluation to the next, at least 1.
       directory: the folder of `metrics.jsonl` (one record a round), `timing.jsonl`, `summary.json` and `checkpoints/`.
-      checkpoint_every: rounds; by default `evaluate_every` when there is a directory.
+      checkpoint_every: rounds from one checkpoint to the next; by default `evaluate_every` if there is a directory.
       keep_checkpoints: how many of the newest checkpoints are kept, at least 1.
       client_memory: where per-client state is stored: "device", split over the devices; "disk", in `directory`; "auto":
         on disk if it would take more than a quarter of a device, and after a resume where it was.
-      delta: at which epsilon is stated where a part has noise: in the record of each evaluated round, and in the
-        summary with all that it depends on; by default n^-1.1 of the n clients (or records) that are hidden.
+      delta: the delta at which epsilon is stated if a part adds noise. Epsilon is in the record of each evaluated
+        round, and in the summary with all that it depends on. The default is n^-1.1 for the n clients (or records) that
+        are hidden.
       resume: continue from the newest checkpoint in `directory`.
-      allow_previous: if that checkpoint is damaged, continue from the one before, with a warning.
-      callbacks: called as callback(round, state, record) where the evaluation is due, after the round is on disk; a
-        true result stops the run. They may keep the state.
+      allow_previous: if the newest checkpoint is damaged, continue from an earlier one, with a warning.
+      callbacks: called as callback(round, state, record) when an evaluation is due, after the round is on disk. A true
+        result stops the run. Callbacks may keep the state.
       progress: show a bar with rounds/s, clients/s, loss and the remaining time.
-      identity: a JSON-able description of algorithm, data and options. A resume refuses a checkpoint with another one,
-        and shows the difference. Key, shapes of the state, and what draws and last bits depend on
-        (`environment.numerics`) are always compared. The privacy ledger does not rely on it: rounds that are repeated
-        with another program or other data are another release, and count again.
+      identity: a JSON-able description of algorithm, data and options. A resume refuses a checkpoint with another
+        identity, and shows the difference. The key, the shapes of the state, and the settings that draws and last bits
+        depend on (`environment.numerics`) are always compared. The privacy ledger does not rely on the identity: rounds
+        that are repeated with another program or other data are another release, and count again.
       files: texts by name, written into `directory` once the run is certain to start or continue.
 
     Inside of `with engine.fast_arithmetic():` the run is in fast arithmetic, which is part of its identity.
@@ -96,22 +99,29 @@ def run(
     FileNotFoundError, `checkpoint.CheckpointError`, `checkpoint.RunLocked` for what the directory holds; MemoryError
     for a program that does not fit.
 
-    Guarantees: a run killed at any moment and resumed, on any number of devices, gives the bits of the uninterrupted
-    run, model and log (tests/running/test_loop.py::test_kill_and_resume_gives_the_same_bits), the number of devices
-    in reproducible arithmetic alone; neither evaluation nor
-    checkpoints nor block length change a bit (::test_looking_changes_nothing); the log holds each round once
-    (::test_log_has_every_round_once). All of it with client memory on disk too
-    (tests/running/test_client_memory.py::test_resume_gives_the_same_bits). Rounds are in the privacy ledger before they
-    run (tests/running/test_privacy_ledger.py::test_a_crash_is_counted), and a resume with a changed program draws other
-    noise and counts again (::test_changed_runs_share_nothing). Every file is checked when it is read
-    (tests/running/test_checksums.py::test_every_changed_byte_is_found), and a folder that vanishes stops the run
-    (::test_a_file_that_vanished_is_not_begun_anew). A resumed run has no summary and no page until it ends
-    (tests/running/test_loop.py::test_a_summary_is_of_all_rounds), and one that is refused leaves no files
-    (::test_a_refused_run_leaves_nothing).
+    Guarantees:
+      A run that is killed at any moment and resumed gives the bits of the uninterrupted run, model and log
+      (tests/running/test_loop.py::test_kill_and_resume_gives_the_same_bits). In reproducible arithmetic, which is the
+      default, the number of devices may be another one.
+      Neither evaluation nor checkpoints nor block length change a bit
+      (tests/running/test_loop.py::test_looking_changes_nothing).
+      The log holds each round once (tests/running/test_loop.py::test_log_has_every_round_once).
+      The three above hold with client memory on disk too
+      (tests/running/test_client_memory.py::test_resume_gives_the_same_bits).
+      Rounds are in the privacy ledger before they run (tests/running/test_privacy_ledger.py::test_a_crash_is_counted).
+      A resume with a changed program draws other noise and counts again
+      (tests/running/test_privacy_ledger.py::test_changed_runs_share_nothing).
+      Every file is checked when it is read (tests/running/test_checksums.py::test_every_changed_byte_is_found).
+      A folder that vanishes stops the run
+      (tests/running/test_checksums.py::test_a_file_that_vanished_is_not_begun_anew).
+      A resumed run has no summary and no page until it ends
+      (tests/running/test_loop.py::test_a_summary_is_of_all_rounds).
+      A run that is refused leaves no files (tests/running/test_loop.py::test_a_refused_run_leaves_nothing).
     """
     check_run_numbers(num_rounds, evaluate_every, checkpoint_every, keep_checkpoints, directory, resume)
     check_kinds(key, algorithm, population, evaluation, callbacks)
     use_compilation_cache()
+    # A run with client memory on disk left its files there: a resume goes on with them.
     if resume and client_memory == "auto" and any(Path(directory).glob("*.mem")):
         client_memory = "disk"
     session = _Session(
@@ -124,6 +134,7 @@ def run(
         keep_checkpoints=keep_checkpoints,
         evaluated=partial(evaluated, evaluation, algorithm),
         callbacks=callbacks,
+        # As JSON has it, so that it compares equal to the identity in a checkpoint.
         identity=json.loads(json.dumps(identity or {})),
     )
     session.init(key, algorithm, params, client_memory)
@@ -138,7 +149,10 @@ def run(
 
 @dataclasses.dataclass
 class _Session:
-    """A run in progress. The state is an attribute, so that no frame keeps buffers that a block has taken over."""
+    """A run in progress.
+
+    The state is an attribute and no local variable, so that no frame keeps buffers that a block has taken over.
+    """
 
     population: PyTree
     started: float  # on the clock of `time.perf_counter`
@@ -163,35 +177,48 @@ class _Session:
         """Makes the state before the first round."""
         with engine.client_memory(client_memory, self.directory):
             self.state = distributed.agreed(lambda: algorithm.init(init_key(key), params, self.population))
-        self.state = engine.owned(self.state, (params, self.population))  # since blocks donate their buffers
+        # Blocks donate the state's buffers: the caller's params and population must not be among them.
+        self.state = engine.owned(self.state, (params, self.population))
         self.memory_files = [file for file, _ in engine.memory_files(self.state)]
 
     def account(self, key: Array, algorithm: Algorithm, params: PyTree, delta: float | None) -> None:
         """Makes the log and the privacy ledger, whose key is bound to the program, the initial model and the data."""
         self.identity |= {"key": np.asarray(jax.random.key_data(key)).tolist()} | numerics()
         self.log = log = Log(self.directory)
-        log.metrics = tuple({x.name: x for x in (*log.metrics, *algorithm.metrics)}.values())
-        source = distributed.from_first(lambda: fingerprint(key, algorithm, params, self.population))
+        # If the algorithm states a metric of a round anew, its statement counts.
+        log.metrics = tuple({metric.name: metric for metric in (*log.metrics, *algorithm.metrics)}.values())
+        run_fingerprint = distributed.from_first(lambda: fingerprint(key, algorithm, params, self.population))
         self.spending = log.spending = distributed.agreed(
-            lambda: Spending(algorithm, params, self.population, source, delta, log.directory)
+            lambda: Spending(algorithm, params, self.population, run_fingerprint, delta, log.directory)
         )
 
     def open(
         self, stack: ExitStack, key: Array, algorithm: Algorithm, resume: bool, allow_previous: bool, files: Mapping
     ) -> None:
-        """Resumes where asked, compiles, and locks the folder; a run that is refused or does not fit leaves none."""
-        log, directory = self.log, self.directory
+        """Resumes if asked, compiles, and locks the folder.
+
+        A run that is refused, or that does not fit into memory, leaves no folder behind.
+
+        Args:
+          stack: holds the folder's lock until the run ends.
+          key, algorithm, resume, allow_previous, files: as for `run`.
+        """
+        log = self.log
+        directory = self.directory
         if resume:
             distributed.by_first(log.check_resumable)
             distributed.by_first(lambda: stack.enter_context(lock(directory)))
             self.state, self.round = log.resume(self.state, self.identity, allow_previous)
-            first, rounds, rule = self.round, self.num_rounds, f"at least the {self.round} rounds done"
-            distributed.agreed(lambda: first > rounds and validate.fail("num_rounds", rule, rounds))
+            rounds_done = self.round
+            rounds = self.num_rounds
+            rule = f"at least the {self.round} rounds done"
+            distributed.agreed(lambda: rounds_done > rounds and validate.fail("num_rounds", rule, rounds))
         elif directory is not None:
             distributed.by_first(log.check_fresh)
         self.block, self.state, self.population, self.compile_seconds = compiled_block(
             algorithm, self.spending.key(key), self.state, self.population
         )
+        # Files are created only after compilation, which may fail for want of memory.
         if directory is not None and not resume:
             distributed.by_first(lambda: stack.enter_context(lock(directory)))
             log.start()
@@ -200,8 +227,9 @@ class _Session:
             distributed.by_first(self.spending.start)
         if directory is not None:
             distributed.by_first(lambda: _put_files(Path(directory), files))
+        # A checkpoint of round 0, so that a run that is stopped in its first block can continue.
         if directory is not None and not resume:
-            self.commit()  # so that a run stopped in its first block can continue
+            self.commit()
         if self.round == 0 and (at_start := self.evaluated(self.state, {"round": 0})):
             log.append([{"round": 0} | at_start], 0.0, time.perf_counter() - self.started)
 
@@ -209,42 +237,45 @@ class _Session:
         """Runs blocks until all rounds are done or a callback stops the run."""
         stop, length = False, 1
         while self.round < self.num_rounds and not stop:
-            left = [every - self.round % every for every in (self.evaluate_every, self.checkpoint_every)]
-            count = min(length, MAX_BLOCK, self.num_rounds - self.round, *left)
+            # A block ends where an evaluation or a checkpoint is due.
+            rounds_until_due = [every - self.round % every for every in (self.evaluate_every, self.checkpoint_every)]
+            count = min(length, MAX_BLOCK, self.num_rounds - self.round, *rounds_until_due)
             records, seconds = self.run_block(count)
+            # The next block is at most twice as long, and long enough for BLOCK_SECONDS at the speed of this one.
             length = max(1, min(2 * count, int(BLOCK_SECONDS * count / max(seconds, 1e-6))))
             records, failed = _until_failure(records)
-            looking = self.due(self.evaluate_every)
-            if looking and not failed:
+            evaluation_is_due = self.due(self.evaluate_every)
+            if evaluation_is_due and not failed:
                 records[-1] |= self.evaluated(self.state, records[-1])
                 records[-1] |= {name: plain(value) for name, value in self.spending.record(self.round).items()}
             self.log.append(records, seconds, time.perf_counter() - self.started)
             bar(records, seconds)
             if failed:
                 raise distributed.everywhere(FloatingPointError(failed))
-            # clocks and signals differ between processes
-            looks = distributed.gathered_numbers(length, bool(self.interrupted))
-            length, interrupt = int(looks[0, 0]), looks[:, 1].any()
+            # Clocks and signals differ between processes. Process 0 decides on the length; an interrupt of any counts.
+            lengths_and_interrupts = distributed.gathered_numbers(length, bool(self.interrupted))
+            length = int(lengths_and_interrupts[0, 0])
+            interrupt = lengths_and_interrupts[:, 1].any()
             if self.directory is not None and (self.due(self.checkpoint_every) or interrupt):
                 self.commit()
             if interrupt:
                 raise distributed.everywhere(KeyboardInterrupt())
-            if looking and self.callbacks:
+            if evaluation_is_due and self.callbacks:
                 stop = self.call_back(records[-1])
 
     def due(self, every: int) -> bool:
-        """Whether something is due after this round that happens so often, and at the end."""
+        """Returns whether an action of every `every` rounds is due after this round; at the end all are due."""
         return self.round % every == 0 or self.round == self.num_rounds
 
     def run_block(self, count: int) -> tuple[list[dict], float]:
-        """(The records of the next rounds, their seconds); the ledger is written before they run."""
+        """Runs the next rounds, after writing them into the ledger, and returns (their records, their seconds)."""
         if self.spending.mechanism is not None:
             distributed.agreed(partial(self.spending.enter, self.round, self.round + count))
-        before = time.perf_counter()
+        start_seconds = time.perf_counter()
         with memory_errors(self.memory_files):
             self.state, infos = self.block(self.state, self.population, self.round, count)
             infos = jax.device_get(whole(infos))
-        seconds = time.perf_counter() - before
+        seconds = time.perf_counter() - start_seconds
         records = [as_record(self.round + i + 1, infos, i) for i in range(count)]
         self.round += count
         if self.spending.mechanism is not None:
@@ -252,9 +283,13 @@ class _Session:
         return records, seconds
 
     def call_back(self, record: dict) -> bool:
-        """Calls the callbacks with a copy of the state, which they may keep; whether one of them stops the run."""
-        kept = jax.tree.map(jnp.array, self.state)
-        stop = any([callback(self.round, kept, record) for callback in self.callbacks])
+        """Calls the callbacks with a copy of the state, and returns whether one of them stops the run.
+
+        Callbacks may keep the copy; the state's own buffers are donated to the next block.
+        """
+        state_copy = jax.tree.map(jnp.array, self.state)
+        # A list and no generator: every callback is called, even after one that stops the run.
+        stop = any([callback(self.round, state_copy, record) for callback in self.callbacks])
         stop = distributed.gathered_numbers(stop).any()
         if self.directory is not None and stop and not self.due(self.checkpoint_every):
             self.commit()
@@ -265,27 +300,31 @@ class _Session:
         self.log.commit(self.round, self.state, self.identity, self.keep_checkpoints)
 
     def history(self) -> History:
-        """The log and the summary, which is written too."""
+        """Returns the log and the summary, which is written to the folder too."""
         summary = self.log.summary(self.compile_seconds, peak_memory_bytes())
         summary |= {"finished": self.round >= self.num_rounds}
         summary |= self.spending.summary({name for record in self.log.records for name in record})
         if self.directory is not None:
-            text, path = json.dumps(summary, indent=2) + "\n", Path(self.directory) / "summary.json"
+            text = json.dumps(summary, indent=2) + "\n"
+            path = Path(self.directory) / "summary.json"
             distributed.by_first(lambda: checksums.write(path, text.encode()))
         return History(self.log.records, summary)
 
 
 def _put_files(directory: Path, files: Mapping[str, str]) -> None:
-    """Writes the files of a run that starts or continues; summary and page of an earlier end are removed."""
+    """Writes the files of a run that starts or continues; the summary and the page of an earlier end are removed."""
     checksums.remove(directory, ["summary.json", "report.html"])
     for name, text in files.items():
         checksums.write(directory / name, text.encode())
 
 
 def _until_failure(records: list[dict]) -> tuple[list[dict], str]:
-    """(The records up to the first round with forbidden non-finite updates, the error's text, "" without any.)"""
-    failed = [[id for id in record.pop("error_ids", []) if id >= 0] for record in records]
-    for i, (record, ids) in enumerate(zip(records, failed, strict=True)):
+    """Returns (the records up to the first round with forbidden non-finite updates, the error's text).
+
+    The text is "" if there was no such round. The ids of the clients are taken out of all records.
+    """
+    ids_by_record = [[id for id in record.pop("error_ids", []) if id >= 0] for record in records]
+    for i, (record, ids) in enumerate(zip(records, ids_by_record, strict=True)):
         if ids:
             return records[: i + 1], (
                 f"round {record['round']}: {record['dropped_clients']} clients sent non-finite updates, among them "
@@ -295,6 +334,7 @@ def _until_failure(records: list[dict]) -> tuple[list[dict], str]:
 
 
 def peak_memory_bytes() -> int:
-    """The peak memory of this process, in bytes."""
+    """Returns the peak memory of this process, in bytes."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    # macOS counts in bytes, Linux in KiB.
     return peak if sys.platform == "darwin" else peak * 1024

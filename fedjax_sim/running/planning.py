@@ -1,4 +1,4 @@
-"""The cost of a run beforehand: memory from the compiled program, time from a few rounds, lanes by a timed trial."""
+"""Estimates the cost of a run: memory from the compiled program, time from a few rounds, lanes by a timed trial."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from fedjax_sim.types import Algorithm, Array, Population, PyTree
 __all__ = ["Forecast", "check_memory", "fastest", "forecast", "largest_cohort", "round_needs"]
 
 LANES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
-PATIENCE = 2  # slower candidates in a row before a trial ends
-TRIAL_SECONDS = 1.0  # of rounds for each candidate
+PATIENCE = 2  # a trial ends after so many slower candidates in a row
+TRIAL_SECONDS = 1.0  # seconds of rounds for each candidate
 
 
 class Forecast(NamedTuple):
-    """What one config will take."""
+    """The memory and the time that a config will take."""
 
     needs: engine.Needs  # bytes of a round
     limit: int  # bytes available
@@ -30,12 +30,13 @@ class Forecast(NamedTuple):
 
 
 def _compiled(algorithm: Algorithm, key: Array, state: PyTree, population: Population):
+    """Compiles one round, as a run compiles it."""
     program = jax.jit(algorithm.step, donate_argnums=1, compiler_options=engine.compiler_options())
     return program.lower(key, state, population).compile()
 
 
 def round_needs(algorithm: Algorithm, key: Array, params: PyTree, population: Population) -> engine.Needs:
-    """The bytes that a round of this algorithm takes; it is compiled and not run."""
+    """Returns the bytes that a round of this algorithm takes; the round is compiled and not run."""
     state = jax.eval_shape(algorithm.init, key, params, population)
     return engine.needs(_compiled(algorithm, key, state, population))
 
@@ -54,28 +55,32 @@ def check_memory(needs: engine.Needs) -> None:
 def forecast(
     algorithm: Algorithm, key: Array, params: PyTree, population: Population, *, client_memory: str = "auto"
 ) -> Forecast:
-    """Compiles a round, checks that it fits into memory, and times it (without the first one).
+    """Compiles a round, checks that it fits into memory, and times it; the first round is not timed.
 
     Args:
+      algorithm: whose rounds are forecast.
+      key, params, population: as for `run`.
       client_memory: as for `run`; "disk" is in the folder for temporary files.
 
-    Raises: MemoryError if it does not fit.
+    Raises: MemoryError if the round does not fit.
     """
     with tempfile.TemporaryDirectory() as folder, engine.client_memory(client_memory, folder):
         return _forecast(algorithm, key, params, population)
 
 
 def _forecast(algorithm: Algorithm, key: Array, params: PyTree, population: Population) -> Forecast:
+    """Does the work of `forecast`, with the client memory chosen."""
     state = _started(algorithm, key, params, population)
-    before = time.perf_counter()
+    start_seconds = time.perf_counter()
     compiled = _compiled(algorithm, key, state, population)
-    compile_seconds = time.perf_counter() - before
+    compile_seconds = time.perf_counter() - start_seconds
     needs = engine.needs(compiled)
     check_memory(needs)
     return Forecast(needs, engine.total_memory(), compile_seconds, _seconds(compiled, key, state, population))
 
 
 def _started(algorithm: Algorithm, key: Array, params: PyTree, population: Population) -> PyTree:
+    """Returns the state before the first round, in buffers that a round may take over, with its files created."""
     state = algorithm.init(key, params, population)
     for file, _ in engine.memory_files(state):
         file.create()
@@ -83,15 +88,17 @@ def _started(algorithm: Algorithm, key: Array, params: PyTree, population: Popul
 
 
 def _seconds(compiled: jax.stages.Compiled, key: Array, state: PyTree, population: Population) -> float:
-    """The median seconds of a few rounds, the first one left out."""
-    (key_place, state_place, population_place), _ = compiled.input_shardings
-    population, key = jax.device_put(population, population_place), jax.device_put(key, key_place)
+    """Returns the median seconds of a few rounds; the first round is left out, since it is slower."""
+    (key_sharding, state_sharding, population_sharding), _ = compiled.input_shardings
+    population = jax.device_put(population, population_sharding)
+    key = jax.device_put(key, key_sharding)
     seconds = []
     while len(seconds) < 3 or (sum(seconds) < TRIAL_SECONDS and len(seconds) < 50):
-        state = jax.device_put(state, state_place)
-        before = time.perf_counter()
+        state = jax.device_put(state, state_sharding)
+        start_seconds = time.perf_counter()
         state, _ = jax.block_until_ready(compiled(key, state, population))
-        seconds.append(time.perf_counter() - before)
+        seconds.append(time.perf_counter() - start_seconds)
+        # Very slow rounds end the trial early, after the first one if need be.
         if sum(seconds) > 10 * TRIAL_SECONDS:
             break
     return statistics.median(seconds[1:] or seconds)
@@ -100,17 +107,23 @@ def _seconds(compiled: jax.stages.Compiled, key: Array, state: PyTree, populatio
 def fastest(
     make: Callable[[engine.Plan], Algorithm], key: Array, params: PyTree, population: Population
 ) -> engine.Plan:
-    """The plan with the shortest rounds, of 1, 2, 4, ... lanes; the trial ends when two in a row were slower.
+    """Returns the plan with the shortest rounds, of 1, 2, 4, ... lanes.
+
+    The trial ends when two plans in a row were slower than the fastest so far.
 
     Args:
       make: a plan -> the algorithm under it, on one device.
+      key, params, population: as for `run`.
     """
     with tempfile.TemporaryDirectory() as folder, engine.client_memory("auto", folder):
         return _fastest(make, key, params, population)
 
 
 def _fastest(make: Callable, key: Array, params: PyTree, population: Population) -> engine.Plan:
-    best, least, slower = engine.Plan(1, 1), float("inf"), 0
+    """Does the work of `fastest`, with the client memory chosen."""
+    fastest_plan = engine.Plan(1, 1)
+    fewest_seconds = float("inf")
+    num_slower = 0
     for lanes in LANES:
         plan = engine.Plan(lanes, lanes)
         algorithm = make(plan)
@@ -119,30 +132,38 @@ def _fastest(make: Callable, key: Array, params: PyTree, population: Population)
         if engine.needs(compiled).total > engine.total_memory():
             break
         seconds = _seconds(compiled, key, state, population)
-        slower = slower + 1 if seconds >= least else 0
-        if seconds < least:
-            best, least = plan, seconds
-        if slower == PATIENCE:
+        num_slower = num_slower + 1 if seconds >= fewest_seconds else 0
+        if seconds < fewest_seconds:
+            fastest_plan = plan
+            fewest_seconds = seconds
+        if num_slower == PATIENCE:
             break
-    return best
+    return fastest_plan
 
 
 def largest_cohort(build: Callable[[int], Any], cohort_size: int) -> int:
-    """The size of the largest cohort that fits, extrapolated from the bytes at this size and at twice as many clients.
+    """Returns the size of the largest cohort that fits into memory.
+
+    It is extrapolated from the bytes at `cohort_size` and at twice as many clients.
 
     Args:
       build: cohort size -> `config.build.Experiment`.
       cohort_size: the smaller of the two sizes.
     """
-    small, large = (_total(build(size)) for size in (cohort_size, 2 * cohort_size))
-    each = max((large - small) / cohort_size, 1e-9)
-    return max(int((engine.total_memory() - (small - each * cohort_size)) / each), 0)
+    small_bytes, large_bytes = (_total(build(size)) for size in (cohort_size, 2 * cohort_size))
+    # The bytes grow by a line: a constant, and a number for each client. The bound keeps the division finite.
+    bytes_per_client = max((large_bytes - small_bytes) / cohort_size, 1e-9)
+    constant_bytes = small_bytes - bytes_per_client * cohort_size
+    return max(int((engine.total_memory() - constant_bytes) / bytes_per_client), 0)
 
 
 def _total(experiment: Any) -> int:
+    """Returns the bytes of an experiment's round, with its client memory in the folder for temporary files."""
     with tempfile.TemporaryDirectory() as folder, engine.client_memory("auto", folder):
         return _needed(experiment)
 
 
 def _needed(experiment: Any) -> int:
-    return round_needs(experiment.algorithm, experiment.key, experiment.params, experiment.data.train).total
+    """Returns the bytes of an experiment's round."""
+    population = experiment.data.train
+    return round_needs(experiment.algorithm, experiment.key, experiment.params, population).total

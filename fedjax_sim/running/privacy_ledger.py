@@ -1,4 +1,4 @@
-"""The privacy ledger of a run: written before rounds run, stored beside the log and in every checkpoint."""
+"""Keeps the privacy ledger of a run: it is written before rounds run, beside the log and in every checkpoint."""
 
 from __future__ import annotations
 
@@ -24,12 +24,15 @@ OPAQUE = (
     "The program calls the host, and what it computes there cannot be read: another program with this seed may share "
     "its noise, so this holds only if the seed was used for this run alone."
 )
-COVERED = {"round", "epsilon"}  # everything else in a log may depend on more than the released models
+# Fields of a log that depend on the released models alone; any other field may depend on more.
+COVERED = {"round", "epsilon"}
 FIELDS = {"ledger", "stream", "void"}
 
 
 def default_delta(num_units: int) -> float:
-    """n^-1.1 for n clients (or records, where those are hidden), at most 0.1; a useful delta is well below 1 / n.
+    """Returns n^-1.1 for n clients (or records, where these are hidden), at most 0.1.
+
+    A useful delta is well below 1 / n: a mechanism that publishes one random client satisfies delta = 1 / n.
 
     >>> f"{default_delta(1_000_000):.2e}"
     '2.51e-07'
@@ -40,36 +43,42 @@ def default_delta(num_units: int) -> float:
 
 
 def message_dimension(algorithm: Algorithm, params: PyTree, population: Population) -> int:
-    """The number of values in one message: those of the model, or more where a client sends a pair."""
+    """Returns the number of values in a message: the model's dimension, or more where a client sends a pair."""
     star = algorithm.parts
     broadcast = jax.eval_shape(lambda params: star.server.broadcast(star.server.init(params)), params)
     return tree.num_values(message_spec(star, broadcast, population))
 
 
 class Spending:
-    """The privacy that a run has spent.
+    """Accounts for the privacy that a run has spent.
 
     Rounds are entered, and the entry is on disk, before they run; a resume merges the ledgers of file and checkpoint.
     Rounds that a killed run repeats are the same release, bit for bit, and count once. They are recognised by the
-    `stream` of their noise, a text of the fingerprints of every program, initial model and data set that the model went
-    through, to which the key is bound. Where noise cannot be accounted for, the run continues without an epsilon, and
-    `refused` is the reason.
+    `stream` of their noise, to which the key is bound. A stream is a text of the fingerprints of every program, initial
+    model and data set that the model went through. If noise cannot be accounted for, the run continues without an
+    epsilon, and `refused` is the reason.
 
     Args:
-      algorithm, params, population: of the run; what is private is read from the algorithm's parts.
+      algorithm, params, population: the run's algorithm, initial model and clients; the algorithm's parts tell what is
+        private.
       source: the run's `fingerprint`.
-      delta: in (0, 1); by default `default_delta` of those protected: clients, records, or federations, and of the
-        clients under these for their own statement.
+      delta: in (0, 1); by default `default_delta` of the number of units that are protected: clients, records, or
+        federations. The statement for the clients under federations has the default for their number.
       directory: the folder of `privacy.json`; None to write no file.
 
-    Guarantees: whatever is killed, resumed and changed, epsilon is not below that of all rounds that ran, and no two
-    releases share noise (tests/running/test_privacy_ledger.py::test_no_history_tells_less_than_the_truth,
-    ::test_a_crash_is_counted, ::test_changed_runs_share_nothing); epsilon is that of the accountant by hand
-    (::test_epsilon_is_the_accountants); there is none after a missing message with noise
-    (::test_missing_messages_void_it), or after rounds without a ledger (::test_what_no_ledger_saw_has_no_epsilon). A
-    ledger that was deleted is an error (::test_a_crash_is_counted), noise that no accountant covers gives no epsilon
-    (::test_noise_in_any_part_is_seen), and that of a program which cannot be read says so
-    (::test_programs_that_call_the_host_share_nothing).
+    Guarantees:
+      Whatever is killed, resumed and changed, epsilon is not below that of all rounds that ran, and no two releases
+      share noise (tests/running/test_privacy_ledger.py::test_no_history_tells_less_than_the_truth,
+      ::test_a_crash_is_counted, ::test_changed_runs_share_nothing).
+      Epsilon is the accountant's, as computed by hand
+      (tests/running/test_privacy_ledger.py::test_epsilon_is_the_accountants).
+      There is no epsilon after a missing message with noise, or after rounds without a ledger
+      (tests/running/test_privacy_ledger.py::test_missing_messages_void_it, ::test_what_no_ledger_saw_has_no_epsilon).
+      A ledger that was deleted is an error (tests/running/test_privacy_ledger.py::test_a_crash_is_counted).
+      Noise that no accountant covers gives no epsilon
+      (tests/running/test_privacy_ledger.py::test_noise_in_any_part_is_seen).
+      The statement of a program that cannot be read says so
+      (tests/running/test_privacy_ledger.py::test_programs_that_call_the_host_share_nothing).
     """
 
     def __init__(
@@ -82,7 +91,7 @@ class Spending:
         directory: Path | None,
     ):
         self.mechanism, self.void = None, ""
-        self.member_delta = None  # where clients are federations: of the statement for one client under them
+        self.member_delta = None  # if clients are federations: the delta of the statement for one client under them
         self.refused = UNKNOWN if algorithm.parts is None else ""
         self.source = self.stream = source
         self.path = directory and directory / FILE
@@ -91,8 +100,9 @@ class Spending:
             validate.in_range("delta", delta, 0, 1, open_low=True, open_high=True)
         if not self.private:
             return
-        from fedjax_sim import privacy  # here, because its libraries take a second to import
+        from fedjax_sim import privacy  # imported here, because its libraries take a second
 
+        # Noise that no accountant covers does not stop the run: it has no epsilon, and says why.
         try:
             dimension = message_dimension(algorithm, params, population)
             self.mechanism = privacy.mechanism_of(algorithm, dimension=dimension, population=population)
@@ -100,12 +110,12 @@ class Spending:
             self.refused = str(error)
             return
         self.ledger = privacy.Ledger(default_delta(self.mechanism.num_units) if delta is None else delta)
-        inside = self.mechanism.of_members()
-        if inside is not None:
-            self.member_delta = default_delta(inside.num_units or self.mechanism.num_units) if delta is None else delta
+        members = self.mechanism.of_members()
+        if members is not None:
+            self.member_delta = default_delta(members.num_units or self.mechanism.num_units) if delta is None else delta
 
     def key(self, key: Array) -> Array:
-        """A run's key, bound to its stream of noise; unchanged without noise."""
+        """Returns a run's key, bound to its stream of noise; without noise, the key itself."""
         return fingerprint.bound(key, self.stream)
 
     def start(self) -> None:
@@ -114,40 +124,51 @@ class Spending:
             self._write()
 
     def resume(self, saved: dict[str, Any] | None, first: int) -> None:
-        """Continues from the ledgers in a checkpoint of round `first` and in the file."""
-        held = distributed.from_first(self._read)
-        if held is None and saved is not None and saved["ledger"] is not None and self.path is not None:
+        """Continues from the ledgers in a checkpoint and in the file.
+
+        Args:
+          saved: the `state()` in the checkpoint; None if it has none.
+          first: the round of the checkpoint.
+
+        Raises: CheckpointError for a file that was deleted or damaged.
+        """
+        # The file may be ahead of the checkpoint: rounds are entered before they run.
+        in_file = distributed.from_first(self._read)
+        if in_file is None and saved is not None and saved["ledger"] is not None and self.path is not None:
             raise checkpoint.CheckpointError(
                 f"{self.path}: expected the privacy ledger of this run, got no file: deleted. Rounds after the last "
                 "checkpoint are recorded only there. Put it back from a copy, or start a new run, whose epsilon adds "
                 "to that of this one."
             )
-        found = [_checked(state) for state in (saved, held) if state is not None]
-        if not found and not self.private:
+        states = [_checked(state) for state in (saved, in_file) if state is not None]
+        if not states and not self.private:
             return
-        earlier = "" if saved is None else saved["stream"]
-        if self.source:  # the program may have changed since the checkpoint
-            same = earlier.rpartition(":")[2] == self.source
-            self.stream = earlier if same else f"{earlier} {first}:{self.source}"
-        self.void = next((state["void"] for state in found if state["void"]), "")
+        earlier_stream = "" if saved is None else saved["stream"]
+        if self.source:
+            # The program may have changed since the checkpoint: its rounds then belong to another stream.
+            is_same = earlier_stream.rpartition(":")[2] == self.source
+            self.stream = earlier_stream if is_same else f"{earlier_stream} {first}:{self.source}"
+        self.void = next((state["void"] for state in states if state["void"]), "")
         if self.void:
             return
         if not self.private:
             return self._end("earlier rounds of this run had noise, and these have none: no epsilon holds for both.")
-        if saved is None or any(state["ledger"] is None for state in found):
+        if saved is None or any(state["ledger"] is None for state in states):
             return self._end(f"the first {first} rounds ran without a ledger: what they released is unknown.")
         if self.mechanism is None:
             return self._end(self.refused)
         from fedjax_sim.privacy import Ledger
 
-        for state in found:
+        # Rounds that both ledgers have are the same release, and count once.
+        for state in states:
             self.ledger = self.ledger.merged(Ledger.from_state(state["ledger"]))
+        # The killed run may have run rounds after the checkpoint, which now run again.
         if self.ledger.stop > first and fingerprint.is_opaque(self.source):
             rounds = f"rounds {first + 1} to {self.ledger.stop}"
             self._end(f"{rounds} ran before, and the program calls the host: whether they repeat exactly is unknown.")
 
     def _read(self) -> dict[str, Any] | None:
-        """The file's content; None if there never was a file."""
+        """Returns the file's content; None if there never was a file."""
         if self.path is None or not (self.path.is_file() or checksums.is_listed(self.path)):
             return None
         checksums.check_files(self.path.parent, [FILE], needed=True)
@@ -158,6 +179,7 @@ class Spending:
 
     def enter(self, start: int, stop: int) -> None:
         """Records that rounds start, ..., stop - 1 are about to run."""
+        # On disk before the rounds run, so that a killed run cannot have spent more than its file says.
         if self.mechanism is not None and not self.void:
             self.ledger.enter(self.mechanism, start, stop, stream=self.stream)
             self._write()
@@ -170,7 +192,12 @@ class Spending:
             self._end(f"in round {missing[0]['round']} {words}")
 
     def misses(self, counts: Mapping[str, Any]) -> bool:
-        """Whether rounds with these counts lack a message that should have had noise; an absent count means they do."""
+        """Returns whether rounds with these counts lack a message that should have had noise.
+
+        With distributed noise such rounds are counted as skipped; with local noise the clients are counted as dropped.
+        An absent count means that a message is missing.
+        """
+        # Central noise is added at the server, whatever messages arrive.
         counters = {"distributed": "skipped_rounds", "local": "dropped_clients"}
         name = None if self.mechanism is None else counters.get(self.mechanism.place)
         return name is not None and counts.get(name, 1) > 0
@@ -181,27 +208,30 @@ class Spending:
         self._write()
 
     def _write(self) -> None:
+        """Writes the file, if there is a folder."""
         if self.path is not None:
             checksums.write(self.path, (json.dumps(self.state(), indent=2) + "\n").encode())
 
     def state(self) -> dict[str, Any] | None:
-        """As JSON, for a checkpoint; None if there never was noise."""
+        """Returns the ledger as JSON, for a checkpoint; None if there never was noise."""
         if not self.private and not self.void:
             return None
         ledger = None if self.mechanism is None else self.ledger.state()
         return {"ledger": ledger, "stream": self.stream, "void": self.void}
 
     def record(self, rounds: int) -> dict[str, Array]:
-        """{"epsilon": spent by the first `rounds` rounds}, or nothing."""
+        """Returns {"epsilon": spent by the first `rounds` rounds}, or {} without an epsilon."""
         if self.mechanism is None or self.void:
             return {}
         return {"epsilon": self.ledger.spent(through=rounds).epsilon}
 
     def summary(self, shown: Iterable[str] = ()) -> dict[str, Any]:
-        """What was spent, with all that it depends on, for a run's summary.
+        """Returns what was spent, with all that it depends on, for a run's summary.
 
         Args:
-          shown: names of all that the run's log shows.
+          shown: the names of all fields that the run's log shows.
+
+        Returns: {"privacy": statement, explanation and numbers}; the reason if there is no epsilon; {} without noise.
         """
         if self.void or self.refused:
             return {"privacy": {"refused": self.void or self.refused}}
@@ -210,11 +240,11 @@ class Spending:
         from fedjax_sim.privacy import explain
 
         spent = self.ledger.spent()
-        inside = None if self.member_delta is None else self.ledger.of_members(self.member_delta)
-        of_members = None if inside is None else inside.spent()
-        all_spent = [spent] if of_members is None else [spent, of_members]
-        statements = [str(x) for x in all_spent]
-        lines = [explain(x) for x in all_spent]
+        of_members = None if self.member_delta is None else self.ledger.of_members(self.member_delta)
+        spent_of_members = None if of_members is None else of_members.spent()
+        all_spent = [spent] if spent_of_members is None else [spent, spent_of_members]
+        statements = [str(one_spent) for one_spent in all_spent]
+        lines = [explain(one_spent) for one_spent in all_spent]
         if fingerprint.is_opaque(self.source):
             statements.append("the program calls the host: a seed for this run alone")
             lines.append(f"- {OPAQUE}")
@@ -222,15 +252,15 @@ class Spending:
         if uncovered:
             lines.append(f"- Not covered, and shown by the log of this run: {', '.join(uncovered)}.")
         texts = {"explanation": "\n".join(lines), "uncovered": uncovered}
-        if of_members is not None:
-            texts["members"] = of_members.as_dict()
+        if spent_of_members is not None:
+            texts["members"] = spent_of_members.as_dict()
         return {"privacy": {"statement": "; ".join(statements), **spent.as_dict(), **texts}}
 
 
 def _checked(state: Any) -> dict[str, Any]:
-    """The state of a `Spending`, after checking its fields.
+    """Returns the state of a `Spending`, after checking its fields.
 
-    Raises: CheckpointError, TypeError or ValueError for another one.
+    Raises: CheckpointError, TypeError or ValueError for a state with other fields, or with other kinds of values.
     """
     from fedjax_sim.privacy import Ledger
 

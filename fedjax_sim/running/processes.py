@@ -1,4 +1,4 @@
-"""Which process of a job this is. Nothing here imports or starts JAX."""
+"""Tells which process of a job this is. Nothing here imports or starts JAX."""
 
 from __future__ import annotations
 
@@ -8,16 +8,17 @@ __all__ = ["index", "is_first", "several"]
 
 
 def several() -> bool:
-    """Whether other processes work on this job. Imports and starts nothing."""
+    """Returns whether other processes work on this job."""
+    # JAX can be asked only if somebody else has imported it: a process without JAX is on its own.
     jax = sys.modules.get("jax")
     return jax is not None and jax.distributed.is_initialized() and jax.process_count() > 1
 
 
 def index() -> int:
-    """Which process this is."""
+    """Returns the number of this process in its job, from 0."""
     return sys.modules["jax"].process_index() if several() else 0
 
 
 def is_first() -> bool:
-    """Whether this process reads, writes and prints for the job."""
+    """Returns whether this process reads, writes and prints for the job."""
     return index() == 0

@@ -1,4 +1,4 @@
-"""The progress bar of a run."""
+"""Shows the progress bar of a run."""
 
 from __future__ import annotations
 
@@ -12,7 +12,13 @@ __all__ = ["progress_bar"]
 
 @contextmanager
 def progress_bar(shown: bool, first: int, num_rounds: int) -> Iterator[Callable]:
-    """A function (records of a block, its seconds) that advances the bar; it does nothing unless `shown`."""
+    """Yields a function of (records of a block, its seconds) that advances the bar; it does nothing unless `shown`.
+
+    Args:
+      shown: whether there is a bar.
+      first: the number of rounds that are done already.
+      num_rounds: T, the rounds of the whole run.
+    """
     if not shown:
         yield lambda records, seconds: None
         return
@@ -28,9 +34,11 @@ def progress_bar(shown: bool, first: int, num_rounds: int) -> Iterator[Callable]
     with Progress(*columns) as bar:
         task = bar.add_task("rounds", total=num_rounds, completed=first, speed="compiling", quality="")
 
-        def move(records: list[dict], seconds: float) -> None:
+        def advance(records: list[dict], seconds: float) -> None:
             clients = sum(map(visits_of, records))
+            # A block may be faster than the clock's resolution.
             seconds = max(seconds, 1e-9)
+            # Between two evaluations the bar keeps showing the last one.
             quality = bar.tasks[0].fields["quality"]
             for record in records:
                 if "test_loss" in record:
@@ -43,4 +51,4 @@ def progress_bar(shown: bool, first: int, num_rounds: int) -> Iterator[Callable]
             speed = f"{len(records) / seconds:,.1f} rounds/s {clients / seconds:,.0f} clients/s"
             bar.update(task, completed=records[-1]["round"], speed=speed, quality=quality)
 
-        yield move
+        yield advance

@@ -1,6 +1,6 @@
-"""Arrays of a job over several processes: replicated, gathered, and sent by process 0.
+"""Replicates, gathers and sends the arrays of a job over several processes.
 
-With one process every function here returns its argument.
+With one process, every function here returns its argument.
 """
 
 from __future__ import annotations
@@ -15,13 +15,17 @@ T = TypeVar("T")
 
 
 def _is_key(leaf: Any) -> bool:
+    """Returns whether a leaf is a typed PRNG key: collectives take its integers and not the key."""
     import jax
 
     return hasattr(leaf, "dtype") and jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
 
 
 def replicated(tree: T) -> T:
-    """Arrays that are equal on every process, as arrays replicated over all devices; global ones are not changed."""
+    """Returns arrays that are equal on every process as arrays replicated over all devices.
+
+    Arrays that are already spread over the processes are not changed.
+    """
     if not several():
         return tree
     import jax
@@ -30,20 +34,24 @@ def replicated(tree: T) -> T:
 
     from fedjax_sim import engine
 
-    place = NamedSharding(engine.device_mesh(), PartitionSpec())  # JAX refuses two meshes in one program
+    # The mesh is of all devices: JAX refuses two meshes in one program.
+    sharding = NamedSharding(engine.device_mesh(), PartitionSpec())
 
     def leaf(x):
         if isinstance(x, jax.Array) and not x.is_fully_addressable:
             return x
         if _is_key(x):
             return jax.random.wrap_key_data(leaf(jax.random.key_data(x)), impl=jax.random.key_impl(x))
-        return jax.make_array_from_process_local_data(place, np.asarray(x), np.shape(x))
+        return jax.make_array_from_process_local_data(sharding, np.asarray(x), np.shape(x))
 
     return jax.tree.map(leaf, tree)
 
 
 def whole(tree: T) -> T:
-    """Arrays over all devices as local ones; those sharded over processes are gathered, so all processes must call."""
+    """Returns arrays over all devices as local ones.
+
+    Arrays that are sharded over processes are gathered, which is a collective: all processes must call this.
+    """
     if not several():
         return tree
     import jax
@@ -62,9 +70,12 @@ def whole(tree: T) -> T:
 
 
 def broadcast(tree: T) -> T:
-    """Process 0's arrays on every process, bit for bit (they are sent as bytes: a sum would lose the sign of zero).
+    """Returns process 0's arrays on every process, bit for bit.
 
-    On the other processes `tree` gives shapes and dtypes: arrays, or specs.
+    Arrays are sent as bytes: a broadcast of floats is a sum, which would lose the sign of zero.
+
+    Args:
+      tree: on process 0, the arrays. On the other processes it gives shapes and dtypes, as arrays or specs.
     """
     if not several():
         return tree
@@ -75,14 +86,16 @@ def broadcast(tree: T) -> T:
     def leaf(x):
         if _is_key(x):
             return jax.random.wrap_key_data(leaf(jax.random.key_data(x)), impl=jax.random.key_impl(x))
-        spec = isinstance(x, jax.ShapeDtypeStruct)
-        host = np.zeros(x.shape, x.dtype) if spec else np.ascontiguousarray(x)
+        is_spec = isinstance(x, jax.ShapeDtypeStruct)
+        host = np.zeros(x.shape, x.dtype) if is_spec else np.ascontiguousarray(x)
+        # Empty arrays are equal everywhere, and there is nothing to send.
         if not host.size:
             return x
-        sent = multihost_utils.broadcast_one_to_all(host.reshape(-1).view(np.uint8))
-        value = np.asarray(sent).view(host.dtype).reshape(np.shape(x))
+        received_bytes = multihost_utils.broadcast_one_to_all(host.reshape(-1).view(np.uint8))
+        value = np.asarray(received_bytes).view(host.dtype).reshape(np.shape(x))
         if not isinstance(x, jax.Array):
             return value
+        # An array that starts as a filled one keeps the weak type of `x`.
         return jax.lax.full_like(x, 0).at[...].set(value) if x.weak_type else jax.numpy.asarray(value)
 
     return jax.tree.map(leaf, tree)

@@ -1,4 +1,4 @@
-"""Grids of whole runs, every combination of values with every seed, as few compiled programs."""
+"""Runs grids of whole runs, every combination of values with every seed, as few compiled programs."""
 
 from fedjax_sim.sweeps.figure import sweep_figure
 from fedjax_sim.sweeps.results import Paired, Sweep

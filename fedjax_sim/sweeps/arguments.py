@@ -1,4 +1,4 @@
-"""Checks of the arguments of a sweep."""
+"""Checks the arguments of a sweep."""
 
 from __future__ import annotations
 
@@ -21,14 +21,20 @@ __all__ = ["check_run", "check_sweep_numbers"]
 def check_sweep_numbers(
     num_rounds: PositiveInt, evaluate_every: PositiveInt, batch: PositiveInt, directory: str | Path | None, resume: bool
 ) -> None:
-    """Raises ValueError or TypeError for numbers out of range, FileExistsError or FileNotFoundError for the folder."""
+    """Checks the numbers of a sweep, and its folder.
+
+    Raises: ValueError or TypeError for numbers out of range, FileExistsError or FileNotFoundError for the folder.
+    """
     if resume and directory is None:
         validate.fail("directory", "the folder of the sweep to resume", None)
     check_directory(directory, resume)
 
 
 def check_run(key: Array, algorithm: Algorithm, population: Population, evaluation: Callable | None) -> None:
-    """Raises ValueError or TypeError for a run that a sweep cannot make, in several processes above all."""
+    """Raises ValueError or TypeError for a run that a sweep cannot make.
+
+    A sweep cannot run in several processes, and it cannot evaluate an algorithm's state.
+    """
     if distributed.several():
         validate.fail("sweep", "one process", jax.process_count(), "Its points are divided over one process's devices.")
     check_kinds(key, algorithm, population, evaluation, ())

@@ -1,4 +1,4 @@
-"""A sweep from a config: a run's tables, and `[sweep]` with its seeds and grid."""
+"""Loads and runs a sweep from a config: the tables of a run, and `[sweep]` with its seeds and its grid."""
 
 from __future__ import annotations
 
@@ -18,23 +18,24 @@ __all__ = ["SweepConfig", "load_sweep", "run_sweep"]
 
 OPTIONS = ("seeds", "grid", "metrics", "batch")
 ABSENT = Words("absent")
+# Tables that no axis may vary -> why: all points run in the same programs over the same data.
 SHARED = {"data": "They share the clients", "model": "They share the model", "run": "They share the rounds"}
 
 
 class SweepConfig(NamedTuple):
-    """A checked sweep: its configs, and the values that each has in the grid."""
+    """A checked sweep: its configs, and the values that each config has in the grid."""
 
-    configs: list[Config]
-    combinations: list[dict[str, Any]]
+    configs: list[Config]  # one for each combination
+    combinations: list[dict[str, Any]]  # value by the option's path
     seeds: list[int]
-    metrics: list[str] | None
-    batch: int
+    metrics: list[str] | None  # names that rows keep; None for all
+    batch: int  # points vmapped at once
     shown: frozenset[str]  # options that the grid names for every config
 
     def differences(self) -> dict[str, list[Any]]:
-        """The options that differ between the configs and are not in the grid: by path, the value in each config.
+        """Returns the options that differ between the configs and are not in the grid.
 
-        An option that a config's parts do not take is `absent` there.
+        Returns: by the option's path, its value in each config; `absent` in a config whose parts do not take it.
 
         >>> loaded = load_sweep(None, ['sweep.grid.algorithm.name=["fedavg", "fedprox"]'])
         >>> loaded.differences()
@@ -42,24 +43,31 @@ class SweepConfig(NamedTuple):
         """
         from fedjax_sim.tree import dotted
 
-        options = [dotted(config.resolved()) for config in self.configs]
-        paths = dict.fromkeys(path for found in options for path in found)
-        values = {path: [found.get(path, ABSENT) for found in options] for path in paths}
+        options_by_config = [dotted(config.resolved()) for config in self.configs]
+        paths = dict.fromkeys(path for options in options_by_config for path in options)
+        values_by_path = {path: [options.get(path, ABSENT) for options in options_by_config] for path in paths}
         return {
-            path: found
-            for path, found in values.items()
-            if path not in self.shown and any(x != found[0] for x in found)
+            path: values
+            for path, values in values_by_path.items()
+            if path not in self.shown and any(value != values[0] for value in values)
         }
 
 
 def load_sweep(path: str | Path | None, overrides: Iterable[str] = (), without: Iterable[str] = ()) -> SweepConfig:
     """Reads a config with a table `[sweep]` and checks every combination, without JAX's compiler.
 
-    In `[sweep]`: `seeds`, a number of them or a list (default 5); `[sweep.grid]`, lists of values by their path in the
-    config, `"client_optimizer.learning_rate" = [0.1, 0.2]` or nested tables; `metrics`, names that rows keep; `batch`,
-    points vmapped at once. A value may be a table: `client_optimizer = [{name = "sgd"}, {name = "adam"}]`. It sets its
-    options, and leaves the others of that table as they are. The seeds vary model and rounds; the data keep the
-    config's seed. Relative paths are as in `load`: those of the file are relative to its folder.
+    The options of `[sweep]`:
+      seeds: a number of seeds, or a list of them (default 5). Seeds vary model and rounds; the data keep the config's.
+      grid: a table `[sweep.grid]` with a list of values for each path in the config, such as
+        `"client_optimizer.learning_rate" = [0.1, 0.2]`, or nested tables. A value may be a table, as in
+        `client_optimizer = [{name = "sgd"}, {name = "adam"}]`. It sets its own options, and leaves the others of that
+        table as they are.
+      metrics: names of metrics that rows keep.
+      batch: points vmapped at once.
+
+    Args:
+      path: a TOML file or an example's name, as for `load`; relative paths in it are relative to its folder.
+      overrides, without: as for `load`.
 
     Raises: ConfigError with every problem.
 
@@ -68,7 +76,6 @@ def load_sweep(path: str | Path | None, overrides: Iterable[str] = (), without: 
     ([{'client_optimizer.learning_rate': 0.1}, {'client_optimizer.learning_rate': 0.2}], [0, 1, 2])
     """
     from fedjax_sim.sweeps.grid import combinations_of, seeds_of
-    from fedjax_sim.tree import dotted
 
     overrides = list(overrides)
     document = {} if path is None else read_document(path)
@@ -82,87 +89,135 @@ def load_sweep(path: str | Path | None, overrides: Iterable[str] = (), without: 
         for name in table if name not in OPTIONS
     ]  # fmt: skip
     grid = table.get("grid", {})
-    axes = dotted(grid) if isinstance(grid, dict) else {}
-    tables = {name: {inline(x): x for x in values if isinstance(x, dict)} for name, values in axes.items()
-              if isinstance(values, list)}  # fmt: skip
-    axes = {name: [inline(x) if isinstance(x, dict) else x for x in values] if name in tables else values
-            for name, values in axes.items()}  # fmt: skip
-    if not axes:
-        hint = 'Write [sweep.grid] with "client_optimizer.learning_rate" = [0.1, 0.2], say.'
-        problems.append(problem("sweep.grid", "values for an option at least", grid, hint))
-    for name in axes:
-        top = name.partition(".")[0]
-        if top in SHARED:
-            problems.append(problem(f"sweep.grid.{name}", "an option of what learns", Words(f"one of [{top}]"),
-                                    f"{SHARED[top]}: make a sweep for each."))  # fmt: skip
-        elif "." not in name and not tables.get(name):
-            problems.append(problem(f"sweep.grid.{name}", "a path such as sampler.cohort_size", name))
-    problems += _set_twice({name: _paths(name, tables.get(name, {})) for name in axes})
+    axes, tables = _axes_of(grid)
+    problems += _problems_of_axes(grid, axes, tables)
     if problems:
         raise ConfigError(problems)
     try:
-        combinations, seeds = combinations_of(axes), seeds_of(table.get("seeds", 5))
+        combinations = combinations_of(axes)
+        seeds = seeds_of(table.get("seeds", 5))
     except (TypeError, ValueError) as error:
         raise ConfigError([f"sweep.{error}"]) from error
-    metrics, batch = table.get("metrics"), table.get("batch", 1)
+    metrics = table.get("metrics")
+    batch = table.get("batch", 1)
     if metrics is not None and not (isinstance(metrics, list) and all(isinstance(name, str) for name in metrics)):
         problems.append(problem("sweep.metrics", "a list of names", metrics))
     if isinstance(batch, bool) or not isinstance(batch, int) or batch < 1:
         problems.append(problem("sweep.batch", "an integer >= 1", batch))
-    given_here = places_set(overrides)
-    here = {name for name in axes if is_within(f"sweep.grid.{name}", given_here)}
-    here |= {place for place in given_here if not is_within(place, axes)}
+    # Paths that the command line sets are relative to the current folder, all others to the file's.
+    set_here = places_set(overrides)
+    unmoved_places = {name for name in axes if is_within(f"sweep.grid.{name}", set_here)}
+    unmoved_places |= {place for place in set_here if not is_within(place, axes)}
     configs = []
     for values in combinations:
-        found: list[str] = []
-        given = copy.deepcopy(document)
-        for name, value in values.items():
-            _put(given, name.split("."), tables.get(name, {}).get(value, value), found)
-        resolved = resolve(given, found) if not found else {}
-        problems += [words for words in found if words not in problems]
-        if not found:
-            resolved["run"]["devices"] = "all"  # points are shared out over them
-            configs.append(Config(rebased(resolved, folder, but=here)))
+        new_problems: list[str] = []
+        resolved = _resolved_point(document, values, tables, new_problems)
+        # Most combinations have the same problems: each is reported once.
+        problems += [words for words in new_problems if words not in problems]
+        if not new_problems:
+            # Points are shared out over all devices.
+            resolved["run"]["devices"] = "all"
+            configs.append(Config(rebased(resolved, folder, but=unmoved_places)))
     probe = configs and configs[0].resolved()["run"]["variance_probe"]
     if probe:
         problems.append(problem("run.variance_probe", "none in a sweep", probe, "It probes one algorithm."))
     if problems:
         raise ConfigError(problems)
-    found_configs = [json.dumps(config.resolved()) for config in configs]
-    for place, (one, point) in enumerate(zip(found_configs, combinations, strict=True)):
-        if one in found_configs[:place]:
-            raise ConfigError(
-                [
-                    problem(
-                        "sweep.grid",
-                        "another config at each point",
-                        Words(inline(point)),
-                        "Another point is the same run.",
-                    )
-                ]
-            )
+    _check_distinct(configs, combinations)
+    return SweepConfig(configs, combinations, seeds, metrics, batch, _shown_options(axes, tables))
+
+
+def _axes_of(grid: Any) -> tuple[dict[str, Any], dict[str, dict[str, dict]]]:
+    """Returns the axes of a grid, and those of their values that are tables.
+
+    Rows are found by their values, so a value that is a table is replaced by its text.
+
+    Args:
+      grid: the table `[sweep.grid]` as the document has it, which may be wrong.
+
+    Returns: (values by the axis' path, {the axis' path: {a table's text: the table}}).
+    """
+    from fedjax_sim.tree import dotted
+
+    axes = dotted(grid) if isinstance(grid, dict) else {}
+    tables = {
+        name: {inline(value): value for value in values if isinstance(value, dict)}
+        for name, values in axes.items()
+        if isinstance(values, list)
+    }
+    axes = {
+        name: [inline(value) if isinstance(value, dict) else value for value in values] if name in tables else values
+        for name, values in axes.items()
+    }
+    return axes, tables
+
+
+def _problems_of_axes(grid: Any, axes: dict[str, Any], tables: dict[str, dict[str, dict]]) -> Iterable[str]:
+    """Yields what is wrong with the axes of a grid, besides their values; `axes` and `tables` as of `_axes_of`."""
+    if not axes:
+        hint = 'Write [sweep.grid] with "client_optimizer.learning_rate" = [0.1, 0.2], say.'
+        yield problem("sweep.grid", "values for an option at least", grid, hint)
+    for name in axes:
+        top = name.partition(".")[0]
+        if top in SHARED:
+            hint = f"{SHARED[top]}: make a sweep for each."
+            yield problem(f"sweep.grid.{name}", "an option of what learns", Words(f"one of [{top}]"), hint)
+        elif "." not in name and not tables.get(name):
+            yield problem(f"sweep.grid.{name}", "a path such as sampler.cohort_size", name)
+    yield from _set_twice({name: _paths(name, tables.get(name, {})) for name in axes})
+
+
+def _resolved_point(
+    document: dict, values: dict[str, Any], tables: dict[str, dict[str, dict]], problems: list[str]
+) -> dict[str, Any]:
+    """Returns the document with the values of a combination, resolved; adds what is wrong with it to `problems`."""
+    point = copy.deepcopy(document)
+    for name, value in values.items():
+        _put(point, name.split("."), tables.get(name, {}).get(value, value), problems)
+    return resolve(point, problems) if not problems else {}
+
+
+def _check_distinct(configs: list[Config], combinations: list[dict[str, Any]]) -> None:
+    """Raises ConfigError if two combinations give the same config."""
+    texts = [json.dumps(config.resolved()) for config in configs]
+    for place, (text, point) in enumerate(zip(texts, combinations, strict=True)):
+        if text in texts[:place]:
+            rule = "another config at each point"
+            hint = "Another point is the same run."
+            raise ConfigError([problem("sweep.grid", rule, Words(inline(point)), hint)])
+
+
+def _shown_options(axes: dict[str, Any], tables: dict[str, dict[str, dict]]) -> frozenset[str]:
+    """Returns the options that the grid names for every config: those that every point of an axis sets."""
+    from fedjax_sim.tree import dotted
+
     shown = {name for name in axes if not tables.get(name)}
     for name, points in tables.items():
+        # An axis with tables and plain values names the options of its tables for some configs alone.
         if points and len(points) == len(axes[name]):
             shown |= set.intersection(*({f"{name}.{key}" for key in dotted(point)} for point in points.values()))
-    return SweepConfig(configs, combinations, seeds, metrics, batch, frozenset(shown))
+    return frozenset(shown)
 
 
 def _paths(axis: str, points: dict[str, dict]) -> set[str]:
-    """The options that an axis of the grid sets; `points` are its tables by their text."""
+    """Returns the options that an axis of the grid sets; `points` are its tables by their text."""
     from fedjax_sim.tree import dotted
 
     return {f"{axis}.{key}" for point in points.values() for key in dotted(point)} or {axis}
 
 
 def _set_twice(paths: dict[str, set[str]]) -> Iterable[str]:
-    """Problems of axes that set the same option: a row would be labelled by a value that another axis replaced."""
-    for (one, here), (other, there) in itertools.combinations(paths.items(), 2):
-        if both := {path for path in here if is_within(path, there)} | {
-            path for path in there if is_within(path, here)
-        }:
-            rule = f"options that the axis {other} does not set"
-            yield problem(f"sweep.grid.{one}", rule, Words(", ".join(sorted(both))), "Set an option in one axis.")
+    """Yields a problem for any two axes that set the same option.
+
+    A row would be labelled by a value that another axis replaced.
+    """
+    for (axis, options), (other_axis, other_options) in itertools.combinations(paths.items(), 2):
+        set_by_both = {path for path in options if is_within(path, other_options)}
+        set_by_both |= {path for path in other_options if is_within(path, options)}
+        if set_by_both:
+            rule = f"options that the axis {other_axis} does not set"
+            words = Words(", ".join(sorted(set_by_both)))
+            yield problem(f"sweep.grid.{axis}", rule, words, "Set an option in one axis.")
 
 
 def run_sweep(
@@ -173,7 +228,14 @@ def run_sweep(
     progress: bool = False,
     metric: str | None = None,
 ) -> Any:
-    """Runs a loaded sweep; if the `metric` to be shown is missing it stops after its first points.
+    """Runs a loaded sweep.
+
+    Args:
+      loaded: as `load_sweep` returns it.
+      directory: where points and results are written; None to write none.
+      resume: continue the sweep in `directory`.
+      progress: show a bar.
+      metric: the metric that will be shown; if it is missing, the sweep stops after its first points.
 
     Returns: a `Sweep`. Seed s has the bits of `fedjax-sim run` with that seed and the same seeds of the data and of
     their wrappers, `data.seed`, `data.label_flip.seed`
@@ -192,29 +254,33 @@ def run_sweep(
         base = build(loaded.configs[0])
     tables = loaded.configs[0].resolved()
 
-    class Again(Builder):
+    class SameData(Builder):
         """Builds another algorithm over the same data."""
 
         def data(self) -> Any:
             return base.data
 
+    # Every point has the plan of the first: lanes and chunks decide the order of sums.
     def built(config: Config) -> Any:
-        return Again(config.planned(base.plan)).experiment()
+        return SameData(config.planned(base.plan)).experiment()
 
     identity = {"config": loaded.configs[0].planned(base.plan).identity(), "data_sha256": digest(base.data)}
     identity["grid"] = dict(enumerate(_point(*pair) for pair in zip(loaded.configs, loaded.combinations, strict=True)))
-    place = {tuple(values.items()): config for values, config in zip(loaded.combinations, loaded.configs, strict=True)}
+    config_of_point = {
+        tuple(values.items()): config for values, config in zip(loaded.combinations, loaded.configs, strict=True)
+    }
     roots = [jax.random.key(seed) for seed in loaded.seeds]
     starts = [built(_seeded(loaded.configs[0], seed)).params for seed in loaded.seeds]
 
     def algorithm(**values: Any) -> Any:
-        made = built(place[tuple(values.items())]).algorithm
-        swept = [name for name in values if name.partition(".")[0] == "algorithm"]
-        if made.evaluated.model is not None and swept:
+        algorithm_of_point = built(config_of_point[tuple(values.items())]).algorithm
+        swept_options = [name for name in values if name.partition(".")[0] == "algorithm"]
+        # The evaluation is the first point's, and it goes through the links of that point's algorithm.
+        if algorithm_of_point.evaluated.model is not None and swept_options:
             hint = "All points are evaluated as the first one, through its links: make a sweep for each."
-            raise ConfigError([problem(f"sweep.grid.{swept[0]}", "no option of what is evaluated over links",
-                                       values[swept[0]], hint)])  # fmt: skip
-        return made
+            raise ConfigError([problem(f"sweep.grid.{swept_options[0]}", "no option of what is evaluated over links",
+                                       values[swept_options[0]], hint)])  # fmt: skip
+        return algorithm_of_point
 
     with loaded.configs[0].arithmetic():
         return sweep_points(
@@ -228,25 +294,28 @@ def run_sweep(
 
 
 def _point(config: Config, values: dict[str, Any]) -> dict[str, Any]:
-    """What a combination of the grid is: its values, with contents in place of paths."""
-    found, problems = contents(config.tables, values)
+    """Returns what identifies a combination of the grid: its values, with contents of files in place of paths."""
+    digests, problems = contents(config.tables, values)
     if problems:
         raise ConfigError(problems)
     tables = without_paths(config.tables)
-    return {name: _at(tables, name.split(".")) for name in values} | found
+    return {name: _at(tables, name.split(".")) for name in values} | digests
 
 
 def _at(tables: Any, keys: list[str]) -> Any:
+    """Returns the value at a path in nested tables; None if there is no such path."""
     for key in keys:
         tables = tables.get(key) if isinstance(tables, dict) else None
     return tables
 
 
 def _seeded(config: Config, seed: int) -> Config:
+    """Returns a config with another seed."""
     return Config(config.resolved() | {"seed": seed})
 
 
 def _put(document: dict, path: list[str], value: Any, problems: list[str]) -> None:
+    """Sets the value at a path in a document; a value that is a table sets each of its options."""
     *tables, last = path
     for name in tables:
         document = document.setdefault(name, {})

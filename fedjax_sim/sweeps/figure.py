@@ -1,4 +1,4 @@
-"""The figure of a sweep: mean and interval over seeds against one axis of the grid, a line for each of the others."""
+"""Draws the figure of a sweep: mean and interval over seeds, along one axis of the grid; other axes make lines."""
 
 from __future__ import annotations
 
@@ -22,16 +22,18 @@ LOOKS = (
     {"color": "#56B4E9", "linestyle": (0, (8, 2)), "marker": "X"},
     {"color": "#B08900", "linestyle": (0, (2, 2)), "marker": "*"},
 )
-TICKS = 9  # most values that an axis shows as ticks
-LOGARITHMIC = 10  # largest / smallest value from which an axis is logarithmic
+TICKS = 9  # an axis with more values shows no tick for each
+LOGARITHMIC = 10  # from this ratio of largest to smallest value on, an axis is logarithmic
 
 
 def sweep_figure(found: Sweep, metric: str, *, x: str | None = None, round: int | None = None,
                  confidence: float = 0.95) -> Any:  # fmt: skip
-    """Mean of a metric over seeds with its Student-t interval; a cross below marks values at which a seed diverged.
+    """Draws the mean of a metric over seeds with its Student-t interval; a cross marks values where a seed diverged.
 
     Args:
-      x: a name of the grid; by default the first whose values are numbers.
+      found: the sweep.
+      metric: a metric of its rows, such as "test_accuracy".
+      x: a name of the grid for the horizontal axis; by default the first whose values are numbers.
       round, confidence: as for `Sweep.summary`.
 
     Returns: a matplotlib Figure.
@@ -40,62 +42,74 @@ def sweep_figure(found: Sweep, metric: str, *, x: str | None = None, round: int 
     if not found.names:
         validate.fail("found", "a sweep over a grid", "seeds alone", "They have no axis: see found.summary(metric).")
     cells = found.summary(metric, round=round, confidence=confidence)
-    axes_of = {name: list(dict.fromkeys(cell[name] for cell in cells)) for name in found.names}
+    values_by_name = {name: list(dict.fromkeys(cell[name] for cell in cells)) for name in found.names}
     if x is None:
-        numeric = [name for name, values in axes_of.items() if _numeric(values) and len(values) > 1]
-        x = (numeric or [*axes_of])[0]
+        numeric_names = [name for name, values in values_by_name.items() if _are_numbers(values) and len(values) > 1]
+        x = (numeric_names or [*values_by_name])[0]
     validate.one_of("x", x, found.names)
-    others = [name for name, values in axes_of.items() if name != x and len(values) > 1]
+    other_names = [name for name, values in values_by_name.items() if name != x and len(values) > 1]
     lines: dict[tuple, list[dict]] = {}
     for cell in cells:
-        lines.setdefault(tuple(cell[name] for name in others), []).append(cell)
+        lines.setdefault(tuple(cell[name] for name in other_names), []).append(cell)
     if len(lines) > len(LOOKS):
         hint = "Choose another x, or draw parts of the sweep."
         validate.fail("x", f"an axis that leaves at most {len(LOOKS)} lines", x, hint)
     with plots.style():
         figure, panel = plots.panels(1, 3.2)
-        values = axes_of[x]
-        numeric = _numeric(values)
+        values = values_by_name[x]
+        numeric = _are_numbers(values)
         for i, (look, (key, line)) in enumerate(zip(LOOKS, lines.items(), strict=False)):
-            at = np.array([cell[x] if numeric else values.index(cell[x]) for cell in line], float)
-            order = np.argsort(at)
+            # Values that are no numbers stand at 0, 1, ...
+            positions = np.array([cell[x] if numeric else values.index(cell[x]) for cell in line], float)
+            order = np.argsort(positions)
             mean, low, high = (np.array([cell[name] for cell in line])[order] for name in ("mean", "low", "high"))
-            at, lost = at[order], np.array([cell["diverged"] for cell in line])[order] > 0
-            reach = np.nan_to_num(np.stack([mean - low, high - mean]))  # no interval from one seed
-            name = ", ".join(f"{_last(other)} = {_word(value)}" for other, value in zip(others, key, strict=True))
-            panel.errorbar(at, mean, reach, label=name or None, capsize=2.5, markersize=4, elinewidth=1.1,
+            positions = positions[order]
+            diverged = np.array([cell["diverged"] for cell in line])[order] > 0
+            # One seed has no interval: its ends are NaN.
+            reach = np.nan_to_num(np.stack([mean - low, high - mean]))
+            name = ", ".join(
+                f"{_last_word(other)} = {_shown(value)}" for other, value in zip(other_names, key, strict=True)
+            )
+            panel.errorbar(positions, mean, reach, label=name or None, capsize=2.5, markersize=4, elinewidth=1.1,
                            markeredgecolor="white", markeredgewidth=0.5, **look)  # fmt: skip
-            if lost.any():
-                drawn = panel.get_xaxis_transform()
-                label = "diverged" if i == min(j for j, cells in enumerate(lines.values()) if _lost(cells)) else None
-                panel.plot(at[lost], np.full(lost.sum(), 0.02 + 0.03 * i), "x", color=look["color"], transform=drawn,
-                           label=label, clip_on=False)  # fmt: skip
+            if diverged.any():
+                # Crosses stand at the bottom of the panel, each line's a little higher; the first of them is labelled.
+                bottom = panel.get_xaxis_transform()
+                first_with_crosses = min(j for j, cells in enumerate(lines.values()) if _any_diverged(cells))
+                label = "diverged" if i == first_with_crosses else None
+                heights = np.full(diverged.sum(), 0.02 + 0.03 * i)
+                panel.plot(positions[diverged], heights, "x", color=look["color"], transform=bottom, label=label,
+                           clip_on=False)  # fmt: skip
         if not numeric:
-            panel.set_xticks(range(len(values)), [_word(value) for value in values])
+            panel.set_xticks(range(len(values)), [_shown(value) for value in values])
         elif min(values) > 0 and max(values) / min(values) >= LOGARITHMIC:
             panel.set_xscale("log")
             if len(values) <= TICKS:
-                panel.set_xticks(values, [_word(value) for value in values])
+                panel.set_xticks(values, [_shown(value) for value in values])
                 panel.set_xticks([], minor=True)
-        when = found.last_round if round is None else round
+        evaluated_round = found.last_round if round is None else round
         seeds = f"{len(found.seeds)} seeds, {confidence:.0%} intervals" if len(found.seeds) > 1 else "one seed"
-        panel.set(xlabel=x, ylabel=f"{metric} after {when} rounds")
+        panel.set(xlabel=x, ylabel=f"{metric} after {evaluated_round} rounds")
         panel.set_title(seeds)
         plots.legend(figure, (panel,))
     return figure
 
 
-def _lost(cells: list[dict]) -> bool:
+def _any_diverged(cells: list[dict]) -> bool:
+    """Returns whether a seed diverged in any of the cells."""
     return any(cell["diverged"] for cell in cells)
 
 
-def _numeric(values: list) -> bool:
+def _are_numbers(values: list) -> bool:
+    """Returns whether all values are numbers; truth values are not."""
     return all(isinstance(value, (int, float)) and not isinstance(value, bool) for value in values)
 
 
-def _last(name: str) -> str:
+def _last_word(name: str) -> str:
+    """Returns the last word of an option's path."""
     return name.rpartition(".")[2]
 
 
-def _word(value: Any) -> str:
+def _shown(value: Any) -> str:
+    """Returns a value as a short text."""
     return f"{value:.6g}" if isinstance(value, float) else str(value)

@@ -1,4 +1,4 @@
-"""The finished points of a sweep on disk: a line each, appended, so that a sweep killed at any moment can resume."""
+"""Keeps the finished points of a sweep on disk, a line each, so that a sweep killed at any moment can resume."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ POINTS = "points.jsonl"
 
 
 def check_directory(directory: str | Path | None, resume: bool) -> None:
-    """Refuses a folder with a sweep, or to resume one without.
+    """Refuses a folder that holds a sweep; or, for a resume, a folder without a sweep.
 
     Raises: FileExistsError, FileNotFoundError.
     """
@@ -35,9 +35,17 @@ def check_directory(directory: str | Path | None, resume: bool) -> None:
 class Finished:
     """Rows by point, in memory and, given a directory, in its file `points.jsonl`, a line each with its CRC-32.
 
-    Guarantees: killed at any moment and resumed, the rows are those of a sweep that was not
-    (tests/sweeps/test_sweep.py::test_kill_and_resume); another sweep's file is refused with what differs
-    (::test_another_sweep_is_refused), and so is a damaged line (::test_a_flipped_digit_is_refused).
+    Args:
+      directory: the sweep's folder; None to write nothing.
+      identity: what the sweep is, as JSON: it must be equal for a resume.
+      resume: whether the points in the folder are read.
+
+    Guarantees:
+      Killed at any moment and resumed, the rows are those of an uninterrupted sweep
+      (tests/sweeps/test_sweep.py::test_kill_and_resume).
+      Another sweep's file is refused, with the differences
+      (tests/sweeps/test_sweep.py::test_another_sweep_is_refused).
+      A damaged line is refused (tests/sweeps/test_sweep.py::test_a_flipped_digit_is_refused).
     """
 
     def __init__(self, directory: str | Path | None, identity: dict[str, Any], resume: bool):
@@ -52,10 +60,11 @@ class Finished:
             write_atomically(self.path, [_line({"sweep": identity})])
 
     def add(self, found: dict[int, list[dict]]) -> None:
-        """Adds finished points."""
+        """Adds finished points: rows by the point's number."""
         self.rows |= found
         if self.path is not None:
-            with open(self.path, "r+b", buffering=0) as file:  # a file that was deleted meanwhile is an error
+            # Opened for an update, so that a file that was deleted meanwhile is an error and not begun anew.
+            with open(self.path, "r+b", buffering=0) as file:
                 file.seek(0, os.SEEK_END)
                 text = memoryview(b"".join(_line({"point": point, "rows": rows}) for point, rows in found.items()))
                 while text:
@@ -68,15 +77,18 @@ class Finished:
             self.path.unlink(missing_ok=True)
 
     def _read_back(self, identity: dict[str, Any]) -> None:
+        """Reads the finished points, after comparing the sweep's identity with the file's."""
         text = self.path.read_bytes()
-        whole = text.rfind(b"\n") + 1
+        # A kill may have cut off the last line: only lines with an end count.
+        complete_bytes = text.rfind(b"\n") + 1
         try:
-            header, *lines = [self._checked(i, line) for i, line in enumerate(text[:whole].splitlines(), 1)]
+            header, *lines = [self._checked(i, line) for i, line in enumerate(text[:complete_bytes].splitlines(), 1)]
             stored = header["sweep"]
             self.rows = {line["point"]: line["rows"] for line in lines}
         except (KeyError, TypeError, ValueError) as error:
             raise CheckpointError(f"{self.path}: expected lines of a sweep, got others ({error}).") from error
-        stored, given = tree.dotted(stored), tree.dotted(json.loads(json.dumps(identity)))
+        stored = tree.dotted(stored)
+        given = tree.dotted(json.loads(json.dumps(identity)))
         differing = [
             f"  {name}: {_short(stored.get(name, 'absent'))} in the file, {_short(given.get(name, 'absent'))} now"
             for name in sorted(stored.keys() | given.keys())
@@ -84,11 +96,12 @@ class Finished:
         ]
         if differing:
             raise CheckpointError(f"{self.path}: these are points of another sweep:\n" + "\n".join(differing))
-        if whole < len(text):  # the line that a kill cut off
+        if complete_bytes < len(text):
             with open(self.path, "r+b") as file:
-                file.truncate(whole)
+                file.truncate(complete_bytes)
 
     def _checked(self, number: int, line: bytes) -> dict:
+        """Returns a line's value, after comparing its checksum."""
         value = dict(json.loads(line))
         if value.pop("crc32") != zlib.crc32(json.dumps(value).encode()):
             raise CheckpointError(
@@ -98,9 +111,11 @@ class Finished:
 
 
 def _line(value: dict) -> bytes:
+    """Returns a value as a line, with the checksum of its JSON text."""
     return json.dumps(value | {"crc32": zlib.crc32(json.dumps(value).encode())}).encode() + b"\n"
 
 
 def _short(value: Any) -> str:
+    """Returns a value as text of at most 160 characters."""
     text = repr(value)
     return text if len(text) <= 160 else text[:157] + "..."

@@ -1,4 +1,4 @@
-"""The points of a sweep: combinations of values, and seeds."""
+"""Makes the points of a sweep from its arguments: combinations of values, and seeds."""
 
 from __future__ import annotations
 
@@ -21,7 +21,12 @@ KINDS = (bool, int, float, str, type(None))
 
 
 def combinations_of(grid: Mapping[str, Iterable] | Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The combinations of a grid: the product of its axes, or the points that a list names.
+    """Returns the combinations of a grid: the product of its axes, or the points that a list names.
+
+    Args:
+      grid: values by name; or a list of points, each with a value for every name.
+
+    Raises: ValueError or TypeError for names that rows use already, for equal values, and for values of other kinds.
 
     Guarantees: wrong grids are refused (tests/sweeps/test_sweep.py::test_wrong_input).
 
@@ -46,18 +51,19 @@ def combinations_of(grid: Mapping[str, Iterable] | Iterable[Mapping[str, Any]]) 
             validate.fail(f"grid[{i}]", "a dict of names and values", point, hint, TypeError)
         if set(point) != set(points[0]):
             validate.fail(f"grid[{i}]", f"the names of the first point, {sorted(points[0])}", sorted(point))
-    found = [
+    combinations = [
         {_name(name): _value(f"grid[{i}].{name}", point[name]) for name in points[0]} for i, point in enumerate(points)
     ]
-    _distinct("grid", [tuple(point.values()) for point in found], [*map(str, found)])
-    for name in points[0]:  # equal values must be spelled alike in all points
-        words = [value for _, value in dict.fromkeys((type(point[name]), point[name]) for point in found)]
-        _distinct(f"grid.{name}", words, words)
-    return found
+    _distinct("grid", [tuple(point.values()) for point in combinations], [*map(str, combinations)])
+    # Equal values, such as 1 and 1.0, must be spelled alike in all points.
+    for name in points[0]:
+        spellings = [value for _, value in dict.fromkeys((type(point[name]), point[name]) for point in combinations)]
+        _distinct(f"grid.{name}", spellings, spellings)
+    return combinations
 
 
 def seeds_of(seeds: int | Sequence[int]) -> list[int]:
-    """S seeds 0..S-1, or the seeds of a list.
+    """Returns the seeds 0..S-1 for a number S, or the seeds of a list.
 
     >>> seeds_of(3), seeds_of([7, 5])
     ([0, 1, 2], [7, 5])
@@ -71,34 +77,50 @@ def seeds_of(seeds: int | Sequence[int]) -> list[int]:
     if isinstance(seeds, (int, np.integer)):
         validate.integer("seeds", seeds, 1, MAX_POINTS)
         return list(range(int(seeds)))
-    found = list(seeds)
-    if not found:
-        validate.fail("seeds", "a seed at least", found)
-    for i, seed in enumerate(found):
+    seed_list = list(seeds)
+    if not seed_list:
+        validate.fail("seeds", "a seed at least", seed_list)
+    for i, seed in enumerate(seed_list):
         validate.integer(f"seeds[{i}]", seed, 0)
-    found = [int(seed) for seed in found]
-    _distinct("seeds", found, found)
-    return found
+    seed_list = [int(seed) for seed in seed_list]
+    _distinct("seeds", seed_list, seed_list)
+    return seed_list
 
 
 def check_arguments(make: Callable, point: Mapping[str, Any]) -> None:
-    """Refuses names that `make` does not take, and a grid that leaves out one that it needs."""
+    """Refuses names that `make` does not take, and a grid that leaves out a name that `make` needs.
+
+    Args:
+      make: the function that is called with the values of a point.
+      point: any point of the grid.
+
+    Raises: ValueError for such names.
+    """
     try:
         parameters = inspect.signature(make).parameters
     except (TypeError, ValueError):
+        # Some built-in functions have no signature.
         return
-    named = [name for name, p in parameters.items() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
-    takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    keyword_kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    keyword_names = [name for name, parameter in parameters.items() if parameter.kind in keyword_kinds]
+    takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
     for name in point:
-        if name not in named and not takes_all:
-            rule = "one of the names that make takes, " + ", ".join(named) if named else "no name: make takes none"
-            validate.fail("grid", rule, name, validate.nearest(name, named))
-    missing = [name for name in named if parameters[name].default is inspect.Parameter.empty and name not in point]
+        if name not in keyword_names and not takes_all:
+            rule = (
+                "one of the names that make takes, " + ", ".join(keyword_names)
+                if keyword_names
+                else "no name: make takes none"
+            )
+            validate.fail("grid", rule, name, validate.nearest(name, keyword_names))
+    missing = [
+        name for name in keyword_names if parameters[name].default is inspect.Parameter.empty and name not in point
+    ]
     if missing:
         validate.fail("grid", f"values for {', '.join(missing)}, which make needs", sorted(point))
 
 
 def _name(name: Any) -> str:
+    """Returns a name of the grid, after checking it."""
     if not isinstance(name, str) or not name:
         validate.fail("grid", "names as text", name, error=TypeError)
     if name in OWN:
@@ -107,19 +129,20 @@ def _name(name: Any) -> str:
 
 
 def _values(name: str, values: Any) -> list:
+    """Returns the values of an axis as plain Python values, after checking them."""
     if isinstance(values, (str, Mapping)) or not isinstance(values, Iterable):
         validate.fail(f"grid.{name}", "a list of values", values, "One value? Put it into a list.", TypeError)
     if isinstance(values, (np.ndarray, jax.Array)) and values.ndim != 1:
         validate.fail(f"grid.{name}", "values along one axis", f"shape {values.shape}")
-    found = [_value(f"grid.{name}[{i}]", value) for i, value in enumerate(values)]
-    if not found:
-        validate.fail(f"grid.{name}", "a value at least", found)
-    _distinct(f"grid.{name}", found, found)
-    return found
+    plain_values = [_value(f"grid.{name}[{i}]", value) for i, value in enumerate(values)]
+    if not plain_values:
+        validate.fail(f"grid.{name}", "a value at least", plain_values)
+    _distinct(f"grid.{name}", plain_values, plain_values)
+    return plain_values
 
 
 def _value(name: str, value: Any) -> Any:
-    """A plain Python value; numbers of arrays become Python numbers."""
+    """Returns a plain Python value; numbers of arrays become Python numbers."""
     if isinstance(value, (np.ndarray, np.generic, jax.Array)) and np.ndim(value) == 0:
         value = np.asarray(value).item()
     if type(value) not in KINDS:

@@ -1,4 +1,4 @@
-"""Many runs as one compiled program: points of one kind, advanced round by round, split over the devices."""
+"""Runs many points of a sweep as one compiled program: round by round, split over the devices."""
 
 from __future__ import annotations
 
@@ -18,28 +18,36 @@ from fedjax_sim.types import Algorithm, Array, PyTree
 
 __all__ = ["Kind", "Points", "traced"]
 
-COUNTED = ("dropped_clients", "skipped_rounds")
+COUNTED = ("dropped_clients", "skipped_rounds")  # counts that are summed between two looks: they show divergence
 MOST = 4096  # points in one program on a device
 MEMORY = 0.25  # the share of memory that points may take
 
 
 class Kind(NamedTuple):
-    """An algorithm as programs; two with equal `name` differ in floats only."""
+    """An algorithm as traced programs; two kinds with equal `name` differ only in floats."""
 
     name: Any
     init: Trace
     step: Trace
     params: Trace
-    state: PyTree  # specs
-    info: PyTree
+    state: PyTree  # shapes and dtypes of the state
+    info: PyTree  # shapes and dtypes of a round's info
 
 
 def traced(algorithm: Algorithm, params: PyTree, population: PyTree) -> Kind:
-    """An algorithm's programs, on one device, for params and a population of these shapes."""
+    """Traces an algorithm's programs on one device.
+
+    Args:
+      algorithm: the algorithm of a combination.
+      params, population: arrays, or specs: only their shapes and dtypes count.
+
+    Raises: ValueError for an algorithm whose state changes its shapes, that has a mesh of its own, or that stops at
+    non-finite updates.
+    """
     key = jax.eval_shape(lambda: jax.random.key(0))
     with engine.one_device(), engine.client_memory("device"):
         init, state = traced_program(lambda *args: _strong(algorithm.init(*args)), key, params, population)
-        # a function of its own: not a cached trace
+        # A new lambda is traced anew: a cached trace may have been made for other devices.
         step, (after, info) = traced_program(lambda *args: algorithm.step(*args), key, state, population)
         model, _ = traced_program(lambda state: jax.tree.map(jnp.asarray, algorithm.params(state)), state)
     if tree.spec(after) != tree.spec(state):
@@ -54,104 +62,138 @@ def traced(algorithm: Algorithm, params: PyTree, population: PyTree) -> Kind:
 
 
 def _strong(state: PyTree) -> PyTree:
-    """The state without weak types, which Python's numbers have: a loop's carry must keep its types."""
+    """Returns the state without the weak types of Python's numbers, because a loop's carry must keep its types."""
     return jax.tree.map(lambda x: jax.lax.convert_element_type(x, jnp.asarray(x).dtype), state)
 
 
 class Points:
-    """All combinations of one kind as two compiled programs, which start points and advance them.
+    """Compiles all combinations of one kind as two programs: one starts points, one advances them.
 
     Args:
-      kinds: one per combination, all of one name.
+      kinds: a `Kind` for each combination, all with one name.
       params: leaves [S, ...], a row for each seed.
-      batch: points vmapped at once; 1 runs one after the other, each as it would run alone.
-      most: points that will be run.
+      population: the clients, shared by all points.
+      impl: the name of the keys' random generator.
+      batch: points vmapped at once. With 1, points run one after the other, each as it would run alone.
+      most: the number of points that will be run.
     """
 
     def __init__(self, kinds: Sequence[Kind], params: PyTree, population: PyTree, *, impl: str, batch: int, most: int):
-        self.kind, self.impl = kinds[0], impl
+        self.kind = kinds[0]
+        self.impl = impl
         self.mesh = engine.device_mesh()
         self.devices = self.mesh.size if self.mesh is not None else 1
         self.batch = min(batch, -(-most // self.devices))
-        each = 3 * tree.num_bytes(self.kind.state) + tree.num_bytes(self.kind.info)
-        fit = int(MEMORY * engine.total_memory() / max(each * self.devices * self.batch, 1))
-        self.groups = max(1, min(fit, MOST // self.batch, -(-most // (self.devices * self.batch))))
-        parts = [[getattr(kind, name) for kind in kinds] for name in ("init", "step", "params")]
-        self._compile([lifted(part) for part in parts], params, population)
+        # A point takes about three times the memory of its state, and its info.
+        bytes_per_point = 3 * tree.num_bytes(self.kind.state) + tree.num_bytes(self.kind.info)
+        bytes_per_group = bytes_per_point * self.devices * self.batch
+        most_groups = int(MEMORY * engine.total_memory() / max(bytes_per_group, 1))
+        groups_needed = -(-most // (self.devices * self.batch))
+        self.groups = max(1, min(most_groups, MOST // self.batch, groups_needed))
+        traces = [[getattr(kind, name) for kind in kinds] for name in ("init", "step", "params")]
+        self._compile([lifted(traces_of_part) for traces_of_part in traces], params, population)
 
     def _compile(self, floats: list, params: PyTree, population: PyTree) -> None:
+        """Compiles both programs for `groups` groups of `batch` points on each device."""
         start, advance = self._of_one_point()
 
+        # A point is its key data (of the seed, and of the rounds), the row of its combination, and the row of its seed.
         def started(points, shared, active):
-            own, _, *which = points
-            return self._over(start, active, (own, *which), *shared)
+            words, _, *combination_and_seed = points
+            return self._over(start, active, (words, *combination_and_seed), *shared)
 
         def advanced(points, shared, active, state, first, count):
             _, bound, combination, _ = points
             return self._over(advance, active, (bound, combination, state), *shared, first, count)
 
-        here, split = PartitionSpec(), PartitionSpec(None if self.mesh is None else self.mesh.axis_names[0])
-        shared = self._put((floats, params, population), here)
+        replicated = PartitionSpec()
+        split = PartitionSpec(None if self.mesh is None else self.mesh.axis_names[0])
+        shared = self._put((floats, params, population), replicated)
+        # Points of the right shape: the program is compiled for them, and gets other values when it runs.
         words = np.zeros((self.devices * self.groups, self.batch, *_key_shape(self.impl)), np.uint32)
         number = np.zeros(words.shape[:2], np.int32)
-        points, zero = self._put((words, words, number, number), split), np.int32(0)
-        start_all = self._compiled(started, (split, here, here), split, points, shared, zero)
-        at_start = start_all(points, shared, zero)  # nothing of it is active
-        known = (shared[0], shared[2])
-        places = (split, here, here, split, here, here)
-        advance_all = self._compiled(advanced, places, split, points, known, zero, at_start, zero, zero)
+        points = self._put((words, words, number, number), split)
+        zero = np.int32(0)
+        start_all = self._compiled(started, (split, replicated, replicated), split, points, shared, zero)
+        # With no active group nothing runs: this gives the states' shapes and places.
+        at_start = start_all(points, shared, zero)
+        # After its start a point needs the floats and the population, and no longer the initial params.
+        without_params = (shared[0], shared[2])
+        places = (split, replicated, replicated, split, replicated, replicated)
+        advance_all = self._compiled(advanced, places, split, points, without_params, zero, at_start, zero, zero)
         self._start = lambda points, active: start_all(points, shared, active)
-        self._advance = lambda points, active, state, *rounds: advance_all(points, known, active, state, *rounds)
+        self._advance = lambda points, active, state, *rounds: advance_all(
+            points, without_params, active, state, *rounds
+        )
         self._split = split
 
     def _of_one_point(self) -> tuple[Callable, Callable]:
-        """Functions of one point: its first state, and `count` rounds of it from round `first` on."""
+        """Returns two functions of one point: its first state, and `count` rounds of it from round `first` on."""
         init, step, model, _, info = self.kind[1:]
         impl = self.impl
 
-        def own(values: Sequence, combination: Array) -> list:
+        def of_combination(values: Sequence, combination: Array) -> list:
+            """Returns the combination's floats; None for floats that all combinations share."""
             return [None if x is None else x[combination] for x in values]
 
         def start(words, combination, seed, floats, params, population):
+            """Returns the first state of a point."""
             key = init_key(jax.random.wrap_key_data(words, impl=impl))
-            return replay(init, own(floats[0], combination), key, jax.tree.map(lambda x: x[seed], params), population)
+            values = of_combination(floats[0], combination)
+            return replay(init, values, key, jax.tree.map(lambda x: x[seed], params), population)
 
         def advance(words, combination, state, floats, population, first, count):
-            key, values = jax.random.wrap_key_data(words, impl=impl), own(floats[1], combination)
+            """Returns (state, last info, counts, params) of a point after `count` rounds from round `first` on."""
+            key = jax.random.wrap_key_data(words, impl=impl)
+            values = of_combination(floats[1], combination)
 
-            def turn(i, carry):
+            def one_round(i, carry):
                 state, _, counted = carry
                 state, info = replay(step, values, jax.random.fold_in(key, first + i), state, population)
                 return state, info, {name: counted[name] + info[name] for name in counted}
 
-            nothing = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), info)
-            carry = (state, nothing, {name: nothing[name] for name in COUNTED if name in info})
+            no_info = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), info)
+            carry = (state, no_info, {name: no_info[name] for name in COUNTED if name in info})
+            # Constants must vary over the devices as the results do, or the loop's types would differ.
             carry = tree.varying(carry, words.reshape(-1)[0])
-            state, last, counted = jax.lax.fori_loop(0, count, turn, carry)
-            return state, last, counted, replay(model, own(floats[2], combination), state)
+            state, last_info, counted = jax.lax.fori_loop(0, count, one_round, carry)
+            return state, last_info, counted, replay(model, of_combination(floats[2], combination), state)
 
         return start, advance
 
-    def _over(self, one: Callable, active: Array, points: tuple, *shared: PyTree) -> PyTree:
-        """`one` at each active group of points [groups, batch, ...]."""
+    def _over(self, of_point: Callable, active: Array, points: tuple, *shared: PyTree) -> PyTree:
+        """Calls `one` at each point of the active groups; `points` have leaves [groups, batch, ...].
 
-        def several(points):
+        The number of active groups is an argument, so that few points take little time in the same program.
+        """
+
+        def of_group(points):
             if self.batch > 1:
-                return jax.vmap(one, in_axes=(0,) * len(points) + (None,) * len(shared))(*points, *shared)
-            found = one(*jax.tree.map(lambda x: x[0], points), *shared)
-            return jax.tree.map(lambda x: jnp.asarray(x)[None], found)
+                return jax.vmap(of_point, in_axes=(0,) * len(points) + (None,) * len(shared))(*points, *shared)
+            # A point alone is not vmapped: so it has the bits of its single run.
+            result = of_point(*jax.tree.map(lambda x: x[0], points), *shared)
+            return jax.tree.map(lambda x: jnp.asarray(x)[None], result)
 
-        def group(i, found):
-            here = jax.tree.map(lambda x: jax.lax.dynamic_index_in_dim(x, i, 0, keepdims=False), points)
-            put = jax.lax.dynamic_update_index_in_dim
-            return jax.tree.map(lambda rows, x: put(rows, x, i, 0), found, several(here))
+        def add_group(i, results):
+            points_of_group = jax.tree.map(lambda x: jax.lax.dynamic_index_in_dim(x, i, 0, keepdims=False), points)
+            put_row = jax.lax.dynamic_update_index_in_dim
+            return jax.tree.map(lambda rows, x: put_row(rows, x, i, 0), results, of_group(points_of_group))
 
-        spec = jax.eval_shape(several, jax.tree.map(lambda x: x[0], points))
-        out = jax.tree.map(lambda x: jnp.zeros((self.groups, *x.shape), x.dtype), spec)
-        return jax.lax.fori_loop(0, active, group, out)
+        spec = jax.eval_shape(of_group, jax.tree.map(lambda x: x[0], points))
+        results = jax.tree.map(lambda x: jnp.zeros((self.groups, *x.shape), x.dtype), spec)
+        return jax.lax.fori_loop(0, active, add_group, results)
 
     def _compiled(self, function: Callable, places: tuple, split: PartitionSpec, *args: PyTree) -> Callable:
-        """A function over the devices: its arguments in their `places`, its results split over the devices."""
+        """Compiles a function over the devices.
+
+        Args:
+          function: takes and returns arrays of one device.
+          places: how each argument is split over the devices.
+          split: how the results are split.
+          args: arguments, for their shapes.
+
+        Raises: MemoryError if the program does not fit.
+        """
         if self.mesh is not None:
             specs = {"in_specs": places, "out_specs": split, "check_vma": False}
             function = jax.shard_map(function, mesh=self.mesh, **specs)
@@ -161,13 +203,14 @@ class Points:
         return program
 
     def _put(self, values: PyTree, spec: PartitionSpec) -> PyTree:
+        """Puts arrays on the devices, split as `spec` says."""
         if self.mesh is None:
             return jax.tree.map(jnp.asarray, values)
         return jax.device_put(values, NamedSharding(self.mesh, spec))
 
     @property
     def room(self) -> int:
-        """How many points `run` takes at once."""
+        """The number of points that `run` takes at once."""
         return self.devices * self.groups * self.batch
 
     def run(
@@ -176,29 +219,34 @@ class Points:
         """Runs n <= room points through all rounds.
 
         Args:
-          words, bound: [n, ...] key data, of the seeds and of the rounds.
-          combination, seed: [n] int32, rows of what the program was made with.
-          rounds: which to report, ascending.
+          words: [n, ...] key data of the seeds.
+          bound: [n, ...] key data of the rounds.
+          combination, seed: [n] int32, rows of the combinations and of the seeds that the program was made with.
+          rounds: the rounds to report, ascending.
 
-        Yields: at each of them (infos of that round, counts since the last look, params), leaves [n, ...].
+        Yields: at each of these rounds (infos of that round, counts since the look before, params), leaves [n, ...].
         """
         count = len(seed)
-        active = -(-count // (self.devices * self.batch))
-        device, row = np.divmod(np.arange(count), active * self.batch)
-        place = device * self.groups * self.batch + row
+        num_active = -(-count // (self.devices * self.batch))
+        # Each device gets the same number of groups, so that all finish together.
+        device, row = np.divmod(np.arange(count), num_active * self.batch)
+        position = device * self.groups * self.batch + row
 
         def dealt(x: np.ndarray) -> np.ndarray:
+            """Returns rows of points at their positions; other positions repeat the first point, and do not run."""
             rows = np.broadcast_to(x[:1], (self.room, *x.shape[1:])).copy()
-            rows[place] = x
+            rows[position] = x
             return rows.reshape(self.devices * self.groups, self.batch, *x.shape[1:])
 
         points = self._put(tuple(map(dealt, (words, bound, combination, seed))), self._split)
-        state, done = self._start(points, np.int32(active)), 0
+        state = self._start(points, np.int32(num_active))
+        done = 0
         for round in rounds:
-            state, *seen = self._advance(points, np.int32(active), state, np.int32(done), np.int32(round - done))
+            state, *results = self._advance(points, np.int32(num_active), state, np.int32(done), np.int32(round - done))
             done = round
-            yield jax.tree.map(lambda x: np.asarray(x).reshape(-1, *x.shape[2:])[place], tuple(seen))
+            yield jax.tree.map(lambda x: np.asarray(x).reshape(-1, *x.shape[2:])[position], tuple(results))
 
 
 def _key_shape(impl: str) -> tuple[int, ...]:
+    """Returns the shape of the data of a key of this random generator."""
     return jax.eval_shape(lambda: jax.random.key_data(jax.random.key(0, impl=impl))).shape

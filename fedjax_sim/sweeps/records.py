@@ -1,4 +1,4 @@
-"""The rows of a sweep, made of what its programs return at the evaluated rounds."""
+"""Makes the rows of a sweep from what its programs return at the evaluated rounds."""
 
 from __future__ import annotations
 
@@ -16,33 +16,58 @@ __all__ = ["Recorder"]
 
 
 class Recorder:
-    """Makes rows of what a program returns of its points, at each evaluated round."""
+    """Makes rows of what a program returns of its points, at each evaluated round.
+
+    Args:
+      evaluation: params -> dict of numbers; None for none.
+      metrics: the metrics that rows keep; None for all.
+      combinations, seeds: of the sweep; point p has combination p // S and seed p % S, for S seeds.
+      epsilons: for each combination, an object whose `record(round, counts)` gives the privacy entries.
+      needed: a metric that rows must have; None for none.
+    """
 
     def __init__(self, evaluation: Callable | None, metrics: Sequence[str] | None, combinations: list, seeds: list,
                  epsilons: list, needed: str | None):  # fmt: skip
-        self.evaluation, self.metrics, self.epsilons, self.needed = evaluation, metrics, epsilons, needed
-        self.combinations, self.seeds = combinations, seeds
+        self.evaluation = evaluation
+        self.metrics = metrics
+        self.epsilons = epsilons
+        self.needed = needed
+        self.combinations = combinations
+        self.seeds = seeds
 
     def rows(self, points: list[int], looks: Iterable) -> dict[int, list[dict]]:
-        """By point, a row for each evaluated round; `looks` are (round, (infos, counts since the last one, params))."""
-        found: dict[int, list[dict]] = {point: [] for point in points}
+        """Returns, by point, a row for each evaluated round.
+
+        Args:
+          points: numbers of the points, in the order of the results' rows.
+          looks: (round, (infos of that round, counts since the look before, params)), in ascending order of rounds.
+
+        Raises: ValueError for names of the evaluation or the grid that the round uses, and for missing metrics.
+        """
+        rows_by_point: dict[int, list[dict]] = {point: [] for point in points}
         totals: dict[str, np.ndarray] = {}
-        for round, (infos, counted, params) in looks:
-            totals = {name: totals.get(name, 0) + value.astype(np.int64) for name, value in counted.items()}
+        for round, (infos, counts, params) in looks:
+            totals = {name: totals.get(name, 0) + value.astype(np.int64) for name, value in counts.items()}
             for i, point in enumerate(points):
                 combination, seed = divmod(point, len(self.seeds))
+                # A row puts the round behind the values of the grid.
                 record = as_record(round, infos, i)
                 del record["round"]
                 if self.evaluation is not None:
                     model = jax.tree.map(lambda x, i=i: jnp.array(x[i]), params)
                     record |= self._new(as_record(round, self.evaluation(model)), record)
-                record |= self.epsilons[combination].record(round, {name: value[i] for name, value in totals.items()})
-                record |= {f"{name}_so_far": int(value[i]) for name, value in totals.items()}
+                # A message that was missing in any round so far voids the epsilon from then on.
+                totals_of_point = {name: value[i] for name, value in totals.items()}
+                record |= self.epsilons[combination].record(round, totals_of_point)
+                record |= {f"{name}_so_far": int(value) for name, value in totals_of_point.items()}
                 values = self.combinations[combination]
-                found[point].append({"seed": self.seeds[seed], **values, "round": round, **self._kept(record, values)})
-        return found
+                rows_by_point[point].append(
+                    {"seed": self.seeds[seed], **values, "round": round, **self._kept(record, values)}
+                )
+        return rows_by_point
 
     def _new(self, evaluated: dict, record: dict) -> dict:
+        """Returns an evaluation's entries, after checking that the round does not use their names."""
         del evaluated["round"]
         for name in evaluated:
             if name in record or name == "epsilon":
@@ -50,14 +75,22 @@ class Recorder:
         return evaluated
 
     def _kept(self, record: dict, values: Mapping[str, Any]) -> dict:
+        """Returns the entries of a record that a row keeps, after checking the names of the grid and of the metrics.
+
+        The counts that show divergence are always kept.
+        """
         for name in values:
             if name in record:
                 validate.fail("grid", "names that no metric has", name, "Give make's argument another name.")
         for name in self.metrics or ():
             if name not in record:
                 validate.fail("metrics", "some of " + ", ".join(record), name, validate.nearest(name, record))
-        kept = {name: x for name, x in record.items()
-                if self.metrics is None or name in self.metrics or name.endswith("_so_far")}  # fmt: skip
-        if self.needed is not None and self.needed not in kept:
-            validate.fail("metric", "one of " + ", ".join(kept), self.needed, validate.nearest(self.needed, kept))
-        return kept
+        entries = {
+            name: value
+            for name, value in record.items()
+            if self.metrics is None or name in self.metrics or name.endswith("_so_far")
+        }
+        if self.needed is not None and self.needed not in entries:
+            hint = validate.nearest(self.needed, entries)
+            validate.fail("metric", "one of " + ", ".join(entries), self.needed, hint)
+        return entries

@@ -1,4 +1,4 @@
-"""What a sweep found: tidy rows, means with intervals over seeds, paired differences, files."""
+"""Holds what a sweep measured: rows, means with intervals over seeds, paired differences, and files of these."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ OWN = ("seed", "round")
 
 
 class Paired(NamedTuple):
-    """The difference between two values under the same seeds."""
+    """The difference between the metric at two values, under the same seeds."""
 
     metric: str
     difference: float  # mean over seeds of metric at `a` minus metric at `b`
@@ -32,40 +32,45 @@ class Paired(NamedTuple):
     p_value: float  # two-sided, of no difference
     seeds: int
     diverged: int  # seeds at which one of the two is not finite
-    correlation: float  # of the two over seeds: the higher, the more pairing gains
+    correlation: float  # of the metric at the two values over seeds: the higher, the more pairing gains
 
 
 class Sweep(NamedTuple):
     """Rows of a sweep: one for each point and evaluated round, of JSON values ("nan", "inf", "-inf" as text)."""
 
     rows: list[dict[str, Any]]
-    names: tuple[str, ...]  # of the grid
+    names: tuple[str, ...]  # names of the grid
     seeds: list[int]
     num_programs: int
-    exact: bool  # every point has the bits of a single run
+    exact: bool  # whether every point has the bits of a single run
     compile_seconds: float = 0.0
     seconds: float = 0.0
 
     def column(self, name: str) -> np.ndarray:
-        """A column of all rows; metrics as floats."""
-        self._known(name, self._columns())
+        """Returns a column of all rows; metrics as floats.
+
+        Raises: ValueError for a name that no row has, with the nearest name.
+        """
+        self._check_known(name, self._columns())
         values = [row.get(name) for row in self.rows]
-        return (
-            np.array(values) if name in (*OWN, *self.names) else np.array([recorded_number(value) for value in values])
-        )
+        is_label = name in (*OWN, *self.names)
+        return np.array(values) if is_label else np.array([recorded_number(value) for value in values])
 
     @property
     def last_round(self) -> int:
-        """The last evaluated round."""
+        """The number of the last evaluated round."""
         return max(row["round"] for row in self.rows)
 
     def lossy(self) -> list[dict[str, Any]]:
-        """Last rows of points that dropped non-finite updates or skipped rounds: their metrics may hide it.
+        """Returns the last rows of points that dropped non-finite updates or skipped rounds.
 
-        Guarantees: tests/sweeps/test_sweep.py::test_what_diverged_is_told.
+        Their metrics may hide this, because a run goes on without such updates.
+
+        Guarantees: a point whose clients' updates overflow is among them
+        (tests/sweeps/test_sweep.py::test_what_diverged_is_told).
         """
-        lost = ("dropped_clients_so_far", "skipped_rounds_so_far")
-        return [row for row in self.rows if row["round"] == self.last_round and any(row.get(name) for name in lost)]
+        counts = ("dropped_clients_so_far", "skipped_rounds_so_far")
+        return [row for row in self.rows if row["round"] == self.last_round and any(row.get(name) for name in counts)]
 
     def summary(
         self,
@@ -76,60 +81,68 @@ class Sweep(NamedTuple):
         confidence: float = 0.95,
         finite_only: bool = False,
     ) -> list[dict[str, Any]]:
-        """Mean over seeds, with its standard error and Student-t interval, for each value of `by`.
+        """Returns the mean over seeds, with its standard error and Student-t interval, for each value of `by`.
 
         Args:
-          by: a name or names of the grid; all by default. A seed is first averaged over the others: at one seed points
-            share their random numbers, so only seeds are independent. Each value must occur with the same values of the
-            others.
+          metric: a metric of the rows, such as "test_accuracy".
+          by: a name or names of the grid; all by default. A seed is first averaged over the names that are left out: at
+            one seed points share their random numbers, so only seeds are independent. Each value must occur with the
+            same values of the other names.
           round: an evaluated round, by default the last.
-          finite_only: average the seeds that stayed finite. By default one that did not makes the mean NaN.
+          confidence: the level of the interval, in (0, 1).
+          finite_only: average the seeds that stayed finite. By default a seed that did not makes the mean NaN.
 
         Returns: a dict for each value of `by`: its values, `seeds`, `diverged` (how many were not finite), `mean`,
           `median`, `standard_error`, `low`, `high`; an interval of one seed is NaN.
 
-        Guarantees: equals scipy's, and covers as often as it says
+        Guarantees: mean and interval equal scipy's, and the interval covers the mean as often as it says
         (tests/sweeps/test_sweep.py::test_summary_and_pairs).
         """
         by = self.names if by is None else (by,) if isinstance(by, str) else tuple(by)
         for name in by:
-            self._known(name, self.names, "by")
+            self._check_known(name, self.names, "by")
         validate.in_range("confidence", confidence, 0, 1, open_low=True, open_high=True)
-        table: dict[tuple, dict[int, list[float]]] = {}
-        beside: dict[tuple, set] = {}
+        numbers_by_value: dict[tuple, dict[int, list[float]]] = {}  # values of `by` -> seed -> the metric
+        other_values: dict[tuple, set] = {}  # values of `by` -> values of the names that are left out
         for row in self._at(metric, round):
             values = tuple(row[name] for name in by)
-            table.setdefault(values, {}).setdefault(row["seed"], []).append(recorded_number(row[metric]))
-            beside.setdefault(values, set()).add(self._others(row, by))
-        if len(set(map(frozenset, beside.values()))) > 1:
+            numbers_by_value.setdefault(values, {}).setdefault(row["seed"], []).append(recorded_number(row[metric]))
+            other_values.setdefault(values, set()).add(self._others(row, by))
+        if len(set(map(frozenset, other_values.values()))) > 1:
             hint = "Means over other values cannot be compared: name more of the grid, or see paired."
             validate.fail("by", "names whose values all occur with the same values of the others", by, hint)
-        found = []
-        for values, cell in table.items():
-            of_seeds = np.array([np.mean(x) for x in cell.values()])
-            finite = of_seeds[np.isfinite(of_seeds)]
-            lost = len(of_seeds) - len(finite)
-            used = finite if finite_only or not lost else np.full(1, math.nan)
+        summaries = []
+        for values, numbers_of_seed in numbers_by_value.items():
+            seed_means = np.array([np.mean(numbers) for numbers in numbers_of_seed.values()])
+            finite = seed_means[np.isfinite(seed_means)]
+            num_diverged = len(seed_means) - len(finite)
+            used = finite if finite_only or not num_diverged else np.full(1, math.nan)
             mean, error, low, high = _interval(used, confidence)
-            found.append({
-                **dict(zip(by, values, strict=True)), "seeds": len(of_seeds), "diverged": lost, "mean": mean,
+            summaries.append({
+                **dict(zip(by, values, strict=True)), "seeds": len(seed_means), "diverged": num_diverged, "mean": mean,
                 "median": float(np.median(used)) if len(used) else math.nan, "standard_error": error,
                 "low": low, "high": high,
             })  # fmt: skip
-        return found
+        return summaries
 
     def paired(
         self, metric: str, name: str, a: Any, b: Any, *, round: int | None = None, confidence: float = 0.95
     ) -> Paired:
-        """Metric at `name = a` minus metric at `name = b`, seed by seed, over the values of the other names at which
-        both occur.
+        """Compares the metric at `name = a` with the metric at `name = b`, seed by seed.
 
-        Seeds at which one of the two is not finite are left out, and counted.
+        The difference is taken over the values of the other names at which both a and b occur. Seeds at which one of
+        the two is not finite are left out, and counted.
+
+        Args:
+          metric: a metric of the rows.
+          name: a name of the grid.
+          a, b: two of its values; the difference is the metric at a minus the metric at b.
+          round, confidence: as for `summary`.
 
         Guarantees: as `summary`.
         """
-        self._known(name, self.names, "name")
-        sides: dict[Any, dict[tuple, float]] = {a: {}, b: {}}  # by seed and the grid's other values
+        self._check_known(name, self.names, "name")
+        sides: dict[Any, dict[tuple, float]] = {a: {}, b: {}}  # value -> (seed, the grid's other values) -> the metric
         if len(sides) < 2:
             validate.fail("a, b", "two different values", (a, b))
         validate.in_range("confidence", confidence, 0, 1, open_low=True, open_high=True)
@@ -137,38 +150,44 @@ class Sweep(NamedTuple):
         for row in rows:
             if row[name] in sides:
                 sides[row[name]][row["seed"], self._others(row, (name,))] = recorded_number(row[metric])
-        for value, seen in sides.items():
-            if not seen:
-                there = list(dict.fromkeys(row[name] for row in rows))
-                validate.fail(name, "one of " + ", ".join(map(repr, there)), value)
-        both: dict[int, list[tuple[float, float]]] = {}
+        for value, numbers in sides.items():
+            if not numbers:
+                values = list(dict.fromkeys(row[name] for row in rows))
+                validate.fail(name, "one of " + ", ".join(map(repr, values)), value)
+        pairs_of_seed: dict[int, list[tuple[float, float]]] = {}
         for key in sides[a]:
             if key in sides[b]:
-                both.setdefault(key[0], []).append((sides[a][key], sides[b][key]))
-        if not both:
+                pairs_of_seed.setdefault(key[0], []).append((sides[a][key], sides[b][key]))
+        if not pairs_of_seed:
             validate.fail("a, b", "values that occur with the same values of the others", (a, b))
-        return _paired(metric, [np.mean(both[seed], axis=0) for seed in sorted(both)], confidence)
+        # Only seeds are independent, so the pairs of a seed are averaged first.
+        mean_pairs = [np.mean(pairs_of_seed[seed], axis=0) for seed in sorted(pairs_of_seed)]
+        return _paired(metric, mean_pairs, confidence)
 
     def differences(self, metric: str, *, round: int | None = None, confidence: float = 0.95) -> list[dict[str, Any]]:
-        """Every combination minus the first one, seed by seed, so that what they share under a seed cancels.
+        """Compares every combination with the first one, seed by seed, so that shared randomness of a seed cancels.
+
+        Args:
+          metric: a metric of the rows.
+          round, confidence: as for `summary`.
 
         Returns: for each combination but the first, in their order, its values and the fields of `Paired`.
 
         Guarantees: as `paired` (tests/sweeps/test_sweep.py::test_differences_are_paired).
         """
         validate.in_range("confidence", confidence, 0, 1, open_low=True, open_high=True)
-        table: dict[tuple, dict[int, float]] = {}
+        numbers_of_seed: dict[tuple, dict[int, float]] = {}  # combination -> seed -> the metric
         for row in self._at(metric, round):
-            table.setdefault(self._others(row, ()), {})[row["seed"]] = recorded_number(row[metric])
-        (_, first), *others = table.items()
+            numbers_of_seed.setdefault(self._others(row, ()), {})[row["seed"]] = recorded_number(row[metric])
+        (_, first), *others = numbers_of_seed.items()
         return [
             dict(zip(self.names, values, strict=True))
-            | _paired(metric, [(x, first[seed]) for seed, x in cell.items()], confidence)._asdict()
-            for values, cell in others
+            | _paired(metric, [(number, first[seed]) for seed, number in numbers.items()], confidence)._asdict()
+            for values, numbers in others
         ]
 
     def write(self, directory: str | Path) -> tuple[Path, Path]:
-        """Writes `results.jsonl` and `results.csv`, each completely or not at all."""
+        """Writes `results.jsonl` and `results.csv`, each completely or not at all, and returns their paths."""
         directory = Path(directory)
         directory.mkdir(parents=True, exist_ok=True)
         lines = "".join(json.dumps(row) + "\n" for row in self.rows)
@@ -176,23 +195,27 @@ class Sweep(NamedTuple):
         table = csv.DictWriter(text, self._columns(), lineterminator="\n")
         table.writeheader()
         table.writerows({name: _cell(value) for name, value in row.items()} for row in self.rows)
-        named = {"results.jsonl": lines, "results.csv": text.getvalue()}
-        first, second = (write_atomically(directory / name, [body.encode()]) for name, body in named.items())
-        return first, second
+        texts = {"results.jsonl": lines, "results.csv": text.getvalue()}
+        jsonl_path, csv_path = (write_atomically(directory / name, [body.encode()]) for name, body in texts.items())
+        return jsonl_path, csv_path
 
     def _columns(self) -> list[str]:
+        """Returns the names of all columns, in the order in which rows first have them."""
         return list(dict.fromkeys(name for row in self.rows for name in row))
 
-    def _known(self, name: str, names: Iterable[str], argument: str = "name") -> None:
+    def _check_known(self, name: str, names: Iterable[str], argument: str = "name") -> None:
+        """Raises ValueError for a name that is none of `names`."""
         names = list(names)
         if name not in names:
             validate.fail(argument, "one of " + ", ".join(names), name, validate.nearest(str(name), names))
 
     def _others(self, row: Mapping[str, Any], names: Sequence[str]) -> tuple:
+        """Returns a row's values of the grid's names, without some of them."""
         return tuple(row[name] for name in self.names if name not in names)
 
     def _at(self, metric: str, round: int | None) -> list[Mapping[str, Any]]:
-        self._known(metric, [name for name in self._columns() if name not in (*OWN, *self.names)], "metric")
+        """Returns the rows of a round, by default the last, after checking that each has a number for the metric."""
+        self._check_known(metric, [name for name in self._columns() if name not in (*OWN, *self.names)], "metric")
         round = self.last_round if round is None else round
         rows = [row for row in self.rows if row["round"] == round]
         if not rows:
@@ -204,7 +227,7 @@ class Sweep(NamedTuple):
 
 
 def _interval(values: np.ndarray, confidence: float) -> tuple[float, float, float, float]:
-    """(mean, standard error, low, high) of independent values."""
+    """Returns (mean, standard error, low, high) of independent values; all but the mean are NaN for a single value."""
     from scipy import stats
 
     count = len(values)
@@ -212,31 +235,36 @@ def _interval(values: np.ndarray, confidence: float) -> tuple[float, float, floa
     if count < 2:
         return mean, math.nan, math.nan, math.nan
     error = float(np.std(values, ddof=1) / math.sqrt(count))
-    half = float(stats.t.ppf(0.5 + confidence / 2, count - 1)) * error
-    return mean, error, mean - half, mean + half
+    half_width = float(stats.t.ppf(0.5 + confidence / 2, count - 1)) * error
+    return mean, error, mean - half_width, mean + half_width
 
 
 def _paired(metric: str, pairs: Sequence[Any], confidence: float) -> Paired:
-    """The mean of a - b over pairs (a, b) of independent seeds."""
+    """Returns the mean of a - b over pairs (a, b) of independent seeds, without pairs that are not finite."""
     pairs = np.array(pairs)
-    kept = pairs[np.isfinite(pairs).all(axis=1)]
-    gaps = kept[:, 0] - kept[:, 1]
+    finite = pairs[np.isfinite(pairs).all(axis=1)]
+    gaps = finite[:, 0] - finite[:, 1]
     mean, error, low, high = _interval(gaps, confidence)
-    spread = kept.std(axis=0) if len(kept) else np.zeros(2)
-    correlation = float(np.corrcoef(kept.T)[0, 1]) if (spread > 0).all() and len(kept) > 1 else math.nan
-    p_value, lost = _p_value(mean, error, len(gaps)), len(pairs) - len(gaps)
-    return Paired(metric, mean, error, low, high, p_value, len(gaps), lost, correlation)
+    # A correlation needs two pairs, and a side that varies.
+    spread = finite.std(axis=0) if len(finite) else np.zeros(2)
+    correlation = float(np.corrcoef(finite.T)[0, 1]) if (spread > 0).all() and len(finite) > 1 else math.nan
+    p_value = _p_value(mean, error, len(gaps))
+    num_diverged = len(pairs) - len(gaps)
+    return Paired(metric, mean, error, low, high, p_value, len(gaps), num_diverged, correlation)
 
 
 def _p_value(mean: float, error: float, count: int) -> float:
+    """Returns the two-sided p-value of a t-test that the mean is 0; NaN for fewer than two values."""
     from scipy import stats
 
     if count < 2:
         return math.nan
+    # Equal values have no error: they differ from 0 for certain, or not at all.
     if not error:
         return 1.0 if mean == 0 else 0.0
     return float(2 * stats.t.sf(abs(mean / error), count - 1))
 
 
 def _cell(value: Any) -> Any:
+    """Returns a value as CSV holds it: lists, truth values and None as JSON."""
     return json.dumps(value) if isinstance(value, (list, bool, type(None))) else value

@@ -1,4 +1,4 @@
-"""A grid over seeds and hyper-parameters as few compiled programs; every point is the run that `run` would make."""
+"""Runs a grid of seeds and hyper-parameters as few compiled programs; every point equals the run that `run` makes."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from fedjax_sim.types import Algorithm, Array, Population, PyTree
 
 __all__ = ["sweep"]
 
-BATCH_SECONDS = 2.0  # aim: of points that are committed together
+BATCH_SECONDS = 2.0  # target: the time of the points that are committed together
 
 
 def sweep(
@@ -61,51 +61,55 @@ def sweep(
 ) -> Sweep:
     """Runs `num_rounds` rounds of every combination of values with every seed.
 
-    Combinations that differ only in numbers share one compiled program. A value that changes a shape makes another, and
-    so do numbers that change XLA's arithmetic where it knows them, as exponents, 0 and 1 do (`folding`). The same seed
-    gives every combination the same cohorts and minibatches, so that differences between combinations are paired. Where
-    parts add privacy noise each point draws its own, since shared noise would cancel in their difference.
+    Combinations that differ only in numbers share one compiled program. A value that changes a shape makes another
+    program. So do numbers with which XLA computes differently when it knows them, such as exponents, 0 and 1
+    (`sweeps.xla_constants`). The same seed gives every combination the same cohorts and minibatches, so that
+    differences between combinations are paired. If parts add privacy noise, each point draws its own noise, since
+    shared noise would cancel in the difference of two points.
 
     Args:
       make: (**values) -> Algorithm, called once for each combination, with the values as the grid has them.
       params: the initial model; or a function of a key, called once for each seed.
       population, num_rounds, evaluation: as for `run`.
       grid: values for each name that `make` takes: all combinations of a dict, or the points of a list of dicts.
-        Numbers, truth values, texts and None.
+        Values are numbers, truth values, texts and None.
       seeds: S for seeds 0..S-1, or a list.
-      evaluate_every: rounds between two rows of a point; by default the last round alone has one.
-      metrics: which metrics rows keep, beside the counts that show divergence; by default all.
+      evaluate_every: rounds between two rows of a point; by default the last round alone has a row.
+      metrics: names of the metrics that rows keep, beside the counts that show divergence; by default all.
       batch: points vmapped at once. 1 repeats the bits of `run`; more is faster for small models and differs in the
         last digits.
-      delta: as for `run`. Where parts have noise a row has the epsilon of that run alone. Points share no cohort and no
-        noise, so several together have spent what `privacy.compose` computes of them; publishing the best of many runs
-        spends all of it.
+      delta: as for `run`. If parts add noise, a row has the epsilon of its own run alone. Points share no cohort and no
+        noise, so several points together have spent what `privacy.compose` computes for them. Publishing the best of
+        many runs spends the privacy of all of them.
       directory: where finished points are written as they come, and the results at the end.
       resume: continue the sweep in `directory`. Programs, data and the evaluation of the first model must agree.
-      progress: a bar.
+      progress: show a bar.
 
     Returns: a `Sweep`, with a row for each point and evaluated round: seed, values, round, metrics, and
       `dropped_clients_so_far` and `skipped_rounds_so_far`, which show that a point diverged.
 
-    Raises: what `run` raises; `checkpoint.CheckpointError` for a directory of another sweep.
+    Raises: the errors of `run`; `checkpoint.CheckpointError` for a directory of another sweep.
 
-    Guarantees: the point (s, values) has the bits of `run(key(s), make(**values), params, population, num_rounds)`,
-    where a function params is called with `prng.init_key(key(s))`, model and metrics, for any number of devices
-    (tests/sweeps/test_sweep.py::test_a_sweep_is_single_runs); killed and resumed it has the same rows
-    (::test_kill_and_resume), and another sweep's points are refused (::test_a_sweep_resumes_itself_alone).
+    Guarantees:
+      The point (s, values) has the bits of `run(key(s), make(**values), params, population, num_rounds)`, model and
+      metrics, for any number of devices; if params is a function, it is called with `prng.init_key(key(s))`
+      (tests/sweeps/test_sweep.py::test_a_sweep_is_single_runs).
+      A sweep that is killed and resumed has the same rows (tests/sweeps/test_sweep.py::test_kill_and_resume).
+      Another sweep's points are refused (tests/sweeps/test_sweep.py::test_a_sweep_resumes_itself_alone).
 
     >>> import optax
     >>> from fedjax_sim import algorithms, population, sampling
     >>> data = population.quadratics(num_clients=4, dimension=2)
     >>> def make(rate):
     ...     return algorithms.fedavg(population.quadratic_loss, sampling.full(4), optax.sgd(rate), num_steps=1)
-    >>> found = sweep(make, {"w": jnp.zeros(2)}, data.train, 3, grid={"rate": [0.1, 0.3]}, seeds=2)
-    >>> len(found.rows), found.num_programs, [row["rate"] for row in found.rows]
+    >>> result = sweep(make, {"w": jnp.zeros(2)}, data.train, 3, grid={"rate": [0.1, 0.3]}, seeds=2)
+    >>> len(result.rows), result.num_programs, [row["rate"] for row in result.rows]
     (4, 1, [0.1, 0.1, 0.3, 0.3])
     """
     if not callable(make):
         validate.fail("make", "a function of the grid's names", make, error=TypeError)
-    combinations, seeds = combinations_of(grid), seeds_of(seeds)
+    combinations = combinations_of(grid)
+    seeds = seeds_of(seeds)
     check_arguments(make, combinations[0])
     keys = [jax.random.key(seed) for seed in seeds]
     starts = [params(init_key(key)) if callable(params) else params for key in keys]
@@ -136,9 +140,15 @@ def sweep_points(
     identity: Mapping[str, Any] | None = None,
     needed: str | None = None,
 ) -> Sweep:
-    """`sweep` over given combinations, with the key and the params of each seed; `identity` as for `run`.
+    """Does the work of `sweep` for given combinations.
 
-    A "grid" in it stands for the combinations, such as one with the contents of files in place of their names.
+    Args:
+      keys, starts: the key and the initial params of each seed.
+      identity: as for `run`. A "grid" in it stands for the combinations, for example with the contents of files in
+        place of their names.
+      needed: a metric that the rows must have; None for none.
+
+    All other arguments are as for `sweep`.
 
     Raises: ValueError after the first points, if they lack the metric that is `needed`.
     """
@@ -155,12 +165,13 @@ def sweep_points(
         if directory is not None:
             stack.enter_context(lock(directory))
         kinds, programs, epsilons = _prepared(make, combinations, starts, population, rounds, delta)
-        judged = None
+        # A resume compares the evaluation of the first model: two functions cannot be compared.
+        first_evaluation = None
         if evaluation is not None and directory is not None:
-            judged = as_record(0, evaluation(jax.tree.map(lambda x: x[0], starts)))
+            first_evaluation = as_record(0, evaluation(jax.tree.map(lambda x: x[0], starts)))
         identity = {
             "grid": {str(i): values for i, values in enumerate(combinations)},
-            **(identity or {}), "evaluation": judged, "seeds": seeds,
+            **(identity or {}), "evaluation": first_evaluation, "seeds": seeds,
             "keys": [jax.random.key_data(key).tolist() for key in keys], "num_rounds": num_rounds,
             "evaluate_every": evaluate_every, "metrics": metrics, "delta": delta, "batch": batch,
             "params": array_digest(starts), "population": array_digest(population), "programs": _programs(kinds),
@@ -173,28 +184,30 @@ def sweep_points(
         words = np.stack([jax.random.key_data(key) for key in keys])
         bound_words = _bound_words(keys, programs, starts, population)
         runner = _Runner(finished, recorder, rounds, words, bound_words, bar, interrupted)
+        # Combinations with equal programs are points of one compiled program.
         groups: dict[Any, list[int]] = {}
         for i, kind in enumerate(kinds):
             groups.setdefault(kind.name, []).append(i)
         impl = str(jax.random.key_impl(keys[0]))
         compile_seconds = 0.0
         for members in groups.values():
+            # A point's number is i * S + s, for combination i and seed s of S.
             wanted = [i * len(seeds) + s for i in members for s in range(len(seeds))]
             wanted = [point for point in wanted if point not in finished.rows]
             if not wanted:
                 continue
-            before = time.perf_counter()
+            start_seconds = time.perf_counter()
             program = Points([kinds[i] for i in members], starts, population, impl=impl, batch=batch, most=len(wanted))
-            compile_seconds += time.perf_counter() - before
+            compile_seconds += time.perf_counter() - start_seconds
             runner.run(program, members, wanted)
-    points = [divmod(point, len(seeds))[0] for point in range(len(combinations) * len(seeds))]
-    rows = [row | combinations[i] for point, i in enumerate(points) for row in finished.rows[point]]
-    found = Sweep(
+    combination_of_point = [divmod(point, len(seeds))[0] for point in range(len(combinations) * len(seeds))]
+    rows = [row | combinations[i] for point, i in enumerate(combination_of_point) for row in finished.rows[point]]
+    result = Sweep(
         rows, tuple(combinations[0]), seeds, len(groups), batch == 1, compile_seconds, time.perf_counter() - started
     )
     if directory is not None:
-        found.write(directory)
-    return found
+        result.write(directory)
+    return result
 
 
 def _prepared(
@@ -205,52 +218,63 @@ def _prepared(
     rounds: list[int],
     delta: float | None,
 ) -> tuple[list[Kind], list[str], list[_Epsilons]]:
-    """For each combination its traces, the digest of its program where it is private (else ""), and its epsilons."""
-    one = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), starts)
-    kinds, programs, epsilons = [], [], []
+    """Returns, for each combination, its traces, the digest of its program if it is private (else ""), its epsilons."""
+    params = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), starts)
+    kinds = []
+    programs = []
+    epsilons = []
     for values in combinations:
         algorithm = make(**values)
-        kinds.append(traced(algorithm, one, population))
-        programs.append(program_digest(algorithm, one, population) if is_private(algorithm) else "")
-        epsilons.append(_Epsilons(Spending(algorithm, one, population, programs[-1], delta, None), rounds))
+        kinds.append(traced(algorithm, params, population))
+        programs.append(program_digest(algorithm, params, population) if is_private(algorithm) else "")
+        epsilons.append(_Epsilons(Spending(algorithm, params, population, programs[-1], delta, None), rounds))
     return kinds, programs, epsilons
 
 
 class _Runner(NamedTuple):
-    """Runs points of a compiled program, a share at a time, and commits each share when it is done."""
+    """Runs points of a compiled program in shares, and commits each share when it is done."""
 
     finished: Finished
     recorder: Recorder
     rounds: list[int]
     words: np.ndarray  # [seeds, ...] key data
-    bound_words: np.ndarray  # [combinations, seeds, ...]
+    bound_words: np.ndarray  # [combinations, seeds, ...] key data of the rounds
     bar: Callable[[int], None]
-    interrupted: Any  # true once the user has interrupted
+    interrupted: Any  # true once the user has interrupted the sweep
 
     def run(self, program: Points, members: list[int], wanted: list[int]) -> None:
-        """Runs the `wanted` points of the combinations that a program was made of, `members`.
+        """Runs points of a program.
+
+        Args:
+          program: the compiled program.
+          members: the combinations that the program was made of.
+          wanted: numbers of the points that are run.
 
         Raises: KeyboardInterrupt after the share during which the user interrupted.
         """
-        row = {combination: i for i, combination in enumerate(members)}
+        row_of_combination = {combination: i for i, combination in enumerate(members)}
+        # The first share is the smallest that uses all devices: its time tells how large the next one may be.
         count = min(len(wanted), program.devices * program.batch)
         while wanted:
-            now, wanted = wanted[:count], wanted[count:]
-            before = time.perf_counter()
-            combination, seed = np.divmod(np.array(now, np.int32), np.int32(len(self.words)))
-            rows = np.array([row[i] for i in combination.tolist()], np.int32)
+            share = wanted[:count]
+            wanted = wanted[count:]
+            start_seconds = time.perf_counter()
+            combination, seed = np.divmod(np.array(share, np.int32), np.int32(len(self.words)))
+            rows = np.array([row_of_combination[i] for i in combination.tolist()], np.int32)
             looks = program.run(self.words[seed], self.bound_words[combination, seed], rows, seed, self.rounds)
-            self.finished.add(self.recorder.rows(now, zip(self.rounds, looks, strict=True)))
-            seconds = time.perf_counter() - before
-            self.bar(len(now))
-            count = min(program.room, 2 * len(now), max(1, int(BATCH_SECONDS * len(now) / max(seconds, 1e-6))))
+            self.finished.add(self.recorder.rows(share, zip(self.rounds, looks, strict=True)))
+            seconds = time.perf_counter() - start_seconds
+            self.bar(len(share))
+            by_time = int(BATCH_SECONDS * len(share) / max(seconds, 1e-6))
+            count = min(program.room, 2 * len(share), max(1, by_time))
+            # Rounded up to whole batches on all devices.
             count = -(-count // (program.devices * program.batch)) * program.devices * program.batch
             if self.interrupted:
                 raise KeyboardInterrupt
 
 
 class _Epsilons:
-    """The privacy entries of a run's records."""
+    """The privacy entries of the records of a combination's runs."""
 
     def __init__(self, spending: Spending, rounds: Sequence[int]):
         self.spending = spending
@@ -260,30 +284,33 @@ class _Epsilons:
         self.by_round = {round: {name: plain(x) for name, x in spending.record(round).items()} for round in rounds}
 
     def record(self, round: int, counts: Mapping[str, Any]) -> dict[str, Any]:
-        """The entries after a round, with the counts of all rounds until then."""
+        """Returns the entries after a round; none if the counts of all rounds until then show a missing message."""
         return {} if self.spending.misses(counts) else self.by_round[round]
 
 
 def _bound_words(keys: list[Array], programs: list[str], starts: PyTree, population: PyTree) -> np.ndarray:
-    """[combinations, seeds, ...] key data of the rounds, bound to programs, starts and data as `run` binds them."""
+    """Returns key data of the rounds, [combinations, seeds, ...], bound to programs, starts and data as in `run`."""
     data = array_digest(population) if any(programs) else ""
-    found = []
+    words = []
     for program in programs:
-        own = []
+        fingerprints = []
         for s, key in enumerate(keys):
             start = jax.tree.map(lambda x, s=s: x[s], starts)
-            own.append(fingerprint_of_digests(program, array_digest(start), data, key) if program else "")
-        found.append([jax.random.key_data(bound(key, source)) for key, source in zip(keys, own, strict=True)])
-    return np.array(found)
+            fingerprints.append(fingerprint_of_digests(program, array_digest(start), data, key) if program else "")
+        bound_keys = [bound(key, source) for key, source in zip(keys, fingerprints, strict=True)]
+        words.append([jax.random.key_data(key) for key in bound_keys])
+    return np.array(words)
 
 
 def _programs(kinds: list[Kind]) -> str:
-    """A digest of what `make` returned: its programs, their constants, and the floats in them."""
-    sha, seen = hashlib.sha256(), {}
+    """Returns a digest of what `make` returned: its programs, their constants, and the floats in them."""
+    sha = hashlib.sha256()
+    texts = {}
     for kind in kinds:
-        if kind.name not in seen:
-            seen[kind.name] = re.sub(r"0x[0-9a-f]+|id=\d+", "", repr(kind.name)).encode()
-        sha.update(seen[kind.name])
+        if kind.name not in texts:
+            # Memory addresses differ from process to process.
+            texts[kind.name] = re.sub(r"0x[0-9a-f]+|id=\d+", "", repr(kind.name)).encode()
+        sha.update(texts[kind.name])
         for part in (kind.init, kind.step, kind.params):
             for x in part.floats:
                 sha.update(x.tobytes())
@@ -292,6 +319,7 @@ def _programs(kinds: list[Kind]) -> str:
 
 @contextmanager
 def _bar(shown: bool, total: int, done: int) -> Iterator[Callable[[int], None]]:
+    """Yields a function of a number of points that advances a bar; it does nothing unless `shown`."""
     if not shown:
         yield lambda count: None
         return

@@ -1,10 +1,10 @@
-"""Programs that differ in floats only, as one program that takes those floats as arguments.
+"""Makes programs that differ only in floats into one program, which takes those floats as arguments.
 
 A hyper-parameter enters a program in many ways: rounded, squared, subtracted from one in Python's doubles, tested,
-turned into a bound. So every value is traced by itself, and the traces are compared. Where they agree up to the floats
-written in them, those floats become arguments, and one compiled program serves all values. Floats without whose value
-XLA would round differently stay in the program (`folding`). The parts need no change for this: their checks see real
-numbers, and a value that changes a shape makes another program by itself.
+turned into a bound. Therefore every value is traced by itself, and the traces are compared. If they agree up to the
+floats written in them, those floats become arguments, and one compiled program serves all values. Floats with which XLA
+would round differently when it does not know them stay in the program (`sweeps.xla_constants`). Algorithms need no
+change for this: their checks see real numbers, and a value that changes a shape makes another program by itself.
 """
 
 from __future__ import annotations
@@ -26,54 +26,66 @@ from fedjax_sim.types import PyTree
 
 __all__ = ["Trace", "lifted", "replay", "traced_program"]
 
-RULES = ("custom_jvp_call", "custom_vjp_call")  # they hold functions that only a derivative would call
+# Primitives that also hold functions which only a derivative would call: these do not count.
+RULES = ("custom_jvp_call", "custom_vjp_call")
 
 
 class Trace(NamedTuple):
-    """A traced function."""
+    """A traced function, with the floats that are written in it."""
 
     kind: Hashable  # equal for two traces that differ only in floats that may be lifted
-    floats: list[np.ndarray]  # those written in it, in their order
+    floats: list[np.ndarray]  # in the order in which `_kind` meets them
     jaxpr: ClosedJaxpr
-    out: Any  # the structure of what it returns
+    out: Any  # the tree structure of its results
 
     def uses(self, name: str) -> bool:
-        """Whether it contains a primitive of that name."""
+        """Returns whether the program contains a primitive of that name."""
         return f"'{name}'" in str(self.kind)
 
 
 def traced_program(function: Callable, *args: PyTree) -> tuple[Trace, PyTree]:
-    """(A function's trace at these arguments, which may be specs; the specs of what it returns)."""
+    """Returns (a function's trace at these arguments, the specs of its results); arguments may be specs."""
     jaxpr, out = jax.make_jaxpr(function, return_shape=True)(*args)
     floats: list[np.ndarray] = []
     structure = jax.tree.structure(out)
     kind = (_kind(jaxpr, floats), structure, tuple(map(_aval, jaxpr.in_avals)))
-    known = [(i, floats[i].tobytes()) for i in kept_floats(jaxpr, floats)]
-    return Trace((*kind, *known), floats, jaxpr, structure), out
+    # Floats that must stay in the program are a part of its kind.
+    must_stay = [(i, floats[i].tobytes()) for i in kept_floats(jaxpr, floats)]
+    return Trace((*kind, *must_stay), floats, jaxpr, structure), out
 
 
 def lifted(traces: Sequence[Trace]) -> list[np.ndarray | None]:
-    """Floats of traces of one kind, stacked [n, ...] where they differ; None where all agree, bit for bit."""
-    columns = zip(*(one.floats for one in traces), strict=True)
+    """Returns the floats of traces of one kind, stacked [n, ...]; None for a float that is equal in all, bit for bit.
+
+    >>> halved, tripled = (traced_program(lambda x, a=a: x * a, jnp.ones(2))[0] for a in (0.3, 3.0))
+    >>> halved.kind == tripled.kind, lifted([halved, tripled])[0].tolist(), lifted([halved, halved])
+    (True, [0.30000001192092896, 3.0], [None])
+    """
+    columns = zip(*(trace.floats for trace in traces), strict=True)
     return [None if len({x.tobytes() for x in column}) == 1 else np.stack(column) for column in columns]
 
 
 def replay(traced: Trace, floats: Sequence[jax.Array | None], *args: PyTree) -> PyTree:
-    """Calls a traced function with other floats in place of its own (None: its own)."""
+    """Calls a traced function with other floats in place of its own; None keeps a float of its own."""
     flat = _replay(traced.jaxpr, list(floats), jax.tree.leaves(args))
     return jax.tree.unflatten(traced.out, flat)
 
 
 def _aval(aval: Any) -> Hashable:
+    """Returns shape, dtype and weak type of an abstract value."""
     return getattr(aval, "shape", ()), str(getattr(aval, "dtype", aval)), bool(getattr(aval, "weak_type", False))
 
 
 def _kind(program: Program, floats: list[np.ndarray]) -> Hashable:
-    """A jaxpr up to its floats, which are appended to `floats`: constants first, then equation by equation."""
+    """Returns a jaxpr up to its floats, which are appended to `floats`: constants first, then equation by equation.
+
+    Two programs of the same kind have the same operations in the same order. Variables count by their number.
+    """
     jaxpr, consts = opened(program)
     numbers: dict[Any, int] = {}
 
     def atom(x):
+        """Describes an operand: a variable by its number, a literal by its value unless it is a float."""
         if not isinstance(x, Literal):
             return numbers.setdefault(x, len(numbers))
         if is_float(x.aval):
@@ -82,6 +94,7 @@ def _kind(program: Program, floats: list[np.ndarray]) -> Hashable:
         return "literal", _aval(x.aval), np.asarray(x.val).tobytes()
 
     def const(variable, value):
+        """Describes a constant: by its type if it is of floats, else by its content too."""
         if is_float(value):
             floats.append(np.asarray(value))
             return "float", _aval(variable.aval)
@@ -89,21 +102,24 @@ def _kind(program: Program, floats: list[np.ndarray]) -> Hashable:
             value = jax.random.key_data(value)
         return _aval(variable.aval), hashlib.sha256(np.ascontiguousarray(value).tobytes()).digest()
 
-    held = tuple(map(const, jaxpr.constvars, consts))
+    constants = tuple(map(const, jaxpr.constvars, consts))
+    # Arguments get the first numbers, so that equal programs have equal numbers.
     for variable in (*jaxpr.constvars, *jaxpr.invars):
         atom(variable)
     equations = []
     for eqn in jaxpr.eqns:
-        own = tuple(map(atom, eqn.invars))
-        given = sorted(eqn.params.items())
+        operands = tuple(map(atom, eqn.invars))
+        items = sorted(eqn.params.items())
         if eqn.primitive.name in RULES:
-            given = [(name, value) for name, value in given if isinstance(value, Program)]
-        params = tuple((name, _param(value, floats)) for name, value in given)
-        equations.append((eqn.primitive.name, own, params, tuple((atom(v), _aval(v.aval)) for v in eqn.outvars)))
-    return held, tuple(equations), tuple(map(atom, jaxpr.outvars))
+            items = [(name, value) for name, value in items if isinstance(value, Program)]
+        params = tuple((name, _param(value, floats)) for name, value in items)
+        results = tuple((atom(variable), _aval(variable.aval)) for variable in eqn.outvars)
+        equations.append((eqn.primitive.name, operands, params, results))
+    return constants, tuple(equations), tuple(map(atom, jaxpr.outvars))
 
 
 def _param(value: Any, floats: list[np.ndarray]) -> Hashable:
+    """Returns an equation's parameter as a hashable value; programs in it up to their floats."""
     if isinstance(value, Program):
         return _kind(value, floats)
     if isinstance(value, (tuple, list)):
@@ -116,7 +132,7 @@ def _param(value: Any, floats: list[np.ndarray]) -> Hashable:
 
 
 def _count(value: Any) -> int:
-    """How many floats `_kind` finds in a parameter."""
+    """Returns how many floats `_kind` finds in a parameter."""
     if isinstance(value, (tuple, list)):
         return sum(map(_count, value))
     if not isinstance(value, Program):
@@ -127,11 +143,19 @@ def _count(value: Any) -> int:
 
 
 def _literals(atoms: Sequence[Any]) -> int:
+    """Returns the number of literals that are floats."""
     return sum(isinstance(x, Literal) and is_float(x.aval) for x in atoms)
 
 
-def _replay(program: Program, floats: Sequence[Any], inputs: Sequence[Any]) -> list:
-    """A program's results, with the floats that are given in place of its own, in the order of `_kind`."""
+def _replay(program: Program, floats: Sequence[Any], args: Sequence[Any]) -> list:
+    """Returns a program's results, with other floats in place of its own.
+
+    Args:
+      program: as it was traced.
+      floats: a value for each of its floats, in the order of `_kind`; None keeps the program's own.
+      args: the program's arguments.
+    """
+    # The floats are read in the order in which `_kind` has met them.
     position = 0
 
     def next_floats(count: int) -> Sequence[Any]:
@@ -139,68 +163,87 @@ def _replay(program: Program, floats: Sequence[Any], inputs: Sequence[Any]) -> l
         position += count
         return floats[position - count : position]
 
-    def own_unless_given(own: Any) -> Any:
-        (other,) = next_floats(1) if is_float(own) else [None]
-        return own if other is None else other
-
-    def literal(x: Literal) -> Any:
-        (other,) = next_floats(1) if is_float(x.aval) else [None]
-        return x.val if other is None else other
+    def next_unless_none(own_value: Any, is_a_float: bool) -> Any:
+        (other,) = next_floats(1) if is_a_float else [None]
+        return own_value if other is None else other
 
     def rule(eqn: JaxprEqn, operands: list) -> Sequence:
+        # The order of `_kind`: operands first, then parameters by their names.
         inner = {name: next_floats(_count(value)) for name, value in sorted(eqn.params.items())}
-        is_unchanged = all(x is None for others in inner.values() for x in others)
+        unchanged = all(x is None for inner_floats in inner.values() for x in inner_floats)
         with as_traced(eqn):
-            return bind(eqn, operands) if is_unchanged else _again(eqn, inner, operands)
+            # An equation whose floats all stay is bound as it is, with its rules of differentiation.
+            return bind(eqn, operands) if unchanged else _again(eqn, inner, operands)
 
-    constants = [own_unless_given(x) for x in opened(program)[1]]
-    return evaluate(program, inputs, rule, constants=constants, literal=literal)
+    constants = [next_unless_none(x, is_float(x)) for x in opened(program)[1]]
+    literal = lambda x: next_unless_none(x.val, is_float(x.aval))  # noqa: E731
+    return evaluate(program, args, rule, constants=constants, literal=literal)
 
 
 def _again(eqn: Any, floats: dict[str, list], operands: list) -> Sequence:
-    """The results of an equation whose inner programs get other floats."""
+    """Returns the results of an equation whose inner programs get other floats.
 
-    def inner(program: Program, own: list) -> Callable:
-        return lambda *args: _replay(program, own, args)
+    Raises: NotImplementedError for an equation that is neither a call nor a loop nor a branch.
+    """
 
-    name, params = eqn.primitive.name, eqn.params
+    def inner(program: Program, floats_of_program: Sequence[Any]) -> Callable:
+        """Returns a function that runs an inner program with other floats."""
+        return lambda *args: _replay(program, floats_of_program, args)
+
+    name = eqn.primitive.name
+    params = eqn.params
     if name in CALLS:
         (body,) = (key for key in ("jaxpr", "call_jaxpr") if key in params)
         return inner(params[body], floats[body])(*operands)
     if name == "while":
+        # The operands are the constants of the test, the constants of the body, and the first carry.
         split = params["cond_nconsts"], params["cond_nconsts"] + params["body_nconsts"]
         test, turn = (inner(params[key], floats[key]) for key in ("cond_jaxpr", "body_jaxpr"))
-        of_test, of_turn, start = operands[: split[0]], operands[split[0] : split[1]], operands[split[1] :]
+        of_test = operands[: split[0]]
+        of_turn = operands[split[0] : split[1]]
+        start = operands[split[1] :]
+        # The condition of a loop that was vmapped has a value for each lane.
         vmapped = bool(opened(params["cond_jaxpr"])[0].outvars[0].aval.shape)
         return _loop(partial(test, *of_test), partial(turn, *of_turn), start, vmapped)
     if name == "scan":
-        count, size = scan_arguments(params)
-        shared, start, rows = operands[:count], operands[count : count + size], operands[count + size :]
+        num_shared, num_carried = scan_arguments(params)
+        shared = operands[:num_shared]
+        start = operands[num_shared : num_shared + num_carried]
+        rows = operands[num_shared + num_carried :]
         turn = inner(params["jaxpr"], floats["jaxpr"])
 
         def step(carry, row):
             out = turn(*shared, *carry, *row)
-            return out[:size], out[size:]
+            return out[:num_carried], out[num_carried:]
 
         options = {key: params[key] for key in ("length", "reverse", "unroll")}
         carry, rows = jax.lax.scan(step, start, rows, **options)
         return [*carry, *rows]
     if name == "cond":
-        branches, own = [], floats["branches"]
+        branches = []
+        # The floats of all branches stand one behind the other.
+        remaining = floats["branches"]
         for branch in params["branches"]:
             size = _count(branch)
-            branches.append(inner(branch, own[:size]))
-            own = own[size:]
+            branches.append(inner(branch, remaining[:size]))
+            remaining = remaining[size:]
         return jax.lax.switch(operands[0], branches, *operands[1:])
     raise NotImplementedError(f"a float inside {name!r} cannot be lifted")
 
 
 def _loop(test: Callable, turn: Callable, start: list, vmapped: bool) -> list:
-    """A loop. If vmapped, as JAX lowers it, it runs while any lane does; a lane that has ended keeps its values."""
+    """Runs a loop.
+
+    Args:
+      test, turn: the condition, and the body.
+      start: the first values.
+      vmapped: whether the condition has a value for each lane. As JAX lowers such a loop, it runs while any lane goes
+        on, and a lane that has ended keeps its values.
+    """
 
     def goes_on(values):
-        (going,) = test(*values)
-        return going.any() if vmapped else going
+        (is_going,) = test(*values)
+        return is_going.any() if vmapped else is_going
 
     def step(values):
         new = turn(*values)

@@ -1,4 +1,4 @@
-"""Checks of arguments, with one format for all errors: `name: expected RULE, got VALUE. HINT`."""
+"""Checks arguments, with one format for all errors: `name: expected RULE, got VALUE. HINT`."""
 
 from fedjax_sim.validate.annotations import (
     Choice,

@@ -1,4 +1,4 @@
-"""What an annotation says of an argument: its range, its default among shared options, and who passes it."""
+"""Holds what an annotation can say of an argument: its range, its default among shared options, and who passes it."""
 
 from __future__ import annotations
 
@@ -33,22 +33,32 @@ __all__ = [
 
 
 class Default(NamedTuple):
-    """The value of an option that is not given: `shuffle: Annotated[bool, Default(True)]` in a TypedDict."""
+    """The value of an option that is not given: `shuffle: Annotated[bool, Default(True)]` in a TypedDict.
+
+    >>> Annotated[bool, Default(True)].__metadata__[0].value
+    True
+    """
 
     value: Any
 
 
 class Number(NamedTuple):
-    """The range of a number, for an annotation: `momentum: Annotated[float, Number(0, 1)]`; see `in_range`."""
+    """The range of a number, for an annotation: `momentum: Annotated[float, Number(0, 1)]`; see `in_range`.
+
+    >>> Number(0, 1, open_high=True).check("momentum", 1.0)
+    Traceback (most recent call last):
+        ...
+    fedjax_sim.InvalidArgument: momentum: expected a number in [0, 1), got 1.0.
+    """
 
     low: float = -math.inf
     high: float = math.inf
     open_low: bool = False
     open_high: bool = False
-    normal: bool = False  # float32 holds it as more than 0
+    normal: bool = False  # whether float32 must hold the number as more than 0
 
     def check(self, name: str, value: Any) -> None:
-        """Refuses a value out of range."""
+        """Raises InvalidArgument for a value out of range, and InvalidType for a value that is no number."""
         in_range(name, value, *self[:2], open_low=self.open_low, open_high=self.open_high)
         if self.normal:
             positive(name, value)
@@ -61,7 +71,7 @@ class Integer(NamedTuple):
     high: int = INT32_MAX
 
     def check(self, name: str, value: Any) -> None:
-        """Refuses a value out of range."""
+        """Raises InvalidArgument for a value out of range, and InvalidType for a value that is no integer."""
         integer(name, value, self.low, self.high)
 
 
@@ -71,22 +81,22 @@ class Choice(NamedTuple):
     options: tuple[Any, ...]
 
     def check(self, name: str, value: Any) -> None:
-        """Refuses another value."""
+        """Raises InvalidArgument for a value that is not among the options."""
         one_of(name, value, self.options)
 
 
 class Truth(NamedTuple):
-    """What an option whose annotation is `bool` takes."""
+    """The values of an option whose annotation is `bool`: True and False."""
 
     def check(self, name: str, value: Any) -> None:
-        """Refuses another value."""
+        """Raises InvalidType for a value that is neither True nor False."""
         truth(name, value)
 
 
 class FromData(NamedTuple):
-    """Says in an annotation, `Annotated[int, FromData("num_features")]`, which value a config passes."""
+    """Says in an annotation which value a config passes: `Annotated[int, FromData("num_features")]`."""
 
-    name: str  # one of those that `config.build` knows
+    name: str  # a name that `config.build` knows
 
 
 Finite = Annotated[float, Number()]
@@ -98,7 +108,8 @@ ShareBelowOne = Annotated[float, Number(0, 1, open_high=True)]  # in [0, 1)
 OpenShare = Annotated[float, Number(0, 1, open_low=True, open_high=True)]  # in (0, 1)
 PositiveInt = Annotated[int, Integer(1)]
 NonNegativeInt = Annotated[int, Integer(0)]
-Steps = Annotated[int, Integer(1, 1 << 24)]  # of one client in a round: past it float32 cannot count them
+# Local steps of a client in a round: beyond 2^24 float32 cannot count them.
+Steps = Annotated[int, Integer(1, 1 << 24)]
 LossFn = Annotated[Callable, FromData("loss_fn")]
 NumFeatures = Annotated[PositiveInt, FromData("num_features")]
 NumOutputs = Annotated[PositiveInt, FromData("num_outputs")]

@@ -1,4 +1,4 @@
-"""Functions that name what is wrong with their arguments."""
+"""Makes functions check their arguments: the decorator `named_arguments`."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from fedjax_sim.validate.errors import InvalidType, fail, nearest
 
 __all__ = ["named_arguments"]
 
-P = ParamSpec("P")  # a tuple assignment of the two would be Any to mypy
+P = ParamSpec("P")  # two assignments, since mypy would take a tuple's for Any
 R = TypeVar("R")
 
 
 def _checks(annotation: Any) -> tuple[list[Any], bool]:
-    """The checks that an annotation asks for, and whether None is a value too."""
+    """Returns the checks that an annotation asks for, and whether None is a value too."""
     kinds = typing.get_args(annotation)
     if typing.get_origin(annotation) is Annotated:
         checks, optional = _checks(kinds[0])
@@ -36,23 +36,24 @@ def _checks(annotation: Any) -> tuple[list[Any], bool]:
 
 
 def _expanded(function: Callable) -> inspect.Signature:
-    """The signature of a function with the options of `**options: Unpack[Options]` one by one."""
+    """Returns the signature of a function, with the options of `**options: Unpack[Options]` listed one by one."""
     signature = inspect.signature(function)
     parameters = list(signature.parameters.values())
-    collected = parameters[-1] if parameters else None
-    if collected is not None and "Unpack[" in str(collected.annotation):
+    last = parameters[-1] if parameters else None
+    if last is not None and "Unpack[" in str(last.annotation):
         (shared,) = typing.get_args(_evaluated(function, {"options": parameters.pop().annotation})["options"])
         for name, annotation in typing.get_type_hints(shared, include_extras=True).items():
-            kind, *known = typing.get_args(annotation)
-            (default,) = (x.value for x in known if isinstance(x, Default))
-            for more in known:  # a range, say
-                kind = kind if isinstance(more, Default) else Annotated[kind, more]
+            kind, *extras = typing.get_args(annotation)
+            (default,) = (extra.value for extra in extras if isinstance(extra, Default))
+            # Extras besides the default, such as a range, stay in the annotation.
+            for extra in extras:
+                kind = kind if isinstance(extra, Default) else Annotated[kind, extra]
             parameters.append(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind))
     return signature.replace(parameters=parameters)
 
 
 def _evaluated(function: Callable, annotations: dict[str, Any]) -> dict[str, Any]:
-    """Annotations of a function, which `from __future__ import annotations` keeps as texts."""
+    """Returns the values of a function's annotations, which `from __future__ import annotations` keeps as texts."""
 
     def annotated() -> None: ...
 
@@ -61,18 +62,18 @@ def _evaluated(function: Callable, annotations: dict[str, Any]) -> dict[str, Any
 
 
 def _rules(function: Callable, signature: inspect.Signature) -> dict[str, tuple[list[Any], bool]]:
-    """The checks of each argument that has some, and whether None is a value of it."""
-    known = {x.name: x.annotation for x in signature.parameters.values() if x.annotation is not x.empty}
-    rules = {name: _checks(kind) for name, kind in _evaluated(function, known).items()}
+    """Returns the checks of each argument that has some, and whether None is a value of the argument."""
+    annotations = {x.name: x.annotation for x in signature.parameters.values() if x.annotation is not x.empty}
+    rules = {name: _checks(kind) for name, kind in _evaluated(function, annotations).items()}
     return {name: rule for name, rule in rules.items() if rule[0]}
 
 
 def named_arguments(function: Callable[P, R]) -> Callable[P, R]:
-    """A decorator: arguments that the function does not take, or lacks, raise a TypeError that names them.
+    """Decorates a function: arguments that it does not take, or that it lacks, raise a TypeError that names them.
 
-    Options that several functions share are written once, in a TypedDict of which each is `Annotated` with its
-    `Default`, and taken as `**options: Unpack[Options]`; `help`, `inspect` and the errors show every one of them.
-    What an annotation says of a value is checked: `Literal`, and `Annotated` with `Number` or `Integer`.
+    Options that several functions share are written once, in a TypedDict, each `Annotated` with its `Default`. A
+    function takes them as `**options: Unpack[Options]`; `help`, `inspect` and the errors then show every option. Ranges
+    and choices in annotations are checked: `Literal`, and `Annotated` with `Number` or `Integer`.
 
     >>> from fedjax_sim.validate import Positive, PositiveInt
     >>> @named_arguments
@@ -101,37 +102,43 @@ def named_arguments(function: Callable[P, R]) -> Callable[P, R]:
     fedjax_sim.InvalidArgument: batch_size: expected one of 8, 16, got 0.
     """
     signature = _expanded(function)
-    takes_all = any(x.kind is x.VAR_KEYWORD for x in signature.parameters.values())
-    rules = functools.cache(lambda: _rules(function, signature))  # once it is called: names may be defined below it
-    known = list(signature.parameters)
-    by_place = [x.name for x in signature.parameters.values() if x.kind is x.POSITIONAL_OR_KEYWORD]
-    by_name = [name for name in known if name not in by_place]
-    needed = [x.name for x in signature.parameters.values() if x.default is x.empty and x.kind is not x.VAR_KEYWORD]
+    parameters = signature.parameters.values()
+    takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
+    # Annotations are evaluated at the first call: their names may be defined below the function.
+    rules = functools.cache(lambda: _rules(function, signature))
+    names = list(signature.parameters)
+    positional_names = [parameter.name for parameter in parameters if parameter.kind is parameter.POSITIONAL_OR_KEYWORD]
+    keyword_names = [name for name in names if name not in positional_names]
+    required_names = [
+        parameter.name
+        for parameter in parameters
+        if parameter.default is parameter.empty and parameter.kind is not parameter.VAR_KEYWORD
+    ]
 
     @functools.wraps(function)
     def checked(*args: P.args, **options: P.kwargs) -> R:
         for name in options:
-            if name not in known and not takes_all:
-                hint = nearest(name, known) or f"They are {', '.join(known)}."
-                if name == "learning_rate" and "optimizer" in known:
+            if name not in names and not takes_all:
+                hint = nearest(name, names) or f"They are {', '.join(names)}."
+                if name == "learning_rate" and "optimizer" in names:
                     hint = "It is the optimizer's: optimizer=optax.sgd(0.1), say."
                 fail(function.__name__, "one of its arguments", name, hint, TypeError)
-        if len(args) > len(by_place):
-            rule = f"at most {len(by_place)} arguments without a name ({', '.join(by_place)})"
-            hint = f"Write their names: {', '.join(f'{name}=...' for name in by_name)}" if by_name else ""
+        if len(args) > len(positional_names):
+            rule = f"at most {len(positional_names)} arguments without a name ({', '.join(positional_names)})"
+            hint = f"Write their names: {', '.join(f'{name}=...' for name in keyword_names)}" if keyword_names else ""
             fail(function.__name__, rule, len(args), hint, TypeError)
-        given = dict(zip(by_place, args, strict=False)) | options
-        for name in needed:
-            if name not in given:
+        values = dict(zip(positional_names, args, strict=False)) | options
+        for name in required_names:
+            if name not in values:
                 words = f"{function.__name__}: expected its argument {name}, got nothing. It has no default."
                 raise InvalidType(words)
-        for name in by_place[: len(args)]:
+        for name in positional_names[: len(args)]:
             if name in options:
                 fail(function.__name__, f"one value of {name}", "two", "Leave out its name, or its place.", TypeError)
         for name, (checks, optional) in rules().items():
-            if name in given and not (optional and given[name] is None):
+            if name in values and not (optional and values[name] is None):
                 for check in checks:
-                    check.check(name, given[name])
+                    check.check(name, values[name])
         return function(*args, **options)
 
     checked.__signature__ = signature  # type: ignore[attr-defined]

@@ -1,6 +1,6 @@
-"""Checks of arguments.
+"""Checks single arguments.
 
-Checks are written `not (low <= x <= high)` so that NaN fails them. Traced values pass: a sweep may vmap over a
+Comparisons are written `not (low <= x <= high)` so that NaN fails them. Traced values pass: a sweep may vmap over a
 hyper-parameter, whose range the caller then checks.
 """
 
@@ -44,12 +44,12 @@ __all__ = [
 ]
 
 INT32_MAX = 2**31 - 1
-MOST_STEPS = 1 << 24  # of one client in a round: past it float32 cannot count them
+MOST_STEPS = 1 << 24  # local steps of a client in a round: beyond it float32 cannot count them
 LARGEST, SMALLEST = (float(x) for x in (np.finfo(np.float32).max, np.finfo(np.float32).tiny))
 
 
 def _number(name: str, value: Any, rule: str, hint: str) -> bool:
-    """True if `value` is concrete and must be checked; raises if it is no real number."""
+    """Returns True for a concrete value, which must be checked; raises TypeError for a value that is no real number."""
     if isinstance(value, jax.core.Tracer):
         return False
     if isinstance(value, (np.ndarray, jax.Array)) and value.ndim == 0:
@@ -73,10 +73,19 @@ def in_range(
     """Refuses all but a real number between `low` and `high` that float32 can hold; with `wide`, float64 (on the host).
 
     Args:
+      name: the argument's name, for the error.
+      value: its value.
+      low, high: the ends of the range.
       open_low, open_high: exclude that end.
       hint: appended to the error.
+      wide: whether the number may be larger than float32 holds.
 
-    Raises: TypeError for what is no number, ValueError for one out of range.
+    Raises: TypeError for a value that is no number, ValueError for a number out of range.
+
+    >>> in_range("share", 1.5, 0, 1)
+    Traceback (most recent call last):
+        ...
+    fedjax_sim.InvalidArgument: share: expected a number in [0, 1], got 1.5.
     """
     rule = f"a number in {'(' if open_low else '['}{low:g}, {high:g}{')' if open_high else ']'}"
     if math.isinf(high):
@@ -102,7 +111,13 @@ def positive(name: str, value: Any, *, hint: str = "", wide: bool = False) -> No
 
 
 def integer(name: str, value: Any, low: int = 1, high: int = INT32_MAX, *, hint: str = "") -> None:
-    """Refuses all but an integer (not a bool) in [low, high]: Python's, or NumPy's int64, so products do not wrap."""
+    """Refuses all but an integer (not a bool) in [low, high]: Python's, or NumPy's int64, so products do not wrap.
+
+    >>> integer("num_rounds", 0)
+    Traceback (most recent call last):
+        ...
+    fedjax_sim.InvalidArgument: num_rounds: expected an integer in [1, 2147483647], got 0.
+    """
     rule = f"an integer in [{low}, {high}]"
     if isinstance(value, (bool, np.bool_)) or not isinstance(value, numbers.Integral):
         fail(name, rule, value, hint, TypeError)
@@ -124,20 +139,26 @@ def truth(name: str, value: Any) -> None:
 
 
 def as_written(value: float | Fraction) -> Fraction:
-    """A number as its decimals read, for products that are rounded to whole ones: as floats 1.001 * 1000 is < 1001.
+    """Returns a number as its decimals read, for products that are rounded to integers.
+
+    In floats 1.001 * 1000 is below 1001, and would be rounded down to 1000.
 
     >>> as_written(1.001) * 1000
     Fraction(1001, 1)
     >>> as_written(np.float32(2.007)) * 1000, as_written(np.int16(100)) * 1000
     (Fraction(2007, 1), Fraction(100000, 1))
     """
-    if isinstance(value, numbers.Rational):  # NumPy's integers wrap in products of fractions
+    # NumPy's integers would wrap in products of fractions.
+    if isinstance(value, numbers.Rational):
         return Fraction(int(value.numerator), int(value.denominator))
-    return Fraction(str(value))  # of NumPy's float32, too, the decimals that it was written with
+    # The text of NumPy's float32, too, has the decimals that the number was written with.
+    return Fraction(str(value))
 
 
 def decimal(text: str) -> float:
-    """The number in a text, in the digits 0 to 9; NaN for any other. float() takes 1_0 for 10, and digits of others.
+    """Returns the number in a text that is written in the digits 0 to 9; NaN for any other text.
+
+    Python's float() takes "1_0" for 10, and takes digits of other scripts.
 
     >>> decimal("-2.5e3"), decimal("1_0")
     (-2500.0, nan)
@@ -146,13 +167,23 @@ def decimal(text: str) -> float:
 
 
 def function(name: str, value: Any, arguments: str, *, hint: str = "") -> None:
-    """Refuses all but a function that takes these arguments (a text such as "params, key") by position."""
+    """Refuses all but a function that takes these arguments by position.
+
+    Args:
+      name: the argument's name, for the error.
+      value: its value.
+      arguments: the names of the function's arguments, as a text such as "params, key".
+      hint: appended to the error.
+
+    Raises: TypeError for any other value.
+    """
     rule = f"a function ({arguments})"
     if not callable(value):
         fail(name, rule, value, hint, TypeError)
     try:
         signature = inspect.signature(value)
-    except (TypeError, ValueError):  # some built-in functions have none
+    except (TypeError, ValueError):
+        # Some built-in functions have no signature.
         return
     try:
         signature.bind(*arguments.split(", "))
@@ -173,11 +204,11 @@ def optax_transformation(name: str, value: Any) -> None:
 
 
 def floating_parameters(params: Any) -> None:
-    """Refuses parameters of which a leaf holds no floating-point numbers: no gradient exists for it.
+    """Refuses parameters if a leaf holds no floating-point numbers, because no gradient exists for such a leaf.
 
     Raises: TypeError that names the leaf.
 
-    Guarantees: every recipe names it (tests/laws/test_pytrees.py::test_an_integer_leaf_is_named).
+    Guarantees: every recipe names the leaf (tests/laws/test_pytrees.py::test_an_integer_leaf_is_named).
     """
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
         dtype = getattr(leaf, "dtype", None) or np.asarray(leaf).dtype
@@ -195,8 +226,15 @@ def part(name: str, value: Any, kind: type) -> None:
 
 
 def one_of(name: str, value: Any, options: Iterable[Any], *, hint: str = "") -> None:
-    """Refuses all but one of a closed set of values; the error names the nearest."""
+    """Refuses all but one of a closed set of values; the error names the nearest.
+
+    >>> one_of("form", "meen", ["mean", "median"])
+    Traceback (most recent call last):
+        ...
+    fedjax_sim.InvalidArgument: form: expected one of 'mean', 'median', got 'meen'. Did you mean 'mean'?
+    """
     options = list(options)
+    # Types are compared too, since 1 == True.
     if not any(value is option or (type(value) is type(option) and value == option) for option in options):
         words = [option for option in options if isinstance(option, str)]
         suggestion = nearest(value, words) if isinstance(value, str) else ""

@@ -1,4 +1,4 @@
-"""The check of a compressor by trial."""
+"""Checks by trial that a compressor is a contraction."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from fedjax_sim.validate.errors import fail
 
 __all__ = ["contraction"]
 
-PROBE = 2.0**10  # magnitude of test inputs: large, or the error of a compressor with a fixed range would look larger
+# Test inputs are large: at small ones the error of a compressor with a fixed range would look larger than it is.
+PROBE = 2.0**10
 
 
 def contraction(name: str, send: Callable, spec: Any, *, hint: str = "") -> None:
@@ -22,27 +23,39 @@ def contraction(name: str, send: Callable, spec: Any, *, hint: str = "") -> None
     A compressor with traced options passes.
 
     Args:
+      name: the argument's name, for the error.
       send: (key, x) -> Q(x), of pytrees like `spec`.
       spec: shapes and dtypes of an update.
+      hint: appended to the error.
+
+    Raises: ValueError with the factor that was measured.
     """
     if not any(x.size for x in jax.tree.leaves(spec)):
         return
-    rng, draws = np.random.default_rng(0), 8
+    rng = np.random.default_rng(0)
+    draws = 8  # of the compressor's randomness, for each input
 
-    def probes(x):  # [2, ...]: the two inputs
+    def probes(x):
+        """Returns the two inputs of a leaf, [2, ...]."""
         return (PROBE * np.stack([np.ones(x.shape), rng.standard_normal(x.shape)])).astype(x.dtype)
 
     def inner(a, b):
         pairs = zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
         return sum((y.astype(jnp.float32) * x.astype(jnp.float32)).sum() for y, x in pairs)
 
-    def excess(i, both):  # (|Q - x|^2 - |x|^2) / |x|^2, as |Q|^2 - 2 <Q, x>: no cancellation for a small Q
-        x = jax.tree.map(lambda probe: probe[i % 2], both)
+    def excess(i, inputs):
+        """Returns (|Q - x|^2 - |x|^2) / |x|^2, computed as |Q|^2 - 2 <Q, x>, so that a small Q does not cancel."""
+        x = jax.tree.map(lambda probe: probe[i % 2], inputs)
         sent = send(jax.random.fold_in(jax.random.key(0), i), x)
         return inner(sent, jax.tree.map(lambda y, x: y - 2 * x.astype(y.dtype), sent, x)) / inner(x, x)
 
+    # A part may be made while its user traces a program: the trial then runs outside of this trace.
     with jax.ensure_compile_time_eval():
-        tried = jax.jit(lambda both: jax.lax.map(lambda i: excess(i, both), jnp.arange(2 * draws)))
-        more = tried(jax.tree.map(probes, spec))
-    if not isinstance(more, jax.core.Tracer) and not (more := np.asarray(more).reshape(draws, 2).mean(0).max()) < 0:
-        fail(name, "a compressor with E |Q(x) - x|^2 < |x|^2", f"{1 + more:g} |x|^2", hint)
+        trial = jax.jit(lambda inputs: jax.lax.map(lambda i: excess(i, inputs), jnp.arange(2 * draws)))
+        excesses = trial(jax.tree.map(probes, spec))
+    if isinstance(excesses, jax.core.Tracer):
+        return
+    largest = np.asarray(excesses).reshape(draws, 2).mean(0).max()
+    # Not `largest >= 0`, so that a NaN fails.
+    if not largest < 0:
+        fail(name, "a compressor with E |Q(x) - x|^2 < |x|^2", f"{1 + largest:g} |x|^2", hint)

@@ -1,4 +1,4 @@
-"""Refused arguments: their class, and one format for all of them: `name: expected RULE, got VALUE. HINT`."""
+"""Raises errors for refused arguments, in one format: `name: expected RULE, got VALUE. HINT`."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ __all__ = ["InvalidArgument", "InvalidType", "fail", "nearest"]
 
 
 class InvalidArgument(ValueError):
-    """An argument that is refused; all other errors are bugs of the package, or of a function that it was given."""
+    """An argument that is refused. Any other error is a bug of the package, or of a function that it was given."""
 
-    __module__ = "fedjax_sim"  # where users import it from
+    __module__ = "fedjax_sim"  # the module that users import it from
 
 
 class InvalidType(InvalidArgument, TypeError):
@@ -21,14 +21,20 @@ class InvalidType(InvalidArgument, TypeError):
     __module__ = "fedjax_sim"
 
 
+# Built-in class of an error -> the class that is raised.
 CLASSES: dict[type[Exception], type[Exception]] = {ValueError: InvalidArgument, TypeError: InvalidType}
 
 
 def fail(name: str, rule: str, value: Any, hint: str = "", error: type[Exception] = ValueError) -> None:
-    """Raises an error with a message in the format above; long values are cut to 120 characters.
+    """Raises an error with a message `name: expected RULE, got VALUE. HINT`; long values are cut to 120 characters.
 
     Args:
-      error: `InvalidArgument` for ValueError, `InvalidType` for TypeError; other classes as they are.
+      name: the argument's name.
+      rule: the values that are expected, such as "a number in [0, 1]".
+      value: the value that was given.
+      hint: what to do about it, as sentences; "" for none.
+      error: the kind of the error: ValueError raises `InvalidArgument`, TypeError raises `InvalidType`, and other
+        classes are raised themselves.
 
     >>> fail("rate", "a number", "fast", error=TypeError)
     Traceback (most recent call last):
@@ -41,6 +47,10 @@ def fail(name: str, rule: str, value: Any, hint: str = "", error: type[Exception
 
 
 def nearest(word: str, options: Iterable[str]) -> str:
-    """`Did you mean 'x'?`, or an empty string."""
-    close = difflib.get_close_matches(str(word), list(options), n=1, cutoff=0.5)
-    return f"Did you mean {close[0]!r}?" if close else ""
+    """Returns `Did you mean 'x'?` for the most similar option, or an empty string if none is similar.
+
+    >>> nearest("unifrom", ["uniform", "poisson"])
+    "Did you mean 'uniform'?"
+    """
+    similar = difflib.get_close_matches(str(word), list(options), n=1, cutoff=0.5)
+    return f"Did you mean {similar[0]!r}?" if similar else ""

@@ -1,3 +1,3 @@
-"""What a rule needs that looks at every message of a round: sums over rows, order statistics, pairs of messages."""
+"""Holds what rules need that look at every message of a round: sums over rows, order statistics, products of pairs."""
 
 __all__: list[str] = []

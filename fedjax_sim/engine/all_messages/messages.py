@@ -1,10 +1,12 @@
-"""Arithmetic on all messages of a cohort side by side, m x d numbers: distances, products, sums, combinations.
+"""Computes on all messages of a cohort side by side, m x d numbers: distances, products, sums, combinations.
 
-Over devices messages are split by coordinate (`engine.all_messages.columns`, whose names this file has too).
-Coordinates are worked on in tiles of a fixed width, and what is summed over tiles is summed exactly
-(`engine.exact_sums`), so no bit depends on the number of devices, on who sat on which, or on padding
-(tests/engine/all_messages/test_messages.py). On one device the messages are taken as they lie, and every function reads
-them once (`gaps` twice: for their peaks and for their products). What changes messages makes new ones.
+Over devices messages are split by coordinate (`engine.all_messages.columns`, whose names this file has too). Two things
+keep results independent of the number of devices, of the devices of clients, and of padding
+(tests/engine/all_messages/test_messages.py): coordinates are worked on in tiles of a fixed width, and sums over tiles
+are exact (`engine.exact_sums`).
+
+On one device the messages are read where they lie, and every function reads them once (`gaps` twice: for their peaks
+and for their products). Functions that change messages return new ones.
 """
 
 from __future__ import annotations
@@ -62,14 +64,23 @@ __all__ = [
     "with_message",
 ]
 
-BLOCKS, LEAST = 4, 256  # of messages whose products are worked out at once; fewer messages than that are one block
+# Products of messages are computed in this many blocks of messages; fewer messages than LEAST are one block.
+BLOCKS, LEAST = 4, 256
 
 
 def _tile(
     x: Array, order: Array, start: Array | int, width: int, size: int, scale: Array | None = None, dtype=None
 ) -> Array:
-    """[m, size] a tile's columns of the messages in order, floats of 32 bits at least, each times a power of two [m] of
-    `scale`."""
+    """Returns a tile's columns of the messages in order, [m, size].
+
+    Args:
+      x: a leaf, [places, d].
+      order: [m], the place of each message.
+      start, width: the tile's first column, and its columns; further columns up to `size` are zeros.
+      size: the columns of the result.
+      scale: [m] powers of two, by which the messages are multiplied; None for 1.
+      dtype: of the result; by default float32, or the leaf's if that is wider.
+    """
     empty = jnp.zeros((order.shape[0], size), tree.at_least_float32(x.dtype) if dtype is None else dtype)
 
     def put(i, tile):
@@ -80,18 +91,20 @@ def _tile(
 
 
 def gram_matrix(messages: Messages, scale: Array | None = None) -> Array:
-    """[m, m] float32: the inner products of s_i u_i and s_j u_j, matmuls for each tile, the tiles added exactly.
+    """Returns the inner products of s_i u_i and s_j u_j, [m, m] float32.
 
-    The matrix is symmetric to the bit: messages are taken in four blocks (one, where they are few), and products of two
-    blocks are worked out once.
+    A matrix product is computed for each tile, and the tiles are added exactly. The result is symmetric to the bit:
+    messages are taken in four blocks (in one, if they are few), and products of two blocks are computed once.
 
     Args:
-      scale: [m] powers of two, 1 by default.
+      messages: u_1, ..., u_m.
+      scale: [m] powers of two s_i, 1 by default.
     """
-    m, scale = messages.number, jnp.ones(messages.number) if scale is None else scale
+    m = messages.number
+    scale = jnp.ones(messages.number) if scale is None else scale
     size = -(-m // BLOCKS) if m >= LEAST else m
-    ends = [(first, min(first + size, m)) for first in range(0, m, size)]
-    pairs = [(one, other) for i, one in enumerate(ends) for other in ends[i:]]
+    blocks = [(first, min(first + size, m)) for first in range(0, m, size)]
+    pairs = [(block, other) for i, block in enumerate(blocks) for other in blocks[i:]]
 
     def work(leaves, _, order, scale):
         total = exact_sums.zeros([jax.ShapeDtypeStruct((b - a, d - c), jnp.float32) for (a, b), (c, d) in pairs])
@@ -99,58 +112,68 @@ def gram_matrix(messages: Messages, scale: Array | None = None) -> Array:
 
             def tile(total, start, width, size, x=x):
                 rows = _tile(x, order, start, width, size, scale, jnp.float32)
-                found = [
+                products = [
                     jnp.matmul(rows[a:b], rows[c:d].T, precision=jax.lax.Precision.HIGHEST)[None]
                     for (a, b), (c, d) in pairs
                 ]
-                return exact_sums.add(total, found)
+                return exact_sums.add(total, products)
 
             total = over_tiles(x, tile, total)
-        found = exact_sums.total(total if messages.mesh is None else exact_sums.combine(total, AXIS))
+        products = exact_sums.total(total if messages.mesh is None else exact_sums.combine(total, AXIS))
         whole = jnp.zeros((m, m), jnp.float32)
-        for ((a, b), (c, d)), block in zip(pairs, found, strict=True):
-            whole = whole.at[c:d, a:b].set(block.T).at[a:b, c:d].set(block)
+        for ((a, b), (c, d)), product in zip(pairs, products, strict=True):
+            whole = whole.at[c:d, a:b].set(product.T).at[a:b, c:d].set(product)
+        # The product of a block with itself may differ in last bits across its diagonal: one half is mirrored.
         return jnp.triu(whole) + jnp.triu(whole, 1).T
 
     return on_devices(messages, work, messages.order, scale)
 
 
 def gaps(messages: Messages) -> Array:
-    """[m, m] float32 |u_i - u_j|^2, from inner products of messages whose peaks are scaled to [1, 2).
+    """Returns the squared distances |u_i - u_j|^2, [m, m] float32, from inner products of scaled messages.
 
-    Returns: symmetric, 0 on the diagonal, infinity past float32's range. The error is some 2^-20 of |u_i|^2 + |u_j|^2:
-    messages that are much closer than they are long are told apart no better than that.
+    Each message is scaled by a power of two so that its largest magnitude is in [1, 2).
 
-    Guarantees: tests/engine/all_messages/test_messages.py::test_gaps.
+    Returns: symmetric, 0 on the diagonal, infinity past float32's range. The error is about 2^-20 of
+    |u_i|^2 + |u_j|^2. So the distance of two messages that are much closer than they are long has few correct digits.
+
+    Guarantees: it agrees with NumPy's distances, and messages up to 2^99 neither overflow nor become NaN
+    (tests/engine/all_messages/test_messages.py::test_gaps).
     """
     top = peaks(messages)
+    # The exponent of a float32, read off its bits. The bounds keep all scaled squares within float32's range.
     exponent = jnp.clip((jax.lax.bitcast_convert_type(top, jnp.int32) >> 23) - 127, -60, 110)
-    found = gram_matrix(messages, power_of_two(-exponent, jnp.float32))
-    squares = jnp.diagonal(found)
+    products = gram_matrix(messages, power_of_two(-exponent, jnp.float32))
+    squares = jnp.diagonal(products)
+    # Both messages of a pair are brought to the unit of the larger one.
     larger = jnp.maximum(exponent[:, None], exponent[None])
     left, right = (power_of_two(jnp.maximum(x - larger, -60), jnp.float32) for x in (exponent[:, None], exponent[None]))
-    terms = left * left * squares[:, None], right * right * squares[None], 2 * left * right * found
-    parts = rounded_here(terms, hidden_zero(found))
-    apart = jnp.maximum(parts[0] + parts[1] - parts[2], 0)
+    terms = left * left * squares[:, None], right * right * squares[None], 2 * left * right * products
+    # Each term is rounded before they are added, or a compiler would fuse a product with the addition.
+    parts = rounded_here(terms, hidden_zero(products))
+    distances = jnp.maximum(parts[0] + parts[1] - parts[2], 0)
     unit = power_of_two(larger, jnp.float32)
-    apart = apart * unit * unit
-    return jnp.where(jnp.eye(messages.number, dtype=bool), 0, apart)
+    # Not by the square of the unit, which may be past float32's range.
+    distances = distances * unit * unit
+    return jnp.where(jnp.eye(messages.number, dtype=bool), 0, distances)
 
 
 def linear_combinations(messages: Messages, matrix: Array) -> Messages:
-    """Messages A u: the combinations of the messages by the rows of a matrix [k, m], each a new message."""
+    """Returns the messages A u: the combinations of the messages by the rows of a matrix A [k, m]."""
 
     def rows(tile, matrix):
         return jnp.matmul(matrix.astype(tile.dtype), tile, precision=jax.lax.Precision.HIGHEST)
 
-    return _made(messages, matrix.shape[0], rows, matrix)
+    return _new_messages(messages, matrix.shape[0], rows, matrix)
 
 
 def pooled_messages(messages: Messages, members: Array, coefficients: Array) -> Messages:
-    """sum_j c_kj u_(members_kj), each a new message, added one after the other.
+    """Returns new messages sum_j c_kj u_(members_kj); terms are added one after the other.
 
     Args:
-      members: [k, s] int32, ranks of messages; coefficients [k, s].
+      messages: u_1, ..., u_m.
+      members: [k, s] int32, ranks of messages.
+      coefficients: [k, s] floats c.
     """
     zero = hidden_zero(coefficients)
 
@@ -158,25 +181,25 @@ def pooled_messages(messages: Messages, members: Array, coefficients: Array) -> 
         terms = [tile[members[:, j]] * coefficients[:, j, None].astype(tile.dtype) for j in range(members.shape[1])]
         return reduce(jnp.add, rounded_here(terms, zero))
 
-    return _made(messages, members.shape[0], rows, members, coefficients)
+    return _new_messages(messages, members.shape[0], rows, members, coefficients)
 
 
 def weighted_rows(messages: Messages, factors: Array) -> Messages:
-    """c_i u_i, each a new message; factors [m]."""
+    """Returns new messages c_i u_i; factors c [m]."""
     zero = hidden_zero(factors)
     scaled = lambda tile, factors: rounded_here(tile * factors[:, None].astype(tile.dtype), zero)  # noqa: E731
-    return _made(messages, messages.number, scaled, factors)
+    return _new_messages(messages, messages.number, scaled, factors)
 
 
-def _made(messages: Messages, number: int, rows: Callable, *args: Array) -> Messages:
-    """New messages by `rows(tile [m, size], *args) -> [k, size]`."""
+def _new_messages(messages: Messages, number: int, rows: Callable, *args: Array) -> Messages:
+    """Returns new messages that `rows(tile [m, size], *args) -> [number, size]` computes tile by tile."""
     validate.integer("messages", number, 1)
 
     def work(leaves, _, order, *args):
         def of_leaf(x):
             def tile(out, start, width, size):
-                found = rows(_tile(x, order, start, width, size), *args)
-                return jax.lax.dynamic_update_slice(out, found[:, :width], (jnp.int32(0), start))
+                new_rows = rows(_tile(x, order, start, width, size), *args)
+                return jax.lax.dynamic_update_slice(out, new_rows[:, :width], (jnp.int32(0), start))
 
             return over_tiles(x, tile, jnp.zeros((number, x.shape[1]), tree.at_least_float32(x.dtype)))
 

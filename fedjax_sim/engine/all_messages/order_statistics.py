@@ -1,9 +1,11 @@
-"""Exact order statistics over clients, coordinate by coordinate, by radix select (`engine.all_messages.radix`).
+"""Computes exact order statistics over clients, coordinate by coordinate, by radix select.
 
-Columns go in blocks that stay in the L2 cache. Sums are of integers, those with weights exact (`engine.exact_sums`), so
-the order of the messages cannot change a bit of the result.
+`engine.all_messages.radix` has the selection.
 
-Valid messages have to be finite. If they are not, infinities order at the ends and NaNs beyond them, by their sign.
+Columns go in blocks that stay in the L2 cache. Sums are sums of integers, and sums with weights are exact
+(`engine.exact_sums`), so the order of the messages cannot change a bit of the result.
+
+Valid messages have to be finite. If they are not, infinities order at the ends, and NaNs beyond them, by their sign.
 Messages that are not valid may hold anything.
 """
 
@@ -27,32 +29,35 @@ from fedjax_sim.types import Array
 
 __all__ = ["median", "order_statistic", "trimmed_mean"]
 
-_BLOCK_BYTES = 1 << 21  # messages x columns of a block, about an L2 cache; the best of 2^16 ... 2^22 measured
+# Bytes of messages x columns of a block, about an L2 cache; the best of 2^16 ... 2^22 measured.
+_BLOCK_BYTES = 1 << 21
 
 
 def _select(keys: Array, rank: Array, weights: Array | None = None) -> Array:
-    """[m, B] keys, [r, B] ranks -> [r, B] keys."""
+    """Returns the keys [r, B] of ranks [r, B] among keys [m, B], column by column."""
     return radix_select(keys, rank, lambda counts: counts.sum(0), weights)[0]
 
 
 def _mass(keys: Array, weights: Array | None) -> Array:
-    """[1, B] how many messages a mask [m, B] holds, each as often as it counts."""
+    """Returns how many messages a mask [m, B] holds, [1, B]; with weights, each counts as often as its weight."""
     if weights is None:
         return keys.sum(0, dtype=jnp.int32, keepdims=True)
     return jnp.where(keys, weights[:, None], 0).sum(0, dtype=jnp.int32, keepdims=True)
 
 
 def _over_blocks(fn: Callable, values: Array, columns: tuple[Array, ...], num_rows: int, dtype) -> Array:
-    """`fn(values [m, B], *columns [r, B]) -> [num_rows, B]` over blocks of columns that fit a core's cache."""
+    """Computes `fn(values [m, B], *columns [r, B]) -> [num_rows, B]` over blocks of columns that fit a core's cache."""
     m, d = values.shape
     if d == 0:
         return jnp.zeros((num_rows, 0), dtype)
+    # Whole cache lines of columns; other hardware than a CPU takes all columns at once.
     block = max(64, _BLOCK_BYTES // m // 64 * 64) if target() == "cpu" else d
     if block >= d:
         return fn(values, *columns)
 
     def body(i, out):
-        start = jnp.minimum(i * block, d - block)  # the last block looks again at some columns of the one before
+        # The last block begins earlier, and computes some columns of the block before again.
+        start = jnp.minimum(i * block, d - block)
         parts = [jax.lax.dynamic_slice_in_dim(x, start, block, axis=1) for x in (values, *columns)]
         return jax.lax.dynamic_update_slice_in_dim(out, fn(*parts), start, axis=1)
 
@@ -60,6 +65,7 @@ def _over_blocks(fn: Callable, values: Array, columns: tuple[Array, ...], num_ro
 
 
 def _checked(values: Array, valid: Array | None) -> tuple[Array, Array]:
+    """Returns values as [m, d], and the mask of valid messages, after checking both."""
     values = jnp.asarray(values)
     if values.ndim < 1 or values.shape[0] < 1 or not jnp.issubdtype(values.dtype, jnp.floating):
         validate.fail(
@@ -72,7 +78,7 @@ def _checked(values: Array, valid: Array | None) -> tuple[Array, Array]:
 
 
 def _rows(x: Array, shape: tuple[int, ...], name: str) -> Array:
-    """Integers [] or like one message, as [1, d] int32."""
+    """Returns integers [], or shaped like a message, as [1, d] int32, after checking them."""
     x = jnp.asarray(x)
     if not jnp.issubdtype(x.dtype, jnp.integer) or x.shape not in ((), shape):
         validate.fail(name, f"integers of shape () or {shape}", x)
@@ -80,7 +86,7 @@ def _rows(x: Array, shape: tuple[int, ...], name: str) -> Array:
 
 
 def order_statistic(values: Array, rank: Array | int, valid: Array | None = None) -> Array:
-    """The value of rank `rank` (0 the smallest) among the valid messages, coordinate by coordinate.
+    """Returns the value of rank `rank` (0 the smallest) among the valid messages, coordinate by coordinate.
 
     Args:
       values: [m, ...] float16, bfloat16, float32 or float64, finite where valid.
@@ -91,9 +97,11 @@ def order_statistic(values: Array, rank: Array | int, valid: Array | None = None
 
     Raises: ValueError for values that are no floats, and ranks or masks of another shape.
 
-    Guarantees: equals a stable sort for every rank, with ties, zeros of both signs, subnormal numbers and infinities
-    (tests/engine/all_messages/test_order_statistics.py::test_order_statistics_equal_numpy); no bit depends on the order
-    of the messages, on absent ones or on the number of columns (::test_order_padding_and_blocks_change_no_bit).
+    Guarantees:
+      It equals a stable sort for every rank, with ties, zeros of both signs, subnormal numbers and infinities
+      (tests/engine/all_messages/test_order_statistics.py::test_order_statistics_equal_numpy).
+      No bit depends on the order of the messages, on absent ones or on the number of columns
+      (tests/engine/all_messages/test_order_statistics.py::test_order_padding_and_blocks_change_no_bit).
 
     >>> import jax.numpy as jnp
     >>> order_statistic(jnp.array([[3.0, 1.0], [2.0, 5.0], [9.0, 4.0]]), 1).tolist()
@@ -104,13 +112,15 @@ def order_statistic(values: Array, rank: Array | int, valid: Array | None = None
 
     def of_block(block, rank):
         keys = ordered(block)
-        return floats_of(_select(jnp.where(valid[:, None], keys, ~keys.dtype.type(0)), rank), block.dtype)
+        # An absent message has the largest key, which is a NaN's: it ranks behind all that are valid.
+        keys = jnp.where(valid[:, None], keys, ~keys.dtype.type(0))
+        return floats_of(_select(keys, rank), block.dtype)
 
     return _over_blocks(of_block, flat, (_rows(rank, shape, "rank"),), 1, flat.dtype).reshape(shape)
 
 
 def _exponent(x: Array) -> Array:
-    """int32 e with |x| < 2^(e+1), but at least -90 (float64: -900): smaller values lose digits."""
+    """Returns int32 e with |x| < 2^(e+1), but at least -90 (float64: -900): smaller values lose digits."""
     if x.dtype == jnp.float64:
         bits = jax.lax.bitcast_convert_type(x, jnp.int64)
         return jnp.maximum(((bits >> 52) & 2047).astype(jnp.int32) - 1023, -900)
@@ -118,11 +128,12 @@ def _exponent(x: Array) -> Array:
 
 
 def _units(x: Array, scale: Array) -> Array:
+    """Returns numbers in units of 1 / scale, rounded to integers."""
     return jnp.round(x * scale).astype(jnp.int64 if x.dtype == jnp.float64 else jnp.int32)
 
 
 def median(values: Array, valid: Array | None = None, weights: Array | None = None) -> Array:
-    """The coordinate-wise median of the valid messages; the mean of the two middle ones when their number is even.
+    """Returns the coordinate-wise median of the valid messages; of an even number, the mean of the two middle ones.
 
     Args:
       values: [m, ...] floats, finite where valid.
@@ -131,9 +142,11 @@ def median(values: Array, valid: Array | None = None, weights: Array | None = No
 
     Returns: [...]; NaN without a valid message.
 
-    Guarantees: `numpy.median` of the valid messages, and finite where the sum of the two middle ones is not
-    (tests/engine/all_messages/test_order_statistics.py::test_median_equals_numpy); no bit depends on the order of the
-    messages (::test_order_padding_and_blocks_change_no_bit).
+    Guarantees:
+      It is `numpy.median` of the valid messages, and finite where the sum of the two middle ones is not
+      (tests/engine/all_messages/test_order_statistics.py::test_median_equals_numpy).
+      No bit depends on the order of the messages
+      (tests/engine/all_messages/test_order_statistics.py::test_order_padding_and_blocks_change_no_bit).
 
     >>> import jax.numpy as jnp
     >>> median(jnp.array([[3.0], [2.0], [9.0], [0.0]])).tolist()
@@ -146,37 +159,44 @@ def median(values: Array, valid: Array | None = None, weights: Array | None = No
     def of_block(block):
         keys = ordered(block)
         keys = jnp.where(valid[:, None], keys, ~keys.dtype.type(0))
+        # Of an even number, `low` is the lower middle value.
         low = _select(keys, jnp.broadcast_to((count - 1) // 2, (1, block.shape[1])), weights)
-        upto = _mass(keys <= low, weights)
+        # The upper middle value is the same number again, or else the next larger one: no second selection is needed.
+        num_up_to_low = _mass(keys <= low, weights)
         following = jnp.where(keys > low, keys, ~keys.dtype.type(0)).min(0, keepdims=True)
-        high = jnp.where(upto > count // 2, low, following)
+        high = jnp.where(num_up_to_low > count // 2, low, following)
         half = jnp.asarray(0.5, block.dtype)
-        a, b = floats_of(low, block.dtype), floats_of(high, block.dtype)
-        halves = rounded_here((a * half, b * half), block)  # or compilers add first, which overflows
-        mean = jnp.where(low == high, a, halves[0] + halves[1])
+        low_value = floats_of(low, block.dtype)
+        high_value = floats_of(high, block.dtype)
+        # Each is halved before they are added: a compiler would add first, which overflows.
+        halves = rounded_here((low_value * half, high_value * half), block)
+        mean = jnp.where(low == high, low_value, halves[0] + halves[1])
         return jnp.where(count > 0, mean, jnp.asarray(jnp.nan, block.dtype))
 
     return _over_blocks(of_block, flat, (), 1, flat.dtype).reshape(jnp.shape(values)[1:])
 
 
 def trimmed_mean(values: Array, trim: Array | int, valid: Array | None = None, weights: Array | None = None) -> Array:
-    """The coordinate-wise mean of the valid messages without the `trim` smallest and the `trim` largest.
+    """Returns the coordinate-wise mean of the valid messages without the `trim` smallest and the `trim` largest.
 
     Values strictly between the two selected order statistics are summed as integers, in units of 2^-28 (float64: 2^-60)
-    of the larger one's power of two; of values equal to one of the two, as many copies count as lie inside the cut.
+    of the larger one's power of two. Of values equal to one of the two, as many copies count as lie inside the cut.
 
     Args:
       values: [m, ...] floats, finite where kept, m <= 131,071.
-      trim: [] or [...] integers >= 0: messages taken off at each end; with weights, how much of them.
+      trim: [] or [...] integers >= 0, how many messages are taken off at each end; with weights, how much weight.
       valid: [m] bool, the messages that arrived; all by default.
-      weights: [m] int32, how often each message counts, at least once where valid; together less than 2^31. Those of
-        messages at a cut are divided. Products with weights are added exactly (`engine.exact_sums`).
+      weights: [m] int32, how often each message counts, at least once where valid; together less than 2^31. The weight
+        of a message at a cut is divided. Products with weights are added exactly (`engine.exact_sums`).
 
-    Returns: [...] in the dtype of `values`; NaN where no message, or an infinite one, is left.
+    Returns: [...] in the dtype of `values`; NaN where no message, or an infinite one, remains.
 
-    Guarantees: at most two units in the last place and 2^-28 of the largest kept value from the mean of the sorted
-    ones, ties at the cut included (tests/engine/all_messages/test_order_statistics.py::test_trimmed_mean_equals_numpy);
-    no bit depends on the order of the messages (::test_order_padding_and_blocks_change_no_bit).
+    Guarantees:
+      The error is at most two units in the last place and 2^-28 of the largest kept value, against the mean of sorted
+      values, ties at the cut included
+      (tests/engine/all_messages/test_order_statistics.py::test_trimmed_mean_equals_numpy).
+      No bit depends on the order of the messages
+      (tests/engine/all_messages/test_order_statistics.py::test_order_padding_and_blocks_change_no_bit).
 
     References: Yin, Chen, Ramchandran and Bartlett 2018, definition 2.
 
@@ -191,25 +211,31 @@ def trimmed_mean(values: Array, trim: Array | int, valid: Array | None = None, w
     count = (valid if weights is None else weights).sum(dtype=jnp.int32)
     double = flat.dtype == jnp.float64
     wide, digits = (jnp.float64, 60) if double else (jnp.float32, 28)
-    half = digits // 2  # so that a sum of half-words of 2^17 - 1 messages fits
+    half = digits // 2  # bits of a half-word: sums of half-words of 2^17 - 1 messages fit
 
     def of_block(block, trim):
         keys = ordered(block)
         keys = jnp.where(valid[:, None], keys, ~keys.dtype.type(0))
         cuts = _select(keys, jnp.concatenate([trim, count - 1 - trim]), weights)
-        low, high = cuts[:1], cuts[1:]
+        # The smallest and the largest value that remain: their ranks are trim and count - 1 - trim.
+        low = cuts[:1]
+        high = cuts[1:]
         inside = (keys > low) & (keys < high)
+        # Copies of the two selected values that lie inside the cut.
         copies_low = _mass(keys <= low, weights) - trim
         copies_high = count - trim - _mass(keys < high, weights)
         ends = floats_of(low, block.dtype).astype(wide), floats_of(high, block.dtype).astype(wide)
         mean = plain if weights is None else weighted
-        found = jnp.where(
+        # Where both selected values are equal, they are the mean.
+        # Where both selected values are equal, they are the mean; the upper one's copies then count for nothing.
+        trimmed = jnp.where(
             low == high, ends[0], mean(block, inside, ends, copies_low, jnp.where(low == high, 0, copies_high), trim)
         )
         finite = jnp.isfinite(ends[0]) & jnp.isfinite(ends[1]) | (low == high)
-        return jnp.where((count > 2 * trim) & (trim >= 0) & finite, found, jnp.nan).astype(block.dtype)
+        return jnp.where((count > 2 * trim) & (trim >= 0) & finite, trimmed, jnp.nan).astype(block.dtype)
 
     def weighted(block, inside, ends, copies_low, copies_high, trim):
+        """Returns the mean with weights: products rounded one by one, and added exactly."""
         zero = hidden_zero(block)
         products = jnp.where(inside, block.astype(wide), 0) * weights[:, None].astype(wide)
         inner = exact_sums.summed(rounded_here(products, zero))
@@ -218,22 +244,29 @@ def trimmed_mean(values: Array, trim: Array | int, valid: Array | None = None, w
         return divide(total, (count - 2 * trim).astype(wide))
 
     def plain(block, inside, ends, copies_low, copies_high, trim):
+        """Returns the mean without weights: a sum of integers, in two half-words, so that nothing overflows."""
         exponent = jnp.maximum(*(_exponent(end) for end in ends))
+        # Units of the larger end's power of two: every kept value is below 2^digits units.
         units = functools.partial(_units, scale=power_of_two(digits - 1 - exponent, wide))
         messages = units(jnp.where(inside, block, jnp.zeros((), block.dtype)).astype(wide))
-        low_units, high_units = units(ends[0]), units(ends[1])
+        low_units = units(ends[0])
+        high_units = units(ends[1])
 
         def word(part):
+            """Returns the sum of a half-word of all kept values."""
             return (
                 part(messages).sum(0, dtype=messages.dtype, keepdims=True)
                 + part(low_units) * copies_low.astype(messages.dtype)
                 + part(high_units) * copies_high.astype(messages.dtype)
             )
 
-        upper, lower = word(lambda x: x >> half), word(lambda x: x & ((1 << half) - 1))
-        zero, left = hidden_zero(block), count - 2 * trim
+        upper = word(lambda x: x >> half)
+        lower = word(lambda x: x & ((1 << half) - 1))
+        zero = hidden_zero(block)
+        num_kept = count - 2 * trim
         total = rounded_here(upper.astype(wide) * 2.0**half + lower.astype(wide), zero)
-        share = rounded_here(1 / left.astype(wide), zero)  # or a compiler chooses how to divide
+        # A reciprocal that is rounded here: a compiler would choose how to divide.
+        share = rounded_here(1 / num_kept.astype(wide), zero)
         return total * share * power_of_two(exponent + 1 - digits, wide)
 
     return _over_blocks(of_block, flat, (_rows(trim, shape, "trim"),), 1, flat.dtype).reshape(shape)

@@ -1,4 +1,4 @@
-"""The largest entries of a vector: a threshold by radix select, then the indices of the entries that reach it.
+"""Finds the largest entries of a vector: a threshold by radix select, then the indices of entries that reach it.
 
 References: Alabi, Blanchard, Gordon and Steinbach 2012 (radix select for the k-th largest).
 """
@@ -19,34 +19,38 @@ LANES = 512  # columns that a vector is folded into
 
 
 def _magnitudes(x: Array) -> Array:
-    """Unsigned integers that order as |x| does."""
+    """Returns unsigned integers that order as |x| does."""
     unsigned = UNSIGNED[x.dtype.itemsize]
     if jnp.issubdtype(x.dtype, jnp.floating):
+        # Without its sign bit a float's bits order as its magnitude.
         return jax.lax.bitcast_convert_type(x, unsigned) & unsigned((1 << (8 * x.dtype.itemsize - 1)) - 1)
     bits = jax.lax.bitcast_convert_type(x, unsigned)
+    # The two's complement, which holds the magnitude of the smallest integer too.
     return jnp.where(x < 0, ~bits + unsigned(1), bits)
 
 
 def _rank_in_vector(keys: Array, rank: Array) -> tuple[Array, Array]:
-    """(the key of this rank in a vector, number of equal keys that rank before it)."""
+    """Returns (the key of this rank in a vector, the number of equal keys that rank before it)."""
     padding = ~keys.dtype.type(0)
     keys = jnp.concatenate([keys, jnp.full(-keys.size % LANES, padding, keys.dtype)]).reshape(-1, LANES)
+    # The vector is folded into columns, whose counts are added up.
     pool = lambda counts: counts.sum(keepdims=True)[0]  # noqa: E731
-    key, before = radix_select(keys, rank.reshape(1, 1), pool)
-    return key[0, 0], before[0, 0]
+    key, num_before = radix_select(keys, rank.reshape(1, 1), pool)
+    return key[0, 0], num_before[0, 0]
 
 
 def _vector(x: Array, k: int) -> tuple[Array, int]:
+    """Returns x and k, after checking them."""
     x = jnp.asarray(x)
-    real = jnp.issubdtype(x.dtype, jnp.floating) or jnp.issubdtype(x.dtype, jnp.integer)
-    if x.ndim != 1 or not real:
+    is_real = jnp.issubdtype(x.dtype, jnp.floating) or jnp.issubdtype(x.dtype, jnp.integer)
+    if x.ndim != 1 or not is_real:
         validate.fail("x", "a vector of floats or integers", x)
     validate.integer("k", k, 1, x.size)
     return x, int(k)
 
 
 def top_k_mask(x: Array, k: int) -> Array:
-    """A mask of the k entries of largest magnitude; among equal ones those of lowest index.
+    """Returns a mask of the k entries of largest magnitude; among equal ones those of lowest index.
 
     Args:
       x: [d] floats or integers, finite.
@@ -54,7 +58,7 @@ def top_k_mask(x: Array, k: int) -> Array:
 
     Returns: [d] bool with exactly k True.
 
-    Raises: ValueError, TypeError for x that is no vector and k out of range.
+    Raises: ValueError, TypeError for an x that is no vector, and for a k out of range.
 
     Guarantees: a stable argsort of -|x| chooses the same entries, in every dtype
     (tests/engine/all_messages/test_order_statistics.py::test_top_k_equals_a_stable_sort).
@@ -64,24 +68,27 @@ def top_k_mask(x: Array, k: int) -> Array:
     [False, True, True, False]
     """
     x, k = _vector(x, k)
+    # Complements, so that the largest magnitudes have the lowest ranks.
     keys = ~_magnitudes(x)
-    cut, before = _rank_in_vector(keys, jnp.int32(k - 1))
-    equal = keys == cut
+    cut, num_before = _rank_in_vector(keys, jnp.int32(k - 1))
+    is_equal = keys == cut
     index = jnp.arange(x.size, dtype=jnp.uint32)
 
-    def among_equal():
-        return _rank_in_vector(jnp.where(equal, index, ~jnp.uint32(0)), before)[0]
+    def last_index_among_equal():
+        return _rank_in_vector(jnp.where(is_equal, index, ~jnp.uint32(0)), num_before)[0]
 
-    all_equal = equal.sum(dtype=jnp.int32) == before + 1
-    last = jax.lax.cond(all_equal, lambda: ~jnp.uint32(0), among_equal)
-    return (keys < cut) | (equal & (index <= last))
+    # If all entries at the cut are chosen, there is no second selection.
+    takes_all_equal = is_equal.sum(dtype=jnp.int32) == num_before + 1
+    last = jax.lax.cond(takes_all_equal, lambda: ~jnp.uint32(0), last_index_among_equal)
+    return (keys < cut) | (is_equal & (index <= last))
 
 
 def top_k(x: Array, k: int) -> tuple[Array, Array]:
-    """(values, indices) of the k entries of largest magnitude, in order of index; among equal ones the lowest indices.
+    """Returns (values, indices) of the k entries of largest magnitude, in order of index.
 
-    By `top_k_mask` and the indices of its True entries; by `lax.top_k` where it is faster: on accelerators, and on CPU
-    for few floats of at most 32 bits (k <= 4,000 or d / 200).
+    Among entries of equal magnitude those of lowest index are chosen. The entries are found by `top_k_mask`, or by
+    `lax.top_k` where it is faster: on accelerators, and on a CPU for few floats of at most 32 bits (k <= 4,000 or
+    d / 200).
 
     Args:
       x: [d] floats or integers, finite.
@@ -89,7 +96,7 @@ def top_k(x: Array, k: int) -> tuple[Array, Array]:
 
     Returns: [k] values with their signs, and [k] int32 indices, increasing.
 
-    Raises: ValueError, TypeError for x that is no vector and k out of range.
+    Raises: ValueError, TypeError for an x that is no vector, and for a k out of range.
 
     Guarantees: a stable argsort of -|x| chooses the same entries, in every dtype and by either way
     (tests/engine/all_messages/test_order_statistics.py::test_top_k_equals_a_stable_sort).
@@ -110,8 +117,10 @@ def top_k(x: Array, k: int) -> tuple[Array, Array]:
 
 
 def _places(mask: Array, k: int) -> Array:
-    """Indices of the k True entries. Flags are packed into words of 32; each output looks up its word, and then bisects
-    the word by population counts."""
+    """Returns the indices of the k True entries.
+
+    Flags are packed into words of 32. Each output looks up its word, and then bisects the word by population counts.
+    """
     flags = jnp.concatenate([mask, jnp.zeros(-mask.size % 32, bool)]).reshape(-1, 32)
     words = (flags.astype(jnp.uint32) << jnp.arange(32, dtype=jnp.uint32)[None]).sum(1, dtype=jnp.uint32)
     sizes = jax.lax.population_count(words).astype(jnp.int32)
@@ -122,7 +131,9 @@ def _places(mask: Array, k: int) -> Array:
         .max(jnp.arange(words.size, dtype=jnp.int32), mode="drop")
     )
     at = jax.lax.cummax(at)
-    word, rank, place = words[at], jnp.arange(k, dtype=jnp.int32) - first[at], at * 32
+    word = words[at]
+    rank = jnp.arange(k, dtype=jnp.int32) - first[at]
+    place = at * 32
     for width in (16, 8, 4, 2, 1):
         lower = jax.lax.population_count(word & jnp.uint32((1 << width) - 1)).astype(jnp.int32)
         upper = rank >= lower

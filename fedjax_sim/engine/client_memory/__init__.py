@@ -1,3 +1,3 @@
-"""What clients keep between rounds, in memory and on disk."""
+"""Keeps per-client state between rounds, in memory and on disk."""
 
 __all__: list[str] = []

@@ -1,15 +1,18 @@
-"""Per-client memory in a sparse file: only a cohort's rows move, and the file can be taken back to any commit.
+"""Keeps per-client memory in a sparse file: only a cohort's rows move, and the file can be taken back to any commit.
 
-`NAME.mem` holds a head and then one record for each client (`engine/client_memory/records.py`). The record of a client
-never written is a hole, which takes no disk and reads as the initial state. A bit for each client, kept in every
-checkpoint, tells whether it was written: a disk that loses a record leaves zeros too. Rows are read and written by
-position instead of through a memory mapping, because mapped pages count as the process's memory, and because a full
-disk kills a process that writes through a mapping, where a plain write raises an error.
+Layout. `NAME.mem` holds a head and then one record for each client (`engine/client_memory/records.py`). The record of a
+client that was never written is a hole: it takes no disk and reads as the initial state. A bit for each client tells
+whether its record was written. The bits are kept in every checkpoint, because a disk that loses a record leaves zeros,
+too.
 
-A version counts the writes (`put`) since the run began, one a round; a commit is a version that has a checkpoint.
-Before a row is overwritten for the first time since a commit, its old record goes into that commit's undo journal
-`NAME.mem.undo_VERSION` (`engine/client_memory/journal.py`). Going back to a commit restores the records of its journal
-and of all later ones.
+Reading and writing. Rows are read and written by position and not through a memory mapping. Mapped pages would count
+as the process's memory. And a full disk kills a process that writes through a mapping, where a plain write raises an
+error.
+
+Versions. A version counts the writes (`put`) since the run began, one a round. A commit is a version that has a
+checkpoint. Before a row is overwritten for the first time since a commit, its old record goes into that commit's undo
+journal `NAME.mem.undo_VERSION` (`engine/client_memory/journal.py`). Going back to a commit restores the records of its
+journal and of all later ones.
 """
 
 from __future__ import annotations
@@ -32,71 +35,104 @@ __all__ = ["MemoryFile", "MemoryFileError"]
 MAGIC = b"FEDJAXMM"
 SCHEMA = 1
 HEAD = struct.Struct("<8sQQQ16s32sL")  # magic, schema, clients, record bytes, mark, layout digest, CRC of those
-PLACE, PLACE_AT = struct.Struct("<QQL"), 512  # newest journal's version, its bytes, CRC; in a sector of its own
-START = 4096  # where the records begin
-PIECE_BYTES = 1 << 24  # rows handled at once
+# The newest journal's version, its bytes, CRC. It changes with the journal, so it has a sector of its own.
+PLACE, PLACE_AT = struct.Struct("<QQL"), 512
+START = 4096  # byte where the records begin
+PIECE_BYTES = 1 << 24  # bytes of rows that are handled at once
 
 
 class MemoryFile:
-    """The rows of `num_clients` clients who all start from `client_state`; opened by the first use, or by `resume`.
+    """The rows of `num_clients` clients who all start from `client_state`.
 
-    Guarantees: a row never written reads as the initial state and takes no disk
-    (tests/engine/client_memory/test_disk.py::test_rows_come_back_and_holes_take_no_disk); from any moment it goes back
-    to any commit that its journals reach (::test_killed_between_any_two_system_calls); a flipped or missing byte of a
-    row or journal is found when it is read (::test_damage_is_found), and so is a record that was lost or put back to
-    zeros (::test_a_lost_record_is_no_hole).
+    The file is opened by the first use, or by `resume`.
+
+    Args:
+      path: of the file; journals lie beside it.
+      client_state: the initial state of every client, a pytree of arrays.
+      num_clients: N.
+
+    Guarantees:
+      A row that was never written reads as the initial state and takes no disk
+      (tests/engine/client_memory/test_disk.py::test_rows_come_back_and_holes_take_no_disk).
+      From any moment the file goes back to any commit that its journals reach
+      (tests/engine/client_memory/test_disk.py::test_killed_between_any_two_system_calls).
+      A flipped or missing byte of a row or journal is found when it is read
+      (tests/engine/client_memory/test_disk.py::test_damage_is_found).
+      A record that was lost or put back to zeros is found
+      (tests/engine/client_memory/test_disk.py::test_a_lost_record_is_no_hole).
     """
 
     _rows: int | None = None  # file descriptor
     _journal: Journal | None = None
 
     def __init__(self, path: str | Path, client_state: PyTree, num_clients: int):
-        self.path, self.num_clients = Path(path), num_clients
+        self.path = Path(path)
+        self.num_clients = num_clients
         self.format = RecordFormat(client_state)
         self.version, self.mark = 0, b""
-        self.written = no_bits(num_clients)  # of the clients whose record is no hole
-        self._kept = no_bits(num_clients)  # of the clients whose old record is in the journal
+        self.written = no_bits(num_clients)  # bits of the clients whose record is no hole
+        self._kept = no_bits(num_clients)  # bits of the clients whose old record is in the journal
         self._arrived = 0  # devices that have written their share of the next version
-        self._lock = threading.RLock()
+        self._lock = threading.RLock()  # devices call from threads of their own
         self._failure: Exception | None = None
 
     # What a round does: compiled code calls it on every device, for its share of the cohort.
 
     def read(self, version: int, ids: np.ndarray, leaves: list[np.ndarray]) -> None:
-        """Fills `leaves` [k, ...] with the rows of clients `ids`; an id outside [0, N) gives the initial state."""
+        """Fills `leaves` [k, ...] with the rows of clients `ids`; an id outside [0, N) gives the initial state.
+
+        Args:
+          version: the version of the state that is read; it must be the file's.
+          ids: [k] integers.
+          leaves: arrays that are filled in place.
+
+        Raises: MemoryFileError for another version, and for damaged or missing records.
+        """
         with self._lock:
             self._check_version(version)
         for leaf, part in zip(leaves, self.format.initial_leaves(), strict=True):
             leaf[...] = part
-        known = np.flatnonzero((ids >= 0) & (ids < self.num_clients))
+        present = np.flatnonzero((ids >= 0) & (ids < self.num_clients))
         step = max(1, PIECE_BYTES // self.format.record_bytes)
-        for begin in range(0, len(known), step):
-            here = known[begin : begin + step]
-            for leaf, part in zip(leaves, self.format.decode(self._records(ids[here])), strict=True):
-                leaf[here] = part
+        for begin in range(0, len(present), step):
+            piece = present[begin : begin + step]
+            for leaf, part in zip(leaves, self.format.decode(self._records(ids[piece])), strict=True):
+                leaf[piece] = part
 
     def write(self, version: int, ids: np.ndarray, leaves: list[np.ndarray], shares: int = 1) -> None:
-        """Writes the rows of clients `ids` (distinct) and, with the last of `shares` calls, ends the version."""
+        """Writes the rows of clients `ids` (distinct) and, with the last of `shares` calls, ends the version.
+
+        Args:
+          version: the version of the state that is written over; it must be the file's.
+          ids: [k] integers in [0, N).
+          leaves: the new rows, [k, ...].
+          shares: how many devices write a part of this version.
+
+        Raises: MemoryFileError for another version; OSError for a full disk.
+        """
         with self._lock:
             self._check_version(version)
             step = max(1, PIECE_BYTES // self.format.record_bytes)
+            # A share without clients is a batch too: the journal learns from it that the version is complete.
             for begin in range(0, max(len(ids), 1), step):
                 piece = slice(begin, begin + step)
-                last = begin + step >= len(ids) and self._arrived + 1 == shares
-                self._save_old(version, last, ids[piece].astype(np.int64))
+                is_last = begin + step >= len(ids) and self._arrived + 1 == shares
+                # Old records are on the disk before they are overwritten.
+                self._save_old(version, is_last, ids[piece].astype(np.int64))
                 self._write_records(ids[piece], self.format.encode(ids[piece], [leaf[piece] for leaf in leaves]))
                 set_bits(self.written, ids[piece])
             self._arrived += 1
             if self._arrived == shares:
-                self._arrived, self.version = 0, version + 1
+                self._arrived = 0
+                self.version = version + 1
 
     def fail(self, error: Exception) -> None:
-        """Keeps the first error of a device; raised at once, it would leave the others waiting in a collective."""
+        """Keeps the first error of a device; an error raised at once would leave the others waiting in a collective."""
         self._failure = self._failure or error
 
     @property
     def failed(self) -> bool:
-        """Whether a device met an error; from then on nothing is written."""
+        """Whether a device met an error; after an error nothing is written."""
         return self._failure is not None
 
     def check(self) -> None:
@@ -107,21 +143,25 @@ class MemoryFile:
     # What a run does around its rounds.
 
     def create(self) -> None:
-        """A fresh file with every client at the initial state; an old file is deleted with its journals."""
+        """Creates a fresh file with every client at the initial state; an old file is deleted with its journals."""
         for path in [self.path, *self.journals().values()]:
             path.unlink(missing_ok=True)
         self._open(create=True)
 
     def sync(self, version: int) -> None:
-        """Brings every row to the disk; called before a checkpoint of `version` is written."""
+        """Brings every row to the disk; called before a checkpoint of `version` is written.
+
+        Raises: MemoryFileError for a file that was deleted or replaced, or of another version.
+        """
         self._check_version(version)
         try:
-            there = os.path.samestat(os.stat(self.path), os.fstat(self._rows))
+            is_same_file = os.path.samestat(os.stat(self.path), os.fstat(self._rows))
         except FileNotFoundError:
-            there = False
-        if not there:
+            is_same_file = False
+        if not is_same_file:
             raise MemoryFileError(f"{self.path}: deleted or replaced during the run; its rows cannot be resumed.")
-        self._journal.sync()  # batches without records are written without a sync
+        # Batches without records are written without a sync.
+        self._journal.sync()
         os.fsync(self._rows)
 
     def advance(self, keep: int) -> None:
@@ -133,10 +173,11 @@ class MemoryFile:
                 self._journal_path(version).unlink(missing_ok=True)
 
     def resume(self, version: int, mark: str, written: np.ndarray) -> None:
-        """Opens the file and takes it back to `version`, one that a kept checkpoint has committed.
+        """Opens the file and takes it back to `version`, which a kept checkpoint has committed.
 
         Args:
-          mark: that of the run's file, hexadecimal, from the checkpoint's meta.
+          version: the version of the checkpoint.
+          mark: the mark of the run's file, hexadecimal, from the checkpoint's meta.
           written: the attribute of that name at the commit, from the checkpoint.
 
         Raises: MemoryFileError where the file or a journal is absent, damaged, too short, or of another run.
@@ -145,14 +186,18 @@ class MemoryFile:
         if self.mark.hex() != mark:
             raise MemoryFileError(f"{self.path}: expected the client memory of this run, got another run's.")
         self.written = np.array(written, np.uint8)
-        chain, before = [], self._place()
+        # Journals from the newest back to the one that starts at the version, or before it.
+        chain = []
+        before = self._place()
         while before[0] >= 0 and (not chain or chain[-1].version > version):
             path = self._journal_path(before[0])
             chain.append(Journal.open(path, self.mark, *before, self.format.record_bytes))
             before = chain[-1].before
-        newest, oldest = chain[0], chain[-1]
+        newest = chain[0]
+        oldest = chain[-1]
         self.version = version
-        if newest.version < version and newest.reached == version:  # stopped between the checkpoint and its journal
+        # The run stopped between the checkpoint and its journal: nothing was written after the checkpoint.
+        if newest.version < version and newest.reached == version:
             self._journal = newest
             return self._start_journal((newest.version, newest.end))
         if oldest.version != version:
@@ -160,11 +205,13 @@ class MemoryFile:
                 f"{self.path}: expected undo journals that lead to version {version}, got those of versions "
                 f"{oldest.version} to {newest.reached}. A file of another time, or more checkpoints than journals?"
             )
+        # From the newest journal back, so that the oldest record of a row is the last that is written.
         for journal in chain:
             for batch in journal.batches():
                 self._write_records(batch.ids, batch.records)
         os.fsync(self._rows)
         self._journal = oldest
+        # Batches behind the place where the run stopped are cut off.
         os.ftruncate(oldest.file, oldest.end)
         self._kept = no_bits(self.num_clients)
         for batch in oldest.batches():
@@ -178,14 +225,16 @@ class MemoryFile:
                 path.unlink(missing_ok=True)
 
     def journals(self) -> dict[int, Path]:
-        """The undo journals that lie beside the file, by the version that each starts from."""
+        """Returns the undo journals that lie beside the file, by the version from which each of them starts."""
         pattern = re.compile(re.escape(self.path.name) + r"\.undo_(\d{8,10})")
-        found = ((pattern.fullmatch(path.name), path) for path in self.path.parent.glob(f"{self.path.name}.undo_*"))
-        return {int(name[1]): path for name, path in found if name}
+        paths = self.path.parent.glob(f"{self.path.name}.undo_*")
+        matches = ((pattern.fullmatch(path.name), path) for path in paths)
+        return {int(match[1]): path for match, path in matches if match}
 
     def close(self) -> None:
         """Closes the files."""
-        if os is None or os.close is None:  # the interpreter is going, and the files with it
+        # While the interpreter ends, modules are gone before their objects; the system closes the files then.
+        if os is None or os.close is None:
             return
         if self._rows is not None:
             os.close(self._rows)
@@ -198,15 +247,17 @@ class MemoryFile:
     # Rows.
 
     def _records(self, ids: np.ndarray) -> np.ndarray:
-        """The records [k, record bytes] of clients `ids`, verified."""
+        """Reads the records [k, record bytes] of clients `ids`, and verifies them."""
         size = self.format.record_bytes
         records = np.empty((len(ids), size), np.uint8)
-        for i in np.argsort(ids, kind="stable").tolist():  # in the order of the disk
+        # In the order of the disk, whatever the order of the cohort.
+        for i in np.argsort(ids, kind="stable").tolist():
             if os.preadv(self._rows, [records[i]], START + int(ids[i]) * size) != size:
                 raise MemoryFileError(f"{self.path}: truncated; the record of client {ids[i]} is not there.")
         damaged = self.format.damaged(ids, records)
         if damaged is not None:
             raise MemoryFileError(f"{self.path}: the checksum of client {damaged} does not match its bytes: damaged.")
+        # A record that was written is no hole, and a hole was not written.
         wrong = ids[(checksums(records) != 0) != has_bits(self.written, ids)]
         if len(wrong):
             raise MemoryFileError(
@@ -216,10 +267,12 @@ class MemoryFile:
         return records
 
     def _write_records(self, ids: np.ndarray, records: np.ndarray) -> None:
+        """Writes records [k, record bytes] of clients `ids`, in the order of the disk."""
         for i in np.argsort(ids, kind="stable").tolist():
             write_at(self._rows, records[i], START + int(ids[i]) * self.format.record_bytes)
 
     def _check_version(self, version: int) -> None:
+        """Opens the file at its first use; raises MemoryFileError for a state that is not the file's."""
         if self._rows is None:
             self._open(create=True)
         if version != self.version:
@@ -231,6 +284,7 @@ class MemoryFile:
     # Files.
 
     def _open(self, create: bool) -> None:
+        """Creates or opens the file, and compares its head with the run's."""
         size = START + self.num_clients * self.format.record_bytes
         fixed = (MAGIC, SCHEMA, self.num_clients, self.format.record_bytes)
         try:
@@ -250,28 +304,31 @@ class MemoryFile:
         head = read_at(self._rows, HEAD.size, 0)
         if len(head) < HEAD.size or head[:8] != MAGIC or with_crc(head) != head:
             raise MemoryFileError(f"{self.path}: expected a client memory, got a damaged one or another file.")
-        *found, self.mark, layout, _ = HEAD.unpack(head)
-        if (*found, layout) != (*fixed, self.format.digest):
+        *stored, self.mark, layout, _ = HEAD.unpack(head)
+        if (*stored, layout) != (*fixed, self.format.digest):
             raise MemoryFileError(f"{self.path}: expected the memory of this algorithm and population, got another's.")
         if os.fstat(self._rows).st_size != size:
             raise MemoryFileError(f"{self.path}: expected {size:,} bytes, got {os.fstat(self._rows).st_size:,}.")
 
     def _place(self) -> tuple[int, int]:
-        """Version and used bytes of the newest journal."""
+        """Returns version and used bytes of the newest journal."""
         raw = read_at(self._rows, PLACE.size, PLACE_AT)
         if with_crc(raw) != raw:
             raise MemoryFileError(f"{self.path}: its head is damaged.")
         return PLACE.unpack(raw)[:2]
 
     def _set_place(self) -> None:
+        """Writes version and used bytes of the newest journal into the file."""
         write_at(self._rows, with_crc(PLACE.pack(self._journal.version, self._journal.end, 0)), PLACE_AT)
 
     # The journal.
 
     def _journal_path(self, version: int) -> Path:
+        """Returns the path of the undo journal that starts from a version."""
         return self.path.with_name(f"{self.path.name}.undo_{version:08d}")
 
     def _start_journal(self, before: tuple[int, int]) -> None:
+        """Starts the journal of the file's version; `before` is (version, used bytes) of the newest one so far."""
         earlier = self._journal
         path = self._journal_path(self.version)
         self._journal = Journal.create(path, self.mark, self.version, before, self.format.record_bytes)
@@ -283,9 +340,11 @@ class MemoryFile:
 
     def _save_old(self, version: int, last: bool, ids: np.ndarray) -> None:
         """Puts records that are about to be overwritten into the journal, unless it has them already."""
+        # Only the record at the commit counts, so a row that is overwritten again needs none.
         ids = ids[~has_bits(self._kept, ids)]
         records = self._records(ids)
         self._journal.append(version, last, ids, checksums(records) != 0, records)
-        if len(ids):  # an empty batch may not be on disk yet: `Journal.open` finds it behind this place if it is
+        # An empty batch may not be on disk yet. If it is, `Journal.open` finds it behind this place.
+        if len(ids):
             self._set_place()
         set_bits(self._kept, ids)

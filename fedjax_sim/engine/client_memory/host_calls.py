@@ -1,4 +1,4 @@
-"""Calls of Python from inside of a compiled program, with NumPy arrays."""
+"""Calls Python from inside of a compiled program, with NumPy arrays."""
 
 from __future__ import annotations
 
@@ -17,13 +17,16 @@ __all__ = ["on_host"]
 def on_host(function: Callable, results: list, *arguments: Array, vmap_method: str | None = None) -> list[Array]:
     """Calls `function(out, *arguments)` on the host with NumPy views, exactly once, when its arguments are computed.
 
-    On CPU it gets the buffers themselves: JAX copies larger arguments of its other callbacks to a device first, and
-    XLA:CPU hangs when two devices wait for that. There it has to stand on one device, or inside `shard_map`.
+    On a CPU the function gets the buffers themselves. JAX's other callbacks first copy larger arguments to a device,
+    and XLA:CPU hangs when two devices wait for that. On a CPU the call has to be on one device, or inside `shard_map`.
 
     Args:
       function: fills the arrays `out`, shaped as `results`.
       results: arrays or specs.
-      vmap_method: "sequential" for a function that may be vmapped on CPU, once for each row.
+      arguments: arrays that the function reads.
+      vmap_method: "sequential" for a function that may be vmapped on a CPU, once for each row.
+
+    Returns: the arrays that the function has filled.
     """
     results = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in results]
     if jax.default_backend() == "cpu":

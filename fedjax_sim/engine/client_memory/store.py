@@ -1,8 +1,8 @@
-"""Per-client memory of the whole population: on the device, split over devices, or in a file on disk.
+"""Stores the per-client memory of the whole population: on the device, split over devices, or in a file on disk.
 
 A round takes the rows of its cohort and puts them back; the other rows are not moved. On one device the memory is a
-pytree of arrays [N, ...]; with D devices each holds N / D rows (`Sharded`); `Disk` keeps them in a `MemoryFile`. The
-kind changes no bit of a result.
+pytree of arrays [N, ...]. With D devices each device holds N / D rows (`Sharded`). `Disk` keeps the rows in a
+`MemoryFile`. The kind changes no bit of a result.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ __all__ = [
 ]
 
 KINDS = ("auto", "device", "disk")
-LARGE = 1 << 30  # bytes of client memory on a device that are worth a warning
+LARGE = 1 << 30  # from this many bytes of client memory on a device on, there is a warning
 _setting: contextvars.ContextVar = contextvars.ContextVar("client_memory", default=("auto", None))
 
 
@@ -51,6 +51,9 @@ def client_memory(kind: str = "auto", directory: str | os.PathLike | None = None
     Args:
       kind: "device"; "disk", a sparse file `clients.mem` in `directory`; or "auto": on disk if it would take more
         than a quarter of a device and there is a directory.
+      directory: the run's folder; None without one.
+
+    Raises: ValueError for another kind, and for "disk" without a directory.
 
     Guarantees: the kind changes no bit (tests/engine/client_memory/test_store.py::test_every_kind_gives_the_same_bits).
     """
@@ -65,7 +68,10 @@ def client_memory(kind: str = "auto", directory: str | os.PathLike | None = None
 
 
 def memory_limit(mesh: Mesh | None = None) -> int:
-    """Bytes that client memory may take on each device: half of what the device, or its share of this machine, has."""
+    """Returns the bytes that client memory may take on each device.
+
+    It is half of the device's memory; or half of the device's share of this machine's, where JAX does not know.
+    """
     device = jax.local_devices()[0] if mesh is None else mesh.local_devices[0]
     stats = device.memory_stats() or {}
     if "bytes_limit" in stats:
@@ -75,17 +81,25 @@ def memory_limit(mesh: Mesh | None = None) -> int:
 
 
 def store(client_state: PyTree, num_clients: int, *, mesh: Mesh | None = None, name: str = "clients") -> PyTree:
-    """The memory of `num_clients` clients who all start from `client_state`, of the kind that `client_memory` says.
+    """Makes the memory of `num_clients` clients who all start from `client_state`.
+
+    `client_memory` sets its kind.
 
     Args:
+      client_state: a pytree of arrays, the same for every client.
+      num_clients: N.
       mesh: devices that share the rows, the same as those of the rounds.
-      name: of the file, without its ending.
+      name: the name of the file, without its ending.
+
+    Returns: the memory, for `take` and `put`; the state itself if it has no leaves.
 
     Raises: MemoryError with the byte count where it would not fit.
 
-    Guarantees: a device of D holds at most ceil(N / D) rows
-    (tests/engine/client_memory/test_store.py::test_sharded_rows_are_split); a disk holds the rows once written
-    (tests/engine/client_memory/test_disk.py::test_rows_come_back_and_holes_take_no_disk).
+    Guarantees:
+      A device of D holds at most ceil(N / D) rows
+      (tests/engine/client_memory/test_store.py::test_sharded_rows_are_split).
+      A disk holds the rows once they are written
+      (tests/engine/client_memory/test_disk.py::test_rows_come_back_and_holes_take_no_disk).
 
     >>> import jax.numpy as jnp
     >>> store({"c": jnp.zeros(3)}, 5)["c"].shape
@@ -93,12 +107,15 @@ def store(client_state: PyTree, num_clients: int, *, mesh: Mesh | None = None, n
     """
     if not jax.tree.leaves(client_state):
         return client_state
+    # For shapes alone, such as for a program's digest, the kind of memory must not matter.
     if is_unplaced():
         return jax.tree.map(lambda x: jnp.broadcast_to(x, (num_clients, *jnp.shape(x))), client_state)
     kind, directory = _setting.get()
     shares = 1 if mesh is None else mesh.size
     rows = -(-num_clients // shares)
-    row_bytes, limit = tree.num_bytes(tree.spec(client_state)), memory_limit(mesh)
+    row_bytes = tree.num_bytes(tree.spec(client_state))
+    limit = memory_limit(mesh)
+    # The limit is half of a device's memory: "auto" allows a quarter of it.
     if kind == "disk" or (kind == "auto" and directory is not None and rows * row_bytes > limit // 2):
         if jax.process_count() > 1:
             hint = "The file of one process is not the other's: use client_memory='device', which splits the rows."
@@ -120,44 +137,47 @@ def store(client_state: PyTree, num_clients: int, *, mesh: Mesh | None = None, n
     def fill(state):
         return jax.tree.map(lambda x: jnp.broadcast_to(x, (rows * shares, *jnp.shape(x))), state)
 
-    # As NumPy arrays, which every process has alike: those may enter a program over all processes.
+    # NumPy arrays are equal on every process, and may enter a program over all processes.
     client_state = jax.tree.map(lambda x: x if isinstance(x, jax.core.Tracer) else np.asarray(x), client_state)
     split = NamedSharding(mesh, P(mesh.axis_names[0]))
     return Sharded(jax.jit(fill, out_shardings=split)(client_state), mesh, num_clients)
 
 
 def _file(path: Path, client_state: PyTree, num_clients: int) -> MemoryFile:
+    """Returns the file of the memory; under a trace, a file that has the right shapes and fails at its first use."""
     if not any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(client_state)):
         return MemoryFile(path, client_state, num_clients)
     zeros = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), tree.spec(client_state))
-    file = MemoryFile(path, zeros, num_clients)  # right for shapes alone
+    # The shapes are right, the values are not: reading or writing must fail.
+    file = MemoryFile(path, zeros, num_clients)
     file.fail(MemoryFileError(f"{path}: the algorithm's init was traced. Call it outside jit for memory on disk."))
     return file
 
 
 def owned(state: PyTree, borrowed: PyTree) -> PyTree:
-    """The state in buffers that nobody else reads, so that a program may be given them to write over.
+    """Returns the state in buffers that nobody else reads, so that a program may write over them.
 
-    What shares a buffer with `borrowed` (a user's model, a population), or with an earlier leaf, is copied; all else,
-    client memory above all, stays where it is.
+    A leaf is copied if it shares a buffer with `borrowed` (a user's model, a population), or with an earlier leaf.
+    Everything else stays where it is, client memory above all.
 
-    Guarantees: tests/engine/client_memory/test_store.py::test_only_shared_buffers_are_copied.
+    Guarantees: leaves that share no buffer are not copied
+    (tests/engine/client_memory/test_store.py::test_only_shared_buffers_are_copied).
     """
-    taken = {place for leaf in jax.tree.leaves(borrowed) for place in _places(leaf)}
+    taken_addresses = {address for leaf in jax.tree.leaves(borrowed) for address in _buffer_addresses(leaf)}
 
     def leaf(x):
         x = jnp.asarray(x)
-        places = _places(x)
-        if not places or taken & {*places}:
+        addresses = _buffer_addresses(x)
+        if not addresses or taken_addresses & {*addresses}:
             return jnp.array(x)
-        taken.update(places)
+        taken_addresses.update(addresses)
         return x
 
     return jax.tree.map(leaf, state)
 
 
-def _places(x: Array) -> list[int]:
-    """Where an array's buffers of this process lie; [] where nobody can tell."""
+def _buffer_addresses(x: Array) -> list[int]:
+    """Returns the addresses of an array's buffers in this process; [] where nobody can tell."""
     try:
         return [shard.data.unsafe_buffer_pointer() for shard in x.addressable_shards]
     except (AttributeError, NotImplementedError, ValueError, jax.errors.JaxRuntimeError):
@@ -165,7 +185,7 @@ def _places(x: Array) -> list[int]:
 
 
 def take(memory: PyTree, ids: Array) -> tuple[PyTree, PyTree]:
-    """(rows `ids` [m, ...], the memory to `put` them back into); ids must be in range.
+    """Returns (rows `ids` [m, ...], the memory to `put` them back into); ids must be in range.
 
     Only the cohort's rows are moved. The second result must be used: on disk it makes the write wait for this read.
     """
@@ -173,25 +193,35 @@ def take(memory: PyTree, ids: Array) -> tuple[PyTree, PyTree]:
 
 
 def put(memory: PyTree, ids: Array, rows: PyTree, where: Array) -> PyTree:
-    """The memory with `rows` [m, ...] written at `ids` where `where`; other rows as they were.
+    """Returns the memory with `rows` [m, ...] written at `ids` where `where`; other rows as they were.
 
     Of several slots with the same id the last one is written.
 
-    Guarantees: padding and lost clients never write, even with another client's id
-    (tests/engine/client_memory/test_store.py::test_put_leaves_absent_clients_alone); an id twice in a cohort has one
-    outcome (::test_the_last_of_equal_ids_writes).
+    Args:
+      memory: as `take` returns it.
+      ids: [m] integers, the clients of the slots.
+      rows: their new states, leaves [m, ...].
+      where: [m] bool, the slots that write.
+
+    Guarantees:
+      Padding and lost clients never write, even with another client's id
+      (tests/engine/client_memory/test_store.py::test_put_leaves_absent_clients_alone).
+      An id twice in a cohort has one outcome
+      (tests/engine/client_memory/test_store.py::test_the_last_of_equal_ids_writes).
     """
     if not jax.tree.leaves(rows):
+        # Scattered writes to equal indices have no defined order, so a single slot of each id may write.
         return memory
-    where = _last(ids, where)
+    where = _where_last(ids, where)
     if isinstance(memory, (Sharded, Disk)):
         return memory.put(ids, rows, where)
     return scatter(memory, ids, rows, where)
 
 
-def _last(ids: Array, where: Array) -> Array:
-    """`where`, without slots whose id comes again in a later slot that writes."""
+def _where_last(ids: Array, where: Array) -> Array:
+    """Returns `where`, without slots whose id comes again in a later slot that writes."""
     keys = jnp.where(where, ids, -1)
+    # A stable sort keeps the order of slots among equal ids: the last of each group is the last slot.
     order = jnp.argsort(keys, stable=True)
     ordered = keys[order]
     ends = jnp.concatenate([ordered[1:] != ordered[:-1], jnp.ones(1, bool)])
@@ -199,22 +229,24 @@ def _last(ids: Array, where: Array) -> Array:
 
 
 def memory_files(state: PyTree) -> list[tuple[MemoryFile, Array]]:
-    """The files in which a state keeps client memory, each with the version to which the state belongs."""
+    """Returns the files in which a state keeps client memory, each with the version to which the state belongs."""
     nodes = jax.tree.leaves(state, is_leaf=lambda x: isinstance(x, Disk))
     return [(node.file, node.version) for node in nodes if isinstance(node, Disk)]
 
 
 def gathered(state: PyTree, *, spec: bool = False) -> PyTree:
-    """The state as a checkpoint keeps it, the same for any number of devices.
+    """Returns the state as a checkpoint keeps it, the same for any number of devices.
 
-    Client memory that is split over devices becomes plain arrays [N, ...] on the host, and memory on disk
-    (its version, a bit for each client: whether it was written).
+    Client memory that is split over devices becomes plain arrays [N, ...] on the host. Memory on disk becomes (its
+    version, a bit for each client that tells whether it was written).
 
     Args:
+      state: the state of an algorithm.
       spec: True for arrays of the same shapes and dtypes that take no memory, to be filled from a checkpoint.
     """
 
-    def one(node):
+    def node_as_arrays(node):
+        """Returns a part of a state without its kind of memory."""
         if isinstance(node, Disk):
             return node.version, node.file.written if spec else node.file.written.copy()
         if not isinstance(node, Sharded):
@@ -223,14 +255,16 @@ def gathered(state: PyTree, *, spec: bool = False) -> PyTree:
             empty = lambda x: np.broadcast_to(np.zeros((), x.dtype), (node.size, *x.shape[1:]))  # noqa: E731
             return jax.tree.map(empty, node.rows)
         return jax.tree.map(lambda x: np.asarray(x)[: node.size], node.rows)
+        # Rows of padding, behind the last client, are left out.
 
-    return jax.tree.map(one, state, is_leaf=lambda x: isinstance(x, (Sharded, Disk)))
+    return jax.tree.map(node_as_arrays, state, is_leaf=lambda x: isinstance(x, (Sharded, Disk)))
 
 
 def scattered(state: PyTree, like: PyTree) -> PyTree:
-    """The inverse of `gathered`: the state with client memory split, or on disk, as in `like`."""
+    """Inverts `gathered`: returns the state with client memory split, or on disk, as in `like`."""
 
-    def one(node, plain):
+    def node_as_memory(node, plain):
+        """Returns a part of a state in the kind of memory of `node`, a part of `like`."""
         if isinstance(node, Disk):
             version, node.file.written = plain
             return dataclasses.replace(node, version=version)
@@ -238,10 +272,11 @@ def scattered(state: PyTree, like: PyTree) -> PyTree:
             return plain
         split = NamedSharding(node.mesh, P(node.mesh.axis_names[0]))
 
-        def leaf(x, rows):  # on the host: the whole may be more than a device can hold
+        # On the host, since the whole may be more than a device can hold.
+        def leaf(x, rows):
             rows = np.asarray(rows)
             return jax.device_put(np.pad(rows, [(0, len(x) - len(rows))] + [(0, 0)] * (rows.ndim - 1)), split)
 
         return dataclasses.replace(node, rows=jax.tree.map(leaf, node.rows, plain))
 
-    return jax.tree.map(one, like, state, is_leaf=lambda x: isinstance(x, (Sharded, Disk)))
+    return jax.tree.map(node_as_memory, like, state, is_leaf=lambda x: isinstance(x, (Sharded, Disk)))
