@@ -1,4 +1,4 @@
-"""Docstrings: their doctests run, and every test that they name exists."""
+"""Docstrings and docs/: their examples run, every test that they name exists, and so does every page that they link."""
 
 from __future__ import annotations
 
@@ -11,7 +11,11 @@ import re
 
 import pytest
 
+from fedjax_sim import engine
+
 ROOT = pathlib.Path(__file__).resolve().parents[1]
+PAGES = sorted((ROOT / "docs").glob("*.md"))
+RUN_ELSEWHERE = {"your_own_data.md": "tests/test_readme.py::test_your_own_data"}  # with a file and results to look at
 MODULES = sorted(
     ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
     for path in (ROOT / "fedjax_sim").rglob("*.py")
@@ -74,6 +78,73 @@ def test_every_named_test_exists():
                 missing.append(f"{path.relative_to(ROOT)}: {file}{'::' + test if test else ''}")
     assert count > 50, "the search itself is broken"
     assert not missing, "\n".join(missing)
+
+
+def python_blocks(path: pathlib.Path) -> list[str]:
+    """The Python blocks of a page, in their order."""
+    return re.findall(r"^```python\n(.*?)^```", path.read_text(encoding="utf-8"), re.S | re.M)
+
+
+def pages_to_run() -> list[pathlib.Path]:
+    """Pages with Python blocks that no test of their own runs."""
+    return [path for path in PAGES if path.name not in RUN_ELSEWHERE and python_blocks(path)]
+
+
+RESULTS = {
+    "extend.md": {
+        "a client update of a user's own learns": lambda names: names["signs"]["local_loss"] < 2.3,
+        "personal models are judged": lambda names: 0 < names["personal_record"]["personal_accuracy"] <= 1,
+        "a population and a loss fit together": lambda names: abs(float(names["fit"].params(names["state"])) - 2) < 0.2,
+        "stale updates are met": lambda names: names["stale_record"]["staleness"] > 0,
+        "the study's prediction holds": lambda names: all(row["holds"] for row in names["findings"].rows()),
+    }
+}
+
+
+@pytest.mark.parametrize("path", pages_to_run(), ids=lambda path: path.stem)
+def test_pages_run(path, tmp_path, monkeypatch):
+    """Catches an example on a page that no longer fits the library; blocks run in order, as one program."""
+    monkeypatch.chdir(tmp_path)
+    names = {"__name__": path.stem}
+    with engine.one_device():  # a program for two takes longer to compile
+        for i, block in enumerate(python_blocks(path), 1):
+            assert max(map(len, block.splitlines())) <= 120
+            exec(compile(block, f"{path.name}, block {i}", "exec", dont_inherit=True), names)
+    for what, holds in RESULTS.get(path.name, {}).items():
+        assert holds(names), what
+
+
+def test_every_page_is_run_or_says_where():
+    """Catches a page that is left out of `test_pages_run`, and whose own test is gone."""
+    assert "extend.md" in {path.name for path in pages_to_run()}
+    for page, test in RUN_ELSEWHERE.items():
+        ((file, name),) = named_tests(test)
+        assert (ROOT / "docs" / page).is_file() and name in defined(file)
+
+
+@pytest.mark.parametrize("path", [ROOT / "README.md", *PAGES], ids=lambda path: path.stem)
+def test_pages_name_what_is_there(path):
+    """Catches a promise whose test was renamed, and a link to a page, a heading or a picture that is gone."""
+    text = path.read_text(encoding="utf-8")
+    for file, test in named_tests(text):
+        assert (ROOT / file).is_file() and (test is None or test in defined(file)), (file, test)
+    for link in re.findall(r"\]\(([^)]+)\)", text):
+        if "://" in link:
+            continue
+        page, _, heading = link.partition("#")
+        target = (path.parent / page).resolve() if page else path
+        assert target.exists(), link
+        assert not heading or heading in anchors(target), link
+
+
+def anchors(path: pathlib.Path) -> set[str]:
+    """The names by which links reach a page's headings, as GitHub makes them.
+
+    >>> sorted(anchors(ROOT / "docs" / "your_own_data.md"))[:2]
+    ['a-table-with-an-id-column', 'clients-with-test-rows-from_sites']
+    """
+    headings = re.findall(r"^#+ (.+)$", path.read_text(encoding="utf-8"), re.M)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
 def test_the_search_finds_all_forms():

@@ -1,4 +1,4 @@
-"""What a type checker says about the public API: README's programs pass, wrong calls do not, nothing is left open."""
+"""What a type checker says about the public API: README's program passes, wrong calls do not, nothing is left open."""
 
 from __future__ import annotations
 
@@ -33,13 +33,17 @@ algorithm: str = algorithms.fedsgd(lambda *a: 0.0, sampling.full(10), optax.sgd(
 """
 
 
+def program(page: pathlib.Path) -> str:
+    """The Python blocks of a page, one after the other."""
+    return "".join(re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.S))
+
+
 def test_readme_passes_mypy_and_wrong_calls_do_not(tmp_path):
-    """Fault: a signature that refuses README's programs, or one so wide that it accepts an aggregator as a transform.
+    """Fault: a signature that refuses README's program, or one so wide that it accepts an aggregator as a transform.
 
     A wrong call that mypy accepts is an unused `type: ignore`, which is an error too.
     """
-    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.S)
-    programs = {"first.py": blocks[0], "parts.py": "".join(blocks[1:]), "wrong.py": WRONG}
+    programs = {"first.py": program(ROOT / "README.md"), "wrong.py": WRONG}
     for name, text in programs.items():
         (tmp_path / name).write_text(text, encoding="utf-8")
     files = [str(tmp_path / name) for name in programs]
@@ -48,12 +52,15 @@ def test_readme_passes_mypy_and_wrong_calls_do_not(tmp_path):
 
 
 def test_notebooks_call_what_there_is(tmp_path):
-    """Fault: a cell that calls a function, or names an argument, that is gone; a cell's names need no types."""
+    """Fault: a cell, or a block of docs/extend.md, that calls a function, or names an argument, that is gone; names in
+    them need no types."""
     options = [f"--disable-error-code={code}" for code in ("arg-type", "assignment", "index", "union-attr")]
     options += ["--cache-dir", str(CACHE / "mypy-notebooks")]
     wrong = tmp_path / "wrong.py"
     wrong.write_text("from fedjax_sim import study, theory\nstudy.nothing()\ntheory.budget([1.0], [0.0], steps=3)\n")
     scripts = sorted(str(path) for path in (ROOT / "notebooks").glob("[0-9]*.py"))
+    (tmp_path / "extend.py").write_text(program(ROOT / "docs" / "extend.md"), encoding="utf-8")
+    scripts.append(str(tmp_path / "extend.py"))
     for files, errors in ((scripts, 0), ([str(wrong)], 2)):
         out, said, _ = api.run([*OPTIONS, *options, *files])
         assert len(files) > 0 and out.count("error:") == errors, out + said
