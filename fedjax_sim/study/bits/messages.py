@@ -115,7 +115,7 @@ def feedback_floors(key: Array, step_sizes: Sequence[float], seed: int) -> Itera
       step_sizes: sizes of local steps.
       seed: decides the clients.
     """
-    # Coordinates of unequal size: top-k without feedback never sends the small ones.
+    # Coordinates of unequal size: top-k without feedback hardly ever sends the small ones.
     clients = Vectors(np.random.default_rng([seed, 3]).normal(size=(CLIENTS, BLOCK)) * np.geomspace(3, 0.3, BLOCK))
     top_k = transform.top_k(count=KEPT)
     compressors = {

@@ -26,7 +26,7 @@ __all__ = ["DIMENSION", "MIXING", "STEP", "equal_delays", "factor_of", "stale_pr
 DIMENSION = 8  # of the models under equal delays; curvature 1 in each direction
 MIXING = 0.6  # FedAsync's mixing rate alpha
 STEP = 0.3  # FedAsync's local step times alpha, and the step of FedBuff beside it
-# Bounds of the sizes of models that are used: squares of larger or smaller numbers leave the range of float32.
+# The sizes of models that are used: squares of larger ones overflow, and their runs stop.
 LEAST, MOST = 1e-25, 1e15
 ROUNDED = 1e-5  # how far float32 may move a factor
 SPREAD = np.linspace(0.1, 1.0, DIMENSION)  # curvatures where stale gradients are measured
