@@ -139,8 +139,14 @@ def calibrate_report(
     # The comparison needs whole clients, while the cohort size of a Poisson sample may be fractional.
     if table:
         cohort_size = max(1, round(calibrated_mechanism.cohort_size))
-        rows = compare(epsilon, delta, rounds, population_size=calibrated_mechanism.population_size, cohort_size=cohort_size,
-                       clip_norm=calibrated_mechanism.clip_norm)  # fmt: skip
+        rows = compare(
+            epsilon,
+            delta,
+            rounds,
+            population_size=calibrated_mechanism.population_size,
+            cohort_size=cohort_size,
+            clip_norm=calibrated_mechanism.clip_norm,
+        )
         fields["table"] = [row._asdict() for row in rows]
         lines += ["", comparison_table(rows)]
     return Answer("\n".join(lines), fields)
