@@ -102,7 +102,10 @@ def bernoulli(
 
 
 def _local_time(key: Array, ids: Array, seconds: Array, num_zones: int, day_seconds: int) -> Array:
-    """Returns [c] int32 seconds of each client's own day, in one of `num_zones` time zones, equally likely."""
+    """Returns the seconds of each client's own day, [c] int32.
+
+    Its time zone is one of `num_zones`, which are equally likely.
+    """
     zone = (unit_draws(key, ids) * num_zones).astype(jnp.int32)
     # Each remainder is below the length of a day, so nothing exceeds int32.
     return (seconds % day_seconds + zone * (day_seconds // num_zones)) % day_seconds

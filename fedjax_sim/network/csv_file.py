@@ -85,7 +85,7 @@ def columns(
     if not 1 <= count <= (MOST_ROWS if sample_rows is None else count):
         validate.fail("path", f"1 to {MOST_ROWS} rows below the header", count, way_out if count else "")
     texts = {option: [values[index] for _, values in selected] for index, option in enumerate(names)}
-    return Table(texts, [index for index, _ in selected])
+    return Table(texts, [number for number, _ in selected])
 
 
 def _complete_rows(
@@ -100,13 +100,15 @@ def _complete_rows(
             yield number, values
 
 
-def _with_first_texts(rows: Iterator[tuple[int, list[str]]], place: int, most: int) -> Iterator[tuple[int, list[str]]]:
-    """Yields the rows whose text at the index `place` is one of the first `most` distinct texts."""
+def _with_first_texts(
+    rows: Iterator[tuple[int, list[str]]], index: int, num_distinct: int
+) -> Iterator[tuple[int, list[str]]]:
+    """Yields the rows whose text at an index is one of the first `num_distinct` distinct texts."""
     first_texts: set[str] = set()
     for number, values in rows:
-        if len(first_texts) < most:
-            first_texts.add(values[place])
-        if values[place] in first_texts:
+        if len(first_texts) < num_distinct:
+            first_texts.add(values[index])
+        if values[index] in first_texts:
             yield number, values
 
 
@@ -119,14 +121,14 @@ def _selected(
     """
     rng = np.random.default_rng(seed)
     count = 0
-    most = MOST_ROWS if sample_rows is None else sample_rows
+    capacity = MOST_ROWS if sample_rows is None else sample_rows
     reservoir: list[tuple[int, list[str]]] = []
     for count, row in enumerate(rows, 1):
-        if count <= most:
+        if count <= capacity:
             reservoir.append(row)
         # Vitter's algorithm R: a sample in one pass, without knowing the number of rows.
-        elif sample_rows is not None and (place := int(rng.integers(count))) < most:
-            reservoir[place] = row
+        elif sample_rows is not None and (slot := int(rng.integers(count))) < capacity:
+            reservoir[slot] = row
     return sorted(reservoir, key=lambda row: row[0]), count
 
 

@@ -75,7 +75,8 @@ class Transcript(NamedTuple):
             return message._replace(value=flat ^ jax.random.bits(pad, flat.shape, jnp.uint32))
 
         return tuple(
-            encrypted_message(index, item) if item.encrypted else item for index, item in enumerate(self.messages)
+            encrypted_message(index, message) if message.encrypted else message
+            for index, message in enumerate(self.messages)
         )
 
 

@@ -56,12 +56,12 @@ class Graph:
 
     @property
     def in_degrees(self) -> np.ndarray:
-        """[N] the number of nodes from which each node receives."""
+        """The number of nodes from which each node receives, [N]."""
         return np.bincount(self.receivers, minlength=self.population_size)
 
     @property
     def out_degrees(self) -> np.ndarray:
-        """[N] the number of nodes to which each node sends."""
+        """The number of nodes to which each node sends, [N]."""
         return np.bincount(self.senders, minlength=self.population_size)
 
     def places(self) -> np.ndarray:
@@ -83,7 +83,9 @@ class Graph:
         return ids, np.arange(max_degree) < degrees[:, None]
 
     def adjacency(self, values: np.ndarray | float = 1.0) -> sparse.csr_matrix:
-        """Returns [N, N] sparse float64. Row i has the values of the edges along which node i receives.
+        """Returns the adjacency matrix, [N, N] sparse float64.
+
+        Row i has the values of the edges along which node i receives.
 
         Args:
           values: [E] in the order of the edges, or a number.

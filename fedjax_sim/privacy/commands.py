@@ -101,38 +101,52 @@ def calibrate_report(
     'Noise multiplier 3.7307: standard deviation 3.7307 with clip norm 1.'
     """
     calibrated = calibrate(epsilon, delta, rounds, mechanism, accountant=accountant, **options)
-    noisy = calibrated.mechanism
+    calibrated_mechanism = calibrated.mechanism
     z = calibrated.noise_multiplier
-    event = _event(noisy.event(rounds))
+    event = _event(calibrated_mechanism.event(rounds))
     fields = {
         "noise_multiplier": z,
         "spent": calibrated.spent.as_dict(),
-        "mechanism": noisy.as_dict(),
+        "mechanism": calibrated_mechanism.as_dict(),
         "event": event,
     }
-    std = f"standard deviation {z * noisy.clip_norm:.6g} with clip norm {noisy.clip_norm:g}"
+    std = (
+        f"standard deviation {z * calibrated_mechanism.clip_norm:.6g} with clip norm {calibrated_mechanism.clip_norm:g}"
+    )
     lines = [
         f"Noise multiplier {z:.5g}: {std}.",
         explain(calibrated.spent),
         "",
-        *explain(noisy).splitlines()[:3],
+        *explain(calibrated_mechanism).splitlines()[:3],
         f"Event: {event}.",
     ]
-    lines += _of_members(noisy, rounds, delta if member_delta is None else member_delta, accountant, fields)
+    lines += _of_members(
+        calibrated_mechanism, rounds, delta if member_delta is None else member_delta, accountant, fields
+    )
     # Integer noise: the grid is part of the calibrated mechanism, so the report states it.
-    if noisy.detail("clip_units"):
-        grid = noisy.clip_norm / noisy.detail("clip_units")
+    if calibrated_mechanism.detail("clip_units"):
+        grid = calibrated_mechanism.clip_norm / calibrated_mechanism.detail("clip_units")
         lines.append(f"It holds with granularity = {grid:.9g} written out: by default the grid follows the noise.")
-    if noisy.law == "without_replacement" and noisy.place == "central" and not noisy.detail("noise_cohort_size"):
+    if (
+        calibrated_mechanism.law == "without_replacement"
+        and calibrated_mechanism.place == "central"
+        and not calibrated_mechanism.detail("noise_cohort_size")
+    ):
         # The report says how much less noise a Poisson sample of the same size would need.
-        poisson = calibrate(epsilon, delta, rounds, _as_poisson(noisy)).noise_multiplier
+        poisson = calibrate(epsilon, delta, rounds, _as_poisson(calibrated_mechanism)).noise_multiplier
         fields["poisson_noise_multiplier"] = poisson
         lines.append(f"With a Poisson sample of the same expected size, {poisson:.5g} would do{_WHY}")
     # The comparison needs whole clients, while the cohort size of a Poisson sample may be fractional.
     if table:
-        cohort_size = max(1, round(noisy.cohort_size))
-        rows = compare(epsilon, delta, rounds, population_size=noisy.population_size, cohort_size=cohort_size,
-                       clip_norm=noisy.clip_norm)  # fmt: skip
+        cohort_size = max(1, round(calibrated_mechanism.cohort_size))
+        rows = compare(
+            epsilon,
+            delta,
+            rounds,
+            population_size=calibrated_mechanism.population_size,
+            cohort_size=cohort_size,
+            clip_norm=calibrated_mechanism.clip_norm,
+        )
         fields["table"] = [row._asdict() for row in rows]
         lines += ["", comparison_table(rows)]
     return Answer("\n".join(lines), fields)

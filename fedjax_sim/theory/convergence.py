@@ -116,7 +116,7 @@ def fednova_fixed_point(
 def _proximal_progress(
     hessians: np.ndarray, proximal_weight: float, num_steps: Any = None, step_size: float | None = None
 ) -> np.ndarray:
-    """Returns [N, d, d] the share of the way to its center that a client covers.
+    """Computes the share of the way to its center that a client covers, [N, d, d].
 
     It is (H_i + lambda I)^-1 H_i for exact local solves (`num_steps` None), and M_i for K steps.
     """

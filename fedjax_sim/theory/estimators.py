@@ -206,7 +206,10 @@ def _factor(aggregator: str, design: SamplingDesign, weight: float, denominator:
 
 
 def _draw_probabilities(design: SamplingDesign, weights: np.ndarray) -> np.ndarray:
-    """Returns [N] the probabilities of one draw; 1 for a client with neither probability nor weight, to divide by."""
+    """Returns the probabilities of one draw, [N]; 1 for a client with neither probability nor weight.
+
+    The result is a divisor, so it must not be 0.
+    """
     if design.draw_probabilities is None:
         return np.full(len(weights), 1 / len(weights))
     if (weights[design.draw_probabilities == 0] > 0).any():
@@ -215,7 +218,7 @@ def _draw_probabilities(design: SamplingDesign, weights: np.ndarray) -> np.ndarr
 
 
 def _draw_moments(design: SamplingDesign) -> tuple[np.ndarray, np.ndarray]:
-    """Returns [N] p and p^2 of a design with replacement."""
+    """Returns the draw probabilities p, [N], and p^2 of a design with replacement."""
     num_clients = design.population_size
     draw_probabilities = (
         np.full(num_clients, 1 / num_clients) if design.draw_probabilities is None else design.draw_probabilities
@@ -312,7 +315,7 @@ def _windows(rows: np.ndarray, weights: np.ndarray, starts: np.ndarray, block_si
 
 
 def _with_replacement(design, once: Moments, twice: Moments, factor, target, origin) -> DesignVariance:
-    """Computes the formulas with replacement. `once` and `twice` are moments with multipliers p and p^2."""
+    """Evaluates the formulas with replacement. `once` and `twice` are moments with multipliers p and p^2."""
     slots = design.num_slots
     q = design.response_rate
     slot_rate = q * slots

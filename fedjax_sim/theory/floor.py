@@ -73,12 +73,12 @@ class Budget:
 
     @property
     def covariance(self) -> np.ndarray:
-        """[d, d] the stationary covariance."""
+        """The stationary covariance, [d, d]."""
         return sum(self.covariances.values())
 
     @property
     def bias(self) -> np.ndarray:
-        """[d] the stationary mean minus the optimum."""
+        """The stationary mean minus the optimum, [d]."""
         return self.fixed_point - self.optimum
 
     @property
@@ -142,7 +142,7 @@ class Budget:
 
 
 def _kronecker(spread: np.ndarray, dimension: int) -> np.ndarray:
-    """Returns [d^2, d^2] the map X -> sum_ij C_ij M_i X M_j^T, from the spread [(a c), (b d)] of the flattened M."""
+    """Makes the map X -> sum_ij C_ij M_i X M_j^T, [d^2, d^2], from the spread [(a c), (b d)] of the flattened M."""
     return spread.reshape((dimension,) * 4).transpose(0, 2, 1, 3).reshape(dimension**2, dimension**2)
 
 

@@ -245,7 +245,7 @@ def _shift(
     step_size: float,
     num_rounds: int | None,
 ) -> np.ndarray:
-    """Returns [d] the shift of the mean that the pseudo-gradient at the optimum causes."""
+    """Computes the shift of the mean that the pseudo-gradient at the optimum causes, [d]."""
     pseudo_64 = np.asarray(pseudo_gradient, np.float64)
     if pseudo_64.shape != covered_share.shape or not np.isfinite(pseudo_64).all():
         validate.fail("pseudo_gradient", f"{len(covered_share)} finite numbers", pseudo_64)
@@ -255,7 +255,7 @@ def _shift(
 
 
 def _compression_map(gain: np.ndarray, vectors: np.ndarray) -> np.ndarray:
-    """Returns [d, d] the map u -> diag(V (gain * V^T diag(u) V) V^T).
+    """Makes the map u -> diag(V (gain * V^T diag(u) V) V^T), [d, d].
 
     It is a sum over the eigenvectors of `gain`, of which a few matter.
     """

@@ -91,7 +91,7 @@ def spectral_radius(matrix: np.ndarray) -> float:
 
 
 def steps(num_steps: Any, num_clients: int, low: int = 1) -> np.ndarray:
-    """Returns [N] numbers of local steps K_i, from one integer for all clients or one for each; checked."""
+    """Returns the numbers of local steps K_i, [N], from one integer for all clients or one for each; checked."""
     if np.ndim(num_steps) == 0:
         validate.integer("num_steps", num_steps, low)
         return np.full(num_clients, num_steps)
@@ -204,7 +204,7 @@ def covered(rate: np.ndarray, powers: Any) -> np.ndarray:
 
 
 def steps_kept(rate: np.ndarray, powers: Any) -> np.ndarray:
-    """Returns [..., d, d] the sum over k < powers of ((1 - rate_a) (1 - rate_b))^k."""
+    """Computes the sum over k < powers of ((1 - rate_a) (1 - rate_b))^k, [..., d, d]."""
     return summed(rate[..., :, None] + rate[..., None, :] - rate[..., :, None] * rate[..., None, :], powers)
 
 
