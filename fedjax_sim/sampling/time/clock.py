@@ -123,7 +123,7 @@ def with_clock(
     untimed(sampler, "with_clock")
     unlimited(sampler, "with_clock", "Arrivals follow from the devices: put with_over_selection around with_clock.")
     check_devices(devices, sampler.design.population_size, "sampler's")
-    # So that a round, overhead included, is shorter than what `Clock.since` can tell apart.
+    # `Clock.since` needs the clock to move by less than 2^31 seconds in a round, overhead included.
     max_seconds = min(2**30 / devices.ticks_per_second, 2**31 - 1 - LONGEST / devices.ticks_per_second)
     validate.in_range("overhead_seconds", overhead_seconds, 0, max_seconds)
     validate.in_range("idle_seconds", idle_seconds, 0, max_seconds, open_low=True)

@@ -134,7 +134,7 @@ def real_secure_sum(
 
 
 def _check_one_device(mesh: Mesh | None) -> None:
-    """Refuses several devices, since the host would run the protocol for a part of the cohort on each."""
+    """Refuses several devices, since the protocol runs once, on the host."""
     if mesh is not None and mesh.size > 1:
         hint = "The protocol runs on the host, once: mesh=None (in a config run.devices = 1), or secure_sum."
         validate.fail("mesh", "one device for real_secure_sum", f"{mesh.size} devices", hint)
