@@ -222,8 +222,7 @@ def stochastic_round(key: Array, x: Array) -> Array:
     """Rounds each entry to a neighbouring integer at random, with the entry as its mean.
 
     The result is floor(x), or one more with probability x - floor(x), kept to 24 bits and rounded up. Integers stay as
-    they are. Put `engine.computed_once` around a result that several readers use, such as a message: XLA:CPU would
-    round anew for each reader.
+    they are.
 
     Args:
       key: the key of a client, not used for another array.

@@ -10,7 +10,7 @@ from typing import Annotated
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim import engine, tree, validate
+from fedjax_sim import tree, validate
 from fedjax_sim.adversary.kinds import Alone, Together, dot
 from fedjax_sim.validate import Finite, Integer, Positive
 
@@ -68,7 +68,7 @@ def scaled_to(norm: Positive) -> Alone:
     def send(key, update, weight):
         own_norm = jnp.sqrt(dot(update, update))
         # The factor stays float32: rounded to a leaf's narrower dtype, it could exceed the bound.
-        factor = engine.divide(jnp.float32(norm), jnp.where(own_norm > 0, own_norm, 1))
+        factor = jnp.float32(norm) / jnp.where(own_norm > 0, own_norm, 1)
         return jax.tree.map(lambda x: (x * factor).astype(x.dtype), update), weight
 
     return Alone(send)
@@ -151,7 +151,7 @@ def alie(z: Finite | None = None) -> Together:
     def send(key, honest):
         n = honest.number + honest.attackers
         num_needed = jnp.floor(n / 2 + 1) - honest.attackers  # s
-        share = engine.divide(honest.number - num_needed, jnp.maximum(honest.number, 1))
+        share = (honest.number - num_needed) / jnp.maximum(honest.number, 1)
         num_stds = jax.scipy.stats.norm.ppf(jnp.clip(share, 0.5, 1 - 2.0**-20)) if z is None else jnp.float32(z)
         return jax.tree.map(lambda m, s: m - num_stds.astype(m.dtype) * s, honest.mean, honest.std)
 

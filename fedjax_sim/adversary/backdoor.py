@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import jax.numpy as jnp
 
-from fedjax_sim import engine, tree, validate
+from fedjax_sim import tree, validate
 from fedjax_sim.adversary.kinds import Alone
 from fedjax_sim.validate import Positive, PositiveInt
 
@@ -40,7 +40,7 @@ def model_replacement(cohort_weight: Positive, server_rate: Positive = 1.0, num_
     validate.positive("cohort_weight / (server_rate x num_attackers)", boost)
     return Alone(
         lambda key, update, weight: (
-            tree.scaled(update, engine.divide(jnp.float32(boost), jnp.float32(weight))),
+            tree.scaled(update, jnp.float32(boost) / jnp.float32(weight)),
             weight,
         )
     )

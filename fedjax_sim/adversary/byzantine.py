@@ -151,7 +151,7 @@ def _with_attacker_metrics(
       arrived: [] int32 messages, of all clients.
     """
     or_nan = lambda x: jnp.where(arrived > lost, x, jnp.nan) if jnp.issubdtype(x.dtype, jnp.inexact) else x  # noqa: E731
-    share = engine.divide(attackers.astype(jnp.float32), jnp.maximum(arrived, 1).astype(jnp.float32))
+    share = attackers.astype(jnp.float32) / jnp.maximum(arrived, 1).astype(jnp.float32)
     limit = 0 if aggregator.facts.withstands is None else aggregator.facts.withstands(arrived - lost)
     beyond = (attackers - lost > limit).astype(jnp.int32)
     metrics = {"attackers_met": attackers, "attackers_lost": lost, "attackers_share": share, "attackers_beyond": beyond}
@@ -178,7 +178,7 @@ def _check_shapes(sent: PyTree, expected: PyTree) -> None:
 
 def _is_sound(updates: PyTree, weights: Array) -> Array:
     """[c] bool: messages that are finite and within the bound for honest messages."""
-    peaks = [jax.vmap(engine.largest)(jnp.abs(x).astype(jnp.float32)) for x in jax.tree.leaves(updates) if x.size]
+    peaks = [jax.vmap(tree.largest)(jnp.abs(x).astype(jnp.float32)) for x in jax.tree.leaves(updates) if x.size]
     is_within = [(peak < LARGEST) & (peak * weights < LARGEST) for peak in peaks]  # False for NaN
     return jnp.stack(is_within).all(0) & (weights > 0) & (weights < LARGEST)
 
@@ -246,7 +246,7 @@ def _together(aggregator: Aggregator, attack: Together, who: Callable) -> Aggreg
         weights = jnp.where(is_attacker, 0, received.weights)
         inner = aggregator.accumulate(key, round, carry["inner"], received._replace(updates=updates, weights=weights))
         wide = jax.tree.map(lambda x: x.astype(tree.at_least_float32(x.dtype)), updates)
-        squares = engine.rounded_here(jax.tree.map(lambda x: x * x, wide), engine.hidden_zero(weights))
+        squares = jax.tree.map(lambda x: x * x, wide)
         moments = exact_sums.add(carry["moments"], (wide, squares, (weights > 0).astype(jnp.float32)))
         of_attackers = {
             "weights": jnp.where(is_attacker, received.weights, 0),
@@ -291,11 +291,11 @@ def _moments(total: PyTree, squares: PyTree, number: Array, attackers: Array) ->
     """The moments of honest messages, from sums of messages and of their squares."""
 
     def mean(x):
-        return engine.divide(x, jnp.maximum(number, 1).astype(x.dtype))
+        return x / jnp.maximum(number, 1).astype(x.dtype)
 
     def std(x, square):
         centred = square - x * mean(x)  # the sum of squares about the mean, which rounding may make negative
-        return jnp.sqrt(jnp.maximum(engine.divide(centred, jnp.maximum(number - 1, 1).astype(x.dtype)), 0))
+        return jnp.sqrt(jnp.maximum(centred / jnp.maximum(number - 1, 1).astype(x.dtype), 0))
 
     return Honest(jax.tree.map(mean, total), jax.tree.map(std, total, squares), number, attackers.astype(jnp.float32))
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim import engine, tree
+from fedjax_sim import tree
 from fedjax_sim.engine.all_messages.all_messages import SideBySide
 from fedjax_sim.engine.all_messages.messages import columnwise
 from fedjax_sim.engine.arithmetic import exact_sums
@@ -51,7 +51,7 @@ def dot(a: PyTree, b: PyTree) -> Array:
     """Computes the inner product of two messages, [] float32 at least, with additions in a fixed order."""
     widened = lambda x: x.astype(tree.at_least_float32(x.dtype))  # noqa: E731
     products = jax.tree.map(lambda x, y: (widened(x) * widened(y)).reshape(1, -1), a, b)
-    return sum(engine.pairwise_sum(x, (1,))[0] for x in jax.tree.leaves(products))
+    return sum(x.sum(1)[0] for x in jax.tree.leaves(products))
 
 
 def honest_moments(cohort: SideBySide, bad: Array) -> Honest:
@@ -67,10 +67,10 @@ def honest_moments(cohort: SideBySide, bad: Array) -> Honest:
     def moments(values, honest):
         wide = values.astype(tree.at_least_float32(values.dtype))
         is_row = honest[:, None] > 0
-        mean = engine.divide(exact_sums.summed(jnp.where(is_row, wide, 0)), jnp.maximum(number, 1).astype(wide.dtype))
+        mean = exact_sums.summed(jnp.where(is_row, wide, 0)) / jnp.maximum(number, 1).astype(wide.dtype)
         differences = jnp.where(is_row, wide - mean[None], 0)
-        squares = engine.rounded_here(differences * differences, engine.hidden_zero(honest))
-        variance = engine.divide(exact_sums.summed(squares), jnp.maximum(number - 1, 1).astype(wide.dtype))
+        squares = differences * differences
+        variance = exact_sums.summed(squares) / jnp.maximum(number - 1, 1).astype(wide.dtype)
         return mean, jnp.sqrt(variance)
 
     weights = is_honest.astype(jnp.float32)

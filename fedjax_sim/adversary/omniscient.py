@@ -8,7 +8,7 @@ from typing import Annotated
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim import engine, tree, validate
+from fedjax_sim import tree, validate
 from fedjax_sim.adversary.kinds import Honest, Omniscient, dot, honest_moments
 from fedjax_sim.engine.all_messages.messages import (
     columnwise,
@@ -37,7 +37,7 @@ DIRECTIONS = {
 def _unit(point: PyTree) -> PyTree:
     """A message scaled to norm 1; a zero message stays zero."""
     norm = jnp.sqrt(dot(point, point))
-    return jax.tree.map(lambda x: engine.divide(x, jnp.where(norm > 0, norm, 1).astype(x.dtype)), point)
+    return jax.tree.map(lambda x: x / jnp.where(norm > 0, norm, 1).astype(x.dtype), point)
 
 
 def _hiding(direction: str, allowed: Callable) -> Omniscient:
@@ -123,8 +123,8 @@ def min_sum(direction: str = "unit") -> Omniscient:
     """
 
     def allowed(distances_of_pairs, honest):
-        sums = engine.pairwise_sum(jnp.where(honest[:, None] & honest[None], distances_of_pairs, 0), (1,))
-        return lambda distances: engine.pairwise_sum(jnp.where(honest, distances, 0), (0,)) <= sums.max()
+        sums = jnp.where(honest[:, None] & honest[None], distances_of_pairs, 0).sum(1)
+        return lambda distances: jnp.where(honest, distances, 0).sum(0) <= sums.max()
 
     return _hiding(direction, allowed)
 
@@ -187,8 +187,8 @@ def fang(reach: Annotated[float, Number(1, open_low=True)] = 2.0) -> Omniscient:
             low = low.astype(mean.dtype)
             high = high.astype(mean.dtype)
             factor = 1 + (reach - 1) * jax.random.uniform(key, mean.shape, mean.dtype)
-            below = jnp.where(low > 0, engine.divide(low, factor), low * factor)
-            above = jnp.where(high < 0, engine.divide(high, factor), high * factor)
+            below = jnp.where(low > 0, low / factor, low * factor)
+            above = jnp.where(high < 0, high / factor, high * factor)
             return jnp.where(mean > 0, below, above)
 
         ends = (structure.flatten_up_to(x) for x in (low, high))
@@ -232,7 +232,7 @@ def adaptive(
         honest = honest_moments(cohort, bad)
         is_honest = cohort.arrived & ~bad
         squares = jnp.where(is_honest, squared_distances(cohort.messages, honest.mean), 0)
-        deviation = jnp.sqrt(engine.divide(engine.pairwise_sum(squares, (0,)), jnp.maximum(honest.number, 1)))
+        deviation = jnp.sqrt(squares.sum(0) / jnp.maximum(honest.number, 1))
 
         def harm(message):
             """(the harm of a message, how it moves the aggregate from the honest mean)."""
@@ -257,7 +257,7 @@ def _better(harm: Callable, state: tuple, message: PyTree) -> tuple:
 def _point_on_line(start: PyTree, direction: PyTree, distance: Array) -> PyTree:
     """The point at a distance from a start along a direction."""
     norm = jnp.sqrt(dot(direction, direction))
-    gamma = engine.divide(distance, jnp.where(norm > 0, norm, 1))
+    gamma = distance / jnp.where(norm > 0, norm, 1)
     return jax.tree.map(lambda m, p: m + gamma.astype(m.dtype) * p.astype(m.dtype), start, direction)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim import engine, tree, validate
+from fedjax_sim import tree, validate
 from fedjax_sim.aggregation.linear import mean
 from fedjax_sim.aggregation.rows import squared_norms
 from fedjax_sim.types import Aggregator, AggregatorFacts, Metric
@@ -55,12 +55,8 @@ def extrapolated(*, epsilon: Positive = 1e-3, weighting: str = "examples") -> Ag
 
     def finalize(key, cohort, carry):
         (mean_update, mean_square), metrics = mean_rule.finalize(key, cohort, carry)
-        # Both means are rounded before the factor is computed, so that a compiler cannot fuse them into it and change
-        # its last bit from one program to the next.
-        zero = engine.hidden_zero(mean_square)
-        mean_update, mean_square = engine.rounded_here((mean_update, mean_square), zero)
         one_row = jax.tree.map(lambda x: x[None], mean_update)
-        (square_of_mean,) = squared_norms(one_row, zero)
+        (square_of_mean,) = squared_norms(one_row)
         factor = jnp.maximum(1, mean_square / (2 * (square_of_mean + epsilon)))
         return tree.scaled(mean_update, factor), metrics | {"extrapolation": factor}
 

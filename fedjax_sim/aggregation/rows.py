@@ -1,7 +1,7 @@
 """Norms and weighted means over the rows of a cohort, whose bits are the same in every compiled program.
 
-A rule of `aggregation.gather` is compiled anew for each number of devices. `engine.steady` then gives the rule's own
-products, quotients and sums over axes one rounding in all these programs. It leaves sums of more than 2^24 numbers
+A rule of `aggregation.gather` is compiled anew for each number of devices. `engine.reproducible` then gives the rule's
+own products, quotients and sums over axes one rounding in all these programs. It leaves sums of more than 2^24 numbers
 (clients times coordinates) to the compiler. The functions here have no such limit, so a rule needs nothing but these
 functions and arithmetic. A geometric median, by Weiszfeld's iteration
 (tests/aggregation/robust/test_geometric_median.py), is
@@ -19,36 +19,32 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim import engine, tree
+from fedjax_sim import tree
 from fedjax_sim.types import Array, PyTree
 
 __all__ = ["squared_norms", "weighted_mean"]
 
 
-def squared_norms(updates: PyTree, source: PyTree | engine.HiddenZero | None = None) -> Array:
+def squared_norms(updates: PyTree) -> Array:
     """Computes the squared L2 norm of each row, over all leaves: [m] float32.
 
     Args:
       updates: leaves [m, ...] of numbers, converted to float32.
-      source: what the barrier behind the squares is made from, see `engine.arithmetic.barrier`; None = the updates.
 
     Returns: |u_i|^2 of each row i. It is infinity where a square exceeds the range of float32 (numbers from about
     1.8e19 on).
 
-    Guarantees: in any program, the bits of NumPy's float32 squares, added by halves (`engine.pairwise_sum`), leaf after
-    leaf (tests/aggregation/test_rows.py::test_bits_are_those_of_numpy).
+    Guarantees: in `engine.reproducible`, the bits of NumPy's float32 squares, added by halves, leaf after leaf
+    (tests/aggregation/test_rows.py::test_bits_are_those_of_numpy).
 
     >>> import jax.numpy as jnp
     >>> squared_norms({"a": jnp.array([[3.0, 4.0], [0.0, 1.0]]), "b": jnp.array([2.0, 0.0])}).tolist()
     [29.0, 1.0]
     """
-    zero = engine.hidden_zero(updates if source is None else source)
     total = jnp.float32(0)
     for leaf in jax.tree.leaves(updates):
         numbers = leaf.reshape(leaf.shape[0], -1).astype(jnp.float32)
-        # Squares are rounded before they are added: a fused multiply-add would round once, and only in some programs.
-        squares = engine.rounded_here(numbers * numbers, zero)
-        total = total + engine.pairwise_sum(squares, (1,))
+        total = total + (numbers * numbers).sum(1)
     return total
 
 
@@ -70,15 +66,14 @@ def weighted_mean(updates: PyTree, weights: Array) -> PyTree:
     >>> weighted_mean(jnp.array([[1.0], [4.0], [9.0]]), jnp.array([1.0, 2.0, 0.0])).tolist()
     [3.0]
     """
-    zero = engine.hidden_zero((weights, updates))
     weights = weights.astype(tree.at_least_float32(weights.dtype))
-    total = engine.pairwise_sum(weights, (0,))
+    total = weights.sum(0)
     divisor = jnp.where(total > 0, total, 1)  # without any weight all products are zero, and so is the quotient
 
     def mean(leaf):
         numbers = leaf.reshape(leaf.shape[0], -1).astype(tree.at_least_float32(leaf.dtype))
-        products = engine.rounded_here(numbers * weights.astype(numbers.dtype)[:, None], zero)
-        quotient = engine.divide(engine.pairwise_sum(products, (0,)), divisor.astype(numbers.dtype))
+        products = numbers * weights.astype(numbers.dtype)[:, None]
+        quotient = products.sum(0) / divisor.astype(numbers.dtype)
         return quotient.reshape(leaf.shape[1:])
 
     return jax.tree.map(mean, updates)

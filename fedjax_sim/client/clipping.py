@@ -65,7 +65,6 @@ def clipped_sum(
         _check_all_are_kernels(params, kernels)
     other_leaves = {i: x for i, x in enumerate(leaves) if i not in kernels}
     taps = {i: jnp.zeros(kernel.tap.shape, kernel.tap.dtype) for i, kernel in kernels.items()}
-    zero = engine.hidden_zero(params)  # compilers reorder the powers of two that a constant vector is multiplied with
 
     def clip_example(example, is_real, slot):
         def value(other_leaves, taps):
@@ -75,7 +74,9 @@ def clipped_sum(
 
         (gradient, deltas), (means, vectors) = jax.grad(value, argnums=(0, 1), has_aux=True)(other_leaves, taps)
         factors = {i: (vectors[i], deltas[i]) for i in kernels}
-        parts = engine.rounded_here(jax.tree.map(_single, (gradient, factors)), zero)
+        # Rounded here in both arithmetics: compilers reorder the powers of two that a constant vector is multiplied
+        # with, and the norm would then be of other numbers.
+        parts = engine.rounded_here(jax.tree.map(_single, (gradient, factors)), params)
         clipped, is_shortened, is_finite = _clip(parts, clip_norm)
         weight = is_real.astype(jnp.float32)
         means = means | {"clipped_share": Mean(jnp.where(is_shortened, weight, 0), weight)}

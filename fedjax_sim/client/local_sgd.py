@@ -77,10 +77,9 @@ def local_training(loss_fn: Callable, optimizer: optax.GradientTransformation, w
         steps_per_epoch = jnp.maximum(-(-num_examples // size), 1)
         own_steps = work.own_steps(steps_per_epoch, data.work)
         most_steps = work.most_steps(size, rows)
-        zero = engine.hidden_zero(params)
         loss_key = stream(key, "loss")
         round_options = {"round": data.round} if isinstance(optimizer, OverRounds) else {}
-        batch = _batches(key, data, size, steps_per_epoch, num_examples, work.shuffle, zero)
+        batch = _batches(key, data, size, steps_per_epoch, num_examples, work.shuffle)
 
         def one_step(step, carry, batch):
             params, state, sums = carry
@@ -121,11 +120,10 @@ def _batches(
     steps_per_epoch: Array,
     num_examples: Array,
     shuffled: bool,
-    zero: engine.HiddenZero,
 ) -> Callable:
     """Makes the function (step) -> the step's minibatch, `ClientData` of `size` rows."""
     rows = data.mask.shape[0]
-    order = engine.shuffle(key, data.mask, zero) if shuffled else _stored_order(data.mask)
+    order = engine.shuffle(key, data.mask) if shuffled else _stored_order(data.mask)
     data = data._replace(work=None, pull=None)  # of the client as a whole, and not of a batch
 
     def batch(step):
@@ -137,8 +135,10 @@ def _batches(
         step_in_epoch = jax.lax.rem(step, steps_per_epoch)
         positions = step_in_epoch * size + jnp.arange(size)
         mask = positions < num_examples
-        epoch, positions, mask = engine.computed_once((epoch, positions, mask), zero)
-        return ClientData(tree.take_rows(data.examples, engine.computed_once(order(epoch, positions), zero)), mask)
+        # Computed once, or the places would be worked out anew for each number that is read.
+        epoch, positions, mask = jax.lax.optimization_barrier((epoch, positions, mask))
+        chosen_rows = jax.lax.optimization_barrier(order(epoch, positions))
+        return ClientData(tree.take_rows(data.examples, chosen_rows), mask)
 
     return batch
 

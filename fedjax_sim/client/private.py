@@ -111,17 +111,15 @@ def private_sgd(
         if data.mask.shape[0] > num_examples:
             hint = "q = batch_size / num_examples: give the rows of the largest client."
             validate.fail("num_examples", f"at least {data.mask.shape[0]}", num_examples, hint)
-        zero = engine.hidden_zero(broadcast)
-        batch = _batches(key, data, zero, sampling, rate, slots)
+        batch = _batches(key, data, sampling, rate, slots)
         loss_key = stream(key, "loss")
         noise_key = stream(key, "noise")
 
         def one_step(step, carry, batch):
             params, sums = carry
             gradient, means = sum_of_clipped_gradients(params, batch, jax.random.fold_in(loss_key, step))
-            noise = _noise(jax.random.fold_in(noise_key, step), gradient, noise_multiplier * clip_norm, zero)
-            # Rounded before the division by B, so that no compiler joins the noise with what follows.
-            gradient = engine.rounded_here(jax.tree.map(jnp.add, gradient, noise), zero)
+            noise = _noise(jax.random.fold_in(noise_key, step), gradient, noise_multiplier * clip_norm)
+            gradient = jax.tree.map(jnp.add, gradient, noise)
             params = jax.tree.map(lambda w, g: w - (learning_rate / batch_size * g).astype(w.dtype), params, gradient)
             return params, jax.tree.map(jnp.add, sums, means)
 
@@ -167,11 +165,11 @@ def _check_batches(num_steps: int, batch_size: int, num_examples: int, microbatc
         validate.integer("microbatch_size", microbatch_size)
 
 
-def _batches(key: Array, data: ClientData, zero: engine.HiddenZero, sampling: str, rate: float, slots: int) -> Callable:
+def _batches(key: Array, data: ClientData, sampling: str, rate: float, slots: int) -> Callable:
     """Makes the function (step) -> the step's batch, in which rows with a False mask do not count."""
     rows = data.mask.shape[0]
     own_slots = min(slots, rows)
-    order = engine.shuffle(key, data.mask, zero)
+    order = engine.shuffle(key, data.mask)
     num_examples = data.mask.sum(dtype=jnp.int32)
 
     def batch(step):
@@ -180,7 +178,7 @@ def _batches(key: Array, data: ClientData, zero: engine.HiddenZero, sampling: st
             steps_per_epoch = jnp.maximum(-(-num_examples // own_slots), 1)
             epoch = step // steps_per_epoch
             epoch_places = (step % steps_per_epoch) * own_slots + places
-            return _take_rows(data, order(epoch, epoch_places), epoch_places < num_examples, zero)
+            return _take_rows(data, order(epoch, epoch_places), epoch_places < num_examples)
         is_drawn = data.mask
         if rate < 1:
             bits = jax.random.bits(jax.random.fold_in(stream(key, "batch"), step), (rows,), jnp.uint32)
@@ -190,18 +188,15 @@ def _batches(key: Array, data: ClientData, zero: engine.HiddenZero, sampling: st
         # The coin flips decide the size of the batch alone. Its members are the first rows of a random order, which
         # has the same distribution and needs fewer slots than all rows.
         num_drawn = is_drawn.sum(dtype=jnp.int32)
-        return _take_rows(data, order(step, places), places < num_drawn, zero)
+        return _take_rows(data, order(step, places), places < num_drawn)
 
     return batch
 
 
-def _noise(key: Array, like: PyTree, std: float | Array, zero: engine.HiddenZero) -> PyTree:
-    """Draws noise of the given std, shaped like a pytree.
-
-    There is one draw for all leaves, behind a barrier: XLA:CPU would draw again for each reader of each leaf.
-    """
+def _noise(key: Array, like: PyTree, std: float | Array) -> PyTree:
+    """Draws noise of the given std, shaped like a pytree, in one draw for all leaves."""
     leaves, structure = jax.tree.flatten(like)
-    drawn = engine.computed_once(std * normal(key, (sum(x.size for x in leaves),)), zero)
+    drawn = std * normal(key, (sum(x.size for x in leaves),))
     ends = np.cumsum([x.size for x in leaves])
     parts = [drawn[end - x.size : end].reshape(x.shape) for end, x in zip(ends.tolist(), leaves, strict=True)]
     return structure.unflatten(parts)
@@ -218,7 +213,8 @@ def _poisson_slots(num_examples: int, rate: float) -> int:
     return min(slots, num_examples)
 
 
-def _take_rows(data: ClientData, rows: Array, mask: Array, zero: engine.HiddenZero) -> ClientData:
+def _take_rows(data: ClientData, rows: Array, mask: Array) -> ClientData:
     """These rows of the data, with a mask of their own."""
-    rows, mask = engine.computed_once((rows, mask), zero)
+    # Computed once, or the places would be worked out anew for each number that is read.
+    rows, mask = jax.lax.optimization_barrier((rows, mask))
     return ClientData(tree.take_rows(data.examples, rows), mask)

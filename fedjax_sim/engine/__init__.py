@@ -6,19 +6,7 @@ What a client or a server does is not known here.
 from fedjax_sim.engine.all_messages.order_statistics import median, order_statistic, trimmed_mean
 from fedjax_sim.engine.all_messages.rows import Rows, all_rows, buffer, fill, rows_in_place
 from fedjax_sim.engine.all_messages.top_k import top_k, top_k_mask
-from fedjax_sim.engine.arithmetic import exact_sums
-from fedjax_sim.engine.arithmetic.barrier import (
-    HiddenZero,
-    computed_once,
-    hidden_zero,
-    rounded_here,
-    rounding_here,
-    unsigned_zeros,
-)
-from fedjax_sim.engine.arithmetic.exact_sums import combine, merge
-from fedjax_sim.engine.arithmetic.maximum import largest
-from fedjax_sim.engine.arithmetic.mode import fast_arithmetic, is_fast
-from fedjax_sim.engine.arithmetic.reproducible import divide, pairwise_sum, steady
+from fedjax_sim.engine.arithmetic import exact_sums, fast_arithmetic, reproducible, rounded_here, unsigned_zeros
 from fedjax_sim.engine.client_memory.disk import MemoryFileError
 from fedjax_sim.engine.client_memory.host_calls import on_host
 from fedjax_sim.engine.client_memory.kinds import Disk, Sharded
@@ -41,7 +29,6 @@ from fedjax_sim.engine.shuffling import client_keys, shuffle
 
 __all__ = [
     "Disk",
-    "HiddenZero",
     "MemoryFileError",
     "Needs",
     "Plan",
@@ -51,40 +38,31 @@ __all__ = [
     "buffer",
     "client_keys",
     "client_memory",
-    "combine",
     "compiler_options",
     "compiling_for",
-    "computed_once",
     "device_mesh",
-    "divide",
     "exact_sums",
     "fast_arithmetic",
     "fill",
     "flops",
     "fold",
     "gathered",
-    "hidden_zero",
-    "is_fast",
     "is_unplaced",
-    "largest",
     "median",
     "memory_files",
     "memory_limit",
-    "merge",
     "needs",
     "on_host",
     "one_device",
     "order_statistic",
     "owned",
-    "pairwise_sum",
     "plan_for",
     "put",
+    "reproducible",
     "rounded_here",
-    "rounding_here",
     "rows_in_place",
     "scattered",
     "shuffle",
-    "steady",
     "store",
     "take",
     "target",

@@ -9,9 +9,9 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim.engine.arithmetic.barrier import HiddenZero, computed_once, hidden_zero
+from fedjax_sim.engine.arithmetic.barrier import computed_once
 from fedjax_sim.prng import ROUNDS, client_key, counter_bits, feistel, hashed, threefry, walked
-from fedjax_sim.types import Array, PyTree
+from fedjax_sim.types import Array
 
 __all__ = ["client_keys", "shuffle"]
 
@@ -33,13 +33,12 @@ def client_keys(key: Array, ids: Array) -> Array:
     return jax.random.key_data(jax.vmap(client_key, (None, 0))(key, ids))
 
 
-def shuffle(key: Array, mask: Array, source: PyTree | HiddenZero | None = None) -> Callable[[Array, Array], Array]:
+def shuffle(key: Array, mask: Array) -> Callable[[Array, Array], Array]:
     """Random orders of the rows where `mask` is True, one for each epoch.
 
     Args:
       key: one client's key.
       mask: [n] bool, the valid rows.
-      source: as for `engine.computed_once`; the key by default. Under vmap a source that is not batched is faster.
 
     Returns: (epoch, positions [b] int32) -> [b] int32, the rows that stand at these positions of that epoch's order;
     positions at or past the number of valid rows give arbitrary rows.
@@ -52,7 +51,6 @@ def shuffle(key: Array, mask: Array, source: PyTree | HiddenZero | None = None) 
     """
     rows = mask.shape[0]
     count = mask.sum(dtype=jnp.int32)
-    zero = hidden_zero(key if source is None else source)
     if rows > SORTED:  # the valid rows first; only then is the number of padding rows without a trace
         target = jnp.where(mask, jnp.cumsum(mask) - 1, rows)
         place = jnp.zeros(rows, jnp.int32).at[target].set(jnp.arange(rows, dtype=jnp.int32), mode="drop")
@@ -62,14 +60,14 @@ def shuffle(key: Array, mask: Array, source: PyTree | HiddenZero | None = None) 
 
     def at(epoch: Array, positions: Array) -> Array:
         counters = jnp.uint32(ORDER) + 2 * epoch.astype(jnp.uint32) + jnp.arange(2, dtype=jnp.uint32)
-        words = computed_once(counter_bits(key, counters), zero)
+        words = jax.lax.optimization_barrier(counter_bits(key, counters))  # hashed once, and not for each pair of rows
         # Comparing all pairs is a few vector operations, written out lest the compiler store them; XLA:CPU sorts short
         # rows an order of magnitude slower. A row's number in the low bits decides between equal hashes.
         row = jnp.arange(first.shape[0], dtype=jnp.uint32)
         bits = jnp.where(valid, hashed(words, first.astype(jnp.uint32)) >> 1, jnp.uint32(1) << 31)
-        bits = computed_once((bits & ~jnp.uint32(SORTED - 1)) | row, zero)
+        bits = jax.lax.optimization_barrier((bits & ~jnp.uint32(SORTED - 1)) | row)
         rank = sum((bits[i] < bits).astype(jnp.int32) for i in range(bits.shape[0]))
-        rank = computed_once(rank, zero)
+        rank = jax.lax.optimization_barrier(rank)
         few = jnp.where(rank[None, :] == positions[:, None], first[None, :], 0).sum(axis=1, dtype=jnp.int32)
         if place is None:
             return few

@@ -273,7 +273,7 @@ def mixed(links: Links, values: PyTree, heard: PyTree = None) -> PyTree:
     node gains what the other loses. If nodes give, it is x_i - out_i s_i x_i + sum_j s_j x_j.
 
     Args:
-      links: of the round. Inside of an algorithm, call `mixed` in `engine.steady`.
+      links: of the round. Inside of an algorithm, call `mixed` in `engine.reproducible`.
       values: leaves [N, ...] of floats. Sums of narrow floats (bfloat16) are float32, and rounded once.
       heard: the values that nodes send, if they differ from `values`.
 

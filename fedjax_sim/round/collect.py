@@ -63,9 +63,9 @@ def _slot_function(star: Star) -> Callable:
 
     @partial(jax.jit, static_argnames="rows")  # traced once, though its shape is asked for before it runs
     def each(shared: Shared, slot: Slot, rows: int | None = None):
-        # The hidden zero of `steady` is made from `shared`, so all clients use one zero. A zero for each client would
-        # be computed again at every coordinate.
-        return engine.steady(partial(run_client, rows=rows), shared)(shared, slot)
+        # The hidden zero of `reproducible` is made from `shared`, so all clients use one zero. A zero for each client
+        # would be computed again at every coordinate.
+        return engine.reproducible(partial(run_client, rows=rows), shared)(shared, slot)
 
     return each
 
@@ -91,7 +91,7 @@ def _accumulate_function(star: Star, num_slots: int) -> Callable:
             counts,
         )
 
-    return lambda shared, *args: engine.steady(gather, shared)(shared, *args)
+    return lambda shared, *args: engine.reproducible(gather, shared)(shared, *args)
 
 
 def collect(
@@ -139,7 +139,7 @@ def collect(
     # first client trains.
     announces = hasattr(population, "announce") and not engine.is_unplaced()
     announced_ids = population.announce(ids) if announces else ids
-    broadcast = engine.steady(star.server.broadcast)(state.server)
+    broadcast = engine.reproducible(star.server.broadcast)(state.server)
     zero = jnp.zeros((), jnp.int32)
     if bases is None:
         models = None
@@ -158,7 +158,7 @@ def collect(
     reported = cohort.reported
     if star.aggregator.stays is not None:  # a client that leaves a secure sum counts as one that did not report
         round = Round(cohort, broadcast, state.aggregator)
-        reported &= engine.steady(star.aggregator.stays)(stream(key, "aggregation"), round)
+        reported &= engine.reproducible(star.aggregator.stays)(stream(key, "aggregation"), round)
     uploads = cohort.reported if cohort.timing.sent is None else cohort.timing.sent  # as `costs.traffic` counts them
     worked = reported if star.client.federation is None else uploads
     slots = Slot(

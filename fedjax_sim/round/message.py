@@ -81,12 +81,12 @@ def stays_finite(old: PyTree, new: PyTree) -> Array:
 
 def _magnitude(x: Array) -> Array:
     """[] float32: the largest magnitude in an array. An empty array gives 0, an array with a NaN gives NaN."""
-    return engine.largest(jnp.abs(x).astype(jnp.float32)) if x.size else jnp.zeros(())
+    return tree.largest(jnp.abs(x).astype(jnp.float32)) if x.size else jnp.zeros(())
 
 
 def _is_finite(x: Array) -> Array:
     """[] bool: the largest magnitude is below infinity, which is False for NaN."""
-    return engine.largest(jnp.abs(x)) < jnp.inf if x.size else jnp.asarray(True)
+    return tree.largest(jnp.abs(x)) < jnp.inf if x.size else jnp.asarray(True)
 
 
 def usable_rows(messages: Message) -> Message:
@@ -150,7 +150,7 @@ def client_round(star: Star) -> Callable:
         report, client_state = train(client_key, start, slot.client, data)
         update = report.update
         if factor is not None:  # once: the search for its largest number would scale it anew, ten times as slowly
-            update = engine.computed_once(tree.scaled(update, factor), shared.broadcast)
+            update = jax.lax.optimization_barrier(tree.scaled(update, factor))
         update, memory, measured = star.transform.on_client(transform_key, update, shared.transform, slot.memory)
         if star.aggregator.facts.modulus is None and star.transform.facts.integer_range is not None:
             update = jax.tree.map(lambda x: x.astype(jnp.float32), update)  # which holds them all: `check_parts`

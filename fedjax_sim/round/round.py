@@ -110,7 +110,7 @@ def invite(star: Star, key: Array, state: FederatedState) -> tuple[Cohort, PyTre
 
 def _draw_cohort(star: Star, key: Array, sampler_state: PyTree) -> tuple[Cohort, PyTree]:
     """(`Cohort`, the sampler's next state), drawn with the round's stream for sampling."""
-    return engine.steady(star.sampler.sample)(stream(key, "sampling"), sampler_state)
+    return engine.reproducible(star.sampler.sample)(stream(key, "sampling"), sampler_state)
 
 
 def invite_together(star: Star, key: Array, state: FederatedState, priced: Callable) -> tuple[Cohort, PyTree]:
@@ -131,7 +131,7 @@ def invite_together(star: Star, key: Array, state: FederatedState, priced: Calla
     """
     price = price_in(state.sampler)
     cohort, _ = _draw_cohort(star, key, repriced(state.sampler, price._replace(more=NOTHING_MORE)))
-    cohort_price = engine.steady(priced)(stream(key, "sampling"), cohort, price)
+    cohort_price = engine.reproducible(priced)(stream(key, "sampling"), cohort, price)
     cohort, sampler_state = _draw_cohort(star, key, repriced(state.sampler, cohort_price))
     # The next round starts from the general price: that of this cohort is kept in no state.
     return cohort, repriced(sampler_state, price)
@@ -151,13 +151,14 @@ def aggregate(star: Star, key: Array, cohort: Cohort, gathered: Gathered, state:
     Guarantees: rounded as in `close` (tests/laws/test_rounding.py::test_nor_does_a_step_alone); an aggregator with
     state sees its own and the model (tests/aggregation/test_gather.py::test_a_rule_with_memory).
     """
-    # `steady` traces its arguments as arrays: the sizes of messages stay outside, for their bits may exceed an int32.
+    # `reproducible` traces its arguments as arrays: the sizes of messages stay outside, for their bits may exceed an
+    # int32.
     gathered = gathered._replace(clients=(), memory=(), up=(), down=())
-    return engine.steady(partial(_aggregate, star))(key, cohort, gathered, state._replace(clients=(), memory=()))
+    return engine.reproducible(partial(_aggregate, star))(key, cohort, gathered, state._replace(clients=(), memory=()))
 
 
 def _aggregate(star: Star, key: Array, cohort: Cohort, gathered: Gathered, state: FederatedState) -> Aggregated:
-    """Computes what `aggregate` returns; traced in `engine.steady` by its callers."""
+    """Computes what `aggregate` returns; traced in `engine.reproducible` by its callers."""
     aggregator = star.aggregator
     round = Round(cohort, gathered.broadcast, state.aggregator)
     update, aggregator_metrics, *next_state = aggregator.finalize(stream(key, "aggregation"), round, gathered.carry)
@@ -245,7 +246,7 @@ def close(
     carry = gathered.carry, gathered.means, gathered.num_arrived, gathered.num_dropped
     # Without the per-client rows: a program that reads these late holds the old rows beside the new ones.
     server_side_state = state._replace(clients=(), memory=())
-    is_used, transform, server, update_norm, metrics, new_aggregator = engine.steady(stepped)(
+    is_used, transform, server, update_norm, metrics, new_aggregator = engine.reproducible(stepped)(
         key, cohort, carry, server_side_state
     )
     round = state.round + 1
@@ -253,12 +254,12 @@ def close(
     clients, memory = remember(cohort, gathered, is_used)
     if star.sampler.observe is not None:
         outcome = Outcome(gathered.arrived, gathered.losses)
-        sampler = engine.steady(star.sampler.observe)(sampler, cohort, outcome)
+        sampler = engine.reproducible(star.sampler.observe)(sampler, cohort, outcome)
     aggregator = tree.where(is_used, new_aggregator, state.aggregator)
     next_state = FederatedState(round, sampler, clients, memory, transform, server, aggregator)
     info = traffic(cohort, gathered.up, gathered.down, gathered.by_invited)
     info |= unusable(star, cohort, gathered.dropped, gathered.num_dropped)
-    info |= engine.steady(spending_metrics)(cohort)
+    info |= engine.reproducible(spending_metrics)(cohort)
     info |= {
         "clients_invited": info["downlink_bytes"].number,
         "clients_reported": gathered.num_arrived,

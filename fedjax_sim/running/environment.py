@@ -93,10 +93,10 @@ def numerics() -> dict[str, Any]:
     """
     import jax
 
-    from fedjax_sim import engine
+    from fedjax_sim.engine.arithmetic.mode import is_fast
 
     return {
-        "arithmetic": "fast" if engine.is_fast() else "reproducible",
+        "arithmetic": "fast" if is_fast() else "reproducible",
         "backend": jax.default_backend(),
         "device_kind": jax.devices()[0].device_kind,
         "host_threads": host_threads(),

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim import engine, tree, validate
+from fedjax_sim import tree, validate
 from fedjax_sim.prng import stream
 from fedjax_sim.types import Array, PyTree, ServerUpdate, UpdateTransform, Wire
 
@@ -76,10 +76,8 @@ def downlink(server: ServerUpdate, transform: UpdateTransform) -> ServerUpdate:
         server_state = server.apply(key, aggregate, state.server)
         model = server.broadcast(server_state)
         own = stream(key, "downlink")
-        zero = engine.hidden_zero(own)
-        # Both values have several readers, and XLA:CPU would compute them anew for each.
-        wanted = engine.computed_once(tree.subtract(model, state.replica), zero)
-        sent = engine.computed_once(_sent(transform, own, wanted), zero)
+        wanted = tree.subtract(model, state.replica)
+        sent = _sent(transform, own, wanted)
 
         def updated_replica(replica, model, sent, wanted):
             # replica + (model - replica) may differ from the model in the last bit.

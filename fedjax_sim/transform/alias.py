@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_sim import engine, prng
+from fedjax_sim import prng
 from fedjax_sim.types import Array, PyTree
 
 __all__ = ["TAIL", "alias_table", "draw_integers", "tail_of"]
@@ -44,7 +44,7 @@ def draw_integers(key: Array, like: PyTree, cells: np.ndarray) -> PyTree:
 
     def draw(key, shape):
         words = jax.random.bits(prng.fast(key), (3, *shape), jnp.uint32)
-        cell, first, second = engine.computed_once(words, key)  # drawn once, though each is read twice
+        cell, first, second = jax.lax.optimization_barrier(words)  # drawn once, though each is read twice
         cell = (cell >> (32 - (num_cells.bit_length() - 1))).astype(jnp.int32)
         # 64 random bits, as two words, are compared with the threshold of the cell.
         high = threshold_high[cell]

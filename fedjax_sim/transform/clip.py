@@ -164,35 +164,31 @@ def clipped(
     # The exact norm uses powers of two and branches, which are not smooth. So the derivative is taken of the same clip
     # in plain arithmetic.
     @jax.custom_jvp
-    def exact_clip(update, traced_norm, zero):
-        return _clipped(update, clip_norm if traced_norm is None else traced_norm, zero, per, narrow)
+    def exact_clip(update, traced_norm):
+        return _clipped(update, clip_norm if traced_norm is None else traced_norm, per, narrow)
 
     @exact_clip.defjvp
     def _(primals, tangents):
-        update, traced_norm, zero = primals
-        message, measured = exact_clip(update, traced_norm, zero)
+        message, measured = exact_clip(*primals)
 
         def plain_clip(update, traced_norm):
             return _plainly_clipped(update, clip_norm if traced_norm is None else traced_norm, per, narrow)
 
-        message_tangent = jax.jvp(plain_clip, (update, traced_norm), tangents[:2])[1]
+        message_tangent = jax.jvp(plain_clip, primals, tangents)[1]
         return (message, measured), (message_tangent, jax.tree.map(jnp.zeros_like, measured))
 
-    return exact_clip(update, traced_norm, engine.hidden_zero(key))
+    return exact_clip(update, traced_norm)
 
 
-def _clipped(
-    update: PyTree, clip_norm: float | Array, zero: engine.HiddenZero, per: str, narrow: bool
-) -> tuple[PyTree, dict[str, Mean]]:
+def _clipped(update: PyTree, clip_norm: float | Array, per: str, narrow: bool) -> tuple[PyTree, dict[str, Mean]]:
     """The exact clip: (message, measured)."""
-    update = engine.computed_once(update, zero)  # the norm and the scaled numbers are of the same bits
     structure = jax.tree.structure(update)
     groups, limit = _groups(update, clip_norm, per)
     message = []
     were_clipped = []
     norms = []
     for group in groups:
-        near, far = engine.computed_once(length_over(group, limit), zero)
+        near, far = length_over(group, limit)
         room = 1 - slack(group)  # the largest ratio norm / limit that needs no clip, given the norm's rounding error
         # Written with `~`, so that a NaN counts as longer and as out of range; the message then stays NaN.
         is_longer = ~(near <= room)
@@ -275,13 +271,13 @@ def _wide(x: Array):
     return tree.at_least_float32(x.dtype)
 
 
-def _squares(x: Array, factor: float | Array, zero: engine.HiddenZero) -> Array:
+def _squares(x: Array, factor: float | Array) -> Array:
     """The sum of (x factor)^2 by pairs, in an order that no compiler changes.
 
     The order matters, since every number of a clipped message depends on the bits of a norm.
     """
     x = x.reshape(-1).astype(_wide(x)) * factor
-    x = engine.rounded_here(x * x, zero)
+    x = x * x
     while x.size > 1:
         # Numbers are laid out in a power of two of rows, and the halves of the rows are added until one row is left.
         rows = min(BLOCK, 1 << (x.size - 1).bit_length())
@@ -305,10 +301,10 @@ def length_over(leaves: list[Array], limit: float | Array) -> tuple[Array, Array
     Guarantees: tests/transform/test_clip.py::test_no_message_is_longer_than_the_bound.
     """
     leaves = [x for x in leaves if x.size] or [jnp.zeros(1)]
-    zero = engine.hidden_zero(leaves)
-    # Hidden from the compiler: with a constant c, (x c)(x c) may become x x (c c), where c c underflows to zero.
-    scale = engine.rounded_here(jnp.float32(FAR), zero)
-    near, far = (reduce(jnp.add, [_squares(x, factor, zero) for x in leaves]) for factor in (1 / limit, scale))
+    # Hidden from the compiler in both arithmetics: with a constant c, (x c)(x c) may become x x (c c), where c c
+    # underflows to zero.
+    scale = engine.rounded_here(jnp.float32(FAR), leaves)
+    near, far = (reduce(jnp.add, [_squares(x, factor) for x in leaves]) for factor in (1 / limit, scale))
     return jnp.where(near < 2.0**126, jnp.sqrt(near), jnp.inf), jnp.sqrt(far)
 
 

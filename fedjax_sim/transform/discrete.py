@@ -21,7 +21,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim import engine, prng, tree, validate
+from fedjax_sim import prng, tree, validate
 from fedjax_sim.transform.alias import TAIL, alias_table, draw_integers, tail_of
 from fedjax_sim.transform.clip import check_clip_norm, clip, clip_metrics, clipped, length_over, slack
 from fedjax_sim.transform.noise import check_cohort, check_multiplier
@@ -210,7 +210,7 @@ def _mechanism(
     def on_server(key, cohort, aggregate, state, measured, sensitivity):
         check_cohort(cohort, cohort_size)
         decoded = jax.tree.map(lambda x: x.astype(jnp.float32) * granularity, aggregate)
-        return engine.rounded_here(decoded, key), state, clip_metrics(measured)
+        return decoded, state, clip_metrics(measured)
 
     def squared_error(update):
         dimension = tree.num_values(update)
@@ -253,7 +253,6 @@ def _rounded(key: Array, message: PyTree, noise: IntegerNoise) -> tuple[PyTree, 
     filled = [x for x in leaves if x.size]
     if not filled:
         return jax.tree.map(lambda x: x.astype(jnp.int32), message), jnp.float32(0)
-    leaves = engine.rounded_here(leaves, key)
     limit = noise.rounded_norm(sum(x.size for x in leaves))
     room = 1 - slack(filled, 4)  # the computed norm may be too small by its rounding error
 

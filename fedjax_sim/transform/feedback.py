@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim import engine, prng, tree, validate
+from fedjax_sim import prng, tree, validate
 from fedjax_sim.types import Array, PyTree, UpdateTransform
 from fedjax_sim.validate import PopulationSize
 
@@ -120,10 +120,9 @@ def error_feedback(transform: UpdateTransform) -> UpdateTransform:
     _check(transform)
 
     def on_client(key, update, state, memory):
-        # What is kept depends on what is sent, so both are computed once: otherwise their bits could differ.
-        wanted = engine.computed_once(jax.tree.map(lambda m, u: m + u.astype(m.dtype), memory.numbers, update), key)
+        wanted = jax.tree.map(lambda m, u: m + u.astype(m.dtype), memory.numbers, update)
         message, decoded, inner, measured = _sent(transform, key, wanted, update, state, memory.inner)
-        numbers = engine.computed_once(jax.tree.map(jnp.subtract, wanted, decoded), key)
+        numbers = jax.tree.map(jnp.subtract, wanted, decoded)
         return message, Memory(numbers, inner), measured
 
     feedback = transform._replace(
@@ -165,9 +164,9 @@ def ef21(transform: UpdateTransform, population_size: PopulationSize) -> UpdateT
     _check(transform)
 
     def on_client(key, update, state, memory):
-        wanted = engine.computed_once(jax.tree.map(lambda u, g: u - g, update, memory.numbers), key)
+        wanted = jax.tree.map(lambda u, g: u - g, update, memory.numbers)
         message, decoded, inner, measured = _sent(transform, key, wanted, update, state.inner, memory.inner)
-        numbers = engine.computed_once(jax.tree.map(jnp.add, memory.numbers, decoded), key)
+        numbers = jax.tree.map(jnp.add, memory.numbers, decoded)
         return message, Memory(numbers, inner), measured
 
     def on_server(key, cohort, aggregate, state, measured, sensitivity):
@@ -178,7 +177,7 @@ def ef21(transform: UpdateTransform, population_size: PopulationSize) -> UpdateT
         aggregate, inner, metrics = transform.on_server(
             prng.stream(key, "ef21"), cohort, aggregate, state.inner, measured, sensitivity
         )
-        step = engine.rounded_here(aggregate, key)
+        step = aggregate
         mean = jax.tree.map(lambda g, x: g + x.astype(g.dtype), state.mean, step)
         return mean, State(mean, inner), metrics
 

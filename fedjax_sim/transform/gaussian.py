@@ -13,12 +13,11 @@ simulates a mechanism, and does not protect a deployment (Mironov 2012).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim import engine, prng, tree, validate
+from fedjax_sim import prng, tree, validate
 from fedjax_sim.transform.chain import plain_wire
 from fedjax_sim.transform.clip import HIGH, LOW, check_clip_norm, clip, clip_metrics, clipped, scaled_wire
 from fedjax_sim.transform.noise import check_cohort, check_mean, check_multiplier, check_sensitivity
@@ -150,17 +149,15 @@ def adaptive_clip(
         check_sensitivity(sensitivity)
         check_mean(sensitivity)
         num_clipped, num_messages = measured["clipped_update_share"]
-        zero = engine.hidden_zero(key)
-        drawn = engine.computed_once(prng.normal(prng.stream(key, "quantile")), zero)
-        noise = engine.rounded_here(quantile_noise * drawn, zero)
+        noise = quantile_noise * prng.normal(prng.stream(key, "quantile"))
         # The noisy share b of updates that are not clipped: sum_i (b_i - 1/2) = (messages - clipped) - messages / 2.
-        share = 0.5 + engine.rounded_here((num_messages / 2 - num_clipped + noise) * sensitivity, zero)
-        factor = engine.computed_once(jnp.exp(-learning_rate * (share - target_quantile)), zero)
+        share = 0.5 + (num_messages / 2 - num_clipped + noise) * sensitivity
+        factor = jnp.exp(-learning_rate * (share - target_quantile))
         next_clip_norm = jnp.clip(state * factor, LOW, HIGH)
         # This round's updates were clipped to the old C, so their noise follows the old C.
         noisy = _with_noise(prng.stream(key, "update"), aggregate, update_multiplier * sensitivity * state)
         metrics = clip_metrics(measured) | {"clip_norm": state}
-        return noisy, engine.rounded_here(next_clip_norm, zero), metrics
+        return noisy, next_clip_norm, metrics
 
     details = {"adaptive": True, "update_multiplier": update_multiplier, "quantile_noise": quantile_noise}
     noise = Noise("gaussian", "central", noise_multiplier, initial_clip_norm, "client", details=details)
@@ -252,8 +249,7 @@ def _noise_on_each_message(clip_norm: float, std: float, noise: Noise) -> Update
 
     def on_client(key, update, state, memory):
         message, measured = clipped(key, update, clip_norm, narrow=False)
-        # `rounded_here` suffices as the barrier, since the engine stores messages anyway.
-        message = _with_noise(key, message, std, engine.rounded_here)
+        message = _with_noise(key, message, std)
         return jax.tree.map(lambda x, like: x.astype(like.dtype), message, update), memory, measured
 
     def squared_error(update):
@@ -263,15 +259,10 @@ def _noise_on_each_message(clip_norm: float, std: float, noise: Noise) -> Update
     return noisy.stating(l2_bound=None, nonexpansive=False, noise=noise)
 
 
-def _with_noise(key: Array, update: PyTree, std: float | Array, barrier: Callable = engine.computed_once) -> PyTree:
-    """Adds N(0, std^2) to each number, in float32 at least; leaf i draws from fold_in(key, i).
-
-    Draws pass through `barrier`. Without it, the rest of the program would decide what they are fused with, and so how
-    they are rounded.
-    """
+def _with_noise(key: Array, update: PyTree, std: float | Array) -> PyTree:
+    """Adds N(0, std^2) to each number, in float32 at least; leaf i draws from fold_in(key, i)."""
     leaves, structure = jax.tree.flatten(update)
-    noise = barrier([prng.normal(jax.random.fold_in(key, i), x.shape) for i, x in enumerate(leaves)], key)
-    noise = engine.rounded_here([x * std for x in noise], key)  # otherwise some programs fuse the product into the sum
+    noise = [std * prng.normal(jax.random.fold_in(key, i), x.shape) for i, x in enumerate(leaves)]
     return structure.unflatten(
         [x.astype(tree.at_least_float32(x.dtype)) + n for x, n in zip(leaves, noise, strict=True)]
     )

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_sim import engine, prng, tree
+from fedjax_sim import prng, tree
 from fedjax_sim.transform.chain import check_floats, stateless
 from fedjax_sim.types import Array, Mean, PyTree, UpdateTransform, Wire
 
@@ -182,11 +182,10 @@ def leafwise(fn, key: Array, update: PyTree) -> PyTree:
     """Makes the message of an update from a function of its leaves.
 
     The numbers of a message are float32, or have a wider leaf's dtype. In bfloat16 they would be rounded away from the
-    levels, and lose their mean. Update and message are computed once (`engine.computed_once`), as both are read more
-    than once.
+    levels, and lose their mean.
 
     Args:
-      fn: (keys, float32 leaves, hidden zero) -> leaves of the message, with a key for each leaf.
+      fn: (keys, float32 leaves) -> leaves of the message, with a key for each leaf.
       key: of the client.
       update: leaves of floats.
 
@@ -194,13 +193,12 @@ def leafwise(fn, key: Array, update: PyTree) -> PyTree:
     their bits on any number of devices (tests/transform/test_quantize.py::test_devices_change_no_bit).
     """
     check_floats(update)
-    zero = engine.hidden_zero(key)
-    leaves, structure = jax.tree.flatten(engine.computed_once(update, zero))
+    leaves, structure = jax.tree.flatten(update)
     keys = [jax.random.fold_in(key, i) for i in range(len(leaves))]
-    sent = fn(keys, [x.astype(jnp.float32) for x in leaves], zero)
+    sent = fn(keys, [x.astype(jnp.float32) for x in leaves])
     wide = [tree.at_least_float32(x.dtype) for x in leaves]
     kept = [y.astype(d) if jnp.issubdtype(y.dtype, jnp.floating) else y for y, d in zip(sent, wide, strict=True)]
-    return engine.computed_once(structure.unflatten(kept), zero)
+    return structure.unflatten(kept)
 
 
 def with_clipped_share(transform: UpdateTransform, limit: Any) -> UpdateTransform:
@@ -241,7 +239,7 @@ def quantizer(grid: Grid, wire, *, integers: bool = False) -> UpdateTransform:
       - integers decode to the same message (::test_integers_decode_to_the_message)
     """
 
-    def message(keys, leaves, zero):
+    def message(keys, leaves):
         groups = [grid.grouped(jnp, x) for x in leaves]
         sent = []
         for key, leaf, x, unit in zip(keys, leaves, groups, grid.units(jnp, groups), strict=True):

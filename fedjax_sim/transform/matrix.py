@@ -25,7 +25,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_sim import engine, prng, tree, validate
+from fedjax_sim import prng, tree, validate
 from fedjax_sim.transform.clip import clip, clip_metrics
 from fedjax_sim.transform.noise import check_multiplier, check_sensitivity
 from fedjax_sim.types import Array, Noise, UpdateTransform
@@ -138,18 +138,15 @@ def matrix_mechanism(
         round_number, memory = state
         leaves, structure = jax.tree.flatten(aggregate)
         std = noise_multiplier * clip_norm * sensitivity * sensitivity_of_strategy
-        zero = engine.hidden_zero(key)
         noisy_leaves = []
         next_memory = []
         for i, (x, rows) in enumerate(zip(leaves, structure.flatten_up_to(memory), strict=True)):
-            fresh = engine.computed_once(prng.normal(jax.random.fold_in(key, i), x.shape), zero)
+            fresh = prng.normal(jax.random.fold_in(key, i), x.shape)
             if coefficients is None:
                 noise, rows = _tree(fresh, rows, round_number)
             else:
-                noise, rows = _banded(fresh, rows, coefficients, zero)
-            # Rounded here, since some programs would fuse the product into the sum.
-            noise, rows = engine.rounded_here((std * noise, rows), zero)
-            noisy = x.astype(tree.at_least_float32(x.dtype)) + noise
+                noise, rows = _banded(fresh, rows, coefficients)
+            noisy = x.astype(tree.at_least_float32(x.dtype)) + std * noise
             noisy_leaves.append(jnp.where(round_number < num_rounds, noisy, jnp.nan))  # NaN skips the round
             next_memory.append(rows)
         next_state = (round_number + 1, structure.unflatten(next_memory))
@@ -168,7 +165,7 @@ def matrix_mechanism(
     return base._replace(init=init, on_server=on_server).stating(releases_when_empty=True, noise=noise)
 
 
-def _banded(fresh: Array, rows: Array, coefficients: np.ndarray, zero: engine.HiddenZero) -> tuple[Array, Array]:
+def _banded(fresh: Array, rows: Array, coefficients: np.ndarray) -> tuple[Array, Array]:
     """The noise of a round under a banded strategy: (y_t = z_t - sum_j c_j y_{t-j}, the last b - 1 of y).
 
     Args:
@@ -176,7 +173,7 @@ def _banded(fresh: Array, rows: Array, coefficients: np.ndarray, zero: engine.Hi
       rows: [b - 1, ...] the last noises y, newest first.
     """
     weights = jnp.asarray(coefficients[1:], rows.dtype).reshape(-1, *(1,) * fresh.ndim)
-    noise = fresh - engine.computed_once(engine.computed_once(weights * rows, zero).sum(0), zero)
+    noise = fresh - (weights * rows).sum(0)
     return noise, jnp.concatenate([noise[None], rows[:-1]]) if rows.shape[0] else rows
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim import engine, tree, validate
+from fedjax_sim import tree, validate
 from fedjax_sim.transform.chain import as_it_comes, check_floats
 from fedjax_sim.types import TransformFacts, UpdateTransform
 from fedjax_sim.validate import ShareBelowOne
@@ -48,9 +48,7 @@ def client_momentum(decay: ShareBelowOne) -> UpdateTransform:
         return jax.tree.map(lambda x: jnp.zeros(x.shape, tree.at_least_float32(x.dtype)), update_spec)
 
     def on_client(key, update, state, memory):
-        # What is kept is also what is sent, so it is computed once: otherwise the bits could differ.
         moved = jax.tree.map(lambda m, u: decay * m + (1 - decay) * u.astype(m.dtype), memory, update)
-        moved = engine.computed_once(moved, key)
         return jax.tree.map(lambda m, u: m.astype(u.dtype), moved, update), moved, {}
 
     return UpdateTransform(

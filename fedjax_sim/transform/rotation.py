@@ -12,7 +12,7 @@ import math
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim import engine, prng, tree, validate
+from fedjax_sim import prng, tree, validate
 from fedjax_sim.transform.chain import Whole, check_floats, plain_wire
 from fedjax_sim.transform.grid import SMALLEST, leaves_of
 from fedjax_sim.transform.sign import signs
@@ -102,14 +102,13 @@ def rotated(transform: UpdateTransform) -> UpdateTransform:
 
     def on_client(key, update, state, memory):
         check_floats(update)
-        zero = engine.hidden_zero(key)
-        vector, unflatten = _flat(engine.computed_once(update, zero))
+        vector, unflatten = _flat(update)
         # A random highest bit for each number; exclusive-or with it flips the sign of a float32.
         flips = (prng.dither(jax.random.fold_in(key, 0), vector.shape) >> 31) << 31
-        turned = engine.computed_once(hadamard(_flipped(vector, flips)), zero)
+        turned = hadamard(_flipped(vector, flips))
         message, memory, measured = transform.on_client(jax.random.fold_in(key, 1), turned, state, memory)
-        back = _flipped(hadamard(engine.computed_once(message, zero)), flips)
-        return engine.computed_once(unflatten(back), zero), memory, measured
+        back = _flipped(hadamard(message), flips)
+        return unflatten(back), memory, measured
 
     def on_server(key, cohort, aggregate, state, measured, sensitivity):
         _, state, metrics = transform.on_server(key, cohort, _flat(aggregate)[0], state, measured, sensitivity)

@@ -86,7 +86,7 @@ def signs(
             scales_of_leaves += [scale(xp, size, peak, mean, square)] * len(group)
         return scales_of_leaves
 
-    def message(keys, leaves, zero):
+    def message(keys, leaves):
         return [jnp.where(x < 0, -s, s) + jnp.zeros_like(x) for x, s in zip(leaves, scales(jnp, leaves), strict=True)]
 
     def squared_error(update):
@@ -140,7 +140,7 @@ def natural_compression() -> UpdateTransform:
         return jax.lax.bitcast_convert_type(sign | power, jnp.float32)
 
     def message(key, update):
-        return leafwise(lambda keys, leaves, zero: list(map(compressed, keys, leaves)), key, update)
+        return leafwise(lambda keys, leaves: list(map(compressed, keys, leaves)), key, update)
 
     def squared_error(update):
         leaves, xp = leaves_of(update)
@@ -183,11 +183,11 @@ def cast(dtype: Literal["bfloat16", "float16"] = "bfloat16") -> UpdateTransform:
     narrow = jnp.dtype(dtype)
     largest = float(jnp.finfo(narrow).max)
 
-    def message(keys, leaves, zero):
+    def message(keys, leaves):
         def nearest(x):
             x = jnp.where(jnp.isfinite(x), jnp.clip(x, -largest, largest), x)
-            # Rounded here: compilers may leave out the conversion to a narrower type and back.
-            return engine.rounded_here(x.astype(narrow), zero).astype(jnp.float32)
+            # Rounded here in both arithmetics: compilers may leave out a conversion to a narrower type and back.
+            return engine.rounded_here(x.astype(narrow), x).astype(jnp.float32)
 
         return list(map(nearest, leaves))
 
@@ -200,8 +200,7 @@ def cast(dtype: Literal["bfloat16", "float16"] = "bfloat16") -> UpdateTransform:
         leaves, xp = leaves_of(update)
         if xp is np:
             return sum((np.square(np.clip(x, -largest, largest).astype(narrow) - x).sum() for x in leaves), 0.0)
-        zero = engine.hidden_zero([x for x in leaves if x.size] or [jnp.zeros(1)])
-        return sum((xp.square(x - y).sum() for x, y in zip(leaves, message(None, leaves, zero), strict=True)), 0.0)
+        return sum((xp.square(x - y).sum() for x, y in zip(leaves, message(None, leaves), strict=True)), 0.0)
 
     def wire(update_spec: PyTree, wire_in: Wire) -> Wire:
         return wire_in._replace(payload_bits=min(16 * wire_in.values, wire_in.payload_bits), coded_bits=None)

@@ -17,7 +17,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim import engine, tree, validate
+from fedjax_sim import tree, validate
 from fedjax_sim.transform.chain import check_floats, stateless
 from fedjax_sim.transform.choice import (
     amount,
@@ -42,7 +42,6 @@ def _deterministic(choose: Callable, scope: str, wire: Callable) -> UpdateTransf
     """A transform that sends the entries that `choose(key, vector)` marks, whose choice needs no key."""
 
     def message(key, update):
-        update = engine.computed_once(update, key)  # read twice, to choose entries and to send them
         return kept(update, masks_of(choose, scope, None, update))
 
     def error(update):
@@ -233,7 +232,7 @@ def block_k(
         rows = jnp.concatenate([x, jnp.zeros(-x.size % block_size, x.dtype)]).reshape(-1, block_size)
         # Divided by the largest magnitude, so that squares stay in range.
         rows = rows * (1 / jnp.maximum(jnp.abs(x).max(), 2.0**-126))
-        squared_norms = engine.rounded_here(rows * rows, x).sum(1)
+        squared_norms = (rows * rows).sum(1)
         chosen = largest_mask(squared_norms, num_sent(squared_norms.size))
         return jnp.broadcast_to(chosen[:, None], rows.shape).reshape(-1)[: x.size]
 

@@ -100,7 +100,8 @@ class UpdateTransform(NamedTuple):
 class Aggregator(NamedTuple):
     """An aggregator combines the messages of a cohort, chunk by chunk, into one aggregate.
 
-    LAW: carries of disjoint slots combine (`engine.combine`) to the carry of their union: exact sums merge, arrays add.
+    LAW: carries of disjoint slots combine (`engine.exact_sums.combine`) to the carry of their union: exact sums merge,
+    arrays add.
     An aggregator with state has a `start`; its `finalize` then returns (aggregate, metrics, state).
     """
 

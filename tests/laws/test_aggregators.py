@@ -81,18 +81,22 @@ def test_order_of_the_cohort_is_irrelevant(aggregator):
 def test_carries_of_disjoint_slots_combine(aggregator):
     """Catches a carry that cannot be added across devices: the engine merges them by its own rule."""
     halves = [aggregator.add(aggregator.empty, slots) for slots in ([0, 2, 4, 6, 8], [1, 3, 5, 7, 9])]
-    merged = jax.jit(engine.merge)(*halves)
+    merged = jax.jit(engine.exact_sums.merge)(*halves)
     whole = aggregator.add(aggregator.empty, range(p.SLOTS))
-    normal = jax.jit(engine.merge)(whole, aggregator.empty)  # the normal form of a sum, all carries propagated
+    normal = jax.jit(engine.exact_sums.merge)(
+        whole, aggregator.empty
+    )  # the normal form of a sum, all carries propagated
     laws.check_equal_bits(normal, merged, "merged carries")
-    laws.check_equal_bits(normal, jax.jit(engine.merge)(normal, aggregator.empty), "an empty carry changes nothing")
+    laws.check_equal_bits(
+        normal, jax.jit(engine.exact_sums.merge)(normal, aggregator.empty), "an empty carry changes nothing"
+    )
     laws.check_equal_bits(aggregator.finalize(whole), aggregator.finalize(merged), "finalized carries")
 
 
 def test_padding_changes_nothing(aggregator):
     """Catches padding that counts: a chunk of nothing but padding."""
     once = aggregator.add(aggregator.empty, range(p.SLOTS))
-    merge = jax.jit(engine.merge)
+    merge = jax.jit(engine.exact_sums.merge)
     laws.check_equal_bits(merge(once, aggregator.empty), merge(aggregator.add(once, []), aggregator.empty), "padding")
 
 

@@ -32,7 +32,7 @@ def test_graphs(name):
 
 
 def links_of(mixing, steady=True):
-    links = engine.steady(mixing.links) if steady else mixing.links
+    links = engine.reproducible(mixing.links) if steady else mixing.links
     return jax.jit(links), jax.tree.map(jnp.asarray, mixing.tables)
 
 

@@ -46,7 +46,7 @@ def test_slots_do_not_matter(name):
 
     Catches draws by slot, sums over the cohort, and keys ignored or split.
     """
-    ask = jax.jit(engine.steady(asked(MADE[name])))
+    ask = jax.jit(engine.reproducible(asked(MADE[name])))
     whole = ask(KEY, IDS, jnp.float32(1e6))
     some = IDS[jnp.array([5, 0, 5])]
     for all_of_it, part in zip(jax.tree.leaves(whole), jax.tree.leaves(ask(KEY, some, jnp.float32(1e6))), strict=True):

@@ -8,6 +8,7 @@ import pytest
 
 from fedjax_sim import aggregation, engine
 from fedjax_sim.algorithms import federated
+from fedjax_sim.engine.arithmetic import barrier
 from tests.laws import cases, test_compositions
 from tests.laws import problems as p
 
@@ -85,7 +86,7 @@ def test_code_chooses_by_the_target():
 
     def text(platform):
         with engine.compiling_for(platform):
-            traced = jax.jit(lambda x: engine.computed_once(x, x)).trace(jnp.ones(8))
+            traced = jax.jit(lambda x: barrier.computed_once(x, x)).trace(jnp.ones(8))
             return traced.lower(lowering_platforms=(platform,)).as_text()
 
     assert "while" in text("cpu") and "while" not in text("cuda") and "while" not in text("tpu")

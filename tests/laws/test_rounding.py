@@ -1,5 +1,5 @@
 """No division of a row is left to the compiler. What else it could round in two ways, `tests/laws/test_devices.py` and
-`tests/engine/arithmetic/test_reproducible.py` look for."""
+`tests/engine/arithmetic/test_rewriter.py` look for."""
 
 from __future__ import annotations
 

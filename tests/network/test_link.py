@@ -127,7 +127,7 @@ def test_links_lower(platform):
 
 def test_batch_mates_do_not_matter():
     """As clients under vmap and steady arithmetic, in another order beside others: catches draws by lane."""
-    step = jax.jit(jax.vmap(engine.steady(jax.grad(lambda x, key: loss(link(**NOISY), x, W, key).sum()))))
+    step = jax.jit(jax.vmap(engine.reproducible(jax.grad(lambda x, key: loss(link(**NOISY), x, W, key).sum()))))
     keys, xs = jax.random.split(KEY, 4), jnp.stack([X, 2 * X, -X, X + 1])
     order = jnp.array([2, 0, 2, 1])
     np.testing.assert_array_equal(step(xs, keys)[order], step(xs[order], keys[order]))

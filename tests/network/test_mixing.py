@@ -57,7 +57,7 @@ def test_mixing_is_a_product_with_the_matrix(make):
     size = mixing.graph.population_size
     x = {"a": rng.normal(size=(size, 2, 3)).astype(np.float32), "b": jnp.array(rng.normal(size=size), jnp.bfloat16)}
     links = mixing.links(KEY, jnp.int32(0), mixing.tables)
-    found = jax.jit(lambda links, x: engine.steady(network.mixed)(links, x))(links, x)
+    found = jax.jit(lambda links, x: engine.reproducible(network.mixed)(links, x))(links, x)
     matrix = network.matrix_of(mixing).toarray()
     np.testing.assert_allclose(found["a"], np.einsum("ij,jab->iab", matrix, x["a"]), atol=5e-7)
     assert found["b"].dtype == jnp.bfloat16

@@ -37,7 +37,7 @@ def _units(weights: Array) -> Array:
     Returns: [m] int32. The unit is 2^-30 of the least power of two above the sum of the weights; a positive weight is
     at least one unit.
     """
-    total = jnp.maximum(engine.pairwise_sum(weights, (0,)), 2.0**-126)  # a normal number also without messages
+    total = jnp.maximum(weights.sum(0), 2.0**-126)  # a normal number also without messages
     exponent = (jax.lax.bitcast_convert_type(total, jnp.int32) >> 23) - 127  # floor(log2(total)), from the float's bits
     # 2^(29 - exponent) may exceed float32's range for tiny totals; each half of it does not.
     half = (29 - exponent) // 2
@@ -124,7 +124,7 @@ def trimmed_mean(num_byzantine: NonNegativeInt, *, trust_weights: bool = False) 
 
     def rule(key, round, cohort):
         units = _units(cohort.weights) if trust_weights else cohort.arrived.astype(jnp.int32)
-        share = engine.divide(jnp.float32(num_byzantine), jnp.maximum(cohort.number, 1).astype(jnp.float32))
+        share = jnp.float32(num_byzantine) / jnp.maximum(cohort.number, 1).astype(jnp.float32)
         trimmed_units = jnp.floor(units.sum().astype(jnp.float32) * share).astype(jnp.int32)
         cut = trimmed_units if trust_weights else jnp.int32(num_byzantine)  # what is removed at each side
 
@@ -189,8 +189,8 @@ def around_median(kept: Array, values: Array, there: Array) -> Array:
     is_at_cut = distances == cut[None]
     num_inside, num_ties = (x.sum(0, dtype=jnp.int32) for x in (is_inside, is_at_cut & there[:, None]))
     inner_sum, tie_sum = exact_sums.summed(tuple(jnp.where(mask, differences, 0) for mask in (is_inside, is_at_cut)))
-    tie_share = engine.divide((kept - num_inside).astype(wide), jnp.maximum(num_ties, 1).astype(wide))
-    mean_difference = engine.divide(inner_sum + tie_sum * tie_share, jnp.maximum(kept, 1).astype(wide))
+    tie_share = (kept - num_inside).astype(wide) / jnp.maximum(num_ties, 1).astype(wide)
+    mean_difference = (inner_sum + tie_sum * tie_share) / jnp.maximum(kept, 1).astype(wide)
     return (centre.astype(wide) + mean_difference).astype(values.dtype)
 
 

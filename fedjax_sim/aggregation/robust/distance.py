@@ -165,7 +165,7 @@ def _repeated_krum(cohort: SideBySide, num_byzantine: int) -> tuple[Array, Array
     def choose(i, state):
         chosen, is_available, end, scores_are_finite = state
         counts = is_available & (places[None] <= end[:, None])
-        scores = engine.pairwise_sum(jnp.where(counts, distances, 0), (1,))
+        scores = jnp.where(counts, distances, 0).sum(1)
         best = jnp.argmin(jnp.where(cohort.arrived & ~chosen, scores, jnp.inf)).astype(jnp.int32)
         scores_are_finite &= jnp.isfinite(scores[best])
         is_best = neighbours == best

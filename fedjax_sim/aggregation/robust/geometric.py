@@ -66,7 +66,7 @@ def geometric_median(
         weights = _message_weights(cohort, trust_weights)
 
         def mean_weights(distances, least=smoothing):
-            return engine.divide(weights, jnp.maximum(distances, least))
+            return weights / jnp.maximum(distances, least)
 
         def median_distance(distances):
             return engine.median(distances, cohort.arrived)
@@ -122,15 +122,15 @@ def centered_clipping(radius: Positive, num_steps: PositiveInt = 1, *, trust_wei
 
     def rule(key, round, cohort):
         weights = _message_weights(cohort, trust_weights)
-        total = engine.pairwise_sum(weights, (0,))
+        total = weights.sum(0)
         total = jnp.where(total > 0, total, 1)  # a round without messages leaves v as it is
 
         def clipped_step(_, point):
             distances = jnp.maximum(jnp.sqrt(squared_distances(cohort.messages, point)), 2.0**-100)  # not divided by 0
-            clip_factors = jnp.minimum(1, engine.divide(jnp.float32(radius), distances))
-            shares = engine.divide(weights * clip_factors, total)
+            clip_factors = jnp.minimum(1, jnp.float32(radius) / distances)
+            shares = (weights * clip_factors) / total
             # v + sum_i s_i (u_i - v) = (1 - sum_i s_i) v + sum_i s_i u_i, which needs no array of differences.
-            share_of_point = 1 - engine.pairwise_sum(shares, (0,))
+            share_of_point = 1 - shares.sum(0)
             sums = weighted_sum(cohort.messages, shares)
             return jax.tree.map(lambda v, x: v * share_of_point.astype(v.dtype) + x.astype(v.dtype), point, sums)
 

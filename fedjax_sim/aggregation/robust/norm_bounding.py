@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import jax.numpy as jnp
 
-from fedjax_sim import engine, tree, validate
+from fedjax_sim import tree, validate
 from fedjax_sim.aggregation.rows import squared_norms
 from fedjax_sim.types import Aggregator, Array, PyTree
 from fedjax_sim.validate import Positive
@@ -59,7 +59,7 @@ def norm_bounding(aggregator: Aggregator, max_norm: Positive) -> Aggregator:
     def finalize(key, round, carry):
         inner_carry, counts = carry
         update, metrics, *state = aggregator.finalize(key, round, inner_carry)
-        share = engine.divide(counts["longer"].astype(jnp.float32), jnp.maximum(counts["all"], 1).astype(jnp.float32))
+        share = counts["longer"].astype(jnp.float32) / jnp.maximum(counts["all"], 1).astype(jnp.float32)
         return update, metrics | {"shortened_share": share}, *state
 
     # `rule` would show the messages before they are shortened, so no wrapper may use it.
@@ -94,4 +94,4 @@ def shortening(norms: Array, limit: Array) -> Array:
 
     Returns: [m] factors in [0, 1]: 1 where the norm is within the limit, 0 for an infinite norm.
     """
-    return jnp.where(norms > limit, engine.divide(jnp.broadcast_to(limit, norms.shape), norms), 1)
+    return jnp.where(norms > limit, jnp.broadcast_to(limit, norms.shape) / norms, 1)

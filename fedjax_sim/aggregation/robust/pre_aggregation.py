@@ -99,8 +99,8 @@ def bucketing(aggregator: Aggregator, bucket_size: PositiveInt) -> Aggregator:
         members = shuffled[jnp.clip(places, 0, m - 1)]  # [max_buckets, bucket_size]; places past the end are clipped
         weights = cohort.weights if aggregator.facts.weighted else cohort.arrived.astype(jnp.float32)
         weights = jnp.where(is_member, weights[members], 0)
-        totals = engine.pairwise_sum(weights, (1,))
-        shares = engine.divide(weights, jnp.where(totals > 0, totals, 1)[:, None])
+        totals = weights.sum(1)
+        shares = weights / jnp.where(totals > 0, totals, 1)[:, None]
         means = pooled_messages(cohort.messages, members, shares)
         is_bucket = jnp.arange(max_buckets) < num_buckets
         bucket_ids = jnp.where(is_bucket, jnp.arange(max_buckets, dtype=jnp.int32), -1)
@@ -139,7 +139,7 @@ def nearest_neighbour_mixing(aggregator: Aggregator, num_byzantine: NonNegativeI
         # [m, m] whether message j is in the mixture of message i.
         is_mixed = jnp.zeros((m, m), bool).at[jnp.arange(m)[:, None], nearest].set(jnp.arange(m)[None] < num_mixed)
         is_mixed &= cohort.arrived[:, None]
-        shares = engine.divide(is_mixed.astype(jnp.float32), jnp.maximum(num_mixed, 1).astype(jnp.float32))
+        shares = is_mixed.astype(jnp.float32) / jnp.maximum(num_mixed, 1).astype(jnp.float32)
         return cohort._replace(messages=linear_combinations(cohort.messages, shares))
 
     least = 2 * num_byzantine + 1

@@ -8,7 +8,7 @@ from typing import Annotated
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim import engine, tree, validate
+from fedjax_sim import tree, validate
 from fedjax_sim.aggregation.gather import gather
 from fedjax_sim.aggregation.rows import squared_norms, weighted_mean
 from fedjax_sim.engine.all_messages.all_messages import by_rule
@@ -71,10 +71,10 @@ def fltrust(
         # A message without a finite length gets the norm infinity, so its cosine and its scale are 0.
         safe_norms = jnp.where((norms > 0) & jnp.isfinite(norms), norms, jnp.inf)
         products = inner_products(cohort.messages, server_update)
-        cosines = engine.divide(products, safe_norms * jnp.maximum(server_norm, 2.0**-100))
+        cosines = products / (safe_norms * jnp.maximum(server_norm, 2.0**-100))
         trust = jnp.where(cohort.arrived & (cosines > 0), cosines, 0)  # NaN is not above 0
-        total_trust = engine.pairwise_sum(trust, (0,))
-        scales = engine.divide(trust * server_norm, safe_norms * jnp.where(total_trust > 0, total_trust, 1))
+        total_trust = trust.sum(0)
+        scales = (trust * server_norm) / (safe_norms * jnp.where(total_trust > 0, total_trust, 1))
         metrics = {"trusted_share": _share(trust > 0, cohort.number)}
         return weighted_sum(cohort.messages, scales), metrics, round.state
 
@@ -83,7 +83,7 @@ def fltrust(
 
 def _share(mask: Array, number: Array) -> Array:
     """[] float32: the share of `number` messages that a mask [m] marks; 0 of no messages."""
-    return engine.divide(mask.sum().astype(jnp.float32), jnp.maximum(number, 1).astype(jnp.float32))
+    return mask.sum().astype(jnp.float32) / jnp.maximum(number, 1).astype(jnp.float32)
 
 
 @validate.named_arguments
@@ -120,13 +120,13 @@ def foolsgold(population_size: PopulationSize, *, confidence: Positive = 1.0) ->
         cosines = jnp.where(are_others, _cosines(cohort_sums), 0)
         largest = cosines.max(1)
         # Pardoning: if j's largest cosine exceeds i's, i's cosine with j counts by the ratio of the two.
-        ratios = engine.divide(largest[:, None], _nonzero(largest[None]))
+        ratios = largest[:, None] / _nonzero(largest[None])
         pardon = jnp.where(largest[None] > largest[:, None], ratios, 1)
         worst = (cosines * pardon).max(1)
         share = jnp.where(has_arrived, jnp.clip(1 - worst, 0, 1), 0)
-        share = engine.divide(share, _nonzero(share.max()))
+        share = share / _nonzero(share.max())
         share = jnp.minimum(share, 0.99)  # the logit of 1 is infinite
-        logits = confidence * (jnp.log(engine.divide(share, 1 - share)) + 0.5)
+        logits = confidence * (jnp.log(share / (1 - share)) + 0.5)
         share = jnp.where(has_arrived, jnp.clip(logits, 0, 1), 0)
         is_beyond = (has_arrived & (ids >= population_size)).any()
         mean = weighted_mean(updates, share)
@@ -148,9 +148,9 @@ def _cosines(rows: PyTree) -> Array:
     # Rows are scaled to a largest magnitude of 1 first: squares and products of long rows would be infinite.
     peaks = jnp.stack([jnp.abs(x.reshape(x.shape[0], -1)).max(1, initial=0) for x in jax.tree.leaves(rows)]).max(0)
     peaks = _nonzero(peaks)
-    rows = jax.tree.map(lambda x: engine.divide(x, peaks.reshape(-1, *[1] * (x.ndim - 1))), rows)
+    rows = jax.tree.map(lambda x: x / peaks.reshape(-1, *[1] * (x.ndim - 1)), rows)
     norms = jnp.sqrt(squared_norms(rows))
-    reciprocals = engine.divide(jnp.ones_like(norms), _nonzero(norms))
+    reciprocals = jnp.ones_like(norms) / _nonzero(norms)
     matmul = partial(jnp.matmul, precision=jax.lax.Precision.HIGHEST)
     flat = [x.reshape(x.shape[0], -1) for x in jax.tree.leaves(rows)]
     products = sum(matmul(x, x.T) for x in flat)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim import engine, validate
+from fedjax_sim import validate
 from fedjax_sim.types import Aggregator, Array, Metric, PyTree, Received
 
 __all__ = ["by_examples"]
@@ -83,7 +83,7 @@ def by_examples(aggregator: Aggregator, max_weight: int) -> Aggregator:
         # The divisor of `aggregator` divides both sums, so it cancels. An aborted sum is NaN, and stays NaN.
         total_weight = sums["weight"]
         divisor = jnp.where(total_weight == 0, 1, total_weight)
-        mean = jax.tree.map(lambda x: engine.divide(x, jnp.broadcast_to(divisor, x.shape)), sums["weighted"])
+        mean = jax.tree.map(lambda x: x / divisor, sums["weighted"])
         return mean, metrics | {"capped_weights": carry["capped"]}
 
     def view(key, round, received):

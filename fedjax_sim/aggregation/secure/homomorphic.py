@@ -23,7 +23,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_sim import engine, prng, validate
+from fedjax_sim import prng, validate
 from fedjax_sim.aggregation.linear import fixed_mean, mean
 from fedjax_sim.aggregation.secure.ring import Ring
 from fedjax_sim.tree import num_values
@@ -99,7 +99,7 @@ def homomorphic_mean(
         update, metrics = plain.finalize(key, round, carry["sum"])
         # The error of a sum of m ciphertexts grows with sqrt(m); the mean divides it like the sum.
         divisor = jnp.maximum(metrics["total_weight"], 1e-30) if denominator is None else jnp.float32(denominator)
-        error = engine.divide(std * jnp.sqrt(carry["messages"].astype(jnp.float32)), divisor)
+        error = (std * jnp.sqrt(carry["messages"].astype(jnp.float32))) / divisor
         peak = jnp.stack([jnp.max(jnp.abs(x), initial=0).astype(jnp.float32) for x in jax.tree.leaves(update)]).max()
         could_wrap = peak * divisor >= largest_sum
         noisy = _with_error(prng.stream(key, "ckks"), update, error)
@@ -142,9 +142,8 @@ def _with_error(key: Array, update: PyTree, std: Array) -> PyTree:
     """
     leaves, structure = jax.tree.flatten(update)
     drawn = [prng.normal(jax.random.fold_in(key, i), (4, *x.shape)) for i, x in enumerate(leaves)]
-    drawn = engine.computed_once(drawn, key)
-    products = engine.rounded_here([(x[0] * x[1], x[2] * x[3]) for x in drawn], key)
-    errors = engine.rounded_here([(x + y) * (std * 0.5**0.5) for x, y in products], key)
+    products = [(x[0] * x[1], x[2] * x[3]) for x in drawn]
+    errors = [(x + y) * (std * 0.5**0.5) for x, y in products]
     return structure.unflatten([x + error.astype(x.dtype) for x, error in zip(leaves, errors, strict=True)])
 
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim import engine, validate
+from fedjax_sim import validate
 from fedjax_sim.aggregation.secure.ring import MAX_MESSAGES, Ring
 from fedjax_sim.types import Aggregator, AggregatorFacts, Array, PyTree
 from fedjax_sim.validate import Positive
@@ -97,15 +97,13 @@ def modular_sum(denominator: Positive | None, *, modulus_bits: int = 32, prime: 
         return ModularSum(total, carry.messages + has_arrived.sum(dtype=jnp.int32))
 
     def finalize(key, cohort, carry):
-        # A zero that the compiler does not know to be zero: no number of messages is negative.
-        zero = engine.HiddenZero(jnp.minimum(carry.messages, 0))
         count = carry.messages.astype(jnp.float32)
         sums = jax.tree.map(lambda lanes: ring.lifted(ring.gathered(tuple(lanes))), carry.lanes)
         if denominator is None:
-            mean = jax.tree.map(lambda x: engine.divide(x, jnp.broadcast_to(jnp.maximum(count, 1), x.shape)), sums)
+            mean = jax.tree.map(lambda x: x / jnp.maximum(count, 1), sums)
         else:
             mean = jax.tree.map(lambda x: x * (1 / denominator), sums)
-        return engine.rounded_here(mean, zero), {"total_weight": count}
+        return mean, {"total_weight": count}
 
     sensitivity = None if denominator is None else 1 / denominator
     facts = AggregatorFacts(sensitivity=sensitivity, modulus=ring.modulus, weighted=False, homogeneous=True)

@@ -204,7 +204,7 @@ def arrive(
         return arrivals, after, _metrics(traffic, arrivals, after)
 
     key = stream(key, "arrivals")
-    arrivals, after, metrics = engine.steady(events)(key, state.flights, population)
+    arrivals, after, metrics = engine.reproducible(events)(key, state.flights, population)
     return arrivals, after, Cohort(arrivals.ids, arrivals.there, arrivals.there, metrics)
 
 
@@ -358,11 +358,11 @@ def asynchronous(
     def step(key, state, population):
         arrivals, flights, cohort = arrive(star, traffic, key, state, population)
         num_models = traffic.num_models
-        factors = engine.steady(staleness_weight)(arrivals.gaps)
+        factors = engine.reproducible(staleness_weight)(arrivals.gaps)
         bases = Bases(state.models, arrivals.bases % num_models, factors, arrivals.bases)
         gathered = collect(star, key, cohort, state.federation, population, bases)
         federation, info = close(star, key, cohort, gathered, state.federation)
-        broadcast = engine.steady(star.server.broadcast)(federation.server)
+        broadcast = engine.reproducible(star.server.broadcast)(federation.server)
         # The new version takes the place of the oldest, which no client in flight needs any longer.
         models = jax.tree.map(lambda ring, x: ring.at[flights.version % num_models].set(x), state.models, broadcast)
         return AsyncState(federation, flights, models), sent_instead(info, arrivals.begun)

@@ -138,7 +138,7 @@ def fedasync(
         federation = state.federation
         bases = Bases(state.models, arrivals.bases % num_models, versions=arrivals.bases)
         model_and_versions = federation.server, state.models
-        factors = engine.steady(lambda gaps: mixing_rate * staleness_weight(gaps))(arrivals.gaps)
+        factors = engine.reproducible(lambda gaps: mixing_rate * staleness_weight(gaps))(arrivals.gaps)
         mixing = factors, state.flights.version
         if in_turn(star, population):
             # Chunks come in the order of arrival, so each is mixed in before the next one trains, and no message is
@@ -150,7 +150,9 @@ def fedasync(
         else:
             gathered = collect(star, key, cohort, federation, population, bases)
             messages_and_weights, rows = engine.rows_in_place(gathered.carry)
-            new_model, models = engine.steady(mixed)(model_and_versions, messages_and_weights, rows, all_slots, mixing)
+            new_model, models = engine.reproducible(mixed)(
+                model_and_versions, messages_and_weights, rows, all_slots, mixing
+            )
         # The new model takes the place of the aggregate: the server of `star` replaces its model by that.
         federation, info = close(star, key, cohort, gathered._replace(carry=new_model), federation)
         return AsyncState(federation, flights, models), sent_instead(info, arrivals.begun)

@@ -165,7 +165,7 @@ def fedat(
     def step(key, state, population):
         # Without the per-client rows, which this part does not read.
         light = state._replace(federation=state.federation._replace(clients=(), memory=()))
-        end_round = engine.steady(partial(_end_round, tiers, plain))
+        end_round = engine.reproducible(partial(_end_round, tiers, plain))
         tier, cohort, rounds, clock, begun = end_round(stream(key, "arrivals"), light, population)
         base_index = jnp.full(clients_per_tier, tier)
         base_versions = jnp.full(clients_per_tier, state.rounds.versions[tier])

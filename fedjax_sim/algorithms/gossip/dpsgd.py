@@ -184,7 +184,7 @@ def consensus(
         links = links_of(nodes, key, state)
         ids = jnp.arange(size, dtype=jnp.int32)
         before, memory = engine.take(state.star.clients, ids)
-        rows = engine.steady(mixed)(links, before)
+        rows = engine.reproducible(mixed)(links, before)
         no_work = Work(0, 0, None, 0.0)
         state, info = finish(nodes, key, state, links, memory, before, rows, no_work)
         none_dropped = {"dropped_clients": jnp.zeros((), jnp.int32)}

@@ -125,7 +125,7 @@ def pairwise_gossip(
         gathered = collect(star, key, cohort, star_state, population)
         aggregated = aggregate(star, key, cohort, gathered, star_state)
         memory, after = gathered.clients
-        partners, order = engine.steady(meetings)(key, cohort.ids, state.tables)
+        partners, order = engine.reproducible(meetings)(key, cohort.ids, state.tables)
         # The 2m rows are those of the nodes that wake up, then those of their partners. A node may stand in several of
         # them; the meetings use its first row, and only that row is written back.
         nodes = jnp.concatenate([cohort.ids, partners])
@@ -141,7 +141,7 @@ def pairwise_gossip(
             is_first = first == jnp.arange(first.shape[0])
             return tree.where(is_finite, new_rows, rows), is_first, is_finite, metrics
 
-        rows, is_first, is_finite, metrics = engine.steady(make_meetings)(
+        rows, is_first, is_finite, metrics = engine.reproducible(make_meetings)(
             nodes, rows, after, gathered.arrived, cohort.reported, aggregated.means
         )
         clients = engine.put(memory, nodes, rows, is_first)
@@ -151,7 +151,7 @@ def pairwise_gossip(
         info["edges"] = (cohort.reported & meets).sum(dtype=jnp.int32)
         info |= _meeting_bytes(cohort, meets, tree.num_bytes(tree.spec(star_state.server))) | cohort.metrics | metrics
         info |= unusable(star, cohort, gathered.dropped, gathered.num_dropped)
-        info |= engine.steady(spending_metrics)(cohort)
+        info |= engine.reproducible(spending_metrics)(cohort)
         star_state = star_state._replace(round=star_state.round + 1, sampler=sampler_state, clients=clients)
         return state._replace(star=star_state), info
 
@@ -159,7 +159,7 @@ def pairwise_gossip(
         return engine.take(state.star.clients, ids)[0]["model"]
 
     def params(state):
-        mean = engine.steady(lambda models: jax.tree.map(lambda x: x.mean(0), models))
+        mean = engine.reproducible(lambda models: jax.tree.map(lambda x: x.mean(0), models))
         return mean(personal(state, jnp.arange(size, dtype=jnp.int32)))
 
     metrics = (*ROUND_METRICS, Metric("edges", "meetings of two nodes", "count"), *sampler.metrics)

@@ -87,7 +87,7 @@ def push_sum(
 
     algorithm = node_algorithm(nodes, combine)
 
-    @engine.steady
+    @engine.reproducible
     def mean(states, like):
         total_weight = states["weight"].sum()
         return tree.cast(jax.tree.map(lambda x: x.sum(0) / total_weight, states["sum"]), like)

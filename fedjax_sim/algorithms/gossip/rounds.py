@@ -34,7 +34,7 @@ __all__ = [
 
 def links_of(nodes: Nodes, key: Array, state: NodesState) -> Links:
     """The links over which nodes receive messages in the round of this key."""
-    return engine.steady(nodes.mixing.links)(stream(key, "network"), state.star.round, state.tables)
+    return engine.reproducible(nodes.mixing.links)(stream(key, "network"), state.star.round, state.tables)
 
 
 def train(nodes: Nodes, key: Array, state: NodesState, population: Population, up: Array) -> Trained:
@@ -63,7 +63,7 @@ def train(nodes: Nodes, key: Array, state: NodesState, population: Population, u
         metrics = {name: mean.total / mean.weight for name, mean in means.items()}
         return tree.where(arrived, rows, before), metrics
 
-    after, client_metrics = engine.steady(states_and_metrics)(before, rows, gathered.arrived, aggregated.means)
+    after, client_metrics = engine.reproducible(states_and_metrics)(before, rows, gathered.arrived, aggregated.means)
     info = tree.joined_metrics({"client": client_metrics, "aggregator": aggregated.metrics["aggregator"]})
     info |= unusable(nodes.star, cohort, gathered.dropped, gathered.num_dropped)
     info |= {"clients_reported": gathered.num_arrived}
@@ -125,7 +125,7 @@ def finish(
         rows = tree.where(is_finite & links.up, rows, before)
         return is_finite, rows, distance(nodes.models(rows), state.tables.get("honest"))
 
-    is_finite, rows, consensus_distance = engine.steady(next_rows)(before, rows)
+    is_finite, rows, consensus_distance = engine.reproducible(next_rows)(before, rows)
     num_sent = (links.weights != 0).sum(dtype=jnp.int32)
     num_bytes = message_bytes(nodes, rows)
     info = {
@@ -137,8 +137,8 @@ def finish(
     clock = state.clock
     if nodes.timing.devices is not None:
         load = asked_of(work, state.tables["examples"], links, num_bytes)
-        clock, num_saturated = engine.steady(partial(clocks_after_round, nodes.timing))(key, clock, links, load)
-        info |= engine.steady(partial(times, nodes.timing))(clock, links.up) | {SATURATED.name: num_saturated}
+        clock, num_saturated = engine.reproducible(partial(clocks_after_round, nodes.timing))(key, clock, links, load)
+        info |= engine.reproducible(partial(times, nodes.timing))(clock, links.up) | {SATURATED.name: num_saturated}
     everyone = jnp.ones(links.up.shape, bool)
     clients = engine.put(memory, jnp.arange(links.up.shape[0], dtype=jnp.int32), rows, everyone)
     return NodesState(state.star._replace(round=state.star.round + 1, clients=clients), state.tables, clock), info
@@ -162,7 +162,7 @@ def node_algorithm(nodes: Nodes, combine: Callable) -> Algorithm:
 
     Args:
       nodes: the parts.
-      combine: (Links, Trained) -> the nodes' next states [N, ...], traced in `engine.steady`.
+      combine: (Links, Trained) -> the nodes' next states [N, ...], traced in `engine.reproducible`.
 
     Returns: an Algorithm; its model is the mean over the nodes, and each node's own model is personal. `parts` is None,
     because no accountant covers messages that neighbours see.
@@ -183,7 +183,7 @@ def node_algorithm(nodes: Nodes, combine: Callable) -> Algorithm:
             state = state._replace(tables=state.tables | {"honest": ~is_attacker})
         links = links_of(nodes, key, state)
         trained_nodes = train(nodes, key, state, population, links.up)
-        rows = engine.steady(combine)(links, trained_nodes._replace(memory=(), info={}))
+        rows = engine.reproducible(combine)(links, trained_nodes._replace(memory=(), info={}))
         work = work_of(nodes.star, state.star.server, population) if nodes.timing.devices is not None else None
         state, info = finish(nodes, key, state, links, trained_nodes.memory, trained_nodes.before, rows, work)
         return state, trained_nodes.info | info
@@ -194,12 +194,12 @@ def node_algorithm(nodes: Nodes, combine: Callable) -> Algorithm:
 
 def own_models(nodes: Nodes, state: NodesState, ids: Array) -> PyTree:
     """The models of the nodes `ids`, leaves [len(ids), ...], in the initial model's dtypes."""
-    models_of = engine.steady(lambda rows, like: tree.cast(nodes.models(rows), like))
+    models_of = engine.reproducible(lambda rows, like: tree.cast(nodes.models(rows), like))
     return models_of(engine.take(state.star.clients, ids)[0], state.star.server)
 
 
 def mean_model(nodes: Nodes, state: NodesState) -> PyTree:
     """The mean of the models of all nodes that do not attack, in the initial model's dtypes."""
     ids = jnp.arange(nodes.mixing.graph.population_size, dtype=jnp.int32)
-    mean = engine.steady(lambda rows, counted, like: tree.cast(mean_over(nodes.models(rows), counted), like))
+    mean = engine.reproducible(lambda rows, counted, like: tree.cast(mean_over(nodes.models(rows), counted), like))
     return mean(engine.take(state.star.clients, ids)[0], state.tables.get("honest"), state.star.server)

@@ -120,11 +120,13 @@ def hierarchical_gossip(
         gathered = collect(star, key, cohort, state, population)
         aggregated = aggregate(star, key, cohort, gathered, state)
         models, memory = engine.take(state.clients, jnp.arange(size, dtype=jnp.int32))
-        models, is_finite, cloud_averages, distance = engine.steady(mixed)(models, aggregated.update, state.round + 1)
+        models, is_finite, cloud_averages, distance = engine.reproducible(mixed)(
+            models, aggregated.update, state.round + 1
+        )
         edge_counts = {name: Count(jnp.ones((), jnp.int32), two_words(x)) for name, x in gathered.counts.items()}
         up_bytes, down_bytes = (-(-wire.bits // 8) for wire in (gathered.up, gathered.down))
         uplink, downlink = (Count.of(jnp.where(cloud_averages, size, 0), x) for x in (up_bytes, down_bytes))
-        info = {name: engine.divide(mean.total, mean.weight) for name, mean in aggregated.means.items()}
+        info = {name: mean.total / mean.weight for name, mean in aggregated.means.items()}
         info |= {"skipped_rounds": (~is_finite).astype(jnp.int32)}
         info |= {"clients_reported": gathered.num_arrived, "uplink_bytes": uplink, "downlink_bytes": downlink}
         info |= {"gossip_bytes": Count.of(jnp.int32(num_links), up_bytes), "consensus_distance": distance}
@@ -158,7 +160,7 @@ def _combined(models: PyTree, columns: ArrayLike) -> PyTree:
     return jax.tree.map(lambda t, x: t.astype(x.dtype), total, models)
 
 
-@engine.steady
+@engine.reproducible
 def _plain_mean(models: PyTree) -> PyTree:
     """The mean of the edges' models, all with the same weight."""
     return jax.tree.map(lambda x: x.mean(0), models)

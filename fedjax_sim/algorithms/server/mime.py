@@ -162,7 +162,7 @@ def mime(
         first_state = state_of_first_pass(state)
         gathered = collect(first, key, cohort, first_state, population)
         aggregated = aggregate(first, key, cohort, gathered, first_state)
-        usable, control, norm, next_transform = engine.steady(_mean_gradient)(
+        usable, control, norm, next_transform = engine.reproducible(_mean_gradient)(
             aggregated, gathered.num_arrived, first_state
         )
         second_state = state._replace(

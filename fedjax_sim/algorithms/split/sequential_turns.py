@@ -75,7 +75,7 @@ def _collect_in_turns(
     places = jnp.arange(num_turns * copies, dtype=jnp.int32).reshape(num_turns, copies)
     slots_by_turn = queue[jnp.minimum(places, num_slots - 1)]
     is_slot = places < num_slots  # the last turn may have fewer clients than there are copies
-    broadcast = engine.steady(star.server.broadcast)(state.server)
+    broadcast = engine.reproducible(star.server.broadcast)(state.server)
     models = jax.tree.map(lambda x: jnp.broadcast_to(x[None], (copies, *x.shape)), broadcast)
 
     def turn(models, turn_slots):
@@ -98,7 +98,7 @@ def _collect_in_turns(
         losses = () if gathered.losses is None else gathered.losses
         by_slot = (updates, weights, gathered.arrived, gathered.dropped, losses)
         sums = (gathered.means, gathered.counts, gathered.num_arrived, gathered.num_dropped)
-        return engine.steady(next_models)(models, updates), (by_slot, sums)
+        return engine.reproducible(next_models)(models, updates), (by_slot, sums)
 
     last_models, (by_slot, sums) = jax.lax.scan(turn, models, (slots_by_turn, is_slot))
     # From [turns, copies] back to the order of slots.
@@ -108,7 +108,7 @@ def _collect_in_turns(
     means, _ = jax.lax.scan(lambda a, b: (exact_sums.merge(a, b), None), *_first_and_others(means))
     totals = [jax.tree.map(lambda x: x.sum(0, dtype=x.dtype), x) for x in (counts, num_arrived, num_dropped)]
     copy_index = rank % copies
-    messages = engine.steady(lambda *x: _messages(split, relay, *x))(broadcast, last_models, updates, copy_index)
+    messages = engine.reproducible(lambda *x: _messages(split, relay, *x))(broadcast, last_models, updates, copy_index)
     messages = tree.where(arrived, messages, tree.zeros_like(messages))
     round = Round(cohort, broadcast, state.aggregator)
     carry = star.aggregator.init(
@@ -121,7 +121,7 @@ def _collect_in_turns(
 
     positions = jnp.arange(num_slots, dtype=jnp.int32)
     rows = (messages, weights, cohort.ids, positions)
-    carry, _ = jax.lax.scan(engine.steady(accumulate), carry, rows)
+    carry, _ = jax.lax.scan(engine.reproducible(accumulate), carry, rows)
     # (store, rows) of client states and memories. Neither client nor transform has any in turns, so they are unchanged.
     stores = [engine.take(store, cohort.ids)[::-1] for store in (state.clients, state.memory)]
     losses = None if star.sampler.observe is None else losses

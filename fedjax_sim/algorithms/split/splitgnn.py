@@ -145,7 +145,7 @@ def split_gnn(
 
     def inside(key: Array, state: SplitState, population: Population) -> tuple[SplitState, Inside]:
         cohort, sampler_state, joint = cohort_and_graphs(key, state, population)
-        take_step = engine.steady(partial(_take_step, places, model_server, weight_decay))
+        take_step = engine.reproducible(partial(_take_step, places, model_server, weight_decay))
         server_state, is_finite, sums, num_labelled, info = take_step(key, joint, state.server)
         is_used = (num_labelled > 0) & is_finite
         info |= counts(places, cohort, joint, model_server.params(state.server))
@@ -164,7 +164,7 @@ def split_gnn(
         def divided(means):
             return {name: total / weight for name, (total, weight) in means.items()}
 
-        return state, tree.joined_metrics({"own": result.info, "local": engine.steady(divided)(result.means)})
+        return state, tree.joined_metrics({"own": result.info, "local": engine.reproducible(divided)(result.means)})
 
     def cohort_and_graphs(key: Array, state: SplitState, population: Population) -> tuple[Cohort, PyTree, Joint]:
         cohort, sampler_state = invite(star, key, state)  # type: ignore[arg-type]

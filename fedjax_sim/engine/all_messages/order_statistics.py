@@ -23,7 +23,7 @@ from fedjax_sim.engine.all_messages.radix import floats_of, ordered, radix_selec
 from fedjax_sim.engine.arithmetic import exact_sums
 from fedjax_sim.engine.arithmetic.barrier import hidden_zero, rounded_here
 from fedjax_sim.engine.arithmetic.exact_sum import power_of_two
-from fedjax_sim.engine.arithmetic.reproducible import divide
+from fedjax_sim.engine.arithmetic.rewriter import divide
 from fedjax_sim.engine.platform import target
 from fedjax_sim.types import Array
 

@@ -18,7 +18,7 @@ from fedjax_sim.engine.all_messages.columns import TILE, Messages, as_columns, a
 from fedjax_sim.engine.all_messages.rows import AXIS
 from fedjax_sim.engine.arithmetic import exact_sums
 from fedjax_sim.engine.arithmetic.barrier import HiddenZero, hidden_zero, rounded_here
-from fedjax_sim.engine.arithmetic.reproducible import divide, pairwise_sum
+from fedjax_sim.engine.arithmetic.rewriter import divide, pairwise_sum
 from fedjax_sim.types import Array, PyTree
 
 __all__ = [

@@ -1,3 +1,8 @@
-"""Sums that are the same bits in any order, and rounding that does not depend on what XLA makes of a program."""
+"""Arithmetic whose results are the same bits on any devices, and the faster one of the compiler."""
 
-__all__: list[str] = []
+from fedjax_sim.engine.arithmetic import exact_sums
+from fedjax_sim.engine.arithmetic.barrier import rounded_here, unsigned_zeros
+from fedjax_sim.engine.arithmetic.mode import fast_arithmetic
+from fedjax_sim.engine.arithmetic.rewriter import reproducible
+
+__all__ = ["exact_sums", "fast_arithmetic", "reproducible", "rounded_here", "unsigned_zeros"]

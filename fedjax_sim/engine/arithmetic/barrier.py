@@ -1,13 +1,13 @@
 """Barriers against the compiler: a value is rounded here, or computed once, in every program that holds it.
 
 A round is compiled anew for each number of devices, and XLA decides by what stands around a value how it is rounded and
-how often it is computed. Most code needs nothing from here: what a round calls runs inside of `engine.steady`, which
-rounds products, quotients and elementary functions where they stand, and `engine.fold` computes messages once before
-they are summed. Three kinds of values need a barrier by hand:
+how often it is computed. Parts of a round need nothing from here: they run inside of `engine.reproducible`, which
+rounds products, quotients and elementary functions where they stand, and gives `jax.lax.optimization_barrier` its
+effect. `engine.fold` computes messages once before they are summed. In the engine three kinds of values need a barrier:
 
 1. A product, or a float that was cast to a narrower type, which code then adds to something. Fused into one
-   multiply-add, the product is not rounded: `rounded_here`. Where `engine.steady` traces the code this is needed only
-   if the order of operations matters: for a scale that is applied twice, or x + magic - magic.
+   multiply-add, the product is not rounded: `rounded_here`. Where `engine.reproducible` traces the code, this is needed
+   only if fast arithmetic needs it too: for a scale that is applied twice, or x + magic - magic.
 2. A value that several others read: an update, its norm and the update scaled by that norm; random draws; an order of
    examples. XLA:CPU computes it anew in the fusion of each reader, and may round it otherwise there: `computed_once`,
    which is a loop that never turns. A loop costs more than a few operations on numbers: not for each coordinate.
@@ -33,7 +33,6 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim.engine.arithmetic.mode import is_fast
 from fedjax_sim.engine.platform import target
 from fedjax_sim.types import Array, PyTree
 
@@ -58,7 +57,7 @@ def hidden_zero(source: PyTree | HiddenZero) -> HiddenZero:
 
     Guarantees: 0 for every value of every dtype (tests/engine/arithmetic/test_barrier.py::test_hidden_zero_is_zero),
     and of keys (::test_a_source_may_be_a_key); products are rounded before they are added
-    (tests/engine/arithmetic/test_reproducible.py::test_products_are_not_fused).
+    (tests/engine/arithmetic/test_rewriter.py::test_products_are_not_fused).
     """
     if isinstance(source, HiddenZero):
         return source
@@ -88,7 +87,7 @@ def rounded_here(values: PyTree, source: PyTree | HiddenZero) -> PyTree:
     Args:
       source: of the hidden zero that -0.0 is made of, or that zero.
 
-    Guarantees: products are not fused (tests/engine/arithmetic/test_reproducible.py::test_products_are_not_fused);
+    Guarantees: products are not fused (tests/engine/arithmetic/test_rewriter.py::test_products_are_not_fused);
     every bit stays (tests/engine/arithmetic/test_barrier.py::test_rounded_here_keeps_every_bit).
     """
     return rounding_here(source)(values)
@@ -140,7 +139,7 @@ def computed_once(values: PyTree, source: PyTree | HiddenZero) -> PyTree:
     Guarantees: every bit stays, and the compiled program has the loop
     (tests/engine/arithmetic/test_barrier.py::test_computed_once_keeps_every_bit_and_its_loop).
     """
-    return values if is_fast() else _computed_once(values, hidden_zero(source).value)
+    return _computed_once(values, hidden_zero(source).value)
 
 
 @jax.custom_jvp

@@ -26,9 +26,8 @@ from functools import partial, reduce
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim import validate
+from fedjax_sim import tree, validate
 from fedjax_sim.engine.arithmetic.barrier import HiddenZero, rounded_here
-from fedjax_sim.engine.arithmetic.maximum import largest
 from fedjax_sim.engine.platform import target
 from fedjax_sim.types import Array
 
@@ -181,7 +180,9 @@ def add_messages(sums: list[ExactSum], messages: list[Array]) -> list[ExactSum]:
         return [_raised(normal_form(acc), top) for acc, top in zip(sums, tops, strict=True)]
 
     if on_cpu:  # a loop of at most one turn, for few chunks: unlike a condition, it leaves the words where they are
-        above = [largest(_bin(_peak(x)) - acc.top) > 0 for acc, x in zip(sums, messages, strict=True) if acc.top.size]
+        above = [
+            tree.largest(_bin(_peak(x)) - acc.top) > 0 for acc, x in zip(sums, messages, strict=True) if acc.top.size
+        ]
         due = reduce(jnp.logical_or, above, sums[0].pending + count > PENDING)
         _, sums = jax.lax.while_loop(lambda x: x[0], lambda x: (jnp.zeros_like(x[0]), ready(x[1], x[0])), (due, sums))
     else:  # where a loop may wait for the host

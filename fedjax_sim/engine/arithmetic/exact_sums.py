@@ -86,7 +86,7 @@ def zeros(spec: PyTree) -> ExactSums:
 def add(acc: ExactSums, values: PyTree) -> ExactSums:
     """Adds a chunk of messages, leaves [c, ...], c <= MAX_CHUNK.
 
-    Messages must be computed once (`engine.computed_once`), as those that `engine.fold` hands over are: a sum or a
+    Messages must be computed once (`barrier.computed_once`), as those that `engine.fold` hands over are: a sum or a
     difference that is still to be computed may be fused into the addition here, and then be rounded otherwise in
     another program. A product may be: it is rounded alike in every program.
 

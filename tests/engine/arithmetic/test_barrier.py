@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from fedjax_sim import engine
+from fedjax_sim.engine.arithmetic import barrier
 
 pytestmark = pytest.mark.optimised
 
@@ -15,7 +16,7 @@ pytestmark = pytest.mark.optimised
 def test_rounded_here_keeps_every_bit():
     """Catches a barrier that rounds, loses the sign of zero or touches integers."""
     values = {"f": jnp.array([2e-38, -0.0, jnp.inf, 3.3]), "h": jnp.array([1.5], jnp.bfloat16), "i": jnp.array([7])}
-    rounded = jax.jit(engine.rounded_here)(values, engine.HiddenZero(jnp.int32(0)))
+    rounded = jax.jit(engine.rounded_here)(values, barrier.HiddenZero(jnp.int32(0)))
     for x, y in zip(jax.tree.leaves(values), jax.tree.leaves(rounded), strict=True):
         assert x.dtype == y.dtype and np.asarray(x).tobytes() == np.asarray(y).tobytes()
 
@@ -27,22 +28,22 @@ def test_hidden_zero_is_zero(dtype):
         for value in (0.1, -0.1, -3.0, 0.0, -0.0, 1e30, float("nan")):
             if (value == value and abs(value) < 100) or dtype in ("float64", "float32", "bfloat16"):
                 x = jnp.array(value, jnp.float64).astype(dtype)
-                zero = engine.hidden_zero({"a": jnp.zeros((0, 2)), "b": x}).value
+                zero = barrier.hidden_zero({"a": jnp.zeros((0, 2)), "b": x}).value
                 assert int(zero) == 0 and zero.dtype == jnp.int32
-        assert int(engine.hidden_zero([jnp.zeros(0)]).value) == int(engine.hidden_zero([]).value) == 0
+        assert int(barrier.hidden_zero([jnp.zeros(0)]).value) == int(barrier.hidden_zero([]).value) == 0
 
 
 @pytest.mark.parametrize("impl", ["threefry2x32", "threefry4x32", "rbg"])
 def test_a_source_may_be_a_key(impl):
     """Catches words of a key that are read otherwise than `key_data` gives them, and a zero taken for a source."""
     key = jax.random.key(7, impl=impl)
-    by_key = jax.make_jaxpr(lambda key: engine.hidden_zero({"k": key, "x": jnp.float32(3)}).value)(key)
+    by_key = jax.make_jaxpr(lambda key: barrier.hidden_zero({"k": key, "x": jnp.float32(3)}).value)(key)
     by_words = jax.make_jaxpr(
-        lambda key: engine.hidden_zero({"k": jax.random.key_data(key), "x": jnp.float32(3)}).value
+        lambda key: barrier.hidden_zero({"k": jax.random.key_data(key), "x": jnp.float32(3)}).value
     )(key)
-    assert str(by_key) == str(by_words) and int(engine.hidden_zero(key).value) == 0
-    zero = engine.hidden_zero(key)
-    assert engine.hidden_zero(zero) is zero
+    assert str(by_key) == str(by_words) and int(barrier.hidden_zero(key).value) == 0
+    zero = barrier.hidden_zero(key)
+    assert barrier.hidden_zero(zero) is zero
 
 
 def test_computed_once_keeps_every_bit_and_its_loop():
@@ -52,12 +53,12 @@ def test_computed_once_keeps_every_bit_and_its_loop():
         "f": jnp.array([1e-40, -0.0, jnp.nan]), "h": jnp.ones(1, jnp.bfloat16), "u": jnp.array([7], jnp.uint32),
         "b": jnp.array([True, False]), "k": jnp.stack([key]),
     }  # fmt: skip
-    zero = engine.hidden_zero(jnp.array([-2.5]))
-    assert int(zero.value) == 0 and int(engine.hidden_zero(jnp.array([True])).value) == 0
-    out = jax.jit(jax.vmap(engine.computed_once, (0, None)))(jax.tree.map(lambda x: x[None], values), zero)
+    zero = barrier.hidden_zero(jnp.array([-2.5]))
+    assert int(zero.value) == 0 and int(barrier.hidden_zero(jnp.array([True])).value) == 0
+    out = jax.jit(jax.vmap(barrier.computed_once, (0, None)))(jax.tree.map(lambda x: x[None], values), zero)
     for x, y in zip(jax.tree.leaves(values), jax.tree.leaves(out), strict=True):
         x, y = (jax.random.key_data(a) if jnp.issubdtype(a.dtype, jax.dtypes.prng_key) else a for a in (x, y[0]))
         assert x.dtype == y.dtype and np.asarray(x).tobytes() == np.asarray(y).tobytes()
     if jax.default_backend() == "cpu":
-        program = jax.jit(lambda x, y: engine.computed_once(x * 2, y) + 1).lower(jnp.ones(8), jnp.ones(1)).compile()
+        program = jax.jit(lambda x, y: barrier.computed_once(x * 2, y) + 1).lower(jnp.ones(8), jnp.ones(1)).compile()
         assert "while(" in program.as_text()

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedjax_sim import engine
-from fedjax_sim.engine.arithmetic import exact_sums
+from fedjax_sim.engine.arithmetic import barrier, exact_sums
 from tests import compiler
 
 ROWS, WIDTH = 12, 3  # one compiled shape for all examples
@@ -324,8 +324,8 @@ def test_derivatives():
         value, slope = jax.value_and_grad(summed)(x)
         np.testing.assert_allclose(value, plain)
         np.testing.assert_allclose(slope, np.tile([3.0, 30.0], (3, 1)))
-        zero = engine.HiddenZero(jnp.int32(0))
-        through = lambda x: jnp.sum(engine.computed_once(engine.rounded_here(x**2, zero), zero))  # noqa: E731
+        zero = barrier.HiddenZero(jnp.int32(0))
+        through = lambda x: jnp.sum(barrier.computed_once(engine.rounded_here(x**2, zero), zero))  # noqa: E731
         np.testing.assert_allclose(jax.grad(through)(x), 2 * x)
     assert float(jax.jit(lambda x: summed(x))(x)) == float(plain)  # traced anew
 

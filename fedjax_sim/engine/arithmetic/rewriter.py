@@ -2,10 +2,9 @@
 
 A round is compiled anew for each number of devices, and a compiler decides by the surrounding program whether A / c
 becomes A (1 / c), whether a product is fused into the addition that follows, and in which order a sum is vectorised.
-Each decision can change the last bit of the model. `steady` traces a function and rewrites such operations so that
-nothing is left to decide. It works on the traced program, so it covers whatever was called there: a user's loss, an
-optimiser of optax. `engine.arithmetic.barrier` has what it rounds products with, and the few cases that need that by
-hand.
+Each decision can change the last bit of the model. `reproducible` traces a function and rewrites such operations so
+that nothing is left to decide. It works on the traced program, so it covers whatever was called there: a user's loss,
+an optimiser of optax, any part of a round. `engine.arithmetic.barrier` has what it rounds products with.
 """
 
 from __future__ import annotations
@@ -24,9 +23,10 @@ from fedjax_sim.engine.arithmetic.barrier import HiddenZero, computed_once, hidd
 from fedjax_sim.engine.arithmetic.exact_sum import without_derivative
 from fedjax_sim.engine.arithmetic.mode import is_fast
 from fedjax_sim.engine.jaxpr import Program, as_traced, bind, evaluate, inner_programs, opened, programs
+from fedjax_sim.engine.platform import target
 from fedjax_sim.types import Array, PyTree
 
-__all__ = ["divide", "pairwise_sum", "steady"]
+__all__ = ["divide", "pairwise_sum", "reproducible"]
 
 LARGEST_SUM = 1 << 24  # numbers; a longer sum by halves would hold addends in memory that the compiler never stores
 UNROLLED = 16
@@ -51,7 +51,7 @@ def divide(a: Array, b: Array) -> Array:
     does recognise it, and drops it, so it costs nothing.
 
     Guarantees: NumPy's quotients, by constants and by scalars too; a quotient's derivative
-    (tests/engine/arithmetic/test_reproducible.py).
+    (tests/engine/arithmetic/test_rewriter.py).
     """
     return _divided(a, b)
 
@@ -82,7 +82,7 @@ def pairwise_sum(x: Array, axes: tuple[int, ...]) -> Array:
     number is left.
 
     Guarantees: the halves are powers of two long, so that zeros behind the numbers change no bit but the sign of a zero
-    (tests/engine/arithmetic/test_reproducible.py::test_sums_have_one_order).
+    (tests/engine/arithmetic/test_rewriter.py::test_sums_have_one_order).
     """
     narrow, x = x.dtype, x.astype(tree.at_least_float32(x.dtype))
     for axis in sorted(axes, reverse=True):
@@ -103,7 +103,7 @@ def pairwise_sum(x: Array, axes: tuple[int, ...]) -> Array:
     return x.astype(narrow)
 
 
-def steady(function: Callable, source: PyTree = None) -> Callable:
+def reproducible(function: Callable, source: PyTree = None) -> Callable:
     """The same function with the same rounding in every program: divisions are correctly rounded, products and
     elementary functions are rounded where they stand, sums over axes of up to 2^24 numbers have a fixed order
     (`pairwise_sum`), and floats of 16 bits are rounded to 16 bits after every operation.
@@ -115,37 +115,45 @@ def steady(function: Callable, source: PyTree = None) -> Callable:
         out again at every coordinate.
 
     Products of matrices, convolutions, cumulative and longer sums, products over axes, functions that reduce or scatter
-    with, and complex numbers are left to the compiler. Inside of `engine.fast_arithmetic()` the function
-    is called as it is.
+    with, and complex numbers are left to the compiler.
 
-    Raises: TypeError for a derivative through it elsewhere, which would be 0.
+    On a CPU, values behind `jax.lax.optimization_barrier` are computed once, which XLA:CPU would not heed by itself. So
+    are normal draws (`jax.random.normal`, `prng.normal`), whose last bits depend on what XLA fuses them with.
 
-    Guarantees: tests/engine/arithmetic/test_reproducible.py; no division of a round is left to the compiler
+    Inside of `engine.fast_arithmetic()` only these barriers are kept, for speed; nothing else is rewritten.
+
+    Raises: TypeError for a derivative through it in reproducible arithmetic, which would be 0.
+
+    Guarantees: tests/engine/arithmetic/test_rewriter.py; no division of a round is left to the compiler
     (tests/laws/test_rounding.py); the law over all rows, on 1, 2, 3 and 8 devices, is tests/laws/test_devices.py
     (`-m full`).
 
     >>> import jax, jax.numpy as jnp
-    >>> float(jax.jit(steady(lambda x: x / 49))(jnp.float32(49)))
+    >>> float(jax.jit(reproducible(lambda x: x / 49))(jnp.float32(49)))
     1.0
     """
 
     def call(*args: PyTree) -> PyTree:
-        if is_fast():
-            return function(*args)
+        rewriter = _Rewriter(rounds=not is_fast())
         program, shape = jax.make_jaxpr(function, return_shape=True)(*args)
-        leaves = [without_derivative(x) if _integer(x.dtype) else x for x in map(jnp.asarray, jax.tree.leaves(args))]
-        found = _unknown(jax.tree.leaves(source))
-        zero = hidden_zero(found) if found else None
-        return jax.tree.unflatten(jax.tree.structure(shape), _Steady().run(program, leaves, zero))
+        if is_fast() and not rewriter.needed(program):
+            return function(*args)
+        leaves = list(map(jnp.asarray, jax.tree.leaves(args)))
+        if rewriter.rounds:
+            leaves = [without_derivative(x) if _integer(x.dtype) else x for x in leaves]
+        unknown = _unknown(jax.tree.leaves(source))
+        zero = hidden_zero(unknown) if unknown else None
+        return jax.tree.unflatten(jax.tree.structure(shape), rewriter.run(program, leaves, zero))
 
     return call
 
 
-class _Steady:
+class _Rewriter:
     """Evaluates traced programs with their operations rewritten. A program inside of an equation (a loop's body, a
     called function) is rewritten once, however often it is met, and is handed the zero as one more argument."""
 
-    def __init__(self):
+    def __init__(self, rounds: bool):
+        self.rounds = rounds  # False: only barriers are given their effect
         self.inner = {}
 
     def run(self, program: core.ClosedJaxpr, args: Sequence[Array], zero: HiddenZero | None = None) -> list[Array]:
@@ -163,9 +171,9 @@ class _Steady:
                 known = self.known(equation, values)
                 if known is not None:
                     return rounding(equation.ctx)([known]) if _is_short(known.dtype) else [known]
-            if name == "optimization_barrier":
-                return computed_once(values, zero)
-            if name in ("custom_jvp_call", "custom_vjp_call"):  # there is no derivative from here on
+            if self.is_barrier(equation):
+                return computed_once(bind(equation, values) if name == "erf_inv" else values, zero)
+            if self.rounds and name in ("custom_jvp_call", "custom_vjp_call"):  # no derivative from here on
                 return self.run(params["call_jaxpr"], values, zero)
             if any(map(self.needed, _called(equation))):
                 if name == "shard_map":
@@ -184,6 +192,8 @@ class _Steady:
     def chooses(self, equation: core.JaxprEqn) -> bool:
         """Whether a compiler may round what this computes in more than one way. With floats of 16 bits it computes in
         32, and may leave out the rounding between two operations."""
+        if not self.rounds:
+            return False
         name = equation.primitive.name
         arrays = [x.aval for x in equation.outvars if isinstance(x.aval, jax.core.ShapedArray)]  # no tokens, no refs
         dtypes = [x.dtype for x in arrays if _integer(x.dtype)]
@@ -192,6 +202,13 @@ class _Steady:
         if name == "reduce_sum" and equation.invars[0].aval.size > LARGEST_SUM:
             return False
         return bool(dtypes) and (name in ROUNDED or name in ("div", "reduce_sum"))
+
+    def is_barrier(self, equation: core.JaxprEqn) -> bool:
+        """Whether XLA:CPU would compute a result anew for each reader, although it may not or should not.
+
+        Normal draws are inverted by a polynomial of the uniform ones, which is rounded as XLA vectorises its readers.
+        """
+        return target() == "cpu" and equation.primitive.name in ("optimization_barrier", "erf_inv")
 
     def inside(self, name: str, values: list[Array], params: dict, zero: HiddenZero) -> tuple[list[Array], dict]:
         """Operands and parameters of an equation whose inner programs are rewritten, the zero before their own
@@ -251,7 +268,7 @@ class _Steady:
         """Whether a program, or one that it calls, has an operation to rewrite."""
         equations = opened(program)[0].eqns
         inner = (x for equation in equations for x in _called(equation))
-        rewritten = (self.chooses(x) or x.primitive.name == "optimization_barrier" for x in equations)
+        rewritten = (self.chooses(x) or self.is_barrier(x) for x in equations)
         return any(rewritten) or any(map(self.needed, inner))
 
 

@@ -11,6 +11,7 @@ import optax
 import pytest
 
 from fedjax_sim import engine
+from fedjax_sim.engine.arithmetic import rewriter
 
 RNG = np.random.default_rng(0)
 X, Y = RNG.normal(size=(2, 257)).astype(np.float32)
@@ -28,7 +29,7 @@ def test_products_are_not_fused(given):
     assert np.any(jax.jit(fused)(*given)), "this machine does not fuse, and the test can find nothing"
     rounded = jax.jit(lambda x, y, cut: engine.rounded_here(x * y, x) + cut)
     assert not np.any(rounded(*given))
-    assert not np.any(jax.jit(engine.steady(fused))(*given))
+    assert not np.any(jax.jit(engine.reproducible(fused))(*given))
 
 
 @pytest.mark.parametrize("known", [False, True])
@@ -37,7 +38,7 @@ def test_nor_with_a_source_that_clients_share(known):
     clients = np.stack([X, -X]), np.stack([Y, Y]), np.stack([CUT, -CUT])
 
     def run(shared, *given):
-        return jax.vmap(engine.steady(fused, np.ones(3, np.float32) if known else shared))(*given)
+        return jax.vmap(engine.reproducible(fused, np.ones(3, np.float32) if known else shared))(*given)
 
     assert np.any(jax.jit(jax.vmap(fused))(*clients)), "this machine does not fuse, and the test can find nothing"
     assert not np.any(jax.jit(run)(X, *clients))
@@ -57,7 +58,7 @@ def test_nor_where_keys_are_all_there_is():
         return x * y + cut
 
     assert np.any(jax.jit(sampled)(jax.random.key(3), 0)), "this machine does not fuse, and the test can find nothing"
-    assert not np.any(jax.jit(engine.steady(sampled))(jax.random.key(3), jnp.int32(0)))
+    assert not np.any(jax.jit(engine.reproducible(sampled))(jax.random.key(3), jnp.int32(0)))
 
 
 def test_sums_have_one_order():
@@ -69,15 +70,15 @@ def test_sums_have_one_order():
             x = np.concatenate([x[: len(x) - half] + x[half:], x[len(x) - half : half]])
         return x[0]
 
-    total = jax.jit(engine.steady(lambda x, y: (x * y).sum()))(X, Y)
+    total = jax.jit(engine.reproducible(lambda x, y: (x * y).sum()))(X, Y)
     assert total == halves(X * Y)
-    padded = jax.jit(engine.steady(lambda x: jnp.pad(x, (0, 1000)).sum()))(X)
-    assert padded == halves(X) == engine.pairwise_sum(jnp.asarray(X), (0,))
+    padded = jax.jit(engine.reproducible(lambda x: jnp.pad(x, (0, 1000)).sum()))(X)
+    assert padded == halves(X) == rewriter.pairwise_sum(jnp.asarray(X), (0,))
     grid = X[:210].reshape(2, 3, 5, 7)
     for axes in [(0,), (1, 3), (0, 1, 2, 3)]:
-        np.testing.assert_allclose(engine.pairwise_sum(jnp.asarray(grid), axes), grid.sum(axes), rtol=1e-5, atol=1e-6)
-    assert engine.pairwise_sum(jnp.zeros((0, 2)), (0,)).tolist() == [0, 0]
-    assert engine.pairwise_sum(jnp.ones((2, 0)), (0,)).shape == (0,)
+        np.testing.assert_allclose(rewriter.pairwise_sum(jnp.asarray(grid), axes), grid.sum(axes), rtol=1e-5, atol=1e-6)
+    assert rewriter.pairwise_sum(jnp.zeros((0, 2)), (0,)).tolist() == [0, 0]
+    assert rewriter.pairwise_sum(jnp.ones((2, 0)), (0,)).shape == (0,)
 
 
 def by_constant(x, y, cut):
@@ -109,7 +110,7 @@ def test_divisions_are_divisions(function):
                 "of_number": lambda: np.float32(1) / (x / (2 + y[0])),
             }[function.__name__]()
 
-    np.testing.assert_array_equal(jax.jit(engine.steady(function))(*VECTORS), numpy(*VECTORS))
+    np.testing.assert_array_equal(jax.jit(engine.reproducible(function))(*VECTORS), numpy(*VECTORS))
 
 
 SHORT = {
@@ -138,7 +139,7 @@ def short(name, dtype, x, y):
 def test_short_floats_are_short(dtype, name):
     """Each operation's result has 16 bits, as it has alone. Catches a result that keeps the 32 it was computed in."""
     found, given = functools.partial(short, name, dtype), [jnp.asarray(x[:256]) for x in (X, Y)]
-    np.testing.assert_array_equal(jax.jit(engine.steady(found))(*given), found(*given))
+    np.testing.assert_array_equal(jax.jit(engine.reproducible(found))(*given), found(*given))
     assert np.any(jax.jit(found)(*given) != found(*given)), "here nothing is kept, and the test can find nothing"
 
 
@@ -151,7 +152,7 @@ def test_short_floats_in_refs():
         return ref[...]
 
     x = jnp.arange(4, dtype=jnp.bfloat16)
-    assert jax.jit(engine.steady(tripled))(x).tolist() == [0, 3, 6, 9]
+    assert jax.jit(engine.reproducible(tripled))(x).tolist() == [0, 3, 6, 9]
 
 
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float32], ids=["bfloat16", "float32"])
@@ -162,7 +163,7 @@ def test_what_devices_share_stays_shared(dtype):
         lambda x, y: jax.lax.psum(x * y, "d") * y, mesh=mesh, in_specs=(spec("d"), spec()), out_specs=spec()
     )
     x, y = jnp.arange(3, dtype=dtype), jnp.full(3, 2, dtype)
-    assert jax.jit(engine.steady(shared))(x, y).tolist() == [0, 4, 8]
+    assert jax.jit(engine.reproducible(shared))(x, y).tolist() == [0, 4, 8]
 
 
 @pytest.mark.parametrize("shape", [(7,), (1, 7, 1), (64, 3)])
@@ -171,17 +172,17 @@ def test_quotients_of_two_broadcasts(shape, steady):
     """Catches a reciprocal of two scalars that are broadcast before they are divided."""
 
     def quotient(x, y):
-        divide = jnp.divide if steady else engine.divide
+        divide = jnp.divide if steady else rewriter.divide
         return divide(jnp.full(shape, x), jnp.full(shape, y))
 
-    found = jax.jit(engine.steady(quotient) if steady else quotient)
+    found = jax.jit(engine.reproducible(quotient) if steady else quotient)
     for x, y in [(1e6, 1e9), (1.0, 49.0), (3.0, 7e5)]:
         assert np.all(found(jnp.float32(x), jnp.float32(y)) == np.float32(x) / np.float32(y)), (x, y)
         assert np.all(jax.jit(lambda x, y=y: found(x, jnp.float32(y)))(x) == np.float32(x) / np.float32(y)), (x, y)
 
 
 def test_the_compiler_has_a_choice():
-    """Guards the test above: without `steady`, some quotient is another one."""
+    """Guards the test above: without `reproducible`, some quotient is another one."""
     assert (np.asarray(jax.jit(by_constant)(*VECTORS)) != X / np.float32(7)).any()
 
 
@@ -204,7 +205,7 @@ def test_programs_inside_of_programs():
         while_loop = jax.lax.while_loop(lambda c: c[0] < 2, lambda c: (c[0] + 1, c[1] / 3), (0, x))[1]
         return looped, scanned, branch, called, again, jax.vmap(lambda x: x / 9)(x), while_loop, third(third(x)), slope
 
-    out = jax.jit(jax.vmap(engine.steady(inside)))(X[None])
+    out = jax.jit(jax.vmap(engine.reproducible(inside)))(X[None])
     for place, x in enumerate(out[:-1]):
         expected = X / np.float32(3) / np.float32(3) if place in (0, 1, 6, 7) else X / np.float32(9)
         np.testing.assert_array_equal(x[0], expected, err_msg=str(place))
@@ -235,7 +236,7 @@ def test_what_users_call(function):
     """Catches a program that cannot be rewritten, or computes something else afterwards, its derivative too."""
     x = jnp.asarray(X[:3])
     for f in (function, jax.grad(lambda x: (function(x) ** 2).sum())):
-        np.testing.assert_allclose(jax.jit(engine.steady(f))(x), f(x), rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(jax.jit(engine.reproducible(f))(x), f(x), rtol=1e-5, atol=1e-6)
 
 
 def test_long_sums_take_no_memory():
@@ -245,7 +246,7 @@ def test_long_sums_take_no_memory():
         return ((u[:, None] - u[None]) ** 2).sum(-1)
 
     u = jax.ShapeDtypeStruct((64, 5000), jnp.float32)
-    assert jax.jit(engine.steady(distances)).lower(u).compile().memory_analysis().temp_size_in_bytes < 1 << 20
+    assert jax.jit(engine.reproducible(distances)).lower(u).compile().memory_analysis().temp_size_in_bytes < 1 << 20
 
 
 def test_nothing_else_changes():
@@ -258,7 +259,7 @@ def test_nothing_else_changes():
         return jax.random.fold_in(key, 1), half, draws, sums, optax.adam(0.1).update(x, optax.adam(0.1).init(x), x)
 
     given = jax.random.key(0), jnp.asarray(X), jnp.int32(7)
-    steady = engine.steady(mixed)
+    steady = engine.reproducible(mixed)
     expected, found = mixed(*given), jax.jit(steady)(*given)
     assert jax.tree.structure(expected) == jax.tree.structure(found)
     for a, b in zip(jax.tree.leaves(expected), jax.tree.leaves(found), strict=True):
@@ -273,17 +274,17 @@ def test_nothing_else_changes():
 def test_derivatives():
     """Of a quotient; of a part of a round where it is asked for, and an error elsewhere. Catches a slope of 0, as bits
     have it."""
-    slopes = jax.grad(lambda a, b: engine.divide(a, b) ** 2, argnums=(0, 1))(jnp.float32(3), jnp.float32(4))
+    slopes = jax.grad(lambda a, b: rewriter.divide(a, b) ** 2, argnums=(0, 1))(jnp.float32(3), jnp.float32(4))
     assert slopes == (2 * 3 / 4**2, -2 * 3**2 / 4**3)
-    assert jax.grad(lambda x: engine.divide(x, jnp.arange(1.0, 3.0)).sum())(1.0) == 1.5
+    assert jax.grad(lambda x: rewriter.divide(x, jnp.arange(1.0, 3.0)).sum())(1.0) == 1.5
     with engine.fast_arithmetic():
-        assert jax.grad(lambda x: engine.steady(lambda x: x / 4)(x))(1.0) == 0.25
+        assert jax.grad(lambda x: engine.reproducible(lambda x: x / 4)(x))(1.0) == 0.25
     with pytest.raises(TypeError, match=r"derivative: expected none .* engine\.fast_arithmetic"):
-        jax.grad(lambda x: engine.steady(lambda x: x / 4)(x))(1.0)
+        jax.grad(lambda x: engine.reproducible(lambda x: x / 4)(x))(1.0)
 
 
 def test_quotients_of_any_size():
     """Catches a reciprocal on the way: that of 3e38 is no normal number, and 49 / 49 would be 0.99999994."""
     a = np.array([3e38, 49, 1e-30, 0, np.inf, np.nan, -5], np.float32)
     b = np.array([3e38, 49, 1e-30, 5, 2, 1, np.inf], np.float32)
-    np.testing.assert_array_equal(jax.jit(engine.divide)(a, b), a / b)
+    np.testing.assert_array_equal(jax.jit(rewriter.divide)(a, b), a / b)
