@@ -18,7 +18,6 @@ __all__ = [
     "ROUND_METRICS",
     "bytes_by_invited",
     "client_wires",
-    "eight_bytes",
     "message_spec",
     "metrics_of",
     "own_data",
@@ -26,9 +25,7 @@ __all__ = [
     "plan_of",
     "spending_metrics",
     "traffic",
-    "two_words",
     "unusable",
-    "words_of",
     "work_of",
 ]
 
@@ -316,62 +313,6 @@ def unusable(star: Star, cohort: Cohort, dropped: Array, num_dropped: Array) -> 
         first_slots = jnp.argsort(~dropped, stable=True)[:NAMED_CLIENTS]
         info["error_ids"] = jnp.where(dropped[first_slots], cohort.ids[first_slots], -1)
     return info
-
-
-def eight_bytes(words: Array) -> Array:
-    """The bytes of 64-bit integers, the lowest first: [..., 8] uint32.
-
-    Args:
-      words: [..., 2] uint32, the high and the low word of each integer.
-    """
-    return jnp.stack([words[..., word] >> place & 255 for word in (1, 0) for place in (0, 8, 16, 24)], -1)
-
-
-def words_of(count: Count) -> Array:
-    """The product of a count's number and unit modulo 2^64, as [2] uint32: the high word and the low word.
-
-    Guarantees: the products are Python's (tests/algorithms/hierarchy/test_hierfavg.py::test_counts_past_32_bits).
-
-    >>> words_of(Count.of(jnp.int32(1_000_000), 5_000)).tolist()
-    [1, 705032704]
-    """
-    number = count.number.astype(jnp.uint32)
-    high, low = count.unit
-    # The low words are multiplied by halves of 16 bits, number = a 2^16 + b and low = c 2^16 + d, since there are no
-    # 64-bit integers without JAX's x64 mode. Every product of two halves fits in 32 bits.
-    a = number >> 16
-    b = number & 0xFFFF
-    c = low >> 16
-    d = low & 0xFFFF
-    middle = (b * d >> 16) + (a * d & 0xFFFF) + (b * c & 0xFFFF)
-    carry = a * c + (a * d >> 16) + (b * c >> 16) + (middle >> 16)
-    return jnp.stack([number * high + carry, number * low])
-
-
-def two_words(sums: Array) -> Array:
-    """Puts a 64-bit sum of counts together from the sums of their bytes.
-
-    Args:
-      sums: [4] or [8] uint32, the sum over counts of each of their bytes, the lowest byte first. These sums are exact
-        for up to 2^24 counts.
-
-    Returns: [2] uint32, high word and low word, as `Count.unit`.
-
-    Guarantees: exact past 2^32 (tests/round/test_round.py::test_counts_are_exact).
-
-    >>> two_words(jnp.array([0, 0, 0, 3 << 8], jnp.uint32)).tolist()  # 3 * 2^32
-    [3, 0]
-    """
-    high = low = jnp.zeros((), jnp.uint32)
-    for i in range(4):
-        low_part = sums[i] << 8 * i
-        carry = (low + low_part < low).astype(jnp.uint32)  # an addition that wrapped gives less than its addend
-        high_part = sums[i] >> 32 - 8 * i if i else jnp.uint32(0)  # the sum of the lowest bytes is in the low word
-        high += high_part + carry
-        low += low_part
-    for i in range(4, sums.shape[0]):
-        high += sums[i] << 8 * (i - 4)
-    return jnp.stack([high, low])
 
 
 def metrics_of(star: Star) -> tuple[Metric, ...]:

@@ -10,7 +10,8 @@ import jax.numpy as jnp
 
 from fedjax_sim import engine, tree, validate
 from fedjax_sim.population.protocol import num_rows
-from fedjax_sim.round.costs import eight_bytes, own_data
+from fedjax_sim.round.costs import own_data
+from fedjax_sim.round.counts import bytes_of
 from fedjax_sim.types import Array, Cohort, PyTree, Star
 
 __all__ = ["Message", "Shared", "Slot", "client_round", "stays_finite", "usable_rows"]
@@ -179,14 +180,13 @@ def _count_bytes(count: Array, is_counted: Array, name: str) -> Array:
     Each byte has a uint32 of its own, so sums over 2^24 clients are exact.
     """
     if count.dtype == jnp.uint32 and jnp.shape(count) == (2,):
-        return jnp.where(is_counted, eight_bytes(count), 0)
+        return jnp.where(is_counted, bytes_of(count), 0)
     if not jnp.issubdtype(count.dtype, jnp.integer) or jnp.shape(count) or count.dtype.itemsize > 4:
         hint = "Numbers that are not counts belong in metrics."
         validate.fail(
             f"counts[{name!r}]", "a scalar of an integer dtype of at most 32 bits", count.dtype, hint, TypeError
         )
-    count = jnp.where(is_counted & (count >= 0), count, 0).astype(jnp.uint32)
-    return (count >> jnp.array([0, 8, 16, 24], jnp.uint32)) & 255
+    return bytes_of(jnp.where(is_counted & (count >= 0), count, 0))
 
 
 def _loss(metrics: dict, arrived: Array) -> Array:

@@ -50,7 +50,8 @@ from fedjax_sim.engine.arithmetic import exact_sums
 from fedjax_sim.prng import stream
 from fedjax_sim.round.collect import collect, seen
 from fedjax_sim.round.compatibility import check_aggregate
-from fedjax_sim.round.costs import spending_metrics, traffic, two_words, unusable
+from fedjax_sim.round.costs import spending_metrics, traffic, unusable
+from fedjax_sim.round.counts import from_byte_sums
 from fedjax_sim.round.inner_time import with_rounds_inside
 from fedjax_sim.round.message import stays_finite
 from fedjax_sim.round.state import Aggregated, FederatedState, Gathered, initial_state
@@ -266,7 +267,7 @@ def close(
         "skipped_rounds": (~is_used).astype(jnp.int32),
         "update_norm": update_norm,
     }
-    counts = {name: Count(jnp.ones((), jnp.int32), two_words(x)) for name, x in gathered.counts.items()}
+    counts = {name: Count(jnp.ones((), jnp.int32), from_byte_sums(x)) for name, x in gathered.counts.items()}
     return next_state, _joined_info(info, sampler=cohort.metrics, **metrics, counts=counts)
 
 

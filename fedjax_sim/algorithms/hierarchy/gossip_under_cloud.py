@@ -14,7 +14,8 @@ from numpy.typing import ArrayLike
 from fedjax_sim import aggregation, engine, sampling, server, transform, tree, validate
 from fedjax_sim.algorithms.hierarchy.hierfavg import as_client_update
 from fedjax_sim.network.topology import check_connected, from_edges
-from fedjax_sim.round.costs import ROUND_METRICS, two_words, unusable
+from fedjax_sim.round.costs import ROUND_METRICS, unusable
+from fedjax_sim.round.counts import from_byte_sums
 from fedjax_sim.round.round import aggregate, collect, initial_state, invite
 from fedjax_sim.types import Algorithm, Array, Count, Execution, Metric, PyTree, Star
 from fedjax_sim.validate import FromData
@@ -123,7 +124,7 @@ def hierarchical_gossip(
         models, is_finite, cloud_averages, distance = engine.reproducible(mixed)(
             models, aggregated.update, state.round + 1
         )
-        edge_counts = {name: Count(jnp.ones((), jnp.int32), two_words(x)) for name, x in gathered.counts.items()}
+        edge_counts = {name: Count(jnp.ones((), jnp.int32), from_byte_sums(x)) for name, x in gathered.counts.items()}
         up_bytes, down_bytes = (-(-wire.bits // 8) for wire in (gathered.up, gathered.down))
         uplink, downlink = (Count.of(jnp.where(cloud_averages, size, 0), x) for x in (up_bytes, down_bytes))
         info = {name: mean.total / mean.weight for name, mean in aggregated.means.items()}

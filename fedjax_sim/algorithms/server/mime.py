@@ -11,7 +11,8 @@ import optax
 from fedjax_sim import aggregation, client, engine, server, tree, validate
 from fedjax_sim.algorithms.server.mime_optimizer import base_optimizer
 from fedjax_sim.prng import stream
-from fedjax_sim.round.costs import traffic, unusable, words_of, work_of
+from fedjax_sim.round.costs import traffic, unusable, work_of
+from fedjax_sim.round.counts import word_pair_sum, words_of
 from fedjax_sim.round.federated import federated
 from fedjax_sim.round.options import MessageOptions, RecipeOptions
 from fedjax_sim.round.round import (
@@ -284,8 +285,4 @@ def _info_of_both(info: dict, first_traffic: dict, first_unusable: dict, norm: A
 
 def _sum(a: Count, b: Count) -> Count:
     """The sum of two counts, as one 64-bit integer in two words."""
-    a_high, a_low = words_of(a)
-    b_high, b_low = words_of(b)
-    low = a_low + b_low
-    carry = (low < a_low).astype(jnp.uint32)  # an addition that wrapped gives less than its addend
-    return Count(jnp.int32(1), jnp.stack([a_high + b_high + carry, low]))
+    return Count(jnp.int32(1), word_pair_sum(words_of(a), words_of(b)))

@@ -11,9 +11,10 @@ import optax
 
 from fedjax_sim import client, validate
 from fedjax_sim.algorithms.split.loss import PRESENT, Split
-from fedjax_sim.algorithms.split.traffic import bits_by_direction, crossings, product, visits, word_pair_sum
+from fedjax_sim.algorithms.split.traffic import bits_by_direction, crossings, visits
 from fedjax_sim.client import LocalWork
 from fedjax_sim.network.link import noise_of
+from fedjax_sim.round.counts import word_pair_product, word_pair_sum
 from fedjax_sim.types import Array, ClientData, ClientUpdate, Metric, PyTree
 
 __all__ = ["split_client"]
@@ -153,6 +154,9 @@ def _bytes(split: Split, params: PyTree, data: ClientData, visited: Array, steps
     spec = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), params)
     bits = bits_by_direction(crossings(split, spec, example))
     return {
-        way: word_pair_sum(product(jnp.uint32(example_bits // 8), visited), product(jnp.uint32(batch_bits // 8), steps))
+        way: word_pair_sum(
+            word_pair_product(jnp.uint32(example_bits // 8), visited),
+            word_pair_product(jnp.uint32(batch_bits // 8), steps),
+        )
         for way, (example_bits, batch_bits) in bits.items()
     }

@@ -20,6 +20,7 @@ from fedjax_sim.algorithms.split.loss import Split, split_of
 from fedjax_sim.algorithms.split.sequential_turns import in_turns
 from fedjax_sim.models import Model
 from fedjax_sim.network import Link
+from fedjax_sim.round.counts import from_int
 from fedjax_sim.round.federated import federated
 from fedjax_sim.round.options import ExecutionOptions
 from fedjax_sim.transform.chain import identity, plain_wire
@@ -228,8 +229,7 @@ def _sending_to_peer(local: ClientUpdate, split: Split) -> ClientUpdate:
 
     def apply(key, broadcast, state, data):
         report, state = local.apply(key, broadcast, state, data)
-        num_bytes = tree.num_bytes(_client_part(split, broadcast))
-        words = jnp.array(divmod(num_bytes, 1 << 32), jnp.uint32)
+        words = from_int(tree.num_bytes(_client_part(split, broadcast)))
         is_sent = (report.weight > 0).astype(jnp.uint32)
         return report._replace(counts=report.counts | {"peer_bytes": words * is_sent}), state
 

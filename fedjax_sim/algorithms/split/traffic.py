@@ -12,10 +12,10 @@ from fedjax_sim.algorithms.split.loss import Split
 from fedjax_sim.client import LocalWork
 from fedjax_sim.network import Link
 from fedjax_sim.network.link import Tap, wires
-from fedjax_sim.round.costs import words_of
-from fedjax_sim.types import Array, ClientData, Count, PyTree
+from fedjax_sim.round.counts import word_pair, word_pair_product, word_pair_sum
+from fedjax_sim.types import Array, ClientData, PyTree
 
-__all__ = ["Crossing", "bits_by_direction", "crossings", "product", "visits", "word_pair_sum"]
+__all__ = ["Crossing", "bits_by_direction", "crossings", "visits"]
 
 
 class Crossing(NamedTuple):
@@ -107,29 +107,5 @@ def visits(work: LocalWork, data: ClientData) -> tuple[Array, Array]:
     num_epochs = jax.lax.div(num_steps, steps_per_epoch)
     steps_left = jax.lax.rem(num_steps, steps_per_epoch)
     visits_left = jnp.minimum(steps_left * size, num_examples)
-    num_visits = word_pair_sum(product(num_examples, _words(num_epochs)), _words(visits_left))
-    return num_visits, _words(num_steps)
-
-
-def _words(number: Array) -> Array:
-    """The high and the low word of a non-negative int32, as [2] uint32."""
-    return jnp.stack([jnp.zeros_like(number), number]).astype(jnp.uint32)
-
-
-def product(number: Array, words: Array) -> Array:
-    """The product number * words modulo 2^64.
-
-    Args:
-      number: [] int32 or uint32.
-      words: [2] uint32, the high and the low word of an integer.
-
-    Returns: [2] uint32 words.
-    """
-    return words_of(Count(number, words))
-
-
-def word_pair_sum(a: Array, b: Array) -> Array:
-    """The sum a + b modulo 2^64; both and the result are [2] uint32, the high and the low word."""
-    low = a[1] + b[1]
-    carry = (low < a[1]).astype(jnp.uint32)  # an addition that wrapped gives less than its addend
-    return jnp.stack([a[0] + b[0] + carry, low])
+    num_visits = word_pair_sum(word_pair_product(num_examples, word_pair(num_epochs)), word_pair(visits_left))
+    return num_visits, word_pair(num_steps)

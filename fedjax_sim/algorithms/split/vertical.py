@@ -18,10 +18,11 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_sim import aggregation, client, server, validate
-from fedjax_sim.algorithms.split.traffic import product, visits, word_pair_sum
+from fedjax_sim.algorithms.split.traffic import visits
 from fedjax_sim.models import Model, per_example, sequential, sigmoid_cross_entropy, taylor_cross_entropy
 from fedjax_sim.models.model import check_examples
 from fedjax_sim.network.link import Link, Transcript, link, noise_of, send, transcript, wires
+from fedjax_sim.round.counts import word_pair_product, word_pair_sum
 from fedjax_sim.round.federated import federated
 from fedjax_sim.round.options import ExecutionOptions
 from fedjax_sim.types import (
@@ -289,8 +290,8 @@ def _counting(
         batch_bytes = sum(-(-party_link.batch_bits // 8) for party_link in links.values())
         counts = {
             name: word_pair_sum(
-                product(jnp.uint32(sum(-(-wire.bits // 8) for wire in direction_wires)), num_visits),
-                product(jnp.uint32(batch_bytes), num_steps),
+                word_pair_product(jnp.uint32(sum(-(-wire.bits // 8) for wire in direction_wires)), num_visits),
+                word_pair_product(jnp.uint32(batch_bytes), num_steps),
             )
             for name, direction_wires in zip(
                 ("forward_bytes", "backward_bytes"), zip(*wire_pairs, strict=True), strict=True

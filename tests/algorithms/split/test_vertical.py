@@ -9,10 +9,10 @@ import optax
 import pytest
 
 from fedjax_sim import algorithms, models, network, population, sampling, transform
-from fedjax_sim.algorithms.split.traffic import product, word_pair_sum
 from fedjax_sim.algorithms.split.vertical import party_functions_of
 from fedjax_sim.network.link import link, wires
 from fedjax_sim.privacy import mechanism_of
+from fedjax_sim.round.counts import word_pair_product, word_pair_sum
 from fedjax_sim.types import ClientData, noisy_parts
 
 RNG = np.random.default_rng(0)
@@ -200,8 +200,10 @@ def test_counts_past_32_bits():
     """Rows times steps times bytes, against Python. Catches a product that wraps."""
     for held, steps, factor in ((100_000, 70_000, 96), (2**31 - 1, 2**20, 1024), (7, 1, 3)):
         steps_words = jnp.array([0, steps], jnp.uint32)
-        visits = product(jnp.int32(held), steps_words)
-        found = word_pair_sum(product(jnp.uint32(factor), visits), product(jnp.uint32(28), steps_words))
+        visits = word_pair_product(jnp.int32(held), steps_words)
+        found = word_pair_sum(
+            word_pair_product(jnp.uint32(factor), visits), word_pair_product(jnp.uint32(28), steps_words)
+        )
         assert _total(found) == held * steps * factor + 28 * steps
 
 

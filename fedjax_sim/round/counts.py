@@ -1,0 +1,110 @@
+"""Counts of 64 bits inside of compiled programs, where JAX has no 64-bit integers without its x64 mode.
+
+An integer in [0, 2^64) is a pair of words, [2] uint32, the high word first. A sum over clients is taken byte by byte:
+sums of up to 2^24 bytes fit a uint32, in any order and on any number of devices.
+"""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+
+from fedjax_sim.types import Array, Count
+
+__all__ = ["bytes_of", "from_byte_sums", "from_int", "word_pair", "word_pair_product", "word_pair_sum", "words_of"]
+
+BYTES = (0, 8, 16, 24)  # their first bits in a word
+
+
+def from_int(number: int) -> Array:
+    """A Python integer in [0, 2^64) as [2] uint32, the high and the low word.
+
+    >>> from_int(2**32 + 7).tolist()
+    [1, 7]
+    """
+    return jnp.array(divmod(number, 1 << 32), jnp.uint32)
+
+
+def word_pair(number: Array) -> Array:
+    """The high and the low word of non-negative int32 or uint32 numbers [...], as [2, ...] uint32."""
+    return jnp.stack([jnp.zeros_like(number), number]).astype(jnp.uint32)
+
+
+def word_pair_sum(a: Array, b: Array) -> Array:
+    """The sum a + b modulo 2^64; both and the result are [2] uint32, the high and the low word.
+
+    Guarantees: tests/algorithms/split/test_vertical.py::test_counts_past_32_bits.
+    """
+    low = a[1] + b[1]
+    carry = (low < a[1]).astype(jnp.uint32)  # an addition that wrapped gives less than its addend
+    return jnp.stack([a[0] + b[0] + carry, low])
+
+
+def word_pair_product(number: Array, words: Array) -> Array:
+    """The product number * words modulo 2^64.
+
+    Args:
+      number: [] int32 or uint32.
+      words: [2] uint32, the high and the low word of an integer.
+
+    Returns: [2] uint32 words.
+
+    Guarantees: the products are Python's (tests/algorithms/hierarchy/test_hierfavg.py::test_counts_past_32_bits).
+
+    >>> word_pair_product(jnp.int32(1_000_000), from_int(5_000)).tolist()
+    [1, 705032704]
+    """
+    number = number.astype(jnp.uint32)
+    high, low = words
+    # The low words are multiplied by halves of 16 bits, number = a 2^16 + b and low = c 2^16 + d. Every product of two
+    # halves fits in 32 bits.
+    a = number >> 16
+    b = number & 0xFFFF
+    c = low >> 16
+    d = low & 0xFFFF
+    middle = (b * d >> 16) + (a * d & 0xFFFF) + (b * c & 0xFFFF)
+    carry = a * c + (a * d >> 16) + (b * c >> 16) + (middle >> 16)
+    return jnp.stack([number * high + carry, number * low])
+
+
+def words_of(count: Count) -> Array:
+    """The product of a count's number and unit modulo 2^64, as [2] uint32: the high word and the low word."""
+    return word_pair_product(count.number, count.unit)
+
+
+def bytes_of(counts: Array) -> Array:
+    """The bytes of counts, the lowest first, to be summed over clients.
+
+    Args:
+      counts: [] a non-negative int32 or uint32, or [..., 2] uint32, pairs of words.
+
+    Returns: [4] uint32 for a number, [..., 8] for pairs of words.
+    """
+    if counts.ndim == 0:
+        return jnp.stack([counts.astype(jnp.uint32) >> first_bit & 255 for first_bit in BYTES])
+    return jnp.stack([counts[..., word] >> first_bit & 255 for word in (1, 0) for first_bit in BYTES], -1)
+
+
+def from_byte_sums(sums: Array) -> Array:
+    """Puts a 64-bit sum of counts together from the sums of their bytes.
+
+    Args:
+      sums: [4] or [8] uint32, the sum over counts of each of their bytes, the lowest byte first. These sums are exact
+        for up to 2^24 counts.
+
+    Returns: [2] uint32, high word and low word, as `Count.unit`.
+
+    Guarantees: exact past 2^32 (tests/round/test_round.py::test_counts_are_exact).
+
+    >>> from_byte_sums(jnp.array([0, 0, 0, 3 << 8], jnp.uint32)).tolist()  # 3 * 2^32
+    [3, 0]
+    """
+    high = low = jnp.zeros((), jnp.uint32)
+    for i in range(4):
+        low_part = sums[i] << 8 * i
+        carry = (low + low_part < low).astype(jnp.uint32)  # an addition that wrapped gives less than its addend
+        high_part = sums[i] >> 32 - 8 * i if i else jnp.uint32(0)  # the sum of the lowest bytes is in the low word
+        high += high_part + carry
+        low += low_part
+    for i in range(4, sums.shape[0]):
+        high += sums[i] << 8 * (i - 4)
+    return jnp.stack([high, low])
