@@ -12,6 +12,7 @@ from fedjax_sim import tree
 from fedjax_sim.engine.all_messages.all_messages import SideBySide
 from fedjax_sim.engine.all_messages.messages import columnwise
 from fedjax_sim.engine.arithmetic import exact_sums
+from fedjax_sim.engine.arithmetic.rewriter import pairwise_sum
 from fedjax_sim.types import Array, PyTree
 
 __all__ = ["Alone", "Honest", "Omniscient", "Together", "dot", "honest_moments"]
@@ -51,7 +52,8 @@ def dot(a: PyTree, b: PyTree) -> Array:
     """Computes the inner product of two messages, [] float32 at least, with additions in a fixed order."""
     widened = lambda x: x.astype(tree.at_least_float32(x.dtype))  # noqa: E731
     products = jax.tree.map(lambda x, y: (widened(x) * widened(y)).reshape(1, -1), a, b)
-    return sum(x.sum(1)[0] for x in jax.tree.leaves(products))
+    # By halves, for a plain sum of more than 2^24 numbers would be left to the compiler.
+    return sum(pairwise_sum(x, (1,))[0] for x in jax.tree.leaves(products))
 
 
 def honest_moments(cohort: SideBySide, bad: Array) -> Honest:

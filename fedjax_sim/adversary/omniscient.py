@@ -19,6 +19,7 @@ from fedjax_sim.engine.all_messages.messages import (
     with_message,
 )
 from fedjax_sim.engine.arithmetic.exact_sum import power_of_two
+from fedjax_sim.engine.arithmetic.rewriter import pairwise_sum
 from fedjax_sim.types import Array, PyTree
 from fedjax_sim.validate import Integer, NonNegativeInt, Number
 
@@ -123,7 +124,8 @@ def min_sum(direction: str = "unit") -> Omniscient:
     """
 
     def allowed(distances_of_pairs, honest):
-        sums = jnp.where(honest[:, None] & honest[None], distances_of_pairs, 0).sum(1)
+        # By halves, for a plain sum of the pairs of more than 4,096 messages would be left to the compiler.
+        sums = pairwise_sum(jnp.where(honest[:, None] & honest[None], distances_of_pairs, 0), (1,))
         return lambda distances: jnp.where(honest, distances, 0).sum(0) <= sums.max()
 
     return _hiding(direction, allowed)

@@ -1,8 +1,8 @@
-"""Norms and weighted means over the rows of a cohort, whose bits are the same in every compiled program.
+"""Norms and weighted means over the rows of a cohort, whose bits are the same in every compiled round.
 
 A rule of `aggregation.gather` is compiled anew for each number of devices. `engine.reproducible` then gives the rule's
 own products, quotients and sums over axes one rounding in all these programs. It leaves sums of more than 2^24 numbers
-(clients times coordinates) to the compiler. The functions here have no such limit, so a rule needs nothing but these
+(clients times coordinates) to the compiler. The sums here have no such limit, so a rule needs nothing but these
 functions and arithmetic. A geometric median, by Weiszfeld's iteration
 (tests/aggregation/robust/test_geometric_median.py), is
 
@@ -20,6 +20,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_sim import tree
+from fedjax_sim.engine.arithmetic.rewriter import pairwise_sum
 from fedjax_sim.types import Array, PyTree
 
 __all__ = ["squared_norms", "weighted_mean"]
@@ -44,7 +45,7 @@ def squared_norms(updates: PyTree) -> Array:
     total = jnp.float32(0)
     for leaf in jax.tree.leaves(updates):
         numbers = leaf.reshape(leaf.shape[0], -1).astype(jnp.float32)
-        total = total + (numbers * numbers).sum(1)
+        total = total + pairwise_sum(numbers * numbers, (1,))
     return total
 
 
@@ -58,7 +59,7 @@ def weighted_mean(updates: PyTree, weights: Array) -> PyTree:
     Returns: leaves [...] of floats, float32 at least; zeros if no weight is positive.
 
     Guarantees:
-      - in any program, the bits of NumPy's products, added by halves, and of NumPy's quotient
+      - in `engine.reproducible`, the bits of NumPy's products, added by halves, and of NumPy's quotient
         (tests/aggregation/test_rows.py::test_bits_are_those_of_numpy)
       - rows of weight 0 after the other rows change no bit (::test_rows_without_a_weight)
 
@@ -73,7 +74,7 @@ def weighted_mean(updates: PyTree, weights: Array) -> PyTree:
     def mean(leaf):
         numbers = leaf.reshape(leaf.shape[0], -1).astype(tree.at_least_float32(leaf.dtype))
         products = numbers * weights.astype(numbers.dtype)[:, None]
-        quotient = products.sum(0) / divisor.astype(numbers.dtype)
+        quotient = pairwise_sum(products, (0,)) / divisor.astype(numbers.dtype)
         return quotient.reshape(leaf.shape[1:])
 
     return jax.tree.map(mean, updates)

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from fedjax_sim import engine
 from fedjax_sim.aggregation import rows
 
 pytestmark = pytest.mark.optimised
@@ -42,6 +43,7 @@ def test_bits_are_those_of_numpy(dtype):
     norms, mean = numpy_norms(updates), numpy_mean(updates, WEIGHTS)
 
     @jax.jit
+    @engine.reproducible
     def beside(updates, weights, norms, mean):
         """What others do with the values: a compiler may then compute them as it likes."""
         found, centre = rows.squared_norms(updates), rows.weighted_mean(updates, weights)
@@ -50,8 +52,8 @@ def test_bits_are_those_of_numpy(dtype):
 
     left = beside(updates, WEIGHTS, norms, mean)[:2]
     assert all((np.asarray(x) == 0).all() for x in jax.tree.leaves(left))
-    assert np.array_equal(jax.jit(rows.squared_norms)(updates), norms)
-    for name, x in jax.jit(rows.weighted_mean)(updates, WEIGHTS).items():
+    assert np.array_equal(jax.jit(engine.reproducible(rows.squared_norms))(updates), norms)
+    for name, x in jax.jit(engine.reproducible(rows.weighted_mean))(updates, WEIGHTS).items():
         assert x.dtype == jnp.float32 and np.array_equal(x, mean[name])
 
 
@@ -59,7 +61,7 @@ def test_rows_without_a_weight():
     """Behind the others they change no bit; alone they give zeros. Catches 0 / 0, and an order of sums by slots."""
     padded = {name: np.concatenate([x, np.zeros((6, *x.shape[1:]), np.float32)]) for name, x in UPDATES.items()}
     weights = np.concatenate([WEIGHTS, np.zeros(6, np.float32)])
-    mean = jax.jit(rows.weighted_mean)
+    mean = jax.jit(engine.reproducible(rows.weighted_mean))
     for x, y in zip(*(jax.tree.leaves(mean(*given)) for given in ((UPDATES, WEIGHTS), (padded, weights))), strict=True):
         assert np.array_equal(x, y)
     assert all(not np.any(x) for x in jax.tree.leaves(mean(UPDATES, np.zeros(7, np.float32))))

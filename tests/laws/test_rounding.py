@@ -12,10 +12,10 @@ import optax
 import pytest
 from jax.extend import core
 
-from fedjax_sim import aggregation, client, server, transform
-from fedjax_sim.engine.jaxpr import Program, inner_programs, opened
+from fedjax_sim import aggregation, client, engine, server, transform
+from fedjax_sim.engine.jaxpr import Program, inner_programs, opened, walk
 from fedjax_sim.round.round import aggregate, collect, invite
-from fedjax_sim.types import ClientUpdate, Report
+from fedjax_sim.types import ClientUpdate, Received, Report
 from tests.laws import cases, device_rows
 from tests.laws import problems as p
 
@@ -121,6 +121,33 @@ def test_nor_does_a_step_alone():
 
     found = list(divisions(jax.make_jaxpr(update)(KEY, made.init(KEY, jnp.array(p.START), data)).jaxpr))
     assert len(found) > 4 and all(found)
+
+
+FIXED_SHAPES = {"centered_clipping", "fltrust", "foolsgold", "real_secure_sum", "secure_sum"}  # of these rows' problems
+
+
+def long_sums(rule) -> list[tuple[int, ...]]:
+    """Shapes of sums of floats in an aggregator, of 64 messages of 2^19 numbers, that the compiler orders as it likes."""
+    slots, spec = 64, jax.ShapeDtypeStruct((1 << 19,), jnp.float32)
+
+    def aggregate_all(updates, weights, ids, round):
+        carry = rule.accumulate(KEY, round, rule.init(spec, slots), Received(updates, weights, ids, ids))
+        return rule.finalize(KEY, round, carry)
+
+    rows = [
+        jax.ShapeDtypeStruct((slots, *shape), dtype) for shape, dtype in ((spec.shape, jnp.float32), ((), jnp.float32))
+    ]
+    ids = jax.ShapeDtypeStruct((slots,), jnp.int32)
+    program = jax.make_jaxpr(engine.reproducible(aggregate_all))(*rows, ids, cases.round_for(rule))
+    sums = [x.invars[0].aval for x in walk(program) if x.primitive.name == "reduce_sum"]
+    return [x.shape for x in sums if jnp.issubdtype(x.dtype, jnp.floating) and x.size > 1 << 24]
+
+
+def test_no_long_sum_over_messages_is_left_to_the_compiler():
+    """Catches a rule that adds up more than 2^24 numbers by `x.sum()`, whose order then follows the devices."""
+    for name in sorted(set(cases.CASES["aggregation"]) - FIXED_SHAPES - {"gather"}):
+        assert long_sums(cases.CASES["aggregation"][name]()) == [], name
+    assert long_sums(aggregation.gather(lambda key, updates, weights, ids: updates.sum(0))) == [(64, 1 << 19)]
 
 
 def test_the_law_sees_bare_divisions():

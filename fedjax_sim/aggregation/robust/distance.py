@@ -15,6 +15,7 @@ from fedjax_sim.aggregation.robust.coordinate import around_median, more_than
 from fedjax_sim.engine.all_messages.all_messages import SideBySide, by_rule
 from fedjax_sim.engine.all_messages.messages import columnwise, gaps, one_message, weighted_mean_of_messages
 from fedjax_sim.engine.arithmetic import exact_sums
+from fedjax_sim.engine.arithmetic.rewriter import pairwise_sum
 from fedjax_sim.types import Aggregator, Array, PyTree
 from fedjax_sim.validate import NonNegativeInt, PositiveInt
 
@@ -165,7 +166,8 @@ def _repeated_krum(cohort: SideBySide, num_byzantine: int) -> tuple[Array, Array
     def choose(i, state):
         chosen, is_available, end, scores_are_finite = state
         counts = is_available & (places[None] <= end[:, None])
-        scores = jnp.where(counts, distances, 0).sum(1)
+        # By halves, for a plain sum of the pairs of more than 4,096 messages would be left to the compiler.
+        scores = pairwise_sum(jnp.where(counts, distances, 0), (1,))
         best = jnp.argmin(jnp.where(cohort.arrived & ~chosen, scores, jnp.inf)).astype(jnp.int32)
         scores_are_finite &= jnp.isfinite(scores[best])
         is_best = neighbours == best
