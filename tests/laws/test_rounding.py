@@ -127,7 +127,7 @@ FIXED_SHAPES = {"centered_clipping", "fltrust", "foolsgold", "real_secure_sum", 
 
 
 def long_sums(rule) -> list[tuple[int, ...]]:
-    """Shapes of sums of floats in an aggregator, of 64 messages of 2^19 numbers, that the compiler orders as it likes."""
+    """Shapes of the sums of floats in an aggregator of 64 messages of 2^19 numbers that are left to the compiler."""
     slots, spec = 64, jax.ShapeDtypeStruct((1 << 19,), jnp.float32)
 
     def aggregate_all(updates, weights, ids, round):
