@@ -116,7 +116,7 @@ def _with_first_state(aggregator: Aggregator) -> Aggregator:
 
 
 def _sent_together(attack: Together, key: Array, honest: Honest, round: Round) -> tuple[PyTree, Callable]:
-    """(what attackers send together, a function that adds their next memory to the aggregator's next state)."""
+    """Returns (the message of all attackers, a function that adds their next memory to the aggregator's next state)."""
     if attack.start is None:
         return attack.send(key, honest), lambda state: state
     message, memory = attack.send(key, honest, round.state[1])
@@ -141,13 +141,13 @@ def _counting_chosen(aggregator: Aggregator, who: Callable) -> Aggregator:
 def _with_attacker_metrics(
     aggregator: Aggregator, update: PyTree, attackers: Array, lost: Array, arrived: Array
 ) -> tuple[PyTree, dict[str, Array]]:
-    """(the aggregate, the metrics of attackers).
+    """Returns (the aggregate, the metrics of attackers).
 
     If every message was lost, the aggregate is NaN, which skips the round.
 
     Args:
       attackers: [] int32 messages from attackers.
-      lost: [] int32, of them lost.
+      lost: [] int32, how many of these messages were lost.
       arrived: [] int32 messages, of all clients.
     """
     or_nan = lambda x: jnp.where(arrived > lost, x, jnp.nan) if jnp.issubdtype(x.dtype, jnp.inexact) else x  # noqa: E731

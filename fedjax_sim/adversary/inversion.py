@@ -21,7 +21,7 @@ __all__ = ["affine_rows", "gradient_rank", "invert_affine", "recover_labels"]
 
 
 def _layer(view: View, layer: str) -> tuple[Array, Array]:
-    """(kernel [m, in, out], bias [m, out]): the part of the messages that belongs to an affine layer."""
+    """Returns the part of the messages that belongs to an affine layer: (kernel [m, in, out], bias [m, out])."""
     validate.part("view", view, View)
     part = view.messages
     for name in filter(None, layer.split(".")):

@@ -237,7 +237,7 @@ def adaptive(
         deviation = jnp.sqrt(squares.sum(0) / jnp.maximum(honest.number, 1))
 
         def harm(message):
-            """(the harm of a message, how it moves the aggregate from the honest mean)."""
+            """Returns (the harm of a message, how it moves the aggregate from the honest mean)."""
             attacked = aggregate(with_message(cohort.messages, bad, message))
             motion = jax.tree.map(lambda x, m: x.astype(m.dtype) - m, attacked, honest.mean)
             size = dot(motion, motion).astype(jnp.float32)

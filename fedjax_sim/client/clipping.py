@@ -148,7 +148,7 @@ def _clip(parts: tuple[dict, dict], clip_norm: float) -> tuple[tuple[dict, dict]
 
 
 def _normalised(x: Array) -> tuple[Array, Array]:
-    """(y, power) with x = y 2^power, exactly, and the largest |y| in [2, 4); the exponent is read from the bits."""
+    """Returns (y, power) with x = y 2^power exactly and the largest |y| in [2, 4). The power is read from x's bits."""
     bits = jax.lax.bitcast_convert_type(jnp.abs(x).max(initial=0), jnp.int32)
     # Bits 23 to 30 of a float32 are its exponent, with a bias of 127. A vector of zeros keeps power 0, because 0 times
     # 2^127, squared, may be folded to NaN.

@@ -130,11 +130,15 @@ def _multiplies_each_gradient(program: Program, number: int) -> bool:
 def _sources(program: Program, inputs: Sequence[set[int] | None]) -> list[set[int] | None]:
     """Finds, for each output of a program, the one input of which it is a constant multiple.
 
+    A program whose outputs are all multiples of their own gradients is that of plain SGD
+    (`_multiplies_each_gradient`).
+
     Args:
       program: whose equations are followed from the inputs to the outputs.
-      inputs: the source of each input: {its place}, the empty set for a constant, None as below.
+      inputs: the source of each input, in the form of the results.
 
-    Returns: for each output {the input's place}; the empty set for a constant; None for any other function of inputs.
+    Returns: for each output its source: {i} for a constant multiple of input i; the empty set for a constant; None for
+    any other function of the inputs.
     """
 
     def rule(equation: core.JaxprEqn, operands: list[set[int] | None]) -> list[set[int] | None]:

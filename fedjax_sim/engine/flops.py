@@ -22,13 +22,19 @@ BARRIER = "_computed_once"  # of `engine.arithmetic.barrier`: a loop that never 
 
 
 def flops(program: Program, turns: int = 1) -> int:
-    """Operations on floats: two for each product that a matmul or convolution adds up, but those with padding and with
-    zeros between dilated numbers; one for each number computed.
+    """Counts the operations on floats of a traced program.
+
+    A matmul or a convolution takes two operations for each product that it adds up. Products with padding, or with the
+    zeros between dilated numbers, are left out. A reduction takes one operation for each number that it reads. Any
+    other equation takes one for each number that it computes, and nothing if it only moves numbers. Results that nobody
+    reads cost nothing, inside of loops and branches too.
 
     Args:
-      program: a traced program; results that nobody reads cost nothing, in loops and branches neither.
-      turns: how often loops of unknown length turn, unless they stand inside of another loop; those turn once. Loops of
-        known length are counted in full; of branches the most expensive one.
+      program: a traced program.
+      turns: how often loops of unknown length turn. Inside of another loop they turn once. Loops of known length are
+        counted in full; of branches, the most expensive one.
+
+    Returns: the number of operations.
 
     Guarantees: products and loops as counted by hand, and XLA's own count of programs without loops to a tenth
     (tests/engine/test_flops.py).
@@ -42,7 +48,15 @@ def flops(program: Program, turns: int = 1) -> int:
 
 
 def _live(jaxpr: core.Jaxpr, read: list[bool], turns: int) -> tuple[int, list[bool]]:
-    """(The operations behind those results that are read, which of the program's arguments they need.)"""
+    """Counts the operations of a program whose results are read in part.
+
+    Args:
+      jaxpr: the program.
+      read: for each result, whether anything reads it.
+      turns: as in `flops`.
+
+    Returns: (the operations behind the results that are read, for each argument whether these operations need it).
+    """
     needed = {x for x, wanted in zip(jaxpr.outvars, read, strict=True) if wanted and isinstance(x, core.Var)}
     total = 0
     for eqn in reversed(jaxpr.eqns):
@@ -56,7 +70,15 @@ def _live(jaxpr: core.Jaxpr, read: list[bool], turns: int) -> tuple[int, list[bo
 
 
 def _operations(eqn: core.JaxprEqn, read: list[bool], turns: int) -> tuple[int, list[bool]]:
-    """(The operations of an equation of which these results are read, which of its arguments it needs for them.)"""
+    """Counts the operations of one equation, as `_live` does for a program.
+
+    Args:
+      eqn: the equation.
+      read: for each result of the equation, whether anything reads it.
+      turns: as in `flops`.
+
+    Returns: (the operations behind the results that are read, for each argument whether these operations need it).
+    """
     name = eqn.primitive.name
     inner = [opened(program)[0] for _, program in inner_programs(eqn)]
     everything = [True] * len(eqn.invars)
@@ -70,22 +92,27 @@ def _operations(eqn: core.JaxprEqn, read: list[bool], turns: int) -> tuple[int, 
     if name == "while":
         return _repeated(eqn, read, turns)
     if name == "cond":
-        counts, inputs = zip(*(_live(one, read, turns) for one in inner), strict=True)
+        counts, inputs = zip(*(_live(branch, read, turns) for branch in inner), strict=True)
+        # The first argument chooses the branch. Another is needed if any branch needs it.
         return max(counts), [True, *map(any, zip(*inputs, strict=True))]
     if inner and not name.startswith(("reduce", "scatter", "cum")):
         (body, *more) = inner
         if more or (len(body.invars), len(body.outvars)) != (len(eqn.invars), len(eqn.outvars)):
-            return sum(flops(one, turns) for one in inner), everything
+            # It is not known which operands belong to which program, so all of them count as needed.
+            return sum(flops(program, turns) for program in inner), everything
         count, inputs = _live(body, read, turns)
+        # A barrier is a loop that never turns, so what stands inside of it costs nothing.
         return 0 if getattr(body.debug_info, "func_name", None) == BARRIER else count, inputs
     if name in MOVES:
         return 0, everything
+    # A reduction takes one operation for each number that it reads, a scatter for each number of its updates, and any
+    # other equation for each number that it computes.
     counted = eqn.invars if name.startswith(("reduce", "arg")) else eqn.invars[2:] if "scatter" in name else eqn.outvars
     return sum(_size(x) for x in counted if jnp.issubdtype(x.aval.dtype, jnp.inexact)), everything
 
 
 def _products(eqn: core.JaxprEqn) -> int:
-    """The products of a convolution, without those with a zero of padding or of a dilation."""
+    """Counts the products of a convolution, without those with a zero of padding or of a dilation."""
     numbers, options = eqn.params["dimension_numbers"], eqn.params
     (image, kernel), out = (x.aval.shape for x in eqn.invars[:2]), eqn.outvars[0].aval.shape
     total = out[numbers.out_spec[0]] * out[numbers.out_spec[1]] * kernel[numbers.rhs_spec[1]]
@@ -100,7 +127,7 @@ def _products(eqn: core.JaxprEqn) -> int:
 
 
 def _read(places: int, stride: int, gaps: np.ndarray, spread: int, size: int) -> int:
-    """The pairs of a place p < `places` and a gap whose p * stride - gap is i * spread for an i in [0, size)."""
+    """Counts the pairs of a place p < `places` and a gap for which p * stride - gap is i * spread, 0 <= i < size."""
     shared = math.gcd(stride, spread)
     period = spread // shared  # of the places that meet a number
     inverse = pow(stride // shared, -1, period)
@@ -138,7 +165,15 @@ def _repeated(eqn: core.JaxprEqn, read: list[bool], turns: int) -> tuple[int, li
 
 
 def _settled(turn: Callable, carry: list[bool]) -> tuple[int, list[bool], list[bool]]:
-    """(Operations of a turn, its arguments, the carry), once the next turn reads no more of the carry."""
+    """Finds which carried values of a loop are read, after the last turn or by the next turn.
+
+    Args:
+      turn: (carried values that are read after a turn) -> (its operations, its needed arguments, the carried values
+        that it reads).
+      carry: the carried values that are read after the last turn.
+
+    Returns: (the operations of a turn, its needed arguments, the carried values that are read).
+    """
     while True:
         count, inputs, before = turn(carry)
         more = [a or b for a, b in zip(carry, before, strict=True)]

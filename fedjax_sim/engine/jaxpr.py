@@ -32,12 +32,12 @@ CALLS = ("jit", "pjit", "closed_call", "core_call", "custom_jvp_call", "custom_v
 
 
 def opened(program: Program) -> tuple[core.Jaxpr, Sequence[Any]]:
-    """(The equations of a program, the values of its constants.)"""
+    """Returns (the equations of a program, the values of its constants)."""
     return getattr(program, "jaxpr", program), getattr(program, "consts", ())
 
 
 def inner_programs(equation: core.JaxprEqn) -> list[tuple[str, Program]]:
-    """(Parameter's name, program) for each program inside of an equation, in the order of the names.
+    """Returns (parameter's name, program) for each program inside of an equation, in the order of the names.
 
     >>> import jax, jax.numpy as jnp
     >>> loop = jax.make_jaxpr(lambda x: jax.lax.while_loop(lambda x: x < 3, lambda x: x + 1, x))(0).jaxpr.eqns[0]
@@ -48,7 +48,7 @@ def inner_programs(equation: core.JaxprEqn) -> list[tuple[str, Program]]:
 
 
 def programs(value: Any) -> Iterator[Program]:
-    """The programs in an equation's parameter: the value itself, or items of tuples and lists."""
+    """Yields the programs in an equation's parameter: the value itself, or items of tuples and lists."""
     if isinstance(value, (core.ClosedJaxpr, core.Jaxpr)):
         yield value
     elif isinstance(value, (tuple, list)):
@@ -57,7 +57,7 @@ def programs(value: Any) -> Iterator[Program]:
 
 
 def walk(program: Program) -> Iterator[core.JaxprEqn]:
-    """Every equation of a program, and of the programs inside of it.
+    """Yields every equation of a program, and of the programs inside of it.
 
     >>> import jax, jax.numpy as jnp
     >>> program = jax.make_jaxpr(lambda x: jax.lax.cond(x > 0, jnp.sin, jnp.cos, x))(1.0)
@@ -71,7 +71,7 @@ def walk(program: Program) -> Iterator[core.JaxprEqn]:
 
 
 def scan_arguments(params: dict) -> tuple[int, int]:
-    """(Constants, carried values) among the operands of a `scan` with these parameters; rows follow.
+    """Returns the numbers of (constants, carried values) among the operands of a `scan`; the rows follow them.
 
     >>> import jax, jax.numpy as jnp
     >>> one = lambda carry, x: (carry + 2 * x, x)
@@ -93,7 +93,7 @@ def evaluate(
     constants: Sequence[Any] | None = None,
     literal: Callable[[core.Literal], Any] = lambda literal: literal.val,
 ) -> list[Any]:
-    """The outputs of a program, evaluated equation by equation.
+    """Computes the outputs of a program, equation by equation.
 
     Args:
       inputs: a value for each argument of the program.

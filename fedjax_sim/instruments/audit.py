@@ -201,7 +201,10 @@ def audit_algorithm(
     tolerance: float = 0.1,
     **canary,
 ) -> Audit:
-    """Audits an algorithm's sampler, transform and aggregator by `privacy.audit_release`.
+    """Estimates the epsilon that an algorithm realises, and compares it with the epsilon that is claimed.
+
+    The algorithm's own sampler, transform and aggregator are run many times with a canary and many times without
+    (`canary_release`). `privacy.audit_release` then judges the claim by the two distributions of scores.
 
     Args:
       key: the key of all releases.
@@ -210,8 +213,11 @@ def audit_algorithm(
       num_rounds, adjacency, canary: as in `canary_release`.
       Others as in `privacy.audit_release`.
 
-    With sampled cohorts, scores are a mixture of more than two Gaussians over several rounds, if the canary is
-    replaced, or if the others send the opposite. Then no distribution is fitted (`Claim.scores`).
+    Returns: an `Audit`: the verdict, and the interval of epsilon.
+
+    If cohorts are sampled, the scores may be a mixture of more than two Gaussians: over several rounds, if the canary
+    is replaced ("replace_one"), and if the other clients send the opposite. Then no distribution is fitted to the
+    scores (`Claim.scores` is None).
 
     Guarantees: see `privacy.audit_release`. Planted bugs in each part are flagged
     (tests/privacy/test_audit.py::test_planted_bugs). A true claim over several rounds of sampled cohorts is not refuted

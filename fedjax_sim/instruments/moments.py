@@ -27,13 +27,17 @@ class Moments(NamedTuple):
 
 
 def population_moments(key: Array, client: ClientUpdate, params: PyTree, population: Population) -> Moments:
-    """Computes the moments by one round with full participation; memory does not grow with N times d.
+    """Computes the mean and the variance of all clients' updates, without storing the updates.
+
+    It runs one round with full participation, after one round of a pilot cohort. Memory does not grow with N times d.
 
     Args:
       key: the key of the clients' own randomness; with full local batches nothing depends on it.
       client: a stateless client.
       params: the model that the clients are sent.
       population: all clients.
+
+    Returns: `Moments`.
 
     Raises: FloatingPointError if a client's update is not finite: the population then has no variance.
 

@@ -185,6 +185,8 @@ def _probing(star: Star, law: _Law, center: PyTree) -> ClientUpdate:
         return jax.tree.map(lambda x: x.astype(jnp.float32), sent), weights[0]
 
     def apply(key, params, state, data):
+        """Reports one client's terms of the sums in `_Sums`: vectors as the update, scalars as metrics."""
+        # Leaves [2, 2, ...]: the first axis is the draw of minibatches, the second the draw of the transform.
         sent, weight = messages(key, params, data)
         weight = weight if law.by_examples else (weight > 0).astype(jnp.float32)
         sent = jax.tree.map(lambda x, c: x - c[None, None], sent, center)
@@ -213,7 +215,10 @@ def _probing(star: Star, law: _Law, center: PyTree) -> ClientUpdate:
 
 
 def _parts(law: _Law, center: np.ndarray, sums: _Sums) -> dict[str, float]:
-    """Returns the variance of the aggregate by cause, and their sum.
+    """Computes the variance of the aggregate by cause, and the sum over causes.
+
+    The sums over the probed clients give the variance of a client's message by its minibatches and by the transform,
+    and the variance between clients. From these the sampling design gives the variance of the aggregate.
 
     Args:
       law: the facts of the algorithm.
@@ -226,24 +231,28 @@ def _parts(law: _Law, center: np.ndarray, sums: _Sums) -> dict[str, float]:
     ratio = sums.message / sums.weight
     # sum w^2 |u - ratio|^2, the squared distances of the clients' messages from their weighted mean.
     spread = sums.square - 2 * ratio @ sums.weighted_message + ratio @ ratio * sums.squared_weight
+    # Means over the probed clients, with weights in units of the mean weight.
     scale = 1 / (law.num_clients * mean_weight**2)
     minibatch = sums.minibatch * scale
     compression = sums.compression * scale
     # S^2, the variance between clients with divisor N - 1. A client's mean of four messages still has half of the
     # minibatches' variance and a quarter of the transform's, which are subtracted.
-    between = spread / (law.num_clients - 1) / mean_weight**2 - minibatch / 2 - compression / 4
+    between_clients = spread / (law.num_clients - 1) / mean_weight**2 - minibatch / 2 - compression / 4
     mean = center + ratio
     size = design.population_size
     dimension = len(ratio)
-    # The variance of that mean, over a sample of clients without replacement.
+    # The variance of this estimate of the mean: the probed clients are a sample without replacement.
     sample_share = law.num_clients / size
-    variance_of_mean = (between * (1 - sample_share) + minibatch / 2 + compression / 4) / law.num_clients
-    promised = 0.0 if noise is None else (noise.multiplier * noise.clip_norm) ** 2 * dimension
+    variance_of_mean = (between_clients * (1 - sample_share) + minibatch / 2 + compression / 4) / law.num_clients
+    # The variance of the noise as the mechanism states it: of a sum of messages, or of a message under local noise.
+    noise_variance = 0.0 if noise is None else (noise.multiplier * noise.clip_norm) ** 2 * dimension
     details = {} if noise is None else noise.named_details
-    per_message = promised / details.get("cohort_size", 1) if noise is not None and noise.place != "central" else 0.0
+    has_noisy_messages = noise is not None and noise.place != "central"
+    # Under distributed noise each of `cohort_size` messages carries an equal share of it.
+    noise_per_message = noise_variance / details.get("cohort_size", 1) if has_noisy_messages else 0.0
     # Noise in the messages is drawn by the transform, but it is no compression.
-    compression -= per_message
-    factor = _message_factor(design, law.divisor)
+    compression -= noise_per_message
+    message_factor = _message_factor(design, law.divisor)
     estimator = {"estimator": "mean"}
     if law.divisor is not None:
         estimator = {"estimator": "fixed_mean", "denominator": law.divisor}
@@ -254,17 +263,18 @@ def _parts(law: _Law, center: np.ndarray, sums: _Sums) -> dict[str, float]:
         # The result is linear in the variance, so an estimate below zero is mirrored at zero.
         return result if variance >= 0 else 2 * sampling_variance(0.0, mean) - result
 
-    variance = between * (size - 1) / size
+    variance = between_clients * (size - 1) / size  # with divisor N
     sampled = sampling_variance(variance, mean)
-    # The square of an estimated mean is too large by the variance of the estimate.
+    # A part of this is proportional to the squared mean. The square of an estimated mean is too large by the variance
+    # of the estimate, so this share of the part is taken off.
     if mean.any():
         sampled -= (sampled - sampling_variance(variance, 0 * mean)) * variance_of_mean / (mean @ mean)
-    released = per_message * factor
+    released = noise_per_message * message_factor
     if noise is not None and noise.place == "central":
         # Central noise is added to the sum: the aggregate scales it as it scales a message.
         noise_scale = 1 / details["noise_cohort_size"] if "noise_cohort_size" in details else law.sensitivity
-        released = promised * noise_scale**2
-    values = (sampled, minibatch * factor, compression * factor, released)
+        released = noise_variance * noise_scale**2
+    values = (sampled, minibatch * message_factor, compression * message_factor, released)
     return dict(zip(SOURCES, values, strict=True)) | {"total": sum(values)}
 
 

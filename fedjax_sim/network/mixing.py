@@ -211,7 +211,7 @@ def push(graph: Graph) -> Mixing:
 def lazy(mixing: Mixing) -> Mixing:
     """Makes the matrix (I + W) / 2, which has no eigenvalue below 0 if W is symmetric.
 
-    So nothing oscillates.
+    Then the nodes' values approach their mean without oscillating around it from round to round.
 
     Args:
       mixing: with the same weights in every round.

@@ -157,7 +157,7 @@ class Mechanism:
 
     @property
     def drawn_from(self) -> tuple[int, float, int]:
-        """(number of units, probability of each, the most units that are drawn), all for one release."""
+        """Returns (number of units, probability of each, the most units that are drawn), all for one release."""
         if self.unit == "record":
             size = self.detail("num_examples", 1)
             return size, self.detail("rate", 1.0), self.detail("max_batch_size", size)

@@ -60,9 +60,9 @@ def one_run_epsilon(
 
     if chance(0.0) >= 1 - confidence:
         return 0.0
+    # Doubling and then bisection find the least epsilon under which this many right guesses are not too unlikely.
     low = 0.0
     high = 1.0
-    # Bisection finds the least epsilon under which this many right guesses are not too unlikely.
     while chance(high) < 1 - confidence and high < 64:
         low = high
         high = 2 * high

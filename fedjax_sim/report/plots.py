@@ -96,11 +96,11 @@ def learning_curves(records: Sequence[Mapping[str, Any]], x: str = "rounds", bes
         figure, row = panels(2, 2.75)
         for axes, metric, factor in zip(row, ("loss", "accuracy"), (1.0, 100.0), strict=True):
             for prefix, name, curve_style in curves:
-                x_values, values, blocks = _thin(positions, factor * _series(records, prefix + metric))
+                x_values, values, block_length = _thin(positions, factor * _series(records, prefix + metric))
                 if len(values):
                     # Many markers would hide the curve.
                     curve_style = {**curve_style, "marker": ""} if len(values) > 60 else curve_style
-                    shown = f"{name} (mean of {blocks})" if blocks > 1 else name
+                    shown = f"{name} (mean of {block_length})" if block_length > 1 else name
                     axes.plot(
                         x_values, values, label=shown, markeredgecolor="white", markeredgewidth=0.6, **curve_style
                     )
@@ -194,15 +194,15 @@ def participation_by_round(records: Sequence[Mapping[str, Any]]) -> Any:
     rounds = _series(records, "round")
     with style():
         figure, (left, right) = panels(2, 2.3)
-        x_values, invited, blocks = _thin(rounds, _series(records, "clients_invited"))
+        x_values, invited, block_length = _thin(rounds, _series(records, "clients_invited"))
         left.step(x_values, invited, where="mid", color=INK, linewidth=1.1, linestyle=(0, (1.5, 1.5)), label="invited")
-        x_values, reported, blocks = _thin(rounds, _series(records, "clients_reported"))
+        x_values, reported, block_length = _thin(rounds, _series(records, "clients_reported"))
         left.fill_between(x_values, reported, step="mid", color=BLUE, alpha=0.28, linewidth=0)
         left.step(x_values, reported, where="mid", color=BLUE, linewidth=1.1, label="reported")
-        mean_of = f" (mean of {blocks} rounds)" if blocks > 1 else ""
+        mean_of = f" (mean of {block_length} rounds)" if block_length > 1 else ""
         left.set(xlabel="Round", ylabel="Clients" + mean_of)
         x_values, dropped, _ = _thin(rounds, np.nan_to_num(_series(records, "dropped_clients")))
-        _, skipped, blocks = _thin(rounds, np.nan_to_num(_series(records, "skipped_rounds")))
+        _, skipped, block_length = _thin(rounds, np.nan_to_num(_series(records, "skipped_rounds")))
         has_dropped = dropped > 0
         has_skipped = skipped > 0
         if has_dropped.any():
@@ -223,7 +223,7 @@ def participation_by_round(records: Sequence[Mapping[str, Any]]) -> Any:
         # Room below zero, because the markers of skipped rounds stand on the zero line.
         right.set_ylim(-0.08 * most, 1.1 * most)
         for axes in (left, right):
-            axes.yaxis.get_major_locator().set_params(integer=blocks == 1)
+            axes.yaxis.get_major_locator().set_params(integer=block_length == 1)
         legend(figure, (left, right))
     return figure
 
@@ -274,12 +274,12 @@ def _thin(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray, int]:
     keep = np.isfinite(x) & (np.isfinite(y) | dense)
     x = x[keep]
     y = y[keep]
-    blocks = max(1, math.ceil(len(x) / MOST_POINTS))
-    if blocks > 1:
-        ends = np.arange(0, len(x), blocks)
-        sizes = np.diff(np.append(ends, len(x)))
-        x, y = (np.add.reduceat(values, ends) / sizes for values in (x, y))
-    return x, y, blocks
+    block_length = max(1, math.ceil(len(x) / MOST_POINTS))
+    if block_length > 1:
+        starts = np.arange(0, len(x), block_length)
+        sizes = np.diff(np.append(starts, len(x)))
+        x, y = (np.add.reduceat(values, starts) / sizes for values in (x, y))
+    return x, y, block_length
 
 
 def _text(value: Any, most: int) -> str:

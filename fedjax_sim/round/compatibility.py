@@ -282,7 +282,7 @@ def check_aggregate(aggregate: PyTree, server: ServerUpdate, params: PyTree) -> 
 
 
 def _difference(update: PyTree, like: PyTree) -> tuple[str, str, str] | None:
-    """(name, expected value, value) of the first difference in structure or shape; None without any."""
+    """Returns (name, expected value, value) of the first difference in structure or shape; None without any."""
     if jax.tree.structure(update) != jax.tree.structure(like):
         return "update", f"{jax.tree.structure(like)}", str(jax.tree.structure(update))
     for (path, x), y in zip(jax.tree_util.tree_leaves_with_path(update), jax.tree.leaves(like), strict=True):

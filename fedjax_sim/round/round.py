@@ -110,7 +110,7 @@ def invite(star: Star, key: Array, state: FederatedState) -> tuple[Cohort, PyTre
 
 
 def _draw_cohort(star: Star, key: Array, sampler_state: PyTree) -> tuple[Cohort, PyTree]:
-    """(`Cohort`, the sampler's next state), drawn with the round's stream for sampling."""
+    """Draws (`Cohort`, the sampler's next state) with the round's stream for sampling."""
     return engine.reproducible(star.sampler.sample)(stream(key, "sampling"), sampler_state)
 
 

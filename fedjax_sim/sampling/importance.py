@@ -206,7 +206,7 @@ def _units(weights: np.ndarray) -> np.ndarray:
 
 
 def _alias_table(units: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(threshold, alias) of Vose's alias table in integer units, vectorised.
+    """Computes (threshold, alias) of Vose's alias table in integer units, vectorised.
 
     Heavy clients (more than the mean weight) fill the columns of light clients, both in order. Let D be the cumulative
     deficits of the light columns, and E the cumulative surpluses of the heavy clients. Light column i is filled by the

@@ -120,7 +120,10 @@ def _sorted_order(key: Array, size: int) -> Array:
 
 
 def _grid(size: int) -> tuple[int, int]:
-    """(rows, columns) of a near-square grid of at least `size` cells with the fewest excess cells; both below 2^16."""
+    """Finds the near-square grid (rows, columns) of at least `size` cells with the fewest excess cells.
+
+    Both numbers are below 2^16.
+    """
     root = math.isqrt(size - 1) + 1
     rows = min(range(root, root + min(root // 16, 512) + 1), key=lambda side: -size % side)
     return rows, -(-size // rows)

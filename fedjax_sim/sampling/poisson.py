@@ -90,7 +90,7 @@ def _default_slots(population_size: int, rate: float) -> int:
 
 
 def _binomial_table(population_size: int, rate: float) -> tuple[np.int32, np.ndarray]:
-    """(the least count, thresholds): the cumulative distribution of K ~ Binomial(N, q).
+    """Computes the cumulative distribution of K ~ Binomial(N, q), as (the least count, thresholds).
 
     The thresholds are 2^64 P(K <= count) for every count but the last, as high and low words [2, counts - 1] uint32.
     The window of counts misses less than 2^-60 of the mass (Bernstein's inequality); the missing mass is added to the

@@ -184,14 +184,15 @@ class Findings(NamedTuple):
         and holds:
 
         - low and high are the ends of the interval.
-        - ratio is measured / predicted. It is 1 where both are zero up to rounding, and None where only the prediction
-          is zero.
+        - ratio is measured / predicted. If the prediction is zero up to rounding, it is 1 where the interval contains
+          the prediction, and None elsewhere. It is None without a prediction and without an interval.
         - holds says whether the interval contains the prediction. It is None without a prediction, without an
           interval, and for an estimate.
         """
         return [self._row(comparison) for comparison in self.comparisons]
 
     def _row(self, comparison: Comparison) -> dict[str, Any]:
+        """Returns a comparison as a row of the table, see `rows`."""
         mean = comparison.measured
         predicted = comparison.predicted
         half_width = self._critical(comparison.degrees) * comparison.standard_error + comparison.resolution
@@ -208,6 +209,7 @@ class Findings(NamedTuple):
             ratios = mean / predicted, *sorted((low / predicted, high / predicted))
             row |= dict(zip(("ratio", "ratio_low", "ratio_high"), ratios, strict=True))
         elif predicted is not None and low <= predicted <= high:
+            # The prediction is zero and holds, so it is shown like other predictions that hold.
             row |= {"ratio": 1.0, "ratio_low": 1.0, "ratio_high": 1.0}
         if predicted is None or comparison.kind == "estimate":
             return row | {"holds": None}

@@ -96,7 +96,8 @@ def watched_runs(
 
     Raises: FloatingPointError if a client's update was not finite.
 
-    Guarantees: the numbers of `run` (tests/study/test_time_to_target.py::test_watched_runs_are_runs).
+    Guarantees: the recorded numbers are those of `run`
+    (tests/study/test_time_to_target.py::test_watched_runs_are_runs).
     """
 
     def single_run(key):

@@ -136,16 +136,19 @@ def fedprox_descent(
 
 @dataclasses.dataclass(frozen=True)
 class FedAvgBound:
-    """The constants of Li et al.'s theorems 1 to 3, and the loss that they guarantee.
+    """Holds the constants of Li et al.'s theorems 1 to 3, and computes the loss that the theorems guarantee.
 
-    For quadratics see `fedavg_bound`.
+    The theorems hold for strongly convex, smooth losses, and for the falling step sizes of `step_size`. `fedavg_bound`
+    computes the constants of quadratic clients.
 
-    Guarantees: The loss of simulated FedAvg with these steps stays below the bound, for schemes I, II and full
-    (tests/theory/test_bounds.py::test_fedavg_stays_below).
+    Guarantees: The loss of simulated FedAvg with the steps `step_size` stays below `excess_loss`, for schemes I, II and
+    full (tests/theory/test_bounds.py::test_fedavg_stays_below).
 
     References: Li et al., On the convergence of FedAvg on non-IID data, ICLR 2020, theorems 1 to 3.
 
-    >>> round(float(FedAvgBound(1.0, 2.0, 0.5, 0.0, 4.0, num_steps=1).excess_loss(100, start=1.0)), 4)
+    >>> losses = {"strong_convexity": 1.0, "smoothness": 2.0, "heterogeneity": 0.5}
+    >>> bound = FedAvgBound(**losses, gradient_noise=0.0, gradient_bound=4.0, num_steps=1)
+    >>> round(float(bound.excess_loss(100, start=1.0)), 4)
     0.3478
     """
 

@@ -21,17 +21,20 @@ __all__ = [
 def stochastic_relative_variance(num_values: PositiveInt, bits: int, *, keeps_zeros: bool = True) -> float:
     """Computes omega with E |Q(x) - x|^2 <= omega |x|^2, for stochastic rounding.
 
-    Levels lie within each update's largest magnitude s.
+    The levels of an update reach to its largest magnitude s, and lie Delta apart. Let t = s / Delta.
 
-    The largest number lies on a level, and each other number costs at most Delta^2 / 4. With t = s / Delta and s <=
-    |x|, the first bound is (d - 1) / (4 t^2). With zero among the levels, also u (1 - u) Delta^2 <= Delta |x_i|. Then
-    the error is at most Delta |x|_1 <= sqrt(d) |x|^2 / t. For t = 1 (TernGrad) the supremum is (sqrt(d) - 1) / 2.
+    A number at a share u of the way between two levels has the error u (1 - u) Delta^2, which is at most Delta^2 / 4.
+    The largest number lies on a level, and s <= |x|. So a first bound is omega = (d - 1) / (4 t^2).
+
+    If zero is a level, a number's error is also at most Delta |x_i|. Then the sum is at most
+    Delta |x|_1 <= sqrt(d) |x|^2 / t, so a second bound is omega = sqrt(d) / t. For t = 1 (TernGrad) the supremum
+    (sqrt(d) - 1) / 2 takes its place.
 
     Args:
       num_values: d.
       bits, keeps_zeros: as in `theory.level_distance`.
 
-    Returns: the least of these bounds.
+    Returns: omega, the least of these bounds.
 
     Guarantees: No update has a larger error, and TernGrad's bound is reached
     (tests/theory/test_quantization.py::test_relative_variances_bound_the_error).

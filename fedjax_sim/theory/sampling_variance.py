@@ -137,14 +137,17 @@ def noise_to_signal_ratio(variance: float, signal_norm: Positive, tolerance: Pos
 
 @validate.named_arguments
 def required_cohort_size(population_size: PositiveInt, ratio: int | float | Fraction) -> int:
-    """Computes the smallest m whose cohort mean is within the tolerance: ceil(r N / (N - 1 + r)), at least 1.
+    """Computes the smallest cohort size m at which the cohort's mean is precise enough.
+
+    The standard deviation of the mean of m clients, drawn without replacement, is then at most alpha |g|. Here |g| is
+    the norm of the population's mean, and alpha is the tolerance. The size is ceil(r N / (N - 1 + r)), at least 1.
 
     Args:
       population_size: N.
       ratio: r = sigma^2 / (alpha |g|)^2 >= 0 (`noise_to_signal_ratio`), with sigma^2 of divisor N. A float is read as
-        its decimals.
+        its decimals: 0.1 is 1/10.
 
-    Guarantees: Integers are exact: the rule (r / m)(N - m)/(N - 1) <= 1 holds at m and fails at m - 1
+    Guarantees: The result has no rounding error: the rule (r / m)(N - m)/(N - 1) <= 1 holds at m and fails at m - 1
     (tests/theory/test_sampling_variance.py::test_required_cohort_size_is_the_smallest). The same tolerance needs nearly
     all of ten clients, and 10 to 15 % of ten thousand (::test_required_cohort_sizes_of_small_and_large_populations).
 

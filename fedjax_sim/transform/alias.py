@@ -112,13 +112,14 @@ def alias_table(law: str, std: float) -> np.ndarray:
     (tests/transform/test_discrete.py::test_tables_are_exact).
     """
     with localcontext(Context(prec=60)):
+        # Of the integers 0, 1, ..., tail; the distribution is symmetric.
         half_masses = _masses(law, std)
         tail = len(half_masses) - 1
         num_cells = 1 << max(1, (2 * tail).bit_length())
         scale = num_cells * 2**64 / (2 * sum(half_masses) - half_masses[0])
         masses = [0] * num_cells
-        for k, mass in enumerate(half_masses):
-            masses[num_cells // 2 + k] = masses[num_cells // 2 - k] = int(mass * scale)
+        for integer, mass in enumerate(half_masses):
+            masses[num_cells // 2 + integer] = masses[num_cells // 2 - integer] = int(mass * scale)
     full = 2**64
     masses[num_cells // 2] += num_cells * full - sum(masses)  # what rounding down left over goes to the integer 0
     # Vose's construction: each cell below the mean mass is filled up by one cell above it, its alias.

@@ -50,7 +50,9 @@ def plain_wire(update_spec: PyTree) -> Wire:
 
 
 def as_it_comes(update_spec: PyTree, wire: Wire) -> Wire:
-    """Returns the incoming wire: the `wire` of a transform that changes numbers, but not how they are sent.
+    """Returns the wire of the incoming update as it is.
+
+    This is the `wire` function of a transform that changes numbers, but not how they are sent.
 
     Guarantees: chain() sends a plain update (tests/transform/test_chain.py::test_plain_wire_counts_every_leaf).
     """

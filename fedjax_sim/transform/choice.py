@@ -96,18 +96,20 @@ def _set_bits(size: int, number: int) -> int:
 def payload(update_spec: PyTree, wire: Wire, values: int) -> Wire:
     """Returns the wire of `values` numbers of an update, each as wide as the update's widest leaf.
 
-    Of a `Whole`, the numbers cost at most the whole code.
+    If an earlier transform has coded all numbers together (`Whole`), the numbers are sent as plain floats, or inside of
+    the whole code if that is smaller.
 
     Args:
       update_spec: shapes and dtypes of the update.
       wire: of the incoming update.
-      values: how many of its numbers are sent.
+      values: how many of the update's numbers are sent.
 
-    Guarantees: tests/transform/test_sparsify.py::test_wire_is_counted_exactly.
+    Guarantees: bits are counted exactly (tests/transform/test_sparsify.py::test_wire_is_counted_exactly).
     """
     values = min(values, wire.values)
     width = max((8 * x.dtype.itemsize for x in jax.tree.leaves(update_spec)), default=0)
     if isinstance(wire, Whole):
+        # Plain floats can be chosen from again by a later transform; numbers inside of the code cannot.
         kind = Wire if values * width < wire.payload_bits else Whole
         return kind(values, min(values * width, wire.payload_bits), wire.side_bits)
     if wire.payload_bits != 8 * tree.num_bytes(update_spec):  # an earlier member has made the numbers narrower
@@ -170,7 +172,8 @@ def kept(update: PyTree, masks: PyTree) -> PyTree:
       update: leaves of numbers.
       masks: from `masks_of`.
 
-    Guarantees: tests/transform/test_sparsify.py::test_broken_updates_are_seen.
+    Guarantees: an update with such an entry stays broken, whether the entry is sent or not
+    (tests/transform/test_sparsify.py::test_broken_updates_are_seen).
     """
     # x - x is 0 for a finite x, and NaN for others.
     return jax.tree.map(lambda x, mask: jnp.where(mask, x, x - x), update, masks)

@@ -255,7 +255,7 @@ def scaled_wire(update_spec: PyTree, wire: Wire, factors: int = 1) -> Wire:
 
 
 def _groups(update: PyTree, clip_norm: float | Array, per: str) -> tuple[list[list[Array]], float | Array]:
-    """(groups of leaves that are clipped together, the norm that each group may have)."""
+    """Returns (groups of leaves that are clipped together, the norm that each group may have)."""
     leaves = [jnp.asarray(x) for x in jax.tree.leaves(update)]
     if per == "vector":
         return [leaves], clip_norm

@@ -17,7 +17,7 @@ __all__ = ["low_rank"]
 
 
 def _sides(shape: tuple[int, ...]) -> tuple[int, int]:
-    """(rows, columns) of a leaf as a matrix: all axes but the last are rows, as in a convolution's kernel."""
+    """Returns (rows, columns) of a leaf as a matrix: all axes but the last are rows, as in a convolution's kernel."""
     return math.prod(shape[:-1]), shape[-1] if shape else 1
 
 

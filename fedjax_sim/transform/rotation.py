@@ -159,8 +159,13 @@ def drive(*, debiased: bool = True) -> UpdateTransform:
 
     References: Vargaftik, Ben Basat, Portnoy, Mendelson, Ben-Itzhak and Mitzenmacher 2021 (DRIVE), algorithm 1.
     """
+    # `signs` takes a bound on the expected error over random signs R. A coordinate of z is then a sum of numbers with
+    # random signs. By Khinchine's inequality E |z|_1 is at least sqrt(D / 2) |x|, so the least error, |x|^2 - |z|_1^2 /
+    # D, is at most |x|^2 / 2 in expectation.
     if not debiased:
         return rotated(signs(_least_error_scale, lambda square, size: square / 2))
+    # The debiased error is D |z|_2^4 / |z|_1^2 - |x|^2, at most D max z_i^2 - |x|^2. By Hoeffding's inequality the
+    # expectation of D max z_i^2 is at most (2 log(2 D) + 2) |x|^2.
     error_bound = lambda square, size: square * (2 * math.log(2 * size) + 1)  # noqa: E731
     return rotated(signs(_debiased_scale, error_bound))
 
@@ -186,7 +191,7 @@ def _flipped(x: Array, flips: Array) -> Array:
 
 
 def _flat(update: PyTree):
-    """(the update as one vector padded with zeros, a function that splits such a vector into leaves).
+    """Returns (the update as one vector padded with zeros, a function that splits such a vector into leaves).
 
     These leaves are float32 at least, since bfloat16 would round once more.
     """

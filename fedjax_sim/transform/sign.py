@@ -66,7 +66,7 @@ def signs(
     Args:
       scale: (xp, size, peak, mean of |x| / peak, mean of (x / peak)^2) -> the scale, where xp is NumPy or jax.numpy and
         peak is the largest magnitude.
-      after_rotation: (|x|^2, size) -> a bound on the squared error after a rotation, for `rotated`.
+      after_rotation: (|x|^2, size) -> a bound on the expected squared error after a random rotation, for `rotated`.
       scope: what shares a scale: the whole "vector", or each "leaf".
       facts: fields of `TransformFacts`.
 

@@ -104,8 +104,8 @@ def trimmed_mean(num_byzantine: NonNegativeInt, *, trust_weights: bool = False) 
     Args:
       num_byzantine: f >= 0, the attackers in a cohort that the rule withstands; 2 f < m. "beta" of the literature is
         f / m, per side.
-      trust_weights: True: means are weighted, and at each side the share f / n of the weight of n messages is removed.
-        An attacker who forges weights then controls the result. False: each message counts once.
+      trust_weights: True: means are weighted, and at each side the share f / n of the total weight is removed, where n
+        messages arrived. An attacker who forges weights then controls the result. False: each message counts once.
 
     Returns: an Aggregator that holds all m messages. Rounds with at most 2 f messages are skipped.
 
@@ -123,13 +123,14 @@ def trimmed_mean(num_byzantine: NonNegativeInt, *, trust_weights: bool = False) 
     """
 
     def rule(key, round, cohort):
+        # A message counts like so many messages of one unit each.
         units = _units(cohort.weights) if trust_weights else cohort.arrived.astype(jnp.int32)
         share = jnp.float32(num_byzantine) / jnp.maximum(cohort.number, 1).astype(jnp.float32)
         trimmed_units = jnp.floor(units.sum().astype(jnp.float32) * share).astype(jnp.int32)
-        cut = trimmed_units if trust_weights else jnp.int32(num_byzantine)  # what is removed at each side
+        removed_units = trimmed_units if trust_weights else jnp.int32(num_byzantine)  # at each side
 
         def mean_of_columns(values, units):
-            return engine.trimmed_mean(values, cut, units > 0, units if trust_weights else None)
+            return engine.trimmed_mean(values, removed_units, units > 0, units if trust_weights else None)
 
         update = columnwise(cohort.messages, mean_of_columns, units)
         return enough(cohort, 2 * num_byzantine + 1, update), {}

@@ -17,7 +17,7 @@ def norm_bounding(aggregator: Aggregator, max_norm: Positive) -> Aggregator:
     """The server shortens each message to norm C before it is aggregated: u_i min(1, C / |u_i|).
 
     A clip in the transform is done by clients, and binds only honest clients; this bound binds everybody. So under a
-    mean of m equal weights an attacker moves the aggregate by at most C / m.
+    mean of m equal weights an attacker's message adds a vector of norm C / m at most.
 
     Args:
       aggregator: an aggregator of the shortened messages. An aggregator that sums integers is refused. An aggregator
@@ -25,8 +25,8 @@ def norm_bounding(aggregator: Aggregator, max_norm: Positive) -> Aggregator:
         `corrupted(norm_bounding(...), ...)`, and in a config `[aggregator.norm_bounding]` first.
       max_norm: C, positive, in the unit of updates.
 
-    Returns: an Aggregator that holds what the given aggregator holds. The metric `shortened_share` is the share of
-    messages that were longer than C. Norms past 1.8e19 count as infinite: such a message becomes zero.
+    Returns: an Aggregator with the memory of the given aggregator, and two counts more. The metric `shortened_share` is
+    the share of messages that were longer than C. Norms past 1.8e19 count as infinite: such a message becomes zero.
 
     Raises: TypeError for an argument that is no aggregator; ValueError for a refused one, and for a norm that is not
       positive.
@@ -78,7 +78,7 @@ def check_honest(aggregator: Aggregator) -> None:
 
 
 def _shortened(updates: PyTree, limit: Array) -> tuple[PyTree, Array]:
-    """(updates [m, ...] of at most this norm, [m] whether each was longer)."""
+    """Returns (updates [m, ...] of at most this norm, [m] whether each was longer)."""
     norms = jnp.sqrt(squared_norms(updates))
     # Scaled in float32: a factor of 16 bits could be rounded up, and the message would be longer than the limit.
     scaled = tree.scaled(tree.widened(updates), shortening(norms, limit))

@@ -27,8 +27,8 @@ def fltrust(
     """The server trains on a small clean data set and trusts clients whose updates agree with its own (FLTrust).
 
     Let g be the server's update, trained from the model that was broadcast, and t_i = max(0, cos(u_i, g)). The
-    aggregate is sum_i t_i (|g| / |u_i|) u_i / sum_i t_i. So a message that points against g counts for nothing, and no
-    message counts as longer than g.
+    aggregate is sum_i t_i (|g| / |u_i|) u_i / sum_i t_i. So a message that points against g counts for nothing, and
+    every other message is scaled to the length of g.
 
     Args:
       server_work: the server's local work, like that of the clients (`client.local_sgd` with the same steps); it keeps
@@ -43,7 +43,7 @@ def fltrust(
       work that keeps a state.
 
     Guarantees:
-      - equals NumPy's (tests/aggregation/robust/test_reference_data.py::test_fltrust)
+      - equals NumPy's aggregate (tests/aggregation/robust/test_reference_data.py::test_fltrust)
       - whatever a majority of attackers sends, the aggregate is no longer than the server's update
         (::test_a_majority_of_attackers)
       - from a config it learns where a mean of the same messages does not
@@ -103,7 +103,7 @@ def foolsgold(population_size: PopulationSize, *, confidence: Positive = 1.0) ->
     of the messages by FoolsGold's weights, and zero where all these weights are zero.
 
     Guarantees:
-      - equals NumPy's over rounds (tests/aggregation/robust/test_reference_data.py::test_foolsgold)
+      - equals NumPy's aggregates over several rounds (tests/aggregation/robust/test_reference_data.py::test_foolsgold)
       - a client that points away from all others counts in full (::test_a_client_unlike_all_others_counts_in_full)
 
     References: Fung, Yoon and Beschastnikh 2020, algorithm 1; a client's cosine with itself is 0, as in their code.

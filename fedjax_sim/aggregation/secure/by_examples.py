@@ -17,21 +17,21 @@ CAPPED = Metric("capped_weights", "messages whose weight was above max_weight", 
 def by_examples(aggregator: Aggregator, max_weight: int) -> Aggregator:
     """The aggregate is the mean of integer messages q_i, weighted by examples: sum_i n_i q_i / sum_i n_i.
 
-    Each client multiplies its integers by its weight, and sends the weight with them. The server learns both sums. Of
-    everything else that `aggregator` hides it learns nothing.
+    Each client multiplies its integers by its weight, and sends the weight with them. The server learns both sums, and
+    nothing else of what `aggregator` hides.
 
     Args:
       aggregator: a `modular_sum`, or a sum that hides the messages of a `modular_sum` (`secure_sum`, `real_secure_sum`,
-        `additive_shares`). Its divisor has no effect.
+        `additive_shares`). Its divisor has no effect, since it divides both sums.
       max_weight: W in [1, 2^31 - 1]. n_i is the weight that a client reports (its examples), rounded to a whole number
         in [1, W]. The ring must hold m W times the largest integer of a message; this is checked when the round is
         built.
 
-    Returns: an Aggregator with the metrics of `aggregator`, whose `total_weight` counts messages, and `capped_weights`,
-    the number of messages whose weight was above W. One client moves the mean by an amount that depends on the others,
-    so no sensitivity is stated, and `federated` refuses noise with this aggregator.
+    Returns: an Aggregator. It has the metrics of `aggregator`, of which `total_weight` still counts messages. Its own
+    metric `capped_weights` is the number of messages whose weight was above W. One client moves the mean by an amount
+    that depends on the others, so no sensitivity is stated, and `federated` refuses noise with this aggregator.
 
-    Raises: ValueError or TypeError for an aggregator of real numbers, for an aggregator with such weights already, and
+    Raises: ValueError or TypeError for an aggregator of real numbers, for an aggregator that `by_examples` made, and
       for W out of range.
 
     Guarantees:
@@ -65,7 +65,7 @@ def by_examples(aggregator: Aggregator, max_weight: int) -> Aggregator:
         return jnp.minimum(whole, max_weight)
 
     def weighted_messages(received: Received) -> Received:
-        """What clients send: their integers times their weight, and the weight."""
+        """Returns what clients send: their integers times their weight, and the weight."""
         weights = whole_weights(received.weights)
         weighted = jax.tree.map(lambda x: x * weights.reshape(-1, *[1] * (x.ndim - 1)), received.updates)
         return received._replace(updates=pair(weighted, weights))

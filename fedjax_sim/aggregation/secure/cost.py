@@ -46,7 +46,8 @@ def secure_sum_cost(
     """Computes the cost of `secure_sum` to a client and to the server.
 
     On the complete graph a client moves 2 m a_K + (5 m - 4) a_S + d b bits (the paper's section 7.1). Here a_K is the
-    size of a public key in bits, and a_S that of an encrypted share. With k neighbours, m - 1 becomes k.
+    size of a public key in bits, and a_S that of an encrypted share. With k neighbours a client keeps no share of its
+    own secrets, and moves 2 (k + 1) a_K + 5 k a_S + d b bits.
 
     Args:
       num_clients: m.
@@ -57,10 +58,11 @@ def secure_sum_cost(
       dropped: the number of clients that share their secrets and do not upload, in [0, m].
       key_bits: a_K.
       share_bits: a_S.
-      signed: True: the cost against a server that lies. Each client then signs its keys, and what it is asked for. It
-        receives its neighbours' signatures of their keys, and the signed statements of all clients who hold a share
-        that it holds. On a circle of k neighbours these are at most 2 k clients, with k flags each. No client is
-        assumed to have left.
+      signed: True: the cost if clients protect themselves against a server that lies. Each client then signs its public
+        keys, and signs a statement of which shares the server asked it to open. A client receives its neighbours'
+        signatures of their keys. It also receives the statements of all clients who hold shares of the same secrets as
+        itself. On a circle of k neighbours these are at most 2 k clients, and each statement has k flags. Statements of
+        clients that dropped out are counted too.
       signature_bits: the bits of a signature.
 
     Returns: a `SecureCost`.

@@ -66,6 +66,7 @@ class Circle(NamedTuple):
         reach = int(self.distances.max(initial=0))
         size = jnp.maximum(self.size, 1)
         if 0 in self.distances:
+            # The complete graph: every slot holds shares of every slot, of itself too.
             return jnp.full(self.order.shape[0], flags.sum(dtype=jnp.int32))
         # A slot's holders are a window of the circle, so their flags are a difference of cumulative sums.
         cumulative = jnp.concatenate([jnp.zeros(1, jnp.int32), jnp.cumsum(flags[self.order], dtype=jnp.int32)])

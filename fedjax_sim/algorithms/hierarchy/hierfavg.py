@@ -218,8 +218,8 @@ def hierarchical_fedavg(
 ) -> Algorithm:
     """Makes HierFAVG: edges make rounds of FedAvg over their groups of clients, and a cloud averages the edges' models.
 
-    In the info, `clients_reported`, `uplink_bytes`, ... count messages between edges and cloud,
-    `edge_clients_reported`, `edge_uplink_bytes`, ... messages between clients and edges.
+    In the info, `clients_reported`, `uplink_bytes`, ... count messages between edges and cloud.
+    `edge_clients_reported`, `edge_uplink_bytes`, ... count messages between clients and edges.
 
     Args:
       loss_fn: as in `client.local_sgd`.

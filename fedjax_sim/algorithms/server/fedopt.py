@@ -55,7 +55,7 @@ def fedadagrad(
     adaptivity: float = 1e-3,
     **options: Unpack[AveragingOptions],
 ) -> Algorithm:
-    """Makes FedAdagrad: FedAvg with the paper's Adagrad at the server, whose first decay is 0.
+    """Makes FedAdagrad: FedAvg with Adagrad at the server, as Reddi et al. write it, with a first decay of 0.
 
     Args:
       loss_fn, sampler, optimizer: as in `fedavg`.
@@ -79,7 +79,7 @@ def fedadam(
     adaptivity: float = 1e-3,
     **options: Unpack[AveragingOptions],
 ) -> Algorithm:
-    """Makes FedAdam: FedAvg with the paper's Adam at the server, which does not correct the bias of its moments.
+    """Makes FedAdam: FedAvg with Adam at the server, as Reddi et al. write it, without correction of the moments' bias.
 
     Args:
       loss_fn, sampler, optimizer: as in `fedavg`.
@@ -106,7 +106,7 @@ def fedyogi(
     adaptivity: float = 1e-3,
     **options: Unpack[AveragingOptions],
 ) -> Algorithm:
-    """Makes FedYogi: FedAvg with the paper's Yogi at the server.
+    """Makes FedYogi: FedAvg with Yogi at the server, as Reddi et al. write it.
 
     Args:
       loss_fn, sampler, optimizer: as in `fedavg`.

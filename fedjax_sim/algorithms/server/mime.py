@@ -99,8 +99,9 @@ def mime(
     """Makes Mime: local steps mimic a centralised optimiser, and a first pass collects gradients that correct them.
 
     A round passes over its cohort twice. First every client sends c_i, the gradient of all its examples at the server's
-    model x; c is their mean. Then local steps follow U(g_i(y) - g_i(x) + c, s). Clients keep no state. Bytes of both
-    passes are counted; the info also holds `gradient_norm`, the norm of c.
+    model x; c is their mean. Then local steps follow U(g_i(y) - g_i(x) + c, s). Here g_i is the gradient on a
+    minibatch, U the step of the optimiser, and s its statistics, which the server alone updates. Clients keep no state.
+    Bytes of both passes are counted; the info also holds `gradient_norm`, the norm of c.
 
     Args:
       loss_fn, sampler, optimizer, rule, momentum, second_decay, adaptivity, server_learning_rate, weighting: as in
@@ -148,6 +149,7 @@ def mime(
         state = state._replace(server=state.server.server, **pairs)
         if sampler.tell is None:
             return state
+        # A sampler with a clock is told the work of both passes, and computes their times from it.
         works = work_of(first, params, population), work_of(second, params, population)
         return state._replace(sampler=sampler.tell(sampler.init(), _work_of_both(*works)))
 
@@ -172,7 +174,7 @@ def mime(
         return gathered, next_transform, usable, norm, second_state
 
     def observe(key, state, population):
-        """What both passes sent, by name; the weights are those of the second pass."""
+        """Returns what both passes sent, by name; the weights are those of the second pass."""
         cohort, _ = invite(second, key, state)
         *_, second_state = collect_gradients(stream(key, "gradients"), cohort, state, population)
         seen_first = seen(first, stream(key, "gradients"), cohort, state_of_first_pass(state), population)
@@ -201,7 +203,8 @@ def mime(
         first_unusable = unusable(first, cohort, gathered_first.dropped, gathered_first.num_dropped)
         return next_state, _info_of_both(info, first_traffic, first_unusable, norm, usable)
 
-    parts = second._replace(complete=False)  # the first pass is not in them
+    # The parts are those of the second pass. They are not the whole algorithm, since the first pass is missing.
+    parts = second._replace(complete=False)
     return Algorithm(init, step, lambda state: inner.params(state.server), parts, observe, metrics=second_pass.metrics)
 
 
@@ -253,7 +256,7 @@ def _work_of_both(first: Work, second: Work) -> Work:
 def _mean_gradient(
     aggregated: Aggregated, num_arrived: Array, state: FederatedState
 ) -> tuple[Array, PyTree, Array, PyTree]:
-    """(Whether the first pass has a usable gradient, c or zero, the norm of c, the next state of its transform)."""
+    """Returns (whether the first pass has a usable gradient, c or zero, c's norm, the next state of its transform)."""
     control = jax.tree.map(lambda g, x: g.astype(x.dtype), aggregated.update, state.server)
     usable = (num_arrived > 0) & tree.all_finite(control)
     control = tree.where(usable, control, tree.zeros_like(control))

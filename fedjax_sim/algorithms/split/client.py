@@ -118,9 +118,10 @@ def _by_party(optimizer: optax.GradientTransformation, split: Split) -> optax.Gr
 
 
 def _loss_by_tier(splits: tuple[Split, ...]) -> Callable:
-    """Makes the loss of the split that the column "tier" of the examples names."""
+    """Makes the loss of the split whose index is in the column "tier" of the examples."""
     if len(splits) == 1:
-        # A `partial` hides the attribute `helped` from `local_sgd`, which would refuse it: bytes are counted here.
+        # `local_sgd` refuses a loss of several parties (attribute `helped`), whose messages it would not count.
+        # `split_client` counts them, so a `partial` hides the attribute.
         return partial(splits[0])
     if any(x.cut.model is not splits[0].cut.model for x in splits):
         validate.fail("split", "cuts of one model", "several models", "Their parameters would differ.")
@@ -140,7 +141,7 @@ def _loss_by_tier(splits: tuple[Split, ...]) -> Callable:
 
 
 def _bytes(split: Split, params: PyTree, data: ClientData, visited: Array, steps: Array) -> dict[str, Array]:
-    """The bytes that cross in a client's work, by direction, each [2] uint32 words.
+    """Counts the bytes that cross in a client's work, by direction, each [2] uint32 words.
 
     Args:
       split: the loss.

@@ -46,7 +46,7 @@ class SplitCosts(NamedTuple):
     output_bits: int  # of an example's output, on its way back to party 0; 0 where party 0 computes it
 
     def messages(self, *, training: bool = True) -> tuple[tuple[int, int, int], ...]:
-        """(source, target, bits) of every message of a training step or of a request.
+        """Returns (source, target, bits) of every message of a training step or of a request.
 
         Labels come first, then activations forward, then gradients backward.
         """

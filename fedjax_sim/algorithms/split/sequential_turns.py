@@ -154,5 +154,5 @@ def _parts(split: Split, models: PyTree) -> tuple[PyTree, ...]:
 
 
 def _first_and_others(stacked: PyTree) -> tuple[PyTree, PyTree]:
-    """(the first of the stacked pytrees, the others)."""
+    """Returns (the first of the stacked pytrees, the others)."""
     return jax.tree.map(lambda x: x[0], stacked), jax.tree.map(lambda x: x[1:], stacked)

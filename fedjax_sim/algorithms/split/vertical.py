@@ -183,6 +183,8 @@ def vertical_transcript(
     links = _links(parties, link)
     check_examples(examples)
 
+    # `transcript` differentiates this step. Its `tap` sends a value over a link, and records the value and the gradient
+    # that comes back.
     def step(tap: Callable) -> Array:
         def send_to_party_0(output: Array, party: int) -> Array:
             name = parties.names[party]
@@ -262,7 +264,8 @@ def vertical(
         validate.fail("links", "None beside forward, backward or encrypted", sorted(links), "Put them into the links.")
     shared_link = link(forward=forward, backward=backward, encrypted=encrypted)
     party_links = _links(parties, shared_link if links is None else links, "links")
-    # A `partial` hides the attribute `helped` from `local_sgd`, which would refuse the loss: bytes are counted here.
+    # `local_sgd` refuses a loss of several parties (attribute `helped`), whose messages it would not count. They are
+    # counted here, so a `partial` hides the attribute.
     joint_loss = partial(vertical_loss(model, loss, party_links))
     local = _counting(client.local_sgd(joint_loss, optimizer, work), parties, work, party_links)
     rule = aggregation.mean() if aggregator is None else aggregator

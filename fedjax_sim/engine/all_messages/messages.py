@@ -93,8 +93,10 @@ def _tile(
 def gram_matrix(messages: Messages, scale: Array | None = None) -> Array:
     """Returns the inner products of s_i u_i and s_j u_j, [m, m] float32.
 
-    A matrix product is computed for each tile, and the tiles are added exactly. The result is symmetric to the bit:
-    messages are taken in four blocks (in one, if they are few), and products of two blocks are computed once.
+    A matrix product is computed for each tile of coordinates, and the products of all tiles are added exactly.
+
+    Messages are taken in four blocks (in one, if they are few). The product of two blocks is computed once and copied
+    to the other side of the diagonal. So the result is symmetric to the bit.
 
     Args:
       messages: u_1, ..., u_m.
@@ -104,27 +106,31 @@ def gram_matrix(messages: Messages, scale: Array | None = None) -> Array:
     scale = jnp.ones(messages.number) if scale is None else scale
     size = -(-m // BLOCKS) if m >= LEAST else m
     blocks = [(first, min(first + size, m)) for first in range(0, m, size)]
-    pairs = [(block, other) for i, block in enumerate(blocks) for other in blocks[i:]]
+    # A pair of blocks is a part of the matrix: rows top to bottom, and columns left to right.
+    pairs = [(rows, columns) for i, rows in enumerate(blocks) for columns in blocks[i:]]
 
     def work(leaves, _, order, scale):
-        total = exact_sums.zeros([jax.ShapeDtypeStruct((b - a, d - c), jnp.float32) for (a, b), (c, d) in pairs])
+        total = exact_sums.zeros(
+            [jax.ShapeDtypeStruct((bottom - top, right - left), jnp.float32) for (top, bottom), (left, right) in pairs]
+        )
         for x in leaves:
 
             def tile(total, start, width, size, x=x):
-                rows = _tile(x, order, start, width, size, scale, jnp.float32)
+                values = _tile(x, order, start, width, size, scale, jnp.float32)
+                # A leading axis of length 1: each product is one summand of its exact sum.
                 products = [
-                    jnp.matmul(rows[a:b], rows[c:d].T, precision=jax.lax.Precision.HIGHEST)[None]
-                    for (a, b), (c, d) in pairs
+                    jnp.matmul(values[top:bottom], values[left:right].T, precision=jax.lax.Precision.HIGHEST)[None]
+                    for (top, bottom), (left, right) in pairs
                 ]
                 return exact_sums.add(total, products)
 
             total = over_tiles(x, tile, total)
         products = exact_sums.total(total if messages.mesh is None else exact_sums.combine(total, AXIS))
-        whole = jnp.zeros((m, m), jnp.float32)
-        for ((a, b), (c, d)), product in zip(pairs, products, strict=True):
-            whole = whole.at[c:d, a:b].set(product.T).at[a:b, c:d].set(product)
+        gram = jnp.zeros((m, m), jnp.float32)
+        for ((top, bottom), (left, right)), product in zip(pairs, products, strict=True):
+            gram = gram.at[left:right, top:bottom].set(product.T).at[top:bottom, left:right].set(product)
         # The product of a block with itself may differ in last bits across its diagonal: one half is mirrored.
-        return jnp.triu(whole) + jnp.triu(whole, 1).T
+        return jnp.triu(gram) + jnp.triu(gram, 1).T
 
     return on_devices(messages, work, messages.order, scale)
 
@@ -147,11 +153,12 @@ def gaps(messages: Messages) -> Array:
     squares = jnp.diagonal(products)
     # Both messages of a pair are brought to the unit of the larger one.
     larger = jnp.maximum(exponent[:, None], exponent[None])
-    left, right = (power_of_two(jnp.maximum(x - larger, -60), jnp.float32) for x in (exponent[:, None], exponent[None]))
-    terms = left * left * squares[:, None], right * right * squares[None], 2 * left * right * products
+    s_i, s_j = (power_of_two(jnp.maximum(x - larger, -60), jnp.float32) for x in (exponent[:, None], exponent[None]))
+    # |u_i|^2, |u_j|^2 and 2 u_i . u_j in this unit.
+    terms = s_i * s_i * squares[:, None], s_j * s_j * squares[None], 2 * s_i * s_j * products
     # Each term is rounded before they are added, or a compiler would fuse a product with the addition.
-    parts = rounded_here(terms, hidden_zero(products))
-    distances = jnp.maximum(parts[0] + parts[1] - parts[2], 0)
+    rounded_terms = rounded_here(terms, hidden_zero(products))
+    distances = jnp.maximum(rounded_terms[0] + rounded_terms[1] - rounded_terms[2], 0)
     unit = power_of_two(larger, jnp.float32)
     # Not by the square of the unit, which may be past float32's range.
     distances = distances * unit * unit

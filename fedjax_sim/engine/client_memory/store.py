@@ -50,7 +50,7 @@ def client_memory(kind: str = "auto", directory: str | os.PathLike | None = None
 
     Args:
       kind: "device"; "disk", a sparse file `clients.mem` in `directory`; or "auto": on disk if it would take more
-        than a quarter of a device and there is a directory.
+        than a quarter of a device's memory and there is a directory.
       directory: the run's folder; None without one.
 
     Raises: ValueError for another kind, and for "disk" without a directory.

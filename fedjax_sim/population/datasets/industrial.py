@@ -35,9 +35,10 @@ LEVELS = np.arange(-2, 3) / np.sqrt(2)  # the values of each feature, with mean 
 def _federation(
     x: np.ndarray, y: np.ndarray, test: tuple, name: str, measure: Callable, clients: int, noise: float, seed: int
 ) -> FederatedData:
-    """Builds a data set whose clients all hold inputs x [n, k] and targets y [n] plus noise.
+    """Builds a data set whose clients all hold the inputs x [n, k], and the targets y [n] plus noise of their own.
 
-    The noise of clients 2k and 2k + 1 has opposite signs, and an unpaired last client has none. So it cancels exactly.
+    Clients 0 and 1, 2 and 3, ... have the same noise with opposite signs, and an unpaired last client has none. So the
+    noise cancels in the mean over clients, up to the rounding of targets to float32.
 
     Args:
       x, y: of one client, without noise.

@@ -78,7 +78,8 @@ def libsvm(
     Raises: ValueError that names file and line, for a text that is not a label or not index:value, and for indices that
       do not rise. MemoryError beyond `max_bytes`.
 
-    Guarantees: tests/population/datasets/test_libsvm.py::test_rows_and_labels, ::test_broken_lines.
+    Guarantees: rows, features and labels are those of the file
+    (tests/population/datasets/test_libsvm.py::test_rows_and_labels), and no broken line is read (::test_broken_lines).
 
     References: Chang and Lin, LIBSVM: a library for support vector machines, 2011.
     """

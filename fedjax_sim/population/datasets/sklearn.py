@@ -43,10 +43,15 @@ def split_rows(
 
     Args:
       rows: {"x", "y"}.
-      test_fraction: share of each label in the test set, or of all rows for the task "regression".
+      test_fraction: share of the rows that goes to the test set. The same share is taken of the rows of each label, but
+        not for the task "regression", which has no labels.
       rng: draws the test rows.
       task, num_outputs: see `FederatedData`.
       test: {"x", "y"}, test rows that exist already. Then `rows` are not split.
+
+    Returns: (training rows, test rows), each {"x", "y"} with the dtypes that `check_examples` gives them.
+
+    Raises: ValueError for rows that do not fit the task, and for a share that leaves one of the sets empty.
     """
     train = check_examples("rows", rows, task, num_outputs)
     if test is not None:

@@ -55,19 +55,19 @@ class Group:
 
     @property
     def capped(self) -> Callable:
-        """(rows) -> the same group, whose members have arrays of so many rows."""
+        """Returns a function (rows) -> the same group, whose members have arrays of so many rows."""
         inner = self.population.capped
         return lambda rows: dataclasses.replace(self, population=inner(rows))
 
     @property
     def count(self) -> Callable:
-        """(id) -> [] int32 examples of a member, without reading them."""
+        """Returns a function (id) -> [] int32 number of a member's examples, which reads none of them."""
         inner = self.population.count
         return lambda id: jnp.where(self.there(id), inner(self._member(id)), 0)
 
     @property
     def group(self) -> Callable:
-        """(id) -> a member as a population of its own, for members that are groups themselves."""
+        """Returns a function (id) -> a member as a population of its own, for members that are groups themselves."""
         inner = self.population.group
         return lambda id: inner(jnp.where(self.there(id), self._member(id), -1))
 

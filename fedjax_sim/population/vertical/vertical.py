@@ -200,7 +200,15 @@ def _aligned(
 def _people(
     party_rows: Sequence[np.ndarray], rng: np.random.Generator, typo_rate: float
 ) -> list[list[tuple[str, ...]]]:
-    """Draws a first name, a last name and a date of birth for each row, as each party wrote them down."""
+    """Draws a first name, a last name and a date of birth for each person, as each party wrote them down.
+
+    Args:
+      party_rows: for each party, the numbers of the people of its rows. Party 0 has a row of every person.
+      rng: draws people and typing errors.
+      typo_rate: the probability that a row of another party has one wrong letter in its names.
+
+    Returns: for each party, (first name, last name, date of birth) of each row.
+    """
     num_people = len(party_rows[0])
     names = rng.choice(LETTERS, (num_people, 14))  # 6 letters of the first name, 8 of the last
     births = [
@@ -208,9 +216,9 @@ def _people(
         for year, day in zip(rng.integers(1930, 2010, num_people), rng.integers(1, 366, num_people), strict=True)
     ]
     tables = []
-    for p, rows in enumerate(party_rows):
+    for party, rows in enumerate(party_rows):
         written = names[rows]
-        if p:  # party 0 makes no typing errors
+        if party:  # party 0 makes no typing errors
             has_typo = rng.random(len(rows)) < typo_rate
             places = rng.integers(0, 14, len(rows))
             shifts = rng.integers(1, 26, len(rows))  # never 0, so the letter does change

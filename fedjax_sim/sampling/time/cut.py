@@ -159,7 +159,7 @@ def first_pass(devices: Devices, key: Array, cohort: Cohort, price: Price) -> Sp
 
 
 def _spent(devices: Devices, key: Array, ids: Array, loads: tuple[Load, ...]) -> Spent:
-    """What all passes of a round take; each phase (download, local work, message) is the sum over the passes."""
+    """Computes what all passes of a round take: each phase (download, local work, message) is summed over passes."""
     total, *other_passes = (spent_by(devices, key, ids, load) for load in loads)
     for spent in other_passes:
         total = Spent(*_added(total[:3], spent[:3]), total.joules + spent.joules)
@@ -190,9 +190,13 @@ def repriced(state: PyTree, price: Price) -> PyTree:
 def cut_cohort(devices: Devices, key: Array, cohort: Cohort, price: Price, at: Array, name: str) -> Cohort:
     """Stops the clients of a cohort at a moment: a client that is not done by then does not report, and is lost.
 
-    This includes clients that would be lost to another cause at a later moment. A message that is on its way at the
-    moment counts as sent, in full, and so does the first of two messages (`Timing.begun`). Of each phase of a round
-    (download, local work, message), energy is spent in proportion to time.
+    A client that would be lost to another cause at a later moment is stopped too, and is counted under this cause.
+
+    A message that is on its way at the moment counts as sent, in full (`Timing.sent`). If a round has two messages,
+    `Timing.begun` says the same of the first one, and `Timing.sent` of the last one.
+
+    A round has three phases: download, local work and message. The energy of a phase that is cut short is spent in
+    proportion to the time that has passed.
 
     Args:
       devices: what the clients run on.
@@ -200,7 +204,9 @@ def cut_cohort(devices: Devices, key: Array, cohort: Cohort, price: Price, at: A
       cohort: the cohort.
       price: the cost of a round.
       at: [] or [m] int32, the moment in ticks after the invitation.
-      name: of the cause, and of the metric that counts the clients.
+      name: of the cause, and of the metric that counts the clients which are lost to it.
+
+    Returns: the cohort with the reports that arrived by the moment, and with times and energy up to it.
 
     Guarantees:
       - energy is that of what was done (tests/sampling/time/test_clock.py::test_energy_of_what_was_done)
@@ -284,7 +290,7 @@ def lasting(devices: Devices, key: Array, cohort: Cohort, price: Price, joules: 
 
 
 def _planned(devices: Devices, key: Array, cohort: Cohort, price: Price) -> tuple[tuple, tuple]:
-    """(ticks, joules) of download, local work and message, [m] each, if nothing stops the clients."""
+    """Returns (ticks, joules) of download, local work and message, [m] each, if nothing stops the clients."""
     ticks, joules = priced_by_part(devices, key, cohort.ids, price.loads(cohort))
     if price.more is None:
         return ticks, joules

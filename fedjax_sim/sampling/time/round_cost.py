@@ -73,7 +73,7 @@ class Price(NamedTuple):
         return bytes_up if self.more is None else bytes_up + self.more.bytes_up
 
     def _bytes(self, cohort: Cohort) -> tuple[Array, Array]:
-        """([] float32 bytes up, bytes down) of the last pass."""
+        """Returns (bytes up, bytes down) of the last pass, [] float32 each."""
         if self.by_invited is None:
             return self.bytes_up, self.bytes_down
         return tuple(self.by_invited[cohort.invited.sum()])

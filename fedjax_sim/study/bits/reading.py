@@ -14,7 +14,7 @@ __all__ = ["bits_reading"]
 
 
 def bits_reading(clients: QuantizedClients, found: Sequence[Comparison], bits: Sequence[int]) -> Iterator[str]:
-    """Writes the paragraphs of the reading.
+    """Yields paragraphs in plain words that say what the numbers of the study mean.
 
     Args:
       clients: the clients of the runs to the floor.

@@ -11,7 +11,7 @@ __all__ = ["breakdown_reading"]
 
 
 def breakdown_reading(found: Sequence[Comparison], options: dict[str, Any]) -> Iterator[str]:
-    """Writes the paragraphs of the reading.
+    """Yields paragraphs in plain words that say what the numbers of the study mean.
 
     Args:
       found: the comparisons of the study.

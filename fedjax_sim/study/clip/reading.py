@@ -14,7 +14,7 @@ __all__ = ["clip_reading"]
 def clip_reading(
     problem: UnequalClients, best: dict[float, float], multiplier: float, found: Sequence[Comparison]
 ) -> Iterator[str]:
-    """Writes the paragraphs of the reading.
+    """Yields paragraphs in plain words that say what the numbers of the study mean.
 
     Args:
       problem: the clients.

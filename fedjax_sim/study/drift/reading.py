@@ -14,7 +14,7 @@ __all__ = ["drift_reading"]
 
 
 def drift_reading(base: Base, found: Sequence[Comparison]) -> Iterator[str]:
-    """Writes the paragraphs of the reading.
+    """Yields paragraphs in plain words that say what the numbers of the study mean.
 
     Args:
       base: the base setting of the study.

@@ -13,7 +13,7 @@ __all__ = ["dropout_reading"]
 def dropout_reading(
     found: Sequence[Comparison], options: dict[str, Any], costs: Sequence[tuple[str, float, int]]
 ) -> Iterator[str]:
-    """Writes the paragraphs of the reading.
+    """Yields paragraphs in plain words that say what the numbers of the study mean.
 
     Args:
       found: the comparisons of the study.

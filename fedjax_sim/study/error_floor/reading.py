@@ -20,7 +20,7 @@ NAMES = {
 
 
 def error_floor_reading(problem: Quadratics, base: Setting, found: Sequence[Comparison]) -> Iterator[str]:
-    """Writes the paragraphs of the reading.
+    """Yields paragraphs in plain words that say what the numbers of the study mean.
 
     Args:
       problem: the quadratic clients.

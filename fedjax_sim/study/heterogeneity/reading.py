@@ -12,7 +12,7 @@ __all__ = ["heterogeneity_reading"]
 
 
 def heterogeneity_reading(options: dict[str, Any], found: Sequence[Comparison]) -> Iterator[str]:
-    """Writes the paragraphs of the reading.
+    """Yields paragraphs in plain words that say what the numbers of the study mean.
 
     Args:
       options: the study's options.

@@ -232,7 +232,7 @@ def _member_rows(defence: Defence, digits: Digits, attacked_round: Seen, conditi
 
 
 def measure(key: Array, defence: Defence, digits: Digits, seen: Seen, options: dict[str, Any]):
-    """Runs every attack on a view.
+    """Runs every attack of the study on the attacker's view of one round, and measures how much each recovers.
 
     Args:
       key: the random key of the optimisation.
@@ -241,7 +241,7 @@ def measure(key: Array, defence: Defence, digits: Digits, seen: Seen, options: d
       seen: the round as the attacker holds it, with the truth to judge the attacks by.
       options: the study's options.
 
-    Returns: (comparisons, pictures for the figure).
+    Returns: (list of `Comparison`, one for each measured number; list of `Picture`, the rebuilt digits for the figure).
     """
     conditions = {"part": defence.part, "defence": defence.name, "batch_size": defence.batch_size}
     conditions |= {"epsilon": defence.epsilon}

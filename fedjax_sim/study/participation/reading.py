@@ -11,7 +11,7 @@ __all__ = ["participation_reading"]
 
 
 def participation_reading(found: Sequence[Comparison], required: dict[int, int], tolerance: float) -> Iterator[str]:
-    """Writes the paragraphs of the reading.
+    """Yields paragraphs in plain words that say what the numbers of the study mean.
 
     Args:
       found: the comparisons of the study.

@@ -52,9 +52,12 @@ def rounds_to_target(
 ) -> Findings:
     """How many rounds does local work save? Counts rounds, bytes and gradients until a target loss, against K and B.
 
-    FedAvg runs on three populations of quadratic clients, whose whole path to the target has a closed form: with one
-    curvature, with one optimum and Hessians that differ, and with optima that differ too. The last one is also run with
-    noisy gradients in batches. Then an MLP is trained on digits; its rounds are counted and not predicted.
+    K is the number of local steps, and B is the batch size.
+
+    FedAvg runs on three populations of quadratic clients, whose whole path to the target has a closed form. In the
+    first population all clients have the same Hessian and the same optimum. In the second, Hessians differ. In the
+    third, Hessians and optima differ. The third is also run with noisy gradients in batches. Then an MLP is trained on
+    digits; its rounds are counted and not predicted.
 
     Args:
       num_clients: N of the quadratics.
@@ -72,15 +75,15 @@ def rounds_to_target(
       num_epochs: E of local work on the digits, where each client has 40 examples.
       model_batch_sizes: B of local work on the digits; 0 takes all examples at once.
       learning_rate: the learning rate of local steps on the digits.
-      model_target: a test loss, which ends the count of rounds on the digits.
+      model_target: the test loss at which the count of rounds on the digits ends.
       model_rounds: rounds of each run on the digits.
       model_runs: runs of each setting on the digits.
-      seed: decides everything.
+      seed: of the populations and of all runs.
 
     Returns: `Findings`.
 
     Guarantees: every prediction lies in its interval (tests/study/test_rounds_to_target.py::test_predictions_hold). A
-    prediction of a round more or less does not (::test_it_can_tell_another_round).
+    prediction that is off by one round does not (::test_it_can_tell_another_round).
 
     References: McMahan et al. 2017, section 3 and table 2.
     """

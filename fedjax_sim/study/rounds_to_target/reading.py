@@ -13,7 +13,7 @@ __all__ = ["target_reading"]
 def target_reading(
     options: dict[str, Any], found: Sequence[Comparison], floor: Callable[[Comparison], float]
 ) -> Iterator[str]:
-    """Writes the paragraphs of the reading.
+    """Yields paragraphs in plain words that say what the numbers of the study mean.
 
     Args:
       options: the study's options.

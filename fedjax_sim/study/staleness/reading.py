@@ -13,7 +13,7 @@ __all__ = ["staleness_reading"]
 
 
 def staleness_reading(found: Sequence[Comparison], step: float) -> Iterator[str]:
-    """Writes the paragraphs of the reading.
+    """Yields paragraphs in plain words that say what the numbers of the study mean.
 
     Args:
       found: the comparisons of the study.
