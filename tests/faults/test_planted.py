@@ -80,7 +80,7 @@ def transform_key_that_ignores_the_round(patch):
 
 @fault(laws.keys_decide_everything)
 def key_that_ignores_seed_and_round(patch):
-    patch.setattr(engine, "shuffle", lambda key, mask, source: shuffling.shuffle(jax.random.key(0), mask, source))
+    patch.setattr(engine, "shuffle", lambda key, mask: shuffling.shuffle(jax.random.key(0), mask))
 
 
 @fault(laws.matches_the_numpy_oracle)
@@ -116,8 +116,8 @@ def last_partial_batch_dropped(patch):
 
 @fault(laws.matches_the_numpy_oracle)
 def examples_drawn_with_repetition(patch):
-    def again(key, mask, source):
-        return lambda epoch, positions: shuffling.shuffle(key, mask, source)(epoch, positions // 2 * 2)
+    def again(key, mask):
+        return lambda epoch, positions: shuffling.shuffle(key, mask)(epoch, positions // 2 * 2)
 
     patch.setattr(engine, "shuffle", again)
 
@@ -288,7 +288,7 @@ def no_row_divides_bare() -> None:
 @fault(no_row_divides_bare, full=True)
 def a_round_left_to_the_compiler(patch):
     """A real one: A / c became A (1 / c) in some programs."""
-    patch.setattr(engine, "steady", lambda function, source=None: function)
+    patch.setattr(engine, "reproducible", lambda function, source=None: function)
 
 
 @fault(test_facts.test_nobody_counts_twice, full=True)
