@@ -254,6 +254,7 @@ def fold(
     validate.integer("devices", num_devices, 1, exact_sums.MAX_DEVICES, hint="Exact sums combine that many at once.")
     if renewed is not None and (mesh is not None or sizes is not None):
         validate.fail("renewed", "None where devices share the slots, or sizes turn their order", renewed)
+    # Each size class has a program of its own, which reads no more rows than the clients of the class may have.
     each_by_class = [partial(each, rows=rows) for rows in capacities] if sizes is not None else [each]
     if plan is None:
         shared_spec = shared if renewed is None else jax.eval_shape(renewed, shared, carry)

@@ -136,6 +136,7 @@ def evaluate(
 def bind(equation: core.JaxprEqn, operands: Sequence[Any]) -> list[Any]:
     """Returns the results of an equation for these operands, as a list. It is the rule that changes nothing."""
     primitive = equation.primitive
+    # Some primitives, such as calls with a derivative of their own, take other parameters than their equation states.
     results = primitive.bind(*operands, **primitive.get_bind_params(equation.params))
     return list(results) if primitive.multiple_results else [results]
 
@@ -160,6 +161,7 @@ def as_traced(equation: core.JaxprEqn) -> Iterator[None]:
     'layer'
     """
     source = equation.source_info
+    # The equation's own scopes are the inner ones.
     scopes = source_info_util.current_name_stack() + source.name_stack
     with equation.ctx.manager, source_info_util.user_context(source.traceback, name_stack=scopes):
         yield

@@ -78,13 +78,14 @@ def hidden_zero(source: PyTree | HiddenZero) -> HiddenZero:
 
 @functools.partial(jax.jit, inline=True)  # traced once for all rounds of these shapes
 def _zero(leaves: list[Array]) -> Array:
-    """Returns bit 0 of n^2, and bit 2 of n^2, as one int32 that is always 0."""
+    """Returns the logical and of bits 0 and 2 of n^2, which is always 0; see `hidden_zero`."""
     bits = jnp.zeros((), jnp.uint32)
     for x in leaves:
         first = x.reshape(-1)[0]
         unsigned = jnp.dtype(f"uint{8 * x.dtype.itemsize}")
         first = first if x.dtype == bool else jax.lax.bitcast_convert_type(first, unsigned)
         bits ^= first.astype(jnp.uint32)
+    # An odd square is 1 modulo 8, so of a square's bits 0 and 2 one is 0. The product may wrap: it is modulo 2^32.
     square = bits * bits
     return ((square >> 2) & square & 1).astype(jnp.int32)
 
@@ -128,6 +129,7 @@ def rounding_here(source: PyTree | HiddenZero) -> Callable[[PyTree], PyTree]:
             return x  # floats of 8 bits are stored, and computed with as wider ones
         if x.dtype.itemsize == 2:
             return _through_bits(x, zero)
+        # Wider floats do not pass through their bits: XLA then fused differently on one device and on two.
         return jax.lax.add(x, minus_zeros(x.dtype, x.shape))
 
     return lambda values: jax.tree.map(rounded_leaf, values)

@@ -219,7 +219,7 @@ def add_messages(sums: list[ExactSum], messages: list[Array]) -> list[ExactSum]:
       messages: for each sum, c messages of its shape, [c, ...]; c is the same for all, and at most MAX_CHUNK.
 
     Raises:
-      ValueError: for more messages.
+      ValueError: for more than MAX_CHUNK messages.
       TypeError: for a derivative with respect to messages.
     """
     messages, count = [without_derivative(x) for x in messages], messages[0].shape[0]
@@ -233,7 +233,7 @@ def add_messages(sums: list[ExactSum], messages: list[Array]) -> list[ExactSum]:
     messages = [x.reshape(count, -1).astype(_type(acc)) for acc, x in zip(sums, messages, strict=True)]
 
     def with_room(sums, here=True):
-        """Returns the sums with carries moved, and with bins to which no message is too large."""
+        """Returns the sums with carries moved, and with bins that hold the largest message."""
         tops = [jnp.maximum(acc.top, _bin(_peak(x, here))) for acc, x in zip(sums, messages, strict=True)]
         return [_raised(normal_form(acc), top) for acc, top in zip(sums, tops, strict=True)]
 

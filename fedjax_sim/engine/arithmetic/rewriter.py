@@ -197,7 +197,7 @@ class _Rewriter:
         self.rewritten = {}  # by the id of an inner program: the program rewritten, and the program itself
 
     def run(self, program: core.ClosedJaxpr, args: Sequence[Array], zero: HiddenZero | None = None) -> list[Array]:
-        """Returns the results of a program, rewritten; without a `zero` it is made from `args`, if it is needed."""
+        """Returns the results of a program, rewritten. If `zero` is None and needed, it is made from `args`."""
         if zero is None and self.needs_rewrite(program):
             zero = hidden_zero(_unknown(args))
         # A rounding makes its -0.0 in the context in which it is first used, so each context has a rounding of its own.
