@@ -132,8 +132,8 @@ def _products(eqn: core.JaxprEqn) -> int:
 def _read(places: int, stride: int, gaps: np.ndarray, spread: int, size: int) -> int:
     """Returns the number of products along one spatial axis of a convolution.
 
-    It is the number of pairs of a place p in [0, `places`) and a gap for which p * stride - gap = i * spread, for an i
-    in [0, `size`). Else the kernel meets padding, or a zero between dilated numbers.
+    A place p in [0, `places`) and a gap make a product if p * stride - gap = i * spread for an i in [0, `size`). Else
+    the kernel meets padding, or a zero between dilated numbers.
 
     Args:
       places: length of the output.

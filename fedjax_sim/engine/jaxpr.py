@@ -1,8 +1,8 @@
 """Reads and evaluates traced programs (jaxprs).
 
-To rewrite a program, to read facts off it and to run it with other numbers is the same evaluation, each time with
-another rule for an equation. `evaluate` is that evaluation, and the package has no other. Its values are whatever the
-rule returns: arrays, or facts about arrays.
+`evaluate` is the only evaluator in the package. It runs a program equation by equation, and a rule says what happens to
+an equation. One rule rewrites programs, another reads facts off them, another runs them with other numbers. The values
+are whatever the rule returns: arrays, or facts about arrays.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Barriers against the compiler: a value is rounded here, or computed once, in every program that contains it.
 
 A round is compiled anew for each number of devices. XLA decides by the operations around a value how the value is
-rounded and how often it is computed, so that the last bits could change with the number of devices.
+rounded and how often it is computed. So the last bits could change with the number of devices.
 
 Parts of a round need nothing from this module. They run inside of `engine.reproducible`, which rounds products,
 quotients and elementary functions where they stand, and gives `jax.lax.optimization_barrier` its effect. `engine.fold`
@@ -9,8 +9,8 @@ computes messages once before they are summed. In the engine itself three kinds 
 
 1. A product, or a float that was cast to a narrower type, to which code then adds something. Fused into one
    multiply-add, the product would not be rounded. Such values are `rounded_here`. Code that `engine.reproducible`
-   traces needs this only if fast arithmetic needs it too: for a scale that is applied twice, whose square would
-   underflow, for a cast to 16 bits and back, which a compiler may leave out, or for x + magic - magic.
+   traces needs this only if fast arithmetic needs it too. Examples are a scale that is applied twice, whose square
+   would underflow; a cast to 16 bits and back, which a compiler may leave out; and x + magic - magic.
 2. A value with several readers: an update, which is read by its norm and by the update scaled with that norm; random
    draws; an order of examples. XLA:CPU computes such a value anew in the fusion of each reader, and may round it
    differently there. `computed_once` prevents this with a loop that never turns. A loop costs more than a few

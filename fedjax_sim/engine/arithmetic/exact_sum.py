@@ -11,8 +11,8 @@ Kept bins: each coordinate keeps only the top bins below the largest magnitude t
 arrives, the lowest bins are dropped. A digit depends on its value alone, so the kept sums are those that would have
 resulted if the largest magnitude had been known beforehand.
 
-Cost: adding 1.5 * 2^23 to a value in units of the grid rounds the value to an integer, and leaves that integer in the
-low bits of the float. A message costs seven operations a coordinate and touches three words. The high words, and the
+Cost: a value in units of the grid is rounded to an integer by adding 1.5 * 2^23. The integer then stands in the low
+bits of the float. A message costs seven operations a coordinate and touches three words. The high words, and the
 carries into them, are touched once in a few hundred messages.
 
 Error: each value is represented to half a unit of the last kept digit. That is at most 2^-23 of the largest magnitude

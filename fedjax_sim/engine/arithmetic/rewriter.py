@@ -1,8 +1,8 @@
 """Rewrites traced programs, so that every program rounds an operation in the same way.
 
-A round is compiled anew for each number of devices. A compiler decides by the surrounding program whether A / c becomes
-A (1 / c), whether a product is fused into the addition that follows, and in which order a sum is vectorised. Each
-decision can change the last bit of the model.
+A round is compiled anew for each number of devices, and a compiler decides by the surrounding program how it computes.
+It may turn A / c into A (1 / c), fuse a product into the addition that follows, or vectorise a sum in another order.
+Each decision can change the last bit of the model.
 
 `reproducible` traces a function and rewrites such operations, so that nothing is left to decide. It works on the traced
 program and covers everything that was called there: a user's loss, an optimiser of optax, any part of a round. The
@@ -140,10 +140,10 @@ def reproducible(function: Callable, source: PyTree = None) -> Callable:
 
     Divisions are correctly rounded. Products and elementary functions are rounded where they stand. Sums over axes of
     up to 2^24 numbers have a fixed order (`pairwise_sum`). Floats of 16 bits are rounded to 16 bits after every
-    operation, for a compiler computes with them in 32 bits and may leave out the rounding between two operations.
+    operation. A compiler computes with them in 32 bits, and may leave out the rounding between two operations.
 
     The following are left to the compiler: matrix products, convolutions, cumulative and longer sums, products over
-    axes, functions that reduce or scatter with, and complex numbers.
+    axes, the functions with which a reduction or a scatter combines two numbers, and complex numbers.
 
     On a CPU, values behind `jax.lax.optimization_barrier` are computed once, because XLA:CPU would not heed the barrier
     by itself. So are normal draws (`jax.random.normal`, `prng.normal`), whose last bits depend on the operations that
@@ -158,7 +158,8 @@ def reproducible(function: Callable, source: PyTree = None) -> Callable:
         each client would be computed again at every coordinate, which took a fifth of a small model's round.
 
     Raises:
-      TypeError: for a derivative through the function in reproducible arithmetic, which would be 0.
+      TypeError: for a derivative through the function in reproducible arithmetic, which would be 0. Derivatives that
+        the function takes inside of itself are part of its program, and stay.
 
     Guarantees:
       Operations have one rounding (tests/engine/arithmetic/test_rewriter.py).
@@ -177,6 +178,7 @@ def reproducible(function: Callable, source: PyTree = None) -> Callable:
             return function(*args)
         leaves = list(map(jnp.asarray, jax.tree.leaves(args)))
         if rewriter.rounds:
+            # The rewritten program works on bits, whose derivative is 0.
             leaves = [without_derivative(x) if _integer(x.dtype) else x for x in leaves]
         unknown_arrays = _unknown(jax.tree.leaves(source))
         zero = hidden_zero(unknown_arrays) if unknown_arrays else None
@@ -221,8 +223,10 @@ class _Rewriter:
             if self.has_choice(equation):
                 result = self.fixed_result(equation, values)
                 if result is not None:
+                    # Its last operation has no choice in 32 bits. In 16 bits the rounding could still be left out.
                     return rounding(equation.ctx)([result]) if _is_short(result.dtype) else [result]
             if self.is_barrier(equation):
+                # An optimisation barrier is replaced: its results are its operands, held back.
                 return computed_once(bind(equation, values) if name == "erf_inv" else values, zero)
             if self.rounds and name in ("custom_jvp_call", "custom_vjp_call"):
                 # The call is replaced by its program, for the result has no derivative anyway.
