@@ -1,6 +1,7 @@
-"""The engine: how many clients are simulated at once, on which devices, and how their messages are summed exactly.
+"""Runs a function for all slots of a cohort on the devices that there are, and sums the messages exactly.
 
-What a client or a server does is not known here.
+The engine chooses how many clients are simulated at once, and how they share devices. It knows nothing of what a client
+or a server does.
 """
 
 from fedjax_sim.engine.all_messages.order_statistics import median, order_statistic, trimmed_mean

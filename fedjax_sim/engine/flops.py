@@ -1,4 +1,4 @@
-"""How many floating-point operations a traced program takes, whatever runs it."""
+"""Counts the floating-point operations of a traced program, whatever hardware runs it."""
 
 from __future__ import annotations
 
@@ -13,34 +13,33 @@ from fedjax_sim.engine.jaxpr import Program, inner_programs, opened, scan_argume
 
 __all__ = ["flops"]
 
-MOVES = frozenset(  # what only moves or reads numbers
+MOVES = frozenset(  # operations that only move or read numbers
     "broadcast_in_dim concatenate convert_element_type copy copy_p dynamic_slice dynamic_update_slice gather "
     "bitcast_convert_type expand_dims iota optimization_barrier pad pvary real reshape rev scatter select_n slice "
     "split squeeze stop_gradient transpose reduce_precision".split()
 )
-BARRIER = "_computed_once"  # of `engine.arithmetic.barrier`: a loop that never turns
+BARRIER = "_computed_once"  # a function of `engine.arithmetic.barrier` that is free: a loop that never turns
 
 
 def flops(program: Program, turns: int = 1) -> int:
-    """Counts the operations on floats of a traced program.
+    """Returns the number of operations on floats that a program takes.
 
-    A matmul or a convolution takes two operations for each product that it adds up. Products with padding, or with the
-    zeros between dilated numbers, are left out. A reduction takes one operation for each number that it reads. Any
-    other equation takes one for each number that it computes, and nothing if it only moves numbers. Results that nobody
-    reads cost nothing, inside of loops and branches too.
+    A product that a matrix product or a convolution adds up counts as two operations. Products with padding, or with
+    the zeros between dilated numbers, count as none. A reduction counts one operation for each number that it reads. Any
+    other equation counts one for each number that it computes, and none if it only moves numbers.
+
+    Loops of known length are counted in full. Of several branches the most expensive one is counted.
 
     Args:
-      program: a traced program.
-      turns: how often loops of unknown length turn. Inside of another loop they turn once. Loops of known length are
-        counted in full; of branches, the most expensive one.
+      program: a traced program. Results that nothing reads cost nothing, in loops and branches neither.
+      turns: how often loops of unknown length turn. Such a loop inside of another loop turns once.
 
-    Returns: the number of operations.
-
-    Guarantees: products and loops as counted by hand, and XLA's own count of programs without loops to a tenth
-    (tests/engine/test_flops.py).
+    Guarantees:
+      Products and loops are counted as by hand, and programs without loops as XLA counts them, to a tenth
+      (tests/engine/test_flops.py).
 
     >>> import jax
-    >>> flops(jax.make_jaxpr(lambda x, y: x @ y + 1)(jnp.ones((2, 3)), jnp.ones((3, 4))))
+    >>> flops(jax.make_jaxpr(lambda x, y: x @ y + 1)(jnp.ones((2, 3)), jnp.ones((3, 4))))  # 2 * 2 * 3 * 4 + 8
     56
     """
     jaxpr, _ = opened(program)
@@ -48,139 +47,163 @@ def flops(program: Program, turns: int = 1) -> int:
 
 
 def _live(jaxpr: core.Jaxpr, read: list[bool], turns: int) -> tuple[int, list[bool]]:
-    """Counts the operations of a program whose results are read in part.
+    """Returns (the operations behind the results that are read, for each argument whether these results need it).
 
     Args:
-      jaxpr: the program.
-      read: for each result, whether anything reads it.
+      jaxpr: a program.
+      read: for each result of the program, whether it is read.
       turns: as in `flops`.
-
-    Returns: (the operations behind the results that are read, for each argument whether these operations need it).
     """
-    needed = {x for x, wanted in zip(jaxpr.outvars, read, strict=True) if wanted and isinstance(x, core.Var)}
+    needed = {x for x, is_read in zip(jaxpr.outvars, read, strict=True) if is_read and isinstance(x, core.Var)}
     total = 0
+    # From the last equation to the first: an equation's readers stand behind it.
     for eqn in reversed(jaxpr.eqns):
-        outputs = [x in needed or bool(eqn.effects) for x in eqn.outvars]
-        if not any(outputs):
+        # An equation with effects runs in any case.
+        outputs_read = [x in needed or bool(eqn.effects) for x in eqn.outvars]
+        if not any(outputs_read):
             continue
-        count, inputs = _operations(eqn, outputs, turns)
+        count, inputs_needed = _operations(eqn, outputs_read, turns)
         total += count
-        needed.update(x for x, wanted in zip(eqn.invars, inputs, strict=True) if wanted and isinstance(x, core.Var))
+        needed.update(
+            x for x, wanted in zip(eqn.invars, inputs_needed, strict=True) if wanted and isinstance(x, core.Var)
+        )
     return total, [x in needed for x in jaxpr.invars]
 
 
 def _operations(eqn: core.JaxprEqn, read: list[bool], turns: int) -> tuple[int, list[bool]]:
-    """Counts the operations of one equation, as `_live` does for a program.
+    """Returns (the operations of an equation, for each of its arguments whether it is needed).
 
     Args:
-      eqn: the equation.
-      read: for each result of the equation, whether anything reads it.
+      eqn: an equation.
+      read: for each result of the equation, whether it is read.
       turns: as in `flops`.
-
-    Returns: (the operations behind the results that are read, for each argument whether these operations need it).
     """
     name = eqn.primitive.name
     inner = [opened(program)[0] for _, program in inner_programs(eqn)]
-    everything = [True] * len(eqn.invars)
+    all_arguments = [True] * len(eqn.invars)
     if name == "dot_general":
         (contracted, _), _ = eqn.params["dimension_numbers"]
-        return 2 * _size(eqn.outvars[0]) * math.prod(eqn.invars[0].aval.shape[i] for i in contracted), everything
+        return 2 * _size(eqn.outvars[0]) * math.prod(eqn.invars[0].aval.shape[i] for i in contracted), all_arguments
     if name == "conv_general_dilated":
-        return 2 * _products(eqn), everything
+        return 2 * _products(eqn), all_arguments
     if name == "scan":
         return _scanned(eqn, inner[0], read)
     if name == "while":
         return _repeated(eqn, read, turns)
     if name == "cond":
-        counts, inputs = zip(*(_live(branch, read, turns) for branch in inner), strict=True)
-        # The first argument chooses the branch. Another is needed if any branch needs it.
-        return max(counts), [True, *map(any, zip(*inputs, strict=True))]
+        # The first argument chooses the branch. Another argument is needed if any branch needs it.
+        counts, inputs_needed = zip(*(_live(branch, read, turns) for branch in inner), strict=True)
+        return max(counts), [True, *map(any, zip(*inputs_needed, strict=True))]
+    # The programs inside of reductions, scatters and cumulative operations combine two numbers. Such an operation is
+    # counted by its numbers below.
     if inner and not name.startswith(("reduce", "scatter", "cum")):
-        (body, *more) = inner
-        if more or (len(body.invars), len(body.outvars)) != (len(eqn.invars), len(eqn.outvars)):
-            # It is not known which operands belong to which program, so all of them count as needed.
-            return sum(flops(program, turns) for program in inner), everything
-        count, inputs = _live(body, read, turns)
-        # A barrier is a loop that never turns, so what stands inside of it costs nothing.
-        return 0 if getattr(body.debug_info, "func_name", None) == BARRIER else count, inputs
+        (body, *others) = inner
+        # Only an equation that calls one program with its own arguments and results tells which of them are read.
+        if others or (len(body.invars), len(body.outvars)) != (len(eqn.invars), len(eqn.outvars)):
+            return sum(flops(program, turns) for program in inner), all_arguments
+        count, inputs_needed = _live(body, read, turns)
+        return 0 if getattr(body.debug_info, "func_name", None) == BARRIER else count, inputs_needed
     if name in MOVES:
-        return 0, everything
-    # A reduction takes one operation for each number that it reads, a scatter for each number of its updates, and any
-    # other equation for each number that it computes.
+        return 0, all_arguments
+    # A reduction takes an operation for each number that it reads, and a scatter one for each number that it adds.
     counted = eqn.invars if name.startswith(("reduce", "arg")) else eqn.invars[2:] if "scatter" in name else eqn.outvars
-    return sum(_size(x) for x in counted if jnp.issubdtype(x.aval.dtype, jnp.inexact)), everything
+    return sum(_size(x) for x in counted if jnp.issubdtype(x.aval.dtype, jnp.inexact)), all_arguments
 
 
 def _products(eqn: core.JaxprEqn) -> int:
-    """Counts the products of a convolution, without those with a zero of padding or of a dilation."""
-    numbers, options = eqn.params["dimension_numbers"], eqn.params
-    (image, kernel), out = (x.aval.shape for x in eqn.invars[:2]), eqn.outvars[0].aval.shape
-    total = out[numbers.out_spec[0]] * out[numbers.out_spec[1]] * kernel[numbers.rhs_spec[1]]
-    ways = zip(
+    """Returns the number of products of a convolution, without products with a zero of padding or of a dilation."""
+    axes = eqn.params["dimension_numbers"]
+    options = eqn.params
+    (image, kernel) = (x.aval.shape for x in eqn.invars[:2])
+    out = eqn.outvars[0].aval.shape
+    # Batch size, output features, and input features that an output reads.
+    total = out[axes.out_spec[0]] * out[axes.out_spec[1]] * kernel[axes.rhs_spec[1]]
+    spatial_options = zip(
         options["window_strides"], options["padding"], options["lhs_dilation"], options["rhs_dilation"], strict=True
     )
-    for i, (stride, (before, _), spread, hop) in enumerate(ways, 2):
-        stride, before, spread, hop = map(int, (stride, before, spread, hop))  # of NumPy's narrow integers too
-        gaps = before - np.arange(kernel[numbers.rhs_spec[i]]) * hop
-        total *= _read(out[numbers.out_spec[i]], stride, gaps, spread, image[numbers.lhs_spec[i]])
+    # Spatial axes are independent, so their numbers of products are multiplied.
+    for i, (stride, (padding, _), image_dilation, kernel_dilation) in enumerate(spatial_options, 2):
+        # NumPy's narrow integers, which users may give, could overflow below.
+        stride, padding, image_dilation, kernel_dilation = map(int, (stride, padding, image_dilation, kernel_dilation))
+        gaps = padding - np.arange(kernel[axes.rhs_spec[i]]) * kernel_dilation
+        total *= _read(out[axes.out_spec[i]], stride, gaps, image_dilation, image[axes.lhs_spec[i]])
     return total
 
 
 def _read(places: int, stride: int, gaps: np.ndarray, spread: int, size: int) -> int:
-    """Counts the pairs of a place p < `places` and a gap for which p * stride - gap is i * spread, 0 <= i < size."""
-    shared = math.gcd(stride, spread)
-    period = spread // shared  # of the places that meet a number
-    inverse = pow(stride // shared, -1, period)
+    """Returns the number of products along one spatial axis of a convolution.
+
+    A place p in [0, `places`) and a gap make a product if p * stride - gap = i * spread for an i in [0, `size`). Else
+    the kernel meets padding, or a zero between dilated numbers.
+
+    Args:
+      places: length of the output.
+      stride: of the window.
+      gaps: [kernel length], how far before the image each number of the kernel stands at place 0.
+      spread: distance of the image's numbers, its dilation.
+      size: length of the image, without dilation.
+    """
+    # For one gap, the places that meet a number form an arithmetic progression: p * stride = gap modulo `spread`.
+    divisor = math.gcd(stride, spread)
+    period = spread // divisor
+    inverse = pow(stride // divisor, -1, period)
+    # The first and the last place inside of the image.
     first = np.maximum(-(-gaps // stride), 0)
     last = np.minimum((gaps + (size - 1) * spread) // stride, places - 1)
-    first += (gaps // shared * inverse - first) % period
-    return int(np.where(gaps % shared == 0, np.maximum((last - first) // period + 1, 0), 0).sum())
+    # The first place that is in the progression too.
+    first += (gaps // divisor * inverse - first) % period
+    return int(np.where(gaps % divisor == 0, np.maximum((last - first) // period + 1, 0), 0).sum())
 
 
 def _scanned(eqn: core.JaxprEqn, body: core.Jaxpr, read: list[bool]) -> tuple[int, list[bool]]:
-    """`_operations` of a loop of known length."""
-    first, carried = scan_arguments(eqn.params)
+    """Returns `_operations` of a loop of known length."""
+    num_constants, num_carried = scan_arguments(eqn.params)
 
     def turn(carry):
-        count, inputs = _live(body, carry + read[carried:], 1)
-        return count, inputs, inputs[first : first + carried]
+        count, inputs_needed = _live(body, carry + read[num_carried:], 1)
+        return count, inputs_needed, inputs_needed[num_constants : num_constants + num_carried]
 
-    count, inputs, carry = _settled(turn, read[:carried])
-    return eqn.params["length"] * count, inputs[:first] + carry + inputs[first + carried :]
+    count, inputs_needed, carry = _settled(turn, read[:num_carried])
+    needed = inputs_needed[:num_constants] + carry + inputs_needed[num_constants + num_carried :]
+    return eqn.params["length"] * count, needed
 
 
 def _repeated(eqn: core.JaxprEqn, read: list[bool], turns: int) -> tuple[int, list[bool]]:
-    """`_operations` of a loop of unknown length: whether it goes on is always read."""
+    """Returns `_operations` of a loop of unknown length, which turns `turns` times."""
     test, _ = opened(eqn.params["cond_jaxpr"])
     body, _ = opened(eqn.params["body_jaxpr"])
-    own, first = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
-    asked, needs = _live(test, [True], 1)
+    num_test_constants = eqn.params["cond_nconsts"]
+    num_body_constants = eqn.params["body_nconsts"]
+    # The test is always read, so the carried values that it needs are read in every turn.
+    test_count, test_needs = _live(test, [True], 1)
 
     def turn(carry):
-        count, inputs = _live(body, carry, 1)
-        return count, inputs, inputs[first:]
+        count, inputs_needed = _live(body, carry, 1)
+        return count, inputs_needed, inputs_needed[num_body_constants:]
 
-    count, inputs, carry = _settled(turn, [a or b for a, b in zip(read, needs[own:], strict=True)])
-    return turns * (asked + count), needs[:own] + inputs[:first] + carry
+    carry_read = [a or b for a, b in zip(read, test_needs[num_test_constants:], strict=True)]
+    count, inputs_needed, carry = _settled(turn, carry_read)
+    return turns * (test_count + count), test_needs[:num_test_constants] + inputs_needed[:num_body_constants] + carry
 
 
 def _settled(turn: Callable, carry: list[bool]) -> tuple[int, list[bool], list[bool]]:
-    """Finds which carried values of a loop are read, after the last turn or by the next turn.
+    """Returns (the operations of a turn, the arguments that it needs, the carried values that are read).
+
+    A carried value is read if the loop's result is read, or if the next turn needs it. So values are added until a turn
+    needs no more.
 
     Args:
-      turn: (carried values that are read after a turn) -> (its operations, its needed arguments, the carried values
-        that it reads).
-      carry: the carried values that are read after the last turn.
-
-    Returns: (the operations of a turn, its needed arguments, the carried values that are read).
+      turn: (which carried values are read after the turn) -> (operations, needed arguments, needed carried values).
+      carry: which carried values are read after the last turn.
     """
     while True:
-        count, inputs, before = turn(carry)
-        more = [a or b for a, b in zip(carry, before, strict=True)]
-        if more == carry:
-            return count, inputs, carry
-        carry = more
+        count, inputs_needed, carry_needed = turn(carry)
+        carry_read = [a or b for a, b in zip(carry, carry_needed, strict=True)]
+        if carry_read == carry:
+            return count, inputs_needed, carry
+        carry = carry_read
 
 
 def _size(value: core.Var | core.Literal) -> int:
+    """Returns the number of elements of an array."""
     return math.prod(value.aval.shape)

@@ -1,7 +1,8 @@
-"""The fold over cohort slots: the only place that knows about lanes, chunks, devices and hosts.
+"""Runs one function for every slot of a cohort, and accumulates the messages of all slots into one carry.
 
-Slots are laid out in chunks of `groups` times `lanes`. The clients of a group are vmapped, the messages of a chunk are
-summed at once, and the chunks of a device follow each other in a scan.
+This is the only module that knows about lanes, chunks, devices and hosts. Lanes are the clients under one `vmap`; they
+make a group. A chunk is `groups` times `lanes` slots, whose messages are summed at once. The chunks of a device follow
+each other in a scan.
 """
 
 from __future__ import annotations
@@ -26,38 +27,49 @@ from fedjax_sim.types import Array, PyTree
 
 __all__ = ["AXIS", "device_mesh", "fold", "is_unplaced", "one_device", "unplaced"]
 
-_one_device = jax.make_user_context(False)  # JAX traces a function anew where the context is another
+# These settings are part of JAX's trace context: a function that was traced under another setting is traced anew.
+_one_device = jax.make_user_context(False)
 _unplaced = jax.make_user_context(False)
 
 
 @contextlib.contextmanager
 def one_device() -> Iterator[None]:
-    """Inside the block `device_mesh()` is None: devices share out whole runs, and not the clients of one run."""
+    """Makes `device_mesh()` return None inside the block.
+
+    It is for code that gives whole runs to devices, so that the clients of one run must not be split among them.
+    """
     with _one_device(True):
         yield
 
 
 @contextlib.contextmanager
 def unplaced() -> Iterator[None]:
-    """For programs that are traced only to be read: inside the block they are for one device, whatever the mesh, and
-    client memory is a plain array of any size.
+    """Traces programs that are only read, and never run, as if there were a single device.
 
-    Guarantees: a round is the same program for any mesh, kind of client memory and number of processes
-    (tests/running/test_fingerprint.py::test_devices_leave_no_trace).
+    Inside the block any mesh is ignored, and client memory is a plain array of any size.
+
+    Guarantees:
+      A round is the same program for any mesh, kind of client memory and number of processes
+      (tests/running/test_fingerprint.py::test_devices_leave_no_trace).
     """
     with _unplaced(True), one_device():
         yield
 
 
 def is_unplaced() -> bool:
-    """Whether this is inside `unplaced`."""
+    """Returns whether the caller is inside `unplaced`."""
     return _unplaced.value
 
 
 def device_mesh(num_devices: int | None = None) -> Mesh | None:
-    """A mesh over the first `num_devices` visible devices (default: all, of all processes); None for a single device.
+    """Returns a mesh over the first visible devices, or None for a single device.
 
-    Raises: ValueError for more devices than there are, or where a process would be left without one of them.
+    Args:
+      num_devices: how many devices the mesh has; None takes all devices of all processes. Inside `one_device`, None
+        returns None.
+
+    Raises:
+      ValueError: for more devices than there are, or if a process would be left without any device of the mesh.
     """
     if _one_device.value and num_devices is None:
         return None
@@ -73,35 +85,40 @@ def device_mesh(num_devices: int | None = None) -> Mesh | None:
 
 
 class _Layout(NamedTuple):
-    """Which slot stands at which place. The chunks of the first device come first, then those of the second, ..."""
+    """The places at which slots stand. The chunks of the first device come first, then the chunks of the second, ..."""
 
-    source: Array  # [chunks, groups, lanes] int32: the slot at each place, num_slots or more at an empty one
-    kind: Array  # [chunks] int32: the size class of a chunk
-    place: Array | slice  # of the flat places, those of the slots in their order
-    padding: int  # empty slots behind the slots, which the empty places read
-    packed: bool  # whether slots are packed by size, else they stand in their order
+    source: Array  # [chunks, groups, lanes] int32: the slot at each place; num_slots or more at an empty place
+    kind: Array  # [chunks] int32: the size class of each chunk
+    place: Array | slice  # the flat place of each slot, in the order of slots
+    padding: int  # how many empty slots are appended to the slots, for the empty places to read
+    packed: bool  # whether slots are packed by size; else they stand in their own order
 
 
 def _layout(
     num_slots: int, num_devices: int, groups: int, lanes: int, sizes: Array | None, capacities: tuple[int, ...]
 ) -> _Layout:
-    """Slots over devices: packed by size if sizes are given, with one group to a chunk, else in their order."""
+    """Returns the layout of slots over devices.
+
+    Slots are packed by size if `sizes` are given, and a chunk is then one group. Else slots keep their order.
+    """
     if sizes is not None:
         source, kind, place = pack(sizes, capacities, lanes, num_devices)
+        # Every empty place reads the same slot, num_slots: one empty slot is enough.
         return _Layout(source.reshape(-1, 1, lanes), kind.reshape(-1), place, 1, True)
+    # Each device gets the same number of chunks, so the cohort is padded to whole chunks on all devices.
     chunks = num_devices * -(-num_slots // (num_devices * groups * lanes))
     source = jnp.arange(chunks * groups * lanes, dtype=jnp.int32).reshape(chunks, groups, lanes)
     return _Layout(source, jnp.zeros(chunks, jnp.int32), slice(num_slots), source.size - num_slots, False)
 
 
 def _laid_out(x: Array, layout: _Layout) -> Array:
-    """Slots [m, ...] at their places, [chunks, groups, lanes, ...]."""
+    """Returns the slots [m, ...] at their places, [chunks, groups, lanes, ...]."""
     x = jnp.concatenate([x, jnp.zeros((layout.padding, *x.shape[1:]), x.dtype)]) if layout.padding else x
     return x[layout.source] if layout.packed else x.reshape(*layout.source.shape, *x.shape[1:])
 
 
 def _flat(leaves: PyTree, axes: int) -> PyTree:
-    """The first axes of each leaf as one."""
+    """Returns leaves whose first `axes` axes are merged into one axis."""
     return jax.tree.map(lambda x: x.reshape(math.prod(x.shape[:axes]), *x.shape[axes:]), leaves)
 
 
@@ -110,15 +127,21 @@ def _is_rows(x) -> bool:
 
 
 def _with_rows(carry: PyTree, change: Callable) -> PyTree:
+    """Returns the carry with each `Rows` in it changed."""
     return jax.tree.map(lambda x: change(x) if _is_rows(x) else x, carry, is_leaf=_is_rows)
 
 
 def _run_group(each: Callable, alone: bool, shared: PyTree, group: PyTree) -> tuple[PyTree, PyTree]:
-    """`each` of the slots of a group [lanes, ...]: together, or one after the other if `alone`."""
+    """Runs `each` for the slots of a group [lanes, ...].
+
+    The slots run together under a `vmap`, or one after the other if `alone`.
+    """
     lanes = jax.tree.leaves(group)[0].shape[0]
-    if lanes == 1:  # without a batch axis: even one of length one would turn matmuls into slower batched ones
-        one = jax.tree.map(lambda x: x[0], group)
-        return jax.tree.map(lambda x: jnp.asarray(x)[None], each(shared, one))
+    if lanes == 1:
+        # A single slot runs without a batch axis. Even a batch axis of length one would turn matrix products into
+        # slower batched ones.
+        single_slot = jax.tree.map(lambda x: x[0], group)
+        return jax.tree.map(lambda x: jnp.asarray(x)[None], each(shared, single_slot))
     if alone:
         return jax.lax.map(partial(each, shared), group)
     return jax.vmap(each, in_axes=(None, 0))(shared, group)
@@ -127,31 +150,37 @@ def _run_group(each: Callable, alone: bool, shared: PyTree, group: PyTree) -> tu
 def _chunk_step(
     branches: list[Callable], accumulate: Callable, num_slots: int, shared: PyTree, renewed: Callable | None
 ) -> Callable:
-    """The scan's step: a chunk's messages are made, computed once, and accumulated.
+    """Returns the step of the scan over chunks.
+
+    A step makes the messages of a chunk, computes them once, and accumulates them. A chunk that states which of its
+    slots may send a message is skipped if there is no such slot: the carry stays, and each slot has zeros.
 
     Args:
       branches: for each size class, (shared, group [lanes, ...]) -> (messages, per_slot) [lanes, ...].
-
-    Where the chunk says who is there, one without anybody leaves the carry as it is, and has zeros for each slot.
     """
 
     def step(carry, chunk):
-        slots, there, positions, kind = chunk
-        if there is None:
-            return done(carry, slots, positions, kind)
-        like = jax.eval_shape(done, carry, slots, positions, kind)[1]
-        nothing = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), like)
-        return jax.lax.cond(there.any(), done, lambda carry, *chunk: (carry, nothing), carry, slots, positions, kind)
+        slots, is_there, positions, kind = chunk
+        if is_there is None:
+            return run_chunk(carry, slots, positions, kind)
+        per_slot_spec = jax.eval_shape(run_chunk, carry, slots, positions, kind)[1]
+        zeros_per_slot = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), per_slot_spec)
+        skip_chunk = lambda carry, *chunk: (carry, zeros_per_slot)  # noqa: E731
+        return jax.lax.cond(is_there.any(), run_chunk, skip_chunk, carry, slots, positions, kind)
 
-    def done(carry, slots, positions, kind):
-        now = shared if renewed is None else renewed(shared, carry)
-        ways = [partial(branch, now) for branch in branches]
+    def run_chunk(carry, slots, positions, kind):
+        shared_now = shared if renewed is None else renewed(shared, carry)
+        group_runs = [partial(branch, shared_now) for branch in branches]
         if positions.shape[0] == 1:
-            messages, per_slot = jax.lax.switch(kind, ways, jax.tree.map(lambda x: x[0], slots))
+            # Only a chunk of one group can choose among size classes. Packed slots always have such chunks.
+            messages, per_slot = jax.lax.switch(kind, group_runs, jax.tree.map(lambda x: x[0], slots))
         else:
-            messages, per_slot = _flat(jax.lax.map(ways[0], slots), 2)
+            messages, per_slot = _flat(jax.lax.map(group_runs[0], slots), 2)
+        # Without this, XLA:CPU would compute a message anew in each operation that reads it, with another rounding.
         messages, per_slot = computed_once((messages, per_slot), messages)
-        carry = accumulate(shared, carry, messages, _flat(slots, 2), positions.reshape(-1) < num_slots)
+        flat_slots = _flat(slots, 2)
+        is_slot = positions.reshape(-1) < num_slots  # an empty place stands for slot num_slots or above
+        carry = accumulate(shared, carry, messages, flat_slots, is_slot)
         return carry, per_slot
 
     return step
@@ -171,31 +200,52 @@ def fold(
     there: Array | None = None,
     renewed: Callable | None = None,
 ) -> tuple[PyTree, PyTree]:
-    """Runs `each` for every slot and accumulates the messages into one carry.
+    """Runs `each` for every slot of a cohort and accumulates the messages into one carry.
+
+    m is the number of slots of the cohort, c the number of slots in a chunk.
 
     Args:
       each: (shared, slot) -> (message, per_slot), for ONE slot.
       accumulate: (shared, carry, messages [c, ...], slots [c, ...], valid [c] bool) -> carry. Slots that are not
         valid are the engine's padding and must leave the carry as it is.
-      shared: what every client sees (broadcast, population, keys); an argument, never a closure.
-      carry: the empty carry, all zeros; any values where there is no `mesh`.
+      shared: the values that every client sees (broadcast, population, keys). They are an argument, because large
+        arrays that a function closes over become constants of the program.
+      carry: the empty carry, all zeros. Without a `mesh` it may have any values.
       slots: pytree of [m, ...].
-      plan: clients vmapped at once and messages summed at once; by default fitted to the cache.
+      plan: how many clients are vmapped at once, and how many messages are summed at once; None fits both to the cache.
       mesh: devices that share the slots; None for one device.
-      sizes: [m] int32, rows of each slot's client, where their work differs: a chunk then holds clients of one size
-        class (see `packing.pack`), whatever the order of the slots.
-      capacities: with `sizes`, rows of the classes; `each` is then (shared, slot, rows), traced once per class.
-      there: [m] bool, slots that may send a message; chunks without one are skipped, and have zeros for each slot.
-        Under a vmap they are computed all the same. None: all may.
-      renewed: (shared, carry) -> shared: what the clients of a chunk see of what the chunks before it left. Slots then
-        follow each other in their order, so there may be neither `mesh` nor `sizes`. None: all see the same.
+      sizes: [m] int32, rows of each slot's client, for clients whose work differs. A chunk then holds clients of one
+        size class (see `packing.pack`), whatever the order of the slots.
+      capacities: with `sizes`, the number of rows of each class, rising. `each` is then (shared, slot, rows), and it is
+        traced once per class.
+      there: [m] bool, slots that may send a message; None: all may. A chunk without such a slot is skipped and has
+        zeros for each slot. Under a `vmap` of the fold, skipped chunks are computed all the same.
+      renewed: (shared, carry) -> shared, for clients that see what the chunks before theirs have left in the carry.
+        Slots then follow each other in their order, so there may be neither `mesh` nor `sizes`. None: all clients see
+        the same.
 
     Returns: (carry over all slots, per_slot [m, ...]).
 
-    Guarantees: temporary memory does not grow with m, apart from `per_slot`
-    (tests/engine/test_fold.py::test_memory_is_flat_in_the_cohort); the carry has the same bits for any number of
-    devices, order of slots and padding (tests/laws/test_invariance.py), packed by size too; packing itself changes no
-    more than rounding (tests/laws/test_unequal.py).
+    Raises:
+      ValueError: for more slots, devices or messages of a chunk than exact sums hold, or for `renewed` together with
+        `mesh` or `sizes`.
+
+    Guarantees:
+      Temporary memory does not grow with m, apart from `per_slot`
+      (tests/engine/test_fold.py::test_memory_is_flat_in_the_cohort).
+      The carry has the same bits for any number of devices, order of slots and padding, for packed slots too
+      (tests/laws/test_invariance.py).
+      Packing itself changes no more than rounding (tests/laws/test_unequal.py).
+
+    >>> from fedjax_sim.engine import exact_sums
+    >>> def each(scale, x):  # a message, and a value that is kept for the slot
+    ...     return scale * x, x + 1
+    >>> def accumulate(scale, carry, messages, slots, valid):
+    ...     return exact_sums.add(carry, jnp.where(valid, messages, 0.0))
+    >>> empty = exact_sums.zeros(jax.ShapeDtypeStruct((), jnp.float32))
+    >>> carry, per_slot = fold(each, accumulate, 2.0, empty, jnp.arange(3.0))
+    >>> float(exact_sums.total(carry)), per_slot.tolist()
+    (6.0, [1.0, 2.0, 3.0])
     """
     num_slots = jax.tree.leaves(slots)[0].shape[0]
     mesh = None if is_unplaced() else mesh
@@ -204,41 +254,65 @@ def fold(
     validate.integer("devices", num_devices, 1, exact_sums.MAX_DEVICES, hint="Exact sums combine that many at once.")
     if renewed is not None and (mesh is not None or sizes is not None):
         validate.fail("renewed", "None where devices share the slots, or sizes turn their order", renewed)
-    kinds = [partial(each, rows=rows) for rows in capacities] if sizes is not None else [each]
+    # Each size class has a program of its own, which reads no more rows than the clients of the class may have.
+    each_by_class = [partial(each, rows=rows) for rows in capacities] if sizes is not None else [each]
     if plan is None:
-        now = shared if renewed is None else jax.eval_shape(renewed, shared, carry)
-        plan = plan_for(jax.eval_shape(kinds[-1], now, jax.tree.map(lambda x: x[0], slots))[0])
+        shared_spec = shared if renewed is None else jax.eval_shape(renewed, shared, carry)
+        first_slot = jax.tree.map(lambda x: x[0], slots)
+        plan = plan_for(jax.eval_shape(each_by_class[-1], shared_spec, first_slot)[0])
+
     # Lanes and groups may not depend on the number of devices: compilers round differently in another loop.
     lanes = min(plan.lanes, num_slots)
     groups = min(max(plan.chunk // lanes, 1), -(-num_slots // lanes))  # of lanes in a chunk
     validate.integer("plan.chunk", lanes * groups, 1, exact_sums.MAX_CHUNK, hint="An exact sum adds that many at once.")
     layout = _layout(num_slots, num_devices, groups, lanes, sizes, capacities)
     slots, there = jax.tree.map(lambda x: _laid_out(x, layout), (slots, there))
-    branches = [partial(_run_group, each, len(kinds) > 1 and capacities[i] > ALONE) for i, each in enumerate(kinds)]
+    # Under a vmap the client with most rows decides how long its group takes, so large clients run one by one. A
+    # client's class follows from its own size alone, and so does this choice.
+    branches = [
+        partial(_run_group, each_of_class, len(each_by_class) > 1 and capacities[i] > ALONE)
+        for i, each_of_class in enumerate(each_by_class)
+    ]
 
-    def work(shared, carry, chunks):
+    def run_chunks(shared, carry, chunks):
         return jax.lax.scan(_chunk_step(branches, accumulate, num_slots, shared, renewed), carry, chunks)
 
     def on_device(shared, carry, chunks):
-        here, every = layout.source.size // num_devices, jnp.arange(layout.source.size, dtype=jnp.int32)
-        local = partial(spread_rows, place=every[layout.place], number=here, first=jax.lax.axis_index(AXIS) * here)
-        carry, per_slot = work(shared, _with_rows(carry, local), chunks)
+        num_local = layout.source.size // num_devices
+        all_places = jnp.arange(layout.source.size, dtype=jnp.int32)
+        # A device keeps rows for its own places only.
+        local_rows = partial(
+            spread_rows,
+            place=all_places[layout.place],
+            number=num_local,
+            first=jax.lax.axis_index(AXIS) * num_local,
+        )
+        carry, per_slot = run_chunks(shared, _with_rows(carry, local_rows), chunks)
         rows = [x.values for x in jax.tree.leaves(carry, is_leaf=_is_rows) if _is_rows(x)]
+        # Sums are combined over devices. Rows stay where they are, and only the result's sharding joins them.
         return exact_sums.combine(_with_rows(carry, lambda x: None), AXIS), rows, per_slot
 
     chunks = slots, there, layout.source, layout.kind
     if mesh is None:
-        carry, per_slot = work(shared, carry, chunks)
+        carry, per_slot = run_chunks(shared, carry, chunks)
     else:
-        here, split = PartitionSpec(), PartitionSpec(AXIS)
+        replicated = PartitionSpec()
+        split = PartitionSpec(AXIS)
         # Checked replication would sum gradients with respect to shared values over devices (a client's gradient is its
         # own), and would refuse every client whose loops start from constants.
-        specs = {"in_specs": (here, here, split), "out_specs": (here, split, split), "check_vma": False}
+        specs = {
+            "in_specs": (replicated, replicated, split),
+            "out_specs": (replicated, split, split),
+            "check_vma": False,
+        }
         sharded = jax.shard_map(on_device, mesh=mesh, **specs)
-        # Else the partitioner would split what made the slots, the sampling, and gather its parts again.
-        chunks = jax.lax.with_sharding_constraint(chunks, NamedSharding(mesh, here))
+        # Without this constraint the partitioner would also split the sampling, which made the slots, and would gather
+        # its parts again.
+        chunks = jax.lax.with_sharding_constraint(chunks, NamedSharding(mesh, replicated))
         sums, rows, per_slot = sharded(shared, carry, chunks)
-        rows, place = iter(rows), jnp.arange(layout.source.size, dtype=jnp.int32)[layout.place]
-        whole = lambda like, x: Rows(next(rows), place, mesh) if _is_rows(like) else x  # noqa: E731
-        carry = jax.tree.map(whole, carry, sums, is_leaf=_is_rows)
+        # The combined sums hold None in place of rows. The devices' rows are put back in the order of the leaves.
+        rows = iter(rows)
+        place = jnp.arange(layout.source.size, dtype=jnp.int32)[layout.place]
+        with_rows = lambda like, x: Rows(next(rows), place, mesh) if _is_rows(like) else x  # noqa: E731
+        carry = jax.tree.map(with_rows, carry, sums, is_leaf=_is_rows)
     return carry, jax.tree.map(lambda x: x[layout.place], _flat(per_slot, 2))

@@ -1,7 +1,8 @@
-"""Traced programs (jaxprs): what is in them, and the one evaluator that the package has.
+"""Reads and evaluates traced programs (jaxprs).
 
-Rewriting a program, reading facts off it and running it with other numbers are the same evaluation with another rule
-for an equation. `evaluate` is that evaluation. Its values are whatever the rule returns: arrays, or facts about arrays.
+`evaluate` is the only evaluator in the package. It runs a program equation by equation, and a rule says what happens to
+an equation. One rule rewrites programs, another reads facts off them, another runs them with other numbers. The values
+are whatever the rule returns: arrays, or facts about arrays.
 """
 
 from __future__ import annotations
@@ -32,12 +33,12 @@ CALLS = ("jit", "pjit", "closed_call", "core_call", "custom_jvp_call", "custom_v
 
 
 def opened(program: Program) -> tuple[core.Jaxpr, Sequence[Any]]:
-    """Returns (the equations of a program, the values of its constants)."""
+    """Returns (the program as a plain jaxpr with its equations, the values of its constants)."""
     return getattr(program, "jaxpr", program), getattr(program, "consts", ())
 
 
 def inner_programs(equation: core.JaxprEqn) -> list[tuple[str, Program]]:
-    """Returns (parameter's name, program) for each program inside of an equation, in the order of the names.
+    """Returns (the parameter's name, program) for each program inside of an equation, in the order of the names.
 
     >>> import jax, jax.numpy as jnp
     >>> loop = jax.make_jaxpr(lambda x: jax.lax.while_loop(lambda x: x < 3, lambda x: x + 1, x))(0).jaxpr.eqns[0]
@@ -71,11 +72,16 @@ def walk(program: Program) -> Iterator[core.JaxprEqn]:
 
 
 def scan_arguments(params: dict) -> tuple[int, int]:
-    """Returns the numbers of (constants, carried values) among the operands of a `scan`; the rows follow them.
+    """Returns (the number of constants, the number of carried values) among the operands of a `scan`.
+
+    The operands are first the constants, then the carried values, then the arrays whose rows are scanned.
+
+    Args:
+      params: the parameters of the scan's equation.
 
     >>> import jax, jax.numpy as jnp
-    >>> one = lambda carry, x: (carry + 2 * x, x)
-    >>> program = jax.make_jaxpr(lambda w, x: jax.lax.scan(lambda s, x: one(s, w * x), w, x))(1.0, jnp.ones(3))
+    >>> step = lambda carry, x: (carry + 2 * x, x)
+    >>> program = jax.make_jaxpr(lambda w, x: jax.lax.scan(lambda s, x: step(s, w * x), w, x))(1.0, jnp.ones(3))
     >>> next(scan_arguments(e.params) for e in program.eqns if e.primitive.name == "scan")
     (1, 1)
     """
@@ -93,18 +99,19 @@ def evaluate(
     constants: Sequence[Any] | None = None,
     literal: Callable[[core.Literal], Any] = lambda literal: literal.val,
 ) -> list[Any]:
-    """Computes the outputs of a program, equation by equation.
+    """Evaluates a program equation by equation, and returns a value for each of its outputs.
 
     Args:
+      program: a traced program.
       inputs: a value for each argument of the program.
       rule: (equation, values of its operands) -> a value for each of its results. A rule that computes arrays does so
         inside of `as_traced`, so that source lines and scopes are kept.
-      constants: a value for each constant of the program; None: its own.
-      literal: the value of a number that is written in an equation. It is called once for each, in the order in which
-        equations and outputs read them.
+      constants: a value for each constant of the program; None takes the program's own constants.
+      literal: gives the value of a number that is written in an equation. It is called once for each such number, in
+        the order in which equations and outputs read them.
 
-    Guarantees: every interpreter of the package is this one with a rule, and so are the tests of each
-    (tests/engine/test_jaxpr.py).
+    Guarantees:
+      Every interpreter of the package is this function with a rule (tests/engine/test_jaxpr.py).
 
     >>> import jax, jax.numpy as jnp
     >>> program = jax.make_jaxpr(lambda x: 2 * x + 1)(1.0)
@@ -127,18 +134,23 @@ def evaluate(
 
 
 def bind(equation: core.JaxprEqn, operands: Sequence[Any]) -> list[Any]:
-    """The results of an equation, unchanged, of these operands."""
+    """Returns the results of an equation for these operands, as a list. It is the rule that changes nothing."""
     primitive = equation.primitive
+    # Some primitives, such as calls with a derivative of their own, take other parameters than their equation states.
     results = primitive.bind(*operands, **primitive.get_bind_params(equation.params))
     return list(results) if primitive.multiple_results else [results]
 
 
 @contextlib.contextmanager
 def as_traced(equation: core.JaxprEqn) -> Iterator[None]:
-    """The context in which an equation was traced: what is computed here has its settings, its source line and its
-    `jax.named_scope`s, inside of those around it.
+    """Restores the context in which an equation was traced.
 
-    Guarantees: a scope of the user's loss stands in the compiled round (tests/laws/test_scopes.py).
+    Operations that are traced inside the block get the equation's settings, its source line and its `jax.named_scope`s.
+    These scopes stand inside of the scopes around the block. So profiles of a rewritten program point into the user's
+    code.
+
+    Guarantees:
+      A scope of the user's loss stands in the compiled round (tests/laws/test_scopes.py).
 
     >>> import jax, jax.numpy as jnp
     >>> program = jax.make_jaxpr(jax.named_scope("layer")(jnp.sin))(1.0).jaxpr
@@ -149,6 +161,7 @@ def as_traced(equation: core.JaxprEqn) -> Iterator[None]:
     'layer'
     """
     source = equation.source_info
+    # The equation's own scopes are the inner ones.
     scopes = source_info_util.current_name_stack() + source.name_stack
     with equation.ctx.manager, source_info_util.user_context(source.traceback, name_stack=scopes):
         yield

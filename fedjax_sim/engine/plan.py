@@ -1,4 +1,9 @@
-"""How many clients are simulated at once, from a fixed model of the cache; how much memory a compiled program needs."""
+"""Plans how many clients are simulated at once, and reads how much memory a compiled program needs.
+
+A plan is part of a result's identity: batched matrix products round by their batch, and XLA fuses a different program
+around a different chunk. So a plan follows from fixed numbers, and neither from the machine's own memory or core count
+nor from the number of devices.
+"""
 
 from __future__ import annotations
 
@@ -21,19 +26,36 @@ __all__ = ["Needs", "Plan", "needs", "plan_for", "total_memory", "working_bytes"
 CPU_CACHE_BYTES = 2 << 20  # the second-level cache of a core
 ACCELERATOR_BYTES = 2 << 30  # an eighth of the memory of a small accelerator, 16 GiB
 MAX_CPU_LANES = 64
-CPU_GROUPS = 4  # of lanes in a cohort, at least: one for each device of most CPUs
+# The fewest groups of lanes in a cohort: one for each device of most CPUs. With one group all devices but one would be
+# idle. On a single core four groups run a softmax model at 0.97 of the speed of two groups.
+CPU_GROUPS = 4
 MAX_LANES = 4096
 
 
 class Plan(NamedTuple):
-    """Clients vmapped at once, and messages summed at once. Rounding may depend on both: they belong to a result."""
+    """How many clients are vmapped at once, and how many messages are summed at once.
 
-    lanes: int
-    chunk: int
+    Rounding may depend on both numbers, so they belong to a result.
+    """
+
+    lanes: int  # clients under one vmap
+    chunk: int  # messages that are summed at once; a multiple of `lanes`
 
     @classmethod
     def checked(cls, lanes: int, chunk: int | None = None) -> Plan:
-        """A plan from a user's numbers; the chunk is rounded up to whole lanes."""
+        """Returns a plan from a user's numbers.
+
+        Args:
+          lanes: clients vmapped at once, 1 to 65,536.
+          chunk: messages summed at once, rounded up to a multiple of `lanes`; None takes `lanes`. At most 65,536 after
+            rounding.
+
+        Raises:
+          ValueError: for numbers out of range.
+
+        >>> Plan.checked(8, 20)
+        Plan(lanes=8, chunk=24)
+        """
         validate.integer("lanes", lanes, 1, 1 << 16)
         chunk = lanes if chunk is None else chunk
         validate.integer("chunk", chunk, 1, 1 << 16)
@@ -43,70 +65,86 @@ class Plan(NamedTuple):
 
 
 def plan_for(message: PyTree, *, working_bytes: int | None = None, num_slots: int | None = None) -> Plan:
-    """The plan for clients whose messages have these leaves (arrays or specs).
+    """Returns a plan for clients, from the size of a client's message and work.
 
-    Dense layers whose weights differ by client are bound by memory bandwidth, and so are activations: on a CPU as many
-    clients are vmapped as fit the cache, and no more; on accelerators, which need thousands of them, as many as fit a
-    share of the memory. Both are fixed numbers, so that another machine of the same kind repeats the bits.
+    Dense layers whose weights differ by client are bound by memory bandwidth, and so are activations. On a CPU as many
+    clients are therefore vmapped as fit the cache (2 MiB), and at most 64. Accelerators need thousands of clients at
+    once, so there as many are vmapped as fit a share of the memory (2 GiB). Both are fixed numbers, so that another
+    machine of the same kind repeats the bits.
 
     Args:
-      working_bytes: what one client has in memory at once while it trains (`working_bytes`); None: twice its message.
-      num_slots: m of the cohort; lanes are then evened out, for 100 slots in groups of 64 would be 128. On a CPU they
-        leave at least four groups: a group is worked on by one device, and lanes may not depend on how many there are.
-        On accelerators a cohort that fits one group keeps one device busy; set lanes by hand to share it out.
+      message: the arrays or specs of one client's message.
+      working_bytes: the bytes that one client has in memory at once while it trains (see the function
+        `working_bytes`); None: twice the bytes of its message.
+      num_slots: number of slots m of the cohort, to which lanes are fitted; None: any cohort. Lanes are then evened
+        out, because 100 slots in groups of 64 would be 128. On a CPU they leave at least four groups, because one
+        device works on a group, and lanes may not depend on the number of devices. On accelerators a cohort that fits
+        one group keeps one device busy; to share such a cohort out, set lanes by hand.
 
-    Guarantees: the fewest slots for the same number of groups (tests/engine/test_plan.py::test_lanes_fit_the_cohort);
-    no device of four is idle (::test_small_cohorts_are_shared_out).
+    Returns: a plan whose chunk is one group of lanes.
+
+    Guarantees:
+      A cohort has the fewest slots for the same number of groups
+      (tests/engine/test_plan.py::test_lanes_fit_the_cohort).
+      No device of four is idle (::test_small_cohorts_are_shared_out).
 
     >>> import jax.numpy as jnp
     >>> plan_for(jnp.zeros(610), working_bytes=18_000, num_slots=100).lanes
     25
     """
     message_bytes = max(tree.num_bytes(tree.spec(message)), 1)
-    each = 2 * message_bytes + (2 * message_bytes if working_bytes is None else working_bytes)
-    room, most = (CPU_CACHE_BYTES, MAX_CPU_LANES) if target() == "cpu" else (ACCELERATOR_BYTES, MAX_LANES)
-    lanes = max(1, min(room // each, most))
+    client_bytes = 2 * message_bytes + (2 * message_bytes if working_bytes is None else working_bytes)
+    room, max_lanes = (CPU_CACHE_BYTES, MAX_CPU_LANES) if target() == "cpu" else (ACCELERATOR_BYTES, MAX_LANES)
+    lanes = max(1, min(room // client_bytes, max_lanes))
     if num_slots is not None:
         lanes = min(lanes, -(-num_slots // CPU_GROUPS)) if target() == "cpu" else lanes
+        # The number of groups stays the same, and their lanes become as few as hold the cohort.
         lanes = -(-num_slots // -(-num_slots // lanes))
     return Plan(lanes, lanes)
 
 
 def working_bytes(program: Program) -> int:
-    """The most bytes that a traced program's own values take at once, were each dropped after its last use.
+    """Returns the most bytes that the values of a traced program take at once.
+
+    A value counts from the equation that computes it until its last use. The program's arguments and constants are not
+    counted, and an equation's inner programs are counted while it runs.
 
     >>> import jax.numpy as jnp
     >>> working_bytes(jax.make_jaxpr(lambda x: (x * 2 + 1).sum())(jnp.ones(1000)))  # x * 2, and the sum beside it
     8000
     """
     jaxpr, _ = opened(program)
-    last = {x: i for i, eqn in enumerate(jaxpr.eqns) for x in _variables(eqn.invars)}
-    last |= dict.fromkeys(_variables(jaxpr.outvars), len(jaxpr.eqns))
-    given = {*jaxpr.invars, *jaxpr.constvars}
-    now = most = 0
+    last_use = {x: i for i, eqn in enumerate(jaxpr.eqns) for x in _variables(eqn.invars)}
+    # Results of the program live to its end.
+    last_use |= dict.fromkeys(_variables(jaxpr.outvars), len(jaxpr.eqns))
+    inputs = {*jaxpr.invars, *jaxpr.constvars}
+    live_bytes = peak_bytes = 0
     for i, eqn in enumerate(jaxpr.eqns):
-        made = sum(map(_bytes, eqn.outvars))
-        inside = max((working_bytes(inner) for _, inner in inner_programs(eqn)), default=0)
-        most = max(most, now + made + inside)
-        now += sum(_bytes(x) for x in eqn.outvars if x in last)
-        now -= sum(_bytes(x) for x in {*_variables(eqn.invars)} - given if last[x] == i)
-    return most
+        output_bytes = sum(map(_bytes, eqn.outvars))
+        inner_bytes = max((working_bytes(inner) for _, inner in inner_programs(eqn)), default=0)
+        # While an equation runs, its operands and its results are both in memory.
+        peak_bytes = max(peak_bytes, live_bytes + output_bytes + inner_bytes)
+        live_bytes += sum(_bytes(x) for x in eqn.outvars if x in last_use)
+        live_bytes -= sum(_bytes(x) for x in {*_variables(eqn.invars)} - inputs if last_use[x] == i)
+    return peak_bytes
 
 
 def _variables(atoms: Iterable[core.Var | core.Literal]) -> list[core.Var]:
+    """Returns the operands or results of an equation that are no literal numbers."""
     return [x for x in atoms if not isinstance(x, core.Literal)]
 
 
 def _bytes(value: core.Var) -> int:
+    """Returns the bytes of a value; 0 for a value that is no array."""
     return math.prod(getattr(value.aval, "shape", ())) * getattr(getattr(value.aval, "dtype", None), "itemsize", 0)
 
 
 class Needs(NamedTuple):
-    """Bytes of a compiled program on all devices of this process."""
+    """The bytes that a compiled program takes on all devices of this process."""
 
-    arguments: int  # what it is given: the population, the state
-    temporary: int
-    results: int  # without those that take the place of arguments
+    arguments: int  # of the program: the population, the state
+    temporary: int  # of values inside of the program
+    results: int  # without results that take the memory of donated arguments
 
     @property
     def total(self) -> int:
@@ -114,25 +152,32 @@ class Needs(NamedTuple):
 
 
 def needs(compiled: jax.stages.Compiled) -> Needs:
-    """The memory that the compiler allots to a program on all devices of this process. Devices of a CPU are counted one
-    by one too: each holds a copy of what is not split."""
-    found = compiled.memory_analysis()
-    devices = max(1, sum(device.process_index == jax.process_index() for device in _devices(compiled)))
-    results = max(found.output_size_in_bytes - found.alias_size_in_bytes, 0)
-    return Needs(*(devices * x for x in (found.argument_size_in_bytes, found.temp_size_in_bytes, results)))
+    """Returns the memory that the compiler allots to a program on all devices of this process.
+
+    The devices of a CPU are counted one by one too, because each holds a copy of the arrays that are not split.
+    """
+    analysis = compiled.memory_analysis()
+    num_devices = max(1, sum(device.process_index == jax.process_index() for device in _devices(compiled)))
+    results = max(analysis.output_size_in_bytes - analysis.alias_size_in_bytes, 0)
+    # The compiler's numbers are those of one device.
+    return Needs(*(num_devices * x for x in (analysis.argument_size_in_bytes, analysis.temp_size_in_bytes, results)))
 
 
 def _devices(compiled: jax.stages.Compiled) -> list:
+    """Returns the devices that a program runs on, of all processes."""
     shardings = jax.tree.leaves(compiled.input_shardings)
     return list(shardings[0].device_set) if shardings else jax.local_devices()[:1]
 
 
 def total_memory() -> int:
-    """Bytes of memory of this process's devices; on a CPU the machine's, or the control group's limit if smaller."""
+    """Returns the bytes of memory of this process's devices.
+
+    On a CPU that is the memory of the machine, or the limit of the control group (as containers set it) if smaller.
+    """
     stats = jax.local_devices()[0].memory_stats() or {}
     if "bytes_limit" in stats:
         return stats["bytes_limit"] * jax.local_device_count()
-    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    group = Path("/sys/fs/cgroup/memory.max")
-    limit = group.read_text().strip() if group.is_file() else ""
-    return min(total, int(limit)) if limit.isdigit() else total
+    machine_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    limit_file = Path("/sys/fs/cgroup/memory.max")
+    limit = limit_file.read_text().strip() if limit_file.is_file() else ""
+    return min(machine_bytes, int(limit)) if limit.isdigit() else machine_bytes  # the file says "max" for no limit

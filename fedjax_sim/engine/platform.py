@@ -1,4 +1,8 @@
-"""Which platform a program is traced for: that of this machine's devices, unless somebody compiles for another one."""
+"""States the platform that a program is traced for: that of this machine's devices, or one that a caller asks for.
+
+Code that differs by hardware asks `target` while it is traced, and does not ask which machine is running. So a program
+for a TPU can be made and read on a laptop.
+"""
 
 from __future__ import annotations
 
@@ -11,39 +15,49 @@ from fedjax_sim import validate
 
 __all__ = ["SERIAL_FLAG", "compiler_options", "compiling_for", "target"]
 
-PLATFORMS = {"cpu": "cpu", "cuda": "gpu", "rocm": "gpu", "tpu": "tpu"}  # as JAX lowers for them: as backends are named
+PLATFORMS = {"cpu": "cpu", "cuda": "gpu", "rocm": "gpu", "tpu": "tpu"}  # JAX's name for lowering: the backend's name
 SPLITTING = "cpu-parallel-task-assigner"  # XLA's pass that cuts element-wise loops into a task for each thread
 SERIAL_FLAG = f"--xla_disable_hlo_passes={SPLITTING}"  # for XLA_FLAGS; `compiler_options` is the same for one program
-_platform = jax.make_user_context(None)  # what JAX has traced for one platform it does not take for another
+# The setting is part of JAX's trace context: a program traced for one platform is not reused for another.
+_platform = jax.make_user_context(None)
 
 
 def target() -> str:
-    """ "cpu", "gpu" or "tpu": what code that differs by hardware chooses by, when it is traced."""
+    """Returns the platform of the program that is being traced: "cpu", "gpu" or "tpu"."""
     return _platform.value or jax.default_backend()
 
 
 def compiler_options() -> dict[str, str]:
-    """For `jax.jit(..., compiler_options=)` of a program of rounds: on a CPU, a device's element-wise loops stay whole.
+    """Returns options for `jax.jit(..., compiler_options=)` of a program of rounds.
 
-    XLA cuts them into a task for each thread of the pool. A simulation has a device for each core already, and loops of
-    a few microseconds: handing out the tasks took longer than the work, and a round two to three times as long.
-    The option stands in the place of passes that XLA_FLAGS disables: in such a program these run.
+    On a CPU they keep a device's element-wise loops whole. XLA would cut the loops into a task for each thread of the
+    pool. A simulation already has a device for each core, and its loops take a few microseconds. Handing out the tasks
+    took longer than the work, and made a round two to three times as long. On other platforms there are no options.
 
-    Guarantees: no loop of a compiled round is cut (tests/test_compilation.py::test_loops_are_not_cut).
+    The option replaces the list of passes that XLA_FLAGS disables, so passes that are disabled there run in such a
+    program.
+
+    Guarantees:
+      No loop of a compiled round is cut (tests/test_compilation.py::test_loops_are_not_cut).
     """
     return {"xla_disable_hlo_passes": SPLITTING} if target() == "cpu" else {}
 
 
 @contextlib.contextmanager
 def compiling_for(platform: str) -> Iterator[None]:
-    """What is traced inside the block is meant for a platform: a program for a TPU can be made and read on a laptop.
+    """Traces programs inside the block for a platform, which need not be that of this machine.
+
+    A program for a TPU can thus be made and read on a laptop. A function that `jax.jit` has traced outside of the block
+    is traced anew inside.
 
     Args:
-      platform: "cpu", "cuda", "rocm" or "tpu", as `lowering_platforms` has them.
+      platform: "cpu", "cuda", "rocm" or "tpu", as in JAX's `lowering_platforms`.
 
-    A function that `jax.jit` has traced outside of the block is traced anew inside.
+    Raises:
+      ValueError: for another platform.
 
-    Guarantees: every row of the law tests lowers for cpu, cuda and tpu (tests/laws/test_platforms.py).
+    Guarantees:
+      Every row of the law tests lowers for cpu, cuda and tpu (tests/laws/test_platforms.py).
 
     >>> import jax
     >>> from fedjax_sim import engine

@@ -1,4 +1,8 @@
-"""Random numbers that are computed once: the keys of a cohort's clients, and orders of a client's examples."""
+"""Derives the keys of a cohort's clients, and random orders of a client's examples.
+
+An order comes from a keyed hash of a counter. With threefry2x32, which XLA:CPU runs in small pieces as a loop of tiny
+kernels, the orders took half of a round. The keys of clients remain threefry keys.
+"""
 
 from __future__ import annotations
 
@@ -15,18 +19,28 @@ from fedjax_sim.types import Array
 
 __all__ = ["client_keys", "shuffle"]
 
-ORDER = zlib.crc32(b"order")  # first of the counters that orders use
-SORTED = 64  # rows whose order comes from comparing all pairs
+ORDER = zlib.crc32(b"order")  # the first of the counters that orders use
+SORTED = 64  # the most rows whose order comes from comparing all pairs
 
 
 def client_keys(key: Array, ids: Array) -> Array:
-    """The key data [m, words] of clients `ids` [m]: `prng.client_key` for all at once, far faster than one by one.
+    """Returns the keys of clients, as key data, far faster than `prng.client_key` for one client after the other.
 
-    Guarantees: tests/engine/test_shuffling.py::test_keys_of_clients_of_a_longer_key.
+    Args:
+      key: the key of a stage of the round.
+      ids: [m] int32, the clients.
+
+    Returns: [m, words] uint32, the data of m keys of the kind of `key`.
+
+    Guarantees:
+      The keys are those of `prng.client_key`
+      (tests/engine/test_shuffling.py::test_keys_of_clients_of_a_longer_key).
     """
     words = jax.random.key_data(key)
-    words = computed_once(words, words)  # or XLA:CPU derives the stage's key anew in each step of each client
-    if jax.random.key_impl(key) == "threefry2x32":  # `fold_in`, for all at once
+    # Without this, XLA:CPU would derive the stage's key anew in each step of each client.
+    words = computed_once(words, words)
+    if jax.random.key_impl(key) == "threefry2x32":
+        # This is `jax.random.fold_in` of each id, for all ids at once.
         low = ids.astype(jnp.uint32)
         return jnp.stack(threefry(words, jnp.zeros_like(low), low), axis=-1)
     key = jax.random.wrap_key_data(words, impl=jax.random.key_impl(key))
@@ -34,48 +48,66 @@ def client_keys(key: Array, ids: Array) -> Array:
 
 
 def shuffle(key: Array, mask: Array) -> Callable[[Array, Array], Array]:
-    """Random orders of the rows where `mask` is True, one for each epoch.
+    """Returns a function that gives the random order in which a client visits its valid rows in an epoch.
 
     Args:
-      key: one client's key.
+      key: the key of one client.
       mask: [n] bool, the valid rows.
 
-    Returns: (epoch, positions [b] int32) -> [b] int32, the rows that stand at these positions of that epoch's order;
-    positions at or past the number of valid rows give arbitrary rows.
+    Returns: (epoch [] int32, positions [b] int32) -> [b] int32, the rows that stand at these positions of the epoch's
+      order. Positions at or past the number of valid rows give arbitrary rows.
 
-    Guarantees: positions 0..valid-1 enumerate the valid rows once each, in an order that is uniformly random up to 64
-    valid rows, and one of a keyed network's beyond
-    (tests/engine/test_shuffling.py::test_shuffle_is_a_uniform_permutation, ::test_long_rows_are_permuted_too,
-    ::test_pairs_of_long_rows_are_uniform); padding behind the rows does not change it
-    (::test_order_ignores_padding_rows).
+    Guarantees:
+      Positions 0 to valid - 1 enumerate the valid rows once each. Up to 64 valid rows the order is uniformly random,
+      and beyond 64 it is given by a keyed network
+      (tests/engine/test_shuffling.py::test_shuffle_is_a_uniform_permutation, ::test_long_rows_are_permuted_too,
+      ::test_pairs_of_long_rows_are_uniform).
+      Padding behind the rows does not change the order (::test_order_ignores_padding_rows).
+
+    >>> order = shuffle(jax.random.key(0), jnp.array([True, True, True, False]))
+    >>> sorted(order(jnp.int32(0), jnp.arange(3)).tolist())
+    [0, 1, 2]
     """
-    rows = mask.shape[0]
-    count = mask.sum(dtype=jnp.int32)
-    if rows > SORTED:  # the valid rows first; only then is the number of padding rows without a trace
-        target = jnp.where(mask, jnp.cumsum(mask) - 1, rows)
-        place = jnp.zeros(rows, jnp.int32).at[target].set(jnp.arange(rows, dtype=jnp.int32), mode="drop")
-        first, valid = place[:SORTED], jnp.arange(SORTED) < count
+    num_rows = mask.shape[0]
+    num_valid = mask.sum(dtype=jnp.int32)
+    if num_rows > SORTED:
+        # The valid rows are moved to the front. Only then does the number of padding rows leave no trace.
+        target = jnp.where(mask, jnp.cumsum(mask) - 1, num_rows)
+        valid_rows = jnp.zeros(num_rows, jnp.int32).at[target].set(jnp.arange(num_rows, dtype=jnp.int32), mode="drop")
+        first_rows = valid_rows[:SORTED]
+        is_valid = jnp.arange(SORTED) < num_valid
     else:
-        place, first, valid = None, jnp.arange(rows, dtype=jnp.int32), mask
+        valid_rows = None
+        first_rows = jnp.arange(num_rows, dtype=jnp.int32)
+        is_valid = mask
 
     def at(epoch: Array, positions: Array) -> Array:
+        # An epoch takes two words of the client's stream, so it has two counters.
         counters = jnp.uint32(ORDER) + 2 * epoch.astype(jnp.uint32) + jnp.arange(2, dtype=jnp.uint32)
-        words = jax.lax.optimization_barrier(counter_bits(key, counters))  # hashed once, and not for each pair of rows
-        # Comparing all pairs is a few vector operations, written out lest the compiler store them; XLA:CPU sorts short
-        # rows an order of magnitude slower. A row's number in the low bits decides between equal hashes.
-        row = jnp.arange(first.shape[0], dtype=jnp.uint32)
-        bits = jnp.where(valid, hashed(words, first.astype(jnp.uint32)) >> 1, jnp.uint32(1) << 31)
-        bits = jax.lax.optimization_barrier((bits & ~jnp.uint32(SORTED - 1)) | row)
+        # Hashed once. XLA:CPU would otherwise hash the counters again for each pair of rows.
+        words = jax.lax.optimization_barrier(counter_bits(key, counters))
+        # Each row is ranked by its hash. Rows that are not valid get the highest bit, and so come last. The row's
+        # number in the low bits decides between equal hashes.
+        row_number = jnp.arange(first_rows.shape[0], dtype=jnp.uint32)
+        bits = jnp.where(is_valid, hashed(words, first_rows.astype(jnp.uint32)) >> 1, jnp.uint32(1) << 31)
+        bits = jax.lax.optimization_barrier((bits & ~jnp.uint32(SORTED - 1)) | row_number)
+        # Comparing all pairs is a few vector operations. They are written out, so that the compiler does not store the
+        # comparisons. XLA:CPU sorts short rows an order of magnitude slower.
         rank = sum((bits[i] < bits).astype(jnp.int32) for i in range(bits.shape[0]))
         rank = jax.lax.optimization_barrier(rank)
-        few = jnp.where(rank[None, :] == positions[:, None], first[None, :], 0).sum(axis=1, dtype=jnp.int32)
-        if place is None:
-            return few
-        size = jnp.maximum(count, 1)
+        # At most one row has the rank of a position, so the sum is that row.
+        short_order = jnp.where(rank[None, :] == positions[:, None], first_rows[None, :], 0).sum(
+            axis=1, dtype=jnp.int32
+        )
+        if valid_rows is None:
+            return short_order
+        # More rows are permuted by a Feistel network on a grid that holds them and is nearly a square. A step evaluates
+        # the network at its own positions only.
+        size = jnp.maximum(num_valid, 1)
         side = jnp.ceil(jnp.sqrt(size.astype(jnp.float32))).astype(jnp.int32)
-        rounds = hashed(words, jnp.uint32(1 << 31) + jnp.arange(2 * ROUNDS, dtype=jnp.uint32)).reshape(ROUNDS, 2)
-        network = functools.partial(feistel, rounds, side, -(-size // side))
+        round_words = hashed(words, jnp.uint32(1 << 31) + jnp.arange(2 * ROUNDS, dtype=jnp.uint32)).reshape(ROUNDS, 2)
+        network = functools.partial(feistel, round_words, side, -(-size // side))
         inside = jnp.clip(positions, 0, size - 1).astype(jnp.uint32)
-        return jnp.where(count <= SORTED, few, place[walked(network, inside, size).astype(jnp.int32)])
+        return jnp.where(num_valid <= SORTED, short_order, valid_rows[walked(network, inside, size).astype(jnp.int32)])
 
     return at

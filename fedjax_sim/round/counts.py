@@ -1,7 +1,8 @@
-"""Counts of 64 bits inside of compiled programs, where JAX has no 64-bit integers without its x64 mode.
+"""Computes with counts of 64 bits inside of compiled programs.
 
-An integer in [0, 2^64) is a pair of words, [2] uint32, the high word first. A sum over clients is taken byte by byte:
-sums of up to 2^24 bytes fit a uint32, in any order and on any number of devices.
+JAX has no 64-bit integers without its x64 mode. So an integer in [0, 2^64) is a pair of words, [2] uint32, the high
+word first. A sum over clients is taken byte by byte: a sum of up to 2^24 bytes fits a uint32, in any order and on any
+number of devices.
 """
 
 from __future__ import annotations
@@ -12,11 +13,11 @@ from fedjax_sim.types import Array, Count
 
 __all__ = ["bytes_of", "from_byte_sums", "from_int", "word_pair", "word_pair_product", "word_pair_sum", "words_of"]
 
-BYTES = (0, 8, 16, 24)  # their first bits in a word
+BYTES = (0, 8, 16, 24)  # the first bit of each byte in a word
 
 
 def from_int(number: int) -> Array:
-    """A Python integer in [0, 2^64) as [2] uint32, the high and the low word.
+    """Returns a Python integer in [0, 2^64) as [2] uint32, the high and the low word.
 
     >>> from_int(2**32 + 7).tolist()
     [1, 7]
@@ -25,14 +26,22 @@ def from_int(number: int) -> Array:
 
 
 def word_pair(number: Array) -> Array:
-    """The high and the low word of non-negative int32 or uint32 numbers [...], as [2, ...] uint32."""
+    """Returns non-negative int32 or uint32 numbers [...] as [2, ...] uint32, the high and the low words.
+
+    >>> word_pair(jnp.array([5, 6])).tolist()
+    [[0, 0], [5, 6]]
+    """
     return jnp.stack([jnp.zeros_like(number), number]).astype(jnp.uint32)
 
 
 def word_pair_sum(a: Array, b: Array) -> Array:
-    """The sum a + b modulo 2^64; both and the result are [2] uint32, the high and the low word.
+    """Returns the sum a + b modulo 2^64; both and the result are [2] uint32, the high and the low word.
 
-    Guarantees: tests/algorithms/split/test_vertical.py::test_counts_past_32_bits.
+    Guarantees:
+      Sums are exact past 2^32 (tests/algorithms/split/test_vertical.py::test_counts_past_32_bits).
+
+    >>> word_pair_sum(from_int(2**32 - 1), from_int(2)).tolist()
+    [1, 1]
     """
     low = a[1] + b[1]
     carry = (low < a[1]).astype(jnp.uint32)  # an addition that wrapped gives less than its addend
@@ -40,7 +49,7 @@ def word_pair_sum(a: Array, b: Array) -> Array:
 
 
 def word_pair_product(number: Array, words: Array) -> Array:
-    """The product number * words modulo 2^64.
+    """Returns the product number * words modulo 2^64.
 
     Args:
       number: [] int32 or uint32.
@@ -48,7 +57,8 @@ def word_pair_product(number: Array, words: Array) -> Array:
 
     Returns: [2] uint32 words.
 
-    Guarantees: the products are Python's (tests/algorithms/hierarchy/test_hierfavg.py::test_counts_past_32_bits).
+    Guarantees:
+      The products are Python's (tests/algorithms/hierarchy/test_hierfavg.py::test_counts_past_32_bits).
 
     >>> word_pair_product(jnp.int32(1_000_000), from_int(5_000)).tolist()
     [1, 705032704]
@@ -67,17 +77,20 @@ def word_pair_product(number: Array, words: Array) -> Array:
 
 
 def words_of(count: Count) -> Array:
-    """The product of a count's number and unit modulo 2^64, as [2] uint32: the high word and the low word."""
+    """Returns a count, its number times its unit, modulo 2^64, as [2] uint32: the high word and the low word."""
     return word_pair_product(count.number, count.unit)
 
 
 def bytes_of(counts: Array) -> Array:
-    """The bytes of counts, the lowest first, to be summed over clients.
+    """Returns the bytes of counts, the lowest first, to be summed over clients.
 
     Args:
       counts: [] a non-negative int32 or uint32, or [..., 2] uint32, pairs of words.
 
     Returns: [4] uint32 for a number, [..., 8] for pairs of words.
+
+    >>> bytes_of(jnp.int32(256 + 7)).tolist()
+    [7, 1, 0, 0]
     """
     if counts.ndim == 0:
         return jnp.stack([counts.astype(jnp.uint32) >> first_bit & 255 for first_bit in BYTES])
@@ -85,7 +98,7 @@ def bytes_of(counts: Array) -> Array:
 
 
 def from_byte_sums(sums: Array) -> Array:
-    """Puts a 64-bit sum of counts together from the sums of their bytes.
+    """Returns a 64-bit sum of counts, from the sums of their bytes.
 
     Args:
       sums: [4] or [8] uint32, the sum over counts of each of their bytes, the lowest byte first. These sums are exact
@@ -93,7 +106,8 @@ def from_byte_sums(sums: Array) -> Array:
 
     Returns: [2] uint32, high word and low word, as `Count.unit`.
 
-    Guarantees: exact past 2^32 (tests/round/test_round.py::test_counts_are_exact).
+    Guarantees:
+      Sums are exact past 2^32 (tests/round/test_round.py::test_counts_are_exact).
 
     >>> from_byte_sums(jnp.array([0, 0, 0, 3 << 8], jnp.uint32)).tolist()  # 3 * 2^32
     [3, 0]
@@ -105,6 +119,7 @@ def from_byte_sums(sums: Array) -> Array:
         high_part = sums[i] >> 32 - 8 * i if i else jnp.uint32(0)  # the sum of the lowest bytes is in the low word
         high += high_part + carry
         low += low_part
+    # Bytes 4 to 7 belong to the high word alone.
     for i in range(4, sums.shape[0]):
         high += sums[i] << 8 * (i - 4)
     return jnp.stack([high, low])

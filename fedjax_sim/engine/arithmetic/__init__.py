@@ -1,4 +1,4 @@
-"""Arithmetic whose results are the same bits on any devices, and the faster one of the compiler."""
+"""Computes with the same bits on any devices, or with the faster arithmetic of the compiler."""
 
 from fedjax_sim.engine.arithmetic import exact_sums
 from fedjax_sim.engine.arithmetic.barrier import rounded_here, unsigned_zeros

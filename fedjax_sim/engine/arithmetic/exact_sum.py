@@ -1,20 +1,26 @@
-"""An exact sum of floats in integer words: the same bits for any order, chunk and padding.
+"""Sums floats exactly in integer words, so that the bits do not depend on order, chunk and padding.
 
-A float is cut into integer digits on an absolute grid. Bin t covers the magnitudes [2^(23t-148), 2^(23t-125)); a
-value's digit in a bin is the value, less its digits in higher bins, rounded to a multiple of 2^(23t-147) and counted in
-that unit. A digit is at most 2^22, so the digits of some hundred messages fit an int32. Digits are integers, so their
-sums are associative. Only the top bins below the largest magnitude met at a coordinate are kept; when a larger value
-arrives, the lowest bins are dropped. A kept digit depends on its value alone, so the kept sums are those that knowing
-the largest magnitude beforehand would have given (Demmel and Nguyen, 2015, reproduce float sums the same way; here
-digits are integers and a sum is two int32 words).
+A float sum depends on the order of its addends, and a sum of integers does not. So each float is cut into integer
+digits on an absolute grid, and the digits are added.
 
-A digit is read off the bits of a float: adding 1.5 * 2^23 to a value in units of the grid rounds it to an integer, and
-leaves that integer in the low bits. A message costs seven operations a coordinate and touches three words; the high
-words, and the carries into them, are touched once in a few hundred messages.
+Grid: bin t covers the magnitudes [2^(23t-148), 2^(23t-125)), and its unit is 2^(23t-147). A value's digit in bin t is
+the value, less its digits in higher bins, rounded to a multiple of the unit and counted in that unit. A digit is at
+most 2^22, so the digits of some hundred messages fit an int32.
 
-Error: each value is represented to half a unit of the last kept digit, at most 2^-23 of the largest magnitude met at
-that coordinate for float32 (2 bins) and 2^-69 for float64 (4 bins); the sum of the digits is exact, and `sum_as_float`
-rounds it to the nearest float within 2 units in the last place. Below 2^-126 values count as zero.
+Kept bins: each coordinate keeps only the top bins below the largest magnitude that it has met. When a larger value
+arrives, the lowest bins are dropped. A digit depends on its value alone, so the kept sums are those that would have
+resulted if the largest magnitude had been known beforehand.
+
+Cost: a value in units of the grid is rounded to an integer by adding 1.5 * 2^23. The integer then stands in the low
+bits of the float. A message costs seven operations a coordinate and touches three words. The high words, and the
+carries into them, are touched once in a few hundred messages.
+
+Error: each value is represented to half a unit of the last kept digit. That is at most 2^-23 of the largest magnitude
+met at that coordinate for float32 (2 bins) and 2^-69 for float64 (4 bins). The sum of the digits is exact, and
+`sum_as_float` rounds it to the nearest float within 2 units in the last place. Values below 2^-126 count as zero.
+
+References: Demmel and Nguyen 2015 reproduce float sums in the same way. Here digits are integers, and the sum of a bin
+is two int32 words.
 """
 
 from __future__ import annotations
@@ -48,38 +54,49 @@ __all__ = [
 ]
 
 BITS = 23  # of a digit
-LOW_BITS = 20  # of a normal sum's low word
+LOW_BITS = 20  # of the low word of a sum in normal form
 LOW_MASK = (1 << LOW_BITS) - 1
 MIN_BIN, MAX_BIN = 1, 11  # every exponent of a float32
-POISONED = MAX_BIN + 1  # a value that is not finite, or 2^128 and above, was added: the total is NaN
+POISONED = MAX_BIN + 1  # the bin of values that are not finite, or 2^128 and above: the total is then NaN
 MAX_CHUNK = 1 << 16  # messages added at once
-PENDING = 480  # messages whose digits a low word can take
-UNROLLED = 64  # messages that are added one by one: compilers vectorise that, but no reduction over rows
+# Messages whose digits a low word can take: 480 digits of 2^22 and a low word below 2^20 stay below 2^31.
+PENDING = 480
+# Up to this number, messages are added one by one in straight-line code. Compilers vectorise that over coordinates,
+# but XLA:CPU vectorises no reduction over rows.
+UNROLLED = 64
 
 
 @partial(jax.tree_util.register_dataclass, meta_fields=["shape"], data_fields=["top", "low", "base", "high", "pending"])
 @dataclasses.dataclass(frozen=True)
 class ExactSum:
-    """A sum over clients at each coordinate. A kept bin, highest first, holds high * 2^20 + low in units of its grid.
+    """A sum over clients at each of d coordinates. A kept bin holds high * 2^20 + low, in units of its grid.
 
-    Words are flat: XLA:CPU vectorises the last axis of what it writes, and that of a leaf may be short.
+    The bins of a coordinate are `top`, `top` - 1, ...; tuples of words have the highest bin first. Words are flat
+    arrays [d], because XLA:CPU vectorises the last axis of an array that it writes, and a leaf's may be short.
     """
 
     top: Array  # [d] int32: every magnitude met at this coordinate is below 2^(23 top - 125)
-    low: tuple[Array, ...]  # one per kept bin, [d] int32
-    base: Array  # [d] int32: `top` when carries last moved; the high words stand there
-    high: tuple[Array, ...]  # [d] int32
-    pending: Array  # [] int32 messages since carries last moved
-    shape: tuple[int, ...]  # of what is summed
+    low: tuple[Array, ...]  # for each kept bin, [d] int32
+    base: Array  # [d] int32: `top` when carries last moved; the high words belong to these bins
+    high: tuple[Array, ...]  # for each kept bin, [d] int32
+    pending: Array  # [] int32, the number of messages since carries last moved
+    shape: tuple[int, ...]  # of the array that is summed
 
 
 def _type(acc: ExactSum):
+    """Returns the dtype of the summed floats, which the number of kept bins tells."""
     return jnp.float64 if len(acc.low) == 4 else jnp.float32
 
 
 @jax.custom_jvp
 def without_derivative(x: Array) -> Array:
-    """The same number; a derivative through it is an error, since what follows works on bits, whose derivative is 0."""
+    """Returns `x` unchanged, and makes a derivative through it an error.
+
+    It stands before code that works on the bits of floats. There JAX would take the derivative to be 0, which is wrong.
+
+    Raises:
+      TypeError: for a derivative.
+    """
     return x
 
 
@@ -90,61 +107,80 @@ def _(primals, tangents):
 
 
 def empty(shape: tuple[int, ...], dtype) -> ExactSum:
-    """The sum of nothing; float64 keeps four bins, others two."""
-    bins, size = 4 if dtype == jnp.float64 else 2, math.prod(shape)
+    """Returns a sum of no messages, for arrays of this shape; float64 keeps four bins, other dtypes two."""
+    bins = 4 if dtype == jnp.float64 else 2
+    size = math.prod(shape)
     words = tuple(jnp.zeros(size, jnp.int32) for _ in range(bins))
     lowest = jnp.full(size, MIN_BIN, jnp.int32)
     return ExactSum(lowest, words, lowest, words, jnp.zeros((), jnp.int32), shape)
 
 
 def power_of_two(exponent: Array, dtype) -> Array:
-    """2^exponent, exactly, for normal float32 (float64) results."""
+    """Returns 2^exponent exactly, for int32 exponents whose result is a normal float32 (or float64) number.
+
+    >>> power_of_two(jnp.int32(-3), jnp.float32).item()
+    0.125
+    """
+    # The exponent, plus the bias of the format, is written into its place in the bits of the float.
     if dtype == jnp.float64:
         return jax.lax.bitcast_convert_type((exponent.astype(jnp.int64) + 1023) << 52, jnp.float64)
     return jax.lax.bitcast_convert_type((exponent + 127) << 23, jnp.float32)
 
 
 def _moved(words: tuple[Array, ...], shift: Array) -> tuple[Array, ...]:
-    """The kept bins' words when these start `shift` bins higher: zeros come in at the top, the lowest are dropped."""
-    kept = []
-    for bin in range(len(words)):
+    """Returns the kept bins' words after the bins have moved up by `shift` [d] >= 0.
+
+    Zeros come in at the top, and the lowest words are dropped.
+    """
+    moved_words = []
+    # The shift differs by coordinate, so each word is chosen among all words that can take its place.
+    for new_index in range(len(words)):
         word = jnp.zeros_like(words[0])
-        for source in range(bin + 1):
-            word = jnp.where(shift == bin - source, words[source], word)
-        kept.append(word)
-    return tuple(kept)
+        for old_index in range(new_index + 1):
+            word = jnp.where(shift == new_index - old_index, words[old_index], word)
+        moved_words.append(word)
+    return tuple(moved_words)
 
 
 @partial(jax.jit, inline=True)
 def normal_form(acc: ExactSum) -> ExactSum:
-    """Carries moved out of the low words."""
+    """Returns the same sum with carries moved out of the low words, which are then in [0, 2^20)."""
     high = _moved(acc.high, acc.top - acc.base)
+    # The shift of a negative word rounds towards minus infinity, and the mask gives the remainder, which is
+    # non-negative: high * 2^20 + low keeps its value.
     high = tuple(h + (low >> LOW_BITS) for h, low in zip(high, acc.low, strict=True))
     low = tuple(low & LOW_MASK for low in acc.low)
     return ExactSum(acc.top, low, acc.top, high, jnp.zeros_like(acc.pending), acc.shape)
 
 
 def _raised(acc: ExactSum, top: Array) -> ExactSum:
-    """A normal sum whose kept bins start at a higher one."""
+    """Returns a sum in normal form whose kept bins start at `top`, which is `acc.top` or above."""
     shift = top - acc.top
     return ExactSum(top, _moved(acc.low, shift), top, _moved(acc.high, shift), acc.pending, acc.shape)
 
 
 def _bin(magnitude: Array) -> Array:
-    """The bin of a magnitude given by its bits; POISONED past the largest."""
+    """Returns the bin of magnitudes, which are given by their bits; POISONED past the largest bin."""
     if magnitude.dtype == jnp.int64:
+        # The biased exponent of a float64 is turned into that of a float32: 1023 - 127 = 896.
         exponent = jnp.clip((magnitude >> 52) - 896, 1, 255).astype(jnp.int32)
     else:
         exponent = magnitude >> 23
-    return ((exponent + 21) * 357) >> 13  # ceil((exponent - 1) / 23); zero is below every bin
+    # This is ceil((exponent - 1) / 23) without a division, because 357 / 2^13 is nearly 1 / 23. Zero gets bin 0, which
+    # is below MIN_BIN, and so changes no `top`.
+    return ((exponent + 21) * 357) >> 13
 
 
 def _bits(x: Array) -> Array:
+    """Returns the bits of floats as signed integers of the same width."""
     return jax.lax.bitcast_convert_type(x, jnp.int64 if x.dtype == jnp.float64 else jnp.int32)
 
 
 def _peak(values: Array, here: Array | bool = True) -> Array:
-    """Bits of the largest magnitude at each coordinate of messages [c, d]; zero unless `here`."""
+    """Returns the bits of the largest magnitude at each coordinate of messages [c, d]; zero unless `here`.
+
+    Without the sign, bits order as magnitudes do, and those of NaN and infinity are above all others.
+    """
     bits = _bits(values)
     no_sign = jnp.iinfo(bits.dtype).max
     bits &= no_sign if here is True else jnp.where(here, no_sign, 0)
@@ -152,51 +188,87 @@ def _peak(values: Array, here: Array | bool = True) -> Array:
 
 
 def _digits(value: Array, scale: Array, magic: Array, bins: int) -> list[Array]:
-    """A message's digits in the kept bins."""
-    leading = (None,) * (value.ndim - 1)
-    scale, magic = scale[leading], magic[leading]
-    rest, digits = value * scale, []
+    """Returns the digits of messages [..., d] in the kept bins, highest first, as int32.
+
+    Args:
+      value: floats below the top of their kept bins.
+      scale: [d], one over the unit of the highest kept bin.
+      magic: [d], 1.5 * 2^23 (float64: 1.5 * 2^52). At this magnitude floats are spaced by 1.
+    """
+    new_axes = (None,) * (value.ndim - 1)
+    scale = scale[new_axes]
+    magic = magic[new_axes]
+    remainder = value * scale
+    digits = []
     for _ in range(bins):
-        rounded = rest + magic
+        # This addition rounds the remainder to an integer. The factor 1.5 keeps the sum in one binade for negative
+        # integers too, so that the difference of the bits is the integer itself.
+        rounded = remainder + magic
         digits.append((_bits(rounded) - _bits(magic)).astype(jnp.int32))
-        rest = (rest - (rounded - magic)) * 2.0**BITS
+        # What the rounding left is at most half a unit, and a float again. The next bin's unit is 2^23 times smaller.
+        remainder = (remainder - (rounded - magic)) * 2.0**BITS
     return digits
 
 
 @partial(jax.jit, inline=True)
 def add_messages(sums: list[ExactSum], messages: list[Array]) -> list[ExactSum]:
-    """Adds messages [c, ...] to each sum, c <= MAX_CHUNK."""
+    """Adds messages to sums.
+
+    Args:
+      sums: the sums.
+      messages: for each sum, c messages of its shape, [c, ...]; c is the same for all, and at most MAX_CHUNK.
+
+    Raises:
+      ValueError: for more than MAX_CHUNK messages.
+      TypeError: for a derivative with respect to messages.
+    """
     messages, count = [without_derivative(x) for x in messages], messages[0].shape[0]
     validate.integer("messages added at once", count, 1, MAX_CHUNK)
     on_cpu = target() == "cpu"
     if on_cpu and count > UNROLLED:
+        # A long chunk is added in blocks that are short enough for straight-line code. Zeros fill up the last block.
         blocks = [jnp.pad(x, [(0, -count % UNROLLED)] + [(0, 0)] * (x.ndim - 1)) for x in messages]
         blocks = [x.reshape(len(x) // UNROLLED, UNROLLED, *x.shape[1:]) for x in blocks]
         return jax.lax.scan(lambda sums, block: (add_messages(sums, block), None), sums, blocks)[0]
     messages = [x.reshape(count, -1).astype(_type(acc)) for acc, x in zip(sums, messages, strict=True)]
 
-    def ready(sums, here=True):  # carries moved, and no message above the top bin
+    def with_room(sums, here=True):
+        """Returns the sums with carries moved, and with bins that hold the largest message."""
         tops = [jnp.maximum(acc.top, _bin(_peak(x, here))) for acc, x in zip(sums, messages, strict=True)]
         return [_raised(normal_form(acc), top) for acc, top in zip(sums, tops, strict=True)]
 
-    if on_cpu:  # a loop of at most one turn, for few chunks: unlike a condition, it leaves the words where they are
-        above = [
+    if on_cpu:
+        # Few chunks have a message above the bins, so bins move in a loop of at most one turn. Unlike a condition, a
+        # loop leaves the words in their memory where it does not turn.
+        has_larger = [
             tree.largest(_bin(_peak(x)) - acc.top) > 0 for acc, x in zip(sums, messages, strict=True) if acc.top.size
         ]
-        due = reduce(jnp.logical_or, above, sums[0].pending + count > PENDING)
-        _, sums = jax.lax.while_loop(lambda x: x[0], lambda x: (jnp.zeros_like(x[0]), ready(x[1], x[0])), (due, sums))
-    else:  # where a loop may wait for the host
-        sums = ready(sums)
+        is_due = reduce(jnp.logical_or, has_larger, sums[0].pending + count > PENDING)
+        # The loop's own flag goes into the peak, so that the peak cannot be computed before the loop.
+        _, sums = jax.lax.while_loop(
+            lambda state: state[0],
+            lambda state: (jnp.zeros_like(state[0]), with_room(state[1], state[0])),
+            (is_due, sums),
+        )
+    else:
+        # On accelerators a loop may wait for the host, so bins move without one.
+        sums = with_room(sums)
     return [_added(acc, x) for acc, x in zip(sums, messages, strict=True)]
 
 
 def _added(acc: ExactSum, values: Array) -> ExactSum:
-    """A sum with the digits of messages [c, d] that fit its bins."""
-    top, low, high, count = acc.top, acc.low, acc.high, len(values)
+    """Returns a sum to which the digits of messages [c, d] are added; the messages fit the sum's bins."""
+    top = acc.top
+    low = acc.low
+    high = acc.high
+    count = len(values)
     magic = jnp.full_like(top, 1.5 * 2.0 ** jnp.finfo(values.dtype).nmant, values.dtype)
-    magic = rounded_here(magic, HiddenZero(jnp.minimum(top, 0)))  # or a compiler cancels (x + magic) - magic
+    # A compiler that knew this number would simplify (x + magic) - magic to x. `top` is 1 or more, which the compiler
+    # does not know, so the minimum is a hidden zero.
+    magic = rounded_here(magic, HiddenZero(jnp.minimum(top, 0)))
     scale = power_of_two(147 - BITS * top, values.dtype)
     if count > UNROLLED:
+        # Digits are summed in blocks whose sums fit an int32. The carry of each block goes into the high word.
         values = jnp.pad(values, ((0, -count % PENDING), (0, 0))).reshape(-(-count // PENDING), PENDING, top.size)
         digits = [x.sum(1, dtype=jnp.int32) for x in _digits(values, scale, magic, len(low))]
         high = tuple(x + (digit >> LOW_BITS).sum(0, dtype=jnp.int32) for x, digit in zip(high, digits, strict=True))
@@ -210,74 +282,101 @@ def _added(acc: ExactSum, values: Array) -> ExactSum:
 
 @partial(jax.jit, inline=True)
 def merge_two(x: ExactSum, y: ExactSum) -> ExactSum:
-    """The sum of both."""
+    """Returns the sum of the messages of `x` and of `y`, in normal form."""
     x, y = normal_form(x), normal_form(y)
+    # Words can be added only if they belong to the same bins.
     top = jnp.maximum(x.top, y.top)
     words = jax.tree.map(jnp.add, _raised(x, top), _raised(y, top))
     return normal_form(dataclasses.replace(words, top=top, base=top))
 
 
 def packed_words(acc: ExactSum) -> tuple[Array, ...]:
-    """The words of a normal sum, its top in the spare bits of the first."""
+    """Returns the words of a sum in normal form, with `top` in the spare high bits of the first word."""
     return (acc.low[0] | (acc.top << LOW_BITS), *acc.low[1:], *acc.high)
 
 
 def merged(words: tuple[Array, ...], number: int, shape: tuple[int, ...]) -> ExactSum:
-    """The sum of the devices' packed words [D, ...]."""
+    """Returns the sum of the sums of several devices.
 
-    def part(i: int) -> ExactSum:
-        first, *rest = (x[i] for x in words)
-        top, bins = first >> LOW_BITS, len(words) // 2
-        low = (first & LOW_MASK, *rest[: bins - 1])
-        return ExactSum(top, low, top, tuple(rest[bins - 1 :]), jnp.zeros((), jnp.int32), shape)
+    Args:
+      words: the `packed_words` of D devices, each [D, d].
+      number: D.
+      shape: of the array that is summed.
+    """
 
-    return reduce(merge_two, map(part, range(number)))
+    def sum_of_device(device: int) -> ExactSum:
+        first_word, *other_words = (x[device] for x in words)
+        top = first_word >> LOW_BITS
+        bins = len(words) // 2
+        low = (first_word & LOW_MASK, *other_words[: bins - 1])
+        return ExactSum(top, low, top, tuple(other_words[bins - 1 :]), jnp.zeros((), jnp.int32), shape)
+
+    return reduce(merge_two, map(sum_of_device, range(number)))
 
 
 def spread_out(acc: ExactSum) -> tuple[Array, Array, Array]:
-    """A normal sum as arrays that add up over devices, with a place for every bin there is, [bins, ...].
+    """Returns a sum in normal form as arrays that can be added over devices.
 
-    Returns: (1 at the top bin of each coordinate, low words, high words), bins from POISONED down.
+    Two devices may keep different bins of a coordinate. So the arrays have a row for every bin there is, and each word
+    stands in the row of its bin.
+
+    Returns: (1 at the top bin of each coordinate and else 0, low words, high words), each [bins, d] int32, with rows
+      for the bins from POISONED down.
     """
     bins = len(acc.low)
     tops = jnp.stack([acc.top == top for top in range(POISONED, 0, -1)]).astype(jnp.int32)
 
-    def everywhere(words):
-        places = range(POISONED, MIN_BIN - bins, -1)
-        return jnp.stack([sum(jnp.where(acc.top - i == bin, w, 0) for i, w in enumerate(words)) for bin in places])
+    def in_rows(words):
+        # A top of MIN_BIN is kept with the bins below it, so the rows go further down than the tops.
+        rows = range(POISONED, MIN_BIN - bins, -1)
+        return jnp.stack([sum(jnp.where(acc.top - i == bin, w, 0) for i, w in enumerate(words)) for bin in rows])
 
-    return tops, everywhere(acc.low), everywhere(acc.high)
+    return tops, in_rows(acc.low), in_rows(acc.high)
 
 
 def kept_bins(spread: tuple[Array, Array, Array], like: ExactSum) -> ExactSum:
-    """The sum whose kept bins are the top ones of `spread`, a sum of `spread_out`s."""
+    """Returns the sum that keeps the top bins of `spread`, a sum over devices of `spread_out`.
+
+    Args:
+      spread: three arrays, as `spread_out` returns them.
+      like: a sum with the same shape and number of bins.
+    """
     tops, low, high = spread
-    first = jnp.argmax(tops > 0, axis=0)
-    top = (POISONED - first).astype(jnp.int32)
+    first_row = jnp.argmax(tops > 0, axis=0)
+    top = (POISONED - first_row).astype(jnp.int32)
 
-    def of(words):
-        return tuple(jnp.take_along_axis(words, (first + i)[None], axis=0)[0] for i in range(len(like.low)))
+    def kept(words):
+        return tuple(jnp.take_along_axis(words, (first_row + i)[None], axis=0)[0] for i in range(len(like.low)))
 
-    return normal_form(ExactSum(top, of(low), top, of(high), like.pending, like.shape))
+    return normal_form(ExactSum(top, kept(low), top, kept(high), like.pending, like.shape))
 
 
 @partial(jax.jit, inline=True)
 def sum_as_float(acc: ExactSum) -> Array:
-    """The sum as floats (float64 with four bins, else float32); NaN where a value was added that is not finite."""
+    """Returns the sum as floats of its shape: float64 for a sum of four bins, else float32.
+
+    A coordinate is NaN if a value was added to it that is not finite.
+    """
     acc = normal_form(acc)
-    bins, dtype = len(acc.low), _type(acc)
-    digits = [jnp.zeros_like(acc.low[0]) for _ in range(bins + 1)]  # base 2^23, lowest first
+    bins = len(acc.low)
+    dtype = _type(acc)
+    # The sum is written in base 2^23, lowest digit first. A bin's high * 2^20 + low adds the low 3 bits of `high` and
+    # the 20 bits of `low` to its own digit, and the other bits of `high` to the digit above.
+    digits = [jnp.zeros_like(acc.low[0]) for _ in range(bins + 1)]
     for bin in range(bins):
         place = bins - 1 - bin
         digits[place] += ((acc.high[bin] & 7) << LOW_BITS) | acc.low[bin]
         digits[place + 1] += acc.high[bin] >> 3
+    # Carries move up. All digits but the highest are then in [0, 2^23), and the highest has the sign.
     for place in range(bins):
         digits[place + 1] += digits[place] >> BITS
         digits[place] &= (1 << BITS) - 1
+    # A multiplication by a power of two is exact, so a compiler that fuses it into the addition changes no bit.
     value = digits[bins].astype(dtype)
     for place in reversed(range(bins)):
         value = value * 2.0**BITS + digits[place].astype(dtype)
-    exponent = BITS * (jnp.minimum(acc.top, MAX_BIN) - bins + 1) - 147  # of the last digit; in two steps, each normal
+    # 2^exponent is the unit of the last digit, and may be below the normal numbers. In two steps each factor is normal.
+    exponent = BITS * (jnp.minimum(acc.top, MAX_BIN) - bins + 1) - 147
     value = value * power_of_two(exponent >> 1, dtype) * power_of_two(exponent - (exponent >> 1), dtype)
     value = rounded_here(jnp.where(acc.top == POISONED, jnp.nan, value), HiddenZero(jnp.minimum(acc.top, 0)))
     return value.reshape(acc.shape)

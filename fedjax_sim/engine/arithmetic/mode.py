@@ -1,4 +1,4 @@
-"""Which arithmetic a program is traced with: one whose results are the same bits on any devices, or the fastest."""
+"""Chooses the arithmetic of a traced program: the same bits on any devices, or the compiler's own, which is faster."""
 
 from __future__ import annotations
 
@@ -9,22 +9,29 @@ import jax
 
 __all__ = ["fast_arithmetic", "is_fast"]
 
-_fast = jax.make_user_context(False)  # what JAX has traced in one arithmetic it does not take for the other
+# The setting is part of JAX's trace context: a program traced in one arithmetic is not reused for the other.
+_fast = jax.make_user_context(False)
 
 
 @contextlib.contextmanager
 def fast_arithmetic(is_on: bool = True) -> Iterator[None]:
-    """What is traced inside the block uses the arithmetic of the compiler; with `is_on=False`, the reproducible one.
+    """Traces programs inside the block with the arithmetic of the compiler, instead of the reproducible one.
 
-    Sums over clients are float sums, in the order of slots and devices. Products, quotients and sums are rounded as the
-    compiler chooses. So the last bits of a result depend on the number of devices, on the chunk and on the order of the
-    cohort. Random draws do not: keys and integers are the same in both arithmetics.
+    Sums over clients are then float sums, in the order of slots and devices. Products, quotients and sums are rounded
+    as the compiler chooses. So the last bits of a result depend on the number of devices, on the chunk and on the order
+    of the cohort. Random draws do not: keys and integers are the same in both arithmetics.
 
-    A round has derivatives only here. Outside of the block a sum over clients is a sum of integers, and a derivative
-    through it is an error: it would be zero. A function that `jax.jit` has traced outside is traced anew inside.
+    A round has derivatives only inside the block. Outside of it a sum over clients is a sum of integers. A derivative
+    through that sum would be zero, so it is an error. A function that `jax.jit` has traced outside is traced anew
+    inside.
 
-    Guarantees: tests/engine/arithmetic/test_exact_sums.py::test_derivatives; results of both arithmetics differ by
-    rounding alone (tests/laws/test_fast_arithmetic.py).
+    Args:
+      is_on: False returns to reproducible arithmetic, for a block inside of a fast one.
+
+    Guarantees:
+      A round has the right derivatives inside the block
+      (tests/engine/arithmetic/test_exact_sums.py::test_derivatives).
+      Results of both arithmetics differ by rounding alone (tests/laws/test_fast_arithmetic.py).
 
     >>> import jax, jax.numpy as jnp
     >>> from fedjax_sim import engine
@@ -38,5 +45,5 @@ def fast_arithmetic(is_on: bool = True) -> Iterator[None]:
 
 
 def is_fast() -> bool:
-    """Whether this is inside of `fast_arithmetic()`."""
+    """Returns whether the caller is inside of `fast_arithmetic()`."""
     return _fast.value
