@@ -161,10 +161,12 @@ def cast(tree: PyTree, like: PyTree) -> PyTree:
 
 
 def common_dtype(*numbers: Any) -> Any:
-    """Returns the dtype that JAX's standard promotion gives these, also under strict promotion.
+    """Returns the dtype that JAX's standard promotion gives these.
+
+    It is the same under strict promotion (`jax_numpy_dtype_promotion`).
 
     Args:
-      numbers: arrays, or shapes with a dtype; `jax_numpy_dtype_promotion` sets the promotion.
+      numbers: arrays, or shapes with a dtype.
 
     >>> common_dtype(jnp.ones(2, jnp.bfloat16), jnp.ones(2))
     dtype('float32')

@@ -204,7 +204,8 @@ class Builder(Maker):
         """Makes the algorithm of the given parts under a plan.
 
         The sampler counts distinct clients where this is allowed. It is not allowed if a part adds noise, or may add
-        noise: the noise hides who took part, and the counter would put this list into every checkpoint.
+        noise: the noise hides who took part, and the counter would put a list of them into every checkpoint.
+
         Args:
           made: the parts by their table in the config, such as {"sampler": ..., "aggregator": ...}; None where a
             table is absent.

@@ -62,7 +62,7 @@ RUN = {
     "lanes": Option(LANES | None, None),  # clients vmapped at once; none: fitted to the cache
     "chunk": Option(LANES | None, None),  # messages summed at once
     "nonfinite": Option(Literal["drop", "error"], "drop"),
-    # The delta at which epsilon is stated if a part adds noise; none: N^-1.1 for N clients.
+    # The delta at which epsilon is stated if a part adds noise; none: N^-1.1 for N clients or records.
     "delta": Option(number_kind(0, 1, open_low=True, open_high=True) | None, None),
     "evaluate_train": Option(Literal["all"] | COUNT | None, None),  # clients whose training objective is evaluated
     # The number of clients that the variance budget trains at each evaluation.
@@ -82,7 +82,7 @@ DEFAULT_PART = {
     "client_optimizer": "sgd",
     "aggregator": "mean",
 }
-# Defaults of a config alone, for options that have none in Python, or None.
+# Defaults of configs alone, for options whose default in Python is None or missing.
 MAIN_JOB = {("sampler", "cohort_size"): 1000, ("algorithm", "num_steps"): 5, ("algorithm", "batch_size"): 10}
 # Tables whose parts take the config's seed, unless they have their own.
 SEEDED = ("data", "devices")

@@ -87,6 +87,8 @@ def variance_budget(
 
     Guarantees: the parts, and their sum, agree with real rounds (tests/instruments/test_variance_budget.py::
     test_parts_are_those_of_real_rounds, ::test_the_sum_is_the_variance_of_real_rounds).
+
+    References: nested analysis of variance (Scheffe 1959, chapter 7); Cochran 1977, section 10.3 (two-stage samples).
     """
     star, law = _checked(algorithm, params, population, num_clients)
     probe = sampling.uniform(population.size, num_clients)

@@ -75,7 +75,7 @@ def _drift(loss_fn, params, population, ids, num_steps, step_size, uniform, part
     """
 
     def gradient_at(point, data):
-        """Computes grad f_i at p."""
+        """Computes grad f_i at the point."""
         return jax.grad(lambda query: risk(loss_fn, query, data)[0])(point)
 
     def steps_of_client(data):

@@ -17,7 +17,7 @@ def cross_silo(population_size: PopulationSize, *, seed: int = 0) -> Devices:
 
     Kairouz et al. state that such clients are few, reliable and almost always available. The numbers are this
     package's: training at 10 Tflops/s (median, sigma 0.3), 1 Gbit/s in each direction, 20 ms, 500 W, and times that
-    jitter by 5 %.
+    jitter by 5 %. Here clients are always available.
 
     Args:
       population_size: N in [2, 1000]. Let all clients take part in every round (`sampling.full`).

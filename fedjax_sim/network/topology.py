@@ -185,7 +185,7 @@ def from_csv(
             continue
         if sender == receiver:
             validate.fail("file", "two different nodes", row, f"{hint} Leave such edges out: drop_self_loops = true.")
-        # Renumbered nodes may have any number that int64 holds.
+        # Nodes that are renumbered may have any number below 2^62, which int64 holds.
         upper_bound = NODE_NUMBERS if renumber else population_size
         if not (0 <= sender < upper_bound and 0 <= receiver < upper_bound):
             hint += " Nodes are numbered from 0." if population_size in (sender, receiver) else ""

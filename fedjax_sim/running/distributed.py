@@ -67,6 +67,7 @@ def initialize(coordinator: str | None = None, num_processes: int | None = None,
         cores are then divided among them.
       num_processes: the number of processes, at least 1.
       process_id: the number of this process, in [0, num_processes).
+
     Raises: ValueError unless all three are given and fit together.
 
     Guarantees:

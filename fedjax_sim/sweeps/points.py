@@ -162,7 +162,7 @@ class Points:
         return start, advance
 
     def _over(self, of_point: Callable, active: Array, points: tuple, *shared: PyTree) -> PyTree:
-        """Calls `one` at each point of the active groups; `points` have leaves [groups, batch, ...].
+        """Calls `of_point` at each point of the active groups; `points` have leaves [groups, batch, ...].
 
         The number of active groups is an argument, so that few points take little time in the same program.
         """

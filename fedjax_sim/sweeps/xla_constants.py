@@ -18,7 +18,6 @@ from fedjax_sim.engine.jaxpr import CALLS, Program, evaluate, inner_programs, op
 
 __all__ = ["is_float", "kept_floats"]
 
-# Primitives that only call a program.
 # Primitives whose inner programs can be replayed with other floats.
 OPENED = (*CALLS, "cond", "scan", "while")
 # Primitives that change no value, only its place or its type.

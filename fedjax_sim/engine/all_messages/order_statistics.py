@@ -226,7 +226,6 @@ def trimmed_mean(values: Array, trim: Array | int, valid: Array | None = None, w
         copies_high = count - trim - _mass(keys < high, weights)
         ends = floats_of(low, block.dtype).astype(wide), floats_of(high, block.dtype).astype(wide)
         mean = plain if weights is None else weighted
-        # Where both selected values are equal, they are the mean.
         # Where both selected values are equal, they are the mean; the upper one's copies then count for nothing.
         trimmed = jnp.where(
             low == high, ends[0], mean(block, inside, ends, copies_low, jnp.where(low == high, 0, copies_high), trim)

@@ -210,8 +210,8 @@ def put(memory: PyTree, ids: Array, rows: PyTree, where: Array) -> PyTree:
       (tests/engine/client_memory/test_store.py::test_the_last_of_equal_ids_writes).
     """
     if not jax.tree.leaves(rows):
-        # Scattered writes to equal indices have no defined order, so a single slot of each id may write.
         return memory
+    # Scattered writes to equal indices have no defined order, so a single slot of each id may write.
     where = _where_last(ids, where)
     if isinstance(memory, (Sharded, Disk)):
         return memory.put(ids, rows, where)
@@ -254,8 +254,8 @@ def gathered(state: PyTree, *, spec: bool = False) -> PyTree:
         if spec:
             empty = lambda x: np.broadcast_to(np.zeros((), x.dtype), (node.size, *x.shape[1:]))  # noqa: E731
             return jax.tree.map(empty, node.rows)
-        return jax.tree.map(lambda x: np.asarray(x)[: node.size], node.rows)
         # Rows of padding, behind the last client, are left out.
+        return jax.tree.map(lambda x: np.asarray(x)[: node.size], node.rows)
 
     return jax.tree.map(node_as_arrays, state, is_leaf=lambda x: isinstance(x, (Sharded, Disk)))
 

@@ -80,7 +80,7 @@ def eigenvalues_of(name: str, size: int) -> tuple[np.ndarray, str]:
 
 
 def _mixing(name: str, size: int, seed: int) -> Mixing:
-    """Makes the mixing matrix: Metropolis weights, which are equal on a regular graph."""
+    """Makes the mixing matrix: equal weights on the exponential graph, and Metropolis weights on the others."""
     if name == "exponential":
         return network.neighbour_mean(network.exponential(size))
     graph = network.k_regular(size, DEGREE, seed=seed) if name == "random" else getattr(network, name)(size)

@@ -55,7 +55,7 @@ def rounds_to_target(
     K is the number of local steps, and B is the batch size.
 
     FedAvg runs on three populations of quadratic clients, whose whole path to the target has a closed form. In the
-    first population all clients have the same Hessian and the same optimum. In the second, Hessians differ. In the
+    first population all clients have one curvature and the same optimum. In the second, Hessians differ. In the
     third, Hessians and optima differ. The third is also run with noisy gradients in batches. Then an MLP is trained on
     digits; its rounds are counted and not predicted.
 
