@@ -25,7 +25,7 @@ def proximal(
 
     Args:
       loss_fn, optimizer, work: as in `local_sgd`.
-      coefficient: >= 0, mu in the paper; 0 is plain local training. A text without the factor 1/2 means twice this
+      coefficient: >= 0, mu in the paper; 0 is plain local training. Where a text has no factor 1/2, pass twice its
         value. May be traced.
 
     Guarantees: coefficient 0 gives `local_sgd` bit for bit (tests/client/test_proximal.py::test_zero_is_local_sgd);

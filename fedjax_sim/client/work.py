@@ -96,7 +96,7 @@ class LocalWork(NamedTuple):
 
 
 class LocalSteps(TypedDict, total=False):
-    """Options of algorithms whose clients train but report no weight: those of `work` without `weighting`."""
+    """Options of algorithms whose clients train: those of `work` without `weighting`, the weight of a report."""
 
     num_steps: Annotated[int | None, Default(None)]
     num_epochs: Annotated[int | None, Default(None)]

@@ -70,7 +70,7 @@ def check_examples(where: str, examples: dict[str, np.ndarray], task: str, num_o
 
     Returns: {"x", "y"}. Tokens and labels are int32, all other numbers float32.
 
-    Raises: ValueError that names `where`, for examples that do not fit the task.
+    Raises: ValueError or TypeError that names `where`, for examples that do not fit the task.
     """
     x, y = (_rows(f"{where}.{leaf}", examples[leaf]) for leaf in ("x", "y"))
     if len(x) != len(y):

@@ -30,15 +30,16 @@ def check_parts(
 ) -> None:
     """Raises ValueError for parts of a federation that do not fit together.
 
-    The checks cover three pairs: clients' messages and the aggregator, the sampler and the weights, noise and the sums
-    that it protects.
+    The checks cover integer messages and the sum that takes them, an aggregator and the server's compressor, a clock or
+    late clients and the clients' steps, noise and the sums that it protects, and the weights of clients, aggregator and
+    sampler.
 
     Guarantees: tests/laws/test_compositions.py; a client drawn in proportion to its size is not weighted by size as
     well (tests/laws/test_facts.py::test_nobody_counts_twice); an aggregator made for another sampler is refused
     (::test_weights_belong_to_the_sampler); no clock prices steps that other parties help to compute, and no bytes of
     late clients are lost
-    (tests/algorithms/split/test_client.py::test_no_clock_prices_what_others_help_with); an aggregator uses the weights
-    that a client was asked to report (tests/laws/test_weights.py).
+    (tests/algorithms/split/test_client.py::test_no_clock_prices_what_others_help_with); weights that were asked for are
+    used by the aggregator, or refused (tests/laws/test_weights.py).
     """
     _check_integers(sampler, transform, aggregator)
     if aggregator.facts.keyless and server.wire is not None:

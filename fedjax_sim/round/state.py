@@ -49,9 +49,9 @@ class Gathered(NamedTuple):
 
 
 class Bases(NamedTuple):
-    """The models from which the clients of a cohort start, where the server sent them before its current broadcast."""
+    """The models from which the clients of a cohort start, where these are not the server's current broadcast."""
 
-    models: PyTree  # leaves [V, ...], earlier broadcasts
+    models: PyTree  # leaves [V, ...], such as earlier broadcasts, or copies that clients train in turn
     index: Array  # [m] int32, the row of `models` that each slot was sent
     factors: Array | None = None  # [m] float32 by which each slot's update is multiplied, before its transform; None: 1
     # [m] int32, the server's rounds before each slot was sent its model; None = all rounds so far

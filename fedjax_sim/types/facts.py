@@ -13,7 +13,7 @@ __all__ = ["AggregatorFacts", "ClientFacts", "TransformFacts"]
 class ClientFacts(NamedTuple):
     """The facts that a `ClientUpdate` states about its local work."""
 
-    # Number of minibatch steps, or (examples) -> steps; None = every step reads all examples
+    # Number of minibatch steps, or (examples) -> steps; None = the work also reads all examples at once
     num_steps: int | Callable | None = None
     # Number of steps of the whole local work, or (examples) -> steps. A client does the part of them that `data.work`
     # states; None = it always does all of its work

@@ -123,15 +123,15 @@ def next_arrivals(key: Array, traffic: Traffic, flights: Flights, load: Callable
     flights = _emptied(flights, is_too_old)
     # At most M clients in flight arrive. With the M clients that are sent work after them, 2M clients may be next.
     places = earliest(flights.due, flights.ids, m)
-    not_yet_known = jnp.full_like(places, -1)
+    minus_one = jnp.full_like(places, -1)  # as a rank: in flight before the step
     leaves = None if flights.leaves is None else flights.leaves[places]
-    waiting = _Entry(flights.due[places], flights.ids[places], flights.bases[places], not_yet_known, leaves)
+    waiting = _Entry(flights.due[places], flights.ids[places], flights.bases[places], minus_one, leaves)
     if traffic.refill == "same":  # the client that is sent work after the i-th arrival is the i-th of these
         waiting = _ordered(waiting)
     candidates, present, spare = _candidates(key, traffic, flights, waiting)
     trip = trips(key, traffic, load, candidates, present)
     start, arrive, leaves = _settled(traffic, flights.clock, waiting.time, trip)
-    newly_sent = _Entry(arrive, candidates, not_yet_known, not_yet_known, leaves)
+    newly_sent = _Entry(arrive, candidates, minus_one, minus_one, leaves)  # `_joined` sets their bases and ranks
     entries, count = _joined(traffic, flights.version, waiting, start, newly_sent)
     rank = jnp.arange(m, dtype=jnp.int32)
     arrives = rank < count
@@ -262,7 +262,7 @@ def _settled(traffic: Traffic, clock: Clock, waiting: Array, trip: Trip) -> tupl
 
     With `refill` "other" the i-th client is sent work at the i-th arrival, and may itself be among the next arrivals.
     So the times of the arrivals are a fixed point. It is found by repetition: the i-th arrival depends on earlier
-    arrivals alone, so at most M turns are exact. No turn is needed unless a new client arrives within the step.
+    arrivals alone, so M turns at most give it exactly. No turn is needed unless a new client arrives within the step.
 
     Args:
       waiting: [M] uint32, ticks until the messages of the clients in flight.
@@ -286,8 +286,8 @@ def _settled(traffic: Traffic, clock: Clock, waiting: Array, trip: Trip) -> tupl
         return (times != old_times).any(), times
 
     first_times = jnp.sort(waiting)
-    has_changed = (arriving(first_times) < first_times[-1]).any()
-    _, times = jax.lax.while_loop(lambda carry: carry[0], one_turn, (has_changed, first_times))
+    is_unsettled = (arriving(first_times) < first_times[-1]).any()
+    _, times = jax.lax.while_loop(lambda carry: carry[0], one_turn, (is_unsettled, first_times))
     return times, *trip.ends(traffic, clock, times)
 
 

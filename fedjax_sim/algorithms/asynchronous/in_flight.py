@@ -94,9 +94,8 @@ class Trip(NamedTuple):
           start: [c] uint32 ticks from now until the work begins; `NEVER_ARRIVES` = it does not begin.
 
         Returns: two arrays [c] of uint32 ticks from now. The first is until the message arrives, at least one tick
-          after
-        the beginning; `NEVER_ARRIVES` without a message. The second is until the client leaves; `NEVER_ARRIVES` for a
-        client that stays. It is None where nobody leaves.
+        after the beginning; `NEVER_ARRIVES` without a message. The second is until the client leaves; `NEVER_ARRIVES`
+        for a client that stays. It is None where nobody leaves.
         """
         begins = self.present & (start != NEVER_ARRIVES)
         duration = jnp.maximum(self.spent.total.astype(jnp.uint32), 1)

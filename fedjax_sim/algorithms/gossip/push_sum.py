@@ -46,7 +46,8 @@ def push_sum(
     Raises: ValueError as `dpsgd`, and for a graph with nodes that send and do not receive: their weights would fall
     to 0.
 
-    Guarantees: the models are those of NumPy, and nodes reach the average on directed graphs, where x_i alone is biased
+    Guarantees: the models are those of NumPy, and nodes reach the average on directed graphs, where a mean of received
+    models would count some nodes more
     (tests/algorithms/gossip/test_push_sum.py::test_numpy, ::test_the_average_of_a_directed_graph), of bfloat16 models
     too (::test_narrow_models_keep_their_average); a model that is not finite is never kept
     (::test_weights_that_vanish).

@@ -46,8 +46,8 @@ def hierarchical_gossip(
     x_g <- sum_h n_h x_h / sum_h n_h.
 
     Args:
-      edge: the parts inside of each edge, as for `as_client_update`. The groups of the population are the clients of
-        the edges.
+      edge: the parts inside of each edge, as for `as_client_update`. The clients of an edge are one group of the
+        population.
       mixing: W [G, G], numbers in [0, 1] whose rows and columns sum to 1. Edge h sends its model to edge g where
         W_gh > 0. Without a cloud, W must connect all edges.
       edge_rounds: kappa, the rounds inside of an edge between two mixing steps.

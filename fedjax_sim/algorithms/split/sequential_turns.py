@@ -31,12 +31,13 @@ def in_turns(made: Algorithm, split: Split, copies: int, *, relay: bool = False)
       made: of `federated`, with a client that trains the joint model.
       split: says which part of the model is the client's.
       copies: S, the number of copies of the server's part.
-      relay: True: the client's part is passed on together with the copy. False: each client starts from the broadcast.
+      relay: True: the client's part is passed on together with the copy. False: it starts from the broadcast at each
+        client.
 
     Raises: ValueError for samplers that may draw a client twice.
 
-    Guarantees: the models are those of NumPy (tests/algorithms/split/test_splitfed.py::test_copies_by_hand,
-    ::test_relay_is_centralised_sgd); only invited clients count, wherever empty slots stand
+    Guarantees: copies follow NumPy's loop (tests/algorithms/split/test_splitfed.py::test_copies_by_hand), and the relay
+    is centralised SGD (::test_relay_is_centralised_sgd); only invited clients count, wherever empty slots stand
     (tests/laws/test_turns.py::test_padding); aggregators see zeros for the absent
     (tests/algorithms/split/test_splitfed.py::test_aggregators_see_zeros_for_the_absent).
     """
@@ -58,8 +59,9 @@ def _collect_in_turns(
 ) -> Gathered:
     """Collects the messages of a cohort whose clients are served in turns.
 
-    The aggregator must see messages relative to the broadcast, so the messages of all turns are kept first. Then each
-    is replaced by the difference between the last model of its copy and the broadcast, and accumulated.
+    The aggregator must see messages relative to the broadcast, so the messages of all turns are kept first. Then the
+    server's part of each (with `relay` all of it) is replaced by the difference between the last model of its copy and
+    the broadcast, and they are accumulated.
 
     Args:
       star: the parts.

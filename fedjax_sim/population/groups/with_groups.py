@@ -94,8 +94,8 @@ def _grouped(data: FederatedData, groups: np.ndarray) -> FederatedData:
 def counts_of_labels_in_range(population: Population, num_labels: int) -> np.ndarray:
     """Counts how many examples of each label every client holds, [N, K] int64.
 
-    Labels are read from `y`. Labels outside of [0, K) are not counted, so the padding label -1 must not occur among
-    valid rows: as an index it would count from the end.
+    Labels are read from `y`. Labels of K or more are not counted. Negative labels, such as the padding label -1, must
+    not occur among valid rows: as indices they count from the end.
 
     >>> from fedjax_sim.population import stored
     >>> counts_of_labels_in_range(stored({"y": np.array([0, 2, 2])}, [0, 1, 3]), 3).tolist()

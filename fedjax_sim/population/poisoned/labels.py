@@ -153,7 +153,7 @@ def label_offset(
       offset: added to each target, in the target's unit. It must be a whole number if targets are integers.
       clients, share, seed: which clients are poisoned, as in `poisoned`.
 
-    Guarantees: f of m such clients move the model of mean estimation by (f / m) offset
+    Guarantees: f of m such clients move the model that the mean aggregates by (f / m) offset
       (tests/population/datasets/test_industrial.py::test_bias_of_mean_and_median).
 
     >>> from fedjax_sim.population import mean_estimation
