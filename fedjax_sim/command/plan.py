@@ -41,9 +41,11 @@ def plan(
         if cohort_size is not None and 2 * cohort_size <= population_size:
             other_settings = [setting for setting in settings if not setting.startswith("sampler.cohort_size=")]
             try:
-                most = largest_cohort(
-                    lambda m: build(load(config, [*other_settings, f"sampler.cohort_size={m}"], without)), cohort_size
-                )
+                with loaded.arithmetic():
+                    most = largest_cohort(
+                        lambda m: build(load(config, [*other_settings, f"sampler.cohort_size={m}"], without)),
+                        cohort_size,
+                    )
                 largest = f"{min(most, population_size):,}" + (" (all)" if most >= population_size else "")
             except ConfigError as error:
                 # Twice as many clients may be refused, for example if the sum of their messages would wrap.

@@ -164,7 +164,8 @@ def _experiment(
     prepare()
     from fedjax_sim.config.build import build
 
-    return build(loaded), loaded.resolved()["run"]
+    with loaded.arithmetic():
+        return build(loaded), loaded.resolved()["run"]
 
 
 def _none_beside_a_config(context: typer.Context, *names: str) -> None:

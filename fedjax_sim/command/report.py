@@ -74,11 +74,12 @@ def write_timeline_page(run: Path, round: int) -> Path:
         hint = "A config has one with [devices] and [sampler.with_clock]."
         raise ConfigError([problem("--timeline", "a run whose rounds take simulated time", str(run), hint)])
     prepare()
-    experiment = build(config)
     try:
-        replayed = timeline_of_round(
-            experiment.key, experiment.algorithm, experiment.params, experiment.data.train, round
-        )
+        with config.arithmetic():
+            experiment = build(config)
+            replayed = timeline_of_round(
+                experiment.key, experiment.algorithm, experiment.params, experiment.data.train, round
+            )
     except ValueError as error:
         raise ConfigError([f"--timeline: {error}"]) from error
     _compare(run, logged[round], replayed)

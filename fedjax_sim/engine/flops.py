@@ -25,8 +25,8 @@ def flops(program: Program, turns: int = 1) -> int:
     """Returns the number of operations on floats that a program takes.
 
     A product that a matrix product or a convolution adds up counts as two operations. Products with padding, or with
-    the zeros between dilated numbers, count as none. A reduction counts one operation for each number that it reads. Any
-    other equation counts one for each number that it computes, and none if it only moves numbers.
+    the zeros between dilated numbers, count as none. A reduction counts one operation for each number that it reads.
+    Any other equation counts one for each number that it computes, and none if it only moves numbers.
 
     Loops of known length are counted in full. Of several branches the most expensive one is counted.
 

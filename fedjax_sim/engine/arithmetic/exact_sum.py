@@ -66,7 +66,7 @@ PENDING = 480
 UNROLLED = 64
 
 
-@partial(jax.tree_util.register_dataclass, meta_fields=["shape"], data_fields=["top", "low", "base", "high", "pending"])
+@partial(jax.tree_util.register_dataclass, meta_fields=["shape"], data_fields=["top", "low", "high", "pending"])
 @dataclasses.dataclass(frozen=True)
 class ExactSum:
     """A sum over clients at each of d coordinates. A kept bin holds high * 2^20 + low, in units of its grid.
@@ -77,7 +77,6 @@ class ExactSum:
 
     top: Array  # [d] int32: every magnitude met at this coordinate is below 2^(23 top - 125)
     low: tuple[Array, ...]  # for each kept bin, [d] int32
-    base: Array  # [d] int32: `top` when carries last moved; the high words belong to these bins
     high: tuple[Array, ...]  # for each kept bin, [d] int32
     pending: Array  # [] int32, the number of messages since carries last moved
     shape: tuple[int, ...]  # of the array that is summed
@@ -112,7 +111,7 @@ def empty(shape: tuple[int, ...], dtype) -> ExactSum:
     size = math.prod(shape)
     words = tuple(jnp.zeros(size, jnp.int32) for _ in range(bins))
     lowest = jnp.full(size, MIN_BIN, jnp.int32)
-    return ExactSum(lowest, words, lowest, words, jnp.zeros((), jnp.int32), shape)
+    return ExactSum(lowest, words, words, jnp.zeros((), jnp.int32), shape)
 
 
 def power_of_two(exponent: Array, dtype) -> Array:
@@ -145,18 +144,17 @@ def _moved(words: tuple[Array, ...], shift: Array) -> tuple[Array, ...]:
 @partial(jax.jit, inline=True)
 def normal_form(acc: ExactSum) -> ExactSum:
     """Returns the same sum with carries moved out of the low words, which are then in [0, 2^20)."""
-    high = _moved(acc.high, acc.top - acc.base)
     # The shift of a negative word rounds towards minus infinity, and the mask gives the remainder, which is
     # non-negative: high * 2^20 + low keeps its value.
-    high = tuple(h + (low >> LOW_BITS) for h, low in zip(high, acc.low, strict=True))
+    high = tuple(h + (low >> LOW_BITS) for h, low in zip(acc.high, acc.low, strict=True))
     low = tuple(low & LOW_MASK for low in acc.low)
-    return ExactSum(acc.top, low, acc.top, high, jnp.zeros_like(acc.pending), acc.shape)
+    return ExactSum(acc.top, low, high, jnp.zeros_like(acc.pending), acc.shape)
 
 
 def _raised(acc: ExactSum, top: Array) -> ExactSum:
     """Returns a sum in normal form whose kept bins start at `top`, which is `acc.top` or above."""
     shift = top - acc.top
-    return ExactSum(top, _moved(acc.low, shift), top, _moved(acc.high, shift), acc.pending, acc.shape)
+    return ExactSum(top, _moved(acc.low, shift), _moved(acc.high, shift), acc.pending, acc.shape)
 
 
 def _bin(magnitude: Array) -> Array:
@@ -287,7 +285,7 @@ def merge_two(x: ExactSum, y: ExactSum) -> ExactSum:
     # Words can be added only if they belong to the same bins.
     top = jnp.maximum(x.top, y.top)
     words = jax.tree.map(jnp.add, _raised(x, top), _raised(y, top))
-    return normal_form(dataclasses.replace(words, top=top, base=top))
+    return normal_form(dataclasses.replace(words, top=top))
 
 
 def packed_words(acc: ExactSum) -> tuple[Array, ...]:
@@ -309,7 +307,7 @@ def merged(words: tuple[Array, ...], number: int, shape: tuple[int, ...]) -> Exa
         top = first_word >> LOW_BITS
         bins = len(words) // 2
         low = (first_word & LOW_MASK, *other_words[: bins - 1])
-        return ExactSum(top, low, top, tuple(other_words[bins - 1 :]), jnp.zeros((), jnp.int32), shape)
+        return ExactSum(top, low, tuple(other_words[bins - 1 :]), jnp.zeros((), jnp.int32), shape)
 
     return reduce(merge_two, map(sum_of_device, range(number)))
 
@@ -348,7 +346,7 @@ def kept_bins(spread: tuple[Array, Array, Array], like: ExactSum) -> ExactSum:
     def kept(words):
         return tuple(jnp.take_along_axis(words, (first_row + i)[None], axis=0)[0] for i in range(len(like.low)))
 
-    return normal_form(ExactSum(top, kept(low), top, kept(high), like.pending, like.shape))
+    return normal_form(ExactSum(top, kept(low), kept(high), like.pending, like.shape))
 
 
 @partial(jax.jit, inline=True)
