@@ -24,8 +24,8 @@ def edge_scores(embeddings: Array, pairs: Array) -> Array:
 
     Raises: ValueError for arguments of other shapes, and for nodes out of range.
 
-    Guarantees: edges of communities are found, and in a random graph no edges are found
-    (tests/adversary/test_embeddings.py::test_edges).
+    Guarantees: edges over which the parties' layers sum are found. Dropped edges are not found, and no edges are if the
+    server alone sums and features do not depend on the graph (tests/adversary/test_embeddings.py::test_edges).
 
     References: Wu et al. 2022; He et al. 2021 (link stealing, attack 0).
 

@@ -211,9 +211,8 @@ def adaptive(
     1. Lines: the messages mean - gamma p are tried, where p is the direction of the mean, its signs, or the standard
        deviations. gamma is a power of two, from 2^-4 to 2^(n - 5), times the honest messages' root mean square
        deviation over |p|.
-    2. Ascent, from the best of these messages. Order statistics and choices have no useful derivative, so each step
-    takes
-       the best of five messages. Three start at the mean and go in the direction in which the aggregate was moved,
+    2. Ascent, from the best of these messages. Order statistics and choices have no useful derivative, so each step is
+       to the best of five messages. Three start at the mean and go in the direction in which the aggregate was moved,
        half, once and twice as far as the best message so far. (If a rule moves every coordinate by the same factor,
        this is the direction of the gradient.) Two are the best message plus and minus a random step, with a sign for
        each coordinate, in proportion to the standard deviations. If no message is better, the random steps become

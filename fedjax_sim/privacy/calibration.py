@@ -201,7 +201,8 @@ def compare(
     """Compares central, distributed and local noise at the same (epsilon, delta), for cohorts of m among N clients.
 
     Let z be the noise multiplier and C the clip norm. Each coordinate of the mean then has the standard deviation z
-    C / m for central noise and for shares that add up. For noise on each message it is z C / sqrt(m).
+    C / m for central noise and for shares that add up. For noise on each message it is z C / sqrt(m). So variances fall
+    as 1/m^2 and as 1/m.
 
     Local noise must hide one message among all possible messages (two clip norms), and sampling does not amplify it.
     Central noise is given for two samplers: a fixed-size cohort, and a Poisson sample, whose accountant is tighter

@@ -124,7 +124,7 @@ class Ledger:
 
         Returns: `Ledger`; None if the clients of some mechanism are not federations.
 
-        Guarantees: A run states both (tests/privacy/test_levels.py::test_a_run_states_both).
+        Guarantees: A run states both epsilons (tests/privacy/test_levels.py::test_a_run_states_both).
         """
         member_mechanisms = [(segment, segment.mechanism.of_members()) for segment in self._segments]
         if any(mechanism is None for _, mechanism in member_mechanisms):

@@ -155,8 +155,8 @@ def _log_sampled(rate: float, loss: float) -> float:
 def _moved(rate: float, s: float, grid: float, *, added: bool) -> _Half:
     """Computes the direction in which one unit is removed or `added`.
 
-    If a unit is removed, the loss is that of (1 - q) N(0, s^2) + q N(1, s^2) against N(0, s^2). If a unit is added, the
-    two laws change places.
+    If a unit is removed, the loss is that of (1 - q) N(0, s^2) + q N(-1, s^2) against N(0, s^2). If a unit is added, it
+    is that of N(0, s^2) against (1 - q) N(0, s^2) + q N(1, s^2). The sign of the mean changes no loss.
     """
     # Outside of [low, high] either distribution has a probability of at most _TAIL.
     half_width = -s * ndtri(_TAIL / 2)

@@ -150,7 +150,7 @@ class Mechanism:
         if self.unit == "record":
             sampling = self.detail("sampling")
             return "always" if sampling == "shuffled" or self.detail("rate") == 1 else sampling
-        # Whoever sees single messages, or all rounds as one mechanism, gains nothing from sampling.
+        # Sampling amplifies nothing for single messages, full cohorts, and rounds that are one mechanism together.
         if self.place == "local" or self.scheme == "full" or self.kind in CORRELATED:
             return "always"
         return "without_replacement" if self.scheme == _FIXED else self.scheme

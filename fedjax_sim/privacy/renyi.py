@@ -32,7 +32,8 @@ from fedjax_sim.privacy.mechanism import INTEGERS, Mechanism
 __all__ = ["ORDERS", "curve", "discrete_gaussian_curve", "epsilon", "known", "sampled_curve", "skellam_curve"]
 
 ORDERS = np.array([*rdp_privacy_accountant.DEFAULT_RDP_ORDERS, 2048, 4096, 8192], np.float64)
-# An upper bound on the rounding error of float64 in the sum of an order: at most four times the error that is observed.
+# An upper bound on the rounding error of float64 for each term of an order's sum: at most four times the error that is
+# observed.
 _ROUNDING = 2.0**-50
 
 

@@ -63,7 +63,7 @@ def assumptions(mechanism: Mechanism, delta: float) -> tuple[str, ...]:
 
     Args:
       mechanism: a `Mechanism`.
-      delta: at which epsilon is stated; 0 to leave out the sentences on whether delta is small enough.
+      delta: at which epsilon is stated; 0 to leave out the sentences that delta is too large.
 
     Returns: sentences.
 

@@ -45,8 +45,8 @@ def with_dropout(sampler: Sampler, rate: float) -> Sampler:
 
     Returns: a sampler of the same cohorts, in which some reports are missing; `metrics["dropped"]` counts them.
 
-    Raises: ValueError or TypeError for a rate out of range, and for a sampler with a clock, whose rounds end when all
-      reports have arrived.
+    Raises: ValueError or TypeError for a rate out of range, and for a sampler with a clock, since who reports
+      decides when its rounds end.
 
     Guarantees:
       - m(1 - rate) reports are expected, and clients are independent

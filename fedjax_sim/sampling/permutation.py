@@ -112,7 +112,8 @@ def _sorted_order(key: Array, size: int) -> Array:
     all_differ = (packed[1:] & ~low_mask != packed[:-1] & ~low_mask).all()
 
     def order_by_all_bits():
-        # The first words are those of `random_bits` above, so both branches agree where they differ.
+        # The first words are those of `random_bits` above, so both branches give the same order if their first 22 bits
+        # differ for all clients.
         first, second = jax.random.bits(key, (2, size), jnp.uint32)
         return jax.lax.sort((first, second, numbers.astype(jnp.int32)), num_keys=2)[2]
 

@@ -102,7 +102,7 @@ class _Oort(NamedTuple):
     seen: Array  # [N] int32, the number L_i of that round
     weights: Array  # [N] float32, |B_i|
     preferred: Array  # [] float32, T in ticks
-    gained: Array  # [2 W] float32, the utility of all clients in each of the last rounds
+    gained: Array  # [2 W] float32, the utility of the clients observed in each of the last rounds
 
 
 @validate.named_arguments

@@ -84,7 +84,7 @@ def best_clip_norm(updates: Any, *, noise_multiplier: Positive, cohort_size: int
 
     Args:
       updates, cohort_size: as in `clipped_mean_error`.
-      noise_multiplier: z > 0. Without noise no clip norm is best: the error falls until nothing is clipped.
+      noise_multiplier: z > 0; it is the noise that a smaller clip norm reduces.
 
     Returns: C in (0, the largest norm]. It depends on the clients' data, so a private run must not use it.
 

@@ -74,7 +74,8 @@ def _fixed(design: SamplingDesign, shares: np.ndarray) -> Coefficients:
             validate.fail("draw_probabilities", "numbers > 0 where the share is", 0.0, "They are never drawn.")
         slots = design.num_slots
         response_rate = design.response_rate
-        # Multinomial counts: E Z_i^2 / (E Z_i)^2, where a slot that is drawn responds with `response_rate`.
+        # E Z_i^2 / (E Z_i)^2 of multinomial counts. A client drops out of all of its slots, which divides this ratio by
+        # the response rate, and leaves that of a pair of clients as it is.
         relative_second_moment = (
             1 / (slots * np.where(draw_probabilities > 0, draw_probabilities, 1)) + (slots - 1) / slots
         )

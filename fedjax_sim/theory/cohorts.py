@@ -212,7 +212,7 @@ def enumerate_cohorts(design: SamplingDesign, *, limit: int = MAX_COHORTS) -> It
 
 
 def _batches(choices: Iterator[tuple[int, ...]], width: int, num_clients: int) -> Iterator[np.ndarray]:
-    """Yields batches [s, size] of the number of times that each client occurs in each choice."""
+    """Yields batches [s, num_clients] of the number of times that each client occurs in each choice."""
     while rows := list(itertools.islice(choices, max(1, _BATCH // (num_clients + width)))):
         counts = np.zeros((len(rows), num_clients))
         # `np.add.at` counts a client twice if a choice contains the client twice; plain indexing would not.

@@ -25,7 +25,7 @@ def best_constant(least: float, most: float) -> float:
     """Computes gamma* = 2 / (lambda_2 + lambda_N), with which the matrix I - gamma L contracts fastest.
 
     Args:
-      least: lambda_2 >= 0, the smallest nonzero eigenvalue of the graph Laplacian L.
+      least: lambda_2 >= 0, the second smallest eigenvalue of the graph Laplacian L; 0 if the graph is not connected.
       most: lambda_N, the largest eigenvalue of L.
 
     >>> best_constant(4.0, 4.0)

@@ -140,16 +140,16 @@ def design_variance(
     # Sums about the mean: an offset that all updates share would otherwise cost digits.
     origin = Moments.of(updates, reported_weights).ratio()
     weighted_moments = Moments.of(updates, reported_weights, origin=origin)
-    inclusion_weights = reported_weights
+    weights_in_sum = reported_weights
     target = origin + weighted_moments.ratio()
     # Li et al.'s scheme I draws clients by their examples and averages them alike, so its target is weighted.
     if estimator == "li_scheme_one":
         target = origin + Moments.of(updates, example_weights, origin=origin).ratio()
     factor = _factor(aggregator, design, weighted_moments.weight, denominator)
     if aggregator == "hansen_hurwitz":
-        inclusion_weights = reported_weights / _draw_probabilities(design, reported_weights)
+        weights_in_sum = reported_weights / _draw_probabilities(design, reported_weights)
     replacement_moments = (
-        [Moments.of(updates, inclusion_weights, multiplier, origin) for multiplier in _draw_moments(design)]
+        [Moments.of(updates, weights_in_sum, multiplier, origin) for multiplier in _draw_moments(design)]
         if design.replacement
         else None
     )
@@ -157,7 +157,7 @@ def design_variance(
         design,
         weighted_moments if replacement_moments is None else replacement_moments,
         updates,
-        inclusion_weights,
+        weights_in_sum,
         factor,
         counts,
         target,
@@ -165,7 +165,7 @@ def design_variance(
     )
     if closed_form.exact or method == "leading order" or (method == "auto" and num_enumerated > _FEW):
         return closed_form
-    return _enumerated(design, updates.astype(np.float64), inclusion_weights, factor, target)
+    return _enumerated(design, updates.astype(np.float64), weights_in_sum, factor, target)
 
 
 def _from_moments(design, moments, weights, estimator, denominator, counts, method) -> DesignVariance:

@@ -13,10 +13,10 @@ __all__ = ["alignment_auc", "overfitting_advantage"]
 
 @validate.named_arguments
 def alignment_auc(dimension: PositiveInt, batch_size: PositiveInt) -> float:
-    """Computes the AUC of `adversary.alignment_score` for one mean of B Gaussian gradients: Phi(sqrt(d / 2B)).
+    """Computes the AUC of `adversary.alignment_score` for a mean of B independent Gaussian gradients.
 
-    A member has a score of d / B on average, and a non-member has 0. Both scores have a variance of about d / B. This
-    is the leading order in d and B.
+    It is Phi(sqrt(d / 2B)). A member has a score of d / B on average, and a non-member has 0. Both scores have a
+    variance of about d / B. This is the leading order in d and B.
 
     Args:
       dimension: d, of isotropic gradients. Gradients of a neural network are far from isotropic: use the effective

@@ -131,18 +131,18 @@ def budget_from_moments(
     clients = _scaled(vectors, np.outer(update_scale, update_scale), client_covariance, "client_covariance")
     messages = covariance_matrix("quantization_variance", quantization_variance, dimension)
     messages = messages + relative_error * np.diag(np.diag(clients + minibatch))
-    squared_message_factor = server_rate**2 * cohort.message_factor
+    scaled_message_factor = server_rate**2 * cohort.message_factor
     sources = {
         "client_sampling": server_rate**2 * cohort.client_factor * clients,
-        "minibatch": squared_message_factor * minibatch,
-        "quantization": squared_message_factor * messages,
+        "minibatch": scaled_message_factor * minibatch,
+        "quantization": scaled_message_factor * messages,
         "privacy_noise": server_rate**2 * covariance_matrix("privacy_variance", privacy_variance, dimension),
     }
     # What remains of them in the long run, or after `num_rounds` rounds.
     covariances = {name: _scaled(vectors, gain, sources[name], name) for name in SOURCES}
     if relative_error:
         covariances = _with_relative_error(
-            covariances, vectors, covered_share, gain, squared_message_factor * relative_error
+            covariances, vectors, covered_share, gain, scaled_message_factor * relative_error
         )
     bias = np.zeros(dimension)
     if pseudo_gradient is not None:

@@ -177,6 +177,8 @@ def local_noise(
 ) -> np.ndarray:
     """Computes the covariance [N, d, d] that gradient noise leaves in each client's model after its K_i steps.
 
+    The noise is independent over steps.
+
     Args:
       hessians: [N, d, d].
       noise: S, the covariance of one stochastic gradient: a variance per coordinate >= 0, [d, d] for all, or [N, d, d].

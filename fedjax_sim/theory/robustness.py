@@ -80,7 +80,7 @@ def chance_of_more_attackers(
       num_byzantine: f, the number of attackers that the rule withstands.
       num_rounds: T, with independent cohorts.
 
-    Guarantees: Known values, and the law of attackers in cohorts of the real sampler
+    Guarantees: The tail of the law `attackers_met`, in one round and over T rounds
     (tests/theory/test_robustness.py::test_attackers_that_cohorts_meet).
 
     References: Wang, Farhadkhani, Guerraoui, Pinot and Stephan 2023 (on subsampling and Byzantine clients).
@@ -113,7 +113,7 @@ def most_attackers(
       population_size, num_attackers, cohort_size, num_rounds: as in `chance_of_more_attackers`.
       chance: in (0, 1).
 
-    Guarantees: Known values, and the number of attackers in cohorts of the real sampler
+    Guarantees: `chance_of_more_attackers` is at most `chance` at f, and above it at f - 1
     (tests/theory/test_robustness.py::test_attackers_that_cohorts_meet).
 
     >>> most_attackers(1000, 100, 100, num_rounds=100)
@@ -214,8 +214,8 @@ def breakdown_points(cohort_size: Annotated[int, Integer(3)]) -> Breakdown:
 class Robustness(NamedTuple):
     """Bounds kappa of (f, kappa)-robustness, for each rule.
 
-    A rule is (f, kappa)-robust if |rule(u) - mean of S|^2 <= kappa mean over S of |u_i - mean of S|^2. This holds for
-    every set S of m - f messages, whatever the other f messages are.
+    A rule is (f, kappa)-robust if |rule(u) - mean of S|^2 <= kappa mean over S of |u_i - mean of S|^2 for every set S
+    of m - f messages, whatever the other f messages are.
     """
 
     least: float  # no rule has a smaller kappa

@@ -209,7 +209,7 @@ def random_mask(key: Array, size: int, number: int) -> Array:
             return engine.top_k_mask(bits, number)
         return (bits[None, :] > bits[:, None]).sum(1, dtype=jnp.int32) < number
     # A random permutation of the positions (a Feistel network, walked until it is inside [0, size)) is evaluated at
-    # `number` places only, so the cost does not grow with `size`.
+    # `number` places only, so the number of hashes does not grow with `size`.
     words = prng.counter_bits(key, jnp.arange(2 * prng.ROUNDS, dtype=jnp.uint32)).reshape(prng.ROUNDS, 2)
     side = math.isqrt(size - 1) + 1
     network = functools.partial(prng.feistel, words, side, -(-size // side))

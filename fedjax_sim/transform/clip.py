@@ -140,7 +140,7 @@ def clipped(
     """Clips an update to a norm, which may be traced.
 
     Args:
-      key: the client's; it serves to hide a zero from the compiler, and no randomness comes from it.
+      key: the client's; it is not read.
       update: leaves of floats.
       clip_norm: C; a number, or a traced [].
       per: "vector" or "leaf", as in `clip`.

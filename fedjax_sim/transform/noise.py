@@ -18,7 +18,7 @@ def check_multiplier(noise_multiplier: float, *, open_low: bool = False) -> None
 
 
 def check_cohort(cohort, cohort_size: int) -> None:
-    """Checks that a cohort has as many slots as the number of messages that the shares of noise assume.
+    """Checks that a cohort has at least as many slots as the messages that the shares of noise assume.
 
     Raises: ValueError for a cohort with fewer slots. None for the cohort is not checked.
 

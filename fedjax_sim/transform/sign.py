@@ -192,7 +192,7 @@ def cast(dtype: Literal["bfloat16", "float16"] = "bfloat16") -> UpdateTransform:
         return list(map(nearest, leaves))
 
     def sent(key, update):
-        # A leaf of 16 bits is sent in the narrow dtype; others are decoded to float32.
+        # A leaf of 16 bits is sent in the narrow dtype; others are decoded to float32, or to a wider dtype of the leaf.
         wide = leafwise(message, key, update)
         return jax.tree.map(lambda y, x: y.astype(narrow) if x.dtype.itemsize == 2 else y, wide, update)
 

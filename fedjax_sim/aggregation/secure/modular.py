@@ -46,7 +46,7 @@ def modular_sum(denominator: Positive | None, *, modulus_bits: int = 32, prime: 
         the aggregate is their mean. One client then moves it by an amount that depends on who else reports, so no
         sensitivity is stated.
       modulus_bits: q = 2^modulus_bits, in [2, 64]. With more than 32 bits, sums are held in six words for each
-        coordinate, and a sum has at most 2,098,176 messages.
+        coordinate, and a sum has at most 2,097,152 messages.
       prime: True: q = 2^31 - 1, so that the ring is a field; the same limit on messages holds.
 
     Returns: an Aggregator; the metric `total_weight` is the number of messages.

@@ -191,8 +191,8 @@ def stages_of(key: Array, ids: Array, reported: Array, uploaded: Array, cumulati
     Guarantees: clients leave before each step with its probability
     (tests/aggregation/secure/test_secagg.py::test_clients_leave_with_the_stated_probability).
     """
-    last_step = leaves_before(key, ids, cumulative)
-    return Stages(reported & (last_step > 1), uploaded, uploaded & (last_step > 3))
+    left_before = leaves_before(key, ids, cumulative)
+    return Stages(reported & (left_before > 1), uploaded, uploaded & (left_before > 3))
 
 
 def leaves_before(key: Array, ids: Array, cumulative: np.ndarray) -> Array:

@@ -58,8 +58,7 @@ def with_clock(
     Availability: time changes no number of a run, unless clients are not always available (`Devices.availability`). A
     client that is not available when a round begins is not invited. A client that becomes unavailable before its
     message has arrived does not report. To invite m available clients, draw more clients, and invite the first m that
-    are
-    available: `with_clock(uniform(N, 20 * m), devices, num_invited=m)`. As a rule, draw 2m over the least share of
+    are available: `with_clock(uniform(N, 20 * m), devices, num_invited=m)`. As a rule, draw 2m over the least share of
     clients that is available at any time.
 
     Hierarchies: clients that are federations (`algorithms.as_client_update`) have rounds inside instead of training.

@@ -97,8 +97,8 @@ def _with_partial_work(devices: Devices, key: Array, cohort: Cohort, price: Pric
     shorter = shorter.timed(spent=spent)
     if INTERRUPTED.name not in cohort.timing.lost:
         return shorter
-    # All clients that left report again, as if they stayed; then clients that leave before the shorter work is done, or
-    # before the deadline, are cut at the moment at which they leave.
+    # All clients that left report again, as if they stayed; then clients that leave before the shorter work is done and
+    # before the deadline are cut at the moment at which they leave.
     restored = regained(shorter, INTERRUPTED.name, has_left)
     reports_again = restored.reported & has_left
     begun = None if cohort.timing.begun is None else cohort.timing.begun | reports_again
