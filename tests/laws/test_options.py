@@ -144,7 +144,8 @@ def given(recipe: Any, **options):
 
 
 def another(name: str, option: str) -> Any:
-    return OTHER_OF_ROW.get((name, option), OTHER[option])
+    assert (name, option) in OTHER_OF_ROW or option in OTHER, f"give {option!r} another value in OTHER of this file"
+    return OTHER_OF_ROW.get((name, option), OTHER.get(option))
 
 
 def told(name: str, **options) -> dict[str, np.ndarray] | None:

@@ -462,6 +462,7 @@ def test_what_an_edge_would_lose(name):
     star = cases.CASES["algorithms"][name]().parts
     if star is None:  # gossip
         return
+    # A new algorithm whose rounds an edge can make is listed in WHOLE, another one in UNKNOWN_SERVERS.
     if name in WHOLE:
         as_client_update(star, name="region", keep=True)
         return
