@@ -137,7 +137,7 @@ def test_streams_are_the_inverse(name):
             if name == "tree":
                 noise, rows = matrix._tree(fresh, rows, t)
             else:
-                noise, rows = matrix._banded(fresh, rows, coefficients, np.int32(0))
+                noise, rows = matrix._banded(fresh, rows, coefficients)
             return rows, noise
 
         return jax.lax.scan(one, jnp.zeros((4, rounds)), (unit_vectors, jnp.arange(rounds)))[1]
