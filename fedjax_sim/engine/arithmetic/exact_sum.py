@@ -27,6 +27,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Callable
 from functools import partial, reduce
 
 import jax
@@ -35,7 +36,7 @@ import jax.numpy as jnp
 from fedjax_sim import tree, validate
 from fedjax_sim.engine.arithmetic.barrier import HiddenZero, rounded_here
 from fedjax_sim.engine.platform import target
-from fedjax_sim.types import Array
+from fedjax_sim.types import Array, PyTree
 
 __all__ = [
     "MAX_CHUNK",
@@ -61,9 +62,10 @@ POISONED = MAX_BIN + 1  # the bin of values that are not finite, or 2^128 and ab
 MAX_CHUNK = 1 << 16  # messages added at once
 # Messages whose digits a low word can take: 480 digits of 2^22 and a low word below 2^20 stay below 2^31.
 PENDING = 480
-# Up to this number, messages are added one by one in straight-line code. Compilers vectorise that over coordinates,
-# but XLA:CPU vectorises no reduction over rows.
-UNROLLED = 64
+# On a CPU, messages are added one by one. Compilers vectorise that over coordinates, but XLA:CPU vectorises no
+# reduction over rows. A loop's turn adds UNROLLED messages, and after BLOCK messages the loop looks for carries.
+BLOCK = 64
+UNROLLED = 8
 
 
 @partial(jax.tree_util.register_dataclass, meta_fields=["shape"], data_fields=["top", "low", "high", "pending"])
@@ -182,7 +184,21 @@ def _peak(values: Array, here: Array | bool = True) -> Array:
     bits = _bits(values)
     no_sign = jnp.iinfo(bits.dtype).max
     bits &= no_sign if here is True else jnp.where(here, no_sign, 0)
-    return bits.max(0) if len(values) > UNROLLED else reduce(jnp.maximum, bits)
+    return bits.max(0) if len(values) > BLOCK else _over_messages(jnp.maximum, jnp.zeros_like(bits[0]), bits)
+
+
+def _over_messages(function: Callable, carry: PyTree, messages: Array) -> PyTree:
+    """Returns the carry after `carry = function(carry, message)` for each message [d] of [c, d]."""
+    num_turns, num_left = divmod(len(messages), UNROLLED)
+    if num_turns <= 1:
+        return reduce(function, messages, carry)
+
+    def turn(carry, block):
+        return reduce(function, block, carry), None
+
+    blocks = messages[: num_turns * UNROLLED].reshape(num_turns, UNROLLED, *messages.shape[1:])
+    carry, _ = jax.lax.scan(turn, carry, blocks)
+    return reduce(function, messages[len(messages) - num_left :], carry)
 
 
 def _digits(value: Array, scale: Array, magic: Array, bins: int) -> list[Array]:
@@ -223,10 +239,10 @@ def add_messages(sums: list[ExactSum], messages: list[Array]) -> list[ExactSum]:
     messages, count = [without_derivative(x) for x in messages], messages[0].shape[0]
     validate.integer("messages added at once", count, 1, MAX_CHUNK)
     on_cpu = target() == "cpu"
-    if on_cpu and count > UNROLLED:
+    if on_cpu and count > BLOCK:
         # A long chunk is added in blocks that are short enough for straight-line code. Zeros fill up the last block.
-        blocks = [jnp.pad(x, [(0, -count % UNROLLED)] + [(0, 0)] * (x.ndim - 1)) for x in messages]
-        blocks = [x.reshape(len(x) // UNROLLED, UNROLLED, *x.shape[1:]) for x in blocks]
+        blocks = [jnp.pad(x, [(0, -count % BLOCK)] + [(0, 0)] * (x.ndim - 1)) for x in messages]
+        blocks = [x.reshape(len(x) // BLOCK, BLOCK, *x.shape[1:]) for x in blocks]
         return jax.lax.scan(lambda sums, block: (add_messages(sums, block), None), sums, blocks)[0]
     messages = [x.reshape(count, -1).astype(_type(acc)) for acc, x in zip(sums, messages, strict=True)]
 
@@ -265,16 +281,19 @@ def _added(acc: ExactSum, values: Array) -> ExactSum:
     # does not know, so the minimum is a hidden zero.
     magic = rounded_here(magic, HiddenZero(jnp.minimum(top, 0)))
     scale = power_of_two(147 - BITS * top, values.dtype)
-    if count > UNROLLED:
+    if count > BLOCK:
         # Digits are summed in blocks whose sums fit an int32. The carry of each block goes into the high word.
         values = jnp.pad(values, ((0, -count % PENDING), (0, 0))).reshape(-(-count // PENDING), PENDING, top.size)
         digits = [x.sum(1, dtype=jnp.int32) for x in _digits(values, scale, magic, len(low))]
         high = tuple(x + (digit >> LOW_BITS).sum(0, dtype=jnp.int32) for x, digit in zip(high, digits, strict=True))
         low = tuple(x + (digit & LOW_MASK).sum(0, dtype=jnp.int32) for x, digit in zip(low, digits, strict=True))
         return normal_form(dataclasses.replace(acc, low=low, high=high))
-    for value in values:
+
+    def with_digits(low, value):
         digits = _digits(value, scale, magic, len(low))
-        low = tuple(x + digit for x, digit in zip(low, digits, strict=True))
+        return tuple(x + digit for x, digit in zip(low, digits, strict=True))
+
+    low = _over_messages(with_digits, low, values)
     return dataclasses.replace(acc, low=low, pending=acc.pending + count)
 
 
