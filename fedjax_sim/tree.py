@@ -176,7 +176,7 @@ def common_dtype(*numbers: Any) -> Any:
 
 
 def at_least_float32(*dtypes: Any) -> Any:
-    """Returns the dtype that holds float32 and these dtypes, also under strict promotion.
+    """Returns the dtype to which JAX promotes float32 and these dtypes, also if promotion is strict.
 
     >>> at_least_float32(jnp.bfloat16), at_least_float32(jnp.int32), at_least_float32(np.float64)
     (dtype('float32'), dtype('float32'), dtype('float64'))

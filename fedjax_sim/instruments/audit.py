@@ -157,8 +157,9 @@ def _adjacency(adjacency: str | None, noise: Noise) -> str:
 def claim_of(algorithm: Algorithm, *, num_rounds: int = 1, adjacency: str | None = None) -> Claim:
     """Returns the privacy that an algorithm's own parts claim.
 
-    It is `privacy.gaussian_claim`, or the accountant's claim. The accountant's is taken where cohorts are sampled and
-    there is more than one round, a client is replaced, or the Poisson cohort is truncated.
+    With full cohorts it is `privacy.gaussian_claim`. With sampled cohorts it is the accountant's claim in three cases:
+    there is more than one round, a client is replaced, or the Poisson cohort is truncated. Else it is `gaussian_claim`
+    too.
 
     Args:
       algorithm: of `federated`, with client-level noise on the sum.

@@ -43,7 +43,8 @@ def markov(
 
     Args:
       mean_on_seconds, mean_off_seconds: mean lengths of a presence and of an absence. They must satisfy slot / on +
-        slot / off <= 1, and a look back of at most 4,096 slots: the harmonic mean of the two is at most 390 slots.
+        slot / off <= 1, and a look back of at most 4,096 slots. That bounds the harmonic mean of the two by about 390
+        slots.
       slot_seconds: length of a slot.
       seed: of the draws.
 

@@ -53,7 +53,9 @@ def stochastic_block(
     connected: bool = True,
     seed: int = 0,
 ) -> Graph:
-    """Makes a graph with blocks of equal size, in which pairs are joined more or less often inside of a block.
+    """Makes a graph of blocks, in which pairs are joined more or less often inside of a block.
+
+    The sizes of blocks differ by one node at most.
 
     Args:
       population_size: N.

@@ -96,7 +96,7 @@ def poisson_loss(rate: float, multiplier: float, replace: bool, grid: float) -> 
 def truncated_loss(
     population_size: int, rate: float, num_slots: int, multiplier: float, replace: bool, grid: float
 ) -> PrivacyLoss:
-    """Computes the privacy loss of one round on a Poisson sample, of which at most `num_slots` units are kept.
+    """Bounds the privacy loss of one round on a Poisson sample, of which at most `num_slots` units are kept.
 
     The kept units are chosen uniformly.
 
@@ -123,6 +123,8 @@ def truncated_loss(
         )
     kept_rate = stats.binom.sf(num_slots, population_size, rate) * num_slots / full_cohort_probability / population_size
     tail = min(1e-3, max(_TAIL, 1e-17 / full_cohort_probability))
+    # In a full cohort a unit moves the sum by two clip norms instead of one, so the noise multiplier is halved. The
+    # loss of a replaced unit bounds that of a unit that is added or removed.
     swapped = _replaced(min(1.0, float(kept_rate)), multiplier / 2, grid, tail)
     return PrivacyLoss(grid, tuple(_mixed(swapped, half, full_cohort_probability) for half in untruncated.halves))
 

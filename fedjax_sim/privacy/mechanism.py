@@ -64,7 +64,8 @@ class Mechanism:
       kind: "gaussian"; "banded_toeplitz" or "tree" for noise that is correlated over rounds; "discrete_gaussian" or
         "skellam" for integer noise.
       unit: "client" or "record".
-      adjacency: how neighbouring data sets differ. "add_or_remove_one": the sum moves by one clip norm. "zero_out": the
+      adjacency: how neighbouring data sets differ. "add_or_remove_one": the sum moves by one clip norm, or by two where
+        a truncated cohort is full. "zero_out": the
         contribution of a unit becomes zero, which also moves the sum by one clip norm. "replace_one": the sum moves by
         two clip norms. None: the first adjacency that suits the scheme.
       clip_norm: C > 0.
@@ -73,9 +74,9 @@ class Mechanism:
 
     Raises: ValueError, TypeError with the reason, for a mechanism that no accountant here can account for.
 
-    Guarantees: These are refused (tests/privacy/test_mechanism.py::test_refusals): fixed-size cohorts under any
-    adjacency of Poisson samples, schemes with replacement, unknown schemes, cyclic schemes without correlated noise,
-    and shares of noise that may be missing.
+    Guarantees: These are refused (tests/privacy/test_mechanism.py::test_refusals): fixed-size cohorts under
+    add_or_remove_one, and under zero_out unless the noise is local or correlated; schemes with replacement; unknown
+    schemes; cyclic schemes unless the noise is local or correlated; and shares of noise that may be missing.
 
     >>> mechanism = Mechanism(noise_multiplier=1.0, scheme="full", population_size=10, cohort_size=10, num_slots=10)
     >>> mechanism.adjacency, mechanism.moves

@@ -35,11 +35,15 @@ class Kind(NamedTuple):
 
 
 def traced(algorithm: Algorithm, params: PyTree, population: PyTree) -> Kind:
-    """Traces an algorithm's programs on one device.
+    """Traces the init, step and params functions of an algorithm on one device.
+
+    Combinations whose kinds have equal names differ only in floats, and share a program.
 
     Args:
       algorithm: the algorithm of a combination.
       params, population: arrays, or specs: only their shapes and dtypes count.
+
+    Returns: `Kind`, with the three traces, and the shapes and dtypes of the state and of a round's info.
 
     Raises: ValueError for an algorithm whose state changes its shapes, that has a mesh of its own, or that stops at
     non-finite updates.

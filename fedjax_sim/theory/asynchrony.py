@@ -25,9 +25,9 @@ def fedasync_contraction(hessian: Any, delay: int, *, mixing_rate: float, step_s
     All models are `delay` versions old.
 
     With one local step of size eta, the recursion is w_{t+1} = (1 - alpha) w_t + alpha (1 - eta h) w_{t-tau}. The
-    factor is the largest root of lambda^(tau+1) - (1 - alpha) lambda^tau - alpha (1 - eta h), over the eigenvalues h of
-    the Hessian. It is below 1 for every delay if 0 < eta h < 2, because a mean of models is no longer than the longest
-    of them.
+    factor is the largest modulus of the roots of lambda^(tau+1) - (1 - alpha) lambda^tau - alpha (1 - eta h), over the
+    eigenvalues h of the Hessian. It is below 1 for every delay if 0 < eta h < 2, because a mean of models is no longer
+    than the longest of them.
 
     Args:
       hessian: a number or [d, d].

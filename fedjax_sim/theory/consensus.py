@@ -36,9 +36,10 @@ def best_constant(least: float, most: float) -> float:
 
 
 def best_contraction(least: float, most: float) -> float:
-    """Computes the least factor by which a round can shrink the disagreement of nodes.
+    """Computes the factor by which a round shrinks the disagreement of nodes if all edges have the best equal weight.
 
-    It is rho* = (lambda_N - lambda_2) / (lambda_N + lambda_2).
+    The factor is that of the matrix I - gamma* L, with gamma* of `best_constant`: rho* = (lambda_N - lambda_2) /
+    (lambda_N + lambda_2). Weights that differ between edges may contract faster.
 
     lambda_2 alone does not determine rho*. A star has lambda_2 = 1 for every N, and rho* = (N - 1) / (N + 1).
 

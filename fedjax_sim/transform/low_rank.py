@@ -47,8 +47,9 @@ def low_rank(rank: PositiveInt = 2, *, num_iterations: PositiveInt = 1) -> Updat
       num_iterations: power iterations, at least 1; more iterations come closer to the r largest singular values.
 
     Returns: a transform; its wire counts r (rows + columns) numbers of 32 bits (64 for float64) for a factored leaf. A
-    later member of a chain sees the product, not the factors, so it cannot make the factors smaller: numbers that it
-    picks from the product cost plain floats, or as much as the factors (`chain.Whole`). Quantise before, not after.
+    later member of a chain sees the product, not the factors, so it cannot make the factors smaller. If it sends only
+    some of the product's numbers, the wire counts these numbers as plain floats, or the factors, whichever is less
+    (`chain.Whole`).
 
     Raises: ValueError or TypeError for numbers out of range.
 

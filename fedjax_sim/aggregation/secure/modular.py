@@ -67,7 +67,7 @@ def modular_sum(denominator: Positive | None, *, modulus_bits: int = 32, prime: 
     >>> aggregator.facts.modulus, aggregator.facts.sensitivity
     (1048576, 0.1)
     """
-    validate.integer("modulus_bits", modulus_bits, 2, 64, hint="Sums are held in two words of 32 bits at most.")
+    validate.integer("modulus_bits", modulus_bits, 2, 64, hint="A number is sent in two words of 32 bits at most.")
     if not isinstance(prime, bool):
         validate.fail("prime", "True or False", prime, error=TypeError)
     if prime and modulus_bits != 32:

@@ -79,7 +79,7 @@ class NodesState(NamedTuple):
     """The state between two rounds; models are in `star.clients`."""
 
     star: FederatedState
-    tables: dict[str, Array]  # tables of the mixing, such as neighbours and weights [N, k], and of the nodes
+    tables: dict[str, Array]  # tables of the mixing, such as neighbours and weights [T, N, k], and of the nodes
     clock: PyTree  # `Clock` of [N]: when each node was done with its last round; () where time is not simulated
 
 

@@ -113,6 +113,9 @@ def tff_text(
 def sentences(texts: Sequence[list[str]], code: dict[str, int], length: int) -> dict[str, np.ndarray]:
     """Encodes texts, given as lists of words, as x and y [texts, length], with marks of start and end.
 
+    Words that `code` lacks become UNKNOWN. A text of `length` words or more loses its end mark, and its words past
+    `length` are cut off.
+
     >>> sentences([["hi", "you"]], {"hi": 4}, 4)
     {'x': array([[1, 4, 3, 0]], dtype=int32), 'y': array([[ 4,  3,  2, -1]], dtype=int32)}
     """

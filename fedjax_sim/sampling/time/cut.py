@@ -331,7 +331,9 @@ def window(cohort: Cohort) -> Array:
 
 
 def stated(cohort: Cohort, before: Clock, after: Clock, per_second: int) -> Cohort:
-    """Returns the cohort with the times of its round in its metrics.
+    """Adds `round_seconds`, `simulated_seconds` and `client_seconds` to the metrics of a cohort.
+
+    `client_seconds` is the time until the last client is done, times the number of invited clients.
 
     Args:
       cohort: the cohort.

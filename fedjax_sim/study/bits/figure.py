@@ -24,7 +24,7 @@ def bits_figure(
     """Draws four panels, with theory as lines and measurements as points.
 
     Args:
-      clients: the clients of the runs to the floor.
+      clients: the clients of the runs whose error floor is measured.
       bits: bits for each number.
       cohorts: m of single rounds.
       found: the comparisons of the study.

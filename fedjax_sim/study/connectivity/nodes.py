@@ -142,9 +142,10 @@ def decay(key: Array, name: str, size: int, dimension: int, marks: list[int], se
 
 
 def agreement(key: Array, name: str, size: int, dimension: int, seed: int) -> Iterator[Comparison]:
-    """Measures rounds until nodes agree, and the bytes that these rounds take for each number of the model.
+    """Compares with theory the rounds until nodes that only average agree, and the bytes that all nodes send by then.
 
-    Nodes agree when their squared distance is AGREED times that of the start.
+    Nodes agree when their squared distance is at most AGREED times that of the start. Bytes are counted for each number
+    of the model.
 
     Args:
       key: the random key of the run.

@@ -60,7 +60,8 @@ def heterogeneity(
       num_steps: K of FedAvg everywhere.
       alphas: parameters of the digits' Dirichlet label shares; an empty list leaves the digits out.
       synthetic: alpha = beta of Synthetic; an empty list leaves it out.
-      model_clients: N of the digits; Synthetic has a third of it. Cohorts have ten clients, and batches ten examples.
+      model_clients: N of the digits; Synthetic has a third of it, but at least ten clients. Cohorts have ten clients,
+        and batches ten examples.
       learning_rate: the learning rate of the models' local steps.
       reference_rounds: the target is the mean test loss of the shuffled clients after that many rounds.
       num_rounds: T; a population that needs more rounds has no slowdown.

@@ -115,7 +115,8 @@ class Client:
         Args:
           keys: the public keys of the neighbours, by slot.
 
-        Raises: Refused for keys that are not signed by their owner, since they could be the server's own keys.
+        Raises: Refused, if the client does not trust the server, for keys that are not signed by their owner. They
+          could be the server's own keys.
         """
         for other, advertised in keys.items():
             signed_bytes = advertised.sealing + advertised.masking
