@@ -91,10 +91,7 @@ def shuffle(key: Array, mask: Array) -> Callable[[Array, Array], Array]:
         row_number = jnp.arange(first_rows.shape[0], dtype=jnp.uint32)
         bits = jnp.where(is_valid, hashed(words, first_rows.astype(jnp.uint32)) >> 1, jnp.uint32(1) << 31)
         bits = jax.lax.optimization_barrier((bits & ~jnp.uint32(SORTED - 1)) | row_number)
-        # Comparing all pairs is a few vector operations. They are written out, so that the compiler does not store the
-        # comparisons. XLA:CPU sorts short rows an order of magnitude slower.
-        rank = sum((bits[i] < bits).astype(jnp.int32) for i in range(bits.shape[0]))
-        rank = jax.lax.optimization_barrier(rank)
+        rank = jax.lax.optimization_barrier(_ranks(bits))
         # At most one row has the rank of a position, so the sum is that row.
         short_order = jnp.where(rank[None, :] == positions[:, None], first_rows[None, :], 0).sum(
             axis=1, dtype=jnp.int32
@@ -111,3 +108,17 @@ def shuffle(key: Array, mask: Array) -> Callable[[Array, Array], Array]:
         return jnp.where(num_valid <= SORTED, short_order, valid_rows[walked(network, inside, size).astype(jnp.int32)])
 
     return at
+
+
+def _ranks(x: Array) -> Array:
+    """Returns how many numbers of `x` [n] are below each of them, [n] int32.
+
+    Comparing all pairs is a few vector operations. They are written out, so that the compiler does not store the
+    comparisons. XLA:CPU sorts short rows an order of magnitude slower. The operations are of `lax`, which JAX traces in
+    a third of the time that those of `jnp` take.
+    """
+    rank = jnp.zeros(x.shape, jnp.int32)
+    for i in range(x.shape[0]):
+        other = jax.lax.broadcast_in_dim(jax.lax.slice(x, (i,), (i + 1,)), x.shape, (0,))
+        rank = jax.lax.add(rank, jax.lax.convert_element_type(jax.lax.lt(other, x), jnp.int32))
+    return rank
