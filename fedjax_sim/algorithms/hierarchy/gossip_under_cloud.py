@@ -17,7 +17,7 @@ from fedjax_sim.network.topology import check_connected, from_edges
 from fedjax_sim.round.costs import ROUND_METRICS, unusable
 from fedjax_sim.round.counts import from_byte_sums
 from fedjax_sim.round.round import aggregate, collect, initial_state, invite
-from fedjax_sim.types import Algorithm, Array, Count, Execution, Metric, PyTree, Star
+from fedjax_sim.types import Algorithm, Array, Count, Execution, Mean, Metric, PyTree, Star
 from fedjax_sim.validate import FromData
 
 __all__ = ["hierarchical_gossip"]
@@ -127,7 +127,7 @@ def hierarchical_gossip(
         edge_counts = {name: Count(jnp.ones((), jnp.int32), from_byte_sums(x)) for name, x in gathered.counts.items()}
         up_bytes, down_bytes = (-(-wire.bits // 8) for wire in (gathered.up, gathered.down))
         uplink, downlink = (Count.of(jnp.where(cloud_averages, size, 0), x) for x in (up_bytes, down_bytes))
-        info = {name: mean.total / mean.weight for name, mean in aggregated.means.items()}
+        info = engine.reproducible(_values)(aggregated.means)
         info |= {"skipped_rounds": (~is_finite).astype(jnp.int32)}
         info |= {"clients_reported": gathered.num_arrived, "uplink_bytes": uplink, "downlink_bytes": downlink}
         info |= {"gossip_bytes": Count.of(jnp.int32(num_links), up_bytes), "consensus_distance": distance}
@@ -140,6 +140,11 @@ def hierarchical_gossip(
 
     metrics = (*ROUND_METRICS, *inside.facts.metrics, *METRICS)
     return Algorithm(lambda key, *start: initial_state(star, *start), step, params, metrics=metrics)
+
+
+def _values(means: dict[str, Mean]) -> dict[str, Array]:
+    """Divides the total of each metric by its weight."""
+    return {name: mean.total / mean.weight for name, mean in means.items()}
 
 
 def _combined(models: PyTree, columns: ArrayLike) -> PyTree:
