@@ -120,6 +120,7 @@ def test_the_previous_checkpoint_has_its_memory(parts, reference, fifteen_rounds
     assert same_bits(everything(state), reference[0]) and history.records == reference[1]
 
 
+@pytest.mark.optimised(False)
 def test_what_the_folder_holds_is_respected(parts, fifteen_rounds, tmp_path):
     """Fault: memory of another run or kind taken for this one's, a damaged row that trains on."""
     options = {"directory": shutil.copytree(fifteen_rounds, tmp_path / "run"), "client_memory": "disk"}
@@ -185,6 +186,7 @@ def test_kill_and_resume_with_memory_on_disk(parts, tmp_path):
     assert log.read_bytes() == (tmp_path / "whole" / "metrics.jsonl").read_bytes()
 
 
+@pytest.mark.optimised(False)
 def test_from_a_config(tmp_path):
     """Fault: an option that is part of a run's identity although it changes no bit; a recipe that no config reaches."""
     settings = ["data.name=mean_estimation", "data.num_clients=50", "model.name=linear", "sampler.cohort_size=8"]
