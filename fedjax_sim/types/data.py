@@ -93,7 +93,7 @@ class Population(Protocol):
 
 @runtime_checkable
 class CheapReads(Population, Protocol):
-    """A population that tells a client's number of examples, reads short clients as short arrays, and reads ahead.
+    """A `CheapReads` population counts a client's examples without reading them, reads short arrays, and reads ahead.
 
     A cohort is sorted by `count`, so that clients with similar work train side by side. Otherwise the longest client of
     a chunk decides its time. Sorting changes rounding at most.
@@ -128,9 +128,10 @@ class CheapReads(Population, Protocol):
 
 @runtime_checkable
 class Groups(Population, Protocol):
-    """A population whose clients are groups of clients, for clients that are federations (`ClientUpdate.federation`).
+    """A `Groups` population consists of groups of clients.
 
-    `client(id)` reads a group as one client, for algorithms without a hierarchy.
+    A client that is a federation (`ClientUpdate.federation`) receives `group(id)`. For other clients,
+    `client(id)` reads a group as one client.
     """
 
     # Static; the number of clients in all groups together, on the lowest level of a hierarchy; None = not known
@@ -146,12 +147,12 @@ class Groups(Population, Protocol):
 
 @runtime_checkable
 class Subpopulation(Population, Protocol):
-    """A group of clients of a whole population. Its ids are places in the group, and some places may be empty.
+    """A `Subpopulation` is one group of a whole population. Its ids are places in the group, and some may be empty.
 
     In a population that is no `Subpopulation` there is a client for each id, and ids are those of the whole population.
     """
 
-    has_empty_places: bool  # static; False = surely none, in this group and in all others with the same shapes
+    has_empty_places: bool  # static; False = every group of the whole population fills all its places
 
     @abc.abstractmethod
     def there(self, ids: Array) -> Array:

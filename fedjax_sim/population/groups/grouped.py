@@ -34,6 +34,7 @@ class Group(Subpopulation):
     members: Array  # [size] int32 client ids
     num_filled: Array  # [] int32, how many places hold a member
     size: int = dataclasses.field(metadata=static)
+    # Whether groups differ in their number of members
     has_empty_places: bool = dataclasses.field(default=False, metadata=static)
 
     @property
