@@ -27,7 +27,7 @@ from fedjax_sim.round.costs import plan_of
 from fedjax_sim.running import distributed
 from fedjax_sim.running.planning import fastest
 from fedjax_sim.sampling import with_distinct_clients
-from fedjax_sim.types import Algorithm, Array, ClientData, PyTree, noisy_parts
+from fedjax_sim.types import Algorithm, Array, ClientData, Groups, PyTree, noisy_parts
 
 __all__ = ["Builder", "Experiment", "build"]
 
@@ -168,7 +168,7 @@ class Builder(Maker):
         algorithms pool the rows of a group, and wrappers around the groups then change the pooled rows.
         """
         needs_groups = "group_size" in self.parts["algorithm"].values.values()
-        return self.wrapped("data", goes_last=lambda data: needs_groups and hasattr(data.train, "group"))
+        return self.wrapped("data", goes_last=lambda data: needs_groups and isinstance(data.train, Groups))
 
     def reads_weights(self) -> bool:
         """Returns whether the sampler, or one of its wrappers, takes the clients' numbers of examples."""

@@ -17,7 +17,7 @@ import numpy as np
 from fedjax_sim import validate
 from fedjax_sim.population.arrays import capacities
 from fedjax_sim.population.store import Opened, open_store
-from fedjax_sim.types import Array, ClientData
+from fedjax_sim.types import Array, CheapReads, ClientData
 
 __all__ = ["Host", "host_store"]
 
@@ -111,7 +111,7 @@ def _follow(x: Array, id: Array) -> Array:
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False)
-class Host:
+class Host(CheapReads):
     """A `Host` population reads each client from the disk when `client` is evaluated. `host_store` builds it."""
 
     sizes: Array  # [N] int32 examples per client, the only array that is held in memory

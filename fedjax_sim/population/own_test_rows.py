@@ -10,9 +10,9 @@ import jax.numpy as jnp
 from fedjax_sim import validate
 from fedjax_sim.population.federated_data import FederatedData
 from fedjax_sim.population.private_labels import has_private_labels
-from fedjax_sim.population.protocol import sizes_of
+from fedjax_sim.population.protocol import count_of, sizes_of
 from fedjax_sim.prng import client_key, stream
-from fedjax_sim.types import Array, ClientData, Population
+from fedjax_sim.types import Array, CheapReads, ClientData, Population
 from fedjax_sim.validate import NonNegativeInt, OpenShare
 
 __all__ = ["with_local_test"]
@@ -20,7 +20,7 @@ __all__ = ["with_local_test"]
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class _Part:
+class _Part(CheapReads):
     """A `_Part` has the same clients as `inner`, each with its test rows only, or with all other rows."""
 
     inner: Population
@@ -41,15 +41,14 @@ class _Part:
         return data._replace(mask=data.mask & (is_test_row if self.is_test else ~is_test_row))
 
     def count(self, id: Array) -> Array:
-        inner = self.inner
-        return self._own(inner.count(id) if hasattr(inner, "count") else inner.client(id).mask.sum(dtype=jnp.int32))
+        return self._own(count_of(self.inner, id))
 
     @property
     def sizes(self) -> Array:
         return self._own(jnp.asarray(sizes_of(self.inner), jnp.int32))
 
     def announce(self, ids: Array) -> Array:
-        return self.inner.announce(ids) if hasattr(self.inner, "announce") else ids
+        return self.inner.announce(ids) if isinstance(self.inner, CheapReads) else ids
 
     def _num_test(self, examples: Array) -> Array:
         """Returns how many of a client's examples are test rows, for clients with so many examples."""

@@ -20,7 +20,7 @@ from numpy.typing import ArrayLike
 from fedjax_sim import tree, validate
 from fedjax_sim.population.arrays import capacities, checked_examples, checked_offsets
 from fedjax_sim.population.protocol import check_client, check_population, counted, num_rows, sizes_of, visitable
-from fedjax_sim.types import Array, ClientData, Population, PyTree
+from fedjax_sim.types import Array, CheapReads, ClientData, Population, PyTree
 from fedjax_sim.validate import PositiveInt
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def _capped(self, rows: int):
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False)
-class Stored:
+class Stored(CheapReads):
     """A `Stored` population holds clients of unequal size in flat arrays, without padding. `stored` builds it.
 
     Client i owns rows offsets[i] to offsets[i + 1] of every array.
@@ -85,7 +85,7 @@ class Stored:
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False)
-class Indexed:
+class Indexed(CheapReads):
     """An `Indexed` population holds each client as row numbers of one shared table. `indexed` builds it.
 
     The row numbers of a million clients with 20 rows each take 80 MB.
@@ -118,7 +118,7 @@ class Indexed:
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False)
-class Generated:
+class Generated(CheapReads):
     """A `Generated` population computes each client from its id, so 10^9 clients take no memory. `generated` builds it.
 
     Guarantees: nothing grows with N (tests/population/test_population.py::test_generated_billion_clients).

@@ -5,6 +5,7 @@ It also computes what follows from `size` and `client(id)` alone, such as the nu
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import jax
@@ -12,11 +13,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim import validate
-from fedjax_sim.types import Array, ClientData, Population
+from fedjax_sim.types import Array, CheapReads, ClientData, Groups, Population, Subpopulation
 
-__all__ = ["check_client", "check_population", "counted", "num_rows", "sizes_of", "visitable"]
+__all__ = ["check_client", "check_population", "count_of", "counted", "num_rows", "sizes_of", "visitable"]
 
 ENUMERABLE = 1 << 24  # clients that can be visited one by one
+OFFERS = (CheapReads, Groups, Subpopulation)  # what a population may offer besides `size` and `client(id)`
+NOT_FOUND = object()
 REGISTER = "Write @jax.tree_util.register_dataclass above it, with size as a static field."
 
 
@@ -25,10 +28,14 @@ def check_population(population: Any) -> None:
 
     Raises: TypeError or ValueError if `size` or `client(id)` is missing, or if the object is not a pytree of arrays.
       The same if its size is traced or not a positive integer, or if a client is not a `ClientData` of real numbers.
+      TypeError if the object, or one of its groups, has some but not all members of `CheapReads`, `Groups` or
+      `Subpopulation`, or if it has size classes and no `capped` of its own.
 
-    Guarantees: tests/population/test_protocol.py::test_what_is_no_population_is_refused.
+    Guarantees: tests/population/test_protocol.py::test_what_is_no_population_is_refused, and for members that are
+      missing ::test_a_part_of_a_protocol_is_refused, ::test_a_group_with_a_part_of_a_protocol_is_refused.
     """
-    if not isinstance(population, Population):
+    # Since Python 3.12 a class that inherits from a protocol is an instance of it, even without the fields.
+    if not isinstance(population, Population) or not hasattr(population, "size"):
         hint = "Of a data set, take its .train." if hasattr(population, "train") else "It needs size and client(id)."
         validate.fail("population", "a Population", type(population).__name__, hint, TypeError)
     for path, leaf in jax.tree.leaves_with_path(population):
@@ -44,9 +51,59 @@ def check_population(population: Any) -> None:
         if isinstance(population.size, jax.core.Tracer):
             validate.fail("population.size", "a static integer", "a leaf of the pytree", REGISTER, TypeError)
         validate.integer("population.size", population.size)
+        _check_offers("population", population)
+        _check_groups("population", population, id)
         return population.client(id)
 
     check_client("population.client", jax.eval_shape(client, population, jax.ShapeDtypeStruct((), jnp.int32)))
+
+
+def _check_offers(name: str, population: Population) -> None:
+    """Refuses a population with a part of a protocol.
+
+    Otherwise its members would not be used, and nobody would notice: empty places of a group would be clients.
+    """
+    for protocol in OFFERS:
+        own_names = {*vars(protocol), *inspect.get_annotations(protocol)}
+        members = sorted(member for member in own_names if not member.startswith("_"))
+        lookups = {member: _lookups(population, protocol, member) for member in members}
+        missing = [member for member in members if not all(lookups[member])]
+        if missing and any(any(found) for found in lookups.values()):
+            rule = f"all members of types.{protocol.__name__} or none"
+            hint = f"Let the class inherit from fedjax_sim.types.{protocol.__name__} and define what has no default; "
+            hint += "a member that means something else takes another name."
+            shown = f"{type(population).__name__} without {', '.join(missing)}"
+            validate.fail(name, rule, shown, hint, TypeError)
+    if isinstance(population, CheapReads) and population.capacities:
+        if getattr(type(population), "capped", None) is CheapReads.capped:
+            hint = "The default returns all rows, so short clients would be read as long ones."
+            shown = f"{type(population).__name__} with capacities {population.capacities}"
+            validate.fail(f"{name}.capped", "a method of its own beside size classes", shown, hint, TypeError)
+
+
+def _lookups(population: Population, protocol: type, member: str) -> tuple[bool, bool]:
+    """Tells whether a member is found without computing properties, as Python 3.12 looks, and by computing them.
+
+    Python 3.11 computes them. A member counts only if both find it, so that all versions agree.
+    """
+    # A method that is None counts as no method, as in `isinstance`.
+    if callable(getattr(protocol, member, None)) and getattr(population, member, None) is None:
+        is_found = False
+    else:
+        is_found = hasattr(population, member)
+    return inspect.getattr_static(population, member, NOT_FOUND) is not NOT_FOUND, is_found
+
+
+def _check_groups(name: str, population: Population, id: Array) -> None:
+    """Refuses groups that are not populations or have a part of a protocol, on all levels; called when traced."""
+    if not isinstance(population, Groups):
+        return
+    name = f"{name}.group"
+    group = population.group(id)
+    if not isinstance(group, Population) or not hasattr(group, "size"):
+        validate.fail(name, "a Population", type(group).__name__, "It needs size and client(id).", TypeError)
+    _check_offers(name, group)
+    _check_groups(name, group, id)
 
 
 def check_client(name: str, data: Any) -> None:
@@ -85,6 +142,13 @@ def visitable(population: Population) -> None:
     """Refuses a population with more than 2^24 clients, which is too many to visit them one by one."""
     hint = "Too many clients to visit one by one."
     validate.integer("population.size", population.size, 1, ENUMERABLE, hint=hint)
+
+
+def count_of(population: Population, id: Array) -> Array:
+    """Returns the number of examples of client `id`, [] int32: the population's `count`, or by its client's mask."""
+    if isinstance(population, CheapReads):
+        return population.count(id)
+    return population.client(id).mask.sum(dtype=jnp.int32)
 
 
 def counted(population: Population) -> Array:

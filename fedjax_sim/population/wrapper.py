@@ -5,15 +5,13 @@ from __future__ import annotations
 import dataclasses
 from typing import Self
 
-import jax.numpy as jnp
-
-from fedjax_sim.population.protocol import sizes_of
-from fedjax_sim.types import Array, Population
+from fedjax_sim.population.protocol import count_of, sizes_of
+from fedjax_sim.types import Array, CheapReads, Population
 
 __all__ = ["Around"]
 
 
-class Around:
+class Around(CheapReads):
     """A dataclass that inherits from `Around` passes sizes and counts through from its field `inner`, a population.
 
     The dataclass defines `client` itself. Each client must have as many examples as in `inner`.
@@ -32,17 +30,18 @@ class Around:
     @property
     def capacities(self) -> tuple[int, ...]:
         """The size classes of the inner population, () if it has none."""
-        return getattr(self.inner, "capacities", ()) if hasattr(self.inner, "capped") else ()
+        return self.inner.capacities if isinstance(self.inner, CheapReads) else ()
 
     def capped(self, rows: int) -> Self:
-        """Returns the same clients in arrays of `rows` rows, if the inner population supports it."""
+        """Returns the same clients in arrays of `rows` rows, if the inner population has size classes."""
+        if not isinstance(self.inner, CheapReads):
+            return self
         return dataclasses.replace(self, inner=self.inner.capped(rows))
 
     def count(self, id: Array) -> Array:
         """Returns the number of examples of client `id`."""
-        inner = self.inner
-        return inner.count(id) if hasattr(inner, "count") else inner.client(id).mask.sum(dtype=jnp.int32)
+        return count_of(self.inner, id)
 
     def announce(self, ids: Array) -> Array:
         """Returns `ids`, after the inner population was asked to read these clients ahead from its storage."""
-        return self.inner.announce(ids) if hasattr(self.inner, "announce") else ids
+        return self.inner.announce(ids) if isinstance(self.inner, CheapReads) else ids

@@ -8,7 +8,7 @@ from typing import Any
 from fedjax_sim import validate
 from fedjax_sim.privacy.mechanism import Mechanism
 from fedjax_sim.sampling.design import SamplingDesign
-from fedjax_sim.types import AggregatorFacts, Algorithm, Population, Star, TransformFacts, noisy_parts
+from fedjax_sim.types import AggregatorFacts, Algorithm, Groups, Population, Star, TransformFacts, noisy_parts
 
 __all__ = ["mechanism_from", "mechanism_of"]
 
@@ -151,7 +151,7 @@ def mechanism_of(
         hint = "Without reports it sends nothing, and its share of the noise is missing: take full inside, without "
         hint += "dropouts, and no sum that may be aborted."
         validate.fail("client", "federations that send a message in every round", "one that may send none", hint)
-    num_members = getattr(population, "num_members", None)
+    num_members = population.num_members if isinstance(population, Groups) else None
     level_details = {"level": parts["client"].facts.level} | (
         {} if num_members is None else {"num_members": num_members}
     )

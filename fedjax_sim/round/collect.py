@@ -15,7 +15,18 @@ from fedjax_sim.prng import stream
 from fedjax_sim.round.costs import bytes_by_invited, client_wires, plan_of
 from fedjax_sim.round.message import Message, Shared, Slot, client_round, usable_rows
 from fedjax_sim.round.state import Bases, FederatedState, Gathered, mesh_of
-from fedjax_sim.types import Aggregator, Array, Cohort, Observed, Population, Received, Round, Star
+from fedjax_sim.types import (
+    Aggregator,
+    Array,
+    CheapReads,
+    Cohort,
+    Observed,
+    Population,
+    Received,
+    Round,
+    Star,
+    Subpopulation,
+)
 
 __all__ = ["collect", "everything", "in_turn", "seen"]
 
@@ -24,14 +35,16 @@ ONE_BY_ONE = engine.Plan(1, 1)
 
 def _size_classes(star: Star, population: Population) -> tuple[int, ...]:
     """Rows of the size classes by which `engine.fold` packs clients whose amounts of work differ; () = no packing."""
-    num_steps = star.client.facts.num_steps
-    has_classes = num_steps is not None and hasattr(population, "capped")
-    classes = getattr(population, "capacities", ()) if has_classes else ()
-    # Packing sorts by the number of examples, so it needs `count`. A single class helps only where clients differ in
-    # their number of steps: then clients of like length share a vmap, of which the longest decides.
-    if not hasattr(population, "count") or (len(classes) < 2 and not callable(num_steps)):
+    # Packing sorts by the number of examples, so it needs `count`.
+    if not isinstance(population, CheapReads):
         return ()
-    return tuple(classes) or (num_rows(population),)
+    num_steps = star.client.facts.num_steps
+    classes = () if num_steps is None else tuple(population.capacities)
+    # A single class helps only where clients differ in their number of steps: then clients of like length share a vmap,
+    # of which the longest decides.
+    if len(classes) < 2 and not callable(num_steps):
+        return ()
+    return classes or (num_rows(population),)
 
 
 def _packing_options(star: Star, population: Population, cohort: Cohort) -> dict:
@@ -54,7 +67,7 @@ def in_turn(star: Star, population: Population) -> bool:
       population: all clients.
     """
     is_on_one_device = engine.is_unplaced() or mesh_of(star) is None
-    return is_on_one_device and not _size_classes(star, population) and not hasattr(population, "there")
+    return is_on_one_device and not _size_classes(star, population) and not isinstance(population, Subpopulation)
 
 
 def _slot_function(star: Star) -> Callable:
@@ -137,7 +150,7 @@ def collect(
     ids = cohort.ids
     # A store on disk reads the cohort's data ahead. Its ids pass through `announce`, so that the reads begin before the
     # first client trains.
-    announces = hasattr(population, "announce") and not engine.is_unplaced()
+    announces = isinstance(population, CheapReads) and not engine.is_unplaced()
     announced_ids = population.announce(ids) if announces else ids
     broadcast = engine.reproducible(star.server.broadcast)(state.server)
     zero = jnp.zeros((), jnp.int32)
@@ -171,7 +184,7 @@ def collect(
     plan = ONE_BY_ONE if star.client.federation is not None else None  # inside, clients are vmapped
     plan = star.execution.plan or plan or plan_of(star, broadcast, population)
     fold_options = {"plan": plan, "mesh": mesh_of(star), **_packing_options(star, population, cohort)}
-    if hasattr(population, "there"):
+    if isinstance(population, Subpopulation):
         fold_options["there"] = worked
     if bases is not None and bases.kept is not None:
         # The carry already holds these models, and each chunk changes them. So every chunk reads them from the carry,

@@ -12,7 +12,7 @@ from fedjax_sim import engine, tree, validate
 from fedjax_sim.network.devices import SATURATED, num_saturated
 from fedjax_sim.population.protocol import num_rows, sizes_of
 from fedjax_sim.transform.chain import plain_wire, wire_of
-from fedjax_sim.types import Array, ClientData, Cohort, Count, Metric, Population, PyTree, Star, Wire, Work
+from fedjax_sim.types import Array, ClientData, Cohort, Count, Groups, Metric, Population, PyTree, Star, Wire, Work
 
 __all__ = [
     "ROUND_METRICS",
@@ -51,9 +51,9 @@ def own_data(star: Star, population: Population, id: Array) -> ClientData | Popu
     if star.client.federation is None:
         data = population.client(id)
         return data._replace(round=jnp.zeros((), jnp.int32)) if star.client.facts.reads_round else data
-    if not hasattr(population, "group"):
+    if not isinstance(population, Groups):
         hint = "Its clients are federations: population.grouped makes groups ([data.with_groups]), around all wrappers."
-        validate.fail("population", "one of groups (`Population.group`)", type(population).__name__, hint, TypeError)
+        validate.fail("population", "one of groups (`types.Groups`)", type(population).__name__, hint, TypeError)
     return population.group(id)
 
 

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 
 from fedjax_sim import engine, tree, validate
 from fedjax_sim.network.devices import MOST_TICKS, check_devices
+from fedjax_sim.population.groups.grouped import Group
 from fedjax_sim.prng import stream
 from fedjax_sim.round.compatibility import check_alone, check_time_inside
 from fedjax_sim.round.costs import work_of
@@ -56,7 +57,7 @@ def time_inside(star: Star, rounds: int, devices: Devices) -> TimeInside:
     check_time_inside(star.client, devices)
 
     def asked(params: PyTree, group: Population, flops_scale: float, bytes_scale: float) -> _Asked:
-        if not (hasattr(group, "own_ids") and hasattr(group, "population")):
+        if not isinstance(group, Group):
             hint = "Devices belong to clients: population.grouped makes groups that know them."
             rule = "groups that know their clients' own ids (`own_ids`)"
             validate.fail("population", rule, type(group).__name__, hint, TypeError)

@@ -22,6 +22,7 @@ from fedjax_sim.types import (
     Population,
     Received,
     Sampler,
+    Subpopulation,
 )
 
 __all__ = ["Told", "by_own_ids", "existing", "named_by", "remembers", "summed_over_rounds", "told"]
@@ -40,7 +41,7 @@ class Told(NamedTuple):
 
 def existing(cohort: Cohort, group: Population) -> Cohort:
     """The cohort without the group's empty places: nothing is sent to or by an empty place."""
-    if not hasattr(group, "there"):
+    if not isinstance(group, Subpopulation):
         return cohort
     has_client = group.there(cohort.ids)
     senders = None if cohort.timing.sent is None else cohort.timing.sent & has_client
@@ -56,15 +57,16 @@ def by_own_ids(aggregator: Aggregator, group: Population) -> Aggregator:
 
     Args:
       aggregator: any aggregator of a group's messages.
-      group: translates places into ids by `Population.own_ids`; without that method ids are left as they are.
+      group: a `Subpopulation`, which translates places into ids by `own_ids`. In any other population ids stay as they
+        are.
 
-    Raises: ValueError for attackers in a group that does not state these ids.
+    Raises: ValueError for attackers in a population that does not state these ids.
 
     Guarantees: tests/laws/test_attackers.py.
     """
-    if not hasattr(group, "own_ids"):
+    if not isinstance(group, Subpopulation):
         if aggregator.facts.attackers is not None:
-            hint = "Attackers are known by these: state `Population.own_ids`, as population.grouped does."
+            hint = "Attackers are known by these: inherit from types.Subpopulation, as population.Group does."
             validate.fail("population", "groups that state their clients' own ids", type(group).__name__, hint)
         return aggregator
 

@@ -1,9 +1,9 @@
 """The types that all subpackages share: data are pytrees, and a part is a NamedTuple of pure functions.
 
-`types.data` has the data of a round: clients' examples, cohorts, reports, messages. `types.time` has simulated time:
-the work that a round asks of clients, the time and energy that they spend, and the clock. `types.graph` has a graph as
-an example. `types.parts` has the parts of a federation (samplers, clients, transforms, aggregators, servers) and the
-algorithm made of them. `types.facts` has the facts that parts state about themselves.
+`types.data` has the data of a round: populations, clients' examples, cohorts, reports, messages. `types.time` has
+simulated time: the work that a round asks of clients, the time and energy that they spend, and the clock. `types.graph`
+has a graph as an example. `types.parts` has the parts of a federation (samplers, clients, transforms, aggregators,
+servers) and the algorithm made of them. `types.facts` has the facts that parts state about themselves.
 
 A part carries static facts about itself, `facts`, such as its sensitivity. Compatibility checks and the accountant read
 these facts. The default of each fact is the claim that promises least
@@ -16,11 +16,13 @@ d model dimension.
 from fedjax_sim.types.data import (
     Array,
     Attackers,
+    CheapReads,
     ClientData,
     Cohort,
     Count,
     FilePath,
     FolderPath,
+    Groups,
     Mean,
     Metric,
     Noise,
@@ -32,6 +34,7 @@ from fedjax_sim.types.data import (
     Report,
     Round,
     StalenessWeight,
+    Subpopulation,
     Wire,
 )
 from fedjax_sim.types.facts import AggregatorFacts, ClientFacts, TransformFacts
@@ -61,6 +64,7 @@ __all__ = [
     "Array",
     "Attackers",
     "Availability",
+    "CheapReads",
     "ClientData",
     "ClientFacts",
     "ClientUpdate",
@@ -73,6 +77,7 @@ __all__ = [
     "FilePath",
     "FolderPath",
     "GraphData",
+    "Groups",
     "Inside",
     "Level",
     "Load",
@@ -91,6 +96,7 @@ __all__ = [
     "Spent",
     "StalenessWeight",
     "Star",
+    "Subpopulation",
     "TimeInside",
     "Timing",
     "TransformFacts",

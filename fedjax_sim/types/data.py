@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import abc
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, Self, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -23,9 +24,11 @@ StalenessWeight = Callable
 __all__ = [
     "Array",
     "Attackers",
+    "CheapReads",
     "ClientData",
     "Cohort",
     "Count",
+    "Groups",
     "Mean",
     "Metric",
     "Noise",
@@ -37,6 +40,7 @@ __all__ = [
     "Report",
     "Round",
     "StalenessWeight",
+    "Subpopulation",
     "Wire",
 ]
 
@@ -58,33 +62,25 @@ class ClientData(NamedTuple):
 class Population(Protocol):
     """All clients, as a frozen pytree dataclass that a round takes as an argument; `size` is a static field.
 
-    `size` and `client` suffice for everything that reads populations. Further members are optional, and are used where
-    they exist:
+    `size` and `client` suffice for everything that reads populations. A population may offer more:
 
-    - `count(id)`: [] int32, the client's number of examples, without reading them. Without this method a cohort is not
-      sorted by its clients' work, which changes rounding at most.
-    - `capacities`: rising numbers of rows, one for each size class of clients.
-    - `capped(rows)`: the same population whose clients have only `rows` rows. Without `capacities` and `capped` every
-      client is read with all its rows.
-    - `sizes`: [N] number of examples of each client. Without it they are counted from the masks, client by client.
-    - `announce(ids)`: the same ids, after the storage was asked to read these clients' data ahead.
-    - `group(id)`: the client as a population of its own clients, for a client that is a federation
-      (`ClientUpdate.federation`). The population has no clients where the id is outside of [0, size).
-    - `num_members`: of a population of groups, the number of all clients on the lowest level of a hierarchy; static.
+    - `CheapReads`: it reads parts of a client, or many clients, at less cost.
+    - `Groups`: its clients are groups of clients.
+    - `Subpopulation`: it is one group of clients of a whole population.
 
-    In a group ids are places, of which some may be empty. A group has these members beside the others:
+    A class that inherits from one of these protocols gets its defaults. A class that has all members of a protocol
+    offers it too. A population with some of the members only is refused by `population.protocol.check_population`.
 
-    - `there(ids)`: [c] bool, which of these clients exist. Without it all do.
-    - `ragged`: whether some places stay empty.
-    - `place(ids)`: the places of clients that data name by their ids in the whole population; -1 for clients of other
-      groups. Without it ids are places.
-    - `own_ids(places)`: the ids in the whole population of the clients at some places; -1 for an empty place.
+    A population may also have `sizes`, an array [N] of each client's number of examples. It belongs to no protocol,
+    because Python 3.11 computes every property of a protocol in `isinstance`, and sizes may be computed client by
+    client. `population.protocol.sizes_of` reads it, and counts the examples of a population without it.
 
     Guarantees: tests/population/test_protocol.py::test_size_and_client_are_enough_to_train.
     """
 
     size: int  # N
 
+    @abc.abstractmethod
     def client(self, id: Array) -> ClientData:
         """The data of one client.
 
@@ -93,6 +89,82 @@ class Population(Protocol):
 
         Returns: `ClientData`, with the same shapes for every client. The method is pure and traceable.
         """
+
+
+@runtime_checkable
+class CheapReads(Population, Protocol):
+    """A `CheapReads` population counts a client's examples without reading them, reads short arrays, and reads ahead.
+
+    A cohort is sorted by `count`, so that clients with similar work train side by side. Otherwise the longest client of
+    a chunk decides its time. Sorting changes rounding at most.
+
+    A class that inherits from this protocol defines `count`. By default it has no size classes, so all clients are read
+    with all their rows, and nothing is read ahead.
+
+    Guarantees: tests/population/test_protocol.py::test_defaults_of_cheap_reads.
+    """
+
+    capacities: tuple[int, ...] = ()  # static; rising numbers of rows, one for each size class of clients
+
+    @abc.abstractmethod
+    def count(self, id: Array) -> Array:
+        """The number of examples of client `id`, [] int32, without reading the examples."""
+
+    def capped(self, rows: int) -> Self:
+        """The same population whose clients have only `rows` rows.
+
+        The default returns the population as it is. It is correct only without size classes: a population with
+        `capacities` defines this method.
+
+        Args:
+          rows: one of `capacities`. No client that is read may have more examples.
+        """
+        return self
+
+    def announce(self, ids: Array) -> Array:
+        """The same ids, after the storage was asked to read these clients' data ahead. By default it is not asked."""
+        return ids
+
+
+@runtime_checkable
+class Groups(Population, Protocol):
+    """A `Groups` population consists of groups of clients.
+
+    A client that is a federation (`ClientUpdate.federation`) receives `group(id)`. For other clients,
+    `client(id)` reads a group as one client.
+    """
+
+    # Static; the number of clients in all groups together, on the lowest level of a hierarchy; None = not known
+    num_members: int | None = None
+
+    @abc.abstractmethod
+    def group(self, id: Array) -> Population:
+        """The group `id` as a population of its clients. It has no clients where the id is outside of [0, size).
+
+        The method is pure and traceable. A group with places that stay empty is a `Subpopulation`.
+        """
+
+
+@runtime_checkable
+class Subpopulation(Population, Protocol):
+    """A `Subpopulation` is one group of a whole population. Its ids are places in the group, and some may be empty.
+
+    In a population that is no `Subpopulation` there is a client for each id, and ids are those of the whole population.
+    """
+
+    has_empty_places: bool  # static; False = every group of the whole population fills all its places
+
+    @abc.abstractmethod
+    def there(self, ids: Array) -> Array:
+        """Which of these places have a client, bool in the shape of `ids`."""
+
+    @abc.abstractmethod
+    def place(self, ids: Array) -> Array:
+        """The places of the clients with these ids in the whole population; -1 for clients of other groups."""
+
+    @abc.abstractmethod
+    def own_ids(self, places: Array) -> Array:
+        """The ids in the whole population of the clients at these places; -1 for empty places."""
 
 
 class Cohort(NamedTuple):

@@ -99,7 +99,7 @@ class _NoIds:
     """Groups that do not say whom they hold."""
 
     def __init__(self, group):
-        self.size, self.client, self.there, self.ragged = group.size, group.client, group.there, group.ragged
+        self.size, self.client = group.size, group.client
 
 
 def test_groups_without_ids_refuse_attackers():

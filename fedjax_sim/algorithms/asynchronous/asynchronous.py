@@ -34,6 +34,7 @@ from fedjax_sim.types import (
     Aggregator,
     Algorithm,
     Array,
+    CheapReads,
     ClientUpdate,
     Cohort,
     Devices,
@@ -157,7 +158,7 @@ def load_for(star: Star, params: PyTree, population: Population) -> Callable:
     work = work_of(star, params, population)
 
     def load(ids):
-        if not hasattr(population, "count"):
+        if not isinstance(population, CheapReads):
             return load_of(work, jnp.full(ids.shape, num_rows(population), jnp.int32))
         return load_of(work, jax.vmap(population.count)(ids))
 

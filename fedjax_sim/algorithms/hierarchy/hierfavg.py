@@ -42,6 +42,7 @@ from fedjax_sim.types import (
     Report,
     Sampler,
     Star,
+    Subpopulation,
     UpdateTransform,
 )
 from fedjax_sim.validate import FromData, LossFn
@@ -121,10 +122,11 @@ def as_client_update(
         validate.fail("federation", "the parts of a whole algorithm, for rounds that take time", "another", hint)
 
     def init(params: PyTree, group: Population) -> PyTree:
-        if getattr(group, "ragged", False) and remembers(star.sampler):
+        has_empty_places = isinstance(group, Subpopulation) and group.has_empty_places
+        if has_empty_places and remembers(star.sampler):
             hint = "A cohort of empty places would be drawn again and again. Take uniform, poisson or full."
             validate.fail("sampler", "one without a state in groups of unequal size", "one with a state", hint)
-        if getattr(group, "ragged", False) and getattr(star.sampler.design, "max_reports", None) is not None:
+        if has_empty_places and getattr(star.sampler.design, "max_reports", None) is not None:
             hint = "Empty places would count among the first. Leave the limit out, or make the groups equal."
             rule = "one without a limit of reports in groups of unequal size"
             validate.fail("sampler", rule, star.sampler.design.max_reports, hint)

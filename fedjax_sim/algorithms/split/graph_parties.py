@@ -17,7 +17,7 @@ from fedjax_sim.models.graph import apply_layer
 from fedjax_sim.models.graph_layers import GraphLayer, known_edges
 from fedjax_sim.network import Link
 from fedjax_sim.network.link import send, wires
-from fedjax_sim.types import Array, Cohort, Count, GraphData, Population, PyTree
+from fedjax_sim.types import Array, Cohort, Count, GraphData, Groups, Population, PyTree, Subpopulation
 
 __all__ = ["Joint", "LayerPlaces", "counts", "in_order", "joint_of", "regularized_node_loss"]
 
@@ -53,7 +53,8 @@ def joint_of(cohort: Cohort, population: Population) -> Joint:
 
     Raises: ValueError for a population of groups, or whose examples are not graphs with a label for each node.
     """
-    if not hasattr(population, "place") and hasattr(population, "group"):
+    is_group = isinstance(population, Subpopulation)
+    if isinstance(population, Groups) and not is_group:
         hint = "Groups of parties take hierarchical_split_gnn, or as_client_update(split_gnn(...))."
         validate.fail("population", "parties", "groups of parties", hint)
     data = jax.vmap(population.client)(cohort.ids)
@@ -73,7 +74,7 @@ def joint_of(cohort: Cohort, population: Population) -> Joint:
     # A halo node's address in the data is (party in the whole population) * V + place. Here the slot replaces the
     # party.
     party = jnp.where(halo >= 0, halo // num_nodes, -1)
-    party = population.place(party) if hasattr(population, "place") else jnp.where(party < size, party, -1)
+    party = population.place(party) if is_group else jnp.where(party < size, party, -1)
     holder_slot = slots[jnp.clip(party, 0, size - 1)]
     is_known = (party >= 0) & (holder_slot >= 0) & takes_part[:, None]
     ids = jnp.where(takes_part[:, None], graphs.ids, -1)

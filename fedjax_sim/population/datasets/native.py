@@ -32,7 +32,7 @@ from fedjax_sim.population.private_labels import has_private_labels
 from fedjax_sim.population.protocol import sizes_of
 from fedjax_sim.population.store import read_store, write_store
 from fedjax_sim.population.wrapper import Around
-from fedjax_sim.types import Array, ClientData, FolderPath, Population
+from fedjax_sim.types import Array, ClientData, FolderPath, Groups, Population
 
 __all__ = ["native", "write_native"]
 
@@ -59,7 +59,7 @@ def write_native(directory: str | os.PathLike, data: FederatedData) -> None:
     (tests/population/datasets/test_native.py::test_a_failed_write_leaves_nothing).
     """
     facts = {field: getattr(data, field) for field in NOT_HELD}
-    facts |= {"groups": hasattr(data.train, "group"), "private labels": has_private_labels(data.train)}
+    facts |= {"groups": isinstance(data.train, Groups), "private labels": has_private_labels(data.train)}
     for fact, is_there in facts.items():
         if is_there:
             hint = "A folder does not hold it: write the plain data, and wrap what is read."

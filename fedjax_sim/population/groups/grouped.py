@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -12,20 +11,20 @@ from numpy.typing import ArrayLike
 
 from fedjax_sim import validate
 from fedjax_sim.population.protocol import num_rows, sizes_of
-from fedjax_sim.types import Array, ClientData, Population
+from fedjax_sim.types import Array, CheapReads, ClientData, Groups, Population, Subpopulation
 
-__all__ = ["Group", "Grouped", "grouped"]
+__all__ = ["CountedGroup", "Group", "GroupOfGroups", "Grouped", "grouped"]
 
 static = {"static": True}
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False)
-class Group:
+class Group(Subpopulation):
     """A `Group` is one group of clients as a population of static size.
 
-    Its members come first, then empty places up to that size. If the clients are groups themselves, `group` exists
-    too, so that groups can be nested.
+    Its members come first, then empty places up to that size. What a group offers besides depends on its members: see
+    `CountedGroup` and `GroupOfGroups`.
 
     Guarantees: counts, size classes and inner groups are those of the members
     (tests/population/groups/test_groups.py::test_a_group_hands_on_what_its_population_knows).
@@ -33,9 +32,10 @@ class Group:
 
     population: Population
     members: Array  # [size] int32 client ids
-    num_members: Array  # [] int32, how many places hold a member
+    num_filled: Array  # [] int32, how many places hold a member
     size: int = dataclasses.field(metadata=static)
-    ragged: bool = dataclasses.field(default=False, metadata=static)  # whether groups differ in their number of members
+    # Whether groups differ in their number of members
+    has_empty_places: bool = dataclasses.field(default=False, metadata=static)
 
     @property
     def max_examples(self) -> int:
@@ -48,32 +48,9 @@ class Group:
         has_member = self.there(jnp.arange(self.size))
         return jnp.where(has_member, sizes_of(self.population)[self.members], 0)
 
-    @property
-    def capacities(self) -> tuple[int, ...]:
-        """The size classes of the population's clients."""
-        return self.population.capacities
-
-    @property
-    def capped(self) -> Callable:
-        """Returns a function (rows) -> the same group, whose members have arrays of so many rows."""
-        inner = self.population.capped
-        return lambda rows: dataclasses.replace(self, population=inner(rows))
-
-    @property
-    def count(self) -> Callable:
-        """Returns a function (id) -> [] int32 number of a member's examples, which reads none of them."""
-        inner = self.population.count
-        return lambda id: jnp.where(self.there(id), inner(self._member(id)), 0)
-
-    @property
-    def group(self) -> Callable:
-        """Returns a function (id) -> a member as a population of its own, for members that are groups themselves."""
-        inner = self.population.group
-        return lambda id: inner(jnp.where(self.there(id), self._member(id), -1))
-
     def there(self, ids: Array) -> Array:
         """Returns which of these places of the group hold a member, bool in the shape of `ids`."""
-        return (0 <= ids) & (ids < self.num_members)
+        return (0 <= ids) & (ids < self.num_filled)
 
     def place(self, ids: Array) -> Array:
         """Returns the places in this group of clients that are named by their ids in the whole population.
@@ -107,7 +84,43 @@ class Group:
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False)
-class Grouped:
+class CountedGroup(Group, CheapReads):
+    """A `CountedGroup` is a group of clients whose population offers `CheapReads`, as the group then does."""
+
+    population: CheapReads
+
+    @property
+    def capacities(self) -> tuple[int, ...]:
+        """The size classes of the population's clients."""
+        return self.population.capacities
+
+    def capped(self, rows: int) -> CountedGroup:
+        """Returns the same group, whose members have arrays of `rows` rows."""
+        return dataclasses.replace(self, population=self.population.capped(rows))
+
+    def count(self, id: Array) -> Array:
+        """Returns the number of examples of the member at place `id`, 0 for an empty place, without reading them."""
+        return jnp.where(self.there(id), self.population.count(self._member(id)), 0)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, eq=False)
+class GroupOfGroups(Group, Groups):
+    """A `GroupOfGroups` is a group whose members are groups themselves, so that groups can be nested.
+
+    It does not know its `num_members`: groups of groups have one static size and differ in their number of clients.
+    """
+
+    population: Groups
+
+    def group(self, id: Array) -> Population:
+        """Returns the member at place `id` as a population of its own clients, without clients for an empty place."""
+        return self.population.group(jnp.where(self.there(id), self._member(id), -1))
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, eq=False)
+class Grouped(Groups):
     """A `Grouped` population consists of disjoint groups of another population's clients. `grouped` builds it.
 
     Each group can be read in two ways. A client that is a federation (`algorithms.as_client_update`) receives `group`,
@@ -128,9 +141,9 @@ class Grouped:
         return self.group_size * num_rows(self.population)
 
     @property
-    def num_members(self) -> int:
-        """The number of clients in all groups together, on the lowest level if groups are nested."""
-        return getattr(self.population, "num_members", self.population.size)
+    def num_members(self) -> int | None:
+        """The number of clients in all groups together, on the lowest level if groups are nested; None = not known."""
+        return self.population.num_members if isinstance(self.population, Groups) else self.population.size
 
     @property
     def counts(self) -> Array:
@@ -150,7 +163,15 @@ class Grouped:
         # Positions beyond a smaller group are members of other groups, which `count` declares to be empty places.
         positions = start + jnp.arange(self.group_size, dtype=jnp.int32)
         count = jnp.where(valid_id == id, self.offsets[valid_id + 1] - start, 0)
-        return Group(self.population, self.members.at[positions].get(mode="clip"), count, self.group_size, self.ragged)
+        members = self.members.at[positions].get(mode="clip")
+        # A group of groups tells no counts: pooled rows of groups are not sorted by size.
+        if isinstance(self.population, Groups):
+            kind = GroupOfGroups
+        elif isinstance(self.population, CheapReads):
+            kind = CountedGroup
+        else:
+            kind = Group
+        return kind(self.population, members, count, self.group_size, self.ragged)
 
     def client(self, id: Array) -> ClientData:
         """Returns the pooled data of group `id`: the rows of one member after the other, with padding between them."""

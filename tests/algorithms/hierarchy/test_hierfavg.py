@@ -432,7 +432,7 @@ def test_what_is_refused():
     design = sampling.uniform(SIZE, 2).design
     with pytest.raises(ValueError, match="aggregator: expected one that takes weights as they come"):
         as_client_update(edges(sampling.uniform(SIZE, 2), aggregator=aggregation.horvitz_thompson(design, 90.0)))
-    with pytest.raises(TypeError, match=r"population: expected one of groups \(`Population.group`\), got 'Generated'"):
+    with pytest.raises(TypeError, match=r"population: expected one of groups \(`types.Groups`\), got 'Generated'"):
         over(edges(), size=24).init(KEY, START, p.ragged())
     with pytest.raises(ValueError, match="sampler: expected a design for the population's"):
         over(edges(sampling.full(3))).init(KEY, START, population.grouped(p.ragged(), GROUPS))

@@ -9,7 +9,7 @@ import pytest
 
 from fedjax_sim import population as field
 from fedjax_sim.population.groups.with_groups import counts_of_labels_in_range
-from fedjax_sim.types import ClientData
+from fedjax_sim.types import CheapReads, ClientData, Groups, Subpopulation
 
 SIZES = np.array([70, 3, 0, 2, 65, 1, 4])
 GROUP_OF = np.array([1, 0, 1, 2, 1, 0, 0])
@@ -21,8 +21,8 @@ def people():
 
 
 def test_a_group_hands_on_what_its_population_knows():
-    """Fault: counts or size classes of other clients; members of the next group in empty places; a population that
-    seems to know what it does not."""
+    """Fault: counts or size classes of other clients; members of the next group in empty places; a group that offers
+    what its population does not."""
     whole = people()
     groups = field.grouped(whole, GROUP_OF)
     assert groups.ragged and not field.grouped(whole, np.arange(7)).ragged
@@ -30,7 +30,11 @@ def test_a_group_hands_on_what_its_population_knows():
     ids = jnp.arange(-1, 4)
     for g, mine in enumerate(([1, 5, 6], [0, 2, 4], [3])):
         group = groups.group(jnp.int32(g))
-        assert group.ragged and group.there(ids).tolist() == [False, *(i < len(mine) for i in range(3)), False]
+        assert group.has_empty_places and group.there(ids).tolist() == [
+            False,
+            *(i < len(mine) for i in range(3)),
+            False,
+        ]
         expected = [0, *SIZES[mine], *[0] * (4 - len(mine))]
         assert group.own_ids(ids).tolist() == [-1, *mine, *[-1] * (4 - len(mine))]
         assert jax.vmap(group.count)(ids).tolist() == expected
@@ -39,8 +43,10 @@ def test_a_group_hands_on_what_its_population_knows():
     nobody = groups.group(jnp.int32(-1))
     assert not nobody.there(jnp.arange(3)).any() and not jax.vmap(nobody.client)(ids).mask.any()
     plain = field.generated(4, lambda parameters, id: ClientData({"y": jnp.ones(2)}, jnp.ones(2, bool)))
-    inner = field.grouped(plain, [0, 0, 1, 1]).group(0)
-    assert not any(hasattr(inner, name) for name in ("capacities", "capped", "group")) and hasattr(inner, "count")
+    group = field.grouped(plain, [0, 0, 1, 1]).group(0)
+    assert isinstance(group, CheapReads) and group.capacities == () and int(group.count(0)) == 2
+    assert isinstance(group, Subpopulation) and not group.has_empty_places
+    assert not isinstance(group, Groups)
 
 
 def test_ways_to_group():
@@ -120,3 +126,13 @@ def test_groups_of_groups():
     expected = [sorted(int(x) for i in np.flatnonzero(g == GROUP_OF) for x in rows[i]) for g in range(3)]
     assert found == [[], expected[0], [], [], [], expected[1], expected[2], []]
     np.testing.assert_array_equal(outer.sizes, [8, 137])
+
+
+def test_members_of_groups_of_groups():
+    """Fault: the number of groups for that of clients; counts of pooled rows, by which edges would be packed."""
+    outer = field.grouped(field.grouped(people(), GROUP_OF), [0, 1, 1])
+    group = outer.group(0)
+    assert outer.num_members == outer.population.num_members == 7
+    assert isinstance(group, Groups) and group.num_members is None
+    assert isinstance(group, Subpopulation) and not isinstance(group, CheapReads)
+    assert field.grouped(group, [0, 1]).num_members is None
