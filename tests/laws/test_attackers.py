@@ -16,6 +16,8 @@ from fedjax_sim.round.levels import by_own_ids
 from fedjax_sim.types import Devices, Spent
 from tests.laws import cases
 
+pytestmark = pytest.mark.optimised(False)  # these laws do not depend on the compiler
+
 SIZE, ATTACKER = 8, 5
 CENTRES = 2.0 ** np.arange(SIZE)  # every set of clients has a sum of its own
 GROUPS = np.array([1, 0, 3, 2, 1, 0, 2, 3])  # pairs whose members are at places 0 and 1

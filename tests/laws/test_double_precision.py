@@ -15,7 +15,7 @@ from fedjax_sim.types import ClientData, Received
 from tests.laws import cases, test_unequal
 from tests.laws import problems as p
 
-pytestmark = pytest.mark.filterwarnings("error::FutureWarning")
+pytestmark = [pytest.mark.filterwarnings("error::FutureWarning"), pytest.mark.optimised(False)]
 
 
 @pytest.fixture(autouse=True)

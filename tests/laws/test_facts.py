@@ -13,6 +13,8 @@ from fedjax_sim.privacy import mechanism_of
 from tests.laws import cases
 from tests.laws import problems as p
 
+pytestmark = pytest.mark.optimised(False)  # these laws do not depend on the compiler
+
 KEY = jax.random.key(0)
 LEAST = {  # what a part promises that says nothing
     types.Aggregator: {

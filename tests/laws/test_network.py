@@ -13,6 +13,8 @@ from fedjax_sim.types import Availability, Devices, Load
 from tests.laws import cases
 from tests.laws import problems as p
 
+pytestmark = pytest.mark.optimised(False)  # these laws do not depend on the compiler
+
 KEY, IDS = jax.random.key(0), jnp.arange(p.NUM_CLIENTS, dtype=jnp.int32)
 EVERY = {name: make() for name, make in cases.CASES["network"].items()}
 OTHERS = Graph | Mixing | Link  # their laws are in test_gossip.py, and in tests/network/test_link.py

@@ -15,6 +15,8 @@ from fedjax_sim.types import ClientData
 from tests.laws import laws
 from tests.laws import problems as p
 
+pytestmark = pytest.mark.optimised(False)  # these laws do not depend on the compiler
+
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 1e18], ids=str)
 def test_dropped_clients_equal_absent_ones(value, federation):

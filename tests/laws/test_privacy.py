@@ -15,6 +15,8 @@ from fedjax_sim.types import ClientData
 from tests.laws import cases
 from tests.laws.test_compositions import MEMBERS, aggregator_for
 
+pytestmark = pytest.mark.optimised(False)  # these laws do not depend on the compiler
+
 UNITS = 10  # at the top level; every aggregator here divides by so many
 LEVELS = {"flat": [], "edges": ["edge"], "regions": ["edge", "region"]}
 NOISY = [name for name, make in MEMBERS.items() if make().facts.noise is not None]

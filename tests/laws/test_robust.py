@@ -13,6 +13,8 @@ from tests.aggregation.robust.problems import applied
 from tests.laws import cases
 from tests.laws import problems as p
 
+pytestmark = pytest.mark.optimised(False)  # these laws do not depend on the compiler
+
 M, D = 11, 6
 RULES = {
     "bulyan": lambda: a.bulyan(2),

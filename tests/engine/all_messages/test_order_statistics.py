@@ -15,6 +15,8 @@ from fedjax_sim.engine import median, order_statistic, top_k, top_k_mask, trimme
 from fedjax_sim.engine.all_messages import order_statistics
 from tests.laws import cases
 
+pytestmark = pytest.mark.optimised(False)  # these laws do not depend on the compiler
+
 TYPES = [jnp.float32, jnp.bfloat16, jnp.float16]
 ordered = jax.jit(order_statistic)
 middle = jax.jit(median)
