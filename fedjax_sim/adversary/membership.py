@@ -146,7 +146,8 @@ def property_score(view: View, loss_fn: Callable, having: PyTree, lacking: PyTre
 
     Returns: [m], larger for clients with a larger share of examples with the property.
 
-    Guarantees: tests/adversary/test_membership.py::test_property.
+    Guarantees: under a linear loss, the scores of 21 clients and their shares of examples with the property have a rank
+    correlation above 0.9 (tests/adversary/test_membership.py::test_property).
 
     References: Melis et al. 2019, section 4.3.
     """
@@ -201,7 +202,9 @@ def tpr_at_fpr(members: Array, others: Array, false_positive_rate: ShareBelowOne
       others: [k] finite scores of other examples.
       false_positive_rate: in [0, 1). Below 1/k the result is the share of members that score above all others.
 
-    Guarantees: tests/adversary/test_membership.py::test_what_scores_are_worth.
+    Guarantees: the result is the largest share of members above a threshold among the other scores that at most the
+    allowed share of other scores exceeds, ties included
+    (tests/adversary/test_membership.py::test_what_scores_are_worth).
 
     References: Carlini et al. 2022, section 4.
 

@@ -257,7 +257,8 @@ def li_scheme_two(
 
     Raises: as `horvitz_thompson` does.
 
-    Guarantees: unbiased (tests/aggregation/test_linear.py::test_li_schemes_are_unbiased).
+    Guarantees: the mean of the aggregate over all cohorts is sum_i p_i u_i over all N clients, if every message arrives
+    (tests/aggregation/test_linear.py::test_li_schemes_are_unbiased).
 
     References: Li et al. 2020, section 3.3, scheme II.
     """

@@ -121,7 +121,8 @@ class Indexed:
 class Generated:
     """A `Generated` population computes each client from its id, so 10^9 clients take no memory. `generated` builds it.
 
-    Guarantees: nothing grows with N (tests/population/test_population.py::test_generated_billion_clients).
+    Guarantees: a population of 10^9 clients reads its last client, and its parameters are its only array
+    (tests/population/test_population.py::test_generated_billion_clients).
     """
 
     size: int = dataclasses.field(metadata=static)  # N, the number of clients

@@ -26,7 +26,8 @@ def check_population(population: Any) -> None:
     Raises: TypeError or ValueError if `size` or `client(id)` is missing, or if the object is not a pytree of arrays.
       The same if its size is traced or not a positive integer, or if a client is not a `ClientData` of real numbers.
 
-    Guarantees: tests/population/test_protocol.py::test_what_is_no_population_is_refused.
+    Guarantees: eleven objects that break the protocol, such as one whose size is a leaf or one with complex numbers,
+    raise an error that says what is wrong (tests/population/test_protocol.py::test_what_is_no_population_is_refused).
     """
     if not isinstance(population, Population):
         hint = "Of a data set, take its .train." if hasattr(population, "train") else "It needs size and client(id)."
@@ -105,7 +106,8 @@ def counted(population: Population) -> Array:
 def sizes_of(population: Population) -> Array:
     """Returns the number of examples per client, [N] int32: the population's `sizes`, or `counted` where it has none.
 
-    Guarantees: tests/population/test_protocol.py::test_size_and_client_are_enough_to_look_at.
+    Guarantees: a population that does not state `sizes` gets the numbers that a built-in population of the same clients
+    states (tests/population/test_protocol.py::test_size_and_client_are_enough_to_look_at).
     """
     sizes = getattr(population, "sizes", None)
     return counted(population) if sizes is None else sizes

@@ -207,7 +207,8 @@ def seen(star: Star, key: Array, cohort: Cohort, state: FederatedState, populati
 
     Returns: `Observed`. An aggregator with a `view` of its own, such as a secure sum, decides what its server sees.
 
-    Guarantees: tests/round/test_round.py::test_observe_is_the_round.
+    Guarantees: under the mean, the messages and weights that are seen give the round's change of the model, and clients
+    that do not report are seen as zeros of weight 0 (tests/round/test_round.py::test_observe_is_the_round).
     """
     gathered = collect(star._replace(aggregator=everything(star)), key, cohort, state, population)
     slots = jnp.arange(cohort.ids.shape[0], dtype=jnp.int32)

@@ -60,7 +60,9 @@ def by_own_ids(aggregator: Aggregator, group: Population) -> Aggregator:
 
     Raises: ValueError for attackers in a group that does not state these ids.
 
-    Guarantees: tests/laws/test_attackers.py.
+    Guarantees: an attacker is the same client in a flat federation, in edges and in regions
+    (tests/laws/test_attackers.py::test_an_attacker_is_the_same_client); groups that do not state ids are refused if
+    there are attackers (::test_groups_without_ids_refuse_attackers).
     """
     if not hasattr(group, "own_ids"):
         if aggregator.facts.attackers is not None:

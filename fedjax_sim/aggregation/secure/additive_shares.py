@@ -143,7 +143,8 @@ def shares_of(ring: Ring, key: Array, num_servers: int, slots: Array, messages: 
 
     Returns: the structure of messages, leaves [c, S, words, ...] uint32.
 
-    Guarantees: tests/aggregation/secure/test_additive_shares.py::test_shares_add_up.
+    Guarantees: the shares of a number are elements of the ring, and their sum is the number modulo the ring's modulus
+    (tests/aggregation/secure/test_additive_shares.py::test_shares_add_up).
     """
     leaves, structure = jax.tree.flatten(messages)
     key = prng.stream(key, "additive_shares")

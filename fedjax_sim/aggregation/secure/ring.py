@@ -154,7 +154,8 @@ def _rotated(x: Array, bits: int) -> Array:
 def multiplied(a: Array, b: Array) -> Array:
     """Computes a b modulo 2^31 - 1, for uint32 a and b below the prime, in words of 32 bits.
 
-    Guarantees: as Python's integers (tests/aggregation/secure/test_ring.py::test_products_and_powers).
+    Guarantees: the product equals that of Python's integers modulo 2^31 - 1
+    (tests/aggregation/secure/test_ring.py::test_products_and_powers).
 
     >>> int(multiplied(jnp.uint32(2**30), jnp.uint32(6))) == 2**30 * 6 % PRIME
     True
@@ -176,7 +177,8 @@ def multiplied(a: Array, b: Array) -> Array:
 def power(base: Array, exponent: Array | int) -> Array:
     """Computes base^exponent modulo 2^31 - 1, for uint32 numbers below the prime; base^(2^31 - 3) is 1 / base.
 
-    Guarantees: as Python's `pow` (tests/aggregation/secure/test_ring.py::test_products_and_powers).
+    Guarantees: the power equals that of Python's `pow` with the modulus 2^31 - 1
+    (tests/aggregation/secure/test_ring.py::test_products_and_powers).
 
     >>> int(power(jnp.uint32(3), 2**31 - 3)) == pow(3, -1, PRIME)
     True

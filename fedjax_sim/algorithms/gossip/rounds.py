@@ -116,7 +116,8 @@ def finish(
       before, rows: the nodes' states before the round and after mixing, [N, ...].
       work: of one node, for its time.
 
-    Guarantees: tests/algorithms/gossip/test_dpsgd.py::test_a_round_that_diverges_is_skipped.
+    Guarantees: at a learning rate at which float32 overflows, all nodes' models stay finite, and the info counts
+    skipped rounds or dropped clients (tests/algorithms/gossip/test_dpsgd.py::test_a_round_that_diverges_is_skipped).
     """
 
     def next_rows(before, rows):

@@ -48,7 +48,9 @@ def client_up_bytes(neighbours: int, keeps_share: bool, dimension: int, ring: Ri
       ring: of the messages.
       signed: as in `run_secure_sum`.
 
-    Guarantees: those of a run (tests/aggregation/secure/protocol/test_protocol.py::test_bytes).
+    Guarantees: in a run of the protocol that no client leaves, each client sends this number of bytes
+    (tests/aggregation/secure/protocol/test_protocol.py::test_bytes; signed:
+    tests/aggregation/secure/protocol/test_active_server.py::test_bytes).
 
     >>> client_up_bytes(99, True, 1000, Ring(32))
     15482
@@ -70,7 +72,8 @@ def client_down_bytes(num_clients: int, neighbours: int | None, signed: bool = F
       neighbours: of each client on a circle; None: all clients are neighbours of each other.
       signed: as in `run_secure_sum`.
 
-    Guarantees: those of a run (tests/aggregation/secure/protocol/test_protocol.py::test_bytes,
+    Guarantees: in a run of the protocol that no client leaves, the server sends each client this number of bytes
+    (tests/aggregation/secure/protocol/test_protocol.py::test_bytes; signed:
     tests/aggregation/secure/protocol/test_active_server.py::test_bytes).
 
     >>> client_down_bytes(100, None)
