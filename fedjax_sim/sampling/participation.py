@@ -31,7 +31,8 @@ def client_bits(key: Array, ids: Array) -> Array:
       key: random key.
       ids: [m] int32.
 
-    Guarantees: tests/sampling/test_participation.py::test_dropout_keeps_the_cohort_and_ignores_slots.
+    Guarantees: with the same key, dropout loses the same clients in every sampler, whatever their slots
+    (tests/sampling/test_participation.py::test_dropout_keeps_the_cohort_and_ignores_slots).
     """
     return jax.vmap(lambda id: jax.random.bits(client_key(key, id), (), jnp.uint32))(ids)
 

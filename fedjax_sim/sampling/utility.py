@@ -94,7 +94,7 @@ def power_of_choice(sampler: Sampler, cohort_size: int) -> Sampler:
 
 
 class _Oort(NamedTuple):
-    """What Oort knows of the clients."""
+    """An `_Oort` holds what Oort knows of the clients."""
 
     round: Array  # [] int32, the number of rounds so far
     utility: Array  # [N] float32, |B_i| l_i when it was last observed; NaN = never

@@ -189,7 +189,9 @@ def crossover_cohort_size(position: Share) -> float:
     Args:
       position: u in [0, 1] between two levels.
 
-    Guarantees: 2.33 at u = 0.3 (tests/theory/test_quantization.py::test_stochastic_against_nearest).
+    Guarantees: at u = 0.3, where the result is 7/3, the mean of two stochastically rounded numbers has a larger squared
+    error than nearest rounding, and the mean of three a smaller one
+    (tests/theory/test_quantization.py::test_stochastic_against_nearest).
 
     >>> round(crossover_cohort_size(0.3), 2)
     2.33

@@ -31,7 +31,8 @@ def harmonic(m: NonNegativeInt) -> float:
     Args:
       m: >= 0.
 
-    Guarantees: Known values (tests/theory/test_timing.py::test_harmonic_numbers).
+    Guarantees: H_10, H_100, H_1000 and H_10000 equal known values to six decimals, and H_0 is 0
+    (tests/theory/test_timing.py::test_harmonic_numbers).
 
     >>> round(harmonic(10), 6)
     2.928968

@@ -36,7 +36,10 @@ MAX_UNITS = 2.0**20  # grid units in a clip norm: float32 then still has a few b
 
 
 class IntegerNoise(NamedTuple):
-    """What an accountant must know of integer noise. Lengths are in grid units, each `granularity` long."""
+    """An `IntegerNoise` states what an accountant must know of integer noise.
+
+    Lengths are in grid units, each `granularity` long.
+    """
 
     granularity: float  # gamma, the length of a grid unit in the update's units
     cohort_size: int  # the number of messages whose shares of the noise add up to the multiplier

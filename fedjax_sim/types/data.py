@@ -80,7 +80,9 @@ class Population(Protocol):
       groups. Without it ids are places.
     - `own_ids(places)`: the ids in the whole population of the clients at some places; -1 for an empty place.
 
-    Guarantees: tests/population/test_protocol.py::test_size_and_client_are_enough_to_train.
+    Guarantees: a population with `size` and `client` alone can be trained on and evaluated, with the same records as a
+    built-in population of the same clients
+    (tests/population/test_protocol.py::test_size_and_client_are_enough_to_train).
     """
 
     size: int  # N
@@ -229,7 +231,7 @@ class Wire(NamedTuple):
 
 
 class Observed(NamedTuple):
-    """What a server saw in a round, one row for each slot.
+    """An `Observed` holds what a server saw in a round, one row for each slot.
 
     A slot from which nothing arrived has weight 0 and a message of zeros.
     """

@@ -81,7 +81,7 @@ def _facts(num_byzantine: int) -> dict:
 
 
 def _chosen_or_skipped(is_sound: Array, update: PyTree, chosen: Array) -> tuple[PyTree, dict[str, Array]]:
-    """What a rule returns: (update, whom it chose) in a sound round, else NaN, which skips the round, and nobody."""
+    """Returns (update, whom the rule chose) in a sound round, else NaN, which skips the round, and nobody."""
     update = jax.tree.map(lambda x: jnp.where(is_sound, x, jnp.nan), update)
     return update, {"chosen": chosen & is_sound}
 

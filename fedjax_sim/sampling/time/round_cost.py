@@ -15,7 +15,10 @@ __all__ = ["NOTHING_MORE", "More", "Price", "price_of"]
 
 
 class More(NamedTuple):
-    """What the slots of a cohort spend beside their loads, [m] each, because of the clients they take part with."""
+    """A `More` holds what the slots of a cohort spend beside their loads, because of the clients they take part with.
+
+    Each value is [m], or a scalar for all slots.
+    """
 
     ticks: tuple[Array | int, ...]  # int32, of download, local work and message
     joules: tuple[Array | float, ...]  # float32, of download, local work and message

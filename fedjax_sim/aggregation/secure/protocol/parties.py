@@ -26,7 +26,7 @@ class Inconsistent(Refused):
 
 
 class Known(NamedTuple):
-    """What all clients know beforehand, and not from the server. Clients without it trust the server."""
+    """A `Known` holds what all clients know beforehand, and not from the server. Without it they trust the server."""
 
     around: Mapping[int, list[int]]  # the neighbours of each slot
     identities: Mapping[int, bytes]  # the 32 bytes that verify each slot's signatures; valid for one round
