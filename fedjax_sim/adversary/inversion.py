@@ -74,7 +74,7 @@ def invert_affine(view: View, layer: str = "") -> Array:
 
     Returns: [m, in]; NaN if no bias changed.
 
-    Raises: as `affine_rows`.
+    Raises: ValueError for a path that is no affine layer with a bias.
 
     Guarantees: exact to 1e-5 for one example, also after several local steps, and a mixture for two examples
     (tests/adversary/test_inversion.py::test_one_example_is_exact, ::test_two_examples_are_never_exact).

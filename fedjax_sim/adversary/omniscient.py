@@ -94,7 +94,7 @@ def min_max(direction: str = "unit") -> Omniscient:
       direction: p: "unit" (the mean, scaled to norm 1), "sign" (the signs of the mean) or "std" (the standard
         deviations).
 
-    Raises: ValueError for another direction.
+    Raises: ValueError for a direction that is none of these three.
 
     Guarantees: the largest step that keeps the bound (tests/adversary/test_attacks.py::test_min_max_and_min_sum).
 
@@ -118,7 +118,7 @@ def min_sum(direction: str = "unit") -> Omniscient:
     Args:
       direction: p, as in `min_max`.
 
-    Raises: ValueError for another direction.
+    Raises: ValueError for a direction that is none of these three.
 
     References: Shejwalkar and Houmansadr 2021, equation 9.
     """

@@ -106,7 +106,7 @@ def mean(*, weighting: str = "examples") -> Aggregator:
     Returns: an Aggregator; the metric `total_weight` is sum_S w_i. Sensitivity is unbounded, since the divisor depends
     on data.
 
-    Raises: ValueError for another weighting.
+    Raises: ValueError for a weighting that is neither of the two.
 
     Guarantees:
       - equals a float64 mean in which each addend w_i u_i is off by at most 2^-23 of the largest addend at its

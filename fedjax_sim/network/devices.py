@@ -273,7 +273,7 @@ def spent_by(devices: Devices, key: Array, ids: Array, load: Load) -> Spent:
       key: of the round.
       load: the work of each client.
 
-    Raises: as `there_at`.
+    Raises: TypeError for a user's own `spend` that returns no `Spent`, or arrays of another shape or dtype.
     """
     spent = devices.spend(stream(key, "devices"), ids, load)
     validate.part("devices.spend(key, ids, load)", spent, Spent)

@@ -19,7 +19,8 @@ POINTS = "points.jsonl"
 def check_directory(directory: str | Path | None, resume: bool) -> None:
     """Refuses a folder that holds a sweep; or, for a resume, a folder without a sweep.
 
-    Raises: FileExistsError, FileNotFoundError.
+    Raises: FileExistsError for a folder with a sweep if `resume` is False; FileNotFoundError for a folder without a
+    sweep if `resume` is True.
     """
     path = None if directory is None else Path(directory) / POINTS
     if path is None:

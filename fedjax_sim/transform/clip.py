@@ -127,7 +127,7 @@ def personal_clip(factor: PositiveShare) -> UpdateTransform:
 def check_clip_norm(clip_norm: float, name: str = "clip_norm") -> None:
     """Checks that a clip norm is a number in [1e-9, 1e9].
 
-    Raises: ValueError or TypeError for others.
+    Raises: TypeError for a value that is no number; ValueError for a number out of this range.
 
     Guarantees: `clip` and `gaussian_mechanism` refuse 0, -1, NaN, infinity, 1e-12, 1e12, a boolean and a text as clip
     norm (tests/transform/test_clip.py::test_wrong_norms_are_refused).

@@ -12,7 +12,7 @@ __all__ = ["check_cohort", "check_mean", "check_multiplier", "check_sensitivity"
 def check_multiplier(noise_multiplier: float, *, open_low: bool = False) -> None:
     """Checks that a noise multiplier is in [0, 10^6], or positive if `open_low` is True.
 
-    Raises: ValueError or TypeError for others.
+    Raises: TypeError for a value that is no number; ValueError for a number out of this range.
     """
     validate.in_range("noise_multiplier", noise_multiplier, 0, 1e6, open_low=open_low, hint="It is std / clip norm.")
 

@@ -166,7 +166,7 @@ def cast(dtype: Literal["bfloat16", "float16"] = "bfloat16") -> UpdateTransform:
       dtype: "bfloat16" or "float16". With "float16", numbers beyond +-65504 become +-65504, and the metric
         `clipped_share` has their share.
 
-    Raises: ValueError for another dtype.
+    Raises: ValueError for a dtype that is neither of the two.
 
     Guarantees:
       - the nearest representable number, which is finite for a finite number

@@ -73,7 +73,8 @@ def leaf_split(folder: pathlib.Path) -> dict[str, dict[str, np.ndarray]]:
 
     Returns: user -> {"x", "y"}, arrays of numbers or texts. Users are in the order of the sorted file names.
 
-    Raises: ValueError or TypeError that names file and user.
+    Raises: ValueError or TypeError for a file that is not JSON in LEAF's layout, for users that occur twice, and for
+      counts or lengths that differ. The error names the file, and the user if it concerns a single one.
     """
     existing("directory", str(folder))
     paths = files_of(folder, ".json", "a file")
