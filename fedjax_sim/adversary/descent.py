@@ -32,7 +32,7 @@ __all__ = [
 
 
 class Rebuilt(NamedTuple):
-    """The result of a reconstruction: for each message, the restart with the lowest objective."""
+    """A `Rebuilt` is the result of a reconstruction: for each message, the restart with the lowest objective."""
 
     guess: PyTree  # leaves [m, ...], the rebuilt examples
     objective: Array  # [m], with the regulariser; infinite if every restart diverged

@@ -31,7 +31,7 @@ __all__ = [
 
 
 def _losses(loss_fn: Callable, params: PyTree, examples: PyTree) -> Array:
-    """[n] the losses of examples."""
+    """Computes the losses of examples, [n]."""
     return per_example(loss_fn(params, examples, None))["loss"]
 
 
@@ -42,7 +42,7 @@ def _mean_gradient(loss_fn: Callable, params: PyTree, examples: PyTree) -> PyTre
 
 @jax.jit
 def _products(messages: PyTree, gradients: PyTree) -> Array:
-    """[m, n] inner products of messages [m, ...] and gradients [n, ...]."""
+    """Computes the inner products of messages [m, ...] and gradients [n, ...], [m, n]."""
     pairs = zip(jax.tree.leaves(messages), jax.tree.leaves(gradients), strict=True)
     rows = ((x.reshape(x.shape[0], -1), y.reshape(y.shape[0], -1)) for x, y in pairs)
     return sum(jnp.matmul(x, y.T, precision="highest") for x, y in rows)

@@ -263,7 +263,7 @@ def _point_on_line(start: PyTree, direction: PyTree, distance: Array) -> PyTree:
 
 
 def _best_along_lines(harm: Callable, honest: Honest, deviation: Array, num_scales: int) -> tuple:
-    """The most harmful of the messages along fixed directions: (message, its harm, how the aggregate is moved)."""
+    """Finds the most harmful message along fixed directions: (message, its harm, how the aggregate is moved)."""
     directions = jax.tree.map(lambda *x: jnp.stack(x), *(make(honest.mean, honest.std) for make in DIRECTIONS.values()))
 
     def try_point(i, state):
@@ -277,7 +277,10 @@ def _best_along_lines(harm: Callable, honest: Honest, deviation: Array, num_scal
 
 
 def _ascend(harm: Callable, honest: Honest, key: Array, best: tuple, num_ascents: int) -> tuple:
-    """The ascent of `adaptive`, from the best message along lines: (message, its harm, how the aggregate is moved)."""
+    """Runs the ascent of `adaptive`, from the best message along lines.
+
+    Returns: (message, its harm, how the aggregate is moved).
+    """
 
     def ascend_once(i, state):
         best, reach = state

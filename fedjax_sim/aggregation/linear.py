@@ -48,7 +48,7 @@ def _check_weighting(weighting: str) -> None:
 
 
 def _message_weights(weighting: str, weights: Array) -> Array:
-    """[c] the weights of messages: as reported, or 1 for every message that arrived."""
+    """Returns the weights of messages, [c]: as reported, or 1 for every message that arrived."""
     return weights if weighting == "examples" else (weights > 0).astype(weights.dtype)
 
 

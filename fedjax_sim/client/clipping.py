@@ -157,7 +157,7 @@ def _normalised(x: Array) -> tuple[Array, Array]:
 
 
 def _power_of_two(power: Array) -> Array:
-    """2^power, exactly; 0 below the smallest float32.
+    """Computes 2^power, exactly; 0 below the smallest float32.
 
     It is a product of two floats whose exponents are half of the power each, which reaches powers below -126.
     """

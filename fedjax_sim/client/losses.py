@@ -66,7 +66,7 @@ def loss_and_metrics(loss_fn: Callable, params: PyTree, examples: PyTree, mask: 
 
 
 def own_weight(loss_fn: Callable, params: PyTree, data: ClientData, key: Array) -> Array:
-    """The sum of the weights of a client's own examples.
+    """Sums the weights of a client's own examples.
 
     An example weighs 1, unless the loss returns a "weight" for each example.
     """

@@ -21,7 +21,7 @@ __all__ = ["ControlCycle", "control_cycle", "most_feasible_work", "smallest_dead
 
 
 class ControlCycle(NamedTuple):
-    """One period of a control loop, in integer microseconds; made by `ControlCycle.checked`.
+    """A `ControlCycle` is one period of a control loop, in integer microseconds; `ControlCycle.checked` makes it.
 
     In each period T_c the device samples, actuates and serves its operating system. The time that is left even with the
     largest jitter is for training: b_min = T_c - (sense + act + system + jitter).

@@ -35,7 +35,7 @@ def _size_classes(star: Star, population: Population) -> tuple[int, ...]:
 
 
 def _packing_options(star: Star, population: Population, cohort: Cohort) -> dict:
-    """The options of `engine.fold` that pack clients: the clients' sizes, and the size classes; {} without packing."""
+    """Returns the options of `engine.fold` that pack clients: their sizes, and the size classes; {} without packing."""
     if not (classes := _size_classes(star, population)):
         return {}
     # A client that will not report is not trained, so it costs what an empty client costs.

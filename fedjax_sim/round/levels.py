@@ -39,7 +39,7 @@ class Told(NamedTuple):
 
 
 def existing(cohort: Cohort, group: Population) -> Cohort:
-    """The cohort without the group's empty places: nothing is sent to or by an empty place."""
+    """Returns the cohort without the group's empty places: nothing is sent to or by an empty place."""
     if not hasattr(group, "there"):
         return cohort
     has_client = group.there(cohort.ids)

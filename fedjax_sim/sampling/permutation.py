@@ -101,7 +101,7 @@ def others(ids: Array, ranks: Array, size: int) -> Array:
 
 
 def _sorted_order(key: Array, size: int) -> Array:
-    """[N] int32 clients in the order of 64 random bits each.
+    """Returns the clients in the order of 64 random bits each, [N] int32.
 
     The first 22 bits suffice if they differ for all clients. XLA:CPU sorts one array four times as fast as three, so a
     client's number is packed into the 10 low bits of the word that is sorted.

@@ -80,7 +80,7 @@ def poisson(population_size: PopulationSize, rate: float, *, num_slots: int | No
 
 
 def _default_slots(population_size: int, rate: float) -> int:
-    """The least number of slots that a cohort exceeds with probability below `_OVERFLOW`."""
+    """Finds the least number of slots that a cohort exceeds with probability below `_OVERFLOW`."""
     from scipy import stats
 
     slots = max(1, int(stats.binom.isf(_OVERFLOW, population_size, rate)))

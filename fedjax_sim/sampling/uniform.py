@@ -18,7 +18,7 @@ __all__ = ["cyclic", "full", "uniform", "with_replacement"]
 
 
 class CyclicState(NamedTuple):
-    """The progress of a cyclic sampler."""
+    """A `CyclicState` holds the progress of a cyclic sampler."""
 
     position: Array  # [] uint32 in [0, N), the number of clients already invited in this pass
     seed: Array  # [2] uint32, the seed of this pass's order; unused when not shuffled

@@ -224,7 +224,7 @@ def oort(
 
 
 def _utility(state: _Oort, round: Array, penalty: float) -> Array:
-    """[N] utilities before a round; NaN for clients that never reported."""
+    """Computes the utilities before a round, [N]; NaN for clients that never reported."""
     uncertainty = jnp.sqrt(0.1 * jnp.log(round.astype(jnp.float32)) / jnp.maximum(state.seen, 1).astype(jnp.float32))
     ticks = state.ticks.astype(jnp.float32)
     discount = (state.preferred / jnp.maximum(ticks, 1)) ** penalty
@@ -232,7 +232,7 @@ def _utility(state: _Oort, round: Array, penalty: float) -> Array:
 
 
 def _draw_clients(key: Array, utility: Array, cohort_size: int, num_explored: Array, cutoff: float) -> Array:
-    """[m] int32: first clients drawn by utility [N], then `num_explored` clients that never reported (NaN)."""
+    """Draws clients by utility [N] first, then `num_explored` clients that never reported (NaN), [m] int32."""
     is_known = ~jnp.isnan(utility)
     num_exploited = cohort_size - num_explored
     ranked = jax.lax.top_k(jnp.where(is_known, utility, -jnp.inf), cohort_size)[0]

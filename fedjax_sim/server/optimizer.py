@@ -93,7 +93,7 @@ def rescaled(server: ServerUpdate) -> ServerUpdate:
 
 
 class AdaptiveState(NamedTuple):
-    """Moments of the pseudo-gradient."""
+    """An `AdaptiveState` holds moments of the pseudo-gradient."""
 
     first: PyTree  # m
     second: PyTree  # v

@@ -23,7 +23,7 @@ SHARED = {"data": "They share the clients", "model": "They share the model", "ru
 
 
 class SweepConfig(NamedTuple):
-    """A checked sweep: its configs, and the values that each config has in the grid."""
+    """A `SweepConfig` is a checked sweep: its configs, and the values that each config has in the grid."""
 
     configs: list[Config]  # one for each combination
     combinations: list[dict[str, Any]]  # value by the option's path

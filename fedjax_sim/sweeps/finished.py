@@ -34,7 +34,9 @@ def check_directory(directory: str | Path | None, resume: bool) -> None:
 
 
 class Finished:
-    """Rows by point, in memory and, given a directory, in its file `points.jsonl`, a line each with its CRC-32.
+    """A `Finished` holds rows by point in memory and, given a directory, in its file `points.jsonl`.
+
+    Each point is a line of the file, with its CRC-32.
 
     Args:
       directory: the sweep's folder; None to write nothing.

@@ -22,7 +22,7 @@ OWN = ("seed", "round")
 
 
 class Paired(NamedTuple):
-    """The difference between the metric at two values, under the same seeds."""
+    """A `Paired` states the difference between the metric at two values, under the same seeds."""
 
     metric: str
     difference: float  # mean over seeds of metric at `a` minus metric at `b`

@@ -50,7 +50,7 @@ MAX_ROUNDS = 1_000_000
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Budget:
-    """The error floor of FedAvg and its components.
+    """A `Budget` states the error floor of FedAvg and its components.
 
     The floor is exact for quadratic clients, if errors of gradients and messages are independent of the model and of
     each other. `exact` is False if the ratio of the cohort's weights is taken to leading order. The error of a uniform

@@ -219,7 +219,7 @@ def _scaled(vectors: np.ndarray, scale: np.ndarray, covariance: Any, name: str) 
 def _with_relative_error(
     covariances: dict[str, np.ndarray], vectors: np.ndarray, covered_share: np.ndarray, gain: np.ndarray, scale: float
 ) -> dict[str, np.ndarray]:
-    """Each source's covariance X, together with the compression error that the source itself causes.
+    """Returns each source's covariance X, together with the compression error that the source itself causes.
 
     X = gain(source + diag u) with u = scale diag(M X M) is linear in the d numbers u, and is solved for u.
     """

@@ -83,7 +83,7 @@ def numbers_of_entries(update: PyTree, scope: str) -> list[int]:
 
 
 def _index_bits(size: int) -> int:
-    """The bits of an index below `size`."""
+    """Computes the bits of an index below `size`."""
     return (size - 1).bit_length() if size else 0
 
 

@@ -213,7 +213,7 @@ def _clipped(update: PyTree, clip_norm: float | Array, per: str, narrow: bool) -
 
 
 def _plainly_clipped(update: PyTree, clip_norm: float | Array, per: str, narrow: bool) -> PyTree:
-    """The clipped update for derivatives, in plain arithmetic."""
+    """Returns the clipped update for derivatives, in plain arithmetic."""
     groups, limit = _groups(update, clip_norm, per)
     message = []
     for group in groups:

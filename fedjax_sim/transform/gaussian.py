@@ -269,7 +269,7 @@ def _with_noise(key: Array, update: PyTree, std: float | Array) -> PyTree:
 
 
 def _as_numbers(update_spec: PyTree, wire: Wire) -> Wire:
-    """The wire of numbers at their dtype's width.
+    """Returns the wire of numbers at their dtype's width.
 
     After a member that coded the numbers, they have at least 32 bits, since they are decoded to float32 before the
     noise.

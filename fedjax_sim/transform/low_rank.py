@@ -22,7 +22,7 @@ def _sides(shape: tuple[int, ...]) -> tuple[int, int]:
 
 
 def _bits_of_factors(shape: tuple[int, ...], dtype, rank: int) -> int:
-    """The bits of a leaf's two factors, at least 32 for each number."""
+    """Computes the bits of a leaf's two factors, at least 32 for each number."""
     return 8 * rank * sum(_sides(shape)) * tree.at_least_float32(dtype).itemsize
 
 

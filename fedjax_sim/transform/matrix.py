@@ -239,7 +239,7 @@ def optimal_coefficients(num_rounds: int, bands: int, *, error: Literal["mean", 
 
 @functools.lru_cache(maxsize=32)
 def _optimal(num_rounds: int, bands: int, error: str) -> tuple[float, ...]:
-    """`optimal_coefficients` as a tuple, computed once for each argument."""
+    """Returns `optimal_coefficients` as a tuple, computed once for each argument."""
     if bands == 1:
         return (1.0,)
     try:

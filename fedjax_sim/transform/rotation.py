@@ -171,12 +171,12 @@ def drive(*, debiased: bool = True) -> UpdateTransform:
 
 
 def _least_error_scale(xp, size, peak, mean, square):
-    """|z|_1 / D."""
+    """Computes |z|_1 / D."""
     return peak * mean
 
 
 def _debiased_scale(xp, size, peak, mean, square):
-    """|z|_2^2 / |z|_1."""
+    """Computes |z|_2^2 / |z|_1."""
     return peak * square / xp.maximum(mean, SMALLEST)
 
 

@@ -115,7 +115,7 @@ class Cohort(NamedTuple):
 
 
 class Mean(NamedTuple):
-    """A metric that pools correctly: totals and weights are summed over clients, then divided."""
+    """A `Mean` is a metric that pools correctly: totals and weights are summed over clients, then divided."""
 
     total: Array  # [] sum over examples
     weight: Array  # [] number (or weight) of those examples
@@ -193,7 +193,7 @@ class Noise(NamedTuple):
 
 
 class Wire(NamedTuple):
-    """The size of one message.
+    """A `Wire` states the size of one message.
 
     >>> sent = Wire(values=10, payload_bits=80, side_bits=32, coded_bits=60)
     >>> sent.bits, sent.coded, sent.with_plain(Wire(1, 32)).bits
@@ -258,6 +258,6 @@ class Count(NamedTuple):
         return cls(number, jnp.array(divmod(unit, 1 << 32), jnp.uint32))
 
     def total(self) -> int:
-        """The product as a Python integer, computed on the host."""
+        """Returns the product as a Python integer, computed on the host."""
         high, low = (int(word) for word in self.unit)
         return int(self.number) * ((high << 32) + low)

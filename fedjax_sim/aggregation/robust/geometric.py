@@ -16,7 +16,7 @@ __all__ = ["centered_clipping", "geometric_median"]
 
 
 def _message_weights(cohort, trust_weights: bool) -> Array:
-    """[m] float32: the reported weights, or 1 for each message that arrived."""
+    """Returns the reported weights, or 1 for each message that arrived, [m] float32."""
     return cohort.weights if trust_weights else cohort.arrived.astype(jnp.float32)
 
 

@@ -121,7 +121,7 @@ def additive_shares(
 
 
 def _lost(key: Array, ids: Array, dropout: float) -> Array:
-    """[c] bool: the clients whose shares do not reach all servers."""
+    """Returns the clients whose shares do not reach all servers, [c] bool."""
     return luck(key, ids, "share_dropout") < dropout
 
 
@@ -157,7 +157,7 @@ def shares_of(ring: Ring, key: Array, num_servers: int, slots: Array, messages: 
 
 
 def _shares(ring: Ring, key: Array, num_servers: int, number: Array) -> Array:
-    """[S, words, ...]: S - 1 uniform elements, and the number minus these."""
+    """Returns S - 1 uniform elements, and the number minus these, [S, words, ...]."""
     uniform: list[Element] = [ring.draw(jax.random.fold_in(key, i), number.shape) for i in range(num_servers - 1)]
     last = reduce(ring.add, map(ring.negative, uniform), ring.of(number))
     return jnp.stack([jnp.stack(x) for x in (*uniform, last)])

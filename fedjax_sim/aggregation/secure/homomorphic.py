@@ -180,7 +180,7 @@ def ciphertext_bytes(dimension: int, degree: int = 8192) -> int:
 
 
 class EncryptedSum(NamedTuple):
-    """A sum of messages that TenSEAL encrypted, added and decrypted."""
+    """An `EncryptedSum` is a sum of messages that TenSEAL encrypted, added and decrypted."""
 
     sum: np.ndarray  # [d] float64
     error: np.ndarray  # [d] float64, the decrypted sum minus the plain sum
@@ -249,7 +249,7 @@ def run_homomorphic_sum(
 
 
 def _num_ciphertexts(dimension: int, degree: int) -> int:
-    """The ciphertexts of a message: N / 2 numbers each."""
+    """Returns the number of ciphertexts of a message, each of N / 2 numbers."""
     return -(-dimension // (degree // 2))
 
 

@@ -70,7 +70,7 @@ class Ring(NamedTuple):
         return (_folded(random_words[0]),) if self.prime else self._masked(tuple(random_words))
 
     def add(self, a: Element, b: Element) -> Element:
-        """a + b."""
+        """Returns a + b."""
         low = a[0] + b[0]
         if self.prime:
             return (_folded(low),)
@@ -80,7 +80,7 @@ class Ring(NamedTuple):
         return self._masked((low, a[1] + b[1] + carry))
 
     def negative(self, a: Element) -> Element:
-        """-a."""
+        """Returns -a."""
         if self.prime:
             return (_folded(jnp.uint32(PRIME) - a[0]),)
         flipped = tuple(~x for x in a)  # two's complement: -a is the complement of a, plus 1
@@ -141,13 +141,13 @@ class Ring(NamedTuple):
 
 
 def _folded(x: Array) -> Array:
-    """A word modulo 2^31 - 1: the highest bit counts as 1, since 2^31 is 1 modulo the prime."""
+    """Returns a word modulo 2^31 - 1: the highest bit counts as 1, since 2^31 is 1 modulo the prime."""
     partly_reduced = (x & jnp.uint32(PRIME)) + (x >> jnp.uint32(31))
     return jnp.where(partly_reduced >= jnp.uint32(PRIME), partly_reduced - jnp.uint32(PRIME), partly_reduced)
 
 
 def _rotated(x: Array, bits: int) -> Array:
-    """x 2^bits modulo 2^31 - 1, for x below the prime: a rotation of the 31 bits of x."""
+    """Computes x 2^bits modulo 2^31 - 1, for x below the prime: a rotation of the 31 bits of x."""
     return (x << jnp.uint32(bits) & jnp.uint32(PRIME)) | x >> jnp.uint32(31 - bits) if bits else x
 
 

@@ -210,7 +210,7 @@ def leaves_before(key: Array, ids: Array, cumulative: np.ndarray) -> Array:
 
 
 def _uploads(key: Array, received: Received, cumulative: np.ndarray) -> Array:
-    """[c] bool: the clients whose message is uploaded."""
+    """Returns the clients whose message is uploaded, [c] bool."""
     return (received.weights > 0) & (leaves_before(key, received.ids, cumulative) > 2)
 
 

@@ -87,7 +87,7 @@ def mean_over(models: PyTree, counted: Array | None) -> PyTree:
 
 
 def distance(models: PyTree, counted: Array | None = None) -> Array:
-    """The consensus distance: the root of the nodes' mean squared distance from their mean model, [].
+    """Computes the consensus distance: the root of the nodes' mean squared distance from their mean model, [].
 
     Args:
       models: leaves [N, ...].

@@ -65,7 +65,7 @@ class GossipOptions(ExecutionOptions, total=False):
 
 
 class Nodes(NamedTuple):
-    """The parts of a federation without a server."""
+    """A `Nodes` holds the parts of a federation without a server."""
 
     star: Star  # the nodes as clients; its server holds the initial model
     mixing: Mixing  # the mixing matrix of each round

@@ -21,7 +21,7 @@ OPTIMIZER_RULES = ("sgd", "momentum", "rmsprop", "adam")
 
 
 class BaseOptimizer(NamedTuple):
-    """A centralised optimiser in three functions."""
+    """A `BaseOptimizer` is a centralised optimiser in three functions."""
 
     start: Callable  # (params) -> s before the first round
     direction: Callable  # (gradient, s) -> U, before the learning rate; s stays as it is

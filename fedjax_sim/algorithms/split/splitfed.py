@@ -174,7 +174,7 @@ def _federated(sampler: Sampler, parts: tuple, split: Split, **execution: Unpack
 
 
 def _client_part(split: Split, params: PyTree) -> PyTree:
-    """The client's part of the joint parameters, or of their specs."""
+    """Returns the client's part of the joint parameters, or of their specs."""
     return split.cut.split(params)[0]
 
 

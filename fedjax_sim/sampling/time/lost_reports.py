@@ -83,7 +83,7 @@ def recounted(cohort: Cohort) -> Cohort:
 
 
 def _is_lost(cohort: Cohort) -> Array:
-    """[m] bool: the slots whose report is lost to any cause."""
+    """Tells which slots lose their report to any cause, [m] bool."""
     return jnp.stack([jnp.zeros_like(cohort.reported), *(x < NEVER for x in cohort.timing.lost.values())]).any(0)
 
 

@@ -134,5 +134,5 @@ def price_of(work: Work | None, flops_scale: float = 1.0, bytes_scale: float = 1
 
 
 def _rows_of(values: Array, ids: Array) -> Array:
-    """[c] the values of clients, from values [N] or a common value []."""
+    """Returns the values of clients, [c], from values [N] or a common value []."""
     return values[ids] if values.ndim else jnp.broadcast_to(values, ids.shape)

@@ -178,5 +178,5 @@ def _run(ring, threshold, least, distances, signed, returns_masked, out, message
 
 
 def _words(ring, elements):
-    """The uint32 words of uint64 elements, from the lowest word on."""
+    """Returns the uint32 words of uint64 elements, from the lowest word on."""
     return [(elements >> np.uint64(32 * i)).astype(np.uint32) for i in range(ring.words)]

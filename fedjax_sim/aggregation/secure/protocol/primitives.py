@@ -267,7 +267,7 @@ def opened_secret(held: Mapping[int, int], threshold: int) -> bytes:
 
 @lru_cache(maxsize=512)
 def _lagrange_factors(holders: tuple[int, ...]) -> list[int]:
-    """The factors of Lagrange interpolation at 0: prod_{j != i} x_j / (x_j - x_i), with x_i = i + 1."""
+    """Computes the factors of Lagrange interpolation at 0: prod_{j != i} x_j / (x_j - x_i), with x_i = i + 1."""
     factors = []
     for i in holders:
         numerator = denominator = 1

@@ -227,7 +227,7 @@ def _unmasked_sum(server, clients, answering, signed, num_bytes) -> np.ndarray |
 
 
 def _flag_bytes(asked: Asked) -> int:
-    """The bytes of a request: one bit for each client that it asks about."""
+    """Computes the bytes of a request: one bit for each client that it asks about."""
     return -(-(len(asked.uploaded) + len(asked.left)) // 8)
 
 
