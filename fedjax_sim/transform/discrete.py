@@ -157,8 +157,10 @@ def skellam_mechanism(
 
     Raises: ValueError as `discrete_gaussian_mechanism`.
 
-    Guarantees: those of `discrete_gaussian_mechanism`: tests/transform/test_discrete.py::test_rounding_cannot_lengthen,
-    ::test_draws_follow_their_law, ::test_tables_are_exact, ::test_modular_sums_decode_exactly.
+    Guarantees: drawn integers follow the distribution (tests/transform/test_discrete.py::test_draws_follow_their_law),
+    the table is within its stated error (::test_tables_are_exact), and modular sums decode to the sum of the rounded
+    updates and their noise, exactly (::test_modular_sums_decode_exactly). Rounding is that of
+    `discrete_gaussian_mechanism`, and no rounded update is longer than D(d) (::test_rounding_cannot_lengthen).
 
     References: Agarwal, Kairouz and Liu 2021, algorithm 1 and theorem 3.5; Skellam 1946.
 
