@@ -66,7 +66,7 @@ def corrupted(aggregator: Aggregator, attack: Alone | Together | Omniscient, who
 
     Guarantees:
       - equals NumPy's messages under every rule (tests/adversary/test_byzantine.py::test_attackers_are_replaced)
-      - the same bits on two devices (::test_same_bits_on_two_devices)
+      - the bits are the same on two devices (::test_same_bits_on_two_devices)
       - lost messages count as absent (::test_lost_messages), and a round of lost messages alone is skipped
         (::test_a_round_of_lost_messages_is_skipped)
       - chosen messages are counted (::test_chosen_attackers)

@@ -64,8 +64,8 @@ def alignment_score(view: View, loss_fn: Callable, candidates: PyTree, learning_
 
     Returns: [m, n], the score of each candidate for each message.
 
-    Guarantees: mean d / B and AUC Phi(sqrt(d / 2B)) among Gaussian gradients, and the sign
-    (tests/adversary/test_membership.py::test_alignment).
+    Guarantees: among Gaussian gradients the mean is d / B and the AUC is Phi(sqrt(d / 2B)), and members have the larger
+    scores (tests/adversary/test_membership.py::test_alignment).
 
     References: Nasr, Shokri and Houmansadr 2019; Li et al. 2023, section 4.
     """

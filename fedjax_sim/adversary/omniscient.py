@@ -222,8 +222,8 @@ def adaptive(
       num_scales: n, in [1, 64]; the rule is computed 3 n times.
       num_ascents: the steps of the ascent, in [0, 1024]; the rule is computed five times in each.
 
-    Guarantees: at least as harmful as every message that it tries (tests/adversary/test_attacks.py::test_adaptive), and
-    the ascent finds more harmful messages (::test_ascent).
+    Guarantees: the message is at least as harmful as every message that is tried along the lines
+    (tests/adversary/test_attacks.py::test_adaptive), and the ascent finds more harmful messages (::test_ascent).
 
     References: Shejwalkar and Houmansadr 2021, section 4 (aggregation known); Fang et al. 2020, section 3.2 (lambda by
     halving); Spall 1992 (simultaneous perturbation).

@@ -294,7 +294,8 @@ def pooled(population: Population, *, limit_bytes: int = 8 << 30) -> ClientData:
       limit_bytes: the most bytes that the examples may take.
     Returns: `ClientData` with leaves [total, ...] and a mask that is True everywhere.
     Raises: MemoryError if the examples would take more than `limit_bytes`.
-    Guarantees: valid rows only, each once (tests/population/test_population.py::test_pooled_is_the_concatenation).
+    Guarantees: the result has the valid rows only, each once
+    (tests/population/test_population.py::test_pooled_is_the_concatenation).
 
     >>> import numpy as np
     >>> pooled(stored({"y": np.array([5, 6, 7])}, [0, 1, 1, 3])).examples["y"].tolist()

@@ -97,7 +97,7 @@ def plan_of(star: Star, broadcast: PyTree, population: Population) -> engine.Pla
       star, population: as for `message_spec`.
       broadcast: arrays or specs; nothing is computed.
 
-    Guarantees: the same for any number of devices (tests/round/test_round.py::test_plans_fit_the_work).
+    Guarantees: the plan is the same for any number of devices (tests/round/test_round.py::test_plans_fit_the_work).
     """
 
     if (inside := star.client.federation) is not None and inside.client.apply is None:

@@ -157,7 +157,7 @@ def oort(
     Raises: ValueError or TypeError for values out of range.
 
     Guarantees:
-      - the distribution of exploitation and of exploration
+      - clients are drawn by the distribution of exploitation and of exploration
         (tests/sampling/test_utility.py::test_exploitation_is_in_proportion_to_utility, ::test_exploration_ends)
       - slow clients are discounted, and T grows (::test_speed_counts, ::test_the_pacer)
 

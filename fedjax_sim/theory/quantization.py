@@ -79,7 +79,7 @@ def expected_squared_error(
       bits, range, keeps_zeros: as in `level_distance`.
       rounding: "stochastic" or "nearest".
 
-    Guarantees: Known values for 1 to 8 bits, and the simulated error
+    Guarantees: The error has known values for 1 to 8 bits, and is that of simulated updates
     (tests/theory/test_quantization.py::test_expected_error_of_uniform_updates).
 
     References: Suresh et al. 2017, section 2 (there with the bound 1/4 for u (1 - u)).

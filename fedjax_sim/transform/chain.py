@@ -113,7 +113,8 @@ def stateless(
 def identity() -> UpdateTransform:
     """Sends updates as they are, at their dtype's width.
 
-    Guarantees: bit for bit the round without a transform (tests/transform/test_chain.py::test_identity_changes_no_bit).
+    Guarantees: a round with it is, bit for bit, the round without a transform
+    (tests/transform/test_chain.py::test_identity_changes_no_bit).
     """
     facts = {"unbiased": True, "exact_error": True}
     return stateless(lambda key, update: update, nonexpansive=True, squared_error=no_error, **facts)

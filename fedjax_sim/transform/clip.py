@@ -60,7 +60,7 @@ def clip(clip_norm: float, *, per: Literal["vector", "leaf"] = "vector") -> Upda
         (tests/transform/test_clip.py::test_no_message_is_longer_than_the_bound)
       - shorter updates keep every bit, longer updates keep their direction (::test_hand_computed)
       - one client more or less moves a sum by at most C (::test_neighbouring_cohorts)
-      - the same bits for any chunk size and number of devices (::test_devices_and_chunks)
+      - the bits are the same for any chunk size and number of devices (::test_devices_and_chunks)
       - `squared_error` is exact to 1e-5 C^2 (::test_declared_error)
 
     References: Abadi et al. 2016, algorithm 1; McMahan et al. 2018, section 2.3 (flat and per-layer clipping).

@@ -59,7 +59,7 @@ def gaussian_mechanism(
       - the standard deviation of the noise is within 1 % of the stated one for every chunk size, number of devices and
         dtype, and its draws are independent over coordinates and rounds
         (tests/transform/test_gaussian.py::test_central_noise_level, ::test_noise_is_independent)
-      - the same bits on one device and on two (::test_devices_and_chunks)
+      - the bits are the same on one device and on two (::test_devices_and_chunks)
       - one client moves the aggregate by at most C times the sensitivity
         (tests/transform/test_clip.py::test_neighbouring_cohorts)
       - the variance in the mean falls as 1/m^2 (tests/transform/test_gaussian.py::test_central_against_local)

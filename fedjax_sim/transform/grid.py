@@ -240,7 +240,7 @@ def quantizer(grid: Grid, wire, *, integers: bool = False) -> UpdateTransform:
         messages are the levels.
 
     Guarantees:
-      - the mean and the error that it states
+      - messages have the mean and the error that the transform states
         (tests/transform/test_quantize.py::test_mean_and_error_match_the_declared_ones)
       - integers decode to the same message (::test_integers_decode_to_the_message)
     """

@@ -57,7 +57,7 @@ def low_rank(rank: PositiveInt = 2, *, num_iterations: PositiveInt = 1) -> Updat
       - matrices of rank at most r are sent exactly up to rounding, and with many iterations the error is that of the
         truncated singular value decomposition (tests/transform/test_low_rank.py::test_best_approximation)
       - it is a projection: the message is no longer than M, with error at most |M|^2 (test_projection)
-      - exact bits (test_wire)
+      - bits are counted exactly (test_wire)
 
     References: Vogels, Karimireddy and Jaggi 2019 (PowerSGD), algorithm 1, without the averaging inside it.
 

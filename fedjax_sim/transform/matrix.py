@@ -92,7 +92,7 @@ def matrix_mechanism(
       - rounds past the last release nothing (::test_rounds_past_the_last)
       - factors, sensitivities, errors and streams are those of jax-privacy (::test_factors_are_jax_privacys,
         ::test_streams_are_the_inverse)
-      - the same bits on 1, 2 and 8 devices (tests/laws/test_invariance.py::test_noise_on_1_2_8_devices)
+      - the bits are the same on 1, 2 and 8 devices (tests/laws/test_invariance.py::test_noise_on_1_2_8_devices)
 
     References: Kairouz et al. 2021 (DP-FTRL), algorithm 1; Henzinger, Upadhyay and Upadhyay 2023, section 3 (square
     root); Kalinin and Lampert 2024 (banded square root); Choquette-Choo et al. 2023 (banded matrices, separation);

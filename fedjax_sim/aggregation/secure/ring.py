@@ -25,7 +25,8 @@ Element = tuple[Array, ...]
 class Ring(NamedTuple):
     """The ring of the integers modulo 2^bits, or the field modulo 2^31 - 1 if `prime` is True.
 
-    Guarantees: as Python's integers, for all operations (tests/aggregation/secure/test_ring.py::test_arithmetic).
+    Guarantees: all operations equal those of Python's integers
+    (tests/aggregation/secure/test_ring.py::test_arithmetic).
 
     >>> ring = Ring(40)
     >>> numbers = ring.of(jnp.array([-1, 2**31 - 1, 7]))

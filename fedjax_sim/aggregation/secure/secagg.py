@@ -91,8 +91,8 @@ def secure_sum(
       with `signed`.
 
     Guarantees:
-      - bit for bit the plain modular sum of the clients that uploaded, for every set of survivors and every dropout at
-        every step, with masks drawn or not; below the threshold an abort, and no number
+      - the sum is, bit for bit, the plain modular sum of the clients that uploaded, for every set of survivors and
+        every dropout at every step, with masks drawn or not; below the threshold the round aborts, and gives no number
         (tests/aggregation/secure/test_secagg.py)
       - the order of the cohort does not matter (::test_order_is_irrelevant), nor do empty slots on a circle
         (::test_empty_slots_change_nothing)

@@ -168,8 +168,8 @@ def node_algorithm(nodes: Nodes, combine: Callable) -> Algorithm:
     Returns: an Algorithm; its model is the mean over the nodes, and each node's own model is personal. `parts` is None,
     because no accountant covers messages that neighbours see.
 
-    Guarantees: the same bits on any devices (tests/algorithms/gossip/test_dpsgd.py::test_same_bits_on_two_devices); no
-    epsilon is stated (::test_no_epsilon).
+    Guarantees: the bits are the same on any devices
+    (tests/algorithms/gossip/test_dpsgd.py::test_same_bits_on_two_devices); no epsilon is stated (::test_no_epsilon).
     """
 
     size = nodes.mixing.graph.population_size

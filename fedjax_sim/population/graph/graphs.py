@@ -154,7 +154,7 @@ def cora(*, directory: FolderPath, num_clients: int = 1, partition: str = "commu
 
     Returns: see `node_data`. Each paper's word features are divided by the number of its words.
 
-    Guarantees: sizes and splits as published (tests/population/graph/test_graphs.py::test_cora).
+    Guarantees: sizes and splits are those that were published (tests/population/graph/test_graphs.py::test_cora).
 
     References: McCallum et al. 2000; Sen et al. 2008; Yang, Cohen and Salakhutdinov 2016 (the split).
     """

@@ -52,7 +52,7 @@ def real_secure_sum(
       numbers, and as `secure_sum` does.
 
     Guarantees:
-      - the bits of `secure_sum` in every ring, with dropouts and aborts, signed or not
+      - the bits are those of `secure_sum` in every ring, with dropouts and aborts, signed or not
         (tests/aggregation/secure/protocol/test_aggregator.py::test_bits_of_the_simulated_one, ::test_federations_agree)
       - a lying server opens nothing (tests/aggregation/secure/protocol/test_active_server.py)
 

@@ -229,7 +229,8 @@ def secret_shares(seed: bytes, secret: bytes, threshold: int, holders: Iterable[
 
     Returns: the shares by holder, integers below p.
 
-    Guarantees: all subsets of a small case (tests/aggregation/secure/protocol/test_primitives.py::test_shares).
+    Guarantees: every 3 of 5 holders open the secret, and 2 holders are refused
+    (tests/aggregation/secure/protocol/test_primitives.py::test_shares).
 
     References: Shamir 1979.
     """
