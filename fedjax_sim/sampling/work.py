@@ -43,7 +43,8 @@ def with_stragglers(sampler: Sampler, share: float) -> Sampler:
 
     Guarantees:
       - work has the stated distribution, independent of the cohort
-        (tests/sampling/test_work.py::test_law_of_stragglers) and of slots; a second wrapper draws anew (::test_stragglers_belong_to_clients)
+        (tests/sampling/test_work.py::test_law_of_stragglers) and of slots; a second wrapper draws anew
+        (::test_stragglers_belong_to_clients)
       - a share may be traced (::test_share_may_be_traced)
       - share 0 is the sampler without the wrapper, up to rounding
         (tests/client/test_stragglers.py::test_no_stragglers)
