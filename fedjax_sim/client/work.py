@@ -158,8 +158,8 @@ def work(
     Raises: ValueError, TypeError for options out of range, with the option's name.
 
     Guarantees: each epoch visits each example once, and its last batch may be partial
-    (tests/client/test_local_sgd.py::test_an_epoch_visits_each_example_once); without shuffling in the stored order
-    (::test_stored_order).
+    (tests/client/test_local_sgd.py::test_an_epoch_visits_each_example_once); without shuffling, examples are visited in
+    the stored order (::test_stored_order).
 
     References: McMahan et al. 2017, algorithm 1 (E and B of ClientUpdate).
 

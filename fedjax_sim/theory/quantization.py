@@ -139,9 +139,9 @@ def quantization_error(
     Raises: ValueError, TypeError for arguments that are out of range or contradict each other.
 
     Guarantees: The transforms declare this error as `squared_error`
-    (tests/theory/test_quantization.py::test_the_transforms_declare_the_same_error). Known errors of a fixed update and
-    of nearest rounding (::test_error_of_a_fixed_update, ::test_stochastic_against_nearest), and of simulated messages
-    (::test_real_messages_have_this_bias_and_variance).
+    (tests/theory/test_quantization.py::test_the_transforms_declare_the_same_error). Errors of a fixed update and of
+    nearest rounding have known values (::test_error_of_a_fixed_update, ::test_stochastic_against_nearest), and bias and
+    variance are those of simulated messages (::test_real_messages_have_this_bias_and_variance).
 
     References: Suresh et al. 2017, section 2; Alistarh et al. 2017, section 3 (QSGD); Wen et al. 2017 (TernGrad).
 

@@ -292,7 +292,8 @@ def mean_estimation(
     Returns: `FederatedData`. Each client has one example, x = [1] and y = its value [d]. The target of the only test
       row is the mean.
 
-    Guarantees: mean and variance of the finite population
+    Guarantees: the mean over all clients is `mean` up to rounding, and with "two_point" values and even N their
+    variance is the square of `spread` up to rounding
     (tests/population/datasets/test_synthetic.py::test_mean_estimation_is_exact).
 
     >>> data = mean_estimation(num_clients=2, mean=3.0)

@@ -129,9 +129,9 @@ def run_secure_sum(
     Raises: ImportError without `cryptography`, naming the extra; ValueError or TypeError for arguments that do not fit.
 
     Guarantees:
-      - the plain sum modulo q of the uploaded messages, which is the result of `secure_sum` for the same stages; an
-        abort without a number in the same cases (tests/aggregation/secure/protocol/test_protocol.py)
-      - the bits of `secure_sum_cost`, plus what encryption and wider shares add (::test_bytes)
+      - the result is the plain sum modulo q of the uploaded messages, as that of `secure_sum` for the same stages; the
+        run aborts without a number in the same cases (tests/aggregation/secure/protocol/test_protocol.py)
+      - bits are those of `secure_sum_cost`, plus what encryption and wider shares add (::test_bytes)
       - with `signed`, lies about keys are refused, and no lie about who uploaded opens both secrets of a client, or a
         sum of fewer than t messages (tests/aggregation/secure/protocol/test_active_server.py)
 
