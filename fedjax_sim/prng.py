@@ -126,7 +126,7 @@ def below(key: Array, n: PositiveInt, shape: tuple[int, ...] = ()) -> Array:
 
     Returns: int32 of that shape.
 
-    Raises: ValueError, TypeError for another n.
+    Raises: TypeError for an n that is no integer; ValueError for an integer out of range.
 
     Guarantees:
       The result is the product of the 64 bits, exactly (tests/test_prng.py::test_below_is_the_product_of_64_bits). So

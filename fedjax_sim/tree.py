@@ -211,7 +211,8 @@ def largest(x: Array) -> Array:
     The same as `x.max()`, in an order that XLA:CPU vectorises: the larger numbers of eight parts, until few are left.
     NaN is looked for among these: under `vmap` over many arrays XLA:CPU's maximum drops it.
 
-    Guarantees: tests/test_tree.py::test_largest_of_an_array; NaN of each of many arrays
+    Guarantees: the result is right wherever the largest number is, and NaN wherever a NaN is, for sizes from 1 to
+    100,003 (tests/test_tree.py::test_largest_of_an_array), and no NaN is lost under `vmap` over many arrays
     (::test_no_nan_of_many_arrays_is_lost).
 
     >>> import jax.numpy as jnp

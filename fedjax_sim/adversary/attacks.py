@@ -142,8 +142,9 @@ def alie(z: Finite | None = None) -> Together:
       z: None = the largest z that hides. With n messages, of which f are from attackers, a majority of n needs
         s = floor(n / 2 + 1) - f honest clients on the attackers' side; z = Phi^-1((n - f - s) / (n - f)).
 
-    Guarantees: the paper's z (tests/adversary/test_attacks.py::test_alie). For an aggregator that only sums, the
-    deviations come from sums of squares, with a relative error of about 2^-23 (mean / std)^2: 1 % at a ratio of 300.
+    Guarantees: the message is the paper's, with its z (tests/adversary/test_attacks.py::test_alie). For an aggregator
+    that only sums, the deviations come from sums of squares, with a relative error of about 2^-23 (mean / std)^2: 1 %
+    at a ratio of 300.
 
     References: Baruch, Baruch and Goldberg 2019, algorithm 3 and equation 1.
     """
@@ -166,7 +167,8 @@ def stale(delay: Annotated[int, Integer(1, 1000)] = 1) -> Together:
       delay: how many rounds the message is late, in [1, 1000]. The honest means of as many rounds are remembered; in
         the first rounds zero is sent. A round that is skipped is not remembered.
 
-    Guarantees: NumPy's means of earlier rounds (tests/adversary/test_attacks.py::test_stale).
+    Guarantees: the attackers send the mean of the honest messages of the earlier round, as in NumPy up to rounding
+    (tests/adversary/test_attacks.py::test_stale).
     """
 
     def start(update_spec):

@@ -66,7 +66,7 @@ def corrupted(aggregator: Aggregator, attack: Alone | Together | Omniscient, who
 
     Guarantees:
       - equals NumPy's messages under every rule (tests/adversary/test_byzantine.py::test_attackers_are_replaced)
-      - the same bits on two devices (::test_same_bits_on_two_devices)
+      - the bits are the same on two devices (::test_same_bits_on_two_devices)
       - lost messages count as absent (::test_lost_messages), and a round of lost messages alone is skipped
         (::test_a_round_of_lost_messages_is_skipped)
       - chosen messages are counted (::test_chosen_attackers)
@@ -159,7 +159,7 @@ def _with_attacker_metrics(
 
 
 def _attacker_mask(who: Callable, key: Array, round: Round | None, ids: Array) -> Array:
-    """[c] bool: the clients that attack, by the key of the whole round.
+    """Returns the clients that attack, [c] bool, by the key of the whole round.
 
     Results of another shape or dtype are refused: they would be broadcast, or combined bit by bit.
     """
@@ -177,7 +177,7 @@ def _check_shapes(sent: PyTree, expected: PyTree) -> None:
 
 
 def _is_sound(updates: PyTree, weights: Array) -> Array:
-    """[c] bool: messages that are finite and within the bound for honest messages."""
+    """Tells which messages are finite and within the bound for honest messages, [c] bool."""
     peaks = [jax.vmap(tree.largest)(jnp.abs(x).astype(jnp.float32)) for x in jax.tree.leaves(updates) if x.size]
     is_within = [(peak < LARGEST) & (peak * weights < LARGEST) for peak in peaks]  # False for NaN
     return jnp.stack(is_within).all(0) & (weights > 0) & (weights < LARGEST)
@@ -331,7 +331,7 @@ def _side_by_side(aggregator: Aggregator, attack: Together | Omniscient, who: Ca
 
 
 def _without(cohort: SideBySide, lost: Array) -> SideBySide:
-    """The cohort as if the lost messages had not arrived: zeros, sorted behind the others."""
+    """Returns the cohort as if the lost messages had not arrived: zeros, sorted behind the others."""
     zeros = jax.tree.map(jnp.zeros_like, one_message(cohort.messages, jnp.int32(0)))
     messages = with_message(cohort.messages, lost, zeros)
     has_arrived = cohort.arrived & ~lost

@@ -24,7 +24,7 @@ __all__ = ["View", "each_message", "masked_messages", "released_model"]
 
 
 class View(NamedTuple):
-    """What an attack is given, a row for each message. It holds nothing of the clients' data."""
+    """A `View` holds what an attack is given, a row for each message. It holds nothing of the clients' data."""
 
     broadcast: PyTree  # the model that was sent
     messages: PyTree  # floats [m, ...], as the server reads them; update = local minus broadcast parameters

@@ -32,7 +32,7 @@ __all__ = [
 
 
 class Rebuilt(NamedTuple):
-    """The result of a reconstruction: for each message, the restart with the lowest objective."""
+    """A `Rebuilt` is the result of a reconstruction: for each message, the restart with the lowest objective."""
 
     guess: PyTree  # leaves [m, ...], the rebuilt examples
     objective: Array  # [m], with the regulariser; infinite if every restart diverged
@@ -56,7 +56,8 @@ def local_steps(
     Returns: predict(broadcast, guess, known) -> update, where the examples are `guess | known`, dicts of leaves
     [n, ...].
 
-    Guarantees: the update of `client.local_sgd` (tests/adversary/test_inversion.py::test_simulated_client).
+    Guarantees: the update is that of `client.local_sgd` without shuffling, up to rounding
+    (tests/adversary/test_inversion.py::test_simulated_client).
 
     References: Dimitrov et al. 2022, section 3.
     """
@@ -167,10 +168,10 @@ def invert_by_optimization(
     Returns: a `Rebuilt`; the order of examples within a message has no meaning.
 
     Guarantees:
-      - squared error below 1e-6 on a linear model with a sigmoid, and objective zero at the true examples
+      - on a linear model with a sigmoid the squared error is below 1e-6, and the objective is zero at the true examples
         (tests/adversary/test_inversion.py::test_optimisation)
-      - the best of the restarts (::test_best_restart)
-      - works through several local steps (::test_unrolled_steps)
+      - the restart with the lowest objective is returned (::test_best_restart)
+      - the attack works through several local steps (::test_unrolled_steps)
 
     References: Zhu, Liu and Han 2019 (DLG), algorithm 1; Geiping et al. 2020, section 4.
     """

@@ -57,7 +57,8 @@ def guessed_labels(embeddings: Array, known: Array, labels: Array) -> np.ndarray
 
     Raises: ValueError for nodes out of range, and for another number of labels than of nodes.
 
-    Guarantees: tests/adversary/test_embeddings.py::test_labels.
+    Guarantees: in one test graph of two classes, more than 80 % of 300 labels are guessed right from a network's
+    embeddings, and about half of them from noise, as by chance (tests/adversary/test_embeddings.py::test_labels).
 
     References: Duddu, Boutet and Shejwalkar 2020 (attribute inference from embeddings).
 

@@ -50,7 +50,8 @@ def affine_rows(view: View, layer: str = "") -> Array:
 
     Raises: ValueError for a path that is no affine layer with a bias.
 
-    Guarantees: the mixture of two examples (tests/adversary/test_inversion.py::test_mixtures).
+    Guarantees: for two examples a row is the mixture by this formula, and it is an example itself where no other
+    example reaches the output (tests/adversary/test_inversion.py::test_mixtures).
     """
     kernel, bias = _layer(view, layer)
     has_changed = bias != 0
@@ -74,10 +75,10 @@ def invert_affine(view: View, layer: str = "") -> Array:
 
     Returns: [m, in]; NaN if no bias changed.
 
-    Raises: as `affine_rows`.
+    Raises: ValueError for a path that is no affine layer with a bias.
 
-    Guarantees: exact to 1e-5 for one example, also after several local steps, and a mixture for two examples
-    (tests/adversary/test_inversion.py::test_one_example_is_exact, ::test_two_examples_are_never_exact).
+    Guarantees: the result is exact to 1e-5 for one example, also after several local steps, and a mixture for two
+    examples (tests/adversary/test_inversion.py::test_one_example_is_exact, ::test_two_examples_are_never_exact).
 
     References: Phong et al. 2018, section 3; Geiping et al. 2020, proposition 3.1.
 
@@ -106,7 +107,7 @@ def gradient_rank(view: View, layer: str = "", *, tolerance: OpenShare = 1e-4) -
 
     Returns: [m] int32; 0 for a message of zeros.
 
-    Guarantees: 1 for one example, k for k generic examples, and 1 for parallel examples
+    Guarantees: the rank is 1 for one example, k for k generic examples, and 1 for parallel examples
     (tests/adversary/test_inversion.py::test_rank).
     """
     values = jnp.linalg.svd(_layer(view, layer)[0], compute_uv=False)

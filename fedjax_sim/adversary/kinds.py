@@ -19,7 +19,7 @@ __all__ = ["Alone", "Honest", "Omniscient", "Together", "dot", "honest_moments"]
 
 
 class Honest(NamedTuple):
-    """What attackers in a `Together` attack know of the honest messages of a round."""
+    """An `Honest` holds what attackers in a `Together` attack know of the honest messages of a round."""
 
     mean: PyTree  # the unweighted mean
     std: PyTree  # the sample standard deviation at each coordinate, with the divisor number - 1

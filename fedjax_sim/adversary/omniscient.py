@@ -94,7 +94,7 @@ def min_max(direction: str = "unit") -> Omniscient:
       direction: p: "unit" (the mean, scaled to norm 1), "sign" (the signs of the mean) or "std" (the standard
         deviations).
 
-    Raises: ValueError for another direction.
+    Raises: ValueError for a direction that is none of these three.
 
     Guarantees: the largest step that keeps the bound (tests/adversary/test_attacks.py::test_min_max_and_min_sum).
 
@@ -118,7 +118,7 @@ def min_sum(direction: str = "unit") -> Omniscient:
     Args:
       direction: p, as in `min_max`.
 
-    Raises: ValueError for another direction.
+    Raises: ValueError for a direction that is none of these three.
 
     References: Shejwalkar and Houmansadr 2021, equation 9.
     """
@@ -222,8 +222,8 @@ def adaptive(
       num_scales: n, in [1, 64]; the rule is computed 3 n times.
       num_ascents: the steps of the ascent, in [0, 1024]; the rule is computed five times in each.
 
-    Guarantees: at least as harmful as every message that it tries (tests/adversary/test_attacks.py::test_adaptive), and
-    the ascent finds more harmful messages (::test_ascent).
+    Guarantees: the message is at least as harmful as every message that is tried along the lines
+    (tests/adversary/test_attacks.py::test_adaptive), and the ascent finds more harmful messages (::test_ascent).
 
     References: Shejwalkar and Houmansadr 2021, section 4 (aggregation known); Fang et al. 2020, section 3.2 (lambda by
     halving); Spall 1992 (simultaneous perturbation).
@@ -263,7 +263,7 @@ def _point_on_line(start: PyTree, direction: PyTree, distance: Array) -> PyTree:
 
 
 def _best_along_lines(harm: Callable, honest: Honest, deviation: Array, num_scales: int) -> tuple:
-    """The most harmful of the messages along fixed directions: (message, its harm, how the aggregate is moved)."""
+    """Finds the most harmful message along fixed directions: (message, its harm, how the aggregate is moved)."""
     directions = jax.tree.map(lambda *x: jnp.stack(x), *(make(honest.mean, honest.std) for make in DIRECTIONS.values()))
 
     def try_point(i, state):
@@ -277,7 +277,10 @@ def _best_along_lines(harm: Callable, honest: Honest, deviation: Array, num_scal
 
 
 def _ascend(harm: Callable, honest: Honest, key: Array, best: tuple, num_ascents: int) -> tuple:
-    """The ascent of `adaptive`, from the best message along lines: (message, its harm, how the aggregate is moved)."""
+    """Runs the ascent of `adaptive`, from the best message along lines.
+
+    Returns: (message, its harm, how the aggregate is moved).
+    """
 
     def ascend_once(i, state):
         best, reach = state

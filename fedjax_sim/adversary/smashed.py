@@ -23,8 +23,8 @@ def labels_of_logits(gradients: Array) -> Array:
 
     Raises: ValueError for gradients of another rank.
 
-    Guarantees: every label, for any model (tests/adversary/test_smashed.py::test_labels_at_the_logits); labels at
-    chance level under strong noise (::test_noise_hides_labels).
+    Guarantees: without noise every label is found (tests/adversary/test_smashed.py::test_labels_at_the_logits); under
+    strong noise labels are found at chance level (::test_noise_hides_labels).
 
     References: Zhao, Mopuri and Bilen 2020 (iDLG), section 3.
 

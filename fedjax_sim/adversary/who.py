@@ -62,7 +62,8 @@ def poisoned(poisoned_ids: Annotated[Sequence[int] | None, FromData("poisoned_id
 
     Raises: ValueError for None.
 
-    Guarantees: tests/population/poisoned/test_backdoors.py::test_who_holds_poison_attacks.
+    Guarantees: the attackers of a config are the clients with poison, and nobody attacks if no client has any
+    (tests/population/poisoned/test_backdoors.py::test_who_holds_poison_attacks).
 
     >>> import jax, jax.numpy as jnp
     >>> poisoned([3, 5])(jax.random.key(0), jnp.array([5, 6])).tolist()

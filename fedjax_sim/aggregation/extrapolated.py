@@ -35,9 +35,9 @@ def extrapolated(*, epsilon: Positive = 1e-3, weighting: str = "examples") -> Ag
     of integers, whose unit is not that of epsilon.
 
     Guarantees:
-      - matches the paper's rule in NumPy (tests/oracles/test_fedexp.py::test_matches_the_paper)
+      - the aggregate matches the paper's rule in NumPy (tests/oracles/test_fedexp.py::test_matches_the_paper)
       - the aggregate is never shorter than the mean (::test_never_shorter_than_the_mean)
-      - the same bits for any chunk size and any number of devices (::test_same_bits)
+      - the bits are the same for any chunk size and any number of devices (::test_same_bits)
       - sensitivity is unbounded; a squared norm that overflows skips the round, which is counted
 
     References: Jhunjhunwala, Wang and Joshi 2023 (FedExP), equation 4 and algorithm 1.

@@ -44,7 +44,7 @@ def gather(
     Raises: TypeError for a rule that does not take these arguments; ValueError for a sensitivity below 0.
 
     Guarantees:
-      - the same bits for every order of the cohort, also if a client is drawn twice
+      - the bits are the same for every order of the cohort, also if a client is drawn twice
         (tests/laws/test_aggregators.py::test_order_of_the_cohort_is_irrelevant), and for every chunk size and number of
         devices (::test_carries_of_disjoint_slots_combine)
       - rows and weights belong together, and absent rows are zero

@@ -48,7 +48,7 @@ def _check_weighting(weighting: str) -> None:
 
 
 def _message_weights(weighting: str, weights: Array) -> Array:
-    """[c] the weights of messages: as reported, or 1 for every message that arrived."""
+    """Returns the weights of messages, [c]: as reported, or 1 for every message that arrived."""
     return weights if weighting == "examples" else (weights > 0).astype(weights.dtype)
 
 
@@ -106,14 +106,14 @@ def mean(*, weighting: str = "examples") -> Aggregator:
     Returns: an Aggregator; the metric `total_weight` is sum_S w_i. Sensitivity is unbounded, since the divisor depends
     on data.
 
-    Raises: ValueError for another weighting.
+    Raises: ValueError for a weighting that is neither of the two.
 
     Guarantees:
       - equals a float64 mean in which each addend w_i u_i is off by at most 2^-23 of the largest addend at its
         coordinate (tests/aggregation/test_linear.py::test_matches_a_float64_oracle)
       - weights may be scaled by a power of two without changing a bit (::test_weights_may_be_scaled)
       - a round without messages gives zero, not NaN (::test_empty_cohort_is_zero)
-      - by examples it is biased (::test_ratio_estimator_is_biased_and_horvitz_thompson_is_not)
+      - with weighting by examples the mean is biased (::test_ratio_estimator_is_biased_and_horvitz_thompson_is_not)
 
     References: McMahan et al. 2017, algorithm 1; Cochran 1977, chapter 6.
     """
@@ -166,7 +166,7 @@ def total(*, weighting: str = "uniform") -> Aggregator:
 
     Returns: an Aggregator; its sensitivity is 1 with uniform weights, and unbounded by examples.
 
-    Guarantees: within the error of `engine.exact_sums`
+    Guarantees: the sum is within the error of `engine.exact_sums`
     (tests/aggregation/test_linear.py::test_matches_a_float64_oracle).
     """
     return fixed_mean(1.0, weighting=weighting)
@@ -190,8 +190,8 @@ def horvitz_thompson(
     Raises: TypeError for an argument that is no design; ValueError for a design with replacement, of an unknown scheme,
       or with clients of probability 0.
 
-    Guarantees: unbiased over the design (tests/aggregation/test_linear.py::
-    test_ratio_estimator_is_biased_and_horvitz_thompson_is_not).
+    Guarantees: the estimate is unbiased over the design
+    (tests/aggregation/test_linear.py::test_ratio_estimator_is_biased_and_horvitz_thompson_is_not).
 
     References: Horvitz and Thompson 1952; Cochran 1977, section 9A.7.
     """
@@ -233,7 +233,8 @@ def li_scheme_one() -> Aggregator:
 
     It is for cohorts drawn with replacement with the probabilities p_i = w_i / W (`sampling.weighted`).
 
-    Guarantees: unbiased under that sampler (tests/aggregation/test_linear.py::test_li_schemes_are_unbiased).
+    Guarantees: the aggregate is unbiased under that sampler
+    (tests/aggregation/test_linear.py::test_li_schemes_are_unbiased).
 
     References: Li et al. 2020 (On the convergence of FedAvg on non-IID data), section 3.3, scheme I.
     """
@@ -257,7 +258,8 @@ def li_scheme_two(
 
     Raises: as `horvitz_thompson` does.
 
-    Guarantees: unbiased (tests/aggregation/test_linear.py::test_li_schemes_are_unbiased).
+    Guarantees: the mean of the aggregate over all cohorts is sum_i p_i u_i over all N clients, if every message arrives
+    (tests/aggregation/test_linear.py::test_li_schemes_are_unbiased).
 
     References: Li et al. 2020, section 3.3, scheme II.
     """

@@ -35,7 +35,7 @@ def squared_norms(updates: PyTree) -> Array:
     Returns: |u_i|^2 of each row i. It is infinity where a square exceeds the range of float32 (numbers from about
     1.8e19 on).
 
-    Guarantees: in `engine.reproducible`, the bits of NumPy's float32 squares, added by halves, leaf after leaf
+    Guarantees: in `engine.reproducible` the bits are those of NumPy's float32 squares, added by halves, leaf after leaf
     (tests/aggregation/test_rows.py::test_bits_are_those_of_numpy).
 
     >>> import jax.numpy as jnp
@@ -59,7 +59,7 @@ def weighted_mean(updates: PyTree, weights: Array) -> PyTree:
     Returns: leaves [...] of floats, float32 at least; zeros if no weight is positive.
 
     Guarantees:
-      - in `engine.reproducible`, the bits of NumPy's products, added by halves, and of NumPy's quotient
+      - in `engine.reproducible` the bits are those of NumPy's products, added by halves, and of NumPy's quotient
         (tests/aggregation/test_rows.py::test_bits_are_those_of_numpy)
       - rows of weight 0 after the other rows change no bit (::test_rows_without_a_weight)
 

@@ -42,8 +42,9 @@ def clipped_sum(
     Raises: ValueError for "ghost" where a parameter of two axes or more is no dense kernel; TypeError for parameters
     that are no floating-point numbers.
 
-    Guarantees: as for `private_sgd` (tests/client/test_private.py::test_neighbouring_records); the same sum with and
-    without ghost norms, up to rounding (tests/client/test_ghost.py::test_sums_agree).
+    Guarantees: adding or removing a record moves the sum by at most C, up to rounding
+    (tests/client/test_private.py::test_neighbouring_records); the sum is the same with and without ghost norms, up to
+    rounding (tests/client/test_ghost.py::test_sums_agree).
     """
     validate.floating_parameters(params)
     rows = batch.mask.shape[0]
@@ -157,7 +158,7 @@ def _normalised(x: Array) -> tuple[Array, Array]:
 
 
 def _power_of_two(power: Array) -> Array:
-    """2^power, exactly; 0 below the smallest float32.
+    """Computes 2^power, exactly; 0 below the smallest float32.
 
     It is a product of two floats whose exponents are half of the power each, which reaches powers below -126.
     """

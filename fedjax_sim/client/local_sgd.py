@@ -22,7 +22,7 @@ UNROLLED_STEPS = 8  # up to so many local steps are written out one after the ot
 
 
 class Training(NamedTuple):
-    """The result of local training."""
+    """A `Training` is the result of local training."""
 
     params: PyTree  # the local model after training
     metrics: dict[str, Mean]  # `local_<metric>`, over the minibatches of the training

@@ -20,7 +20,8 @@ def check_own(loss_fn: Callable) -> None:
     compute parts of it: messages between the parties would not be counted, and a clock would price all work at the
     client.
 
-    Guarantees: tests/algorithms/split/test_client.py::test_a_loss_of_several_parties_is_no_clients_own.
+    Guarantees: FedAvg, FedProx, SCAFFOLD, `full_gradient` and `private_sgd` refuse the losses of `split_loss` and
+    `vertical_loss` (tests/algorithms/split/test_client.py::test_a_loss_of_several_parties_is_no_clients_own).
     """
     validate.loss_function(loss_fn)
     if getattr(loss_fn, "helped", False):
@@ -65,7 +66,7 @@ def loss_and_metrics(loss_fn: Callable, params: PyTree, examples: PyTree, mask: 
 
 
 def own_weight(loss_fn: Callable, params: PyTree, data: ClientData, key: Array) -> Array:
-    """The sum of the weights of a client's own examples.
+    """Sums the weights of a client's own examples.
 
     An example weighs 1, unless the loss returns a "weight" for each example.
     """

@@ -31,7 +31,7 @@ def full_gradient(loss_fn: Callable, *, weighting: Literal["examples", "uniform"
       loss_fn: as in `local_sgd`.
       weighting: the weight that the client reports, "examples" or "uniform", as in `local_sgd`.
 
-    Guarantees: minus the update of one full-batch step of rate 1
+    Guarantees: the gradient is minus the update of one full-batch step of rate 1, up to rounding
     (tests/oracles/test_mime.py::test_full_gradient_is_a_step).
 
     >>> import jax, jax.numpy as jnp

@@ -203,7 +203,7 @@ def _noise(key: Array, like: PyTree, std: float | Array) -> PyTree:
 
 
 def _poisson_slots(num_examples: int, rate: float) -> int:
-    """The smallest number that the size of a Poisson batch exceeds with probability below 1e-9."""
+    """Finds the smallest number that the size of a Poisson batch exceeds with probability below 1e-9."""
     from scipy import stats
 
     # SciPy's quantile may be one too small, by its rounding.

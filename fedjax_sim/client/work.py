@@ -81,7 +81,8 @@ class LocalWork(NamedTuple):
 
         Returns: [] int32 (an int where it is static), at least 1 and at most the whole local work.
 
-        Guarantees: tests/client/test_stragglers.py::test_shares_and_numbers_of_steps.
+        Guarantees: a share of the steps, computed in the share's dtype, is rounded up to whole steps, and a number of
+        steps is cut to the whole work (tests/client/test_stragglers.py::test_shares_and_numbers_of_steps).
 
         >>> work(num_steps=10).own_steps(jnp.int32(3), jnp.float32(0.25)).tolist()
         3
@@ -157,8 +158,8 @@ def work(
     Raises: ValueError, TypeError for options out of range, with the option's name.
 
     Guarantees: each epoch visits each example once, and its last batch may be partial
-    (tests/client/test_local_sgd.py::test_an_epoch_visits_each_example_once); without shuffling in the stored order
-    (::test_stored_order).
+    (tests/client/test_local_sgd.py::test_an_epoch_visits_each_example_once); without shuffling, examples are visited in
+    the stored order (::test_stored_order).
 
     References: McMahan et al. 2017, algorithm 1 (E and B of ClientUpdate).
 

@@ -39,7 +39,7 @@ def rounds_done(folder: Path) -> int:
 def check_fresh(folder: Path) -> None:
     """Refuses a folder that holds a run or cannot be created; does not create it, as the config may yet be refused.
 
-    Raises: ConfigError for such a folder.
+    Raises: ConfigError for a folder that holds a run, or that cannot be created.
     """
     # The nearest folder that exists decides whether the others can be created.
     parent = folder.absolute()
@@ -59,7 +59,7 @@ def check_fresh(folder: Path) -> None:
 def folder_to_resume(out: Path | None) -> Path:
     """Returns the folder of the run to resume: `out`, or the folder in `RUNS` with the newest checkpoint.
 
-    Raises: ConfigError without such a run.
+    Raises: ConfigError if `out` has no config.toml or no checkpoint; without `out`, if no folder in `RUNS` has both.
     """
     if out is None:
         configs = [path for path in RUNS.glob("*/config.toml") if rounds_done(path.parent) >= 0]
@@ -77,7 +77,7 @@ def folder_to_resume(out: Path | None) -> Path:
 def check_written(folder: Path) -> None:
     """Refuses a config that was changed after the run wrote it.
 
-    Raises: ConfigError for such a config.
+    Raises: ConfigError if the folder's config.toml is not the file that the run wrote.
     """
     try:
         check_files(folder, ["config.toml"])
@@ -105,7 +105,7 @@ def check_there(tables: Mapping[str, Any]) -> None:
 def check_unfinished(folder: Path, rounds: int) -> None:
     """Refuses a run that has finished all of its `rounds`.
 
-    Raises: ConfigError for such a run.
+    Raises: ConfigError if more than `rounds` are done, or exactly `rounds` with a written summary.
     """
     # A run that was killed after its last round has no summary yet: a resume writes it.
     done = rounds_done(folder)

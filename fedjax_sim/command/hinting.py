@@ -12,7 +12,9 @@ __all__ = ["Hinting"]
 class Hinting(TyperCommand):
     """A command with `--set` that answers `--lr 0.1` with `--set client_optimizer.learning_rate=0.1`.
 
-    Guarantees: tests/command/test_hints.py::test_options_that_people_type.
+    Guarantees: the error for `--lr`, `--rounds`, `--epochs`, `--seed` and `--dataset` names the `--set` to write, and
+    the error for an option like one of the command's own names that option
+    (tests/command/test_hints.py::test_options_that_people_type).
     """
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:

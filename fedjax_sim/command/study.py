@@ -65,7 +65,8 @@ def load_study(name: str, settings: list[str]) -> tuple[Any, dict[str, Any]]:
         table has the study's `name` too.
       settings: texts `option=value`, which replace options of the file.
 
-    Raises: config.ConfigError with every problem.
+    Raises: config.ConfigError for a file that is not one table [study], an unknown study, and options that the study
+    does not take. The error lists the problems of all options.
 
     >>> part, options = load_study("error-floor", ["seed=7"])
     >>> part.name, options["seed"]

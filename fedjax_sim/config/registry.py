@@ -78,7 +78,7 @@ def parts_of_table(name: str) -> dict[str, Part]:
 
     Returns: parts by name, without wrappers.
 
-    Raises: KeyError for another table.
+    Raises: KeyError for a name that is not in `TABLES`.
 
     >>> {"fixed_mean", "horvitz_thompson", "keep_old"} <= parts_of_table("aggregator").keys()
     True

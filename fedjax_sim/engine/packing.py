@@ -20,7 +20,7 @@ ALONE = 256
 
 
 class Packing(NamedTuple):
-    """The places of m slots on D devices, with k chunks of c places on each device."""
+    """A `Packing` states the places of m slots on D devices, with k chunks of c places on each device."""
 
     source: Array  # [D, k, c] int32: the slot at each place, or m at an empty place
     kind: Array  # [D, k] int32: the size class of each chunk

@@ -34,7 +34,7 @@ def rounds_to_target(
 
     Guarantees: The result is the first crossing, and never a NaN
     (tests/metrics/test_communication.py::test_first_crossing). It is the same for 1 - x with `rising`
-    (::test_directions). Interpolation (::test_interpolation).
+    (::test_directions). Interpolation uses the best value so far (::test_interpolation).
 
     References: McMahan et al. 2017, section 3 (best value so far, linear interpolation).
 

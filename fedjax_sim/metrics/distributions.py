@@ -51,8 +51,8 @@ def total_variation(first: Any, second: Any) -> Any:
 
     Returns: a float, or [...] float64.
 
-    Guarantees: A worked example, and the axioms of a distance
-    (tests/metrics/test_heterogeneity.py::test_worked_example, ::test_distances_are_distances).
+    Guarantees: an example by hand is met (tests/metrics/test_heterogeneity.py::test_worked_example); the result is
+    symmetric, 0 for equal rows, and at most 1 (::test_distances_are_distances).
 
     >>> round(total_variation([0.2, 0.5, 0.3], [0.5, 0.3, 0.2]), 12)
     0.3

@@ -79,7 +79,7 @@ def _drift(loss_fn, params, population, ids, num_steps, step_size, uniform, part
         return jax.grad(lambda query: risk(loss_fn, query, data)[0])(point)
 
     def steps_of_client(data):
-        """For one client: g_i, grad f_i(w_i) - g_i, and the sum of the gradients of its K steps."""
+        """Computes for one client g_i, grad f_i(w_i) - g_i, and the sum of the gradients of its K steps."""
         client_gradient = gradient_at(params, data)
 
         def step(_, carry):
@@ -98,7 +98,7 @@ def _drift(loss_fn, params, population, ids, num_steps, step_size, uniform, part
         return weight, gradient, bias, pseudo_gradient
 
     def parts_of_client(data):
-        """For one client: M_i grad F, M_i (g_i - grad F), and H_i g_i."""
+        """Computes for one client M_i grad F, M_i (g_i - grad F), and H_i g_i."""
         client_gradient = gradient_at(params, data)
 
         def progress_times(vector):

@@ -106,8 +106,10 @@ def from_nnx(constructor: Callable, *, rngs: Sequence[str] = ("dropout",)) -> Mo
     Returns: the `Model`. Its params are the `nnx.Param`s as nested dicts. Its state is all other variables except
     random generators, or `()` if there are none.
 
-    Guarantees: as `from_linen`, for modules that take `rngs` at the call and for modules that hold generators
-    (tests/models/test_adapters.py::test_dropout_follows_the_key_of_each_client).
+    Guarantees: dropout masks depend on the key alone, also under `vmap` over clients, and evaluation draws none, for
+    modules that take `rngs` at the call and for modules that hold generators
+    (tests/models/test_adapters.py::test_dropout_follows_the_key_of_each_client). Running statistics are returned as
+    state (::test_batch_statistics_are_returned_as_state).
 
     >>> import jax, jax.numpy as jnp
     >>> from flax import nnx

@@ -25,7 +25,8 @@ def interpolated(a: PyTree, b: PyTree, share: float) -> PyTree:
 
     Returns: parameters like `a`. They are `a` itself for share 1 and `b` itself for share 0.
 
-    Guarantees: tests/models/test_ensemble.py::test_interpolated.
+    Guarantees: the parameters equal share a + (1 - share) b up to rounding, and a NaN of the other model does not
+    spread at the shares 0 and 1 (tests/models/test_ensemble.py::test_interpolated).
 
     >>> import jax.numpy as jnp
     >>> interpolated({"w": jnp.ones(1)}, {"w": jnp.zeros(1)}, 0.25)["w"].tolist()

@@ -213,7 +213,8 @@ def node_cross_entropy(outputs: Array, targets: Array) -> dict[str, Array]:
     Returns: "loss" [n] in nats per node, "accuracy" [n], and "weight" [n], the number of labelled nodes. All are 0 for
     a graph without labels.
 
-    Guarantees: those of `next_token_cross_entropy`.
+    Guarantees: nodes without labels, whatever their logits, change neither values nor gradients, since tokens of
+    padding in `next_token_cross_entropy` do not (tests/models/test_losses.py::test_next_token_padding_changes_nothing).
 
     >>> import jax.numpy as jnp
     >>> node_cross_entropy(jnp.zeros((1, 3, 4)), jnp.array([[0, 1, -1]]))["weight"].tolist()

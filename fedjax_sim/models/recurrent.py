@@ -54,8 +54,9 @@ def lstm(*, num_outputs: NumOutputs, embedding: int = 8, hidden: int = 64, num_l
 
     Returns: as `gru`.
 
-    Guarantees: as `gru`. With `num_outputs=90, hidden=256, num_layers=2` it has the 820,522 parameters of the
-    Shakespeare model of Reddi et al. (tests/models/test_recurrent.py::test_parameter_counts).
+    Guarantees: the logits at a position depend on no later token and on no other sequence
+    (tests/models/test_recurrent.py::test_logits_depend_on_the_past_only). With `num_outputs=90, hidden=256,
+    num_layers=2` it has the 820,522 parameters of the Shakespeare model of Reddi et al. (::test_parameter_counts).
 
     References: Hochreiter and Schmidhuber 1997; McMahan et al. 2017, section 3; Reddi et al. 2021, appendix.
 

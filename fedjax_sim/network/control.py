@@ -21,13 +21,13 @@ __all__ = ["ControlCycle", "control_cycle", "most_feasible_work", "smallest_dead
 
 
 class ControlCycle(NamedTuple):
-    """One period of a control loop, in integer microseconds; made by `ControlCycle.checked`.
+    """A `ControlCycle` is one period of a control loop, in integer microseconds; `ControlCycle.checked` makes it.
 
     In each period T_c the device samples, actuates and serves its operating system. The time that is left even with the
     largest jitter is for training: b_min = T_c - (sense + act + system + jitter).
 
-    Guarantees: Known examples (tests/network/test_control.py::test_anchor), and no window if no time is left
-    (::test_devices_without_a_window).
+    Guarantees: Windows, cycles and times of an example follow by hand (tests/network/test_control.py::test_anchor), and
+    there is no window if no time is left (::test_devices_without_a_window).
 
     >>> cycle = ControlCycle.checked(50, sense=20, act=10, system=5, jitter=3)
     >>> cycle.window, cycle.cycles(250), cycle.compute_time(250)

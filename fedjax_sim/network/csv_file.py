@@ -19,7 +19,7 @@ SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "min": 60.0, "h": 3600.0}
 
 
 class Table(NamedTuple):
-    """Some columns of a file.
+    """A `Table` holds some columns of a file.
 
     Args:
       texts: option -> the texts of its column, row by row.

@@ -183,8 +183,9 @@ def heterogeneous(
 
     Raises: ValueError, TypeError for values out of range, and for speeds or bandwidths that may be 0.
 
-    Guarantees: as `of_profiles`. The numbers of a client are independent
-    (tests/network/test_devices.py::test_numbers_of_a_client_are_independent).
+    Guarantees: The numbers of a client are independent
+    (tests/network/test_devices.py::test_numbers_of_a_client_are_independent). The guarantees of `of_profiles` hold,
+    since it makes the devices.
 
     References: Lai et al. 2022 (FedScale), section 3.2: speeds and bandwidths of phones spread over an order of
     magnitude and more.
@@ -273,7 +274,7 @@ def spent_by(devices: Devices, key: Array, ids: Array, load: Load) -> Spent:
       key: of the round.
       load: the work of each client.
 
-    Raises: as `there_at`.
+    Raises: TypeError for a user's own `spend` that returns no `Spent`, or arrays of another shape or dtype.
     """
     spent = devices.spend(stream(key, "devices"), ids, load)
     validate.part("devices.spend(key, ids, load)", spent, Spent)

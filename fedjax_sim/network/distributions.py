@@ -57,7 +57,7 @@ def as_distribution(name: str, value: Distribution | float) -> Distribution:
       name: of the argument, for errors.
       value: a `Distribution`, or a number >= 0.
 
-    Raises: TypeError, ValueError for anything else.
+    Raises: TypeError for a value that is neither; ValueError for a number that is negative or not finite.
     """
     if isinstance(value, Distribution):
         return value

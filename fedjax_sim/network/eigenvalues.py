@@ -77,8 +77,8 @@ def algebraic_connectivity(graph: Graph) -> float:
 
     Raises: as `laplacian_extremes`.
 
-    Guarantees: Closed forms (tests/theory/test_consensus.py::test_closed_forms); 0 for a graph that is not connected
-    (tests/network/test_topology.py::test_points_of_failure).
+    Guarantees: The result equals closed forms (tests/theory/test_consensus.py::test_closed_forms), and is 0 for a graph
+    that is not connected (tests/network/test_topology.py::test_points_of_failure).
 
     >>> from fedjax_sim.network.topology import star
     >>> round(algebraic_connectivity(star(10)), 9)

@@ -37,7 +37,7 @@ class Link(NamedTuple):
 
 
 class Sent(NamedTuple):
-    """One message between two parties."""
+    """A `Sent` is one message between two parties."""
 
     source: int  # the party that sent it
     target: int  # the party that received it

@@ -37,7 +37,7 @@ LARGEST_TABLE = 1 << 30  # the largest size of a graph's tables, in bytes
 
 
 class Links(NamedTuple):
-    """The links of one round: from which nodes each node receives, and with which weights."""
+    """A `Links` states the links of one round: from which nodes each node receives, and with which weights."""
 
     neighbours: Array  # [N, k] int32; padding holds the node itself
     weights: Array  # [N, k] float32 weights of the neighbours' models; 0 if nothing is sent

@@ -61,9 +61,10 @@ def digest(data: Any) -> str:
 
     Raises: ValueError for a store whose files are not those of its manifest.
 
-    Guarantees: tests/command/test_app.py::test_other_data_are_refused, with a local test too
-    (tests/population/test_own_test_rows.py::test_other_rows_have_another_digest). Every byte of a store on the disk
-    counts (tests/population/test_native_store.py::test_a_changed_byte_on_the_disk).
+    Guarantees: a run refuses to resume on a CSV file that changed
+    (tests/command/test_app.py::test_other_data_are_refused); other rows of a local test have another digest
+    (tests/population/test_own_test_rows.py::test_other_rows_have_another_digest); a changed byte of a store on the disk
+    raises ValueError (tests/population/test_native_store.py::test_a_changed_byte_on_the_disk).
     """
     optional_rows = [rows for rows in (data.triggered, data.server) if rows is not None]
     sha = tree.sha256_of((data.train, data.test, data.held_out, *optional_rows))

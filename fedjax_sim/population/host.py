@@ -175,7 +175,7 @@ def host_store(directory: str | os.PathLike, *, verify: bool = False) -> Host:
       verify: True reads every byte now and compares the SHA-256 sums. False checks names, sizes, headers and the
         offsets only.
     Raises: ValueError as `read_store`.
-    Guarantees: the same valid rows and masks as `read_store`, under jit, scan, vmap and shard_map
+    Guarantees: valid rows and masks are those of `read_store`, under jit, scan, vmap and shard_map
     (tests/population/test_native_store.py::test_host_equals_stored). A trained model can differ in its last bits, since
     XLA compiles another program for another kind of population, as it does for other lanes and chunks.
 

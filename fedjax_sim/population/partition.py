@@ -158,7 +158,9 @@ def dirichlet(
       alpha: concentration > 0. Towards 0 each class belongs to one client, towards infinity the split is even.
       min_examples: the least number of examples of a client, at most examples / N.
       seed: of the partition.
-    Raises: ValueError for an infeasible minimum.
+
+    Raises: ValueError for a minimum above examples / N, and for labels that are not a list of integers.
+
     Guarantees: before the minimum acts, a client's share of a class has mean 1/N and variance
       (1/N)(1 - 1/N)/(N alpha + 1) (tests/population/test_partition.py::test_dirichlet_shares_follow_the_law).
     References: Yurochkin et al. 2019, section 4; Hsu, Qi, Brown 2019, section 3.

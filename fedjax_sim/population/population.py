@@ -121,7 +121,8 @@ class Indexed(CheapReads):
 class Generated(CheapReads):
     """A `Generated` population computes each client from its id, so 10^9 clients take no memory. `generated` builds it.
 
-    Guarantees: nothing grows with N (tests/population/test_population.py::test_generated_billion_clients).
+    Guarantees: a population of 10^9 clients reads its last client, and its parameters are its only array
+    (tests/population/test_population.py::test_generated_billion_clients).
     """
 
     size: int = dataclasses.field(metadata=static)  # N, the number of clients
@@ -293,7 +294,8 @@ def pooled(population: Population, *, limit_bytes: int = 8 << 30) -> ClientData:
       limit_bytes: the most bytes that the examples may take.
     Returns: `ClientData` with leaves [total, ...] and a mask that is True everywhere.
     Raises: MemoryError if the examples would take more than `limit_bytes`.
-    Guarantees: valid rows only, each once (tests/population/test_population.py::test_pooled_is_the_concatenation).
+    Guarantees: the result has the valid rows only, each once
+    (tests/population/test_population.py::test_pooled_is_the_concatenation).
 
     >>> import numpy as np
     >>> pooled(stored({"y": np.array([5, 6, 7])}, [0, 1, 1, 3])).examples["y"].tolist()

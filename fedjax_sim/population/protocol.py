@@ -31,8 +31,10 @@ def check_population(population: Any) -> None:
       TypeError if the object, or one of its groups, has some but not all members of `CheapReads`, `Groups` or
       `Subpopulation`, or if it has size classes and no `capped` of its own.
 
-    Guarantees: tests/population/test_protocol.py::test_what_is_no_population_is_refused, and for members that are
-      missing ::test_a_part_of_a_protocol_is_refused, ::test_a_group_with_a_part_of_a_protocol_is_refused.
+    Guarantees: eleven objects that break the protocol, such as one whose size is a leaf or one with complex numbers,
+      raise an error that says what is wrong (tests/population/test_protocol.py::test_what_is_no_population_is_refused).
+      Of the three protocols every member is missed if it is missing (::test_a_part_of_a_protocol_is_refused), in groups
+      too (::test_a_group_with_a_part_of_a_protocol_is_refused).
     """
     # Since Python 3.12 a class that inherits from a protocol is an instance of it, even without the fields.
     if not isinstance(population, Population) or not hasattr(population, "size"):
@@ -169,7 +171,8 @@ def counted(population: Population) -> Array:
 def sizes_of(population: Population) -> Array:
     """Returns the number of examples per client, [N] int32: the population's `sizes`, or `counted` where it has none.
 
-    Guarantees: tests/population/test_protocol.py::test_size_and_client_are_enough_to_look_at.
+    Guarantees: a population that does not state `sizes` gets the numbers that a built-in population of the same clients
+    states (tests/population/test_protocol.py::test_size_and_client_are_enough_to_look_at).
     """
     sizes = getattr(population, "sizes", None)
     return counted(population) if sizes is None else sizes

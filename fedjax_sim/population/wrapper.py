@@ -16,8 +16,9 @@ class Around(CheapReads):
 
     The dataclass defines `client` itself. Each client must have as many examples as in `inner`.
 
-    Guarantees: tests/population/poisoned/test_poisoning.py and tests/population/test_private_labels.py, whose
-    populations inherit from this class.
+    Guarantees: poisoned clients have the same rows from memory, a shared table, the disk and size classes, and the
+    capacities of the inner population (tests/population/poisoned/test_poisoning.py::test_any_population); clients with
+    private labels have the inner sizes and counts (tests/population/test_private_labels.py::test_padding).
     """
 
     inner: Population

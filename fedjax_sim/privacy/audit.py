@@ -36,7 +36,7 @@ __all__ = ["Audit", "audit_release", "judge"]
 
 @dataclasses.dataclass(frozen=True)
 class Audit:
-    """The result of an audit.
+    """An `Audit` is the result of an audit.
 
     The verdict is one of four:
 

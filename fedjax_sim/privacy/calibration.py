@@ -183,7 +183,7 @@ def _least_multiplier(epsilon_of: Callable[[float], float], epsilon: float) -> f
 
 
 class Row(NamedTuple):
-    """One row of `compare`: where the noise is added, who must be trusted, and how much noise that takes."""
+    """A `Row` is one row of `compare`: where the noise is added, who must be trusted, and how much noise that takes."""
 
     place: str
     trust: str  # who must be trusted

@@ -22,7 +22,7 @@ GRID = np.concatenate([np.linspace(0, 10, 2001), np.linspace(10, 60, 501)[1:]])
 
 @dataclasses.dataclass(frozen=True)
 class Claim:
-    """A privacy claim: the privacy profile delta(epsilon) that a mechanism promises for one unit.
+    """A `Claim` is a privacy claim: the privacy profile delta(epsilon) that a mechanism promises for one unit.
 
     Args:
       profile: (epsilons [k] float64) -> deltas [k], which are not below the truth.

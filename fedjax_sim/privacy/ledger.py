@@ -40,7 +40,7 @@ class _Segment:
 
 
 class Ledger:
-    """A record of which mechanisms ran for which rounds, at one delta.
+    """A `Ledger` records which mechanisms ran for which rounds, at one delta.
 
     Store its `state`, which is JSON, before rounds run.
 

@@ -29,7 +29,7 @@ _MOST_LOSSES = 1 << 23  # longer distributions count as infinite loss: there is 
 
 
 class _Half(NamedTuple):
-    """One direction of a privacy loss distribution.
+    """A `_Half` is one direction of a privacy loss distribution.
 
     Args:
       lower: the smallest loss, in units of the grid.
@@ -43,7 +43,7 @@ class _Half(NamedTuple):
 
 
 class PrivacyLoss(NamedTuple):
-    """A privacy loss distribution on a grid, in both directions: a unit removed, and a unit added.
+    """A `PrivacyLoss` is a privacy loss distribution on a grid, in both directions: a unit removed, and a unit added.
 
     `halves` has one entry if both directions have the same distribution.
     """

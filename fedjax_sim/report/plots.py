@@ -64,7 +64,8 @@ def learning_curves(records: Sequence[Mapping[str, Any]], x: str = "rounds", bes
       besides: names of bytes that were sent besides those up and down (`Metric.besides`).
 
     Returns: a matplotlib Figure.
-    Raises: ValueError for another x; ImportError without matplotlib.
+
+    Raises: ValueError for an x that is none of these four; ImportError without matplotlib.
     """
     one_of("x", x, ("rounds", "bytes", "simulated", "seconds"))
     if x == "bytes":

@@ -48,7 +48,7 @@ def _size_classes(star: Star, population: Population) -> tuple[int, ...]:
 
 
 def _packing_options(star: Star, population: Population, cohort: Cohort) -> dict:
-    """The options of `engine.fold` that pack clients: the clients' sizes, and the size classes; {} without packing."""
+    """Returns the options of `engine.fold` that pack clients: their sizes, and the size classes; {} without packing."""
     if not (classes := _size_classes(star, population)):
         return {}
     # A client that will not report is not trained, so it costs what an empty client costs.
@@ -220,7 +220,8 @@ def seen(star: Star, key: Array, cohort: Cohort, state: FederatedState, populati
 
     Returns: `Observed`. An aggregator with a `view` of its own, such as a secure sum, decides what its server sees.
 
-    Guarantees: tests/round/test_round.py::test_observe_is_the_round.
+    Guarantees: under the mean, the messages and weights that are seen give the round's change of the model, and clients
+    that do not report are seen as zeros of weight 0 (tests/round/test_round.py::test_observe_is_the_round).
     """
     gathered = collect(star._replace(aggregator=everything(star)), key, cohort, state, population)
     slots = jnp.arange(cohort.ids.shape[0], dtype=jnp.int32)

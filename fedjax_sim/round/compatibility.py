@@ -34,10 +34,11 @@ def check_parts(
     late clients and the clients' steps, noise and the sums that it protects, and the weights of clients, aggregator and
     sampler.
 
-    Guarantees: tests/laws/test_compositions.py; a client drawn in proportion to its size is not weighted by size as
-    well (tests/laws/test_facts.py::test_nobody_counts_twice); an aggregator made for another sampler is refused
-    (::test_weights_belong_to_the_sampler); no clock prices steps that other parties help to compute, and no bytes of
-    late clients are lost
+    Guarantees: each transform composes with a suitable mean or sum, with the same bits on one device and on two, and
+    composes with a modular sum or is refused (tests/laws/test_compositions.py); a client drawn in proportion to its
+    size is not weighted by size as well (tests/laws/test_facts.py::test_nobody_counts_twice); an aggregator made for
+    another sampler is refused (::test_weights_belong_to_the_sampler); no clock prices steps that other parties help to
+    compute, and no bytes of late clients are lost
     (tests/algorithms/split/test_client.py::test_no_clock_prices_what_others_help_with); weights that were asked for are
     used by the aggregator, or refused (tests/laws/test_weights.py).
     """
@@ -101,7 +102,9 @@ def check_alone(client: ClientUpdate, name: str = "client") -> None:
       client: the client of the rounds.
       name: of the argument that the error refuses.
 
-    Guarantees: tests/algorithms/split/test_client.py::test_no_clock_prices_what_others_help_with.
+    Guarantees: rounds with a clock and asynchronous rounds refuse the clients of `split_client`, and rounds with a
+    clock refuse edges that have such clients
+    (tests/algorithms/split/test_client.py::test_no_clock_prices_what_others_help_with).
     """
     if _is_helped(client):
         hint = "A clock would price all of the model at the client, and nothing of what crosses in each step: take a "
@@ -117,7 +120,8 @@ def check_time_inside(client: ClientUpdate, devices: Devices) -> None:
       client: a client of rounds that take time; an ordinary client always passes.
       devices: the devices of these rounds, whose `ticks_per_second` the inner rounds must share.
 
-    Guarantees: tests/round/test_inner_time.py::test_what_is_refused.
+    Guarantees: a federation without devices, a federation of such federations, and devices with other ticks per second
+    are refused (tests/round/test_inner_time.py::test_what_is_refused).
     """
     if client.federation is None:
         return
@@ -169,9 +173,12 @@ def discounts(factors: Callable, most: int) -> bool:
       factors: a `StalenessWeight`, which is called with the gaps 0, ..., most.
       most: the largest gap that can occur, in rounds of the server.
 
-    Raises: ValueError, TypeError for factors of another shape or dtype, outside of (0, 1] or not finite.
+    Returns: True also for factors that a sweep traces: they are not known, and only their shape and dtype are checked.
 
-    Guarantees: tests/algorithms/asynchronous/test_asynchronous.py::test_factors_out_of_range.
+    Raises: TypeError for factors of another shape or dtype; ValueError for a factor outside of (0, 1], or NaN.
+
+    Guarantees: FedBuff and FedAsync refuse factors that are NaN, 0 or above 1, a single number for all gaps, and
+    integers (tests/algorithms/asynchronous/test_asynchronous.py::test_factors_out_of_range).
     """
     gaps = jnp.arange(most + 1, dtype=jnp.int32)
     # The gaps are constants, so their factors are known even while a program is traced.
@@ -202,7 +209,9 @@ def check_discount(client: ClientUpdate, update: PyTree) -> None:
     Raises: ValueError for clients that do not state `scalable`; TypeError for integers, since a share of an integer
     would be rounded.
 
-    Guarantees: tests/algorithms/asynchronous/test_asynchronous.py::test_updates_that_cannot_be_discounted.
+    Guarantees: SCAFFOLD, FedDyn, FedNova and clients that send their model are refused unless every update counts in
+    full, and so are updates of integers
+    (tests/algorithms/asynchronous/test_asynchronous.py::test_updates_that_cannot_be_discounted).
     """
     if not client.facts.scalable:
         hint = (
@@ -258,7 +267,8 @@ def looks_like_the_model(update: PyTree, server: ServerUpdate, params: PyTree) -
     Raises: TypeError where structure and shapes agree with those of the server or of the parameters but a dtype does
       not. Bytes would be counted, and the model rounded, in another width.
 
-    Guarantees: tests/laws/test_foreign_updates.py.
+    Guarantees: with every server and the plain mean, `init` refuses an update with a leaf of another shape or dtype,
+    and one of another structure (tests/laws/test_foreign_updates.py::test_foreign_updates_are_refused).
     """
     matching = [like for like in (server.expects(params), params) if _difference(update, like) is None]
     for like in matching[:1]:
@@ -275,7 +285,8 @@ def check_aggregate(aggregate: PyTree, server: ServerUpdate, params: PyTree) -> 
 
     Without this check NumPy's broadcasting would spread such an aggregate over the model.
 
-    Guarantees: tests/laws/test_foreign_updates.py.
+    Guarantees: an aggregator that returns one number for each leaf is refused, and one that restores the model's shapes
+    is not (tests/laws/test_foreign_updates.py::test_what_the_aggregator_makes_decides).
     """
     if (difference := _difference(aggregate, server.expects(params))) is not None:
         hint = "Send an update shaped like the parameters; a server of another kind states what it takes (`takes`)."

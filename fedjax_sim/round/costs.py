@@ -97,7 +97,7 @@ def plan_of(star: Star, broadcast: PyTree, population: Population) -> engine.Pla
       star, population: as for `message_spec`.
       broadcast: arrays or specs; nothing is computed.
 
-    Guarantees: the same for any number of devices (tests/round/test_round.py::test_plans_fit_the_work).
+    Guarantees: the plan is the same for any number of devices (tests/round/test_round.py::test_plans_fit_the_work).
     """
 
     if (inside := star.client.federation) is not None and inside.client.apply is None:
@@ -162,7 +162,8 @@ def bytes_by_invited(star: Star, broadcast: PyTree, population: Population) -> n
     under an entropy code, and of what a client receives. None where all rows would be equal: `client_wires` then says
     everything.
 
-    Guarantees: tests/aggregation/test_wires.py::test_keys_of_those_who_are_invited.
+    Guarantees: in a secure sum with Poisson cohorts, the bytes of a round are those of a cohort with as many slots as
+    clients were invited (tests/aggregation/test_wires.py::test_keys_of_those_who_are_invited).
     """
     if star.aggregator.facts.wire is None and star.aggregator.facts.wire_down is None:
         return None
@@ -277,7 +278,8 @@ def spending_metrics(cohort: Cohort) -> dict[str, Array]:
         is invited.
       `saturated_clients`: the number of invited clients who are too slow for the clock.
 
-    Guarantees: tests/sampling/time/test_clock.py::test_energy_and_utilisation.
+    Guarantees: joules, wasted joules and utilisation of a cohort equal closed forms up to rounding, and all metrics of
+    an empty cohort are 0 (tests/sampling/time/test_clock.py::test_energy_and_utilisation).
     """
     if cohort.timing.spent is None:
         return {}

@@ -42,7 +42,8 @@ def time_inside(star: Star, rounds: int, devices: Devices) -> TimeInside:
     Raises: ValueError, TypeError for a sampler with a state or a limit of reports, for devices with an availability,
     for clients that others help, and for clients that are federations and do not state their own devices.
 
-    Guarantees: tests/round/test_inner_time.py::test_rounds_inside_by_hand.
+    Guarantees: the seconds, joules and utilisation of rounds of edges of unequal size equal NumPy's up to rounding
+    (tests/round/test_inner_time.py::test_rounds_inside_by_hand).
     """
     validate.part("devices", devices, Devices)
     if devices.availability is not None:

@@ -40,7 +40,7 @@ class Told(NamedTuple):
 
 
 def existing(cohort: Cohort, group: Population) -> Cohort:
-    """The cohort without the group's empty places: nothing is sent to or by an empty place."""
+    """Returns the cohort without the group's empty places: nothing is sent to or by an empty place."""
     if not isinstance(group, Subpopulation):
         return cohort
     has_client = group.there(cohort.ids)
@@ -62,7 +62,9 @@ def by_own_ids(aggregator: Aggregator, group: Population) -> Aggregator:
 
     Raises: ValueError for attackers in a population that does not state these ids.
 
-    Guarantees: tests/laws/test_attackers.py.
+    Guarantees: an attacker is the same client in a flat federation, in edges and in regions
+    (tests/laws/test_attackers.py::test_an_attacker_is_the_same_client); groups that do not state ids are refused if
+    there are attackers (::test_groups_without_ids_refuse_attackers).
     """
     if not isinstance(group, Subpopulation):
         if aggregator.facts.attackers is not None:

@@ -34,7 +34,7 @@ class Shared(NamedTuple):
 
 
 class Slot(NamedTuple):
-    """The inputs of one slot of the cohort."""
+    """A `Slot` holds the inputs of one slot of the cohort."""
 
     position: Array  # [] int32 in [0, m)
     id: Array  # [] int32 of the client
@@ -175,7 +175,7 @@ def client_round(star: Star) -> Callable:
 
 
 def _count_bytes(count: Array, is_counted: Array, name: str) -> Array:
-    """[4] uint32: the bytes of a 32-bit count, the lowest first; [8] for a count in two words.
+    """Returns the bytes of a 32-bit count, the lowest first, [4] uint32; [8] for a count in two words.
 
     Each byte has a uint32 of its own, so sums over 2^24 clients are exact.
     """

@@ -212,9 +212,10 @@ def close(
     Raises: ValueError for an aggregate of other shapes than the server takes, and for two parts whose metrics have the
     same name (tests/laws/test_facts.py::test_names_that_are_taken).
 
-    Guarantees: tests/round/test_round.py::test_skipped_rounds_keep_everything; a server step that diverges is
-    skipped and counted (tests/laws/test_nonfinite.py::test_diverging_server_step); missing shares of noise release
-    nothing (::test_missing_shares_of_noise_release_nothing).
+    Guarantees: a round in which every client's update overflows leaves the clients' and the aggregator's states as they
+    were (tests/round/test_round.py::test_skipped_rounds_keep_everything); a server step that diverges is skipped and
+    counted (tests/laws/test_nonfinite.py::test_diverging_server_step); missing shares of noise release nothing
+    (::test_missing_shares_of_noise_release_nothing).
     """
 
     def stepped(key, cohort, carry, state):

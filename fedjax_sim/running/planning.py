@@ -42,7 +42,10 @@ def round_needs(algorithm: Algorithm, key: Array, params: PyTree, population: Po
 
 
 def check_memory(needs: engine.Needs) -> None:
-    """Raises: MemoryError with the byte counts where a program cannot fit (tests/running/test_planning.py)."""
+    """Refuses a program that needs more memory than this process's devices have.
+
+    Raises: MemoryError with the byte counts (tests/running/test_planning.py::test_a_run_that_cannot_fit_is_refused).
+    """
     limit = engine.total_memory()
     if needs.total > limit:
         raise MemoryError(

@@ -152,7 +152,8 @@ def race(key: Array, weights: Array) -> Array:
 
     Returns: [N] float32.
 
-    Guarantees: tests/sampling/test_importance.py::test_successive_draws.
+    Guarantees: 40,000 ordered draws of 2 of 5 clients pass a chi-square test of successive sampling, p > 1e-6, and
+    weights of 0 are not drawn (tests/sampling/test_importance.py::test_successive_draws).
     """
     uniform = (jax.random.bits(key, weights.shape, jnp.uint32).astype(jnp.float32) + 0.5) * jnp.float32(2.0**-32)
     return -jnp.log1p(-jnp.minimum(uniform, 1 - 2.0**-24)) / jnp.maximum(weights, 1e-35)

@@ -31,7 +31,8 @@ def client_bits(key: Array, ids: Array) -> Array:
       key: random key.
       ids: [m] int32.
 
-    Guarantees: tests/sampling/test_participation.py::test_dropout_keeps_the_cohort_and_ignores_slots.
+    Guarantees: with the same key, dropout loses the same clients in every sampler, whatever their slots
+    (tests/sampling/test_participation.py::test_dropout_keeps_the_cohort_and_ignores_slots).
     """
     return jax.vmap(lambda id: jax.random.bits(client_key(key, id), (), jnp.uint32))(ids)
 
@@ -97,7 +98,7 @@ def with_response_rates(sampler: Sampler, rates: Sequence[float]) -> Sampler:
 
     Raises: ValueError or TypeError for rates out of range, for more rates than clients, and for a sampler with a clock.
 
-    Guarantees: each client's rate; under it Horvitz-Thompson is unbiased and the mean is not
+    Guarantees: each client reports at its own rate; under it Horvitz-Thompson is unbiased and the mean is not
     (tests/sampling/test_participation.py::test_response_rates_of_clients).
 
     >>> from fedjax_sim.sampling.uniform import uniform

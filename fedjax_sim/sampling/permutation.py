@@ -36,7 +36,7 @@ def permute(key: Array, positions: Array, population_size: PositiveInt) -> Array
     Raises: ValueError or TypeError for a population size out of range.
 
     Guarantees:
-      - a bijection for every key and N (tests/sampling/test_permutation.py::test_permutation_is_a_bijection)
+      - the map is a bijection for every key and N (tests/sampling/test_permutation.py::test_permutation_is_a_bijection)
       - single and pair inclusion as for a uniform permutation (test_single_inclusion_is_uniform,
         test_pairs_are_uniform, test_structured_sets_are_hypergeometric)
 
@@ -70,7 +70,7 @@ def others(ids: Array, ranks: Array, size: int) -> Array:
 
     Returns: [c] int32.
 
-    Guarantees: the complement of the set, by both algorithms
+    Guarantees: the result is the complement of the set, by both algorithms
     (tests/sampling/test_permutation.py::test_others_are_the_complement).
 
     >>> others(jnp.array([3, 0]), jnp.array([0, 1, 2]), 5).tolist()
@@ -101,7 +101,7 @@ def others(ids: Array, ranks: Array, size: int) -> Array:
 
 
 def _sorted_order(key: Array, size: int) -> Array:
-    """[N] int32 clients in the order of 64 random bits each.
+    """Returns the clients in the order of 64 random bits each, [N] int32.
 
     The first 22 bits suffice if they differ for all clients. XLA:CPU sorts one array four times as fast as three, so a
     client's number is packed into the 10 low bits of the word that is sorted.

@@ -39,7 +39,7 @@ def poisson(population_size: PopulationSize, rate: float, *, num_slots: int | No
     Raises: ValueError or TypeError for values out of range; MemoryError for a table of more than 1 MB (q N > 5e7).
 
     Guarantees:
-      - E K = qN, Var K = Nq(1-q), and the whole distribution of K
+      - K has mean qN, variance Nq(1-q) and the whole binomial distribution
         (tests/sampling/test_poisson.py::test_number_of_clients_is_binomial)
       - the table is exact to 2^-48 (test_table_is_the_binomial_law)
       - P(overflow) = P(Bin(N, q) > num_slots) (test_overflow_is_the_binomial_tail)
@@ -80,7 +80,7 @@ def poisson(population_size: PopulationSize, rate: float, *, num_slots: int | No
 
 
 def _default_slots(population_size: int, rate: float) -> int:
-    """The least number of slots that a cohort exceeds with probability below `_OVERFLOW`."""
+    """Finds the least number of slots that a cohort exceeds with probability below `_OVERFLOW`."""
     from scipy import stats
 
     slots = max(1, int(stats.binom.isf(_OVERFLOW, population_size, rate)))

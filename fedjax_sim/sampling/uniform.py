@@ -18,7 +18,7 @@ __all__ = ["cyclic", "full", "uniform", "with_replacement"]
 
 
 class CyclicState(NamedTuple):
-    """The progress of a cyclic sampler."""
+    """A `CyclicState` holds the progress of a cyclic sampler."""
 
     position: Array  # [] uint32 in [0, N), the number of clients already invited in this pass
     seed: Array  # [2] uint32, the seed of this pass's order; unused when not shuffled
@@ -48,7 +48,7 @@ def uniform(population_size: PopulationSize, cohort_size: int) -> Sampler:
     Raises: ValueError or TypeError for sizes out of range.
 
     Guarantees:
-      - no client twice, pi_i = m/N, pi_ij = m(m-1)/(N(N-1))
+      - no client is drawn twice, pi_i = m/N, and pi_ij = m(m-1)/(N(N-1))
         (tests/sampling/test_uniform.py::test_every_subset_is_equally_likely, test_pair_covariance)
       - rounds are independent (test_rounds_are_independent)
       - above N = 1024 the permutation is pseudo-random, and the guarantees hold as far as its tests show
@@ -119,7 +119,7 @@ def full(population_size: PopulationSize) -> Sampler:
 
     Raises: ValueError or TypeError for a size out of range.
 
-    Guarantees: no sampling variance at all (tests/sampling/test_uniform.py::test_full_participation_is_everyone).
+    Guarantees: sampling has no variance at all (tests/sampling/test_uniform.py::test_full_participation_is_everyone).
 
     >>> full(3).design.inclusion_probabilities()
     1.0
@@ -152,9 +152,9 @@ def cyclic(population_size: PopulationSize, cohort_size: int, *, shuffled: bool 
     Raises: ValueError or TypeError for values out of range.
 
     Guarantees:
-      - not shuffled, N rounds invite each client exactly m times
+      - if it is not shuffled, N rounds invite each client exactly m times
         (tests/sampling/test_uniform.py::test_cyclic_covers_everyone_evenly)
-      - shuffled, ceil(N/m) rounds invite each client exactly once (test_shuffled_pass_covers_everyone_once)
+      - if it is shuffled, ceil(N/m) rounds invite each client exactly once (test_shuffled_pass_covers_everyone_once)
 
     References: Mishchenko, Khaled and Richtarik 2020 (random reshuffling).
 

@@ -94,7 +94,7 @@ def power_of_choice(sampler: Sampler, cohort_size: int) -> Sampler:
 
 
 class _Oort(NamedTuple):
-    """What Oort knows of the clients."""
+    """An `_Oort` holds what Oort knows of the clients."""
 
     round: Array  # [] int32, the number of rounds so far
     utility: Array  # [N] float32, |B_i| l_i when it was last observed; NaN = never
@@ -157,7 +157,7 @@ def oort(
     Raises: ValueError or TypeError for values out of range.
 
     Guarantees:
-      - the distribution of exploitation and of exploration
+      - clients are drawn by the distribution of exploitation and of exploration
         (tests/sampling/test_utility.py::test_exploitation_is_in_proportion_to_utility, ::test_exploration_ends)
       - slow clients are discounted, and T grows (::test_speed_counts, ::test_the_pacer)
 
@@ -224,7 +224,7 @@ def oort(
 
 
 def _utility(state: _Oort, round: Array, penalty: float) -> Array:
-    """[N] utilities before a round; NaN for clients that never reported."""
+    """Computes the utilities before a round, [N]; NaN for clients that never reported."""
     uncertainty = jnp.sqrt(0.1 * jnp.log(round.astype(jnp.float32)) / jnp.maximum(state.seen, 1).astype(jnp.float32))
     ticks = state.ticks.astype(jnp.float32)
     discount = (state.preferred / jnp.maximum(ticks, 1)) ** penalty
@@ -232,7 +232,7 @@ def _utility(state: _Oort, round: Array, penalty: float) -> Array:
 
 
 def _draw_clients(key: Array, utility: Array, cohort_size: int, num_explored: Array, cutoff: float) -> Array:
-    """[m] int32: first clients drawn by utility [N], then `num_explored` clients that never reported (NaN)."""
+    """Draws clients by utility [N] first, then `num_explored` clients that never reported (NaN), [m] int32."""
     is_known = ~jnp.isnan(utility)
     num_exploited = cohort_size - num_explored
     ranked = jax.lax.top_k(jnp.where(is_known, utility, -jnp.inf), cohort_size)[0]

@@ -38,7 +38,7 @@ def with_distinct_clients(sampler: Sampler) -> Sampler:
     Guarantees:
       - the size of the set of ids, also with slots that are padding, repeat a client, or do not report, and unchanged
         cohorts (tests/sampling/test_visits.py::test_it_counts_as_a_set_does_and_cohorts_are_untouched)
-      - the same after a resume (tests/command/test_app.py::test_resume_goes_on_to_the_same_bits)
+      - counts are the same after a resume (tests/command/test_app.py::test_resume_goes_on_to_the_same_bits)
 
     >>> import jax
     >>> from fedjax_sim.sampling.uniform import full

@@ -42,8 +42,9 @@ def with_stragglers(sampler: Sampler, share: float) -> Sampler:
     Raises: ValueError or TypeError for a share out of range; ValueError around `with_local_steps`.
 
     Guarantees:
-      - the stated distribution, independent of the cohort (tests/sampling/test_work.py::test_law_of_stragglers) and of
-        slots; a second wrapper draws anew (::test_stragglers_belong_to_clients)
+      - work has the stated distribution, independent of the cohort
+        (tests/sampling/test_work.py::test_law_of_stragglers) and of slots; a second wrapper draws anew
+        (::test_stragglers_belong_to_clients)
       - a share may be traced (::test_share_may_be_traced)
       - share 0 is the sampler without the wrapper, up to rounding
         (tests/client/test_stragglers.py::test_no_stragglers)

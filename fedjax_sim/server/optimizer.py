@@ -72,7 +72,9 @@ def rescaled(server: ServerUpdate) -> ServerUpdate:
     Args:
       server: takes the step with this update. Its clients are wrapped in `client.normalized`.
 
-    Guarantees: tests/oracles/test_fednova.py.
+    Guarantees: on two quadratic clients, FedNova converges to its closed form within 2e-6
+    (tests/oracles/test_fednova.py::test_fednova_converges_to_the_optimum_for_small_rates), and with equal numbers of
+    steps its models equal FedAvg's up to rounding (::test_equal_work_is_fedavg).
 
     References: Wang et al. 2020 (FedNova), equation 4 with tau_eff = sum_i p_i |a_i|_1.
     """
@@ -91,7 +93,7 @@ def rescaled(server: ServerUpdate) -> ServerUpdate:
 
 
 class AdaptiveState(NamedTuple):
-    """Moments of the pseudo-gradient."""
+    """An `AdaptiveState` holds moments of the pseudo-gradient."""
 
     first: PyTree  # m
     second: PyTree  # v

@@ -23,7 +23,7 @@ SHARED = {"data": "They share the clients", "model": "They share the model", "ru
 
 
 class SweepConfig(NamedTuple):
-    """A checked sweep: its configs, and the values that each config has in the grid."""
+    """A `SweepConfig` is a checked sweep: its configs, and the values that each config has in the grid."""
 
     configs: list[Config]  # one for each combination
     combinations: list[dict[str, Any]]  # value by the option's path
@@ -69,7 +69,7 @@ def load_sweep(path: str | Path | None, overrides: Iterable[str] = (), without: 
       path: a TOML file or an example's name, as for `load`; relative paths in it are relative to its folder.
       overrides, without: as for `load`.
 
-    Raises: ConfigError with every problem.
+    Raises: ConfigError for a config, a table `[sweep]` or a combination that cannot run. The error lists the problems.
 
     >>> loaded = load_sweep(None, ["sweep.grid.client_optimizer.learning_rate=[0.1, 0.2]", "sweep.seeds=3"])
     >>> loaded.combinations, loaded.seeds

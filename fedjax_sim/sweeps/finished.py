@@ -19,7 +19,8 @@ POINTS = "points.jsonl"
 def check_directory(directory: str | Path | None, resume: bool) -> None:
     """Refuses a folder that holds a sweep; or, for a resume, a folder without a sweep.
 
-    Raises: FileExistsError, FileNotFoundError.
+    Raises: FileExistsError for a folder with a sweep if `resume` is False; FileNotFoundError for a folder without a
+    sweep if `resume` is True.
     """
     path = None if directory is None else Path(directory) / POINTS
     if path is None:
@@ -33,7 +34,9 @@ def check_directory(directory: str | Path | None, resume: bool) -> None:
 
 
 class Finished:
-    """Rows by point, in memory and, given a directory, in its file `points.jsonl`, a line each with its CRC-32.
+    """A `Finished` holds rows by point in memory and, given a directory, in its file `points.jsonl`.
+
+    Each point is a line of the file, with its CRC-32.
 
     Args:
       directory: the sweep's folder; None to write nothing.

@@ -94,7 +94,7 @@ def check_arguments(make: Callable, point: Mapping[str, Any]) -> None:
       make: the function that is called with the values of a point.
       point: any point of the grid.
 
-    Raises: ValueError for such names.
+    Raises: ValueError for a name that `make` does not take, and for a grid without a name that `make` needs.
     """
     try:
         parameters = inspect.signature(make).parameters

@@ -22,7 +22,7 @@ OWN = ("seed", "round")
 
 
 class Paired(NamedTuple):
-    """The difference between the metric at two values, under the same seeds."""
+    """A `Paired` states the difference between the metric at two values, under the same seeds."""
 
     metric: str
     difference: float  # mean over seeds of metric at `a` minus metric at `b`
@@ -139,7 +139,8 @@ class Sweep(NamedTuple):
           a, b: two of its values; the difference is the metric at a minus the metric at b.
           round, confidence: as for `summary`.
 
-        Guarantees: as `summary`.
+        Guarantees: difference, p-value and interval equal those of scipy's paired t-test, and a seed at which a side is
+        not finite is left out and counted (tests/sweeps/test_sweep.py::test_summary_and_pairs).
         """
         self._check_known(name, self.names, "name")
         sides: dict[Any, dict[tuple, float]] = {a: {}, b: {}}  # value -> (seed, the grid's other values) -> the metric
@@ -173,7 +174,8 @@ class Sweep(NamedTuple):
 
         Returns: for each combination but the first, in their order, its values and the fields of `Paired`.
 
-        Guarantees: as `paired` (tests/sweeps/test_sweep.py::test_differences_are_paired).
+        Guarantees: difference, p-value and interval equal those of scipy's paired t-test, and a seed at which a side is
+        not finite is left out and counted (tests/sweeps/test_sweep.py::test_differences_are_paired).
         """
         validate.in_range("confidence", confidence, 0, 1, open_low=True, open_high=True)
         numbers_of_seed: dict[tuple, dict[int, float]] = {}  # combination -> seed -> the metric

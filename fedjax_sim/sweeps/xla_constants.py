@@ -31,7 +31,7 @@ JOINED = {"add": "+", "sub": "+", "mul": "*", "div": "*"}
 
 
 class _Fact(NamedTuple):
-    """What is known of a value while a program is walked."""
+    """A `_Fact` states what is known of a value while a program is walked."""
 
     made_of: frozenset[int] | None = None  # the floats that it depends on, if on nothing else
     worked_out: bool = False  # whether it is computed of them by arithmetic

@@ -28,7 +28,10 @@ __all__ = [
 
 @dataclasses.dataclass(frozen=True)
 class ProximalDrift:
-    """The distances of FedProx's exact local solutions from w_bar*, the minimum of F + (lambda / 2) |w - w_t|^2."""
+    """A `ProximalDrift` states the distances of FedProx's exact local solutions from w_bar*.
+
+    The point w_bar* is the minimum of F + (lambda / 2) |w - w_t|^2.
+    """
 
     center: np.ndarray  # [d] w_bar*
     distances: np.ndarray  # [N] |w_i* - w_bar*|

@@ -129,8 +129,8 @@ def joint_inclusion_probability(design: SamplingDesign) -> float:
 
     Raises: ValueError for a single client, and for designs in which pairs differ (weighted, cyclic in order).
 
-    Guarantees: The covariance of the indicators for m = 10 of N = 100, and the frequency over all cohorts
-    (tests/theory/test_sampling_variance.py::test_joint_inclusion).
+    Guarantees: The covariance of two indicators has the known value for m = 10 of N = 100, and the probability is the
+    frequency over all cohorts (tests/theory/test_sampling_variance.py::test_joint_inclusion).
 
     References: Cochran 1977, section 2.9.
 

@@ -152,8 +152,9 @@ def fedprox_fixed_point(
 
     Returns: [d] float64.
 
-    Guarantees: The numbers of the sweep over lambda (tests/theory/test_convergence.py::test_fedprox_sweep), and of few
-    steps (::test_inexact_fedprox).
+    Guarantees: The fixed points of two clients have known values for lambda from 0 to 10^9
+    (tests/theory/test_convergence.py::test_fedprox_sweep), and the fixed point of few steps is that of iterated rounds
+    (::test_inexact_fedprox).
 
     References: Li et al., Federated optimization in heterogeneous networks, 2020, section 3.
 
@@ -182,7 +183,8 @@ def fedprox_contraction(
 
     Returns: the spectral radius rho.
 
-    Guarantees: The numbers of the sweep over lambda (tests/theory/test_convergence.py::test_fedprox_sweep).
+    Guarantees: The contractions of two clients have known values for lambda from 0 to 100
+    (tests/theory/test_convergence.py::test_fedprox_sweep).
 
     >>> print(round(fedprox_contraction([1, 10], [0, 1], proximal_weight=1.0), 4))
     0.2955

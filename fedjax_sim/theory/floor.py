@@ -50,7 +50,7 @@ MAX_ROUNDS = 1_000_000
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Budget:
-    """The error floor of FedAvg and its components.
+    """A `Budget` states the error floor of FedAvg and its components.
 
     The floor is exact for quadratic clients, if errors of gradients and messages are independent of the model and of
     each other. `exact` is False if the ratio of the cohort's weights is taken to leading order. The error of a uniform
@@ -237,8 +237,8 @@ def budget(
     Guarantees: The covariance is the second moment over all cohorts, enumerated
     (tests/theory/test_floor.py::test_covariance_is_the_enumerated_one). Rounds of the real simulator have each
     component, and their sum (::test_simulated_floors). Floors of scalar quadratics under quantisation, privacy noise
-    and gradient noise (::test_floors_of_scalar_quadratics). The limit of stability eta L (1 + omega / m) = 2
-    (::test_relative_error_moves_the_limit_of_stability).
+    and gradient noise equal closed forms (::test_floors_of_scalar_quadratics). For m equal clients the limit of
+    stability is at eta L (1 + omega / m) = 2 (::test_relative_error_moves_the_limit_of_stability).
 
     References: derived above; for one client Mandt, Hoffman and Blei 2017; Malinovskiy et al. 2020 for fixed points.
 

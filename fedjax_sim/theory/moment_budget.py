@@ -98,8 +98,9 @@ def budget_from_moments(
 
     Guarantees: Equal Hessians give `budget`'s components
     (tests/theory/test_moment_budget.py::test_equal_hessians_are_exact, with unequal shares ::test_unequal_shares).
-    Simulated logistic regression has this floor (::test_simulated_logistic_regression). The limit eta L (1 + omega / m)
-    = 2 (::test_limit_of_stability). The shift by drift (::test_drift_to_first_order).
+    Simulated logistic regression has this floor (::test_simulated_logistic_regression). The limit of stability is at
+    eta L (1 + omega / m) = 2 (::test_limit_of_stability). The error of the shift by drift is of second order in the
+    differences of the Hessians (::test_drift_to_first_order).
 
     References: Mandt, Hoffman and Blei 2017, section 3; derived as in `theory.floor`.
 
@@ -219,7 +220,7 @@ def _scaled(vectors: np.ndarray, scale: np.ndarray, covariance: Any, name: str) 
 def _with_relative_error(
     covariances: dict[str, np.ndarray], vectors: np.ndarray, covered_share: np.ndarray, gain: np.ndarray, scale: float
 ) -> dict[str, np.ndarray]:
-    """Each source's covariance X, together with the compression error that the source itself causes.
+    """Returns each source's covariance X, together with the compression error that the source itself causes.
 
     X = gain(source + diag u) with u = scale diag(M X M) is linear in the d numbers u, and is solved for u.
     """

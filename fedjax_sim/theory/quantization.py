@@ -79,7 +79,7 @@ def expected_squared_error(
       bits, range, keeps_zeros: as in `level_distance`.
       rounding: "stochastic" or "nearest".
 
-    Guarantees: Known values for 1 to 8 bits, and the simulated error
+    Guarantees: The error has known values for 1 to 8 bits, and is that of simulated updates
     (tests/theory/test_quantization.py::test_expected_error_of_uniform_updates).
 
     References: Suresh et al. 2017, section 2 (there with the bound 1/4 for u (1 - u)).
@@ -139,9 +139,9 @@ def quantization_error(
     Raises: ValueError, TypeError for arguments that are out of range or contradict each other.
 
     Guarantees: The transforms declare this error as `squared_error`
-    (tests/theory/test_quantization.py::test_the_transforms_declare_the_same_error). Known errors of a fixed update and
-    of nearest rounding (::test_error_of_a_fixed_update, ::test_stochastic_against_nearest), and of simulated messages
-    (::test_real_messages_have_this_bias_and_variance).
+    (tests/theory/test_quantization.py::test_the_transforms_declare_the_same_error). Errors of a fixed update and of
+    nearest rounding have known values (::test_error_of_a_fixed_update, ::test_stochastic_against_nearest), and bias and
+    variance are those of simulated messages (::test_real_messages_have_this_bias_and_variance).
 
     References: Suresh et al. 2017, section 2; Alistarh et al. 2017, section 3 (QSGD); Wen et al. 2017 (TernGrad).
 
@@ -189,7 +189,9 @@ def crossover_cohort_size(position: Share) -> float:
     Args:
       position: u in [0, 1] between two levels.
 
-    Guarantees: 2.33 at u = 0.3 (tests/theory/test_quantization.py::test_stochastic_against_nearest).
+    Guarantees: at u = 0.3, where the result is 7/3, the mean of two stochastically rounded numbers has a larger squared
+    error than nearest rounding, and the mean of three a smaller one
+    (tests/theory/test_quantization.py::test_stochastic_against_nearest).
 
     >>> round(crossover_cohort_size(0.3), 2)
     2.33

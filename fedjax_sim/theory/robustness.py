@@ -80,7 +80,7 @@ def chance_of_more_attackers(
       num_byzantine: f, the number of attackers that the rule withstands.
       num_rounds: T, with independent cohorts.
 
-    Guarantees: The tail of the law `attackers_met`, in one round and over T rounds
+    Guarantees: The chance is the tail of the law `attackers_met`, in one round and over T rounds
     (tests/theory/test_robustness.py::test_attackers_that_cohorts_meet).
 
     References: Wang, Farhadkhani, Guerraoui, Pinot and Stephan 2023 (on subsampling and Byzantine clients).

@@ -33,7 +33,8 @@ def rounding_variance(mean: Any, spread: Any, distance: Positive) -> np.ndarray:
 
     Returns: an array of the same shape.
 
-    Guarantees: Numerical integration, and both limits (tests/theory/test_quantization.py::test_rounding_variance).
+    Guarantees: The variance equals numerical integration, and Delta^2 / 6 for a large spread
+    (tests/theory/test_quantization.py::test_rounding_variance).
 
     References: Widrow and Kollar 2008, chapter 4 (the characteristic function of quantised numbers).
 

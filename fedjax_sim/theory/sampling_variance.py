@@ -44,7 +44,8 @@ def finite_population_correction(population_size: int, cohort_size: int) -> floa
       population_size: N.
       cohort_size: m in [1, N].
 
-    Guarantees: Known values up to N = 10^6 (tests/theory/test_sampling_variance.py::test_finite_population_correction).
+    Guarantees: The factor has known values for populations up to N = 10^6
+    (tests/theory/test_sampling_variance.py::test_finite_population_correction).
 
     References: Cochran 1977, section 2.6 (there 1 - m/N, for the variance with divisor N - 1).
 

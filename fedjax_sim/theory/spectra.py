@@ -93,8 +93,8 @@ def regular_spectrum(population_size: Annotated[int, Integer(2)], degree: int) -
       population_size: N >= 2.
       degree: k >= 3.
 
-    Guarantees: The moments of the law, and those of a graph to 4 %
-    (tests/theory/test_consensus.py::test_random_regular_spectrum).
+    Guarantees: The second and fourth moments are those of the law, and the sixth moment of a graph's mixing is met to 4
+    % (tests/theory/test_consensus.py::test_random_regular_spectrum).
 
     References: McKay 1981.
     """

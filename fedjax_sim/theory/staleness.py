@@ -37,8 +37,9 @@ def delayed_step_limit(delay: NonNegativeInt, *, curvature: Positive = 1.0) -> f
       delay: tau >= 0.
       curvature: h > 0, the largest eigenvalue of the Hessian.
 
-    Guarantees: Known numbers, and a spectral radius of 1 at the limit (tests/theory/test_staleness.py::test_limits).
-    Simulated rounds converge at 0.99 of the limit and diverge at 1.01 of it (::test_simulated_rounds_have_the_limit).
+    Guarantees: The limits have known values for delays of 0 to 20, and the spectral radius is 1 at the limit
+    (tests/theory/test_staleness.py::test_limits). Simulated rounds converge at 0.99 of the limit and diverge at 1.01 of
+    it (::test_simulated_rounds_have_the_limit).
 
     References: Levin and May 1976 (A note on difference-delay equations), on this recursion.
 

@@ -64,7 +64,8 @@ def tail_of(law: str, std: float) -> int:
       law: "discrete_gaussian" or "skellam".
       std: as in `alias_table`.
 
-    Guarantees: tests/transform/test_discrete.py::test_tables_are_exact.
+    Guarantees: tables that end at K are within 2^-63 of the law in total variation, at std 3/4 and 3
+    (tests/transform/test_discrete.py::test_tables_are_exact).
     """
     share = TAIL / 3 if law == "skellam" else 0
     return math.ceil(share + math.sqrt(share**2 + 2 * TAIL * std**2))
@@ -108,7 +109,7 @@ def alias_table(law: str, std: float) -> np.ndarray:
 
     Returns: [3, 2^k] uint32: for each cell the high and the low half of a 64-bit threshold, and the alias's cell.
 
-    Guarantees: within 2^-63 of the distribution in total variation
+    Guarantees: the table is within 2^-63 of the distribution in total variation, at std 3/4 and 3
     (tests/transform/test_discrete.py::test_tables_are_exact).
     """
     with localcontext(Context(prec=60)):

@@ -20,7 +20,8 @@ class Whole(Wire):
     No part of the code gives only some of the numbers. So a later member of a chain that sends only some of them is
     charged for the whole code, or for these numbers as plain floats, whichever is less.
 
-    Guarantees: tests/transform/test_low_rank.py::test_wire, tests/transform/test_rotation.py::test_wire_bits.
+    Guarantees: numbers picked from a low-rank message (tests/transform/test_low_rank.py::test_wire) or from a rotated
+    one (tests/transform/test_rotation.py::test_wire_bits) cost 32 bits each, or the whole code if that is less.
     """
 
 
@@ -29,7 +30,8 @@ def check_floats(update: PyTree) -> None:
 
     Raises: TypeError for an update with another leaf.
 
-    Guarantees: tests/transform/test_chain.py::test_whole_numbers_are_refused_where_they_would_be_cut.
+    Guarantees: clip, personal_clip, quantize, natural_compression, drive, low_rank and random_k refuse an update with
+    an int32 leaf (tests/transform/test_chain.py::test_whole_numbers_are_refused_where_they_would_be_cut).
     """
     for leaf in jax.tree.leaves(update):
         if not jnp.issubdtype(leaf.dtype, jnp.floating):
@@ -40,7 +42,8 @@ def check_floats(update: PyTree) -> None:
 def plain_wire(update_spec: PyTree) -> Wire:
     """Returns the wire of an update that is sent as it is, every number at its dtype's width.
 
-    Guarantees: exact integers (tests/transform/test_chain.py::test_plain_wire_counts_every_leaf).
+    Guarantees: the number of bits is an exact Python integer that counts every leaf, scalars included
+    (tests/transform/test_chain.py::test_plain_wire_counts_every_leaf).
 
     >>> import jax.numpy as jnp
     >>> plain_wire({"w": jnp.zeros((2, 3)), "b": jnp.zeros(3, jnp.bfloat16)}).bits
@@ -110,7 +113,8 @@ def stateless(
 def identity() -> UpdateTransform:
     """Sends updates as they are, at their dtype's width.
 
-    Guarantees: bit for bit the round without a transform (tests/transform/test_chain.py::test_identity_changes_no_bit).
+    Guarantees: a round with it is, bit for bit, the round without a transform
+    (tests/transform/test_chain.py::test_identity_changes_no_bit).
     """
     facts = {"unbiased": True, "exact_error": True}
     return stateless(lambda key, update: update, nonexpansive=True, squared_error=no_error, **facts)
@@ -119,7 +123,8 @@ def identity() -> UpdateTransform:
 def no_error(update: PyTree) -> float:
     """Returns 0, the `squared_error` of a transform that changes nothing.
 
-    Guarantees: tests/transform/test_chain.py::test_errors_of_a_chain.
+    Guarantees: `chain()` has the squared error 0, and an identity in a chain adds no error
+    (tests/transform/test_chain.py::test_errors_of_a_chain).
     """
     return 0.0
 

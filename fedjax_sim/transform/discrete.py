@@ -36,7 +36,10 @@ MAX_UNITS = 2.0**20  # grid units in a clip norm: float32 then still has a few b
 
 
 class IntegerNoise(NamedTuple):
-    """What an accountant must know of integer noise. Lengths are in grid units, each `granularity` long."""
+    """An `IntegerNoise` states what an accountant must know of integer noise.
+
+    Lengths are in grid units, each `granularity` long.
+    """
 
     granularity: float  # gamma, the length of a grid unit in the update's units
     cohort_size: int  # the number of messages whose shares of the noise add up to the multiplier
@@ -154,8 +157,10 @@ def skellam_mechanism(
 
     Raises: ValueError as `discrete_gaussian_mechanism`.
 
-    Guarantees: those of `discrete_gaussian_mechanism`: tests/transform/test_discrete.py::test_rounding_cannot_lengthen,
-    ::test_draws_follow_their_law, ::test_tables_are_exact, ::test_modular_sums_decode_exactly.
+    Guarantees: drawn integers follow the distribution (tests/transform/test_discrete.py::test_draws_follow_their_law),
+    the table is within its stated error (::test_tables_are_exact), and modular sums decode to the sum of the rounded
+    updates and their noise, exactly (::test_modular_sums_decode_exactly). Rounding is that of
+    `discrete_gaussian_mechanism`, and no rounded update is longer than D(d) (::test_rounding_cannot_lengthen).
 
     References: Agarwal, Kairouz and Liu 2021, algorithm 1 and theorem 3.5; Skellam 1946.
 

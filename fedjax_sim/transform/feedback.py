@@ -25,7 +25,7 @@ __all__ = ["ef21", "error_feedback"]
 
 
 class Memory(NamedTuple):
-    """The memory of one client."""
+    """A `Memory` is the memory of one client."""
 
     numbers: PyTree  # the residual e_i, or EF21's g_i; float32 at least
     inner: PyTree  # the memory of the wrapped transform
@@ -51,7 +51,7 @@ def _check(transform: UpdateTransform) -> None:
 
 
 def _memory(transform: UpdateTransform, update_spec: PyTree) -> Memory:
-    """A client's memory before its first round, of zeros.
+    """Makes a client's memory before its first round, of zeros.
 
     It refuses a transform that has such a memory already, and a transform that is no contraction, under which the
     memory would grow.

@@ -59,7 +59,7 @@ def gaussian_mechanism(
       - the standard deviation of the noise is within 1 % of the stated one for every chunk size, number of devices and
         dtype, and its draws are independent over coordinates and rounds
         (tests/transform/test_gaussian.py::test_central_noise_level, ::test_noise_is_independent)
-      - the same bits on one device and on two (::test_devices_and_chunks)
+      - the bits are the same on one device and on two (::test_devices_and_chunks)
       - one client moves the aggregate by at most C times the sensitivity
         (tests/transform/test_clip.py::test_neighbouring_cohorts)
       - the variance in the mean falls as 1/m^2 (tests/transform/test_gaussian.py::test_central_against_local)
@@ -269,7 +269,7 @@ def _with_noise(key: Array, update: PyTree, std: float | Array) -> PyTree:
 
 
 def _as_numbers(update_spec: PyTree, wire: Wire) -> Wire:
-    """The wire of numbers at their dtype's width.
+    """Returns the wire of numbers at their dtype's width.
 
     After a member that coded the numbers, they have at least 32 bits, since they are decoded to float32 before the
     noise.

@@ -22,7 +22,7 @@ def _sides(shape: tuple[int, ...]) -> tuple[int, int]:
 
 
 def _bits_of_factors(shape: tuple[int, ...], dtype, rank: int) -> int:
-    """The bits of a leaf's two factors, at least 32 for each number."""
+    """Computes the bits of a leaf's two factors, at least 32 for each number."""
     return 8 * rank * sum(_sides(shape)) * tree.at_least_float32(dtype).itemsize
 
 
@@ -57,7 +57,7 @@ def low_rank(rank: PositiveInt = 2, *, num_iterations: PositiveInt = 1) -> Updat
       - matrices of rank at most r are sent exactly up to rounding, and with many iterations the error is that of the
         truncated singular value decomposition (tests/transform/test_low_rank.py::test_best_approximation)
       - it is a projection: the message is no longer than M, with error at most |M|^2 (test_projection)
-      - exact bits (test_wire)
+      - bits are counted exactly (test_wire)
 
     References: Vogels, Karimireddy and Jaggi 2019 (PowerSGD), algorithm 1, without the averaging inside it.
 

@@ -92,7 +92,7 @@ def matrix_mechanism(
       - rounds past the last release nothing (::test_rounds_past_the_last)
       - factors, sensitivities, errors and streams are those of jax-privacy (::test_factors_are_jax_privacys,
         ::test_streams_are_the_inverse)
-      - the same bits on 1, 2 and 8 devices (tests/laws/test_invariance.py::test_noise_on_1_2_8_devices)
+      - the bits are the same on 1, 2 and 8 devices (tests/laws/test_invariance.py::test_noise_on_1_2_8_devices)
 
     References: Kairouz et al. 2021 (DP-FTRL), algorithm 1; Henzinger, Upadhyay and Upadhyay 2023, section 3 (square
     root); Kalinin and Lampert 2024 (banded square root); Choquette-Choo et al. 2023 (banded matrices, separation);
@@ -239,7 +239,7 @@ def optimal_coefficients(num_rounds: int, bands: int, *, error: Literal["mean", 
 
 @functools.lru_cache(maxsize=32)
 def _optimal(num_rounds: int, bands: int, error: str) -> tuple[float, ...]:
-    """`optimal_coefficients` as a tuple, computed once for each argument."""
+    """Returns `optimal_coefficients` as a tuple, computed once for each argument."""
     if bands == 1:
         return (1.0,)
     try:
@@ -298,7 +298,8 @@ def prefix_error(coefficients: np.ndarray | None, num_rounds: int) -> np.ndarray
 
     Returns: [T] float64, for t = 1, ..., T.
 
-    Guarantees: the simulated noise's (tests/transform/test_matrix.py::test_noise_has_the_strategys_covariance).
+    Guarantees: the simulated noise of 7 rounds has this standard deviation within five standard errors, for banded and
+    optimal coefficients and for the tree (tests/transform/test_matrix.py::test_noise_has_the_strategys_covariance).
 
     >>> prefix_error(np.ones(1), 4).tolist(), prefix_error(None, 4)[-1].tolist()
     ([1.0, 1.4142135623730951, 1.7320508075688772, 2.0], 1.0)

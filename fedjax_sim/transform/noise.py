@@ -12,7 +12,7 @@ __all__ = ["check_cohort", "check_mean", "check_multiplier", "check_sensitivity"
 def check_multiplier(noise_multiplier: float, *, open_low: bool = False) -> None:
     """Checks that a noise multiplier is in [0, 10^6], or positive if `open_low` is True.
 
-    Raises: ValueError or TypeError for others.
+    Raises: TypeError for a value that is no number; ValueError for a number out of this range.
     """
     validate.in_range("noise_multiplier", noise_multiplier, 0, 1e6, open_low=open_low, hint="It is std / clip norm.")
 
@@ -22,7 +22,8 @@ def check_cohort(cohort, cohort_size: int) -> None:
 
     Raises: ValueError for a cohort with fewer slots. None for the cohort is not checked.
 
-    Guarantees: tests/transform/test_gaussian.py::test_shares_add_up.
+    Guarantees: a cohort of 10 slots is refused for 16 shares of noise, and accepted for 10
+    (tests/transform/test_gaussian.py::test_shares_add_up).
     """
     if cohort is not None and cohort.ids.shape[0] < cohort_size:
         hint = "The sampler never invites so many: their shares would not add up to the noise."
@@ -34,7 +35,8 @@ def check_sensitivity(sensitivity: float | None) -> None:
 
     Raises: ValueError for a sensitivity of None.
 
-    Guarantees: tests/transform/test_gaussian.py::test_noise_needs_a_sensitivity.
+    Guarantees: the Gaussian mechanism, with a fixed and with an adaptive clip norm, refuses an aggregate without a
+    sensitivity (tests/transform/test_gaussian.py::test_noise_needs_a_sensitivity).
     """
     if sensitivity is None:
         hint = "Divide by a number fixed beforehand: aggregation.fixed_mean(m), with uniform weights."

@@ -64,12 +64,12 @@ def quantize(
         positions u between levels, plus what clipping costs
         (tests/transform/test_quantize.py::test_mean_and_error_match_the_declared_ones)
       - with a fixed range it is stated to be biased, since numbers may be outside (::test_clipped_share)
-      - at most 2^bits values, and exact bits (::test_number_of_values, ::test_wire_bits)
+      - numbers have at most 2^bits values, and bits are counted exactly (::test_number_of_values, ::test_wire_bits)
       - clients round independently, so the error of a mean of m messages falls as 1/m
         (::test_rounding_is_independent_over_clients)
       - integers decode to the same numbers (::test_integers_decode_to_the_message)
       - updates that are not finite are visible, as floats or in `clipped_share` (::test_nonfinite_updates_are_seen)
-      - unbiased for leaves of any float type (tests/laws/test_facts.py::test_unbiased_in_every_dtype)
+      - messages are unbiased for leaves of any float type (tests/laws/test_facts.py::test_unbiased_in_every_dtype)
 
     References: Suresh, Yu, Kumar and McMahan 2017, section 2; Konecny et al. 2016.
 
@@ -105,9 +105,9 @@ def terngrad() -> UpdateTransform:
     s is the largest magnitude of the leaf.
 
     Guarantees:
-      - unbiased, with error sum |x| (s - |x|) exactly
+      - the message is unbiased, with error sum |x| (s - |x|) exactly
         (tests/transform/test_quantize.py::test_mean_and_error_match_the_declared_ones)
-      - two bits for each number, and log2(3) under an entropy code (::test_wire_bits)
+      - a number costs two bits, and log2(3) bits under an entropy code (::test_wire_bits)
 
     References: Wen et al. 2017 (TernGrad), section 3.
     """
@@ -133,8 +133,9 @@ def qsgd(
     Raises: ValueError or TypeError for arguments out of range.
 
     Guarantees:
-      - unbiased, with the exact error (tests/transform/test_quantize.py::test_mean_and_error_match_the_declared_ones)
-      - an error of at most min(n / s^2, sqrt(n) / s) |x|^2 over n numbers
+      - the message is unbiased, and the stated error is exact
+        (tests/transform/test_quantize.py::test_mean_and_error_match_the_declared_ones)
+      - the error is at most min(n / s^2, sqrt(n) / s) |x|^2 over n numbers
         (::test_qsgd_error_is_below_the_papers_bound)
       - `coded_bits` bounds the expected length under Elias gamma codes, dense or sparse, for any update
         (::test_qsgd_coded_bits_bound_a_real_code)

@@ -74,11 +74,12 @@ def rotated(transform: UpdateTransform) -> UpdateTransform:
         with a memory, since every round has another rotation. `error_feedback(rotated(...))` has its memory outside.
 
     Guarantees:
-      - exact up to rounding under `identity` (tests/transform/test_rotation.py::test_rotation_back_gives_the_update)
-      - unbiased if the transform is (::test_rotated_compressors_stay_unbiased)
+      - with `identity` the message is the update up to rounding
+        (tests/transform/test_rotation.py::test_rotation_back_gives_the_update)
+      - the message is unbiased if the transform is (::test_rotated_compressors_stay_unbiased)
       - the stated error bounds the real error (::test_declared_bounds_hold_for_hard_updates), and falls from d to ln d
         for updates with few large numbers (::test_rotation_serves_spiky_updates)
-      - D numbers and a seed of 64 bits (::test_wire_bits)
+      - D numbers and a seed of 64 bits are sent (::test_wire_bits)
 
     References: Suresh, Yu, Kumar and McMahan 2017, section 3; Ailon and Chazelle 2009.
     """
@@ -151,11 +152,11 @@ def drive(*, debiased: bool = True) -> UpdateTransform:
         |z|_1 / D, which has the least error.
 
     Guarantees:
-      - <message, x> = |x|^2 if debiased (tests/transform/test_rotation.py::test_drive_keeps_the_projection)
+      - the debiased form has <message, x> = |x|^2 (tests/transform/test_rotation.py::test_drive_keeps_the_projection)
       - the least error is below |x|^2 / 2, a contraction, and about (1 - 2 / pi) |x|^2 for many numbers; the debiased
         form has (pi / 2 - 1) |x|^2 (::test_drive_has_the_papers_errors)
-      - D bits, a scale and a seed (::test_wire_bits)
-      - nearly unbiased for many numbers (::test_drive_is_nearly_unbiased)
+      - D bits, a scale and a seed are sent (::test_wire_bits)
+      - the message is nearly unbiased for many numbers (::test_drive_is_nearly_unbiased)
 
     References: Vargaftik, Ben Basat, Portnoy, Mendelson, Ben-Itzhak and Mitzenmacher 2021 (DRIVE), algorithm 1.
     """
@@ -171,12 +172,12 @@ def drive(*, debiased: bool = True) -> UpdateTransform:
 
 
 def _least_error_scale(xp, size, peak, mean, square):
-    """|z|_1 / D."""
+    """Computes |z|_1 / D."""
     return peak * mean
 
 
 def _debiased_scale(xp, size, peak, mean, square):
-    """|z|_2^2 / |z|_1."""
+    """Computes |z|_2^2 / |z|_1."""
     return peak * square / xp.maximum(mean, SMALLEST)
 
 

@@ -44,9 +44,9 @@ def scaled_sign(*, scope: str = "vector") -> UpdateTransform:
       scope: what shares a mean: the whole "vector", or each "leaf".
 
     Guarantees:
-      - an error of exactly |x|^2 - |x|_1^2 / d, so a contraction by 1 - |x|_1^2 / (d |x|^2) <= 1 - 1/d, and never
-        longer than the update (tests/transform/test_sign.py::test_sign_contracts_as_declared)
-      - a bit for each number, and a scale (::test_wire_bits)
+      - the error is exactly |x|^2 - |x|_1^2 / d, so the transform contracts by 1 - |x|_1^2 / (d |x|^2) <= 1 - 1/d, and
+        no message is longer than its update (tests/transform/test_sign.py::test_sign_contracts_as_declared)
+      - a bit for each number, and a scale, are sent (::test_wire_bits)
 
     References: Karimireddy, Rebjock, Stich and Jaggi 2019 (EF-signSGD); Seide, Fu, Droppo, Li and Yu 2014.
 
@@ -70,8 +70,8 @@ def signs(
       scope: what shares a scale: the whole "vector", or each "leaf".
       facts: fields of `TransformFacts`.
 
-    Guarantees: the error that it states (tests/transform/test_sign.py::test_sign_contracts_as_declared), and its bits
-    (::test_wire_bits).
+    Guarantees: messages have the error that the transform states
+    (tests/transform/test_sign.py::test_sign_contracts_as_declared), and its bits (::test_wire_bits).
     """
 
     def scales(xp, leaves):
@@ -116,10 +116,10 @@ def natural_compression() -> UpdateTransform:
     magnitudes above 2^127 become 2^127.
 
     Guarantees:
-      - unbiased, with an error of exactly (|x| - a)(2a - |x|) for a <= |x| < 2a, which is at most |x|^2 / 8, also for
-        the smallest floats (tests/transform/test_sign.py::test_natural_compression_is_unbiased)
+      - the message is unbiased, with an error of exactly (|x| - a)(2a - |x|) for a <= |x| < 2a, which is at most
+        |x|^2 / 8, also for the smallest floats (tests/transform/test_sign.py::test_natural_compression_is_unbiased)
       - powers of two stay as they are (::test_powers_of_two_stay)
-      - 9 bits for each number (::test_wire_bits)
+      - a number costs 9 bits (::test_wire_bits)
 
     References: Horvath, Ho, Horvath, Sahu, Canini and Richtarik 2019, section 2.
 
@@ -166,13 +166,13 @@ def cast(dtype: Literal["bfloat16", "float16"] = "bfloat16") -> UpdateTransform:
       dtype: "bfloat16" or "float16". With "float16", numbers beyond +-65504 become +-65504, and the metric
         `clipped_share` has their share.
 
-    Raises: ValueError for another dtype.
+    Raises: ValueError for a dtype that is neither of the two.
 
     Guarantees:
-      - the nearest representable number, which is finite for a finite number
+      - each number becomes the nearest representable one, which is finite for a finite number
         (tests/transform/test_sign.py::test_cast_is_the_nearest_number)
       - `squared_error` is exact (::test_cast_error_is_exact)
-      - 16 bits for each number (::test_wire_bits)
+      - a number costs 16 bits (::test_wire_bits)
 
     References: Kalamkar et al. 2019 (bfloat16).
 

@@ -66,8 +66,8 @@ def top_k(share: float | None = None, *, count: int | None = None, scope: str = 
     Guarantees:
       - exactly k entries are sent unchanged, whatever the ties, with the errors of four numbers by hand
         (tests/transform/test_sparsify.py::test_largest_entries_survive_unchanged, test_errors_by_hand)
-      - an error of at most (1 - k/d) |x|^2 (test_contraction)
-      - exact bits (test_wire_is_counted_exactly)
+      - the error is at most (1 - k/d) |x|^2 (test_contraction)
+      - bits are counted exactly (test_wire_is_counted_exactly)
       - it is biased; `error_feedback` around it converges where it stalls
         (tests/transform/test_feedback.py::test_feedback_converges_where_the_bare_compressor_stalls)
 
@@ -107,7 +107,7 @@ def random_k(
     Guarantees:
       - every entry is sent with probability k/d, and every pair with probability k (k - 1) / (d (d - 1))
         (tests/transform/test_sparsify.py::test_random_positions_are_uniform)
-      - unbiased, of variance (d/k - 1) |x|^2; unscaled, of error (1 - k/d) |x|^2
+      - the message is unbiased, with variance (d/k - 1) |x|^2; unscaled, its error is (1 - k/d) |x|^2
         (test_random_k_is_unbiased_with_its_variance)
       - clients choose independently (test_clients_choose_independently)
 
@@ -214,7 +214,7 @@ def block_k(
       - blocks of largest norm are sent unchanged, from 1e-38 to 1e30
         (tests/transform/test_sparsify.py::test_blocks_of_largest_norm_survive)
       - with blocks of one entry it is `top_k` (test_blocks_of_one_are_top_k)
-      - an error of at most (1 - k/blocks) |x|^2 for full blocks (test_contraction)
+      - the error is at most (1 - k/blocks) |x|^2 for full blocks (test_contraction)
 
     References: Vogels, Karimireddy and Jaggi 2019, section 4.2 (random block); Gray, Radford and Kingma 2017.
 

@@ -75,7 +75,9 @@ class Population(Protocol):
     because Python 3.11 computes every property of a protocol in `isinstance`, and sizes may be computed client by
     client. `population.protocol.sizes_of` reads it, and counts the examples of a population without it.
 
-    Guarantees: tests/population/test_protocol.py::test_size_and_client_are_enough_to_train.
+    Guarantees: a population with `size` and `client` alone can be trained on and evaluated, with the same records as a
+    built-in population of the same clients
+    (tests/population/test_protocol.py::test_size_and_client_are_enough_to_train).
     """
 
     size: int  # N
@@ -185,7 +187,7 @@ class Cohort(NamedTuple):
 
 
 class Mean(NamedTuple):
-    """A metric that pools correctly: totals and weights are summed over clients, then divided."""
+    """A `Mean` is a metric that pools correctly: totals and weights are summed over clients, then divided."""
 
     total: Array  # [] sum over examples
     weight: Array  # [] number (or weight) of those examples
@@ -263,7 +265,7 @@ class Noise(NamedTuple):
 
 
 class Wire(NamedTuple):
-    """The size of one message.
+    """A `Wire` states the size of one message.
 
     >>> sent = Wire(values=10, payload_bits=80, side_bits=32, coded_bits=60)
     >>> sent.bits, sent.coded, sent.with_plain(Wire(1, 32)).bits
@@ -301,7 +303,7 @@ class Wire(NamedTuple):
 
 
 class Observed(NamedTuple):
-    """What a server saw in a round, one row for each slot.
+    """An `Observed` holds what a server saw in a round, one row for each slot.
 
     A slot from which nothing arrived has weight 0 and a message of zeros.
     """
@@ -328,6 +330,6 @@ class Count(NamedTuple):
         return cls(number, jnp.array(divmod(unit, 1 << 32), jnp.uint32))
 
     def total(self) -> int:
-        """The product as a Python integer, computed on the host."""
+        """Returns the product as a Python integer, computed on the host."""
         high, low = (int(word) for word in self.unit)
         return int(self.number) * ((high << 32) + low)

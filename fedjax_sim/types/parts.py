@@ -202,7 +202,7 @@ class Level(NamedTuple):
 
 
 class Evaluated(NamedTuple):
-    """What an evaluation needs from an algorithm beside its params."""
+    """An `Evaluated` holds what an evaluation needs from an algorithm beside its params."""
 
     # (state, ids) -> params of these clients' personal models, leaves [len(ids), ...]; None = there are none
     personal: Callable | None = None

@@ -124,7 +124,8 @@ class Clock(NamedTuple):
         Args:
           per_second: the number of ticks in a second.
 
-        Guarantees: tests/sampling/time/test_clock.py::test_a_long_life_of_the_clock.
+        Guarantees: a run whose rounds take 68 years reads a finite time in the first round and infinity after it
+        (tests/sampling/time/test_clock.py::test_a_long_life_of_the_clock).
         """
         seconds = self.seconds.astype(jnp.float32) + self.ticks.astype(jnp.float32) / per_second
         return jnp.where(self.seconds < 0, jnp.inf, seconds)

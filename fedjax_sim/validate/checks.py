@@ -175,7 +175,7 @@ def function(name: str, value: Any, arguments: str, *, hint: str = "") -> None:
       arguments: the names of the function's arguments, as a text such as "params, key".
       hint: appended to the error.
 
-    Raises: TypeError for any other value.
+    Raises: TypeError for a value that cannot be called, or not with these arguments.
     """
     rule = f"a function ({arguments})"
     if not callable(value):
@@ -206,7 +206,7 @@ def optax_transformation(name: str, value: Any) -> None:
 def floating_parameters(params: Any) -> None:
     """Refuses parameters if a leaf holds no floating-point numbers, because no gradient exists for such a leaf.
 
-    Raises: TypeError that names the leaf.
+    Raises: TypeError for a leaf of integers or booleans, which the error names.
 
     Guarantees: every recipe names the leaf (tests/laws/test_pytrees.py::test_an_integer_leaf_is_named).
     """

@@ -114,7 +114,7 @@ def trimmed_mean(num_byzantine: NonNegativeInt, *, trust_weights: bool = False) 
     Guarantees:
       - equals NumPy's mean of the sorted values that remain
         (tests/aggregation/robust/test_coordinate.py::test_rules_are_numpys)
-      - within the honest range with up to f attackers, and not with f + 1 (::test_breakdown_points)
+      - the result is within the honest range with up to f attackers, and not with f + 1 (::test_breakdown_points)
 
     References: Yin, Chen, Ramchandran and Bartlett 2018, definition 2.
 
@@ -156,7 +156,7 @@ def mean_around_median(num_byzantine: NonNegativeInt) -> Aggregator:
 
     Guarantees:
       - equals NumPy's (tests/aggregation/robust/test_coordinate.py::test_rules_are_numpys)
-      - near the honest range with up to f attackers (::test_breakdown_points)
+      - the result is near the honest range with up to f attackers (::test_breakdown_points)
 
     References: Xie, Koyejo and Gupta 2018, definition 7 (mean around median).
     """

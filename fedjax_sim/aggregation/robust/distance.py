@@ -81,7 +81,7 @@ def _facts(num_byzantine: int) -> dict:
 
 
 def _chosen_or_skipped(is_sound: Array, update: PyTree, chosen: Array) -> tuple[PyTree, dict[str, Array]]:
-    """What a rule returns: (update, whom it chose) in a sound round, else NaN, which skips the round, and nobody."""
+    """Returns (update, whom the rule chose) in a sound round, else NaN, which skips the round, and nobody."""
     update = jax.tree.map(lambda x: jnp.where(is_sound, x, jnp.nan), update)
     return update, {"chosen": chosen & is_sound}
 
@@ -235,7 +235,7 @@ def minimum_diameter(num_byzantine: NonNegativeInt) -> Aggregator:
 
 
 def _subsets(m: int, f: int) -> np.ndarray:
-    """[num_subsets, m - f] int32: the members of each subset of range(m), in lexicographic order."""
+    """Lists the members of each subset of range(m), in lexicographic order, [num_subsets, m - f] int32."""
     if math.comb(m, f) > MOST_SUBSETS:
         hint = "Every subset of m - f messages is tried: take a smaller cohort, or another rule."
         validate.fail("num_byzantine", f"at most {MOST_SUBSETS:,} subsets of {m} messages", f, hint)

@@ -16,7 +16,7 @@ __all__ = ["centered_clipping", "geometric_median"]
 
 
 def _message_weights(cohort, trust_weights: bool) -> Array:
-    """[m] float32: the reported weights, or 1 for each message that arrived."""
+    """Returns the reported weights, or 1 for each message that arrived, [m] float32."""
     return cohort.weights if trust_weights else cohort.arrived.astype(jnp.float32)
 
 
@@ -53,7 +53,7 @@ def geometric_median(
       - by default within 5 % of the minimum's distance from the honest mean, however far that is from zero
         (::test_it_does_not_matter_where_messages_are), also where some clients send zeros
         (::test_free_riders_do_not_hold_it)
-      - near the honest messages under any f < m / 2 attackers (::test_attackers_move_it_little)
+      - the result is near the honest messages under any f < m / 2 attackers (::test_attackers_move_it_little)
 
     References: Pillutla, Kakade and Harchaoui 2022 (RFA), algorithm 2; Weiszfeld 1937.
 

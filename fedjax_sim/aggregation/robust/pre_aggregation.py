@@ -124,7 +124,7 @@ def nearest_neighbour_mixing(aggregator: Aggregator, num_byzantine: NonNegativeI
 
     Raises: ValueError for 2 f >= m, when the round is built; and for an aggregator that does not see all messages.
 
-    Guarantees: equals NumPy's mixtures
+    Guarantees: the median of the mixtures equals NumPy's up to rounding, also if some messages do not arrive
     (tests/aggregation/robust/test_pre_aggregation.py::test_nearest_neighbour_mixing).
 
     References: Allouah, Farhadkhani, Guerraoui, Gupta, Pinot and Stephan 2023, algorithm 2.
@@ -160,7 +160,8 @@ def adaptive_clipping(aggregator: Aggregator, num_byzantine: NonNegativeInt) -> 
 
     Raises: ValueError for 2 f >= m, when the round is built; and for an aggregator that does not see all messages.
 
-    Guarantees: equals NumPy's (tests/aggregation/robust/test_pre_aggregation.py::test_adaptive_clipping).
+    Guarantees: the median of the shortened messages equals NumPy's up to rounding, with k from the messages that
+    arrived (tests/aggregation/robust/test_pre_aggregation.py::test_adaptive_clipping).
 
     References: Allouah, Guerraoui, Gupta, Jellouli, Rizk and Stephan 2025 (adaptive gradient clipping for robust
     federated learning), algorithm 2.

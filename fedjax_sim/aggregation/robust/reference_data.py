@@ -82,7 +82,7 @@ def fltrust(
 
 
 def _share(mask: Array, number: Array) -> Array:
-    """[] float32: the share of `number` messages that a mask [m] marks; 0 of no messages."""
+    """Computes the share of `number` messages that a mask [m] marks, [] float32; 0 of no messages."""
     return mask.sum().astype(jnp.float32) / jnp.maximum(number, 1).astype(jnp.float32)
 
 
@@ -139,7 +139,7 @@ def foolsgold(population_size: PopulationSize, *, confidence: Positive = 1.0) ->
 
 
 def _nonzero(x: Array) -> Array:
-    """A divisor: x where it is positive, else 1."""
+    """Returns a divisor: x where it is positive, else 1."""
     return jnp.where(x > 0, x, 1)
 
 

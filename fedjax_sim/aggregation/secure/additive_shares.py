@@ -121,7 +121,7 @@ def additive_shares(
 
 
 def _lost(key: Array, ids: Array, dropout: float) -> Array:
-    """[c] bool: the clients whose shares do not reach all servers."""
+    """Returns the clients whose shares do not reach all servers, [c] bool."""
     return luck(key, ids, "share_dropout") < dropout
 
 
@@ -143,7 +143,8 @@ def shares_of(ring: Ring, key: Array, num_servers: int, slots: Array, messages: 
 
     Returns: the structure of messages, leaves [c, S, words, ...] uint32.
 
-    Guarantees: tests/aggregation/secure/test_additive_shares.py::test_shares_add_up.
+    Guarantees: the shares of a number are elements of the ring, and their sum is the number modulo the ring's modulus
+    (tests/aggregation/secure/test_additive_shares.py::test_shares_add_up).
     """
     leaves, structure = jax.tree.flatten(messages)
     key = prng.stream(key, "additive_shares")
@@ -156,7 +157,7 @@ def shares_of(ring: Ring, key: Array, num_servers: int, slots: Array, messages: 
 
 
 def _shares(ring: Ring, key: Array, num_servers: int, number: Array) -> Array:
-    """[S, words, ...]: S - 1 uniform elements, and the number minus these."""
+    """Returns S - 1 uniform elements, and the number minus these, [S, words, ...]."""
     uniform: list[Element] = [ring.draw(jax.random.fold_in(key, i), number.shape) for i in range(num_servers - 1)]
     last = reduce(ring.add, map(ring.negative, uniform), ring.of(number))
     return jnp.stack([jnp.stack(x) for x in (*uniform, last)])

@@ -78,7 +78,9 @@ def check_survivors_connected(threshold: int, neighbours: int) -> None:
 
     Raises: ValueError for a threshold of at most half of the neighbours.
 
-    Guarantees: tests/aggregation/secure/test_masks.py::test_the_server_can_open_one_sum_only.
+    Guarantees: with a threshold that passes this check, a round that opens lets the server open one sum, in random
+    departures of 16 clients; with half of the neighbours as the threshold, some departures open several sums
+    (tests/aggregation/secure/test_masks.py::test_the_server_can_open_one_sum_only).
     """
     if 2 * threshold <= neighbours:
         hint = "Clients that leave could cut the circle into parts, and the server would read the sum of each part."

@@ -70,9 +70,9 @@ def secure_sum_cost(
     Raises: ValueError for numbers out of their ranges.
 
     Guarantees:
-      - the expansion factors that Bonawitz et al. state: 1.73 (1,024 clients, 2^20 numbers of 16 bits) and 1.98 (2^14
-        clients, 2^24 numbers) (tests/aggregation/secure/test_cost.py)
-      - the bytes of a signed run (tests/aggregation/secure/protocol/test_active_server.py::test_bytes)
+      - expansion factors are those that Bonawitz et al. state: 1.73 (1,024 clients, 2^20 numbers of 16 bits) and 1.98
+        (2^14 clients, 2^24 numbers) (tests/aggregation/secure/test_cost.py)
+      - bytes are those of a signed run (tests/aggregation/secure/protocol/test_active_server.py::test_bytes)
 
     References: Bonawitz et al. 2017, sections 1 and 7.
 

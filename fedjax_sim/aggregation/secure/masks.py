@@ -128,7 +128,7 @@ def _mask(ring: Ring, seed: Array, kind: int, shapes: list[tuple[int, ...]]) -> 
 
 
 def _signed(ring: Ring, element: Element, sign: Array) -> Element:
-    """The element times a sign of 1, -1 or 0."""
+    """Returns the element times a sign of 1, -1 or 0."""
     negative = ring.negative(element)
     return tuple(jnp.where(sign > 0, x, jnp.where(sign < 0, y, 0)) for x, y in zip(element, negative, strict=True))
 

@@ -16,7 +16,7 @@ __all__ = ["ModularSum", "modular_sum", "ring_of"]
 
 
 class ModularSum(NamedTuple):
-    """The carry of `modular_sum`: sums over the messages so far."""
+    """A `ModularSum` is the carry of `modular_sum`: sums over the messages so far."""
 
     lanes: PyTree  # the structure of an update, leaves [lanes, ...] uint32: sums of `Ring.lanes`
     messages: Array  # [] int32, the number of messages

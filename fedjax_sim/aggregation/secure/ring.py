@@ -25,7 +25,8 @@ Element = tuple[Array, ...]
 class Ring(NamedTuple):
     """The ring of the integers modulo 2^bits, or the field modulo 2^31 - 1 if `prime` is True.
 
-    Guarantees: as Python's integers, for all operations (tests/aggregation/secure/test_ring.py::test_arithmetic).
+    Guarantees: all operations equal those of Python's integers
+    (tests/aggregation/secure/test_ring.py::test_arithmetic).
 
     >>> ring = Ring(40)
     >>> numbers = ring.of(jnp.array([-1, 2**31 - 1, 7]))
@@ -70,7 +71,7 @@ class Ring(NamedTuple):
         return (_folded(random_words[0]),) if self.prime else self._masked(tuple(random_words))
 
     def add(self, a: Element, b: Element) -> Element:
-        """a + b."""
+        """Returns a + b."""
         low = a[0] + b[0]
         if self.prime:
             return (_folded(low),)
@@ -80,7 +81,7 @@ class Ring(NamedTuple):
         return self._masked((low, a[1] + b[1] + carry))
 
     def negative(self, a: Element) -> Element:
-        """-a."""
+        """Returns -a."""
         if self.prime:
             return (_folded(jnp.uint32(PRIME) - a[0]),)
         flipped = tuple(~x for x in a)  # two's complement: -a is the complement of a, plus 1
@@ -141,20 +142,21 @@ class Ring(NamedTuple):
 
 
 def _folded(x: Array) -> Array:
-    """A word modulo 2^31 - 1: the highest bit counts as 1, since 2^31 is 1 modulo the prime."""
+    """Returns a word modulo 2^31 - 1: the highest bit counts as 1, since 2^31 is 1 modulo the prime."""
     partly_reduced = (x & jnp.uint32(PRIME)) + (x >> jnp.uint32(31))
     return jnp.where(partly_reduced >= jnp.uint32(PRIME), partly_reduced - jnp.uint32(PRIME), partly_reduced)
 
 
 def _rotated(x: Array, bits: int) -> Array:
-    """x 2^bits modulo 2^31 - 1, for x below the prime: a rotation of the 31 bits of x."""
+    """Computes x 2^bits modulo 2^31 - 1, for x below the prime: a rotation of the 31 bits of x."""
     return (x << jnp.uint32(bits) & jnp.uint32(PRIME)) | x >> jnp.uint32(31 - bits) if bits else x
 
 
 def multiplied(a: Array, b: Array) -> Array:
     """Computes a b modulo 2^31 - 1, for uint32 a and b below the prime, in words of 32 bits.
 
-    Guarantees: as Python's integers (tests/aggregation/secure/test_ring.py::test_products_and_powers).
+    Guarantees: the product equals that of Python's integers modulo 2^31 - 1
+    (tests/aggregation/secure/test_ring.py::test_products_and_powers).
 
     >>> int(multiplied(jnp.uint32(2**30), jnp.uint32(6))) == 2**30 * 6 % PRIME
     True
@@ -176,7 +178,8 @@ def multiplied(a: Array, b: Array) -> Array:
 def power(base: Array, exponent: Array | int) -> Array:
     """Computes base^exponent modulo 2^31 - 1, for uint32 numbers below the prime; base^(2^31 - 3) is 1 / base.
 
-    Guarantees: as Python's `pow` (tests/aggregation/secure/test_ring.py::test_products_and_powers).
+    Guarantees: the power equals that of Python's `pow` with the modulus 2^31 - 1
+    (tests/aggregation/secure/test_ring.py::test_products_and_powers).
 
     >>> int(power(jnp.uint32(3), 2**31 - 3)) == pow(3, -1, PRIME)
     True

@@ -91,8 +91,8 @@ def secure_sum(
       with `signed`.
 
     Guarantees:
-      - bit for bit the plain modular sum of the clients that uploaded, for every set of survivors and every dropout at
-        every step, with masks drawn or not; below the threshold an abort, and no number
+      - the sum is, bit for bit, the plain modular sum of the clients that uploaded, for every set of survivors and
+        every dropout at every step, with masks drawn or not; below the threshold the round aborts, and gives no number
         (tests/aggregation/secure/test_secagg.py)
       - the order of the cohort does not matter (::test_order_is_irrelevant), nor do empty slots on a circle
         (::test_empty_slots_change_nothing)
@@ -210,7 +210,7 @@ def leaves_before(key: Array, ids: Array, cumulative: np.ndarray) -> Array:
 
 
 def _uploads(key: Array, received: Received, cumulative: np.ndarray) -> Array:
-    """[c] bool: the clients whose message is uploaded."""
+    """Returns the clients whose message is uploaded, [c] bool."""
     return (received.weights > 0) & (leaves_before(key, received.ids, cumulative) > 2)
 
 

@@ -67,7 +67,7 @@ def opened(held: Array, there: Array, threshold: int) -> Array:
     values = jnp.take_along_axis(held, senders, axis=1)
 
     def multiply_factor(j, products):
-        """Lagrange interpolation at 0: the value at x_i counts prod_{j != i} x_j / (x_j - x_i)."""
+        """Computes Lagrange interpolation at 0: the value at x_i counts prod_{j != i} x_j / (x_j - x_i)."""
         point = points[:, j][:, None]
         difference = FIELD.add((jnp.broadcast_to(point, points.shape),), FIELD.negative((points,)))[0]
         is_other = difference != 0

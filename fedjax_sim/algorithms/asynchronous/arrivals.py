@@ -201,12 +201,12 @@ def _earlier(due: Array, leaves: Array | None) -> Array:
 
 
 def _is_empty(flights: Flights) -> Array:
-    """[C] bool: places without a client."""
+    """Tells which places have no client, [C] bool."""
     return _earlier(flights.due, flights.leaves) == NEVER_ARRIVES
 
 
 def _emptied(flights: Flights, places: Array) -> Flights:
-    """The flights without the clients at `places` [C] bool."""
+    """Returns the flights without the clients at `places` [C] bool."""
     due, leaves = (x if x is None else jnp.where(places, NEVER_ARRIVES, x) for x in (flights.due, flights.leaves))
     return flights._replace(due=due, leaves=leaves)
 
@@ -230,7 +230,7 @@ def _ordered(entry: _Entry) -> _Entry:
 
 
 def _at(index: Array, entry: _Entry) -> _Entry:
-    """The rows `index` of all fields."""
+    """Returns the rows `index` of all fields."""
     return jax.tree.map(lambda x: x[index], entry)
 
 

@@ -74,7 +74,7 @@ def earliest(times: Array, ids: Array, count: int) -> Array:
 
 
 def places_of(*kinds: Array) -> Array:
-    """The places of the True entries, first those of the first array, then those of the next, each in its order.
+    """Returns the places of the True entries, in their order: of the first array, then of the second, and so on.
 
     Args:
       kinds: [n] bool each; no place is True in two of them.
@@ -96,7 +96,7 @@ def places_of(*kinds: Array) -> Array:
 
 
 def _running_count(kind: Array) -> Array:
-    """[n] int32: the number of True entries up to each entry, itself included.
+    """Counts the True entries up to each entry, itself included, [n] int32.
 
     It counts by words of 32 bits: on a CPU a cumulative sum of n numbers takes longer.
     """
@@ -110,7 +110,7 @@ def _running_count(kind: Array) -> Array:
 
 
 def _kth(x: Array, k: Array | int) -> Array:
-    """The k-th smallest of uint32 numbers [C], found bit by bit from the highest."""
+    """Finds the k-th smallest of uint32 numbers [C], bit by bit from the highest."""
 
     def bit(i, prefix):
         # The bit is set if fewer than k numbers lie below the result with it.

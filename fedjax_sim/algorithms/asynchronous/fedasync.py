@@ -211,7 +211,7 @@ def _chain(params: PyTree, models: PyTree, messages: PyTree, rows: Array, factor
 
 
 def _between(old: Array, new: Array, factor: Array) -> Array:
-    """old + factor (new - old), in the dtype of `old`.
+    """Computes old + factor (new - old), in the dtype of `old`.
 
     It is computed in a wider dtype, because a difference of floats of 16 bits may overflow.
     """

@@ -45,7 +45,9 @@ def fedbuff(
       server_optimizer: any optax transformation; SGD with rate 1 by default. Its rate is the paper's eta_g.
       aggregator: the mean of the K updates by default.
 
-    Guarantees: as `asynchronous`.
+    Guarantees: the models equal those of an event loop in NumPy up to rounding
+    (tests/algorithms/asynchronous/test_asynchronous.py::test_fedbuff_is_the_event_loop), and the other guarantees of
+    `asynchronous` hold, since it makes the algorithm.
 
     References: Nguyen et al. 2022 (FedBuff), algorithm 1.
     """

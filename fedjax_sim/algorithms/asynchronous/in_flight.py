@@ -23,7 +23,7 @@ STAYS = 2**31 - 1  # ticks; stands for a client that does not leave
 
 
 class Traffic(NamedTuple):
-    """How clients come and go; all static."""
+    """A `Traffic` says how clients come and go; all of it is static."""
 
     devices: Devices
     concurrency: int  # C places

@@ -100,7 +100,7 @@ def clipped_gossip(
 
 
 def distances(links: Links, own: PyTree, sent: PyTree) -> Array:
-    """The distance |s_j - x_i| of each neighbour's message s_j from a node's own model x_i: [N, k].
+    """Computes the distance |s_j - x_i| of each neighbour's message s_j from a node's own model x_i, [N, k].
 
     Args:
       links: of the round, with the neighbours of each node.

@@ -87,7 +87,7 @@ def mean_over(models: PyTree, counted: Array | None) -> PyTree:
 
 
 def distance(models: PyTree, counted: Array | None = None) -> Array:
-    """The consensus distance: the root of the nodes' mean squared distance from their mean model, [].
+    """Computes the consensus distance: the root of the nodes' mean squared distance from their mean model, [].
 
     Args:
       models: leaves [N, ...].
@@ -116,7 +116,8 @@ def finish(
       before, rows: the nodes' states before the round and after mixing, [N, ...].
       work: of one node, for its time.
 
-    Guarantees: tests/algorithms/gossip/test_dpsgd.py::test_a_round_that_diverges_is_skipped.
+    Guarantees: at a learning rate at which float32 overflows, all nodes' models stay finite, and the info counts
+    skipped rounds or dropped clients (tests/algorithms/gossip/test_dpsgd.py::test_a_round_that_diverges_is_skipped).
     """
 
     def next_rows(before, rows):
@@ -167,8 +168,8 @@ def node_algorithm(nodes: Nodes, combine: Callable) -> Algorithm:
     Returns: an Algorithm; its model is the mean over the nodes, and each node's own model is personal. `parts` is None,
     because no accountant covers messages that neighbours see.
 
-    Guarantees: the same bits on any devices (tests/algorithms/gossip/test_dpsgd.py::test_same_bits_on_two_devices); no
-    epsilon is stated (::test_no_epsilon).
+    Guarantees: the bits are the same on any devices
+    (tests/algorithms/gossip/test_dpsgd.py::test_same_bits_on_two_devices); no epsilon is stated (::test_no_epsilon).
     """
 
     size = nodes.mixing.graph.population_size

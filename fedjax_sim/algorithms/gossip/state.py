@@ -65,7 +65,7 @@ class GossipOptions(ExecutionOptions, total=False):
 
 
 class Nodes(NamedTuple):
-    """The parts of a federation without a server."""
+    """A `Nodes` holds the parts of a federation without a server."""
 
     star: Star  # the nodes as clients; its server holds the initial model
     mixing: Mixing  # the mixing matrix of each round
@@ -105,7 +105,8 @@ def check_average(mixing: Mixing, *, constants: bool = True) -> None:
       mixing: whose facts are read.
       constants: True also refuses a mixing that changes models which agree.
 
-    Guarantees: tests/algorithms/gossip/test_dpsgd.py::test_what_is_refused.
+    Guarantees: D-PSGD refuses `network.push` on a directed graph and `network.neighbour_mean` on a star, and consensus,
+    clipped gossip and CHOCO refuse the latter (tests/algorithms/gossip/test_dpsgd.py::test_what_is_refused).
     """
     validate.part("mixing", mixing, Mixing)
     if not (mixing.keeps_average and (mixing.keeps_constants or not constants)):

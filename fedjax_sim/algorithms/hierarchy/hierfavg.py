@@ -281,7 +281,7 @@ def _options_by_level(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[
 
 
 def sampler_inside(edge_sampler: Sampler | None, group_size: int | None, members: str) -> Sampler:
-    """The sampler of an edge: `edge_sampler`, or everybody in the largest group where it is None.
+    """Returns the sampler of an edge: `edge_sampler`, or everybody in the largest group where it is None.
 
     Args:
       edge_sampler: draws from the places of the largest group.

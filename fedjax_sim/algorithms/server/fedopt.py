@@ -37,7 +37,8 @@ def fedavgm(
       momentum: in [0, 1).
       nesterov: Nesterov's momentum.
 
-    Guarantees: tests/server/test_optimizer.py::test_momentum_matches_its_recurrence.
+    Guarantees: the server's steps equal this recurrence up to rounding, and with Nesterov's momentum w <- w + rate
+    (Delta + momentum v) (tests/server/test_optimizer.py::test_momentum_matches_its_recurrence).
 
     References: Hsu, Qi and Brown 2019, section 4.
     """

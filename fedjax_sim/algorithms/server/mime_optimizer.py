@@ -21,7 +21,7 @@ OPTIMIZER_RULES = ("sgd", "momentum", "rmsprop", "adam")
 
 
 class BaseOptimizer(NamedTuple):
-    """A centralised optimiser in three functions."""
+    """A `BaseOptimizer` is a centralised optimiser in three functions."""
 
     start: Callable  # (params) -> s before the first round
     direction: Callable  # (gradient, s) -> U, before the learning rate; s stays as it is
@@ -51,7 +51,10 @@ def base_optimizer(
 
     Raises: ValueError for numbers out of range, and for numbers that the rule does not use.
 
-    Guarantees: tests/laws/test_options.py, tests/oracles/test_mime.py::test_matches_the_paper.
+    Guarantees: the models and statistics of Mime with momentum and Adam, and of MimeLite with momentum, equal a NumPy
+    transcription of the paper up to rounding (tests/oracles/test_mime.py::test_matches_the_paper); each of the three
+    numbers changes a run of Mime or is refused
+    (tests/laws/test_options.py::test_every_option_changes_something_or_is_refused).
 
     References: Karimireddy et al. 2021 (Mime), algorithm 1, which takes any such optimiser.
 

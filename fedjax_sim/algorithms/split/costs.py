@@ -138,7 +138,7 @@ def split_costs(split: Split, params: PyTree, examples: PyTree) -> SplitCosts:
 
 
 def _flops(split: Split, party: int, params: PyTree, examples: PyTree, training: bool) -> int:
-    """The operations of one party.
+    """Returns the operations of one party.
 
     They are counted in a program whose arguments are all activations that cross, and whose results are those that the
     party sends. What other parties compute has no effect on these results, so it is not in the program.

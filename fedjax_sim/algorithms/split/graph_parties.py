@@ -23,7 +23,7 @@ __all__ = ["Joint", "LayerPlaces", "counts", "in_order", "joint_of", "regularize
 
 
 class Joint(NamedTuple):
-    """The parties of a cohort as one batch of m graphs."""
+    """A `Joint` holds the parties of a cohort as one batch of m graphs."""
 
     graphs: GraphData  # leaves [m, ...]; absent parties have no nodes
     labels: Array  # [m, V] int32, -1 for a node without a label

@@ -190,7 +190,9 @@ def split_transcript(split: Split, params: PyTree, examples: PyTree, key: Array 
       examples: {"x": [n, ...], "y": [n, ...]}, all of them real.
       key: of the step.
 
-    Guarantees: tests/algorithms/split/test_loss.py::test_what_each_party_sees.
+    Guarantees: in an MLP that is cut between three parties, each party receives the activations, gradients and labels
+    that its layers need, and in a U-shaped split the server receives no labels; no message has the shape of the
+    examples' x (tests/algorithms/split/test_loss.py::test_what_each_party_sees).
     """
     validate.part("split", split, Split)
     if split.decorrelation and PRESENT not in examples:

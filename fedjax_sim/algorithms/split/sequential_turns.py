@@ -134,7 +134,7 @@ def _collect_in_turns(
 def _messages(
     split: Split, relay: bool, broadcast: PyTree, last_models: PyTree, updates: PyTree, copy_index: Array
 ) -> PyTree:
-    """The messages [m, ...] relative to the broadcast.
+    """Returns the messages [m, ...] relative to the broadcast.
 
     A client's own part has its own update. All other parts have the change of its copy over the whole round; with
     `relay` all parts do.
@@ -151,7 +151,7 @@ def _messages(
 
 
 def _parts(split: Split, models: PyTree) -> tuple[PyTree, ...]:
-    """Each party's part of models [k, ...]."""
+    """Returns each party's part of models [k, ...]."""
     return jax.vmap(split.cut.split)(models)
 
 

@@ -144,7 +144,7 @@ def split_learning(
 
     Returns: an Algorithm, as of `splitfed`. A client whose result is not finite passes on what it received.
 
-    Raises: ValueError as `splitfed`.
+    Raises: ValueError for samplers whose rounds take time or have late clients, as in `splitfed`.
 
     Guarantees: with SGD it is centralised SGD on the clients' batches one after the other
     (tests/algorithms/split/test_splitfed.py::test_relay_is_centralised_sgd); both kinds of handover train the same
@@ -174,7 +174,7 @@ def _federated(sampler: Sampler, parts: tuple, split: Split, **execution: Unpack
 
 
 def _client_part(split: Split, params: PyTree) -> PyTree:
-    """The client's part of the joint parameters, or of their specs."""
+    """Returns the client's part of the joint parameters, or of their specs."""
     return split.cut.split(params)[0]
 
 

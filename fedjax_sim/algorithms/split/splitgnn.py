@@ -260,7 +260,7 @@ def _checked_places(
 def _seen_by_server(
     places: LayerPlaces, key: Array, params: PyTree, cohort: Cohort, joint: Joint, party_layers: list[str]
 ) -> Observed:
-    """What the server receives in the round of this key, a row for each party.
+    """Returns what the server receives in the round of this key, a row for each party.
 
     Args:
       params: of the whole model.

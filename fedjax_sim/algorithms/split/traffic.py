@@ -61,7 +61,7 @@ def crossings(split: Split, params: PyTree, example: PyTree) -> tuple[Crossing, 
 
 
 def _whole_bytes(bits: int) -> int:
-    """The number of bits, rounded up to whole bytes."""
+    """Returns the number of bits, rounded up to whole bytes."""
     return 8 * -(-bits // 8)
 
 

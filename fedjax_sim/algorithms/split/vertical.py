@@ -140,7 +140,7 @@ def _links(parties: PartyFunctions, given: Link | Mapping[str, Link] | None, arg
 
 
 def _outputs(parties: PartyFunctions, params: PyTree, x: PyTree, send_to_party_0: Callable) -> PyTree:
-    """The outputs of the top model.
+    """Computes the outputs of the top model.
 
     Args:
       send_to_party_0: (h_p, p) -> h_p as it arrives at party 0.
@@ -311,7 +311,7 @@ def _counting(
 
 
 def _row_outputs(parties: PartyFunctions, params: PyTree, data: ClientData) -> list[PyTree]:
-    """The output for one row of each party except party 0, as specs."""
+    """Returns the output for one row of each party except party 0, as specs."""
     first_row = jax.tree.map(lambda x: x[:1], data.examples["x"])
     outputs = [jax.eval_shape(bottom, params, first_row) for bottom in parties.bottoms[1:]]
     return jax.tree.map(lambda output: jax.ShapeDtypeStruct(output.shape[1:], output.dtype), outputs)

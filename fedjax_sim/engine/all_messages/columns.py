@@ -45,7 +45,7 @@ ROWS = 4  # messages whose peaks are computed at once
 )
 @dataclasses.dataclass(frozen=True)
 class Messages:
-    """m messages of d numbers, in the order of their clients' ids."""
+    """A `Messages` holds m messages of d numbers, in the order of their clients' ids."""
 
     columns: tuple[Array, ...]  # one for each leaf of the messages, [places, d_leaf], padded with columns of zeros
     order: Array  # [m] int32: the place of each message

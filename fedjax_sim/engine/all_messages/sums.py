@@ -171,7 +171,7 @@ def _no_message(x: Array) -> Array:
 
 
 class _Terms(NamedTuple):
-    """The terms c_i u_i of a sum over messages, in the order of ids, in groups of GROUP."""
+    """A `_Terms` holds the terms c_i u_i of a sum over messages, in the order of ids, in groups of GROUP."""
 
     order: Array  # [groups, GROUP] places; padded with place 0
     coefficients: Array  # [groups, GROUP] padded with zeros

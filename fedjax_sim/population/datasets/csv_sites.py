@@ -159,9 +159,10 @@ def csv_sites(
     Raises: ValueError that names file and line, for a cell that is not a finite number, a missing label, and for
       numbers of columns or headers that differ.
 
-    Guarantees: tests/population/datasets/test_csv_sites.py::test_csv_sites. Semicolons, tabs, byte order marks and
-      comments give the same data (::test_csv_sites_in_other_styles). Medians are those of training rows
-      (::test_missing_features).
+    Guarantees: no row of two sites is lost, the label is no feature, and training features are standardised over all
+    sites together (tests/population/datasets/test_csv_sites.py::test_csv_sites). Semicolons, tabs, byte order marks and
+    comments give the same data (::test_csv_sites_in_other_styles). Medians are those of training rows
+    (::test_missing_features).
     """
     folder = existing("directory", directory)
     if not (comment is None or (isinstance(comment, str) and comment.strip())):

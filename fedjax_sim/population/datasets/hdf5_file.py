@@ -40,7 +40,8 @@ def read_clients(
     Raises: ImportError without h5py. ValueError or TypeError that names file and member. MemoryError for too many
       bytes.
 
-    Guarantees: tests/population/datasets/test_leaf_tff.py::test_broken_tff_hdf5.
+    Guarantees: a link to another file, a file beyond `max_bytes`, texts in place of numbers, a name without a feature,
+    and a file that is not HDF5 are refused (tests/population/datasets/test_leaf_tff.py::test_broken_tff_hdf5).
     """
     try:
         import h5py

@@ -51,7 +51,8 @@ def sent140(
 
     Raises: ValueError or TypeError that names file and user. MemoryError beyond `max_bytes`.
 
-    Guarantees: tests/population/datasets/test_leaf_features.py::test_sent140.
+    Guarantees: the counts of words equal those by hand, and words that only test tweets have are not in the vocabulary
+    (tests/population/datasets/test_leaf_features.py::test_sent140).
 
     References: Go, Bhayani, Huang, Twitter sentiment classification using distant supervision, 2009; Caldas et al.,
       LEAF, 2018.
@@ -114,7 +115,9 @@ def celeba(
     Raises: ImportError without Pillow, which names the extra. ValueError or TypeError that names file and user, for
       images that do not exist and names that are paths. MemoryError beyond `max_bytes`.
 
-    Guarantees: tests/population/datasets/test_leaf_features.py::test_celeba, ::test_broken_celeba.
+    Guarantees: images and labels have the order of the files, and pixels are divided by 255
+    (tests/population/datasets/test_leaf_features.py::test_celeba); names that lead out of the folder, and files that do
+    not exist or are no images, are refused (::test_broken_celeba).
 
     References: Liu et al., Deep learning face attributes in the wild, 2015; Caldas et al., LEAF, 2018.
     """

@@ -73,7 +73,8 @@ def leaf_split(folder: pathlib.Path) -> dict[str, dict[str, np.ndarray]]:
 
     Returns: user -> {"x", "y"}, arrays of numbers or texts. Users are in the order of the sorted file names.
 
-    Raises: ValueError or TypeError that names file and user.
+    Raises: ValueError or TypeError for a file that is not JSON in LEAF's layout, for users that occur twice, and for
+      counts or lengths that differ. The error names the file, and the user if it concerns a single one.
     """
     existing("directory", str(folder))
     paths = files_of(folder, ".json", "a file")
@@ -159,7 +160,8 @@ def leaf(*, directory: FolderPath, task: str = "classification", num_classes: in
     Raises: ValueError or TypeError that names file and user, for ids that are paths or occur twice, and for counts or
       lengths that differ.
 
-    Guarantees: tests/population/datasets/test_leaf_tff.py::test_leaf.
+    Guarantees: the users of all files of train/ are clients in the order of their ids, and the users of test/ are held
+    out (tests/population/datasets/test_leaf_tff.py::test_leaf).
 
     References: Caldas et al., LEAF: a benchmark for federated settings, 2018.
     """
@@ -217,7 +219,9 @@ def tff_hdf5(
     Raises: ImportError without h5py, which names the extra. ValueError or TypeError that names file and member.
       MemoryError for a file that is too large.
 
-    Guarantees: tests/population/datasets/test_leaf_tff.py::test_tff_hdf5, ::test_bytes_of_a_file_are_scaled.
+    Guarantees: each example is in the training part or in the test part of its client, with its own label
+    (tests/population/datasets/test_leaf_tff.py::test_tff_hdf5); bytes become x / 255 unless `scale_bytes` is False
+    (::test_bytes_of_a_file_are_scaled).
 
     References: the layout of `tff.simulation.datasets`, TensorFlow Federated, 2019.
     """

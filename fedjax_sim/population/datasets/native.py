@@ -120,8 +120,9 @@ def _info(path: pathlib.Path) -> dict[str, Any]:
 class ScaledBytes(Around):
     """A `ScaledBytes` population reads features of dtype uint8 as x / 255. They are stored and moved as bytes.
 
-    Guarantees: tests/population/datasets/test_native.py::test_a_store_of_bytes. Quotients have the same bits as in
-    NumPy, so they equal those of the test set and of `from_sites` (::test_every_byte_has_one_quotient).
+    Guarantees: x is the bytes divided by 255 up to rounding, while the population's own arrays are not float32
+    (tests/population/datasets/test_native.py::test_a_store_of_bytes). Quotients have the same bits as in NumPy, so they
+    equal those of the test set and of `from_sites` (::test_every_byte_has_one_quotient).
     """
 
     inner: Population
@@ -154,7 +155,9 @@ def native(*, directory: FolderPath, host: bool = False, scale_bytes: bool = Tru
 
     Raises: ValueError or TypeError for a missing or damaged store, and for shapes or labels that contradict info.json.
 
-    Guarantees: tests/population/datasets/test_native.py::test_round_trip, ::test_a_store_of_bytes.
+    Guarantees: clients, held-out clients, test set and facts equal those of a data set of floats that `write_native`
+    wrote (tests/population/datasets/test_native.py::test_round_trip); features of dtype uint8 are read as x / 255 in
+    all splits (::test_a_store_of_bytes).
     """
     folder = existing("directory", directory)
     info = _info(folder / "info.json")

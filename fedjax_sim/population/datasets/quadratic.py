@@ -55,7 +55,8 @@ def quadratic_loss(params: Any, examples: Any, key: Array | None = None) -> dict
 
     Returns: {"loss": [n] float32}.
 
-    Guarantees: its gradient is H (w - a) (tests/population/datasets/test_quadratic.py::test_loss_gradient).
+    Guarantees: the gradient by w is H (w - a) up to rounding, for a symmetric H
+    (tests/population/datasets/test_quadratic.py::test_loss_gradient).
 
     >>> example = {"hessian": np.full((1, 1, 1), 4.0), "center": np.zeros((1, 1))}
     >>> print(quadratic_loss({"w": np.ones(1)}, example)["loss"])

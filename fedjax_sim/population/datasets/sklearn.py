@@ -191,7 +191,8 @@ def digits_partition(
 
     Returns: `FederatedData` with x [n, 64] in [0, 1], and y in 0, ..., 9.
 
-    Guarantees: tests/population/datasets/test_sklearn.py::test_partitions_hold_every_row_once.
+    Guarantees: with held-out clients, every row of the digits belongs to one training client or one held-out client, in
+    each of the three partitions (tests/population/datasets/test_sklearn.py::test_partitions_hold_every_row_once).
 
     >>> digits_partition(num_clients=10, partition="iid").train.size
     10
@@ -231,7 +232,8 @@ def breast_cancer(
 
     Returns: `FederatedData` with x [n, 30], and y 0 (malignant) or 1 (benign).
 
-    Guarantees: tests/population/datasets/test_sklearn.py::test_breast_cancer_is_standardised.
+    Guarantees: the pooled training features have mean 0 and standard deviation 1 up to rounding
+    (tests/population/datasets/test_sklearn.py::test_breast_cancer_is_standardised).
 
     References: Street, Wolberg, Mangasarian, Nuclear feature extraction for breast tumor diagnosis, 1993.
 

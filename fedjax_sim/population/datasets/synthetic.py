@@ -247,7 +247,9 @@ def logistic_teacher(
     Returns: `FederatedData`. `train.parameters["teacher"]` is w [d]. It minimises the expected risk if noise and
       heterogeneity are 0. Otherwise the best common model points along w, but is shorter.
 
-    Guarantees: tests/population/datasets/test_synthetic.py::test_logistic_labels_follow_the_law.
+    Guarantees: without heterogeneity, 50,000 labels with noise 0.1 pass a test of this probability within 6 standard
+    deviations, which rejects noise of 0.05 and 0.15
+    (tests/population/datasets/test_synthetic.py::test_logistic_labels_follow_the_law).
 
     >>> data = logistic_teacher(num_clients=10, dimension=3, examples_per_client=2)
     >>> data.task, data.num_outputs, data.train.client(np.int32(0)).examples["y"].shape
@@ -290,7 +292,8 @@ def mean_estimation(
     Returns: `FederatedData`. Each client has one example, x = [1] and y = its value [d]. The target of the only test
       row is the mean.
 
-    Guarantees: mean and variance of the finite population
+    Guarantees: the mean over all clients is `mean` up to rounding, and with "two_point" values and even N their
+    variance is the square of `spread` up to rounding
     (tests/population/datasets/test_synthetic.py::test_mean_estimation_is_exact).
 
     >>> data = mean_estimation(num_clients=2, mean=3.0)

@@ -64,7 +64,9 @@ def tff_text(
     Raises: ImportError without h5py, which names the extra. ValueError or TypeError that names file and member.
       MemoryError beyond `max_bytes`.
 
-    Guarantees: tests/population/datasets/test_tff_text.py::test_characters, ::test_words.
+    Guarantees: a client's first character and targets spell its texts, joined by line ends
+    (tests/population/datasets/test_tff_text.py::test_characters); rows of words equal those by hand, with words that
+    are unknown, texts that are cut and texts that are padded (::test_words).
 
     References: `tff.simulation.datasets.shakespeare` and `stackoverflow`, TensorFlow Federated, 2019; Reddi et al.,
       Adaptive federated optimization, 2021, appendix C (the tokens of words).

@@ -54,11 +54,12 @@ def graph_data(
       edge_types: [K] integers >= 0. None means that edges have no types.
 
     Returns: `GraphData` of NumPy arrays, with edges sorted by receiver. Self-loops are left out, since networks add
-    their own. An edge that is listed twice is kept once.
+    their own. An edge that is listed twice with the same type is kept once.
 
     Raises: ValueError for features that are not finite and for ends or types out of range.
 
-    Guarantees: tests/population/graph/test_graphs.py::test_edges_are_made_simple.
+    Guarantees: without edge types, self-loops are left out, repeated edges are kept once, and directed edges keep their
+    direction (tests/population/graph/test_graphs.py::test_edges_are_made_simple).
 
     >>> graph = graph_data(np.eye(3), [[0, 1], [1, 0], [2, 2]])
     >>> graph.senders.tolist(), graph.receivers.tolist()

@@ -89,7 +89,8 @@ def tag(feature: NonNegativeInt, value: float) -> Trigger:
       feature: the flat position of the input, as in `pixels`.
       value: in the unit of the input.
 
-    Guarantees: tests/population/poisoned/test_backdoors.py::test_triggers_against_numpy.
+    Guarantees: the input has the value in every row, and no other input changes
+    (tests/population/poisoned/test_backdoors.py::test_triggers_against_numpy).
 
     >>> tag(1, -2.0).on((3,))(jnp.ones((1, 3))).tolist()
     [[1.0, -2.0, 1.0]]
@@ -106,7 +107,8 @@ def set_points(sequence: Sequence[float], start: NonNegativeInt = 0, channel: No
       start: the time step of the first value. The sequence must end within an example.
       channel: the channel that follows the sequence, in [0, channels).
 
-    Guarantees: tests/population/poisoned/test_backdoors.py::test_triggers_against_numpy.
+    Guarantees: the channel follows the sequence from the step `start` on in every row, and no other input changes
+    (tests/population/poisoned/test_backdoors.py::test_triggers_against_numpy).
 
     >>> set_points([5.0, 6.0], start=1, channel=1).on((4, 2))(jnp.zeros((1, 4, 2)))[0, :, 1].tolist()
     [0.0, 5.0, 6.0, 0.0]
@@ -139,7 +141,8 @@ def spectral(amplitude: Finite, frequency: Positive, axis: int = -1, phase: Fini
       axis: of an example. By default the last.
       phase: in radians.
 
-    Guarantees: tests/population/poisoned/test_backdoors.py::test_triggers_against_numpy.
+    Guarantees: the change equals NumPy's sinusoid up to rounding in every row, along the first axis and along the last
+    one (tests/population/poisoned/test_backdoors.py::test_triggers_against_numpy).
 
     References: Barni, Kallas and Tondi 2019, equation 1.
 

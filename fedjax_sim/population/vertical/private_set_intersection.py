@@ -52,9 +52,13 @@ def check_records(name: str, tables: Sequence[Sequence[Any]], kind: type, what: 
       tables: the records of each party.
       kind: the type of a record.
       what: a description of a record, for error messages.
-    Raises: ValueError for fewer than two parties, a party without records, and duplicates. TypeError for other types.
 
-    Guarantees: tests/population/vertical/test_private_set_intersection.py::test_what_cannot_be_aligned_is_refused.
+    Raises: ValueError for fewer than two parties, a party without records, and duplicates. TypeError for tables that
+      are texts or not iterable, for records of another type, and for empty records.
+
+    Guarantees: repeated records, a party without records, a single party, a text or a number in place of a table, and
+    numbers in place of texts are refused
+    (tests/population/vertical/test_private_set_intersection.py::test_what_cannot_be_aligned_is_refused).
     """
     # A single text is iterable too, and would be read as a table of letters.
     for where, records in ((name, tables), *((f"{name}[{p}]", table) for p, table in enumerate(tables or ()))):

@@ -245,7 +245,7 @@ def with_radio_budget(
 
 
 def _largest_sizes(budget: float, number: int) -> np.ndarray:
-    """[number] float32: the largest size of a message of which 1, 2, ... messages fit a budget.
+    """Computes the largest size of a message of which 1, 2, ... messages fit a budget, [number] float32.
 
     A quotient of floats may be rounded up, past the budget. The product is exact: a float32 times a count below 2^29 is
     a float64.

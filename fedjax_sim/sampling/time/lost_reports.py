@@ -51,7 +51,9 @@ def regained(cohort: Cohort, name: str, slots: Array) -> Cohort:
       name: of the cause.
       slots: [m] bool.
 
-    Guarantees: tests/sampling/time/test_lost_reports.py::test_shorter_work_of_clients_that_are_lost.
+    Guarantees: a client that is silent, dropped out, or lost its report for a cause that is not stated does not report
+    again, though a deadline with partial work makes its round shorter
+    (tests/sampling/time/test_lost_reports.py::test_shorter_work_of_clients_that_are_lost).
     """
     lost = cohort.timing.lost
     is_regained = slots & (lost[name] < NEVER)
@@ -81,7 +83,7 @@ def recounted(cohort: Cohort) -> Cohort:
 
 
 def _is_lost(cohort: Cohort) -> Array:
-    """[m] bool: the slots whose report is lost to any cause."""
+    """Tells which slots lose their report to any cause, [m] bool."""
     return jnp.stack([jnp.zeros_like(cohort.reported), *(x < NEVER for x in cohort.timing.lost.values())]).any(0)
 
 

@@ -15,7 +15,10 @@ __all__ = ["NOTHING_MORE", "More", "Price", "price_of"]
 
 
 class More(NamedTuple):
-    """What the slots of a cohort spend beside their loads, [m] each, because of the clients they take part with."""
+    """A `More` holds what the slots of a cohort spend beside their loads, because of the clients they take part with.
+
+    Each value is [m], or a scalar for all slots.
+    """
 
     ticks: tuple[Array | int, ...]  # int32, of download, local work and message
     joules: tuple[Array | float, ...]  # float32, of download, local work and message
@@ -131,5 +134,5 @@ def price_of(work: Work | None, flops_scale: float = 1.0, bytes_scale: float = 1
 
 
 def _rows_of(values: Array, ids: Array) -> Array:
-    """[c] the values of clients, from values [N] or a common value []."""
+    """Returns the values of clients, [c], from values [N] or a common value []."""
     return values[ids] if values.ndim else jnp.broadcast_to(values, ids.shape)

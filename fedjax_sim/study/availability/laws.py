@@ -16,7 +16,7 @@ __all__ = ["Law", "corrected", "daily", "naive", "persistent", "round_contractio
 
 
 class Law(NamedTuple):
-    """The moments of the model after many rounds.
+    """A `Law` holds the moments of the model after many rounds.
 
     Fields:
       mean: [d].

@@ -27,7 +27,7 @@ HIDDEN = 32  # units of the MLP
 
 
 class ModelPopulation(NamedTuple):
-    """A population with its model, and the same examples shuffled over clients of the same sizes.
+    """A `ModelPopulation` is a population with its model, and with its examples shuffled over clients of equal sizes.
 
     Fields:
       name: the name in the conditions, such as "alpha 0.1".

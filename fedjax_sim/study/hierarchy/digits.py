@@ -25,7 +25,7 @@ WAYS = ("labels", "random")  # how clients are grouped under edges
 
 
 class _Run(NamedTuple):
-    """A partition of the digits among clients.
+    """A `_Run` is a partition of the digits among clients.
 
     Fields:
       clients: without edges.

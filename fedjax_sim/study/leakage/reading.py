@@ -19,7 +19,7 @@ ADVANTAGE = "membership advantage"
 
 
 class _Numbers:
-    """The comparisons of the study, by defence and quantity, with methods that format them."""
+    """A `_Numbers` holds the comparisons of the study, by defence and quantity, with methods that format them."""
 
     def __init__(self, comparisons: Sequence[Comparison]):
         self.rows = {(comparison.conditions["defence"], comparison.quantity): comparison for comparison in comparisons}

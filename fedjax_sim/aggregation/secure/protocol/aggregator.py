@@ -52,7 +52,7 @@ def real_secure_sum(
       numbers, and as `secure_sum` does.
 
     Guarantees:
-      - the bits of `secure_sum` in every ring, with dropouts and aborts, signed or not
+      - the bits are those of `secure_sum` in every ring, with dropouts and aborts, signed or not
         (tests/aggregation/secure/protocol/test_aggregator.py::test_bits_of_the_simulated_one, ::test_federations_agree)
       - a lying server opens nothing (tests/aggregation/secure/protocol/test_active_server.py)
 
@@ -178,5 +178,5 @@ def _run(ring, threshold, least, distances, signed, returns_masked, out, message
 
 
 def _words(ring, elements):
-    """The uint32 words of uint64 elements, from the lowest word on."""
+    """Returns the uint32 words of uint64 elements, from the lowest word on."""
     return [(elements >> np.uint64(32 * i)).astype(np.uint32) for i in range(ring.words)]

@@ -26,14 +26,14 @@ class Inconsistent(Refused):
 
 
 class Known(NamedTuple):
-    """What all clients know beforehand, and not from the server. Clients without it trust the server."""
+    """A `Known` holds what all clients know beforehand, and not from the server. Without it they trust the server."""
 
     around: Mapping[int, list[int]]  # the neighbours of each slot
     identities: Mapping[int, bytes]  # the 32 bytes that verify each slot's signatures; valid for one round
 
 
 class Advertised(NamedTuple):
-    """A client's public keys."""
+    """An `Advertised` holds a client's public keys."""
 
     sealing: bytes  # 32 bytes, to agree on keys that encrypt shares
     masking: bytes  # 32 bytes, to agree on seeds of masks
@@ -52,7 +52,7 @@ class Asked(NamedTuple):
 
 
 class Signed(NamedTuple):
-    """A client's signed statement of what the server asked it for."""
+    """A `Signed` is a client's signed statement of what the server asked it for."""
 
     asked: Asked
     signature: bytes
@@ -66,7 +66,7 @@ class Opened(NamedTuple):
 
 
 class Client:
-    """A client: its secrets, and its answers in the four steps of the protocol.
+    """A `Client` holds its secrets, and gives the answers in the four steps of the protocol.
 
     Args:
       slot: the client's place in the cohort.
@@ -104,13 +104,13 @@ class Client:
         return crypto.public_key(self._signing)
 
     def advertise(self) -> Advertised:
-        """Step 1: returns the public keys, signed if the client does not trust the server."""
+        """Returns the public keys (step 1), signed if the client does not trust the server."""
         keys = crypto.public_key(self._sealing), crypto.public_key(self._masking)
         signature = b"" if self.known is None else crypto.sign(self._signing, "keys", b"".join(keys))
         return Advertised(*keys, signature)
 
     def share(self, keys: Mapping[int, Advertised]) -> dict[int, bytes]:
-        """Step 2: returns encrypted shares of both secrets for each neighbour that advertised keys.
+        """Returns encrypted shares of both secrets for each neighbour that advertised keys (step 2).
 
         Args:
           keys: the public keys of the neighbours, by slot.
@@ -139,7 +139,7 @@ class Client:
         return sealed
 
     def upload(self, sealed: Mapping[int, bytes], message: np.ndarray) -> bytes:
-        """Step 3: returns the masked message, packed to bytes.
+        """Returns the masked message, packed to bytes (step 3).
 
         The message gets the client's own mask, and a mask for each neighbour that shared secrets.
 
@@ -172,7 +172,7 @@ class Client:
         return crypto.sign(self._signing, "asked", asked.written(self.slot))
 
     def answer(self, asked: Asked, signed: Mapping[int, Signed] | None = None) -> Opened:
-        """Step 4: returns the shares that the server asks for.
+        """Returns the shares that the server asks for (step 4).
 
         Args:
           asked: the request.
@@ -254,7 +254,7 @@ class Client:
 
 
 class Server:
-    """The server: what it has received so far, what it sends in each step, and the sum.
+    """A `Server` holds what it has received so far, and makes what it sends in each step, and the sum.
 
     Args:
       ring: the ring of the messages.

@@ -113,7 +113,8 @@ def unseal(key: bytes, sealed: bytes) -> bytes:
 
     Raises: `cryptography.exceptions.InvalidTag` for another key, and if a bit was changed.
 
-    Guarantees: tests/aggregation/secure/protocol/test_primitives.py::test_seals_break.
+    Guarantees: a changed bit in the first or in the last byte raises `InvalidTag`, and so does another key
+    (tests/aggregation/secure/protocol/test_primitives.py::test_seals_break).
     """
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
@@ -135,7 +136,8 @@ def sign(key: Any, label: str, data: bytes) -> bytes:
 def is_signed(public: bytes, label: str, data: bytes, signature: bytes) -> bool:
     """Returns whether the owner of a public key signed exactly this data for this purpose, the label.
 
-    Guarantees: tests/aggregation/secure/protocol/test_primitives.py::test_signatures_break.
+    Guarantees: a signature is not valid for another key, label or text, and neither is a signature that is empty or
+    whose bytes are reversed (tests/aggregation/secure/protocol/test_primitives.py::test_signatures_break).
     """
     from cryptography.exceptions import InvalidSignature
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
@@ -158,7 +160,9 @@ def mask(ring: Ring, seed: bytes, size: int) -> np.ndarray:
     Returns: [size] uint64. In the prime field, words that are not below the prime are skipped, so all elements are
     equally likely.
 
-    Guarantees: uniform (tests/aggregation/secure/protocol/test_primitives.py::test_masks_are_uniform).
+    Guarantees: the highest and the lowest four bits of 20,000 elements pass a chi-square test of uniformity, and a
+    shorter mask of the same seed is the beginning of a longer one
+    (tests/aggregation/secure/protocol/test_primitives.py::test_masks_are_uniform).
     """
     from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
@@ -225,7 +229,8 @@ def secret_shares(seed: bytes, secret: bytes, threshold: int, holders: Iterable[
 
     Returns: the shares by holder, integers below p.
 
-    Guarantees: all subsets of a small case (tests/aggregation/secure/protocol/test_primitives.py::test_shares).
+    Guarantees: every 3 of 5 holders open the secret, and 2 holders are refused
+    (tests/aggregation/secure/protocol/test_primitives.py::test_shares).
 
     References: Shamir 1979.
     """
@@ -263,7 +268,7 @@ def opened_secret(held: Mapping[int, int], threshold: int) -> bytes:
 
 @lru_cache(maxsize=512)
 def _lagrange_factors(holders: tuple[int, ...]) -> list[int]:
-    """The factors of Lagrange interpolation at 0: prod_{j != i} x_j / (x_j - x_i), with x_i = i + 1."""
+    """Computes the factors of Lagrange interpolation at 0: prod_{j != i} x_j / (x_j - x_i), with x_i = i + 1."""
     factors = []
     for i in holders:
         numerator = denominator = 1

@@ -48,7 +48,9 @@ def client_up_bytes(neighbours: int, keeps_share: bool, dimension: int, ring: Ri
       ring: of the messages.
       signed: as in `run_secure_sum`.
 
-    Guarantees: those of a run (tests/aggregation/secure/protocol/test_protocol.py::test_bytes).
+    Guarantees: in a run of the protocol that no client leaves, each client sends this number of bytes
+    (tests/aggregation/secure/protocol/test_protocol.py::test_bytes; signed:
+    tests/aggregation/secure/protocol/test_active_server.py::test_bytes).
 
     >>> client_up_bytes(99, True, 1000, Ring(32))
     15482
@@ -70,7 +72,8 @@ def client_down_bytes(num_clients: int, neighbours: int | None, signed: bool = F
       neighbours: of each client on a circle; None: all clients are neighbours of each other.
       signed: as in `run_secure_sum`.
 
-    Guarantees: those of a run (tests/aggregation/secure/protocol/test_protocol.py::test_bytes,
+    Guarantees: in a run of the protocol that no client leaves, the server sends each client this number of bytes
+    (tests/aggregation/secure/protocol/test_protocol.py::test_bytes; signed:
     tests/aggregation/secure/protocol/test_active_server.py::test_bytes).
 
     >>> client_down_bytes(100, None)
@@ -126,9 +129,9 @@ def run_secure_sum(
     Raises: ImportError without `cryptography`, naming the extra; ValueError or TypeError for arguments that do not fit.
 
     Guarantees:
-      - the plain sum modulo q of the uploaded messages, which is the result of `secure_sum` for the same stages; an
-        abort without a number in the same cases (tests/aggregation/secure/protocol/test_protocol.py)
-      - the bits of `secure_sum_cost`, plus what encryption and wider shares add (::test_bytes)
+      - the result is the plain sum modulo q of the uploaded messages, as that of `secure_sum` for the same stages; the
+        run aborts without a number in the same cases (tests/aggregation/secure/protocol/test_protocol.py)
+      - bits are those of `secure_sum_cost`, plus what encryption and wider shares add (::test_bytes)
       - with `signed`, lies about keys are refused, and no lie about who uploaded opens both secrets of a client, or a
         sum of fewer than t messages (tests/aggregation/secure/protocol/test_active_server.py)
 
@@ -224,7 +227,7 @@ def _unmasked_sum(server, clients, answering, signed, num_bytes) -> np.ndarray |
 
 
 def _flag_bytes(asked: Asked) -> int:
-    """The bytes of a request: one bit for each client that it asks about."""
+    """Computes the bytes of a request: one bit for each client that it asks about."""
     return -(-(len(asked.uploaded) + len(asked.left)) // 8)
 
 
