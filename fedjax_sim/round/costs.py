@@ -189,6 +189,8 @@ def work_of(star: Star, params: PyTree, population: Population) -> Work:
 
     Returns: `Work`; `network.load_of` makes of it the load of a client with n examples.
 
+    Raises: ValueError for a client with a loop of unknown length that does not state its number of steps.
+
     Guarantees: bytes are counted after both transforms, and steps are those of the client
     (tests/round/test_round.py::test_quadratic_clients_have_known_work); operations grow with the steps as counted
     by hand (tests/round/test_costs.py).
@@ -221,6 +223,10 @@ def work_of(star: Star, params: PyTree, population: Population) -> Work:
     program = jax.make_jaxpr(local)(tree.spec(broadcast), population, steps)
     flops_without_steps, flops_with_one_step = (engine.flops(program, turns) for turns in (0, 1))
     step_flops = flops_with_one_step - flops_without_steps
+    if facts.all_steps is None and step_flops:
+        hint = "Its local work is a loop of unknown length, which would be priced as one step: let it state the fact "
+        hint += "ClientFacts.all_steps, the number of steps or (examples) -> steps."
+        validate.fail("client", "one whose number of local steps is known, for time or energy follows", "none", hint)
     rows = num_rows(population) if facts.num_steps is None else None
     return Work(
         *sizes, facts.all_steps, float(flops_with_one_step), float(step_flops), rows, examples, by_invited=by_invited

@@ -74,3 +74,13 @@ def test_loops_of_known_length():
     short, long = (told(client.private_sgd(loss, 1.0, 0.0, 0.1, num_steps=steps, **options)) for steps in (4, 40))
     assert short.step_flops == long.step_flops == 0 and long.steps is None
     np.testing.assert_allclose(long.flops / short.flops, 10, rtol=0.1)
+
+
+def test_a_loop_that_nobody_knows_is_refused():
+    """Catches 30 steps that are priced as one, because a client of a user's own does not state how many it takes."""
+    known = client.local_sgd(loss, optax.sgd(0.1), client.work(num_epochs=10, batch_size=BATCH))
+    unknown = known._replace(facts=known.facts._replace(all_steps=None, num_steps=None))
+    with pytest.raises(ValueError, match=r"client: expected one whose number of local steps is known.*all_steps"):
+        told(unknown)
+    written_out = client.local_sgd(loss, optax.sgd(0.1), client.work(num_steps=3, batch_size=BATCH))
+    told(written_out._replace(facts=written_out.facts._replace(all_steps=None, num_steps=None)))
