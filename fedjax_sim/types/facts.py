@@ -16,7 +16,7 @@ class ClientFacts(NamedTuple):
     # Number of minibatch steps, or (examples) -> steps; None = the work also reads all examples at once
     num_steps: int | Callable | None = None
     # Number of steps of the whole local work, or (examples) -> steps. A client does the part of them that `data.work`
-    # states; None = it always does all of its work
+    # states; None = it always does all of its work, and has no simulated time if a loop in it has no known length
     all_steps: int | Callable | None = None
     noise: Noise | None = None  # of record-level privacy
     uniform_weights: bool = False  # every report weighs 1, or 0 for nothing to report, whatever the client holds
