@@ -115,7 +115,7 @@ def _ranks(x: Array) -> Array:
 
     Comparing all pairs is a few vector operations. They are written out, so that the compiler does not store the
     comparisons. XLA:CPU sorts short rows an order of magnitude slower. The operations are of `lax`, which JAX traces in
-    a third of the time that those of `jnp` take.
+    about half of the time that those of `jnp` take.
     """
     rank = jnp.zeros(x.shape, jnp.int32)
     for i in range(x.shape[0]):
