@@ -74,14 +74,14 @@ def write_timeline_page(run: Path, round: int) -> Path:
         hint = "A config has one with [devices] and [sampler.with_clock]."
         raise ConfigError([problem("--timeline", "a run whose rounds take simulated time", str(run), hint)])
     prepare()
-    try:
-        with config.arithmetic():
-            experiment = build(config)
+    with config.arithmetic():
+        experiment = build(config)
+        try:
             replayed = timeline_of_round(
                 experiment.key, experiment.algorithm, experiment.params, experiment.data.train, round
             )
-    except ValueError as error:
-        raise ConfigError([f"--timeline: {error}"]) from error
+        except ValueError as error:
+            raise ConfigError([f"--timeline: {error}"]) from error
     _compare(run, logged[round], replayed)
     with ExitStack() as stack:
         _lock(stack, run)

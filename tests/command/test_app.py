@@ -156,7 +156,8 @@ def test_resume_goes_on_to_the_same_bits(done, tmp_path):
 
 @pytest.mark.full
 def test_the_timeline_of_a_round(done, tmp_path):
-    """Fault: another round's clients, a run that is changed by looking, a round or run without one that gets a page."""
+    """Fault: another round's clients, a run that is changed by looking, a round or run without one that gets a page,
+    and an error of the config that is told as one of --timeline."""
     folder = tmp_path / "timed"
     clock = ["devices.name=cross_device", "sampler.with_clock.num_invited=8", "sampler.with_clock.flops_scale=1e5"]
     clock += ["sampler.with_deadline.seconds=2.0"]
@@ -185,6 +186,9 @@ def test_the_timeline_of_a_round(done, tmp_path):
     (folder / "SHA256SUMS").unlink()  # nothing but the log tells
     other = call("report", folder, "--timeline", 2)
     assert other.exit_code == 1 and "is not that of the log: round_seconds is" in other.output, other.output
+    (folder / "config.toml").write_text(text.replace("cohort_size = 150", "cohort_size = 999999"))
+    wrong = call("report", folder, "--timeline", 2)
+    assert wrong.exit_code == 2 and "cohort_size" in wrong.output and "--timeline" not in wrong.output, wrong.output
 
 
 @pytest.mark.pictures
