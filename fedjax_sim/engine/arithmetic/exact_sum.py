@@ -62,8 +62,9 @@ POISONED = MAX_BIN + 1  # the bin of values that are not finite, or 2^128 and ab
 MAX_CHUNK = 1 << 16  # messages added at once
 # Messages whose digits a low word can take: 480 digits of 2^22 and a low word below 2^20 stay below 2^31.
 PENDING = 480
-# On a CPU, messages are added one by one. Compilers vectorise that over coordinates, but XLA:CPU vectorises no
-# reduction over rows. A loop's turn adds UNROLLED messages, and after BLOCK messages the loop looks for carries.
+# Up to BLOCK messages are added one by one. Compilers vectorise that over coordinates, but XLA:CPU vectorises no
+# reduction over rows. On a CPU, UNROLLED messages are added in a turn of a loop, so that the program is short. On
+# accelerators all of them stand in straight-line code, because each turn would write the words to memory.
 BLOCK = 64
 UNROLLED = 8
 
@@ -190,7 +191,7 @@ def _peak(values: Array, here: Array | bool = True) -> Array:
 def _over_messages(function: Callable, carry: PyTree, messages: Array) -> PyTree:
     """Returns the carry after `carry = function(carry, message)` for each message [d] of [c, d]."""
     num_turns, num_left = divmod(len(messages), UNROLLED)
-    if num_turns <= 1:
+    if num_turns <= 1 or target() != "cpu":
         return reduce(function, messages, carry)
 
     def turn(carry, block):
@@ -240,7 +241,7 @@ def add_messages(sums: list[ExactSum], messages: list[Array]) -> list[ExactSum]:
     validate.integer("messages added at once", count, 1, MAX_CHUNK)
     on_cpu = target() == "cpu"
     if on_cpu and count > BLOCK:
-        # A long chunk is added in blocks that are short enough for straight-line code. Zeros fill up the last block.
+        # A long chunk is added in blocks, before each of which carries move if they must. Zeros fill up the last block.
         blocks = [jnp.pad(x, [(0, -count % BLOCK)] + [(0, 0)] * (x.ndim - 1)) for x in messages]
         blocks = [x.reshape(len(x) // BLOCK, BLOCK, *x.shape[1:]) for x in blocks]
         return jax.lax.scan(lambda sums, block: (add_messages(sums, block), None), sums, blocks)[0]
