@@ -71,6 +71,16 @@ def assumptions(mechanism: Mechanism, delta: float) -> tuple[str, ...]:
     >>> assumptions(mechanism, 1e-5)[0]
     'The server is trusted: it sees every message, and adds the noise.'
     """
+    return (
+        *_trust(mechanism),
+        *_drawing_and_dropouts(mechanism),
+        *_simulation_and_noise(mechanism),
+        *_large_delta(mechanism, delta),
+    )
+
+
+def _trust(mechanism: Mechanism) -> list[str]:
+    """Says who is trusted, what others see, and what a level of a hierarchy changes."""
     level = mechanism.detail("level")
     sentences = [_TRUST[mechanism.place]]
     if level is not None and mechanism.place == "local":
@@ -87,6 +97,12 @@ def assumptions(mechanism: Mechanism, delta: float) -> tuple[str, ...]:
             f"A client that is added, removed or replaced changes the message of its {level}, which moves the sum by "
             f"up to two clip norms. Whole {level}s are drawn: drawing clients inside of one gains nothing."
         )
+    return sentences
+
+
+def _drawing_and_dropouts(mechanism: Mechanism) -> list[str]:
+    """Says how units are drawn, what has to stay secret for that, and what dropouts and local noise change."""
+    sentences = []
     # How units are drawn, and what has to stay secret for that.
     if mechanism.unit == "record":
         sentences.append(
@@ -114,6 +130,12 @@ def assumptions(mechanism: Mechanism, delta: float) -> tuple[str, ...]:
             "Sampling amplifies nothing against whoever receives messages: a client may be in every round."
         )
         sentences.append("That a client sends is no secret, nor that one without examples does not.")
+    return sentences
+
+
+def _simulation_and_noise(mechanism: Mechanism) -> list[str]:
+    """Says where a simulation and its kind of noise limit the statement."""
+    sentences = []
     # Limits of a simulation: simulated cohorts and adaptive clipping.
     if (noise_cohort_size := mechanism.detail("noise_cohort_size")) is not None:
         simulated = mechanism.detail("simulated_cohort_size")
@@ -138,6 +160,12 @@ def assumptions(mechanism: Mechanism, delta: float) -> tuple[str, ...]:
         )
     else:
         sentences.append("Idealised numerics: float32 noise of a simulation hardens no deployment (Mironov 2012).")
+    return sentences
+
+
+def _large_delta(mechanism: Mechanism, delta: float) -> list[str]:
+    """Says where delta is too large to mean anything."""
+    sentences = []
     # With delta above this chance, a mechanism could publish the data of a drawn unit and still meet (0, delta).
     if mechanism.law != "always" and not (delta < (draw_probability := mechanism.drawn_from[1])):
         sentences.append(
@@ -154,7 +182,7 @@ def assumptions(mechanism: Mechanism, delta: float) -> tuple[str, ...]:
         noun = "client" if mechanism.detail("protects") == "members" else mechanism.detail("level", mechanism.unit)
         too_large = f"delta {delta:g} is not below one over the number of {noun}s, {1 / mechanism.num_units:g}"
         sentences.append(f"{too_large}: a mechanism that publishes one client's data outright could meet it.")
-    return tuple(sentences)
+    return sentences
 
 
 def explain(subject: Any) -> str:
