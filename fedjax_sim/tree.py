@@ -22,7 +22,6 @@ __all__ = [
     "common_dtype",
     "dotted",
     "joined_metrics",
-    "largest",
     "num_bytes",
     "num_values",
     "sha256_of",
@@ -33,9 +32,6 @@ __all__ = [
     "where",
     "zeros_like",
 ]
-
-PARTS = 8  # of a vector that are compared at once
-SHORT = 64  # numbers; a shorter vector is compared as a whole
 
 
 def varying(tree: PyTree, by: Array) -> PyTree:
@@ -203,27 +199,3 @@ def all_finite(tree: PyTree) -> Array:
     """Returns [] bool: whether no leaf has a NaN or an infinity."""
     checks = [jnp.isfinite(x).all() for x in jax.tree.leaves(tree)]
     return jnp.stack(checks).all() if checks else jnp.asarray(True)
-
-
-def largest(x: Array) -> Array:
-    """[] the largest of an array's numbers; NaN if there is one.
-
-    The same as `x.max()`, in an order that XLA:CPU vectorises: the larger numbers of eight parts, until few are left.
-    NaN is looked for among these: under `vmap` over many arrays XLA:CPU's maximum drops it.
-
-    Guarantees: the result is right wherever the largest number is, and NaN wherever a NaN is, for sizes from 1 to
-    100,003 (tests/test_tree.py::test_largest_of_an_array), and no NaN is lost under `vmap` over many arrays
-    (::test_no_nan_of_many_arrays_is_lost).
-
-    >>> import jax.numpy as jnp
-    >>> float(largest(jnp.array([[1.0, 3.0], [-5.0, 2.0]])))
-    3.0
-    """
-    x = x.reshape(-1)
-    while x.size > SHORT:
-        size = -(-x.size // PARTS)  # the last part overlaps the one before
-        starts = [min(i * size, x.size - size) for i in range(PARTS)]
-        x = functools.reduce(jnp.maximum, [x[start : start + size] for start in starts])
-    if not jnp.issubdtype(x.dtype, jnp.floating):
-        return x.max()
-    return jnp.where(jnp.isnan(x).any(), jnp.nan, x.max())

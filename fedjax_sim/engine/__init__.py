@@ -24,6 +24,7 @@ from fedjax_sim.engine.client_memory.store import (
 )
 from fedjax_sim.engine.flops import flops
 from fedjax_sim.engine.fold import device_mesh, fold, is_unplaced, one_device, unplaced
+from fedjax_sim.engine.largest import largest
 from fedjax_sim.engine.plan import Needs, Plan, needs, plan_for, total_memory, working_bytes
 from fedjax_sim.engine.platform import compiler_options, compiling_for, target
 from fedjax_sim.engine.shuffling import client_keys, shuffle
@@ -49,6 +50,7 @@ __all__ = [
     "fold",
     "gathered",
     "is_unplaced",
+    "largest",
     "median",
     "memory_files",
     "memory_limit",

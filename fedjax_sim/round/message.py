@@ -82,12 +82,12 @@ def stays_finite(old: PyTree, new: PyTree) -> Array:
 
 def _magnitude(x: Array) -> Array:
     """[] float32: the largest magnitude in an array. An empty array gives 0, an array with a NaN gives NaN."""
-    return tree.largest(jnp.abs(x).astype(jnp.float32)) if x.size else jnp.zeros(())
+    return engine.largest(jnp.abs(x).astype(jnp.float32)) if x.size else jnp.zeros(())
 
 
 def _is_finite(x: Array) -> Array:
     """[] bool: the largest magnitude is below infinity, which is False for NaN."""
-    return tree.largest(jnp.abs(x)) < jnp.inf if x.size else jnp.asarray(True)
+    return engine.largest(jnp.abs(x)) < jnp.inf if x.size else jnp.asarray(True)
 
 
 def usable_rows(messages: Message) -> Message:
