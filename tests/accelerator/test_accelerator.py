@@ -47,18 +47,19 @@ ROWS = (
 FULL_PRECISION = {"mlp": 1e-5, "softmax": 1e-5, "cnn_12k": 1e-4, "lstm": 1e-4}
 
 
-def python(*arguments: str) -> str:
-    """What a fresh interpreter prints, which compiles its programs anew."""
+def python(*arguments: str, **environment: str) -> str:
+    """What a fresh interpreter prints."""
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-    environment = os.environ | {"PYTHONPATH": path, "JAX_ENABLE_COMPILATION_CACHE": "false"}
-    done = subprocess.run([sys.executable, *arguments], cwd=ROOT, env=environment, capture_output=True, text=True)
+    known = os.environ | {"PYTHONPATH": path} | environment
+    done = subprocess.run([sys.executable, *arguments], cwd=ROOT, env=known, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout
 
 
 def digests(kind: str, name: str, counts: str) -> dict:
-    """Of states and logs after five rounds, in the order of the cohort (1) and backwards (-1)."""
-    row = json.loads(python("-m", "tests.laws.device_rows", kind, counts, "mlp", "steps", name))
+    """Of states and logs after five rounds, in the order of the cohort (1) and backwards (-1), compiled anew."""
+    options = kind, counts, "mlp", "steps", name
+    row = json.loads(python("-m", "tests.laws.device_rows", *options, JAX_ENABLE_COMPILATION_CACHE="false"))
     assert row["equal"], row
     return row["digests"]
 
@@ -128,7 +129,6 @@ def test_a_cpu_agrees(name):
     """Catches another cohort, another order of examples, or an operation that an accelerator computes carelessly."""
     expected, found = change(name, "cpu"), change(name, jax.default_backend())
     distance = np.linalg.norm(found - expected) / np.linalg.norm(expected)
-    print(f"{name}: {distance:.2g}")
     assert distance < FULL_PRECISION[name]
 
 
