@@ -28,9 +28,9 @@ def largest(x: Array) -> Array:
 
     Guarantees:
       The result is right wherever the largest number is, and NaN wherever a NaN is, for sizes from 1 to 100,003
-      (tests/engine/test_largest.py::test_largest_of_an_array, and on accelerators
-      tests/accelerator/test_accelerator.py::test_no_nan_is_lost).
-      No NaN is lost under `vmap` over many arrays (::test_no_nan_of_many_arrays_is_lost).
+      (tests/engine/test_largest.py::test_largest_of_an_array).
+      No NaN is lost under `vmap` over many arrays (::test_no_nan_of_many_arrays_is_lost), on accelerators neither
+      (tests/accelerator/test_accelerator.py::test_no_nan_is_lost).
 
     >>> float(largest(jnp.array([[1.0, 3.0], [-5.0, 2.0]])))
     3.0
