@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pathlib
 import re
+import subprocess
+import sys
 import tomllib
 
 import fedjax_sim
@@ -32,6 +34,14 @@ def test_what_is_installed_is_used():
     for dependency in PROJECT["project"]["dependencies"]:
         name = re.split("[>=]", dependency)[0]
         assert re.search(rf"\b(import|from) {modules.get(name, name)}\b", text) or name == "jaxlib", name
+
+
+def test_slow_imports_wait_until_they_are_used():
+    """Fault: a run without noise that waits a second for what accounts for noise, or draws."""
+    slow = {"dp_accounting", "matplotlib", "scipy.integrate", "scipy.optimize", "scipy.signal", "scipy.stats"}
+    packages = ", ".join(f"fedjax_sim.{x}" for x in ("instruments", "privacy", "report", "running", "theory"))
+    code = f"import sys, {packages}; print(sorted({slow} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True).stdout == "[]\n"
 
 
 def test_examples_have_names():

@@ -204,14 +204,15 @@ def _rounds(name: str, loaded: Any, experiment: Any, folder: Path, start: dict, 
 
 def _timeline(experiment: Any, state: Any) -> dict[str, Any] | None:
     """Returns the clients of the next round, if it would take simulated time; None if noise hides who takes part."""
-    import jax
-
-    from fedjax_sim.instruments.timeline import timeline
     from fedjax_sim.types import noisy_parts
 
     star = experiment.algorithm.parts
     if star is None or star.sampler.devices is None or noisy_parts(star):
         return None
+    import jax
+
+    from fedjax_sim.instruments.timeline import timeline
+
     return timeline(star, jax.random.fold_in(experiment.key, int(state.round)), state.sampler)
 
 

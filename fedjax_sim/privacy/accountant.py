@@ -17,8 +17,6 @@ import math
 from collections.abc import Sequence
 from typing import Any, Literal
 
-import dp_accounting as dp
-
 from fedjax_sim import validate
 from fedjax_sim.privacy import renyi
 from fedjax_sim.privacy.loss import FLOOR, GRIDS, PrivacyLoss, poisson_loss, truncated_loss
@@ -258,11 +256,13 @@ def _unsampled(parts: tuple, delta: float) -> float:
 
     The result is exact if every release does.
     """
+    from dp_accounting import get_epsilon_gaussian
+
     # Gaussian mechanisms compose to one Gaussian mechanism: the squares of movement over noise add up.
     squared_shift = sum(
         count * (mechanism.moves_unsampled / mechanism.noise_multiplier) ** 2 for mechanism, count in parts
     )
-    return float(dp.get_epsilon_gaussian(1 / math.sqrt(squared_shift), delta))
+    return float(get_epsilon_gaussian(1 / math.sqrt(squared_shift), delta))
 
 
 def _has_loss(mechanism: Mechanism) -> bool:
@@ -293,7 +293,7 @@ def _check_pld(mechanism: Mechanism) -> None:
 def _by_curve(parts: tuple, delta: float) -> tuple[float, str, str]:
     """Computes (epsilon, "RDP", numerics) from the sum of the Renyi curves."""
     epsilon, order = renyi.epsilon(sum(count * renyi.curve(mechanism) for mechanism, count in parts), delta)
-    return epsilon, "RDP", f"Renyi divergence at order {order:g} of {renyi.ORDERS.size}"
+    return epsilon, "RDP", f"Renyi divergence at order {order:g} of {renyi.all_orders().size}"
 
 
 def _by_loss(parts: tuple, delta: float) -> tuple[float, str, str]:

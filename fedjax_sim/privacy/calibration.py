@@ -6,8 +6,6 @@ import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from scipy import optimize
-
 from fedjax_sim import validate
 from fedjax_sim.privacy.accountant import PrivacySpent, account, round_up
 from fedjax_sim.privacy.mechanism import Mechanism
@@ -150,6 +148,8 @@ def _least_multiplier(epsilon_of: Callable[[float], float], epsilon: float) -> f
 
     `epsilon_of` must decrease.
     """
+    from scipy import optimize
+
     seen: dict[float, float] = {}
 
     def gap(log_multiplier: float) -> float:

@@ -15,7 +15,7 @@ import math
 from typing import NamedTuple
 
 import numpy as np
-from scipy import fft, signal, stats
+from scipy import fft
 from scipy.special import log_ndtr, ndtr, ndtri
 
 __all__ = ["FLOOR", "GRIDS", "PrivacyLoss", "poisson_loss", "truncated_loss"]
@@ -114,6 +114,8 @@ def truncated_loss(
     (tests/privacy/test_accountant.py::test_equals_dp_accounting_by_hand). Its epsilon is never below that without
     truncation (::test_truncated_is_never_below_poisson).
     """
+    from scipy import stats  # not above: with `scipy.signal` it takes a second to import
+
     untruncated = poisson_loss(rate, multiplier, replace, grid)
     full_cohort_probability = float(stats.binom.sf(num_slots - 1, population_size - 1, rate))
     # So small a probability is added to the infinite loss, where it changes no epsilon at a useful delta.
@@ -287,7 +289,9 @@ def _both(halves: tuple[_Half, ...]) -> tuple[_Half, _Half]:
 
 def _joined(first: _Half, second: _Half) -> _Half:
     """Computes the distribution of the sum of two independent losses."""
-    mass = np.maximum(signal.fftconvolve(first.mass, second.mass), 0)
+    from scipy.signal import fftconvolve
+
+    mass = np.maximum(fftconvolve(first.mass, second.mass), 0)
     # The sum is infinite if either loss is.
     infinite = first.infinite + second.infinite - first.infinite * second.infinite
     return _Half(first.lower + second.lower, mass, infinite)

@@ -22,24 +22,33 @@ import functools
 import logging
 import math
 
-import dp_accounting as dp
 import numpy as np
-from dp_accounting.rdp import rdp_privacy_accountant
 from scipy.special import gammaln, logsumexp
 
 from fedjax_sim.privacy.mechanism import INTEGERS, Mechanism
 
-__all__ = ["ORDERS", "curve", "discrete_gaussian_curve", "epsilon", "known", "sampled_curve", "skellam_curve"]
+__all__ = ["all_orders", "curve", "discrete_gaussian_curve", "epsilon", "known", "sampled_curve", "skellam_curve"]
 
-ORDERS = np.array([*rdp_privacy_accountant.DEFAULT_RDP_ORDERS, 2048, 4096, 8192], np.float64)
 # An upper bound on the rounding error of float64 for each term of an order's sum: at most four times the error that is
 # observed.
 _ROUNDING = 2.0**-50
 
 
+@functools.cache
+def all_orders() -> np.ndarray:
+    """Returns the orders of all curves, float64: those of dp-accounting, and three larger ones.
+
+    dp-accounting is imported where it is used, because it imports large parts of SciPy. That takes a second, for which
+    a run without noise need not wait.
+    """
+    from dp_accounting.rdp import rdp_privacy_accountant
+
+    return np.array([*rdp_privacy_accountant.DEFAULT_RDP_ORDERS, 2048, 4096, 8192], np.float64)
+
+
 @functools.lru_cache(maxsize=64)
 def curve(mechanism: Mechanism) -> np.ndarray | None:
-    """Computes the Renyi divergence of one release at each order of `ORDERS`.
+    """Computes the Renyi divergence of one release at each order of `all_orders()`.
 
     Returns: an array; None if no bound is known (truncated samples, and replaced units of a Poisson sample).
 
@@ -48,8 +57,10 @@ def curve(mechanism: Mechanism) -> np.ndarray | None:
     ::test_accountants_agree_on_replacing). On samples it is never below the true divergence nor negative, however small
     the divergence is (tests/privacy/test_renyi.py::test_tiny_divergences_are_rounded_up).
     """
+    import dp_accounting as dp
+
     if mechanism.noise_multiplier == 0:
-        return np.full(ORDERS.size, np.inf)
+        return np.full(all_orders().size, np.inf)
     z = mechanism.noise_multiplier / mechanism.moves
     law = mechanism.law
     if mechanism.kind in INTEGERS:
@@ -62,16 +73,17 @@ def curve(mechanism: Mechanism) -> np.ndarray | None:
         event = dp.GaussianDpEvent(z)
         with _quiet():
             event = dp.PoissonSampledDpEvent(mechanism.drawn_from[1], event) if law == "poisson" else event
-            divergences = dp.rdp.RdpAccountant(ORDERS).compose(event).rdp
+            divergences = dp.rdp.RdpAccountant(all_orders()).compose(event).rdp
     if law == "always":
         return divergences
     # A sampled divergence is the logarithm of a sum near one, which loses everything below 1e-16. The bound on this
     # error is added, so that the result is never too small.
-    divergences = np.maximum(divergences, 0) + _ROUNDING * ORDERS / (ORDERS - 1)
+    orders = all_orders()
+    divergences = np.maximum(divergences, 0) + _ROUNDING * orders / (orders - 1)
     if mechanism.kind in INTEGERS:
         return divergences
     # Sampling never costs privacy, so the unsampled divergence a / (2 z^2) is an upper bound too.
-    return np.minimum(divergences, ORDERS / 2 / z**2)
+    return np.minimum(divergences, orders / 2 / z**2)
 
 
 def known(mechanism: Mechanism) -> bool:
@@ -82,17 +94,22 @@ def known(mechanism: Mechanism) -> bool:
 @functools.lru_cache(maxsize=64)
 def _fixed_size_curve(population_size: int, cohort_size: int, z: float) -> np.ndarray:
     """Computes the Renyi divergence of Gaussian noise on a sample of fixed size; infinite at orders above 1024."""
+    import dp_accounting as dp
+
     # Larger orders take long, and give the least bound only for epsilons below 0.01.
-    small_orders = ORDERS[ORDERS <= 1024]
+    orders = all_orders()
+    small_orders = orders[orders <= 1024]
     event = dp.SampledWithoutReplacementDpEvent(population_size, cohort_size, dp.GaussianDpEvent(z))
     with _quiet():
         divergences = dp.rdp.RdpAccountant(small_orders, dp.NeighboringRelation.REPLACE_ONE).compose(event).rdp
-    return np.concatenate([divergences, np.full(ORDERS.size - small_orders.size, np.inf)])
+    return np.concatenate([divergences, np.full(orders.size - small_orders.size, np.inf)])
 
 
 def epsilon(total: np.ndarray, delta: float) -> tuple[float, float]:
     """Converts a sum of curves into (epsilon at `delta`, the order that gives this epsilon)."""
-    value, order = dp.rdp.compute_epsilon(ORDERS, total, delta)
+    from dp_accounting.rdp import compute_epsilon
+
+    value, order = compute_epsilon(all_orders(), total, delta)
     return float(value), float(order)
 
 
@@ -194,9 +211,10 @@ def _integer_curve(mechanism: Mechanism) -> np.ndarray:
     divergences = unsampled(whole_orders)
     if mechanism.law == "without_replacement":
         divergences = sampled_curve(divergences, mechanism.rate)
-    curve_values = np.full(ORDERS.size, np.inf)
-    usable = (ORDERS >= 2) & (ORDERS < whole_orders.size) & (np.floor(ORDERS) == ORDERS)
-    curve_values[usable] = divergences[ORDERS[usable].astype(int)]
+    orders = all_orders()
+    curve_values = np.full(orders.size, np.inf)
+    usable = (orders >= 2) & (orders < whole_orders.size) & (np.floor(orders) == orders)
+    curve_values[usable] = divergences[orders[usable].astype(int)]
     return curve_values
 
 

@@ -11,7 +11,6 @@ from collections.abc import Callable
 from typing import Annotated, NamedTuple
 
 import numpy as np
-from scipy import integrate, stats
 
 from fedjax_sim import validate
 from fedjax_sim.sampling.design import SamplingDesign
@@ -60,6 +59,8 @@ def attackers_met(population_size: int, num_attackers: int, cohort_size: int) ->
     >>> print(attackers_met(10, 2, 5).round(4))
     [0.2222 0.5556 0.2222 0.     0.     0.    ]
     """
+    from scipy import stats
+
     _check_counts(population_size, num_attackers, cohort_size)
     return stats.hypergeom(population_size, num_attackers, cohort_size).pmf(np.arange(cohort_size + 1))
 
@@ -90,6 +91,8 @@ def chance_of_more_attackers(
     >>> round(chance_of_more_attackers(1000, 100, 100, 15, num_rounds=100), 4)
     0.9612
     """
+    from scipy import stats
+
     _check_counts(population_size, num_attackers, cohort_size)
     probability_per_round = float(stats.hypergeom(population_size, num_attackers, cohort_size).sf(num_byzantine))
     return _in_some_round(probability_per_round, num_rounds)
@@ -155,6 +158,8 @@ def chance_beyond(
     >>> round(chance_beyond(design, 100, lambda number: 15), 4)
     0.032
     """
+    from scipy import stats
+
     check_design(design)
     hint = "Count the metric `attackers_beyond` of a run instead."
     if design.scheme not in INDEPENDENT:
@@ -300,6 +305,8 @@ def median_efficiency(number: int | None = None) -> float:
     >>> round(median_efficiency(), 4), round(median_efficiency(101), 3)
     (1.5708, 1.564)
     """
+    from scipy import integrate, stats
+
     if number is None:
         return math.pi / 2
     validate.integer("number", number, 1, 10_001)
@@ -334,6 +341,8 @@ def trimmed_mean_efficiency(share: Annotated[float, Number(0, 0.5, open_high=Tru
     >>> round(trimmed_mean_efficiency(0.1), 4), trimmed_mean_efficiency(0)
     (1.0604, 1.0)
     """
+    from scipy import stats
+
     if share == 0:
         return 1.0
     cutoff = float(stats.norm.isf(share))

@@ -15,7 +15,7 @@ from scipy import stats
 from fedjax_sim.privacy import Mechanism, PrivacySpent, account, compose
 from fedjax_sim.privacy.accountant import round_up
 from fedjax_sim.privacy.loss import poisson_loss
-from fedjax_sim.privacy.renyi import ORDERS
+from fedjax_sim.privacy.renyi import all_orders
 
 RELATION = {
     "add_or_remove_one": dp.NeighboringRelation.ADD_OR_REMOVE_ONE,
@@ -47,7 +47,7 @@ def by_hand(mechanism, rounds, delta):
     """dp-accounting's own accountants."""
     relation = RELATION[mechanism.adjacency]
     if mechanism.law == "without_replacement":
-        accountant = dp.rdp.RdpAccountant(ORDERS, relation)
+        accountant = dp.rdp.RdpAccountant(all_orders(), relation)
     else:
         accountant = PLDAccountant(relation)
     return float(accountant.compose(mechanism.event(rounds)).get_epsilon(delta))

@@ -12,7 +12,9 @@ from scipy import stats
 from scipy.special import logsumexp
 
 from fedjax_sim.privacy import Mechanism, account, calibrate
-from fedjax_sim.privacy.renyi import ORDERS, curve, discrete_gaussian_curve, sampled_curve, skellam_curve
+from fedjax_sim.privacy.renyi import all_orders, curve, discrete_gaussian_curve, sampled_curve, skellam_curve
+
+ORDERS = all_orders()
 
 
 def exact(log_mass, shift, orders):
