@@ -133,7 +133,7 @@ def _train(loaded: Any, experiment: Any, folder: Path | None, start: dict, quiet
         quiet = quiet or not distributed.is_first()
         state, history = _rounds(name, loaded, experiment, folder, start, quiet, files)
         next_round = _timeline(experiment, state)
-        finished = distributed.by_first(lambda: _finish(name, history, experiment, next_round, folder))
+        distributed.by_first(lambda: _finish(name, history, experiment, next_round, folder, quiet))
     except KeyboardInterrupt as error:
         _interrupted(error, folder, new_folder)
     except (
@@ -147,8 +147,6 @@ def _train(loaded: Any, experiment: Any, folder: Path | None, start: dict, quiet
         ValueError,
     ) as error:
         _failed(error, folder, new_folder)
-    if not quiet:
-        _show(*finished)
 
 
 def _rounds(name: str, loaded: Any, experiment: Any, folder: Path, start: dict, quiet: bool, files: dict) -> Any:
@@ -216,8 +214,10 @@ def _timeline(experiment: Any, state: Any) -> dict[str, Any] | None:
     return timeline(star, jax.random.fold_in(experiment.key, int(state.round)), state.sampler)
 
 
-def _finish(name: str, history: Any, experiment: Any, last: dict | None, folder: Path) -> tuple[dict, Path, float]:
+def _finish(name: str, history: Any, experiment: Any, last: dict | None, folder: Path, quiet: bool) -> None:
     """Writes the run's last files: the summary, with the baseline of a constant prediction, a timeline, and the page.
+
+    The summary is printed before the page is drawn, which takes seconds.
 
     Args:
       name: the run's name.
@@ -225,8 +225,7 @@ def _finish(name: str, history: Any, experiment: Any, last: dict | None, folder:
       experiment: what was run.
       last: the timeline of a round; None to write none.
       folder: the run's folder.
-
-    Returns: summary, page, and the test loss before the first round; NaN without a test loss.
+      quiet: whether nothing is printed.
     """
     from fedjax_sim.metrics.baseline import constant_baseline
     from fedjax_sim.report.page import write_report
@@ -243,8 +242,15 @@ def _finish(name: str, history: Any, experiment: Any, last: dict | None, folder:
         write(folder / "summary.json", _json(summary).encode())
         if last is not None:
             write(folder / "timeline.json", _json(last).encode())
-        first = float(history.records[0].get("test_loss", "nan")) if history.records else math.nan
-        return summary, write_report(folder), first
+        try:
+            if not quiet:
+                first_loss = float(history.records[0].get("test_loss", "nan")) if history.records else math.nan
+                _show(summary, first_loss)
+        finally:  # even if nobody reads the output any more
+            page = write_report(folder)
+        if not quiet:
+            # The path is not in the table, which would break a long path into lines.
+            print(page)
 
 
 def how_clients_count(star: Any) -> dict[str, str]:
@@ -344,12 +350,11 @@ def _json(value: Any) -> str:
     return json.dumps(value, indent=2, ensure_ascii=False) + "\n"
 
 
-def _show(summary: dict[str, Any], report: Path, first_loss: float) -> None:
-    """Prints a run's summary as a table, where its page is, and what to do if nothing was learned.
+def _show(summary: dict[str, Any], first_loss: float) -> None:
+    """Prints a run's summary as a table, and what to do if nothing was learned.
 
     Args:
       summary: the run's summary.
-      report: the path of its page.
       first_loss: the test loss before the first round; NaN where it is not known.
     """
     from rich.console import Console
@@ -395,8 +400,6 @@ def _show(summary: dict[str, Any], report: Path, first_loss: float) -> None:
         grid.add_row("privacy", spent.get("statement") or f"no epsilon: {spent['refused']}")
     console = Console(soft_wrap=True)
     console.print(grid, highlight=False, markup=False)
-    # The path is not in the table, which would break a long path into lines.
-    console.print(str(report), highlight=False, markup=False)
     loss = float(summary.get("test_loss", 0))
     baseline_loss = float(summary.get("baseline_loss", "inf"))
     # Not `loss > guess`, so that a NaN counts as no better than guessing.

@@ -123,7 +123,7 @@ def test_advice_for_a_model_that_learned_nothing(done, capsys):
         (lost | {"skipped_rounds": 5}, 2.5, lower),
     ]
     for more, first_loss, advice in cases:
-        _show(summary | more, done[0], first_loss)
+        _show(summary | more, first_loss)
         assert capsys.readouterr().out.rpartition("no better than guessing: ")[2].strip() == advice
 
 
