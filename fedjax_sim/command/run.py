@@ -105,7 +105,7 @@ def run(
 
 
 def _train(loaded: Any, experiment: Any, folder: Path | None, start: dict, quiet: bool, command: str) -> None:
-    """Trains, writes the page and prints the summary; a run that fails exits with a code, after cleaning up."""
+    """Trains, prints the summary and writes the page; a run that fails exits with a code, after cleaning up."""
     from fedjax_sim.population.describe import describe
     from fedjax_sim.running import distributed
     from fedjax_sim.running.files import CheckpointError, RunLocked
@@ -202,13 +202,13 @@ def _rounds(name: str, loaded: Any, experiment: Any, folder: Path, start: dict, 
 
 def _timeline(experiment: Any, state: Any) -> dict[str, Any] | None:
     """Returns the clients of the next round, if it would take simulated time; None if noise hides who takes part."""
+    import jax
+
     from fedjax_sim.types import noisy_parts
 
     star = experiment.algorithm.parts
     if star is None or star.sampler.devices is None or noisy_parts(star):
         return None
-    import jax
-
     from fedjax_sim.instruments.timeline import timeline
 
     return timeline(star, jax.random.fold_in(experiment.key, int(state.round)), state.sampler)
@@ -227,6 +227,8 @@ def _finish(name: str, history: Any, experiment: Any, last: dict | None, folder:
       folder: the run's folder.
       quiet: whether nothing is printed.
     """
+    from rich.console import Console
+
     from fedjax_sim.metrics.baseline import constant_baseline
     from fedjax_sim.report.page import write_report
     from fedjax_sim.running.checksums import write
@@ -250,7 +252,7 @@ def _finish(name: str, history: Any, experiment: Any, last: dict | None, folder:
             page = write_report(folder)
         if not quiet:
             # The path is not in the table, which would break a long path into lines.
-            print(page)
+            Console(soft_wrap=True).print(str(page), highlight=False, markup=False)
 
 
 def how_clients_count(star: Any) -> dict[str, str]:

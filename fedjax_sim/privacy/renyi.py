@@ -43,7 +43,9 @@ def all_orders() -> np.ndarray:
     """
     from dp_accounting.rdp import rdp_privacy_accountant
 
-    return np.array([*rdp_privacy_accountant.DEFAULT_RDP_ORDERS, 2048, 4096, 8192], np.float64)
+    orders = np.array([*rdp_privacy_accountant.DEFAULT_RDP_ORDERS, 2048, 4096, 8192], np.float64)
+    orders.flags.writeable = False  # all callers share it
+    return orders
 
 
 @functools.lru_cache(maxsize=64)

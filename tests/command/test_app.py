@@ -11,6 +11,7 @@ import sys
 import time
 import tomllib
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import optax
@@ -19,12 +20,13 @@ from typer.testing import CliRunner
 
 from fedjax_sim import aggregation, algorithms, sampling, types
 from fedjax_sim.command import app, folders
-from fedjax_sim.command.run import _show, how_clients_count
+from fedjax_sim.command.run import _finish, _show, how_clients_count
 from fedjax_sim.config import registry
 from fedjax_sim.config.build import build
 from fedjax_sim.config.document import ConfigError, load
 from fedjax_sim.running.environment import prepare
 from fedjax_sim.running.files import lock
+from fedjax_sim.running.history import History
 from tests import compiler, pictures
 from tests.laws import cases, problems
 
@@ -125,6 +127,27 @@ def test_advice_for_a_model_that_learned_nothing(done, capsys):
     for more, first_loss, advice in cases:
         _show(summary | more, first_loss)
         assert capsys.readouterr().out.rpartition("no better than guessing: ")[2].strip() == advice
+
+
+def test_the_summary_comes_before_the_page(done, tmp_path, monkeypatch):
+    """Fault: a summary that waits for figures, or no page where nobody reads the output any more."""
+    summary, data = json.loads((done[0] / "summary.json").read_text()), SimpleNamespace(test=None, task=None, notes=())
+    history, experiment = History([], summary), SimpleNamespace(data=data, algorithm=SimpleNamespace(parts=None))
+    events = []
+    monkeypatch.setattr("fedjax_sim.metrics.baseline.constant_baseline", lambda *_: {})
+    monkeypatch.setattr("fedjax_sim.report.page.write_report", lambda folder: events.append("page") or folder)
+    monkeypatch.setattr("fedjax_sim.command.run._show", lambda *_: events.append("summary"))
+    _finish("name", history, experiment, None, tmp_path, quiet=False)
+    assert events == ["summary", "page"]
+
+    def closed(*_):
+        raise BrokenPipeError
+
+    monkeypatch.setattr("fedjax_sim.command.run._show", closed)
+    with pytest.raises(BrokenPipeError):
+        _finish("name", history, experiment, None, tmp_path, quiet=False)
+    assert events == ["summary", "page", "page"]
+    _finish("name", history, experiment, None, tmp_path, quiet=True)  # prints no summary
 
 
 def test_a_short_run_is_told_to_go_on():

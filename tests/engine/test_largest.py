@@ -10,8 +10,14 @@ import pytest
 from fedjax_sim import engine
 
 
+@pytest.fixture(params=["cpu", "cuda"])
+def target(request):
+    with engine.compiling_for(request.param):
+        yield
+
+
 @pytest.mark.parametrize("size", [1, 63, 64, 65, 127, 513, 4_097, 100_003])
-def test_largest_of_an_array(size):
+def test_largest_of_an_array(size, target):
     """At every place of it, alone and under vmap. Catches a part that is left out, a NaN that a comparison drops."""
     largest = jax.jit(engine.largest)
     x = np.random.default_rng(0).normal(size=size).astype(np.float32)
@@ -26,7 +32,7 @@ def test_largest_of_an_array(size):
 
 
 @pytest.mark.parametrize(("rows", "size"), [(4_000, 2), (64, 64), (512, 513), (3, 5_000)])
-def test_no_nan_of_many_arrays_is_lost(rows, size):
+def test_no_nan_of_many_arrays_is_lost(rows, size, target):
     """Catches the maximum of XLA:CPU over the last axis of many rows, which drops NaN: broken clients would be kept."""
     x = np.random.default_rng(0).normal(size=(rows, size)).astype(np.float32)
     x[np.arange(rows), np.arange(rows) % size] = np.nan

@@ -188,8 +188,8 @@ def _highest_bin(values: Array, here: Array | bool = True) -> Array:
     bits &= no_sign if here is True else jnp.where(here, no_sign, 0)
     if len(values) <= BLOCK:
         return _bin(_over_messages(jnp.maximum, jnp.zeros_like(bits[0]), bits))
-    # A GPU reads 3,000 messages at a third of its bandwidth if one thread compares all of a coordinate. So blocks are
-    # compared beside each other. The bins in between keep the compiler from joining both maxima again.
+    # A GPU is slow if one thread compares thousands of numbers of a coordinate. So blocks are compared beside each
+    # other. The bins in between keep the compiler from joining both maxima again.
     return _bin(_blocks(bits).max(1)).max(0)
 
 
