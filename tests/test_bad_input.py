@@ -11,7 +11,7 @@ from fedjax_sim import aggregation, algorithms, client, metrics, models, populat
 from fedjax_sim.client import optimizers
 from fedjax_sim.config.build import build
 from fedjax_sim.config.document import ConfigError, load
-from fedjax_sim.engine import Plan
+from fedjax_sim.engine import Plan, fast_arithmetic
 from fedjax_sim.running.loop import run
 from fedjax_sim.types import ClientData
 
@@ -562,6 +562,10 @@ def table(folder, cell="1", name="b.csv", make=None):
     return population.csv_sites(directory=str(folder), label="y")
 
 
+def fedavg(**options):
+    return algorithms.fedavg(LOSS, sampling.uniform(4, 2), optax.sgd(0.1), num_steps=1, **options)
+
+
 NUMBERS = ("1_0", "\u0661", "\uff11", "0x10", "1e", "inf", "nan", "1d3", "true", "--1", "1e400")
 CALLS |= {
     f"cell {cell!r}": (ValueError, f"b.csv:2: expected | got {cell!r}", lambda folder, cell=cell: table(folder, cell))
@@ -583,6 +587,13 @@ CALLS |= {
         ValueError,
         "b.csv: expected a site's table as a file NAME.csv",
         lambda folder: table(folder, make=lambda path: path.mkdir()),
+    ),
+    "plan that is a number": (TypeError, "plan: expected a Plan or None, got 3", lambda _: fedavg(plan=3)),
+    "mesh of another word": (TypeError, "mesh: expected 'all', None or a Mesh, got 'al'", lambda _: fedavg(mesh="al")),
+    "arithmetic by its word": (
+        TypeError,
+        "is_on: expected True or False, got 'reproducible'",
+        lambda _: fast_arithmetic("reproducible").__enter__(),
     ),
     "JSON that leads nowhere": (
         ValueError,

@@ -101,6 +101,10 @@ def federated(
         hint = "A run that stops, and names clients, reveals what the noise hides."
         validate.fail("nonfinite", "'drop' beside noise", nonfinite, hint)
     check_parts(sampler, client, transform, aggregator, server)
+    if not isinstance(plan, engine.Plan | None):
+        validate.fail("plan", "a Plan or None", plan, "engine.Plan.checked(lanes=8) is one.", TypeError)
+    if not isinstance(mesh, Mesh | None) and not (isinstance(mesh, str) and mesh == "all"):
+        validate.fail("mesh", "'all', None or a Mesh", mesh, "engine.device_mesh(2) is one of two devices.", TypeError)
     execution = Execution(plan=plan, mesh=mesh, nonfinite=nonfinite)
     star = Star(sampler, client, aggregator, server, transform, execution, complete=True)
 

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 
 import jax
 
+from fedjax_sim import validate
+
 __all__ = ["fast_arithmetic", "is_fast"]
 
 # The setting is part of JAX's trace context: a program traced in one arithmetic is not reused for the other.
@@ -28,6 +30,9 @@ def fast_arithmetic(is_on: bool = True) -> Iterator[None]:
     Args:
       is_on: False returns to reproducible arithmetic, for a block inside of a fast one.
 
+    Raises:
+      TypeError: for another value, such as the words of `run.arithmetic`.
+
     Guarantees:
       A round has the right derivatives inside the block
       (tests/engine/arithmetic/test_exact_sums.py::test_derivatives).
@@ -40,7 +45,8 @@ def fast_arithmetic(is_on: bool = True) -> Iterator[None]:
     >>> slope.ravel().tolist()
     [2.0, 2.0, 2.0]
     """
-    with _fast(is_on):
+    validate.truth("is_on", is_on)
+    with _fast(bool(is_on)):
         yield
 
 
