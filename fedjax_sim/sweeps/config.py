@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from fedjax_sim.config.document import Config, ConfigError, resolve
 from fedjax_sim.config.files import contents, is_within, rebased, without_paths
+from fedjax_sim.config.registry import CHAINS
 from fedjax_sim.config.toml import config_file, inline, override, places_set, read_document, unset
 from fedjax_sim.config.value_kinds import Words, nearest_word, problem
 
@@ -61,7 +62,7 @@ def load_sweep(path: str | Path | None, overrides: Iterable[str] = (), without: 
       grid: a table `[sweep.grid]` with a list of values for each path in the config, such as
         `"client_optimizer.learning_rate" = [0.1, 0.2]`, or nested tables. A value may be a table, as in
         `client_optimizer = [{name = "sgd"}, {name = "adam"}]`. It sets its own options, and leaves the others of that
-        table as they are.
+        table as they are. For `transform` and `downlink` it is the whole chain, in its order, in place of the file's.
       metrics: names of metrics that rows keep.
       batch: points vmapped at once.
 
@@ -173,7 +174,12 @@ def _resolved_point(
     """Returns the document with the values of a combination, resolved; adds what is wrong with it to `problems`."""
     point = copy.deepcopy(document)
     for name, value in values.items():
-        _put(point, name.split("."), tables.get(name, {}).get(value, value), problems)
+        value = tables.get(name, {}).get(value, value)
+        if name in CHAINS and isinstance(value, dict):
+            # With members of the file's chain before its own, a row's label would be false.
+            point[name] = copy.deepcopy(value)
+        else:
+            _put(point, name.split("."), value, problems)
     return resolve(point, problems) if not problems else {}
 
 
@@ -203,6 +209,8 @@ def _paths(axis: str, points: dict[str, dict]) -> set[str]:
     """Returns the options that an axis of the grid sets; `points` are its tables by their text."""
     from fedjax_sim.tree import dotted
 
+    if axis in CHAINS:
+        return {axis}  # a point is the whole chain
     return {f"{axis}.{key}" for point in points.values() for key in dotted(point)} or {axis}
 
 

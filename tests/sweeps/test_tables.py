@@ -29,6 +29,18 @@ def test_a_point_may_be_a_table():
         load_sweep(None, [*SMALL, 'sweep.grid.model=[{name="linear"}]'])
 
 
+def test_a_point_may_be_a_chain():
+    """A chain in its own order, without the file's members. Fault: a row labelled {} whose messages are quantized."""
+    file = [*SMALL, "transform.clip.clip_norm=2.0"]
+    orders = "{quantize={bits=4}, clip={clip_norm=1.0}}, {clip={clip_norm=1.0}, quantize={bits=4}}"
+    loaded = load_sweep(None, [*file, f"sweep.grid.transform=[{{}}, {orders}, {{natural_compression={{}}}}]"])
+    chains = [list(config.resolved().get("transform", {})) for config in loaded.configs]
+    assert chains == [[], ["quantize", "clip"], ["clip", "quantize"], ["natural_compression"]]
+    beside = 'sweep.grid={transform=[{}, {top_k={share=0.5}}], "transform.clip.clip_norm"=[1.0, 2.0]}'
+    with pytest.raises(ConfigError, match="options that the axis"):
+        load_sweep(None, [*file, beside])
+
+
 @pytest.mark.parametrize(
     "grid, words",
     [
