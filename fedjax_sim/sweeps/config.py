@@ -199,9 +199,13 @@ def _shown_options(axes: dict[str, Any], tables: dict[str, dict[str, dict]]) -> 
 
     shown = {name for name in axes if not tables.get(name)}
     for name, points in tables.items():
-        # An axis with tables and plain values names the options of its tables for some configs alone.
-        if points and len(points) == len(axes[name]):
-            shown |= set.intersection(*({f"{name}.{key}" for key in dotted(point)} for point in points.values()))
+        named = [{f"{name}.{key}" for key in dotted(point)} for point in points.values()]
+        if name in CHAINS:
+            # What a whole chain does not name is absent.
+            shown |= set().union(*named)
+        elif points and len(points) == len(axes[name]):
+            # An axis with tables and plain values names the options of its tables for some configs alone.
+            shown |= set.intersection(*named)
     return frozenset(shown)
 
 

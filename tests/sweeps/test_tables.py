@@ -36,6 +36,8 @@ def test_a_point_may_be_a_chain():
     loaded = load_sweep(None, [*file, f"sweep.grid.transform=[{{}}, {orders}, {{natural_compression={{}}}}]"])
     chains = [list(config.resolved().get("transform", {})) for config in loaded.configs]
     assert chains == [[], ["quantize", "clip"], ["clip", "quantize"], ["natural_compression"]]
+    told = loaded.differences()
+    assert "transform.clip.clip_norm" not in told and "transform.quantize.rounding" in told
     beside = 'sweep.grid={transform=[{}, {top_k={share=0.5}}], "transform.clip.clip_norm"=[1.0, 2.0]}'
     with pytest.raises(ConfigError, match="options that the axis"):
         load_sweep(None, [*file, beside])
