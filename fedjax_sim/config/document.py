@@ -262,9 +262,13 @@ def _resolved(document: dict, problems: _Problems) -> dict[str, Any]:
     if isinstance(num_clients, int) and isinstance(cohort_size, int) and is_default_cohort:
         tables["sampler"]["cohort_size"] = min(cohort_size, max(num_clients, 1))
     algorithm_table = tables.get("algorithm", {})
-    if {"num_steps", "num_epochs"} <= algorithm_table.keys():
-        work = (algorithm_table["num_steps"], algorithm_table["num_epochs"])
-        if (work[0] is None) == (work[1] is None):
+    amounts = ("num_steps", "num_epochs")
+    if set(amounts) <= algorithm_table.keys():
+        work = tuple(algorithm_table[name] for name in amounts)
+        # A value that was refused stands as None, and has its problem already.
+        given = [document.get("algorithm", {}).get(name, "none") for name in amounts]
+        any_refused = any(x is None and y not in (None, "none") for x, y in zip(work, given, strict=True))
+        if not any_refused and (work[0] is None) == (work[1] is None):
             problems.append(problem("algorithm.num_steps, algorithm.num_epochs", "exactly one of the two", work))
     run = tables["run"]
     if run.get("chunk") is not None and run.get("lanes") is None:

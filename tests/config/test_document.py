@@ -461,3 +461,11 @@ def test_wrong_transforms_are_told(settings, told):
     """Catches a compressor that is left out in silence."""
     with pytest.raises(ConfigError, match=told):
         load(None, settings)
+
+
+@pytest.mark.parametrize("value", ["nan", "3.0", "true", "'3'"])
+def test_a_refused_number_of_steps_is_told_once(value):
+    """Fault: a second line that says that no number of steps was given."""
+    with pytest.raises(ConfigError) as caught:
+        load(None, [f"algorithm.num_steps={value}"])
+    assert len(str(caught.value).splitlines()) == 1 and "algorithm.num_steps: expected an integer" in str(caught.value)
