@@ -105,7 +105,20 @@ def suggestion(
     if out_of_reach := homes(word, refused):
         holders = " and ".join(f"[{home.partition('.')[0]}]" for home in out_of_reach)
         return f"It is an option of {holders}, and {algorithm} takes no such table."
-    return unlike_a_config(key) or _holders(path) or nearest_word(key, options)
+    return unlike_a_config(key) or _holders(path) or nearest_word(key, options) or _left_over(path)
+
+
+def _left_over(path: str) -> str:
+    """Says how to leave out an option that other parts of the same table have; "" if none has it.
+
+    Such an option is in a file whose part was changed by its name alone.
+    """
+    name, _, option = path.partition(".")
+    if name not in registry.TABLES:
+        return ""
+    if not any(option in part_facts.options for part_facts in registry.parts_of_table(name).values()):
+        return ""
+    return f"It is an option of others in [{name}]. Leave it out: --unset {path}."
 
 
 def _holders(path: str) -> str:

@@ -88,6 +88,11 @@ def test_keys_that_people_write(setting, hint):
         ("dpsgd", "algorithm.mixing.cohort_size=5", "It is an option of [sampler], and dpsgd takes no such table."),
         ("scaffold", "sampler.weighting=examples", "Write algorithm.weighting."),
         ("scaffold", "lr=0.1", "Write client_optimizer.learning_rate."),
+        (
+            "fedsgd",
+            "algorithm.num_steps=5",
+            "It is an option of others in [algorithm]. Leave it out: --unset algorithm.num_steps.",
+        ),
         ("fedavg", "sampler.weighting=uniform", "Write algorithm.weighting or aggregator.weighting."),
         ("no_such", "lr=0.1", "Write client_optimizer.learning_rate."),
     ],
