@@ -335,6 +335,7 @@ def _put(document: dict, path: list[str], value: Any, problems: list[str]) -> No
             problems.append(problem(".".join(path), "a path of tables", document))
             return
     if isinstance(value, dict):
+        document.setdefault(last, {})  # a table without options is one too, as a wrapper's whose defaults are meant
         for name, inner in value.items():
             _put(document, [last, name], inner, problems)
     else:

@@ -43,6 +43,13 @@ def test_a_point_may_be_a_chain():
         load_sweep(None, [*file, beside])
 
 
+def test_a_table_without_options_is_one():
+    """Fault: a wrapper that a row's label names, and that the row leaves out in silence."""
+    rules = '{name="mean"}, {name="krum", num_byzantine=1, adaptive_clipping={}}'
+    with pytest.raises(ConfigError, match=r"adaptive_clipping\.num_byzantine: expected .* got nothing"):
+        load_sweep(None, [*SMALL, f"sweep.grid.aggregator=[{rules}]"])
+
+
 @pytest.mark.parametrize(
     "grid, words",
     [
