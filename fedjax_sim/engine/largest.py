@@ -20,7 +20,7 @@ def largest(x: Array) -> Array:
 
     XLA:CPU vectorises no maximum over the last axis, but it vectorises comparisons of two arrays. On a CPU the larger
     numbers of eight parts are therefore taken until few are left. A GPU reduces a whole array with many threads. There
-    the parts, each read by a single thread, took a fifth of the time of a round of small models. NaN is looked for
+    the parts, each read by a single thread, took a fifth of the kernels' time of an MLP's round. NaN is looked for
     apart: under `vmap` over many arrays, XLA:CPU's maximum drops it.
 
     Args:
