@@ -7,7 +7,18 @@ import numpy as np
 import optax
 import pytest
 
-from fedjax_sim import aggregation, algorithms, client, metrics, models, population, sampling, server, transform
+from fedjax_sim import (
+    aggregation,
+    algorithms,
+    client,
+    metrics,
+    models,
+    network,
+    population,
+    sampling,
+    server,
+    transform,
+)
 from fedjax_sim.client import optimizers
 from fedjax_sim.config.build import build
 from fedjax_sim.config.document import ConfigError, load
@@ -566,6 +577,11 @@ def fedavg(**options):
     return algorithms.fedavg(LOSS, sampling.uniform(4, 2), optax.sgd(0.1), num_steps=1, **options)
 
 
+def gossip(**options):
+    mixing = network.metropolis(network.ring(4))
+    return algorithms.dpsgd(LOSS, mixing, optax.sgd(0.1), num_steps=1, **options)
+
+
 NUMBERS = ("1_0", "\u0661", "\uff11", "0x10", "1e", "inf", "nan", "1d3", "true", "--1", "1e400")
 CALLS |= {
     f"cell {cell!r}": (ValueError, f"b.csv:2: expected | got {cell!r}", lambda folder, cell=cell: table(folder, cell))
@@ -590,6 +606,8 @@ CALLS |= {
     ),
     "plan that is a number": (TypeError, "plan: expected a Plan or None, got 3", lambda _: fedavg(plan=3)),
     "mesh of another word": (TypeError, "mesh: expected 'all', None or a Mesh, got 'al'", lambda _: fedavg(mesh="al")),
+    "plan of gossip that is a number": (TypeError, "plan: expected a Plan or None, got 3", lambda _: gossip(plan=3)),
+    "mesh of gossip of another word": (TypeError, "mesh: expected 'all', None", lambda _: gossip(mesh="al")),
     "arithmetic by its word": (
         TypeError,
         "is_on: expected True or False, got 'reproducible'",

@@ -23,9 +23,9 @@ from fedjax_sim.engine.client_memory.store import (
     take,
 )
 from fedjax_sim.engine.flops import flops
-from fedjax_sim.engine.fold import device_mesh, fold, is_unplaced, one_device, unplaced
+from fedjax_sim.engine.fold import check_mesh, device_mesh, fold, is_unplaced, one_device, unplaced
 from fedjax_sim.engine.largest import largest
-from fedjax_sim.engine.plan import Needs, Plan, needs, plan_for, total_memory, working_bytes
+from fedjax_sim.engine.plan import Needs, Plan, check_plan, needs, plan_for, total_memory, working_bytes
 from fedjax_sim.engine.platform import compiler_options, compiling_for, target
 from fedjax_sim.engine.shuffling import client_keys, shuffle
 
@@ -38,6 +38,8 @@ __all__ = [
     "Sharded",
     "all_rows",
     "buffer",
+    "check_mesh",
+    "check_plan",
     "client_keys",
     "client_memory",
     "compiler_options",

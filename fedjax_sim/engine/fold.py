@@ -11,7 +11,7 @@ import contextlib
 import math
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -25,7 +25,7 @@ from fedjax_sim.engine.packing import ALONE, pack
 from fedjax_sim.engine.plan import Plan, plan_for
 from fedjax_sim.types import Array, PyTree
 
-__all__ = ["AXIS", "device_mesh", "fold", "is_unplaced", "one_device", "unplaced"]
+__all__ = ["AXIS", "check_mesh", "device_mesh", "fold", "is_unplaced", "one_device", "unplaced"]
 
 # These settings are part of JAX's trace context: a function that was traced under another setting is traced anew.
 _one_device = jax.make_user_context(False)
@@ -82,6 +82,12 @@ def device_mesh(num_devices: int | None = None) -> Mesh | None:
     if num_devices == 1:
         return None
     return jax.make_mesh((num_devices,), (AXIS,), devices=visible[:num_devices], axis_types=(AxisType.Auto,))
+
+
+def check_mesh(name: str, value: Any) -> None:
+    """Raises InvalidType for a value that is neither a mesh nor "all", which stands for all visible devices."""
+    if not isinstance(value, Mesh) and not (isinstance(value, str) and value == "all"):
+        validate.fail(name, "'all', None or a Mesh", value, "engine.device_mesh(2) is one of two devices.", TypeError)
 
 
 class _Layout(NamedTuple):

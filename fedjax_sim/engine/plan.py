@@ -11,7 +11,7 @@ import math
 import os
 from collections.abc import Iterable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 from jax.extend import core
@@ -21,7 +21,7 @@ from fedjax_sim.engine.jaxpr import Program, inner_programs, opened
 from fedjax_sim.engine.platform import target
 from fedjax_sim.types import PyTree
 
-__all__ = ["Needs", "Plan", "needs", "plan_for", "total_memory", "working_bytes"]
+__all__ = ["Needs", "Plan", "check_plan", "needs", "plan_for", "total_memory", "working_bytes"]
 
 CPU_CACHE_BYTES = 2 << 20  # the second-level cache of a core
 ACCELERATOR_BYTES = 2 << 30  # an eighth of the memory of a small accelerator, 16 GiB
@@ -62,6 +62,12 @@ class Plan(NamedTuple):
         chunk = -(-chunk // lanes) * lanes
         validate.integer("chunk in whole lanes", chunk, 1, 1 << 16)
         return cls(lanes, chunk)
+
+
+def check_plan(name: str, value: Any) -> None:
+    """Raises InvalidType for a value that is no `Plan`, such as a number of lanes."""
+    if not isinstance(value, Plan):
+        validate.fail(name, "a Plan or None", value, "engine.Plan.checked(lanes=8) is one.", TypeError)
 
 
 def plan_for(message: PyTree, *, working_bytes: int | None = None, num_slots: int | None = None) -> Plan:

@@ -23,7 +23,7 @@ from fedjax_sim.types import (
     Star,
     UpdateTransform,
 )
-from fedjax_sim.validate import FromData
+from fedjax_sim.validate import Checked, FromData
 
 __all__ = ["federated"]
 
@@ -38,8 +38,8 @@ def federated(
     *,
     downlink: UpdateTransform | None = None,
     nonfinite: Annotated[Literal["drop", "error"], FromData("nonfinite")] = "drop",
-    plan: Annotated[engine.Plan | None, FromData("plan")] = None,
-    mesh: Annotated[Mesh | str | None, FromData("mesh")] = "all",
+    plan: Annotated[engine.Plan | None, FromData("plan"), Checked(engine.check_plan)] = None,
+    mesh: Annotated[Mesh | str | None, FromData("mesh"), Checked(engine.check_mesh)] = "all",
 ) -> Algorithm:
     """Makes an algorithm for federated learning around one server.
 
@@ -101,10 +101,6 @@ def federated(
         hint = "A run that stops, and names clients, reveals what the noise hides."
         validate.fail("nonfinite", "'drop' beside noise", nonfinite, hint)
     check_parts(sampler, client, transform, aggregator, server)
-    if not isinstance(plan, engine.Plan | None):
-        validate.fail("plan", "a Plan or None", plan, "engine.Plan.checked(lanes=8) is one.", TypeError)
-    if not isinstance(mesh, Mesh | None) and not (isinstance(mesh, str) and mesh == "all"):
-        validate.fail("mesh", "'all', None or a Mesh", mesh, "engine.device_mesh(2) is one of two devices.", TypeError)
     execution = Execution(plan=plan, mesh=mesh, nonfinite=nonfinite)
     star = Star(sampler, client, aggregator, server, transform, execution, complete=True)
 

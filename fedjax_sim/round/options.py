@@ -10,9 +10,9 @@ from typing import Annotated, Literal, TypedDict
 from jax.sharding import Mesh
 
 from fedjax_sim.client import LocalOptions
-from fedjax_sim.engine import Plan
+from fedjax_sim.engine import Plan, check_mesh, check_plan
 from fedjax_sim.types import Aggregator, UpdateTransform
-from fedjax_sim.validate import Default, FromData
+from fedjax_sim.validate import Checked, Default, FromData
 
 __all__ = [
     "AveragingOptions",
@@ -28,8 +28,8 @@ class ExecutionOptions(TypedDict, total=False):
     """The options that say how a round is computed; `federated` describes each."""
 
     nonfinite: Annotated[Literal["drop", "error"], FromData("nonfinite"), Default("drop")]
-    plan: Annotated[Plan | None, FromData("plan"), Default(None)]
-    mesh: Annotated[Mesh | str | None, FromData("mesh"), Default("all")]
+    plan: Annotated[Plan | None, FromData("plan"), Checked(check_plan), Default(None)]
+    mesh: Annotated[Mesh | str | None, FromData("mesh"), Checked(check_mesh), Default("all")]
 
 
 class MessageOptions(ExecutionOptions, total=False):

@@ -1,6 +1,7 @@
 """Checks arguments, with one format for all errors: `name: expected RULE, got VALUE. HINT`."""
 
 from fedjax_sim.validate.annotations import (
+    Checked,
     Choice,
     Default,
     Finite,
@@ -61,6 +62,7 @@ __all__ = [
     "LARGEST",
     "MOST_STEPS",
     "SMALLEST",
+    "Checked",
     "Choice",
     "Default",
     "Finite",

@@ -9,6 +9,7 @@ from typing import Annotated, Any, NamedTuple
 from fedjax_sim.validate.checks import INT32_MAX, in_range, integer, one_of, positive, truth
 
 __all__ = [
+    "Checked",
     "Choice",
     "Default",
     "Finite",
@@ -91,6 +92,12 @@ class Truth(NamedTuple):
     def check(self, name: str, value: Any) -> None:
         """Raises InvalidType for a value that is neither True nor False."""
         truth(name, value)
+
+
+class Checked(NamedTuple):
+    """A check of its own, for an annotation: `plan: Annotated[Plan | None, Checked(check_plan)]`."""
+
+    check: Callable[[str, Any], None]  # (the argument's name, a value that is not None); raises for a wrong one
 
 
 class FromData(NamedTuple):

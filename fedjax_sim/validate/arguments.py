@@ -10,7 +10,7 @@ from collections.abc import Callable
 from types import NoneType
 from typing import Annotated, Any, Literal, ParamSpec, TypeVar, Union
 
-from fedjax_sim.validate.annotations import Choice, Default, Integer, Number, Truth
+from fedjax_sim.validate.annotations import Checked, Choice, Default, Integer, Number, Truth
 from fedjax_sim.validate.errors import InvalidType, fail, nearest
 
 __all__ = ["named_arguments"]
@@ -24,7 +24,7 @@ def _checks(annotation: Any) -> tuple[list[Any], bool]:
     kinds = typing.get_args(annotation)
     if typing.get_origin(annotation) is Annotated:
         checks, optional = _checks(kinds[0])
-        return [x for x in kinds[1:] if isinstance(x, (Number, Integer))] + checks, optional
+        return [x for x in kinds[1:] if isinstance(x, (Number, Integer, Checked))] + checks, optional
     if typing.get_origin(annotation) is Literal:
         return [Choice(kinds)], None in kinds
     if annotation is bool:
@@ -73,7 +73,7 @@ def named_arguments(function: Callable[P, R]) -> Callable[P, R]:
 
     Options that several functions share are written once, in a TypedDict, each `Annotated` with its `Default`. A
     function takes them as `**options: Unpack[Options]`; `help`, `inspect` and the errors then show every option. Ranges
-    and choices in annotations are checked: `Literal`, and `Annotated` with `Number` or `Integer`.
+    and choices in annotations are checked: `Literal`, and `Annotated` with `Number`, `Integer` or `Checked`.
 
     >>> from fedjax_sim.validate import Positive, PositiveInt
     >>> @named_arguments

@@ -7,14 +7,14 @@ from typing import Annotated, Literal
 import optax
 from jax.sharding import Mesh
 
-from fedjax_sim import aggregation, server, validate
+from fedjax_sim import aggregation, engine, server, validate
 from fedjax_sim.algorithms.hierarchy.hierfavg import as_client_update, sampler_inside
 from fedjax_sim.algorithms.split.splitgnn import split_gnn
 from fedjax_sim.models import Model
 from fedjax_sim.network import Link
 from fedjax_sim.round.federated import federated
 from fedjax_sim.types import Aggregator, Algorithm, Sampler, UpdateTransform
-from fedjax_sim.validate import FromData, PositiveInt
+from fedjax_sim.validate import Checked, FromData, PositiveInt
 
 __all__ = ["hierarchical_split_gnn"]
 
@@ -40,7 +40,7 @@ def hierarchical_split_gnn(
     transform: UpdateTransform | None = None,
     downlink: UpdateTransform | None = None,
     nonfinite: Annotated[Literal["drop", "error"], FromData("nonfinite")] = "drop",
-    mesh: Annotated[Mesh | str | None, FromData("mesh")] = "all",
+    mesh: Annotated[Mesh | str | None, FromData("mesh"), Checked(engine.check_mesh)] = "all",
 ) -> Algorithm:
     """Makes FedAvg whose clients are edges that train by SplitGNN, each with its group of parties.
 

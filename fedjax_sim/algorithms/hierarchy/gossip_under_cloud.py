@@ -18,7 +18,7 @@ from fedjax_sim.round.costs import ROUND_METRICS, unusable
 from fedjax_sim.round.counts import from_byte_sums
 from fedjax_sim.round.round import aggregate, collect, initial_state, invite
 from fedjax_sim.types import Algorithm, Array, Count, Execution, Mean, Metric, PyTree, Star
-from fedjax_sim.validate import FromData
+from fedjax_sim.validate import Checked, FromData
 
 __all__ = ["hierarchical_gossip"]
 
@@ -37,7 +37,7 @@ def hierarchical_gossip(
     edge_rounds: int = 1,
     cloud_every: int | None = None,
     nonfinite: Annotated[Literal["drop", "error"], FromData("nonfinite")] = "drop",
-    mesh: Annotated[Mesh | str | None, FromData("mesh")] = "all",
+    mesh: Annotated[Mesh | str | None, FromData("mesh"), Checked(engine.check_mesh)] = "all",
 ) -> Algorithm:
     """Makes edges train with their own clients and mix their models over a graph, while a cloud averages them at times.
 
