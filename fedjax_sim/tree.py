@@ -17,7 +17,6 @@ from fedjax_sim import validate
 from fedjax_sim.types import Array, PyTree
 
 __all__ = [
-    "all_finite",
     "at_least_float32",
     "common_dtype",
     "dotted",
@@ -193,9 +192,3 @@ def widened(tree: PyTree) -> PyTree:
 def zeros_like(tree: PyTree) -> PyTree:
     """Returns zeros of the same shapes and dtypes."""
     return jax.tree.map(jnp.zeros_like, tree)
-
-
-def all_finite(tree: PyTree) -> Array:
-    """Returns [] bool: whether no leaf has a NaN or an infinity."""
-    checks = [jnp.isfinite(x).all() for x in jax.tree.leaves(tree)]
-    return jnp.stack(checks).all() if checks else jnp.asarray(True)

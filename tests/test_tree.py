@@ -43,10 +43,3 @@ def test_take_and_subtract():
     outside = tree.take_rows(jnp.arange(6.0).reshape(3, 2), jnp.array([3, 2**31 - 1, -1, -(2**31)]))
     assert outside.tolist() == [[4, 5], [4, 5], [0, 1], [0, 1]]
     assert tree.subtract({"x": jnp.array([3.0])}, {"x": jnp.array([1.0])})["x"].tolist() == [2]
-
-
-@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_all_finite(bad):
-    """Catches a check of the first leaf only."""
-    assert bool(tree.all_finite(MIXED)) and bool(tree.all_finite(()))
-    assert not bool(tree.all_finite(MIXED | {"z": jnp.array([0.0, bad])}))

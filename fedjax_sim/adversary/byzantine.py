@@ -178,7 +178,7 @@ def _check_shapes(sent: PyTree, expected: PyTree) -> None:
 
 def _is_sound(updates: PyTree, weights: Array) -> Array:
     """Tells which messages are finite and within the bound for honest messages, [c] bool."""
-    peaks = [jax.vmap(engine.largest)(jnp.abs(x).astype(jnp.float32)) for x in jax.tree.leaves(updates) if x.size]
+    peaks = [jax.vmap(engine.largest_magnitude)(x).astype(jnp.float32) for x in jax.tree.leaves(updates)]
     is_within = [(peak < LARGEST) & (peak * weights < LARGEST) for peak in peaks]  # False for NaN
     return jnp.stack(is_within).all(0) & (weights > 0) & (weights < LARGEST)
 

@@ -81,7 +81,7 @@ def clipped_sum(
         clipped, is_shortened, is_finite = _clip(parts, clip_norm)
         weight = is_real.astype(jnp.float32)
         means = means | {"clipped_share": Mean(jnp.where(is_shortened, weight, 0), weight)}
-        means = tree.where(is_finite & tree.all_finite(means), means, tree.zeros_like(means))
+        means = tree.where(is_finite & engine.all_finite(means), means, tree.zeros_like(means))
         return jax.tree.map(lambda x: jnp.where(is_real & is_finite, x, 0), clipped), means
 
     def sum_of_microbatch(examples, mask, slots):

@@ -16,9 +16,9 @@ from fedjax_sim.client.work import LocalWork
 from fedjax_sim.prng import stream
 from fedjax_sim.types import Array, ClientData, ClientUpdate, Mean, PyTree, Report
 
-__all__ = ["UNROLLED_STEPS", "Training", "local_sgd", "local_training", "send_model", "stateless_client", "uncorrected"]
+__all__ = ["Training", "is_unrolled", "local_sgd", "local_training", "send_model", "stateless_client", "uncorrected"]
 
-UNROLLED_STEPS = 8  # up to so many local steps are written out one after the other; more are a loop
+UNROLLED_STEPS = 8  # the most local steps that are written out one after the other, on accelerators
 
 
 class Training(NamedTuple):
@@ -95,8 +95,8 @@ def local_training(loss_fn: Callable, optimizer: optax.GradientTransformation, w
         _, means = jax.eval_shape(lambda: loss_and_metrics(loss_fn, params, data.examples, data.mask, loss_key))
         sums = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), means)
         carry = (params, optimizer.init(params), sums)
-        is_unrolled = work.num_epochs is None and work.num_steps <= UNROLLED_STEPS and data.work is None
-        if is_unrolled or most_steps == 1:
+        takes_all_steps = work.num_epochs is None and data.work is None
+        if most_steps == 1 or (takes_all_steps and is_unrolled(work.num_steps)):
             # All batches are gathered at once. A full batch is the same at every step, so it has no axis of steps.
             batches = jax.vmap(batch, out_axes=None if size == rows else 0)(jnp.arange(most_steps))
             for step in range(most_steps):
@@ -111,6 +111,17 @@ def local_training(loss_fn: Callable, optimizer: optax.GradientTransformation, w
         return Training(params, sums, num_steps_taken, num_examples, weight)
 
     return train
+
+
+def is_unrolled(num_steps: int) -> bool:
+    """Returns whether so many local steps are written out one after the other; else they are a loop.
+
+    On a CPU a loop has the same bits and speed, and a round of five steps compiles in three quarters of the time.
+
+    Guarantees:
+      The written-out steps have the bits of the loop (tests/client/test_local_sgd.py::test_loop_and_written_out_steps).
+    """
+    return num_steps == 1 or (num_steps <= UNROLLED_STEPS and engine.target() != "cpu")
 
 
 def _batches(

@@ -12,7 +12,7 @@ import numpy as np
 
 from fedjax_sim import engine, tree, validate
 from fedjax_sim.client.clipping import GRADIENTS, clipped_sum
-from fedjax_sim.client.local_sgd import UNROLLED_STEPS
+from fedjax_sim.client.local_sgd import is_unrolled
 from fedjax_sim.client.losses import check_own, own_weight
 from fedjax_sim.prng import normal, stream
 from fedjax_sim.types import Array, ClientData, ClientFacts, ClientUpdate, Noise, PyTree, Report
@@ -126,7 +126,7 @@ def private_sgd(
         first_batch = jax.eval_shape(batch, jnp.int32(0))
         means = jax.eval_shape(sum_of_clipped_gradients, broadcast, first_batch, loss_key)[1]
         carry = (broadcast, jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), means))
-        if num_steps <= UNROLLED_STEPS:
+        if is_unrolled(num_steps):
             batches = jax.vmap(batch)(jnp.arange(num_steps, dtype=jnp.int32))
             for step in range(num_steps):
                 carry = one_step(step, carry, jax.tree.map(lambda x, i=step: x[i], batches))

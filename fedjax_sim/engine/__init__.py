@@ -24,7 +24,7 @@ from fedjax_sim.engine.client_memory.store import (
 )
 from fedjax_sim.engine.flops import flops
 from fedjax_sim.engine.fold import check_mesh, device_mesh, fold, is_unplaced, one_device, unplaced
-from fedjax_sim.engine.largest import largest
+from fedjax_sim.engine.largest import all_finite, largest_magnitude
 from fedjax_sim.engine.plan import Needs, Plan, check_plan, needs, plan_for, total_memory, working_bytes
 from fedjax_sim.engine.platform import compiler_options, compiling_for, target
 from fedjax_sim.engine.shuffling import client_keys, shuffle
@@ -36,6 +36,7 @@ __all__ = [
     "Plan",
     "Rows",
     "Sharded",
+    "all_finite",
     "all_rows",
     "buffer",
     "check_mesh",
@@ -52,7 +53,7 @@ __all__ = [
     "fold",
     "gathered",
     "is_unplaced",
-    "largest",
+    "largest_magnitude",
     "median",
     "memory_files",
     "memory_limit",

@@ -76,18 +76,8 @@ def stays_finite(old: PyTree, new: PyTree) -> Array:
     False
     """
     pairs = zip(jax.tree.leaves(old), jax.tree.leaves(new), strict=True)
-    checks = [_is_finite(y) | ~_is_finite(x) for x, y in pairs if jnp.issubdtype(y.dtype, jnp.inexact)]
+    checks = [engine.all_finite(y) | ~engine.all_finite(x) for x, y in pairs]
     return jnp.stack(checks).all() if checks else jnp.asarray(True)
-
-
-def _magnitude(x: Array) -> Array:
-    """[] float32: the largest magnitude in an array. An empty array gives 0, an array with a NaN gives NaN."""
-    return engine.largest(jnp.abs(x).astype(jnp.float32)) if x.size else jnp.zeros(())
-
-
-def _is_finite(x: Array) -> Array:
-    """[] bool: the largest magnitude is below infinity, which is False for NaN."""
-    return engine.largest(jnp.abs(x)) < jnp.inf if x.size else jnp.asarray(True)
 
 
 def usable_rows(messages: Message) -> Message:
@@ -157,11 +147,11 @@ def client_round(star: Star) -> Callable:
             update = jax.tree.map(lambda x: x.astype(jnp.float32), update)  # which holds them all: `check_parts`
         weight = report.weight.astype(jnp.float32)
         # Comparisons with NaN are False, so a NaN anywhere makes the message unusable.
-        peaks = jnp.stack([_magnitude(x) for x in jax.tree.leaves(update)])
+        peaks = jnp.stack([engine.largest_magnitude(x).astype(jnp.float32) for x in jax.tree.leaves(update)])
         is_usable = (peaks < LARGEST).all() & (peaks * weight < LARGEST).all() & (weight >= 0) & (weight < LARGEST)
         is_usable &= (weight == 0) | (weight >= SMALLEST)
         is_usable &= stays_finite((slot.client, slot.memory), (client_state, memory))
-        is_usable &= tree.all_finite((report.metrics, measured))
+        is_usable &= engine.all_finite((report.metrics, measured))
         id_exists = (slot.id >= 0) & (slot.id < shared.population.size)  # or a wrong id would pass as an empty client
         arrived = slot.reported & id_exists & is_usable & (weight > 0)
         # A weight of 0 says that there is nothing to report: such a client is absent, and not dropped.

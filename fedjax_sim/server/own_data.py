@@ -8,7 +8,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim import tree, validate
+from fedjax_sim import engine, tree, validate
 from fedjax_sim.models import combine, partition
 from fedjax_sim.prng import stream
 from fedjax_sim.types import ClientData, ClientUpdate, PyTree, Report, ServerUpdate
@@ -34,7 +34,7 @@ def own_examples(work: ClientUpdate, data: ClientData) -> ClientData:
         validate.fail("work", "local work without noise, of one client", "another", hint)
     # Padding may hold NaN, which would fail the check of finite examples.
     examples = jax.tree.map(jnp.array, tree.where(data.mask, data.examples, tree.zeros_like(data.examples)))
-    if not tree.all_finite(examples):
+    if not engine.all_finite(examples):
         validate.fail("data", "finite examples", "NaN or infinity", "Impute or drop those examples first.")
     return ClientData(examples, jnp.array(data.mask))
 

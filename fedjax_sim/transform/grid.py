@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_sim import prng, tree
+from fedjax_sim import engine, prng, tree
 from fedjax_sim.transform.chain import check_floats, stateless
 from fedjax_sim.types import Array, Mean, PyTree, UpdateTransform, Wire
 
@@ -219,7 +219,7 @@ def with_clipped_share(transform: UpdateTransform, limit: Any) -> UpdateTransfor
         message, memory, _ = transform.on_client(key, update, state, memory)
         leaves = leaves_of(update)[0]
         num_clipped = sum(sum_along(jnp, (jnp.abs(x) > limit).astype(jnp.float32)) for x in leaves)
-        num_clipped = jnp.where(tree.all_finite(leaves), num_clipped, jnp.nan)
+        num_clipped = jnp.where(engine.all_finite(leaves), num_clipped, jnp.nan)
         return message, memory, {"clipped_share": Mean(num_clipped, jnp.float32(tree.num_values(leaves)))}
 
     def on_server(key, cohort, aggregate, state, measured, sensitivity):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -14,6 +16,7 @@ from fedjax_sim.types import ClientData
 from tests.laws import problems as p
 
 ROWS = 7
+KEY = jax.random.key(3)
 
 
 def visits(params, examples, key):
@@ -158,3 +161,35 @@ def test_a_client_weighs_as_much_as_its_examples():
     algorithm = algorithms.fedsgd(loss, sampling.full(2), optax.sgd(1.0), mesh=None)
     state, _ = algorithm.step(jax.random.key(0), algorithm.init(jax.random.key(0), jnp.zeros(()), clients), clients)
     assert float(algorithm.params(state)) == pytest.approx(4.6)
+
+
+def _clients_with_steps():
+    """Clients of several local steps, by name: (loss, number of steps) -> a client."""
+    optimizer = optax.sgd(0.23, momentum=0.73)
+    return {
+        "local_sgd": lambda loss, steps: client.local_sgd(loss, optimizer, client.work(num_steps=steps, batch_size=3)),
+        "full_batch": lambda loss, steps: client.local_sgd(loss, optimizer, client.work(num_steps=steps)),
+        "private_sgd": lambda loss, steps: client.private_sgd(
+            loss, 0.23, 0.73, 0.9, num_steps=steps, batch_size=3, num_examples=p.ROWS
+        ),
+    }
+
+
+@pytest.mark.parametrize("name", sorted(_clients_with_steps()))
+@pytest.mark.parametrize("steps", [2, 5])
+def test_loop_and_written_out_steps(name, steps, monkeypatch):
+    """Of whole rounds of an MLP. Catches a step that is rounded in another way in a loop, or draws another batch."""
+    digests, data = [], p.ragged()
+    for is_unrolled in (False, True):
+        for module in ("local_sgd", "private"):  # the package has functions of these names
+            module = importlib.import_module(f"fedjax_sim.client.{module}")
+            monkeypatch.setattr(module, "is_unrolled", lambda num_steps, x=is_unrolled: x)
+        worker = _clients_with_steps()[name](p.mlp_loss, steps)
+        algorithm = algorithms.federated(
+            p.given(4), worker, aggregation.mean(), server.optimizer(optax.sgd(1.0)), mesh=None
+        )
+        state, step = algorithm.init(KEY, p.mlp_params(), data), jax.jit(algorithm.step)
+        for i in range(3):
+            state, _ = step(jax.random.fold_in(KEY, i), state, data)
+        digests.append(p.digest(jax.device_get(algorithm.params(state))))
+    assert digests[0] == digests[1]

@@ -146,7 +146,7 @@ class Everything:
 def nonfinite_messages_pass(patch):
     patch.setattr(one_client, "LARGEST", Everything())
     patch.setattr(one_client, "stays_finite", lambda old, new: jnp.asarray(True))
-    patch.setattr(one_client.tree, "all_finite", lambda tree: jnp.asarray(True))
+    patch.setattr(one_client.engine, "all_finite", lambda tree: jnp.asarray(True))
 
 
 @fault(laws.nonfinite_clients_are_dropped)
@@ -212,7 +212,7 @@ def empty_rounds_not_skipped(patch):
 @fault(laws.diverging_server_steps_are_skipped)
 def overflowed_moments_kept(patch):
     patch.setattr(rounds, "stays_finite", lambda old, new: jnp.asarray(True))
-    patch.setattr(rounds.tree, "all_finite", lambda tree: jnp.asarray(True))
+    patch.setattr(rounds.engine, "all_finite", lambda tree: jnp.asarray(True))
 
 
 @fault(laws.gathered_sums_ignore_the_order)

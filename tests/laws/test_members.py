@@ -9,7 +9,7 @@ import numpy as np
 import optax
 import pytest
 
-from fedjax_sim import algorithms, server, tree
+from fedjax_sim import algorithms, engine, server
 from fedjax_sim.transform.chain import wire_of
 from tests.laws import cases, laws
 from tests.laws import problems as p
@@ -92,7 +92,7 @@ def test_clients(name):
     laws.check_equal_bits(report, apply(loud, 0)[0], "padding rows")
     assert float(report.weight) == p.SIZES[0]
     empty = apply(p.ragged(sizes=np.zeros(p.NUM_CLIENTS, int)), 0)[0]
-    assert float(empty.weight) == 0 and bool(tree.all_finite(empty))
+    assert float(empty.weight) == 0 and bool(engine.all_finite(empty))
 
 
 @pytest.mark.parametrize("name", cases.CASES["transform"])

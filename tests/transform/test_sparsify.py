@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_sim import tree
+from fedjax_sim import engine
 from fedjax_sim.transform import block_k, cast, chain, low_rank, random_k, threshold, top_k
 from fedjax_sim.transform.chain import wire_of
 from fedjax_sim.types import Mean, Wire
@@ -234,7 +234,7 @@ def test_broken_updates_are_seen(name):
     """NaN and infinity at every place. Catches a client whose NaN is among what is not sent, and who then counts."""
 
     def finite(update):
-        return tree.all_finite(sent(MEMBERS[name], update))
+        return engine.all_finite(sent(MEMBERS[name], update))
 
     updates = {"w": jnp.tile(jnp.arange(1.0, 7.0), (12, 1)), "b": jnp.ones((12, 1), jnp.bfloat16)}
     place = jnp.arange(6)

@@ -136,7 +136,7 @@ def pairwise_gossip(
             updates = tree.where(arrived, tree.subtract(after, before), tree.zeros_like(before))
             first = first_places(nodes)
             new_rows = averaged(rows, updates, first, order, reported)
-            is_finite = tree.all_finite(new_rows)
+            is_finite = engine.all_finite(new_rows)
             metrics = {name: mean.total / mean.weight for name, mean in means.items()}
             is_first = first == jnp.arange(first.shape[0])
             return tree.where(is_finite, new_rows, rows), is_first, is_finite, metrics

@@ -122,7 +122,7 @@ def finish(
 
     def next_rows(before, rows):
         # A model in the wider dtype of a state may be finite, and overflow in the dtype in which it is used.
-        is_finite = tree.all_finite((rows, tree.cast(nodes.models(rows), state.star.server)))
+        is_finite = engine.all_finite((rows, tree.cast(nodes.models(rows), state.star.server)))
         rows = tree.where(is_finite & links.up, rows, before)
         return is_finite, rows, distance(nodes.models(rows), state.tables.get("honest"))
 

@@ -111,7 +111,7 @@ def hierarchical_gossip(
         shares = (weights / jnp.where(total_weight > 0, total_weight, 1))[:, None]
         average = _combined(models, jnp.broadcast_to(shares, (size, size)))
         models = tree.where(cloud_averages, average, models)
-        is_finite = tree.all_finite(models)
+        is_finite = engine.all_finite(models)
         models = tree.where(is_finite, models, before)
         differences = tree.subtract(models, jax.tree.map(lambda x: jnp.broadcast_to(x.mean(0), x.shape), models))
         return models, is_finite, cloud_averages, optax.tree.norm(differences) / np.float32(np.sqrt(size))

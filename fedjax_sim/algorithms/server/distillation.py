@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_sim import client, server, tree, validate
+from fedjax_sim import client, engine, server, validate
 from fedjax_sim.aggregation import gather, rows
 from fedjax_sim.models import Model, distillation
 from fedjax_sim.models.ensemble import running_mean
@@ -50,7 +50,7 @@ def pretrained(algorithm: Algorithm, work: ClientUpdate, data: ClientData) -> Al
     def init(key, params, population):
         report, _ = work.apply(stream(key, "pretraining"), params, work.init(params), data)
         start = jax.tree.map(lambda x, u: (x + u).astype(x.dtype), params, report.update)
-        is_finite = tree.all_finite(start)
+        is_finite = engine.all_finite(start)
         # A traced value cannot be checked; a program that traces `init` gets the model as it is.
         if not isinstance(is_finite, jax.core.Tracer) and not is_finite:
             hint = "Its training on the server's examples diverged: take a smaller rate, or fewer steps."

@@ -258,7 +258,7 @@ def _mean_gradient(
 ) -> tuple[Array, PyTree, Array, PyTree]:
     """Returns (whether the first pass has a usable gradient, c or zero, c's norm, the next state of its transform)."""
     control = jax.tree.map(lambda g, x: g.astype(x.dtype), aggregated.update, state.server)
-    usable = (num_arrived > 0) & tree.all_finite(control)
+    usable = (num_arrived > 0) & engine.all_finite(control)
     control = tree.where(usable, control, tree.zeros_like(control))
     return usable, control, optax.tree.norm(control), tree.where(usable, aggregated.transform, state.transform)
 

@@ -18,7 +18,7 @@ from jax.sharding import Mesh, PartitionSpec
 
 from fedjax_sim import validate
 from fedjax_sim.engine.all_messages.rows import AXIS, Rows, on_every_device
-from fedjax_sim.engine.largest import largest
+from fedjax_sim.engine.largest import largest_magnitude
 from fedjax_sim.types import Array, PyTree
 
 __all__ = [
@@ -195,7 +195,7 @@ def _peaks(x: Array) -> Array:
     def block(i, peaks):
         # The last block begins earlier, and looks again at some rows: a slice does not go past the end.
         rows = jax.lax.dynamic_slice(x, (i * num_rows, jnp.int32(0)), (num_rows, x.shape[1]))
-        of_rows = jax.vmap(largest)(jnp.abs(rows).astype(jnp.float32))
+        of_rows = jax.vmap(largest_magnitude)(rows).astype(jnp.float32)
         return jax.lax.dynamic_update_slice(peaks, of_rows, (i * num_rows,))
 
     no_peaks = jnp.zeros(x.shape[0], jnp.float32)

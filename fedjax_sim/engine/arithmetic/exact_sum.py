@@ -17,7 +17,7 @@ carries into them, are touched once in a few hundred messages.
 
 Error: each value is represented to half a unit of the last kept digit. That is at most 2^-23 of the largest magnitude
 met at that coordinate for float32 (2 bins) and 2^-69 for float64 (4 bins). The sum of the digits is exact, and
-`sum_as_float` rounds it to the nearest float within 2 units in the last place. Values below 2^-126 count as zero.
+`sums_as_floats` rounds it to the nearest float within 2 units in the last place. Values below 2^-126 count as zero.
 
 References: Demmel and Nguyen 2015 reproduce float sums in the same way. Here digits are integers, and the sum of a bin
 is two int32 words.
@@ -35,7 +35,7 @@ import jax.numpy as jnp
 
 from fedjax_sim import validate
 from fedjax_sim.engine.arithmetic.barrier import HiddenZero, rounded_here
-from fedjax_sim.engine.largest import largest
+from fedjax_sim.engine.largest import largest_integer, magnitude_bits
 from fedjax_sim.engine.platform import target
 from fedjax_sim.types import Array, PyTree
 
@@ -44,6 +44,7 @@ __all__ = [
     "ExactSum",
     "add_messages",
     "empty",
+    "joined",
     "kept_bins",
     "merge_two",
     "merged",
@@ -51,7 +52,7 @@ __all__ = [
     "packed_words",
     "power_of_two",
     "spread_out",
-    "sum_as_float",
+    "sums_as_floats",
     "without_derivative",
 ]
 
@@ -68,6 +69,7 @@ PENDING = 480
 # accelerators all of them stand in straight-line code, because each turn would write the words to memory.
 BLOCK = 64
 UNROLLED = 8
+JOINED = 1 << 16  # the most coordinates of a sum that is joined with others
 
 
 @partial(jax.tree_util.register_dataclass, meta_fields=["shape"], data_fields=["top", "low", "high", "pending"])
@@ -155,6 +157,46 @@ def normal_form(acc: ExactSum) -> ExactSum:
     return ExactSum(acc.top, low, high, jnp.zeros_like(acc.pending), acc.shape)
 
 
+def joined(sums: list[ExactSum]) -> tuple[list[ExactSum], Callable]:
+    """Joins sums, so that a program which reads their totals has fewer operations, and compiles sooner.
+
+    Args:
+      sums: sums, of any shapes.
+
+    Returns: (the sums in normal form, where those of at most JOINED coordinates and of as many bins are one flat sum, a
+      function that splits such sums, or arrays of their shapes, into one for each of `sums`).
+    """
+    groups: dict = {}
+    for index, acc in enumerate(sums):
+        # A long sum is a group of its own, named by its index: its words are not copied.
+        groups.setdefault((len(acc.low), None if acc.top.size <= JOINED else index), []).append(index)
+
+    def one_sum(indices: list[int]) -> ExactSum:
+        words = [(sums[i].top, sums[i].low, sums[i].high) for i in indices]
+        top, low, high = words[0] if len(words) == 1 else jax.tree.map(lambda *x: jnp.concatenate(x), *words)
+        return normal_form(ExactSum(top, low, high, jnp.zeros((), jnp.int32), top.shape))
+
+    def split(joined_sums: list) -> list:
+        parts: list = [None] * len(sums)
+        for x, indices in zip(joined_sums, groups.values(), strict=True):
+            start = 0
+            for index in indices:
+                parts[index] = _part(x, start, sums[index].shape)
+                start += sums[index].top.size
+        return parts
+
+    return [one_sum(indices) for indices in groups.values()], split
+
+
+def _part(x: ExactSum | Array, start: int, shape: tuple[int, ...]) -> ExactSum | Array:
+    """Returns the coordinates from `start` on of a flat sum or array, in a shape."""
+    place = slice(start, start + math.prod(shape))
+    if not isinstance(x, ExactSum):
+        return x[place].reshape(shape)
+    low, high = (tuple(word[place] for word in words) for words in (x.low, x.high))
+    return ExactSum(x.top[place], low, high, x.pending, shape)
+
+
 def _raised(acc: ExactSum, top: Array) -> ExactSum:
     """Returns a sum in normal form whose kept bins start at `top`, which is `acc.top` or above."""
     shift = top - acc.top
@@ -179,13 +221,9 @@ def _bits(x: Array) -> Array:
 
 
 def _highest_bin(values: Array, here: Array | bool = True) -> Array:
-    """Returns the bin of the largest magnitude at each coordinate of messages [c, d]; that of zero unless `here`.
-
-    Without the sign, bits order as magnitudes do, and those of NaN and infinity are above all others.
-    """
-    bits = _bits(values)
-    no_sign = jnp.iinfo(bits.dtype).max
-    bits &= no_sign if here is True else jnp.where(here, no_sign, 0)
+    """Returns the bin of the largest magnitude at each coordinate of messages [c, d]; that of zero unless `here`."""
+    bits = magnitude_bits(values)
+    bits = bits if here is True else jnp.where(here, bits, 0)
     if len(values) <= BLOCK:
         return _bin(_over_messages(jnp.maximum, jnp.zeros_like(bits[0]), bits))
     # A GPU is slow if one thread compares thousands of numbers of a coordinate. So blocks are compared beside each
@@ -267,9 +305,9 @@ def add_messages(sums: list[ExactSum], messages: list[Array]) -> list[ExactSum]:
     if on_cpu:
         # Few chunks have a message above the bins, so bins move in a loop of at most one turn. Unlike a condition, a
         # loop leaves the words in their memory where it does not turn.
-        has_larger = [
-            largest(_highest_bin(x) - acc.top) > 0 for acc, x in zip(sums, messages, strict=True) if acc.top.size
-        ]
+        # Bins are computed once, or XLA:CPU would store the bits of all messages, which so many operations would read.
+        bins = jax.lax.optimization_barrier([_highest_bin(x) for x in messages])
+        has_larger = [largest_integer(bin - acc.top) > 0 for acc, bin in zip(sums, bins, strict=True) if acc.top.size]
         is_due = reduce(jnp.logical_or, has_larger, sums[0].pending + count > PENDING)
         # The loop's own flag goes into the peak, so that the peak cannot be computed before the loop.
         _, sums = jax.lax.while_loop(
@@ -381,12 +419,17 @@ def kept_bins(spread: tuple[Array, Array, Array], like: ExactSum) -> ExactSum:
 
 
 @partial(jax.jit, inline=True)
-def sum_as_float(acc: ExactSum) -> Array:
-    """Returns the sum as floats of its shape: float64 for a sum of four bins, else float32.
+def sums_as_floats(sums: list[ExactSum]) -> list[Array]:
+    """Returns each sum as floats of its shape: float64 for a sum of four bins, else float32.
 
     A coordinate is NaN if a value was added to it that is not finite.
     """
-    acc = normal_form(acc)
+    joined_sums, split = joined(sums)
+    return split([_as_float(x) for x in joined_sums])
+
+
+def _as_float(acc: ExactSum) -> Array:
+    """Returns a sum in normal form as floats."""
     bins = len(acc.low)
     dtype = _type(acc)
     # The sum is written in base 2^23, lowest digit first. A bin's high * 2^20 + low adds the low 3 bits of `high` and

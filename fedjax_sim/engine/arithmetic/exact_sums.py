@@ -188,7 +188,15 @@ def combine(carry: PyTree, axis: str) -> PyTree:
       (tests/engine/arithmetic/test_exact_sums.py::test_devices_combine_to_the_bits_of_one).
     """
     leaves, structure = jax.tree.flatten(carry, is_leaf=_is_sum)
-    leaves = [exact_sum.normal_form(x) if _is_sum(x) else x for x in leaves]
+    combined, split = exact_sum.joined([x for x in leaves if _is_sum(x)])
+    combined = _combined_leaves([*combined, *(x for x in leaves if not _is_sum(x))], axis)
+    num_sums = sum(map(_is_sum, combined))
+    sums, others = iter(split(combined[:num_sums])), iter(combined[num_sums:])
+    return structure.unflatten([next(sums) if _is_sum(x) else next(others) for x in leaves])
+
+
+def _combined_leaves(leaves: list[ExactSum | Array], axis: str) -> list[ExactSum | Array]:
+    """Combines sums in normal form, and arrays, over the devices of a mesh axis."""
     number = jax.lax.axis_size(axis)
     # int32 scalars go into the places too: a sum over processes takes a turn for each array.
     has_place = [number <= PLACES and (_is_sum(x) or (x.dtype == jnp.int32 and x.ndim == 0)) for x in leaves]
@@ -220,7 +228,7 @@ def combine(carry: PyTree, axis: str) -> PyTree:
             combined.append(exact_sum.merged(x, number, leaf.shape) if is_placed else exact_sum.kept_bins(x, leaf))
         else:
             combined.append(x[0].sum(0, dtype=leaf.dtype) if is_placed else x)
-    return structure.unflatten(combined)
+    return combined
 
 
 def _unpacked(flat: Array, like: PyTree) -> PyTree:
@@ -240,8 +248,9 @@ def total(acc: ExactSums) -> PyTree:
     A coordinate is NaN if a value was added to it that is not finite.
     """
     leaves: list = [None] * len(acc.spec)
-    for part, indices in zip(acc.parts, _groups(acc.spec), strict=True):
-        flat = (exact_sum.sum_as_float(part) if _is_sum(part) else part).reshape(-1)
+    parts = exact_sum.sums_as_floats(list(acc.parts)) if all(map(_is_sum, acc.parts)) else acc.parts
+    for part, indices in zip(parts, _groups(acc.spec), strict=True):
+        flat = part.reshape(-1)
         start = 0
         # Leaves that share the sum are cut out of it in their order.
         for index in indices:
