@@ -55,7 +55,7 @@ SEED = integer_kind(0, INT32_MAX)
 RUN = {
     "rounds": Option(COUNT, 100),
     "evaluate_every": Option(COUNT, 10),
-    "checkpoint_every": Option(COUNT | None, None),  # none: as evaluate_every
+    "checkpoint_every": Option(COUNT | None, None),  # none: after evaluations, at most one a second
     "keep_checkpoints": Option(COUNT, 2),
     "devices": Option(Literal["all"] | COUNT, "all"),
     "plan": Option(Literal["auto", "trial"], "auto"),  # trial: the fastest lanes of a short timed trial

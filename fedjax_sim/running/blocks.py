@@ -110,6 +110,9 @@ def _placed(state: PyTree, shardings: PyTree) -> PyTree:
     An array that is there already is not put again: the copy would share its buffer, and JAX does not write over an
     array that shares its buffer with another.
     """
-    return jax.tree.map(
-        lambda x, sharding: x if x.sharding == sharding else jax.device_put(x, sharding), state, shardings
-    )
+
+    def placed(x, sharding):
+        is_there = x.sharding.is_equivalent_to(sharding, x.ndim)
+        return x if is_there else jax.device_put(x, sharding)
+
+    return jax.tree.map(placed, state, shardings)

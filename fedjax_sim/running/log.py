@@ -19,8 +19,9 @@ from fedjax_sim.running.checksums import GrowingFile
 from fedjax_sim.running.shared_arrays import broadcast, whole
 from fedjax_sim.types import Count, Metric, PyTree
 
-__all__ = ["Log", "as_record", "check_logs", "earlier_run", "plain", "totals_of", "verified", "visits_of"]
+__all__ = ["Log", "as_record", "as_records", "check_logs", "earlier_run", "plain", "totals_of", "verified", "visits_of"]
 
+NOT_FINITE = {"nan", "inf", "-inf"}
 METRICS, TIMING = "metrics.jsonl", "timing.jsonl"
 # Metrics that pages show in words of their own.
 KNOWN = {metric.name for metric in ROUND_METRICS} | {"distinct_clients"}
@@ -83,11 +84,12 @@ def plain(value: Any) -> Any:
     if isinstance(value, Count):
         return value.total()
     value = np.asarray(value)
-    if value.ndim:
-        return [plain(x) for x in value]
     if not np.issubdtype(value.dtype, np.floating):
-        return value.item()
-    return float(str(value)) if np.isfinite(value) else str(value)
+        return value.tolist()
+    # NumPy writes all numbers of an array as their shortest decimals at once.
+    texts = value.reshape(-1).astype(str).tolist()
+    numbers = np.array([x if x in NOT_FINITE else float(x) for x in texts], object)
+    return numbers.reshape(value.shape).tolist()
 
 
 def as_record(round: int, infos: dict, row: int | None = None) -> dict[str, Any]:
@@ -104,6 +106,17 @@ def as_record(round: int, infos: dict, row: int | None = None) -> dict[str, Any]
             value = Count(value.number[row], value.unit[row]) if isinstance(value, Count) else value[row]
         record[name] = plain(value)
     return record
+
+
+def as_records(first: int, infos: dict, count: int) -> list[dict[str, Any]]:
+    """Returns the log records of rounds `first`, `first` + 1, ..., from infos that are stacked over `count` rounds."""
+    columns = {}
+    for name, value in infos.items():
+        if isinstance(value, Count):
+            columns[name] = [Count(value.number[i], value.unit[i]).total() for i in range(count)]
+        else:
+            columns[name] = plain(value[:count])
+    return [{"round": first + i} | {name: column[i] for name, column in columns.items()} for i in range(count)]
 
 
 def earlier_run(directory: Path) -> list[str]:

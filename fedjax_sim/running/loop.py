@@ -26,7 +26,7 @@ from fedjax_sim.running.files import lock
 from fedjax_sim.running.fingerprint import fingerprint
 from fedjax_sim.running.history import History
 from fedjax_sim.running.interrupts import interrupts
-from fedjax_sim.running.log import Log, as_record, plain
+from fedjax_sim.running.log import Log, as_records, plain
 from fedjax_sim.running.privacy_ledger import Spending
 from fedjax_sim.running.progress import progress_bar
 from fedjax_sim.running.shared_arrays import whole
@@ -36,6 +36,9 @@ __all__ = ["History", "run"]
 
 # The target length of a block: long enough to hide the host's overhead, short enough for the progress bar.
 BLOCK_SECONDS = 0.5
+# The least time from one checkpoint to the next, if no number of rounds is stated. Many a small model trains for rounds
+# in the milliseconds that a checkpoint takes.
+CHECKPOINT_SECONDS = 1.0
 
 
 def run(
@@ -72,7 +75,8 @@ def run(
         are the record of round 0, which holds nothing else.
       evaluate_every: rounds from one evaluation to the next, at least 1.
       directory: the folder of `metrics.jsonl` (one record a round), `timing.jsonl`, `summary.json` and `checkpoints/`.
-      checkpoint_every: rounds from one checkpoint to the next; by default `evaluate_every` if there is a directory.
+      checkpoint_every: rounds from one checkpoint to the next. By default there is one after each evaluation, but no
+        more than one a second unless there are callbacks, and one at the end. Without a directory there is none.
       keep_checkpoints: how many of the newest checkpoints are kept, at least 1.
       client_memory: where per-client state is stored: "device", split over the devices; "disk", in `directory`; "auto":
         on disk if it would take more than a quarter of a device, and after a resume where it was.
@@ -130,7 +134,7 @@ def run(
         directory=directory,
         num_rounds=num_rounds,
         evaluate_every=evaluate_every,
-        checkpoint_every=evaluate_every if checkpoint_every is None else checkpoint_every,
+        checkpoint_every=checkpoint_every,
         keep_checkpoints=keep_checkpoints,
         evaluated=partial(evaluated, evaluation, algorithm),
         callbacks=callbacks,
@@ -159,13 +163,15 @@ class _Session:
     directory: str | Path | None
     num_rounds: int
     evaluate_every: int
-    checkpoint_every: int
+    checkpoint_every: int | None
     keep_checkpoints: int
     evaluated: Callable  # (state, record) -> values
     callbacks: Sequence[Callable]
     identity: dict
     state: PyTree = None
     round: int = 0  # rounds done
+    committed_round: int = -1  # of the newest checkpoint
+    committed_at: float = 0.0  # on the clock of `time.perf_counter`
     log: Log | None = None
     spending: Spending | None = None
     memory_files: Sequence = ()
@@ -238,7 +244,11 @@ class _Session:
         stop, length = False, 1
         while self.round < self.num_rounds and not stop:
             # A block ends where an evaluation or a checkpoint is due.
-            rounds_until_due = [every - self.round % every for every in (self.evaluate_every, self.checkpoint_every)]
+            rounds_until_due = [
+                every - self.round % every
+                for every in (self.evaluate_every, self.checkpoint_every)
+                if every is not None
+            ]
             count = min(length, MAX_BLOCK, self.num_rounds - self.round, *rounds_until_due)
             records, seconds = self.run_block(count)
             # The next block is at most twice as long, and long enough for BLOCK_SECONDS at the speed of this one.
@@ -252,11 +262,12 @@ class _Session:
             bar(records, seconds)
             if failed:
                 raise distributed.everywhere(FloatingPointError(failed))
-            # Clocks and signals differ between processes. Process 0 decides on the length; an interrupt of any counts.
-            lengths_and_interrupts = distributed.gathered_numbers(length, bool(self.interrupted))
-            length = int(lengths_and_interrupts[0, 0])
-            interrupt = lengths_and_interrupts[:, 1].any()
-            if self.directory is not None and (self.due(self.checkpoint_every) or interrupt):
+            # Clocks and signals differ between processes. Process 0 decides on the length of the next block and on the
+            # checkpoint; an interrupt of any process counts.
+            decisions = distributed.gathered_numbers(length, self.checkpoint_is_due(), bool(self.interrupted))
+            length, checkpoint_is_due = int(decisions[0, 0]), bool(decisions[0, 1])
+            interrupt = decisions[:, 2].any()
+            if self.directory is not None and (checkpoint_is_due or interrupt):
                 self.commit()
             if interrupt:
                 raise distributed.everywhere(KeyboardInterrupt())
@@ -267,6 +278,14 @@ class _Session:
         """Returns whether an action of every `every` rounds is due after this round; at the end all are due."""
         return self.round % every == 0 or self.round == self.num_rounds
 
+    def checkpoint_is_due(self) -> bool:
+        """Returns whether a checkpoint is due after this round."""
+        if self.checkpoint_every is not None:
+            return self.due(self.checkpoint_every)
+        # A callback is called after the round is on disk.
+        is_wanted = bool(self.callbacks) or time.perf_counter() - self.committed_at >= CHECKPOINT_SECONDS
+        return self.round == self.num_rounds or (is_wanted and self.due(self.evaluate_every))
+
     def run_block(self, count: int) -> tuple[list[dict], float]:
         """Runs the next rounds, after writing them into the ledger, and returns (their records, their seconds)."""
         if self.spending.mechanism is not None:
@@ -276,7 +295,7 @@ class _Session:
             self.state, infos = self.block(self.state, self.population, self.round, count)
             infos = jax.device_get(whole(infos))
         seconds = time.perf_counter() - start_seconds
-        records = [as_record(self.round + i + 1, infos, i) for i in range(count)]
+        records = as_records(self.round + 1, infos, count)
         self.round += count
         if self.spending.mechanism is not None:
             distributed.agreed(partial(self.spending.observe, records))
@@ -291,13 +310,15 @@ class _Session:
         # A list and no generator: every callback is called, even after one that stops the run.
         stop = any([callback(self.round, state_copy, record) for callback in self.callbacks])
         stop = distributed.gathered_numbers(stop).any()
-        if self.directory is not None and stop and not self.due(self.checkpoint_every):
+        if self.directory is not None and stop and self.committed_round != self.round:
             self.commit()
         return stop
 
     def commit(self) -> None:
         """Writes a checkpoint, with log and ledger."""
         self.log.commit(self.round, self.state, self.identity, self.keep_checkpoints)
+        self.committed_round = self.round
+        self.committed_at = time.perf_counter()
 
     def history(self) -> History:
         """Returns the log and the summary, which is written to the folder too."""
