@@ -21,6 +21,7 @@ from fedjax_sim import validate
 from fedjax_sim.engine.all_messages.rows import AXIS, Rows, spread_rows
 from fedjax_sim.engine.arithmetic import exact_sums
 from fedjax_sim.engine.arithmetic.barrier import computed_once
+from fedjax_sim.engine.jaxpr import traced_once
 from fedjax_sim.engine.packing import ALONE, pack
 from fedjax_sim.engine.plan import Plan, plan_for
 from fedjax_sim.types import Array, PyTree
@@ -154,7 +155,12 @@ def _run_group(each: Callable, alone: bool, shared: PyTree, group: PyTree) -> tu
 
 
 def _chunk_step(
-    branches: list[Callable], accumulate: Callable, num_slots: int, shared: PyTree, renewed: Callable | None
+    branches: list[Callable],
+    accumulate: Callable,
+    num_slots: int,
+    shared: PyTree,
+    renewed: Callable | None,
+    per_slot_spec: PyTree,
 ) -> Callable:
     """Returns the step of the scan over chunks.
 
@@ -163,14 +169,14 @@ def _chunk_step(
 
     Args:
       branches: for each size class, (shared, group [lanes, ...]) -> (messages, per_slot) [lanes, ...].
+      per_slot_spec: the shapes and dtypes of what is kept for one slot.
     """
 
     def step(carry, chunk):
         slots, is_there, positions, kind = chunk
         if is_there is None:
             return run_chunk(carry, slots, positions, kind)
-        per_slot_spec = jax.eval_shape(run_chunk, carry, slots, positions, kind)[1]
-        zeros_per_slot = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), per_slot_spec)
+        zeros_per_slot = jax.tree.map(lambda x: jnp.zeros((positions.size, *x.shape), x.dtype), per_slot_spec)
         skip_chunk = lambda carry, *chunk: (carry, zeros_per_slot)  # noqa: E731
         return jax.lax.cond(is_there.any(), run_chunk, skip_chunk, carry, slots, positions, kind)
 
@@ -262,10 +268,12 @@ def fold(
         validate.fail("renewed", "None where devices share the slots, or sizes turn their order", renewed)
     # Each size class has a program of its own, which reads no more rows than the clients of the class may have.
     each_by_class = [partial(each, rows=rows) for rows in capacities] if sizes is not None else [each]
-    if plan is None:
-        shared_spec = shared if renewed is None else jax.eval_shape(renewed, shared, carry)
-        first_slot = jax.tree.map(lambda x: x[0], slots)
-        plan = plan_for(jax.eval_shape(each_by_class[-1], shared_spec, first_slot)[0])
+    shared_spec = shared if renewed is None else jax.eval_shape(renewed, shared, carry)
+    first_slot = jax.eval_shape(lambda slots: jax.tree.map(lambda x: x[0], slots), slots)
+    traces = [traced_once(each, shared_spec, first_slot) for each in each_by_class]
+    each_by_class = [each for each, _ in traces]
+    message_spec, per_slot_spec = traces[-1][1]
+    plan = plan_for(message_spec) if plan is None else plan
 
     # Lanes and groups may not depend on the number of devices: compilers round differently in another loop.
     lanes = min(plan.lanes, num_slots)
@@ -281,7 +289,8 @@ def fold(
     ]
 
     def run_chunks(shared, carry, chunks):
-        return jax.lax.scan(_chunk_step(branches, accumulate, num_slots, shared, renewed), carry, chunks)
+        step = _chunk_step(branches, accumulate, num_slots, shared, renewed, per_slot_spec)
+        return jax.lax.scan(step, carry, chunks)
 
     def on_device(shared, carry, chunks):
         num_local = layout.source.size // num_devices

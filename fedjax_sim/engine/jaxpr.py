@@ -11,7 +11,10 @@ import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import jax
 from jax.extend import core, source_info_util
+
+from fedjax_sim.types import PyTree
 
 __all__ = [
     "CALLS",
@@ -23,6 +26,7 @@ __all__ = [
     "opened",
     "programs",
     "scan_arguments",
+    "traced_once",
     "walk",
 ]
 
@@ -139,6 +143,29 @@ def bind(equation: core.JaxprEqn, operands: Sequence[Any]) -> list[Any]:
     # Some primitives, such as calls with a derivative of their own, take other parameters than their equation states.
     results = primitive.bind(*operands, **primitive.get_bind_params(equation.params))
     return list(results) if primitive.multiple_results else [results]
+
+
+def traced_once(function: Callable, *specs: PyTree) -> tuple[Callable, PyTree]:
+    """Traces a function, so that its Python code runs no more, wherever it is called.
+
+    `jax.jit` keeps a trace too, but makes another one where the trace's context is another, such as inside of
+    `jax.shard_map`.
+
+    Args:
+      function: pytrees -> pytree.
+      specs: arrays, or shapes with a dtype, of each argument.
+
+    Returns: (a function of the same arguments, the shapes and dtypes of what it returns).
+
+    >>> import jax.numpy as jnp
+    >>> doubled, spec = traced_once(lambda x: {"twice": 2 * x}, jax.ShapeDtypeStruct((3,), jnp.float32))
+    >>> doubled(jnp.arange(3.0))["twice"].tolist(), spec["twice"].shape
+    ([0.0, 2.0, 4.0], (3,))
+    """
+    program, spec = jax.make_jaxpr(function, return_shape=True)(*specs)
+    run = core.jaxpr_as_fun(program)
+    structure = jax.tree.structure(spec)
+    return lambda *arguments: jax.tree.unflatten(structure, run(*jax.tree.leaves(arguments))), spec
 
 
 @contextlib.contextmanager
