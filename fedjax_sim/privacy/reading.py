@@ -214,6 +214,7 @@ def _check_aggregator(transform: TransformFacts, aggregator: AggregatorFacts, no
             "without bound: use aggregation.fixed_mean(m) with uniform weights."
         )
         validate.fail("aggregator.sensitivity", "a bound on what one client moves", None, hint)
+    validate.in_range("aggregator.sensitivity", aggregator.sensitivity, 0)
     if noise.place != "central":
         return
     if not transform.releases_when_empty:

@@ -100,6 +100,10 @@ def test_a_rule_that_says_nothing_is_taken_at_its_worst():
     central = {**noisy, "transform": transform.gaussian_mechanism(1.0, 1.0)}
     with pytest.raises(ValueError, match="aggregator: expected one that takes no weights from clients"):
         mechanism_of({**central, "aggregator": gathered(sensitivity=1.0)})
+    for sensitivity in (-1.0, np.nan, np.inf):
+        stated = gathered(weighted=False).stating(sensitivity=sensitivity)
+        with pytest.raises(ValueError, match=r"aggregator\.sensitivity: expected a finite number >= 0"):
+            mechanism_of({**central, "aggregator": stated})
     integers = transform.quantize(4, range=2.0, integers=True)
     with pytest.raises(ValueError, match="transform: expected one that sends numbers"):
         p.Federation(transform=integers, aggregator=gathered())

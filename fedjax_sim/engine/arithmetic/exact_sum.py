@@ -49,6 +49,7 @@ __all__ = [
     "merge_two",
     "merged",
     "normal_form",
+    "over_messages",
     "packed_words",
     "power_of_two",
     "spread_out",
@@ -225,7 +226,7 @@ def _highest_bin(values: Array, here: Array | bool = True) -> Array:
     bits = magnitude_bits(values)
     bits = bits if here is True else jnp.where(here, bits, 0)
     if len(values) <= BLOCK:
-        return _bin(_over_messages(jnp.maximum, jnp.zeros_like(bits[0]), bits))
+        return _bin(over_messages(jnp.maximum, jnp.zeros_like(bits[0]), bits))
     # A GPU is slow if one thread compares thousands of numbers of a coordinate. So blocks are compared beside each
     # other. The bins in between keep the compiler from joining both maxima again.
     return _bin(_blocks(bits).max(1)).max(0)
@@ -238,7 +239,7 @@ def _blocks(messages: Array) -> Array:
     return padded.reshape(-(-count // PENDING), PENDING, num_coordinates)
 
 
-def _over_messages(function: Callable, carry: PyTree, messages: Array) -> PyTree:
+def over_messages(function: Callable, carry: PyTree, messages: Array) -> PyTree:
     """Returns the carry after `carry = function(carry, message)` for each message [d] of [c, d]."""
     num_turns, num_left = divmod(len(messages), UNROLLED)
     if num_turns <= 1 or target() != "cpu":
@@ -343,7 +344,7 @@ def _added(acc: ExactSum, values: Array) -> ExactSum:
         digits = _digits(value, scale, magic, len(low))
         return tuple(x + digit for x, digit in zip(low, digits, strict=True))
 
-    low = _over_messages(with_digits, low, values)
+    low = over_messages(with_digits, low, values)
     return dataclasses.replace(acc, low=low, pending=acc.pending + count)
 
 

@@ -16,8 +16,9 @@ import jax.numpy as jnp
 from fedjax_sim import tree, validate
 from fedjax_sim.engine.all_messages.rows import Rows, merged_rows
 from fedjax_sim.engine.arithmetic import exact_sum
-from fedjax_sim.engine.arithmetic.exact_sum import MAX_CHUNK, ExactSum
+from fedjax_sim.engine.arithmetic.exact_sum import BLOCK, MAX_CHUNK, ExactSum
 from fedjax_sim.engine.arithmetic.mode import is_fast
+from fedjax_sim.engine.platform import target
 from fedjax_sim.types import Array, PyTree
 
 __all__ = [
@@ -133,8 +134,17 @@ def add(acc: ExactSums, values: PyTree) -> ExactSums:
         parts = exact_sum.add_messages(list(acc.parts), messages) if messages else []
     else:
         # In fast arithmetic the parts are arrays of floats.
-        parts = [part + x.astype(part.dtype).sum(0) for part, x in zip(acc.parts, messages, strict=True)]
+        parts = [_with_floats(part, x.astype(part.dtype)) for part, x in zip(acc.parts, messages, strict=True)]
     return dataclasses.replace(acc, parts=tuple(parts))
+
+
+def _with_floats(part: Array, messages: Array) -> Array:
+    """Returns a sum of floats, and of messages [c, ...] of its shape."""
+    if target() == "cpu" and len(messages) <= BLOCK:
+        # XLA:CPU vectorises no reduction over rows: with one, an MLP's round in fast arithmetic took 1.1 of the time.
+        rows = messages.reshape(len(messages), -1)
+        return exact_sum.over_messages(jnp.add, part.reshape(-1), rows).reshape(part.shape)
+    return part + messages.sum(0)
 
 
 def summed(values: PyTree) -> PyTree:
