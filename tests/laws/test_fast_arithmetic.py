@@ -42,20 +42,20 @@ def test_fast_arithmetic_changes_no_more_than_rounding(kind, name):
             np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-5)
 
 
-def words_of_exact_sums(made, data) -> int:
-    """How many floats a round reads as bits, which exact sums and barriers do."""
+def carries_of_exact_sums(made, data) -> int:
+    """How often a round shifts integers with their sign, as exact sums do to move carries."""
     state = jax.eval_shape(lambda: made.init(KEY, jnp.array(p.START), data))
     program = jax.make_jaxpr(made.step)(KEY, state, data)
-    return sum(equation.primitive.name == "bitcast_convert_type" for equation in walk(program))
+    return sum(equation.primitive.name == "shift_right_arithmetic" for equation in walk(program))
 
 
 def test_programs_of_both_arithmetics_are_not_mixed():
     """Catches functions inside of a round that JAX has traced in one arithmetic and takes for the other."""
     made, data = cases.CASES["algorithms"]["hierarchical_fedavg"](), p.ragged()
-    reproducible = words_of_exact_sums(made, data)
+    reproducible = carries_of_exact_sums(made, data)
     with engine.fast_arithmetic():
-        fast = words_of_exact_sums(made, data)
-    assert words_of_exact_sums(made, data) == reproducible > 4 * fast
+        fast = carries_of_exact_sums(made, data)
+    assert carries_of_exact_sums(made, data) == reproducible > 4 * fast
 
 
 def test_two_devices():
