@@ -1,5 +1,6 @@
 """A run: its log, its checkpoints, and that looking changes nothing."""
 
+import importlib
 import json
 import os
 import pathlib
@@ -18,7 +19,7 @@ from fedjax_sim import metrics, sampling
 from fedjax_sim.algorithms import fedavg
 from fedjax_sim.population import from_clients
 from fedjax_sim.running import checkpoint, checksums
-from fedjax_sim.running.log import _same_run, plain
+from fedjax_sim.running.log import Log, _same_run, plain
 from fedjax_sim.running.loop import run
 
 pytestmark = pytest.mark.optimised
@@ -94,6 +95,24 @@ def test_looking_changes_nothing(parts, reference):
         )  # fmt: skip
         assert same_bits(state, reference[0])
     assert seen == [7, 14, 21, 24, *range(1, 25), 24]
+
+
+def test_checkpoints_by_default(parts, tmp_path, monkeypatch):
+    """After evaluations, no more often than the clock allows; before every callback; at the end.
+
+    Fault: a checkpoint after each of a small model's evaluations, or a callback whose round is not on disk.
+    """
+    algorithm, params, population, _ = parts
+    module = importlib.import_module("fedjax_sim.running.loop")  # the package has a function of this name
+    committed, commit = [], Log.commit
+    monkeypatch.setattr(Log, "commit", lambda self, round, *rest: (committed.append(round), commit(self, round, *rest)))
+    evaluations, callback = [0, 5, 10, 15, 20, 24], [lambda *a: None]
+    for seconds, callbacks, expected in [(1e9, [], [0, 24]), (0.0, [], evaluations), (1e9, callback, evaluations)]:
+        monkeypatch.setattr(module, "CHECKPOINT_SECONDS", seconds)
+        committed.clear()
+        folder = tmp_path / f"{seconds}-{len(callbacks)}"
+        run(KEY, algorithm, params, population, ROUNDS, evaluate_every=5, directory=folder, callbacks=callbacks)
+        assert committed == expected
 
 
 def test_another_key_gives_another_run(parts, reference):
