@@ -1,8 +1,8 @@
 """Where a round's time goes: whole rounds with one thing left out at a time, beside the best hand-written loop.
 
 Each row is the compiled rounds of the same job, in turns with the others. What is left out is patched away while the
-program is traced, so its result means nothing: only its time does. "The rest" is what remains with everything left
-out that can be. The loop is P0's: cohorts drawn beforehand, float sums, no checks.
+program is traced, so its result means nothing: only its time does. The last variant leaves four things out together.
+The loop is P0's: cohorts drawn beforehand, float sums, no checks.
 """
 
 from __future__ import annotations

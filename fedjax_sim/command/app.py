@@ -27,8 +27,8 @@ for _command in (*privacy.PRIVACY_COMMANDS, *study.STUDY_COMMANDS, *sweep.SWEEP_
 
 def main() -> None:
     """Runs the command line; the exit code is 0, 2 for wrong input, 1 for a failed run, 130 for an interrupted one."""
-    # Importing and tracing make a million objects that stay. Python's collector looked through them 1,300 times, which
-    # was an eighth of a short run's time.
+    # Importing and tracing make many objects that stay. Python's garbage collector looked through them 1,300 times, an
+    # eighth of the time of a short run.
     gc.set_threshold(50_000, 20, 50)
     try:
         app()

@@ -43,7 +43,7 @@ def largest_integer(x: Array) -> Array:
 
 
 def largest_magnitude(x: Array) -> Array:
-    """Returns [] the largest magnitude of an array's numbers, in their dtype.
+    """Returns [] the largest magnitude of an array's numbers, in their dtype; of complex numbers, in its real dtype.
 
     An array with a NaN gives NaN, an empty array gives 0.
 
@@ -56,6 +56,8 @@ def largest_magnitude(x: Array) -> Array:
     >>> float(largest_magnitude(jnp.array([[1.0, 3.0], [-5.0, 2.0]])))
     5.0
     """
+    if jnp.issubdtype(x.dtype, jnp.complexfloating):
+        x = jnp.abs(x)
     if not x.size:
         return jnp.zeros((), x.dtype)
     if not jnp.issubdtype(x.dtype, jnp.floating):
@@ -69,6 +71,6 @@ def all_finite(tree: PyTree) -> Array:
     >>> bool(all_finite({"w": jnp.array([1.0, jnp.inf]), "step": jnp.array(3)}))
     False
     """
-    floats = [x for x in map(jnp.asarray, jax.tree.leaves(tree)) if jnp.issubdtype(x.dtype, jnp.floating)]
-    checks = [largest_magnitude(x) < jnp.inf for x in floats]
+    leaves = [x for x in map(jnp.asarray, jax.tree.leaves(tree)) if jnp.issubdtype(x.dtype, jnp.inexact)]
+    checks = [largest_magnitude(x) < jnp.inf for x in leaves]
     return jnp.stack(checks).all() if checks else jnp.asarray(True)

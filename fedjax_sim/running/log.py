@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim import engine, tree
@@ -78,34 +79,25 @@ def plain(value: Any) -> Any:
 
     Non-finite floats are texts, for JSON has none. An array is a list.
 
-    >>> plain(np.float32(0.1)), plain(np.float32(np.nan)), plain(np.arange(2))
-    (0.1, 'nan', [0, 1])
+    >>> plain(np.float32(0.1)), plain(np.float32(np.nan)), plain(np.arange(2)), plain(jnp.bfloat16(np.nan))
+    (0.1, 'nan', [0, 1], 'nan')
     """
     if isinstance(value, Count):
         return value.total()
     value = np.asarray(value)
-    if not np.issubdtype(value.dtype, np.floating):
+    if not jnp.issubdtype(value.dtype, jnp.floating):
         return value.tolist()
+    if not np.issubdtype(value.dtype, np.floating):
+        value = value.astype(np.float32)  # NumPy takes bfloat16 for no float, and would not see its NaN
     # NumPy writes all numbers of an array as their shortest decimals at once.
     texts = value.reshape(-1).astype(str).tolist()
     numbers = np.array([x if x in NOT_FINITE else float(x) for x in texts], object)
     return numbers.reshape(value.shape).tolist()
 
 
-def as_record(round: int, infos: dict, row: int | None = None) -> dict[str, Any]:
-    """Returns the log record of a round.
-
-    Args:
-      round: the round's number; 0 for the evaluation before training.
-      infos: a round's info by name; or infos stacked over rounds, of which `row` is taken.
-      row: the round's position in stacked infos; None for the info of one round.
-    """
-    record = {"round": round}
-    for name, value in infos.items():
-        if row is not None:
-            value = Count(value.number[row], value.unit[row]) if isinstance(value, Count) else value[row]
-        record[name] = plain(value)
-    return record
+def as_record(round: int, info: dict) -> dict[str, Any]:
+    """Returns the log record of a round, from its info by name; round 0 is the evaluation before training."""
+    return {"round": round} | {name: plain(value) for name, value in info.items()}
 
 
 def as_records(first: int, infos: dict, count: int) -> list[dict[str, Any]]:

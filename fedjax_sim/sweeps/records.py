@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim import validate
-from fedjax_sim.running.log import as_record
+from fedjax_sim.running.log import as_record, as_records
 
 __all__ = ["Recorder"]
 
@@ -48,10 +48,10 @@ class Recorder:
         totals: dict[str, np.ndarray] = {}
         for round, (infos, counts, params) in looks:
             totals = {name: totals.get(name, 0) + value.astype(np.int64) for name, value in counts.items()}
-            for i, point in enumerate(points):
+            records = as_records(round, infos, len(points))
+            for i, (point, record) in enumerate(zip(points, records, strict=True)):
                 combination, seed = divmod(point, len(self.seeds))
                 # A row puts the round behind the values of the grid.
-                record = as_record(round, infos, i)
                 del record["round"]
                 if self.evaluation is not None:
                     model = jax.tree.map(lambda x, i=i: jnp.array(x[i]), params)

@@ -56,3 +56,6 @@ def test_all_finite(bad):
     assert bool(engine.all_finite(good)) and bool(engine.all_finite(()))
     assert not bool(engine.all_finite(good | {"z": jnp.array([0.0, bad])}))
     assert not bool(engine.all_finite(good | {"z": jnp.array([0.0, bad], jnp.bfloat16)}))
+    for number in (complex(bad, 0), complex(0, bad)):
+        assert not bool(engine.all_finite(good | {"z": jnp.array([0.0, number])}))
+    assert bool(engine.all_finite(good | {"z": jnp.array([0.0, 3 + 4j])}))

@@ -198,10 +198,10 @@ def combine(carry: PyTree, axis: str) -> PyTree:
       (tests/engine/arithmetic/test_exact_sums.py::test_devices_combine_to_the_bits_of_one).
     """
     leaves, structure = jax.tree.flatten(carry, is_leaf=_is_sum)
-    combined, split = exact_sum.joined([x for x in leaves if _is_sum(x)])
-    combined = _combined_leaves([*combined, *(x for x in leaves if not _is_sum(x))], axis)
-    num_sums = sum(map(_is_sum, combined))
-    sums, others = iter(split(combined[:num_sums])), iter(combined[num_sums:])
+    joined_sums, split = exact_sum.joined([x for x in leaves if _is_sum(x)])
+    combined = _combined_leaves([*joined_sums, *(x for x in leaves if not _is_sum(x))], axis)
+    sums = iter(split(combined[: len(joined_sums)]))
+    others = iter(combined[len(joined_sums) :])
     return structure.unflatten([next(sums) if _is_sum(x) else next(others) for x in leaves])
 
 
