@@ -30,6 +30,7 @@ class Trained(NamedTuple):
     summary: dict
     first_round_seconds: float  # from the start of the process until the first round was in the log
     inside_seconds: float  # of those, from the call of `run` on
+    began: float  # the start of the process, on the clock of `time.perf_counter`
 
 
 @contextmanager
@@ -57,7 +58,7 @@ def small_job(*, rounds: int, cohort: int) -> list[str]:
 
 def train(
     settings: list[str], *, processes: int = 1, devices: int | None = None, environment: dict[str, str] | None = None,
-    cores: set[int] | None = None, timeout: float = 300,
+    cores: set[int] | None = None, timeout: float = 300, module: str = "fedjax_sim",
 ) -> Trained:  # fmt: skip
     """Runs the command line to its end.
 
@@ -66,6 +67,7 @@ def train(
       processes: 2 and more go through `fedjax-sim launch -n`.
       devices: virtual CPU devices of each process.
       cores: that the run may use; all by default.
+      module: what Python runs; a module that calls the command line's `main` may note more.
     Raises: Unavailable where the command fails, with the end of its output.
     """
     held = {} if devices is None else {"JAX_NUM_CPU_DEVICES": str(devices), "JAX_PLATFORMS": "cpu"}
@@ -77,7 +79,7 @@ def train(
         began = time.perf_counter()
         with _held(cores):  # the child inherits it
             process = subprocess.Popen(
-                [sys.executable, "-m", "fedjax_sim", *prefix, *job], cwd=ROOT, env=variables,
+                [sys.executable, "-m", module, *prefix, *job], cwd=ROOT, env=variables,
                 stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
             )  # fmt: skip
         log, first = out / "metrics.jsonl", None
@@ -97,5 +99,5 @@ def train(
         return Trained(
             log.read_bytes(), [(line["round"], line["seconds"]) for line in timing],
             json.loads((out / "summary.json").read_text()), first or time.perf_counter() - began,
-            timing[0]["elapsed_seconds"],
+            timing[0]["elapsed_seconds"], began,
         )  # fmt: skip

@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from fedjax_sim import validate
 from fedjax_sim.population.protocol import check_population
@@ -17,7 +18,7 @@ from fedjax_sim.running.log import plain
 from fedjax_sim.types import Algorithm, PyTree
 from fedjax_sim.validate import NonNegativeInt, PositiveInt
 
-__all__ = ["check_kinds", "check_run_numbers", "evaluated", "num_arguments"]
+__all__ = ["check_initial_model", "check_kinds", "check_run_numbers", "evaluated", "num_arguments"]
 
 
 def check_kinds(key: Any, algorithm: Any, population: Any, evaluation: Any, callbacks: Any) -> None:
@@ -35,6 +36,22 @@ def check_kinds(key: Any, algorithm: Any, population: Any, evaluation: Any, call
         validate.fail("callbacks", "a list of functions", callbacks, error=TypeError)
     for i, callback in enumerate(callbacks):
         validate.function(f"callbacks[{i}]", callback, "round, state, record")
+
+
+def check_initial_model(params: PyTree) -> None:
+    """Raises ValueError for an initial model with NaN or inf: no client would send a finite update.
+
+    Guarantees: `run` and `sweep` name the leaf
+      (tests/running/test_loop.py::test_an_initial_model_that_is_not_finite_is_refused).
+    """
+    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+        if not jnp.issubdtype(jnp.result_type(leaf), jnp.inexact):
+            continue
+        values = np.asarray(leaf)
+        if not np.isfinite(values).all():
+            found = f"{(~np.isfinite(values)).sum()} of {values.size} that are not"
+            name = f"params{jax.tree_util.keystr(path)}"
+            validate.fail(name, "finite numbers", found, "Look at how the model is initialised.")
 
 
 @validate.named_arguments

@@ -16,6 +16,7 @@ import numpy as np
 
 from fedjax_sim import validate
 from fedjax_sim.prng import init_key
+from fedjax_sim.running.arguments import check_initial_model
 from fedjax_sim.running.environment import matmul_precision, numerics, versions
 from fedjax_sim.running.files import lock
 from fedjax_sim.running.fingerprint import (
@@ -156,6 +157,8 @@ def sweep_points(
     evaluate_every = num_rounds if evaluate_every is None else evaluate_every
     check_sweep_numbers(num_rounds, evaluate_every, batch, directory, resume)
     check_run(keys[0], make(**combinations[0]), population, evaluation)
+    for start in starts:
+        check_initial_model(start)
     population = jax.tree.map(jnp.asarray, population)
     starts = jax.tree.map(lambda *rows: jnp.stack(rows), *starts)
     rounds = [*range(evaluate_every, num_rounds, evaluate_every), num_rounds]

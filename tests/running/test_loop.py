@@ -21,6 +21,7 @@ from fedjax_sim.population import from_clients
 from fedjax_sim.running import checkpoint, checksums
 from fedjax_sim.running.log import Log, _same_run, plain
 from fedjax_sim.running.loop import run
+from fedjax_sim.sweeps import sweep
 
 pytestmark = pytest.mark.optimised
 
@@ -330,6 +331,18 @@ def test_a_refused_run_leaves_nothing(parts, tmp_path, monkeypatch):
     with pytest.raises(MemoryError):
         run(KEY, algorithm, params, population, 2, directory=tmp_path / "run", files={"config.toml": ""})
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_an_initial_model_that_is_not_finite_is_refused(parts, value):
+    """Fault: all clients are dropped in all rounds, and a run or a sweep ends without an error."""
+    algorithm, params, population, _ = parts
+    model = jax.tree.map(lambda x: np.full(x.shape, value, x.dtype), params)
+    words = r"params.*: expected finite numbers, got '\d+ of \d+ that are not'. Look at how"
+    with pytest.raises(ValueError, match=words):
+        run(KEY, algorithm, model, population, 1)
+    with pytest.raises(ValueError, match=words):
+        sweep(lambda rate: algorithm, model, population, 1, grid={"rate": [1]})
 
 
 def test_threads_for_many_devices():
