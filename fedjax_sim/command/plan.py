@@ -1,7 +1,9 @@
-"""Implements `fedjax-sim plan`: memory and time of a run, before it starts."""
+"""Implements `fedjax-sim plan`: memory and time of a run, before it starts, here or on an accelerator to be rented."""
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,14 +20,30 @@ def plan(
     config: Annotated[Path | None, typer.Argument(metavar="[CONFIG.toml | EXAMPLE]", help="As for run.")] = None,
     settings: Annotated[list[str] | None, typer.Option("--set", metavar="a.b=c", help="As for run.")] = None,
     without: Annotated[list[str] | None, typer.Option("--unset", metavar="a.b", help="As for run.")] = None,
+    target: Annotated[
+        str | None,
+        typer.Option(metavar="CHIP", help="Plan for a100, h100, h200, v4, v5e, v5p or v6e, which need not be here."),
+    ] = None,
+    targets: Annotated[bool, typer.Option("--targets", help="Plan for all of these chips, side by side.")] = False,
+    devices: Annotated[int, typer.Option(min=1, help="The number of devices of --target or --targets.")] = 1,
 ) -> None:
-    """Show what a run will take: clients at once, memory, time, and the largest cohort that fits. Times some rounds."""
+    """Show what a run will take: clients at once, memory, time, and the largest cohort that fits.
+
+    Times some rounds on this machine. With --target nothing is run: a round is compiled for the chip, and the least
+    time that the program can take is read from it.
+    """
     from fedjax_sim.config.document import ConfigError, load
+    from fedjax_sim.config.value_kinds import problem
 
     settings = settings or []
     without = without or []
     try:
         loaded = load(config, settings, without)
+        if target is not None or targets:
+            _plan_on_chips(lambda more: load(config, [*settings, *more], without), target, devices)
+            return
+        if devices != 1:
+            raise ConfigError([problem("--devices", "a --target that they are of", devices, "Here: run.devices.")])
         prepare()
         from fedjax_sim.config.build import build
         from fedjax_sim.running.planning import forecast, largest_cohort
@@ -55,13 +73,38 @@ def plan(
             raise  # a bug, not a wrong config
         typer.echo(str(error), err=True)
         raise typer.Exit(2) from error
-    except MemoryError as error:
-        typer.echo(f"MemoryError: {error}", err=True)
+    except (MemoryError, ModuleNotFoundError) as error:
+        typer.echo(f"{type(error).__name__}: {error}", err=True)
         raise typer.Exit(1) from error
     options = loaded.resolved()["run"]
     if attackers := expected_attackers(experiment, options["rounds"]):
         typer.echo(attackers)
     _show_plan(options, experiment, predicted, largest)
+
+
+def _plan_on_chips(load_config: Callable[[list[str]], Any], target: str | None, num_devices: int) -> None:
+    """Plans for one chip, or for all of them, on this machine's CPU.
+
+    Args:
+      load_config: further settings -> the config.
+      target: the chip's name; None for all.
+      num_devices: the number of devices of each.
+    """
+    os.environ["JAX_PLATFORMS"] = "cpu"  # a GPU of this machine would be asked for the kernels of another
+    prepare()
+    from fedjax_sim.command.plan_target import check_chips, plan_on_chips
+    from fedjax_sim.config.document import ConfigError
+    from fedjax_sim.config.value_kinds import problem
+    from fedjax_sim.instruments.chips import CHIPS
+
+    names = list(CHIPS) if target is None else [target]
+    problems = check_chips(names, num_devices)
+    if (chosen := load_config([]).resolved()["run"]["plan"]) == "trial":
+        hint = "A trial times rounds, and nothing is run there."
+        problems.append(problem("run.plan", '"auto" with --target', chosen, hint))
+    if problems:
+        raise ConfigError(problems)
+    plan_on_chips(load_config, names, num_devices)
 
 
 def shown_bytes(value: float) -> str:

@@ -374,7 +374,7 @@ class Builder(Maker):
     def mesh(self) -> Any:
         """Returns the devices of `run.devices`: "all", or a mesh; None, with a problem, for too many."""
         stated_devices = self.tables["run"]["devices"]
-        num_visible = None if stated_devices == "all" else len(jax.devices())
+        num_visible = None if stated_devices == "all" else len(engine.visible_devices())
         if num_visible is not None and jax.process_count() > 1 and stated_devices != num_visible:
             hint = "Every process takes a share of the cohort."
             self.problems.append(problem("run.devices", '"all" with several processes', stated_devices, hint))

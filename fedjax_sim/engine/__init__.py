@@ -26,7 +26,7 @@ from fedjax_sim.engine.flops import flops
 from fedjax_sim.engine.fold import check_mesh, device_mesh, fold, is_unplaced, one_device, unplaced
 from fedjax_sim.engine.largest import all_finite, largest_magnitude
 from fedjax_sim.engine.plan import Needs, Plan, check_plan, needs, plan_for, total_memory, working_bytes
-from fedjax_sim.engine.platform import compiler_options, compiling_for, target
+from fedjax_sim.engine.platform import compiler_options, compiling_for, target, visible_devices
 from fedjax_sim.engine.shuffling import client_keys, shuffle
 
 __all__ = [
@@ -78,5 +78,6 @@ __all__ = [
     "trimmed_mean",
     "unplaced",
     "unsigned_zeros",
+    "visible_devices",
     "working_bytes",
 ]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import warnings
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, NamedTuple
@@ -24,10 +25,13 @@ from fedjax_sim.engine.arithmetic.barrier import computed_once
 from fedjax_sim.engine.jaxpr import traced_once
 from fedjax_sim.engine.packing import ALONE, pack
 from fedjax_sim.engine.plan import Plan, plan_for
+from fedjax_sim.engine.platform import target, visible_devices
 from fedjax_sim.types import Array, PyTree
 
 __all__ = ["AXIS", "check_mesh", "device_mesh", "fold", "is_unplaced", "one_device", "unplaced"]
 
+# The largest share of empty places on several accelerators that nobody is warned of.
+MAX_EMPTY = 0.25
 # These settings are part of JAX's trace context: a function that was traced under another setting is traced anew.
 _one_device = jax.make_user_context(False)
 _unplaced = jax.make_user_context(False)
@@ -74,7 +78,7 @@ def device_mesh(num_devices: int | None = None) -> Mesh | None:
     """
     if _one_device.value and num_devices is None:
         return None
-    visible = jax.devices()
+    visible = visible_devices()
     num_devices = len(visible) if num_devices is None else num_devices
     validate.integer("num_devices", num_devices, 1, len(visible), hint="More are needed? Start JAX with more devices.")
     if jax.process_count() > 1 and num_devices != len(visible):
@@ -116,6 +120,23 @@ def _layout(
     chunks = num_devices * -(-num_slots // (num_devices * groups * lanes))
     source = jnp.arange(chunks * groups * lanes, dtype=jnp.int32).reshape(chunks, groups, lanes)
     return _Layout(source, jnp.zeros(chunks, jnp.int32), slice(num_slots), source.size - num_slots, False)
+
+
+def _warn_of_idle_devices(num_slots: int, num_devices: int, lanes: int, layout: _Layout) -> None:
+    """Warns where the lanes leave many places of several accelerators empty, with the lanes that would not.
+
+    Guarantees: (tests/engine/test_fold.py::test_idle_accelerators_are_told).
+    """
+    num_places = layout.source.size
+    shared_out = -(-num_slots // num_devices)
+    if target() == "cpu" or layout.packed or num_places - num_slots <= MAX_EMPTY * num_places or shared_out >= lanes:
+        return
+    warnings.warn(
+        f"{num_slots:,} clients in groups of {lanes:,} leave {num_places - num_slots:,} of {num_places:,} places on "
+        f"{num_devices} devices empty. State lanes = {shared_out}: run.lanes in a config, plan=engine.Plan.checked("
+        f"{shared_out}) in Python. They are a part of the result, so they do not follow from the devices.",
+        stacklevel=2,
+    )
 
 
 def _laid_out(x: Array, layout: _Layout) -> Array:
@@ -280,6 +301,7 @@ def fold(
     groups = min(max(plan.chunk // lanes, 1), -(-num_slots // lanes))  # of lanes in a chunk
     validate.integer("plan.chunk", lanes * groups, 1, exact_sums.MAX_CHUNK, hint="An exact sum adds that many at once.")
     layout = _layout(num_slots, num_devices, groups, lanes, sizes, capacities)
+    _warn_of_idle_devices(num_slots, num_devices, lanes, layout)
     slots, there = jax.tree.map(lambda x: _laid_out(x, layout), (slots, there))
     # Under a vmap the client with most rows decides how long its group takes, so large clients run one by one. A
     # client's class follows from its own size alone, and so does this choice.

@@ -7,24 +7,47 @@ for a TPU can be made and read on a laptop.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import jax
 
 from fedjax_sim import validate
 
-__all__ = ["SERIAL_FLAG", "compiler_options", "compiling_for", "target"]
+__all__ = ["SERIAL_FLAG", "compiler_options", "compiling_for", "device_memory", "target", "visible_devices"]
 
 PLATFORMS = {"cpu": "cpu", "cuda": "gpu", "rocm": "gpu", "tpu": "tpu"}  # JAX's name for lowering: the backend's name
 SPLITTING = "cpu-parallel-task-assigner"  # XLA's pass that cuts element-wise loops into a task for each thread
 SERIAL_FLAG = f"--xla_disable_hlo_passes={SPLITTING}"  # for XLA_FLAGS; `compiler_options` is the same for one program
+
+
+class _Target(NamedTuple):
+    """The hardware that programs are traced for."""
+
+    backend: str  # "cpu", "gpu" or "tpu"
+    devices: tuple[jax.Device, ...] = ()  # () for this machine's
+    device_memory: int | None = None  # bytes of each of `devices`
+
+
 # The setting is part of JAX's trace context: a program traced for one platform is not reused for another.
-_platform = jax.make_user_context(None)
+_target = jax.make_user_context(None)
 
 
 def target() -> str:
     """Returns the platform of the program that is being traced: "cpu", "gpu" or "tpu"."""
-    return _platform.value or jax.default_backend()
+    return jax.default_backend() if _target.value is None else _target.value.backend
+
+
+def visible_devices() -> list[jax.Device]:
+    """Returns the devices that a program is traced for, of all processes: this machine's, or those that are stated."""
+    return jax.devices() if _target.value is None else list(_target.value.devices) or jax.devices()
+
+
+def device_memory() -> int | None:
+    """Returns the bytes of memory of each device that a program is traced for; None where JAX does not know them."""
+    if _target.value is not None and _target.value.devices:
+        return _target.value.device_memory
+    return (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit")
 
 
 def compiler_options() -> dict[str, str]:
@@ -44,7 +67,9 @@ def compiler_options() -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def compiling_for(platform: str) -> Iterator[None]:
+def compiling_for(
+    platform: str, devices: Sequence[jax.Device] = (), device_memory: int | None = None
+) -> Iterator[None]:
     """Traces programs inside the block for a platform, which need not be that of this machine.
 
     A program for a TPU can thus be made and read on a laptop. A function that `jax.jit` has traced outside of the block
@@ -52,6 +77,9 @@ def compiling_for(platform: str) -> Iterator[None]:
 
     Args:
       platform: "cpu", "cuda", "rocm" or "tpu", as in JAX's `lowering_platforms`.
+      devices: the devices of a topology of JAX's, over which `device_mesh` then puts programs that are compiled and
+        never run; () for this machine's.
+      device_memory: the bytes of memory of each of these devices.
 
     Raises:
       ValueError: for another platform.
@@ -67,5 +95,5 @@ def compiling_for(platform: str) -> Iterator[None]:
     ('gpu', True)
     """
     validate.one_of("platform", platform, PLATFORMS)
-    with _platform(PLATFORMS[platform]):
+    with _target(_Target(PLATFORMS[platform], tuple(devices), device_memory)):
         yield

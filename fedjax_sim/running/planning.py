@@ -13,7 +13,15 @@ import jax
 from fedjax_sim import engine
 from fedjax_sim.types import Algorithm, Array, Population, PyTree
 
-__all__ = ["Forecast", "check_memory", "fastest", "forecast", "largest_cohort", "round_needs"]
+__all__ = [
+    "Forecast",
+    "check_memory",
+    "cohort_that_fits",
+    "fastest",
+    "forecast",
+    "largest_cohort",
+    "round_needs",
+]
 
 LANES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 PATIENCE = 2  # a trial ends after so many slower candidates in a row
@@ -154,10 +162,15 @@ def largest_cohort(build: Callable[[int], Any], cohort_size: int) -> int:
       cohort_size: the smaller of the two sizes.
     """
     small_bytes, large_bytes = (_total(build(size)) for size in (cohort_size, 2 * cohort_size))
+    return cohort_that_fits(cohort_size, small_bytes, large_bytes, engine.total_memory())
+
+
+def cohort_that_fits(cohort_size: int, small_bytes: float, large_bytes: float, limit: float) -> int:
+    """Returns the largest cohort within `limit` bytes, from the bytes of a cohort and of one of twice the size."""
     # The bytes grow by a line: a constant, and a number for each client. The bound keeps the division finite.
     bytes_per_client = max((large_bytes - small_bytes) / cohort_size, 1e-9)
     constant_bytes = small_bytes - bytes_per_client * cohort_size
-    return max(int((engine.total_memory() - constant_bytes) / bytes_per_client), 0)
+    return max(int((limit - constant_bytes) / bytes_per_client), 0)
 
 
 def _total(experiment: Any) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -127,6 +129,30 @@ def test_memory_is_flat_in_the_cohort():
     small, large = temporary(64), temporary(1024)
     assert large < 1.05 * small + 64 * 1024  # the slots themselves
     assert large < 4 << 20
+
+
+def test_idle_accelerators_are_told():
+    """Faults: a node of which one device trains and the others compute for nobody, in silence; a warning where no lanes
+    could help, on a CPU, or within a quarter."""
+    mesh = engine.device_mesh(2)
+
+    def warnings_of(platform, num_slots, lanes):
+        with warnings.catch_warnings(record=True) as caught, engine.compiling_for(platform):
+            warnings.simplefilter("always")
+            carry = exact_sums.zeros(jax.ShapeDtypeStruct((), jnp.float32))
+            args = jnp.float32(2), carry, jnp.arange(float(num_slots))
+            jax.eval_shape(
+                lambda *args: engine.fold(each, accumulate, *args, plan=Plan(lanes, lanes), mesh=mesh), *args
+            )
+        return [str(warning.message) for warning in caught]
+
+    (words,) = warnings_of("cuda", 9, 9)
+    assert words.startswith(
+        "9 clients in groups of 9 leave 9 of 18 places on 2 devices empty. State lanes = 5: run.lanes"
+    )
+    assert not warnings_of("cuda", 9, 5)
+    assert not warnings_of("cuda", 1, 1)
+    assert not warnings_of("cpu", 9, 9)
 
 
 def test_device_mesh_counts():

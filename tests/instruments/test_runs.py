@@ -37,6 +37,7 @@ def runs(num_runs, **options):
     return independent_runs(jax.random.key(3), ALGORITHM, PARAMS, clients(), num_runs, **options)
 
 
+@pytest.mark.full
 @pytest.mark.default_rows(1)
 @pytest.mark.parametrize("batch", [1, 3])
 def test_runs_are_those_of_run(batch):

@@ -19,6 +19,7 @@ def made(sampler, **options):
     return algorithms.fedavg(p.linear_loss, sampler, optax.sgd(0.1), num_steps=2, mesh=None, **options)
 
 
+@pytest.mark.full
 def test_it_is_the_round():
     """The third round of a run, against its info. Catches another key or state, and times of other clients."""
     speeds = {"speed": network.lognormal(500.0, 1.0), "bandwidth_down": network.constant(100.0)}
@@ -47,6 +48,7 @@ def test_it_is_the_round():
     np.testing.assert_allclose(parts[whole, 2], 1.2)  # 12 bytes at 10 bytes/s
 
 
+@pytest.mark.full
 def test_clients_who_drop_out():
     """Reports that are lost whenever the round ends. Catches them shown as clients who left, or who were cut off."""
     devices = network.heterogeneous(

@@ -30,6 +30,7 @@ def moved(params, target):
     return {"w": params["w"] - target, "first": params["w"][0]}
 
 
+@pytest.mark.full
 def test_runs_are_those_of_run():
     """Fault: a setting that gets another's clients, rate, key, start or number of rounds."""
     data, arguments = settings([0.1, 0.2])

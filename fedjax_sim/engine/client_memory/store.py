@@ -25,6 +25,7 @@ from fedjax_sim import tree, validate
 from fedjax_sim.engine.client_memory.disk import MemoryFile, MemoryFileError
 from fedjax_sim.engine.client_memory.kinds import Disk, Sharded, scatter
 from fedjax_sim.engine.fold import is_unplaced
+from fedjax_sim.engine.platform import device_memory
 from fedjax_sim.types import Array, PyTree
 
 __all__ = [
@@ -72,10 +73,8 @@ def memory_limit(mesh: Mesh | None = None) -> int:
 
     It is half of the device's memory; or half of the device's share of this machine's, where JAX does not know.
     """
-    device = jax.local_devices()[0] if mesh is None else mesh.local_devices[0]
-    stats = device.memory_stats() or {}
-    if "bytes_limit" in stats:
-        return stats["bytes_limit"] // 2
+    if (known := device_memory()) is not None:
+        return known // 2
     shares = 1 if mesh is None else len(mesh.local_devices)
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // (2 * shares)
 

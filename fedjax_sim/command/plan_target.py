@@ -1,0 +1,184 @@
+"""Implements `fedjax-sim plan --target`: memory and least time of a run on accelerators that need not be here."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+__all__ = ["check_chips", "plan_on_chips"]
+
+NOTE = """Kernels, traffic, products and exchanges are those of one device in one round. Nothing was run: times are
+those of the bytes and the products at the full speed of the chip. No round is faster, and most are slower."""
+
+
+class _Column(NamedTuple):
+    """What a chip's column shows."""
+
+    lanes: int
+    forecast: Any  # a TargetForecast
+    largest: int | None  # cohort; None where it is not known
+
+
+def check_chips(names: Sequence[str], num_devices: int) -> list[str]:
+    """Returns a problem for each chip that is not known, or that is not joined in such numbers."""
+    from fedjax_sim.config.value_kinds import problem
+    from fedjax_sim.instruments.chips import CHIPS, most_devices
+    from fedjax_sim.validate import nearest
+
+    problems = [
+        problem("--target", f"one of {', '.join(CHIPS)}", name, nearest(name, CHIPS))
+        for name in names
+        if name not in CHIPS
+    ]
+    for chip in (CHIPS[name] for name in names if name in CHIPS):
+        most = most_devices(chip)
+        if num_devices & (num_devices - 1) or num_devices > most:
+            problems.append(problem("--devices", f"a power of two, at most {most} of {chip.title}", num_devices))
+    return problems
+
+
+def plan_on_chips(load_config: Callable[[Sequence[str]], Any], names: Sequence[str], num_devices: int) -> None:
+    """Prints a column for each chip whose compiler is installed, and a line for each of the others.
+
+    Args:
+      load_config: further settings, `a.b=c` -> the config.
+      names: of the chips.
+      num_devices: the number of devices of each.
+
+    Raises: ModuleNotFoundError if no chip's compiler is installed; MemoryError if a run fits none of them.
+    """
+    from fedjax_sim.instruments.chips import CHIPS, missing_compiler
+
+    columns: dict[str, _Column] = {}
+    left_out: dict[str, Exception] = {}
+    for name in names:
+        chip = CHIPS[name]
+        if hint := missing_compiler(chip):
+            left_out[name] = ModuleNotFoundError(f"{chip.title}: its compiler is not installed. {hint}")
+            continue
+        try:
+            with _uncached():
+                columns[name] = _column(load_config, chip, num_devices)
+        except MemoryError as error:
+            left_out[name] = MemoryError(f"{chip.title}: {error}")
+    if not columns:
+        raise next(iter(left_out.values()))
+    _show(load_config([]), columns, num_devices)
+    for error in left_out.values():
+        print(error)
+
+
+@contextmanager
+def _uncached() -> Iterator[None]:
+    """Keeps the programs of the block out of the cache: this machine cannot load programs for absent hardware again."""
+    import jax
+
+    is_cached = jax.config.jax_enable_compilation_cache
+    jax.config.update("jax_enable_compilation_cache", False)
+    try:
+        yield
+    finally:
+        jax.config.update("jax_enable_compilation_cache", is_cached)
+
+
+def _column(load_config: Callable, chip: Any, num_devices: int) -> _Column:
+    """Compiles a round for a chip, and one with twice the cohort if the config has that many clients."""
+    from fedjax_sim import engine
+    from fedjax_sim.config.build import build
+    from fedjax_sim.config.document import ConfigError
+    from fedjax_sim.instruments.chips import chip_devices
+    from fedjax_sim.instruments.target_forecast import forecast_on
+    from fedjax_sim.running.planning import cohort_that_fits
+
+    devices = chip_devices(chip, num_devices)
+
+    def forecast(settings: Sequence[str]) -> tuple[Any, Any]:
+        loaded = load_config(settings)
+        with engine.compiling_for(chip.platform, devices, chip.memory_bytes), loaded.arithmetic():
+            made = build(loaded)
+            return made, forecast_on(chip, devices, made.algorithm, made.key, made.params, made.data.train)
+
+    experiment, found = forecast([])
+    if found.memory_bytes > chip.memory_bytes:
+        raise MemoryError(
+            f"a round needs {found.memory_bytes:,} bytes on each device, which has {chip.memory_bytes:,}."
+        )
+    cohort_size = _cohort_size(load_config([]))
+    largest = None
+    population_size = experiment.data.train.size
+    if cohort_size is not None and 2 * cohort_size <= population_size:
+        try:
+            twice = forecast([f"sampler.cohort_size={2 * cohort_size}"])[1].memory_bytes
+            largest = min(cohort_that_fits(cohort_size, found.memory_bytes, twice, chip.memory_bytes), population_size)
+        except (ConfigError, MemoryError):
+            largest = None  # twice as many are refused
+    return _Column(experiment.plan.lanes, found, largest)
+
+
+def _cohort_size(loaded: Any) -> int | None:
+    """Returns the cohort size that a config states; None where its sampler has none."""
+    return loaded.resolved().get("sampler", {}).get("cohort_size")
+
+
+def _show(loaded: Any, columns: dict[str, _Column], num_devices: int) -> None:
+    """Prints the forecasts side by side."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from fedjax_sim.command.plan import shown_bytes
+    from fedjax_sim.instruments.chips import CHIPS
+
+    rounds, cohort_size = loaded.resolved()["run"]["rounds"], _cohort_size(loaded)
+    grid = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+
+    def row(name: str, value: Callable[[str, _Column], str]) -> None:
+        grid.add_row(name, *(value(chip, column) for chip, column in columns.items()))
+
+    def exchanges(program: Any) -> str:
+        number = sum(exchange.times for exchange in program.collectives)
+        sent = sum(exchange.times * exchange.result_bytes for exchange in program.collectives)
+        return f"{number} of {shown_bytes(sent)}" if number else "none"
+
+    def products(program: Any) -> str:
+        return ", ".join(f"{flops / 1e9:.3g} GFLOP in {name}" for name, flops in program.flops.items()) or "none"
+
+    def waits(program: Any) -> str:
+        loops, calls = len(program.open_loops), program.num_host_calls
+        words = [f"{loops} loops of unknown length"] * bool(loops) + [f"{calls} calls"] * bool(calls)
+        return ", ".join(words) or "never"
+
+    row("devices", lambda name, _: f"{num_devices} of {CHIPS[name].title}")
+    row("clients at once", lambda _, x: f"{x.lanes:,} on each device")
+    row("memory of a device", lambda name, x: f"{shown_bytes(x.forecast.memory_bytes)} of "
+        f"{shown_bytes(CHIPS[name].memory_bytes)}")  # fmt: skip
+    if any(x.largest for x in columns.values()):
+        row("largest cohort", lambda _, x: f"{x.largest:,}" if x.largest else "unknown")
+    row("kernels", lambda _, x: f"{x.forecast.program.num_launches:,}")
+    row("memory traffic", lambda _, x: shown_bytes(x.forecast.program.memory_bytes))
+    row("matrix products", lambda _, x: products(x.forecast.program))
+    row("exchanges", lambda _, x: exchanges(x.forecast.program))
+    row("waits for the host", lambda _, x: waits(x.forecast.program))
+    row("a round, at least", lambda _, x: _seconds(x.forecast.round_seconds))
+    row("most of it", lambda _, x: max(x.forecast.seconds, key=x.forecast.seconds.get))
+    row(f"{rounds:,} rounds, at least", lambda _, x: _seconds(rounds * x.forecast.round_seconds))
+    if cohort_size is not None:
+        row("clients/s, at most", lambda _, x: f"{_rounded(cohort_size / x.forecast.round_seconds):,}")
+    row("compiled in", lambda _, x: f"{x.forecast.compile_seconds:.1f} s on this machine")
+    console = Console(soft_wrap=True)
+    console.print(grid, highlight=False, markup=False)
+    console.print(NOTE, highlight=False, markup=False)
+
+
+def _seconds(value: float) -> str:
+    """Returns seconds in a readable unit."""
+    for unit, scale in (("s", 1.0), ("ms", 1e-3)):
+        if value >= scale:
+            return f"{value / scale:.3g} {unit}" if value < 1000 else f"{value:,.0f} s"
+    return f"{value / 1e-6:.3g} us"
+
+
+def _rounded(value: float) -> int:
+    """Returns a number rounded to two digits."""
+    return int(round(value, 1 - math.floor(math.log10(value))))

@@ -1,0 +1,142 @@
+"""Known accelerators, and the vendors' compilers for them, which run on machines without one.
+
+Sources of the numbers: NVIDIA's data sheets of A100 80GB SXM, H100 SXM5 and H200 SXM (dense, without sparsity), and
+Google Cloud's pages of TPU versions.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+
+from fedjax_sim import validate
+
+__all__ = ["CHIPS", "Chip", "chip_devices", "missing_compiler", "most_devices"]
+
+
+class Chip(NamedTuple):
+    """One device of an accelerator."""
+
+    title: str
+    platform: str  # "cuda" or "tpu"
+    memory_bytes: int
+    bytes_per_second: float  # of its memory
+    flops_per_second: Mapping[str, float]  # of its matrix units, by the precisions of `instruments.compiled`
+    link_bytes_per_second: float  # to the other devices of its node or pod, all links in one direction
+    launch_seconds: float  # the least time from the start of one kernel to the start of the next
+    topology: str  # TPU: its name in JAX; CUDA: XLA's description of the card
+
+
+def _tpu(title: str, gib: int, gigabytes: float, teraflops: float, links: float, topology: str) -> Chip:
+    """Returns a TPU; a float32 product takes six passes of its bfloat16 units, and three in the precision "high"."""
+    peak = teraflops * 1e12
+    precisions = {"float32": peak / 6, "bfloat16_3x": peak / 3, "bfloat16": peak}
+    return Chip(title, "tpu", gib << 30, gigabytes * 1e9, precisions, links * 1e9, 0.0, topology)
+
+
+def _gpu(
+    title: str, memory_bytes: int, gigabytes: float, float32: float, tensorfloat32: float, links: float, card: str
+) -> Chip:
+    """Returns a GPU; `card` is XLA's text about it, without its memory. Its bfloat16 units do twice its TF32's work."""
+    precisions = {"float32": float32, "tensorfloat32": tensorfloat32, "bfloat16": 2 * tensorfloat32}
+    peaks = {name: teraflops * 1e12 for name, teraflops in precisions.items()}
+    memory = f"memory_bandwidth: {gigabytes * 1e9:.0f} device_memory_size: {memory_bytes}"
+    text = f'gpu_device_info {{ {card} {memory} }} platform_name: "CUDA" device_description_str: "{title}"'
+    # A kernel of a recorded graph begins about a microsecond after the one before it.
+    return Chip(title, "cuda", memory_bytes, gigabytes * 1e9, peaks, links * 1e9, 1e-6, text)
+
+
+_CUDA = (
+    "threads_per_block_limit: 1024 threads_per_warp: 32 shared_memory_per_block: 49152 threads_per_core_limit: 2048 "
+    "block_dim_limit_x: 2147483647 block_dim_limit_y: 65535 block_dim_limit_z: 65535 registers_per_core_limit: 65536 "
+    "registers_per_block_limit: 65536 "
+)
+_HOPPER = _CUDA + (
+    "shared_memory_per_core: 233472 core_count: 132 fpus_per_core: 128 l2_cache_size: 52428800 clock_rate_ghz: 1.98 "
+    "shared_memory_per_block_optin: 232448 cuda_compute_capability { major: 9 }"
+)
+_AMPERE = _CUDA + (
+    "shared_memory_per_core: 167936 core_count: 108 fpus_per_core: 64 l2_cache_size: 41943040 clock_rate_ghz: 1.41 "
+    "shared_memory_per_block_optin: 166912 cuda_compute_capability { major: 8 }"
+)
+CHIPS: dict[str, Chip] = {
+    "a100": _gpu("NVIDIA A100 80GB", 85_094_825_984, 2039, 19.5, 156, 300, _AMPERE),
+    "h100": _gpu("NVIDIA H100 80GB", 84_942_979_072, 3352, 66.9, 494.7, 450, _HOPPER),
+    "h200": _gpu("NVIDIA H200", 150_109_880_320, 4800, 66.9, 494.7, 450, _HOPPER),
+    "v4": _tpu("TPU v4, one of its two cores", 16, 614, 137.5, 150, "v4"),  # JAX has a device for each core
+    "v5e": _tpu("TPU v5e", 16, 819, 197, 200, "v5e"),
+    "v5p": _tpu("TPU v5p", 95, 2765, 459, 600, "v5p"),
+    "v6e": _tpu("TPU v6e", 32, 1640, 918, 448, "v6e"),
+}
+FLAT_PODS = {"v5e", "v6e"}  # two-dimensional; the others have three dimensions
+
+
+def most_devices(chip: Chip) -> int:
+    """Returns how many devices the vendor joins by links: the GPUs of a node, or a pod."""
+    return 8 if chip.platform == "cuda" else 4096
+
+
+def missing_compiler(chip: Chip) -> str:
+    """Returns what to install so that programs can be compiled for a chip; "" where it is there."""
+    if chip.platform == "tpu":
+        return "" if importlib.util.find_spec("libtpu") else "pip install 'fedjax_sim[tpu]'"
+    plugins = ("jax_plugins.xla_cuda13", "jax_plugins.xla_cuda12")
+    try:
+        is_there = any(map(importlib.util.find_spec, plugins))
+    except ModuleNotFoundError:  # no plugin at all
+        is_there = False
+    return "" if is_there else "pip install 'fedjax_sim[cuda]'"
+
+
+def chip_devices(chip: Chip, num_devices: int) -> list[jax.Device]:
+    """Returns devices of a chip that programs can be compiled for and that nothing runs on.
+
+    Args:
+      chip: one of `CHIPS`.
+      num_devices: a power of two; at most the 8 GPUs of a node, or a pod of 4,096 TPUs.
+
+    Raises: ValueError for another number; ModuleNotFoundError without the vendor's compiler.
+    """
+    validate.integer("num_devices", num_devices, 1, most_devices(chip))
+    if num_devices & (num_devices - 1):
+        validate.fail("num_devices", "a power of two", num_devices)
+    if hint := missing_compiler(chip):
+        raise ModuleNotFoundError(f"The compiler for {chip.title} is not installed: {hint}")
+    from jax.experimental import topologies
+
+    if chip.platform == "cuda":
+        _find_assembler()
+        node = {"target_config": chip.topology, "topology": f"1x1x{num_devices}"}
+        return list(topologies.get_topology_desc("", "cuda", **node).devices)
+    # What libtpu would otherwise ask the machine for. One kind of machine compiles for all kinds.
+    os.environ |= {"TPU_SKIP_MDS_QUERY": "1", "TPU_WORKER_HOSTNAMES": "localhost"}
+    os.environ |= {"TPU_ACCELERATOR_TYPE": "v5litepod-4"}
+    shape = "x".join(map(str, _pod_shape(chip, num_devices)))
+    # A pod has at least a host's devices.
+    return list(topologies.get_topology_desc(f"{chip.topology}:{shape}", "tpu").devices)[:num_devices]
+
+
+def _pod_shape(chip: Chip, num_devices: int) -> tuple[int, ...]:
+    """Returns the sides of a pod of TPUs: as equal as powers of two can be, the first ones the shorter ones."""
+    if chip.topology in FLAT_PODS:
+        doublings = max(num_devices, 4).bit_length() - 1
+        return 2 ** (doublings // 2), 2 ** (doublings - doublings // 2)
+    num_chips = max(num_devices // (2 if chip.topology == "v4" else 1), 4)
+    if num_chips == 4:
+        return 2, 2, 1
+    doublings = num_chips.bit_length() - 1
+    return tuple(2 ** ((doublings + side) // 3) for side in range(3))
+
+
+def _find_assembler() -> None:
+    """Puts NVIDIA's assembler, which comes with JAX's wheels, where XLA looks for it."""
+    found = importlib.util.find_spec("nvidia")
+    folders = [Path(root) for root in (found.submodule_search_locations if found else [])]
+    assemblers = [path for root in folders for path in root.glob("*/bin/ptxas")]
+    if assemblers:
+        os.environ["PATH"] = os.pathsep.join([str(assemblers[0].parent), os.environ.get("PATH", "")])

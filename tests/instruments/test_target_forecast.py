@@ -1,0 +1,106 @@
+"""Forecasts for absent accelerators: seconds by hand, refusals, and the vendors' compilers where they are installed."""
+
+from __future__ import annotations
+
+import re
+
+import jax
+import pytest
+from typer.testing import CliRunner
+
+from fedjax_sim import engine
+from fedjax_sim.command.app import app
+from fedjax_sim.instruments import chips
+from fedjax_sim.instruments.compiled import Collective, CompiledProgram, Kernel
+from fedjax_sim.instruments.target_forecast import least_seconds
+
+CHIP = chips.Chip("toy", "cuda", 1000, 100.0, {"float32": 50.0, "bfloat16": 500.0}, 10.0, 0.5, "")
+
+
+def test_seconds_by_hand():
+    """Faults: bytes and products of a kernel added where they overlap, a loop's turns forgotten, a fast precision at
+    the speed of a slow one, an all-reduce that passes its bytes on once."""
+    kernels = (
+        Kernel("copy", "copy", "", 3, 200.0, ()),  # 2 s each
+        Kernel("dot", "dot", "", 1, 100.0, (("float32", 250.0),)),  # 1 s of bytes under 5 s of products
+        Kernel("fast", "dot", "", 1, 100.0, (("bfloat16", 250.0),)),  # half a second of products under 1 s of bytes
+    )
+    exchanges = (Collective("all-reduce", 2, 40.0), Collective("all-gather", 1, 40.0))
+    seconds = least_seconds(CompiledProgram(kernels, exchanges, (), 0), CHIP, 4)
+    assert seconds["memory"] == 3 * 2.0 + 1.0
+    assert seconds["matrix products"] == 5.0
+    assert seconds["launches"] == 5 * 0.5
+    # A ring of four: each device sends 3/4 of the bytes twice, or once.
+    assert seconds["exchanges"] == pytest.approx((2 * 2 * 0.75 * 40 + 0.75 * 40) / 10)
+
+
+def test_pods():
+    """Fault: a pod of another number of devices than was asked for."""
+    for chip in chips.CHIPS.values():
+        if chip.platform == "tpu":
+            for doublings in range(9):
+                sides = chips._pod_shape(chip, 2**doublings)
+                cores = 2 if chip.topology == "v4" else 1
+                assert sides[0] * sides[1] * (sides[2] if len(sides) == 3 else 1) * cores >= 2**doublings
+
+
+@pytest.mark.parametrize(
+    "options, words",
+    [
+        (["--target", "h10"], r"--target: expected one of a100, .*, got 'h10'. Did you mean 'h100'\?"),
+        (
+            ["--target", "h100", "--devices", "3"],
+            "--devices: expected a power of two, at most 8 of NVIDIA H100 80GB, got 3",
+        ),
+        (["--target", "h100", "--devices", "16"], "at most 8 of NVIDIA H100"),
+        (["--devices", "2"], "--devices: expected a --target that they are of, got 2. Here: run.devices."),
+        (["--target", "v5e", "--set", "run.plan=trial"], "run.plan: expected \"auto\" with --target, got 'trial'"),
+    ],
+)
+def test_refused(options, words, monkeypatch):
+    """Faults: another chip than the one that was meant; an option that is taken and has no effect."""
+    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+    done = CliRunner().invoke(app, ["plan", *options])
+    assert done.exit_code == 2
+    assert re.search(words, done.output), done.output
+
+
+def test_a_missing_compiler_is_named(monkeypatch):
+    """Fault: a traceback of JAX where a word on what to install is due."""
+    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+    monkeypatch.setattr(chips, "missing_compiler", lambda chip: f"pip install 'fedjax_sim[{chip.platform}]'")
+    done = CliRunner().invoke(app, ["plan", "--target", "v5e"])
+    assert done.exit_code == 1
+    assert "TPU v5e: its compiler is not installed. pip install 'fedjax_sim[tpu]'" in done.output
+
+
+def test_memory_is_the_chips(monkeypatch):
+    """Fault: client memory that is held against this machine's memory, and not against the chip's."""
+    devices = jax.devices()[:1]
+    with engine.compiling_for("tpu", devices, 1000):
+        assert engine.memory_limit() == 500
+        assert engine.visible_devices() == devices
+    assert engine.memory_limit() > 1000
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", ["h100", "v5e"])
+def test_plan_for_a_chip(name, monkeypatch):
+    """As somebody who thinks of renting one. Fault: a forecast without what they need to know."""
+    if hint := chips.missing_compiler(chips.CHIPS[name]):
+        pytest.skip(f"needs the compiler for {name}: {hint}")
+    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+    small = ["data.name=mean_estimation", "data.num_clients=400", "model.name=linear", "sampler.cohort_size=20"]
+    options = [x for s in small for x in ("--set", s)]
+    done = CliRunner().invoke(app, ["plan", "--target", name, "--devices", "2", *options])
+    assert done.exit_code == 0, done.output
+    for words in (
+        f"devices +2 of {re.escape(chips.CHIPS[name].title)}",
+        r"clients at once +\d+ on each device",
+        "largest cohort +400",
+        r"waits for the host +never",
+        r"exchanges +1 of",
+        r"a round, at least +[\d.]+ [um]s",
+        r"clients/s, at most +[\d,]+",
+    ):
+        assert re.search(words, done.output), (words, done.output)
