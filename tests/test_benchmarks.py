@@ -102,6 +102,7 @@ def test_networks_have_the_sizes_that_are_claimed(name, d):
     assert 0 < input_macs < macs
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", ["softmax", "mlp", "cnn_12k", "femnist_cnn", "cifar_cnn", "lstm"])
 def test_rivals_train_our_models(name, tmp_path):
     """Catches a rival with another model, by its logits at the initial weights; and weights lost on the way."""

@@ -58,6 +58,7 @@ def test_min_max_and_min_sum(kind, direction):
     assert gamma > 0 and excess(gamma * 0.9999) <= 0 < excess(gamma * 1.001)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("attack", [adversary.min_max(), adversary.min_sum()], ids=["max", "sum"])
 def test_half_precision_hides_as_well(attack):
     """Messages of bfloat16: the step of the same numbers in float32, to a two-hundredth, and a message in their dtype.
@@ -90,6 +91,7 @@ EVERY = {
 }
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", cases.rows(EVERY, ["fang"]))
 def test_half_precision_is_attacked_alike(name):
     """Messages of bfloat16, before a rule and before a sum: what the same numbers in float32 bring, to a hundredth.
@@ -155,6 +157,7 @@ def test_adaptive():
         np.testing.assert_allclose(np.linalg.norm(got - mean), max(tried), rtol=1e-4)
 
 
+@pytest.mark.full
 @pytest.mark.default_rows(1)
 @pytest.mark.parametrize(("rule", "gain"), [(aggregation.geometric_median(), 1.1), (aggregation.krum(3), 1.02)],
                          ids=["geometric median", "krum"])  # fmt: skip

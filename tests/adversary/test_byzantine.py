@@ -63,6 +63,7 @@ def test_attackers_are_replaced(name):
         assert (metrics["attackers_met"], metrics["attackers_lost"]) == (2, 0)
 
 
+@pytest.mark.full
 def test_rounds_with_more_attackers_than_the_rule_withstands():
     """Catches a limit of the slots where fewer arrive, of messages where a bucket counts, and lost ones that count.
 
@@ -95,6 +96,7 @@ def test_rounds_with_more_attackers_than_the_rule_withstands():
     assert applied(made, X, ids=IDS)[1]["attackers_beyond"] == 0
 
 
+@pytest.mark.full
 def test_lost_messages():
     """NaN, infinity and 2^100 count as absent, for each kind of attack, as does what messages' dtype does not hold.
 
@@ -152,6 +154,7 @@ RULES_THAT_CHOOSE = {
 }
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", RULES_THAT_CHOOSE)
 def test_chosen_attackers(name):
     """A coordinate for each message tells which the rule took; attackers, one of them absent, send what is honest.

@@ -57,6 +57,7 @@ def test_the_constrained_model_replaces_the_global(share):
     np.testing.assert_allclose(sent[ATTACKERS], np.tile(share * (GOAL - START), (2, 1)), atol=1e-5)
 
 
+@pytest.mark.full
 def test_the_honest_train_as_before():
     """Catches a pull on everybody, and other minibatches. Attackers' first step is alpha of the gradient's."""
     other = RNG.normal(size=3).astype(np.float32)

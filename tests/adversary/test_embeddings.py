@@ -28,6 +28,7 @@ def received(data, model, parties, seed=0, **options):
     return rows, edges, others
 
 
+@pytest.mark.full
 def test_edges():
     """J11: a layer that sums over neighbours gives edges away. Cut edges that were dropped it does not; nor do features
     that know nothing of the graph, where a server sums by itself.

@@ -35,6 +35,7 @@ def test_rule_sees_rows_by_id_and_zeros_for_the_absent():
     assert (facts.sensitivity, facts.weighted, facts.homogeneous) == (2.0, False, False)
 
 
+@pytest.mark.full
 def test_a_rule_with_memory():
     """Each round's result is half of the last one and half of the new mean, towards the model; in NumPy.
 
@@ -101,6 +102,7 @@ def test_ids_stand_beside_their_rows():
         gather(lambda key, updates, weights: updates)
 
 
+@pytest.mark.full
 @pytest.mark.optimised
 def test_signs_of_zeros_are_the_same_on_two_devices():
     """Catches -0.0 in a message that a sum over devices turns into 0.0, while one device keeps it."""

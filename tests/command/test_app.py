@@ -214,6 +214,7 @@ def test_the_timeline_of_a_round(done, tmp_path):
     assert wrong.exit_code == 2 and "cohort_size" in wrong.output and "--timeline" not in wrong.output, wrong.output
 
 
+@pytest.mark.full
 @pytest.mark.pictures
 def test_a_page_can_be_written_again(done, tmp_path):
     """Fault: a run killed between its summary and its page, for which no command writes one."""
@@ -273,6 +274,7 @@ def test_resume_refuses(done, tmp_path):
     assert damaged.exit_code == 1 and "damaged" in damaged.output
 
 
+@pytest.mark.full
 def test_fast_arithmetic_is_another_run(tmp_path):
     """Fault: an option that is read and does nothing, or a run that goes on in the other arithmetic."""
     folder = tmp_path / "run"
@@ -381,6 +383,7 @@ def test_the_package_is_its_subpackages():
         _ = fedjax_sim.ran
 
 
+@pytest.mark.full
 def test_interrupted_run_can_go_on(tmp_path):
     """Fault: Ctrl-C that loses the rounds done, the report, or the way to go on."""
     command = [

@@ -51,6 +51,7 @@ def test_files_of_a_config():
     assert "files" not in load(None, TINY).identity()
 
 
+@pytest.mark.full
 def test_another_content_is_another_run(folder):
     """Fault: a run that goes on with other devices than it began with."""
     assert command("--out", "run", *sets([*TINY, *DEVICES, "run.rounds=1"])).exit_code == 0
@@ -110,6 +111,7 @@ run.rounds = 1
 """
 
 
+@pytest.mark.full
 def test_a_run_and_its_data_move(folder, monkeypatch):
     """Fault: a run that its data's path decides: renamed or mounted elsewhere it could not be resumed, and from another
     folder it was not found."""

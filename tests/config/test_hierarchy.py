@@ -59,6 +59,7 @@ FAST, SLOW = (f"{{name='heterogeneous', speed={x}, bandwidth_down=1e6, bandwidth
 TIMED = [*HIERARCHY, "sampler.with_clock.overhead_seconds=0.5", "algorithm.num_steps=2", "algorithm.batch_size=5"]
 
 
+@pytest.mark.full
 def test_time_inside_of_edges(tmp_path):
     """[devices] are the edges' links, and what clients run on unless [algorithm.edge_devices] says so. Faults: devices
     of places in a group, a table that nobody reads, and one that another run's identity lacks."""

@@ -32,6 +32,7 @@ def test_evaluations_go_through_the_links():
     assert told[0] == told[2] != told[1] == float(asked["loss"])
 
 
+@pytest.mark.full
 def test_a_page_knows_what_is_sent_besides(tmp_path):
     """Faults: bytes at the cut that the summary takes for some of those up and down, or that no curve has."""
     made = build(load("experiments/split.toml", ["run.devices=1", "algorithm.handover=peer"]))

@@ -24,6 +24,7 @@ def test_columns_reach_the_model():
     assert 0 < float(made.evaluation(made.params)["test_loss"]) < 5
 
 
+@pytest.mark.full
 def test_hospitals_of_two_departments(shared_data):
     """Faults: the Taylor objective that is lost on its way, hospitals that are pooled, rows that were not aligned."""
     settings = [f"data.directory={shared_data / 'heart_disease'}", "run.devices=1"]

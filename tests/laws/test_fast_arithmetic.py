@@ -27,6 +27,7 @@ def after_two_rounds(made, data):
     return jax.device_get((made.params(state), infos))
 
 
+@pytest.mark.full
 @pytest.mark.default_rows(*DEFAULT)
 @pytest.mark.parametrize("kind, name", ROWS)
 def test_fast_arithmetic_changes_no_more_than_rounding(kind, name):

@@ -27,6 +27,7 @@ def federation(name, num_slots=p.SLOTS):
     )
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", cases.rows(ROWS, ("three copies",)))
 def test_order(name):
     """Catches keys by slot, float sums, and clients of a copy that do not follow one another."""

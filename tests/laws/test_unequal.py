@@ -84,6 +84,7 @@ def on_disk(path):
     return population.host_store(path)
 
 
+@pytest.mark.full
 @pytest.mark.optimised(False)
 def test_clients_on_disk_are_packed_too(tmp_path):
     """Catches a chunk that reads the longest client's rows for each, and rows lost where a class caps them."""

@@ -122,6 +122,7 @@ def by_loop(loss, params, clients):
     return np.stack([g.mean(0) for g in examples]), examples
 
 
+@pytest.mark.full
 def test_gradients_of_a_loop():
     """Both weightings, a chosen part of the clients, an empty client. Catches shares mixed up with 1/N.
 

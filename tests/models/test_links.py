@@ -14,6 +14,7 @@ from fedjax_sim.metrics.evaluation import pooled
 KEY = jax.random.key(0)
 
 
+@pytest.mark.full
 def test_auc_and_loss():
     """Catches ties that count as wins, padding that scores, and joined pairs exchanged with the others."""
     blocks = population.stochastic_blocks(num_nodes=40, num_classes=2, degree_inside=3.0, degree_between=1.0)

@@ -164,6 +164,7 @@ def test_functions_of_ones_own(changes, told, way):
         by(made()._replace(population_size=4, **changes), way)
 
 
+@pytest.mark.full
 @pytest.mark.default_rows(1)
 @pytest.mark.parametrize("way", ["clock", "buffer"])
 def test_devices_of_ones_own_in_64_bits(way):

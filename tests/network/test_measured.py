@@ -114,6 +114,7 @@ def test_other_delimiters(tmp_path, mark):
     assert np.stack([spent.compute, spent.down]).tolist() == [[4000, 2000], [2000, 1000]]
 
 
+@pytest.mark.full
 def test_samples_of_rows(tmp_path):
     """A file of more rows than programs hold: 3 of 12 rows, each in a quarter of 2,000 samples (wrong once in 10^4 for
     right code); without a sample it is refused. Catches the first rows alone, and a row that is there twice."""

@@ -103,6 +103,7 @@ def test_fewer_rounds_than_fedavg():
     np.testing.assert_allclose(distances[algorithms.fedexp], 2 * (1 - 0.99 / 2) ** rounds, rtol=1e-3)
 
 
+@pytest.mark.full
 @pytest.mark.optimised
 def test_mean_of_the_last_two():
     """Catches a mean that clients train from, or one of other rounds."""

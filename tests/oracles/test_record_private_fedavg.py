@@ -31,6 +31,7 @@ def make(sampler, *, noise_multiplier=0.0, num_steps=3, batch_size=p.ROWS, clip_
     )
 
 
+@pytest.mark.full
 def test_without_privacy_it_is_fedavg():
     """Full batches, no noise, no clip. Catches a wrong divisor, rate or sign, and a server that takes another step."""
     data = p.ragged(sizes=EVERYBODY)

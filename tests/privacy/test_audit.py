@@ -219,6 +219,7 @@ def test_central_mechanism_is_confirmed():
     np.testing.assert_allclose([found.without.std(), found.with_canary.std()], 1, rtol=5 / math.sqrt(800_000))
 
 
+@pytest.mark.full
 def test_shares_of_noise_are_audited():
     """Each message with its share: confirmed where the canary sends zeros, and violated where its share is missing too.
 

@@ -78,6 +78,7 @@ def test_who_adds_the_noise_of_an_edge():
         assert "leaves the client" not in words and "by its client." not in words
 
 
+@pytest.mark.full
 def test_a_run_states_both(tmp_path):
     """A run over edges, resumed: its summary names edges and clients, each with its own delta.
 

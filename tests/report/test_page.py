@@ -559,6 +559,7 @@ def test_simulated_time_is_shown(tmp_path):
     assert "imulated" not in write_report(tmp_path / "plain").read_text()
 
 
+@pytest.mark.full
 @pytest.mark.pictures("timeline")
 @pytest.mark.parametrize("clients", [[], [3], [{"id": HOSTILE, "download": HOSTILE, "end": HOSTILE}], {}, "x"])
 def test_a_timeline_that_is_none(tmp_path, clients):

@@ -68,6 +68,7 @@ def client_key(key, id):
     return jax.random.wrap_key_data(data, impl=jax.random.key_impl(key))
 
 
+@pytest.mark.full
 @pytest.mark.default_rows(1)
 @pytest.mark.parametrize(
     "inside", [sampling.poisson(SIZE, 0.4), pytest.param(sampling.full(SIZE), marks=pytest.mark.full)]

@@ -133,6 +133,7 @@ def loss_seeking(size, slots, told):
     return Sampler(lambda: {"loss": jnp.full(size, jnp.inf)}, sample, slots, design, tell, observe)
 
 
+@pytest.mark.full
 @pytest.mark.default_rows(1)
 @pytest.mark.parametrize("wrap", [lambda s: s, sampling.with_distinct_clients])
 def test_samplers_are_told_and_observe(wrap):
@@ -153,6 +154,7 @@ def test_samplers_are_told_and_observe(wrap):
     assert np.isfinite(inner(state)["loss"]).all()  # everybody was invited
 
 
+@pytest.mark.full
 def test_mime_tells_the_costs_of_both_passes():
     """Catches the bytes and operations of the second pass alone: of a round's two messages, half of what is sent."""
     told = []

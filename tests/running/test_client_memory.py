@@ -89,6 +89,7 @@ def test_resume_gives_the_same_bits(parts, reference, tmp_path, kind, stop):
 DISK = pytest.param("disk", None, "all", marks=pytest.mark.full)  # the resume above is such a one
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("kind, first, then", [("device", "all", None), DISK])
 def test_resume_on_another_number_of_devices(parts, reference, tmp_path, first, then, kind):
     """Fault: rows in the order or padding of the devices that wrote them."""
@@ -120,6 +121,7 @@ def test_the_previous_checkpoint_has_its_memory(parts, reference, fifteen_rounds
     assert same_bits(everything(state), reference[0]) and history.records == reference[1]
 
 
+@pytest.mark.full
 @pytest.mark.optimised(False)
 def test_what_the_folder_holds_is_respected(parts, fifteen_rounds, tmp_path):
     """Fault: memory of another run or kind taken for this one's, a damaged row that trains on."""

@@ -57,6 +57,7 @@ def test_what_counts():
     assert len(set(map(tuple, words))) == len(words) and words[-1] == jax.random.key_data(KEY).tolist()
 
 
+@pytest.mark.full
 def test_devices_leave_no_trace(tmp_path):
     """Catches noise that changes with the number of devices or the place of the clients' memory."""
     for make in (private, remembering):
@@ -99,6 +100,7 @@ def test_other_numerics_are_another_run():
         assert fingerprint(KEY, private(), START, people()) == found[0]
 
 
+@pytest.mark.full
 def test_opaque_programs(tmp_path):
     """Catches programs with host callbacks that share a key: they are distinguished by what can be read, and the
     fingerprint says that there is more. Printing changes no number, and the library's own reading of a store is
@@ -124,6 +126,7 @@ print(t.fingerprint(t.KEY, t.private(), t.START, t.people()))
 """
 
 
+@pytest.mark.full
 def test_processes_agree():
     """Catches a fingerprint of addresses, or of orders that hashing decides: every resume would draw other noise."""
     env = os.environ | {"PYTHONHASHSEED": "7"}

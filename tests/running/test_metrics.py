@@ -69,6 +69,7 @@ def watched():
     )
 
 
+@pytest.mark.full
 def test_own_numbers_reach_summary_and_page(tmp_path):
     """Catches a part whose numbers nobody adds up, and one that hides another's."""
     _, history = run(jax.random.key(0), watched(), jnp.array(p.START), p.ragged(), 4, directory=tmp_path)
@@ -82,6 +83,7 @@ def test_own_numbers_reach_summary_and_page(tmp_path):
     assert page.count("suspects") == 1  # among the headline figures, not once more below
 
 
+@pytest.mark.full
 def test_the_terminal_shows_them(tmp_path):
     """Catches a table with rows for built-in numbers only."""
     options = ["data.num_clients=200", "data.held_out_clients=5", "model.name=logistic", "run.rounds=2"]

@@ -106,6 +106,7 @@ def test_no_number_where_none_holds():
     assert not any("epsilon" in record for record in history.records)
 
 
+@pytest.mark.full
 def test_runs_without_noise_say_nothing(plain, tmp_path):
     """Catches a ledger, or an infinite epsilon, for everybody."""
     history = train(plain, 2, directory=tmp_path)
@@ -127,6 +128,7 @@ def tiny_run(rounds, multiplier, **options):
     return run(tiny.KEY, tiny.private(multiplier=multiplier), tiny.START, tiny.people(), rounds, **options)[1]
 
 
+@pytest.mark.full
 def test_rounds_without_a_ledger_have_no_epsilon(tmp_path):
     """Catches a history that a resume makes up: rounds of a run without noise, counted as if they had had it."""
     tiny_run(2, None, directory=tmp_path)
@@ -134,6 +136,7 @@ def test_rounds_without_a_ledger_have_no_epsilon(tmp_path):
     assert "ran without a ledger" in history.summary["privacy"]["refused"] and "epsilon" not in history.records[-1]
 
 
+@pytest.mark.full
 def test_rounds_whose_noise_is_gone_are_told(tmp_path):
     """Catches a private run that goes on without noise, and whose summary then says nothing of privacy."""
     tiny_run(2, 100.0, directory=tmp_path)
@@ -180,6 +183,7 @@ def test_changed_runs_share_nothing(tmp_path):
         assert said in spent["explanation"]
 
 
+@pytest.mark.full
 def test_programs_that_call_the_host_share_nothing(tmp_path):
     """Catches two runs with one key whose noise cancels in their difference, each with its full epsilon, because a host
     callback cannot be read; and an epsilon without that warning."""
@@ -328,6 +332,7 @@ def test_stopping_is_no_secret():
             make()
 
 
+@pytest.mark.full
 def test_missing_messages_void_it(tmp_path):
     """Catches an epsilon after rounds that were skipped, which reveals that a client had nothing to send: in a run, in
     its resume, and in a sweep; and after noise that was missing where each client adds its own."""
@@ -358,6 +363,7 @@ def test_missing_messages_void_it(tmp_path):
         assert spending.misses(row) and spending.misses({}) and not spending.misses(dict.fromkeys(row, 0))
 
 
+@pytest.mark.full
 def test_points_share_no_noise():
     """Catches a sweep whose points differ by 2 clip norms / 4, so little that shared noise, of norm about 43, cancels.
     With independent noise the norms of a round are within 1 by chance with probability 0.03, and

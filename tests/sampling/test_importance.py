@@ -133,6 +133,7 @@ def successive_law(weights, count):
     return law
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("raced", [True, False])
 def test_successive_draws(raced, monkeypatch):
     """40,000 ordered draws of 2 of 5 clients against all 12 outcomes: chi-square above 1e-6, by both ways; a table that

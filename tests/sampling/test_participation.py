@@ -129,6 +129,7 @@ def counting(num_values, sampler, transform=None):
     return made, population.generated(200, lambda parameters, id: ClientData(jnp.zeros(1), jnp.ones(1, bool)), {})
 
 
+@pytest.mark.full
 def test_totals_of_a_run_with_evaluations():
     """Fault: a total of what only some records have, for the record of round 0 has no bytes at all."""
     late = counting(1, with_over_invitation(uniform(200, 130), 100))

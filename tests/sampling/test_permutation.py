@@ -128,6 +128,7 @@ def test_structured_sets_are_hypergeometric(size):
         assert stats.chi2.sf(statistic, common.sum()) > ALPHA, name
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("size", [1000, 1500])
 def test_positions_are_independent_of_the_batch(size):
     """Catches a permutation that depends on which positions are asked for together, or on the batch of keys."""

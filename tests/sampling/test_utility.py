@@ -28,6 +28,7 @@ def observed(sampler, state, ids, losses, spent=None):
     return sampler.observe(state, cohort, Outcome(there, jnp.asarray(losses, jnp.float32)))
 
 
+@pytest.mark.full
 def test_as_many_candidates_as_places():
     """A run of three rounds, bit for bit. Catches candidates that are reordered, and draws that choosing changes."""
     plain = sampling.uniform(p.NUM_CLIENTS, 7)

@@ -48,6 +48,7 @@ def test_what_comes_through_is_the_models():
     laws.check_equal_bits(made.broadcast(made.apply(KEY, new, made.init(old))), new, "replica")
 
 
+@pytest.mark.full
 @pytest.mark.optimised
 @pytest.mark.parametrize("name", cases.rows(NOTHING, ["top_k"]))
 def test_identity_changes_no_bit(name):

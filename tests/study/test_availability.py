@@ -91,6 +91,7 @@ def test_wrong_options(options, words):
         availability(**SMALL | options)
 
 
+@pytest.mark.full
 def test_figure():
     """Fault: a figure that cannot be drawn from what was found."""
     figure = findings().figure()

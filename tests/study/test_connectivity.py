@@ -50,6 +50,7 @@ def test_all_graphs():
     assert {row["graph"] for row in rows} == {*nodes.DECAYING, *nodes.SMALL}
 
 
+@pytest.mark.full
 def test_it_can_tell_a_wrong_rate(some):
     """Fault: a study that would call the second eigenvalue's decay right from the first round on."""
     rows = [row for row in some.rows() if row["part"] == "decay" and row["graph"] == "torus"]

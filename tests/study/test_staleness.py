@@ -39,6 +39,7 @@ def test_one_delay_holds(some):
     assert {row["part"] for row in rows} == {"limit", "weights", "error", "floor"}
 
 
+@pytest.mark.full
 def test_it_can_tell_another_delay(some):
     """Fault: intervals in which a delay of one version less, or weights that are ignored, would hold as well."""
     for one in some.comparisons:

@@ -89,6 +89,7 @@ def test_it_can_tell_another_cohort(has):
     assert rows[0]["holds"] is True and rows[1]["holds"] is False
 
 
+@pytest.mark.full
 def test_the_reading_and_the_figure(some):
     """Fault: a figure or a text that fails where a part is missing, or that hides a target that was not reached."""
     server, runs = some

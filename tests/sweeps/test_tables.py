@@ -84,6 +84,7 @@ def test_every_option_that_differs_is_told():
     assert load_sweep(None, rates).differences() == {}
 
 
+@pytest.mark.full
 def test_a_sweep_prints_them(tmp_path):
     """Fault: a paired difference without a word of what else differs."""
     settings = [*SMALL, 'sweep.grid.algorithm.name=["fedavg", "fedprox"]', "sweep.seeds=1"]

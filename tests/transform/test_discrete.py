@@ -221,6 +221,7 @@ def details_member():
     return discrete_gaussian_mechanism(1.0, 1.0, 2)
 
 
+@pytest.mark.full
 @pytest.mark.optimised
 @pytest.mark.parametrize("devices", cases.rows([1, 2], [1]))  # two: as all rows of tests/laws/test_compositions.py
 def test_rounds_under_a_modular_sum(devices):

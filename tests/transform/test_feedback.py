@@ -153,6 +153,7 @@ def distances(transform, rates, *, cohort_size=CLIENTS, num_rounds=2000):
     return np.linalg.norm(np.asarray(reached, np.float64) - optimum(), axis=1)
 
 
+@pytest.mark.full
 def test_feedback_converges_where_the_bare_compressor_stalls():
     """Top-1 of 12 stays far from the optimum at any rate; with error feedback it comes as near as the rate (and so the
     residual) is small; without compression it reaches it. Catches a residual that is dropped, or fed back with the
@@ -239,6 +240,7 @@ def test_facts():
     assert error_feedback(quantize(4, range=1.0, integers=True)).facts.integer_range == (-7, 7)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("wrap", [error_feedback, lambda member: ef21(member, 3)], ids=["error_feedback", "ef21"])
 def test_what_is_refused(wrap):
     """Catches noise taken back by a memory, memories in memories, and residuals that grow for ever, be it for unequal

@@ -231,6 +231,7 @@ def test_clipped_share(federation):
     assert quantize().on_client(KEY, x, (), ())[2] == {}
 
 
+@pytest.mark.full
 @pytest.mark.default_rows(1)
 @pytest.mark.optimised
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])

@@ -115,6 +115,7 @@ def test_minimum_diameter_is_numpys():
         applied(minimum_diameter(15), np.zeros((40, 2), np.float32))
 
 
+@pytest.mark.full
 def test_attackers_are_not_chosen():
     """Krum's choice is an honest message, or one among them; Bulyan stays near the honest range.
 
@@ -136,6 +137,7 @@ def test_attackers_are_not_chosen():
             assert (((got[:, None] - honest) ** 2).sum(-1).min(1) <= m * reach).all()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("rule", [krum(2), krum(2, 3), bulyan(1), minimum_diameter(2)],
                          ids=["krum", "multi-krum", "bulyan", "minimum diameter"])  # fmt: skip
 def test_distances_that_are_infinite(rule):
@@ -150,6 +152,7 @@ def test_distances_that_are_infinite(rule):
     assert applied(who, x * np.float32(1e25))[1]["messages_chosen"] == 0
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("rule", "least"), [(krum, 2 * 5 + 3), (bulyan, 4 * 5 + 3)])
 def test_cohorts_that_are_too_small(rule, least):
     """Catches a choice among too few messages."""

@@ -55,6 +55,7 @@ def test_geometric_median():
         assert cost(best) < cost(best + step)
 
 
+@pytest.mark.full
 def test_free_riders_do_not_hold_it():
     """Two of eleven send zeros, beside dense messages and beside sparse ones, whose coordinate median is 0 as well:
     within 2 % of the minimum. Catches weights of 10^6 where the steps begin."""
@@ -78,6 +79,7 @@ ATTACKS = {
 }
 
 
+@pytest.mark.full
 @pytest.mark.default_rows(1)
 @pytest.mark.parametrize("attack", ATTACKS)
 def test_it_does_not_matter_where_messages_are(attack):

@@ -38,6 +38,7 @@ def shows(weighted=False):
     return by_rule(rule, weighted=weighted)
 
 
+@pytest.mark.full
 def test_bucketing():
     """Each message in one bucket: their weighted sum is that of the messages; another key, other buckets.
 
@@ -58,6 +59,7 @@ def test_bucketing():
         assert np.isclose(pairs["max"][j], [x[j] for x in halves], rtol=1e-5).any()
 
 
+@pytest.mark.full
 def test_nearest_neighbour_mixing():
     """Catches a message that is not its own neighbour, and neighbours that did not arrive."""
     for f in (0, 2, 4):
@@ -94,6 +96,7 @@ def test_adaptive_clipping_of_a_large_cohort():
     assert got == np.sort(x[:, 0])[::-1][2 * f * (m - f) // m] < 1
 
 
+@pytest.mark.full
 def test_wrappers_wrap():
     """Catches rules that lose their place in a wrapper, and streams that are taken for rules."""
     rule = bucketing(nearest_neighbour_mixing(adaptive_clipping(trimmed_mean(1), 1), 1), 2)

@@ -150,6 +150,7 @@ def test_clients_are_left_out():
     assert float((weights > 0).sum()) == float(total[0]) and not (np.asarray(weights)[~there]).any()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("masks", [False, True])
 def test_too_few_messages_abort(masks):
     """Catches a partial sum, and rounds that are aborted though enough messages came."""

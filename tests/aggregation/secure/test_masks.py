@@ -75,6 +75,7 @@ def test_random_circles_differ():
     assert abs(np.abs(steps).mean() / 3001 - 1 / 3) < 4.5 * np.sqrt(1 / 18 / 3000)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("neighbours", [None, 4])
 @pytest.mark.parametrize("ring", RINGS)
 def test_masks_of_pairs_cancel(ring, neighbours):
@@ -158,6 +159,7 @@ def sums_that_open(graph, stages: Stages) -> int:
     return len(uploaded) - int(np.linalg.matrix_rank(masks[:, uploaded])) if closed else len(uploaded)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("neighbours", [2, 4, pytest.param(6, marks=pytest.mark.full)])
 def test_the_server_can_open_one_sum_only(neighbours):
     """By rank, over random ways to leave and over two arcs that leave: where the round opens, one sum does.

@@ -155,6 +155,7 @@ def aggregated(made, messages, *, reported=None, weights=None, chunks=1, key=Non
 RINGS = [pytest.param(x, marks=pytest.mark.full) for x in ({}, {"prime": True}, {"modulus_bits": 14})]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("options", [{"modulus_bits": 48}, *RINGS])
 @pytest.mark.parametrize("neighbours", [None, 6])
 def test_masks_change_nothing(options, neighbours):
@@ -188,6 +189,7 @@ def test_masks_change_nothing(options, neighbours):
     assert differs >= 2
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("masks", [False, True])
 def test_empty_slots_change_nothing(masks):
     """7 clients, some of whom leave, on a circle in 12 slots, as samplers of random size leave them, and in 7: equal
@@ -222,6 +224,7 @@ def test_nobody_leaves_is_the_modular_sum():
         assert found.tolist() == aggregated(plain, messages)[0].tolist()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("masks", [False, True])
 def test_any_leaves(masks):
     """Bare scalars, leaves without numbers, and no leaves. Catches shapes that only full leaves have."""
@@ -236,6 +239,7 @@ def test_any_leaves(masks):
         assert jax.tree.structure(made.view(KEY, round, received)[0]) == jax.tree.structure(updates)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("neighbours", [pytest.param(None, marks=pytest.mark.full), 4])
 def test_double_precision_changes_nothing(neighbours):
     """Catches secrets, masks and dropouts that are drawn in the default width."""
@@ -259,6 +263,7 @@ def test_an_abort_reveals_nothing():
         assert max(float(x) for x in metrics.values()) <= 5
 
 
+@pytest.mark.full
 @pytest.mark.optimised
 @pytest.mark.parametrize("around", [secure_sum, aggregation.additive_shares])
 def test_an_aborted_round_changes_nothing(around):
@@ -291,6 +296,7 @@ def test_order_is_irrelevant(name):
     assert {int(info["aborted_rounds"]) for info in infos} == {0, 1}
 
 
+@pytest.mark.full
 @pytest.mark.optimised
 @pytest.mark.parametrize("name", cases.rows(["complete graph", "servers"], ["servers"]))
 def test_who_leaves_did_not_report(name):

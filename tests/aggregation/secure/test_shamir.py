@@ -7,11 +7,13 @@ import itertools
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from fedjax_sim.aggregation.secure.ring import PRIME
 from fedjax_sim.aggregation.secure.shamir import opened, shares
 
 
+@pytest.mark.full
 def test_any_threshold_of_shares_opens():
     """All subsets of 5 holders, all thresholds, edge secrets. Catches Lagrange weights of other holders' points."""
     secrets = jnp.array([0, 1, PRIME - 1, 123_456_789], jnp.uint32)

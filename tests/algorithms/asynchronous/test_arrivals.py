@@ -275,6 +275,7 @@ def test_others_are_drawn_uniformly():
     assert ((counts - counts.mean()) ** 2 / counts.mean()).sum() < 80.0, counts
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("refill", ["other", "same"])
 def test_clients_who_are_not_there_are_not_sent_work(refill):
     """Catches work for the absent, empty places that stay so, and time that stands still when nobody is there."""
@@ -441,6 +442,7 @@ def test_no_update_is_older_than_the_ring():
     assert max(gaps) == 3 and stopped > 0
 
 
+@pytest.mark.full
 def test_energy_of_those_who_are_sent_work():
     """Everybody's work takes 5 J. Catches energy of clients who were drawn and are not there."""
 
@@ -481,6 +483,7 @@ def test_places_are_those_of_numpy():
                 assert found.tolist() == [*expected, *[size] * (size - len(expected))]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("refill", ["other", "same"])
 def test_many_clients_are_sorted_and_few_counted(refill, monkeypatch):
     """The same events both ways, with equal times and absent clients. Catches ties by place, and a client that stands

@@ -206,6 +206,7 @@ def test_what_reads_the_parts_refuses():
         ragged(devices, transform=transform.gaussian_mechanism(1.0, 1.0), **options)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("make", cases.rows(["fedbuff", "fedasync", "fedat"], ["fedasync"]))
 def test_everybody_who_is_sent_a_model_is_accounted_for(make):
     """Models sent = updates that arrived + clients who left + clients stopped + clients still at work, of devices that

@@ -200,6 +200,7 @@ def far_from_smooth(params, examples, key):
     return jnp.where(wrong, jnp.nan, 1.0) * (loss + 1e-20 * (params["w"] ** 2).sum())
 
 
+@pytest.mark.full
 @pytest.mark.default_rows(1)
 @pytest.mark.optimised
 @pytest.mark.parametrize(("plan", "on_disk"), [((2, 2), False), ((1, 4), True), ((7, 7), False)], ids=str)

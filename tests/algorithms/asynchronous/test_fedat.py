@@ -96,6 +96,7 @@ def test_one_tier_is_synchronous():
     check_equal_bits(expected, found, "models")
 
 
+@pytest.mark.full
 def test_a_tier_without_clients_waits():
     """Nobody of a tier is there: a minute passes, and its round is skipped. Catches a tier that is never asked again,
     tiers of unequal sizes, and work for the absent."""

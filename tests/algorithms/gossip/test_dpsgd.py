@@ -167,6 +167,7 @@ def consensus(**options):
     return algorithms.consensus(population.quadratic_loss, g.RING, optax.sgd(g.RATE), num_steps=1, **options)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("make", [dpsgd, pytest.param(consensus, marks=pytest.mark.full)])
 def test_a_resumed_run_has_the_same_bits(make, tmp_path):
     """On a memory file too, over two devices. Catches tables or models that a checkpoint forgets."""

@@ -89,6 +89,7 @@ def test_each_meeting_is_paid_for_at_both_ends():
     assert max(x for x in seen if x != "asleep") > 3 and 0 in seen and "asleep" in seen
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("budget", [pytest.param(100.0, marks=pytest.mark.full), 24_000.0])
 def test_no_more_is_sent_than_the_radio_budget(budget):
     """Both models of a meeting are on the channel. Fault: 24,000 bytes through a budget of 100."""
@@ -98,6 +99,7 @@ def test_no_more_is_sent_than_the_radio_budget(budget):
         assert info["uplink_bytes"] == 8000 * min(budget // 8000, meets) and info["no_radio"] == meets - info["edges"]
 
 
+@pytest.mark.full
 def test_airtime_is_that_of_both_models():
     """Fault: airtime of one end, or of all meetings of a node in each of them."""
     clocked = sampling.with_clock(sampling.uniform(N, COHORT), phones())
@@ -110,6 +112,7 @@ def test_airtime_is_that_of_both_models():
         assert info["edges"] == (fits & (cost > 0)).sum() < COHORT - 1
 
 
+@pytest.mark.full
 def test_late_meetings():
     """A deadline that some meetings miss: what was on its way counts as sent, and as wasted. Fault: bytes of meetings
     that were cut off in no number."""
@@ -119,6 +122,7 @@ def test_late_meetings():
     assert 0 < info["wasted_bytes"] == info["uplink_bytes"] - 8000 * info["edges"]
 
 
+@pytest.mark.full
 def test_who_leaves_at_work_pays_for_no_meeting():
     """A hazard that strikes while all nodes train. Fault: models that are received, and paid for, from nobody."""
     clocked = sampling.with_clock(sampling.uniform(N, COHORT), phones(watts=WATTS, speed=1.0))

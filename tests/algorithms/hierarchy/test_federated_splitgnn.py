@@ -130,6 +130,7 @@ def test_devices_and_resume(tmp_path):
     assert records.records == history.records
 
 
+@pytest.mark.full
 def test_steps_that_are_not_finite():
     """Catches an overflow inside of a group that nobody hears of where it is an error, or that moves the model."""
     data, start = blocks(4), MODEL.init(KEY)[0]
@@ -142,6 +143,7 @@ def test_steps_that_are_not_finite():
         run(KEY, hierarchy(people, far, nonfinite="error"), start, people, 1)
 
 
+@pytest.mark.full
 def test_other_steps_of_an_edge_go_on():
     """One party's labels are none. Catches an edge that is lost for one step of several, by a loss of NaN."""
     data, start = blocks(4), MODEL.init(KEY)[0]

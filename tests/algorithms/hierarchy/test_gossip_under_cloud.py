@@ -43,6 +43,7 @@ def by_hand(matrix, rounds, kappa=1, cloud_every=0):
     return x
 
 
+@pytest.mark.full
 def test_a_ring_under_a_cloud():
     """Two edge rounds, a cloud in every third round. Faults: a mix of what has not moved, the transposed matrix, an
     average by numbers of edges, bytes of a cloud that does not meet."""

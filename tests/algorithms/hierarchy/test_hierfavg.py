@@ -121,6 +121,7 @@ def test_empty_groups():
     assert (np.asarray(changed.server.params) != np.asarray(state.server.params)).all()
 
 
+@pytest.mark.full
 @pytest.mark.optimised
 def test_time_of_an_empty_group():
     """Rounds of simulated time over edges, one of which has no examples: the bits of rounds without time, and times
@@ -137,6 +138,7 @@ def test_time_of_an_empty_group():
     assert info["simulated_seconds"] == 2 * info["round_seconds"] > 2 and 0 < info["utilisation"] <= 1
 
 
+@pytest.mark.full
 @pytest.mark.optimised
 def test_an_edge_too_late_for_a_deadline():
     """Its devices have sent all that they send, and its message changes nothing. Fault: bytes inside of it that nobody
@@ -175,6 +177,7 @@ def twelve():
     return people, as_client_update(device, weighting="uniform", devices=AT_ONCE._replace(population_size=12))
 
 
+@pytest.mark.full
 @pytest.mark.default_rows(1)
 @pytest.mark.parametrize("plan", [None, engine.Plan(1, 3)], ids=["one by one", "three at once"])
 def test_late_edges_of_a_region(plan):
@@ -190,6 +193,7 @@ def test_late_edges_of_a_region(plan):
     assert (info["edge_uplink_bytes"], info["edge_clients_reported"]) == (12 * 4, 12)
 
 
+@pytest.mark.full
 def test_edges_that_leave_a_secure_sum():
     """They are counted above, so their insides are, with a deadline that nobody misses and without."""
     people, edge = twelve()

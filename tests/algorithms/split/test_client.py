@@ -88,6 +88,7 @@ def test_each_party_has_its_own_optimiser():
         assert length > 0.01
 
 
+@pytest.mark.full
 def test_tiers_train_the_same_model():
     """Catches a cut that changes the result, counts of another tier, and links of another tier."""
     work = client.work(num_steps=3, batch_size=8)

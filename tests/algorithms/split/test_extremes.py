@@ -119,6 +119,7 @@ def test_half_precision(name):
             assert narrow[way] - labels == (size if kept else (size - labels) // 2)
 
 
+@pytest.mark.full
 def test_half_precision_on_the_wire():
     """Fault: embeddings of another type than the one that is counted, where a model is bfloat16."""
     half = jax.tree.map(lambda x: x.astype(jnp.bfloat16), GCN.init(KEY)[0])
@@ -153,6 +154,7 @@ def test_half_precision_through_a_link(name):
     assert any((a != b).any() for a, b in zip(*map(jax.tree.leaves, (half, moved)), strict=True))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", rows(("split_client", "splitfed", "splitfed V2", "relay", "vertical"), ("relay",)))
 def test_inputs_of_half_precision(name):
     """Fault: activations that follow the inputs' type, not the model's, and are counted otherwise."""

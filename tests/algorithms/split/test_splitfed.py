@@ -88,6 +88,7 @@ def test_copies_by_hand(copies):
     assert infos[0]["split_up_bytes"].total() == sum(SIZES) * 4 * 6
 
 
+@pytest.mark.full
 def test_relay_is_centralised_sgd():
     """Catches a client that starts from the broadcast, a server part that is averaged, another order of clients."""
     made = algorithms.split_learning(MODEL, softmax_cross_entropy, FULL, optax.sgd(RATE), **CUT, num_steps=1)
@@ -122,6 +123,7 @@ def test_handover():
     same(*models)
 
 
+@pytest.mark.full
 def test_only_the_clients_part_travels():
     """Catches a transform, or bytes, of the server's part."""
     halved = transform.stateless(lambda key, update: jax.tree.map(lambda x: x / 2, update))

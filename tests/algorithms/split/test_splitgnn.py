@@ -339,6 +339,7 @@ def test_a_model_of_another_kind_is_refused(params, shown):
         made.init(KEY, params, blocks(4).train)
 
 
+@pytest.mark.full
 def test_an_empty_cohort():
     """Catches a loss of 0 where nobody was there, bytes of nobody, and a step on nothing."""
     data, start = blocks(4), models.gcn(5, 3).init(KEY)[0]
@@ -349,6 +350,7 @@ def test_an_empty_cohort():
     assert all(info[name].total() == 0 for name in ("uplink_bytes", "downlink_bytes", "boundary_bytes"))
 
 
+@pytest.mark.full
 def test_bytes_of_wider_numbers():
     """Under JAX_ENABLE_X64. Catches rows that are counted as float32 where parameters make them float64."""
     model, data = models.gcn(1, 2, hidden=(3,), dropout=0.0), path_data(2)

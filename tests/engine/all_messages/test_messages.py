@@ -63,6 +63,7 @@ def test_inner_products():
     np.testing.assert_allclose(got, FLAT @ flat(POINT), rtol=1e-5, atol=1e-4)
 
 
+@pytest.mark.full
 def test_gaps():
     """Also of messages up to 2^99, in two groups of equal ones. Catches squares that overflow, or become NaN."""
     apart = ((FLAT[:, None] - FLAT[None]) ** 2).sum(-1)
@@ -90,6 +91,7 @@ def test_weighted_sums():
     assert not flat(got).any()
 
 
+@pytest.mark.full
 def test_a_mean_and_the_distances_from_it():
     """Catches distances from another leaf's mean, from a mean before its division, and a tile's left out."""
     mean, apart = found(functools.partial(all_of.mean_and_distances, weights=WEIGHTS))
@@ -108,6 +110,7 @@ def test_products():
     np.testing.assert_allclose(scaled, got * scale[:, None] * scale[None], rtol=1e-4, atol=1e-2)
 
 
+@pytest.mark.full
 def test_products_of_blocks(monkeypatch):
     """Many messages are taken in four blocks, the last a shorter one: NumPy's products, the same on two devices,
     symmetric to the bit; equal messages in different blocks are at distance 0. Catches a block at another place, or
@@ -142,6 +145,7 @@ def test_single_messages_and_peaks():
     assert np.flatnonzero(np.isinf(got)).tolist() == [3, 36]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("way", ["mixed", "pooled"])
 def test_combinations_are_messages(way):
     """Their distances and sums are those of NumPy's. Catches an order of the old messages that is kept."""

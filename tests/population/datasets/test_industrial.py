@@ -28,6 +28,7 @@ def learned(name, rule, *settings, rounds=2, rows=25):
     return made.evaluation(made.algorithm.params(state)), made
 
 
+@pytest.mark.full
 @pytest.mark.default_rows(1)
 @pytest.mark.parametrize("size, liars, offset", [(10, 2, 5.0), pytest.param(11, 3, -4.0, marks=pytest.mark.full)])
 def test_bias_of_mean_and_median(size, liars, offset):
@@ -128,6 +129,7 @@ def test_sensors_under_each_rule(rule):
         assert abs(found["test_bias"]) < 0.25, found["test_bias"]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "rule", [name if name == "median" else pytest.param(name, marks=pytest.mark.full) for name in RULES]
 )

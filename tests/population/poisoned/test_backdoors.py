@@ -140,6 +140,7 @@ def test_a_backdoor_works_and_norm_bounding_stops_it():
     assert success < 0.15 and accuracy > clean - 0.05, (accuracy, success)
 
 
+@pytest.mark.full
 def test_who_holds_poison_attacks():
     """Catches attackers of a config who are others than those with the poison, and none who attack all the same."""
     who = 'aggregator.corrupted.who={name="poisoned"}'

@@ -266,6 +266,7 @@ def test_scales_are_a_heavier_model(wrap):
     assert stated == {"flops_scale", "bytes_scale"}
 
 
+@pytest.mark.full
 def test_scales_change_no_number_learnt():
     """A run's model and bytes. Catches a scale that reaches the clients, or the bytes of the log."""
     samplers = [sampling.with_clock(sampling.full(p.NUM_CLIENTS), everywhere(), flops_scale=x) for x in (1.0, 1e6)]
@@ -313,6 +314,7 @@ def test_who_is_there():
     assert not cohort.invited.any() and [int(x) for x in state.clock] == [1800, 0]
 
 
+@pytest.mark.full
 def test_inclusion_given_availability():
     """2 x 10^5 cohorts of 4 of 12 candidates from 24 clients, of whom those of id 0 to 9 are there: each of them is
     invited with the same chance, m over their number where all are candidates; chi-square above 1e-4.

@@ -194,6 +194,7 @@ def test_the_first_of_two_messages_was_sent(quantile):
     np.testing.assert_array_equal(few.timing.sent, on_air & (second < ticks))
 
 
+@pytest.mark.full
 def test_gradients_that_nobody_waits_for():
     """Mime under a deadline that everybody misses while they train. Catches a first pass whose bytes nobody counts."""
     devices = network.heterogeneous(p.NUM_CLIENTS, speed=1e3, bandwidth_down=1e9, bandwidth_up=1e9, latency=0.1)
@@ -304,6 +305,7 @@ TIMED = {
 }
 
 
+@pytest.mark.full
 @pytest.mark.optimised
 @pytest.mark.parametrize("name", cases.rows(TIMED, ["scaffold"]))
 def test_time_acts_through_the_cohort_alone(name):

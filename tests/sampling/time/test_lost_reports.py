@@ -178,6 +178,7 @@ def test_messages_shorter_than_a_tick():
     assert int(cohort.metrics["no_radio"]) == N - 3
 
 
+@pytest.mark.full
 def test_hazards_and_deadlines_in_any_order():
     """The earlier of two moments counts, whichever wrapper is outside; partial work may end before a client leaves.
     Catches clients late who had left, and work that a client does after it left."""
@@ -207,6 +208,7 @@ def test_hazards_and_deadlines_in_any_order():
             assert bool((kept.timing.sent | ~kept.reported).all())
 
 
+@pytest.mark.full
 def test_shorter_work_of_clients_that_are_lost():
     """Clients drop out, are silent or report nothing, and leave before a deadline with partial work, or would have.
 

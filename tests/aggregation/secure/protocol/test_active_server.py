@@ -86,6 +86,7 @@ def test_lies_about_one_client(number, colluding, trusting):
         assert broken == (2 * threshold <= number + colluding), (threshold, broken)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("number, threshold, colluding", [(4, 3, 0), (5, 4, 1)])
 def test_lies_about_many_clients(number, threshold, colluding):
     """Each honest client is told that all uploaded, or all but another one: every combination. All who answer were told
