@@ -208,7 +208,10 @@ class Massive(NamedTuple):
     data: Any  # population.Generated
 
 
-def massive(num_clients: int, cohort_size: int, *, rows: int = 20, num_steps: int = 5, batch_size: int = 10) -> Massive:
+def massive(
+    num_clients: int, cohort_size: int, *, rows: int = 20, num_steps: int = 5, batch_size: int = 10,
+    plan: engine.Plan | None = None,
+) -> Massive:  # fmt: skip
     """N clients of `rows` rows of a table of 10,000; the cohort is everybody where m = N."""
     rng = np.random.default_rng(11)
     x, y = separable(rng, 10_000, (784,), 10)
@@ -219,7 +222,8 @@ def massive(num_clients: int, cohort_size: int, *, rows: int = 20, num_steps: in
     everybody = num_clients == cohort_size
     sampler = sampling.full(num_clients) if everybody else sampling.uniform(num_clients, cohort_size)
     loss_fn = models.supervised(model, models.softmax_cross_entropy)
-    made = algorithms.fedavg(loss_fn, sampler, optax.sgd(0.05), num_steps=num_steps, batch_size=batch_size)
+    work = {"num_steps": num_steps, "batch_size": batch_size, "plan": plan}
+    made = algorithms.fedavg(loss_fn, sampler, optax.sgd(0.05), **work)
     return Massive(made, model.init(jax.random.key(0))[0], data)
 
 

@@ -40,7 +40,7 @@ def plan(
     try:
         loaded = load(config, settings, without)
         if target is not None or targets:
-            _plan_on_chips(lambda more: load(config, [*settings, *more], without), target, devices)
+            _plan_on_chips(lambda changes: load(config, _changed(settings, changes), without), target, devices)
             return
         if devices != 1:
             raise ConfigError([problem("--devices", "a --target that they are of", devices, "Here: run.devices.")])
@@ -57,11 +57,10 @@ def plan(
         largest = ""
         # The bytes of a cohort are extrapolated from two sizes, so the population must hold twice the cohort.
         if cohort_size is not None and 2 * cohort_size <= population_size:
-            other_settings = [setting for setting in settings if not setting.startswith("sampler.cohort_size=")]
             try:
                 with loaded.arithmetic():
                     most = largest_cohort(
-                        lambda m: build(load(config, [*other_settings, f"sampler.cohort_size={m}"], without)),
+                        lambda m: build(load(config, _changed(settings, {"sampler.cohort_size": m}), without)),
                         cohort_size,
                     )
                 largest = f"{min(most, population_size):,}" + (" (all)" if most >= population_size else "")
@@ -82,11 +81,17 @@ def plan(
     _show_plan(options, experiment, predicted, largest)
 
 
-def _plan_on_chips(load_config: Callable[[list[str]], Any], target: str | None, num_devices: int) -> None:
+def _changed(settings: list[str], changes: dict[str, Any]) -> list[str]:
+    """Returns the settings, `a.b=c`, with some values changed."""
+    others = [setting for setting in settings if setting.partition("=")[0] not in changes]
+    return [*others, *(f"{path}={value}" for path, value in changes.items())]
+
+
+def _plan_on_chips(load_config: Callable[[dict[str, Any]], Any], target: str | None, num_devices: int) -> None:
     """Plans for one chip, or for all of them, on this machine's CPU.
 
     Args:
-      load_config: further settings -> the config.
+      load_config: changed settings by path -> the config.
       target: the chip's name; None for all.
       num_devices: the number of devices of each.
     """
@@ -99,7 +104,7 @@ def _plan_on_chips(load_config: Callable[[list[str]], Any], target: str | None, 
 
     names = list(CHIPS) if target is None else [target]
     problems = check_chips(names, num_devices)
-    if (chosen := load_config([]).resolved()["run"]["plan"]) == "trial":
+    if (chosen := load_config({}).resolved()["run"]["plan"]) == "trial":
         hint = "A trial times rounds, and nothing is run there."
         problems.append(problem("run.plan", '"auto" with --target', chosen, hint))
     if problems:

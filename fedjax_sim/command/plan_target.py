@@ -39,11 +39,11 @@ def check_chips(names: Sequence[str], num_devices: int) -> list[str]:
     return problems
 
 
-def plan_on_chips(load_config: Callable[[Sequence[str]], Any], names: Sequence[str], num_devices: int) -> None:
+def plan_on_chips(load_config: Callable[[dict[str, Any]], Any], names: Sequence[str], num_devices: int) -> None:
     """Prints a column for each chip whose compiler is installed, and a line for each of the others.
 
     Args:
-      load_config: further settings, `a.b=c` -> the config.
+      load_config: changed settings by path -> the config.
       names: of the chips.
       num_devices: the number of devices of each.
 
@@ -65,7 +65,7 @@ def plan_on_chips(load_config: Callable[[Sequence[str]], Any], names: Sequence[s
             left_out[name] = MemoryError(f"{chip.title}: {error}")
     if not columns:
         raise next(iter(left_out.values()))
-    _show(load_config([]), columns, num_devices)
+    _show(load_config({}), columns, num_devices)
     for error in left_out.values():
         print(error)
 
@@ -94,23 +94,23 @@ def _column(load_config: Callable, chip: Any, num_devices: int) -> _Column:
 
     devices = chip_devices(chip, num_devices)
 
-    def forecast(settings: Sequence[str]) -> tuple[Any, Any]:
-        loaded = load_config(settings)
+    def forecast(changes: dict[str, Any]) -> tuple[Any, Any]:
+        loaded = load_config(changes)
         with engine.compiling_for(chip.platform, devices, chip.memory_bytes), loaded.arithmetic():
             made = build(loaded)
             return made, forecast_on(chip, devices, made.algorithm, made.key, made.params, made.data.train)
 
-    experiment, found = forecast([])
+    experiment, found = forecast({})
     if found.memory_bytes > chip.memory_bytes:
         raise MemoryError(
             f"a round needs {found.memory_bytes:,} bytes on each device, which has {chip.memory_bytes:,}."
         )
-    cohort_size = _cohort_size(load_config([]))
+    cohort_size = _cohort_size(load_config({}))
     largest = None
     population_size = experiment.data.train.size
     if cohort_size is not None and 2 * cohort_size <= population_size:
         try:
-            twice = forecast([f"sampler.cohort_size={2 * cohort_size}"])[1].memory_bytes
+            twice = forecast({"sampler.cohort_size": 2 * cohort_size})[1].memory_bytes
             largest = min(cohort_that_fits(cohort_size, found.memory_bytes, twice, chip.memory_bytes), population_size)
         except (ConfigError, MemoryError):
             largest = None  # twice as many are refused

@@ -31,6 +31,8 @@ COLLECTIVES = {"all-reduce", "all-gather", "reduce-scatter", "all-to-all", "coll
 # Calls of the compiler's own that only reserve memory or state what is known.
 MARKERS = {"AllocateBuffer", "Sharding", "AssumeGatherIndicesInBound", "ConsumeBuffer"}
 READS_A_PART = {"dynamic-slice", "slice", "gather"}
+# These write into their first operand, in place: opcode -> the place of the operand that holds what is written.
+WRITES_A_PART = {"dynamic-update-slice": 1, "scatter": -1}
 
 
 class Kernel(NamedTuple):
@@ -234,9 +236,9 @@ class _Reader:
         result_bytes = self.type_bytes(x.type)
         if x.opcode in READS_A_PART:
             return result_bytes + sum(map(self.type_bytes, operand_types[1:])), result_bytes
-        if x.opcode == "dynamic-update-slice":
-            update_bytes = self.type_bytes(operand_types[1])
-            return update_bytes, update_bytes
+        if x.opcode in WRITES_A_PART:
+            part_bytes = self.type_bytes(operand_types[WRITES_A_PART[x.opcode]])
+            return part_bytes, part_bytes
         if x.opcode.startswith("copy") and x.type.startswith("("):
             # The type of a copy that has only begun is (result, operand, mark).
             result_bytes = self.array_bytes(*_ARRAY.findall(x.type)[0])
@@ -274,7 +276,7 @@ class _Reader:
                 total += self.part_read(user, users)
             elif user.opcode in READS_A_PART and is_first:
                 total += self.type_bytes(user.type)
-            elif user.opcode == "dynamic-update-slice" and is_first:
+            elif user.opcode in WRITES_A_PART and is_first:
                 continue  # it is written in place
             else:
                 return self.type_bytes(x.type)
@@ -284,8 +286,8 @@ class _Reader:
         """Returns the bytes that a fusion writes of one of its results."""
         while x.opcode == "bitcast":
             x = inside[x.operands[0]]
-        if x.opcode == "dynamic-update-slice":
-            return self.type_bytes(inside[x.operands[1]].type)
+        if x.opcode in WRITES_A_PART:
+            return self.type_bytes(inside[x.operands[WRITES_A_PART[x.opcode]]].type)
         return 0.0 if x.opcode == "parameter" else self.type_bytes(x.type)
 
     def products(self, x: _Instruction, operand_types: list[str]) -> dict[str, float]:

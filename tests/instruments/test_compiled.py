@@ -66,7 +66,11 @@ def test_a_part_costs_its_own_bytes():
         return jax.lax.dynamic_update_slice(x, row, (7, 0))
 
     assert read(taken, (rows, 64), (1,)).memory_bytes < 4 * row_bytes
+    def scattered(x, row):
+        return x.at[jnp.array([5])].set(row)
+
     assert read(put, (rows, 64), (1, 64), donate_argnums=0).memory_bytes < 4 * row_bytes
+    assert read(scattered, (rows, 64), (1, 64), donate_argnums=0).memory_bytes < 6 * row_bytes
 
 
 def test_host_calls_count():
