@@ -66,6 +66,7 @@ def test_a_part_costs_its_own_bytes():
         return jax.lax.dynamic_update_slice(x, row, (7, 0))
 
     assert read(taken, (rows, 64), (1,)).memory_bytes < 4 * row_bytes
+
     def scattered(x, row):
         return x.at[jnp.array([5])].set(row)
 
@@ -111,6 +112,28 @@ def test_tiles_of_a_tpu():
     assert fusion.memory_bytes == 2 * tile_bytes
     assert fusion.source == "jit(step)/add"
     assert program.collectives == (Collective("all-reduce", 1, 4 * 10 * 20),)
+
+
+UPDATE = """%fused (x.1: f32[1000,64], row.1: f32[1,64], i.1: s32[]) -> f32[1000,64] {
+  %x.1 = f32[1000,64]{1,0} parameter(0)
+  %row.1 = f32[1,64]{1,0} parameter(1)
+  %i.1 = s32[] parameter(2)
+  %zero = s32[] constant(0)
+  ROOT %new.1 = f32[1000,64]{1,0} dynamic-update-slice(%x.1, %row.1, %i.1, %zero)
+}
+
+ENTRY %main (x: f32[1000,64], row: f32[1,64], i: s32[]) -> f32[1000,64] {
+  %x = f32[1000,64]{1,0} parameter(0)
+  %row = f32[1,64]{1,0} parameter(1)
+  %i = s32[] parameter(2)
+  ROOT %new = f32[1000,64]{1,0} fusion(%x, %row, %i), kind=kLoop, calls=%fused
+}
+"""
+
+
+def test_an_update_in_place_inside_of_a_fusion():
+    """Fault: rows of client memory that are written in place taken for a copy of the whole memory."""
+    assert read_compiled(UPDATE, "gpu").memory_bytes == 2 * 4 * 64 + 4
 
 
 GEMM = """ENTRY %main (a: f32[8,4], b: f32[4,16]) -> f32[8,16] {
