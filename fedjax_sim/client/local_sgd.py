@@ -221,6 +221,9 @@ def stateless_client(
         if data.pull is not None:
             correct = _with_pull(correct, broadcast, data.pull)
         training = train(key, broadcast, data, correct)
+        if engine.target() != "cpu":
+            # XLA would fuse the subtraction into the last step's product, and write the broadcast once for each client.
+            training = training._replace(params=jax.lax.optimization_barrier(training.params))
         update = training.params if sends_model else tree.subtract(training.params, broadcast)
         return training.report(update, by_examples), state
 
