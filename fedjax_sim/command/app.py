@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from fedjax_sim.command import parts, plan, privacy, report, run, study, sweep
+from fedjax_sim.command import compare, export, parts, plan, privacy, report, run, study, sweep
 from fedjax_sim.command.hinting import Hinting
 from fedjax_sim.running.environment import versions
 
@@ -20,6 +20,10 @@ app.command(cls=Hinting)(run.run)
 app.command(context_settings={"ignore_unknown_options": True})(run.launch)
 app.command(cls=Hinting)(plan.plan)
 app.command()(report.report)
+app.command()(compare.show)
+app.command()(compare.compare)
+app.command()(export.export)
+app.command()(export.init)
 app.command("list")(parts.list_parts)
 for _command in (*privacy.PRIVACY_COMMANDS, *study.STUDY_COMMANDS, *sweep.SWEEP_COMMANDS):
     app.command(cls=Hinting)(_command)

@@ -27,7 +27,7 @@ from fedjax_sim.command.folders import (
 from fedjax_sim.command.plan import shown_bytes
 from fedjax_sim.running.environment import environment, prepare
 
-__all__ = ["how_clients_count", "launch", "run"]
+__all__ = ["how_clients_count", "launch", "run", "show_summary"]
 
 
 def run(
@@ -247,7 +247,7 @@ def _finish(name: str, history: Any, experiment: Any, last: dict | None, folder:
         try:
             if not quiet:
                 first_loss = float(history.records[0].get("test_loss", "nan")) if history.records else math.nan
-                _show(summary, first_loss)
+                show_summary(summary, first_loss)
         finally:  # even if nobody reads the output any more
             page = write_report(folder)
         if not quiet:
@@ -352,7 +352,7 @@ def _json(value: Any) -> str:
     return json.dumps(value, indent=2, ensure_ascii=False) + "\n"
 
 
-def _show(summary: dict[str, Any], first_loss: float) -> None:
+def show_summary(summary: dict[str, Any], first_loss: float) -> None:
     """Prints a run's summary as a table, and what to do if nothing was learned.
 
     Args:

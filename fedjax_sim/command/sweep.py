@@ -38,6 +38,7 @@ def sweep(
     from fedjax_sim.running.files import CheckpointError, RunLocked
     from fedjax_sim.sweeps.config import load_sweep, run_sweep
     from fedjax_sim.sweeps.finished import POINTS
+    from fedjax_sim.sweeps.results import shown_by_default
 
     folder = new_folder = None
     try:
@@ -54,9 +55,10 @@ def sweep(
         new_folder = None if out else next_folder(RUNS / f"sweep-{data_name}-{algorithm_name}")
         folder = out or new_folder
         result = run_sweep(loaded, folder, resume=resume, progress=not quiet, metric=metric)
-        shown_metric = metric or _metric(result)
+        shown_metric = metric or shown_by_default(result)
         cells = result.summary(shown_metric)
         _figure(result, shown_metric, folder)
+        _tables(result, shown_metric, folder)
     except KeyboardInterrupt as error:
         drop_empty(new_folder)
         has_points = folder is not None and (folder / POINTS).exists()
@@ -82,14 +84,6 @@ def sweep(
 SWEEP_COMMANDS = (sweep,)
 
 
-def _metric(result: Any) -> str:
-    """Returns the metric that is shown by default: the first that rows have of these five, or else any metric."""
-    last_row = next(row for row in result.rows if row["round"] == result.last_round)
-    preferred = ("test_accuracy", "test_loss", "held_out_accuracy", "held_out_loss", "local_loss")
-    labels = ("seed", "round", *result.names)
-    return next(name for name in (*preferred, *last_row) if name in last_row and name not in labels)
-
-
 def _figure(result: Any, metric: str, folder: Path) -> None:
     """Writes the figure of a sweep, as PNG and SVG."""
     from fedjax_sim.running.files import write_atomically
@@ -107,16 +101,14 @@ def _figure(result: Any, metric: str, folder: Path) -> None:
         write_atomically(folder / f"sweep.{kind}", [picture.getvalue()])
 
 
-def _number(mean: str, cell: dict[str, Any]) -> str:
-    """Returns a mean over seeds as text, with half of its interval's width where there is an interval.
+def _tables(result: Any, metric: str, folder: Path) -> None:
+    """Writes the table of a sweep's last round as table.csv and table.tex."""
+    from fedjax_sim.running.files import write_atomically
+    from fedjax_sim.sweeps.table import as_csv, as_latex, comparison_table
 
-    Args:
-      mean: the mean, as text.
-      cell: numbers with the interval as "low" and "high", which are NaN for a single seed.
-    """
-    half_width = (cell["high"] - cell["low"]) / 2
-    # NaN alone is not equal to itself.
-    return f"{mean} ± {half_width:.2g}" if half_width == half_width else mean
+    table = comparison_table(result, metric)
+    for name, text in (("table.csv", as_csv(table)), ("table.tex", as_latex(table))):
+        write_atomically(folder / name, [text.encode()])
 
 
 def _show_differences(loaded: Any) -> None:
@@ -142,6 +134,8 @@ def _show(result: Any, metric: str, cells: list[dict], folder: Path) -> None:
     from rich.table import Table
     from rich.text import Text
 
+    from fedjax_sim.sweeps.table import shown_number
+
     grid = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
     # Columns are named by the last word of a path, unless two paths end in the same word.
     short_names = [name.rpartition(".")[2] for name in result.names]
@@ -149,9 +143,13 @@ def _show(result: Any, metric: str, cells: list[dict], folder: Path) -> None:
     for name in (*names, "seeds", metric, "minus the first", "diverged"):
         grid.add_column(name, justify="right", overflow="fold")
     for cell, difference in zip(cells[:MOST_ROWS], [None, *result.differences(metric)], strict=False):
-        texts = [*(str(cell[name]) for name in result.names), str(cell["seeds"]), _number(f"{cell['mean']:.5g}", cell)]
+        texts = [
+            *(str(cell[name]) for name in result.names),
+            str(cell["seeds"]),
+            shown_number(f"{cell['mean']:.5g}", cell["low"], cell["high"]),
+        ]
         texts.append(
-            _number(f"{difference['difference']:.4g}", difference)
+            shown_number(f"{difference['difference']:.4g}", difference["low"], difference["high"])
             if difference is not None and not difference["diverged"]
             else ""
         )

@@ -16,7 +16,7 @@ from fedjax_sim import validate
 from fedjax_sim.report.plots import recorded_number
 from fedjax_sim.running.files import write_atomically
 
-__all__ = ["Paired", "Sweep"]
+__all__ = ["Paired", "Sweep", "shown_by_default"]
 
 OWN = ("seed", "round")
 
@@ -172,7 +172,8 @@ class Sweep(NamedTuple):
           metric: a metric of the rows.
           round, confidence: as for `summary`.
 
-        Returns: for each combination but the first, in their order, its values and the fields of `Paired`.
+        Returns: for each combination but the first, in their order, its values and the fields of `Paired`, over the
+          seeds that both combinations have; of combinations that share no seed the difference is NaN.
 
         Guarantees: difference, p-value and interval equal those of scipy's paired t-test, and a seed at which a side is
         not finite is left out and counted (tests/sweeps/test_sweep.py::test_differences_are_paired).
@@ -184,7 +185,9 @@ class Sweep(NamedTuple):
         (_, first), *others = numbers_of_seed.items()
         return [
             dict(zip(self.names, values, strict=True))
-            | _paired(metric, [(number, first[seed]) for seed, number in numbers.items()], confidence)._asdict()
+            | _paired(
+                metric, [(number, first[seed]) for seed, number in numbers.items() if seed in first], confidence
+            )._asdict()
             for values, numbers in others
         ]
 
@@ -228,6 +231,14 @@ class Sweep(NamedTuple):
         return rows
 
 
+def shown_by_default(found: Sweep) -> str:
+    """Returns the metric that is shown where none is asked for: the first of these five, or else any that rows have."""
+    last_row = next(row for row in found.rows if row["round"] == found.last_round)
+    preferred = ("test_accuracy", "test_loss", "held_out_accuracy", "held_out_loss", "local_loss")
+    labels = ("seed", "round", *found.names)
+    return next(name for name in (*preferred, *last_row) if name in last_row and name not in labels)
+
+
 def _interval(values: np.ndarray, confidence: float) -> tuple[float, float, float, float]:
     """Returns (mean, standard error, low, high) of independent values; all but the mean are NaN for a single value."""
     from scipy import stats
@@ -243,7 +254,7 @@ def _interval(values: np.ndarray, confidence: float) -> tuple[float, float, floa
 
 def _paired(metric: str, pairs: Sequence[Any], confidence: float) -> Paired:
     """Returns the mean of a - b over pairs (a, b) of independent seeds, without pairs that are not finite."""
-    pairs = np.array(pairs)
+    pairs = np.reshape(np.array(pairs, float), (-1, 2))
     finite = pairs[np.isfinite(pairs).all(axis=1)]
     gaps = finite[:, 0] - finite[:, 1]
     mean, error, low, high = _interval(gaps, confidence)

@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 
 from fedjax_sim import aggregation, algorithms, sampling, types
 from fedjax_sim.command import app, folders
-from fedjax_sim.command.run import _finish, _show, how_clients_count
+from fedjax_sim.command.run import _finish, how_clients_count, show_summary
 from fedjax_sim.config import registry
 from fedjax_sim.config.build import build
 from fedjax_sim.config.document import ConfigError, load
@@ -125,7 +125,7 @@ def test_advice_for_a_model_that_learned_nothing(done, capsys):
         (lost | {"skipped_rounds": 5}, 2.5, lower),
     ]
     for more, first_loss, advice in cases:
-        _show(summary | more, first_loss)
+        show_summary(summary | more, first_loss)
         assert capsys.readouterr().out.rpartition("no better than guessing: ")[2].strip() == advice
 
 
@@ -136,14 +136,14 @@ def test_the_summary_comes_before_the_page(done, tmp_path, monkeypatch):
     events = []
     monkeypatch.setattr("fedjax_sim.metrics.baseline.constant_baseline", lambda *_: {})
     monkeypatch.setattr("fedjax_sim.report.page.write_report", lambda folder: events.append("page") or folder)
-    monkeypatch.setattr("fedjax_sim.command.run._show", lambda *_: events.append("summary"))
+    monkeypatch.setattr("fedjax_sim.command.run.show_summary", lambda *_: events.append("summary"))
     _finish("name", history, experiment, None, tmp_path, quiet=False)
     assert events == ["summary", "page"]
 
     def closed(*_):
         raise BrokenPipeError
 
-    monkeypatch.setattr("fedjax_sim.command.run._show", closed)
+    monkeypatch.setattr("fedjax_sim.command.run.show_summary", closed)
     with pytest.raises(BrokenPipeError):
         _finish("name", history, experiment, None, tmp_path, quiet=False)
     assert events == ["summary", "page", "page"]

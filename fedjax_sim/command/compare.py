@@ -1,0 +1,124 @@
+"""Implements `fedjax-sim compare` and `fedjax-sim show`: runs side by side, and one run's summary once more."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from fedjax_sim.command.errors import is_users_error
+
+__all__ = ["compare", "show"]
+
+
+def compare(
+    runs: Annotated[
+        list[Path], typer.Argument(metavar="RUN RUN ...", help="Folders of runs; the first is the baseline.")
+    ],
+    metric: Annotated[str | None, typer.Option(help="Shown; by default the test accuracy, or loss.")] = None,
+    format: Annotated[str, typer.Option(help="terminal, csv, markdown or latex.")] = "terminal",
+    out: Annotated[Path | None, typer.Option(help="Also write a page with curves, such as compared.html.")] = None,
+) -> None:
+    """Compare runs: the options in which they differ, means over seeds, and differences taken seed by seed."""
+    from fedjax_sim.config.document import ConfigError
+    from fedjax_sim.config.value_kinds import nearest_word, problem
+    from fedjax_sim.running.files import CheckpointError
+    from fedjax_sim.sweeps.results import shown_by_default
+    from fedjax_sim.sweeps.runs import read_run, sweep_of
+    from fedjax_sim.sweeps.table import FORMATS, comparison_table
+
+    try:
+        if format not in ("terminal", *FORMATS):
+            rule = "one of terminal, " + ", ".join(FORMATS)
+            raise ConfigError([problem("--format", rule, format, nearest_word(format, ("terminal", *FORMATS)))])
+        found = sweep_of([read_run(folder) for folder in runs])
+        table = comparison_table(found, metric or shown_by_default(found))
+        if out is not None:
+            _write_page(found, table, out)
+    except (ConfigError, TypeError, ValueError) as error:
+        if not is_users_error(error):
+            raise
+        typer.echo(str(error), err=True)
+        raise typer.Exit(2) from error
+    except (CheckpointError, OSError) as error:
+        typer.echo(str(error), err=True)
+        raise typer.Exit(2 if isinstance(error, FileNotFoundError) else 1) from error
+    if format != "terminal":
+        typer.echo(FORMATS[format](table), nl=False)
+        return
+    _show_table(found, table)
+    if out is not None:
+        typer.echo(str(out))
+
+
+def show(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder, e.g. runs/digits-fedavg-0-001.")],
+) -> None:
+    """Show a run's summary again."""
+    from fedjax_sim.command.run import show_summary
+    from fedjax_sim.report.files import read_json
+    from fedjax_sim.running import checksums
+    from fedjax_sim.running.files import CheckpointError
+    from fedjax_sim.sweeps.runs import read_run
+
+    try:
+        logged = read_run(run)
+        checksums.check_files(run, ["summary.json"])
+    except (CheckpointError, OSError) as error:
+        typer.echo(str(error), err=True)
+        raise typer.Exit(2 if isinstance(error, FileNotFoundError) else 1) from error
+    summary = read_json(run / "summary.json", [])
+    if not summary:
+        done = logged.records[-1]["round"] if logged.records else 0
+        typer.echo(f"{run} has no summary: it was stopped after {done:,} rounds. fedjax-sim run --resume --out {run}")
+        return
+    first = logged.records[0] if logged.records else {}
+    typer.echo(str(summary.get("name", run.name)))
+    show_summary(summary, float(first.get("test_loss", "nan")))
+    typer.echo(str(run))
+
+
+def _show_table(found: Any, table: Any) -> None:
+    """Prints a comparison as a table."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    header, rows = table.texts()
+    grid = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    for i, name in enumerate(header):
+        grid.add_column(name, justify="left" if i < len(table.names) else "right", overflow="fold")
+    for row in rows:
+        grid.add_row(*row)
+    console = Console()
+    console.print(grid, highlight=False)
+    notes = [f"After {found.last_round:,} rounds, the last in which all runs were evaluated."]
+    if "minus the first" in header:
+        several = "±: half of a 95 % interval over seeds. " if len(found.seeds) > 1 else "One seed: no intervals. "
+        notes.append(several + "Differences are taken seed by seed, over the seeds that both have.")
+    for note in notes:
+        console.print(Text(note, "dim"), soft_wrap=True)
+
+
+def _write_page(found: Any, table: Any, path: Path) -> None:
+    """Writes the page of a comparison: curves, and the table."""
+    from html import escape
+
+    from fedjax_sim.report.html import figure, page
+    from fedjax_sim.running.files import write_atomically
+    from fedjax_sim.sweeps.curves import curves_figure
+
+    header, rows = table.texts()
+    cells = "".join(f"<th>{escape(name)}</th>" for name in header)
+    lines = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
+    parts = [
+        "<h1>Compared runs</h1>",
+        f'<p class="lead">{len(found.rows):,} evaluations of {found.num_programs} runs</p>',
+        figure("curves", curves_figure, f"{table.metric} of each run.", found, table.metric),
+        f'<table class="rows"><tr>{cells}</tr>{lines}</table>',
+        f'<p class="muted">After {found.last_round:,} rounds. Bands and ±: 95 % intervals over seeds. Differences are '
+        "taken seed by seed.</p>",
+    ]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, [page("Compared runs · fedjax_sim", parts).encode()])

@@ -1,0 +1,107 @@
+"""Draws curves of a sweep or of compared runs: a metric over rounds, over bytes sent, and over simulated time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from fedjax_sim import validate
+from fedjax_sim.report import plots
+from fedjax_sim.report.numbers import recorded_number, scaled_seconds
+from fedjax_sim.sweeps.figure import LOOKS
+from fedjax_sim.sweeps.results import Sweep
+
+__all__ = ["curves_figure", "label_of"]
+
+MOST_ROUNDS = 60  # evaluated rounds that a curve shows
+
+
+def curves_figure(found: Sweep, metric: str, *, confidence: float = 0.95) -> Any:
+    """Draws a curve for each combination: the mean over seeds, in a band of its Student-t interval.
+
+    There is a panel for rounds, one for bytes (up and down, where rows have `uplink_bytes_so_far`), and one for
+    simulated time (`round_seconds_so_far`). A curve's place on an axis is the mean over its seeds.
+
+    Args:
+      found: a sweep with several evaluated rounds.
+      metric: a metric of its rows.
+      confidence: the level of the intervals, in (0, 1).
+
+    Returns: a matplotlib Figure.
+
+    Raises: ValueError for more than eight combinations; ImportError without matplotlib.
+    """
+    rounds = sorted({row["round"] for row in found.rows})
+    rounds = [rounds[i] for i in np.unique(np.linspace(0, len(rounds) - 1, MOST_ROUNDS).round().astype(int))]
+    cells_of_round = [found.summary(metric, round=round, confidence=confidence) for round in rounds]
+    if len(cells_of_round[0]) > len(LOOKS):
+        hint = "Compare fewer runs, or see the table."
+        validate.fail("found", f"at most {len(LOOKS)} combinations to draw", len(cells_of_round[0]), hint)
+    axes = _axes(found)
+    with plots.style():
+        figure, panels = plots.panels(len(axes), 3.2, sharey=True)
+        panels = np.atleast_1d(panels)
+        for look, cells in zip(LOOKS, zip(*cells_of_round, strict=True), strict=False):
+            values = tuple(cells[0][name] for name in found.names)
+            mean, low, high = (np.array([cell[name] for cell in cells]) for name in ("mean", "low", "high"))
+            for panel, (words, place) in zip(panels, axes, strict=True):
+                x = np.array([place(values, round) for round in rounds])
+                line = {key: look[key] for key in ("color", "linestyle")}
+                panel.plot(x, mean, label=label_of(found.names, values), **line)
+                panel.fill_between(x, low, high, color=look["color"], alpha=0.15, linewidth=0)
+                panel.set_xlabel(words)
+        # Intervals of two or three seeds are wide. The panels show what was measured, and bands may leave them.
+        measured = np.array([recorded_number(row[metric]) for row in found.rows])
+        finite = measured[np.isfinite(measured)] if np.isfinite(measured).any() else np.zeros(1)
+        low, high = finite.min(), finite.max()
+        margin = 0.08 * (high - low) or 0.1 * abs(high) or 1.0
+        panels[0].set(ylabel=metric, ylim=(low - margin, high + margin))
+        plots.legend(figure, panels)
+    return figure
+
+
+def label_of(names: tuple[str, ...], values: tuple) -> str:
+    """Returns a combination as a label: its values, with the last word of each option that is no name of a part.
+
+    Options that a combination has not are left out.
+
+    >>> label_of(("algorithm.name", "transform.quantize.bits"), ("scaffold", 8))
+    'scaffold, bits = 8'
+    >>> label_of(("algorithm.name", "transform.quantize.bits"), ("fedavg", "none"))
+    'fedavg'
+    """
+    words = [name.rpartition(".")[2] for name in names]
+    texts = [
+        str(value) if word == "name" else f"{word} = {value}"
+        for word, value in zip(words, values, strict=True)
+        if value != "none"
+    ]
+    return ", ".join(texts) or ", ".join(f"no {word}" for word in words)
+
+
+def _axes(found: Sweep) -> list[tuple[str, Callable[[tuple, int], float]]]:
+    """Returns the horizontal axes that rows have values for: (label, (combination, round) -> place)."""
+    rows: dict[tuple, list] = {}
+    for row in found.rows:
+        rows.setdefault((tuple(row[name] for name in found.names), row["round"]), []).append(row)
+
+    def mean(columns: tuple[str, ...], unit: float) -> Callable[[tuple, int], float]:
+        return lambda values, round: float(
+            np.mean([sum(recorded_number(row[name]) for name in columns) for row in rows[values, round]]) / unit
+        )
+
+    def largest(columns: tuple[str, ...]) -> float:
+        return max(sum(recorded_number(row[name]) for name in columns) for row in found.rows)
+
+    axes: list[tuple[str, Callable]] = [("round", lambda _, round: float(round))]
+    sent = ("uplink_bytes_so_far", "downlink_bytes_so_far")
+    if all(name in row for row in found.rows for name in sent) and largest(sent) > 0:
+        unit, name = plots.scaled_bytes(largest(sent))
+        axes.append((f"{name} sent, up and down", mean(sent, unit)))
+    time = ("round_seconds_so_far",)
+    if all(time[0] in row for row in found.rows) and largest(time) > 0:
+        unit, name = scaled_seconds(largest(time))
+        axes.append((f"simulated {name}", mean(time, unit)))
+    return axes

@@ -1,0 +1,114 @@
+"""Makes tables of a sweep's last round: means over seeds, and paired differences from the first row."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from typing import Any, NamedTuple
+
+from fedjax_sim.sweeps.results import Sweep
+
+__all__ = ["FORMATS", "ComparisonTable", "as_csv", "as_latex", "as_markdown", "comparison_table", "shown_number"]
+
+
+class ComparisonTable(NamedTuple):
+    """A row for each combination of the grid; numbers are means over seeds, and intervals Student's."""
+
+    names: tuple[str, ...]  # the options that differ
+    metric: str
+    rows: list[dict[str, Any]]
+
+    def texts(self) -> tuple[list[str], list[list[str]]]:
+        """Returns (header, rows) as a reader wants them: a mean with half of its interval's width."""
+        # Columns are named by the last word of a path, unless two paths end in the same word.
+        short = [name.rpartition(".")[2] for name in self.names]
+        names = short if len(set(short)) == len(short) else list(self.names)
+        header = [*names, "seeds", self.metric, "minus the first", "p", "diverged"]
+        rows = []
+        for row in self.rows:
+            has_difference = row["difference"] is not None and not math.isnan(row["difference"])
+            rows.append([
+                *(str(row[name]) for name in self.names), str(row["seeds"]),
+                shown_number(f"{row['mean']:.5g}", row["low"], row["high"]),
+                shown_number(f"{row['difference']:.4g}", row["difference_low"], row["difference_high"])
+                if has_difference else "",
+                f"{row['p_value']:.2g}" if has_difference and not math.isnan(row["p_value"]) else "",
+                str(row["diverged"] or ""),
+            ])  # fmt: skip
+        # A column that says nothing in any row is left out.
+        kept = [i for i in range(len(header)) if i < len(names) + 2 or any(row[i] for row in rows)]
+        return [header[i] for i in kept], [[row[i] for i in kept] for row in rows]
+
+
+def comparison_table(found: Sweep, metric: str, *, confidence: float = 0.95) -> ComparisonTable:
+    """Returns the table of a metric: `summary` and `differences` of the last round, side by side.
+
+    Seeds at which one of two rows diverged are left out of their difference, and counted in "diverged".
+
+    Guarantees: the numbers are those of `Sweep.summary` and `Sweep.differences`
+      (tests/sweeps/test_runs.py::test_tables_hold_the_numbers).
+    """
+    rows = []
+    for cell, gap in zip(
+        found.summary(metric, confidence=confidence),
+        [None, *found.differences(metric, confidence=confidence)],
+        strict=True,
+    ):
+        differences = {
+            "difference": None if gap is None else gap["difference"],
+            "difference_low": math.nan if gap is None else gap["low"],
+            "difference_high": math.nan if gap is None else gap["high"],
+            "p_value": math.nan if gap is None else gap["p_value"],
+        }
+        kept = ("seeds", "diverged", "mean", "low", "high")
+        rows.append({name: cell[name] for name in (*found.names, *kept)} | differences)
+    return ComparisonTable(found.names, metric, rows)
+
+
+def shown_number(mean: str, low: float, high: float) -> str:
+    """Returns a mean over seeds as text, with half of its interval's width; NaN ends mean that there is no interval."""
+    return mean if math.isnan(low) else f"{mean} ± {(high - low) / 2:.2g}"
+
+
+def as_csv(table: ComparisonTable) -> str:
+    """Returns the numbers of a table in full; the cell of a number that does not exist is empty."""
+    text = io.StringIO(newline="")
+    writer = csv.DictWriter(text, list(table.rows[0]), lineterminator="\n")
+    writer.writeheader()
+    for row in table.rows:
+        is_absent = {name for name, value in row.items() if value is None or value != value}
+        writer.writerow({name: "" if name in is_absent else value for name, value in row.items()})
+    return text.getvalue()
+
+
+def as_markdown(table: ComparisonTable) -> str:
+    """Returns the table for a README."""
+    header, rows = table.texts()
+    lines = [header, ["---"] * len(header), *rows]
+    return "".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |\n" for line in lines)
+
+
+def as_latex(table: ComparisonTable) -> str:
+    r"""Returns the table for a paper, with the rules of the package `booktabs`.
+
+    >>> from fedjax_sim.sweeps.results import Sweep
+    >>> rows = [{"seed": s, "round": 1, "rate_a": a, "loss": a + s / 10} for a in (1, 2) for s in (0, 1)]
+    >>> print(as_latex(comparison_table(Sweep(rows, ("rate_a",), [0, 1], 1, True), "loss")).splitlines()[2])
+    rate\_a & seeds & loss & minus the first & p \\
+    """
+    header, rows = table.texts()
+    lines = [r"\begin{tabular}{" + "l" * len(table.names) + "r" * (len(header) - len(table.names)) + "}", r"\toprule"]
+    lines += [_latex_row(header), r"\midrule", *map(_latex_row, rows), r"\bottomrule", r"\end{tabular}"]
+    return "\n".join(lines) + "\n"
+
+
+def _latex_row(cells: list[str]) -> str:
+    """Returns a line of a LaTeX table."""
+    special = {"\\": r"\textbackslash{}", "±": r"$\pm$", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
+    special |= {character: f"\\{character}" for character in "&%$#_{}"}
+    texts = ["".join(special.get(character, character) for character in cell) for cell in cells]
+    return " & ".join(texts) + r" \\"
+
+
+FORMATS = {"csv": as_csv, "latex": as_latex, "markdown": as_markdown}
