@@ -144,10 +144,11 @@ def _show(loaded: Any, columns: dict[str, _Column], num_devices: int) -> None:
     def products(program: Any) -> str:
         return ", ".join(f"{flops / 1e9:.3g} GFLOP in {name}" for name, flops in program.flops.items()) or "none"
 
-    def waits(program: Any) -> str:
-        loops, calls = len(program.open_loops), program.num_host_calls
-        words = [f"{loops} loops of unknown length"] * bool(loops) + [f"{calls} calls"] * bool(calls)
-        return ", ".join(words) or "never"
+    def waits(chip: str, program: Any) -> str:
+        # A TPU turns its loops by itself; a GPU asks the host whether there is another turn.
+        loops = len(program.open_loops) if CHIPS[chip].platform == "cuda" else 0
+        counts = {"loop of unknown length": loops, "call": program.num_host_calls}
+        return ", ".join(f"{n} {word}" + "s" * (n > 1) for word, n in counts.items() if n) or "never"
 
     row("devices", lambda name, _: f"{num_devices} of {CHIPS[name].title}")
     row("clients at once", lambda _, x: f"{x.lanes:,} on each device")
@@ -159,7 +160,7 @@ def _show(loaded: Any, columns: dict[str, _Column], num_devices: int) -> None:
     row("memory traffic", lambda _, x: shown_bytes(x.forecast.program.memory_bytes))
     row("matrix products", lambda _, x: products(x.forecast.program))
     row("exchanges", lambda _, x: exchanges(x.forecast.program))
-    row("waits for the host", lambda _, x: waits(x.forecast.program))
+    row("waits for the host", lambda name, x: waits(name, x.forecast.program))
     row("a round, at least", lambda _, x: _seconds(x.forecast.round_seconds))
     row("most of it", lambda _, x: max(x.forecast.seconds, key=x.forecast.seconds.get))
     row(f"{rounds:,} rounds, at least", lambda _, x: _seconds(rounds * x.forecast.round_seconds))
