@@ -115,7 +115,7 @@ def chip_devices(chip: Chip, num_devices: int) -> list[jax.Device]:
         return list(topologies.get_topology_desc("", "cuda", **node).devices)
     # What libtpu would otherwise ask the machine for. One kind of machine compiles for all kinds.
     os.environ |= {"TPU_SKIP_MDS_QUERY": "1", "TPU_WORKER_HOSTNAMES": "localhost"}
-    os.environ |= {"TPU_ACCELERATOR_TYPE": "v5litepod-4"}
+    os.environ |= {"TPU_ACCELERATOR_TYPE": "v5litepod-4", "ALLOW_MULTIPLE_LIBTPU_LOAD": "1"}
     shape = "x".join(map(str, _pod_shape(chip, num_devices)))
     # A pod has at least a host's devices.
     return list(topologies.get_topology_desc(f"{chip.topology}:{shape}", "tpu").devices)[:num_devices]
