@@ -39,8 +39,11 @@ def plan(
     without = without or []
     try:
         loaded = load(config, settings, without)
+        if target is not None and targets:
+            raise ConfigError([problem("--targets", "no --target beside it", target, "It plans for all chips.")])
         if target is not None or targets:
-            _plan_on_chips(lambda changes: load(config, _changed(settings, changes), without), target, devices)
+            on_all = {"run.devices": "all"}  # of --devices, whatever the config says of this machine's
+            _plan_on_chips(lambda changes: load(config, _changed(settings, on_all | changes), without), target, devices)
             return
         if devices != 1:
             raise ConfigError([problem("--devices", "a --target that they are of", devices, "Here: run.devices.")])

@@ -147,8 +147,8 @@ def _show(loaded: Any, columns: dict[str, _Column], num_devices: int) -> None:
     def waits(chip: str, program: Any) -> str:
         # A TPU turns its loops by itself; a GPU asks the host whether there is another turn.
         loops = len(program.open_loops) if CHIPS[chip].platform == "cuda" else 0
-        counts = {"loop of unknown length": loops, "call": program.num_host_calls}
-        return ", ".join(f"{n} {word}" + "s" * (n > 1) for word, n in counts.items() if n) or "never"
+        counts = {"loops of unknown length": loops, "calls": program.num_host_calls}
+        return ", ".join(f"{words}: {number}" for words, number in counts.items() if number) or "never"
 
     row("devices", lambda name, _: f"{num_devices} of {CHIPS[name].title}")
     row("clients at once", lambda _, x: f"{x.lanes:,} on each device")

@@ -125,7 +125,8 @@ def _layout(
 def _warn_of_idle_devices(num_slots: int, num_devices: int, lanes: int, layout: _Layout) -> None:
     """Warns where the lanes leave many places of several accelerators empty, with the lanes that would not.
 
-    Guarantees: (tests/engine/test_fold.py::test_idle_accelerators_are_told).
+    Guarantees: there is no warning where no lanes could help
+      (tests/engine/test_fold.py::test_idle_accelerators_are_told).
     """
     num_places = layout.source.size
     shared_out = -(-num_slots // num_devices)

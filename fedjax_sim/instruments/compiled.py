@@ -18,10 +18,6 @@ import numpy as np
 
 __all__ = ["Collective", "CompiledProgram", "Kernel", "read_compiled"]
 
-ELEMENT_BYTES = {
-    "pred": 1, "s4": 0.5, "u4": 0.5, "s8": 1, "u8": 1, "s16": 2, "u16": 2, "s32": 4, "u32": 4, "s64": 8, "u64": 8,
-    "f8e4m3fn": 1, "f8e5m2": 1, "f16": 2, "bf16": 2, "f32": 4, "f64": 8, "c64": 8, "c128": 16,
-}  # fmt: skip
 # These give names to values, or wait for something that began before.
 NO_WORK = {
     "parameter", "constant", "bitcast", "tuple", "get-tuple-element", "after-all", "add-dependency", "domain",
@@ -228,8 +224,7 @@ class _Reader:
         else:
             read_bytes, result_bytes = self.moved(x, operand_types)
             flops = self.products(x, operand_types)
-        flops_by_precision = tuple(sorted(Counter(dict(flops)).items())) if flops else ()
-        return Kernel(x.name, x.opcode, _source(x), times, read_bytes + result_bytes, flops_by_precision)
+        return Kernel(x.name, x.opcode, _source(x), times, read_bytes + result_bytes, tuple(sorted(flops.items())))
 
     def moved(self, x: _Instruction, operand_types: list[str]) -> tuple[float, float]:
         """Returns (bytes that are read, bytes that are written) by an instruction that is a kernel of its own."""
@@ -329,12 +324,22 @@ class _Reader:
             from_minor = [int(axis) for axis in layout.split(":")[0].split(",") if axis]
             for length, axis in zip(reversed(tile[1].split(",") if tile else []), from_minor, strict=False):
                 sizes[axis] = -(-sizes[axis] // int(length)) * int(length)
-        return math.prod(sizes) * ELEMENT_BYTES.get(dtype, 0)
+        return math.prod(sizes) * _element_bytes(dtype)
 
 
 def _plain_bytes(dtype: str, dimensions: str, _: str) -> float:
     """Returns the bytes of an array's numbers, wherever they are."""
-    return math.prod(int(size) for size in dimensions.split(",") if size) * ELEMENT_BYTES.get(dtype, 0)
+    return math.prod(int(size) for size in dimensions.split(",") if size) * _element_bytes(dtype)
+
+
+def _element_bytes(dtype: str) -> float:
+    """Returns the bytes of a number; XLA's names of dtypes, such as bf16 and f8e4m3fn, begin with its bits.
+
+    >>> [_element_bytes(dtype) for dtype in ("pred", "s4", "f8e4m3fn", "bf16", "c64", "token")]
+    [1, 0.5, 1.0, 2.0, 8.0, 0]
+    """
+    bits = re.match(r"[a-z]+(\d+)", dtype)
+    return int(bits[1]) / 8 if bits else int(dtype == "pred")
 
 
 def _dimensions(type: str) -> list[int]:

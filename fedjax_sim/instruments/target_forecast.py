@@ -6,7 +6,7 @@ import time
 from typing import NamedTuple
 
 import jax
-from jax.sharding import SingleDeviceSharding
+from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from fedjax_sim import engine
 from fedjax_sim.instruments.chips import Chip
@@ -44,13 +44,13 @@ def forecast_on(
       algorithm, key, params, population: as for `run`; of the population only shapes count.
     """
     state = jax.eval_shape(algorithm.init, key, params, population)
-    arguments = (key, state, population)
-    if len(devices) == 1:
-        # With several devices, the program's own mesh says where it runs.
-        one = SingleDeviceSharding(devices[0])
-        arguments = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=one), arguments)
-    else:
-        arguments = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), arguments)
+    mesh = engine.device_mesh()
+    everywhere = SingleDeviceSharding(devices[0]) if mesh is None else NamedSharding(mesh, PartitionSpec())
+    # The key says which devices there are. With several of them, the compiler places state and population, as in a run.
+    place = everywhere if mesh is None else None
+    key = jax.ShapeDtypeStruct(key.shape, key.dtype, sharding=everywhere)
+    others = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), (state, population))
+    arguments = (key, *others)
     start_seconds = time.perf_counter()
     lowered = jax.jit(algorithm.step, donate_argnums=1).trace(*arguments).lower(lowering_platforms=(chip.platform,))
     # Autotuning would run kernels.
@@ -75,7 +75,9 @@ def least_seconds(program: CompiledProgram, chip: Chip, num_devices: int) -> dic
     seconds = dict.fromkeys(("memory", "matrix products", "launches", "exchanges"), 0.0)
     for kernel in program.kernels:
         in_memory = kernel.memory_bytes / chip.bytes_per_second
-        in_products = sum(flops / chip.flops_per_second[precision] for precision, flops in kernel.flops)
+        # A precision that the chip does not state, such as float64, is not faster than float32.
+        fastest = chip.flops_per_second["float32"]
+        in_products = sum(flops / chip.flops_per_second.get(name, fastest) for name, flops in kernel.flops)
         bound = "memory" if in_memory >= in_products else "matrix products"
         seconds[bound] += kernel.times * max(in_memory, in_products)
         seconds["launches"] += kernel.times * chip.launch_seconds

@@ -45,7 +45,8 @@ def check_initial_model(params: PyTree) -> None:
       (tests/running/test_loop.py::test_an_initial_model_that_is_not_finite_is_refused).
     """
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
-        if not jnp.issubdtype(jnp.result_type(leaf), jnp.inexact):
+        dtype = getattr(leaf, "dtype", None) or np.asarray(leaf).dtype
+        if not jnp.issubdtype(dtype, jnp.inexact):
             continue
         values = np.asarray(leaf)
         if not np.isfinite(values).all():

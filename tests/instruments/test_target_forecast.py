@@ -26,12 +26,13 @@ def test_seconds_by_hand():
         Kernel("copy", "copy", "", 3, 200.0, ()),  # 2 s each
         Kernel("dot", "dot", "", 1, 100.0, (("float32", 250.0),)),  # 1 s of bytes under 5 s of products
         Kernel("fast", "dot", "", 1, 100.0, (("bfloat16", 250.0),)),  # half a second of products under 1 s of bytes
+        Kernel("wide", "dot", "", 1, 0.0, (("float64", 50.0),)),  # 1 s at least, as float32
     )
     exchanges = (Collective("all-reduce", 2, 40.0), Collective("all-gather", 1, 40.0))
     seconds = least_seconds(CompiledProgram(kernels, exchanges, (), 0), CHIP, 4)
     assert seconds["memory"] == 3 * 2.0 + 1.0
-    assert seconds["matrix products"] == 5.0
-    assert seconds["launches"] == 5 * 0.5
+    assert seconds["matrix products"] == 5.0 + 1.0
+    assert seconds["launches"] == 6 * 0.5
     # A ring of four: each device sends 3/4 of the bytes twice, or once.
     assert seconds["exchanges"] == pytest.approx((2 * 2 * 0.75 * 40 + 0.75 * 40) / 10)
 
@@ -55,6 +56,7 @@ def test_pods():
             "--devices: expected a power of two, at most 8 of NVIDIA H100 80GB, got 3",
         ),
         (["--target", "h100", "--devices", "16"], "at most 8 of NVIDIA H100"),
+        (["--target", "v5e", "--targets"], "--targets: expected no --target beside it, got .v5e."),
         (["--devices", "2"], "--devices: expected a --target that they are of, got 2. Here: run.devices."),
         (["--target", "v5e", "--set", "run.plan=trial"], "run.plan: expected \"auto\" with --target, got 'trial'"),
     ],
