@@ -45,7 +45,7 @@ def read_run(folder: str | Path) -> LoggedRun:
     tables = load(folder / "config.toml").resolved()
     seed = tables.pop("seed")
     tables["run"] = {name: value for name, value in tables["run"].items() if name not in NO_RESULT}
-    options = {path: _plain(value) for path, value in tree.dotted(tables).items() if not path.endswith(".seed")}
+    options = {path: _plain(value) for path, value in tree.dotted(tables).items()}
     return LoggedRun(folder.name, seed, options, read_lines(folder / "metrics.jsonl", [], verified(folder)))
 
 

@@ -61,6 +61,15 @@ def test_runs_are_the_points_of_a_sweep(folder):
     assert [row["test_accuracy"] for row in last] == [rate + seed / 100 + 0.004 for rate in RATES for seed in range(3)]
 
 
+def test_seeds_of_parts(folder):
+    """Data that follow the run's seed are no option. Faults: another seed that is taken for one; data with a seed of
+    their own beside these, without a word."""
+    first, second = (folder(f"run_{seed}", seed, accuracy=lambda round: 0.5) for seed in (0, 1))
+    assert sweep_of([first, second]).names == ()
+    other = folder("other", 0, "data.seed=7", accuracy=lambda round: 0.5)
+    assert sweep_of([first, other]).names == ("data.seed",)
+
+
 def test_runs_of_other_lengths(folder):
     """Fault: the accuracy after 4 rounds beside that after 8."""
     runs = runs_of(folder, rates=(0.5,)) + runs_of(folder, rates=(0.1,), rounds=8)
