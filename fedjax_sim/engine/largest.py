@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import reduce
 
 import jax
@@ -26,8 +27,12 @@ def magnitude_bits(x: Array) -> Array:
     return bits & jnp.iinfo(bits.dtype).max  # the mask clears the sign
 
 
-def largest_integer(x: Array) -> Array:
+def largest_integer(x: Array, integer_of: Callable[[Array], Array] = lambda x: x) -> Array:
     """Returns [] the largest of an array of integers, of which there is at least one.
+
+    Args:
+      x: integers, or what `integer_of` makes integers of, element by element. On a CPU it is called on the parts of x,
+        or XLA:CPU would write the integers of the whole array before it compares them.
 
     XLA:CPU vectorises no maximum over the last axis, but it vectorises comparisons of two arrays. On a CPU the larger
     numbers of eight parts are therefore taken until few are left. A GPU reduces a whole array with many threads. There
@@ -38,8 +43,9 @@ def largest_integer(x: Array) -> Array:
         size = -(-x.size // PARTS)
         # The last part overlaps the one before.
         starts = [min(i * size, x.size - size) for i in range(PARTS)]
-        x = reduce(jnp.maximum, [x[start : start + size] for start in starts])
-    return x.max()
+        x = reduce(jnp.maximum, [integer_of(x[start : start + size]) for start in starts])
+        integer_of = lambda x: x  # noqa: E731
+    return integer_of(x).max()
 
 
 def largest_magnitude(x: Array) -> Array:
@@ -61,8 +67,8 @@ def largest_magnitude(x: Array) -> Array:
     if not x.size:
         return jnp.zeros((), x.dtype)
     if not jnp.issubdtype(x.dtype, jnp.floating):
-        return largest_integer(jnp.abs(x))
-    return jax.lax.bitcast_convert_type(largest_integer(magnitude_bits(x)), x.dtype)
+        return largest_integer(x, jnp.abs)
+    return jax.lax.bitcast_convert_type(largest_integer(x, magnitude_bits), x.dtype)
 
 
 def all_finite(tree: PyTree) -> Array:

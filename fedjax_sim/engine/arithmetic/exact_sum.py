@@ -63,13 +63,15 @@ LOW_MASK = (1 << LOW_BITS) - 1
 MIN_BIN, MAX_BIN = 1, 11  # every exponent of a float32
 POISONED = MAX_BIN + 1  # the bin of values that are not finite, or 2^128 and above: the total is then NaN
 MAX_CHUNK = 1 << 16  # messages added at once
-# Messages whose digits a low word can take: 480 digits of 2^22 and a low word below 2^20 stay below 2^31.
+# Messages whose digits a low word can take: 480 digits of 2^22 stay below 2^31. A low word in normal form, which is
+# below 2^20, counts as a message.
 PENDING = 480
 # Up to BLOCK messages are added one by one. Compilers vectorise that over coordinates, but XLA:CPU vectorises no
-# reduction over rows. On a CPU, UNROLLED messages are added in a turn of a loop, so that the program is short. On
-# accelerators all of them stand in straight-line code, because each turn would write the words to memory.
+# reduction over rows. On a CPU, UNROLLED messages are added in a turn of a loop, so that the program is short. With 8
+# messages in a turn, XLA reads the turn's number anew for each coordinate, and LLVM vectorises nothing: seven times the
+# time. On accelerators all of them stand in straight-line code, because each turn would write the words to memory.
 BLOCK = 64
-UNROLLED = 8
+UNROLLED = 32
 JOINED = 1 << 16  # the most coordinates of a sum that is joined with others
 
 
@@ -85,7 +87,7 @@ class ExactSum:
     top: Array  # [d] int32: every magnitude met at this coordinate is below 2^(23 top - 125)
     low: tuple[Array, ...]  # for each kept bin, [d] int32
     high: tuple[Array, ...]  # for each kept bin, [d] int32
-    pending: Array  # [] int32, the number of messages since carries last moved
+    pending: Array  # [] int32: 0 before the first message; messages since carries last moved, and one for what is older
     shape: tuple[int, ...]  # of the array that is summed
 
 
@@ -155,7 +157,7 @@ def normal_form(acc: ExactSum) -> ExactSum:
     # non-negative: high * 2^20 + low keeps its value.
     high = tuple(h + (low >> LOW_BITS) for h, low in zip(acc.high, acc.low, strict=True))
     low = tuple(low & LOW_MASK for low in acc.low)
-    return ExactSum(acc.top, low, high, jnp.zeros_like(acc.pending), acc.shape)
+    return ExactSum(acc.top, low, high, jnp.ones_like(acc.pending), acc.shape)
 
 
 def joined(sums: list[ExactSum]) -> tuple[list[ExactSum], Callable]:
@@ -223,13 +225,18 @@ def _bits(x: Array) -> Array:
 
 def _highest_bin(values: Array, here: Array | bool = True) -> Array:
     """Returns the bin of the largest magnitude at each coordinate of messages [c, d]; that of zero unless `here`."""
-    bits = magnitude_bits(values)
-    bits = bits if here is True else jnp.where(here, bits, 0)
+
+    def bits_of(values):
+        bits = magnitude_bits(values)
+        return bits if here is True else jnp.where(here, bits, 0)
+
     if len(values) <= BLOCK:
-        return _bin(over_messages(jnp.maximum, jnp.zeros_like(bits[0]), bits))
+        # Bits are taken message by message, or XLA:CPU would write those of all messages before it compares them.
+        largest = jnp.zeros_like(_bits(values[0]))
+        return _bin(over_messages(lambda largest, x: jnp.maximum(largest, bits_of(x)), largest, values))
     # A GPU is slow if one thread compares thousands of numbers of a coordinate. So blocks are compared beside each
     # other. The bins in between keep the compiler from joining both maxima again.
-    return _bin(_blocks(bits).max(1)).max(0)
+    return _bin(_blocks(magnitude_bits(values)).max(1)).max(0)
 
 
 def _blocks(messages: Array) -> Array:
@@ -259,7 +266,7 @@ def _digits(value: Array, scale: Array, magic: Array, bins: int) -> list[Array]:
     Args:
       value: floats below the top of their kept bins.
       scale: [d], one over the unit of the highest kept bin.
-      magic: [d], 1.5 * 2^23 (float64: 1.5 * 2^52). At this magnitude floats are spaced by 1.
+      magic: [1], 1.5 * 2^23 (float64: 1.5 * 2^52). At this magnitude floats are spaced by 1. [0] if d is 0.
     """
     new_axes = (None,) * (value.ndim - 1)
     scale = scale[new_axes]
@@ -298,28 +305,42 @@ def add_messages(sums: list[ExactSum], messages: list[Array]) -> list[ExactSum]:
         return jax.lax.scan(lambda sums, block: (add_messages(sums, block), None), sums, blocks)[0]
     messages = [x.reshape(count, -1).astype(_type(acc)) for acc, x in zip(sums, messages, strict=True)]
 
-    def with_room(sums, here=True):
+    bins = [_highest_bin(x) for x in messages]
+
+    def raised(tops):
+        """Returns bins that hold the sums and the messages."""
+        return [jnp.maximum(top, bin) for top, bin in zip(tops, bins, strict=True)]
+
+    def with_room(sums):
         """Returns the sums with carries moved, and with bins that hold the largest message."""
-        tops = [jnp.maximum(acc.top, _highest_bin(x, here)) for acc, x in zip(sums, messages, strict=True)]
+        tops = raised([acc.top for acc in sums])
         return [_raised(normal_form(acc), top) for acc, top in zip(sums, tops, strict=True)]
 
     if on_cpu:
-        # Few chunks have a message above the bins, so bins move in a loop of at most one turn. Unlike a condition, a
-        # loop leaves the words in their memory where it does not turn.
         # Bins are computed once, or XLA:CPU would store the bits of all messages, which so many operations would read.
-        bins = jax.lax.optimization_barrier([_highest_bin(x) for x in messages])
-        has_larger = [largest_integer(bin - acc.top) > 0 for acc, bin in zip(sums, bins, strict=True) if acc.top.size]
+        # The loops below read bins and no messages, which would be stored for them.
+        bins = jax.lax.optimization_barrier(bins)
+        # The first messages find no words that could move, so only the bins rise. To move all words would take a round
+        # with few messages longer than to add them. Unlike a condition, a loop of at most one turn leaves the words in
+        # their memory where it does not turn.
+        tops = _at_most_once(sums[0].pending == 0, raised, [acc.top for acc in sums])
+        sums = [dataclasses.replace(acc, top=top) for acc, top in zip(sums, tops, strict=True)]
+        # Few later chunks have a message above the bins.
+        has_larger = [largest_integer(bin - top) > 0 for bin, top in zip(bins, tops, strict=True) if top.size]
         is_due = reduce(jnp.logical_or, has_larger, sums[0].pending + count > PENDING)
-        # The loop's own flag goes into the peak, so that the peak cannot be computed before the loop.
-        _, sums = jax.lax.while_loop(
-            lambda state: state[0],
-            lambda state: (jnp.zeros_like(state[0]), with_room(state[1], state[0])),
-            (is_due, sums),
-        )
+        sums = _at_most_once(is_due, with_room, sums)
     else:
         # On accelerators a loop may wait for the host, so bins move without one.
         sums = with_room(sums)
     return [_added(acc, x) for acc, x in zip(sums, messages, strict=True)]
+
+
+def _at_most_once(is_due: Array, function: Callable, carry: PyTree) -> PyTree:
+    """Returns `function(carry)` if `is_due`, and otherwise the carry, which then stays in its memory."""
+    _, carry = jax.lax.while_loop(
+        lambda state: state[0], lambda state: (jnp.zeros_like(state[0]), function(state[1])), (is_due, carry)
+    )
+    return carry
 
 
 def _added(acc: ExactSum, values: Array) -> ExactSum:
@@ -328,10 +349,12 @@ def _added(acc: ExactSum, values: Array) -> ExactSum:
     low = acc.low
     high = acc.high
     count = len(values)
-    magic = jnp.full_like(top, 1.5 * 2.0 ** jnp.finfo(values.dtype).nmant, values.dtype)
+    # One number for all coordinates. As an array [d] it would be read again for each message, as so many arrays that
+    # LLVM no longer vectorises the loop over coordinates: that made chunks of 32 messages and more ten times slower.
+    magic = jnp.full_like(top[:1], 1.5 * 2.0 ** jnp.finfo(values.dtype).nmant, values.dtype)
     # A compiler that knew this number would simplify (x + magic) - magic to x. `top` is 1 or more, which the compiler
     # does not know, so the minimum is a hidden zero.
-    magic = rounded_here(magic, HiddenZero(jnp.minimum(top, 0)))
+    magic = rounded_here(magic, HiddenZero(jnp.minimum(top[:1], 0)))
     scale = power_of_two(147 - BITS * top, values.dtype)
     if count > BLOCK:
         # Digits are summed in blocks whose sums fit an int32. The carry of each block goes into the high word.
