@@ -141,7 +141,7 @@ def anchors(path: pathlib.Path) -> set[str]:
     """The names by which links reach a page's headings, as GitHub makes them.
 
     >>> sorted(anchors(ROOT / "docs" / "your_own_data.md"))[:2]
-    ['a-table-with-an-id-column', 'clients-with-test-rows-from_sites']
+    ['a-table-with-an-id-column', 'arrays-and-ids']
     """
     headings = re.findall(r"^#+ (.+)$", path.read_text(encoding="utf-8"), re.M)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from fedjax_sim.command import compare, export, parts, plan, privacy, report, run, study, sweep
+from fedjax_sim.command import compare, data, export, parts, plan, privacy, report, run, study, sweep
 from fedjax_sim.command.hinting import Hinting
 from fedjax_sim.running.environment import versions
 
@@ -19,6 +19,7 @@ app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_
 app.command(cls=Hinting)(run.run)
 app.command(context_settings={"ignore_unknown_options": True})(run.launch)
 app.command(cls=Hinting)(plan.plan)
+app.command(cls=Hinting)(data.data)
 app.command()(report.report)
 app.command()(compare.show)
 app.command()(compare.compare)

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from fedjax_sim.command.errors import is_users_error
+from fedjax_sim.command.folders import WITH_HELP
 
 __all__ = ["compare", "show"]
 
@@ -19,8 +20,10 @@ def compare(
     metric: Annotated[str | None, typer.Option(help="Shown; by default the test accuracy, or loss.")] = None,
     format: Annotated[str, typer.Option(help="terminal, csv, markdown or latex.")] = "terminal",
     out: Annotated[Path | None, typer.Option(help="Also write a page with curves, such as compared.html.")] = None,
+    own_modules: Annotated[list[str] | None, typer.Option("--with", metavar="MODULE", help=WITH_HELP)] = None,
 ) -> None:
     """Compare runs: the options in which they differ, means over seeds, and differences taken seed by seed."""
+    from fedjax_sim.config import registry
     from fedjax_sim.config.document import ConfigError
     from fedjax_sim.config.value_kinds import nearest_word, problem
     from fedjax_sim.running.files import CheckpointError
@@ -29,6 +32,7 @@ def compare(
     from fedjax_sim.sweeps.table import FORMATS, comparison_table
 
     try:
+        registry.admit(own_modules or [])
         if format not in ("terminal", *FORMATS):
             rule = "one of terminal, " + ", ".join(FORMATS)
             raise ConfigError([problem("--format", rule, format, nearest_word(format, ("terminal", *FORMATS)))])
@@ -54,20 +58,24 @@ def compare(
 
 def show(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder, e.g. runs/digits-fedavg-0-001.")],
+    own_modules: Annotated[list[str] | None, typer.Option("--with", metavar="MODULE", help=WITH_HELP)] = None,
 ) -> None:
     """Show a run's summary again."""
     from fedjax_sim.command.run import show_summary
+    from fedjax_sim.config import registry
+    from fedjax_sim.config.document import ConfigError
     from fedjax_sim.report.files import read_json
     from fedjax_sim.running import checksums
     from fedjax_sim.running.files import CheckpointError
     from fedjax_sim.sweeps.runs import read_run
 
     try:
+        registry.admit(own_modules or [])
         logged = read_run(run)
         checksums.check_files(run, ["summary.json"])
-    except (CheckpointError, OSError) as error:
+    except (CheckpointError, ConfigError, OSError) as error:
         typer.echo(str(error), err=True)
-        raise typer.Exit(2 if isinstance(error, FileNotFoundError) else 1) from error
+        raise typer.Exit(2 if isinstance(error, (ConfigError, FileNotFoundError)) else 1) from error
     summary = read_json(run / "summary.json", [])
     if not summary:
         done = logged.records[-1]["round"] if logged.records else 0

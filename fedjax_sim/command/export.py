@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from fedjax_sim.command.errors import is_users_error
+from fedjax_sim.command.folders import WITH_HELP
 
 __all__ = ["export", "init"]
 
@@ -44,18 +45,21 @@ def init(
 def export(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder, e.g. runs/digits-fedavg-0-001.")],
     path: Annotated[Path, typer.Argument(metavar="FILE", help="model.npz or model.safetensors.")],
+    own_modules: Annotated[list[str] | None, typer.Option("--with", metavar="MODULE", help=WITH_HELP)] = None,
 ) -> None:
     """Write the model of a run's newest checkpoint as named arrays, such as hidden_0/kernel.
 
     The run's data must be where they were, since the model is rebuilt from the config. In .npz, arrays of bfloat16
     become float32, which holds the same numbers.
     """
+    from fedjax_sim.config import registry
     from fedjax_sim.config.document import ConfigError
     from fedjax_sim.config.value_kinds import problem
     from fedjax_sim.running.environment import prepare
     from fedjax_sim.running.files import CheckpointError
 
     try:
+        registry.admit(own_modules or [])
         if path.suffix not in (".npz", ".safetensors"):
             raise ConfigError([problem("FILE", "a name that ends in .npz or .safetensors", str(path))])
         prepare()

@@ -16,6 +16,7 @@ from fedjax_sim.running.files import CheckpointError
 
 __all__ = [
     "RUNS",
+    "WITH_HELP",
     "check_fresh",
     "check_there",
     "check_unfinished",
@@ -27,6 +28,7 @@ __all__ = [
 ]
 
 RUNS = Path("runs")
+WITH_HELP = "Let a config name the functions of this module of yours, whose code then runs. Repeatable."
 
 
 def rounds_done(folder: Path) -> int:

@@ -6,6 +6,8 @@ from typing import Annotated
 
 import typer
 
+from fedjax_sim.config.signatures import Part, docstring
+
 __all__ = ["list_parts"]
 
 
@@ -15,7 +17,7 @@ def list_parts(
         typer.Argument(help="A subpackage (e.g. sampling), a table of the config (e.g. sampler), a part (fedbuff)."),
     ] = None,
 ) -> None:
-    """Show every part with its description; for one subpackage or part also the options that a config can set."""
+    """Show every part with its description; for a part also its options, its docstring and its table in a config."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -69,9 +71,31 @@ def list_parts(
             where = "   an option of other parts in a config, as {name = ...}"
         console.print(Text(subpackage, "bold") + Text(where, "dim"))
         console.print(grid)
+        if which in parts:
+            names_it = table and which in registry.parts_of_table(table) | registry.wrappers(table)
+            _explain(parts[which], table if names_it else None)
     typer.echo(
         "\n* can be named in a config; `fedjax-sim list NAME` shows its options, `fedjax-sim list run` those of [run]."
     )
+
+
+def _explain(part: Part, table: str | None) -> None:
+    """Prints a part's docstring, and the table that names it in a config; None if no table does."""
+    from fedjax_sim.config import registry
+    from fedjax_sim.config.toml import inline
+
+    if text := docstring(part):
+        typer.echo("\n" + "\n".join(f"  {line}".rstrip() for line in text.splitlines()))
+    if table is None:
+        return
+    is_inner_table = part.name in registry.wrappers(table) or table in registry.CHAINS
+    lines = [f"[{table}.{part.name}]"] if is_inner_table else [f"[{table}]", f'name = "{part.name}"']
+    for name, (_, default) in part.options.items():
+        if default is registry.REQUIRED:
+            lines.append(f"{name} = ...  # required")
+        elif default is not None:
+            lines.append(f"{name} = {inline(default)}")
+    typer.echo("\n  In a config:\n\n" + "\n".join(f"    {line}" for line in lines))
 
 
 def _parts(subpackage: str, only: str | None) -> tuple[list[str], dict, dict]:

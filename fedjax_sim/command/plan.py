@@ -11,6 +11,7 @@ import typer
 
 from fedjax_sim.command.attackers import expected_attackers
 from fedjax_sim.command.errors import is_users_error
+from fedjax_sim.command.folders import WITH_HELP
 from fedjax_sim.running.environment import prepare
 
 __all__ = ["plan", "shown_bytes"]
@@ -20,6 +21,7 @@ def plan(
     config: Annotated[Path | None, typer.Argument(metavar="[CONFIG.toml | EXAMPLE]", help="As for run.")] = None,
     settings: Annotated[list[str] | None, typer.Option("--set", metavar="a.b=c", help="As for run.")] = None,
     without: Annotated[list[str] | None, typer.Option("--unset", metavar="a.b", help="As for run.")] = None,
+    own_modules: Annotated[list[str] | None, typer.Option("--with", metavar="MODULE", help=WITH_HELP)] = None,
     target: Annotated[
         str | None,
         typer.Option(metavar="CHIP", help="Plan for a100, h100, h200, v4, v5e, v5p or v6e, which need not be here."),
@@ -32,12 +34,14 @@ def plan(
     Times some rounds on this machine. With --target nothing is run: a round is compiled for the chip, and the least
     time that the program can take is read from it.
     """
+    from fedjax_sim.config import registry
     from fedjax_sim.config.document import ConfigError, load
     from fedjax_sim.config.value_kinds import problem
 
     settings = settings or []
     without = without or []
     try:
+        registry.admit(own_modules or [])
         loaded = load(config, settings, without)
         if target is not None and targets:
             raise ConfigError([problem("--targets", "no --target beside it", target, "It plans for all chips.")])

@@ -15,6 +15,7 @@ from fedjax_sim.command.attackers import expected_attackers
 from fedjax_sim.command.errors import is_users_error
 from fedjax_sim.command.folders import (
     RUNS,
+    WITH_HELP,
     check_fresh,
     check_there,
     check_unfinished,
@@ -43,6 +44,7 @@ def run(
         list[str] | None,
         typer.Option("--unset", metavar="a.b", help="Leave out a table or an option of the file. Repeatable."),
     ] = None,
+    own_modules: Annotated[list[str] | None, typer.Option("--with", metavar="MODULE", help=WITH_HELP)] = None,
     out: Annotated[
         Path | None, typer.Option(help="The run's folder; by default runs/DATA-ALGORITHM-SEED-NUMBER.")
     ] = None,
@@ -61,6 +63,7 @@ def run(
     process_id: Annotated[int | None, typer.Option(envvar="JAX_PROCESS_ID", help="Which this one is.")] = None,
 ) -> None:
     """Train, and write config, metrics, checkpoints, summary and report into a folder."""
+    from fedjax_sim.config import registry
     from fedjax_sim.config.document import Config, load
     from fedjax_sim.running import distributed
 
@@ -82,6 +85,7 @@ def run(
 
     try:
         distributed.initialize(coordinator, num_processes, process_id)
+        registry.admit(own_modules or [])
         folder, tables = distributed.from_first(read)
         folder = folder and Path(folder)
         loaded = Config(tables)
@@ -97,7 +101,8 @@ def run(
         _stop("" if isinstance(error, distributed.PeerFailed) else str(error), error)
     except KeyboardInterrupt as error:
         _stop("Interrupted before the first round.", error)
-    changes = [word for place in without for word in ("--unset", place)]
+    changes = [word for module in own_modules or [] for word in ("--with", module)]
+    changes += [word for place in without for word in ("--unset", place)]
     changes += [word for setting in settings for word in ("--set", setting)]
     command = shlex.join(["fedjax-sim", "run", *([str(config)] if config else []), *changes])
     with loaded.arithmetic():
@@ -133,7 +138,8 @@ def _train(loaded: Any, experiment: Any, folder: Path | None, start: dict, quiet
         quiet = quiet or not distributed.is_first()
         state, history = _rounds(name, loaded, experiment, folder, start, quiet, files)
         next_round = _timeline(experiment, state)
-        distributed.by_first(lambda: _finish(name, history, experiment, next_round, folder, quiet))
+        rule = None if history.summary["finished"] else tables["run"]["stop_when"]
+        distributed.by_first(lambda: _finish(name, history, experiment, next_round, rule, folder, quiet))
     except KeyboardInterrupt as error:
         _interrupted(error, folder, new_folder)
     except (
@@ -161,11 +167,24 @@ def _rounds(name: str, loaded: Any, experiment: Any, folder: Path, start: dict, 
       quiet: whether nothing is printed.
       files: texts by name, written into the folder once the run is certain to start or continue.
     """
+    from fedjax_sim.config.document import ConfigError
+    from fedjax_sim.config.value_kinds import problem
     from fedjax_sim.population.describe import digest
+    from fedjax_sim.report.files import read_lines
     from fedjax_sim.running import distributed
+    from fedjax_sim.running.fingerprint import is_private
     from fedjax_sim.running.loop import run as train
+    from fedjax_sim.running.stopping import StopWhen
 
     options = loaded.resolved()["run"]
+    callbacks = []
+    if options["stop_when"] is not None:
+        if is_private(experiment.algorithm):
+            hint = "When it stops would tell about test rows or clients whom no epsilon covers."
+            raise ConfigError([problem("run.stop_when", "none in a run with noise", options["stop_when"], hint)])
+        # A resumed run goes on with the evaluations that it has seen.
+        records = read_lines(folder / "metrics.jsonl", []) if start["resume"] else []
+        callbacks.append(StopWhen(options["stop_when"], distributed.from_first(lambda: records)))
     data_sha256 = digest(experiment.data)
     distributed.check_same("data", data_sha256, "Every process must read the same files.")
     identity = loaded.identity() | {"data_sha256": data_sha256}
@@ -194,6 +213,7 @@ def _rounds(name: str, loaded: Any, experiment: Any, folder: Path, start: dict, 
         client_memory=options["client_memory"],
         delta=options["delta"],
         **start,
+        callbacks=callbacks,
         progress=options["progress"] and not quiet,
         identity=identity,
         files=files,
@@ -214,7 +234,9 @@ def _timeline(experiment: Any, state: Any) -> dict[str, Any] | None:
     return timeline(star, jax.random.fold_in(experiment.key, int(state.round)), state.sampler)
 
 
-def _finish(name: str, history: Any, experiment: Any, last: dict | None, folder: Path, quiet: bool) -> None:
+def _finish(
+    name: str, history: Any, experiment: Any, last: dict | None, rule: str | None, folder: Path, quiet: bool
+) -> None:
     """Writes the run's last files: the summary, with the baseline of a constant prediction, a timeline, and the page.
 
     The summary is printed before the page is drawn, which takes seconds.
@@ -224,6 +246,7 @@ def _finish(name: str, history: Any, experiment: Any, last: dict | None, folder:
       history: what the run returned beside its state.
       experiment: what was run.
       last: the timeline of a round; None to write none.
+      rule: of `run.stop_when`, if it stopped the run; None if all rounds were run.
       folder: the run's folder.
       quiet: whether nothing is printed.
     """
@@ -238,6 +261,8 @@ def _finish(name: str, history: Any, experiment: Any, last: dict | None, folder:
     # What `History` holds is about the rounds alone: the page also compares with a constant prediction.
     summary = {"name": name, **history.summary, **constant_baseline(data.test, data.task)}
     summary |= how_clients_count(experiment.algorithm.parts)
+    if rule is not None:
+        summary["stopped_when"] = rule
     if data.notes:
         summary["data_notes"] = list(data.notes)
     with lock(folder):
@@ -378,6 +403,8 @@ def show_summary(summary: dict[str, Any], first_loss: float) -> None:
     for name, words in more_tests(summary):
         grid.add_row(words, f"{float(summary[name]):.4f}")
     grid.add_row("rounds", f"{summary['rounds']:,} in {seconds:.1f} s, {summary['rounds'] / seconds:,.1f} a second")
+    if "stopped_when" in summary:
+        grid.add_row("stopped", f"when {summary['stopped_when']}")
     visits = summary["client_visits"]
     distinct = summary.get("distinct_clients")
     by_whom = "" if distinct is None else f" by {distinct:,} different clients"

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from fedjax_sim.command.errors import is_users_error
+from fedjax_sim.command.folders import WITH_HELP
 from fedjax_sim.running.environment import prepare
 
 __all__ = ["SWEEP_COMMANDS"]
@@ -26,6 +27,7 @@ def sweep(
         typer.Option("--set", metavar="a.b=c", help="As for run; sweep.seeds=5, sweep.grid.a.b=[1, 2]. Repeatable."),
     ] = None,
     without: Annotated[list[str] | None, typer.Option("--unset", metavar="a.b", help="As for run. Repeatable.")] = None,
+    own_modules: Annotated[list[str] | None, typer.Option("--with", metavar="MODULE", help=WITH_HELP)] = None,
     out: Annotated[Path | None, typer.Option(help="The folder; by default runs/sweep-DATA-ALGORITHM-NUMBER.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the sweep in --out.")] = False,
     metric: Annotated[str | None, typer.Option(help="Shown; by default the test accuracy, or loss.")] = None,
@@ -33,6 +35,7 @@ def sweep(
 ) -> None:
     """Run every combination of a grid with every seed, and write rows, table and figure into a folder."""
     from fedjax_sim.command.folders import RUNS, drop_empty, next_folder
+    from fedjax_sim.config import registry
     from fedjax_sim.config.document import ConfigError
     from fedjax_sim.config.value_kinds import nearest_word, problem
     from fedjax_sim.running.files import CheckpointError, RunLocked
@@ -44,6 +47,7 @@ def sweep(
     try:
         if resume and out is None:
             raise ConfigError(["--out: expected the folder of the sweep to resume, got none."])
+        registry.admit(own_modules or [])
         loaded = load_sweep(config, settings or [], without or [])
         if metric is not None and loaded.metrics is not None and metric not in loaded.metrics:
             rule = "one of sweep.metrics, which rows keep: " + ", ".join(loaded.metrics)
@@ -61,7 +65,7 @@ def sweep(
         _tables(result, shown_metric, folder)
     except KeyboardInterrupt as error:
         drop_empty(new_folder)
-        has_points = folder is not None and (folder / POINTS).exists()
+        has_points = folder is not None and any(folder.glob(f"**/{POINTS}"))
         typer.echo("Interrupted." + f" Finished points are safe: add --resume --out {folder}." * has_points, err=True)
         raise typer.Exit(130) from error
     except (ConfigError, TypeError, ValueError) as error:

@@ -57,6 +57,7 @@ RUN = {
     "evaluate_every": Option(COUNT, 10),
     "checkpoint_every": Option(COUNT | None, None),  # none: after evaluations, at most one a second
     "keep_checkpoints": Option(COUNT, 2),
+    "stop_when": Option(str | None, None),  # such as "test_accuracy >= 0.9" or "test_loss not lower for 5"
     "devices": Option(Literal["all"] | COUNT, "all"),
     "plan": Option(Literal["auto", "trial"], "auto"),  # trial: the fastest lanes of a short timed trial
     "lanes": Option(LANES | None, None),  # clients vmapped at once; none: fitted to the cache
@@ -69,11 +70,12 @@ RUN = {
     "variance_probe": Option(integer_kind(2, INT32_MAX) | None, None),
     "arithmetic": Option(Literal["reproducible", "fast"], "reproducible"),  # reproducible: the same bits on any devices
     "client_memory": Option(Literal["auto", "device", "disk"], "auto"),  # auto: disk where the devices are too small
+    "modules": Option(list[str] | None, None),  # of parts outside of fedjax_sim; each also needs `--with` to run
     "progress": Option(bool, True),
 }
 # Options that change no bit of a round.
-NO_RESULT = tuple("rounds checkpoint_every keep_checkpoints devices client_memory progress".split())
-NO_RESULT += ("evaluate_train", "variance_probe")
+NO_RESULT = tuple("rounds checkpoint_every keep_checkpoints stop_when devices client_memory progress".split())
+NO_RESULT += ("evaluate_train", "modules", "variance_probe")
 DEFAULT_PART = {
     "data": "digits",
     "model": "mlp",
@@ -233,6 +235,13 @@ def resolve(document: dict, problems: list[str]) -> dict[str, Any]:
 
 def _resolved(document: dict, problems: _Problems) -> dict[str, Any]:
     """Does the work of `resolve`, with problems that know their document."""
+    admitted = registry.admitted_modules()
+    run_given = document.get("run")
+    modules = run_given.get("modules") if isinstance(run_given, dict) else None
+    for module in modules if isinstance(modules, list) else []:
+        if module not in admitted:
+            hint = f"It has parts of this config. If you trust its code, add --with {module}."
+            problems.append(problem("run.modules", "modules that --with names", module, hint))
     known_tables = ("seed", *registry.TABLES, "run")
     problems += [_unknown(key, key, known_tables, problems) for key in document if key not in known_tables]
     tables: dict[str, Any] = {"seed": converted_to_kind("seed", SEED, document.get("seed", 0), problems)}
@@ -255,6 +264,7 @@ def _resolved(document: dict, problems: _Problems) -> dict[str, Any]:
     tables |= _devices(document, tables, problems)
     tables = {name: tables[name] for name in ("seed", *registry.TABLES) if name in tables}
     tables["run"] = check_options("run", RUN, document.get("run", {}), problems)
+    tables["run"]["modules"] = admitted or None
     # The default cohort of a small population is the whole population.
     cohort_size = tables.get("sampler", {}).get("cohort_size")
     num_clients = tables.get("data", {}).get("num_clients")

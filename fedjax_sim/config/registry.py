@@ -12,12 +12,25 @@ Guarantees:
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import os
+import sys
+from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any, get_args
 
-from fedjax_sim.config.signatures import INSIDE, NOUNS, REQUIRED, TABLES, Named, Option, Part, parts
-from fedjax_sim.config.value_kinds import FILE, FOLDER
+from fedjax_sim.config.signatures import (
+    INSIDE,
+    NOUNS,
+    REQUIRED,
+    TABLES,
+    Named,
+    Option,
+    Part,
+    parts,
+    parts_of_module,
+)
+from fedjax_sim.config.toml import ConfigError
+from fedjax_sim.config.value_kinds import FILE, FOLDER, problem
 
 __all__ = [
     "CHAINS",
@@ -25,6 +38,8 @@ __all__ = [
     "SUBPACKAGES",
     "TABLES",
     "Named",
+    "admit",
+    "admitted_modules",
     "chained",
     "inside_options",
     "insides",
@@ -40,6 +55,7 @@ __all__ = [
 
 SUBPACKAGES = (
     "population",
+    "population.partitioners",
     "models",
     "network",
     "sampling",
@@ -58,6 +74,50 @@ CHAINS = ("transform", "downlink")
 WRAPPED = ("data", "sampler", "aggregator", *CHAINS)
 # The subpackage that has wrappers of every table, beside the wrappers in the table's own subpackage.
 WRAPPERS = "adversary"
+_admitted: list[str] = []  # modules outside of the package whose functions a config may name
+
+
+def admit(modules: Sequence[str]) -> None:
+    """Lets configs name the public functions of these modules, in place of those admitted before.
+
+    A config alone cannot do this, since a part's code runs when it is made. A function is a part if the annotation of
+    its result is a type of `TABLES` or `INSIDE`, such as `-> Aggregator`. Modules in the current folder are found.
+
+    Args:
+      modules: dotted names, such as "my_package.rules".
+
+    Raises: ConfigError for a module that is not there, and for a name that another part has.
+
+    Guarantees: a config that names a module runs nothing of it unless the module is admitted
+    (tests/config/test_own_parts.py::test_a_config_alone_runs_no_code).
+    """
+    if list(modules) == _admitted:
+        return
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())
+    taken = {name: f"fedjax_sim.{subpackage}" for subpackage in SUBPACKAGES for name in parts(subpackage)}
+    for module in modules:
+        try:
+            names = parts_of_module(module)
+        except (ImportError, SyntaxError, ValueError) as error:
+            raise ConfigError([problem("--with", "a module with source code", module, str(error))]) from error
+        for name in names:
+            if name in taken:
+                hint = f"{taken[name]} has a part of this name: choose another."
+                raise ConfigError([problem(f"--with {module}", "names that no other part has", name, hint)])
+            taken[name] = module
+    _admitted[:] = modules
+    for function in (parts_of_table, wrappers, insides, named):
+        function.cache_clear()
+
+
+def admitted_modules() -> list[str]:
+    """Returns the modules that `admit` was called with."""
+    return list(_admitted)
+
+
+def _admitted_parts() -> dict[str, Part]:
+    return {name: part for module in _admitted for name, part in parts_of_module(module).items()}
 
 
 def shown(default: Any) -> str:
@@ -142,7 +202,10 @@ def named(kind: Named) -> dict[str, Part]:
     """
     subpackage_of_type = INSIDE | NOUNS
     candidates = {
-        key: part for name in kind.types for key, part in parts(subpackage_of_type[name]).items() if not part.others
+        key: part
+        for name in kind.types
+        for key, part in (parts(subpackage_of_type[name]) | _admitted_parts()).items()
+        if not part.others
     }
     fitting = {key: part for key, part in sorted(candidates.items()) if part.returns.split(".")[-1] in kind.types}
     known_values = {"population_size"} if NOUNS.keys() & set(kind.types) else None
@@ -216,7 +279,7 @@ def _factories(subpackage: str, noun: str) -> dict[str, Part]:
     """Returns the factories of a subpackage that return a part of the type `noun`, and that a config can call."""
     factories = {
         name: part
-        for name, part in parts(subpackage).items()
+        for name, part in (parts(subpackage) | _admitted_parts()).items()
         if not part.others and part.returns.split(".")[-1] == noun
     }
     if subpackage == "models":

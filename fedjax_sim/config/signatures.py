@@ -7,6 +7,7 @@ name. Reading sources takes milliseconds, while importing a subpackage imports J
 from __future__ import annotations
 
 import ast
+import importlib.util
 import math
 from collections.abc import Iterator
 from functools import cache
@@ -16,7 +17,19 @@ from typing import Any, Literal, NamedTuple
 
 from fedjax_sim.config.value_kinds import FILE, FOLDER, integer_kind, number_kind
 
-__all__ = ["INSIDE", "NOUNS", "REQUIRED", "TABLES", "Argument", "Named", "Option", "Part", "parts"]
+__all__ = [
+    "INSIDE",
+    "NOUNS",
+    "REQUIRED",
+    "TABLES",
+    "Argument",
+    "Named",
+    "Option",
+    "Part",
+    "docstring",
+    "parts",
+    "parts_of_module",
+]
 
 REQUIRED = "required"
 INT32_MAX = 2**31 - 1
@@ -44,6 +57,7 @@ INSIDE = {
     "Link": "network",
     "Mixing": "network",
     "Omniscient": "adversary",
+    "Partitioner": "population.partitioners",
     "StalenessWeight": "server.staleness",
     "Together": "adversary",
     "Trigger": "population",
@@ -102,18 +116,47 @@ def parts(subpackage: str) -> dict[str, Part]:
     >>> parts("sampling")["uniform"].options
     {'cohort_size': Option(kind=<class 'int'>, default='required')}
     """
-    path = PACKAGE.joinpath(*subpackage.split("."))
-    path = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
-    tree = _parse(path)
+    return _public_parts(subpackage, f"fedjax_sim.{subpackage}")
+
+
+@cache
+def parts_of_module(module: str) -> dict[str, Part]:
+    """Returns every public name of a module outside of this package, which is not imported.
+
+    The packages around the module are imported, since Python finds the module through them.
+
+    Args:
+      module: its dotted name, such as "my_package.rules".
+
+    Raises: ModuleNotFoundError for a module that is not there, or whose source is not.
+    """
+    return _public_parts(module, module)
+
+
+def _public_parts(subpackage: str, module: str) -> dict[str, Part]:
+    """Returns the names in a module's `__all__`, or without one its functions, sorted by name."""
+    tree = _module(module)
     origins = {}  # public name -> the module that it is imported from, and its name there
-    public_names = []
+    public_names = None
     for node in tree.body:
         if isinstance(node, ast.ImportFrom):
             origins |= {alias.asname or alias.name: (node.module, alias.name) for alias in node.names}
         elif isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "__all__":
             public_names = ast.literal_eval(node.value)
-    this_module = f"fedjax_sim.{subpackage}"
-    return {name: _part(subpackage, name, *origins.get(name, (this_module, name))) for name in sorted(public_names)}
+    if public_names is None:
+        functions = [node.name for node in tree.body if isinstance(node, ast.FunctionDef)]
+        public_names = [name for name in functions if not name.startswith("_")]
+    return {name: _part(subpackage, name, *origins.get(name, (module, name))) for name in sorted(public_names)}
+
+
+def docstring(part: Part) -> str:
+    """Returns the whole docstring of a part; an empty text if its name stands for another function.
+
+    >>> docstring(parts("sampling")["uniform"]).splitlines()[0] == parts("sampling")["uniform"].meaning
+    True
+    """
+    nodes = [node for node in _module(part.module).body if getattr(node, "name", None) == part.name]
+    return (ast.get_docstring(nodes[0]) or "") if nodes else ""
 
 
 @cache
@@ -123,7 +166,13 @@ def _parse(path: Path) -> ast.Module:
 
 def _module(name: str) -> ast.Module:
     """Parses the module of this dotted name."""
-    path = PACKAGE.joinpath(*name.split(".")[1:])
+    package, *inner = name.split(".")
+    if package != "fedjax_sim":
+        spec = importlib.util.find_spec(name)
+        if spec is None or not (spec.origin or "").endswith(".py"):
+            raise ModuleNotFoundError(f"no module with source code is named {name!r}")
+        return _parse(Path(spec.origin or ""))
+    path = PACKAGE.joinpath(*inner)
     return _parse(path.with_suffix(".py") if path.with_suffix(".py").is_file() else path / "__init__.py")
 
 

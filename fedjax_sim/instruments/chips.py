@@ -71,7 +71,7 @@ CHIPS: dict[str, Chip] = {
     "v4": _tpu("TPU v4, one of its two cores", 16, 614, 137.5, 150, "v4"),  # JAX has a device for each core
     "v5e": _tpu("TPU v5e", 16, 819, 197, 200, "v5e"),
     "v5p": _tpu("TPU v5p", 95, 2765, 459, 600, "v5p"),
-    "v6e": _tpu("TPU v6e", 32, 1640, 918, 448, "v6e"),
+    "v6e": _tpu("TPU v6e", 32, 1638, 918, 400, "v6e"),
 }
 FLAT_PODS = {"v5e", "v6e"}  # two-dimensional; the others have three dimensions
 

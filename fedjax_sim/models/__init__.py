@@ -1,7 +1,7 @@
 """This subpackage holds models and losses. `supervised` joins a model and a loss, `partition` splits parameters."""
 
 from fedjax_sim.models import blocks, cells, layers
-from fedjax_sim.models.adapters import from_linen, from_nnx
+from fedjax_sim.models.adapters import from_equinox, from_linen, from_nnx
 from fedjax_sim.models.cuts import Cut, cut
 from fedjax_sim.models.distance_correlation import distance_correlation
 from fedjax_sim.models.ensemble import distillation, ensemble, interpolated
@@ -37,6 +37,7 @@ __all__ = [
     "distance_correlation",
     "distillation",
     "ensemble",
+    "from_equinox",
     "from_fn",
     "from_linen",
     "from_nnx",

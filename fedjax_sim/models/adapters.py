@@ -1,4 +1,4 @@
-"""This module makes models from flax modules. Flax is imported when an adapter is called, never before."""
+"""This module makes models from flax and Equinox modules. A library is imported when its adapter is called."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fedjax_sim.tree import spec
 from fedjax_sim.types import Array, PyTree
 from fedjax_sim.validate import fail
 
-__all__ = ["from_linen", "from_nnx"]
+__all__ = ["from_equinox", "from_linen", "from_nnx"]
 
 # Names that modules use for the switch between training and evaluation, with its value in training.
 SWITCHES = {
@@ -160,6 +160,64 @@ def from_nnx(constructor: Callable, *, rngs: Sequence[str] = ("dropout",)) -> Mo
         if train:
             state = nnx.to_pure_dict(nnx.state(module, nnx.Not(nnx.Any(nnx.Param, nnx.RngState)))) or ()
         return out, state
+
+    return Model(init, apply)
+
+
+def from_equinox(constructor: Callable) -> Model:
+    """Makes a model from the constructor of an Equinox module, whose call takes one example.
+
+    Args:
+      constructor: `key -> equinox.Module`, such as `lambda key: equinox.nn.MLP(4, 3, 8, 1, key=key)`. If the module's
+        call takes `key`, each example of a minibatch gets its own in training. In evaluation the module is in inference
+        mode, so dropout does nothing.
+
+    Returns: the `Model`. Its params are the floating-point arrays by their paths, as a dict; it has no state.
+
+    Raises: TypeError for anything but a constructor, and for a module that holds other arrays, such as statistics.
+
+    Guarantees: outputs and gradients are those of the module itself
+    (tests/models/test_adapters.py::test_equinox_modules_are_themselves), and dropout masks depend on the key alone
+    (::test_dropout_follows_the_key_of_each_client).
+    """
+    import equinox
+
+    if not callable(constructor) or isinstance(constructor, equinox.Module):
+        shown = type(constructor).__name__
+        fail("constructor", "a function key -> equinox.Module", shown, "E.g. lambda key: Net(key=key).", TypeError)
+
+    def arrays_of(module: Any) -> dict[str, Any]:
+        leaves = jax.tree_util.tree_leaves_with_path(equinox.filter(module, equinox.is_array))
+        return {jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in leaves}
+
+    def init(key: Array) -> tuple[PyTree, PyTree]:
+        module = constructor(stream(key, "params"))
+        if not isinstance(module, equinox.Module):
+            fail("constructor", "a function key -> equinox.Module", type(module).__name__, error=TypeError)
+        params = arrays_of(module)
+        for name, leaf in params.items():
+            if not jnp.issubdtype(leaf.dtype, jnp.floating):
+                hint = "Statistics and counters would be those of a padded minibatch: leave them out."
+                fail("constructor", "a module whose arrays are floats", f"{name} of {leaf.dtype}", hint, TypeError)
+        return params, ()
+
+    def apply(params: PyTree, state: PyTree, x: PyTree, key: Array | None, train: bool) -> tuple[PyTree, PyTree]:
+        _needs_key(key, train)
+        # Only the structure of this module is used: its arrays are replaced, and so never computed.
+        module = equinox.filter_eval_shape(constructor, jax.random.key(0))
+        is_array = lambda leaf: isinstance(leaf, jax.ShapeDtypeStruct)  # noqa: E731
+        paths = jax.tree_util.tree_leaves_with_path(equinox.filter(module, is_array))
+        names = [jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in paths]
+        leaves, structure = jax.tree.flatten(module)
+        replacements = iter(names)
+        module = jax.tree.unflatten(
+            structure, [params[next(replacements)] if is_array(leaf) else leaf for leaf in leaves]
+        )
+        module = equinox.nn.inference_mode(module, not train)
+        if not train or not accepts(module.__call__, "key"):
+            return jax.vmap(module)(x), state
+        keys = jax.random.split(key, jax.tree.leaves(x)[0].shape[0])
+        return jax.vmap(lambda row, key: module(row, key=key))(x, keys), state
 
     return Model(init, apply)
 

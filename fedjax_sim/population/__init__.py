@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fedjax_sim.population import partitioners
 from fedjax_sim.population.datasets.csv_sites import csv_sites, heart_disease
 from fedjax_sim.population.datasets.feature_shift import feature_shift
 from fedjax_sim.population.datasets.images import synthetic_images
@@ -14,6 +15,7 @@ from fedjax_sim.population.datasets.quadratic import quadratic_loss, quadratic_p
 from fedjax_sim.population.datasets.shakespeare import shakespeare
 from fedjax_sim.population.datasets.sklearn import breast_cancer, digits, digits_partition
 from fedjax_sim.population.datasets.synthetic import linear_teacher, logistic_teacher, mean_estimation, synthetic
+from fedjax_sim.population.datasets.table import from_table, table
 from fedjax_sim.population.datasets.tff_text import tff_text
 from fedjax_sim.population.federated_data import FederatedData, from_sites
 from fedjax_sim.population.graph.graphs import cora, karate_club, molecules, node_data, stochastic_blocks
@@ -36,6 +38,7 @@ from fedjax_sim.population.partition import (
     dirichlet,
     dirichlet_draws,
     iid,
+    pathological,
     quantity_lognormal,
     quantity_power_law,
     shards,
@@ -103,6 +106,7 @@ __all__ = [
     "feature_shift",
     "from_clients",
     "from_sites",
+    "from_table",
     "generated",
     "graph_data",
     "grouped",
@@ -127,6 +131,8 @@ __all__ = [
     "node_owners",
     "overshoot",
     "parties_of",
+    "partitioners",
+    "pathological",
     "pixels",
     "poisoned",
     "pooled",
@@ -147,6 +153,7 @@ __all__ = [
     "stored",
     "synthetic",
     "synthetic_images",
+    "table",
     "tag",
     "tff_hdf5",
     "tff_text",

@@ -1,7 +1,7 @@
 """Partitioners decide which client holds which rows of a table. They run in NumPy and are deterministic in their seed.
 
-`population.indexed` takes their results. `iid`, `dirichlet`, `shards`, `quantity_power_law`, `quantity_lognormal` and
-`by_group` give every row to exactly one client
+`population.indexed` takes their results. `iid`, `dirichlet`, `shards`, `pathological`, `quantity_power_law`,
+`quantity_lognormal` and `by_group` give every row to exactly one client
 (tests/population/test_partition.py::test_partitioners_lose_and_duplicate_nothing). With `dirichlet_draws` clients may
 share rows.
 """
@@ -23,8 +23,10 @@ __all__ = [
     "by_group",
     "dirichlet",
     "dirichlet_draws",
+    "from_owner",
     "generator",
     "iid",
+    "pathological",
     "quantity_lognormal",
     "quantity_power_law",
     "shards",
@@ -80,7 +82,7 @@ def _offsets(sizes: np.ndarray) -> np.ndarray:
     return np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])
 
 
-def _from_owner(owner: np.ndarray, num_clients: int) -> Partition:
+def from_owner(owner: np.ndarray, num_clients: int) -> Partition:
     """Returns the partition in which example j belongs to client owner[j]. Rows of a client stay in order."""
     indices = np.argsort(owner, kind="stable").astype(np.int32)
     return Partition(indices, _offsets(np.bincount(owner, minlength=num_clients)))
@@ -189,7 +191,7 @@ def dirichlet(
         rank = np.arange(len(rows)) - _offsets(sizes)[owner[rows]]
         moved_rows = rng.permutation(rows[rank < -change[owner[rows]]])
         owner[moved_rows] = np.repeat(np.arange(num_clients), np.maximum(change, 0))
-    return _from_owner(owner, num_clients)
+    return from_owner(owner, num_clients)
 
 
 @validate.named_arguments
@@ -216,7 +218,58 @@ def shards(labels: ArrayLike, num_clients: int, shards_per_client: PositiveInt =
     shard = np.arange(len(rows)) * num_shards // len(rows)
     owner = np.empty(len(rows), np.int64)
     owner[rows] = rng.permutation(num_shards)[shard] // shards_per_client
-    return _from_owner(owner, num_clients)
+    return from_owner(owner, num_clients)
+
+
+@validate.named_arguments
+def pathological(
+    labels: ArrayLike, num_clients: PositiveInt, classes_per_client: PositiveInt = 2, *, seed: int
+) -> Partition:
+    """Clients have rows of exactly `classes_per_client` classes each.
+
+    Clients choose one after the other, in a random order: each takes the classes that the fewest clients have so far,
+    and ties are broken at random. The rows of a class are then divided evenly among the clients that have it.
+
+    Args:
+      labels: [examples] integer classes.
+      num_clients: N.
+      classes_per_client: c, at most the number of classes K. There must be N c >= K places, so that no class is left.
+      seed: of the choice of classes, and of the assignment of rows to clients.
+
+    Raises: ValueError for too many classes a client, for too few clients to hold all classes, and for a class with
+      fewer rows than clients that have it.
+
+    Guarantees: a client has rows of exactly c classes, the numbers of clients that have a class differ by one at most,
+      and so do the numbers of rows that they have of it
+      (tests/population/test_partition.py::test_pathological_clients_have_their_classes).
+    References: McMahan et al. 2017, section 3, describes the split; there, shards of equal size approximate it.
+
+    >>> pathological([0, 0, 1, 1, 2, 2], 3, 2, seed=0).sizes.tolist()
+    [2, 2, 2]
+    """
+    labels, num_classes = _labels(labels)
+    _check(len(labels), num_clients, classes_per_client, "classes_per_client")
+    if classes_per_client > num_classes:
+        validate.fail("classes_per_client", f"at most the {num_classes} classes", classes_per_client)
+    if num_clients * classes_per_client < num_classes:
+        rule = f"clients with places for all {num_classes} classes"
+        validate.fail("num_clients", rule, num_clients, "Take more clients, or more classes per client.")
+    rng = generator("pathological", seed)
+    num_owners = np.zeros(num_classes, np.int64)
+    has_class = np.zeros((num_clients, num_classes), bool)
+    for client in rng.permutation(num_clients):
+        chosen = np.lexsort((rng.random(num_classes), num_owners))[:classes_per_client]
+        has_class[client, chosen] = True
+        num_owners[chosen] += 1
+    owner = np.empty(len(labels), np.int64)
+    by_class = np.argsort(labels, kind="stable")
+    for label, rows in enumerate(np.split(by_class, np.cumsum(np.bincount(labels))[:-1])):
+        owners = rng.permutation(np.flatnonzero(has_class[:, label]))
+        if len(rows) < len(owners):
+            rule = f"at least {len(owners)} rows of each class, one for each client that has it"
+            validate.fail("labels", rule, f"{len(rows)} rows of class {label}", "Take fewer clients.")
+        owner[rng.permutation(rows)] = owners[np.arange(len(rows)) % len(owners)]
+    return from_owner(owner, num_clients)
 
 
 def _by_weight(rng, weights: np.ndarray, num_examples: int, min_examples: int) -> Partition:
@@ -295,7 +348,7 @@ def by_group(groups: ArrayLike) -> Partition:
         shown = f"{groups.dtype.name}{list(groups.shape)}"
         validate.fail("groups", "a 1-D array of integers or strings, one per example", shown)
     names, owner = np.unique(groups, return_inverse=True)
-    return _from_owner(owner, len(names))
+    return from_owner(owner, len(names))
 
 
 @validate.named_arguments

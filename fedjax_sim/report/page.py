@@ -106,7 +106,7 @@ def write_report(run_directory: str | Path) -> Path:
     ]
     # Whatever the summary holds besides is shown as it is, so that no result is hidden.
     shown = {key for key, _, _ in TILES} | {key for key, _, _ in own_metrics(summary)}
-    shown |= {"name", "finished", "privacy", "metrics"}
+    shown |= {"name", "finished", "stopped_when", "privacy", "metrics"}
     others = {key: value for key, value in summary.items() if key not in shown}
     if others:
         parts += ["<h3>Other results</h3>", html_table(_rows(others))]

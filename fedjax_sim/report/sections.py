@@ -45,7 +45,9 @@ def state_of_the_run(summary: Mapping, records: Sequence[Mapping], totals: Mappi
     if not summary:
         yield f"This run has not finished: no summary.json. The figures go up to round {count(totals['rounds'])}."
     elif summary.get("finished") is False:
-        yield f"This run stopped before its last round, after round {count(totals['rounds'])}."
+        rule = summary.get("stopped_when")
+        why = "" if rule is None else f": {rule}"
+        yield f"This run stopped before its last round, after round {count(totals['rounds'])}{why}."
     losses = (("local_loss", "local training"), ("train_loss", "training"), ("test_loss", "test"))
     for name, words in (*losses, ("held_out_loss", "held-out")):
         with_loss = [record for record in records if name in record and not (name == "local_loss" and _silent(record))]

@@ -19,8 +19,11 @@ __all__ = ["SweepConfig", "load_sweep", "run_sweep"]
 
 OPTIONS = ("seeds", "grid", "metrics", "batch")
 ABSENT = Words("absent")
-# Tables that no axis may vary -> why: all points run in the same programs over the same data.
-SHARED = {"data": "They share the clients", "model": "They share the model", "run": "They share the rounds"}
+# Tables that no axis may vary -> why.
+SHARED = {"run": "All points share the rounds"}
+# Points that differ in one of these tables share no program: each such group is run by itself.
+SEPARATE = ("data", "model")
+NONE = "none"  # beside tables on an axis: the point without the part
 
 
 class SweepConfig(NamedTuple):
@@ -63,6 +66,7 @@ def load_sweep(path: str | Path | None, overrides: Iterable[str] = (), without: 
         `"client_optimizer.learning_rate" = [0.1, 0.2]`, or nested tables. A value may be a table, as in
         `client_optimizer = [{name = "sgd"}, {name = "adam"}]`. It sets its own options, and leaves the others of that
         table as they are. For `transform` and `downlink` it is the whole chain, in its order, in place of the file's.
+        Beside tables, "none" leaves the part out: `"sampler.with_dropout" = ["none", {rate = 0.1}]`.
       metrics: names of metrics that rows keep.
       batch: points vmapped at once.
 
@@ -119,9 +123,10 @@ def load_sweep(path: str | Path | None, overrides: Iterable[str] = (), without: 
             # Points are shared out over all devices.
             resolved["run"]["devices"] = "all"
             configs.append(Config(rebased(resolved, folder, but=unmoved_places)))
-    probe = configs and configs[0].resolved()["run"]["variance_probe"]
-    if probe:
-        problems.append(problem("run.variance_probe", "none in a sweep", probe, "It probes one algorithm."))
+    run_options = configs[0].resolved()["run"] if configs else {}
+    for name, hint in (("variance_probe", "It probes one algorithm."), ("stop_when", "All points run for all rounds.")):
+        if run_options.get(name):
+            problems.append(problem(f"run.{name}", "none in a sweep", run_options[name], hint))
     if problems:
         raise ConfigError(problems)
     _check_distinct(configs, combinations)
@@ -174,6 +179,9 @@ def _resolved_point(
     """Returns the document with the values of a combination, resolved; adds what is wrong with it to `problems`."""
     point = copy.deepcopy(document)
     for name, value in values.items():
+        if value == NONE and tables.get(name):
+            _take_out(point, name.split("."))
+            continue
         value = tables.get(name, {}).get(value, value)
         if name in CHAINS and isinstance(value, dict):
             # With members of the file's chain before its own, a row's label would be false.
@@ -232,6 +240,14 @@ def _set_twice(paths: dict[str, set[str]]) -> Iterable[str]:
             yield problem(f"sweep.grid.{axis}", rule, words, "Set an option in one axis.")
 
 
+def _take_out(document: dict, path: list[str]) -> None:
+    """Takes a table or option out of a document, if it is there."""
+    *tables, last = path
+    for name in tables:
+        document = document.get(name, {})
+    document.pop(last, None)
+
+
 def run_sweep(
     loaded: SweepConfig,
     directory: str | Path | None,
@@ -242,6 +258,9 @@ def run_sweep(
 ) -> Any:
     """Runs a loaded sweep.
 
+    Combinations whose data or model differ share no program. Each such group is run by itself, in its own folder
+    `directory/part-1`, `part-2`, ... of finished points; the results of all stand in `directory`.
+
     Args:
       loaded: as `load_sweep` returns it.
       directory: where points and results are written; None to write none.
@@ -251,17 +270,64 @@ def run_sweep(
 
     Returns: a `Sweep`. Seed s has the bits of `fedjax-sim run` with that seed and the same seeds of the data and of
     their wrappers, `data.seed`, `data.label_flip.seed`
-    (tests/sweeps/test_config.py::test_a_config_sweep_is_runs).
+    (tests/sweeps/test_config.py::test_a_config_sweep_is_runs; over data, ::test_axes_over_data_and_models).
     """
+    from fedjax_sim.sweeps.finished import POINTS, check_directory
+    from fedjax_sim.sweeps.results import joined
+
+    groups = _groups(loaded)
+    folders = _point_folders(directory, len(groups))
+    # A resume needs the first group's points, and a new sweep a folder without any.
+    check_directory(folders[0], resume)
+    results = []
+    for group, folder in zip(groups, folders, strict=True):
+        has_begun = folder is not None and (folder / POINTS).exists()
+        results.append(_run_group(group, folder, resume and has_begun, progress, metric))
+    if len(results) == 1:
+        return results[0]
+    result = joined(results, loaded.combinations)
+    if directory is not None:
+        result.write(directory)
+    return result
+
+
+def _point_folders(directory: str | Path | None, num_groups: int) -> list[Path | None]:
+    """Returns the folder of the points of each group: the sweep's own if there is one group.
+
+    >>> [str(folder) for folder in _point_folders("runs/sweep-1", 2)]
+    ['runs/sweep-1/part-1', 'runs/sweep-1/part-2']
+    """
+    if directory is None:
+        return [None] * num_groups
+    folder = Path(directory)
+    return [folder] if num_groups == 1 else [folder / f"part-{number}" for number in range(1, num_groups + 1)]
+
+
+def _groups(loaded: SweepConfig) -> list[SweepConfig]:
+    """Returns the sweep's combinations as sweeps over the same data and model, in the order in which these come."""
+    places_by_tables: dict[str, list[int]] = {}
+    for place, config in enumerate(loaded.configs):
+        tables = config.resolved()
+        separate_tables = json.dumps([tables.get(name) for name in SEPARATE])
+        places_by_tables.setdefault(separate_tables, []).append(place)
+    return [
+        loaded._replace(
+            configs=[loaded.configs[place] for place in places],
+            combinations=[loaded.combinations[place] for place in places],
+        )
+        for places in places_by_tables.values()
+    ]
+
+
+def _run_group(loaded: SweepConfig, directory: Path | None, resume: bool, progress: bool, metric: str | None) -> Any:
+    """Runs a sweep whose combinations share data and model; the arguments are those of `run_sweep`."""
     import jax
 
     from fedjax_sim.config.build import Builder, build
     from fedjax_sim.population.describe import digest
     from fedjax_sim.prng import stream
-    from fedjax_sim.sweeps.finished import check_directory
     from fedjax_sim.sweeps.sweep import sweep_points
 
-    check_directory(directory, resume)
     with loaded.configs[0].arithmetic():
         base = build(loaded.configs[0])
     tables = loaded.configs[0].resolved()

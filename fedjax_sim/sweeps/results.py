@@ -16,7 +16,7 @@ from fedjax_sim import validate
 from fedjax_sim.report.plots import recorded_number
 from fedjax_sim.running.files import write_atomically
 
-__all__ = ["Paired", "Sweep", "shown_by_default"]
+__all__ = ["Paired", "Sweep", "joined", "shown_by_default"]
 
 OWN = ("seed", "round")
 
@@ -229,6 +229,33 @@ class Sweep(NamedTuple):
         if any(metric not in row or isinstance(row[metric], list) for row in rows):
             validate.fail("metric", "a number in each row of that round", metric)
         return rows
+
+
+def joined(results: Sequence[Sweep], combinations: Sequence[Mapping[str, Any]]) -> Sweep:
+    """Returns sweeps over parts of a grid as one sweep.
+
+    Args:
+      results: sweeps with the same names and seeds.
+      combinations: of the whole grid, in the order that rows are to have.
+
+    Guarantees: no row is lost, and rows have the grid's order
+    (tests/sweeps/test_config.py::test_axes_over_data_and_models).
+    """
+    rows_by_values: dict[tuple, list[dict[str, Any]]] = {}
+    for result in results:
+        for row in result.rows:
+            rows_by_values.setdefault(tuple(row[name] for name in result.names), []).append(row)
+    rows = [row for values in combinations for row in rows_by_values[tuple(values.values())]]
+    first = results[0]
+    return Sweep(
+        rows,
+        first.names,
+        first.seeds,
+        sum(result.num_programs for result in results),
+        all(result.exact for result in results),
+        sum(result.compile_seconds for result in results),
+        sum(result.seconds for result in results),
+    )
 
 
 def shown_by_default(found: Sweep) -> str:

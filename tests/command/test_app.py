@@ -137,7 +137,7 @@ def test_the_summary_comes_before_the_page(done, tmp_path, monkeypatch):
     monkeypatch.setattr("fedjax_sim.metrics.baseline.constant_baseline", lambda *_: {})
     monkeypatch.setattr("fedjax_sim.report.page.write_report", lambda folder: events.append("page") or folder)
     monkeypatch.setattr("fedjax_sim.command.run.show_summary", lambda *_: events.append("summary"))
-    _finish("name", history, experiment, None, tmp_path, quiet=False)
+    _finish("name", history, experiment, None, None, tmp_path, quiet=False)
     assert events == ["summary", "page"]
 
     def closed(*_):
@@ -145,9 +145,9 @@ def test_the_summary_comes_before_the_page(done, tmp_path, monkeypatch):
 
     monkeypatch.setattr("fedjax_sim.command.run.show_summary", closed)
     with pytest.raises(BrokenPipeError):
-        _finish("name", history, experiment, None, tmp_path, quiet=False)
+        _finish("name", history, experiment, None, None, tmp_path, quiet=False)
     assert events == ["summary", "page", "page"]
-    _finish("name", history, experiment, None, tmp_path, quiet=True)  # prints no summary
+    _finish("name", history, experiment, None, None, tmp_path, quiet=True)  # prints no summary
 
 
 def test_a_short_run_is_told_to_go_on():
@@ -501,3 +501,11 @@ def test_every_algorithm_says_how_clients_count():
     words = {name: how_clients_count(star) for name, star in stars.items()}
     assert all(told["clients_count"] for name, told in words.items() if stars[name] is not None)
     assert "inside of each edge: as parts of one step" in words["hierarchical_split_gnn"]["clients_count"]
+
+
+def test_a_part_is_explained():
+    """Catches a docstring that is cut off, and a table that a config does not take."""
+    output = call("list", "with_deadline").output
+    assert "Args:" in output and "Guarantees:" in output and "[sampler.with_deadline]" in output
+    output = call("list", "uniform").output
+    assert "[sampler]" in output and 'name = "uniform"' in output and "cohort_size = ...  # required" in output

@@ -64,6 +64,7 @@ def test_a_row_of_many_parts():
     assert equal_digests("algorithms", "1,-3", "tanh", "full", "scaffold") == ["scaffold"]
 
 
+@pytest.mark.full
 def test_a_row_of_short_floats():
     """A model in bfloat16, whose clients remember in float32. Catches updates that are rounded to 16 bits on one device
     and not on three."""
@@ -121,6 +122,7 @@ print(host_threads(), [np.asarray(y).tobytes().hex()[:4000] for y in found])
 """
 
 
+@pytest.mark.full
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores, to hide one")
 @pytest.mark.skipif(not hasattr(os, "SCHED_BATCH"), reason="reads the threads' policies as Linux has them")
 def test_visible_cores():

@@ -59,6 +59,7 @@ def test_programs_of_both_arithmetics_are_not_mixed():
     assert carries_of_exact_sums(made, data) == reproducible > 4 * fast
 
 
+@pytest.mark.full
 def test_two_devices():
     """Catches float sums that are not added over devices."""
 

@@ -47,7 +47,8 @@ def test_same_bits_on_1_2_4_8_devices(counts):
     assert len({record["digest"] for record in found.values()}) == 1, found
 
 
-@pytest.mark.parametrize("counts", ["1,2", pytest.param("1,2,8", marks=pytest.mark.full)])
+@pytest.mark.full
+@pytest.mark.parametrize("counts", ["1,2", "1,2,8"])
 def test_noise_on_1_2_8_devices(counts):
     """The same bits of central, distributed and correlated noise, in chunks of 4 and 2, and its level at each count.
 

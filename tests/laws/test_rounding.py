@@ -143,6 +143,7 @@ def long_sums(rule) -> list[tuple[int, ...]]:
     return [x.shape for x in sums if jnp.issubdtype(x.dtype, jnp.floating) and x.size > 1 << 24]
 
 
+@pytest.mark.full
 def test_no_long_sum_over_messages_is_left_to_the_compiler():
     """Catches a rule that adds up more than 2^24 numbers by `x.sum()`, whose order then follows the devices."""
     for name in sorted(set(cases.CASES["aggregation"]) - FIXED_SHAPES - {"gather"}):

@@ -38,6 +38,7 @@ def test_order(name):
     assert p.digest(one) != p.digest(other)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", cases.rows(ROWS, ("three copies",)))
 def test_padding(name):
     """Uninvited slots anywhere, and a smaller cohort. Catches an empty slot that takes a turn, or moves the others to

@@ -1,5 +1,6 @@
 """flax.linen and flax.nnx modules as models."""
 
+import equinox
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -7,7 +8,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from fedjax_sim.models import from_linen, from_nnx, softmax_cross_entropy, supervised
+from fedjax_sim.models import from_equinox, from_linen, from_nnx, softmax_cross_entropy, supervised
 
 KEY = jax.random.key(0)
 X = jnp.ones((2, 4))
@@ -52,7 +53,20 @@ class Statistics(nnx.Module):
         return self.dropout(self.norm(x))
 
 
+class EquinoxDropout(equinox.Module):
+    dense: equinox.nn.Linear
+    dropout: equinox.nn.Dropout
+
+    def __init__(self, key):
+        self.dense = equinox.nn.Linear(4, 32, key=key)
+        self.dropout = equinox.nn.Dropout(0.5)
+
+    def __call__(self, x, key=None):
+        return self.dropout(self.dense(x), key=key)
+
+
 DROPOUT = {
+    "equinox": lambda: from_equinox(EquinoxDropout),
     "linen_train": lambda: from_linen(LinenDropout(), X),
     "linen_deterministic": lambda: from_linen(LinenDeterministic(), X),
     "nnx_holds_rngs": lambda: from_nnx(lambda rngs: HoldsRngs(rngs)),
@@ -66,7 +80,8 @@ def test_dropout_follows_the_key_of_each_client(name):
     error of generators that a module holds, inside jit(vmap(grad))."""
     model = DROPOUT[name]()
     params, state = jax.jit(model.init)(KEY)
-    assert state == () and all(type(node) is dict for node in (params, *params.values()))
+    nodes = (params, *params.values())
+    assert state == () and all(type(node) is dict or isinstance(node, jax.Array) for node in nodes)
     loss_fn = supervised(model, lambda out, y: jnp.square(out - y[:, None]).mean(axis=1))
     examples = {"x": X, "y": jnp.full(2, 10.0)}
 
@@ -146,3 +161,41 @@ def test_error_texts():
         from_nnx(nnx.Linear(4, 3, rngs=nnx.Rngs(0)))
     with pytest.raises(TypeError, match="constructor: expected a function"):
         from_nnx(lambda rngs: 3).init(KEY)
+
+
+class Counter(equinox.Module):
+    count: jax.Array
+
+    def __init__(self, key):
+        self.count = jnp.zeros(3, jnp.int32)
+
+    def __call__(self, x):
+        return x
+
+
+def test_equinox_modules_are_themselves():
+    """Catches arrays that change places, a path that is lost, and an activation that is taken for a parameter."""
+    make = lambda key: equinox.nn.MLP(4, 3, 8, 2, jax.nn.gelu, key=key)  # noqa: E731
+    model = from_equinox(make)
+    params, _ = jax.jit(model.init)(KEY)
+    assert sorted(params) == [f"layers/{i}/{name}" for i in range(3) for name in ("bias", "weight")]
+    module = equinox.tree_at(
+        lambda m: [leaf for layer in m.layers for leaf in (layer.weight, layer.bias)],
+        make(KEY),
+        [params[f"layers/{i}/{name}"] for i in range(3) for name in ("weight", "bias")],
+    )
+    x = jax.random.normal(KEY, (5, 4))
+    np.testing.assert_allclose(model.apply(params, (), x, None, False)[0], jax.vmap(module)(x), rtol=1e-6)
+    loss = lambda apply: jnp.square(apply(x)).sum()  # noqa: E731
+    gradient = jax.grad(lambda p: loss(lambda x: model.apply(p, (), x, KEY, True)[0]))(params)
+    expected = equinox.filter_grad(lambda m: loss(jax.vmap(m)))(module)
+    np.testing.assert_allclose(gradient["layers/1/weight"], expected.layers[1].weight, rtol=1e-5)
+
+
+def test_what_is_no_equinox_constructor_is_refused():
+    with pytest.raises(TypeError, match=r"constructor: expected a function key -> equinox\.Module, got 'MLP'"):
+        from_equinox(equinox.nn.MLP(4, 3, 8, 2, key=KEY))
+    with pytest.raises(TypeError, match="a module whose arrays are floats, got 'count of int32'"):
+        from_equinox(Counter).init(KEY)
+    with pytest.raises(TypeError, match="constructor: expected a function"):
+        from_equinox(lambda key: 3).init(KEY)

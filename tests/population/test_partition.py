@@ -15,6 +15,7 @@ TRUE_PARTITIONS = {
     "iid": lambda seed: field.iid(4000, 37, seed=seed),
     "dirichlet": lambda seed: field.dirichlet(LABELS, 37, 0.05, min_examples=20, seed=seed),
     "shards": lambda seed: field.shards(LABELS, 37, 3, seed=seed),
+    "pathological": lambda seed: field.pathological(LABELS, 37, 3, seed=seed),
     "quantity_power_law": lambda seed: field.quantity_power_law(4000, 37, exponent=1.3, min_examples=5, seed=seed),
     "quantity_lognormal": lambda seed: field.quantity_lognormal(4000, 37, sigma=2.0, min_examples=5, seed=seed),
     "by_group": lambda seed: field.by_group(LABELS + seed),
@@ -68,6 +69,29 @@ def test_apportionment_adds_up():
     weights = np.random.default_rng(0).random(101)
     sizes = apportioned(weights, 1234)
     assert sizes.sum() == 1234 and (np.abs(sizes - 1234 * weights / weights.sum()) < 1).all()
+
+
+@pytest.mark.parametrize("num_clients, classes_per_client", [(37, 3), (5, 2), (12, 10), (100, 1)])
+def test_pathological_clients_have_their_classes(num_clients, classes_per_client):
+    """Catches a client with a class twice, a class that too many clients have, and rows that one client gets alone."""
+    partition = field.pathological(LABELS, num_clients, classes_per_client, seed=3)
+    owner = np.repeat(np.arange(num_clients), partition.sizes)
+    counts = np.zeros((num_clients, 10), int)
+    np.add.at(counts, (owner, LABELS[partition.indices]), 1)
+    assert ((counts > 0).sum(axis=1) == classes_per_client).all() and counts.sum() == 4000
+    num_owners = (counts > 0).sum(axis=0)
+    assert num_owners.max() - num_owners.min() <= 1
+    assert all(np.ptp(column[column > 0]) <= 1 for column in counts.T)
+
+
+def test_pathological_refuses_what_it_cannot_keep():
+    for arguments, words in (
+        (([0, 1, 0, 1], 2, 3), "classes_per_client"),
+        (([0, 1, 2, 3], 1, 2), "num_clients: expected clients with places for all 4 classes"),
+        (([0, 0, 0, 1], 2, 2), "1 rows of class 1"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            field.pathological(*arguments, seed=0)
 
 
 def _rejects(values, law, wrong):

@@ -188,6 +188,7 @@ def test_kill_and_resume_with_memory_on_disk(parts, tmp_path):
     assert log.read_bytes() == (tmp_path / "whole" / "metrics.jsonl").read_bytes()
 
 
+@pytest.mark.full
 @pytest.mark.optimised(False)
 def test_from_a_config(tmp_path):
     """Fault: an option that is part of a run's identity although it changes no bit; a recipe that no config reaches."""

@@ -433,6 +433,7 @@ def test_matrix_products_are_exact_unless_asked_otherwise(parts):
     assert seen[0] == "highest" and seen[-1] == "tensorfloat32"
 
 
+@pytest.mark.full
 def test_programs_are_kept(tmp_path):
     """Fault: every run from Python compiles anew what the last one compiled."""
     code = f"""

@@ -54,6 +54,43 @@ def test_a_config_sweep_is_runs(tmp_path):
     assert "config.run.lanes: " in other.output and (out / "points.jsonl").read_bytes() == before
 
 
+def test_axes_over_data_and_models(tmp_path):
+    """Catches points over the first point's data, rows out of order or lost, and a resume that begins anew."""
+    out = tmp_path / "s"
+    grid = ["sweep.grid.algorithm.coefficient=[0.5, 2.0]", "sweep.grid.data.alpha=[0.1, 10.0]"]
+    loaded = load_sweep(None, [*BASE, *grid, "sweep.seeds=[8]"])
+    result = run_sweep(loaded, out)
+    assert result.names == ("algorithm.coefficient", "data.alpha") and result.num_programs == 2
+    lines = (out / "results.jsonl").read_text().splitlines()
+    assert [json.loads(line) for line in lines] == result.rows
+    assert [tuple(row[name] for name in result.names) for row in result.rows[::2]] == [
+        (0.5, 0.1), (0.5, 10.0), (2.0, 0.1), (2.0, 10.0)
+    ]  # fmt: skip
+    for coefficient, alpha in ((0.5, 10.0), (2.0, 0.1)):
+        options = [f"algorithm.coefficient={coefficient}", f"data.alpha={alpha}", "data.seed=3", "seed=8"]
+        made = build(load(None, [*BASE[1:], *options]))
+        parts = made.key, made.algorithm, made.params, made.data.train
+        _, history = run(*parts, 4, evaluation=made.evaluation, evaluate_every=2)
+        for row in result.rows:
+            if (row["algorithm.coefficient"], row["data.alpha"]) == (coefficient, alpha):
+                record = history.records[row["round"]]
+                assert {name: row[name] for name in record} == record
+    # A kill during the second group leaves the first group's points.
+    first, second = out / "part-1" / "points.jsonl", out / "part-2" / "points.jsonl"
+    points = first.read_bytes()
+    second.unlink()
+    assert run_sweep(loaded, out, resume=True).rows == result.rows and first.read_bytes() == points
+    with pytest.raises(FileExistsError, match="part-1"):
+        run_sweep(loaded, out)
+
+
+def test_none_leaves_a_part_out():
+    """Catches a point without a wrapper that keeps the file's, and a text as a wrapper."""
+    grid = ['sweep.grid.sampler.with_dropout=["none", {rate=0.1}, {rate=0.5}]', "sampler.with_dropout.rate=0.2"]
+    tables = [config.resolved()["sampler"] for config in load_sweep(None, grid).configs]
+    assert [table.get("with_dropout", {}).get("rate") for table in tables] == [None, 0.1, 0.5]
+
+
 @pytest.mark.optimised(False)
 @pytest.mark.full
 def test_a_metric_that_is_not_there_is_told_at_once(monkeypatch, tmp_path):
@@ -94,13 +131,14 @@ def test_the_example_loads():
         (["sweep.grid.client_optimizer.learning_rat=[1.0]"], "client_optimizer.learning_rat"),
         (["sweep.grid.client_optimizer.learning_rate=0.1"], "Put it into a list"),
         (["sweep.grid.client_optimizer.learning_rate=[0.1, 0.1]"], "each once"),
-        (["sweep.grid.data.num_clients=[10, 20]"], "They share the clients"),
-        (["sweep.grid.run.rounds=[10, 20]"], "They share the rounds"),
+        (["sweep.grid.run.rounds=[10, 20]"], "All points share the rounds"),
+        (['sweep.grid.data.label_flip=["none", 3]'], "data.label_flip"),
         (["sweep.grid.seed=[1, 2]"], "a path such as"),
         ([GRID[0], "sweep.seed=3"], "Did you mean 'seeds'"),
         ([GRID[0], "sweep.seeds=0"], "sweep.seeds"),
         ([GRID[0], "sweep.batch=0"], "sweep.batch"),
         ([GRID[0], "run.variance_probe=8"], "It probes one algorithm"),
+        ([GRID[0], "run.stop_when=test_loss <= 1"], "All points run for all rounds"),
         ([GRID[0], "sweep.metrics=3"], "sweep.metrics"),
         (["sweep=3"], "sweep: expected a table"),
     ],

@@ -151,6 +151,7 @@ def test_floats_are_lifted_out_of_everything():
         jax.tree.map(np.testing.assert_array_equal, found, jax.jit(make(a))(x))
 
 
+@pytest.mark.full
 def test_kill_and_resume(tmp_path):
     """Catches rows lost, doubled or changed by a kill, at whatever byte it fell."""
     options = {

@@ -211,6 +211,7 @@ def test_integers_decode_to_the_message(keeps_zeros):
     assert metrics["clipped_share"] > 0
 
 
+@pytest.mark.full
 def test_federations_of_floats_and_integers(federation):
     """Messages of an odd grid, two rounds. Catches a unit that the server forgets, or applies to each message."""
     whole = p.Federation(transform=quantize(6, range=0.05, keeps_zeros=False, integers=True))

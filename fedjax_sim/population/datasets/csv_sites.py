@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 import numpy as np
 
 from fedjax_sim import text_files, validate
+from fedjax_sim.population.datasets.quantities import imputed, medians_of, quantities
 from fedjax_sim.population.federated_data import (
     FederatedData,
     existing,
@@ -97,11 +98,11 @@ def heart_disease(*, directory: FolderPath, test_fraction: float = 0.25, seed: N
     pooled = np.concatenate([table[rows] for table, (rows, _) in zip(tables, splits, strict=True)])
     index = {column: COLUMNS.index(column) for column in COLUMNS}
     imputed_columns = [index[column] for column in QUANTITIES + ANSWERS]
-    medians = _medians(pooled[:, imputed_columns])
-    mean, deviation = standardiser(_imputed(pooled[:, imputed_columns], medians)[:, : len(QUANTITIES)])
+    medians = medians_of(pooled[:, imputed_columns])
+    mean, deviation = standardiser(imputed(pooled[:, imputed_columns], medians)[:, : len(QUANTITIES)])
 
     def features(table: np.ndarray) -> np.ndarray:
-        values = _imputed(table[:, imputed_columns], medians)
+        values = imputed(table[:, imputed_columns], medians)
         values[:, : len(QUANTITIES)] = (values[:, : len(QUANTITIES)] - mean) / deviation
         # NaN equals no value, so a missing category has zeros in all its columns.
         one_hot = [table[:, index[column], None] == np.array(options) for column, options in CATEGORIES.items()]
@@ -177,17 +178,12 @@ def csv_sites(
         for site, table in tables.items()
     }
     features = {site: np.delete(table, label_column, axis=1) for site, table in tables.items()}
-    # Statistics come from training rows alone. A column has an indicator if one of these rows lacks its value.
+    # Statistics come from training rows alone.
     pooled = np.concatenate([features[site][rows] for site, (rows, _) in splits.items()])
-    columns_with_missing = np.flatnonzero(np.isnan(pooled).any(axis=0))
-    medians = _medians(pooled)
-    mean, deviation = standardiser(_imputed(pooled, medians)) if standardise else (0.0, 1.0)
+    prepared = quantities(pooled, standardise)
 
     def examples(site: str, rows: np.ndarray) -> dict[str, np.ndarray]:
-        values = features[site][rows]
-        x = (_imputed(values, medians) - mean) / deviation
-        indicators = np.isnan(values[:, columns_with_missing])
-        return {"x": np.concatenate([x, indicators], axis=1), "y": tables[site][rows, label_column]}
+        return {"x": prepared(features[site][rows]), "y": tables[site][rows, label_column]}
 
     train, test = ({site: examples(site, splits[site][part]) for site in tables} for part in (0, 1))
     num_outputs = 1
@@ -200,17 +196,6 @@ def csv_sites(
     return from_sites(train, test, task=task, num_outputs=num_outputs, name=pathlib.Path(directory).name)
 
 
-def _medians(values: np.ndarray) -> np.ndarray:
-    """Returns the median of each column, [columns], without NaN. A column of NaN alone has 0."""
-    columns = [column[~np.isnan(column)] for column in values.T]
-    return np.array([np.median(column) if len(column) else 0.0 for column in columns])
-
-
-def _imputed(values: np.ndarray, medians: np.ndarray) -> np.ndarray:
-    """Returns the values [n, columns], with the column's median instead of NaN."""
-    return np.where(np.isnan(values), medians, values)
-
-
 def _sites(
     folder: pathlib.Path, label: str, delimiter: str, comment: str | None, missing: Sequence[str]
 ) -> tuple[list[str], dict[str, np.ndarray]]:
@@ -221,7 +206,7 @@ def _sites(
     paths = files_of(folder, ".csv", "a site's table as a file")
     header: list[str] = []
     tables = {}
-    hint = "Ids and words: read the file yourself, and make clients of an id column with population.by_group."
+    hint = "A table with a column of ids, or with words, is read by population.table."
     for path in paths:
         comments = [] if comment is None else [comment]
         rows = list(text_files.table_rows(path.name, path, delimiter=delimiter, comments=comments))

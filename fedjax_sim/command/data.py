@@ -1,0 +1,133 @@
+"""Implements `fedjax-sim data`: the clients of a config, their sizes and labels, before anything is trained."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from fedjax_sim.command.errors import is_users_error
+from fedjax_sim.command.folders import WITH_HELP
+
+__all__ = ["data"]
+
+
+def data(
+    config: Annotated[
+        Path | None, typer.Argument(metavar="[CONFIG.toml | EXAMPLE]", help="A run's config; its [data] is read.")
+    ] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="a.b=c", help="Override an option, e.g. data.alpha=0.1. Repeatable."),
+    ] = None,
+    without: Annotated[
+        list[str] | None,
+        typer.Option("--unset", metavar="a.b", help="Leave out a table or an option of the file. Repeatable."),
+    ] = None,
+    own_modules: Annotated[list[str] | None, typer.Option("--with", metavar="MODULE", help=WITH_HELP)] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Also draw the labels and sizes of 24 clients, as data.png or data.svg.")
+    ] = None,
+) -> None:
+    """Show the clients of a config: how many there are, their sizes, and how their labels differ."""
+    from fedjax_sim.config import registry
+    from fedjax_sim.config.document import ConfigError, load
+    from fedjax_sim.config.value_kinds import problem
+    from fedjax_sim.running.environment import prepare
+
+    try:
+        if out is not None and out.suffix not in (".png", ".svg"):
+            raise ConfigError([problem("--out", "a name that ends in .png or .svg", str(out))])
+        registry.admit(own_modules or [])
+        loaded = load(config, settings or [], without or [])
+        prepare()
+        from fedjax_sim.config.build import Builder
+        from fedjax_sim.population.describe import describe
+
+        builder = Builder(loaded)
+        federated = builder.data()
+        builder.stop()
+        about = describe(federated)
+        lines = [*_facts(federated, about), *_label_lines(federated)]
+        if out is not None:
+            _draw(about, out)
+    except (ConfigError, ImportError, TypeError, ValueError) as error:
+        if not is_users_error(error):
+            raise
+        typer.echo(str(error), err=True)
+        raise typer.Exit(2) from error
+    except OSError as error:
+        typer.echo(f"{type(error).__name__}: {error}", err=True)
+        raise typer.Exit(1) from error
+    _show(lines)
+    if out is not None:
+        typer.echo(str(out))
+
+
+def _facts(federated: Any, about: dict[str, Any]) -> list[tuple[str, str]]:
+    """Returns lines (name, text) on clients, examples and shapes; `about` as of `population.describe`."""
+    import jax
+
+    lines = [("data", about["name"]), ("task", federated.task), ("clients", f"{about['num_clients']:,}")]
+    if "num_examples_total" in about:
+        lines.append(("examples at clients", f"{about['num_examples_total']:,}"))
+        sizes = about["examples_quantiles"]
+        texts = [f"{sizes[name]:,.6g}" for name in ("min", "q25", "median", "q75", "max")]
+        lines.append(("examples of a client", f"{texts[0]} to {texts[4]}; quartiles {', '.join(texts[1:4])}"))
+    lines.append(("test examples", f"{len(jax.tree.leaves(federated.test)[0]):,}"))
+    held_out = 0 if federated.held_out is None else federated.held_out.size
+    lines.append(("held-out clients", f"{held_out:,}"))
+    lines.append(("an example", f"shape {tuple(federated.input_shape)}"))
+    lines += [("poisoned", words) for words in about.get("poisons", ())]
+    lines += [("changed", words) for words in about.get("notes", ())]
+    return lines
+
+
+def _label_lines(federated: Any) -> list[tuple[str, str]]:
+    """Returns lines (name, text) on the clients' labels; none unless the task has classes."""
+    from fedjax_sim.metrics import label_counts, label_heterogeneity
+    from fedjax_sim.population.describe import MAX_VISITED
+
+    if federated.task not in ("binary", "classification") or federated.train.size > MAX_VISITED:
+        return []
+    counts = label_counts(federated.train, num_labels=max(federated.num_outputs, 2))
+    measures = label_heterogeneity(counts)
+    shares = 100 * counts.sum(axis=0) / counts.sum()
+    held_labels = (counts > 0).sum(axis=1)
+    return [
+        ("labels", f"{len(shares)}, with {shares.min():.3g} to {shares.max():.3g} % of the examples each"),
+        ("labels of a client", f"{held_labels.min()} to {held_labels.max()}, {held_labels.mean():.3g} on average"),
+        ("effective number of labels of a client", f"{measures['labels_per_client']:.4g}"),
+        ("total variation from all labels", f"{measures['total_variation']:.4g}, from 0 (alike) to 1"),
+        ("Jensen-Shannon divergence", f"{measures['jensen_shannon']:.4g} nats"),
+    ]
+
+
+def _draw(about: dict[str, Any], out: Path) -> None:
+    """Draws the labels and sizes of up to 24 clients.
+
+    Raises: ConfigError for data without classes.
+    """
+    from fedjax_sim.config.document import ConfigError
+    from fedjax_sim.config.value_kinds import problem
+    from fedjax_sim.report.plots import label_mix
+    from fedjax_sim.running.files import write_atomically
+
+    if "label_counts" not in about:
+        raise ConfigError([problem("--out", "a task with classes, whose labels can be drawn", about["name"])])
+    picture = io.BytesIO()
+    label_mix(about).savefig(picture, format=out.suffix[1:], dpi=200)
+    write_atomically(out, [picture.getvalue()])
+
+
+def _show(lines: list[tuple[str, str]]) -> None:
+    """Prints lines (name, text) as a table."""
+    from rich.console import Console
+    from rich.table import Table
+
+    grid = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+    for name, text in lines:
+        grid.add_row(name, text)
+    Console(soft_wrap=True).print(grid, highlight=False, markup=False)

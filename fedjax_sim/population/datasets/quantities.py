@@ -1,0 +1,49 @@
+"""Columns of measured quantities: missing values are imputed and told, and scales are made alike.
+
+All statistics are those of training rows, so that test rows stay unseen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from fedjax_sim.population.federated_data import standardiser
+
+__all__ = ["imputed", "medians_of", "quantities"]
+
+
+def medians_of(values: np.ndarray) -> np.ndarray:
+    """Returns the median of each column, [columns], without NaN. A column of NaN alone has 0."""
+    columns = [column[~np.isnan(column)] for column in values.T]
+    return np.array([np.median(column) if len(column) else 0.0 for column in columns])
+
+
+def imputed(values: np.ndarray, medians: np.ndarray) -> np.ndarray:
+    """Returns the values [n, columns], with the column's median instead of NaN."""
+    return np.where(np.isnan(values), medians, values)
+
+
+def quantities(train: np.ndarray, standardise: bool) -> Callable[[np.ndarray], np.ndarray]:
+    """Returns the function that makes features of quantities, [n, columns] with NaN for missing ones.
+
+    A missing value becomes the median of the training rows. Behind the columns stands an indicator, 0 or 1, for each
+    column of which a training row lacks its value.
+
+    Args:
+      train: the training rows, [n, columns].
+      standardise: whether columns are brought to mean 0 and standard deviation 1 of the training rows.
+
+    >>> quantities(np.array([[1.0, np.nan], [3.0, 4.0]]), True)(np.array([[5.0, np.nan]])).tolist()
+    [[3.0, 0.0, 1.0]]
+    """
+    columns_with_missing = np.flatnonzero(np.isnan(train).any(axis=0))
+    medians = medians_of(train)
+    mean, deviation = standardiser(imputed(train, medians)) if standardise else (0.0, 1.0)
+
+    def prepared(values: np.ndarray) -> np.ndarray:
+        indicators = np.isnan(values[:, columns_with_missing])
+        return np.concatenate([(imputed(values, medians) - mean) / deviation, indicators], axis=1)
+
+    return prepared

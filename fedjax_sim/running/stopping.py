@@ -1,0 +1,73 @@
+"""Stops a run at a target, or when a metric no longer improves: `run.stop_when` of a config."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from fedjax_sim import validate
+
+__all__ = ["StopWhen"]
+
+TARGET = re.compile(r"(\w+) *(>=|<=) *(\S+)")
+PATIENCE = re.compile(r"(\w+) not (higher|lower) for ([0-9]+)")
+
+
+class StopWhen:
+    """A callback of `run` that stops it after the first evaluation at which a rule holds.
+
+    Args:
+      rule: one of
+        - "METRIC >= NUMBER" and "METRIC <= NUMBER": the metric has reached the number,
+        - "METRIC not higher for N" and "METRIC not lower for N": the last N evaluations brought no value above (below)
+          the best one before them.
+      records: records of rounds that were run before, of a run that is resumed. A round that comes twice counts once.
+
+    A value that is not finite reaches no number, and is no improvement.
+
+    Raises: ValueError for a rule in another form; when called, for a record without the metric.
+
+    Guarantees: a run stops after the evaluation at which its rule first holds, and a stopped and resumed run stops in
+    the same round (tests/running/test_stopping.py::test_runs_stop_where_their_rule_holds).
+
+    >>> stop = StopWhen("test_loss not lower for 2")
+    >>> [stop(round, None, {"round": round, "test_loss": x}) for round, x in enumerate([3.0, 2.0, 2.5, 2.1])]
+    [False, False, False, True]
+    """
+
+    def __init__(self, rule: str, records: Iterable[Mapping[str, Any]] = ()):
+        target = TARGET.fullmatch(rule.strip()) if isinstance(rule, str) else None
+        patience = PATIENCE.fullmatch(rule.strip()) if isinstance(rule, str) else None
+        number = validate.decimal(target[3]) if target else float(patience[3]) if patience else 0.0
+        if not (target or patience) or number != number or (patience and number < 1):
+            rules = "'test_accuracy >= 0.9', 'test_loss <= 0.3' or 'test_loss not lower for 5' (evaluations)"
+            validate.fail("stop_when", f"a rule such as {rules}", rule)
+        self.rule = rule
+        self.metric = (target or patience)[1]
+        self.number = number
+        self.is_patience = patience is not None
+        # Values are negated where lower is better, so that higher is better below.
+        self.sign = 1.0 if (target or patience)[2] in (">=", "higher") else -1.0
+        self.values: dict[int, float] = {}  # by round
+        for record in records:
+            if self.metric in record and record["round"] > 0:
+                self._add(record)
+
+    def __call__(self, round: int, state: Any, record: Mapping[str, Any]) -> bool:
+        """Returns whether the run is to stop after this evaluation."""
+        if self.metric not in record:
+            hint = validate.nearest(self.metric, record)
+            validate.fail("stop_when", "a metric of the evaluation, one of " + ", ".join(record), self.metric, hint)
+        self._add(record)
+        values = [self.values[place] for place in sorted(self.values) if place <= round]
+        if not self.is_patience:
+            return values[-1] >= self.sign * self.number
+        num_waits = int(self.number)
+        best_before = max(values[:-num_waits], default=float("inf"))
+        return not any(value > best_before for value in values[-num_waits:]) and len(values) > num_waits
+
+    def _add(self, record: Mapping[str, Any]) -> None:
+        """Keeps the metric of a record; NaN as the worst value."""
+        value = self.sign * float(record[self.metric])
+        self.values[record["round"]] = value if value == value else -float("inf")

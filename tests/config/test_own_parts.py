@@ -1,0 +1,102 @@
+"""Parts of a user's own module in a config: `--with MODULE` admits them, and a config alone runs no code."""
+
+import json
+import sys
+
+import pytest
+from typer.testing import CliRunner
+
+from fedjax_sim.command.app import app
+from fedjax_sim.config import registry
+
+MODULE = '''
+import pathlib
+
+import jax
+
+from fedjax_sim import aggregation, transform
+from fedjax_sim.types import Aggregator, UpdateTransform
+
+pathlib.Path("it_ran").write_text("")
+
+
+def mine(*, level: float = 0.5, which: str = "a") -> Aggregator:
+    """The mean, by another name."""
+    return aggregation.mean()
+
+
+def halved(*, times: int) -> UpdateTransform:
+    """Halves an update some times."""
+    return transform.stateless(lambda key, update: jax.tree.map(lambda x: x / 2**times, update))
+
+
+def _hidden() -> Aggregator:
+    return aggregation.mean()
+'''
+RUN = ["data.num_clients=40", "model.name=linear", "sampler.cohort_size=8", "algorithm.num_steps=2", "run.rounds=2"]
+
+
+@pytest.fixture
+def module(tmp_path, monkeypatch):
+    """The name of a module in the current folder; nothing of it stays behind."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    name = f"own_rules_{tmp_path.name}"
+    (tmp_path / f"{name}.py").write_text(MODULE)
+    yield name
+    registry.admit([])
+    sys.modules.pop(name, None)
+
+
+def invoke(command, *settings, module=None):
+    words = [word for setting in settings for word in ("--set", setting)]
+    return CliRunner().invoke(app, [*command, *words, *(["--with", module] if module else [])])
+
+
+def test_a_config_alone_runs_no_code(module, tmp_path):
+    """Catches a stranger's config that imports a module, and a module that is imported only to be read."""
+    (tmp_path / "run.toml").write_text(f'[aggregator]\nname = "mine"\n[run]\nmodules = ["{module}"]\n')
+    done = invoke(["run", "run.toml"], *RUN)
+    assert done.exit_code == 2 and f"run.modules: expected modules that --with names, got '{module}'" in done.output
+    assert f"--with {module}" in done.output and not (tmp_path / "it_ran").exists()
+    # Wrong options are refused before the module runs.
+    done = invoke(["run"], *RUN, "aggregator.name=mine", "aggregator.levle=1.0", module=module)
+    assert done.exit_code == 2 and "Did you mean 'level'" in done.output and not (tmp_path / "it_ran").exists()
+
+
+def test_own_parts_are_parts(module, tmp_path):
+    """Catches a part whose options are lost, and a run that cannot be resumed or shown."""
+    settings = [*RUN, "aggregator.name=mine", "aggregator.level=0.25"]
+    done = invoke(["run", "-q", "--out", "out"], *settings, "transform.halved.times=3", module=module)
+    assert done.exit_code == 0, done.output
+    tables = (tmp_path / "out" / "config.toml").read_text()
+    assert f'modules = ["{module}"]' in tables and "level = 0.25" in tables and "[transform.halved]" in tables
+    # Halved no times, an update is itself; three times, it is another.
+    assert invoke(["run", "-q", "--out", "plain"], *RUN).exit_code == 0
+    assert invoke(["run", "-q", "--out", "same"], *settings, "transform.halved.times=0", module=module).exit_code == 0
+    losses = {}
+    for name in ("out", "plain", "same"):
+        last_record = json.loads((tmp_path / name / "metrics.jsonl").read_text().splitlines()[-1])
+        losses[name] = last_record["test_loss"]
+    assert losses["same"] == losses["plain"] != losses["out"]
+    resumed = ["run", "-q", "--resume", "--out", "out"]
+    assert invoke(resumed, "run.rounds=3").exit_code == 2
+    assert invoke(resumed, "run.rounds=3", module=module).exit_code == 0
+    assert invoke(["show", "out"]).exit_code == 2 and invoke(["show", "out"], module=module).exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (None, "a module with source code"),
+        ("def mean() -> int: return 1", "names that no other part has, got 'mean'"),
+        ("def broken(", "a module with source code"),
+    ],
+)
+def test_wrong_modules(text, words, module, tmp_path):
+    if text is None:
+        module = "no_module_of_this_name"
+    else:
+        (tmp_path / f"{module}.py").write_text(text)
+    done = invoke(["run"], *RUN, module=module)
+    assert done.exit_code == 2 and words in done.output

@@ -1,0 +1,87 @@
+"""`run.stop_when`: where a run stops, and that it stops there again after a resume."""
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from fedjax_sim.command.app import app
+from fedjax_sim.running.stopping import StopWhen
+
+RUN = ["data.num_clients=40", "model.name=linear", "sampler.cohort_size=8", "algorithm.num_steps=2",
+       "client_optimizer.learning_rate=0.3", "run.rounds=12", "run.evaluate_every=2"]  # fmt: skip
+NAN = float("nan")
+
+
+@pytest.mark.parametrize(
+    ("rule", "values", "stops"),
+    [
+        ("m >= 0.9", [0.5, 0.95, 0.3], [False, True, False]),
+        ("m <= 0.3", [NAN, 0.4, 0.3], [False, False, True]),
+        ("m not lower for 2", [3.0, 2.0, 2.0, 2.0], [False, False, False, True]),
+        ("m not higher for 1", [1.0, 2.0, 3.0, 2.5], [False, False, False, True]),
+        ("m not lower for 2", [3.0, NAN, NAN, 1.0], [False, False, True, False]),
+        ("m not lower for 3", [3.0, 4.0, 5.0], [False, False, False]),
+        ("m not lower for 1", [NAN, NAN], [False, True]),
+    ],
+)
+def test_rules(rule, values, stops):
+    """Catches a comparison in the wrong direction, a wait that is one too long, and NaN as an improvement."""
+    stop = StopWhen(rule)
+    assert [stop(2 * i, None, {"round": 2 * i, "m": x}) for i, x in enumerate(values, 1)] == stops
+    # A run that is resumed may see its last rounds once more.
+    records = [{"round": 2 * i, "m": x} for i, x in enumerate(values, 1)]
+    again = StopWhen(rule, [{"round": 0, "m": 0.0}, *records])
+    last = records[-1]
+    assert again(last["round"], None, last) == stops[-1]
+
+
+@pytest.mark.parametrize("rule", ["m > 0.9", "m >= nan", "m not lower for 0", "m", "", 3])
+def test_wrong_rules(rule):
+    with pytest.raises(ValueError, match="stop_when: expected a rule such as"):
+        StopWhen(rule)
+
+
+def invoke(*words):
+    return CliRunner().invoke(app, ["run", "-q", *words])
+
+
+def test_runs_stop_where_their_rule_holds(tmp_path):
+    """Catches a rule that is not asked, one that stops late, and a resume that waits anew."""
+    settings = [word for setting in RUN for word in ("--set", setting)]
+    first_rounds = [word.replace("run.rounds=12", "run.rounds=4") for word in settings]
+    whole, stopped, killed = (tmp_path / name for name in ("whole", "stopped", "killed"))
+    assert invoke(*settings, "--out", str(whole)).exit_code == 0
+    records = [json.loads(line) for line in (whole / "metrics.jsonl").read_text().splitlines()]
+    losses = {record["round"]: record["test_loss"] for record in records if "test_loss" in record}
+    target = f"test_loss <= {losses[6]}"
+    expected = next(round for round, loss in losses.items() if round and loss <= losses[6])
+    done = invoke(*settings, "--set", f"run.stop_when={target}", "--out", str(stopped))
+    assert done.exit_code == 0, done.output
+    summary = json.loads((stopped / "summary.json").read_text())
+    assert (summary["rounds"], summary["finished"], summary["stopped_when"]) == (expected, False, target)
+    assert (stopped / "metrics.jsonl").read_text() == "".join(
+        (whole / "metrics.jsonl").open().readlines()[: expected + 1]
+    )
+    assert target in (stopped / "report.html").read_text().replace("&lt;", "<").replace("&gt;", ">")
+    # Four rounds first, and the others with the rule: both evaluations of the first run count.
+    rule = "test_loss not higher for 2"
+    assert invoke(*first_rounds, "--out", str(killed)).exit_code == 0
+    more = ["--resume", "--out", str(killed), "--set", "run.rounds=12", "--set", f"run.stop_when={rule}"]
+    assert invoke(*more).exit_code == 0
+    resumed = json.loads((killed / "summary.json").read_text())["rounds"]
+    waits = StopWhen(rule)
+    assert resumed == next(
+        (round for round, loss in losses.items() if round and waits(round, None, {"round": round, "test_loss": loss})),
+        12,
+    )
+    wrong = invoke(*settings, "--set", "run.stop_when=test_los <= 1", "--out", str(tmp_path / "wrong"))
+    assert wrong.exit_code == 2 and "Did you mean 'test_loss'" in wrong.output
+
+
+def test_a_private_run_has_no_rule(tmp_path):
+    """Catches a number of rounds that depends on data which no epsilon covers."""
+    arguments = ["compressed_private", "--set", "data.num_clients=50", "--set", "sampler.rate=0.2", "--set"]
+    done = invoke(*arguments, "run.stop_when=test_accuracy >= 0.1", "--out", str(tmp_path / "run"))
+    assert done.exit_code == 2 and "run.stop_when: expected none in a run with noise" in done.output
+    assert not (tmp_path / "run" / "metrics.jsonl").exists()
