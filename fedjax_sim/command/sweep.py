@@ -146,7 +146,7 @@ def _show(result: Any, metric: str, cells: list[dict], folder: Path) -> None:
     names = short_names if len(set(short_names)) == len(short_names) else result.names
     for name in (*names, "seeds", metric, "minus the first", "diverged"):
         grid.add_column(name, justify="right", overflow="fold")
-    for cell, difference in zip(cells[:MOST_ROWS], [None, *result.differences(metric)], strict=False):
+    for cell, difference in zip(cells[:MOST_ROWS], result.difference_of_each(metric), strict=False):
         texts = [
             *(str(cell[name]) for name in result.names),
             str(cell["seeds"]),
@@ -160,7 +160,8 @@ def _show(result: Any, metric: str, cells: list[dict], folder: Path) -> None:
         grid.add_row(*texts, str(cell["diverged"] or ""), style="red" if cell["diverged"] else "")
     console = Console()
     console.print(grid, highlight=False)
-    note = "±: half of a 95 % interval over seeds. Differences are paired: taken seed by seed."
+    note = "±: half of a 95 % interval over seeds. Differences are paired: taken seed by seed"
+    note += f", from the first row of the same {' and '.join(result.apart)}." if result.apart else "."
     console.print(Text(note, "dim"), soft_wrap=True)
     if len(cells) > MOST_ROWS:
         console.print(Text(f"... and {len(cells) - MOST_ROWS} more in results.csv", "dim"))

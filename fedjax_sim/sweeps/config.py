@@ -285,7 +285,9 @@ def run_sweep(
         results.append(_run_group(group, folder, resume and has_begun, progress, metric))
     if len(results) == 1:
         return results[0]
-    result = joined(results, loaded.combinations)
+    names = results[0].names
+    apart = tuple(name for name in names if name.partition(".")[0] in SEPARATE)
+    result = joined(results, loaded.combinations)._replace(apart=apart)
     if directory is not None:
         result.write(directory)
     return result

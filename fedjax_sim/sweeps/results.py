@@ -45,6 +45,8 @@ class Sweep(NamedTuple):
     exact: bool  # whether every point has the bits of a single run
     compile_seconds: float = 0.0
     seconds: float = 0.0
+    # Names whose values are other clients or another model: differences are taken where these are equal.
+    apart: tuple[str, ...] = ()
 
     def column(self, name: str) -> np.ndarray:
         """Returns a column of all rows; metrics as floats.
@@ -168,28 +170,40 @@ class Sweep(NamedTuple):
     def differences(self, metric: str, *, round: int | None = None, confidence: float = 0.95) -> list[dict[str, Any]]:
         """Compares every combination with the first one, seed by seed, so that shared randomness of a seed cancels.
 
+        A combination with other values of `apart` is compared with the first that has the same values of these names,
+        since other clients or another model share no randomness.
+
         Args:
           metric: a metric of the rows.
           round, confidence: as for `summary`.
 
-        Returns: for each combination but the first, in their order, its values and the fields of `Paired`, over the
-          seeds that both combinations have; of combinations that share no seed the difference is NaN.
+        Returns: for each combination that is not itself a first one, in their order, its values and the fields of
+          `Paired`, over the seeds that both combinations have; of combinations that share no seed the difference is NaN.
 
         Guarantees: difference, p-value and interval equal those of scipy's paired t-test, and a seed at which a side is
-        not finite is left out and counted (tests/sweeps/test_sweep.py::test_differences_are_paired).
+        not finite is left out and counted; combinations over other data are compared among themselves
+        (tests/sweeps/test_sweep.py::test_differences_are_paired).
         """
+        differences = self.difference_of_each(metric, round=round, confidence=confidence)
+        return [difference for difference in differences if difference is not None]
+
+    def difference_of_each(
+        self, metric: str, *, round: int | None = None, confidence: float = 0.95
+    ) -> list[dict[str, Any] | None]:
+        """Returns the entries of `differences` for all combinations, in the order of `summary`; None for a first one."""
         validate.in_range("confidence", confidence, 0, 1, open_low=True, open_high=True)
         numbers_of_seed: dict[tuple, dict[int, float]] = {}  # combination -> seed -> the metric
         for row in self._at(metric, round):
             numbers_of_seed.setdefault(self._others(row, ()), {})[row["seed"]] = recorded_number(row[metric])
-        (_, first), *others = numbers_of_seed.items()
-        return [
-            dict(zip(self.names, values, strict=True))
-            | _paired(
-                metric, [(number, first[seed]) for seed, number in numbers.items() if seed in first], confidence
-            )._asdict()
-            for values, numbers in others
-        ]
+        first_of: dict[tuple, dict[int, float]] = {}  # values of `apart` -> seed -> the metric
+        differences: list[dict[str, Any] | None] = []
+        for values, numbers in numbers_of_seed.items():
+            combination = dict(zip(self.names, values, strict=True))
+            first = first_of.setdefault(tuple(combination[name] for name in self.apart), numbers)
+            pairs = [(number, first[seed]) for seed, number in numbers.items() if seed in first]
+            is_first = first is numbers
+            differences.append(None if is_first else combination | _paired(metric, pairs, confidence)._asdict())
+        return differences
 
     def write(self, directory: str | Path) -> tuple[Path, Path]:
         """Writes `results.jsonl` and `results.csv`, each completely or not at all, and returns their paths."""

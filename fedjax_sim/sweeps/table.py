@@ -52,7 +52,7 @@ def comparison_table(found: Sweep, metric: str, *, confidence: float = 0.95) -> 
     rows = []
     for cell, gap in zip(
         found.summary(metric, confidence=confidence),
-        [None, *found.differences(metric, confidence=confidence)],
+        found.difference_of_each(metric, confidence=confidence),
         strict=True,
     ):
         differences = {

@@ -363,3 +363,11 @@ def test_differences_are_paired():
     assert near["high"] - near["low"] < 0.1 < np.ptp(common) and near["correlation"] > 0.9
     assert (lost["rate"], lost["seeds"], lost["diverged"]) == (1.0, 7, 1)
     assert of_values({(2.0, 0): 1.0}).differences("loss") == []
+    # Over other data nothing is paired: the first rate of each alpha is the reference of its other rates.
+    rows = [
+        {"seed": s, "rate": rate, "data.alpha": alpha, "round": 1, "loss": 100 * alpha + rate + s}
+        for rate in (2.0, 0.5) for alpha in (1.0, 3.0) for s in range(2)
+    ]  # fmt: skip
+    apart = Sweep(rows, ("rate", "data.alpha"), [0, 1], 2, True, apart=("data.alpha",))
+    assert [x and x["difference"] for x in apart.difference_of_each("loss")] == [None, None, -1.5, -1.5]
+    assert [(x["rate"], x["data.alpha"]) for x in apart.differences("loss")] == [(0.5, 1.0), (0.5, 3.0)]
