@@ -187,6 +187,19 @@ ROWS = {
         "Hello",
         "Hallo",
     ),
+    "table": text_row(
+        [
+            "data.name=table",
+            "data.file=FOLDER/a.csv",
+            "data.test_file=FOLDER/b.csv",
+            "data.client=u",
+            "data.label=y",
+            *STORE[2:],
+        ],  # fmt: skip
+        {f"{name}.csv": "u,x,y\n" + "".join(f"{i % 3},{i},{i % 2}\n" for i in range(9)) for name in "ab"},
+        ",8,",
+        ",9,",
+    ),
     "tff_hdf5": Row(
         ["data.name=tff_hdf5", "data.path=FOLDER/train.h5", "data.test_path=FOLDER/test.h5", *STORE[2:]],
         write_hdf5,
