@@ -25,8 +25,8 @@ def test_a_point_may_be_a_table():
     assert (proximal["name"], proximal["num_steps"], proximal["coefficient"]) == ("fedprox", 7, 0.5)
     optimizers = 'sweep.grid.client_optimizer=[{name="sgd"}, {name="adam", learning_rate=0.01}]'
     assert load_sweep(None, [*SMALL, optimizers]).differences()["client_optimizer.learning_rate"] == [0.5, 0.01]
-    with pytest.raises(ConfigError, match=r"sweep\.grid\.model: expected an option of what learns"):
-        load_sweep(None, [*SMALL, 'sweep.grid.model=[{name="linear"}]'])
+    with pytest.raises(ConfigError, match=r"sweep\.grid\.run: expected an option of what learns"):
+        load_sweep(None, [*SMALL, "sweep.grid.run=[{rounds=3}]"])
 
 
 def test_a_point_may_be_a_chain():
