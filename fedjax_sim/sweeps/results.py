@@ -178,7 +178,7 @@ class Sweep(NamedTuple):
           round, confidence: as for `summary`.
 
         Returns: for each combination that is not itself a first one, in their order, its values and the fields of
-          `Paired`, over the seeds that both combinations have; of combinations that share no seed the difference is NaN.
+          `Paired`, over the seeds that both combinations have. Of combinations that share no seed it is NaN.
 
         Guarantees: difference, p-value and interval equal those of scipy's paired t-test, and a seed at which a side is
         not finite is left out and counted; combinations over other data are compared among themselves
@@ -190,7 +190,7 @@ class Sweep(NamedTuple):
     def difference_of_each(
         self, metric: str, *, round: int | None = None, confidence: float = 0.95
     ) -> list[dict[str, Any] | None]:
-        """Returns the entries of `differences` for all combinations, in the order of `summary`; None for a first one."""
+        """Returns the entries of `differences` for all combinations, in the order of `summary`; None for first ones."""
         validate.in_range("confidence", confidence, 0, 1, open_low=True, open_high=True)
         numbers_of_seed: dict[tuple, dict[int, float]] = {}  # combination -> seed -> the metric
         for row in self._at(metric, round):
