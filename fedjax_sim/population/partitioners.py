@@ -115,8 +115,11 @@ def power_law_sizes(
     >>> int(power_law_sizes(num_clients=2).divide(np.zeros(7)).sizes.sum())
     7
     """
-    options = {"exponent": exponent, "min_examples": min_examples, "seed": seed}
-    return Partitioner(lambda labels: partition.quantity_power_law(len(labels), num_clients, **options))
+    return Partitioner(
+        lambda labels: partition.quantity_power_law(
+            len(labels), num_clients, exponent=exponent, min_examples=min_examples, seed=seed
+        )
+    )
 
 
 @validate.named_arguments
@@ -132,5 +135,8 @@ def lognormal_sizes(
     >>> lognormal_sizes(num_clients=4, sigma=0.0).divide(np.zeros(100)).sizes.tolist()
     [25, 25, 25, 25]
     """
-    options = {"sigma": sigma, "min_examples": min_examples, "seed": seed}
-    return Partitioner(lambda labels: partition.quantity_lognormal(len(labels), num_clients, **options))
+    return Partitioner(
+        lambda labels: partition.quantity_lognormal(
+            len(labels), num_clients, sigma=sigma, min_examples=min_examples, seed=seed
+        )
+    )

@@ -37,18 +37,19 @@ class StopWhen:
     """
 
     def __init__(self, rule: str, records: Iterable[Mapping[str, Any]] = ()):
-        target = TARGET.fullmatch(rule.strip()) if isinstance(rule, str) else None
-        patience = PATIENCE.fullmatch(rule.strip()) if isinstance(rule, str) else None
-        number = validate.decimal(target[3]) if target else float(patience[3]) if patience else 0.0
-        if not (target or patience) or number != number or (patience and number < 1):
+        text = rule.strip() if isinstance(rule, str) else ""
+        target = TARGET.fullmatch(text)
+        patience = PATIENCE.fullmatch(text)
+        match = target or patience
+        number = validate.decimal(match[3]) if match else float("nan")
+        if match is None or number != number or (match is patience and number < 1):
             rules = "'test_accuracy >= 0.9', 'test_loss <= 0.3' or 'test_loss not lower for 5' (evaluations)"
             validate.fail("stop_when", f"a rule such as {rules}", rule)
-        self.rule = rule
-        self.metric = (target or patience)[1]
+        self.metric = match[1]
         self.number = number
-        self.is_patience = patience is not None
+        self.is_patience = match is patience
         # Values are negated where lower is better, so that higher is better below.
-        self.sign = 1.0 if (target or patience)[2] in (">=", "higher") else -1.0
+        self.sign = 1.0 if match[2] in (">=", "higher") else -1.0
         self.values: dict[int, float] = {}  # by round
         for record in records:
             if self.metric in record and record["round"] > 0:

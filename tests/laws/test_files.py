@@ -195,7 +195,7 @@ ROWS = {
             "data.client=u",
             "data.label=y",
             *STORE[2:],
-        ],  # fmt: skip
+        ],
         {f"{name}.csv": "u,x,y\n" + "".join(f"{i % 3},{i},{i % 2}\n" for i in range(9)) for name in "ab"},
         ",8,",
         ",9,",

@@ -239,15 +239,16 @@ def _federated(train: _Table, test: _Table | None, name: str, meaning: _Meaning)
     )
     if SCALED_BYTES in notes:
         training["x"], testing["x"] = training["x"] / np.float32(255), testing["x"] / np.float32(255)
-    if ids is None:
-        population: Population = indexed(training, partition.divide(training["y"]))
-        held_out = None
-    else:
+    held_out = None
+    if ids is not None:
         # A client whose rows the split made test rows stays in the population, without rows. In a table of test rows
         # alone, ids that never train are held-out clients and no others.
         names = np.unique(ids if test is None else ids[~is_test])
-        population = _stored(training, from_owner(np.searchsorted(names, ids[~is_test]), len(names)))
+        owner = np.asarray(np.searchsorted(names, ids[~is_test]))
+        population: Population = _stored(training, from_owner(owner, len(names)))
         held_out = _stored(testing, by_group(ids[is_test]))
+    elif partition is not None:
+        population = indexed(training, partition.divide(training["y"]))
     shape = training["x"].shape[1:]
     return FederatedData(
         population, testing, held_out, shape, num_outputs, meaning.task, label_names, name=name, notes=tuple(notes)
@@ -417,6 +418,6 @@ def _labels(table: _Table, meaning: _Meaning) -> tuple[np.ndarray, int, tuple[st
     return y, num_outputs, tuple(map(str, classes))
 
 
-def _listed(names: Sequence[Any]) -> str:
-    """Returns names as a text, the first ten of many."""
+def _listed(names: Any) -> str:
+    """Returns names, a sequence or an array, as a text with the first ten of many."""
     return ", ".join(map(str, names[:10])) + (", ..." if len(names) > 10 else "")
