@@ -38,16 +38,15 @@ class StopWhen:
 
     def __init__(self, rule: str, records: Iterable[Mapping[str, Any]] = ()):
         text = rule.strip() if isinstance(rule, str) else ""
-        target = TARGET.fullmatch(text)
         patience = PATIENCE.fullmatch(text)
-        match = target or patience
-        number = validate.decimal(match[3]) if match else float("nan")
-        if match is None or number != number or (match is patience and number < 1):
+        match = patience or TARGET.fullmatch(text)
+        number = float("nan") if match is None else validate.decimal(match[3])
+        if match is None or number != number or (patience is not None and number < 1):
             rules = "'test_accuracy >= 0.9', 'test_loss <= 0.3' or 'test_loss not lower for 5' (evaluations)"
             validate.fail("stop_when", f"a rule such as {rules}", rule)
         self.metric = match[1]
         self.number = number
-        self.is_patience = match is patience
+        self.is_patience = patience is not None
         # Values are negated where lower is better, so that higher is better below.
         self.sign = 1.0 if match[2] in (">=", "higher") else -1.0
         self.values: dict[int, float] = {}  # by round
