@@ -266,7 +266,7 @@ def _digits(value: Array, scale: Array, magic: Array, bins: int) -> list[Array]:
     Args:
       value: floats below the top of their kept bins.
       scale: [d], one over the unit of the highest kept bin.
-      magic: [1], 1.5 * 2^23 (float64: 1.5 * 2^52). At this magnitude floats are spaced by 1. [0] if d is 0.
+      magic: [d], 1.5 * 2^23 (float64: 1.5 * 2^52). At this magnitude floats are spaced by 1.
     """
     new_axes = (None,) * (value.ndim - 1)
     scale = scale[new_axes]
@@ -349,12 +349,10 @@ def _added(acc: ExactSum, values: Array) -> ExactSum:
     low = acc.low
     high = acc.high
     count = len(values)
-    # One number for all coordinates. As an array [d] it would be read again for each message, as so many arrays that
-    # LLVM no longer vectorises the loop over coordinates: that made chunks of 32 messages and more ten times slower.
-    magic = jnp.full_like(top[:1], 1.5 * 2.0 ** jnp.finfo(values.dtype).nmant, values.dtype)
+    magic = jnp.full_like(top, 1.5 * 2.0 ** jnp.finfo(values.dtype).nmant, values.dtype)
     # A compiler that knew this number would simplify (x + magic) - magic to x. `top` is 1 or more, which the compiler
     # does not know, so the minimum is a hidden zero.
-    magic = rounded_here(magic, HiddenZero(jnp.minimum(top[:1], 0)))
+    magic = rounded_here(magic, HiddenZero(jnp.minimum(top, 0)))
     scale = power_of_two(147 - BITS * top, values.dtype)
     if count > BLOCK:
         # Digits are summed in blocks whose sums fit an int32. The carry of each block goes into the high word.
