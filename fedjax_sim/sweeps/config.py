@@ -170,6 +170,9 @@ def _problems_of_axes(grid: Any, axes: dict[str, Any], tables: dict[str, dict[st
             yield problem(f"sweep.grid.{name}", "an option of what learns", Words(f"one of [{top}]"), hint)
         elif "." not in name and not tables.get(name):
             yield problem(f"sweep.grid.{name}", "a path such as sampler.cohort_size", name)
+        elif "." not in name and name not in CHAINS and NONE in axes[name]:
+            hint = "Without its table an axis would have the default part, under the label none."
+            yield problem(f"sweep.grid.{name}", "tables alone", NONE, hint)
     yield from _set_twice({name: _paths(name, tables.get(name, {})) for name in axes})
 
 

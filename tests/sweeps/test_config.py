@@ -133,6 +133,7 @@ def test_the_example_loads():
         (["sweep.grid.client_optimizer.learning_rate=[0.1, 0.1]"], "each once"),
         (["sweep.grid.run.rounds=[10, 20]"], "All points share the rounds"),
         (['sweep.grid.data.label_flip=["none", 3]'], "data.label_flip"),
+        (['sweep.grid.aggregator=["none", {name="median"}]'], "under the label none"),
         (["sweep.grid.seed=[1, 2]"], "a path such as"),
         ([GRID[0], "sweep.seed=3"], "Did you mean 'seeds'"),
         ([GRID[0], "sweep.seeds=0"], "sweep.seeds"),

@@ -26,6 +26,7 @@ from fedjax_sim.validate import Default, Integer, NonNegativeInt, OpenShare
 
 __all__ = ["TableOptions", "from_table", "table"]
 
+TEST_FRACTION = 0.25  # where neither a share nor a table of test rows is given
 WORDS_HINT = "A column of words is a category: name it in categories, or choose the columns with features."
 
 
@@ -40,7 +41,7 @@ class TableOptions(TypedDict, total=False):
     num_classes: Annotated[Annotated[int, Integer(2)] | None, Default(None)]
     standardise: Annotated[bool, Default(True)]
     missing: Annotated[Sequence[str], Default(())]
-    test_fraction: Annotated[OpenShare, Default(0.25)]
+    test_fraction: Annotated[OpenShare | None, Default(None)]
     seed: Annotated[NonNegativeInt, Default(0)]
 
 
@@ -56,7 +57,7 @@ class _Meaning(NamedTuple):
     num_classes: int | None = None
     standardise: bool = True
     missing: Sequence[str] = ()
-    test_fraction: float = 0.25
+    test_fraction: float | None = None
     seed: int = 0
 
 
@@ -88,7 +89,7 @@ def from_table(source: Any, *, label: str, test: Any = None, **options: Unpack[T
       features: names of the feature columns, in the order of x. Empty for all but `label` and `client`.
       categories: names of those feature columns whose values are categories, texts or numbers. Each value that a
         training row has becomes one column, 0 or 1, in sorted order. A value that only test rows have is 0 in all.
-      num_classes: C. None for the labels that are there.
+      num_classes: C, for the task "classification" alone. None for the labels that are there.
       standardise: whether quantities, which are the features that are no categories, are standardised by mean and
         standard deviation of the pooled training rows. That is a convenience of the simulation: a real federation
         would need a protocol for it.
@@ -96,8 +97,8 @@ def from_table(source: Any, *, label: str, test: Any = None, **options: Unpack[T
         missing quantity is replaced by the median of the training rows, and an indicator column behind all features
         tells where. A missing category is a value of its own.
       test_fraction: share of the rows that become test rows, of each label unless the task is "regression". With
-        `client` it is a share of each client's rows, and all rows together with `partition`. It is not used if `test`
-        is given.
+        `client` it is a share of each client's rows, and of all rows together with `partition`. None for 0.25, and
+        where `test` is given, beside which a share is refused.
       seed: of the split.
 
     Returns: `FederatedData` with x [n, features] float32. With `client`, held-out client i has the test rows of the
@@ -217,6 +218,12 @@ def _federated(train: _Table, test: _Table | None, name: str, meaning: _Meaning)
     if (client is None) == (partition is None):
         hint = "client = 'user_id' takes the clients of a column; a partitioner makes them up."
         validate.fail("client", "either client or partition", "neither" if client is None else "both", hint)
+    if test is not None and meaning.test_fraction is not None:
+        validate.fail(
+            "test_fraction", "none beside a table of test rows", meaning.test_fraction, "No row is split off."
+        )
+    if meaning.num_classes is not None and meaning.task != "classification":
+        validate.fail("num_classes", f"none with task = {meaning.task!r}", meaning.num_classes)
     feature_names = _feature_names(train, meaning)
     ids = None if client is None else _ids(train, client)
     if test is None:
@@ -322,10 +329,11 @@ def _test_rows(table: _Table, ids: np.ndarray | None, meaning: _Meaning) -> np.n
     if ids is not None:
         partition = by_group(ids)
         clients = np.split(partition.indices, partition.offsets[1:-1])
+    share = TEST_FRACTION if meaning.test_fraction is None else meaning.test_fraction
     rng = np.random.default_rng(meaning.seed)
     is_test = np.zeros(num_rows, bool)
     for rows in clients:
-        is_test[rows[stratified_split(labels[rows], meaning.test_fraction, rng)[1]]] = True
+        is_test[rows[stratified_split(labels[rows], share, rng)[1]]] = True
     return is_test
 
 

@@ -189,6 +189,20 @@ def test_missing_values_are_refused(changed, options, words):
         population.from_table(columns | changed, client="u", label="y", **options)
 
 
+@pytest.mark.parametrize(
+    "options, words",
+    [
+        ({"test_fraction": 0.2}, "test_fraction: expected none beside a table of test rows, got 0.2"),
+        ({"task": "binary", "num_classes": 2}, "num_classes: expected none with task = 'binary', got 2"),
+    ],
+)
+def test_options_that_others_switch_off(options, words):
+    """Catches a share of test rows, or a number of classes, that changes nothing."""
+    columns = {"u": ["a"] * 4, "x": [1.0, 2.0, 3.0, 4.0], "y": [0, 1, 0, 1]}
+    with pytest.raises(ValueError, match=words):
+        population.from_table(columns, test=columns, client="u", label="y", **options)
+
+
 def test_nan_may_stand_for_a_missing_value():
     columns = {"u": ["a"] * 8, "x": [1.0, np.nan] * 4, "y": [0, 1] * 4}
     data = population.from_table(columns, test=columns, client="u", label="y", missing=["nan"])
