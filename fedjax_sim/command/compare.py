@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from fedjax_sim.command.errors import is_users_error
-from fedjax_sim.command.folders import WITH_HELP
+from fedjax_sim.command.options import OwnModules
 
 __all__ = ["compare", "show"]
 
@@ -20,7 +20,7 @@ def compare(
     metric: Annotated[str | None, typer.Option(help="Shown; by default the test accuracy, or loss.")] = None,
     format: Annotated[str, typer.Option(help="terminal, csv, markdown or latex.")] = "terminal",
     out: Annotated[Path | None, typer.Option(help="Also write a page with curves, such as compared.html.")] = None,
-    own_modules: Annotated[list[str] | None, typer.Option("--with", metavar="MODULE", help=WITH_HELP)] = None,
+    own_modules: OwnModules = None,
 ) -> None:
     """Compare runs: the options in which they differ, means over seeds, and differences taken seed by seed."""
     from fedjax_sim.config import registry
@@ -58,7 +58,7 @@ def compare(
 
 def show(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder, e.g. runs/digits-fedavg-0-001.")],
-    own_modules: Annotated[list[str] | None, typer.Option("--with", metavar="MODULE", help=WITH_HELP)] = None,
+    own_modules: OwnModules = None,
 ) -> None:
     """Show a run's summary again."""
     from fedjax_sim.command.run import show_summary

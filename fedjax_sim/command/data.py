@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from fedjax_sim.command.errors import is_users_error
-from fedjax_sim.command.folders import WITH_HELP
+from fedjax_sim.command.options import OwnModules, Settings, Without
 
 __all__ = ["data"]
 
@@ -18,15 +18,9 @@ def data(
     config: Annotated[
         Path | None, typer.Argument(metavar="[CONFIG.toml | EXAMPLE]", help="A run's config; its [data] is read.")
     ] = None,
-    settings: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="a.b=c", help="Override an option, e.g. data.alpha=0.1. Repeatable."),
-    ] = None,
-    without: Annotated[
-        list[str] | None,
-        typer.Option("--unset", metavar="a.b", help="Leave out a table or an option of the file. Repeatable."),
-    ] = None,
-    own_modules: Annotated[list[str] | None, typer.Option("--with", metavar="MODULE", help=WITH_HELP)] = None,
+    settings: Settings = None,
+    without: Without = None,
+    own_modules: OwnModules = None,
     out: Annotated[
         Path | None, typer.Option(help="Also draw the labels and sizes of 24 clients, as data.png or data.svg.")
     ] = None,

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from fedjax_sim.command.errors import is_users_error
-from fedjax_sim.command.folders import WITH_HELP
+from fedjax_sim.command.options import OwnModules
 
 __all__ = ["export", "init"]
 
@@ -45,7 +45,7 @@ def init(
 def export(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder, e.g. runs/digits-fedavg-0-001.")],
     path: Annotated[Path, typer.Argument(metavar="FILE", help="model.npz or model.safetensors.")],
-    own_modules: Annotated[list[str] | None, typer.Option("--with", metavar="MODULE", help=WITH_HELP)] = None,
+    own_modules: OwnModules = None,
 ) -> None:
     """Write the model of a run's newest checkpoint as named arrays, such as hidden_0/kernel.
 

@@ -16,7 +16,6 @@ from fedjax_sim.running.files import CheckpointError
 
 __all__ = [
     "RUNS",
-    "WITH_HELP",
     "check_fresh",
     "check_there",
     "check_unfinished",
@@ -28,7 +27,6 @@ __all__ = [
 ]
 
 RUNS = Path("runs")
-WITH_HELP = "Let a config name the functions of this module of yours, whose code then runs. Repeatable."
 
 
 def rounds_done(folder: Path) -> int:

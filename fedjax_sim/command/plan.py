@@ -11,7 +11,7 @@ import typer
 
 from fedjax_sim.command.attackers import expected_attackers
 from fedjax_sim.command.errors import is_users_error
-from fedjax_sim.command.folders import WITH_HELP
+from fedjax_sim.command.options import OwnModules
 from fedjax_sim.running.environment import prepare
 
 __all__ = ["plan", "shown_bytes"]
@@ -21,7 +21,7 @@ def plan(
     config: Annotated[Path | None, typer.Argument(metavar="[CONFIG.toml | EXAMPLE]", help="As for run.")] = None,
     settings: Annotated[list[str] | None, typer.Option("--set", metavar="a.b=c", help="As for run.")] = None,
     without: Annotated[list[str] | None, typer.Option("--unset", metavar="a.b", help="As for run.")] = None,
-    own_modules: Annotated[list[str] | None, typer.Option("--with", metavar="MODULE", help=WITH_HELP)] = None,
+    own_modules: OwnModules = None,
     target: Annotated[
         str | None,
         typer.Option(metavar="CHIP", help="Plan for a100, h100, h200, v4, v5e, v5p or v6e, which need not be here."),

@@ -15,7 +15,6 @@ from fedjax_sim.command.attackers import expected_attackers
 from fedjax_sim.command.errors import is_users_error
 from fedjax_sim.command.folders import (
     RUNS,
-    WITH_HELP,
     check_fresh,
     check_there,
     check_unfinished,
@@ -25,6 +24,7 @@ from fedjax_sim.command.folders import (
     next_folder,
     rounds_done,
 )
+from fedjax_sim.command.options import OwnModules, Settings, Without
 from fedjax_sim.command.plan import shown_bytes
 from fedjax_sim.running.environment import environment, prepare
 
@@ -36,15 +36,9 @@ def run(
         Path | None,
         typer.Argument(metavar="[CONFIG.toml | EXAMPLE]", help="Without one: 100,000 clients over the digits, FedAvg."),
     ] = None,
-    settings: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="a.b=c", help="Override an option, e.g. run.rounds=5. Repeatable."),
-    ] = None,
-    without: Annotated[
-        list[str] | None,
-        typer.Option("--unset", metavar="a.b", help="Leave out a table or an option of the file. Repeatable."),
-    ] = None,
-    own_modules: Annotated[list[str] | None, typer.Option("--with", metavar="MODULE", help=WITH_HELP)] = None,
+    settings: Settings = None,
+    without: Without = None,
+    own_modules: OwnModules = None,
     out: Annotated[
         Path | None, typer.Option(help="The run's folder; by default runs/DATA-ALGORITHM-SEED-NUMBER.")
     ] = None,

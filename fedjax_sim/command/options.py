@@ -1,0 +1,26 @@
+"""Options that several commands share."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+__all__ = ["OwnModules", "Settings", "Without"]
+
+Settings = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="a.b=c", help="Override an option, e.g. run.rounds=5. Repeatable."),
+]
+Without = Annotated[
+    list[str] | None,
+    typer.Option("--unset", metavar="a.b", help="Leave out a table or an option of the file. Repeatable."),
+]
+OwnModules = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--with",
+        metavar="MODULE",
+        help="Let a config name the functions of this module of yours, whose code then runs. Repeatable.",
+    ),
+]
