@@ -337,3 +337,13 @@ def test_more_messages_than_a_chunk():
     few = jnp.asarray(x[:5] * np.float32(0.1))
     spec = jax.ShapeDtypeStruct((2,), jnp.float32)
     assert np.array_equal(exact_sums.summed(few), exact_sums.total(exact_sums.add(exact_sums.zeros(spec), few)))
+
+
+def test_larger_messages_after_a_merge():
+    """Catches a merged sum that counts as empty: a larger message would then raise its bins and leave its words."""
+    small = jnp.array([[1.0, -3.0, 2.5e-3]])
+    large = jnp.array([[2.0**40, 1e20, 7.0]])
+    first, other = (exact_sums.add(exact_sums.zeros(small[0]), small * x) for x in (1.0, 3.0))
+    merged = exact_sums.add(exact_sums.merge(first, other), large)
+    at_once = exact_sums.add(exact_sums.zeros(small[0]), jnp.concatenate([small, small * 3.0, large]))
+    np.testing.assert_array_equal(exact_sums.total(merged), exact_sums.total(at_once))
