@@ -60,6 +60,7 @@ def run(
     from fedjax_sim.config import registry
     from fedjax_sim.config.document import Config, load
     from fedjax_sim.running import distributed
+    from fedjax_sim.running.stopping import StopWhen
 
     settings = settings or []
     without = without or []
@@ -70,6 +71,8 @@ def run(
         if resume and config is None:
             check_written(folder)
         loaded = load(folder / "config.toml" if resume and config is None else config, settings, without)
+        if (rule := loaded.tables["run"]["stop_when"]) is not None:
+            StopWhen(rule)  # a rule in a wrong form is refused before data are read
         if resume:
             check_unfinished(folder, loaded.tables["run"]["rounds"])
             check_there(loaded.tables)

@@ -42,6 +42,12 @@ def test_wrong_rules(rule):
         StopWhen(rule)
 
 
+def test_a_wrong_rule_is_refused_before_data_are_read():
+    """Catches a typing error that is told after minutes of reading."""
+    done = invoke("--set", "data.name=native", "--set", "data.directory=no_such_folder", "--set", "run.stop_when=m > 1")
+    assert done.exit_code == 2 and done.output.startswith("stop_when: expected a rule such as")
+
+
 def invoke(*words):
     return CliRunner().invoke(app, ["run", "-q", *words])
 
