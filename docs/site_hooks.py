@@ -43,10 +43,13 @@ NOTEBOOKS = {
 
 
 def on_config(config: Any) -> Any:
-    """Puts the pages of the API into the navigation."""
+    """Puts the pages of the API, and those of folders, into the navigation."""
     for entry in config.nav:
-        if isinstance(entry, dict) and entry.get("API") == "api/":
-            entry["API"] = [{topic: [f"api/{name}.md" for name in names]} for topic, names in API.items()]
+        for title, place in entry.items() if isinstance(entry, dict) else ():
+            if place == "api/":
+                entry[title] = [{topic: [f"api/{name}.md" for name in names]} for topic, names in API.items()]
+            elif isinstance(place, str) and place.endswith("/"):
+                entry[title] = [path.relative_to(ROOT).as_posix() for path in sorted((ROOT / place).glob("*.md"))]
     return config
 
 
