@@ -127,7 +127,10 @@ def _gallery() -> str:
     ]
     results = ROOT / "experiments/studies/results"
     for path in sorted((ROOT / "experiments/studies").glob("*.toml")):
-        kept = json.loads((results / f"{path.stem}.json").read_text(encoding="utf-8"))
+        result = results / f"{path.stem}.json"
+        if not result.is_file():
+            continue  # `python experiments/gallery.py` runs it
+        kept = json.loads(result.read_text(encoding="utf-8"))
         title = path.stem.replace("_", " ").capitalize()
         lines += [f"## {title}\n", f"**{kept['question']}** {kept['verdict']}\n"]
         lines += [f"![{title}](experiments/studies/results/{path.stem}.png)\n"]
