@@ -17,7 +17,7 @@ from PIL import Image
 
 STUDIES = pathlib.Path(__file__).resolve().parent / "studies"
 WIDTH = 1200  # pixels of a kept figure
-COLORS = 96  # of a figure's palette: lines and letters need few
+COLORS = 256  # of a figure's palette
 
 
 def main(names: list[str]) -> None:
