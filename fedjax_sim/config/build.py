@@ -293,7 +293,15 @@ class Builder(Maker):
                 "seed": self.tables["seed"],
             }
         local_options = (
-            {} if data.local_test is None else {"local_test": data.local_test, "personal": evaluated.personal}
+            {}
+            if data.local_test is None
+            else {
+                "local_test": data.local_test,
+                "personal": evaluated.personal,
+                "has_trained": evaluated.has_trained,
+                "adapt": evaluated.adapt,
+                "owners": None if evaluated.adapt is None else data.train,
+            }
         )
         local_options["triggered"] = data.triggered
         return evaluation(loss_fn, test=data.test, held_out=data.held_out, **local_options, **train_options)

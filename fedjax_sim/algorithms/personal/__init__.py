@@ -1,0 +1,1 @@
+"""Algorithms whose clients have models of their own: parts of a model, models beside the shared one, clusters."""
