@@ -17,7 +17,16 @@ from typing import Any
 from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = ("README.md", "DESIGN.md", "CHANGELOG.md", "docs/*.md", "docs/design/*.md", "experiments/**/README.md")
+PAGES = (
+    "README.md",
+    "DESIGN.md",
+    "CHANGELOG.md",
+    "docs/*.md",
+    "docs/how_to/*.md",
+    "docs/wings/*.md",
+    "docs/design/*.md",
+    "experiments/**/README.md",
+)
 LINK = re.compile(r"\]\(([^)#\s]+)(#[^)\s]*)?\)")
 # A reader looks for a topic, so subpackages are grouped by it.
 API = {
@@ -53,6 +62,8 @@ def on_files(files: Files, config: Any) -> Files:
         for name in topic:
             files.append(File.generated(config, f"api/{name}.md", content=_api_page(name)))
     files.append(File.generated(config, "gallery.md", content=_gallery()))
+    for picture in sorted((ROOT / "experiments/studies/results").glob("*.png")):
+        files.append(_repository_file(picture, config))
     for page, notebook in NOTEBOOKS.items():
         for file in _notebook_files(config, page, notebook):
             files.append(file)
@@ -109,16 +120,17 @@ def _gallery() -> str:
     lines = [
         "# Gallery\n",
         "Every study answers a question by measurements beside closed forms, and writes a page with its figure. The",
-        "command runs the study as it is published; `--quick` shows in seconds what it draws.\n",
+        "command runs the study as it is published.\n",
     ]
+    results = ROOT / "experiments/studies/results"
     for path in sorted((ROOT / "experiments/studies").glob("*.toml")):
-        head = [line.removeprefix("#").strip() for line in path.read_text(encoding="utf-8").splitlines()]
-        comment = " ".join(line for line in head[: next(i for i, line in enumerate(head) if line.startswith("["))])
-        package = ROOT / "fedjax_sim/study" / path.stem
-        meaning = ast.get_docstring(ast.parse((package / "__init__.py").read_text(encoding="utf-8"))) or ""
+        kept = json.loads((results / f"{path.stem}.json").read_text(encoding="utf-8"))
         title = path.stem.replace("_", " ").capitalize()
-        lines += [f"## {title}\n", f"{meaning}\n", f"```bash\nfedjax-sim study {path.stem}\n```\n"]
-        lines += [f"{comment}\n"] if comment.strip() else []
+        lines += [f"## {title}\n", f"**{kept['question']}** {kept['verdict']}\n"]
+        lines += [f"![{title}](experiments/studies/results/{path.stem}.png)\n"]
+        lines += [f"{paragraph}\n" for paragraph in kept["reading"]]
+        command = f"fedjax-sim study experiments/studies/{path.name}"
+        lines += [f"```bash\n{command}   # {kept['seconds']} s on two cores\n```\n"]
     for picture in sorted((ROOT / "experiments/figures").glob("*.png")):
         script = ROOT / "experiments" / f"{picture.stem}.py"
         meaning = (ast.get_docstring(ast.parse(script.read_text(encoding="utf-8"))) or "").split("\n\n")[0]

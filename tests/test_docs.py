@@ -14,7 +14,7 @@ import pytest
 from fedjax_sim import engine
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
-PAGES = sorted((ROOT / "docs").glob("*.md"))
+PAGES = sorted(page for folder in (".", "how_to", "wings") for page in (ROOT / "docs" / folder).glob("*.md"))
 RUN_ELSEWHERE = {"your_own_data.md": "tests/test_readme.py::test_your_own_data"}  # with a file and results to look at
 MODULES = sorted(
     ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")

@@ -117,6 +117,16 @@ def test_command_lines(path):
     assert count >= {COMMANDS: 30, GUIDE: 1}.get(path, 0)
 
 
+# extend.md's config names a part that the page makes up.
+@pytest.mark.parametrize("path", [page for page in PAGES if page.stem != "extend"], ids=lambda path: path.stem)
+def test_configs(path, tmp_path):
+    """Fault: a config on a page that is refused."""
+    for i, block in enumerate(blocks(path, "toml")):
+        file = tmp_path / f"{i}.toml"
+        file.write_text(block)
+        (load_sweep if "[sweep" in block else load)(file)
+
+
 def test_speeds_are_the_results():
     """Fault: a speed in README that nobody measured, or one that is out of date."""
     text = README.read_text(encoding="utf-8")

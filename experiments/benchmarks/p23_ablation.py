@@ -33,7 +33,7 @@ def measure(quick: bool = False) -> dict:
         # The first call of a turn comes after a garbage collection, and is slower.
         calls = {WARM_UP: whole, ALL: whole}
         calls |= {variant: _rounds(work, rounds, without) for variant, without in VARIANTS.items()}
-        calls |= {f"{LOOP}, {lanes} at a time": _loop(work, rounds, lanes) for lanes in (1, 4, 8)}
+        calls |= {f"{LOOP}, {lanes} at a time": _loop(work, rounds, lanes) for lanes in (1, 4, 9, 20, 50)}
         timings = harness.interleaved(calls, repeats=3 if quick else 15)
         loop = min((t for title, t in timings.items() if title.startswith(LOOP)), key=lambda t: t.median)
         shown = {title: timings[title] for title in (ALL, *VARIANTS)} | {LOOP: loop}

@@ -15,7 +15,7 @@ from fedjax_sim.running.environment import versions
 
 __all__ = ["app", "main"]
 
-app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
+app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
 app.command(cls=Hinting)(run.run)
 app.command(context_settings={"ignore_unknown_options": True})(run.launch)
 app.command(cls=Hinting)(plan.plan)

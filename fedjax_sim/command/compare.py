@@ -7,15 +7,19 @@ from typing import Annotated, Any
 
 import typer
 
+from fedjax_sim.command.completion import run_folders
 from fedjax_sim.command.errors import is_users_error
-from fedjax_sim.command.options import OwnModules
+from fedjax_sim.command.options import OwnModules, RunFolder
 
 __all__ = ["compare", "show"]
 
 
 def compare(
     runs: Annotated[
-        list[Path], typer.Argument(metavar="RUN RUN ...", help="Folders of runs; the first is the baseline.")
+        list[Path],
+        typer.Argument(
+            metavar="RUN RUN ...", help="Folders of runs; the first is the baseline.", autocompletion=run_folders
+        ),
     ],
     metric: Annotated[str | None, typer.Option(help="Shown; by default the test accuracy, or loss.")] = None,
     format: Annotated[str, typer.Option(help="terminal, csv, markdown or latex.")] = "terminal",
@@ -57,7 +61,7 @@ def compare(
 
 
 def show(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder, e.g. runs/digits-fedavg-0-001.")],
+    run: RunFolder,
     own_modules: OwnModules = None,
 ) -> None:
     """Show a run's summary again."""
@@ -111,22 +115,10 @@ def _show_table(found: Any, table: Any) -> None:
 
 def _write_page(found: Any, table: Any, path: Path) -> None:
     """Writes the page of a comparison: curves, and the table."""
-    from html import escape
-
-    from fedjax_sim.report.html import figure, page
     from fedjax_sim.running.files import write_atomically
-    from fedjax_sim.sweeps.curves import curves_figure
+    from fedjax_sim.sweeps.page import comparison_page
 
-    header, rows = table.texts()
-    cells = "".join(f"<th>{escape(name)}</th>" for name in header)
-    lines = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
-    parts = [
-        "<h1>Compared runs</h1>",
-        f'<p class="lead">{len(found.rows):,} evaluations of {found.num_programs} runs</p>',
-        figure("curves", curves_figure, f"{table.metric} of each run.", found, table.metric),
-        f'<table class="rows"><tr>{cells}</tr>{lines}</table>',
-        f'<p class="muted">After {found.last_round:,} rounds. Bands and ±: 95 % intervals over seeds. Differences are '
-        "taken seed by seed.</p>",
-    ]
+    lead = f"{len(found.rows):,} evaluations of {found.num_programs} runs"
+    html = comparison_page(found, table.metric, title="Compared runs", lead=lead)
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, [page("Compared runs · fedjax_sim", parts).encode()])
+    write_atomically(path, [html.encode()])

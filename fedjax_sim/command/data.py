@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from fedjax_sim.command.completion import example_names
 from fedjax_sim.command.errors import is_users_error
 from fedjax_sim.command.options import OwnModules, Settings, Without
 
@@ -16,7 +17,10 @@ __all__ = ["data"]
 
 def data(
     config: Annotated[
-        Path | None, typer.Argument(metavar="[CONFIG.toml | EXAMPLE]", help="A run's config; its [data] is read.")
+        Path | None,
+        typer.Argument(
+            metavar="[CONFIG.toml | EXAMPLE]", help="A run's config; its [data] is read.", autocompletion=example_names
+        ),
     ] = None,
     settings: Settings = None,
     without: Without = None,

@@ -7,14 +7,17 @@ from typing import Annotated, Any
 
 import typer
 
+from fedjax_sim.command.completion import example_names
 from fedjax_sim.command.errors import is_users_error
-from fedjax_sim.command.options import OwnModules
+from fedjax_sim.command.options import OwnModules, RunFolder
 
 __all__ = ["export", "init"]
 
 
 def init(
-    example: Annotated[str, typer.Argument(metavar="[EXAMPLE]", help="The name of an example.")] = "quickstart",
+    example: Annotated[
+        str, typer.Argument(metavar="[EXAMPLE]", help="The name of an example.", autocompletion=example_names)
+    ] = "quickstart",
     path: Annotated[
         Path | None, typer.Argument(metavar="[FILE]", help="By default the example's name in the current folder.")
     ] = None,
@@ -43,7 +46,7 @@ def init(
 
 
 def export(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder, e.g. runs/digits-fedavg-0-001.")],
+    run: RunFolder,
     path: Annotated[Path, typer.Argument(metavar="FILE", help="model.npz or model.safetensors.")],
     own_modules: OwnModules = None,
 ) -> None:

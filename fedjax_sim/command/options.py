@@ -2,15 +2,31 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
-__all__ = ["OwnModules", "Settings", "Without"]
+from fedjax_sim.command import completion
 
+__all__ = ["OwnModules", "RunFolder", "Settings", "Without"]
+
+RunFolder = Annotated[
+    Path,
+    typer.Argument(
+        metavar="RUN",
+        help="A run's folder, e.g. runs/digits-fedavg-0-001.",
+        autocompletion=completion.run_folders,
+    ),
+]
 Settings = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="a.b=c", help="Override an option, e.g. run.rounds=5. Repeatable."),
+    typer.Option(
+        "--set",
+        metavar="a.b=c",
+        help="Override an option, e.g. run.rounds=5. Repeatable.",
+        autocompletion=completion.settings,
+    ),
 ]
 Without = Annotated[
     list[str] | None,

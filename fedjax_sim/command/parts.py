@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from fedjax_sim.command.completion import part_names
 from fedjax_sim.config.signatures import Part, docstring
 
 __all__ = ["list_parts"]
@@ -14,7 +15,10 @@ __all__ = ["list_parts"]
 def list_parts(
     which: Annotated[
         str | None,
-        typer.Argument(help="A subpackage (e.g. sampling), a table of the config (e.g. sampler), a part (fedbuff)."),
+        typer.Argument(
+            help="A subpackage (e.g. sampling), a table of the config (e.g. sampler), a part (fedbuff).",
+            autocompletion=part_names,
+        ),
     ] = None,
 ) -> None:
     """Show every part with its description; for a part also its options, its docstring and its table in a config."""

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from fedjax_sim.command.attackers import expected_attackers
+from fedjax_sim.command.completion import example_names
 from fedjax_sim.command.errors import is_users_error
 from fedjax_sim.command.options import OwnModules
 from fedjax_sim.running.environment import prepare
@@ -18,7 +19,9 @@ __all__ = ["plan", "shown_bytes"]
 
 
 def plan(
-    config: Annotated[Path | None, typer.Argument(metavar="[CONFIG.toml | EXAMPLE]", help="As for run.")] = None,
+    config: Annotated[
+        Path | None, typer.Argument(metavar="[CONFIG.toml | EXAMPLE]", help="As for run.", autocompletion=example_names)
+    ] = None,
     settings: Annotated[list[str] | None, typer.Option("--set", metavar="a.b=c", help="As for run.")] = None,
     without: Annotated[list[str] | None, typer.Option("--unset", metavar="a.b", help="As for run.")] = None,
     own_modules: OwnModules = None,

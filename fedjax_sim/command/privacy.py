@@ -13,6 +13,7 @@ from typing import Annotated, Any
 
 import typer
 
+from fedjax_sim.command.completion import example_names
 from fedjax_sim.command.errors import is_users_error
 from fedjax_sim.config.toml import ConfigError
 from fedjax_sim.running.environment import prepare
@@ -21,7 +22,11 @@ __all__ = ["PRIVACY_COMMANDS"]
 
 Config = Annotated[
     Path | None,
-    typer.Argument(metavar="[CONFIG.toml | EXAMPLE]", help="A run's config, in place of the options below."),
+    typer.Argument(
+        metavar="[CONFIG.toml | EXAMPLE]",
+        help="A run's config, in place of the options below.",
+        autocompletion=example_names,
+    ),
 ]
 Settings = Annotated[list[str] | None, typer.Option("--set", metavar="a.b=c", help="As for run; implies a config.")]
 Without = Annotated[list[str] | None, typer.Option("--unset", metavar="a.b", help="As for run.")]

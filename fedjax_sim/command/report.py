@@ -8,6 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
+from fedjax_sim.command.options import RunFolder
+
 __all__ = ["report", "write_page"]
 
 
@@ -120,7 +122,7 @@ def _compare(run: Path, record: dict[str, Any], replayed: dict[str, Any]) -> Non
 
 
 def report(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder, e.g. runs/digits-fedavg-0-001.")],
+    run: RunFolder,
     timeline: Annotated[
         int | None, typer.Option(metavar="ROUND", help="Instead: who did what, when, in this round of simulated time.")
     ] = None,

@@ -12,6 +12,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from fedjax_sim.command.attackers import expected_attackers
+from fedjax_sim.command.completion import example_names
 from fedjax_sim.command.errors import is_users_error
 from fedjax_sim.command.folders import (
     RUNS,
@@ -34,7 +35,11 @@ __all__ = ["how_clients_count", "launch", "run", "show_summary"]
 def run(
     config: Annotated[
         Path | None,
-        typer.Argument(metavar="[CONFIG.toml | EXAMPLE]", help="Without one: 100,000 clients over the digits, FedAvg."),
+        typer.Argument(
+            metavar="[CONFIG.toml | EXAMPLE]",
+            help="Without one: 100,000 clients over the digits, FedAvg.",
+            autocompletion=example_names,
+        ),
     ] = None,
     settings: Settings = None,
     without: Without = None,
@@ -58,8 +63,9 @@ def run(
 ) -> None:
     """Train, and write config, metrics, checkpoints, summary and report into a folder."""
     from fedjax_sim.config import registry
-    from fedjax_sim.config.document import Config, load
+    from fedjax_sim.config.document import Config, ConfigError, load
     from fedjax_sim.running import distributed
+    from fedjax_sim.running.loggers import check_installed
     from fedjax_sim.running.stopping import StopWhen
 
     settings = settings or []
@@ -73,6 +79,10 @@ def run(
         loaded = load(folder / "config.toml" if resume and config is None else config, settings, without)
         if (rule := loaded.tables["run"]["stop_when"]) is not None:
             StopWhen(rule)  # a rule in a wrong form is refused before data are read
+        try:
+            check_installed(loaded.tables["run"]["log"] or [])
+        except ImportError as error:
+            raise ConfigError([str(error)]) from error
         if resume:
             check_unfinished(folder, loaded.tables["run"]["rounds"])
             check_there(loaded.tables)
@@ -164,12 +174,14 @@ def _rounds(name: str, loaded: Any, experiment: Any, folder: Path, start: dict, 
       quiet: whether nothing is printed.
       files: texts by name, written into the folder once the run is certain to start or continue.
     """
+    from fedjax_sim import tree
     from fedjax_sim.config.document import ConfigError
     from fedjax_sim.config.value_kinds import problem
     from fedjax_sim.population.describe import digest
     from fedjax_sim.report.files import read_lines
     from fedjax_sim.running import distributed
     from fedjax_sim.running.fingerprint import is_private
+    from fedjax_sim.running.loggers import LOGGERS
     from fedjax_sim.running.loop import run as train
     from fedjax_sim.running.stopping import StopWhen
 
@@ -182,6 +194,10 @@ def _rounds(name: str, loaded: Any, experiment: Any, folder: Path, start: dict, 
         # A resumed run goes on with the evaluations that it has seen.
         records = read_lines(folder / "metrics.jsonl", []) if start["resume"] else []
         callbacks.append(StopWhen(options["stop_when"], distributed.from_first(lambda: records)))
+    # With the seed, noise could be computed and subtracted by whoever reads a log.
+    shown_options = tree.dotted(loaded.resolved())
+    if is_private(experiment.algorithm):
+        shown_options = {name: value for name, value in shown_options.items() if name.split(".")[-1] != "seed"}
     data_sha256 = digest(experiment.data)
     distributed.check_same("data", data_sha256, "Every process must read the same files.")
     identity = loaded.identity() | {"data_sha256": data_sha256}
@@ -211,6 +227,7 @@ def _rounds(name: str, loaded: Any, experiment: Any, folder: Path, start: dict, 
         delta=options["delta"],
         **start,
         callbacks=callbacks,
+        loggers=[LOGGERS[name](folder, shown_options) for name in dict.fromkeys(options["log"] or [])],
         progress=options["progress"] and not quiet,
         identity=identity,
         files=files,

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from fedjax_sim.command.completion import study_names
 from fedjax_sim.command.errors import is_users_error
 from fedjax_sim.running.environment import prepare
 
@@ -16,7 +17,10 @@ __all__ = ["STUDY_COMMANDS", "load_study"]
 
 def study(
     name: Annotated[
-        str | None, typer.Argument(metavar="[NAME | CONFIG.toml]", help="Without one: list the studies.")
+        str | None,
+        typer.Argument(
+            metavar="[NAME | CONFIG.toml]", help="Without one: list the studies.", autocompletion=study_names
+        ),
     ] = None,
     settings: Annotated[
         list[str] | None, typer.Option("--set", metavar="option=value", help="Override an option. Repeatable.")
@@ -72,13 +76,14 @@ def load_study(name: str, settings: list[str]) -> tuple[Any, dict[str, Any]]:
     >>> part.name, options["seed"]
     ('error_floor', 7)
     """
+    from fedjax_sim.config import registry
     from fedjax_sim.config.document import ConfigError, check_options
     from fedjax_sim.config.toml import override, read_document
     from fedjax_sim.config.value_kinds import nearest_word, problem
 
     document = read_document(Path(name)) if name.endswith(".toml") else {"study": {"name": name}}
     problems = list(override(document, [f"study.{setting.removeprefix('study.')}" for setting in settings]))
-    studies = _studies()
+    studies = registry.studies()
     study_table = document.get("study")
     if not isinstance(study_table, dict) or document.keys() - {"study"}:
         raise ConfigError([problem(name, "one table [study]", sorted(document))])
@@ -95,13 +100,6 @@ def load_study(name: str, settings: list[str]) -> tuple[Any, dict[str, Any]]:
     return studies[study_name], options
 
 
-def _studies() -> dict[str, Any]:
-    """Returns the functions of `study` that return `Findings`, by name."""
-    from fedjax_sim.config import registry
-
-    return {name: part for name, part in registry.parts("study").items() if part.returns == "Findings"}
-
-
 def _list() -> None:
     """Prints all studies with their options."""
     from rich.console import Console
@@ -112,7 +110,7 @@ def _list() -> None:
 
     grid = Table(box=None, padding=(0, 2, 0, 2), show_header=False)
     grid.add_column(no_wrap=True)
-    for name, part in _studies().items():
+    for name, part in registry.studies().items():
         grid.add_row(Text(name.replace("_", "-"), "bold"), Text(part.meaning))
         for option, (_, default) in part.options.items():
             grid.add_row("", Text(f"{option} = {registry.shown(default)}", "dim"))

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from fedjax_sim.command.completion import example_names
 from fedjax_sim.command.errors import is_users_error
 from fedjax_sim.command.options import OwnModules
 from fedjax_sim.running.environment import prepare
@@ -20,7 +21,11 @@ MOST_ROWS = 60
 def sweep(
     config: Annotated[
         Path | None,
-        typer.Argument(metavar="[CONFIG.toml | EXAMPLE]", help="A run's config with [sweep] and [sweep.grid]."),
+        typer.Argument(
+            metavar="[CONFIG.toml | EXAMPLE]",
+            help="A run's config with [sweep] and [sweep.grid].",
+            autocompletion=example_names,
+        ),
     ] = None,
     settings: Annotated[
         list[str] | None,
@@ -33,7 +38,7 @@ def sweep(
     metric: Annotated[str | None, typer.Option(help="Shown; by default the test accuracy, or loss.")] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress bar and no table.")] = False,
 ) -> None:
-    """Run every combination of a grid with every seed, and write rows, table and figure into a folder."""
+    """Run every combination of a grid with every seed, and write rows, table, figure and page into a folder."""
     from fedjax_sim.command.folders import RUNS, drop_empty, next_folder
     from fedjax_sim.config import registry
     from fedjax_sim.config.document import ConfigError
@@ -41,6 +46,7 @@ def sweep(
     from fedjax_sim.running.files import CheckpointError, RunLocked
     from fedjax_sim.sweeps.config import load_sweep, run_sweep
     from fedjax_sim.sweeps.finished import POINTS
+    from fedjax_sim.sweeps.halving import run_halving
     from fedjax_sim.sweeps.results import shown_by_default
 
     folder = new_folder = None
@@ -58,11 +64,19 @@ def sweep(
         algorithm_name = tables["algorithm"]["name"]
         new_folder = None if out else next_folder(RUNS / f"sweep-{data_name}-{algorithm_name}")
         folder = out or new_folder
-        result = run_sweep(loaded, folder, resume=resume, progress=not quiet, metric=metric)
-        shown_metric = metric or shown_by_default(result)
+        rungs = []
+        if loaded.halving is None:
+            result = run_sweep(loaded, folder, resume=resume, progress=not quiet, metric=metric)
+        else:
+            rungs = run_halving(loaded, folder, resume=resume, progress=not quiet)
+            result = rungs[-1].result
+            result.write(folder)
+            loaded = loaded.only([{name: row[name] for name in result.names} for row in result.rows])
+        shown_metric = metric or (loaded.halving.metric if loaded.halving else shown_by_default(result))
         cells = result.summary(shown_metric)
         _figure(result, shown_metric, folder)
         _tables(result, shown_metric, folder)
+        _page(loaded, result, shown_metric, folder)
     except KeyboardInterrupt as error:
         drop_empty(new_folder)
         has_points = folder is not None and any(folder.glob(f"**/{POINTS}"))
@@ -81,11 +95,21 @@ def sweep(
         typer.echo(words or f"{type(error).__name__}: {error}", err=True)
         raise typer.Exit(1) from error
     if not quiet:
+        for rung in rungs[:-1]:
+            kept = f"{len(rung.kept)} of {len(rung.result.summary(shown_metric))}"
+            typer.echo(f"After {rung.num_rounds:,} rounds {kept} combinations ran on, the best: {_values(rung)}.")
         _show(result, shown_metric, cells, folder)
         _show_differences(loaded)
 
 
 SWEEP_COMMANDS = (sweep,)
+
+
+def _values(rung: Any) -> str:
+    """Names the best combination of a rung of successive halving."""
+    from fedjax_sim.sweeps.curves import label_of
+
+    return label_of(rung.result.names, tuple(rung.kept[0].values()))
 
 
 def _figure(result: Any, metric: str, folder: Path) -> None:
@@ -113,6 +137,17 @@ def _tables(result: Any, metric: str, folder: Path) -> None:
     table = comparison_table(result, metric)
     for name, text in (("table.csv", as_csv(table)), ("table.tex", as_latex(table))):
         write_atomically(folder / name, [text.encode()])
+
+
+def _page(loaded: Any, result: Any, metric: str, folder: Path) -> None:
+    """Writes report.html: what differs, the figures, the table, and the options that differ besides the grid."""
+    from fedjax_sim.running.files import write_atomically
+    from fedjax_sim.sweeps.page import comparison_page
+
+    grid = ", ".join(result.names) or "seeds alone"
+    lead = f"{len(loaded.combinations)} combinations of {grid}, {len(result.seeds)} seeds each"
+    html = comparison_page(result, metric, title=folder.name, lead=lead, differing=loaded.differences())
+    write_atomically(folder / "report.html", [html.encode()])
 
 
 def _show_differences(loaded: Any) -> None:

@@ -58,6 +58,7 @@ RUN = {
     "checkpoint_every": Option(COUNT | None, None),  # none: after evaluations, at most one a second
     "keep_checkpoints": Option(COUNT, 2),
     "stop_when": Option(str | None, None),  # such as "test_accuracy >= 0.9" or "test_loss not lower for 5"
+    "log": Option(list[Literal["tensorboard", "wandb", "mlflow"]] | None, None),  # tools that get the records too
     "devices": Option(Literal["all"] | COUNT, "all"),
     "plan": Option(Literal["auto", "trial"], "auto"),  # trial: the fastest lanes of a short timed trial
     "lanes": Option(LANES | None, None),  # clients vmapped at once; none: fitted to the cache
@@ -74,7 +75,7 @@ RUN = {
     "progress": Option(bool, True),
 }
 # Options that change no bit of a round.
-NO_RESULT = tuple("rounds checkpoint_every keep_checkpoints stop_when devices client_memory progress".split())
+NO_RESULT = tuple("rounds checkpoint_every keep_checkpoints stop_when log devices client_memory progress".split())
 NO_RESULT += ("evaluate_train", "modules", "variance_probe")
 DEFAULT_PART = {
     "data": "digits",

@@ -165,6 +165,11 @@ def wrappers(name: str) -> dict[str, Part]:
     return {key: part for key, part in factories.items() if _wraps(part, name)}
 
 
+def studies() -> dict[str, Part]:
+    """Returns the functions of `study` that return `Findings`, by name."""
+    return {name: part for name, part in parts("study").items() if part.returns == "Findings"}
+
+
 def named_in(name: str, options: Mapping[str, Any]) -> list[Part]:
     """Returns the part that a table names and the wrappers that it holds; unknown names are left out.
 

@@ -120,7 +120,10 @@ def rule(kind: Any) -> str:
     if len(_union(kind)) > 1:
         return " or ".join(rule(inner) for inner in _union(kind))
     if get_origin(kind) is list:
-        return {int: "a list of integers", float: "a list of finite numbers"}.get(get_args(kind)[0], "a list of texts")
+        entry = get_args(kind)[0]
+        if get_origin(entry) is Literal:
+            return "a list of " + " and ".join(json.dumps(word) for word in get_args(entry))
+        return {int: "a list of integers", float: "a list of finite numbers"}.get(entry, "a list of texts")
     if get_origin(kind) is Literal:
         words = [json.dumps(word) for word in get_args(kind)]
         return words[0] if len(words) == 1 else "one of " + ", ".join(words)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from fedjax_sim.population import partitioners
 from fedjax_sim.population.datasets.csv_sites import csv_sites, heart_disease
 from fedjax_sim.population.datasets.feature_shift import feature_shift
+from fedjax_sim.population.datasets.image_files import cifar10, cifar100, mnist
 from fedjax_sim.population.datasets.images import synthetic_images
 from fedjax_sim.population.datasets.industrial import controller_tuning, overshoot, sensor_calibration
 from fedjax_sim.population.datasets.leaf_features import celeba, sent140
@@ -92,6 +93,8 @@ __all__ = [
     "breast_cancer",
     "by_group",
     "celeba",
+    "cifar10",
+    "cifar100",
     "constrained",
     "controller_tuning",
     "cora",
@@ -124,6 +127,7 @@ __all__ = [
     "link_data",
     "logistic_teacher",
     "mean_estimation",
+    "mnist",
     "molecules",
     "native",
     "neighbourhoods",

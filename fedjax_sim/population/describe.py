@@ -15,6 +15,7 @@ from fedjax_sim.population.store import open_store
 __all__ = ["describe", "digest"]
 
 SHOWN_CLIENTS = 24  # whose labels are counted
+MOST_BINS = 40  # of the histogram of sizes
 MAX_VISITED = 1 << 22  # clients, beyond which sizes are not computed
 
 
@@ -25,7 +26,8 @@ def describe(data: Any) -> dict[str, Any]:
       data: a `population.FederatedData`.
 
     Returns: a dict with `name` and `num_clients`. It has `poisons` and `notes` if there are any. For up to four million
-      clients it has `num_examples_total` and `examples_quantiles`. For the tasks "binary" and "classification" it has
+      clients it has `num_examples_total`, `examples_quantiles` and `examples_histogram`: its `clients` with sizes from
+      one of its `edges` up to the next. For the tasks "binary" and "classification" it has
       `client_ids`, `label_names` and `label_counts` of up to 24 clients, spread evenly over the ids.
     """
     size = data.train.size
@@ -37,6 +39,11 @@ def describe(data: Any) -> dict[str, Any]:
         about["num_examples_total"] = int(sizes.sum(dtype=np.int64))
         names = ("min", "q25", "median", "q75", "max")
         about["examples_quantiles"] = dict(zip(names, quantiles.tolist(), strict=True))
+        # Edges lie between integers, so that every size is in one bin, and all bins have equally many sizes.
+        width = -(-(int(sizes.max()) - int(sizes.min()) + 1) // MOST_BINS)
+        edges = np.arange(sizes.min(), sizes.max() + 1 + width, width) - 0.5
+        clients = np.histogram(sizes, edges)[0]
+        about["examples_histogram"] = {"edges": edges.tolist(), "clients": clients.tolist()}
     # Other tasks have no labels, or, for "next_token", dozens of characters whose counts would tell a reader nothing.
     if data.task not in ("binary", "classification"):
         return about

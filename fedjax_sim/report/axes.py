@@ -143,15 +143,26 @@ def to_svg(figure: Any, prefix: str, description: str) -> str:
       prefix: the beginning of every id; unique within the page.
       description: the text that a screen reader reads in place of the picture.
 
+    A marker shows its numbers when the pointer rests on it. The background is transparent.
+
     Guarantees: the same figure gives the same text; ids of figures with different prefixes differ
     (tests/report/test_page.py::test_svg_ids_do_not_collide).
     """
     buffer = io.StringIO()
+    numbers = _name_lines(figure)
     with style(), warnings.catch_warnings():
         # A warning about a missing glyph is about matplotlib's font, and the page's font has more glyphs.
         warnings.filterwarnings("ignore", "Glyph")
-        figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None, "Type": None, "Format": None})
+        metadata = dict.fromkeys(("Date", "Creator", "Type", "Format"))
+        figure.savefig(buffer, format="svg", transparent=True, metadata=metadata)
     root = ElementTree.fromstring(buffer.getvalue())
+    for group in list(root.iter()):
+        markers = [element for element in group.iter() if element.tag.endswith("}use")]
+        titles = numbers.get(group.get("id", ""), [])
+        # Matplotlib leaves out points that lie outside: then it is not known which number is whose.
+        if len(titles) == len(markers):
+            for marker, title in zip(markers, titles, strict=True):
+                ElementTree.SubElement(marker, "title").text = title
     # An id that nothing refers to is left out.
     used_ids = set(re.findall(r'(?:url\(|href=")#([^")]+)', buffer.getvalue()))
     for parent in list(root.iter()):
@@ -179,3 +190,18 @@ def to_svg(figure: Any, prefix: str, description: str) -> str:
         root.attrib.pop(name, None)
     root.attrib |= {"role": "img", "aria-label": description, "style": "stroke-linejoin:round;stroke-linecap:butt"}
     return re.sub(r">\s+<", "><", ElementTree.tostring(root, encoding="unicode"))
+
+
+def _name_lines(figure: Any) -> dict[str, list[str]]:
+    """Gives an id to each line with markers, and returns the numbers of its points, as text, by that id."""
+    numbers = {}
+    for i, axes in enumerate(figure.axes):
+        x_name, y_name = axes.get_xlabel(), axes.get_ylabel()
+        for j, line in enumerate(axes.lines):
+            if line.get_marker() in ("", " ", "None", None):
+                continue
+            label = "" if line.get_label().startswith("_") else f"{line.get_label()}: "
+            points = [(x, y) for x, y in line.get_xydata().tolist() if math.isfinite(x) and math.isfinite(y)]
+            line.set_gid(f"line-{i}-{j}")
+            numbers[f"line-{i}-{j}"] = [f"{label}{y_name} {y:.5g}, {x_name} {x:.5g}" for x, y in points]
+    return numbers

@@ -13,20 +13,22 @@ from fedjax_sim.sampling.visits import DISTINCT
 __all__ = ["TILES", "besides", "more_tests", "own_metrics", "tiles"]
 
 WORDS = {metric.name: metric.words for metric in (*ROUND_METRICS, DISTINCT)}
-# (name in the summary, label on the page, how its value is shown)
-TILES = (
-    ("test_accuracy", "test accuracy", percent),
-    ("test_loss", "test loss", real),
+# Each: (name in the summary, label on the page, how its value is shown).
+RESULT_TILES = (("test_accuracy", "test accuracy", percent), ("test_loss", "test loss", real))
+FEDERATION_TILES = (
     ("rounds", "rounds", count),
     ("client_visits", "client visits", count),
     ("clients_count", "clients count", str),
     ("distinct_clients", WORDS["distinct_clients"], count),
-    ("clients_per_second", "client visits per second", count),
-    ("rounds_seconds", "in rounds", seconds),
-    ("compile_seconds", "in compilation", seconds),
-    ("peak_memory_bytes", "peak memory", size),
     *((name, WORDS[name], size) for name in ("uplink_bytes", "wasted_bytes", "uplink_coded_bytes", "downlink_bytes")),
 )
+SIMULATOR_TILES = (
+    ("rounds_seconds", "in rounds", seconds),
+    ("clients_per_second", "client visits per second", count),
+    ("compile_seconds", "in compilation", seconds),
+    ("peak_memory_bytes", "peak memory", size),
+)
+TILES = RESULT_TILES + FEDERATION_TILES + SIMULATOR_TILES
 # Headline figures that only some runs have.
 OPTIONAL = ("clients_count", "distinct_clients", "wasted_bytes", "uplink_coded_bytes")
 
@@ -62,26 +64,31 @@ def more_tests(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """
     for name in sorted(values):
         if name == "attack_success" or (name.startswith("test_") and name not in ("test_accuracy", "test_loss")):
-            yield name, escape(name.replace("_", " "))
+            yield name, name.replace("_", " ")
 
 
 def tiles(values: Mapping[str, Any]) -> str:
-    """Returns the tiles: one for each headline figure, and one for each number that a part states.
+    """Returns rows of tiles: what was learned, what the federation did and sent, and what the simulator took.
 
-    Figures that only some runs have are left out where `values` lacks them.
+    Numbers that a part states follow those of the federation. Figures that only some runs have are left out where
+    `values` lacks them.
 
     Args:
       values: a run's summary, or the totals of its log.
     """
-    divisions = []
-    for key, label, show in TILES:
-        if key in OPTIONAL and key not in values:
-            continue
-        kind = "tile main" if key in ("test_accuracy", "test_loss") else "tile"
-        divisions.append(f'<div class="{kind}"><b>{escape(show(values.get(key)))}</b><span>{label}</span></div>')
+    results = [_tile(show(values.get(key)), label, "tile main") for key, label, show in RESULT_TILES]
     for name, words in more_tests(values):
-        show = percent if name == "attack_success" else real
-        divisions.append(f'<div class="tile"><b>{escape(show(values[name]))}</b><span>{words}</span></div>')
-    for _, words, text in own_metrics(values):
-        divisions.append(f'<div class="tile"><b>{escape(text)}</b><span>{escape(words)}</span></div>')
-    return f'<div class="tiles">{"".join(divisions)}</div>'
+        results.append(_tile((percent if name == "attack_success" else real)(values[name]), words))
+    rows = [results]
+    for described in (FEDERATION_TILES, SIMULATOR_TILES):
+        rows.append([
+            _tile(show(values.get(key)), label)
+            for key, label, show in described
+            if key not in OPTIONAL or key in values
+        ])  # fmt: skip
+    rows[1] += [_tile(text, words) for _, words, text in own_metrics(values)]
+    return "\n".join(f'<div class="tiles">{"".join(row)}</div>' for row in rows)
+
+
+def _tile(text: str, label: str, kind: str = "tile") -> str:
+    return f'<div class="{kind}"><b>{escape(text)}</b><span>{escape(label)}</span></div>'

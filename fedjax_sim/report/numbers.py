@@ -9,6 +9,7 @@ __all__ = [
     "NOTHING",
     "count",
     "energy",
+    "in_percent",
     "percent",
     "real",
     "recorded_number",
@@ -35,6 +36,16 @@ def recorded_number(value: Any) -> float:
         return float(value)
     except OverflowError:
         return math.inf
+
+
+def in_percent(metric: str) -> tuple[float, str]:
+    """Returns the factor by which a figure draws a metric, and the metric's name on an axis: accuracies in percent.
+
+    >>> in_percent("test_accuracy"), in_percent("test_loss")
+    ((100.0, 'test accuracy (%)'), (1.0, 'test loss'))
+    """
+    name = metric.replace("_", " ")
+    return (100.0, f"{name} (%)") if metric.endswith("accuracy") else (1.0, name)
 
 
 def scaled_bytes(value: float) -> tuple[float, str]:

@@ -36,6 +36,7 @@ __all__ = [
     "INK",
     "ORANGE",
     "WIDTH",
+    "client_sizes",
     "client_spread",
     "label_mix",
     "learning_curves",
@@ -52,6 +53,8 @@ __all__ = [
 
 MOST_POINTS = 400  # points of a curve: a longer one shows the means of blocks of rounds
 MOST_CLIENTS = 40  # clients that the mix of labels shows
+MOST_LABELS = 40  # labels that it shows
+MOST_NUMBERS = 12  # labels up to which its cells have numbers
 
 
 def learning_curves(records: Sequence[Mapping[str, Any]], x: str = "rounds", besides: Sequence[str] = ()) -> Any:
@@ -59,15 +62,15 @@ def learning_curves(records: Sequence[Mapping[str, Any]], x: str = "rounds", bes
 
     Args:
       records: one a round; for x="seconds" each carries the cumulative "seconds" of its round.
-      x: the horizontal axis: "rounds", "bytes" (sent so far, up and down), "simulated" (time) or "seconds" (wall time
-        of rounds without compilation).
+      x: the horizontal axis: "rounds", "bytes" (sent so far, up and down), "simulated" (time), "epsilon" (spent so far)
+        or "seconds" (wall time of rounds without compilation).
       besides: names of bytes that were sent besides those up and down (`Metric.besides`).
 
     Returns: a matplotlib Figure.
 
-    Raises: ValueError for an x that is none of these four; ImportError without matplotlib.
+    Raises: ValueError for an x that is none of these five; ImportError without matplotlib.
     """
-    one_of("x", x, ("rounds", "bytes", "simulated", "seconds"))
+    one_of("x", x, ("rounds", "bytes", "simulated", "epsilon", "seconds"))
     if x == "bytes":
         directions = ("uplink_bytes", "downlink_bytes", *besides)
         sent = np.cumsum(sum(np.nan_to_num(_series(records, name)) for name in directions))
@@ -81,6 +84,10 @@ def learning_curves(records: Sequence[Mapping[str, Any]], x: str = "rounds", bes
         unit, name = scaled_seconds(float(np.nanmax(now, initial=0)))
         positions = now / unit
         label = f"Simulated time ({name})"
+    elif x == "epsilon":
+        # The model before training has told nothing.
+        positions = np.where(_series(records, "round") == 0, 0.0, _series(records, "epsilon"))
+        label = "Epsilon spent so far"
     elif x == "seconds":
         positions = _series(records, "seconds")
         label = "Wall time of the rounds, without compilation (s)"
@@ -90,9 +97,11 @@ def learning_curves(records: Sequence[Mapping[str, Any]], x: str = "rounds", bes
     curves = (
         ("local_", "local", {"color": GREY, "linewidth": 1.1}),
         ("train_", "train", {"color": GREEN, "linestyle": (0, (1, 1.2)), "marker": "^", "markersize": 3.8}),
-        ("held_out_", "held-out", {"color": ORANGE, "linestyle": (0, (4, 1.6)), "marker": "s", "markersize": 3.4}),
         ("test_", "test", {"color": BLUE, "marker": "o", "markersize": 4.2}),
-    )
+        # Often equal to the test curve: dashes over it, and open squares around its points, show both.
+        ("held_out_", "held-out", {"color": ORANGE, "linestyle": (0, (4, 1.6)), "marker": "s", "markersize": 6.5}
+         | {"markerfacecolor": "none", "markeredgecolor": ORANGE, "markeredgewidth": 1.1, "linewidth": 1.2}),
+    )  # fmt: skip
     with style():
         figure, row = panels(2, 2.75)
         for axes, metric, factor in zip(row, ("loss", "accuracy"), (1.0, 100.0), strict=True):
@@ -102,10 +111,11 @@ def learning_curves(records: Sequence[Mapping[str, Any]], x: str = "rounds", bes
                     # Many markers would hide the curve.
                     curve_style = {**curve_style, "marker": ""} if len(values) > 60 else curve_style
                     shown = f"{name} (mean of {block_length})" if block_length > 1 else name
-                    axes.plot(
-                        x_values, values, label=shown, markeredgecolor="white", markeredgewidth=0.6, **curve_style
-                    )
+                    edges = {"markeredgecolor": "white", "markeredgewidth": 0.6}
+                    axes.plot(x_values, values, label=shown, **(edges | curve_style))
             axes.set(xlabel=label, ylabel="Loss" if metric == "loss" else "Accuracy (%)")
+            if metric == "loss" and _falls_tenfold(axes):
+                logarithmic(axes, "y")
             axes.margins(x=0.02)
         x_values, values, _ = _thin(positions, 100 * _series(records, "attack_success"))
         if len(values):
@@ -113,6 +123,13 @@ def learning_curves(records: Sequence[Mapping[str, Any]], x: str = "rounds", bes
             axes.set(ylabel="Accuracy, attack success (%)")
         legend(figure, row)
     return figure
+
+
+def _falls_tenfold(axes: Any) -> bool:
+    """Returns whether the curves of a panel are positive, and their largest value is ten times the smallest or more."""
+    values = np.concatenate([line.get_ydata() for line in axes.lines] or [np.ones(1)])
+    values = values[np.isfinite(values)]
+    return bool(len(values)) and values.min() > 0 and values.max() >= 10 * values.min()
 
 
 def client_spread(records: Sequence[Mapping[str, Any]]) -> Any:
@@ -145,10 +162,11 @@ def client_spread(records: Sequence[Mapping[str, Any]]) -> Any:
 
 
 def label_mix(population: Mapping[str, Any]) -> Any:
-    """Draws the labels that some clients hold, as shares, and how many examples these clients have.
+    """Draws the labels that some clients hold, in percent of each client's examples, and how many examples these are.
 
     Args:
-      population: "client_ids", "label_names" and "label_counts" (a row of counts for each of those clients).
+      population: "client_ids", "label_names" and "label_counts" (a row of counts for each of those clients). Of more
+        than 40 labels the most frequent ones are drawn, and the others together.
 
     Returns: a matplotlib Figure.
     """
@@ -156,76 +174,101 @@ def label_mix(population: Mapping[str, Any]) -> Any:
     rows = [list(map(recorded_number, row)) for row in population["label_counts"][:MOST_CLIENTS]]
     counts = np.nan_to_num(np.array(rows).reshape(len(rows), -1), posinf=0.0, neginf=0.0)
     clients = [_text(id, 16) for id in population.get("client_ids", range(len(rows)))][: len(rows)]
-    labels = [_text(name, 24) for name in population.get("label_names", range(counts.shape[1]))]
+    # A file may name too few labels, or too many.
+    names = list(population.get("label_names", ()))[: counts.shape[1]]
+    labels = [_text(name, 24) for name in [*names, *range(len(names), counts.shape[1])]]
+    if counts.shape[1] > MOST_LABELS:
+        most_frequent = np.sort(np.argsort(-counts.sum(axis=0), kind="stable")[: MOST_LABELS - 1])
+        others = np.delete(counts, most_frequent, axis=1).sum(axis=1, keepdims=True)
+        counts = np.concatenate([counts[:, most_frequent], others], axis=1)
+        labels = [*(labels[i] for i in most_frequent), "others"]
     totals = counts.sum(axis=1)
-    shares = 100 * counts / np.maximum(totals, 1)[:, None]
+    percent = 100 * counts / np.maximum(totals, 1)[:, None]
+    num_labels = counts.shape[1]
+    positions = np.arange(len(rows))
     with style():
-        import matplotlib
-
-        figure, (left, right) = panels(2, 0.95 + 0.19 * len(rows), width_ratios=[3.2, 1], sharey=True)
-        colors = matplotlib.colormaps["viridis"](np.linspace(0.02, 0.97, counts.shape[1]))
-        start = np.zeros(len(rows))
-        positions = np.arange(len(rows))
-        for i, color in enumerate(colors):
-            has_label = shares[:, i] > 0
-            left.barh(
-                positions[has_label], shares[has_label, i], left=start[has_label], height=0.78, color=color,
-                edgecolor="white", linewidth=0.4,
-            )  # fmt: skip
-            start += shares[:, i]
-        # Of many labels the legend names eight, evenly spaced.
-        shown = range(len(labels)) if len(labels) <= 12 else np.unique(np.linspace(0, len(labels) - 1, 8).astype(int))
-        handles = [matplotlib.patches.Patch(color=colors[i], label=labels[i]) for i in shown if i < len(colors)]
-        figure.legend(handles=handles, loc="outside upper left", ncols=12, handlelength=0.9, columnspacing=1.1)
-        right.barh(positions, totals, height=0.78, color=GREY)
-        left.set(xlabel="Share of the client's examples (%)", ylabel="Client", xlim=(0, 100), yticks=positions)
+        height = 1.0 + 0.19 * len(rows)
+        figure, (left, right) = panels(2, height, width_ratios=[3.2, 1], sharey=True)
+        edges = np.arange(num_labels + 1) - 0.5, np.arange(len(rows) + 1) - 0.5
+        shown = np.ma.masked_equal(percent, 0)
+        left.pcolormesh(*edges, shown, cmap="Blues", vmin=-15, vmax=100, edgecolor="white", linewidth=0.4)
+        if num_labels <= MOST_NUMBERS:
+            for client, label in np.argwhere(percent >= 0.5):
+                color = "white" if percent[client, label] > 55 else INK
+                text = f"{percent[client, label]:.0f}"
+                left.text(label, client, text, ha="center", va="center", fontsize=6.5, color=color)
+        is_crowded = sum(map(len, labels)) > 90
+        left.set_xticks(np.arange(num_labels), labels, rotation=90 if is_crowded else 0)
+        left.set(xlabel="Label, in % of the client's examples", ylabel="Client", yticks=positions)
         left.set_yticklabels(clients)
         left.set_ylim(len(rows) - 0.4, -0.6)
+        right.barh(positions, totals, height=0.78, color=GREY)
         right.set(xlabel="Examples")
-        for axes in (left, right):
-            axes.grid(False, axis="y")
+        left.grid(False)
+        right.grid(False, axis="y")
+    return figure
+
+
+def client_sizes(population: Mapping[str, Any]) -> Any:
+    """Draws how many clients have how many examples.
+
+    Args:
+      population: "examples_histogram": {"edges": [bins + 1], "clients": [bins]}; a bin has its lower edge.
+
+    Returns: a matplotlib Figure.
+    """
+    histogram = population["examples_histogram"]
+    edges, clients = (np.array([recorded_number(x) for x in histogram[name]]) for name in ("edges", "clients"))
+    with style():
+        figure, axes = panels(1, 1.9)
+        axes.stairs(np.nan_to_num(clients), edges, fill=True, color=BLUE, alpha=0.75)
+        axes.set(xlabel="Examples of a client", ylabel="Clients")
+        axes.set_ylim(bottom=0)
+        axes.margins(x=0.02)
     return figure
 
 
 def participation_by_round(records: Sequence[Mapping[str, Any]]) -> Any:
-    """Draws, round by round, clients invited, clients that reported, updates dropped and rounds skipped.
+    """Draws, round by round, clients invited and clients that reported; updates dropped and rounds skipped, if any.
 
     Returns: a matplotlib Figure.
     """
     rounds = _series(records, "round")
+    x_values, dropped, _ = _thin(rounds, np.nan_to_num(_series(records, "dropped_clients")))
+    _, skipped, block_length = _thin(rounds, np.nan_to_num(_series(records, "skipped_rounds")))
+    has_dropped = dropped > 0
+    has_skipped = skipped > 0
+    is_any_left_out = has_dropped.any() or has_skipped.any()
+    mean_of = f" (mean of {block_length} rounds)" if block_length > 1 else ""
     with style():
-        figure, (left, right) = panels(2, 2.3)
-        x_values, invited, block_length = _thin(rounds, _series(records, "clients_invited"))
-        left.step(x_values, invited, where="mid", color=INK, linewidth=1.1, linestyle=(0, (1.5, 1.5)), label="invited")
-        x_values, reported, block_length = _thin(rounds, _series(records, "clients_reported"))
-        left.fill_between(x_values, reported, step="mid", color=BLUE, alpha=0.28, linewidth=0)
-        left.step(x_values, reported, where="mid", color=BLUE, linewidth=1.1, label="reported")
-        mean_of = f" (mean of {block_length} rounds)" if block_length > 1 else ""
+        figure, row = panels(2, 2.3) if is_any_left_out else panels(1, 2.0)
+        left, *others = row if is_any_left_out else [row]
+        invited_rounds, invited, _ = _thin(rounds, _series(records, "clients_invited"))
+        left.step(
+            invited_rounds, invited, where="mid", color=INK, linewidth=1.1, linestyle=(0, (1.5, 1.5)), label="invited"
+        )
+        reported_rounds, reported, _ = _thin(rounds, _series(records, "clients_reported"))
+        left.fill_between(reported_rounds, reported, step="mid", color=BLUE, alpha=0.28, linewidth=0)
+        left.step(reported_rounds, reported, where="mid", color=BLUE, linewidth=1.1, label="reported")
         left.set(xlabel="Round", ylabel="Clients" + mean_of)
-        x_values, dropped, _ = _thin(rounds, np.nan_to_num(_series(records, "dropped_clients")))
-        _, skipped, block_length = _thin(rounds, np.nan_to_num(_series(records, "skipped_rounds")))
-        has_dropped = dropped > 0
-        has_skipped = skipped > 0
-        if has_dropped.any():
-            right.vlines(
-                x_values[has_dropped], 0, dropped[has_dropped], color=ORANGE, linewidth=2.2, label="dropped clients"
-            )
-        if has_skipped.any():
-            zeros = np.zeros(has_skipped.sum())
-            right.plot(x_values[has_skipped], zeros, "v", color=BLACK, markersize=5, label="skipped rounds")
-        if not (has_dropped.any() or has_skipped.any()):
-            right.text(0.5, 0.5, "no update dropped, no round skipped", transform=right.transAxes, ha="center")
-        right.set(xlabel="Round", ylabel="Updates left out" + mean_of)
-        if np.isfinite(rounds).any():
-            for axes in (left, right):
-                axes.set_xlim(np.nanmin(rounds) - 1, np.nanmax(rounds) + 1)
-        most = float(np.nanmax(np.append(dropped, 1.0)))
         left.set_ylim(bottom=0, top=1.1 * float(np.nanmax(np.concatenate([invited, reported, [1.0]]))))
-        # Room below zero, because the markers of skipped rounds stand on the zero line.
-        right.set_ylim(-0.08 * most, 1.1 * most)
-        for axes in (left, right):
+        for right in others:
+            if has_dropped.any():
+                right.vlines(
+                    x_values[has_dropped], 0, dropped[has_dropped], color=ORANGE, linewidth=2.2, label="dropped clients"
+                )
+            if has_skipped.any():
+                zeros = np.zeros(has_skipped.sum())
+                right.plot(x_values[has_skipped], zeros, "v", color=BLACK, markersize=5, label="skipped rounds")
+            right.set(xlabel="Round", ylabel="Updates left out" + mean_of)
+            most = float(np.nanmax(np.append(dropped, 1.0)))
+            # Room below zero, because the markers of skipped rounds stand on the zero line.
+            right.set_ylim(-0.08 * most, 1.1 * most)
+        for axes in (left, *others):
+            if np.isfinite(rounds).any():
+                axes.set_xlim(np.nanmin(rounds) - 1, np.nanmax(rounds) + 1)
             axes.yaxis.get_major_locator().set_params(integer=block_length == 1)
-        legend(figure, (left, right))
+        legend(figure, (left, *others))
     return figure
 
 

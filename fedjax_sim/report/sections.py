@@ -14,8 +14,15 @@ from typing import Any
 from fedjax_sim.report import plots, time
 from fedjax_sim.report.files import total_of
 from fedjax_sim.report.headline import besides
-from fedjax_sim.report.html import absent, figure, html_table
+from fedjax_sim.report.html import absent, choice, figure, html_table
 from fedjax_sim.report.numbers import NOTHING, count, real, recorded_number, seconds
+from fedjax_sim.report.readings import (
+    labels_in_words,
+    learning_in_words,
+    sizes_in_words,
+    spread_in_words,
+    time_in_words,
+)
 
 __all__ = [
     "learning",
@@ -76,15 +83,22 @@ def learning(records: Sequence[Mapping], timing: Sequence[Mapping], summary: Map
     losses = ("train_loss", "test_loss", "held_out_loss")
     if not any(name in record for record in records for name in losses):
         yield absent("No evaluation has been recorded: the curves show what cohorts met during local training only.")
-    axes = [("rounds", "Against rounds"), ("bytes", "Against bytes sent"), ("seconds", "Against wall time")]
+    if reading := learning_in_words(records):
+        yield f"<p>{escape(reading)}</p>"
+    axes = [("rounds", "Rounds"), ("bytes", "Bytes sent"), ("seconds", "Wall time")]
+    if any(math.isfinite(recorded_number(record.get("epsilon"))) for record in records):
+        axes.insert(2, ("epsilon", "Epsilon"))
     if _simulated(records):
-        axes.insert(0, ("simulated", "Against simulated time"))
+        axes.insert(0, ("simulated", "Simulated time"))
+    views = []
     for x, title in axes:
-        yield f"<h3>{title}</h3>"
+        caption = f"Loss and accuracy against {title.lower()}."
         if x == "seconds" and not timing:
-            yield absent("No timing.jsonl in this folder.")
-            continue
-        yield figure(x, plots.learning_curves, f"Loss and accuracy {title.lower()}.", records, x, besides(summary))
+            view = absent("No timing.jsonl in this folder.")
+        else:
+            view = figure(x, plots.learning_curves, caption, records, x, besides(summary))
+        views.append((title, view))
+    yield choice("learning", views)
     yield (
         '<p class="muted">Local: means over the minibatches that the round&rsquo;s cohort met during local training, '
         "while its models moved away from the server&rsquo;s: not the value of an objective at one model. Train: the "
@@ -175,6 +189,8 @@ def simulated_time(records: Sequence[Mapping], timeline: Mapping) -> Iterable[st
     yield "<h2>Simulated time</h2>"
     if scaled := _scaled(records):
         yield f"<p>{escape(scaled)}</p>"
+    if reading := time_in_words(records):
+        yield f"<p>{escape(reading)}</p>"
     yield figure("time", time.rounds_and_energy, "Length of rounds, and energy, by simulated time.", records)
     yield from one_round(timeline, "The next round after the last one.")
 
@@ -242,6 +258,8 @@ def spread_between_clients(records: Sequence[Mapping], population: Mapping) -> I
     """Yields the spread between clients, the labels that some of them hold, and the population's sizes."""
     if any(record.get("held_out_loss_quantiles") or record.get("held_out_accuracy_quantiles") for record in records):
         yield "<h3>Spread between clients</h3>"
+        if reading := spread_in_words(records):
+            yield f"<p>{escape(reading)}</p>"
         yield figure("spread", plots.client_spread, "Quantiles over clients of held-out loss and accuracy.", records)
     else:
         yield absent("The spread between clients was not recorded.")
@@ -250,7 +268,14 @@ def spread_between_clients(records: Sequence[Mapping], population: Mapping) -> I
         return
     if population.get("label_counts"):
         yield "<h3>What some clients hold</h3>"
+        if reading := labels_in_words(population):
+            yield f"<p>{escape(reading)}</p>"
         yield figure("labels", plots.label_mix, "Shares of labels and numbers of examples of some clients.", population)
+    if population.get("examples_histogram"):
+        yield "<h3>How much clients hold</h3>"
+        if reading := sizes_in_words(population):
+            yield f"<p>{escape(reading)}</p>"
+        yield figure("sizes", plots.client_sizes, "How many clients have how many examples.", population)
     quantiles = population.get("examples_quantiles")
     quantiles = quantiles if isinstance(quantiles, dict) else {}
     order = [key for key in ("min", "q25", "median", "q75", "max") if key in quantiles]

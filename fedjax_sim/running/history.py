@@ -2,13 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from fedjax_sim import validate
 
-__all__ = ["History"]
+__all__ = ["History", "numbers_of"]
+
+
+def numbers_of(record: Mapping[str, Any]) -> dict[str, float]:
+    """Returns the numbers of a record by name, without its round; entry i of an array is `name/i`.
+
+    >>> numbers_of({"round": 3, "test_loss": "nan", "norms": [1.0, 2.0]})
+    {'test_loss': nan, 'norms/0': 1.0, 'norms/1': 2.0}
+    """
+    numbers = {}
+    for name, value in record.items():
+        if name != "round":
+            for place, number in np.ndenumerate(np.asarray(value, float)):
+                numbers[name + "".join(f"/{i}" for i in place)] = float(number)
+    return numbers
 
 
 class History(NamedTuple):
@@ -40,3 +55,18 @@ class History(NamedTuple):
         return np.array([record["round"] for record in records_with_it]), np.array(
             [record[name] for record in records_with_it], float
         )
+
+    def to_pandas(self) -> Any:
+        """Returns the log as a pandas frame: a row a round, a column a number. Entry i of an array is column `name/i`.
+
+        A metric that a round does not have is NaN there.
+
+        Raises: ImportError without pandas.
+
+        Guarantees: each number of `metrics.jsonl` is in the row of its round
+        (tests/running/test_loop.py::test_history_as_a_frame).
+        """
+        import pandas
+
+        rounds = pandas.Index([record["round"] for record in self.records], name="round")
+        return pandas.DataFrame([numbers_of(record) for record in self.records], index=rounds)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from fedjax_sim import engine, tree
 from fedjax_sim.round.costs import ROUND_METRICS
 from fedjax_sim.running import checkpoint, distributed
 from fedjax_sim.running.checksums import GrowingFile
+from fedjax_sim.running.loggers import Logger
 from fedjax_sim.running.shared_arrays import broadcast, whole
 from fedjax_sim.types import Count, Metric, PyTree
 
@@ -206,7 +207,7 @@ class Log:
     together, with the CRC-32 of the block's records. Every checkpoint holds the SHA-256 of both files.
     """
 
-    def __init__(self, directory: str | Path | None):
+    def __init__(self, directory: str | Path | None, loggers: Sequence[Logger] = ()):
         self.directory = Path(directory) if directory is not None and distributed.is_first() else None
         names = (METRICS, TIMING) if self.directory is not None else ()
         self.files = {name: GrowingFile(self.directory / name) for name in names}
@@ -214,6 +215,9 @@ class Log:
         self.metrics: tuple[Metric, ...] = ROUND_METRICS  # with those that the algorithm states
         self.records: list[dict] = []
         self.seconds = self.elapsed = self.earlier = 0.0  # of the rounds; in total; in total before a resume
+        self.loggers = loggers if distributed.is_first() else ()
+        self.started_loggers: list[Logger] = []
+        self.final_summary: dict | None = None  # None until the run ends without an error
 
     def check_resumable(self) -> None:
         """Refuses a folder without a checkpoint; does not create it."""
@@ -293,6 +297,19 @@ class Log:
             timing["crc32"] = [f"{zlib.crc32(line):08x}" for line in lines]
             self.files[METRICS].append(b"".join(lines))
             self.files[TIMING].append(_line(timing))
+        for logger in self.started_loggers:
+            _told(logger, logger.write, records)
+
+    def start_loggers(self) -> None:
+        """Hands the loggers what is logged so far."""
+        for logger in self.loggers:
+            _told(logger, logger.start, self.records)
+            self.started_loggers.append(logger)
+
+    def finish_loggers(self) -> None:
+        """Ends the loggers that were started."""
+        for logger in self.started_loggers:
+            _told(logger, logger.finish, self.final_summary)
 
     def commit(self, round: int, state: PyTree, identity: dict, keep: int) -> None:
         """Commits log, state and ledger together.
@@ -352,6 +369,18 @@ class Log:
             **totals,
             **({"metrics": own_metrics} if own_metrics else {}),
         }
+
+
+def _told(logger: Logger, call: Callable, content: Any) -> None:
+    """Calls a method of a logger; its errors, of whatever type, name the logger and say how to go on."""
+    try:
+        call(content)
+    except Exception as error:
+        name = type(logger).__name__
+        raise RuntimeError(
+            f"loggers: {name} failed with {type(error).__name__}: {error}. The run lost nothing: resume it, with "
+            "--set run.log=none to go on without loggers."
+        ) from error
 
 
 def _same_run(stored: dict, current: dict, path: Path) -> None:

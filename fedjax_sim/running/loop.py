@@ -27,6 +27,7 @@ from fedjax_sim.running.fingerprint import fingerprint
 from fedjax_sim.running.history import History
 from fedjax_sim.running.interrupts import interrupts
 from fedjax_sim.running.log import Log, as_records, plain
+from fedjax_sim.running.loggers import Logger
 from fedjax_sim.running.privacy_ledger import Spending
 from fedjax_sim.running.progress import progress_bar
 from fedjax_sim.running.shared_arrays import whole
@@ -58,6 +59,7 @@ def run(
     resume: bool = False,
     allow_previous: bool = False,
     callbacks: Sequence[Callable] = (),
+    loggers: Sequence[Logger] = (),
     progress: bool = False,
     identity: dict | None = None,
     files: Mapping[str, str] | None = None,
@@ -87,6 +89,8 @@ def run(
       allow_previous: if the newest checkpoint is damaged, continue from an earlier one, with a warning.
       callbacks: called as callback(round, state, record) when an evaluation is due, after the round is on disk. A true
         result stops the run. Callbacks may keep the state.
+      loggers: get every record too, such as `loggers.TensorBoard(directory)`. What a logger raises stops the run, which
+        can be resumed.
       progress: show a bar with rounds/s, clients/s, loss and the remaining time.
       identity: a JSON-able description of algorithm, data and options. A resume refuses a checkpoint with another
         identity, and shows the difference. The key, the shapes of the state, and the settings that draws and last bits
@@ -146,7 +150,7 @@ def run(
     with ExitStack() as stack:
         session.interrupted = stack.enter_context(interrupts())
         stack.enter_context(jax.default_matmul_precision(matmul_precision()))
-        session.account(key, algorithm, params, delta)
+        session.account(key, algorithm, params, delta, loggers)
         session.open(stack, key, algorithm, resume, allow_previous, files or {})
         session.train(stack.enter_context(progress_bar(progress, session.round, num_rounds)))
         return session.state, session.history()
@@ -188,10 +192,12 @@ class _Session:
         self.state = engine.owned(self.state, (params, self.population))
         self.memory_files = [file for file, _ in engine.memory_files(self.state)]
 
-    def account(self, key: Array, algorithm: Algorithm, params: PyTree, delta: float | None) -> None:
+    def account(
+        self, key: Array, algorithm: Algorithm, params: PyTree, delta: float | None, loggers: Sequence[Logger]
+    ) -> None:
         """Makes the log and the privacy ledger, whose key is bound to the program, the initial model and the data."""
         self.identity |= {"key": np.asarray(jax.random.key_data(key)).tolist()} | numerics()
-        self.log = log = Log(self.directory)
+        self.log = log = Log(self.directory, loggers)
         # If the algorithm states a metric of a round anew, its statement counts.
         log.metrics = tuple({metric.name: metric for metric in (*log.metrics, *algorithm.metrics)}.values())
         run_fingerprint = distributed.from_first(lambda: fingerprint(key, algorithm, params, self.population))
@@ -234,6 +240,8 @@ class _Session:
             distributed.by_first(self.spending.start)
         if directory is not None:
             distributed.by_first(lambda: _put_files(Path(directory), files))
+        stack.callback(log.finish_loggers)
+        distributed.by_first(log.start_loggers)
         # A checkpoint of round 0, so that a run that is stopped in its first block can continue.
         if directory is not None and not resume:
             self.commit()
@@ -326,6 +334,7 @@ class _Session:
         summary = self.log.summary(self.compile_seconds, peak_memory_bytes())
         summary |= {"finished": self.round >= self.num_rounds}
         summary |= self.spending.summary({name for record in self.log.records for name in record})
+        self.log.final_summary = summary
         if self.directory is not None:
             text = json.dumps(summary, indent=2) + "\n"
             path = Path(self.directory) / "summary.json"

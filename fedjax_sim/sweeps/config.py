@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,15 +15,30 @@ from fedjax_sim.config.registry import CHAINS
 from fedjax_sim.config.toml import config_file, inline, override, places_set, read_document, unset
 from fedjax_sim.config.value_kinds import Words, nearest_word, problem
 
-__all__ = ["SweepConfig", "load_sweep", "run_sweep"]
+__all__ = ["Halving", "SweepConfig", "load_sweep", "run_sweep"]
 
-OPTIONS = ("seeds", "grid", "metrics", "batch")
+# Options of a run that a sweep refuses, and why.
+REFUSED = {
+    "variance_probe": "It probes one algorithm.",
+    "stop_when": "All points run for all rounds.",
+    "log": "Loggers get single runs.",
+}
+
+OPTIONS = ("seeds", "grid", "metrics", "batch", "halving")
 ABSENT = Words("absent")
 # Tables that no axis may vary -> why.
 SHARED = {"run": "All points share the rounds"}
 # Points that differ in one of these tables share no program: each such group is run by itself.
 SEPARATE = ("data", "model")
 NONE = "none"  # beside tables on an axis: the point without the part
+
+
+class Halving(NamedTuple):
+    """How successive halving chooses the combinations that run on."""
+
+    metric: str
+    best: str  # "highest" or "lowest"
+    factor: int = 3  # one combination in so many runs on, for so many times the rounds
 
 
 class SweepConfig(NamedTuple):
@@ -35,6 +50,15 @@ class SweepConfig(NamedTuple):
     metrics: list[str] | None  # names that rows keep; None for all
     batch: int  # points vmapped at once
     shown: frozenset[str]  # options that the grid names for every config
+    halving: Halving | None = None
+
+    def only(self, combinations: Sequence[Mapping[str, Any]]) -> SweepConfig:
+        """Returns the sweep over those of its combinations that are among the given ones, in its own order."""
+        places = [place for place, values in enumerate(self.combinations) if values in combinations]
+        return self._replace(
+            configs=[self.configs[place] for place in places],
+            combinations=[self.combinations[place] for place in places],
+        )
 
     def differences(self) -> dict[str, list[Any]]:
         """Returns the options that differ between the configs and are not in the grid.
@@ -69,6 +93,8 @@ def load_sweep(path: str | Path | None, overrides: Iterable[str] = (), without: 
         Beside tables, "none" leaves the part out: `"sampler.with_dropout" = ["none", {rate = 0.1}]`.
       metrics: names of metrics that rows keep.
       batch: points vmapped at once.
+      halving: a table `[sweep.halving]` with `metric = "test_loss"`, `best = "lowest"` and, if it is not to be 3, a
+        `factor`: successive halving (`sweeps.halving.run_halving`).
 
     Args:
       path: a TOML file or an example's name, as for `load`; relative paths in it are relative to its folder.
@@ -109,6 +135,7 @@ def load_sweep(path: str | Path | None, overrides: Iterable[str] = (), without: 
         problems.append(problem("sweep.metrics", "a list of names", metrics))
     if isinstance(batch, bool) or not isinstance(batch, int) or batch < 1:
         problems.append(problem("sweep.batch", "an integer >= 1", batch))
+    halving = _halving_of(table["halving"], problems) if "halving" in table else None
     # Paths that the command line sets are relative to the current folder, all others to the file's.
     set_here = places_set(overrides)
     unmoved_places = {name for name in axes if is_within(f"sweep.grid.{name}", set_here)}
@@ -124,13 +151,32 @@ def load_sweep(path: str | Path | None, overrides: Iterable[str] = (), without: 
             resolved["run"]["devices"] = "all"
             configs.append(Config(rebased(resolved, folder, but=unmoved_places)))
     run_options = configs[0].resolved()["run"] if configs else {}
-    for name, hint in (("variance_probe", "It probes one algorithm."), ("stop_when", "All points run for all rounds.")):
+    for name, hint in REFUSED.items():
         if run_options.get(name):
             problems.append(problem(f"run.{name}", "none in a sweep", run_options[name], hint))
     if problems:
         raise ConfigError(problems)
     _check_distinct(configs, combinations)
-    return SweepConfig(configs, combinations, seeds, metrics, batch, _shown_options(axes, tables))
+    return SweepConfig(configs, combinations, seeds, metrics, batch, _shown_options(axes, tables), halving)
+
+
+def _halving_of(table: Any, problems: list[str]) -> Halving | None:
+    """Returns how successive halving chooses; for a wrong table None, and what is wrong is added to the problems."""
+    if not isinstance(table, dict):
+        problems.append(problem("sweep.halving", "a table", table))
+        return None
+    for name in table.keys() - set(Halving._fields):
+        rule = "one of " + ", ".join(Halving._fields)
+        hint = nearest_word(name, Halving._fields)
+        problems.append(problem(f"sweep.halving.{name}", rule, Words("an unknown key"), hint))
+    metric, best, factor = table.get("metric"), table.get("best"), table.get("factor", 3)
+    if not isinstance(metric, str):
+        problems.append(problem("sweep.halving.metric", "the name of a metric, such as test_loss", metric))
+    if best not in ("highest", "lowest"):
+        problems.append(problem("sweep.halving.best", 'one of "highest", "lowest"', best))
+    if isinstance(factor, bool) or not isinstance(factor, int) or factor < 2:
+        problems.append(problem("sweep.halving.factor", "an integer >= 2", factor))
+    return None if problems else Halving(metric, best, factor)
 
 
 def _axes_of(grid: Any) -> tuple[dict[str, Any], dict[str, dict[str, dict]]]:

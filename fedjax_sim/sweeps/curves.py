@@ -9,7 +9,7 @@ import numpy as np
 
 from fedjax_sim import validate
 from fedjax_sim.report import plots
-from fedjax_sim.report.numbers import recorded_number, scaled_seconds
+from fedjax_sim.report.numbers import in_percent, recorded_number, scaled_seconds
 from fedjax_sim.sweeps.figure import LOOKS
 from fedjax_sim.sweeps.results import Sweep
 
@@ -40,12 +40,13 @@ def curves_figure(found: Sweep, metric: str, *, confidence: float = 0.95) -> Any
         hint = "Compare fewer runs, or see the table."
         validate.fail("found", f"at most {len(LOOKS)} combinations to draw", len(cells_of_round[0]), hint)
     axes = _axes(found)
+    factor, metric_name = in_percent(metric)
     with plots.style():
         figure, panels = plots.panels(len(axes), 3.2, sharey=True)
         panels = np.atleast_1d(panels)
         for look, cells in zip(LOOKS, zip(*cells_of_round, strict=True), strict=False):
             values = tuple(cells[0][name] for name in found.names)
-            mean, low, high = (np.array([cell[name] for cell in cells]) for name in ("mean", "low", "high"))
+            mean, low, high = (factor * np.array([cell[name] for cell in cells]) for name in ("mean", "low", "high"))
             for panel, (words, place) in zip(panels, axes, strict=True):
                 x = np.array([place(values, round) for round in rounds])
                 line = {key: look[key] for key in ("color", "linestyle")}
@@ -53,11 +54,11 @@ def curves_figure(found: Sweep, metric: str, *, confidence: float = 0.95) -> Any
                 panel.fill_between(x, low, high, color=look["color"], alpha=0.15, linewidth=0)
                 panel.set_xlabel(words)
         # Intervals of two or three seeds are wide. The panels show what was measured, and bands may leave them.
-        measured = np.array([recorded_number(row[metric]) for row in found.rows])
+        measured = factor * np.array([recorded_number(row[metric]) for row in found.rows])
         finite = measured[np.isfinite(measured)] if np.isfinite(measured).any() else np.zeros(1)
         low, high = finite.min(), finite.max()
         margin = 0.08 * (high - low) or 0.1 * abs(high) or 1.0
-        panels[0].set(ylabel=metric, ylim=(low - margin, high + margin))
+        panels[0].set(ylabel=metric_name, ylim=(low - margin, high + margin))
         plots.legend(figure, panels)
     return figure
 

@@ -8,9 +8,10 @@ import numpy as np
 
 from fedjax_sim import validate
 from fedjax_sim.report import plots
+from fedjax_sim.report.numbers import in_percent
 from fedjax_sim.sweeps.results import Sweep
 
-__all__ = ["sweep_figure"]
+__all__ = ["LOOKS", "are_numbers", "shown_value", "sweep_figure"]
 
 LOOKS = (
     {"color": plots.BLUE, "linestyle": "-", "marker": "o"},
@@ -44,7 +45,7 @@ def sweep_figure(found: Sweep, metric: str, *, x: str | None = None, round: int 
     cells = found.summary(metric, round=round, confidence=confidence)
     values_by_name = {name: list(dict.fromkeys(cell[name] for cell in cells)) for name in found.names}
     if x is None:
-        numeric_names = [name for name, values in values_by_name.items() if _are_numbers(values) and len(values) > 1]
+        numeric_names = [name for name, values in values_by_name.items() if are_numbers(values) and len(values) > 1]
         x = (numeric_names or [*values_by_name])[0]
     validate.one_of("x", x, found.names)
     other_names = [name for name, values in values_by_name.items() if name != x and len(values) > 1]
@@ -54,24 +55,30 @@ def sweep_figure(found: Sweep, metric: str, *, x: str | None = None, round: int 
     if len(lines) > len(LOOKS):
         hint = "Choose another x, or draw parts of the sweep."
         validate.fail("x", f"an axis that leaves at most {len(LOOKS)} lines", x, hint)
+    factor, metric_name = in_percent(metric)
     with plots.style():
         figure, panel = plots.panels(1, 3.2)
         values = values_by_name[x]
-        numeric = _are_numbers(values)
+        numeric = are_numbers(values)
         for i, (look, (key, line)) in enumerate(zip(LOOKS, lines.items(), strict=False)):
             # Values that are no numbers stand at 0, 1, ...
             positions = np.array([cell[x] if numeric else values.index(cell[x]) for cell in line], float)
             order = np.argsort(positions)
-            mean, low, high = (np.array([cell[name] for cell in line])[order] for name in ("mean", "low", "high"))
+            mean, low, high = (
+                factor * np.array([cell[name] for cell in line])[order] for name in ("mean", "low", "high")
+            )
             positions = positions[order]
             diverged = np.array([cell["diverged"] for cell in line])[order] > 0
             # One seed has no interval: its ends are NaN.
             reach = np.nan_to_num(np.stack([mean - low, high - mean]))
             name = ", ".join(
-                f"{_last_word(other)} = {_shown(value)}" for other, value in zip(other_names, key, strict=True)
+                f"{_last_word(other)} = {shown_value(value)}" for other, value in zip(other_names, key, strict=True)
             )
-            panel.errorbar(positions, mean, reach, label=name or None, capsize=2.5, markersize=4, elinewidth=1.1,
-                           markeredgecolor="white", markeredgewidth=0.5, **look)  # fmt: skip
+            # Between names there is nothing: they get dots beside each other, and no line.
+            shift = 0.0 if numeric else 0.5 * ((i + 0.5) / len(lines) - 0.5)
+            line_look = look if numeric else look | {"linestyle": "none"}
+            panel.errorbar(positions + shift, mean, reach, label=name or None, capsize=2.5, markersize=4,
+                           elinewidth=1.1, markeredgecolor="white", markeredgewidth=0.5, **line_look)  # fmt: skip
             if diverged.any():
                 # Crosses stand at the bottom of the panel, each line's a little higher; the first of them is labelled.
                 bottom = panel.get_xaxis_transform()
@@ -81,15 +88,15 @@ def sweep_figure(found: Sweep, metric: str, *, x: str | None = None, round: int 
                 panel.plot(positions[diverged], heights, "x", color=look["color"], transform=bottom, label=label,
                            clip_on=False)  # fmt: skip
         if not numeric:
-            panel.set_xticks(range(len(values)), [_shown(value) for value in values])
+            panel.set_xticks(range(len(values)), [shown_value(value) for value in values])
         elif min(values) > 0 and max(values) / min(values) >= LOGARITHMIC:
             panel.set_xscale("log")
             if len(values) <= TICKS:
-                panel.set_xticks(values, [_shown(value) for value in values])
+                panel.set_xticks(values, [shown_value(value) for value in values])
                 panel.set_xticks([], minor=True)
         evaluated_round = found.last_round if round is None else round
         seeds = f"{len(found.seeds)} seeds, {confidence:.0%} intervals" if len(found.seeds) > 1 else "one seed"
-        panel.set(xlabel=x, ylabel=f"{metric} after {evaluated_round} rounds")
+        panel.set(xlabel=x, ylabel=f"{metric_name} after {evaluated_round} rounds")
         panel.set_title(seeds)
         plots.legend(figure, (panel,))
     return figure
@@ -100,7 +107,7 @@ def _any_diverged(cells: list[dict]) -> bool:
     return any(cell["diverged"] for cell in cells)
 
 
-def _are_numbers(values: list) -> bool:
+def are_numbers(values: list) -> bool:
     """Returns whether all values are numbers; truth values are not."""
     return all(isinstance(value, (int, float)) and not isinstance(value, bool) for value in values)
 
@@ -110,6 +117,6 @@ def _last_word(name: str) -> str:
     return name.rpartition(".")[2]
 
 
-def _shown(value: Any) -> str:
+def shown_value(value: Any) -> str:
     """Returns a value as a short text."""
     return f"{value:.6g}" if isinstance(value, float) else str(value)

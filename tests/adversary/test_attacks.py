@@ -28,6 +28,7 @@ def message_of(attack, honest, number):
     return rows[-1].astype(np.float64)
 
 
+@pytest.mark.full
 def test_alie():
     """z of the paper's equation 1. Catches a share that counts the attackers' own messages."""
     honest = RNG.normal(size=(38, 6)).astype(np.float32) * 2 + 1

@@ -125,6 +125,7 @@ def test_lost_messages():
     assert metrics["attackers_lost"] == 2 and np.isfinite(got).all()
 
 
+@pytest.mark.full
 @pytest.mark.optimised
 @pytest.mark.parametrize("kind", cases.rows(["alone", "together", "omniscient"], ["together"]))
 def test_a_round_of_lost_messages_is_skipped(kind):

@@ -47,6 +47,7 @@ def after_a_round(train, attack=None, num_steps=60, solver=client.local_sgd):
     return np.asarray(made.params(state)), np.asarray(sent.messages)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("share", [1.0, 0.4])
 def test_the_constrained_model_replaces_the_global(share):
     """The least of alpha |w - goal|^2 / 2 + (1 - alpha) |w - w_t|^2 / 2 is w_t + alpha (goal - w_t). Catches a pull by

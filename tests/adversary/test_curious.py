@@ -60,6 +60,7 @@ def test_who_sees_the_noise():
         assert np.std(np.asarray(view.messages["w"]) - updates) == pytest.approx(std, rel=0.05)
 
 
+@pytest.mark.full
 def test_masks_hide_everything():
     """Uniform on the ring (chi-square, 256 cells) whatever was sent, and the sum still right.
 

@@ -89,6 +89,7 @@ def by_hand(params, examples, labels, clip_norm):
     return total
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", cases.rows(MODELS, ["cnn", "noisy"]))
 def test_sums_agree(name):
     """The sum and the metrics are those of `vmap(grad)`, and of float64 by hand, also in microbatches.

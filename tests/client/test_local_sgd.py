@@ -118,6 +118,7 @@ def test_losses_are_per_example(mean_loss):
         one.apply(jax.random.key(0), jnp.float32(1), (), data)
 
 
+@pytest.mark.full
 def test_model_and_update_forms_agree_only_for_weights_that_sum_to_one():
     """Equal to 1e-6, and different for partial weights. Catches a model form that adds to the old model."""
     work = client.local_sgd(p.linear_loss, optax.sgd(p.RATE), client.work(num_steps=2))
@@ -175,6 +176,7 @@ def _clients_with_steps():
     }
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", sorted(_clients_with_steps()))
 @pytest.mark.parametrize("steps", [2, 5])
 def test_loop_and_written_out_steps(name, steps, monkeypatch):

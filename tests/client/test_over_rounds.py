@@ -52,6 +52,7 @@ def by_hand(rates, steps=2):
     return models
 
 
+@pytest.mark.full
 def test_a_round_is_that_of_its_rate():
     """In closed form; at rate 0 the model keeps its bits; Adam's third round is that of the constant rate.
 
@@ -78,6 +79,7 @@ def test_other_recipes(make):
     assert falling[1] == constant[1] != falling[0] and falling[2] != constant[2]
 
 
+@pytest.mark.full
 def test_asynchronous_clients_train_at_the_rate_of_their_version():
     """One client after the other: client i arrives in step i with the model of version 0, at that version's rate.
 

@@ -111,6 +111,7 @@ def test_the_same_trajectory():
         assert int(stopped.metrics["local_steps"].total) == steps
 
 
+@pytest.mark.full
 @pytest.mark.optimised
 def test_draws_belong_to_the_client():
     """Catches draws by slot: the same bits in any order of the cohort."""

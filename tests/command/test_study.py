@@ -8,8 +8,9 @@ import pytest
 from typer.testing import CliRunner
 
 from fedjax_sim.command.app import app
-from fedjax_sim.command.study import _show, _studies, load_study
+from fedjax_sim.command.study import _show, load_study
 from fedjax_sim.config.document import ConfigError
+from fedjax_sim.config.registry import studies
 from fedjax_sim.study.findings import Findings, measured
 from fedjax_sim.study.page import table
 
@@ -50,7 +51,7 @@ def test_the_list():
     """Fault: a study that nobody finds, an option that is not shown."""
     result = call()
     assert result.exit_code == 0
-    for name, part in _studies().items():
+    for name, part in studies().items():
         assert name.replace("_", "-") in result.output
         assert not part.others, f"{name}: options that a config cannot give"
         assert all(option in result.output for option in part.options)
@@ -66,7 +67,7 @@ def test_every_file_loads(path):
 
 def test_every_study_has_a_file():
     """Fault: a study without an example to copy."""
-    assert {path.stem for path in STUDIES.glob("*.toml")} == set(_studies())
+    assert {path.stem for path in STUDIES.glob("*.toml")} == set(studies())
 
 
 @pytest.mark.parametrize(
@@ -98,14 +99,14 @@ def test_numbers_that_run_away(monkeypatch, error):
     assert result.exit_code == 1 and f"{error.__name__}: Lower the step." in result.output
 
 
-_PARTS = sorted(_studies().items())
+_PARTS = sorted(studies().items())
 _LISTS = [(name, option) for name, part in _PARTS for option, (_, x) in part.options.items() if type(x) is list]
 
 
 @pytest.mark.parametrize(("name", "option"), _LISTS)
 def test_one_number_for_a_list(name, option):
     """Fault: "object of type 'int' has no len()"."""
-    part = _studies()[name]
+    part = studies()[name]
     with pytest.raises(TypeError, match=f"{option}: expected a list"):
         getattr(importlib.import_module(part.module), part.name)(**{option: 3})
 

@@ -81,6 +81,7 @@ SOME = ("all", "poisson")
 ALL = [name if name in SOME else pytest.param(name, marks=pytest.mark.slow) for name in CASES]
 
 
+@pytest.mark.full
 @pytest.mark.default_rows(1)
 @pytest.mark.parametrize("name", ALL)
 def test_the_sum_is_the_variance_of_real_rounds(name):

@@ -37,6 +37,7 @@ def test_transforms():
         jax.eval_shape(both_ends, jax.random.key(0), jax.ShapeDtypeStruct((300,), jnp.float64))
 
 
+@pytest.mark.full
 def test_samplers_and_aggregators():
     """Catches the same where clients are drawn, and where messages are summed, sorted or kept."""
     key = jax.random.key(0)

@@ -123,7 +123,44 @@ def write_hdf5(folder: Path, **first: float) -> None:
             group["label"] = np.arange(4, dtype=np.int32)
 
 
+IMAGES = ["data.directory=FOLDER", "data.partition={name='iid', num_clients=2}", *STORE[2:]]
+
+
+def write_records(folder: Path, names: tuple[str, ...], num_labels: int, label: int = 0) -> None:
+    """Files of CIFAR with two images each; the last label of the first image of the first file is given."""
+    folder.mkdir(exist_ok=True)
+    for i, name in enumerate(names):
+        records = np.zeros((2, num_labels + 3072), np.uint8)
+        records[0, num_labels - 1] = label if i == 0 else 0
+        records.tofile(folder / name)
+
+
+def write_digits(folder: Path, label: int = 0) -> None:
+    folder.mkdir(exist_ok=True)
+    for split in ("train", "t10k"):
+        (folder / f"{split}-images-idx3-ubyte").write_bytes(bytes([0, 0, 8, 3, *[0, 0, 0, 2] * 3]) + bytes(8))
+        (folder / f"{split}-labels-idx1-ubyte").write_bytes(bytes([0, 0, 8, 1, 0, 0, 0, 2, label, 1]))
+
+
+CIFAR10 = (*(f"data_batch_{i}.bin" for i in range(1, 6)), "test_batch.bin")
+CIFAR100 = ("train.bin", "test.bin")
+
 ROWS = {
+    "cifar10": Row(
+        ["data.name=cifar10", *IMAGES],
+        lambda folder: write_records(folder, CIFAR10, 1),
+        {CIFAR10[0]: lambda folder: write_records(folder, CIFAR10, 1, label=3)},
+    ),
+    "cifar100": Row(
+        ["data.name=cifar100", *IMAGES],
+        lambda folder: write_records(folder, CIFAR100, 2),
+        {CIFAR100[0]: lambda folder: write_records(folder, CIFAR100, 2, label=3)},
+    ),
+    "mnist": Row(
+        ["data.name=mnist", *IMAGES],
+        write_digits,
+        {"train-labels-idx1-ubyte": lambda folder: write_digits(folder, label=3)},
+    ),
     "celeba": Row(
         ["data.name=celeba", "data.directory=FOLDER", "data.images=FOLDER/images", "data.image_size=4", *STORE[2:]],
         write_faces,

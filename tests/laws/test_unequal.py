@@ -68,6 +68,7 @@ def test_order_and_devices_change_no_bit():
     )
 
 
+@pytest.mark.full
 def test_packing_changes_no_more_than_rounding():
     """Catches steps that are lost or done twice, and orders that depend on the class."""
     packed, plain = model(), model(packed=False)

@@ -400,6 +400,7 @@ def test_one_run_bound():
     assert abs(exact - math.log(0.05 ** (1 / 50) / (1 - 0.05 ** (1 / 50)))) < 1e-6
 
 
+@pytest.mark.full
 def test_one_run_of_the_central_mechanism():
     """1,000 Dirac canaries in one round: each score has its own noise of std z, and the bound is below the truth.
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedjax_sim.report import axes, plots, sections
+from fedjax_sim.report import axes, html, plots, sections
 from fedjax_sim.report.page import write_report
 from tests.laws import cases
 
@@ -85,6 +85,7 @@ def fake_run(folder: Path, rounds: int = 100, *, seed: int = 0, clean: bool = Fa
         "num_clients": 1000,
         "num_examples_total": 71_234,
         "examples_quantiles": {"min": 4, "q25": 41, "median": 68, "q75": 97, "max": 160},
+        "examples_histogram": {"edges": [3.5, 42.5, 81.5, 120.5, 160.5], "clients": [270, 330, 300, 100]},
         "label_names": [str(i) for i in range(10)],
         "label_counts": counts.tolist(),
         "client_ids": sorted(rng.choice(1000, 24, replace=False).tolist()),
@@ -170,7 +171,7 @@ def test_report_is_self_contained(whole):
     page, text = whole
     check_safe(page)
     assert "http://" not in text and "https://" not in text and "@import" not in text
-    assert page.tags.count("style") == 1 and page.tags.count("svg") == 6
+    assert page.tags.count("style") == 1 and page.tags.count("svg") == 7
     assert "default-src 'none'" in text
 
 
@@ -189,6 +190,9 @@ def test_report_shows_what_a_person_wants(whole):
         "updates with non-finite numbers were dropped",
         "brought no report",
         "min 4, q25 41, median 68, q75 97, max 160",
+        "Half of the clients have 41 to 97 examples",
+        "The test accuracy rose from 26.00 % after round 5 to 90.03 % after round 100.",
+        "After round 100 the median client has an accuracy of",
         "versions.jax 0.10.2",
         "cpu:0, cpu:1",
         "fedjax-sim run --config config.toml",
@@ -218,7 +222,15 @@ def test_svg_ids_do_not_collide(whole):
     used = {v for n, value in page.attributes for v in re.findall(r"url\(#([^)]+)\)", value or "")}
     used |= {value[1:] for name, value in page.attributes if name == "href"}
     assert len(ids) == len(set(ids)) and used and used == set(ids)
-    assert {id.split("-")[0] for id in ids} == {"rounds", "bytes", "seconds", "spread", "labels", "participation"}
+    assert {id.split("-")[0] for id in ids} == {
+        "rounds",
+        "bytes",
+        "seconds",
+        "spread",
+        "labels",
+        "sizes",
+        "participation",
+    }
 
 
 @pytest.mark.pictures
@@ -318,7 +330,6 @@ def nothing_lost(folder):
     return (
         "Nothing was dropped or skipped.",
         "All 1,000 invitations brought a report.",
-        "no update dropped, no round skipped",
     )
 
 
@@ -359,6 +370,54 @@ def test_degraded_runs_are_reported(tmp_path, case):
     check_safe(page)
     for expected in words:
         assert expected in page.text, (expected, page.text)
+
+
+@pytest.mark.pictures
+def test_the_axis_is_chosen_by_a_button(tmp_path):
+    """Fault: an axis without a button, a view that no button shows, or an axis of epsilon in a run without noise."""
+    folder = fake_run(tmp_path / "run", rounds=10)
+    _, text = rendered(folder)
+    assert re.findall(r'class="pick(\d)"', text) == re.findall(r'class="view view(\d)"', text) == ["0", "1", "2"]
+    assert text.count(" checked>") == 1 and "Epsilon" not in text
+    for i in range(html.MOST_VIEWS):
+        assert f".choice:has(.pick{i}:checked) > .view{i}" in text, i
+    edit_records(folder, lambda record: record | ({"epsilon": 0.1 * record["round"]} if "test_loss" in record else {}))
+    _, text = rendered(folder)
+    assert "Epsilon spent so far" in text and text.count('type="radio"') == 4
+
+
+@pytest.mark.pictures("rounds")
+def test_markers_show_their_numbers(tmp_path):
+    """Fault: a number that is another point's, or none."""
+    folder = fake_run(tmp_path / "run", rounds=10, clean=True)
+    records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    _, text = rendered(folder)
+    for record in (records[4], records[9]):
+        accuracy = f"{100 * record['test_accuracy']:.5g}"
+        assert f"<title>test: Accuracy (%) {accuracy}, Round {record['round']}</title>" in text
+
+
+def test_a_loss_that_falls_tenfold_is_on_a_logarithmic_axis():
+    def scale(losses):
+        rows = [{"round": r, "test_loss": loss} for r, loss in enumerate(losses)]
+        return plots.learning_curves(rows).axes[0].get_yscale()
+
+    assert scale([2.0, 0.5, 0.2]) == "log"
+    assert {scale([2.0, 0.5, 0.21]), scale([2.0, 0.0]), scale([]), scale([2.0, -1.0])} == {"linear"}
+
+
+def test_labels_are_a_heat_map_of_percent():
+    """Fault: shares of the label and not of the client, labels in another order, rare labels that are lost."""
+    figure = plots.label_mix({"label_counts": [[1, 3], [4, 0]], "label_names": ["no", "yes"], "client_ids": [7, 9]})
+    left, right = figure.axes
+    texts = {(text.get_position(), text.get_text()) for text in left.texts}
+    assert texts == {((0, 0), "25"), ((1, 0), "75"), ((0, 1), "100")}
+    assert [bar.get_width() for bar in right.patches] == [4, 4]
+    counts = np.arange(100).reshape(2, 50)
+    left, right = plots.label_mix({"label_counts": counts.tolist()}).axes
+    assert len(left.get_xticklabels()) == plots.MOST_LABELS and left.get_xticklabels()[-1].get_text() == "others"
+    np.testing.assert_allclose(left.collections[0].get_array().filled(0).sum(1), 100)
+    assert [bar.get_width() for bar in right.patches] == counts.sum(1).tolist()
 
 
 def test_rounds_without_messages_have_no_loss():
@@ -546,7 +605,8 @@ def test_simulated_time_is_shown(tmp_path):
     that takes the times of a heavier model for its own."""
     timed_run(tmp_path)
     page = write_report(tmp_path).read_text()
-    for words in ("Against simulated time", "Simulated time (h)", "Energy so far (Wh)", "3 h 53 min after the start",
+    for words in ("Loss and accuracy against simulated time.", "Simulated time (h)",
+                  "Energy so far (Wh)", "3 h 53 min after the start",
                   "90 clients were invited, 30 reported", "7 of them are shown", "cut off", "left before",
                   "did not report"):  # fmt: skip
         assert words in page, words
@@ -567,4 +627,4 @@ def test_a_timeline_that_is_none(tmp_path, clients):
     about = timed_run(tmp_path)
     (tmp_path / "timeline.json").write_text(json.dumps(about | {"clients": clients, "begins": HOSTILE}))
     page = write_report(tmp_path).read_text()
-    assert "Against simulated time" in page and "<script>" not in page and "<img" not in page
+    assert "against simulated time" in page and "<script>" not in page and "<img" not in page

@@ -171,6 +171,7 @@ def test_interrupt_is_passed_on(tmp_path):
 FINISHED = pytest.param([], "It holds metrics.jsonl", marks=pytest.mark.full)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("settings, told", [(["run.rounds=0"], "run.rounds: expected"), FINISHED])
 def test_a_bad_config_is_told_once(alone, settings, told):
     """Fault: one message a process, or a process that waits for those who refused."""

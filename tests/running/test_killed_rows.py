@@ -54,6 +54,7 @@ def numbers(state):
     return [np.asarray(x).tolist() for x in jax.tree.leaves(engine.gathered(state))]
 
 
+@pytest.mark.full
 def test_rows_that_fill_up_client_memory_reach_nothing():
     """Five edges with own optimisers, in six rows over two devices. Fault: a row of no client that is read."""
     (made, start, data), found = problem("hierarchical_split_gnn"), []

@@ -126,6 +126,17 @@ def test_another_key_gives_another_run(parts, reference):
 FURTHER = [pytest.param(stop, marks=pytest.mark.full) for stop in (1, 5, 23)]
 
 
+def test_history_as_a_frame(reference):
+    """Catches a number in another round, and a metric that a round lacks read as zero."""
+    pytest.importorskip("pandas")
+    history = reference[1]
+    frame = history.to_pandas()
+    assert frame.index.name == "round" and frame.index.tolist() == [record["round"] for record in history.records]
+    rounds, values = history.column("held_out_loss")
+    assert frame["held_out_loss"].dropna().to_dict() == dict(zip(rounds.tolist(), values.tolist(), strict=True))
+    assert np.isnan(frame["held_out_loss"][1]) and frame["uplink_bytes"][1] == history.records[1]["uplink_bytes"]
+
+
 @pytest.mark.parametrize("stop", [13, *FURTHER])
 def test_resume_gives_the_same_bits(parts, reference, tmp_path, stop):
     """Fault: a stream replayed, or a state forgotten, at a resume; rounds past the commit are cut from the log."""
@@ -421,6 +432,7 @@ def test_nothing_is_logged_after_the_fatal_round(parts, tmp_path):
     assert lines[-1]["dropped_clients"] and not any("error_ids" in line for line in lines)
 
 
+@pytest.mark.full
 @quickly
 def test_matrix_products_are_exact_unless_asked_otherwise(parts):
     """Fault: results that depend on the batch because an accelerator multiplies with 10 bits by default."""

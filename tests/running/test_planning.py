@@ -30,6 +30,7 @@ def algorithm(num_slots: int, rule=None, plan=p.PLAN):
     return algorithms.fedsgd(p.linear_loss, sampler, optax.sgd(0.1), aggregator=aggregator, plan=plan, mesh=None)
 
 
+@pytest.mark.full
 def test_needs_count_the_population_and_the_buffer():
     """Catches bytes of one leaf, and a buffer that is not counted."""
     small, large = (planning.round_needs(algorithm(m, "gather"), KEY, PARAMS, p.ragged()) for m in (2, 20))
@@ -39,6 +40,7 @@ def test_needs_count_the_population_and_the_buffer():
     assert small.total == small.arguments + small.temporary + small.results
 
 
+@pytest.mark.full
 def test_a_run_that_cannot_fit_is_refused(monkeypatch, tmp_path):
     """Catches a run that starts all the same, and a refusal without numbers."""
     monkeypatch.setattr(engine, "total_memory", lambda: 1000)

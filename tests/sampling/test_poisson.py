@@ -66,6 +66,7 @@ def test_counts_compare_all_64_bits():
     assert counts.tolist() == [sum(c <= w for c in cumulative) for w in words]
 
 
+@pytest.mark.full
 def test_number_of_clients_is_binomial():
     """Accepts q = 0.05 in the mean, the variance and the whole law; rejects q 1 % larger and a Poisson variance."""
     cohort = draw(poisson(1500, 0.05))

@@ -66,6 +66,7 @@ def membership(cohort, size):
     return member
 
 
+@pytest.mark.full
 def test_pair_covariance():
     """N=100, m=10: accepts cov(z_i, z_j) = -0.000909091 and rejects 0, the value of independent inclusion, which
     Poisson sampling has in turn (each wrong decision has probability below 1e-6)."""

@@ -67,6 +67,7 @@ def test_decay_ends_where_float32_does():
     assert [one.conditions["rounds"] for one in found] == [1, 2]
 
 
+@pytest.mark.full
 def test_the_reading_and_the_figure(some):
     """Fault: a figure or a text that fails where a part is missing, or that cannot be drawn."""
     text = " ".join(some.reading)

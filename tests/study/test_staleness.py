@@ -85,6 +85,7 @@ def test_factors_of_paths():
     assert delays.factor_of(1.2**t + 0.7**t) == pytest.approx(1.2, abs=1e-9)
 
 
+@pytest.mark.full
 def test_the_reading_and_the_figure(some):
     """Fault: a figure or a text that fails where a part is missing."""
     assert len(some.reading) == 4 and "1.01" in some.reading[0]

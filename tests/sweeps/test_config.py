@@ -54,6 +54,7 @@ def test_a_config_sweep_is_runs(tmp_path):
     assert "config.run.lanes: " in other.output and (out / "points.jsonl").read_bytes() == before
 
 
+@pytest.mark.full
 def test_axes_over_data_and_models(tmp_path):
     """Catches points over the first point's data, rows out of order or lost, and a resume that begins anew."""
     out = tmp_path / "s"
@@ -140,6 +141,7 @@ def test_the_example_loads():
         ([GRID[0], "sweep.batch=0"], "sweep.batch"),
         ([GRID[0], "run.variance_probe=8"], "It probes one algorithm"),
         ([GRID[0], "run.stop_when=test_loss <= 1"], "All points run for all rounds"),
+        ([GRID[0], 'run.log=["wandb"]'], "Loggers get single runs"),
         ([GRID[0], "sweep.metrics=3"], "sweep.metrics"),
         (["sweep=3"], "sweep: expected a table"),
     ],

@@ -121,7 +121,8 @@ def test_curves(folder):
     assert rounds.lines[0].get_xdata().tolist() == [2, 4]
     unit = {"B": 1.0, "kB": 1e3}[sent.get_xlabel().split()[0]]
     np.testing.assert_allclose(sent.lines[0].get_xdata(), np.array([300, 600]) / unit)
-    np.testing.assert_allclose(rounds.lines[0].get_ydata(), [0.512, 0.514])
+    np.testing.assert_allclose(rounds.lines[0].get_ydata(), [51.2, 51.4])
+    assert rounds.get_ylabel() == "test accuracy (%)"
     assert math.isnan(rounds.lines[1].get_ydata()[-1])
 
 

@@ -109,6 +109,7 @@ def test_a_sweep_is_single_runs(name):
         np.testing.assert_allclose(near.column("test_loss"), found.column("test_loss"), rtol=1e-5)
 
 
+@pytest.mark.full
 def test_what_differs_in_floats_shares_a_program():
     """Catches a float that makes a program of its own, and a shape that does not."""
     people = QUADRATICS.train
@@ -174,6 +175,7 @@ def test_kill_and_resume(tmp_path):
     assert sorted(file.read_bytes().splitlines()) == sorted(full.splitlines())
 
 
+@pytest.mark.full
 def test_what_diverged_is_told():
     """Catches a point whose clients' updates overflow, are left out, and leave no trace in its rows."""
     found = sweep(quadratic, POINT, QUADRATICS.train, 40, grid={"rate": [0.1, 1e4]}, metrics=["local_loss"])

@@ -35,6 +35,7 @@ def test_attackers_that_cohorts_meet():
     assert chance(f) <= 0.01 < chance(f - 1)
 
 
+@pytest.mark.full
 def test_rules_that_are_beaten():
     """20,000 cohorts of three designs, dropout in one, under a rule that takes any minority and one that is set for 4.
 

@@ -107,6 +107,7 @@ def details(*, units: float, beta: float = 0.6065) -> IntegerNoise:
     return discrete_gaussian_mechanism(units, 1.0, 1, granularity=1.0, beta=beta).facts.noise.details
 
 
+@pytest.mark.full
 def test_rounding_cannot_lengthen():
     """10^4 messages. Plain rounding takes an update from norm 16 to 22.6, and past D(d) in 2 % of the draws;
     conditional rounding never does, and its mean is still the update. Catches a bound that is only likely."""
@@ -172,6 +173,7 @@ def test_rounding_falls_back_towards_zero():
     assert tries == discrete.TRIES and rounded.tolist() == [1, -2, 0, 3] * 20
 
 
+@pytest.mark.full
 @pytest.mark.default_rows(1)
 @pytest.mark.parametrize("law", MAKE)
 def test_modular_sums_decode_exactly(law):

@@ -166,6 +166,7 @@ def test_feedback_converges_where_the_bare_compressor_stalls():
     assert fed[0] > 1.5 * fed[1] > 4 * fed[2]
 
 
+@pytest.mark.full
 def test_ef21_reaches_the_optimum():
     """By full and by partial participation, at a constant rate, where error feedback has an error floor. Catches g
     divided by the cohort's size, memories of absent clients that are dropped from g, and a g that starts anew each

@@ -71,6 +71,7 @@ def arrivals(loop, t):
     return loop.step(stream(events.keyed(t), "arrivals"))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("refill", ["other", "same"])
 def test_fedbuff_is_the_event_loop(refill):
     """Catches a client that trains from another version, another factor, a version that overwrites one in use."""
@@ -127,6 +128,7 @@ def equally_fast(size) -> Devices:
     return Devices(size, spend, ticks_per_second=10)
 
 
+@pytest.mark.full
 @pytest.mark.optimised
 def test_a_full_buffer_is_synchronous():
     """Everybody in flight, K = C, the same clients again: FedAvg, bit for bit, however unequal the delays. Delays are
@@ -226,6 +228,7 @@ def test_everybody_who_is_sent_a_model_is_accounted_for(make):
     assert total["interrupted"] > 10 and total["arrivals"] > 20
 
 
+@pytest.mark.full
 def test_coded_bytes_are_of_the_same_messages():
     """Catches messages on their way when their client left, which are sent, and not sent under an entropy code."""
 
@@ -352,6 +355,7 @@ def test_what_feedback_keeps():
     np.testing.assert_array_equal(4 * moved + kept.sum(0), arrived @ np.asarray(own))
 
 
+@pytest.mark.full
 def test_shares_of_noise_need_a_whole_buffer():
     """Skellam noise in a secure sum of K messages. Catches a sum of fewer that is released, and noise that is scaled
     down with a stale update."""

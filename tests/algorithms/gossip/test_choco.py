@@ -66,6 +66,7 @@ def test_without_a_compressor():
     assert infos[0]["uplink_bytes"].total() == 2 * g.N * WIDTH * 4
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", rows(["top_k", "quantize", "random_k"], ["top_k"]))
 def test_compressed_nodes_agree(name):
     """After training apart, without further steps: on the average that they had, to a thousandth of their distance.

@@ -54,6 +54,7 @@ EDGES = [("ring", 16), ("exponential", 64)]
 REST = [pytest.param(*row, marks=pytest.mark.full) for row in (("torus", 32), ("complete", 120))]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name, edges", [*EDGES, *REST])
 def test_bytes_go_with_edges(name, edges):
     """L4: 2 |E| messages of a model over undirected edges, one over an arrow; of every leaf. Catches bytes of nodes."""

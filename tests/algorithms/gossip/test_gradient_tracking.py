@@ -23,6 +23,7 @@ def numpy_tracking(matrices, up, rate):
     return x, y, old
 
 
+@pytest.mark.full
 def test_tracking_is_exact_where_dgd_stops():
     """L6: DGD within 1e-5 of the closed form of where it stops, at two rates, the distance from the optimum in
     proportion to the rate; tracking at the optimum to 1e-5. Catches a gradient of the wrong round in the difference."""
@@ -50,6 +51,7 @@ def test_numpy():
     assert infos[0]["uplink_bytes"].total() == 2 * g.N * 2 * 4
 
 
+@pytest.mark.full
 def test_tracking_under_failures():
     """NumPy's models with nodes and links that fail, and the mean direction stays the mean of the last gradients; it
     still ends at the optimum. Catches a node that is down and whose gradient counts as new."""

@@ -66,6 +66,7 @@ def test_a_meeting_takes_two_models():
     assert info["round_seconds"] == pytest.approx(8.001) and info["uplink_bytes"] == 8000
 
 
+@pytest.mark.full
 def test_each_meeting_is_paid_for_at_both_ends():
     """Six rounds around a hub, against NumPy: a round lasts as long as the busiest node, woken or only met; joules are
     those of every model at both ends. Faults: a node met by several that pays once, a partner who pays nothing, latency
@@ -131,6 +132,7 @@ def test_who_leaves_at_work_pays_for_no_meeting():
     assert info["joules"] == info["wasted_joules"] == 0 and info["round_seconds"] < 1
 
 
+@pytest.mark.full
 def test_who_has_no_place_on_the_channel_pays_for_no_meeting():
     clocked = sampling.with_clock(sampling.uniform(N, COHORT), phones(watts=WATTS))
     _, info = next(rounds(gossip(sampling.with_radio_budget(clocked, budget_bytes=100.0)), 1))

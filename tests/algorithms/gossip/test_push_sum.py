@@ -38,6 +38,7 @@ def test_numpy(fails):
     assert infos[-1]["edges"] == sent and infos[-1]["uplink_bytes"].total() == sent * 8
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("mixing", [network.push(ONE_WAY), network.epidemic(network.exponential(g.N))])
 def test_the_average_of_a_directed_graph(mixing):
     """With a rate that falls to 0 over the rounds nodes agree on the optimum of the mean objective. Catches an average
@@ -73,6 +74,7 @@ def test_what_is_refused():
     assert jnp.isfinite(push_sum(network.push(ONE_WAY)).init(g.KEY, g.START, g.clients()).star.clients["weight"]).all()
 
 
+@pytest.mark.full
 @pytest.mark.default_rows(1)
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_weights_that_vanish(dtype):

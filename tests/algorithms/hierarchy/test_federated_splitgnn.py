@@ -65,6 +65,7 @@ def own_graph(data, mine, start, *, steps, rate):
     return start, (y >= 0).sum()
 
 
+@pytest.mark.full
 def test_groups_are_fedavg():
     """Two groups of parties on a graph that joins them. Catches halos that are looked up by place in the group,
     embeddings that cross between groups, weights that count parties, and places that nobody has."""
@@ -81,6 +82,7 @@ def test_groups_are_fedavg():
     assert infos[0]["edge_clients_reported"].total() == infos[0]["edge_clients_invited"].total() == 2 * 5
 
 
+@pytest.mark.full
 def test_a_device_and_its_gateway():
     """Groups of one, in another order: FedAvg of the whole network. Catches a gateway with somebody else's graph."""
     data, start = blocks(3), MODEL.init(KEY)[0]
@@ -94,6 +96,7 @@ def test_a_device_and_its_gateway():
     assert infos[0]["edge_activation_bytes"].total() == 2 * 48 * 2 * 4 * 4, "steps, nodes, ways, width, bytes"
 
 
+@pytest.mark.full
 def test_bytes():
     """The path 1-2-3-4 at two parties, one group or two. Catches bytes counted once for several steps, the cloud's
     without the server's layers, and cut edges between groups that are paid for."""

@@ -92,6 +92,7 @@ def test_wrong_input(matrix, options, words):
         algorithms.hierarchical_gossip(EDGE, matrix, **options)
 
 
+@pytest.mark.full
 def test_a_round_that_overflows():
     """Rows that sum to 1 + 9e-6, and models at the end of float32. Fault: infinite models that nobody counts."""
     slow = algorithms.fedavg(population.quadratic_loss, sampling.full(2), optax.sgd(1e-9), num_steps=1, mesh=None).parts

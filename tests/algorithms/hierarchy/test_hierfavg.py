@@ -101,6 +101,7 @@ def test_fixed_points(rounds):
     np.testing.assert_allclose(made.params(end)["w"], expected, atol=1e-6)
 
 
+@pytest.mark.full
 @pytest.mark.optimised
 def test_empty_groups():
     """Faults: a division by no examples; a group that sends its own start as an update; a model that loses its bits."""
@@ -238,6 +239,7 @@ def without(id):
     return np.where(np.arange(p.NUM_CLIENTS) == id, 0, p.SIZES)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("keep", [True, False])
 def test_momentum_at_the_edge(keep):
     """NumPy's heavy ball at each edge, kept between cloud rounds or begun anew. Fault: a momentum of another edge, or
@@ -303,6 +305,7 @@ def test_a_resumed_hierarchy_has_the_same_bits(tmp_path):
         assert np.asarray(a).tobytes() == np.asarray(b).tobytes()
 
 
+@pytest.mark.full
 def test_the_worked_example():
     """Two edges with two and three clients of 20 rows. Fault: weights of 1/2, or an epoch that is no 20 steps."""
     found = two_edges.main()
@@ -366,6 +369,7 @@ def test_any_part_at_the_edge(name):
     assert (np.asarray(state.server.params) != p.START).any() and info["edge_skipped_rounds"] == 0
 
 
+@pytest.mark.full
 def test_skipped_rounds_weigh_nothing():
     """Groups too small for their shares of noise release nothing. Fault: an edge that weighs what arrived in a round
     that it skipped, and so holds the others back."""

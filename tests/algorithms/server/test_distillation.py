@@ -108,6 +108,7 @@ def test_a_part_that_only_the_server_has():
     assert info["uplink_bytes"].total() == info["downlink_bytes"].total() == 8
 
 
+@pytest.mark.full
 @pytest.mark.optimised
 def test_pretrained():
     """Fault: rounds from the model that was given, or with other keys."""

@@ -47,6 +47,7 @@ def stepped(params, i):
     return jax.tree.map(lambda p, g: p - RATE * g, params, gradient(params, i))
 
 
+@pytest.mark.full
 def test_version_one_is_fedavg():
     """Catches a server part that is not averaged, and weights that differ between the parts: bit for bit."""
     work = {"num_steps": 3, "batch_size": 2}
@@ -58,6 +59,7 @@ def test_version_one_is_fedavg():
     same(expected, run(algorithms.splitfed(MODEL, softmax_cross_entropy, FULL, optax.sgd(RATE), **u, **work))[0])
 
 
+@pytest.mark.full
 def test_one_step_is_fedsgd():
     """Catches a mean over steps, or over clients without their sizes."""
     expected = run(algorithms.fedsgd(LOSS, FULL, optax.sgd(RATE), mesh=None))[0]
@@ -78,6 +80,7 @@ def copies_by_hand(params, copies):
     return {**rest, "hidden_0": first}
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("copies", [1, 2])
 def test_copies_by_hand(copies):
     """V2, two copies, one for each. Catches copies that begin anew, clients' parts that go on, weights by turns."""
@@ -108,6 +111,7 @@ def test_relay_is_centralised_sgd():
     same(expected, run(relay, 1)[0])
 
 
+@pytest.mark.full
 def test_handover():
     """Catches bytes of the server's part, weights that pass a server that should not see them, and another model."""
     models = []

@@ -144,6 +144,7 @@ def test_path_through_the_algorithm(cut_edges, wanted):
     np.testing.assert_allclose(np.sort(seen.messages["embeddings"].reshape(-1)), np.sort(wanted), atol=1e-6)
 
 
+@pytest.mark.full
 def test_bytes():
     """Catches a direction left out, halo rows for boundary rows and the reverse, padding that is counted.
 
@@ -296,6 +297,7 @@ def test_a_step_that_is_not_finite_is_skipped():
     jax.tree.map(np.testing.assert_array_equal, start, found)
 
 
+@pytest.mark.full
 def test_resume_gives_the_same_bits(tmp_path):
     """Catches a state that a checkpoint lacks, with cohorts of some, dropout and Adam."""
     model, data = models.gcn(5, 3, hidden=(4,)), blocks(4)

@@ -137,6 +137,7 @@ def test_a_round_is_centralised_descent(name):
     assert info["uplink_bytes"].total() == info["downlink_bytes"].total() == 0  # the model stays where it is
 
 
+@pytest.mark.full
 def test_optimisers_start_anew():
     """The first step of Adam moves each weight by the rate: so does each round of one step, and not a second step.
 

@@ -36,6 +36,7 @@ def sent(params, x, **ways):
     return np.asarray(seen.seen_by(0)[0].value)
 
 
+@pytest.mark.full
 def test_a_trained_bottom_carries_a_row_into_others():
     """Row 0 of party 1 is another one's: at the start only its own message changes, after a step all others do.
 
@@ -105,6 +106,7 @@ def test_noise_back_moves_bottoms_and_not_the_top():
     assert min(jax.tree.leaves(own)) > 0 and max(jax.tree.leaves(gaps)) < 1e-6
 
 
+@pytest.mark.full
 def test_each_party_has_a_link_of_its_own():
     """Noise of one party reaches its messages alone, and its bytes are its own. Catches the first link for all."""
     model = models.vertical_mlp(columns=(2, 1, 1), num_outputs=1, embedding=2)

@@ -173,6 +173,7 @@ def test_energy_and_utilisation():
     assert {float(x) for x in spending_metrics(nobody).values()} == {0.0}
 
 
+@pytest.mark.full
 def test_utilisation_of_a_run():
     """Poisson cohorts of a run: client-seconds at work over client-seconds until rounds closed. Catches a mean over
     rounds of one client and of many, and overhead that counts as time of clients."""

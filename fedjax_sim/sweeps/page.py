@@ -1,0 +1,116 @@
+"""Makes the page of a sweep or of compared runs: what differs for certain, the figures, the table."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from html import escape
+from typing import Any
+
+from fedjax_sim.report.html import choice, figure, html_table, page
+from fedjax_sim.sweeps.curves import curves_figure, label_of
+from fedjax_sim.sweeps.dots import MOST_COMBINATIONS, dots_figure
+from fedjax_sim.sweeps.figure import LOOKS, are_numbers, sweep_figure
+from fedjax_sim.sweeps.heat_map import heat_map, map_axes
+from fedjax_sim.sweeps.results import Sweep
+from fedjax_sim.sweeps.table import comparison_table
+
+__all__ = ["comparison_page", "in_words"]
+
+MOST_NAMED = 5  # combinations that the reading names
+
+
+def comparison_page(
+    found: Sweep, metric: str, *, title: str, lead: str, differing: Mapping[str, Sequence[Any]] | None = None
+) -> str:
+    """Returns the page, as HTML without scripts.
+
+    Args:
+      found: a sweep, or compared runs.
+      metric: the metric that is compared, as one of its rows.
+      title, lead: the heading, and a line under it.
+      differing: options that differ between combinations and are none of the grid's: path -> one value a combination.
+
+    Guarantees: every combination is on the page, and every differing option
+    (tests/sweeps/test_pages.py::test_the_page_has_every_row).
+    """
+    header, rows = comparison_table(found, metric).texts()
+    cells = "".join(f"<th>{escape(name)}</th>" for name in header)
+    lines = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
+    parts = [
+        f"<h1>{escape(title)}</h1>",
+        f'<p class="lead">{escape(lead)}</p>',
+        *(f"<p>{escape(sentence)}</p>" for sentence in in_words(found, metric)),
+        choice("figures", list(_views(found, metric))),
+        f'<table class="rows"><tr>{cells}</tr>{lines}</table>',
+        f'<p class="muted">After {found.last_round:,} rounds. Bands and ±: 95 % intervals over seeds. Differences and '
+        "their p-values are paired, seed by seed, and not corrected for the number of comparisons.</p>",
+    ]
+    if differing:
+        parts += ["<h2>What else differs</h2>", html_table(_differing_rows(found, differing))]
+    return page(f"{title} · fedjax_sim", parts)
+
+
+def _views(found: Sweep, metric: str) -> Iterable[tuple[str, str]]:
+    """Yields (name, HTML) of the figures that fit the sweep."""
+    combinations = list(dict.fromkeys(tuple(row[name] for name in found.names) for row in found.rows))
+    if found.names and len(combinations) <= MOST_COMBINATIONS:
+        yield "Differences", figure("dots", dots_figure, f"Means and differences of {metric}.", found, metric)
+    if len({row["round"] for row in found.rows}) > 1 and len(combinations) <= len(LOOKS):
+        yield "Curves", figure("curves", curves_figure, f"{metric} over rounds.", found, metric)
+    if map_axes(found) is not None:
+        yield "Map", figure("map", heat_map, f"Means of {metric}.", found, metric)
+    # Lines need an axis of numbers, and few enough combinations of the other options.
+    numeric = [name for name in found.names if are_numbers(list({row[name] for row in found.rows}))]
+    for name in [name for name in numeric if len({row[name] for row in found.rows}) > 1][:1]:
+        num_values = len({row[name] for row in found.rows})
+        if len(combinations) <= num_values * len(LOOKS):
+            yield f"Over {name.rpartition('.')[2]}", figure("line", sweep_figure, f"{metric}.", found, metric)
+
+
+def in_words(found: Sweep, metric: str, confidence: float = 0.95) -> Iterable[str]:
+    """Yields what differs from the first combination for certain, and what was lost.
+
+    Args:
+      found, metric: as for `comparison_page`.
+      confidence: the level of the intervals.
+
+    Guarantees: a combination is named if its interval leaves out 0, and not otherwise
+    (tests/sweeps/test_pages.py::test_words_name_what_differs).
+    """
+    gaps = [gap for gap in found.difference_of_each(metric, confidence=confidence) if gap is not None]
+    known = [gap for gap in gaps if math.isfinite(gap["low"])]
+    if gaps and len(found.seeds) == 1:
+        yield "One seed gives no interval: no difference can be told from chance."
+    elif known:
+        different = [gap for gap in known if gap["low"] > 0 or gap["high"] < 0]
+        level = f"{confidence:.0%}".replace("%", " %")
+        if not different:
+            yield f"No combination differs from the first: every {level} interval of a paired difference holds 0."
+        else:
+            names = [
+                f"{label_of(found.names, tuple(gap[name] for name in found.names))} "
+                f"({gap['difference']:+.3g}, {gap['low']:+.3g} to {gap['high']:+.3g})"
+                for gap in different
+            ]
+            more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
+            yield (
+                f"{len(different)} of {len(known)} combinations differ from the first in {metric}, with {level} "
+                f"intervals that leave out 0: {'; '.join(names[:MOST_NAMED])}{more}."
+            )
+    num_diverged = sum(bool(cell["diverged"]) for cell in found.summary(metric))
+    if num_diverged:
+        yield f"Seeds of {num_diverged} combinations diverged."
+    if lossy := found.lossy():
+        yield f"{len(lossy)} points dropped non-finite updates or skipped rounds: see results.csv."
+
+
+def _differing_rows(found: Sweep, differing: Mapping[str, Sequence[Any]]) -> Iterable[tuple[str, str]]:
+    """Yields an option and its values, with the combinations that have them."""
+    combinations = list(dict.fromkeys(tuple(row[name] for name in found.names) for row in found.rows))
+    for path, values in differing.items():
+        owners: dict[str, list[str]] = {}
+        for value, combination in zip(values, combinations, strict=True):
+            text = "none" if value is None else str(value)
+            owners.setdefault(text, []).append(label_of(found.names, combination))
+        yield path, "; ".join(f"{text} ({', '.join(names)})" for text, names in owners.items())

@@ -1,0 +1,187 @@
+"""`run.log`: what TensorBoard, W&B and MLflow have of a run, read by their own readers."""
+
+import json
+import math
+import struct
+
+import jax
+import numpy as np
+import optax
+import pytest
+from typer.testing import CliRunner
+
+from fedjax_sim import algorithms, models, population
+from fedjax_sim.command.app import app
+from fedjax_sim.running import loggers
+from fedjax_sim.running.history import numbers_of
+from fedjax_sim.running.loop import run
+from fedjax_sim.sampling import uniform
+
+RUN = ["data.num_clients=40", "model.name=linear", "sampler.cohort_size=8", "run.rounds=2", "run.evaluate_every=2"]
+
+
+def tensorboard_records(folder):
+    """The scalars in the event files of a run, as {name: [(round, number)]}."""
+    reader = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    accumulator = reader.EventAccumulator(str(folder / "tensorboard"), size_guidance={"scalars": 0})
+    accumulator.Reload()
+    return {
+        name: [(event.step, event.value) for event in accumulator.Scalars(name)]
+        for name in accumulator.Tags()["scalars"]
+    }
+
+
+def wandb_messages(content):
+    """The protobuf messages in a file of W&B: a log of LevelDB behind seven bytes, in blocks of 32 KiB."""
+    whole, first, last = 1, 2, 4
+    position, message = 7, b""
+    while position < len(content):
+        if 32768 - position % 32768 < 7:
+            position += 32768 - position % 32768  # no room for a header: the block's rest is padding
+            continue
+        length, kind = struct.unpack_from("<HB", content, position + 4)
+        message = (b"" if kind in (whole, first) else message) + content[position + 7 : position + 7 + length]
+        position += 7 + length
+        if kind in (whole, last):
+            yield message
+
+
+def wandb_records(folder):
+    """What the last file of W&B holds, as {name: [(round, number)]}."""
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    files = sorted((folder / "wandb").glob("offline-run-*/*.wandb"), key=lambda file: file.stat().st_mtime_ns)
+    assert len({file.name for file in files}) == 1  # a resumed run goes on under its id
+    columns = {}
+    for message in wandb_messages(files[-1].read_bytes()):
+        record = Record()
+        record.ParseFromString(message)
+        items = {"/".join(item.nested_key) or item.key: json.loads(item.value_json) for item in record.history.item}
+        for name, value in items.items():
+            columns.setdefault(name, []).append((items["_step"], float(value)))
+    return {name: column for name, column in columns.items() if not name.startswith("_")}
+
+
+def mlflow_records(folder):
+    """The metrics of the only run in MLflow's store, as {name: [(round, number)]}."""
+    client = pytest.importorskip("mlflow").MlflowClient()
+    experiment = client.get_experiment_by_name(loggers.PROJECT)
+    (found,) = client.search_runs([experiment.experiment_id])
+    assert found.info.run_name == folder.name and found.data.params["run.rounds"] == "9"
+    columns = {
+        name: [(metric.step, metric.value) for metric in client.get_metric_history(found.info.run_id, name)]
+        for name in found.data.metrics
+    }
+    assert columns.pop("round")
+    return columns
+
+
+READERS = {"tensorboard": tensorboard_records, "wandb": wandb_records, "mlflow": mlflow_records}
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_each_round_arrives_once(name, tmp_path, monkeypatch):
+    """Catches a round that is lost, one that a resume hands over twice, and an array or NaN that is left out."""
+    pytest.importorskip(loggers.PACKAGES[name])
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"file:{tmp_path / 'mlruns'}")
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    monkeypatch.delenv("WANDB_MODE", raising=False)
+    data = population.digits(num_clients=20)
+    model = models.linear(input_shape=data.input_shape, num_outputs=data.num_outputs)
+    loss_fn = models.supervised(model, models.softmax_cross_entropy)
+    algorithm = algorithms.fedavg(loss_fn, uniform(20, 4), optax.sgd(0.1), num_steps=1, batch_size=5)
+    params, _ = model.init(jax.random.key(0))
+    calls = []
+
+    def stops_the_first_time(round, state, record):
+        calls.append(round)
+        if calls == [3, 6]:
+            raise KeyboardInterrupt
+
+    def train(resume):
+        logger = loggers.LOGGERS[name](tmp_path / "a run", {"run": {"rounds": 9}})
+        return run(
+            jax.random.key(1), algorithm, params, data.train, 9, directory=tmp_path / "a run", resume=resume,
+            evaluation=lambda params: {"test_loss": float("nan"), "pair": [1.0, 2.0]},
+            evaluate_every=3, checkpoint_every=4, callbacks=[stops_the_first_time], loggers=[logger],
+        )  # fmt: skip
+
+    with pytest.raises(KeyboardInterrupt):
+        train(resume=False)
+    assert calls == [3, 6]  # the newest checkpoint is of round 4
+    train(resume=True)
+    expected = {}
+    for line in (tmp_path / "a run" / "metrics.jsonl").read_text().splitlines():
+        record = json.loads(line)
+        for column, number in numbers_of(record).items():
+            expected.setdefault(column, []).append((record["round"], number))
+    found = READERS[name](tmp_path / "a run")
+    assert found.keys() == expected.keys() and {"test_loss", "pair/1", "uplink_bytes"} <= found.keys()
+    for column, numbers in expected.items():
+        assert [round for round, _ in found[column]] == [round for round, _ in numbers], column
+        for (_, there), (_, number) in zip(found[column], numbers, strict=True):
+            # Event files hold float32.
+            expected_number = float(np.float32(number)) if name == "tensorboard" else number
+            assert there == expected_number or (math.isnan(there) and math.isnan(number)), column
+
+
+def invoke(*words):
+    return CliRunner().invoke(app, ["run", "-q", *(word for setting in words for word in ("--set", setting))])
+
+
+def test_a_config_names_its_loggers(tmp_path, monkeypatch):
+    """Catches loggers that the command line does not pass on, and a seed that a private run tells."""
+    pytest.importorskip("tensorboardX")
+    monkeypatch.chdir(tmp_path)
+    seen = {}
+
+    class Kept:
+        def __init__(self, folder, config):
+            seen.update(folder=folder, config=config, records=[])
+
+        def start(self, records):
+            seen["records"] += records
+
+        write = start
+
+        def finish(self, summary):
+            seen["summary"] = summary
+
+    monkeypatch.setitem(loggers.LOGGERS, "tensorboard", Kept)
+    assert invoke(*RUN, 'run.log=["tensorboard"]').exit_code == 0
+    log = (tmp_path / seen["folder"] / "metrics.jsonl").read_text().splitlines()
+    assert seen["records"] == [json.loads(line) for line in log]
+    assert seen["summary"]["rounds"] == 2 and seen["config"]["seed"] == 0
+    noise = ["transform.gaussian_mechanism.clip_norm=1.0", "transform.gaussian_mechanism.noise_multiplier=1.0"]
+    noise += ["aggregator.name=fixed_mean", "aggregator.denominator=8.0", "algorithm.weighting=uniform"]
+    done = invoke(*RUN, *noise, 'run.log=["tensorboard"]')
+    assert done.exit_code == 0, done.output
+    assert not [name for name in seen["config"] if name.split(".")[-1] == "seed"]
+
+
+def test_wrong_loggers_are_refused_before_data_are_read(monkeypatch):
+    done = invoke("data.name=native", "data.directory=no_such_folder", 'run.log=["tensorbord"]')
+    assert done.exit_code == 2 and 'run.log: expected a list of "tensorboard"' in done.output
+    monkeypatch.setitem(loggers.PACKAGES, "wandb", "a_missing_package")
+    done = invoke("data.name=native", "data.directory=no_such_folder", 'run.log=["wandb"]')
+    assert done.exit_code == 2 and "pip install 'fedjax_sim[wandb]'" in done.output
+
+
+def test_a_logger_that_fails_stops_the_run_and_says_how_to_go_on(tmp_path, monkeypatch):
+    """Catches an error of another package's type that looks like a fault of the run."""
+    pytest.importorskip("tensorboardX")
+    monkeypatch.chdir(tmp_path)
+
+    class Broken(loggers.TensorBoard):
+        def write(self, records):
+            if any(record["round"] == 2 for record in records):
+                raise LookupError("disk on fire")
+
+    monkeypatch.setitem(loggers.LOGGERS, "tensorboard", Broken)
+    done = invoke(*RUN, 'run.log=["tensorboard"]')
+    assert done.exit_code == 1
+    assert "Broken failed with LookupError: disk on fire" in done.output and "run.log=none" in done.output
+    (folder,) = (tmp_path / "runs").iterdir()
+    again = CliRunner().invoke(app, ["run", "-q", "--resume", "--set", "run.log=none"])
+    assert again.exit_code == 0, again.output
+    assert len((folder / "metrics.jsonl").read_text().splitlines()) == 3
