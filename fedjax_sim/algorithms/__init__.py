@@ -24,6 +24,7 @@ from fedjax_sim.algorithms.personal.parts import fedbabu, fedper, fedrep
 from fedjax_sim.algorithms.personal.per_fedavg import per_fedavg
 from fedjax_sim.algorithms.personal.pfedme import pfedme
 from fedjax_sim.algorithms.server.distillation import feddf, pretrained
+from fedjax_sim.algorithms.server.fair import qfedavg, term
 from fedjax_sim.algorithms.server.fedavg import fedavg, fednova, fedprox, fedsgd, record_private_fedavg
 from fedjax_sim.algorithms.server.feddyn import feddyn
 from fedjax_sim.algorithms.server.fedopt import fedadagrad, fedadam, fedavgm, fedexp, fedyogi
@@ -83,6 +84,7 @@ __all__ = [
     "pfedme",
     "pretrained",
     "push_sum",
+    "qfedavg",
     "record_private_fedavg",
     "scaffold",
     "split_client",
@@ -91,6 +93,7 @@ __all__ = [
     "split_learning",
     "split_loss",
     "splitfed",
+    "term",
     "vertical",
     "vertical_loss",
     "vertical_transcript",

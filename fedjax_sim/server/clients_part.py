@@ -36,8 +36,8 @@ def with_clients_part(server: ServerUpdate, own: Sequence[str]) -> ServerUpdate:
 
     Raises: ValueError for paths that the parameters lack, or that leave nothing to share.
 
-    Guarantees: no leaf of the clients' part is in a message (tests/algorithms/personal/test_parts.py::
-    test_own_parts_stay), and none counts a byte (::test_bytes_are_of_the_shared_part).
+    Guarantees: no leaf of the clients' part is in a message (tests/algorithms/personal/test_limits.py::
+    test_own_parts_stay), and none counts a byte.
     """
 
     def init(params):

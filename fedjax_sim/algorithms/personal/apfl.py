@@ -49,8 +49,9 @@ def apfl(
 
     Returns: an Algorithm whose `params` is the shared model. A client that has not trained yet has the shared model.
 
-    Guarantees: share 0 is FedAvg (tests/algorithms/personal/test_apfl.py::test_no_share_is_fedavg), and models match
-    NumPy (::test_matches_numpy).
+    Guarantees: share 0 is FedAvg up to rounding (tests/algorithms/personal/test_limits.py::
+    test_without_anything_personal_it_is_fedavg), and models match NumPy
+    (tests/algorithms/personal/test_numpy.py::test_matches_numpy).
 
     References: Deng, Kamani, Mahdavi 2020 (APFL), algorithm 1, with a constant alpha.
     """

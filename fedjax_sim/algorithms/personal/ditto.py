@@ -41,9 +41,10 @@ def ditto(
 
     Returns: an Algorithm whose `params` is the shared model. A client that has not trained yet has the shared model.
 
-    Guarantees: the shared models are those of FedAvg bit for bit (tests/algorithms/personal/test_ditto.py::
-    test_the_shared_model_is_fedavgs); with coefficient 0 a client's own model is trained on its own data alone
-    (::test_without_a_pull_it_is_local_training); both match NumPy (::test_matches_numpy).
+    Guarantees: the shared models are those of FedAvg bit for bit (tests/algorithms/personal/test_limits.py::
+    test_dittos_shared_model_is_fedavgs); with coefficient 0 a client's own model is trained on its own data alone
+    (::test_ditto_without_a_pull_is_local_training); both match NumPy
+    (tests/algorithms/personal/test_numpy.py::test_matches_numpy).
 
     References: Li, Hu, Beirami, Smith 2021 (Ditto), algorithm 1.
     """

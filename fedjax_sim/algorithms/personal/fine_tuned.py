@@ -34,7 +34,7 @@ def fine_tuned(
       batch_size: of these steps; None for all of the client's rows.
 
     Guarantees: rounds are the algorithm's, and the judged models those of local training from the shared model
-    (tests/algorithms/personal/test_fine_tuned.py::test_judged_models_are_fine_tuned).
+    (tests/algorithms/personal/test_judged.py::test_judged_models_are_fine_tuned).
 
     References: Yu, Bagdasaryan, Shmatikov 2020; the first baseline of personalisation.
     """

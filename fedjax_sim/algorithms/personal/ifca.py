@@ -56,8 +56,10 @@ def ifca(
     Returns: an Algorithm. A client's own model is the one that it chose last; a client that has not trained yet has the
     first. `params` is the first model.
 
-    Guarantees: one cluster is FedAvg (tests/algorithms/personal/test_ifca.py::test_one_cluster_is_fedavg), and models
-    match NumPy (::test_matches_numpy); a message counts the bytes of one model (::test_bytes).
+    Guarantees: one cluster is FedAvg up to rounding (tests/algorithms/personal/test_limits.py::
+    test_without_anything_personal_it_is_fedavg); a message counts the bytes of one model
+    (::test_ifca_counts_one_model_up_and_all_down); models match NumPy
+    (tests/algorithms/personal/test_numpy.py::test_ifca_matches_numpy).
 
     References: Ghosh, Chung, Yin, Ramchandran 2020 (IFCA), algorithm 1, option II.
     """
@@ -137,7 +139,7 @@ def _spread_out(key: jax.Array, params: PyTree, count: int, spread: float) -> Py
     def around(key, x):
         scale = spread * jnp.sqrt(jnp.mean(jnp.square(x.astype(jnp.float32))))
         noise = jax.random.normal(key, (count, *x.shape), jnp.float32).at[0].set(0.0)
-        return (x + (scale * noise).astype(x.dtype)).astype(x.dtype)
+        return x[None] + (scale * noise).astype(x.dtype)
 
     return structure.unflatten([around(key, x) for key, x in zip(keys, leaves, strict=False)])
 

@@ -47,9 +47,9 @@ def fedper(
 
     Raises: ValueError for a path that the parameters lack, and for paths that leave nothing to share.
 
-    Guarantees: no leaf of the clients' part is in a message (tests/algorithms/personal/test_parts.py::
-    test_own_parts_stay), and none counts a byte (::test_bytes_are_of_the_shared_part); models match NumPy
-    (::test_matches_numpy).
+    Guarantees: no leaf of the clients' part is in a message (tests/algorithms/personal/test_limits.py::
+    test_own_parts_stay), and none counts a byte; models match NumPy
+    (tests/algorithms/personal/test_numpy.py::test_matches_numpy).
 
     References: Arivazhagan et al. 2019 (FedPer); Liang et al. 2020 (LG-FedAvg); Li et al. 2021 (FedBN).
     """
@@ -81,7 +81,7 @@ def fedrep(
 
     Returns, Raises: as `fedper`.
 
-    Guarantees: those of `fedper`; models match NumPy (tests/algorithms/personal/test_parts.py::test_matches_numpy).
+    Guarantees: those of `fedper`; models match NumPy (tests/algorithms/personal/test_numpy.py::test_matches_numpy).
 
     References: Collins, Hassani, Mokhtari, Shakkottai 2021 (FedRep), algorithm 1.
     """
@@ -115,8 +115,8 @@ def fedbabu(
 
     Returns, Raises: as `fedper`.
 
-    Guarantees: those of `fedper`; the own part never changes (tests/algorithms/personal/test_parts.py::
-    test_fedbabu_leaves_the_own_part).
+    Guarantees: those of `fedper`; the own part never changes (tests/algorithms/personal/test_limits.py::
+    test_own_parts_stay).
 
     References: Oh, Kim, Yun 2022 (FedBABU), algorithm 1.
     """

@@ -35,7 +35,7 @@ def per_fedavg(
 
     Each minibatch is halved: rows at even places make the step, w' = w - step_size g(w), and rows at odd places the
     gradient there, g'(w'). The gradient for w is (I - step_size H(w)) g'(w') with the Hessian H of the first half, a
-    product that is the gradient of <g(w), g'(w')>; or g'(w') alone.
+    product that is the gradient of <g(w), g'(w')>; or g'(w') alone. A minibatch of one row makes no step.
 
     Args:
       loss_fn, sampler, optimizer, aggregator: as in `fedavg`. The optimizer's rate is beta in the paper.
@@ -46,8 +46,7 @@ def per_fedavg(
 
     Returns: an Algorithm that is `fine_tuned` by one step of plain SGD with `step_size` on all of a client's rows.
 
-    Guarantees: gradients match finite differences of F (tests/algorithms/personal/test_per_fedavg.py::
-    test_gradients_are_those_of_the_meta_loss), and models NumPy (::test_matches_numpy).
+    Guarantees: models match NumPy, of both orders (tests/algorithms/personal/test_numpy.py::test_matches_numpy).
 
     References: Fallah, Mokhtari, Ozdaglar 2020 (Per-FedAvg), algorithm 1, with halves of a minibatch for D, D' and D''.
     """

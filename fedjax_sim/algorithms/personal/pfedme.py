@@ -49,8 +49,7 @@ def pfedme(
     Returns: an Algorithm whose `params` is w. A client's own model is theta on all of its rows, solved at the end of
     its last round from its local w; the paper's is that of the last minibatch. A client that has not trained yet has w.
 
-    Guarantees: models match NumPy (tests/algorithms/personal/test_pfedme.py::test_matches_numpy); on quadratics the
-    fixed point is that of the envelopes (::test_fixed_point_on_quadratics).
+    Guarantees: models match NumPy (tests/algorithms/personal/test_numpy.py::test_matches_numpy).
 
     References: T. Dinh, Tran, Nguyen 2020 (pFedMe), algorithm 1.
     """
