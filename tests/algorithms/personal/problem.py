@@ -74,7 +74,7 @@ def trained(algorithm, rounds: int = ROUNDS, people=None):
     """(state, info of the last round) after some rounds of an algorithm over the clients."""
     people = population() if people is None else people
     state = algorithm.init(jax.random.key(0), start(), people)
-    step = jax.jit(algorithm.step)
+    step, info = jax.jit(algorithm.step), None
     for round in range(rounds):
         state, info = step(jax.random.key(round), state, people)
     return state, info
