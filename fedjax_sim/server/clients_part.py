@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from fedjax_sim import validate
+from fedjax_sim import tree, validate
 from fedjax_sim.models.partition import combine, partition
-from fedjax_sim.transform.chain import plain_wire
-from fedjax_sim.types import PyTree, ServerUpdate
+from fedjax_sim.types import PyTree, ServerUpdate, Wire
 
 __all__ = ["with_clients_part"]
 
@@ -51,7 +50,9 @@ def with_clients_part(server: ServerUpdate, own: Sequence[str]) -> ServerUpdate:
 
     def shared_wire(broadcast_spec):
         _, shared = partition(broadcast_spec, own)
-        return plain_wire(shared) if server.wire is None else server.wire(shared)
+        if server.wire is not None:
+            return server.wire(shared)
+        return Wire(tree.num_values(shared), 8 * tree.num_bytes(shared))
 
     def moved(state, params):
         return state._replace(server=server.moved(state.server, partition(params, own)[1]))

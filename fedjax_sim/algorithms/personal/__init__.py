@@ -1,1 +1,3 @@
-"""Algorithms whose clients have models of their own: parts of a model, models beside the shared one, clusters."""
+"""Clients with models of their own: parts of a model, models beside the shared one, clusters of clients."""
+
+__all__: list[str] = []

@@ -19,8 +19,6 @@ from fedjax_sim.validate import LossFn
 
 __all__ = ["fedbabu", "fedper", "fedrep"]
 
-OUTPUT = ("output",)  # the last layer of `models.mlp`, `cnn`, `gru`, `lstm`
-
 
 @validate.named_arguments
 def fedper(
@@ -28,7 +26,7 @@ def fedper(
     sampler: Sampler,
     optimizer: optax.GradientTransformation,
     *,
-    own: Sequence[str] = OUTPUT,
+    own: Sequence[str] = ("output",),
     aggregator: Aggregator | None = None,
     **options: Unpack[RecipeOptions],
 ) -> Algorithm:
@@ -39,7 +37,8 @@ def fedper(
 
     Args:
       loss_fn, sampler, optimizer, aggregator: as in `fedavg`.
-      own: paths of the clients' part in the parameters, such as ["output"]; see `models.partition`.
+      own: paths of the clients' part in the parameters (`models.partition`); by default "output", the last layer of
+        `models.mlp`, `cnn`, `gru` and `lstm`.
       num_steps, num_epochs, batch_size, shuffle, weighting: as in `client.work`.
       Others as in `federated`.
 
@@ -68,7 +67,7 @@ def fedrep(
     sampler: Sampler,
     optimizer: optax.GradientTransformation,
     *,
-    own: Sequence[str] = OUTPUT,
+    own: Sequence[str] = ("output",),
     aggregator: Aggregator | None = None,
     **options: Unpack[RecipeOptions],
 ) -> Algorithm:
@@ -101,7 +100,7 @@ def fedbabu(
     sampler: Sampler,
     optimizer: optax.GradientTransformation,
     *,
-    own: Sequence[str] = OUTPUT,
+    own: Sequence[str] = ("output",),
     aggregator: Aggregator | None = None,
     **options: Unpack[RecipeOptions],
 ) -> Algorithm:
