@@ -43,10 +43,13 @@ NOTEBOOKS = {
 
 
 def on_config(config: Any) -> Any:
-    """Puts the pages of the API into the navigation."""
+    """Puts the pages of the API, and those of folders, into the navigation."""
     for entry in config.nav:
-        if isinstance(entry, dict) and entry.get("API") == "api/":
-            entry["API"] = [{topic: [f"api/{name}.md" for name in names]} for topic, names in API.items()]
+        for title, place in entry.items() if isinstance(entry, dict) else ():
+            if place == "api/":
+                entry[title] = [{topic: [f"api/{name}.md" for name in names]} for topic, names in API.items()]
+            elif isinstance(place, str) and place.endswith("/"):
+                entry[title] = [path.relative_to(ROOT).as_posix() for path in sorted((ROOT / place).glob("*.md"))]
     return config
 
 
@@ -124,7 +127,10 @@ def _gallery() -> str:
     ]
     results = ROOT / "experiments/studies/results"
     for path in sorted((ROOT / "experiments/studies").glob("*.toml")):
-        kept = json.loads((results / f"{path.stem}.json").read_text(encoding="utf-8"))
+        result = results / f"{path.stem}.json"
+        if not result.is_file():
+            continue  # `python experiments/gallery.py` runs it
+        kept = json.loads(result.read_text(encoding="utf-8"))
         title = path.stem.replace("_", " ").capitalize()
         lines += [f"## {title}\n", f"**{kept['question']}** {kept['verdict']}\n"]
         lines += [f"![{title}](experiments/studies/results/{path.stem}.png)\n"]

@@ -96,9 +96,9 @@ def parsed(words: list[str]) -> dict:
     if words[0] == "study":
         given["name"] is None or load_study(given["name"], settings)
     elif words[0] == "sweep":
-        load_sweep(config, settings)
+        load_sweep(config, settings, given.get("without") or [])
     elif config or settings:
-        given["rounds_asked"] = load(config, settings).resolved()["run"]["rounds"]
+        given["rounds_asked"] = load(config, settings, given.get("without") or []).resolved()["run"]["rounds"]
     return given
 
 

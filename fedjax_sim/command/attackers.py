@@ -50,4 +50,4 @@ def expected_attackers(experiment: Any, num_rounds: int) -> str:
     except (TypeError, ValueError):
         # The law of some cohorts is not known before the run, such as of cohorts that depend on the losses.
         return words
-    return words + f", and some of {num_rounds:,} rounds has more with a chance of {chance:.2g}"
+    return words + f"; the chance that any of {num_rounds:,} rounds has more is {chance:.2g}"

@@ -105,7 +105,7 @@ def suggestion(
     if out_of_reach := homes(word, refused):
         holders = " and ".join(f"[{home.partition('.')[0]}]" for home in out_of_reach)
         return f"It is an option of {holders}, and {algorithm} takes no such table."
-    return unlike_a_config(key) or _holders(path) or nearest_word(key, options) or _left_over(path)
+    return unlike_a_config(key) or _holders(path) or _left_over(path) or nearest_word(key, options)
 
 
 def _left_over(path: str) -> str:
@@ -133,5 +133,5 @@ def _holders(path: str) -> str:
     if len(parts) > MOST_HOLDERS:
         return ""
     if parts:
-        return f"It is an option of {', '.join(parts)}: set {name}.name."
+        return f"It is an option of {', '.join(parts)}: set {name}.name, or leave it out: --unset {path}."
     return f"It is an option of {', '.join(wrappers)}." if wrappers else ""

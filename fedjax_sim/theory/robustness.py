@@ -204,7 +204,7 @@ def breakdown_points(cohort_size: Annotated[int, Integer(3)]) -> Breakdown:
     Returns: `Breakdown`.
 
     Guarantees: A rule of `aggregation` takes this f in such a cohort, and no larger f
-    (tests/theory/test_robustness.py::test_rules_take_as_many_attackers). `fedjax-sim study breakdown` measures them.
+    (tests/theory/test_robustness.py::test_rules_take_as_many_attackers).
 
     References: Blanchard et al. 2017 (Krum: 2 f + 2 < m); El Mhamdi et al. 2018 (Bulyan: 4 f + 3 <= m); Lopuhaa and
     Rousseeuw 1991 (medians: 2 f < m).

@@ -23,8 +23,8 @@ def test_attackers_are_told_against_the_rule():
     chance = theory.chance_of_more_attackers(50, 6, 20, 3, num_rounds=10)
     assert 0.1 < chance < 0.99
     told = line("aggregator.name=trimmed_mean", "aggregator.num_byzantine=3", *WHO)
-    rounds = f"and some of 10 rounds has more with a chance of {chance:.2g}"
-    assert told == f"attackers: 6 of 50 clients; of 20 messages the rule withstands 3, {rounds}"
+    rounds = f"; the chance that any of 10 rounds has more is {chance:.2g}"
+    assert told == f"attackers: 6 of 50 clients; of 20 messages the rule withstands 3{rounds}"
     some = "aggregator.corrupted.who={name='share_of_clients',share=0.3,each_round=true}"
     drawn = line("aggregator.name=median", WHO[0], some)
     assert drawn.startswith("attackers: about ") and drawn.endswith(

@@ -52,7 +52,7 @@ class Job(NamedTuple):
 
 EVERY = {"fedjax": None, "pfl": None, "drjax": None}
 JOBS = {
-    "softmax 60-10, 100 clients": Job("softmax", 100, 11, 500, EVERY, (1, 2, 4, 9, 20, 50), 0.95),
+    "softmax 60-10, 100 clients": Job("softmax", 100, 11, 50, EVERY, (1, 2, 4, 9, 20, 50), 0.95),
     "MLP 60-128-10, 1,000 clients": Job(
         "mlp", 1000, 6, 10, EVERY | {"fedjax": 20, "pfl": 40}, (1, 2, 4, 9, 20, 50), 0.95
     ),
