@@ -25,7 +25,7 @@ def example_names(incomplete: str) -> list[str]:
 def part_names(incomplete: str) -> list[str]:
     """Returns what `fedjax-sim list` takes: subpackages, tables and parts.
 
-    >>> part_names("fedb")
+    >>> part_names("fedbu")
     ['fedbuff']
     """
     from fedjax_sim.config import registry

@@ -105,7 +105,9 @@ def suggestion(
     if out_of_reach := homes(word, refused):
         holders = " and ".join(f"[{home.partition('.')[0]}]" for home in out_of_reach)
         return f"It is an option of {holders}, and {algorithm} takes no such table."
-    return unlike_a_config(key) or _holders(path) or _left_over(path) or nearest_word(key, options)
+    return (
+        unlike_a_config(key) or _holders(path) or " ".join(filter(None, (nearest_word(key, options), _left_over(path))))
+    )
 
 
 def _left_over(path: str) -> str:
