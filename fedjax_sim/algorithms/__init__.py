@@ -16,7 +16,15 @@ from fedjax_sim.algorithms.gossip.push_sum import push_sum
 from fedjax_sim.algorithms.hierarchy.federated_splitgnn import hierarchical_split_gnn
 from fedjax_sim.algorithms.hierarchy.gossip_under_cloud import hierarchical_gossip
 from fedjax_sim.algorithms.hierarchy.hierfavg import as_client_update, hierarchical_fedavg
+from fedjax_sim.algorithms.personal.apfl import apfl
+from fedjax_sim.algorithms.personal.ditto import ditto
+from fedjax_sim.algorithms.personal.fine_tuned import fine_tuned
+from fedjax_sim.algorithms.personal.ifca import ifca
+from fedjax_sim.algorithms.personal.parts import fedbabu, fedper, fedrep
+from fedjax_sim.algorithms.personal.per_fedavg import per_fedavg
+from fedjax_sim.algorithms.personal.pfedme import pfedme
 from fedjax_sim.algorithms.server.distillation import feddf, pretrained
+from fedjax_sim.algorithms.server.fair import qfedavg, term
 from fedjax_sim.algorithms.server.fedavg import fedavg, fednova, fedprox, fedsgd, record_private_fedavg
 from fedjax_sim.algorithms.server.feddyn import feddyn
 from fedjax_sim.algorithms.server.fedopt import fedadagrad, fedadam, fedavgm, fedexp, fedyogi
@@ -36,12 +44,14 @@ __all__ = [
     "Split",
     "SplitCosts",
     "StepTime",
+    "apfl",
     "as_client_update",
     "asynchronous",
     "choco",
     "clipped_gossip",
     "consensus",
     "dgd",
+    "ditto",
     "dpsgd",
     "fedadagrad",
     "fedadam",
@@ -49,24 +59,32 @@ __all__ = [
     "fedat",
     "fedavg",
     "fedavgm",
+    "fedbabu",
     "fedbuff",
     "feddf",
     "feddyn",
     "federated",
     "fedexp",
     "fednova",
+    "fedper",
     "fedprox",
+    "fedrep",
     "fedsgd",
     "fedyogi",
+    "fine_tuned",
     "gradient_tracking",
     "hierarchical_fedavg",
     "hierarchical_gossip",
     "hierarchical_split_gnn",
+    "ifca",
     "mime",
     "mime_lite",
     "pairwise_gossip",
+    "per_fedavg",
+    "pfedme",
     "pretrained",
     "push_sum",
+    "qfedavg",
     "record_private_fedavg",
     "scaffold",
     "split_client",
@@ -75,6 +93,7 @@ __all__ = [
     "split_learning",
     "split_loss",
     "splitfed",
+    "term",
     "vertical",
     "vertical_loss",
     "vertical_transcript",

@@ -46,7 +46,12 @@ class Training(NamedTuple):
         return Report(update, weight, self.metrics | {"local_steps": local_steps})
 
 
-def local_training(loss_fn: Callable, optimizer: optax.GradientTransformation, work: LocalWork) -> Callable:
+def local_training(
+    loss_fn: Callable,
+    optimizer: optax.GradientTransformation,
+    work: LocalWork,
+    gradient_at: Callable = full_gradient_at,
+) -> Callable:
     """Makes the training loop that all solvers share, as a function of one client's data.
 
     Each epoch visits every example once; its last batch may be partial and is a step of its own. With `num_steps`,
@@ -55,6 +60,8 @@ def local_training(loss_fn: Callable, optimizer: optax.GradientTransformation, w
 
     Args:
       loss_fn, optimizer, work: as in `local_sgd`.
+      gradient_at: (loss_fn, params, batch, key) -> (gradient, metrics) of one minibatch, such as the gradient of the
+        loss after inner steps on the same minibatch; by default that of the loss.
 
     Returns: (key, params, data, correct, at=None) -> `Training`. `correct(gradients, params)` changes the gradients
     before the optimiser sees them. With a model `at`, `correct` has a third argument: the gradient of the same batch,
@@ -67,7 +74,7 @@ def local_training(loss_fn: Callable, optimizer: optax.GradientTransformation, w
 
     @jax.jit  # traced once, however many steps are unrolled
     def gradient(params: PyTree, batch: ClientData, key: Array):
-        return full_gradient_at(loss_fn, params, batch, key)
+        return gradient_at(loss_fn, params, batch, key)
 
     def train(key: Array, params: PyTree, data: ClientData, correct: Callable, at: PyTree | None = None) -> Training:
         rows = data.mask.shape[0]

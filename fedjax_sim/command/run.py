@@ -414,6 +414,13 @@ def show_summary(summary: dict[str, Any], first_loss: float) -> None:
                     f"{place.replace('_', '-')} {metric}",
                     text + (f"  (guessing: {baseline:.4f})" if baseline is not None else ""),
                 )
+    if "personal_accuracy" in summary or "personal_loss" in summary:
+        number = summary.get("personal_clients", "all")
+        for metric in ("accuracy", "loss"):
+            if f"personal_{metric}" in summary:
+                grid.add_row(f"own models' {metric}", f"{float(summary[f'personal_{metric}']):.4f}  ({number} clients)")
+            if f"newcomer_{metric}" in summary:
+                grid.add_row(f"newcomers' {metric}", f"{float(summary[f'newcomer_{metric}']):.4f}")
     for name, words in more_tests(summary):
         grid.add_row(words, f"{float(summary[name]):.4f}")
     grid.add_row("rounds", f"{summary['rounds']:,} in {seconds:.1f} s, {summary['rounds'] / seconds:,.1f} a second")

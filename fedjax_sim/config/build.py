@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim import aggregation, engine, tree, validate
+from fedjax_sim.algorithms import fine_tuned
 from fedjax_sim.config import registry
 from fedjax_sim.config.document import Config
 from fedjax_sim.config.factories import Maker
@@ -280,7 +281,7 @@ class Builder(Maker):
         Guarantees: a model whose parties query each other over links is evaluated with these links
         (tests/config/test_split_runs.py::test_evaluations_go_through_the_links).
         """
-        evaluated = algorithm.evaluated
+        evaluated = self.fine_tuned(algorithm, loss_fn, data).evaluated
         if evaluated.model is not None:
             loss_fn = supervised(evaluated.model, default_loss(data.task), measure=data.measure)
         num_train_clients = self.tables["run"]["evaluate_train"]
@@ -293,10 +294,36 @@ class Builder(Maker):
                 "seed": self.tables["seed"],
             }
         local_options = (
-            {} if data.local_test is None else {"local_test": data.local_test, "personal": evaluated.personal}
+            {}
+            if data.local_test is None
+            else {
+                "local_test": data.local_test,
+                "personal": evaluated.personal,
+                "has_trained": evaluated.has_trained,
+                "adapt": evaluated.adapt,
+                "owners": None if evaluated.adapt is None else data.train,
+            }
         )
         local_options["triggered"] = data.triggered
         return evaluation(loss_fn, test=data.test, held_out=data.held_out, **local_options, **train_options)
+
+    def fine_tuned(self, algorithm: Algorithm, loss_fn: Callable, data: FederatedData) -> Algorithm:
+        """Returns the algorithm, with `run.personal_steps` before each client's model is judged if the config asks."""
+        num_steps = self.tables["run"]["personal_steps"]
+        if num_steps is None:
+            return algorithm
+        hint = ""
+        if algorithm.evaluated.adapt is not None:
+            hint = f"{self.parts['algorithm'].name} has its own step before a model is judged."
+        elif algorithm.evaluated.model is not None or "client_optimizer" not in self.parts:
+            hint = "Its parties train together."
+        elif data.local_test is None:
+            hint = "Clients need rows to be judged by: [data.with_local_test]."
+        if hint:
+            self.problems.append(problem("run.personal_steps", "none here", num_steps, hint))
+            self.stop()
+        options = {"num_steps": num_steps, "batch_size": self.tables["algorithm"].get("batch_size")}
+        return fine_tuned(algorithm, loss_fn, self.make("client_optimizer"), **options)
 
     def judge(self, judge: Callable, algorithm: Algorithm, params: PyTree, population: Any) -> Callable:
         """Returns the evaluation `judge`, with the variance budget added if the config has a `run.variance_probe`."""

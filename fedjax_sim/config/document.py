@@ -67,6 +67,8 @@ RUN = {
     # The delta at which epsilon is stated if a part adds noise; none: N^-1.1 for N clients or records.
     "delta": Option(number_kind(0, 1, open_low=True, open_high=True) | None, None),
     "evaluate_train": Option(Literal["all"] | COUNT | None, None),  # clients whose training objective is evaluated
+    # Local steps on its own rows before a client's model is judged (`personal_*`); none: as the algorithm left it.
+    "personal_steps": Option(COUNT | None, None),
     # The number of clients that the variance budget trains at each evaluation.
     "variance_probe": Option(integer_kind(2, INT32_MAX) | None, None),
     "arithmetic": Option(Literal["reproducible", "fast"], "reproducible"),  # reproducible: the same bits on any devices
@@ -76,7 +78,7 @@ RUN = {
 }
 # Options that change no bit of a round.
 NO_RESULT = tuple("rounds checkpoint_every keep_checkpoints stop_when log devices client_memory progress".split())
-NO_RESULT += ("evaluate_train", "modules", "variance_probe")
+NO_RESULT += ("evaluate_train", "modules", "personal_steps", "variance_probe")
 DEFAULT_PART = {
     "data": "digits",
     "model": "mlp",

@@ -110,18 +110,31 @@ def per_client(loss_fn: Callable, params: PyTree, population: Population) -> dic
 
 
 def per_owner(
-    loss_fn: Callable, personal: Callable, state: PyTree, population: Population
+    loss_fn: Callable,
+    models_of: Callable,
+    population: Population,
+    *,
+    adapt: Callable | None = None,
+    owners: Population | None = None,
+    key: Array | None = None,
 ) -> dict[str, tuple[Array, Array]]:
-    """As `per_client`, but each client's own personal model is evaluated, as given by `Evaluated.personal`; traceable.
+    """As `per_client`, but each client has a model of its own; traceable.
 
     Args:
       loss_fn: as in `metric_sums`.
-      personal: (state, ids [n]) -> the clients' models, leaves [n, ...].
-      state: the algorithm's state.
-      population: any.
+      models_of: ids [n] -> the clients' models, leaves [n, ...].
+      population: the clients' rows on which the models are judged.
+      adapt: `Evaluated.adapt`, called with a client's rows in `owners`, and with `key` folded with the client's id.
+      owners: the same clients with the rows that they train on.
+      key: of `adapt`.
     """
-    sums_of_client = jax.vmap(lambda params, id: metric_sums(loss_fn, params, population.client(id)))
-    return _by_blocks(lambda ids: sums_of_client(personal(state, ids), ids), population)
+
+    def sums_of_client(params, id):
+        if adapt is not None:
+            params = adapt(jax.random.fold_in(key, id), params, owners.client(id))
+        return metric_sums(loss_fn, params, population.client(id))
+
+    return _by_blocks(lambda ids: jax.vmap(sums_of_client)(models_of(ids), ids), population)
 
 
 def _success(metrics: dict[str, Array]) -> np.float32:
@@ -130,6 +143,12 @@ def _success(metrics: dict[str, Array]) -> np.float32:
         hint = "Attack success is the accuracy on triggered rows that are labelled as the target."
         validate.fail("loss_fn", 'a metric "accuracy"', sorted(metrics), hint)
     return np.float32(metrics["accuracy"])
+
+
+def _of(chosen: np.ndarray, sums: tuple[np.ndarray, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    """Returns totals and weights [N] of the chosen clients; all others have neither."""
+    totals, weights = sums
+    return np.where(chosen, totals, 0), np.where(chosen, weights, 0)
 
 
 def _by_blocks(block: Callable, population: Population) -> PyTree:
@@ -193,6 +212,9 @@ def evaluation(
     seed: int = 0,
     local_test: Population | None = None,
     personal: Callable | None = None,
+    has_trained: Callable | None = None,
+    adapt: Callable | None = None,
+    owners: Population | None = None,
     triggered: PyTree | None = None,
 ) -> Callable:
     """Builds a function params -> record of metrics, on any of several data sets.
@@ -215,10 +237,16 @@ def evaluation(
       local_test: the clients of the run with rows that they keep from training (`FederatedData.local_test`). The global
         model is evaluated on these rows as `local_test_*`, pooled and by quantiles over clients.
       personal: `Evaluated.personal`. Each client's own model is then evaluated on its own rows, as `personal_*`.
+      has_trained: `Evaluated.has_trained`. `personal_*` are then over the clients whose models have been trained, whose
+        number is `personal_clients`, and `newcomer_*` over the others, if there are any.
+      adapt: `Evaluated.adapt`, which each client does to its model before it is judged: to its own model, or to the
+        shared one of an algorithm without personal models. The results are `personal_*` too.
+      owners: the clients of the run with the rows that they train on; for `adapt`.
       triggered: examples with a backdoor's trigger, labelled as the attacker wants (`FederatedData.triggered`). Their
         accuracy is `attack_success`, the share of them that the model takes for the target.
 
-    Raises: ValueError for `train_clients` without `train`, and for `personal` without `local_test`.
+    Raises: ValueError for `train_clients` without `train`, for `personal` or `adapt` without `local_test`, and for
+    `adapt` without `owners`.
 
     Guarantees: The metrics equal a float64 loop over clients
     (tests/metrics/test_evaluation.py::test_matches_a_loop_over_clients,
@@ -235,32 +263,59 @@ def evaluation(
 
     validate.loss_function(loss_fn)
 
-    if personal is not None and local_test is None:
+    if (personal is not None or adapt is not None) and local_test is None:
         hint = "Give local_test: rows that clients keep from training (population.with_local_test)."
         validate.fail("personal", "rows to judge personal models by", None, hint)
+    if adapt is not None and owners is None:
+        validate.fail("owners", "the clients' training rows, for adapt", None, "Give the population of the run.")
 
     # Data sets are arguments of the jitted function: as closures they would be constants of the program.
     @jax.jit
-    def measure(params, state, test, held_out, train, ids, local_test, triggered):
+    def measure(params, state, test, held_out, train, ids, local_test, owners, triggered):
         on_test = {} if test is None else pooled(loss_fn, params, test)
         on_triggered = {} if triggered is None else pooled(loss_fn, params, triggered)
         on_train = {} if train is None else objective(loss_fn, params, train, ids)
         clients = {
             "held_out": {} if held_out is None else per_client(loss_fn, params, held_out),
             "local_test": {} if local_test is None else per_client(loss_fn, params, local_test),
-            "personal": {} if personal is None else per_owner(loss_fn, personal, state, local_test),
+            "personal": own_models(params, state, local_test, owners),
         }
-        return on_test, clients, on_train, on_triggered
+        trained = None
+        if has_trained is not None and local_test is not None:
+            trained = _by_blocks(lambda ids: has_trained(state, ids), local_test)
+        return on_test, clients, on_train, on_triggered, trained
+
+    def own_models(params, state, local_test, owners):
+        """Sums of each client's metrics, at its own model; {} where clients have none."""
+        if personal is None and adapt is None:
+            return {}
+
+        def models_of(ids):
+            if personal is not None:
+                return personal(state, ids)
+            return jax.tree.map(lambda x: jnp.broadcast_to(x, (len(ids), *x.shape)), params)
+
+        return per_owner(
+            loss_fn, models_of, local_test, adapt=adapt, owners=owners, key=jax.random.key(seed)
+        )  # fmt: skip
 
     def evaluated(params: PyTree, state: PyTree) -> dict:
-        on_device = measure(params, state, test, held_out, train, ids, local_test, triggered)
-        on_test, clients, on_train, on_triggered = jax.device_get(on_device)
+        on_device = measure(params, state, test, held_out, train, ids, local_test, owners, triggered)
+        on_test, clients, on_train, on_triggered, trained = jax.device_get(on_device)
         values = {f"test_{name}": np.float32(value) for name, value in on_test.items()}
         values |= {f"train_{name}": np.float32(value) for name, value in on_train.items()}
         if triggered is not None:
             values["attack_success"] = _success(on_triggered)
         sample_size = {} if ids is None else {"train_sample_clients": train_clients}
         quantiles = {}
+        if trained is not None and clients["personal"]:
+            own_metrics = clients["personal"]
+            clients["personal"] = {name: _of(trained, sums) for name, sums in own_metrics.items()}
+            (_, weights), *_ = clients["personal"].values()
+            values["personal_clients"] = int((weights > 0).sum())
+            newcomers = {name: _of(~trained, sums) for name, sums in own_metrics.items()}
+            if any(weights.any() for _, weights in newcomers.values()):
+                clients["newcomer"] = newcomers
         for group, metrics in clients.items():
             for name, (totals, weights) in metrics.items():
                 totals = np.asarray(totals, np.float64)
@@ -274,6 +329,6 @@ def evaluation(
                     quantiles[f"{group}_{name}_quantiles"] = np.float32(spread)
         return tree.joined_metrics({"metric": values, "sample": sample_size, "spread": quantiles})
 
-    if personal is None:
+    if personal is None and has_trained is None:
         return lambda params: evaluated(params, ())
     return lambda params, state: evaluated(params, state)

@@ -14,7 +14,13 @@ __all__ = ["TILES", "besides", "more_tests", "own_metrics", "tiles"]
 
 WORDS = {metric.name: metric.words for metric in (*ROUND_METRICS, DISTINCT)}
 # Each: (name in the summary, label on the page, how its value is shown).
-RESULT_TILES = (("test_accuracy", "test accuracy", percent), ("test_loss", "test loss", real))
+RESULT_TILES = (
+    ("test_accuracy", "test accuracy", percent),
+    ("test_loss", "test loss", real),
+    ("personal_accuracy", "accuracy of clients' own models", percent),
+    ("personal_loss", "loss of clients' own models", real),
+    ("newcomer_accuracy", "accuracy at clients that have not trained", percent),
+)
 FEDERATION_TILES = (
     ("rounds", "rounds", count),
     ("client_visits", "client visits", count),
@@ -31,6 +37,7 @@ SIMULATOR_TILES = (
 TILES = RESULT_TILES + FEDERATION_TILES + SIMULATOR_TILES
 # Headline figures that only some runs have.
 OPTIONAL = ("clients_count", "distinct_clients", "wasted_bytes", "uplink_coded_bytes")
+OPTIONAL += tuple(name for name, _, _ in RESULT_TILES[2:])
 
 
 def own_metrics(values: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
@@ -76,16 +83,12 @@ def tiles(values: Mapping[str, Any]) -> str:
     Args:
       values: a run's summary, or the totals of its log.
     """
-    results = [_tile(show(values.get(key)), label, "tile main") for key, label, show in RESULT_TILES]
+    rows = []
+    for kind, described in (("tile main", RESULT_TILES), ("tile", FEDERATION_TILES), ("tile", SIMULATOR_TILES)):
+        shown = [entry for entry in described if entry[0] not in OPTIONAL or entry[0] in values]
+        rows.append([_tile(show(values.get(key)), label, kind) for key, label, show in shown])
     for name, words in more_tests(values):
-        results.append(_tile((percent if name == "attack_success" else real)(values[name]), words))
-    rows = [results]
-    for described in (FEDERATION_TILES, SIMULATOR_TILES):
-        rows.append([
-            _tile(show(values.get(key)), label)
-            for key, label, show in described
-            if key not in OPTIONAL or key in values
-        ])  # fmt: skip
+        rows[0].append(_tile((percent if name == "attack_success" else real)(values[name]), words))
     rows[1] += [_tile(text, words) for _, words, text in own_metrics(values)]
     return "\n".join(f'<div class="tiles">{"".join(row)}</div>' for row in rows)
 

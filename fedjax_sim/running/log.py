@@ -27,6 +27,8 @@ NOT_FINITE = {"nan", "inf", "-inf"}
 METRICS, TIMING = "metrics.jsonl", "timing.jsonl"
 # Metrics that pages show in words of their own.
 KNOWN = {metric.name for metric in ROUND_METRICS} | {"distinct_clients"}
+# Beginnings of the names of what an evaluation measures; a summary has the last ones.
+JUDGED = ("test_", "held_out_", "train_", "attack_", "local_test_", "personal_", "newcomer_")
 # Totals that every summary has, at least as 0.
 ALWAYS = ("clients_invited", "clients_reported", "uplink_bytes", "downlink_bytes", "skipped_rounds", "dropped_clients")
 
@@ -359,7 +361,7 @@ class Log:
         evaluated = [record for record in self.records if any(name in record for name in losses)]
         last = evaluated[-1] if evaluated else {}
         return {
-            **{name: last[name] for name in last if name.startswith(("test_", "held_out_", "train_", "attack_"))},
+            **{name: last[name] for name in last if name.startswith(JUDGED)},
             "rounds": sum(record["round"] > 0 for record in self.records),
             "client_visits": client_visits,
             "rounds_seconds": self.seconds,

@@ -1,5 +1,6 @@
 """Servers take a step on the model with the aggregate of a round, and broadcast the result."""
 
+from fedjax_sim.server.clients_part import with_clients_part
 from fedjax_sim.server.control_variates import control_variates
 from fedjax_sim.server.downlink import downlink
 from fedjax_sim.server.dynamic import dynamic
@@ -17,6 +18,7 @@ __all__ = [
     "replacement",
     "rescaled",
     "statistics",
+    "with_clients_part",
     "with_own_data",
     "with_own_part",
 ]

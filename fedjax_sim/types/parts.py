@@ -206,6 +206,11 @@ class Evaluated(NamedTuple):
 
     # (state, ids) -> params of these clients' personal models, leaves [len(ids), ...]; None = there are none
     personal: Callable | None = None
+    # (state, ids) -> [len(ids)] bool: these clients' personal models have been trained; None = all of them
+    has_trained: Callable | None = None
+    # (key, params, ClientData) -> params: what ONE client does with its model, on rows of its own, before the model is
+    # judged; None = nothing
+    adapt: Callable | None = None
     # The `models.Model` as the parties compute it together, with the changes (noise, rounding) that links between them
     # make. None = the model as it was given
     model: Any = None

@@ -23,6 +23,7 @@ from fedjax_sim import (
     sampling,
     server,
     transform,
+    tree,
 )
 from fedjax_sim.algorithms.server.mime_optimizer import base_optimizer
 from fedjax_sim.models import from_fn, layer, per_example, sequential, squared_error
@@ -110,6 +111,23 @@ def _recipe(make, **options):
     return lambda: make(p.linear_loss, SAMPLER, optax.sgd(p.RATE), **WORK, **RUN, **options)
 
 
+def _keeping(make, **options):
+    """An algorithm whose clients keep a part of the model: the laws' model is the sum of a shared and an own one."""
+
+    def loss(parts, examples, key):
+        return p.linear_loss(jax.tree.map(jnp.add, parts["shared"], parts["own"]), examples, key)
+
+    def made():
+        algorithm = make(loss, SAMPLER, optax.sgd(p.RATE), own=["own"], **WORK, **RUN, **options)
+
+        def init(key, params, people):
+            return algorithm.init(key, {"own": tree.zeros_like(params), "shared": params}, people)
+
+        return algorithm._replace(init=init, params=lambda state: algorithm.params(state)["shared"], observe=None)
+
+    return made
+
+
 def _gossip(make, *options, mixing=None, **more):
     """An algorithm without a server, on an irregular graph with an edge that fails now and then."""
     mixing = network.with_link_failures(network.metropolis(GRAPH), 0.1) if mixing is None else mixing(GRAPH)
@@ -176,6 +194,11 @@ def _own():
 def own_part(path):
     """A server that keeps and trains a part of the model, of any name."""
     return server.with_own_part(server.optimizer(optax.sgd(1.0)), _own_steps(), _own(), [path])
+
+
+def clients_part(path):
+    """A server whose clients keep a part of the model, of any name."""
+    return server.with_clients_part(server.optimizer(optax.sgd(1.0)), [path])
 
 
 def _own_steps():
@@ -531,6 +554,7 @@ CASES = {
         "optimizer": lambda: server.optimizer(optax.sgd(1.0, momentum=0.9)),
         "replacement": server.replacement,
         "rescaled": lambda: server.rescaled(server.optimizer(optax.sgd(1.0))),
+        "with_clients_part": lambda: clients_part("half"),
         "with_own_data": lambda: server.with_own_data(server.optimizer(optax.sgd(1.0)), _own_steps(), _own()),
         "with_own_part": lambda: own_part("half"),
         "statistics": lambda: server.statistics(server.optimizer(optax.sgd(1.0)), *BASE[::2]),
@@ -582,8 +606,11 @@ CASES = {
             **WORK,
             **RUN,
         ),
+        "apfl": _recipe(algorithms.apfl),
+        "ditto": _recipe(algorithms.ditto),
         "fedavg": _recipe(algorithms.fedavg),
         "fedavgm": _recipe(algorithms.fedavgm, server_learning_rate=0.3),
+        "fedbabu": _keeping(algorithms.fedbabu),
         "fedbuff": _asynchronous(algorithms.fedbuff, buffer_size=5),
         "feddf": _distilled,
         "feddyn": _recipe(algorithms.feddyn, coefficient=1.0, weighting="uniform"),
@@ -597,10 +624,16 @@ CASES = {
         ),
         "fedexp": _recipe(algorithms.fedexp, weighting="uniform"),
         "fednova": _recipe(algorithms.fednova),
+        "fedper": _keeping(algorithms.fedper),
         "fedprox": _recipe(algorithms.fedprox, coefficient=0.5),
+        "fedrep": _keeping(algorithms.fedrep),
         "fedsgd": lambda: algorithms.fedsgd(p.linear_loss, SAMPLER, optax.sgd(p.RATE), **RUN),
         "fedyogi": _recipe(algorithms.fedyogi),
+        "fine_tuned": lambda: algorithms.fine_tuned(
+            _recipe(algorithms.fedavg)(), p.linear_loss, optax.sgd(p.RATE), num_steps=2
+        ),
         "hierarchical_fedavg": _in_groups,
+        "ifca": _recipe(algorithms.ifca, num_clusters=2),
         "gradient_tracking": lambda: _gossip(algorithms.gradient_tracking, learning_rate=0.02)(),
         "mime": lambda: algorithms.mime(p.linear_loss, SAMPLER, optax.sgd(0.05), weighting="uniform", **WORK, **RUN),
         "mime_lite": lambda: algorithms.mime_lite(
@@ -609,6 +642,10 @@ CASES = {
         "pairwise_gossip": lambda: algorithms.pairwise_gossip(
             p.linear_loss, SAMPLER, optax.sgd(p.RATE), network.ring(p.NUM_CLIENTS), **WORK, **RUN
         ),
+        "per_fedavg": _recipe(algorithms.per_fedavg),
+        "pfedme": _recipe(algorithms.pfedme),
+        "qfedavg": _recipe(algorithms.qfedavg),
+        "term": _recipe(algorithms.term),
         "push_sum": lambda: _gossip(
             algorithms.push_sum,
             optax.sgd(p.RATE),

@@ -46,7 +46,8 @@ def foreign(spec, every_shape: bool):
 @pytest.mark.parametrize("name", cases.CASES["server"])
 def test_foreign_updates_are_refused(name):
     """Catches (1, 1), (10,) or () for [64, 10], which the server adds to every weight, and counts as few bytes."""
-    server = cases.own_part("bias") if name == "with_own_part" else cases.CASES["server"][name]()
+    of_a_part = {"with_own_part": cases.own_part, "with_clients_part": cases.clients_part}
+    server = of_a_part[name]("bias") if name in of_a_part else cases.CASES["server"][name]()
     takes = server.expects(jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), PARAMS))
     start(server, takes)
     others = [PARAMS] if jax.tree.structure(takes) != jax.tree.structure(PARAMS) else []

@@ -133,7 +133,7 @@ def test_servers(name):
         aggregate = {"params": aggregate, others[name]: aggregate}
     if name == "dynamic":
         aggregate = {"cohort": aggregate, "population": aggregate}
-    if name == "with_own_part":  # the other one is the clients'
+    if name in ("with_own_part", "with_clients_part"):  # of the other part there are no updates
         aggregate = {"w": aggregate["w"]}
     after = jax.eval_shape(member.apply, KEY, aggregate, state)
     chex.assert_trees_all_equal_shapes_and_dtypes(state, after)

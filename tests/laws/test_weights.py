@@ -15,7 +15,9 @@ from tests.laws import problems as p
 
 INTEGERS = transform.quantize(4, range=2.0, integers=True)
 RECIPES = ("fedadagrad", "fedadam", "fedavg", "fedavgm", "fedprox", "fednova", "fedyogi")
-OF_A_MODEL = {"feddf", "splitfed", "vertical"}  # these take its layers, not a loss of all its numbers
+RECIPES += ("apfl", "ditto", "ifca", "per_fedavg", "pfedme")
+# These take layers of a model, or the names of its parts, and not a loss of all its numbers.
+OF_A_MODEL = {"fedbabu", "feddf", "fedper", "fedrep", "splitfed", "vertical"}
 INSIDE = {"hierarchical_fedavg"}  # its weighting is of clients in edges, its aggregator of edges
 TOTALS = ("feddyn", "scaffold")  # these hold a sum over the population, whose weight they are told
 OWN = (*TOTALS, "fedexp", "mime", "mime_lite")  # these have an aggregator of their own

@@ -1,0 +1,69 @@
+"""Ditto: beside the shared model each client trains one of its own, which a term keeps near the shared one."""
+
+from __future__ import annotations
+
+from typing import Unpack
+
+import optax
+
+from fedjax_sim import aggregation, client, server, tree
+from fedjax_sim.algorithms.personal.own_models import with_own_models
+from fedjax_sim.client.local_sgd import local_training, uncorrected
+from fedjax_sim.client.proximal import proximal_term
+from fedjax_sim.prng import stream
+from fedjax_sim.round.options import RecipeOptions
+from fedjax_sim.types import Aggregator, Algorithm, ClientUpdate, Sampler
+from fedjax_sim.validate import LossFn, NonNegative, named_arguments
+
+__all__ = ["ditto"]
+
+
+@named_arguments
+def ditto(
+    loss_fn: LossFn,
+    sampler: Sampler,
+    optimizer: optax.GradientTransformation,
+    *,
+    coefficient: NonNegative = 0.1,
+    aggregator: Aggregator | None = None,
+    **options: Unpack[RecipeOptions],
+) -> Algorithm:
+    """Makes Ditto: FedAvg, beside which each client trains a model v_i of its own near the shared one.
+
+    In a round a client takes FedAvg's local steps from the broadcast w, and as many steps on its own model,
+    v <- v - rate (g(v) + coefficient (v - w)), on minibatches of their own.
+
+    Args:
+      loss_fn, sampler, optimizer, aggregator: as in `fedavg`. The optimizer trains both models.
+      coefficient: lambda in the paper, >= 0. 0 is local training without anybody's help.
+      num_steps, num_epochs, batch_size, shuffle, weighting: as in `client.work`.
+      Others as in `federated`.
+
+    Returns: an Algorithm whose `params` is the shared model. A client that has not trained yet has the shared model.
+
+    Guarantees: the shared models are those of FedAvg bit for bit (tests/algorithms/personal/test_limits.py::
+    test_dittos_shared_model_is_fedavgs); with coefficient 0 a client's own model is trained on its own data alone
+    (::test_ditto_without_a_pull_is_local_training); both match NumPy
+    (tests/algorithms/personal/test_numpy.py::test_matches_numpy).
+
+    References: Li, Hu, Beirami, Smith 2021 (Ditto), algorithm 1.
+    """
+    work, round_options = client.local_work(options)
+    train = local_training(loss_fn, optimizer, work)
+    by_examples = work.weighs_examples()
+    pull = proximal_term(coefficient)
+
+    def apply(key, broadcast, own, data):
+        shared = train(key, broadcast, data, uncorrected(broadcast))
+        trained = train(stream(key, "own model"), own, data, pull(broadcast))
+        new_own = tree.where(trained.num_examples > 0, trained.params, own)
+        report = shared.report(tree.subtract(shared.params, broadcast), by_examples)
+        own_metrics = {name.replace("local_", "own_", 1): value for name, value in trained.metrics.items()}
+        return report._replace(metrics=report.metrics | own_metrics), new_own
+
+    def model_of(broadcast, own, has_trained):
+        return tree.where(has_trained, own, broadcast)
+
+    local = ClientUpdate(lambda broadcast: broadcast, apply, work.facts())
+    rule = aggregation.mean() if aggregator is None else aggregator
+    return with_own_models(sampler, local, rule, server.optimizer(optax.sgd(1.0)), model_of, **round_options)

@@ -1,0 +1,47 @@
+"""Models that every client fine-tunes on its own rows when the federation is over, before it uses them."""
+
+from __future__ import annotations
+
+import optax
+
+from fedjax_sim import client
+from fedjax_sim.client.local_sgd import local_training
+from fedjax_sim.types import Algorithm
+from fedjax_sim.validate import LossFn, PositiveInt, named_arguments, part
+
+__all__ = ["fine_tuned"]
+
+
+@named_arguments
+def fine_tuned(
+    algorithm: Algorithm,
+    loss_fn: LossFn,
+    optimizer: optax.GradientTransformation,
+    *,
+    num_steps: PositiveInt = 5,
+    batch_size: PositiveInt | None = None,
+) -> Algorithm:
+    """Makes an algorithm whose models each client fine-tunes on its own rows before it is judged.
+
+    Training is that of the algorithm, bit for bit. An evaluation with `adapt` (`metrics.evaluation`) lets each client
+    take some local steps from its model: its own one if the algorithm has personal models, else the shared one.
+
+    Args:
+      algorithm: any that trains the model of `loss_fn`.
+      loss_fn: as in `client.local_sgd`.
+      optimizer: of the fine-tuning.
+      num_steps: local steps before a client is judged.
+      batch_size: of these steps; None for all of the client's rows.
+
+    Guarantees: rounds are the algorithm's, and the judged models those of local training from the shared model
+    (tests/algorithms/personal/test_judged.py::test_judged_models_are_fine_tuned).
+
+    References: Yu, Bagdasaryan, Shmatikov 2020; the first baseline of personalisation.
+    """
+    part("algorithm", algorithm, Algorithm)
+    train = local_training(loss_fn, optimizer, client.work(num_steps=num_steps, batch_size=batch_size))
+
+    def adapt(key, params, data):
+        return train(key, params, data, lambda gradients, params: gradients).params
+
+    return algorithm._replace(evaluated=algorithm.evaluated._replace(adapt=adapt))

@@ -1,0 +1,63 @@
+"""What personal algorithms share: each client keeps something, counts its rounds, and has a model of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_sim import engine
+from fedjax_sim.round.federated import federated
+from fedjax_sim.types import Aggregator, Algorithm, Array, ClientUpdate, Evaluated, PyTree, Sampler, ServerUpdate
+
+__all__ = ["Kept", "with_own_models"]
+
+
+class Kept(NamedTuple):
+    """The state of a client."""
+
+    own: PyTree  # what it keeps to itself
+    rounds: Array  # [] int32, rounds in which it trained and its message arrived
+
+
+def with_own_models(
+    sampler: Sampler,
+    local: ClientUpdate,
+    aggregator: Aggregator,
+    server: ServerUpdate,
+    model_of: Callable[[PyTree, PyTree, Array], PyTree],
+    **round_options: Any,
+) -> Algorithm:
+    """Makes the algorithm of clients that keep something to themselves.
+
+    Args:
+      sampler, aggregator, server, round_options: as in `federated`.
+      local: the local work; its state is what a client keeps.
+      model_of: (broadcast, what a client keeps, [] bool: it has trained) -> that client's model; for ONE client.
+
+    Returns: an Algorithm. `evaluated.personal` are the clients' own models, and `evaluated.has_trained` says whose have
+    been trained: a client that was never drawn has nothing of its own yet.
+    """
+
+    def init(broadcast):
+        return Kept(local.init(broadcast), jnp.int32(0))
+
+    def apply(key, broadcast, kept, data):
+        report, own = local.apply(key, broadcast, kept.own, data)
+        # A client without examples has learned nothing.
+        return report, Kept(own, kept.rounds + data.mask.any().astype(jnp.int32))
+
+    made = federated(sampler, local._replace(init=init, apply=apply), aggregator, server, **round_options)
+
+    def has_trained(state, ids):
+        kept, _ = engine.take(state.clients, ids)
+        return kept.rounds > 0
+
+    def personal(state, ids):
+        kept, _ = engine.take(state.clients, ids)
+        broadcast = server.broadcast(state.server)
+        return jax.vmap(model_of, (None, 0, 0))(broadcast, kept.own, kept.rounds > 0)
+
+    return made._replace(evaluated=Evaluated(personal=personal, has_trained=has_trained))

@@ -1,0 +1,174 @@
+"""Models with a part that each client keeps: FedPer, LG-FedAvg and FedBN, FedRep, FedBABU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Unpack
+
+import optax
+
+from fedjax_sim import aggregation, client, server, tree, validate
+from fedjax_sim.algorithms.personal.own_models import with_own_models
+from fedjax_sim.client.local_sgd import Training, local_training
+from fedjax_sim.models.partition import combine, partition
+from fedjax_sim.prng import stream
+from fedjax_sim.round.options import RecipeOptions
+from fedjax_sim.server.clients_part import with_clients_part
+from fedjax_sim.types import Aggregator, Algorithm, Array, ClientData, ClientUpdate, PyTree, Sampler
+from fedjax_sim.validate import LossFn
+
+__all__ = ["fedbabu", "fedper", "fedrep"]
+
+
+@validate.named_arguments
+def fedper(
+    loss_fn: LossFn,
+    sampler: Sampler,
+    optimizer: optax.GradientTransformation,
+    *,
+    own: Sequence[str] = ("output",),
+    aggregator: Aggregator | None = None,
+    **options: Unpack[RecipeOptions],
+) -> Algorithm:
+    """Makes FedPer: FedAvg of a part of the model, the rest of which each client keeps and trains along.
+
+    Which part it is makes the method: the last layer is FedPer's, the first layers are LG-FedAvg's, the layers of a
+    normalisation are FedBN's.
+
+    Args:
+      loss_fn, sampler, optimizer, aggregator: as in `fedavg`.
+      own: paths of the clients' part in the parameters (`models.partition`); by default "output", the last layer of
+        `models.mlp`, `cnn`, `gru` and `lstm`.
+      num_steps, num_epochs, batch_size, shuffle, weighting: as in `client.work`.
+      Others as in `federated`.
+
+    Returns: an Algorithm whose `params` is the shared part with the clients' part as it was before training.
+
+    Raises: ValueError for a path that the parameters lack, and for paths that leave nothing to share.
+
+    Guarantees: no leaf of the clients' part is in a message (tests/algorithms/personal/test_limits.py::
+    test_own_parts_stay), and none counts a byte; models match NumPy
+    (tests/algorithms/personal/test_numpy.py::test_matches_numpy).
+
+    References: Arivazhagan et al. 2019 (FedPer); Liang et al. 2020 (LG-FedAvg); Li et al. 2021 (FedBN).
+    """
+    work, round_options = client.local_work(options)
+    train = local_training(loss_fn, optimizer, work)
+
+    def both(key: Array, model: PyTree, data: ClientData) -> Training:
+        return train(key, model, data, lambda gradients, params: gradients)
+
+    return _kept_part(both, sampler, own, work, aggregator, round_options)
+
+
+@validate.named_arguments
+def fedrep(
+    loss_fn: LossFn,
+    sampler: Sampler,
+    optimizer: optax.GradientTransformation,
+    *,
+    own: Sequence[str] = ("output",),
+    aggregator: Aggregator | None = None,
+    **options: Unpack[RecipeOptions],
+) -> Algorithm:
+    """Makes FedRep: each client first trains its own part, then the shared one, with as many steps each.
+
+    Args:
+      loss_fn, sampler, optimizer, own, aggregator: as in `fedper`; the optimizer starts anew for each part.
+      num_steps, num_epochs, batch_size, shuffle, weighting: as in `client.work`, for each of the two parts.
+      Others as in `federated`.
+
+    Returns, Raises: as `fedper`.
+
+    Guarantees: those of `fedper`; models match NumPy (tests/algorithms/personal/test_numpy.py::test_matches_numpy).
+
+    References: Collins, Hassani, Mokhtari, Shakkottai 2021 (FedRep), algorithm 1.
+    """
+    work, round_options = client.local_work(options)
+    train = local_training(loss_fn, optimizer, work)
+
+    def own_first(key: Array, model: PyTree, data: ClientData) -> Training:
+        first = train(stream(key, "own part"), model, data, _only(own, True))
+        return train(key, first.params, data, _only(own, False))
+
+    return _kept_part(own_first, sampler, own, work, aggregator, round_options)
+
+
+@validate.named_arguments
+def fedbabu(
+    loss_fn: LossFn,
+    sampler: Sampler,
+    optimizer: optax.GradientTransformation,
+    *,
+    own: Sequence[str] = ("output",),
+    aggregator: Aggregator | None = None,
+    **options: Unpack[RecipeOptions],
+) -> Algorithm:
+    """Makes FedBABU: only the shared part is trained, under an own part that stays as it was before training.
+
+    A client's own part is trained when the federation is over: see `fine_tuned`.
+
+    Args:
+      loss_fn, sampler, optimizer, own, aggregator: as in `fedper`.
+      Others as in `fedper`.
+
+    Returns, Raises: as `fedper`.
+
+    Guarantees: those of `fedper`; the own part never changes (tests/algorithms/personal/test_limits.py::
+    test_own_parts_stay).
+
+    References: Oh, Kim, Yun 2022 (FedBABU), algorithm 1.
+    """
+    work, round_options = client.local_work(options)
+    train = local_training(loss_fn, optimizer, work)
+
+    def shared_only(key: Array, model: PyTree, data: ClientData) -> Training:
+        return train(key, model, data, _only(own, False))
+
+    return _kept_part(shared_only, sampler, own, work, aggregator, round_options)
+
+
+def _only(own: Sequence[str], is_own: bool) -> Callable:
+    """Returns the correction that keeps the gradients of the own part (or of the shared one) and zeroes the others."""
+
+    def correct(gradients: PyTree, params: PyTree) -> PyTree:
+        own_part, shared = partition(gradients, own)
+        kept, zeroed = (own_part, shared) if is_own else (shared, own_part)
+        return combine(kept, tree.zeros_like(zeroed))
+
+    return correct
+
+
+def _kept_part(
+    train: Callable[[Array, PyTree, ClientData], Training],
+    sampler: Sampler,
+    own: Sequence[str],
+    work: client.LocalWork,
+    aggregator: Aggregator | None,
+    round_options: dict,
+) -> Algorithm:
+    """Makes the algorithm of clients that train a whole model and send the update of its shared part."""
+
+    def init(broadcast):
+        return partition(broadcast, own)[0]
+
+    def apply(key, broadcast, own_part, data):
+        _, shared = partition(broadcast, own)
+        training = train(key, combine(own_part, shared), data)
+        new_own, new_shared = partition(training.params, own)
+        # A client without examples keeps its part, whatever an optimiser did without gradients.
+        new_own = tree.where(training.num_examples > 0, new_own, own_part)
+        return training.report(tree.subtract(new_shared, shared), work.weighs_examples()), new_own
+
+    def model_of(broadcast, own_part, has_trained):
+        start, shared = partition(broadcast, own)
+        return combine(tree.where(has_trained, own_part, start), shared)
+
+    # A transform of the broadcast is for the shared part, which alone is sent.
+    step = server.optimizer(optax.sgd(1.0))
+    downlink = round_options.pop("downlink", None)
+    if downlink is not None:
+        step = server.downlink(step, downlink)
+    rule = aggregation.mean() if aggregator is None else aggregator
+    local = ClientUpdate(init, apply, work.facts())
+    return with_own_models(sampler, local, rule, with_clients_part(step, own), model_of, **round_options)
