@@ -59,6 +59,7 @@ OTHER = {  # another value of each option than the default and than the rows' ow
     "edge_weighting": "uniform",
     "encrypted": True,
     "epsilon": 0.5,
+    "exponent": 2.0,
     "first_decay": 0.5,
     "form": "adapt_then_combine",
     "forward": HALVED,
@@ -66,6 +67,8 @@ OTHER = {  # another value of each option than the default and than the rows' ow
     "group_size": 4,
     "hazard": network.memoryless(1.0),
     "handover": "peer",
+    "inner_learning_rate": 0.05,
+    "inner_steps": 2,
     "keep_edges": True,
     "learning_rate": 0.07,
     "link": network.link(forward=transform.quantize(2)),
@@ -75,12 +78,15 @@ OTHER = {  # another value of each option than the default and than the rows' ow
     "momentum": 0.4,
     "nesterov": True,
     "num_byzantine": 2,
+    "num_clusters": 3,
     "num_epochs": 1,
     "num_examples": 5,
     "num_steps": 1,
     "num_tiers": 2,
     "objective": "taylor",
     "option": 1,
+    "order": "first",
+    "own": ["shared"],
     "radius": 0.1,
     "refill": "same",
     "rule": "adam",
@@ -89,9 +95,15 @@ OTHER = {  # another value of each option than the default and than the rows' ow
     "server_copies": 2,
     "server_learning_rate": 0.45,
     "server_optimizer": optax.sgd(0.45),
+    "server_share": 0.45,
+    "share": 0.3,
     "shuffle": False,
+    "spread": 0.5,
     "staleness": staleness.polynomial(3.0),
+    "start_seed": 1,
+    "step_size": 0.07,
     "temperature": 3.0,
+    "tilt": -1.0,
     "total_weight": 7.0,
     "transform": transform.quantize(4),
     "u_shaped": True,
@@ -112,7 +124,9 @@ BESIDE = {  # options that say something about another one, and that one
     ("hierarchical_fedavg", "keep_edges"): {"edge_optimizer": optax.sgd(0.5, momentum=0.5)},
 }
 NOTHING_TO_CUT = {"cut_edges", "link"}  # no edge of the row's graph connects two parties of a group
-RECIPES = sorted(set(cases.CASES["algorithms"]) - {"as_client_update", "split_client"})  # those are clients
+NO_RECIPES = {"as_client_update", "split_client"}  # these are clients
+NO_RECIPES |= {"fine_tuned"}  # its options change no round (tests/algorithms/personal/test_judged.py)
+RECIPES = sorted(set(cases.CASES["algorithms"]) - NO_RECIPES)
 
 
 def recipe_of(name: str) -> Any:
