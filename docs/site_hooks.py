@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import base64
 import json
+import logging
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -44,6 +45,10 @@ NOTEBOOKS = {
 
 def on_config(config: Any) -> Any:
     """Puts the pages of the API, and those of folders, into the navigation."""
+    # Docstrings have no cross-references, and arrays such as [0][1] look like some.
+    for name in list(logging.root.manager.loggerDict):
+        if name.startswith("mkdocs.plugins.mkdocs_autorefs"):
+            logging.getLogger(name).setLevel(logging.ERROR)
     for entry in config.nav:
         for title, place in entry.items() if isinstance(entry, dict) else ():
             if place == "api/":
@@ -65,8 +70,10 @@ def on_files(files: Files, config: Any) -> Files:
         for name in topic:
             files.append(File.generated(config, f"api/{name}.md", content=_api_page(name)))
     files.append(File.generated(config, "gallery.md", content=_gallery()))
-    for picture in sorted((ROOT / "experiments/studies/results").glob("*.png")):
-        files.append(_repository_file(picture, config))
+    for folder in ("experiments/studies/results", "experiments/figures"):
+        for picture in sorted((ROOT / folder).glob("*.png")):
+            if picture not in linked:
+                files.append(_repository_file(picture, config))
     for page, notebook in NOTEBOOKS.items():
         for file in _notebook_files(config, page, notebook):
             files.append(file)
@@ -166,4 +173,7 @@ def _notebook_files(config: Any, page: str, notebook: str) -> Iterator[File]:
                 parts.append(f"![Output of the cell above]({Path(picture).name})")
             elif text := "".join(output.get("text", data.get("text/plain", ""))):
                 parts.append(f"```text\n{text.rstrip()}\n```")
-    yield File.generated(config, page, content="\n\n".join(parts) + "\n")
+    text = "\n\n".join(parts) + "\n"
+    for other_page, other in NOTEBOOKS.items():
+        text = text.replace(f"({other}.ipynb)", f"({Path(other_page).name})")
+    yield File.generated(config, page, content=text)

@@ -50,7 +50,7 @@ def speed_table(results: pathlib.Path = RESULTS) -> str:
         seen = [rows.get(f"{job}: {name}") for name in ("fedjax_sim.run", LOOP.removeprefix("the "), *OTHERS[1:-1])]
         return " / ".join(number(row["first_call_seconds"]) if row else "–" for row in seen)
 
-    head = [f"on {found['machine']['cores']} CPU cores", "clients/s", f"as fast as {LOOP}"]
+    head = [f"on {found['machine']['cores']} CPU cores", "clients/s", f"speed beside {LOOP}"]
     head += [versions.get(name, name) for name in OTHERS[1:]]
     lines = [[*head, "first round, s: ours / loop / FedJAX / pfl-research / DrJAX"], ["---"] * (len(head) + 1)]
     for job in [name.removesuffix(f": speed against {LOOP}") for name in ratios if name.endswith(LOOP)]:

@@ -431,7 +431,7 @@ def show_summary(summary: dict[str, Any], first_loss: float) -> None:
     by_whom = "" if distinct is None else f" by {distinct:,} different clients"
     grid.add_row("client visits", f"{visits:,}{by_whom}, {summary['clients_per_second']:,.0f} a second")
     if "clients_count" in summary:
-        grid.add_row("clients count", summary["clients_count"])
+        grid.add_row("clients are weighed", summary["clients_count"])
     for note in summary.get("data_notes", ()):
         grid.add_row("data", note)
     grid.add_row("compilation", f"{summary['compile_seconds']:.1f} s")
@@ -442,7 +442,7 @@ def show_summary(summary: dict[str, Any], first_loss: float) -> None:
         grid.add_row("reported", f"{visits - summary['dropped_clients']:,} of {summary['clients_invited']:,} invited")
     grid.add_row("not finite", f"{summary['dropped_clients']:,} updates dropped")
     skipped = summary["skipped_rounds"]
-    grid.add_row("skipped", f"{skipped:,} of {summary['rounds']:,} rounds, which left the model as it was")
+    grid.add_row("skipped", f"{skipped:,} of {summary['rounds']:,} rounds")
     for _, words, text in own_metrics(summary):
         grid.add_row(words, text)
     if "privacy" in summary:

@@ -24,7 +24,6 @@ RESULT_TILES = (
 FEDERATION_TILES = (
     ("rounds", "rounds", count),
     ("client_visits", "client visits", count),
-    ("clients_count", "clients count", str),
     ("distinct_clients", WORDS["distinct_clients"], count),
     *((name, WORDS[name], size) for name in ("uplink_bytes", "wasted_bytes", "uplink_coded_bytes", "downlink_bytes")),
 )
@@ -36,7 +35,7 @@ SIMULATOR_TILES = (
 )
 TILES = RESULT_TILES + FEDERATION_TILES + SIMULATOR_TILES
 # Headline figures that only some runs have.
-OPTIONAL = ("clients_count", "distinct_clients", "wasted_bytes", "uplink_coded_bytes")
+OPTIONAL = ("distinct_clients", "wasted_bytes", "uplink_coded_bytes")
 OPTIONAL += tuple(name for name, _, _ in RESULT_TILES[2:])
 
 

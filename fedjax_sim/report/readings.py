@@ -84,7 +84,7 @@ def labels_in_words(population: Mapping[str, Any]) -> str:
     """Says how one-sided the clients' labels are, beside those of all of them together.
 
     >>> labels_in_words({"label_counts": [[8, 2], [2, 8], [5, 5]]})
-    'Half of these clients have one label in 80 % of their examples or more; of all examples shown, 50 % have one.'
+    'Half of these clients have one label in 80 % of their examples or more. Of all examples, 50 % have one label.'
     """
     try:
         rows = [[recorded_number(value) for value in row] for row in population["label_counts"]]
@@ -97,8 +97,8 @@ def labels_in_words(population: Mapping[str, Any]) -> str:
     if not len(shares):
         return ""
     return (
-        f"Half of these clients have one label in {100 * np.median(shares):.0f} % of their examples or more; "
-        f"of all examples shown, {100 * together:.0f} % have one."
+        f"Half of these clients have one label in {100 * np.median(shares):.0f} % of their examples or more. "
+        f"Of all examples, {100 * together:.0f} % have one label."
     )
 
 

@@ -271,11 +271,13 @@ def spread_between_clients(records: Sequence[Mapping], population: Mapping) -> I
         if reading := labels_in_words(population):
             yield f"<p>{escape(reading)}</p>"
         yield figure("labels", plots.label_mix, "Shares of labels and numbers of examples of some clients.", population)
-    if population.get("examples_histogram"):
+    if isinstance(histogram := population.get("examples_histogram"), dict):
         yield "<h3>How much clients hold</h3>"
         if reading := sizes_in_words(population):
             yield f"<p>{escape(reading)}</p>"
-        yield figure("sizes", plots.client_sizes, "How many clients have how many examples.", population)
+        # One size needs no picture.
+        if isinstance(clients := histogram.get("clients"), list) and len(clients) > 1:
+            yield figure("sizes", plots.client_sizes, "How many clients have how many examples.", population)
     quantiles = population.get("examples_quantiles")
     quantiles = quantiles if isinstance(quantiles, dict) else {}
     order = [key for key in ("min", "q25", "median", "q75", "max") if key in quantiles]

@@ -240,11 +240,11 @@ class _Session:
             distributed.by_first(self.spending.start)
         if directory is not None:
             distributed.by_first(lambda: _put_files(Path(directory), files))
-        stack.callback(log.finish_loggers)
-        distributed.by_first(log.start_loggers)
         # A checkpoint of round 0, so that a run that is stopped in its first block can continue.
         if directory is not None and not resume:
             self.commit()
+        stack.callback(log.finish_loggers)
+        distributed.by_first(log.start_loggers)
         if self.round == 0 and (at_start := self.evaluated(self.state, {"round": 0})):
             log.append([{"round": 0} | at_start], 0.0, time.perf_counter() - self.started)
 

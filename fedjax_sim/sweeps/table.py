@@ -68,7 +68,11 @@ def comparison_table(found: Sweep, metric: str, *, confidence: float = 0.95) -> 
 
 def shown_number(mean: str, low: float, high: float) -> str:
     """Returns a mean over seeds as text, with half of its interval's width; NaN ends mean that there is no interval."""
-    return mean if math.isnan(low) else f"{mean} ± {(high - low) / 2:.2g}"
+    if math.isnan(low):
+        return mean
+    half_width = (high - low) / 2
+    # Equal numbers differ by the rounding of their mean alone.
+    return f"{mean} ± {0 if half_width < 1e-12 * abs(high + low) else half_width:.2g}"
 
 
 def as_csv(table: ComparisonTable) -> str:

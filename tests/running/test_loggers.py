@@ -167,15 +167,21 @@ def test_wrong_loggers_are_refused_before_data_are_read(monkeypatch):
     assert done.exit_code == 2 and "pip install 'fedjax_sim[wandb]'" in done.output
 
 
-def test_a_logger_that_fails_stops_the_run_and_says_how_to_go_on(tmp_path, monkeypatch):
+@pytest.mark.parametrize("first_bad_round", [2, 0])
+def test_a_logger_that_fails_stops_the_run_and_says_how_to_go_on(tmp_path, monkeypatch, first_bad_round):
     """Catches an error of another package's type that looks like a fault of the run."""
     pytest.importorskip("tensorboardX")
     monkeypatch.chdir(tmp_path)
 
     class Broken(loggers.TensorBoard):
         def write(self, records):
-            if any(record["round"] == 2 for record in records):
+            if any(record["round"] >= first_bad_round for record in records):
                 raise LookupError("disk on fire")
+
+        def start(self, records):
+            if first_bad_round == 0:
+                raise LookupError("disk on fire")
+            super().start(records)
 
     monkeypatch.setitem(loggers.LOGGERS, "tensorboard", Broken)
     done = invoke(*RUN, 'run.log=["tensorboard"]')
