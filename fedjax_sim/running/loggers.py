@@ -133,8 +133,8 @@ class WeightsAndBiases:
 class MLflow:
     """Writes a run of MLflow to the server or store that the environment's MLFLOW_TRACKING_URI names.
 
-    Without one, MLflow chooses a store in the current folder; `file:` stores need MLFLOW_ALLOW_FILE_STORE=true. A resumed
-    run goes on under the id in `DIRECTORY/mlflow_run_id`.
+    Without one, MLflow chooses a store in the current folder; `file:` stores need MLFLOW_ALLOW_FILE_STORE=true. A
+    resumed run goes on under the id in `DIRECTORY/mlflow_run_id`.
 
     Args:
       directory: the run's folder, whose name is the run's.
