@@ -188,6 +188,7 @@ def _clipped(update: PyTree, clip_norm: float | Array, per: str, narrow: bool) -
     message = []
     were_clipped = []
     norms = []
+    is_finite = True
     for group in groups:
         near, far = length_over(group, limit)
         room = 1 - slack(group)  # the largest ratio norm / limit that needs no clip, given the norm's rounding error
@@ -203,11 +204,13 @@ def _clipped(update: PyTree, clip_norm: float | Array, per: str, narrow: bool) -
         message += [_rounded(x, y, is_longer, narrow) for x, y in zip(group, scaled, strict=True)]
         were_clipped.append(is_longer.astype(jnp.float32))
         norms.append(_norm(near, far, limit))
+        is_finite &= jnp.isfinite(far)  # the scale of `far` holds the squares of the largest floats
     norm = norms[0] if len(norms) == 1 else _norm(*length_over(norms, limit), limit)
     one = jnp.float32(1)
     measured = {
         "clipped_update_share": Mean(sum(were_clipped), jnp.float32(len(were_clipped))),
-        "unclipped_norm": Mean(jnp.minimum(norm, MOST), one),
+        # Not a number for an update that is not finite. Integers that are made of the message show nothing of it.
+        "unclipped_norm": Mean(jnp.where(is_finite, jnp.minimum(norm, MOST), jnp.nan), one),
     }
     return structure.unflatten(message), measured
 

@@ -298,3 +298,17 @@ def test_wrong_options_are_refused(make):
             make(**{"clip_norm": 1.0, "noise_multiplier": 1.0, "cohort_size": 100} | options)
     with pytest.raises(TypeError, match="noise_multiplier: expected a Python number"):
         jax.jit(lambda z: make(1.0, z, 100).facts.noise.multiplier)(1.0)
+
+
+@pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan])
+@pytest.mark.parametrize("law", MAKE)
+def test_an_update_that_is_not_finite_shows(law, bad):
+    """Catches integers made of an infinite update, with which the client would count."""
+    member = MAKE[law](1.0, 1.0, 10, granularity=0.1)
+    for scale in (1.0, 3e38):
+        update = jnp.array([scale, bad, 0.0], jnp.float32)
+        *_, measured = member.on_client(KEY, update, member.init(update), member.init_client(update))
+        assert not engine.all_finite(measured)
+        finite = jnp.array([scale, -scale, 0.0], jnp.float32)
+        *_, measured = member.on_client(KEY, finite, member.init(finite), member.init_client(finite))
+        assert engine.all_finite(measured)
