@@ -398,7 +398,8 @@ def merged(words: tuple[Array, ...], number: int, shape: tuple[int, ...]) -> Exa
         top = first_word >> LOW_BITS
         bins = len(words) // 2
         low = (first_word & LOW_MASK, *other_words[: bins - 1])
-        return ExactSum(top, low, tuple(other_words[bins - 1 :]), jnp.zeros((), jnp.int32), shape)
+        # Words that were sent may hold messages: 0 pending would mean that there are none.
+        return ExactSum(top, low, tuple(other_words[bins - 1 :]), jnp.ones((), jnp.int32), shape)
 
     return reduce(merge_two, map(sum_of_device, range(number)))
 

@@ -347,3 +347,17 @@ def test_larger_messages_after_a_merge():
     merged = exact_sums.add(exact_sums.merge(first, other), large)
     at_once = exact_sums.add(exact_sums.zeros(small[0]), jnp.concatenate([small, small * 3.0, large]))
     np.testing.assert_array_equal(exact_sums.total(merged), exact_sums.total(at_once))
+
+
+def test_larger_messages_after_one_device():
+    """Catches a sum of a mesh of one device that counts as empty, as above."""
+    spec = jax.ShapeDtypeStruct((), jnp.float32)
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]), ("clients",))
+
+    def of_device(messages):
+        return exact_sums.combine(exact_sums.add(exact_sums.zeros(spec), messages), "clients")
+
+    here, there = jax.sharding.PartitionSpec("clients"), jax.sharding.PartitionSpec()
+    combined = jax.jit(jax.shard_map(of_device, mesh=mesh, in_specs=here, out_specs=there, check_vma=False))
+    total = exact_sums.total(exact_sums.add(combined(jnp.ones(3)), jnp.array([2.0**20])))
+    assert float(total) == 2**20 + 3
