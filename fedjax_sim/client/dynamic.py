@@ -8,8 +8,7 @@ import jax
 import optax
 
 from fedjax_sim import tree, validate
-from fedjax_sim.client.local_sgd import local_training
-from fedjax_sim.client.optimizers import OverRounds
+from fedjax_sim.client.local_sgd import facts_of, local_training
 from fedjax_sim.client.work import LocalWork
 from fedjax_sim.types import ClientUpdate
 from fedjax_sim.validate import Positive
@@ -69,5 +68,4 @@ def dynamic(
         new_drift = tree.where(training.num_examples > 0, moved_drift, drift)
         return training.report(update, by_examples), new_drift
 
-    facts = work.facts()._replace(reads_round=isinstance(optimizer, OverRounds))
-    return ClientUpdate(tree.zeros_like, apply, facts)
+    return ClientUpdate(tree.zeros_like, apply, facts_of(work, optimizer))

@@ -14,9 +14,18 @@ from fedjax_sim.client.losses import check_own, full_gradient_at, loss_and_metri
 from fedjax_sim.client.optimizers import OverRounds
 from fedjax_sim.client.work import LocalWork
 from fedjax_sim.prng import stream
-from fedjax_sim.types import Array, ClientData, ClientUpdate, Mean, PyTree, Report
+from fedjax_sim.types import Array, ClientData, ClientFacts, ClientUpdate, Mean, PyTree, Report
 
-__all__ = ["Training", "is_unrolled", "local_sgd", "local_training", "send_model", "stateless_client", "uncorrected"]
+__all__ = [
+    "Training",
+    "facts_of",
+    "is_unrolled",
+    "local_sgd",
+    "local_training",
+    "send_model",
+    "stateless_client",
+    "uncorrected",
+]
 
 UNROLLED_STEPS = 8  # the most local steps that are written out one after the other, on accelerators
 
@@ -118,6 +127,11 @@ def local_training(
         return Training(params, sums, num_steps_taken, num_examples, weight)
 
     return train
+
+
+def facts_of(work: LocalWork, optimizer: optax.GradientTransformation) -> ClientFacts:
+    """Returns the facts of a client that does this work with this optimizer, whose rate may fall over rounds."""
+    return work.facts()._replace(reads_round=isinstance(optimizer, OverRounds))
 
 
 def is_unrolled(num_steps: int) -> bool:
@@ -234,10 +248,9 @@ def stateless_client(
         update = training.params if sends_model else tree.subtract(training.params, broadcast)
         return training.report(update, by_examples), state
 
-    facts = work.facts()._replace(
+    facts = facts_of(work, optimizer)._replace(
         pulled=True,
         scalable=not sends_model,  # a share of a model is another model
-        reads_round=isinstance(optimizer, OverRounds),
     )
     return ClientUpdate(lambda params: (), apply, facts)
 

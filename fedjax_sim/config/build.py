@@ -323,7 +323,10 @@ class Builder(Maker):
             self.problems.append(problem("run.personal_steps", "none here", num_steps, hint))
             self.stop()
         options = {"num_steps": num_steps, "batch_size": self.tables["algorithm"].get("batch_size")}
-        return fine_tuned(algorithm, loss_fn, self.make("client_optimizer"), **options)
+        make = partial(fine_tuned, algorithm, loss_fn, self.make("client_optimizer"), **options)
+        made = self.attempt("run.personal_steps", {}, make)
+        self.stop()
+        return made
 
     def judge(self, judge: Callable, algorithm: Algorithm, params: PyTree, population: Any) -> Callable:
         """Returns the evaluation `judge`, with the variance budget added if the config has a `run.variance_probe`."""

@@ -7,7 +7,6 @@ import importlib.util
 import json
 import os
 import secrets
-import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -18,6 +17,7 @@ from fedjax_sim.running.history import numbers_of
 
 __all__ = ["LOGGERS", "Logger", "MLflow", "TensorBoard", "WeightsAndBiases", "check_installed"]
 
+SUFFIX = ".fedjax_sim"  # of the event files that are written here
 PROJECT = "fedjax_sim"  # of W&B, and the experiment of MLflow, if the environment names no other
 MLFLOW_NUMBERS, MLFLOW_OPTIONS = 1000, 100  # MLflow takes at most so many at once
 
@@ -47,7 +47,7 @@ def _numbers_of_summary(summary: Mapping[str, Any]) -> dict[str, Any]:
 class TensorBoard:
     """Writes event files into `DIRECTORY/tensorboard`, for `tensorboard --logdir DIRECTORY`.
 
-    After a resume the event files are written anew, with all rounds.
+    After a resume the event files are written anew, with all rounds; those of others in the folder stay.
 
     Args:
       directory: the run's folder.
@@ -65,8 +65,9 @@ class TensorBoard:
     def start(self, records: Sequence[Mapping[str, Any]]) -> None:
         from tensorboardX import SummaryWriter
 
-        shutil.rmtree(self.folder, ignore_errors=True)
-        self.writer = SummaryWriter(str(self.folder))
+        for file in self.folder.glob(f"events.out.tfevents.*{SUFFIX}"):
+            file.unlink()
+        self.writer = SummaryWriter(str(self.folder), filename_suffix=SUFFIX)
         rows = [f"| `{name}` | {value} |" for name, value in tree.dotted(self.config).items()]
         self.writer.add_text("config", "\n".join(["| option | value |", "|---|---|", *rows]))
         self.write(records)

@@ -22,6 +22,7 @@ REFUSED = {
     "variance_probe": "It probes one algorithm.",
     "stop_when": "All points run for all rounds.",
     "log": "Loggers get single runs.",
+    "personal_steps": "Every point would be fine-tuned by the first point's optimizer.",
 }
 
 OPTIONS = ("seeds", "grid", "metrics", "batch", "halving")
@@ -136,6 +137,10 @@ def load_sweep(path: str | Path | None, overrides: Iterable[str] = (), without: 
     if isinstance(batch, bool) or not isinstance(batch, int) or batch < 1:
         problems.append(problem("sweep.batch", "an integer >= 1", batch))
     halving = _halving_of(table["halving"], problems) if "halving" in table else None
+    for name in axes if halving is not None else ():
+        if name.partition(".")[0] == "data":
+            hint = "Numbers on other data cannot be compared: make a sweep for each."
+            problems.append(problem("sweep.halving", "none beside an axis of the data", name, hint))
     # Paths that the command line sets are relative to the current folder, all others to the file's.
     set_here = places_set(overrides)
     unmoved_places = {name for name in axes if is_within(f"sweep.grid.{name}", set_here)}
@@ -361,13 +366,7 @@ def _groups(loaded: SweepConfig) -> list[SweepConfig]:
         tables = config.resolved()
         separate_tables = json.dumps([tables.get(name) for name in SEPARATE])
         places_by_tables.setdefault(separate_tables, []).append(place)
-    return [
-        loaded._replace(
-            configs=[loaded.configs[place] for place in places],
-            combinations=[loaded.combinations[place] for place in places],
-        )
-        for places in places_by_tables.values()
-    ]
+    return [loaded.only([loaded.combinations[place] for place in places]) for places in places_by_tables.values()]
 
 
 def _run_group(loaded: SweepConfig, directory: Path | None, resume: bool, progress: bool, metric: str | None) -> Any:
@@ -405,7 +404,12 @@ def _run_group(loaded: SweepConfig, directory: Path | None, resume: bool, progre
         algorithm_of_point = built(config_of_point[tuple(values.items())]).algorithm
         swept_options = [name for name in values if name.partition(".")[0] == "algorithm"]
         # The evaluation is the first point's, and it goes through the links of that point's algorithm.
-        if algorithm_of_point.evaluated.model is not None and swept_options:
+        evaluated = algorithm_of_point.evaluated
+        if base.data.local_test is not None and (evaluated.personal is not None or evaluated.adapt is not None):
+            hint = "All points are evaluated as the first one. Use run, or leave out [data.with_local_test]."
+            name = config_of_point[tuple(values.items())].resolved()["algorithm"]["name"]
+            raise ConfigError([problem("algorithm.name", "one without models of clients' own", name, hint)])
+        if evaluated.model is not None and swept_options:
             hint = "All points are evaluated as the first one, through its links: make a sweep for each."
             raise ConfigError([problem(f"sweep.grid.{swept_options[0]}", "no option of what is evaluated over links",
                                        values[swept_options[0]], hint)])  # fmt: skip

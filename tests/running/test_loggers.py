@@ -125,6 +125,19 @@ def test_each_round_arrives_once(name, tmp_path, monkeypatch):
             assert there == expected_number or (math.isnan(there) and math.isnan(number)), column
 
 
+def test_event_files_of_others_stay(tmp_path):
+    """Catches a logger that clears a folder in which somebody keeps other runs."""
+    pytest.importorskip("tensorboardX")
+    (tmp_path / "tensorboard").mkdir()
+    theirs = tmp_path / "tensorboard" / "events.out.tfevents.1.somebody"
+    theirs.write_bytes(b"theirs")
+    for _ in range(2):
+        logger = loggers.TensorBoard(tmp_path)
+        logger.start([{"round": 0, "test_loss": 1.0}])
+        logger.finish(None)
+    assert theirs.read_bytes() == b"theirs" and len(list((tmp_path / "tensorboard").iterdir())) == 2
+
+
 def invoke(*words):
     return CliRunner().invoke(app, ["run", "-q", *(word for setting in words for word in ("--set", setting))])
 

@@ -142,6 +142,7 @@ def test_the_example_loads():
         ([GRID[0], "run.variance_probe=8"], "It probes one algorithm"),
         ([GRID[0], "run.stop_when=test_loss <= 1"], "All points run for all rounds"),
         ([GRID[0], 'run.log=["wandb"]'], "Loggers get single runs"),
+        ([GRID[0], "run.personal_steps=3"], "fine-tuned by the first point's optimizer"),
         ([GRID[0], "sweep.metrics=3"], "sweep.metrics"),
         (["sweep=3"], "sweep: expected a table"),
     ],
@@ -150,6 +151,15 @@ def test_wrong_sweeps(settings, words):
     """Catches a config that is passed over in silence; nothing is compiled."""
     with pytest.raises(ConfigError, match=words.replace("[", r"\[")):
         load_sweep(None, settings)
+
+
+def test_models_of_their_own_are_for_run():
+    """Catches points that are all judged as the first one is: without their own models, or with its own step."""
+    for name in ("ditto", "per_fedavg"):
+        settings = [*BASE[:4], "run.rounds=2", "sweep.seeds=1", "data.with_local_test={}"]
+        loaded = load_sweep(None, [*settings, f'sweep.grid.algorithm.name=["fedavg", "{name}"]'])
+        with pytest.raises(ConfigError, match=f"algorithm.name: expected one without models .*, got '{name}'"):
+            run_sweep(loaded, None)
 
 
 def test_figure():

@@ -82,6 +82,7 @@ def test_on_the_command_line(tmp_path):
     ("settings", "words"),
     [
         (["sweep.halving=3"], "sweep.halving: expected a table"),
+        ([*HALVING, "sweep.grid.data.alpha=[0.1, 1.0]"], "Numbers on other data cannot be compared"),
         (["sweep.halving.metric=test_loss"], "sweep.halving.best: expected one of"),
         (["sweep.halving.best=lowest"], "sweep.halving.metric: expected the name of a metric"),
         ([*HALVING[:2], "sweep.halving.factor=1"], "sweep.halving.factor: expected an integer >= 2"),

@@ -10,7 +10,7 @@ import optax
 
 from fedjax_sim import aggregation, client, server, tree
 from fedjax_sim.algorithms.personal.own_models import with_own_models
-from fedjax_sim.client.local_sgd import local_training
+from fedjax_sim.client.local_sgd import facts_of, local_training, uncorrected
 from fedjax_sim.round.options import RecipeOptions
 from fedjax_sim.types import Aggregator, Algorithm, ClientUpdate, PyTree, Sampler
 from fedjax_sim.validate import LossFn, Share, named_arguments
@@ -72,7 +72,7 @@ def apfl(
 
     def apply(key, broadcast, own, data):
         models = {"shared": broadcast, "own": own}
-        training = train(key, models, data, lambda gradients, params: gradients)
+        training = train(key, models, data, uncorrected(models))
         new_own = tree.where(training.num_examples > 0, training.params["own"], own)
         report = training.report(tree.subtract(training.params["shared"], broadcast), work.weighs_examples())
         named = {name.replace("local_shared_", "local_").replace("local_own_", "own_"): value
@@ -83,7 +83,7 @@ def apfl(
         return tree.where(has_trained, mixture(own, broadcast, share), broadcast)
 
     rule = aggregation.mean() if aggregator is None else aggregator
-    local = ClientUpdate(lambda broadcast: broadcast, apply, work.facts())
+    local = ClientUpdate(lambda broadcast: broadcast, apply, facts_of(work, optimizer))
     return with_own_models(sampler, local, rule, server.optimizer(optax.sgd(1.0)), model_of, **round_options)
 
 

@@ -8,7 +8,7 @@ import optax
 
 from fedjax_sim import aggregation, client, server, tree
 from fedjax_sim.algorithms.personal.own_models import with_own_models
-from fedjax_sim.client.local_sgd import local_training, uncorrected
+from fedjax_sim.client.local_sgd import facts_of, local_training, uncorrected
 from fedjax_sim.client.proximal import proximal_term
 from fedjax_sim.prng import stream
 from fedjax_sim.round.options import RecipeOptions
@@ -41,7 +41,7 @@ def ditto(
 
     Returns: an Algorithm whose `params` is the shared model. A client that has not trained yet has the shared model.
 
-    Guarantees: the shared models are those of FedAvg bit for bit (tests/algorithms/personal/test_limits.py::
+    Guarantees: on a CPU the shared models are those of FedAvg bit for bit (tests/algorithms/personal/test_limits.py::
     test_dittos_shared_model_is_fedavgs); with coefficient 0 a client's own model is trained on its own data alone
     (::test_ditto_without_a_pull_is_local_training); both match NumPy
     (tests/algorithms/personal/test_numpy.py::test_matches_numpy).
@@ -64,6 +64,6 @@ def ditto(
     def model_of(broadcast, own, has_trained):
         return tree.where(has_trained, own, broadcast)
 
-    local = ClientUpdate(lambda broadcast: broadcast, apply, work.facts())
+    local = ClientUpdate(lambda broadcast: broadcast, apply, facts_of(work, optimizer))
     rule = aggregation.mean() if aggregator is None else aggregator
     return with_own_models(sampler, local, rule, server.optimizer(optax.sgd(1.0)), model_of, **round_options)

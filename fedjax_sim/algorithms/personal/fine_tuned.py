@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import optax
 
-from fedjax_sim import client
-from fedjax_sim.client.local_sgd import local_training
+from fedjax_sim import client, validate
+from fedjax_sim.client.local_sgd import local_training, uncorrected
+from fedjax_sim.client.optimizers import OverRounds
 from fedjax_sim.types import Algorithm
-from fedjax_sim.validate import LossFn, PositiveInt, named_arguments, part
+from fedjax_sim.validate import LossFn, PositiveInt
 
 __all__ = ["fine_tuned"]
 
 
-@named_arguments
+@validate.named_arguments
 def fine_tuned(
     algorithm: Algorithm,
     loss_fn: LossFn,
@@ -33,15 +34,20 @@ def fine_tuned(
       num_steps: local steps before a client is judged.
       batch_size: of these steps; None for all of the client's rows.
 
+    Raises: ValueError for an optimizer whose rate falls over rounds.
+
     Guarantees: rounds are the algorithm's, and the judged models those of local training from the shared model
     (tests/algorithms/personal/test_judged.py::test_judged_models_are_fine_tuned).
 
     References: Yu, Bagdasaryan, Shmatikov 2020; the first baseline of personalisation.
     """
-    part("algorithm", algorithm, Algorithm)
+    validate.part("algorithm", algorithm, Algorithm)
+    if isinstance(optimizer, OverRounds):
+        hint = "A model is fine-tuned outside of rounds: take a constant rate, or a schedule of optax."
+        validate.fail("optimizer", "a rate that does not fall over rounds", "one that does", hint)
     train = local_training(loss_fn, optimizer, client.work(num_steps=num_steps, batch_size=batch_size))
 
     def adapt(key, params, data):
-        return train(key, params, data, lambda gradients, params: gradients).params
+        return train(key, params, data, uncorrected(params)).params
 
     return algorithm._replace(evaluated=algorithm.evaluated._replace(adapt=adapt))

@@ -11,13 +11,13 @@ import optax
 
 from fedjax_sim import aggregation, client, server, tree
 from fedjax_sim.algorithms.personal.own_models import with_own_models
-from fedjax_sim.client.local_sgd import local_training
+from fedjax_sim.client.local_sgd import facts_of, local_training, uncorrected
 from fedjax_sim.client.losses import loss_and_metrics
 from fedjax_sim.prng import stream
 from fedjax_sim.round.options import ExecutionOptions
 from fedjax_sim.transform import identity
 from fedjax_sim.transform.chain import plain_wire
-from fedjax_sim.types import Aggregator, Algorithm, ClientUpdate, Mean, PyTree, Sampler, ServerUpdate, UpdateTransform
+from fedjax_sim.types import Algorithm, ClientUpdate, Mean, PyTree, Sampler, ServerUpdate, UpdateTransform
 from fedjax_sim.validate import Integer, LossFn, NonNegative, NonNegativeInt, named_arguments
 
 __all__ = ["clustered", "ifca"]
@@ -36,7 +36,6 @@ def ifca(
     num_clusters: Annotated[int, Integer(1, 1000)] = 4,
     spread: NonNegative = 0.1,
     start_seed: NonNegativeInt = 0,
-    aggregator: Aggregator | None = None,
     **options: Unpack[IFCAOptions],
 ) -> Algorithm:
     """Makes IFCA: the server holds several models, and each client trains the one with the lowest loss on its rows.
@@ -45,7 +44,8 @@ def ifca(
     the clients that chose it, and stays where nobody did.
 
     Args:
-      loss_fn, sampler, optimizer, aggregator: as in `fedavg`. The aggregator takes the mean of updates and of counts.
+      loss_fn, sampler, optimizer: as in `fedavg`. There is no other aggregator: a model's mean update is a ratio of two
+        means, which a median, say, would make another number of.
       num_clusters: models of the server.
       spread: how far the models are apart before training: beside the first one, each has Gaussian noise of `spread`
         times the root mean square of each leaf. Equal models would all be trained alike.
@@ -72,7 +72,7 @@ def ifca(
 
         chosen = jnp.argmin(jax.lax.map(loss_of, broadcast)).astype(jnp.int32)
         start = jax.tree.map(lambda models: models[chosen], broadcast)
-        training = train(key, start, data, lambda gradients, params: gradients)
+        training = train(key, start, data, uncorrected(start))
         update = tree.subtract(training.params, start)
         is_chosen = jnp.arange(num_clusters) == chosen
         spread_out = jax.tree.map(
@@ -90,11 +90,10 @@ def ifca(
     def start(params: PyTree) -> PyTree:
         return _spread_out(jax.random.key(start_seed), params, num_clusters, spread)
 
-    rule = aggregation.mean() if aggregator is None else aggregator
     step = clustered(server.optimizer(optax.sgd(1.0)), start)
-    local = ClientUpdate(lambda broadcast: jnp.int32(0), apply, work.facts())
+    local = ClientUpdate(lambda broadcast: jnp.int32(0), apply, facts_of(work, optimizer))
     one_model = _one_of(num_clusters)
-    return with_own_models(sampler, local, rule, step, model_of, transform=one_model, **round_options)
+    return with_own_models(sampler, local, aggregation.mean(), step, model_of, transform=one_model, **round_options)
 
 
 def clustered(inner: ServerUpdate, start) -> ServerUpdate:

@@ -9,7 +9,7 @@ import optax
 
 from fedjax_sim import aggregation, client, server, tree, validate
 from fedjax_sim.algorithms.personal.own_models import with_own_models
-from fedjax_sim.client.local_sgd import Training, local_training
+from fedjax_sim.client.local_sgd import Training, facts_of, local_training, uncorrected
 from fedjax_sim.models.partition import combine, partition
 from fedjax_sim.prng import stream
 from fedjax_sim.round.options import RecipeOptions
@@ -56,9 +56,9 @@ def fedper(
     train = local_training(loss_fn, optimizer, work)
 
     def both(key: Array, model: PyTree, data: ClientData) -> Training:
-        return train(key, model, data, lambda gradients, params: gradients)
+        return train(key, model, data, uncorrected(model))
 
-    return _kept_part(both, sampler, own, work, aggregator, round_options)
+    return _kept_part(both, sampler, own, optimizer, work, aggregator, round_options)
 
 
 @validate.named_arguments
@@ -91,7 +91,7 @@ def fedrep(
         first = train(stream(key, "own part"), model, data, _only(own, True))
         return train(key, first.params, data, _only(own, False))
 
-    return _kept_part(own_first, sampler, own, work, aggregator, round_options)
+    return _kept_part(own_first, sampler, own, optimizer, work, aggregator, round_options)
 
 
 @validate.named_arguments
@@ -125,7 +125,7 @@ def fedbabu(
     def shared_only(key: Array, model: PyTree, data: ClientData) -> Training:
         return train(key, model, data, _only(own, False))
 
-    return _kept_part(shared_only, sampler, own, work, aggregator, round_options)
+    return _kept_part(shared_only, sampler, own, optimizer, work, aggregator, round_options)
 
 
 def _only(own: Sequence[str], is_own: bool) -> Callable:
@@ -143,6 +143,7 @@ def _kept_part(
     train: Callable[[Array, PyTree, ClientData], Training],
     sampler: Sampler,
     own: Sequence[str],
+    optimizer: optax.GradientTransformation,
     work: client.LocalWork,
     aggregator: Aggregator | None,
     round_options: dict,
@@ -170,5 +171,5 @@ def _kept_part(
     if downlink is not None:
         step = server.downlink(step, downlink)
     rule = aggregation.mean() if aggregator is None else aggregator
-    local = ClientUpdate(init, apply, work.facts())
+    local = ClientUpdate(init, apply, facts_of(work, optimizer))
     return with_own_models(sampler, local, rule, with_clients_part(step, own), model_of, **round_options)

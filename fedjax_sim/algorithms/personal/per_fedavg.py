@@ -10,7 +10,7 @@ import optax
 
 from fedjax_sim import aggregation, client, server, tree
 from fedjax_sim.algorithms.personal.fine_tuned import fine_tuned
-from fedjax_sim.client.local_sgd import local_training
+from fedjax_sim.client.local_sgd import facts_of, local_training, uncorrected
 from fedjax_sim.client.losses import full_gradient_at
 from fedjax_sim.round.federated import federated
 from fedjax_sim.round.options import RecipeOptions
@@ -72,10 +72,10 @@ def per_fedavg(
     train = local_training(loss_fn, optimizer, work, meta_gradient)
 
     def apply(key, broadcast, state, data):
-        training = train(key, broadcast, data, lambda gradients, params: gradients)
+        training = train(key, broadcast, data, uncorrected(broadcast))
         return training.report(tree.subtract(training.params, broadcast), work.weighs_examples()), state
 
     rule = aggregation.mean() if aggregator is None else aggregator
-    local = ClientUpdate(lambda broadcast: (), apply, work.facts())
+    local = ClientUpdate(lambda broadcast: (), apply, facts_of(work, optimizer))
     made = federated(sampler, local, rule, server.optimizer(optax.sgd(1.0)), **round_options)
     return fine_tuned(made, loss_fn, optax.sgd(step_size), num_steps=1)

@@ -9,7 +9,7 @@ import optax
 
 from fedjax_sim import aggregation, client, server, tree
 from fedjax_sim.algorithms.personal.own_models import with_own_models
-from fedjax_sim.client.local_sgd import local_training
+from fedjax_sim.client.local_sgd import facts_of, local_training, uncorrected
 from fedjax_sim.client.losses import full_gradient_at, loss_and_metrics
 from fedjax_sim.prng import stream
 from fedjax_sim.round.options import RecipeOptions
@@ -74,7 +74,7 @@ def pfedme(
     train = local_training(loss_fn, optimizer, work, envelope_gradient)
 
     def apply(key, broadcast, own, data):
-        training = train(key, broadcast, data, lambda gradients, params: gradients)
+        training = train(key, broadcast, data, uncorrected(broadcast))
         whole = data._replace(work=None, pull=None)
         theta = own_model(training.params, whole, stream(key, "own model"))
         update = tree.subtract(training.params, broadcast)
@@ -85,5 +85,5 @@ def pfedme(
 
     rule = aggregation.mean() if aggregator is None else aggregator
     step = server.optimizer(optax.sgd(server_share))
-    local = ClientUpdate(lambda broadcast: broadcast, apply, work.facts())
+    local = ClientUpdate(lambda broadcast: broadcast, apply, facts_of(work, optimizer))
     return with_own_models(sampler, local, rule, step, model_of, **round_options)

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_sim import aggregation, client, server, tree
-from fedjax_sim.client.local_sgd import local_training, uncorrected
+from fedjax_sim.client.local_sgd import facts_of, local_training, uncorrected
 from fedjax_sim.client.losses import loss_and_metrics
 from fedjax_sim.prng import stream
 from fedjax_sim.round.federated import federated
@@ -42,7 +42,7 @@ def qfedavg(
     L F_i^q u_i and h_i = q F_i^(q - 1) |L u_i|^2 + L F_i^q. The server moves by the ratio of their sums.
 
     Args:
-      loss_fn, sampler: as in `fedavg`; losses are not negative.
+      loss_fn, sampler: as in `fedavg`. A client whose mean loss is negative counts as one whose message is not finite.
       optimizer: the clients' optimizer, plain SGD such as `optax.sgd(0.1)`: L is the inverse of its rate.
       exponent: q >= 0. 0 is FedAvg with equal weights; large values approach the worst client's loss alone.
       num_steps, num_epochs, batch_size, shuffle: as in `client.work`. Clients count alike, as in the paper.
@@ -56,7 +56,8 @@ def qfedavg(
     inverse_rate = 1.0 / client.plain_sgd_rate("qfedavg", optimizer)
 
     def scaled(update: PyTree, loss: Array) -> tuple[Array, Array]:
-        loss = jnp.maximum(loss, LEAST_LOSS)
+        # A negative loss has no power: the client's message is then not finite, and is dropped and counted.
+        loss = jnp.where(loss < 0, jnp.nan, jnp.maximum(loss, LEAST_LOSS))
         power = loss**exponent
         squared_norm = optax.tree.norm(update, squared=True) * inverse_rate**2
         curvature = exponent * loss ** (exponent - 1.0) * squared_norm + inverse_rate * power
@@ -75,6 +76,9 @@ def term(
     **options: Unpack[FairOptions],
 ) -> Algorithm:
     """Makes TERM over clients, which minimises log(mean_i exp(t F_i)) / t: weights grow with exp(t F_i).
+
+    Where t F_i is above 88, its exponential is no float32: that client counts as one whose message is not finite, and
+    `dropped_clients` counts it. Take a smaller t.
 
     Args:
       loss_fn, sampler, optimizer: as in `fedavg`.
@@ -124,7 +128,7 @@ def _by_ratio(
         ), state
 
     step = _ratio_server(server.optimizer(optax.sgd(1.0)))
-    local = ClientUpdate(lambda broadcast: (), apply, work.facts())
+    local = ClientUpdate(lambda broadcast: (), apply, facts_of(work, optimizer))
     return federated(sampler, local, aggregation.mean(), step, **round_options)
 
 

@@ -187,7 +187,6 @@ def _divided(
     published: tuple[int, int],
 ) -> FederatedData:
     """Makes the data set of images in bytes and their labels."""
-    # Sums over all pixels would take eight bytes for each if NumPy cast them; counts of the 256 values are enough.
     mean, deviation = _colours(train[0]) if standardise else (0.0, 1.0)
     training, testing = (
         check_examples(
@@ -196,6 +195,8 @@ def _divided(
         for where, (images, labels) in (("train", train), ("test", test))
     )
     notes = (SCALED_BYTES,)
+    if standardise:
+        notes += ("each colour is standardised by the training images",)
     found = (len(train[1]), len(test[1]))
     if found != published:
         words = ("training", "test")
@@ -214,7 +215,10 @@ def _divided(
 
 
 def _colours(images: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns mean and standard deviation of each colour over images of bytes, as float32 of values in [0, 1]."""
+    """Returns mean and standard deviation of each colour over images of bytes, as float32 of values in [0, 1].
+
+    They come from counts of the 256 values, so that no copy of the images as wide numbers is made.
+    """
     values = np.arange(256) / 255
     counts = [np.bincount(images[..., colour].reshape(-1), minlength=256) for colour in range(images.shape[-1])]
     shares = np.stack(counts) / images[..., 0].size

@@ -7,7 +7,7 @@ import numpy as np
 import optax
 import pytest
 
-from fedjax_sim import algorithms, metrics, sampling
+from fedjax_sim import algorithms, client, metrics, sampling
 from tests.algorithms.personal import problem as p
 
 SGD, FULL = optax.sgd(p.RATE), sampling.full(p.NUM_CLIENTS)
@@ -65,17 +65,22 @@ def test_judged_models_are_fine_tuned(name):
     else:
         starts = np.tile(p.vector(plain.params(state)), (p.NUM_CLIENTS, 1))
     models = []
-    for model, client in zip(starts, p.rows(), strict=True):
+    for model, rows in zip(starts, p.rows(), strict=True):
         for _ in range(4):
-            model = model - 0.05 * p.gradient(model, client)
+            model = model - 0.05 * p.gradient(model, rows)
         models.append(model)
     record = judged(algorithm, state)
     np.testing.assert_allclose(record["personal_loss"], pooled(models, range(p.NUM_CLIENTS)), rtol=1e-5)
     unchanged = {name: value for name, value in judged(plain, state).items() if name.startswith("local_test")}
-    assert {name: record[name] for name in unchanged}.keys() == unchanged.keys()
+    for metric, value in unchanged.items():
+        np.testing.assert_array_equal(record[metric], value)
+    assert unchanged
 
 
 def test_what_is_missing_is_named():
+    with pytest.raises(ValueError, match="optimizer: expected a rate that does not fall over rounds"):
+        falling = client.over_rounds(optax.sgd, optax.linear_schedule(0.1, 0.0, 9))
+        algorithms.fine_tuned(algorithms.fedavg(p.loss_fn, FULL, SGD, **p.OPTIONS), p.loss_fn, falling)
     adapt = algorithms.fine_tuned(algorithms.fedavg(p.loss_fn, FULL, SGD, **p.OPTIONS), p.loss_fn, SGD).evaluated.adapt
     with pytest.raises(ValueError, match="personal: expected rows to judge personal models by"):
         metrics.evaluation(p.loss_fn, adapt=adapt)

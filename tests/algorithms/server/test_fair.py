@@ -48,6 +48,18 @@ def test_matches_numpy():
     np.testing.assert_allclose(tilted, oracle(weight), rtol=3e-5, atol=3e-6)
 
 
+def test_what_has_no_weight_is_dropped_and_counted():
+    """Catches a negative loss that counts as a tiny one, and an exponential that overflows unseen."""
+
+    def negative(params, examples, key):
+        return {"loss": p.loss_fn(params, examples, key)["loss"] - 1e3}
+
+    _, info = model(algorithms.qfedavg(negative, FULL, SGD, **p.OPTIONS))
+    assert info["dropped_clients"] == p.NUM_CLIENTS
+    _, info = model(algorithms.term(p.loss_fn, FULL, SGD, tilt=1e4, **p.OPTIONS))
+    assert info["dropped_clients"] > 0
+
+
 @pytest.mark.parametrize("name", ["exponent", "tilt"])
 def test_none_of_it_is_fedavg(name):
     make = {"exponent": algorithms.qfedavg, "tilt": algorithms.term}[name]

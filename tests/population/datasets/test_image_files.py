@@ -65,7 +65,7 @@ def test_images_are_as_published(name, tmp_path):
     np.testing.assert_array_equal(data.train.table["y"], expected[0])
     np.testing.assert_array_equal(data.test["y"], expected[1])
     assert data.num_outputs == (100 if name == "cifar100" else 10) and data.train.size == 3
-    assert "11 of" in data.notes[1] and "4 of 10,000 test images" in data.notes[1]
+    assert "11 of" in data.notes[2] and "standardised" in data.notes[1] and "4 of 10,000 test images" in data.notes[2]
     plain = read(directory=str(tmp_path), partition=PARTS, standardise=False)
     np.testing.assert_array_equal(plain.test["x"], test / np.float32(255))
     if name == "cifar100":
