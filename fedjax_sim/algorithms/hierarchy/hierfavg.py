@@ -84,7 +84,8 @@ def as_client_update(
         its rounds; that is n_e where all take part. "uniform": 1. None: as "examples", if the aggregator above takes
         weights. A round inside that was skipped counts for nothing; if all were skipped there is no message.
       keep: True: sampler, optimiser, memories and clients' states go on in the next round above, from the model that is
-        then broadcast. False: all begin anew.
+        then broadcast. False: all begin anew. The own models of personal clients inside go on with their states, and
+        no evaluation above reads them.
       devices: of all clients inside, by their ids in the whole population, for a clock above. A round inside lasts as
         long as the slowest client of its cohort, and `rounds` of them follow one another. Where the clients inside are
         federations, these devices are their links to the level above, and they state the devices inside of them. The

@@ -82,6 +82,33 @@ def test_one_edge_round_is_flat():
     assert info["clients_reported"] == 4 and info["edge_clients_reported"] == info["edge_clients_invited"] == 24
 
 
+def halves_loss(model, examples, key):
+    return p.linear_loss(model["shared"] + model["own"], examples, key)
+
+
+@pytest.mark.default_rows(2)
+@pytest.mark.parametrize("name", ["fedrep", "ditto", "apfl", "fedbabu", "fedper", "per_fedavg", "pfedme"])
+def test_personal_clients_under_edges_are_flat(name):
+    """Full batches, each edge one round: the shared model is that of all clients under one server, to 1e-5.
+
+    Catches own models that begin anew in the next round above, and an edge that trains what its clients keep.
+    """
+    own = {"own": ["own"]} if name in ("fedbabu", "fedper", "fedrep") else {}
+    loss, start = (halves_loss, {"own": START, "shared": START}) if own else (p.linear_loss, START)
+
+    def made(size):
+        return getattr(algorithms, name)(loss, sampling.full(size), optax.sgd(p.RATE), **own, **WORK)
+
+    people = p.ragged()
+    expected = made(p.NUM_CLIENTS)
+    state, _ = run(expected, people, rounds=3, start=start)
+    above = over(made(SIZE).parts, keep=True)
+    edges_state, _ = run(above, population.grouped(people, GROUPS), rounds=3, start=start)
+    wanted, found = expected.params(state), above.params(edges_state)
+    for x, y in zip(jax.tree.leaves(wanted), jax.tree.leaves(found), strict=True):
+        np.testing.assert_allclose(y, x, atol=1e-5, rtol=0)
+
+
 CURVATURES, CENTERS, EDGES = [1, 10, 2], [0.0, 1.0, -1.0], [0, 0, 1]
 
 
@@ -457,7 +484,9 @@ def test_what_is_refused():
 
 WHOLE = {"as_client_update", "fedadagrad", "fedadam", "fedavg", "fedavgm", "federated", "fednova", "fedprox", "fedsgd"}
 WHOLE |= {"fedyogi", "hierarchical_fedavg", "hierarchical_split_gnn", "record_private_fedavg", "split_client"}
-UNKNOWN_SERVERS = {"feddf", "feddyn", "fedexp", "mime_lite", "scaffold"}  # what they keep beside the model
+WHOLE |= {"apfl", "ditto", "fedbabu", "fedper", "fedrep", "fine_tuned", "per_fedavg", "pfedme"}
+UNKNOWN_SERVERS = {"feddf", "feddyn", "fedexp", "ifca", "mime_lite", "scaffold"}  # what they keep beside the model
+UNKNOWN_SERVERS |= {"qfedavg", "term"}  # their steps are made of more than a mean
 
 
 @pytest.mark.parametrize("name", sorted(cases.CASES["algorithms"]))
