@@ -13,6 +13,7 @@ from fedjax_sim.metrics.distributions import (
 )
 from fedjax_sim.metrics.drift import Drift, drift, drift_bias, drift_leading_term
 from fedjax_sim.metrics.evaluation import evaluation, objective, per_client, pooled
+from fedjax_sim.metrics.fairness import fairness, highest_decile, lowest_decile
 from fedjax_sim.metrics.heterogeneity import (
     GradientHeterogeneity,
     GradientMoments,
@@ -29,13 +30,16 @@ __all__ = [
     "drift_leading_term",
     "earth_mover_distance",
     "evaluation",
+    "fairness",
     "gradient_heterogeneity",
     "gradient_moments",
+    "highest_decile",
     "jensen_shannon_divergence",
     "kullback_leibler_divergence",
     "l1_distance",
     "label_counts",
     "label_heterogeneity",
+    "lowest_decile",
     "objective",
     "optimum_gap",
     "per_client",

@@ -11,6 +11,7 @@ import numpy as np
 
 from fedjax_sim import tree, validate
 from fedjax_sim.engine.arithmetic import exact_sums
+from fedjax_sim.metrics.fairness import highest_decile, lowest_decile
 from fedjax_sim.types import Array, ClientData, Population, PyTree
 
 __all__ = [
@@ -226,7 +227,8 @@ def evaluation(
       loss_fn: (params, examples, key) -> per-example values; called with key None.
       test: examples, leaves [n, ...].
       held_out: a population of held-out clients. Its metrics are pooled over examples. Their spread over clients is
-        given as `held_out_<metric>_quantiles` at 5, 25, 50, 75 and 95 %; clients without examples are left out.
+        given as `held_out_<metric>_quantiles` at 5, 25, 50, 75 and 95 %, and as `held_out_<metric>_lowest_decile` and
+        `..._highest_decile`, means over a tenth of the clients; clients without examples are left out.
       train: the population of the run. `train_loss` is the global training objective (see `objective`). An evaluation
         costs one pass over all of its examples.
       train_clients: the size in [1, N] of a sample of clients that stands for all of them: uniform without replacement,
@@ -235,7 +237,7 @@ def evaluation(
         `sample_` or `spread_`.
       seed: of that sample.
       local_test: the clients of the run with rows that they keep from training (`FederatedData.local_test`). The global
-        model is evaluated on these rows as `local_test_*`, pooled and by quantiles over clients.
+        model is evaluated on these rows as `local_test_*`, pooled and by its spread over clients.
       personal: `Evaluated.personal`. Each client's own model is then evaluated on its own rows, as `personal_*`.
       has_trained: `Evaluated.has_trained`. `personal_*` are then over the clients whose models have been trained, whose
         number is `personal_clients`, and `newcomer_*` over the others, if there are any.
@@ -296,7 +298,7 @@ def evaluation(
             return jax.tree.map(lambda x: jnp.broadcast_to(x, (len(ids), *x.shape)), params)
 
         return per_owner(
-            loss_fn, models_of, local_test, adapt=adapt, owners=owners, key=jax.random.key(seed)
+            loss_fn, models_of, local_test, adapt=adapt, owners=owners, key=jax.random.key(0)
         )  # fmt: skip
 
     def evaluated(params: PyTree, state: PyTree) -> dict:
@@ -307,7 +309,7 @@ def evaluation(
         if triggered is not None:
             values["attack_success"] = _success(on_triggered)
         sample_size = {} if ids is None else {"train_sample_clients": train_clients}
-        quantiles = {}
+        spreads = {}
         if trained is not None and clients["personal"]:
             own_metrics = clients["personal"]
             clients["personal"] = {name: _of(trained, sums) for name, sums in own_metrics.items()}
@@ -323,11 +325,13 @@ def evaluation(
                 values[f"{group}_{name}"] = np.float32(totals.sum() / weights.sum() if weights.sum() else np.nan)
                 has_examples = weights > 0
                 if has_examples.any():
-                    # The losses of a diverged model are not finite; its quantiles are then NaN.
+                    # The losses of a diverged model are not finite; their spread is then NaN.
                     with np.errstate(invalid="ignore"):
-                        spread = np.quantile(totals[has_examples] / weights[has_examples], QUANTILES)
-                    quantiles[f"{group}_{name}_quantiles"] = np.float32(spread)
-        return tree.joined_metrics({"metric": values, "sample": sample_size, "spread": quantiles})
+                        of_clients = totals[has_examples] / weights[has_examples]
+                        spreads[f"{group}_{name}_quantiles"] = np.float32(np.quantile(of_clients, QUANTILES))
+                        spreads[f"{group}_{name}_lowest_decile"] = np.float32(lowest_decile(of_clients))
+                        spreads[f"{group}_{name}_highest_decile"] = np.float32(highest_decile(of_clients))
+        return tree.joined_metrics({"metric": values, "sample": sample_size, "spread": spreads})
 
     if personal is None and has_trained is None:
         return lambda params: evaluated(params, ())

@@ -9,7 +9,7 @@ import jax
 
 from fedjax_sim import validate
 from fedjax_sim.running import distributed
-from fedjax_sim.running.arguments import check_kinds, num_arguments
+from fedjax_sim.running.arguments import check_kinds
 from fedjax_sim.sweeps.finished import check_directory
 from fedjax_sim.types import Algorithm, Array, Population
 from fedjax_sim.validate import PositiveInt
@@ -33,11 +33,8 @@ def check_sweep_numbers(
 def check_run(key: Array, algorithm: Algorithm, population: Population, evaluation: Callable | None) -> None:
     """Raises ValueError or TypeError for a run that a sweep cannot make.
 
-    A sweep cannot run in several processes, and it cannot evaluate an algorithm's state.
+    A sweep cannot run in several processes.
     """
     if distributed.several():
         validate.fail("sweep", "one process", jax.process_count(), "Its points are divided over one process's devices.")
     check_kinds(key, algorithm, population, evaluation, ())
-    if evaluation is not None and num_arguments(evaluation) == 2:
-        hint = "Its points share one model's shape: leave personal models out, or use run."
-        validate.fail("evaluation", "one of params, in a sweep", "one of (params, state)", hint)

@@ -22,7 +22,6 @@ REFUSED = {
     "variance_probe": "It probes one algorithm.",
     "stop_when": "All points run for all rounds.",
     "log": "Loggers get single runs.",
-    "personal_steps": "Every point would be fine-tuned by the first point's optimizer.",
 }
 
 OPTIONS = ("seeds", "grid", "metrics", "batch", "halving")
@@ -377,6 +376,7 @@ def _run_group(loaded: SweepConfig, directory: Path | None, resume: bool, progre
     from fedjax_sim.population.describe import digest
     from fedjax_sim.prng import stream
     from fedjax_sim.sweeps.sweep import sweep_points
+    from fedjax_sim.types import Evaluated
 
     with loaded.configs[0].arithmetic():
         base = build(loaded.configs[0])
@@ -400,26 +400,20 @@ def _run_group(loaded: SweepConfig, directory: Path | None, resume: bool, progre
     roots = [jax.random.key(seed) for seed in loaded.seeds]
     starts = [built(_seeded(loaded.configs[0], seed)).params for seed in loaded.seeds]
 
-    def algorithm(**values: Any) -> Any:
-        algorithm_of_point = built(config_of_point[tuple(values.items())]).algorithm
-        swept_options = [name for name in values if name.partition(".")[0] == "algorithm"]
-        # The evaluation is the first point's, and it goes through the links of that point's algorithm.
-        evaluated = algorithm_of_point.evaluated
-        if base.data.local_test is not None and (evaluated.personal is not None or evaluated.adapt is not None):
-            hint = "All points are evaluated as the first one. Use run, or leave out [data.with_local_test]."
-            name = config_of_point[tuple(values.items())].resolved()["algorithm"]["name"]
-            raise ConfigError([problem("algorithm.name", "one without models of clients' own", name, hint)])
-        if evaluated.model is not None and swept_options:
-            hint = "All points are evaluated as the first one, through its links: make a sweep for each."
-            raise ConfigError([problem(f"sweep.grid.{swept_options[0]}", "no option of what is evaluated over links",
-                                       values[swept_options[0]], hint)])  # fmt: skip
-        return algorithm_of_point
+    shared_evaluation: list[Any] = []  # of the shared model alone: one function is compiled once for all points
+
+    def made(**values: Any) -> tuple[Any, Any]:
+        experiment = built(config_of_point[tuple(values.items())])
+        if experiment.algorithm.evaluated != Evaluated() or tables["run"]["personal_steps"]:
+            return experiment.algorithm, experiment.evaluation
+        shared_evaluation.append(experiment.evaluation)
+        return experiment.algorithm, shared_evaluation[0]
 
     with loaded.configs[0].arithmetic():
         return sweep_points(
-            algorithm, loaded.combinations, loaded.seeds,
+            made, loaded.combinations, loaded.seeds,
             [stream(root, "rounds") for root in roots], starts, base.data.train, tables["run"]["rounds"],
-            evaluation=base.evaluation, evaluate_every=tables["run"]["evaluate_every"], metrics=loaded.metrics,
+            evaluate_every=tables["run"]["evaluate_every"], metrics=loaded.metrics,
             batch=loaded.batch, delta=tables["run"]["delta"], directory=directory, resume=resume, progress=progress,
             identity=identity,
             needed=metric,

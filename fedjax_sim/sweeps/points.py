@@ -80,9 +80,12 @@ class Points:
       impl: the name of the keys' random generator.
       batch: points vmapped at once. With 1, points run one after the other, each as it would run alone.
       most: the number of points that will be run.
+      yields_states: whether `run` yields the algorithms' states, which models of clients' own are in.
     """
 
-    def __init__(self, kinds: Sequence[Kind], params: PyTree, population: PyTree, *, impl: str, batch: int, most: int):
+    def __init__(self, kinds: Sequence[Kind], params: PyTree, population: PyTree, *, impl: str, batch: int, most: int,
+                 yields_states: bool = False):  # fmt: skip
+        self.yields_states = yields_states
         self.kind = kinds[0]
         self.impl = impl
         self.mesh = engine.device_mesh()
@@ -228,7 +231,8 @@ class Points:
           combination, seed: [n] int32, rows of the combinations and of the seeds that the program was made with.
           rounds: the rounds to report, ascending.
 
-        Yields: at each of these rounds (infos of that round, counts since the look before, params), leaves [n, ...].
+        Yields: at each of these rounds (infos of that round, counts since the look before, params, states), leaves
+        [n, ...]. The states are `()` unless `yields_states`.
         """
         count = len(seed)
         num_active = -(-count // (self.devices * self.batch))
@@ -248,6 +252,7 @@ class Points:
         for round in rounds:
             state, *results = self._advance(points, np.int32(num_active), state, np.int32(done), np.int32(round - done))
             done = round
+            results.append(state if self.yields_states else ())
             yield jax.tree.map(lambda x: np.asarray(x).reshape(-1, *x.shape[2:])[position], tuple(results))
 
 

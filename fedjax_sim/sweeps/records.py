@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim import validate
+from fedjax_sim.running.arguments import num_arguments
 from fedjax_sim.running.log import as_record, as_records
 
 __all__ = ["Recorder"]
@@ -19,16 +20,19 @@ class Recorder:
     """Makes rows of what a program returns of its points, at each evaluated round.
 
     Args:
-      evaluation: params -> dict of numbers; None for none.
+      evaluations: for each combination a function params -> dict of numbers, or (params, state) -> dict of numbers;
+        None for none.
       metrics: the metrics that rows keep; None for all.
       combinations, seeds: of the sweep; point p has combination p // S and seed p % S, for S seeds.
       epsilons: for each combination, an object whose `record(round, counts)` gives the privacy entries.
       needed: a metric that rows must have; None for none.
     """
 
-    def __init__(self, evaluation: Callable | None, metrics: Sequence[str] | None, combinations: list, seeds: list,
-                 epsilons: list, needed: str | None):  # fmt: skip
-        self.evaluation = evaluation
+    def __init__(
+        self, evaluations: Sequence[Callable | None], metrics: Sequence[str] | None, combinations: list, seeds: list,
+        epsilons: list, needed: str | None,
+    ):  # fmt: skip
+        self.evaluations = evaluations
         self.metrics = metrics
         self.epsilons = epsilons
         self.needed = needed
@@ -40,22 +44,25 @@ class Recorder:
 
         Args:
           points: numbers of the points, in the order of the results' rows.
-          looks: (round, (infos of that round, counts since the look before, params)), in ascending order of rounds.
+          looks: (round, (infos of that round, counts since the look before, params, states)), in ascending order of
+            rounds.
 
         Raises: ValueError for names of the evaluation or the grid that the round uses, and for missing metrics.
         """
         rows_by_point: dict[int, list[dict]] = {point: [] for point in points}
         totals: dict[str, np.ndarray] = {}
-        for round, (infos, counts, params) in looks:
+        for round, (infos, counts, params, states) in looks:
             totals = {name: totals.get(name, 0) + value.astype(np.int64) for name, value in counts.items()}
             records = as_records(round, infos, len(points))
             for i, (point, record) in enumerate(zip(points, records, strict=True)):
                 combination, seed = divmod(point, len(self.seeds))
                 # A row puts the round behind the values of the grid.
                 del record["round"]
-                if self.evaluation is not None:
-                    model = jax.tree.map(lambda x, i=i: jnp.array(x[i]), params)
-                    record |= self._new(as_record(round, self.evaluation(model)), record)
+                evaluation = self.evaluations[combination]
+                if evaluation is not None:
+                    model, state = jax.tree.map(lambda x, i=i: jnp.array(x[i]), (params, states))
+                    arguments = (model, state) if num_arguments(evaluation) == 2 else (model,)
+                    record |= self._new(as_record(round, evaluation(*arguments)), record)
                 # A message that was missing in any round so far voids the epsilon from then on.
                 totals_of_point = {name: value[i] for name, value in totals.items()}
                 record |= self.epsilons[combination].record(round, totals_of_point)

@@ -14,9 +14,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_sim import validate
+from fedjax_sim import engine, validate
 from fedjax_sim.prng import init_key
-from fedjax_sim.running.arguments import check_initial_model
+from fedjax_sim.running.arguments import check_initial_model, num_arguments
 from fedjax_sim.running.environment import matmul_precision, numerics, versions
 from fedjax_sim.running.files import lock
 from fedjax_sim.running.fingerprint import (
@@ -52,6 +52,7 @@ def sweep(
     grid: Mapping[str, Iterable] | Sequence[Mapping[str, Any]],
     seeds: int | Sequence[int] = 1,
     evaluation: Callable | None = None,
+    evaluation_of: Callable[[Algorithm], Callable] | None = None,
     evaluate_every: int | None = None,
     metrics: Sequence[str] | None = None,
     batch: int = 1,
@@ -71,7 +72,10 @@ def sweep(
     Args:
       make: (**values) -> Algorithm, called once for each combination, with the values as the grid has them.
       params: the initial model; or a function of a key, called once for each seed.
-      population, num_rounds, evaluation: as for `run`.
+      population, num_rounds: as for `run`.
+      evaluation: as for `run`, of params alone.
+      evaluation_of: algorithm -> the evaluation of its points, in place of `evaluation`. Models of clients' own need
+        it, since they are an algorithm's (`Evaluated`).
       grid: values for each name that `make` takes: all combinations of a dict, or the points of a list of dicts.
         Values are numbers, truth values, texts and None.
       seeds: S for seeds 0..S-1, or a list.
@@ -89,12 +93,14 @@ def sweep(
     Returns: a `Sweep`, with a row for each point and evaluated round: seed, values, round, metrics, and
       `dropped_clients_so_far` and `skipped_rounds_so_far`, which show that a point diverged.
 
-    Raises: the errors of `run`; `checkpoint.CheckpointError` for a directory of another sweep.
+    Raises: the errors of `run`; ValueError for an `evaluation` of (params, state), and for both ways to evaluate;
+      `checkpoint.CheckpointError` for a directory of another sweep.
 
     Guarantees:
       The point (s, values) has the bits of `run(key(s), make(**values), params, population, num_rounds)`, model and
       metrics, for any number of devices; if params is a function, it is called with `prng.init_key(key(s))`
-      (tests/sweeps/test_sweep.py::test_a_sweep_is_single_runs).
+      (tests/sweeps/test_sweep.py::test_a_sweep_is_single_runs; with models of clients' own,
+      ::test_points_have_own_models_and_evaluations).
       A sweep that is killed and resumed has the same rows (tests/sweeps/test_sweep.py::test_kill_and_resume).
       Another sweep's points are refused (tests/sweeps/test_sweep.py::test_a_sweep_resumes_itself_alone).
 
@@ -112,17 +118,26 @@ def sweep(
     combinations = combinations_of(grid)
     seeds = seeds_of(seeds)
     check_arguments(make, combinations[0])
+    if evaluation is not None and evaluation_of is not None:
+        validate.fail("evaluation", "None beside evaluation_of", evaluation, "Give one of them.")
+    if evaluation is not None and callable(evaluation) and num_arguments(evaluation) == 2:
+        hint = "The state is of one algorithm, and each point has its own: give evaluation_of."
+        validate.fail("evaluation", "one of params, in a sweep", "one of (params, state)", hint)
+
+    def make_judged(**values: Any) -> tuple[Algorithm, Callable | None]:
+        algorithm = make(**values)
+        return algorithm, evaluation if evaluation_of is None else evaluation_of(algorithm)
+
     keys = [jax.random.key(seed) for seed in seeds]
     starts = [params(init_key(key)) if callable(params) else params for key in keys]
     return sweep_points(
-        make, combinations, seeds, keys, starts, population, num_rounds, evaluation=evaluation,
-        evaluate_every=evaluate_every, metrics=metrics, batch=batch, delta=delta, directory=directory, resume=resume,
-        progress=progress,
+        make_judged, combinations, seeds, keys, starts, population, num_rounds, evaluate_every=evaluate_every,
+        metrics=metrics, batch=batch, delta=delta, directory=directory, resume=resume, progress=progress,
     )  # fmt: skip
 
 
 def sweep_points(
-    make: Callable[..., Algorithm],
+    make: Callable[..., tuple[Algorithm, Callable | None]],
     combinations: list[dict[str, Any]],
     seeds: list[int],
     keys: list[Array],
@@ -130,7 +145,6 @@ def sweep_points(
     population: Population,
     num_rounds: int,
     *,
-    evaluation: Callable | None,
     evaluate_every: int | None,
     metrics: Sequence[str] | None,
     batch: int,
@@ -144,6 +158,7 @@ def sweep_points(
     """Does the work of `sweep` for given combinations.
 
     Args:
+      make: (**values) -> (the algorithm, its evaluation as for `run`).
       keys, starts: the key and the initial params of each seed.
       identity: as for `run`. A "grid" in it stands for the combinations, for example with the contents of files in
         place of their names.
@@ -156,7 +171,10 @@ def sweep_points(
     started = time.perf_counter()
     evaluate_every = num_rounds if evaluate_every is None else evaluate_every
     check_sweep_numbers(num_rounds, evaluate_every, batch, directory, resume)
-    check_run(keys[0], make(**combinations[0]), population, evaluation)
+    made = [make(**values) for values in combinations]
+    algorithms = [algorithm for algorithm, _ in made]
+    evaluations = [evaluation for _, evaluation in made]
+    check_run(keys[0], algorithms[0], population, evaluations[0])
     for start in starts:
         check_initial_model(start)
     population = jax.tree.map(jnp.asarray, population)
@@ -167,11 +185,12 @@ def sweep_points(
         stack.enter_context(jax.default_matmul_precision(matmul_precision()))
         if directory is not None:
             stack.enter_context(lock(directory))
-        kinds, programs, epsilons = _prepared(make, combinations, starts, population, rounds, delta)
+        kinds, programs, epsilons = _prepared(algorithms, starts, population, rounds, delta)
         # A resume compares the evaluation of the first model: two functions cannot be compared.
         first_evaluation = None
-        if evaluation is not None and directory is not None:
-            first_evaluation = as_record(0, evaluation(jax.tree.map(lambda x: x[0], starts)))
+        if evaluations[0] is not None and directory is not None:
+            start = jax.tree.map(lambda x: x[0], starts)
+            first_evaluation = _evaluation_of_start(evaluations[0], algorithms[0], keys[0], start, population)
         identity = {
             "grid": {str(i): values for i, values in enumerate(combinations)},
             **(identity or {}), "evaluation": first_evaluation, "seeds": seeds,
@@ -182,7 +201,7 @@ def sweep_points(
         } | ({"private": programs} if any(programs) else {})  # fmt: skip
         finished = Finished(directory, identity, resume)
         stack.callback(finished.drop_empty)
-        recorder = Recorder(evaluation, metrics, combinations, seeds, epsilons, needed)
+        recorder = Recorder(evaluations, metrics, combinations, seeds, epsilons, needed)
         bar = stack.enter_context(_bar(progress, len(combinations) * len(seeds), len(finished.rows)))
         words = np.stack([jax.random.key_data(key) for key in keys])
         bound_words = _bound_words(keys, programs, starts, population)
@@ -200,7 +219,11 @@ def sweep_points(
             if not wanted:
                 continue
             start_seconds = time.perf_counter()
-            program = Points([kinds[i] for i in members], starts, population, impl=impl, batch=batch, most=len(wanted))
+            judges = [evaluations[i] for i in members]
+            program = Points(
+                [kinds[i] for i in members], starts, population, impl=impl, batch=batch, most=len(wanted),
+                yields_states=any(judge is not None and num_arguments(judge) == 2 for judge in judges),
+            )  # fmt: skip
             compile_seconds += time.perf_counter() - start_seconds
             runner.run(program, members, wanted)
     combination_of_point = [divmod(point, len(seeds))[0] for point in range(len(combinations) * len(seeds))]
@@ -213,9 +236,19 @@ def sweep_points(
     return result
 
 
+def _evaluation_of_start(
+    evaluation: Callable, algorithm: Algorithm, key: Array, params: PyTree, population: Population
+) -> dict[str, Any]:
+    """Returns the record of the model before training, with the clients' first states if the evaluation reads them."""
+    if num_arguments(evaluation) == 1:
+        return as_record(0, evaluation(params))
+    with engine.one_device(), engine.client_memory("device"):
+        state = algorithm.init(init_key(key), params, population)
+        return as_record(0, evaluation(algorithm.params(state), state))
+
+
 def _prepared(
-    make: Callable[..., Algorithm],
-    combinations: list[dict[str, Any]],
+    algorithms: list[Algorithm],
     starts: PyTree,
     population: PyTree,
     rounds: list[int],
@@ -226,8 +259,7 @@ def _prepared(
     kinds = []
     programs = []
     epsilons = []
-    for values in combinations:
-        algorithm = make(**values)
+    for algorithm in algorithms:
         kinds.append(traced(algorithm, params, population))
         programs.append(program_digest(algorithm, params, population) if is_private(algorithm) else "")
         epsilons.append(_Epsilons(Spending(algorithm, params, population, programs[-1], delta, None), rounds))

@@ -9,7 +9,7 @@ import pytest
 
 from fedjax_sim import metrics
 from fedjax_sim.config.build import build
-from fedjax_sim.config.document import ConfigError, load
+from fedjax_sim.config.document import load
 from fedjax_sim.models import default_loss, supervised
 from fedjax_sim.report.headline import besides
 from fedjax_sim.running.loop import run
@@ -45,11 +45,15 @@ def test_a_page_knows_what_is_sent_besides(tmp_path):
 @pytest.mark.parametrize(
     "axis", ["'algorithm.cut' = ['hidden_0', 'hidden_1']", "algorithm = [{cut = 'hidden_0'}, {cut = 'hidden_1'}]"]
 )
-def test_a_sweep_varies_nothing_that_is_evaluated_otherwise(tmp_path, axis):
+def test_each_point_is_judged_through_its_own_links(tmp_path, axis):
     """Faults: points that are judged through the first one's links, given as options or as tables."""
-    config = tmp_path / "sweep.toml"
+    config = tmp_path / "split.toml"
     text = pathlib.Path("experiments/splitfed.toml").read_text()
-    text = text.replace("encrypted = true", "forward = {name = 'quantize', bits = 8}")
-    config.write_text(text + f"\n[sweep]\nseeds = 1\n[sweep.grid]\n{axis}\n")
-    with pytest.raises(ConfigError, match="evaluated over links"):
-        run_sweep(load_sweep(str(config), ["run.rounds=1"]), None)
+    config.write_text(text.replace("encrypted = true", "forward = {name = 'quantize', bits = 2}"))
+    swept = tmp_path / "sweep.toml"
+    swept.write_text(config.read_text() + f"\n[sweep]\nseeds = 1\n[sweep.grid]\n{axis}\n")
+    few = ["run.rounds=1", "run.evaluate_every=1", "sampler.cohort_size=2", "run.devices=1"]
+    _, second = run_sweep(load_sweep(str(swept), few), None).rows
+    made = build(load(str(config), [*few, "algorithm.cut=hidden_1"]))
+    _, history = run(made.key, made.algorithm, made.params, made.data.train, 1, evaluation=made.evaluation)
+    assert second["test_loss"] == history.records[-1]["test_loss"]

@@ -142,7 +142,6 @@ def test_the_example_loads():
         ([GRID[0], "run.variance_probe=8"], "It probes one algorithm"),
         ([GRID[0], "run.stop_when=test_loss <= 1"], "All points run for all rounds"),
         ([GRID[0], 'run.log=["wandb"]'], "Loggers get single runs"),
-        ([GRID[0], "run.personal_steps=3"], "fine-tuned by the first point's optimizer"),
         ([GRID[0], "sweep.metrics=3"], "sweep.metrics"),
         (["sweep=3"], "sweep: expected a table"),
     ],
@@ -153,13 +152,31 @@ def test_wrong_sweeps(settings, words):
         load_sweep(None, settings)
 
 
-def test_models_of_their_own_are_for_run():
-    """Catches points that are all judged as the first one is: without their own models, or with its own step."""
-    for name in ("ditto", "per_fedavg"):
-        settings = [*BASE[:4], "run.rounds=2", "sweep.seeds=1", "data.with_local_test={}"]
-        loaded = load_sweep(None, [*settings, f'sweep.grid.algorithm.name=["fedavg", "{name}"]'])
-        with pytest.raises(ConfigError, match=f"algorithm.name: expected one without models .*, got '{name}'"):
-            run_sweep(loaded, None)
+@pytest.mark.parametrize(
+    "options",
+    [
+        ['sweep.grid.algorithm.name=["per_fedavg", "fedavg", "ditto"]'],
+        pytest.param(
+            ["run.personal_steps=2", "sweep.grid.client_optimizer.learning_rate=[0.05, 0.2]"], marks=pytest.mark.full
+        ),
+        pytest.param(["algorithm.name=apfl", "sweep.grid.algorithm.share=[0.3, 0.8]"], marks=pytest.mark.full),
+    ],
+)
+def test_each_point_is_judged_by_its_own_models(options):
+    """Catches points that are judged as the first one is: without own models, by its step, its rate or its share."""
+    base = ["seed=3", *BASE[1:4], "run.rounds=3", "data.with_local_test={}"]
+    others = [option for option in options if not option.startswith("sweep")]
+    loaded = load_sweep(None, [*base, *options, "sweep.seeds=[8]"])
+    for row in run_sweep(loaded, None).rows:
+        point = [f"{name}={row[name]}" for name in loaded.combinations[0]]
+        seeds = ["seed=8", "data.seed=3", "data.with_local_test.seed=3"]
+        made = build(load(None, [*base[1:], *others, *point, *seeds]))
+        _, history = run(
+            made.key, made.algorithm, made.params, made.data.train, 3, evaluation=made.evaluation, evaluate_every=3
+        )
+        record = history.records[-1]
+        assert {name: row.get(name) for name in record} == record
+        assert ("personal_loss" in row) == (point != ["algorithm.name=fedavg"])
 
 
 def test_figure():

@@ -109,6 +109,34 @@ def test_a_sweep_is_single_runs(name):
         np.testing.assert_allclose(near.column("test_loss"), found.column("test_loss"), rtol=1e-5)
 
 
+def test_points_have_own_models_and_evaluations():
+    """APFL's own models mix with the share of their point. Catches points judged by another point's share or state."""
+    data = population.with_local_test(population.synthetic_images(num_clients=6, examples_per_client=10))
+    model = models.linear(input_shape=data.input_shape, num_outputs=data.num_outputs)
+    loss_fn = models.supervised(model, models.default_loss(data.task))
+
+    def make(share):
+        return algorithms.apfl(loss_fn, sampling.uniform(6, 2), optax.sgd(0.1), share=share, num_steps=2)
+
+    def evaluation_of(algorithm):
+        evaluated = algorithm.evaluated
+        options = {"personal": evaluated.personal, "has_trained": evaluated.has_trained}
+        return metrics.evaluation(loss_fn, local_test=data.local_test, **options)
+
+    start = model.init(jax.random.key(1))[0]
+    options = {"grid": {"share": [0.2, 0.9]}, "seeds": [4, 9], "evaluation_of": evaluation_of, "evaluate_every": 2}
+    for row in sweep(make, start, data.train, 3, **options).rows:
+        algorithm, key = make(row["share"]), jax.random.key(row["seed"])
+        judge = evaluation_of(algorithm)
+        _, history = run(key, algorithm, start, data.train, 3, evaluation=judge, evaluate_every=2)
+        record = history.records[row["round"]]
+        assert {name: row[name] for name in record} == record and row["personal_clients"] < 6
+    with pytest.raises(ValueError, match="evaluation: expected one of params, in a sweep"):
+        sweep(make, start, data.train, 3, grid={"share": [0.2]}, evaluation=evaluation_of(make(0.2)))
+    with pytest.raises(ValueError, match="evaluation: expected None beside evaluation_of"):
+        sweep(make, start, data.train, 3, grid={"share": [0.2]}, evaluation=len, evaluation_of=evaluation_of)
+
+
 @pytest.mark.full
 def test_what_differs_in_floats_shares_a_program():
     """Catches a float that makes a program of its own, and a shape that does not."""
