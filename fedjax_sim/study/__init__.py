@@ -19,6 +19,7 @@ from fedjax_sim.study.hierarchy.question import hierarchy
 from fedjax_sim.study.leakage.question import leakage
 from fedjax_sim.study.page import write_findings
 from fedjax_sim.study.participation.question import participation
+from fedjax_sim.study.personal_models.question import personal_models
 from fedjax_sim.study.price_of_robustness.question import price_of_robustness
 from fedjax_sim.study.privacy_utility.question import privacy_utility
 from fedjax_sim.study.robustness.question import robustness
@@ -43,6 +44,7 @@ __all__ = [
     "leakage",
     "measured",
     "participation",
+    "personal_models",
     "price_of_robustness",
     "privacy_utility",
     "robustness",
