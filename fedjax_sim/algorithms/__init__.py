@@ -18,6 +18,8 @@ from fedjax_sim.algorithms.hierarchy.gossip_under_cloud import hierarchical_goss
 from fedjax_sim.algorithms.hierarchy.hierfavg import as_client_update, hierarchical_fedavg
 from fedjax_sim.algorithms.personal.apfl import apfl
 from fedjax_sim.algorithms.personal.ditto import ditto
+from fedjax_sim.algorithms.personal.fedem import fedem
+from fedjax_sim.algorithms.personal.fedproto import fedproto
 from fedjax_sim.algorithms.personal.fine_tuned import fine_tuned
 from fedjax_sim.algorithms.personal.ifca import ifca
 from fedjax_sim.algorithms.personal.parts import fedbabu, fedper, fedrep
@@ -63,10 +65,12 @@ __all__ = [
     "fedbuff",
     "feddf",
     "feddyn",
+    "fedem",
     "federated",
     "fedexp",
     "fednova",
     "fedper",
+    "fedproto",
     "fedprox",
     "fedrep",
     "fedsgd",

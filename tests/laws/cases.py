@@ -128,6 +128,59 @@ def _keeping(make, **options):
     return made
 
 
+def _with_classes(people, id):
+    """A client's rows, labelled by the sign of their targets."""
+    data = people.client(id)
+    return data._replace(examples={"x": data.examples["x"], "y": (data.examples["y"] > 0).astype(jnp.int32)})
+
+
+def _by_class():
+    """FedProto, whose embeddings are the features times the laws' model; the laws see the mean over clients."""
+    body = layer("body", lambda key: jnp.ones(3), lambda w, x: x * w[None, : x.shape[1]])
+    middle = layer("middle", None, lambda h: 2 * h)
+    head = layer("head", None, lambda h: jnp.stack([h.sum(1), -h.sum(1)], 1))
+    width = p.WIDTH if p.ROWS != 50 else 64  # of the rows of `device_rows`
+
+    def loss(outputs, y):
+        return squared_error(outputs[:, :1], y.astype(outputs.dtype)[:, None])
+
+    made = algorithms.fedproto(
+        sequential([body, middle, head]), loss, SAMPLER, optax.sgd(0.02), input_shape=(width,), coefficient=0.1,
+        **WORK, **RUN,
+    )  # fmt: skip
+
+    def labelled(people):
+        return population.Generated(people.size, _with_classes, people)
+
+    def init(key, params, people):
+        return made.init(key, {"body": ravel_pytree(params)[0]}, labelled(people))
+
+    def step(key, state, people):
+        return made.step(key, state, labelled(people))
+
+    def params(state):
+        return made.evaluated.personal(state, jnp.arange(p.NUM_CLIENTS))["body"].mean(0)
+
+    return made._replace(init=init, step=step, params=params, observe=None)
+
+
+def _of_components():
+    """FedEM, whose components are the laws' model; the laws see the mean of the components."""
+
+    def loss(outputs, y):
+        return p.linear_loss(outputs[0], {"x": outputs[1], "y": y}, None)
+
+    made = algorithms.fedem(
+        from_fn(lambda key: jnp.zeros(3), lambda params, x: (params, x)), loss, SAMPLER, optax.sgd(p.RATE),
+        task="regression", num_components=2, **WORK, **RUN,
+    )  # fmt: skip
+
+    def params(state):
+        return jax.tree.map(lambda x: x.mean(0), made.params(state)["components"])
+
+    return made._replace(params=params)
+
+
 def _gossip(make, *options, mixing=None, **more):
     """An algorithm without a server, on an irregular graph with an edge that fails now and then."""
     mixing = network.with_link_failures(network.metropolis(GRAPH), 0.1) if mixing is None else mixing(GRAPH)
@@ -614,6 +667,7 @@ CASES = {
         "fedbuff": _asynchronous(algorithms.fedbuff, buffer_size=5),
         "feddf": _distilled,
         "feddyn": _recipe(algorithms.feddyn, coefficient=1.0, weighting="uniform"),
+        "fedem": _of_components,
         "federated": lambda: algorithms.federated(
             sampling.with_dropout(SAMPLER, 0.2),
             p.counting(_local()),
@@ -626,6 +680,7 @@ CASES = {
         "fednova": _recipe(algorithms.fednova),
         "fedper": _keeping(algorithms.fedper),
         "fedprox": _recipe(algorithms.fedprox, coefficient=0.5),
+        "fedproto": _by_class,
         "fedrep": _keeping(algorithms.fedrep),
         "fedsgd": lambda: algorithms.fedsgd(p.linear_loss, SAMPLER, optax.sgd(p.RATE), **RUN),
         "fedyogi": _recipe(algorithms.fedyogi),
