@@ -164,6 +164,45 @@ def _by_class():
     return made._replace(init=init, step=step, params=params, observe=None)
 
 
+def _imitating():
+    """FedMD, with FedDF's model of three classes; the laws see the mean of the clients' models."""
+
+    def logits(params, x):
+        return x * jnp.concatenate([leaf.reshape(-1) for leaf in jax.tree.leaves(params)])[None, :3]
+
+    made = algorithms.fedmd(
+        from_fn(lambda key: jnp.zeros(3), logits), p.linear_loss, SAMPLER, optax.sgd(p.RATE), _own(),
+        distill_optimizer=optax.sgd(0.05), distill_steps=2, distill_batch_size=3, **WORK, **RUN,
+    )  # fmt: skip
+
+    def params(state):
+        models_of_clients = made.evaluated.personal(state, jnp.arange(p.NUM_CLIENTS))
+        return jax.tree.map(lambda x: x.mean(0), models_of_clients)
+
+    return made._replace(params=params)
+
+
+def _by_width():
+    """HeteroFL of two units that are the laws' model, of which every other client holds one."""
+    first = layer("first", lambda key: {"kernel": jnp.zeros((3, 2))}, lambda w, x: x @ w["kernel"])
+    output = layer("output", lambda key: {"kernel": jnp.ones((2, 1))}, lambda w, x: (x @ w["kernel"])[:, 0])
+    model = sequential([first, output])
+
+    def loss(params, examples, key):
+        outputs, _ = model.apply(params, (), examples["x"], None, False)
+        return squared_error(outputs, examples["y"].astype(outputs.dtype))
+
+    made = algorithms.heterofl(model, loss, SAMPLER, optax.sgd(0.02), **WORK, **RUN)
+
+    def init(key, params, people):
+        width = jax.eval_shape(people.client, jnp.int32(0)).examples["x"].shape[1]
+        row = ravel_pytree(params)[0][:width]
+        halves = {"kernel": jnp.full((2, 1), 0.5, row.dtype)}
+        return made.init(key, {"first": {"kernel": jnp.stack([row, row], 1)}, "output": halves}, people)
+
+    return made._replace(init=init, params=lambda state: made.params(state)["first"]["kernel"].mean(1))
+
+
 def _of_components():
     """FedEM, whose components are the laws' model; the laws see the mean of the components."""
 
@@ -616,6 +655,16 @@ CASES = {
         "as_client_update": lambda: _in_groups(
             edge_sampler=sampling.uniform(5, 3), edge_optimizer=optax.sgd(0.5, momentum=0.5), keep_edges=True
         ),
+        "clustered_by_updates": lambda: algorithms.clustered_by_updates(
+            p.linear_loss,
+            sampling.full(p.NUM_CLIENTS),
+            optax.sgd(p.RATE),
+            max_clusters=3,
+            mean_norm=0.5,
+            client_norm=0.5,
+            **WORK,
+            **RUN,
+        ),
         "choco": lambda: _gossip(
             algorithms.choco,
             optax.sgd(p.RATE),
@@ -659,6 +708,9 @@ CASES = {
             **WORK,
             **RUN,
         ),
+        "agnostic": lambda: algorithms.agnostic(
+            p.linear_loss, sampling.full(p.NUM_CLIENTS), optax.sgd(p.RATE), **WORK, **RUN
+        ),
         "apfl": _recipe(algorithms.apfl),
         "ditto": _recipe(algorithms.ditto),
         "fedavg": _recipe(algorithms.fedavg),
@@ -677,6 +729,8 @@ CASES = {
             **RUN,
         ),
         "fedexp": _recipe(algorithms.fedexp, weighting="uniform"),
+        "fedmd": _imitating,
+        "fedmgda": _recipe(algorithms.fedmgda, server_learning_rate=0.1),
         "fednova": _recipe(algorithms.fednova),
         "fedper": _keeping(algorithms.fedper),
         "fedprox": _recipe(algorithms.fedprox, coefficient=0.5),
@@ -684,6 +738,7 @@ CASES = {
         "fedrep": _keeping(algorithms.fedrep),
         "fedsgd": lambda: algorithms.fedsgd(p.linear_loss, SAMPLER, optax.sgd(p.RATE), **RUN),
         "fedyogi": _recipe(algorithms.fedyogi),
+        "heterofl": _by_width,
         "fine_tuned": lambda: algorithms.fine_tuned(
             _recipe(algorithms.fedavg)(), p.linear_loss, optax.sgd(p.RATE), num_steps=2
         ),
