@@ -17,16 +17,23 @@ from fedjax_sim.algorithms.hierarchy.federated_splitgnn import hierarchical_spli
 from fedjax_sim.algorithms.hierarchy.gossip_under_cloud import hierarchical_gossip
 from fedjax_sim.algorithms.hierarchy.hierfavg import as_client_update, hierarchical_fedavg
 from fedjax_sim.algorithms.personal.apfl import apfl
+from fedjax_sim.algorithms.personal.clustered_by_updates import clustered_by_updates
 from fedjax_sim.algorithms.personal.ditto import ditto
+from fedjax_sim.algorithms.personal.fedem import fedem
+from fedjax_sim.algorithms.personal.fedmd import fedmd
+from fedjax_sim.algorithms.personal.fedproto import fedproto
 from fedjax_sim.algorithms.personal.fine_tuned import fine_tuned
+from fedjax_sim.algorithms.personal.heterofl import heterofl
 from fedjax_sim.algorithms.personal.ifca import ifca
 from fedjax_sim.algorithms.personal.parts import fedbabu, fedper, fedrep
 from fedjax_sim.algorithms.personal.per_fedavg import per_fedavg
 from fedjax_sim.algorithms.personal.pfedme import pfedme
+from fedjax_sim.algorithms.server.agnostic import agnostic
 from fedjax_sim.algorithms.server.distillation import feddf, pretrained
 from fedjax_sim.algorithms.server.fair import qfedavg, term
 from fedjax_sim.algorithms.server.fedavg import fedavg, fednova, fedprox, fedsgd, record_private_fedavg
 from fedjax_sim.algorithms.server.feddyn import feddyn
+from fedjax_sim.algorithms.server.fedmgda import fedmgda
 from fedjax_sim.algorithms.server.fedopt import fedadagrad, fedadam, fedavgm, fedexp, fedyogi
 from fedjax_sim.algorithms.server.mime import mime, mime_lite
 from fedjax_sim.algorithms.server.scaffold import scaffold
@@ -44,11 +51,13 @@ __all__ = [
     "Split",
     "SplitCosts",
     "StepTime",
+    "agnostic",
     "apfl",
     "as_client_update",
     "asynchronous",
     "choco",
     "clipped_gossip",
+    "clustered_by_updates",
     "consensus",
     "dgd",
     "ditto",
@@ -63,16 +72,21 @@ __all__ = [
     "fedbuff",
     "feddf",
     "feddyn",
+    "fedem",
     "federated",
     "fedexp",
+    "fedmd",
+    "fedmgda",
     "fednova",
     "fedper",
+    "fedproto",
     "fedprox",
     "fedrep",
     "fedsgd",
     "fedyogi",
     "fine_tuned",
     "gradient_tracking",
+    "heterofl",
     "hierarchical_fedavg",
     "hierarchical_gossip",
     "hierarchical_split_gnn",

@@ -1,17 +1,18 @@
-"""This module makes one model of several: the average of two, an ensemble's mean output, and a loss to distil it."""
+"""This module makes one model of several: an average, an ensemble, a mixture, and a loss to distil an ensemble."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
 
 from fedjax_sim.models.model import Model
 from fedjax_sim.types import Array, PyTree
-from fedjax_sim.validate import fail, in_range, integer, part, positive
+from fedjax_sim.validate import fail, in_range, integer, named_arguments, part, positive
 
-__all__ = ["distillation", "ensemble", "interpolated", "running_mean"]
+__all__ = ["distillation", "ensemble", "interpolated", "mixture", "running_mean"]
 
 
 def interpolated(a: PyTree, b: PyTree, share: float) -> PyTree:
@@ -69,15 +70,10 @@ def ensemble(model: Model, num_members: int) -> Model:
     """
     part("model", model, Model)
     integer("num_members", num_members)
-    if jax.tree.leaves(jax.eval_shape(lambda: model.init(jax.random.key(0))[1])):
-        fail(
-            "model", "a model without state", "one with state", "Freeze it: from_fn(init, apply) with the state fixed."
-        )
+    _check_stateless(model)
 
     def init(key):
-        keys = [jax.random.fold_in(key, i) for i in range(num_members)]
-        members = [model.init(key)[0] for key in keys]
-        return jax.tree.map(lambda *xs: jnp.stack(xs), *members), ()
+        return _members(model, key, num_members), ()
 
     def apply(params, state, x, key, train):
         def output(i, member_params):
@@ -94,6 +90,63 @@ def ensemble(model: Model, num_members: int) -> Model:
         start = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), output_spec)
         (mean, _), _ = jax.lax.scan(member, (start, jnp.int32(0)), params)
         return mean, state
+
+    return Model(init, apply)
+
+
+def _check_stateless(model: Model) -> None:
+    if jax.tree.leaves(jax.eval_shape(lambda: model.init(jax.random.key(0))[1])):
+        fail(
+            "model", "a model without state", "one with state", "Freeze it: from_fn(init, apply) with the state fixed."
+        )
+
+
+def _members(model: Model, key: Array, num_members: int) -> PyTree:
+    """Draws the parameters of each member from a key of its own; leaves [members, ...]."""
+    keys = [jax.random.fold_in(key, i) for i in range(num_members)]
+    members = [model.init(key)[0] for key in keys]
+    return jax.tree.map(lambda *xs: jnp.stack(xs), *members)
+
+
+@named_arguments
+def mixture(model: Model, num_components: int, task: Literal["binary", "classification", "regression"]) -> Model:
+    """Makes a model whose prediction is a weighted mean of its components' predictions.
+
+    Args:
+      model: the model of each component, without state.
+      num_components: M.
+      task: what the outputs are. "classification": logits [n, C], whose softmax is averaged; the outputs are the log of
+        the mean. "binary": one logit for each example, whose sigmoid is averaged; the output is the logit of the mean.
+        "regression": numbers, which are averaged.
+
+    Returns: a `Model` with parameters {"components": leaves [M, ...], "weights": [M]}. The weights are at least 0 and
+    add up to 1; `init` makes them equal.
+
+    Raises: TypeError or ValueError if `model` is not a `Model` or has state, for a wrong number, and for another task.
+
+    Guarantees: predictions are NumPy's means, and one component's are its own
+    (tests/models/test_ensemble.py::test_mixture).
+    """
+    part("model", model, Model)
+    integer("num_components", num_components)
+    _check_stateless(model)
+
+    def init(key):
+        weights = jnp.full(num_components, 1 / num_components)
+        return {"components": _members(model, key, num_components), "weights": weights}, ()
+
+    def apply(params, state, x, key, train):
+        outputs = jax.vmap(lambda component: model.apply(component, (), x, key, train)[0])(params["components"])
+        weights = params["weights"].reshape(-1, *(1 for _ in outputs.shape[1:])).astype(outputs.dtype)
+        if task == "regression":
+            return (weights * outputs).sum(0), state
+        log_weights = jnp.log(weights)
+        if task == "classification":
+            return jax.nn.logsumexp(log_weights + jax.nn.log_softmax(outputs), 0), state
+        positive_rate, negative_rate = (
+            jax.nn.logsumexp(log_weights + jax.nn.log_sigmoid(sign * outputs), 0) for sign in (1, -1)
+        )
+        return positive_rate - negative_rate, state
 
     return Model(init, apply)
 

@@ -3,6 +3,12 @@
 from __future__ import annotations
 
 from fedjax_sim.population import partitioners
+from fedjax_sim.population.concept_shift import (
+    ConceptShift,
+    clusters_of,
+    with_permuted_labels,
+    with_rotated_images,
+)
 from fedjax_sim.population.datasets.csv_sites import csv_sites, heart_disease
 from fedjax_sim.population.datasets.feature_shift import feature_shift
 from fedjax_sim.population.datasets.image_files import cifar10, cifar100, mnist
@@ -72,6 +78,7 @@ from fedjax_sim.population.vertical.vertical import joined, with_parties
 
 __all__ = [
     "Alignment",
+    "ConceptShift",
     "FederatedData",
     "Generated",
     "Group",
@@ -95,6 +102,7 @@ __all__ = [
     "celeba",
     "cifar10",
     "cifar100",
+    "clusters_of",
     "constrained",
     "controller_tuning",
     "cora",
@@ -165,7 +173,9 @@ __all__ = [
     "with_links",
     "with_local_test",
     "with_parties",
+    "with_permuted_labels",
     "with_private_labels",
+    "with_rotated_images",
     "with_server_rows",
     "write_native",
     "write_store",

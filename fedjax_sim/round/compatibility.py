@@ -16,6 +16,7 @@ __all__ = [
     "check_alone",
     "check_discount",
     "check_distinct",
+    "check_everyone",
     "check_parts",
     "check_time_inside",
     "discounts",
@@ -164,6 +165,24 @@ def check_distinct(sampler: Sampler, hint: str) -> None:
     if getattr(sampler.design, "replacement", True):
         scheme = getattr(sampler.design, "scheme", "one that does not say")
         validate.fail("sampler", "a design without replacement, for clients with state", scheme, hint)
+
+
+def check_everyone(sampler: Sampler, hint: str) -> None:
+    """Raises ValueError unless the sampler's design says that every client is drawn once in every round.
+
+    Args:
+      sampler: whose `design` is read. Drawn clients may still fail to report.
+      hint: the last sentence of the error: why all clients are needed.
+
+    Guarantees: `clustered_by_updates` and `agnostic` refuse a cohort that lacks one client
+    (tests/algorithms/personal/test_clustered_by_updates.py::test_what_is_refused,
+    tests/algorithms/server/test_agnostic.py::test_what_is_refused).
+    """
+    design = sampler.design
+    size = getattr(design, "population_size", None)
+    if getattr(design, "replacement", True) or getattr(design, "cohort_size", None) != size:
+        drawn = f"{getattr(design, 'cohort_size', 'an unknown number')} of {size}"
+        validate.fail("sampler", "one that draws all clients, such as sampling.full", drawn, hint)
 
 
 def discounts(factors: Callable, most: int) -> bool:

@@ -145,7 +145,7 @@ def test_every_algorithm_builds(name):
     needed = ("clip_norm", "cut", "noise_multiplier", "graph", "mixing", "radius")
     required = [f"algorithm.{key}={NEEDED[key]}" for key in part.options if key in needed]
     required += ["data.with_groups.num_groups=12"] if "group_size" in part.values else []
-    if "loss" in part.values and "cut" not in part.options:  # of a model with parties
+    if name == "vertical":  # of a model with parties
         required += ["model.name=vertical_mlp", "data.with_parties.num_parties=3"]
     fewer = {"concurrency": 9, "buffer_size": 4, "clients_per_tier": 7}
     required += [f"algorithm.{key}={fewer[key]}" for key in part.options if key in fewer]
@@ -154,6 +154,8 @@ def test_every_algorithm_builds(name):
     small = [x for x in SMALL if not (alone and x.startswith("sampler."))]
     if name in ("split_gnn", "hierarchical_split_gnn"):
         small = ["data.name=stochastic_blocks", "data.num_clients=12", "model.name=gcn", "sampler.name=full"]
+    if name in ("agnostic", "clustered_by_updates"):  # of all clients in every round
+        small = [x for x in small if not x.startswith("sampler.")] + ["sampler.name=full"]
     experiment = build(load(None, [*small, f"algorithm.name={name}", *required]))
     jax.eval_shape(experiment.algorithm.init, experiment.key, experiment.params, experiment.data.train)
 

@@ -128,6 +128,98 @@ def _keeping(make, **options):
     return made
 
 
+def _with_classes(people, id):
+    """A client's rows, labelled by the sign of their targets."""
+    data = people.client(id)
+    return data._replace(examples={"x": data.examples["x"], "y": (data.examples["y"] > 0).astype(jnp.int32)})
+
+
+def _by_class():
+    """FedProto, whose embeddings are the features times the laws' model; the laws see the mean over clients."""
+    body = layer("body", lambda key: jnp.ones(3), lambda w, x: x * w[None, : x.shape[1]])
+    middle = layer("middle", None, lambda h: 2 * h)
+    head = layer("head", None, lambda h: jnp.stack([h.sum(1), -h.sum(1)], 1))
+    width = p.WIDTH if p.ROWS != 50 else 64  # of the rows of `device_rows`
+
+    def loss(outputs, y):
+        return squared_error(outputs[:, :1], y.astype(outputs.dtype)[:, None])
+
+    made = algorithms.fedproto(
+        sequential([body, middle, head]), loss, SAMPLER, optax.sgd(0.02), input_shape=(width,), coefficient=0.1,
+        **WORK, **RUN,
+    )  # fmt: skip
+
+    def labelled(people):
+        return population.Generated(people.size, _with_classes, people)
+
+    def init(key, params, people):
+        return made.init(key, {"body": ravel_pytree(params)[0]}, labelled(people))
+
+    def step(key, state, people):
+        return made.step(key, state, labelled(people))
+
+    def params(state):
+        return made.evaluated.personal(state, jnp.arange(p.NUM_CLIENTS))["body"].mean(0)
+
+    return made._replace(init=init, step=step, params=params, observe=None)
+
+
+def _imitating():
+    """FedMD, with FedDF's model of three classes; the laws see the mean of the clients' models."""
+
+    def logits(params, x):
+        return x * jnp.concatenate([leaf.reshape(-1) for leaf in jax.tree.leaves(params)])[None, :3]
+
+    made = algorithms.fedmd(
+        from_fn(lambda key: jnp.zeros(3), logits), p.linear_loss, SAMPLER, optax.sgd(p.RATE), _own(),
+        distill_optimizer=optax.sgd(0.05), distill_steps=2, distill_batch_size=3, **WORK, **RUN,
+    )  # fmt: skip
+
+    def params(state):
+        models_of_clients = made.evaluated.personal(state, jnp.arange(p.NUM_CLIENTS))
+        return jax.tree.map(lambda x: x.mean(0), models_of_clients)
+
+    return made._replace(params=params)
+
+
+def _by_width():
+    """HeteroFL of two units that are the laws' model, of which every other client holds one."""
+    first = layer("first", lambda key: {"kernel": jnp.zeros((3, 2))}, lambda w, x: x @ w["kernel"])
+    output = layer("output", lambda key: {"kernel": jnp.ones((2, 1))}, lambda w, x: (x @ w["kernel"])[:, 0])
+    model = sequential([first, output])
+
+    def loss(params, examples, key):
+        outputs, _ = model.apply(params, (), examples["x"], None, False)
+        return squared_error(outputs, examples["y"].astype(outputs.dtype))
+
+    made = algorithms.heterofl(model, loss, SAMPLER, optax.sgd(0.02), **WORK, **RUN)
+
+    def init(key, params, people):
+        width = jax.eval_shape(people.client, jnp.int32(0)).examples["x"].shape[1]
+        row = ravel_pytree(params)[0][:width]
+        halves = {"kernel": jnp.full((2, 1), 0.5, row.dtype)}
+        return made.init(key, {"first": {"kernel": jnp.stack([row, row], 1)}, "output": halves}, people)
+
+    return made._replace(init=init, params=lambda state: made.params(state)["first"]["kernel"].mean(1))
+
+
+def _of_components():
+    """FedEM, whose components are the laws' model; the laws see the mean of the components."""
+
+    def loss(outputs, y):
+        return p.linear_loss(outputs[0], {"x": outputs[1], "y": y}, None)
+
+    made = algorithms.fedem(
+        from_fn(lambda key: jnp.zeros(3), lambda params, x: (params, x)), loss, SAMPLER, optax.sgd(p.RATE),
+        task="regression", num_components=2, **WORK, **RUN,
+    )  # fmt: skip
+
+    def params(state):
+        return jax.tree.map(lambda x: x.mean(0), made.params(state)["components"])
+
+    return made._replace(params=params)
+
+
 def _gossip(make, *options, mixing=None, **more):
     """An algorithm without a server, on an irregular graph with an edge that fails now and then."""
     mixing = network.with_link_failures(network.metropolis(GRAPH), 0.1) if mixing is None else mixing(GRAPH)
@@ -563,6 +655,16 @@ CASES = {
         "as_client_update": lambda: _in_groups(
             edge_sampler=sampling.uniform(5, 3), edge_optimizer=optax.sgd(0.5, momentum=0.5), keep_edges=True
         ),
+        "clustered_by_updates": lambda: algorithms.clustered_by_updates(
+            p.linear_loss,
+            sampling.full(p.NUM_CLIENTS),
+            optax.sgd(p.RATE),
+            max_clusters=3,
+            mean_norm=0.5,
+            client_norm=0.5,
+            **WORK,
+            **RUN,
+        ),
         "choco": lambda: _gossip(
             algorithms.choco,
             optax.sgd(p.RATE),
@@ -606,6 +708,9 @@ CASES = {
             **WORK,
             **RUN,
         ),
+        "agnostic": lambda: algorithms.agnostic(
+            p.linear_loss, sampling.full(p.NUM_CLIENTS), optax.sgd(p.RATE), **WORK, **RUN
+        ),
         "apfl": _recipe(algorithms.apfl),
         "ditto": _recipe(algorithms.ditto),
         "fedavg": _recipe(algorithms.fedavg),
@@ -614,6 +719,7 @@ CASES = {
         "fedbuff": _asynchronous(algorithms.fedbuff, buffer_size=5),
         "feddf": _distilled,
         "feddyn": _recipe(algorithms.feddyn, coefficient=1.0, weighting="uniform"),
+        "fedem": _of_components,
         "federated": lambda: algorithms.federated(
             sampling.with_dropout(SAMPLER, 0.2),
             p.counting(_local()),
@@ -623,12 +729,16 @@ CASES = {
             **RUN,
         ),
         "fedexp": _recipe(algorithms.fedexp, weighting="uniform"),
+        "fedmd": _imitating,
+        "fedmgda": _recipe(algorithms.fedmgda, server_learning_rate=0.1),
         "fednova": _recipe(algorithms.fednova),
         "fedper": _keeping(algorithms.fedper),
         "fedprox": _recipe(algorithms.fedprox, coefficient=0.5),
+        "fedproto": _by_class,
         "fedrep": _keeping(algorithms.fedrep),
         "fedsgd": lambda: algorithms.fedsgd(p.linear_loss, SAMPLER, optax.sgd(p.RATE), **RUN),
         "fedyogi": _recipe(algorithms.fedyogi),
+        "heterofl": _by_width,
         "fine_tuned": lambda: algorithms.fine_tuned(
             _recipe(algorithms.fedavg)(), p.linear_loss, optax.sgd(p.RATE), num_steps=2
         ),

@@ -20,7 +20,7 @@ AS_STEPS = {"num_steps": 2 * p.ROWS // p.BATCH, "batch_size": p.BATCH}
 AS_EPOCHS = {"num_epochs": 2, "batch_size": p.BATCH}
 DOWN, UP = 125.0, 500.0  # bytes a second: a byte takes whole ticks
 OTHERS = ("vertical", "split_client", "split_learning", "splitfed", "split_gnn", "hierarchical_split_gnn")
-OTHERS += ("hierarchical_gossip",)  # no clock prices their rounds
+OTHERS += ("heterofl", "hierarchical_gossip")  # no clock prices their rounds
 
 
 def over_edges(devices, **options):
@@ -47,6 +47,16 @@ def trained(make, **more):
     return lambda devices: gossip(make, optax.sgd(p.RATE), **more, **cases.WORK)(devices)
 
 
+def of_everyone(make):
+    """All clients take part in every round."""
+
+    def made(devices):
+        everyone = sampling.with_clock(sampling.full(p.NUM_CLIENTS), devices(p.NUM_CLIENTS))
+        return make(p.linear_loss, everyone, optax.sgd(p.RATE), **cases.WORK, **cases.RUN)
+
+    return made
+
+
 OWN = {
     "as_client_update": lambda devices: over_edges(devices, edge_transform=transform.top_k(count=1)),
     "choco": trained(algorithms.choco, transform=transform.top_k(count=2)),
@@ -61,6 +71,7 @@ OWN = {
     "hierarchical_fedavg": over_edges,
     "push_sum": trained(algorithms.push_sum, mixing=lambda: network.push(network.exponential(p.NUM_CLIENTS))),
 }
+OWN |= {name: of_everyone(getattr(algorithms, name)) for name in ("agnostic", "clustered_by_updates")}
 FAMILIES = ("dpsgd", "fedbuff", "hierarchical_fedavg", "pairwise_gossip")
 TIMED = cases.rows([name for name in sorted(cases.CASES["algorithms"]) if name not in OTHERS], FAMILIES)
 
@@ -134,7 +145,7 @@ def test_what_takes_no_clock(name, monkeypatch):
     """Catches a row that is passed over although it takes devices."""
     recipe = getattr(algorithms, name)
     assert not {"devices", "edge_devices"} & inspect.signature(recipe).parameters.keys()
-    if name in ("vertical", "splitfed", "split_learning"):
+    if name in ("heterofl", "vertical", "splitfed", "split_learning"):
         with monkeypatch.context() as patch:
             clocked = sampling.with_clock(cases.SAMPLER, network.cross_silo(p.NUM_CLIENTS))
             patch.setattr(cases, "SAMPLER", clocked)

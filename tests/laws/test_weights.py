@@ -17,10 +17,10 @@ INTEGERS = transform.quantize(4, range=2.0, integers=True)
 RECIPES = ("fedadagrad", "fedadam", "fedavg", "fedavgm", "fedprox", "fednova", "fedyogi")
 RECIPES += ("apfl", "ditto", "per_fedavg", "pfedme")
 # These take layers of a model, or the names of its parts, and not a loss of all its numbers.
-OF_A_MODEL = {"fedbabu", "feddf", "fedper", "fedrep", "splitfed", "vertical"}
+OF_A_MODEL = {"fedbabu", "feddf", "fedem", "fedper", "fedrep", "heterofl", "splitfed", "vertical"}
 INSIDE = {"hierarchical_fedavg"}  # its weighting is of clients in edges, its aggregator of edges
 TOTALS = ("feddyn", "scaffold")  # these hold a sum over the population, whose weight they are told
-OWN = (*TOTALS, "fedexp", "ifca", "mime", "mime_lite")  # these have an aggregator of their own
+OWN = (*TOTALS, "clustered_by_updates", "fedexp", "ifca", "mime", "mime_lite")  # these have an aggregator of their own
 
 
 def takes_weighting() -> dict[str, set[str]]:
@@ -59,8 +59,9 @@ def test_examples_count_unless_told(name):
 def built(name: str, **options):
     """The recipe with these options."""
     recipe = getattr(algorithms, name)
+    sampler = sampling.full(p.NUM_CLIENTS) if name == "clustered_by_updates" else cases.SAMPLER
     given = {
-        "loss_fn": p.linear_loss, "sampler": cases.SAMPLER, "optimizer": optax.sgd(p.RATE), "num_steps": 1,
+        "loss_fn": p.linear_loss, "sampler": sampler, "optimizer": optax.sgd(p.RATE), "num_steps": 1,
         "clip_norm": 1.0, "noise_multiplier": 1.0, "batch_size": 1, "num_examples": p.ROWS, "group_size": 3,
     }  # fmt: skip
     wanted = inspect.signature(recipe).parameters

@@ -30,7 +30,9 @@ OPTIONS = {
         "with_links": {"test_share": 0.2},
         "with_local_test": {"fraction": 0.3},
         "with_parties": {"num_parties": 2},
+        "with_permuted_labels": {"num_clusters": 2},
         "with_private_labels": {"epsilon": 1.0},
+        "with_rotated_images": {"num_clusters": 2},
         "with_server_rows": {"examples": 20},
     },
     "sampler": {

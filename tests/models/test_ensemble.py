@@ -50,6 +50,29 @@ def test_ensemble(number):
     assert drawn.shape[0] == number and (number == 1 or (drawn[0] != drawn[1]).any())
 
 
+@pytest.mark.parametrize("task", ["binary", "classification", "regression"])
+def test_mixture(task):
+    """Catches a mean of logits where predictions are to be averaged, and weights of other components."""
+    number, weights = 3, np.array([0.5, 0.0, 0.5])
+    model = models.mlp(input_shape=(4,), num_outputs=1 if task == "binary" else 3, hidden=(5,))
+    own = [model.init(jax.random.fold_in(KEY, i))[0] for i in range(number)]
+    outputs = np.stack([np.float64(model.apply(one, (), X, None, False)[0]) for one in own])
+    predict = {
+        "binary": lambda z: 1 / (1 + np.exp(-z)),
+        "classification": lambda z: np.exp(z) / np.exp(z).sum(-1, keepdims=True),
+        "regression": lambda z: z,
+    }[task]
+    expected = np.tensordot(weights, predict(outputs), 1)
+    mixed = models.mixture(model, number, task)
+    params = {"components": stacked(own), "weights": jnp.array(weights, jnp.float32)}
+    found = np.float64(mixed.apply(params, (), X, None, False)[0])
+    np.testing.assert_allclose(predict(found), expected, rtol=1e-5)
+    single = {"components": stacked(own[:1]), "weights": jnp.ones(1)}
+    alone = models.mixture(model, 1, task).apply(single, (), X, None, False)[0]
+    np.testing.assert_allclose(predict(np.float64(alone)), predict(outputs[0]), rtol=1e-5)
+    np.testing.assert_allclose(mixed.init(KEY)[0]["weights"], np.full(3, 1 / 3), rtol=1e-6)
+
+
 def test_distillation():
     """Faults: the divergence the other way round, a temperature that does not scale its gradient, a teacher that
     learns."""

@@ -20,7 +20,7 @@ from fedjax_sim.transform.chain import plain_wire
 from fedjax_sim.types import Algorithm, ClientUpdate, Mean, PyTree, Sampler, ServerUpdate, UpdateTransform
 from fedjax_sim.validate import Integer, LossFn, NonNegative, NonNegativeInt, named_arguments
 
-__all__ = ["clustered", "ifca"]
+__all__ = ["clustered", "ifca", "spread_out"]
 
 
 class IFCAOptions(client.LocalOptions, ExecutionOptions, total=False):
@@ -88,7 +88,7 @@ def ifca(
         return jax.tree.map(lambda models: models[jnp.where(has_trained, chosen, 0)], broadcast)
 
     def start(params: PyTree) -> PyTree:
-        return _spread_out(jax.random.key(start_seed), params, num_clusters, spread)
+        return spread_out(jax.random.key(start_seed), params, num_clusters, spread)
 
     step = clustered(server.optimizer(optax.sgd(1.0)), start)
     local = ClientUpdate(lambda broadcast: jnp.int32(0), apply, facts_of(work, optimizer))
@@ -130,7 +130,7 @@ def clustered(inner: ServerUpdate, start) -> ServerUpdate:
     )
 
 
-def _spread_out(key: jax.Array, params: PyTree, count: int, spread: float) -> PyTree:
+def spread_out(key: jax.Array, params: PyTree, count: int, spread: float) -> PyTree:
     """Returns models around the given one, leaves [count, ...]; the first is the given one itself."""
     leaves, structure = jax.tree.flatten(params)
     keys = jax.random.split(key, max(len(leaves), 1))

@@ -484,9 +484,11 @@ def test_what_is_refused():
 
 WHOLE = {"as_client_update", "fedadagrad", "fedadam", "fedavg", "fedavgm", "federated", "fednova", "fedprox", "fedsgd"}
 WHOLE |= {"fedyogi", "hierarchical_fedavg", "hierarchical_split_gnn", "record_private_fedavg", "split_client"}
+WHOLE |= {"fedmgda"}
 WHOLE |= {"apfl", "ditto", "fedbabu", "fedper", "fedrep", "fine_tuned", "per_fedavg", "pfedme"}
 UNKNOWN_SERVERS = {"feddf", "feddyn", "fedexp", "ifca", "mime_lite", "scaffold"}  # what they keep beside the model
-UNKNOWN_SERVERS |= {"qfedavg", "term"}  # their steps are made of more than a mean
+UNKNOWN_SERVERS |= {"fedem", "fedmd", "fedproto"}  # they keep several models, or none
+UNKNOWN_SERVERS |= {"agnostic", "qfedavg", "term"}  # their steps are made of more than a mean
 
 
 @pytest.mark.parametrize("name", sorted(cases.CASES["algorithms"]))

@@ -1,0 +1,98 @@
+"""FedMD against NumPy, clients that agree, and what is sent."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from fedjax_sim import aggregation, algorithms, models, population, sampling, transform
+from fedjax_sim.types import ClientData
+from tests.algorithms.personal import problem as p
+
+CLASSES, RATE, STEPS, TEMPERATURE = 3, 0.2, 2, 2.0
+MODEL = models.from_fn(lambda key: jax.random.normal(key, (2, CLASSES)), lambda w, x: x @ w)
+PUBLIC = np.random.default_rng(4).normal(size=(6, 2)).astype(np.float32)
+MASK = np.arange(6) < 5
+
+
+def rows():
+    labels = np.random.default_rng(2)
+    return [{"x": x["x"], "y": labels.integers(0, CLASSES, len(x["y"])).astype(np.int32)} for x in p.rows()]
+
+
+def distilled(sampler=None, **options):
+    public = ClientData({"x": jnp.where(MASK[:, None], PUBLIC, jnp.nan)}, jnp.array(MASK))
+    return algorithms.fedmd(
+        MODEL, models.supervised(MODEL, models.softmax_cross_entropy), sampler or sampling.full(p.NUM_CLIENTS),
+        optax.sgd(p.RATE), public, distill_optimizer=optax.sgd(RATE), distill_steps=STEPS, temperature=TEMPERATURE,
+        **p.OPTIONS | options,
+    )  # fmt: skip
+
+
+def trained(algorithm, clients, rounds=p.ROUNDS):
+    people, params = population.from_clients(clients), MODEL.init(jax.random.key(3))[0]
+    state, step, info = algorithm.init(jax.random.key(0), params, people), jax.jit(algorithm.step), None
+    for round in range(rounds):
+        state, info = step(jax.random.key(round), state, people)
+    return state, info, np.asarray(params, np.float64)
+
+
+def softmax(z):
+    return np.exp(z) / np.exp(z).sum(1, keepdims=True)
+
+
+def oracle(start, clients, imitates=True):
+    x, own, consensus = np.float64(PUBLIC[MASK]), [start] * len(clients), None
+    for _ in range(p.ROUNDS):
+        for i, client in enumerate(clients):
+            w = own[i]
+            for _ in range(STEPS if imitates and consensus is not None else 0):
+                error = softmax(x @ w / TEMPERATURE) - softmax(consensus / TEMPERATURE)
+                w = w - RATE * TEMPERATURE * x.T @ error / len(x)
+            for _ in range(p.STEPS):
+                error = softmax(client["x"] @ w) - np.eye(CLASSES)[client["y"]]
+                w = w - p.RATE * client["x"].T @ error / len(client["y"])
+            own[i] = w
+        consensus = np.mean([x @ w for w in own], 0)
+    return own, consensus
+
+
+def test_matches_numpy():
+    """Catches a consensus from before the training, imitation after it, padding that teaches, and a mean by rows."""
+    algorithm = distilled()
+    state, info, start = trained(algorithm, rows())
+    own, consensus = oracle(start, rows())
+    found = algorithm.evaluated.personal(state, jnp.arange(p.NUM_CLIENTS))
+    np.testing.assert_allclose(found, own, rtol=2e-4, atol=2e-5)
+    np.testing.assert_allclose(state.server.logits[MASK], consensus, rtol=2e-4, atol=2e-5)
+    np.testing.assert_allclose(algorithm.params(state), start, rtol=1e-6)
+    assert info["update_norm"] == 0 and np.abs(np.array(own) - oracle(start, rows(), imitates=False)[0]).max() > 0.01
+
+
+def test_equal_clients_teach_each_other_nothing():
+    """Catches logits of another model than the one that is kept, and a temperature on one side alone."""
+    clients = [rows()[2]] * 3
+    algorithm = distilled(sampling.full(3))
+    state, _, start = trained(algorithm, clients)
+    alone = oracle(start, clients, imitates=False)[0]
+    np.testing.assert_allclose(algorithm.evaluated.personal(state, jnp.arange(3)), alone, rtol=1e-4, atol=1e-5)
+
+
+def test_bytes_are_of_logits():
+    _, info, _ = trained(distilled(), rows(), rounds=1)
+    assert info["uplink_bytes"].total() == info["downlink_bytes"].total() == p.NUM_CLIENTS * 4 * 6 * CLASSES
+
+
+def test_logits_are_messages():
+    """A robust rule and a compressor are of the logits. Catches one that is accepted and not applied."""
+    state, _, _ = trained(distilled(aggregator=aggregation.median()), rows())
+    plain, _, _ = trained(distilled(), rows())
+    coarse, info, _ = trained(distilled(transform=transform.quantize(4)), rows())
+    assert np.abs(state.server.logits - plain.server.logits).max() > 1e-3
+    assert np.abs(coarse.server.logits - plain.server.logits).max() > 1e-3
+    assert info["uplink_bytes"].total() < p.NUM_CLIENTS * 4 * 6 * CLASSES
+    with pytest.raises(ValueError, match="transform: expected one that sends numbers"):
+        distilled(transform=transform.quantize(4, range=1.0, integers=True))
