@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim import tree, validate
+from fedjax_sim.engine import constants
 from fedjax_sim.engine.arithmetic import exact_sums
 from fedjax_sim.types import Array, ClientData, Population, PyTree
 
@@ -270,7 +271,7 @@ def evaluation(
         validate.fail("owners", "the clients' training rows, for adapt", None, "Give the population of the run.")
 
     # Data sets are arguments of the jitted function: as closures they would be constants of the program.
-    @jax.jit
+    @constants.jit
     def measure(params, state, test, held_out, train, ids, local_test, owners, triggered):
         on_test = {} if test is None else pooled(loss_fn, params, test)
         on_triggered = {} if triggered is None else pooled(loss_fn, params, triggered)
