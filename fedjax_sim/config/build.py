@@ -304,7 +304,7 @@ class Builder(Maker):
                 "owners": None if evaluated.adapt is None else data.train,
             }
         )
-        local_options["triggered"] = data.triggered
+        local_options |= {"triggered": data.triggered, "perplexity": data.task == "next_token"}
         return evaluation(loss_fn, test=data.test, held_out=data.held_out, **local_options, **train_options)
 
     def fine_tuned(self, algorithm: Algorithm, loss_fn: Callable, data: FederatedData) -> Algorithm:

@@ -146,6 +146,12 @@ def _success(metrics: dict[str, Array]) -> np.float32:
     return np.float32(metrics["accuracy"])
 
 
+def _exponential(loss: np.ndarray | float) -> np.ndarray:
+    """Computes exp(loss) in float32; infinity for the loss of a diverged model."""
+    with np.errstate(over="ignore"):
+        return np.float32(np.exp(np.float64(loss)))
+
+
 def _of(chosen: np.ndarray, sums: tuple[np.ndarray, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
     """Returns totals and weights [N] of the chosen clients; all others have neither."""
     totals, weights = sums
@@ -217,6 +223,7 @@ def evaluation(
     adapt: Callable | None = None,
     owners: Population | None = None,
     triggered: PyTree | None = None,
+    perplexity: bool = False,
 ) -> Callable:
     """Builds a function params -> record of metrics, on any of several data sets.
 
@@ -245,6 +252,9 @@ def evaluation(
       owners: the clients of the run with the rows that they train on; for `adapt`.
       triggered: examples with a backdoor's trigger, labelled as the attacker wants (`FederatedData.triggered`). Their
         accuracy is `attack_success`, the share of them that the model takes for the target.
+      perplexity: whether the record has `test_perplexity`, `held_out_perplexity` and so on: exp(F) of each mean loss F
+        in nats per token, and in the quantiles exp(F_i) of each client's mean loss. It is for a loss that weighs by
+        tokens, such as `models.next_token_cross_entropy`.
 
     Raises: ValueError for `train_clients` without `train`, for `personal` or `adapt` without `local_test`, and for
     `adapt` without `owners`.
@@ -253,7 +263,8 @@ def evaluation(
     (tests/metrics/test_evaluation.py::test_matches_a_loop_over_clients,
     ::test_the_objective_is_that_of_a_loop_over_clients). A personal model is evaluated on its owner's rows
     (tests/population/test_own_test_rows.py::test_personal_models_are_judged_by_their_owners_rows). Attack success is
-    NumPy's share (tests/population/poisoned/test_backdoors.py::test_attack_success_against_numpy).
+    NumPy's share (tests/population/poisoned/test_backdoors.py::test_attack_success_against_numpy). Perplexities count
+    each token once, and no padding (tests/metrics/test_evaluation.py::test_perplexity_is_that_of_all_tokens).
     """
     ids = None
     if train_clients is not None:
@@ -303,8 +314,13 @@ def evaluation(
     def evaluated(params: PyTree, state: PyTree) -> dict:
         on_device = measure(params, state, test, held_out, train, ids, local_test, owners, triggered)
         on_test, clients, on_train, on_triggered, trained = jax.device_get(on_device)
-        values = {f"test_{name}": np.float32(value) for name, value in on_test.items()}
-        values |= {f"train_{name}": np.float32(value) for name, value in on_train.items()}
+        if perplexity and any("perplexity" in means for means in (on_test, on_train, *clients.values())):
+            validate.fail("perplexity", "False where the loss has a metric of this name", perplexity)
+        values = {}
+        for group, means in (("test", on_test), ("train", on_train)):
+            values |= {f"{group}_{name}": np.float32(value) for name, value in means.items()}
+            if perplexity and means:
+                values[f"{group}_perplexity"] = _exponential(means["loss"])
         if triggered is not None:
             values["attack_success"] = _success(on_triggered)
         sample_size = {} if ids is None else {"train_sample_clients": train_clients}
@@ -321,13 +337,21 @@ def evaluation(
             for name, (totals, weights) in metrics.items():
                 totals = np.asarray(totals, np.float64)
                 weights = np.asarray(weights, np.float64)
-                values[f"{group}_{name}"] = np.float32(totals.sum() / weights.sum() if weights.sum() else np.nan)
+                mean = totals.sum() / weights.sum() if weights.sum() else np.nan
+                values[f"{group}_{name}"] = np.float32(mean)
                 has_examples = weights > 0
+                of_clients = totals[has_examples] / weights[has_examples]
+                spreads = {name: of_clients}
+                if perplexity and name == "loss":
+                    values[f"{group}_perplexity"] = _exponential(mean)
+                    spreads["perplexity"] = _exponential(of_clients)
                 if has_examples.any():
                     # The losses of a diverged model are not finite; its quantiles are then NaN.
                     with np.errstate(invalid="ignore"):
-                        spread = np.quantile(totals[has_examples] / weights[has_examples], QUANTILES)
-                    quantiles[f"{group}_{name}_quantiles"] = np.float32(spread)
+                        quantiles |= {
+                            f"{group}_{name}_quantiles": np.float32(np.quantile(of_each, QUANTILES))
+                            for name, of_each in spreads.items()
+                        }
         return tree.joined_metrics({"metric": values, "sample": sample_size, "spread": quantiles})
 
     if personal is None and has_trained is None:

@@ -33,8 +33,8 @@ def started_from(model: Model, *, path: FilePath) -> Model:
     ImportError without the package `safetensors`, and OSError for a file that cannot be read.
 
     Guarantees: a model that was exported starts with the same bits
-    (tests/models/test_start.py::test_starts_with_the_bits_of_the_file). Every difference between file and model is refused
-    with the leaf's name (tests/models/test_start.py::test_other_files_are_refused).
+    (tests/models/test_start.py::test_starts_with_the_bits_of_the_file). Every difference between file and model is
+    refused with the leaf's name (tests/models/test_start.py::test_other_files_are_refused).
     """
     part("model", model, Model)
     arrays = _read(Path(path).expanduser())
