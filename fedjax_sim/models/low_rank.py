@@ -33,6 +33,7 @@ class LowRankSum:
     b: Array  # B [rank, num_outputs]
     scale: Array  # s []
     path: str = dataclasses.field(metadata={"static": True})  # of the matrix, for errors
+    __array_ufunc__ = None  # so that NumPy leaves `x @ matrix` to `__rmatmul__`
 
     @property
     def shape(self) -> tuple[int, int]:
