@@ -13,6 +13,8 @@ from fedjax_sim.config.document import load
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 EXPERIMENTS = ROOT / "experiments"
+NEED_DATA = ("cora", "heart_disease", "vertical_hospitals")
+NEED_DATA += ("shakespeare", "shakespeare_adapters", "shakespeare_transformer")
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 
 
@@ -47,11 +49,7 @@ def test_slow_imports_wait_until_they_are_used():
 def test_examples_have_names():
     """Fault: README's `run quickstart` that works in a checkout only."""
     for path in EXPERIMENTS.glob("*.toml"):
-        needed = (
-            ["data.directory=somewhere"]
-            if path.stem in ("cora", "heart_disease", "shakespeare", "vertical_hospitals")
-            else []
-        )
+        needed = ["data.directory=somewhere"] if path.stem in NEED_DATA else []
         assert load(path.stem, needed) == load(path, needed)
 
 

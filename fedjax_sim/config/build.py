@@ -21,7 +21,7 @@ from fedjax_sim.config.factories import Maker
 from fedjax_sim.config.signatures import Part
 from fedjax_sim.config.value_kinds import problem
 from fedjax_sim.metrics import evaluation
-from fedjax_sim.models import default_loss, link_prediction, supervised
+from fedjax_sim.models import Model, default_loss, link_prediction, supervised
 from fedjax_sim.population import FederatedData, quadratic_loss
 from fedjax_sim.prng import stream
 from fedjax_sim.round.costs import plan_of
@@ -305,7 +305,7 @@ class Builder(Maker):
                 "owners": None if evaluated.adapt is None else data.train,
             }
         )
-        local_options["triggered"] = data.triggered
+        local_options |= {"triggered": data.triggered, "perplexity": data.task == "next_token"}
         return evaluation(loss_fn, test=data.test, held_out=data.held_out, **local_options, **train_options)
 
     def fine_tuned(self, algorithm: Algorithm, loss_fn: Callable, data: FederatedData) -> Algorithm:
@@ -356,14 +356,25 @@ class Builder(Maker):
         if wanted_input == "point":
             return None, quadratic_loss
         sizes = {"input_shape": data.input_shape, "num_features": data.input_shape[-1], "columns": data.columns}
-        model = self.make("model", **sizes, num_outputs=data.num_outputs)
+        model = self.wrapped("model", **sizes, num_outputs=data.num_outputs)
         if model is None:
             return None, None
+        frozen_state = self.frozen_state(model)
+        algorithm = self.parts["algorithm"]
+        if frozen_state is not None and (data.task == "link_prediction" or registry.takes(algorithm, "model")):
+            hint = f"{algorithm.name} on {data.task} computes with the model's parameters alone."
+            self.problems.append(problem("model", "a model without frozen parameters", self.tables["model"], hint))
+            return model, None
         if data.task == "link_prediction":
             return model, self.attempt("model", {}, partial(link_prediction, model))
-        return model, self.attempt(
-            "model", {}, partial(supervised, model, default_loss(data.task), measure=data.measure)
-        )
+        options = {"measure": data.measure, "frozen_state": frozen_state}
+        return model, self.attempt("model", {}, partial(supervised, model, default_loss(data.task), **options))
+
+    def frozen_state(self, model: Model) -> PyTree | None:
+        """Returns the state of a model at the config's seed, which no round changes; None for a stateless model."""
+        if not jax.tree.leaves(jax.eval_shape(lambda: model.init(jax.random.key(0))[1])):
+            return None
+        return model.init(stream(jax.random.key(self.tables["seed"]), "init"))[1]
 
     def weighs_examples(self) -> bool:
         """Returns whether clients report their number of examples as their weight."""

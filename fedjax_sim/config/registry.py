@@ -71,7 +71,7 @@ SUBPACKAGES = (
 # Tables that hold any number of parts, as tables inside them, applied in their order.
 CHAINS = ("transform", "downlink")
 # Tables whose parts may be wrapped by other parts of the same kind.
-WRAPPED = ("data", "sampler", "aggregator", *CHAINS)
+WRAPPED = ("data", "model", "sampler", "aggregator", *CHAINS)
 # The subpackage that has wrappers of every table, beside the wrappers in the table's own subpackage.
 WRAPPERS = "adversary"
 _admitted: list[str] = []  # modules outside of the package whose functions a config may name

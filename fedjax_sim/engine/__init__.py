@@ -22,6 +22,7 @@ from fedjax_sim.engine.client_memory.store import (
     store,
     take,
 )
+from fedjax_sim.engine.constants import constants_as_arguments, jit
 from fedjax_sim.engine.flops import flops
 from fedjax_sim.engine.fold import check_mesh, device_mesh, fold, is_unplaced, one_device, unplaced
 from fedjax_sim.engine.largest import all_finite, largest_magnitude
@@ -45,6 +46,7 @@ __all__ = [
     "client_memory",
     "compiler_options",
     "compiling_for",
+    "constants_as_arguments",
     "device_mesh",
     "exact_sums",
     "fast_arithmetic",
@@ -53,6 +55,7 @@ __all__ = [
     "fold",
     "gathered",
     "is_unplaced",
+    "jit",
     "largest_magnitude",
     "median",
     "memory_files",

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim import tree, validate
+from fedjax_sim.engine import constants
 from fedjax_sim.engine.arithmetic import exact_sums
 from fedjax_sim.metrics.fairness import highest_decile, lowest_decile
 from fedjax_sim.types import Array, ClientData, Population, PyTree
@@ -146,6 +147,20 @@ def _success(metrics: dict[str, Array]) -> np.float32:
     return np.float32(metrics["accuracy"])
 
 
+def _exponential(loss: np.ndarray | float) -> np.ndarray:
+    """Computes exp(loss) in float32; infinity for the loss of a diverged model."""
+    with np.errstate(over="ignore"):
+        return np.float32(np.exp(np.float64(loss)))
+
+
+def _spread(of_clients: np.ndarray) -> dict[str, np.ndarray]:
+    """Returns the spread of a metric [N] over clients; NaN for the losses of a diverged model, which are not finite."""
+    with np.errstate(invalid="ignore"):
+        quantiles = np.quantile(of_clients, QUANTILES)
+        deciles = {"lowest_decile": lowest_decile(of_clients), "highest_decile": highest_decile(of_clients)}
+    return {name: np.float32(x) for name, x in ({"quantiles": quantiles} | deciles).items()}
+
+
 def _of(chosen: np.ndarray, sums: tuple[np.ndarray, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
     """Returns totals and weights [N] of the chosen clients; all others have neither."""
     totals, weights = sums
@@ -217,6 +232,7 @@ def evaluation(
     adapt: Callable | None = None,
     owners: Population | None = None,
     triggered: PyTree | None = None,
+    perplexity: bool = False,
 ) -> Callable:
     """Builds a function params -> record of metrics, on any of several data sets.
 
@@ -246,6 +262,9 @@ def evaluation(
       owners: the clients of the run with the rows that they train on; for `adapt`.
       triggered: examples with a backdoor's trigger, labelled as the attacker wants (`FederatedData.triggered`). Their
         accuracy is `attack_success`, the share of them that the model takes for the target.
+      perplexity: whether the record has `test_perplexity`, `held_out_perplexity` and so on: exp(F) of each mean loss F
+        in nats per token, and in the quantiles exp(F_i) of each client's mean loss. It is for a loss that weighs by
+        tokens, such as `models.next_token_cross_entropy`.
 
     Raises: ValueError for `train_clients` without `train`, for `personal` or `adapt` without `local_test`, and for
     `adapt` without `owners`.
@@ -254,7 +273,8 @@ def evaluation(
     (tests/metrics/test_evaluation.py::test_matches_a_loop_over_clients,
     ::test_the_objective_is_that_of_a_loop_over_clients). A personal model is evaluated on its owner's rows
     (tests/population/test_own_test_rows.py::test_personal_models_are_judged_by_their_owners_rows). Attack success is
-    NumPy's share (tests/population/poisoned/test_backdoors.py::test_attack_success_against_numpy).
+    NumPy's share (tests/population/poisoned/test_backdoors.py::test_attack_success_against_numpy). Perplexities count
+    each token once, and no padding (tests/metrics/test_evaluation.py::test_perplexity_is_that_of_all_tokens).
     """
     ids = None
     if train_clients is not None:
@@ -272,7 +292,7 @@ def evaluation(
         validate.fail("owners", "the clients' training rows, for adapt", None, "Give the population of the run.")
 
     # Data sets are arguments of the jitted function: as closures they would be constants of the program.
-    @jax.jit
+    @constants.jit
     def measure(params, state, test, held_out, train, ids, local_test, owners, triggered):
         on_test = {} if test is None else pooled(loss_fn, params, test)
         on_triggered = {} if triggered is None else pooled(loss_fn, params, triggered)
@@ -304,8 +324,13 @@ def evaluation(
     def evaluated(params: PyTree, state: PyTree) -> dict:
         on_device = measure(params, state, test, held_out, train, ids, local_test, owners, triggered)
         on_test, clients, on_train, on_triggered, trained = jax.device_get(on_device)
-        values = {f"test_{name}": np.float32(value) for name, value in on_test.items()}
-        values |= {f"train_{name}": np.float32(value) for name, value in on_train.items()}
+        if perplexity and any("perplexity" in means for means in (on_test, on_train, *clients.values())):
+            validate.fail("perplexity", "False where the loss has a metric of this name", perplexity)
+        values = {}
+        for group, means in (("test", on_test), ("train", on_train)):
+            values |= {f"{group}_{name}": np.float32(value) for name, value in means.items()}
+            if perplexity and means:
+                values[f"{group}_perplexity"] = _exponential(means["loss"])
         if triggered is not None:
             values["attack_success"] = _success(on_triggered)
         sample_size = {} if ids is None else {"train_sample_clients": train_clients}
@@ -322,15 +347,16 @@ def evaluation(
             for name, (totals, weights) in metrics.items():
                 totals = np.asarray(totals, np.float64)
                 weights = np.asarray(weights, np.float64)
-                values[f"{group}_{name}"] = np.float32(totals.sum() / weights.sum() if weights.sum() else np.nan)
+                mean = totals.sum() / weights.sum() if weights.sum() else np.nan
+                values[f"{group}_{name}"] = np.float32(mean)
                 has_examples = weights > 0
+                of_clients = {name: totals[has_examples] / weights[has_examples]}
+                if perplexity and name == "loss":
+                    values[f"{group}_perplexity"] = _exponential(mean)
+                    of_clients["perplexity"] = _exponential(of_clients["loss"])
                 if has_examples.any():
-                    # The losses of a diverged model are not finite; their spread is then NaN.
-                    with np.errstate(invalid="ignore"):
-                        of_clients = totals[has_examples] / weights[has_examples]
-                        spreads[f"{group}_{name}_quantiles"] = np.float32(np.quantile(of_clients, QUANTILES))
-                        spreads[f"{group}_{name}_lowest_decile"] = np.float32(lowest_decile(of_clients))
-                        spreads[f"{group}_{name}_highest_decile"] = np.float32(highest_decile(of_clients))
+                    for shown, of_each in of_clients.items():
+                        spreads |= {f"{group}_{shown}_{kind}": x for kind, x in _spread(of_each).items()}
         return tree.joined_metrics({"metric": values, "sample": sample_size, "spread": spreads})
 
     if personal is None and has_trained is None:

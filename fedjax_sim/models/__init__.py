@@ -2,6 +2,7 @@
 
 from fedjax_sim.models import blocks, cells, layers
 from fedjax_sim.models.adapters import from_equinox, from_linen, from_nnx
+from fedjax_sim.models.attention import transformer
 from fedjax_sim.models.cuts import Cut, cut
 from fedjax_sim.models.distance_correlation import distance_correlation
 from fedjax_sim.models.ensemble import distillation, ensemble, interpolated, mixture
@@ -16,10 +17,12 @@ from fedjax_sim.models.losses import (
     squared_error,
     taylor_cross_entropy,
 )
+from fedjax_sim.models.low_rank import lora, merged
 from fedjax_sim.models.model import Model, from_fn, per_example, supervised
 from fedjax_sim.models.partition import combine, partition
 from fedjax_sim.models.recurrent import gru, lstm
 from fedjax_sim.models.sequential import Layer, branches, layer, sequential
+from fedjax_sim.models.start import started_from
 from fedjax_sim.models.vertical import by_party, vertical_linear, vertical_mlp
 
 __all__ = [
@@ -52,7 +55,9 @@ __all__ = [
     "linear",
     "link_prediction",
     "logistic",
+    "lora",
     "lstm",
+    "merged",
     "mixture",
     "mlp",
     "next_token_cross_entropy",
@@ -64,8 +69,10 @@ __all__ = [
     "sigmoid_cross_entropy",
     "softmax_cross_entropy",
     "squared_error",
+    "started_from",
     "supervised",
     "taylor_cross_entropy",
+    "transformer",
     "vertical_linear",
     "vertical_mlp",
 ]

@@ -39,15 +39,26 @@ def compiled_block(
     from round `first` on, and donates the buffers of its state. `infos` have a leading axis of MAX_BLOCK rounds.
 
     Raises: MemoryError for a program that does not fit, ValueError for an info with large arrays.
+
+    Guarantees: large arrays that a loss closes over, such as frozen parameters, are in memory once, and in no compiled
+    program (tests/running/test_blocks.py::test_frozen_parameters_are_arguments).
     """
-
+    start_seconds = time.perf_counter()
+    key, state, population = replicated((key, state, population))
     # The step occurs twice in the block: under `jit` it is traced once.
-    step = jax.jit(algorithm.step)
+    jitted = jax.jit(algorithm.step)
+    traced = jitted.trace(key, state, population)
+    _check_info(traced.out_info[1])
+    constants, run = engine.constants_as_arguments(traced.jaxpr)
+    constants = replicated(constants)
 
-    def block(key, state, population, first, count):
-        _, info = jax.eval_shape(step, key, state, population)
-        _check_info(info)
-        infos = jax.tree.map(lambda x: jnp.zeros((MAX_BLOCK, *x.shape), x.dtype), info)
+    def block(key, state, population, first, count, constants):
+        infos = jax.tree.map(lambda x: jnp.zeros((MAX_BLOCK, *x.shape), x.dtype), traced.out_info[1])
+
+        def step(*args):
+            if not constants:
+                return jitted(*args)
+            return jax.tree.unflatten(jax.tree.structure(traced.out_info), run(constants, jax.tree.leaves(args)))
 
         def one_round(i, carry):
             state, infos = carry
@@ -56,23 +67,22 @@ def compiled_block(
 
         return jax.lax.fori_loop(0, count, one_round, (state, infos))
 
-    start_seconds = time.perf_counter()
     zero = np.int32(0)
-    key, state, population = replicated((key, state, population))
     # With several processes infos are replicated, since every process reads them; the compiler places the state.
     shardings = {"out_shardings": (None, key.sharding)} if distributed.several() else {}
     program = jax.jit(block, donate_argnums=1, compiler_options=engine.compiler_options(), **shardings)
-    compiled = program.lower(key, state, population, zero, zero).compile()
+    compiled = program.lower(key, state, population, zero, zero, constants).compile()
     seconds = time.perf_counter() - start_seconds
     # A program that is too large for one process ends all of them.
     distributed.agreed(lambda: check_memory(engine.needs(compiled)))
-    (key_sharding, state_sharding, population_sharding, *_), _ = compiled.input_shardings
+    (key_sharding, state_sharding, population_sharding, _, _, constants_sharding), _ = compiled.input_shardings
     key = jax.device_put(key, key_sharding)
     state = _placed(state, state_sharding)
     population = jax.device_put(population, population_sharding)
+    constants = jax.device_put(constants, constants_sharding)
 
     def call(state, population, first, count):
-        state, infos = compiled(key, state, population, np.int32(first), np.int32(count))
+        state, infos = compiled(key, state, population, np.int32(first), np.int32(count), constants)
         return _placed(state, state_sharding), infos
 
     return call, state, population, seconds

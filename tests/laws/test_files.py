@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
+from safetensors.numpy import save
 
 from fedjax_sim.config import registry
 from fedjax_sim.config.build import Builder
@@ -66,6 +67,13 @@ def leaf_json(label: int) -> str:
 def tweets(label: int) -> str:
     tweet = ["1", "Mon Apr 06", "NO_QUERY", "u", "so good"]
     return json.dumps({"users": ["u"], "num_samples": [2], "user_data": {"u": {"x": [tweet] * 2, "y": [0, label]}}})
+
+
+def write_start(folder: Path, bias: float = 0.0) -> None:
+    """Parameters of softmax regression on the digits."""
+    folder.mkdir(parents=True, exist_ok=True)
+    arrays = {"kernel": np.zeros((64, 10), np.float32), "bias": np.full(10, bias, np.float32)}
+    (folder / "model.safetensors").write_bytes(save(arrays))
 
 
 def write_faces(folder: Path, red: int = 0, label: int = 0) -> None:
@@ -223,6 +231,11 @@ ROWS = {
         {"input.txt": "A:\nHello, you there.\n\nB:\nYes, me here.\n"},
         "Hello",
         "Hallo",
+    ),
+    "started_from": Row(
+        [*FEW, "model.started_from={path='FOLDER/model.safetensors'}"],
+        write_start,
+        {"model.safetensors": lambda folder: write_start(folder, bias=1.0)},
     ),
     "table": text_row(
         [

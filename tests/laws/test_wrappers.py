@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import re
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -34,6 +35,11 @@ OPTIONS = {
         "with_private_labels": {"epsilon": 1.0},
         "with_rotated_images": {"num_clusters": 2},
         "with_server_rows": {"examples": 20},
+    },
+    "model": {
+        "ensemble": {"num_members": 2},
+        "lora": {"rank": 2},
+        "started_from": {"path": f"'{Path(__file__).parent / 'start.safetensors'}'"},
     },
     "sampler": {
         "power_of_choice": {"cohort_size": 3},
@@ -64,6 +70,7 @@ OPTIONS = {
     },
 }
 BASES = {
+    "mlp": ("model", ["data.num_clients=8", "model.hidden=[2]"]),
     "digits": ("data", ["data.num_clients=8"]),
     "images": ("data", ["data.name=synthetic_images", "data.num_clients=8", "data.examples_per_client=10"]),
     "graph": ("data", ["data.name=karate_club"]),
@@ -75,6 +82,7 @@ BASES = {
     "integers": ("aggregator", ["aggregator.name=modular_sum", "aggregator.denominator=4.0"]),
 }
 SOME = {  # by default; all of them in the whole rows
+    "mlp": tuple(OPTIONS["model"]),
     "digits": ("constrained", "label_flip", "with_groups", "with_local_test", "with_private_labels"),
     "full": tuple(name for name in OPTIONS["sampler"] if name != "with_battery"),
     "median": tuple(OPTIONS["aggregator"]),
@@ -111,6 +119,10 @@ def built(table, base, names):
         for people in filter(None, (made.train, made.local_test)):
             jax.eval_shape(people.client, jax.ShapeDtypeStruct((), jnp.int32))
             assert people.sizes.shape == (people.size,)
+    elif table == "model":
+        made = builder.wrapped(table, input_shape=(64,), num_outputs=10)
+        builder.stop()
+        jax.eval_shape(made.init, jax.random.key(0))
     elif table == "sampler":
         made = builder.sampler(8)
         builder.stop()

@@ -9,6 +9,7 @@ import pytest
 
 from fedjax_sim import metrics
 from fedjax_sim.metrics.baseline import constant_baseline
+from fedjax_sim.models import next_token_cross_entropy
 from fedjax_sim.population import from_clients, generated
 from fedjax_sim.types import ClientData
 
@@ -139,6 +140,40 @@ def test_per_example_weights_pool_over_tokens():
 
     examples = {"mean": np.float32([1.0, 5.0]), "tokens": np.float32([3.0, 1.0])}
     assert metrics.evaluation(sequences, test=examples)(())["test_loss"] == 2.0
+
+
+def test_perplexity_is_that_of_all_tokens():
+    """Catches a mean of the sequences' or the clients' perplexities, and padding that counts as a token."""
+    rng = np.random.default_rng(0)
+    lengths = [[3, 1], [4, 4, 2], [1]]
+    clients = []
+    for of_client in lengths:
+        y = np.full((len(of_client), 4), -1)
+        for row, length in zip(y, of_client, strict=True):
+            row[:length] = rng.integers(0, 5, length)
+        clients.append({"x": rng.normal(size=(len(of_client), 4, 5)).astype(np.float32), "y": y.astype(np.int32)})
+
+    def loss_fn(params, examples, key):
+        return next_token_cross_entropy(examples["x"] * params, examples["y"])
+
+    joined = {name: np.concatenate([client[name] for client in clients]) for name in ("x", "y")}
+    options = {"test": joined, "held_out": from_clients(clients), "train": from_clients(clients)}
+    record = metrics.evaluation(loss_fn, **options, perplexity=True)(jnp.float32(2))
+
+    def nats(client):
+        logits = 2 * np.float64(client["x"])
+        losses = np.log(np.exp(logits).sum(-1)) - np.take_along_axis(logits, client["y"].clip(0)[..., None], -1)[..., 0]
+        return losses[client["y"] >= 0]
+
+    whole = np.exp(np.concatenate([nats(client) for client in clients]).mean())
+    for group in ("test", "held_out", "train"):
+        np.testing.assert_allclose(record[f"{group}_perplexity"], whole, rtol=1e-5)
+    own = np.quantile([np.exp(nats(client).mean()) for client in clients], [0.05, 0.25, 0.5, 0.75, 0.95])
+    np.testing.assert_allclose(record["held_out_perplexity_quantiles"], own, rtol=1e-5)
+    assert not any("perplexity" in name for name in metrics.evaluation(loss_fn, **options)(jnp.float32(2)))
+    of_its_own = lambda *args: loss_fn(*args) | {"perplexity": jnp.ones(2)}  # noqa: E731
+    with pytest.raises(ValueError, match="perplexity: expected False where the loss has a metric of this name"):
+        metrics.evaluation(of_its_own, test=clients[0], perplexity=True)(jnp.float32(2))
 
 
 def test_populations_without_rows():

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from fedjax_sim import engine, tree
-from fedjax_sim.models import cnn, gru, linear, logistic, lstm, mlp, softmax_cross_entropy, supervised
+from fedjax_sim.models import cnn, gru, linear, logistic, lstm, mlp, softmax_cross_entropy, supervised, transformer
 
 KEY = jax.random.key(0)
 IMAGE = {"input_shape": (9, 8, 2), "num_outputs": 3}
@@ -103,6 +103,7 @@ MODELS = {
     "cnn": (SMALL_CNN, (9, 8, 2)),
     "gru": (gru(num_outputs=5, hidden=4), (6,)),
     "lstm": (lstm(num_outputs=5, hidden=4), (6,)),
+    "transformer": (transformer(num_outputs=5, features=8, num_blocks=1), (6,)),
 }
 
 
@@ -112,7 +113,7 @@ def inputs(shape, *lead):
     return jax.random.normal(KEY, (*lead, *shape))
 
 
-@pytest.mark.default_rows(2)
+@pytest.mark.default_rows("linear", "mlp", "transformer")
 @pytest.mark.parametrize("name", MODELS)
 def test_clients_with_own_weights_equal_a_loop(name):
     """Catches a layer that is wrong, or mixes clients, once weights carry a client axis (values and gradients)."""
@@ -146,7 +147,7 @@ def test_examples_do_not_mix(name):
     assert np.isnan(apply(other)[1]).any()
 
 
-@pytest.mark.parametrize("name", ["mlp", "cnn", "gru", "lstm"])
+@pytest.mark.parametrize("name", ["mlp", "cnn", "gru", "lstm", "transformer"])
 def test_half_precision_parameters_and_integer_images(name):
     """Catches a float32 constant that promotes bfloat16, and uint8 pixels that wrap instead of being cast."""
     model, shape = MODELS[name]

@@ -1,0 +1,239 @@
+"""This module adapts trained models by low-rank matrices (LoRA), which are all that clients train and send."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_sim.models.model import Model
+from fedjax_sim.models.partition import combine, partition
+from fedjax_sim.prng import stream
+from fedjax_sim.types import Array, PyTree
+from fedjax_sim.validate import Positive, PositiveInt, fail, named_arguments, nearest, part
+
+__all__ = ["LowRankSum", "lora", "merged"]
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, repr=False)
+class LowRankSum:
+    """The matrix W + s A B, of which only products x (W + s A B) can be computed, as x W + s (x A) B.
+
+    If clients have their own A and B under a `vmap`, x W stays one product of all clients' rows with one matrix. The
+    sum itself is never computed: it would be a matrix for each client.
+    """
+
+    frozen: Array  # W [num_inputs, num_outputs]
+    a: Array  # A [num_inputs, rank]
+    b: Array  # B [rank, num_outputs]
+    scale: Array  # s []
+    path: str = dataclasses.field(metadata={"static": True})  # of the matrix, for errors
+    __array_ufunc__ = None  # so that NumPy leaves `x @ matrix` to `__rmatmul__`
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """The shape of the matrix."""
+        return self.frozen.shape
+
+    @property
+    def dtype(self) -> Any:
+        """The dtype of the matrix."""
+        return self.frozen.dtype
+
+    def __rmatmul__(self, x: Array) -> Array:
+        """Computes x (W + s A B)."""
+        return x @ self.frozen + (x @ self.a * self.scale) @ self.b
+
+    def __getattr__(self, name: str) -> NoReturn:
+        """Refuses what an array has and this has not, such as the transpose `T`, which would need the sum."""
+        hint = "Use it by models.layers.dense, or leave it out of `matrices`."
+        raise AttributeError(f"{self.path}: expected x @ matrix of an adapted matrix, got matrix.{name}. {hint}")
+
+    def __repr__(self) -> str:
+        """Returns a text that shows in JAX's errors why this is no array."""
+        return f"LowRankSum(of {self.path!r}, for x @ matrix alone)"
+
+
+@named_arguments
+def lora(
+    model: Model,
+    *,
+    rank: PositiveInt,
+    alpha: Positive | None = None,
+    matrices: Sequence[str] | None = None,
+    trained: Sequence[str] = (),
+) -> Model:
+    """Freezes a model, and adapts its matrices W by trained matrices of low rank: W + (alpha / rank) A B.
+
+    The parameters of the new model are A [num_inputs, rank] and B [rank, num_outputs] of each adapted matrix. So every
+    algorithm trains, clips, compresses and sends these alone. The model's own parameters are the state of the new one,
+    which `supervised` takes as its `frozen_state`: clients do not have to receive or send them.
+
+    Args:
+      model: whose parameters are nested dicts, and which uses the adapted matrices as x @ matrix alone, as
+        `models.layers.dense` does.
+      rank: r, at most the smaller side of each adapted matrix.
+      alpha: the scale of A B is alpha / rank; by default alpha is the rank.
+      matrices: paths of the adapted matrices, or of dicts, all of whose matrices are adapted. By default these are all
+        leaves named "kernel" with two axes, except those of the model's last layer. `models.layers.dense` reads leaves
+        of this name.
+      trained: paths of leaves or dicts that are trained as they are, such as "output".
+
+    Returns: a `Model` with params {path: {"a": A, "b": B}, ...} beside the trained leaves, in the nested dicts of the
+    model's own paths, and with state {"frozen": the other leaves, "scale": alpha / rank, "state": the model's own}. Its
+    `init` draws the frozen leaves as the model's own does. A is normal with variance 1 / num_inputs, and B is zero, so
+    that at the start the new model is the old one. `merged` computes the old model's parameters with A B added.
+
+    Raises: ValueError for a path that the parameters lack or that is both adapted and trained, for a rank above a side
+    of a matrix, and if nothing is adapted. A model that uses an adapted matrix in another way raises TypeError or
+    AttributeError when it is traced.
+
+    Guarantees:
+      The new model gives the old one's bits at the start (tests/models/test_low_rank.py::test_starts_as_the_model),
+      and later the logits of the merged parameters up to rounding (::test_merged_parameters_give_the_same_logits).
+      With A orthogonal and fixed, and full rank, SGD on B is SGD on W (::test_full_rank_is_full_training).
+      No frozen leaf is in a message or changes in a round (::test_frozen_leaves_stay_and_are_in_no_message).
+      Clients' own adapters make no matrix of a client's own (::test_clients_share_the_frozen_product).
+
+    References: Hu et al. 2022 (LoRA), section 4.1.
+
+    >>> from fedjax_sim.models import mlp
+    >>> model = lora(mlp(input_shape=(5,), num_outputs=3, hidden=(4,)), rank=2)
+    >>> params, state = model.init(jax.random.key(0))
+    >>> jax.tree.map(jnp.shape, params)
+    {'hidden_0': {'kernel': {'a': (5, 2), 'b': (2, 4)}}}
+    """
+    part("model", model, Model)
+    params_spec, _ = jax.eval_shape(lambda: model.init(jax.random.key(0)))
+    if not isinstance(params_spec, dict):
+        fail("model", "a model whose parameters are nested dicts", type(params_spec).__name__, error=TypeError)
+    specs = _leaves(params_spec)
+    adapted = _adapted_paths(model, params_spec, matrices)
+    for path in adapted:
+        sides = specs[path].shape
+        if rank > min(sides):
+            fail("rank", f"at most {min(sides)}, the smaller side of {path}", rank)
+    trained_paths = set(_leaves(_chosen("trained", params_spec, trained)))
+    if both := sorted(set(adapted) & trained_paths):
+        fail("trained", "paths of leaves that are not adapted", both[0], "Leave it out of one of the two.")
+    scale = (rank if alpha is None else alpha) / rank
+
+    def init(key: Array) -> tuple[PyTree, PyTree]:
+        own_params, own_state = model.init(key)
+        trained_leaves, frozen = partition(own_params, lambda path: path in trained_paths)
+        adapters = {
+            path: _initial(stream(stream(key, "lora"), path), leaf.shape, leaf.dtype, rank)
+            for path, leaf in specs.items()
+            if path in adapted
+        }
+        state = {"frozen": frozen, "scale": jnp.float32(scale), "state": own_state}
+        return combine(_nested(adapters), trained_leaves), state
+
+    def apply(params: PyTree, state: PyTree, x: PyTree, key: Array | None, train: bool) -> tuple[PyTree, PyTree]:
+        out, own_state = model.apply(_joined(params, state, adapted), state["state"], x, key, train)
+        return out, {**state, "state": own_state}
+
+    return Model(init, apply)
+
+
+def merged(params: PyTree, state: PyTree) -> PyTree:
+    """Computes the parameters of the model that `lora` adapted, with (alpha / rank) A B added to each adapted matrix.
+
+    Args:
+      params, state: of the model that `lora` returned.
+
+    Guarantees: the old model with these parameters gives the new model's outputs up to rounding
+    (tests/models/test_low_rank.py::test_merged_parameters_give_the_same_logits).
+    """
+    adapted = [path.removesuffix("/a") for path in _leaves(params) if path.endswith("/a")]
+    frozen = set(_leaves(state["frozen"]))
+    joined = _joined(params, state, [path for path in adapted if path in frozen])
+
+    def summed(leaf: Array | LowRankSum) -> Array:
+        if not isinstance(leaf, LowRankSum):
+            return leaf
+        return leaf.frozen + leaf.scale.astype(leaf.dtype) * (leaf.a @ leaf.b)
+
+    return jax.tree.map(summed, joined, is_leaf=lambda leaf: isinstance(leaf, LowRankSum))
+
+
+def _initial(key: Array, shape: tuple[int, int], dtype: Any, rank: int) -> PyTree:
+    """Draws the adapter of one matrix."""
+    num_inputs, num_outputs = shape
+    a = jax.random.normal(key, (num_inputs, rank), dtype) / math.sqrt(num_inputs)
+    return {"a": a, "b": jnp.zeros((rank, num_outputs), dtype)}
+
+
+def _joined(params: PyTree, state: PyTree, adapted: Sequence[str]) -> PyTree:
+    """Returns the parameters of the model inside, with a `LowRankSum` in place of each adapted matrix."""
+    trained, adapters = dict(_leaves(params)), {}
+    for path in adapted:
+        adapters[path] = {name: trained.pop(f"{path}/{name}") for name in ("a", "b")}
+    leaves = _leaves(state["frozen"]) | trained
+    for path, adapter in adapters.items():
+        # A scale in the dtype of the adapters promotes nothing.
+        leaves[path] = LowRankSum(leaves[path], **adapter, scale=state["scale"].astype(adapter["a"].dtype), path=path)
+    return _nested(leaves)
+
+
+def _adapted_paths(model: Model, params: PyTree, matrices: Sequence[str] | None) -> list[str]:
+    """Returns the paths of the matrices to adapt, each of which has two axes."""
+    if matrices is None:
+        last_layer = next((layer.keys for layer in reversed(model.layers) if layer.keys), ())
+        paths = [
+            path
+            for path, leaf in _leaves({name: x for name, x in params.items() if name not in last_layer}).items()
+            if path.split("/")[-1] == "kernel" and len(leaf.shape) == 2
+        ]
+        hint = "State the matrices. The default is all kernels with two axes before the last layer."
+    else:
+        chosen = _leaves(_chosen("matrices", params, matrices))
+        paths = [path for path, leaf in chosen.items() if len(leaf.shape) == 2]
+        hint = "Only leaves with two axes are adapted."
+    if not paths:
+        fail("matrices", "paths of at least one matrix", matrices, hint)
+    return paths
+
+
+def _chosen(name: str, params: PyTree, paths: Sequence[str]) -> PyTree:
+    """Returns the leaves that the paths choose; refuses a path that chooses nothing, by the argument's name."""
+    known = _folders(params)
+    for path in paths:
+        if path not in known:
+            fail(name, f"paths among {known}", path, nearest(path, known))
+    return partition(params, list(paths))[0]
+
+
+def _folders(tree: PyTree, prefix: str = "") -> list[str]:
+    """Returns the paths of all dicts and leaves."""
+    paths = []
+    for name, value in tree.items():
+        paths.append(f"{prefix}{name}")
+        if isinstance(value, dict):
+            paths += _folders(value, f"{prefix}{name}/")
+    return paths
+
+
+def _leaves(tree: PyTree, prefix: str = "") -> dict[str, Any]:
+    """Returns the leaves of nested dicts by their paths."""
+    leaves = {}
+    for name, value in tree.items():
+        leaves |= _leaves(value, f"{prefix}{name}/") if isinstance(value, dict) else {f"{prefix}{name}": value}
+    return leaves
+
+
+def _nested(leaves: dict[str, Any]) -> PyTree:
+    """Returns nested dicts of leaves by their paths."""
+    tree: dict = {}
+    for path, leaf in leaves.items():
+        *folders, name = path.split("/")
+        inner = tree
+        for folder in folders:
+            inner = inner.setdefault(folder, {})
+        inner[name] = leaf
+    return tree

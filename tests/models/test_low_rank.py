@@ -1,0 +1,165 @@
+"""LoRA: adapters in place of a model's parameters, which stay frozen."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from fedjax_sim import algorithms, population, round, sampling, tree
+from fedjax_sim.engine.jaxpr import walk
+from fedjax_sim.models import (
+    from_linen,
+    gru,
+    layer,
+    lora,
+    merged,
+    mlp,
+    sequential,
+    squared_error,
+    supervised,
+    transformer,
+)
+
+KEY = jax.random.key(0)
+SMALL = transformer(num_outputs=5, features=8, num_heads=2, num_blocks=1, hidden=12)
+TOKENS = np.array([[1, 2, 3, 0], [4, 4, 0, 2]])
+
+
+def started(model):
+    """The model's parameters and state, with matrices B that are not zero."""
+    params, state = jax.jit(model.init)(KEY)
+    return jax.tree.map(lambda leaf: leaf + 0.1 * jax.random.normal(KEY, leaf.shape), params), state
+
+
+def outputs(model, params, state, x):
+    return jax.jit(lambda params, state: model.apply(params, state, x, None, False)[0])(params, state)
+
+
+@pytest.mark.parametrize("model", [SMALL, gru(num_outputs=5, hidden=4)], ids=["transformer", "gru"])
+def test_starts_as_the_model(model):
+    """Catches a B that is not zero, other frozen leaves than the model's, and a sum in place of two products."""
+    adapted = lora(model, rank=2, trained=["output"])
+    params, state = jax.jit(adapted.init)(KEY)
+    np.testing.assert_array_equal(
+        outputs(adapted, params, state, TOKENS), outputs(model, jax.jit(model.init)(KEY)[0], (), TOKENS)
+    )
+    assert "output" in params and "output" not in state["frozen"]
+
+
+def test_merged_parameters_give_the_same_logits():
+    """Catches a scale that is applied twice or not at all, and a product of A and B the other way round."""
+    adapted = lora(SMALL, rank=3, alpha=6.0, trained=["norm"])
+    params, state = started(adapted)
+    whole = merged(params, state)
+    np.testing.assert_allclose(
+        outputs(SMALL, whole, (), TOKENS), outputs(adapted, params, state, TOKENS), rtol=1e-5, atol=1e-5
+    )
+    pair = params["block_0"]["mlp"]["hidden"]["kernel"]
+    change = whole["block_0"]["mlp"]["hidden"]["kernel"] - state["frozen"]["block_0"]["mlp"]["hidden"]["kernel"]
+    np.testing.assert_allclose(change, 2.0 * np.asarray(pair["a"]) @ np.asarray(pair["b"]), atol=1e-6)
+    assert jax.tree.structure(whole) == jax.tree.structure(SMALL.init(KEY)[0])
+
+
+def test_full_rank_is_full_training():
+    """With A orthogonal and fixed, r = num_inputs and scale 1, SGD on B from zero is SGD on W: catches a lost term."""
+    model = mlp(input_shape=(4,), num_outputs=3, hidden=(6,))
+    adapted = lora(model, rank=4, matrices=["hidden_0"])
+    params, state = jax.jit(adapted.init)(KEY)
+    orthogonal = jnp.asarray(np.linalg.qr(np.random.default_rng(0).normal(size=(4, 4)))[0], jnp.float32)
+    examples = {"x": jax.random.normal(KEY, (10, 4)), "y": jax.random.normal(KEY, (10, 3))}
+    kernels = model.init(KEY)[0]
+
+    def loss_of_b(b):
+        at = {"hidden_0": {"kernel": {"a": orthogonal, "b": b}}}
+        return squared_error(adapted.apply(at, state, examples["x"], None, False)[0], examples["y"])["loss"].mean()
+
+    def loss_of_kernel(kernel):
+        at = kernels | {"hidden_0": kernels["hidden_0"] | {"kernel": kernel}}
+        return squared_error(model.apply(at, (), examples["x"], None, False)[0], examples["y"])["loss"].mean()
+
+    b, kernel = params["hidden_0"]["kernel"]["b"], kernels["hidden_0"]["kernel"]
+    step_of_b, step_of_kernel = (jax.jit(jax.grad(loss)) for loss in (loss_of_b, loss_of_kernel))
+    for _ in range(20):
+        b, kernel = b - 0.3 * step_of_b(b), kernel - 0.3 * step_of_kernel(kernel)
+    trained = state["frozen"]["hidden_0"]["kernel"] + orthogonal @ b
+    np.testing.assert_allclose(trained, kernel, atol=2e-6)
+    assert np.abs(kernel - kernels["hidden_0"]["kernel"]).max() > 0.1
+
+
+def test_frozen_leaves_stay_and_are_in_no_message():
+    """Catches frozen leaves that are broadcast, sent, counted as bytes or changed."""
+    adapted = lora(mlp(input_shape=(4,), num_outputs=3, hidden=(5,)), rank=2, trained=["output/bias"])
+    params, state = jax.jit(adapted.init)(KEY)
+    rows = np.random.default_rng(0).normal(size=(2, 6, 4)).astype(np.float32)
+    clients = population.stored({"x": rows[0], "y": rows[1, :, :3]}, np.arange(7))
+    loss_fn = supervised(adapted, squared_error, frozen_state=state)
+    algorithm = algorithms.fedavg(loss_fn, sampling.full(6), optax.sgd(0.5), num_steps=2, batch_size=1)
+    before = tree.sha256_of(state).hexdigest()
+
+    @jax.jit
+    def two_rounds(start):
+        middle, info = algorithm.step(KEY, start, clients)
+        return algorithm.step(KEY, middle, clients)[0], info, round.observe(algorithm, KEY, middle, clients)
+
+    last, info, seen = two_rounds(algorithm.init(KEY, params, clients))
+    messages = jax.tree.map(lambda x: x[0], seen.messages)
+    for sent in (seen.broadcast, messages, algorithm.params(last)):
+        assert jax.tree.map(jnp.shape, sent) == jax.tree.map(jnp.shape, params)
+    assert tree.sha256_of(state).hexdigest() == before
+    assert info["uplink_bytes"].total() == 6 * tree.num_bytes(params)
+    changed = jax.tree.leaves(jax.tree.map(lambda a, b: (a != b).any(), algorithm.params(last), params))
+    assert all(map(bool, changed))
+
+
+def test_clients_share_the_frozen_product():
+    """Catches a matrix for each client: under a vmap over clients, no equation of the gradient has one."""
+    adapted = lora(SMALL, rank=2)
+    params, state = jax.eval_shape(adapted.init, KEY)
+    num_clients = 17
+    of_clients = jax.tree.map(lambda x: jax.ShapeDtypeStruct((num_clients, *x.shape), x.dtype), params)
+    tokens = jax.ShapeDtypeStruct((num_clients, 2, 4), jnp.int32)
+
+    def loss(params, state, x):
+        return jax.nn.logsumexp(adapted.apply(params, state, x, None, False)[0]).sum()
+
+    program = jax.make_jaxpr(jax.vmap(jax.grad(loss), in_axes=(0, None, 0)))(of_clients, state, tokens)
+    shapes = {tuple(x.aval.shape) for equation in walk(program) for x in (*equation.invars, *equation.outvars)}
+    matrices = {leaf.shape for leaf in jax.tree.leaves(state["frozen"]) if len(leaf.shape) == 2} - {(5, 8)}
+    assert (num_clients, 2, 4, 8) in shapes and {(8, 8), (8, 12), (12, 8)} <= matrices
+    for rows, columns in matrices:
+        for shape in ((num_clients, rows, columns), (num_clients, columns, rows)):
+            assert shape not in shapes
+
+
+def test_error_texts():
+    """Catches a path that chooses nothing, a rank without meaning, and a model that would not see its adapters."""
+    with pytest.raises(ValueError, match="rank: expected at most 8, the smaller side of block_0/attention/key/kernel"):
+        lora(SMALL, rank=9)
+    with pytest.raises(ValueError, match="rank: expected an integer"):
+        lora(SMALL, rank=0)
+    with pytest.raises(ValueError, match=r"matrices: expected paths among .*, got 'block_1'"):
+        lora(SMALL, rank=2, matrices=["block_1"])
+    with pytest.raises(ValueError, match=r"trained: expected paths among .*, got 'outputs'. Did you mean 'output'"):
+        lora(SMALL, rank=2, trained=["outputs"])
+    with pytest.raises(ValueError, match="trained: expected paths of leaves that are not adapted"):
+        lora(SMALL, rank=2, trained=["block_0/mlp"])
+    with pytest.raises(ValueError, match="matrices: expected paths of at least one matrix"):
+        lora(mlp(input_shape=(4,), num_outputs=3, hidden=()), rank=2)
+    with pytest.raises(TypeError, match="model: expected a Model"):
+        lora(None, rank=2)
+    transposed = sequential([layer("last", lambda key: {"kernel": jnp.ones((2, 3))}, lambda p, x: x @ p["kernel"].T)])
+    adapted = lora(transposed, rank=1, matrices=["last"])
+    params, state = adapted.init(KEY)
+    with pytest.raises(AttributeError, match=r"last/kernel: expected x @ matrix .*, got matrix\.T"):
+        adapted.apply(params, state, jnp.ones((1, 3)), None, False)
+
+
+def test_models_that_use_a_matrix_otherwise_are_refused():
+    """Catches adapters that a module of flax ignores."""
+    from flax import linen
+
+    adapted = lora(from_linen(linen.Dense(3), jax.ShapeDtypeStruct((1, 2), jnp.float32)), rank=1, matrices=["kernel"])
+    params, state = adapted.init(KEY)
+    with pytest.raises(TypeError, match="LowRankSum"):
+        adapted.apply(params, state, jnp.ones((1, 2)), None, False)
