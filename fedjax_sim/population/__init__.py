@@ -11,6 +11,7 @@ from fedjax_sim.population.datasets.industrial import controller_tuning, oversho
 from fedjax_sim.population.datasets.leaf_features import celeba, sent140
 from fedjax_sim.population.datasets.leaf_tff import leaf, tff_hdf5
 from fedjax_sim.population.datasets.libsvm import libsvm
+from fedjax_sim.population.datasets.mixture import mixture
 from fedjax_sim.population.datasets.native import native, write_native
 from fedjax_sim.population.datasets.quadratic import quadratic_loss, quadratic_population, quadratics
 from fedjax_sim.population.datasets.shakespeare import shakespeare
@@ -127,6 +128,7 @@ __all__ = [
     "link_data",
     "logistic_teacher",
     "mean_estimation",
+    "mixture",
     "mnist",
     "molecules",
     "native",

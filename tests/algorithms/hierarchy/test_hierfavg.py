@@ -487,6 +487,7 @@ WHOLE |= {"fedyogi", "hierarchical_fedavg", "hierarchical_split_gnn", "record_pr
 WHOLE |= {"apfl", "ditto", "fedbabu", "fedper", "fedrep", "fine_tuned", "per_fedavg", "pfedme"}
 UNKNOWN_SERVERS = {"feddf", "feddyn", "fedexp", "ifca", "mime_lite", "scaffold"}  # what they keep beside the model
 UNKNOWN_SERVERS |= {"qfedavg", "term"}  # their steps are made of more than a mean
+UNKNOWN_SERVERS |= cases.STATISTICS  # a mean of estimates is no estimate
 
 
 @pytest.mark.parametrize("name", sorted(cases.CASES["algorithms"]))
