@@ -3,6 +3,7 @@
 Each algorithm is a short program over the steps of a round (`fedjax_sim.round`).
 """
 
+from fedjax_sim.algorithms.analytics.gaussian_mixture import gaussian_mixture
 from fedjax_sim.algorithms.analytics.heavy_hitters import heavy_hitters
 from fedjax_sim.algorithms.analytics.histogram import histogram
 from fedjax_sim.algorithms.analytics.kmeans import kmeans
@@ -76,6 +77,7 @@ __all__ = [
     "fedsgd",
     "fedyogi",
     "fine_tuned",
+    "gaussian_mixture",
     "gradient_tracking",
     "heavy_hitters",
     "hierarchical_fedavg",

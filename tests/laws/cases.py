@@ -138,12 +138,17 @@ def _statistic(make, **options):
         def init(key, params, people):
             width = jax.eval_shape(people.client, jnp.int32(0)).examples["x"].shape[-1]
             # Rows of another length than the laws' own need centers of their length.
-            is_drawn = "num_clusters" not in options or width == p.WIDTH
-            centroids = jax.random.normal(jax.random.key(1), (options.get("num_clusters", 1), width))
-            return algorithm.init(key, () if is_drawn else {"centroids": centroids}, people)
+            centers = jax.random.normal(jax.random.key(1), (2, width))
+            start = ()
+            if "num_clusters" in options and width != p.WIDTH:
+                start = {"centroids": centers}
+            if "num_components" in options and width != p.WIDTH:
+                start = {"weights": jnp.full(2, 0.5), "means": centers, "variances": jnp.ones((2, width))}
+            return algorithm.init(key, start, people)
 
         def shown(state):
-            return sum(x.reshape(-1)[:3].astype(jnp.float32) for x in jax.tree.leaves(algorithm.params(state)))
+            arrays = [x for x in jax.tree.leaves(algorithm.params(state)) if x.size >= 3]
+            return sum(x.reshape(-1)[:3].astype(jnp.float32) for x in arrays)
 
         return algorithm._replace(init=init, params=shown, observe=None)
 
@@ -660,6 +665,9 @@ CASES = {
             _recipe(algorithms.fedavg)(), p.linear_loss, optax.sgd(p.RATE), num_steps=2
         ),
         "hierarchical_fedavg": _in_groups,
+        "gaussian_mixture": _statistic(
+            algorithms.gaussian_mixture, num_components=2, low=-2.0, high=2.0, input_shape=(p.WIDTH,)
+        ),
         "heavy_hitters": _statistic(
             algorithms.heavy_hitters, num_symbols=8, bits_per_round=2, threshold=0.1, symbols=signs
         ),
@@ -739,7 +747,7 @@ def members(name: str) -> list[str]:
 
 
 # Algorithms that train no model: no loss is differentiated, and none is reported by all of them.
-STATISTICS = {"heavy_hitters", "histogram", "kmeans", "quantiles"}
+STATISTICS = {"gaussian_mixture", "heavy_hitters", "histogram", "kmeans", "quantiles"}
 COMPILED = {  # one row a family, where a law compiles each row; traced laws (`jax.eval_shape`) meet all of them
     "client": ("full_gradient", "mime", "normalized", "private_sgd", "scaffold", "touched_rows"),
     "aggregation": ("by_part", "extrapolated", "gather", "horvitz_thompson", "krum", "mean", "modular_sum"),

@@ -77,6 +77,7 @@ OTHER = {  # another value of each option than the default and than the rows' ow
     "learning_rate": 0.07,
     "link": network.link(forward=transform.quantize(2)),
     "least_share": 0.5,
+    "least_variance": 0.7,
     "links": [network.link(forward=transform.quantize(2))] * 3,
     "low": -4.0,
     "max_staleness": 0,
@@ -87,6 +88,7 @@ OTHER = {  # another value of each option than the default and than the rows' ow
     "num_byzantine": 2,
     "num_categories": 3,
     "num_clusters": 3,
+    "num_components": 3,
     "num_epochs": 1,
     "num_examples": 5,
     "num_prefixes": 1,
@@ -132,6 +134,7 @@ OTHER_OF_ROW = {
     ("fedbuff", "weighting"): "examples",  # its default stands for "uniform"
     ("hierarchical_split_gnn", "keep_edges"): False,
     # Sums that are divided by another number give these the same estimate.
+    ("gaussian_mixture", "aggregator"): aggregation.median(),
     ("kmeans", "aggregator"): aggregation.median(),
     ("quantiles", "aggregator"): aggregation.median(),
     ("split_learning", "handover"): "server",
