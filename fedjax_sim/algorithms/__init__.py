@@ -1,8 +1,13 @@
-"""All algorithms, one folder for each family: server, asynchronous, gossip, hierarchy, split (and vertical).
+"""All algorithms, one folder for each family: server, analytics, asynchronous, gossip, hierarchy, personal, split.
 
 Each algorithm is a short program over the steps of a round (`fedjax_sim.round`).
 """
 
+from fedjax_sim.algorithms.analytics.gaussian_mixture import gaussian_mixture
+from fedjax_sim.algorithms.analytics.heavy_hitters import heavy_hitters
+from fedjax_sim.algorithms.analytics.histogram import histogram
+from fedjax_sim.algorithms.analytics.kmeans import kmeans
+from fedjax_sim.algorithms.analytics.quantiles import quantiles
 from fedjax_sim.algorithms.asynchronous.asynchronous import asynchronous
 from fedjax_sim.algorithms.asynchronous.fedasync import fedasync
 from fedjax_sim.algorithms.asynchronous.fedat import fedat
@@ -85,12 +90,16 @@ __all__ = [
     "fedsgd",
     "fedyogi",
     "fine_tuned",
+    "gaussian_mixture",
     "gradient_tracking",
+    "heavy_hitters",
     "heterofl",
     "hierarchical_fedavg",
     "hierarchical_gossip",
     "hierarchical_split_gnn",
+    "histogram",
     "ifca",
+    "kmeans",
     "mime",
     "mime_lite",
     "pairwise_gossip",
@@ -99,6 +108,7 @@ __all__ = [
     "pretrained",
     "push_sum",
     "qfedavg",
+    "quantiles",
     "record_private_fedavg",
     "scaffold",
     "split_client",

@@ -273,7 +273,10 @@ def _finish(
 
     data = experiment.data
     # What `History` holds is about the rounds alone: the page also compares with a constant prediction.
-    summary = {"name": name, **history.summary, **constant_baseline(data.test, data.task)}
+    summary = {"name": name, **history.summary}
+    # The loss of a statistic is no loss of the task.
+    if experiment.algorithm.evaluated.loss_fn is None:
+        summary |= constant_baseline(data.test, data.task)
     summary |= how_clients_count(experiment.algorithm.parts)
     if rule is not None:
         summary["stopped_when"] = rule

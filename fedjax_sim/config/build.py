@@ -132,6 +132,8 @@ class Builder(Maker):
         self.stop()
 
         def init_params(key: Array) -> PyTree:
+            if "model" not in self.parts:
+                return ()  # a statistic starts from an estimate of its own
             # Quadratic clients train a point in R^d, which has no model.
             return {"w": jnp.zeros(data.input_shape)} if model is None else model.init(key)[0]
 
@@ -158,6 +160,8 @@ class Builder(Maker):
             trial = partial(fastest, lambda plan: algorithm_under_plan(plan, None), root, params, population)
             plan = engine.Plan(*distributed.from_first(trial))
             algorithm = algorithm_under_plan(plan, mesh)
+        # A statistic brings the loss of its estimate; a model's loss is that of the task.
+        loss_fn = algorithm.evaluated.loss_fn or loss_fn
         evaluate = self.judge(self.evaluation(loss_fn, data, algorithm), algorithm, params, population)
         self.stop()
         return Experiment(stream(root, "rounds"), algorithm, params, data, loss_fn, evaluate, plan)
@@ -229,6 +233,7 @@ class Builder(Maker):
             "mesh": mesh,
             "nonfinite": self.tables["run"]["nonfinite"],
         }
+        arguments |= {"input_shape": data.input_shape, "num_categories": num_categories(data)}
         arguments["population_size"] = data.train.size
         arguments |= {"input_shape": data.input_shape, "task": data.task}
         group_size = getattr(data.train, "group_size", None)
@@ -316,6 +321,8 @@ class Builder(Maker):
         hint = ""
         if algorithm.evaluated.adapt is not None:
             hint = f"{self.parts['algorithm'].name} has its own step before a model is judged."
+        elif "model" not in self.parts:
+            hint = "Its clients train no model."
         elif algorithm.evaluated.model is not None or "client_optimizer" not in self.parts:
             hint = "Its parties train together."
         elif data.local_test is None:
@@ -343,7 +350,12 @@ class Builder(Maker):
         return lambda params: judge(params) | budget(params)
 
     def model(self, data: FederatedData) -> tuple[Any, Callable | None]:
-        """Makes (model, loss) for the task of the data; the model is None if the parameter is a point in R^d."""
+        """Makes (model, loss) for the task of the data; the model is None if the parameter is a point in R^d.
+
+        Both are None for an algorithm that trains no model.
+        """
+        if "model" not in self.parts:
+            return None, None
         part = self.parts["model"]
         wanted_input = INPUTS.get(data.task, "features")
         if _inputs(part) != wanted_input:
@@ -428,6 +440,13 @@ class Builder(Maker):
             )
             return None
         return stated_devices if num_visible is None else engine.device_mesh(stated_devices)
+
+
+def num_categories(data: FederatedData) -> int | None:
+    """Returns the number of values that a label y may have; None where y is no category."""
+    if data.task == "binary":
+        return 2
+    return data.num_outputs if data.task in ("classification", "next_token") else None
 
 
 def _inputs(part: Part) -> str:

@@ -91,8 +91,6 @@ DEFAULT_PART = {
 MAIN_JOB = {("sampler", "cohort_size"): 1000, ("algorithm", "num_steps"): 5, ("algorithm", "batch_size"): 10}
 # Tables whose parts take the config's seed, unless they have their own.
 SEEDED = ("data", "devices")
-# The tables of every config; the algorithm decides which other tables there are.
-OWN = ("data", "model", "algorithm")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -173,7 +171,7 @@ def default_tables(document: Mapping[str, Any] | None = None) -> dict[str, Mappi
     """
     parts = {table: _named_part(table, document or {}) for table in DEFAULT_PART}
     algorithm = parts["algorithm"]
-    tables = {table for table in parts if table in OWN or registry.takes(algorithm, table) is not None}
+    tables = {table for table in parts if registry.has_table(algorithm, table)}
     return {"run": RUN} | {table: part.options for table, part in parts.items() if table in tables}
 
 
@@ -249,11 +247,11 @@ def _resolved(document: dict, problems: _Problems) -> dict[str, Any]:
     problems += [_unknown(key, key, known_tables, problems) for key in document if key not in known_tables]
     tables: dict[str, Any] = {"seed": converted_to_kind("seed", SEED, document.get("seed", 0), problems)}
     algorithm = None
-    others = [table for table in registry.TABLES if table not in (*OWN, "devices")]
+    others = [table for table in registry.TABLES if table not in ("algorithm", "devices")]
     # The algorithm comes before the other tables, since it decides which of them there are.
-    for table in (*OWN, *others):
+    for table in ("algorithm", *others):
         table_given = document.get(table, {})
-        if table not in OWN and algorithm is not None and registry.takes(algorithm, table) is None:
+        if algorithm is not None and not registry.has_table(algorithm, table):
             if table in document:
                 hint = f"Leave it out: --unset {table}. Its options: fedjax-sim list {algorithm.name}."
                 problems.append(problem(table, f"no such table with {algorithm.name}", table_given, hint))

@@ -41,6 +41,7 @@ __all__ = [
     "admit",
     "admitted_modules",
     "chained",
+    "has_table",
     "inside_options",
     "insides",
     "is_path",
@@ -273,6 +274,21 @@ def takes(part: Part, name: str) -> str | None:
     if name in arguments_of_type:
         return name
     return next((key for key, argument in arguments_of_type.items() if argument.required and key not in TABLES), None)
+
+
+def has_table(algorithm: Part, name: str) -> bool:
+    """Returns whether a config of this algorithm has the table `name`.
+
+    Data and the algorithm itself have one always. A model has one if the algorithm takes a model or a loss: a federated
+    statistic takes neither.
+
+    >>> algorithms = parts_of_table("algorithm")
+    >>> has_table(algorithms["fedavg"], "model"), has_table(algorithms["kmeans"], "model")
+    (True, False)
+    """
+    if name in ("data", "algorithm") or takes(algorithm, name) is not None:
+        return True
+    return name == "model" and not {"loss", "loss_fn"}.isdisjoint(algorithm.values.values())
 
 
 def _wraps(part: Part, name: str) -> bool:

@@ -129,6 +129,8 @@ def _checked(algorithm: Algorithm, params: PyTree, population: Population, num_c
     star = algorithm.parts
     if star is None:
         validate.fail("algorithm", "one with the parts of `federated`", None)
+    if algorithm.evaluated.loss_fn is not None:
+        validate.fail("algorithm", "one that trains a model", "a statistic", "It sends sums and no updates of a model.")
     client = star.client
     change = star.transform
     design = star.sampler.design

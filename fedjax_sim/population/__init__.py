@@ -17,6 +17,7 @@ from fedjax_sim.population.datasets.industrial import controller_tuning, oversho
 from fedjax_sim.population.datasets.leaf_features import celeba, sent140
 from fedjax_sim.population.datasets.leaf_tff import leaf, tff_hdf5
 from fedjax_sim.population.datasets.libsvm import libsvm
+from fedjax_sim.population.datasets.mixture import mixture
 from fedjax_sim.population.datasets.native import native, write_native
 from fedjax_sim.population.datasets.quadratic import quadratic_loss, quadratic_population, quadratics
 from fedjax_sim.population.datasets.shakespeare import shakespeare
@@ -135,6 +136,7 @@ __all__ = [
     "link_data",
     "logistic_teacher",
     "mean_estimation",
+    "mixture",
     "mnist",
     "molecules",
     "native",

@@ -29,6 +29,7 @@ from fedjax_sim.theory.convergence import (
 from fedjax_sim.theory.drift import QuadraticDrift, quadratic_drift
 from fedjax_sim.theory.estimators import DesignVariance, design_variance
 from fedjax_sim.theory.floor import Budget, budget
+from fedjax_sim.theory.heavy_hitters import heavy_hitter_miss_rate
 from fedjax_sim.theory.hierarchy import hierarchy_contraction, hierarchy_fixed_point
 from fedjax_sim.theory.leakage import alignment_auc, overfitting_advantage
 from fedjax_sim.theory.moment_budget import MomentBudget, budget_from_moments
@@ -161,6 +162,7 @@ __all__ = [
     "fedprox_fixed_point",
     "finite_population_correction",
     "harmonic",
+    "heavy_hitter_miss_rate",
     "hierarchy_contraction",
     "hierarchy_fixed_point",
     "horvitz_thompson_variance",

@@ -214,6 +214,9 @@ class Evaluated(NamedTuple):
     # The `models.Model` as the parties compute it together, with the changes (noise, rounding) that links between them
     # make. None = the model as it was given
     model: Any = None
+    # (params, examples, key) -> per-row values, by which its params are judged: those of a statistic, which trains no
+    # model. None = by the loss that it was given
+    loss_fn: Callable | None = None
 
 
 class Algorithm(NamedTuple):

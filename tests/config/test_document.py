@@ -150,8 +150,7 @@ def test_every_algorithm_builds(name):
     fewer = {"concurrency": 9, "buffer_size": 4, "clients_per_tier": 7}
     required += [f"algorithm.{key}={fewer[key]}" for key in part.options if key in fewer]
     required += ["devices.name=cross_silo"] * (registry.takes(part, "devices") is not None)
-    alone = registry.takes(part, "sampler") is None
-    small = [x for x in SMALL if not (alone and x.startswith("sampler."))]
+    small = [x for x in SMALL if x.startswith("run.") or registry.has_table(part, x.split(".")[0])]
     if name in ("split_gnn", "hierarchical_split_gnn"):
         small = ["data.name=stochastic_blocks", "data.num_clients=12", "model.name=gcn", "sampler.name=full"]
     if name in ("agnostic", "clustered_by_updates"):  # of all clients in every round
@@ -471,3 +470,27 @@ def test_a_refused_number_of_steps_is_told_once(value):
     with pytest.raises(ConfigError) as caught:
         load(None, [f"algorithm.num_steps={value}"])
     assert len(str(caught.value).splitlines()) == 1 and "algorithm.num_steps: expected an integer" in str(caught.value)
+
+
+def test_a_statistic_has_no_model():
+    """Fault: a table that no part reads; a loss of classes beside a statistic's estimate; steps that nobody takes."""
+    small = ["data.name=mixture", "data.num_clients=40", "sampler.cohort_size=10", "algorithm.name=kmeans"]
+    assert "model" not in load(None, small).resolved() and "client_optimizer" not in load(None, small).resolved()
+    with pytest.raises(ConfigError, match="model: expected no such table with kmeans"):
+        load(None, [*small, "model.name=mlp"])
+    made = build(load(None, small))
+    assert made.params == () and made.loss_fn is made.algorithm.evaluated.loss_fn
+    state = made.algorithm.init(made.key, made.params, made.data.train)
+    record = made.evaluation(made.algorithm.params(state))
+    x = made.data.test["x"]
+    centroids = np.asarray(made.algorithm.params(state)["centroids"])
+    expected = ((x[:, None] - centroids[None]) ** 2).sum(-1).min(1).mean()
+    assert record.keys() == {"test_loss"} and record["test_loss"] == pytest.approx(expected, rel=1e-5)
+    for wrong, words in (
+        ("run.personal_steps=2", "run.personal_steps: expected none here, got 2. Its clients train no model"),
+        ("run.variance_probe=4", "run.variance_probe: algorithm: expected one that trains a model"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            build(load(None, [*small, wrong]))
+    with pytest.raises(ConfigError, match="data: expected rows with features x"):
+        build(load(None, ["data.name=quadratics", *small[1:]]))

@@ -37,6 +37,7 @@ WITHOUT = {  # what an algorithm leaves out, and why
 UNSEEN = {  # optional arguments that TOML cannot express
     "client.optimizers": {},
     "algorithms": {
+        "heavy_hitters": {"symbols"},
         "split_client": {"tier"},
         "split_loss": {"link", "measure"},
         "vertical": {"links"},

@@ -220,6 +220,38 @@ def _of_components():
     return made._replace(params=params)
 
 
+def _statistic(make, **options):
+    """A federated statistic, which starts from an estimate of its own. The laws see three numbers: those with which its
+    arrays begin, added."""
+
+    def made():
+        algorithm = make(SAMPLER, **options, **RUN)
+
+        def init(key, params, people):
+            width = jax.eval_shape(people.client, jnp.int32(0)).examples["x"].shape[-1]
+            # Rows of another length than the laws' own need centers of their length.
+            centers = jax.random.normal(jax.random.key(1), (2, width))
+            start = ()
+            if "num_clusters" in options and width != p.WIDTH:
+                start = {"centroids": centers}
+            if "num_components" in options and width != p.WIDTH:
+                start = {"weights": jnp.full(2, 0.5), "means": centers, "variances": jnp.ones((2, width))}
+            return algorithm.init(key, start, people)
+
+        def shown(state):
+            arrays = [x for x in jax.tree.leaves(algorithm.params(state)) if x.size >= 3]
+            return sum(x.reshape(-1)[:3].astype(jnp.float32) for x in arrays)
+
+        return algorithm._replace(init=init, params=shown, observe=None)
+
+    return made
+
+
+def signs(examples):
+    """A symbol in [0, 8) of each row: the signs of its features."""
+    return ((examples["x"][:, :3] > 0).astype(jnp.int32) * jnp.array([[4, 2, 1]])).sum(1, dtype=jnp.int32)
+
+
 def _gossip(make, *options, mixing=None, **more):
     """An algorithm without a server, on an irregular graph with an edge that fails now and then."""
     mixing = network.with_link_failures(network.metropolis(GRAPH), 0.1) if mixing is None else mixing(GRAPH)
@@ -743,6 +775,15 @@ CASES = {
             _recipe(algorithms.fedavg)(), p.linear_loss, optax.sgd(p.RATE), num_steps=2
         ),
         "hierarchical_fedavg": _in_groups,
+        "gaussian_mixture": _statistic(
+            algorithms.gaussian_mixture, num_components=2, low=-2.0, high=2.0, input_shape=(p.WIDTH,)
+        ),
+        "heavy_hitters": _statistic(
+            algorithms.heavy_hitters, num_symbols=8, bits_per_round=2, threshold=0.1, symbols=signs
+        ),
+        "histogram": _statistic(algorithms.histogram, low=-2.0, high=2.0, num_bins=3, column=0),
+        "kmeans": _statistic(algorithms.kmeans, num_clusters=2, low=-1.0, input_shape=(p.WIDTH,)),
+        "quantiles": _statistic(algorithms.quantiles, low=-3.0, high=3.0, column=0),
         "ifca": _recipe(algorithms.ifca, num_clusters=2),
         "gradient_tracking": lambda: _gossip(algorithms.gradient_tracking, learning_rate=0.02)(),
         "mime": lambda: algorithms.mime(p.linear_loss, SAMPLER, optax.sgd(0.05), weighting="uniform", **WORK, **RUN),
@@ -815,6 +856,8 @@ def members(name: str) -> list[str]:
     )
 
 
+# Algorithms that train no model: no loss is differentiated, and none is reported by all of them.
+STATISTICS = {"gaussian_mixture", "heavy_hitters", "histogram", "kmeans", "quantiles"}
 COMPILED = {  # one row a family, where a law compiles each row; traced laws (`jax.eval_shape`) meet all of them
     "client": ("full_gradient", "mime", "normalized", "private_sgd", "scaffold", "touched_rows"),
     "aggregation": ("by_part", "extrapolated", "gather", "horvitz_thompson", "krum", "mean", "modular_sum"),

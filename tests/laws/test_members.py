@@ -178,8 +178,9 @@ def test_algorithms(name):
     last, info = run(keys, state, data)
     models = np.asarray(jax.vmap(algorithm.params)(last))
     assert models[0].tobytes() == models[1].tobytes() and (models[0] != models[2]).any()
-    losses = np.asarray(info.get("local_loss", info.get("consensus_distance")))  # where rounds only mix
-    assert (losses[:, -12:].mean(1) < losses[:, :12].mean(1)).all()
+    if name not in cases.STATISTICS:
+        losses = np.asarray(info.get("local_loss", info.get("consensus_distance")))  # where rounds only mix
+        assert (losses[:, -12:].mean(1) < losses[:, :12].mean(1)).all()
     assert (np.asarray(info["dropped_clients"]) == 0).all() and (np.asarray(info["skipped_rounds"]) == 0).all()
 
 

@@ -31,7 +31,9 @@ def traced(name: str):
 
 
 @pytest.mark.default_rows(2)
-@pytest.mark.parametrize("name", cases.compiled_rows("algorithms"))
+@pytest.mark.parametrize(
+    "name", cases.rows(sorted(cases.CASES["algorithms"].keys() - cases.STATISTICS), cases.COMPILED["algorithms"])
+)
 def test_a_users_scope_stands_in_every_round(name, scoped):
     """Catches a program that is evaluated again, equation by equation, without the scopes that it was traced in."""
     assert SCOPE in traced(name).lower().as_text(debug_info=True)

@@ -489,6 +489,7 @@ WHOLE |= {"apfl", "ditto", "fedbabu", "fedper", "fedrep", "fine_tuned", "per_fed
 UNKNOWN_SERVERS = {"feddf", "feddyn", "fedexp", "ifca", "mime_lite", "scaffold"}  # what they keep beside the model
 UNKNOWN_SERVERS |= {"fedem", "fedmd", "fedproto"}  # they keep several models, or none
 UNKNOWN_SERVERS |= {"agnostic", "qfedavg", "term"}  # their steps are made of more than a mean
+UNKNOWN_SERVERS |= cases.STATISTICS  # a mean of estimates is no estimate
 
 
 @pytest.mark.parametrize("name", sorted(cases.CASES["algorithms"]))

@@ -1,0 +1,3 @@
+"""Federated statistics: clients send sufficient statistics of their rows, and the server makes an estimate of them."""
+
+__all__: list[str] = []

@@ -1,0 +1,73 @@
+"""Federated quantiles against NumPy, and their stated error."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_sim import algorithms, population, sampling
+from tests.algorithms.analytics import problem as p
+
+PROBABILITIES = (0.1, 0.5, 0.8)
+
+
+def test_everybody_together_brackets_numpy():
+    """The smallest value whose share is at least p is in every interval, which halves. Catches `<` for `<=`, padding,
+    and a half that is left on the wrong side."""
+    made = algorithms.quantiles(p.EVERYBODY, probabilities=PROBABILITIES, low=-8.0, high=8.0, column=0)
+    x, _ = p.pooled()
+    expected = np.quantile(x[:, 0], PROBABILITIES, method="inverted_cdf")
+    estimates, _ = p.rounds(made, 12)
+    for t, estimate in enumerate(estimates, 1):
+        assert (estimate["low"] < expected).all() and (expected <= estimate["high"]).all()
+        np.testing.assert_allclose(estimate["high"] - estimate["low"], 16 / 2**t, rtol=1e-4)
+        assert (np.abs(estimate["quantiles"] - expected) <= 8 / 2**t + 1e-5).all()
+
+
+def test_labels_are_numbers_too():
+    """Without a column the number y is meant."""
+    made = algorithms.quantiles(p.EVERYBODY, probabilities=(0.5,), low=-1.0, high=4.0)
+    (*_, estimate), _ = p.rounds(made, 20)
+    _, y = p.pooled()
+    assert estimate["quantiles"][0] == pytest.approx(np.quantile(y, 0.5, method="inverted_cdf"), abs=1e-4)
+
+
+def test_small_cohorts_keep_the_bound():
+    """The rank of the interval's ends is off by less than e in all but 2 T exp(-2 m e^2) of runs: here 6 rounds, m = 60
+    and e = 0.2 give at most 0.098 for both ends of one quantile. Of 300 runs more than 50 fail by chance with
+    probability 1e-4; an e of half the size fails far more often. Catches cohorts that are read with padding."""
+    size, e = 2000, 0.2
+    data = population.mixture(num_clients=size, num_components=1, dimension=1, spread=1.0, examples_per_client=1)
+    made = algorithms.quantiles(sampling.uniform(size, 60), probabilities=(0.5,), low=-5.0, high=6.0, column=0)
+    found = p.repeated(made, 6, 300, data=data.train)
+    values = np.asarray(jax.vmap(data.train.client)(np.arange(size, dtype=np.int32)).examples["x"]).reshape(-1)
+
+    def misses(e):
+        below = (values[None] <= found["low"]).mean(1)
+        at_most = (values[None] <= found["high"]).mean(1)
+        return ((below >= 0.5 + e) | (at_most <= 0.5 - e)).sum()
+
+    assert misses(e) <= 50 and misses(0.02) > 50
+
+
+def test_the_loss_is_the_pinball_loss():
+    """Its minimum over a constant is the quantile."""
+    loss_fn = algorithms.quantiles(p.EVERYBODY, probabilities=(0.25,)).evaluated.loss_fn
+    examples = {"x": jnp.zeros((2, 1)), "y": jnp.array([1.0, -1.0])}
+    np.testing.assert_allclose(loss_fn({"quantiles": jnp.zeros(1)}, examples, None)["loss"], [0.25, 0.75])
+
+
+@pytest.mark.parametrize(
+    "options, words",
+    [
+        ({"probabilities": (0.5, 1.0)}, r"probabilities\[1\]: expected a number in \(0, 1\), got 1.0"),
+        ({"probabilities": ()}, "probabilities: expected"),
+        ({"low": 1.0}, "high: expected more than low = 1"),
+    ],
+)
+def test_what_is_refused(options, words):
+    """Before anything compiles."""
+    with pytest.raises((ValueError, TypeError), match=words):
+        algorithms.quantiles(sampling.full(3), **options)
