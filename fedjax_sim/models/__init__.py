@@ -5,7 +5,7 @@ from fedjax_sim.models.adapters import from_equinox, from_linen, from_nnx
 from fedjax_sim.models.attention import transformer
 from fedjax_sim.models.cuts import Cut, cut
 from fedjax_sim.models.distance_correlation import distance_correlation
-from fedjax_sim.models.ensemble import distillation, ensemble, interpolated, mixture
+from fedjax_sim.models.ensemble import distillation, ensemble, interpolated
 from fedjax_sim.models.feedforward import cnn, linear, logistic, mlp
 from fedjax_sim.models.graph import gat, gcn, graph_network, graph_sage, link_prediction, rgcn
 from fedjax_sim.models.losses import (
@@ -58,7 +58,6 @@ __all__ = [
     "lora",
     "lstm",
     "merged",
-    "mixture",
     "mlp",
     "next_token_cross_entropy",
     "node_cross_entropy",

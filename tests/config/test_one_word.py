@@ -120,7 +120,8 @@ def test_every_algorithm_refuses_another_word_for_nonfinite():
     ]
     assert len(taking) >= 30
     for factory in taking:
-        needed = {name: 1 for name, x in factory.__signature__.parameters.items() if x.default is x.empty}
+        required = [name for name, x in factory.__signature__.parameters.items() if x.default is x.empty]
+        needed = {name: "binary" if name == "task" else 1 for name in required}
         with pytest.raises(InvalidArgument, match="nonfinite: expected one of 'drop', 'error', got 'eror'"):
             factory(**needed, nonfinite="eror")
 

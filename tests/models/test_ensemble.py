@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from fedjax_sim import models
+from fedjax_sim.models.ensemble import mixture
 
 KEY, X = jax.random.key(0), np.random.default_rng(1).normal(size=(6, 4)).astype(np.float32)
 MODEL = models.mlp(input_shape=(4,), num_outputs=3, hidden=(5,))
@@ -63,12 +64,12 @@ def test_mixture(task):
         "regression": lambda z: z,
     }[task]
     expected = np.tensordot(weights, predict(outputs), 1)
-    mixed = models.mixture(model, number, task)
+    mixed = mixture(model, number, task)
     params = {"components": stacked(own), "weights": jnp.array(weights, jnp.float32)}
     found = np.float64(mixed.apply(params, (), X, None, False)[0])
     np.testing.assert_allclose(predict(found), expected, rtol=1e-5)
     single = {"components": stacked(own[:1]), "weights": jnp.ones(1)}
-    alone = models.mixture(model, 1, task).apply(single, (), X, None, False)[0]
+    alone = mixture(model, 1, task).apply(single, (), X, None, False)[0]
     np.testing.assert_allclose(predict(np.float64(alone)), predict(outputs[0]), rtol=1e-5)
     np.testing.assert_allclose(mixed.init(KEY)[0]["weights"], np.full(3, 1 / 3), rtol=1e-6)
 

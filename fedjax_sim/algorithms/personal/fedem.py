@@ -13,7 +13,8 @@ from fedjax_sim import aggregation, client, server, tree
 from fedjax_sim.algorithms.personal.ifca import spread_out
 from fedjax_sim.algorithms.personal.own_models import with_own_models
 from fedjax_sim.client.local_sgd import facts_of, local_training, uncorrected
-from fedjax_sim.models import Model, mixture, supervised
+from fedjax_sim.models import Model, supervised
+from fedjax_sim.models.ensemble import mixture
 from fedjax_sim.round.options import MessageOptions
 from fedjax_sim.types import Aggregator, Algorithm, Array, ClientUpdate, PyTree, Sampler
 from fedjax_sim.validate import FromData, Integer, NonNegative, NonNegativeInt, named_arguments
@@ -51,16 +52,16 @@ def fedem(
       loss: (outputs, y) -> per-example losses [n], or a dict with "loss".
       sampler, aggregator: as in `fedavg`.
       optimizer: as in `fedavg`. It trains all components as one pytree, leaves [M, ...], on the same minibatches.
-      task: what the outputs are, as in `models.mixture`.
+      task: what the outputs are, as in `models.ensemble.mixture`.
       num_components: M.
       spread, start_seed: of the components before training, as in `ifca`. Equal components would stay equal.
       num_steps, num_epochs, batch_size, shuffle, weighting: as in `client.work`.
       transform: of a client's message, the updates of all components as one.
       nonfinite, plan, mesh: as in `federated`.
 
-    Returns: an Algorithm whose `evaluated.model` is the mixture (`models.mixture`). `evaluated.personal` are a client's
-    parameters of it: the shared components and the client's weights, equal ones for a client that has not trained.
-    `params` is the mixture with equal weights. `fine_tuned` is not for it: gradient steps would leave the simplex.
+    Returns: an Algorithm whose `evaluated.model` is the mixture (`models.ensemble.mixture`). `evaluated.personal` are a
+    client's parameters of it: the shared components and the client's weights, equal ones for a client that has not
+    trained. `params` is the mixture with equal weights. `fine_tuned` is not for it: gradient steps would leave the simplex.
 
     Guarantees: one component is FedAvg up to rounding (tests/algorithms/personal/test_fedem.py::
     test_one_component_is_fedavg); components and weights match NumPy (::test_matches_numpy); weights are in no message,
