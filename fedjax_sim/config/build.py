@@ -233,9 +233,8 @@ class Builder(Maker):
             "mesh": mesh,
             "nonfinite": self.tables["run"]["nonfinite"],
         }
-        arguments |= {"input_shape": data.input_shape, "num_categories": num_categories(data)}
+        arguments |= {"input_shape": data.input_shape, "task": data.task, "num_categories": num_categories(data)}
         arguments["population_size"] = data.train.size
-        arguments |= {"input_shape": data.input_shape, "task": data.task}
         group_size = getattr(data.train, "group_size", None)
         # With groups, a client of the algorithm is a group (an edge), while devices belong to the clients inside.
         all_clients = data.train.population.size if group_size else data.train.size

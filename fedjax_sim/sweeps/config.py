@@ -375,6 +375,7 @@ def _run_group(loaded: SweepConfig, directory: Path | None, resume: bool, progre
     from fedjax_sim.config.build import Builder, build
     from fedjax_sim.population.describe import digest
     from fedjax_sim.prng import stream
+    from fedjax_sim.running.fingerprint import array_digest
     from fedjax_sim.sweeps.sweep import sweep_points
     from fedjax_sim.types import Evaluated
 
@@ -391,6 +392,16 @@ def _run_group(loaded: SweepConfig, directory: Path | None, resume: bool, progre
     # Every point has the plan of the first: lanes and chunks decide the order of sums.
     def built(config: Config) -> Any:
         return SameData(config.planned(base.plan)).experiment()
+
+    def frozen_digest(seed: int) -> str:
+        builder = SameData(_seeded(loaded.configs[0], seed))
+        model, _ = builder.model(base.data)
+        return "" if model is None else array_digest(builder.frozen_state(model))
+
+    # All points compute with the parameters that are frozen at the config's own seed.
+    if len({frozen_digest(seed) for seed in [tables["seed"], *loaded.seeds]}) > 1:
+        hint = "Each seed would draw other frozen parameters: start them from a file, model.started_from."
+        raise ConfigError([problem("sweep.seeds", f"the config's seed alone, [{tables['seed']}]", loaded.seeds, hint)])
 
     identity = {"config": loaded.configs[0].planned(base.plan).identity(), "data_sha256": digest(base.data)}
     identity["grid"] = dict(enumerate(_point(*pair) for pair in zip(loaded.configs, loaded.combinations, strict=True)))

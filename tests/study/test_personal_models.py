@@ -26,9 +26,9 @@ def alone(method, rate, seed):
     data = population.digits_partition(num_clients=4, alpha=1.0, test_fraction=0.05, held_out_clients=0)
     data = population.with_local_test(data, fraction=0.25)
     model = models.mlp(input_shape=data.input_shape, num_outputs=10, hidden=(4,))
-    loss_fn = models.supervised(model, models.default_loss(data.task))
-    algorithm = METHODS[method](Problem(loss_fn, 4, rate, {"num_steps": 2, "batch_size": 10}, 3))
+    algorithm = METHODS[method](Problem(model, data, rate, {"num_steps": 2, "batch_size": 10}, 3))
     evaluated = algorithm.evaluated
+    loss_fn = models.supervised(model, models.default_loss(data.task))
     judge = metrics.evaluation(
         loss_fn, local_test=data.local_test, personal=evaluated.personal, has_trained=evaluated.has_trained,
         adapt=evaluated.adapt, owners=data.train,

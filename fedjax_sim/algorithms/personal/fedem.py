@@ -61,7 +61,8 @@ def fedem(
 
     Returns: an Algorithm whose `evaluated.model` is the mixture (`models.ensemble.mixture`). `evaluated.personal` are a
     client's parameters of it: the shared components and the client's weights, equal ones for a client that has not
-    trained. `params` is the mixture with equal weights. `fine_tuned` is not for it: gradient steps would leave the simplex.
+    trained. `params` is the mixture with equal weights. `fine_tuned` is not for it: gradient steps would leave the
+    simplex.
 
     Guarantees: one component is FedAvg up to rounding (tests/algorithms/personal/test_fedem.py::
     test_one_component_is_fedavg); components and weights match NumPy (::test_matches_numpy); weights are in no message,

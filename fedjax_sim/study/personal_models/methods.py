@@ -7,7 +7,9 @@ from typing import Any, NamedTuple
 
 import optax
 
-from fedjax_sim import algorithms, sampling
+from fedjax_sim import algorithms, models, sampling
+from fedjax_sim.models import Model
+from fedjax_sim.population.federated_data import FederatedData
 from fedjax_sim.types import Algorithm
 
 __all__ = ["BASELINE", "METHODS", "Problem"]
@@ -16,19 +18,36 @@ __all__ = ["BASELINE", "METHODS", "Problem"]
 class Problem(NamedTuple):
     """What every method is given."""
 
-    loss_fn: Callable
-    num_clients: int
+    model: Model
+    data: FederatedData
     rate: float  # learning rate of local steps
     work: Mapping[str, Any]  # options of `client.work`
     personal_steps: int  # local steps before a fine-tuned model is judged
+
+    @property
+    def loss_fn(self) -> Callable:
+        """The loss of the model on the data's rows."""
+        return models.supervised(self.model, models.default_loss(self.data.task))
 
 
 def _recipe(make: Callable[..., Algorithm], **options: Any) -> Callable[[Problem], Algorithm]:
     """Returns the method of a recipe; all clients take part in every round."""
 
     def method(problem: Problem) -> Algorithm:
-        sampler = sampling.full(problem.num_clients)
+        sampler = sampling.full(problem.data.train.size)
         return make(problem.loss_fn, sampler, optax.sgd(problem.rate), **problem.work, **options)
+
+    return method
+
+
+def _recipe_of_model(make: Callable[..., Algorithm], *needed: str) -> Callable[[Problem], Algorithm]:
+    """Returns the method of a recipe that takes the model itself; `needed` are facts of the data that it takes."""
+
+    def method(problem: Problem) -> Algorithm:
+        sampler = sampling.full(problem.data.train.size)
+        facts = {name: getattr(problem.data, name) for name in needed}
+        loss = models.default_loss(problem.data.task)
+        return make(problem.model, loss, sampler, optax.sgd(problem.rate), **facts, **problem.work)
 
     return method
 
@@ -59,6 +78,9 @@ METHODS: Mapping[str, Callable[[Problem], Algorithm]] = {
     "pFedMe": _recipe(algorithms.pfedme),
     "Per-FedAvg": _recipe(algorithms.per_fedavg),
     "IFCA": _recipe(algorithms.ifca, num_clusters=4),
+    "CFL": _recipe(algorithms.clustered_by_updates),
+    "FedEM": _recipe_of_model(algorithms.fedem, "task"),
+    "FedProto": _recipe_of_model(algorithms.fedproto, "input_shape"),
     "q-FedAvg": _recipe(algorithms.qfedavg, exponent=1.0),
     "TERM": _recipe(algorithms.term, tilt=1.0),
 }

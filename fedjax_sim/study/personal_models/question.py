@@ -124,15 +124,17 @@ def _accuracies(
 ) -> dict[str, tuple[float, np.ndarray]]:
     """Returns, by method, (the rate, accuracies [runs, 2] over all rows and over the lowest tenth of the clients)."""
     model = models.mlp(input_shape=data.input_shape, num_outputs=data.num_outputs, hidden=(hidden,))
-    loss_fn = models.supervised(model, models.default_loss(data.task))
 
     def make(method: str, rate: float) -> Algorithm:
-        return METHODS[method](Problem(loss_fn, data.train.size, rate, work, personal_steps))
+        return METHODS[method](Problem(model, data, rate, work, personal_steps))
 
     def evaluation_of(algorithm: Algorithm) -> Callable:
-        options = algorithm.evaluated._asdict()
-        del options["model"]
-        return metrics.evaluation(loss_fn, local_test=data.local_test, owners=data.train, **options)
+        evaluated = algorithm.evaluated
+        return metrics.evaluation(
+            models.supervised(evaluated.model or model, models.default_loss(data.task)),
+            local_test=data.local_test, owners=data.train, personal=evaluated.personal,
+            has_trained=evaluated.has_trained, adapt=evaluated.adapt,
+        )  # fmt: skip
 
     seeds = [seed + run for run in range(num_runs + TUNING_RUNS)]
     # Runs of one point are vmapped: a model this small leaves a processor idle otherwise.
