@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from fedjax_sim.config.value_kinds import Words, problem
+from fedjax_sim.config.value_kinds import Words, nearest_word, problem
 
 __all__ = ["ConfigError", "config_file", "inline", "override", "places_set", "read_document", "unset", "written"]
 
@@ -44,7 +44,8 @@ def read_document(path: str | Path) -> dict[str, Any]:
     try:
         data = path.read_bytes() if path.stat().st_size <= MAX_BYTES else None
     except OSError as error:
-        hint = f"Examples have names: {', '.join(sorted(example.stem for example in EXAMPLES.glob('*.toml')))}."
+        names = sorted(example.stem for example in EXAMPLES.glob("*.toml"))
+        hint = f"{nearest_word(path.stem, names)} Examples have names: {', '.join(names)}.".strip()
         raise ConfigError([problem(str(path), "a TOML file", Words(error.strerror or str(error)), hint)]) from error
     if data is None:
         raise ConfigError([problem(str(path), f"at most {MAX_BYTES} bytes", path.stat().st_size)])

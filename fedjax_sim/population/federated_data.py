@@ -56,6 +56,16 @@ class FederatedData(NamedTuple):
     columns: tuple[int, ...] | None = None  # number of columns of x [n, d] that each party holds, in the parties' order
     notes: tuple[str, ...] = ()  # what reading the files changed, as text for reports
 
+    def __repr__(self) -> str:
+        """Returns a line without the arrays.
+
+        >>> from fedjax_sim import population
+        >>> population.digits(num_clients=5)
+        FederatedData('digits': 5 clients, task 'classification', x [64], 10 outputs)
+        """
+        kind = f"task {self.task!r}, x {list(self.input_shape)}, {self.num_outputs} outputs"
+        return f"FederatedData({self.name!r}: {self.train.size} clients, {kind})"
+
 
 def check_examples(where: str, examples: dict[str, np.ndarray], task: str, num_outputs: int) -> dict[str, np.ndarray]:
     """Checks and casts x and y of one client or of the test set.
