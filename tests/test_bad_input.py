@@ -188,6 +188,7 @@ def test_unreadable_files(tmp_path):
     """Fault: a traceback, or defaults, where a file cannot be read."""
     refused("nowhere.toml: expected a TOML file, got No such file", ConfigError, load, tmp_path / "nowhere.toml")
     refused("expected a TOML file, got Is a directory.", ConfigError, load, tmp_path)
+    refused("Did you mean 'quickstart'?", ConfigError, load, "quikstart")
     (tmp_path / "binary.toml").write_bytes(b"\xff\xfe\x00")
     refused("expected TOML, got 'utf-8' codec", ConfigError, load, tmp_path / "binary.toml")
     (tmp_path / "huge.toml").write_bytes(b"#" * (1 << 20) + b"\n")

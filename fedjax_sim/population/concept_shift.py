@@ -45,7 +45,7 @@ def clusters_of(population: Population) -> np.ndarray | None:
 
     >>> from fedjax_sim.population import digits
     >>> clusters_of(with_permuted_labels(digits(num_clients=6), num_clusters=3).train).tolist()
-    [1, 1, 0, 0, 2, 2]
+    [2, 0, 1, 1, 2, 0]
     """
 
     def is_shifted(part: Any) -> bool:

@@ -165,9 +165,9 @@ def _means(weights: Array, rows: Array) -> Array:
 def second_part(similarities: Array, is_member: Array) -> Array:
     """Splits members in two so that the largest similarity between a member of each part is smallest.
 
-    The tree that joins all members by their largest similarities is grown from one member (Prim). Its weakest link is
-    the optimum: members that joined before it are one part. All later ones are the other, since each of them joined by
-    a stronger link, which leads to none before (of equal links the last one counts).
+    The tree that joins all members by their largest similarities is grown from one member (Prim). The members that
+    joined before its weakest link are one part. When that link was taken, none of the others was more similar to them.
+    And no bipartition does better: some link of the tree crosses it, and none is weaker.
 
     Args:
       similarities: [m, m].
@@ -191,8 +191,7 @@ def second_part(similarities: Array, is_member: Array) -> Array:
     joined = is_member & (jnp.arange(num_rows) == first)
     carry = joined, similarities[first], jnp.zeros(num_rows, jnp.int32), jnp.full(num_rows, none)
     _, _, order, links = jax.lax.fori_loop(1, num_rows, join, carry)
-    weakest = num_rows - 1 - jnp.argmin(links[::-1])
-    return is_member & (order >= weakest) & (is_member.sum() > 1)
+    return is_member & (order >= jnp.argmin(links)) & (is_member.sum() > 1)
 
 
 def _models(count: int) -> ServerUpdate:
