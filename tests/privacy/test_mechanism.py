@@ -223,7 +223,7 @@ def test_refusals():
         ({"scheme": "cyclic"}, "independent rounds"),
         ({"scheme": "unknown"}, "a law of who takes part that an accountant knows, got 'unknown'"),
         ({"scheme": "unknown_without_replacement", "place": "local"}, "from who arrives first"),
-        ({"kind": "laplace"}, "kind"),
+        ({"kind": "cauchy"}, "kind"),
         ({"kind": "skellam"}, "distributed"),
         ({"noise_multiplier": -1.0}, "noise_multiplier"),
         ({"noise_multiplier": math.nan}, "noise_multiplier"),
