@@ -239,7 +239,7 @@ def test_refusals():
     with pytest.raises(TypeError, match="matrix_mechanism"):
         written(kind="tree")
     with pytest.raises(ValueError, match="accountant"):
-        mechanism_from(sampling.full(N).design, Noise("laplace", "central", 1.0, 1.0, "client"))
+        mechanism_from(sampling.full(N).design, Noise("cauchy", "central", 1.0, 1.0, "client"))
 
 
 def test_swept_noise_is_no_number():
