@@ -153,7 +153,8 @@ def _checked(algorithm: Algorithm, params: PyTree, population: Population, num_c
         hint = "Noise in a client's own steps cannot be separated from its minibatches."
         validate.fail("client", "no noise in the local steps", client.facts.noise.mechanism, hint)
     if noise is not None and noise.mechanism not in FRESH:
-        validate.fail("transform", "noise that is fresh in each round", noise.mechanism, "Its rounds are correlated.")
+        hint = "Its rounds are correlated, or its noise has no stated variance."
+        validate.fail("transform", "noise that is fresh in each round", noise.mechanism, hint)
     if noise is not None and noise.named_details.get("adaptive"):
         validate.fail("transform", "a clip norm that stays", "an adaptive one", "Its noise changes.")
     spec = tree.spec(params)

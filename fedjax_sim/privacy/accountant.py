@@ -20,7 +20,7 @@ from typing import Any, Literal
 from fedjax_sim import validate
 from fedjax_sim.privacy import renyi
 from fedjax_sim.privacy.loss import FLOOR, GRIDS, PrivacyLoss, poisson_loss, truncated_loss
-from fedjax_sim.privacy.mechanism import INTEGERS, Mechanism
+from fedjax_sim.privacy.mechanism import INTEGERS, PURE, Mechanism
 from fedjax_sim.privacy.words import ADJACENCY_WORDS, assumptions, describe_rate
 from fedjax_sim.validate import OpenShare
 
@@ -226,7 +226,7 @@ def _epsilon(parts: tuple[tuple[Mechanism, int], ...], delta: float, accountant:
             if not renyi.known(mechanism):
                 validate.fail("accountant", "'pld'", "rdp", f"No Renyi bound is known for {describe_rate(mechanism)}.")
         return _by_curve(parts, delta)
-    all_gaussian = all(mechanism.kind not in INTEGERS for mechanism, _ in parts)
+    all_gaussian = all(mechanism.kind not in (*INTEGERS, *PURE) for mechanism, _ in parts)
     if all_gaussian and all(mechanism.law == "always" for mechanism, _ in parts):
         return _unsampled(parts, delta), "analytic Gaussian", "exact up to float64"
     # "best": several upper bounds are computed, and the least of them is returned.
@@ -236,6 +236,10 @@ def _epsilon(parts: tuple[tuple[Mechanism, int], ...], delta: float, accountant:
         bounds += [_by_curve(parts, delta)] if all(renyi.known(mechanism) for mechanism, _ in parts) else []
     if not bounds:
         bounds.append(_by_both(parts, delta))
+    # Epsilons without a delta add up.
+    if all(mechanism.kind in PURE for mechanism, _ in parts):
+        total = sum(count / mechanism.noise_multiplier for mechanism, count in parts)
+        bounds.append((total, "basic composition", "exact up to float64"))
     # Sampling never costs privacy, so the unsampled mechanism bounds the sampled one.
     if all_gaussian:
         bounds.append(
@@ -267,7 +271,7 @@ def _unsampled(parts: tuple, delta: float) -> float:
 
 def _has_loss(mechanism: Mechanism) -> bool:
     """Tells whether a privacy loss distribution of this mechanism is known."""
-    return mechanism.kind not in INTEGERS and mechanism.law != "without_replacement"
+    return mechanism.kind not in (*INTEGERS, *PURE) and mechanism.law != "without_replacement"
 
 
 def _too_small(parts: tuple, epsilon: float) -> bool:

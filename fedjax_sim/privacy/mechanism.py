@@ -41,7 +41,9 @@ __all__ = ["ADJACENCIES", "Mechanism"]
 ADJACENCIES = ("add_or_remove_one", "replace_one", "zero_out")
 INTEGERS = ("discrete_gaussian", "skellam")
 CORRELATED = ("banded_toeplitz", "tree")
-KINDS = ("gaussian", *CORRELATED, *INTEGERS)
+# Each message is differentially private by itself, without a delta, at the epsilon 1 / noise_multiplier.
+PURE = ("laplace", "privunit", "randomized_response")
+KINDS = ("gaussian", *CORRELATED, *INTEGERS, *PURE)
 PLACES = ("central", "distributed", "local")
 _FIXED = "uniform_without_replacement"
 
@@ -54,7 +56,8 @@ class Mechanism:
 
     Args:
       noise_multiplier: standard deviation of the noise over the clip norm: of the released sum, of one message (place
-        "local"), or of one step of a client (unit "record").
+        "local"), or of one step of a client (unit "record"). Of a kind without a delta, one over the epsilon of a
+        message.
       scheme: the law of the cohort, a scheme of `SamplingDesign`.
       population_size: N, the number of clients.
       cohort_size: the expected number of invited clients, in (0, N].
@@ -62,7 +65,8 @@ class Mechanism:
       place: who adds the noise. "central": the server, to the sum; "distributed": each client adds a share; "local":
         each client adds noise that hides its own message.
       kind: "gaussian"; "banded_toeplitz" or "tree" for noise that is correlated over rounds; "discrete_gaussian" or
-        "skellam" for integer noise.
+        "skellam" for integer noise; "laplace", "privunit" or "randomized_response" for messages that are
+        differentially private by themselves, without a delta.
       unit: "client" or "record".
       adjacency: how neighbouring data sets differ. "add_or_remove_one": the sum moves by one clip norm, or by two where
         a truncated cohort is full. "zero_out": the
@@ -241,7 +245,7 @@ class Mechanism:
         return hashlib.sha256(json.dumps(self.as_dict(), sort_keys=True).encode()).hexdigest()
 
     def event(self, rounds: int):
-        """Returns dp-accounting's event for `rounds` rounds, to check epsilon by hand; None for integer noise.
+        """Returns dp-accounting's event for `rounds` rounds, to check epsilon by hand; None if it is not Gaussian.
 
         The event is meant for `PLDAccountant`, which itself allows for the two clip norms by which a replaced unit
         moves a sum. The event of a fixed-size sample is meant for `RdpAccountant`, which does not allow for this. So
@@ -251,8 +255,8 @@ class Mechanism:
 
         count = self.releases(rounds)
         z = self.noise_multiplier
-        # dp-accounting has no event for integer noise.
-        if self.kind in INTEGERS:
+        # dp-accounting has no event for integer noise, nor for PrivUnit.
+        if self.kind in (*INTEGERS, *PURE):
             return None
         if count == 0:
             return dp.NoOpDpEvent()
@@ -317,6 +321,9 @@ def _check_scheme(mechanism: Mechanism) -> None:
             )
         for name in ("clip_units", "cohort_size", "dimension", "l1_units", "l2_units"):
             validate.positive(name, mechanism.detail(name), hint="Integer noise is accounted for in units of its grid.")
+    if mechanism.kind in PURE and (mechanism.place != "local" or mechanism.unit != "client"):
+        hint = "Its epsilon is that of one message with all of a client's data."
+        validate.fail("place", f"'local' for {mechanism.kind}, and the unit 'client'", mechanism.place, hint)
     # Records: the accountant needs the steps, and how often a step sees a record.
     if mechanism.unit == "record":
         if mechanism.detail("steps") is None or mechanism.detail("sampling") not in (

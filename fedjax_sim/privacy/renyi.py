@@ -25,9 +25,18 @@ import math
 import numpy as np
 from scipy.special import gammaln, logsumexp
 
-from fedjax_sim.privacy.mechanism import INTEGERS, Mechanism
+from fedjax_sim.privacy.mechanism import INTEGERS, PURE, Mechanism
 
-__all__ = ["all_orders", "curve", "discrete_gaussian_curve", "epsilon", "known", "sampled_curve", "skellam_curve"]
+__all__ = [
+    "all_orders",
+    "curve",
+    "discrete_gaussian_curve",
+    "epsilon",
+    "known",
+    "pure_curve",
+    "sampled_curve",
+    "skellam_curve",
+]
 
 # An upper bound on the rounding error of float64 for each term of an order's sum: at most four times the error that is
 # observed.
@@ -65,6 +74,8 @@ def curve(mechanism: Mechanism) -> np.ndarray | None:
         return np.full(all_orders().size, np.inf)
     z = mechanism.noise_multiplier / mechanism.moves
     law = mechanism.law
+    if mechanism.kind in PURE:
+        return pure_curve(all_orders(), 1 / mechanism.noise_multiplier)
     if mechanism.kind in INTEGERS:
         divergences = _integer_curve(mechanism)
     elif not known(mechanism):
@@ -91,6 +102,28 @@ def curve(mechanism: Mechanism) -> np.ndarray | None:
 def known(mechanism: Mechanism) -> bool:
     """Tells whether `curve` has a bound for this mechanism. This is immediate, whereas `curve` may take a second."""
     return mechanism.law != "truncated_poisson" and not (mechanism.law == "poisson" and mechanism.moves == 2)
+
+
+def pure_curve(orders: np.ndarray, epsilon: float) -> np.ndarray:
+    """Bounds the Renyi divergence of a mechanism that is epsilon-differentially private without a delta.
+
+    No such mechanism has a larger divergence than randomised response between two answers, whose probabilities have the
+    ratio e^epsilon. The bound on the rounding error of float64 is added.
+
+    Args:
+      orders: [n], above 1.
+      epsilon: positive.
+
+    Guarantees: it is the divergence of two answers, and at most epsilon
+    (tests/privacy/test_renyi.py::test_pure_privacy_is_randomised_response).
+
+    References: Kairouz, Oh and Viswanath 2015, theorem 3.1 (all such mechanisms simulate from two answers).
+    """
+    log_p = -np.log1p(np.exp(-epsilon))
+    log_q = log_p - epsilon
+    joined = np.logaddexp(orders * log_p + (1 - orders) * log_q, orders * log_q + (1 - orders) * log_p)
+    divergences = np.maximum(joined, 0) / (orders - 1) + _ROUNDING * orders * (1 + epsilon) / (orders - 1)
+    return np.minimum(divergences, epsilon)
 
 
 @functools.lru_cache(maxsize=64)

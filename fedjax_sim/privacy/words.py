@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from fedjax_sim.privacy.mechanism import CORRELATED, INTEGERS, Mechanism
+from fedjax_sim.privacy.mechanism import CORRELATED, INTEGERS, PURE, Mechanism
 
 __all__ = ["ADJACENCY_WORDS", "ONE_RUN", "UNCOVERED", "assumptions", "describe_rate", "explain"]
 
@@ -56,6 +56,13 @@ def describe_rate(made: Mechanism) -> str:
         "truncated_poisson": f"Poisson in {made.num_slots:,} slots, {size} expected (q = {made.rate:.6g})",
         "uniform_without_replacement": f"exactly {size}, without replacement",
     }[made.scheme]
+
+
+_PURE_WORDS = {
+    "laplace": "Laplace noise",
+    "privunit": "PrivUnit",
+    "randomized_response": "Randomised response",
+}
 
 
 def assumptions(mechanism: Mechanism, delta: float) -> tuple[str, ...]:
@@ -214,8 +221,12 @@ def explain(subject: Any) -> str:
         kind = kinds.get(subject.kind, "Correlated Gaussian")
         where = "relative to what a client moves in all rounds together" if subject.kind in CORRELATED else where
         std = f"{subject.noise_multiplier:.6g} clip norms ({subject.noise_multiplier * subject.clip_norm:.6g})"
+        noise = f"{kind} noise with a standard deviation of {std} {where}."
+        if subject.kind in PURE:
+            epsilon = 1 / subject.noise_multiplier
+            noise = f"{_PURE_WORDS[subject.kind]}, with epsilon {epsilon:.6g} and no delta {where}."
         lines = [
-            f"{kind} noise with a standard deviation of {std} {where}.",
+            noise,
             f"Sampling: {describe_rate(subject)}.",
             f"Neighbours: data sets with {ADJACENCY_WORDS[subject.adjacency]} (unit: {subject.protected}), which moves "
             f"what the noise is added to by at most {subject.moves} clip norm{'s' if subject.moves > 1 else ''}.",

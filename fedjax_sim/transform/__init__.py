@@ -5,6 +5,7 @@ from fedjax_sim.transform.clip import clip, personal_clip
 from fedjax_sim.transform.discrete import discrete_gaussian_mechanism, skellam_mechanism
 from fedjax_sim.transform.feedback import ef21, error_feedback
 from fedjax_sim.transform.gaussian import adaptive_clip, distributed_gaussian, gaussian_mechanism, local_gaussian
+from fedjax_sim.transform.local import local_laplace, privunit, randomized_response
 from fedjax_sim.transform.low_rank import low_rank
 from fedjax_sim.transform.matrix import matrix_mechanism
 from fedjax_sim.transform.momentum import client_momentum
@@ -28,13 +29,16 @@ __all__ = [
     "gaussian_mechanism",
     "identity",
     "local_gaussian",
+    "local_laplace",
     "low_rank",
     "matrix_mechanism",
     "natural_compression",
     "personal_clip",
+    "privunit",
     "qsgd",
     "quantize",
     "random_k",
+    "randomized_response",
     "rotated",
     "scaled_sign",
     "skellam_mechanism",

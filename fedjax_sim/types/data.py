@@ -247,9 +247,13 @@ class Outcome(NamedTuple):
 class Noise(NamedTuple):
     """The noise that a part adds, as an accountant reads it; its std is multiplier * clip_norm."""
 
-    mechanism: str  # "gaussian", "discrete_gaussian", "skellam", or a matrix mechanism's name
+    # "gaussian", "discrete_gaussian", "skellam", a matrix mechanism's name, or "laplace", "privunit" or
+    # "randomized_response", whose messages have no delta
+    mechanism: str
     place: str  # "central": once, on the cohort's sum; "distributed": a share on each message; "local": on each message
-    multiplier: float  # of the noise in the released sum; with place "local", of the noise in one message
+    # Of the noise in the released sum; with place "local", of the noise in one message. For a mechanism without a delta
+    # it is 1 / epsilon of one message
+    multiplier: float
     clip_norm: float  # L2 bound on how far one unit (next field) moves the value to which the noise is added
     unit: str  # whose presence is hidden: "client", or "record" of a client's data
     details: Any = None  # further numbers that the accountant of this mechanism needs: a dict or a NamedTuple

@@ -209,6 +209,7 @@ def test_the_seed_decides_the_local_test():
 
 
 NEEDED = {
+    "epsilon": "1.0",
     "clip_norm": "1.0", "noise_multiplier": "1.0", "cohort_size": "10", "population_size": "40", "value": "0.1",
     "levels": "4", "initial_clip_norm": "1.0", "quantile_noise": "2.0", "factor": "0.5", "rank": "1",
     "graph": "{name='ring'}", "mixing": "{name='metropolis', graph={name='ring'}}", "radius": "1.0",

@@ -223,7 +223,7 @@ def test_refusals():
         ({"scheme": "cyclic"}, "independent rounds"),
         ({"scheme": "unknown"}, "a law of who takes part that an accountant knows, got 'unknown'"),
         ({"scheme": "unknown_without_replacement", "place": "local"}, "from who arrives first"),
-        ({"kind": "laplace"}, "kind"),
+        ({"kind": "cauchy"}, "kind"),
         ({"kind": "skellam"}, "distributed"),
         ({"noise_multiplier": -1.0}, "noise_multiplier"),
         ({"noise_multiplier": math.nan}, "noise_multiplier"),
@@ -239,7 +239,7 @@ def test_refusals():
     with pytest.raises(TypeError, match="matrix_mechanism"):
         written(kind="tree")
     with pytest.raises(ValueError, match="accountant"):
-        mechanism_from(sampling.full(N).design, Noise("laplace", "central", 1.0, 1.0, "client"))
+        mechanism_from(sampling.full(N).design, Noise("cauchy", "central", 1.0, 1.0, "client"))
 
 
 def test_swept_noise_is_no_number():

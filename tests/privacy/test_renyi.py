@@ -12,7 +12,14 @@ from scipy import stats
 from scipy.special import logsumexp
 
 from fedjax_sim.privacy import Mechanism, account, calibrate
-from fedjax_sim.privacy.renyi import all_orders, curve, discrete_gaussian_curve, sampled_curve, skellam_curve
+from fedjax_sim.privacy.renyi import (
+    all_orders,
+    curve,
+    discrete_gaussian_curve,
+    pure_curve,
+    sampled_curve,
+    skellam_curve,
+)
 
 ORDERS = all_orders()
 
@@ -133,3 +140,16 @@ def test_sampled_curve_is_the_general_bound():
     theirs = dp.rdp.RdpAccountant(orders, dp.NeighboringRelation.REPLACE_ONE).compose(event).rdp
     assert (ours >= theirs * (1 - 1e-9)).all() and ours[0] == pytest.approx(theirs[0], rel=1e-6)
     assert (ours <= orders / (2 * z**2)).all()
+
+
+@pytest.mark.parametrize("epsilon", [1e-4, 0.5, 3.0, 20.0])
+def test_pure_privacy_is_randomised_response(epsilon):
+    """Catches a divergence above epsilon, below that of two answers, or with the orders swapped."""
+    with localcontext(Context(prec=60)):
+        ratio = Decimal(epsilon).exp()
+        q = 1 / (1 + ratio)
+        p = ratio * q
+        for order in (2, 32, 512):
+            truth = (p**order * q ** (1 - order) + q**order * p ** (1 - order)).ln() / (order - 1)
+            found = pure_curve(np.array([float(order)]), epsilon)[0]
+            assert float(truth) <= found <= min(epsilon, float(truth) * (1 + 1e-6) + 1e-13)

@@ -55,7 +55,7 @@ def heavy_hitters(
       symbols: (examples) -> [n] int32, the symbol of each row; None for the labels y, of which a row may have several,
         as a text has tokens. Symbols below 0 are padding.
       transform: of the messages, which have norm 1 or 0: a clip norm of 1 loses nothing.
-      aggregator: a mean over the cohort, such as `fixed_mean(m)` or `modular_sum(m)` for m messages; `mean()` by
+      aggregator: a mean over the cohort, such as `fixed_mean(m)` or `modular_sum(m)` for m messages; their mean by
         default. The threshold is a share of what it divides by.
       nonfinite, plan, mesh: as in `federated`.
 

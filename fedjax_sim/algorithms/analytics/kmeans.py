@@ -46,7 +46,7 @@ def kmeans(
       rows: "all" rows of a client, or "one" of them, drawn anew in each round.
       transform: of the messages. A clip of the whole message shortens sums and counts alike, so that it changes the
         weight of a client and not its mean. One row x has a message of norm sqrt(1 + |x|^2).
-      aggregator: any multiple of the sum over clients, such as `fixed_mean(m)`; `mean()` by default.
+      aggregator: any multiple of the sum over clients, such as `fixed_mean(m)`; their mean by default.
       nonfinite, plan, mesh: as in `federated`.
 
     The unit of privacy is a client with all its rows. With noise in the transform, a run states its epsilon.

@@ -59,7 +59,7 @@ class StatisticOptions(MessageOptions, total=False):
     There is no `downlink`: what clients receive is a question, such as a threshold, and must arrive as it is.
     """
 
-    aggregator: Annotated[Aggregator | None, Default(None)]  # None: `aggregation.mean()`
+    aggregator: Annotated[Aggregator | None, Default(None)]  # None: the mean of all messages
 
 
 class RowOptions(StatisticOptions, total=False):
@@ -83,7 +83,7 @@ def statistic(
     """
     round_options = dict(options)
     aggregator = round_options.pop("aggregator", None)
-    rule = aggregation.mean() if aggregator is None else aggregator
+    rule = aggregation.mean(weighting="uniform") if aggregator is None else aggregator
     algorithm = federated(sampler, client, rule, server, **round_options)
     return algorithm._replace(evaluated=Evaluated(loss_fn=loss_fn))
 
