@@ -1,4 +1,4 @@
-"""`python -m experiments.benchmarks NAME...`: p0 ... p24, `all`, `list`, or `readme` (writes README.md from the JSON).
+"""`python -m experiments.benchmarks NAME...`: p0 ... p26, `all`, `list`, or `readme` (writes README.md from the JSON).
 
 Each benchmark runs in a process of its own, which uses every core the way `fedjax-sim run` does.
 """
