@@ -146,6 +146,29 @@ def _success(metrics: dict[str, Array]) -> np.float32:
     return np.float32(metrics["accuracy"])
 
 
+def _over_clients(groups: dict[str, dict[str, tuple]], perplexity: bool) -> tuple[dict, dict]:
+    """Computes the means of each group of clients, and quantiles over its clients, by the names in a record."""
+    values = {}
+    quantiles = {}
+    for group, metrics in groups.items():
+        for name, (totals, weights) in metrics.items():
+            totals = np.asarray(totals, np.float64)
+            weights = np.asarray(weights, np.float64)
+            mean = totals.sum() / weights.sum() if weights.sum() else np.nan
+            values[f"{group}_{name}"] = np.float32(mean)
+            has_examples = weights > 0
+            spreads = {name: totals[has_examples] / weights[has_examples]}
+            if perplexity and name == "loss":
+                values[f"{group}_perplexity"] = _exponential(mean)
+                spreads["perplexity"] = _exponential(spreads[name])
+            if has_examples.any():
+                # The losses of a diverged model are not finite; its quantiles are then NaN.
+                with np.errstate(invalid="ignore"):
+                    for each, of_clients in spreads.items():
+                        quantiles[f"{group}_{each}_quantiles"] = np.float32(np.quantile(of_clients, QUANTILES))
+    return values, quantiles
+
+
 def _exponential(loss: np.ndarray | float) -> np.ndarray:
     """Computes exp(loss) in float32; infinity for the loss of a diverged model."""
     with np.errstate(over="ignore"):
@@ -324,7 +347,6 @@ def evaluation(
         if triggered is not None:
             values["attack_success"] = _success(on_triggered)
         sample_size = {} if ids is None else {"train_sample_clients": train_clients}
-        quantiles = {}
         if trained is not None and clients["personal"]:
             own_metrics = clients["personal"]
             clients["personal"] = {name: _of(trained, sums) for name, sums in own_metrics.items()}
@@ -333,25 +355,8 @@ def evaluation(
             newcomers = {name: _of(~trained, sums) for name, sums in own_metrics.items()}
             if any(weights.any() for _, weights in newcomers.values()):
                 clients["newcomer"] = newcomers
-        for group, metrics in clients.items():
-            for name, (totals, weights) in metrics.items():
-                totals = np.asarray(totals, np.float64)
-                weights = np.asarray(weights, np.float64)
-                mean = totals.sum() / weights.sum() if weights.sum() else np.nan
-                values[f"{group}_{name}"] = np.float32(mean)
-                has_examples = weights > 0
-                of_clients = totals[has_examples] / weights[has_examples]
-                spreads = {name: of_clients}
-                if perplexity and name == "loss":
-                    values[f"{group}_perplexity"] = _exponential(mean)
-                    spreads["perplexity"] = _exponential(of_clients)
-                if has_examples.any():
-                    # The losses of a diverged model are not finite; its quantiles are then NaN.
-                    with np.errstate(invalid="ignore"):
-                        quantiles |= {
-                            f"{group}_{name}_quantiles": np.float32(np.quantile(of_each, QUANTILES))
-                            for name, of_each in spreads.items()
-                        }
+        over_clients, quantiles = _over_clients(clients, perplexity)
+        values |= over_clients
         return tree.joined_metrics({"metric": values, "sample": sample_size, "spread": quantiles})
 
     if personal is None and has_trained is None:

@@ -373,6 +373,7 @@ def _run_group(loaded: SweepConfig, directory: Path | None, resume: bool, progre
     """Runs a sweep whose combinations share data and model; the arguments are those of `run_sweep`."""
     import jax
 
+    from fedjax_sim import tree
     from fedjax_sim.config.build import Builder, build
     from fedjax_sim.population.describe import digest
     from fedjax_sim.prng import stream
@@ -398,7 +399,12 @@ def _run_group(loaded: SweepConfig, directory: Path | None, resume: bool, progre
         tuple(values.items()): config for values, config in zip(loaded.combinations, loaded.configs, strict=True)
     }
     roots = [jax.random.key(seed) for seed in loaded.seeds]
-    starts = [built(_seeded(loaded.configs[0], seed)).params for seed in loaded.seeds]
+    seeded = [built(_seeded(loaded.configs[0], seed)) for seed in loaded.seeds]
+    starts = [experiment.params for experiment in seeded]
+    # All points share the loss, and it closes over the frozen parameters.
+    if len({tree.sha256_of(experiment.frozen).hexdigest() for experiment in (base, *seeded)}) > 1:
+        rule = "the config's seed alone, which draws the frozen parameters"
+        raise ConfigError([problem("sweep.seeds", rule, loaded.seeds, "Or read them: [model.started_from].")])
 
     def algorithm(**values: Any) -> Any:
         algorithm_of_point = built(config_of_point[tuple(values.items())]).algorithm
