@@ -1,8 +1,8 @@
 """Personal models: rounds of Ditto, FedPer, APFL, pFedMe, Per-FedAvg and IFCA beside rounds of FedAvg.
 
-A hundred of 1,000 clients in each round train an MLP 64-128-10 on the digits, five local steps of ten rows. All programs
-are compiled loops of ten rounds over the same population, timed in turns in one process; the population's memory of own
-models is on the device.
+A hundred of 1,000 clients in each round train an MLP 64-128-10 on the digits, five local steps of ten rows. All
+programs are compiled loops of ten rounds over the same population, timed in turns in one process. Own models are in
+memory.
 """
 
 from __future__ import annotations

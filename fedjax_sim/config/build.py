@@ -53,6 +53,7 @@ class Experiment(NamedTuple):
     loss_fn: Callable  # (params, examples, key) -> per-example losses
     evaluation: Callable  # params -> dict of numbers
     plan: engine.Plan  # lanes and chunk; part of a result's identity, so a run writes it into its config
+    frozen: PyTree = ()  # the state of the model, such as parameters that `models.lora` freezes
 
 
 def build(config: Config) -> Experiment:
@@ -92,6 +93,8 @@ class Builder(Maker):
     Args:
       config: as `config.load` returns it.
     """
+
+    frozen: PyTree = ()  # the state of the model
 
     def experiment(self) -> Experiment:
         """Makes everything that a run takes.
@@ -164,7 +167,7 @@ class Builder(Maker):
         loss_fn = algorithm.evaluated.loss_fn or loss_fn
         evaluate = self.judge(self.evaluation(loss_fn, data, algorithm), algorithm, params, population)
         self.stop()
-        return Experiment(stream(root, "rounds"), algorithm, params, data, loss_fn, evaluate, plan)
+        return Experiment(stream(root, "rounds"), algorithm, params, data, loss_fn, evaluate, plan, self.frozen)
 
     def data(self) -> FederatedData | None:
         """Makes the data set inside its wrappers.
@@ -371,6 +374,7 @@ class Builder(Maker):
         if model is None:
             return None, None
         frozen_state = self.frozen_state(model)
+        self.frozen = () if frozen_state is None else frozen_state
         algorithm = self.parts["algorithm"]
         if frozen_state is not None and (data.task == "link_prediction" or registry.takes(algorithm, "model")):
             hint = f"{algorithm.name} on {data.task} computes with the model's parameters alone."

@@ -147,6 +147,27 @@ def _success(metrics: dict[str, Array]) -> np.float32:
     return np.float32(metrics["accuracy"])
 
 
+def _over_clients(groups: dict[str, dict[str, tuple]], perplexity: bool) -> tuple[dict, dict]:
+    """Computes the means of each group of clients, and the spread over its clients, by the names in a record."""
+    values = {}
+    spreads = {}
+    for group, metrics in groups.items():
+        for name, (totals, weights) in metrics.items():
+            totals = np.asarray(totals, np.float64)
+            weights = np.asarray(weights, np.float64)
+            mean = totals.sum() / weights.sum() if weights.sum() else np.nan
+            values[f"{group}_{name}"] = np.float32(mean)
+            has_examples = weights > 0
+            of_clients = {name: totals[has_examples] / weights[has_examples]}
+            if perplexity and name == "loss":
+                values[f"{group}_perplexity"] = _exponential(mean)
+                of_clients["perplexity"] = _exponential(of_clients["loss"])
+            if has_examples.any():
+                for shown, of_each in of_clients.items():
+                    spreads |= {f"{group}_{shown}_{kind}": x for kind, x in _spread(of_each).items()}
+    return values, spreads
+
+
 def _exponential(loss: np.ndarray | float) -> np.ndarray:
     """Computes exp(loss) in float32; infinity for the loss of a diverged model."""
     with np.errstate(over="ignore"):
@@ -334,7 +355,6 @@ def evaluation(
         if triggered is not None:
             values["attack_success"] = _success(on_triggered)
         sample_size = {} if ids is None else {"train_sample_clients": train_clients}
-        spreads = {}
         if trained is not None and clients["personal"]:
             own_metrics = clients["personal"]
             clients["personal"] = {name: _of(trained, sums) for name, sums in own_metrics.items()}
@@ -343,20 +363,8 @@ def evaluation(
             newcomers = {name: _of(~trained, sums) for name, sums in own_metrics.items()}
             if any(weights.any() for _, weights in newcomers.values()):
                 clients["newcomer"] = newcomers
-        for group, metrics in clients.items():
-            for name, (totals, weights) in metrics.items():
-                totals = np.asarray(totals, np.float64)
-                weights = np.asarray(weights, np.float64)
-                mean = totals.sum() / weights.sum() if weights.sum() else np.nan
-                values[f"{group}_{name}"] = np.float32(mean)
-                has_examples = weights > 0
-                of_clients = {name: totals[has_examples] / weights[has_examples]}
-                if perplexity and name == "loss":
-                    values[f"{group}_perplexity"] = _exponential(mean)
-                    of_clients["perplexity"] = _exponential(of_clients["loss"])
-                if has_examples.any():
-                    for shown, of_each in of_clients.items():
-                        spreads |= {f"{group}_{shown}_{kind}": x for kind, x in _spread(of_each).items()}
+        over_clients, spreads = _over_clients(clients, perplexity)
+        values |= over_clients
         return tree.joined_metrics({"metric": values, "sample": sample_size, "spread": spreads})
 
     if personal is None and has_trained is None:

@@ -372,10 +372,10 @@ def _run_group(loaded: SweepConfig, directory: Path | None, resume: bool, progre
     """Runs a sweep whose combinations share data and model; the arguments are those of `run_sweep`."""
     import jax
 
+    from fedjax_sim import tree
     from fedjax_sim.config.build import Builder, build
     from fedjax_sim.population.describe import digest
     from fedjax_sim.prng import stream
-    from fedjax_sim.running.fingerprint import array_digest
     from fedjax_sim.sweeps.sweep import sweep_points
     from fedjax_sim.types import Evaluated
 
@@ -393,23 +393,18 @@ def _run_group(loaded: SweepConfig, directory: Path | None, resume: bool, progre
     def built(config: Config) -> Any:
         return SameData(config.planned(base.plan)).experiment()
 
-    def frozen_digest(seed: int) -> str:
-        builder = SameData(_seeded(loaded.configs[0], seed))
-        model, _ = builder.model(base.data)
-        return "" if model is None else array_digest(builder.frozen_state(model))
-
-    # All points compute with the parameters that are frozen at the config's own seed.
-    if len({frozen_digest(seed) for seed in [tables["seed"], *loaded.seeds]}) > 1:
-        hint = "Each seed would draw other frozen parameters: start them from a file, model.started_from."
-        raise ConfigError([problem("sweep.seeds", f"the config's seed alone, [{tables['seed']}]", loaded.seeds, hint)])
-
     identity = {"config": loaded.configs[0].planned(base.plan).identity(), "data_sha256": digest(base.data)}
     identity["grid"] = dict(enumerate(_point(*pair) for pair in zip(loaded.configs, loaded.combinations, strict=True)))
     config_of_point = {
         tuple(values.items()): config for values, config in zip(loaded.combinations, loaded.configs, strict=True)
     }
     roots = [jax.random.key(seed) for seed in loaded.seeds]
-    starts = [built(_seeded(loaded.configs[0], seed)).params for seed in loaded.seeds]
+    seeded = [built(_seeded(loaded.configs[0], seed)) for seed in loaded.seeds]
+    starts = [experiment.params for experiment in seeded]
+    # All points share the loss, and it closes over the frozen parameters.
+    if len({tree.sha256_of(experiment.frozen).hexdigest() for experiment in (base, *seeded)}) > 1:
+        rule = "the config's seed alone, which draws the frozen parameters"
+        raise ConfigError([problem("sweep.seeds", rule, loaded.seeds, "Or read them: [model.started_from].")])
 
     shared_evaluation: list[Any] = []  # of the shared model alone: one function is compiled once for all points
 

@@ -10,6 +10,7 @@ from fedjax_sim import tree
 from fedjax_sim.command.app import app
 from fedjax_sim.config.build import build
 from fedjax_sim.config.document import ConfigError, load
+from fedjax_sim.sweeps.config import load_sweep, run_sweep
 
 MLP = ["data.num_clients=6", "model.hidden=[5]", "sampler.cohort_size=3", "algorithm.num_steps=2"]
 MLP += ["run.evaluate_every=2", "run.devices=1"]
@@ -86,6 +87,23 @@ def test_refused_adapters(settings, words):
         experiment = build(load(None, [*MLP, *settings]))
         jax.eval_shape(experiment.algorithm.init, experiment.key, experiment.params, experiment.data.train)
     assert words in str(error.value)
+
+
+SWEEP = ["run.rounds=2", "sweep.grid.client_optimizer.learning_rate=[0.1, 0.2]", "sweep.seeds=[0, 1]"]
+
+
+def test_a_sweep_over_seeds_needs_frozen_parameters_that_are_given():
+    """Catches seeds whose frozen parameters are not those of a run with that seed."""
+    with pytest.raises(ConfigError, match=r"sweep\.seeds: expected the config's seed alone, which draws the frozen"):
+        run_sweep(load_sweep(None, [*MLP, "model.lora={rank=2}", *SWEEP]), None)
+
+
+@pytest.mark.full
+def test_a_sweep_of_adapters(tmp_path):
+    """Catches a refusal although all seeds start from one file."""
+    start = written(tmp_path / "model.safetensors", build(load(None, MLP)).params)
+    swept = run_sweep(load_sweep(None, [*MLP, start, "model.lora={rank=2}", *SWEEP]), None)
+    assert len(swept.rows) == 4 and swept.exact
 
 
 def test_a_pretrained_transformer_and_its_adapters(shared_data, tmp_path):

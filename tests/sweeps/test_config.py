@@ -179,14 +179,6 @@ def test_each_point_is_judged_by_its_own_models(options):
         assert ("personal_loss" in row) == (point != ["algorithm.name=fedavg"])
 
 
-def test_frozen_parameters_are_of_one_seed():
-    """Catches adapters of a seed that are trained over the frozen parameters of another one."""
-    settings = ["seed=3", "data.num_clients=4", "model.lora.rank=1", "sampler.cohort_size=2", "run.rounds=1"]
-    loaded = load_sweep(None, [*settings, GRID[0], "sweep.seeds=[3, 4]"])
-    with pytest.raises(ConfigError, match=r"sweep.seeds: expected the config's seed alone, \[3\], got \[3, 4\]"):
-        run_sweep(loaded, None)
-
-
 def test_figure():
     """Catches a diverged point that the figure hides, and lines that cannot be told apart."""
     rows = [
