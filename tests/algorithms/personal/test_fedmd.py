@@ -86,6 +86,7 @@ def test_bytes_are_of_logits():
     assert info["uplink_bytes"].total() == info["downlink_bytes"].total() == p.NUM_CLIENTS * 4 * 6 * CLASSES
 
 
+@pytest.mark.full
 def test_logits_are_messages():
     """A robust rule and a compressor are of the logits. Catches one that is accepted and not applied."""
     state, _, _ = trained(distilled(aggregator=aggregation.median()), rows())

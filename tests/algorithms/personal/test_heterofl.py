@@ -135,6 +135,7 @@ def test_bytes():
     assert info["uplink_bytes"].total() == info["downlink_bytes"].total() == sum(sizes)
 
 
+@pytest.mark.default_rows(1)
 @pytest.mark.parametrize("width", [0.5, 0.25])
 def test_a_cnns_sub_model_is_a_smaller_cnn(width):
     """Channels behind a flattening: the outputs are those of the network that has these channels alone."""

@@ -88,6 +88,7 @@ def mgda(epsilon=1.0, rate=0.5, sampler=FULL, **options):
     )
 
 
+@pytest.mark.default_rows(1)
 @pytest.mark.parametrize("epsilon", [0.05, 1.0])
 def test_matches_numpy(epsilon):
     """Catches updates that are not normalised, a mean by rows, and a step the other way."""
