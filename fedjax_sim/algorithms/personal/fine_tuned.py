@@ -34,7 +34,8 @@ def fine_tuned(
       num_steps: local steps before a client is judged.
       batch_size: of these steps; None for all of the client's rows.
 
-    Raises: ValueError for an optimizer whose rate falls over rounds.
+    Raises: ValueError for an optimizer whose rate falls over rounds, and for an algorithm that is judged by another model
+      or loss than it was given, such as FedEM's mixture or a statistic's estimate.
 
     Guarantees: rounds are the algorithm's, and the judged models those of local training from the shared model
     (tests/algorithms/personal/test_judged.py::test_judged_models_are_fine_tuned).
@@ -45,6 +46,9 @@ def fine_tuned(
     if isinstance(optimizer, OverRounds):
         hint = "A model is fine-tuned outside of rounds: take a constant rate, or a schedule of optax."
         validate.fail("optimizer", "a rate that does not fall over rounds", "one that does", hint)
+    if algorithm.evaluated.model is not None or algorithm.evaluated.loss_fn is not None:
+        hint = "Steps on loss_fn would train something else than what is judged."
+        validate.fail("algorithm", "one that is judged by the model it was given", "another", hint)
     train = local_training(loss_fn, optimizer, client.work(num_steps=num_steps, batch_size=batch_size))
 
     def adapt(key, params, data):

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import pytest
 
 from fedjax_sim import algorithms, metrics, models, sampling
 from tests.algorithms.personal import problem as p
@@ -97,3 +98,9 @@ def test_a_clients_mixture_is_judged():
     np.testing.assert_allclose(record["personal_loss"], own, rtol=1e-4)
     np.testing.assert_allclose(record["local_test_loss"], equal, rtol=1e-4)
     assert abs(own - equal) > 1e-3
+
+
+def test_a_mixture_is_not_fine_tuned():
+    """Catches gradient steps that leave the simplex of the weights."""
+    with pytest.raises(ValueError, match="algorithm: expected one that is judged by the model it was given"):
+        algorithms.fine_tuned(em(), p.loss_fn, optax.sgd(0.1))
