@@ -34,8 +34,8 @@ def fine_tuned(
       num_steps: local steps before a client is judged.
       batch_size: of these steps; None for all of the client's rows.
 
-    Raises: ValueError for an optimizer whose rate falls over rounds, and for an algorithm that is judged by another model
-      or loss than it was given, such as FedEM's mixture or a statistic's estimate.
+    Raises: ValueError for an optimizer whose rate falls over rounds, and for an algorithm that is judged by another
+      model or loss than it was given, such as FedEM's mixture or a statistic's estimate.
 
     Guarantees: rounds are the algorithm's, and the judged models those of local training from the shared model
     (tests/algorithms/personal/test_judged.py::test_judged_models_are_fine_tuned).
