@@ -340,7 +340,8 @@ def run_sweep(
     if len(results) == 1:
         return results[0]
     names = results[0].names
-    apart = tuple(name for name in names if name.partition(".")[0] in SEPARATE)
+    separate = {table for config in loaded.configs for table in _separate(config.resolved())}
+    apart = tuple(name for name in names if name.partition(".")[0] in separate)
     result = joined(results, loaded.combinations)._replace(apart=apart)
     if directory is not None:
         result.write(directory)
@@ -364,9 +365,17 @@ def _groups(loaded: SweepConfig) -> list[SweepConfig]:
     places_by_tables: dict[str, list[int]] = {}
     for place, config in enumerate(loaded.configs):
         tables = config.resolved()
-        separate_tables = json.dumps([tables.get(name) for name in SEPARATE])
+        separate_tables = json.dumps({name: tables.get(name) for name in _separate(tables)})
         places_by_tables.setdefault(separate_tables, []).append(place)
     return [loaded.only([loaded.combinations[place] for place in places]) for places in places_by_tables.values()]
+
+
+def _separate(tables: Mapping[str, Any]) -> tuple[str, ...]:
+    """Returns the tables in which the points of one program agree.
+
+    Without a model the algorithm is a statistic, whose options say how its estimate is judged.
+    """
+    return SEPARATE if "model" in tables else (*SEPARATE, "algorithm")
 
 
 def _run_group(loaded: SweepConfig, directory: Path | None, resume: bool, progress: bool, metric: str | None) -> Any:

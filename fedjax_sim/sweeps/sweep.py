@@ -171,7 +171,11 @@ def sweep_points(
         # A resume compares the evaluation of the first model: two functions cannot be compared.
         first_evaluation = None
         if evaluation is not None and directory is not None:
-            first_evaluation = as_record(0, evaluation(jax.tree.map(lambda x: x[0], starts)))
+            first = jax.tree.map(lambda x: x[0], starts)
+            if not jax.tree.leaves(first):  # a statistic starts from an estimate of its own
+                algorithm = make(**combinations[0])
+                first = algorithm.params(algorithm.init(keys[0], first, population))
+            first_evaluation = as_record(0, evaluation(first))
         identity = {
             "grid": {str(i): values for i, values in enumerate(combinations)},
             **(identity or {}), "evaluation": first_evaluation, "seeds": seeds,
