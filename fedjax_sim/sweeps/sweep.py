@@ -239,12 +239,11 @@ def sweep_points(
 def _evaluation_of_start(
     evaluation: Callable, algorithm: Algorithm, key: Array, params: PyTree, population: Population
 ) -> dict[str, Any]:
-    """Returns the record of the model before training, with the clients' first states if the evaluation reads them."""
-    if num_arguments(evaluation) == 1:
-        return as_record(0, evaluation(params))
+    """Returns the record before training: of the model, of a statistic's first estimate, of clients' first states."""
     with engine.one_device(), engine.client_memory("device"):
         state = algorithm.init(init_key(key), params, population)
-        return as_record(0, evaluation(algorithm.params(state), state))
+        arguments = (algorithm.params(state), state)[: num_arguments(evaluation)]
+        return as_record(0, evaluation(*arguments))
 
 
 def _prepared(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import pathlib
 
+import jax
 import pytest
 from typer.testing import CliRunner
 
@@ -213,3 +214,19 @@ def test_differences_are_shown(monkeypatch, capsys, tmp_path):
     assert first.split() == ["0.1", "3", "13.434", "±", "38"]
     assert second.split() == ["0.2", "3", "13.535", "±", "38", "0.101", "±", "0.0025"]
     assert third.split() == ["0.3", "3", "nan", "1"]
+
+
+def test_each_statistic_is_judged_by_itself(tmp_path):
+    """Options of a statistic say how its estimate is judged. Faults: bins of one point by those of another, and a first
+    model that is asked for before there is one."""
+    settings = ["data.name=mixture", "data.num_clients=60", "sampler.name=full", "algorithm.name=histogram"]
+    settings += ["algorithm.low=0.0", "algorithm.high=1.0", "algorithm.column=0", "algorithm.num_bins=2"]
+    settings += ["run.rounds=1", "run.devices=1", "sweep.grid.algorithm.num_bins=[2, 5]"]
+    result = run_sweep(load_sweep(None, settings), tmp_path / "sweep", progress=False)
+    for row in result.rows:
+        bins = row["algorithm.num_bins"]
+        one = build(load(None, [*settings[:7], f"algorithm.num_bins={bins}", *settings[8:10]]))
+        state = one.algorithm.init(one.key, one.params, one.data.train)
+        state, _ = one.algorithm.step(jax.random.fold_in(one.key, 1), state, one.data.train)
+        expected = one.evaluation(one.algorithm.params(state))["test_loss"]
+        assert row["test_loss"] == pytest.approx(expected, rel=1e-5)

@@ -125,3 +125,8 @@ def test_the_largest_symbols():
     last = p.repeated(made, 8, 20, data=voters(votes))
     assert (last["symbols"] <= 2**31 - 2).all() and (last["symbols"] >= -1).all()
     assert (last["symbols"] == 2**31 - 2).any(1).all() and (last["symbols"] == 7).any(1).mean() > 0.5
+    # Noise that passes the threshold finds wrong symbols, but none beyond the last one of 2^30 + 5.
+    loud = {"transform": transform.distributed_gaussian(1.0, 3.0, 15), "aggregator": rule, "threshold": 0.1}
+    made = algorithms.heavy_hitters(sampling.full(15), num_symbols=2**30 + 5, **loud)
+    last = p.repeated(made, 8, 20, data=voters(votes % 2**30))
+    assert (last["symbols"] <= 2**30 + 4).all() and (last["symbols"] >= 0).any()
