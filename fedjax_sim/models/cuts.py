@@ -104,7 +104,7 @@ def cut(model: Model, at: str | Sequence[str] | Places, *, u_shaped: bool = Fals
     """
     layers = getattr(model, "layers", ())
     if not layers or not all(isinstance(layer, Layer) for layer in layers):
-        hint = "Build it by models.sequential, or take linear, mlp, cnn, gru or lstm."
+        hint = "Build it by models.sequential, or take linear, mlp, cnn, gru, lstm or transformer."
         if layers:
             hint = "A graph network's parties exchange nodes too: take algorithms.split_gnn or hierarchical_split_gnn."
         shown = [getattr(layer, "name", layer) for layer in layers] or type(model).__name__

@@ -53,6 +53,13 @@ def running_mean(mean: Array, x: Array, number: Array) -> Array:
     return mean + (x - mean) / jnp.maximum(number, 1).astype(mean.dtype)
 
 
+def _check_stateless(model: Model) -> None:
+    """Refuses a model with state, such as one whose parameters are frozen."""
+    if jax.tree.leaves(jax.eval_shape(lambda: model.init(jax.random.key(0))[1])):
+        hint = "Freeze it: from_fn(init, apply) with the state fixed."
+        fail("model", "a model without state", "one with state", hint)
+
+
 def ensemble(model: Model, num_members: int) -> Model:
     """Makes a model whose output is the mean of its members' outputs. For classifiers this is the mean of the logits.
 
@@ -169,6 +176,7 @@ def distillation(model: Model, temperature: float = 1.0) -> Callable:
     """
     part("model", model, Model)
     positive("temperature", temperature)
+    _check_stateless(model)
 
     def loss_fn(params: PyTree, examples: Mapping[str, PyTree], key: Array | None = None) -> dict[str, Array]:
         logits, _ = model.apply(params, (), examples["x"], None, False)

@@ -125,8 +125,9 @@ def sequential(layers: Sequence[Layer]) -> Model:
 
     Raises: ValueError for two layers of the same name, and if there is no layer.
 
-    Guarantees: `linear`, `mlp`, `cnn`, `gru` and `lstm` are sequences. Each compiles to the same program as its layers
-    written one after the other (tests/models/test_sequential.py::test_built_in_networks_are_sequences).
+    Guarantees: `linear`, `mlp`, `cnn`, `gru`, `lstm` and `transformer` are sequences. An MLP and a CNN compile to the
+    same program as their layers written one after the other
+    (tests/models/test_sequential.py::test_built_in_networks_are_sequences).
 
     >>> import jax, jax.numpy as jnp
     >>> double = layer("double", lambda key: jnp.full(2, 2.0), lambda w, x: w[None] * x)

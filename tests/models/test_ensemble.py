@@ -98,6 +98,8 @@ def test_what_is_refused():
     kept = models.Model(lambda key: (jnp.ones(1), jnp.zeros(1)), lambda params, state, x, key, train: (x, state))
     with pytest.raises(ValueError, match="model: expected a model without state"):
         models.ensemble(kept, 2)
+    with pytest.raises(ValueError, match="model: expected a model without state"):
+        models.distillation(kept)
     with pytest.raises(TypeError, match="model: expected a Model"):
         models.ensemble(lambda x: x, 2)
     for wrong in (0.0, float("inf")):

@@ -5,7 +5,21 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_sim.models import blocks, branches, cnn, cut, gcn, gru, layer, layers, linear, lstm, mlp, sequential
+from fedjax_sim.models import (
+    blocks,
+    branches,
+    cnn,
+    cut,
+    gcn,
+    gru,
+    layer,
+    layers,
+    linear,
+    lstm,
+    mlp,
+    sequential,
+    transformer,
+)
 from fedjax_sim.prng import stream
 
 KEY = jax.random.key(0)
@@ -52,10 +66,12 @@ def test_built_in_networks_are_sequences():
     made = mlp(input_shape=(4, 3), num_outputs=3, hidden=(7, 6)).init(KEY)[0]["hidden_1"]["kernel"]
     assert (made == drawn).all()
     found = [linear(input_shape=(2,), num_outputs=3), gru(num_outputs=5), lstm(num_outputs=5, num_layers=2)]
+    found.append(transformer(num_outputs=5))
     assert [[one.name for one in model.layers] for model in found] == [
         ["output"],
         ["embedding", "layer_0", "output"],
         ["embedding", "layer_0", "layer_1", "output"],
+        ["embedding", "block_0", "block_1", "norm", "output"],
     ]
 
 

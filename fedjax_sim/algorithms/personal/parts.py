@@ -38,7 +38,7 @@ def fedper(
     Args:
       loss_fn, sampler, optimizer, aggregator: as in `fedavg`.
       own: paths of the clients' part in the parameters (`models.partition`); by default "output", the last layer of
-        `models.mlp`, `cnn`, `gru` and `lstm`.
+        `models.mlp`, `cnn`, `gru`, `lstm` and `transformer`.
       num_steps, num_epochs, batch_size, shuffle, weighting: as in `client.work`.
       Others as in `federated`.
 
