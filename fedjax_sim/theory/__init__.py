@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fedjax_sim.theory.asynchrony import arrival_weights, fedasync_contraction, fedasync_floor
 from fedjax_sim.theory.bounds import FedAvgBound, ProximalDrift, fedavg_bound, fedprox_descent, proximal_drift
-from fedjax_sim.theory.clipping import ClippedMean, best_clip_norm, clipped_mean_error
+from fedjax_sim.theory.clipping import ClippedMean, best_clip_norm, clipped_mean_error, largest_personal_factor
 from fedjax_sim.theory.coefficients import cohort_coefficients
 from fedjax_sim.theory.cohorts import enumerate_cohorts, joint_inclusion_probability, report_counts
 from fedjax_sim.theory.consensus import (
@@ -168,6 +168,7 @@ __all__ = [
     "horvitz_thompson_variance",
     "joint_inclusion_probability",
     "laplacian_spectrum",
+    "largest_personal_factor",
     "largest_stable_step",
     "level_distance",
     "local_to_central_ratio",

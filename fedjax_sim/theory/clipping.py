@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+import math
+from collections.abc import Sequence
+from typing import Annotated, Any
 
 import numpy as np
 
 from fedjax_sim import validate
-from fedjax_sim.validate import NonNegative, Positive
+from fedjax_sim.validate import NonNegative, Number, OpenShare, Positive
 
-__all__ = ["ClippedMean", "best_clip_norm", "clipped_mean_error"]
+__all__ = ["ClippedMean", "best_clip_norm", "clipped_mean_error", "largest_personal_factor"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -131,3 +133,41 @@ def best_clip_norm(updates: Any, *, noise_multiplier: Positive, cohort_size: int
     high = grid[min(best + 1, len(grid) - 1)]
     refined = minimize_scalar(error, bounds=(low, high), method="bounded", options={"xatol": 1e-5})
     return float(np.exp(refined.x if refined.fun < error(grid[best]) else grid[best]))
+
+
+@validate.named_arguments
+def largest_personal_factor(
+    norms: Sequence[float], *, noise_std: Positive, epsilon: Annotated[float, Number(0, 1, open_low=True)],
+    delta: OpenShare,
+) -> float:  # fmt: skip
+    """Computes the largest factor of personal thresholds C_i = factor |u_i| that noise of a given size allows.
+
+    The factor is min(1, s N epsilon / (max_i |u_i| sqrt(2 ln(1.25 / delta)))): thresholds keep directions, and every
+    client keeps the same share of its update. Noise protects what a client adds to the mean, at most
+    factor max_i |u_i| / N. It does not protect the norms themselves, from which thresholds and factor follow: a run
+    with personal thresholds states no epsilon.
+
+    Args:
+      norms: [N] the lengths of the clients' updates, >= 0 and finite.
+      noise_std: s, the standard deviation of the noise in each coordinate of the mean.
+      epsilon: in (0, 1], where the bound of the Gaussian mechanism that is used here holds.
+      delta: in (0, 1).
+
+    Returns: a number in (0, 1]; 1 if all updates are zero.
+
+    Raises: ValueError for norms that are negative, not finite, or none.
+
+    Guarantees: it is the worked case's, grows with the noise up to 1, and shares are the transform's
+    (tests/theory/test_clipping.py::test_personal_factors).
+
+    References: Dwork and Roth 2014, theorem A.1.
+
+    >>> round(largest_personal_factor([0.5, 1.0, 2.0, 4.0], noise_std=0.5, epsilon=1.0, delta=1e-5), 6)
+    0.103203
+    """
+    lengths = np.asarray(norms, np.float64)
+    if lengths.ndim != 1 or not lengths.size or not (np.isfinite(lengths) & (lengths >= 0)).all():
+        validate.fail("norms", "[N] finite numbers >= 0, one for each client", norms)
+    allowed = noise_std * lengths.size * epsilon / math.sqrt(2 * math.log(1.25 / delta))
+    longest = float(lengths.max())
+    return min(1.0, allowed / longest) if longest > 0 else 1.0

@@ -8,7 +8,7 @@ import pytest
 
 from fedjax_sim import aggregation, algorithms, population, sampling, transform
 from fedjax_sim.engine import Plan
-from fedjax_sim.theory.clipping import best_clip_norm, clipped_mean_error
+from fedjax_sim.theory.clipping import best_clip_norm, clipped_mean_error, largest_personal_factor
 
 UPDATES = (np.random.default_rng(0).normal(size=(8, 3)) + 1) * np.exp(np.arange(8) / 3)[:, None]
 
@@ -88,3 +88,23 @@ def test_wrong_input(options, message):
     """Catches numbers that look right out of input that is wrong."""
     with pytest.raises((ValueError, TypeError), match=message):
         clipped_mean_error(UPDATES, **{"clip_norm": 1.0, "noise_multiplier": 1.0, "cohort_size": 4, **options})
+
+
+def test_personal_factors():
+    """A worked case, and what the factor means. Catches sqrt(N) for N, noise on the sum, a factor above 1."""
+    norms = np.array([0.5, 1.0, 2.0, 4.0])
+    options = {"noise_std": 0.5, "epsilon": 1.0, "delta": 1e-5}
+    factor = largest_personal_factor(norms, **options)
+    assert factor == pytest.approx(0.103203, abs=5e-7)
+    # The mechanism's condition holds with equality, for the sensitivity of the mean.
+    sensitivity = factor * norms.max() / len(norms)
+    assert options["noise_std"] == pytest.approx(sensitivity * np.sqrt(2 * np.log(1.25 / 1e-5)))
+    assert largest_personal_factor(norms, **options | {"noise_std": 50.0}) == 1.0
+    assert largest_personal_factor([0.0, 0.0], **options) == 1.0
+    clip = transform.personal_clip(factor)
+    for update in norms[:, None] * np.array([[0.6, -0.8]]):
+        kept = clip.on_client(jax.random.key(0), jnp.asarray(update, jnp.float32), (), ())[0]
+        np.testing.assert_allclose(kept, factor * update, rtol=1e-6)
+    for wrong in ({"norms": [-1.0]}, {"norms": []}, {"norms": [np.nan]}, {"epsilon": 1.5}, {"delta": 0.0}):
+        with pytest.raises(ValueError, match=f"{next(iter(wrong))}: expected"):
+            largest_personal_factor(**{"norms": norms} | options | wrong)
