@@ -1,4 +1,4 @@
-"""Measures an algorithm: variance budget, hyper-gradients, privacy audit, independent runs, timelines."""
+"""Measures an algorithm: variance budget, hyper-gradients, privacy audit, clients' values, runs, timelines."""
 
 from fedjax_sim.instruments.audit import (
     audit_algorithm,
@@ -8,6 +8,7 @@ from fedjax_sim.instruments.audit import (
 )
 from fedjax_sim.instruments.audit_command import audit_command
 from fedjax_sim.instruments.audit_figure import audit_figure
+from fedjax_sim.instruments.client_value import ClientValues, client_values
 from fedjax_sim.instruments.hypergradient import hypergradient
 from fedjax_sim.instruments.moments import Moments, population_moments
 from fedjax_sim.instruments.runs import independent_runs, squared_distance
@@ -15,12 +16,14 @@ from fedjax_sim.instruments.timeline import timeline, timeline_of_round
 from fedjax_sim.instruments.variance_budget import variance_budget
 
 __all__ = [
+    "ClientValues",
     "Moments",
     "audit_algorithm",
     "audit_command",
     "audit_figure",
     "canary_release",
     "claim_of",
+    "client_values",
     "hypergradient",
     "independent_runs",
     "one_run_release",

@@ -39,6 +39,7 @@ from fedjax_sim.population.graph.partition import (
 from fedjax_sim.population.groups.grouped import Group, Grouped, grouped
 from fedjax_sim.population.groups.with_groups import with_groups
 from fedjax_sim.population.host import Host, host_store
+from fedjax_sim.population.members import Members, without_clients
 from fedjax_sim.population.own_test_rows import with_local_test
 from fedjax_sim.population.partition import (
     Partition,
@@ -86,6 +87,7 @@ __all__ = [
     "Grouped",
     "Host",
     "Indexed",
+    "Members",
     "Parties",
     "Partition",
     "Poisoned",
@@ -179,6 +181,7 @@ __all__ = [
     "with_private_labels",
     "with_rotated_images",
     "with_server_rows",
+    "without_clients",
     "write_native",
     "write_store",
 ]
