@@ -38,6 +38,7 @@ from fedjax_sim.adversary.membership import (
     tpr_at_fpr,
 )
 from fedjax_sim.adversary.omniscient import adaptive, fang, mimic, min_max, min_sum
+from fedjax_sim.adversary.shadow_models import confidence_logit, likelihood_ratio_score, shadow_memberships
 from fedjax_sim.adversary.smashed import inversion_error, invert_smashed, labels_by_direction, labels_of_logits
 from fedjax_sim.adversary.who import clients, number_of_attackers, poisoned, share_of_clients
 
@@ -56,6 +57,7 @@ __all__ = [
     "auc",
     "calibrated_score",
     "clients",
+    "confidence_logit",
     "corrupted",
     "cosine_distance",
     "each_message",
@@ -75,6 +77,7 @@ __all__ = [
     "labels_by_direction",
     "labels_of_logits",
     "large_value",
+    "likelihood_ratio_score",
     "local_steps",
     "loss_threshold_score",
     "masked_messages",
@@ -89,6 +92,7 @@ __all__ = [
     "released_model",
     "scaled",
     "scaled_to",
+    "shadow_memberships",
     "share_of_clients",
     "sign_flip",
     "squared_distance",
