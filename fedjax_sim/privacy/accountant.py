@@ -42,7 +42,7 @@ class PrivacySpent:
       epsilon: >= 0; infinite if there is no guarantee.
       delta: in (0, 1).
       rounds: the number of rounds that are accounted for.
-      noise_multiplier: standard deviation over clip norm, of the last mechanism.
+      noise_multiplier: standard deviation over clip norm, of the last mechanism; 1 / message_epsilon where it has none.
       adjacency: how neighbouring data sets differ, as in `Mechanism`.
       unit: what is protected, as a phrase: "client", "record" or a level of a hierarchy.
       sampler: the law of the cohort, as a phrase.
@@ -61,19 +61,25 @@ class PrivacySpent:
     accountant: str
     numerics: str
     assumptions: tuple[str, ...]
+    message_epsilon: float | None = None  # of a mechanism without a delta, whose noise has no multiplier of a clip norm
 
     def __str__(self) -> str:
         shown = "infinite" if math.isinf(self.epsilon) else f"{self.epsilon:.5g}"
+        noise = f"noise multiplier {self.noise_multiplier:.5g}"
+        if self.message_epsilon is not None:
+            noise = f"epsilon of a message {self.message_epsilon:.5g}"
         return (
             f"epsilon {shown} at delta {self.delta:g} after {self.rounds:,} rounds of one run with a secret "
             f"seed, for each {self.unit} "
-            f"({ADJACENCY_WORDS[self.adjacency]}; {self.sampler}; noise multiplier {self.noise_multiplier:.5g}; "
+            f"({ADJACENCY_WORDS[self.adjacency]}; {self.sampler}; {noise}; "
             f"{self.accountant})"
         )
 
     def as_dict(self) -> dict[str, Any]:
         """Returns the fields as JSON values. An infinite epsilon is written as "inf", as in every log."""
         fields = dataclasses.asdict(self) | {"assumptions": list(self.assumptions)}
+        if self.message_epsilon is None:
+            del fields["message_epsilon"]
         return fields | {"epsilon": "inf" if math.isinf(self.epsilon) else self.epsilon}
 
 
@@ -166,6 +172,7 @@ def compose(
         assumptions=tuple(
             dict.fromkeys(sentence for mechanism in merged for sentence in assumptions(mechanism, delta))
         ),
+        message_epsilon=1 / last_mechanism.noise_multiplier if last_mechanism.kind in PURE else None,
     )
 
 

@@ -225,11 +225,12 @@ def explain(subject: Any) -> str:
         if subject.kind in PURE:
             epsilon = 1 / subject.noise_multiplier
             noise = f"{_PURE_WORDS[subject.kind]}, with epsilon {epsilon:.6g} and no delta {where}."
+        moves = f"what the noise is added to by at most {subject.moves} clip norm{'s' if subject.moves > 1 else ''}"
         lines = [
             noise,
             f"Sampling: {describe_rate(subject)}.",
-            f"Neighbours: data sets with {ADJACENCY_WORDS[subject.adjacency]} (unit: {subject.protected}), which moves "
-            f"what the noise is added to by at most {subject.moves} clip norm{'s' if subject.moves > 1 else ''}.",
+            f"Neighbours: data sets with {ADJACENCY_WORDS[subject.adjacency]} (unit: {subject.protected}), which "
+            + ("changes one message in any way." if subject.kind in PURE else f"moves {moves}."),
             *(f"- {sentence}" for sentence in assumptions(subject, 0.0)),
         ]
         return "\n".join(lines)

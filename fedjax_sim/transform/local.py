@@ -25,7 +25,9 @@ from fedjax_sim.validate import Number
 
 __all__ = ["HalfSpace", "local_laplace", "privunit", "privunit_parameters", "randomized_response"]
 
-EPSILONS = Number(1e-6, 30)  # of one message; beyond 30 float32 cannot draw the rare answers
+EPSILONS = Number(1e-6, 30)  # of one message
+PRIVUNIT_EPSILONS = Number(1e-6, 18)  # beyond 18 the outer part's draws in float32 do not reach the half-space
+BLOCK = 512  # numbers that are added up at once, so that a sum of n numbers errs by log n of them
 FAR = 2.0**64  # beyond it a sum of magnitudes might overflow
 
 
@@ -78,8 +80,8 @@ def randomized_response(epsilon: float) -> UpdateTransform:
     Args:
       epsilon: of one message, in [1e-6, 30].
 
-    Of a message with several numbers above 0, the largest is taken for its symbol. Its counts are then biased, while
-    its privacy holds.
+    A message that is no symbol, such as the sums of `algorithms.kmeans` or `algorithms.quantiles`, counts as one that
+    is not finite: its client is dropped, and `dropped_clients` counts it.
 
     Returns: a transform whose `noise` has the mechanism "randomized_response" and the place "local". A message takes
       ceil(log2(d + 1)) bits.
@@ -100,15 +102,16 @@ def randomized_response(epsilon: float) -> UpdateTransform:
         leaves, structure = jax.tree.flatten(update)
         flat = jnp.concatenate([x.reshape(-1).astype(jnp.float32) for x in leaves])
         num_places = flat.size
+        is_symbol = (flat >= 0).all() & ((flat > 0).sum(dtype=jnp.int32) <= 1)
         symbol = jnp.where(flat.max() > 0, jnp.argmax(flat), num_places)
-        # The true symbol with probability p, or one of the others.
-        keeps = jax.random.uniform(prng.stream(key, "keep")) < 1 / (1 + num_places * math.exp(-epsilon))
+        # One of the others with probability 1 - p, or the true symbol.
+        keeps = ~_chance(prng.stream(key, "keep"), num_places / (math.exp(epsilon) + num_places))
         other = (symbol + 1 + prng.below(prng.stream(key, "other"), num_places)) % (num_places + 1)
         answer = jnp.where(keeps, symbol, other)
         q = 1 / (math.exp(epsilon) + num_places)
         counts = ((jnp.arange(num_places) == answer).astype(jnp.float32) - q) / (math.expm1(epsilon) * q)
         ends = np.cumsum([x.size for x in leaves])[:-1]
-        parts = jnp.split(counts, ends)
+        parts = jnp.split(jnp.where(is_symbol, counts, jnp.nan), ends)
         return structure.unflatten([part.reshape(x.shape) for part, x in zip(parts, leaves, strict=True)])
 
     def wire(update_spec: PyTree, sent: Wire) -> Wire:
@@ -127,7 +130,7 @@ def privunit(clip_norm: float, epsilon: float) -> UpdateTransform:
 
     Args:
       clip_norm: C in [1e-9, 1e9].
-      epsilon: of one message, in [1e-6, 30].
+      epsilon: of one message, in [1e-6, 18].
 
     Returns: a transform whose `noise` has the mechanism "privunit" and the place "local". Its messages are sent as
       floats.
@@ -143,16 +146,20 @@ def privunit(clip_norm: float, epsilon: float) -> UpdateTransform:
     2022 (PrivUnitG, with optimal p and gamma).
     """
     check_clip_norm(clip_norm)
-    EPSILONS.check("epsilon", epsilon)
+    PRIVUNIT_EPSILONS.check("epsilon", epsilon)
     half_space = privunit_parameters(float(epsilon))
 
     def change(key: Array, update: PyTree) -> PyTree:
         leaves, structure = jax.tree.flatten(clipped(key, update, clip_norm, narrow=False)[0])
         flat = jnp.concatenate([x.reshape(-1) for x in leaves]) * (1 / clip_norm)
-        norm = jnp.sqrt(jnp.square(flat).sum())
+        # Relative to the largest number, squares neither vanish nor overflow: the direction has length 1.
+        largest = jnp.abs(flat).max()
+        relative = flat / jnp.where(largest > 0, largest, 1)
+        relative_norm = jnp.sqrt(jnp.square(relative).sum())
+        norm = relative_norm * largest
         # A vector of zeros takes the direction of the first axis, with a random sign.
         axis = (jnp.arange(flat.size) == 0).astype(flat.dtype)
-        unit = jnp.where(norm > 0, flat / jnp.where(norm > 0, norm, 1), axis)
+        unit = jnp.where(largest > 0, relative / jnp.where(largest > 0, relative_norm, 1), axis)
         is_kept = jax.random.uniform(prng.stream(key, "sign")) < (1 + jnp.minimum(norm, 1)) / 2
         direction = _near(prng.stream(key, "direction"), jnp.where(is_kept, unit, -unit), half_space)
         scaled = direction * (clip_norm / half_space.mean)
@@ -206,13 +213,31 @@ def privunit_parameters(epsilon: float) -> HalfSpace:
 
 def _near(key: Array, unit: Array, half_space: HalfSpace) -> Array:
     """Draws V: standard normal, but in the half-space around `unit` with probability p."""
-    is_inside = jax.random.uniform(prng.stream(key, "half-space")) < half_space.probability
+    is_inside = _chance(prng.stream(key, "half-space"), half_space.probability)
     uniform = jax.random.uniform(prng.stream(key, "quantile"), minval=2.0**-24)
     # Upper and lower tails are both drawn as lower ones, whose small probabilities float32 resolves.
     tail = uniform * jnp.where(is_inside, half_space.measure, 1 - half_space.measure)
     inner = jnp.where(is_inside, -1, 1) * jax.scipy.special.ndtri(tail)
     sideways = prng.normal(prng.stream(key, "sideways"), unit.shape)
     return sideways + (inner - (sideways * unit).sum()) * unit
+
+
+def _chance(key: Array, probability: float) -> Array:
+    """Draws a truth value that is True with a probability, to 2^-64: a float32 draw would never meet a rare one."""
+    threshold = math.ceil(probability * 2**64)
+    high, low = divmod(min(threshold, 2**64 - 1), 2**32)
+    first, second = jax.random.bits(key, (2,), jnp.uint32)
+    return (first < jnp.uint32(high)) | ((first == jnp.uint32(high)) & (second < jnp.uint32(low)))
+
+
+def _sum(x: Array) -> tuple[Array, int]:
+    """Returns the sum of an array in float32, and how many roundings lie on the way of a number at most."""
+    x = x.reshape(-1).astype(jnp.float32)
+    roundings = 0
+    while x.size > 1:
+        x = jnp.pad(x, (0, -x.size % BLOCK)).reshape(-1, BLOCK).sum(1)
+        roundings += BLOCK
+    return x.sum(), roundings
 
 
 def _clipped_l1(update: PyTree, clip_norm: float) -> PyTree:
@@ -222,9 +247,10 @@ def _clipped_l1(update: PyTree, clip_norm: float) -> PyTree:
     # Huge numbers are made smaller by a power of two first, so that their sum does not overflow.
     shrink = jnp.where(largest > FAR, 1 / FAR, 1)
     near = [x * shrink.astype(x.dtype) for x in leaves]
-    total = sum(jnp.abs(x).sum(dtype=jnp.float32) for x in near)
-    # The sum and the products are rounded: the limit lies below C by that error.
-    limit = clip_norm * (1 - (sum(x.size for x in leaves) + 16) * 2.0**-24)
+    totals, roundings = zip(*(_sum(jnp.abs(x)) for x in near), strict=True)
+    total = sum(totals)
+    # The sums and the products are rounded: the limit lies below C by that error.
+    limit = clip_norm * (1 - (max(roundings) + len(leaves) + 16) * 2.0**-24)
     is_long = total > limit * shrink
     factor = limit / jnp.where(is_long, total, 1)
     short = [jnp.where(is_long, y * factor.astype(y.dtype), x) for x, y in zip(leaves, near, strict=True)]

@@ -13,7 +13,7 @@ from scipy import stats
 
 from fedjax_sim import aggregation, algorithms, privacy, sampling, transform
 from fedjax_sim.transform.chain import wire_of
-from fedjax_sim.transform.local import _clipped_l1, privunit_parameters
+from fedjax_sim.transform.local import _chance, _clipped_l1, privunit_parameters
 from tests.algorithms.analytics import problem
 
 DRAWS = 20_000
@@ -59,6 +59,39 @@ def test_no_clipped_update_is_longer(scale):
     np.testing.assert_allclose(short, update["w"] * min(1, 2 / norm if norm else 1), rtol=1e-4)
 
 
+@pytest.mark.parametrize("size", [1, 513, 1 << 20, pytest.param((1 << 24) + 100, marks=pytest.mark.full)])
+def test_long_updates_are_clipped_by_little_more(size):
+    """Catches an allowance for rounding that grows with the number of entries: a sign that turns, and a short clip."""
+    update = np.random.default_rng(0).normal(size=size).astype(np.float32)
+    short = np.asarray(_clipped_l1({"w": jnp.asarray(update)}, 2.0)["w"], np.float64)
+    norm = np.abs(short).sum()
+    assert 2 * (1 - 2e-4) <= norm <= 2 or norm == pytest.approx(abs(update).sum())
+    assert (np.sign(short) == np.sign(update))[np.abs(short) > 1e-37].all()
+
+
+@pytest.mark.parametrize("probability", [0.0, 1e-12, 2**-40, 0.3, 1 - 2**-50, 1.0])
+def test_rare_answers_can_be_drawn(probability, monkeypatch):
+    """The share of 64-bit words below the threshold is the probability to 2^-60. Catches a draw in float32, by which
+    answers rarer than 2^-24 never come, so that a finite epsilon would be false."""
+    count = math.ceil(probability * 2**64)  # words that say True
+
+    def drawn(word):
+        words = jnp.array([word >> 32, word % 2**32], jnp.uint32)
+        monkeypatch.setattr(jax.random, "bits", lambda key, shape, dtype: words)
+        return bool(_chance(jax.random.key(0), probability))
+
+    assert abs(count / 2**64 - probability) <= 2**-52
+    assert count == 0 or (drawn(0) and drawn(min(count, 2**64 - 1) - 1))
+    assert count == 2**64 or (not drawn(count) and not drawn(2**64 - 1))
+
+
+@pytest.mark.parametrize("update", [[0.5, -0.5, 0.0], [1.0, 1.0, 0.0], [-1.0, 0.0, 0.0]])
+def test_what_is_no_symbol_is_no_message(update):
+    """Catches sums that are taken for the symbol of their largest number."""
+    sent = messages(transform.randomized_response(1.0), np.array(update, np.float32), 3)
+    assert np.isnan(sent).all()
+
+
 def answers(epsilon, symbol, places=4):
     """How often each of the places + 1 answers is given; the last one is nothing."""
     update = np.zeros((2, places // 2), np.float32)
@@ -102,6 +135,7 @@ UPDATES = {
     "long": np.array([3.0, -4.0, 0.0, 0.0, 0.0], np.float32),
     "short": np.array([0.2, 0.1, -0.3, 0.0, 0.1], np.float32),
     "zero": np.zeros(5, np.float32),
+    "tiny": np.array([2e-19, 1e-19, 1e-19, 1e-19, 1e-19], np.float32),  # squares vanish in float32
 }
 
 

@@ -13,10 +13,11 @@ from fedjax_sim.algorithms.analytics.statistic import (
     features_of,
     labels_of,
     numbers_of,
-    started,
+    one_row,
     statistic,
     summaries,
 )
+from fedjax_sim.prng import stream
 from fedjax_sim.types import Algorithm, Array, PyTree, Sampler, ServerUpdate
 from fedjax_sim.validate import Finite, FromData, Integer, NonNegativeInt, PositiveInt, named_arguments
 
@@ -51,8 +52,8 @@ def histogram(
         of other regions are not counted.
       num_regions: R.
       num_categories: B, the number of categories of y; a config takes it from the data.
-      rows: "all" rows of a client, or "one" of them, drawn anew in each round. The message of one row has norm 1, so
-        that a clip norm of 1 loses nothing.
+      rows: "all" rows of a client, or "one" of them, drawn anew in each round, and one of its labels. Its message has
+        norm 1, so that a clip norm of 1 loses nothing.
       transform, aggregator: as in `kmeans`. With a mean over the cohort, the estimate is in rows for each client.
       nonfinite, plan, mesh: as in `federated`.
 
@@ -104,12 +105,15 @@ def histogram(
 
     def summarise(key, broadcast, examples, mask):
         cells, counted = places(examples, mask)
+        if rows == "one":  # a row may have several labels
+            counted = one_row(stream(key, "label"), counted)
         counts = jnp.zeros(num_cells * num_regions, jnp.float32).at[cells].add(counted.astype(jnp.float32))
         return {"counts": counts.reshape(shape)}, {}
 
     def start(params):
-        counts = started(params, {"counts": shape}, lambda: {"counts": jnp.zeros(shape, jnp.float32)})
-        return {"counts": counts["counts"].astype(jnp.float32), "rounds": jnp.zeros((), jnp.float32)}
+        if jax.tree.leaves(params):
+            validate.fail("params", "(), for counts start from none", type(params).__name__)
+        return {"counts": jnp.zeros(shape, jnp.float32), "rounds": jnp.zeros((), jnp.float32)}
 
     def averaged(key, aggregate, state):
         rounds = state["rounds"] + 1

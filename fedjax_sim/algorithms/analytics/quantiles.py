@@ -31,7 +31,8 @@ def quantiles(
 
     The quantile of probability p is the smallest value v with F(v) >= p, where F(v) is the share of rows that are at
     most v. In a round each client receives the middle t of the interval left, and sends the sum of 1[x <= t] - p
-    over its rows x, a number for each p. If the aggregate is at least 0, then F(t) >= p, and the lower half is left.
+    over its rows x, a number for each p, and how many rows these are. If the aggregate is at least 0, then F(t) >= p,
+    and the lower half is left. An interval stays in a round whose clients have no rows.
 
     Args:
       sampler: draws the cohorts.
@@ -39,7 +40,7 @@ def quantiles(
       low, high: an interval that is known to hold the quantiles. It is public knowledge.
       column: of x, whose numbers are meant; None for the number y.
       rows: "all" rows of a client, or "one" of them, drawn anew in each round. A client with n rows has a message of at
-        most norm n sqrt(q) for q probabilities.
+        most norm n sqrt(q + 1) for q probabilities.
       transform, aggregator: as in `kmeans`.
       nonfinite, plan, mesh: as in `federated`.
 
@@ -77,7 +78,7 @@ def quantiles(
     def summarise(key, broadcast, examples, mask):
         is_below = numbers_of(examples, column)[:, None] <= broadcast[None]
         excess = jnp.where(mask[:, None], is_below.astype(jnp.float32) - wanted[None], 0)
-        return {"excess": excess.sum(0)}, {}
+        return {"excess": excess.sum(0), "rows": mask.sum(dtype=jnp.float32)}, {}
 
     def default():
         ends = jnp.full(shape, low, jnp.float32), jnp.full(shape, high, jnp.float32)
@@ -86,9 +87,10 @@ def quantiles(
     def halved(key, aggregate, state):
         threshold = _middle(state["low"], state["high"])
         is_above = aggregate["excess"] >= 0  # the threshold is at or above the quantile
+        has_rows = aggregate["rows"] > 0
         return {
-            "low": jnp.where(is_above, state["low"], threshold),
-            "high": jnp.where(is_above, threshold, state["high"]),
+            "low": jnp.where(has_rows & ~is_above, threshold, state["low"]),
+            "high": jnp.where(has_rows & is_above, threshold, state["high"]),
         }
 
     def start(params):
@@ -104,7 +106,10 @@ def quantiles(
         lambda state: _middle(state["low"], state["high"]),
         halved,
         lambda state: state | {"quantiles": _middle(state["low"], state["high"])},
-        takes=lambda params: {"excess": jax.ShapeDtypeStruct(shape, jnp.float32)},
+        takes=lambda params: {
+            "excess": jax.ShapeDtypeStruct(shape, jnp.float32),
+            "rows": jax.ShapeDtypeStruct((), jnp.float32),
+        },
     )
     return statistic(sampler, summaries(summarise, rows=rows), server, loss_fn, options)
 

@@ -80,10 +80,15 @@ def statistic(
         hierarchy averages estimates.
       loss_fn: (estimate, examples, key) -> per-row values with "loss", by which evaluations judge the estimate.
       options: of `StatisticOptions`.
+
+    Raises: ValueError for an aggregator that bounds attackers' harm, since its result is no multiple of a sum.
     """
     round_options = dict(options)
     aggregator = round_options.pop("aggregator", None)
     rule = aggregation.mean(weighting="uniform") if aggregator is None else aggregator
+    if rule.facts.withstands is not None:
+        hint = "A median of counts is no count: take mean, fixed_mean, modular_sum or a secure sum."
+        validate.fail("aggregator", "a mean or a sum, for a statistic", "a rule against attackers", hint)
     algorithm = federated(sampler, client, rule, server, **round_options)
     return algorithm._replace(evaluated=Evaluated(loss_fn=loss_fn))
 

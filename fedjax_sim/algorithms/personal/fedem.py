@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_sim import aggregation, client, server, tree
+from fedjax_sim import aggregation, client, server, tree, validate
 from fedjax_sim.algorithms.personal.ifca import spread_out
 from fedjax_sim.algorithms.personal.own_models import with_own_models
 from fedjax_sim.client.local_sgd import facts_of, local_training, uncorrected
@@ -64,6 +64,8 @@ def fedem(
     trained. `params` is the mixture with equal weights. `fine_tuned` is not for it: gradient steps would leave the
     simplex.
 
+    Raises: ValueError, when traced, for a loss that weighs rows, such as that of texts by their tokens.
+
     Guarantees: one component is FedAvg up to rounding (tests/algorithms/personal/test_fedem.py::
     test_one_component_is_fedavg); components and weights match NumPy (::test_matches_numpy); weights are in no message,
     and bytes are those of M models in both directions (::test_bytes_are_of_components).
@@ -76,7 +78,11 @@ def fedem(
 
     def of_components(components: PyTree, examples: PyTree, key: Array | None) -> dict[str, Array]:
         """Returns the per-example values of each component, [M, n]."""
-        return jax.vmap(lambda component: loss_fn(component, examples, key))(components)
+        values = jax.vmap(lambda component: loss_fn(component, examples, key))(components)
+        if "weight" in values:
+            hint = "A row's likelihood is that of one label."
+            validate.fail("loss", "one whose rows all have weight 1", sorted(values), hint)
+        return values
 
     def weighted_values(components, examples, key):
         values = of_components(components, examples["data"], key)

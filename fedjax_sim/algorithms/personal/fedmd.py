@@ -114,6 +114,8 @@ def _logits(model: Model, params: PyTree, rows: ClientData) -> Array:
     """Returns a model's logits on public rows [n, classes], zero in padding."""
     x = tree.where(rows.mask, rows.examples["x"], tree.zeros_like(rows.examples["x"]))
     logits, _ = model.apply(params, (), x, None, False)
+    if logits.ndim != 2:
+        validate.fail("model", "a classifier with logits [n, classes]", f"outputs of shape {logits.shape}")
     return jnp.where(rows.mask[:, None], logits, 0)
 
 
@@ -125,7 +127,9 @@ def _consensus_server(model: Model, public: ClientData) -> ServerUpdate:
 
     def init(params):
         like = spec(params)
-        return ConsensusState(params, public, jnp.zeros(like.shape, like.dtype), jnp.zeros((), bool))
+        # A copy: a run donates its state, and the algorithm may make another run.
+        rows = jax.tree.map(jnp.copy, public)
+        return ConsensusState(params, rows, jnp.zeros(like.shape, like.dtype), jnp.zeros((), bool))
 
     def apply(key, aggregate, state):
         logits = aggregate["logits"].astype(state.logits.dtype)

@@ -41,8 +41,8 @@ def agnostic(
 
     Args:
       loss_fn, optimizer: as in `fedavg`. The paper's clients take one step; more are FedAvg's.
-      sampler: one that draws all clients in every round, such as `sampling.full`. The weights of clients that do not
-        report stay in this step, and count for nothing in the mean.
+      sampler: one that draws all clients in every round, such as `sampling.full`. The losses of clients
+        that do not report count as 0: their weights fall as others' rise, and count for nothing in the mean.
       weight_learning_rate: gamma_lambda in the paper, >= 0. 0 is FedAvg with equal weights.
       num_steps, num_epochs, batch_size, shuffle: as in `client.work`. Only lambda weighs clients.
       nonfinite, plan, mesh: as in `federated`. There is no transform, downlink or other aggregator: the server reads
@@ -84,6 +84,8 @@ def on_simplex(values: Array) -> Array:
     >>> on_simplex(jnp.array([0.5, 1.0, -2.0])).tolist()
     [0.25, 0.75, 0.0]
     """
+    # The point is the same for values that are all shifted, and near 0 a sum in float32 does not lose the 1.
+    values = values - values.max()
     falling = jnp.sort(values)[::-1]
     count = jnp.arange(1, len(values) + 1, dtype=values.dtype)
     thresholds = (jnp.cumsum(falling) - 1) / count

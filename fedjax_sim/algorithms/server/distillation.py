@@ -170,7 +170,8 @@ def _distilling(
         return {"mean": params, "updates": jax.tree.map(stacked, params), "arrived": arrived}
 
     return ServerUpdate(
-        init=lambda params: _DistillingState(inner.init(params), public),
+        # A copy: a run donates its state, and the algorithm may make another run.
+        init=lambda params: _DistillingState(inner.init(params), jax.tree.map(jnp.copy, public)),
         broadcast=lambda state: inner.broadcast(state.server),
         apply=apply,
         params=lambda state: inner.params(state.server),

@@ -48,7 +48,8 @@ def mixture(
 ) -> FederatedData:
     """Draws rows from a mixture of Gaussians: a component y of Zipf's law, and x ~ N(c_y, spread^2 I).
 
-    Component y in 0, ..., K - 1 has the share (y + 1)^-exponent / sum_z (z + 1)^-exponent of the rows. Its center c_y
+    Component y in 0, ..., K - 1 has the share (y + 1)^-exponent / sum_z (z + 1)^-exponent of the rows, to 2^-24: rarer
+    ones than 10^-5 are off by percents. Its center c_y
     is uniform in [0, 1]^d. A client is a pure function of its id, so that any number of clients takes no memory.
     Statistics have answers here: centers for `kmeans`, frequent labels for `heavy_hitters`, shares for `histogram`.
 

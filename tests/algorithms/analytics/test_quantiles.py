@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_sim import algorithms, population, sampling
+from fedjax_sim import aggregation, algorithms, population, sampling
 from tests.algorithms.analytics import problem as p
 
 PROBABILITIES = (0.1, 0.5, 0.8)
@@ -50,6 +50,25 @@ def test_small_cohorts_keep_the_bound():
         return ((below >= 0.5 + e) | (at_most <= 0.5 - e)).sum()
 
     assert misses(e) <= 50 and misses(0.02) > 50
+
+
+def test_cohorts_without_rows_leave_the_interval():
+    """Catches an empty sum that counts as a threshold above the quantile."""
+    people = population.from_clients([{"x": np.zeros((0, 1), np.float32), "y": np.zeros(0, np.float32)}] * 3 + [
+        {"x": np.full((1, 1), 0.8, np.float32), "y": np.full(1, 0.8, np.float32)}
+    ])  # fmt: skip
+    made = algorithms.quantiles(sampling.cyclic(4, 1), probabilities=(0.5,))
+    state, ends = made.init(jax.random.key(0), (), people), []
+    for t in range(4):
+        state, _ = made.step(jax.random.key(t), state, people)
+        ends.append((float(made.params(state)["low"][0]), float(made.params(state)["high"][0])))
+    assert set(ends) <= {(0.0, 1.0), (0.5, 1.0)} and ends[-1] == (0.5, 1.0)
+
+
+def test_rules_against_attackers_are_refused():
+    """Catches a median of counts, which is no count."""
+    with pytest.raises(ValueError, match="aggregator: expected a mean or a sum, for a statistic"):
+        algorithms.quantiles(p.EVERYBODY, aggregator=aggregation.median())
 
 
 def test_the_loss_is_the_pinball_loss():
