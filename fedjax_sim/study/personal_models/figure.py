@@ -29,13 +29,13 @@ def personal_models_figure(found: Sequence[Comparison], options: dict[str, Any])
         rows = sorted(rows_of(found, part=part, quantity="accuracy"), key=lambda row: row["measured"])
         places = {row["method"]: place for place, row in enumerate(rows)}
         series = {
-            "accuracy": (plots.BLUE, "o", "all owners' rows"),
-            "lowest tenth": (plots.ORANGE, "^", "tenth of the clients with the lowest accuracy"),
+            "accuracy": (plots.BLUE, "o", "all owners' rows", 0.14),
+            "lowest tenth": (plots.ORANGE, "^", "the tenth of the clients with the lowest accuracy", -0.14),
         }
-        for quantity, (colour, marker, label) in series.items():
+        for quantity, (colour, marker, label, shift) in series.items():
             shown = rows_of(found, part=part, quantity=quantity)
             axes.errorbar(
-                [100 * row["measured"] for row in shown], [places[row["method"]] for row in shown],
+                [100 * row["measured"] for row in shown], [places[row["method"]] + shift for row in shown],
                 xerr=[100 * row["standard_deviation"] for row in shown], fmt=marker, color=colour, capsize=2,
                 linestyle="none", label=label, **MARKERS,
             )  # fmt: skip
@@ -44,5 +44,6 @@ def personal_models_figure(found: Sequence[Comparison], options: dict[str, Any])
         axes.set_yticks(range(len(rows)), [row["method"] for row in rows], fontsize=8)
         axes.set_ylim(-0.6, len(rows) - 0.4)
         axes.set(title=f"Accuracy on owners' unseen rows in %, {part}")
-        axes.legend(fontsize=7.5, loc="lower left")
+    # Below the panels, since points lie everywhere in them.
+    figure.legend(*axes.get_legend_handles_labels(), fontsize=7.5, loc="outside lower center", ncols=3)
     return figure
