@@ -1,7 +1,7 @@
 """Federated learning over massive simulated populations: a round is one compiled JAX program.
 
-`Algorithm`, `run`, `InvalidArgument`, and the subpackages. Everything is imported when it is first used, so that the
-command line starts without loading JAX.
+`run` with what it takes and returns, `Algorithm`, `InvalidArgument`, and the subpackages. Everything is imported when
+it is first used, so that the command line starts without loading JAX.
 """
 
 from __future__ import annotations
@@ -10,7 +10,10 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from fedjax_sim.running.history import History
+    from fedjax_sim.running.loggers import MLflow, TensorBoard, WeightsAndBiases
     from fedjax_sim.running.loop import run
+    from fedjax_sim.running.stopping import StopWhen
     from fedjax_sim.types import Algorithm
     from fedjax_sim.validate import InvalidArgument, InvalidType
 
@@ -34,11 +37,27 @@ SUBPACKAGES = (
 )
 HOMES = {  # public name -> the module that defines it
     "Algorithm": "types",
+    "History": "running.history",
     "InvalidArgument": "validate",
     "InvalidType": "validate",
+    "MLflow": "running.loggers",
+    "StopWhen": "running.stopping",
+    "TensorBoard": "running.loggers",
+    "WeightsAndBiases": "running.loggers",
     "run": "running.loop",
 }
-__all__ = ["Algorithm", "InvalidArgument", "InvalidType", "run", *SUBPACKAGES]
+__all__ = [
+    "Algorithm",
+    "History",
+    "InvalidArgument",
+    "InvalidType",
+    "MLflow",
+    "StopWhen",
+    "TensorBoard",
+    "WeightsAndBiases",
+    "run",
+    *SUBPACKAGES,
+]
 __version__ = "0.1.0"
 
 
