@@ -303,6 +303,8 @@ def built_in(folder):
         (ScaledBytes(stored), {CheapReads}),
         (population.with_private_labels(data, epsilon=1.0).train, {CheapReads}),
         (population.random_labels(data, clients=[1]).train, {CheapReads}),
+        (population.with_permuted_labels(data).train, {CheapReads}),
+        (population.without_clients(stored, [0]), {CheapReads}),
         (population.with_local_test(data).train, {CheapReads}),
         (population.with_local_test(data._replace(train=own())).local_test, {CheapReads}),
         (groups, {Groups}),

@@ -39,6 +39,7 @@ def alone(method, rate, seed):
     return history.records[-1]
 
 
+@pytest.mark.default_rows(1)
 @pytest.mark.parametrize("method", ["FedPer", BASELINE])
 def test_a_number_is_a_run(method):
     """Catches another method's models, a run that tunes among those reported, and rows that trained the model."""
@@ -50,6 +51,7 @@ def test_a_number_is_a_run(method):
         np.testing.assert_allclose(found.conditions["standard_deviation"], np.std(expected, ddof=1), atol=1e-4)
 
 
+@pytest.mark.full
 def test_gains_are_paired():
     """Catches differences of runs with other first models, and a baseline beside itself."""
     (gain,) = comparisons_of(findings().comparisons, "digits", "gain")

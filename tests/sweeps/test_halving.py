@@ -67,6 +67,7 @@ def test_rungs_are_sweeps(tmp_path):
     assert files == {path: path.read_bytes() for path in tmp_path.rglob("points.jsonl")}
 
 
+@pytest.mark.full
 def test_on_the_command_line(tmp_path):
     """Catches a winner without the rungs that chose it, and a page of combinations that did not run to the end."""
     settings = [word for setting in [*SWEEP, *HALVING] for word in ("--set", setting)]

@@ -109,6 +109,7 @@ def test_a_sweep_is_single_runs(name):
         np.testing.assert_allclose(near.column("test_loss"), found.column("test_loss"), rtol=1e-5)
 
 
+@pytest.mark.full
 def test_points_have_own_models_and_evaluations():
     """APFL's own models mix with the share of their point. Catches points judged by another point's share or state."""
     data = population.with_local_test(population.synthetic_images(num_clients=6, examples_per_client=10))

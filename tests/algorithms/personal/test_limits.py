@@ -53,6 +53,7 @@ def test_so_it_is_on_an_mlp_under_adam():
 NAMES = ("apfl", "ditto", "fedbabu", "fedper", "fedrep", "ifca", "per_fedavg", "pfedme", "term")
 
 
+@pytest.mark.default_rows("ditto")
 @pytest.mark.parametrize("name", NAMES)
 def test_a_rate_may_fall_over_rounds(name):
     """Catches clients who are not told in which round they are: round 1 trains as with that round's constant rate."""
@@ -80,6 +81,7 @@ def test_ditto_without_a_pull_is_local_training():
     assert np.abs(models[0][1:] - models[1][1:]).max() > 1e-3
 
 
+@pytest.mark.default_rows(2)
 @pytest.mark.parametrize("name", ["apfl", "ifca", "fedrep", "fedper"])
 def test_without_anything_personal_it_is_fedavg(name):
     """Catches a share of 0, one cluster, or an empty own part that still changes the shared model."""
@@ -135,6 +137,7 @@ def test_wrong_parts_are_named():
             algorithm.init(jax.random.key(0), p.start(), p.population())
 
 
+@pytest.mark.full
 def test_a_client_without_rows_learns_nothing():
     """Catches a client whose own model moves, or counts as trained, without a single row."""
     rows = p.rows()
