@@ -62,8 +62,9 @@ def client_values(
       seed: of the permutations.
       batch: coalitions under one vmap, which share a program.
 
-    Raises: ValueError for more than 12 clients without `num_permutations`; FloatingPointError for a value that is not
-    finite.
+    Raises: ValueError for more than 12 clients without `num_permutations`, and for a value that is no single number;
+    FloatingPointError for a value that is not finite, and if a client's update was not finite: it would be dropped, and
+    the client be worth nothing.
 
     Guarantees: values are those of separate runs up to rounding, and of the definition's sum
     (tests/instruments/test_client_value.py::test_values_are_those_of_runs). They add up to the value of all clients
@@ -87,7 +88,9 @@ def client_values(
         prefixes = [prefix for order in orders for prefix in _prefixes(order)]
         coalitions = list(dict.fromkeys([0, everyone, *without_each, *prefixes]))
     is_member = np.array([[coalition >> i & 1 for i in range(num_clients)] for coalition in coalitions], bool)
-    found = _trained(algorithm, params, population, num_rounds, value, key, is_member, batch)
+    found, num_dropped = _trained(algorithm, params, population, num_rounds, value, key, is_member, batch)
+    if num_dropped:
+        raise FloatingPointError(f"{num_dropped} updates were not finite: lower the learning rate.")
     if not np.isfinite(found).all():
         raise FloatingPointError(f"{(~np.isfinite(found)).sum()} values are not finite: lower the learning rate.")
     worth = dict(zip(coalitions, found.tolist(), strict=True))
@@ -145,19 +148,25 @@ def _trained(
     key: Array,
     is_member: np.ndarray,
     batch: int,
-) -> np.ndarray:
-    """Returns the values of coalitions, [C] float64, for their members [C, N]."""
+) -> tuple[np.ndarray, int]:
+    """Returns the values of coalitions, [C] float64, for their members [C, N], and how many updates were dropped."""
 
     def replay(key, params, population, members):
         people = Members(population, members, population.size)
 
-        def one_round(t, state):
-            return algorithm.step(jax.random.fold_in(key, t), state, people)[0]
+        def one_round(t, carry):
+            state, num_dropped = carry
+            state, info = algorithm.step(jax.random.fold_in(key, t), state, people)
+            return state, num_dropped + info.get("dropped_clients", 0)
 
         state = algorithm.init(init_key(key), params, people)
         # Python's numbers have weak types, which a loop's carry must not change.
         state = jax.tree.map(lambda x: jax.lax.convert_element_type(x, jnp.asarray(x).dtype), state)
-        return jnp.asarray(value(algorithm.params(jax.lax.fori_loop(0, num_rounds, one_round, state))), jnp.float32)
+        state, num_dropped = jax.lax.fori_loop(0, num_rounds, one_round, (state, jnp.int32(0)))
+        worth = jnp.asarray(value(algorithm.params(state)), jnp.float32)
+        if worth.shape:
+            validate.fail("value", "a function whose result is a single number", f"an array {list(worth.shape)}")
+        return worth, num_dropped
 
     @jax.jit
     def of_all(key, params, population, is_member):
@@ -167,4 +176,5 @@ def _trained(
         return jax.lax.map(of_coalition, is_member, batch_size=min(batch, len(is_member)))
 
     with engine.one_device(), engine.client_memory("device"):
-        return np.asarray(of_all(key, params, population, jnp.asarray(is_member)), np.float64)
+        found, num_dropped = jax.device_get(of_all(key, params, population, jnp.asarray(is_member)))
+    return found.astype(np.float64), int(num_dropped.sum())

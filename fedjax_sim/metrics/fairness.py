@@ -15,15 +15,15 @@ def lowest_decile(values: Any) -> float:
     """Computes the mean over the tenth of the clients with the lowest values, rounded up to whole clients.
 
     Args:
-      values: [N] a metric of each client, such as its accuracy. NaN gives NaN.
+      values: [N] a metric of each client, such as its accuracy. NaN gives NaN, which a diverged model's losses may be.
+
+    Raises: ValueError for no values.
 
     >>> lowest_decile([0.9, 0.5, 0.8, 0.7])
     0.5
     """
-    values = np.sort(np.asarray(values, np.float64))
-    num_clients = -(-len(values) // 10)
-    # NumPy sorts NaN to the end, where a mean of the lowest values would miss it.
-    return float(values[:num_clients].mean()) if not np.isnan(values).any() else float("nan")
+    ascending, num_clients = _sorted(values)
+    return float(ascending[:num_clients].mean())
 
 
 def highest_decile(values: Any) -> float:
@@ -32,7 +32,18 @@ def highest_decile(values: Any) -> float:
     >>> highest_decile([0.9, 0.5, 0.8, 0.7])
     0.9
     """
-    return -lowest_decile(-np.asarray(values, np.float64))
+    ascending, num_clients = _sorted(values)
+    return float(ascending[-num_clients:].mean())
+
+
+def _sorted(values: Any) -> tuple[np.ndarray, int]:
+    """Returns the values from the lowest up, all NaN if one is, and how many clients a tenth are."""
+    values = np.asarray(values, np.float64)
+    if values.ndim != 1 or not values.size:
+        validate.fail("values", "[N] numbers, one for each client", values)
+    # NumPy sorts NaN to the end, where a mean of the lowest values would miss it.
+    ascending = np.full_like(values, np.nan) if np.isnan(values).any() else np.sort(values)
+    return ascending, -(-len(values) // 10)
 
 
 def fairness(values: Any) -> dict[str, float]:

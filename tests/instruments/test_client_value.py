@@ -92,3 +92,8 @@ def test_what_is_refused():
         client_values(wide, p.start(), many, ROUNDS, value, key=KEY)
     with pytest.raises(FloatingPointError, match="values are not finite"):
         client_values(algorithm(), p.start(), PEOPLE, 1, lambda params: jnp.nan, key=KEY)
+    with pytest.raises(ValueError, match="value: expected a function whose result is a single number"):
+        client_values(algorithm(), p.start(), PEOPLE, 1, lambda params: jnp.zeros(2), key=KEY)
+    wild = algorithms.fedavg(p.loss_fn, sampling.full(SIZE), optax.sgd(1e30), **p.OPTIONS)
+    with pytest.raises(FloatingPointError, match="updates were not finite"):
+        client_values(wild, p.start(), PEOPLE, ROUNDS, value, key=KEY)

@@ -40,6 +40,7 @@ def test_deciles(num_clients, num_worst):
     values = np.random.default_rng(1).permutation(np.arange(num_clients, dtype=float))
     assert lowest_decile(values) == np.arange(num_worst).mean()
     assert highest_decile(values) == num_clients - 1 - np.arange(num_worst).mean()
+    assert math.copysign(1, highest_decile(np.zeros(num_clients))) == 1
     values[0] = math.nan
     assert math.isnan(lowest_decile(values)) and math.isnan(highest_decile(values))
 
@@ -48,3 +49,10 @@ def test_deciles(num_clients, num_worst):
 def test_wrong_values(values):
     with pytest.raises(ValueError, match=r"values: expected \[N\] finite numbers >= 0"):
         fairness(values)
+
+
+def test_no_clients_have_no_decile():
+    """Catches a mean of nothing, which is NaN with a warning."""
+    for decile in (lowest_decile, highest_decile):
+        with pytest.raises(ValueError, match=r"values: expected \[N\] numbers"):
+            decile([])

@@ -9,8 +9,10 @@ import pytest
 from fedjax_sim import metrics, models, population
 from fedjax_sim.running.loop import run
 from fedjax_sim.study.findings import comparisons_of
+from fedjax_sim.study.personal_models import question
 from fedjax_sim.study.personal_models.methods import BASELINE, METHODS, Problem
 from fedjax_sim.study.personal_models.question import personal_models
+from fedjax_sim.sweeps.sweep import sweep
 
 SMALL = {"num_clients": 4, "alpha": 1.0, "hidden": 4, "num_rounds": 2, "num_steps": 2, "num_runs": 2,
          "personal_steps": 3}  # fmt: skip
@@ -85,3 +87,20 @@ def test_every_method_and_a_figure():
 def test_wrong_options(options, words):
     with pytest.raises(ValueError, match=words):
         personal_models(**options)
+
+
+@pytest.mark.full
+def test_divergence_is_no_accuracy(monkeypatch):
+    """Catches dropped clients whose stalled models are reported, and a rate that diverges and is chosen."""
+
+    def diverging(*args, **options):
+        found = sweep(*args, **options)
+        for row in found.rows:
+            row["dropped_clients_so_far"] += row["rate"] == 0.3
+        return found
+
+    monkeypatch.setattr(question, "sweep", diverging)
+    rates = {comparison.conditions["rate"] for comparison in findings(("FedPer",), (0.01, 0.3)).comparisons}
+    assert rates == {0.01}
+    with pytest.raises(FloatingPointError, match="diverged with every learning rate"):
+        personal_models(methods=["FedPer"], learning_rates=[0.3], **SMALL)

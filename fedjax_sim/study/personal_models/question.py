@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Annotated, Any
@@ -59,6 +60,8 @@ def personal_models(
       personal_steps: steps that a fine-tuned model takes before it is judged.
       num_runs: runs on the same clients. Each has its own first model and minibatches, the same for all methods.
       seed: decides everything.
+
+    Raises: FloatingPointError if a method diverged with every learning rate.
 
     Returns: `Findings`: for each method the accuracy over all owners' rows, the mean over the tenth of the clients with
     the lowest accuracy, and the accuracy's paired difference from FedAvg that is fine-tuned.
@@ -149,7 +152,10 @@ def _accuracies(
             rate: np.array([_judged(row) for row in rows if (row["method"], row["rate"]) == (name, rate)])
             for rate in rates
         }
-        best = _best_rate({rate: judged[num_runs:, 0].mean() for rate, judged in by_rate.items()})
+        # One run that diverges rules a rate out, whichever run it is.
+        best = _best_rate({rate: judged[num_runs:, 0].mean() + 0 * judged.sum() for rate, judged in by_rate.items()})
+        if not np.isfinite(by_rate[best]).all():
+            raise FloatingPointError(f"{name} diverged with every learning rate: give lower ones.")
         found[name] = best, by_rate[best][:num_runs]
     return found
 
@@ -164,7 +170,12 @@ def _best_rate(accuracies: Mapping[float, float]) -> float:
 
 
 def _judged(row: dict[str, Any]) -> tuple[float, float]:
-    """Returns the accuracy of the models that clients use, own or shared, and that of the lowest tenth."""
+    """Returns the accuracy of the models that clients use, own or shared, and that of the lowest tenth.
+
+    Both are NaN for a run in which an update was not finite.
+    """
+    if row.get("dropped_clients_so_far"):  # an accuracy hides that clients diverged
+        return math.nan, math.nan
     group = "personal" if "personal_accuracy" in row else "local_test"
     return float(row[f"{group}_accuracy"]), float(row[f"{group}_accuracy_lowest_decile"])
 
