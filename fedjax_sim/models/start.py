@@ -29,7 +29,8 @@ def started_from(model: Model, *, path: FilePath) -> Model:
 
     Returns: the `Model`, whose `init` returns the file's arrays, whatever the key.
 
-    Raises: ValueError for a file in another format, and where a leaf is missing, unknown, or of another shape or dtype.
+    Raises: ValueError for a file in another format, where a leaf is missing, unknown, or of another shape or dtype, and
+    for numbers that are not finite.
     ImportError without the package `safetensors`, and OSError for a file that cannot be read.
 
     Guarantees: a model that was exported starts with the same bits
@@ -46,6 +47,9 @@ def started_from(model: Model, *, path: FilePath) -> Model:
         if arrays[name].shape != leaf.shape or arrays[name].dtype != leaf.dtype:
             stated = f"{arrays[name].dtype}{list(arrays[name].shape)}"
             fail("path", f"{name!r} as {leaf.dtype}{list(leaf.shape)}", stated, "It is the file of another model.")
+        num_wrong = int((~np.isfinite(arrays[name].astype(np.float64))).sum())
+        if num_wrong:
+            fail("path", f"finite numbers in {name!r}", f"{num_wrong} that are not", "It is a diverged model.")
     if unknown := sorted(set(arrays) - set(leaves)):
         fail("path", f"arrays of the model's leaves {sorted(leaves)}", unknown[0], nearest(unknown[0], list(leaves)))
 

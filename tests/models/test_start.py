@@ -63,6 +63,8 @@ def test_other_files_are_refused(tmp_path):
         "arrays of the model's leaves .*, got 'output/scale'": content | {"output/scale": np.zeros(2, np.float32)},
         r"'output/bias' as float32\[2\], got 'float32\[3\]'": content | {"output/bias": np.zeros(3, np.float32)},
         r"'output/bias' as float32\[2\], got 'float64\[2\]'": content | {"output/bias": np.zeros(2)},
+        "finite numbers in 'output/bias', got '1 that are not'": content
+        | {"output/bias": np.array([0, np.nan], np.float32)},
     }
     for message, arrays_there in cases.items():
         with pytest.raises(ValueError, match=f"path: expected {message}"):
