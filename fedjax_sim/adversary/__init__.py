@@ -38,6 +38,7 @@ from fedjax_sim.adversary.membership import (
     tpr_at_fpr,
 )
 from fedjax_sim.adversary.omniscient import adaptive, fang, mimic, min_max, min_sum
+from fedjax_sim.adversary.shadow_clients import property_share
 from fedjax_sim.adversary.shadow_models import confidence_logit, likelihood_ratio_score, shadow_memberships
 from fedjax_sim.adversary.smashed import inversion_error, invert_smashed, labels_by_direction, labels_of_logits
 from fedjax_sim.adversary.who import clients, number_of_attackers, poisoned, share_of_clients
@@ -88,6 +89,7 @@ __all__ = [
     "number_of_attackers",
     "poisoned",
     "property_score",
+    "property_share",
     "recover_labels",
     "released_model",
     "scaled",

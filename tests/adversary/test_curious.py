@@ -94,17 +94,17 @@ def test_attacks_read_a_view_and_nothing_else():
     What is beside a view is what a server has set or brings along: its model's loss, rates, candidates of its own.
     """
     attacks = ("affine_rows", "invert_affine", "gradient_rank", "recover_labels", "invert_by_optimization",
-               "alignment_score", "property_score")  # fmt: skip
+               "alignment_score", "property_score", "property_share")  # fmt: skip
     allowed = {
         "key", "view", "layer", "tolerance", "num_examples", "learning_rate", "probabilities", "predict", "start",
         "known", "objective", "regularizer", "num_steps", "optimizer", "num_restarts", "loss_fn", "candidates",
-        "having", "lacking",
+        "having", "lacking", "num_shadows", "seed",
     }  # fmt: skip
     for name in attacks:
         parameters = inspect.signature(getattr(adversary, name)).parameters
         assert "view" in parameters and set(parameters) <= allowed, name
     assert set(View._fields) == set(Observed._fields)
-    for name in ("inversion", "descent", "membership"):
+    for name in ("inversion", "descent", "membership", "shadow_clients"):
         source = pathlib.Path(inspect.getfile(adversary)).parent / f"{name}.py"
         nodes = [node for node in ast.walk(ast.parse(source.read_text())) if isinstance(node, ast.ImportFrom)]
         imported = {f"{node.module}.{x.name}" for node in nodes for x in node.names if "fedjax_sim" in node.module}
