@@ -7,6 +7,7 @@ from fedjax_sim.models.cuts import Cut, cut
 from fedjax_sim.models.distance_correlation import distance_correlation
 from fedjax_sim.models.ensemble import distillation, ensemble, interpolated
 from fedjax_sim.models.feedforward import cnn, linear, logistic, mlp
+from fedjax_sim.models.freezing import freeze
 from fedjax_sim.models.graph import gat, gcn, graph_network, graph_sage, link_prediction, rgcn
 from fedjax_sim.models.losses import (
     default_loss,
@@ -40,6 +41,7 @@ __all__ = [
     "distance_correlation",
     "distillation",
     "ensemble",
+    "freeze",
     "from_equinox",
     "from_fn",
     "from_linen",

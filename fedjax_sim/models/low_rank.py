@@ -12,9 +12,10 @@ import jax.numpy as jnp
 
 from fedjax_sim.models.model import Model
 from fedjax_sim.models.partition import combine, partition
+from fedjax_sim.models.paths import chosen_paths, leaves_by_path, nested
 from fedjax_sim.prng import stream
 from fedjax_sim.types import Array, PyTree
-from fedjax_sim.validate import Positive, PositiveInt, fail, named_arguments, nearest, part
+from fedjax_sim.validate import Positive, PositiveInt, fail, named_arguments, part
 
 __all__ = ["LowRankSum", "lora", "merged"]
 
@@ -112,13 +113,13 @@ def lora(
     params_spec, _ = jax.eval_shape(lambda: model.init(jax.random.key(0)))
     if not isinstance(params_spec, dict):
         fail("model", "a model whose parameters are nested dicts", type(params_spec).__name__, error=TypeError)
-    specs = _leaves(params_spec)
+    specs = leaves_by_path(params_spec)
     adapted = _adapted_paths(model, params_spec, matrices)
     for path in adapted:
         sides = specs[path].shape
         if rank > min(sides):
             fail("rank", f"at most {min(sides)}, the smaller side of {path}", rank)
-    trained_paths = set(_leaves(_chosen("trained", params_spec, trained)))
+    trained_paths = set(chosen_paths("trained", params_spec, trained))
     if both := sorted(set(adapted) & trained_paths):
         fail("trained", "paths of leaves that are not adapted", both[0], "Leave it out of one of the two.")
     scale = (rank if alpha is None else alpha) / rank
@@ -132,7 +133,7 @@ def lora(
             if path in adapted
         }
         state = {"frozen": frozen, "scale": jnp.float32(scale), "state": own_state}
-        return combine(_nested(adapters), trained_leaves), state
+        return combine(nested(adapters), trained_leaves), state
 
     def apply(params: PyTree, state: PyTree, x: PyTree, key: Array | None, train: bool) -> tuple[PyTree, PyTree]:
         out, own_state = model.apply(_joined(params, state, adapted), state["state"], x, key, train)
@@ -150,8 +151,8 @@ def merged(params: PyTree, state: PyTree) -> PyTree:
     Guarantees: the old model with these parameters gives the new model's outputs up to rounding
     (tests/models/test_low_rank.py::test_merged_parameters_give_the_same_logits).
     """
-    adapted = [path.removesuffix("/a") for path in _leaves(params) if path.endswith("/a")]
-    frozen = set(_leaves(state["frozen"]))
+    adapted = [path.removesuffix("/a") for path in leaves_by_path(params) if path.endswith("/a")]
+    frozen = set(leaves_by_path(state["frozen"]))
     joined = _joined(params, state, [path for path in adapted if path in frozen])
 
     def summed(leaf: Array | LowRankSum) -> Array:
@@ -171,14 +172,14 @@ def _initial(key: Array, shape: tuple[int, int], dtype: Any, rank: int) -> PyTre
 
 def _joined(params: PyTree, state: PyTree, adapted: Sequence[str]) -> PyTree:
     """Returns the parameters of the model inside, with a `LowRankSum` in place of each adapted matrix."""
-    trained, adapters = dict(_leaves(params)), {}
+    trained, adapters = dict(leaves_by_path(params)), {}
     for path in adapted:
         adapters[path] = {name: trained.pop(f"{path}/{name}") for name in ("a", "b")}
-    leaves = _leaves(state["frozen"]) | trained
+    leaves = leaves_by_path(state["frozen"]) | trained
     for path, adapter in adapters.items():
         # A scale in the dtype of the adapters promotes nothing.
         leaves[path] = LowRankSum(leaves[path], **adapter, scale=state["scale"].astype(adapter["a"].dtype), path=path)
-    return _nested(leaves)
+    return nested(leaves)
 
 
 def _adapted_paths(model: Model, params: PyTree, matrices: Sequence[str] | None) -> list[str]:
@@ -187,53 +188,14 @@ def _adapted_paths(model: Model, params: PyTree, matrices: Sequence[str] | None)
         last_layer = next((layer.keys for layer in reversed(model.layers) if layer.keys), ())
         paths = [
             path
-            for path, leaf in _leaves({name: x for name, x in params.items() if name not in last_layer}).items()
+            for path, leaf in leaves_by_path({name: x for name, x in params.items() if name not in last_layer}).items()
             if path.split("/")[-1] == "kernel" and len(leaf.shape) == 2
         ]
         hint = "State the matrices. The default is all kernels with two axes before the last layer."
     else:
-        chosen = _leaves(_chosen("matrices", params, matrices))
-        paths = [path for path, leaf in chosen.items() if len(leaf.shape) == 2]
+        leaves = leaves_by_path(params)
+        paths = [path for path in chosen_paths("matrices", params, matrices) if len(leaves[path].shape) == 2]
         hint = "Only leaves with two axes are adapted."
     if not paths:
         fail("matrices", "paths of at least one matrix", matrices, hint)
     return paths
-
-
-def _chosen(name: str, params: PyTree, paths: Sequence[str]) -> PyTree:
-    """Returns the leaves that the paths choose; refuses a path that chooses nothing, by the argument's name."""
-    known = _folders(params)
-    for path in paths:
-        if path not in known:
-            fail(name, f"paths among {known}", path, nearest(path, known))
-    return partition(params, list(paths))[0]
-
-
-def _folders(tree: PyTree, prefix: str = "") -> list[str]:
-    """Returns the paths of all dicts and leaves."""
-    paths = []
-    for name, value in tree.items():
-        paths.append(f"{prefix}{name}")
-        if isinstance(value, dict):
-            paths += _folders(value, f"{prefix}{name}/")
-    return paths
-
-
-def _leaves(tree: PyTree, prefix: str = "") -> dict[str, Any]:
-    """Returns the leaves of nested dicts by their paths."""
-    leaves = {}
-    for name, value in tree.items():
-        leaves |= _leaves(value, f"{prefix}{name}/") if isinstance(value, dict) else {f"{prefix}{name}": value}
-    return leaves
-
-
-def _nested(leaves: dict[str, Any]) -> PyTree:
-    """Returns nested dicts of leaves by their paths."""
-    tree: dict = {}
-    for path, leaf in leaves.items():
-        *folders, name = path.split("/")
-        inner = tree
-        for folder in folders:
-            inner = inner.setdefault(folder, {})
-        inner[name] = leaf
-    return tree

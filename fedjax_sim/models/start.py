@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import jax
@@ -9,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim.models.model import Model
+from fedjax_sim.models.paths import chosen_paths
 from fedjax_sim.types import Array, FilePath, PyTree
 from fedjax_sim.validate import fail, named_arguments, nearest, part
 
@@ -19,29 +21,34 @@ DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat1
 
 
 @named_arguments
-def started_from(model: Model, *, path: FilePath) -> Model:
+def started_from(model: Model, *, path: FilePath, leaves: Sequence[str] | None = None) -> Model:
     """Makes the model start from the parameters in a safetensors file, in place of drawn ones.
 
     Args:
       model: whose parameters are dicts. Its state is drawn as before.
       path: a file with an array for each leaf, under the leaf's path, such as "hidden_0/kernel". `fedjax-sim export`
         writes it. The format holds numbers alone, so that reading a file runs no code.
+      leaves: paths of leaves or dicts that start from the file, such as "hidden_0"; the others are drawn, and
+        other arrays of the file are not read. By default these are all leaves, and the file has no other array.
 
     Returns: the `Model`, whose `init` returns the file's arrays, whatever the key.
 
-    Raises: ValueError for a file in another format, where a leaf is missing, unknown, or of another shape or dtype, and
-    for numbers that are not finite.
+    Raises: ValueError for a file in another format, where a leaf is missing, unknown, or of another shape or dtype, for
+    numbers that are not finite, and for a path that the parameters lack.
     ImportError without the package `safetensors`, and OSError for a file that cannot be read.
 
     Guarantees: a model that was exported starts with the same bits
     (tests/models/test_start.py::test_starts_with_the_bits_of_the_file). Every difference between file and model is
-    refused with the leaf's name (tests/models/test_start.py::test_other_files_are_refused).
+    refused with the leaf's name (tests/models/test_start.py::test_other_files_are_refused). Leaves that do not start
+    from the file have the bits that the key draws (tests/models/test_start.py::test_a_part_starts_from_the_file).
     """
     part("model", model, Model)
     arrays = _read(Path(path).expanduser())
     spec = jax.eval_shape(lambda: model.init(jax.random.key(0))[0])
-    leaves = {_name(place): leaf for place, leaf in jax.tree_util.tree_leaves_with_path(spec)}
-    for name, leaf in leaves.items():
+    all_leaves = {_name(place): leaf for place, leaf in jax.tree_util.tree_leaves_with_path(spec)}
+    read = list(all_leaves) if leaves is None else chosen_paths("leaves", spec, leaves)
+    for name in read:
+        leaf = all_leaves[name]
         if name not in arrays:
             fail("path", f"a file with the array {name!r}", f"a file with {sorted(arrays)}", nearest(name, arrays))
         if arrays[name].shape != leaf.shape or arrays[name].dtype != leaf.dtype:
@@ -50,12 +57,17 @@ def started_from(model: Model, *, path: FilePath) -> Model:
         num_wrong = int((~np.isfinite(arrays[name].astype(np.float64))).sum())
         if num_wrong:
             fail("path", f"finite numbers in {name!r}", f"{num_wrong} that are not", "It is a diverged model.")
-    if unknown := sorted(set(arrays) - set(leaves)):
-        fail("path", f"arrays of the model's leaves {sorted(leaves)}", unknown[0], nearest(unknown[0], list(leaves)))
+    if leaves is None and (unknown := sorted(set(arrays) - set(read))):
+        hint = nearest(unknown[0], read) or "State the leaves that start from it, if the others are to be drawn."
+        fail("path", f"arrays of the model's leaves {sorted(read)}", unknown[0], hint)
 
     def init(key: Array) -> tuple[PyTree, PyTree]:
-        params = jax.tree_util.tree_map_with_path(lambda place, _: jnp.asarray(arrays[_name(place)]), spec)
-        return params, model.init(key)[1]
+        drawn, state = model.init(key)
+
+        def start(place: tuple, leaf: Array) -> Array:
+            return jnp.asarray(arrays[_name(place)]) if _name(place) in read else leaf
+
+        return jax.tree_util.tree_map_with_path(start, drawn), state
 
     return model._replace(init=init)
 

@@ -38,6 +38,7 @@ OPTIONS = {
     },
     "model": {
         "ensemble": {"num_members": 2},
+        "freeze": {"trained": "['output']"},
         "lora": {"rank": 2},
         "started_from": {"path": f"'{Path(__file__).parent / 'start.safetensors'}'"},
     },

@@ -53,6 +53,21 @@ def test_adapters_go_around_a_start(tmp_path):
     )
 
 
+def test_a_part_starts_from_the_file(tmp_path):
+    """A new output layer on a pre-trained body. Catches a body that is drawn, and arrays that are read."""
+    path = written(tmp_path / "model.safetensors", arrays(mlp(input_shape=(3,), num_outputs=7, hidden=(4,))))
+    with pytest.raises(ValueError, match="'output/kernel' as"):
+        started_from(MODEL, path=path, leaves=["output/kernel"])
+    with pytest.raises(ValueError, match=r"leaves: expected paths among .*, got 'hidden'. Did you mean 'hidden_0'"):
+        started_from(MODEL, path=path, leaves=["hidden"])
+    params, _ = jax.jit(started_from(MODEL, path=path, leaves=["hidden_0"]).init)(KEY)
+    drawn, _ = jax.jit(MODEL.init)(KEY)
+    jax.tree.map(np.testing.assert_array_equal, params["output"], drawn["output"])
+    np.testing.assert_array_equal(
+        params["hidden_0"]["kernel"], arrays(mlp(input_shape=(3,), num_outputs=7, hidden=(4,)))["hidden_0/kernel"]
+    )
+
+
 def test_other_files_are_refused(tmp_path):
     """Catches a leaf that would keep its draw, an array that nobody reads, and a cast or a broadcast."""
     path = tmp_path / "model.safetensors"
