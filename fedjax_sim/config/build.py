@@ -247,6 +247,8 @@ class Builder(Maker):
         }
         if made["sampler"] is not None and made["sampler"].devices is not None:
             arguments |= self.edge_devices(algorithm_part, all_clients)
+        if "server_data" in algorithm_part.values.values():
+            arguments["server_data"] = server_rows(data)
         # Functions, since both read the whole population: they are called only for factories that take the values.
         arguments["total_weight"] = lambda: self.total_weight(data) if self.weighs_examples() else None
         arguments["num_examples"] = lambda: self.num_examples(data)
@@ -277,11 +279,7 @@ class Builder(Maker):
         The arguments are as in `algorithm_under`.
         """
         work = self.algorithm_under(made | {"aggregator": aggregation.median()}, loss_fn, data, None, None).parts.client
-        if data.server is None:
-            return {"server_work": work, "server_data": None}
-        rows = jax.tree.map(jnp.asarray, data.server)
-        (num_rows,) = {len(leaf) for leaf in jax.tree.leaves(rows)}
-        return {"server_work": work, "server_data": ClientData(rows, jnp.ones(num_rows, bool))}
+        return {"server_work": work, "server_data": server_rows(data)}
 
     def evaluation(self, loss_fn: Callable, data: FederatedData, algorithm: Algorithm) -> Callable:
         """Makes the evaluation: on test and held-out data, on clients' own test rows and, by option, on training data.
@@ -443,6 +441,15 @@ class Builder(Maker):
             )
             return None
         return stated_devices if num_visible is None else engine.device_mesh(stated_devices)
+
+
+def server_rows(data: FederatedData) -> ClientData | None:
+    """Returns the server's rows as those of one client; None where the data have none."""
+    if data.server is None:
+        return None
+    rows = jax.tree.map(jnp.asarray, data.server)
+    (num_rows,) = {len(leaf) for leaf in jax.tree.leaves(rows)}
+    return ClientData(rows, jnp.ones(num_rows, bool))
 
 
 def num_categories(data: FederatedData) -> int | None:

@@ -13,7 +13,7 @@ from fedjax_sim.models import combine, partition
 from fedjax_sim.prng import stream
 from fedjax_sim.types import ClientData, ClientUpdate, PyTree, Report, ServerUpdate
 
-__all__ = ["own_examples", "with_own_data", "with_own_part"]
+__all__ = ["own_examples", "public_examples", "with_own_data", "with_own_part"]
 
 
 def own_examples(work: ClientUpdate, data: ClientData) -> ClientData:
@@ -37,6 +37,20 @@ def own_examples(work: ClientUpdate, data: ClientData) -> ClientData:
     if not engine.all_finite(examples):
         validate.fail("data", "finite examples", "NaN or infinity", "Impute or drop those examples first.")
     return ClientData(examples, jnp.array(data.mask))
+
+
+def public_examples(work: ClientUpdate, public: ClientData | None) -> ClientData:
+    """Checks the public examples {"x": [n, ...]} of an algorithm that distils, as `own_examples` does; others go.
+
+    Raises: ValueError, TypeError as `own_examples`, and ValueError for None, which a config passes without server rows.
+    """
+    if public is None:
+        hint = "Set rows aside: [data.with_server_rows], or population.with_server_rows(data)."
+        validate.fail("public", "examples that server and clients hold", None, hint)
+    validate.part("public", public, ClientData)
+    if not isinstance(public.examples, dict) or "x" not in public.examples:
+        validate.fail("public", 'examples with inputs "x"', type(public.examples).__name__)
+    return own_examples(work, public._replace(examples={"x": public.examples["x"]}))
 
 
 class OwnDataState(NamedTuple):

@@ -27,7 +27,8 @@ STARS = [
 ]
 NEEDS = {
     "record_private_fedavg": ["algorithm.clip_norm=1.0", "algorithm.noise_multiplier=1.0"],
-    "feddf": [],
+    "feddf": ["data.with_server_rows.examples=20", "algorithm.distill_steps=2"],
+    "fedmd": ["data.with_server_rows.examples=20", "algorithm.distill_steps=2"],
     "hierarchical_fedavg": ["data.with_groups.num_groups=10"],
 }
 WITHOUT = {  # what an algorithm leaves out, and why
@@ -62,7 +63,7 @@ def test_the_same_tables(name):
     assert tables["algorithm"].get("weighting") in (None, "uniform" if name == "record_private_fedavg" else None)
     made = build(config).algorithm
     star = made.parts
-    alike = ("fedmgda", "record_private_fedavg")  # whose clients count alike
+    alike = ("fedmd", "fedmgda", "record_private_fedavg")  # whose clients count alike
     assert star.client.facts.uniform_weights == (name in alike)
 
 

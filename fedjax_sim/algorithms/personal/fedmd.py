@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, Unpack
+from typing import Annotated, NamedTuple, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -14,9 +14,9 @@ from fedjax_sim.client.local_sgd import facts_of, local_training, uncorrected
 from fedjax_sim.models import Model, distillation
 from fedjax_sim.prng import stream
 from fedjax_sim.round.options import MessageOptions
-from fedjax_sim.server.own_data import own_examples
+from fedjax_sim.server.own_data import public_examples
 from fedjax_sim.types import Aggregator, Algorithm, Array, ClientData, ClientUpdate, PyTree, Sampler, ServerUpdate, Wire
-from fedjax_sim.validate import LossFn, Positive, PositiveInt, named_arguments
+from fedjax_sim.validate import FromData, LossFn, Positive, PositiveInt, named_arguments
 
 __all__ = ["fedmd"]
 
@@ -40,9 +40,9 @@ def fedmd(
     loss_fn: LossFn,
     sampler: Sampler,
     optimizer: optax.GradientTransformation,
-    public: ClientData,
+    public: Annotated[ClientData, FromData("server_data")],
     *,
-    distill_optimizer: optax.GradientTransformation,
+    distill_optimizer: optax.GradientTransformation | None = None,
     distill_steps: PositiveInt,
     distill_batch_size: int | None = None,
     temperature: Positive = 1.0,
@@ -59,8 +59,9 @@ def fedmd(
       model: a classifier without state. All clients have the same architecture here; the paper's may differ.
       loss_fn: the clients' loss of that model.
       sampler, optimizer: as in `fedavg`.
-      public: examples {"x": [n, ...]} that server and clients hold, and their mask. They need no labels.
-      distill_optimizer, distill_steps, distill_batch_size: of the imitation in each round.
+      public: examples {"x": [n, ...]} that server and clients hold, and their mask; labels are not read. A config takes
+        the server's rows (`[data.with_server_rows]`).
+      distill_optimizer, distill_steps, distill_batch_size: of the imitation in each round; by default with `optimizer`.
       temperature: > 0, by which all logits are divided in the imitation.
       aggregator: of the logits; None is the mean, in which clients count alike.
       num_steps, num_epochs, batch_size, shuffle: as in `client.work`, of the training on own rows.
@@ -90,8 +91,8 @@ def fedmd(
     work, round_options = client.local_work({**options, "weighting": "uniform"})
     train = local_training(loss_fn, optimizer, work)
     imitation = client.work(num_steps=distill_steps, batch_size=distill_batch_size)
-    student = client.local_sgd(distillation(model, temperature), distill_optimizer, imitation)
-    public = own_examples(student, public)
+    student = client.local_sgd(distillation(model, temperature), distill_optimizer or optimizer, imitation)
+    public = public_examples(student, public)
 
     def apply(key, broadcast, own, data):
         rows = broadcast.public

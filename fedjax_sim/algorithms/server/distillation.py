@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, Unpack
+from typing import Annotated, NamedTuple, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -15,9 +15,9 @@ from fedjax_sim.models.ensemble import running_mean
 from fedjax_sim.prng import stream
 from fedjax_sim.round.federated import federated
 from fedjax_sim.round.options import MessageOptions
-from fedjax_sim.server.own_data import own_examples
+from fedjax_sim.server.own_data import own_examples, public_examples
 from fedjax_sim.types import Algorithm, ClientData, ClientUpdate, PyTree, Sampler, ServerUpdate
-from fedjax_sim.validate import LossFn
+from fedjax_sim.validate import FromData, LossFn
 
 __all__ = ["feddf", "pretrained"]
 
@@ -67,9 +67,9 @@ def feddf(
     loss_fn: LossFn,
     sampler: Sampler,
     optimizer: optax.GradientTransformation,
-    public: ClientData,
+    public: Annotated[ClientData, FromData("server_data")],
     *,
-    distill_optimizer: optax.GradientTransformation,
+    distill_optimizer: optax.GradientTransformation | None = None,
     distill_steps: int,
     distill_batch_size: int | None = None,
     temperature: float = 1.0,
@@ -87,8 +87,10 @@ def feddf(
       sampler: draws the cohorts.
       optimizer: the clients' optimizer; `num_steps`, `num_epochs`, `batch_size`, `weighting`, `shuffle` as in
         `client.work`.
-      public: examples {"x": [n, ...]} at the server, and their mask.
-      distill_optimizer, distill_steps, distill_batch_size: of the student's training in each round.
+      public: examples {"x": [n, ...]} at the server, and their mask; labels are not read. A config takes the server's
+        rows (`[data.with_server_rows]`).
+      distill_optimizer, distill_steps, distill_batch_size: of the student's training in each round; by default with
+        `optimizer`.
       temperature: > 0, by which all logits are divided in the divergence.
       transform: of the updates; it must send numbers, not integers.
 
@@ -106,7 +108,7 @@ def feddf(
     work, round_options = client.local_work(options)
     student = client.local_sgd(
         distillation(model, temperature),
-        distill_optimizer,
+        distill_optimizer or optimizer,
         client.work(num_steps=distill_steps, batch_size=distill_batch_size),
     )
     distilling_server = _distilling(server.optimizer(optax.sgd(1.0)), model, student, public, sampler.num_slots)
@@ -134,7 +136,7 @@ def _distilling(
     Args:
       student: the training, as a client's local work on {"x", "teacher"}.
     """
-    public = own_examples(student, public)
+    public = public_examples(student, public)
 
     def teacher_logits(start, aggregate, x):
         def logits(update):
