@@ -145,7 +145,7 @@ def test_every_algorithm_builds(name):
     needed = ("clip_norm", "cut", "distill_steps", "noise_multiplier", "graph", "mixing", "radius")
     required = [f"algorithm.{key}={NEEDED[key]}" for key in part.options if key in needed]
     required += ["data.with_groups.num_groups=12"] if "group_size" in part.values else []
-    required += ["data.with_server_rows.examples=20"] if "server_data" in part.values else []
+    required += ["data.with_server_rows.examples=20"] if "server_data" in part.values.values() else []
     if name == "vertical":  # of a model with parties
         required += ["model.name=vertical_mlp", "data.with_parties.num_parties=3"]
     fewer = {"concurrency": 9, "buffer_size": 4, "clients_per_tier": 7}
@@ -209,8 +209,8 @@ def test_the_seed_decides_the_local_test():
     assert same == [True, False, True]
 
 
-NEEDED = {"distill_steps": 2, 
-    "epsilon": "1.0",
+NEEDED = {
+    "distill_steps": "2", "epsilon": "1.0",
     "clip_norm": "1.0", "noise_multiplier": "1.0", "cohort_size": "10", "population_size": "40", "value": "0.1",
     "levels": "4", "initial_clip_norm": "1.0", "quantile_noise": "2.0", "factor": "0.5", "rank": "1",
     "graph": "{name='ring'}", "mixing": "{name='metropolis', graph={name='ring'}}", "radius": "1.0",
