@@ -3,15 +3,26 @@
 A hundred of 1,000 clients in each round train an MLP 64-128-10 on the digits, five local steps of ten rows. All
 programs are compiled loops of ten rounds over the same population, timed in turns in one process. Own models are in
 memory.
+
+PFLlib (PyTorch) has its Ditto beside ours on the same arrays, 100 of 1,000 equal clients a round, where PFLLIB is the
+`system` folder of its checkout and `python -m experiments.benchmarks.rivals.setup pfllib` made its environment.
 """
 
 from __future__ import annotations
+
+import json
+import os
+import pathlib
+import subprocess
+import tempfile
 
 import jax
 import optax
 
 from experiments.benchmarks import harness
-from experiments.benchmarks.workloads import rounds_program
+from experiments.benchmarks.rivals.beside import write_arrays
+from experiments.benchmarks.rivals.setup import VENVS, python_of
+from experiments.benchmarks.workloads import rounds_program, workload
 from fedjax_sim import algorithms, models, population, sampling
 
 PLAIN = "FedAvg"
@@ -25,6 +36,7 @@ MADE = {
     "IFCA, 4 clusters": (algorithms.ifca, {"num_clusters": 4}),
 }
 GOAL = 2.1  # Ditto trains two models
+TIME_LIMIT = 900  # seconds for PFLlib
 
 
 def measure(quick: bool = False) -> dict:
@@ -51,4 +63,44 @@ def measure(quick: bool = False) -> dict:
         if name != PLAIN
     ]
     goal = f"A round of Ditto, which trains two models, takes at most {GOAL} times that of FedAvg."
-    return harness.result("P26", "personal models", goal=goal, rows=rows, ratios=ratios)
+    more_rows, more_ratios, notes = _race(quick)
+    return harness.result(
+        "P26", "personal models", goal=goal, rows=rows + more_rows, ratios=ratios + more_ratios, notes=notes
+    )
+
+
+def _race(quick: bool) -> tuple[list, list, list]:
+    """Rows, ratios and notes: Ditto with 100 of 1,000 clients a round, here and in PFLlib, evaluating nothing."""
+    python = python_of("pfllib", pathlib.Path(os.environ.get("RIVALS_VENVS", VENVS)))
+    checkout = os.environ.get("PFLLIB")
+    if quick or checkout is None or not python.is_file():
+        return [], [], ["PFLlib was not measured."]
+    cohort_size, num_rounds = 100, 5
+    job = workload("mlp", cohort_size=1000, num_clients=1000)
+    how = {"num_steps": job.num_steps, "batch_size": job.batch_size}
+    made = algorithms.ditto(
+        job.loss_fn, sampling.uniform(1000, cohort_size), optax.sgd(job.learning_rate), coefficient=0.1, **how
+    )
+    program = rounds_program(made, job.params, job.data, num_rounds)
+    before = [harness.timed(program) / num_rounds for _ in range(6)]
+    with tempfile.TemporaryDirectory() as folder:
+        arrays = pathlib.Path(folder) / "arrays.npz"
+        write_arrays(arrays, job)
+        script = pathlib.Path(__file__).parent / "rivals" / "pfllib_job.py"
+        command = [str(python), str(script), str(arrays), checkout, str(cohort_size), str(num_rounds)]
+        variables = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "NPROC")}
+        done = subprocess.run(command, capture_output=True, text=True, env=variables, timeout=TIME_LIMIT)
+    lines = [line for line in done.stdout.splitlines() if line.startswith('{"version"')]
+    if not lines:
+        return [], [], [f"PFLlib failed: {' '.join(done.stderr.split())[-200:]}"]
+    after = [harness.timed(program) / num_rounds for _ in range(5)]
+    found = json.loads(lines[-1])
+    first, *theirs = found["round_seconds"]
+    ours = harness.Timing(before[0], (*before[1:], *after))
+    others = harness.Timing(first, tuple(theirs))
+    rows = [
+        harness.row("Ditto, MLP 60-128-10, 100 of 1,000 clients", ours, "clients/s", per=cohort_size, ours=True),
+        harness.row("PFLlib's Ditto, the same arrays", others, "clients/s", per=cohort_size),
+    ]
+    ratio = harness.ratio("speed of Ditto against PFLlib's", others.median / ours.median)
+    return rows, [ratio], [f"{found['version']}, {found['form']}."]

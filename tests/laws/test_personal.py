@@ -1,0 +1,50 @@
+"""Clients' own models, for every algorithm that has them: whose model it is, and who has one."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tests.laws import cases
+from tests.laws import problems as p
+
+HAVING = ("ditto", "fedper", "ifca", "apfl", "fedbabu", "fedem", "fedmd", "fedproto", "fedrep", "pfedme")
+HAVING += ("clustered_by_updates", "heterofl")
+HAVING += ("choco", "clipped_gossip", "consensus", "dgd", "dpsgd", "gradient_tracking", "pairwise_gossip", "push_sum")
+EVERYBODY = np.arange(p.NUM_CLIENTS)
+
+
+def test_every_algorithm_with_own_models_has_a_row():
+    """Catches a new algorithm with own models that these laws do not see."""
+    found = {name for name, make in cases.CASES["algorithms"].items() if make().evaluated.personal is not None}
+    assert found == set(HAVING)
+
+
+@pytest.mark.default_rows(3)
+@pytest.mark.parametrize("name", HAVING)
+def test_own_models_stand_by_id(name):
+    """Catches rows by place in place of id, a newcomer that is told as trained, and one that is forgotten again."""
+    made, data = cases.CASES["algorithms"][name](), p.ragged()
+    evaluated, step = made.evaluated, jax.jit(made.step)
+    models = jax.jit(evaluated.personal)
+    state = made.init(jax.random.key(0), p.START, data)
+    known = evaluated.has_trained or (lambda state, ids: jnp.ones(len(ids), bool))
+    before = known(state, EVERYBODY)
+    for number in range(2):
+        state, _ = step(jax.random.fold_in(jax.random.key(1), number), state, data)
+        own, after = models(state, EVERYBODY), np.asarray(known(state, EVERYBODY))
+        for leaf in jax.tree.leaves(own):
+            assert leaf.shape[0] == p.NUM_CLIENTS and np.isfinite(leaf).all()
+        backwards = models(state, EVERYBODY[::-1])
+        jax.tree.map(lambda x, y: np.testing.assert_array_equal(x, y[::-1]), own, backwards)
+        if evaluated.has_trained is not None:
+            assert (after | ~np.asarray(before)).all() and after.sum() > np.sum(before)
+            assert after.sum() <= (number + 1) * p.SLOTS or after.all()
+            newcomers = np.flatnonzero(~after)
+            for leaf in jax.tree.leaves(own):
+                np.testing.assert_array_equal(
+                    leaf[newcomers], np.asarray(leaf)[newcomers[:1]].repeat(newcomers.size, 0)
+                )
+        before = after
