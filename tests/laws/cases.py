@@ -251,16 +251,21 @@ def _width(people) -> int:
 
 
 def _boosted():
-    """Trees for rows of any length: which one is known from the population alone."""
+    """Trees for rows of the laws' own length, or of the population's where it is another one."""
 
-    def of(people):
+    def of(width):
         trees = {"num_trees": 30, "max_depth": 2, "low": -3.0, "high": 3.0, "num_bins": 4, "objective": "squared"}
-        return _statistic(algorithms.boosted_trees, input_shape=(_width(people),), **trees)()
+        return _statistic(algorithms.boosted_trees, input_shape=(width,), **trees)()
 
-    def step(key, state, people):
-        return of(people).step(key, state, people)
+    usual = of(p.WIDTH)
 
-    return of(p.ragged())._replace(init=lambda key, params, people: of(people).init(key, params, people), step=step)
+    def fitting(people):
+        return usual if _width(people) == p.WIDTH else of(_width(people))
+
+    return usual._replace(
+        init=lambda key, params, people: fitting(people).init(key, params, people),
+        step=lambda key, state, people: fitting(people).step(key, state, people),
+    )
 
 
 def signs(examples):

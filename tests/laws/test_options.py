@@ -148,6 +148,7 @@ OTHER_OF_ROW = {
     ("hierarchical_split_gnn", "keep_edges"): False,
     # Sums that are divided by another number give these the same estimate.
     ("boosted_trees", "aggregator"): aggregation.median(),
+    ("boosted_trees", "objective"): "logistic",
     ("gaussian_mixture", "aggregator"): aggregation.median(),
     ("kmeans", "aggregator"): aggregation.median(),
     ("quantiles", "aggregator"): aggregation.median(),

@@ -61,8 +61,9 @@ def boosted_trees(
     splits the node where the gain G_L^2 / (H_L + lambda) + G_R^2 / (H_R + lambda) - G^2 / (H + lambda) is largest. A
     leaf has the value -G / (H + lambda) times the learning rate.
 
-    A tree takes at most D rounds, and fewer if no node is left to split; T D rounds always complete the forest. Further
-    rounds change nothing. After each round the forest is a model: a tree that still grows has the values of its nodes
+    A tree takes at most D rounds, and fewer if no node is left to split; T D rounds complete the forest. A round whose
+    clients have no rows in the level's nodes, or a sum of their hessians that noise makes negative, changes nothing and
+    takes one round more. Rounds after the last tree change nothing. After each round the forest is a model: a tree that still grows has the values of its nodes
     so far. Scores start from 0, so numbers y should be centred.
 
     Args:
@@ -155,13 +156,10 @@ def boosted_trees(
     def summarise(key, broadcast, examples, mask):
         x = features_of(examples, num_features)
         scores = scores_of(growth.finished(broadcast), x)
-        gradients, hessians = derivatives(scores, examples)
-        message = {
-            "gradients": growth.histogram(broadcast, x, mask, gradients),
-            "hessians": growth.histogram(broadcast, x, mask, hessians),
-        }
+        gradients, hessians = growth.histograms(broadcast, x, mask, derivatives(scores, examples))
         losses = jnp.where(mask, losses_of(scores, examples)["loss"], 0)
-        return message, {"local_loss": Mean(losses.sum(), mask.sum(dtype=jnp.float32))}
+        metrics = {"local_loss": Mean(losses.sum(), mask.sum(dtype=jnp.float32))}
+        return {"gradients": gradients, "hessians": hessians}, metrics
 
     def start(params):
         if jax.tree.leaves(params):

@@ -91,17 +91,17 @@ class Growth(NamedTuple):
         forest = {name: state[name] for name in ("features", "thresholds")}
         return forest | {"values": jnp.where(is_growing, 0, state["values"])}
 
-    def histogram(self, state: dict[str, Array], x: Array, mask: Array, values: Array) -> Array:
-        """Sums a value of each row by the row's node of the growing level, feature and bin.
+    def histograms(self, state: dict[str, Array], x: Array, mask: Array, values: tuple[Array, ...]) -> list[Array]:
+        """Sums values of rows by the row's node of the growing level, feature and bin.
 
         Args:
           state: of the growth.
           x: [n, d].
           mask: [n] bool, which rows count.
-          values: [n] float32. One that is not finite spoils all sums.
+          values: arrays [n] float32. A number that is not finite spoils all sums.
 
-        Returns: the sums, `shape`; zeros after the last tree. They are a matrix product, because a scattered sum has no
-          fixed order on accelerators.
+        Returns: for each array its sums, `shape`; zeros after the last tree. They are matrix products, because a
+          scattered sum has no fixed order on accelerators.
         """
         num_slots, _, num_bins = self.shape
         tree = jnp.minimum(state["tree"], self.num_trees - 1)
@@ -111,7 +111,7 @@ class Growth(NamedTuple):
         in_slot = (slot[:, None] == jnp.arange(num_slots)[None]) & is_counted[:, None]
         bins = (x[:, :, None] >= self.edges[None]).sum(-1, dtype=jnp.int32)
         in_bin = (bins[:, :, None] == jnp.arange(num_bins)[None, None]).astype(jnp.float32)
-        return jnp.einsum("ns,ndb->sdb", jnp.where(in_slot, values[:, None], 0), in_bin)
+        return [jnp.einsum("ns,ndb->sdb", jnp.where(in_slot, value[:, None], 0), in_bin) for value in values]
 
     def grown(self, gradients: Array, hessians: Array, state: dict[str, Array]) -> dict[str, Array]:
         """Returns the state after a round: splits of one level, and values of its nodes and their children.
