@@ -63,8 +63,8 @@ def boosted_trees(
 
     A tree takes at most D rounds, and fewer if no node is left to split; T D rounds complete the forest. A round whose
     clients have no rows in the level's nodes, or a sum of their hessians that noise makes negative, changes nothing and
-    takes one round more. Rounds after the last tree change nothing. After each round the forest is a model: a tree that still grows has the values of its nodes
-    so far. Scores start from 0, so numbers y should be centred.
+    takes one round more. Rounds after the last tree change nothing. After each round the forest is a model: a tree that
+    still grows has the values of its nodes so far. Scores start from 0, so numbers y should be centred.
 
     Args:
       sampler: draws the cohorts. One that is known to draw some clients more often is refused, unless the aggregator

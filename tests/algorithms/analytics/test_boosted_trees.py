@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_sim import aggregation, algorithms, engine, network, privacy, sampling, transform
+from fedjax_sim import aggregation, algorithms, engine, network, privacy, run, sampling, transform
 from fedjax_sim.algorithms import as_client_update
 from fedjax_sim.algorithms.analytics.forest import Growth
 from fedjax_sim.round.costs import message_spec
@@ -261,6 +261,18 @@ def test_the_same_bits_in_any_order_and_chunk():
     first = forest(ids, engine.Plan(2, 2))
     for other in (forest(ids[::-1], engine.Plan(2, 2)), forest(np.roll(ids, 7), engine.Plan(2, 8))):
         assert all(first[name].tobytes() == other[name].tobytes() for name in first)
+
+
+@pytest.mark.full
+def test_a_resume_within_a_tree(tmp_path):
+    """Catches a level, or a unit of the penalty, that is not in the checkpoint."""
+    made = algorithms.boosted_trees(sampling.uniform(p.NUM_CLIENTS, 20), **SMALL)
+    data, key = p.people(y=LABELS), jax.random.key(0)
+    whole, _ = run(key, made, (), data, 5)
+    stopped, _ = run(key, made, (), data, 3, directory=tmp_path / "run")
+    resumed, _ = run(key, made, (), data, 5, directory=tmp_path / "run", resume=True)
+    assert int(stopped.server["level"]) == 1 and (made.params(whole)["features"][1:] >= 0).any()
+    jax.tree.map(np.testing.assert_array_equal, whole.server, resumed.server)
 
 
 @pytest.mark.parametrize("spoiled", ["feature", "label"])
