@@ -3,6 +3,7 @@
 Each algorithm is a short program over the steps of a round (`fedjax_sim.round`).
 """
 
+from fedjax_sim.algorithms.analytics.boosted_trees import boosted_trees
 from fedjax_sim.algorithms.analytics.gaussian_mixture import gaussian_mixture
 from fedjax_sim.algorithms.analytics.heavy_hitters import heavy_hitters
 from fedjax_sim.algorithms.analytics.histogram import histogram
@@ -60,6 +61,7 @@ __all__ = [
     "apfl",
     "as_client_update",
     "asynchronous",
+    "boosted_trees",
     "choco",
     "clipped_gossip",
     "clustered_by_updates",

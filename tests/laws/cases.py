@@ -227,7 +227,7 @@ def _statistic(make, **options):
         algorithm = make(SAMPLER, **options, **RUN)
 
         def init(key, params, people):
-            width = jax.eval_shape(people.client, jnp.int32(0)).examples["x"].shape[-1]
+            width = _width(people)
             # Rows of another length than the laws' own need centers of their length.
             centers = jax.random.normal(jax.random.key(1), (2, width))
             start = ()
@@ -244,6 +244,28 @@ def _statistic(make, **options):
         return algorithm._replace(init=init, params=shown, observe=None)
 
     return made
+
+
+def _width(people) -> int:
+    return jax.eval_shape(people.client, jnp.int32(0)).examples["x"].shape[-1]
+
+
+def _boosted():
+    """Trees for rows of the laws' own length, or of the population's where it is another one."""
+
+    def of(width):
+        trees = {"num_trees": 30, "max_depth": 2, "low": -3.0, "high": 3.0, "num_bins": 4, "objective": "squared"}
+        return _statistic(algorithms.boosted_trees, input_shape=(width,), **trees)()
+
+    usual = of(p.WIDTH)
+
+    def fitting(people):
+        return usual if _width(people) == p.WIDTH else of(_width(people))
+
+    return usual._replace(
+        init=lambda key, params, people: fitting(people).init(key, params, people),
+        step=lambda key, state, people: fitting(people).step(key, state, people),
+    )
 
 
 def signs(examples):
@@ -777,6 +799,7 @@ CASES = {
             _recipe(algorithms.fedavg)(), p.linear_loss, optax.sgd(p.RATE), num_steps=2
         ),
         "hierarchical_fedavg": _in_groups,
+        "boosted_trees": _boosted,
         "gaussian_mixture": _statistic(
             algorithms.gaussian_mixture, num_components=2, low=-2.0, high=2.0, input_shape=(p.WIDTH,)
         ),
@@ -859,7 +882,7 @@ def members(name: str) -> list[str]:
 
 
 # Algorithms that train no model: no loss is differentiated, and none is reported by all of them.
-STATISTICS = {"gaussian_mixture", "heavy_hitters", "histogram", "kmeans", "quantiles"}
+STATISTICS = {"boosted_trees", "gaussian_mixture", "heavy_hitters", "histogram", "kmeans", "quantiles"}
 COMPILED = {  # one row a family, where a law compiles each row; traced laws (`jax.eval_shape`) meet all of them
     "client": ("full_gradient", "mime", "normalized", "private_sgd", "scaffold", "touched_rows"),
     "aggregation": ("by_part", "extrapolated", "gather", "horvitz_thompson", "krum", "mean", "modular_sum"),

@@ -23,10 +23,10 @@ def _read(arrays, id):
     return ClientData({"x": arrays["x"][id], "y": arrays["y"][id]}, arrays["mask"][id])
 
 
-def people(x=X, y=Y):
+def people(x=X, y=Y, mask=MASK):
     """The clients as a population."""
-    spoiled = np.where(MASK[..., None], x, np.nan).astype(np.float32)
-    arrays = {"x": jnp.array(spoiled), "y": jnp.array(np.where(MASK, y, 77)), "mask": jnp.array(MASK)}
+    spoiled = np.where(mask[..., None], x, np.nan).astype(np.float32)
+    arrays = {"x": jnp.array(spoiled), "y": jnp.array(np.where(mask, y, 77)), "mask": jnp.array(mask)}
     return population.generated(NUM_CLIENTS, _read, arrays)
 
 
