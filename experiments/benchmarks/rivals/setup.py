@@ -21,7 +21,7 @@ PACKAGES = {
     "pfl": ["pfl[pytorch]==0.6.0", "torch==2.13.0"],
     "flower": ["flwr[simulation]==1.41.0"],
     "byzfl": ["byzfl==0.0.11", "torch==2.13.0"],  # robust rules alone (p18)
-    "pfllib": ["torch==2.13.0", "h5py==3.15.1", "matplotlib", "scikit-learn", "torchvision"],  # its checkout is PFLLIB (p26)
+    "pfllib": ["torch==2.13.0", "h5py==3.15.1", "matplotlib", "scikit-learn", "torchvision"],  # p26
     "flgo": ["flgo==0.4.4", "torch==2.15.0"],  # asynchronous simulation alone (p20)
 }
 

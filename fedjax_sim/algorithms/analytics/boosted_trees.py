@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal, Unpack
+from typing import Annotated, Literal, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +14,7 @@ from fedjax_sim import validate
 from fedjax_sim.algorithms.analytics.forest import Growth, scores_of
 from fedjax_sim.algorithms.analytics.statistic import RowOptions, features_of, numbers_of, statistic, summaries
 from fedjax_sim.models import sigmoid_cross_entropy, squared_error
-from fedjax_sim.types import Algorithm, Array, Mean, PyTree, Sampler, ServerUpdate
+from fedjax_sim.types import Aggregator, Algorithm, Array, Mean, PyTree, Sampler, ServerUpdate
 from fedjax_sim.validate import (
     Finite,
     FromData,
@@ -136,7 +136,7 @@ def boosted_trees(
     _check_size("num_trees", "a forest", num_trees * (2 << max_depth), "Take fewer trees, or fewer levels.")
     histogram = jax.ShapeDtypeStruct(growth.shape, jnp.float32)
     message_spec = {"gradients": histogram, "hessians": histogram}
-    _check_parts(sampler, message_spec, options)
+    _check_chances(sampler, options.get("aggregator"))
     rows = options.pop("rows", "all")
 
     def derivatives(scores: Array, examples: PyTree) -> tuple[Array, Array]:
@@ -180,7 +180,7 @@ def boosted_trees(
         return {name: x for name, x in state.items() if name != "first_hessian"}
 
     server = ServerUpdate(start, broadcast, grown, forest, takes=lambda params: message_spec)
-    return statistic(sampler, summaries(summarise, rows=rows), server, loss_fn, options)
+    return statistic(sampler, summaries(summarise, rows=rows), server, loss_fn, options, asks_anew=True)
 
 
 def _edges(
@@ -216,17 +216,13 @@ def _check_size(name: str, what: str, size: int, hint: str) -> None:
         validate.fail(name, f"{what} of at most {MOST_NUMBERS:,} numbers", size, hint)
 
 
-def _check_parts(sampler: Sampler, message_spec: PyTree, options: dict[str, Any]) -> None:
-    """Raises ValueError for a sampler or a transform under which sums over clients would be other sums."""
-    aggregator, transform = options.get("aggregator"), options.get("transform")
+def _check_chances(sampler: Sampler, aggregator: Aggregator | None) -> None:
+    """Raises ValueError for a sampler under which sums over clients would be other sums, if no aggregator corrects."""
     design = sampler.design
     is_corrected = aggregator is not None and aggregator.facts.design is not None
     if getattr(design, "known", False) and not design.equal_chances and not is_corrected:
         hint = "Rows of clients that are drawn more often would count more: take horvitz_thompson, or another sampler."
         validate.fail("sampler", "one that draws all clients alike, or an aggregator for it", design.scheme, hint)
-    if transform is not None and jax.tree.leaves(jax.eval_shape(transform.init_client, message_spec)):
-        hint = "A round asks for the sums of other nodes than the one before: what was left over does not belong there."
-        validate.fail("transform", "one without a memory at the client", "one that remembers", hint)
 
 
 def _targets(examples: PyTree, are_labels: bool) -> Array:

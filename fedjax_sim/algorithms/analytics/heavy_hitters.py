@@ -54,7 +54,8 @@ def heavy_hitters(
       num_symbols: symbols are in [0, num_symbols), which gives B; a config takes the number of categories of y.
       symbols: (examples) -> [n] int32, the symbol of each row; None for the labels y, of which a row may have several,
         as a text has tokens. Symbols below 0 are padding.
-      transform: of the messages, which have norm 1 or 0: a clip norm of 1 loses nothing.
+      transform: of the messages, which have norm 1 or 0: a clip norm of 1 loses nothing. One that remembers at the
+        client is refused, since each round asks for other prefixes.
       aggregator: a mean over the cohort, such as `fixed_mean(m)` or `modular_sum(m)` for m messages; their mean by
         default. The threshold is a share of what it divides by.
       nonfinite, plan, mesh: as in `federated`.
@@ -114,7 +115,7 @@ def heavy_hitters(
         tree.found,
         takes=lambda params: {"votes": jax.ShapeDtypeStruct((tree.num_cells,), jnp.float32)},
     )
-    return statistic(sampler, summaries(summarise), server, loss_fn, options)
+    return statistic(sampler, summaries(summarise), server, loss_fn, options, asks_anew=True)
 
 
 class _Tree(NamedTuple):

@@ -41,7 +41,8 @@ def quantiles(
       column: of x, whose numbers are meant; None for the number y.
       rows: "all" rows of a client, or "one" of them, drawn anew in each round. A client with n rows has a message of at
         most norm n sqrt(q + 1) for q probabilities.
-      transform, aggregator: as in `kmeans`.
+      transform, aggregator: as in `kmeans`. A transform that remembers at the client is refused, since each round asks
+        for another threshold.
       nonfinite, plan, mesh: as in `federated`.
 
     The unit of privacy is a client with all its rows. With noise in the transform, a run states its epsilon.
@@ -111,7 +112,7 @@ def quantiles(
             "rows": jax.ShapeDtypeStruct((), jnp.float32),
         },
     )
-    return statistic(sampler, summaries(summarise, rows=rows), server, loss_fn, options)
+    return statistic(sampler, summaries(summarise, rows=rows), server, loss_fn, options, asks_anew=True)
 
 
 def _middle(low: Array, high: Array) -> Array:

@@ -69,7 +69,13 @@ class RowOptions(StatisticOptions, total=False):
 
 
 def statistic(
-    sampler: Sampler, client: ClientUpdate, server: ServerUpdate, loss_fn: Callable, options: Mapping[str, Any]
+    sampler: Sampler,
+    client: ClientUpdate,
+    server: ServerUpdate,
+    loss_fn: Callable,
+    options: Mapping[str, Any],
+    *,
+    asks_anew: bool = False,
 ) -> Algorithm:
     """Makes the federation of a statistic.
 
@@ -80,8 +86,11 @@ def statistic(
         hierarchy averages estimates.
       loss_fn: (estimate, examples, key) -> per-row values with "loss", by which evaluations judge the estimate.
       options: of `StatisticOptions`.
+      asks_anew: the places of a message mean something else in each round, such as counts below another threshold. A
+        transform that remembers at the client, such as error feedback, is then refused.
 
-    Raises: ValueError for an aggregator that bounds attackers' harm, since its result is no multiple of a sum.
+    Raises: ValueError for an aggregator that bounds attackers' harm, since its result is no multiple of a sum, and for
+    a transform with a memory of other questions.
     """
     round_options = dict(options)
     aggregator = round_options.pop("aggregator", None)
@@ -89,6 +98,10 @@ def statistic(
     if rule.facts.withstands is not None:
         hint = "A median of counts is no count: take mean, fixed_mean, modular_sum or a secure sum."
         validate.fail("aggregator", "a mean or a sum, for a statistic", "a rule against attackers", hint)
+    transform = options.get("transform")
+    if asks_anew and transform is not None and jax.tree.leaves(jax.eval_shape(transform.init_client, server.takes(()))):
+        hint = "A round asks for other sums than the one before: what was left over does not belong there."
+        validate.fail("transform", "one without a memory at the client", "one that remembers", hint)
     algorithm = federated(sampler, client, rule, server, **round_options)
     return algorithm._replace(evaluated=Evaluated(loss_fn=loss_fn))
 

@@ -110,6 +110,9 @@ def test_what_is_refused():
         algorithms.heavy_hitters(p.EVERYBODY)
     with pytest.raises(ValueError, match="num_prefixes: expected messages of at most"):
         algorithms.heavy_hitters(p.EVERYBODY, num_symbols=2**31 - 1, threshold=1e-3, bits_per_round=16)
+    remembering = transform.error_feedback(transform.top_k(0.1))
+    with pytest.raises(ValueError, match="transform: expected one without a memory at the client"):
+        algorithms.heavy_hitters(p.EVERYBODY, num_symbols=4, transform=remembering)
     made = algorithms.heavy_hitters(p.EVERYBODY, num_symbols=4)
     with pytest.raises(ValueError, match=r"params: expected \(\)"):
         made.init(None, {"symbols": jnp.zeros(3)}, p.people())

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_sim import aggregation, algorithms, population, sampling
+from fedjax_sim import aggregation, algorithms, population, sampling, transform
 from tests.algorithms.analytics import problem as p
 
 PROBABILITIES = (0.1, 0.5, 0.8)
@@ -84,6 +84,7 @@ def test_the_loss_is_the_pinball_loss():
         ({"probabilities": (0.5, 1.0)}, r"probabilities\[1\]: expected a number in \(0, 1\), got 1.0"),
         ({"probabilities": ()}, "probabilities: expected"),
         ({"low": 1.0}, "high: expected more than low = 1"),
+        ({"transform": transform.error_feedback(transform.top_k(0.1))}, "transform: expected one without a memory"),
     ],
 )
 def test_what_is_refused(options, words):
