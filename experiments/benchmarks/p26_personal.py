@@ -2,7 +2,7 @@
 
 A hundred of 1,000 clients in each round train an MLP 64-128-10 on the digits, five local steps of ten rows. All
 programs are compiled loops of ten rounds over the same population, timed in turns in one process. Own models are in
-memory.
+memory, and each call goes on where the one before ended, as in `run`.
 
 PFLlib (PyTorch) has its Ditto beside ours on the same arrays, 100 of 1,000 equal clients a round, where PFLLIB is the
 `system` folder of its checkout and `python -m experiments.benchmarks.rivals.setup pfllib` made its environment.
@@ -22,7 +22,7 @@ import optax
 from experiments.benchmarks import harness
 from experiments.benchmarks.rivals.beside import write_arrays
 from experiments.benchmarks.rivals.setup import VENVS, python_of
-from experiments.benchmarks.workloads import rounds_program, workload
+from experiments.benchmarks.workloads import chained_rounds, workload
 from fedjax_sim import algorithms, models, population, sampling
 
 PLAIN = "FedAvg"
@@ -50,7 +50,7 @@ def measure(quick: bool = False) -> dict:
     for name, (make, options) in MADE.items():
         sampler = sampling.uniform(num_clients, cohort_size)
         made = make(loss_fn, sampler, optax.sgd(0.1), num_steps=5, batch_size=10, **options)
-        programs[name] = rounds_program(made, params, data.train, num_rounds)
+        programs[name] = chained_rounds(made, params, data.train, num_rounds)
     timings = harness.interleaved(programs, repeats=3 if quick else 9)
     trained = num_rounds * cohort_size
     rows = [harness.row(name, timing, "clients/s", per=trained, ours=True) for name, timing in timings.items()]
@@ -81,7 +81,7 @@ def _race(quick: bool) -> tuple[list, list, list]:
     made = algorithms.ditto(
         job.loss_fn, sampling.uniform(1000, cohort_size), optax.sgd(job.learning_rate), coefficient=0.1, **how
     )
-    program = rounds_program(made, job.params, job.data, num_rounds)
+    program = chained_rounds(made, job.params, job.data, num_rounds)
     before = [harness.timed(program) / num_rounds for _ in range(6)]
     with tempfile.TemporaryDirectory() as folder:
         arrays = pathlib.Path(folder) / "arrays.npz"

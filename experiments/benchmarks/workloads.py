@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -19,6 +20,7 @@ __all__ = [
     "Massive",
     "Workload",
     "algorithm",
+    "chained_rounds",
     "massive",
     "rounds_program",
     "separable",
@@ -225,6 +227,28 @@ def massive(
     work = {"num_steps": num_steps, "batch_size": batch_size, "plan": plan}
     made = algorithms.fedavg(loss_fn, sampler, optax.sgd(0.05), **work)
     return Massive(made, model.init(jax.random.key(0))[0], data)
+
+
+def chained_rounds(algorithm: Any, params: Any, data: Any, num_rounds: int) -> Callable:
+    """Rounds in one compiled loop, as `run` makes them: () -> state, which the next call takes up and overwrites.
+
+    Client memory is then updated in place. `rounds_program` begins anew, and copies it in each call.
+    """
+    key = jax.random.key(5)
+    state = [jax.jit(algorithm.init)(key, params, data)]
+
+    @partial(jax.jit, donate_argnums=0)
+    def program(state, data):
+        def one_round(i, state):
+            return algorithm.step(jax.random.fold_in(key, i), state, data)[0]
+
+        return jax.lax.fori_loop(0, num_rounds, one_round, state)
+
+    def rounds():
+        state[0] = program(state[0], data)
+        return state[0]
+
+    return rounds
 
 
 def rounds_program(algorithm: Any, params: Any, data: Any, num_rounds: int, metric: str = "local_loss") -> Callable:
