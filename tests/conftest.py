@@ -46,6 +46,9 @@ LONGEST = (  # in tests/
     "command/test_study.py",
     "test_benchmarks.py",
 )
+# Linux lets a process have 65,530 maps of memory, and aborts it at the next compiled program.
+MAPS = pathlib.Path("/proc/self/maps")
+MOST_MAPS = 30_000
 SHARED_DATA = ROOT.parent / "shared" / "data"
 
 
@@ -105,6 +108,14 @@ def pytest_runtest_setup(item):
     optimised = _optimised(item)
     compiler.choose(bool(optimised), optimised is not None)
     pictures.choose(item.get_closest_marker("pictures"))
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item, nextitem):
+    """Forgets compiled programs between files, before they fill the process."""
+    is_last_of_file = nextitem is None or nextitem.path != item.path
+    if is_last_of_file and MAPS.is_file() and MAPS.read_bytes().count(b"\n") > MOST_MAPS:
+        jax.clear_caches()
 
 
 def pytest_collection_finish(session):
