@@ -280,8 +280,12 @@ def _finish(
     summary |= how_clients_count(experiment.algorithm.parts)
     if rule is not None:
         summary["stopped_when"] = rule
-    if data.notes:
-        summary["data_notes"] = list(data.notes)
+    notes = list(data.notes)
+    # What these algorithms are for would not be judged.
+    if experiment.algorithm.evaluated.has_trained is not None and data.local_test is None:
+        notes.append("no client keeps rows apart to judge its own model by: [data.with_local_test]")
+    if notes:
+        summary["data_notes"] = notes
     with lock(folder):
         write(folder / "summary.json", _json(summary).encode())
         if last is not None:
@@ -465,6 +469,8 @@ def _advice(summary: dict[str, Any], first_loss: float, loss: float) -> str:
     met = summary.get("attackers_met")
     skipped = summary["skipped_rounds"]
     rounds = summary["rounds"]
+    if 2 * skipped > rounds and 2 * summary["dropped_clients"] > summary["client_visits"]:
+        return f"{summary['dropped_clients']:,} updates were not finite, so try a lower learning rate"
     if 2 * skipped > rounds:
         return f"{skipped:,} of {rounds:,} rounds were skipped: no message arrived, or none was usable"
     if met:

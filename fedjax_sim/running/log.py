@@ -386,13 +386,17 @@ def _told(logger: Logger, call: Callable, content: Any) -> None:
 
 
 def _same_run(stored: dict, current: dict, path: Path) -> None:
-    """Raises CheckpointError, with every difference, if a checkpoint's identity is not the run's."""
+    """Raises CheckpointError, with every difference, if a checkpoint's identity is not the run's.
+
+    Another seed alone is named: the key and perhaps the data follow from it.
+    """
     stored = tree.dotted(stored)
     current = tree.dotted(current)
+    follows = ("key", "data_sha256") if stored.get("seed") != current.get("seed") else ()
     differing = [
         f"  {name}: {stored.get(name, 'absent')!r} in the checkpoint, {current.get(name, 'absent')!r} now"
         for name in sorted(stored.keys() | current.keys())
-        if stored.get(name, "absent") != current.get(name, "absent")
+        if stored.get(name, "absent") != current.get(name, "absent") and name not in follows
     ]
     if stored.get("host_threads") != current.get("host_threads"):
         number = stored.get("host_threads", "as many as there were cores")
@@ -407,6 +411,7 @@ def _same_run(stored: dict, current: dict, path: Path) -> None:
     if any(isinstance(stored.get(name), str) for name in file_options):
         differing.append("  An earlier version wrote it, which compared paths: finish it there, or begin it anew.")
     if differing:
+        differing.append("Resume with what the checkpoint says, or begin anew in another folder.")
         raise checkpoint.CheckpointError(f"{path}: this checkpoint is of another run:\n" + "\n".join(differing))
 
 

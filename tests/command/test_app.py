@@ -123,6 +123,11 @@ def test_advice_for_a_model_that_learned_nothing(done, capsys):
         ({"attackers_met": 1234}, 2.5, "1,234 messages were attackers'."),
         (lost, 2.5, "6 of 10 rounds were skipped: no message arrived, or none was usable."),
         (lost | {"skipped_rounds": 5}, 2.5, lower),
+        (
+            lost | {"dropped_clients": 900, "client_visits": 900},
+            2.5,
+            "900 updates were not finite, so try a lower learning rate.",
+        ),
     ]
     for more, first_loss, advice in cases:
         show_summary(summary | more, first_loss)
