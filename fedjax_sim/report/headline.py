@@ -81,15 +81,30 @@ def tiles(values: Mapping[str, Any]) -> str:
 
     Args:
       values: a run's summary, or the totals of its log.
+
+    >>> "<b>1.985</b><span>epsilon at delta 1e-05" in tiles({"privacy": {"epsilon": 1.98476, "delta": 1e-5}})
+    True
+    >>> "<b>none</b><span>epsilon: why is under" in tiles({"privacy": {"refused": "noise that nobody accounts for"}})
+    True
     """
     rows = []
     for kind, described in (("tile main", RESULT_TILES), ("tile", FEDERATION_TILES), ("tile", SIMULATOR_TILES)):
         shown = [entry for entry in described if entry[0] not in OPTIONAL or entry[0] in values]
         rows.append([_tile(show(values.get(key)), label, kind) for key, label, show in shown])
+    spent = values.get("privacy")
+    if isinstance(spent, Mapping):
+        rows[0].append(_privacy_tile(spent))
     for name, words in more_tests(values):
         rows[0].append(_tile((percent if name == "attack_success" else real)(values[name]), words))
     rows[1] += [_tile(text, words) for _, words, text in own_metrics(values)]
     return "\n".join(f'<div class="tiles">{"".join(row)}</div>' for row in rows)
+
+
+def _privacy_tile(spent: Mapping[str, Any]) -> str:
+    """Returns the tile of what a private run has spent, or of the epsilon that it does not have."""
+    if "epsilon" not in spent:
+        return _tile("none", "epsilon: why is under Privacy", "tile main")
+    return _tile(real(spent["epsilon"]), f"epsilon at delta {real(spent.get('delta'))}", "tile main")
 
 
 def _tile(text: str, label: str, kind: str = "tile") -> str:
