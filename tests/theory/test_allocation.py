@@ -65,8 +65,9 @@ def test_the_path_is_the_enumerated_one(cohort_size, num_in_time):
 def test_the_path_bounds_other_curvatures(num_in_time):
     """Fault: a bound with the constants of the largest eigenvalue, or a bias of late clients that is subtracted."""
     curvatures = np.array([0.8, 1.4, 2.0])
-    for _ in range(20):
-        centers, start = RNG.normal(size=(5, 3)), RNG.normal(size=3)
+    for i in range(20):
+        # The start decides half of the cases, and the spread of the clients the other half.
+        centers, start = RNG.normal(size=(5, 3)), RNG.normal(size=3) * (9.0 if i % 2 else 0.3)
         gradients = curvatures * (centers - centers.mean(0))
         heterogeneity, distance = float((gradients**2).sum() / 5), float(((start - centers.mean(0)) ** 2).sum())
         problem = theory.SharedQuadratics(**PROBLEM | {"dimension": 3}, smoothness=2.0, start=distance,

@@ -6,13 +6,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fedjax_sim.report import plots
-from fedjax_sim.study.charts import DASHED, points, rows_of
+from fedjax_sim.study.charts import DASHED, MARKERS, points, rows_of
 from fedjax_sim.study.findings import Comparison
 from fedjax_sim.theory import Allocation
 
 __all__ = ["budget_figure"]
 
-LOOKS = ((plots.ORANGE, "^"), (plots.BLUE, "o"), (plots.BLACK, "s"), (plots.GREY, "D"))  # by bits
+# By bits: a colour, and markers without and with a deadline.
+LOOKS = ((plots.ORANGE, "^v"), (plots.BLUE, "os"), (plots.BLACK, "Dd"), (plots.GREY, "<>"))
 
 
 def budget_figure(
@@ -34,18 +35,24 @@ def budget_figure(
     deadlines = sorted({x.deadline for a in allocations.values() for x in a.choices}, key=lambda x: x is not None)
     for axes, (unit, allocation) in zip(panels, allocations.items(), strict=True):
         rows = rows_of(found, part=unit, quantity="squared distance")
-        for bits, (colour, marker) in zip(options["bits"], LOOKS * len(options["bits"]), strict=False):
-            for deadline, line in zip(deadlines, ("-", DASHED), strict=False):
+        for bits, (colour, markers) in zip(options["bits"], LOOKS * len(options["bits"]), strict=False):
+            for deadline, line, marker in zip(deadlines, ("-", DASHED), markers, strict=False):
                 name = f"{bits} bits" if bits else "floats"
-                name += "" if deadline is None else f", {deadline:.3g} s"
-                choices = [x for x in allocation.choices if x.feasible and x[1:3] == (deadline, bits or None)]
+                name += "" if deadline is None else f", {deadline:.2g} s"
+                choices = sorted(
+                    (x for x in allocation.choices if x.feasible and x[1:3] == (deadline, bits or None)),
+                    key=lambda choice: choice.cohort_size,
+                )
                 axes.plot([x.cohort_size for x in choices], [x.error for x in choices], color=colour, linestyle=line,
-                          linewidth=1.2, label=name if axes is panels[0] else None)  # fmt: skip
+                          linewidth=1.2, label=f"{name}: theory" if axes is panels[0] else None)  # fmt: skip
                 shown_deadline = None if deadline is None else round(deadline, 3)
                 mine = [x for x in rows if (x["deadline"], x["bits"]) == (shown_deadline, bits or 32)]
-                points(axes, mine, "cohort_size", colour if deadline is None else "white", marker, None)
+                points(axes, mine, "cohort_size", colour, marker, None)
         best = allocation.best
-        axes.plot([best.cohort_size], [best.error], "o", color="none", markeredgecolor=plots.INK, markersize=14)
+        is_first = axes is panels[0]
+        axes.plot([best.cohort_size], [best.error], "o", color="none", markeredgecolor=plots.INK, markersize=14,
+                  label="predicted best" if is_first else None)  # fmt: skip
+        axes.plot([], [], "o", color=plots.GREY, label="measured" if is_first else None, **MARKERS)
         axes.set(ylabel="Squared distance", title=f"{options[unit]:,.6g} {unit}")
         plots.logarithmic(axes)
     panels[-1].set_xlabel("Cohort size m")
