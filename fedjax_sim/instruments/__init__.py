@@ -1,4 +1,4 @@
-"""Measures an algorithm: variance budget, hyper-gradients, privacy audit, clients' values, runs, timelines."""
+"""Measures an algorithm: variance budget, hyper-gradients, privacy audit, clients' values, costs, runs, timelines."""
 
 from fedjax_sim.instruments.audit import (
     audit_algorithm,
@@ -8,6 +8,7 @@ from fedjax_sim.instruments.audit import (
 )
 from fedjax_sim.instruments.audit_command import audit_command
 from fedjax_sim.instruments.audit_figure import audit_figure
+from fedjax_sim.instruments.client_costs import client_costs
 from fedjax_sim.instruments.client_value import ClientValues, client_values
 from fedjax_sim.instruments.hypergradient import hypergradient
 from fedjax_sim.instruments.moments import Moments, population_moments
@@ -23,6 +24,7 @@ __all__ = [
     "audit_figure",
     "canary_release",
     "claim_of",
+    "client_costs",
     "client_values",
     "hypergradient",
     "independent_runs",

@@ -7,6 +7,7 @@ A study runs a grid of settings, puts the closed form beside each measured numbe
 from fedjax_sim.study.availability.question import availability
 from fedjax_sim.study.bits.question import bits
 from fedjax_sim.study.breakdown.question import breakdown
+from fedjax_sim.study.budget.question import budget
 from fedjax_sim.study.central_local.question import central_local
 from fedjax_sim.study.clip.question import clip
 from fedjax_sim.study.connectivity.question import connectivity
@@ -33,6 +34,7 @@ __all__ = [
     "availability",
     "bits",
     "breakdown",
+    "budget",
     "central_local",
     "clip",
     "connectivity",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fedjax_sim.theory.allocation import Allocation, Choice, ClientCosts, SharedQuadratics, allocate
 from fedjax_sim.theory.asynchrony import arrival_weights, fedasync_contraction, fedasync_floor
 from fedjax_sim.theory.bounds import FedAvgBound, ProximalDrift, fedavg_bound, fedprox_descent, proximal_drift
 from fedjax_sim.theory.clipping import ClippedMean, best_clip_norm, clipped_mean_error, largest_personal_factor
@@ -102,8 +103,11 @@ from fedjax_sim.theory.timing import (
 )
 
 __all__ = [
+    "Allocation",
     "Breakdown",
     "Budget",
+    "Choice",
+    "ClientCosts",
     "ClippedMean",
     "DesignVariance",
     "FedAvgBound",
@@ -114,10 +118,12 @@ __all__ = [
     "QuadraticDrift",
     "QuantizationError",
     "Robustness",
+    "SharedQuadratics",
     "StaleError",
     "abort_probability",
     "agreed_weights",
     "alignment_auc",
+    "allocate",
     "arrival_weights",
     "attackers_met",
     "best_clip_norm",

@@ -1,0 +1,3 @@
+"""This study asks how to spend a budget of bytes, joules or seconds: on which cohort, deadline and bits."""
+
+__all__: list[str] = []
