@@ -112,10 +112,9 @@ def words_on_ties(found: Sweep, metric: str) -> str:
     num_ties = sum(gap["difference"] == gap["low"] == gap["high"] == 0 for gap in gaps)
     if not num_ties:
         return ""
-    names = dict.fromkeys(
-        name for row in found.rows for name in row if name.endswith("loss") and name not in found.names
-    )
-    loss = next((name for name in names if name != metric), None) if not metric.endswith("loss") else None
+    names = dict.fromkeys(name for row in found.rows for name in ("test_loss", *row) if name in row)
+    losses = [name for name in names if name.endswith("loss") and name not in found.names]
+    loss = losses[0] if losses and not metric.endswith("loss") else None
     advice = f" A loss may tell them apart: {loss}." if loss else ""
     return f"0 ± 0: {num_ties} of {len(gaps)} combinations have the first's {metric} at every seed.{advice}"
 

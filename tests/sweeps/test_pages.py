@@ -75,7 +75,7 @@ def test_words_name_what_differs():
     assert words.startswith("None can be told apart from the first in test_accuracy with 4 seeds")
     # Fault: ties at every seed that read as a proof of equality.
     tied = sweep({"fedavg": 0.9, "fedprox": 0.9})
-    tied = tied._replace(rows=[row | {"test_accuracy": 0.5, "test_loss": 1.0} for row in tied.rows])
+    tied = tied._replace(rows=[row | {"test_accuracy": 0.5, "local_loss": 1.0, "test_loss": 1.0} for row in tied.rows])
     _, ties = in_words(tied, "test_accuracy")
     assert ties.startswith("0 ± 0: 1 of 1 combinations have the first's test_accuracy at every seed.")
     assert ties.endswith("A loss may tell them apart: test_loss.")
