@@ -13,6 +13,8 @@ from fedjax_sim.command.options import OwnModules, RunFolder
 
 __all__ = ["compare", "show"]
 
+MOST_OPTIONS = 4  # that a terminal's table shows as columns
+
 
 def compare(
     runs: Annotated[
@@ -32,7 +34,7 @@ def compare(
     from fedjax_sim.config.value_kinds import nearest_word, problem
     from fedjax_sim.running.files import CheckpointError
     from fedjax_sim.sweeps.results import shown_by_default
-    from fedjax_sim.sweeps.runs import read_run, sweep_of
+    from fedjax_sim.sweeps.runs import names_of_rows, read_run, sweep_of
     from fedjax_sim.sweeps.table import FORMATS, comparison_table
 
     try:
@@ -40,7 +42,8 @@ def compare(
         if format not in ("terminal", *FORMATS):
             rule = "one of terminal, " + ", ".join(FORMATS)
             raise ConfigError([problem("--format", rule, format, nearest_word(format, ("terminal", *FORMATS)))])
-        found = sweep_of([read_run(folder) for folder in runs])
+        logged = [read_run(folder) for folder in runs]
+        found = sweep_of(logged)
         table = comparison_table(found, metric or shown_by_default(found))
         if out is not None:
             _write_page(found, table, out)
@@ -55,7 +58,7 @@ def compare(
     if format != "terminal":
         typer.echo(FORMATS[format](table), nl=False)
         return
-    _show_table(found, table)
+    _show_table(found, table, names_of_rows(logged, found.names))
     if out is not None:
         typer.echo(str(out))
 
@@ -91,25 +94,43 @@ def show(
     typer.echo(str(run))
 
 
-def _show_table(found: Any, table: Any) -> None:
-    """Prints a comparison as a table."""
+def _show_table(found: Any, table: Any, folders: list[str]) -> None:
+    """Prints a comparison as a table; options that do not fit beside the metric follow it, a line each.
+
+    Args:
+      found, table: the comparison.
+      folders: the name of each row's runs.
+    """
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
+    from fedjax_sim.sweeps.table import shown_value, words_on_ties
+
+    console = Console()
     header, rows = table.texts()
+    num_options = len(table.names)
+    width = sum(2 + max(map(len, column)) for column in zip(header, *rows, strict=True))
+    if is_listed := num_options > MOST_OPTIONS or (num_options > 0 and width > console.width):
+        header = ["run", *header[num_options:]]
+        rows = [[name, *row[num_options:]] for name, row in zip(folders, rows, strict=True)]
+    num_labels = 1 if is_listed else num_options
     grid = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
     for i, name in enumerate(header):
-        grid.add_column(name, justify="left" if i < len(table.names) else "right", overflow="fold")
+        grid.add_column(name, justify="left" if i < num_labels else "right", overflow="fold")
     for row in rows:
         grid.add_row(*row)
-    console = Console()
     console.print(grid, highlight=False)
+    for option in table.names if is_listed else ():
+        values = " | ".join(shown_value(row[option]) for row in table.rows)
+        console.print(Text(f"{option}: {values}"), soft_wrap=True)
     notes = [f"After {found.last_round:,} rounds, the last in which all runs were evaluated."]
     if "minus the first" in header:
         several = "±: half of a 95 % interval over seeds. " if len(found.seeds) > 1 else "One seed: no intervals. "
         notes.append(several + "Differences are taken seed by seed, over the seeds that both have.")
-    for note in notes:
+    if len(found.seeds) > 1:
+        notes.append(words_on_ties(found, table.metric))
+    for note in filter(None, notes):
         console.print(Text(note, "dim"), soft_wrap=True)
 
 

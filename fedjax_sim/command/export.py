@@ -24,7 +24,7 @@ def init(
 ) -> None:
     """Copy an example's config, to edit it and run it."""
     from fedjax_sim.config.document import ConfigError
-    from fedjax_sim.config.toml import EXAMPLES
+    from fedjax_sim.config.toml import EXAMPLES, read_document
     from fedjax_sim.config.value_kinds import nearest_word, problem
 
     try:
@@ -35,6 +35,7 @@ def init(
         target = Path(f"{source.stem}.toml") if path is None else path
         if target.exists():
             raise ConfigError([problem("FILE", "a path where nothing is yet", str(target), "Give another one.")])
+        command = "sweep" if "sweep" in read_document(source) else "run"
         target.write_bytes(source.read_bytes())
     except ConfigError as error:
         typer.echo(str(error), err=True)
@@ -42,7 +43,7 @@ def init(
     except OSError as error:
         typer.echo(f"{type(error).__name__}: {error}", err=True)
         raise typer.Exit(1) from error
-    typer.echo(f"{target}: edit it, then fedjax-sim run {target}")
+    typer.echo(f"{target}: edit it, then fedjax-sim {command} {target}")
 
 
 def export(

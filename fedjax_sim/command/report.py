@@ -27,7 +27,10 @@ def write_page(run: Path) -> Path:
     (tests/command/test_app.py::test_a_page_can_be_written_again).
     """
     from fedjax_sim.report.page import FILES, write_report
+    from fedjax_sim.sweeps.finished import what_a_sweep_holds
 
+    if (words := what_a_sweep_holds(run)) and not (run / "config.toml").is_file():
+        raise FileNotFoundError(f"RUN: expected a run's folder, got {str(run)!r}. {words}")
     with ExitStack() as stack:
         # A lock creates its folder: a folder that holds no run is not touched.
         if any((run / name).is_file() for name in FILES):

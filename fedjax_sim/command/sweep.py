@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import json
+import shlex
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,6 +18,7 @@ from fedjax_sim.running.environment import prepare
 __all__ = ["SWEEP_COMMANDS"]
 
 MOST_ROWS = 60
+COMMAND = '# "fedjax-sim sweep'  # how the file begins that a sweep writes of its config
 
 
 def sweep(
@@ -39,22 +42,27 @@ def sweep(
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress bar and no table.")] = False,
 ) -> None:
     """Run every combination of a grid with every seed, and write rows, table, figure and page into a folder."""
-    from fedjax_sim.command.folders import RUNS, drop_empty, next_folder
+    from fedjax_sim.command.folders import RUNS, next_folder
     from fedjax_sim.config import registry
     from fedjax_sim.config.document import ConfigError
-    from fedjax_sim.config.value_kinds import nearest_word, problem
+    from fedjax_sim.config.value_kinds import Words, nearest_word, problem
     from fedjax_sim.running.files import CheckpointError, RunLocked
     from fedjax_sim.sweeps.config import load_sweep, run_sweep
-    from fedjax_sim.sweeps.finished import POINTS
+    from fedjax_sim.sweeps.finished import POINTS, SWEEP_FILE
     from fedjax_sim.sweeps.halving import run_halving
     from fedjax_sim.sweeps.results import shown_by_default
 
-    folder = new_folder = None
+    folder = new_folder = new_file = None
     try:
         if resume and out is None:
             raise ConfigError(["--out: expected the folder of the sweep to resume, got none."])
         registry.admit(own_modules or [])
-        loaded = load_sweep(config, settings or [], without or [])
+        stated = out / SWEEP_FILE if resume and config is None and (out / SWEEP_FILE).is_file() else config
+        if resume and stated is None and not settings:
+            rule = f"the config that the sweep in {out} was started with"
+            hint = f"The folder has no {SWEEP_FILE} to read it from."
+            raise ConfigError([problem("CONFIG.toml", rule, Words("none"), hint)])
+        loaded = load_sweep(stated, settings or [], without or [])
         if metric is not None and loaded.metrics is not None and metric not in loaded.metrics:
             rule = "one of sweep.metrics, which rows keep: " + ", ".join(loaded.metrics)
             raise ConfigError([problem("--metric", rule, metric, nearest_word(metric, loaded.metrics))])
@@ -64,6 +72,8 @@ def sweep(
         algorithm_name = tables["algorithm"]["name"]
         new_folder = None if out else next_folder(RUNS / f"sweep-{data_name}-{algorithm_name}")
         folder = out or new_folder
+        if not any(folder.glob(f"**/{POINTS}")):
+            new_file = _write_config(loaded, folder, _command(config, own_modules, without, settings))
         rungs = []
         if loaded.halving is None:
             result = run_sweep(loaded, folder, resume=resume, progress=not quiet, metric=metric)
@@ -78,18 +88,17 @@ def sweep(
         _tables(result, shown_metric, folder)
         _page(loaded, result, shown_metric, folder)
     except KeyboardInterrupt as error:
-        drop_empty(new_folder)
-        has_points = folder is not None and any(folder.glob(f"**/{POINTS}"))
+        has_points = _drop_unstarted(folder, new_folder, new_file)
         typer.echo("Interrupted." + f" Finished points are safe: add --resume --out {folder}." * has_points, err=True)
         raise typer.Exit(130) from error
     except (ConfigError, TypeError, ValueError) as error:
-        drop_empty(new_folder)
+        _drop_unstarted(folder, new_folder, new_file)
         if not is_users_error(error):
             raise
         typer.echo(str(error), err=True)
         raise typer.Exit(2) from error
     except (CheckpointError, MemoryError, OSError, RunLocked) as error:
-        drop_empty(new_folder)
+        _drop_unstarted(folder, new_folder, new_file)
         speaks_for_itself = isinstance(error, (CheckpointError, FileExistsError, FileNotFoundError, RunLocked))
         words = str(error) if speaks_for_itself else ""
         typer.echo(words or f"{type(error).__name__}: {error}", err=True)
@@ -103,6 +112,41 @@ def sweep(
 
 
 SWEEP_COMMANDS = (sweep,)
+
+
+def _command(config: Path | None, modules: Any, without: Any, settings: Any) -> str:
+    """Returns the command line that repeats a sweep."""
+    words = [word for module in modules or [] for word in ("--with", module)]
+    words += [word for place in without or [] for word in ("--unset", place)]
+    words += [word for setting in settings or [] for word in ("--set", setting)]
+    return shlex.join(["fedjax-sim", "sweep", *([str(config)] if config else []), *words])
+
+
+def _write_config(loaded: Any, folder: Path, command: str) -> Path | None:
+    """Writes what a resume and the page read: the command, and the config with `[sweep]`.
+
+    Returns: the file's path; None if nothing was written, since it would not be read back or is a file of the user's.
+    """
+    from fedjax_sim.running.files import write_atomically
+    from fedjax_sim.sweeps.finished import SWEEP_FILE
+
+    text, path = loaded.to_toml(folder), folder / SWEEP_FILE
+    if text is None or (path.exists() and not path.read_text().startswith(COMMAND)):
+        return None
+    folder.mkdir(parents=True, exist_ok=True)
+    return write_atomically(path, [f"# {json.dumps(command)}\n{text}".encode()])
+
+
+def _drop_unstarted(folder: Path | None, new_folder: Path | None, new_file: Path | None) -> bool:
+    """Returns whether a sweep has points on disk; if not, removes what this process wrote for it."""
+    from fedjax_sim.command.folders import drop_empty
+    from fedjax_sim.sweeps.finished import POINTS
+
+    has_points = folder is not None and any(folder.glob(f"**/{POINTS}"))
+    if new_file is not None and not has_points:
+        new_file.unlink(missing_ok=True)
+    drop_empty(new_folder)
+    return has_points
 
 
 def _values(rung: Any) -> str:
@@ -140,18 +184,30 @@ def _tables(result: Any, metric: str, folder: Path) -> None:
 
 
 def _page(loaded: Any, result: Any, metric: str, folder: Path) -> None:
-    """Writes report.html: what differs, the figures, the table, and the options that differ besides the grid."""
+    """Writes report.html: what differs, the figures, the table, the options that differ, and how to repeat it."""
+    from fedjax_sim.report.page import how_to_repeat
+    from fedjax_sim.running.environment import environment
     from fedjax_sim.running.files import write_atomically
+    from fedjax_sim.sweeps.finished import SWEEP_FILE
     from fedjax_sim.sweeps.page import comparison_page
 
     grid = ", ".join(result.names) or "seeds alone"
     lead = f"{len(loaded.combinations)} combinations of {grid}, {len(result.seeds)} seeds each"
-    html = comparison_page(result, metric, title=folder.name, lead=lead, differing=loaded.differences())
+    # A resumed sweep is repeated by the command that began it.
+    stated = (folder / SWEEP_FILE).read_text() if (folder / SWEEP_FILE).is_file() else ""
+    line, _, text = stated.partition("\n")
+    command = json.loads(line.removeprefix("# ")) if line.startswith(COMMAND) else ""
+    configs = {"The sweep": text if command else stated} if stated else {}
+    configs["Resolved configuration of the first combination"] = loaded.configs[0].to_toml(folder)
+    ending = how_to_repeat(environment(command), configs)
+    html = comparison_page(result, metric, title=folder.name, lead=lead, differing=loaded.differences(), ending=ending)
     write_atomically(folder / "report.html", [html.encode()])
 
 
 def _show_differences(loaded: Any) -> None:
     """Prints the options that differ between rows and are no column, since a comparison of rows compares these too."""
+    from fedjax_sim.sweeps.table import shown_value
+
     differences = loaded.differences()
     if differences:
         typer.echo("Besides the grid these options differ between rows:")
@@ -159,7 +215,7 @@ def _show_differences(loaded: Any) -> None:
         rows: dict[str, list[str]] = {}
         for value, combination in zip(values, loaded.combinations, strict=True):
             rows.setdefault("none" if value is None else str(value), []).append(
-                " ".join(map(str, combination.values()))
+                " ".join(map(shown_value, combination.values()))
             )
         parts = [
             f"{value} ({', '.join(names[:3])}{', ...' if len(names) > 3 else ''})" for value, names in rows.items()
@@ -173,7 +229,7 @@ def _show(result: Any, metric: str, cells: list[dict], folder: Path) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from fedjax_sim.sweeps.table import shown_number
+    from fedjax_sim.sweeps.table import shown_number, shown_value, words_on_ties
 
     grid = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
     # Columns are named by the last word of a path, unless two paths end in the same word.
@@ -183,7 +239,7 @@ def _show(result: Any, metric: str, cells: list[dict], folder: Path) -> None:
         grid.add_column(name, justify="right", overflow="fold")
     for cell, difference in zip(cells[:MOST_ROWS], result.difference_of_each(metric), strict=False):
         texts = [
-            *(str(cell[name]) for name in result.names),
+            *(shown_value(cell[name]) for name in result.names),
             str(cell["seeds"]),
             shown_number(f"{cell['mean']:.5g}", cell["low"], cell["high"]),
         ]
@@ -195,9 +251,13 @@ def _show(result: Any, metric: str, cells: list[dict], folder: Path) -> None:
         grid.add_row(*texts, str(cell["diverged"] or ""), style="red" if cell["diverged"] else "")
     console = Console()
     console.print(grid, highlight=False)
-    note = "±: half of a 95 % interval over seeds. Differences are paired: taken seed by seed"
+    several = len(result.seeds) > 1
+    note = "±: half of a 95 % interval over seeds. " if several else "One seed: no intervals. "
+    note += "Differences are paired: taken seed by seed"
     note += f", from the first row of the same {' and '.join(result.apart)}." if result.apart else "."
     console.print(Text(note, "dim"), soft_wrap=True)
+    if several and (ties := words_on_ties(result, metric)):
+        console.print(Text(ties, "dim"), soft_wrap=True)
     if len(cells) > MOST_ROWS:
         console.print(Text(f"... and {len(cells) - MOST_ROWS} more in results.csv", "dim"))
     if lossy := result.lossy():

@@ -196,9 +196,8 @@ def load(path: str | Path | None = None, overrides: Iterable[str] = (), without:
     """Reads and checks a config file; without a file, returns the default run.
 
     Args:
-      path: a TOML file, or the name of an example, such as "quickstart" or "sweeps/step_sizes". Relative paths in the
-        file are relative to the file's folder. None stands for the default run: 100,000 clients over the digits,
-        FedAvg with an MLP.
+      path: a TOML file, or the name of an example, such as "quickstart". Relative paths in the file are relative to the
+        file's folder. None stands for the default run: 100,000 clients over the digits, FedAvg with an MLP.
       overrides: texts `table.option=value` with the value as in TOML; text needs no quotes. Relative paths here, and in
         the config that is returned, are relative to the current folder.
       without: tables and options of the file that are left out, such as "downlink" or "sampler.with_dropout".
@@ -219,6 +218,9 @@ def load(path: str | Path | None = None, overrides: Iterable[str] = (), without:
     overrides = list(overrides)
     document = {} if path is None else read_document(path)
     problems = [*unset(document, without), *override(document, overrides)]
+    if document.pop("sweep", None) is not None:
+        command = "fedjax-sim sweep" if path is None else f"fedjax-sim sweep {path}"
+        problems.append(problem("sweep", "no such table in a run", Words("one"), f"This file is a sweep: {command}"))
     tables = resolve(document, problems)
     if problems:
         raise ConfigError(problems)

@@ -139,10 +139,16 @@ def written(tables: Mapping[str, Any]) -> str:
 
 def _lines(table: Mapping[str, Any], path: str = "") -> Iterable[str]:
     """Yields the lines of a table: first its values, then the tables inside it, as TOML requires."""
-    yield from (f"{key} = {inline(value)}" for key, value in table.items() if not isinstance(value, dict))
+    yield from (f"{_key(key)} = {inline(value)}" for key, value in table.items() if not isinstance(value, dict))
     for key, value in table.items():
         if isinstance(value, dict):
-            yield from ("", f"[{path}{key}]", *_lines(value, f"{path}{key}."))
+            place = f"{path}{_key(key)}"
+            yield from ("", f"[{place}]", *_lines(value, f"{place}."))
+
+
+def _key(name: str) -> str:
+    """Returns a key as TOML: a name with dots, such as "data.alpha" of a grid, needs quotes."""
+    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else inline(name)
 
 
 def inline(value: Any) -> str:
@@ -157,6 +163,6 @@ def inline(value: Any) -> str:
     if isinstance(value, list):
         return f"[{', '.join(map(inline, value))}]"
     if isinstance(value, dict):
-        return f"{{{', '.join(f'{key} = {inline(inner)}' for key, inner in value.items())}}}"
+        return f"{{{', '.join(f'{_key(key)} = {inline(inner)}' for key, inner in value.items())}}}"
     words = {None: '"none"', True: "true", False: "false"}
     return words[value] if value is None or isinstance(value, bool) else repr(value)

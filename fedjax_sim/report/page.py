@@ -22,7 +22,7 @@ from fedjax_sim.running import checksums
 from fedjax_sim.running.files import write_atomically
 from fedjax_sim.running.log import check_logs, verified
 
-__all__ = ["write_report", "write_timeline"]
+__all__ = ["how_to_repeat", "write_report", "write_timeline"]
 
 OBJECTS = ("summary.json", "env.json", "population.json", "timeline.json")
 FILES = ("config.toml", "metrics.jsonl", "timing.jsonl", *OBJECTS)
@@ -97,12 +97,7 @@ def write_report(run_directory: str | Path) -> Path:
         ),
         "<h2>Clients</h2>",
         *sections.spread_between_clients(records, population),
-        "<h2>How to repeat it</h2>",
-        f"<pre>{escape(str(env['command']))}</pre>" if env.get("command") else absent("The command was not recorded."),
-        "<h3>Resolved configuration</h3>",
-        _config(folder / "config.toml"),
-        "<h3>Environment</h3>",
-        html_table(_rows({k: v for k, v in env.items() if k != "command"})) or absent("No env.json in this folder."),
+        *how_to_repeat(env, {"Resolved configuration": _text(folder / "config.toml")}),
     ]
     # Whatever the summary holds besides is shown as it is, so that no result is hidden.
     shown = {key for key, _, _ in TILES} | {key for key, _, _ in own_metrics(summary)}
@@ -131,12 +126,29 @@ def write_timeline(run_directory: str | Path, round: int, timeline: Mapping) -> 
     return write_atomically(folder / f"timeline_{round}.html", [html.encode("utf-8", errors="replace")])
 
 
-def _config(path: Path) -> str:
-    """Returns a config file as HTML."""
+def how_to_repeat(env: Mapping[str, Any], configs: Mapping[str, str | None]) -> list[str]:
+    """Returns the section of a page that tells how its numbers are made again, as HTML.
+
+    Args:
+      env: as `running.environment.environment` returns it; {} if it was not recorded.
+      configs: TOML texts by their headings; None for a file that is missing.
+    """
+    parts = ["<h2>How to repeat it</h2>"]
+    command = env.get("command")
+    parts.append(f"<pre>{escape(str(command))}</pre>" if command else absent("The command was not recorded."))
+    for heading, text in configs.items():
+        parts.append(f"<h3>{escape(heading)}</h3>")
+        parts.append(absent("No config.toml in this folder.") if text is None else f"<pre>{escape(text)}</pre>")
+    rows = html_table(_rows({name: value for name, value in env.items() if name != "command"}))
+    return [*parts, "<h3>Environment</h3>", rows or absent("No env.json in this folder.")]
+
+
+def _text(path: Path) -> str | None:
+    """Returns the text of a file; None if it cannot be read."""
     try:
-        return f"<pre>{escape(path.read_text(encoding='utf-8', errors='replace'))}</pre>"
+        return path.read_text(encoding="utf-8", errors="replace")
     except OSError:
-        return absent("No config.toml in this folder.")
+        return None
 
 
 def _rows(values: Mapping[str, Any]) -> Iterable[tuple[str, str]]:

@@ -5,14 +5,15 @@ from __future__ import annotations
 import copy
 import itertools
 import json
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedjax_sim.config.document import Config, ConfigError, resolve
-from fedjax_sim.config.files import contents, is_within, rebased, without_paths
+from fedjax_sim.config.files import contents, is_within, named_paths, rebased, without_paths
 from fedjax_sim.config.registry import CHAINS
-from fedjax_sim.config.toml import config_file, inline, override, places_set, read_document, unset
+from fedjax_sim.config.toml import config_file, inline, override, places_set, read_document, unset, written
 from fedjax_sim.config.value_kinds import Words, nearest_word, problem
 
 __all__ = ["Halving", "SweepConfig", "load_sweep", "run_sweep"]
@@ -51,6 +52,28 @@ class SweepConfig(NamedTuple):
     batch: int  # points vmapped at once
     shown: frozenset[str]  # options that the grid names for every config
     halving: Halving | None = None
+    axes: tuple[str, ...] = ()  # paths of the grid
+    document: Mapping[str, Any] = {}  # with `[sweep]`, as it was read and overridden
+
+    def to_toml(self, folder: str | Path) -> str | None:
+        """Returns the sweep as TOML that loads from a file in `folder`; None if the grid names relative paths.
+
+        Rows are found by their values, and a path that is written anew would be another value.
+
+        Guarantees: the text loads back to the same combinations and configs
+        (tests/sweeps/test_repeat.py::test_a_sweep_is_written_and_read_back).
+        """
+        document = copy.deepcopy(dict(self.document))
+        for config in self.configs:
+            for place, name in named_paths(config.tables).items():
+                if os.path.isabs(os.path.expanduser(name)):
+                    continue
+                if is_within(place, self.axes):
+                    return None
+                *tables, last = place.split(".")
+                if isinstance(_at(document, [*tables, last]), str):
+                    _at(document, tables)[last] = os.path.relpath(os.path.realpath(name), os.path.realpath(folder))
+        return written(document)
 
     def only(self, combinations: Sequence[Mapping[str, Any]]) -> SweepConfig:
         """Returns the sweep over those of its combinations that are among the given ones, in its own order."""
@@ -62,6 +85,8 @@ class SweepConfig(NamedTuple):
 
     def differences(self) -> dict[str, list[Any]]:
         """Returns the options that differ between the configs and are not in the grid.
+
+        A default that comes with a part which a table of the grid names is left out.
 
         Returns: by the option's path, its value in each config; `absent` in a config whose parts do not take it.
 
@@ -77,8 +102,15 @@ class SweepConfig(NamedTuple):
         return {
             path: values
             for path, values in values_by_path.items()
-            if path not in self.shown and any(value != values[0] for value in values)
+            if path not in self.shown
+            and any(value != values[0] for value in values)
+            and not self._comes_with_a_part(path, values)
         }
+
+    def _comes_with_a_part(self, path: str, values: Sequence[Any]) -> bool:
+        """Returns whether an option is a default inside a table of the grid: absent, or the same wherever it is."""
+        present = [value for value in values if value is not ABSENT]
+        return path not in self.axes and is_within(path, self.axes) and all(value == present[0] for value in present)
 
 
 def load_sweep(path: str | Path | None, overrides: Iterable[str] = (), without: Iterable[str] = ()) -> SweepConfig:
@@ -161,7 +193,9 @@ def load_sweep(path: str | Path | None, overrides: Iterable[str] = (), without: 
     if problems:
         raise ConfigError(problems)
     _check_distinct(configs, combinations)
-    return SweepConfig(configs, combinations, seeds, metrics, batch, _shown_options(axes, tables), halving)
+    shown = _shown_options(axes, tables)
+    stated = document | {"sweep": table}
+    return SweepConfig(configs, combinations, seeds, metrics, batch, shown, halving, tuple(axes), stated)
 
 
 def _halving_of(table: Any, problems: list[str]) -> Halving | None:

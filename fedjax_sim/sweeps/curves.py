@@ -12,6 +12,7 @@ from fedjax_sim.report import plots
 from fedjax_sim.report.numbers import in_percent, recorded_number, scaled_seconds
 from fedjax_sim.sweeps.figure import LOOKS
 from fedjax_sim.sweeps.results import Sweep
+from fedjax_sim.sweeps.table import shown_value
 
 __all__ = ["curves_figure", "label_of"]
 
@@ -75,7 +76,7 @@ def label_of(names: tuple[str, ...], values: tuple) -> str:
     """
     words = [name.rpartition(".")[2] for name in names]
     texts = [
-        str(value) if word == "name" else f"{word} = {value}"
+        shown_value(value) if word == "name" or str(value).startswith("{") else f"{word} = {value}"
         for word, value in zip(words, values, strict=True)
         if value != "none"
     ]

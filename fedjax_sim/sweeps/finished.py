@@ -11,9 +11,20 @@ from typing import Any
 from fedjax_sim import tree
 from fedjax_sim.running.files import CheckpointError, write_atomically
 
-__all__ = ["POINTS", "Finished", "check_directory"]
+__all__ = ["POINTS", "SWEEP_FILE", "Finished", "check_directory", "what_a_sweep_holds"]
 
 POINTS = "points.jsonl"
+SWEEP_FILE = "sweep.toml"  # the config with `[sweep]`; its first line is the command that began the sweep
+
+
+def what_a_sweep_holds(folder: str | Path) -> str:
+    """Returns a sentence about a sweep's folder and the command that reads it; "" for another folder."""
+    if not any((Path(folder) / name).is_file() for name in (SWEEP_FILE, POINTS, "results.jsonl")):
+        return ""
+    return (
+        "It holds a sweep: rows in results.csv, a table in table.csv, a page in report.html. "
+        f"fedjax-sim sweep --resume --out {folder} shows the table."
+    )
 
 
 def check_directory(directory: str | Path | None, resume: bool) -> None:

@@ -8,12 +8,14 @@ from html import escape
 from typing import Any
 
 from fedjax_sim.report.html import choice, figure, html_table, page
+from fedjax_sim.report.numbers import recorded_number
+from fedjax_sim.report.plots import scaled_bytes
 from fedjax_sim.sweeps.curves import curves_figure, label_of
 from fedjax_sim.sweeps.dots import MOST_COMBINATIONS, dots_figure
 from fedjax_sim.sweeps.figure import LOOKS, are_numbers, sweep_figure
 from fedjax_sim.sweeps.heat_map import heat_map, map_axes
 from fedjax_sim.sweeps.results import Sweep
-from fedjax_sim.sweeps.table import comparison_table
+from fedjax_sim.sweeps.table import comparison_table, words_on_ties
 
 __all__ = ["comparison_page", "in_words"]
 
@@ -21,7 +23,13 @@ MOST_NAMED = 5  # combinations that the reading names
 
 
 def comparison_page(
-    found: Sweep, metric: str, *, title: str, lead: str, differing: Mapping[str, Sequence[Any]] | None = None
+    found: Sweep,
+    metric: str,
+    *,
+    title: str,
+    lead: str,
+    differing: Mapping[str, Sequence[Any]] | None = None,
+    ending: Iterable[str] = (),
 ) -> str:
     """Returns the page, as HTML without scripts.
 
@@ -30,11 +38,12 @@ def comparison_page(
       metric: the metric that is compared, as one of its rows.
       title, lead: the heading, and a line under it.
       differing: options that differ between combinations and are none of the grid's: path -> one value a combination.
+      ending: HTML of further sections, such as how the sweep is repeated.
 
     Guarantees: every combination is on the page, and every differing option
     (tests/sweeps/test_pages.py::test_the_page_has_every_row).
     """
-    header, rows = comparison_table(found, metric).texts()
+    header, rows = _with_bytes(found, *comparison_table(found, metric).texts())
     cells = "".join(f"<th>{escape(name)}</th>" for name in header)
     lines = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
     parts = [
@@ -43,12 +52,26 @@ def comparison_page(
         *(f"<p>{escape(sentence)}</p>" for sentence in in_words(found, metric)),
         choice("figures", list(_views(found, metric))),
         f'<table class="rows"><tr>{cells}</tr>{lines}</table>',
-        f'<p class="muted">After {found.last_round:,} rounds. Bands and ±: 95 % intervals over seeds. Differences and '
-        "their p-values are paired, seed by seed, and not corrected for the number of comparisons.</p>",
+        f'<p class="muted">After {found.last_round:,} rounds. {_on_intervals(found)}</p>',
     ]
     if differing:
         parts += ["<h2>What else differs</h2>", html_table(_differing_rows(found, differing))]
-    return page(f"{title} · fedjax_sim", parts)
+    return page(f"{title} · fedjax_sim", [*parts, *ending])
+
+
+def _with_bytes(found: Sweep, header: list[str], rows: list[list[str]]) -> tuple[list[str], list[list[str]]]:
+    """Returns a table with the mean bytes that a combination sent up, if every row has them."""
+    sent: dict[tuple, list[float]] = {}
+    for row in found.rows:
+        if row["round"] == found.last_round:
+            number = recorded_number(row.get("uplink_bytes_so_far", "nan"))
+            sent.setdefault(tuple(row[name] for name in found.names), []).append(number)
+    means = [sum(numbers) / len(numbers) for numbers in sent.values()]
+    if not all(math.isfinite(mean) for mean in means):
+        return header, rows
+    unit, name = scaled_bytes(max(means))
+    texts = [f"{mean / unit:.4g}" for mean in means]
+    return [*header, f"sent up ({name})"], [[*row, text] for row, text in zip(rows, texts, strict=True)]
 
 
 def _views(found: Sweep, metric: str) -> Iterable[tuple[str, str]]:
@@ -66,6 +89,16 @@ def _views(found: Sweep, metric: str) -> Iterable[tuple[str, str]]:
         num_values = len({row[name] for row in found.rows})
         if len(combinations) <= num_values * len(LOOKS):
             yield f"Over {name.rpartition('.')[2]}", figure("line", sweep_figure, f"{metric}.", found, metric)
+
+
+def _on_intervals(found: Sweep) -> str:
+    """Returns what a reader of the table needs to know of its intervals."""
+    if len(found.seeds) == 1:
+        return "One seed: no intervals."
+    return (
+        "Bands and ±: 95 % intervals over seeds. Differences and their p-values are paired, seed by seed, and not "
+        "corrected for the number of comparisons."
+    )
 
 
 def in_words(found: Sweep, metric: str, confidence: float = 0.95) -> Iterable[str]:
@@ -86,7 +119,10 @@ def in_words(found: Sweep, metric: str, confidence: float = 0.95) -> Iterable[st
         different = [gap for gap in known if gap["low"] > 0 or gap["high"] < 0]
         level = f"{confidence:.0%}".replace("%", " %")
         if not different:
-            yield f"No combination differs from the first: every {level} interval of a paired difference holds 0."
+            yield (
+                f"None can be told apart from the first in {metric} with {len(found.seeds)} seeds: every {level} "
+                "interval of a paired difference holds 0."
+            )
         else:
             names = [
                 f"{label_of(found.names, tuple(gap[name] for name in found.names))} "
@@ -98,6 +134,8 @@ def in_words(found: Sweep, metric: str, confidence: float = 0.95) -> Iterable[st
                 f"{len(different)} of {len(known)} combinations differ from the first in {metric}, with {level} "
                 f"intervals that leave out 0: {'; '.join(names[:MOST_NAMED])}{more}."
             )
+    if len(found.seeds) > 1 and (ties := words_on_ties(found, metric)):
+        yield ties
     num_diverged = sum(bool(cell["diverged"]) for cell in found.summary(metric))
     if num_diverged:
         yield f"Seeds of {num_diverged} combinations diverged."

@@ -12,9 +12,10 @@ from fedjax_sim.config.document import NO_RESULT, load
 from fedjax_sim.report.files import read_lines
 from fedjax_sim.running import checksums
 from fedjax_sim.running.log import check_logs, verified
+from fedjax_sim.sweeps.finished import what_a_sweep_holds
 from fedjax_sim.sweeps.results import Sweep
 
-__all__ = ["LoggedRun", "read_run", "sweep_of"]
+__all__ = ["LoggedRun", "names_of_rows", "read_run", "sweep_of"]
 
 TOTALS = ("uplink_bytes", "downlink_bytes", "round_seconds")  # of rounds; a comparison shows their sums so far
 ABSENT = "none"  # the value of an option that another run's parts have and this run's have not
@@ -38,7 +39,8 @@ def read_run(folder: str | Path) -> LoggedRun:
     folder = Path(folder)
     if not (folder / "config.toml").is_file() or not (folder / "metrics.jsonl").is_file():
         raise FileNotFoundError(
-            f"RUN: expected a run's folder, with config.toml and metrics.jsonl, got {str(folder)!r}."
+            f"RUN: expected a run's folder, with config.toml and metrics.jsonl, got {str(folder)!r}. "
+            f"{what_a_sweep_holds(folder)}".strip()
         )
     checksums.check_files(folder, ["config.toml"])
     check_logs(folder)
@@ -87,6 +89,14 @@ def sweep_of(runs: Sequence[LoggedRun]) -> Sweep:
     ]
     seeds = list(dict.fromkeys(run.seed for run in runs))
     return Sweep(rows, tuple(names), seeds, len(runs), True)
+
+
+def names_of_rows(runs: Sequence[LoggedRun], options: Sequence[str]) -> list[str]:
+    """Returns a name for each row of a comparison: the run's folder, or the first and the last of several seeds."""
+    folders: dict[tuple, list[str]] = {}
+    for run in runs:
+        folders.setdefault(tuple(run.options.get(name, ABSENT) for name in options), []).append(run.name)
+    return [" ... ".join(dict.fromkeys((names[0], names[-1]))) for names in folders.values()]
 
 
 def _rows(run: LoggedRun) -> dict[int, dict[str, Any]]:

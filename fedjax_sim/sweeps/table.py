@@ -5,11 +5,22 @@ from __future__ import annotations
 import csv
 import io
 import math
+import tomllib
 from typing import Any, NamedTuple
 
 from fedjax_sim.sweeps.results import Sweep
 
-__all__ = ["FORMATS", "ComparisonTable", "as_csv", "as_latex", "as_markdown", "comparison_table", "shown_number"]
+__all__ = [
+    "FORMATS",
+    "ComparisonTable",
+    "as_csv",
+    "as_latex",
+    "as_markdown",
+    "comparison_table",
+    "shown_number",
+    "shown_value",
+    "words_on_ties",
+]
 
 
 class ComparisonTable(NamedTuple):
@@ -29,7 +40,7 @@ class ComparisonTable(NamedTuple):
         for row in self.rows:
             has_difference = row["difference"] is not None and not math.isnan(row["difference"])
             rows.append([
-                *(str(row[name]) for name in self.names), str(row["seeds"]),
+                *(shown_value(row[name]) for name in self.names), str(row["seeds"]),
                 shown_number(f"{row['mean']:.5g}", row["low"], row["high"]),
                 shown_number(f"{row['difference']:.4g}", row["difference_low"], row["difference_high"])
                 if has_difference else "",
@@ -64,6 +75,48 @@ def comparison_table(found: Sweep, metric: str, *, confidence: float = 0.95) -> 
         kept = ("seeds", "diverged", "mean", "low", "high")
         rows.append({name: cell[name] for name in (*found.names, *kept)} | differences)
     return ComparisonTable(found.names, metric, rows)
+
+
+def shown_value(value: Any) -> str:
+    """Returns a value of a grid as a short text: of a table its options, without braces.
+
+    >>> shown_value("{error_feedback = {quantize = {bits = 8}}}"), shown_value('{name = "fedprox", coefficient = 0.5}')
+    ('error_feedback.quantize.bits=8', 'fedprox, coefficient=0.5')
+    >>> shown_value("{top_k = {share = 0.1}, clip = {}}"), shown_value("{}"), shown_value(0.1)
+    ('top_k.share=0.1, clip', '{}', '0.1')
+    """
+    text = str(value)
+    if not text.startswith("{"):
+        return text
+    try:
+        table = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text  # a text that only begins as a table does
+    return ", ".join(_shown_options(table)) or text
+
+
+def _shown_options(table: dict[str, Any], prefix: str = "") -> list[str]:
+    """Returns the options of a table as short texts; a table without options is named."""
+    texts = []
+    for name, value in table.items():
+        if isinstance(value, dict):
+            texts += _shown_options(value, f"{prefix}{name}.") or [f"{prefix}{name}"]
+        else:
+            texts.append(str(value) if prefix + name == "name" else f"{prefix}{name}={value}")
+    return texts
+
+
+def words_on_ties(found: Sweep, metric: str) -> str:
+    """Returns a sentence on the combinations that equal the first at every seed; "" if there is none."""
+    gaps = [gap for gap in found.difference_of_each(metric) if gap is not None]
+    num_ties = sum(gap["difference"] == gap["low"] == gap["high"] == 0 for gap in gaps)
+    if not num_ties:
+        return ""
+    names = dict.fromkeys(name for row in found.rows for name in ("test_loss", *row) if name in row)
+    losses = [name for name in names if name.endswith("loss") and name not in found.names]
+    loss = losses[0] if losses and not metric.endswith("loss") else None
+    advice = f" A loss may tell them apart: {loss}." if loss else ""
+    return f"0 ± 0: {num_ties} of {len(gaps)} combinations have the first's {metric} at every seed.{advice}"
 
 
 def shown_number(mean: str, low: float, high: float) -> str:

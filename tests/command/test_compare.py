@@ -43,6 +43,36 @@ def test_compare(runs, tmp_path):
     assert call("compare", *runs, "--format", "latex").output.startswith(r"\begin{tabular}")
 
 
+def made_run(folder, *settings):
+    """The folder of a run with made numbers."""
+    folder.mkdir()
+    (folder / "config.toml").write_text(load(None, [*SMALL, *settings]).to_toml())
+    (folder / "metrics.jsonl").write_text('{"round": 0, "test_loss": 2.0}\n{"round": 1, "test_loss": 1.5}\n')
+    return folder
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        ["algorithm.name=ditto", "client_optimizer.name=adam"],  # many options
+        # few, with a long value
+        ["client_optimizer.learning_rate=1.2345678901234567e-10", "algorithm.num_steps=7", "algorithm.batch_size=3"],
+    ],
+)
+def test_unlike_runs_are_compared_in_80_columns(settings, tmp_path, monkeypatch):
+    """Fault: one letter a line, in columns of which a terminal has no place for so many."""
+    monkeypatch.setenv("COLUMNS", "80")
+    folders = made_run(tmp_path / "plain"), made_run(tmp_path / "other", *settings)
+    done = call("compare", *folders)
+    assert done.exit_code == 0, done.output
+    lines = done.output.splitlines()
+    assert lines[0].split() == ["run", "seeds", "test_loss", "minus", "the", "first"]
+    assert lines[1].split()[:3] == ["plain", "1", "1.5"] and lines[2].split()[:4] == ["other", "1", "1.5", "0"]
+    differing = call("compare", *folders, "--format", "csv").output.partition(",seeds,")[0].split(",")
+    assert [line.partition(":")[0] for line in lines[3:-2]] == differing and len(differing) > 1
+    assert all(" | " in line for line in lines[3:-2])
+
+
 @pytest.mark.parametrize(
     "words, message",
     [
@@ -119,3 +149,11 @@ def test_init(tmp_path, monkeypatch):
     assert load(tmp_path / "cross_device.toml").resolved() == load("cross_device").resolved()
     assert "FILE: expected a path where nothing is yet" in call("init", "cross_device").output
     assert "Did you mean 'quickstart'?" in call("init", "quikstart").output
+
+
+def test_a_sweeps_file_is_run_by_sweep(tmp_path, monkeypatch):
+    """Fault: an unknown key, "Did you mean 'seed'?", where the file is a sweep."""
+    monkeypatch.chdir(tmp_path)
+    assert "then fedjax-sim sweep step_sizes.toml" in call("init", "sweeps/step_sizes").output
+    done = call("run", "step_sizes.toml")
+    assert done.exit_code == 2 and "This file is a sweep: fedjax-sim sweep step_sizes.toml" in done.output

@@ -72,7 +72,13 @@ def test_words_name_what_differs():
     (words,) = in_words(sweep({"fedavg": 0.9, "fedprox": 0.9, "scaffold": 0.95}), "test_accuracy")
     assert "1 of 2 combinations differ" in words and "scaffold (+0.049" in words and "fedprox" not in words
     (words,) = in_words(sweep({"fedavg": 0.9, "fedprox": 0.9}), "test_accuracy")
-    assert words.startswith("No combination differs from the first")
+    assert words.startswith("None can be told apart from the first in test_accuracy with 4 seeds")
+    # Fault: ties at every seed that read as a proof of equality.
+    tied = sweep({"fedavg": 0.9, "fedprox": 0.9})
+    tied = tied._replace(rows=[row | {"test_accuracy": 0.5, "local_loss": 1.0, "test_loss": 1.0} for row in tied.rows])
+    _, ties = in_words(tied, "test_accuracy")
+    assert ties.startswith("0 ± 0: 1 of 1 combinations have the first's test_accuracy at every seed.")
+    assert ties.endswith("A loss may tell them apart: test_loss.")
     words = list(in_words(sweep({"fedavg": 0.9, "fedprox": float("nan")}), "test_accuracy"))
     assert words == ["Seeds of 1 combinations diverged."]
     alone = sweep({"fedavg": 0.9, "fedprox": 0.8})
@@ -95,5 +101,8 @@ def test_the_page_has_every_row():
     assert "none (&lt;fedavg&gt;, alpha = 1, &lt;fedavg&gt;, alpha = 2); 0.1 (scaffold" in text
     buttons = re.findall(r'class="pick\d"[^>]*>([^<]+)<', text)
     assert buttons == ["Differences", "Curves", "Over alpha"]
+    assert "Bands and ±" in text and "sent up" not in text
+    one = found._replace(rows=[row for row in found.rows if row["seed"] == 0], seeds=[0])
+    assert "±" not in comparison_page(one, "test_accuracy", title="t", lead="l")
     seeds_alone = sweep({(): 0.5}, ())
     assert "0.5" in comparison_page(seeds_alone, "test_accuracy", title="t", lead="l")
