@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import itertools
+import json
 import math
 import os
 import re
@@ -128,7 +129,10 @@ def number(place: str, text: str, missing: Sequence[str] = (), hint: str = "") -
         if re.fullmatch(r"[+-]?[0-9]+,[0-9]+", text):
             advice = "Decimals are written with a point."
         elif re.fullmatch(r"|\?|n\.?/?a\.?|nan|null|none|-", text, re.I):
-            advice = f"If it stands for a missing value, say so: missing = [{text!r}]."
+            codes = json.dumps([*missing, text], ensure_ascii=False)
+            advice = f"If it stands for a missing value, say so: missing = {codes}."
+        elif math.isinf(value) or re.fullmatch(r"[+-]?inf(inity)?", text, re.I):
+            advice = "It is not finite: correct it, or drop the row."
         validate.fail(place, " or ".join(["a finite number", *map(repr, missing)]), text, advice)
     return value
 

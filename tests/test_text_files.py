@@ -4,6 +4,7 @@ import csv
 import io
 import itertools
 import math
+import re
 
 import numpy as np
 import pytest
@@ -147,6 +148,15 @@ def test_codes_of_missing_values(text, missing):
             with pytest.raises(ValueError, match="here: expected a finite number or "):
                 number("here", word, missing)
     assert number("here", "-9.1", missing) == -9.1
+
+
+def test_advice_keeps_the_codes():
+    """Catches advice that, followed to the letter, brings an earlier error back, and infinity as a word."""
+    with pytest.raises(ValueError, match=re.escape('missing = ["", "?"].')):
+        number("here", "?", [""])
+    for text in ("inf", "-Infinity", "1e999"):
+        with pytest.raises(ValueError, match="It is not finite"):
+            number("here", text, hint="A category.")
     with pytest.raises(ValueError, match="Decimals are written with a point"):
         number("here", "1,5")
     assert text_files.one_column(["a", "b"], "auto") == ""

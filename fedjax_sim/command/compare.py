@@ -63,32 +63,27 @@ def compare(
         typer.echo(str(out))
 
 
-def show(
-    run: RunFolder,
-    own_modules: OwnModules = None,
-) -> None:
+def show(run: RunFolder) -> None:
     """Show a run's summary again."""
     from fedjax_sim.command.run import show_summary
-    from fedjax_sim.config import registry
     from fedjax_sim.config.document import ConfigError
     from fedjax_sim.report.files import read_json
     from fedjax_sim.running import checksums
     from fedjax_sim.running.files import CheckpointError
-    from fedjax_sim.sweeps.runs import read_run
+    from fedjax_sim.sweeps.runs import read_records
 
     try:
-        registry.admit(own_modules or [])
-        logged = read_run(run)
+        records = read_records(run)
         checksums.check_files(run, ["summary.json"])
     except (CheckpointError, ConfigError, OSError) as error:
         typer.echo(str(error), err=True)
         raise typer.Exit(2 if isinstance(error, (ConfigError, FileNotFoundError)) else 1) from error
     summary = read_json(run / "summary.json", [])
     if not summary:
-        done = logged.records[-1]["round"] if logged.records else 0
+        done = records[-1]["round"] if records else 0
         typer.echo(f"{run} has no summary: it was stopped after {done:,} rounds. fedjax-sim run --resume --out {run}")
         return
-    first = logged.records[0] if logged.records else {}
+    first = records[0] if records else {}
     typer.echo(str(summary.get("name", run.name)))
     show_summary(summary, float(first.get("test_loss", "nan")))
     typer.echo(str(run))

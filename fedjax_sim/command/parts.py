@@ -1,50 +1,67 @@
-"""Implements `fedjax-sim list`: every part with its description and its options."""
+"""Implements `fedjax-sim list`: the parts with their descriptions and options, and the options of [run]."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Collection
+from typing import Annotated, Any
 
 import typer
 
 from fedjax_sim.command.completion import part_names
+from fedjax_sim.command.options import OwnModules
 from fedjax_sim.config.signatures import Part, docstring
 
 __all__ = ["list_parts"]
+
+MORE = "`fedjax-sim list NAME` shows the options of a part, `fedjax-sim list run` those of [run]"
 
 
 def list_parts(
     which: Annotated[
         str | None,
         typer.Argument(
-            help="A subpackage (e.g. sampling), a table of the config (e.g. sampler), a part (fedbuff).",
+            help="A subpackage (e.g. sampling), a table (sampler), a part (fedbuff), an option (run.lanes).",
             autocompletion=part_names,
         ),
     ] = None,
+    shows_all: Annotated[bool, typer.Option("--all", help="Also what Python alone can name, in whole lines.")] = False,
+    own_modules: OwnModules = None,
 ) -> None:
-    """Show every part with its description; for a part also its options, its docstring and its table in a config."""
+    """Show the parts that a config can name; for a part also its options, its docstring and its table in a config."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
     from fedjax_sim.config import registry
-    from fedjax_sim.config.document import RUN
     from fedjax_sim.config.hints import canonical
+    from fedjax_sim.config.toml import ConfigError
     from fedjax_sim.config.value_kinds import nearest_word, problem
 
     console = Console()
+    try:
+        registry.admit(own_modules or [])
+    except ConfigError as error:
+        typer.echo(str(error), err=True)
+        raise typer.Exit(2) from error
     subpackage_by_word = {table: subpackage for table, (subpackage, _) in registry.TABLES.items()}
     subpackage_by_word |= {subpackage: subpackage for subpackage in registry.SUBPACKAGES}
     if which == "run":
-        for option, (_, default) in RUN.items():
-            console.print(Text(f"  {option} = {registry.shown(default)}"))
-        return
+        return _show_run(console)
+    if which is None and not shows_all:
+        return _show_named(console)
     # A word is a table, a subpackage, or else the name of a part in any subpackage.
     subpackages = [subpackage_by_word[which]] if which in subpackage_by_word else list(registry.SUBPACKAGES)
     shown = {
         subpackage: _parts(subpackage, None if which in subpackage_by_word else which) for subpackage in subpackages
     }
     if not any(parts for _, parts, _ in shown.values()):
-        rule = "the name of a part, or one of " + ", ".join([*subpackage_by_word, "run"])
+        if reason := registry.left_out(which):
+            typer.echo(reason)
+            return
+        if places := _places(which or ""):
+            typer.echo("\n".join(places))
+            return
+        rule = "the name of a part or an option, or one of " + ", ".join([*subpackage_by_word, "run"])
         names = [*subpackage_by_word, "run"]
         names += [name for subpackage in registry.SUBPACKAGES for name in _parts(subpackage, None)[1]]
         typer.echo(problem("which", rule, which, nearest_word(canonical(which), names)), err=True)
@@ -58,11 +75,7 @@ def list_parts(
         grid = Table(box=None, padding=(0, 2, 0, 2), show_header=False)
         grid.add_column(no_wrap=True)
         for name, part in sorted(parts.items()):
-            # Wrappers and transforms are tables inside the table.
-            is_inner_table = table and (
-                name in registry.wrappers(table) or (table in registry.CHAINS and name in named_parts)
-            )
-            words = f"[{table}.{name}]" if is_inner_table else name
+            words = _words(table, name, named_parts)
             grid.add_row(Text(words + "*" if name in named_parts else words), Text(part.meaning))
             options = named_parts[name].options if which is not None and name in named_parts else {}
             for option, (kind, default) in options.items():
@@ -78,9 +91,80 @@ def list_parts(
         if which in parts:
             names_it = table and which in registry.parts_of_table(table) | registry.wrappers(table)
             _explain(parts[which], table if names_it else None)
-    typer.echo(
-        "\n* can be named in a config; `fedjax-sim list NAME` shows its options, `fedjax-sim list run` those of [run]."
-    )
+    typer.echo(f"\n* can be named in a config. {MORE}.")
+
+
+def _words(table: str | None, name: str, named_parts: Collection[str]) -> str:
+    """Returns how a config names a part: wrappers and transforms are tables inside the table."""
+    from fedjax_sim.config import registry
+
+    is_inner_table = table and (name in registry.wrappers(table) or (table in registry.CHAINS and name in named_parts))
+    return f"[{table}.{name}]" if is_inner_table else name
+
+
+def _show_named(console: Any) -> None:
+    """Prints the parts that a config can name, a line each, cut at the terminal's width; with `--with`, one's own."""
+    from rich.text import Text
+
+    from fedjax_sim.config import registry
+
+    own = registry.admitted_parts()
+    for subpackage in registry.SUBPACKAGES:
+        tables, _, named_parts = _parts(subpackage, None)
+        table = tables[0] if tables else None
+        lines = {
+            _words(table, name, named_parts): part.meaning
+            for name, part in sorted(named_parts.items())
+            if not own or name in own
+        }
+        if not lines:
+            continue
+        where = f"   [{'], ['.join(tables)}] in a config" if table else "   as an option, {name = ...}"
+        console.print(Text(subpackage, "bold") + Text(where, "dim"))
+        width = max(map(len, lines))
+        for words, meaning in lines.items():
+            line = f"  {words:<{width}}  {meaning}".rstrip()
+            typer.echo(line if len(line) <= console.width else line[: console.width - 1] + "…")
+    for reason in filter(None, map(registry.left_out, own)):
+        typer.echo(reason)
+    typer.echo(f"\n{MORE}, `fedjax-sim list --all` what Python alone can name.")
+
+
+def _show_run(console: Any) -> None:
+    """Prints the options of [run] with their defaults, their meanings, and the values that they take."""
+    from rich.table import Table
+    from rich.text import Text
+
+    from fedjax_sim.config import registry
+    from fedjax_sim.config.run_options import RUN_TABLE
+    from fedjax_sim.config.value_kinds import rule
+
+    grid = Table(box=None, padding=(0, 2, 0, 2), show_header=False)
+    grid.add_column(no_wrap=True)
+    for option, (kind, default, meaning) in RUN_TABLE.items():
+        grid.add_row(Text(f"{option} = {registry.shown(default)}"), Text(f"{meaning} ({rule(kind)})"))
+    console.print(grid)
+
+
+def _places(word: str) -> list[str]:
+    """Returns where a config has an option such as "lanes" or "run.lanes", a line for each table; [] for no option."""
+    from fedjax_sim.config import registry
+    from fedjax_sim.config.run_options import RUN_TABLE
+    from fedjax_sim.config.value_kinds import rule
+
+    table, _, option = word.rpartition(".")
+    lines = []
+    if table in ("", "run") and option in RUN_TABLE:
+        kind, default, meaning = RUN_TABLE[option]
+        lines.append(f"[run] {option} = {registry.shown(default)}: {meaning} ({rule(kind)})")
+    for name in registry.TABLES:
+        parts = registry.parts_of_table(name) | registry.wrappers(name)
+        holders = [part for part, facts in parts.items() if option in facts.options]
+        if table in ("", name) and holders:
+            lines.append(
+                f"[{name}] {option}: an option of {', '.join(holders)}. fedjax-sim list {holders[0]} shows it."
+            )
+    return lines
 
 
 def _explain(part: Part, table: str | None) -> None:

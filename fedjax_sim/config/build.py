@@ -19,7 +19,7 @@ from fedjax_sim.config import registry
 from fedjax_sim.config.document import Config
 from fedjax_sim.config.factories import Maker
 from fedjax_sim.config.signatures import Part
-from fedjax_sim.config.value_kinds import problem
+from fedjax_sim.config.value_kinds import Words, problem
 from fedjax_sim.metrics import evaluation
 from fedjax_sim.models import Model, default_loss, link_prediction, supervised
 from fedjax_sim.population import FederatedData, quadratic_loss
@@ -358,10 +358,8 @@ class Builder(Maker):
             return None, None
         part = self.parts["model"]
         wanted_input = INPUTS.get(data.task, "features")
-        if _inputs(part) != wanted_input:
-            fitting = [
-                name for name, other in registry.parts_of_table("model").items() if _inputs(other) == wanted_input
-            ]
+        fitting = [name for name, other in registry.parts_of_table("model").items() if _takes(other, wanted_input)]
+        if part.name not in fitting:
             rule = f"one of {', '.join(fitting)} for the data {data.name!r}"
             self.problems.append(problem("model.name", rule, part.name, f"Its task is {data.task}."))
             return None, None
@@ -381,7 +379,27 @@ class Builder(Maker):
         if data.task == "link_prediction":
             return model, self.attempt("model", {}, partial(link_prediction, model))
         options = {"measure": data.measure, "frozen_state": frozen_state}
-        return model, self.attempt("model", {}, partial(supervised, model, default_loss(data.task), **options))
+        loss_fn = self.attempt("model", {}, partial(supervised, model, default_loss(data.task), **options))
+        if loss_fn is not None and _inputs(part) is None:
+            self.check_shapes(model, self.frozen, data)
+        return model, loss_fn
+
+    def check_shapes(self, model: Model, state: PyTree, data: FederatedData) -> None:
+        """Adds a problem if a user's own model, which states no inputs, does not fit the data; nothing is computed."""
+        client = jax.eval_shape(data.train.client, jax.ShapeDtypeStruct((), jnp.int32))
+        rule = f"a model of inputs {[*data.input_shape]} with {data.num_outputs} outputs"
+
+        def outputs(x: PyTree) -> Array:
+            return model.apply(model.init(jax.random.key(0))[0], state, x, None, False)[0]
+
+        try:
+            shape = jax.eval_shape(outputs, client.examples["x"]).shape
+        except (TypeError, ValueError) as error:
+            self.problems.append(problem("model.name", rule, self.parts["model"].name, str(error).split("\n")[0]))
+            return
+        # A label beyond the outputs would be read as another one.
+        if data.task in ("classification", "next_token") and shape[-1:] != (data.num_outputs,):
+            self.problems.append(problem("model.name", rule, Words(f"outputs of shape {[*shape[1:]]}")))
 
     def frozen_state(self, model: Model) -> PyTree | None:
         """Returns the state of a model at the config's seed, which no round changes; None for a stateless model."""
@@ -459,9 +477,21 @@ def num_categories(data: FederatedData) -> int | None:
     return data.num_outputs if data.task in ("classification", "next_token") else None
 
 
-def _inputs(part: Part) -> str:
-    """Returns the kind of a model's input, "point", "features", "graph" or "tokens", read from its arguments."""
+def _takes(part: Part, wanted_input: str) -> bool:
+    """Returns whether a model takes this kind of input; one of a user's own that states none takes what is data."""
+    return _inputs(part) == wanted_input or (_inputs(part) is None and wanted_input != "point")
+
+
+def _inputs(part: Part) -> str | None:
+    """Returns the kind of a model's input, "point", "features", "graph" or "tokens", read from its arguments.
+
+    None stands for a model of a user's own module whose arguments do not tell: what the data hold is tried.
+    """
     passed_values = set(part.values.values())
     if "num_features" in passed_values:
         return "graph"
-    return "point" if part.name == "point" else "features" if passed_values & {"columns", "input_shape"} else "tokens"
+    if passed_values & {"columns", "input_shape"}:
+        return "features"
+    if part.subpackage in registry.admitted_modules():
+        return None
+    return "point" if part.name == "point" else "tokens"

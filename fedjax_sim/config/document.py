@@ -30,10 +30,11 @@ import dataclasses
 from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from fedjax_sim.config import files, registry
 from fedjax_sim.config.hints import suggestion
+from fedjax_sim.config.run_options import RUN
 from fedjax_sim.config.signatures import REQUIRED, Named, Option, Part
 from fedjax_sim.config.toml import ConfigError, config_file, override, places_set, read_document, unset, written
 from fedjax_sim.config.value_kinds import (
@@ -41,7 +42,6 @@ from fedjax_sim.config.value_kinds import (
     converted_to_kind,
     integer_kind,
     nearest_word,
-    number_kind,
     problem,
     rule,
 )
@@ -49,33 +49,7 @@ from fedjax_sim.config.value_kinds import (
 __all__ = ["Config", "ConfigError", "check_options", "default_tables", "load", "resolve"]
 
 INT32_MAX = 2**31 - 1
-COUNT = integer_kind(1, INT32_MAX)
-LANES = integer_kind(1, 1 << 16)
 SEED = integer_kind(0, INT32_MAX)
-RUN = {
-    "rounds": Option(COUNT, 100),
-    "evaluate_every": Option(COUNT, 10),
-    "checkpoint_every": Option(COUNT | None, None),  # none: after evaluations, at most one a second
-    "keep_checkpoints": Option(COUNT, 2),
-    "stop_when": Option(str | None, None),  # such as "test_accuracy >= 0.9" or "test_loss not lower for 5"
-    "log": Option(list[Literal["tensorboard", "wandb", "mlflow"]] | None, None),  # tools that get the records too
-    "devices": Option(Literal["all"] | COUNT, "all"),
-    "plan": Option(Literal["auto", "trial"], "auto"),  # trial: the fastest lanes of a short timed trial
-    "lanes": Option(LANES | None, None),  # clients vmapped at once; none: fitted to the cache
-    "chunk": Option(LANES | None, None),  # messages summed at once
-    "nonfinite": Option(Literal["drop", "error"], "drop"),
-    # The delta at which epsilon is stated if a part adds noise; none: N^-1.1 for N clients or records.
-    "delta": Option(number_kind(0, 1, open_low=True, open_high=True) | None, None),
-    "evaluate_train": Option(Literal["all"] | COUNT | None, None),  # clients whose training objective is evaluated
-    # Local steps on its own rows before a client's model is judged (`personal_*`); none: as the algorithm left it.
-    "personal_steps": Option(COUNT | None, None),
-    # The number of clients that the variance budget trains at each evaluation.
-    "variance_probe": Option(integer_kind(2, INT32_MAX) | None, None),
-    "arithmetic": Option(Literal["reproducible", "fast"], "reproducible"),  # reproducible: the same bits on any devices
-    "client_memory": Option(Literal["auto", "device", "disk"], "auto"),  # auto: disk where the devices are too small
-    "modules": Option(list[str] | None, None),  # of parts outside of fedjax_sim; each also needs `--with` to run
-    "progress": Option(bool, True),
-}
 # Options that change no bit of a round.
 NO_RESULT = tuple("rounds checkpoint_every keep_checkpoints stop_when log devices client_memory progress".split())
 NO_RESULT += ("evaluate_train", "modules", "personal_steps", "variance_probe")
@@ -232,19 +206,29 @@ def resolve(document: dict, problems: list[str]) -> dict[str, Any]:
     """Returns the document with defaults filled in; problems are added to the list."""
     problems_here = _Problems(document)
     tables = _resolved(document, problems_here)
-    problems += problems_here
+    # Without its modules, the names of a config are unknown: what else is wrong would be said of the wrong parts.
+    problems += _unadmitted(document) or problems_here
     return tables
+
+
+def _unadmitted(document: Mapping[str, Any]) -> list[str]:
+    """Returns a problem for each module that a document names and `--with` does not."""
+    run_given = document.get("run")
+    modules = run_given.get("modules") if isinstance(run_given, dict) else None
+    return [
+        problem(
+            "run.modules",
+            "modules that --with names",
+            module,
+            f"It has parts of this config. If you trust its code, add --with {module}.",
+        )
+        for module in (modules if isinstance(modules, list) else [])
+        if module not in registry.admitted_modules()
+    ]
 
 
 def _resolved(document: dict, problems: _Problems) -> dict[str, Any]:
     """Does the work of `resolve`, with problems that know their document."""
-    admitted = registry.admitted_modules()
-    run_given = document.get("run")
-    modules = run_given.get("modules") if isinstance(run_given, dict) else None
-    for module in modules if isinstance(modules, list) else []:
-        if module not in admitted:
-            hint = f"It has parts of this config. If you trust its code, add --with {module}."
-            problems.append(problem("run.modules", "modules that --with names", module, hint))
     known_tables = ("seed", *registry.TABLES, "run")
     problems += [_unknown(key, key, known_tables, problems) for key in document if key not in known_tables]
     tables: dict[str, Any] = {"seed": converted_to_kind("seed", SEED, document.get("seed", 0), problems)}
@@ -267,7 +251,7 @@ def _resolved(document: dict, problems: _Problems) -> dict[str, Any]:
     tables |= _devices(document, tables, problems)
     tables = {name: tables[name] for name in ("seed", *registry.TABLES) if name in tables}
     tables["run"] = check_options("run", RUN, document.get("run", {}), problems)
-    tables["run"]["modules"] = admitted or None
+    tables["run"]["modules"] = registry.admitted_modules() or None
     # The default cohort of a small population is the whole population.
     cohort_size = tables.get("sampler", {}).get("cohort_size")
     num_clients = tables.get("data", {}).get("num_clients")
@@ -329,7 +313,7 @@ def _part(table: str, stated: Any, problems: list[str]) -> tuple[Part | None, di
     wrappers = registry.wrappers(table)
     name = stated.get("name", DEFAULT_PART.get(table, Words("nothing")))
     if not isinstance(name, str) or name not in choices:
-        hint = nearest_word(name, choices)
+        hint = registry.left_out(name) or nearest_word(name, choices)
         if isinstance(name, str) and name in wrappers:
             hint = f"{name} wraps a {table}: write the table [{table}.{name}]."
         problems.append(problem(f"{table}.name", "one of " + ", ".join(choices), name, hint))
@@ -358,7 +342,11 @@ def _members(table: str, path: str, stated: Any, problems: list[str]) -> dict[st
     for name, options in stated.items():
         if name not in choices | wrappers:
             known_names = [*choices, *wrappers]
-            hint = nearest_word(name, known_names) or f"Write the parts as tables: [{path}.NAME]."
+            hint = (
+                registry.left_out(name)
+                or nearest_word(name, known_names)
+                or f"Write the parts as tables: [{path}.NAME]."
+            )
             problems.append(
                 problem(f"{path}.{name}", "one of " + ", ".join(known_names), Words("nothing of that name"), hint)
             )
@@ -409,6 +397,8 @@ def check_options(
             else:
                 expected = rule(option.kind)
                 hint = f"It has no default: write it in [{path}], or --set {path}.{key}=..."
+                if registry.given_by_data(key):
+                    hint += f' If the data are to give it, annotate it: Annotated[..., FromData("{key}")].'
             problems.append(problem(f"{path}.{key}", expected, Words("nothing"), hint))
     return resolved
 
@@ -428,7 +418,8 @@ def _named(path: str, kind: Named, stated: Any, problems: list[str]) -> dict[str
     choices = registry.named(kind)
     name = stated.get("name", Words("nothing"))
     if not isinstance(name, str) or name not in choices:
-        problems.append(problem(f"{path}.name", "one of " + ", ".join(choices), name, nearest_word(name, choices)))
+        hint = registry.left_out(name) or nearest_word(name, choices)
+        problems.append(problem(f"{path}.name", "one of " + ", ".join(choices), name, hint))
         return None
     options = {key: value for key, value in stated.items() if key != "name"}
     return {"name": name} | check_options(

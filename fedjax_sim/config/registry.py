@@ -20,6 +20,7 @@ from typing import Any, get_args
 
 from fedjax_sim.config.signatures import (
     INSIDE,
+    NO_FUNCTION,
     NOUNS,
     REQUIRED,
     TABLES,
@@ -40,11 +41,14 @@ __all__ = [
     "Named",
     "admit",
     "admitted_modules",
+    "admitted_parts",
     "chained",
+    "given_by_data",
     "has_table",
     "inside_options",
     "insides",
     "is_path",
+    "left_out",
     "named",
     "named_in",
     "parts",
@@ -101,7 +105,10 @@ def admit(modules: Sequence[str]) -> None:
         try:
             names = parts_of_module(module)
         except (ImportError, SyntaxError, ValueError) as error:
-            raise ConfigError([problem("--with", "a module with source code", module, str(error))]) from error
+            is_file = module.endswith(".py")
+            dotted = module.removesuffix(".py").replace("/", ".")
+            hint = f"Write the module's name, without .py: --with {dotted}." if is_file else str(error)
+            raise ConfigError([problem("--with", "a module with source code", module, hint)]) from error
         for name in names:
             if name in taken:
                 hint = f"{taken[name]} has a part of this name: choose another."
@@ -117,8 +124,36 @@ def admitted_modules() -> list[str]:
     return list(_admitted)
 
 
-def _admitted_parts() -> dict[str, Part]:
+def admitted_parts() -> dict[str, Part]:
+    """Returns the public functions of the admitted modules by name, with those that no config can name."""
     return {name: part for module in _admitted for name, part in parts_of_module(module).items()}
+
+
+def left_out(name: Any) -> str:
+    """Says why a config cannot name this function of an admitted module; "" for other names, and where it can.
+
+    Guarantees: the argument is named (tests/config/test_own_parts.py::test_a_part_that_is_left_out_says_why).
+    """
+    part = admitted_parts().get(name) if isinstance(name, str) else None
+    if part is None:
+        return ""
+    reasons = [
+        f"its argument {key} has the annotation {annotation!r}, which no config can give"
+        if annotation
+        else f"its argument {key} has no annotation"
+        for key, annotation in part.others.items()
+    ]
+    if NO_FUNCTION in part.others:
+        reasons = ["it is no function"]
+    elif not part.returns:
+        reasons.append("its result has no annotation, such as -> Model")
+    return f"Your module's {name} is left out: {', and '.join(reasons)}." if reasons else ""
+
+
+def given_by_data(key: str) -> bool:
+    """Returns whether an option of an admitted part has the name of a value that the data give to other parts."""
+    is_own = any(key in part.options for part in admitted_parts().values())
+    return is_own and any(key in part.values.values() for table in TABLES for part in parts_of_table(table).values())
 
 
 def shown(default: Any) -> str:
@@ -210,7 +245,7 @@ def named(kind: Named) -> dict[str, Part]:
     candidates = {
         key: part
         for name in kind.types
-        for key, part in (parts(subpackage_of_type[name]) | _admitted_parts()).items()
+        for key, part in (parts(subpackage_of_type[name]) | admitted_parts()).items()
         if not part.others
     }
     fitting = {key: part for key, part in sorted(candidates.items()) if part.returns.split(".")[-1] in kind.types}
@@ -300,13 +335,11 @@ def _factories(subpackage: str, noun: str) -> dict[str, Part]:
     """Returns the factories of a subpackage that return a part of the type `noun`, and that a config can call."""
     factories = {
         name: part
-        for name, part in (parts(subpackage) | _admitted_parts()).items()
+        for name, part in (parts(subpackage) | admitted_parts()).items()
         if not part.others and part.returns.split(".")[-1] == noun
     }
     if subpackage == "models":
         # No factory makes this model: quadratic clients train the point itself.
         meaning = "The parameter is a point in R^d, for quadratic clients."
-        factories["point"] = Part(
-            subpackage, "point", meaning, noun, {}, {}, {}, frozenset(), "fedjax_sim.config.build"
-        )
+        factories["point"] = Part(subpackage, "point", meaning, noun, {}, {}, {}, {}, "fedjax_sim.config.build")
     return factories

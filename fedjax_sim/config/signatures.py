@@ -19,7 +19,9 @@ from fedjax_sim.config.value_kinds import FILE, FOLDER, integer_kind, number_kin
 
 __all__ = [
     "INSIDE",
+    "INT32_MAX",
     "NOUNS",
+    "NO_FUNCTION",
     "REQUIRED",
     "TABLES",
     "Argument",
@@ -32,6 +34,7 @@ __all__ = [
 ]
 
 REQUIRED = "required"
+NO_FUNCTION = "not a function"  # stands in `Part.others` for what is none
 INT32_MAX = 2**31 - 1
 PACKAGE = Path(__file__).parents[1]
 # Table of a config -> its subpackage, and the type that the factories of its parts return.
@@ -100,7 +103,7 @@ class Part(NamedTuple):
     options: dict[str, Option]  # arguments that TOML can express
     parts: dict[str, Argument]  # arguments that take other parts, by their annotation
     values: dict[str, str]  # arguments that no config sets: the name of what `config.build` passes (`FromData`)
-    others: frozenset[str]  # required arguments that neither TOML nor other parts can give
+    others: dict[str, str]  # required arguments that neither TOML nor other parts can give: their annotations, or ""
     module: str  # the module that defines it
 
 
@@ -179,7 +182,7 @@ def _module(name: str) -> ast.Module:
 def _part(subpackage: str, name: str, module: str, original: str) -> Part:
     """Returns the part that a subpackage publishes under `name`, and that `module` defines as `original`."""
     path = PACKAGE.joinpath(*module.split(".")[1:])
-    empty = Part(subpackage, name, "", "", {}, {}, {}, frozenset({"not a function"}), module)
+    empty = Part(subpackage, name, "", "", {}, {}, {}, {NO_FUNCTION: ""}, module)
     if (path / f"{original}.py").is_file():  # a module that is re-exported
         doc = ast.get_docstring(_parse(path / f"{original}.py")) or ""
         return empty._replace(meaning=doc.split("\n")[0])
@@ -243,7 +246,7 @@ def _signature(part: Part, node: ast.FunctionDef) -> Part:
     options = {}
     parts = {}
     values = {}
-    others = set()
+    others = {}
     for name, annotation, default in _arguments(part.module, node):
         kind = _kind(annotation)
         noun = _noun(annotation)
@@ -257,13 +260,13 @@ def _signature(part: Part, node: ast.FunctionDef) -> Part:
         elif kind is not None:
             options[name] = Option(kind, REQUIRED if default is None else _literal(default))
         elif default is None:
-            others.add(name)
+            others[name] = ast.unparse(annotation) if annotation else ""
     if node.args.vararg:
-        others.add(node.args.vararg.arg)
+        others[f"*{node.args.vararg.arg}"] = ""
     if node.args.kwarg and not ast.unparse(node.args.kwarg.annotation or ast.Constant(None)).startswith("Unpack["):
-        others.add(node.args.kwarg.arg)
+        others[f"**{node.args.kwarg.arg}"] = ""
     returns = ast.unparse(node.returns) if node.returns else ""
-    return part._replace(returns=returns, options=options, parts=parts, values=values, others=frozenset(others))
+    return part._replace(returns=returns, options=options, parts=parts, values=values, others=others)
 
 
 def _from_data(node: ast.expr | None) -> str | None:

@@ -87,7 +87,7 @@ def _read(path: Path) -> dict[str, np.ndarray]:
     try:
         arrays = dict(deserialize(path.read_bytes()))
     except SafetensorError as error:
-        fail("path", "a safetensors file", str(path), f"{error}. fedjax-sim export RUN model.safetensors writes one.")
+        fail("path", "a .safetensors file", str(path), f"{error}. fedjax-sim export RUN model.safetensors writes one.")
     for name, array in arrays.items():
         if array["dtype"] not in DTYPES:
             fail("path", f"arrays of {', '.join(DTYPES)}", f"{name!r} of {array['dtype']}")

@@ -15,7 +15,7 @@ from fedjax_sim.running.log import check_logs, verified
 from fedjax_sim.sweeps.finished import what_a_sweep_holds
 from fedjax_sim.sweeps.results import Sweep
 
-__all__ = ["LoggedRun", "names_of_rows", "read_run", "sweep_of"]
+__all__ = ["LoggedRun", "names_of_rows", "read_records", "read_run", "sweep_of"]
 
 TOTALS = ("uplink_bytes", "downlink_bytes", "round_seconds")  # of rounds; a comparison shows their sums so far
 ABSENT = "none"  # the value of an option that another run's parts have and this run's have not
@@ -37,6 +37,19 @@ def read_run(folder: str | Path) -> LoggedRun:
       changed since.
     """
     folder = Path(folder)
+    records = read_records(folder)
+    tables = load(folder / "config.toml").resolved()
+    seed = tables.pop("seed")
+    tables["run"] = {name: value for name, value in tables["run"].items() if name not in NO_RESULT}
+    options = {path: _plain(value) for path, value in tree.dotted(tables).items()}
+    return LoggedRun(folder.name, seed, options, records)
+
+
+def read_records(folder: Path) -> list[dict[str, Any]]:
+    """Returns the records of a run's rounds, whose config is not read: parts of a user's own need not be there.
+
+    Raises: as `read_run`.
+    """
     if not (folder / "config.toml").is_file() or not (folder / "metrics.jsonl").is_file():
         raise FileNotFoundError(
             f"RUN: expected a run's folder, with config.toml and metrics.jsonl, got {str(folder)!r}. "
@@ -44,11 +57,7 @@ def read_run(folder: str | Path) -> LoggedRun:
         )
     checksums.check_files(folder, ["config.toml"])
     check_logs(folder)
-    tables = load(folder / "config.toml").resolved()
-    seed = tables.pop("seed")
-    tables["run"] = {name: value for name, value in tables["run"].items() if name not in NO_RESULT}
-    options = {path: _plain(value) for path, value in tree.dotted(tables).items()}
-    return LoggedRun(folder.name, seed, options, read_lines(folder / "metrics.jsonl", [], verified(folder)))
+    return read_lines(folder / "metrics.jsonl", [], verified(folder))
 
 
 def sweep_of(runs: Sequence[LoggedRun]) -> Sweep:

@@ -24,6 +24,7 @@ from fedjax_sim.command.run import _finish, how_clients_count, show_summary
 from fedjax_sim.config import registry
 from fedjax_sim.config.build import build
 from fedjax_sim.config.document import ConfigError, load
+from fedjax_sim.config.run_options import RUN_TABLE
 from fedjax_sim.running.environment import prepare
 from fedjax_sim.running.files import lock
 from fedjax_sim.running.history import History
@@ -345,7 +346,7 @@ def test_runs_are_numbered():
 
 def test_list_shows_every_part():
     """Fault: a public part that `list` leaves out, or one without a meaning."""
-    output = call("list").output
+    output = call("list", "--all").output
     for subpackage in registry.SUBPACKAGES:
         assert all(
             f"{name} " in output or f"{name}*" in output or f".{name}]*" in output
@@ -363,6 +364,20 @@ def test_list_shows_every_part():
     assert "graph = (required), {name" in inside and "as {name = ...}" in inside and "[devices]" not in inside
     wrong = call("list", "samplers")
     assert wrong.exit_code == 2 and "Did you mean" not in wrong.output.split("expected")[0]
+
+
+def test_list_is_what_a_config_can_name():
+    """Faults: a type in the list, a line that wraps, an option without a meaning, an option that nobody finds."""
+    lines = call("list").output.splitlines()
+    assert len(lines) < 400 and max(map(len, lines[:-1])) <= 80
+    first_words = {line.split()[0] for line in lines if line.startswith("  ")}
+    assert {"fedavg", "digits", "[sampler.with_dropout]", "from_fn"} - first_words == {"from_fn"}
+    told = " ".join(call("list", "run").output.split())
+    assert "rounds = 100 rounds of training" in told and '"reproducible", "fast"' in told
+    assert all(len(meaning) > 10 for *_, meaning in RUN_TABLE.values())
+    assert call("list", "personal_steps").output.startswith("[run] personal_steps = none: local steps on its own rows")
+    assert call("list", "run.lanes").output.startswith("[run] lanes = none: clients vmapped at once")
+    assert "[sampler] cohort_size: an option of" in call("list", "cohort_size").output
 
 
 def test_help_and_version():

@@ -1,6 +1,7 @@
 """Parts of a user's own module in a config: `--with MODULE` admits them, and a config alone runs no code."""
 
 import json
+import re
 import sys
 
 import pytest
@@ -8,6 +9,11 @@ from typer.testing import CliRunner
 
 from fedjax_sim.command.app import app
 from fedjax_sim.config import registry
+from fedjax_sim.config.build import build
+from fedjax_sim.config.document import ConfigError, load
+from tests.test_docs import ROOT, python_blocks
+
+PAGE = ROOT / "docs" / "how_to" / "write_a_part_of_your_own.md"
 
 MODULE = '''
 import pathlib
@@ -82,7 +88,86 @@ def test_own_parts_are_parts(module, tmp_path):
     resumed = ["run", "-q", "--resume", "--out", "out"]
     assert invoke(resumed, "run.rounds=3").exit_code == 2
     assert invoke(resumed, "run.rounds=3", module=module).exit_code == 0
-    assert invoke(["show", "out"]).exit_code == 2 and invoke(["show", "out"], module=module).exit_code == 0
+    # A summary needs no code, and the missing module is the only problem: its parts are no unknown names.
+    assert invoke(["show", "out"]).exit_code == 0
+    words = invoke(["run", "out/config.toml"]).output
+    assert "run.modules: expected" in words and "expected one of" not in words
+
+
+MODELS = '''
+import jax.numpy as jnp
+
+from fedjax_sim import models
+from fedjax_sim.models import Model
+
+
+def own_linear(*, inputs: int = 64, outputs: int = 10) -> Model:
+    """A model that is told nothing about the data."""
+    return models.from_fn(lambda key: {"w": jnp.zeros((inputs, outputs))}, lambda params, x: x @ params["w"])
+
+
+def bare(*, input_shape) -> Model:
+    return own_linear()
+
+
+def of_a_kind(*, net: set[int]) -> Model:
+    return own_linear()
+
+
+def silent():
+    return own_linear()
+
+
+def stated(*, input_shape: tuple[int, ...]) -> Model:
+    return own_linear()
+'''
+
+
+@pytest.fixture
+def admitted(module, tmp_path):
+    (tmp_path / f"{module}.py").write_text(MODELS)
+    registry.admit([module])
+    return module
+
+
+def built(*settings):
+    """The experiment of these settings, of 40 clients."""
+    return build(load(None, ["data.num_clients=40", "sampler.cohort_size=8", *settings]))
+
+
+def test_a_model_need_not_be_told_of_the_data(admitted):
+    """Catches a model of a user's own that is refused for its arguments, and one that does not fit its data."""
+    assert built("model.name=own_linear").params["w"].shape == (64, 10)
+    for setting, words in (("inputs=63", "got 'own_linear'.*64"), ("outputs=9", r"got outputs of shape \[9\]")):
+        with pytest.raises(ConfigError, match=rf"a model of inputs \[64\] with 10 outputs, {words}"):
+            built("model.name=own_linear", f"model.{setting}")
+    # The facts of a quadratic client and of a model of the package still decide.
+    for settings in (("data.name=quadratics", "model.name=own_linear"), ("model.name=gru",)):
+        with pytest.raises(ConfigError, match=r"model\.name: expected one of"):
+            built(*settings)
+
+
+def test_a_part_that_is_left_out_says_why(admitted):
+    """Catches a function of the user's that vanishes from the choices without a word."""
+    for name, words in {
+        "bare": "Your module's bare is left out: its argument input_shape has no annotation.",
+        "of_a_kind": "its argument net has the annotation 'set[int]', which no config can give.",
+        "silent": "its result has no annotation, such as -> Model.",
+        "stated": 'annotate it: Annotated[..., FromData("input_shape")].',
+    }.items():
+        with pytest.raises(ConfigError, match=re.escape(words)):
+            load(None, [f"model.name={name}"])
+    listed = invoke(["list"], module=admitted).output
+    assert "own_linear  A model that" in listed and "bare is left out" in listed and "fedavg" not in listed
+    assert "inputs = 64" in invoke(["list", "own_linear"], module=admitted).output
+
+
+def test_the_page_s_model_runs(module, tmp_path):
+    """Catches a model in the documentation that a config cannot name; its code is run by tests/test_docs.py."""
+    (example,) = [block for block in python_blocks(PAGE) if "-> Model" in block]
+    (tmp_path / f"{module}.py").write_text(example)
+    registry.admit([module])
+    assert built("model.name=my_net", "model.hidden=16").params["hidden"].shape == (64, 16)
 
 
 @pytest.mark.parametrize(
@@ -100,3 +185,5 @@ def test_wrong_modules(text, words, module, tmp_path):
         (tmp_path / f"{module}.py").write_text(text)
     done = invoke(["run"], *RUN, module=module)
     assert done.exit_code == 2 and words in done.output
+    done = invoke(["run"], *RUN, module=f"{module}.py")
+    assert done.exit_code == 2 and f"without .py: --with {module}." in done.output

@@ -85,7 +85,10 @@ def test_other_files_are_refused(tmp_path):
         with pytest.raises(ValueError, match=f"path: expected {message}"):
             started_from(MODEL, path=written(path, arrays_there))
     path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(ValueError, match="path: expected a safetensors file"):
+    with pytest.raises(ValueError, match=r"path: expected a \.safetensors file"):
         started_from(MODEL, path=str(path))
+    np.savez(tmp_path / "model.npz", **content)
+    with pytest.raises(ValueError, match=r"path: expected a \.safetensors file"):
+        started_from(MODEL, path=str(tmp_path / "model.npz"))
     with pytest.raises(FileNotFoundError):
         started_from(MODEL, path=str(tmp_path / "none.safetensors"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, Literal, NamedTuple, TypedDict, Unpack
@@ -348,7 +349,10 @@ def _quantity(table: _Table, name: str, missing: Sequence[str]) -> np.ndarray:
         is_wrong = np.isinf(numbers) if may_be_nan else ~np.isfinite(values)
         if is_wrong.any():
             row = int(np.argmax(is_wrong))
-            hint = "If NaN stands for a missing value, say so: missing = ['nan']."
+            codes = json.dumps([*missing, "nan"], ensure_ascii=False)
+            hint = f"If NaN stands for a missing value, say so: missing = {codes}."
+            if np.isinf(values[row]):
+                hint = "It is not finite: correct it, or drop the row."
             validate.fail(f"{table.place(row)} {name}", "a finite number", float(values[row]), hint)
         return numbers
     texts = values.tolist()

@@ -179,7 +179,11 @@ def test_refusals_name_their_place(name, tmp_path):
     [
         ({"u": ["a", None, "a"] * 4}, {}, "source row 1 u: expected a client id"),
         ({"y": ["n", "?", "y"] * 4}, {"missing": ["?"]}, "source row 1 y: expected a label"),
-        ({"x": [1.0, np.nan, 3.0] * 4}, {}, r"source row 1 x: expected a finite number, got nan.*missing = \['nan'\]"),
+        (
+            {"x": [1.0, np.nan, 3.0] * 4},
+            {},
+            r"source row 1 x: expected a finite number, got nan.*missing = \[\"nan\"\]",
+        ),
     ],
 )
 def test_missing_values_are_refused(changed, options, words):
