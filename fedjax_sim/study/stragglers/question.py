@@ -106,7 +106,5 @@ def _check(options: dict[str, Any]) -> None:
         validate.in_range("step_sizes", step, 0, 1 / LARGEST_CURVATURE, open_low=True, hint=hint)
     growth = options["step_sizes"][-1] * (LARGEST_CURVATURE + options["proximal_weights"][-1]) - 1
     if growth > LARGEST_GROWTH ** (1 / options["map_steps"]):
-        hint = "A round of the largest weight and the largest step would overflow: lower a weight, a step or map_steps."
-        validate.fail(
-            "proximal_weights", "weights of which float32 can hold a round", options["proximal_weights"], hint
-        )
+        hint = "A round with the largest weight and step would overflow: lower a weight, a step or map_steps."
+        validate.fail("proximal_weights", "weights whose rounds fit float32", options["proximal_weights"], hint)
