@@ -105,4 +105,6 @@ def _map(axes: Any, title: str, values: np.ndarray, found: Sequence[Comparison],
     axes.set_xticks(range(len(steps)), [f"{step:g}" for step in steps])
     axes.set_yticks(range(len(weights)), [f"{weight:g}" for weight in weights])
     axes.grid(visible=False)
-    axes.set(title=title, xlabel="Local step", ylabel="Proximal weight \N{GREEK SMALL LETTER LAMDA}")
+    axes.set(
+        title=title, xlabel="Local step (frame: its best weight)", ylabel="Proximal weight \N{GREEK SMALL LETTER LAMDA}"
+    )
