@@ -128,11 +128,16 @@ def test_a_number_is_a_run(algorithm):
 
 @pytest.mark.full
 def test_arms_are_paired():
-    """Fault: without stragglers, curves of FedAvg and of FedProx with mu = 0 that differ in a bit."""
+    """Fault: without stragglers, other cohorts or minibatches for FedAvg than for FedProx with mu = 0.
+
+    Their bits are equal one by one (tests/client/test_stragglers.py::test_without_stragglers_all_are_fedavg). Here one
+    and two coefficients are vmapped, which XLA may round otherwise.
+    """
     for heterogeneity in TRAINING["heterogeneities"]:
         whole, half = paths()[heterogeneity, 0.0], paths()[heterogeneity, 0.5]
-        np.testing.assert_array_equal(whole.loss[FEDAVG], whole.loss[PARTIAL])
-        assert (whole.loss[FEDPROX] != whole.loss[PARTIAL]).any() and (half.loss[FEDAVG] != half.loss[PARTIAL]).any()
+        np.testing.assert_allclose(whole.loss[FEDAVG], whole.loss[PARTIAL], rtol=1e-6)
+        for different in (whole.loss[FEDPROX] - whole.loss[PARTIAL], half.loss[FEDAVG] - half.loss[PARTIAL]):
+            assert np.abs(different).max() > 1e-4
 
 
 @pytest.mark.full
@@ -168,7 +173,6 @@ def test_findings_are_of_the_paths():
 
 def test_the_reading_counts_what_is_certain():
     """Fault: a higher loss read as better, a lower accuracy read as better, or a difference within its interval."""
-
     shares = [0.0, 0.5, 0.9]
     down, up, unknown = np.full(5, -1.0), np.full(5, 1.0), np.array([-9.0, 9.0, -9.0, 9.0, 0.1])
     differences = {
@@ -182,6 +186,9 @@ def test_the_reading_counts_what_is_certain():
         for quantity, values in differences.items():
             pair = {"algorithm": FEDPROX, "minus": FEDAVG}
             found.append(measured(conditions | pair, quantity, values[i]))
+            # Partial work is better everywhere, and the term alone makes the variance smaller by 5 %.
+            found.append(measured(conditions | {"algorithm": PARTIAL, "minus": FEDAVG}, quantity, down))
+            found.append(measured(conditions | {"algorithm": FEDPROX, "minus": PARTIAL}, quantity, 0.02 * down))
         for algorithm in (FEDAVG, PARTIAL, FEDPROX):
             found += [few(conditions | {"algorithm": algorithm}, quantity, [1.0, 2.0]) for quantity in QUANTITIES]
     gap = {"part": MAP, "proximal_weight": 3.0, "step_size": 0.1, "contraction": 0.5}
@@ -194,6 +201,9 @@ def test_the_reading_counts_what_is_certain():
     assert "the accuracy is higher in 2 of 3 settings, and the opposite in 1" in text
     assert "nobody finishes in 35 % of FedAvg's rounds" in text and "3 at step 0.1" in text
     assert "at 90 % 10 on Synthetic(1, 1)" in text  # FedAvg's variance over FedProx's
+    assert "than dropping it. Here it does on average in every setting." in text
+    except_for = "except that it is not a tenth steadier on Synthetic(1, 1) at 0 % and 50 % and 90 %."
+    assert f"without stragglers. Here it does on average, {except_for}" in text
 
 
 @pytest.mark.full

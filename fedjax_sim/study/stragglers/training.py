@@ -171,7 +171,7 @@ def training_rows(paths: Mapping[tuple[float, float], Paths]) -> Iterator[Compar
                 yield few(row, quantity, found.number(quantity, algorithm))
             for algorithm, baseline in CONTRASTS:
                 if share == 0 and (algorithm, baseline) == (PARTIAL, FEDAVG):
-                    continue  # the same algorithm, bit for bit
+                    continue  # the same algorithm where nobody straggles
                 numbers = [found.number(quantity, name) for name in (algorithm, baseline)]
                 row = conditions | {"algorithm": algorithm, "coefficient": coefficients[algorithm], "minus": baseline}
                 if quantity == "variance of the loss":
