@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
+from typing import Annotated, Literal
 
 import jax
 import jax.numpy as jnp
@@ -12,11 +14,17 @@ from fedjax_sim import validate
 from fedjax_sim.prng import stream
 from fedjax_sim.sampling.participation import client_bits
 from fedjax_sim.sampling.time.cut import untimed
-from fedjax_sim.types import Sampler, Work
+from fedjax_sim.sampling.time.lost_reports import losing
+from fedjax_sim.types import Metric, Sampler, Work
+from fedjax_sim.validate import Integer
 
 __all__ = ["with_local_steps", "with_stragglers"]
 
 ONE_FIXED = "one with fixed numbers of steps"
+STRAGGLERS = Metric("stragglers", "stragglers whose work was dropped", "count")
+# Shares of the work lie below k / num_parts by this part of them. Otherwise float32 could round a product of a share
+# and a number of steps up, past the whole number of steps that it is.
+BELOW = 2.0**-22
 
 
 def _work_spec(sampler: Sampler) -> jax.ShapeDtypeStruct | None:
@@ -24,28 +32,44 @@ def _work_spec(sampler: Sampler) -> jax.ShapeDtypeStruct | None:
     return jax.eval_shape(lambda: sampler.sample(jax.random.key(0), sampler.init())[0].work)
 
 
-def with_stragglers(sampler: Sampler, share: float) -> Sampler:
-    """Some clients (stragglers) complete only part of their local work, and send the update that they have.
+@validate.named_arguments
+def with_stragglers(
+    sampler: Sampler,
+    share: float,
+    *,
+    num_parts: Annotated[int, Integer(1, 1024)] | None = None,
+    late: Literal["partial", "dropped"] = "partial",
+) -> Sampler:
+    """Some clients (stragglers) complete only part of their local work until the round ends.
 
     A client is a straggler in a round with probability `share`, independently. A straggler completes a part of its
     local steps that is uniform in (0, 1], rounded up to whole steps. So of K steps it takes 1, ..., K steps, equally
-    likely. (With `with_dropout` the work of a client is lost instead.) Of several such wrappers the smallest part
-    counts.
+    likely. Of several such wrappers the smallest part counts.
 
     Args:
       sampler: any sampler, with or without `Cohort.work`, but without fixed numbers of steps.
-      share: in [0, 1]; may be traced, so that a sweep can vary it.
+      share: in [0, 1], below 1 for "dropped"; may be traced, so that a sweep can vary it.
+      num_parts: a straggler completes k of so many equal parts of its work, k = 1, ..., num_parts equally likely. The
+        number of local epochs E makes it whole epochs, for clients of up to 2^21 steps. None: any number of steps.
+      late: what happens to a straggler's update. "partial": the client sends what it has, as in FedProx. "dropped": the
+        client does not report, as in FedAvg, also where its part happens to be all of the work. The stragglers and
+        their parts are the same in both.
 
     Returns: a sampler of the same cohorts whose `Cohort.work` is [m] float32 in (0, 1], and 1 for clients that are no
-    stragglers. `round.collect` refuses it with clients that cannot stop early.
+    stragglers. `round.collect` refuses it with clients that cannot stop early. With "dropped",
+    `metrics["stragglers"]` counts those who do not report.
 
-    Raises: ValueError or TypeError for a share out of range; ValueError around `with_local_steps`.
+    Raises: ValueError or TypeError for options out of range; ValueError around `with_local_steps`.
 
     Guarantees:
       - work has the stated distribution, independent of the cohort
         (tests/sampling/test_work.py::test_law_of_stragglers) and of slots; a second wrapper draws anew
         (::test_stragglers_belong_to_clients)
-      - a share may be traced (::test_share_may_be_traced)
+      - with parts, a straggler of E epochs completes 1, ..., E whole epochs, equally likely
+        (::test_epochs_of_stragglers), and exactly the steps of these epochs (::test_parts_are_whole_epochs)
+      - "dropped" loses exactly the reports of the stragglers (::test_dropped_are_the_stragglers), and is a round of
+        those who finish alone (tests/client/test_stragglers.py::test_dropped_leave_a_round_of_the_others)
+      - a share may be traced (tests/sampling/test_work.py::test_share_may_be_traced)
       - share 0 is the sampler without the wrapper, up to rounding
         (tests/client/test_stragglers.py::test_no_stragglers)
 
@@ -60,7 +84,9 @@ def with_stragglers(sampler: Sampler, share: float) -> Sampler:
     ((4,), True, True)
     """
     untimed(sampler, "with_stragglers")
-    validate.in_range("share", share, 0, 1, hint="It is a client's probability to be a straggler.")
+    are_dropped = late == "dropped"
+    hint = "It is a client's probability to be a straggler."
+    validate.in_range("share", share, 0, 1, open_high=are_dropped, hint=hint)
     work_spec = _work_spec(sampler)
     if work_spec is not None and jnp.issubdtype(work_spec.dtype, jnp.integer):
         hint = "Numbers of steps are fixed there, and not shares of the work: leave one of the two out."
@@ -72,10 +98,22 @@ def with_stragglers(sampler: Sampler, share: float) -> Sampler:
         # 24 random bits, which a float32 holds exactly.
         who, part = (client_bits(stream(key, f"{name} {what}"), cohort.ids) >> 8 for what in ("who", "part"))
         part = (part + 1).astype(jnp.float32) * jnp.float32(2.0**-24)  # in (0, 1]
+        if num_parts is not None:
+            part = jnp.ceil(part * num_parts) * jnp.float32((1 - BELOW) / num_parts)
         is_straggler = who.astype(jnp.float32) * jnp.float32(2.0**-24) < share
-        return cohort._replace(work=jnp.where(is_straggler, jnp.minimum(part, work_before), work_before))
+        cohort = cohort._replace(work=jnp.where(is_straggler, jnp.minimum(part, work_before), work_before))
+        if not are_dropped:
+            return cohort
+        sent = None if cohort.timing.sent is None else cohort.timing.sent & ~is_straggler
+        return losing(cohort.timed(sent=sent), STRAGGLERS.name, cohort.reported & is_straggler)
 
-    return sampler.then(with_partial_work)
+    if not are_dropped:
+        return sampler.then(with_partial_work)
+    response_rate = None if isinstance(share, jax.core.Tracer) else 1 - float(share)
+    design = dataclasses.replace(sampler.design, response_rates=(*sampler.design.response_rates, response_rate))
+    # A second wrapper adds to the metric of the first, which states it.
+    metrics = () if STRAGGLERS in sampler.metrics else (STRAGGLERS,)
+    return sampler.then(with_partial_work, design, metrics)
 
 
 def with_local_steps(sampler: Sampler, steps: Sequence[int]) -> Sampler:

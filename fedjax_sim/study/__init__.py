@@ -26,6 +26,7 @@ from fedjax_sim.study.privacy_utility.question import privacy_utility
 from fedjax_sim.study.robustness.question import robustness
 from fedjax_sim.study.rounds_to_target.question import rounds_to_target
 from fedjax_sim.study.staleness.question import staleness
+from fedjax_sim.study.stragglers.question import stragglers
 from fedjax_sim.study.time_to_target.question import time_to_target
 
 __all__ = [
@@ -52,6 +53,7 @@ __all__ = [
     "robustness",
     "rounds_to_target",
     "staleness",
+    "stragglers",
     "time_to_target",
     "write_findings",
 ]

@@ -56,15 +56,16 @@ def test_who_cannot_stop_is_refused():
         made.init(jax.random.key(0), jnp.array(p.START), p.ragged())
 
 
+def drawn(key, id, what):
+    """What the library drew for client `id` in the round of `key`, in [0, 1): "who" straggles, and its "part"."""
+    key = stream(stream(key, "sampling"), f"straggler {what}")
+    return (int(jax.random.bits(client_key(key, id), (), jnp.uint32)) >> 8) / 2**24
+
+
 def steps_of(key, id):
-    """What the library drew for client `id` in the round of `key`: a share of its steps."""
-    key = stream(key, "sampling")
-    who, part = (
-        int(jax.random.bits(client_key(stream(key, f"straggler {what}"), id), (), jnp.uint32)) >> 8
-        for what in ("who", "part")
-    )
+    """The steps of client `id` in the round of `key`: all, or a straggler's share."""
     most = EPOCHS * -(-int(p.SIZES[id]) // p.BATCH)
-    return int(np.ceil((part + 1) / 2**24 * most)) if who / 2**24 < SHARE else most
+    return int(np.ceil((drawn(key, id, "part") + 2**-24) * most)) if drawn(key, id, "who") < SHARE else most
 
 
 class Paper:
@@ -101,6 +102,65 @@ def test_partial_work_is_kept(name):
 
     transcribed = Paper(0.5) if name == "fedprox" else Paper(normalized=True)
     paper.check(transcribed, p.Federation(make=make), lambda algorithm, state: [algorithm.params(state)], lost=(1,))
+
+
+class Dropping(Paper):
+    """FedAvg over those who finish: stragglers leave neither an update nor a weight."""
+
+    def round(self, key, cohort):
+        finishing = np.array([id for id in cohort if drawn(key, id, "who") >= SHARE], np.int32)
+        if finishing.size:
+            super().round(key, finishing)
+
+
+def test_dropped_leave_a_round_of_the_others():
+    """Catches stragglers who are averaged, or who leave their weight in the mean."""
+
+    def make(sampler, **run):
+        late = sampling.with_stragglers(sampler, SHARE, num_parts=EPOCHS, late="dropped")
+        return algorithms.fedavg(p.linear_loss, late, optax.sgd(p.RATE), **WORK, **run)
+
+    infos = paper.check(Dropping(), p.Federation(make=make), lambda algorithm, state: [algorithm.params(state)])
+    counts = [(int(info["stragglers"]), int(info["clients_reported"])) for info in infos]
+    assert all(sum(pair) == p.SLOTS for pair in counts) and len(set(counts)) > 1
+
+
+@pytest.mark.full
+def test_without_stragglers_all_are_fedavg():
+    """The same bits. Catches a proximal term of weight 0 or a share of 1 that moves the last bit."""
+    made = {
+        "dropped": lambda sampler, **run: algorithms.fedavg(p.linear_loss, sampler, optax.sgd(p.RATE), **WORK, **run),
+        "partial": lambda sampler, **run: algorithms.fedprox(
+            p.linear_loss, sampler, optax.sgd(p.RATE), coefficient=0.0, **WORK, **run
+        ),
+    }
+
+    def model(late, share):
+        def make(sampler, **run):
+            return made[late](sampling.with_stragglers(sampler, share, num_parts=EPOCHS, late=late), **run)
+
+        return p.Federation(make=make).params(range(p.SLOTS))
+
+    plain = p.Federation(make=made["dropped"]).params(range(p.SLOTS))
+    for late in made:
+        np.testing.assert_array_equal(model(late, 0.0), plain)
+    assert (model("dropped", 0.5) != plain).any()  # so the comparison can tell
+
+
+@pytest.mark.full
+def test_partial_work_without_a_term_is_fedavg():
+    """The same bits with stragglers too. Catches another trajectory of FedProx with weight 0."""
+
+    def model(recipe, **options):
+        def make(sampler, **run):
+            late = sampling.with_stragglers(sampler, SHARE, num_parts=EPOCHS)
+            return recipe(p.linear_loss, late, optax.sgd(p.RATE), **options, **WORK, **run)
+
+        return p.Federation(make=make).params(range(p.SLOTS))
+
+    fedavg = model(algorithms.fedavg)
+    np.testing.assert_array_equal(model(algorithms.fedprox, coefficient=0.0), fedavg)
+    assert (model(algorithms.fedprox, coefficient=0.5) != fedavg).any()
 
 
 def test_the_same_trajectory():

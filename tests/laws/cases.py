@@ -607,7 +607,9 @@ CASES = {
         "with_radio_budget": lambda: sampling.with_radio_budget(clocked(), airtime_seconds=2.0),
         "with_replacement": lambda: sampling.with_replacement(p.NUM_CLIENTS, p.SLOTS),
         "with_response_rates": lambda: sampling.with_response_rates(SAMPLER, [1.0, 0.5]),
-        "with_stragglers": lambda: sampling.with_stragglers(SAMPLER, 0.5),
+        "with_stragglers": lambda: sampling.with_stragglers(
+            sampling.with_stragglers(SAMPLER, 0.3, num_parts=2), 0.3, late="dropped"
+        ),
     },
     "client": {
         "dynamic": lambda: client.dynamic(

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_sim import sampling
+from fedjax_sim import client, sampling
 
 N, SHARE, STEPS = 1_000, 0.6, 4
 
@@ -37,6 +37,62 @@ def test_law_of_stragglers():
     for axis in (0, 1):  # means over rounds, over clients: 5.5 standard deviations of independent draws
         means = late.mean(axis)
         assert np.abs(means - SHARE).max() < 5.5 * np.sqrt(SHARE * (1 - SHARE) / late.shape[axis])
+
+
+def test_epochs_of_stragglers():
+    """100,000 stragglers of E = 20 epochs: chi-square over 1..E, with an error of 1e-6.
+
+    Rejects 1..E-1, as the authors' code draws, and 0..E. Catches epochs that follow from who straggles.
+    """
+    epochs = 20
+    work = drawn(sampling.with_stragglers(sampling.full(N), 1.0, num_parts=epochs), 100) * epochs
+    np.testing.assert_allclose(work, np.round(work), atol=1e-4)
+
+    def chi_square(drawn_epochs):
+        counts = np.bincount(drawn_epochs.ravel(), minlength=epochs + 1)[1 : epochs + 1]
+        return ((counts - work.size / epochs) ** 2).sum() * epochs / work.size
+
+    seen, limit = np.round(work).astype(int), 63.7  # chi-square with 19 degrees of freedom: 1e-6
+    rng = np.random.default_rng(0)
+    others = [rng.integers(low, high, work.shape) for low, high in ((1, epochs), (0, epochs + 1))]
+    assert seen.min() == 1 and chi_square(seen) < limit < min(map(chi_square, others))
+    # Among those who straggle by chance the law is the same.
+    some = drawn(sampling.with_stragglers(sampling.full(N), SHARE, num_parts=epochs), 100)
+    fewer = np.bincount(np.round(some[some < 1] * epochs).astype(int), minlength=epochs + 1)[1:]
+    assert ((fewer - fewer.mean()) ** 2).sum() / fewer.mean() < limit
+
+
+def test_parts_are_whole_epochs():
+    """Every part of E epochs, at every number of steps up to 2^21. Catches a product that is rounded up or down."""
+    sizes = jnp.asarray(np.unique(np.geomspace(1, 2**21, 4_000).astype(np.int32)))
+    for epochs in (3, 7, 20, 100):
+        shares = np.unique(drawn(sampling.with_stragglers(sampling.full(N), 1.0, num_parts=epochs), 20))
+        assert len(shares) == epochs
+        per_epoch = sizes[sizes <= 2**21 // epochs]
+        work = client.work(num_epochs=epochs, batch_size=1)
+        steps = jax.vmap(lambda share: work.own_steps(per_epoch, share))(jnp.asarray(shares))  # noqa: B023
+        np.testing.assert_array_equal(steps, np.arange(1, epochs + 1)[:, None] * np.asarray(per_epoch)[None])
+
+
+def test_dropped_are_the_stragglers():
+    """Catches other stragglers than those with partial work, other parts, a design and a count without them."""
+    sampler, key = sampling.with_over_invitation(sampling.uniform(N, 500), 400), jax.random.key(3)
+    partial, dropped = (
+        sampling.with_stragglers(sampler, SHARE, num_parts=4, late=late) for late in ("partial", "dropped")
+    )
+    (whole, _), (fewer, _) = partial.sample(key, ()), dropped.sample(key, ())
+    late = np.asarray(whole.work < 1)
+    np.testing.assert_array_equal(whole.work, fewer.work)
+    np.testing.assert_array_equal(fewer.reported, np.asarray(whole.reported) & ~late)
+    np.testing.assert_array_equal(fewer.timing.sent, np.asarray(whole.timing.sent) & ~late)
+    assert int(fewer.metrics["stragglers"]) == (np.asarray(whole.reported) & late).sum() > 0
+    assert partial.design == sampler.design
+    assert dropped.design.response_rates == (*sampler.design.response_rates, 1 - SHARE)
+    twice = sampling.with_stragglers(dropped, SHARE, late="dropped")
+    assert [metric.name for metric in twice.metrics].count("stragglers") == 1
+    again = twice.sample(key, ())[0]
+    lost = np.asarray(whole.reported & ~again.reported)
+    assert int(again.metrics["stragglers"]) == lost.sum() > (np.asarray(whole.reported) & late).sum()
 
 
 def test_stragglers_belong_to_clients():
@@ -81,6 +137,12 @@ def test_local_steps_are_taken():
         (lambda: sampling.with_local_steps(sampling.full(4), []), "steps: expected at least one number"),
         (lambda: sampling.with_local_steps(sampling.full(4), [1, 0]), r"steps\[1\]: expected an integer in"),
         (lambda: sampling.with_local_steps(sampling.full(1), [1, 2]), "steps: expected at most 1 numbers"),
+        (
+            lambda: sampling.with_stragglers(sampling.full(4), 1.0, late="dropped"),
+            r"share: expected a number in \[0, 1\)",
+        ),
+        (lambda: sampling.with_stragglers(sampling.full(4), 0.5, late="lost"), "late: expected one of"),
+        (lambda: sampling.with_stragglers(sampling.full(4), 0.5, num_parts=0), "num_parts: expected an integer in"),
         (lambda: both(sampling.with_local_steps, [1], sampling.with_stragglers, 0.5), "does not fix its clients'"),
         (lambda: both(sampling.with_stragglers, 0.5, sampling.with_local_steps, [1]), "do all of their work"),
     ],

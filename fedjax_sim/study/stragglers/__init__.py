@@ -1,0 +1,3 @@
+"""This study asks what FedProx gains where some clients finish only part of their local work."""
+
+__all__: list[str] = []
