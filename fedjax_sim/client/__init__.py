@@ -12,7 +12,7 @@ from fedjax_sim.client.private import private_sgd
 from fedjax_sim.client.proximal import proximal
 from fedjax_sim.client.scaffold import scaffold
 from fedjax_sim.client.touched_rows import touched_rows
-from fedjax_sim.client.trace import trace
+from fedjax_sim.client.unroll import unroll
 from fedjax_sim.client.work import LocalOptions, LocalSteps, LocalWork, local_work, work
 
 __all__ = [
@@ -33,6 +33,6 @@ __all__ = [
     "scaffold",
     "send_model",
     "touched_rows",
-    "trace",
+    "unroll",
     "work",
 ]

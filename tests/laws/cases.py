@@ -861,7 +861,7 @@ def round_for(aggregator) -> Round:
 
 
 NO_PARTS = {"load_of", "over_rounds", "most_feasible_work", "smallest_deadline", "within_budget", "work"}
-NO_PARTS |= {"local_work", "plain_sgd_rate"}
+NO_PARTS |= {"local_work", "plain_sgd_rate", "unroll"}
 NO_PARTS |= {
     "algebraic_connectivity",
     "hears_back",

@@ -168,7 +168,7 @@ def test_missing_features(tmp_path):
         np.testing.assert_array_equal(x[:, 0], np.where(no_age, medians[0], x[:, 2]))
         np.testing.assert_array_equal(x[:, 1], np.where(no_dose, medians[1], 10 * x[:, 2]))
         np.testing.assert_array_equal(x[:, 3:], np.stack([no_age, no_dose], 1))
-    with pytest.raises(ValueError, match=r"a.csv:6: .* If it stands for a missing value, say so: missing = \['\?'\]"):
+    with pytest.raises(ValueError, match=r'a.csv:6: .* If it stands for a missing value, say so: missing = \["\?"\]'):
         csv_sites(directory=str(tmp_path), label="sick")
     with pytest.raises(ValueError, match="comment: expected the text"):
         csv_sites(directory=str(tmp_path), label="sick", comment="")

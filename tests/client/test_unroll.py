@@ -21,12 +21,12 @@ def problem(rows=12, held=9):
     return MODEL.init(jax.random.key(0))[0], ClientData(examples, jnp.arange(rows) < held)
 
 
-def test_update_is_rebuilt_from_the_trace():
+def test_update_is_rebuilt_from_the_unrolled_steps():
     """-sum rate_k g_k(w_k) is the update to 1e-6, with gradients computed anew. Catches models that are a step late."""
     params, data = problem()
     rates = optax.exponential_decay(0.2, 1, 0.8)
     work = client.local_sgd(LOSS, optax.sgd(rates), client.work(num_steps=6))
-    reports = client.trace(work, jax.random.key(1), params, data)
+    reports = client.unroll(work, jax.random.key(1), params, data)
     held = jax.tree.map(lambda x: x[data.mask], data.examples)
 
     def gradient(params):
@@ -51,7 +51,7 @@ def test_last_row_is_the_report(kind):
         "proximal": client.proximal(LOSS, optax.sgd(0.1), 0.1, work),
         "normalized": client.normalized(client.local_sgd(LOSS, optax.sgd(0.1), work)),
     }[kind]
-    reports = client.trace(made, jax.random.key(1), params, data)
+    reports = client.unroll(made, jax.random.key(1), params, data)
     report, _ = made.apply(jax.random.key(1), params, (), data)
     assert reports.weight.shape == (6,)
     for found, expected in zip(jax.tree.leaves(reports), jax.tree.leaves(report), strict=True):
@@ -61,6 +61,6 @@ def test_last_row_is_the_report(kind):
 def test_clients_without_steps_are_refused():
     params, data = problem()
     with pytest.raises(ValueError, match="client: expected a client that states its steps"):
-        client.trace(ClientUpdate(lambda params: (), lambda *parts: None), jax.random.key(0), params, data)
+        client.unroll(ClientUpdate(lambda params: (), lambda *parts: None), jax.random.key(0), params, data)
     with pytest.raises(TypeError, match="client: expected"):
-        client.trace(LOSS, jax.random.key(0), params, data)
+        client.unroll(LOSS, jax.random.key(0), params, data)

@@ -1,4 +1,4 @@
-"""A trace of a client's local work: what it would report after each of its steps."""
+"""A client's local work, unrolled: what it would report after each of its steps."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import jax.numpy as jnp
 from fedjax_sim import validate
 from fedjax_sim.types import Array, ClientData, ClientUpdate, PyTree, Report
 
-__all__ = ["trace"]
+__all__ = ["unroll"]
 
 
-def trace(client: ClientUpdate, key: Array, broadcast: PyTree, data: ClientData, state: PyTree = ()) -> Report:
+def unroll(client: ClientUpdate, key: Array, broadcast: PyTree, data: ClientData, state: PyTree = ()) -> Report:
     """Unrolls a client's round: its report after 1, 2, ..., K local steps of the same trajectory.
 
     The local model of `local_sgd` after k steps is the broadcast plus the update of row k - 1. Under plain SGD with
@@ -33,13 +33,13 @@ def trace(client: ClientUpdate, key: Array, broadcast: PyTree, data: ClientData,
 
     Guarantees: the last row is the client's report, and the update is minus the sum of rate times gradient over the
     steps, each gradient taken at the local model of its step
-    (tests/client/test_trace.py::test_update_is_rebuilt_from_the_trace, ::test_last_row_is_the_report).
+    (tests/client/test_unroll.py::test_update_is_rebuilt_from_the_unrolled_steps, ::test_last_row_is_the_report).
 
     >>> import optax
     >>> from fedjax_sim.client import local_sgd, work
     >>> client = local_sgd(lambda w, x, key: (w - x) ** 2 / 2, optax.sgd(0.5), work(num_steps=3))
     >>> data = ClientData(jnp.array([1.0]), jnp.array([True]))
-    >>> trace(client, jax.random.key(0), jnp.zeros(()), data).update.tolist()
+    >>> unroll(client, jax.random.key(0), jnp.zeros(()), data).update.tolist()
     [0.5, 0.75, 0.875]
     """
     validate.part("client", client, ClientUpdate)
