@@ -12,6 +12,7 @@ from fedjax_sim.prng import init_key, stream
 from fedjax_sim.running.loop import run
 from fedjax_sim.study.findings import Findings, comparisons_of, few, measured
 from fedjax_sim.study.quadratic_settings import quadratic_clients
+from fedjax_sim.study.stragglers import training
 from fedjax_sim.study.stragglers.proximal_map import MAP, ProximalMap, best_weights, map_rows, predicted_gap
 from fedjax_sim.study.stragglers.question import stragglers
 from fedjax_sim.study.stragglers.reading import stragglers_reading
@@ -140,16 +141,32 @@ def test_arms_are_paired():
             assert np.abs(different).max() > 1e-4
 
 
-@pytest.mark.full
-def test_coefficients_are_chosen_apart():
-    """Fault: reported runs that choose the coefficient, or the largest loss in place of the smallest."""
-    for heterogeneity in TRAINING["heterogeneities"]:
-        losses = [
-            sum(alone(FEDPROX, heterogeneity, share, 2, coefficient)[0].mean() for share in TRAINING["shares"])
-            for coefficient in TRAINING["coefficients"]
-        ]
-        best = TRAINING["coefficients"][int(np.argmin(losses))]
-        assert {paths()[heterogeneity, share].coefficient for share in TRAINING["shares"]} == {best}
+def test_coefficients_are_chosen_apart(monkeypatch):
+    """Fault: reported runs that choose the coefficient, one share that does, or the largest loss in place of the least.
+
+    The runs are fakes. With 0.1 the loss is 3 without stragglers and 1 with them, and 2.5 with the other coefficient.
+    """
+    calls = []
+
+    def fake_runs(model, data, options, late):
+        def runs(keys, data, share, coefficients):
+            calls.append((late, jax.random.key_data(keys), coefficients))
+            levels = [(3.0 if share == 0 else 1.0) if coefficient == 0.1 else 2.5 for coefficient in coefficients]
+            paths = np.broadcast_to(np.array(levels)[:, None], (len(keys), len(levels), 4))
+            return {"loss": paths, "accuracy": paths}
+
+        return runs
+
+    monkeypatch.setattr(training, "_runs", fake_runs)
+    found = paths_of(TRAINING)
+    assert {paths.coefficient for paths in found.values()} == {0.1}  # a mean of 2 beside 2.5
+    tuning = [keys for _, keys, coefficients in calls if coefficients == TRAINING["coefficients"]]
+    reported = [keys for _, keys, coefficients in calls if coefficients != TRAINING["coefficients"]]
+    assert len(tuning) == 4 and len(reported) == 8 and {late for late, *_ in calls} == {"dropped", "partial"}
+    assert all(keys.tolist() == tuning[0].tolist() for keys in tuning)
+    assert all(keys.tolist() == reported[0].tolist() for keys in reported)
+    words = [tuple(key) for key in (*tuning[0].tolist(), *reported[0].tolist())]
+    assert len(set(words)) == TUNING_RUNS + TRAINING["num_runs"]
 
 
 @pytest.mark.full
