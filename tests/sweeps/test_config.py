@@ -156,11 +156,11 @@ def test_wrong_sweeps(settings, words):
 @pytest.mark.parametrize(
     "options",
     [
-        ['sweep.grid.algorithm.name=["per_fedavg", "fedavg", "ditto"]'],
+        ["algorithm.name=apfl", "sweep.grid.algorithm.share=[0.3, 0.8]"],
+        pytest.param(['sweep.grid.algorithm.name=["per_fedavg", "fedavg", "ditto"]'], marks=pytest.mark.full),
         pytest.param(
             ["run.personal_steps=2", "sweep.grid.client_optimizer.learning_rate=[0.05, 0.2]"], marks=pytest.mark.full
         ),
-        pytest.param(["algorithm.name=apfl", "sweep.grid.algorithm.share=[0.3, 0.8]"], marks=pytest.mark.full),
     ],
 )
 def test_each_point_is_judged_by_its_own_models(options):
