@@ -46,7 +46,7 @@ LONGEST = (  # in tests/
     "command/test_study.py",
     "test_benchmarks.py",
 )
-# Linux lets a process have 65,530 maps of memory, and aborts it at the next compiled program.
+# Linux lets a process have 65,530 maps of memory, and a test in `-m full` may leave a hundred of compiled programs.
 MAPS = pathlib.Path("/proc/self/maps")
 MOST_MAPS = 30_000
 SHARED_DATA = ROOT.parent / "shared" / "data"

@@ -53,8 +53,8 @@ def property_share(
     Returns: [m] float64 on the host, one estimate for each message. It is not cut off at 0 and 1, so that the order of
       extreme clients is kept.
 
-    Raises: ValueError for more examples of a shadow client than there are, and for updates or messages that are not
-      finite.
+    Raises: ValueError for more examples of a shadow client than there are, for updates or messages that are not finite,
+      and for shadow clients whose updates are all equal.
 
     Guarantees: the shares of clients with a linear loss to within 5 points, with a lower error than any multiple of
     `property_score` where noise is larger along some directions
@@ -79,6 +79,9 @@ def property_share(
     messages = _matrix("view", "messages", view.messages)
     mean_update = shadows.mean(0)
     centred = shadows - mean_update[None]
+    if not centred.any():
+        hint = "It returned the same one for every shadow client, so nothing tells of the property."
+        validate.fail("predict", "updates that depend on the examples", "equal updates", hint)
     coefficients = _ridge(centred @ centred.T, shares - shares.mean())
     return shares.mean() + (messages - mean_update[None]) @ (centred.T @ coefficients)
 

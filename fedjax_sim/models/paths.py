@@ -48,11 +48,15 @@ def chosen_paths(argument: str, params: PyTree, paths: Sequence[str]) -> list[st
       params: nested dicts.
       paths: of leaves or dicts in `params`.
 
-    Raises: ValueError for a path that `params` lacks.
+    Raises: ValueError for a path that `params` lacks; TypeError for params that are no dict, and for a single word.
 
     >>> chosen_paths("trained", {"hidden": {"kernel": 1, "bias": 2}, "output": {"bias": 3}}, ["hidden"])
     ['hidden/kernel', 'hidden/bias']
     """
+    if isinstance(paths, str):
+        fail(argument, "a list of paths", paths, f"Write [{paths!r}] for one alone.", TypeError)
+    if not isinstance(params, dict):
+        fail(argument, "none for parameters that are no dict", paths, "They have no paths.", TypeError)
     known = _folders_and_leaves(params)
     for path in paths:
         if path not in known:

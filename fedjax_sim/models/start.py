@@ -47,6 +47,8 @@ def started_from(model: Model, *, path: FilePath, leaves: Sequence[str] | None =
     spec = jax.eval_shape(lambda: model.init(jax.random.key(0))[0])
     all_leaves = {_name(place): leaf for place, leaf in jax.tree_util.tree_leaves_with_path(spec)}
     read = list(all_leaves) if leaves is None else chosen_paths("leaves", spec, leaves)
+    if not read:
+        fail("leaves", "paths of at least one leaf", leaves, "Leave out the wrapper to draw them all.")
     for name in read:
         leaf = all_leaves[name]
         if name not in arrays:

@@ -105,6 +105,8 @@ def test_wrong_input():
         ValueError, match="num_examples: expected at most 10, the attacker's examples of the smaller side"
     ):
         adversary.property_share(view, predict, side, side, num_examples=11)
+    with pytest.raises(ValueError, match="predict: expected updates that depend on the examples"):
+        adversary.property_share(view, lambda at, rows, known: at, side, side, num_examples=5)
     with pytest.raises(ValueError, match="view: expected messages of finite numbers"):
         broken = view._replace(messages={"w": view.messages["w"].at[0, 0].set(jnp.nan)})
         adversary.property_share(broken, predict, side, side, num_examples=5)

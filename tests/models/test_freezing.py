@@ -122,6 +122,8 @@ def test_error_texts():
     model = mlp(input_shape=(4,), num_outputs=3, hidden=(5,))
     with pytest.raises(ValueError, match=r"trained: expected paths among .*, got 'outputs'. Did you mean 'output'"):
         freeze(model, trained=["outputs"])
+    with pytest.raises(TypeError, match=r"trained: expected a list of paths, got 'output'. Write \['output'\]"):
+        freeze(model, trained="output")
     with pytest.raises(ValueError, match="trained: expected paths of at least one leaf"):
         freeze(model, trained=[])
     with pytest.raises(ValueError, match="trained: expected paths that leave something frozen"):

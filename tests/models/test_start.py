@@ -60,6 +60,11 @@ def test_a_part_starts_from_the_file(tmp_path):
         started_from(MODEL, path=path, leaves=["output/kernel"])
     with pytest.raises(ValueError, match=r"leaves: expected paths among .*, got 'hidden'. Did you mean 'hidden_0'"):
         started_from(MODEL, path=path, leaves=["hidden"])
+    with pytest.raises(ValueError, match="leaves: expected paths of at least one leaf"):
+        started_from(MODEL, path=path, leaves=[])
+    number = from_fn(lambda key: jax.numpy.zeros(3), lambda params, x: x)
+    with pytest.raises(TypeError, match="leaves: expected none for parameters that are no dict"):
+        started_from(number, path=path, leaves=["w"])
     params, _ = jax.jit(started_from(MODEL, path=path, leaves=["hidden_0"]).init)(KEY)
     drawn, _ = jax.jit(MODEL.init)(KEY)
     jax.tree.map(np.testing.assert_array_equal, params["output"], drawn["output"])
