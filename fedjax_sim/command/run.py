@@ -455,6 +455,8 @@ def show_summary(summary: dict[str, Any], first_loss: float) -> None:
     if "privacy" in summary:
         spent = summary["privacy"]
         grid.add_row("privacy", spent.get("statement") or f"no epsilon: {spent['refused']}")
+        if "statement" in spent:
+            grid.add_row("", "the noise for another epsilon: fedjax-sim calibrate CONFIG.toml --epsilon E")
     console = Console(soft_wrap=True)
     console.print(grid, highlight=False, markup=False)
     loss = float(summary.get("test_loss", 0))

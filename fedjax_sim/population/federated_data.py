@@ -41,7 +41,7 @@ class FederatedData(NamedTuple):
 
     train: Population  # the clients who train
     test: PyTree  # central test set: NumPy leaves [n, ...]
-    held_out: Population | None  # clients made of test rows, who never train
+    held_out: Population | None  # clients made of test rows: new ones, or, where files name clients, some of `train`
     input_shape: tuple[int, ...]  # of one example
     num_outputs: int
     task: str  # one of TASKS, or of graphs

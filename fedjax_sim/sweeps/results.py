@@ -273,11 +273,16 @@ def joined(results: Sequence[Sweep], combinations: Sequence[Mapping[str, Any]]) 
 
 
 def shown_by_default(found: Sweep) -> str:
-    """Returns the metric that is shown where none is asked for: the first of these five, or else any that rows have."""
-    last_row = next(row for row in found.rows if row["round"] == found.last_round)
-    preferred = ("test_accuracy", "test_loss", "held_out_accuracy", "held_out_loss", "local_loss")
+    """Returns the metric that is shown where none is asked for.
+
+    It is the accuracy or loss of clients' own models if all combinations have them, since these models are then the
+    result. Otherwise it is that of the shared model, or else any metric that all combinations have.
+    """
+    last_rows = [row for row in found.rows if row["round"] == found.last_round]
+    preferred = [f"{place}_{metric}" for metric in ("accuracy", "loss") for place in ("personal", "test", "held_out")]
     labels = ("seed", "round", *found.names)
-    return next(name for name in (*preferred, *last_row) if name in last_row and name not in labels)
+    of_first = [name for name in (*preferred, "local_loss", *last_rows[0]) if name in last_rows[0] and name not in labels]
+    return next((name for name in of_first if all(name in row for row in last_rows)), of_first[0])
 
 
 def _interval(values: np.ndarray, confidence: float) -> tuple[float, float, float, float]:

@@ -147,14 +147,15 @@ def as_markdown(table: ComparisonTable) -> str:
 
 
 def as_latex(table: ComparisonTable) -> str:
-    r"""Returns the table for a paper, with the rules of the package `booktabs`.
+    r"""Returns the table for a paper, with the rules of the package `booktabs` and heads in words.
 
     >>> from fedjax_sim.sweeps.results import Sweep
     >>> rows = [{"seed": s, "round": 1, "rate_a": a, "loss": a + s / 10} for a in (1, 2) for s in (0, 1)]
     >>> print(as_latex(comparison_table(Sweep(rows, ("rate_a",), [0, 1], 1, True), "loss")).splitlines()[2])
-    rate\_a & seeds & loss & minus the first & p \\
+    rate a & seeds & loss & minus the first & p \\
     """
-    header, rows = table.texts()
+    names, rows = table.texts()
+    header = [name.replace("_", " ") for name in names]
     lines = [r"\begin{tabular}{" + "l" * len(table.names) + "r" * (len(header) - len(table.names)) + "}", r"\toprule"]
     lines += [_latex_row(header), r"\midrule", *map(_latex_row, rows), r"\bottomrule", r"\end{tabular}"]
     return "\n".join(lines) + "\n"

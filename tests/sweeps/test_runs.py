@@ -12,6 +12,7 @@ import pytest
 
 from fedjax_sim.config.document import load
 from fedjax_sim.sweeps.curves import curves_figure
+from fedjax_sim.sweeps.results import shown_by_default
 from fedjax_sim.sweeps.runs import read_run, sweep_of
 from fedjax_sim.sweeps.table import as_csv, as_latex, as_markdown, comparison_table
 
@@ -96,7 +97,7 @@ def test_differences_are_taken_seed_by_seed(folder):
 
 
 def test_tables_hold_the_numbers(folder):
-    """Faults: a table whose numbers are not the sweep's; LaTeX that does not compile for an underscore."""
+    """Faults: a table whose numbers are not the sweep's; LaTeX heads that are no words."""
     found = sweep_of(runs_of(folder))
     table = comparison_table(found, "test_accuracy")
     rows = list(csv.DictReader(io.StringIO(as_csv(table))))
@@ -106,8 +107,18 @@ def test_tables_hold_the_numbers(folder):
     assert rows[0]["difference"] == "" and float(rows[1]["difference"]) == gap["difference"]
     assert float(rows[1]["difference_low"]) == gap["low"] and float(rows[1]["p_value"]) == gap["p_value"]
     assert as_markdown(table).splitlines()[0] == "| learning_rate | seeds | test_accuracy | minus the first | p |"
-    assert r"learning\_rate & seeds & test\_accuracy & minus the first & p \\" in as_latex(table)
+    assert r"learning rate & seeds & test accuracy & minus the first & p \\" in as_latex(table)
     assert f"{summary[0]['mean']:.5g} $\\pm$" in as_latex(table)
+
+
+def test_own_models_are_shown_where_all_runs_have_them(folder):
+    """Faults: the shared model, by which Ditto looks like FedAvg; a metric that one of two runs has not."""
+    runs = runs_of(folder)
+    assert shown_by_default(sweep_of(runs)) == "test_accuracy"
+    for have_own, metric in ((runs[:-1], "test_accuracy"), (runs[-1:], "personal_accuracy")):
+        for run in have_own:
+            run.records[-1]["personal_accuracy"] = 0.9
+        assert shown_by_default(sweep_of(runs)) == metric
 
 
 def test_curves(folder):

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 import numpy as np
 
 from fedjax_sim import text_files, validate
-from fedjax_sim.population.datasets.quantities import imputed, medians_of, quantities
+from fedjax_sim.population.datasets.quantities import imputed, medians_of, missing_in_words, quantities
 from fedjax_sim.population.federated_data import (
     FederatedData,
     existing,
@@ -117,7 +117,8 @@ def heart_disease(*, directory: FolderPath, test_fraction: float = 0.25, seed: N
         for part in (0, 1)
     )
     names = ("absent", "present")
-    return from_sites(train, test, task="binary", num_outputs=1, label_names=names, name="heart_disease")
+    data = from_sites(train, test, task="binary", num_outputs=1, label_names=names, name="heart_disease")
+    return data._replace(notes=missing_in_words(QUANTITIES + ANSWERS, np.concatenate(tables)[:, imputed_columns]))
 
 
 @validate.named_arguments
@@ -193,7 +194,9 @@ def csv_sites(
         if num_classes is None and not (0 <= largest < 1_000_000):
             validate.fail("label", "labels in 0..C-1", largest, "Set num_classes, or task = 'regression'.")
         num_outputs = num_classes or int(largest) + 1
-    return from_sites(train, test, task=task, num_outputs=num_outputs, name=pathlib.Path(directory).name)
+    data = from_sites(train, test, task=task, num_outputs=num_outputs, name=pathlib.Path(directory).name)
+    feature_names = header[:label_column] + header[label_column + 1 :]
+    return data._replace(notes=missing_in_words(feature_names, np.concatenate(list(features.values()))))
 
 
 def _sites(

@@ -5,13 +5,15 @@ All statistics are those of training rows, so that test rows stay unseen.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from fedjax_sim.population.federated_data import standardiser
 
-__all__ = ["imputed", "medians_of", "quantities"]
+__all__ = ["imputed", "listed", "medians_of", "missing_in_words", "quantities"]
+
+MOST_LISTED = 10  # names that a note lists
 
 
 def medians_of(values: np.ndarray) -> np.ndarray:
@@ -23,6 +25,22 @@ def medians_of(values: np.ndarray) -> np.ndarray:
 def imputed(values: np.ndarray, medians: np.ndarray) -> np.ndarray:
     """Returns the values [n, columns], with the column's median instead of NaN."""
     return np.where(np.isnan(values), medians, values)
+
+
+def listed(names: Sequence[str]) -> str:
+    """Returns names as a text, with the first ten of many."""
+    return ", ".join(names[:MOST_LISTED]) + (", ..." if len(names) > MOST_LISTED else "")
+
+
+def missing_in_words(names: Sequence[str], values: np.ndarray) -> tuple[str, ...]:
+    """Returns a note on the missing values of columns [n, columns], which have NaN; none if no value is missing.
+
+    >>> missing_in_words(["age", "height"], np.array([[1.0, np.nan], [np.nan, np.nan]]))
+    ('missing values, the median of training rows in their place: 1 of age, 2 of height',)
+    """
+    counts = np.isnan(values).sum(axis=0)
+    found = [f"{count:,} of {name}" for name, count in zip(names, counts, strict=True) if count]
+    return (f"missing values, the median of training rows in their place: {listed(found)}",) if found else ()
 
 
 def quantities(train: np.ndarray, standardise: bool) -> Callable[[np.ndarray], np.ndarray]:

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, NamedTuple, TypedDict, Unpack
 import numpy as np
 
 from fedjax_sim import text_files, validate
-from fedjax_sim.population.datasets.quantities import quantities
+from fedjax_sim.population.datasets.quantities import listed, missing_in_words, quantities
 from fedjax_sim.population.federated_data import (
     SCALED_BYTES,
     FederatedData,
@@ -240,7 +240,7 @@ def _federated(train: _Table, test: _Table | None, name: str, meaning: _Meaning)
     x, notes = _features(table, feature_names, ~is_test, meaning)
     y, num_outputs, label_names = _labels(table, meaning)
     if label_names is not None:
-        notes = (*notes, f"labels, in the order of the classes: {_listed(label_names)}")
+        notes = (*notes, f"labels, in the order of the classes: {listed(label_names)}")
     training, testing = (
         check_examples(where, {"x": x[rows], "y": y[rows]}, meaning.task, num_outputs)
         for where, rows in (("train", ~is_test), ("test", is_test))
@@ -385,13 +385,15 @@ def _features(
     quantity_names = [name for name in names if name not in meaning.categories]
     columns = {name: _quantity(table, name, missing) for name in quantity_names}
     blocks = []
+    notes: tuple[str, ...] = ()
     if quantity_names:
         values = np.stack([columns[name] for name in quantity_names], axis=1)
+        notes = missing_in_words(quantity_names, values)
         blocks.append(quantities(values[is_training], meaning.standardise)(values))
     for name in meaning.categories:
         values = table.columns[name]
         blocks.append(values[:, None] == np.unique(values[is_training])[None])
-    return np.concatenate(blocks, axis=1), ()
+    return np.concatenate(blocks, axis=1), notes
 
 
 def _labels(table: _Table, meaning: _Meaning) -> tuple[np.ndarray, int, tuple[str, ...] | None]:
@@ -425,11 +427,6 @@ def _labels(table: _Table, meaning: _Meaning) -> tuple[np.ndarray, int, tuple[st
     if values.dtype != object and 0 <= classes[0] and classes[-1] < (num_classes or len(classes)):
         return values, num_outputs, None
     if num_classes not in (None, len(classes)):
-        found = f"{len(classes)}: {_listed(classes)}"
+        found = f"{len(classes)}: {listed([str(label) for label in classes])}"
         validate.fail("label", f"{num_classes} distinct labels, or 0 to {num_classes - 1}", found)
     return y, num_outputs, tuple(map(str, classes))
-
-
-def _listed(names: Any) -> str:
-    """Returns names, a sequence or an array, as a text with the first ten of many."""
-    return ", ".join(map(str, names[:10])) + (", ..." if len(names) > 10 else "")

@@ -161,6 +161,8 @@ def test_missing_features(tmp_path):
     train = np.concatenate([rows(data.train, i)["x"] for i in range(2)])
     tested = np.concatenate([rows(data.held_out, i)["x"] for i in range(2)])
     assert data.input_shape == (5,) and len(train) + len(tested) == 80
+    # Of 40 rows at each of two sites, 8 have no age and 5 no dose.
+    assert data.notes == ("missing values, the median of training rows in their place: 16 of age, 10 of dose",)
     no_age, no_dose = (np.isin(train[:, 2] % every, 0) for every in (5, 7))
     medians = np.median(train[~no_age, 2]), np.median(10 * train[~no_dose, 2])
     for x in (train, tested):
