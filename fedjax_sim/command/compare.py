@@ -23,7 +23,7 @@ def compare(
             metavar="RUN RUN ...", help="Folders of runs; the first is the baseline.", autocompletion=run_folders
         ),
     ],
-    metric: Annotated[str | None, typer.Option(help="Shown; by default the accuracy or loss of own models, else of the test.")] = None,
+    metric: Annotated[str | None, typer.Option(help="Shown; by default of own models, else of the test.")] = None,
     format: Annotated[str, typer.Option(help="terminal, csv, markdown or latex.")] = "terminal",
     out: Annotated[Path | None, typer.Option(help="Also write a page with curves, such as compared.html.")] = None,
     own_modules: OwnModules = None,

@@ -38,7 +38,7 @@ def sweep(
     own_modules: OwnModules = None,
     out: Annotated[Path | None, typer.Option(help="The folder; by default runs/sweep-DATA-ALGORITHM-NUMBER.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the sweep in --out.")] = False,
-    metric: Annotated[str | None, typer.Option(help="Shown; by default the accuracy or loss of own models, else of the test.")] = None,
+    metric: Annotated[str | None, typer.Option(help="Shown; by default of own models, else of the test.")] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress bar and no table.")] = False,
 ) -> None:
     """Run every combination of a grid with every seed, and write rows, table, figure and page into a folder."""

@@ -281,8 +281,8 @@ def shown_by_default(found: Sweep) -> str:
     last_rows = [row for row in found.rows if row["round"] == found.last_round]
     preferred = [f"{place}_{metric}" for metric in ("accuracy", "loss") for place in ("personal", "test", "held_out")]
     labels = ("seed", "round", *found.names)
-    of_first = [name for name in (*preferred, "local_loss", *last_rows[0]) if name in last_rows[0] and name not in labels]
-    return next((name for name in of_first if all(name in row for row in last_rows)), of_first[0])
+    names = [name for name in (*preferred, "local_loss", *last_rows[0]) if name in last_rows[0] and name not in labels]
+    return next((name for name in names if all(name in row for row in last_rows)), names[0])
 
 
 def _interval(values: np.ndarray, confidence: float) -> tuple[float, float, float, float]:
