@@ -121,6 +121,8 @@ def write_readme(results: pathlib.Path, path: pathlib.Path | None = None) -> Non
     sections, summary = [], ["| id | measured | goal | seen | |", "|---|---|---|---|---|"]
     known = {stem: harness.load(name) for name, stem in harness.modules().items()}
     known["rivals"] = importlib.import_module("experiments.benchmarks.rivals.beside")
+    accelerator = importlib.import_module("experiments.benchmarks.accelerator")
+    known |= {file.stem: accelerator for file in sorted(results.glob("on_*.json"))}
     for stem, module in known.items():
         file, name = results / f"{stem}.json", stem.split("_")[0]
         if not file.is_file():
@@ -169,4 +171,5 @@ def _where(result: dict) -> str:
     m = result["machine"]
     seconds = f"{result['benchmark_seconds']:.0f} s"
     words = f"{m['cores']} cores of {m['processor']} ({m['caches']}), {m['memory_gib']} GiB, {m['platform']}"
-    return f"<sub>Measured in {seconds} on {words}; jax {m['jax']} on {m['backend']}, Python {m['python']}.</sub>"
+    backend = m["backend"] if m["backend"] == "cpu" else f"{len(m['devices'])} {m['devices'][0]}"
+    return f"<sub>Measured in {seconds} on {words}; jax {m['jax']} on {backend}, Python {m['python']}.</sub>"

@@ -62,8 +62,24 @@ def _ends(history: Any) -> dict:
     return {"last_loss": history.records[-1]["local_loss"], "summary": history.summary}
 
 
-def loops(work: Workload, *, rounds: int, lanes: tuple[int, ...], dispatch: bool = True, vmap: bool = True) -> dict:
-    """The hand-written loops over the workload's rounds: one program for each layout, and loops in Python."""
+def loops(
+    work: Workload,
+    *,
+    rounds: int,
+    lanes: tuple[int, ...],
+    dispatch: bool = True,
+    vmap: bool = True,
+    single: bool = True,
+) -> dict:
+    """The hand-written loops over the workload's rounds: one program for each layout, and loops in Python.
+
+    Args:
+      work: what they train.
+      rounds: in one call of a program; loops in Python and a vmap over the cohort train one.
+      lanes: clients under one vmap, for each program.
+      dispatch, vmap, single: whether loops in Python, one vmap over the cohort, and a program that trains one client
+        after the other on one device are among them.
+    """
     key, data = jax.random.key(1), baselines.dense_clients(work)
     cores = len(jax.devices())
     ids, one = baselines.cohorts(work, rounds), baselines.cohorts(work, 1)
@@ -76,7 +92,8 @@ def loops(work: Workload, *, rounds: int, lanes: tuple[int, ...], dispatch: bool
     for c in lanes:
         shape = "one client at a time" if c == 1 else f"vmap of {c}"
         program(f"bare jitted loop, {shape}, {cores} devices", cores, lanes=c)
-    program("bare jitted loop, one client at a time, 1 device", 1, lanes=1)
+    if single:
+        program("bare jitted loop, one client at a time, 1 device", 1, lanes=1)
     for used in sorted({1, cores}) if vmap else ():
         once = baselines.hand_written(client, lanes=1, devices=used, one_vmap=True)
         name = f"one vmap over the cohort, {used} device{'s' * (used > 1)}"

@@ -30,7 +30,7 @@ from experiments.benchmarks.rivals.setup import python_of
 from experiments.benchmarks.workloads import WORKLOADS, Workload, algorithm, workload
 from fedjax_sim import run, sampling
 
-__all__ = ["measure", "ours", "rival", "write_arrays"]
+__all__ = ["TITLES", "differs", "measure", "ours", "rival", "write_arrays"]
 
 HERE = pathlib.Path(__file__).resolve().parent
 TITLES = {"fedjax": "FedJAX", "pfl": "pfl-research", "drjax": "DrJAX", "flower": "Flower"}
@@ -95,10 +95,10 @@ def ours(name: str, clients: int, rounds: int, turn: int, passes: int, lanes: li
 
 
 def rival(name: str, venvs: pathlib.Path, arrays: pathlib.Path, rounds: int, out: pathlib.Path) -> dict:
-    """A rival's answer, or {"failed": why}; of DrJAX's on one CPU device and on one a core, the faster."""
+    """A rival's answer, or {"failed": why}; on a CPU DrJAX's faster one, on one device or on one a core."""
     cores = harness.machine()["cores"]
     answers = []
-    for devices in sorted({1, cores}) if name == "drjax" else (None,):
+    for devices in sorted({1, cores}) if name == "drjax" and jax.default_backend() == "cpu" else (None,):
         path = out.with_name(f"{out.stem}-{devices}.npz")
         answers.append(_answer(name, venvs, [str(arrays), str(rounds), str(path)], devices) | {"params": path})
     return min(answers, key=lambda found: np.median(found.get("round_seconds", np.inf)))
@@ -108,7 +108,7 @@ def _answer(name: str, venvs: pathlib.Path, arguments: list[str], devices: int |
     if not python_of(name, venvs).is_file():
         return {"failed": "no environment: run python -m experiments.benchmarks.rivals.setup"}
     command = [str(python_of(name, venvs)), str(HERE / f"{name}_job.py"), *arguments]
-    if name == "pfl":  # its own way to use every core
+    if name == "pfl" and jax.default_backend() == "cpu":  # its own way to use every core
         command[1:1] = ["-m", "torch.distributed.run", f"--nproc_per_node={harness.machine()['cores']}"]
     ours_alone = ("PYTHONPATH", "JAX_NUM_CPU_DEVICES", "XLA_FLAGS", "NPROC")
     variables = {key: value for key, value in os.environ.items() if key not in ours_alone}
@@ -135,7 +135,7 @@ def _mean_loss(work: Workload, params: Any) -> float:
     return common.mean_loss(_logits(work, params), *map(np.asarray, work.arrays))
 
 
-def _differs(work: Workload, found: dict) -> str:
+def differs(work: Workload, found: dict) -> str:
     """How the rival's model differs from ours at the initial weights, or ""."""
     theirs = common.load(found["params"])[1]["initial_logits"]
     gap = float(np.abs(_logits(work, work.params)(work.arrays[0][: len(theirs)]) - theirs).max())
@@ -173,7 +173,7 @@ def _one(title: str, job: Job, venvs: pathlib.Path, folder: pathlib.Path, quick:
         notes.append(f"{title}: the best of {len(beside['loops'])} hand-written loops is the {name}.")
     for which, required in job.rivals.items():
         found, name = theirs[which], TITLES[which]
-        failed = found.get("failed") or _differs(work, found)
+        failed = found.get("failed") or differs(work, found)
         if failed:
             notes.append(f"{title}: {name} was not measured. {failed}")
             continue

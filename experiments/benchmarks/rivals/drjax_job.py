@@ -49,7 +49,7 @@ with jax.set_mesh(mesh) if devices > 1 else contextlib.nullcontext():
         params = jax.block_until_ready(round_program(params, data))
         stamps.append(time.perf_counter())
 words = f"DrJAX {version('drjax')} on jax {jax.__version__}"
-where = f"a mesh of {devices} CPU devices over the clients" if devices > 1 else "one CPU device, no mesh"
+where = f"a mesh of {devices} devices over the clients" if devices > 1 else "one device, no mesh"
 form = f"one jitted drjax.program a round (map_fn is a vmap), local steps unrolled, {where}, rows shuffled once"
 common.answer(
     job, stamps, jax.device_get(params), lambda x: jax_models.of(job.kind)(start, x), version=words, form=form
