@@ -43,7 +43,15 @@ def algorithm(kind: str, name: str):
 NOT_ALONE = {  # rows that need other parts around them than the plain ones; their algorithms are rows too
     "aggregation": {"additive_shares", "by_examples", "modular_sum", "real_secure_sum", "secure_sum"},
     "client": {"dynamic", "mime", "normalized", "scaffold", "send_model"},
-    "server": {"control_variates", "dynamic", "replacement", "rescaled", "statistics", "with_clients_part", "with_own_part"},
+    "server": {
+        "control_variates",
+        "dynamic",
+        "replacement",
+        "rescaled",
+        "statistics",
+        "with_clients_part",
+        "with_own_part",
+    },
 }
 
 

@@ -36,7 +36,7 @@ def test_a_config_sweep_is_runs(tmp_path):
     assert done.exit_code == 0, done.output
     assert "8 points in 1 programs" in done.output and "diverged" in done.output
     rows = [json.loads(line) for line in (out / "results.jsonl").read_text().splitlines()]
-    assert len(rows) == 16 and {path.suffix for path in out.glob("sweep.*")} == {".png", ".svg"}
+    assert len(rows) == 16 and {path.suffix for path in out.glob("sweep.*")} == {".png", ".svg", ".toml"}
     assert {path.name for path in out.glob("table.*")} == {"table.csv", "table.tex"}
     choice = ["client_optimizer.learning_rate=0.3", "algorithm.coefficient=2.0"]
     made = build(load(None, [*BASE[1:], *choice, "seed=8", "data.seed=3"]))
