@@ -14,7 +14,7 @@ from fedjax_sim import validate
 from fedjax_sim.algorithms.analytics.forest import Growth, scores_of
 from fedjax_sim.algorithms.analytics.statistic import RowOptions, features_of, numbers_of, statistic, summaries
 from fedjax_sim.models import sigmoid_cross_entropy, squared_error
-from fedjax_sim.types import Aggregator, Algorithm, Array, Mean, PyTree, Sampler, ServerUpdate
+from fedjax_sim.types import Algorithm, Array, Mean, PyTree, Sampler, ServerUpdate
 from fedjax_sim.validate import (
     Finite,
     FromData,
@@ -105,8 +105,9 @@ def boosted_trees(
       "logistic" `accuracy`.
 
     Raises: ValueError for bins without a width or edges that do not rise, more than two classes, a bound beside
-      "logistic", unequal chances, a transform with a memory, and messages or forests of more than 2^22 numbers;
-      TypeError for rows without vectors, and labels that are no integers beside "logistic".
+      "logistic", a sampler that is known to draw some clients more often, a transform with a memory, and messages or
+      forests of more than 2^22 numbers; TypeError for rows without vectors, and labels that are no integers beside
+      "logistic".
 
     Guarantees: with all clients and without noise the forest is that of the pooled rows, round by round
     (tests/algorithms/analytics/test_boosted_trees.py::test_everybody_together_is_boosting); the squared loss on the
@@ -136,7 +137,6 @@ def boosted_trees(
     _check_size("num_trees", "a forest", num_trees * (2 << max_depth), "Take fewer trees, or fewer levels.")
     histogram = jax.ShapeDtypeStruct(growth.shape, jnp.float32)
     message_spec = {"gradients": histogram, "hessians": histogram}
-    _check_chances(sampler, options.get("aggregator"))
     rows = options.pop("rows", "all")
 
     def derivatives(scores: Array, examples: PyTree) -> tuple[Array, Array]:
@@ -214,15 +214,6 @@ def _check_size(name: str, what: str, size: int, hint: str) -> None:
     """Raises ValueError for arrays that are too large."""
     if size > MOST_NUMBERS:
         validate.fail(name, f"{what} of at most {MOST_NUMBERS:,} numbers", size, hint)
-
-
-def _check_chances(sampler: Sampler, aggregator: Aggregator | None) -> None:
-    """Raises ValueError for a sampler under which sums over clients would be other sums, if no aggregator corrects."""
-    design = sampler.design
-    is_corrected = aggregator is not None and aggregator.facts.design is not None
-    if getattr(design, "known", False) and not design.equal_chances and not is_corrected:
-        hint = "Rows of clients that are drawn more often would count more: take horvitz_thompson, or another sampler."
-        validate.fail("sampler", "one that draws all clients alike, or an aggregator for it", design.scheme, hint)
 
 
 def _targets(examples: PyTree, are_labels: bool) -> Array:

@@ -89,8 +89,12 @@ def statistic(
       asks_anew: the places of a message mean something else in each round, such as counts below another threshold. A
         transform that remembers at the client, such as error feedback, is then refused.
 
-    Raises: ValueError for an aggregator that bounds attackers' harm, since its result is no multiple of a sum, and for
-    a transform with a memory of other questions.
+    Raises: ValueError for an aggregator that bounds attackers' harm, since its result is no multiple of a sum, for a
+    sampler that is known to draw some clients more often, and for a transform with a memory of other questions.
+
+    Guarantees: every statistic refuses such samplers
+    (tests/algorithms/analytics/test_statistic.py::test_clients_are_drawn_alike). What clients differ in otherwise, such
+    as availability or response rates, is not corrected: the statistic is that of the rows which arrive.
     """
     round_options = dict(options)
     aggregator = round_options.pop("aggregator", None)
@@ -99,6 +103,10 @@ def statistic(
         hint = "A median of counts is no count: take mean, fixed_mean, modular_sum or a secure sum."
         validate.fail("aggregator", "a mean or a sum, for a statistic", "a rule against attackers", hint)
     transform = options.get("transform")
+    design = sampler.design
+    if getattr(design, "known", False) and not design.equal_chances:
+        hint = "Rows of clients that are drawn more often would count more: take sampling.uniform or poisson."
+        validate.fail("sampler", "one that draws all clients alike", design.scheme, hint)
     if asks_anew and transform is not None and jax.tree.leaves(jax.eval_shape(transform.init_client, server.takes(()))):
         hint = "A round asks for other sums than the one before: what was left over does not belong there."
         validate.fail("transform", "one without a memory at the client", "one that remembers", hint)

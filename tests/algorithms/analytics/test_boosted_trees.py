@@ -334,8 +334,7 @@ def test_what_is_refused(options, words):
 
 
 def test_rows_and_cohorts_that_are_refused():
-    """Numbers as labels, rows of other lengths, a forest to start from, clients that are drawn more often, and an edge
-    that would average forests."""
+    """Numbers as labels, rows of other lengths, a forest to start from, and an edge that would average forests."""
     made = algorithms.boosted_trees(p.EVERYBODY, **SMALL)
     with pytest.raises(TypeError, match="data: expected integer labels y of 0 and 1, for 'logistic', got 'float32'"):
         p.rounds(made, 1, data=p.people(y=NUMBERS))
@@ -343,8 +342,5 @@ def test_rows_and_cohorts_that_are_refused():
         p.rounds(algorithms.boosted_trees(p.EVERYBODY, **SMALL | {"input_shape": (3,)}), 1)
     with pytest.raises(ValueError, match=r"params: expected \(\)"):
         made.init(jax.random.key(0), {"values": jnp.zeros(3)}, p.people(y=LABELS))
-    often = sampling.weighted(np.arange(1.0, 31.0), 5)
-    with pytest.raises(ValueError, match="sampler: expected one that draws all clients alike"):
-        algorithms.boosted_trees(often, **SMALL)
     with pytest.raises(ValueError, match="server: expected one that can go on"):
         as_client_update(made.parts, keep=True)
