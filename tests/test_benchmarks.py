@@ -13,6 +13,7 @@ import sys
 import pytest
 
 from experiments.benchmarks import baselines, harness, processes, report
+from experiments.benchmarks.__main__ import main
 from experiments.benchmarks.rivals import beside, common, jax_models
 from experiments.benchmarks.workloads import WORKLOADS, algorithm, rounds_program, workload
 from experiments.front_page import speed_table
@@ -174,6 +175,28 @@ def test_readme_is_written_from_the_results(tmp_path):
         pytest.skip("no committed results yet")
     report.write_readme(results, tmp_path / "README.md")
     assert (tmp_path / "README.md").read_text() == (report.HERE / "README.md").read_text()
+
+
+def test_a_cards_result_has_a_section(tmp_path):
+    """Catches a measurement that nobody reads, and a card that is not named."""
+    (ratio,) = ratios = [harness.ratio("MLP: speed against the best loop", 0.9, at_least=0.95)]
+    found = harness.result("Accelerator", "cohorts of one H100", goal="0.95", rows=[], ratios=ratios)
+    found |= {"benchmark_seconds": 1.0, "machine": harness.machine() | {"backend": "gpu", "devices": ["NVIDIA H100"]}}
+    harness.write_json(tmp_path / "on_nvidia_h100.json", found)
+    report.write_readme(tmp_path, tmp_path / "README.md")
+    text = (tmp_path / "README.md").read_text()
+    assert f"| Accelerator | {ratio['name']} |" in text and "on 1 NVIDIA H100, Python" in text
+
+
+@pytest.mark.parametrize("arguments, words", [([], "or --accelerator alone"), (["p0", "--accelerator"], "alone")])
+def test_an_accelerator_has_no_names(arguments, words, capsys):
+    """Catches a benchmark of a CPU that is taken for one of the card."""
+    with pytest.raises(SystemExit):
+        main(arguments)
+    assert words in capsys.readouterr().err
+    if not arguments:
+        with pytest.raises(SystemExit, match="JAX sees no accelerator"):
+            main(["--accelerator"])
 
 
 def test_numbers_for_readers():

@@ -19,17 +19,21 @@ from pfl.data.dataset import Dataset
 from pfl.data.federated_dataset import FederatedDataset
 from pfl.data.sampling import get_user_sampler
 from pfl.hyperparam import NNTrainHyperParams
+from pfl.internal.ops.pytorch_ops import get_default_device
 from pfl.metrics import Metrics
 from pfl.model.pytorch import PyTorchModel
 
 job = common.read()
 torch.set_num_threads(1)  # faster than two for products this small
 
+device = get_default_device()
 stamps = [0.0]
 
 
 class Clock(TrainingProcessCallback):
     def after_central_iteration(self, aggregate_metrics, model, *, central_iteration):
+        if device.type == "cuda":
+            torch.cuda.synchronize()
         stamps.append(time.perf_counter())
         return False, Metrics()
 
@@ -51,6 +55,13 @@ local = NNTrainHyperParams(local_num_epochs=1, local_learning_rate=job.rate, loc
 stamps[0] = time.perf_counter()
 FederatedAveraging().run(parameters, backend, model, local, None, callbacks=[Clock()])
 words = f"pfl-research {version('pfl')} on torch {torch.__version__}"
-form = f"{os.environ.get('WORLD_SIZE', '1')} processes of one torch thread, no evaluation, rows shuffled once"
-start = torch_models.Network(job.kind, job.params).requires_grad_(False)
-common.answer(job, stamps, network.weights(), lambda x: start(torch_models.inputs(x)).numpy(), version=words, form=form)
+processes = os.environ.get("WORLD_SIZE", "1")
+form = f"{processes} processes of one torch thread on {device.type}, no evaluation, rows shuffled once"
+start = torch_models.Network(job.kind, job.params).requires_grad_(False).to(device)
+
+
+def logits(x):
+    return start(torch_models.inputs(x)).cpu().numpy()
+
+
+common.answer(job, stamps, network.weights(), logits, version=words, form=form)

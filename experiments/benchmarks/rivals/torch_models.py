@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import torch
+from pfl.internal.ops.pytorch_ops import get_default_device
 from pfl.metrics import Weighted
 from torch import nn
 from torch.nn import functional
@@ -12,10 +13,10 @@ __all__ = ["Network", "inputs"]
 
 
 def inputs(x: np.ndarray) -> torch.Tensor:
-    """Rows as PyTorch wants them: channels of images first, tokens int64."""
+    """Rows as PyTorch wants them, on the device of pfl's model: channels of images first, tokens int64."""
     if x.ndim == 4:
         x = np.ascontiguousarray(x.transpose(0, 3, 1, 2))
-    return torch.from_numpy(x if x.dtype == np.float32 else x.astype(np.int64))
+    return torch.from_numpy(x if x.dtype == np.float32 else x.astype(np.int64)).to(get_default_device())
 
 
 class Network(nn.Module):
@@ -53,7 +54,9 @@ class Network(nn.Module):
 
     def weights(self) -> dict:
         """{layer: {part: array}} in JAX's layout."""
-        return {name: self._jax(name, [w.detach().numpy() for w in _weights(x)]) for name, x in self.layers.items()}
+        return {
+            name: self._jax(name, [w.detach().cpu().numpy() for w in _weights(x)]) for name, x in self.layers.items()
+        }
 
     def _flat(self, name: str) -> bool:
         """True for the dense layer that gets the flattened image."""
