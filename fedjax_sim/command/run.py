@@ -31,6 +31,8 @@ from fedjax_sim.running.environment import environment, prepare
 
 __all__ = ["how_clients_count", "launch", "run", "show_summary"]
 
+MOST_NUMBERS = 64  # of an array that a statistic's summary lists
+
 
 def run(
     config: Annotated[
@@ -145,8 +147,9 @@ def _train(loaded: Any, experiment: Any, folder: Path | None, start: dict, quiet
         quiet = quiet or not distributed.is_first()
         state, history = _rounds(name, loaded, experiment, folder, start, quiet, files)
         next_round = _timeline(experiment, state)
+        found = _estimate(experiment.algorithm, state)
         rule = None if history.summary["finished"] else tables["run"]["stop_when"]
-        distributed.by_first(lambda: _finish(name, history, experiment, next_round, rule, folder, quiet))
+        distributed.by_first(lambda: _finish(name, history, experiment, next_round, rule, folder, quiet, found))
     except KeyboardInterrupt as error:
         _interrupted(error, folder, new_folder)
     except (
@@ -248,8 +251,35 @@ def _timeline(experiment: Any, state: Any) -> dict[str, Any] | None:
     return timeline(star, jax.random.fold_in(experiment.key, int(state.round)), state.sampler)
 
 
+def _estimate(algorithm: Any, state: Any) -> dict[str, Any]:
+    """Returns {"estimate": what a statistic found, as lists by name}; {} for an algorithm that trains a model.
+
+    Instead of a large array there is a text that says where it is.
+    """
+    import jax
+
+    from fedjax_sim.running.log import plain
+
+    if algorithm.evaluated.answer is None:
+        return {}
+    arrays = algorithm.evaluated.answer(jax.device_get(algorithm.params(state)))
+    return {
+        "estimate": {
+            name: plain(x) if x.size <= MOST_NUMBERS else f"{x.size:,} numbers, by fedjax-sim export"
+            for name, x in arrays.items()
+        }
+    }
+
+
 def _finish(
-    name: str, history: Any, experiment: Any, last: dict | None, rule: str | None, folder: Path, quiet: bool
+    name: str,
+    history: Any,
+    experiment: Any,
+    last: dict | None,
+    rule: str | None,
+    folder: Path,
+    quiet: bool,
+    found: dict | None = None,
 ) -> None:
     """Writes the run's last files: the summary, with the baseline of a constant prediction, a timeline, and the page.
 
@@ -263,6 +293,7 @@ def _finish(
       rule: of `run.stop_when`, if it stopped the run; None if all rounds were run.
       folder: the run's folder.
       quiet: whether nothing is printed.
+      found: what a statistic found (`_estimate`), for the summary.
     """
     from rich.console import Console
 
@@ -273,7 +304,7 @@ def _finish(
 
     data = experiment.data
     # What `History` holds is about the rounds alone: the page also compares with a constant prediction.
-    summary = {"name": name, **history.summary}
+    summary = {"name": name, **history.summary, **(found or {})}
     # The loss of a statistic is no loss of the task.
     if experiment.algorithm.evaluated.loss_fn is None:
         summary |= constant_baseline(data.test, data.task)
@@ -409,6 +440,7 @@ def show_summary(summary: dict[str, Any], first_loss: float) -> None:
     from rich.table import Table
 
     from fedjax_sim.report.headline import more_tests, own_metrics
+    from fedjax_sim.report.numbers import listed
 
     seconds = max(summary["rounds_seconds"], 1e-9)
     grid = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
@@ -430,6 +462,8 @@ def show_summary(summary: dict[str, Any], first_loss: float) -> None:
                 grid.add_row(f"newcomers' {metric}", f"{float(summary[f'newcomer_{metric}']):.4f}")
     for name, words in more_tests(summary):
         grid.add_row(words, f"{float(summary[name]):.4f}")
+    for name, values in summary.get("estimate", {}).items():
+        grid.add_row(name, listed(values))
     grid.add_row("rounds", f"{summary['rounds']:,} in {seconds:.1f} s, {summary['rounds'] / seconds:,.1f} a second")
     if "stopped_when" in summary:
         grid.add_row("stopped", f"when {summary['stopped_when']}")

@@ -88,8 +88,10 @@ def tiles(values: Mapping[str, Any]) -> str:
     True
     """
     rows = []
+    # A task without classes, such as a regression, has a loss alone.
+    optional = (*OPTIONAL, *(["test_accuracy"] if values.get("test_loss") is not None else []))
     for kind, described in (("tile main", RESULT_TILES), ("tile", FEDERATION_TILES), ("tile", SIMULATOR_TILES)):
-        shown = [entry for entry in described if entry[0] not in OPTIONAL or entry[0] in values]
+        shown = [entry for entry in described if entry[0] not in optional or values.get(entry[0]) is not None]
         rows.append([_tile(show(values.get(key)), label, kind) for key, label, show in shown])
     spent = values.get("privacy")
     if isinstance(spent, Mapping):

@@ -10,6 +10,7 @@ __all__ = [
     "count",
     "energy",
     "in_percent",
+    "listed",
     "percent",
     "real",
     "recorded_number",
@@ -46,6 +47,18 @@ def in_percent(metric: str) -> tuple[float, str]:
     """
     name = metric.replace("_", " ")
     return (100.0, f"{name} (%)") if metric.endswith("accuracy") else (1.0, name)
+
+
+def listed(values: Any) -> str:
+    """Returns numbers as a text; rows of numbers are separated by semicolons. A text stays as it is.
+
+    >>> listed([0.51234567, 3, "nan"]), listed([[1.0, 2.0], [3.0, 4.0]]), listed("many")
+    ('0.51235, 3, nan', '1, 2; 3, 4', 'many')
+    """
+    if not isinstance(values, list):
+        return f"{values:.5g}" if isinstance(values, float) else str(values)
+    separator = "; " if any(isinstance(value, list) for value in values) else ", "
+    return separator.join(map(listed, values))
 
 
 def scaled_bytes(value: float) -> tuple[float, str]:

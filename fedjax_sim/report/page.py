@@ -83,6 +83,7 @@ def write_report(run_directory: str | Path) -> Path:
         f'<p class="lead">{escape(" · ".join(filter(None, ("Federated run", *lead))))}</p>',
         *(f'<p class="note">{escape(note)}</p>' for note in notes),
         tiles({**totals, **{k: v for k, v in summary.items() if v is not None}}),
+        *sections.estimate(summary),
         "<h2>Learning</h2>",
         *sections.learning(records, timing, summary),
         "<h2>Participation</h2>",
@@ -101,7 +102,7 @@ def write_report(run_directory: str | Path) -> Path:
     ]
     # Whatever the summary holds besides is shown as it is, so that no result is hidden.
     shown = {key for key, _, _ in TILES} | {key for key, _, _ in own_metrics(summary)}
-    shown |= {"name", "finished", "stopped_when", "privacy", "metrics"}
+    shown |= {"name", "finished", "stopped_when", "privacy", "metrics", "estimate"}
     others = {key: value for key, value in summary.items() if key not in shown}
     if others:
         parts += ["<h3>Other results</h3>", html_table(_rows(others))]

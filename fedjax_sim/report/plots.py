@@ -102,9 +102,14 @@ def learning_curves(records: Sequence[Mapping[str, Any]], x: str = "rounds", bes
         ("held_out_", "held-out", {"color": ORANGE, "linestyle": (0, (4, 1.6)), "marker": "s", "markersize": 6.5}
          | {"markerfacecolor": "none", "markeredgecolor": ORANGE, "markeredgewidth": 1.1, "linewidth": 1.2}),
     )  # fmt: skip
+    # A task without classes, such as a regression, has a loss alone.
+    shares = [*(f"{prefix}accuracy" for prefix, _, _ in curves), "attack_success"]
+    has_shares = any(np.isfinite(_series(records, name)).any() for name in shares)
+    metrics = [("loss", 1.0), ("accuracy", 100.0)][: 1 + has_shares]
     with style():
-        figure, row = panels(2, 2.75)
-        for axes, metric, factor in zip(row, ("loss", "accuracy"), (1.0, 100.0), strict=True):
+        figure, row = panels(len(metrics), 2.75)
+        row = np.atleast_1d(row)
+        for axes, (metric, factor) in zip(row, metrics, strict=True):
             for prefix, name, curve_style in curves:
                 x_values, values, block_length = _thin(positions, factor * _series(records, prefix + metric))
                 if len(values):
@@ -137,15 +142,20 @@ def client_spread(records: Sequence[Mapping[str, Any]]) -> Any:
 
     Returns: a matplotlib Figure.
     """
+    shown = []
+    for metric, factor in (("loss", 1.0), ("accuracy", 100.0)):
+        name = f"held_out_{metric}_quantiles"
+        rows = [
+            (recorded_number(record.get("round")), *map(recorded_number, record[name]))
+            for record in records
+            if _is_row(record.get(name), 5)
+        ]
+        if rows:
+            shown.append((metric, factor, rows))
     with style():
-        figure, row = panels(2, 2.75)
-        for axes, metric, factor in zip(row, ("loss", "accuracy"), (1.0, 100.0), strict=True):
-            name = f"held_out_{metric}_quantiles"
-            rows = [
-                (recorded_number(record.get("round")), *map(recorded_number, record[name]))
-                for record in records
-                if _is_row(record.get(name), 5)
-            ]
+        figure, row = panels(max(len(shown), 1), 2.75)
+        row = np.atleast_1d(row)
+        for axes, (metric, factor, rows) in zip(row, shown, strict=False):
             rows = rows[:: math.ceil(len(rows) / MOST_POINTS) or 1]
             # The factor makes percent of all columns, so it is taken out of the rounds again.
             rounds, q05, q25, q50, q75, q95 = factor * np.array(rows).reshape(-1, 6).T
@@ -197,7 +207,7 @@ def label_mix(population: Mapping[str, Any]) -> Any:
                 color = "white" if percent[client, label] > 55 else INK
                 text = f"{percent[client, label]:.0f}"
                 left.text(label, client, text, ha="center", va="center", fontsize=6.5, color=color)
-        is_crowded = sum(map(len, labels)) > 90
+        is_crowded = sum(map(len, labels)) > 70
         left.set_xticks(np.arange(num_labels), labels, rotation=90 if is_crowded else 0)
         left.set(xlabel="Label, in % of the client's examples", ylabel="Client", yticks=positions)
         left.set_yticklabels(clients)
@@ -233,6 +243,8 @@ def participation_by_round(records: Sequence[Mapping[str, Any]]) -> Any:
 
     Returns: a matplotlib Figure.
     """
+    # Round 0 is the evaluation before training.
+    records = [record for record in records if record.get("round") != 0]
     rounds = _series(records, "round")
     x_values, dropped, _ = _thin(rounds, np.nan_to_num(_series(records, "dropped_clients")))
     _, skipped, block_length = _thin(rounds, np.nan_to_num(_series(records, "skipped_rounds")))
@@ -266,7 +278,7 @@ def participation_by_round(records: Sequence[Mapping[str, Any]]) -> Any:
             right.set_ylim(-0.08 * most, 1.1 * most)
         for axes in (left, *others):
             if np.isfinite(rounds).any():
-                axes.set_xlim(np.nanmin(rounds) - 1, np.nanmax(rounds) + 1)
+                axes.set_xlim(np.nanmin(rounds) - 0.5, np.nanmax(rounds) + 0.5)
             axes.yaxis.get_major_locator().set_params(integer=block_length == 1)
         legend(figure, (left, *others))
     return figure

@@ -44,19 +44,19 @@ def _points(records: Sequence[Mapping[str, Any]], metric: str) -> list[tuple[flo
 
 
 def _course(name: str, show: Callable[[Any], str], points: list[tuple[float, float]]) -> str:
-    """Says where a metric began and ended, and when it had first come half of the way."""
+    """Says where a metric began and ended, and if it got better, when it had first come half of the way."""
     (first_round, first), (last_round, last) = points[0], points[-1]
     since = "before training" if first_round == 0 else f"after round {count(first_round)}"
     if first == last:
         return f"The {name} is {show(last)}, {since} and after round {count(last_round)}."
     verb = "rose" if last > first else "fell"
+    course = f"The {name} {verb} from {show(first)} {since} to {show(last)} after round {count(last_round)}."
+    if (verb == "rose") == ("loss" in name):
+        return course  # a metric that got worse has no way to go
     half = (first + last) / 2
     sign = 1 if last > first else -1
     half_round = next(round for round, value in points if sign * (value - half) >= 0)
-    return (
-        f"The {name} {verb} from {show(first)} {since} to {show(last)} after round {count(last_round)}. "
-        f"Half of the way was done by round {count(half_round)}."
-    )
+    return f"{course} Half of the way was done by round {count(half_round)}."
 
 
 def spread_in_words(records: Sequence[Mapping[str, Any]]) -> str:
@@ -96,10 +96,10 @@ def labels_in_words(population: Mapping[str, Any]) -> str:
         return ""
     if not len(shares):
         return ""
-    return (
-        f"Half of these clients have one label in {100 * np.median(shares):.0f} % of their examples or more. "
-        f"Of all examples, {100 * together:.0f} % have one label."
-    )
+    most = f"{100 * np.median(shares):.0f} % of their examples or more"
+    if np.median(shares) == 1:
+        most = "all of their examples"
+    return f"Half of these clients have one label in {most}. Of all examples, {100 * together:.0f} % have one label."
 
 
 def sizes_in_words(population: Mapping[str, Any]) -> str:
@@ -113,7 +113,7 @@ def sizes_in_words(population: Mapping[str, Any]) -> str:
         return ""
     shown = {name: count(quantiles[name]) for name in ("min", "q25", "q75", "max")}
     if shown["min"] == shown["max"]:
-        return f"Every client has {shown['min']} examples."
+        return f"Every client has {shown['min']} example{'' if shown['min'] == '1' else 's'}."
     return (
         f"Half of the clients have {shown['q25']} to {shown['q75']} examples; "
         f"the smallest has {shown['min']}, the largest {shown['max']}."

@@ -15,7 +15,7 @@ from fedjax_sim.report import plots, time
 from fedjax_sim.report.files import total_of
 from fedjax_sim.report.headline import besides
 from fedjax_sim.report.html import absent, choice, figure, html_table
-from fedjax_sim.report.numbers import NOTHING, count, real, recorded_number, seconds
+from fedjax_sim.report.numbers import NOTHING, count, listed, real, recorded_number, seconds
 from fedjax_sim.report.readings import (
     labels_in_words,
     learning_in_words,
@@ -25,6 +25,7 @@ from fedjax_sim.report.readings import (
 )
 
 __all__ = [
+    "estimate",
     "learning",
     "left_out",
     "one_round",
@@ -66,6 +67,17 @@ def state_of_the_run(summary: Mapping, records: Sequence[Mapping], totals: Mappi
 def _silent(record: Mapping) -> bool:
     """Returns whether no message arrived in a round."""
     return record.get("clients_reported") == 0 == record.get("dropped_clients")
+
+
+def estimate(summary: Mapping) -> Iterable[str]:
+    """Yields what a federated statistic found; nothing for a run that trained a model.
+
+    Args:
+      summary: the content of summary.json; {} without.
+    """
+    if isinstance(found := summary.get("estimate"), Mapping):
+        yield "<h2>What was found</h2>"
+        yield html_table((name, listed(values)) for name, values in found.items())
 
 
 def learning(records: Sequence[Mapping], timing: Sequence[Mapping], summary: Mapping) -> Iterable[str]:
@@ -244,7 +256,7 @@ def privacy(spent: Any, shown: set[str]) -> Iterable[str]:
         return
     for line in str(spent.get("explanation", spent.get("statement", ""))).splitlines():
         yield f"<p>{escape(line)}</p>"
-    uncovered = ", ".join(sorted(shown - {"round", "epsilon", "privacy", "name", "finished"}))
+    uncovered = ", ".join(sorted(shown - {"round", "epsilon", "privacy", "name", "finished", "estimate"}))
     words = f"This page shows, and no epsilon covers: {uncovered}; and the seed, from which the noise follows."
     yield f"<p>{escape(words)}</p>"
 

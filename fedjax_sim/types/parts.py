@@ -217,6 +217,8 @@ class Evaluated(NamedTuple):
     # (params, examples, key) -> per-row values, by which its params are judged: those of a statistic, which trains no
     # model. None = by the loss that it was given
     loss_fn: Callable | None = None
+    # (params as NumPy arrays) -> {name: array}: what a statistic found, as a reader wants it. None = it is a model
+    answer: Callable | None = None
 
 
 class Algorithm(NamedTuple):

@@ -12,7 +12,9 @@ import numpy as np
 import pytest
 
 from fedjax_sim.report import axes, html, plots, sections
+from fedjax_sim.report.headline import tiles
 from fedjax_sim.report.page import write_report
+from fedjax_sim.report.readings import labels_in_words, learning_in_words, sizes_in_words
 from tests.laws import cases
 
 HOSTILE = "</pre></title></style><script>alert(1)</script><img src=x onerror=alert(2)>\"'&$\\frac{x$"
@@ -516,6 +518,30 @@ def test_curves_show_the_recorded_numbers():
     assert plots.learning_curves(rows, "rounds").axes[0].lines[-1].get_xydata().tolist() == [[2, 0.7]]
     with pytest.raises(ValueError, match=r"x: expected one of.*Did you mean 'rounds'"):
         plots.learning_curves(rows, "round")
+
+
+def test_words_fit_what_happened():
+    """Catches half of a way that led upwards, an accuracy of a task without classes, and one example in the plural."""
+    losses = [{"round": r, "test_loss": float(1 + r)} for r in (0, 1)]
+    assert learning_in_words(losses).endswith("after round 1.")
+    assert "Half of the way" in learning_in_words([losses[1], losses[0] | {"round": 2}])
+    assert "test accuracy" not in tiles({"test_accuracy": None, "test_loss": 1.0})
+    assert "test accuracy" in tiles({"test_accuracy": None, "test_loss": None})
+    sizes = dict.fromkeys(("min", "q25", "q75", "max"), 1)
+    assert sizes_in_words({"examples_quantiles": sizes}) == "Every client has 1 example."
+    assert "all of their examples" in labels_in_words({"label_counts": [[3, 0], [0, 2]]})
+
+
+def test_panels_have_curves():
+    """Catches an empty panel of accuracies beside a regression's losses, and an attack's success that is lost."""
+    losses = [{"round": r, "test_loss": 1.0 / r, "held_out_loss_quantiles": [0.1, 0.2, 0.3, 0.4, 0.5]} for r in (1, 2)]
+    for draw in (plots.learning_curves, plots.client_spread):
+        (loss,) = draw(losses).axes
+        assert "loss" in loss.get_ylabel().lower()
+    _, shares = plots.learning_curves([row | {"attack_success": 0.5} for row in losses]).axes
+    assert shares.lines[0].get_label() == "attack success"
+    with_accuracy = [row | {"held_out_accuracy_quantiles": [0.5, 0.6, 0.7, 0.8, 0.9]} for row in losses]
+    assert [axes.get_ylabel() for axes in plots.client_spread(with_accuracy).axes][1] == "Held-out accuracy (%)"
 
 
 @pytest.mark.parametrize("key, expected", [("explanation", "at most 7.4 times"), ("refused", "No epsilon holds")])

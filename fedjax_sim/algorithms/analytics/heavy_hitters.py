@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Annotated, NamedTuple, Unpack
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from fedjax_sim import validate
 from fedjax_sim.algorithms.analytics.statistic import (
@@ -115,7 +116,13 @@ def heavy_hitters(
         tree.found,
         takes=lambda params: {"votes": jax.ShapeDtypeStruct((tree.num_cells,), jnp.float32)},
     )
-    return statistic(sampler, summaries(summarise), server, loss_fn, options, asks_anew=True)
+    return statistic(sampler, summaries(summarise), server, loss_fn, options, asks_anew=True, answer=_without_padding)
+
+
+def _without_padding(params: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Returns the symbols that were found, and their shares."""
+    is_found = params["symbols"] != NOTHING
+    return {name: params[name][is_found] for name in ("symbols", "shares")}
 
 
 class _Tree(NamedTuple):

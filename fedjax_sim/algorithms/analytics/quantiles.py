@@ -112,7 +112,12 @@ def quantiles(
             "rows": jax.ShapeDtypeStruct((), jnp.float32),
         },
     )
-    return statistic(sampler, summaries(summarise, rows=rows), server, loss_fn, options, asks_anew=True)
+
+    def answer(params):
+        return {"probabilities": wanted} | {name: params[name] for name in ("quantiles", "low", "high")}
+
+    work = summaries(summarise, rows=rows)
+    return statistic(sampler, work, server, loss_fn, options, asks_anew=True, answer=answer)
 
 
 def _middle(low: Array, high: Array) -> Array:

@@ -76,6 +76,7 @@ def statistic(
     options: Mapping[str, Any],
     *,
     asks_anew: bool = False,
+    answer: Callable = dict,
 ) -> Algorithm:
     """Makes the federation of a statistic.
 
@@ -88,6 +89,7 @@ def statistic(
       options: of `StatisticOptions`.
       asks_anew: the places of a message mean something else in each round, such as counts below another threshold. A
         transform that remembers at the client, such as error feedback, is then refused.
+      answer: (estimate as NumPy arrays) -> {name: array}, which the summary of a run shows; by default the estimate.
 
     Raises: ValueError for an aggregator that bounds attackers' harm, since its result is no multiple of a sum, for a
     sampler that is known to draw some clients more often, and for a transform with a memory of other questions.
@@ -111,7 +113,7 @@ def statistic(
         hint = "A round asks for other sums than the one before: what was left over does not belong there."
         validate.fail("transform", "one without a memory at the client", "one that remembers", hint)
     algorithm = federated(sampler, client, rule, server, **round_options)
-    return algorithm._replace(evaluated=Evaluated(loss_fn=loss_fn))
+    return algorithm._replace(evaluated=Evaluated(loss_fn=loss_fn, answer=answer))
 
 
 def summaries(summarise: Callable, *, rows: Literal["all", "one"] = "all") -> ClientUpdate:

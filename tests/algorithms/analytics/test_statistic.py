@@ -1,11 +1,14 @@
-"""What all federated statistics refuse."""
+"""What all federated statistics refuse, and what they tell a reader."""
 
 from __future__ import annotations
 
+import jax
 import numpy as np
 import pytest
 
-from fedjax_sim import sampling
+from fedjax_sim import algorithms, sampling
+from fedjax_sim.command.run import MOST_NUMBERS, _estimate, show_summary
+from fedjax_sim.report import sections
 from tests.algorithms.analytics import problem as p
 from tests.laws import cases
 
@@ -20,3 +23,27 @@ def test_clients_are_drawn_alike(name, monkeypatch):
     monkeypatch.setattr(cases, "SAMPLER", sampling.weighted(np.arange(1.0, 1 + p.NUM_CLIENTS), 5))
     with pytest.raises(ValueError, match="sampler: expected one that draws all clients alike"):
         cases.CASES["algorithms"][name]()
+
+
+def test_what_was_found_is_told(capsys):
+    """Catches padding among the symbols, quantiles without their levels, and a large array that is printed or lost."""
+    everybody = {"params": (), "data": p.people()}
+    hitters = algorithms.heavy_hitters(p.EVERYBODY, threshold=0.2, num_symbols=4, bits_per_round=2)
+    state = hitters.init(jax.random.key(0), *everybody.values())
+    state, _ = jax.jit(hitters.step)(jax.random.key(1), state, p.people())
+    found = _estimate(hitters, state)["estimate"]
+    assert min(found["symbols"]) >= 0 and len(found["symbols"]) == len(found["shares"]) > 0
+    quantiles = algorithms.quantiles(p.EVERYBODY, low=-3.0, high=7.0, probabilities=[0.25, 0.5], column=0)
+    state = quantiles.init(jax.random.key(0), *everybody.values())
+    found = _estimate(quantiles, state)["estimate"]
+    assert found == {"probabilities": [0.25, 0.5], "quantiles": [2.0, 2.0], "low": [-3.0] * 2, "high": [7.0] * 2}
+    text = "".join(sections.estimate({"estimate": found}))
+    assert "What was found" in text and "0.25, 0.5" in text
+    wide = algorithms.kmeans(p.EVERYBODY, num_clusters=MOST_NUMBERS, input_shape=(2,))
+    state = wide.init(jax.random.key(0), (), p.people())
+    found = _estimate(wide, state)
+    assert found == {"estimate": {"centroids": "128 numbers, by fedjax-sim export"}}
+    counts = {"rounds_seconds": 1.0, "compile_seconds": 1.0, "clients_per_second": 1.0, "peak_memory_bytes": 1}
+    counts |= dict.fromkeys(("rounds", "client_visits", "uplink_bytes", "downlink_bytes", "clients_invited"), 1)
+    show_summary(counts | found | {"dropped_clients": 0, "skipped_rounds": 0}, 1.0)
+    assert "128 numbers" in capsys.readouterr().out
