@@ -28,7 +28,7 @@ from fedjax_sim.engine.plan import Plan, plan_for
 from fedjax_sim.engine.platform import target, visible_devices
 from fedjax_sim.types import Array, PyTree
 
-__all__ = ["AXIS", "check_mesh", "device_mesh", "fold", "is_unplaced", "one_device", "unplaced"]
+__all__ = ["AXIS", "check_mesh", "device_mesh", "fold", "is_unplaced", "num_places", "one_device", "unplaced"]
 
 # The largest share of empty places on several accelerators that nobody is warned of.
 MAX_EMPTY = 0.25
@@ -105,6 +105,26 @@ class _Layout(NamedTuple):
     packed: bool  # whether slots are packed by size; else they stand in their own order
 
 
+def num_places(num_slots: int, plan: Plan, mesh: Mesh | None) -> int:
+    """Returns at how many places slots stand that are not packed by size: whole chunks on every device.
+
+    >>> num_places(100, Plan(7, 7), None)
+    105
+    """
+    lanes, groups = _groups_of(num_slots, plan)
+    num_devices = 1 if mesh is None or is_unplaced() else mesh.size
+    return num_devices * groups * lanes * -(-num_slots // (num_devices * groups * lanes))
+
+
+def _groups_of(num_slots: int, plan: Plan) -> tuple[int, int]:
+    """Returns (lanes, groups of lanes in a chunk).
+
+    They may not depend on the number of devices: compilers round differently in another loop.
+    """
+    lanes = min(plan.lanes, num_slots)
+    return lanes, min(max(plan.chunk // lanes, 1), -(-num_slots // lanes))
+
+
 def _layout(
     num_slots: int, num_devices: int, groups: int, lanes: int, sizes: Array | None, capacities: tuple[int, ...]
 ) -> _Layout:
@@ -141,7 +161,9 @@ def _warn_of_idle_devices(num_slots: int, num_devices: int, lanes: int, layout: 
 
 
 def _laid_out(x: Array, layout: _Layout) -> Array:
-    """Returns the slots [m, ...] at their places, [chunks, groups, lanes, ...]."""
+    """Returns the slots [m, ...] at their places, [chunks, groups, lanes, ...]; or what has a row for each place."""
+    if x.shape[0] == layout.source.size and not layout.packed:
+        return x.reshape(*layout.source.shape, *x.shape[1:])
     x = jnp.concatenate([x, jnp.zeros((layout.padding, *x.shape[1:]), x.dtype)]) if layout.padding else x
     return x[layout.source] if layout.packed else x.reshape(*layout.source.shape, *x.shape[1:])
 
@@ -233,6 +255,7 @@ def fold(
     capacities: tuple[int, ...] = (),
     there: Array | None = None,
     renewed: Callable | None = None,
+    held: PyTree = False,
 ) -> tuple[PyTree, PyTree]:
     """Runs `each` for every slot of a cohort and accumulates the messages into one carry.
 
@@ -257,6 +280,10 @@ def fold(
       renewed: (shared, carry) -> shared, for clients that see what the chunks before theirs have left in the carry.
         Slots then follow each other in their order, so there may be neither `mesh` nor `sizes`. None: all clients see
         the same.
+      held: a prefix of the pytree `slots`: True for leaves that are split over the devices of the mesh already, such as
+        clients' states. A device then gets those of its own slots alone, unless slots are packed. Such leaves may have
+        a row for each place (`num_places`), so that none moves to another device; those behind the slots count for
+        nothing.
 
     Returns: (carry over all slots, per_slot [m, ...]).
 
@@ -297,9 +324,7 @@ def fold(
     message_spec, per_slot_spec = traces[-1][1]
     plan = plan_for(message_spec) if plan is None else plan
 
-    # Lanes and groups may not depend on the number of devices: compilers round differently in another loop.
-    lanes = min(plan.lanes, num_slots)
-    groups = min(max(plan.chunk // lanes, 1), -(-num_slots // lanes))  # of lanes in a chunk
+    lanes, groups = _groups_of(num_slots, plan)
     validate.integer("plan.chunk", lanes * groups, 1, exact_sums.MAX_CHUNK, hint="An exact sum adds that many at once.")
     layout = _layout(num_slots, num_devices, groups, lanes, sizes, capacities)
     _warn_of_idle_devices(num_slots, num_devices, lanes, layout)
@@ -346,7 +371,9 @@ def fold(
         sharded = jax.shard_map(on_device, mesh=mesh, **specs)
         # Without this constraint the partitioner would also split the sampling, which made the slots, and would gather
         # its parts again.
-        chunks = jax.lax.with_sharding_constraint(chunks, NamedSharding(mesh, replicated))
+        whole, parts = NamedSharding(mesh, replicated), NamedSharding(mesh, split)
+        of_slots = jax.tree.map(lambda is_held: parts if is_held and not layout.packed else whole, held)
+        chunks = jax.lax.with_sharding_constraint(chunks, (of_slots, whole, whole, whole))
         sums, rows, per_slot = sharded(shared, carry, chunks)
         # The combined sums hold None in place of rows. The devices' rows are put back in the order of the leaves.
         rows = iter(rows)

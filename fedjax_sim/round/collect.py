@@ -164,8 +164,16 @@ def collect(
     version = None if bases is None or round_number is None else bases.versions
     shared = Shared(key, broadcast, state.transform, population, cohort, state.aggregator, models, round_number)
     positions = jnp.arange(num_slots, dtype=jnp.int32)
-    client_rows, clients = engine.take(state.clients, ids)
-    memory_rows, memory = engine.take(state.memory, ids)
+    mesh = mesh_of(star)
+    packing_options = _packing_options(star, population, cohort)
+    plan = ONE_BY_ONE if star.client.federation is not None else None  # inside, clients are vmapped
+    plan = star.execution.plan or plan or plan_of(star, broadcast, population)
+    held_ids = ids
+    if mesh is not None and not packing_options:
+        # A device receives the states of the places at which it trains; there is no client behind the last slot.
+        held_ids = jnp.pad(ids, (0, engine.num_places(num_slots, plan, mesh) - num_slots), constant_values=-1)
+    client_rows, clients = engine.take(state.clients, held_ids)
+    memory_rows, memory = engine.take(state.memory, held_ids)
     # Keys follow from the client's id and not from its slot: results do not depend on the order of the cohort.
     keys = tuple(engine.client_keys(stream(key, name), ids) for name in ("client", "transform"))
     reported = cohort.reported
@@ -181,9 +189,8 @@ def collect(
     counts = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), message.counts)
     empty_carry = star.aggregator.init(message.update, num_slots)
     carry = tree.varying((empty_carry, exact_sums.zeros(message.means), zero, zero, counts), state.round)
-    plan = ONE_BY_ONE if star.client.federation is not None else None  # inside, clients are vmapped
-    plan = star.execution.plan or plan or plan_of(star, broadcast, population)
-    fold_options = {"plan": plan, "mesh": mesh_of(star), **_packing_options(star, population, cohort)}
+    held = Slot(*[name in ("client", "memory") for name in Slot._fields])
+    fold_options = {"plan": plan, "mesh": mesh, "held": held, **packing_options}
     if isinstance(population, Subpopulation):
         fold_options["there"] = worked
     if bases is not None and bases.kept is not None:

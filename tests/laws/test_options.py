@@ -52,6 +52,7 @@ OTHER = {  # another value of each option than the default and than the rows' ow
     "decorrelation": 0.5,
     "devices": DEVICES,
     "distill_batch_size": 2,
+    "distill_optimizer": optax.sgd(0.02),
     "downlink": transform.quantize(4),
     "edge_aggregator": aggregation.fixed_mean(2.0, weighting="uniform"),
     "edge_devices": DEVICES,

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from fedjax_sim import tree
@@ -50,51 +50,74 @@ class Sharded:
     size: int = dataclasses.field(metadata=static)  # N
 
     def take(self, ids: Array) -> tuple[PyTree, Sharded]:
-        """See `engine.take`: each device sends the rows that it holds, and receives those of its slots."""
-        axis = self.mesh.axis_names[0]
+        """See `engine.take`: the rows of each device's slots go around, and every device fills in those that it holds.
+
+        So a device has the rows of one device's slots at a time, and never those of the whole cohort.
+        """
+        axis, shares = self.mesh.axis_names[0], self.mesh.size
 
         def on_device(memory, ids):
-            def leaf(x):
-                place = ids - jax.lax.axis_index(axis) * x.shape[0]
-                is_here = (place >= 0) & (place < x.shape[0])
-                rows = x[jnp.clip(place, 0, x.shape[0] - 1)]
-                # Exactly one device holds a row, so the sum over devices of bits, or zeros, is the row.
-                bits = tree.where(is_here, _bits(rows), jnp.zeros((), _bits(rows).dtype))
-                return _from_bits(jax.lax.psum_scatter(bits, axis, tiled=True), x.dtype)
+            here = jax.lax.axis_index(axis)
 
-            return jax.tree.map(leaf, memory)
+            def filled(step, rows):
+                # After all steps but one, the rows are with the device whose slots they are.
+                place, is_here = self._place(ids[(here + shares - 1 - step) % shares])
+                return tree.where(is_here, tree.take_rows(memory, place), rows)
 
-        rows = self._mapped(on_device, (P(axis), P()), P(axis))(self.rows, _padded(ids, self.mesh.size, -1))
+            empty = jax.tree.map(lambda x: jnp.zeros((ids.shape[1], *x.shape[1:]), x.dtype), memory)
+            rows = jax.lax.fori_loop(0, shares - 1, lambda step, rows: self._passed_on(filled(step, rows)), empty)
+            return filled(shares - 1, rows)
+
+        slots = _padded(self.whole(ids), shares, -1).reshape(shares, -1)
+        rows = self._mapped(on_device, (P(axis), P()), P(axis))(self.rows, slots)
         return jax.tree.map(lambda x: x[: ids.shape[0]], rows), self
 
     def put(self, ids: Array, rows: PyTree, where: Array) -> Sharded:
-        """See `engine.put`: each device writes the rows of the clients that it holds."""
-        axis = self.mesh.axis_names[0]
+        """See `engine.put`: the rows of each device's slots go around, and every device writes those that it holds."""
+        axis, shares = self.mesh.axis_names[0], self.mesh.size
 
-        def on_device(memory, ids, rows, where):
-            size = jax.tree.leaves(memory)[0].shape[0]
-            # The places of other devices' clients are outside of this device's rows.
-            place = ids - jax.lax.axis_index(axis) * size
-            return scatter(memory, place, rows, where & (place >= 0) & (place < size))
+        def on_device(memory, ids, rows):
+            here = jax.lax.axis_index(axis)
 
-        put_rows = self._mapped(on_device, (P(axis), P(), P(), P()), P(axis))
-        return dataclasses.replace(self, rows=put_rows(self.rows, ids, rows, where))
+            def written(step, memory, rows):
+                place, is_here = self._place(ids[(here - step) % shares])
+                return scatter(memory, place, rows, is_here)
+
+            def step(step, state):
+                memory, rows = state
+                return written(step, memory, rows), self._passed_on(rows)
+
+            memory, rows = jax.lax.fori_loop(0, shares - 1, step, (memory, rows))
+            return written(shares - 1, memory, rows)
+
+        # A slot that does not write has the id -1, as has padding.
+        slots = _padded(jnp.where(where, ids, -1), shares, -1).reshape(shares, -1)
+        rows = jax.tree.map(lambda x: _padded(x, shares, 0), rows)
+        put_rows = self._mapped(on_device, (P(axis), P(), P(axis)), P(axis))
+        return dataclasses.replace(self, rows=put_rows(self.rows, slots, rows))
+
+    def whole(self, slots: PyTree) -> PyTree:
+        """Returns what is small and known of all slots, whole on every device.
+
+        Otherwise the partitioner would split the cohort's draw, because the clients' rows are split, and gather it.
+        """
+        return jax.lax.with_sharding_constraint(slots, NamedSharding(self.mesh, P()))
+
+    def _place(self, ids: Array) -> tuple[Array, Array]:
+        """Returns on a device: the rows at which it holds these clients, and whether it holds them, both [s]."""
+        size = jax.tree.leaves(self.rows)[0].shape[0] // self.mesh.size
+        place = ids - jax.lax.axis_index(self.mesh.axis_names[0]) * size
+        return jnp.clip(place, 0, size - 1), (place >= 0) & (place < size)
+
+    def _passed_on(self, rows: PyTree) -> PyTree:
+        """Returns on a device: the rows of the device before it."""
+        shares = self.mesh.size
+        ring = [(device, (device + 1) % shares) for device in range(shares)]
+        return jax.tree.map(lambda x: jax.lax.ppermute(x, self.mesh.axis_names[0], ring), rows)
 
     def _mapped(self, on_device: Callable, inputs, outputs) -> Callable:
         """Returns a function of global arrays that calls `on_device` on every device."""
         return jax.shard_map(on_device, mesh=self.mesh, in_specs=inputs, out_specs=outputs, check_vma=False)
-
-
-def _bits(x: Array) -> Array:
-    """Returns integers of the same bits; a sum with zeros keeps these, while -0.0 + 0.0 would lose its sign."""
-    if jnp.issubdtype(x.dtype, jnp.floating):
-        return jax.lax.bitcast_convert_type(x, jnp.dtype(f"uint{8 * x.dtype.itemsize}"))
-    return x.astype(jnp.uint8) if x.dtype == jnp.bool_ else x
-
-
-def _from_bits(x: Array, dtype) -> Array:
-    """Returns the array whose `_bits` these are."""
-    return jax.lax.bitcast_convert_type(x, dtype) if jnp.issubdtype(dtype, jnp.floating) else x.astype(dtype)
 
 
 @jax.tree_util.register_dataclass

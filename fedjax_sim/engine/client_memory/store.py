@@ -210,6 +210,8 @@ def put(memory: PyTree, ids: Array, rows: PyTree, where: Array) -> PyTree:
     """
     if not jax.tree.leaves(rows):
         return memory
+    if isinstance(memory, Sharded):
+        ids, where = memory.whole((ids, where))
     # Scattered writes to equal indices have no defined order, so a single slot of each id may write.
     where = _where_last(ids, where)
     if isinstance(memory, (Sharded, Disk)):
