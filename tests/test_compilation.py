@@ -117,6 +117,28 @@ def test_one_collective_a_round(aggregator, places, monkeypatch):
     assert collectives(text) == ["all-reduce"], collectives(text)
 
 
+def test_clients_states_stay_apart():
+    """SCAFFOLD with 38 of 2,000 clients, whose states of 521 numbers lie on two devices.
+
+    Catches a device that gets the states of the whole cohort, a move of states between their coming and their going,
+    and a draw of the cohort that is split because the states are.
+    """
+    sampler, rate = sampling.uniform(2000, 38), optax.sgd(0.05)
+
+    def loss(params, examples, key):
+        return jnp.square(params.sum() - examples["x"].sum(-1))
+
+    work = {"num_steps": 1, "batch_size": p.BATCH, "weighting": "uniform"}
+    algorithm = algorithms.scaffold(loss, sampler, rate, **work, plan=p.PLAN, mesh=engine.device_mesh(2))
+    data, key = population.generated(2000, _one_of_many, p.ragged().parameters), jax.random.key(0)
+    state = jax.eval_shape(algorithm.init, key, jnp.zeros(521), data)
+    text = jax.jit(algorithm.step).lower(key, state, data).compile().as_text()
+    rows = {int(rows) for rows in re.findall(r"f32\[(\d+),521\]", text)}
+    assert 1000 in rows and not rows & {38, 40, 2000}, rows
+    moved = [line for line in text.splitlines() if re.search(r" (all-gather|all-to-all|collective-permute)\(", line)]
+    assert sum(",521]" in line.split("=")[1] for line in moved) <= 3, moved
+
+
 ROUNDS = """
 import jax, jax.numpy as jnp, optax
 from fedjax_sim import algorithms, engine, population, run, sampling
