@@ -68,7 +68,7 @@ class Sharded:
             rows = jax.lax.fori_loop(0, shares - 1, lambda step, rows: self._passed_on(filled(step, rows)), empty)
             return filled(shares - 1, rows)
 
-        slots = _padded(self.whole(ids), shares, -1).reshape(shares, -1)
+        slots = _padded(ids, shares, -1).reshape(shares, -1)
         rows = self._mapped(on_device, (P(axis), P()), P(axis))(self.rows, slots)
         return jax.tree.map(lambda x: x[: ids.shape[0]], rows), self
 
