@@ -169,7 +169,7 @@ def collect(
     plan = ONE_BY_ONE if star.client.federation is not None else None  # inside, clients are vmapped
     plan = star.execution.plan or plan or plan_of(star, broadcast, population)
     held_ids = ids
-    if mesh is not None and not packing_options:
+    if mesh is not None and not engine.is_unplaced() and not packing_options:
         # A device receives the states of the places at which it trains; there is no client behind the last slot.
         held_ids = jnp.pad(ids, (0, engine.num_places(num_slots, plan, mesh) - num_slots), constant_values=-1)
     client_rows, clients = engine.take(state.clients, held_ids)
