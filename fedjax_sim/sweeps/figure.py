@@ -23,6 +23,7 @@ LOOKS = (
     {"color": "#56B4E9", "linestyle": (0, (8, 2)), "marker": "X"},
     {"color": "#B08900", "linestyle": (0, (2, 2)), "marker": "*"},
 )
+APART = 5.0  # points between lines whose intervals would lie over each other
 TICKS = 9  # an axis with more values shows no tick for each
 LOGARITHMIC = 10  # from this ratio of largest to smallest value on, an axis is logarithmic
 
@@ -56,6 +57,8 @@ def sweep_figure(found: Sweep, metric: str, *, x: str | None = None, round: int 
         hint = "Choose another x, or draw parts of the sweep."
         validate.fail("x", f"an axis that leaves at most {len(LOOKS)} lines", x, hint)
     factor, metric_name = in_percent(metric)
+    from matplotlib.transforms import ScaledTranslation
+
     with plots.style():
         figure, panel = plots.panels(1, 3.2)
         values = values_by_name[x]
@@ -77,8 +80,13 @@ def sweep_figure(found: Sweep, metric: str, *, x: str | None = None, round: int 
             # Between names there is nothing: they get dots beside each other, and no line.
             shift = 0.0 if numeric else 0.5 * ((i + 0.5) / len(lines) - 0.5)
             line_look = look if numeric else look | {"linestyle": "none"}
-            panel.errorbar(positions + shift, mean, reach, label=name or None, capsize=2.5, markersize=4,
+            drawn = panel.errorbar(positions + shift, mean, reach, label=name or None, capsize=2.5, markersize=4,
                            elinewidth=1.1, markeredgecolor="white", markeredgewidth=0.5, **line_look)  # fmt: skip
+            if numeric:
+                # On an axis of numbers lines stand a little apart, so that intervals do not hide each other.
+                apart = ScaledTranslation(APART * (i - (len(lines) - 1) / 2) / 72, 0, figure.dpi_scale_trans)
+                for part in drawn.get_children():
+                    part.set_transform(panel.transData + apart)
             if diverged.any():
                 # Crosses stand at the bottom of the panel, each line's a little higher; the first of them is labelled.
                 bottom = panel.get_xaxis_transform()
