@@ -262,13 +262,15 @@ def _estimate(algorithm: Any, state: Any) -> dict[str, Any]:
 
     if algorithm.evaluated.answer is None:
         return {}
-    arrays = algorithm.evaluated.answer(jax.device_get(algorithm.params(state)))
-    return {
-        "estimate": {
-            name: plain(x) if x.size <= MOST_NUMBERS else f"{x.size:,} numbers, by fedjax-sim export"
-            for name, x in arrays.items()
-        }
-    }
+    params = jax.device_get(algorithm.params(state))
+    arrays = algorithm.evaluated.answer(params)
+
+    def shown(name, x):
+        if x.size <= MOST_NUMBERS:
+            return plain(x)
+        return f"{x.size:,} numbers" + (", by fedjax-sim export" if name in params else "")
+
+    return {"estimate": {name: shown(name, x) for name, x in arrays.items()}}
 
 
 def _finish(

@@ -67,8 +67,7 @@ def boosted_trees(
     still grows has the values of its nodes so far. Scores start from 0, so numbers y should be centred.
 
     Args:
-      sampler: draws the cohorts. One that is known to draw some clients more often is refused, unless the aggregator
-        corrects for it (`horvitz_thompson`).
+      sampler: draws the cohorts, all clients alike.
       input_shape: of a row's features, d numbers in all; a config takes it from the data.
       objective: "logistic" for labels y of 0 and 1, l = log(1 + exp(-(2 y - 1) F)); "squared" for numbers y,
         l = (F - y)^2 / 2. Classes beyond two are not supported.
@@ -105,7 +104,7 @@ def boosted_trees(
       "logistic" `accuracy`.
 
     Raises: ValueError for bins without a width or edges that do not rise, more than two classes, a bound beside
-      "logistic", a sampler that is known to draw some clients more often, a transform with a memory, and messages or
+      "logistic", a sampler that may draw some clients more often, a transform with a memory, and messages or
       forests of more than 2^22 numbers; TypeError for rows without vectors, and labels that are no integers beside
       "logistic".
 

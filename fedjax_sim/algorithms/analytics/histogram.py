@@ -12,6 +12,7 @@ from fedjax_sim.algorithms.analytics.statistic import (
     RowOptions,
     features_of,
     labels_of,
+    nan_among,
     numbers_of,
     one_row,
     statistic,
@@ -105,10 +106,11 @@ def histogram(
 
     def summarise(key, broadcast, examples, mask):
         cells, counted = places(examples, mask)
+        spoiled = 0.0 if num_bins is None else nan_among(numbers_of(examples, column), mask)
         if rows == "one":  # a row may have several labels
             counted = one_row(stream(key, "label"), counted)
         counts = jnp.zeros(num_cells * num_regions, jnp.float32).at[cells].add(counted.astype(jnp.float32))
-        return {"counts": counts.reshape(shape)}, {}
+        return {"counts": counts.reshape(shape) + spoiled}, {}
 
     def start(params):
         if jax.tree.leaves(params):

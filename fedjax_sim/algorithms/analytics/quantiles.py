@@ -10,11 +10,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim import validate
-from fedjax_sim.algorithms.analytics.statistic import RowOptions, numbers_of, started, statistic, summaries
+from fedjax_sim.algorithms.analytics.statistic import RowOptions, nan_among, numbers_of, started, statistic, summaries
 from fedjax_sim.types import Algorithm, Array, PyTree, Sampler, ServerUpdate
 from fedjax_sim.validate import Finite, NonNegativeInt, named_arguments
 
 __all__ = ["quantiles"]
+
+ROUNDING = 2.0**-21  # share of the rows by which a sum may be rounded
 
 
 @named_arguments
@@ -48,7 +50,8 @@ def quantiles(
     The unit of privacy is a client with all its rows. With noise in the transform, a run states its epsilon.
 
     Error: after T rounds with all clients and without noise, a quantile in (low, high] is within the last interval,
-    whose length is (high - low) / 2^T, and at most half of this from the estimate, up to rounding to float32.
+    whose length is (high - low) / 2^T, and at most half of this from the estimate, up to rounding to float32. Of a
+    million rows and more, it is the quantile of a probability within 2^-21 of the stated one.
 
     If each of m clients sends one row in each round, drawn at random from the population, then with probability at
     least 1 - 2 T exp(-2 m e^2) the last interval (a, b] has F(a) < p + e and F(b) > p - e (Hoeffding). So the estimate
@@ -77,9 +80,11 @@ def quantiles(
     rows = options.pop("rows", "all")
 
     def summarise(key, broadcast, examples, mask):
-        is_below = numbers_of(examples, column)[:, None] <= broadcast[None]
-        excess = jnp.where(mask[:, None], is_below.astype(jnp.float32) - wanted[None], 0)
-        return {"excess": excess.sum(0), "rows": mask.sum(dtype=jnp.float32)}, {}
+        numbers = numbers_of(examples, column)
+        is_below = (numbers[:, None] <= broadcast[None]) & mask[:, None]
+        num_rows = mask.sum(dtype=jnp.float32)
+        excess = is_below.sum(0, dtype=jnp.float32) - wanted * num_rows + nan_among(numbers, mask)
+        return {"excess": excess, "rows": num_rows}, {}
 
     def default():
         ends = jnp.full(shape, low, jnp.float32), jnp.full(shape, high, jnp.float32)
@@ -87,7 +92,8 @@ def quantiles(
 
     def halved(key, aggregate, state):
         threshold = _middle(state["low"], state["high"])
-        is_above = aggregate["excess"] >= 0  # the threshold is at or above the quantile
+        # The threshold is at or above the quantile. As a float32, the probability 0.3 lies above 3 of 10 rows.
+        is_above = aggregate["excess"] >= -ROUNDING * aggregate["rows"]
         has_rows = aggregate["rows"] > 0
         return {
             "low": jnp.where(has_rows & ~is_above, threshold, state["low"]),

@@ -43,6 +43,7 @@ __all__ = [
     "StatisticOptions",
     "features_of",
     "labels_of",
+    "nan_among",
     "numbers_of",
     "one_row",
     "started",
@@ -92,7 +93,7 @@ def statistic(
       answer: (estimate as NumPy arrays) -> {name: array}, which the summary of a run shows; by default the estimate.
 
     Raises: ValueError for an aggregator that bounds attackers' harm, since its result is no multiple of a sum, for a
-    sampler that is known to draw some clients more often, and for a transform with a memory of other questions.
+    sampler that is not known to draw all clients alike, and for a transform with a memory of other questions.
 
     Guarantees: every statistic refuses such samplers
     (tests/algorithms/analytics/test_statistic.py::test_clients_are_drawn_alike). What clients differ in otherwise, such
@@ -105,10 +106,10 @@ def statistic(
         hint = "A median of counts is no count: take mean, fixed_mean, modular_sum or a secure sum."
         validate.fail("aggregator", "a mean or a sum, for a statistic", "a rule against attackers", hint)
     transform = options.get("transform")
-    design = sampler.design
-    if getattr(design, "known", False) and not design.equal_chances:
+    if not getattr(sampler.design, "equal_chances", False):
         hint = "Rows of clients that are drawn more often would count more: take sampling.uniform or poisson."
-        validate.fail("sampler", "one that draws all clients alike", design.scheme, hint)
+        scheme = getattr(sampler.design, "scheme", None)
+        validate.fail("sampler", "one that is known to draw all clients alike", scheme, hint)
     if asks_anew and transform is not None and jax.tree.leaves(jax.eval_shape(transform.init_client, server.takes(()))):
         hint = "A round asks for other sums than the one before: what was left over does not belong there."
         validate.fail("transform", "one without a memory at the client", "one that remembers", hint)
@@ -194,6 +195,9 @@ def features_of(examples: PyTree, width: int | None = None) -> Array:
 def numbers_of(examples: PyTree, column: int | None) -> Array:
     """Returns one number of each row, [n] float32: a column of the features, or without a column the target y.
 
+    A number that is NaN is in no bin, and below no threshold. `nan_among` makes the message NaN, so that the client
+    counts as one whose message is not finite.
+
     Raises: ValueError for a column that the rows do not have; TypeError for rows without such numbers.
     """
     if column is not None:
@@ -204,6 +208,11 @@ def numbers_of(examples: PyTree, column: int | None) -> Array:
     if not isinstance(y, jax.Array) or y.size != y.shape[0]:
         validate.fail("data", "rows with one number y each", _described(y), "Name a column of x.", TypeError)
     return y.reshape(-1).astype(jnp.float32)
+
+
+def nan_among(numbers: Array, mask: Array) -> Array:
+    """Returns NaN if a number is NaN where `mask` is True, else 0, [] float32: to be added to a message."""
+    return jnp.where((jnp.isnan(numbers) & mask).any(), jnp.nan, 0.0).astype(jnp.float32)
 
 
 def labels_of(examples: PyTree, mask: Array) -> tuple[Array, Array]:

@@ -92,7 +92,7 @@ def store(client_state: PyTree, num_clients: int, *, mesh: Mesh | None = None, n
 
     Returns: the memory, for `take` and `put`; the state itself if it has no leaves.
 
-    Raises: MemoryError with the byte count where it would not fit.
+    Raises: MemoryError with the byte count where it would not fit; TypeError for keys among the leaves.
 
     Guarantees:
       A device of D holds at most ceil(N / D) rows
@@ -106,6 +106,10 @@ def store(client_state: PyTree, num_clients: int, *, mesh: Mesh | None = None, n
     """
     if not jax.tree.leaves(client_state):
         return client_state
+    for leaf in jax.tree.leaves(client_state):
+        if jnp.issubdtype(jnp.result_type(leaf), jax.dtypes.prng_key):
+            hint = "Keep jax.random.key_data(key), and read it with wrap_key_data."
+            validate.fail("client_state", "arrays of numbers", str(leaf.dtype), hint, TypeError)
     # For shapes alone, such as for a program's digest, the kind of memory must not matter.
     if is_unplaced():
         return jax.tree.map(lambda x: jnp.broadcast_to(x, (num_clients, *jnp.shape(x))), client_state)

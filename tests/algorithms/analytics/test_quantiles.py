@@ -34,6 +34,18 @@ def test_labels_are_numbers_too():
     assert estimate["quantiles"][0] == pytest.approx(np.quantile(y, 0.5, method="inverted_cdf"), abs=1e-4)
 
 
+@pytest.mark.parametrize("values", [[20.0] * 3 + [60.0] * 7, [*range(1, 11)]], ids=["tied", "ranks"])
+def test_shares_that_are_met_exactly(values):
+    """Ten clients with a row each, whose shares are the probabilities. Catches 0.3 as a float32, which lies above 3 of
+    10: the quantile would be the next value."""
+    probabilities = [i / 10 for i in range(1, 10)]
+    people = population.from_clients([{"x": np.full((1, 1), v, np.float32)} for v in values])
+    made = algorithms.quantiles(sampling.full(10), probabilities=probabilities, low=0.0, high=100.0, column=0)
+    estimates, _ = p.rounds(made, 20, data=people)
+    expected = np.quantile(values, probabilities, method="inverted_cdf")
+    assert (estimates[-1]["low"] < expected).all() and (expected <= estimates[-1]["high"]).all()
+
+
 def test_small_cohorts_keep_the_bound():
     """The rank of the interval's ends is off by less than e in all but 2 T exp(-2 m e^2) of runs: here 6 rounds, m = 60
     and e = 0.2 give at most 0.098 for both ends of one quantile. Of 300 runs more than 50 fail by chance with

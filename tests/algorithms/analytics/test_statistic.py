@@ -20,9 +20,11 @@ def test_clients_are_drawn_alike(name, monkeypatch):
     """Catches rows that count twice because their clients are drawn twice as often."""
     monkeypatch.setattr(cases, "SAMPLER", sampling.weighted(np.ones(p.NUM_CLIENTS), 5))
     cases.CASES["algorithms"][name]()
-    monkeypatch.setattr(cases, "SAMPLER", sampling.weighted(np.arange(1.0, 1 + p.NUM_CLIENTS), 5))
-    with pytest.raises(ValueError, match="sampler: expected one that draws all clients alike"):
-        cases.CASES["algorithms"][name]()
+    weights = np.arange(1.0, 1 + p.NUM_CLIENTS)
+    for unequal in (sampling.weighted, sampling.weighted_without_replacement):
+        monkeypatch.setattr(cases, "SAMPLER", unequal(weights, 5))
+        with pytest.raises(ValueError, match="sampler: expected one that is known to draw all clients alike"):
+            cases.CASES["algorithms"][name]()
 
 
 def test_what_was_found_is_told(capsys):
@@ -47,3 +49,24 @@ def test_what_was_found_is_told(capsys):
     counts |= dict.fromkeys(("rounds", "client_visits", "uplink_bytes", "downlink_bytes", "clients_invited"), 1)
     show_summary(counts | found | {"dropped_clients": 0, "skipped_rounds": 0}, 1.0)
     assert "128 numbers" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "make, options",
+    [(algorithms.histogram, {"num_bins": 4}), (algorithms.quantiles, {"probabilities": [0.5]})],
+    ids=["histogram", "quantiles"],
+)
+def test_a_number_that_is_none_drops_its_client(make, options):
+    """Catches a NaN that counts in the first bin, or above every threshold."""
+    x = p.X.copy()
+    client = int(np.argmax(p.SIZES))
+    x[client, 0, 0] = np.nan
+    made = make(p.EVERYBODY, low=-3.0, high=7.0, column=0, **options)
+    (found,), (info,) = p.rounds(made, 1, data=p.people(x=x))
+    without = p.MASK.copy()
+    without[client] = False
+    assert info["dropped_clients"] == 1
+    (expected,), _ = p.rounds(made, 1, data=p.people(mask=without))
+    scale = p.NUM_CLIENTS / (p.NUM_CLIENTS - 1) if make is algorithms.histogram else 1  # a mean over who counts
+    for name, values in expected.items():
+        np.testing.assert_allclose(found[name], scale * values, rtol=1e-6)
