@@ -77,6 +77,14 @@ def test_every_kind_keeps_every_bit(kind, tmp_path):
     laws.check_equal_bits(model, take(memory, jnp.arange(num_clients))[0], "all rows")
 
 
+def test_keys_are_refused():
+    """Catches an error of NumPy's that names neither the argument nor a way out."""
+    with pytest.raises(
+        TypeError, match=r"client_state: expected arrays of numbers, got 'key<fry>'. Keep jax.random.key_"
+    ):
+        engine.store({"key": jax.random.key(0), "c": jnp.zeros(2)}, 3)
+
+
 def federation(mesh, num_clients=p.NUM_CLIENTS):
     sampler = with_dropout(uniform(num_clients, 7), 0.2)
     work = {"num_steps": 2, "batch_size": p.BATCH, "weighting": "uniform", "plan": p.PLAN, "mesh": mesh}
