@@ -52,13 +52,13 @@ def in_percent(metric: str) -> tuple[float, str]:
 def listed(values: Any) -> str:
     """Returns numbers as a text; rows of numbers are separated by semicolons. A text stays as it is.
 
-    >>> listed([0.51234567, 3, "nan"]), listed([[1.0, 2.0], [3.0, 4.0]]), listed("many")
-    ('0.51235, 3, nan', '1, 2; 3, 4', 'many')
+    >>> listed([0.51234567, 3, "nan"]), listed([[1.0, 2.0], [3.0, 4.0]]), listed("many"), listed([])
+    ('0.51235, 3, nan', '1, 2; 3, 4', 'many', 'none')
     """
     if not isinstance(values, list):
         return f"{values:.5g}" if isinstance(values, float) else str(values)
     separator = "; " if any(isinstance(value, list) for value in values) else ", "
-    return separator.join(map(listed, values))
+    return separator.join(map(listed, values)) or "none"
 
 
 def scaled_bytes(value: float) -> tuple[float, str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -54,6 +55,17 @@ def _packing_options(star: Star, population: Population, cohort: Cohort) -> dict
     # A client that will not report is not trained, so it costs what an empty client costs.
     sizes = jnp.where(cohort.reported, jax.vmap(population.count)(cohort.ids), 0)
     return {"sizes": sizes, "capacities": classes}
+
+
+def _ids_of_places(ids: Array, plan: engine.Plan, mesh: Any) -> Array:
+    """Returns the clients at the places of several devices, so that each receives the states for its own places.
+
+    There is no client behind the last slot: -1. On one device, slots are as they are.
+    """
+    if mesh is None or engine.is_unplaced():
+        return ids
+    num_slots = ids.shape[0]
+    return jnp.pad(ids, (0, engine.num_places(num_slots, plan, mesh) - num_slots), constant_values=-1)
 
 
 def in_turn(star: Star, population: Population) -> bool:
@@ -168,10 +180,7 @@ def collect(
     packing_options = _packing_options(star, population, cohort)
     plan = ONE_BY_ONE if star.client.federation is not None else None  # inside, clients are vmapped
     plan = star.execution.plan or plan or plan_of(star, broadcast, population)
-    held_ids = ids
-    if mesh is not None and not engine.is_unplaced() and not packing_options:
-        # A device receives the states of the places at which it trains; there is no client behind the last slot.
-        held_ids = jnp.pad(ids, (0, engine.num_places(num_slots, plan, mesh) - num_slots), constant_values=-1)
+    held_ids = ids if packing_options else _ids_of_places(ids, plan, mesh)
     client_rows, clients = engine.take(state.clients, held_ids)
     memory_rows, memory = engine.take(state.memory, held_ids)
     # Keys follow from the client's id and not from its slot: results do not depend on the order of the cohort.

@@ -50,8 +50,8 @@ def quantiles(
     The unit of privacy is a client with all its rows. With noise in the transform, a run states its epsilon.
 
     Error: after T rounds with all clients and without noise, a quantile in (low, high] is within the last interval,
-    whose length is (high - low) / 2^T, and at most half of this from the estimate, up to rounding to float32. Of a
-    million rows and more, it is the quantile of a probability within 2^-21 of the stated one.
+    whose length is (high - low) / 2^T, and at most half of this from the estimate, up to rounding to float32. It is
+    the quantile of a probability within 2^-21 of the stated one, since a share of rows is compared with a float32.
 
     If each of m clients sends one row in each round, drawn at random from the population, then with probability at
     least 1 - 2 T exp(-2 m e^2) the last interval (a, b] has F(a) < p + e and F(b) > p - e (Hoeffding). So the estimate

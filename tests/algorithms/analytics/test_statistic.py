@@ -70,3 +70,15 @@ def test_a_number_that_is_none_drops_its_client(make, options):
     scale = p.NUM_CLIENTS / (p.NUM_CLIENTS - 1) if make is algorithms.histogram else 1  # a mean over who counts
     for name, values in expected.items():
         np.testing.assert_allclose(found[name], scale * values, rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", [name for name in STATISTICS if name != "heavy_hitters"])
+def test_every_statistic_of_numbers_drops_it(name, monkeypatch):
+    """Catches a NaN that one of them takes for a number; symbols are integers."""
+    monkeypatch.setattr(cases, "SAMPLER", p.EVERYBODY)
+    made = cases.CASES["algorithms"][name]()
+    x = p.X.copy()
+    x[int(np.argmax(p.SIZES)), 0, 0] = np.nan
+    for rows, dropped in ((p.X, 0), (x, 1)):
+        _, (info,) = p.rounds(made, 1, data=p.people(x=rows))
+        assert info["dropped_clients"] == dropped
