@@ -32,8 +32,8 @@ class ComparisonTable(NamedTuple):
 
     def texts(self) -> tuple[list[str], list[list[str]]]:
         """Returns (header, rows) as a reader wants them: a mean with half of its interval's width."""
-        # Columns are named by the last word of a path, unless two paths end in the same word.
-        short = [name.rpartition(".")[2] for name in self.names]
+        # Columns are named by the last word of a path, or by the table whose part is named, unless two would be alike.
+        short = [name.removesuffix(".name").rpartition(".")[2] for name in self.names]
         names = short if len(set(short)) == len(short) else list(self.names)
         header = [*names, "seeds", self.metric, "minus the first", "p", "diverged"]
         rows = []

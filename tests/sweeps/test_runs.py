@@ -12,7 +12,7 @@ import pytest
 
 from fedjax_sim.config.document import load
 from fedjax_sim.sweeps.curves import curves_figure
-from fedjax_sim.sweeps.results import shown_by_default
+from fedjax_sim.sweeps.results import Sweep, shown_by_default
 from fedjax_sim.sweeps.runs import read_run, sweep_of
 from fedjax_sim.sweeps.table import as_csv, as_latex, as_markdown, comparison_table
 
@@ -109,6 +109,15 @@ def test_tables_hold_the_numbers(folder):
     assert as_markdown(table).splitlines()[0] == "| learning_rate | seeds | test_accuracy | minus the first | p |"
     assert r"learning rate & seeds & test accuracy & minus the first & p \\" in as_latex(table)
     assert f"{summary[0]['mean']:.5g} $\\pm$" in as_latex(table)
+
+
+def test_a_part_is_called_by_its_table():
+    """Catches a column that is called "name", and two columns of one name."""
+    rows = [{"seed": 0, "round": 1, "algorithm.name": x, "data.alpha": 1, "loss": 0.5} for x in ("fedavg", "fedprox")]
+    found = Sweep(rows, ("algorithm.name", "data.alpha"), [0], 1, True)
+    assert comparison_table(found, "loss").texts()[0][:2] == ["algorithm", "alpha"]
+    alike = Sweep([row | {"model.alpha": 2} for row in rows], ("data.alpha", "model.alpha"), [0], 1, True)
+    assert comparison_table(alike, "loss").texts()[0][:2] == ["data.alpha", "model.alpha"]
 
 
 def test_own_models_are_shown_where_all_runs_have_them(folder):
