@@ -1,6 +1,6 @@
 """README's first screen, from files: `python -m experiments.front_page [FOLDER]`.
 
-Writes README's table of speeds from the committed results of the benchmarks and, given the FOLDER of
+Writes README's tables of speeds from the committed results of the benchmarks and, given the FOLDER of
 `fedjax-sim study participation --set model_clients=0 --set compare_samplers=false --out FOLDER`, the figure above it.
 """
 
@@ -19,13 +19,24 @@ from fedjax_sim.report import plots
 from fedjax_sim.study.charts import DOTTED, chart, points
 from fedjax_sim.study.findings import Findings
 
-__all__ = ["participation_figure", "speed_table", "with_speeds"]
+__all__ = ["card_table", "participation_figure", "speed_table", "with_speeds"]
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "experiments" / "benchmarks" / "results"
+CARD = ROOT / "experiments" / "accelerators" / "h100.json"
 FIGURE = ROOT / "docs" / "participation.png"
 LOOP = "the best hand-written loop"
 OTHERS = (LOOP, "FedJAX", "pfl-research", "DrJAX", "Flower")
+PLAIN = (("automatic", None), ("automatic", "automatic"))  # (lanes, variant) of rounds as a user has them
+ON_A_CARD = {  # workload -> its name in README
+    "mlp": "MLP 60-128-10",
+    "large_mlp": "MLP 784-200-200-62",
+    "softmax": "softmax 60-10",
+    "massive": "softmax 784-10",
+    "femnist_cnn": "FEMNIST CNN",
+    "cifar_cnn": "CIFAR CNN",
+    "lstm": "LSTM 128",
+}
 
 
 def speed_table(results: pathlib.Path = RESULTS) -> str:
@@ -59,9 +70,31 @@ def speed_table(results: pathlib.Path = RESULTS) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
+def card_table(path: pathlib.Path = CARD) -> str:
+    """Clients a second on the card of `path`, and the speed beside the hand-written loop there, a Markdown table.
+
+    Of a workload that was measured several times, the last session's first reading in turns counts.
+    """
+    sessions = json.loads(path.read_text(encoding="utf-8"))["sessions"]
+    seconds: dict[tuple, float] = {}  # (workload, clients, who) -> seconds a round
+    for session in reversed(sessions):
+        for row in session.get("side_by_side", []) + session["speed"]:
+            is_its_code = row.get("commit", session["commit"]) == session["commit"]
+            is_plain = row["who"] == "hand" or (row["lanes"], row.get("variant")) in PLAIN
+            if is_its_code and is_plain:
+                seconds.setdefault((row["name"], row["m"], row["who"]), row["round_ms"] / 1e3)
+    lines = [[f"on one {sessions[-1]['card']}", "clients/s", "speed beside the hand-written loop"], ["---"] * 3]
+    for (name, clients, who), ours in sorted(seconds.items(), key=lambda row: list(ON_A_CARD).index(row[0][0])):
+        if who == "fedjax_sim":
+            text = f"{number(seconds[name, clients, 'hand'] / ours)}×"
+            text = f"**{text}**" if seconds[name, clients, "hand"] < ours else text
+            lines.append([f"{ON_A_CARD[name]}, {clients:,} clients", number(clients / ours), text])
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
 def with_speeds(readme: str) -> str:
-    """README's text with the table of today's results between its two marks."""
-    table = f"<!-- speed -->\n\n{speed_table()}\n\n<!-- end -->"
+    """README's text with the tables of the committed results between its two marks."""
+    table = f"<!-- speed -->\n\n{speed_table()}\n\n{card_table()}\n\n<!-- end -->"
     return re.sub(r"<!-- speed -->.*<!-- end -->", lambda _: table, readme, flags=re.S)
 
 
@@ -104,7 +137,7 @@ def _law(axes: Any, rows: list[dict[str, Any]], colour: str, marker: str, label:
 
 
 def main(arguments: list[str]) -> None:
-    """Writes README's table and, given a folder, its figure."""
+    """Writes README's tables and, given a folder, its figure."""
     readme = ROOT / "README.md"
     readme.write_text(with_speeds(readme.read_text(encoding="utf-8")), encoding="utf-8")
     for folder in arguments:

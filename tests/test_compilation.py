@@ -16,6 +16,7 @@ import optax
 import pytest
 
 from fedjax_sim import aggregation, algorithms, client, engine, population, sampling, server
+from fedjax_sim.engine.arithmetic.exact_sum import JOINED
 from tests.laws import cases
 from tests.laws import problems as p
 
@@ -115,6 +116,24 @@ def test_one_collective_a_round(aggregator, places, monkeypatch):
     state = algorithm.init(key, p.mlp_params(), data)
     text = jax.jit(algorithm.step).lower(key, state, data).compile().as_text()
     assert collectives(text) == ["all-reduce"], collectives(text)
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_the_aggregate_is_computed_once(devices):
+    """The words of exact sums become floats in one place. Catches readers that each convert them."""
+    size = 2 * JOINED  # long enough for a sum of its own, so that its shape tells it
+
+    def loss(params, examples, key):
+        return p.linear_loss(params[:3], examples, key)
+
+    sampler = sampling.uniform(p.NUM_CLIENTS, 4)
+    mesh = engine.device_mesh(devices)
+    algorithm = algorithms.fedavg(loss, sampler, optax.sgd(0.05), num_steps=1, plan=p.PLAN, mesh=mesh)
+    data, key = p.ragged(), jax.random.key(0)
+    state = algorithm.init(key, jnp.zeros(size), data)
+    text = jax.jit(algorithm.step).lower(key, state, data).compile().as_text()
+    digits_of_two_bins = 3
+    assert len(re.findall(rf"= f32\[{size}\]\S* convert\(", text)) == digits_of_two_bins
 
 
 def test_clients_states_stay_apart():

@@ -1,8 +1,8 @@
 """Where a round's time goes: whole rounds with one thing left out at a time, beside the best hand-written loop.
 
-Each row is the compiled rounds of the same job, in turns with the others. What is left out is patched away while the
-program is traced, so its result means nothing: only its time does. The last variant leaves four things out together.
-The loop is P0's: cohorts drawn beforehand, float sums, no checks.
+Each row is the compiled rounds of the same job, in turns with the others, and keeps the metrics of every round, as a
+run does. What is left out is patched away while the program is traced, so its result means nothing: only its time does.
+The last variant leaves five things out together. The loop is P0's: cohorts drawn beforehand, float sums, no checks.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def measure(quick: bool = False) -> dict:
         whole = _rounds(work, rounds, contextlib.nullcontext)
         # The first call of a turn comes after a garbage collection, and is slower.
         calls = {WARM_UP: whole, ALL: whole}
-        calls |= {variant: _rounds(work, rounds, without) for variant, without in VARIANTS.items()}
+        calls |= {variant: _rounds(work, rounds, *left_out) for variant, left_out in VARIANTS.items()}
         calls |= {f"{LOOP}, {lanes} at a time": _loop(work, rounds, lanes) for lanes in (1, 4, 9, 20, 50)}
         timings = harness.interleaved(calls, repeats=3 if quick else 15)
         loop = min((t for title, t in timings.items() if title.startswith(LOOP)), key=lambda t: t.median)
@@ -48,14 +48,17 @@ def measure(quick: bool = False) -> dict:
     return harness.result("P23", "what a round's parts cost", goal=goal, rows=rows, ratios=ratios, notes=notes)
 
 
-def _rounds(work: Workload, num_rounds: int, without: Callable) -> Callable:
-    """Compiles rounds of FedAvg inside of `without()`, and returns the call."""
+def _rounds(work: Workload, num_rounds: int, without: Callable, metrics: bool = True) -> Callable:
+    """Compiles rounds of FedAvg inside of `without()`, and returns the call, which keeps metrics only if asked to."""
     made, key = algorithm(work), jax.random.key(5)
     state = jax.jit(made.init)(key, work.params, work.data)
 
     def program(key, state, data):
-        step = lambda i, state: made.step(jax.random.fold_in(key, i), state, data)[0]  # noqa: E731
-        return jax.lax.fori_loop(0, num_rounds, step, state)
+        def one_round(state, i):
+            state, info = made.step(jax.random.fold_in(key, i), state, data)
+            return state, info if metrics else {}
+
+        return jax.lax.scan(one_round, state, jnp.arange(num_rounds))
 
     jax.clear_caches()  # or a part that was traced before would come without the patches
     with without(), jax.default_matmul_precision(matmul_precision()):
@@ -96,14 +99,18 @@ BINS = (
 FLOAT_SUMS = (("engine.arithmetic.exact_sums", "is_fast", lambda: True),)
 ROUNDING = (("engine", "reproducible", lambda function, *shared: function),)
 ORDER = (("engine", "shuffle", lambda key, mask: lambda epoch, positions: positions % mask.shape[0]),)
-VARIANTS: dict[str, Callable] = {
-    "no checks for non-finite numbers": lambda: _patched(*CHECKS),
-    "bins are never looked for": lambda: _patched(*BINS),
-    "float sums": lambda: _patched(*FLOAT_SUMS),
-    "rounding left to the compiler": lambda: _patched(*ROUNDING),
-    "examples in their stored order": lambda: _patched(*ORDER),
-    "fast arithmetic": engine.fast_arithmetic,
-    "checks, exact sums, rounding and order": lambda: _patched(*CHECKS, *FLOAT_SUMS, *ROUNDING, *ORDER),
+VARIANTS: dict[str, tuple] = {  # arguments of `_rounds`
+    "no checks for non-finite numbers": (lambda: _patched(*CHECKS),),
+    "bins are never looked for": (lambda: _patched(*BINS),),
+    "float sums": (lambda: _patched(*FLOAT_SUMS),),
+    "rounding left to the compiler": (lambda: _patched(*ROUNDING),),
+    "examples in their stored order": (lambda: _patched(*ORDER),),
+    "no metrics": (contextlib.nullcontext, False),
+    "fast arithmetic": (engine.fast_arithmetic,),
+    "checks, exact sums, rounding, order and metrics": (
+        lambda: _patched(*CHECKS, *FLOAT_SUMS, *ROUNDING, *ORDER),
+        False,
+    ),
 }
 
 

@@ -163,6 +163,8 @@ def _aggregate(star: Star, key: Array, cohort: Cohort, gathered: Gathered, state
     aggregator = star.aggregator
     round = Round(cohort, gathered.broadcast, state.aggregator)
     update, aggregator_metrics, *next_state = aggregator.finalize(stream(key, "aggregation"), round, gathered.carry)
+    # The model, its norm and its checks read the aggregate. Without the barrier each of them would compute it anew.
+    update = jax.lax.optimization_barrier(update)
     client_means, measured = exact_sums.total(gathered.means)
     update, transform_state, transform_metrics = star.transform.on_server(
         stream(key, "transform_server"), cohort, update, state.transform, measured, aggregator.facts.sensitivity
