@@ -8,8 +8,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
-from scipy import sparse
-from scipy.sparse import linalg
+import scipy
 
 from fedjax_sim import validate
 from fedjax_sim.network.topology import Graph, is_connected
@@ -29,7 +28,7 @@ class Spectrum(NamedTuple):
     gap: float  # 1 - slem
 
 
-def laplacian_matrix(graph: Graph) -> sparse.csr_matrix:
+def laplacian_matrix(graph: Graph) -> scipy.sparse.csr_matrix:
     """Computes the Laplacian L = D - A of an undirected graph, [N, N] sparse float64.
 
     Raises: ValueError for a directed graph.
@@ -42,7 +41,7 @@ def laplacian_matrix(graph: Graph) -> sparse.csr_matrix:
     """
     if graph.directed:
         validate.fail("graph", "an undirected graph", "a directed one", "Its Laplacian is not symmetric.")
-    return sparse.csr_matrix(sparse.diags(graph.in_degrees.astype(np.float64)) - graph.adjacency())
+    return scipy.sparse.csr_matrix(scipy.sparse.diags(graph.in_degrees.astype(np.float64)) - graph.adjacency())
 
 
 def laplacian_extremes(graph: Graph) -> tuple[float, float]:
@@ -67,7 +66,7 @@ def laplacian_extremes(graph: Graph) -> tuple[float, float]:
     if not is_connected(graph):
         return 0.0, largest
     # The second smallest eigenvalue of L is the second largest of (largest I - L), which Lanczos finds better.
-    return largest - _second(sparse.identity(num_nodes, format="csr") * largest - matrix, largest), largest
+    return largest - _second(scipy.sparse.identity(num_nodes, format="csr") * largest - matrix, largest), largest
 
 
 def algebraic_connectivity(graph: Graph) -> float:
@@ -110,7 +109,7 @@ def spectrum(matrix: Any) -> Spectrum:
     if isinstance(matrix, (Graph, tuple)):
         hint = "That of a mixing is network.matrix_of(mixing); of a graph, take network.metropolis(graph), say."
         validate.fail("matrix", "an [N, N] matrix, dense or sparse", type(matrix).__name__, hint)
-    matrix = sparse.csr_matrix(matrix, dtype=np.float64)
+    matrix = scipy.sparse.csr_matrix(matrix, dtype=np.float64)
     num_nodes = matrix.shape[0]
     if matrix.shape != (num_nodes, num_nodes) or num_nodes < 2:
         validate.fail("matrix", "[N, N] with N of at least 2", matrix.shape)
@@ -125,7 +124,9 @@ def spectrum(matrix: Any) -> Spectrum:
         others = np.delete(eigenvalues, np.abs(eigenvalues - 1).argmin())
         return _spectrum(others.real.max(), others.real.min(), np.abs(others).max())
     if not is_symmetric:
-        largest = _converged(lambda: linalg.eigs(matrix, 2, which="LM", return_eigenvectors=False, ncv=48, maxiter=200))
+        largest = _converged(
+            lambda: scipy.sparse.linalg.eigs(matrix, 2, which="LM", return_eigenvectors=False, ncv=48, maxiter=200)
+        )
         others = np.delete(largest, np.abs(largest - 1).argmin())
         return Spectrum(float(others.real.max()), np.nan, float(np.abs(others).max()), 1 - float(np.abs(others).max()))
     second = _second(matrix, 1.0)
@@ -138,20 +139,22 @@ def _spectrum(second: float, smallest: float, slem: float) -> Spectrum:
     return Spectrum(float(second), float(smallest), float(slem), float(1 - slem))
 
 
-def _second(matrix: sparse.csr_matrix, top: float) -> float:
+def _second(matrix: scipy.sparse.csr_matrix, top: float) -> float:
     """Computes the second largest eigenvalue of a symmetric matrix.
 
     Its largest eigenvalue, `top`, is that of the constant vector.
     """
     # Subtracting the mean moves the constant vector from the top to 0, so that the second becomes the largest.
-    estimate = _lanczos(linalg.LinearOperator(matrix.shape, lambda x: matrix @ x - top * x.mean(), dtype=np.float64))
+    estimate = _lanczos(
+        scipy.sparse.linalg.LinearOperator(matrix.shape, lambda x: matrix @ x - top * x.mean(), dtype=np.float64)
+    )
     # Lanczos is trusted only if its tolerance is small against the distance to the top.
     if estimate is not None and TOLERANCE * top < 1e-3 * (top - estimate):
         return estimate
     return float(_near(matrix, top, 2).min())
 
 
-def _smallest(matrix: sparse.csr_matrix) -> float:
+def _smallest(matrix: scipy.sparse.csr_matrix) -> float:
     """Computes the smallest eigenvalue of a symmetric matrix."""
     estimate = _lanczos(-matrix)
     if estimate is not None:
@@ -169,29 +172,29 @@ def _lanczos(matrix: Any) -> float | None:
     """
     try:
         options = {"return_eigenvectors": False, "tol": TOLERANCE, "ncv": 48, "maxiter": 40}
-        return float(linalg.eigsh(matrix, 1, which="LA", **options)[0])
-    except linalg.ArpackNoConvergence:
+        return float(scipy.sparse.linalg.eigsh(matrix, 1, which="LA", **options)[0])
+    except scipy.sparse.linalg.ArpackNoConvergence:
         return None
 
 
-def _near(matrix: sparse.csr_matrix, top: float, count: int) -> np.ndarray:
+def _near(matrix: scipy.sparse.csr_matrix, top: float, count: int) -> np.ndarray:
     """Computes the eigenvalues of a symmetric matrix that are nearest to an upper bound, by a sparse factorisation.
 
     Where Lanczos is slow, the graph is nearly a line or a grid, and factors stay sparse.
     """
     # Slightly above the bound, so that the shifted matrix is not singular.
     above = top + 1e-9 * abs(top)
-    factors = linalg.splu(sparse.csc_matrix(matrix - sparse.identity(matrix.shape[0]) * above))
-    inverse = linalg.LinearOperator(matrix.shape, factors.solve, dtype=np.float64)
+    factors = scipy.sparse.linalg.splu(scipy.sparse.csc_matrix(matrix - scipy.sparse.identity(matrix.shape[0]) * above))
+    inverse = scipy.sparse.linalg.LinearOperator(matrix.shape, factors.solve, dtype=np.float64)
     options = {"sigma": above, "OPinv": inverse, "return_eigenvectors": False, "tol": 1e-9, "maxiter": 1000}
-    return _converged(lambda: linalg.eigsh(matrix, count, **options))
+    return _converged(lambda: scipy.sparse.linalg.eigsh(matrix, count, **options))
 
 
 def _converged(call: Any) -> np.ndarray:
     """Calls ARPACK; raises a ValueError with a hint if it does not converge."""
     try:
         return call()
-    except linalg.ArpackNoConvergence as error:
+    except scipy.sparse.linalg.ArpackNoConvergence as error:
         hint = "For a ring, path or torus take the closed form: theory.laplacian_spectrum."
         validate.fail("matrix", "one for which Lanczos converges", str(error), hint)
         raise

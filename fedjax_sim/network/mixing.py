@@ -12,7 +12,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from scipy import sparse
+import scipy
 
 from fedjax_sim import tree, validate
 from fedjax_sim.network.eigenvalues import laplacian_extremes
@@ -238,7 +238,7 @@ def _check_undirected(graph: Graph, hint: str) -> None:
         validate.fail("graph", "an undirected graph", "a directed one", hint)
 
 
-def matrix_of(mixing: Mixing, key: Array | None = None, round: int = 0) -> sparse.csr_matrix:
+def matrix_of(mixing: Mixing, key: Array | None = None, round: int = 0) -> scipy.sparse.csr_matrix:
     """Returns W of one round as a sparse float64 matrix, on the host. `mixed` applies it node by node.
 
     Args:
@@ -257,11 +257,11 @@ def matrix_of(mixing: Mixing, key: Array | None = None, round: int = 0) -> spars
     rows = np.repeat(np.arange(num_nodes), max_degree)
     columns = links.neighbours.reshape(-1)
     values = links.weights.reshape(-1).astype(np.float64)
-    off_diagonal = sparse.csr_matrix((values, (rows, columns)), (num_nodes, num_nodes))
+    off_diagonal = scipy.sparse.csr_matrix((values, (rows, columns)), (num_nodes, num_nodes))
     off_diagonal.eliminate_zeros()
     # The own weight: where nodes take, the rest of the row; where nodes give, the rest of the column.
     off_diagonal_sums = np.asarray(off_diagonal.sum(1 if links.share is None else 0)).ravel()
-    return sparse.csr_matrix(off_diagonal + sparse.diags(1 - off_diagonal_sums))
+    return scipy.sparse.csr_matrix(off_diagonal + scipy.sparse.diags(1 - off_diagonal_sums))
 
 
 def mixed(links: Links, values: PyTree, heard: PyTree = None) -> PyTree:

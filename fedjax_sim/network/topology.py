@@ -6,7 +6,7 @@ import dataclasses
 from typing import Annotated, Any
 
 import numpy as np
-from scipy import sparse
+import scipy  # not scipy.sparse, which only graphs need: it is loaded where it is first read
 
 from fedjax_sim import text_files, validate
 from fedjax_sim.types import FilePath
@@ -82,7 +82,7 @@ class Graph:
         ids[self.receivers, self.places()] = self.senders
         return ids, np.arange(max_degree) < degrees[:, None]
 
-    def adjacency(self, values: np.ndarray | float = 1.0) -> sparse.csr_matrix:
+    def adjacency(self, values: np.ndarray | float = 1.0) -> scipy.sparse.csr_matrix:
         """Returns the adjacency matrix, [N, N] sparse float64.
 
         Row i has the values of the edges along which node i receives.
@@ -92,7 +92,7 @@ class Graph:
         """
         data = np.broadcast_to(np.asarray(values, np.float64), self.senders.shape)
         shape = (self.population_size, self.population_size)
-        return sparse.csr_matrix((data, (self.receivers, self.senders)), shape)
+        return scipy.sparse.csr_matrix((data, (self.receivers, self.senders)), shape)
 
 
 @validate.named_arguments
@@ -371,7 +371,7 @@ def hears_back(graph: Graph) -> bool:
     """
     kinds = ("strong", "weak")
     num_components = {
-        kind: sparse.csgraph.connected_components(graph.adjacency(), connection=kind, return_labels=False)
+        kind: scipy.sparse.csgraph.connected_components(graph.adjacency(), connection=kind, return_labels=False)
         for kind in kinds
     }
     # A weak component is a union of strong components. If there are as many of each, no arrow leads from one strong
@@ -386,7 +386,7 @@ def is_connected(graph: Graph) -> bool:
     (tests/network/test_topology.py::test_directed_connection_is_strong, ::test_points_of_failure).
     """
     options = {"directed": graph.directed, "connection": "strong"}
-    return sparse.csgraph.connected_components(graph.adjacency(), return_labels=False, **options) == 1
+    return scipy.sparse.csgraph.connected_components(graph.adjacency(), return_labels=False, **options) == 1
 
 
 def check_connected(name: str, graph: Graph) -> None:
@@ -409,7 +409,7 @@ def check_connected(name: str, graph: Graph) -> None:
     Traceback (most recent call last):
     fedjax_sim.InvalidArgument: mixing: expected a connected graph, got '3 parts, of 2, 2, 1 nodes'. Nodes ...
     """
-    _, part_of_node = sparse.csgraph.connected_components(graph.adjacency(), directed=False)
+    _, part_of_node = scipy.sparse.csgraph.connected_components(graph.adjacency(), directed=False)
     sizes = sorted(np.bincount(part_of_node).tolist(), reverse=True)
     if len(sizes) == 1 or graph.in_parts:
         return
