@@ -9,6 +9,7 @@ import typer
 
 from fedjax_sim.command.completion import part_names
 from fedjax_sim.command.options import OwnModules
+from fedjax_sim.config.lazy_parts import joined
 from fedjax_sim.config.signatures import Part, docstring
 
 __all__ = ["list_parts"]
@@ -89,7 +90,7 @@ def list_parts(
         console.print(Text(subpackage, "bold") + Text(where, "dim"))
         console.print(grid)
         if which in parts:
-            names_it = table and which in registry.parts_of_table(table) | registry.wrappers(table)
+            names_it = table and (which in registry.parts_of_table(table) or which in registry.wrappers(table))
             _explain(parts[which], table if names_it else None)
     typer.echo(f"\n* can be named in a config. {MORE}.")
 
@@ -158,7 +159,7 @@ def _places(word: str) -> list[str]:
         kind, default, meaning = RUN_TABLE[option]
         lines.append(f"[run] {option} = {registry.shown(default)}: {meaning} ({rule(kind)})")
     for name in registry.TABLES:
-        parts = registry.parts_of_table(name) | registry.wrappers(name)
+        parts = joined(registry.parts_of_table(name), registry.wrappers(name))
         holders = [part for part, facts in parts.items() if option in facts.options]
         if table in ("", name) and holders:
             lines.append(
@@ -196,7 +197,7 @@ def _parts(subpackage: str, only: str | None) -> tuple[list[str], dict, dict]:
     from fedjax_sim.config import registry
 
     tables = [name for name, (where, _) in registry.TABLES.items() if where == subpackage]
-    parts_of_table = registry.parts_of_table(tables[0]) | registry.wrappers(tables[0]) if tables else {}
-    named_parts = registry.insides(subpackage) | parts_of_table
-    parts = registry.parts(subpackage) | named_parts
+    of_table = [registry.parts_of_table(tables[0]), registry.wrappers(tables[0])] if tables else []
+    named_parts = dict(joined(registry.insides(subpackage), *of_table))
+    parts = joined(registry.parts(subpackage), named_parts)
     return tables, {name: part for name, part in parts.items() if only in (None, name)}, named_parts

@@ -34,6 +34,7 @@ from typing import Any
 
 from fedjax_sim.config import files, registry
 from fedjax_sim.config.hints import suggestion
+from fedjax_sim.config.lazy_parts import joined
 from fedjax_sim.config.run_options import RUN
 from fedjax_sim.config.signatures import REQUIRED, Named, Option, Part
 from fedjax_sim.config.toml import ConfigError, config_file, override, places_set, read_document, unset, written
@@ -322,7 +323,8 @@ def _part(table: str, stated: Any, problems: list[str]) -> tuple[Part | None, di
     inner_tables = {key: value for key, value in stated.items() if key in wrappers}
     own_options = {key: value for key, value in stated.items() if key != "name" and key not in wrappers}
     part = choices[name]
-    resolved = {"name": name} | check_options(table, part.options, own_options, problems, also=("name", *wrappers))
+    also = joined({"name": part}, wrappers)
+    resolved = {"name": name} | check_options(table, part.options, own_options, problems, also)
     for key, options in inner_tables.items():
         resolved[key] = check_options(f"{table}.{key}", wrappers[key].options, options, problems)
     return part, resolved
@@ -338,10 +340,11 @@ def _members(table: str, path: str, stated: Any, problems: list[str]) -> dict[st
         return {}
     choices = registry.parts_of_table(table)
     wrappers = registry.wrappers(table)
+    known = joined(choices, wrappers)
     resolved = {}
     for name, options in stated.items():
-        if name not in choices | wrappers:
-            known_names = [*choices, *wrappers]
+        if name not in known:
+            known_names = list(known)
             hint = (
                 registry.left_out(name)
                 or nearest_word(name, known_names)
@@ -359,9 +362,7 @@ def _members(table: str, path: str, stated: Any, problems: list[str]) -> dict[st
             if not inner_members:
                 hint = f"Write it as a table inside: [{path}.{name}.NAME]."
                 problems.append(problem(f"{path}.{name}", "a transform to wrap", Words("none"), hint))
-        resolved[name] = (
-            check_options(f"{path}.{name}", (choices | wrappers)[name].options, options, problems) | inner_members
-        )
+        resolved[name] = check_options(f"{path}.{name}", known[name].options, options, problems) | inner_members
     return resolved
 
 

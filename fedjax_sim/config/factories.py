@@ -9,6 +9,7 @@ from typing import Any
 
 from fedjax_sim.config import registry
 from fedjax_sim.config.document import Config, ConfigError
+from fedjax_sim.config.lazy_parts import joined
 from fedjax_sim.config.signatures import Part
 from fedjax_sim.transform import chain
 from fedjax_sim.types import Devices
@@ -123,7 +124,7 @@ class Maker:
         """
         path = path or table
         given = self.tables.get(table, {}) if given is None else given
-        choices = registry.parts_of_table(table) | registry.wrappers(table)
+        choices = joined(registry.parts_of_table(table), registry.wrappers(table))
         members = []
         for name, options in given.items():
             part = choices[name]

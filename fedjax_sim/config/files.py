@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from fedjax_sim.config import registry
+from fedjax_sim.config.lazy_parts import joined
 from fedjax_sim.config.signatures import Part
 from fedjax_sim.config.value_kinds import problem
 
@@ -143,7 +144,7 @@ def _named(tables: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 def _members(table: str, place: str, given: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Yields the paths of wrappers, or of a chain's transforms and of the transforms inside them."""
-    known_parts = registry.wrappers(table) | (registry.parts_of_table(table) if table in registry.CHAINS else {})
+    known_parts = joined(registry.wrappers(table), registry.parts_of_table(table) if table in registry.CHAINS else {})
     for name, options in given.items():
         if name in known_parts and isinstance(options, dict):
             yield from _of_part(f"{place}.{name}", known_parts[name], options)

@@ -18,6 +18,7 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any, get_args
 
+from fedjax_sim.config.lazy_parts import Chosen, joined
 from fedjax_sim.config.signatures import (
     INSIDE,
     NO_FUNCTION,
@@ -103,7 +104,7 @@ def admit(modules: Sequence[str]) -> None:
     taken = {name: f"fedjax_sim.{subpackage}" for subpackage in SUBPACKAGES for name in parts(subpackage)}
     for module in modules:
         try:
-            names = parts_of_module(module)
+            names = list(dict(parts_of_module(module)))  # reads all of them, so that what is wrong is told here
         except (ImportError, SyntaxError, ValueError) as error:
             is_file = module.endswith(".py")
             dotted = module.removesuffix(".py").replace("/", ".")
@@ -166,8 +167,10 @@ def shown(default: Any) -> str:
 
 
 @cache
-def parts_of_table(name: str) -> dict[str, Part]:
+def parts_of_table(name: str) -> Mapping[str, Part]:
     """Returns the parts that a config's table may name: factories whose arguments TOML and other parts can give.
+
+    A look-up reads the source of one part, and iteration those of all.
 
     Args:
       name: the table's name, one of `TABLES`.
@@ -179,12 +182,14 @@ def parts_of_table(name: str) -> dict[str, Part]:
     >>> {"fixed_mean", "horvitz_thompson", "keep_old"} <= parts_of_table("aggregator").keys()
     True
     """
-    return {key: part for key, part in _factories(*TABLES[name]).items() if not _wraps(part, name)}
+    return Chosen(_factories(*TABLES[name]), lambda part: not _wraps(part, name))
 
 
 @cache
-def wrappers(name: str) -> dict[str, Part]:
+def wrappers(name: str) -> Mapping[str, Part]:
     """Returns the wrappers of a table: factories that take a part of it and return a part of the same kind.
+
+    A look-up reads the source of one part, and iteration those of all.
 
     Args:
       name: the table's name; tables that are not in `WRAPPED` have no wrappers.
@@ -197,8 +202,8 @@ def wrappers(name: str) -> dict[str, Part]:
     if name not in WRAPPED:
         return {}
     subpackage, noun = TABLES[name]
-    factories = _factories(subpackage, noun) | _factories(WRAPPERS, noun)
-    return {key: part for key, part in factories.items() if _wraps(part, name)}
+    factories = joined(_factories(subpackage, noun), _factories(WRAPPERS, noun))
+    return Chosen(factories, lambda part: _wraps(part, name))
 
 
 def studies() -> dict[str, Part]:
@@ -245,7 +250,7 @@ def named(kind: Named) -> dict[str, Part]:
     candidates = {
         key: part
         for name in kind.types
-        for key, part in (parts(subpackage_of_type[name]) | admitted_parts()).items()
+        for key, part in joined(parts(subpackage_of_type[name]), admitted_parts()).items()
         if not part.others
     }
     fitting = {key: part for key, part in sorted(candidates.items()) if part.returns.split(".")[-1] in kind.types}
@@ -331,15 +336,12 @@ def _wraps(part: Part, name: str) -> bool:
     return any(argument.noun == TABLES[name][1] and argument.required for argument in part.parts.values())
 
 
-def _factories(subpackage: str, noun: str) -> dict[str, Part]:
+def _factories(subpackage: str, noun: str) -> Mapping[str, Part]:
     """Returns the factories of a subpackage that return a part of the type `noun`, and that a config can call."""
-    factories = {
-        name: part
-        for name, part in (parts(subpackage) | admitted_parts()).items()
-        if not part.others and part.returns.split(".")[-1] == noun
-    }
+    public_parts = joined(parts(subpackage), admitted_parts())
     if subpackage == "models":
         # No factory makes this model: quadratic clients train the point itself.
         meaning = "The parameter is a point in R^d, for quadratic clients."
-        factories["point"] = Part(subpackage, "point", meaning, noun, {}, {}, {}, {}, "fedjax_sim.config.build")
-    return factories
+        point = Part(subpackage, "point", meaning, noun, {}, {}, {}, {}, "fedjax_sim.config.build")
+        public_parts = joined(public_parts, {"point": point})
+    return Chosen(public_parts, lambda part: not part.others and part.returns.split(".")[-1] == noun)

@@ -9,12 +9,13 @@ from __future__ import annotations
 import ast
 import importlib.util
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from types import NoneType
 from typing import Any, Literal, NamedTuple
 
+from fedjax_sim.config.lazy_parts import Read
 from fedjax_sim.config.value_kinds import FILE, FOLDER, integer_kind, number_kind
 
 __all__ = [
@@ -108,8 +109,8 @@ class Part(NamedTuple):
 
 
 @cache
-def parts(subpackage: str) -> dict[str, Part]:
-    """Returns every public name of a subpackage, sorted by name.
+def parts(subpackage: str) -> Mapping[str, Part]:
+    """Returns every public name of a subpackage, sorted by name. A name's source is read when the name is looked up.
 
     Args:
       subpackage: a subpackage such as "sampling", or a module such as "client.optimizers".
@@ -123,7 +124,7 @@ def parts(subpackage: str) -> dict[str, Part]:
 
 
 @cache
-def parts_of_module(module: str) -> dict[str, Part]:
+def parts_of_module(module: str) -> Mapping[str, Part]:
     """Returns every public name of a module outside of this package, which is not imported.
 
     The packages around the module are imported, since Python finds the module through them.
@@ -136,7 +137,7 @@ def parts_of_module(module: str) -> dict[str, Part]:
     return _public_parts(module, module)
 
 
-def _public_parts(subpackage: str, module: str) -> dict[str, Part]:
+def _public_parts(subpackage: str, module: str) -> Mapping[str, Part]:
     """Returns the names in a module's `__all__`, or without one its functions, sorted by name."""
     tree = _module(module)
     origins = {}  # public name -> the module that it is imported from, and its name there
@@ -149,7 +150,7 @@ def _public_parts(subpackage: str, module: str) -> dict[str, Part]:
     if public_names is None:
         functions = [node.name for node in tree.body if isinstance(node, ast.FunctionDef)]
         public_names = [name for name in functions if not name.startswith("_")]
-    return {name: _part(subpackage, name, *origins.get(name, (module, name))) for name in sorted(public_names)}
+    return Read(sorted(public_names), lambda name: _part(subpackage, name, *origins.get(name, (module, name))))
 
 
 def docstring(part: Part) -> str:

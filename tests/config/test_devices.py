@@ -35,7 +35,7 @@ def timed(monkeypatch):
     def put(required=True):
         timed = {"name": "timed", "parts": fedavg.parts | {"devices": Argument("Devices", required)}}
         timed["module"] = "fedjax_sim.algorithms"
-        found = known | {"timed": fedavg._replace(**timed)}
+        found = {**known, "timed": fedavg._replace(**timed)}
         monkeypatch.setattr(registry, "parts_of_table", lambda name: found if name == "algorithm" else table(name))
         monkeypatch.setattr(algorithms, "timed", made, raising=False)
         return given

@@ -222,13 +222,13 @@ NEEDED = {
 
 
 SOME = ("clip", "error_feedback", "gaussian_mechanism", "quantize", "rotated", "top_k")
-TRANSFORMS = sorted(registry.parts_of_table("transform") | registry.wrappers("transform"))
+TRANSFORMS = sorted({**registry.parts_of_table("transform"), **registry.wrappers("transform")})
 
 
 @pytest.mark.parametrize("name", cases.rows(TRANSFORMS, SOME))
 def test_every_transform_builds(name):
     """Fault: a compressor or mechanism that a config can name but not build."""
-    part = (registry.parts_of_table("transform") | registry.wrappers("transform"))[name]
+    part = {**registry.parts_of_table("transform"), **registry.wrappers("transform")}[name]
     needed = [key for key, option in part.options.items() if option.default is registry.REQUIRED or key == "share"]
     options = [f"transform.{name}.{key}={NEEDED[key]}" for key in needed]
     if name in registry.wrappers("transform"):
@@ -380,6 +380,23 @@ def test_registry_holds_what_the_subpackages_publish():
                 default = inspect.signature(getattr(module, part.name)).parameters[key].default
                 expected = registry.REQUIRED if default is inspect.Parameter.empty else default
                 assert option.default == (list(expected) if isinstance(expected, tuple) else expected), (part.name, key)
+
+
+def test_only_the_sources_of_named_parts_are_read():
+    """Fault: a look-up that reads every part's source, which took half a second of each start."""
+    code = """if True:
+        from fedjax_sim.config import registry, signatures
+        from fedjax_sim.config.document import load
+        load("quickstart")
+        few = signatures._parse.cache_info().currsize
+        assert "uniform" in registry.parts_of_table("sampler") and len(registry.parts_of_table("algorithm")) > 30
+        print(few, signatures._parse.cache_info().currsize)
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=EXPERIMENTS.parent, check=True
+    )
+    few, more = map(int, done.stdout.split())
+    assert few < 30 and more > 2 * few  # 17 files for seven tables; the algorithms alone are in fifty
 
 
 def test_seed_decides_data_model_and_rounds():
