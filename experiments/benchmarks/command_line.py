@@ -60,7 +60,7 @@ def train(
     settings: list[str], *, processes: int = 1, devices: int | None = None, environment: dict[str, str] | None = None,
     cores: set[int] | None = None, timeout: float = 300, module: str = "fedjax_sim",
 ) -> Trained:  # fmt: skip
-    """Runs the command line to its end.
+    """Runs the command line to its end, as a user starts it: Python may keep the bytecode of what it imports.
 
     Args:
       settings: a.b=c overrides of the default config.
@@ -72,6 +72,7 @@ def train(
     """
     held = {} if devices is None else {"JAX_NUM_CPU_DEVICES": str(devices), "JAX_PLATFORMS": "cpu"}
     variables = os.environ | held | (environment or {})
+    variables.pop("PYTHONDONTWRITEBYTECODE", None)
     with tempfile.TemporaryDirectory() as folder:
         out = pathlib.Path(folder) / "run"
         job = ["run", "--quiet", "--out", str(out), *(x for setting in settings for x in ("--set", setting))]

@@ -10,6 +10,7 @@ by JAX's own events.
 from __future__ import annotations
 
 import json
+import os
 import pathlib
 import subprocess
 import sys
@@ -103,7 +104,8 @@ def _parts(settings: list[str], cache: pathlib.Path) -> dict[str, float]:
 def _imports() -> float:
     before = time.perf_counter()
     code = "import jax, fedjax_sim.command.run; jax.devices()"
-    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
+    variables = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=variables, check=True)
     return time.perf_counter() - before
 
 
