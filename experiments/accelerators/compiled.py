@@ -17,6 +17,7 @@ import time
 import warnings
 
 HERE = pathlib.Path(__file__).resolve().parent
+PROGRAM = ("chip", "devices", "workload", "clients", "lanes")  # what tells the rows of compiled.json apart
 # workload, clients a round, lanes, measured milliseconds on one H100 at commit 94004cc or, if marked, at fd54382. Lanes
 # are those of that time, which the plan may have chosen.
 MEASURED = [
@@ -66,7 +67,7 @@ def row(chip_name: str, num_devices: int, name: str, cohort_size: int, lanes: in
     chip = CHIPS[chip_name]
     devices = chip_devices(chip, num_devices)
     plan = None if lanes is None else engine.Plan.checked(lanes)
-    with engine.compiling_for(chip.platform, devices, chip.memory_bytes):
+    with engine.compiling_for(chip.platform, devices, chip.usable_bytes):
         if name == "massive":
             job = massive(cohort_size, cohort_size, plan=plan)
             parts = job.algorithm, jax.random.key(5), job.params, job.data
@@ -99,17 +100,15 @@ def main(only: list[str]) -> None:
 
     jax.config.update("jax_enable_compilation_cache", False)
     warnings.simplefilter("ignore", UserWarning)  # of idle devices
-    found: dict = {
-        "versions": versions("jax", "jaxlib"),
-        "date": time.strftime("%Y-%m-%d"),
-        "measured": [],
-        "forecast": [],
-    }
+    path = HERE / "compiled.json"
+    found: dict = json.loads(path.read_text()) if only else {"measured": [], "forecast": []}
+    found |= {"versions": versions("jax", "jaxlib"), "date": time.strftime("%Y-%m-%d")}
 
     def add(kind: str, values: dict) -> None:
-        """Keeps a row, and writes all rows so far: a large program compiles for minutes."""
-        found[kind].append(values)
-        (HERE / "compiled.json").write_text(json.dumps(found, indent=1) + "\n")
+        """Keeps a row in place of an earlier one, and writes all rows so far: a large program compiles for minutes."""
+        rows = {tuple(row[name] for name in PROGRAM): row for row in [*found[kind], values]}
+        found[kind] = list(rows.values())
+        path.write_text(json.dumps(found, indent=1) + "\n")
         print(*(values[name] for name in ("chip", "devices", "workload", "clients", "lanes", "least_ms")), flush=True)
 
     for name, cohort_size, lanes, milliseconds in MEASURED:

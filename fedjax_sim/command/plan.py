@@ -43,6 +43,9 @@ def plan(
 
     settings = settings or []
     without = without or []
+    if target is not None or targets:
+        # Before an own module imports JAX: a GPU of this machine would be asked for the kernels of another.
+        os.environ["JAX_PLATFORMS"] = "cpu"
     try:
         registry.admit(own_modules or [])
         loaded = load(config, settings, without)
@@ -82,7 +85,7 @@ def plan(
             raise  # a bug, not a wrong config
         typer.echo(str(error), err=True)
         raise typer.Exit(2) from error
-    except (MemoryError, ModuleNotFoundError) as error:
+    except (MemoryError, ModuleNotFoundError, NotImplementedError) as error:
         typer.echo(f"{type(error).__name__}: {error}", err=True)
         raise typer.Exit(1) from error
     options = loaded.resolved()["run"]
@@ -105,7 +108,6 @@ def _plan_on_chips(load_config: Callable[[dict[str, Any]], Any], target: str | N
       target: the chip's name; None for all.
       num_devices: the number of devices of each.
     """
-    os.environ["JAX_PLATFORMS"] = "cpu"  # a GPU of this machine would be asked for the kernels of another
     prepare()
     from fedjax_sim.command.plan_target import check_chips, plan_on_chips
     from fedjax_sim.config.document import ConfigError

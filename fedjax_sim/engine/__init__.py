@@ -26,7 +26,16 @@ from fedjax_sim.engine.constants import constants_as_arguments, jit
 from fedjax_sim.engine.flops import flops
 from fedjax_sim.engine.fold import check_mesh, device_mesh, fold, is_unplaced, num_places, one_device, unplaced
 from fedjax_sim.engine.largest import all_finite, largest_magnitude
-from fedjax_sim.engine.plan import Needs, Plan, check_plan, needs, plan_for, total_memory, working_bytes
+from fedjax_sim.engine.plan import (
+    Needs,
+    Plan,
+    check_plan,
+    needs,
+    needs_of_a_device,
+    plan_for,
+    total_memory,
+    working_bytes,
+)
 from fedjax_sim.engine.platform import compiler_options, compiling_for, target, visible_devices
 from fedjax_sim.engine.shuffling import client_keys, shuffle
 
@@ -61,6 +70,7 @@ __all__ = [
     "memory_files",
     "memory_limit",
     "needs",
+    "needs_of_a_device",
     "num_places",
     "on_host",
     "one_device",

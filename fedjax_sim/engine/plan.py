@@ -21,7 +21,7 @@ from fedjax_sim.engine.jaxpr import Program, inner_programs, opened
 from fedjax_sim.engine.platform import device_memory, target
 from fedjax_sim.types import PyTree
 
-__all__ = ["Needs", "Plan", "check_plan", "needs", "plan_for", "total_memory", "working_bytes"]
+__all__ = ["Needs", "Plan", "check_plan", "needs", "needs_of_a_device", "plan_for", "total_memory", "working_bytes"]
 
 CPU_CACHE_BYTES = 2 << 20  # the second-level cache of a core
 ACCELERATOR_BYTES = 4 << 30  # a quarter of the memory of a small accelerator, 16 GiB
@@ -164,11 +164,15 @@ def needs(compiled: jax.stages.Compiled) -> Needs:
 
     The devices of a CPU are counted one by one too, because each holds a copy of the arrays that are not split.
     """
-    analysis = compiled.memory_analysis()
     num_devices = max(1, sum(device.process_index == jax.process_index() for device in _devices(compiled)))
+    return Needs(*(num_devices * x for x in needs_of_a_device(compiled)))
+
+
+def needs_of_a_device(compiled: jax.stages.Compiled) -> Needs:
+    """Returns the memory that the compiler allots to a program on each device."""
+    analysis = compiled.memory_analysis()
     results = max(analysis.output_size_in_bytes - analysis.alias_size_in_bytes, 0)
-    # The compiler's numbers are those of one device.
-    return Needs(*(num_devices * x for x in (analysis.argument_size_in_bytes, analysis.temp_size_in_bytes, results)))
+    return Needs(analysis.argument_size_in_bytes, analysis.temp_size_in_bytes, results)
 
 
 def _devices(compiled: jax.stages.Compiled) -> list:

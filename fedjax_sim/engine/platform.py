@@ -14,7 +14,15 @@ import jax
 
 from fedjax_sim import validate
 
-__all__ = ["SERIAL_FLAG", "compiler_options", "compiling_for", "device_memory", "target", "visible_devices"]
+__all__ = [
+    "SERIAL_FLAG",
+    "are_devices_absent",
+    "compiler_options",
+    "compiling_for",
+    "device_memory",
+    "target",
+    "visible_devices",
+]
 
 PLATFORMS = {"cpu": "cpu", "cuda": "gpu", "rocm": "gpu", "tpu": "tpu"}  # JAX's name for lowering: the backend's name
 SPLITTING = "cpu-parallel-task-assigner"  # XLA's pass that cuts element-wise loops into a task for each thread
@@ -43,9 +51,14 @@ def visible_devices() -> list[jax.Device]:
     return jax.devices() if _target.value is None else list(_target.value.devices) or jax.devices()
 
 
+def are_devices_absent() -> bool:
+    """Returns whether a program is traced for devices that were stated, on which nothing runs."""
+    return _target.value is not None and bool(_target.value.devices)
+
+
 def device_memory() -> int | None:
     """Returns the bytes of memory of each device that a program is traced for; None where JAX does not know them."""
-    if _target.value is not None and _target.value.devices:
+    if are_devices_absent():
         return _target.value.device_memory
     return (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit")
 

@@ -16,7 +16,9 @@ import jax
 
 from fedjax_sim import validate
 
-__all__ = ["CHIPS", "Chip", "chip_devices", "missing_compiler", "most_devices"]
+__all__ = ["CHIPS", "Chip", "chip_devices", "missing_compiler"]
+
+JAX_SHARE = 0.75  # of a GPU's memory, as long as XLA_PYTHON_CLIENT_MEM_FRACTION does not state another
 
 
 class Chip(NamedTuple):
@@ -28,15 +30,22 @@ class Chip(NamedTuple):
     bytes_per_second: float  # of its memory
     flops_per_second: Mapping[str, float]  # of its matrix units, by the precisions of `instruments.compiled`
     link_bytes_per_second: float  # to the other devices of its node or pod, all links in one direction
-    launch_seconds: float  # the least time from the start of one kernel to the start of the next
+    launch_seconds: float  # what beginning a kernel adds to its work
     topology: str  # TPU: its name in JAX; CUDA: XLA's description of the card
+    most_devices: int = 1  # that the vendor joins by links: the GPUs of a node, or a pod
+    share: float = 1.0  # of its memory that JAX takes unless it is told otherwise
+
+    @property
+    def usable_bytes(self) -> int:
+        """The bytes of memory that a run may use."""
+        return int(self.share * self.memory_bytes)
 
 
-def _tpu(title: str, gib: int, gigabytes: float, teraflops: float, links: float, topology: str) -> Chip:
+def _tpu(title: str, gib: int, gigabytes: float, teraflops: float, links: float, topology: str, pod: int) -> Chip:
     """Returns a TPU; a float32 product takes six passes of its bfloat16 units, and three in the precision "high"."""
     peak = teraflops * 1e12
     precisions = {"float32": peak / 6, "bfloat16_3x": peak / 3, "bfloat16": peak}
-    return Chip(title, "tpu", gib << 30, gigabytes * 1e9, precisions, links * 1e9, 0.0, topology)
+    return Chip(title, "tpu", gib << 30, gigabytes * 1e9, precisions, links * 1e9, 0.0, topology, pod)
 
 
 def _gpu(
@@ -48,7 +57,7 @@ def _gpu(
     memory = f"memory_bandwidth: {gigabytes * 1e9:.0f} device_memory_size: {memory_bytes}"
     text = f'gpu_device_info {{ {card} {memory} }} platform_name: "CUDA" device_description_str: "{title}"'
     # A kernel of a recorded graph begins about a microsecond after the one before it.
-    return Chip(title, "cuda", memory_bytes, gigabytes * 1e9, peaks, links * 1e9, 1e-6, text)
+    return Chip(title, "cuda", memory_bytes, gigabytes * 1e9, peaks, links * 1e9, 1e-6, text, 8, JAX_SHARE)
 
 
 _CUDA = (
@@ -68,17 +77,13 @@ CHIPS: dict[str, Chip] = {
     "a100": _gpu("NVIDIA A100 80GB", 85_094_825_984, 2039, 19.5, 156, 300, _AMPERE),
     "h100": _gpu("NVIDIA H100 80GB", 84_942_979_072, 3352, 66.9, 494.7, 450, _HOPPER),
     "h200": _gpu("NVIDIA H200", 150_109_880_320, 4800, 66.9, 494.7, 450, _HOPPER),
-    "v4": _tpu("TPU v4, one of its two cores", 16, 614, 137.5, 150, "v4"),  # JAX has a device for each core
-    "v5e": _tpu("TPU v5e", 16, 819, 197, 200, "v5e"),
-    "v5p": _tpu("TPU v5p", 95, 2765, 459, 600, "v5p"),
-    "v6e": _tpu("TPU v6e", 32, 1638, 918, 400, "v6e"),
+    # The compiler without a chip has a device for each of the two cores. JAX on a v4 has one for both.
+    "v4": _tpu("half of a TPU v4, one of its two cores", 16, 600, 137.5, 150, "v4", 8192),
+    "v5e": _tpu("TPU v5e", 16, 819, 197, 200, "v5e", 256),
+    "v5p": _tpu("TPU v5p", 95, 2765, 459, 600, "v5p", 4096),  # slices have up to 6,144
+    "v6e": _tpu("TPU v6e", 32, 1638, 918, 400, "v6e", 256),
 }
 FLAT_PODS = {"v5e", "v6e"}  # two-dimensional; the others have three dimensions
-
-
-def most_devices(chip: Chip) -> int:
-    """Returns how many devices the vendor joins by links: the GPUs of a node, or a pod."""
-    return 8 if chip.platform == "cuda" else 4096
 
 
 def missing_compiler(chip: Chip) -> str:
@@ -98,11 +103,11 @@ def chip_devices(chip: Chip, num_devices: int) -> list[jax.Device]:
 
     Args:
       chip: one of `CHIPS`.
-      num_devices: a power of two; at most the 8 GPUs of a node, or a pod of 4,096 TPUs.
+      num_devices: a power of two, at most `chip.most_devices`.
 
     Raises: ValueError for another number; ModuleNotFoundError without the vendor's compiler.
     """
-    validate.integer("num_devices", num_devices, 1, most_devices(chip))
+    validate.integer("num_devices", num_devices, 1, chip.most_devices)
     if num_devices & (num_devices - 1):
         validate.fail("num_devices", "a power of two", num_devices)
     if hint := missing_compiler(chip):

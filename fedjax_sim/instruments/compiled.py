@@ -1,8 +1,8 @@
 """Reads a compiled program: its kernels, the bytes that each of them moves, and its matrix products.
 
 XLA prints what it compiled as text, in the same form for all hardware, and also where the hardware itself is absent.
-From the text follows a lower bound of the time that the program takes: a kernel cannot be faster than the device's
-memory, nor than its matrix units.
+From the text follows an estimate from below of the time that the program takes, from the speeds of the device's memory
+and of its matrix units.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def read_compiled(text: str, backend: str) -> CompiledProgram:
       backend: "cpu", "gpu" or "tpu". On a TPU arrays are padded to tiles, and those in its fast memory cost nothing.
 
     Returns: kernels in the order of the program. A loop's kernels count as often as the loop turns. Of branches the one
-      that moves the fewest bytes counts, because the result is a lower bound.
+      that moves the fewest bytes counts, with its exchanges and calls, because estimates are from below.
 
     Raises: ValueError for a text that holds no program.
 
@@ -100,7 +100,7 @@ def read_compiled(text: str, backend: str) -> CompiledProgram:
     computations, entry = _parsed(text)
     if entry is None:
         raise ValueError(f"text: expected a compiled program with an ENTRY, got {text[:60]!r}. Use Compiled.as_text().")
-    return _Reader(computations, backend).program(entry)
+    return _program(computations, backend, entry, 1)
 
 
 # ---- the text
@@ -167,6 +167,13 @@ def _closing(text: str, start: int) -> int:
 # ---- work
 
 
+def _program(computations: Mapping[str, _Computation], backend: str, computation: str, times: int) -> CompiledProgram:
+    """Returns the work of a computation that runs so many times."""
+    reader = _Reader(computations, backend)
+    kernels = tuple(reader.kernels(computation, times))
+    return CompiledProgram(kernels, tuple(reader.collectives), tuple(reader.open_loops), reader.num_host_calls)
+
+
 class _Reader:
     """Adds up the work of a program's computations."""
 
@@ -177,10 +184,6 @@ class _Reader:
         self.open_loops: list[str] = []
         self.num_host_calls = 0
         self.fused = functools.cache(self._fused)
-
-    def program(self, entry: str) -> CompiledProgram:
-        kernels = tuple(self.kernels(entry, 1))
-        return CompiledProgram(kernels, tuple(self.collectives), tuple(self.open_loops), self.num_host_calls)
 
     def kernels(self, computation: str, times: int) -> Iterator[Kernel]:
         """Yields the kernels of a computation that runs so many times."""
@@ -195,14 +198,17 @@ class _Reader:
                 for inner in (x.attribute(r"condition=%?([\w.\-]+)"), x.attribute(r"body=%?([\w.\-]+)")):
                     yield from self.kernels(inner, times * int(turns or 1))
             elif opcode == "conditional":
-                branches = [list(self.kernels(name, times)) for name in _branches(x)]
-                yield from min(branches, key=lambda kernels: sum(k.times * k.memory_bytes for k in kernels), default=[])
+                branches = [_program(self.computations, self.backend, name, times) for name in _branches(x)]
+                yield from self.cheapest(branches)
             elif opcode in ("call", "async"):
                 yield from self.kernels(x.attribute(r"(?:to_apply|calls|called_computation)=%?([\w.\-]+)"), times)
             elif opcode in COLLECTIVES:
                 # An exchange that has only begun names its operands in its type too.
                 arrays = _ARRAY.findall(x.type)
-                arrays = arrays[len(arrays) // 2 :] if x.opcode.endswith("-start") and len(arrays) > 1 else arrays
+                if x.opcode.endswith("-start") and len(arrays) > 1:
+                    # On a TPU, marks of the exchange follow: numbers without axes, of which operands have none.
+                    arrays = arrays if opcode != "collective-permute" else [x for x in arrays if x[:2] != ("u32", "")]
+                    arrays = arrays[len(arrays) // 2 :]
                 self.collectives.append(Collective(opcode, times, sum(_plain_bytes(*array) for array in arrays)))
             elif opcode == "custom-call" and _called(x) in MARKERS:
                 continue
@@ -211,6 +217,16 @@ class _Reader:
                     opcode in ("infeed", "outfeed", "send", "recv") or "callback" in _called(x)
                 )
                 yield self.kernel(x, self.computations[computation], times)
+
+    def cheapest(self, branches: list[CompiledProgram]) -> tuple[Kernel, ...]:
+        """Returns the kernels of the branch that moves the fewest bytes, and counts what else it does."""
+        if not branches:
+            return ()
+        chosen = min(branches, key=lambda program: program.memory_bytes)
+        self.collectives += chosen.collectives
+        self.open_loops += chosen.open_loops
+        self.num_host_calls += chosen.num_host_calls
+        return chosen.kernels
 
     def kernel(self, x: _Instruction, around: _Computation, times: int) -> Kernel:
         """Returns the kernel of one instruction."""

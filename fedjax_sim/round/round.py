@@ -240,7 +240,8 @@ def close(
         new_server = tree.where(is_used, new_server, state.server)
         client_metrics = {name: mean.total / mean.weight for name, mean in aggregated.means.items()}
         with jax.numpy_dtype_promotion("standard"):  # optax adds the squares of leaves of different dtypes
-            change = tree.subtract(star.server.params(new_server), star.server.params(state.server))
+            # Squares of small changes are 0 in float16, and those of large ones infinite.
+            change = tree.widened(tree.subtract(star.server.params(new_server), star.server.params(state.server)))
             # Integers, such as symbols that a statistic found, have no distance.
             update_norm = optax.tree.norm([x for x in jax.tree.leaves(change) if jnp.issubdtype(x.dtype, jnp.inexact)])
         transform_state = tree.where(is_used | noise_released, aggregated.transform, state.transform)

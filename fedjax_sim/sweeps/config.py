@@ -355,9 +355,10 @@ def run_sweep(
       progress: show a bar.
       metric: the metric that will be shown; if it is missing, the sweep stops after its first points.
 
-    Returns: a `Sweep`. Seed s has the bits of `fedjax-sim run` with that seed and the same seeds of the data and of
-    their wrappers, `data.seed`, `data.label_flip.seed`
-    (tests/sweeps/test_config.py::test_a_config_sweep_is_runs; over data, ::test_axes_over_data_and_models).
+    Returns: a `Sweep`. Seed s has the bits of `fedjax-sim run` with that seed and the same seeds of the data, of their
+    wrappers and of the devices: `data.seed`, `data.label_flip.seed`, `devices.seed`
+    (tests/sweeps/test_config.py::test_a_config_sweep_is_runs; over data, ::test_axes_over_data_and_models; over cohort
+    sizes, ::test_points_have_the_plans_of_their_runs). The sample of `run.evaluate_train` follows the config's seed.
     """
     from fedjax_sim.sweeps.finished import POINTS, check_directory
     from fedjax_sim.sweeps.results import joined
@@ -423,9 +424,11 @@ def _run_group(loaded: SweepConfig, directory: Path | None, resume: bool, progre
         def data(self) -> Any:
             return base.data
 
-    # Every point has the plan of the first: lanes and chunks decide the order of sums.
+    # A point has the plan that its run would have, which follows from its cohort and its work. A trial is timed once.
+    is_timed = tables["run"]["plan"] == "trial"
+
     def built(config: Config) -> Any:
-        return SameData(config.planned(base.plan)).experiment()
+        return SameData(config.planned(base.plan) if is_timed else config).experiment()
 
     identity = {"config": loaded.configs[0].planned(base.plan).identity(), "data_sha256": digest(base.data)}
     identity["grid"] = dict(enumerate(_point(*pair) for pair in zip(loaded.configs, loaded.combinations, strict=True)))

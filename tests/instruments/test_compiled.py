@@ -152,6 +152,47 @@ def test_a_library_call_of_a_gpu(asked, precision):
     assert read_compiled(GEMM.replace("PRECISION", asked), "gpu").flops == {precision: 2 * 8 * 4 * 16}
 
 
+def test_a_branch_counts_with_all_that_it_does():
+    """Fault: exchanges and calls of a branch that is not counted."""
+    text = """HloModule m
+%add (a: f32[], b: f32[]) -> f32[] {
+  %a = f32[] parameter(0)
+  %b = f32[] parameter(1)
+  ROOT %sum = f32[] add(%a, %b)
+}
+%exchange (x: f32[100]) -> f32[100] {
+  %x = f32[100]{0} parameter(0)
+  %sum.1 = f32[100]{0} all-reduce(%x), to_apply=%add
+  ROOT %copy = f32[100]{0} copy(%sum.1)
+}
+%nothing (y: f32[100]) -> f32[100] {
+  ROOT %y = f32[100]{0} parameter(0)
+}
+ENTRY %main (i: s32[], z: f32[100]) -> f32[100] {
+  %i = s32[] parameter(0)
+  %z = f32[100]{0} parameter(1)
+  ROOT %out = f32[100]{0} conditional(%i, %z, %z), branch_computations={BRANCHES}
+}
+"""
+    both = read_compiled(text.replace("BRANCHES", "%exchange, %nothing"), "gpu")
+    assert not both.collectives and not both.kernels
+    one = read_compiled(text.replace("BRANCHES", "%exchange, %exchange"), "gpu")
+    assert one.collectives == (Collective("all-reduce", 1, 400.0),) and one.num_launches == 1
+
+
+@pytest.mark.parametrize("marks", ["", ", u32[]{:S(2)}, u32[]{:S(2)}"])
+def test_an_array_that_is_passed_on(marks):
+    """A TPU's exchange that has begun names two marks too. Fault: their bytes in place of the array's."""
+    text = f"""HloModule m
+ENTRY %main (x: f32[1000]) -> f32[1000] {{
+  %x = f32[1000]{{0}} parameter(0)
+  %start = (f32[1000]{{0}}, f32[1000]{{0}}{marks}) collective-permute-start(%x), source_target_pairs={{{{0,1}},{{1,0}}}}
+  ROOT %done = f32[1000]{{0}} collective-permute-done(%start)
+}}
+"""
+    assert read_compiled(text, "tpu").collectives == (Collective("collective-permute", 1, 4000.0),)
+
+
 def test_no_program():
     """Fault: an empty forecast of a text that holds nothing."""
     with pytest.raises(ValueError, match="text: expected a compiled program"):

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
 
 import jax
+import jax.numpy as jnp
+import optax
 import pytest
 from typer.testing import CliRunner
 
-from fedjax_sim import engine
+from fedjax_sim import algorithms, engine, sampling
 from fedjax_sim.command.app import app
 from fedjax_sim.instruments import chips
 from fedjax_sim.instruments.compiled import Collective, CompiledProgram, Kernel
-from fedjax_sim.instruments.target_forecast import least_seconds
+from fedjax_sim.instruments.target_forecast import _refusal, forecast_on, least_seconds
+from tests.laws import problems as p
 
 CHIP = chips.Chip("toy", "cuda", 1000, 100.0, {"float32": 50.0, "bfloat16": 500.0}, 10.0, 0.5, "")
 
@@ -35,6 +39,44 @@ def test_seconds_by_hand():
     assert seconds["launches"] == 6 * 0.5
     # A ring of four: each device sends 3/4 of the bytes twice, or once.
     assert seconds["exchanges"] == pytest.approx((2 * 2 * 0.75 * 40 + 0.75 * 40) / 10)
+
+
+def test_refusals_of_compilers():
+    """Fault: a program that is too large, and one without kernels, that end in a traceback or as the same thing."""
+    too_large = _refusal(CHIP, RuntimeError("RESOURCE_EXHAUSTED: Used 19.07G of 15.75G hbm.\nmore"))
+    assert isinstance(too_large, MemoryError) and str(too_large).endswith("15.75G hbm.")
+    assert isinstance(_refusal(CHIP, RuntimeError("INTERNAL: no supported kernel")), NotImplementedError)
+
+
+@pytest.mark.full
+def test_memory_is_of_a_device_on_many_hosts():
+    """Fault: the bytes of one host's devices, divided by the number of all devices."""
+    if hint := chips.missing_compiler(chips.CHIPS["v5e"]):
+        pytest.skip(f"needs the compiler for v5e: {hint}")
+    code = """if True:
+        import jax, jax.numpy as jnp
+        from jax.sharding import NamedSharding, PartitionSpec
+        from fedjax_sim import engine
+        from fedjax_sim.instruments.chips import CHIPS, chip_devices
+        for number in (4, 8):
+            mesh = jax.sharding.Mesh(chip_devices(CHIPS["v5e"], number), "x")
+            x = jax.ShapeDtypeStruct((number << 20,), jnp.float32, sharding=NamedSharding(mesh, PartitionSpec("x")))
+            compiled = jax.jit(lambda x: x * 2).trace(x).lower(lowering_platforms=("tpu",)).compile()
+            print(engine.needs_of_a_device(compiled).total)
+    """
+    environment = os.environ | {"JAX_PLATFORMS": "cpu"}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
+    assert done.stdout.split() == ["8388608"] * 2, done.stderr[-2000:]
+
+
+def test_memory_on_disk_is_planned_without_calls(tmp_path):
+    """Calls of the host are replaced, and counted. Faults: a traceback of the compiler; a plan that has no calls."""
+    device = jax.devices()[0]
+    with engine.client_memory("disk", tmp_path), engine.compiling_for("cpu", [device], 1 << 30):
+        sampler = sampling.uniform(p.NUM_CLIENTS, 4)
+        made = algorithms.scaffold(p.linear_loss, sampler, optax.sgd(0.1), weighting="uniform", num_steps=1)
+        found = forecast_on(CHIP._replace(platform="cpu"), [device], made, jax.random.key(0), jnp.zeros(3), p.ragged())
+    assert found.program.num_host_calls == 2  # states of clients are read, and written
 
 
 def test_pods():
@@ -102,9 +144,9 @@ def test_plan_for_a_chip(name):
     for words in (
         f"devices +2 of {re.escape(chips.CHIPS[name].title)}",
         r"clients at once +\d+ on each device",
-        "largest cohort +400",
+        "cohorts that fit, at least up to +400",
         r"waits for the host +never",
-        r"exchanges +1 of",
+        r"exchanges +1, ",
         r"a round, at least +[\d.]+ [um]s",
         r"clients/s, at most +[\d,]+",
     ):

@@ -256,3 +256,14 @@ def test_client_memory_is_written_in_place():
 def wide_row(parameters, id):
     """One example a client."""
     return ClientData({"x": (parameters + id)[None]}, jnp.ones(1, bool))
+
+
+def test_the_norm_of_a_change_in_few_bits():
+    """Fault: squares in the model's own float16, which are 0 for small changes and infinite for large ones."""
+    people = population.quadratic_population([1.0] * 4, [0.0, 1.0, 2.0, 3.0])
+    for rate in (1e-4, 300.0):
+        start = {"w": jnp.zeros(1, jnp.float16)}
+        made = algorithms.fedavg(population.quadratic_loss, sampling.full(4), optax.sgd(rate), num_steps=1, mesh=None)
+        state, info = jax.jit(made.step)(KEY, made.init(KEY, start, people), people)
+        change = float(made.params(state)["w"][0])
+        assert change > 0 and float(info["update_norm"]) == pytest.approx(change)

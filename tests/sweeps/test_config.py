@@ -9,6 +9,7 @@ import jax
 import pytest
 from typer.testing import CliRunner
 
+from fedjax_sim import engine
 from fedjax_sim.command import sweep
 from fedjax_sim.command.app import app
 from fedjax_sim.config.build import build
@@ -53,6 +54,28 @@ def test_a_config_sweep_is_runs(tmp_path):
     other = CliRunner().invoke(app, [*arguments, "--resume", "--set", "run.lanes=3", "--set", "run.delta=0.01"])
     assert other.exit_code == 1 and "config.run.delta: None in the file, 0.01 now" in other.output
     assert "config.run.lanes: " in other.output and (out / "points.jsonl").read_bytes() == before
+
+
+@pytest.mark.full
+def test_points_have_the_plans_of_their_runs(monkeypatch):
+    """Over cohort sizes, lanes differ. Catches points in the plan of the first: other last bits than a run's."""
+    fold, plans = engine.fold, set()
+
+    def seen(each, accumulate, shared, carry, slots, **options):
+        plans.add((len(jax.tree.leaves(slots)[0]), options["plan"]))
+        return fold(each, accumulate, shared, carry, slots, **options)
+
+    monkeypatch.setattr(engine, "fold", seen)
+    base = [x for x in BASE if "cohort_size" not in x]
+    run_sweep(load_sweep(None, [*base, "sweep.grid.sampler.cohort_size=[8, 40]", "sweep.seeds=[3]"]), None)
+    of_points = plans.copy()
+    plans.clear()
+    for size in (8, 40):
+        made = build(load(None, [*base, f"sampler.cohort_size={size}"]))
+        jax.eval_shape(
+            made.algorithm.step, made.key, made.algorithm.init(made.key, made.params, made.data.train), made.data.train
+        )
+    assert len(plans) == 2 and of_points == plans
 
 
 @pytest.mark.full

@@ -208,7 +208,7 @@ def _take_step(
     new_state = model_server.apply(stream(key, "server"), update, state)
     is_finite = engine.all_finite((loss, update, new_state))
     new_state = tree.where((num_labelled > 0) & is_finite, new_state, state)
-    update_norm = optax.tree.norm(tree.subtract(model_server.params(new_state), params))
+    update_norm = optax.tree.norm(tree.widened(tree.subtract(model_server.params(new_state), params)))
     return new_state, is_finite, sums, num_labelled, {"update_norm": update_norm}
 
 
