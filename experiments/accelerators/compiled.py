@@ -102,11 +102,11 @@ def main(only: list[str]) -> None:
     warnings.simplefilter("ignore", UserWarning)  # of idle devices
     path = HERE / "compiled.json"
     found: dict = json.loads(path.read_text()) if only else {"measured": [], "forecast": []}
-    found |= {"versions": versions("jax", "jaxlib"), "date": time.strftime("%Y-%m-%d")}
+    compiled_now = versions("jax", "jaxlib") | {"date": time.strftime("%Y-%m-%d")}
 
     def add(kind: str, values: dict) -> None:
         """Keeps a row in place of an earlier one, and writes all rows so far: a large program compiles for minutes."""
-        rows = {tuple(row[name] for name in PROGRAM): row for row in [*found[kind], values]}
+        rows = {tuple(row[name] for name in PROGRAM): row for row in [*found[kind], values | compiled_now]}
         found[kind] = list(rows.values())
         path.write_text(json.dumps(found, indent=1) + "\n")
         print(*(values[name] for name in ("chip", "devices", "workload", "clients", "lanes", "least_ms")), flush=True)

@@ -58,7 +58,7 @@ def test_a_config_sweep_is_runs(tmp_path):
 
 @pytest.mark.full
 def test_points_have_the_plans_of_their_runs(monkeypatch):
-    """Over cohort sizes, lanes differ. Catches points in the plan of the first: other last bits than a run's."""
+    """Over cohort sizes, lanes differ. Catches points in the plan of the first, whose last bits may differ."""
     fold, plans = engine.fold, set()
 
     def seen(each, accumulate, shared, carry, slots, **options):

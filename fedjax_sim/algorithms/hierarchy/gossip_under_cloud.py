@@ -114,7 +114,8 @@ def hierarchical_gossip(
         is_finite = engine.all_finite(models)
         models = tree.where(is_finite, models, before)
         differences = tree.subtract(models, jax.tree.map(lambda x: jnp.broadcast_to(x.mean(0), x.shape), models))
-        return models, is_finite, cloud_averages, optax.tree.norm(differences) / np.float32(np.sqrt(size))
+        distance = optax.tree.norm(tree.widened(differences)) / np.float32(np.sqrt(size))
+        return models, is_finite, cloud_averages, distance
 
     def step(key, state, population):
         cohort, _ = invite(star, key, state)

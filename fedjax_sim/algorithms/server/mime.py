@@ -260,7 +260,12 @@ def _mean_gradient(
     control = jax.tree.map(lambda g, x: g.astype(x.dtype), aggregated.update, state.server)
     usable = (num_arrived > 0) & engine.all_finite(control)
     control = tree.where(usable, control, tree.zeros_like(control))
-    return usable, control, optax.tree.norm(control), tree.where(usable, aggregated.transform, state.transform)
+    return (
+        usable,
+        control,
+        optax.tree.norm(tree.widened(control)),
+        tree.where(usable, aggregated.transform, state.transform),
+    )
 
 
 def _info_of_both(info: dict, first_traffic: dict, first_unusable: dict, norm: Array, usable: Array) -> dict:
