@@ -55,6 +55,10 @@ class FederatedData(NamedTuple):
     measure: Callable | None = None  # (outputs [n, ...], examples) -> {metric: [n]}, reported by evaluations
     columns: tuple[int, ...] | None = None  # number of columns of x [n, d] that each party holds, in the parties' order
     notes: tuple[str, ...] = ()  # what reading the files changed, as text for reports
+    client_names: tuple[str, ...] | None = (
+        None  # of the clients of `train` and `local_test`, by id, where files have any
+    )
+    held_out_names: tuple[str, ...] | None = None  # of the clients of `held_out`, by id
 
     def __repr__(self) -> str:
         """Returns a line without the arrays.
@@ -227,10 +231,10 @@ def from_sites(
     """Builds federated data from one dict of examples per client.
 
     Args:
-      train: client id -> {"x", "y"}. Client i of the population is the i-th of the dict. A client may be empty, of
-        length 0. The shapes are those of the first client with rows.
+      train: client id -> {"x", "y"}. Client i of the population is the i-th of the dict, and its id is its name in
+        `client_names`. A client may be empty, of length 0. The shapes are those of the first client with rows.
       test: client id -> {"x", "y"}. All rows together are the central test set. Each client with rows is also one
-        held-out client.
+        held-out client, and keeps its id in `held_out_names`.
       task, num_outputs, name, label_names, vocabulary: see `FederatedData`.
       scale_bytes: whether features of dtype uint8, such as images, become x / 255 in float32. `notes` then says so.
         False keeps the values 0 to 255. Tokens are never scaled.
@@ -241,7 +245,8 @@ def from_sites(
 
     Guarantees: rows keep their client and order (tests/population/datasets/test_leaf_tff.py::test_sites_keep_rows),
     also beside clients without rows, whatever the shape and dtype of their arrays (::test_clients_without_rows). Bytes
-    are divided by 255 (::test_bytes_are_scaled).
+    are divided by 255 (::test_bytes_are_scaled). Names stay with their clients
+    (tests/population/test_client_names.py::test_names_of_sites).
 
     >>> rows = {"x": np.ones((2, 3)), "y": np.array([0, 1])}
     >>> data = from_sites({"a": rows, "b": rows}, {"a": rows}, task="binary", num_outputs=1, name="toy")
@@ -280,13 +285,25 @@ def from_sites(
         for part in (*checked[0].values(), *checked[1].values()):
             part["x"] = part["x"] / np.float32(255)
     train_parts = list(checked[0].values())
-    test_parts = [part for part in checked[1].values() if len(part["y"])]
+    tested = {id: part for id, part in checked[1].items() if len(part["y"])}
+    test_parts = list(tested.values())
     population = stored(concatenate(train_parts), offsets_of(train_parts))
     central_test = concatenate(test_parts)
     held_out = stored(central_test, offsets_of(test_parts))
     notes = (SCALED_BYTES,) if scale else ()
     return FederatedData(
-        population, central_test, held_out, shape, num_outputs, task, label_names, vocabulary, name, notes=notes
+        population,
+        central_test,
+        held_out,
+        shape,
+        num_outputs,
+        task,
+        label_names,
+        vocabulary,
+        name,
+        notes=notes,
+        client_names=tuple(train),
+        held_out_names=tuple(tested),
     )
 
 

@@ -53,4 +53,4 @@ def with_server_rows(data: FederatedData, *, examples: PositiveInt = 100, seed: 
         jax.tree.map(lambda leaf, part=part: leaf[part], data.test)
         for part in (np.sort(order[:examples]), np.sort(order[examples:]))
     )
-    return data._replace(server=server, test=test, held_out=None)
+    return data._replace(server=server, test=test, held_out=None, held_out_names=None)

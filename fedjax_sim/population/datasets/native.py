@@ -38,6 +38,7 @@ __all__ = ["native", "write_native"]
 
 SCHEMA = 1
 FIELDS = ("schema", "name", "task", "input_shape", "num_outputs", "label_names", "vocabulary")
+NAMES = ("client_names", "held_out_names")  # fields of info.json, which it lacks if an earlier version wrote it
 NOT_HELD = ("poisons", "triggered", "local_test", "measure", "server", "columns")  # fields that a folder cannot hold
 LARGEST_INFO = 1 << 26  # bytes
 # The quotient of every byte, as NumPy rounds it. XLA would multiply by 1 / 255, which rounds differently.
@@ -77,7 +78,7 @@ def write_native(directory: str | os.PathLike, data: FederatedData) -> None:
                 write_store(temporary / name, jax.device_get(pooled(population).examples), offsets)
         # The test set is stored as a population of one client.
         write_store(temporary / "test", data.test, np.array([0, len(jax.tree.leaves(data.test)[0])]))
-        info = {"schema": SCHEMA, **{field: getattr(data, field) for field in FIELDS[1:]}}
+        info = {"schema": SCHEMA, **{field: getattr(data, field) for field in (*FIELDS[1:], *NAMES)}}
         with (temporary / "info.json").open("w", encoding="utf-8") as file:
             json.dump(info, file, indent=1)
             file.flush()
@@ -97,7 +98,9 @@ def _info(path: pathlib.Path) -> dict[str, Any]:
         info = json.loads(text)
     except (ValueError, RecursionError) as error:
         validate.fail(str(path), "JSON text", str(error))
-    if not isinstance(info, dict) or set(info) != set(FIELDS):
+    if isinstance(info, dict):
+        info = dict.fromkeys(NAMES) | info
+    if not isinstance(info, dict) or set(info) != {*FIELDS, *NAMES}:
         validate.fail(str(path), f"an object with {', '.join(FIELDS)}", info)
     validate.one_of("info.schema", info["schema"], (SCHEMA,))
     validate.one_of("info.task", info["task"], TASKS)
@@ -107,7 +110,7 @@ def _info(path: pathlib.Path) -> dict[str, Any]:
     shape = info["input_shape"]
     if not isinstance(shape, list) or not all(type(n) is int and n >= 1 for n in shape):
         validate.fail("info.input_shape", "a list of integers >= 1", shape)
-    for field in ("label_names", "vocabulary"):
+    for field in ("label_names", "vocabulary", *NAMES):
         names = info[field]
         if names is not None and not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
             validate.fail(f"info.{field}", "null or a list of strings", names, error=TypeError)
@@ -187,6 +190,10 @@ def native(*, directory: FolderPath, host: bool = False, scale_bytes: bool = Tru
     central_test = store("test") or store("held_out")
     if central_test is None:
         validate.fail("directory", "a store test/ or held_out/", str(folder), "Without one there is no test set.")
+    for field, population in zip(NAMES, (train, held_out), strict=True):
+        if info[field] is not None and len(info[field]) != (0 if population is None else population.size):
+            hint = "If another store took the place of theirs, write null."
+            validate.fail(f"info.{field}", "a name for each client", f"{len(info[field]):,} names", hint)
     data = FederatedData(train=train, test=check("test", central_test.examples), held_out=held_out, **info)
     if not scale_bytes or info["task"] in ("next_token", "quadratic"):
         return data

@@ -95,7 +95,8 @@ def synthetic(
         cut = n - math.ceil(validate.as_written(test_fraction) * int(n))
         train[f"f_{i:05d}"] = {"x": x[:cut], "y": y[:cut]}
         test[f"f_{i:05d}"] = {"x": x[cut:], "y": y[cut:]}
-    return from_sites(train, test, task="classification", num_outputs=num_classes, name="synthetic")
+    data = from_sites(train, test, task="classification", num_outputs=num_classes, name="synthetic")
+    return data._replace(client_names=None, held_out_names=None)  # generated clients are known by their numbers
 
 
 def _paired(parameters: Any, id: Array, draw: Any) -> Array:

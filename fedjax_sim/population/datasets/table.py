@@ -80,7 +80,8 @@ def from_table(source: Any, *, label: str, test: Any = None, **options: Unpack[T
         each row, such as an image; bytes are divided by 255, and other numbers stay as they are.
       label: name of the label column.
       test: a table like `source` whose rows are the test rows. None splits the rows of `source`.
-      client: name of the column of client ids. Each distinct id of `source` is a client, in sorted order of the ids.
+      client: name of the column of client ids. Each distinct id of `source` is a client, in sorted order of the ids,
+        which are the `client_names`.
       partition: assigns training rows to simulated clients instead, such as
         `population.partitioners.dirichlet(num_clients=100, alpha=0.3)`. Exactly one of `client` and `partition` is
         given.
@@ -247,19 +248,32 @@ def _federated(train: _Table, test: _Table | None, name: str, meaning: _Meaning)
     )
     if SCALED_BYTES in notes:
         training["x"], testing["x"] = training["x"] / np.float32(255), testing["x"] / np.float32(255)
-    held_out = None
+    held_out = client_names = held_out_names = None
     if ids is not None:
         # A client whose rows the split made test rows stays in the population, without rows. In a table of test rows
         # alone, ids that never train are held-out clients and no others.
-        names = np.unique(ids if test is None else ids[~is_test])
-        owner = np.asarray(np.searchsorted(names, ids[~is_test]))
-        population: Population = _stored(training, from_owner(owner, len(names)))
+        distinct_ids = np.unique(ids if test is None else ids[~is_test])
+        owner = np.asarray(np.searchsorted(distinct_ids, ids[~is_test]))
+        population: Population = _stored(training, from_owner(owner, len(distinct_ids)))
         held_out = _stored(testing, by_group(ids[is_test]))
+        client_names, held_out_names = (
+            tuple(map(str, some_ids.tolist())) for some_ids in (distinct_ids, np.unique(ids[is_test]))
+        )
     elif partition is not None:
         population = indexed(training, partition.divide(training["y"]))
     shape = training["x"].shape[1:]
     return FederatedData(
-        population, testing, held_out, shape, num_outputs, meaning.task, label_names, name=name, notes=tuple(notes)
+        population,
+        testing,
+        held_out,
+        shape,
+        num_outputs,
+        meaning.task,
+        label_names,
+        name=name,
+        notes=tuple(notes),
+        client_names=client_names,
+        held_out_names=held_out_names,
     )
 
 

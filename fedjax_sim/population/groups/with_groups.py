@@ -20,6 +20,7 @@ from fedjax_sim.validate import NonNegativeInt
 __all__ = ["counts_of_labels_in_range", "with_groups"]
 
 WAYS = ("order", "random", "size", "labels")
+MOST_NAMED = 3  # clients that name a group
 
 
 @validate.named_arguments
@@ -45,9 +46,10 @@ def with_groups(
       groups: [N] the group of each client, instead of `num_groups` and `by`.
       seed: of "random" and "labels".
 
-    Returns: the same data set with `population.Grouped` clients. A group's local test has the rows of its clients, and
-    other test sets are unchanged. Wrappers that are applied afterwards change a group's pooled rows, so a hierarchy
-    refuses them. In the config of a hierarchy the groups go around all other wrappers, wherever the table stands.
+    Returns: the same data set with `population.Grouped` clients. A group's local test has the rows of its clients, its
+    name lists the first three of them, and other test sets are unchanged. Wrappers that are applied afterwards change a
+    group's pooled rows, so a hierarchy refuses them. In the config of a hierarchy the groups go around all other
+    wrappers, wherever the table stands.
 
     Raises: ValueError or TypeError for options out of range, for both or neither of `num_groups` and `groups`, and for
     groups without a client.
@@ -88,7 +90,19 @@ def with_groups(
 def _grouped(data: FederatedData, groups: np.ndarray) -> FederatedData:
     """Groups the training clients and their local tests, whose ids are the same, alike."""
     local_test = None if data.local_test is None else grouped(data.local_test, groups)
-    return data._replace(train=grouped(data.train, groups), local_test=local_test)
+    names = None if data.client_names is None else _names_of_groups(data.client_names, groups)
+    return data._replace(train=grouped(data.train, groups), local_test=local_test, client_names=names)
+
+
+def _names_of_groups(names: Sequence[str], groups: np.ndarray) -> tuple[str, ...]:
+    """Returns a name for each group: those of its first clients, which no other group has."""
+    members: list[list[str]] = [[] for _ in range(int(groups.max()) + 1)]
+    for name, group in zip(names, groups.tolist(), strict=True):
+        members[group].append(name)
+    return tuple(
+        " + ".join(of_group[:MOST_NAMED]) + (f" + {more:,} more" if (more := len(of_group) - MOST_NAMED) > 0 else "")
+        for of_group in members
+    )
 
 
 def counts_of_labels_in_range(population: Population, num_labels: int) -> np.ndarray:
