@@ -20,6 +20,7 @@ __all__ = [
     "at_least_float32",
     "common_dtype",
     "dotted",
+    "has_equal_rows",
     "joined_metrics",
     "num_bytes",
     "num_values",
@@ -122,6 +123,19 @@ def take_rows(tree: PyTree, ids: Array) -> PyTree:
       ids: signed integers of any shape; an unsigned one of 2^31 and above counts as below 0.
     """
     return jax.tree.map(lambda x: x.at[ids].get(mode="clip", wrap_negative_indices=False), tree)
+
+
+def has_equal_rows(tree: PyTree) -> bool:
+    """Returns whether two rows of leaves [k, ...] have the same bits in all leaves; False for traced leaves.
+
+    >>> has_equal_rows({"a": jnp.array([1, 1, 1]), "b": jnp.array([1, 2, 3])}), has_equal_rows(jnp.array([1, 2, 1]))
+    (False, True)
+    """
+    leaves = jax.tree.leaves(tree)
+    if any(isinstance(x, jax.core.Tracer) for x in leaves):
+        return False
+    rows = list(zip(*(np.asarray(x) for x in leaves), strict=True))
+    return len({b"".join(x.tobytes() for x in row) for row in rows}) < len(rows)
 
 
 def where(condition: Array, a: PyTree, b: PyTree) -> PyTree:

@@ -8,6 +8,7 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 
+from fedjax_sim import tree
 from fedjax_sim.models.model import Model
 from fedjax_sim.types import Array, PyTree
 from fedjax_sim.validate import fail, in_range, integer, named_arguments, part, positive
@@ -34,7 +35,7 @@ def interpolated(a: PyTree, b: PyTree, share: float) -> PyTree:
     [0.25]
     """
     in_range("share", share, 0, 1)
-    specs = [jax.tree.map(lambda x: (jnp.shape(x), str(jnp.result_type(x))), tree) for tree in (a, b)]
+    specs = [jax.tree.map(lambda x: (jnp.shape(x), str(jnp.result_type(x))), params) for params in (a, b)]
     if specs[0] != specs[1]:
         fail("b", f"parameters like a, {specs[0]}", specs[1])
     if share in (0, 1):
@@ -101,13 +102,6 @@ def ensemble(model: Model, num_members: int) -> Model:
     return Model(init, apply)
 
 
-def _check_stateless(model: Model) -> None:
-    if jax.tree.leaves(jax.eval_shape(lambda: model.init(jax.random.key(0))[1])):
-        fail(
-            "model", "a model without state", "one with state", "Freeze it: from_fn(init, apply) with the state fixed."
-        )
-
-
 def _members(model: Model, key: Array, num_members: int) -> PyTree:
     """Draws the parameters of each member from a key of its own; leaves [members, ...]."""
     keys = [jax.random.fold_in(key, i) for i in range(num_members)]
@@ -140,7 +134,11 @@ def mixture(model: Model, num_components: int, task: Literal["binary", "classifi
 
     def init(key):
         weights = jnp.full(num_components, 1 / num_components)
-        return {"components": _members(model, key, num_components), "weights": weights}, ()
+        components = _members(model, key, num_components)
+        if tree.has_equal_rows(components):
+            hint = "Equal components stay equal. Take one that starts from random numbers, or `algorithms.fedem`."
+            fail("model", "one whose components start apart", "one that always starts alike", hint)
+        return {"components": components, "weights": weights}, ()
 
     def apply(params, state, x, key, train):
         outputs = jax.vmap(lambda component: model.apply(component, (), x, key, train)[0])(params["components"])

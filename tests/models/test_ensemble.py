@@ -74,6 +74,13 @@ def test_mixture(task):
     np.testing.assert_allclose(mixed.init(KEY)[0]["weights"], np.full(3, 1 / 3), rtol=1e-6)
 
 
+def test_equal_components_are_refused():
+    """A linear model starts at 0 with every key, and an MLP does not."""
+    with pytest.raises(ValueError, match="model: expected one whose components start apart, got 'one that always"):
+        mixture(models.linear(input_shape=(4,), num_outputs=3), 2, "classification").init(KEY)
+    mixture(models.linear(input_shape=(4,), num_outputs=3), 1, "classification").init(KEY)
+
+
 def test_distillation():
     """Faults: the divergence the other way round, a temperature that does not scale its gradient, a teacher that
     learns."""

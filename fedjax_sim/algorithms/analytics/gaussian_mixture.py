@@ -9,6 +9,7 @@ from typing import Annotated, Unpack
 import jax
 import jax.numpy as jnp
 
+from fedjax_sim import tree, validate
 from fedjax_sim.algorithms.analytics.kmeans import drawn_in_a_box
 from fedjax_sim.algorithms.analytics.statistic import RowOptions, features_of, started, statistic, summaries
 from fedjax_sim.types import Algorithm, Array, Mean, PyTree, Sampler, ServerUpdate
@@ -53,8 +54,8 @@ def gaussian_mixture(
       takes such an estimate, or () to draw one. Its info has `local_loss`, the mean negative log-likelihood of the
       cohort's rows before the round, in nats; evaluations have it as `loss`.
 
-    Raises: ValueError for a box without volume, and for an estimate of another shape; TypeError for rows without
-      vectors.
+    Raises: ValueError for a box without volume, for an estimate of another shape, and for one with two components of
+      the same mean and variance, which would stay equal; TypeError for rows without vectors.
 
     Guarantees: with all clients and without noise a round is a step of EM on the pooled rows
     (tests/algorithms/analytics/test_gaussian_mixture.py::test_everybody_together_is_em), and the likelihood never falls
@@ -90,7 +91,11 @@ def gaussian_mixture(
 
     def start(params):
         square = (num_components, None)
-        return started(params, {"weights": (num_components,), "means": square, "variances": square}, default)
+        estimate = started(params, {"weights": (num_components,), "means": square, "variances": square}, default)
+        if tree.has_equal_rows((estimate["means"], estimate["variances"])):
+            hint = "Whatever their weights, they would stay equal: move the mean of one."
+            validate.fail("params", "components that differ in mean or variance", "two equal ones", hint)
+        return estimate
 
     def maximised(key, aggregate, state):
         counts, sums, squares = (aggregate[name].astype(jnp.float32) for name in ("counts", "sums", "squares"))

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_sim import aggregation, client, server, tree, validate
-from fedjax_sim.algorithms.personal.ifca import spread_out
+from fedjax_sim.algorithms.personal.ifca import check_spread, spread_out
 from fedjax_sim.algorithms.personal.own_models import with_own_models
 from fedjax_sim.client.local_sgd import facts_of, local_training, uncorrected
 from fedjax_sim.models import Model, supervised
@@ -54,7 +54,7 @@ def fedem(
       optimizer: as in `fedavg`. It trains all components as one pytree, leaves [M, ...], on the same minibatches.
       task: what the outputs are, as in `models.ensemble.mixture`.
       num_components: M.
-      spread, start_seed: of the components before training, as in `ifca`. Equal components would stay equal.
+      spread, start_seed: of the components before training, as in `ifca`.
       num_steps, num_epochs, batch_size, shuffle, weighting: as in `client.work`.
       transform: of a client's message, the updates of all components as one.
       nonfinite, plan, mesh: as in `federated`.
@@ -64,7 +64,8 @@ def fedem(
     trained. `params` is the mixture with equal weights. `fine_tuned` is not for it: gradient steps would leave the
     simplex.
 
-    Raises: ValueError, when traced, for a loss that weighs rows, such as that of texts by their tokens.
+    Raises: ValueError, when traced, for a loss that weighs rows, such as that of texts by their tokens; for components
+    that start equal, as `ifca`.
 
     Guarantees: one component is FedAvg up to rounding (tests/algorithms/personal/test_fedem.py::
     test_one_component_is_fedavg); components and weights match NumPy (::test_matches_numpy); weights are in no message,
@@ -72,6 +73,7 @@ def fedem(
 
     References: Marfoq, Neglia, Bellet, Kameni, Vidal 2021 (FedEM), algorithm 1.
     """
+    check_spread(num_components, spread)
     mixed = mixture(model, num_components, task)
     work, round_options = client.local_work(options)
     loss_fn = supervised(model, loss)

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_sim import aggregation, client, server, tree
+from fedjax_sim import aggregation, client, server, tree, validate
 from fedjax_sim.algorithms.personal.own_models import with_own_models
 from fedjax_sim.client.local_sgd import facts_of, local_training, uncorrected
 from fedjax_sim.client.losses import loss_and_metrics
@@ -20,7 +20,7 @@ from fedjax_sim.transform.chain import plain_wire
 from fedjax_sim.types import Algorithm, ClientUpdate, Mean, PyTree, Sampler, ServerUpdate, UpdateTransform
 from fedjax_sim.validate import Integer, LossFn, NonNegative, NonNegativeInt, named_arguments
 
-__all__ = ["clustered", "ifca", "spread_out"]
+__all__ = ["check_spread", "clustered", "ifca", "spread_out"]
 
 
 class IFCAOptions(client.LocalOptions, ExecutionOptions, total=False):
@@ -47,8 +47,10 @@ def ifca(
       loss_fn, sampler, optimizer: as in `fedavg`. There is no other aggregator: a model's mean update is a ratio of two
         means, which a median, say, would make another number of.
       num_clusters: models of the server.
-      spread: how far the models are apart before training: beside the first one, each has Gaussian noise of `spread`
-        times the root mean square of each leaf. Equal models would all be trained alike.
+      spread: how far the models are apart before training: beside the first one, each has Gaussian noise on every leaf.
+        Its deviation is `spread` times the leaf's root mean square. For a leaf of zeros it is `spread` / sqrt(n), the
+        scale of initialisers, where n is the number of inputs: the product of all axes but the last, and 1 for a
+        vector. Equal models would all be trained alike, so several models need a spread above 0.
       start_seed: of that noise.
       num_steps, num_epochs, batch_size, shuffle, weighting: as in `client.work`.
       nonfinite, plan, mesh: as in `federated`.
@@ -56,13 +58,18 @@ def ifca(
     Returns: an Algorithm. A client's own model is the one that it chose last; a client that has not trained yet has the
     first. `params` is the first model.
 
-    Guarantees: one cluster is FedAvg up to rounding (tests/algorithms/personal/test_limits.py::
-    test_without_anything_personal_it_is_fedavg); a message counts the bytes of one model
-    (::test_ifca_counts_one_model_up_and_all_down); models match NumPy
+    Raises: ValueError for a spread of 0 between several models, and in `init` for one that rounding loses, so that two
+    models are equal.
+
+    Guarantees: models differ before training, also around 0 (tests/algorithms/personal/test_spread.py::
+    test_models_around_zero_differ), and equal ones are refused (::test_equal_models_are_refused); one cluster is FedAvg
+    up to rounding (tests/algorithms/personal/test_limits.py::test_without_anything_personal_it_is_fedavg); a message
+    counts the bytes of one model (::test_ifca_counts_one_model_up_and_all_down); models match NumPy
     (tests/algorithms/personal/test_numpy.py::test_ifca_matches_numpy).
 
     References: Ghosh, Chung, Yin, Ramchandran 2020 (IFCA), algorithm 1, option II.
     """
+    check_spread(num_clusters, spread)
     work, round_options = client.local_work(options)
     train = local_training(loss_fn, optimizer, work)
 
@@ -130,17 +137,36 @@ def clustered(inner: ServerUpdate, start) -> ServerUpdate:
     )
 
 
+def check_spread(count: int, spread: float) -> None:
+    """Refuses a spread of 0 between several models."""
+    if count > 1 and not isinstance(spread, jax.core.Tracer) and spread == 0:
+        hint = "Equal models are trained alike, and stay equal for ever."
+        validate.fail("spread", f"more than 0 for {count} models", spread, hint)
+
+
 def spread_out(key: jax.Array, params: PyTree, count: int, spread: float) -> PyTree:
-    """Returns models around the given one, leaves [count, ...]; the first is the given one itself."""
+    """Returns models around the given one, leaves [count, ...]; the first is the given one itself.
+
+    The noise's deviation is `spread` times the root mean square of a leaf. For a leaf of zeros it is
+    spread / sqrt(num_inputs), by which inputs of about 1 move an output by about `spread`.
+
+    Raises: ValueError if two of the models are equal; not where the models are traced.
+    """
     leaves, structure = jax.tree.flatten(params)
     keys = jax.random.split(key, max(len(leaves), 1))
 
     def around(key, x):
-        scale = spread * jnp.sqrt(jnp.mean(jnp.square(x.astype(jnp.float32))))
+        size = jnp.sqrt(jnp.mean(jnp.square(x.astype(jnp.float32))))
+        num_inputs = math.prod(x.shape[:-1])
+        scale = spread * jnp.where(size > 0, size, 1 / math.sqrt(num_inputs))
         noise = jax.random.normal(key, (count, *x.shape), jnp.float32).at[0].set(0.0)
         return x[None] + (scale * noise).astype(x.dtype)
 
-    return structure.unflatten([around(key, x) for key, x in zip(keys, leaves, strict=False)])
+    models = structure.unflatten([around(key, x) for key, x in zip(keys, leaves, strict=False)])
+    if tree.has_equal_rows(models):
+        hint = "Rounding to the parameters' precision loses it, and equal models stay equal: take a larger one."
+        validate.fail("spread", f"one that makes {count} different models", spread, hint)
+    return models
 
 
 def _one_of(num_clusters: int) -> UpdateTransform:

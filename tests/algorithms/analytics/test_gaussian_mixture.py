@@ -57,6 +57,15 @@ def test_the_likelihood_never_falls(seed):
     assert (np.diff(losses) <= 1e-5).all() and losses[-1] < losses[0] - 0.1
 
 
+def test_equal_components_are_refused():
+    """Two components that differ in their weights alone; the same means with other variances do move apart."""
+    made = algorithms.gaussian_mixture(p.EVERYBODY, num_components=3)
+    means = START["means"][[0, 1, 1]]
+    with pytest.raises(ValueError, match="params: expected components that differ in mean or variance, got 'two equal"):
+        p.rounds(made, 1, params=START | {"means": means, "variances": np.ones((3, 2), np.float32)})
+    p.rounds(made, 1, params=START | {"means": means})
+
+
 def test_the_loss_is_the_likelihood():
     """Of the estimate, by rows. Catches a normalisation that is left out."""
     loss_fn = algorithms.gaussian_mixture(p.EVERYBODY, num_components=3).evaluated.loss_fn
