@@ -123,4 +123,7 @@ def federated(
         return seen(star, key, cohort, state, population)
 
     metrics = metrics_of(star)
-    return Algorithm(init, step, lambda state: server.params(state.server), star, observe, metrics=metrics)
+    kind = star.params_kind
+    return Algorithm(
+        init, step, lambda state: server.params(state.server), star, observe, metrics=metrics, params_kind=kind
+    )

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from fedjax_sim import tree, validate
 from fedjax_sim.models.partition import combine, partition
-from fedjax_sim.types import PyTree, ServerUpdate, Wire
+from fedjax_sim.types import ParamsKind, PyTree, ServerUpdate, Wire
 
 __all__ = ["with_clients_part"]
 
@@ -65,4 +65,5 @@ def with_clients_part(server: ServerUpdate, own: Sequence[str]) -> ServerUpdate:
         wire=shared_wire,
         takes=lambda params: server.expects(partition(params, own)[1]),
         moved=None if server.moved is None else moved,
+        params_kind=ParamsKind.PART,
     )

@@ -61,4 +61,5 @@ def control_variates(server: ServerUpdate) -> ServerUpdate:
         params=lambda state: server.params(state.server),
         wire=wire_with_rest(server),
         takes=lambda params: {"params": server.expects(params), "control": params},
+        params_kind=server.params_kind,
     )

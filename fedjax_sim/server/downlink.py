@@ -93,6 +93,7 @@ def downlink(server: ServerUpdate, transform: UpdateTransform) -> ServerUpdate:
         params=lambda state: server.params(state.server),
         wire=lambda broadcast_spec: transform.wire(broadcast_spec, _uncompressed_wire(broadcast_spec)),
         takes=server.takes,
+        params_kind=server.params_kind,
     )
 
 

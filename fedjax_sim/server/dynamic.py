@@ -62,4 +62,5 @@ def dynamic(server: ServerUpdate, coefficient: Positive) -> ServerUpdate:
         params=lambda state: server.params(state.server),
         wire=server.wire,
         takes=lambda params: {"cohort": server.expects(params), "population": params},
+        params_kind=server.params_kind,
     )

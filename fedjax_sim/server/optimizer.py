@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_sim import tree, validate
-from fedjax_sim.types import PyTree, ServerUpdate
+from fedjax_sim.types import ParamsKind, PyTree, ServerUpdate
 from fedjax_sim.validate import Positive, ShareBelowOne
 
 __all__ = ["adaptive", "optimizer", "replacement", "rescaled"]
@@ -49,6 +49,7 @@ def optimizer(transformation: optax.GradientTransformation) -> ServerUpdate:
         apply=apply,
         params=lambda state: state.params,
         moved=lambda state, params: state._replace(params=params),
+        params_kind=ParamsKind.MODEL,
     )
 
 
@@ -63,6 +64,7 @@ def replacement() -> ServerUpdate:
         apply=lambda key, aggregate, params: jax.tree.map(lambda x, p: x.astype(p.dtype), aggregate, params),
         params=lambda params: params,
         moved=lambda state, params: params,
+        params_kind=ParamsKind.MODEL,
     )
 
 

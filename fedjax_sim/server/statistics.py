@@ -48,6 +48,7 @@ def statistics(server: ServerUpdate, start: Callable, track: Callable) -> Server
         params=lambda state: server.params(state.server),
         wire=wire_with_rest(server),
         takes=lambda params: {"params": server.expects(params), "gradient": params},
+        params_kind=server.params_kind,
     )
 
 
@@ -82,4 +83,5 @@ def last_two(server: ServerUpdate) -> ServerUpdate:
         ),
         wire=server.wire,
         takes=server.takes,
+        params_kind=server.params_kind,
     )

@@ -13,7 +13,7 @@ import optax
 from fedjax_sim import aggregation, client, population, sampling, server, transform
 from fedjax_sim.algorithms import federated
 from fedjax_sim.instruments.runs import independent_runs
-from fedjax_sim.types import Aggregator, Algorithm, Array, Population, Sampler, UpdateTransform
+from fedjax_sim.types import Aggregator, Algorithm, Array, ParamsKind, Population, Sampler, UpdateTransform
 
 __all__ = ["Vectors", "side_by_side"]
 
@@ -149,4 +149,4 @@ def side_by_side(make: Callable[..., Algorithm], values: Mapping[str, Sequence[f
     def params(states):
         return over(lambda row, i, state: make(**row).params(state), states)
 
-    return Algorithm(init, step, params)
+    return Algorithm(init, step, params, params_kind=ParamsKind.MODEL)

@@ -37,7 +37,7 @@ from fedjax_sim.types.data import (
     Subpopulation,
     Wire,
 )
-from fedjax_sim.types.facts import AggregatorFacts, ClientFacts, TransformFacts
+from fedjax_sim.types.facts import AggregatorFacts, ClientFacts, ParamsKind, TransformFacts
 from fedjax_sim.types.graph import GraphData
 from fedjax_sim.types.parts import (
     Aggregator,
@@ -86,6 +86,7 @@ __all__ = [
     "Noise",
     "Observed",
     "Outcome",
+    "ParamsKind",
     "Population",
     "PyTree",
     "Received",

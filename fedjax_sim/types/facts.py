@@ -3,11 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from enum import Enum
 from typing import Any, NamedTuple
 
 from fedjax_sim.types.data import Attackers, Metric, Noise
 
-__all__ = ["AggregatorFacts", "ClientFacts", "TransformFacts"]
+__all__ = ["AggregatorFacts", "ClientFacts", "ParamsKind", "TransformFacts"]
+
+
+class ParamsKind(Enum):
+    """What the `params` of an algorithm are, in the words of statements about them."""
+
+    MODEL = "the model"
+    MEAN = "the mean of the nodes' models"
+    ANSWER = "the answer of a statistic"
+    ONE_OF = "the first of several models, of which each client has one"
+    PART = "the part that clients share, joined to a part of their own that nobody has trained"
+    START = "a start, which each client trains further before it uses it"
+    UNTRAINED = "the start, which no round trains; each client trains a model of its own"
+    UNSTATED = "arrays of which the algorithm does not say what they are"
+
+    @property
+    def is_judged(self) -> bool:
+        """Whether test rows judge `params` themselves, and not what clients make of them.
+
+        What is not stated counts as judged, under the name of `params`.
+
+        >>> [kind.name for kind in ParamsKind if not kind.is_judged]
+        ['ONE_OF', 'PART', 'START', 'UNTRAINED']
+        """
+        return self not in (ParamsKind.ONE_OF, ParamsKind.PART, ParamsKind.START, ParamsKind.UNTRAINED)
 
 
 class ClientFacts(NamedTuple):

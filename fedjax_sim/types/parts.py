@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from fedjax_sim.types.data import Metric, Noise, PyTree
-from fedjax_sim.types.facts import AggregatorFacts, ClientFacts, TransformFacts
+from fedjax_sim.types.facts import AggregatorFacts, ClientFacts, ParamsKind, TransformFacts
 from fedjax_sim.types.time import TimeInside
 
 __all__ = [
@@ -136,6 +136,7 @@ class ServerUpdate(NamedTuple):
     takes: Callable | None = None  # (params_spec) -> spec of an aggregate; None = the spec of the params
     # (state, params) -> the same state at another model; None = the server cannot go on from another model
     moved: Callable | None = None
+    params_kind: ParamsKind = ParamsKind.UNSTATED  # what `params` are
 
     def expects(self, params_spec: PyTree) -> PyTree:
         """Shapes and dtypes of the aggregate that the server takes, where clients send the model's dtypes."""
@@ -180,6 +181,13 @@ class Star(NamedTuple):
     execution: Execution = Execution()
     complete: bool = False  # these parts are the whole algorithm: its rounds are invite, collect and close over them
 
+    @property
+    def params_kind(self) -> ParamsKind:
+        """What the server's `params` are; where clients are federations, what these make of them."""
+        kind = self.server.params_kind
+        is_above = kind is ParamsKind.MODEL and self.client.federation is not None
+        return self.client.federation.params_kind if is_above else kind
+
 
 class Inside(NamedTuple):
     """The result of a round inside of a hierarchy: its info, its clients' metrics and counts, and their weight."""
@@ -219,6 +227,9 @@ class Evaluated(NamedTuple):
     loss_fn: Callable | None = None
     # (params as NumPy arrays) -> {name: array}: what a statistic found, as a reader wants it. None = it is a model
     answer: Callable | None = None
+    # (state) -> (params of the server's models, leaves [k, ...], [] int32: how many of them are in use), where
+    # `params` are one of them. None = there is one model, or none
+    models: Callable | None = None
 
 
 class Algorithm(NamedTuple):
@@ -233,6 +244,7 @@ class Algorithm(NamedTuple):
     metrics: tuple[Metric, ...] = ()  # descriptions of its info's numbers
     # Its form as a level of a hierarchy; None = made of its parts, where these are the whole algorithm
     level: Level | None = None
+    params_kind: ParamsKind = ParamsKind.UNSTATED  # what `params` are
 
 
 def noisy_parts(parts: Star | Mapping[str, Any] | None) -> dict[str, Noise]:

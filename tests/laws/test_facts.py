@@ -31,7 +31,7 @@ LEAST = {  # what a part promises that says nothing
     },
     types.ClientUpdate: {"facts": types.ClientFacts(), "federation": None, "time_inside": None},
     types.Noise: {"details": None},
-    types.ServerUpdate: {"wire": None, "takes": None, "moved": None},
+    types.ServerUpdate: {"wire": None, "takes": None, "moved": None, "params_kind": types.ParamsKind.UNSTATED},
     types.Star: {"execution": types.Execution(), "complete": False},
     types.TransformFacts: {
         "l2_bound": None, "nonexpansive": False, "releases_when_empty": False, "unbiased": False,

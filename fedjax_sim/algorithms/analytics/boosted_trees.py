@@ -14,7 +14,7 @@ from fedjax_sim import validate
 from fedjax_sim.algorithms.analytics.forest import Growth, scores_of
 from fedjax_sim.algorithms.analytics.statistic import RowOptions, features_of, numbers_of, statistic, summaries
 from fedjax_sim.models import sigmoid_cross_entropy, squared_error
-from fedjax_sim.types import Algorithm, Array, Mean, PyTree, Sampler, ServerUpdate
+from fedjax_sim.types import Algorithm, Array, Mean, ParamsKind, PyTree, Sampler, ServerUpdate
 from fedjax_sim.validate import (
     Finite,
     FromData,
@@ -178,7 +178,8 @@ def boosted_trees(
     def broadcast(state):
         return {name: x for name, x in state.items() if name != "first_hessian"}
 
-    server = ServerUpdate(start, broadcast, grown, forest, takes=lambda params: message_spec)
+    kind = ParamsKind.MODEL
+    server = ServerUpdate(start, broadcast, grown, forest, takes=lambda params: message_spec, params_kind=kind)
     return statistic(sampler, summaries(summarise, rows=rows), server, loss_fn, options, asks_anew=True)
 
 

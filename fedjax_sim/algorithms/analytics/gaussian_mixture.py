@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from fedjax_sim import tree, validate
 from fedjax_sim.algorithms.analytics.kmeans import drawn_in_a_box
 from fedjax_sim.algorithms.analytics.statistic import RowOptions, features_of, started, statistic, summaries
-from fedjax_sim.types import Algorithm, Array, Mean, PyTree, Sampler, ServerUpdate
+from fedjax_sim.types import Algorithm, Array, Mean, ParamsKind, PyTree, Sampler, ServerUpdate
 from fedjax_sim.validate import Finite, FromData, Integer, NonNegativeInt, Positive, ShareBelowOne, named_arguments
 
 __all__ = ["gaussian_mixture"]
@@ -119,7 +119,9 @@ def gaussian_mixture(
     def loss_fn(params: PyTree, examples: PyTree, key: Array | None) -> dict[str, Array]:
         return {"loss": -jax.nn.logsumexp(_log_joint(params, features_of(examples)), axis=1)}
 
-    server = ServerUpdate(start, lambda state: state, maximised, lambda state: state, takes=takes)
+    server = ServerUpdate(
+        start, lambda state: state, maximised, lambda state: state, takes=takes, params_kind=ParamsKind.ANSWER
+    )
     return statistic(sampler, summaries(summarise, rows=rows), server, loss_fn, options)
 
 

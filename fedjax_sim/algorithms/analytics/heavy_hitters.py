@@ -18,7 +18,7 @@ from fedjax_sim.algorithms.analytics.statistic import (
     summaries,
 )
 from fedjax_sim.prng import stream
-from fedjax_sim.types import Algorithm, Array, PyTree, Sampler, ServerUpdate
+from fedjax_sim.types import Algorithm, Array, ParamsKind, PyTree, Sampler, ServerUpdate
 from fedjax_sim.validate import FromData, Integer, OpenShare, PositiveInt, named_arguments
 
 __all__ = ["heavy_hitters"]
@@ -115,6 +115,7 @@ def heavy_hitters(
         lambda key, aggregate, state: tree.grown(aggregate["votes"].astype(jnp.float32), state),
         tree.found,
         takes=lambda params: {"votes": jax.ShapeDtypeStruct((tree.num_cells,), jnp.float32)},
+        params_kind=ParamsKind.ANSWER,
     )
     return statistic(sampler, summaries(summarise), server, loss_fn, options, asks_anew=True, answer=_without_padding)
 

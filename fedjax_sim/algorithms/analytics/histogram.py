@@ -19,7 +19,7 @@ from fedjax_sim.algorithms.analytics.statistic import (
     summaries,
 )
 from fedjax_sim.prng import stream
-from fedjax_sim.types import Algorithm, Array, PyTree, Sampler, ServerUpdate
+from fedjax_sim.types import Algorithm, Array, ParamsKind, PyTree, Sampler, ServerUpdate
 from fedjax_sim.validate import Finite, FromData, Integer, NonNegativeInt, PositiveInt, named_arguments
 
 __all__ = ["histogram"]
@@ -137,6 +137,7 @@ def histogram(
         averaged,
         lambda state: {"counts": state["counts"]},
         takes=lambda params: {"counts": jax.ShapeDtypeStruct(shape, jnp.float32)},
+        params_kind=ParamsKind.ANSWER,
     )
     return statistic(sampler, summaries(summarise, rows=rows), server, loss_fn, options)
 

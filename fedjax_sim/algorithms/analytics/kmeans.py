@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from fedjax_sim import validate
 from fedjax_sim.algorithms.analytics.statistic import RowOptions, features_of, started, statistic, summaries
-from fedjax_sim.types import Algorithm, Array, Mean, PyTree, Sampler, ServerUpdate
+from fedjax_sim.types import Algorithm, Array, Mean, ParamsKind, PyTree, Sampler, ServerUpdate
 from fedjax_sim.validate import Finite, FromData, Integer, NonNegativeInt, ShareBelowOne, named_arguments
 
 __all__ = ["drawn_in_a_box", "kmeans", "squared_distances"]
@@ -102,7 +102,9 @@ def kmeans(
     def loss_fn(params: PyTree, examples: PyTree, key: Array | None) -> dict[str, Array]:
         return {"loss": squared_distances(features_of(examples), params["centroids"]).min(1)}
 
-    server = ServerUpdate(start, lambda state: state, moved, lambda state: state, takes=takes)
+    server = ServerUpdate(
+        start, lambda state: state, moved, lambda state: state, takes=takes, params_kind=ParamsKind.ANSWER
+    )
     return statistic(sampler, summaries(summarise, rows=rows), server, loss_fn, options)
 
 

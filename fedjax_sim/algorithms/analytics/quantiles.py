@@ -11,7 +11,7 @@ import numpy as np
 
 from fedjax_sim import validate
 from fedjax_sim.algorithms.analytics.statistic import RowOptions, nan_among, numbers_of, started, statistic, summaries
-from fedjax_sim.types import Algorithm, Array, PyTree, Sampler, ServerUpdate
+from fedjax_sim.types import Algorithm, Array, ParamsKind, PyTree, Sampler, ServerUpdate
 from fedjax_sim.validate import Finite, NonNegativeInt, named_arguments
 
 __all__ = ["quantiles"]
@@ -117,6 +117,7 @@ def quantiles(
             "excess": jax.ShapeDtypeStruct(shape, jnp.float32),
             "rows": jax.ShapeDtypeStruct((), jnp.float32),
         },
+        params_kind=ParamsKind.ANSWER,
     )
 
     def answer(params):

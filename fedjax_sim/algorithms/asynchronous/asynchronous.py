@@ -373,4 +373,5 @@ def asynchronous(
     def params(state):
         return star.server.params(state.federation.server)
 
-    return Algorithm(init, step, params, star, metrics=(*metrics_of(star), *METRICS, *losses(traffic)))
+    metrics = (*metrics_of(star), *METRICS, *losses(traffic))
+    return Algorithm(init, step, params, star, metrics=metrics, params_kind=star.params_kind)

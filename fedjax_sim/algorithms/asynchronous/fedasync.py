@@ -158,7 +158,8 @@ def fedasync(
         return AsyncState(federation, flights, models), sent_instead(info, arrivals.begun)
 
     metrics = (*metrics_of(star), *METRICS, *losses(traffic))
-    return Algorithm(init, step, lambda state: state.federation.server, star, metrics=metrics)
+    kind = star.params_kind
+    return Algorithm(init, step, lambda state: state.federation.server, star, metrics=metrics, params_kind=kind)
 
 
 def _chain(params: PyTree, models: PyTree, messages: PyTree, rows: Array, factors: Array, places: Array) -> tuple:

@@ -35,6 +35,7 @@ from fedjax_sim.types import (
     Cohort,
     Devices,
     Metric,
+    ParamsKind,
     Population,
     PyTree,
     ServerUpdate,
@@ -182,7 +183,8 @@ def fedat(
         return after, sent_instead(info, begun)
 
     metrics = (*metrics_of(star), *METRICS, *losses(traffic))
-    return Algorithm(init, step, lambda state: state.federation.server.params, star, metrics=metrics)
+    kind = star.params_kind
+    return Algorithm(init, step, lambda state: state.federation.server.params, star, metrics=metrics, params_kind=kind)
 
 
 class _Tiers(NamedTuple):
@@ -327,4 +329,5 @@ def _mirrored(number: int) -> ServerUpdate:
         broadcast=lambda state: state.params,
         apply=apply,
         params=lambda state: state.params,
+        params_kind=ParamsKind.MODEL,
     )

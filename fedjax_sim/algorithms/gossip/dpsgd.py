@@ -17,7 +17,7 @@ from fedjax_sim import client, engine, validate
 from fedjax_sim.algorithms.gossip.rounds import finish, links_of, mean_model, node_algorithm, own_models, train
 from fedjax_sim.algorithms.gossip.state import NODE_METRICS, GossipOptions, begun, check_average, nodes_of, training
 from fedjax_sim.network import Mixing, mixed
-from fedjax_sim.types import Algorithm, ClientUpdate, Evaluated, PyTree, Work
+from fedjax_sim.types import Algorithm, ClientUpdate, Evaluated, ParamsKind, PyTree, Work
 from fedjax_sim.validate import LossFn, Positive
 
 __all__ = ["FORMS", "NodeOptions", "consensus", "dgd", "dpsgd", "from_model", "trained"]
@@ -196,4 +196,5 @@ def consensus(
         lambda state: mean_model(nodes, state),
         evaluated=Evaluated(personal=lambda state, ids: own_models(nodes, state, ids)),
         metrics=NODE_METRICS,
+        params_kind=ParamsKind.MEAN,
     )

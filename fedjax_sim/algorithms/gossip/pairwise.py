@@ -32,6 +32,7 @@ from fedjax_sim.types import (
     Execution,
     Load,
     Metric,
+    ParamsKind,
     PyTree,
     Sampler,
     Star,
@@ -163,7 +164,8 @@ def pairwise_gossip(
         return mean(personal(state, jnp.arange(size, dtype=jnp.int32)))
 
     metrics = (*ROUND_METRICS, Metric("edges", "meetings of two nodes", "count"), *sampler.metrics)
-    return Algorithm(init, step, params, evaluated=Evaluated(personal=personal), metrics=metrics)
+    evaluated = Evaluated(personal=personal)
+    return Algorithm(init, step, params, evaluated=evaluated, metrics=metrics, params_kind=ParamsKind.MEAN)
 
 
 def _check_presence(sampler: Sampler) -> None:

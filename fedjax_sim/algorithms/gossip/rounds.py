@@ -17,7 +17,7 @@ from fedjax_sim.network.devices import SATURATED
 from fedjax_sim.prng import stream
 from fedjax_sim.round.costs import unusable, work_of
 from fedjax_sim.round.round import aggregate, collect
-from fedjax_sim.types import Algorithm, Array, Cohort, Count, Evaluated, Population, PyTree, Wire, Work
+from fedjax_sim.types import Algorithm, Array, Cohort, Count, Evaluated, ParamsKind, Population, PyTree, Wire, Work
 
 __all__ = [
     "distance",
@@ -190,7 +190,8 @@ def node_algorithm(nodes: Nodes, combine: Callable) -> Algorithm:
         return state, trained_nodes.info | info
 
     evaluated = Evaluated(personal=partial(own_models, nodes))
-    return Algorithm(init, step, partial(mean_model, nodes), evaluated=evaluated, metrics=NODE_METRICS)
+    mean = partial(mean_model, nodes)
+    return Algorithm(init, step, mean, evaluated=evaluated, metrics=NODE_METRICS, params_kind=ParamsKind.MEAN)
 
 
 def own_models(nodes: Nodes, state: NodesState, ids: Array) -> PyTree:

@@ -17,7 +17,7 @@ from fedjax_sim.network.topology import check_connected, from_edges
 from fedjax_sim.round.costs import ROUND_METRICS, unusable
 from fedjax_sim.round.counts import from_byte_sums
 from fedjax_sim.round.round import aggregate, collect, initial_state, invite
-from fedjax_sim.types import Algorithm, Array, Count, Execution, Mean, Metric, PyTree, Star
+from fedjax_sim.types import Algorithm, Array, Count, Execution, Mean, Metric, ParamsKind, PyTree, Star
 from fedjax_sim.validate import Checked, FromData
 
 __all__ = ["hierarchical_gossip"]
@@ -140,7 +140,8 @@ def hierarchical_gossip(
         return _plain_mean(engine.take(state.clients, jnp.arange(size, dtype=jnp.int32))[0])
 
     metrics = (*ROUND_METRICS, *inside.facts.metrics, *METRICS)
-    return Algorithm(lambda key, *start: initial_state(star, *start), step, params, metrics=metrics)
+    kind = ParamsKind.MEAN
+    return Algorithm(lambda key, *start: initial_state(star, *start), step, params, metrics=metrics, params_kind=kind)
 
 
 def _values(means: dict[str, Mean]) -> dict[str, Array]:

@@ -22,6 +22,7 @@ from fedjax_sim.types import (
     Evaluated,
     Execution,
     Metric,
+    ParamsKind,
     PyTree,
     Round,
     Sampler,
@@ -151,7 +152,13 @@ def clustered_by_updates(
     metrics = (*metrics_of(star), Metric("clusters", "clusters of clients", "count", "last"))
     params = star.server.params
     return Algorithm(
-        init, step, lambda state: params(state.server), star, evaluated=Evaluated(personal=personal), metrics=metrics
+        init,
+        step,
+        lambda state: params(state.server),
+        star,
+        evaluated=Evaluated(personal, models=lambda state: (state.server, state.aggregator.count)),
+        metrics=metrics,
+        params_kind=star.params_kind,
     )
 
 
@@ -212,4 +219,4 @@ def _models(count: int) -> ServerUpdate:
     def takes(params):
         return {"updates": jax.eval_shape(stacked, params), "parents": jax.ShapeDtypeStruct((count,), jnp.int32)}
 
-    return ServerUpdate(stacked, first, apply, first, takes=takes)
+    return ServerUpdate(stacked, first, apply, first, takes=takes, params_kind=ParamsKind.ONE_OF)

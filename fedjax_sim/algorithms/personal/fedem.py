@@ -16,7 +16,7 @@ from fedjax_sim.client.local_sgd import facts_of, local_training, uncorrected
 from fedjax_sim.models import Model, supervised
 from fedjax_sim.models.ensemble import mixture
 from fedjax_sim.round.options import MessageOptions
-from fedjax_sim.types import Aggregator, Algorithm, Array, ClientUpdate, PyTree, Sampler
+from fedjax_sim.types import Aggregator, Algorithm, Array, ClientUpdate, ParamsKind, PyTree, Sampler
 from fedjax_sim.validate import FromData, Integer, NonNegative, NonNegativeInt, named_arguments
 
 __all__ = ["fedem"]
@@ -118,6 +118,7 @@ def fedem(
         params=lambda state: jax.tree.map(lambda components: components[0], inner.params(state)),
         takes=lambda params: jax.eval_shape(start, params),
         moved=None,
+        params_kind=ParamsKind.PART,
     )
     rule = aggregation.mean() if aggregator is None else aggregator
     local = ClientUpdate(lambda broadcast: equal_weights(), apply, facts_of(work, optimizer))

@@ -15,7 +15,18 @@ from fedjax_sim.models import Model, distillation
 from fedjax_sim.prng import stream
 from fedjax_sim.round.options import MessageOptions
 from fedjax_sim.server.own_data import public_examples
-from fedjax_sim.types import Aggregator, Algorithm, Array, ClientData, ClientUpdate, PyTree, Sampler, ServerUpdate, Wire
+from fedjax_sim.types import (
+    Aggregator,
+    Algorithm,
+    Array,
+    ClientData,
+    ClientUpdate,
+    ParamsKind,
+    PyTree,
+    Sampler,
+    ServerUpdate,
+    Wire,
+)
 from fedjax_sim.validate import FromData, LossFn, Positive, PositiveInt, named_arguments
 
 __all__ = ["fedmd"]
@@ -143,4 +154,5 @@ def _consensus_server(model: Model, public: ClientData) -> ServerUpdate:
     def takes(params):
         return {"logits": spec(params)}
 
-    return ServerUpdate(init, lambda state: state, apply, lambda state: state.start, wire, takes)
+    kind = ParamsKind.UNTRAINED
+    return ServerUpdate(init, lambda state: state, apply, lambda state: state.start, wire, takes, params_kind=kind)

@@ -15,7 +15,7 @@ from fedjax_sim.client.local_sgd import facts_of, local_training, uncorrected
 from fedjax_sim.models import Model, cut, per_example
 from fedjax_sim.models.cuts import Cut
 from fedjax_sim.round.options import ExecutionOptions
-from fedjax_sim.types import Algorithm, Array, ClientUpdate, PyTree, Sampler, ServerUpdate, Wire
+from fedjax_sim.types import Algorithm, Array, ClientUpdate, ParamsKind, PyTree, Sampler, ServerUpdate, Wire
 from fedjax_sim.validate import FromData, NonNegative, named_arguments
 
 __all__ = ["fedproto"]
@@ -164,4 +164,5 @@ def _prototype_server(halves: Cut, input_shape: tuple[int, ...]) -> ServerUpdate
         rows = jax.ShapeDtypeStruct((num_classes,), jnp.float32)
         return {"rows": rows, "sums": jax.ShapeDtypeStruct((num_classes, size), jnp.float32)}
 
-    return ServerUpdate(init, lambda state: state, apply, lambda state: state.start, wire, takes)
+    kind = ParamsKind.UNTRAINED
+    return ServerUpdate(init, lambda state: state, apply, lambda state: state.start, wire, takes, params_kind=kind)

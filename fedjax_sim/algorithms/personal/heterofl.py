@@ -159,6 +159,7 @@ def heterofl(
         star,
         evaluated=Evaluated(personal=personal),
         metrics=metrics_of(star),
+        params_kind=star.params_kind,
     )
 
 

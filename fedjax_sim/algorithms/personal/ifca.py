@@ -17,7 +17,7 @@ from fedjax_sim.prng import stream
 from fedjax_sim.round.options import ExecutionOptions
 from fedjax_sim.transform import identity
 from fedjax_sim.transform.chain import plain_wire
-from fedjax_sim.types import Algorithm, ClientUpdate, Mean, PyTree, Sampler, ServerUpdate, UpdateTransform
+from fedjax_sim.types import Algorithm, ClientUpdate, Mean, ParamsKind, PyTree, Sampler, ServerUpdate, UpdateTransform
 from fedjax_sim.validate import Integer, LossFn, NonNegative, NonNegativeInt, named_arguments
 
 __all__ = ["check_spread", "clustered", "ifca", "spread_out"]
@@ -99,8 +99,13 @@ def ifca(
 
     step = clustered(server.optimizer(optax.sgd(1.0)), start)
     local = ClientUpdate(lambda broadcast: jnp.int32(0), apply, facts_of(work, optimizer))
-    one_model = _one_of(num_clusters)
-    return with_own_models(sampler, local, aggregation.mean(), step, model_of, transform=one_model, **round_options)
+    round_options["transform"] = _one_of(num_clusters)
+    made = with_own_models(sampler, local, aggregation.mean(), step, model_of, **round_options)
+
+    def models(state):
+        return step.broadcast(state.server), jnp.int32(num_clusters)
+
+    return made._replace(evaluated=made.evaluated._replace(models=models))
 
 
 def clustered(inner: ServerUpdate, start) -> ServerUpdate:
@@ -134,6 +139,7 @@ def clustered(inner: ServerUpdate, start) -> ServerUpdate:
         params=lambda state: jax.tree.map(lambda models: models[0], inner.params(state)),
         takes=takes,
         moved=None,
+        params_kind=ParamsKind.ONE_OF,
     )
 
 

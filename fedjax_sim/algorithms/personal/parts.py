@@ -14,7 +14,7 @@ from fedjax_sim.models.partition import combine, partition
 from fedjax_sim.prng import stream
 from fedjax_sim.round.options import RecipeOptions
 from fedjax_sim.server.clients_part import with_clients_part
-from fedjax_sim.types import Aggregator, Algorithm, Array, ClientData, ClientUpdate, PyTree, Sampler
+from fedjax_sim.types import Aggregator, Algorithm, Array, ClientData, ClientUpdate, ParamsKind, PyTree, Sampler
 from fedjax_sim.validate import LossFn
 
 __all__ = ["fedbabu", "fedper", "fedrep"]
@@ -125,7 +125,7 @@ def fedbabu(
     def shared_only(key: Array, model: PyTree, data: ClientData) -> Training:
         return train(key, model, data, _only(own, False))
 
-    return _kept_part(shared_only, sampler, own, optimizer, work, aggregator, round_options)
+    return _kept_part(shared_only, sampler, own, optimizer, work, aggregator, round_options, ParamsKind.START)
 
 
 def _only(own: Sequence[str], is_own: bool) -> Callable:
@@ -147,6 +147,7 @@ def _kept_part(
     work: client.LocalWork,
     aggregator: Aggregator | None,
     round_options: dict,
+    params_kind: ParamsKind = ParamsKind.PART,
 ) -> Algorithm:
     """Makes the algorithm of clients that train a whole model and send the update of its shared part."""
 
@@ -172,4 +173,5 @@ def _kept_part(
         step = server.downlink(step, downlink)
     rule = aggregation.mean() if aggregator is None else aggregator
     local = ClientUpdate(init, apply, facts_of(work, optimizer))
-    return with_own_models(sampler, local, rule, with_clients_part(step, own), model_of, **round_options)
+    step = with_clients_part(step, own)._replace(params_kind=params_kind)
+    return with_own_models(sampler, local, rule, step, model_of, **round_options)

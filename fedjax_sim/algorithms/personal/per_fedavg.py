@@ -14,7 +14,7 @@ from fedjax_sim.client.local_sgd import facts_of, local_training, uncorrected
 from fedjax_sim.client.losses import full_gradient_at
 from fedjax_sim.round.federated import federated
 from fedjax_sim.round.options import RecipeOptions
-from fedjax_sim.types import Aggregator, Algorithm, ClientUpdate, Sampler
+from fedjax_sim.types import Aggregator, Algorithm, ClientUpdate, ParamsKind, Sampler
 from fedjax_sim.validate import LossFn, Positive, named_arguments
 
 __all__ = ["per_fedavg"]
@@ -77,5 +77,6 @@ def per_fedavg(
 
     rule = aggregation.mean() if aggregator is None else aggregator
     local = ClientUpdate(lambda broadcast: (), apply, facts_of(work, optimizer))
-    made = federated(sampler, local, rule, server.optimizer(optax.sgd(1.0)), **round_options)
+    step = server.optimizer(optax.sgd(1.0))._replace(params_kind=ParamsKind.START)
+    made = federated(sampler, local, rule, step, **round_options)
     return fine_tuned(made, loss_fn, optax.sgd(step_size), num_steps=1)

@@ -178,4 +178,5 @@ def _distilling(
         apply=apply,
         params=lambda state: inner.params(state.server),
         takes=takes,
+        params_kind=inner.params_kind,
     )

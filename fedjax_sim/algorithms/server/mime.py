@@ -205,7 +205,16 @@ def mime(
 
     # The parts are those of the second pass. They are not the whole algorithm, since the first pass is missing.
     parts = second._replace(complete=False)
-    return Algorithm(init, step, lambda state: inner.params(state.server), parts, observe, metrics=second_pass.metrics)
+    kind = inner.params_kind
+    return Algorithm(
+        init,
+        step,
+        lambda state: inner.params(state.server),
+        parts,
+        observe,
+        metrics=second_pass.metrics,
+        params_kind=kind,
+    )
 
 
 def _check_transform(transform: UpdateTransform | None) -> None:
@@ -244,6 +253,7 @@ def _controlled(inner: ServerUpdate) -> ServerUpdate:
         apply=apply,
         params=lambda state: inner.params(state.server),
         wire=wire,
+        params_kind=inner.params_kind,
     )
 
 

@@ -184,7 +184,8 @@ def split_gnn(
         return model_server.params(state.server)
 
     level = Level(star, lambda params, population: init(None, params, population), inside, METRICS)
-    return Algorithm(init, step, params_of, None, observe, metrics=METRICS, level=level)
+    kind = model_server.params_kind
+    return Algorithm(init, step, params_of, None, observe, metrics=METRICS, level=level, params_kind=kind)
 
 
 def _take_step(

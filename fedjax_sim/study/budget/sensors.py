@@ -14,7 +14,7 @@ from fedjax_sim import algorithms, network, population, sampling, theory, transf
 from fedjax_sim.instruments.client_costs import client_costs
 from fedjax_sim.instruments.runs import independent_runs
 from fedjax_sim.prng import normal, random_bits, stream
-from fedjax_sim.types import Algorithm, Array, ClientData, Population, PyTree
+from fedjax_sim.types import Algorithm, Array, ClientData, ParamsKind, Population, PyTree
 
 __all__ = ["UNITS", "Sensors"]
 
@@ -143,7 +143,7 @@ class Sensors:
             spent = {f"{unit}_spent": state.spent[f"{unit}_spent"] + amount for unit, amount in amounts.items()}
             return _Shuffled(federation, order, jnp.array(False), spent), info
 
-        return Algorithm(init, step, lambda state: state)
+        return Algorithm(init, step, lambda state: state, params_kind=ParamsKind.MODEL)
 
     def deadline(self, share: float) -> float:
         """Returns the deadline before which this share of the clients arrives with floats, in seconds."""

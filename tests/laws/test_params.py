@@ -1,0 +1,100 @@
+"""What the `params` of an algorithm are: stated for every algorithm, and true of what its rounds do."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_sim import algorithms, server, types
+from fedjax_sim.types import ParamsKind
+from tests.laws import cases
+from tests.laws import problems as p
+
+# Of the rows in `cases.py`; all others are `MODEL`. The first rows, which run by default, are one of each kind.
+KINDS = {
+    "fedproto": ParamsKind.UNTRAINED,
+    "fedper": ParamsKind.PART,
+    "ifca": ParamsKind.ONE_OF,
+    "fedbabu": ParamsKind.START,
+    "fedavg": ParamsKind.MODEL,
+    "clustered_by_updates": ParamsKind.ONE_OF,
+    "fedem": ParamsKind.PART,
+    "fedmd": ParamsKind.UNTRAINED,
+    "fedrep": ParamsKind.PART,
+    "per_fedavg": ParamsKind.START,
+}
+GOSSIP = ("choco", "clipped_gossip", "consensus", "dgd", "dpsgd", "gradient_tracking", "hierarchical_gossip")
+KINDS |= dict.fromkeys((*GOSSIP, "pairwise_gossip", "push_sum"), ParamsKind.MEAN)
+STATISTICS = ("gaussian_mixture", "heavy_hitters", "histogram", "kmeans", "quantiles")
+KINDS |= dict.fromkeys(STATISTICS, ParamsKind.ANSWER)
+
+
+def test_every_algorithm_states_what_its_params_are():
+    """Catches a new algorithm, or a wrapper, that leaves it open, and one that calls something else the model."""
+    stated = {name: make().params_kind for name, make in cases.CASES["algorithms"].items()}
+    assert stated == {name: KINDS.get(name, ParamsKind.MODEL) for name in stated}
+
+
+def test_every_server_states_what_its_params_are():
+    """Catches a wrapper of `server` that forgets what the wrapped server's params are."""
+    for name, make in cases.CASES["server"].items():
+        made = make()
+        if isinstance(made, types.ServerUpdate):
+            expected = ParamsKind.PART if name == "with_clients_part" else ParamsKind.MODEL
+            assert made.params_kind is expected, name
+
+
+def test_a_federation_of_personal_clients_has_their_kind():
+    """Catches a cloud that calls the shared part of its edges' clients the model."""
+    edge = cases.CASES["algorithms"]["fedper"]().parts
+    above = algorithms.federated(
+        cases.SAMPLER, algorithms.as_client_update(edge), edge.aggregator, server.replacement(), **cases.RUN
+    )
+    assert above.params_kind is ParamsKind.PART
+
+
+@pytest.mark.default_rows(4)
+# The row of FedEM has no server that states its mixture's weights (`test_fedem.py` has them).
+@pytest.mark.parametrize("name", [name for name in KINDS if name != "fedem"])
+def test_params_are_what_is_stated(name):
+    """Catches a start that a round trains, a part without an untrained rest, and a first model of many that is not.
+
+    A part or a start keeps some array of the start, bit for bit, while its clients' own models have changed it.
+    """
+    made, data = cases.CASES["algorithms"][name](), p.ragged()
+    kind, evaluated, step = made.params_kind, made.evaluated, jax.jit(made.step)
+
+    def params_of(state):
+        """The algorithm's own `params`: a row's are what the other laws see."""
+        return jax.device_get(made.params(state) if made.parts is None else made.parts.server.params(state.server))
+
+    state = made.init(jax.random.key(0), p.START, data)
+    start = params_of(state)
+    for number in range(3):
+        state, _ = step(jax.random.fold_in(jax.random.key(1), number), state, data)
+    params = params_of(state)
+    kept = [np.array_equal(x, y) for x, y in zip(*map(jax.tree.leaves, (start, params)), strict=True)]
+    assert all(kept) if kind is ParamsKind.UNTRAINED else not all(kept)
+    assert (evaluated.models is not None) == (kind is ParamsKind.ONE_OF)
+    if kind is ParamsKind.MODEL:
+        assert not any(kept)
+    if not kind.is_judged:
+        assert evaluated.personal is not None or evaluated.adapt is not None
+    everybody = jnp.arange(p.NUM_CLIENTS)
+    own = None if evaluated.personal is None else jax.device_get(evaluated.personal(state, everybody))
+    if kind is ParamsKind.UNTRAINED:
+        assert any((x != y[None]).any() for x, y in zip(*map(jax.tree.leaves, (own, params)), strict=True))
+    if kind is ParamsKind.PART:
+        untrained = [x for x, is_kept in zip(jax.tree.leaves(own), kept, strict=True) if is_kept]
+        assert untrained and any((x != x[:1]).any() for x in untrained)
+    if kind is ParamsKind.ONE_OF:
+        models, count = evaluated.models(state)
+        assert 1 <= count <= jax.tree.leaves(models)[0].shape[0]
+        jax.tree.map(lambda x, y: np.testing.assert_array_equal(x[0], y), models, params)
+        for leaf, of_clients in zip(*map(jax.tree.leaves, (models, own)), strict=True):
+            assert all((leaf[:count] == x[None]).all(tuple(range(1, leaf.ndim))).any() for x in of_clients)
+    # Nodes of push-sum have weights, and some nodes of the other one attack.
+    if kind is ParamsKind.MEAN and own is not None and name not in ("push_sum", "clipped_gossip"):
+        jax.tree.map(lambda x, y: np.testing.assert_allclose(x.mean(0), y, rtol=1e-5, atol=1e-6), own, params)
