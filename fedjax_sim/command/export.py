@@ -102,7 +102,7 @@ def model_of(run: Path) -> tuple[int, dict[str, Any]]:
     newest = checkpoint.latest(run / "checkpoints")
     if newest is None:
         raise FileNotFoundError(f"RUN: expected a folder with a checkpoint, got {str(run)!r}.")
-    config = load(run / "config.toml")
+    config = load(run / "config.toml", ["run.log=none"])  # nothing is logged, and no logger need be installed
     with config.arithmetic(), engine.client_memory(config.resolved()["run"]["client_memory"], run):
         experiment = build(config)
         initial = jax.eval_shape(experiment.algorithm.init, experiment.key, experiment.params, experiment.data.train)

@@ -15,6 +15,7 @@ import typer
 
 from fedjax_sim.command.completion import example_names
 from fedjax_sim.command.errors import is_users_error
+from fedjax_sim.command.options import OwnModules
 from fedjax_sim.config.toml import ConfigError
 from fedjax_sim.running.environment import prepare
 
@@ -49,6 +50,7 @@ def account(
     config: Config = None,
     settings: Settings = None,
     without: Without = None,
+    own_modules: OwnModules = None,
     population: Population = None,
     cohort: Cohort = None,
     noise_multiplier: Annotated[
@@ -70,7 +72,8 @@ def account(
     def answer():
         from fedjax_sim.privacy.commands import account_report
 
-        mechanism, run_options = _mechanism(context, (config, settings, without), population, cohort, rounds, delta, {
+        files = (config, settings, without, own_modules)
+        mechanism, run_options = _mechanism(context, files, population, cohort, rounds, delta, {
             "scheme": scheme, "num_slots": num_slots, "place": place, "adjacency": adjacency, "clip_norm": clip_norm,
             "noise_cohort_size": noise_cohort_size, "noise_multiplier": noise_multiplier,
         })  # fmt: skip
@@ -86,6 +89,7 @@ def calibrate(
     config: Config = None,
     settings: Settings = None,
     without: Without = None,
+    own_modules: OwnModules = None,
     epsilon: Annotated[float, typer.Option("--epsilon", "-e", help="The budget.")] = 1.0,
     population: Population = None,
     cohort: Cohort = None,
@@ -106,7 +110,8 @@ def calibrate(
     def answer():
         from fedjax_sim.privacy.commands import calibrate_report
 
-        mechanism, run_options = _mechanism(context, (config, settings, without), population, cohort, rounds, delta, {
+        files = (config, settings, without, own_modules)
+        mechanism, run_options = _mechanism(context, files, population, cohort, rounds, delta, {
             "scheme": scheme, "num_slots": num_slots, "place": place, "adjacency": adjacency, "clip_norm": clip_norm,
             "noise_cohort_size": noise_cohort_size,
         })  # fmt: skip
@@ -124,6 +129,7 @@ def audit(
     config: Config = None,
     settings: Settings = None,
     without: Without = None,
+    own_modules: OwnModules = None,
     noise_multiplier: Annotated[float, typer.Option("--noise-multiplier", "-z", help="Without a config.")] = 1.0,
     clip_norm: ClipNorm = 1.0,
     sampling_rate: Annotated[float, typer.Option("--rate", "-q", help="Poisson; without a config.")] = 1.0,
@@ -147,9 +153,9 @@ def audit(
             "num_rounds": num_rounds, "delta": delta, "num_releases": num_releases, "confidence": confidence,
             "length": length, "seed": seed, "figure": figure and str(figure),
         }  # fmt: skip
-        if config is not None or settings or without:
+        if any(files := (config, settings, without, own_modules)):
             _none_beside_a_config(context, "noise_multiplier", "clip_norm", "sampling_rate", "num_canaries")
-            return audit_command(options, _experiment(config, settings, without)[0].algorithm)
+            return audit_command(options, _experiment(*files)[0].algorithm)
         mechanism = {"noise_multiplier": noise_multiplier, "clip_norm": clip_norm, "sampling_rate": sampling_rate}
         return audit_command(options | mechanism | {"num_canaries": num_canaries})
 
@@ -160,17 +166,19 @@ PRIVACY_COMMANDS = (account, calibrate, audit)
 
 
 def _experiment(
-    config: Path | None, settings: list[str] | None, without: list[str] | None
-) -> tuple[Any, dict[str, Any]]:
-    """Returns (the experiment that a config describes, its table [run])."""
+    config: Path | None, settings: list[str] | None, without: list[str] | None, own_modules: list[str] | None
+) -> tuple[Any, Any]:
+    """Returns (the experiment that a config describes, the config)."""
+    from fedjax_sim.config import registry
     from fedjax_sim.config.document import load
 
+    registry.admit(own_modules or [])
     loaded = load(config, settings or [], without or [])
     prepare()
     from fedjax_sim.config.build import build
 
     with loaded.arithmetic():
-        return build(loaded), loaded.resolved()["run"]
+        return build(loaded), loaded
 
 
 def _none_beside_a_config(context: typer.Context, *names: str) -> None:
@@ -194,7 +202,7 @@ def _mechanism(
 
     Args:
       context: the command, whose options must not contradict a config.
-      files: the config, its settings and its left out options, as `_experiment` takes them.
+      files: the config, its settings, its left out options and own modules, as `_experiment` takes them.
       population, cohort, rounds, delta: options of the command; None where they are not given.
       options: all other options of the mechanism, by the name of the argument.
 
@@ -205,9 +213,11 @@ def _mechanism(
     if any(files):
         _none_beside_a_config(context, "population", "cohort", *(name for name in options if name != "adjacency"))
         from fedjax_sim.privacy import mechanism_of
-        from fedjax_sim.running.privacy_ledger import message_dimension
+        from fedjax_sim.running.fingerprint import is_opaque, program_digest
+        from fedjax_sim.running.privacy_ledger import OPAQUE, message_dimension
 
-        experiment, run = _experiment(*files)
+        experiment, loaded = _experiment(*files)
+        run = loaded.resolved()["run"]
         clients = experiment.data.train
         dimension = message_dimension(experiment.algorithm, experiment.params, clients)
         mechanism = mechanism_of(
@@ -217,7 +227,10 @@ def _mechanism(
             hint = "See fedjax-sim list transform, and, to hide records, algorithm.name = record_private_fedavg."
             raise ConfigError([f"transform: expected a part with noise in the config, got none. {hint}"])
         delta = run["delta"] if delta is None else delta
-        arguments: dict[str, Any] = {"mechanism": mechanism}
+        # Tracing a round finds what a run would refuse only then.
+        with loaded.arithmetic():
+            digest = program_digest(experiment.algorithm, experiment.params, clients)
+        arguments: dict[str, Any] = {"mechanism": mechanism, "notes": [OPAQUE] * is_opaque(digest)}
         if delta is None:
             # If clients are federations, the statement for the clients inside has a delta by their own number.
             members = mechanism.of_members()

@@ -74,7 +74,7 @@ def write_timeline_page(run: Path, round: int) -> Path:
     if round not in logged:
         rule = f"one of the rounds in the log, 1 to {max(logged)}" if logged else "a run with rounds in its log"
         raise ConfigError([problem("--timeline", rule, round)])
-    config = load(run / "config.toml")
+    config = load(run / "config.toml", ["run.log=none"])  # nothing is logged, and no logger need be installed
     if not any("round_seconds" in record for record in logged.values()):
         hint = "A config has one with [devices] and [sampler.with_clock]."
         raise ConfigError([problem("--timeline", "a run whose rounds take simulated time", str(run), hint)])

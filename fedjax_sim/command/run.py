@@ -65,10 +65,8 @@ def run(
 ) -> None:
     """Train, and write config, metrics, checkpoints, summary and report into a folder."""
     from fedjax_sim.config import registry
-    from fedjax_sim.config.document import Config, ConfigError, load
+    from fedjax_sim.config.document import Config, load
     from fedjax_sim.running import distributed
-    from fedjax_sim.running.loggers import check_installed
-    from fedjax_sim.running.stopping import StopWhen
 
     settings = settings or []
     without = without or []
@@ -79,12 +77,6 @@ def run(
         if resume and config is None:
             check_written(folder)
         loaded = load(folder / "config.toml" if resume and config is None else config, settings, without)
-        if (rule := loaded.tables["run"]["stop_when"]) is not None:
-            StopWhen(rule)  # a rule in a wrong form is refused before data are read
-        try:
-            check_installed(loaded.tables["run"]["log"] or [])
-        except ImportError as error:
-            raise ConfigError([str(error)]) from error
         if resume:
             check_unfinished(folder, loaded.tables["run"]["rounds"])
             check_there(loaded.tables)
@@ -178,8 +170,6 @@ def _rounds(name: str, loaded: Any, experiment: Any, folder: Path, start: dict, 
       files: texts by name, written into the folder once the run is certain to start or continue.
     """
     from fedjax_sim import tree
-    from fedjax_sim.config.document import ConfigError
-    from fedjax_sim.config.value_kinds import problem
     from fedjax_sim.population.describe import digest
     from fedjax_sim.report.files import read_lines
     from fedjax_sim.running import distributed
@@ -191,9 +181,6 @@ def _rounds(name: str, loaded: Any, experiment: Any, folder: Path, start: dict, 
     options = loaded.resolved()["run"]
     callbacks = []
     if options["stop_when"] is not None:
-        if is_private(experiment.algorithm):
-            hint = "When it stops would tell about test rows or clients whom no epsilon covers."
-            raise ConfigError([problem("run.stop_when", "none in a run with noise", options["stop_when"], hint)])
         # A resumed run goes on with the evaluations that it has seen.
         records = read_lines(folder / "metrics.jsonl", []) if start["resume"] else []
         callbacks.append(StopWhen(options["stop_when"], distributed.from_first(lambda: records)))

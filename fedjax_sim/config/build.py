@@ -18,6 +18,7 @@ from fedjax_sim.algorithms import fine_tuned
 from fedjax_sim.config import registry
 from fedjax_sim.config.document import Config
 from fedjax_sim.config.factories import Maker
+from fedjax_sim.config.run_checks import problems_of_experiment, problems_of_table
 from fedjax_sim.config.signatures import Part
 from fedjax_sim.config.value_kinds import Words, problem
 from fedjax_sim.metrics import evaluation
@@ -73,6 +74,8 @@ def build(config: Config) -> Experiment:
 
     Guarantees:
       A refused config compiles nothing (tests/test_bad_input.py::test_wrong_combinations).
+      What a run refuses, every command that reads a whole config refuses
+      (tests/laws/test_refusals.py::test_every_command_refuses).
       Every part that a config can name can be built (tests/config/test_document.py::test_every_part_builds,
       ::test_every_task_builds).
       The seed determines data, model and rounds
@@ -101,6 +104,7 @@ class Builder(Maker):
 
         Raises: ConfigError with every problem so far, as soon as a problem prevents the next part from being made.
         """
+        self.problems += problems_of_table(self.tables["run"])
         stated_plan = self.plan()
         mesh = self.mesh()
         size = self.tables["data"].get("num_clients")
@@ -157,6 +161,8 @@ class Builder(Maker):
         algorithm = algorithm_under_plan(plan, mesh)
         root = jax.random.key(self.tables["seed"])
         params = init_params(stream(root, "init"))
+        self.problems += problems_of_experiment(self.tables["run"], algorithm, params)
+        self.stop()
         # The timed trial runs in the first process alone, without a mesh, and its result is sent to the others: clocks
         # differ, but all processes must run the same program.
         if stated_plan is None and self.tables["run"]["plan"] == "trial":

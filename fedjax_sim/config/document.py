@@ -252,6 +252,7 @@ def _resolved(document: dict, problems: _Problems) -> dict[str, Any]:
     tables |= _devices(document, tables, problems)
     tables = {name: tables[name] for name in ("seed", *registry.TABLES) if name in tables}
     tables["run"] = check_options("run", RUN, document.get("run", {}), problems)
+    problems += _problems_of_rule(tables["run"]["stop_when"])
     tables["run"]["modules"] = registry.admitted_modules() or None
     # The default cohort of a small population is the whole population.
     cohort_size = tables.get("sampler", {}).get("cohort_size")
@@ -272,6 +273,19 @@ def _resolved(document: dict, problems: _Problems) -> dict[str, Any]:
     if run.get("chunk") is not None and run.get("lanes") is None:
         problems.append(problem("run.chunk", "run.lanes beside it", run["chunk"], "A chunk is made of whole lanes."))
     return tables
+
+
+def _problems_of_rule(stop_when: str | None) -> list[str]:
+    """Returns a problem for a `run.stop_when` in a wrong form."""
+    if stop_when is None:
+        return []
+    from fedjax_sim.running.stopping import StopWhen  # imports JAX, which few configs need so early
+
+    try:
+        StopWhen(stop_when)
+    except ValueError as error:
+        return [f"run.{error}"]
+    return []
 
 
 def _devices(document: dict, tables: Mapping[str, Any], problems: list[str]) -> dict[str, Any]:

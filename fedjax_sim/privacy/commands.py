@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from fedjax_sim.privacy.accountant import account
@@ -26,6 +27,7 @@ def account_report(
     accountant: str = "best",
     mechanism: Mechanism | None = None,
     member_delta: float | None = None,
+    notes: Sequence[str] = (),
     **options: Any,
 ) -> Answer:
     """Reports the epsilon of a number of rounds, with an explanation.
@@ -38,6 +40,7 @@ def account_report(
       accountant: as in `account`.
       mechanism: the mechanism of a config. None: give the options of `written_down` instead.
       member_delta: delta for one client under a federation; None: the same as `delta`.
+      notes: sentences that the statement also depends on.
       options: population_size, cohort_size, noise_multiplier, scheme, num_slots, place, adjacency, clip_norm,
         noise_cohort_size, as in `written_down`.
 
@@ -52,8 +55,8 @@ def account_report(
     mechanism = written_down(**options) if mechanism is None else mechanism
     spent = account(mechanism, rounds, delta, accountant=accountant)
     event = mechanism.event(rounds)
-    fields = {"spent": spent.as_dict(), "mechanism": mechanism.as_dict(), "event": _event(event)}
-    lines = [explain(spent), "", *explain(mechanism).splitlines()[:3], f"Event: {_event(event)}."]
+    fields = {"spent": spent.as_dict(), "mechanism": mechanism.as_dict(), "event": _event(event), "notes": [*notes]}
+    lines = [explain(spent), *_listed(notes), "", *explain(mechanism).splitlines()[:3], f"Event: {_event(event)}."]
     lines += _of_members(mechanism, rounds, delta if member_delta is None else member_delta, accountant, fields)
     # The report says what a Poisson sample of the same size would have cost, because that is the usual remedy.
     if (
@@ -76,6 +79,7 @@ def calibrate_report(
     table: bool = False,
     mechanism: Mechanism | None = None,
     member_delta: float | None = None,
+    notes: Sequence[str] = (),
     **options: Any,
 ) -> Answer:
     """Reports the noise multiplier that a budget needs, with an explanation.
@@ -86,7 +90,7 @@ def calibrate_report(
       accountant: as in `account`.
       table: whether the report compares central, distributed and local noise at the same budget.
       mechanism: the mechanism of a config, whose noise is sought. None: give the options of `written_down` instead.
-      member_delta: as in `account_report`.
+      member_delta, notes: as in `account_report`.
       options: as in `account_report`, without noise_multiplier.
 
     Returns: `Answer`.
@@ -109,6 +113,7 @@ def calibrate_report(
         "spent": calibrated.spent.as_dict(),
         "mechanism": calibrated_mechanism.as_dict(),
         "event": event,
+        "notes": [*notes],
     }
     std = (
         f"standard deviation {z * calibrated_mechanism.clip_norm:.6g} with clip norm {calibrated_mechanism.clip_norm:g}"
@@ -116,6 +121,7 @@ def calibrate_report(
     lines = [
         f"Noise multiplier {z:.5g}: {std}.",
         explain(calibrated.spent),
+        *_listed(notes),
         "",
         *explain(calibrated_mechanism).splitlines()[:3],
         f"Event: {event}.",
@@ -150,6 +156,11 @@ def calibrate_report(
         fields["table"] = [row._asdict() for row in rows]
         lines += ["", comparison_table(rows)]
     return Answer("\n".join(lines), fields)
+
+
+def _listed(notes: Sequence[str]) -> list[str]:
+    """Returns sentences as the lines of a list."""
+    return [f"- {note}" for note in notes]
 
 
 def _of_members(mechanism: Mechanism, rounds: int, delta: float, accountant: str, fields: dict[str, Any]) -> list[str]:

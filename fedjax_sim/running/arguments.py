@@ -14,11 +14,13 @@ import numpy as np
 from fedjax_sim import validate
 from fedjax_sim.population.protocol import check_population
 from fedjax_sim.running import distributed
+from fedjax_sim.running.fingerprint import is_private
 from fedjax_sim.running.log import plain
+from fedjax_sim.running.stopping import NONE_BESIDE_NOISE, StopWhen
 from fedjax_sim.types import Algorithm, PyTree
 from fedjax_sim.validate import NonNegativeInt, PositiveInt
 
-__all__ = ["check_initial_model", "check_kinds", "check_run_numbers", "evaluated", "num_arguments"]
+__all__ = ["check_initial_model", "check_kinds", "check_run_numbers", "check_stopping", "evaluated", "num_arguments"]
 
 
 def check_kinds(key: Any, algorithm: Any, population: Any, evaluation: Any, callbacks: Any) -> None:
@@ -53,6 +55,15 @@ def check_initial_model(params: PyTree) -> None:
             found = f"{(~np.isfinite(values)).sum()} of {values.size} that are not"
             name = f"params{jax.tree_util.keystr(path)}"
             validate.fail(name, "finite numbers", found, "Look at how the model is initialised.")
+
+
+def check_stopping(algorithm: Algorithm, callbacks: Sequence[Callable]) -> None:
+    """Raises ValueError for a `StopWhen` among the callbacks of a run with noise.
+
+    Guarantees: `run` refuses it (tests/running/test_stopping.py::test_no_rule_beside_noise_in_python).
+    """
+    if is_private(algorithm) and any(isinstance(callback, StopWhen) for callback in callbacks):
+        validate.fail("callbacks", "no StopWhen in a run with noise", "one", NONE_BESIDE_NOISE)
 
 
 @validate.named_arguments

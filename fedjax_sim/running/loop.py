@@ -19,7 +19,13 @@ import numpy as np
 from fedjax_sim import engine, validate
 from fedjax_sim.prng import init_key
 from fedjax_sim.running import checksums, distributed
-from fedjax_sim.running.arguments import check_initial_model, check_kinds, check_run_numbers, evaluated
+from fedjax_sim.running.arguments import (
+    check_initial_model,
+    check_kinds,
+    check_run_numbers,
+    check_stopping,
+    evaluated,
+)
 from fedjax_sim.running.blocks import MAX_BLOCK, compiled_block, memory_errors
 from fedjax_sim.running.environment import matmul_precision, numerics, use_compilation_cache
 from fedjax_sim.running.files import lock
@@ -129,6 +135,7 @@ def run(
     check_run_numbers(num_rounds, evaluate_every, checkpoint_every, keep_checkpoints, directory, resume)
     check_kinds(key, algorithm, population, evaluation, callbacks)
     check_initial_model(params)
+    check_stopping(algorithm, callbacks)
     use_compilation_cache()
     # A run with client memory on disk left its files there: a resume goes on with them.
     if resume and client_memory == "auto" and any(Path(directory).glob("*.mem")):

@@ -8,7 +8,9 @@ from typing import Any
 
 from fedjax_sim import validate
 
-__all__ = ["StopWhen"]
+__all__ = ["NONE_BESIDE_NOISE", "StopWhen"]
+
+NONE_BESIDE_NOISE = "When it stops would tell about test rows or clients whom no epsilon covers."
 
 TARGET = re.compile(r"(\w+) *(>=|<=) *(\S+)")
 PATIENCE = re.compile(r"(\w+) not (higher|lower) for ([0-9]+)")

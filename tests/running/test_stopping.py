@@ -2,10 +2,15 @@
 
 import json
 
+import jax
+import numpy as np
+import optax
 import pytest
 from typer.testing import CliRunner
 
+from fedjax_sim import aggregation, algorithms, population, sampling, transform
 from fedjax_sim.command.app import app
+from fedjax_sim.running.loop import run
 from fedjax_sim.running.stopping import StopWhen
 
 RUN = ["data.num_clients=40", "model.name=linear", "sampler.cohort_size=8", "algorithm.num_steps=2",
@@ -45,7 +50,7 @@ def test_wrong_rules(rule):
 def test_a_wrong_rule_is_refused_before_data_are_read():
     """Catches a typing error that is told after minutes of reading."""
     done = invoke("--set", "data.name=native", "--set", "data.directory=no_such_folder", "--set", "run.stop_when=m > 1")
-    assert done.exit_code == 2 and done.output.startswith("stop_when: expected a rule such as")
+    assert done.exit_code == 2 and done.output.startswith("run.stop_when: expected a rule such as")
 
 
 def invoke(*words):
@@ -91,3 +96,21 @@ def test_a_private_run_has_no_rule(tmp_path):
     done = invoke(*arguments, "run.stop_when=test_accuracy >= 0.1", "--out", str(tmp_path / "run"))
     assert done.exit_code == 2 and "run.stop_when: expected none in a run with noise" in done.output
     assert not (tmp_path / "run" / "metrics.jsonl").exists()
+
+
+def test_no_rule_beside_noise_in_python():
+    """Catches a rule that only the command line refuses."""
+    data = population.quadratics(num_clients=4, dimension=2)
+    algorithm = algorithms.fedavg(
+        population.quadratic_loss,
+        sampling.full(4),
+        optax.sgd(0.1),
+        num_steps=1,
+        aggregator=aggregation.fixed_mean(4),
+        transform=transform.gaussian_mechanism(clip_norm=1.0, noise_multiplier=1.0),
+    )
+    with pytest.raises(ValueError, match="callbacks: expected no StopWhen in a run with noise"):
+        run(
+            jax.random.key(0), algorithm, {"w": np.zeros(2, np.float32)}, data.train, 2,
+            callbacks=[StopWhen("test_loss <= 1")],
+        )  # fmt: skip
