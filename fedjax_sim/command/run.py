@@ -270,7 +270,7 @@ def _finish(
     quiet: bool,
     found: dict | None = None,
 ) -> None:
-    """Writes the run's last files: the summary, with the baseline of a constant prediction, a timeline, and the page.
+    """Writes the run's last files: summary, with the baseline of a constant prediction, timeline, clients and page.
 
     The summary is printed before the page is drawn, which takes seconds.
 
@@ -287,6 +287,7 @@ def _finish(
     from rich.console import Console
 
     from fedjax_sim.metrics.baseline import constant_baseline
+    from fedjax_sim.report.by_client import BY_CLIENT, as_csv, client_rows
     from fedjax_sim.report.page import write_report
     from fedjax_sim.running.checksums import write
     from fedjax_sim.running.files import lock
@@ -310,6 +311,8 @@ def _finish(
         write(folder / "summary.json", _json(summary).encode())
         if last is not None:
             write(folder / "timeline.json", _json(last).encode())
+        if history.by_client and (rows := client_rows(data, history.by_client)):
+            write(folder / BY_CLIENT, as_csv(rows).encode())
         try:
             if not quiet:
                 first_loss = float(history.records[0].get("test_loss", "nan")) if history.records else math.nan

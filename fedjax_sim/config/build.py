@@ -21,7 +21,7 @@ from fedjax_sim.config.factories import Maker
 from fedjax_sim.config.run_checks import problems_of_experiment, problems_of_table
 from fedjax_sim.config.signatures import Part
 from fedjax_sim.config.value_kinds import Words, problem
-from fedjax_sim.metrics import evaluation
+from fedjax_sim.metrics import Evaluation, evaluation
 from fedjax_sim.models import Model, default_loss, link_prediction, supervised
 from fedjax_sim.population import FederatedData, quadratic_loss
 from fedjax_sim.prng import stream
@@ -287,7 +287,7 @@ class Builder(Maker):
         work = self.algorithm_under(made | {"aggregator": aggregation.median()}, loss_fn, data, None, None).parts.client
         return {"server_work": work, "server_data": server_rows(data)}
 
-    def evaluation(self, loss_fn: Callable, data: FederatedData, algorithm: Algorithm) -> Callable:
+    def evaluation(self, loss_fn: Callable, data: FederatedData, algorithm: Algorithm) -> Evaluation:
         """Makes the evaluation: on test and held-out data, on clients' own test rows and, by option, on training data.
 
         Guarantees: a model whose parties query each other over links is evaluated with these links
@@ -342,7 +342,7 @@ class Builder(Maker):
         self.stop()
         return made
 
-    def judge(self, judge: Callable, algorithm: Algorithm, params: PyTree, population: Any) -> Callable:
+    def judge(self, judge: Evaluation, algorithm: Algorithm, params: PyTree, population: Any) -> Evaluation:
         """Returns the evaluation `judge`, with the variance budget added if the config has a `run.variance_probe`."""
         count = self.tables["run"]["variance_probe"]
         if count is None:
@@ -353,7 +353,12 @@ class Builder(Maker):
         options = {"num_clients": min(count, population.size), "seed": self.tables["seed"]}
         measure_budget = partial(variance_budget, algorithm, params, population, **options)
         budget = self.attempt("run.variance_probe", {}, measure_budget)
-        return lambda params: judge(params) | budget(params)
+
+        def with_clients(params: PyTree) -> tuple[dict, dict]:
+            record, by_client = judge.with_clients(params)
+            return record | budget(params), by_client
+
+        return Evaluation(with_clients)
 
     def model(self, data: FederatedData) -> tuple[Any, Callable | None]:
         """Makes (model, loss) for the task of the data; the model is None if the parameter is a point in R^d.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +17,9 @@ from fedjax_sim.metrics.fairness import highest_decile, lowest_decile
 from fedjax_sim.types import Array, ClientData, Population, PyTree
 
 __all__ = [
+    "MOST_LISTED",
     "QUANTILES",
+    "Evaluation",
     "clients_at_once",
     "evaluation",
     "metric_sums",
@@ -27,6 +30,7 @@ __all__ = [
 ]
 
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
+MOST_LISTED = 1000  # clients of a population whose results are returned one by one
 BATCH = 256  # the most examples, or rows of clients, that are evaluated at once
 TRAIN_BATCH = 1024  # the most rows of training clients at once; only sums are kept
 
@@ -147,10 +151,15 @@ def _success(metrics: dict[str, Array]) -> np.float32:
     return np.float32(metrics["accuracy"])
 
 
-def _over_clients(groups: dict[str, dict[str, tuple]], perplexity: bool) -> tuple[dict, dict]:
-    """Computes the means of each group of clients, and the spread over its clients, by the names in a record."""
+def _over_clients(groups: dict[str, dict[str, tuple]], perplexity: bool) -> tuple[dict, dict, dict]:
+    """Computes means, spreads and the results of each client, for each group of clients.
+
+    Returns: the means over a group's examples and the spread over its clients, by the names in a record; and, for each
+      group of at most `MOST_LISTED` clients, metric -> [N] float32, masked for clients without examples.
+    """
     values = {}
     spreads = {}
+    by_client: dict[str, dict[str, np.ma.MaskedArray]] = {}
     for group, metrics in groups.items():
         for name, (totals, weights) in metrics.items():
             totals = np.asarray(totals, np.float64)
@@ -165,7 +174,12 @@ def _over_clients(groups: dict[str, dict[str, tuple]], perplexity: bool) -> tupl
             if has_examples.any():
                 for shown, of_each in of_clients.items():
                     spreads |= {f"{group}_{shown}_{kind}": x for kind, x in _spread(of_each).items()}
-    return values, spreads
+            if len(totals) <= MOST_LISTED:
+                for shown, of_each in of_clients.items():
+                    results = np.ma.masked_all(len(totals), np.float32)
+                    results[has_examples] = of_each.astype(np.float32)
+                    by_client.setdefault(group, {})[f"{group}_{shown}"] = results
+    return values, spreads, by_client
 
 
 def _exponential(loss: np.ndarray | float) -> np.ndarray:
@@ -239,6 +253,22 @@ def objective(loss_fn: Callable, params: PyTree, population: Population, ids: Ar
     return {name: total / weight for name, (total, weight) in sums.items()}
 
 
+class Evaluation(NamedTuple):
+    """A function params -> record of metrics, or (params, state) -> record, as `evaluation` builds it.
+
+    Guarantees: the results by client are those whose means and quantiles the record has
+    (tests/metrics/test_evaluation.py::test_results_by_client_are_those_of_the_record).
+    """
+
+    # (params) or (params, state) -> (record, group -> metric -> [N] float32, masked for clients without examples).
+    # The groups are "held_out", "local_test", "personal" and "newcomer", those of at most `MOST_LISTED` clients.
+    with_clients: Callable
+
+    def __call__(self, *arguments: PyTree) -> dict:
+        """Returns the record alone."""
+        return self.with_clients(*arguments)[0]
+
+
 def evaluation(
     loss_fn: Callable,
     *,
@@ -254,11 +284,12 @@ def evaluation(
     owners: Population | None = None,
     triggered: PyTree | None = None,
     perplexity: bool = False,
-) -> Callable:
+) -> Evaluation:
     """Builds a function params -> record of metrics, on any of several data sets.
 
     The record has `test_*` on a central test set, `held_out_*` over held-out clients, and `train_*` over the training
-    clients. With personal models the function is (params, state) -> record, which also has `personal_*`.
+    clients. With personal models the function is (params, state) -> record, which also has `personal_*`. Its
+    `with_clients` also returns the results of each client.
 
     Args:
       loss_fn: (params, examples, key) -> per-example values; called with key None.
@@ -342,7 +373,7 @@ def evaluation(
             loss_fn, models_of, local_test, adapt=adapt, owners=owners, key=jax.random.key(0)
         )  # fmt: skip
 
-    def evaluated(params: PyTree, state: PyTree) -> dict:
+    def evaluated(params: PyTree, state: PyTree) -> tuple[dict, dict]:
         on_device = measure(params, state, test, held_out, train, ids, local_test, owners, triggered)
         on_test, clients, on_train, on_triggered, trained = jax.device_get(on_device)
         if perplexity and any("perplexity" in means for means in (on_test, on_train, *clients.values())):
@@ -363,10 +394,10 @@ def evaluation(
             newcomers = {name: _of(~trained, sums) for name, sums in own_metrics.items()}
             if any(weights.any() for _, weights in newcomers.values()):
                 clients["newcomer"] = newcomers
-        over_clients, spreads = _over_clients(clients, perplexity)
+        over_clients, spreads, by_client = _over_clients(clients, perplexity)
         values |= over_clients
-        return tree.joined_metrics({"metric": values, "sample": sample_size, "spread": spreads})
+        return tree.joined_metrics({"metric": values, "sample": sample_size, "spread": spreads}), by_client
 
     if personal is None and has_trained is None:
-        return lambda params: evaluated(params, ())
-    return lambda params, state: evaluated(params, state)
+        return Evaluation(lambda params: evaluated(params, ()))
+    return Evaluation(lambda params, state: evaluated(params, state))

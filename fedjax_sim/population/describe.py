@@ -28,7 +28,8 @@ def describe(data: Any) -> dict[str, Any]:
     Returns: a dict with `name` and `num_clients`. It has `poisons` and `notes` if there are any. For up to four million
       clients it has `num_examples_total`, `examples_quantiles` and `examples_histogram`: its `clients` with sizes from
       one of its `edges` up to the next. For the tasks "binary" and "classification" it has
-      `client_ids`, `label_names` and `label_counts` of up to 24 clients, spread evenly over the ids.
+      `client_ids`, `client_names` (if clients have names), `label_names` and `label_counts` of up to 24 clients, spread
+      evenly over the ids.
     """
     size = data.train.size
     about: dict[str, Any] = {"name": data.name, "num_clients": size}
@@ -51,6 +52,8 @@ def describe(data: Any) -> dict[str, Any]:
     num_labels = max(data.num_outputs, 2)
     read_client = jax.jit(lambda population, id: population.client(id))
     about["client_ids"] = ids.tolist()
+    if data.client_names is not None:
+        about["client_names"] = [data.client_names[id] for id in ids]
     about["label_counts"] = []
     about["label_names"] = list(data.label_names or map(str, range(num_labels)))
     for id in ids:

@@ -8,7 +8,7 @@ from typing import Any
 
 from fedjax_sim.report import axes
 
-__all__ = ["absent", "choice", "figure", "html_table", "page"]
+__all__ = ["absent", "choice", "figure", "html_table", "page", "table_of_rows"]
 
 STYLE = """
 :root { color-scheme: light dark; --back: #fff; --text: #1d2329; --soft: #5b6670; --line: #e1e5e9; --raised: #f8f9fa;
@@ -52,6 +52,7 @@ td, th { padding: 5px 14px 5px 0; border-bottom: 1px solid var(--line); text-ali
 th { width: 30%; font-weight: 500; color: var(--soft); }
 .rows { font-size: 13px; font-variant-numeric: tabular-nums; }
 .rows th { width: auto; }
+summary { cursor: pointer; font-size: 13px; color: var(--soft); }
 pre { margin: 8px 0; padding: 14px 16px; border: 1px solid var(--line); border-radius: 8px; background: var(--raised);
   font: 13px/1.5 ui-monospace, "SF Mono", Menlo, Consolas, "DejaVu Sans Mono", monospace;
   white-space: pre-wrap; overflow-wrap: anywhere; }
@@ -115,6 +116,13 @@ def html_table(rows: Iterable[tuple[str, str]]) -> str:
     """Returns a table of names and values, escaped; "" without rows."""
     cells = "".join(f"<tr><th>{escape(str(key))}</th><td>{escape(str(value))}</td></tr>" for key, value in rows)
     return f"<table>{cells}</table>" if cells else ""
+
+
+def table_of_rows(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Returns a table with a header, escaped."""
+    head = "".join(f"<th>{escape(name)}</th>" for name in header)
+    lines = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
+    return f'<table class="rows"><tr>{head}</tr>{lines}</table>'
 
 
 def absent(words: str) -> str:

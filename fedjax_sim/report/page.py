@@ -14,6 +14,7 @@ from typing import Any
 
 from fedjax_sim import tree
 from fedjax_sim.report import plots, sections
+from fedjax_sim.report.by_client import BY_CLIENT, read_by_client
 from fedjax_sim.report.files import headline_totals, read_json, read_lines
 from fedjax_sim.report.headline import TILES, own_metrics, tiles
 from fedjax_sim.report.html import absent, figure, html_table, page
@@ -25,7 +26,7 @@ from fedjax_sim.running.log import check_logs, verified
 __all__ = ["how_to_repeat", "write_report", "write_timeline"]
 
 OBJECTS = ("summary.json", "env.json", "population.json", "timeline.json")
-FILES = ("config.toml", "metrics.jsonl", "timing.jsonl", *OBJECTS)
+FILES = ("config.toml", "metrics.jsonl", "timing.jsonl", *OBJECTS, BY_CLIENT)
 
 
 def write_report(run_directory: str | Path) -> Path:
@@ -33,7 +34,7 @@ def write_report(run_directory: str | Path) -> Path:
 
     Args:
       run_directory: folder with any of config.toml, metrics.jsonl, timing.jsonl, summary.json, env.json,
-        population.json and timeline.json; the page reports missing files.
+        population.json, timeline.json and by_client.csv; the page reports missing files.
 
     Returns: the page's path.
     Raises: FileNotFoundError if the folder holds none of them; CheckpointError if a file is not as the run wrote it.
@@ -57,6 +58,7 @@ def write_report(run_directory: str | Path) -> Path:
         )
     checksums.check_files(folder, ("config.toml", *OBJECTS))
     check_logs(folder)
+    clients = read_by_client(folder)
     notes: list[str] = []
     # A summary or a log that cannot be read is reported in a note; the rest of the page is written all the same.
     summary, env, population, timeline = (read_json(folder / name, notes) for name in OBJECTS)
@@ -94,10 +96,17 @@ def write_report(run_directory: str | Path) -> Path:
         *sections.simulated_time(records, timeline),
         *sections.variance(records),
         *sections.privacy(
-            summary.get("privacy"), {*summary, *population, *(key for record in records for key in record)}
+            summary.get("privacy"),
+            {
+                *summary,
+                *population,
+                *(key for record in records for key in record),
+                *(["results by client"] * bool(clients)),
+            },
         ),
         "<h2>Clients</h2>",
         *sections.spread_between_clients(records, population),
+        *sections.results_by_client(clients, population, isinstance(summary.get("privacy"), Mapping)),
         *how_to_repeat(env, {"Resolved configuration": _text(folder / "config.toml")}),
     ]
     # Whatever the summary holds besides is shown as it is, so that no result is hidden.

@@ -175,15 +175,17 @@ def label_mix(population: Mapping[str, Any]) -> Any:
     """Draws the labels that some clients hold, in percent of each client's examples, and how many examples these are.
 
     Args:
-      population: "client_ids", "label_names" and "label_counts" (a row of counts for each of those clients). Of more
-        than 40 labels the most frequent ones are drawn, and the others together.
+      population: "client_ids", "client_names" where clients have names, "label_names" and "label_counts" (a row of
+        counts for each of those clients). Of more than 40 labels the most frequent ones are drawn, and the others
+        together.
 
     Returns: a matplotlib Figure.
     """
     # A file may hold anything: a count that is no finite number counts as zero.
     rows = [list(map(recorded_number, row)) for row in population["label_counts"][:MOST_CLIENTS]]
     counts = np.nan_to_num(np.array(rows).reshape(len(rows), -1), posinf=0.0, neginf=0.0)
-    clients = [_text(id, 16) for id in population.get("client_ids", range(len(rows)))][: len(rows)]
+    ids = population.get("client_ids", range(len(rows)))
+    clients = [_text(client, 16) for client in population.get("client_names") or ids][: len(rows)]
     # A file may name too few labels, or too many.
     names = list(population.get("label_names", ()))[: counts.shape[1]]
     labels = [_text(name, 24) for name in [*names, *range(len(names), counts.shape[1])]]

@@ -11,11 +11,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from typing import Any
 
+from fedjax_sim.metrics.evaluation import MOST_LISTED
 from fedjax_sim.report import plots, time
+from fedjax_sim.report.by_client import COUNTS, Row, from_worst, main_metric, metrics_of, shown_client
 from fedjax_sim.report.files import total_of
 from fedjax_sim.report.headline import besides
-from fedjax_sim.report.html import absent, choice, figure, html_table
-from fedjax_sim.report.numbers import NOTHING, count, listed, real, recorded_number, seconds
+from fedjax_sim.report.html import absent, choice, figure, html_table, table_of_rows
+from fedjax_sim.report.numbers import NOTHING, count, listed, percent, real, recorded_number, seconds
 from fedjax_sim.report.readings import (
     labels_in_words,
     learning_in_words,
@@ -30,11 +32,14 @@ __all__ = [
     "left_out",
     "one_round",
     "privacy",
+    "results_by_client",
     "simulated_time",
     "spread_between_clients",
     "state_of_the_run",
     "variance",
 ]
+
+MOST_OPEN = 50  # clients whose results are shown without a click
 
 
 def state_of_the_run(summary: Mapping, records: Sequence[Mapping], totals: Mapping) -> Iterable[str]:
@@ -237,6 +242,47 @@ def _scaled(records: Sequence[Mapping]) -> str:
         f"{last['bytes']:,g} times the bytes of the one that was trained (flops_scale, bytes_scale); "
         "accuracy and traffic are of the latter."
     )
+
+
+def results_by_client(rows: Sequence[Row], population: Mapping, is_private: bool) -> Iterable[str]:
+    """Yields the results of each client by name, from the worst to the best.
+
+    Args:
+      rows: as `read_by_client` returns them.
+      population: the content of population.json; {} without.
+      is_private: whether the run has noise that hides clients.
+
+    Guarantees: each client's results are beside its name, which is escaped
+    (tests/report/test_by_client.py::test_the_page_has_every_client).
+    """
+    yield "<h3>Results by client</h3>"
+    metrics = metrics_of(rows)
+    if not metrics:
+        size = recorded_number(population.get("num_clients"))
+        many = f"More than {MOST_LISTED:,} clients: the quantiles above stand for them. " if size > MOST_LISTED else ""
+        yield absent(
+            f"{many}A run writes by_client.csv at its end, if at most {MOST_LISTED:,} clients have test rows of their "
+            "own: held-out clients, or [data.with_local_test]."
+        )
+        return
+    metric = main_metric(rows)
+    shown = metric.replace("_", " ")
+    yield f"<p>{escape(f'After the last round, from the worst {shown} to the best; by_client.csv has all digits.')}</p>"
+    if is_private:
+        yield (
+            '<p class="note">No epsilon covers these results, names and numbers of rows: they are computed from the '
+            "clients&rsquo; own rows, without noise.</p>"
+        )
+    counts = [name for name in COUNTS if name in rows[0]]
+    header = ["client", *(name.replace("_", " ") for name in (*counts, *metrics))]
+    show = {name: percent if name.endswith("accuracy") else real for name in metrics} | dict.fromkeys(counts, count)
+    cells = [
+        [shown_client(row), *(show[name](row[name]) for name in (*counts, *metrics))]
+        for row in from_worst(rows, metric)
+    ]
+    table = table_of_rows(header, cells)
+    open_at_first = " open" if len(rows) <= MOST_OPEN else ""
+    yield f"<details{open_at_first}><summary>{len(rows):,} clients</summary>{table}</details>"
 
 
 def privacy(spent: Any, shown: set[str]) -> Iterable[str]:

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim import validate
+from fedjax_sim.metrics.evaluation import Evaluation
 from fedjax_sim.population.protocol import check_population
 from fedjax_sim.running import distributed
 from fedjax_sim.running.fingerprint import is_private
@@ -82,6 +83,8 @@ def check_run_numbers(
 
 def num_arguments(evaluation: Callable) -> int:
     """Returns the number of an evaluation's arguments: 1 for `params`, 2 for `params, state`."""
+    if isinstance(evaluation, Evaluation):
+        evaluation = evaluation.with_clients
     try:
         parameters = inspect.signature(evaluation).parameters.values()
     except (TypeError, ValueError):
@@ -94,8 +97,10 @@ def num_arguments(evaluation: Callable) -> int:
     return 2 if num_required == 2 else 1
 
 
-def evaluated(evaluation: Callable | None, algorithm: Algorithm, state: PyTree, record: dict) -> dict:
-    """Evaluates a state and returns the values as JSON; refuses names that the round's record already has.
+def evaluated(
+    evaluation: Callable | None, algorithm: Algorithm, state: PyTree, record: dict
+) -> tuple[dict, dict[str, dict[str, np.ma.MaskedArray]]]:
+    """Evaluates a state; refuses names that the round's record already has.
 
     Args:
       evaluation: a function of params, or of (params, state); None for no values.
@@ -103,24 +108,37 @@ def evaluated(evaluation: Callable | None, algorithm: Algorithm, state: PyTree, 
       state: the algorithm's state after the round.
       record: the round's record so far.
 
+    Returns: the values as JSON, and the results of each client as `metrics.evaluation` returns them; {} of any other
+      function. Where a part adds noise, or parts are not stated, the results of clients that have trained and those of
+      newcomers are left out: they would tell who took part, which noise is to hide.
+
+    Guarantees: results by client do not tell who took part in a private run
+    (tests/report/test_by_client.py::test_who_took_part_in_a_private_run_is_not_told).
+
     Raises: ValueError for a name that the record has; ValueError for an evaluation of the state in a run of several
       processes, since each process holds only a part of the clients' memories.
     """
-    values = {}
+    values: dict[str, Any] = {}
+    by_client: dict[str, dict[str, np.ma.MaskedArray]] = {}
     if evaluation is not None:
         sees_state = num_arguments(evaluation) == 2
         if sees_state and distributed.several():
             hint = "The clients' memories are split over the processes: evaluate params alone, or use one process."
             validate.fail("evaluation", "one of params, with several processes", "one of (params, state)", hint)
-        if sees_state:
-            # Params stay on the devices that hold the state, because the evaluation computes with both.
-            values = evaluation(algorithm.params(state), state)
+        params = algorithm.params(state)
+        # Beside the state, params stay on the devices that hold it, because the evaluation computes with both.
+        arguments = (params, state) if sees_state else (_local(params),)
+        if isinstance(evaluation, Evaluation):
+            values, by_client = evaluation.with_clients(*arguments)
         else:
-            values = evaluation(_local(algorithm.params(state)))
+            values = evaluation(*arguments)
     for name in values:
         if name in record or name == "epsilon":
             validate.fail("evaluation", "names that the round does not use", name, "Put a prefix before it.")
-    return {name: plain(value) for name, value in values.items()}
+    may_be_private = algorithm.parts is None or is_private(algorithm)
+    if "newcomer" in by_client and may_be_private:
+        by_client = {group: results for group, results in by_client.items() if group not in ("personal", "newcomer")}
+    return {name: plain(value) for name, value in values.items()}, by_client
 
 
 def _local(tree: PyTree) -> PyTree:

@@ -35,6 +35,8 @@ class History(NamedTuple):
 
     records: list[dict[str, Any]]  # one record a round, as in metrics.jsonl
     summary: dict[str, Any]  # as in summary.json
+    # Of the last evaluation, if `metrics.evaluation` built it: see `Evaluation.with_clients`.
+    by_client: Mapping[str, Mapping[str, np.ma.MaskedArray]] = {}
 
     def column(self, name: str) -> tuple[np.ndarray, np.ndarray]:
         """Returns (rounds, values) of a metric, over the rounds that have it.

@@ -177,7 +177,7 @@ class _Session:
     evaluate_every: int
     checkpoint_every: int | None
     keep_checkpoints: int
-    evaluated: Callable  # (state, record) -> values
+    evaluated: Callable  # (state, record) -> (values, results by client)
     callbacks: Sequence[Callable]
     identity: dict
     state: PyTree = None
@@ -190,6 +190,7 @@ class _Session:
     block: Callable | None = None
     compile_seconds: float = 0.0
     interrupted: Sequence = ()  # filled by Ctrl-C
+    by_client: Mapping | None = None  # of the last evaluation; None before the first
 
     def init(self, key: Array, algorithm: Algorithm, params: PyTree, client_memory: str) -> None:
         """Makes the state before the first round."""
@@ -252,7 +253,7 @@ class _Session:
             self.commit()
         stack.callback(log.finish_loggers)
         distributed.by_first(log.start_loggers)
-        if self.round == 0 and (at_start := self.evaluated(self.state, {"round": 0})):
+        if self.round == 0 and (at_start := self.evaluate({"round": 0})):
             log.append([{"round": 0} | at_start], 0.0, time.perf_counter() - self.started)
 
     def train(self, bar: Callable) -> None:
@@ -272,7 +273,7 @@ class _Session:
             records, failed = _until_failure(records)
             evaluation_is_due = self.due(self.evaluate_every)
             if evaluation_is_due and not failed:
-                records[-1] |= self.evaluated(self.state, records[-1])
+                records[-1] |= self.evaluate(records[-1])
                 records[-1] |= {name: plain(value) for name, value in self.spending.record(self.round).items()}
             self.log.append(records, seconds, time.perf_counter() - self.started)
             bar(records, seconds)
@@ -289,6 +290,11 @@ class _Session:
                 raise distributed.everywhere(KeyboardInterrupt())
             if evaluation_is_due and self.callbacks:
                 stop = self.call_back(records[-1])
+
+    def evaluate(self, record: Mapping) -> dict:
+        """Returns the values of an evaluation after the rounds done, and keeps its results by client."""
+        values, self.by_client = self.evaluated(self.state, record)
+        return values
 
     def due(self, every: int) -> bool:
         """Returns whether an action of every `every` rounds is due after this round; at the end all are due."""
@@ -337,7 +343,10 @@ class _Session:
         self.committed_at = time.perf_counter()
 
     def history(self) -> History:
-        """Returns the log and the summary, which is written to the folder too."""
+        """Returns the log, the summary, which is written to the folder too, and the results by client."""
+        # A run that was resumed after its last round has evaluated nothing yet.
+        if self.by_client is None:
+            self.evaluate({})
         summary = self.log.summary(self.compile_seconds, peak_memory_bytes())
         summary |= {"finished": self.round >= self.num_rounds}
         summary |= self.spending.summary({name for record in self.log.records for name in record})
@@ -346,12 +355,12 @@ class _Session:
             text = json.dumps(summary, indent=2) + "\n"
             path = Path(self.directory) / "summary.json"
             distributed.by_first(lambda: checksums.write(path, text.encode()))
-        return History(self.log.records, summary)
+        return History(self.log.records, summary, self.by_client)
 
 
 def _put_files(directory: Path, files: Mapping[str, str]) -> None:
-    """Writes the files of a run that starts or continues; the summary and the page of an earlier end are removed."""
-    checksums.remove(directory, ["summary.json", "report.html"])
+    """Writes the files of a run that starts or continues; what was written at an earlier end is removed."""
+    checksums.remove(directory, ["summary.json", "by_client.csv", "report.html"])
     for name, text in files.items():
         checksums.write(directory / name, text.encode())
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from typing import Any
 
-from fedjax_sim.report.html import choice, figure, html_table, page
+from fedjax_sim.report.html import choice, figure, html_table, page, table_of_rows
 from fedjax_sim.report.numbers import recorded_number
 from fedjax_sim.report.plots import scaled_bytes
 from fedjax_sim.sweeps.curves import curves_figure, label_of
@@ -44,14 +44,12 @@ def comparison_page(
     (tests/sweeps/test_pages.py::test_the_page_has_every_row).
     """
     header, rows = _with_bytes(found, *comparison_table(found, metric).texts())
-    cells = "".join(f"<th>{escape(name)}</th>" for name in header)
-    lines = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
     parts = [
         f"<h1>{escape(title)}</h1>",
         f'<p class="lead">{escape(lead)}</p>',
         *(f"<p>{escape(sentence)}</p>" for sentence in in_words(found, metric)),
         choice("figures", list(_views(found, metric))),
-        f'<table class="rows"><tr>{cells}</tr>{lines}</table>',
+        table_of_rows(header, rows),
         f'<p class="muted">After {found.last_round:,} rounds. {_on_intervals(found)}</p>',
     ]
     if differing:

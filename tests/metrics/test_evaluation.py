@@ -10,7 +10,7 @@ import pytest
 from fedjax_sim import metrics
 from fedjax_sim.metrics.baseline import constant_baseline
 from fedjax_sim.models import next_token_cross_entropy
-from fedjax_sim.population import from_clients, generated
+from fedjax_sim.population import from_clients, generated, stored
 from fedjax_sim.types import ClientData
 
 SIZES = (3, 1, 7, 0, 5)
@@ -188,3 +188,40 @@ def test_populations_without_rows():
     assert constant_baseline({"y": np.zeros((0, 1))}, "regression") == {}
     with pytest.raises(ValueError, match="test: expected at least one example, got 0"):
         metrics.pooled(loss_fn, PARAMS, {"x": jnp.zeros((0, 4)), "y": jnp.zeros(0)})
+
+
+def test_results_by_client_are_those_of_the_record(clients):
+    """Catches results of another client, of padding, of a client without rows, and of other rows than the record's."""
+    groups = {"held_out": from_clients(clients), "local_test": from_clients(clients[::-1])}
+    for perplexity in (False, True):
+        evaluate = metrics.evaluation(loss_fn, **groups, perplexity=perplexity)
+        record, by_client = evaluate.with_clients(PARAMS)
+        again = evaluate(PARAMS)
+        assert again.keys() == record.keys()
+        assert set(by_client) == set(groups)
+        for group, sizes in (("held_out", SIZES), ("local_test", SIZES[::-1])):
+            has_rows = np.array(sizes) > 0
+            assert {name.removeprefix(f"{group}_") for name in by_client[group]} == {
+                "loss", "accuracy", *(["perplexity"] if perplexity else [])
+            }  # fmt: skip
+            for name, values in by_client[group].items():
+                assert values.dtype == np.float32
+                np.testing.assert_array_equal(~np.ma.getmaskarray(values), has_rows)
+                quantiles = np.quantile(values.compressed().astype(float), metrics.evaluation.__globals__["QUANTILES"])
+                np.testing.assert_allclose(record[f"{name}_quantiles"], quantiles, rtol=1e-6)
+                if not name.endswith("perplexity"):
+                    mean = np.average(values.compressed().astype(float), weights=np.array(sizes)[has_rows])
+                    np.testing.assert_allclose(record[name], mean, rtol=1e-6)
+        errors = [c["x"].astype(float) @ np.asarray(PARAMS, float) - c["y"] for c in clients]
+        losses = [np.mean(error**2) for error in errors if len(error)]
+        np.testing.assert_allclose(by_client["held_out"]["held_out_loss"].compressed(), losses, rtol=1e-5)
+
+
+def test_no_results_by_client_beyond_a_thousand():
+    """Catches a million results that are copied to the host, and 1,000 clients taken for too many."""
+    rows = {"x": np.ones((1001, 4), np.float32), "y": np.zeros(1001, np.float32)}
+    sizes = {size: stored(jax.tree.map(lambda x, n=size: x[:n], rows), np.arange(size + 1)) for size in (1000, 1001)}
+    evaluate = metrics.evaluation(loss_fn, held_out=sizes[1001], local_test=sizes[1000])
+    record, by_client = evaluate.with_clients(PARAMS)
+    assert list(by_client) == ["local_test"] and len(by_client["local_test"]["local_test_loss"]) == 1000
+    assert len(record["held_out_loss_quantiles"]) == 5
