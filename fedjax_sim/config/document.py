@@ -252,7 +252,7 @@ def _resolved(document: dict, problems: _Problems) -> dict[str, Any]:
     tables |= _devices(document, tables, problems)
     tables = {name: tables[name] for name in ("seed", *registry.TABLES) if name in tables}
     tables["run"] = check_options("run", RUN, document.get("run", {}), problems)
-    problems += _problems_of_rule(tables["run"]["stop_when"])
+    problems += _problems_of_rule(tables["run"].get("stop_when"))
     tables["run"]["modules"] = registry.admitted_modules() or None
     # The default cohort of a small population is the whole population.
     cohort_size = tables.get("sampler", {}).get("cohort_size")
