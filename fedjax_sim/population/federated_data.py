@@ -322,26 +322,6 @@ def are_bytes(features: dict[str, Any]) -> bool:
     return True in first_of_kind
 
 
-def stratified_split(
-    labels: np.ndarray, test_fraction: float, rng: np.random.Generator
-) -> tuple[np.ndarray, np.ndarray]:
-    """Splits rows at random, with `test_fraction` of every class in the test set, rounded per class.
-
-    Args:
-      labels: [rows] classes.
-      test_fraction: in (0, 1).
-      rng: draws the test rows.
-    Returns: the numbers of the training rows and those of the test rows, both sorted.
-    """
-    validate.in_range("test_fraction", test_fraction, 0, 1, open_low=True, open_high=True)
-    # Each class is split by itself, so that a rare class is in both parts if its size allows it.
-    is_test = np.zeros(len(labels), bool)
-    for label in np.unique(labels):
-        rows = rng.permutation(np.flatnonzero(labels == label))
-        is_test[rows[: round(test_fraction * len(rows))]] = True
-    return np.flatnonzero(~is_test), np.flatnonzero(is_test)
-
-
 def standardiser(train: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Returns the mean and standard deviation of every column of the training rows. A constant column gets 1."""
     mean, deviation = train.mean(axis=0), train.std(axis=0)

@@ -11,6 +11,7 @@ from fedjax_sim import validate
 from fedjax_sim.population.federated_data import FederatedData
 from fedjax_sim.population.private_labels import has_private_labels
 from fedjax_sim.population.protocol import count_of, sizes_of
+from fedjax_sim.population.splits import ratio_of, rounded_at_random
 from fedjax_sim.prng import client_key, stream
 from fedjax_sim.types import Array, CheapReads, ClientData, Population
 from fedjax_sim.validate import NonNegativeInt, OpenShare
@@ -25,38 +26,42 @@ class _Part(CheapReads):
 
     inner: Population
     seed: Array  # [2] uint32 key data
-    fraction: Array  # [] float32, a leaf rather than static, because `describe.digest` must see it
+    fraction: Array  # [2] int32 of `ratio_of`, a leaf rather than static, because `describe.digest` must see it
     size: int = dataclasses.field(metadata={"static": True})
     is_test: bool = dataclasses.field(metadata={"static": True})
 
     def client(self, id: Array) -> ClientData:
         data = self.inner.client(id)
         # The choice depends on the client alone, so both parts of a split, in every round, see the same one.
-        key = client_key(jax.random.wrap_key_data(self.seed, impl="threefry2x32"), id)
-        bits = jax.random.bits(stream(key, "local test"), data.mask.shape, jnp.uint32)
+        bits = jax.random.bits(stream(self._key(id), "local test"), data.mask.shape, jnp.uint32)
         order = jnp.lexsort((bits, ~data.mask))  # valid examples in a random order, then padding
         # `order` lists rows by rank, and its inverse gives the rank of each row. Those of the lowest ranks are kept.
         rank = jnp.zeros_like(order).at[order].set(jnp.arange(order.shape[0], dtype=order.dtype))
-        is_test_row = rank < self._num_test(data.mask.sum(dtype=jnp.int32))
+        is_test_row = rank < self._num_test(id, data.mask.sum(dtype=jnp.int32))
         return data._replace(mask=data.mask & (is_test_row if self.is_test else ~is_test_row))
 
     def count(self, id: Array) -> Array:
-        return self._own(count_of(self.inner, id))
+        return self._own(id, count_of(self.inner, id))
 
     @property
     def sizes(self) -> Array:
-        return self._own(jnp.asarray(sizes_of(self.inner), jnp.int32))
+        ids = jnp.arange(self.size, dtype=jnp.int32)
+        return jax.vmap(self._own)(ids, jnp.asarray(sizes_of(self.inner), jnp.int32))
 
     def announce(self, ids: Array) -> Array:
         return self.inner.announce(ids) if isinstance(self.inner, CheapReads) else ids
 
-    def _num_test(self, examples: Array) -> Array:
-        """Returns how many of a client's examples are test rows, for clients with so many examples."""
-        return jnp.floor(examples.astype(jnp.float32) * self.fraction).astype(jnp.int32)
+    def _key(self, id: Array) -> Array:
+        """Returns the key of a client."""
+        return client_key(jax.random.wrap_key_data(self.seed, impl="threefry2x32"), id)
 
-    def _own(self, examples: Array) -> Array:
-        """Returns how many of a client's examples belong to this part, for clients with so many examples."""
-        num_test = self._num_test(examples)
+    def _num_test(self, id: Array, examples: Array) -> Array:
+        """Returns how many of a client's examples are test rows, for a client with so many examples."""
+        return rounded_at_random(stream(self._key(id), "number of test rows"), examples, self.fraction)
+
+    def _own(self, id: Array, examples: Array) -> Array:
+        """Returns how many of a client's examples belong to this part, for a client with so many examples."""
+        num_test = self._num_test(id, examples)
         return num_test if self.is_test else examples - num_test
 
 
@@ -68,8 +73,8 @@ def with_local_test(data: FederatedData, *, fraction: OpenShare = 0.2, seed: Non
 
     Args:
       data: any data set.
-      fraction: share in (0, 1) of a client's examples, rounded down. A client with few examples keeps none: at 0.2,
-        one with 4 examples.
+      fraction: share in (0, 1) of a client's examples, rounded up or down at random so that its mean is the share: at
+        0.2, four of five clients with 4 examples keep one, and the others none.
       seed: of the choice, which depends on the client's id.
 
     Returns: the same data set with other `train` and `local_test`. An evaluation then reports `local_test_*` of the
@@ -81,6 +86,8 @@ def with_local_test(data: FederatedData, *, fraction: OpenShare = 0.2, seed: Non
 
     Guarantees: train and test share no row, and together are the client's examples
     (tests/population/test_own_test_rows.py::test_rows_are_split). Counts are those of the masks (::test_counts).
+    Clients with few examples keep their share too
+    (tests/population/test_splits.py::test_test_rows_have_the_labels_of_rows).
 
     >>> from fedjax_sim.population import synthetic_images
     >>> data = with_local_test(synthetic_images(num_clients=10, examples_per_client=20))
@@ -99,6 +106,6 @@ def with_local_test(data: FederatedData, *, fraction: OpenShare = 0.2, seed: Non
         hint = "Keep the local test first: it is to have the true labels."
         validate.fail("data", "a data set whose labels are not private yet", data.name, hint)
     key_data = jax.random.key_data(jax.random.key(seed, impl="threefry2x32"))
-    share = jnp.float32(fraction)
+    share = jnp.asarray(ratio_of("fraction", fraction))
     train, test = (_Part(data.train, key_data, share, data.train.size, is_test) for is_test in (False, True))
     return data._replace(train=train, local_test=test)

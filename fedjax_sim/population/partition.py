@@ -164,7 +164,9 @@ def dirichlet(
     Raises: ValueError for a minimum above examples / N, and for labels that are not a list of integers.
 
     Guarantees: before the minimum acts, a client's share of a class has mean 1/N and variance
-      (1/N)(1 - 1/N)/(N alpha + 1) (tests/population/test_partition.py::test_dirichlet_shares_follow_the_law).
+      (1/N)(1 - 1/N)/(N alpha + 1) (tests/population/test_partition.py::test_dirichlet_shares_follow_the_law). Every
+      client has a row of a class equally often, also of one with fewer rows than there are clients
+      (::test_small_classes_go_to_all_clients).
     References: Yurochkin et al. 2019, section 4; Hsu, Qi, Brown 2019, section 3.
 
     >>> bool((dirichlet([0, 1] * 50, 4, 0.1, min_examples=5, seed=0).sizes >= 5).all())
@@ -173,14 +175,17 @@ def dirichlet(
     labels, _ = _labels(labels)
     _check(len(labels), num_clients, min_examples, "min_examples")
     rng = generator("dirichlet", seed)
+    starts = generator("dirichlet starts", seed)
     owner = np.empty(len(labels), np.int64)
     # The rows of each class are divided separately, by shares of their own.
     by_class = np.argsort(labels, kind="stable")
     for rows in np.split(by_class, np.cumsum(np.bincount(labels))[:-1]):
         rows = rng.permutation(rows)
         shares = rng.dirichlet(np.full(num_clients, float(alpha)))
-        # Rounding the cumulative shares, rather than each share, gives every row of the class away exactly once.
-        cuts = np.rint(np.cumsum(shares)[:-1] * len(rows)).astype(np.int64)
+        # Rounding the cumulative shares, rather than each share, gives every row of the class away exactly once. They
+        # are rounded from a random start. Otherwise small classes, with fewer rows than clients, would all be given to
+        # the same clients.
+        cuts = np.floor(np.cumsum(shares)[:-1] * len(rows) + starts.random()).astype(np.int64)
         owner[rows] = np.searchsorted(cuts, np.arange(len(rows)), side="right")
     sizes = np.bincount(owner, minlength=num_clients)
     change = with_minimum(sizes, min_examples) - sizes

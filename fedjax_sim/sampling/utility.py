@@ -145,7 +145,8 @@ def oort(
       pacer_seconds: by how much T grows, positive.
       window: W, in rounds.
       penalty: alpha, in [0, 64].
-      exploration: in [0, 1]; in round R, epsilon = max(least_exploration, exploration * exploration_decay^(R - 1)).
+      exploration: in [0, 1]; in round R, epsilon = max(least_exploration, exploration * exploration_decay^(R - 1)). The
+        number of places epsilon m is rounded up or down at random.
       exploration_decay: in [0, 1].
       least_exploration: in [0, 1].
       cutoff: in (0, 1].
@@ -192,7 +193,8 @@ def oort(
         is_known = ~jnp.isnan(utility)
         epsilon = jnp.maximum(least_exploration, exploration * exploration_decay ** state.round.astype(jnp.float32))
         num_new = len(sizes) - is_known.sum(dtype=jnp.int32)
-        num_wanted = jnp.round(epsilon * cohort_size).astype(jnp.int32)
+        # Rounded at random: a share that is less than half a client in each round would otherwise never be explored.
+        num_wanted = jnp.floor(epsilon * cohort_size + jax.random.uniform(stream(key, "rounding"))).astype(jnp.int32)
         # No more than there are new clients, and so many that the known clients can fill the other places.
         num_explored = jnp.clip(num_wanted, cohort_size + num_new - len(sizes), num_new)
         ids = _draw_clients(key, utility, cohort_size, num_explored, cutoff)

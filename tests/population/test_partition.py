@@ -119,6 +119,15 @@ def test_dirichlet_shares_follow_the_law():
     _rejects(spread, law(alpha), law(alpha * 1.25))
 
 
+def test_small_classes_go_to_all_clients():
+    """An even split of 400 classes of 5 rows among 50 clients: 40 rows each. Each class gives a client a row with
+    probability 1/10, so counts have the standard deviation sqrt(36), and 50 of them leave six of it once in 10^7.
+    Catches cuts that are rounded in one way, which give all rows to the same five clients."""
+    labels = np.repeat(np.arange(400), 5)
+    sizes = field.dirichlet(labels, 50, 1e9, min_examples=0, seed=0).sizes
+    assert np.abs(sizes - 40).max() < 36
+
+
 def test_dirichlet_draws_follow_the_law():
     """Catches a mix shared by clients, a draw from the table's prior, and class rows drawn unevenly."""
     labels = np.repeat([0, 1, 2, 3], [10, 20, 30, 40])  # an uneven table: the law is per class all the same

@@ -85,7 +85,7 @@ def test_what_is_learned():
 
 def oort(**options):
     """An Oort of six clients, five of whom reported in round 1."""
-    given = {"exploration": 0.4, "exploration_decay": 1.0, "least_exploration": 0.4, "cutoff": 0.01} | options
+    given = {"exploration": 0.5, "exploration_decay": 1.0, "least_exploration": 0.5, "cutoff": 0.01} | options
     return sampling.oort(np.full(6, 2.0), 2, tables(*[np.ones(6)] * 3), **given)
 
 
@@ -122,14 +122,21 @@ def test_exploitation_is_in_proportion_to_utility():
     assert (found[:3] == 0).all() and (found[3:5] > 0).all()  # 8.26 > 0.39 * 20.26 > 6.26
 
 
+def test_a_small_share_is_explored():
+    """A share of 0.1 of two places is one in five rounds; five standard errors. Catches 0.2 that is rounded to none."""
+    sampler = oort(exploration=0.1, least_exploration=0.1)
+    _, found = frequencies(sampler, seen(sampler), 4_000)
+    assert abs(found[5] - 0.2) < 5 * np.sqrt(0.16 / 4_000)
+
+
 def test_exploration_ends():
     """Catches an epsilon of another round, and places left to new clients when there are none."""
     sampler = oort(exploration=1.0, exploration_decay=0.5, least_exploration=0.0)
     state = sampler.init()
-    for expected in (2, 1, 0):  # round(2 * 0.5^(R - 1)), ties to even: 2, 1, 0.5
+    for expected in ({2}, {1}, {0, 1}):  # 2 * 0.5^(R - 1), rounded up or down
         cohort, state = sampler.sample(KEY, state._replace(utility=jnp.full(6, jnp.nan).at[:3].set(1.0)))
-        assert int(cohort.metrics["explored"]) == expected
-        assert (np.asarray(cohort.ids) >= 3).sum() == expected
+        assert int(cohort.metrics["explored"]) in expected
+        assert (np.asarray(cohort.ids) >= 3).sum() == int(cohort.metrics["explored"])
     _, nobody_knows = oort(exploration=0.0, least_exploration=0.0), sampler.init()
     cohort, _ = sampler.sample(KEY, nobody_knows)
     assert int(cohort.metrics["explored"]) == 2 and len(set(cohort.ids.tolist())) == 2

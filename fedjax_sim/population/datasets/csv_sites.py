@@ -17,8 +17,8 @@ from fedjax_sim.population.federated_data import (
     files_of,
     from_sites,
     standardiser,
-    stratified_split,
 )
+from fedjax_sim.population.splits import client_split
 from fedjax_sim.types import FolderPath
 from fedjax_sim.validate import Integer, NonNegativeInt
 
@@ -93,7 +93,7 @@ def heart_disease(*, directory: FolderPath, test_fraction: float = 0.25, seed: N
     folder = existing("directory", directory)
     rng = np.random.default_rng(seed)
     tables = [_hospital(folder / f"processed.{name}.data") for name in HOSPITALS]
-    splits = [stratified_split(table[:, -1] > 0, test_fraction, rng) for table in tables]
+    splits = _site_splits([table[:, -1] > 0 for table in tables], test_fraction, rng)
     # Medians, means and deviations come from these rows, the training rows of all hospitals.
     pooled = np.concatenate([table[rows] for table, (rows, _) in zip(tables, splits, strict=True)])
     index = {column: COLUMNS.index(column) for column in COLUMNS}
@@ -153,7 +153,7 @@ def csv_sites(
         missing). Each column with missing values among these rows also gets an indicator column behind all features,
         which is 1 where the value is missing and 0 elsewhere.
       test_fraction: share of each site's rows that is its test part. Unless the task is "regression", it is a share of
-        the rows of each label.
+        the rows of each label. Shares are rounded up or down at random: every row is a test row with this probability.
       seed: of the split.
 
     Returns: `FederatedData`. Held-out client i is the test part of site i, and is left out if that has no row.
@@ -172,12 +172,8 @@ def csv_sites(
     header, tables = _sites(folder, label, delimiter, comment, text_files.check_missing(missing))
     label_column = header.index(label)
     rng = np.random.default_rng(seed)
-    splits = {
-        site: stratified_split(
-            np.zeros(len(table)) if task == "regression" else table[:, label_column], test_fraction, rng
-        )
-        for site, table in tables.items()
-    }
+    labels = [np.zeros(len(table)) if task == "regression" else table[:, label_column] for table in tables.values()]
+    splits = dict(zip(tables, _site_splits(labels, test_fraction, rng), strict=True))
     features = {site: np.delete(table, label_column, axis=1) for site, table in tables.items()}
     # Statistics come from training rows alone.
     pooled = np.concatenate([features[site][rows] for site, (rows, _) in splits.items()])
@@ -197,6 +193,15 @@ def csv_sites(
     data = from_sites(train, test, task=task, num_outputs=num_outputs, name=pathlib.Path(directory).name)
     feature_names = header[:label_column] + header[label_column + 1 :]
     return data._replace(notes=missing_in_words(feature_names, np.concatenate(list(features.values()))))
+
+
+def _site_splits(
+    labels: Sequence[np.ndarray], test_fraction: float, rng: np.random.Generator
+) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Returns the numbers of the training rows and of the test rows of each site."""
+    sizes = [len(part) for part in labels]
+    is_test = client_split(np.concatenate(labels), np.repeat(np.arange(len(sizes)), sizes), test_fraction, rng)
+    return [(np.flatnonzero(~part), np.flatnonzero(part)) for part in np.split(is_test, np.cumsum(sizes)[:-1])]
 
 
 def _sites(

@@ -78,12 +78,12 @@ def read_clients(
 
 
 def random_split(
-    client: dict[str, np.ndarray], test_fraction: float, rng: np.random.Generator
+    client: dict[str, np.ndarray], num_test: int, rng: np.random.Generator
 ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-    """Splits a client's examples into training and test examples at random. Both keep their order."""
+    """Splits a client's examples into training and `num_test` test examples at random. Both keep their order."""
     size = len(next(iter(client.values())))
     order = rng.permutation(size)
-    cut = size - round(test_fraction * size)
+    cut = size - num_test
     train, test = (
         {leaf: values[np.sort(rows)] for leaf, values in client.items()} for rows in (order[:cut], order[cut:])
     )

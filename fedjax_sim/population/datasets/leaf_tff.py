@@ -14,6 +14,7 @@ import numpy as np
 from fedjax_sim import text_files, validate
 from fedjax_sim.population.datasets.hdf5_file import random_split, read_clients
 from fedjax_sim.population.federated_data import PADDING, FederatedData, check_ids, existing, files_of, from_sites
+from fedjax_sim.population.splits import counts_of_clients
 from fedjax_sim.types import FilePath, FolderPath
 from fedjax_sim.validate import Integer, NonNegativeInt, OpenShare
 
@@ -235,9 +236,12 @@ def tff_hdf5(
     else:
         # A split takes rows of all leaves, so their lengths are compared before `from_sites` would do it.
         rng = np.random.default_rng(seed)
-        for id, client in list(train.items()):
+        for id, client in train.items():
             if len(client["x"]) != len(client["y"]):
                 validate.fail(f"{source.name}/examples/{id}", "as many labels as examples", len(client["y"]))
-            train[id], test[id] = random_split(client, test_fraction, rng)
+        sizes = np.array([len(client["y"]) for client in train.values()])
+        counts = counts_of_clients(sizes, test_fraction, rng)
+        for (id, client), count in zip(list(train.items()), counts, strict=True):
+            train[id], test[id] = random_split(client, count, rng)
     num_outputs = _num_outputs(task, num_classes, train, test)
     return from_sites(train, test, task=task, num_outputs=num_outputs, name=source.stem, scale_bytes=scale_bytes)

@@ -10,8 +10,9 @@ import numpy as np
 
 from fedjax_sim import validate
 from fedjax_sim.population import partition as schemes
-from fedjax_sim.population.federated_data import FederatedData, check_examples, standardiser, stratified_split
+from fedjax_sim.population.federated_data import FederatedData, check_examples, standardiser
 from fedjax_sim.population.population import indexed
+from fedjax_sim.population.splits import stratified_split
 from fedjax_sim.types import Population
 from fedjax_sim.validate import NonNegativeInt, PositiveInt
 

@@ -17,11 +17,11 @@ from fedjax_sim.population.federated_data import (
     are_bytes,
     check_examples,
     existing,
-    stratified_split,
 )
 from fedjax_sim.population.partition import Partition, by_group, from_owner
 from fedjax_sim.population.partitioners import Partitioner
 from fedjax_sim.population.population import indexed, stored
+from fedjax_sim.population.splits import client_split, stratified_split
 from fedjax_sim.types import FilePath, Population
 from fedjax_sim.validate import Default, Integer, NonNegativeInt, OpenShare
 
@@ -99,8 +99,9 @@ def from_table(source: Any, *, label: str, test: Any = None, **options: Unpack[T
         missing quantity is replaced by the median of the training rows, and an indicator column behind all features
         tells where. A missing category is a value of its own.
       test_fraction: share of the rows that become test rows, of each label unless the task is "regression". With
-        `client` it is a share of each client's rows, and of all rows together with `partition`. None for 0.25, and
-        where `test` is given, beside which a share is refused.
+        `client` it is also the share of each client's rows and of each label of a client, which is rounded up or down
+        at random: every row is a test row with this probability. None for 0.25, and where `test` is given, beside which
+        a share is refused.
       seed: of the split.
 
     Returns: `FederatedData` with x [n, features] float32. With `client`, held-out client i has the test rows of the
@@ -237,7 +238,8 @@ def _federated(train: _Table, test: _Table | None, name: str, meaning: _Meaning)
         ids = None if client is None else _ids(table, client)
     for part, rows in (("training", ~is_test), ("test", is_test)):
         if not rows.any():
-            validate.fail("test_fraction", f"a share that leaves {part} rows", meaning.test_fraction)
+            hint = f"There are {len(is_test):,} rows."
+            validate.fail("test_fraction", f"a share that leaves {part} rows", _test_share(meaning), hint)
     x, notes = _features(table, feature_names, ~is_test, meaning)
     y, num_outputs, label_names = _labels(table, meaning)
     if label_names is not None:
@@ -340,16 +342,15 @@ def _test_rows(table: _Table, ids: np.ndarray | None, meaning: _Meaning) -> np.n
     """Draws which rows are test rows, [rows] bool: a share of each label, at each client if there are ids."""
     num_rows = _num_rows(table)
     labels = np.zeros(num_rows) if meaning.task == "regression" else _named(table, meaning.label, "label").astype(str)
-    clients = [np.arange(num_rows)]
-    if ids is not None:
-        partition = by_group(ids)
-        clients = np.split(partition.indices, partition.offsets[1:-1])
-    share = TEST_FRACTION if meaning.test_fraction is None else meaning.test_fraction
     rng = np.random.default_rng(meaning.seed)
-    is_test = np.zeros(num_rows, bool)
-    for rows in clients:
-        is_test[rows[stratified_split(labels[rows], share, rng)[1]]] = True
-    return is_test
+    if ids is not None:
+        return client_split(labels, ids, _test_share(meaning), rng)
+    return np.isin(np.arange(num_rows), stratified_split(labels, _test_share(meaning), rng)[1])
+
+
+def _test_share(meaning: _Meaning) -> float:
+    """Returns the share of test rows."""
+    return TEST_FRACTION if meaning.test_fraction is None else meaning.test_fraction
 
 
 def _quantity(table: _Table, name: str, missing: Sequence[str]) -> np.ndarray:

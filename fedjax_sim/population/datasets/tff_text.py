@@ -16,6 +16,7 @@ from fedjax_sim import validate
 from fedjax_sim.population.datasets.hdf5_file import random_split, read_clients
 from fedjax_sim.population.datasets.shakespeare import windows
 from fedjax_sim.population.federated_data import PADDING, FederatedData, existing, from_sites
+from fedjax_sim.population.splits import counts_of_clients
 from fedjax_sim.types import FilePath
 from fedjax_sim.validate import Integer, NonNegativeInt, OpenShare, PositiveInt
 
@@ -83,8 +84,10 @@ def tff_text(
         test = read(existing("test_path", test_path, folder=False))
     else:
         rng = np.random.default_rng(seed)
-        for id, client in list(train.items()):
-            train[id], test[id] = random_split(client, test_fraction, rng)
+        sizes = np.array([len(client["texts"]) for client in train.values()])
+        counts = counts_of_clients(sizes, test_fraction, rng)
+        for (id, client), count in zip(list(train.items()), counts, strict=True):
+            train[id], test[id] = random_split(client, count, rng)
     splits = [{id: client["texts"].tolist() for id, client in split.items()} for split in (train, test)]
     train_texts = [text for texts in splits[0].values() for text in texts]
     all_texts = train_texts + [text for texts in splits[1].values() for text in texts]

@@ -21,6 +21,7 @@ from fedjax_sim.population.poisoned.labels import num_labels
 from fedjax_sim.population.poisoned.poisoning import check_rows, chosen_clients, chosen_rows, poisoned
 from fedjax_sim.population.poisoned.triggers import Trigger
 from fedjax_sim.population.population import pooled
+from fedjax_sim.population.splits import ratio_of
 from fedjax_sim.prng import counter_bits, stream
 from fedjax_sim.types import Array, ClientData, PyTree
 from fedjax_sim.validate import OpenShare
@@ -57,8 +58,8 @@ def backdoor(
         `trigger = {name = "pixels", positions = [0, 1]}`.
       target: the label that the attacker wants, in [0, K).
       clients, share, seed: which clients are poisoned, as in `poisoned`. `share=0.0` is the baseline without an attack.
-      rows: share in (0, 1] of each poisoned client's examples, rounded to the nearest whole number. The rows are drawn
-        once for all rounds. A share that poisons no row at all is refused.
+      rows: share in (0, 1] of each poisoned client's examples, rounded up or down at random so that its mean is the
+        share. The rows are drawn once for all rounds. A share that poisons no row at all is refused.
 
     Returns: the same data set with another `train`, and with `triggered`: the test rows whose label is not the target,
       with the trigger, labelled as the target. An evaluation reports `attack_success`, the share of `triggered` that
@@ -94,7 +95,7 @@ def backdoor(
     if np.array_equal(stamped, others["x"]):
         validate.fail("trigger", "a function that changes a test row", "none changed", "Is the pattern there already?")
     stamp = stamp if isinstance(stamp, Partial) else Partial(stamp)
-    change = Partial(_planted, stamp, jnp.int32(target), jnp.float32(rows))
+    change = Partial(_planted, stamp, jnp.int32(target), jnp.asarray(ratio_of("rows", rows)))
     words = f"backdoor to {target}"
     poisoned_data = check_rows(poisoned(data, change, words, clients=clients, share=share, seed=seed), rows)
     return poisoned_data._replace(triggered=_labelled({**others, "x": np.asarray(stamped)}, target))
@@ -193,7 +194,7 @@ def edge_case_backdoor(
             hint = "Take a larger edge, or poison more clients."
             validate.fail("edge", f"a share that makes an edge case of a row {where}", edge, hint)
     edge_cases = jnp.asarray(source_x[distances > limit])
-    change = Partial(_replaced, edge_cases, jnp.int32(target), jnp.float32(rows))
+    change = Partial(_replaced, edge_cases, jnp.int32(target), jnp.asarray(ratio_of("rows", rows)))
     words = f"edge cases of {source} as {target}"
     poisoned_data = check_rows(poisoned(data, change, words, clients=clients, share=share, seed=seed), rows)
     rare_test_rows = {name: leaf[is_rare_test_row] for name, leaf in test.items()}

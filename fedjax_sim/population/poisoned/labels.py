@@ -11,6 +11,7 @@ from jax.tree_util import Partial
 from fedjax_sim import validate
 from fedjax_sim.population.federated_data import FederatedData
 from fedjax_sim.population.poisoned.poisoning import check_data, check_rows, chosen_rows, poisoned
+from fedjax_sim.population.splits import ratio_of
 from fedjax_sim.prng import counter_bits, stream
 from fedjax_sim.types import Array, ClientData, PyTree
 from fedjax_sim.validate import Finite
@@ -50,8 +51,8 @@ def label_flip(
     Args:
       data: of the task "binary" or "classification".
       clients, share, seed: which clients are poisoned, as in `poisoned`.
-      rows: share in (0, 1] of each poisoned client's examples, rounded to the nearest whole number. The rows are drawn
-        once for all rounds. A share that poisons no row at all is refused.
+      rows: share in (0, 1] of each poisoned client's examples, rounded up or down at random so that its mean is the
+        share. The rows are drawn once for all rounds. A share that poisons no row at all is refused.
       to: [K] the new label of each label. By default K - 1, ..., 1, 0.
 
     Guarantees: the labels equal those of a NumPy reference
@@ -83,7 +84,7 @@ def label_flip(
 def _share_of_rows(rows: float) -> Array:
     """Returns the share of rows as an array, after a check of its range."""
     validate.in_range("rows", rows, 0, 1, open_low=True)
-    return jnp.float32(rows)
+    return jnp.asarray(ratio_of("rows", rows))
 
 
 def _random(labels: Array, keep: Array, rows: Array, key: Array, data: ClientData) -> PyTree:

@@ -20,6 +20,7 @@ from fedjax_sim import tree, validate
 from fedjax_sim.population.federated_data import FederatedData
 from fedjax_sim.population.partition import generator
 from fedjax_sim.population.seeds import seed_words
+from fedjax_sim.population.splits import ratio_of, rounded_at_random
 from fedjax_sim.population.wrapper import Around
 from fedjax_sim.prng import client_key, counter_bits, stream
 from fedjax_sim.types import Array, ClientData, Population
@@ -51,13 +52,17 @@ class Poisoned(Around):
         """[f] int32, the ids of the poisoned clients, rising. `adversary.clients` takes them."""
         return self.table[:-1]
 
+    def key(self, id: Array) -> Array:
+        """Returns the key of a client's poison, the same in every round."""
+        return stream(client_key(jax.random.wrap_key_data(self.seed, impl="threefry2x32"), id), "poison")
+
     def client(self, id: Array) -> ClientData:
         """Returns the data of client `id`, a scalar int32."""
         data = self.inner.client(id)
         id = jnp.asarray(id, jnp.int32)
         # The table's last entry is larger than any id, so searchsorted always finds an entry to compare with.
         is_poisoned = self.table[jnp.searchsorted(self.table, id)] == id
-        key = stream(client_key(jax.random.wrap_key_data(self.seed, impl="threefry2x32"), id), "poison")
+        key = self.key(id)
         if self.pull is None:
             pull = data.pull
         else:
@@ -163,17 +168,23 @@ def check_data(data: FederatedData) -> None:
 
 
 def check_rows(data: FederatedData, rows: float) -> FederatedData:
-    """Returns the data set, and refuses it if a share `rows` of its poisoned clients' examples is rounded to no row."""
+    """Returns the data set, and refuses it if a share `rows` of its poisoned clients' examples is no row at all."""
     train = data.train
     if len(train.poisoned_ids):
-        largest_count = jax.jit(lambda people, ids: jax.lax.map(people.count, ids, batch_size=1024).max())
-        most = int(largest_count(train, train.poisoned_ids))
-        # float32, and rounding half to even, as in `chosen_rows`.
-        if not np.rint(np.float32(most) * np.float32(rows)):
-            hint = (
-                f"The largest of them has {most}, so not one would be poisoned: take a larger share, or other clients."
-            )
-            validate.fail("rows", "a share that is a row of a poisoned client's, rounded", rows, hint)
+        ratio = jnp.asarray(ratio_of("rows", rows))
+
+        @jax.jit
+        def largest_counts(people: Poisoned, ids: Array) -> tuple[Array, Array]:
+            def of_client(id: Array) -> tuple[Array, Array]:
+                num_rows = people.count(id)
+                return num_rows, num_chosen(people.key(id), num_rows, ratio)
+
+            return tuple(counts.max() for counts in jax.lax.map(of_client, ids, batch_size=1024))
+
+        most, most_poisoned = map(int, largest_counts(train, train.poisoned_ids))
+        if not most_poisoned:
+            hint = f"The largest of them has {most}, and not one is poisoned: take a larger share, or other clients."
+            validate.fail("rows", "a share that is a row of the poisoned clients'", rows, hint)
     return data
 
 
@@ -200,18 +211,23 @@ def chosen_clients(size: int, clients: Sequence[int] | None, share: float | None
     return np.sort(ids)
 
 
+def num_chosen(key: Array, num_examples: Array, share: Array) -> Array:
+    """Returns how many of a client's examples are poisoned, for a client with so many; see `chosen_rows`."""
+    return rounded_at_random(stream(key, "number of rows"), num_examples, share)
+
+
 def chosen_rows(key: Array, mask: Array, share: Array) -> Array:
-    """Draws exactly round(share times the number of examples) of a client's examples.
+    """Draws a share of a client's examples, whose number is rounded up or down at random.
 
     Args:
       key: of the client.
       mask: [n] bool, the valid rows. Padding may stand anywhere and does not change the choice.
-      share: in (0, 1]. The number of rows is rounded half to even.
+      share: [2] int32 of `ratio_of`.
     Returns: [n] bool.
     """
     rank = jnp.cumsum(mask, dtype=jnp.int32) - 1
     # Ranks that differ have draws that differ, so exactly `count` draws are at or below the count-th smallest.
     draws = counter_bits(stream(key, "rows"), rank)
-    count = jnp.round(mask.sum(dtype=jnp.int32).astype(jnp.float32) * share).astype(jnp.int32)
+    count = num_chosen(key, mask.sum(dtype=jnp.int32), share)
     ordered_draws = jnp.sort(jnp.where(mask, draws, jnp.uint32(2**32 - 1)))
     return mask & (count > 0) & (draws <= ordered_draws[jnp.maximum(count - 1, 0)])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -108,7 +109,8 @@ def with_parties(
       data: features [d] and a label for each example.
       num_parties: P in [2, d]. Each party has about equally many neighbouring columns.
       widths: the number of columns of each party, in order, instead of `num_parties`. They add up to d.
-      overlap: in (0, 1], the share of rows that each other party has. It is drawn for each party independently.
+      overlap: in (0, 1], the share of a client's rows that each other party has, rounded up or down at random, and at
+        least one row. It is drawn for each party independently.
       alignment: how the parties find common rows. "exact", "keyed" and "diffie_hellman" compare ids. "similar" compares
         generated names and dates of birth.
       missing: "drop" or "zeros", as in `joined`.
@@ -149,7 +151,10 @@ def with_parties(
         # The client's rows that each party has, in the order of that party's table.
         party_rows = [np.arange(len(examples["y"]))]
         for _ in columns[1:]:
-            num_rows = max(1, round(overlap * len(party_rows[0])))
+            share = validate.as_written(overlap) * len(party_rows[0])
+            num_rows = math.floor(share)
+            num_rows += bool(share % 1) and bool(rng.random() < share % 1)
+            num_rows = max(1, num_rows)  # a table without rows cannot be aligned
             party_rows.append(rng.permutation(len(party_rows[0]))[:num_rows])
         party_alignment = _aligned(alignment, party_rows, rng, threshold, typo_rate)
         party_columns = np.split(examples["x"], column_borders, axis=1)

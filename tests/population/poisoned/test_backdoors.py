@@ -48,7 +48,7 @@ def test_rows_against_numpy():
     for id in range(len(SIZES)):
         found, clean = valid(made.train, id), rows_of(id)
         hit = found["x"][:, 1] == 9
-        assert hit.sum() == (round(SIZES[id] / 2) if id in IDS else 0)
+        assert hit.sum() in ((SIZES[id] // 2, (SIZES[id] + 1) // 2) if id in IDS else (0,))
         wanted = {"x": np.where(hit[:, None], [[0, 9]], clean["x"]), "y": np.where(hit, 3, clean["y"])}
         wanted["x"][:, 0] = clean["x"][:, 0]
         np.testing.assert_array_equal(found["x"], wanted["x"].astype(np.float32))

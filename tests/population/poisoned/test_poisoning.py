@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -15,6 +17,8 @@ from fedjax_sim.config.document import ConfigError, load
 from fedjax_sim.population.describe import describe, digest
 from fedjax_sim.population.poisoned.poisoning import chosen_clients, chosen_rows
 from fedjax_sim.population.protocol import check_population
+from fedjax_sim.population.splits import ratio_of
+from fedjax_sim.validate import as_written
 
 SIZES = np.array([3, 0, 9, 1, 5, 70, 8, 2])
 OFFSETS = np.concatenate([[0], np.cumsum(SIZES)])
@@ -69,7 +73,7 @@ def test_labels_against_numpy():
         moved = found != clean
         np.testing.assert_array_equal(found[moved], np.asarray(to)[clean[moved]])
         others = clean != np.asarray(to)[clean]  # where a change can be seen
-        assert moved.sum() <= round(len(clean) / 2) and moved.sum() >= round(len(clean) / 2) - (~others).sum()
+        assert moved.sum() <= (len(clean) + 1) // 2 and moved.sum() >= len(clean) // 2 - (~others).sum()
     assert any((valid(made.train, id)["y"] != rows_of(id)["y"]).any() for id in IDS)
     two = population.stored({**ROWS, "y": ROWS["y"] % 2}, OFFSETS)
     binary = data(two)._replace(task="binary", num_outputs=1)
@@ -84,11 +88,11 @@ def test_exact_count(share):
     length, on where padding stands, or on the client's neighbours."""
     for n, key in ((1, 0), (7, 1), (64, 2), (257, 3)):
         key = jax.random.key(key)
-        whole = np.asarray(chosen_rows(key, jnp.ones(n, bool), jnp.float32(share)))
-        assert whole.sum() == round(n * float(np.float32(share)))
+        whole = np.asarray(chosen_rows(key, jnp.ones(n, bool), ratio_of("share", share)))
+        assert whole.sum() in (math.floor(as_written(share) * n), math.ceil(as_written(share) * n))
         gaps = np.zeros(2 * n + 3, bool)
         gaps[1 : 2 * n : 2] = True
-        found = np.asarray(chosen_rows(key, jnp.asarray(gaps), jnp.float32(share)))
+        found = np.asarray(chosen_rows(key, jnp.asarray(gaps), ratio_of("share", share)))
         np.testing.assert_array_equal(found[gaps], whole)
         assert not found[~gaps].any()
     many = population.mean_estimation(num_clients=1_000)
@@ -157,17 +161,16 @@ def test_any_population(tmp_path):
 
 @pytest.mark.parametrize("poison", [population.label_flip, population.random_labels])
 def test_too_few_rows_are_refused(poison, tmp_path):
-    """Clients of 64 rows at most, a hundredth of them: 0.64 is one row, 0.3 none. Catches attackers without poison, on
-    the disk too; one of several with a row is enough."""
+    """Clients of 9 and 8 rows at most. A share of 1 / 32,768 of them is no row at either, by their keys, and 1 / 8 is.
+    Catches attackers without poison, on the disk too; one of several with a row is enough."""
     small = [id for id in IDS if 0 < SIZES[id] <= 64]
     population.write_store(tmp_path / "store", ROWS, OFFSETS)
     for inner in (None, population.host_store(tmp_path / "store")):
         whole = data() if inner is None else data(inner)
-        least = 0.49 / max(SIZES[id] for id in small)
-        with pytest.raises(ValueError, match="rows: expected a share that is a row of a poisoned client's, rounded"):
-            poison(whole, clients=small, rows=least)
-        poison(whole, clients=small, rows=least * 1.1)
-        poison(whole, share=0.0, rows=least)
+        with pytest.raises(ValueError, match="rows: expected a share that is a row of the poisoned clients'"):
+            poison(whole, clients=small, rows=2**-15)
+        poison(whole, clients=small, rows=1 / 8)
+        poison(whole, share=0.0, rows=2**-15)
 
 
 def loss(params, examples, key):
