@@ -7,12 +7,24 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import optax
 
-from fedjax_sim import engine
+from fedjax_sim import client, engine
+from fedjax_sim.client.local_sgd import Training, local_training
 from fedjax_sim.round.federated import federated
-from fedjax_sim.types import Aggregator, Algorithm, Array, ClientUpdate, Evaluated, PyTree, Sampler, ServerUpdate
+from fedjax_sim.types import (
+    Aggregator,
+    Algorithm,
+    Array,
+    ClientData,
+    ClientUpdate,
+    Evaluated,
+    PyTree,
+    Sampler,
+    ServerUpdate,
+)
 
-__all__ = ["Kept", "with_own_models"]
+__all__ = ["Kept", "own_training", "with_own_models"]
 
 
 class Kept(NamedTuple):
@@ -20,6 +32,28 @@ class Kept(NamedTuple):
 
     own: PyTree  # what it keeps to itself
     rounds: Array  # [] int32, rounds in which it trained and its message arrived
+
+
+def own_training(
+    loss_fn: Callable, optimizer: optax.GradientTransformation, work: client.LocalWork, num_steps: int | None
+) -> Callable:
+    """Makes the training of what clients keep, as `local_training` does.
+
+    Args:
+      loss_fn, optimizer, work: as in `local_training`.
+      num_steps: steps of this training; None for as many as the work has. A client takes all of `num_steps`, also where
+        it completes only a part of its work, so that their cost is a constant of a round.
+
+    Returns: (key, params, data, correct) -> `Training`.
+    """
+    if num_steps is None:
+        return local_training(loss_fn, optimizer, work)
+    train = local_training(loss_fn, optimizer, work._replace(num_steps=num_steps, num_epochs=None))
+
+    def all_steps(key: Array, params: PyTree, data: ClientData, correct: Callable) -> Training:
+        return train(key, params, data._replace(work=None), correct)
+
+    return all_steps
 
 
 def with_own_models(

@@ -8,14 +8,14 @@ from typing import Unpack
 import optax
 
 from fedjax_sim import aggregation, client, server, tree, validate
-from fedjax_sim.algorithms.personal.own_models import with_own_models
+from fedjax_sim.algorithms.personal.own_models import own_training, with_own_models
 from fedjax_sim.client.local_sgd import Training, facts_of, local_training, uncorrected
 from fedjax_sim.models.partition import combine, partition
 from fedjax_sim.prng import stream
 from fedjax_sim.round.options import RecipeOptions
 from fedjax_sim.server.clients_part import with_clients_part
 from fedjax_sim.types import Aggregator, Algorithm, Array, ClientData, ClientUpdate, ParamsKind, PyTree, Sampler
-from fedjax_sim.validate import LossFn
+from fedjax_sim.validate import LossFn, PositiveInt
 
 __all__ = ["fedbabu", "fedper", "fedrep"]
 
@@ -68,27 +68,34 @@ def fedrep(
     optimizer: optax.GradientTransformation,
     *,
     own: Sequence[str] = ("output",),
+    own_steps: PositiveInt | None = None,
     aggregator: Aggregator | None = None,
     **options: Unpack[RecipeOptions],
 ) -> Algorithm:
-    """Makes FedRep: each client first trains its own part, then the shared one, with as many steps each.
+    """Makes FedRep: each client first trains its own part, then the shared one.
 
     Args:
       loss_fn, sampler, optimizer, own, aggregator: as in `fedper`; the optimizer starts anew for each part.
-      num_steps, num_epochs, batch_size, shuffle, weighting: as in `client.work`, for each of the two parts.
+      own_steps: steps of the own part in a round, tau in the paper; None: as many as those of the shared part. A client
+        takes all of `own_steps`, also where it completes only a part of its other work.
+      num_steps, num_epochs, batch_size, shuffle, weighting: as in `client.work`. The paper's analysis takes one step of
+        the shared part, `num_steps` = 1. The own part has minibatches of the same size.
       Others as in `federated`.
 
     Returns, Raises: as `fedper`.
 
-    Guarantees: those of `fedper`; models match NumPy (tests/algorithms/personal/test_numpy.py::test_matches_numpy).
+    Guarantees: those of `fedper`; models match NumPy (tests/algorithms/personal/test_numpy.py::test_matches_numpy); a
+    round's cost has the own steps (tests/algorithms/personal/test_own_steps.py::test_own_steps_are_counted), which
+    partial work does not shorten (::test_partial_work_leaves_own_steps).
 
     References: Collins, Hassani, Mokhtari, Shakkottai 2021 (FedRep), algorithm 1.
     """
     work, round_options = client.local_work(options)
     train = local_training(loss_fn, optimizer, work)
+    train_own = own_training(loss_fn, optimizer, work, own_steps)
 
     def own_first(key: Array, model: PyTree, data: ClientData) -> Training:
-        first = train(stream(key, "own part"), model, data, _only(own, True))
+        first = train_own(stream(key, "own part"), model, data, _only(own, True))
         return train(key, first.params, data, _only(own, False))
 
     return _kept_part(own_first, sampler, own, optimizer, work, aggregator, round_options)

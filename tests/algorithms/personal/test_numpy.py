@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 
-from fedjax_sim import algorithms, sampling
+from fedjax_sim import algorithms, engine, sampling
 from tests.algorithms.personal import problem as p
 
 
-def ditto(clients, coefficient=0.5):
+def ditto(clients, coefficient=0.5, own_rate=p.RATE, own_steps=p.STEPS):
     shared, own = p.START, [p.START] * p.NUM_CLIENTS
     for _ in range(p.ROUNDS):
         updates = []
@@ -18,13 +19,14 @@ def ditto(clients, coefficient=0.5):
             local = shared
             for _ in range(p.STEPS):
                 local = local - p.RATE * p.gradient(local, client)
-                own[i] = own[i] - p.RATE * (p.gradient(own[i], client) + coefficient * (own[i] - shared))
+            for _ in range(own_steps):
+                own[i] = own[i] - own_rate * (p.gradient(own[i], client) + coefficient * (own[i] - shared))
             updates.append(local - shared)
         shared = shared + p.mean(updates)
     return shared, own
 
 
-def parts(clients, kind):
+def parts(clients, kind, own_steps=p.STEPS):
     shared, own = p.START, [p.START[p.OUTPUT]] * p.NUM_CLIENTS
     for _ in range(p.ROUNDS):
         updates = []
@@ -32,7 +34,7 @@ def parts(clients, kind):
             local = np.concatenate([shared[p.BODY], own[i]])
             trained = {"fedper": ([p.BODY, p.OUTPUT],), "fedrep": ([p.OUTPUT], [p.BODY]), "fedbabu": ([p.BODY],)}[kind]
             for places in trained:
-                for _ in range(p.STEPS):
+                for _ in range(own_steps if places == [p.OUTPUT] else p.STEPS):
                     gradient = p.gradient(local, client)
                     local = local.copy()
                     for place in places:
@@ -43,19 +45,23 @@ def parts(clients, kind):
     return shared, [np.concatenate([shared[p.BODY], part]) for part in own]
 
 
-def apfl(clients, share=0.3):
+def apfl(clients, share=0.3, share_rate=0.0, shares=None):
     shared, own = p.START, [p.START] * p.NUM_CLIENTS
+    shares = [share] * p.NUM_CLIENTS if shares is None else shares
     for _ in range(p.ROUNDS):
         updates = []
         for i, client in enumerate(clients):
             local = shared
-            for _ in range(p.STEPS):
-                mixed = share * own[i] + (1 - share) * local
-                own[i] = own[i] - p.RATE * share * p.gradient(mixed, client)
+            for step in range(p.STEPS):
+                share = shares[i]
+                slope = p.gradient(share * own[i] + (1 - share) * local, client)
+                if step == 0:
+                    shares[i] = np.clip(share - share_rate * slope @ (own[i] - local), 0, 1)
+                own[i] = own[i] - p.RATE * share * slope
                 local = local - p.RATE * p.gradient(local, client)
             updates.append(local - shared)
         shared = shared + p.mean(updates)
-    return shared, [share * v + (1 - share) * shared for v in own]
+    return shared, [share * v + (1 - share) * shared for share, v in zip(shares, own, strict=True)]
 
 
 def pfedme(clients, coefficient=2.0, inner=4, inner_rate=0.05, server_share=0.8):
@@ -117,10 +123,24 @@ SGD = optax.sgd(p.RATE)
 FULL = sampling.full(p.NUM_CLIENTS)
 ROWS = {
     "ditto": (lambda: algorithms.ditto(p.loss_fn, FULL, SGD, coefficient=0.5, **p.OPTIONS), ditto),
+    "ditto, own rate and steps": (
+        lambda: algorithms.ditto(
+            p.loss_fn, FULL, SGD, coefficient=0.5, own_optimizer=optax.sgd(0.2), own_steps=5, **p.OPTIONS
+        ),
+        lambda c: ditto(c, own_rate=0.2, own_steps=5),
+    ),
     "fedper": (lambda: algorithms.fedper(p.loss_fn, FULL, SGD, **p.OPTIONS), lambda c: parts(c, "fedper")),
     "fedrep": (lambda: algorithms.fedrep(p.loss_fn, FULL, SGD, **p.OPTIONS), lambda c: parts(c, "fedrep")),
+    "fedrep, own steps": (
+        lambda: algorithms.fedrep(p.loss_fn, FULL, SGD, own_steps=5, **p.OPTIONS),
+        lambda c: parts(c, "fedrep", own_steps=5),
+    ),
     "fedbabu": (lambda: algorithms.fedbabu(p.loss_fn, FULL, SGD, **p.OPTIONS), lambda c: parts(c, "fedbabu")),
     "apfl": (lambda: algorithms.apfl(p.loss_fn, FULL, SGD, share=0.3, **p.OPTIONS), apfl),
+    "apfl, learnt shares": (
+        lambda: algorithms.apfl(p.loss_fn, FULL, SGD, share=0.3, share_learning_rate=2.0, **p.OPTIONS),
+        lambda c: apfl(c, share_rate=2.0),
+    ),
     "pfedme": (
         lambda: algorithms.pfedme(
             p.loss_fn, FULL, SGD, coefficient=2.0, inner_steps=4, inner_learning_rate=0.05, server_share=0.8,
@@ -147,6 +167,20 @@ def test_matches_numpy(name):
     np.testing.assert_allclose(p.vector(algorithm.params(state)), shared, rtol=2e-5, atol=2e-6)
     if own is not None:
         np.testing.assert_allclose(p.own_models(algorithm, state), own, rtol=2e-5, atol=2e-6)
+
+
+def test_learnt_shares_match_numpy():
+    """The shares themselves, some of which are cut to 0 or 1, and their mean in the info. Catches a share that moves at
+    every step, after the models, or beyond [0, 1]."""
+    rate, shares = 12.0, [0.3] * p.NUM_CLIENTS
+    algorithm = algorithms.apfl(p.loss_fn, FULL, SGD, share=0.3, share_learning_rate=rate, **p.OPTIONS)
+    state, info = p.trained(algorithm)
+    apfl(p.rows(), share_rate=rate, shares=shares)
+    kept, _ = engine.take(state.clients, jnp.arange(p.NUM_CLIENTS))
+    np.testing.assert_allclose(kept.own["share"], shares, rtol=1e-4)
+    np.testing.assert_allclose(info["own_share"], np.mean(shares), rtol=1e-4)
+    assert {0.0, 1.0} < {float(share) for share in shares}
+    assert [metric.pooled for metric in algorithm.metrics if metric.name == "own_share"] == ["last"]
 
 
 def test_ifca_matches_numpy():
