@@ -14,6 +14,7 @@ from fedjax_sim.command.options import OwnModules, RunFolder
 __all__ = ["compare", "show"]
 
 MOST_OPTIONS = 4  # that a terminal's table shows as columns
+MOST_CLIENTS = 10  # whose differences follow a terminal's table
 
 
 def compare(
@@ -26,6 +27,7 @@ def compare(
     metric: Annotated[str | None, typer.Option(help="Shown; by default of own models, else of the test.")] = None,
     format: Annotated[str, typer.Option(help="terminal, csv, markdown or latex.")] = "terminal",
     out: Annotated[Path | None, typer.Option(help="Also write a page with curves, such as compared.html.")] = None,
+    by_client: Annotated[bool, typer.Option("--by-client", help="Instead: each client's results, by name.")] = False,
     own_modules: OwnModules = None,
 ) -> None:
     """Compare runs: the options in which they differ, means over seeds, and differences taken seed by seed."""
@@ -33,6 +35,7 @@ def compare(
     from fedjax_sim.config.document import ConfigError
     from fedjax_sim.config.value_kinds import nearest_word, problem
     from fedjax_sim.running.files import CheckpointError
+    from fedjax_sim.sweeps.by_client import clients_of_runs
     from fedjax_sim.sweeps.results import shown_by_default
     from fedjax_sim.sweeps.runs import names_of_rows, read_run, sweep_of
     from fedjax_sim.sweeps.table import FORMATS, comparison_table
@@ -45,8 +48,11 @@ def compare(
         logged = [read_run(folder) for folder in runs]
         found = sweep_of(logged)
         table = comparison_table(found, metric or shown_by_default(found))
+        clients = clients_of_runs(logged, found.names, found.last_round, metric)
+        if by_client and isinstance(clients, str):
+            raise ConfigError([f"--by-client: {clients}"])
         if out is not None:
-            _write_page(found, table, out)
+            _write_page(found, table, clients, out)
     except (ConfigError, TypeError, ValueError) as error:
         if not is_users_error(error):
             raise
@@ -56,9 +62,12 @@ def compare(
         typer.echo(str(error), err=True)
         raise typer.Exit(2 if isinstance(error, FileNotFoundError) else 1) from error
     if format != "terminal":
-        typer.echo(FORMATS[format](table), nl=False)
+        typer.echo(FORMATS[format](clients if by_client else table), nl=False)
         return
-    _show_table(found, table, names_of_rows(logged, found.names))
+    if not by_client:
+        _show_table(found, table, names_of_rows(logged, found.names))
+    if any(run.clients for run in logged):
+        _show_clients(clients, by_client)
     if out is not None:
         typer.echo(str(out))
 
@@ -129,12 +138,43 @@ def _show_table(found: Any, table: Any, folders: list[str]) -> None:
         console.print(Text(note, "dim"), soft_wrap=True)
 
 
-def _write_page(found: Any, table: Any, path: Path) -> None:
-    """Writes the page of a comparison: curves, and the table."""
+def _show_clients(clients: Any, are_all_shown: bool) -> None:
+    """Prints the clients' results: of all, or of those that differ the most.
+
+    Args:
+      clients: a `ClientTable`, or a sentence why there is none.
+      are_all_shown: whether all clients are wanted.
+    """
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    console = Console()
+    if isinstance(clients, str):
+        console.print(Text(clients, "dim"), soft_wrap=True)
+        return
+    header, rows = clients.texts()
+    shown = rows if are_all_shown else rows[:MOST_CLIENTS]
+    grid = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    for i, name in enumerate(header):
+        grid.add_column(Text(name), justify="right" if i else "left", overflow="fold")
+    for row in shown:
+        grid.add_row(*map(Text, row))
+    console.print(grid, highlight=False)
+    if len(shown) < len(rows):
+        words = f"The {len(shown)} of {len(rows):,} clients that differ the most; --by-client lists all."
+        console.print(Text(words, "dim"), soft_wrap=True)
+
+
+def _write_page(found: Any, table: Any, clients: Any, path: Path) -> None:
+    """Writes the page of a comparison: curves, the table, and the clients' results."""
+    from fedjax_sim.report.html import absent, table_of_rows
     from fedjax_sim.running.files import write_atomically
     from fedjax_sim.sweeps.page import comparison_page
 
     lead = f"{len(found.rows):,} evaluations of {found.num_programs} runs"
-    html = comparison_page(found, table.metric, title="Compared runs", lead=lead)
+    results = absent(clients) if isinstance(clients, str) else table_of_rows(*clients.texts())
+    ending = ["<h2>By client</h2>", results]
+    html = comparison_page(found, table.metric, title="Compared runs", lead=lead, ending=ending)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, [html.encode()])

@@ -9,13 +9,14 @@ from typing import Any, NamedTuple
 
 from fedjax_sim import tree, validate
 from fedjax_sim.config.document import NO_RESULT, load
+from fedjax_sim.report.by_client import Row, read_by_client
 from fedjax_sim.report.files import read_lines
 from fedjax_sim.running import checksums
 from fedjax_sim.running.log import check_logs, verified
 from fedjax_sim.sweeps.finished import what_a_sweep_holds
 from fedjax_sim.sweeps.results import Sweep
 
-__all__ = ["LoggedRun", "names_of_rows", "read_records", "read_run", "sweep_of"]
+__all__ = ["ABSENT", "LoggedRun", "names_of_rows", "read_records", "read_run", "sweep_of"]
 
 TOTALS = ("uplink_bytes", "downlink_bytes", "round_seconds")  # of rounds; a comparison shows their sums so far
 ABSENT = "none"  # the value of an option that another run's parts have and this run's have not
@@ -28,6 +29,12 @@ class LoggedRun(NamedTuple):
     seed: int
     options: dict[str, Any]  # that decide a result, by their paths; values that JSON has, lists as text
     records: list[dict[str, Any]]  # of the rounds, from round 0 on
+    clients: Sequence[Row] = ()  # of by_client.csv, which is of the last evaluation
+
+    @property
+    def last_evaluated(self) -> int:
+        """The last round with an evaluation; 0 without any."""
+        return max(_rows(self), default=0)
 
 
 def read_run(folder: str | Path) -> LoggedRun:
@@ -42,7 +49,7 @@ def read_run(folder: str | Path) -> LoggedRun:
     seed = tables.pop("seed")
     tables["run"] = {name: value for name, value in tables["run"].items() if name not in NO_RESULT}
     options = {path: _plain(value) for path, value in tree.dotted(tables).items()}
-    return LoggedRun(folder.name, seed, options, records)
+    return LoggedRun(folder.name, seed, options, records, read_by_client(folder))
 
 
 def read_records(folder: Path) -> list[dict[str, Any]]:

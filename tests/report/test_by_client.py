@@ -211,3 +211,18 @@ def test_from_the_worst():
     rows.append({"loss": float("nan"), "accuracy": 0.5})
     assert [row["loss"] for row in from_worst(rows, "loss")][1:] == [3.0, 1.0, None]
     assert [row["accuracy"] for row in from_worst(rows, "accuracy")] == [0.1, 0.5, 0.9, None]
+
+
+def test_runs_are_compared_by_client(done, folder, tmp_path):
+    """Catches a comparison that leaves clients out, in the terminal, in a file and on the page."""
+    other = folder / "faster"
+    call("run", folder / "run.toml", "--out", other, "-q", "--set", "client_optimizer.learning_rate=0.2")
+    output = call("compare", done, other, "--out", tmp_path / "compared.html")
+    page = (tmp_path / "compared.html").read_text()
+    for name in HOSPITALS:
+        assert name in output and escape(name) in page
+    assert "<b>Ghent" not in page
+    lines = list(csv.DictReader(call("compare", done, other, "--by-client", "--format", "csv").splitlines()))
+    first, second = ({row["name"]: row["local_test_accuracy"] for row in read_by_client(x)} for x in (done, other))
+    gaps = {line["client"]: float(line["difference"]) for line in lines if line["run"] == "faster"}
+    assert gaps == {name: second[name] - first[name] for name in HOSPITALS}
