@@ -13,10 +13,11 @@ from pathlib import Path
 
 from fedjax_sim import validate
 
-__all__ = ["check_missing", "number", "one_column", "table_rows", "text_of"]
+__all__ = ["check_missing", "is_code", "number", "one_column", "says_missing", "table_rows", "text_of"]
 
 # The first of these wins a draw: names with a comma in them are more usual than names with a semicolon or a tab.
 DELIMITERS = ("\t", ";", ",")
+MISSING = ("", "nan", "NaN", "<NA>", "NaT")  # what missing values become when Python or pandas writes them
 # First bytes of a file that is no text -> how it becomes text.
 CONVERSIONS = (
     (b"\xff\xfe", "It is UTF-16: save it as UTF-8 (in Excel: 'CSV UTF-8')."),
@@ -122,7 +123,7 @@ def number(place: str, text: str, missing: Sequence[str] = (), hint: str = "") -
     """
     text = text.strip()
     value = validate.decimal(text)
-    if text in missing or any(value == validate.decimal(code) for code in missing):
+    if is_code(text, missing):
         return math.nan
     if not math.isfinite(value):
         advice = hint
@@ -135,6 +136,37 @@ def number(place: str, text: str, missing: Sequence[str] = (), hint: str = "") -
             advice = "It is not finite: correct it, or drop the row."
         validate.fail(place, " or ".join(["a finite number", *map(repr, missing)]), text, advice)
     return value
+
+
+def says_missing(text: str) -> bool:
+    """Returns whether a text is what a missing value becomes when it is written: nothing, or Python's or pandas' text.
+
+    >>> [says_missing(text) for text in ("", "NaN", "<NA>", "NA")]
+    [True, True, True, False]
+    """
+    return text.strip() in MISSING
+
+
+def is_code(text: str, codes: Sequence[str]) -> bool:
+    """Returns whether a text is one of the codes of missing values that a user states.
+
+    Args:
+      text: a value.
+      codes: such as "?" or "-9". A number matches however it is written, and a code that says missing (`says_missing`)
+        matches every text that does.
+
+    >>> is_code("-9.0", ["?", "-9"]), is_code("", ["nan"]), is_code("", ["?"])
+    (True, True, False)
+    """
+    text = text.strip()
+    if text in codes:
+        return True
+    value = validate.decimal(text)
+    means_nothing = says_missing(text) or text.lower() == "nan"
+    return any(
+        value == validate.decimal(code) or (means_nothing and (says_missing(code) or code.lower() == "nan"))
+        for code in codes
+    )
 
 
 def check_missing(missing: Sequence[str]) -> tuple[str, ...]:

@@ -96,7 +96,7 @@ def _complete_rows(
         if len(row) != len(header):
             validate.fail("path", f"{len(header)} values in row {number}", len(row))
         values = [row[index] for index in column_indices]
-        if not any(value in missing for value in values):
+        if not any(text_files.is_code(value, missing) for value in values):
             yield number, values
 
 

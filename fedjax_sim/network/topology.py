@@ -145,6 +145,7 @@ def from_csv(
     delimiter: str = "auto",
     renumber: bool = False,
     drop_self_loops: bool = False,
+    drop_values: bool = False,
 ) -> Graph:
     """Makes a graph from a text file with two integers in each row, (from, to), such as edge lists of SNAP and KONECT.
 
@@ -152,13 +153,15 @@ def from_csv(
 
     Args:
       population_size: N.
-      file: its path; in UTF-8. Values after the second one in a row are not read.
+      file: its path; in UTF-8.
       directed: as in `from_edges`.
       connected: as in `from_edges`.
       delimiter: between values: one character, "space" (spaces and tabs), or "auto", by the first row.
       renumber: whether nodes get the numbers 0 to N - 1, in the order of their numbers in the file, which may have
         gaps. The file must then have N nodes.
       drop_self_loops: whether edges from a node to itself are left out; otherwise they are refused.
+      drop_values: whether values after the second one in a row, such as weights and times, are left out. Otherwise they
+        are refused, unless they are equal in all rows: an edge has no weight here, and a mixing matrix makes its own.
 
     Returns: `Graph`.
 
@@ -166,9 +169,11 @@ def from_csv(
     names.
 
     Guarantees: Files with headers, comments and other delimiters are read, also published edge lists
-    (tests/network/test_topology.py::test_a_csv_of_edges, ::test_published_edge_lists).
+    (tests/network/test_topology.py::test_a_csv_of_edges, ::test_published_edge_lists). Weights are not left out
+    unasked (::test_weights_are_not_dropped_in_silence).
     """
     edges: list[tuple[int, int]] = []
+    values: list[str] = []  # after the second one in a row, of the first row that has any
     rows = text_files.table_rows("file", file, delimiter=delimiter, comments=("#", "%"), spaces=True)
     for row_index, (line_number, row) in enumerate(rows):
         pair = row[:2]
@@ -179,6 +184,11 @@ def from_csv(
         if len(pair) < 2 or not all(_is_integer(text) for text in pair):
             hint = f"{hint} {text_files.one_column(row, delimiter)}".strip()
             validate.fail("file", "two integers a row", row, hint)
+        values = values or row[2:]
+        if row[2:] and row[2:] != values and not drop_values:
+            what = "Edges have no weights here; a mixing matrix makes its own."
+            rule = "two nodes a row, and no values beside them that differ from row to row"
+            validate.fail("file", rule, row, f"{hint} {what} To leave the values out: drop_values = true.")
         sender = int(pair[0])
         receiver = int(pair[1])
         if drop_self_loops and sender == receiver:

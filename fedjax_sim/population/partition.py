@@ -60,9 +60,27 @@ def _labels(labels) -> tuple[np.ndarray, int]:
     labels = np.asarray(labels)
     if labels.ndim != 1 or labels.dtype.kind not in "biu" or not len(labels):
         shown = f"{labels.dtype.name}{list(labels.shape)}"
-        validate.fail("labels", "a 1-D integer array that is not empty", shown, "One class per example, not one-hot.")
+        validate.fail("labels", "a 1-D integer array that is not empty", shown, _no_classes(labels))
     classes, inverse = np.unique(labels, return_inverse=True)
     return inverse, len(classes)
+
+
+def _no_classes(labels: np.ndarray) -> str:
+    """Returns why rows with these targets have no classes to divide by, and what to do."""
+    if labels.dtype.kind not in "biuf" or not labels.size:
+        return "One class per example, as an integer."
+    is_one_hot = (
+        labels.ndim == 2 and labels.shape[1] > 1 and np.isin(labels, (0, 1)).all() and (labels.sum(1) == 1).all()
+    )
+    if is_one_hot:
+        return "One class per example, not one-hot: labels.argmax(1)."
+    what = (
+        "Each example has several targets" if labels.size > len(labels) else "Targets that are measured have no classes"
+    )
+    others = "iid, power_law_sizes and lognormal_sizes need no classes"
+    return (
+        f"{what}: {others}. Or state a class for each example, such as the range of its target, np.digitize(y, edges)."
+    )
 
 
 def _check(num_examples: int, num_clients: int, least: int, name: str) -> None:

@@ -80,12 +80,23 @@ def test_wrong_edges(edges, error, words):
 def test_a_csv_of_edges(tmp_path):
     """Catches a header taken for an edge, a blank line, a first edge behind a mark of UTF-8."""
     file = tmp_path / "edges.csv"
-    file.write_text("from,to,weight\n0,1,5\n\n2,1,7\n")
+    file.write_text("from,to,weight\n0,1,5\n\n2,1,5\n")
     graph = network.from_csv(3, str(file))
     assert graph.num_edges == 2 and not graph.directed
     assert network.from_csv(3, str(file), directed=True).out_degrees.tolist() == [1, 0, 1]
     file.write_bytes(b"\xef\xbb\xbf0,1\r\n 2 , 1\r\n")  # a mark of UTF-8, spaces, Windows line ends
     assert network.from_csv(3, file).num_edges == 2
+
+
+def test_weights_are_not_dropped_in_silence(tmp_path):
+    """Catches a graph of equal edges from a file in which their weights differ."""
+    file = tmp_path / "edges.csv"
+    file.write_text("from,to,weight\n0,1,5\n2,1,7\n")
+    with pytest.raises(
+        ValueError, match=r"file: expected two nodes a row.* got \['2', '1', '7'\]. Line 3 .*drop_values"
+    ):
+        network.from_csv(3, str(file))
+    assert network.from_csv(3, str(file), drop_values=True).num_edges == 2
 
 
 SNAP = """# Undirected graph: ca-Tiny.txt

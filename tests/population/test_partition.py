@@ -203,7 +203,11 @@ BAD = [
     (lambda: field.dirichlet([0, 1], 1, np.inf, seed=0), "alpha: expected"),
     (lambda: field.dirichlet([0, 1, 1], 2, 0.5, min_examples=2, seed=0), "at most 1 for 2 clients of 3 examples"),
     (lambda: field.dirichlet([[0, 1]], 1, 0.5, seed=0), "not one-hot"),
-    (lambda: field.dirichlet([0.5, 1], 1, 0.5, seed=0), "labels: expected a 1-D integer array"),
+    (
+        lambda: field.dirichlet([0.5, 1], 1, 0.5, seed=0),
+        "labels: expected a 1-D integer array.* measured have no class",
+    ),
+    (lambda: field.shards(np.ones((4, 3), int), 1, seed=0), "int64.4, 3.*: iid, .*need no classes"),
     (lambda: field.dirichlet([], 1, 0.5, seed=0), "labels: expected"),
     (lambda: field.shards([0, 1], 1, 3, seed=0), "^shards_per_client: expected at most 2"),
     (lambda: field.shards([0, 1], 3, 1, seed=0), "^num_clients: expected at most the 2 examples, got 3"),

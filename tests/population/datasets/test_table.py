@@ -207,6 +207,14 @@ def test_options_that_others_switch_off(options, words):
         population.from_table(columns, test=columns, client="u", label="y", **options)
 
 
+def test_a_partition_by_labels_of_a_regression_is_refused_with_its_reason():
+    """Catches words about one-hot labels for targets that are measured."""
+    columns = {"x": [1.0, 2.0] * 9, "y": [0.5, 1.5, 2.5] * 6}
+    parts = partitioners.dirichlet(num_clients=2, alpha=1.0)
+    with pytest.raises(ValueError, match="Targets that are measured have no classes: iid, .* need no classes"):
+        population.from_table(columns, partition=parts, label="y", task="regression")
+
+
 def test_nan_may_stand_for_a_missing_value():
     columns = {"u": ["a"] * 8, "x": [1.0, np.nan] * 4, "y": [0, 1] * 4}
     data = population.from_table(columns, test=columns, client="u", label="y", missing=["nan"])
