@@ -1,19 +1,31 @@
-"""Reads text files that others wrote: their encoding, delimiters, comments, and codes of missing values."""
+"""Reads text files that others wrote: their encoding, delimiters, comments, codes of missing values. Writes CSV."""
 
 from __future__ import annotations
 
 import csv
+import io
 import itertools
 import json
 import math
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from fedjax_sim import validate
+from fedjax_sim.printable import printable
 
-__all__ = ["check_missing", "is_code", "number", "one_column", "says_missing", "table_rows", "text_of"]
+__all__ = [
+    "check_missing",
+    "csv_text",
+    "is_code",
+    "number",
+    "one_column",
+    "says_missing",
+    "table_rows",
+    "text_of",
+]
 
 # The first of these wins a draw: names with a comma in them are more usual than names with a semicolon or a tab.
 DELIMITERS = ("\t", ";", ",")
@@ -167,6 +179,23 @@ def is_code(text: str, codes: Sequence[str]) -> bool:
         value == validate.decimal(code) or (means_nothing and (says_missing(code) or code.lower() == "nan"))
         for code in codes
     )
+
+
+def csv_text(names: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> str:
+    r"""Returns a table as CSV with printable texts, which a terminal may show; a value that a row lacks is empty.
+
+    Args:
+      names: of the columns.
+      rows: values by the names of their columns.
+
+    >>> csv_text(["name", "loss"], [{"name": "a\x1b[2J", "loss": 0.5}])
+    'name,loss\na\\x1b[2J,0.5\n'
+    """
+    text = io.StringIO(newline="")
+    table = csv.DictWriter(text, names, lineterminator="\n")
+    table.writeheader()
+    table.writerows(rows)
+    return printable(text.getvalue())
 
 
 def check_missing(missing: Sequence[str]) -> tuple[str, ...]:

@@ -14,6 +14,7 @@ PACKAGE = ROOT / "fedjax_sim"
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 FLOORS = (  # a subpackage imports from its own folder and from lower floors; those of `PARTS` not from each other
+    ("printable",),
     ("types",),
     ("validate",),
     ("text_files",),
@@ -33,9 +34,9 @@ FLOORS = (  # a subpackage imports from its own folder and from lower floors; th
     ("__main__",),
 )
 FLOOR = {name: floor for floor, names in enumerate(FLOORS) for name in names}
-PARTS = FLOORS[4] + FLOORS[5]
+PARTS = FLOORS[FLOOR["engine"]] + FLOORS[FLOOR["sampling"]]
 WINGS = {"hierarchy": ("server", "split")}  # of `algorithms`: the wings that a wing may import; others import none
-ROOTS = {"__init__", "__main__", "tree", "prng", "text_files"}  # modules beside the subpackages
+ROOTS = {"__init__", "__main__", "tree", "prng", "printable", "text_files"}  # modules beside the subpackages
 HOST = {"privacy", "theory", "metrics"}  # accounting, closed forms, measures: on types, tree, validate and the design
 BANNED_CALLS = {"eval", "exec", "compile", "__import__"}
 BANNED_IMPORTS = {"pickle", "cPickle", "dill", "cloudpickle", "marshal", "shelve", "joblib"}

@@ -5,17 +5,28 @@ from __future__ import annotations
 import gc
 import sys
 import traceback
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from fedjax_sim.command import compare, data, export, parts, plan, privacy, report, run, study, sweep
 from fedjax_sim.command.hinting import Hinting
 from fedjax_sim.running.environment import versions
+from fedjax_sim.running.terminal import escaped_output
 
 __all__ = ["app", "main"]
 
-app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
+
+class _EscapedOutput(TyperGroup):
+    """The commands; all that they print is printable, and so are errors and help."""
+
+    def main(self, *arguments: Any, **options: Any) -> Any:
+        with escaped_output():
+            return super().main(*arguments, **options)
+
+
+app = typer.Typer(cls=_EscapedOutput, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
 app.command(cls=Hinting)(run.run)
 app.command(context_settings={"ignore_unknown_options": True})(run.launch)
 app.command(cls=Hinting)(plan.plan)
@@ -41,10 +52,10 @@ def main() -> None:
         # An error that no command expected is a bug. The other processes of the job must not wait for this one.
         from fedjax_sim.running import distributed
 
-        if not distributed.several():
-            raise
-        traceback.print_exc()
+        with escaped_output():
+            traceback.print_exc()
         distributed.leave(error)
+        sys.exit(1)
 
 
 def _print_version(wanted: bool) -> None:

@@ -10,6 +10,7 @@ import typer
 from fedjax_sim.command.completion import run_folders
 from fedjax_sim.command.errors import is_users_error
 from fedjax_sim.command.options import OwnModules, RunFolder
+from fedjax_sim.running import terminal
 
 __all__ = ["compare", "show"]
 
@@ -105,13 +106,11 @@ def _show_table(found: Any, table: Any, folders: list[str]) -> None:
       found, table: the comparison.
       folders: the name of each row's runs.
     """
-    from rich.console import Console
-    from rich.table import Table
     from rich.text import Text
 
     from fedjax_sim.sweeps.table import shown_value, words_on_ties
 
-    console = Console()
+    console = terminal.console()
     header, rows = table.texts()
     num_options = len(table.names)
     width = sum(2 + max(map(len, column)) for column in zip(header, *rows, strict=True))
@@ -119,12 +118,12 @@ def _show_table(found: Any, table: Any, folders: list[str]) -> None:
         header = ["run", *header[num_options:]]
         rows = [[name, *row[num_options:]] for name, row in zip(folders, rows, strict=True)]
     num_labels = 1 if is_listed else num_options
-    grid = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    grid = terminal.grid(header_style="dim")
     for i, name in enumerate(header):
         grid.add_column(name, justify="left" if i < num_labels else "right", overflow="fold")
     for row in rows:
         grid.add_row(*row)
-    console.print(grid, highlight=False)
+    console.print(grid)
     for option in table.names if is_listed else ():
         values = " | ".join(shown_value(row[option]) for row in table.rows)
         console.print(Text(f"{option}: {values}"), soft_wrap=True)

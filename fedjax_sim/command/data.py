@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,6 +10,7 @@ import typer
 from fedjax_sim.command.completion import example_names
 from fedjax_sim.command.errors import is_users_error
 from fedjax_sim.command.options import OwnModules, Settings, Without
+from fedjax_sim.running import terminal
 
 __all__ = ["data"]
 
@@ -110,22 +110,18 @@ def _draw(about: dict[str, Any], out: Path) -> None:
     """
     from fedjax_sim.config.document import ConfigError
     from fedjax_sim.config.value_kinds import problem
+    from fedjax_sim.report.axes import image
     from fedjax_sim.report.plots import label_mix
     from fedjax_sim.running.files import write_atomically
 
     if "label_counts" not in about:
         raise ConfigError([problem("--out", "a task with classes, whose labels can be drawn", about["name"])])
-    picture = io.BytesIO()
-    label_mix(about).savefig(picture, format=out.suffix[1:], dpi=200)
-    write_atomically(out, [picture.getvalue()])
+    write_atomically(out, [image(label_mix(about), out.suffix[1:])])
 
 
 def _show(lines: list[tuple[str, str]]) -> None:
     """Prints lines (name, text) as a table."""
-    from rich.console import Console
-    from rich.table import Table
-
-    grid = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+    grid = terminal.grid(show_header=False)
     for name, text in lines:
         grid.add_row(name, text)
-    Console(soft_wrap=True).print(grid, highlight=False, markup=False)
+    terminal.console(soft_wrap=True).print(grid)

@@ -11,6 +11,7 @@ from fedjax_sim.command.completion import part_names
 from fedjax_sim.command.options import OwnModules
 from fedjax_sim.config.lazy_parts import joined
 from fedjax_sim.config.signatures import Part, docstring
+from fedjax_sim.running import terminal
 
 __all__ = ["list_parts"]
 
@@ -29,8 +30,6 @@ def list_parts(
     own_modules: OwnModules = None,
 ) -> None:
     """Show the parts that a config can name; for a part also its options, its docstring and its table in a config."""
-    from rich.console import Console
-    from rich.table import Table
     from rich.text import Text
 
     from fedjax_sim.config import registry
@@ -38,7 +37,7 @@ def list_parts(
     from fedjax_sim.config.toml import ConfigError
     from fedjax_sim.config.value_kinds import nearest_word, problem
 
-    console = Console()
+    console = terminal.console()
     try:
         registry.admit(own_modules or [])
     except ConfigError as error:
@@ -73,7 +72,7 @@ def list_parts(
         if which in registry.TABLES and which != subpackage:
             tables = [which]
         table = tables[0] if tables else None
-        grid = Table(box=None, padding=(0, 2, 0, 2), show_header=False)
+        grid = terminal.grid(padding=(0, 2, 0, 2), show_header=False)
         grid.add_column(no_wrap=True)
         for name, part in sorted(parts.items()):
             words = _words(table, name, named_parts)
@@ -133,14 +132,13 @@ def _show_named(console: Any) -> None:
 
 def _show_run(console: Any) -> None:
     """Prints the options of [run] with their defaults, their meanings, and the values that they take."""
-    from rich.table import Table
     from rich.text import Text
 
     from fedjax_sim.config import registry
     from fedjax_sim.config.run_options import RUN_TABLE
     from fedjax_sim.config.value_kinds import rule
 
-    grid = Table(box=None, padding=(0, 2, 0, 2), show_header=False)
+    grid = terminal.grid(padding=(0, 2, 0, 2), show_header=False)
     grid.add_column(no_wrap=True)
     for option, (kind, default, meaning) in RUN_TABLE.items():
         grid.add_row(Text(f"{option} = {registry.shown(default)}"), Text(f"{meaning} ({rule(kind)})"))

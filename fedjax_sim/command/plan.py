@@ -13,6 +13,7 @@ from fedjax_sim.command.attackers import expected_attackers
 from fedjax_sim.command.completion import example_names
 from fedjax_sim.command.errors import is_users_error
 from fedjax_sim.command.options import OwnModules
+from fedjax_sim.running import terminal
 from fedjax_sim.running.environment import prepare
 
 __all__ = ["plan", "shown_bytes"]
@@ -135,11 +136,9 @@ def shown_bytes(value: float) -> str:
 def _show_plan(options: dict[str, Any], experiment: Any, predicted: Any, largest: str) -> None:
     """Prints a forecast as a table."""
     import jax
-    from rich.console import Console
-    from rich.table import Table
 
     rounds = options["rounds"]
-    grid = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+    grid = terminal.grid(show_header=False)
     grid.add_row("clients at once", f"{experiment.plan.lanes} on each of {len(jax.devices())} devices")
     grid.add_row("population, state", shown_bytes(predicted.needs.arguments))
     grid.add_row("a round's work", shown_bytes(predicted.needs.temporary + predicted.needs.results))
@@ -148,4 +147,4 @@ def _show_plan(options: dict[str, Any], experiment: Any, predicted: Any, largest
         grid.add_row("largest cohort", largest)
     grid.add_row("compilation", f"{predicted.compile_seconds:.1f} s")
     grid.add_row("rounds", f"{rounds:,} of {predicted.round_seconds:.3g} s: {rounds * predicted.round_seconds:.3g} s")
-    Console(soft_wrap=True).print(grid, highlight=False, markup=False)
+    terminal.console(soft_wrap=True).print(grid)

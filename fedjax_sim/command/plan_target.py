@@ -8,6 +8,8 @@ from contextlib import ExitStack, contextmanager
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
+from fedjax_sim.running import terminal
+
 __all__ = ["check_chips", "plan_on_chips"]
 
 NOTE = """Kernels, traffic, products and exchanges are those of one device in one round. Nothing was run: times are
@@ -142,14 +144,11 @@ def _cohort_size(loaded: Any) -> int | None:
 
 def _show(loaded: Any, columns: dict[str, _Column], num_devices: int) -> None:
     """Prints the forecasts side by side."""
-    from rich.console import Console
-    from rich.table import Table
-
     from fedjax_sim.command.plan import shown_bytes
     from fedjax_sim.instruments.chips import CHIPS
 
     rounds, cohort_size = loaded.resolved()["run"]["rounds"], _cohort_size(loaded)
-    grid = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+    grid = terminal.grid(show_header=False)
 
     def row(name: str, value: Callable[[str, _Column], str]) -> None:
         grid.add_row(name, *(value(chip, column) for chip, column in columns.items()))
@@ -185,11 +184,11 @@ def _show(loaded: Any, columns: dict[str, _Column], num_devices: int) -> None:
     if cohort_size is not None:
         row("clients/s, at most", lambda _, x: f"{_rounded(cohort_size / x.forecast.round_seconds):,}")
     row("compiled in", lambda _, x: f"{x.forecast.compile_seconds:.1f} s on this machine")
-    console = Console(soft_wrap=True)
-    console.print(grid, highlight=False, markup=False)
-    console.print(NOTE, highlight=False, markup=False)
+    console = terminal.console(soft_wrap=True)
+    console.print(grid)
+    console.print(NOTE)
     if any(x.forecast.program.num_host_calls for x in columns.values()):
-        console.print(HOST_NOTE, highlight=False, markup=False)
+        console.print(HOST_NOTE)
 
 
 def _seconds(value: float) -> str:

@@ -27,6 +27,7 @@ from fedjax_sim.command.folders import (
 )
 from fedjax_sim.command.options import OwnModules, Settings, Without
 from fedjax_sim.command.plan import shown_bytes
+from fedjax_sim.running import terminal
 from fedjax_sim.running.environment import environment, prepare
 
 __all__ = ["how_clients_count", "launch", "run", "show_summary"]
@@ -284,8 +285,6 @@ def _finish(
       quiet: whether nothing is printed.
       found: what a statistic found (`_estimate`), for the summary.
     """
-    from rich.console import Console
-
     from fedjax_sim.metrics.baseline import constant_baseline
     from fedjax_sim.report.by_client import BY_CLIENT, as_csv, client_rows
     from fedjax_sim.report.page import write_report
@@ -321,7 +320,7 @@ def _finish(
             page = write_report(folder)
         if not quiet:
             # The path is not in the table, which would break a long path into lines.
-            Console(soft_wrap=True).print(str(page), highlight=False, markup=False)
+            terminal.console(soft_wrap=True).print(str(page))
 
 
 def how_clients_count(star: Any) -> dict[str, str]:
@@ -428,14 +427,11 @@ def show_summary(summary: dict[str, Any], first_loss: float) -> None:
       summary: the run's summary.
       first_loss: the test loss before the first round; NaN where it is not known.
     """
-    from rich.console import Console
-    from rich.table import Table
-
     from fedjax_sim.report.headline import more_tests, own_metrics
     from fedjax_sim.report.numbers import listed
 
     seconds = max(summary["rounds_seconds"], 1e-9)
-    grid = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+    grid = terminal.grid(show_header=False)
     for place in ("test", "held_out"):
         for metric in ("accuracy", "loss"):
             if f"{place}_{metric}" in summary:
@@ -483,8 +479,8 @@ def show_summary(summary: dict[str, Any], first_loss: float) -> None:
         grid.add_row("privacy", spent.get("statement") or f"no epsilon: {spent['refused']}")
         if "statement" in spent:
             grid.add_row("", "the noise for another epsilon: fedjax-sim calibrate CONFIG.toml --epsilon E")
-    console = Console(soft_wrap=True)
-    console.print(grid, highlight=False, markup=False)
+    console = terminal.console(soft_wrap=True)
+    console.print(grid)
     loss = float(summary.get("test_loss", 0))
     baseline_loss = float(summary.get("baseline_loss", "inf"))
     # Not `loss > guess`, so that a NaN counts as no better than guessing.

@@ -10,6 +10,7 @@ import typer
 
 from fedjax_sim.command.completion import study_names
 from fedjax_sim.command.errors import is_users_error
+from fedjax_sim.running import terminal
 from fedjax_sim.running.environment import prepare
 
 __all__ = ["STUDY_COMMANDS", "load_study"]
@@ -39,9 +40,7 @@ def study(
         if out is not None and out.exists() and (not out.is_dir() or any(out.iterdir())):
             raise ConfigError([f"--out: expected an empty or a new folder, got {str(out)!r}."])
         prepare()
-        from rich.console import Console
-
-        with Console(stderr=True).status(part.meaning):
+        with terminal.console(stderr=True).status(part.meaning):
             findings = getattr(importlib.import_module(part.module), part.name)(**options)
         folder = out or next_folder(RUNS / f"study-{part.name}")
         from fedjax_sim.study.page import write_findings
@@ -102,39 +101,35 @@ def load_study(name: str, settings: list[str]) -> tuple[Any, dict[str, Any]]:
 
 def _list() -> None:
     """Prints all studies with their options."""
-    from rich.console import Console
-    from rich.table import Table
     from rich.text import Text
 
     from fedjax_sim.config import registry
 
-    grid = Table(box=None, padding=(0, 2, 0, 2), show_header=False)
+    grid = terminal.grid(padding=(0, 2, 0, 2), show_header=False)
     grid.add_column(no_wrap=True)
     for name, part in registry.studies().items():
         grid.add_row(Text(name.replace("_", "-"), "bold"), Text(part.meaning))
         for option, (_, default) in part.options.items():
             grid.add_row("", Text(f"{option} = {registry.shown(default)}", "dim"))
-    Console().print(grid)
+    terminal.console().print(grid)
 
 
 def _show(findings: Any, page: Path) -> None:
     """Prints the findings of a study as a table, with the conclusions and the path of its page."""
-    from rich.console import Console
-    from rich.table import Table
     from rich.text import Text
 
     from fedjax_sim.study.page import table
 
     columns, rows = table(findings)
-    grid = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    grid = terminal.grid(header_style="dim")
     for name in columns:
         grid.add_column(name, justify="right" if name in ("measured", "predicted", "ratio") else "left")
     for row in rows:
         grid.add_row(*(Text(cell, "red" if row[-1] else "") for cell in row))
-    console = Console()
+    console = terminal.console()
     console.print(Text(findings.question, "bold"))
     # With this width a narrow terminal wraps lines, where a narrower table would cut numbers.
-    Console(width=max(console.width, WIDE)).print(grid)
+    terminal.console(width=max(console.width, WIDE)).print(grid)
     for paragraph in findings.reading:
         console.print(Text("\n" + paragraph))
     console.print(Text("\n" + findings.verdict(), "" if "do not" not in findings.verdict() else "red"))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import shlex
 from pathlib import Path
@@ -13,6 +12,7 @@ import typer
 from fedjax_sim.command.completion import example_names
 from fedjax_sim.command.errors import is_users_error
 from fedjax_sim.command.options import OwnModules
+from fedjax_sim.running import terminal
 from fedjax_sim.running.environment import prepare
 
 __all__ = ["SWEEP_COMMANDS"]
@@ -158,6 +158,7 @@ def _values(rung: Any) -> str:
 
 def _figure(result: Any, metric: str, folder: Path) -> None:
     """Writes the figure of a sweep, as PNG and SVG."""
+    from fedjax_sim.report.axes import image
     from fedjax_sim.running.files import write_atomically
     from fedjax_sim.sweeps.figure import sweep_figure
 
@@ -168,9 +169,7 @@ def _figure(result: Any, metric: str, folder: Path) -> None:
         typer.echo(f"No figure: {error}", err=True)
         return
     for kind in ("png", "svg"):
-        picture = io.BytesIO()
-        figure.savefig(picture, format=kind, dpi=200)
-        write_atomically(folder / f"sweep.{kind}", [picture.getvalue()])
+        write_atomically(folder / f"sweep.{kind}", [image(figure, kind)])
 
 
 def _tables(result: Any, metric: str, folder: Path) -> None:
@@ -225,13 +224,11 @@ def _show_differences(loaded: Any) -> None:
 
 def _show(result: Any, metric: str, cells: list[dict], folder: Path) -> None:
     """Prints the cells of a sweep as a table, with the losses of precision and the time that it took."""
-    from rich.console import Console
-    from rich.table import Table
     from rich.text import Text
 
     from fedjax_sim.sweeps.table import shown_number, shown_value, words_on_ties
 
-    grid = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    grid = terminal.grid(header_style="dim")
     # Columns are named by the last word of a path, unless two paths end in the same word.
     short_names = [name.rpartition(".")[2] for name in result.names]
     names = short_names if len(set(short_names)) == len(short_names) else result.names
@@ -249,8 +246,8 @@ def _show(result: Any, metric: str, cells: list[dict], folder: Path) -> None:
             else ""
         )
         grid.add_row(*texts, str(cell["diverged"] or ""), style="red" if cell["diverged"] else "")
-    console = Console()
-    console.print(grid, highlight=False)
+    console = terminal.console()
+    console.print(grid)
     several = len(result.seeds) > 1
     note = "±: half of a 95 % interval over seeds. " if several else "One seed: no intervals. "
     note += "Differences are paired: taken seed by seed"

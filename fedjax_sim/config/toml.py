@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fedjax_sim.config.value_kinds import Words, nearest_word, problem
+from fedjax_sim.printable import printable
 
 __all__ = ["ConfigError", "config_file", "inline", "override", "places_set", "read_document", "unset", "written"]
 
@@ -21,7 +22,7 @@ class ConfigError(ValueError):
     """Wrong input. Its `problems`, and the lines of its text, are one for each problem."""
 
     def __init__(self, problems: Iterable[str]):
-        self.problems = list(problems)
+        self.problems = list(map(printable, problems))
         super().__init__("\n".join(self.problems))
 
 
@@ -70,6 +71,9 @@ def override(document: dict, overrides: Iterable[str]) -> Iterable[str]:
         keys = [key.strip() for key in name.split(".")]
         if not equals or not all(re.fullmatch(r"[A-Za-z0-9_-]+", key) for key in keys):
             yield problem("--set", "table.option=value", text)
+            continue
+        if any("\ud800" <= character <= "\udfff" for character in text):
+            yield problem("--set", "text in UTF-8", text, "A config cannot hold other bytes: rename the file.")
             continue
         path = ".".join(keys)
         if path in seen_paths:
@@ -158,8 +162,10 @@ def inline(value: Any) -> str:
     '{name = "adam", learning_rate = 0.1}'
     """
     if isinstance(value, str):
-        # JSON's text is TOML's, except for the delete character.
-        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+        # JSON's text is TOML's, except for the delete character. Whoever reads the file sees hidden characters escaped.
+        text = json.dumps(value, ensure_ascii=False)
+        hidden = [c for c in set(text) if printable(c) != c and not "\ud800" <= c <= "\udfff"]  # TOML has no surrogates
+        return text if printable(text) == text else text.translate({ord(c): f"\\U{ord(c):08X}" for c in hidden})
     if isinstance(value, list):
         return f"[{', '.join(map(inline, value))}]"
     if isinstance(value, dict):

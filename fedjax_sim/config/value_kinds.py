@@ -12,6 +12,8 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
+from fedjax_sim.printable import printable_line
+
 __all__ = [
     "FILE",
     "FOLDER",
@@ -39,7 +41,7 @@ def problem(path: str, rule: str, value: Any, hint: str = "") -> str:
     """
     shown = value if isinstance(value, Words) else repr(value)
     shown = shown if len(shown) <= 120 else shown[:117] + "..."
-    return f"{path}: expected {rule}, got {shown}.{' ' + hint if hint else ''}"
+    return printable_line(f"{path}: expected {rule}, got {shown}.{' ' + hint if hint else ''}")
 
 
 class Words(str):

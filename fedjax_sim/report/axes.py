@@ -15,6 +15,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 from xml.etree import ElementTree
 
+from fedjax_sim.printable import printable
+
 __all__ = [
     "BLACK",
     "BLUE",
@@ -23,6 +25,7 @@ __all__ = [
     "INK",
     "ORANGE",
     "WIDTH",
+    "image",
     "legend",
     "logarithmic",
     "panels",
@@ -155,7 +158,8 @@ def to_svg(figure: Any, prefix: str, description: str) -> str:
         warnings.filterwarnings("ignore", "Glyph")
         metadata = dict.fromkeys(("Date", "Creator", "Type", "Format"))
         figure.savefig(buffer, format="svg", transparent=True, metadata=metadata)
-    root = ElementTree.fromstring(buffer.getvalue())
+    # XML has no control characters, so names with some are escaped before it is read.
+    root = ElementTree.fromstring(printable(buffer.getvalue()))
     for group in list(root.iter()):
         markers = [element for element in group.iter() if element.tag.endswith("}use")]
         titles = numbers.get(group.get("id", ""), [])
@@ -190,6 +194,21 @@ def to_svg(figure: Any, prefix: str, description: str) -> str:
         root.attrib.pop(name, None)
     root.attrib |= {"role": "img", "aria-label": description, "style": "stroke-linejoin:round;stroke-linecap:butt"}
     return re.sub(r">\s+<", "><", ElementTree.tostring(root, encoding="unicode"))
+
+
+def image(figure: Any, form: str, **options: Any) -> bytes:
+    """Returns a figure as a file of a form such as "png" or "svg"; texts of an SVG are printable.
+
+    Args:
+      figure: a matplotlib Figure.
+      form: of matplotlib's `savefig`.
+      options: further ones of `savefig`.
+    """
+    buffer = io.BytesIO()
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph")
+        figure.savefig(buffer, format=form, dpi=200, **options)
+    return printable(buffer.getvalue().decode()).encode() if form == "svg" else buffer.getvalue()
 
 
 def _name_lines(figure: Any) -> dict[str, list[str]]:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from html import escape
 from typing import Any
 
+from fedjax_sim.report.html import escape
 from fedjax_sim.report.numbers import count, percent, real, seconds, shown_with_unit, size
 from fedjax_sim.round.costs import ROUND_METRICS
 from fedjax_sim.sampling.visits import DISTINCT

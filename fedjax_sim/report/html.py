@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import html
 from collections.abc import Iterable, Sequence
-from html import escape
 from typing import Any
 
+from fedjax_sim.printable import printable
 from fedjax_sim.report import axes
 
-__all__ = ["absent", "choice", "figure", "html_table", "page", "table_of_rows"]
+__all__ = ["absent", "choice", "escape", "figure", "html_table", "page", "table_of_rows"]
 
 STYLE = """
 :root { color-scheme: light dark; --back: #fff; --text: #1d2329; --soft: #5b6670; --line: #e1e5e9; --raised: #f8f9fa;
@@ -62,11 +63,19 @@ pre { margin: 8px 0; padding: 14px 16px; border: 1px solid var(--line); border-r
 MOST_VIEWS = 5  # of a choice: the style sheet names as many
 
 
+def escape(text: str) -> str:
+    """Returns a text from outside as HTML: its markup, control and invisible characters are shown, and do nothing."""
+    return html.escape(printable(text))
+
+
 def page(title: str, parts: Iterable[str]) -> str:
-    """Returns a self-contained page: one style sheet, the parts one after the other, nothing that loads or runs."""
+    """Returns a self-contained page: one style sheet, the parts one after the other, nothing that loads or runs.
+
+    The whole page is printable (`fedjax_sim.printable`), whatever its parts are.
+    """
     # The browser then refuses whatever an escaping error might let in.
     policy = "default-src 'none'; style-src 'unsafe-inline'"
-    return (
+    return printable(
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from fedjax_sim.report import plots, sections
 from fedjax_sim.report.by_client import BY_CLIENT, read_by_client
 from fedjax_sim.report.files import headline_totals, read_json, read_lines
 from fedjax_sim.report.headline import TILES, own_metrics, tiles
-from fedjax_sim.report.html import absent, figure, html_table, page
+from fedjax_sim.report.html import absent, escape, figure, html_table, page
 from fedjax_sim.report.numbers import count, recorded_number
 from fedjax_sim.running import checksums
 from fedjax_sim.running.files import write_atomically

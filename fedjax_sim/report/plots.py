@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from fedjax_sim.printable import printable_line
 from fedjax_sim.report.axes import (
     BLACK,
     BLUE,
@@ -341,8 +342,8 @@ def _thin(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray, int]:
 
 
 def _text(value: Any, most: int) -> str:
-    """Returns a name as printable text of at most `most` characters."""
-    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in str(value))[:most]
+    """Returns a name as a printable line of at most `most` characters."""
+    return printable_line(value)[:most]
 
 
 def _is_row(value: Any, length: int) -> bool:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from html import escape
 from typing import Any
 
 from fedjax_sim.metrics.evaluation import MOST_LISTED
@@ -16,7 +15,7 @@ from fedjax_sim.report import plots, time
 from fedjax_sim.report.by_client import COUNTS, Row, from_worst, main_metric, metrics_of, shown_client
 from fedjax_sim.report.files import total_of
 from fedjax_sim.report.headline import besides
-from fedjax_sim.report.html import absent, choice, figure, html_table, table_of_rows
+from fedjax_sim.report.html import absent, choice, escape, figure, html_table, table_of_rows
 from fedjax_sim.report.numbers import NOTHING, count, listed, percent, real, recorded_number, seconds
 from fedjax_sim.report.readings import (
     labels_in_words,

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from fedjax_sim import tree
+from fedjax_sim.printable import printable_line
 from fedjax_sim.running.history import numbers_of
 
 __all__ = ["LOGGERS", "Logger", "MLflow", "TensorBoard", "WeightsAndBiases", "check_installed"]
@@ -68,7 +69,8 @@ class TensorBoard:
         for file in self.folder.glob(f"events.out.tfevents.*{SUFFIX}"):
             file.unlink()
         self.writer = SummaryWriter(str(self.folder), filename_suffix=SUFFIX)
-        rows = [f"| `{name}` | {value} |" for name, value in tree.dotted(self.config).items()]
+        cells = {name: printable_line(value).replace("|", r"\|") for name, value in tree.dotted(self.config).items()}
+        rows = [f"| `{name}` | {value} |" for name, value in cells.items()]
         self.writer.add_text("config", "\n".join(["| option | value |", "|---|---|", *rows]))
         self.write(records)
 
@@ -160,7 +162,7 @@ class MLflow:
         seen = self.client.get_metric_history(self.id, "round")
         self.last_round = max((metric.step for metric in seen), default=-1)
         if not seen:
-            options = [Param(name, str(value)) for name, value in tree.dotted(self.config).items()]
+            options = [Param(name, printable_line(value)) for name, value in tree.dotted(self.config).items()]
             for first in range(0, len(options), MLFLOW_OPTIONS):
                 self.client.log_batch(self.id, params=options[first : first + MLFLOW_OPTIONS])
         self.client.update_run(self.id, "RUNNING")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from fedjax_sim.running import terminal
 from fedjax_sim.running.log import visits_of
 
 __all__ = ["progress_bar"]
@@ -31,7 +32,7 @@ def progress_bar(shown: bool, first: int, num_rounds: int) -> Iterator[Callable]
         TextColumn("{task.fields[quality]}"),
         TimeRemainingColumn(),
     )
-    with Progress(*columns) as bar:
+    with Progress(*columns, console=terminal.console()) as bar:
         task = bar.add_task("rounds", total=num_rounds, completed=first, speed="compiling", quality="")
 
         def advance(records: list[dict], seconds: float) -> None:

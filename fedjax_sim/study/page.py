@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
-from html import escape
 from pathlib import Path
 from typing import Any
 
-from fedjax_sim.report import html, plots
+from fedjax_sim.report import axes, html, plots
+from fedjax_sim.report.html import escape
 from fedjax_sim.running.files import write_atomically
 from fedjax_sim.study.findings import CONFIDENCE, Findings
+from fedjax_sim.text_files import csv_text
 
 __all__ = ["table", "write_findings"]
 
@@ -89,18 +88,13 @@ def write_findings(findings: Findings, directory: str | Path) -> Path:
     write_atomically(folder_path / "findings.json", [text.encode(), b"\n"])
     # Comparisons of different parts have different conditions: the columns are the union, in order of appearance.
     names = list(dict.fromkeys(name for row in rows for name in row))
-    lines = io.StringIO()
-    writer = csv.DictWriter(lines, names, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    write_atomically(folder_path / "table.csv", [lines.getvalue().encode()])
+    write_atomically(folder_path / "table.csv", [csv_text(names, rows).encode()])
     try:
         with plots.style():
             figure = findings.draw()
             for suffix in ("png", "svg"):
-                buffer = io.BytesIO()
-                figure.savefig(buffer, format=suffix, dpi=200, bbox_inches="tight")
-                write_atomically(folder_path / f"figure.{suffix}", [buffer.getvalue()])
+                image_bytes = axes.image(figure, suffix, bbox_inches="tight")
+                write_atomically(folder_path / f"figure.{suffix}", [image_bytes])
         picture = f"<figure>{plots.to_svg(figure, 'figure', findings.question)}</figure>"
     except ImportError as error:
         picture = html.absent(f"No figure: {error}.")

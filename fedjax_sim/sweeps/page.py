@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from html import escape
 from typing import Any
 
-from fedjax_sim.report.html import choice, figure, html_table, page, table_of_rows
+from fedjax_sim.report.html import choice, escape, figure, html_table, page, table_of_rows
 from fedjax_sim.report.numbers import recorded_number
 from fedjax_sim.report.plots import scaled_bytes
 from fedjax_sim.sweeps.curves import curves_figure, label_of

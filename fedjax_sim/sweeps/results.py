@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,6 +13,7 @@ import numpy as np
 from fedjax_sim import validate
 from fedjax_sim.report.plots import recorded_number
 from fedjax_sim.running.files import write_atomically
+from fedjax_sim.text_files import csv_text
 
 __all__ = ["Paired", "Sweep", "joined", "shown_by_default"]
 
@@ -210,11 +209,8 @@ class Sweep(NamedTuple):
         directory = Path(directory)
         directory.mkdir(parents=True, exist_ok=True)
         lines = "".join(json.dumps(row) + "\n" for row in self.rows)
-        text = io.StringIO(newline="")
-        table = csv.DictWriter(text, self._columns(), lineterminator="\n")
-        table.writeheader()
-        table.writerows({name: _cell(value) for name, value in row.items()} for row in self.rows)
-        texts = {"results.jsonl": lines, "results.csv": text.getvalue()}
+        cells = ({name: _cell(value) for name, value in row.items()} for row in self.rows)
+        texts = {"results.jsonl": lines, "results.csv": csv_text(self._columns(), cells)}
         jsonl_path, csv_path = (write_atomically(directory / name, [body.encode()]) for name, body in texts.items())
         return jsonl_path, csv_path
 

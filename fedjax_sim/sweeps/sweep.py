@@ -16,6 +16,7 @@ import numpy as np
 
 from fedjax_sim import engine, validate
 from fedjax_sim.prng import init_key
+from fedjax_sim.running import terminal
 from fedjax_sim.running.arguments import check_initial_model, num_arguments
 from fedjax_sim.running.environment import matmul_precision, numerics, versions
 from fedjax_sim.running.files import lock
@@ -359,6 +360,12 @@ def _bar(shown: bool, total: int, done: int) -> Iterator[Callable[[int], None]]:
         return
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    with Progress(TextColumn("points"), BarColumn(bar_width=12), MofNCompleteColumn(), TimeRemainingColumn()) as bar:
+    with Progress(
+        TextColumn("points"),
+        BarColumn(bar_width=12),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        console=terminal.console(),
+    ) as bar:
         task = bar.add_task("points", total=total, completed=done)
         yield lambda count: bar.advance(task, count)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 import tomllib
 from typing import Any, NamedTuple
 
+from fedjax_sim.printable import printable_line
 from fedjax_sim.sweeps.results import Sweep
+from fedjax_sim.text_files import csv_text
 
 __all__ = [
     "FORMATS",
@@ -35,12 +35,12 @@ class ComparisonTable(NamedTuple):
         # Columns are named by the last word of a path, or by the table whose part is named, unless two would be alike.
         short = [name.removesuffix(".name").rpartition(".")[2] for name in self.names]
         names = short if len(set(short)) == len(short) else list(self.names)
-        header = [*names, "seeds", self.metric, "minus the first", "p", "diverged"]
+        header = [*map(printable_line, names), "seeds", printable_line(self.metric), "minus the first", "p", "diverged"]
         rows = []
         for row in self.rows:
             has_difference = row["difference"] is not None and not math.isnan(row["difference"])
             rows.append([
-                *(shown_value(row[name]) for name in self.names), str(row["seeds"]),
+                *(printable_line(shown_value(row[name])) for name in self.names), str(row["seeds"]),
                 shown_number(f"{row['mean']:.5g}", row["low"], row["high"]),
                 shown_number(f"{row['difference']:.4g}", row["difference_low"], row["difference_high"])
                 if has_difference else "",
@@ -130,13 +130,8 @@ def shown_number(mean: str, low: float, high: float) -> str:
 
 def as_csv(table: ComparisonTable) -> str:
     """Returns the numbers of a table in full; the cell of a number that does not exist is empty."""
-    text = io.StringIO(newline="")
-    writer = csv.DictWriter(text, list(table.rows[0]), lineterminator="\n")
-    writer.writeheader()
-    for row in table.rows:
-        is_absent = {name for name, value in row.items() if value is None or value != value}
-        writer.writerow({name: "" if name in is_absent else value for name, value in row.items()})
-    return text.getvalue()
+    present = ({name: value for name, value in row.items() if value == value} for row in table.rows)
+    return csv_text(list(table.rows[0]), present)
 
 
 def as_markdown(table: ComparisonTable) -> str:

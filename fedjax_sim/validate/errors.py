@@ -6,6 +6,8 @@ import difflib
 from collections.abc import Iterable
 from typing import Any
 
+from fedjax_sim.printable import printable_line
+
 __all__ = ["InvalidArgument", "InvalidType", "fail", "nearest"]
 
 
@@ -43,7 +45,8 @@ def fail(name: str, rule: str, value: Any, hint: str = "", error: type[Exception
     """
     shown = repr(value)
     shown = shown if len(shown) <= 120 else shown[:117] + "..."
-    raise CLASSES.get(error, error)(f"{name}: expected {rule}, got {shown}.{' ' + hint if hint else ''}")
+    message = f"{name}: expected {rule}, got {shown}.{' ' + hint if hint else ''}"
+    raise CLASSES.get(error, error)(printable_line(message))
 
 
 def nearest(word: str, options: Iterable[str]) -> str:

@@ -211,7 +211,7 @@ def test_a_partition_by_labels_of_a_regression_is_refused_with_its_reason():
     """Catches words about one-hot labels for targets that are measured."""
     columns = {"x": [1.0, 2.0] * 9, "y": [0.5, 1.5, 2.5] * 6}
     parts = partitioners.dirichlet(num_clients=2, alpha=1.0)
-    with pytest.raises(ValueError, match="Targets that are measured have no classes: iid, .* need no classes"):
+    with pytest.raises(ValueError, match=r"Targets that are measured have no classes: iid, .* need no classes"):
         population.from_table(columns, partition=parts, label="y", task="regression")
 
 
