@@ -144,22 +144,20 @@ def _show_clients(clients: Any, are_all_shown: bool) -> None:
       clients: a `ClientTable`, or a sentence why there is none.
       are_all_shown: whether all clients are wanted.
     """
-    from rich.console import Console
-    from rich.table import Table
     from rich.text import Text
 
-    console = Console()
+    console = terminal.console()
     if isinstance(clients, str):
         console.print(Text(clients, "dim"), soft_wrap=True)
         return
     header, rows = clients.texts()
     shown = rows if are_all_shown else rows[:MOST_CLIENTS]
-    grid = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    grid = terminal.grid(header_style="dim")
     for i, name in enumerate(header):
-        grid.add_column(Text(name), justify="right" if i else "left", overflow="fold")
+        grid.add_column(name, justify="right" if i else "left", overflow="fold")
     for row in shown:
-        grid.add_row(*map(Text, row))
-    console.print(grid, highlight=False)
+        grid.add_row(*row)
+    console.print(grid)
     if len(shown) < len(rows):
         words = f"The {len(shown)} of {len(rows):,} clients that differ the most; --by-client lists all."
         console.print(Text(words, "dim"), soft_wrap=True)

@@ -16,6 +16,7 @@ from fedjax_sim.metrics.evaluation import MOST_LISTED
 from fedjax_sim.population.protocol import sizes_of
 from fedjax_sim.running import checksums
 from fedjax_sim.running.log import plain
+from fedjax_sim.text_files import csv_text
 
 __all__ = [
     "BY_CLIENT",
@@ -115,11 +116,7 @@ def as_csv(rows: Sequence[Row]) -> str:
     >>> as_csv([{"client": 0, "name": "Ghent", "held_out_loss": 0.5}, {"client": 1, "name": "Mons"}]).splitlines()
     ['client,name,held_out_loss', '0,Ghent,0.5', '1,Mons,']
     """
-    text = io.StringIO(newline="")
-    writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return text.getvalue()
+    return csv_text(list(rows[0]), rows)
 
 
 def read_by_client(folder: Path) -> list[Row]:
