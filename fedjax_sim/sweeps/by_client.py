@@ -29,7 +29,12 @@ class ClientTable(NamedTuple):
             clients.setdefault(row["client"], []).append(row)
         runs = [row["run"] for row in next(iter(clients.values()))]
         header = ["client", f"{self.metric}, {runs[0]}", *(f"{run} minus the first" for run in runs[1:])]
-        ordered = sorted(clients.values(), key=lambda rows: -max(_size(row["difference"]) for row in rows[1:]))
+
+        def largest(rows: list[dict]) -> float:
+            # Runs that differ in their seeds alone are one combination, without differences.
+            return max((_size(row["difference"]) for row in rows[1:]), default=-1.0)
+
+        ordered = sorted(clients.values(), key=largest, reverse=True)
         return header, [
             [rows[0]["client"], _text(rows[0]["mean"]), *(_text(row["difference"], "+") for row in rows[1:])]
             for rows in ordered
