@@ -68,6 +68,8 @@ def _facts(federated: Any, about: dict[str, Any]) -> list[tuple[str, str]]:
     """Returns lines (name, text) on clients, examples and shapes; `about` as of `population.describe`."""
     import jax
 
+    from fedjax_sim.population.datasets.quantities import listed
+
     lines = [("data", about["name"]), ("task", federated.task), ("clients", f"{about['num_clients']:,}")]
     if "num_examples_total" in about:
         lines.append(("examples at clients", f"{about['num_examples_total']:,}"))
@@ -79,7 +81,11 @@ def _facts(federated: Any, about: dict[str, Any]) -> list[tuple[str, str]]:
     lines.append(("held-out clients", f"{held_out:,}"))
     lines.append(("an example", f"shape {tuple(federated.input_shape)}"))
     lines += [("poisoned", words) for words in about.get("poisons", ())]
+    if names := federated.client_names:
+        lines.append(("names of clients", listed(names)))
+    lines += [("columns", words) for words in about.get("columns", ())]
     lines += [("changed", words) for words in about.get("notes", ())]
+    lines += [("warning", words) for words in about.get("warnings", ())]
     return lines
 
 

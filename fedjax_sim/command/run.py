@@ -201,6 +201,8 @@ def _rounds(name: str, loaded: Any, experiment: Any, folder: Path, start: dict, 
         clients = experiment.data.train.size
         rounds = options["rounds"]
         typer.echo(f"{name}: {clients:,} clients, {rounds:,} rounds{done}, into {folder}")
+        for warning in experiment.data.warnings:
+            typer.echo(f"Warning: {warning}")
         if attackers := expected_attackers(experiment, rounds):
             typer.echo(attackers)
     return train(
@@ -286,6 +288,7 @@ def _finish(
       found: what a statistic found (`_estimate`), for the summary.
     """
     from fedjax_sim.metrics.baseline import constant_baseline
+    from fedjax_sim.population.datasets.column_uses import columns_in_words
     from fedjax_sim.report.by_client import BY_CLIENT, as_csv, client_rows
     from fedjax_sim.report.page import write_report
     from fedjax_sim.running.checksums import write
@@ -306,6 +309,10 @@ def _finish(
         notes.append("no client keeps rows apart to judge its own model by: [data.with_local_test]")
     if notes:
         summary["data_notes"] = notes
+    if data.table_columns:
+        summary["data_columns"] = columns_in_words(data.table_columns)
+    if data.warnings:
+        summary["data_warnings"] = list(data.warnings)
     with lock(folder):
         write(folder / "summary.json", _json(summary).encode())
         if last is not None:
@@ -463,6 +470,10 @@ def show_summary(summary: dict[str, Any], first_loss: float) -> None:
         grid.add_row("clients are weighed", summary["clients_count"])
     for note in summary.get("data_notes", ()):
         grid.add_row("data", note)
+    for words in summary.get("data_columns", ()):
+        grid.add_row("columns", words)
+    for warning in summary.get("data_warnings", ()):
+        grid.add_row("warning", warning)
     grid.add_row("compilation", f"{summary['compile_seconds']:.1f} s")
     grid.add_row("sent up, down", f"{shown_bytes(summary['uplink_bytes'])}, {shown_bytes(summary['downlink_bytes'])}")
     grid.add_row("peak memory", shown_bytes(summary["peak_memory_bytes"]))

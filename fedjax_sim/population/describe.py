@@ -8,6 +8,7 @@ import jax
 import numpy as np
 
 from fedjax_sim import tree
+from fedjax_sim.population.datasets.column_uses import columns_in_words
 from fedjax_sim.population.host import Host
 from fedjax_sim.population.protocol import sizes_of
 from fedjax_sim.population.store import open_store
@@ -25,7 +26,8 @@ def describe(data: Any) -> dict[str, Any]:
     Args:
       data: a `population.FederatedData`.
 
-    Returns: a dict with `name` and `num_clients`. It has `poisons` and `notes` if there are any. For up to four million
+    Returns: a dict with `name` and `num_clients`. It has `poisons`, `notes` and `warnings` if there are any,
+      and `columns`, what they became, for data from a table. For up to four million
       clients it has `num_examples_total`, `examples_quantiles` and `examples_histogram`: its `clients` with sizes from
       one of its `edges` up to the next. For the tasks "binary" and "classification" it has
       `client_ids`, `client_names` (if clients have names), `label_names` and `label_counts` of up to 24 clients, spread
@@ -33,7 +35,9 @@ def describe(data: Any) -> dict[str, Any]:
     """
     size = data.train.size
     about: dict[str, Any] = {"name": data.name, "num_clients": size}
-    about |= {name: list(words) for name in ("poisons", "notes") if (words := getattr(data, name))}
+    about |= {name: list(words) for name in ("poisons", "notes", "warnings") if (words := getattr(data, name))}
+    if data.table_columns:
+        about["columns"] = columns_in_words(data.table_columns)
     if size <= MAX_VISITED:
         sizes = np.asarray(sizes_of(data.train))
         quantiles = np.quantile(sizes, [0, 0.25, 0.5, 0.75, 1])

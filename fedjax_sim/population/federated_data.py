@@ -16,13 +16,21 @@ from fedjax_sim import validate
 from fedjax_sim.population.population import stored
 from fedjax_sim.types import Population, PyTree
 
-__all__ = ["FederatedData", "from_sites"]
+__all__ = ["FederatedData", "TableColumn", "from_sites"]
 
 TASKS = ("binary", "classification", "next_token", "quadratic", "regression")
 PACKED = (".bz2", ".gz", ".xz", ".zip", ".zst")  # suffixes of compressed files
 SITE = '{"x": features, "y": labels}'  # a client's examples, as error messages describe them
 PADDING = -1  # a label that a loss must leave out
 SCALED_BYTES = "features of one byte, 0 to 255, are divided by 255"
+
+
+class TableColumn(NamedTuple):
+    """A column of a table, and what it became in a data set."""
+
+    name: str
+    use: str  # "feature", "label", "client id" or "not used"
+    preparation: str = ""  # of a feature, in words
 
 
 class FederatedData(NamedTuple):
@@ -55,10 +63,10 @@ class FederatedData(NamedTuple):
     measure: Callable | None = None  # (outputs [n, ...], examples) -> {metric: [n]}, reported by evaluations
     columns: tuple[int, ...] | None = None  # number of columns of x [n, d] that each party holds, in the parties' order
     notes: tuple[str, ...] = ()  # what reading the files changed, as text for reports
-    client_names: tuple[str, ...] | None = (
-        None  # of the clients of `train` and `local_test`, by id, where files have any
-    )
+    client_names: tuple[str, ...] | None = None  # of the clients of `train` and `local_test`, by id; None = no names
     held_out_names: tuple[str, ...] | None = None  # of the clients of `held_out`, by id
+    table_columns: tuple[TableColumn, ...] = ()  # what became of the columns of the files
+    warnings: tuple[str, ...] = ()  # what in the files looks wrong, as text for reports
 
     def __repr__(self) -> str:
         """Returns a line without the arrays.

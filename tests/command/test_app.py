@@ -137,7 +137,10 @@ def test_advice_for_a_model_that_learned_nothing(done, capsys):
 
 def test_the_summary_comes_before_the_page(done, tmp_path, monkeypatch):
     """Fault: a summary that waits for figures, or no page where nobody reads the output any more."""
-    summary, data = json.loads((done[0] / "summary.json").read_text()), SimpleNamespace(test=None, task=None, notes=())
+    summary, data = (
+        json.loads((done[0] / "summary.json").read_text()),
+        SimpleNamespace(test=None, task=None, notes=(), table_columns=(), warnings=()),
+    )
     history, experiment = History([], summary), SimpleNamespace(data=data, algorithm=types.Algorithm(None, None, None))
     events = []
     monkeypatch.setattr("fedjax_sim.metrics.baseline.constant_baseline", lambda *_: {})

@@ -10,9 +10,11 @@ from typing import Annotated, Literal
 import numpy as np
 
 from fedjax_sim import text_files, validate
+from fedjax_sim.population.datasets.column_uses import category, identifier_in_words, quantity_columns
 from fedjax_sim.population.datasets.quantities import imputed, medians_of, missing_in_words, quantities
 from fedjax_sim.population.federated_data import (
     FederatedData,
+    TableColumn,
     existing,
     files_of,
     from_sites,
@@ -118,7 +120,17 @@ def heart_disease(*, directory: FolderPath, test_fraction: float = 0.25, seed: N
     )
     names = ("absent", "present")
     data = from_sites(train, test, task="binary", num_outputs=1, label_names=names, name="heart_disease")
-    return data._replace(notes=missing_in_words(QUANTITIES + ANSWERS, np.concatenate(tables)[:, imputed_columns]))
+    values = np.concatenate(tables)[:, imputed_columns]
+    is_training = np.concatenate(
+        [np.isin(np.arange(len(t)), rows) for t, (rows, _) in zip(tables, splits, strict=True)]
+    )
+    measured, answers = slice(len(QUANTITIES)), slice(len(QUANTITIES), None)
+    columns = quantity_columns(QUANTITIES, values[:, measured], is_training, True)
+    columns += quantity_columns(ANSWERS, values[:, answers], is_training, False)
+    columns += tuple(category(name, len(options)) for name, options in CATEGORIES.items())
+    return data._replace(
+        notes=missing_in_words(QUANTITIES + ANSWERS, values), table_columns=(*columns, TableColumn("num", "label"))
+    )
 
 
 @validate.named_arguments
@@ -192,7 +204,15 @@ def csv_sites(
         num_outputs = num_classes or int(largest) + 1
     data = from_sites(train, test, task=task, num_outputs=num_outputs, name=pathlib.Path(directory).name)
     feature_names = header[:label_column] + header[label_column + 1 :]
-    return data._replace(notes=missing_in_words(feature_names, np.concatenate(list(features.values()))))
+    values = np.concatenate(list(features.values()))
+    is_training = np.concatenate([np.isin(np.arange(len(features[site])), rows) for site, (rows, _) in splits.items()])
+    remedy = "Take the column out of the files, or read one table with population.table(features=...)."
+    warnings = [identifier_in_words(name, values[:, i], remedy) for i, name in enumerate(feature_names)]
+    return data._replace(
+        notes=missing_in_words(feature_names, values),
+        table_columns=(*quantity_columns(feature_names, values, is_training, standardise), TableColumn(label, "label")),
+        warnings=tuple(warning for warnings_of_column in warnings for warning in warnings_of_column),
+    )
 
 
 def _site_splits(

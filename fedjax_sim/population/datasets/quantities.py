@@ -11,7 +11,7 @@ import numpy as np
 
 from fedjax_sim.population.federated_data import standardiser
 
-__all__ = ["imputed", "listed", "medians_of", "missing_in_words", "quantities"]
+__all__ = ["MOST_LISTED", "imputed", "listed", "medians_of", "missing_in_words", "quantities"]
 
 MOST_LISTED = 10  # names that a note lists
 

@@ -10,10 +10,12 @@ from typing import Annotated, Any, Literal, NamedTuple, TypedDict, Unpack
 import numpy as np
 
 from fedjax_sim import text_files, validate
+from fedjax_sim.population.datasets.column_uses import category, identifier_in_words, quantity_columns
 from fedjax_sim.population.datasets.quantities import listed, missing_in_words, quantities
 from fedjax_sim.population.federated_data import (
     SCALED_BYTES,
     FederatedData,
+    TableColumn,
     are_bytes,
     check_examples,
     existing,
@@ -240,7 +242,7 @@ def _federated(train: _Table, test: _Table | None, name: str, meaning: _Meaning)
         if not rows.any():
             hint = f"There are {len(is_test):,} rows."
             validate.fail("test_fraction", f"a share that leaves {part} rows", _test_share(meaning), hint)
-    x, notes = _features(table, feature_names, ~is_test, meaning)
+    x, notes, features, warnings = _features(table, feature_names, ~is_test, meaning)
     y, num_outputs, label_names = _labels(table, meaning)
     if label_names is not None:
         notes = (*notes, f"labels, in the order of the classes: {listed(label_names)}")
@@ -276,7 +278,26 @@ def _federated(train: _Table, test: _Table | None, name: str, meaning: _Meaning)
         notes=tuple(notes),
         client_names=client_names,
         held_out_names=held_out_names,
+        table_columns=_columns(train, features, meaning),
+        warnings=warnings,
     )
+
+
+def _columns(table: _Table, features: tuple[TableColumn, ...], meaning: _Meaning) -> tuple[TableColumn, ...]:
+    """Returns what became of each column: the features in the order of x, and the others."""
+    known = (*features, TableColumn(meaning.label, "label"))
+    if meaning.client is not None:
+        known += (TableColumn(meaning.client, "client id"),)
+    names = {column.name for column in known}
+    return known + tuple(TableColumn(name, "not used") for name in table.columns if name not in names)
+
+
+def _remedy(name: str, is_category: bool) -> str:
+    """Returns what to do about a feature that looks like an identifier."""
+    remedy = 'Choose the features without it: features = ["...", "..."].'
+    if is_category:
+        return remedy
+    return f"{remedy} If it tells categories apart: categories = [{json.dumps(name, ensure_ascii=False)}]."
 
 
 def _stored(rows: dict[str, np.ndarray], partition: Partition) -> Population:
@@ -386,8 +407,8 @@ def _quantity(table: _Table, name: str, missing: Sequence[str]) -> np.ndarray:
 
 def _features(
     table: _Table, names: Sequence[str], is_training: np.ndarray, meaning: _Meaning
-) -> tuple[np.ndarray, tuple[str, ...]]:
-    """Returns x [rows, ...], and what was changed as text for reports."""
+) -> tuple[np.ndarray, tuple[str, ...], tuple[TableColumn, ...], tuple[str, ...]]:
+    """Returns x [rows, ...], what was changed in words, the columns with their preparation, and warnings."""
     arrays = [name for name in names if table.columns[name].ndim > 1]
     if arrays and len(names) > 1:
         others = [name for name in names if name != arrays[0]]
@@ -395,20 +416,29 @@ def _features(
         validate.fail("features", f"no other column beside the arrays of {arrays[0]!r}", others, hint)
     if arrays:
         x = table.columns[arrays[0]]
-        return x, (SCALED_BYTES,) if are_bytes({arrays[0]: x}) else ()
+        notes = (SCALED_BYTES,) if are_bytes({arrays[0]: x}) else ()
+        return x, notes, (TableColumn(arrays[0], "feature", "divided by 255" if notes else "as it is"),), ()
     missing = text_files.check_missing(meaning.missing)
     quantity_names = [name for name in names if name not in meaning.categories]
     columns = {name: _quantity(table, name, missing) for name in quantity_names}
     blocks = []
     notes: tuple[str, ...] = ()
+    features: tuple[TableColumn, ...] = ()
+    warnings: tuple[str, ...] = ()
+    for name, quantity in columns.items():
+        warnings += identifier_in_words(name, quantity, _remedy(name, False))
     if quantity_names:
         values = np.stack([columns[name] for name in quantity_names], axis=1)
         notes = missing_in_words(quantity_names, values)
+        features = quantity_columns(quantity_names, values, is_training, meaning.standardise)
         blocks.append(quantities(values[is_training], meaning.standardise)(values))
     for name in meaning.categories:
         values = table.columns[name]
-        blocks.append(values[:, None] == np.unique(values[is_training])[None])
-    return np.concatenate(blocks, axis=1), notes
+        categories = np.unique(values[is_training])
+        blocks.append(values[:, None] == categories[None])
+        features += (category(name, len(categories)),)
+        warnings += identifier_in_words(name, values.astype(object), _remedy(name, True))
+    return np.concatenate(blocks, axis=1), notes, features, warnings
 
 
 def _labels(table: _Table, meaning: _Meaning) -> tuple[np.ndarray, int, tuple[str, ...] | None]:
