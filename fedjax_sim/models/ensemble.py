@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from fedjax_sim import tree
 from fedjax_sim.models.model import Model
 from fedjax_sim.types import Array, PyTree
-from fedjax_sim.validate import fail, in_range, integer, named_arguments, part, positive
+from fedjax_sim.validate import fail, in_range, integer, named_arguments, part, positive, truth
 
 __all__ = ["distillation", "ensemble", "interpolated", "mixture", "running_mean"]
 
@@ -156,7 +156,7 @@ def mixture(model: Model, num_components: int, task: Literal["binary", "classifi
     return Model(init, apply)
 
 
-def distillation(model: Model, temperature: float = 1.0) -> Callable:
+def distillation(model: Model, temperature: float = 1.0, *, squared_temperature: bool = True) -> Callable:
     """Makes the loss of a student model, T^2 KL(softmax(t / T) || softmax(z / T)), which pulls it towards a teacher.
 
     Here z are the logits of the student and t those of the teacher.
@@ -164,6 +164,8 @@ def distillation(model: Model, temperature: float = 1.0) -> Callable:
     Args:
       model: the student, without state. It runs in evaluation mode.
       temperature: T > 0.
+      squared_temperature: True: the factor T^2, by which gradients have about the same size for every T. False: the
+        divergence alone.
 
     Returns: `loss_fn(params, examples, key) -> {"loss": [n]}`, with examples {"x": [n, ...], "teacher": [n, C] logits}.
 
@@ -174,6 +176,7 @@ def distillation(model: Model, temperature: float = 1.0) -> Callable:
     """
     part("model", model, Model)
     positive("temperature", temperature)
+    truth("squared_temperature", squared_temperature)
     _check_stateless(model)
 
     def loss_fn(params: PyTree, examples: Mapping[str, PyTree], key: Array | None = None) -> dict[str, Array]:
@@ -183,6 +186,7 @@ def distillation(model: Model, temperature: float = 1.0) -> Callable:
         )
         teacher = jax.lax.stop_gradient(teacher)
         # Dividing the logits by T makes gradients about T^2 times smaller, and the factor T^2 restores their size.
-        return {"loss": temperature**2 * (jnp.exp(teacher) * (teacher - student)).sum(-1)}
+        divergence = (jnp.exp(teacher) * (teacher - student)).sum(-1)
+        return {"loss": temperature**2 * divergence if squared_temperature else divergence}
 
     return loss_fn

@@ -129,6 +129,7 @@ OTHER = {  # another value of each option than the default and than the rows' ow
     "share_learning_rate": 0.5,
     "shuffle": False,
     "spread": 0.5,
+    "squared_temperature": False,
     "staleness": staleness.polynomial(3.0),
     "start_seed": 1,
     "step_size": 0.07,
@@ -161,6 +162,8 @@ OTHER_OF_ROW = {
 ROWS_ALIKE = ("feddyn", "fedexp", "mime", "mime_lite", "record_private_fedavg", "scaffold")  # whose clients count alike
 OTHER_OF_ROW |= {(name, "weighting"): "examples" for name in ROWS_ALIKE}
 BESIDE = {  # options that say something about another one, and that one
+    ("feddf", "squared_temperature"): {"temperature": 2.0},
+    ("fedmd", "squared_temperature"): {"temperature": 2.0},
     ("gradient_tracking", "shuffle"): {"batch_size": 1},
     ("histogram", "num_categories"): {"low": None, "high": None, "num_bins": None, "column": None},
     ("hierarchical_fedavg", "keep_edges"): {"edge_optimizer": optax.sgd(0.5, momentum=0.5)},

@@ -94,6 +94,8 @@ def test_distillation():
     loss = models.distillation(MODEL, 2.0)
     found = loss(student, {"x": X, "teacher": jnp.float32(t)})["loss"]
     np.testing.assert_allclose(found, 4 * (soft(t) * np.log(soft(t) / soft(z))).sum(1), rtol=1e-5, atol=1e-6)
+    alone = models.distillation(MODEL, 2.0, squared_temperature=False)(student, {"x": X, "teacher": jnp.float32(t)})
+    np.testing.assert_allclose(4 * alone["loss"], found, rtol=1e-6)
     slope, taught = jax.grad(lambda p, t: loss(p, {"x": X, "teacher": t})["loss"].sum(), (0, 1))(
         student, MODEL.apply(student, (), X, None, False)[0]
     )

@@ -52,7 +52,8 @@ def apfl(
       share_learning_rate: 0: all clients keep this share. Else each client learns a share of its own, which starts at
         `share`. In each round, with the first minibatch, it takes the step
         share <- share - share_learning_rate <grad f(share * v + (1 - share) * w), v - w>, cut to [0, 1].
-      num_steps, num_epochs, batch_size, shuffle, weighting: as in `client.work`.
+      num_steps, num_epochs, batch_size, shuffle, weighting: as in `client.work`. The mean of the shared models is by
+        examples; the paper takes the plain mean, "uniform".
       Others as in `federated`.
 
     Returns: an Algorithm whose `params` is the shared model. A client that has not trained yet has the shared model.

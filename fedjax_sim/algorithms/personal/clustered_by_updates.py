@@ -73,7 +73,8 @@ def clustered_by_updates(
       max_clusters: the most clusters.
       mean_norm: eps_1 in the paper, of a mean by the clients' weights.
       client_norm: eps_2 in the paper, at least eps_1.
-      num_steps, num_epochs, batch_size, shuffle, weighting: as in `client.work`.
+      num_steps, num_epochs, batch_size, shuffle, weighting: as in `client.work`. Means are by examples, as in the
+        paper.
       nonfinite, plan, mesh: as in `federated`. There is no transform, downlink or other aggregator: the server compares
         all messages as they are, and so sees each of them. No epsilon covers that.
 

@@ -42,7 +42,7 @@ def ditto(
       own_steps: steps of an own model in a round, s in the paper; None: as many as those of the shared model. A client
         takes all of `own_steps`, also where it completes only a part of its other work.
       num_steps, num_epochs, batch_size, shuffle, weighting: as in `client.work`. The own models have minibatches of the
-        same size.
+        same size. The mean of the shared models is by examples; the paper takes the plain mean, "uniform".
       Others as in `federated`.
 
     Returns: an Algorithm whose `params` is the shared model. A client that has not trained yet has the shared model.

@@ -55,7 +55,8 @@ def fedem(
       task: what the outputs are, as in `models.ensemble.mixture`.
       num_components: M.
       spread, start_seed: of the components before training, as in `ifca`.
-      num_steps, num_epochs, batch_size, shuffle, weighting: as in `client.work`.
+      num_steps, num_epochs, batch_size, shuffle, weighting: as in `client.work`. The mean is by examples, as in the
+        paper.
       transform: of a client's message, the updates of all components as one.
       nonfinite, plan, mesh: as in `federated`.
 

@@ -57,14 +57,15 @@ def fedmd(
     distill_steps: PositiveInt,
     distill_batch_size: int | None = None,
     temperature: Positive = 1.0,
+    squared_temperature: bool = True,
     aggregator: Aggregator | None = None,
     **options: Unpack[FedMDOptions],
 ) -> Algorithm:
     """Makes FedMD: clients distil each other by their logits on public rows, and send no parameters.
 
-    In a round a client first trains its model to imitate the consensus on the public rows (`models.distillation`), then
-    on its own rows. It sends its logits on the public rows. The mean of the logits that arrive is the next consensus.
-    In the first round there is none to imitate.
+    In a round a client first trains its model to imitate the consensus on the public rows (`models.distillation`, a
+    divergence times temperature^2), then on its own rows. It sends its logits on the public rows. The mean of the
+    logits that arrive is the next consensus. In the first round there is none to imitate.
 
     Args:
       model: a classifier without state. All clients have the same architecture here; the paper's may differ.
@@ -73,7 +74,8 @@ def fedmd(
       public: examples {"x": [n, ...]} that server and clients hold, and their mask; labels are not read. A config takes
         the server's rows (`[data.with_server_rows]`).
       distill_optimizer, distill_steps, distill_batch_size: of the imitation in each round; by default with `optimizer`.
-      temperature: > 0, by which all logits are divided in the imitation.
+      temperature: > 0, by which all logits are divided in the imitation. The paper has none, as with 1.
+      squared_temperature: whether the divergence is multiplied by temperature^2, as in `feddf`.
       aggregator: of the logits; None is the mean, in which clients count alike.
       num_steps, num_epochs, batch_size, shuffle: as in `client.work`, of the training on own rows.
       transform: of the logits; it must send numbers, not integers.
@@ -102,7 +104,8 @@ def fedmd(
     work, round_options = client.local_work({**options, "weighting": "uniform"})
     train = local_training(loss_fn, optimizer, work)
     imitation = client.work(num_steps=distill_steps, batch_size=distill_batch_size)
-    student = client.local_sgd(distillation(model, temperature), distill_optimizer or optimizer, imitation)
+    divergence = distillation(model, temperature, squared_temperature=squared_temperature)
+    student = client.local_sgd(divergence, distill_optimizer or optimizer, imitation)
     public = public_examples(student, public)
 
     def apply(key, broadcast, own, data):

@@ -77,7 +77,8 @@ def heterofl(
       optimizer: as in `fedavg`. It trains the sub-model, with zeros for gradients outside of it.
       widths: r_i in (0, 1], one share for each client, or a shorter list that repeats: client i has
         widths[i % len(widths)]. Numbers of units are rounded up.
-      num_steps, num_epochs, batch_size, shuffle, weighting: as in `client.work`.
+      num_steps, num_epochs, batch_size, shuffle, weighting: as in `client.work`. A parameter's mean is by examples; the
+        paper takes the plain mean of the clients that hold it, "uniform".
       nonfinite, plan, mesh: as in `federated`. There is no transform, downlink or other aggregator: a parameter's mean
         is a ratio of two means.
 

@@ -52,7 +52,8 @@ def ifca(
         scale of initialisers, where n is the number of inputs: the product of all axes but the last, and 1 for a
         vector. Equal models would all be trained alike, so several models need a spread above 0.
       start_seed: of that noise.
-      num_steps, num_epochs, batch_size, shuffle, weighting: as in `client.work`.
+      num_steps, num_epochs, batch_size, shuffle, weighting: as in `client.work`. A model's mean update is by examples;
+        the paper takes the plain mean of the clients that chose it, "uniform".
       nonfinite, plan, mesh: as in `federated`.
 
     Returns: an Algorithm. A client's own model is the one that it chose last; a client that has not trained yet has the

@@ -39,7 +39,8 @@ def fedper(
       loss_fn, sampler, optimizer, aggregator: as in `fedavg`.
       own: paths of the clients' part in the parameters (`models.partition`); by default "output", the last layer of
         `models.mlp`, `cnn`, `gru`, `lstm` and `transformer`.
-      num_steps, num_epochs, batch_size, shuffle, weighting: as in `client.work`.
+      num_steps, num_epochs, batch_size, shuffle, weighting: as in `client.work`. The mean is by examples, as in the
+        papers of FedPer and LG-FedAvg; FedBN's takes the plain mean, "uniform".
       Others as in `federated`.
 
     Returns: an Algorithm whose `params` is the shared part with the clients' part as it was before training.
@@ -78,8 +79,8 @@ def fedrep(
       loss_fn, sampler, optimizer, own, aggregator: as in `fedper`; the optimizer starts anew for each part.
       own_steps: steps of the own part in a round, tau in the paper; None: as many as those of the shared part. A client
         takes all of `own_steps`, also where it completes only a part of its other work.
-      num_steps, num_epochs, batch_size, shuffle, weighting: as in `client.work`. The paper's analysis takes one step of
-        the shared part, `num_steps` = 1. The own part has minibatches of the same size.
+      num_steps, num_epochs, batch_size, shuffle, weighting: as in `client.work`. The own part has minibatches of the
+        same size. The mean is by examples; the paper takes the plain mean, "uniform", of one step, `num_steps` = 1.
       Others as in `federated`.
 
     Returns, Raises: as `fedper`.
@@ -117,7 +118,7 @@ def fedbabu(
 
     Args:
       loss_fn, sampler, optimizer, own, aggregator: as in `fedper`.
-      Others as in `fedper`.
+      Others as in `fedper`. The mean is by examples, as in the paper.
 
     Returns, Raises: as `fedper`.
 

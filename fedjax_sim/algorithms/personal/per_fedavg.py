@@ -41,7 +41,8 @@ def per_fedavg(
       loss_fn, sampler, optimizer, aggregator: as in `fedavg`. The optimizer's rate is beta in the paper.
       step_size: alpha in the paper, of the step that each client takes for itself.
       order: "hessian" for the whole gradient, "first" without the Hessian.
-      num_steps, num_epochs, batch_size, shuffle, weighting: as in `client.work`.
+      num_steps, num_epochs, batch_size, shuffle, weighting: as in `client.work`. The mean is by examples; the paper
+        takes the plain mean, "uniform", and so minimises the mean of the clients' F.
       Others as in `federated`.
 
     Returns: an Algorithm that is `fine_tuned` by one step of plain SGD with `step_size` on all of a client's rows.

@@ -44,6 +44,7 @@ def pfedme(
       inner_learning_rate: of the inner steps.
       server_share: beta in the paper, in [0, 1]: the server moves by this share of the mean update.
       num_steps, num_epochs, batch_size, shuffle, weighting: as in `client.work`; R in the paper is `num_steps`.
+        The mean is by examples; the paper takes the plain mean, "uniform".
       Others as in `federated`.
 
     Returns: an Algorithm whose `params` is w. A client's own model is theta on all of its rows, solved at the end of

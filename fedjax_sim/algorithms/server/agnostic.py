@@ -44,7 +44,7 @@ def agnostic(
       sampler: one that draws all clients in every round, such as `sampling.full`. The losses of clients
         that do not report count as 0: their weights fall as others' rise, and count for nothing in the mean.
       weight_learning_rate: gamma_lambda in the paper, >= 0. 0 is FedAvg with equal weights.
-      num_steps, num_epochs, batch_size, shuffle: as in `client.work`. Only lambda weighs clients.
+      num_steps, num_epochs, batch_size, shuffle: as in `client.work`. Only lambda weighs clients, as in the paper.
       nonfinite, plan, mesh: as in `federated`. There is no transform, downlink or other aggregator: the server reads
         each client's loss as it is, and no epsilon covers it.
 

@@ -73,30 +73,34 @@ def feddf(
     distill_steps: int,
     distill_batch_size: int | None = None,
     temperature: float = 1.0,
+    squared_temperature: bool = True,
     **options: Unpack[FedDFOptions],
 ) -> Algorithm:
     """Makes FedDF: FedAvg whose mean model is then trained to imitate the ensemble of the clients' models.
 
     The training uses unlabelled public examples at the server. The teacher's logits are the mean of the logits of all
-    models that arrived, with equal weights. The student starts from the clients' mean model and takes steps on the
-    divergence of its own logits from the teacher's (`models.distillation`). The server holds m models.
+    models that arrived, with equal weights. The student starts from the clients' mean model and takes steps on
+    T^2 KL(softmax(t / T) || softmax(z / T)), with the teacher's logits t, its own z and the temperature T
+    (`models.distillation`). The server holds m models.
 
     Args:
       model: a classifier without state.
       loss_fn: the clients' loss of that model.
       sampler: draws the cohorts.
       optimizer: the clients' optimizer; `num_steps`, `num_epochs`, `batch_size`, `weighting`, `shuffle` as in
-        `client.work`.
+        `client.work`. The mean from which the student starts is by examples, as in the paper.
       public: examples {"x": [n, ...]} at the server, and their mask; labels are not read. A config takes the server's
         rows (`[data.with_server_rows]`).
       distill_optimizer, distill_steps, distill_batch_size: of the student's training in each round; by default with
         `optimizer`.
-      temperature: > 0, by which all logits are divided in the divergence.
+      temperature: T > 0, by which all logits are divided in the divergence. The paper has none, as with 1.
+      squared_temperature: True: the factor T^2, by which gradients have about the same size for every T (Hinton et al.
+        2015). False: without it, as in the paper's code.
       transform: of the updates; it must send numbers, not integers.
 
     Guarantees: the results are those of NumPy for a linear model
-    (tests/algorithms/server/test_distillation.py::test_feddf); models that agree on the public examples leave the mean
-    as it is (::test_models_that_agree_teach_nothing).
+    (tests/algorithms/server/test_distillation.py::test_feddf, ::test_the_divergence_alone); models that agree on the
+    public examples leave the mean as it is (::test_models_that_agree_teach_nothing).
 
     References: Lin, Kong, Stich and Jaggi 2020 (FedDF), algorithm 1.
     """
@@ -107,7 +111,7 @@ def feddf(
         validate.fail("transform", "one that sends numbers", f"integers in {transform.facts.integer_range}", hint)
     work, round_options = client.local_work(options)
     student = client.local_sgd(
-        distillation(model, temperature),
+        distillation(model, temperature, squared_temperature=squared_temperature),
         distill_optimizer or optimizer,
         client.work(num_steps=distill_steps, batch_size=distill_batch_size),
     )

@@ -84,7 +84,8 @@ def term(
       loss_fn, sampler, optimizer: as in `fedavg`.
       tilt: t. 0 is FedAvg with equal weights; a positive one favours clients with large losses, a negative one those
         with small ones.
-      num_steps, num_epochs, batch_size, shuffle: as in `client.work`. Clients count alike but for the tilt.
+      num_steps, num_epochs, batch_size, shuffle: as in `client.work`. Clients count alike but for the tilt, as in
+        the paper.
       nonfinite, plan, mesh: as in `federated`.
 
     Guarantees: tilt 0 is FedAvg with uniform weights up to rounding, and models match NumPy

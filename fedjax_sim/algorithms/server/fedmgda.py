@@ -45,7 +45,8 @@ def fedmgda(
       server_learning_rate: eta in the paper. Updates are normalised, so |d| is at most 1.
       solver_steps: exact steps along two entries of lambda at a time, of O(m) operations each. The info says how far
         the result is from the optimum.
-      num_steps, num_epochs, batch_size, shuffle: as in `client.work`. Clients count alike but for lambda.
+      num_steps, num_epochs, batch_size, shuffle: as in `client.work`. Clients count alike but for lambda, as in the
+        paper.
       transform, downlink, nonfinite, plan, mesh: as in `federated`. There is no other aggregator. Noise of a
         transform at the server is refused, for one client moves d without bound.
 

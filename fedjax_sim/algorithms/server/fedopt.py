@@ -62,7 +62,7 @@ def fedadagrad(
       loss_fn, sampler, optimizer: as in `fedavg`.
       server_learning_rate, adaptivity: as in `server.adaptive`, which says how optax's Adagrad differs.
 
-    References: Reddi et al. 2021, algorithm 2.
+    References: Reddi et al. 2021, algorithm 2; its mean is the plain one, `weighting="uniform"`.
     """
     step = server.adaptive("adagrad", server_learning_rate, first_decay=0.0, adaptivity=adaptivity)
     return fedavg(loss_fn, sampler, optimizer, server_optimizer=step, **options)
@@ -87,7 +87,7 @@ def fedadam(
       server_learning_rate, first_decay, second_decay, adaptivity: as in `server.adaptive`, which says how optax's Adam
         differs.
 
-    References: Reddi et al. 2021, algorithm 2.
+    References: Reddi et al. 2021, algorithm 2; its mean is the plain one, `weighting="uniform"`.
     """
     step = server.adaptive(
         "adam", server_learning_rate, first_decay=first_decay, second_decay=second_decay, adaptivity=adaptivity
@@ -114,7 +114,7 @@ def fedyogi(
       server_learning_rate, first_decay, second_decay, adaptivity: as in `server.adaptive`, which says how optax's Yogi
         differs.
 
-    References: Reddi et al. 2021, algorithm 2.
+    References: Reddi et al. 2021, algorithm 2; its mean is the plain one, `weighting="uniform"`.
     """
     step = server.adaptive(
         "yogi", server_learning_rate, first_decay=first_decay, second_decay=second_decay, adaptivity=adaptivity

@@ -169,6 +169,20 @@ def test_matches_numpy(name):
         np.testing.assert_allclose(p.own_models(algorithm, state), own, rtol=2e-5, atol=2e-6)
 
 
+@pytest.mark.default_rows("pfedme")
+@pytest.mark.parametrize("name", ["apfl", "ditto", "fedrep", "per_fedavg", "pfedme"])
+def test_the_plain_mean_of_the_papers(name, monkeypatch):
+    """With `weighting="uniform"` clients of 1 to 7 rows count alike. Catches a mean that is by rows all the same."""
+    make, oracle = ROWS[name]
+    monkeypatch.setitem(p.OPTIONS, "weighting", "uniform")
+    by_rows, _ = oracle(p.rows())
+    monkeypatch.setattr(p, "mean", lambda updates: np.mean(updates, axis=0))
+    shared, _ = oracle(p.rows())
+    assert np.abs(shared - by_rows).max() > 1e-3
+    algorithm = make()
+    np.testing.assert_allclose(p.vector(algorithm.params(p.trained(algorithm)[0])), shared, rtol=2e-5, atol=2e-6)
+
+
 def test_learnt_shares_match_numpy():
     """The shares themselves, some of which are cut to 0 or 1, and their mean in the info. Catches a share that moves at
     every step, after the models, or beyond [0, 1]."""

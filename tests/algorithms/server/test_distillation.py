@@ -32,8 +32,8 @@ def softmax(z):
     return e / e.sum(1, keepdims=True)
 
 
-def one_round(start, rows, weights):
-    """NumPy's FedDF: (the mean of the models, the student)."""
+def one_round(start, rows, weights, factor=4.0):
+    """NumPy's FedDF with temperature 2: (the mean of the models, the student); the divergence is times the factor."""
     local = []
     for a, b in rows:
         w = start.copy()
@@ -45,7 +45,7 @@ def one_round(start, rows, weights):
     mean = np.average(local, axis=0, weights=weights)
     w = mean.copy()
     for _ in range(3):
-        w -= 0.5 * 2.0 * x.T @ (softmax(x @ w / 2) - teacher) / 4
+        w -= 0.5 * factor * x.T @ (softmax(x @ w / 2) - teacher) / 2 / 4
     return mean, w
 
 
@@ -65,6 +65,16 @@ def test_feddf():
     np.testing.assert_allclose(
         made.params(state), one_round(np.float64(start), [(0, 7), (7, 12)], [7, 5])[1], rtol=1e-4, atol=1e-5
     )
+
+
+def test_the_divergence_alone():
+    """One round without the factor T^2, with which gradients would be four times as large."""
+    people, start = population.stored({"x": X, "y": Y}, OFFSETS), jnp.array(RNG.normal(size=(3, 2)), jnp.float32)
+    made = feddf(squared_temperature=False)
+    state, _ = jax.jit(made.step)(KEY, made.init(KEY, start, people), people)
+    rows = np.float64(start), [(0, 2), (2, 7), (7, 12)], [2, 5, 5]
+    np.testing.assert_allclose(made.params(state), one_round(*rows, factor=1.0)[1], rtol=1e-4, atol=1e-5)
+    assert np.abs(one_round(*rows)[1] - made.params(state)).max() > 1e-2
 
 
 def test_models_that_agree_teach_nothing():
