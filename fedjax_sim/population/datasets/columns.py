@@ -17,6 +17,7 @@ import numpy as np
 from fedjax_sim import text_files, validate
 
 __all__ = [
+    "MOST_EXACT",
     "Column",
     "Identities",
     "NotUnderstood",
@@ -141,7 +142,7 @@ def _of_objects(objects: list) -> Column:
         raise NotUnderstood(f"values of type {min(kind.__name__ for kind in wrong)}")
     if all(issubclass(kind, (bool, np.bool_)) for kind in kinds) and kinds:
         return Column(
-            np.array([bool(value) and not m for value, m in zip(objects, is_missing, strict=True)]), is_missing
+            np.array([not m and bool(value) for value, m in zip(objects, is_missing, strict=True)]), is_missing
         )
     present = [value for value, missing in zip(objects, is_missing, strict=True) if not missing]
     if kinds and all(issubclass(kind, numbers.Real) for kind in kinds):
@@ -229,10 +230,15 @@ def coded(column: Column, codes: Sequence[str]) -> Column:
     """
     if not codes or column.values.ndim > 1:
         return column
-    distinct, row_of = np.unique(column.values.astype(str) if column.is_text else column.values, return_inverse=True)
-    texts = [_text(value) for value in distinct.tolist()]
-    is_code = np.array([text_files.is_code(text, codes) for text in texts], bool)
-    return column._replace(is_missing=column.is_missing | is_code[row_of.reshape(-1)])
+    if column.is_text:
+        distinct, row_of = np.unique(column.values.astype(str), return_inverse=True)
+        is_code = np.array([text_files.is_code(text, codes) for text in distinct.tolist()], bool)[row_of.reshape(-1)]
+    else:
+        is_code = np.zeros(len(column.values), bool)
+        for code in codes:
+            number = int(code.partition(".")[0]) if _is_integer(code) else validate.decimal(code)
+            is_code |= column.values == number
+    return column._replace(is_missing=column.is_missing | is_code)
 
 
 def identities(column: Column) -> Identities:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
@@ -11,6 +12,17 @@ import numpy as np
 
 from fedjax_sim import text_files, validate
 from fedjax_sim.population.datasets.column_uses import category, identifier_in_words, quantity_columns
+from fedjax_sim.population.datasets.columns import (
+    MOST_EXACT,
+    Column,
+    Identities,
+    NotUnderstood,
+    coded,
+    identities,
+    joined,
+    of_texts,
+    read_column,
+)
 from fedjax_sim.population.datasets.quantities import listed, missing_in_words, quantities
 from fedjax_sim.population.federated_data import (
     SCALED_BYTES,
@@ -30,6 +42,7 @@ from fedjax_sim.validate import Default, Integer, NonNegativeInt, OpenShare
 __all__ = ["TableOptions", "from_table", "table"]
 
 TEST_FRACTION = 0.25  # where neither a share nor a table of test rows is given
+MOST_TOLD = 10  # columns whose errors are told at once
 WORDS_HINT = "A column of words is a category: name it in categories, or choose the columns with features."
 
 
@@ -65,9 +78,10 @@ class _Meaning(NamedTuple):
 
 
 class _Table(NamedTuple):
-    """The columns of a table as arrays of equal length, and where each row is, for error messages."""
+    """The columns of a table, which have equal length, and where each row is, for error messages."""
 
-    columns: dict[str, np.ndarray]  # numbers, or texts (of dtype object)
+    columns: dict[str, Callable[[], Column]]  # read when they are asked for: other columns stop nothing
+    num_rows: int
     place: Callable[[int], str]  # row -> such as "patients.csv:2"
     hint: str = ""  # what may be wrong if a column is missing
 
@@ -176,44 +190,55 @@ def _columns_in(argument: str, file: FilePath, delimiter: str, comment: str | No
             validate.fail(f"{path.name}:{line}", f"{len(header)} columns", len(cells))
     lines = [line for line, _ in body]
     columns = zip(*(cells for _, cells in body), strict=True)
-    arrays = {name: np.array(cells, object) for name, cells in zip(header, columns, strict=True)}
-    return _Table(arrays, lambda row: f"{path.name}:{lines[row]}", text_files.one_column(header, delimiter))
+    texts = {
+        name: functools.cache(functools.partial(of_texts, cells)) for name, cells in zip(header, columns, strict=True)
+    }
+    hint = text_files.one_column(header, delimiter)
+    return _Table(texts, len(lines), lambda row: f"{path.name}:{lines[row]}", hint)
 
 
 def _columns_of(argument: str, source: Any) -> _Table:
     """Returns the columns of a frame, an Arrow table, a split of Hugging Face's or a dict."""
     # Arrow and Hugging Face call them column_names, pandas and polars columns; a dict has its keys.
-    names = getattr(source, "column_names", getattr(source, "columns", source))
+    names = getattr(source, "column_names", None)
+    names = names if isinstance(names, list) else getattr(source, "columns", source)
     if isinstance(source, (str, np.ndarray)) or not (isinstance(source, Mapping) or names is not source):
         hint = "A CSV file is read by population.table(file=...); arrays go into a dict: {'x': x, 'y': y}."
         validate.fail(argument, "columns by name: a dict, a data frame or an Arrow table", type(source).__name__, hint)
-    columns = {str(name): _column(f"{argument}[{name!r}]", source[name]) for name in names}
-    lengths = {name: len(values) for name, values in columns.items()}
+    if isinstance(source, Mapping) and source and all(_is_table(value) for value in source.values()):
+        splits = list(map(str, source))
+        hint = f"Take one of the splits {listed(splits)}, say {argument} = splits[{splits[0]!r}]"
+        hint += f", and test = splits[{splits[1]!r}]." if len(splits) > 1 else "."
+        validate.fail(argument, "one table", f"{type(source).__name__} of {len(splits)} tables", hint)
+    columns = {str(name): source[name] for name in names}
+    if len(columns) != len(names):
+        validate.fail(argument, "columns of distinct names", list(map(str, names)))
+    lengths = {name: _length(values) for name, values in columns.items()}
     if len(set(lengths.values())) != 1 or not max(lengths.values()):
         validate.fail(argument, "columns of one length, with at least one row", lengths)
-    return _Table(columns, lambda row: f"{argument} row {row}")
+    # Hugging Face's data sets say which classes the numbers of a column stand for.
+    facts = getattr(source, "features", None)
+    facts = facts if isinstance(facts, Mapping) else {}
+
+    def reader(name: str, values: Any) -> Callable[[], Column]:
+        class_names = getattr(facts.get(name), "names", None)
+        return functools.cache(lambda: read_column(values, class_names))
+
+    readers = {name: reader(name, values) for name, values in columns.items()}
+    return _Table(readers, max(lengths.values()), lambda row: f"{argument} row {row}")
 
 
-def _column(place: str, values: Any) -> np.ndarray:
-    """Returns a column as an array of numbers [rows, ...], or of texts [rows] with dtype object."""
+def _is_table(value: Any) -> bool:
+    """Returns whether a value has columns of its own."""
+    return hasattr(value, "column_names") or hasattr(value, "columns")
+
+
+def _length(values: Any) -> int:
+    """Returns the number of rows of a column; one value alone is no row."""
     try:
-        array = np.asarray(values)
-    except ValueError:  # rows of different shapes
-        validate.fail(place, "a number, a text, or an array of one shape in each row", "rows of different shapes")
-    if array.dtype.kind in "biuf":
-        return array
-    if array.dtype.kind in "UT":
-        return array.astype(object)
-    if array.dtype.kind != "O" or array.ndim != 1:
-        validate.fail(place, "numbers or texts", str(array.dtype), error=TypeError)
-    # Arrays and images in the rows become one array of numbers.
-    if not any(isinstance(value, (str, int, float, type(None))) for value in array):
-        try:
-            return _column(place, np.stack([np.asarray(value) for value in array]))
-        except ValueError:
-            validate.fail(place, "an array of one shape in each row", "rows of different shapes")
-    is_absent = [value is None or (isinstance(value, float) and np.isnan(value)) for value in array]
-    return np.array(["" if absent else str(x) for x, absent in zip(array, is_absent, strict=True)], object)
+        return -1 if isinstance(values, (str, bytes, Mapping)) else len(values)
+    except TypeError:
+        return -1
 
 
 def _federated(train: _Table, test: _Table | None, name: str, meaning: _Meaning) -> FederatedData:
@@ -230,14 +255,14 @@ def _federated(train: _Table, test: _Table | None, name: str, meaning: _Meaning)
     if meaning.num_classes is not None and meaning.task != "classification":
         validate.fail("num_classes", f"none with task = {meaning.task!r}", meaning.num_classes)
     feature_names = _feature_names(train, meaning)
-    ids = None if client is None else _ids(train, client)
+    ids = None if client is None else _ids(train, client, meaning)
     if test is None:
         table = train
-        is_test = _test_rows(train, ids, meaning)
+        is_test = _test_rows(train, None if ids is None else ids.codes, meaning)
     else:
         table = _joined(train, test, [meaning.label, *feature_names, *([] if client is None else [client])])
-        is_test = np.arange(_num_rows(table)) >= _num_rows(train)
-        ids = None if client is None else _ids(table, client)
+        is_test = np.arange(table.num_rows) >= train.num_rows
+        ids = None if client is None else _ids(table, client, meaning)
     for part, rows in (("training", ~is_test), ("test", is_test)):
         if not rows.any():
             hint = f"There are {len(is_test):,} rows."
@@ -256,12 +281,13 @@ def _federated(train: _Table, test: _Table | None, name: str, meaning: _Meaning)
     if ids is not None:
         # A client whose rows the split made test rows stays in the population, without rows. In a table of test rows
         # alone, ids that never train are held-out clients and no others.
-        distinct_ids = np.unique(ids if test is None else ids[~is_test])
-        owner = np.asarray(np.searchsorted(distinct_ids, ids[~is_test]))
-        population: Population = _stored(training, from_owner(owner, len(distinct_ids)))
-        held_out = _stored(testing, by_group(ids[is_test]))
+        codes = ids.codes
+        distinct = np.unique(codes if test is None else codes[~is_test])
+        owner = np.asarray(np.searchsorted(distinct, codes[~is_test]))
+        population: Population = _stored(training, from_owner(owner, len(distinct)))
+        held_out = _stored(testing, by_group(codes[is_test]))
         client_names, held_out_names = (
-            tuple(map(str, some_ids.tolist())) for some_ids in (distinct_ids, np.unique(ids[is_test]))
+            tuple(ids.names[code] for code in some_codes) for some_codes in (distinct, np.unique(codes[is_test]))
         )
     elif partition is not None:
         population = indexed(training, partition.divide(training["y"]))
@@ -304,39 +330,42 @@ def _stored(rows: dict[str, np.ndarray], partition: Partition) -> Population:
     return stored({leaf: values[partition.indices] for leaf, values in rows.items()}, partition.offsets)
 
 
-def _num_rows(table: _Table) -> int:
-    return len(next(iter(table.columns.values())))
-
-
 def _joined(train: _Table, test: _Table, names: Sequence[str]) -> _Table:
     """Returns the named columns of both tables, the rows of `train` first."""
-    num_train = _num_rows(train)
     columns = {}
     for name in names:
-        first = _named(train, name, "columns")
-        second = _named(test, name, "test")
-        if (first.dtype == object) != (second.dtype == object) or first.shape[1:] != second.shape[1:]:
-            kinds = f"{first.dtype} {first.shape[1:]} and {second.dtype} {second.shape[1:]}"
-            validate.fail(f"test[{name!r}]", "values as those of the training table", kinds)
-        columns[name] = np.concatenate([first, second])
-    return _Table(columns, lambda row: train.place(row) if row < num_train else test.place(row - num_train))
+        first, second = _named(train, name, "columns"), _named(test, name, "test")
+        try:
+            both = joined(first, second)
+        except NotUnderstood as error:
+            validate.fail(f"test[{name!r}]", "values as those of the training table", str(error))
+        columns[name] = functools.partial(lambda both: both, both)
+
+    def place(row: int) -> str:
+        return train.place(row) if row < train.num_rows else test.place(row - train.num_rows)
+
+    return _Table(columns, train.num_rows + test.num_rows, place)
 
 
-def _named(table: _Table, name: str, argument: str) -> np.ndarray:
+def _named(table: _Table, name: str, argument: str) -> Column:
     """Returns a column by its name."""
     validate.one_of(argument, name, list(table.columns), hint=table.hint)
-    return table.columns[name]
+    try:
+        return table.columns[name]()
+    except NotUnderstood as error:
+        validate.fail(f"{argument} {name!r}", "a number, a text, or an array of one shape in each row", str(error))
+        raise
 
 
 def _feature_names(table: _Table, meaning: _Meaning) -> list[str]:
     """Returns the names of the feature columns, in the order of x."""
     taken = {meaning.label: "label"} | ({} if meaning.client is None else {meaning.client: "client"})
-    _named(table, meaning.label, "label")
+    validate.one_of("label", meaning.label, list(table.columns), hint=table.hint)
     for argument, chosen in (("features", meaning.features), ("categories", meaning.categories)):
         if isinstance(chosen, str) or not all(isinstance(name, str) for name in chosen):
             validate.fail(argument, "a list of names of columns", chosen, error=TypeError)
         for name in chosen:
-            _named(table, name, argument)
+            validate.one_of(argument, name, list(table.columns), hint=table.hint)
             if name in taken:
                 validate.fail(argument, f"no {taken[name]} column", name, "It would tell the answer or the client.")
         if len(set(chosen)) != len(chosen):
@@ -346,23 +375,66 @@ def _feature_names(table: _Table, meaning: _Meaning) -> list[str]:
         validate.fail("features", "at least one feature column", list(table.columns), table.hint)
     for name in meaning.categories:
         validate.one_of("categories", name, names, hint="It is not among the features.")
+    _check_understood(table, names, bool(meaning.features))
     return names
 
 
-def _ids(table: _Table, client: str) -> np.ndarray:
-    """Returns the client id of each row; no id may be missing."""
-    ids = _named(table, client, "client")
-    is_missing = ids == "" if ids.dtype == object else ~np.isfinite(ids)
-    if ids.ndim != 1 or np.any(is_missing):
-        where = table.place(int(np.argmax(is_missing))) if ids.ndim == 1 else "every row"
-        validate.fail(f"{where} {client}", "a client id", "none", "Drop the row, or give it an id.")
-    return ids.astype(str) if ids.dtype == object else ids
+def _check_understood(table: _Table, names: Sequence[str], are_named: bool) -> None:
+    """Refuses feature columns that are no numbers, texts or arrays, all of them at once."""
+    problems = {}
+    for name in names:
+        try:
+            table.columns[name]()
+        except NotUnderstood as error:
+            problems[name] = str(error)
+    if problems:
+        others = json.dumps([name for name in names if name not in problems], ensure_ascii=False)
+        found = "; ".join(f"{name!r} has {what}" for name, what in problems.items())
+        hint = f"{found}. " + ("Convert them, or leave them out" if are_named else "Name those to read")
+        rule = "columns with a number, a text, or an array of one shape in each row"
+        validate.fail("features", rule, list(problems), f"{hint}: features = {others}.", TypeError)
+
+
+def _ids(table: _Table, client: str, meaning: _Meaning) -> Identities:
+    """Returns the client ids; no id may be missing."""
+    column = _one_value(table, client, "client", meaning)
+    if column.is_missing.any():
+        where = f"{table.place(int(np.argmax(column.is_missing)))} {client}"
+        validate.fail(where, "a client id", "none", "Drop the row, or give it an id.")
+    _check_identities(table, client, column, "a client id")
+    return identities(column)
+
+
+def _one_value(table: _Table, name: str, argument: str, meaning: _Meaning) -> Column:
+    """Returns a column with one value in each row, in which the codes of missing values are missing."""
+    column = _named(table, name, argument)
+    if column.values.ndim != 1:
+        hint = "One-hot labels: values.argmax(1)." if argument == "label" else ""
+        validate.fail(argument, f"one {argument} in each row", f"shape {column.values.shape}", hint)
+    return coded(column, text_files.check_missing(meaning.missing))
+
+
+def _check_identities(table: _Table, name: str, column: Column, what: str, hint: str = "") -> None:
+    """Refuses numbers that tell nobody apart: with a fraction, or floats so large that they lack digits."""
+    if column.values.dtype.kind != "f":
+        return
+    with np.errstate(invalid="ignore"):
+        is_wrong = (column.values % 1 != 0) | (np.abs(column.values) > MOST_EXACT)
+    is_wrong &= ~column.is_missing
+    if is_wrong.any():
+        row = int(np.argmax(is_wrong))
+        value = float(column.values[row])
+        if abs(value) > MOST_EXACT:
+            hint = "A float lacks the last digits of so large a number: keep it as an integer or as a text."
+        validate.fail(f"{table.place(row)} {name}", f"{what} that is an integer or a text", value, hint)
 
 
 def _test_rows(table: _Table, ids: np.ndarray | None, meaning: _Meaning) -> np.ndarray:
     """Draws which rows are test rows, [rows] bool: a share of each label, at each client if there are ids."""
-    num_rows = _num_rows(table)
-    labels = np.zeros(num_rows) if meaning.task == "regression" else _named(table, meaning.label, "label").astype(str)
+    num_rows = table.num_rows
+    labels = np.zeros(num_rows)
+    if meaning.task != "regression":
+        labels = identities(_one_value(table, meaning.label, "label", meaning)).codes
     rng = np.random.default_rng(meaning.seed)
     if ids is not None:
         return client_split(labels, ids, _test_share(meaning), rng)
@@ -376,23 +448,23 @@ def _test_share(meaning: _Meaning) -> float:
 
 def _quantity(table: _Table, name: str, missing: Sequence[str]) -> np.ndarray:
     """Returns the numbers of a column, [rows] float64, with NaN where one is missing."""
-    values = table.columns[name]
-    if values.dtype != object:
-        numbers = values.astype(np.float64)
-        codes = [validate.decimal(code) for code in missing]
-        numbers[np.isin(numbers, codes)] = np.nan
-        may_be_nan = any(code.lower() == "nan" for code in missing)
-        is_wrong = np.isinf(numbers) if may_be_nan else ~np.isfinite(values)
+    column = _named(table, name, "features")
+    values = column.values
+    if not column.is_text:
+        numbers = np.where(coded(column, missing).is_missing, np.nan, values.astype(np.float64))
+        is_wrong = np.isinf(numbers)
+        if not text_files.is_code("", missing):  # a value that is missing without a code was not expected
+            is_wrong |= column.is_missing
         if is_wrong.any():
             row = int(np.argmax(is_wrong))
             codes = json.dumps([*missing, "nan"], ensure_ascii=False)
             hint = f"If NaN stands for a missing value, say so: missing = {codes}."
-            if np.isinf(values[row]):
+            if np.isinf(numbers[row]):
                 hint = "It is not finite: correct it, or drop the row."
-            validate.fail(f"{table.place(row)} {name}", "a finite number", float(values[row]), hint)
+            validate.fail(f"{table.place(row)} {name}", "a finite number", float(numbers[row]), hint)
         return numbers
     texts = values.tolist()
-    if not missing and "_" not in (joined := "".join(texts)) and joined.isascii():
+    if not missing and "_" not in (in_one := "".join(texts)) and in_one.isascii():
         # Digits alone can be read at once; whatever is refused here is read again below, with its place.
         try:
             numbers = values.astype(np.float64)
@@ -405,73 +477,97 @@ def _quantity(table: _Table, name: str, missing: Sequence[str]) -> np.ndarray:
     )
 
 
+def _quantities(table: _Table, names: Sequence[str], missing: Sequence[str]) -> list[np.ndarray]:
+    """Returns the numbers of columns. All columns that are refused are told at once."""
+    columns = []
+    problems = []
+    for name in names:
+        try:
+            columns.append(_quantity(table, name, missing))
+        except validate.InvalidArgument as error:
+            problems.append(error)
+    if len(problems) > 1:
+        found = " ".join(map(str, problems[:MOST_TOLD]))
+        more = f" and {len(problems) - MOST_TOLD:,} more." if len(problems) > MOST_TOLD else ""
+        rule = f"numbers in each of {len(names):,} columns that are no categories"
+        validate.fail("features", rule, f"{len(problems):,} without", f"{found}{more}")
+    for error in problems:
+        raise error
+    return columns
+
+
 def _features(
     table: _Table, names: Sequence[str], is_training: np.ndarray, meaning: _Meaning
 ) -> tuple[np.ndarray, tuple[str, ...], tuple[TableColumn, ...], tuple[str, ...]]:
     """Returns x [rows, ...], what was changed in words, the columns with their preparation, and warnings."""
-    arrays = [name for name in names if table.columns[name].ndim > 1]
+    read = {name: table.columns[name]() for name in names}
+    arrays = [name for name in names if read[name].values.ndim > 1]
     if arrays and len(names) > 1:
         others = [name for name in names if name != arrays[0]]
         hint = f"features = [{arrays[0]!r}] chooses it."
         validate.fail("features", f"no other column beside the arrays of {arrays[0]!r}", others, hint)
     if arrays:
-        x = table.columns[arrays[0]]
+        if read[arrays[0]].is_missing.any():
+            row = int(np.argmax(read[arrays[0]].is_missing))
+            validate.fail(f"{table.place(row)} {arrays[0]}", "an array in which nothing is missing", "a mask")
+        x = read[arrays[0]].values
         notes = (SCALED_BYTES,) if are_bytes({arrays[0]: x}) else ()
         return x, notes, (TableColumn(arrays[0], "feature", "divided by 255" if notes else "as it is"),), ()
     missing = text_files.check_missing(meaning.missing)
     quantity_names = [name for name in names if name not in meaning.categories]
-    columns = {name: _quantity(table, name, missing) for name in quantity_names}
     blocks = []
     notes: tuple[str, ...] = ()
     features: tuple[TableColumn, ...] = ()
     warnings: tuple[str, ...] = ()
-    for name, quantity in columns.items():
-        warnings += identifier_in_words(name, quantity, _remedy(name, False))
     if quantity_names:
-        values = np.stack([columns[name] for name in quantity_names], axis=1)
+        values = np.stack(_quantities(table, quantity_names, missing), axis=1)
+        for name, quantity in zip(quantity_names, values.T, strict=True):
+            warnings += identifier_in_words(name, quantity, _remedy(name, False))
         notes = missing_in_words(quantity_names, values)
         features = quantity_columns(quantity_names, values, is_training, meaning.standardise)
         blocks.append(quantities(values[is_training], meaning.standardise)(values))
     for name in meaning.categories:
-        values = table.columns[name]
-        categories = np.unique(values[is_training])
-        blocks.append(values[:, None] == categories[None])
+        codes = identities(coded(read[name], missing)).codes  # -1 where none is, a category of its own
+        categories = np.unique(codes[is_training])
+        blocks.append(codes[:, None] == categories[None])
         features += (category(name, len(categories)),)
-        warnings += identifier_in_words(name, values.astype(object), _remedy(name, True))
+        warnings += identifier_in_words(name, codes.astype(object), _remedy(name, True))
     return np.concatenate(blocks, axis=1), notes, features, warnings
 
 
 def _labels(table: _Table, meaning: _Meaning) -> tuple[np.ndarray, int, tuple[str, ...] | None]:
     """Returns y [rows], the number of outputs, and the classes' names unless they are 0, ..., C - 1."""
     label = meaning.label
-    values = _named(table, label, "label")
-    if values.ndim != 1:
-        validate.fail("label", "one label in each row", f"shape {values.shape}", "One-hot labels: values.argmax(1).")
+    column = _one_value(table, label, "label", meaning)
+    if column.is_missing.any():
+        where = f"{table.place(int(np.argmax(column.is_missing)))} {label}"
+        validate.fail(where, "a label", "none", "Drop the row: nothing can be learned from it.")
     if meaning.task == "regression":
         return _quantity(table, label, ()), 1, None
-    missing = text_files.check_missing(meaning.missing)
-    if values.dtype == object:
-        is_missing = np.isin(values.astype(str), ["", *missing])
-        numbers = np.array([validate.decimal(text) for text in values])
-    else:
-        is_missing = ~np.isfinite(values)
-        numbers = values.astype(np.float64)
-    if is_missing.any():
-        where = f"{table.place(int(np.argmax(is_missing)))} {label}"
-        validate.fail(where, "a label", "none", "Drop the row: nothing can be learned from it.")
-    if np.isfinite(numbers).all():
-        is_fraction = numbers != np.floor(numbers)
-        if is_fraction.any():
-            row = int(np.argmax(is_fraction))
-            hint = "A measured quantity needs task = 'regression'."
-            validate.fail(f"{table.place(row)} {label}", "a label that is an integer or a text", numbers[row], hint)
-        values = numbers.astype(np.int64)
-    classes, y = np.unique(values, return_inverse=True)
+    hint = "A measured quantity needs task = 'regression'."
+    _check_identities(table, label, column, "a label", hint)
+    known = identities(column)
+    if known.are_measured:
+        validate.fail("label", "labels that are integers or texts", listed(known.names), hint)
+    if column.class_names is not None:
+        return _stated_classes(known, column.class_names, meaning)
+    classes, y = known.names, known.codes
     num_classes = 2 if meaning.task == "binary" else meaning.num_classes
     num_outputs = 1 if meaning.task == "binary" else num_classes or len(classes)
-    if values.dtype != object and 0 <= classes[0] and classes[-1] < (num_classes or len(classes)):
-        return values, num_outputs, None
+    if known.integers is not None and 0 <= known.integers[0] and known.integers[-1] < (num_classes or len(classes)):
+        return np.array(known.integers)[y], num_outputs, None
     if num_classes not in (None, len(classes)):
-        found = f"{len(classes)}: {listed([str(label) for label in classes])}"
+        found = f"{len(classes)}: {listed(classes)}"
         validate.fail("label", f"{num_classes} distinct labels, or 0 to {num_classes - 1}", found)
-    return y, num_outputs, tuple(map(str, classes))
+    return y, num_outputs, classes
+
+
+def _stated_classes(
+    known: Identities, classes: tuple[str, ...], meaning: _Meaning
+) -> tuple[np.ndarray, int, tuple[str, ...]]:
+    """Returns y [rows], the number of outputs and the classes, which the source states, also those without a row."""
+    num_classes = 2 if meaning.task == "binary" else meaning.num_classes
+    if num_classes not in (None, len(classes)):
+        validate.fail("label", f"{num_classes} classes", f"{len(classes)} stated with the column: {listed(classes)}")
+    y = np.array([classes.index(name) for name in known.names])[known.codes]
+    return y, 1 if meaning.task == "binary" else len(classes), classes
