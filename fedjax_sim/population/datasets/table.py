@@ -93,17 +93,20 @@ def from_table(source: Any, *, label: str, test: Any = None, **options: Unpack[T
     Args:
       source: columns by name: a data frame of pandas or polars, a table of Arrow, a split of Hugging Face `datasets`,
         or a dict of arrays. A column holds a number or a text in each row. A sole feature column may hold an array in
-        each row, such as an image; bytes are divided by 255, and other numbers stay as they are.
+        each row, such as an image; bytes are divided by 255, and other numbers stay as they are. Columns that are no
+        feature, label or client are not read, and may hold anything.
       label: name of the label column.
       test: a table like `source` whose rows are the test rows. None splits the rows of `source`.
       client: name of the column of client ids. Each distinct id of `source` is a client, in sorted order of the ids,
-        which are the `client_names`.
+        which are the `client_names`: integers, or texts. Texts are integers if each is the only text of its integer,
+        without leading zeros, as they are in a file; "007" and "7" are two texts.
       partition: assigns training rows to simulated clients instead, such as
         `population.partitioners.dirichlet(num_clients=100, alpha=0.3)`. Exactly one of `client` and `partition` is
         given.
-      task: "classification", "binary" or "regression". Labels of the first two may be texts or integers. Integers
-        0, ..., C - 1 stay as they are. Otherwise class k is the k-th label in sorted order, and `label_names` and
-        `notes` say so.
+      task: "classification", "binary" or "regression". Labels of the first two may be texts or integers, as ids.
+        Integers 0, ..., C - 1 stay as they are. Otherwise class k is the k-th label in sorted order, and `label_names`
+        and `notes` say so. A `ClassLabel` of Hugging Face keeps its classes, their order and names, also those without
+        a row.
       features: names of the feature columns, in the order of x. Empty for all but `label` and `client`.
       categories: names of those feature columns whose values are categories, texts or numbers. Each value that a
         training row has becomes one column, 0 or 1, in sorted order. A value that only test rows have is 0 in all.
@@ -111,9 +114,11 @@ def from_table(source: Any, *, label: str, test: Any = None, **options: Unpack[T
       standardise: whether quantities, which are the features that are no categories, are standardised by mean and
         standard deviation of the pooled training rows. That is a convenience of the simulation: a real federation
         would need a protocol for it.
-      missing: texts that stand for a missing quantity, such as ["?", "-9"], or "nan" for NaN in a column of numbers. A
-        missing quantity is replaced by the median of the training rows, and an indicator column behind all features
-        tells where. A missing category is a value of its own.
+      missing: texts that stand for a missing value in every column, such as ["?", "-9"], where -9 also matches numbers.
+        Missing without a code are None, NaN, NaT, NA of pandas, nulls of Arrow, masks of NumPy, and empty texts. An id
+        or a label must not be missing, and a missing category is a value of its own. A missing quantity is replaced by
+        the median of the training rows, and an indicator column behind all features tells where; those without a code
+        are refused unless "nan" says that they are expected.
       test_fraction: share of the rows that become test rows, of each label unless the task is "regression". With
         `client` it is also the share of each client's rows and of each label of a client, which is rounded up or down
         at random: every row is a test row with this probability. None for 0.25, and where `test` is given, beside which
@@ -129,7 +134,10 @@ def from_table(source: Any, *, label: str, test: Any = None, **options: Unpack[T
     Guarantees: every row is in exactly one of training and test, and with its own id
     (tests/population/datasets/test_table.py::test_rows_keep_their_clients). Statistics and categories are those of
     training rows (::test_statistics_come_from_training_rows). A CSV file, a frame, an Arrow table and a dict of the
-    same columns give the same data (::test_the_same_table_in_many_forms).
+    same columns give the same data (::test_the_same_table_in_many_forms). Every spelling of a missing value is one
+    (tests/population/datasets/test_columns.py::test_missing_is_one_thing), ids and labels keep all of their digits
+    (::test_identities_keep_their_digits), and columns that are not asked for stop nothing
+    (::test_columns_that_nobody_asked_for).
 
     >>> columns = {"who": ["b", "a", "a", "b"], "height": [1.0, 2.0, 3.0, 4.0], "grade": ["low", "low", "top", "top"]}
     >>> data = from_table(columns, client="who", label="grade", task="binary", test=columns)
