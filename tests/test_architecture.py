@@ -20,6 +20,7 @@ FLOORS = (  # a subpackage imports from its own folder and from lower floors; th
     ("text_files",),
     ("tree",),
     ("prng",),
+    ("rounding",),
     ("engine", "population", "models", "network"),
     ("sampling", "client", "transform", "aggregation", "server", "adversary"),
     ("round",),
@@ -36,7 +37,7 @@ FLOORS = (  # a subpackage imports from its own folder and from lower floors; th
 FLOOR = {name: floor for floor, names in enumerate(FLOORS) for name in names}
 PARTS = FLOORS[FLOOR["engine"]] + FLOORS[FLOOR["sampling"]]
 WINGS = {"hierarchy": ("server", "split")}  # of `algorithms`: the wings that a wing may import; others import none
-ROOTS = {"__init__", "__main__", "tree", "prng", "printable", "text_files"}  # modules beside the subpackages
+ROOTS = {"__init__", "__main__", "tree", "prng", "printable", "rounding", "text_files"}  # modules beside the subpackages
 HOST = {"privacy", "theory", "metrics"}  # accounting, closed forms, measures: on types, tree, validate and the design
 BANNED_CALLS = {"eval", "exec", "compile", "__import__"}
 BANNED_IMPORTS = {"pickle", "cPickle", "dill", "cloudpickle", "marshal", "shelve", "joblib"}
@@ -95,7 +96,7 @@ def check_arrows(path: pathlib.Path) -> None:
         if here in HOST:
             design = target[:3] == ("fedjax_sim", "sampling", "design")
             measure = path.name == "evaluation.py" and there == "engine"  # of whole populations, on the device
-            assert there in {"types", "tree", "validate", "prng"} | HOST or design or measure, arrow
+            assert there in {"types", "tree", "validate", "prng", "rounding"} | HOST or design or measure, arrow
         elif there in HOST:
             assert FLOOR[here] > FLOOR["algorithms"], arrow
         else:

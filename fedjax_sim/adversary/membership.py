@@ -7,6 +7,7 @@ advantage that noise allows is `privacy.Claim.advantage`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import jax
@@ -213,8 +214,7 @@ def tpr_at_fpr(members: Array, others: Array, false_positive_rate: ShareBelowOne
     """
     member_scores, other_scores = _checked_scores(members, others)
     sorted_scores = np.sort(other_scores)[::-1]
-    # The small addend is for products such as 0.29 * 100, which are rounded below the whole number.
-    num_false_positives = int(false_positive_rate * other_scores.size + 1e-9)
+    num_false_positives = math.floor(validate.as_written(false_positive_rate) * other_scores.size)
     return float((member_scores > sorted_scores[num_false_positives]).mean())
 
 

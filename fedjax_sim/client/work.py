@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal, NamedTuple, TypedDict
 import jax.numpy as jnp
 
 from fedjax_sim import validate
+from fedjax_sim.rounding import product_of_share
 from fedjax_sim.types import Array, ClientFacts
 from fedjax_sim.validate import Default
 
@@ -82,7 +83,8 @@ class LocalWork(NamedTuple):
         Returns: [] int32 (an int where it is static), at least 1 and at most the whole local work.
 
         Guarantees: a share of the steps, computed in the share's dtype, is rounded up to whole steps, and a number of
-        steps is cut to the whole work (tests/client/test_stragglers.py::test_shares_and_numbers_of_steps).
+        steps is cut to the whole work (tests/client/test_stragglers.py::test_shares_and_numbers_of_steps). k / K of K
+        steps are k steps (tests/laws/test_shares.py::test_a_share_of_steps).
 
         >>> work(num_steps=10).own_steps(jnp.int32(3), jnp.float32(0.25)).tolist()
         3
@@ -93,7 +95,7 @@ class LocalWork(NamedTuple):
         # The dtype tells a number of steps from a share of them.
         if jnp.issubdtype(share.dtype, jnp.integer):
             return jnp.clip(share, 1, steps)
-        return jnp.clip(jnp.ceil(share * jnp.asarray(steps, share.dtype)).astype(jnp.int32), 1, steps)
+        return jnp.clip(jnp.ceil(product_of_share(share, steps)).astype(jnp.int32), 1, steps)
 
 
 class LocalSteps(TypedDict, total=False):

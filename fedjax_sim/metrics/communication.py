@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from fedjax_sim import validate
+from fedjax_sim.rounding import reaches
 from fedjax_sim.validate import Finite
 
 __all__ = ["rounds_to_target"]
@@ -58,12 +59,13 @@ def rounds_to_target(
     is_evaluated = ~np.isnan(values)
     round_numbers = round_numbers[is_evaluated]
     best = np.minimum.accumulate(sign * values[is_evaluated])
-    reached = best <= sign * target
+    # Logged metrics are float32: 5 right answers of 100 may be 0.049999997, and reach 0.05.
+    reached = reaches(-best, -sign * target)
     if not reached.any():
         return math.inf
     first = int(np.argmax(reached))
     if not interpolate or first == 0 or not np.isfinite(best[first - 1 : first + 1]).all():
         return float(round_numbers[first])
     # The first evaluation has no predecessor, and infinite values cannot be interpolated.
-    share = (best[first - 1] - sign * target) / (best[first - 1] - best[first])
+    share = min((best[first - 1] - sign * target) / (best[first - 1] - best[first]), 1.0)
     return float(round_numbers[first - 1] + share * (round_numbers[first] - round_numbers[first - 1]))

@@ -140,7 +140,7 @@ def daily_window(
     [0.25]
     """
     _check_day(num_zones, day_seconds)
-    window_seconds = max(round(share * day_seconds), 1)
+    window_seconds = max(round(validate.as_written(share) * day_seconds), 1)
     zones = source("zone", seed)
 
     def at(ids, seconds):

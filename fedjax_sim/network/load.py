@@ -5,6 +5,7 @@ from __future__ import annotations
 import jax.numpy as jnp
 
 from fedjax_sim import validate
+from fedjax_sim.rounding import product_of_share
 from fedjax_sim.types import Array, Load, Work
 
 __all__ = ["load_of"]
@@ -40,7 +41,7 @@ def load_of(work: Work, num_examples: Array, share: Array | None = None) -> Load
     if share is not None and jnp.issubdtype(share.dtype, jnp.integer):
         steps = jnp.clip(share, 1, steps)
     elif share is not None:
-        steps = jnp.clip(jnp.ceil(share * jnp.asarray(steps, share.dtype)).astype(jnp.int32), 1, steps)
+        steps = jnp.clip(jnp.ceil(product_of_share(share, steps)).astype(jnp.int32), 1, steps)
     # `work.flops` includes one step.
     flops = work.flops + work.step_flops * (jnp.asarray(steps, jnp.float32) - 1)
     if work.rows is not None:

@@ -104,7 +104,7 @@ def audit_one_run(
     order = np.argsort(scores, kind="stable")
     best_bound = (0.0, 0, 0)
     for share in guessed:
-        num_each_side = max(int(share * scores.size) // 2, 1)
+        num_each_side = max(math.floor(validate.as_written(share) * scores.size) // 2, 1)
         correct = int(included[order[-num_each_side:]].sum() + (~included[order[:num_each_side]]).sum())
         # Bonferroni over the numbers of guesses, because the best bound is reported.
         confidence_each = 1 - (1 - confidence) / len(guessed)

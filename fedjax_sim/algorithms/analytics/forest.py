@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedjax_sim.rounding import reaches
 from fedjax_sim.types import Array
 
 __all__ = ["Growth", "node_of", "scores_of"]
@@ -168,7 +169,7 @@ class Growth(NamedTuple):
 
     def _is_enough(self, sums: _Sums) -> Array:
         """Whether a node, or a side of a split, has the least hessian. Noise may leave one below 0."""
-        return (sums.hessian > 0) & (sums.hessian >= self.least_share)
+        return (sums.hessian > 0) & reaches(sums.hessian, self.least_share)
 
     def _divisor(self, sums: _Sums) -> Array:
         """H + lambda; 1 where the sums are not used, because H is not enough."""

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from fedjax_sim import tree, validate
 from fedjax_sim.algorithms.analytics.kmeans import drawn_in_a_box
 from fedjax_sim.algorithms.analytics.statistic import RowOptions, features_of, started, statistic, summaries
+from fedjax_sim.rounding import exceeds
 from fedjax_sim.types import Algorithm, Array, Mean, ParamsKind, PyTree, Sampler, ServerUpdate
 from fedjax_sim.validate import Finite, FromData, Integer, NonNegativeInt, Positive, ShareBelowOne, named_arguments
 
@@ -100,7 +101,7 @@ def gaussian_mixture(
     def maximised(key, aggregate, state):
         counts, sums, squares = (aggregate[name].astype(jnp.float32) for name in ("counts", "sums", "squares"))
         counts = jnp.maximum(counts, 0)
-        moves = (counts > 0) & (counts > least_share * counts.sum())
+        moves = (counts > 0) & exceeds(counts, least_share * counts.sum())
         divisors = jnp.where(moves, counts, 1)[:, None]
         shifts = sums / divisors
         variances = jnp.maximum(squares / divisors - jnp.square(shifts), least_variance)

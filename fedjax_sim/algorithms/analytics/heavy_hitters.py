@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Annotated, NamedTuple, Unpack
 
@@ -18,6 +19,7 @@ from fedjax_sim.algorithms.analytics.statistic import (
     summaries,
 )
 from fedjax_sim.prng import stream
+from fedjax_sim.rounding import reaches
 from fedjax_sim.types import Algorithm, Array, ParamsKind, PyTree, Sampler, ServerUpdate
 from fedjax_sim.validate import FromData, Integer, OpenShare, PositiveInt, named_arguments
 
@@ -70,7 +72,8 @@ def heavy_hitters(
     Raises: ValueError for messages of more than 2^22 numbers, and for symbols whose number is not known.
 
     Guarantees: with all clients and without noise, exactly the symbols with at least the threshold's share of votes are
-    found (tests/algorithms/analytics/test_heavy_hitters.py::test_everybody_together_finds_all_and_no_others). With
+    found (tests/algorithms/analytics/test_heavy_hitters.py::test_everybody_together_finds_all_and_no_others), those
+    with exactly that share too (tests/laws/test_shares.py::test_heavy_hitters_at_the_threshold). With
     random cohorts and noise, a symbol is missed at most at the rate of `theory.heavy_hitter_miss_rate`
     (::test_misses_are_as_rare_as_stated).
 
@@ -169,7 +172,7 @@ class _Tree(NamedTuple):
         # Noise may vote for children of an empty place, and for symbols that do not exist.
         exists = jnp.repeat(state["prefixes"] >= 0, self.num_children)
         exists &= children <= (self.num_symbols - 1) >> self.bits_after(state["level"])
-        best, cells = jax.lax.top_k(jnp.where(exists & (shares >= self.threshold), shares, -1), self.num_places)
+        best, cells = jax.lax.top_k(jnp.where(exists & reaches(shares, self.threshold), shares, -1), self.num_places)
         is_kept = best >= 0
         new = {
             "level": state["level"] + 1,
@@ -191,7 +194,7 @@ class _Tree(NamedTuple):
 def _tree(threshold: float, bits: int, num_prefixes: int | None, num_symbols: int) -> _Tree:
     """Makes the tree for symbols in [0, num_symbols); refuses one whose messages are too long."""
     num_bits = max(1, (num_symbols - 1).bit_length())
-    num_places = int(2 / threshold) if num_prefixes is None else num_prefixes
+    num_places = math.floor(2 / validate.as_written(threshold)) if num_prefixes is None else num_prefixes
     tree = _Tree(threshold, bits, -(-num_bits // bits), min(num_places, num_symbols), num_symbols)
     if tree.num_cells > MOST_CELLS:
         hint = "Take a larger threshold, fewer prefixes, or fewer bits in a round."

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 
 from fedjax_sim import validate
 from fedjax_sim.algorithms.analytics.statistic import RowOptions, features_of, started, statistic, summaries
+from fedjax_sim.rounding import exceeds
 from fedjax_sim.types import Algorithm, Array, Mean, ParamsKind, PyTree, Sampler, ServerUpdate
 from fedjax_sim.validate import Finite, FromData, Integer, NonNegativeInt, ShareBelowOne, named_arguments
 
@@ -87,8 +88,7 @@ def kmeans(
 
     def moved(key, aggregate, state):
         counts = aggregate["counts"].astype(jnp.float32)
-        least_count = least_share * jnp.maximum(counts, 0).sum()
-        moves = (counts > 0) & (counts > least_count)
+        moves = (counts > 0) & exceeds(counts, least_share * jnp.maximum(counts, 0).sum())
         means = aggregate["sums"].astype(jnp.float32) / jnp.where(moves, counts, 1)[:, None]
         return {"centroids": jnp.where(moves[:, None], means, state["centroids"])}
 

@@ -189,7 +189,7 @@ def _units(model: Model, params: PyTree, shares: np.ndarray) -> PyTree:
             hint = "A normalisation would see the zeros of absent units, and other layers do not say what a unit is."
             validate.fail("model", f"one kernel [..., in, out] and biases [out] in layer {layer.name!r}", shapes, hint)
         is_last = layer is layers[-1]
-        counts = [num_outputs if is_last else math.ceil(share * num_outputs) for share in shares]
+        counts = [num_outputs if is_last else math.ceil(validate.as_written(share) * num_outputs) for share in shares]
         inputs = np.ones((len(shares), num_inputs), bool)
         if held is not None:
             inputs = np.tile(held, (1, num_inputs // num_held))

@@ -259,7 +259,7 @@ def stochastic_blocks(
     x = signal * means[labels] + rng.normal(size=(num_nodes, num_features))
     graph = graph_data(x, np.stack([first[is_edge], second[is_edge]], 1))
     order = rng.permutation(num_nodes)
-    count = min(max(1, round(labelled_share * num_nodes)), num_nodes - 1)
+    count = min(max(1, round(validate.as_written(labelled_share) * num_nodes)), num_nodes - 1)
     options = {"num_clients": num_clients, "partition": partition, "seed": seed, "name": "stochastic_blocks"}
     return node_data(graph, labels, np.sort(order[:count]), np.sort(order[count:]), **options)
 

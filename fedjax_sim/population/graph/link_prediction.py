@@ -119,7 +119,7 @@ def _links(
     one_direction = np.flatnonzero(graph.senders < graph.receivers)
     one_direction = one_direction[np.sort(np.unique(forward[one_direction], return_index=True)[1])]
     links = rng.permutation(np.stack([graph.senders[one_direction], graph.receivers[one_direction]], 1))
-    num_test = round(test_share * len(links))
+    num_test = round(validate.as_written(test_share) * len(links))
     if not 0 < num_test < len(links):
         validate.fail("test_share", f"a share that leaves edges of {len(links)} on both sides", test_share)
     test_links = links[:num_test]

@@ -195,7 +195,7 @@ def chosen_clients(size: int, clients: Sequence[int] | None, share: float | None
         validate.fail("share", "either clients or share", {"clients": clients, "share": share}, "Say who is poisoned.")
     if share is not None:
         validate.in_range("share", share, 0, 1)
-        count = round(share * size)
+        count = round(validate.as_written(share) * size)
         if share and not count:
             validate.fail("share", f"0, or one that poisons a client of {size:,}", share, "It is rounded to nobody.")
         # The table of poisoned ids is held in memory, so their number is limited.

@@ -1,0 +1,67 @@
+"""Compares shares, and multiplies them, as if float32 did not round: 3 of 10 reach the share 0.3.
+
+A share of whole numbers, such as 7 / 13, is rounded to float32, and so is a product with it. The results are off by a
+few units of the last place, which decides nothing unless a threshold or a whole number stands right there. What differs
+from it by less than `TOLERANCE` of it counts as equal. On the host, `validate.as_written` gives exact fractions.
+"""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+
+from fedjax_sim.types import Array
+
+__all__ = ["TOLERANCE", "exceeds", "product_of_share", "reaches"]
+
+TOLERANCE = 2.0**-21  # eight times the error of a product of two rounded float32 numbers
+
+
+def reaches(shares: Array, threshold: Array | float) -> Array:
+    """Returns whether float32 shares are at least the threshold, traceable.
+
+    Args:
+      shares: [...] float32, each the rounded quotient of two numbers, or a sum of such.
+      threshold: of any sign.
+
+    Guarantees: a share that equals the threshold as fractions reaches it
+    (tests/laws/test_shares.py::test_a_share_reaches_its_threshold).
+
+    >>> import numpy as np
+    >>> fifth = np.float32(5) * (np.float32(1) / np.float32(25))  # one unit below 0.2
+    >>> bool(fifth >= np.float32(0.2)), bool(reaches(fifth, 0.2)), bool(reaches(fifth, 0.2001))
+    (False, True, False)
+    """
+    return shares >= threshold - abs(threshold) * TOLERANCE
+
+
+def exceeds(shares: Array, threshold: Array | float) -> Array:
+    """Returns whether float32 shares are larger than the threshold, traceable; the arguments are as in `reaches`.
+
+    Guarantees: a share that equals the threshold as fractions does not exceed it
+    (tests/laws/test_shares.py::test_a_share_reaches_its_threshold).
+    """
+    return shares > threshold + abs(threshold) * TOLERANCE
+
+
+def product_of_share(share: Array, number: Array) -> Array:
+    """Returns a share of a number, which is a whole number where it is one as fractions, traceable.
+
+    Args:
+      share: [...] floats in [0, 1].
+      number: [...] integers >= 0.
+
+    Returns: [...] in the share's dtype, to be rounded up or down.
+
+    Guarantees: k / K of K steps are k steps, and shares with two decimals are exact
+    (tests/laws/test_shares.py::test_a_share_of_steps).
+
+    >>> import numpy as np
+    >>> share = np.float32(7) / np.float32(13)
+    >>> float(np.ceil(share * np.float32(13))), float(np.ceil(product_of_share(share, 13)))
+    (8.0, 7.0)
+    """
+    product = share * jnp.asarray(number, jnp.asarray(share).dtype)
+    nearest = jnp.round(product)
+    # Narrower floats, such as bfloat16, have larger units.
+    tolerance = max(TOLERANCE, 4 * float(jnp.finfo(product.dtype).eps))
+    return jnp.where(jnp.abs(product - nearest) <= tolerance * product, nearest, product)
