@@ -37,7 +37,15 @@ FLOORS = (  # a subpackage imports from its own folder and from lower floors; th
 FLOOR = {name: floor for floor, names in enumerate(FLOORS) for name in names}
 PARTS = FLOORS[FLOOR["engine"]] + FLOORS[FLOOR["sampling"]]
 WINGS = {"hierarchy": ("server", "split")}  # of `algorithms`: the wings that a wing may import; others import none
-ROOTS = {"__init__", "__main__", "tree", "prng", "printable", "rounding", "text_files"}  # modules beside the subpackages
+ROOTS = {
+    "__init__",
+    "__main__",
+    "tree",
+    "prng",
+    "printable",
+    "rounding",
+    "text_files",
+}  # modules beside the subpackages
 HOST = {"privacy", "theory", "metrics"}  # accounting, closed forms, measures: on types, tree, validate and the design
 BANNED_CALLS = {"eval", "exec", "compile", "__import__"}
 BANNED_IMPORTS = {"pickle", "cPickle", "dill", "cloudpickle", "marshal", "shelve", "joblib"}

@@ -50,7 +50,7 @@ def _size(value: float | None) -> float:
 
 def _text(value: float | None, sign: str = "") -> str:
     """Returns a number as a text of four digits; "" for none."""
-    return "" if value is None else f"{value:{sign}.4g}"
+    return "" if value is None else f"{value:{sign if value else ''}.4g}"
 
 
 def clients_of_runs(

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from fedjax_sim import population
+from fedjax_sim.population.describe import describe
 
 # The hospital of a row is in its only feature too, so that a client's rows say who it is.
 HOSPITALS = ("Ghent", "Aalst", "Bruges", "Leuven", "Mons")
@@ -48,6 +49,7 @@ def test_names_of_a_table():
     """Catches names in the order of the file, and names of clients without test rows kept for held-out clients."""
     check(data := read_table())
     assert data.client_names == tuple(sorted(HOSPITALS))
+    assert describe(data)["client_names"] == sorted(HOSPITALS)
     test = {name: values[-12:] for name, values in patients().items()}
     check(data := read_table(test=test))
     assert data.held_out_names == ("Leuven", "Mons")

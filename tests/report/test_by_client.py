@@ -7,11 +7,13 @@ import json
 from html import escape
 from types import SimpleNamespace
 
+import jax
 import numpy as np
+import optax
 import pytest
 from typer.testing import CliRunner
 
-from fedjax_sim import metrics, population, types
+from fedjax_sim import algorithms, metrics, population, run, sampling, types
 from fedjax_sim.command.app import app
 from fedjax_sim.metrics.evaluation import QUANTILES
 from fedjax_sim.report.by_client import as_csv, client_rows, from_worst, read_by_client
@@ -226,3 +228,16 @@ def test_runs_are_compared_by_client(done, folder, tmp_path):
     first, second = ({row["name"]: row["local_test_accuracy"] for row in read_by_client(x)} for x in (done, other))
     gaps = {line["client"]: float(line["difference"]) for line in lines if line["run"] == "faster"}
     assert gaps == {name: second[name] - first[name] for name in HOSPITALS}
+
+
+def test_a_run_that_was_resumed_after_its_end(tmp_path):
+    """Catches a history without results, where no round was left to be evaluated after."""
+    clients = population.quadratic_population([1.0] * 4, [0.0, 1.0] * 2)
+    fedavg = algorithms.fedavg(population.quadratic_loss, sampling.full(4), optax.sgd(0.1), num_steps=1)
+    evaluation = metrics.evaluation(population.quadratic_loss, held_out=clients)
+    arguments = (jax.random.key(0), fedavg, {"w": np.ones(1, np.float32)}, clients, 2)
+    _, first = run(*arguments, evaluation=evaluation, directory=tmp_path)
+    _, again = run(*arguments, evaluation=evaluation, directory=tmp_path, resume=True)
+    losses = first.by_client["held_out"]["held_out_loss"]
+    assert again.by_client["held_out"]["held_out_loss"].tolist() == losses.tolist() and len(set(losses.tolist())) == 2
+    np.testing.assert_allclose(losses.mean(), first.summary["held_out_loss"], rtol=1e-6)

@@ -44,7 +44,7 @@ def category(name: str, num_values: int) -> TableColumn:
     return TableColumn(name, "feature", f"one-hot of {num_values:,} categories")
 
 
-def identifier_in_words(name: str, values: np.ndarray, remedy: str) -> tuple[str, ...]:
+def identifier_in_words(name: str, values: np.ndarray, remedy: str, if_repeated: str = "") -> tuple[str, ...]:
     """Returns a warning if a feature looks like an identifier; otherwise none.
 
     A feature looks like one if all of its values are distinct integers or categories, or if it is a quantity of
@@ -54,6 +54,7 @@ def identifier_in_words(name: str, values: np.ndarray, remedy: str) -> tuple[str
       name: of the column.
       values: [rows] float64 of a quantity, with NaN for missing ones; or [rows] of dtype object, categories.
       remedy: what to do about it, a sentence.
+      if_repeated: a further sentence about integers that repeat, which may be numbers of categories.
 
     Guarantees: identifiers are told, and measurements are not
     (tests/population/datasets/test_column_uses.py::test_identifiers_are_told).
@@ -68,6 +69,7 @@ def identifier_in_words(name: str, values: np.ndarray, remedy: str) -> tuple[str
         why = f"{num_distinct:,} distinct {kind} in as many rows"
     elif is_quantity and ENDS_IN_ID.search(name):
         why = f"its name, and {num_distinct:,} distinct integers"
+        remedy = f"{remedy} {if_repeated}".strip()
     else:
         return ()
     return (f"{name} looks like an identifier ({why}) and became a feature: a model learns who is who. {remedy}",)
@@ -76,8 +78,8 @@ def identifier_in_words(name: str, values: np.ndarray, remedy: str) -> tuple[str
 def columns_in_words(columns: Iterable[TableColumn]) -> list[str]:
     """Returns a line for each thing that columns became, with their names; of more than ten the first ones.
 
-    >>> columns_in_words([TableColumn("age", "feature", "standardised"), TableColumn("ill", "label"), TableColumn("note", "not used")])
-    ['feature, standardised: age', 'label: ill', 'not used: note']
+    >>> columns_in_words([TableColumn("age", "feature", "standardised"), TableColumn("ill", "label")])
+    ['feature, standardised: age', 'label: ill']
     """
     names: dict[tuple[str, str], list[str]] = {}
     for column in columns:

@@ -43,6 +43,7 @@ __all__ = ["TableOptions", "from_table", "table"]
 
 TEST_FRACTION = 0.25  # where neither a share nor a table of test rows is given
 MOST_TOLD = 10  # columns whose errors are told at once
+WITHOUT_IT = 'Choose the features without it: features = ["...", "..."].'
 WORDS_HINT = "A column of words is a category: name it in categories, or choose the columns with features."
 
 
@@ -326,14 +327,6 @@ def _columns(table: _Table, features: tuple[TableColumn, ...], meaning: _Meaning
     return known + tuple(TableColumn(name, "not used") for name in table.columns if name not in names)
 
 
-def _remedy(name: str, is_category: bool) -> str:
-    """Returns what to do about a feature that looks like an identifier."""
-    remedy = 'Choose the features without it: features = ["...", "..."].'
-    if is_category:
-        return remedy
-    return f"{remedy} If it tells categories apart: categories = [{json.dumps(name, ensure_ascii=False)}]."
-
-
 def _stored(rows: dict[str, np.ndarray], partition: Partition) -> Population:
     return stored({leaf: values[partition.indices] for leaf, values in rows.items()}, partition.offsets)
 
@@ -530,7 +523,8 @@ def _features(
     if quantity_names:
         values = np.stack(_quantities(table, quantity_names, missing), axis=1)
         for name, quantity in zip(quantity_names, values.T, strict=True):
-            warnings += identifier_in_words(name, quantity, _remedy(name, False))
+            as_category = f"If it numbers categories: categories = [{json.dumps(name, ensure_ascii=False)}]."
+            warnings += identifier_in_words(name, quantity, WITHOUT_IT, as_category)
         notes = missing_in_words(quantity_names, values)
         features = quantity_columns(quantity_names, values, is_training, meaning.standardise)
         blocks.append(quantities(values[is_training], meaning.standardise)(values))
@@ -539,7 +533,7 @@ def _features(
         categories = np.unique(codes[is_training])
         blocks.append(codes[:, None] == categories[None])
         features += (category(name, len(categories)),)
-        warnings += identifier_in_words(name, codes.astype(object), _remedy(name, True))
+        warnings += identifier_in_words(name, codes.astype(object), WITHOUT_IT)
     return np.concatenate(blocks, axis=1), notes, features, warnings
 
 

@@ -36,7 +36,9 @@ def test_columns_of_a_table():
     ]
     assert data.input_shape == (3 + 1 + 3,)
     assert [warning.split(" ")[0] for warning in data.warnings] == ["patient_id"]
-    assert 'categories = ["patient_id"]' in data.warnings[0]
+    assert data.warnings[0].endswith('features = ["...", "..."].')
+    repeated = population.from_table(COLUMNS | {"patient_id": [7, 8] * 12}, **options)
+    assert repeated.warnings[0].endswith('If it numbers categories: categories = ["patient_id"].')
     chosen = population.from_table(COLUMNS, **options | {"features": ["city", "age"], "standardise": False})
     assert columns_in_words(chosen.table_columns) == [
         "feature, as it is: age",
