@@ -174,6 +174,7 @@ def from_csv(
     """
     edges: list[tuple[int, int]] = []
     values: list[str] = []  # after the second one in a row, of the first row that has any
+    written: dict[int, str] = {}  # node -> its text in the file
     rows = text_files.table_rows("file", file, delimiter=delimiter, comments=("#", "%"), spaces=True)
     for row_index, (line_number, row) in enumerate(rows):
         pair = row[:2]
@@ -189,6 +190,10 @@ def from_csv(
             what = "Edges have no weights here; a mixing matrix makes its own."
             rule = "two nodes a row, and no values beside them that differ from row to row"
             validate.fail("file", rule, row, f"{hint} {what} To leave the values out: drop_values = true.")
+        for text in pair if renumber else ():
+            if written.setdefault(int(text), text) != text:
+                what = "Are they two nodes? Write each in one way."
+                validate.fail("file", f"one way to write node {written[int(text)]}", text, f"{hint} {what}")
         sender = int(pair[0])
         receiver = int(pair[1])
         if drop_self_loops and sender == receiver:

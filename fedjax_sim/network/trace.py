@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_sim import validate
+from fedjax_sim import text_files, validate
 from fedjax_sim.network.csv_file import SECONDS, Table, columns, factor, numbers
 from fedjax_sim.types import Availability, FilePath
 from fedjax_sim.validate import PositiveInt
@@ -67,6 +67,9 @@ def trace(
     way_out = "Take fewer of the file's clients: max_clients."
     table = columns(path, column_names, delimiter=delimiter, first={"client": max_clients}, way_out=way_out)
     texts = table.texts
+    for row, id in zip(table.rows, texts["client"], strict=True):
+        if text_files.says_missing(id):
+            validate.fail("client", f"a client id in row {row}", id, "Drop the row, or give it an id.")
     times = _seconds_of_dates(table, origin) if unit == DATE else _seconds(table, unit, origin)
     # Rounded to microseconds first, so that times in ms or us do not end up one second later.
     begins, ends = (np.ceil(np.round(time, 6)) for time in times)

@@ -126,6 +126,8 @@ def check_examples(where: str, examples: dict[str, np.ndarray], task: str, num_o
 def _rows(where: str, values: Any) -> np.ndarray:
     """Returns `values` as an array of numbers with one row per example."""
     rule = "numbers in rows of equal length"
+    if np.ma.is_masked(values):
+        validate.fail(where, "numbers, none of them missing", "a mask", "Impute or drop the rows before loading.")
     try:
         rows = np.asarray(values)
     except ValueError:

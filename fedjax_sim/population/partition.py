@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from fedjax_sim import validate
+from fedjax_sim.population.datasets.columns import NotUnderstood, read_column
 from fedjax_sim.validate import Integer, NonNegative, NonNegativeInt, Number, PositiveInt
 
 __all__ = [
@@ -57,6 +58,8 @@ def generator(name: str, seed: Annotated[int, Integer(0, 9223372036854775807)]) 
 
 def _labels(labels) -> tuple[np.ndarray, int]:
     """Returns the labels renumbered to 0, ..., K - 1, and K."""
+    if np.ma.is_masked(labels):
+        validate.fail("labels", "a class for each example", "masked ones", "Drop these rows.")
     labels = np.asarray(labels)
     if labels.ndim != 1 or labels.dtype.kind not in "biu" or not len(labels):
         shown = f"{labels.dtype.name}{list(labels.shape)}"
@@ -357,16 +360,31 @@ def quantity_lognormal(
     return _by_weight(rng, np.exp(logs - logs.max()), num_examples, min_examples)
 
 
+def _plain(groups: ArrayLike) -> np.ndarray:
+    """Returns ids as an array, and refuses those that are missing."""
+    if isinstance(groups, np.ndarray) and not isinstance(groups, np.ma.MaskedArray) and groups.dtype.kind in "biuSU":
+        return groups
+    try:
+        column = read_column(groups)
+    except (NotUnderstood, TypeError):
+        return np.asarray(groups)  # of another dtype
+    if column.is_missing.any():
+        row = int(np.argmax(column.is_missing))
+        validate.fail(f"groups[{row}]", "an id", "none", "Drop the row, or give it an id.")
+    return column.values.astype(str) if column.is_text else column.values
+
+
 def by_group(groups: ArrayLike) -> Partition:
     """Each distinct id (writer, hospital, user) is one client, in sorted order of the ids: the natural partition.
 
     Args:
-      groups: [examples] integers or strings, the id to which each example belongs.
+      groups: [examples] integers or strings, the id to which each example belongs, in an array, a list or a column of
+        a frame. None may be missing.
 
     >>> by_group(["b", "a", "b"]).indices.tolist()
     [1, 0, 2]
     """
-    groups = np.asarray(groups)
+    groups = _plain(groups)
     if groups.ndim != 1 or not len(groups) or groups.dtype.kind not in "biuSU":
         shown = f"{groups.dtype.name}{list(groups.shape)}"
         validate.fail("groups", "a 1-D array of integers or strings, one per example", shown)

@@ -88,6 +88,14 @@ def test_a_csv_of_edges(tmp_path):
     assert network.from_csv(3, file).num_edges == 2
 
 
+def test_two_texts_of_a_number_are_no_node(tmp_path):
+    """Catches nodes 007 and 7 that become one."""
+    file = tmp_path / "edges.csv"
+    file.write_text("7,8\n007,9\n")
+    with pytest.raises(ValueError, match=r"file: expected one way to write node 7, got '007'. Line 2"):
+        network.from_csv(3, str(file), renumber=True)
+
+
 def test_weights_are_not_dropped_in_silence(tmp_path):
     """Catches a graph of equal edges from a file in which their weights differ."""
     file = tmp_path / "edges.csv"

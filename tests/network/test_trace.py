@@ -35,6 +35,13 @@ def listed(client, second, period):
     return any(start <= second % period < end for start, end in INTERVALS[client % 4])
 
 
+def test_intervals_of_nobody(tmp_path):
+    """Catches a client whose id is missing, and who is one client in all such rows."""
+    path = written(tmp_path, FILE.replace("a,25", ",25"))
+    with pytest.raises(ValueError, match="client: expected a client id in row 5, got ''"):
+        network.trace(path, client="client", start="start", end="end")
+
+
 @pytest.mark.parametrize("period", [None, 30, 47])
 def test_every_second(tmp_path, period):
     """Every second of three periods, for clients who share the file's. Catches ends that count, gaps, other owners."""

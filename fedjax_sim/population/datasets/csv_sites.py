@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import pathlib
+import re
 from collections.abc import Sequence
 from typing import Annotated, Literal
 
@@ -160,10 +161,10 @@ def csv_sites(
       delimiter: the text between values: one character, "space", or "auto". "auto" takes comma, semicolon or tab,
         whichever is in the header.
       comment: lines that begin with this text are skipped. None skips no line.
-      missing: texts that stand for a missing feature, such as ["?", "-9"]. A number matches however it is written, so
-        "-9" also matches "-9.0". A missing feature is replaced by the median of the pooled training rows (0 if all are
-        missing). Each column with missing values among these rows also gets an indicator column behind all features,
-        which is 1 where the value is missing and 0 elsewhere.
+      missing: texts that stand for a missing value, such as ["?", "-9"]. A number matches however it is written, so
+        "-9" also matches "-9.0", and "" matches "nan" too. A label must not be missing. A missing feature is replaced
+        by the median of the pooled training rows (0 if all are missing). Each column with missing values among these
+        rows also gets an indicator column behind all features, which is 1 where the value is missing and 0 elsewhere.
       test_fraction: share of each site's rows that is its test part. Unless the task is "regression", it is a share of
         the rows of each label. Shares are rounded up or down at random: every row is a test row with this probability.
       seed: of the split.
@@ -181,7 +182,8 @@ def csv_sites(
     folder = existing("directory", directory)
     if not (comment is None or (isinstance(comment, str) and comment.strip())):
         validate.fail("comment", "the text with which lines of comments begin, or none", comment)
-    header, tables = _sites(folder, label, delimiter, comment, text_files.check_missing(missing))
+    codes = text_files.check_missing(missing)
+    header, tables = _sites(folder, label, delimiter, comment, codes, task != "regression")
     label_column = header.index(label)
     rng = np.random.default_rng(seed)
     labels = [np.zeros(len(table)) if task == "regression" else table[:, label_column] for table in tables.values()]
@@ -225,9 +227,9 @@ def _site_splits(
 
 
 def _sites(
-    folder: pathlib.Path, label: str, delimiter: str, comment: str | None, missing: Sequence[str]
+    folder: pathlib.Path, label: str, delimiter: str, comment: str | None, missing: Sequence[str], are_classes: bool
 ) -> tuple[list[str], dict[str, np.ndarray]]:
-    """Reads all sites.
+    """Reads all sites. `are_classes` says whether labels are numbers of classes.
 
     Returns: the header, and site -> its table [n, columns] float64, with NaN for missing features.
     """
@@ -252,11 +254,17 @@ def _sites(
         for line, cells in rows[1:]:
             if len(cells) != len(header):
                 validate.fail(f"{path.name}:{line}", f"{len(header)} columns", len(cells))
-        codes = [() if column == label else missing for column in header]  # a label must not be missing
-        tables[path.stem] = np.array(
+        values = np.array(
             [
-                [text_files.number(f"{path.name}:{line}", *cell, hint) for cell in zip(cells, codes, strict=True)]
+                [text_files.number(f"{path.name}:{line}", cell, missing, hint) for cell in cells]
                 for line, cells in rows[1:]
             ]
         )
+        for (line, cells), target in zip(rows[1:], values[:, header.index(label)], strict=True):
+            place = f"{path.name}:{line} {label}"
+            if np.isnan(target):
+                validate.fail(place, "a label", "none", "Drop the row: nothing can be learned from it.")
+            if are_classes and re.match(r"[+-]?0[0-9]", text := cells[header.index(label)]):
+                validate.fail(place, "a number of a class, without leading zeros", text, hint)
+        tables[path.stem] = values
     return header, tables

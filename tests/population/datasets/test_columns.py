@@ -240,6 +240,28 @@ def test_columns_that_nobody_asked_for():
             population.from_table(table | STRANGE, **options | {role: "dict", "features": ["x"]})
 
 
+def test_missing_ids_and_rows_elsewhere(tmp_path):
+    """Catches a client "nan" of a list, masked rows that are numbers, and a missing target that is trained on."""
+    for absent in (None, float("nan"), pandas.NA, ""):
+        with pytest.raises(ValueError, match=r"groups\[1\]: expected an id"):
+            population.by_group(["a", absent, "b"])
+    with pytest.raises(ValueError, match=r"groups\[1\]: expected an id"):
+        population.by_group(np.ma.array([1, 2, 3], mask=[0, 1, 0]))
+    assert population.by_group([2**70, 5, 2**70]).sizes.tolist() == [2, 1]
+    assert population.by_group(pandas.Series(["b", "a", "b"], dtype="category")).sizes.tolist() == [1, 2]
+    masked = np.ma.array(np.ones((2, 1)), mask=[[0], [1]])
+    site = {"x": masked, "y": [0, 1]}
+    with pytest.raises(ValueError, match=r"train\['a'\].x: expected numbers, none of them missing"):
+        population.from_sites({"a": site}, {"a": site}, task="binary", num_outputs=1, name="masked")
+    for label, task, words in (
+        ("-9", "regression", "a.csv:3 y: expected a label, got 'none'"),
+        ("007", "classification", "a.csv:3 y: expected a number of a class, without leading zeros, got '007'"),
+    ):
+        (tmp_path / "a.csv").write_text(f"x,y\n1,2\n2,{label}\n3,1\n4,1\n")
+        with pytest.raises(ValueError, match=words):
+            population.csv_sites(directory=tmp_path, label="y", task=task, missing=["-9"])
+
+
 def test_all_columns_of_words_are_told():
     table = {"u": ["a", "b"] * 12, "x": ["?"] * ROWS, "town": ["Ghent"] * ROWS, "y": [0, 1] * 12}
     with pytest.raises(ValueError, match=r"2 without.*row 0 x: expected a finite.*row 0 town: .*'Ghent'.*categories"):

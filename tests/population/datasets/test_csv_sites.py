@@ -176,9 +176,10 @@ def test_missing_features(tmp_path):
         csv_sites(directory=str(tmp_path), label="sick", comment="")
     with pytest.raises(TypeError, match="missing: expected a list of texts, got 'x'"):
         csv_sites(directory=str(tmp_path), label="sick", missing="x")
-    (tmp_path / "c.csv").write_text("age;sick;dose;row\n1;-9;2;3\n2;?;2;3\n")
-    with pytest.raises(ValueError, match=r"c.csv:3: expected a finite number, got '\?'"):
-        csv_sites(directory=str(tmp_path), label="sick", missing=["?", "-9"], task="regression")
+    for code in ("-9", "?"):  # no label either
+        (tmp_path / "c.csv").write_text(f"age;sick;dose;row\n1;4;2;3\n2;{code};2;3\n")
+        with pytest.raises(ValueError, match=r"c.csv:3 sick: expected a label, got 'none'"):
+            csv_sites(directory=str(tmp_path), label="sick", missing=["?", "-9"], task="regression")
 
 
 @pytest.mark.parametrize(
