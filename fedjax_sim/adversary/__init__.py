@@ -39,7 +39,13 @@ from fedjax_sim.adversary.membership import (
 )
 from fedjax_sim.adversary.omniscient import adaptive, fang, mimic, min_max, min_sum
 from fedjax_sim.adversary.shadow_clients import property_share
-from fedjax_sim.adversary.shadow_models import confidence_logit, likelihood_ratio_score, shadow_memberships
+from fedjax_sim.adversary.shadow_models import (
+    confidence_logit,
+    confidence_logit_of_losses,
+    likelihood_ratio_score,
+    offline_likelihood_score,
+    shadow_memberships,
+)
 from fedjax_sim.adversary.smashed import inversion_error, invert_smashed, labels_by_direction, labels_of_logits
 from fedjax_sim.adversary.who import clients, number_of_attackers, poisoned, share_of_clients
 
@@ -59,6 +65,7 @@ __all__ = [
     "calibrated_score",
     "clients",
     "confidence_logit",
+    "confidence_logit_of_losses",
     "corrupted",
     "cosine_distance",
     "each_message",
@@ -87,6 +94,7 @@ __all__ = [
     "min_sum",
     "model_replacement",
     "number_of_attackers",
+    "offline_likelihood_score",
     "poisoned",
     "property_score",
     "property_share",

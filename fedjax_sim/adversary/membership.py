@@ -82,6 +82,9 @@ def alignment_score(view: View, loss_fn: Callable, candidates: PyTree, learning_
 def loss_threshold_score(params: PyTree, loss_fn: Callable, candidates: PyTree) -> Array:
     """Scores candidates by minus their loss at a released model, which is high for members if the model overfits.
 
+    Candidates that the model fits well tie: a float32 cross-entropy is 0 above a logit of 16. `confidence_logit` of the
+    model's outputs orders candidates of two classes in the same way, and tells these apart.
+
     Args:
       params: the released model.
       loss_fn: as in `alignment_score`.
@@ -114,7 +117,8 @@ def calibrated_score(scores: Array) -> np.ndarray:
     Guarantees: the leave-one-out mean and deviation; a higher AUC if candidates differ in scale
     (tests/adversary/test_membership.py::test_calibration).
 
-    References: Carlini et al. 2022 (LiRA), section 5, its offline form.
+    References: Carlini et al. 2022 (LiRA), section 5, whose shadow models take the place of other messages
+    (`likelihood_ratio_score`, `offline_likelihood_score`).
 
     >>> import jax.numpy as jnp
     >>> round(float(calibrated_score(jnp.array([[3.0], [0.0], [2.0]]))[0, 0]), 4)

@@ -72,10 +72,10 @@ def heavy_hitters(
     Raises: ValueError for messages of more than 2^22 numbers, and for symbols whose number is not known.
 
     Guarantees: with all clients and without noise, exactly the symbols with at least the threshold's share of votes are
-    found (tests/algorithms/analytics/test_heavy_hitters.py::test_everybody_together_finds_all_and_no_others), those
-    with exactly that share too (tests/laws/test_shares.py::test_heavy_hitters_at_the_threshold). With
+    found (tests/algorithms/analytics/test_heavy_hitters.py::test_everybody_together_finds_all_and_no_others). With
     random cohorts and noise, a symbol is missed at most at the rate of `theory.heavy_hitter_miss_rate`
-    (::test_misses_are_as_rare_as_stated).
+    (::test_misses_are_as_rare_as_stated). A symbol with exactly the threshold's share is found
+    (tests/laws/test_shares.py::test_heavy_hitters_at_the_threshold).
 
     References: Zhu, Kairouz, McMahan, Sun and Li 2020 (TrieHH; its votes are thresholded as here, without noise);
     Bassily, Nissim, Stemmer and Thakurta 2017 (section 3, TreeHist).
