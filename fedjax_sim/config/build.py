@@ -159,6 +159,8 @@ class Builder(Maker):
         self.stop()
         plan = stated_plan or fitted_plan
         algorithm = algorithm_under_plan(plan, mesh)
+        self.check_preparation(algorithm, population)
+        self.stop()
         root = jax.random.key(self.tables["seed"])
         params = init_params(stream(root, "init"))
         self.problems += problems_of_experiment(self.tables["run"], algorithm, params)
@@ -174,6 +176,19 @@ class Builder(Maker):
         evaluate = self.judge(self.evaluation(loss_fn, data, algorithm), algorithm, params, population)
         self.stop()
         return Experiment(stream(root, "rounds"), algorithm, params, data, loss_fn, evaluate, plan, self.frozen)
+
+    def check_preparation(self, algorithm: Algorithm, population: Any) -> None:
+        """Refuses inputs that depend on other clients' rows if a part adds noise, whatever the config is built for.
+
+        Guarantees: no command states an epsilon for such inputs
+        (tests/privacy/test_preparation.py::test_every_command_refuses).
+        """
+        if algorithm.parts is None or not noisy_parts(algorithm.parts):
+            return
+        # Imported here, since few configs have noise.
+        from fedjax_sim.privacy.reading import preparation_of
+
+        self.attempt("data", self.parts["data"].options, partial(preparation_of, population))
 
     def data(self) -> FederatedData | None:
         """Makes the data set inside its wrappers.

@@ -10,7 +10,7 @@ from typing import Any
 from fedjax_sim.config import registry
 from fedjax_sim.config.document import Config, ConfigError
 from fedjax_sim.config.lazy_parts import joined
-from fedjax_sim.config.signatures import Part
+from fedjax_sim.config.signatures import Named, Part
 from fedjax_sim.transform import chain
 from fedjax_sim.types import Devices
 from fedjax_sim.validate import InvalidArgument
@@ -152,7 +152,7 @@ class Maker:
         options = {key: value for key, value in options.items() if key in known_options}
         num_problems_before = len(self.problems)
         for key, value in options.items():
-            if isinstance(value, dict):
+            if isinstance(value, dict) and isinstance(known_options[key].kind, Named):
                 option_path = f"{path}.{key}"
                 given_inside = given.get("inside", given)
                 if table := registry.chained(known_options[key].kind, value):

@@ -157,9 +157,10 @@ def _of_part(place: str, part: Part, options: Mapping[str, Any], inside: bool = 
     for key, value in options.items():
         if key not in known_options:
             continue
-        if isinstance(value, dict) and (table := registry.chained(known_options[key].kind, value)):
+        is_part = isinstance(value, dict) and isinstance(known_options[key].kind, registry.Named)
+        if is_part and (table := registry.chained(known_options[key].kind, value)):
             yield from _members(table, f"{place}.{key}", value)
-        elif isinstance(value, dict):
+        elif is_part:
             inner_part = registry.named(known_options[key].kind)[value["name"]]
             yield from _of_part(f"{place}.{key}", inner_part, value, True)
         elif registry.is_path(known_options[key]) and value is not None:

@@ -16,7 +16,7 @@ from types import NoneType
 from typing import Any, Literal, NamedTuple
 
 from fedjax_sim.config.lazy_parts import Read
-from fedjax_sim.config.value_kinds import FILE, FOLDER, integer_kind, number_kind
+from fedjax_sim.config.value_kinds import COLUMN_FILLS, COLUMN_VALUES, FILE, FOLDER, SCALE, integer_kind, number_kind
 
 __all__ = [
     "INSIDE",
@@ -70,6 +70,7 @@ INSIDE = {
 NOUNS = {noun: where for where, noun in TABLES.values()}
 # Annotation -> the kind of its values.
 NAMES = {"bool": bool, "float": float, "int": int, "str": str, "FilePath": FILE, "FolderPath": FOLDER}
+NAMES |= {"Scale": SCALE, "ColumnFills": COLUMN_FILLS, "ColumnValues": COLUMN_VALUES}
 
 
 class Named(NamedTuple):

@@ -15,8 +15,11 @@ from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from fedjax_sim.printable import printable_line
 
 __all__ = [
+    "COLUMN_FILLS",
+    "COLUMN_VALUES",
     "FILE",
     "FOLDER",
+    "SCALE",
     "Words",
     "converted_to_kind",
     "integer_kind",
@@ -50,6 +53,12 @@ class Words(str):
 
 FILE = Annotated[str, Field(description="the path of a file")]
 FOLDER = Annotated[str, Field(description="the path of a folder")]
+# Tables of constants. What else they must obey is checked by the part that takes them.
+SCALE = Annotated[dict[str, list[float]], Field(description="a table {mean = [...], deviation = [...]}")]
+COLUMN_FILLS = Annotated[dict[str, float], Field(description="a table with a number for each column")]
+COLUMN_VALUES = Annotated[
+    dict[str, list[str | int | float]], Field(description="a table with a list of values for each column")
+]
 LARGEST = 2.0**128 - 2.0**104  # the largest float32
 
 

@@ -67,6 +67,7 @@ from fedjax_sim.population.population import (
     stored,
 )
 from fedjax_sim.population.private_labels import PrivateLabels, with_private_labels
+from fedjax_sim.population.public_preparation import with_public_preparation
 from fedjax_sim.population.server_rows import with_server_rows
 from fedjax_sim.population.store import read_store, write_store
 from fedjax_sim.population.vertical.private_set_intersection import (
@@ -179,6 +180,7 @@ __all__ = [
     "with_parties",
     "with_permuted_labels",
     "with_private_labels",
+    "with_public_preparation",
     "with_rotated_images",
     "with_server_rows",
     "without_clients",

@@ -14,7 +14,7 @@ import numpy as np
 
 from fedjax_sim import validate
 from fedjax_sim.population.population import stored
-from fedjax_sim.types import Population, PyTree
+from fedjax_sim.types import Learned, Population, PyTree, learned_from
 
 __all__ = ["FederatedData", "TableColumn", "from_sites"]
 
@@ -67,6 +67,18 @@ class FederatedData(NamedTuple):
     held_out_names: tuple[str, ...] | None = None  # of the clients of `held_out`, by id
     table_columns: tuple[TableColumn, ...] = ()  # what became of the columns of the files
     warnings: tuple[str, ...] = ()  # what in the files looks wrong, as text for reports
+
+    @property
+    def learned(self) -> tuple[Learned, ...] | None:
+        """What prepared the clients' inputs and was learnt from the rows of several of them; None = not known.
+
+        It is the record of the population `train`, so that it stays with the clients whatever wraps them.
+
+        >>> from fedjax_sim import population
+        >>> population.digits(num_clients=5).learned, [record.what for record in population.breast_cancer().learned]
+        ((), ['mean and standard deviation'])
+        """
+        return learned_from(self.train)
 
     def __repr__(self) -> str:
         """Returns a line without the arrays.
@@ -237,6 +249,7 @@ def from_sites(
     label_names: tuple[str, ...] | None = None,
     vocabulary: tuple[str, ...] | None = None,
     scale_bytes: bool = True,
+    learned: tuple[Learned, ...] | None = None,
 ) -> FederatedData:
     """Builds federated data from one dict of examples per client.
 
@@ -248,6 +261,8 @@ def from_sites(
       task, num_outputs, name, label_names, vocabulary: see `FederatedData`.
       scale_bytes: whether features of dtype uint8, such as images, become x / 255 in float32. `notes` then says so.
         False keeps the values 0 to 255. Tokens are never scaled.
+      learned: what prepared the examples and was learnt from several clients' rows. () states that nothing was. None
+        states nothing, which privacy statements then say.
 
     Raises: ValueError or TypeError, which names client, leaf and row. Rows are refused for features that are not
       finite, labels out of range, and lengths or shapes that differ. Clients are refused for leaves other than x and y,
@@ -297,7 +312,7 @@ def from_sites(
     train_parts = list(checked[0].values())
     tested = {id: part for id, part in checked[1].items() if len(part["y"])}
     test_parts = list(tested.values())
-    population = stored(concatenate(train_parts), offsets_of(train_parts))
+    population = stored(concatenate(train_parts), offsets_of(train_parts), learned=learned)
     central_test = concatenate(test_parts)
     held_out = stored(central_test, offsets_of(test_parts))
     notes = (SCALED_BYTES,) if scale else ()

@@ -17,7 +17,7 @@ import numpy as np
 from fedjax_sim import validate
 from fedjax_sim.population.arrays import capacities
 from fedjax_sim.population.store import Opened, open_store
-from fedjax_sim.types import Array, CheapReads, ClientData
+from fedjax_sim.types import Array, CheapReads, ClientData, Learned
 
 __all__ = ["Host", "host_store"]
 
@@ -118,6 +118,7 @@ class Host(CheapReads):
     source: _Source = dataclasses.field(metadata=static)
     max_examples: int = dataclasses.field(metadata=static)  # rows of the largest client
     capacities: tuple[int, ...] = dataclasses.field(metadata=static)  # see `arrays.capacities`
+    learned: tuple[Learned, ...] | None = dataclasses.field(default=None, metadata=static)  # None = not known
 
     @property
     def size(self) -> int:

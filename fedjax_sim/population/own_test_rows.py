@@ -13,7 +13,7 @@ from fedjax_sim.population.private_labels import has_private_labels
 from fedjax_sim.population.protocol import count_of, sizes_of
 from fedjax_sim.population.splits import ratio_of, rounded_at_random
 from fedjax_sim.prng import client_key, stream
-from fedjax_sim.types import Array, CheapReads, ClientData, Population
+from fedjax_sim.types import Array, CheapReads, ClientData, Learned, Population, learned_from
 from fedjax_sim.validate import NonNegativeInt, OpenShare
 
 __all__ = ["with_local_test"]
@@ -47,6 +47,11 @@ class _Part(CheapReads):
     def sizes(self) -> Array:
         ids = jnp.arange(self.size, dtype=jnp.int32)
         return jax.vmap(self._own)(ids, jnp.asarray(sizes_of(self.inner), jnp.int32))
+
+    @property
+    def learned(self) -> tuple[Learned, ...] | None:
+        """What was learnt from several clients' rows to prepare the inner population's inputs, see `types.Learned`."""
+        return learned_from(self.inner)
 
     def announce(self, ids: Array) -> Array:
         return self.inner.announce(ids) if isinstance(self.inner, CheapReads) else ids

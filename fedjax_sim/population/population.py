@@ -20,7 +20,7 @@ from numpy.typing import ArrayLike
 from fedjax_sim import tree, validate
 from fedjax_sim.population.arrays import capacities, checked_examples, checked_offsets
 from fedjax_sim.population.protocol import check_client, check_population, counted, num_rows, sizes_of, visitable
-from fedjax_sim.types import Array, CheapReads, ClientData, Population, PyTree
+from fedjax_sim.types import Array, CheapReads, ClientData, Learned, Population, PyTree
 from fedjax_sim.validate import PositiveInt
 
 if TYPE_CHECKING:
@@ -68,6 +68,7 @@ class Stored(CheapReads):
     max_examples: int = dataclasses.field(metadata=static)  # rows of the largest client
     size: int = dataclasses.field(metadata=static)  # N, the number of clients
     capacities: tuple[int, ...] = dataclasses.field(default=(), metadata=static)  # see `arrays.capacities`
+    learned: tuple[Learned, ...] | None = dataclasses.field(default=None, metadata=static)  # None = not known
 
     @property
     def sizes(self) -> Array:
@@ -100,6 +101,7 @@ class Indexed(CheapReads):
     max_examples: int = dataclasses.field(metadata=static)  # rows of the largest client
     size: int = dataclasses.field(metadata=static)  # N, the number of clients
     capacities: tuple[int, ...] = dataclasses.field(default=(), metadata=static)  # see `arrays.capacities`
+    learned: tuple[Learned, ...] | None = dataclasses.field(default=None, metadata=static)  # None = not known
 
     @property
     def sizes(self) -> Array:
@@ -128,6 +130,7 @@ class Generated(CheapReads):
     size: int = dataclasses.field(metadata=static)  # N, the number of clients
     generate: Callable[[PyTree, Array], ClientData] = dataclasses.field(metadata=static)  # (parameters, id) -> data
     parameters: PyTree = ()  # arrays that `generate` reads
+    learned: tuple[Learned, ...] | None = dataclasses.field(default=None, metadata=static)  # None = not known
 
     @property
     def max_examples(self) -> int:
@@ -162,12 +165,14 @@ def _static_fields(offsets: np.ndarray) -> dict[str, Any]:
     return {"max_examples": largest, "size": len(sizes), "capacities": capacities(sizes)}
 
 
-def stored(examples: PyTree, offsets: ArrayLike) -> Stored:
+def stored(examples: PyTree, offsets: ArrayLike, *, learned: tuple[Learned, ...] | None = None) -> Stored:
     """Builds a population of clients of unequal size from flat arrays, which are copied.
 
     Args:
       examples: pytree of arrays [total, ...], finite. Integers and uint8 images keep their dtype.
       offsets: [N + 1] integers. Client i owns rows offsets[i] to offsets[i + 1]. Empty clients are allowed.
+      learned: what prepared the examples and was learnt from several clients' rows. () states that nothing was. None
+        states nothing, which privacy statements then say.
     Raises: ValueError or TypeError for lengths that differ, offsets that fall, NaN, or no example at all.
     Guarantees: later writes to the caller's arrays change nothing
     (tests/population/test_population.py::test_stored_copies_what_it_is_given).
@@ -180,15 +185,16 @@ def stored(examples: PyTree, offsets: ArrayLike) -> Stored:
     examples, total = checked_examples("examples", examples)
     offsets = checked_offsets("offsets", offsets, total)
     static_fields = _static_fields(offsets)
-    return Stored(jax.tree.map(jnp.array, examples), jnp.array(offsets, jnp.int32), **static_fields)
+    return Stored(jax.tree.map(jnp.array, examples), jnp.array(offsets, jnp.int32), **static_fields, learned=learned)
 
 
-def from_clients(clients: Sequence[PyTree]) -> Stored:
+def from_clients(clients: Sequence[PyTree], *, learned: tuple[Learned, ...] | None = None) -> Stored:
     """Builds a population from one pytree of arrays for each client.
 
     Args:
       clients: a pytree per client, all of one structure, dtypes and trailing shapes. The leaves of client i are
         [n_i, ...], and n_i may differ between clients.
+      learned: as in `stored`.
     Raises: ValueError for no client at all, or a client whose structure, shapes or dtypes differ from client 0's.
 
     >>> import numpy as np
@@ -215,16 +221,17 @@ def from_clients(clients: Sequence[PyTree]) -> Stored:
                 validate.fail(f"clients[{i}]", f"examples like clients[0]'s {dtype}{list(shape)}", shown)
         counts.append(len(leaves[0]))
     examples = jax.tree.map(lambda *xs: np.concatenate([np.asarray(x) for x in xs]), *clients)
-    return stored(examples, np.concatenate([[0], np.cumsum(counts)]))
+    return stored(examples, np.concatenate([[0], np.cumsum(counts)]), learned=learned)
 
 
-def indexed(table: PyTree, partition: Partition) -> Indexed:
+def indexed(table: PyTree, partition: Partition, *, learned: tuple[Learned, ...] | None = None) -> Indexed:
     """Builds a population whose clients hold rows of one shared table, as a partition says.
 
     Args:
       table: pytree of arrays [rows, ...].
       partition: `(indices [total], offsets [N + 1])`, as a partitioner such as `iid` or `dirichlet` returns it. Several
         clients may share a row, and a row may belong to nobody.
+      learned: as in `stored`.
     Raises: ValueError for a row outside the table.
 
     >>> import numpy as np
@@ -247,12 +254,22 @@ def indexed(table: PyTree, partition: Partition) -> Indexed:
     offsets = checked_offsets("partition.offsets", offsets, len(indices))
     static_fields = _static_fields(offsets)
     return Indexed(
-        jax.tree.map(jnp.array, table), jnp.array(indices, jnp.int32), jnp.array(offsets, jnp.int32), **static_fields
+        jax.tree.map(jnp.array, table),
+        jnp.array(indices, jnp.int32),
+        jnp.array(offsets, jnp.int32),
+        **static_fields,
+        learned=learned,
     )
 
 
 @validate.named_arguments
-def generated(size: PositiveInt, generate: Callable[[PyTree, Array], ClientData], parameters: PyTree = ()) -> Generated:
+def generated(
+    size: PositiveInt,
+    generate: Callable[[PyTree, Array], ClientData],
+    parameters: PyTree = (),
+    *,
+    learned: tuple[Learned, ...] | None = None,
+) -> Generated:
     """Builds a population whose clients are computed from their ids when they are needed.
 
     Args:
@@ -260,6 +277,7 @@ def generated(size: PositiveInt, generate: Callable[[PyTree, Array], ClientData]
       generate: pure `(parameters, id) -> ClientData`. Two populations share a compiled program if they share this
         function, so it should be defined at module level.
       parameters: pytree of arrays that `generate` reads. They are arguments of the compiled program, not constants.
+      learned: as in `stored`.
 
     >>> import jax, jax.numpy as jnp
     >>> def draw(parameters, id):
@@ -268,7 +286,7 @@ def generated(size: PositiveInt, generate: Callable[[PyTree, Array], ClientData]
     >>> generated(10**9, draw, jnp.float32(3)).max_examples
     4
     """
-    population = Generated(int(size), generate, parameters)
+    population = Generated(int(size), generate, parameters, learned)
     # An abstract call finds most errors in `generate` here, rather than inside the first round.
     try:
         data = jax.eval_shape(generate, parameters, jax.ShapeDtypeStruct((), jnp.int32))

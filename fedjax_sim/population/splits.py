@@ -7,14 +7,29 @@ shares of many clients are rounded up or down at random, and their mean is the s
 
 from __future__ import annotations
 
+import hashlib
+from typing import Literal
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim import validate
-from fedjax_sim.types import Array
+from fedjax_sim.types import Array, Learned
 
-__all__ = ["client_split", "counts_of_clients", "ratio_of", "rounded_at_random", "stratified_split"]
+__all__ = [
+    "Split",
+    "client_split",
+    "counts_of_clients",
+    "own_split",
+    "ratio_of",
+    "rounded_at_random",
+    "site_splits",
+    "split_learned",
+    "stratified_split",
+]
+
+Split = Literal["together", "by_client"]  # how clients' test rows are drawn: see `client_split` and `own_split`
 
 LARGEST_DENOMINATOR = 1 << 15  # products of two such numbers fit into int32
 
@@ -104,6 +119,56 @@ def counts_of_clients(sizes: np.ndarray, test_fraction: float, rng: np.random.Ge
     counts = np.empty(len(sizes), np.int64)
     counts[order] = np.diff(ends, prepend=0)
     return counts
+
+
+def own_split(size: int, client: str, test_fraction: float, seed: int) -> np.ndarray:
+    """Draws the test rows of one client, [size] bool, whatever other clients there are.
+
+    Their number is the share of the client's rows, rounded up or down at random, and each row is equally likely to be
+    among them. So all rows have the same probability, but the number of test rows of all clients varies.
+
+    Args:
+      size: rows of the client.
+      client: its id, which with the seed decides the draw.
+      test_fraction: in (0, 1).
+      seed: of the split.
+
+    Guarantees: tests/privacy/test_preparation.py::test_one_client_more, and the mean is the share
+    (tests/population/test_splits.py::test_a_client_draws_its_own_rows).
+    """
+    validate.in_range("test_fraction", test_fraction, 0, 1, open_low=True, open_high=True)
+    rng = np.random.default_rng([seed, *hashlib.sha256(client.encode()).digest()])
+    count = int(validate.as_written(test_fraction) * size + validate.as_written(rng.random()))
+    return np.isin(np.arange(size), rng.permutation(size)[:count])
+
+
+def split_learned(split: Split) -> tuple[Learned, ...]:
+    """Returns the record that one client changes which rows of the others are test rows, unless each draws its own."""
+    if split == "by_client":
+        return ()
+    effect = "change which rows of every other client are trained on"
+    return (Learned("the choice of test rows", (), effect, 'split = "by_client", or test rows of their own'),)
+
+
+def site_splits(
+    labels: dict[str, np.ndarray], test_fraction: float, seed: int, split: Split
+) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """Returns the numbers of the training rows and of the test rows of each client.
+
+    Args:
+      labels: client id -> [rows] classes, equal where there are none.
+      test_fraction, seed: of the split.
+      split: "together" for `client_split`, "by_client" for `own_split`.
+    """
+    sizes = {id: len(part) for id, part in labels.items()}
+    if split == "by_client":
+        parts = [own_split(size, id, test_fraction, seed) for id, size in sizes.items()]
+    else:
+        places = np.repeat(np.arange(len(sizes)), list(sizes.values()))
+        rng = np.random.default_rng(seed)
+        is_test = client_split(np.concatenate(list(labels.values())), places, test_fraction, rng)
+        parts = np.split(is_test, np.cumsum(list(sizes.values()))[:-1])
+    return {id: (np.flatnonzero(~part), np.flatnonzero(part)) for id, part in zip(sizes, parts, strict=True)}
 
 
 def _num_test(num_rows: int, test_fraction: float) -> int:

@@ -6,7 +6,7 @@ import dataclasses
 from typing import Self
 
 from fedjax_sim.population.protocol import count_of, sizes_of
-from fedjax_sim.types import Array, CheapReads, Population
+from fedjax_sim.types import Array, CheapReads, Learned, Population, learned_from
 
 __all__ = ["Around"]
 
@@ -32,6 +32,11 @@ class Around(CheapReads):
     def capacities(self) -> tuple[int, ...]:
         """The size classes of the inner population, () if it has none."""
         return self.inner.capacities if isinstance(self.inner, CheapReads) else ()
+
+    @property
+    def learned(self) -> tuple[Learned, ...] | None:
+        """What was learnt from several clients' rows to prepare the inner population's inputs, see `types.Learned`."""
+        return learned_from(self.inner)
 
     def capped(self, rows: int) -> Self:
         """Returns the same clients in arrays of `rows` rows, if the inner population has size classes."""

@@ -20,6 +20,8 @@ A mechanism that cannot be accounted for is refused with the reason. Beside the 
     max_batch_size      record: the most examples that a truncated batch has
     max_reports         the most messages that count, if more clients are invited
     first               which messages count: "random" ones, or "client" if that depends on devices and data of clients
+    preparation         what was learnt from the rows of several clients and is taken as public, as sentences; "" for
+                        nothing; absent if it is not known
     level               clients are federations with this name, such as "edge"; a federation is sampled and clipped
     num_members         level: number of clients under all federations, on the lowest level; absent if not known
     protects            level: "members" for one client under a federation; absent for a federation with all its clients

@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from typing import Any
 
 from fedjax_sim import validate
 from fedjax_sim.privacy.mechanism import Mechanism
 from fedjax_sim.sampling.design import SamplingDesign
-from fedjax_sim.types import AggregatorFacts, Algorithm, Groups, Population, Star, TransformFacts, noisy_parts
+from fedjax_sim.types import (
+    AggregatorFacts,
+    Algorithm,
+    Groups,
+    Population,
+    Star,
+    TransformFacts,
+    learned_from,
+    noisy_parts,
+)
 
-__all__ = ["mechanism_from", "mechanism_of"]
+__all__ = ["mechanism_from", "mechanism_of", "preparation_of"]
 
 
 def mechanism_from(
@@ -101,7 +111,9 @@ def mechanism_of(
       algorithm: an `Algorithm`, a `Star`, or some of its parts by name: {"sampler", "client", "transform", ...}.
       adjacency: as in `Mechanism`.
       dimension: d, the number of parameters in an update; needed for integer noise only, whose rounding depends on d.
-      population: the population of the run. A population of groups also gives the number of their clients.
+      population: the population of the run. Its record says what was learnt from several clients' rows to prepare their
+        inputs (`types.Learned`). Without it the statement says that nothing is known of that. A population of groups
+        also gives the number of their clients.
 
     Returns: `Mechanism` or None.
 
@@ -111,12 +123,14 @@ def mechanism_of(
       - messages longer than the noise's clip norm;
       - rounds without messages, or with few messages, that release no noise;
       - two parts with noise;
+      - inputs that depend on other clients' rows, by a mean of all rows, say (`preparation_of`);
       - a sampler that observes losses (`Sampler.observe`);
       - whatever `Mechanism` refuses, such as an unknown scheme.
 
-    Guarantees: Each of these is refused (tests/privacy/test_mechanism.py::test_refusals_of_parts). Parts as this
-    package composes them are read (::test_reads_the_parts). Each level of a hierarchy has its own statement
-    (tests/privacy/test_levels.py).
+    Guarantees: One client more moves the sum by at most `moves` clip norms, for every data set with such options
+    (tests/privacy/test_preparation.py::test_one_client_more). Each of these is refused
+    (tests/privacy/test_mechanism.py::test_refusals_of_parts). Parts as this package composes them are read
+    (::test_reads_the_parts). Each level of a hierarchy has its own statement (tests/privacy/test_levels.py).
     """
     star = algorithm.parts if isinstance(algorithm, Algorithm) else algorithm
     parts = star._asdict() if isinstance(star, Star) else star or {}
@@ -143,6 +157,10 @@ def mechanism_of(
         hint = "The weights that clients report bear no noise: weigh uniformly; your own rule states weighted=False."
         validate.fail("aggregator", "one that takes no weights from clients", "one that does", hint)
     mechanism = mechanism_from(parts["sampler"].design, noise, adjacency=adjacency, dimension=dimension)
+    preparation = None if population is None else preparation_of(population)
+    if preparation is not None:
+        details = dict(mechanism.details) | {"preparation": preparation}
+        mechanism = dataclasses.replace(mechanism, details=details)
     federation = getattr(parts.get("client"), "federation", None)
     if federation is None:
         return mechanism
@@ -156,6 +174,37 @@ def mechanism_of(
         {} if num_members is None else {"num_members": num_members}
     )
     return dataclasses.replace(mechanism, details=dict(mechanism.details) | level_details)
+
+
+def preparation_of(population: Population) -> str | None:
+    """Returns what a statement assumes about how the inputs of a population were prepared, for `Mechanism.details`.
+
+    Returns: "" if nothing was learnt from the rows of several clients; sentences if something was that the user takes
+      as public (`population.with_public_preparation`); None if the population does not say.
+
+    Raises: ValueError for anything else that was learnt: one client could then move the messages of all others.
+
+    >>> from fedjax_sim import population
+    >>> preparation_of(population.digits(num_clients=5).train)
+    ''
+    """
+    learned = learned_from(population)
+    if learned is None:
+        return None
+    kept = [record for record in learned if not record.is_public]
+    if kept:
+        stated = "; ".join(record.instead for record in kept if record.instead)
+        hint = f"One client can {kept[0].effect}, which no noise for one message hides. "
+        hint += f"State what is known without the rows: {stated}. " if stated else ""
+        hint += "If it is public, say so: [data.with_public_preparation]."
+        name = re.match(r"\w*", kept[0].instead)[0] or "data"  # type: ignore[index]
+        found = "; ".join(f"{record}, learnt from the rows of all clients" for record in kept)
+        validate.fail(name, "constants beside noise", found, hint)
+    return " ".join(
+        f"Taken as public by the config, although learnt from the rows of all clients without noise: {record}. "
+        f"One client can {record.effect}. What that shows of its rows is NOT covered."
+        for record in learned
+    )
 
 
 def _always_sends(star: Star) -> bool:

@@ -24,6 +24,10 @@ ONE_RUN = (
     "commands, reports and checkpoints show it; other runs over the same data, and other points of a sweep, add to "
     "what is spent."
 )
+UNRECORDED = (
+    "Each client's inputs are assumed to depend on its own rows alone, for nothing records how they were prepared: a "
+    "mean, a vocabulary or classes that were learnt from the rows of several clients are not covered."
+)
 UNCOVERED = (
     "What else a run shows of its clients is not covered: losses and measurements at clients, evaluations of clients "
     "and their spread, counts of who was invited, reported, was dropped or clipped, norms, bytes, times, variance "
@@ -80,6 +84,7 @@ def assumptions(mechanism: Mechanism, delta: float) -> tuple[str, ...]:
     """
     return (
         *_trust(mechanism),
+        *_preparation(mechanism),
         *_drawing_and_dropouts(mechanism),
         *_simulation_and_noise(mechanism),
         *_large_delta(mechanism, delta),
@@ -105,6 +110,12 @@ def _trust(mechanism: Mechanism) -> list[str]:
             f"up to two clip norms. Whole {level}s are drawn: drawing clients inside of one gains nothing."
         )
     return sentences
+
+
+def _preparation(mechanism: Mechanism) -> list[str]:
+    """Says what is assumed about how the clients' inputs were prepared."""
+    sentences = mechanism.detail("preparation", UNRECORDED)
+    return [sentences] if sentences else []
 
 
 def _drawing_and_dropouts(mechanism: Mechanism) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Protocol, Self, runtime_checkable
 
 import jax
@@ -17,6 +17,9 @@ PyTree = Any
 FilePath = str
 # A path of a folder with data. It works like `FilePath`, with the data that were read as the content.
 FolderPath = str
+Scale = Mapping  # {"mean": [d], "deviation": [d]}: the constants that d columns are standardised by
+ColumnFills = Mapping  # name of a column -> the number that stands for its missing values
+ColumnValues = Mapping  # name of a column -> the values that it may have
 Attackers = Callable  # (key, ids [c]) -> [c] bool: which clients attack in the round of this key
 # (gaps [c] int32 >= 0) -> [c] float32 in (0, 1]: the factor of an update that is so many versions stale
 StalenessWeight = Callable
@@ -29,6 +32,7 @@ __all__ = [
     "Cohort",
     "Count",
     "Groups",
+    "Learned",
     "Mean",
     "Metric",
     "Noise",
@@ -42,6 +46,7 @@ __all__ = [
     "StalenessWeight",
     "Subpopulation",
     "Wire",
+    "learned_from",
 ]
 
 
@@ -75,6 +80,9 @@ class Population(Protocol):
     because Python 3.11 computes every property of a protocol in `isinstance`, and sizes may be computed client by
     client. `population.protocol.sizes_of` reads it, and counts the examples of a population without it.
 
+    A population may also have `learned`, a static record of what prepared its clients' inputs and was learnt from the
+    rows of several clients, see `Learned`. `learned_from` reads it.
+
     Guarantees: a population with `size` and `client` alone can be trained on and evaluated, with the same records as a
     built-in population of the same clients
     (tests/population/test_protocol.py::test_size_and_client_are_enough_to_train).
@@ -91,6 +99,43 @@ class Population(Protocol):
 
         Returns: `ClientData`, with the same shapes for every client. The method is pure and traceable.
         """
+
+
+class Learned(NamedTuple):
+    """Something that prepares the clients' inputs, and was learnt from the rows of all clients without noise.
+
+    An example is the mean of a column, by which every client's rows are standardised. One client can then change the
+    inputs of all others, which no noise for one client's message hides.
+    """
+
+    what: str  # such as "mean and standard deviation"
+    columns: tuple[str, ...]  # the names of the columns that it was learnt from; () = of all
+    effect: str  # what one client can do to the inputs of the others, a verb phrase after "can"
+    instead: str  # how the data set's options state it as known beforehand, as a config writes them; "" = they cannot
+    is_public: bool = False  # whether the user said that it may be taken as known beforehand all the same
+
+    def __str__(self) -> str:
+        """Returns what was learnt, and from which columns, as a phrase."""
+        names = ", ".join(self.columns[:10]) + (", ..." if len(self.columns) > 10 else "")
+        return f"{self.what} of {names}" if names else self.what
+
+
+def learned_from(population: Any) -> tuple[Learned, ...] | None:
+    """Returns the record of what was learnt from several clients' rows to prepare the inputs of a population.
+
+    The record is the population's attribute `learned`. A population without that attribute states nothing. What the
+    populations inside of it record holds for it too.
+
+    Returns: () if nothing was learnt; None if that is not known.
+
+    >>> learned_from(object()) is None
+    True
+    """
+    if hasattr(population, "learned"):
+        return population.learned
+    parts = jax.tree.leaves(population, is_leaf=lambda part: hasattr(part, "learned"))
+    # A wrapper that states nothing may have learnt more than what is inside of it.
+    return tuple(record for part in parts for record in getattr(part, "learned", None) or ()) or None
 
 
 @runtime_checkable

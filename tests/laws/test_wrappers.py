@@ -33,6 +33,7 @@ OPTIONS = {
         "with_parties": {"num_parties": 2},
         "with_permuted_labels": {"num_clusters": 2},
         "with_private_labels": {"epsilon": 1.0},
+        "with_public_preparation": {},
         "with_rotated_images": {"num_clusters": 2},
         "with_server_rows": {"examples": 20},
     },

@@ -13,7 +13,14 @@ import pytest
 
 from fedjax_sim import population
 from fedjax_sim.population.datasets import leaf_tff
-from fedjax_sim.population.splits import client_split, counts_of_clients, ratio_of, rounded_at_random, stratified_split
+from fedjax_sim.population.splits import (
+    client_split,
+    counts_of_clients,
+    own_split,
+    ratio_of,
+    rounded_at_random,
+    stratified_split,
+)
 
 SHARE = 0.25
 # Clients of 12 rows, half of them of a label that is theirs alone, and clients of 1 to 3 rows of labels "a" and "b".
@@ -160,3 +167,13 @@ def test_too_few_rows_for_a_share():
         population.from_table(columns, client="who", label="y", task="binary", test_fraction=0.1)
     with pytest.raises(ValueError, match=r"test_fraction: expected a share that leaves test rows, got 0.25"):
         population.from_table({"who": ["a"], "x": [1.0], "y": [0]}, client="who", label="y", task="binary")
+
+
+def test_a_client_draws_its_own_rows():
+    """Catches clients of few rows that are never tested, rows that are tested more often, and draws that are shared."""
+    draws = np.array([own_split(3, f"client {i}", 0.25, 7) for i in range(4000)])
+    assert set(draws.sum(1)) == {0, 1}
+    assert abs(draws.sum() - 3000) < 5 * np.sqrt(4000 * 0.75 * 0.25)
+    assert (abs(draws.sum(0) - 1000) < 5 * np.sqrt(4000 * 0.25 * 0.75)).all()
+    whole = own_split(8, "a", 0.25, 0)
+    assert whole.sum() == 2 and (whole == own_split(8, "a", 0.25, 0)).all()

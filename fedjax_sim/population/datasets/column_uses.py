@@ -17,7 +17,11 @@ ENDS_IN_ID = re.compile(r"(^|[^A-Za-z])[iI][dD]$|[a-z](Id|ID)$")  # patient_id, 
 
 
 def quantity_columns(
-    names: Sequence[str], values: np.ndarray, is_training: np.ndarray, standardise: bool | Mapping
+    names: Sequence[str],
+    values: np.ndarray,
+    is_training: np.ndarray,
+    standardise: bool | Mapping,
+    fill: Mapping | None = None,
 ) -> tuple[TableColumn, ...]:
     """Returns the columns of quantities with their preparation in words.
 
@@ -26,12 +30,15 @@ def quantity_columns(
       values: [rows, columns], with NaN for missing ones, before their preparation.
       is_training: [rows] bool.
       standardise: whether the features are standardised, or the constants by which they are.
+      fill: column -> the number for its missing values, if that is stated. These columns have an indicator.
     """
     scaled = "standardised" if standardise else "as it is"
     if isinstance(standardise, Mapping):
         scaled = "standardised by stated constants"
     num_missing = np.isnan(values).sum(axis=0)
     has_indicator = np.isnan(values[is_training]).any(axis=0)
+    if fill is not None:
+        has_indicator = np.isin(names, list(fill))
     columns = []
     for name, count, indicated in zip(names, num_missing.tolist(), has_indicator, strict=True):
         filled = f", {count:,} missing values filled" if count else ""

@@ -12,7 +12,14 @@ import numpy as np
 
 from fedjax_sim import text_files, validate
 from fedjax_sim.population.datasets.column_uses import category, identifier_in_words, quantity_columns
-from fedjax_sim.population.datasets.quantities import imputed, medians_of, missing_in_words, quantities
+from fedjax_sim.population.datasets.quantities import (
+    classes_learned,
+    fills_of,
+    imputed,
+    missing_in_words,
+    quantities,
+    scale_of,
+)
 from fedjax_sim.population.federated_data import (
     FederatedData,
     TableColumn,
@@ -21,8 +28,8 @@ from fedjax_sim.population.federated_data import (
     from_sites,
     standardiser,
 )
-from fedjax_sim.population.splits import client_split
-from fedjax_sim.types import FolderPath
+from fedjax_sim.population.splits import site_splits, split_learned
+from fedjax_sim.types import ColumnFills, FolderPath, Scale
 from fedjax_sim.validate import Integer, NonNegativeInt
 
 __all__ = ["csv_sites", "heart_disease"]
@@ -63,7 +70,15 @@ def _hospital(path: pathlib.Path) -> np.ndarray:
 
 
 @validate.named_arguments
-def heart_disease(*, directory: FolderPath, test_fraction: float = 0.25, seed: NonNegativeInt = 0) -> FederatedData:
+def heart_disease(
+    *,
+    directory: FolderPath,
+    standardise: bool | Scale = True,
+    fill: ColumnFills | None = None,
+    test_fraction: float = 0.25,
+    split: Literal["together", "by_client"] = "together",
+    seed: NonNegativeInt = 0,
+) -> FederatedData:
     """Reads the UCI Heart Disease data of four hospitals, which are the clients. The task is to predict the disease.
 
     There are 920 patients, and the label is whether the diagnosis is above 0. The 29 features are
@@ -80,7 +95,10 @@ def heart_disease(*, directory: FolderPath, test_fraction: float = 0.25, seed: N
 
     Args:
       directory: a folder with processed.cleveland.data, .hungarian, .switzerland and .va, as UCI publishes them.
+      standardise: as in `csv_sites`, for the six quantities.
+      fill: a number for each quantity and each answer, in the place of missing values; None for the medians.
       test_fraction: share of each hospital's patients, per diagnosis, that is its test part.
+      split: as in `csv_sites`.
       seed: of the split.
 
     Returns: `FederatedData`. Clients are the hospitals in the order above, and held-out clients are their test parts.
@@ -94,18 +112,22 @@ def heart_disease(*, directory: FolderPath, test_fraction: float = 0.25, seed: N
     References: Janosi, Steinbrunn, Pfisterer, Detrano, Heart Disease, UCI, 1988; Ogier du Terrail et al., FLamby, 2022.
     """
     folder = existing("directory", directory)
-    rng = np.random.default_rng(seed)
     tables = [_hospital(folder / f"processed.{name}.data") for name in HOSPITALS]
-    splits = _site_splits([table[:, -1] > 0 for table in tables], test_fraction, rng)
+    labels = {name: table[:, -1] > 0 for name, table in zip(HOSPITALS, tables, strict=True)}
+    splits = list(site_splits(labels, test_fraction, seed, split).values())
     # Medians, means and deviations come from these rows, the training rows of all hospitals.
     pooled = np.concatenate([table[rows] for table, (rows, _) in zip(tables, splits, strict=True)])
     index = {column: COLUMNS.index(column) for column in COLUMNS}
     imputed_columns = [index[column] for column in QUANTITIES + ANSWERS]
-    medians = medians_of(pooled[:, imputed_columns])
-    mean, deviation = standardiser(imputed(pooled[:, imputed_columns], medians)[:, : len(QUANTITIES)])
+    fills, _, learned = fills_of(fill, QUANTITIES + ANSWERS, pooled[:, imputed_columns], True)
+    if np.isnan(fills).any():
+        validate.fail("fill", f"a number for each of {', '.join(QUANTITIES + ANSWERS)}", sorted(fill or ()))
+    mean, deviation, learned_scale = scale_of(
+        standardise, QUANTITIES, lambda: standardiser(imputed(pooled[:, imputed_columns], fills)[:, : len(QUANTITIES)])
+    )
 
     def features(table: np.ndarray) -> np.ndarray:
-        values = imputed(table[:, imputed_columns], medians)
+        values = imputed(table[:, imputed_columns], fills)
         values[:, : len(QUANTITIES)] = (values[:, : len(QUANTITIES)] - mean) / deviation
         # NaN equals no value, so a missing category has zeros in all its columns.
         one_hot = [table[:, index[column], None] == np.array(options) for column, options in CATEGORIES.items()]
@@ -120,18 +142,22 @@ def heart_disease(*, directory: FolderPath, test_fraction: float = 0.25, seed: N
         for part in (0, 1)
     )
     names = ("absent", "present")
-    data = from_sites(train, test, task="binary", num_outputs=1, label_names=names, name="heart_disease")
+    about = {
+        "label_names": names,
+        "name": "heart_disease",
+        "learned": (*learned_scale, *learned, *split_learned(split)),
+    }
+    data = from_sites(train, test, task="binary", num_outputs=1, **about)
     values = np.concatenate(tables)[:, imputed_columns]
     is_training = np.concatenate(
         [np.isin(np.arange(len(t)), rows) for t, (rows, _) in zip(tables, splits, strict=True)]
     )
     measured, answers = slice(len(QUANTITIES)), slice(len(QUANTITIES), None)
-    columns = quantity_columns(QUANTITIES, values[:, measured], is_training, True)
+    columns = quantity_columns(QUANTITIES, values[:, measured], is_training, standardise)
     columns += quantity_columns(ANSWERS, values[:, answers], is_training, False)
     columns += tuple(category(name, len(options)) for name, options in CATEGORIES.items())
-    return data._replace(
-        notes=missing_in_words(QUANTITIES + ANSWERS, values), table_columns=(*columns, TableColumn("num", "label"))
-    )
+    missing = missing_in_words(QUANTITIES + ANSWERS, values, fill)
+    return data._replace(notes=missing, table_columns=(*columns, TableColumn("num", "label")))
 
 
 @validate.named_arguments
@@ -141,11 +167,13 @@ def csv_sites(
     label: str,
     task: Literal["binary", "classification", "regression"] = "classification",
     num_classes: Annotated[int, Integer(2)] | None = None,
-    standardise: bool = True,
+    standardise: bool | Scale = True,
     delimiter: str = "auto",
     comment: str | None = None,
     missing: Sequence[str] = (),
+    fill: ColumnFills | None = None,
     test_fraction: float = 0.25,
+    split: Literal["together", "by_client"] = "together",
     seed: NonNegativeInt = 0,
 ) -> FederatedData:
     """Reads a folder with one numeric CSV file per site. Each site is a client, and all files have the same header.
@@ -157,7 +185,10 @@ def csv_sites(
       label: name of the label column. All other columns are features, in the order of the header.
       task: "classification" (labels 0, ..., C - 1), "binary" (0 or 1) or "regression".
       num_classes: C. None for the largest label + 1.
-      standardise: whether features are standardised by mean and standard deviation of the pooled training rows.
+      standardise: whether features are standardised by mean and standard deviation of the pooled training rows. That is
+        a convenience of the simulation, and no noise hides it: one client changes the inputs of all others. Beside
+        noise, state constants that are known without the rows, {mean = [...], deviation = [...]} in the order of the
+        features, or false.
       delimiter: the text between values: one character, "space", or "auto". "auto" takes comma, semicolon or tab,
         whichever is in the header.
       comment: lines that begin with this text are skipped. None skips no line.
@@ -165,8 +196,13 @@ def csv_sites(
         "-9" also matches "-9.0", and "" matches "nan" too. A label must not be missing. A missing feature is replaced
         by the median of the pooled training rows (0 if all are missing). Each column with missing values among these
         rows also gets an indicator column behind all features, which is 1 where the value is missing and 0 elsewhere.
+      fill: a number for each column in which features may be missing, which stands for them: {age = 54}. Each of these
+        columns has an indicator. None for the medians.
       test_fraction: share of each site's rows that is its test part. Unless the task is "regression", it is a share of
         the rows of each label. Shares are rounded up or down at random: every row is a test row with this probability.
+      split: "together" draws the test rows of all sites together, so that their number is the share of all rows.
+        "by_client" draws each site's own from its name and the seed, whatever other sites there are, as noise needs it;
+        labels then have their share on average.
       seed: of the split.
 
     Returns: `FederatedData`. Held-out client i is the test part of site i, and is left out if that has no row.
@@ -185,13 +221,18 @@ def csv_sites(
     codes = text_files.check_missing(missing)
     header, tables = _sites(folder, label, delimiter, comment, codes, task != "regression")
     label_column = header.index(label)
-    rng = np.random.default_rng(seed)
-    labels = [np.zeros(len(table)) if task == "regression" else table[:, label_column] for table in tables.values()]
-    splits = dict(zip(tables, _site_splits(labels, test_fraction, rng), strict=True))
+    labels = {
+        site: np.zeros(len(table)) if task == "regression" else table[:, label_column] for site, table in tables.items()
+    }
+    splits = site_splits(labels, test_fraction, seed, split)
     features = {site: np.delete(table, label_column, axis=1) for site, table in tables.items()}
     # Statistics come from training rows alone.
     pooled = np.concatenate([features[site][rows] for site, (rows, _) in splits.items()])
-    prepared = quantities(pooled, standardise)
+    feature_names = header[:label_column] + header[label_column + 1 :]
+    may_be_missing = bool(missing)
+    prepared, learned = quantities(
+        pooled, feature_names, standardise=standardise, fill=fill, may_be_missing=may_be_missing
+    )
 
     def examples(site: str, rows: np.ndarray) -> dict[str, np.ndarray]:
         return {"x": prepared(features[site][rows]), "y": tables[site][rows, label_column]}
@@ -204,26 +245,22 @@ def csv_sites(
         if num_classes is None and not (0 <= largest < 1_000_000):
             validate.fail("label", "labels in 0..C-1", largest, "Set num_classes, or task = 'regression'.")
         num_outputs = num_classes or int(largest) + 1
-    data = from_sites(train, test, task=task, num_outputs=num_outputs, name=pathlib.Path(directory).name)
-    feature_names = header[:label_column] + header[label_column + 1 :]
+        learned += () if num_classes else classes_learned("num_classes = C")
+    name = pathlib.Path(directory).name
+    learned += split_learned(split)
+    data = from_sites(train, test, task=task, num_outputs=num_outputs, name=name, learned=learned)
     values = np.concatenate(list(features.values()))
     is_training = np.concatenate([np.isin(np.arange(len(features[site])), rows) for site, (rows, _) in splits.items()])
     remedy = "Take the column out of the files, or read one table with population.table(features=...)."
     warnings = [identifier_in_words(name, values[:, i], remedy) for i, name in enumerate(feature_names)]
     return data._replace(
-        notes=missing_in_words(feature_names, values),
-        table_columns=(*quantity_columns(feature_names, values, is_training, standardise), TableColumn(label, "label")),
+        notes=missing_in_words(feature_names, values, fill),
+        table_columns=(
+            *quantity_columns(feature_names, values, is_training, standardise, fill),
+            TableColumn(label, "label"),
+        ),
         warnings=tuple(warning for warnings_of_column in warnings for warning in warnings_of_column),
     )
-
-
-def _site_splits(
-    labels: Sequence[np.ndarray], test_fraction: float, rng: np.random.Generator
-) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Returns the numbers of the training rows and of the test rows of each site."""
-    sizes = [len(part) for part in labels]
-    is_test = client_split(np.concatenate(labels), np.repeat(np.arange(len(sizes)), sizes), test_fraction, rng)
-    return [(np.flatnonzero(~part), np.flatnonzero(part)) for part in np.split(is_test, np.cumsum(sizes)[:-1])]
 
 
 def _sites(

@@ -6,14 +6,15 @@ Links, which may lead out of the file, are not followed.
 from __future__ import annotations
 
 import pathlib
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from fedjax_sim import validate
 from fedjax_sim.population.federated_data import check_ids
+from fedjax_sim.population.splits import site_splits
 
-__all__ = ["random_split", "read_clients"]
+__all__ = ["read_clients", "split_clients"]
 
 
 def read_clients(
@@ -77,15 +78,24 @@ def read_clients(
     return clients
 
 
-def random_split(
-    client: dict[str, np.ndarray], num_test: int, rng: np.random.Generator
-) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-    """Splits a client's examples into training and `num_test` test examples at random. Both keep their order."""
-    size = len(next(iter(client.values())))
-    order = rng.permutation(size)
-    cut = size - num_test
+def split_clients(
+    clients: dict[str, dict[str, np.ndarray]],
+    test_fraction: float,
+    seed: int,
+    split: Literal["together", "by_client"],
+) -> tuple[dict[str, dict[str, np.ndarray]], dict[str, dict[str, np.ndarray]]]:
+    """Splits each client's examples at random into training and test examples, which keep their order.
+
+    Args:
+      clients: client -> leaf -> [n, ...].
+      test_fraction, seed: of the split.
+      split: as in `splits.site_splits`.
+    """
+    labels = {id: np.zeros(len(next(iter(client.values())))) for id, client in clients.items()}
+    parts = site_splits(labels, test_fraction, seed, split)
     train, test = (
-        {leaf: values[np.sort(rows)] for leaf, values in client.items()} for rows in (order[:cut], order[cut:])
+        {id: {leaf: values[parts[id][part]] for leaf, values in client.items()} for id, client in clients.items()}
+        for part in (0, 1)
     )
     return train, test
 

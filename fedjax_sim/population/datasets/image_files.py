@@ -9,10 +9,11 @@ from typing import Literal
 import numpy as np
 
 from fedjax_sim import validate
+from fedjax_sim.population.datasets.quantities import scale_of
 from fedjax_sim.population.federated_data import SCALED_BYTES, FederatedData, check_examples, existing
 from fedjax_sim.population.partitioners import Partitioner
 from fedjax_sim.population.population import indexed
-from fedjax_sim.types import FolderPath
+from fedjax_sim.types import FolderPath, Scale
 
 __all__ = ["cifar10", "cifar100", "mnist"]
 
@@ -23,7 +24,9 @@ PICKLED = "The files of CIFAR's Python version can run code when they are read; 
 
 
 @validate.named_arguments
-def cifar10(*, partition: Partitioner, directory: FolderPath | None = None, standardise: bool = True) -> FederatedData:
+def cifar10(
+    *, partition: Partitioner, directory: FolderPath | None = None, standardise: bool | Scale = True
+) -> FederatedData:
     """Reads CIFAR-10, colour images of ten kinds of things, whose training images a partitioner gives to clients.
 
     Args:
@@ -31,7 +34,8 @@ def cifar10(*, partition: Partitioner, directory: FolderPath | None = None, stan
       directory: a folder with the files data_batch_1.bin, ..., data_batch_5.bin and test_batch.bin: CIFAR-10's "binary
         version", cifar-10-binary.tar.gz, unpacked.
       standardise: whether each colour is brought to mean 0 and standard deviation 1 of the training images, after bytes
-        are divided by 255.
+        are divided by 255. Beside noise, state constants that are known without the images, in units of x / 255:
+        {mean = [0.5, 0.5, 0.5], deviation = [0.25, 0.25, 0.25]}, one number for each colour, or false.
 
     Returns: `FederatedData` with x [n, 32, 32, 3] float32, ten labels, and no held-out clients. `notes` tells if there
     are other than 50,000 training and 10,000 test images.
@@ -57,7 +61,7 @@ def cifar100(
     partition: Partitioner,
     directory: FolderPath | None = None,
     labels: Literal["fine", "coarse"] = "fine",
-    standardise: bool = True,
+    standardise: bool | Scale = True,
 ) -> FederatedData:
     """Reads CIFAR-100, colour images of a hundred kinds of things in twenty groups.
 
@@ -86,7 +90,9 @@ def cifar100(
 
 
 @validate.named_arguments
-def mnist(*, partition: Partitioner, directory: FolderPath | None = None, standardise: bool = True) -> FederatedData:
+def mnist(
+    *, partition: Partitioner, directory: FolderPath | None = None, standardise: bool | Scale = True
+) -> FederatedData:
     """Reads MNIST, or a data set in its format such as Fashion-MNIST or KMNIST.
 
     Args:
@@ -183,11 +189,13 @@ def _divided(
     test: tuple[np.ndarray, np.ndarray],
     num_outputs: int,
     partition: Partitioner,
-    standardise: bool,
+    standardise: bool | Scale,
     published: tuple[int, int],
 ) -> FederatedData:
     """Makes the data set of images in bytes and their labels."""
-    mean, deviation = _colours(train[0]) if standardise else (0.0, 1.0)
+    colours = ("red", "green", "blue") if train[0].shape[-1] == 3 else ("grey",)
+    mean, deviation, learned = scale_of(standardise, colours, lambda: _colours(train[0]))
+    mean, deviation = np.float32(mean), np.float32(deviation)
     training, testing = (
         check_examples(
             where, {"x": (images / np.float32(255) - mean) / deviation, "y": labels}, "classification", num_outputs
@@ -195,15 +203,17 @@ def _divided(
         for where, (images, labels) in (("train", train), ("test", test))
     )
     notes = (SCALED_BYTES,)
-    if standardise:
+    if learned:
         notes += ("each colour is standardised by the training images",)
+    elif standardise:
+        notes += ("each colour is standardised by stated constants",)
     found = (len(train[1]), len(test[1]))
     if found != published:
         words = ("training", "test")
         counts = zip(found, published, words, strict=True)
         notes += ("; ".join(f"{there:,} of {all_of_them:,} {word} images" for there, all_of_them, word in counts),)
     return FederatedData(
-        indexed(training, partition.divide(training["y"])),
+        indexed(training, partition.divide(training["y"]), learned=learned),
         testing,
         None,
         training["x"].shape[1:],

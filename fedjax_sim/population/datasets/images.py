@@ -73,7 +73,7 @@ def synthetic_images(
     }
     y = np.arange(test_examples, dtype=np.int32) % num_classes
     x = np.clip(prototypes[y] + noise * rng.normal(size=(test_examples, side, side)), 0, 1).astype(np.float32)
-    train = generated(num_clients, _image_client, parameters)
+    train = generated(num_clients, _image_client, parameters, learned=())
     test = {"x": x, "y": y}
     return FederatedData(train, test, None, (side, side), num_classes, "classification", name="synthetic_images")
 

@@ -55,7 +55,7 @@ def _federation(
         errors[-1] = 0
     examples = {"x": np.tile(x, (clients, 1)), "y": (y[None] + errors).reshape(-1, 1)}
     examples = {leaf: value.astype(np.float32) for leaf, value in examples.items()}
-    train = stored(examples, np.arange(clients + 1) * len(y))
+    train = stored(examples, np.arange(clients + 1) * len(y), learned=())
     central_test = {"x": test[0].astype(np.float32), "y": test[1].astype(np.float32)[:, None]}
     return FederatedData(train, central_test, None, x.shape[1:], 1, "regression", name=name, measure=measure)
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import collections
 import re
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import numpy as np
 
 from fedjax_sim import validate
 from fedjax_sim.population.datasets.leaf_tff import leaf_split
+from fedjax_sim.population.datasets.vocabularies import stated_tokens, vocabulary_learned
 from fedjax_sim.population.federated_data import FederatedData, existing, from_sites
 from fedjax_sim.types import FolderPath
 from fedjax_sim.validate import Integer, PositiveInt
@@ -33,6 +35,7 @@ def sent140(
     *,
     directory: FolderPath,
     num_words: PositiveInt = 1000,
+    vocabulary: Sequence[str] | None = None,
     max_bytes: Annotated[int, Integer(1, 4611686018427387904)] = 2**33,
 ) -> FederatedData:
     """Reads Sent140 of LEAF, where the task is to predict whether a tweet is positive. Each user is a client.
@@ -44,6 +47,8 @@ def sent140(
         labels are 0 or 1.
       num_words: V, the size of the vocabulary. It holds the most frequent words of the training tweets. Words of equal
         frequency are taken in alphabetical order.
+      vocabulary: the words, in the order of the columns, in place of the most frequent ones. Noise needs them stated,
+        since one client could change them.
       max_bytes: the most bytes that the table of counts may take, 4 n V for n tweets.
 
     Returns: `FederatedData` of the task "binary", with x [n, V], where column j counts `vocabulary[j]`. Held-out
@@ -64,19 +69,14 @@ def sent140(
             x = client["x"]
             if len(x) and (x.dtype.kind != "U" or x.ndim != 2 or x.shape[1] < len(FIELDS)):
                 validate.fail(f"{split} {user!r}.x", f"tweets [{', '.join(FIELDS)}]", x[0].tolist(), error=TypeError)
-    counts: collections.Counter[str] = collections.Counter()
-    for client in splits["train"].values():
-        for text in _texts(client):
-            counts.update(words_of(text))
-    # The vocabulary comes from training tweets alone. Equal counts are ordered by the word, so the result is unique.
-    vocabulary = sorted(counts, key=lambda word: (-counts[word], word))[:num_words]
+    words = _frequent_words(splits["train"], num_words) if vocabulary is None else stated_tokens(vocabulary)
     num_rows = sum(len(client["y"]) for clients in splits.values() for client in clients.values())
     hint = "Set a smaller num_words, or sample fewer users in LEAF."
-    validate.fits_in_memory("directory", 4 * num_rows * len(vocabulary), max_bytes, hint=hint)
-    column = {word: j for j, word in enumerate(vocabulary)}
+    validate.fits_in_memory("directory", 4 * num_rows * len(words), max_bytes, hint=hint)
+    column = {word: j for j, word in enumerate(words)}
 
     def bags(client: dict[str, np.ndarray]) -> np.ndarray:
-        x = np.zeros((len(client["y"]), len(vocabulary)), np.float32)
+        x = np.zeros((len(client["y"]), len(words)), np.float32)
         for i, text in enumerate(_texts(client)):
             for word in words_of(text):
                 if word in column:
@@ -87,7 +87,8 @@ def sent140(
         {user: {"x": bags(client), "y": _labels(client["y"])} for user, client in clients.items()}
         for clients in splits.values()
     )
-    about: dict[str, Any] = {"label_names": ("negative", "positive"), "vocabulary": tuple(vocabulary)}
+    about: dict[str, Any] = {"label_names": ("negative", "positive"), "vocabulary": tuple(words)}
+    about["learned"] = vocabulary_learned(vocabulary)
     return from_sites(train, test, task="binary", num_outputs=1, name="sent140", **about)
 
 
@@ -159,7 +160,17 @@ def celeba(
         }
         for split, clients in splits.items()
     )
-    return from_sites(train, test, task="binary", num_outputs=1, name="celeba")
+    return from_sites(train, test, task="binary", num_outputs=1, name="celeba", learned=())
+
+
+def _frequent_words(clients: dict[str, dict[str, np.ndarray]], count: int) -> list[str]:
+    """Returns the most frequent words of the clients' tweets, at most `count`."""
+    counts: collections.Counter[str] = collections.Counter()
+    for client in clients.values():
+        for text in _texts(client):
+            counts.update(words_of(text))
+    # Equal counts are ordered by the word, so the result is unique.
+    return sorted(counts, key=lambda word: (-counts[word], word))[:count]
 
 
 def _texts(client: dict[str, np.ndarray]) -> list[str]:

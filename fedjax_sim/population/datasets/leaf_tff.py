@@ -7,15 +7,18 @@ from __future__ import annotations
 
 import json
 import pathlib
-from typing import Annotated, Any
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
 
 import numpy as np
 
 from fedjax_sim import text_files, validate
-from fedjax_sim.population.datasets.hdf5_file import random_split, read_clients
+from fedjax_sim.population.datasets.hdf5_file import read_clients, split_clients
+from fedjax_sim.population.datasets.quantities import classes_learned
+from fedjax_sim.population.datasets.vocabularies import codes_of, vocabulary_learned
 from fedjax_sim.population.federated_data import PADDING, FederatedData, check_ids, existing, files_of, from_sites
-from fedjax_sim.population.splits import counts_of_clients
-from fedjax_sim.types import FilePath, FolderPath
+from fedjax_sim.population.splits import split_learned
+from fedjax_sim.types import FilePath, FolderPath, Learned
 from fedjax_sim.validate import Integer, NonNegativeInt, OpenShare
 
 __all__ = ["leaf", "leaf_split", "tff_hdf5"]
@@ -46,6 +49,12 @@ def _num_outputs(task: str, num_classes: int | None, *splits: dict[str, dict[str
     if not (0 <= largest < 10_000_000):
         validate.fail("label", "labels in 0..C-1", largest, "Set num_classes, or another task.")
     return int(largest) + 1
+
+
+def _classes_learned(task: str, num_classes: int | None) -> tuple[Learned, ...]:
+    """Returns the record that the number of classes is that of all labels, unless it is stated."""
+    is_counted = num_classes is None and task in ("classification", "next_token")
+    return classes_learned("num_classes = C") if is_counted else ()
 
 
 def _object_of_pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -113,8 +122,14 @@ def leaf_split(folder: pathlib.Path) -> dict[str, dict[str, np.ndarray]]:
     return clients
 
 
-def _characters(*splits: dict[str, dict[str, np.ndarray]]) -> tuple[tuple[str, ...], list[dict]]:
+def _characters(
+    stated: Sequence[str] | None, *splits: dict[str, dict[str, np.ndarray]]
+) -> tuple[tuple[str, ...], list[dict]]:
     """Encodes texts as codes of characters.
+
+    Args:
+      stated: the characters of the vocabulary; None for those of the texts.
+      splits: user -> {"x", "y"}, texts.
 
     Returns: the vocabulary, and the splits with codes for texts. y is the label at the last position and -1 elsewhere.
     """
@@ -130,8 +145,8 @@ def _characters(*splits: dict[str, dict[str, np.ndarray]]) -> tuple[tuple[str, .
         wrong = [text for text in texts if len(text) != length or not length] + [c for c in targets if len(c) != 1]
         if wrong:
             validate.fail(place, f"texts of {length} characters and labels of one", str(wrong[0]))
-    characters = sorted(set().union(*(set("".join(client[leaf])) for _, client in clients for leaf in ("x", "y"))))
-    code = {character: i for i, character in enumerate(characters, 1)}  # 0 is padding
+    found = set().union(*(set("".join(client[leaf])) for _, client in clients for leaf in ("x", "y")))
+    characters, code = codes_of(stated, found)
 
     def encode(client: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         n = len(client["y"])
@@ -144,7 +159,13 @@ def _characters(*splits: dict[str, dict[str, np.ndarray]]) -> tuple[tuple[str, .
     return ("<padding>", *characters), encoded
 
 
-def leaf(*, directory: FolderPath, task: str = "classification", num_classes: int | None = None) -> FederatedData:
+def leaf(
+    *,
+    directory: FolderPath,
+    task: str = "classification",
+    num_classes: int | None = None,
+    vocabulary: Sequence[str] | None = None,
+) -> FederatedData:
     """Reads a LEAF data set: train/*.json and test/*.json with users, num_samples, user_data {x, y}.
 
     If x is a text and y its next character, as in LEAF's Shakespeare, the task is "next_token". Then x [n, L] holds
@@ -154,6 +175,8 @@ def leaf(*, directory: FolderPath, task: str = "classification", num_classes: in
       directory: a folder with train/ and test/.
       task: "classification", "binary" or "regression", for numbers.
       num_classes: C. None for the largest label + 1.
+      vocabulary: the characters of texts, in the order of their codes; texts may have no others. None for the
+        characters of all texts.
 
     Returns: `FederatedData`. Held-out clients are the users of test/. They are the training users if LEAF split by
       sample.
@@ -171,18 +194,23 @@ def leaf(*, directory: FolderPath, task: str = "classification", num_classes: in
     train = leaf_split(folder / "train")
     test = leaf_split(folder / "test")
     # Texts decide the task, whatever the argument says.
-    vocabulary = None
+    tokens = None
+    learned = _classes_learned(task, num_classes)
     if any(client["x"].dtype.kind == "U" for client in train.values()):
-        vocabulary, (train, test) = _characters(train, test)
+        tokens, (train, test) = _characters(vocabulary, train, test)
         task = "next_token"
-        num_classes = len(vocabulary)
+        num_classes = len(tokens)
+        learned = vocabulary_learned(vocabulary)
+    elif vocabulary is not None:
+        validate.fail("vocabulary", "none beside numbers", list(vocabulary))
     for split, clients in (("train", train), ("test", test)):
         for user, client in clients.items():
             for name, values in client.items():
                 if values.dtype.kind not in "biuf":
                     validate.fail(f"{split} {user!r}.{name}", "numbers", str(values.dtype), error=TypeError)
     num_outputs = _num_outputs(task, num_classes, train, test)
-    return from_sites(train, test, task=task, num_outputs=num_outputs, vocabulary=vocabulary, name=folder.name)
+    about = {"vocabulary": tokens, "name": folder.name, "learned": learned}
+    return from_sites(train, test, task=task, num_outputs=num_outputs, **about)
 
 
 @validate.named_arguments
@@ -195,6 +223,7 @@ def tff_hdf5(
     task: str = "classification",
     num_classes: int | None = None,
     test_fraction: OpenShare = 0.2,
+    split: Literal["together", "by_client"] = "together",
     max_bytes: Annotated[int, Integer(1, 4611686018427387904)] = 2**34,
     scale_bytes: bool = True,
     seed: NonNegativeInt = 0,
@@ -211,6 +240,7 @@ def tff_hdf5(
       task: "classification", "binary", "regression" or "next_token".
       num_classes: C. None for the largest label + 1.
       test_fraction: share of each client's examples that is its test part, if there is no test_path.
+      split: "together" or "by_client", as in `csv_sites`, if there is no test_path.
       max_bytes: a file that declares more bytes is refused.
       scale_bytes: whether features of dtype uint8, such as those of CIFAR-100, become x / 255. False keeps 0 to 255.
       seed: of the split.
@@ -235,13 +265,16 @@ def tff_hdf5(
         test = read_clients("tff_hdf5", file, leaves, max_bytes=max_bytes)
     else:
         # A split takes rows of all leaves, so their lengths are compared before `from_sites` would do it.
-        rng = np.random.default_rng(seed)
         for id, client in train.items():
             if len(client["x"]) != len(client["y"]):
                 validate.fail(f"{source.name}/examples/{id}", "as many labels as examples", len(client["y"]))
-        sizes = np.array([len(client["y"]) for client in train.values()])
-        counts = counts_of_clients(sizes, test_fraction, rng)
-        for (id, client), count in zip(list(train.items()), counts, strict=True):
-            train[id], test[id] = random_split(client, count, rng)
+        train, test = split_clients(train, test_fraction, seed, split)
     num_outputs = _num_outputs(task, num_classes, train, test)
-    return from_sites(train, test, task=task, num_outputs=num_outputs, name=source.stem, scale_bytes=scale_bytes)
+    about: dict[str, Any] = {
+        "name": source.stem,
+        "scale_bytes": scale_bytes,
+        "learned": _classes_learned(task, num_classes),
+    }
+    if test_path is None:
+        about["learned"] += split_learned(split)
+    return from_sites(train, test, task=task, num_outputs=num_outputs, **about)

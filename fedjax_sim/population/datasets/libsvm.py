@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import array
 import pathlib
+from collections.abc import Sequence
 from typing import Annotated, Literal, NamedTuple
 
 import numpy as np
 
 from fedjax_sim import text_files, validate
+from fedjax_sim.population.datasets.quantities import classes_learned
 from fedjax_sim.population.datasets.sklearn import partitioned, split_rows
 from fedjax_sim.population.federated_data import FederatedData, existing
-from fedjax_sim.types import FilePath
+from fedjax_sim.types import FilePath, Learned
 from fedjax_sim.validate import Integer, NonNegativeInt
 
 __all__ = ["libsvm"]
@@ -45,6 +47,7 @@ def libsvm(
     test_path: FilePath | None = None,
     task: Literal["binary", "classification", "regression"] = "binary",
     num_features: int | None = None,
+    classes: Sequence[float] | None = None,
     first_index: Literal[0, 1] = 1,
     num_clients: int = 100,
     partition: str = "iid",
@@ -65,6 +68,8 @@ def libsvm(
       task: "binary" (two labels, such as -1 and 1), "classification" or "regression". The labels in the file become
         0, 1, ... in rising order, and `label_names` keeps the original labels.
       num_features: d. Features beyond d are left out. None takes the largest index of the two files.
+      classes: the labels in the file that become 0, 1, ..., such as [-1, 1]. No row may have another label. None takes
+        the labels of the two files. Noise needs these and num_features stated, since one client could change them.
       first_index: the number of the first feature in the file, 0 or 1.
       num_clients, partition, alpha, shards_per_client, held_out_clients: as in `digits_partition`. For "regression" the
         partition must be "iid".
@@ -88,18 +93,32 @@ def libsvm(
     files = [_read(existing("path", path, folder=False), first_index)]
     if test_path is not None:
         files.append(_read(existing("test_path", test_path, folder=False), first_index))
+    learned: tuple[Learned, ...] = ()
     if num_features is None:
+        effect = "change the number of inputs of every other client"
+        learned = (Learned("the number of features", (), effect, "num_features = D"),)
         num_features = max(int(file.columns.max(initial=0)) for file in files) + 1
     validate.integer("num_features", num_features, 1, MOST_FEATURES)
     label_names = None
     num_outputs = 1
     if task != "regression":
         # Labels of both files are numbered together, so that a number means the same label in both.
-        labels = np.unique(np.concatenate([file.labels for file in files]))
+        found = np.unique(np.concatenate([file.labels for file in files]))
+        labels = found
+        if classes is None:
+            learned += classes_learned("classes = [-1, 1], say")
+        else:
+            validate.sequence("classes", classes)
+            labels = np.array(classes, np.float64)
+            if len(np.unique(labels)) != len(labels):
+                validate.fail("classes", "distinct labels", list(classes))
+        if not np.isin(found, labels).all():
+            validate.fail("path", f"labels among the classes {list(classes)}", found[~np.isin(found, labels)].tolist())
         if task == "binary" and len(labels) != 2:
             hint = "Of more labels, task = 'classification'; of measured numbers, task = 'regression'."
             validate.fail("path", "two labels", labels[:10].tolist(), hint)
-        files = [file._replace(labels=np.searchsorted(labels, file.labels)) for file in files]
+        order = np.argsort(labels, kind="stable")
+        files = [file._replace(labels=order[np.searchsorted(labels[order], file.labels)]) for file in files]
         label_names = tuple(f"{label:.15g}" for label in labels)
         num_outputs = 1 if task == "binary" else len(labels)
     # Rows become dense here, after their size has been checked, since models read dense rows.
@@ -115,6 +134,7 @@ def libsvm(
         shards_per_client=shards_per_client,
         held_out_clients=held_out_clients,
         seed=seed,
+        learned=learned,
         num_outputs=num_outputs,
         task=task,
         label_names=label_names,

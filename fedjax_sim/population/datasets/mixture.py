@@ -89,5 +89,5 @@ def mixture(
     y = rng.choice(num_components, size=test_examples, p=shares).astype(np.int32)
     x = centers[y] + spread * rng.normal(size=(test_examples, dimension))
     test = {"x": x.astype(np.float32), "y": y}
-    train = generated(num_clients, _client, parameters)
+    train = generated(num_clients, _client, parameters, learned=())
     return FederatedData(train, test, None, (dimension,), num_components, "classification", name="mixture")

@@ -32,13 +32,15 @@ from fedjax_sim.population.private_labels import has_private_labels
 from fedjax_sim.population.protocol import sizes_of
 from fedjax_sim.population.store import read_store, write_store
 from fedjax_sim.population.wrapper import Around
-from fedjax_sim.types import Array, ClientData, FolderPath, Groups, Population
+from fedjax_sim.types import Array, ClientData, FolderPath, Groups, Learned, Population
 
 __all__ = ["native", "write_native"]
 
 SCHEMA = 1
 FIELDS = ("schema", "name", "task", "input_shape", "num_outputs", "label_names", "vocabulary")
-NAMES = ("client_names", "held_out_names")  # fields of info.json, which it lacks if an earlier version wrote it
+# Fields of info.json, which it lacks if an earlier version wrote it. Without a record, nothing is known of the rows.
+NAMES = ("client_names", "held_out_names")
+RECORD = "learned"
 NOT_HELD = ("poisons", "triggered", "local_test", "measure", "server", "columns")  # fields that a folder cannot hold
 LARGEST_INFO = 1 << 26  # bytes
 # The quotient of every byte, as NumPy rounds it. XLA would multiply by 1 / 255, which rounds differently.
@@ -79,6 +81,7 @@ def write_native(directory: str | os.PathLike, data: FederatedData) -> None:
         # The test set is stored as a population of one client.
         write_store(temporary / "test", data.test, np.array([0, len(jax.tree.leaves(data.test)[0])]))
         info = {"schema": SCHEMA, **{field: getattr(data, field) for field in (*FIELDS[1:], *NAMES)}}
+        info[RECORD] = None if data.learned is None else [record._asdict() for record in data.learned]
         with (temporary / "info.json").open("w", encoding="utf-8") as file:
             json.dump(info, file, indent=1)
             file.flush()
@@ -99,8 +102,8 @@ def _info(path: pathlib.Path) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         validate.fail(str(path), "JSON text", str(error))
     if isinstance(info, dict):
-        info = dict.fromkeys(NAMES) | info
-    if not isinstance(info, dict) or set(info) != {*FIELDS, *NAMES}:
+        info = dict.fromkeys((*NAMES, RECORD)) | info
+    if not isinstance(info, dict) or set(info) != {*FIELDS, *NAMES, RECORD}:
         validate.fail(str(path), f"an object with {', '.join(FIELDS)}", info)
     validate.one_of("info.schema", info["schema"], (SCHEMA,))
     validate.one_of("info.task", info["task"], TASKS)
@@ -115,7 +118,25 @@ def _info(path: pathlib.Path) -> dict[str, Any]:
         if names is not None and not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
             validate.fail(f"info.{field}", "null or a list of strings", names, error=TypeError)
         info[field] = None if names is None else tuple(names)
-    return {**info, "input_shape": tuple(shape)}
+    return {**info, "input_shape": tuple(shape), RECORD: _record(info[RECORD])}
+
+
+def _record(fields: Any) -> tuple[Learned, ...] | None:
+    """Returns the record of what was learnt from the rows, as info.json has it."""
+    if fields is None:
+        return None
+    names = ("what", "columns", "effect", "instead", "is_public")
+    rule = f"null or a list of objects with {', '.join(names)}"
+    if not isinstance(fields, list):
+        validate.fail("info.learned", rule, fields, error=TypeError)
+    for entry in fields:
+        if not isinstance(entry, dict) or set(entry) != set(names) or not isinstance(entry["is_public"], bool):
+            validate.fail("info.learned", rule, entry, error=TypeError)
+        texts = [entry["what"], entry["effect"], entry["instead"]]
+        columns = entry["columns"]
+        if not isinstance(columns, list) or not all(isinstance(text, str) for text in texts + columns):
+            validate.fail("info.learned", "texts, and a list of texts as columns", entry, error=TypeError)
+    return tuple(Learned(**entry | {"columns": tuple(entry["columns"])}) for entry in fields)
 
 
 @jax.tree_util.register_dataclass
@@ -165,6 +186,7 @@ def native(*, directory: FolderPath, host: bool = False, scale_bytes: bool = Tru
     folder = existing("directory", directory)
     info = _info(folder / "info.json")
     info.pop("schema")
+    learned = info.pop(RECORD)
 
     # info.json and the stores are separate files, so shapes and labels are compared with what info.json declares.
     def check(split: str, examples: Any) -> dict[str, np.ndarray]:
@@ -185,7 +207,8 @@ def native(*, directory: FolderPath, host: bool = False, scale_bytes: bool = Tru
         return population
 
     existing("directory", str(folder / "train"))
-    train = host_store(folder / "train") if host else store("train")
+    population = host_store(folder / "train") if host else store("train")
+    train = dataclasses.replace(population, learned=learned)
     held_out = store("held_out")
     central_test = store("test") or store("held_out")
     if central_test is None:

@@ -5,6 +5,7 @@ Here and in `theory` the risks are given as hessians H_i [N, d, d] and centers a
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Annotated, Any
 
 import jax.numpy as jnp
@@ -134,7 +135,7 @@ def quadratics(
     hessians = np.einsum("nik,nk,njk->nij", rotations, eigenvalues, rotations)
     centers = rng.normal(size=dimension)[None] + heterogeneity * rng.normal(size=(num_clients, dimension))
     counts = rng.integers(1, max_examples, num_clients, endpoint=True)
-    train = quadratic_population(hessians, centers, counts=counts)
+    train = dataclasses.replace(quadratic_population(hessians, centers, counts=counts), learned=())
     rows = np.repeat(np.arange(num_clients), counts)
     test = {"hessian": hessians[rows].astype(np.float32), "center": centers[rows].astype(np.float32)}
     return FederatedData(train, test, None, (dimension,), 1, "quadratic", name="quadratics")

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Annotated
 
 import numpy as np
 
 from fedjax_sim import text_files, validate
+from fedjax_sim.population.datasets.vocabularies import codes_of, vocabulary_learned
 from fedjax_sim.population.federated_data import PADDING, FederatedData, existing, from_sites
 from fedjax_sim.types import FolderPath
 from fedjax_sim.validate import Integer, NonNegativeInt, OpenShare
@@ -65,6 +67,7 @@ def shakespeare(
     sequence_length: Annotated[int, Integer(1, 1000000)] = 40,
     min_characters: Annotated[int, Integer(2)] = 2,
     test_fraction: OpenShare = 0.2,
+    vocabulary: Sequence[str] | None = None,
     seed: NonNegativeInt = 0,
 ) -> FederatedData:
     """Reads Shakespeare's plays, where the task is to predict every next character. Each speaking role is a client.
@@ -77,6 +80,7 @@ def shakespeare(
       min_characters: roles with less text than this are left out. At least 2.
       test_fraction: share of each role's text, from its end, that is its test part. The first window of the test part
         begins with the last training character, so that every character but the first is predicted once.
+      vocabulary: the characters, in the order of their codes; texts may have no others. None for those of all texts.
       seed: unused, since nothing is drawn. Every data set takes a seed.
 
     Returns: `FederatedData` with x [n, L] int32, y [n, L] int32 (the next character, -1 in padding) and the
@@ -93,8 +97,7 @@ def shakespeare(
     roles = {role: spoken for role, spoken in speeches(text).items() if len(spoken) >= min_characters}
     if not roles:
         validate.fail(str(path), f"a role with at least {min_characters} characters", f"{len(text)} characters")
-    characters = sorted(set("".join(roles.values())))
-    code = {character: i for i, character in enumerate(characters, 1)}  # 0 is padding
+    characters, code = codes_of(vocabulary, "".join(roles.values()))
     train = {}
     test = {}
     for role, spoken in roles.items():
@@ -103,6 +106,6 @@ def shakespeare(
         cut = max(len(codes) - math.floor(validate.as_written(test_fraction) * len(codes)), 2)
         train[role] = windows(codes[:cut], sequence_length)
         test[role] = windows(codes[cut - 1 :], sequence_length)
-    vocabulary = ("<padding>", *characters)
-    about = {"task": "next_token", "num_outputs": len(vocabulary), "vocabulary": vocabulary, "name": "shakespeare"}
-    return from_sites(train, test, **about)
+    tokens = ("<padding>", *characters)
+    about = {"task": "next_token", "num_outputs": len(tokens), "vocabulary": tokens, "name": "shakespeare"}
+    return from_sites(train, test, **about, learned=vocabulary_learned(vocabulary))

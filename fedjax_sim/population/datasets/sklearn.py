@@ -10,10 +10,11 @@ import numpy as np
 
 from fedjax_sim import validate
 from fedjax_sim.population import partition as schemes
+from fedjax_sim.population.datasets.quantities import scale_of
 from fedjax_sim.population.federated_data import FederatedData, check_examples, standardiser
 from fedjax_sim.population.population import indexed
 from fedjax_sim.population.splits import stratified_split
-from fedjax_sim.types import Population
+from fedjax_sim.types import Learned, Population, Scale
 from fedjax_sim.validate import NonNegativeInt, PositiveInt
 
 __all__ = ["breast_cancer", "digits", "digits_partition", "partitioned", "split_rows"]
@@ -110,7 +111,8 @@ def digits(
         if not size:
             return None
         options = {"alpha": alpha, "min_examples": min_examples, "max_examples": max_examples}
-        return indexed(rows, schemes.dirichlet_draws(rows["y"], size, **options, seed=_seed(seed, purpose)))
+        draws = schemes.dirichlet_draws(rows["y"], size, **options, seed=_seed(seed, purpose))
+        return indexed(rows, draws, learned=())
 
     population = draw(train, num_clients, 1)
     held_out = draw(test, held_out_clients, 2)
@@ -139,6 +141,7 @@ def partitioned(
     shards_per_client: int,
     held_out_clients: NonNegativeInt,
     seed: int,
+    learned: tuple[Learned, ...],
     **about: Any,
 ) -> FederatedData:
     """Divides training rows among clients, and test rows among held-out clients in the same way.
@@ -148,6 +151,7 @@ def partitioned(
     Args:
       data: training rows and test rows, {"x", "y"} each.
       num_clients, partition, alpha, shards_per_client, held_out_clients, seed: as in `digits_partition`.
+      learned: what was learnt from the rows, see `types.Learned`.
       about: further fields of `FederatedData`.
     """
     train, test = data
@@ -158,10 +162,11 @@ def partitioned(
         y = rows["y"]
         options = {"seed": _seed(seed, purpose)}
         if partition == "iid":
-            return indexed(rows, schemes.iid(len(y), size, **options))
+            return indexed(rows, schemes.iid(len(y), size, **options), learned=learned)
         if partition == "shards":
-            return indexed(rows, schemes.shards(y, size, shards_per_client=shards_per_client, **options))
-        return indexed(rows, schemes.dirichlet(y, size, alpha=alpha, **options))
+            made = schemes.shards(y, size, shards_per_client=shards_per_client, **options)
+            return indexed(rows, made, learned=learned)
+        return indexed(rows, schemes.dirichlet(y, size, alpha=alpha, **options), learned=learned)
 
     population = divided(train, num_clients, 1)
     held_out = divided(test, held_out_clients, 2)
@@ -206,6 +211,7 @@ def digits_partition(
         shards_per_client=shards_per_client,
         held_out_clients=held_out_clients,
         seed=seed,
+        learned=(),
         num_outputs=10,
         task="classification",
         label_names=tuple("0123456789"),
@@ -213,8 +219,10 @@ def digits_partition(
     )
 
 
+@validate.named_arguments
 def breast_cancer(
     *,
+    standardise: bool | Scale = True,
     num_clients: int = 10,
     partition: str = "dirichlet",
     alpha: float = 1.0,
@@ -229,6 +237,8 @@ def breast_cancer(
     training rows. That is a convenience of the simulation: a real federation would need a protocol for it.
 
     Args:
+      standardise: False keeps the measurements as they are. {"mean": [30], "deviation": [30]} are constants that are
+        known without the rows; noise needs these or False.
       num_clients, partition, alpha, shards_per_client, test_fraction, held_out_clients, seed: as in `digits_partition`.
 
     Returns: `FederatedData` with x [n, 30], and y 0 (malignant) or 1 (benign).
@@ -247,7 +257,8 @@ def breast_cancer(
     source = load_breast_cancer()
     train, test = split_rows({"x": source.data, "y": source.target}, test_fraction, _split_generator(seed), "binary", 1)
     # Statistics are those of the training rows alone, so that test rows stay unseen.
-    mean, deviation = standardiser(train["x"].astype(np.float64))
+    names = [str(name) for name in source.feature_names]
+    mean, deviation, learned = scale_of(standardise, names, lambda: standardiser(train["x"].astype(np.float64)))
     train, test = ({"x": ((part["x"] - mean) / deviation).astype(np.float32), "y": part["y"]} for part in (train, test))
     return partitioned(
         (train, test),
@@ -257,6 +268,7 @@ def breast_cancer(
         shards_per_client=shards_per_client,
         held_out_clients=held_out_clients,
         seed=seed,
+        learned=learned,
         num_outputs=1,
         task="binary",
         label_names=tuple(str(name) for name in source.target_names),

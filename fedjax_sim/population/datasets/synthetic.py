@@ -95,7 +95,7 @@ def synthetic(
         cut = n - math.ceil(validate.as_written(test_fraction) * int(n))
         train[f"f_{i:05d}"] = {"x": x[:cut], "y": y[:cut]}
         test[f"f_{i:05d}"] = {"x": x[cut:], "y": y[cut:]}
-    data = from_sites(train, test, task="classification", num_outputs=num_classes, name="synthetic")
+    data = from_sites(train, test, task="classification", num_outputs=num_classes, name="synthetic", learned=())
     return data._replace(client_names=None, held_out_names=None)  # generated clients are known by their numbers
 
 
@@ -173,7 +173,9 @@ def _teacher(
         "mask": np.ones(examples_per_client, bool),
     }
     train, held_out = (
-        generated(n, client, {**parameters, "seed": seed_words(seed, purpose), "size": np.int32(n)}) if n else None
+        generated(n, client, {**parameters, "seed": seed_words(seed, purpose), "size": np.int32(n)}, learned=())
+        if n
+        else None
         for purpose, n in ((1, num_clients), (2, held_out_clients))
     )
     # The test labels differ between the two data sets, and are drawn from `rng` by the caller.
@@ -311,5 +313,5 @@ def mean_estimation(
         "size": np.int32(num_clients),
     }
     test = {"x": np.ones((1, 1), np.float32), "y": optimum[None]}
-    train = generated(num_clients, _mean_client, parameters)
+    train = generated(num_clients, _mean_client, parameters, learned=())
     return FederatedData(train, test, None, (1,), dimension, "regression", name="mean_estimation")

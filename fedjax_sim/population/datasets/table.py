@@ -17,13 +17,14 @@ from fedjax_sim.population.datasets.columns import (
     Column,
     Identities,
     NotUnderstood,
+    canonical,
     coded,
     identities,
     joined,
     of_texts,
     read_column,
 )
-from fedjax_sim.population.datasets.quantities import listed, missing_in_words, quantities
+from fedjax_sim.population.datasets.quantities import classes_learned, listed, missing_in_words, quantities
 from fedjax_sim.population.federated_data import (
     SCALED_BYTES,
     FederatedData,
@@ -35,8 +36,8 @@ from fedjax_sim.population.federated_data import (
 from fedjax_sim.population.partition import Partition, by_group, from_owner
 from fedjax_sim.population.partitioners import Partitioner
 from fedjax_sim.population.population import indexed, stored
-from fedjax_sim.population.splits import client_split, stratified_split
-from fedjax_sim.types import FilePath, Population
+from fedjax_sim.population.splits import client_split, own_split, split_learned, stratified_split
+from fedjax_sim.types import ColumnFills, ColumnValues, FilePath, Learned, Population, Scale
 from fedjax_sim.validate import Default, Integer, NonNegativeInt, OpenShare
 
 __all__ = ["TableOptions", "from_table", "table"]
@@ -54,11 +55,14 @@ class TableOptions(TypedDict, total=False):
     partition: Annotated[Partitioner | None, Default(None)]
     task: Annotated[Literal["binary", "classification", "regression"], Default("classification")]
     features: Annotated[Sequence[str], Default(())]
-    categories: Annotated[Sequence[str], Default(())]
+    categories: Annotated[Sequence[str] | ColumnValues, Default(())]
     num_classes: Annotated[Annotated[int, Integer(2)] | None, Default(None)]
-    standardise: Annotated[bool, Default(True)]
+    classes: Annotated[Sequence[str] | None, Default(None)]
+    standardise: Annotated[bool | Scale, Default(True)]
     missing: Annotated[Sequence[str], Default(())]
+    fill: Annotated[ColumnFills | None, Default(None)]
     test_fraction: Annotated[OpenShare | None, Default(None)]
+    split: Annotated[Literal["together", "by_client"], Default("together")]
     seed: Annotated[NonNegativeInt, Default(0)]
 
 
@@ -70,12 +74,25 @@ class _Meaning(NamedTuple):
     partition: Partitioner | None = None
     task: str = "classification"
     features: Sequence[str] = ()
-    categories: Sequence[str] = ()
+    categories: Sequence[str] | ColumnValues = ()
     num_classes: int | None = None
-    standardise: bool = True
+    classes: Sequence[str] | None = None
+    standardise: bool | Scale = True
     missing: Sequence[str] = ()
+    fill: ColumnFills | None = None
     test_fraction: float | None = None
+    split: Literal["together", "by_client"] = "together"
     seed: int = 0
+
+
+class _Prepared(NamedTuple):
+    """The features of all rows, and how they were made."""
+
+    x: np.ndarray  # [rows, ...]
+    columns: tuple[TableColumn, ...]  # with their preparation
+    notes: tuple[str, ...]  # what was changed, in words
+    warnings: tuple[str, ...] = ()
+    learned: tuple[Learned, ...] = ()
 
 
 class _Table(NamedTuple):
@@ -110,21 +127,33 @@ def from_table(source: Any, *, label: str, test: Any = None, **options: Unpack[T
         a row.
       features: names of the feature columns, in the order of x. Empty for all but `label` and `client`.
       categories: names of those feature columns whose values are categories, texts or numbers. Each value that a
-        training row has becomes one column, 0 or 1, in sorted order. A value that only test rows have is 0 in all.
+        training row has becomes one column, 0 or 1, in sorted order. A value that only test rows have is 0 in all. With
+        a table, {smokes = ["no", "yes"]}, the stated values are the columns, in that order.
       num_classes: C, for the task "classification" alone. None for the labels that are there.
+      classes: the labels in the order of the classes, such as ["low", "top"]. No row may have another label. None for
+        the labels that are there.
       standardise: whether quantities, which are the features that are no categories, are standardised by mean and
         standard deviation of the pooled training rows. That is a convenience of the simulation: a real federation
-        would need a protocol for it.
+        would need a protocol for it, and no noise hides it. {mean = [...], deviation = [...]} are constants in the
+        order of the quantities.
       missing: texts that stand for a missing value in every column, such as ["?", "-9"], where -9 also matches numbers.
         Missing without a code are None, NaN, NaT, NA of pandas, nulls of Arrow, masks of NumPy, and empty texts. An id
         or a label must not be missing, and a missing category is a value of its own. A missing quantity is replaced by
         the median of the training rows, and an indicator column behind all features tells where; those without a code
         are refused unless "nan" says that they are expected.
+      fill: a number for each column in which quantities may be missing, which stands for them: {age = 54}. Each of
+        these columns has an indicator. None for the medians.
       test_fraction: share of the rows that become test rows, of each label unless the task is "regression". With
         `client` it is also the share of each client's rows and of each label of a client, which is rounded up or down
         at random: every row is a test row with this probability. None for 0.25, and where `test` is given, beside which
         a share is refused.
+      split: with `client`, "together" draws the test rows of all clients together, so that their number is the share of
+        all rows. "by_client" draws each client's own from its id and the seed, whatever other clients there are, as
+        noise needs it; labels then have their share on average.
       seed: of the split.
+
+    Beside noise, whatever is learnt from the rows of all clients must be stated in its place (`standardise`, `fill`,
+    `categories`, and `classes` or `num_classes`), since one client could change it: see `FederatedData.learned`.
 
     Returns: `FederatedData` with x [n, features] float32. With `client`, held-out client i has the test rows of the
       i-th id that has any. With `partition` there are no held-out clients.
@@ -168,8 +197,8 @@ def table(
       delimiter: the text between values: one character, "space", or "auto". "auto" takes comma, semicolon or tab,
         whichever is in the header.
       comment: lines that begin with this text are skipped. None skips no line.
-      client, partition, task, features, categories, num_classes, standardise, missing, test_fraction, seed: as in
-        `from_table`.
+      client, partition, task, features, categories, num_classes, classes, standardise, missing, fill, test_fraction,
+        split, seed: as in `from_table`.
 
     Returns: `FederatedData` as `from_table` does.
 
@@ -261,13 +290,19 @@ def _federated(train: _Table, test: _Table | None, name: str, meaning: _Meaning)
         validate.fail(
             "test_fraction", "none beside a table of test rows", meaning.test_fraction, "No row is split off."
         )
+    if meaning.classes is not None and (meaning.task == "regression" or meaning.num_classes is not None):
+        other = f"task = {meaning.task!r}" if meaning.num_classes is None else "num_classes"
+        validate.fail("classes", f"none beside {other}", list(meaning.classes))
     if meaning.num_classes is not None and meaning.task != "classification":
         validate.fail("num_classes", f"none with task = {meaning.task!r}", meaning.num_classes)
+    if meaning.split == "by_client" and (client is None or test is not None):
+        other = "a partition" if client is None else "a table of test rows"
+        validate.fail("split", f'"together" beside {other}', meaning.split, "No client has rows to split.")
     feature_names = _feature_names(train, meaning)
     ids = None if client is None else _ids(train, client, meaning)
     if test is None:
         table = train
-        is_test = _test_rows(train, None if ids is None else ids.codes, meaning)
+        is_test = _test_rows(train, ids, meaning)
     else:
         table = _joined(train, test, [meaning.label, *feature_names, *([] if client is None else [client])])
         is_test = np.arange(table.num_rows) >= train.num_rows
@@ -276,8 +311,17 @@ def _federated(train: _Table, test: _Table | None, name: str, meaning: _Meaning)
         if not rows.any():
             hint = f"There are {len(is_test):,} rows."
             validate.fail("test_fraction", f"a share that leaves {part} rows", _test_share(meaning), hint)
-    x, notes, features, warnings = _features(table, feature_names, ~is_test, meaning)
+    prepared = _features(table, feature_names, ~is_test, meaning)
+    x, notes, learned = prepared.x, prepared.notes, prepared.learned
     y, num_outputs, label_names = _labels(table, meaning)
+    # Labels 0 to C - 1 with a stated C are as they were written, and a source may state its classes. Other classes come
+    # from the labels of all rows.
+    is_numbered = label_names is None and (meaning.task == "binary" or meaning.num_classes is not None)
+    is_stated = meaning.classes is not None or _named(table, meaning.label, "label").class_names is not None
+    if meaning.task != "regression" and not is_numbered and not is_stated:
+        learned += classes_learned('classes = ["...", "..."], or num_classes = C for labels 0 to C - 1')
+    if ids is not None and test is None:
+        learned += split_learned(meaning.split)
     if label_names is not None:
         notes = (*notes, f"labels, in the order of the classes: {listed(label_names)}")
     training, testing = (
@@ -293,13 +337,13 @@ def _federated(train: _Table, test: _Table | None, name: str, meaning: _Meaning)
         codes = ids.codes
         distinct = np.unique(codes if test is None else codes[~is_test])
         owner = np.asarray(np.searchsorted(distinct, codes[~is_test]))
-        population: Population = _stored(training, from_owner(owner, len(distinct)))
+        population: Population = _stored(training, from_owner(owner, len(distinct)), learned)
         held_out = _stored(testing, by_group(codes[is_test]))
         client_names, held_out_names = (
             tuple(ids.names[code] for code in some_codes) for some_codes in (distinct, np.unique(codes[is_test]))
         )
     elif partition is not None:
-        population = indexed(training, partition.divide(training["y"]))
+        population = indexed(training, partition.divide(training["y"]), learned=learned)
     shape = training["x"].shape[1:]
     return FederatedData(
         population,
@@ -313,8 +357,8 @@ def _federated(train: _Table, test: _Table | None, name: str, meaning: _Meaning)
         notes=tuple(notes),
         client_names=client_names,
         held_out_names=held_out_names,
-        table_columns=_columns(train, features, meaning),
-        warnings=warnings,
+        table_columns=_columns(train, prepared.columns, meaning),
+        warnings=prepared.warnings,
     )
 
 
@@ -327,8 +371,11 @@ def _columns(table: _Table, features: tuple[TableColumn, ...], meaning: _Meaning
     return known + tuple(TableColumn(name, "not used") for name in table.columns if name not in names)
 
 
-def _stored(rows: dict[str, np.ndarray], partition: Partition) -> Population:
-    return stored({leaf: values[partition.indices] for leaf, values in rows.items()}, partition.offsets)
+def _stored(
+    rows: dict[str, np.ndarray], partition: Partition, learned: tuple[Learned, ...] | None = None
+) -> Population:
+    examples = {leaf: values[partition.indices] for leaf, values in rows.items()}
+    return stored(examples, partition.offsets, learned=learned)
 
 
 def _joined(train: _Table, test: _Table, names: Sequence[str]) -> _Table:
@@ -430,15 +477,21 @@ def _check_identities(table: _Table, name: str, column: Column, what: str, hint:
         validate.fail(f"{table.place(row)} {name}", f"{what} that is an integer or a text", value, hint)
 
 
-def _test_rows(table: _Table, ids: np.ndarray | None, meaning: _Meaning) -> np.ndarray:
+def _test_rows(table: _Table, ids: Identities | None, meaning: _Meaning) -> np.ndarray:
     """Draws which rows are test rows, [rows] bool: a share of each label, at each client if there are ids."""
     num_rows = table.num_rows
     labels = np.zeros(num_rows)
     if meaning.task != "regression":
         labels = identities(_one_value(table, meaning.label, "label", meaning)).codes
     rng = np.random.default_rng(meaning.seed)
+    if ids is not None and meaning.split == "by_client":
+        is_test = np.zeros(num_rows, bool)
+        partition = by_group(ids.codes)
+        for rows in np.split(partition.indices, partition.offsets[1:-1]):
+            is_test[rows] = own_split(len(rows), ids.names[ids.codes[rows[0]]], _test_share(meaning), meaning.seed)
+        return is_test
     if ids is not None:
-        return client_split(labels, ids, _test_share(meaning), rng)
+        return client_split(labels, ids.codes, _test_share(meaning), rng)
     return np.isin(np.arange(num_rows), stratified_split(labels, _test_share(meaning), rng)[1])
 
 
@@ -497,10 +550,8 @@ def _quantities(table: _Table, names: Sequence[str], missing: Sequence[str]) -> 
     return columns
 
 
-def _features(
-    table: _Table, names: Sequence[str], is_training: np.ndarray, meaning: _Meaning
-) -> tuple[np.ndarray, tuple[str, ...], tuple[TableColumn, ...], tuple[str, ...]]:
-    """Returns x [rows, ...], what was changed in words, the columns with their preparation, and warnings."""
+def _features(table: _Table, names: Sequence[str], is_training: np.ndarray, meaning: _Meaning) -> _Prepared:
+    """Returns the features of all rows, and what was done to make them."""
     read = {name: table.columns[name]() for name in names}
     arrays = [name for name in names if read[name].values.ndim > 1]
     if arrays and len(names) > 1:
@@ -513,11 +564,12 @@ def _features(
             validate.fail(f"{table.place(row)} {arrays[0]}", "an array in which nothing is missing", "a mask")
         x = read[arrays[0]].values
         notes = (SCALED_BYTES,) if are_bytes({arrays[0]: x}) else ()
-        return x, notes, (TableColumn(arrays[0], "feature", "divided by 255" if notes else "as it is"),), ()
+        return _Prepared(x, (TableColumn(arrays[0], "feature", "divided by 255" if notes else "as it is"),), notes)
     missing = text_files.check_missing(meaning.missing)
     quantity_names = [name for name in names if name not in meaning.categories]
     blocks = []
     notes: tuple[str, ...] = ()
+    learned: tuple[Learned, ...] = ()
     features: tuple[TableColumn, ...] = ()
     warnings: tuple[str, ...] = ()
     if quantity_names:
@@ -525,16 +577,38 @@ def _features(
         for name, quantity in zip(quantity_names, values.T, strict=True):
             as_category = f"If it numbers categories: categories = [{json.dumps(name, ensure_ascii=False)}]."
             warnings += identifier_in_words(name, quantity, WITHOUT_IT, as_category)
-        notes = missing_in_words(quantity_names, values)
-        features = quantity_columns(quantity_names, values, is_training, meaning.standardise)
-        blocks.append(quantities(values[is_training], meaning.standardise)(values))
+        notes = missing_in_words(quantity_names, values, meaning.fill)
+        features = quantity_columns(quantity_names, values, is_training, meaning.standardise, meaning.fill)
+        constants = {"standardise": meaning.standardise, "fill": meaning.fill, "may_be_missing": bool(missing)}
+        prepared, learned = quantities(values[is_training], quantity_names, **constants)
+        blocks.append(prepared(values))
     for name in meaning.categories:
-        codes = identities(coded(read[name], missing)).codes  # -1 where none is, a category of its own
-        categories = np.unique(codes[is_training])
+        known = identities(coded(read[name], missing))
+        codes = known.codes  # -1 where none is, a category of its own
+        categories = _category_codes(name, known, is_training, meaning)
         blocks.append(codes[:, None] == categories[None])
         features += (category(name, len(categories)),)
         warnings += identifier_in_words(name, codes.astype(object), WITHOUT_IT)
-    return np.concatenate(blocks, axis=1), notes, features, warnings
+    if meaning.categories and not isinstance(meaning.categories, Mapping):
+        effect = "add inputs to every other client, and take inputs from it"
+        instead = 'categories = {COLUMN = ["...", "..."], ...}'
+        learned += (Learned("the values of categories", tuple(meaning.categories), effect, instead),)
+    return _Prepared(np.concatenate(blocks, axis=1), features, notes, warnings, learned)
+
+
+def _category_codes(name: str, known: Identities, is_training: np.ndarray, meaning: _Meaning) -> np.ndarray:
+    """Returns the code of each column of a category: of the stated values, or of those that training rows have.
+
+    A stated value that no row has gets a code that no row has.
+    """
+    if not isinstance(meaning.categories, Mapping):
+        return np.unique(known.codes[is_training])
+    stated = list(meaning.categories[name])
+    names = [canonical(value, known) for value in stated]
+    if not stated or len(set(names)) != len(names):
+        validate.fail(f"categories.{name}", "a list of distinct values", stated)
+    code = {value: i for i, value in enumerate(known.names)}
+    return np.array([code.get(value, len(code)) for value in names])
 
 
 def _labels(table: _Table, meaning: _Meaning) -> tuple[np.ndarray, int, tuple[str, ...] | None]:
@@ -551,6 +625,8 @@ def _labels(table: _Table, meaning: _Meaning) -> tuple[np.ndarray, int, tuple[st
     known = identities(column)
     if known.are_measured:
         validate.fail("label", "labels that are integers or texts", listed(known.names), hint)
+    if meaning.classes is not None:
+        return _stated_classes(known, tuple(canonical(label, known) for label in meaning.classes), meaning)
     if column.class_names is not None:
         return _stated_classes(known, column.class_names, meaning)
     classes, y = known.names, known.codes
@@ -567,9 +643,17 @@ def _labels(table: _Table, meaning: _Meaning) -> tuple[np.ndarray, int, tuple[st
 def _stated_classes(
     known: Identities, classes: tuple[str, ...], meaning: _Meaning
 ) -> tuple[np.ndarray, int, tuple[str, ...]]:
-    """Returns y [rows], the number of outputs and the classes, which the source states, also those without a row."""
+    """Returns y [rows], the number of outputs and the classes, which the option `classes` or the source states.
+
+    Classes without a row are classes too. No row may have another label.
+    """
     num_classes = 2 if meaning.task == "binary" else meaning.num_classes
     if num_classes not in (None, len(classes)):
         validate.fail("label", f"{num_classes} classes", f"{len(classes)} stated with the column: {listed(classes)}")
+    if len(set(classes)) != len(classes):
+        validate.fail("classes", "distinct labels", listed(classes))
+    others = [name for name in known.names if name not in classes]
+    if others:
+        validate.fail("label", f"one of the classes {listed(classes)} in each row", listed(others))
     y = np.array([classes.index(name) for name in known.names])[known.codes]
     return y, 1 if meaning.task == "binary" else len(classes), classes

@@ -8,15 +8,16 @@ from __future__ import annotations
 import collections
 import pathlib
 from collections.abc import Sequence
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 
 from fedjax_sim import validate
-from fedjax_sim.population.datasets.hdf5_file import random_split, read_clients
+from fedjax_sim.population.datasets.hdf5_file import read_clients, split_clients
 from fedjax_sim.population.datasets.shakespeare import windows
+from fedjax_sim.population.datasets.vocabularies import codes_of, stated_tokens, vocabulary_learned
 from fedjax_sim.population.federated_data import PADDING, FederatedData, existing, from_sites
-from fedjax_sim.population.splits import counts_of_clients
+from fedjax_sim.population.splits import split_learned
 from fedjax_sim.types import FilePath
 from fedjax_sim.validate import Integer, NonNegativeInt, OpenShare, PositiveInt
 
@@ -35,8 +36,10 @@ def tff_text(
     unit: Literal["character", "word"] = "character",
     sequence_length: Annotated[int, Integer(1, 1000000)] = 80,
     vocabulary_size: PositiveInt = 10_000,
+    vocabulary: Sequence[str] | None = None,
     max_clients: PositiveInt | None = None,
     test_fraction: OpenShare = 0.2,
+    split: Literal["together", "by_client"] = "together",
     max_bytes: Annotated[int, Integer(1, 4611686018427387904)] = 2**34,
     seed: NonNegativeInt = 0,
 ) -> FederatedData:
@@ -55,8 +58,12 @@ def tff_text(
       sequence_length: L.
       vocabulary_size: number of words in the vocabulary, the most frequent ones of the training texts. For characters
         it has no effect, and the vocabulary has all of them.
+      vocabulary: the words, or the characters, in the order of their tokens. Noise needs them stated, since one client
+        could change them. Texts may have other words, which are unknown, but no other characters. None for those of the
+        texts.
       max_clients: only the first clients of each file, in the order of their ids, are read. None for all.
       test_fraction: share of each client's texts that is its test part, if there is no test_path.
+      split: "together" or "by_client", as in `csv_sites`, if there is no test_path.
       max_bytes: the most bytes that the texts, and the rows of tokens, may take.
       seed: of the split.
 
@@ -83,26 +90,22 @@ def tff_text(
     if test_path is not None:
         test = read(existing("test_path", test_path, folder=False))
     else:
-        rng = np.random.default_rng(seed)
-        sizes = np.array([len(client["texts"]) for client in train.values()])
-        counts = counts_of_clients(sizes, test_fraction, rng)
-        for (id, client), count in zip(list(train.items()), counts, strict=True):
-            train[id], test[id] = random_split(client, count, rng)
+        train, test = split_clients(train, test_fraction, seed, split)
     splits = [{id: client["texts"].tolist() for id, client in split.items()} for split in (train, test)]
     train_texts = [text for texts in splits[0].values() for text in texts]
     all_texts = train_texts + [text for texts in splits[1].values() for text in texts]
     if unit == "character":
-        vocabulary = ("<padding>", *sorted({"\n"}.union(*all_texts)))
+        characters, _ = codes_of(vocabulary, {"\n"}.union(*all_texts))
+        tokens = ("<padding>", *characters)
         num_rows = sum(len(text) // sequence_length + 1 for text in all_texts)  # at most: texts are joined
     else:
-        counts = collections.Counter(word for text in train_texts for word in text.split())
-        frequent_words = sorted(counts, key=lambda word: (-counts[word], word))[:vocabulary_size]
-        vocabulary = (*MARKS, *frequent_words)
+        words = frequent_words(train_texts, vocabulary_size) if vocabulary is None else stated_tokens(vocabulary)
+        tokens = (*MARKS, *words)
         num_rows = len(all_texts)
     # x and y hold int32, so a token takes 8 bytes.
     hint = "Set max_clients, or a smaller sequence_length."
     validate.fits_in_memory("path", 8 * num_rows * sequence_length, max_bytes, hint=hint)
-    code = {token: i for i, token in enumerate(vocabulary)}
+    code = {token: i for i, token in enumerate(tokens)}
 
     def rows(texts: list[str]) -> dict[str, np.ndarray]:
         if unit == "word":
@@ -110,9 +113,16 @@ def tff_text(
         return windows(np.array([code[c] for c in "\n".join(texts)], np.int32), sequence_length)
 
     train, test = ({id: rows(texts) for id, texts in split.items()} for split in splits)
-    num_outputs = len(vocabulary)
-    name = source.stem
-    return from_sites(train, test, task="next_token", num_outputs=num_outputs, vocabulary=vocabulary, name=name)
+    about: dict[str, Any] = {"vocabulary": tokens, "name": source.stem, "learned": vocabulary_learned(vocabulary)}
+    if test_path is None:
+        about["learned"] += split_learned(split)
+    return from_sites(train, test, task="next_token", num_outputs=len(tokens), **about)
+
+
+def frequent_words(texts: Sequence[str], count: int) -> list[str]:
+    """Returns the most frequent words of texts, at most `count`. Equal ones are in alphabetical order."""
+    counts = collections.Counter(word for text in texts for word in text.split())
+    return sorted(counts, key=lambda word: (-counts[word], word))[:count]
 
 
 def sentences(texts: Sequence[list[str]], code: dict[str, int], length: int) -> dict[str, np.ndarray]:

@@ -10,7 +10,14 @@ import numpy as np
 
 from fedjax_sim import validate
 from fedjax_sim.population.federated_data import PADDING, FederatedData, existing
-from fedjax_sim.population.graph.partition import PARTITIONS, graph_data, node_owners, parties_of, stacked_graphs
+from fedjax_sim.population.graph.partition import (
+    PARTITIONS,
+    graph_data,
+    node_owners,
+    parties_of,
+    shared_graph,
+    stacked_graphs,
+)
 from fedjax_sim.population.partition import generator
 from fedjax_sim.population.population import stored
 from fedjax_sim.types import FolderPath, GraphData
@@ -92,7 +99,7 @@ def node_data(
 
     def population(nodes):
         rows = {"x": parties.graphs, "halo": parties.halo, "y": labels_at(nodes)[parties.graphs.ids]}
-        return stored(rows, np.arange(num_clients + 1))
+        return stored(rows, np.arange(num_clients + 1), learned=shared_graph(num_clients))
 
     central_test = {"x": stacked_graphs([graph]), "y": labels_at(test)[None, :-1]}
     shape = (graph.nodes.shape[1],)
@@ -359,7 +366,7 @@ def molecules(
     def rows(part):
         return {"x": GraphData(*(leaf[part] for leaf in batch)), "y": y[part]}
 
-    train = stored(rows(slice(num_train)), np.arange(num_clients + 1) * graphs_per_client)
+    train = stored(rows(slice(num_train)), np.arange(num_clients + 1) * graphs_per_client, learned=())
     names = ("no nitrogen at an oxygen", "a nitrogen at an oxygen")
     return FederatedData(
         train, rows(slice(num_train, None)), None, (len(ATOMS),), 2, "graph_classification", names, name="molecules"

@@ -8,7 +8,7 @@ import numpy as np
 
 from fedjax_sim import validate
 from fedjax_sim.population.federated_data import PADDING, FederatedData
-from fedjax_sim.population.graph.partition import PARTITIONS, node_owners, parties_of, stacked_graphs
+from fedjax_sim.population.graph.partition import PARTITIONS, node_owners, parties_of, shared_graph, stacked_graphs
 from fedjax_sim.population.partition import generator
 from fedjax_sim.population.population import stored
 from fedjax_sim.types import GraphData
@@ -169,7 +169,8 @@ def _links(
         joined.append(place[inner_links])
         no_pairs = np.zeros((0, 2), int)
         unjoined.append(place[unjoined_pairs(nodes, len(inner_links))] if len(nodes) > 1 else no_pairs)
-    train = stored({"x": parties.graphs, **rows(joined, unjoined)}, np.arange(num_clients + 1))
+    examples = {"x": parties.graphs, **rows(joined, unjoined)}
+    train = stored(examples, np.arange(num_clients + 1), learned=shared_graph(num_clients))
     unjoined_test_pairs = unjoined_pairs(np.arange(size), num_test)
     if not len(unjoined_test_pairs):
         validate.fail("graph", "pairs of nodes that are not joined", "a complete graph", "An AUC needs both kinds.")

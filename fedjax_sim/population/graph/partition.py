@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike
 
 from fedjax_sim import validate
 from fedjax_sim.population.partition import generator
-from fedjax_sim.types import GraphData
+from fedjax_sim.types import GraphData, Learned
 from fedjax_sim.validate import NonNegativeInt, PositiveInt
 
 __all__ = [
@@ -26,6 +26,7 @@ __all__ = [
     "neighbourhoods",
     "node_owners",
     "parties_of",
+    "shared_graph",
     "stacked_graphs",
 ]
 
@@ -84,6 +85,14 @@ def graph_data(
     rows = np.unique(np.stack([ends[:, 1], ends[:, 0], edge_kinds], 1)[is_no_self_loop], axis=0).astype(np.int32)
     types = None if edge_types is None else rows[:, 2]
     return GraphData(x, np.arange(len(x), dtype=np.int32), rows[:, 1], rows[:, 0], types)
+
+
+def shared_graph(num_clients: int) -> tuple[Learned, ...]:
+    """Returns the record that parties hold parts of one graph: their division and their edges depend on each other."""
+    if num_clients == 1:
+        return ()
+    effect = "change which nodes and edges the other parties hold"
+    return (Learned("the division of one graph among the parties", (), effect, ""),)
 
 
 def stacked_graphs(graphs: list[GraphData]) -> GraphData:

@@ -11,7 +11,16 @@ from numpy.typing import ArrayLike
 
 from fedjax_sim import validate
 from fedjax_sim.population.protocol import num_rows, sizes_of
-from fedjax_sim.types import Array, CheapReads, ClientData, Groups, Population, Subpopulation
+from fedjax_sim.types import (
+    Array,
+    CheapReads,
+    ClientData,
+    Groups,
+    Learned,
+    Population,
+    Subpopulation,
+    learned_from,
+)
 
 __all__ = ["CountedGroup", "Group", "GroupOfGroups", "Grouped", "grouped"]
 
@@ -144,6 +153,11 @@ class Grouped(Groups):
     def num_members(self) -> int | None:
         """The number of clients in all groups together, on the lowest level if groups are nested; None = not known."""
         return self.population.num_members if isinstance(self.population, Groups) else self.population.size
+
+    @property
+    def learned(self) -> tuple[Learned, ...] | None:
+        """What was learnt from several clients' rows to prepare the inner population's inputs, see `types.Learned`."""
+        return learned_from(self.population)
 
     @property
     def counts(self) -> Array:

@@ -161,7 +161,7 @@ def with_parties(
         tables = [part[rows] for part, rows in zip(party_columns, party_rows, strict=True)]
         aligned = joined(tables, examples["y"], party_alignment, missing=missing)
         clients.append({"x": np.concatenate(aligned["x"], axis=1), "y": aligned["y"]})
-    return data._replace(train=from_clients(clients), columns=columns)
+    return data._replace(train=from_clients(clients, learned=data.learned), columns=columns)
 
 
 def _checked_columns(data: FederatedData, num_parties: int, widths: Sequence[int] | None) -> tuple[int, ...]:
