@@ -192,10 +192,11 @@ def _rounds(name: str, loaded: Any, experiment: Any, folder: Path, start: dict, 
     data_sha256 = digest(experiment.data)
     distributed.check_same("data", data_sha256, "Every process must read the same files.")
     identity = loaded.identity() | {"data_sha256": data_sha256}
-    # Files besides the data's count by their content, which must be the same for all processes, too.
-    if "files" in identity:
-        content = hashlib.sha256(repr(identity["files"]).encode()).hexdigest()
-        distributed.check_same("files", content, "Every process must read the same files.")
+    # Files besides the data's and modules count by their content, which must be the same for all processes, too.
+    for kind in ("files", "modules"):
+        if kind in identity:
+            content = hashlib.sha256(repr(identity[kind]).encode()).hexdigest()
+            distributed.check_same(kind, content, f"Every process must read the same {kind}.")
     if not quiet:
         done = f" after the {rounds_done(folder):,} done" if start["resume"] else ""
         clients = experiment.data.train.size

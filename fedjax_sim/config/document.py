@@ -35,6 +35,7 @@ from typing import Any
 from fedjax_sim.config import files, registry
 from fedjax_sim.config.hints import suggestion
 from fedjax_sim.config.lazy_parts import joined
+from fedjax_sim.config.own_modules import digests_of_modules
 from fedjax_sim.config.run_options import RUN
 from fedjax_sim.config.signatures import REQUIRED, Named, Option, Part
 from fedjax_sim.config.toml import ConfigError, config_file, override, places_set, read_document, unset, written
@@ -84,8 +85,9 @@ class Config:
     def identity(self) -> dict[str, Any]:
         """Returns what a resumed run must share with its checkpoint: all options that can change a bit of a round.
 
-        A file counts by its content, under "files", and not by its path. The data are not in the identity: callers put
-        their digest beside it.
+        A file counts by its content, under "files", and not by its path. So do the modules that `--with` names, and
+        the modules of the user's that they import, under "modules". The data are not in the identity: callers put their
+        digest beside it.
 
         Raises: ConfigError for a file that cannot be read.
 
@@ -98,7 +100,9 @@ class Config:
         tables = files.without_paths(self.tables)
         tables["run"] = {key: value for key, value in tables["run"].items() if key not in NO_RESULT}
         # Dicts compare equal in any order, but wrappers and transforms apply in the order of their tables.
-        return tables | {"order": list(_inner(tables))} | ({"files": contents} if contents else {})
+        identity = tables | {"order": list(_inner(tables))} | ({"files": contents} if contents else {})
+        modules = digests_of_modules(self.tables["run"]["modules"] or [])
+        return identity | ({"modules": modules} if modules else {})
 
     def planned(self, plan: Any) -> Config:
         """Returns this config with the lanes and chunk that were chosen for it.

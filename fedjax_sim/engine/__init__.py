@@ -24,7 +24,17 @@ from fedjax_sim.engine.client_memory.store import (
 )
 from fedjax_sim.engine.constants import constants_as_arguments, jit
 from fedjax_sim.engine.flops import flops
-from fedjax_sim.engine.fold import check_mesh, device_mesh, fold, is_unplaced, num_places, one_device, unplaced
+from fedjax_sim.engine.fold import (
+    assumed_devices,
+    check_mesh,
+    device_mesh,
+    fold,
+    is_unplaced,
+    mesh_for,
+    num_places,
+    one_device,
+    unplaced,
+)
 from fedjax_sim.engine.largest import all_finite, largest_magnitude
 from fedjax_sim.engine.plan import (
     Needs,
@@ -48,6 +58,7 @@ __all__ = [
     "Sharded",
     "all_finite",
     "all_rows",
+    "assumed_devices",
     "buffer",
     "check_mesh",
     "check_plan",
@@ -69,6 +80,7 @@ __all__ = [
     "median",
     "memory_files",
     "memory_limit",
+    "mesh_for",
     "needs",
     "needs_of_a_device",
     "num_places",

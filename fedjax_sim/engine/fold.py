@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from fedjax_sim import validate
 from fedjax_sim.engine.all_messages.rows import AXIS, Rows, spread_rows
@@ -28,13 +28,25 @@ from fedjax_sim.engine.plan import Plan, plan_for
 from fedjax_sim.engine.platform import target, visible_devices
 from fedjax_sim.types import Array, PyTree
 
-__all__ = ["AXIS", "check_mesh", "device_mesh", "fold", "is_unplaced", "num_places", "one_device", "unplaced"]
+__all__ = [
+    "AXIS",
+    "assumed_devices",
+    "check_mesh",
+    "device_mesh",
+    "fold",
+    "is_unplaced",
+    "mesh_for",
+    "num_places",
+    "one_device",
+    "unplaced",
+]
 
 # The largest share of empty places on several accelerators that nobody is warned of.
 MAX_EMPTY = 0.25
 # These settings are part of JAX's trace context: a function that was traced under another setting is traced anew.
 _one_device = jax.make_user_context(False)
 _unplaced = jax.make_user_context(False)
+_assumed_devices = jax.make_user_context(None)
 
 
 @contextlib.contextmanager
@@ -66,18 +78,41 @@ def is_unplaced() -> bool:
     return _unplaced.value
 
 
-def device_mesh(num_devices: int | None = None) -> Mesh | None:
+@contextlib.contextmanager
+def assumed_devices(num_devices: int) -> Iterator[None]:
+    """Traces programs that are only read, and never run, for a number of devices that need not be here.
+
+    Guarantees:
+      The program of a round is that of a machine with so many devices
+      (tests/running/test_same_program.py::test_the_program_of_other_devices).
+    """
+    with _assumed_devices(num_devices):
+        yield
+
+
+def mesh_for(stated: Mesh | str | None) -> Mesh | AbstractMesh | None:
+    """Returns the devices that share a cohort, as an algorithm states them: a mesh, "all" or None for one device.
+
+    Inside of `assumed_devices` these are the assumed ones, whatever the algorithm states.
+    """
+    return device_mesh() if stated == "all" or _assumed_devices.value is not None else stated
+
+
+def device_mesh(num_devices: int | None = None) -> Mesh | AbstractMesh | None:
     """Returns a mesh over the first visible devices, or None for a single device.
 
     Args:
       num_devices: how many devices the mesh has; None takes all devices of all processes. Inside `one_device`, None
-        returns None.
+        returns None. Inside `assumed_devices` the assumed devices are returned.
 
     Raises:
       ValueError: for more devices than there are, or if a process would be left without any device of the mesh.
     """
     if _one_device.value and num_devices is None:
         return None
+    if _assumed_devices.value is not None:
+        number = _assumed_devices.value
+        return None if number == 1 else AbstractMesh((number,), (AXIS,), axis_types=(AxisType.Auto,))
     visible = visible_devices()
     num_devices = len(visible) if num_devices is None else num_devices
     validate.integer("num_devices", num_devices, 1, len(visible), hint="More are needed? Start JAX with more devices.")

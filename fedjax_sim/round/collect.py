@@ -90,7 +90,8 @@ def _slot_function(star: Star) -> Callable:
     def each(shared: Shared, slot: Slot, rows: int | None = None):
         # The hidden zero of `reproducible` is made from `shared`, so all clients use one zero. A zero for each client
         # would be computed again at every coordinate.
-        return engine.reproducible(partial(run_client, rows=rows), shared)(shared, slot)
+        with engine.one_device():  # a federation inside of a client shares no devices
+            return engine.reproducible(partial(run_client, rows=rows), shared)(shared, slot)
 
     return each
 

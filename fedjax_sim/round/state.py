@@ -72,7 +72,7 @@ class Aggregated(NamedTuple):
 
 def mesh_of(star: Star) -> Any:
     """The devices that share a cohort: a `jax.sharding.Mesh`, or None for one device."""
-    return engine.device_mesh() if star.execution.mesh == "all" else star.execution.mesh
+    return engine.mesh_for(star.execution.mesh)
 
 
 def initial_state(star: Star, params: PyTree, population: Population) -> FederatedState:

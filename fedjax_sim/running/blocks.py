@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,38 +17,61 @@ from fedjax_sim.running.planning import check_memory
 from fedjax_sim.running.shared_arrays import replicated
 from fedjax_sim.types import Algorithm, Array, PyTree
 
-__all__ = ["MAX_BLOCK", "compiled_block", "memory_errors"]
+__all__ = ["MAX_BLOCK", "TracedRound", "compiled_block", "memory_errors", "traced_round"]
 
 MAX_INFO = 4096  # the most numbers in an entry of a round's info
 MAX_BLOCK = 256  # the most rounds between two returns to the host
 
 
+class TracedRound(NamedTuple):
+    """A round that was traced, and not yet compiled."""
+
+    jitted: Callable  # (key, state, population) -> (state, info)
+    traced: Any  # as `jax.jit(step).trace` returns it
+    seconds: float  # that tracing took
+
+
+def traced_round(algorithm: Algorithm, key: Array, state: PyTree, population: PyTree) -> TracedRound:
+    """Traces a round.
+
+    Args:
+      algorithm: whose `step` is a round.
+      key, state, population: of the run; only their shapes count.
+
+    Raises: ValueError for an info with large arrays.
+    """
+    start_seconds = time.perf_counter()
+    # The step occurs twice in the block: under `jit` it is traced once.
+    jitted = jax.jit(algorithm.step)
+    traced = jitted.trace(*replicated((key, state, population)))
+    _check_info(traced.out_info[1])
+    return TracedRound(jitted, traced, time.perf_counter() - start_seconds)
+
+
 def compiled_block(
-    algorithm: Algorithm, key: Array, state: PyTree, population: PyTree
+    traced_round: TracedRound, key: Array, state: PyTree, population: PyTree
 ) -> tuple[Callable, PyTree, PyTree, float]:
     """Compiles a loop over rounds, whose length is an argument: one compilation serves every block.
 
     Args:
-      algorithm: whose `step` is a round.
+      traced_round: the round, traced for arrays of these shapes.
       key: the key of the run; round t gets fold_in(key, t).
       state: the algorithm's state before the first round; its buffers are donated, so do not use it afterwards.
       population: the clients of the run.
 
     Returns: (block, state, population, seconds). State and population are on their devices, and `seconds` is the time
-    that compilation took. `block(state, population, first, count) -> (state, infos)` runs `count` <= MAX_BLOCK rounds
-    from round `first` on, and donates the buffers of its state. `infos` have a leading axis of MAX_BLOCK rounds.
+    that tracing and compilation took. `block(state, population, first, count) -> (state, infos)` runs `count` <=
+    MAX_BLOCK rounds from round `first` on, and donates the buffers of its state. `infos` have a leading axis of
+    MAX_BLOCK rounds.
 
-    Raises: MemoryError for a program that does not fit, ValueError for an info with large arrays.
+    Raises: MemoryError for a program that does not fit.
 
     Guarantees: large arrays that a loss closes over, such as frozen parameters, are in memory once, and in no compiled
     program (tests/running/test_blocks.py::test_frozen_parameters_are_arguments).
     """
     start_seconds = time.perf_counter()
     key, state, population = replicated((key, state, population))
-    # The step occurs twice in the block: under `jit` it is traced once.
-    jitted = jax.jit(algorithm.step)
-    traced = jitted.trace(key, state, population)
-    _check_info(traced.out_info[1])
+    jitted, traced, trace_seconds = traced_round
     constants, run = engine.constants_as_arguments(traced.jaxpr)
     constants = replicated(constants)
 
@@ -72,7 +95,7 @@ def compiled_block(
     shardings = {"out_shardings": (None, key.sharding)} if distributed.several() else {}
     program = jax.jit(block, donate_argnums=1, compiler_options=engine.compiler_options(), **shardings)
     compiled = program.lower(key, state, population, zero, zero, constants).compile()
-    seconds = time.perf_counter() - start_seconds
+    seconds = trace_seconds + time.perf_counter() - start_seconds
     # A program that is too large for one process ends all of them.
     distributed.agreed(lambda: check_memory(engine.needs(compiled)))
     (key_sharding, state_sharding, population_sharding, _, _, constants_sharding), _ = compiled.input_shardings

@@ -1,10 +1,13 @@
-"""Computes the fingerprint of a private run: a digest of its program, its initial model, its data and its seed.
+"""Computes digests of what a run computes: of its round, and of all that a private run's releases depend on.
 
-A seed determines the noise of every round. Two programs with the same seed would share the noise, and the difference of
-their releases would be free of it. They would also share cohorts, and one release could then reveal the sampling that
-hides clients in the other (tests/running/test_fingerprint.py::test_shared_cohorts_do_not_add). Therefore the key of a
-private run is bound to its fingerprint. Runs with equal fingerprints and keys make equal releases, bit for bit, on any
-devices. Runs with different fingerprints draw independent cohorts and noise, and their epsilons add.
+The digest of a run's round is in its checkpoints, so that a run does not go on with another program (`RoundProgram`).
+
+The fingerprint of a private run is a digest of its program, its initial model, its data and its seed. A seed determines
+the noise of every round. Two programs with the same seed would share the noise, and the difference of their releases
+would be free of it. They would also share cohorts, and one release could then reveal the sampling that hides clients in
+the other (tests/running/test_fingerprint.py::test_shared_cohorts_do_not_add). Therefore the key of a private run is
+bound to its fingerprint. Runs with equal fingerprints and keys make equal releases, bit for bit, on any devices. Runs
+with different fingerprints draw independent cohorts and noise, and their epsilons add.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ import functools
 import hashlib
 import re
 import types
+import warnings
 from collections.abc import Hashable
 from typing import Any, NamedTuple
 
@@ -22,6 +26,7 @@ import jax.numpy as jnp
 import jaxlib
 import numpy as np
 from jax.extend.core import Literal
+from jax.sharding import AbstractMesh, Mesh, NamedSharding
 
 from fedjax_sim import engine, tree
 from fedjax_sim.engine.jaxpr import CALLS, Program, opened
@@ -29,6 +34,7 @@ from fedjax_sim.running.environment import matmul_precision, numerics
 from fedjax_sim.types import Algorithm, Array, PyTree, noisy_parts
 
 __all__ = [
+    "RoundProgram",
     "array_digest",
     "bound",
     "fingerprint",
@@ -36,6 +42,8 @@ __all__ = [
     "is_opaque",
     "is_private",
     "program_digest",
+    "round_program",
+    "round_program_on",
 ]
 
 OPAQUE = "?"
@@ -116,7 +124,7 @@ def program_digest(algorithm: Algorithm, params: PyTree, population: PyTree) -> 
             key, tree.spec(params), population
         )
         step = jax.make_jaxpr(lambda *args: algorithm.step(*args))(key, state, population)
-    findings = _Findings({}, [])
+    findings = _Findings({}, [], set())
     words = (
         sorted(numerics().items()),
         jax.__version__,
@@ -127,11 +135,48 @@ def program_digest(algorithm: Algorithm, params: PyTree, population: PyTree) -> 
     return hashlib.sha256(repr(words).encode()).hexdigest() + OPAQUE * bool(findings.opaque)
 
 
+class RoundProgram(NamedTuple):
+    """The program of a run's round, as its checkpoints hold it.
+
+    A program for several devices is another one than that for one device, so their number stands beside the digest.
+    """
+
+    sha256: str  # it ends in a question mark if a part of the program cannot be read
+    devices: int  # that share a cohort
+
+
+def round_program(program: Program) -> RoundProgram:
+    """Returns the digest of a traced round, and the number of devices that it is for.
+
+    Guarantees:
+      The digest is the same in every process, and changes with everything that a round computes
+      (tests/running/test_same_program.py::test_what_counts).
+    """
+    findings = _Findings({}, [], set())
+    digest = _digest(program, findings)
+    return RoundProgram(digest + OPAQUE * bool(findings.opaque), max(findings.devices, default=1))
+
+
+def round_program_on(
+    num_devices: int, algorithm: Algorithm, key: Array, params: PyTree, population: PyTree
+) -> RoundProgram:
+    """Returns the program that a round of this algorithm would have on another number of devices, which is not run.
+
+    Call it where client memory is set to the kind that the run has (`engine.client_memory`).
+    """
+    with engine.assumed_devices(num_devices), warnings.catch_warnings(action="ignore"):
+        state = jax.eval_shape(lambda: algorithm.init(key, params, population))
+        # A new lambda is traced anew: a cached trace may have been made for other devices.
+        program = jax.make_jaxpr(lambda *args: algorithm.step(*args))(key, state, population)
+    return round_program(program)
+
+
 class _Findings(NamedTuple):
     """Results that are collected while a program is read."""
 
     digests: dict[int, str]  # of inner programs, by identity
     opaque: list[str]  # parameters whose text does not determine their meaning
+    devices: set[int]  # the sizes of the meshes that occur
 
 
 def _digest(program: Program, findings: _Findings) -> str:
@@ -179,6 +224,12 @@ def _word(value: Any, findings: _Findings) -> Hashable:
         return value.item()
     if isinstance(value, (np.ndarray, jax.Array)):
         return array_digest(value)
+    if isinstance(value, Mesh | AbstractMesh):
+        # Devices count by their number: which ones they are changes no bit.
+        findings.devices.add(value.size)
+        return value.axis_names, tuple(value.shape.values())
+    if isinstance(value, NamedSharding):
+        return word_of(value.mesh), str(value.spec)
     if hasattr(value, "key_shape"):  # a random generator
         return value.tag
     if isinstance(value, (tuple, list)):

@@ -6,6 +6,7 @@ import json
 import math
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import numpy as np
 from fedjax_sim import engine, tree
 from fedjax_sim.round.costs import ROUND_METRICS
 from fedjax_sim.running import checkpoint, distributed
+from fedjax_sim.running.checkpoint_format import meta_of
 from fedjax_sim.running.checksums import GrowingFile
 from fedjax_sim.running.loggers import Logger
 from fedjax_sim.running.shared_arrays import broadcast, whole
@@ -246,18 +248,41 @@ class Log:
                 "Resume that run, or choose another folder."
             )
 
-    def resume(self, state: PyTree, identity: dict, allow_previous: bool) -> tuple[PyTree, int]:
+    def check_same_run(self, identity: dict, allow_previous: bool) -> None:
+        """Refuses a checkpoint of another run, before its program is traced, whose identity has no "program" yet.
+
+        Raises: CheckpointError with the differences.
+        """
+        folder = self.directory / "checkpoints"
+        path_and_meta = checkpoint.newest_meta(folder)
+        if path_and_meta is None:
+            return
+        path, meta = path_and_meta
+        try:
+            _same_run(meta["identity"] | {"program": None}, identity | {"program": None}, path)
+        except (checkpoint.CheckpointError, KeyError, TypeError):
+            # The meta was read without verifying it: perhaps the checkpoint is damaged.
+            path = checkpoint.latest(folder, allow_previous=allow_previous, check=_check_logs)
+            stored = meta_of(path)["identity"]
+            _same_run(stored | {"program": None}, identity | {"program": None}, path)
+
+    def resume(
+        self, state: PyTree, identity: dict, allow_previous: bool, program_on: Callable[[int], dict] | None = None
+    ) -> tuple[PyTree, int]:
         """Returns state and round of the newest checkpoint; truncates the log to that round.
 
         Args:
           state: the state before the first round, which gives shapes, dtypes and devices.
           identity: the run's identity, which must be that of the checkpoint.
           allow_previous: as for `run`.
+          program_on: a number of devices -> the "program" that the run's identity has on so many; None without a
+            program in the identity.
 
         Raises: CheckpointError for a damaged file, or for a checkpoint of another run.
         """
         spec = engine.gathered(state, spec=True)
-        saved, meta = distributed.by_first(lambda: self._read_back(spec, identity, allow_previous)) or (spec, None)
+        read_back = partial(self._read_back, spec, identity, allow_previous, program_on)
+        saved, meta = distributed.by_first(read_back) or (spec, None)
         if distributed.several():
             meta, self.records = distributed.from_first(lambda: (meta, self.records))
             saved = broadcast(saved)
@@ -271,11 +296,18 @@ class Log:
             self.spending.resume(meta.get("privacy"), meta["round"])
         return state, meta["round"]
 
-    def _read_back(self, plain: PyTree, identity: dict, allow_previous: bool) -> tuple[PyTree, dict]:
+    def _read_back(
+        self, plain: PyTree, identity: dict, allow_previous: bool, program_on: Callable[[int], dict] | None
+    ) -> tuple[PyTree, dict]:
         """Reads the newest checkpoint on process 0, and goes back to its round in the logs."""
         folder = self.directory / "checkpoints"
         path = checkpoint.latest(folder, allow_previous=allow_previous, check=_check_logs)
         saved, meta = checkpoint.restore(path, plain)
+        if program_on is not None:
+            # Programs for other numbers of devices cannot be compared.
+            devices = meta["identity"].get("program", {}).get("devices", identity["program"]["devices"])
+            if devices != identity["program"]["devices"]:
+                identity = identity | {"program": program_on(devices)}
         _same_run(meta["identity"], identity, path)
         for name, file in self.files.items():
             file.go_back(meta["log"][name])
@@ -390,14 +422,21 @@ def _same_run(stored: dict, current: dict, path: Path) -> None:
 
     Another seed alone is named: the key and perhaps the data follow from it.
     """
+    has_no_program = "program" in current and "program" not in stored
     stored = tree.dotted(stored)
     current = tree.dotted(current)
+    names = sorted(stored.keys() | current.keys())
+    names = [name for name in names if stored.get(name, "absent") != current.get(name, "absent")]
     follows = ("key", "data_sha256") if stored.get("seed") != current.get("seed") else ()
     differing = [
         f"  {name}: {stored.get(name, 'absent')!r} in the checkpoint, {current.get(name, 'absent')!r} now"
-        for name in sorted(stored.keys() | current.keys())
-        if stored.get(name, "absent") != current.get(name, "absent") and name not in follows
+        for name in names
+        if name not in follows and not name.startswith(("modules.", "program.", "versions."))
     ]
+    if has_no_program:
+        differing.append("  An earlier version wrote it, which kept no digest of the program: finish it there.")
+    else:
+        differing += _changed_code(names, stored, current, bool(differing))
     if stored.get("host_threads") != current.get("host_threads"):
         number = stored.get("host_threads", "as many as there were cores")
         setting = f"NPROC={number}"
@@ -413,6 +452,32 @@ def _same_run(stored: dict, current: dict, path: Path) -> None:
     if differing:
         differing.append("Resume with what the checkpoint says, or begin anew in another folder.")
         raise checkpoint.CheckpointError(f"{path}: this checkpoint is of another run:\n" + "\n".join(differing))
+
+
+def _changed_code(names: Sequence[str], stored: dict, current: dict, has_other_causes: bool) -> list[str]:
+    """Returns lines that say which code is not that of a checkpoint.
+
+    Args:
+      names: what differs between the two identities.
+      stored, current: the identity in the checkpoint and that of the run now, with dotted names.
+      has_other_causes: whether options or data differ, which make another program.
+    """
+    lines = []
+    for name in names:
+        kind, _, module = name.partition(".")
+        if kind == "versions":
+            lines.append(f"  {module}: version {stored.get(name)} in the checkpoint, {current.get(name)} now")
+        elif kind == "modules":
+            change = "changed" if name in stored and name in current else "added" if name in current else "taken out"
+            lines.append(f"  module {module}: {change} after the checkpoint")
+    # A program changes with the modules, the versions and the options that it is made of.
+    if "program.sha256" in names and not lines and not has_other_causes:
+        of_modules = "no module of --with" if "modules" in {name.partition(".")[0] for name in stored} else "no option"
+        lines.append(
+            f"  program: another one, though {of_modules} was changed: the algorithm that Python gives, fedjax_sim, or "
+            "a package that they use was edited or updated"
+        )
+    return lines
 
 
 def _read(path: Path) -> list[dict]:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import jax
 import jax.numpy as jnp
+import jaxlib
 import numpy as np
 
 from fedjax_sim import engine, validate
@@ -26,10 +27,10 @@ from fedjax_sim.running.arguments import (
     check_stopping,
     evaluated,
 )
-from fedjax_sim.running.blocks import MAX_BLOCK, compiled_block, memory_errors
+from fedjax_sim.running.blocks import MAX_BLOCK, compiled_block, memory_errors, traced_round
 from fedjax_sim.running.environment import matmul_precision, numerics, use_compilation_cache
 from fedjax_sim.running.files import lock
-from fedjax_sim.running.fingerprint import fingerprint
+from fedjax_sim.running.fingerprint import fingerprint, round_program, round_program_on
 from fedjax_sim.running.history import History
 from fedjax_sim.running.interrupts import interrupts
 from fedjax_sim.running.log import Log, as_records, plain
@@ -99,9 +100,11 @@ def run(
         can be resumed.
       progress: show a bar with rounds/s, clients/s, loss and the remaining time.
       identity: a JSON-able description of algorithm, data and options. A resume refuses a checkpoint with another
-        identity, and shows the difference. The key, the shapes of the state, and the settings that draws and last bits
-        depend on (`environment.numerics`) are always compared. The privacy ledger does not rely on the identity: rounds
-        that are repeated with another program or other data are another release, and count again.
+        identity, and shows the difference. The key, the shapes of the state, the program of a round, the versions of
+        JAX and its compiler, and the settings that draws and last bits depend on (`environment.numerics`) are always
+        compared. Data, evaluation and callbacks are compared only as far as they are described here, and what a round
+        computes in a host callback cannot be compared. The privacy ledger does not rely on the identity: rounds that
+        are repeated with another program or other data are another release, and count again.
       files: texts by name, written into `directory` once the run is certain to start or continue.
 
     Inside of `with engine.fast_arithmetic():` the run is in fast arithmetic, which is part of its identity.
@@ -123,7 +126,9 @@ def run(
       The three above hold with client memory on disk too
       (tests/running/test_client_memory.py::test_resume_gives_the_same_bits).
       Rounds are in the privacy ledger before they run (tests/running/test_privacy_ledger.py::test_a_crash_is_counted).
-      A resume with a changed program draws other noise and counts again
+      A run goes on with its own program alone, on any number of devices
+      (tests/running/test_same_program.py::test_another_program_is_refused, ::test_other_devices_continue).
+      Repeated rounds with another program or other data draw other noise and count again
       (tests/running/test_privacy_ledger.py::test_changed_runs_share_nothing).
       Every file is checked when it is read (tests/running/test_checksums.py::test_every_changed_byte_is_found).
       A folder that vanishes stops the run
@@ -158,7 +163,7 @@ def run(
         session.interrupted = stack.enter_context(interrupts())
         stack.enter_context(jax.default_matmul_precision(matmul_precision()))
         session.account(key, algorithm, params, delta, loggers)
-        session.open(stack, key, algorithm, resume, allow_previous, files or {})
+        session.open(stack, key, algorithm, params, resume, allow_previous, files or {})
         session.train(stack.enter_context(progress_bar(progress, session.round, num_rounds)))
         return session.state, session.history()
 
@@ -205,6 +210,7 @@ class _Session:
     ) -> None:
         """Makes the log and the privacy ledger, whose key is bound to the program, the initial model and the data."""
         self.identity |= {"key": np.asarray(jax.random.key_data(key)).tolist()} | numerics()
+        self.identity |= {"versions": {"jax": jax.__version__, "jaxlib": jaxlib.__version__}}
         self.log = log = Log(self.directory, loggers)
         # If the algorithm states a metric of a round anew, its statement counts.
         log.metrics = tuple({metric.name: metric for metric in (*log.metrics, *algorithm.metrics)}.values())
@@ -214,7 +220,14 @@ class _Session:
         )
 
     def open(
-        self, stack: ExitStack, key: Array, algorithm: Algorithm, resume: bool, allow_previous: bool, files: Mapping
+        self,
+        stack: ExitStack,
+        key: Array,
+        algorithm: Algorithm,
+        params: PyTree,
+        resume: bool,
+        allow_previous: bool,
+        files: Mapping,
     ) -> None:
         """Resumes if asked, compiles, and locks the folder.
 
@@ -222,22 +235,29 @@ class _Session:
 
         Args:
           stack: holds the folder's lock until the run ends.
-          key, algorithm, resume, allow_previous, files: as for `run`.
+          key, algorithm, params, resume, allow_previous, files: as for `run`.
         """
         log = self.log
         directory = self.directory
         if resume:
             distributed.by_first(log.check_resumable)
             distributed.by_first(lambda: stack.enter_context(lock(directory)))
-            self.state, self.round = log.resume(self.state, self.identity, allow_previous)
+            distributed.by_first(lambda: log.check_same_run(self.identity, allow_previous))
+        elif directory is not None:
+            distributed.by_first(log.check_fresh)
+        step = traced_round(algorithm, key, self.state, self.population)
+        if directory is not None:
+            program = distributed.from_first(lambda: round_program(step.traced.jaxpr))
+            self.identity["program"] = program._asdict()
+        if resume:
+            program_on = partial(self.program_on, algorithm=algorithm, key=key, params=params)
+            self.state, self.round = log.resume(self.state, self.identity, allow_previous, program_on)
             rounds_done = self.round
             rounds = self.num_rounds
             rule = f"at least the {self.round} rounds done"
             distributed.agreed(lambda: rounds_done > rounds and validate.fail("num_rounds", rule, rounds))
-        elif directory is not None:
-            distributed.by_first(log.check_fresh)
         self.block, self.state, self.population, self.compile_seconds = compiled_block(
-            algorithm, self.spending.key(key), self.state, self.population
+            step, self.spending.key(key), self.state, self.population
         )
         # Files are created only after compilation, which may fail for want of memory.
         if directory is not None and not resume:
@@ -255,6 +275,12 @@ class _Session:
         distributed.by_first(log.start_loggers)
         if self.round == 0 and (at_start := self.evaluate({"round": 0})):
             log.append([{"round": 0} | at_start], 0.0, time.perf_counter() - self.started)
+
+    def program_on(self, num_devices: int, algorithm: Algorithm, key: Array, params: PyTree) -> dict:
+        """Returns the program of a round on another number of devices, as a run's identity holds it."""
+        kind = "disk" if self.memory_files else "device"
+        with engine.client_memory(kind, self.directory):
+            return round_program_on(num_devices, algorithm, init_key(key), params, self.population)._asdict()
 
     def train(self, bar: Callable) -> None:
         """Runs blocks until all rounds are done or a callback stops the run."""

@@ -88,6 +88,17 @@ def test_own_parts_are_parts(module, tmp_path):
     resumed = ["run", "-q", "--resume", "--out", "out"]
     assert invoke(resumed, "run.rounds=3").exit_code == 2
     assert invoke(resumed, "run.rounds=3", module=module).exit_code == 0
+    # Another text of the module, or of one that it imports, is another program: the log would be of two.
+    log = (tmp_path / "out" / "metrics.jsonl").read_bytes()
+    helper = f"helper_of_{module}"
+    for name, text in ((module, MODULE + f"\n\nimport {helper}\n"), (helper, "level = 2\n")):
+        (tmp_path / f"{name}.py").write_text(text)
+        refused = invoke(resumed, "run.rounds=4", module=module)
+        assert refused.exit_code == 1 and f"module {module}: changed after the checkpoint" in refused.output
+        assert (f"module {helper}: added" in refused.output) == (name == helper)
+    assert (tmp_path / "out" / "metrics.jsonl").read_bytes() == log
+    (tmp_path / f"{module}.py").write_text(MODULE)
+    assert invoke(resumed, "run.rounds=4", module=module).exit_code == 0
     # A summary needs no code, and the missing module is the only problem: its parts are no unknown names.
     assert invoke(["show", "out"]).exit_code == 0
     words = invoke(["run", "out/config.toml"]).output

@@ -32,7 +32,9 @@ def test_frozen_parameters_are_arguments(monkeypatch):
     monkeypatch.setattr(jax.stages.Lowered, "compile", lambda self: texts.append(self.as_text()) or lower(self))
     start = algorithm.init(KEY, jnp.zeros(130), clients)
     expected, _ = jax.jit(algorithm.step)(jax.random.fold_in(KEY, 0), start, clients)
-    block, state, people, _ = blocks.compiled_block(algorithm._replace(step=step), KEY, start, clients)
+    block, state, people, _ = blocks.compiled_block(
+        blocks.traced_round(algorithm._replace(step=step), KEY, start, clients), KEY, start, clients
+    )
     state, _ = block(state, people, 0, 1)
     np.testing.assert_array_equal(algorithm.params(state), algorithm.params(expected))
     assert len(traces) == 1

@@ -134,6 +134,11 @@ class Disk:
         """N, the number of clients."""
         return self.file.num_clients
 
+    @property
+    def fingerprint(self) -> str:
+        """What the host computes in a read or a write, as text for the digest of a program."""
+        return f"{self.size} clients, {self.file.format.specs}"
+
     def take(self, ids: Array) -> tuple[PyTree, Disk]:
         """See `engine.take`: each device reads the rows of its slots."""
         shares = 1 if self.mesh is None else self.mesh.size

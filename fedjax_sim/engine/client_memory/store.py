@@ -18,7 +18,7 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import AbstractMesh, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from fedjax_sim import tree, validate
@@ -75,7 +75,7 @@ def memory_limit(mesh: Mesh | None = None) -> int:
     """
     if (known := device_memory()) is not None:
         return known // 2
-    shares = 1 if mesh is None else len(mesh.local_devices)
+    shares = 1 if mesh is None else mesh.size if isinstance(mesh, AbstractMesh) else len(mesh.local_devices)
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // (2 * shares)
 
 
@@ -140,6 +140,8 @@ def store(client_state: PyTree, num_clients: int, *, mesh: Mesh | None = None, n
     def fill(state):
         return jax.tree.map(lambda x: jnp.broadcast_to(x, (rows * shares, *jnp.shape(x))), state)
 
+    if isinstance(mesh, AbstractMesh):  # of `assumed_devices`: shapes alone are asked for
+        return Sharded(fill(client_state), mesh, num_clients)
     # NumPy arrays are equal on every process, and may enter a program over all processes.
     client_state = jax.tree.map(lambda x: x if isinstance(x, jax.core.Tracer) else np.asarray(x), client_state)
     split = NamedSharding(mesh, P(mesh.axis_names[0]))
