@@ -9,6 +9,7 @@ import typer
 
 from fedjax_sim.command.completion import run_folders
 from fedjax_sim.command.errors import is_users_error
+from fedjax_sim.command.folders import check_output
 from fedjax_sim.command.options import OwnModules, RunFolder
 from fedjax_sim.running import terminal
 
@@ -42,6 +43,8 @@ def compare(
     from fedjax_sim.sweeps.table import FORMATS, comparison_table
 
     try:
+        if out is not None:
+            check_output("--out", out, (".html",))
         registry.admit(own_modules or [])
         if format not in ("terminal", *FORMATS):
             rule = "one of terminal, " + ", ".join(FORMATS)
@@ -52,8 +55,6 @@ def compare(
         clients = clients_of_runs(logged, found.names, found.last_round, metric)
         if by_client and isinstance(clients, str):
             raise ConfigError([f"--by-client: {clients}"])
-        if out is not None:
-            _write_page(found, table, clients, out)
     except (ConfigError, TypeError, ValueError) as error:
         if not is_users_error(error):
             raise
@@ -64,13 +65,19 @@ def compare(
         raise typer.Exit(2 if isinstance(error, FileNotFoundError) else 1) from error
     if format != "terminal":
         typer.echo(FORMATS[format](clients if by_client else table), nl=False)
+    else:
+        if not by_client:
+            _show_table(found, table, names_of_rows(logged, found.names))
+        if any(run.clients for run in logged):
+            _show_clients(clients, by_client)
+    if out is None:
         return
-    if not by_client:
-        _show_table(found, table, names_of_rows(logged, found.names))
-    if any(run.clients for run in logged):
-        _show_clients(clients, by_client)
-    if out is not None:
-        typer.echo(str(out))
+    try:
+        _write_page(found, table, clients, out)
+    except OSError as error:
+        typer.echo(f"{out}: not written, {error.strerror or error}.", err=True)
+        raise typer.Exit(1) from error
+    typer.echo(str(out), err=format != "terminal")  # the table alone is on the standard output
 
 
 def show(run: RunFolder) -> None:

@@ -9,6 +9,7 @@ import typer
 
 from fedjax_sim.command.completion import example_names
 from fedjax_sim.command.errors import is_users_error
+from fedjax_sim.command.folders import check_output
 from fedjax_sim.command.options import OwnModules, Settings, Without
 from fedjax_sim.running import terminal
 
@@ -32,12 +33,11 @@ def data(
     """Show the clients of a config: how many there are, their sizes, and how their labels differ."""
     from fedjax_sim.config import registry
     from fedjax_sim.config.document import ConfigError, load
-    from fedjax_sim.config.value_kinds import problem
     from fedjax_sim.running.environment import prepare
 
     try:
-        if out is not None and out.suffix not in (".png", ".svg"):
-            raise ConfigError([problem("--out", "a name that ends in .png or .svg", str(out))])
+        if out is not None:
+            check_output("--out", out, (".png", ".svg"))
         registry.admit(own_modules or [])
         loaded = load(config, settings or [], without or [])
         prepare()
@@ -122,6 +122,7 @@ def _draw(about: dict[str, Any], out: Path) -> None:
 
     if "label_counts" not in about:
         raise ConfigError([problem("--out", "a task with classes, whose labels can be drawn", about["name"])])
+    out.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(out, [image(label_mix(about), out.suffix[1:])])
 
 

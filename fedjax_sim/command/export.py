@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -9,6 +10,7 @@ import typer
 
 from fedjax_sim.command.completion import example_names
 from fedjax_sim.command.errors import is_users_error
+from fedjax_sim.command.folders import check_output
 from fedjax_sim.command.options import OwnModules, RunFolder
 
 __all__ = ["export", "init"]
@@ -33,7 +35,8 @@ def init(
             raise ConfigError([problem("EXAMPLE", "one of " + ", ".join(names), example, nearest_word(example, names))])
         source = EXAMPLES / f"{example}.toml"
         target = Path(f"{source.stem}.toml") if path is None else path
-        if target.exists():
+        check_output("FILE", target, (".toml",))
+        if os.path.lexists(target):
             raise ConfigError([problem("FILE", "a path where nothing is yet", str(target), "Give another one.")])
         command = "sweep" if "sweep" in read_document(source) else "run"
         target.write_bytes(source.read_bytes())
@@ -58,14 +61,12 @@ def export(
     """
     from fedjax_sim.config import registry
     from fedjax_sim.config.document import ConfigError
-    from fedjax_sim.config.value_kinds import problem
     from fedjax_sim.running.environment import prepare
     from fedjax_sim.running.files import CheckpointError
 
     try:
         registry.admit(own_modules or [])
-        if path.suffix not in (".npz", ".safetensors"):
-            raise ConfigError([problem("FILE", "a name that ends in .npz or .safetensors", str(path))])
+        check_output("FILE", path, (".npz", ".safetensors"))
         prepare()
         round, arrays = model_of(run)
         _written(path, arrays)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +13,13 @@ from fedjax_sim.config.files import named_paths
 from fedjax_sim.config.value_kinds import problem
 from fedjax_sim.running.checksums import check_files
 from fedjax_sim.running.files import CheckpointError
+from fedjax_sim.running.kept_files import folder_around, holds, is_kept
 
 __all__ = [
     "RUNS",
     "check_fresh",
+    "check_new_folder",
+    "check_output",
     "check_there",
     "check_unfinished",
     "check_written",
@@ -37,23 +40,69 @@ def rounds_done(folder: Path) -> int:
 
 
 def check_fresh(folder: Path) -> None:
-    """Refuses a folder that holds a run or cannot be created; does not create it, as the config may yet be refused.
+    """Refuses a folder for a new run that holds one or cannot be created; does not create it.
 
-    Raises: ConfigError for a folder that holds a run, or that cannot be created.
+    Raises: ConfigError for a folder that holds a run, a sweep or a study, or that cannot be created.
     """
+    check_new_folder(folder, "a run")
+
+
+def check_new_folder(folder: Path, kind: str) -> None:
+    """Refuses a folder in which nothing new can be begun; does not create it, as the config may yet be refused.
+
+    Args:
+      folder: of --out.
+      kind: what will be begun: "a run", "a sweep" or "a study".
+
+    Raises: ConfigError for a folder that holds a run, a sweep or a study, or that cannot be created.
+
+    Guarantees: no file of a run changes (tests/command/test_outputs.py::test_no_output_changes_a_run).
+    """
+    if reason := _why_not(folder):
+        raise ConfigError([problem("--out", "a folder that can be made", str(folder), reason)])
+    for found, names in holds(folder).items():
+        way = "Add --resume to continue it, or choose another --out." if found == kind else "Choose another --out."
+        if found == "a run" == kind and rounds_done(folder) < 0:
+            way = "No checkpoint is left to resume from: choose another --out."
+        rule = f"a folder without {found}"
+        raise ConfigError([problem("--out", rule, str(folder), f"It holds {', '.join(names)}. {way}")])
+    if (around := folder_around(folder / "new")) is not None:
+        hint = f"It lies among the files of {around}."
+        raise ConfigError([problem("--out", "a folder of its own", str(folder), hint)])
+
+
+def check_output(option: str, path: Path, suffixes: Sequence[str]) -> None:
+    """Refuses a file that a command cannot write, or must not, before the command does its work.
+
+    Args:
+      option: the name of the option or argument, such as "--out".
+      path: the file.
+      suffixes: that the file may have, such as ".html".
+
+    Raises: ConfigError for a file of another kind, one of a run, a sweep or a study, and one that cannot be written.
+
+    Guarantees: no file of a run changes (tests/command/test_outputs.py::test_no_output_changes_a_run).
+    """
+    if path.suffix not in suffixes:
+        raise ConfigError([problem(option, "a name that ends in " + " or ".join(suffixes), str(path))])
+    if path.is_dir():
+        raise ConfigError([problem(option, "a file", str(path), "It is a folder.")])
+    if is_kept(path):
+        hint = f"It is, or would pass for, a file of {folder_around(path)}: give another name."
+        raise ConfigError([problem(option, "a file that no run keeps", str(path), hint)])
+    if reason := _why_not(path.parent):
+        raise ConfigError([problem(option, "a file that can be written", str(path), reason)])
+
+
+def _why_not(folder: Path) -> str:
+    """Says why a folder cannot be written to or made; "" where it can."""
     # The nearest folder that exists decides whether the others can be created.
     parent = folder.absolute()
     while not parent.exists() and not parent.is_symlink():
         parent = parent.parent
-    if not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK):
-        reason = "No permission to write there." if parent.is_dir() else f"Not a directory: {parent}."
-        raise ConfigError([problem("--out", "a folder that can be made", str(folder), reason)])
-    from fedjax_sim.running.log import earlier_run  # imported here, because it imports JAX
-
-    remains = earlier_run(folder)
-    if remains:
-        hint = f"It holds {', '.join(remains)}. Add --resume to continue it, or choose another --out."
-        raise ConfigError([problem("--out", "a folder without a run", str(folder), hint)])
+    if not parent.is_dir():
+        return f"Not a directory: {parent}."
+    return "" if os.access(parent, os.W_OK | os.X_OK) else "No permission to write there."
 
 
 def folder_to_resume(out: Path | None) -> Path:

@@ -15,11 +15,14 @@ import typer
 
 from fedjax_sim.command.completion import example_names
 from fedjax_sim.command.errors import is_users_error
+from fedjax_sim.command.folders import check_output
 from fedjax_sim.command.options import OwnModules
 from fedjax_sim.config.toml import ConfigError
 from fedjax_sim.running.environment import prepare
 
 __all__ = ["PRIVACY_COMMANDS"]
+
+FIGURES = (".png", ".svg", ".pdf")  # kinds of the figure of an audit
 
 Config = Annotated[
     Path | None,
@@ -146,6 +149,8 @@ def audit(
     """Train with a canary and without, many times, and bound the actual epsilon from below."""
 
     def answer():
+        if figure is not None:
+            check_output("--figure", figure, FIGURES)
         prepare()
         from fedjax_sim.instruments import audit_command
 

@@ -29,7 +29,7 @@ def write_page(run: Path) -> Path:
     from fedjax_sim.report.page import FILES, write_report
     from fedjax_sim.sweeps.finished import what_a_sweep_holds
 
-    if (words := what_a_sweep_holds(run)) and not (run / "config.toml").is_file():
+    if (words := what_a_sweep_holds(run)) and not (run / "metrics.jsonl").is_file():
         raise FileNotFoundError(f"RUN: expected a run's folder, got {str(run)!r}. {words}")
     with ExitStack() as stack:
         # A lock creates its folder: a folder that holds no run is not touched.

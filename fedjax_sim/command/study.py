@@ -35,10 +35,10 @@ def study(
         return _list()
     try:
         part, options = load_study(name, settings or [])
-        from fedjax_sim.command.folders import RUNS, next_folder
+        from fedjax_sim.command.folders import RUNS, check_new_folder, next_folder
 
-        if out is not None and out.exists() and (not out.is_dir() or any(out.iterdir())):
-            raise ConfigError([f"--out: expected an empty or a new folder, got {str(out)!r}."])
+        if out is not None:
+            check_new_folder(out, "a study")
         prepare()
         with terminal.console(stderr=True).status(part.meaning):
             findings = getattr(importlib.import_module(part.module), part.name)(**options)

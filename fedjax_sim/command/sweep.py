@@ -42,7 +42,7 @@ def sweep(
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress bar and no table.")] = False,
 ) -> None:
     """Run every combination of a grid with every seed, and write rows, table, figure and page into a folder."""
-    from fedjax_sim.command.folders import RUNS, next_folder
+    from fedjax_sim.command.folders import RUNS, check_new_folder, next_folder
     from fedjax_sim.config import registry
     from fedjax_sim.config.document import ConfigError
     from fedjax_sim.config.value_kinds import Words, nearest_word, problem
@@ -56,6 +56,11 @@ def sweep(
     try:
         if resume and out is None:
             raise ConfigError(["--out: expected the folder of the sweep to resume, got none."])
+        if out is not None and not resume:
+            check_new_folder(out, "a sweep")
+        elif resume and not any(out.glob(f"**/{POINTS}")):
+            hint = f"It has no {POINTS}: leave out --resume to start."
+            raise ConfigError([problem("--out", "a folder with a sweep", str(out), hint)])
         registry.admit(own_modules or [])
         stated = out / SWEEP_FILE if resume and config is None and (out / SWEEP_FILE).is_file() else config
         if resume and stated is None and not settings:

@@ -19,6 +19,7 @@ from fedjax_sim.round.costs import ROUND_METRICS
 from fedjax_sim.running import checkpoint, distributed
 from fedjax_sim.running.checkpoint_format import meta_of
 from fedjax_sim.running.checksums import GrowingFile
+from fedjax_sim.running.kept_files import check_free_of
 from fedjax_sim.running.loggers import Logger
 from fedjax_sim.running.shared_arrays import broadcast, whole
 from fedjax_sim.types import Count, Metric, PyTree
@@ -247,6 +248,7 @@ class Log:
                 f"directory: expected a folder without a run, got {self.directory} with {', '.join(remains)}. "
                 "Resume that run, or choose another folder."
             )
+        check_free_of(self.directory, "a sweep", "a study")
 
     def check_same_run(self, identity: dict, allow_previous: bool) -> None:
         """Refuses a checkpoint of another run, before its program is traced, whose identity has no "program" yet.

@@ -9,6 +9,7 @@ from typing import Any
 from fedjax_sim.report import axes, html, plots
 from fedjax_sim.report.html import escape
 from fedjax_sim.running.files import write_atomically
+from fedjax_sim.running.kept_files import check_free_of
 from fedjax_sim.study.findings import CONFIDENCE, Findings
 from fedjax_sim.text_files import csv_text
 
@@ -70,9 +71,12 @@ def write_findings(findings: Findings, directory: str | Path) -> Path:
 
     Returns: the path of report.html.
 
+    Raises: FileExistsError for the folder of a run or a sweep.
+
     Guarantees: every string is escaped, and the page loads no other file (tests/study/test_findings.py::test_page).
     """
     folder_path = Path(directory)
+    check_free_of(folder_path, "a run", "a sweep")
     folder_path.mkdir(parents=True, exist_ok=True)
     rows = findings.rows()
     content = {

@@ -360,9 +360,12 @@ def run_sweep(
     (tests/sweeps/test_config.py::test_a_config_sweep_is_runs; over data, ::test_axes_over_data_and_models; over cohort
     sizes, ::test_points_have_the_plans_of_their_runs). The sample of `run.evaluate_train` follows the config's seed.
     """
+    from fedjax_sim.running.kept_files import check_free_of
     from fedjax_sim.sweeps.finished import POINTS, check_directory
     from fedjax_sim.sweeps.results import joined
 
+    if directory is not None:
+        check_free_of(directory, "a run", "a study")
     groups = _groups(loaded)
     folders = _point_folders(directory, len(groups))
     # A resume needs the first group's points, and a new sweep a folder without any.

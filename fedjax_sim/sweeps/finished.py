@@ -10,6 +10,7 @@ from typing import Any
 
 from fedjax_sim import tree
 from fedjax_sim.running.files import CheckpointError, write_atomically
+from fedjax_sim.running.kept_files import check_free_of
 
 __all__ = ["POINTS", "SWEEP_FILE", "Finished", "check_directory", "what_a_sweep_holds"]
 
@@ -28,14 +29,15 @@ def what_a_sweep_holds(folder: str | Path) -> str:
 
 
 def check_directory(directory: str | Path | None, resume: bool) -> None:
-    """Refuses a folder that holds a sweep; or, for a resume, a folder without a sweep.
+    """Refuses a folder that holds a run, a study or a sweep; or, for a resume, a folder without a sweep.
 
-    Raises: FileExistsError for a folder with a sweep if `resume` is False; FileNotFoundError for a folder without a
-    sweep if `resume` is True.
+    Raises: FileExistsError for a folder with a run or a study, and with a sweep if `resume` is False; FileNotFoundError
+    for a folder without a sweep if `resume` is True.
     """
     path = None if directory is None else Path(directory) / POINTS
     if path is None:
         return
+    check_free_of(directory, "a run", "a study")
     if resume and not path.exists():
         raise FileNotFoundError(f"resume: expected {path}, found none. Start without resume.")
     if not resume and path.exists():

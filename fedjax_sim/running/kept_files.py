@@ -1,0 +1,72 @@
+"""Knows the folders of runs, sweeps and studies, so that no command writes over their files. Imports no JAX."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+__all__ = ["check_free_of", "folder_around", "holds", "is_kept"]
+
+# What shows whose a folder is. A config alone shows nothing: users write such files too.
+OF_RUNS = ("metrics.jsonl", "timing.jsonl", "privacy.json", "SHA256SUMS", "checkpoints/*.ckpt")
+OF_SWEEPS = ("points.jsonl", "sweep.toml", "results.jsonl")
+OF_STUDIES = ("findings.json", "study.json")
+MARKS = {"a run": OF_RUNS, "a sweep": OF_SWEEPS, "a study": OF_STUDIES}
+FOLDERS = ("checkpoints", "tensorboard", "wandb", "kept")  # inside of these folders nothing is a user's
+# Names that a later command gives to files of such a folder.
+PAGES = re.compile(r"config\.toml|sweep\.\w+|figure\.\w+|table\.\w+|results\.\w+|report\.html|timeline_\d+\.html")
+EXPORTED = (".npz", ".safetensors")  # kinds of files that no run, sweep or study writes
+
+
+def holds(folder: str | Path) -> dict[str, list[str]]:
+    """Returns what a folder holds: "a run", "a sweep" or "a study", each with the files that show it.
+
+    Empty files do not count: a start that was interrupted leaves them.
+    """
+    found = {}
+    for kind, marks in MARKS.items():
+        paths = [path for mark in marks for path in sorted(Path(folder).glob(mark))]
+        names = [str(path.relative_to(folder)) for path in paths if path.is_file() and path.stat().st_size]
+        if names:
+            found[kind] = names
+    return found
+
+
+def check_free_of(folder: str | Path, *kinds: str) -> None:
+    """Raises FileExistsError for a folder that holds one of these kinds, such as "a run", which would be written over.
+
+    Guarantees: no file of a run changes (tests/command/test_outputs.py::test_python_changes_no_run).
+    """
+    found = holds(folder)
+    for kind in kinds:
+        if kind in found:
+            names = ", ".join(found[kind])
+            raise FileExistsError(f"directory: expected a folder without {kind}, got {folder} with {names}.")
+
+
+def folder_around(path: str | Path) -> Path | None:
+    """Returns the folder of a run, a sweep or a study in which a path lies; None outside of such folders.
+
+    A folder that a user made inside of such a folder is outside.
+    """
+    target = Path(path).resolve()
+    inner = target.name  # of the parent that is looked at
+    for parent in target.parents:
+        if (parent == target.parent or inner in FOLDERS) and holds(parent):
+            return parent
+        inner = parent.name
+    return None
+
+
+def is_kept(path: str | Path) -> bool:
+    """Returns whether a file that is written at a path changes a file of a run, a sweep or a study, or passes for one.
+
+    Models that were exported into such a folder may be exported again.
+    """
+    target = Path(path).resolve()
+    folder = folder_around(target)
+    if folder is None:
+        return False
+    if target.parent != folder or PAGES.fullmatch(target.name):
+        return True
+    return target.exists() and target.suffix not in EXPORTED
