@@ -14,7 +14,9 @@ OF_STUDIES = ("findings.json", "study.json")
 MARKS = {"a run": OF_RUNS, "a sweep": OF_SWEEPS, "a study": OF_STUDIES}
 FOLDERS = ("checkpoints", "tensorboard", "wandb", "kept")  # inside of these folders nothing is a user's
 # Names that a later command gives to files of such a folder.
-PAGES = re.compile(r"config\.toml|sweep\.\w+|figure\.\w+|table\.\w+|results\.\w+|report\.html|timeline_\d+\.html")
+PAGES = re.compile(
+    r"by_client\.\w+|config\.toml|sweep\.\w+|figure\.\w+|table\.\w+|results\.\w+|report\.html|timeline_\d+\.html"
+)
 EXPORTED = (".npz", ".safetensors")  # kinds of files that no run, sweep or study writes
 
 
