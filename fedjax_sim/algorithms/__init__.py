@@ -41,6 +41,7 @@ from fedjax_sim.algorithms.server.fedavg import fedavg, fednova, fedprox, fedsgd
 from fedjax_sim.algorithms.server.feddyn import feddyn
 from fedjax_sim.algorithms.server.fedmgda import fedmgda
 from fedjax_sim.algorithms.server.fedopt import fedadagrad, fedadam, fedavgm, fedexp, fedyogi
+from fedjax_sim.algorithms.server.flexlora import flexlora
 from fedjax_sim.algorithms.server.mime import mime, mime_lite
 from fedjax_sim.algorithms.server.scaffold import scaffold
 from fedjax_sim.algorithms.split.client import split_client
@@ -92,6 +93,7 @@ __all__ = [
     "fedsgd",
     "fedyogi",
     "fine_tuned",
+    "flexlora",
     "gaussian_mixture",
     "gradient_tracking",
     "heavy_hitters",

@@ -68,6 +68,7 @@ def lora(
     alpha: Positive | None = None,
     matrices: Sequence[str] | None = None,
     trained: Sequence[str] = (),
+    freeze_a: bool = False,
 ) -> Model:
     """Freezes a model, and adapts its matrices W by trained matrices of low rank: W + (alpha / rank) A B.
 
@@ -84,10 +85,16 @@ def lora(
         leaves named "kernel" with two axes, except those of the model's last layer. `models.layers.dense` reads leaves
         of this name.
       trained: paths of leaves or dicts that are trained as they are, such as "output".
+      freeze_a: True: A stays as it is drawn, and clients train and send B alone (FFA-LoRA).
+
+    Whatever averages parameters over clients averages the A and the B: the product of these means is not the mean of
+    the clients' products A_i B_i, but differs from it by the mean of (A_i - mean A)(B_i - mean B). With `freeze_a` both
+    are equal, and `algorithms.flexlora` takes the mean of the products.
 
     Returns: a `Model` with params {path: {"a": A, "b": B}, ...} beside the trained leaves, in the nested dicts of the
-    model's own paths, and with state {"frozen": the other leaves, "scale": alpha / rank, "state": the model's own}. Its
-    `init` draws the frozen leaves as the model's own does. A is normal with variance 1 / num_inputs, and B is zero, so
+    model's own paths, and with state {"frozen": the other leaves, "scale": alpha / rank, "state": the model's own}.
+    With `freeze_a` the params have B alone, and the state has also "a": the A, by the model's own paths. Its `init`
+    draws the frozen leaves as the model's own does. A is normal with variance 1 / num_inputs, and B is zero, so
     that at the start the new model is the old one. `merged` computes the old model's parameters with A B added.
 
     Raises: ValueError for a path that the parameters lack or that is both adapted and trained, for a rank above a side
@@ -100,8 +107,10 @@ def lora(
       With A orthogonal and fixed, and full rank, SGD on B is SGD on W (::test_full_rank_is_full_training).
       No frozen leaf is in a message or changes in a round (::test_frozen_leaves_stay_and_are_in_no_message).
       Clients' own adapters make no matrix of a client's own (::test_clients_share_the_frozen_product).
+      With `freeze_a` a round of FedAvg has the mean of the clients' products, and messages have no A
+      (::test_with_a_frozen_the_mean_is_exact).
 
-    References: Hu et al. 2022 (LoRA), section 4.1.
+    References: Hu et al. 2022 (LoRA), section 4.1; Sun, Li, Li, Ding 2024 (FFA-LoRA) for `freeze_a`.
 
     >>> from fedjax_sim.models import mlp
     >>> model = lora(mlp(input_shape=(5,), num_outputs=3, hidden=(4,)), rank=2)
@@ -133,6 +142,8 @@ def lora(
             if path in adapted
         }
         state = {"frozen": frozen, "scale": jnp.float32(scale), "state": own_state}
+        if freeze_a:
+            state["a"] = nested({path: adapter.pop("a") for path, adapter in adapters.items()})
         return combine(nested(adapters), trained_leaves), state
 
     def apply(params: PyTree, state: PyTree, x: PyTree, key: Array | None, train: bool) -> tuple[PyTree, PyTree]:
@@ -151,7 +162,7 @@ def merged(params: PyTree, state: PyTree) -> PyTree:
     Guarantees: the old model with these parameters gives the new model's outputs up to rounding
     (tests/models/test_low_rank.py::test_merged_parameters_give_the_same_logits).
     """
-    adapted = [path.removesuffix("/a") for path in leaves_by_path(params) if path.endswith("/a")]
+    adapted = [path.removesuffix("/b") for path in leaves_by_path(params) if path.endswith("/b")]
     frozen = set(leaves_by_path(state["frozen"]))
     joined = _joined(params, state, [path for path in adapted if path in frozen])
 
@@ -172,13 +183,14 @@ def _initial(key: Array, shape: tuple[int, int], dtype: Any, rank: int) -> PyTre
 
 def _joined(params: PyTree, state: PyTree, adapted: Sequence[str]) -> PyTree:
     """Returns the parameters of the model inside, with a `LowRankSum` in place of each adapted matrix."""
-    trained, adapters = dict(leaves_by_path(params)), {}
+    trained, frozen_a, adapters = dict(leaves_by_path(params)), leaves_by_path(state.get("a", {})), {}
     for path in adapted:
-        adapters[path] = {name: trained.pop(f"{path}/{name}") for name in ("a", "b")}
+        a = frozen_a[path] if frozen_a else trained.pop(f"{path}/a")
+        adapters[path] = {"a": a, "b": trained.pop(f"{path}/b")}
     leaves = leaves_by_path(state["frozen"]) | trained
     for path, adapter in adapters.items():
         # A scale in the dtype of the adapters promotes nothing.
-        leaves[path] = LowRankSum(leaves[path], **adapter, scale=state["scale"].astype(adapter["a"].dtype), path=path)
+        leaves[path] = LowRankSum(leaves[path], **adapter, scale=state["scale"].astype(adapter["b"].dtype), path=path)
     return nested(leaves)
 
 

@@ -444,7 +444,8 @@ def _run_group(loaded: SweepConfig, directory: Path | None, resume: bool, progre
     # All points share the loss, and it closes over the frozen parameters.
     if len({tree.sha256_of(experiment.frozen).hexdigest() for experiment in (base, *seeded)}) > 1:
         rule = "the config's seed alone, which draws the frozen parameters"
-        raise ConfigError([problem("sweep.seeds", rule, loaded.seeds, "Or read them: [model.started_from].")])
+        hint = "Or read them: [model.started_from]. With model.lora.freeze_a, make a run for each seed: A is drawn."
+        raise ConfigError([problem("sweep.seeds", rule, loaded.seeds, hint)])
 
     shared_evaluation: list[Any] = []  # of the shared model alone: one function is compiled once for all points
 

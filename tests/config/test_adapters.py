@@ -49,6 +49,19 @@ def test_adapters_of_a_model_in_a_file(tmp_path):
     jax.tree.map(np.testing.assert_array_equal, on.params, trained)
 
 
+def test_frozen_factors_are_the_seeds(tmp_path):
+    """A is no parameter: it stays that of the config's seed. So a sweep over seeds is refused, though a file has W."""
+    start = written(tmp_path / "model.safetensors", build(load(None, MLP)).params)
+    adapted = [*MLP, start, "model.lora={rank=2, freeze_a=true}"]
+    one, again, other = (build(load(None, [*adapted, f"seed={seed}"])) for seed in (3, 3, 4))
+    assert set(tree.dotted(one.params)) == {"hidden_0.kernel.b"}
+    drawn = [np.asarray(experiment.frozen["a"]["hidden_0"]["kernel"]) for experiment in (one, again, other)]
+    np.testing.assert_array_equal(drawn[0], drawn[1])
+    assert drawn[0].shape == (64, 2) and (drawn[0] != drawn[2]).all()
+    with pytest.raises(ConfigError, match=r"With model\.lora\.freeze_a, make a run for each seed"):
+        run_sweep(load_sweep(None, [*adapted, *SWEEP]), None)
+
+
 @pytest.mark.full
 def test_a_model_is_trained_exported_and_adapted(tmp_path):
     """Catches an export with other bits than the start, and a resume from another model."""
@@ -75,6 +88,8 @@ def test_a_model_is_trained_exported_and_adapted(tmp_path):
         (["model.lora={}"], "model.lora.rank: expected an integer in"),
         (["model.lora={rank=2, matrices=['body']}"], "model.lora.matrices: expected paths among"),
         (["model.lora={rank=2}", "algorithm.name=fedper"], "output"),
+        (["algorithm.name=flexlora"], "model: expected one with pairs of factors A and B"),
+        (["model.lora={rank=2, freeze_a=true}", "algorithm.name=flexlora"], "With freeze_a the mean of the B is exact"),
         (
             ["model.lora={rank=2}", "algorithm.name=splitfed", "algorithm.cut=hidden_0"],
             "model: expected a model without frozen parameters",

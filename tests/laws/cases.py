@@ -219,6 +219,24 @@ def _of_components():
     return made._replace(params=params)
 
 
+def _of_factors():
+    """FlexLoRA of two factors, whose product is the laws' model."""
+
+    def product(pair):
+        return (pair["a"] @ pair["b"])[:, 0]
+
+    def loss(pair, examples, key):
+        return p.linear_loss(product(pair), examples, key)
+
+    made = algorithms.flexlora(loss, SAMPLER, optax.sgd(0.02), **WORK, **RUN)
+
+    def init(key, params, people):
+        column = ravel_pytree(params)[0][:, None]
+        return made.init(key, {"a": column, "b": jnp.ones((1, 1), column.dtype)}, people)
+
+    return made._replace(init=init, params=lambda state: product(made.params(state)))
+
+
 def _statistic(make, **options):
     """A federated statistic, which starts from an estimate of its own. The laws see three numbers: those with which its
     arrays begin, added."""
@@ -800,6 +818,7 @@ CASES = {
         "fine_tuned": lambda: algorithms.fine_tuned(
             _recipe(algorithms.fedavg)(), p.linear_loss, optax.sgd(p.RATE), num_steps=2
         ),
+        "flexlora": _of_factors,
         "hierarchical_fedavg": _in_groups,
         "boosted_trees": _boosted,
         "gaussian_mixture": _statistic(

@@ -71,7 +71,7 @@ def test_memory_of_a_round_is_flat_in_the_cohort():
 
 
 # Some read the parameters of their model's layers alone, others train no model.
-NO_LOSS = {"fedproto", "heterofl", "split_client", "split_learning", "splitfed", *cases.STATISTICS}
+NO_LOSS = {"fedproto", "flexlora", "heterofl", "split_client", "split_learning", "splitfed", *cases.STATISTICS}
 
 
 @pytest.mark.parametrize("name", [name for name in cases.CASES["algorithms"] if name not in NO_LOSS])

@@ -112,6 +112,44 @@ def test_frozen_leaves_stay_and_are_in_no_message():
     assert all(map(bool, changed))
 
 
+def test_with_a_frozen_the_mean_is_exact():
+    """Two full-batch steps on the factors against NumPy, from a B that is not 0, and what is sent. Catches an A that is
+    trained, drawn anew or sent, and a scale that is lost.
+
+    Beside it, adapters of which both factors are trained: the product of their means is not the mean of their products.
+    """
+    rate, scale, x, y = 0.05, 1.5, *np.random.default_rng(0).normal(size=(2, 5, 6, 4)).astype(np.float32)
+    x, y = x[:, :, :3], y[:, :, :2]
+    model = mlp(input_shape=(3,), num_outputs=2, hidden=())
+    clients = population.from_clients([{"x": x[i], "y": y[i]} for i in range(5)])
+    found, expected, sent = {}, {}, {}
+    for freeze_a in (True, False):
+        adapted = lora(model, rank=1, alpha=scale, matrices=["output"], freeze_a=freeze_a)
+        params, state = jax.jit(adapted.init)(KEY)
+        params = jax.tree.map(lambda leaf: leaf + 0.3, params)
+        whole = merged(params, state)
+        pair = {"a": state["a"]["output"]["kernel"]} if freeze_a else params["output"]["kernel"]
+        a, b = np.float64(pair["a"]), np.float64(params["output"]["kernel"]["b"])
+        products = []
+        for i in range(5):
+            a_i, b_i = a, b
+            for _ in range(2):
+                error = x[i] @ (state["frozen"]["output"]["kernel"] + scale * a_i @ b_i) - y[i]
+                slope = x[i].T @ error / 6 * scale
+                a_i, b_i = a_i - (0 if freeze_a else rate * slope @ b_i.T), b_i - rate * a_i.T @ slope
+            products.append(a_i @ b_i)
+        loss_fn = supervised(adapted, lambda z, y: {"loss": ((z - y) ** 2).sum(1) / 2}, frozen_state=state)
+        algorithm = algorithms.fedavg(loss_fn, sampling.full(5), optax.sgd(rate), num_steps=2)
+        last, info = jax.jit(algorithm.step)(KEY, algorithm.init(KEY, params, clients), clients)
+        change = merged(algorithm.params(last), state)["output"]["kernel"] - state["frozen"]["output"]["kernel"]
+        found[freeze_a], expected[freeze_a] = np.float64(change) / scale, np.mean(products, 0)
+        sent[freeze_a] = info["uplink_bytes"].total()
+        assert jax.tree.structure(whole) == jax.tree.structure(model.init(KEY)[0])
+    np.testing.assert_allclose(found[True], expected[True], rtol=1e-5, atol=1e-6)
+    assert np.abs(found[False] - expected[False]).max() > 1e-3
+    assert sent == {True: 5 * 4 * 2, False: 5 * 4 * (3 + 2)}
+
+
 def test_clients_share_the_frozen_product():
     """Catches a matrix for each client: under a vmap over clients, no equation of the gradient has one."""
     adapted = lora(SMALL, rank=2)
