@@ -71,10 +71,13 @@ def ensemble(model: Model, num_members: int) -> Model:
     Returns: a `Model` whose parameters are those of all members, with leaves [M, ...]. `init` draws each member from a
       key of its own.
 
-    Raises: TypeError or ValueError if `model` is not a `Model` or has state, and for a wrong number of members.
+    Raises: TypeError or ValueError if `model` is not a `Model` or has state, and for a wrong number of members. `init`
+    raises ValueError for a model that always starts alike, such as `linear` at 0: equal members have equal gradients,
+    and stay equal.
 
     Guarantees: equal members give exactly their output, and others the mean of NumPy
-    (tests/models/test_ensemble.py::test_ensemble).
+    (tests/models/test_ensemble.py::test_ensemble); members that start equal are refused
+    (::test_equal_components_are_refused).
     """
     part("model", model, Model)
     integer("num_members", num_members)
@@ -103,10 +106,13 @@ def ensemble(model: Model, num_members: int) -> Model:
 
 
 def _members(model: Model, key: Array, num_members: int) -> PyTree:
-    """Draws the parameters of each member from a key of its own; leaves [members, ...]."""
+    """Draws the parameters of each member from a key of its own, and refuses equal ones; leaves [members, ...]."""
     keys = [jax.random.fold_in(key, i) for i in range(num_members)]
-    members = [model.init(key)[0] for key in keys]
-    return jax.tree.map(lambda *xs: jnp.stack(xs), *members)
+    members = jax.tree.map(lambda *xs: jnp.stack(xs), *(model.init(key)[0] for key in keys))
+    if tree.has_equal_rows(members):
+        hint = "Equal members are trained alike, and stay equal: take a model that starts from random numbers."
+        fail("model", "one whose members start apart", "one that always starts alike", hint)
+    return members
 
 
 @named_arguments
@@ -134,11 +140,7 @@ def mixture(model: Model, num_components: int, task: Literal["binary", "classifi
 
     def init(key):
         weights = jnp.full(num_components, 1 / num_components)
-        components = _members(model, key, num_components)
-        if tree.has_equal_rows(components):
-            hint = "Equal components stay equal. Take one that starts from random numbers, or `algorithms.fedem`."
-            fail("model", "one whose components start apart", "one that always starts alike", hint)
-        return {"components": components, "weights": weights}, ()
+        return {"components": _members(model, key, num_components), "weights": weights}, ()
 
     def apply(params, state, x, key, train):
         outputs = jax.vmap(lambda component: model.apply(component, (), x, key, train)[0])(params["components"])

@@ -44,7 +44,7 @@ def started_from(model: Model, *, path: FilePath, leaves: Sequence[str] | None =
     """
     part("model", model, Model)
     arrays = _read(Path(path).expanduser())
-    spec = jax.eval_shape(lambda: model.init(jax.random.key(0))[0])
+    spec, state_spec = jax.eval_shape(lambda: model.init(jax.random.key(0)))
     all_leaves = {_name(place): leaf for place, leaf in jax.tree_util.tree_leaves_with_path(spec)}
     read = list(all_leaves) if leaves is None else chosen_paths("leaves", spec, leaves)
     if not read:
@@ -64,7 +64,8 @@ def started_from(model: Model, *, path: FilePath, leaves: Sequence[str] | None =
         fail("path", f"arrays of the model's leaves {sorted(read)}", unknown[0], hint)
 
     def init(key: Array) -> tuple[PyTree, PyTree]:
-        drawn, state = model.init(key)
+        is_read = len(read) == len(all_leaves) and not jax.tree.leaves(state_spec)
+        drawn, state = (spec, state_spec) if is_read else model.init(key)
 
         def start(place: tuple, leaf: Array) -> Array:
             return jnp.asarray(arrays[_name(place)]) if _name(place) in read else leaf

@@ -6,11 +6,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from safetensors.numpy import save
 
 from fedjax_sim import models
 from fedjax_sim.models.ensemble import mixture
 
-KEY, X = jax.random.key(0), np.random.default_rng(1).normal(size=(6, 4)).astype(np.float32)
+KEY, RNG = jax.random.key(0), np.random.default_rng(1)
+X = RNG.normal(size=(6, 4)).astype(np.float32)
 MODEL = models.mlp(input_shape=(4,), num_outputs=3, hidden=(5,))
 
 
@@ -74,11 +76,18 @@ def test_mixture(task):
     np.testing.assert_allclose(mixed.init(KEY)[0]["weights"], np.full(3, 1 / 3), rtol=1e-6)
 
 
-def test_equal_components_are_refused():
-    """A linear model starts at 0 with every key, and an MLP does not."""
-    with pytest.raises(ValueError, match="model: expected one whose components start apart, got 'one that always"):
-        mixture(models.linear(input_shape=(4,), num_outputs=3), 2, "classification").init(KEY)
-    mixture(models.linear(input_shape=(4,), num_outputs=3), 1, "classification").init(KEY)
+def test_equal_components_are_refused(tmp_path):
+    """A linear model starts at 0 with every key, and an MLP does not. Members that are read from a file are not drawn
+    before."""
+    linear = models.linear(input_shape=(4,), num_outputs=3)
+    for make in (models.ensemble, lambda model, number: mixture(model, number, "classification")):
+        with pytest.raises(ValueError, match="model: expected one whose members start apart, got 'one that always"):
+            make(linear, 2).init(KEY)
+        make(linear, 1).init(KEY)
+    trained = {"kernel": np.float32(RNG.normal(size=(2, 4, 3))), "bias": np.zeros((2, 3), np.float32)}
+    (tmp_path / "members.safetensors").write_bytes(save(trained))
+    started = models.started_from(models.ensemble(linear, 2), path=str(tmp_path / "members.safetensors"))
+    jax.tree.map(np.testing.assert_array_equal, started.init(KEY)[0], trained)
 
 
 def test_distillation():
