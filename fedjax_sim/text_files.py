@@ -15,6 +15,7 @@ from typing import Any
 
 from fedjax_sim import validate
 from fedjax_sim.printable import printable
+from fedjax_sim.regular_files import content_of, opened
 
 __all__ = [
     "check_missing",
@@ -60,7 +61,8 @@ def text_of(name: str, path: str | os.PathLike, what: str = "text in UTF-8") -> 
     """
     path = Path(os.fspath(path)).expanduser()
     try:
-        return path.read_text(encoding="utf-8-sig")
+        text = content_of(path).decode("utf-8-sig")
+        return text.replace("\r\n", "\n").replace("\r", "\n")
     except (OSError, UnicodeDecodeError) as error:
         _unreadable(name, what, path, error)
         raise
@@ -96,7 +98,7 @@ def table_rows(
     _check_delimiter(delimiter)
     prefixes = tuple(comments)
     try:
-        with Path(os.fspath(path)).expanduser().open(newline="", encoding="utf-8-sig") as file:
+        with io.TextIOWrapper(opened(Path(path).expanduser()), newline="", encoding="utf-8-sig") as file:
             head: list[str] = []
             if delimiter == "auto":
                 head, first = _head(file, prefixes)
@@ -289,7 +291,7 @@ def _unreadable(name: str, what: str, path: str | os.PathLike, error: Exception)
     path = Path(os.fspath(path)).expanduser()
     hint = ""
     if isinstance(error, UnicodeDecodeError):
-        with path.open("rb") as file:
+        with opened(path) as file:
             start = file.read(4)
         conversions = (words for mark, words in CONVERSIONS if start.startswith(mark))
         hint = next(conversions, "If it is text in another encoding, save it as UTF-8.")

@@ -15,6 +15,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 
 FLOORS = (  # a subpackage imports from its own folder and from lower floors; those of `PARTS` not from each other
     ("printable",),
+    ("regular_files",),
     ("types",),
     ("validate",),
     ("text_files",),
@@ -44,6 +45,7 @@ ROOTS = {
     "prng",
     "printable",
     "rounding",
+    "regular_files",
     "text_files",
 }  # modules beside the subpackages
 HOST = {"privacy", "theory", "metrics"}  # accounting, closed forms, measures: on types, tree, validate and the design

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 from fedjax_sim.config.document import ConfigError
 from fedjax_sim.config.files import named_paths
 from fedjax_sim.config.value_kinds import problem
+from fedjax_sim.regular_files import content_of, json_of
 from fedjax_sim.running.checksums import check_files
 from fedjax_sim.running.files import CheckpointError
 from fedjax_sim.running.kept_files import folder_around, holds, is_kept
@@ -166,7 +166,7 @@ def check_unfinished(folder: Path, rounds: int) -> None:
 def _summed_up(folder: Path) -> int | None:
     """Returns the number of rounds in the run's summary; None without a summary that can be read."""
     try:
-        return json.loads((folder / "summary.json").read_bytes())["rounds"]
+        return json_of(content_of(folder / "summary.json"))["rounds"]
     except (KeyError, OSError, TypeError, ValueError):
         return None
 

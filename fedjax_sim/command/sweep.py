@@ -12,6 +12,7 @@ import typer
 from fedjax_sim.command.completion import example_names
 from fedjax_sim.command.errors import is_users_error
 from fedjax_sim.command.options import OwnModules
+from fedjax_sim.regular_files import content_of
 from fedjax_sim.running import terminal
 from fedjax_sim.running.environment import prepare
 
@@ -136,7 +137,7 @@ def _write_config(loaded: Any, folder: Path, command: str) -> Path | None:
     from fedjax_sim.sweeps.finished import SWEEP_FILE
 
     text, path = loaded.to_toml(folder), folder / SWEEP_FILE
-    if text is None or (path.exists() and not path.read_text().startswith(COMMAND)):
+    if text is None or (path.exists() and not content_of(path).startswith(COMMAND.encode())):
         return None
     folder.mkdir(parents=True, exist_ok=True)
     return write_atomically(path, [f"# {json.dumps(command)}\n{text}".encode()])
@@ -198,7 +199,7 @@ def _page(loaded: Any, result: Any, metric: str, folder: Path) -> None:
     grid = ", ".join(result.names) or "seeds alone"
     lead = f"{len(loaded.combinations)} combinations of {grid}, {len(result.seeds)} seeds each"
     # A resumed sweep is repeated by the command that began it.
-    stated = (folder / SWEEP_FILE).read_text() if (folder / SWEEP_FILE).is_file() else ""
+    stated = content_of(folder / SWEEP_FILE).decode() if (folder / SWEEP_FILE).is_file() else ""
     line, _, text = stated.partition("\n")
     command = json.loads(line.removeprefix("# ")) if line.startswith(COMMAND) else ""
     configs = {"The sweep": text if command else stated} if stated else {}

@@ -20,6 +20,7 @@ from fedjax_sim.config import registry
 from fedjax_sim.config.lazy_parts import joined
 from fedjax_sim.config.signatures import Part
 from fedjax_sim.config.value_kinds import problem
+from fedjax_sim.regular_files import opened
 
 __all__ = ["contents", "is_within", "named_paths", "rebased", "without_paths"]
 
@@ -65,10 +66,7 @@ def contents(tables: Mapping[str, Any], only: Iterable[str] = registry.TABLES) -
             continue
         path = Path(os.path.expanduser(name))
         try:
-            # A pipe is refused: it is empty when it is read again.
-            if not path.is_file():
-                raise OSError("There is none.")
-            with path.open("rb") as file:
+            with opened(path) as file:
                 digests[place] = f"SHA-256 {hashlib.file_digest(file, 'sha256').hexdigest()}"
         except OSError as error:
             problems.append(problem(place, "a regular file that can be read", name, error.strerror or str(error)))

@@ -17,6 +17,7 @@ from typing import Any, Literal, NamedTuple
 
 from fedjax_sim.config.lazy_parts import Read
 from fedjax_sim.config.value_kinds import COLUMN_FILLS, COLUMN_VALUES, FILE, FOLDER, SCALE, integer_kind, number_kind
+from fedjax_sim.regular_files import content_of
 
 __all__ = [
     "INSIDE",
@@ -166,7 +167,10 @@ def docstring(part: Part) -> str:
 
 @cache
 def _parse(path: Path) -> ast.Module:
-    return ast.parse(path.read_text(encoding="utf-8"))
+    try:
+        return ast.parse(content_of(path))
+    except (MemoryError, RecursionError) as error:  # Python's parser raises either
+        raise SyntaxError(f"{path}: too many expressions inside one another") from error
 
 
 def _module(name: str) -> ast.Module:

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import json
 import re
-import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from fedjax_sim.config.value_kinds import Words, nearest_word, problem
 from fedjax_sim.printable import printable
+from fedjax_sim.regular_files import content_of, toml_of
 
 __all__ = ["ConfigError", "config_file", "inline", "override", "places_set", "read_document", "unset", "written"]
 
 EXAMPLES = Path(__file__).parents[1] / "examples"  # the folder experiments/ of the repository
 MAX_BYTES = 1 << 20  # the largest config file that is read
+MOST_KEYS = 50  # tables inside one another on the way to an option
 
 
 class ConfigError(ValueError):
@@ -43,16 +44,14 @@ def read_document(path: str | Path) -> dict[str, Any]:
     """
     path = config_file(path)
     try:
-        data = path.read_bytes() if path.stat().st_size <= MAX_BYTES else None
+        data = content_of(path, MAX_BYTES)
     except OSError as error:
         names = sorted(example.stem for example in EXAMPLES.glob("*.toml"))
         hint = f"{nearest_word(path.stem, names)} Examples have names: {', '.join(names)}.".strip()
         raise ConfigError([problem(str(path), "a TOML file", Words(error.strerror or str(error)), hint)]) from error
-    if data is None:
-        raise ConfigError([problem(str(path), f"at most {MAX_BYTES} bytes", path.stat().st_size)])
     try:
-        return tomllib.loads(data.decode("utf-8-sig"))
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
+        return toml_of(data.decode("utf-8-sig"))
+    except ValueError as error:
         words = str(error)
         hint = "A key or table may be given once." if "overwrite" in words or "twice" in words else ""
         raise ConfigError([problem(str(path), "TOML", Words(words), hint)]) from error
@@ -69,7 +68,7 @@ def override(document: dict, overrides: Iterable[str]) -> Iterable[str]:
     for text in overrides:
         name, equals, value = text.partition("=")
         keys = [key.strip() for key in name.split(".")]
-        if not equals or not all(re.fullmatch(r"[A-Za-z0-9_-]+", key) for key in keys):
+        if not equals or len(keys) > MOST_KEYS or not all(re.fullmatch(r"[A-Za-z0-9_-]+", key) for key in keys):
             yield problem("--set", "table.option=value", text)
             continue
         if any("\ud800" <= character <= "\udfff" for character in text):
@@ -82,11 +81,11 @@ def override(document: dict, overrides: Iterable[str]) -> Iterable[str]:
         seen_paths.add(path)
         try:
             # A value with a line break could add keys of its own.
-            parsed = tomllib.loads(f"value = {value}")
+            parsed = toml_of(f"value = {value}")
             if len(parsed) != 1:
                 raise ValueError("more than one value")
             value = parsed["value"]
-        except (ValueError, RecursionError):
+        except ValueError:
             # Text needs no quotes, unless it starts as another kind of TOML value.
             value = value.strip()
             if not value or value[0] in "[{\"'" or "\n" in value:

@@ -11,6 +11,7 @@ import numpy as np
 
 from fedjax_sim.models.model import Model
 from fedjax_sim.models.paths import chosen_paths
+from fedjax_sim.regular_files import content_of
 from fedjax_sim.types import Array, FilePath, PyTree
 from fedjax_sim.validate import fail, named_arguments, nearest, part
 
@@ -35,7 +36,7 @@ def started_from(model: Model, *, path: FilePath, leaves: Sequence[str] | None =
 
     Raises: ValueError for a file in another format, where a leaf is missing, unknown, or of another shape or dtype, for
     numbers that are not finite, and for a path that the parameters lack.
-    ImportError without the package `safetensors`, and OSError for a file that cannot be read.
+    ImportError without the package `safetensors`, and OSError for a file that cannot be read or is no regular file.
 
     Guarantees: a model that was exported starts with the same bits
     (tests/models/test_start.py::test_starts_with_the_bits_of_the_file). Every difference between file and model is
@@ -88,8 +89,8 @@ def _read(path: Path) -> dict[str, np.ndarray]:
     except ImportError as error:
         raise ImportError("safetensors: expected the package, got none. pip install 'fedjax_sim[export]'") from error
     try:
-        arrays = dict(deserialize(path.read_bytes()))
-    except SafetensorError as error:
+        arrays = dict(deserialize(content_of(path)))
+    except (OverflowError, SafetensorError, ValueError) as error:
         fail("path", "a .safetensors file", str(path), f"{error}. fedjax-sim export RUN model.safetensors writes one.")
     for name, array in arrays.items():
         if array["dtype"] not in DTYPES:

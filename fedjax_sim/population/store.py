@@ -18,7 +18,7 @@ import pathlib
 import re
 import secrets
 import shutil
-from typing import NamedTuple
+from typing import BinaryIO, NamedTuple
 
 import jax
 import numpy as np
@@ -27,9 +27,10 @@ from numpy.typing import ArrayLike
 from fedjax_sim import validate
 from fedjax_sim.population.arrays import checked_examples, checked_offsets
 from fedjax_sim.population.population import Stored, stored
+from fedjax_sim.regular_files import content_of, json_of, opened
 from fedjax_sim.types import PyTree
 
-__all__ = ["read_store", "write_store"]
+__all__ = ["array_header", "read_store", "write_store"]
 
 SCHEMA = 1
 NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")  # of a leaf, which is also the name of its file
@@ -62,7 +63,7 @@ def _check_name(name) -> None:
 
 def _digest(path: pathlib.Path) -> str:
     """Returns the SHA-256 sum of a file."""
-    with path.open("rb") as file:
+    with opened(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
@@ -139,10 +140,10 @@ def _manifest(directory: pathlib.Path) -> tuple[dict, str]:
     path = directory / "manifest.json"
     if not path.is_file() or path.stat().st_size > LARGEST_MANIFEST:
         validate.fail(str(path), f"a manifest of at most {LARGEST_MANIFEST} bytes", "none", "Use write_store.")
-    text = path.read_bytes()
+    text = content_of(path, LARGEST_MANIFEST)
     try:
-        manifest = json.loads(text)
-    except (ValueError, RecursionError):
+        manifest = json_of(text)
+    except ValueError:
         validate.fail(str(path), "JSON", text[:40])
     if not isinstance(manifest, dict) or set(manifest) != {"schema", "files"} or manifest["schema"] != SCHEMA:
         validate.fail(str(path), f"schema {SCHEMA} with 'schema' and 'files'", manifest, "From another version?")
@@ -173,6 +174,23 @@ def _manifest(directory: pathlib.Path) -> tuple[dict, str]:
     return files, hashlib.sha256(text).hexdigest()
 
 
+def array_header(file: BinaryIO) -> tuple[tuple[int, ...], bool, np.dtype]:
+    """Reads the header of an array in NumPy's format.
+
+    Returns: its shape, whether it is in Fortran's order, and its dtype.
+
+    Raises: ValueError for another format, a later version than 2, and a dtype of objects.
+    """
+    readers = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+    try:
+        shape, is_fortran, dtype = readers[np.lib.format.read_magic(file)](file)
+    except (KeyError, SyntaxError, TypeError, RecursionError, MemoryError, EOFError) as error:
+        raise ValueError(f"no header of an array ({error})") from error
+    if dtype.hasobject:
+        raise ValueError("objects, which code would have to make")
+    return shape, is_fortran, dtype
+
+
 def _map(path: pathlib.Path, shape: list[int], dtype: str, num_bytes: int) -> Mapped:
     """Maps one `.npy` file, after its size and its header have been checked against the manifest."""
     if path.is_symlink() or not path.is_file():
@@ -183,13 +201,11 @@ def _map(path: pathlib.Path, shape: list[int], dtype: str, num_bytes: int) -> Ma
     if file_bytes != num_bytes or data_bytes >= file_bytes:
         rule = f"a file of {num_bytes} bytes that holds {dtype}{shape}"
         validate.fail(str(path), rule, f"{file_bytes} bytes", "Truncated, or another store's file.")
-    with path.open("rb") as file:
+    with opened(path) as file:
         # The header is read here rather than by np.load, which could unpickle objects from a foreign file.
         try:
-            version = np.lib.format.read_magic(file)
-            readers = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
-            header = readers[version](file)
-        except (ValueError, KeyError, SyntaxError, TypeError, RecursionError, MemoryError, EOFError):
+            header = array_header(file)
+        except ValueError:
             validate.fail(str(path), "a .npy file of version 1 or 2", "another header", "Use write_store.")
         if header != (tuple(shape), False, expected_dtype) or expected_dtype.hasobject:
             validate.fail(str(path), f"a header that says {dtype}{shape} in C order", header, "Mixed stores?")

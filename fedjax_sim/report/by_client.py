@@ -14,6 +14,7 @@ import numpy as np
 from fedjax_sim import validate
 from fedjax_sim.metrics.evaluation import MOST_LISTED
 from fedjax_sim.population.protocol import sizes_of
+from fedjax_sim.regular_files import content_of
 from fedjax_sim.running import checksums
 from fedjax_sim.running.log import plain
 from fedjax_sim.text_files import csv_text
@@ -128,7 +129,7 @@ def read_by_client(folder: Path) -> list[Row]:
     """
     checksums.check_files(folder, [BY_CLIENT])
     try:
-        text = (folder / BY_CLIENT).read_text(encoding="utf-8")
+        text = content_of(folder / BY_CLIENT).decode()
         rows = list(csv.DictReader(io.StringIO(text, newline=""), strict=True))
         return [{name: _value(name, cell) for name, cell in row.items()} for row in rows if {*LABELS} <= row.keys()]
     except (OSError, ValueError, csv.Error):

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from fedjax_sim.regular_files import content_of, json_of
 from fedjax_sim.report.numbers import recorded_number
 from fedjax_sim.round.costs import ROUND_METRICS
 
@@ -24,14 +24,14 @@ def read_json(path: Path, notes: list[str]) -> dict[str, Any]:
     Returns: the object; {} if there is none.
     """
     try:
-        value = json.loads(path.read_bytes())
+        value = json_of(content_of(path))
         if isinstance(value, dict):
             return value
         notes.append(f"{path.name} holds no object: it was left out.")
     except FileNotFoundError:
         # Missing files are reported by the page's sections, in their own words.
         pass
-    except (OSError, ValueError, RecursionError):
+    except (OSError, ValueError):
         notes.append(f"{path.name} could not be read: it was left out.")
     return {}
 
@@ -46,7 +46,7 @@ def read_lines(path: Path, notes: list[str], most: int | None = None) -> list[di
     """
     objects = []
     num_bad = 0
-    lines = path.read_bytes().splitlines() if path.is_file() else []
+    lines = content_of(path).splitlines() if path.is_file() else []
     # Bytes are split into lines before they are decoded, as the checksums of lines were taken.
     if most is not None and len(lines) > most:
         why = "A killed run leaves such lines; so does a change by somebody else."
@@ -58,8 +58,8 @@ def read_lines(path: Path, notes: list[str], most: int | None = None) -> list[di
         notes.append(f"{subject} not as the run wrote it, or has no checksum that confirms it: left out. {why}")
     for line in lines[:most]:
         try:
-            value = json.loads(line)
-        except (ValueError, RecursionError):
+            value = json_of(line)
+        except ValueError:
             value = None
         if isinstance(value, dict):
             objects.append(value)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from fedjax_sim import tree
+from fedjax_sim.regular_files import content_of
 from fedjax_sim.report import plots, sections
 from fedjax_sim.report.by_client import BY_CLIENT, read_by_client
 from fedjax_sim.report.files import headline_totals, read_json, read_lines
@@ -155,7 +156,7 @@ def how_to_repeat(env: Mapping[str, Any], configs: Mapping[str, str | None]) -> 
 def _text(path: Path) -> str | None:
     """Returns the text of a file; None if it cannot be read."""
     try:
-        return path.read_text(encoding="utf-8", errors="replace")
+        return content_of(path).decode("utf-8", errors="replace")
     except OSError:
         return None
 

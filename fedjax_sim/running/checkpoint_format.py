@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 import math
 import struct
 import sys
@@ -19,6 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedjax_sim.regular_files import content_of, json_of, opened
 from fedjax_sim.running.files import CheckpointError
 from fedjax_sim.types import PyTree
 from fedjax_sim.validate import fail
@@ -137,7 +137,7 @@ def encoded(header: bytes, arrays: list[np.ndarray]) -> Iterator[bytes]:
 def read_file(path: Path) -> tuple[dict[str, Any], np.ndarray]:
     """Reads the header and the leaf bytes of a file, after checking its length and its hash."""
     try:
-        data = memoryview(path.read_bytes())
+        data = memoryview(content_of(path))
     except OSError as error:
         raise CheckpointError(f"{path}: could not be read ({error.strerror or error}).") from error
     if len(data) < PREFIX.size + DIGEST or data[: len(MAGIC)] != MAGIC:
@@ -149,7 +149,7 @@ def read_file(path: Path) -> tuple[dict[str, Any], np.ndarray]:
         raise CheckpointError(f"{path}: its SHA-256 does not match its bytes: damaged.")
     body = data[PREFIX.size : -DIGEST]
     try:
-        header = json.loads(bytes(body[:header_length]))
+        header = json_of(bytes(body[:header_length]))
         schema = header["schema"]
         if schema == SCHEMA:
             sizes = [entry["bytes"] for entry in header["leaves"]]
@@ -158,7 +158,7 @@ def read_file(path: Path) -> tuple[dict[str, Any], np.ndarray]:
             valid = all(type(size) is int and size >= 0 for size in sizes) and all(type(text) is str for text in texts)
             if not valid or sum(sizes) != len(body) - header_length or not isinstance(header["meta"], dict):
                 raise ValueError("its parts do not add up")
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(f"{path}: malformed header ({error}).") from error
     if schema != SCHEMA:
         raise CheckpointError(f"{path}: expected schema {SCHEMA}, got {schema!r}: written by another version.")
@@ -167,10 +167,10 @@ def read_file(path: Path) -> tuple[dict[str, Any], np.ndarray]:
 
 def meta_of(path: Path) -> dict[str, Any] | None:
     """Returns the meta in a file's header without verifying it; None if it cannot be read."""
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError, RecursionError, struct.error):
-        with open(path, "rb") as file:
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError, struct.error):
+        with opened(path) as file:
             _, _, length = PREFIX.unpack(file.read(PREFIX.size))
-            header = json.loads(file.read(min(length, path.stat().st_size)))
+            header = json_of(file.read(min(length, path.stat().st_size)))
         if header["schema"] == SCHEMA:
             return dict(header["meta"])
     return None

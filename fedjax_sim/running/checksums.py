@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from fedjax_sim.regular_files import content_of, opened
 from fedjax_sim.running.files import CheckpointError, write_atomically
 
 __all__ = ["GrowingFile", "check_files", "is_listed", "remove", "write"]
@@ -80,7 +81,7 @@ class GrowingFile:
         """Returns the hash of the first `count` bytes; of fewer bytes where the file is shorter."""
         sha = hashlib.sha256()
         try:
-            with open(self.path, "rb") as file:
+            with opened(self.path) as file:
                 while count and (piece := file.read(min(count, PIECE_BYTES))):
                     sha.update(piece)
                     count -= len(piece)
@@ -116,7 +117,7 @@ def write(path: str | Path, data: bytes) -> Path:
     path = Path(path)
     listed = _read_list(path.parent)
     # Until the file is replaced the list holds both checksums, so that it fits the file whenever the process is killed.
-    digests_now = [_sha256_of(path.read_bytes())] if path.is_file() else []
+    digests_now = [_sha256_of_file(path)] if path.is_file() else []
     listed[path.name] = [digest for digest in listed.get(path.name, []) if digest in digests_now] + [_sha256_of(data)]
     _write_list(path.parent, listed)
     return write_atomically(path, [data])
@@ -163,7 +164,7 @@ def check_files(folder: str | Path, names: Iterable[str], *, needed: bool = Fals
         if needed and not (path.is_file() and name in listed):
             missing = f"{name} in {SUMS}" if path.is_file() else "the file that the run wrote"
             raise CheckpointError(f"{path}: expected {missing}, got none: deleted. Put it back from a copy.")
-        if path.is_file() and _sha256_of(path.read_bytes()) not in listed.get(name, []):
+        if path.is_file() and _sha256_of_file(path) not in listed.get(name, []):
             raise CheckpointError(
                 f"{path}: expected the file that the run wrote, got one with another SHA-256: damaged or edited. Put "
                 f"it back from a copy; if the change is meant, write its new SHA-256 into {folder / SUMS}."
@@ -180,10 +181,15 @@ def _sha256_of(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
+def _sha256_of_file(path: Path) -> str:
+    with opened(path) as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
 def _read_list(folder: Path) -> dict[str, list[str]]:
     """Reads the list: checksums by file name, two where a write was interrupted."""
     try:
-        lines = (folder / SUMS).read_text(encoding="utf-8", errors="replace").splitlines()
+        lines = content_of(folder / SUMS).decode("utf-8", errors="replace").splitlines()
     except FileNotFoundError:
         return {}
     listed: dict[str, list[str]] = {}

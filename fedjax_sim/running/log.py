@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim import engine, tree
+from fedjax_sim.regular_files import content_of, json_of
 from fedjax_sim.round.costs import ROUND_METRICS
 from fedjax_sim.running import checkpoint, distributed
 from fedjax_sim.running.checkpoint_format import meta_of
@@ -155,8 +156,8 @@ def verified(directory: Path) -> int | None:
     # The timing log is read first: a run in progress appends records before their timing.
     for line in _lines(directory / TIMING):
         try:
-            written_sums += json.loads(line)["crc32"]
-        except (KeyError, RecursionError, TypeError, ValueError):
+            written_sums += json_of(line)["crc32"]
+        except (KeyError, TypeError, ValueError):
             break
     if not written_sums:
         return None
@@ -167,7 +168,7 @@ def verified(directory: Path) -> int | None:
 
 def _lines(path: Path) -> list[bytes]:
     """Returns the lines of a file, with their ends; none for a missing file."""
-    return path.read_bytes().splitlines(keepends=True) if path.is_file() else []
+    return content_of(path).splitlines(keepends=True) if path.is_file() else []
 
 
 def _check_logs(path: Path, meta: dict) -> None:
@@ -186,7 +187,7 @@ def _check_logs(path: Path, meta: dict) -> None:
 
 def _changed(directory: Path, name: str) -> str:
     """Names the record of a log that was changed, as far as the CRC-32 in the timing log show it."""
-    lines = (directory / name).read_bytes().splitlines(keepends=True)
+    lines = content_of(directory / name).splitlines(keepends=True)
     try:
         blocks = _read(directory / TIMING)
         sums = [f"{zlib.crc32(line):08x}" for line in lines]
@@ -199,8 +200,8 @@ def _changed(directory: Path, name: str) -> str:
         pass
     for i, line in enumerate(lines):
         try:
-            json.loads(line)
-        except (ValueError, RecursionError):
+            json_of(line)
+        except ValueError:
             return f"record {i + 1}"
     return "one of its records"
 
@@ -484,8 +485,7 @@ def _changed_code(names: Sequence[str], stored: dict, current: dict, has_other_c
 
 def _read(path: Path) -> list[dict]:
     """Returns the records of a log."""
-    with open(path, encoding="utf-8") as file:
-        return [json.loads(line) for line in file]
+    return [json_of(line) for line in content_of(path).splitlines()]
 
 
 def _line(record: dict) -> bytes:

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 from fedjax_sim import tree
 from fedjax_sim.printable import printable_line
+from fedjax_sim.regular_files import content_of
 from fedjax_sim.running.history import numbers_of
 
 __all__ = ["LOGGERS", "Logger", "MLflow", "TensorBoard", "WeightsAndBiases", "check_installed"]
@@ -216,7 +217,7 @@ def check_installed(names: Sequence[str]) -> None:
 def _kept_id(file: Path, new: Callable[[], str]) -> str:
     """Returns the id in a file, which is created with a new id if it is missing."""
     with contextlib.suppress(FileNotFoundError):
-        return file.read_text(encoding="utf-8")
+        return content_of(file, 1000).decode()
     id = new()
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(id, encoding="utf-8")

@@ -10,6 +10,7 @@ from typing import Any
 import jax
 
 from fedjax_sim import tree, validate
+from fedjax_sim.regular_files import content_of, json_of
 from fedjax_sim.round.costs import message_spec
 from fedjax_sim.running import checkpoint, checksums, distributed, fingerprint
 from fedjax_sim.types import Algorithm, Array, Population, PyTree
@@ -173,8 +174,8 @@ class Spending:
             return None
         checksums.check_files(self.path.parent, [FILE], needed=True)
         try:
-            return _checked(json.loads(self.path.read_bytes()))
-        except (TypeError, ValueError, checkpoint.CheckpointError) as error:
+            return _checked(json_of(content_of(self.path)))
+        except (OSError, TypeError, ValueError, checkpoint.CheckpointError) as error:
             raise checkpoint.CheckpointError(f"{self.path}: expected a privacy ledger, got a damaged one.") from error
 
     def enter(self, start: int, stop: int) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fedjax_sim import tree
+from fedjax_sim.regular_files import content_of, json_of
 from fedjax_sim.running.files import CheckpointError, write_atomically
 from fedjax_sim.running.kept_files import check_free_of
 
@@ -94,7 +95,7 @@ class Finished:
 
     def _read_back(self, identity: dict[str, Any]) -> None:
         """Reads the finished points, after comparing the sweep's identity with the file's."""
-        text = self.path.read_bytes()
+        text = content_of(self.path)
         # A kill may have cut off the last line: only lines with an end count.
         complete_bytes = text.rfind(b"\n") + 1
         try:
@@ -118,7 +119,7 @@ class Finished:
 
     def _checked(self, number: int, line: bytes) -> dict:
         """Returns a line's value, after comparing its checksum."""
-        value = dict(json.loads(line))
+        value = dict(json_of(line))
         if value.pop("crc32") != zlib.crc32(json.dumps(value).encode()):
             raise CheckpointError(
                 f"{self.path}: line {number} is damaged." + " Take it out: its point is run again." * (number > 1)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-import tomllib
 from typing import Any, NamedTuple
 
 from fedjax_sim.printable import printable_line
+from fedjax_sim.regular_files import toml_of
 from fedjax_sim.sweeps.results import Sweep
 from fedjax_sim.text_files import csv_text
 
@@ -89,8 +89,8 @@ def shown_value(value: Any) -> str:
     if not text.startswith("{"):
         return text
     try:
-        table = tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+        table = toml_of(f"value = {text}")["value"]
+    except ValueError:
         return text  # a text that only begins as a table does
     return ", ".join(_shown_options(table)) or text
 

@@ -43,7 +43,10 @@ def fail(name: str, rule: str, value: Any, hint: str = "", error: type[Exception
         ...
     fedjax_sim.InvalidType: rate: expected a number, got 'fast'.
     """
-    shown = repr(value)
+    try:
+        shown = repr(value)
+    except RecursionError:
+        shown = f"a {type(value).__name__} with too many levels"
     shown = shown if len(shown) <= 120 else shown[:117] + "..."
     message = f"{name}: expected {rule}, got {shown}.{' ' + hint if hint else ''}"
     raise CLASSES.get(error, error)(printable_line(message))

@@ -5,6 +5,7 @@ Links, which may lead out of the file, are not followed.
 
 from __future__ import annotations
 
+import os
 import pathlib
 from typing import Any, Literal
 
@@ -13,8 +14,11 @@ import numpy as np
 from fedjax_sim import validate
 from fedjax_sim.population.federated_data import check_ids
 from fedjax_sim.population.splits import site_splits
+from fedjax_sim.regular_files import opened
 
 __all__ = ["read_clients", "split_clients"]
+
+MOST_EXPANSION = 1032  # times that deflate, HDF5's compression, can make bytes smaller
 
 
 def read_clients(
@@ -50,6 +54,8 @@ def read_clients(
         message = f"{caller}: expected h5py to be installed. Install the extra: pip install 'fedjax_sim[hdf5]'."
         raise ImportError(message) from None
     try:
+        with opened(path) as there:
+            file_bytes = os.fstat(there.fileno()).st_size
         file = h5py.File(path, "r")
     except OSError as error:
         validate.fail(path.name, "an HDF5 file", str(error))
@@ -70,11 +76,23 @@ def read_clients(
                 _check(values, texts, h5py)
                 num_bytes += values.size * values.dtype.itemsize
             _fits(path, num_bytes, max_bytes)
-            clients[id] = {leaf: _texts(values) if texts else values[...] for leaf, values in members.items()}
-            # A text of variable length declares the size of a pointer only, so characters are counted after reading.
-            if texts:
-                num_bytes += sum(len(text) for values in clients[id].values() for text in values)
-                _fits(path, num_bytes, max_bytes)
+            if num_bytes > MOST_EXPANSION * file_bytes:
+                rule = f"features of at most {MOST_EXPANSION:,} times the file's {file_bytes:,} bytes"
+                validate.fail(path.name, rule, f"{num_bytes:,} bytes declared", "No compression packs numbers closer.")
+            # A text of variable length declares the size of a pointer only, so characters are counted as they are read.
+            # None is longer than the file, and many may be the same bytes of it.
+            piece = max(1, max_bytes // file_bytes)
+            clients[id] = {}
+            for leaf, values in members.items():
+                if not texts:
+                    clients[id][leaf] = values[...]
+                    continue
+                pieces = [np.array([], object)]
+                for first in range(0, len(values), piece):
+                    pieces.append(_texts(values, slice(first, first + piece)))
+                    num_bytes += sum(map(len, pieces[-1]))
+                    _fits(path, num_bytes, max_bytes)
+                clients[id][leaf] = np.concatenate(pieces)
     return clients
 
 
@@ -124,10 +142,10 @@ def _check(values: Any, texts: bool, h5py: Any) -> None:
         validate.fail(values.name, "data in this file", "data stored elsewhere")
 
 
-def _texts(values: Any) -> np.ndarray:
-    """Returns texts [n] as an array of Python strings."""
+def _texts(values: Any, rows: slice) -> np.ndarray:
+    """Returns some of the texts [n] as an array of Python strings."""
     try:
-        return np.array(values.asstr("utf-8")[...], object)
+        return np.array(values.asstr("utf-8")[rows], object)
     except UnicodeDecodeError as error:
         validate.fail(values.name, "texts in UTF-8", str(error))
         raise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import pathlib
 from collections.abc import Sequence
 from typing import Literal
@@ -13,6 +14,7 @@ from fedjax_sim.population.datasets.quantities import scale_of
 from fedjax_sim.population.federated_data import SCALED_BYTES, FederatedData, check_examples, existing
 from fedjax_sim.population.partitioners import Partitioner
 from fedjax_sim.population.population import indexed
+from fedjax_sim.regular_files import content_of
 from fedjax_sim.types import FolderPath, Scale
 
 __all__ = ["cifar10", "cifar100", "mnist"]
@@ -141,7 +143,7 @@ def _bytes_of(path: pathlib.Path, hint: str = "") -> np.ndarray:
         packed = [other.name for other in path.parent.glob(f"{path.name}.*")]
         hint = f"Unpack {packed[0]}." if packed else hint
         validate.fail("directory", f"a folder with the file {path.name}", str(path.parent), hint)
-    return np.fromfile(path, np.uint8)
+    return np.frombuffer(content_of(path), np.uint8)
 
 
 def _cifar(
@@ -170,8 +172,8 @@ def _idx(path: pathlib.Path, dimensions: int) -> np.ndarray:
         rule = f"an IDX file of bytes in {dimensions} dimensions, beginning with 0, 0, {IDX_BYTES}, {dimensions}"
         validate.fail(path.name, rule, content[:4].tolist())
     shape = tuple(content[4:header].view(">u4").tolist())
-    if len(content) - header != np.prod(shape):
-        validate.fail(path.name, f"{np.prod(shape):,} bytes behind the header", f"{len(content) - header:,}")
+    if len(content) - header != math.prod(shape):
+        validate.fail(path.name, f"{math.prod(shape):,} bytes behind the header", f"{len(content) - header:,}")
     return content[header:].reshape(shape)
 
 

@@ -13,11 +13,13 @@ from fedjax_sim import validate
 from fedjax_sim.population.datasets.leaf_tff import leaf_split
 from fedjax_sim.population.datasets.vocabularies import stated_tokens, vocabulary_learned
 from fedjax_sim.population.federated_data import FederatedData, existing, from_sites
+from fedjax_sim.regular_files import opened
 from fedjax_sim.types import FolderPath
 from fedjax_sim.validate import Integer, PositiveInt
 
 __all__ = ["celeba", "sent140"]
 
+MOST_PICTURE_BYTES = 1 << 27  # of a picture in RGB before it is resized; those of CelebA have 0.1 MB
 FIELDS = ("id", "date", "query", "user", "text")  # of a tweet
 
 
@@ -141,7 +143,9 @@ def celeba(
         path = existing(place, str(image_folder / name), folder=False)
         # Only the formats of the data set are decoded, since each further decoder is a risk with files from others.
         try:
-            with pillow.open(path, formats=("JPEG", "PNG")) as file:
+            with opened(path) as content, pillow.open(content, formats=("JPEG", "PNG")) as file:
+                # A picture declares its size, and is decoded only then.
+                validate.fits_in_memory(place, 3 * file.width * file.height, MOST_PICTURE_BYTES)
                 pixels = np.asarray(file.resize((image_size, image_size)).convert("RGB"))
         except (OSError, SyntaxError, pillow.DecompressionBombError) as error:
             validate.fail(place, "a JPEG or PNG image", name, str(error))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import array
+import os
 import pathlib
 from collections.abc import Sequence
 from typing import Annotated, Literal, NamedTuple
@@ -19,6 +20,10 @@ from fedjax_sim.validate import Integer, NonNegativeInt
 __all__ = ["libsvm"]
 
 MOST_FEATURES = 1 << 24
+# A file whose largest index is a mistake must not take all memory: rows with a number of features that is not stated
+# may be so many times larger than their file, or have so many bytes.
+MOST_EXPANSION = 256
+SMALL_BYTES = 1 << 24
 
 
 class Sparse(NamedTuple):
@@ -67,7 +72,8 @@ def libsvm(
       test_path: file of the test rows. None splits the training rows at random.
       task: "binary" (two labels, such as -1 and 1), "classification" or "regression". The labels in the file become
         0, 1, ... in rising order, and `label_names` keeps the original labels.
-      num_features: d. Features beyond d are left out. None takes the largest index of the two files.
+      num_features: d. Features beyond d are left out. None takes the largest index of the two files, unless the dense
+        table would then have more than 16 MiB and more than 256 times the bytes of the files: such a d must be stated.
       classes: the labels in the file that become 0, 1, ..., such as [-1, 1]. No row may have another label. None takes
         the labels of the two files. Noise needs these and num_features stated, since one client could change them.
       first_index: the number of the first feature in the file, 0 or 1.
@@ -81,7 +87,7 @@ def libsvm(
     Returns: `FederatedData` with x [n, d], which is zero where the file has no value.
 
     Raises: ValueError that names file and line, for a text that is not a label or not index:value, and for indices that
-      do not rise. MemoryError beyond `max_bytes`.
+      do not rise; for a number of features that must be stated. MemoryError beyond `max_bytes`.
 
     Guarantees: rows, features and labels are those of the file
     (tests/population/datasets/test_libsvm.py::test_rows_and_labels), and no broken line is read (::test_broken_lines).
@@ -94,11 +100,19 @@ def libsvm(
     if test_path is not None:
         files.append(_read(existing("test_path", test_path, folder=False), first_index))
     learned: tuple[Learned, ...] = ()
+    stated = num_features
     if num_features is None:
         effect = "change the number of inputs of every other client"
         learned = (Learned("the number of features", (), effect, "num_features = D"),)
         num_features = max(int(file.columns.max(initial=0)) for file in files) + 1
     validate.integer("num_features", num_features, 1, MOST_FEATURES)
+    file_bytes = sum(os.stat(os.path.expanduser(name)).st_size for name in (path, test_path) if name is not None)
+    dense_bytes = 4 * sum(len(file.labels) for file in files) * num_features
+    if stated is None and dense_bytes > max(SMALL_BYTES, MOST_EXPANSION * file_bytes):
+        index = num_features - 1 + first_index
+        hint = f"The largest index, {index:,}, makes {dense_bytes:,} bytes of a file of {file_bytes:,}."
+        hint += f" If it is right: num_features = {num_features}."
+        validate.fail("num_features", "a stated number for so sparse a file", None, hint)
     label_names = None
     num_outputs = 1
     if task != "regression":

@@ -32,6 +32,7 @@ from fedjax_sim.population.private_labels import has_private_labels
 from fedjax_sim.population.protocol import sizes_of
 from fedjax_sim.population.store import read_store, write_store
 from fedjax_sim.population.wrapper import Around
+from fedjax_sim.regular_files import json_of
 from fedjax_sim.types import Array, ClientData, FolderPath, Groups, Learned, Population
 
 __all__ = ["native", "write_native"]
@@ -98,8 +99,8 @@ def _info(path: pathlib.Path) -> dict[str, Any]:
         validate.fail(str(path), f"at most {LARGEST_INFO} bytes", path.stat().st_size)
     text = text_files.text_of(path.name, path, "JSON text in UTF-8")
     try:
-        info = json.loads(text)
-    except (ValueError, RecursionError) as error:
+        info = json_of(text)
+    except ValueError as error:
         validate.fail(str(path), "JSON text", str(error))
     if isinstance(info, dict):
         info = dict.fromkeys((*NAMES, RECORD)) | info

@@ -45,6 +45,7 @@ __all__ = ["TableOptions", "from_table", "table"]
 TEST_FRACTION = 0.25  # where neither a share nor a table of test rows is given
 MOST_TOLD = 10  # columns whose errors are told at once
 WITHOUT_IT = 'Choose the features without it: features = ["...", "..."].'
+MOST_CATEGORY_BYTES = 1 << 33  # of the columns of one category, as float32
 WORDS_HINT = "A column of words is a category: name it in categories, or choose the columns with features."
 
 
@@ -586,6 +587,8 @@ def _features(table: _Table, names: Sequence[str], is_training: np.ndarray, mean
         known = identities(coded(read[name], missing))
         codes = known.codes  # -1 where none is, a category of its own
         categories = _category_codes(name, known, is_training, meaning)
+        hint = f"{name} has {len(categories):,} values, which would become as many columns: leave it out of categories."
+        validate.fits_in_memory("categories", 4 * len(codes) * len(categories), MOST_CATEGORY_BYTES, hint=hint)
         blocks.append(codes[:, None] == categories[None])
         features += (category(name, len(categories)),)
         warnings += identifier_in_words(name, codes.astype(object), WITHOUT_IT)

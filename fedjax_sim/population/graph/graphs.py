@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import io
+import math
 import pathlib
 import zipfile
+from collections.abc import Iterable
 from typing import Annotated
 
 import numpy as np
@@ -20,6 +23,8 @@ from fedjax_sim.population.graph.partition import (
 )
 from fedjax_sim.population.partition import generator
 from fedjax_sim.population.population import stored
+from fedjax_sim.population.store import array_header
+from fedjax_sim.regular_files import opened
 from fedjax_sim.types import FolderPath, GraphData
 from fedjax_sim.validate import Integer, NonNegative, OpenShare, Positive, PositiveInt
 
@@ -118,12 +123,10 @@ def read_cora(directory: str) -> tuple[GraphData, np.ndarray, dict[str, np.ndarr
     path = pathlib.Path(existing("directory", directory)) / "cora.npz"
     existing("directory", str(path), folder=False)
     try:
-        with np.load(path, allow_pickle=False) as file:
-            if set(CORA) - set(file.files) or sum(x.file_size for x in file.zip.infolist()) > LARGEST_FILE:
-                validate.fail(str(path), f"arrays {', '.join(CORA)}", sorted(file.files))
-            arrays = {name: file[name] for name in CORA}
-    except (OSError, EOFError, KeyError, zipfile.BadZipFile) as error:
-        validate.fail(str(path), "a NumPy archive", str(error))
+        with opened(path) as file, zipfile.ZipFile(file) as archive:
+            arrays = _arrays_in(archive, CORA)
+    except (OSError, EOFError, KeyError, NotImplementedError, RuntimeError, ValueError, zipfile.BadZipFile) as error:
+        validate.fail(str(path), f"a NumPy archive with arrays {', '.join(CORA)}", str(error))
     for name, axes in CORA.items():
         if arrays[name].ndim != axes or arrays[name].dtype.kind not in "iu":
             validate.fail(f"{path.name}[{name!r}]", f"integers with {axes} axes", arrays[name].dtype.name)
@@ -144,6 +147,26 @@ def read_cora(directory: str) -> tuple[GraphData, np.ndarray, dict[str, np.ndarr
         if len(nodes) and not (0 <= nodes.min() and nodes.max() < size):
             validate.fail(f"{path.name}[{name!r}]", f"nodes in [0, {size})", int(nodes.max()))
     return graph_data(x, arrays["edges"]), labels, splits
+
+
+def _arrays_in(archive: zipfile.ZipFile, names: Iterable[str]) -> dict[str, np.ndarray]:
+    """Returns arrays of a NumPy archive; what they declare is compared with the bytes that are there.
+
+    Raises: KeyError for a name that is missing. ValueError for an archive that is larger than `LARGEST_FILE` when it is
+      unpacked, and for an array with another number of bytes than its header says.
+    """
+    unpacked_bytes = sum(member.file_size for member in archive.infolist())
+    if unpacked_bytes > LARGEST_FILE:
+        raise ValueError(f"it has {unpacked_bytes:,} bytes when it is unpacked, and at most {LARGEST_FILE:,} are read")
+    arrays = {}
+    for name in names:
+        content = io.BytesIO(archive.read(f"{name}.npy"))
+        shape, _, dtype = array_header(content)
+        if math.prod(shape) * dtype.itemsize != len(content.getbuffer()) - content.tell():
+            raise ValueError(f"{name} declares {dtype}{list(shape)}, which are not the bytes behind its header")
+        content.seek(0)
+        arrays[name] = np.lib.format.read_array(content, allow_pickle=False)
+    return arrays
 
 
 def cora(*, directory: FolderPath, num_clients: int = 1, partition: str = "community", seed: int = 0) -> FederatedData:
