@@ -13,6 +13,8 @@ from collections.abc import Iterable, Iterator
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 
+from fedjax_sim.regular_files import content_of
+
 __all__ = ["digests_of_modules"]
 
 INSTALLED = {"site-packages", "dist-packages"}  # folders of packages that an installer wrote
@@ -47,7 +49,7 @@ def digests_of_modules(names: Iterable[str]) -> dict[str, str]:
         waiting += [name.rpartition(".")[0]] if "." in name else []
         if spec.origin is None or not Path(spec.origin).is_file():
             continue  # a package without a file of its own
-        content = Path(spec.origin).read_bytes()
+        content = content_of(spec.origin)
         digests[name] = f"SHA-256 {hashlib.sha256(content).hexdigest()}"
         if spec.origin.endswith(".py"):
             is_package = spec.submodule_search_locations is not None
