@@ -17,7 +17,6 @@ import numpy as np
 from fedjax_sim import text_files, validate
 
 __all__ = [
-    "MOST_EXACT",
     "Column",
     "Identities",
     "NotUnderstood",

@@ -13,7 +13,6 @@ import numpy as np
 from fedjax_sim import text_files, validate
 from fedjax_sim.population.datasets.column_uses import category, identifier_in_words, quantity_columns
 from fedjax_sim.population.datasets.columns import (
-    MOST_EXACT,
     Column,
     Identities,
     NotUnderstood,
@@ -253,7 +252,7 @@ def _columns_of(argument: str, source: Any) -> _Table:
     if len(columns) != len(names):
         validate.fail(argument, "columns of distinct names", list(map(str, names)))
     lengths = {name: _length(values) for name, values in columns.items()}
-    if len(set(lengths.values())) != 1 or not max(lengths.values()):
+    if len(set(lengths.values())) != 1 or max(lengths.values()) < 1:
         validate.fail(argument, "columns of one length, with at least one row", lengths)
     # Hugging Face's data sets say which classes the numbers of a column stand for.
     facts = getattr(source, "features", None)
@@ -275,9 +274,9 @@ def _is_table(value: Any) -> bool:
 def _length(values: Any) -> int:
     """Returns the number of rows of a column; one value alone is no row."""
     try:
-        return -1 if isinstance(values, (str, bytes, Mapping)) else len(values)
+        return 0 if isinstance(values, (str, bytes, Mapping)) else len(values)
     except TypeError:
-        return -1
+        return 0
 
 
 def _federated(train: _Table, test: _Table | None, name: str, meaning: _Meaning) -> FederatedData:
@@ -467,13 +466,14 @@ def _check_identities(table: _Table, name: str, column: Column, what: str, hint:
     """Refuses numbers that tell nobody apart: with a fraction, or floats so large that they lack digits."""
     if column.values.dtype.kind != "f":
         return
+    most_exact = 2 ** (np.finfo(column.values.dtype).nmant + 1)  # integers above it are not all floats of this dtype
     with np.errstate(invalid="ignore"):
-        is_wrong = (column.values % 1 != 0) | (np.abs(column.values) > MOST_EXACT)
+        is_wrong = (column.values % 1 != 0) | (np.abs(column.values) > most_exact)
     is_wrong &= ~column.is_missing
     if is_wrong.any():
         row = int(np.argmax(is_wrong))
         value = float(column.values[row])
-        if abs(value) > MOST_EXACT:
+        if most_exact < abs(value) < np.inf:
             hint = "A float lacks the last digits of so large a number: keep it as an integer or as a text."
         validate.fail(f"{table.place(row)} {name}", f"{what} that is an integer or a text", value, hint)
 

@@ -159,6 +159,13 @@ def test_numbers_that_name_nobody():
             read(np.array([0.0, 0.5] * 12), role)
         with pytest.raises(ValueError, match=f"row 0 {role}: expected {what} .* lacks the last digits"):
             read(np.array([2.0**60, 1.0] * 12), role)
+        with pytest.raises(ValueError, match=f"row 0 {role}: expected {what} .* lacks the last digits"):
+            read(np.array([2.0**24 + 2, 1.0] * 12, np.float32), role)
+        with pytest.raises(ValueError, match=f"row 0 {role}: expected {what} that is .*, got inf"):
+            read(np.array([np.inf, 1.0] * 12), role)
+    for alone in (3.0, "ab", None, {"a": 1}):
+        with pytest.raises(ValueError, match="source: expected columns of one length, with at least one row"):
+            population.from_table({"u": alone, "y": alone}, client="u", label="y")
     with pytest.raises(ValueError, match=r"label: expected labels that are integers or texts, got '0, 0.5'"):
         read(["0", "0.5"] * 12, "y")
 
