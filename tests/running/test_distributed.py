@@ -118,6 +118,7 @@ def test_two_processes_give_the_bits_of_one(alone, tmp_path):
         said, errors = job.communicate(timeout=3 * MINUTE)
     assert job.returncode == 0, errors
     assert_same(two, alone)
+    assert (two / "by_client.csv").read_bytes() == (alone / "by_client.csv").read_bytes()
     assert '"processes": 2' in (two / "env.json").read_text()
     assert {path.name for path in two.iterdir()} == {path.name for path in alone.iterdir()}
     assert said.count("test accuracy") == 1 and "Gloo" not in said, said
