@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import json
+import shlex
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -27,37 +29,153 @@ def study(
         list[str] | None, typer.Option("--set", metavar="option=value", help="Override an option. Repeatable.")
     ] = None,
     out: Annotated[Path | None, typer.Option(help="The folder; by default runs/study-NAME-NUMBER.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue the study in --out.")] = False,
 ) -> None:
     """Measure an answer, compare it with theory, and write table, figure and page into a folder."""
+    from fedjax_sim.command.folders import drop_empty
     from fedjax_sim.config.document import ConfigError
+    from fedjax_sim.running.files import CheckpointError, RunLocked
 
-    if name is None:
+    if name is None and not resume:
         return _list()
+    folder = new_folder = None
     try:
-        part, options = load_study(name, settings or [])
-        from fedjax_sim.command.folders import RUNS, check_new_folder, next_folder
-
-        if out is not None:
-            check_new_folder(out, "a study")
-        prepare()
-        with terminal.console(stderr=True).status(part.meaning):
-            findings = getattr(importlib.import_module(part.module), part.name)(**options)
-        folder = out or next_folder(RUNS / f"study-{part.name}")
-        from fedjax_sim.study.page import write_findings
-
-        _show(findings, write_findings(findings, folder))
+        if resume:
+            part, options = _stated(name, settings or [], out)
+        else:
+            part, options = load_study(name, settings or [])
+        folder, new_folder = _folder(part.name, out, resume)
+        findings = _measured(part, options, folder)
+        # The table is printed before files are written: a full disk does not take it away.
+        _show(findings)
+        _write(findings, folder)
+    except KeyboardInterrupt as error:
+        _drop_unstarted(folder)
+        drop_empty(new_folder)
+        has_results = folder is not None and folder.is_dir() and (folder / STUDY_FILE).is_file()
+        words = f" Finished results are safe: fedjax-sim study --resume --out {shlex.quote(str(folder))}" * has_results
+        typer.echo("Interrupted." + words, err=True)
+        raise typer.Exit(130) from error
     except (ConfigError, TypeError, ValueError) as error:
+        _drop_unstarted(folder)
+        drop_empty(new_folder)
         if not is_users_error(error):
             raise
         typer.echo(str(error), err=True)
         raise typer.Exit(2) from error
-    except (ArithmeticError, MemoryError, OSError) as error:
-        typer.echo(f"{type(error).__name__}: {error}", err=True)
+    except (ArithmeticError, CheckpointError, MemoryError, OSError, RunLocked) as error:
+        _drop_unstarted(folder)
+        drop_empty(new_folder)
+        words = str(error) if isinstance(error, RunLocked) else f"{type(error).__name__}: {error}"
+        if isinstance(error, OSError) and folder is not None and (folder / STUDY_FILE).is_file():
+            way = f"fedjax-sim study --resume --out {shlex.quote(str(folder))}"
+            words += f". Finished results are kept: free space or mend the folder, then {way}"
+        typer.echo(words, err=True)
         raise typer.Exit(1) from error
 
 
 STUDY_COMMANDS = (study,)
+STUDY_FILE = "study.json"  # of a study's folder: its name and its options, which a resume reads
+KEPT = "kept"  # the folder of finished results
 WIDE = 200  # the width of a table, in characters: wider than most terminals
+
+
+def _stated(name: str | None, settings: list[str], out: Path | None) -> tuple[Any, dict[str, Any]]:
+    """Returns the study that a folder began, and its options.
+
+    Args:
+      name, settings: as for `load_study`; None and [] for what the folder has.
+      out: the folder; None if --out was not given.
+
+    Raises: ConfigError for a folder without a study, and for another study or other options than the folder's.
+    """
+    from fedjax_sim.config.document import ConfigError
+    from fedjax_sim.config.value_kinds import Words, problem
+
+    path = None if out is None else out / STUDY_FILE
+    if path is None or not path.is_file():
+        found = Words("none") if out is None else str(out)
+        raise ConfigError(
+            [problem("--out", f"the folder of a study, with {STUDY_FILE}", found, "To start, leave out --resume.")]
+        )
+    try:
+        begun = json.loads(path.read_bytes())
+        begun_name, begun_options = str(begun["name"]), dict(begun["options"])
+    except (KeyError, RecursionError, TypeError, ValueError) as error:
+        raise ConfigError([f"{path}: expected a study's name and options, got a damaged file ({error})."]) from error
+    shown = {key: "none" if value is None else json.dumps(value) for key, value in begun_options.items()}
+    stated = {setting.removeprefix("study.").partition("=")[0].strip() for setting in settings}
+    as_begun = [f"{key}={text}" for key, text in shown.items() if name is None and key not in stated]
+    part, options = load_study(name or begun_name, [*as_begun, *settings])
+    differing = [
+        problem(key, f"{begun_options.get(key)!r}, with which the study began", options.get(key))
+        for key in {**begun_options, **options}
+        if json.dumps(begun_options.get(key)) != json.dumps(options.get(key))
+    ]
+    if part.name != begun_name:
+        differing = [problem("study.name", f"{begun_name}, which the folder holds", part.name)]
+    if differing:
+        raise ConfigError([*differing, "Leave them out, or begin another study in another folder."])
+    return part, options
+
+
+def _folder(name: str, out: Path | None, resume: bool) -> tuple[Path, Path | None]:
+    """Returns the folder of a study, which is there from now on, and the folder if this process made it."""
+    from fedjax_sim.command.folders import RUNS, check_new_folder, next_folder
+    from fedjax_sim.config.document import ConfigError
+
+    if out is None:
+        folder = next_folder(RUNS / f"study-{name}")
+        return folder, folder
+    if not resume:
+        check_new_folder(out, "a study")
+        if out.is_dir() and any(out.iterdir()):
+            raise ConfigError([f"--out: expected an empty or a new folder, got {str(out)!r}."])
+    is_new = not out.exists()
+    out.mkdir(parents=True, exist_ok=True)
+    return out, out if is_new else None
+
+
+def _measured(part: Any, options: dict[str, Any], folder: Path) -> Any:
+    """Runs a study in its folder, where its results are kept; returns its findings."""
+    prepare()
+    from fedjax_sim.running import kept_results
+    from fedjax_sim.running.files import lock, write_atomically
+
+    with lock(folder), kept_results.keeping(folder / KEPT) as kept:
+        begun = json.dumps({"name": part.name, "options": options}, indent=2) + "\n"
+        write_atomically(folder / STUDY_FILE, [begun.encode()])
+        with terminal.console(stderr=True).status(part.meaning):
+            findings = getattr(importlib.import_module(part.module), part.name)(**options)
+    if kept.earlier:
+        words = f"{len(kept.used)} results were kept, {kept.num_computed} are computed anew."
+        if kept.num_unused:
+            words += f" {kept.num_unused} kept ones are damaged, or of other code, versions or devices: not used."
+        typer.echo(words, err=True)
+    return findings
+
+
+def _write(findings: Any, folder: Path) -> None:
+    """Writes a study's files, and prints the path of its page."""
+    from rich.text import Text
+
+    from fedjax_sim.running.files import lock
+    from fedjax_sim.study.page import write_findings
+
+    with lock(folder):
+        page = write_findings(findings, folder)
+    terminal.console().print(Text(str(page)), soft_wrap=True)
+
+
+def _drop_unstarted(folder: Path | None) -> None:
+    """Removes what a study wrote that was refused before it had a result."""
+    if (
+        folder is not None
+        and folder.is_dir()
+        and not (folder / KEPT).exists()
+        and not (folder / "findings.json").exists()
+    ):
+        (folder / STUDY_FILE).unlink(missing_ok=True)
 
 
 def load_study(name: str, settings: list[str]) -> tuple[Any, dict[str, Any]]:
@@ -114,8 +232,8 @@ def _list() -> None:
     terminal.console().print(grid)
 
 
-def _show(findings: Any, page: Path) -> None:
-    """Prints the findings of a study as a table, with the conclusions and the path of its page."""
+def _show(findings: Any) -> None:
+    """Prints the findings of a study as a table, with the conclusions."""
     from rich.text import Text
 
     from fedjax_sim.study.page import table
@@ -133,4 +251,3 @@ def _show(findings: Any, page: Path) -> None:
     for paragraph in findings.reading:
         console.print(Text("\n" + paragraph))
     console.print(Text("\n" + findings.verdict(), "" if "do not" not in findings.verdict() else "red"))
-    console.print(Text(str(page)), soft_wrap=True)

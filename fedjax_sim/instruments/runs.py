@@ -12,6 +12,7 @@ from jax.sharding import PartitionSpec
 
 from fedjax_sim import engine, tree, validate
 from fedjax_sim.prng import init_key
+from fedjax_sim.running import kept_results
 from fedjax_sim.types import Algorithm, Array, Population, PyTree
 
 __all__ = ["independent_runs", "squared_distance"]
@@ -107,7 +108,7 @@ def independent_runs(
         specs = {"in_specs": (replicated, replicated, replicated, split), "out_specs": split, "check_vma": False}
         some_runs = jax.shard_map(some_runs, mesh=mesh, **specs)
     numbers = jnp.arange(count, dtype=jnp.int32)
-    results, num_dropped = jax.device_get(jax.jit(some_runs)(key, state, population, numbers))
+    results, num_dropped = jax.device_get(kept_results.call(jax.jit(some_runs), key, state, population, numbers))
     num_dropped = int(num_dropped[:num_runs].sum())
     if num_dropped:
         raise FloatingPointError(f"{num_dropped} updates were not finite: lower the learning rate.")

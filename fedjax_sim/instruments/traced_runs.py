@@ -11,6 +11,7 @@ import numpy as np
 
 from fedjax_sim import tree
 from fedjax_sim.prng import init_key
+from fedjax_sim.running import kept_results
 from fedjax_sim.types import Algorithm, Array, PyTree
 
 __all__ = ["stacked", "traced_runs"]
@@ -68,7 +69,8 @@ def traced_runs(make: Callable[..., Algorithm], evaluation: Callable[[PyTree, An
 
     def runs(keys, params, populations, values, targets, rounds) -> dict[str, np.ndarray]:
         rounds = jnp.broadcast_to(jnp.asarray(rounds, jnp.int32), (len(keys), np.shape(rounds)[-1]))
-        results, num_dropped = jax.device_get(all_runs(keys, params, populations, values, targets, rounds))
+        found = kept_results.call(all_runs, keys, params, populations, values, targets, rounds)
+        results, num_dropped = jax.device_get(found)
         if num_dropped.any():
             raise FloatingPointError(f"{int(num_dropped.sum())} updates were not finite: lower the learning rate.")
         return {name: x.astype(np.float64) for name, x in results.items()}

@@ -13,6 +13,7 @@ import optax
 from fedjax_sim import adversary, aggregation, client, engine, metrics, models, population, sampling, server
 from fedjax_sim.algorithms import federated
 from fedjax_sim.prng import init_key
+from fedjax_sim.running import kept_results
 from fedjax_sim.study.switched import Attack, attack_of_index, drawn_clients, rule_of_index
 from fedjax_sim.types import Aggregator, Array
 
@@ -139,5 +140,5 @@ def _over_devices(run_row: Callable, rows: Any) -> Any:
         in_specs=(split,), out_specs=split, check_vma=False,
     )  # fmt: skip
     run = jax.jit(sharded, compiler_options=engine.compiler_options())
-    results = run(jax.tree.map(lambda x: x[padded_rows], rows))
+    results = kept_results.call(run, jax.tree.map(lambda x: x[padded_rows], rows))
     return jax.tree.map(lambda x: x[:num_rows], results)

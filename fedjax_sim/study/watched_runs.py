@@ -12,6 +12,7 @@ import numpy as np
 
 from fedjax_sim import engine, metrics
 from fedjax_sim.prng import init_key
+from fedjax_sim.running import kept_results
 from fedjax_sim.types import Algorithm, Array, Population, PyTree
 
 __all__ = ["Watched", "watched_runs"]
@@ -116,7 +117,7 @@ def watched_runs(
         return records, jnp.concatenate([evaluation(params)[None], accuracy])
 
     run_all = jax.jit(lambda keys: jax.lax.map(single_run, keys), compiler_options=engine.compiler_options())
-    (numbers, byte_counts, num_lost), accuracy = jax.device_get(run_all(keys))
+    (numbers, byte_counts, num_lost), accuracy = jax.device_get(kept_results.call(run_all, keys))
     if num_lost.any():
         raise FloatingPointError(f"{int(num_lost.sum())} updates were not finite: lower the learning rate.")
     # From [R, L, every] to [R, T].

@@ -17,6 +17,7 @@ import optax
 from fedjax_sim import aggregation, client, network, population, sampling, server
 from fedjax_sim.algorithms import federated
 from fedjax_sim.prng import stream
+from fedjax_sim.running import kept_results
 from fedjax_sim.study.availability import laws
 from fedjax_sim.study.findings import Comparison, measured
 from fedjax_sim.study.quadratic_settings import Problem
@@ -90,7 +91,7 @@ class QuadraticFedAvg:
         def models(key, centers):
             size = len(centers)
             people = Problem(np.broadcast_to(np.eye(dimension), (size, dimension, dimension)), centers).clients()
-            return np.asarray(run(key, people), np.float64)[1:]
+            return np.asarray(kept_results.call(run, key, people), np.float64)[1:]
 
         return models
 

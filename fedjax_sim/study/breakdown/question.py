@@ -12,6 +12,7 @@ import numpy as np
 
 from fedjax_sim import adversary, aggregation, engine, theory, validate
 from fedjax_sim.prng import normal, stream
+from fedjax_sim.running import kept_results
 from fedjax_sim.study.breakdown.figure import breakdown_figure
 from fedjax_sim.study.breakdown.reading import breakdown_reading
 from fedjax_sim.study.findings import Comparison, Findings, measured
@@ -123,7 +124,7 @@ def _shifts(rule: Aggregator, key: Array, x: Array) -> Array:
 
         return jax.lax.map(shift, numbers)
 
-    return all_shifts(jnp.arange(1, x.shape[0], dtype=jnp.int32))
+    return kept_results.call(all_shifts, jnp.arange(1, x.shape[0], dtype=jnp.int32))
 
 
 def _predicted_point(name: str, m: int, f: int) -> int:
@@ -169,7 +170,8 @@ def _bounds(key: Array, m: int, attackers: Sequence[int], dimension: int, num_dr
     numbers = jnp.asarray([f for _, f in settings], jnp.int32)[index]
     all_shifts = jax.jit(lambda *rows: jax.lax.map(squared_shift, rows), compiler_options=engine.compiler_options())
     keys = jax.random.split(key, num_draws)[draw]  # one draw has the same messages for all settings and attacks
-    worst = np.asarray(all_shifts(keys, index, attack, numbers)).reshape(shape).max(1)
+    found = kept_results.call(all_shifts, keys, index, attack, numbers)
+    worst = np.asarray(found).reshape(shape).max(1)
     for (name, f), ratios in zip(settings, worst, strict=True):
         coefficients = theory.robustness_coefficients(m, f)
         bounds = dict(zip(NAMES, (getattr(coefficients, field) for field in BOUNDED), strict=True))

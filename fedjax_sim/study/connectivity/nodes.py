@@ -12,6 +12,7 @@ import optax
 from fedjax_sim import algorithms, network, population, theory
 from fedjax_sim.network import Mixing
 from fedjax_sim.prng import stream
+from fedjax_sim.running import kept_results
 from fedjax_sim.study.findings import Comparison, measured
 from fedjax_sim.types import Algorithm, Array, ClientData, Population
 
@@ -133,7 +134,7 @@ def decay(key: Array, name: str, size: int, dimension: int, marks: list[int], se
         predicted = float(theory.consensus_error(eigenvalues, rounds))
         if predicted < LEAST:
             return
-        state = advance(state, people, rounds_so_far, rounds - rounds_so_far)
+        state = kept_results.call(advance, state, people, rounds_so_far, rounds - rounds_so_far)
         rounds_so_far = rounds
         models = np.asarray(algorithm.evaluated.personal(state, ids)["w"], np.float64)
         conditions = {"part": "decay", "graph": name, "nodes": size, "rounds": rounds}
@@ -169,7 +170,7 @@ def agreement(key: Array, name: str, size: int, dimension: int, seed: int) -> It
 
         return jax.lax.scan(step, state, jnp.arange(num_rounds))[1]
 
-    squares, messages = jax.device_get(jax.jit(run)(state, people))
+    squares, messages = jax.device_get(kept_results.call(jax.jit(run), state, people))
     squares_at_start = float(theory.consensus_error(eigenvalues, 0)) * dimension
     # The appended zero counts a run that never agrees as one round more than it has.
     rounds = 1 + int(np.flatnonzero(np.append(squares, 0) <= AGREED * squares_at_start)[0])
@@ -213,7 +214,8 @@ def floors(key: Array, size: int, num_runs: int) -> Iterator[Comparison]:
             return (algorithm.evaluated.personal(state, ids)["w"] ** 2).mean()
 
         keys = jax.random.split(stream(key, f"floor {name}"), num_runs)
-        squares = jax.jit(jax.vmap(final_squared_distance, in_axes=(0, None, None)))(keys, state, people)
+        over_keys = jax.jit(jax.vmap(final_squared_distance, in_axes=(0, None, None)))
+        squares = kept_results.call(over_keys, keys, state, people)
         rates = {"learning_rate": DPSGD_STEP_SIZE, "curvature": 1.0, "noise": NOISE}
         floor = theory.dpsgd_floor(eigenvalues, eigenvectors, centers[:, 0], **rates)
         gap = 1 - float(np.sort(np.abs(eigenvalues))[-2])

@@ -16,6 +16,7 @@ import optax
 
 from fedjax_sim import algorithms, client, metrics, models, population, sampling, theory
 from fedjax_sim.instruments.traced_runs import stacked, traced_runs
+from fedjax_sim.running import kept_results
 from fedjax_sim.study.findings import Comparison, measured
 from fedjax_sim.study.quadratic_settings import LARGEST_CURVATURE, Base, Problem, distance_to, two_kinds
 
@@ -116,7 +117,7 @@ def _solutions(base: Base, weights: Sequence[float]) -> Iterator[Comparison]:
     for weight in weights:
         predicted = theory.proximal_drift(*base.problem, anchor=base.problem.start, proximal_weight=weight)
         local_step = jnp.float32(1 / (LARGEST_CURVATURE + weight))
-        solutions = np.asarray(solve(start, clients, local_step, jnp.float32(weight)), np.float64)
+        solutions = np.asarray(kept_results.call(solve, start, clients, local_step, jnp.float32(weight)), np.float64)
         farthest = np.linalg.norm(solutions - predicted.center, axis=1).max()
         conditions = {"part": "FedProx's drift", "algorithm": "FedProx", "proximal_weight": weight}
         rounding = 2.0**-20 * (1 + float(np.abs(solutions).max()))

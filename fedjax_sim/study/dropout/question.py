@@ -14,6 +14,7 @@ import numpy as np
 from fedjax_sim import aggregation, engine, theory, validate
 from fedjax_sim.aggregation.secure.cost import secure_sum_cost
 from fedjax_sim.prng import stream
+from fedjax_sim.running import kept_results
 from fedjax_sim.study.dropout.figure import dropout_figure
 from fedjax_sim.study.dropout.reading import dropout_reading
 from fedjax_sim.study.findings import Comparison, Findings, measured
@@ -125,7 +126,7 @@ def _rounds(key: Array, m: int, threshold: int, k: int | None, p: float, number:
     all_rounds = jax.jit(
         lambda keys: jax.lax.map(single_round, keys, batch_size=BLOCK), compiler_options=engine.compiler_options()
     )
-    return jax.device_get(all_rounds(jax.random.split(key, number)))
+    return jax.device_get(kept_results.call(all_rounds, jax.random.split(key, number)))
 
 
 def _costs(m: int, k: int) -> list[tuple[str, float, int]]:

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_sim import algorithms, metrics, models, population, sampling, tree
+from fedjax_sim.running import kept_results
 from fedjax_sim.study.findings import Comparison, few, measured
 from fedjax_sim.types import Algorithm, Count, Population, PyTree
 
@@ -127,7 +128,7 @@ def _training(algorithm: Algorithm, start: PyTree, num_rounds: int) -> Callable[
         return jax.lax.scan(round_step, state, jnp.arange(num_rounds))
 
     def train(people):
-        state, uplink = run_rounds(algorithm.init(jax.random.key(0), start, people), people)
+        state, uplink = kept_results.call(run_rounds, algorithm.init(jax.random.key(0), start, people), people)
         # Totals are computed on the host, since the bytes of all rounds may exceed int32.
         counts = [Count(number, unit) for number, unit in zip(uplink.number, uplink.unit, strict=True)]
         return algorithm.params(state), sum(count.total() for count in counts)

@@ -15,6 +15,7 @@ import optax
 from fedjax_sim import adversary
 from fedjax_sim.adversary import View
 from fedjax_sim.prng import stream
+from fedjax_sim.running import kept_results
 from fedjax_sim.study.findings import Comparison, measured
 from fedjax_sim.study.leakage.defences import LEARNING_RATE, NUM_SHOWN, SIDE, Defence, Digits, Seen
 from fedjax_sim.types import Array
@@ -97,6 +98,28 @@ def _descent() -> tuple[Callable, optax.GradientTransformation]:
     return adversary.total_variation(1e-3, (SIDE, SIDE)), optax.adam(0.05)
 
 
+@functools.lru_cache(maxsize=16)
+def _inversion(loss_fn: Callable, local_steps: int, batch_size: int, num_steps: int, num_restarts: int) -> Callable:
+    """Returns the attack by optimisation, compiled: (key, view, what is known of each example) -> `Rebuilt`."""
+    regularizer, optimizer = _descent()
+
+    def invert(key, view, known):
+        return adversary.invert_by_optimization(
+            key,
+            view,
+            _simulated_client(loss_fn, local_steps),
+            _random_start(batch_size),
+            known,
+            objective=adversary.cosine_distance,
+            regularizer=regularizer,
+            num_steps=num_steps,
+            optimizer=optimizer,
+            num_restarts=num_restarts,
+        )
+
+    return jax.jit(invert)
+
+
 def _pictures(
     key: Array, defence: Defence, digits: Digits, attacked_round: Seen, options: dict[str, Any]
 ) -> Iterator[tuple]:
@@ -122,19 +145,10 @@ def _pictures(
     if defence.batch_size > LARGEST_BATCH or len(rows) == 1:
         return
     labels = _labels(defence, view)
-    regularizer, optimizer = _descent()
-    inversion = adversary.invert_by_optimization(
-        key,
-        view,
-        _simulated_client(digits.loss_fn, defence.num_steps),
-        _random_start(defence.batch_size),
-        {"y": labels},
-        objective=adversary.cosine_distance,
-        regularizer=regularizer,
-        num_steps=options["num_steps"],
-        optimizer=optimizer,
-        num_restarts=options["num_restarts"],
+    invert = _inversion(
+        digits.loss_fn, defence.num_steps, defence.batch_size, options["num_steps"], options["num_restarts"]
     )
+    inversion = kept_results.call(invert, key, view, {"y": labels})
     yield INVERSION_ATTACKS[1], np.asarray(inversion.guess["x"])
 
 

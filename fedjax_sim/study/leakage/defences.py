@@ -16,6 +16,7 @@ from fedjax_sim.adversary import View
 from fedjax_sim.algorithms import federated
 from fedjax_sim.prng import stream
 from fedjax_sim.round.round import observe
+from fedjax_sim.running import kept_results
 from fedjax_sim.types import Aggregator, Algorithm, Array, Population, PyTree, UpdateTransform
 
 __all__ = [
@@ -43,19 +44,19 @@ SUM_RANGE = 1.0
 
 def _messages(key: Array, algorithm: Algorithm, state: PyTree, people: Population) -> View:
     """Returns the view of a server that reads every message."""
-    return adversary.each_message(jax.jit(partial(observe, algorithm))(key, state, people))
+    return adversary.each_message(kept_results.call(jax.jit(partial(observe, algorithm)), key, state, people))
 
 
 def _masked(key: Array, algorithm: Algorithm, state: PyTree, people: Population) -> View:
     """Returns the view of a server that sees messages under the masks of a secure sum."""
-    observed = jax.jit(partial(observe, algorithm))(key, state, people)
+    observed = kept_results.call(jax.jit(partial(observe, algorithm)), key, state, people)
     integer_step = SUM_RANGE / (2 ** (SUM_BITS - 1) - 1)
     return adversary.masked_messages(observed, integer_step)
 
 
 def _released(key: Array, algorithm: Algorithm, state: PyTree, people: Population) -> View:
     """Returns the view of somebody who sees the model before and after the round."""
-    after, _ = jax.jit(algorithm.step)(key, state, people)
+    after, _ = kept_results.call(jax.jit(algorithm.step), key, state, people)
     return adversary.released_model(algorithm.params(state), algorithm.params(after))
 
 

@@ -12,6 +12,7 @@ import numpy as np
 
 from fedjax_sim import adversary, validate
 from fedjax_sim.models import per_example
+from fedjax_sim.running import kept_results
 from fedjax_sim.study.findings import Comparison, Findings, measured
 from fedjax_sim.study.leakage.attacks import Picture, auc_of_groups, decibels, measure
 from fedjax_sim.study.leakage.defences import NUM_SHOWN, Digits, defences, replayed
@@ -127,7 +128,7 @@ def _overfitting(digits: Digits, seed: int) -> Iterator[Comparison]:
             0, 2000, lambda _, p: jax.tree.map(lambda x, g: x - 0.5 * g, p, jax.grad(mean_loss)(p)), params
         )
 
-    for name, params in (("untrained", digits.params), ("trained", trained(digits.params))):
+    for name, params in (("untrained", digits.params), ("trained", kept_results.call(trained, digits.params))):
         scores = (
             np.asarray(adversary.loss_threshold_score(params, digits.loss_fn, examples))
             for examples in (members, non_members)

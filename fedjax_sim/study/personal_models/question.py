@@ -12,10 +12,10 @@ import numpy as np
 from fedjax_sim import metrics, models, population, validate
 from fedjax_sim.population.federated_data import FederatedData
 from fedjax_sim.study.findings import Comparison, Findings, few, measured
+from fedjax_sim.study.kept_sweep import kept_sweep
 from fedjax_sim.study.personal_models.figure import personal_models_figure
 from fedjax_sim.study.personal_models.methods import BASELINE, METHODS, Problem
 from fedjax_sim.study.personal_models.reading import personal_models_reading
-from fedjax_sim.sweeps.sweep import sweep
 from fedjax_sim.types import Algorithm, FolderPath
 from fedjax_sim.validate import Integer, NonNegativeInt, Positive, PositiveInt
 
@@ -141,7 +141,7 @@ def _accuracies(
 
     seeds = [seed + run for run in range(num_runs + TUNING_RUNS)]
     # Runs of one point are vmapped: a model this small leaves a processor idle otherwise.
-    rows = sweep(
+    rows = kept_sweep(
         make, lambda key: model.init(key)[0], data.train, num_rounds, evaluation_of=evaluation_of, seeds=seeds,
         grid={"method": names, "rate": rates}, batch=len(seeds),
     ).rows  # fmt: skip

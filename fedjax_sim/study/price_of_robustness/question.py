@@ -11,6 +11,7 @@ import numpy as np
 
 from fedjax_sim import aggregation, engine, theory, validate
 from fedjax_sim.prng import normal, stream
+from fedjax_sim.running import kept_results
 from fedjax_sim.study.findings import Comparison, Findings, few, measured
 from fedjax_sim.study.price_of_robustness.figure import price_figure
 from fedjax_sim.study.price_of_robustness.reading import price_reading
@@ -139,7 +140,8 @@ def _variances(key: Array, options: dict[str, Any]) -> Iterator[Comparison]:
                 # The messages have mean zero, so a mean square over coordinates is a variance.
                 return m * (released(rule, key, normal(stream(key, "messages"), (m, dimension))) ** 2).mean()
 
-            samples = jax.jit(partial(jax.lax.map, scaled_variance), compiler_options=engine.compiler_options())(keys)
+            over_keys = partial(jax.lax.map, scaled_variance)
+            samples = kept_results.call(jax.jit(over_keys, compiler_options=engine.compiler_options()), keys)
             num_buckets = m // size
             predicted = None
             kind = "exact"

@@ -17,6 +17,7 @@ import optax
 
 from fedjax_sim import algorithms, network, population, theory
 from fedjax_sim.prng import stream
+from fedjax_sim.running import kept_results
 from fedjax_sim.study.findings import Comparison, measured
 from fedjax_sim.study.staleness.gradients import WEIGHTS, gradient_fedbuff, noisy_loss, weigh_of
 from fedjax_sim.types import Array, Devices
@@ -87,7 +88,8 @@ def _paths(make: Callable, key: Array, lanes: Sequence[_Lane], clients: int, ste
     index = jnp.asarray([lane.weights for lane in lanes], jnp.int32)
     starts = jnp.asarray([[lane.start] * DIMENSION for lane in lanes], jnp.float32)
     keys = jax.random.split(key, len(lanes))
-    return np.asarray(jax.jit(jax.vmap(single_run))(keys, *step_and_noise, index, starts, data), np.float64)
+    found = kept_results.call(jax.jit(jax.vmap(single_run)), keys, *step_and_noise, index, starts, data)
+    return np.asarray(found, np.float64)
 
 
 def factor_of(path: np.ndarray) -> float:

@@ -14,6 +14,7 @@ from fedjax_sim import population, theory
 from fedjax_sim.network.devices import whole_ticks
 from fedjax_sim.network.distributions import unit_draws
 from fedjax_sim.prng import stream
+from fedjax_sim.running import kept_results
 from fedjax_sim.study.findings import Comparison, measured
 from fedjax_sim.study.staleness.gradients import WEIGHTS, gradient_fedbuff
 from fedjax_sim.types import Array, Devices, Population, Spent
@@ -74,7 +75,8 @@ def _means(
 
     keys = jax.random.split(key, (len(values), num_runs))
     runs = jax.vmap(jax.vmap(single_run, in_axes=(0, None)))
-    return {name: np.asarray(x, np.float64) for name, x in jax.jit(runs)(keys, jnp.asarray(values)).items()}
+    found = kept_results.call(jax.jit(runs), keys, jnp.asarray(values))
+    return {name: np.asarray(x, np.float64) for name, x in found.items()}
 
 
 def speeds(key: Array, clients: int, weights: Sequence[str], num_runs: int) -> Iterator[Comparison]:

@@ -14,6 +14,7 @@ from fedjax_sim import algorithms, engine, metrics, models, population, sampling
 from fedjax_sim.models import Model
 from fedjax_sim.population.federated_data import FederatedData
 from fedjax_sim.prng import init_key, stream
+from fedjax_sim.running import kept_results
 from fedjax_sim.study.findings import Comparison, few, measured
 from fedjax_sim.types import Algorithm
 
@@ -145,7 +146,8 @@ def _runs(model: Model, data: FederatedData, options: Mapping[str, Any], late: s
 
     def runs(keys, data: FederatedData, share: float, coefficients: Sequence[float]) -> dict[str, np.ndarray]:
         traced = jnp.float32(share), jnp.asarray(coefficients, jnp.float32)
-        by_run = [jax.device_get(over_coefficients(key, data.train, data.test, *traced)) for key in keys]
+        arguments = data.train, data.test, *traced
+        by_run = [jax.device_get(kept_results.call(over_coefficients, key, *arguments)) for key in keys]
         found = {name: np.stack([run[name] for run in by_run]).astype(np.float64) for name in by_run[0]}
         if num_lost := int(found.pop("lost").sum()):
             raise FloatingPointError(f"{num_lost} updates were not finite: lower the learning rate.")
