@@ -12,6 +12,7 @@ import typer
 
 from fedjax_sim.command.completion import study_names
 from fedjax_sim.command.errors import is_users_error
+from fedjax_sim.regular_files import content_of, json_of
 from fedjax_sim.running import terminal
 from fedjax_sim.running.environment import prepare
 
@@ -99,9 +100,9 @@ def _stated(name: str | None, settings: list[str], out: Path | None) -> tuple[An
             [problem("--out", f"the folder of a study, with {STUDY_FILE}", found, "To start, leave out --resume.")]
         )
     try:
-        begun = json.loads(path.read_bytes())
+        begun = json_of(content_of(path))
         begun_name, begun_options = str(begun["name"]), dict(begun["options"])
-    except (KeyError, RecursionError, TypeError, ValueError) as error:
+    except (KeyError, OSError, TypeError, ValueError) as error:
         raise ConfigError([f"{path}: expected a study's name and options, got a damaged file ({error})."]) from error
     shown = {key: "none" if value is None else json.dumps(value) for key, value in begun_options.items()}
     stated = {setting.removeprefix("study.").partition("=")[0].strip() for setting in settings}

@@ -9,20 +9,18 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import hashlib
-import io
-import zipfile
-import zlib
+import itertools
+import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import jaxlib
-import numpy as np
 
+from fedjax_sim.running.checkpoint_format import SCHEMA, encoded, read_file, restored, to_host
 from fedjax_sim.running.environment import numerics
-from fedjax_sim.running.files import write_atomically
+from fedjax_sim.running.files import CheckpointError, write_atomically
 from fedjax_sim.running.fingerprint import array_digest, is_opaque, round_program
 
 __all__ = ["Kept", "call", "current", "keeping"]
@@ -31,7 +29,7 @@ _kept: contextvars.ContextVar[Kept | None] = contextvars.ContextVar("kept", defa
 
 
 class Kept:
-    """The results in a folder, each in a file of its own with a CRC-32.
+    """The results in a folder, each in a file of its own with a SHA-256.
 
     Args:
       folder: where the results are; it is made when the first result is written.
@@ -48,7 +46,7 @@ class Kept:
         """The results of earlier processes that were not used: of other code or versions, or damaged."""
         return len(self.earlier - self.used)
 
-    def read(self, name: str, like: list) -> list[np.ndarray] | None:
+    def read(self, name: str, like: list) -> list[jax.Array] | None:
         """Returns the arrays of a result; None if it is not kept, or is damaged.
 
         Args:
@@ -56,21 +54,23 @@ class Kept:
           like: shapes and dtypes of the arrays.
         """
         try:
-            with np.load(self.folder / name, allow_pickle=False) as archive:
-                arrays = [archive[f"{i}"] for i in range(len(like))]
-        except (EOFError, KeyError, OSError, ValueError, zipfile.BadZipFile, zlib.error):
-            return None
-        if [(x.shape, x.dtype) for x in arrays] != [(x.shape, x.dtype) for x in like]:
+            header, payload = read_file(self.folder / name)
+            sizes = [entry["bytes"] for entry in header["leaves"]]
+            ends = list(itertools.accumulate(sizes))
+            raw = [payload[end - size : end] for end, size in zip(ends, sizes, strict=True)]
+            arrays = [restored(*parts) for parts in zip(raw, header["leaves"], like, strict=True)]
+        except (CheckpointError, TypeError, ValueError):
             return None
         self.used.add(name)
         return arrays
 
-    def write(self, name: str, arrays: list[np.ndarray]) -> None:
-        """Keeps the arrays of a result."""
-        content = io.BytesIO()
-        np.savez(content, **{f"{i}": x for i, x in enumerate(arrays)})
+    def write(self, name: str, arrays: list[jax.Array]) -> None:
+        """Keeps the arrays of a result, as a checkpoint keeps its leaves."""
+        hosted = [to_host(f"{i}", x) for i, x in enumerate(arrays)]
+        entries = [{"path": f"{i}", **entry} for i, (_, entry) in enumerate(hosted)]
+        header = json.dumps({"schema": SCHEMA, "leaves": entries, "meta": {}}).encode()
         self.folder.mkdir(parents=True, exist_ok=True)
-        write_atomically(self.folder / name, [content.getvalue()])
+        write_atomically(self.folder / name, encoded(header, [array for array, _ in hosted]))
 
 
 @contextlib.contextmanager
@@ -110,15 +110,13 @@ def call(function: Callable, *args: Any) -> Any:
     traced = function.trace(*args)
     like, structure = jax.tree.flatten(traced.out_info)
     program = round_program(traced.jaxpr)
-    # NumPy's files have no types but NumPy's own.
-    is_plain = all(isinstance(x.dtype, np.dtype) and x.dtype.kind in "biufc" for x in like)
-    if is_opaque(program.sha256) or not is_plain:
+    if is_opaque(program.sha256):
         return function(*args)
     words = [*program, array_digest(args), jax.__version__, jaxlib.__version__, sorted(numerics().items())]
-    name = f"{hashlib.sha256(repr(words).encode()).hexdigest()[:32]}.npz"
+    name = f"{hashlib.sha256(repr(words).encode()).hexdigest()[:32]}.kept"
     arrays = kept.read(name, like)
     if arrays is None:
-        arrays = [np.asarray(x) for x in jax.tree.leaves(jax.device_get(function(*args)))]
+        arrays = jax.tree.leaves(function(*args))
         kept.num_computed += 1
         kept.write(name, arrays)
-    return jax.tree.unflatten(structure, [jnp.asarray(x) for x in arrays])
+    return jax.tree.unflatten(structure, arrays)

@@ -46,7 +46,7 @@ def test_killed_and_resumed(tmp_path, monkeypatch):
         killed(patch, KeyboardInterrupt(), after=3)
         done = call("dropout", *SETTINGS, "--out", folder)
     assert done.exit_code == 130 and f"study --resume --out {folder}" in done.output
-    assert len(list((folder / "kept").glob("*.npz"))) == 3 and not (folder / "findings.json").exists()
+    assert len(list((folder / "kept").glob("*.kept"))) == 3 and not (folder / "findings.json").exists()
     refused = call("--set", "num_rounds=51", "--resume", "--out", folder)
     assert refused.exit_code == 2 and "num_rounds: expected 50, with which the study began, got 51" in refused.output
     refused = call("drift", "--resume", "--out", folder)
@@ -91,7 +91,7 @@ def test_what_a_result_depends_on(tmp_path, monkeypatch):
         patch.setattr(kept_results.jaxlib, "__version__", "9.9.9")
         assert not found()
     for damage in (lambda data: data[:-9], lambda data: data.replace(np.float32(6).tobytes(), np.float32(7).tobytes())):
-        for path in tmp_path.glob("*.npz"):
+        for path in tmp_path.glob("*.kept"):
             path.write_bytes(damage(path.read_bytes()))
         assert not found() and found()
 
