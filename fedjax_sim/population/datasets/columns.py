@@ -158,14 +158,12 @@ def _says_missing(value: Any) -> bool:
     """Returns whether an object stands for a missing value: None, or what does not equal itself, as NaN, NaT and NA."""
     if value is None or value is np.ma.masked:
         return True
-    if isinstance(value, (str, int)):
+    if isinstance(value, int) or hasattr(value, "__len__"):  # texts, lists, arrays
         return False
     try:
         return not bool(value == value)
     except (ArithmeticError, TypeError):  # NA of pandas equals nothing, and is neither true nor false
         return True
-    except ValueError:  # an array
-        return False
 
 
 def _dense(value: Any, depth: int = 0) -> np.ndarray:
@@ -212,12 +210,18 @@ def joined(first: Column, second: Column) -> Column:
         )
     if first.class_names != second.class_names:
         raise NotUnderstood(f"the classes {first.class_names} and {second.class_names}")
-    kinds = {column.values.dtype.kind for column in (first, second)}
     values = np.concatenate([first.values, second.values])
-    # NumPy makes floats of signed beside unsigned integers.
-    if kinds == {"i", "u"} and values.dtype.kind == "f":
-        values = np.concatenate([first.values.astype(object), second.values.astype(object)]).astype(str).astype(object)
+    # NumPy makes floats of integers beside floats, and of signed integers beside unsigned ones.
+    if values.dtype.kind == "f" and values.ndim == 1 and any(map(_has_large_integers, (first, second))):
+        texts = [_text(value) for column in (first, second) for value in column.values.tolist()]
+        values = np.array(texts, object)
     return Column(values, np.concatenate([first.is_missing, second.is_missing]), first.class_names)
+
+
+def _has_large_integers(column: Column) -> bool:
+    """Returns whether a column is of integers of which some are no floats."""
+    values = column.values
+    return values.dtype.kind in "iu" and bool(((values > MOST_EXACT) | (values < -MOST_EXACT)).any())
 
 
 def coded(column: Column, codes: Sequence[str]) -> Column:
@@ -230,8 +234,9 @@ def coded(column: Column, codes: Sequence[str]) -> Column:
     if not codes or column.values.ndim > 1:
         return column
     if column.is_text:
-        distinct, row_of = np.unique(column.values.astype(str), return_inverse=True)
-        is_code = np.array([text_files.is_code(text, codes) for text in distinct.tolist()], bool)[row_of.reshape(-1)]
+        texts = column.values.tolist()
+        code_of = {text: text_files.is_code(text, codes) for text in set(texts)}
+        is_code = np.array([code_of[text] for text in texts], bool)
     else:
         is_code = np.zeros(len(column.values), bool)
         for code in codes:
@@ -252,12 +257,17 @@ def identities(column: Column) -> Identities:
     ('007', '7')
     """
     present = column.values[~column.is_missing]
-    keys, code = np.unique(present.astype(str) if column.is_text else present, return_inverse=True)
-    names = [_text(key) for key in keys.tolist()]
+    if column.is_text:
+        # Not as an array of texts, whose rows are as long as the longest text.
+        names = sorted(set(present.tolist()))
+        place = {name: i for i, name in enumerate(names)}
+        code = np.array([place[name] for name in present.tolist()], np.int64)
+    else:
+        keys, code = np.unique(present, return_inverse=True)
+        names = [_text(key) for key in keys.tolist()]
     integers = [int(name.partition(".")[0]) for name in names] if all(map(_is_integer, names)) else None
     if integers is not None and len(set(integers)) < len(integers):
         integers = None
-    code = code.reshape(-1)
     if integers is not None:
         order = sorted(range(len(integers)), key=integers.__getitem__)
         integers = [integers[i] for i in order]

@@ -152,6 +152,15 @@ def test_identities_keep_their_digits(name):
     assert data.label_names == tuple(names) and data.num_outputs == 3 and data.client_names == tuple(names)
 
 
+@pytest.mark.parametrize("others", [[0.0, 1.0, 2.0], np.array([2**63 + 5, 7, 8], np.uint64)])
+def test_identities_of_two_tables(others):
+    """Catches integers that are floats because of the dtype of the test rows."""
+    train = {"u": BIG, "x": [1.0, 2.0, 3.0], "y": [0, 1, 0]}
+    data = population.from_table(train, test=train | {"u": others}, client="u", label="y", task="binary")
+    assert data.client_names == tuple(map(str, BIG))
+    assert set(data.held_out_names) == {str(int(id)) for id in others}
+
+
 def test_numbers_that_name_nobody():
     """Catches a measured quantity that is a client or a class, and floats that lack the digits of their integers."""
     for role, what in (("u", "a client id"), ("y", "a label")):
