@@ -94,7 +94,7 @@ def _imported(source: bytes, package: str) -> Iterator[str]:
     """Yields the names that a file imports, which may be modules; `package` is what relative imports start from."""
     try:
         nodes = ast.walk(ast.parse(source))
-    except (SyntaxError, ValueError):
+    except (MemoryError, RecursionError, SyntaxError, ValueError):
         return  # it cannot be imported either
     for node in nodes:
         if isinstance(node, ast.Import):

@@ -14,7 +14,7 @@ from fedjax_sim import tree, validate
 from fedjax_sim.engine import constants
 from fedjax_sim.engine.arithmetic import exact_sums
 from fedjax_sim.metrics.fairness import highest_decile, lowest_decile
-from fedjax_sim.types import Array, ClientData, Population, PyTree
+from fedjax_sim.types import Array, ClientData, Population, PyTree, RowsOfTable
 
 __all__ = [
     "MOST_LISTED",
@@ -48,6 +48,14 @@ def metric_sums(loss_fn: Callable, params: PyTree, data: ClientData) -> dict[str
       params: the model.
       data: one client's examples and mask.
     """
+    return {name: (values.sum(), weights.sum()) for name, (values, weights) in _of_rows(loss_fn, params, data).items()}
+
+
+def _of_rows(loss_fn: Callable, params: PyTree, data: ClientData) -> dict[str, tuple[Array, Array]]:
+    """Computes each per-example metric at each row: {metric: (weighted values [n], weights [n])}, 0 for padding.
+
+    The arguments are as in `metric_sums`.
+    """
     validate.loss_function(loss_fn)
 
     def masked(values):
@@ -63,8 +71,7 @@ def metric_sums(loss_fn: Callable, params: PyTree, data: ClientData) -> dict[str
     shared_weight = metrics.pop("weight", 1.0)
     weights = {name: jnp.where(data.mask, own_weights.get(name, shared_weight), 0.0) for name in metrics}
     return {
-        name: (jnp.where(data.mask, values * weights[name], 0.0).sum(), weights[name].sum())
-        for name, values in metrics.items()
+        name: (jnp.where(data.mask, values * weights[name], 0.0), weights[name]) for name, values in metrics.items()
     }
 
 
@@ -89,6 +96,11 @@ def pooled(loss_fn: Callable, params: PyTree, examples: PyTree) -> dict[str, jax
 
     References: McMahan et al. 2017, section 1, F(w) = sum_i (n_i / n) F_i(w).
     """
+    return _pooled(loss_fn, params, examples, keeps_rows=False)[0]
+
+
+def _pooled(loss_fn: Callable, params: PyTree, examples: PyTree, keeps_rows: bool) -> tuple[dict, dict]:
+    """Returns means as `pooled`, and, if `keeps_rows`, {metric: (weighted values, weights)} of each row."""
     rows = jax.tree.leaves(examples)[0].shape[0]
     if not rows:
         validate.fail("test", "at least one example", 0, "Leave the test set out instead.")
@@ -101,8 +113,14 @@ def pooled(loss_fn: Callable, params: PyTree, examples: PyTree) -> dict[str, jax
         return x.reshape(-1, size, *x.shape[1:])
 
     data = ClientData(jax.tree.map(batches, examples), batches(jnp.ones(rows, bool)))
-    sums = jax.lax.map(lambda batch: metric_sums(loss_fn, params, batch), data)
-    return {name: total.sum() / weight.sum() for name, (total, weight) in sums.items()}
+
+    def of_batch(batch):
+        metrics = _of_rows(loss_fn, params, batch)
+        return jax.tree.map(jnp.sum, metrics), metrics if keeps_rows else {}
+
+    sums, of_rows = jax.lax.map(of_batch, data)
+    means = {name: total.sum() / weight.sum() for name, (total, weight) in sums.items()}
+    return means, jax.tree.map(lambda x: x.reshape(-1)[:rows], of_rows)
 
 
 def per_client(loss_fn: Callable, params: PyTree, population: Population) -> dict[str, tuple]:
@@ -141,6 +159,52 @@ def per_owner(
         return metric_sums(loss_fn, params, population.client(id))
 
     return _by_blocks(lambda ids: jax.vmap(sums_of_client)(models_of(ids), ids), population)
+
+
+class _Shared(NamedTuple):
+    """Which of the test rows each client has."""
+
+    rows: np.ndarray  # [total] numbers of test rows, one client after the other
+    client: np.ndarray  # [total] whose they are
+    num_clients: int
+
+    def sums(self, of_rows: dict[str, tuple]) -> dict[str, tuple]:
+        """Returns totals and weights [N] by metric, as `per_client`, from values and weights of the test rows."""
+
+        def sums_of(values):
+            return np.bincount(self.client, np.asarray(values, np.float64)[self.rows], self.num_clients)
+
+        return {name: (sums_of(values), sums_of(weights)) for name, (values, weights) in of_rows.items()}
+
+
+def _shared_with(test: PyTree | None, population: Population | None) -> _Shared | None:
+    """Returns which of the test rows the clients of a population have; None if they have others, or it is not known.
+
+    Rows are compared by their values, so a copy counts.
+    """
+    if test is None or not isinstance(population, RowsOfTable):
+        return None
+    table, rows, offsets = jax.device_get(population.rows_of_table())
+    client = np.repeat(np.arange(population.size), np.diff(offsets))
+    if _equal(test, table):
+        return _Shared(np.asarray(rows), client, population.size)
+    # The test set may be the clients' rows, one client after the other.
+    num_rows = {len(x) for x in jax.tree.leaves(test)}
+    if num_rows == {len(rows)} and _equal(test, jax.tree.map(lambda x: x[rows], table)):
+        return _Shared(np.arange(len(rows)), client, population.size)
+    return None
+
+
+def _equal(a: PyTree, b: PyTree) -> bool:
+    """Returns whether two pytrees of arrays on the host have the same structure, dtypes in JAX, shapes and values."""
+    if jax.tree.structure(a) != jax.tree.structure(b):
+        return False
+    pairs = [(np.asarray(x), np.asarray(y)) for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)]
+    alike = (
+        x.shape == y.shape and jax.dtypes.canonicalize_dtype(x.dtype) == jax.dtypes.canonicalize_dtype(y.dtype)
+        for x, y in pairs
+    )
+    return all(alike) and all(np.array_equal(x, y) for x, y in pairs)
 
 
 def _success(metrics: dict[str, Array]) -> np.float32:
@@ -326,7 +390,9 @@ def evaluation(
     ::test_the_objective_is_that_of_a_loop_over_clients). A personal model is evaluated on its owner's rows
     (tests/population/test_own_test_rows.py::test_personal_models_are_judged_by_their_owners_rows). Attack success is
     NumPy's share (tests/population/poisoned/test_backdoors.py::test_attack_success_against_numpy). Perplexities count
-    each token once, and no padding (tests/metrics/test_evaluation.py::test_perplexity_is_that_of_all_tokens).
+    each token once, and no padding (tests/metrics/test_evaluation.py::test_perplexity_is_that_of_all_tokens). A row
+    that is in the test set and at held-out clients is measured once, with the same results
+    (tests/metrics/test_evaluation.py::test_equal_rows_are_measured_once).
     """
     ids = None
     if train_clients is not None:
@@ -343,21 +409,27 @@ def evaluation(
     if adapt is not None and owners is None:
         validate.fail("owners", "the clients' training rows, for adapt", None, "Give the population of the run.")
 
+    # Rows that are test rows and a client's are measured once.
+    shared = {"held_out": _shared_with(test, held_out), "local_test": _shared_with(test, local_test)}
+    shared = {group: found for group, found in shared.items() if found is not None}
+
     # Data sets are arguments of the jitted function: as closures they would be constants of the program.
     @constants.jit
     def measure(params, state, test, held_out, train, ids, local_test, owners, triggered):
-        on_test = {} if test is None else pooled(loss_fn, params, test)
+        on_test, of_rows = ({}, {}) if test is None else _pooled(loss_fn, params, test, keeps_rows=bool(shared))
         on_triggered = {} if triggered is None else pooled(loss_fn, params, triggered)
         on_train = {} if train is None else objective(loss_fn, params, train, ids)
         clients = {
-            "held_out": {} if held_out is None else per_client(loss_fn, params, held_out),
-            "local_test": {} if local_test is None else per_client(loss_fn, params, local_test),
+            **{
+                group: {} if clients is None or group in shared else per_client(loss_fn, params, clients)
+                for group, clients in (("held_out", held_out), ("local_test", local_test))
+            },
             "personal": own_models(params, state, local_test, owners),
         }
         trained = None
         if has_trained is not None and local_test is not None:
             trained = _by_blocks(lambda ids: has_trained(state, ids), local_test)
-        return on_test, clients, on_train, on_triggered, trained
+        return on_test, of_rows, clients, on_train, on_triggered, trained
 
     def own_models(params, state, local_test, owners):
         """Sums of each client's metrics, at its own model; {} where clients have none."""
@@ -375,7 +447,8 @@ def evaluation(
 
     def evaluated(params: PyTree, state: PyTree) -> tuple[dict, dict]:
         on_device = measure(params, state, test, held_out, train, ids, local_test, owners, triggered)
-        on_test, clients, on_train, on_triggered, trained = jax.device_get(on_device)
+        on_test, of_rows, clients, on_train, on_triggered, trained = jax.device_get(on_device)
+        clients |= {group: rows.sums(of_rows) for group, rows in shared.items()}
         if perplexity and any("perplexity" in means for means in (on_test, on_train, *clients.values())):
             validate.fail("perplexity", "False where the loss has a metric of this name", perplexity)
         values = {}

@@ -83,6 +83,10 @@ class Stored(CheapReads):
         rows, mask = _span(self.offsets, id, self.size, self.max_examples)
         return ClientData(tree.take_rows(self.examples, rows), mask)
 
+    def rows_of_table(self) -> tuple[PyTree, np.ndarray, Array]:
+        """Returns (the rows of all clients, their numbers, where each client's begin)."""
+        return self.examples, np.arange(len(jax.tree.leaves(self.examples)[0])), self.offsets
+
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -116,6 +120,10 @@ class Indexed(CheapReads):
         positions, mask = _span(self.offsets, id, self.size, self.max_examples)
         rows = tree.take_rows(self.indices, positions)
         return ClientData(tree.take_rows(self.table, rows), mask)
+
+    def rows_of_table(self) -> tuple[PyTree, Array, Array]:
+        """Returns (the table, the clients' rows of it, where each client's begin)."""
+        return self.table, self.indices, self.offsets
 
 
 @jax.tree_util.register_dataclass

@@ -43,6 +43,7 @@ __all__ = [
     "Received",
     "Report",
     "Round",
+    "RowsOfTable",
     "StalenessWeight",
     "Subpopulation",
     "Wire",
@@ -171,6 +172,21 @@ class CheapReads(Population, Protocol):
     def announce(self, ids: Array) -> Array:
         """The same ids, after the storage was asked to read these clients' data ahead. By default it is not asked."""
         return ids
+
+
+@runtime_checkable
+class RowsOfTable(Population, Protocol):
+    """A `RowsOfTable` population states which rows of one table its clients hold.
+
+    An evaluation then measures a row once that is in a test set and at clients.
+    """
+
+    @abc.abstractmethod
+    def rows_of_table(self) -> tuple[PyTree, Array, Array]:
+        """Returns a table with leaves [rows, ...], row numbers of one client after the other, and [N + 1] offsets.
+
+        Client i holds the rows with the numbers at offsets[i] to offsets[i + 1], as they are in the table.
+        """
 
 
 @runtime_checkable

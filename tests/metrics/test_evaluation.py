@@ -10,7 +10,7 @@ import pytest
 from fedjax_sim import metrics
 from fedjax_sim.metrics.baseline import constant_baseline
 from fedjax_sim.models import next_token_cross_entropy
-from fedjax_sim.population import from_clients, generated, stored
+from fedjax_sim.population import from_clients, generated, indexed, stored
 from fedjax_sim.types import ClientData
 
 SIZES = (3, 1, 7, 0, 5)
@@ -225,3 +225,37 @@ def test_no_results_by_client_beyond_a_thousand():
     record, by_client = evaluate.with_clients(PARAMS)
     assert list(by_client) == ["local_test"] and len(by_client["local_test"]["local_test_loss"]) == 1000
     assert len(record["held_out_loss_quantiles"]) == 5
+
+
+def test_equal_rows_are_measured_once(clients):
+    """Faults: the test set evaluated twice, as such and client by client; a client that gets another one's rows."""
+    table = jax.tree.map(lambda *x: np.concatenate(x), *clients)
+    rows = np.array([15, 3, 3, 0, 8, 9])
+    passes = []
+
+    def counted(params, examples, key):
+        passes.append(len(examples["y"]))
+        return loss_fn(params, examples, key)
+
+    others = jax.tree.map(lambda x: x + 1, table)
+    sets = {
+        "clients of the test rows": (from_clients(clients), table, 1),
+        "rows of the test set": (indexed(table, (rows, np.array([0, 2, 2, 6]))), table, 1),
+        "the test set of clients": (indexed(others, (rows, [0, 6])), jax.tree.map(lambda x: x[rows], others), 1),
+        "other rows": (from_clients(clients), others, 2),
+        "fewer rows": (from_clients(clients), jax.tree.map(lambda x: x[:-1], table), 2),
+    }
+    for name, (people, test, num_passes) in sets.items():
+        passes.clear()
+        record, by_client = metrics.evaluation(counted, test=test, held_out=people).with_clients(PARAMS)
+        assert len(passes) == num_passes, name
+        alone, alone_by_client = metrics.evaluation(loss_fn, held_out=people).with_clients(PARAMS)
+        on_test = metrics.evaluation(loss_fn, test=test)(PARAMS)
+        assert {key: record[key] for key in on_test} == on_test, name  # bit for bit
+        assert record.keys() == alone.keys() | on_test.keys()
+        for key, value in alone.items():
+            np.testing.assert_allclose(record[key], value, rtol=2e-6, err_msg=f"{name} {key}")
+        for key, value in alone_by_client["held_out"].items():
+            found = by_client["held_out"][key]
+            np.testing.assert_array_equal(found.mask, value.mask)
+            np.testing.assert_allclose(found.filled(0), value.filled(0), rtol=2e-6)
