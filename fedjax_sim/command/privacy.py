@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import typer
 
@@ -18,6 +18,7 @@ from fedjax_sim.command.errors import is_users_error
 from fedjax_sim.command.folders import check_output
 from fedjax_sim.command.options import OwnModules
 from fedjax_sim.config.toml import ConfigError
+from fedjax_sim.rounding import shown_down
 from fedjax_sim.running.environment import prepare
 
 __all__ = ["PRIVACY_COMMANDS"]
@@ -76,7 +77,7 @@ def account(
         from fedjax_sim.privacy.commands import account_report
 
         files = (config, settings, without, own_modules)
-        mechanism, run_options = _mechanism(context, files, population, cohort, rounds, delta, {
+        mechanism, run_options, _ = _mechanism(context, files, population, cohort, rounds, delta, {
             "scheme": scheme, "num_slots": num_slots, "place": place, "adjacency": adjacency, "clip_norm": clip_norm,
             "noise_cohort_size": noise_cohort_size, "noise_multiplier": noise_multiplier,
         })  # fmt: skip
@@ -114,7 +115,7 @@ def calibrate(
         from fedjax_sim.privacy.commands import calibrate_report
 
         files = (config, settings, without, own_modules)
-        mechanism, run_options = _mechanism(context, files, population, cohort, rounds, delta, {
+        mechanism, run_options, noise_of_config = _mechanism(context, files, population, cohort, rounds, delta, {
             "scheme": scheme, "num_slots": num_slots, "place": place, "adjacency": adjacency, "clip_norm": clip_norm,
             "noise_cohort_size": noise_cohort_size,
         })  # fmt: skip
@@ -122,7 +123,15 @@ def calibrate(
             raise ConfigError(
                 ["--table: expected none beside a config that hides records, got one. It compares noise for clients."]
             )
-        return calibrate_report(epsilon=epsilon, **mechanism, **run_options, accountant=accountant, table=table)
+        report = calibrate_report(epsilon=epsilon, **mechanism, **run_options, accountant=accountant, table=table)
+        if noise_of_config is None:
+            return report
+        found = noise_of_config.settings_for(epsilon, report.fields, run_options, accountant)
+        how = "No single option of this config sets its noise."
+        for path, value in found.items():
+            of_part, _, name = path.rpartition(".")
+            how = f"In the config: {name} = {value!r} in [{of_part}], or --set {path}={value!r}."
+        return f"{how}\n\n{report.text}", {"settings": found} | report.fields
 
     _print(answer, as_json)
 
@@ -200,10 +209,109 @@ def _none_beside_a_config(context: typer.Context, *names: str) -> None:
             )
 
 
+class _NoiseOfConfig(NamedTuple):
+    """A config whose parts add noise, and the experiment that it describes."""
+
+    loaded: Any
+    experiment: Any
+    adjacency: str | None
+
+    def mechanism(self, changes: Mapping[str, float] | None = None) -> Any:
+        """Returns the mechanism of the config with some options changed, over the same data; None without noise.
+
+        Args:
+          changes: values by the option's path.
+        """
+        from fedjax_sim.privacy import mechanism_of
+        from fedjax_sim.running.privacy_ledger import message_dimension
+
+        experiment = self.experiment if not changes else self._changed(changes)
+        clients = experiment.data.train
+        dimension = message_dimension(experiment.algorithm, experiment.params, clients)
+        return mechanism_of(experiment.algorithm, adjacency=self.adjacency, dimension=dimension, population=clients)
+
+    def _changed(self, changes: Mapping[str, float]) -> Any:
+        """Returns the experiment of the config with some options changed."""
+        from fedjax_sim.config.build import Builder
+        from fedjax_sim.config.document import Config
+
+        data = self.experiment.data
+
+        class SameData(Builder):
+            def data(self) -> Any:
+                return data
+
+        tables = self.loaded.resolved()
+        for path, value in changes.items():
+            *names, last = path.split(".")
+            table = tables
+            for name in names:
+                table = table[name]
+            table[last] = value
+        with self.loaded.arithmetic():
+            return SameData(Config(tables).planned(self.experiment.plan)).experiment()
+
+    def settings_for(
+        self, budget: float, report: Mapping[str, Any], run: Mapping[str, Any], accountant: str
+    ) -> dict[str, float]:
+        """Returns the options, by their paths, with which the config spends at most the budget; {} if none is found.
+
+        The noise of a config is set by the option on which its mechanism's noise depends, such as the noise multiplier
+        of a transform, or the epsilon of one message. What the changed config spends is accounted for again.
+
+        Args:
+          budget: epsilon > 0.
+          report: the fields of `calibrate_report`.
+          run: {"rounds", "delta"}.
+          accountant: as in `account`.
+
+        Guarantees: the config with these options spends at most the budget, and more with a little less noise
+          (tests/command/test_privacy.py::test_the_line_for_a_config).
+        """
+        from fedjax_sim import tree
+        from fedjax_sim.privacy import account
+        from fedjax_sim.privacy.calibration import least_multiplier
+
+        z = report["noise_multiplier"]
+        stated = self.mechanism().noise_multiplier
+
+        def spent(changes: Mapping[str, float]) -> float:
+            return account(self.mechanism(changes), run["rounds"], run["delta"], accountant=accountant).epsilon
+
+        for path, value in tree.dotted(self.loaded.resolved()).items():
+            if not isinstance(value, float) or path.partition(".")[0] not in ("algorithm", "transform"):
+                continue
+            try:
+                doubled = self.mechanism({path: 2 * value}).noise_multiplier
+                if doubled == stated:
+                    continue
+                option = _itself if doubled > stated else _inverse
+                found = self.mechanism({path: option(z)})
+                # Elsewhere the noise does not follow one option alone, or costs a little more on another grid.
+                is_direct = math.isclose(found.noise_multiplier, z, rel_tol=1e-4) and spent({path: option(z)}) <= budget
+                least = z if is_direct else least_multiplier(lambda z: spent({path: option(z)}), budget)  # noqa: B023
+            except (ConfigError, TypeError, ValueError):
+                continue  # the option cannot have such values
+            return {path: option(least)}
+        return {}
+
+
+def _itself(multiplier: float) -> float:
+    """Returns a noise multiplier as the option that is one."""
+    return multiplier
+
+
+def _inverse(multiplier: float) -> float:
+    """Returns the epsilon of a message, as the option whose noise has no multiplier; rounded down in five digits."""
+    return float(shown_down(1 / multiplier, 5).replace(",", ""))
+
+
 def _mechanism(
     context: typer.Context, files: tuple, population, cohort, rounds, delta, options
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Returns (the mechanism as `privacy.commands` takes it, {"rounds", "delta"}), from a config or from options.
+) -> tuple[dict[str, Any], dict[str, Any], _NoiseOfConfig | None]:
+    """Returns (the mechanism as `privacy.commands` takes it, {"rounds", "delta"}, the config's noise), from either.
+
+    The config's noise is None where options state the mechanism.
 
     Args:
       context: the command, whose options must not contradict a config.
@@ -217,24 +325,20 @@ def _mechanism(
 
     if any(files):
         _none_beside_a_config(context, "population", "cohort", *(name for name in options if name != "adjacency"))
-        from fedjax_sim.privacy import mechanism_of
         from fedjax_sim.running.fingerprint import is_opaque, program_digest
-        from fedjax_sim.running.privacy_ledger import OPAQUE, message_dimension
+        from fedjax_sim.running.privacy_ledger import OPAQUE
 
         experiment, loaded = _experiment(*files)
         run = loaded.resolved()["run"]
-        clients = experiment.data.train
-        dimension = message_dimension(experiment.algorithm, experiment.params, clients)
-        mechanism = mechanism_of(
-            experiment.algorithm, adjacency=options["adjacency"], dimension=dimension, population=clients
-        )
+        noise = _NoiseOfConfig(loaded, experiment, options["adjacency"])
+        mechanism = noise.mechanism()
         if mechanism is None:
             hint = "See fedjax-sim list transform, and, to hide records, algorithm.name = record_private_fedavg."
             raise ConfigError([f"transform: expected a part with noise in the config, got none. {hint}"])
         delta = run["delta"] if delta is None else delta
         # Tracing a round finds what a run would refuse only then.
         with loaded.arithmetic():
-            digest = program_digest(experiment.algorithm, experiment.params, clients)
+            digest = program_digest(experiment.algorithm, experiment.params, experiment.data.train)
         arguments: dict[str, Any] = {"mechanism": mechanism, "notes": [OPAQUE] * is_opaque(digest)}
         if delta is None:
             # If clients are federations, the statement for the clients inside has a delta by their own number.
@@ -242,7 +346,7 @@ def _mechanism(
             if members is not None:
                 arguments["member_delta"] = default_delta(members.num_units or mechanism.num_units)
             delta = default_delta(mechanism.num_units)
-        return arguments, {"rounds": run["rounds"] if rounds is None else rounds, "delta": delta}
+        return arguments, {"rounds": run["rounds"] if rounds is None else rounds, "delta": delta}, noise
     if population is None or cohort is None:
         raise ConfigError(["--population, --cohort: expected both, got less. Write -N N -m M, or give a config."])
     if not math.isfinite(cohort):
@@ -250,10 +354,14 @@ def _mechanism(
     # Schemes with a fixed size take an integer, Poisson sampling takes any expected number.
     sizes = {"population_size": population, "cohort_size": int(cohort) if cohort == int(cohort) else cohort}
     stated = {name: value for name, value in options.items() if value is not None}
-    return stated | sizes, {
-        "rounds": 1 if rounds is None else rounds,
-        "delta": default_delta(population) if delta is None else delta,
-    }
+    return (
+        stated | sizes,
+        {
+            "rounds": 1 if rounds is None else rounds,
+            "delta": default_delta(population) if delta is None else delta,
+        },
+        None,
+    )
 
 
 def _print(answer: Callable[[], tuple[str, dict]], as_json: bool) -> None:

@@ -232,7 +232,7 @@ def _show(result: Any, metric: str, cells: list[dict], folder: Path) -> None:
     """Prints the cells of a sweep as a table, with the losses of precision and the time that it took."""
     from rich.text import Text
 
-    from fedjax_sim.sweeps.table import shown_number, shown_value, words_on_ties
+    from fedjax_sim.sweeps.table import shown_metric, shown_number, shown_value, words_on_ties
 
     grid = terminal.grid(header_style="dim")
     # Columns are named by the last word of a path, unless two paths end in the same word.
@@ -244,7 +244,7 @@ def _show(result: Any, metric: str, cells: list[dict], folder: Path) -> None:
         texts = [
             *(shown_value(cell[name]) for name in result.names),
             str(cell["seeds"]),
-            shown_number(f"{cell['mean']:.5g}", cell["low"], cell["high"]),
+            shown_number(shown_metric(metric, cell["mean"], 5), cell["low"], cell["high"]),
         ]
         texts.append(
             shown_number(f"{difference['difference']:.4g}", difference["low"], difference["high"])

@@ -15,6 +15,7 @@ from fedjax_sim.algorithms import federated
 from fedjax_sim.instruments.audit import audit_algorithm, one_run_release, sends_its_data
 from fedjax_sim.instruments.audit_figure import audit_figure
 from fedjax_sim.privacy.one_run import audit_one_run
+from fedjax_sim.rounding import shown_down
 from fedjax_sim.transform.gaussian import gaussian_mechanism
 from fedjax_sim.types import Algorithm
 
@@ -66,7 +67,7 @@ def audit_command(options: Mapping[str, Any], algorithm: Algorithm | None = None
         release = jax.jit(one_run_release(build(num_canaries, 1), length=chosen["length"]))
         included, scores = release(jax.random.fold_in(key, 1))
         one_run = audit_one_run(included, scores, delta=chosen["delta"], confidence=chosen["confidence"])
-        text += f"\n  {one_run.method}: epsilon at least {one_run.lower:.4f}; {one_run.note}"
+        text += f"\n  {one_run.method}: epsilon at least {shown_down(one_run.lower, 5)}; {one_run.note}"
         record["one_run"] = {"lower": one_run.lower, "note": one_run.note, "num_canaries": num_canaries}
     if chosen["figure"] is not None:
         audit_figure(result).savefig(chosen["figure"])

@@ -22,6 +22,7 @@ from fedjax_sim.privacy import renyi
 from fedjax_sim.privacy.loss import FLOOR, GRIDS, PrivacyLoss, poisson_loss, truncated_loss
 from fedjax_sim.privacy.mechanism import INTEGERS, PURE, Mechanism
 from fedjax_sim.privacy.words import ADJACENCY_WORDS, assumptions, describe_rate
+from fedjax_sim.rounding import shown_up
 from fedjax_sim.validate import OpenShare
 
 __all__ = ["ACCOUNTANTS", "PrivacySpent", "account", "compose", "round_up"]
@@ -64,13 +65,12 @@ class PrivacySpent:
     message_epsilon: float | None = None  # of a mechanism without a delta, whose noise has no multiplier of a clip norm
 
     def __str__(self) -> str:
-        shown = "infinite" if math.isinf(self.epsilon) else f"{self.epsilon:.5g}"
-        noise = f"noise multiplier {self.noise_multiplier:.5g}"
+        noise = f"noise multiplier {shown_up(self.noise_multiplier, 5)}"
         if self.message_epsilon is not None:
-            noise = f"epsilon of a message {self.message_epsilon:.5g}"
+            noise = f"epsilon of a message {shown_up(self.message_epsilon, 5)}"
         return (
-            f"epsilon {shown} at delta {self.delta:g} after {self.rounds:,} rounds of one run with a secret "
-            f"seed, for each {self.unit} "
+            f"epsilon {shown_up(self.epsilon, 5)} at delta {shown_up(self.delta, 6)} after {self.rounds:,} rounds "
+            f"of one run with a secret seed, for each {self.unit} "
             f"({ADJACENCY_WORDS[self.adjacency]}; {self.sampler}; {noise}; "
             f"{self.accountant})"
         )

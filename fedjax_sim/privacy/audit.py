@@ -28,6 +28,7 @@ import numpy as np
 from fedjax_sim import validate
 from fedjax_sim.privacy.claim import Claim
 from fedjax_sim.privacy.scores import Estimate, best_threshold, parametric, power_excess
+from fedjax_sim.rounding import shown_down, shown_up
 from fedjax_sim.types import Array
 from fedjax_sim.validate import Integer, Number, OpenShare, Positive
 
@@ -80,15 +81,19 @@ class Audit:
         """Returns the result as text of several lines."""
         lines = [
             f"{self.verdict}: {self.reason}",
-            f"claim: {self.claim}; epsilon {self.claimed:.4f} at delta {self.delta:g}",
-            f"found: epsilon in [{self.lower:.4f}, {self.upper:.4f}] at confidence {self.confidence:g}, from "
+            f"claim: {self.claim}; epsilon {shown_up(self.claimed, 5)} at delta {shown_up(self.delta, 6)}",
+            f"found: epsilon in {_interval(self)} at confidence {self.confidence:g}, from "
             f"{self.num_releases:,} releases with the canary and as many without",
         ]
         lines += [
-            f"  {estimate.method}: epsilon in [{estimate.lower:.4f}, {estimate.upper:.4f}]; {estimate.note}"
-            for estimate in self.estimates
+            f"  {estimate.method}: epsilon in {_interval(estimate)}; {estimate.note}" for estimate in self.estimates
         ]
         return "\n".join(lines)
+
+
+def _interval(bounds: Audit | Estimate) -> str:
+    """Shows an interval of epsilon, rounded outwards."""
+    return f"[{shown_down(bounds.lower, 5)}, {shown_up(bounds.upper, 5)}]"
 
 
 @validate.named_arguments
@@ -155,10 +160,10 @@ def judge(
         reason = f"a test {description}"
     elif highest_lower_bound > claimed:
         verdict = "violated"
-        reason = f"epsilon is at least {highest_lower_bound:.4f}, and {claimed:.4f} was claimed"
+        reason = f"epsilon is at least {shown_down(highest_lower_bound, 5)}, and {shown_up(claimed, 5)} was claimed"
     elif upper < claimed:
         verdict = "loose"
-        reason = f"epsilon is at most {upper:.4f}, and {claimed:.4f} was claimed"
+        reason = f"epsilon is at most {shown_up(upper, 5)}, and {shown_up(claimed, 5)} was claimed"
     elif math.isinf(claimed):
         verdict = "inconclusive"
         reason = "no finite epsilon is claimed, so there is nothing to confirm"

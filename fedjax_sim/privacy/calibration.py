@@ -9,9 +9,19 @@ from typing import Any, NamedTuple
 from fedjax_sim import validate
 from fedjax_sim.privacy.accountant import PrivacySpent, account, round_up
 from fedjax_sim.privacy.mechanism import Mechanism
+from fedjax_sim.rounding import shown_up
 from fedjax_sim.validate import OpenShare, Positive, PositiveInt
 
-__all__ = ["SCHEMES", "Calibrated", "Row", "calibrate", "compare", "comparison_table", "written_down"]
+__all__ = [
+    "SCHEMES",
+    "Calibrated",
+    "Row",
+    "calibrate",
+    "compare",
+    "comparison_table",
+    "least_multiplier",
+    "written_down",
+]
 
 # Names of samplers -> the `scheme` of their sampling design, where the two differ.
 SCHEMES = {
@@ -139,14 +149,18 @@ def calibrate(
     def spent(multiplier: float) -> PrivacySpent:
         return account(mechanism.with_multiplier(multiplier), rounds, delta, accountant=accountant)
 
-    multiplier = _least_multiplier(lambda multiplier: spent(multiplier).epsilon, epsilon)
+    multiplier = least_multiplier(lambda multiplier: spent(multiplier).epsilon, epsilon)
     return Calibrated(multiplier, spent(multiplier), mechanism.with_multiplier(multiplier))
 
 
-def _least_multiplier(epsilon_of: Callable[[float], float], epsilon: float) -> float:
+def least_multiplier(epsilon_of: Callable[[float], float], epsilon: float) -> float:
     """Finds the least noise multiplier, in five digits, with `epsilon_of(multiplier) <= epsilon`.
 
-    `epsilon_of` must decrease.
+    Args:
+      epsilon_of: a noise multiplier -> what it spends, which must decrease.
+      epsilon: > 0, the budget.
+
+    Raises: ValueError for a budget that even a multiplier of 10^6 exceeds.
     """
     from scipy import optimize
 
@@ -255,7 +269,7 @@ def comparison_table(rows: list[Row]) -> str:
     # The first row is central noise with Poisson sampling, the reference of the column "times central".
     central_std = rows[0].mean_std
     body = [
-        (row.place, f"{row.noise_multiplier:.5g}", f"{row.message_std:.4g}", f"{row.mean_std:.4g}",
+        (row.place, shown_up(row.noise_multiplier, 5), shown_up(row.message_std), shown_up(row.mean_std),
          f"{row.mean_std / central_std:.4g}", row.adjacency.replace("_", " "), row.accountant)
         for row in rows
     ]  # fmt: skip

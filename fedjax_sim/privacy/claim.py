@@ -12,6 +12,7 @@ import numpy as np
 
 from fedjax_sim import validate
 from fedjax_sim.privacy.scores import epsilon_at, gaussian_profile, subsampled_profile
+from fedjax_sim.rounding import shown_up
 from fedjax_sim.validate import Positive, PositiveInt, PositiveShare
 
 __all__ = ["Claim", "accounted_claim", "gaussian_claim"]
@@ -114,7 +115,7 @@ def gaussian_claim(
         profile = functools.partial(gaussian_profile, mu=mu)
     else:
         profile = functools.partial(subsampled_profile, rate=sampling_rate, mu=mu)
-    text = f"Gaussian noise {noise_multiplier:g} times what one unit moves, {num_rounds} round(s)"
+    text = f"Gaussian noise {shown_up(noise_multiplier, 6)} times what one unit moves, {num_rounds} round(s)"
     if sampling_rate == 1:
         return Claim(profile, text, "gaussian")
     return Claim(profile, f"{text}, each unit sampled with probability {sampling_rate:g}", "mixture")

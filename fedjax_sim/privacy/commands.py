@@ -9,6 +9,7 @@ from fedjax_sim.privacy.accountant import account
 from fedjax_sim.privacy.calibration import calibrate, compare, comparison_table, written_down
 from fedjax_sim.privacy.mechanism import Mechanism
 from fedjax_sim.privacy.words import explain
+from fedjax_sim.rounding import shown_up
 
 __all__ = ["Answer", "account_report", "calibrate_report"]
 
@@ -66,7 +67,9 @@ def account_report(
     ):
         poisson = account(_as_poisson(mechanism), rounds, delta)
         fields["poisson_epsilon"] = poisson.as_dict()["epsilon"]
-        lines.append(f"With a Poisson sample of the same expected size, epsilon would be {poisson.epsilon:.5g}{_WHY}")
+        lines.append(
+            f"With a Poisson sample of the same expected size, epsilon would be {shown_up(poisson.epsilon, 5)}{_WHY}"
+        )
     return Answer("\n".join(lines), fields)
 
 
@@ -116,10 +119,11 @@ def calibrate_report(
         "notes": [*notes],
     }
     std = (
-        f"standard deviation {z * calibrated_mechanism.clip_norm:.6g} with clip norm {calibrated_mechanism.clip_norm:g}"
+        f"standard deviation {shown_up(z * calibrated_mechanism.clip_norm, 6)} with clip norm "
+        f"{calibrated_mechanism.clip_norm:g}"
     )
     lines = [
-        f"Noise multiplier {z:.5g}: {std}.",
+        f"Noise multiplier {shown_up(z, 5)}: {std}.",
         explain(calibrated.spent),
         *_listed(notes),
         "",
@@ -141,7 +145,7 @@ def calibrate_report(
         # The report says how much less noise a Poisson sample of the same size would need.
         poisson = calibrate(epsilon, delta, rounds, _as_poisson(calibrated_mechanism)).noise_multiplier
         fields["poisson_noise_multiplier"] = poisson
-        lines.append(f"With a Poisson sample of the same expected size, {poisson:.5g} would do{_WHY}")
+        lines.append(f"With a Poisson sample of the same expected size, {shown_up(poisson, 5)} would do{_WHY}")
     # The comparison needs whole clients, while the cohort size of a Poisson sample may be fractional.
     if table:
         cohort_size = max(1, round(calibrated_mechanism.cohort_size))

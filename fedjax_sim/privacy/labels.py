@@ -9,6 +9,7 @@ import numpy as np
 
 from fedjax_sim import validate
 from fedjax_sim.privacy.claim import Claim
+from fedjax_sim.rounding import shown_up
 from fedjax_sim.validate import Integer, Number
 
 __all__ = ["label_claim"]
@@ -46,4 +47,4 @@ def label_claim(
         # p - e^e q, written with expm1 so that nothing cancels near e = epsilon.
         return np.maximum(true_label_rate * -np.expm1(np.asarray(epsilons, np.float64) - epsilon), 0)
 
-    return Claim(profile, f"labels by randomised response, epsilon {epsilon:g}, {num_classes} classes")
+    return Claim(profile, f"labels by randomised response, epsilon {shown_up(epsilon, 6)}, {num_classes} classes")

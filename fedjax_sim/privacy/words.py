@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 from fedjax_sim.privacy.mechanism import CORRELATED, INTEGERS, PURE, Mechanism
+from fedjax_sim.rounding import shown_up
 
 __all__ = ["ADJACENCY_WORDS", "ONE_RUN", "UNCOVERED", "assumptions", "describe_rate", "explain"]
 
@@ -231,11 +232,12 @@ def explain(subject: Any) -> str:
         kinds = {"discrete_gaussian": "Discrete Gaussian", "skellam": "Skellam", "gaussian": "Gaussian"}
         kind = kinds.get(subject.kind, "Correlated Gaussian")
         where = "relative to what a client moves in all rounds together" if subject.kind in CORRELATED else where
-        std = f"{subject.noise_multiplier:.6g} clip norms ({subject.noise_multiplier * subject.clip_norm:.6g})"
+        std = f"{shown_up(subject.noise_multiplier, 6)} clip norms"
+        std += f" ({shown_up(subject.noise_multiplier * subject.clip_norm, 6)})"
         noise = f"{kind} noise with a standard deviation of {std} {where}."
         if subject.kind in PURE:
             epsilon = 1 / subject.noise_multiplier
-            noise = f"{_PURE_WORDS[subject.kind]}, with epsilon {epsilon:.6g} and no delta {where}."
+            noise = f"{_PURE_WORDS[subject.kind]}, with epsilon {shown_up(epsilon, 6)} and no delta {where}."
         moves = f"what the noise is added to by at most {subject.moves} clip norm{'s' if subject.moves > 1 else ''}"
         lines = [
             noise,
@@ -256,6 +258,7 @@ def _meaning(spent: Any) -> str:
     # e^700 is near the largest float64.
     factor = math.exp(min(spent.epsilon, 700))
     return (
-        f"Whatever one learns from what is released is at most {factor:,.4g} times as likely with the data of one "
-        f"{spent.unit} as with its neighbour ({ADJACENCY_WORDS[spent.adjacency]}), but for a chance of {spent.delta:g}."
+        f"Whatever one learns from what is released is at most {shown_up(factor)} times as likely with the data of one "
+        f"{spent.unit} as with its neighbour ({ADJACENCY_WORDS[spent.adjacency]}), but for a chance of "
+        f"{shown_up(spent.delta, 6)}."
     )

@@ -8,6 +8,7 @@ from typing import Any
 from fedjax_sim.report.html import escape
 from fedjax_sim.report.numbers import count, percent, real, seconds, shown_with_unit, size
 from fedjax_sim.round.costs import ROUND_METRICS
+from fedjax_sim.rounding import shown_up
 from fedjax_sim.sampling.visits import DISTINCT
 
 __all__ = ["TILES", "besides", "more_tests", "own_metrics", "tiles"]
@@ -82,7 +83,7 @@ def tiles(values: Mapping[str, Any]) -> str:
     Args:
       values: a run's summary, or the totals of its log.
 
-    >>> "<b>1.985</b><span>epsilon at delta 1e-05" in tiles({"privacy": {"epsilon": 1.98476, "delta": 1e-5}})
+    >>> "<b>1.985</b><span>epsilon at delta 1e-05" in tiles({"privacy": {"epsilon": 1.98401, "delta": 1e-5}})
     True
     >>> "<b>none</b><span>epsilon: why is under" in tiles({"privacy": {"refused": "noise that nobody accounts for"}})
     True
@@ -106,7 +107,7 @@ def _privacy_tile(spent: Mapping[str, Any]) -> str:
     """Returns the tile of what a private run has spent, or of the epsilon that it does not have."""
     if "epsilon" not in spent:
         return _tile("none", "epsilon: why is under Privacy", "tile main")
-    return _tile(real(spent["epsilon"]), f"epsilon at delta {real(spent.get('delta'))}", "tile main")
+    return _tile(shown_up(spent["epsilon"]), f"epsilon at delta {shown_up(spent['delta'])}", "tile main")
 
 
 def _tile(text: str, label: str, kind: str = "tile") -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from fedjax_sim.rounding import shown_up
 from fedjax_sim.running import terminal
 from fedjax_sim.running.log import visits_of
 
@@ -46,7 +47,7 @@ def progress_bar(shown: bool, first: int, num_rounds: int) -> Iterator[Callable]
                     accuracy = record.get("test_accuracy")
                     quality = f"test loss {float(record['test_loss']):.3f}"
                     quality += "" if accuracy is None else f" ({float(accuracy):.1%})"
-                    quality += f" epsilon {float(record['epsilon']):.4g}" if "epsilon" in record else ""
+                    quality += f" epsilon {shown_up(record['epsilon'])}" if "epsilon" in record else ""
                 elif not quality.startswith("test") and "local_loss" in record:
                     quality = f"local loss {float(record['local_loss']):.3f}"
             speed = f"{len(records) / seconds:,.1f} rounds/s {clients / seconds:,.0f} clients/s"

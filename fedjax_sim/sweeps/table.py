@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from fedjax_sim.printable import printable_line
 from fedjax_sim.regular_files import toml_of
+from fedjax_sim.rounding import shown_up
 from fedjax_sim.sweeps.results import Sweep
 from fedjax_sim.text_files import csv_text
 
@@ -17,10 +18,13 @@ __all__ = [
     "as_latex",
     "as_markdown",
     "comparison_table",
+    "shown_metric",
     "shown_number",
     "shown_value",
     "words_on_ties",
 ]
+
+UPPER_BOUNDS = ("epsilon",)  # metrics of which no less may be shown than holds
 
 
 class ComparisonTable(NamedTuple):
@@ -41,7 +45,7 @@ class ComparisonTable(NamedTuple):
             has_difference = row["difference"] is not None and not math.isnan(row["difference"])
             rows.append([
                 *(printable_line(shown_value(row[name])) for name in self.names), str(row["seeds"]),
-                shown_number(f"{row['mean']:.5g}", row["low"], row["high"]),
+                shown_number(shown_metric(self.metric, row["mean"], 5), row["low"], row["high"]),
                 shown_number(f"{row['difference']:.4g}", row["difference_low"], row["difference_high"])
                 if has_difference else "",
                 f"{row['p_value']:.2g}" if has_difference and not math.isnan(row["p_value"]) else "",
@@ -117,6 +121,17 @@ def words_on_ties(found: Sweep, metric: str) -> str:
     loss = losses[0] if losses and not metric.endswith("loss") else None
     advice = f" A loss may tell them apart: {loss}." if loss else ""
     return f"0 ± 0: {num_ties} of {len(gaps)} combinations have the first's {metric} at every seed.{advice}"
+
+
+def shown_metric(metric: str, number: float, digits: int) -> str:
+    """Shows a number of a metric in significant digits; a bound from above, such as epsilon, is rounded up.
+
+    >>> shown_metric("epsilon", 2.0002, 4), shown_metric("test_loss", 2.0002, 4)
+    ('2.001', '2')
+    """
+    if metric not in UPPER_BOUNDS:
+        return f"{number:.{digits}g}"
+    return shown_up(float(f"{number:.12g}"), digits)  # a mean of equal numbers may differ from them in its last digits
 
 
 def shown_number(mean: str, low: float, high: float) -> str:

@@ -79,6 +79,58 @@ def test_wrong_input_is_told(words, settings, told):
     assert result.exit_code == 2 and told in result.output, result.output
 
 
+NOISES = {
+    "central": (
+        [setting.replace("=10", "=200") for setting in NOISY],  # all clients: the accountant is quick
+        "transform.gaussian_mechanism.noise_multiplier",
+    ),
+    "epsilon of a message": (
+        [*SMALL, "transform.local_laplace.clip_norm=1.0", "transform.local_laplace.epsilon=1.0"],
+        "transform.local_laplace.epsilon",
+    ),
+    "records": (RECORDS, "algorithm.noise_multiplier"),
+    "integers": (
+        [
+            *SMALL[:-2],
+            "aggregator.name=modular_sum",
+            "aggregator.denominator=10",
+            "transform.discrete_gaussian_mechanism.clip_norm=1.0",
+            "transform.discrete_gaussian_mechanism.noise_multiplier=2.0",
+            "transform.discrete_gaussian_mechanism.cohort_size=10",
+        ],
+        "transform.discrete_gaussian_mechanism.noise_multiplier",
+    ),
+    "adaptive": (
+        [
+            *SMALL,
+            "transform.adaptive_clip.noise_multiplier=2.0",
+            "transform.adaptive_clip.initial_clip_norm=1.0",
+            "transform.adaptive_clip.quantile_noise=50.0",
+        ],
+        "transform.adaptive_clip.noise_multiplier",
+    ),
+}
+
+
+@pytest.mark.default_rows("central")
+@pytest.mark.parametrize("noise", NOISES)
+def test_the_line_for_a_config(noise):
+    """Catches a line whose config spends more than the budget, less than it could, or has another option changed."""
+    settings, path = NOISES[noise]
+    settings = [*settings, "run.rounds=7", "run.delta=1e-5"]
+    budget = 20.0 if "message" in noise else 3.0
+    found = json.loads(call("calibrate", "--epsilon", str(budget), "--json", settings=settings).stdout)["settings"]
+    assert list(found) == [path]
+    value = found[path]
+
+    def spent(value):
+        changed = [setting for setting in settings if setting.partition("=")[0] != path] + [f"{path}={value!r}"]
+        return json.loads(call("account", "--json", settings=changed).stdout)["spent"]["epsilon"]
+
+    assert spent(value) <= budget
+    assert spent(value * (1.01 if "message" in noise else 0.99)) > budget
+
+
 def test_audit_finds_the_noise(tmp_path):
     """Catches an audit that does not run from the command line, or loses its figure. Its laws: tests/privacy."""
     picture = tmp_path / "scores.png"

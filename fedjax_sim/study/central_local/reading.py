@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from fedjax_sim.rounding import shown_up
 from fedjax_sim.study.charts import rows_of
 from fedjax_sim.study.findings import Comparison
 
@@ -40,12 +41,13 @@ def central_local_reading(found: Sequence[Comparison], options: dict[str, Any]) 
         rows["local"]["predicted"] / rows["central, fixed-size"]["predicted"]
         for rows in (small_cohort_rows, large_cohort_rows)
     ]
-    z = {name: row["noise_multiplier"] for name, row in large_cohort_rows.items()}
+    z = {name: shown_up(row["noise_multiplier"], 3) for name, row in large_cohort_rows.items()}
+    budget = f"epsilon {shown_up(options['epsilon'], 6)} and delta {shown_up(options['delta'], 6)}"
     yield (
-        f"One multiplier is not one epsilon. At epsilon {options['epsilon']:g} and delta {options['delta']:g} after "
+        f"One multiplier is not one epsilon. At {budget} after "
         f"{options['num_rounds']:,} rounds with {largest_cohort:,} of {options['num_clients']:,} clients, central "
-        f"noise needs z = {z['central, fixed-size']:.3g} (fixed-size cohorts, a replaced client; "
-        f"{z['central, Poisson']:.3g} for Poisson ones and an absent client) and local noise {z['local']:.3g}, for "
+        f"noise needs z = {z['central, fixed-size']} (fixed-size cohorts, a replaced client; "
+        f"{z['central, Poisson']} for Poisson ones and an absent client) and local noise {z['local']}, for "
         "every message is a release of its own, and sampling amplifies nothing against an observer of it: "
         f"{factors[1]:,.0f} times the variance, and {factors[0]:,.0f} times with cohorts of {smallest_cohort:,}. The "
         "multipliers come from accountants: sqrt(2 ln(1.25 / delta)) / epsilon holds for epsilon < 1 only, and is "

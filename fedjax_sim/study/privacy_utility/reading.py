@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from fedjax_sim import privacy, theory
+from fedjax_sim.rounding import shown_up
 from fedjax_sim.study.charts import rows_of
 from fedjax_sim.study.findings import Comparison
 from fedjax_sim.study.privacy_utility.spending import NUM_ROUNDS, STEP_SIZE
@@ -34,15 +35,17 @@ def privacy_utility_reading(found: Sequence[Comparison], options: dict[str, Any]
         "noise of one release does not."
     )
     yield (
-        f"Epsilons are those of {NUM_ROUNDS} rounds in which all clients take part, at delta {options['delta']:g}: "
+        f"Epsilons are those of {NUM_ROUNDS} rounds in which all clients take part, "
+        f"at delta {shown_up(options['delta'], 6)}: "
         "Gaussian mechanisms without sampling, accounted for exactly. The textbook's sqrt(2 ln(1.25 / delta)) / "
-        f"epsilon holds for epsilon < 1 only, and is loose: {textbook_multiplier:.3g} against {exact_multiplier:.3g} "
+        f"epsilon holds for epsilon < 1 only, and is loose: {shown_up(textbook_multiplier, 3)} against "
+        f"{shown_up(exact_multiplier, 3)} "
         "at epsilon 1, delta 1e-5, one round. Cohorts that are sampled in secret need less noise for the same epsilon; "
         "the digits' are."
     )
     digits = rows_of(found, part="digits MLP", quantity="test accuracy")
     if digits:
-        values = ", ".join(f"{row['measured']:.3f} at epsilon {row['epsilon']:g}" for row in digits[1:])
+        values = ", ".join(f"{row['measured']:.3f} at epsilon {shown_up(row['epsilon'], 6)}" for row in digits[1:])
         rounds = options["digits_rounds"]
         size = options["digits_clients"]
         yield (
