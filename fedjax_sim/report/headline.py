@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from fedjax_sim.report.html import escape
-from fedjax_sim.report.numbers import count, percent, real, seconds, shown_with_unit, size
+from fedjax_sim.report.numbers import NOTHING, count, percent, real, seconds, shown_with_unit, size
 from fedjax_sim.round.costs import ROUND_METRICS
 from fedjax_sim.rounding import shown_up
 from fedjax_sim.sampling.visits import DISTINCT
@@ -107,7 +107,8 @@ def _privacy_tile(spent: Mapping[str, Any]) -> str:
     """Returns the tile of what a private run has spent, or of the epsilon that it does not have."""
     if "epsilon" not in spent:
         return _tile("none", "epsilon: why is under Privacy", "tile main")
-    return _tile(shown_up(spent["epsilon"]), f"epsilon at delta {shown_up(spent['delta'])}", "tile main")
+    delta = shown_up(spent["delta"]) if "delta" in spent else NOTHING
+    return _tile(shown_up(spent["epsilon"]), f"epsilon at delta {delta}", "tile main")
 
 
 def _tile(text: str, label: str, kind: str = "tile") -> str:
