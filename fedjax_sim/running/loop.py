@@ -247,8 +247,7 @@ class _Session:
             distributed.by_first(log.check_fresh)
         step = traced_round(algorithm, key, self.state, self.population)
         if directory is not None:
-            program = distributed.from_first(lambda: round_program(step.traced.jaxpr))
-            self.identity["program"] = program._asdict()
+            self.identity["program"] = distributed.from_first(lambda: round_program(step.traced.jaxpr)._asdict())
         if resume:
             program_on = partial(self.program_on, algorithm=algorithm, key=key, params=params)
             self.state, self.round = log.resume(self.state, self.identity, allow_previous, program_on)
