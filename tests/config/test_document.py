@@ -148,6 +148,8 @@ def test_every_algorithm_builds(name):
     required += ["data.with_server_rows.examples=20"] if "server_data" in part.values.values() else []
     if name == "vertical":  # of a model with parties
         required += ["model.name=vertical_mlp", "data.with_parties.num_parties=3"]
+    if name == "flexlora":  # of adapters
+        required += ["model.lora.rank=2"]
     fewer = {"concurrency": 9, "buffer_size": 4, "clients_per_tier": 7}
     required += [f"algorithm.{key}={fewer[key]}" for key in part.options if key in fewer]
     required += ["devices.name=cross_silo"] * (registry.takes(part, "devices") is not None)

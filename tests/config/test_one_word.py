@@ -29,6 +29,7 @@ NEEDS = {
     "record_private_fedavg": ["algorithm.clip_norm=1.0", "algorithm.noise_multiplier=1.0"],
     "feddf": ["data.with_server_rows.examples=20", "algorithm.distill_steps=2"],
     "fedmd": ["data.with_server_rows.examples=20", "algorithm.distill_steps=2"],
+    "flexlora": ["model.lora.rank=2"],
     "hierarchical_fedavg": ["data.with_groups.num_groups=10"],
 }
 WITHOUT = {  # what an algorithm leaves out, and why
