@@ -196,7 +196,12 @@ class Builder(Maker):
         If the algorithm needs groups of clients, the wrapper that groups clients goes around all others. Other
         algorithms pool the rows of a group, and wrappers around the groups then change the pooled rows.
         """
-        needs_groups = "group_size" in self.parts["algorithm"].values.values()
+        needed = self.parts["algorithm"].values.values()
+        # An algorithm that takes the units answers about the data: in their own units, unless the config scales them.
+        table = self.tables["data"]
+        if "units" in needed and table.get("standardise", False) is None:
+            table["standardise"] = False
+        needs_groups = "group_size" in needed
         return self.wrapped("data", goes_last=lambda data: needs_groups and isinstance(data.train, Groups))
 
     def reads_weights(self) -> bool:
@@ -259,6 +264,8 @@ class Builder(Maker):
         }
         arguments |= {"input_shape": data.input_shape, "task": data.task, "num_categories": num_categories(data)}
         arguments["population_size"] = data.train.size
+        label_names = data.label_names or data.vocabulary
+        arguments |= {"feature_names": data.feature_names, "label_names": label_names, "units": data.units}
         group_size = getattr(data.train, "group_size", None)
         # With groups, a client of the algorithm is a group (an edge), while devices belong to the clients inside.
         all_clients = data.train.population.size if group_size else data.train.size

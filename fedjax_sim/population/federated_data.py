@@ -14,7 +14,7 @@ import numpy as np
 
 from fedjax_sim import validate
 from fedjax_sim.population.population import stored
-from fedjax_sim.types import Learned, Population, PyTree, learned_from
+from fedjax_sim.types import Learned, Population, PyTree, Units, learned_from
 
 __all__ = ["FederatedData", "TableColumn", "from_sites"]
 
@@ -66,6 +66,8 @@ class FederatedData(NamedTuple):
     client_names: tuple[str, ...] | None = None  # of the clients of `train` and `local_test`, by id; None = no names
     held_out_names: tuple[str, ...] | None = None  # of the clients of `held_out`, by id
     table_columns: tuple[TableColumn, ...] = ()  # what became of the columns of the files
+    feature_names: tuple[str, ...] | None = None  # of the numbers of x [n, d], or of x as vectors; None = no names
+    units: Units | None = None  # the own units of the numbers of x, if they were standardised; None = they are in them
     warnings: tuple[str, ...] = ()  # what in the files looks wrong, as text for reports
 
     @property

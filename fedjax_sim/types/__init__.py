@@ -40,6 +40,7 @@ from fedjax_sim.types.data import (
     Scale,
     StalenessWeight,
     Subpopulation,
+    Units,
     Wire,
     learned_from,
 )
@@ -112,6 +113,7 @@ __all__ = [
     "TimeInside",
     "Timing",
     "TransformFacts",
+    "Units",
     "UpdateTransform",
     "Wire",
     "Work",

@@ -46,6 +46,7 @@ __all__ = [
     "RowsOfTable",
     "StalenessWeight",
     "Subpopulation",
+    "Units",
     "Wire",
     "learned_from",
 ]
@@ -113,12 +114,20 @@ class Learned(NamedTuple):
     columns: tuple[str, ...]  # the names of the columns that it was learnt from; () = of all
     effect: str  # what one client can do to the inputs of the others, a verb phrase after "can"
     instead: str  # how the data set's options state it as known beforehand, as a config writes them; "" = they cannot
+    is_scale: bool = False  # whether it is the scale of the features, which are then not in their own units
     is_public: bool = False  # whether the user said that it may be taken as known beforehand all the same
 
     def __str__(self) -> str:
         """Returns what was learnt, and from which columns, as a phrase."""
         names = ", ".join(self.columns[:10]) + (", ..." if len(self.columns) > 10 else "")
         return f"{self.what} of {names}" if names else self.what
+
+
+class Units(NamedTuple):
+    """The own units of features that were standardised: feature j is x[j] factors[j] + offsets[j] in them."""
+
+    offsets: tuple[float, ...]  # [d]
+    factors: tuple[float, ...]  # [d]
 
 
 def learned_from(population: Any) -> tuple[Learned, ...] | None:

@@ -12,7 +12,14 @@ import numpy as np
 
 from fedjax_sim import validate
 from fedjax_sim.algorithms.analytics.forest import Growth, scores_of
-from fedjax_sim.algorithms.analytics.statistic import RowOptions, features_of, numbers_of, statistic, summaries
+from fedjax_sim.algorithms.analytics.statistic import (
+    RowOptions,
+    columns_of,
+    features_of,
+    numbers_of,
+    statistic,
+    summaries,
+)
 from fedjax_sim.models import sigmoid_cross_entropy, squared_error
 from fedjax_sim.types import Algorithm, Array, Mean, ParamsKind, PyTree, Sampler, ServerUpdate
 from fedjax_sim.validate import (
@@ -85,6 +92,7 @@ def boosted_trees(
       least_gain: a node is split if the gain is more than this share of H_0.
       residual_bound: b > 0 for "squared": |g| is at most b (the gradient of Huber's loss). None for no bound.
       num_categories: of y; a config takes it from the data. More than two are refused.
+      feature_names, label_names, units: as in `kmeans`. The bins are in the units of x.
       rows: "all" rows of a client, or "one" of them, drawn anew in each round.
       transform: of the messages. A row is in one bin of each feature, so its message has norm sqrt(d (g^2 + h^2)):
         at most sqrt(d) for "logistic", and sqrt(d (b^2 + 1)) for "squared" with a bound. With `rows = "one"`, such a
@@ -137,6 +145,7 @@ def boosted_trees(
     histogram = jax.ShapeDtypeStruct(growth.shape, jnp.float32)
     message_spec = {"gradients": histogram, "hessians": histogram}
     rows = options.pop("rows", "all")
+    columns = columns_of(options)
 
     def derivatives(scores: Array, examples: PyTree) -> tuple[Array, Array]:
         """Computes g and h of each row, [n]; NaN for a label that is none."""
@@ -180,7 +189,17 @@ def boosted_trees(
 
     kind = ParamsKind.MODEL
     server = ServerUpdate(start, broadcast, grown, forest, takes=lambda params: message_spec, params_kind=kind)
-    return statistic(sampler, summaries(summarise, rows=rows), server, loss_fn, options, asks_anew=True)
+
+    def answer(params):
+        thresholds = np.array(params["thresholds"])
+        if columns.units is not None:
+            feature = np.maximum(params["features"], 0)
+            own = thresholds * np.array(columns.units.factors)[feature] + np.array(columns.units.offsets)[feature]
+            thresholds = np.where(params["features"] >= 0, own, thresholds)
+        return columns.named() | dict(params) | {"thresholds": thresholds} | columns.in_words()
+
+    work = summaries(summarise, rows=rows)
+    return statistic(sampler, work, server, loss_fn, options, asks_anew=True, answer=answer, scale=columns)
 
 
 def _edges(

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from fedjax_sim import tree, validate
 from fedjax_sim.algorithms.analytics.kmeans import drawn_in_a_box
-from fedjax_sim.algorithms.analytics.statistic import RowOptions, features_of, started, statistic, summaries
+from fedjax_sim.algorithms.analytics.statistic import RowOptions, columns_of, features_of, started, statistic, summaries
 from fedjax_sim.rounding import exceeds
 from fedjax_sim.types import Algorithm, Array, Mean, ParamsKind, PyTree, Sampler, ServerUpdate
 from fedjax_sim.validate import Finite, FromData, Integer, NonNegativeInt, Positive, ShareBelowOne, named_arguments
@@ -46,7 +46,7 @@ def gaussian_mixture(
       least_share: a component with no larger share of the cohort's rows keeps its mean and variance; beside noise, as
         in `kmeans`.
       least_variance: no variance becomes smaller. Without a bound the likelihood of a mixture is unbounded.
-      rows, transform, aggregator: as in `kmeans`.
+      rows, transform, aggregator, feature_names, label_names, units: as in `kmeans`.
       nonfinite, plan, mesh: as in `federated`.
 
     The unit of privacy is a client with all its rows. With noise in the transform, a run states its epsilon.
@@ -66,6 +66,7 @@ def gaussian_mixture(
     """
     draw = drawn_in_a_box(num_components, low, high, start_seed, input_shape)
     rows = options.pop("rows", "all")
+    columns = columns_of(options)
 
     def summarise(key, broadcast, examples, mask):
         x = features_of(examples, broadcast["means"].shape[1])
@@ -123,7 +124,13 @@ def gaussian_mixture(
     server = ServerUpdate(
         start, lambda state: state, maximised, lambda state: state, takes=takes, params_kind=ParamsKind.ANSWER
     )
-    return statistic(sampler, summaries(summarise, rows=rows), server, loss_fn, options)
+
+    def answer(params):
+        own = {"means": columns.own(params["means"]), "variances": columns.own_variances(params["variances"])}
+        return columns.named() | {"weights": params["weights"]} | own | columns.in_words()
+
+    work = summaries(summarise, rows=rows)
+    return statistic(sampler, work, server, loss_fn, options, answer=answer, scale=columns)
 
 
 def _log_joint(params: dict[str, Array], x: Array) -> Array:

@@ -13,6 +13,7 @@ import numpy as np
 from fedjax_sim import validate
 from fedjax_sim.algorithms.analytics.statistic import (
     StatisticOptions,
+    columns_of,
     labels_of,
     one_row,
     statistic,
@@ -54,6 +55,7 @@ def heavy_hitters(
       bits_per_round: b. More bits need fewer rounds and longer messages.
       num_prefixes: L; None for floor(2 / theta). With at least 1 / theta prefixes and without noise, no prefix that
         reaches the threshold lacks a place.
+      feature_names, label_names, units: as in `kmeans`; the answer names the symbols.
       num_symbols: symbols are in [0, num_symbols), which gives B; a config takes the number of categories of y.
       symbols: (examples) -> [n] int32, the symbol of each row; None for the labels y, of which a row may have several,
         as a text has tokens. Symbols below 0 are padding.
@@ -84,6 +86,7 @@ def heavy_hitters(
         hint = "Classes and tokens are symbols; numbers are not."
         validate.fail("num_symbols", "the number of symbols that there may be", None, hint)
     tree = _tree(threshold, bits_per_round, num_prefixes, num_symbols)
+    columns = columns_of(options)
 
     def symbols_of(examples: PyTree, mask: Array) -> tuple[Array, Array]:
         """Returns all symbols of rows and which of them count, ([v] int32, [v] bool)."""
@@ -120,7 +123,14 @@ def heavy_hitters(
         takes=lambda params: {"votes": jax.ShapeDtypeStruct((tree.num_cells,), jnp.float32)},
         params_kind=ParamsKind.ANSWER,
     )
-    return statistic(sampler, summaries(summarise), server, loss_fn, options, asks_anew=True, answer=_without_padding)
+
+    def answer(params):
+        found = _without_padding(params)
+        if columns.label_names is None:
+            return found
+        return {"names": np.array([columns.label_names[symbol] for symbol in found["symbols"]])} | found
+
+    return statistic(sampler, summaries(summarise), server, loss_fn, options, asks_anew=True, answer=answer)
 
 
 def _without_padding(params: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

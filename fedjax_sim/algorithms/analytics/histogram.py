@@ -6,10 +6,12 @@ from typing import Annotated, Unpack
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from fedjax_sim import validate
 from fedjax_sim.algorithms.analytics.statistic import (
     RowOptions,
+    columns_of,
     features_of,
     labels_of,
     nan_among,
@@ -47,7 +49,7 @@ def histogram(
 
     Args:
       sampler: draws the cohorts.
-      low, high, num_bins: the bins of numbers, all three or none.
+      low, high, num_bins: the bins of numbers, all three or none, in the data's own units.
       column: of x, whose numbers are counted; None for y.
       region_column: of x, which holds the region of a row as an integer in [0, num_regions); None for no regions. Rows
         of other regions are not counted.
@@ -55,6 +57,7 @@ def histogram(
       num_categories: B, the number of categories of y; a config takes it from the data.
       rows: "all" rows of a client, or "one" of them, drawn anew in each round, and one of its labels. Its message has
         norm 1, so that a clip norm of 1 loses nothing.
+      feature_names, label_names, units: as in `kmeans`.
       transform, aggregator: as in `kmeans`. With a mean over the cohort, the estimate is in rows for each client.
       nonfinite, plan, mesh: as in `federated`.
 
@@ -87,6 +90,10 @@ def histogram(
     num_cells = num_categories if num_bins is None else num_bins
     shape = (num_cells,) if region_column is None else (num_regions, num_cells)
     rows = options.pop("rows", "all")
+    columns = columns_of(options)
+    reads_features = column is not None or region_column is not None
+    if reads_features:
+        columns.check_own()
 
     def places(examples: PyTree, mask: Array) -> tuple[Array, Array]:
         """Returns the place of each value in the flat table of counts, and whether it counts, both [v]."""
@@ -139,7 +146,22 @@ def histogram(
         takes=lambda params: {"counts": jax.ShapeDtypeStruct(shape, jnp.float32)},
         params_kind=ParamsKind.ANSWER,
     )
-    return statistic(sampler, summaries(summarise, rows=rows), server, loss_fn, options)
+
+    def answer(params):
+        if num_bins is None:
+            names = columns.label_names
+            counted = "rows by category of y"
+            bins = {} if names is None else {"categories": np.array(names)}
+        else:
+            counted = f"rows by {columns.name(column)}; numbers outside of [{low:g}, {high:g}) in the bins at the ends"
+            bins = {"edges": np.linspace(low, high, num_bins + 1)}
+        if region_column is not None:
+            counted += f"; by {columns.name(region_column)}, 0 to {num_regions - 1}"
+        counted += ". With a mean as the aggregator, rows for each client"
+        return {"counted": np.array(counted), **bins, "counts": params["counts"]}
+
+    scale = columns if reads_features else None
+    return statistic(sampler, summaries(summarise, rows=rows), server, loss_fn, options, answer=answer, scale=scale)
 
 
 def _regions(x: Array, column: int) -> Array:

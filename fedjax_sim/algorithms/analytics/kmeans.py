@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_sim import validate
-from fedjax_sim.algorithms.analytics.statistic import RowOptions, features_of, started, statistic, summaries
+from fedjax_sim.algorithms.analytics.statistic import RowOptions, columns_of, features_of, started, statistic, summaries
 from fedjax_sim.rounding import exceeds
 from fedjax_sim.types import Algorithm, Array, Mean, ParamsKind, PyTree, Sampler, ServerUpdate
 from fedjax_sim.validate import Finite, FromData, Integer, NonNegativeInt, ShareBelowOne, named_arguments
@@ -43,6 +43,9 @@ def kmeans(
       start_seed: of that draw.
       least_share: a cluster with no larger share of the cohort's rows stays where it is. Beside noise, take a share
         well above that of the noise: an almost empty cluster would move by a ratio of two noises.
+      feature_names, label_names, units: what the columns of x and the labels are called, and the own units of columns
+        that were standardised; a config takes them from the data. Unless it scales the features, they are in their own
+        units, and so is the box. Otherwise the box is in those of x, and the answer of a run is converted back.
       input_shape: of a row's features, needed to draw centroids; a config takes it from the data.
       rows: "all" rows of a client, or "one" of them, drawn anew in each round.
       transform: of the messages. A clip of the whole message shortens sums and counts alike, so that it changes the
@@ -73,6 +76,7 @@ def kmeans(
     """
     draw = drawn_in_a_box(num_clusters, low, high, start_seed, input_shape)
     rows = options.pop("rows", "all")
+    columns = columns_of(options)
 
     def summarise(key, broadcast, examples, mask):
         x = features_of(examples, broadcast["centroids"].shape[1])
@@ -105,7 +109,12 @@ def kmeans(
     server = ServerUpdate(
         start, lambda state: state, moved, lambda state: state, takes=takes, params_kind=ParamsKind.ANSWER
     )
-    return statistic(sampler, summaries(summarise, rows=rows), server, loss_fn, options)
+
+    def answer(params):
+        return columns.named() | {"centroids": columns.own(params["centroids"])} | columns.in_words()
+
+    work = summaries(summarise, rows=rows)
+    return statistic(sampler, work, server, loss_fn, options, answer=answer, scale=columns)
 
 
 def squared_distances(x: Array, centers: Array) -> Array:

@@ -10,7 +10,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim import validate
-from fedjax_sim.algorithms.analytics.statistic import RowOptions, nan_among, numbers_of, started, statistic, summaries
+from fedjax_sim.algorithms.analytics.statistic import (
+    RowOptions,
+    columns_of,
+    nan_among,
+    numbers_of,
+    started,
+    statistic,
+    summaries,
+)
 from fedjax_sim.types import Algorithm, Array, ParamsKind, PyTree, Sampler, ServerUpdate
 from fedjax_sim.validate import Finite, NonNegativeInt, named_arguments
 
@@ -39,10 +47,12 @@ def quantiles(
     Args:
       sampler: draws the cohorts.
       probabilities: each p in (0, 1).
-      low, high: an interval that is known to hold the quantiles. It is public knowledge.
+      low, high: an interval that is known to hold the quantiles, in the data's own units. It is public knowledge. The
+        answer of a run says of each quantile whether it may lie beyond an end.
       column: of x, whose numbers are meant; None for the number y.
       rows: "all" rows of a client, or "one" of them, drawn anew in each round. A client with n rows has a message of at
         most norm n sqrt(q + 1) for q probabilities.
+      feature_names, label_names, units: as in `kmeans`.
       transform, aggregator: as in `kmeans`. A transform that remembers at the client is refused, since each round asks
         for another threshold.
       nonfinite, plan, mesh: as in `federated`.
@@ -78,6 +88,9 @@ def quantiles(
     wanted = np.asarray(probabilities, np.float32)
     shape = wanted.shape
     rows = options.pop("rows", "all")
+    columns = columns_of(options)
+    if column is not None:
+        columns.check_own()
 
     def summarise(key, broadcast, examples, mask):
         numbers = numbers_of(examples, column)
@@ -121,10 +134,19 @@ def quantiles(
     )
 
     def answer(params):
-        return {"probabilities": wanted} | {name: params[name] for name in ("quantiles", "low", "high")}
+        found = {"of": np.array(columns.name(column)), "probabilities": wanted}
+        found |= {name: params[name] for name in ("quantiles", "low", "high")}
+        beyond = []
+        for probability, below, above in zip(probabilities, params["low"], params["high"], strict=True):
+            if below == np.float32(low):
+                beyond.append(f"{probability:g}: may lie below {low:g}, the end of the interval")
+            if above == np.float32(high):
+                beyond.append(f"{probability:g}: may lie above {high:g}, the end of the interval")
+        return found | ({"beyond": np.array(beyond)} if beyond else {})
 
     work = summaries(summarise, rows=rows)
-    return statistic(sampler, work, server, loss_fn, options, asks_anew=True, answer=answer)
+    scale = None if column is None else columns
+    return statistic(sampler, work, server, loss_fn, options, asks_anew=True, answer=answer, scale=scale)
 
 
 def _middle(low: Array, high: Array) -> Array:

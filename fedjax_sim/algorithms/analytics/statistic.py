@@ -10,11 +10,12 @@ the statistic's own start. `Evaluated.loss_fn` judges the estimate by rows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Annotated, Any, Literal
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from fedjax_sim import aggregation, validate
 from fedjax_sim.prng import counter_bits, stream
@@ -34,13 +35,17 @@ from fedjax_sim.types import (
     Report,
     Sampler,
     ServerUpdate,
+    Units,
+    learned_from,
 )
-from fedjax_sim.validate import Default
+from fedjax_sim.validate import Default, FromData
 
 __all__ = [
     "SENT_ROWS",
+    "Columns",
     "RowOptions",
     "StatisticOptions",
+    "columns_of",
     "features_of",
     "labels_of",
     "nan_among",
@@ -61,12 +66,62 @@ class StatisticOptions(MessageOptions, total=False):
     """
 
     aggregator: Annotated[Aggregator | None, Default(None)]  # None: the mean of all messages
+    # What the rows are about, as answers tell it; a config takes it from the data. An algorithm that takes `units`
+    # answers about the data: a config then reads features in their own units, unless it scales them itself.
+    feature_names: Annotated[Sequence[str] | None, FromData("feature_names"), Default(None)]
+    label_names: Annotated[Sequence[str] | None, FromData("label_names"), Default(None)]
+    units: Annotated[Units | None, FromData("units"), Default(None)]
 
 
 class RowOptions(StatisticOptions, total=False):
     """The options of statistics over rows: those of all statistics, and which of its rows a client sends."""
 
     rows: Annotated[Literal["all", "one"], Default("all")]  # "one": a row drawn anew in each round
+
+
+class Columns(NamedTuple):
+    """What the columns and labels of rows are called, and the own units of columns that were standardised."""
+
+    feature_names: Sequence[str] | None
+    label_names: Sequence[str] | None
+    units: Units | None
+
+    def name(self, column: int | None) -> str:
+        """Returns the name of a column of x, or of the number y without a column."""
+        if column is None:
+            return "y"
+        return f"column {column} of x" if self.feature_names is None else self.feature_names[column]
+
+    def named(self) -> dict[str, np.ndarray]:
+        """Returns {"columns": the names of the columns of x} for an answer; {} without names."""
+        return {} if self.feature_names is None else {"columns": np.array(self.feature_names)}
+
+    def in_words(self) -> dict[str, np.ndarray]:
+        """Returns {"units": what was done} for an answer whose columns were standardised; else {}."""
+        if self.units is None:
+            return {}
+        return {"units": np.array("the data's own: features were standardised, and the answer is converted back")}
+
+    def own(self, values: np.ndarray) -> np.ndarray:
+        """Returns points [..., d] of standardised features in the features' own units."""
+        if self.units is None:
+            return values
+        return values * np.array(self.units.factors) + np.array(self.units.offsets)
+
+    def own_variances(self, values: np.ndarray) -> np.ndarray:
+        """Returns variances [..., d] of standardised features in the features' own units, squared."""
+        return values if self.units is None else values * np.array(self.units.factors) ** 2
+
+    def check_own(self) -> None:
+        """Refuses standardised features, for a statistic whose interval or bins are in the features' own units."""
+        if self.units is not None:
+            hint = "Its interval is in these units: standardise = false, or leave it out."
+            validate.fail("data", "features in their own units", "standardised ones", hint)
+
+
+def columns_of(options: dict[str, Any]) -> Columns:
+    """Takes what the rows are about out of the options of a statistic."""
+    return Columns(*(options.pop(name, None) for name in Columns._fields))
 
 
 def statistic(
@@ -78,6 +133,7 @@ def statistic(
     *,
     asks_anew: bool = False,
     answer: Callable = dict,
+    scale: Columns | None = None,
 ) -> Algorithm:
     """Makes the federation of a statistic.
 
@@ -91,6 +147,8 @@ def statistic(
       asks_anew: the places of a message mean something else in each round, such as counts below another threshold. A
         transform that remembers at the client, such as error feedback, is then refused.
       answer: (estimate as NumPy arrays) -> {name: array}, which the summary of a run shows; by default the estimate.
+      scale: the columns, if the statistic reads x. A population whose features are on record as standardised is then
+        refused, unless the columns state the own units of the features.
 
     Raises: ValueError for an aggregator that bounds attackers' harm, since its result is no multiple of a sum, for a
     sampler that is not known to draw all clients alike, and for a transform with a memory of other questions.
@@ -114,7 +172,23 @@ def statistic(
         hint = "A round asks for other sums than the one before: what was left over does not belong there."
         validate.fail("transform", "one without a memory at the client", "one that remembers", hint)
     algorithm = federated(sampler, client, rule, server, **round_options)
-    return algorithm._replace(evaluated=Evaluated(loss_fn=loss_fn, answer=answer))
+    return algorithm._replace(
+        init=algorithm.init if scale is None else _of_own_units(algorithm.init, scale),
+        evaluated=Evaluated(loss_fn=loss_fn, answer=answer),
+    )
+
+
+def _of_own_units(init: Callable, columns: Columns) -> Callable:
+    """Returns the initialisation that refuses standardised features whose own units are not known."""
+
+    def checked(key: Array, params: PyTree, population: Any) -> PyTree:
+        is_scaled = any(record.is_scale for record in learned_from(population) or ())
+        if is_scaled and columns.units is None:
+            hint = "Read them with standardise=False, or pass units=data.units, if the statistic converts its answer."
+            validate.fail("population", "features in their own units, for an answer in them", "standardised", hint)
+        return init(key, params, population)
+
+    return checked
 
 
 def summaries(summarise: Callable, *, rows: Literal["all", "one"] = "all") -> ClientUpdate:

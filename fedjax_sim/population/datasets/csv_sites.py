@@ -19,6 +19,7 @@ from fedjax_sim.population.datasets.quantities import (
     missing_in_words,
     quantities,
     scale_of,
+    units_of,
 )
 from fedjax_sim.population.federated_data import (
     FederatedData,
@@ -73,7 +74,7 @@ def _hospital(path: pathlib.Path) -> np.ndarray:
 def heart_disease(
     *,
     directory: FolderPath,
-    standardise: bool | Scale = True,
+    standardise: bool | Scale | None = None,
     fill: ColumnFills | None = None,
     test_fraction: float = 0.25,
     split: Literal["together", "by_client"] = "together",
@@ -153,11 +154,19 @@ def heart_disease(
         [np.isin(np.arange(len(t)), rows) for t, (rows, _) in zip(tables, splits, strict=True)]
     )
     measured, answers = slice(len(QUANTITIES)), slice(len(QUANTITIES), None)
-    columns = quantity_columns(QUANTITIES, values[:, measured], is_training, standardise)
+    columns = quantity_columns(QUANTITIES, values[:, measured], is_training, standardise is None or standardise)
     columns += quantity_columns(ANSWERS, values[:, answers], is_training, False)
     columns += tuple(category(name, len(options)) for name, options in CATEGORIES.items())
     missing = missing_in_words(QUANTITIES + ANSWERS, values, fill)
-    return data._replace(notes=missing, table_columns=(*columns, TableColumn("num", "label")))
+    feature_names = [*QUANTITIES, *ANSWERS]
+    feature_names += [f"{name} = {value}" for name, options in CATEGORIES.items() for value in options]
+    feature_names += [f"{name} is missing" for name in SOMETIMES_MISSING]
+    return data._replace(
+        notes=missing,
+        feature_names=tuple(feature_names),
+        units=units_of(mean, deviation, len(QUANTITIES), len(feature_names) - len(QUANTITIES)),
+        table_columns=(*columns, TableColumn("num", "label")),
+    )
 
 
 @validate.named_arguments
@@ -167,7 +176,7 @@ def csv_sites(
     label: str,
     task: Literal["binary", "classification", "regression"] = "classification",
     num_classes: Annotated[int, Integer(2)] | None = None,
-    standardise: bool | Scale = True,
+    standardise: bool | Scale | None = None,
     delimiter: str = "auto",
     comment: str | None = None,
     missing: Sequence[str] = (),
@@ -188,7 +197,8 @@ def csv_sites(
       standardise: whether features are standardised by mean and standard deviation of the pooled training rows. That is
         a convenience of the simulation, and no noise hides it: one client changes the inputs of all others. Beside
         noise, state constants that are known without the rows, {mean = [...], deviation = [...]} in the order of the
-        features, or false.
+        features, or false. None standardises too; but beside an algorithm that answers about the data, a config then
+        keeps them in their own units.
       delimiter: the text between values: one character, "space", or "auto". "auto" takes comma, semicolon or tab,
         whichever is in the header.
       comment: lines that begin with this text are skipped. None skips no line.
@@ -230,22 +240,22 @@ def csv_sites(
     pooled = np.concatenate([features[site][rows] for site, (rows, _) in splits.items()])
     feature_names = header[:label_column] + header[label_column + 1 :]
     may_be_missing = bool(missing)
-    prepared, learned = quantities(
-        pooled, feature_names, standardise=standardise, fill=fill, may_be_missing=may_be_missing
-    )
+    made = quantities(pooled, feature_names, standardise=standardise, fill=fill, may_be_missing=may_be_missing)
 
     def examples(site: str, rows: np.ndarray) -> dict[str, np.ndarray]:
-        return {"x": prepared(features[site][rows]), "y": tables[site][rows, label_column]}
+        return {"x": made.prepared(features[site][rows]), "y": tables[site][rows, label_column]}
 
     train, test = ({site: examples(site, splits[site][part]) for site in tables} for part in (0, 1))
     num_outputs = 1
+    learned = made.learned
     if task == "classification":
         # The largest label counts outputs, so a measured quantity, such as 1e9, must not be taken for a label.
         largest = max(float(table[:, label_column].max()) for table in tables.values())
         if num_classes is None and not (0 <= largest < 1_000_000):
             validate.fail("label", "labels in 0..C-1", largest, "Set num_classes, or task = 'regression'.")
         num_outputs = num_classes or int(largest) + 1
-        learned += () if num_classes else classes_learned("num_classes = C")
+        if num_classes is None:
+            learned += classes_learned("num_classes = C")
     name = pathlib.Path(directory).name
     learned += split_learned(split)
     data = from_sites(train, test, task=task, num_outputs=num_outputs, name=name, learned=learned)
@@ -255,8 +265,10 @@ def csv_sites(
     warnings = [identifier_in_words(name, values[:, i], remedy) for i, name in enumerate(feature_names)]
     return data._replace(
         notes=missing_in_words(feature_names, values, fill),
+        feature_names=made.feature_names,
+        units=made.units,
         table_columns=(
-            *quantity_columns(feature_names, values, is_training, standardise, fill),
+            *quantity_columns(feature_names, values, is_training, standardise is None or standardise, fill),
             TableColumn(label, "label"),
         ),
         warnings=tuple(warning for warnings_of_column in warnings for warning in warnings_of_column),

@@ -10,7 +10,7 @@ from typing import Literal
 import numpy as np
 
 from fedjax_sim import validate
-from fedjax_sim.population.datasets.quantities import scale_of
+from fedjax_sim.population.datasets.quantities import scale_of, units_of
 from fedjax_sim.population.federated_data import SCALED_BYTES, FederatedData, check_examples, existing
 from fedjax_sim.population.partitioners import Partitioner
 from fedjax_sim.population.population import indexed
@@ -27,7 +27,7 @@ PICKLED = "The files of CIFAR's Python version can run code when they are read; 
 
 @validate.named_arguments
 def cifar10(
-    *, partition: Partitioner, directory: FolderPath | None = None, standardise: bool | Scale = True
+    *, partition: Partitioner, directory: FolderPath | None = None, standardise: bool | Scale | None = None
 ) -> FederatedData:
     """Reads CIFAR-10, colour images of ten kinds of things, whose training images a partitioner gives to clients.
 
@@ -63,7 +63,7 @@ def cifar100(
     partition: Partitioner,
     directory: FolderPath | None = None,
     labels: Literal["fine", "coarse"] = "fine",
-    standardise: bool | Scale = True,
+    standardise: bool | Scale | None = None,
 ) -> FederatedData:
     """Reads CIFAR-100, colour images of a hundred kinds of things in twenty groups.
 
@@ -93,7 +93,7 @@ def cifar100(
 
 @validate.named_arguments
 def mnist(
-    *, partition: Partitioner, directory: FolderPath | None = None, standardise: bool | Scale = True
+    *, partition: Partitioner, directory: FolderPath | None = None, standardise: bool | Scale | None = None
 ) -> FederatedData:
     """Reads MNIST, or a data set in its format such as Fashion-MNIST or KMNIST.
 
@@ -191,7 +191,7 @@ def _divided(
     test: tuple[np.ndarray, np.ndarray],
     num_outputs: int,
     partition: Partitioner,
-    standardise: bool | Scale,
+    standardise: bool | Scale | None,
     published: tuple[int, int],
 ) -> FederatedData:
     """Makes the data set of images in bytes and their labels."""
@@ -204,6 +204,11 @@ def _divided(
         )
         for where, (images, labels) in (("train", train), ("test", test))
     )
+    shape = training["x"].shape[1:]
+    units = None
+    if standardise is not False:  # of each number of an image, in units of x / 255
+        flat_mean, flat_deviation = (np.broadcast_to(numbers, shape).reshape(-1) for numbers in (mean, deviation))
+        units = units_of(flat_mean, flat_deviation, flat_mean.size)
     notes = (SCALED_BYTES,)
     if learned:
         notes += ("each colour is standardised by the training images",)
@@ -222,6 +227,7 @@ def _divided(
         num_outputs,
         "classification",
         name=name,
+        units=units,
         notes=notes,
     )
 

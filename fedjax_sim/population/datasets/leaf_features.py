@@ -91,7 +91,8 @@ def sent140(
     )
     about: dict[str, Any] = {"label_names": ("negative", "positive"), "vocabulary": tuple(words)}
     about["learned"] = vocabulary_learned(vocabulary)
-    return from_sites(train, test, task="binary", num_outputs=1, name="sent140", **about)
+    data = from_sites(train, test, task="binary", num_outputs=1, name="sent140", **about)
+    return data._replace(feature_names=tuple(words))
 
 
 @validate.named_arguments

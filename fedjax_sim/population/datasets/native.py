@@ -33,7 +33,7 @@ from fedjax_sim.population.protocol import sizes_of
 from fedjax_sim.population.store import read_store, write_store
 from fedjax_sim.population.wrapper import Around
 from fedjax_sim.regular_files import json_of
-from fedjax_sim.types import Array, ClientData, FolderPath, Groups, Learned, Population
+from fedjax_sim.types import Array, ClientData, FolderPath, Groups, Learned, Population, Units
 
 __all__ = ["native", "write_native"]
 
@@ -41,6 +41,7 @@ SCHEMA = 1
 FIELDS = ("schema", "name", "task", "input_shape", "num_outputs", "label_names", "vocabulary")
 # Fields of info.json, which it lacks if an earlier version wrote it. Without a record, nothing is known of the rows.
 NAMES = ("client_names", "held_out_names")
+FEATURES = ("feature_names", "units")
 RECORD = "learned"
 NOT_HELD = ("poisons", "triggered", "local_test", "measure", "server", "columns")  # fields that a folder cannot hold
 LARGEST_INFO = 1 << 26  # bytes
@@ -81,7 +82,7 @@ def write_native(directory: str | os.PathLike, data: FederatedData) -> None:
                 write_store(temporary / name, jax.device_get(pooled(population).examples), offsets)
         # The test set is stored as a population of one client.
         write_store(temporary / "test", data.test, np.array([0, len(jax.tree.leaves(data.test)[0])]))
-        info = {"schema": SCHEMA, **{field: getattr(data, field) for field in (*FIELDS[1:], *NAMES)}}
+        info = {"schema": SCHEMA, **{field: getattr(data, field) for field in (*FIELDS[1:], *NAMES, *FEATURES)}}
         info[RECORD] = None if data.learned is None else [record._asdict() for record in data.learned]
         with (temporary / "info.json").open("w", encoding="utf-8") as file:
             json.dump(info, file, indent=1)
@@ -103,8 +104,8 @@ def _info(path: pathlib.Path) -> dict[str, Any]:
     except ValueError as error:
         validate.fail(str(path), "JSON text", str(error))
     if isinstance(info, dict):
-        info = dict.fromkeys((*NAMES, RECORD)) | info
-    if not isinstance(info, dict) or set(info) != {*FIELDS, *NAMES, RECORD}:
+        info = dict.fromkeys((*NAMES, *FEATURES, RECORD)) | info
+    if not isinstance(info, dict) or set(info) != {*FIELDS, *NAMES, *FEATURES, RECORD}:
         validate.fail(str(path), f"an object with {', '.join(FIELDS)}", info)
     validate.one_of("info.schema", info["schema"], (SCHEMA,))
     validate.one_of("info.task", info["task"], TASKS)
@@ -114,24 +115,40 @@ def _info(path: pathlib.Path) -> dict[str, Any]:
     shape = info["input_shape"]
     if not isinstance(shape, list) or not all(type(n) is int and n >= 1 for n in shape):
         validate.fail("info.input_shape", "a list of integers >= 1", shape)
-    for field in ("label_names", "vocabulary", *NAMES):
+    for field in ("label_names", "vocabulary", *NAMES, "feature_names"):
         names = info[field]
         if names is not None and not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
             validate.fail(f"info.{field}", "null or a list of strings", names, error=TypeError)
         info[field] = None if names is None else tuple(names)
-    return {**info, "input_shape": tuple(shape), RECORD: _record(info[RECORD])}
+    about = {"input_shape": tuple(shape), "units": _units(info["units"]), RECORD: _record(info[RECORD])}
+    return {**info, **about}
+
+
+def _units(fields: Any) -> Units | None:
+    """Returns the own units of the features, as info.json has them."""
+    if fields is None:
+        return None
+    is_pair = isinstance(fields, list) and len(fields) == 2 and all(isinstance(numbers, list) for numbers in fields)
+    if not is_pair or len(fields[0]) != len(fields[1]) or not all(type(x) is float for x in fields[0] + fields[1]):
+        validate.fail("info.units", "null or two lists of numbers of one length", fields, error=TypeError)
+    return Units(*map(tuple, fields))
 
 
 def _record(fields: Any) -> tuple[Learned, ...] | None:
     """Returns the record of what was learnt from the rows, as info.json has it."""
     if fields is None:
         return None
-    names = ("what", "columns", "effect", "instead", "is_public")
+    names = ("what", "columns", "effect", "instead", "is_scale", "is_public")
+    facts = ("is_scale", "is_public")
     rule = f"null or a list of objects with {', '.join(names)}"
     if not isinstance(fields, list):
         validate.fail("info.learned", rule, fields, error=TypeError)
     for entry in fields:
-        if not isinstance(entry, dict) or set(entry) != set(names) or not isinstance(entry["is_public"], bool):
+        if (
+            not isinstance(entry, dict)
+            or set(entry) != set(names)
+            or not all(isinstance(entry[fact], bool) for fact in facts)
+        ):
             validate.fail("info.learned", rule, entry, error=TypeError)
         texts = [entry["what"], entry["effect"], entry["instead"]]
         columns = entry["columns"]

@@ -7,15 +7,17 @@ that test rows stay unseen. Statistics are recorded as learnt, see `types.Learne
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from fedjax_sim import validate
 from fedjax_sim.population.federated_data import standardiser
-from fedjax_sim.types import ColumnFills, Learned, Scale
+from fedjax_sim.types import ColumnFills, Learned, Scale, Units
 
 __all__ = [
     "MOST_LISTED",
+    "Quantities",
     "classes_learned",
     "fills_of",
     "imputed",
@@ -24,6 +26,7 @@ __all__ = [
     "missing_in_words",
     "quantities",
     "scale_of",
+    "units_of",
 ]
 
 MOST_LISTED = 10  # names that a note lists
@@ -57,13 +60,35 @@ def missing_in_words(names: Sequence[str], values: np.ndarray, fill: ColumnFills
     return (f"missing values, {place} in their place: {listed(found)}",) if found else ()
 
 
+class Quantities(NamedTuple):
+    """How features are made of quantities."""
+
+    prepared: Callable[[np.ndarray], np.ndarray]  # [n, columns] with NaN for missing ones -> [n, features]
+    learned: tuple[Learned, ...]
+    feature_names: tuple[str, ...]
+    units: Units | None  # of the features
+
+
+def units_of(mean: np.ndarray | float, deviation: np.ndarray | float, width: int, more: int = 0) -> Units | None:
+    """Returns the own units of `width` features, and of `more` features behind them that are in their own units.
+
+    >>> units_of(np.array([50.0]), np.array([10.0]), 1, more=1), units_of(0.0, 1.0, 1)
+    (Units(offsets=(50.0, 0.0), factors=(10.0, 1.0)), None)
+    """
+    if np.ndim(mean) == 0:
+        return None
+    offsets = np.broadcast_to(np.asarray(mean, np.float64), (width,)).tolist()
+    factors = np.broadcast_to(np.asarray(deviation, np.float64), (width,)).tolist()
+    return Units((*offsets, *[0.0] * more), (*factors, *[1.0] * more))
+
+
 def scale_of(
-    standardise: bool | Scale, names: Sequence[str], statistics: Callable[[], tuple[np.ndarray, np.ndarray]]
+    standardise: bool | Scale | None, names: Sequence[str], statistics: Callable[[], tuple[np.ndarray, np.ndarray]]
 ) -> tuple[np.ndarray | float, np.ndarray | float, tuple[Learned, ...]]:
     """Returns mean and standard deviation of each column, and the record that they were learnt.
 
     Args:
-      standardise: True for `statistics`, False for no change, or {"mean": [d], "deviation": [d]}.
+      standardise: True or None for `statistics`, False for no change, or {"mean": [d], "deviation": [d]}.
       names: the names of the d columns.
       statistics: computes (mean [d], deviation [d]) of the training rows.
 
@@ -72,10 +97,10 @@ def scale_of(
     >>> scale_of({"mean": [50], "deviation": [10]}, ["age"], tuple)
     (array([50.]), array([10.]), ())
     """
-    if standardise is True:
+    if standardise is None or standardise is True:
         effect = "shift and rescale these inputs of every other client, without a bound"
         instead = "standardise = {mean = [...], deviation = [...]}, or false"
-        return *statistics(), (Learned("mean and standard deviation", tuple(names), effect, instead),)
+        return *statistics(), (Learned("mean and standard deviation", tuple(names), effect, instead, is_scale=True),)
     if standardise is False:
         return 0.0, 1.0, ()
     rule = "true, false, or a table {mean = [...], deviation = [...]}"
@@ -141,11 +166,11 @@ def quantities(
     train: np.ndarray,
     names: Sequence[str],
     *,
-    standardise: bool | Scale = True,
+    standardise: bool | Scale | None = None,
     fill: ColumnFills | None = None,
     may_be_missing: bool = True,
-) -> tuple[Callable[[np.ndarray], np.ndarray], tuple[Learned, ...]]:
-    """Returns the function that makes features of quantities, [n, columns] with NaN for missing ones, and a record.
+) -> Quantities:
+    """Returns how features are made of quantities, [n, columns] with NaN for missing ones.
 
     A missing value becomes what is stated in `fill`, or the median of the training rows. Behind the columns stands an
     indicator, 0 or 1, for each column in `fill`, or for each of which a training row lacks its value.
@@ -158,12 +183,12 @@ def quantities(
     Raises: ValueError for constants that do not fit the columns, and, from the function, for a value that is missing in
       a column that `fill` leaves out.
 
-    >>> prepared, learned = quantities(np.array([[1.0, np.nan], [3.0, 4.0]]), ["a", "b"])
-    >>> prepared(np.array([[5.0, np.nan]])).tolist(), len(learned)
-    ([[3.0, 0.0, 1.0]], 2)
+    >>> made = quantities(np.array([[1.0, np.nan], [3.0, 4.0]]), ["a", "b"])
+    >>> made.prepared(np.array([[5.0, np.nan]])).tolist(), len(made.learned), made.feature_names
+    ([[3.0, 0.0, 1.0]], 2, ('a', 'b', 'b is missing'))
     >>> constants = {"standardise": {"mean": [2, 4], "deviation": [1, 1]}, "fill": {"b": 4.0}}
-    >>> prepared, learned = quantities(np.array([[1.0, np.nan], [3.0, 4.0]]), ["a", "b"], **constants)
-    >>> prepared(np.array([[5.0, np.nan]])).tolist(), learned
+    >>> made = quantities(np.array([[1.0, np.nan], [3.0, 4.0]]), ["a", "b"], **constants)
+    >>> made.prepared(np.array([[5.0, np.nan]])).tolist(), made.learned
     ([[3.0, 0.0, 1.0]], ())
     """
     fills, with_indicator, learned = fills_of(fill, names, train, may_be_missing)
@@ -177,4 +202,6 @@ def quantities(
             validate.fail("fill", f"a number for {name}, which has missing values", sorted(fill or ()))
         return np.concatenate([(filled - mean) / deviation, indicators], axis=1)
 
-    return prepared, (*learned_scale, *learned)
+    indicators = [f"{names[i]} is missing" for i in with_indicator]
+    units = units_of(mean, deviation, len(names), len(indicators))
+    return Quantities(prepared, (*learned_scale, *learned), (*names, *indicators), units)

@@ -10,7 +10,7 @@ import numpy as np
 
 from fedjax_sim import validate
 from fedjax_sim.population import partition as schemes
-from fedjax_sim.population.datasets.quantities import scale_of
+from fedjax_sim.population.datasets.quantities import scale_of, units_of
 from fedjax_sim.population.federated_data import FederatedData, check_examples, standardiser
 from fedjax_sim.population.population import indexed
 from fedjax_sim.population.splits import stratified_split
@@ -222,7 +222,7 @@ def digits_partition(
 @validate.named_arguments
 def breast_cancer(
     *,
-    standardise: bool | Scale = True,
+    standardise: bool | Scale | None = None,
     num_clients: int = 10,
     partition: str = "dirichlet",
     alpha: float = 1.0,
@@ -237,7 +237,8 @@ def breast_cancer(
     training rows. That is a convenience of the simulation: a real federation would need a protocol for it.
 
     Args:
-      standardise: False keeps the measurements as they are. {"mean": [30], "deviation": [30]} are constants that are
+      standardise: False keeps the measurements as they are, as None does in a config beside an algorithm that answers
+        about the data. {"mean": [30], "deviation": [30]} are constants that are
         known without the rows; noise needs these or False.
       num_clients, partition, alpha, shards_per_client, test_fraction, held_out_clients, seed: as in `digits_partition`.
 
@@ -269,6 +270,8 @@ def breast_cancer(
         held_out_clients=held_out_clients,
         seed=seed,
         learned=learned,
+        feature_names=tuple(names),
+        units=units_of(mean, deviation, len(names)),
         num_outputs=1,
         task="binary",
         label_names=tuple(str(name) for name in source.target_names),

@@ -36,7 +36,7 @@ from fedjax_sim.population.partition import Partition, by_group, from_owner
 from fedjax_sim.population.partitioners import Partitioner
 from fedjax_sim.population.population import indexed, stored
 from fedjax_sim.population.splits import client_split, own_split, split_learned, stratified_split
-from fedjax_sim.types import ColumnFills, ColumnValues, FilePath, Learned, Population, Scale
+from fedjax_sim.types import ColumnFills, ColumnValues, FilePath, Learned, Population, Scale, Units
 from fedjax_sim.validate import Default, Integer, NonNegativeInt, OpenShare
 
 __all__ = ["TableOptions", "from_table", "table"]
@@ -58,7 +58,7 @@ class TableOptions(TypedDict, total=False):
     categories: Annotated[Sequence[str] | ColumnValues, Default(())]
     num_classes: Annotated[Annotated[int, Integer(2)] | None, Default(None)]
     classes: Annotated[Sequence[str] | None, Default(None)]
-    standardise: Annotated[bool | Scale, Default(True)]
+    standardise: Annotated[bool | Scale | None, Default(None)]
     missing: Annotated[Sequence[str], Default(())]
     fill: Annotated[ColumnFills | None, Default(None)]
     test_fraction: Annotated[OpenShare | None, Default(None)]
@@ -77,7 +77,7 @@ class _Meaning(NamedTuple):
     categories: Sequence[str] | ColumnValues = ()
     num_classes: int | None = None
     classes: Sequence[str] | None = None
-    standardise: bool | Scale = True
+    standardise: bool | Scale | None = None
     missing: Sequence[str] = ()
     fill: ColumnFills | None = None
     test_fraction: float | None = None
@@ -93,6 +93,8 @@ class _Prepared(NamedTuple):
     notes: tuple[str, ...]  # what was changed, in words
     warnings: tuple[str, ...] = ()
     learned: tuple[Learned, ...] = ()
+    names: tuple[str, ...] | None = None  # of the features
+    units: Units | None = None
 
 
 class _Table(NamedTuple):
@@ -135,7 +137,8 @@ def from_table(source: Any, *, label: str, test: Any = None, **options: Unpack[T
       standardise: whether quantities, which are the features that are no categories, are standardised by mean and
         standard deviation of the pooled training rows. That is a convenience of the simulation: a real federation
         would need a protocol for it, and no noise hides it. {mean = [...], deviation = [...]} are constants in the
-        order of the quantities.
+        order of the quantities. None standardises too; but beside an algorithm that answers about the data, a config
+        then keeps them in their own units.
       missing: texts that stand for a missing value in every column, such as ["?", "-9"], where -9 also matches numbers.
         Missing without a code are None, NaN, NaT, NA of pandas, nulls of Arrow, masks of NumPy, and empty texts. An id
         or a label must not be missing, and a missing category is a value of its own. A missing quantity is replaced by
@@ -358,6 +361,8 @@ def _federated(train: _Table, test: _Table | None, name: str, meaning: _Meaning)
         client_names=client_names,
         held_out_names=held_out_names,
         table_columns=_columns(train, prepared.columns, meaning),
+        feature_names=prepared.names,
+        units=prepared.units,
         warnings=prepared.warnings,
     )
 
@@ -571,6 +576,8 @@ def _features(table: _Table, names: Sequence[str], is_training: np.ndarray, mean
     blocks = []
     notes: tuple[str, ...] = ()
     learned: tuple[Learned, ...] = ()
+    feature_names: tuple[str, ...] = ()
+    units: Units | None = None
     features: tuple[TableColumn, ...] = ()
     warnings: tuple[str, ...] = ()
     if quantity_names:
@@ -579,39 +586,49 @@ def _features(table: _Table, names: Sequence[str], is_training: np.ndarray, mean
             as_category = f"If it numbers categories: categories = [{json.dumps(name, ensure_ascii=False)}]."
             warnings += identifier_in_words(name, quantity, WITHOUT_IT, as_category)
         notes = missing_in_words(quantity_names, values, meaning.fill)
-        features = quantity_columns(quantity_names, values, is_training, meaning.standardise, meaning.fill)
+        is_scaled = True if meaning.standardise is None else meaning.standardise
+        features = quantity_columns(quantity_names, values, is_training, is_scaled, meaning.fill)
         constants = {"standardise": meaning.standardise, "fill": meaning.fill, "may_be_missing": bool(missing)}
-        prepared, learned = quantities(values[is_training], quantity_names, **constants)
-        blocks.append(prepared(values))
+        made = quantities(values[is_training], quantity_names, **constants)
+        feature_names, units, learned = made.feature_names, made.units, made.learned
+        blocks.append(made.prepared(values))
     for name in meaning.categories:
         known = identities(coded(read[name], missing))
         codes = known.codes  # -1 where none is, a category of its own
-        categories = _category_codes(name, known, is_training, meaning)
+        categories, values = _category_codes(name, known, is_training, meaning)
         hint = f"{name} has {len(categories):,} values, which would become as many columns: leave it out of categories."
         validate.fits_in_memory("categories", 4 * len(codes) * len(categories), MOST_CATEGORY_BYTES, hint=hint)
         blocks.append(codes[:, None] == categories[None])
         features += (category(name, len(categories)),)
+        feature_names += tuple(f"{name} = {value}" for value in values)
         warnings += identifier_in_words(name, codes.astype(object), WITHOUT_IT)
     if meaning.categories and not isinstance(meaning.categories, Mapping):
         effect = "add inputs to every other client, and take inputs from it"
         instead = 'categories = {COLUMN = ["...", "..."], ...}'
         learned += (Learned("the values of categories", tuple(meaning.categories), effect, instead),)
-    return _Prepared(np.concatenate(blocks, axis=1), features, notes, warnings, learned)
+    if units is not None:
+        num_others = len(feature_names) - len(units.factors)
+        units = Units(units.offsets + (0.0,) * num_others, units.factors + (1.0,) * num_others)
+    x = np.concatenate(blocks, axis=1)
+    return _Prepared(x, features, notes, warnings, learned, feature_names, units)
 
 
-def _category_codes(name: str, known: Identities, is_training: np.ndarray, meaning: _Meaning) -> np.ndarray:
-    """Returns the code of each column of a category: of the stated values, or of those that training rows have.
+def _category_codes(
+    name: str, known: Identities, is_training: np.ndarray, meaning: _Meaning
+) -> tuple[np.ndarray, list[str]]:
+    """Returns the code and the value of each column of a category: the stated ones, or those that training rows have.
 
     A stated value that no row has gets a code that no row has.
     """
     if not isinstance(meaning.categories, Mapping):
-        return np.unique(known.codes[is_training])
+        codes = np.unique(known.codes[is_training])
+        return codes, ["missing" if code < 0 else known.names[code] for code in codes]
     stated = list(meaning.categories[name])
     names = [canonical(value, known) for value in stated]
     if not stated or len(set(names)) != len(names):
         validate.fail(f"categories.{name}", "a list of distinct values", stated)
     code = {value: i for i, value in enumerate(known.names)}
-    return np.array([code.get(value, len(code)) for value in names])
+    return np.array([code.get(value, len(code)) for value in names]), names
 
 
 def _labels(table: _Table, meaning: _Meaning) -> tuple[np.ndarray, int, tuple[str, ...] | None]:

@@ -38,6 +38,9 @@ def test_what_was_found_is_told(capsys):
     quantiles = algorithms.quantiles(p.EVERYBODY, low=-3.0, high=7.0, probabilities=[0.25, 0.5], column=0)
     state = quantiles.init(jax.random.key(0), *everybody.values())
     found = _estimate(quantiles, state)["estimate"]
+    assert (
+        found.pop("of") == "column 0 of x" and len(found.pop("beyond")) == 4
+    )  # nothing is known before the first round
     assert found == {"probabilities": [0.25, 0.5], "quantiles": [2.0, 2.0], "low": [-3.0] * 2, "high": [7.0] * 2}
     text = "".join(sections.estimate({"estimate": found}))
     assert "What was found" in text and "0.25, 0.5" in text
