@@ -31,6 +31,7 @@ from fedjax_sim.algorithms.personal.fedproto import fedproto
 from fedjax_sim.algorithms.personal.fine_tuned import fine_tuned
 from fedjax_sim.algorithms.personal.heterofl import heterofl
 from fedjax_sim.algorithms.personal.ifca import ifca
+from fedjax_sim.algorithms.personal.local import local
 from fedjax_sim.algorithms.personal.parts import fedbabu, fedper, fedrep
 from fedjax_sim.algorithms.personal.per_fedavg import per_fedavg
 from fedjax_sim.algorithms.personal.pfedme import pfedme
@@ -104,6 +105,7 @@ __all__ = [
     "histogram",
     "ifca",
     "kmeans",
+    "local",
     "mime",
     "mime_lite",
     "pairwise_gossip",

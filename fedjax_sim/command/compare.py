@@ -26,7 +26,7 @@ def compare(
             metavar="RUN RUN ...", help="Folders of runs; the first is the baseline.", autocompletion=run_folders
         ),
     ],
-    metric: Annotated[str | None, typer.Option(help="Shown; by default of own models, else of the test.")] = None,
+    metric: Annotated[str | None, typer.Option(help="By default of owners' models, if any are their own.")] = None,
     format: Annotated[str, typer.Option(help="terminal, csv, markdown or latex.")] = "terminal",
     out: Annotated[Path | None, typer.Option(help="Also write a page with curves, such as compared.html.")] = None,
     by_client: Annotated[bool, typer.Option("--by-client", help="Instead: each client's results, by name.")] = False,
@@ -115,7 +115,7 @@ def _show_table(found: Any, table: Any, folders: list[str]) -> None:
     """
     from rich.text import Text
 
-    from fedjax_sim.sweeps.table import shown_value, words_on_ties
+    from fedjax_sim.sweeps.table import shown_value, words_on_own_models, words_on_ties
 
     console = terminal.console()
     header, rows = table.texts()
@@ -138,6 +138,7 @@ def _show_table(found: Any, table: Any, folders: list[str]) -> None:
     if "minus the first" in header:
         several = "±: half of a 95 % interval over seeds. " if len(found.seeds) > 1 else "One seed: no intervals. "
         notes.append(several + "Differences are taken seed by seed, over the seeds that both have.")
+    notes += words_on_own_models(found, table.metric)
     if len(found.seeds) > 1:
         notes.append(words_on_ties(found, table.metric))
     for note in filter(None, notes):

@@ -298,15 +298,17 @@ def _finish(
     data = experiment.data
     # What `History` holds is about the rounds alone: the page also compares with a constant prediction.
     summary = {"name": name, **history.summary, **(found or {})}
-    # The loss of a statistic is no loss of the task.
-    if experiment.algorithm.evaluated.loss_fn is None:
+    algorithm = experiment.algorithm
+    summary["params_kind"] = algorithm.params_kind.name.lower()
+    # The loss of a statistic is no loss of the task, and params that are no model have no test loss.
+    if algorithm.evaluated.loss_fn is None and algorithm.params_kind.is_judged:
         summary |= constant_baseline(data.test, data.task)
-    summary |= how_clients_count(experiment.algorithm.parts)
+    summary |= how_clients_count(algorithm.parts)
     if rule is not None:
         summary["stopped_when"] = rule
     notes = list(data.notes)
     # What these algorithms are for would not be judged.
-    if experiment.algorithm.evaluated.has_trained is not None and data.local_test is None:
+    if algorithm.is_judged_by_owners and data.local_test is None:
         notes.append("no client keeps rows apart to judge its own model by: [data.with_local_test]")
     if notes:
         summary["data_notes"] = notes
@@ -435,8 +437,9 @@ def show_summary(summary: dict[str, Any], first_loss: float) -> None:
       summary: the run's summary.
       first_loss: the test loss before the first round; NaN where it is not known.
     """
-    from fedjax_sim.report.headline import more_tests, own_metrics
+    from fedjax_sim.report.headline import more_tests, own_metrics, params_kind_of
     from fedjax_sim.report.numbers import listed
+    from fedjax_sim.types import ParamsKind
 
     seconds = max(summary["rounds_seconds"], 1e-9)
     grid = terminal.grid(show_header=False)
@@ -449,9 +452,15 @@ def show_summary(summary: dict[str, Any], first_loss: float) -> None:
                     f"{place.replace('_', '-')} {metric}",
                     text + (f"  (guessing: {baseline:.4f})" if baseline is not None else ""),
                 )
+    kind = params_kind_of(summary)
+    if "params_kind" in summary and kind not in (ParamsKind.MODEL, ParamsKind.ANSWER):
+        grid.add_row("the params are", kind.value)
     if "personal_accuracy" in summary or "personal_loss" in summary:
         number = summary.get("personal_clients", "all")
         for metric in ("accuracy", "loss"):
+            # Of all owners: those who have not trained have the model that they would begin with.
+            if f"owner_{metric}" in summary and f"newcomer_{metric}" in summary:
+                grid.add_row(f"all owners' {metric}", f"{float(summary[f'owner_{metric}']):.4f}")
             if f"personal_{metric}" in summary:
                 grid.add_row(f"own models' {metric}", f"{float(summary[f'personal_{metric}']):.4f}  ({number} clients)")
             if f"newcomer_{metric}" in summary:
@@ -497,7 +506,8 @@ def show_summary(summary: dict[str, Any], first_loss: float) -> None:
     baseline_loss = float(summary.get("baseline_loss", "inf"))
     # Not `loss > guess`, so that a NaN counts as no better than guessing.
     if not loss <= baseline_loss:
-        console.print(f"The model is no better than guessing: {_advice(summary, first_loss, loss)}.", style="red")
+        subject = "The model is" if kind is ParamsKind.MODEL else "The params are"
+        console.print(f"{subject} no better than guessing: {_advice(summary, first_loss, loss)}.", style="red")
 
 
 def _advice(summary: dict[str, Any], first_loss: float, loss: float) -> str:

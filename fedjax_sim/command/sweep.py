@@ -232,7 +232,7 @@ def _show(result: Any, metric: str, cells: list[dict], folder: Path) -> None:
     """Prints the cells of a sweep as a table, with the losses of precision and the time that it took."""
     from rich.text import Text
 
-    from fedjax_sim.sweeps.table import shown_metric, shown_number, shown_value, words_on_ties
+    from fedjax_sim.sweeps.table import shown_metric, shown_number, shown_value, words_on_own_models, words_on_ties
 
     grid = terminal.grid(header_style="dim")
     # Columns are named by the last word of a path, unless two paths end in the same word.
@@ -259,6 +259,8 @@ def _show(result: Any, metric: str, cells: list[dict], folder: Path) -> None:
     note += "Differences are paired: taken seed by seed"
     note += f", from the first row of the same {' and '.join(result.apart)}." if result.apart else "."
     console.print(Text(note, "dim"), soft_wrap=True)
+    for sentence in words_on_own_models(result, metric):
+        console.print(Text(sentence, "dim"), soft_wrap=True)
     if several and (ties := words_on_ties(result, metric)):
         console.print(Text(ties, "dim"), soft_wrap=True)
     if len(cells) > MOST_ROWS:

@@ -339,7 +339,16 @@ class Builder(Maker):
             }
         )
         local_options |= {"triggered": data.triggered, "perplexity": data.task == "next_token"}
-        return evaluation(loss_fn, test=data.test, held_out=data.held_out, **local_options, **train_options)
+        local_options["params_kind"] = algorithm.params_kind
+        judge = evaluation(loss_fn, test=data.test, held_out=data.held_out, **local_options, **train_options)
+        if data.local_test is None and algorithm.is_judged_by_owners:
+
+            def nobody_judged(params: PyTree) -> tuple[dict, dict]:
+                record, by_client = judge.with_clients(params)
+                return record | {"personal_clients": 0}, by_client
+
+            return Evaluation(nobody_judged)
+        return judge
 
     def fine_tuned(self, algorithm: Algorithm, loss_fn: Callable, data: FederatedData) -> Algorithm:
         """Returns the algorithm, with `run.personal_steps` before each client's model is judged if the config asks."""

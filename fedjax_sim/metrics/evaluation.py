@@ -14,7 +14,7 @@ from fedjax_sim import tree, validate
 from fedjax_sim.engine import constants
 from fedjax_sim.engine.arithmetic import exact_sums
 from fedjax_sim.metrics.fairness import highest_decile, lowest_decile
-from fedjax_sim.types import Array, ClientData, Population, PyTree, RowsOfTable
+from fedjax_sim.types import Array, ClientData, ParamsKind, Population, PyTree, RowsOfTable
 
 __all__ = [
     "MOST_LISTED",
@@ -348,12 +348,17 @@ def evaluation(
     owners: Population | None = None,
     triggered: PyTree | None = None,
     perplexity: bool = False,
+    params_kind: ParamsKind = ParamsKind.UNSTATED,
 ) -> Evaluation:
     """Builds a function params -> record of metrics, on any of several data sets.
 
     The record has `test_*` on a central test set, `held_out_*` over held-out clients, and `train_*` over the training
     clients. With personal models the function is (params, state) -> record, which also has `personal_*`. Its
     `with_clients` also returns the results of each client.
+
+    With `local_test`, `owner_*` judge the model that each client would use: its own one where there are own models,
+    trained or not, else the shared one. They are pooled over all clients and their rows alike, so differences of
+    `owner_*` between algorithms are paired.
 
     Args:
       loss_fn: (params, examples, key) -> per-example values; called with key None.
@@ -370,9 +375,10 @@ def evaluation(
       seed: of that sample.
       local_test: the clients of the run with rows that they keep from training (`FederatedData.local_test`). The global
         model is evaluated on these rows as `local_test_*`, pooled and by its spread over clients.
-      personal: `Evaluated.personal`. Each client's own model is then evaluated on its own rows, as `personal_*`.
-      has_trained: `Evaluated.has_trained`. `personal_*` are then over the clients whose models have been trained, whose
-        number is `personal_clients`, and `newcomer_*` over the others, if there are any.
+      personal: `Evaluated.personal`. Each client's own model is then evaluated on its own rows, as `personal_*`, by
+        `personal_clients` clients.
+      has_trained: `Evaluated.has_trained`. `personal_*` are then over the clients whose models have been trained, and
+        `newcomer_*` over the others, if there are any.
       adapt: `Evaluated.adapt`, which each client does to its model before it is judged: to its own model, or to the
         shared one of an algorithm without personal models. The results are `personal_*` too.
       owners: the clients of the run with the rows that they train on; for `adapt`.
@@ -381,6 +387,8 @@ def evaluation(
       perplexity: whether the record has `test_perplexity`, `held_out_perplexity` and so on: exp(F) of each mean loss F
         in nats per token, and in the quantiles exp(F_i) of each client's mean loss. It is for a loss that weighs by
         tokens, such as `models.next_token_cross_entropy`.
+      params_kind: `Algorithm.params_kind`. Params that are no model by themselves, such as FedProto's start or the
+        first of IFCA's models, are not judged: the record has `personal_*`, `newcomer_*` and `owner_*` alone.
 
     Raises: ValueError for `train_clients` without `train`, for `personal` or `adapt` without `local_test`, and for
     `adapt` without `owners`.
@@ -388,7 +396,8 @@ def evaluation(
     Guarantees: The metrics equal a float64 loop over clients
     (tests/metrics/test_evaluation.py::test_matches_a_loop_over_clients,
     ::test_the_objective_is_that_of_a_loop_over_clients). A personal model is evaluated on its owner's rows
-    (tests/population/test_own_test_rows.py::test_personal_models_are_judged_by_their_owners_rows). Attack success is
+    (tests/population/test_own_test_rows.py::test_personal_models_are_judged_by_their_owners_rows). `owner_*` are pooled
+    as NumPy pools all clients' rows (tests/metrics/test_owners.py::test_owners_are_judged_alike). Attack success is
     NumPy's share (tests/population/poisoned/test_backdoors.py::test_attack_success_against_numpy). Perplexities count
     each token once, and no padding (tests/metrics/test_evaluation.py::test_perplexity_is_that_of_all_tokens). A row
     that is in the test set and at held-out clients is measured once, with the same results
@@ -409,8 +418,12 @@ def evaluation(
     if adapt is not None and owners is None:
         validate.fail("owners", "the clients' training rows, for adapt", None, "Give the population of the run.")
 
+    # The clients on whose own rows params are judged.
+    judges = local_test
+    if not params_kind.is_judged:
+        test = held_out = train = ids = judges = triggered = None
     # Rows that are test rows and a client's are measured once.
-    shared = {"held_out": _shared_with(test, held_out), "local_test": _shared_with(test, local_test)}
+    shared = {"held_out": _shared_with(test, held_out), "local_test": _shared_with(test, judges)}
     shared = {group: found for group, found in shared.items() if found is not None}
 
     # Data sets are arguments of the jitted function: as closures they would be constants of the program.
@@ -422,7 +435,7 @@ def evaluation(
         clients = {
             **{
                 group: {} if clients is None or group in shared else per_client(loss_fn, params, clients)
-                for group, clients in (("held_out", held_out), ("local_test", local_test))
+                for group, clients in (("held_out", held_out), ("local_test", None if judges is None else local_test))
             },
             "personal": own_models(params, state, local_test, owners),
         }
@@ -459,11 +472,14 @@ def evaluation(
         if triggered is not None:
             values["attack_success"] = _success(on_triggered)
         sample_size = {} if ids is None else {"train_sample_clients": train_clients}
-        if trained is not None and clients["personal"]:
-            own_metrics = clients["personal"]
-            clients["personal"] = {name: _of(trained, sums) for name, sums in own_metrics.items()}
+        own_metrics = clients["personal"]
+        clients["owner"] = own_metrics or clients["local_test"]
+        if own_metrics:
+            if trained is not None:
+                clients["personal"] = {name: _of(trained, sums) for name, sums in own_metrics.items()}
             (_, weights), *_ = clients["personal"].values()
             values["personal_clients"] = int((weights > 0).sum())
+        if own_metrics and trained is not None:
             newcomers = {name: _of(~trained, sums) for name, sums in own_metrics.items()}
             if any(weights.any() for _, weights in newcomers.values()):
                 clients["newcomer"] = newcomers

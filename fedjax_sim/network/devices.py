@@ -43,7 +43,7 @@ class Profile(NamedTuple):
     speed: Array  # flops/s of training, > 0
     bandwidth_down: Array  # bytes/s, > 0
     bandwidth_up: Array
-    latency: Array  # seconds of each message, in either direction
+    latency: Array  # seconds of each message that has bytes, in either direction
     joules_per_flop: Array
     joules_per_byte: Array  # in either direction
     compute_watts: Array  # power while the client computes
@@ -99,7 +99,8 @@ def of_profiles(
     """Makes devices from a function that gives the hardware of each client id.
 
     A broadcast takes latency + bytes / bandwidth, training takes flops / speed, and a message takes latency + bytes /
-    bandwidth. `heterogeneous` and `measured` are made with this function.
+    bandwidth. What has no bytes is not sent and takes no latency. `heterogeneous` and `measured` are made with this
+    function.
 
     Args:
       population_size: N.
@@ -126,7 +127,7 @@ def of_profiles(
         hardware = profile(ids)
         compute = load.flops / hardware.speed
         down, up = (
-            hardware.latency + size / rate
+            jnp.where(size > 0, hardware.latency, 0.0) + size / rate
             for size, rate in ((load.bytes_down, hardware.bandwidth_down), (load.bytes_up, hardware.bandwidth_up))
         )
         # Two draws for each client: training and link vary independently.

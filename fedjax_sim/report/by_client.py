@@ -34,7 +34,7 @@ BY_CLIENT = "by_client.csv"
 LABELS = ("client", "held_out_client", "name")  # columns that say who it is
 COUNTS = ("training_rows", "held_out_rows", "local_test_rows")
 # Groups of results, those first that tell the most about a client: of its own model, or on its own rows.
-GROUPS = ("personal", "local_test", "held_out", "newcomer")
+GROUPS = ("owner", "personal", "local_test", "held_out", "newcomer")
 
 Row = dict[str, Any]
 
@@ -64,7 +64,9 @@ def client_rows(data: Any, results: Mapping[str, Mapping[str, np.ma.MaskedArray]
         {} if len(id_of) != len(names or ()) or len(set(held_out_names or ())) != len(held_out_names or ()) else id_of
     )
     owners = [id_of.get(name) for name in held_out_names or [None] * num_held_out][:num_held_out]
-    own_results = {group: results[group] for group in ("local_test", "personal", "newcomer") if group in results}
+    # Without own models `owner_*` are those of the shared model, on the same rows.
+    groups = ("owner", "local_test", "personal", "newcomer") if "personal" in results else ("local_test",)
+    own_results = {group: results[group] for group in groups if group in results}
     are_listed = data.train.size <= MOST_LISTED and (bool(own_results) or any(id is not None for id in owners))
     rows: list[Row] = []
     if are_listed or any(id is not None for id in owners):
@@ -84,7 +86,8 @@ def client_rows(data: Any, results: Mapping[str, Mapping[str, np.ma.MaskedArray]
         of_held_out.append(row)
     if of_held_out:
         _add(of_held_out, {"held_out_rows": sizes_of(data.held_out)}, {"held_out": held_out})
-    metrics = [metric for group in GROUPS for metric in results.get(group, ())]
+    shown = own_results | ({} if held_out is None else {"held_out": held_out})
+    metrics = [metric for group in GROUPS for metric in shown.get(group, ())]
     columns = [*LABELS, *COUNTS, *metrics]
     found = {column for row in rows for column in row}
     return [{column: row.get(column) for column in columns if column in found or column in LABELS} for row in rows]

@@ -80,7 +80,9 @@ def total_of(records: Sequence[Mapping], name: str) -> float:
 def headline_totals(records: Sequence[Mapping], timing: Sequence[Mapping]) -> dict[str, Any]:
     """Returns the headline figures that the log alone gives, for a run without summary.json."""
     totals: dict[str, Any] = {"rounds": records[-1].get("round", len(records)) if records else 0}
-    evaluated = [name for record in records for name in record if name.startswith(("test_", "attack_"))]
+    evaluated = [
+        name for record in records for name in record if name.startswith(("test_", "attack_", "owner_", "personal_"))
+    ]
     # Both headline metrics have a tile in every run, and others only if they were measured.
     for name in {"test_accuracy": None, "test_loss": None} | dict.fromkeys(evaluated):
         totals[name] = next((record[name] for record in reversed(records) if name in record), None)

@@ -10,14 +10,17 @@ from fedjax_sim.report.numbers import NOTHING, count, percent, real, seconds, sh
 from fedjax_sim.round.costs import ROUND_METRICS
 from fedjax_sim.rounding import shown_up
 from fedjax_sim.sampling.visits import DISTINCT
+from fedjax_sim.types import ParamsKind
 
-__all__ = ["TILES", "besides", "more_tests", "own_metrics", "tiles"]
+__all__ = ["TILES", "besides", "more_tests", "own_metrics", "params_kind_of", "tiles"]
 
 WORDS = {metric.name: metric.words for metric in (*ROUND_METRICS, DISTINCT)}
 # Each: (name in the summary, label on the page, how its value is shown).
 RESULT_TILES = (
     ("test_accuracy", "test accuracy", percent),
     ("test_loss", "test loss", real),
+    ("owner_accuracy", "accuracy of the models that owners use", percent),
+    ("owner_loss", "loss of the models that owners use", real),
     ("personal_accuracy", "accuracy of clients' own models", percent),
     ("personal_loss", "loss of clients' own models", real),
     ("newcomer_accuracy", "accuracy at clients that have not trained", percent),
@@ -47,6 +50,15 @@ def own_metrics(values: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
         if name in values and isinstance(description, dict):
             text = shown_with_unit(values[name], str(description.get("unit", "")))
             yield name, str(description.get("words", name)), text
+
+
+def params_kind_of(values: Mapping[str, Any]) -> ParamsKind:
+    """Returns what the params of a run are, from its summary; `UNSTATED` for a summary that does not say it.
+
+    >>> params_kind_of({"params_kind": "one_of"}).name, params_kind_of({}).name
+    ('ONE_OF', 'UNSTATED')
+    """
+    return ParamsKind.__members__.get(str(values.get("params_kind")).upper(), ParamsKind.UNSTATED)
 
 
 def besides(values: Mapping[str, Any]) -> list[str]:
@@ -89,8 +101,10 @@ def tiles(values: Mapping[str, Any]) -> str:
     True
     """
     rows = []
-    # A task without classes, such as a regression, has a loss alone.
+    # A task without classes, such as a regression, has a loss alone. Params that are no model have no test.
     optional = (*OPTIONAL, *(["test_accuracy"] if values.get("test_loss") is not None else []))
+    if not params_kind_of(values).is_judged:
+        optional += ("test_accuracy", "test_loss")
     for kind, described in (("tile main", RESULT_TILES), ("tile", FEDERATION_TILES), ("tile", SIMULATOR_TILES)):
         shown = [entry for entry in described if entry[0] not in optional or values.get(entry[0]) is not None]
         rows.append([_tile(show(values.get(key)), label, kind) for key, label, show in shown])

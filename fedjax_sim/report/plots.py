@@ -102,6 +102,7 @@ def learning_curves(records: Sequence[Mapping[str, Any]], x: str = "rounds", bes
         # Often equal to the test curve: dashes over it, and open squares around its points, show both.
         ("held_out_", "held-out", {"color": ORANGE, "linestyle": (0, (4, 1.6)), "marker": "s", "markersize": 6.5}
          | {"markerfacecolor": "none", "markeredgecolor": ORANGE, "markeredgewidth": 1.1, "linewidth": 1.2}),
+        ("owner_", "owners", {"color": BLACK, "linestyle": "-.", "marker": "D", "markersize": 3.4}),
     )  # fmt: skip
     # A task without classes, such as a regression, has a loss alone.
     shares = [*(f"{prefix}accuracy" for prefix, _, _ in curves), "attack_success"]
@@ -141,11 +142,15 @@ def _falls_tenfold(axes: Any) -> bool:
 def client_spread(records: Sequence[Mapping[str, Any]]) -> Any:
     """Draws the spread between clients: quantiles of their held-out loss and accuracy, over the rounds.
 
+    Without held-out clients they are those of owners: of the model that each client would use, on the rows it keeps.
+
     Returns: a matplotlib Figure.
     """
     shown = []
+    has_held_out = any(name.startswith("held_out_") for record in records for name in record)
+    place = "held_out" if has_held_out else "owner"
     for metric, factor in (("loss", 1.0), ("accuracy", 100.0)):
-        name = f"held_out_{metric}_quantiles"
+        name = f"{place}_{metric}_quantiles"
         rows = [
             (recorded_number(record.get("round")), *map(recorded_number, record[name]))
             for record in records

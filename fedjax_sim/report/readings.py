@@ -23,6 +23,13 @@ METRICS = (
 )
 
 
+# Read first where clients have models of their own.
+OWNERS = (
+    ("owner_accuracy", "accuracy of the models that owners use", percent),
+    ("owner_loss", "loss of the models that owners use", real),
+)
+
+
 def learning_in_words(records: Sequence[Mapping[str, Any]]) -> str:
     """Says how far the main metric came, and when it had come half of the way.
 
@@ -30,7 +37,8 @@ def learning_in_words(records: Sequence[Mapping[str, Any]]) -> str:
     >>> learning_in_words([*rows, {"round": 9, "test_accuracy": 0.7}])
     'The test accuracy rose from 10.00 % before training to 70.00 % after round 9. Half of the way was done by round 5.'
     """
-    for metric, name, show in METRICS:
+    has_own = any("personal_clients" in record for record in records)
+    for metric, name, show in OWNERS + METRICS if has_own else METRICS:
         points = _points(records, metric)
         if len(points) >= 2:
             return _course(name, show, points)
@@ -68,6 +76,8 @@ def spread_in_words(records: Sequence[Mapping[str, Any]]) -> str:
     for metric, name, show, worst, words in (
         ("held_out_accuracy_quantiles", "an accuracy", percent, 0, "less"),
         ("held_out_loss_quantiles", "a loss", real, 4, "more"),
+        ("owner_accuracy_quantiles", "an accuracy", percent, 0, "less"),
+        ("owner_loss_quantiles", "a loss", real, 4, "more"),
     ):
         for record in reversed(records):
             row = record.get(metric)

@@ -14,7 +14,7 @@ from fedjax_sim.metrics.evaluation import MOST_LISTED
 from fedjax_sim.report import plots, time
 from fedjax_sim.report.by_client import COUNTS, Row, from_worst, main_metric, metrics_of, shown_client
 from fedjax_sim.report.files import total_of
-from fedjax_sim.report.headline import besides
+from fedjax_sim.report.headline import besides, params_kind_of
 from fedjax_sim.report.html import absent, choice, escape, figure, html_table, table_of_rows
 from fedjax_sim.report.numbers import NOTHING, count, listed, percent, real, recorded_number, seconds
 from fedjax_sim.report.readings import (
@@ -61,7 +61,7 @@ def state_of_the_run(summary: Mapping, records: Sequence[Mapping], totals: Mappi
         why = "" if rule is None else f": {rule}"
         yield f"This run stopped before its last round, after round {count(totals['rounds'])}{why}."
     losses = (("local_loss", "local training"), ("train_loss", "training"), ("test_loss", "test"))
-    for name, words in (*losses, ("held_out_loss", "held-out")):
+    for name, words in (*losses, ("held_out_loss", "held-out"), ("owner_loss", "owners'")):
         with_loss = [record for record in records if name in record and not (name == "local_loss" and _silent(record))]
         bad = [record.get("round") for record in with_loss if not math.isfinite(recorded_number(record[name]))]
         if bad:
@@ -96,7 +96,10 @@ def learning(records: Sequence[Mapping], timing: Sequence[Mapping], summary: Map
         yield absent("No round has been recorded.")
         return
     # Without an evaluation the curves are of local training, which is not the training objective.
-    losses = ("train_loss", "test_loss", "held_out_loss")
+    losses = ("train_loss", "test_loss", "held_out_loss", "owner_loss")
+    kind = params_kind_of(summary)
+    if not kind.is_judged:
+        yield f"<p>There is no one model to test. The params are {escape(kind.value)}.</p>"
     if not any(name in record for record in records for name in losses):
         yield absent("No evaluation has been recorded: the curves show what cohorts met during local training only.")
     if reading := learning_in_words(records):
@@ -119,8 +122,9 @@ def learning(records: Sequence[Mapping], timing: Sequence[Mapping], summary: Map
         '<p class="muted">Local: means over the minibatches that the round&rsquo;s cohort met during local training, '
         "while its models moved away from the server&rsquo;s: not the value of an objective at one model. Train: the "
         f"training objective at the server&rsquo;s model, {escape(_measured_on(records))}. Held-out: test rows, client "
-        "by client; no client trains on them. Test: the central test set. Round 0 is the model before training. Curves "
-        "break where a number is not finite.</p>"
+        "by client; no client trains on them. Test: the central test set. Owners: the model that each client would "
+        "use, its own one if it has one, on rows that it keeps from training. Round 0 is before training. Curves break "
+        "where a number is not finite.</p>"
     )
 
 
@@ -313,11 +317,13 @@ def _joined(words: Any) -> str:
 
 def spread_between_clients(records: Sequence[Mapping], population: Mapping) -> Iterable[str]:
     """Yields the spread between clients, the labels that some of them hold, and the population's sizes."""
-    if any(record.get("held_out_loss_quantiles") or record.get("held_out_accuracy_quantiles") for record in records):
+    names = [f"{place}_{metric}_quantiles" for place in ("held_out", "owner") for metric in ("loss", "accuracy")]
+    if any(record.get(name) for record in records for name in names):
+        words = "held-out" if any(record.get(name) for record in records for name in names[:2]) else "owners'"
         yield "<h3>Spread between clients</h3>"
         if reading := spread_in_words(records):
             yield f"<p>{escape(reading)}</p>"
-        yield figure("spread", plots.client_spread, "Quantiles over clients of held-out loss and accuracy.", records)
+        yield figure("spread", plots.client_spread, f"Quantiles over clients of {words} loss and accuracy.", records)
     else:
         yield absent("The spread between clients was not recorded.")
     if not population:

@@ -32,7 +32,7 @@ METRICS, TIMING = "metrics.jsonl", "timing.jsonl"
 # Metrics that pages show in words of their own.
 KNOWN = {metric.name for metric in ROUND_METRICS} | {"distinct_clients"}
 # Beginnings of the names of what an evaluation measures; a summary has the last ones.
-JUDGED = ("test_", "held_out_", "train_", "attack_", "local_test_", "personal_", "newcomer_")
+JUDGED = ("test_", "held_out_", "train_", "attack_", "local_test_", "personal_", "newcomer_", "owner_")
 # Totals that every summary has, at least as 0.
 ALWAYS = ("clients_invited", "clients_reported", "uplink_bytes", "downlink_bytes", "skipped_rounds", "dropped_clients")
 
@@ -392,7 +392,7 @@ class Log:
             metric.name: {"words": metric.words, "unit": metric.unit} | ({"besides": True} if metric.besides else {})
             for metric in stated_metrics
         }
-        losses = ("test_loss", "held_out_loss", "train_loss")
+        losses = ("test_loss", "held_out_loss", "train_loss", "owner_loss")
         evaluated = [record for record in self.records if any(name in record for name in losses)]
         last = evaluated[-1] if evaluated else {}
         return {

@@ -43,12 +43,13 @@ def progress_bar(shown: bool, first: int, num_rounds: int) -> Iterator[Callable]
             # Between two evaluations the bar keeps showing the last one.
             quality = bar.tasks[0].fields["quality"]
             for record in records:
-                if "test_loss" in record:
-                    accuracy = record.get("test_accuracy")
-                    quality = f"test loss {float(record['test_loss']):.3f}"
+                judged = next((place for place in ("test", "owner") if f"{place}_loss" in record), None)
+                if judged is not None:
+                    accuracy = record.get(f"{judged}_accuracy")
+                    quality = f"{judged} loss {float(record[f'{judged}_loss']):.3f}"
                     quality += "" if accuracy is None else f" ({float(accuracy):.1%})"
                     quality += f" epsilon {shown_up(record['epsilon'])}" if "epsilon" in record else ""
-                elif not quality.startswith("test") and "local_loss" in record:
+                elif not quality.startswith(("test", "owner")) and "local_loss" in record:
                     quality = f"local loss {float(record['local_loss']):.3f}"
             speed = f"{len(records) / seconds:,.1f} rounds/s {clients / seconds:,.0f} clients/s"
             bar.update(task, completed=records[-1]["round"], speed=speed, quality=quality)

@@ -451,7 +451,9 @@ def _run_group(loaded: SweepConfig, directory: Path | None, resume: bool, progre
 
     def made(**values: Any) -> tuple[Any, Any]:
         experiment = built(config_of_point[tuple(values.items())])
-        if experiment.algorithm.evaluated != Evaluated() or tables["run"]["personal_steps"]:
+        algorithm = experiment.algorithm
+        has_own_evaluation = algorithm.evaluated != Evaluated() or not algorithm.params_kind.is_judged
+        if has_own_evaluation or tables["run"]["personal_steps"]:
             return experiment.algorithm, experiment.evaluation
         shared_evaluation.append(experiment.evaluation)
         return experiment.algorithm, shared_evaluation[0]

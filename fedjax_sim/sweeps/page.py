@@ -14,7 +14,7 @@ from fedjax_sim.sweeps.dots import MOST_COMBINATIONS, dots_figure
 from fedjax_sim.sweeps.figure import LOOKS, are_numbers, sweep_figure
 from fedjax_sim.sweeps.heat_map import heat_map, map_axes
 from fedjax_sim.sweeps.results import Sweep
-from fedjax_sim.sweeps.table import comparison_table, words_on_ties
+from fedjax_sim.sweeps.table import comparison_table, words_on_own_models, words_on_ties
 
 __all__ = ["comparison_page", "in_words"]
 
@@ -131,6 +131,7 @@ def in_words(found: Sweep, metric: str, confidence: float = 0.95) -> Iterable[st
                 f"{len(different)} of {len(known)} combinations differ from the first in {metric}, with {level} "
                 f"intervals that leave out 0: {'; '.join(names[:MOST_NAMED])}{more}."
             )
+    yield from words_on_own_models(found, metric)
     if len(found.seeds) > 1 and (ties := words_on_ties(found, metric)):
         yield ties
     num_diverged = sum(bool(cell["diverged"]) for cell in found.summary(metric))

@@ -12,6 +12,7 @@ import numpy as np
 from fedjax_sim import validate
 from fedjax_sim.running.arguments import num_arguments
 from fedjax_sim.running.log import as_record, as_records
+from fedjax_sim.sweeps.results import OWN_MODELS
 
 __all__ = ["Recorder"]
 
@@ -84,7 +85,7 @@ class Recorder:
     def _kept(self, record: dict, values: Mapping[str, Any]) -> dict:
         """Returns the entries of a record that a row keeps, after checking the names of the grid and of the metrics.
 
-        The counts that show divergence are always kept.
+        The counts that show divergence are always kept, and of whose own models were judged.
         """
         for name in values:
             if name in record:
@@ -95,7 +96,7 @@ class Recorder:
         entries = {
             name: value
             for name, value in record.items()
-            if self.metrics is None or name in self.metrics or name.endswith("_so_far")
+            if self.metrics is None or name in self.metrics or name.endswith("_so_far") or name == OWN_MODELS
         }
         if self.needed is not None and self.needed not in entries:
             hint = validate.nearest(self.needed, entries)

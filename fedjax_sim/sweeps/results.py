@@ -15,9 +15,10 @@ from fedjax_sim.report.plots import recorded_number
 from fedjax_sim.running.files import write_atomically
 from fedjax_sim.text_files import csv_text
 
-__all__ = ["Paired", "Sweep", "joined", "shown_by_default"]
+__all__ = ["OWN_MODELS", "Paired", "Sweep", "joined", "shown_by_default"]
 
 OWN = ("seed", "round")
+OWN_MODELS = "personal_clients"  # in a row: how many clients' own models were judged; absent where there are none
 
 
 class Paired(NamedTuple):
@@ -271,11 +272,17 @@ def joined(results: Sequence[Sweep], combinations: Sequence[Mapping[str, Any]]) 
 def shown_by_default(found: Sweep) -> str:
     """Returns the metric that is shown where none is asked for.
 
-    It is the accuracy or loss of clients' own models if all combinations have them, since these models are then the
-    result. Otherwise it is that of the shared model, or else any metric that all combinations have.
+    Where clients of some combination have models of their own, it is the accuracy or loss of the model that each owner
+    would use, on the owner's rows, which every combination has. Otherwise it is that of the shared model, or else any
+    metric that all combinations have.
+
+    Guarantees: a sweep of local training and FedAvg is ranked by owners
+    (tests/sweeps/test_own_models.py::test_owners_rank_a_sweep).
     """
     last_rows = [row for row in found.rows if row["round"] == found.last_round]
-    preferred = [f"{place}_{metric}" for metric in ("accuracy", "loss") for place in ("personal", "test", "held_out")]
+    has_own = any(OWN_MODELS in row for row in last_rows)
+    places = ("owner", "personal", "test", "held_out") if has_own else ("personal", "test", "held_out")
+    preferred = [f"{place}_{metric}" for metric in ("accuracy", "loss") for place in places]
     labels = ("seed", "round", *found.names)
     names = [name for name in (*preferred, "local_loss", *last_rows[0]) if name in last_rows[0] and name not in labels]
     return next((name for name in names if all(name in row for row in last_rows)), names[0])

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from fedjax_sim.printable import printable_line
 from fedjax_sim.regular_files import toml_of
 from fedjax_sim.rounding import shown_up
-from fedjax_sim.sweeps.results import Sweep
+from fedjax_sim.sweeps.results import OWN_MODELS, Sweep
 from fedjax_sim.text_files import csv_text
 
 __all__ = [
@@ -21,6 +21,7 @@ __all__ = [
     "shown_metric",
     "shown_number",
     "shown_value",
+    "words_on_own_models",
     "words_on_ties",
 ]
 
@@ -116,7 +117,8 @@ def words_on_ties(found: Sweep, metric: str) -> str:
     num_ties = sum(gap["difference"] == gap["low"] == gap["high"] == 0 for gap in gaps)
     if not num_ties:
         return ""
-    names = dict.fromkeys(name for row in found.rows for name in ("test_loss", *row) if name in row)
+    own_loss = metric.removesuffix("accuracy") + "loss"
+    names = dict.fromkeys(name for row in found.rows for name in (own_loss, "test_loss", *row) if name in row)
     losses = [name for name in names if name.endswith("loss") and name not in found.names]
     loss = losses[0] if losses and not metric.endswith("loss") else None
     advice = f" A loss may tell them apart: {loss}." if loss else ""
@@ -132,6 +134,24 @@ def shown_metric(metric: str, number: float, digits: int) -> str:
     if metric not in UPPER_BOUNDS:
         return f"{number:.{digits}g}"
     return shown_up(float(f"{number:.12g}"), digits)  # a mean of equal numbers may differ from them in its last digits
+
+
+def words_on_own_models(found: Sweep, metric: str) -> list[str]:
+    """Returns sentences on what a metric judges where clients of some combinations have models of their own."""
+    rows = [row for row in found.rows if row["round"] == found.last_round and OWN_MODELS in row]
+    combinations = {tuple(row[name] for name in found.names): row[OWN_MODELS] for row in rows}
+    if not combinations:
+        return []
+    sentences = []
+    if metric.startswith("owner_"):
+        sentences.append(f"{metric}: of the model that each client would use, on the rows that it keeps from training.")
+    num_unjudged = sum(not number for number in combinations.values())
+    if num_unjudged:
+        reason = "no client keeps rows for it: [data.with_local_test]"
+        sentences.append(f"Clients' own models of {num_unjudged} combinations are not judged, since {reason}.")
+    elif not metric.startswith(("owner_", "personal_", "newcomer_")):
+        sentences.append(f"{metric} is not of the clients' own models of {len(combinations)} combinations.")
+    return sentences
 
 
 def shown_number(mean: str, low: float, high: float) -> str:

@@ -246,6 +246,12 @@ class Algorithm(NamedTuple):
     level: Level | None = None
     params_kind: ParamsKind = ParamsKind.UNSTATED  # what `params` are
 
+    @property
+    def is_judged_by_owners(self) -> bool:
+        """Whether its result is clients' own models, which are judged on rows that clients keep from training."""
+        is_own = self.evaluated.has_trained is not None or self.evaluated.adapt is not None
+        return is_own or not self.params_kind.is_judged
+
 
 def noisy_parts(parts: Star | Mapping[str, Any] | None) -> dict[str, Noise]:
     """Finds the noise of each part that adds noise, by the part's name.

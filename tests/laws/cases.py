@@ -181,6 +181,16 @@ def _imitating():
     return made._replace(params=params)
 
 
+def _alone():
+    """Local training; the laws see the model of one client."""
+    made = algorithms.local(p.linear_loss, SAMPLER, optax.sgd(p.RATE), **WORK, **RUN)
+
+    def params(state):
+        return jax.tree.map(lambda x: x[0], made.evaluated.personal(state, jnp.arange(1)))
+
+    return made._replace(params=params)
+
+
 def _by_width():
     """HeteroFL of two units that are the laws' model, of which every other client holds one."""
     first = layer("first", lambda key: {"kernel": jnp.zeros((3, 2))}, lambda w, x: x @ w["kernel"])
@@ -831,6 +841,7 @@ CASES = {
         "kmeans": _statistic(algorithms.kmeans, num_clusters=2, low=-1.0, input_shape=(p.WIDTH,)),
         "quantiles": _statistic(algorithms.quantiles, low=-3.0, high=3.0, column=0),
         "ifca": _recipe(algorithms.ifca, num_clusters=2),
+        "local": _alone,
         "gradient_tracking": lambda: _gossip(algorithms.gradient_tracking, learning_rate=0.02)(),
         "mime": lambda: algorithms.mime(p.linear_loss, SAMPLER, optax.sgd(0.05), weighting="uniform", **WORK, **RUN),
         "mime_lite": lambda: algorithms.mime_lite(

@@ -22,6 +22,7 @@ KINDS = {
     "clustered_by_updates": ParamsKind.ONE_OF,
     "fedem": ParamsKind.PART,
     "fedmd": ParamsKind.UNTRAINED,
+    "local": ParamsKind.UNTRAINED,
     "fedrep": ParamsKind.PART,
     "per_fedavg": ParamsKind.START,
 }

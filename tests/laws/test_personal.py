@@ -11,7 +11,7 @@ from tests.laws import cases
 from tests.laws import problems as p
 
 HAVING = ("ditto", "fedper", "ifca", "apfl", "fedbabu", "fedem", "fedmd", "fedproto", "fedrep", "pfedme")
-HAVING += ("clustered_by_updates", "heterofl")
+HAVING += ("clustered_by_updates", "heterofl", "local")
 HAVING += ("choco", "clipped_gossip", "consensus", "dgd", "dpsgd", "gradient_tracking", "pairwise_gossip", "push_sum")
 EVERYBODY = np.arange(p.NUM_CLIENTS)
 
