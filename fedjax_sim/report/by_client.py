@@ -33,7 +33,7 @@ __all__ = [
 BY_CLIENT = "by_client.csv"
 LABELS = ("client", "held_out_client", "name")  # columns that say who it is
 COUNTS = ("training_rows", "held_out_rows", "local_test_rows")
-# Groups of results, those first that tell the most about a client: of its own model, or on its own rows.
+# Groups of results, those first that tell the most about a client: of the model that it would use, on its own rows.
 GROUPS = ("owner", "personal", "local_test", "held_out", "newcomer")
 
 Row = dict[str, Any]
@@ -64,8 +64,7 @@ def client_rows(data: Any, results: Mapping[str, Mapping[str, np.ma.MaskedArray]
         {} if len(id_of) != len(names or ()) or len(set(held_out_names or ())) != len(held_out_names or ()) else id_of
     )
     owners = [id_of.get(name) for name in held_out_names or [None] * num_held_out][:num_held_out]
-    # Without own models `owner_*` are those of the shared model, on the same rows.
-    groups = ("owner", "local_test", "personal", "newcomer") if "personal" in results else ("local_test",)
+    groups = ("owner", "local_test", "personal", "newcomer")
     own_results = {group: results[group] for group in groups if group in results}
     are_listed = data.train.size <= MOST_LISTED and (bool(own_results) or any(id is not None for id in owners))
     rows: list[Row] = []
@@ -86,8 +85,7 @@ def client_rows(data: Any, results: Mapping[str, Mapping[str, np.ma.MaskedArray]
         of_held_out.append(row)
     if of_held_out:
         _add(of_held_out, {"held_out_rows": sizes_of(data.held_out)}, {"held_out": held_out})
-    shown = own_results | ({} if held_out is None else {"held_out": held_out})
-    metrics = [metric for group in GROUPS for metric in shown.get(group, ())]
+    metrics = [metric for group in GROUPS for metric in results.get(group, ())]
     columns = [*LABELS, *COUNTS, *metrics]
     found = {column for row in rows for column in row}
     return [{column: row.get(column) for column in columns if column in found or column in LABELS} for row in rows]
@@ -159,7 +157,7 @@ def metrics_of(rows: Sequence[Row]) -> list[str]:
 def main_metric(rows: Sequence[Row]) -> str:
     """Returns the metric by which clients are sorted, of those that the most clients have.
 
-    It is an accuracy before a loss, and that of clients' own models before that of the global one.
+    It is an accuracy before a loss, and that of the models that owners would use before that of the global one.
 
     >>> main_metric([{"name": "a", "held_out_loss": 0.1, "local_test_accuracy": 0.5, "personal_accuracy": None}])
     'local_test_accuracy'

@@ -137,7 +137,8 @@ def evaluated(
             validate.fail("evaluation", "names that the round does not use", name, "Put a prefix before it.")
     may_be_private = algorithm.parts is None or is_private(algorithm)
     if "newcomer" in by_client and may_be_private:
-        by_client = {group: results for group, results in by_client.items() if group not in ("personal", "newcomer")}
+        telling = ("personal", "newcomer", "owner")  # a newcomer's result as an owner is that of the first model
+        by_client = {group: results for group, results in by_client.items() if group not in telling}
     return {name: plain(value) for name, value in values.items()}, by_client
 
 

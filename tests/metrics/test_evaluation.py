@@ -198,8 +198,8 @@ def test_results_by_client_are_those_of_the_record(clients):
         record, by_client = evaluate.with_clients(PARAMS)
         again = evaluate(PARAMS)
         assert again.keys() == record.keys()
-        assert set(by_client) == set(groups)
-        for group, sizes in (("held_out", SIZES), ("local_test", SIZES[::-1])):
+        assert set(by_client) == {*groups, "owner"}
+        for group, sizes in (("held_out", SIZES), ("local_test", SIZES[::-1]), ("owner", SIZES[::-1])):
             has_rows = np.array(sizes) > 0
             assert {name.removeprefix(f"{group}_") for name in by_client[group]} == {
                 "loss", "accuracy", *(["perplexity"] if perplexity else [])
@@ -223,7 +223,7 @@ def test_no_results_by_client_beyond_a_thousand():
     sizes = {size: stored(jax.tree.map(lambda x, n=size: x[:n], rows), np.arange(size + 1)) for size in (1000, 1001)}
     evaluate = metrics.evaluation(loss_fn, held_out=sizes[1001], local_test=sizes[1000])
     record, by_client = evaluate.with_clients(PARAMS)
-    assert list(by_client) == ["local_test"] and len(by_client["local_test"]["local_test_loss"]) == 1000
+    assert list(by_client) == ["local_test", "owner"] and len(by_client["local_test"]["local_test_loss"]) == 1000
     assert len(record["held_out_loss_quantiles"]) == 5
 
 

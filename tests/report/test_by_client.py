@@ -124,7 +124,7 @@ def test_a_resumed_run_has_the_same_results(done, folder):
 def test_the_page_has_every_client(done):
     """Catches a name that is not escaped, a client that is missing, and an order that is not that of results."""
     page = (done / "report.html").read_text()
-    rows = from_worst(read_by_client(done), "local_test_accuracy")  # which newcomers have too
+    rows = from_worst(read_by_client(done), "owner_accuracy")  # which newcomers have too
     section = page.split("Results by client")[1].split("</table>")[0]
     places = [section.index(escape(row["name"])) for row in rows]
     assert places == sorted(places) and "<b>Ghent" not in page
@@ -165,6 +165,7 @@ def test_who_took_part_in_a_private_run_is_not_told(parts):
     """Catches results of newcomers by client, which list the cohorts that noise is to hide."""
     algorithm = types.Algorithm(None, None, params=lambda state: state, parts=parts)
     own = results(personal_loss=[1.0, None], newcomer_loss=[None, 2.0], local_test_loss=[3.0, 4.0])
+    own |= results(owner_loss=[1.0, 2.0])
     for groups, told in ((own, ["local_test"]), ({"personal": own["personal"]}, ["personal"])):
         evaluation = metrics.Evaluation(lambda params, state, groups=groups: ({}, groups))
         _, by_client = evaluated(evaluation, algorithm, (), {})
@@ -175,7 +176,9 @@ def results(**values):
     """Results by group: a number for each client, None for one without."""
     groups = {}
     for name, numbers in values.items():
-        group = next(group for group in ("held_out", "local_test", "personal", "newcomer") if name.startswith(group))
+        group = next(
+            group for group in ("held_out", "local_test", "personal", "newcomer", "owner") if name.startswith(group)
+        )
         masked = np.ma.masked_invalid(np.array([np.nan if x is None else x for x in numbers], np.float32))
         groups.setdefault(group, {})[name] = masked
     return groups
@@ -225,7 +228,7 @@ def test_runs_are_compared_by_client(done, folder, tmp_path):
         assert name in output and escape(name) in page
     assert "<b>Ghent" not in page
     lines = list(csv.DictReader(call("compare", done, other, "--by-client", "--format", "csv").splitlines()))
-    first, second = ({row["name"]: row["local_test_accuracy"] for row in read_by_client(x)} for x in (done, other))
+    first, second = ({row["name"]: row["owner_accuracy"] for row in read_by_client(x)} for x in (done, other))
     gaps = {line["client"]: float(line["difference"]) for line in lines if line["run"] == "faster"}
     assert gaps == {name: second[name] - first[name] for name in HOSPITALS}
 

@@ -111,13 +111,15 @@ def with_clock(
     >>> import jax
     >>> from fedjax_sim.network import constant, heterogeneous
     >>> from fedjax_sim.sampling.uniform import uniform
+    >>> from fedjax_sim.types import Work
     >>> alike = heterogeneous(
     ...     9, speed=constant(1e9), bandwidth_down=constant(1e6), bandwidth_up=constant(1e6), latency=constant(0.25)
     ... )
     >>> clocked = with_clock(uniform(9, 3), alike, overhead_seconds=1.0)
-    >>> cohort, state = clocked.sample(jax.random.key(0), clocked.init())  # no work and no bytes: latency alone
+    >>> state = clocked.tell(clocked.init(), Work(bytes_up=1_000_000, bytes_down=1_000_000, steps=None, flops=0.0))
+    >>> cohort, state = clocked.sample(jax.random.key(0), state)  # a second and a latency each way
     >>> float(cohort.metrics["round_seconds"]), cohort.timing.spent.total.tolist()
-    (1.5, [500, 500, 500])
+    (3.5, [2500, 2500, 2500])
     """
     untimed(sampler, "with_clock")
     unlimited(sampler, "with_clock", "Arrivals follow from the devices: put with_over_selection around with_clock.")

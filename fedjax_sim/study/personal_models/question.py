@@ -176,8 +176,7 @@ def _judged(row: dict[str, Any]) -> tuple[float, float]:
     """
     if row.get("dropped_clients_so_far"):  # an accuracy hides that clients diverged
         return math.nan, math.nan
-    group = "personal" if "personal_accuracy" in row else "local_test"
-    return float(row[f"{group}_accuracy"]), float(row[f"{group}_accuracy_lowest_decile"])
+    return float(row["owner_accuracy"]), float(row["owner_accuracy_lowest_decile"])
 
 
 def _comparisons(part: str, accuracies: dict[str, tuple[float, np.ndarray]]) -> Iterator[Comparison]:
