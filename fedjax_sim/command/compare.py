@@ -9,7 +9,7 @@ import typer
 
 from fedjax_sim.command.completion import run_folders
 from fedjax_sim.command.errors import is_users_error
-from fedjax_sim.command.folders import check_output
+from fedjax_sim.command.folders import check_output, rounds_at_end
 from fedjax_sim.command.options import OwnModules, RunFolder
 from fedjax_sim.running import terminal
 
@@ -86,6 +86,7 @@ def show(run: RunFolder) -> None:
     from fedjax_sim.config.document import ConfigError
     from fedjax_sim.report.files import read_json
     from fedjax_sim.running import checksums
+    from fedjax_sim.running.checkpoint import trouble_with_newest
     from fedjax_sim.running.files import CheckpointError
     from fedjax_sim.sweeps.runs import read_records
 
@@ -99,10 +100,14 @@ def show(run: RunFolder) -> None:
     if not summary:
         done = records[-1]["round"] if records else 0
         typer.echo(f"{run} has no summary: it was stopped after {done:,} rounds. fedjax-sim run --resume --out {run}")
+        if trouble := trouble_with_newest(run / "checkpoints"):
+            typer.echo(trouble, err=True)
         return
     first = records[0] if records else {}
     typer.echo(str(summary.get("name", run.name)))
     show_summary(summary, float(first.get("test_loss", "nan")))
+    if trouble := trouble_with_newest(run / "checkpoints", rounds_at_end(run)):
+        typer.echo(trouble, err=True)
     typer.echo(str(run))
 
 

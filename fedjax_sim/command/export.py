@@ -10,7 +10,7 @@ import typer
 
 from fedjax_sim.command.completion import example_names
 from fedjax_sim.command.errors import is_users_error
-from fedjax_sim.command.folders import check_output
+from fedjax_sim.command.folders import check_output, rounds_at_end
 from fedjax_sim.command.options import OwnModules, RunFolder
 
 __all__ = ["export", "init"]
@@ -53,6 +53,9 @@ def export(
     run: RunFolder,
     path: Annotated[Path, typer.Argument(metavar="FILE", help="model.npz or model.safetensors.")],
     own_modules: OwnModules = None,
+    allow_previous: Annotated[
+        bool, typer.Option("--allow-previous", help="Take an earlier checkpoint if the newest is damaged or missing.")
+    ] = False,
 ) -> None:
     """Write the model of a run's newest checkpoint as named arrays, such as hidden_0/kernel.
 
@@ -68,7 +71,7 @@ def export(
         registry.admit(own_modules or [])
         check_output("FILE", path, (".npz", ".safetensors"))
         prepare()
-        round, arrays = model_of(run)
+        round, arrays = model_of(run, allow_previous=allow_previous)
         _written(path, arrays)
     except (ConfigError, TypeError, ValueError) as error:
         if not is_users_error(error):
@@ -81,8 +84,12 @@ def export(
     typer.echo(f"{path}: {len(arrays)} arrays, {sum(x.size for x in arrays.values()):,} numbers, after round {round:,}")
 
 
-def model_of(run: Path) -> tuple[int, dict[str, Any]]:
+def model_of(run: Path, *, allow_previous: bool = False) -> tuple[int, dict[str, Any]]:
     """Returns the round of a run's newest checkpoint, and its model as NumPy arrays by name.
+
+    Args:
+      run: the run's folder.
+      allow_previous: take an earlier checkpoint, with a warning, if the newest is damaged or missing.
 
     Raises: FileNotFoundError for a folder without config.toml or checkpoint; CheckpointError for files that were
       changed, or whose state is not the config's; ConfigError where the config can no longer be built.
@@ -100,9 +107,11 @@ def model_of(run: Path) -> tuple[int, dict[str, Any]]:
     if not (run / "config.toml").is_file():
         raise FileNotFoundError(f"RUN: expected a run's folder, with config.toml, got {str(run)!r}.")
     checksums.check_files(run, ["config.toml"])
-    newest = checkpoint.latest(run / "checkpoints")
+    newest = checkpoint.latest(run / "checkpoints", allow_previous=allow_previous)
     if newest is None:
         raise FileNotFoundError(f"RUN: expected a folder with a checkpoint, got {str(run)!r}.")
+    if not allow_previous and (trouble := checkpoint.trouble_with_newest(run / "checkpoints", rounds_at_end(run))):
+        raise checkpoint.CheckpointError(f"{trouble} --allow-previous exports the model of that round.")
     config = load(run / "config.toml", ["run.log=none"])  # nothing is logged, and no logger need be installed
     with config.arithmetic(), engine.client_memory(config.resolved()["run"]["client_memory"], run):
         experiment = build(config)

@@ -26,10 +26,12 @@ __all__ = [
     "drop_empty",
     "folder_to_resume",
     "next_folder",
+    "rounds_at_end",
     "rounds_done",
 ]
 
 RUNS = Path("runs")
+LOG_IS_GONE = "Its metrics.jsonl is gone: put it back from a copy, or begin anew in another --out, without --resume."
 
 
 def rounds_done(folder: Path) -> int:
@@ -64,6 +66,10 @@ def check_new_folder(folder: Path, kind: str) -> None:
         way = "Add --resume to continue it, or choose another --out." if found == kind else "Choose another --out."
         if found == "a run" == kind and rounds_done(folder) < 0:
             way = "No checkpoint is left to resume from: choose another --out."
+        elif found == "a run" == kind and not (folder / "metrics.jsonl").is_file():
+            way = LOG_IS_GONE
+        elif found == "a run" == kind and not (folder / "config.toml").is_file():
+            way = "Its config.toml is gone: name the config and add --resume, or choose another --out."
         rule = f"a folder without {found}"
         raise ConfigError([problem("--out", rule, str(folder), f"It holds {', '.join(names)}. {way}")])
     if (around := folder_around(folder / "new")) is not None:
@@ -105,10 +111,17 @@ def _why_not(folder: Path) -> str:
     return "" if os.access(parent, os.W_OK | os.X_OK) else "No permission to write there."
 
 
-def folder_to_resume(out: Path | None) -> Path:
+def folder_to_resume(out: Path | None, has_config: bool = False) -> Path:
     """Returns the folder of the run to resume: `out`, or the folder in `RUNS` with the newest checkpoint.
 
-    Raises: ConfigError if `out` has no config.toml or no checkpoint; without `out`, if no folder in `RUNS` has both.
+    Args:
+      out: of --out; None if it was not given.
+      has_config: whether the command line names a config, so that the folder need not have one.
+
+    Raises: ConfigError if `out` cannot be resumed, with a way that works; without `out`, if no folder in `RUNS` can.
+
+    Guarantees: each refusal of a folder, to begin and to resume, names a way that is not refused
+    (tests/command/test_trouble.py::test_every_folder_has_a_way).
     """
     if out is None:
         configs = [path for path in RUNS.glob("*/config.toml") if rounds_done(path.parent) >= 0]
@@ -117,9 +130,17 @@ def folder_to_resume(out: Path | None) -> Path:
                 [problem("--resume", "a run with a checkpoint in runs/", "none", "Give its folder: --out.")]
             )
         return max(configs, key=lambda path: (path.parent / "checkpoints").stat().st_mtime).parent
-    if rounds_done(out) < 0 or not (out / "config.toml").is_file():
-        hint = "Nothing to resume there: leave out --resume to start."
-        raise ConfigError([problem("--out", "a folder with config.toml and a checkpoint", str(out), hint)])
+    hint = ""
+    if rounds_done(out) < 0:
+        hint = "No checkpoint is left of its run: begin anew in another --out, without --resume."
+        hint = hint if holds(out) else "Nothing to resume there: leave out --resume to start."
+    elif not (out / "metrics.jsonl").is_file():
+        hint = LOG_IS_GONE
+    elif not has_config and not (out / "config.toml").is_file():
+        hint = "Its config.toml is gone: put it back, or name the run's config, fedjax-sim run CONFIG.toml --resume ..."
+    if hint:
+        rule = "a folder with config.toml, metrics.jsonl and a checkpoint"
+        raise ConfigError([problem("--out", rule, str(out), hint)])
     return out
 
 
@@ -161,6 +182,12 @@ def check_unfinished(folder: Path, rounds: int) -> None:
     if done > rounds or (done == rounds and _summed_up(folder) == done):
         hint = f"{folder} has all of its rounds: nothing to resume. Its page: fedjax-sim report {folder}"
         raise ConfigError([problem("run.rounds", f"more than the {done} rounds done", rounds, hint)])
+
+
+def rounds_at_end(folder: Path) -> int:
+    """Returns the number of rounds of a run that has ended; 0 for a run that has no summary that can be read."""
+    number = _summed_up(folder)
+    return number if isinstance(number, int) else 0
 
 
 def _summed_up(folder: Path) -> int | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,13 +14,14 @@ from fedjax_sim.command.options import RunFolder
 __all__ = ["report", "write_page"]
 
 
-def write_page(run: Path) -> Path:
+def write_page(run: Path, notes: Sequence[str] = ()) -> Path:
     """Writes a run's page under the lock of its folder, so that temporary files of a killed run are removed.
 
     A run in progress holds the lock itself; its page is written without it.
 
     Args:
       run: the run's folder.
+      notes: further notes on the run, which the page shows.
 
     Returns: the path of the page.
 
@@ -35,7 +37,7 @@ def write_page(run: Path) -> Path:
         # A lock creates its folder: a folder that holds no run is not touched.
         if any((run / name).is_file() for name in FILES):
             _lock(stack, run)
-        return write_report(run)
+        return write_report(run, notes)
 
 
 def _lock(stack: ExitStack, run: Path) -> None:
@@ -131,11 +133,18 @@ def report(
     ] = None,
 ):
     """Write a run's report.html again from its files, finished or not."""
+    from fedjax_sim.command.folders import rounds_at_end
     from fedjax_sim.config.document import ConfigError
+    from fedjax_sim.running.checkpoint import trouble_with_newest
     from fedjax_sim.running.files import CheckpointError
 
     try:
-        typer.echo(str(write_page(run) if timeline is None else write_timeline_page(run, timeline)))
+        # The page is of the log, which may be whole where a checkpoint is not.
+        trouble = trouble_with_newest(run / "checkpoints", rounds_at_end(run))
+        page = write_page(run, [trouble] if trouble else []) if timeline is None else write_timeline_page(run, timeline)
+        if trouble:
+            typer.echo(trouble, err=True)
+        typer.echo(str(page))
     except ConfigError as error:
         typer.echo(str(error), err=True)
         raise typer.Exit(2) from error

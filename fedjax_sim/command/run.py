@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import math
 import shlex
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -74,7 +76,7 @@ def run(
 
     def read() -> tuple[str | None, dict]:
         """Reads and checks config and folder, on process 0; returns (folder, tables) as JSON."""
-        folder = folder_to_resume(out) if resume else out
+        folder = folder_to_resume(out, config is not None) if resume else out
         if resume and config is None:
             check_written(folder)
         loaded = load(folder / "config.toml" if resume and config is None else config, settings, without)
@@ -317,20 +319,38 @@ def _finish(
     if data.warnings:
         summary["data_warnings"] = list(data.warnings)
     with lock(folder):
-        write(folder / "summary.json", _json(summary).encode())
-        if last is not None:
-            write(folder / "timeline.json", _json(last).encode())
-        if history.by_client and (rows := client_rows(data, history.by_client)):
-            write(folder / BY_CLIENT, as_csv(rows).encode())
         try:
             if not quiet:
                 first_loss = float(history.records[0].get("test_loss", "nan")) if history.records else math.nan
                 show_summary(summary, first_loss)
         finally:  # even if nobody reads the output any more
-            page = write_report(folder)
+            with _complete(folder):
+                write(folder / "summary.json", _json(summary).encode())
+                if last is not None:
+                    write(folder / "timeline.json", _json(last).encode())
+                if history.by_client and (rows := client_rows(data, history.by_client)):
+                    write(folder / BY_CLIENT, as_csv(rows).encode())
+                page = write_report(folder)
         if not quiet:
             # The path is not in the table, which would break a long path into lines.
             terminal.console(soft_wrap=True).print(str(page))
+
+
+class _NotWritten(OSError):
+    """Files of a run that is complete could not be written."""
+
+
+@contextlib.contextmanager
+def _complete(folder: Path) -> Iterator[None]:
+    """Says of files that cannot be written that the run is complete, and how to make its page again."""
+    try:
+        yield
+    except OSError as error:
+        way = f"fedjax-sim report {shlex.quote(str(folder))}"
+        raise _NotWritten(
+            f"{type(error).__name__}: {error}. The run is complete: its log and checkpoints are on disk. Free space or "
+            f"mend the folder, then make its page: {way}"
+        ) from error
 
 
 def how_clients_count(star: Any) -> dict[str, str]:
@@ -371,13 +391,12 @@ def _interrupted(error: KeyboardInterrupt, folder: Path | None, made: Path | Non
       folder: the run's folder; None if there is none yet.
       made: the folder if this process created it, which is removed if it is empty.
     """
-    from fedjax_sim.command.report import write_page
     from fedjax_sim.running import distributed
 
     safe_round = rounds_done(folder) if folder else -1
     drop_empty(made)
     if safe_round > 0 and distributed.is_first():
-        write_page(folder)
+        _page_of_rounds(folder)
     how_to_continue = f"Continue with: fedjax-sim run --resume --out {shlex.quote(str(folder))}"
     state = f"Round {safe_round} is safe. {how_to_continue}" if safe_round >= 0 else "No checkpoint yet."
     _stop(f"Interrupted. {state}", error)
@@ -388,13 +407,12 @@ def _failed(error: Exception, folder: Path | None, made: Path | None) -> NoRetur
 
     The arguments are as for `_interrupted`.
     """
-    from fedjax_sim.command.report import write_page
     from fedjax_sim.running import distributed
 
     drop_empty(made)
     # Diverged training has rounds to look at.
     if isinstance(error, ArithmeticError) and distributed.is_first():
-        write_page(folder)
+        _page_of_rounds(folder)
     if distributed.lost_peer(error):
         _stop(f"Another process of this job died. Continue with --resume --out {shlex.quote(str(folder))}.", error)
     is_about_files = isinstance(error, (FileExistsError, FileNotFoundError))
@@ -402,7 +420,24 @@ def _failed(error: Exception, folder: Path | None, made: Path | None) -> NoRetur
         if not is_users_error(error):
             raise error
         _stop(str(error), error)
-    _stop(str(error) if is_about_files else f"{type(error).__name__}: {error}", error)
+    if isinstance(error, _NotWritten) or is_about_files:
+        _stop(str(error), error)
+    words = f"{type(error).__name__}: {error}"
+    if isinstance(error, OSError) and folder is not None and (safe_round := rounds_done(folder)) >= 0:
+        way = f"fedjax-sim run --resume --out {shlex.quote(str(folder))}"
+        words += f". Round {safe_round} is safe: free space or mend the folder, then {way}"
+    _stop(words, error)
+
+
+def _page_of_rounds(folder: Path) -> None:
+    """Writes the page of a run that stopped; where that fails too, it says so and the run's own end is told."""
+    from fedjax_sim.command.report import write_page
+    from fedjax_sim.running.files import CheckpointError
+
+    try:
+        write_page(folder)
+    except (CheckpointError, OSError) as error:
+        typer.echo(f"No page: {error}", err=True)
 
 
 def launch(

@@ -104,10 +104,13 @@ def sweep(
         typer.echo(str(error), err=True)
         raise typer.Exit(2) from error
     except (CheckpointError, MemoryError, OSError, RunLocked) as error:
-        _drop_unstarted(folder, new_folder, new_file)
+        has_points = _drop_unstarted(folder, new_folder, new_file)
         speaks_for_itself = isinstance(error, (CheckpointError, FileExistsError, FileNotFoundError, RunLocked))
         words = str(error) if speaks_for_itself else ""
-        typer.echo(words or f"{type(error).__name__}: {error}", err=True)
+        if not words:
+            words = f"{type(error).__name__}: {error}"
+            words += f". Finished points are safe: mend that, then add --resume --out {folder}" * has_points
+        typer.echo(words, err=True)
         raise typer.Exit(1) from error
     if not quiet:
         for rung in rungs[:-1]:

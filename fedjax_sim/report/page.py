@@ -7,7 +7,7 @@ comes from a file is escaped. Nothing in it depends on when it is written.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,12 +29,14 @@ OBJECTS = ("summary.json", "env.json", "population.json", "timeline.json")
 FILES = ("config.toml", "metrics.jsonl", "timing.jsonl", *OBJECTS, BY_CLIENT)
 
 
-def write_report(run_directory: str | Path) -> Path:
+def write_report(run_directory: str | Path, further_notes: Sequence[str] = ()) -> Path:
     """Writes `report.html` into a run's folder, from those of the run's files that exist.
 
     Args:
       run_directory: folder with any of config.toml, metrics.jsonl, timing.jsonl, summary.json, env.json,
         population.json, timeline.json and by_client.csv; the page reports missing files.
+
+      further_notes: lines that the page shows among its notes.
 
     Returns: the page's path.
     Raises: FileNotFoundError if the folder holds none of them; CheckpointError if a file is not as the run wrote it.
@@ -59,7 +61,7 @@ def write_report(run_directory: str | Path) -> Path:
     checksums.check_files(folder, ("config.toml", *OBJECTS))
     check_logs(folder)
     clients = read_by_client(folder)
-    notes: list[str] = []
+    notes = list(further_notes)
     # A summary or a log that cannot be read is reported in a note; the rest of the page is written all the same.
     summary, env, population, timeline = (read_json(folder / name, notes) for name in OBJECTS)
     num_verified = verified(folder)

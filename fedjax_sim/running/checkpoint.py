@@ -29,7 +29,7 @@ from fedjax_sim.running.files import CheckpointError, RunLocked, write_atomicall
 from fedjax_sim.types import PyTree
 from fedjax_sim.validate import InvalidType, integer
 
-__all__ = ["CheckpointError", "RunLocked", "latest", "newest_meta", "restore", "save"]
+__all__ = ["CheckpointError", "RunLocked", "latest", "newest_meta", "restore", "save", "trouble_with_newest"]
 
 NAME = re.compile(r"round_(\d{8,10})\.ckpt")
 
@@ -166,7 +166,8 @@ def latest(
             continue
         if damaged and not allow_previous:
             raise CheckpointError(
-                f"{damaged[0]} The newest intact one is {path.name}: pass allow_previous=True to continue from it."
+                f"{damaged[0]} The newest intact one is {path.name}: --allow-previous takes it, and in Python "
+                "allow_previous=True."
             )
         if damaged:
             warnings.warn(f"{' '.join(damaged)} Continuing from {path.name}.", RuntimeWarning, stacklevel=2)
@@ -174,6 +175,30 @@ def latest(
     if damaged:
         raise CheckpointError(f"{damaged[0]} No earlier checkpoint in {directory} is intact: start a new run.")
     return None
+
+
+def trouble_with_newest(directory: str | Path, num_rounds: int = 0) -> str:
+    """Says what is wrong with the newest checkpoint of a folder; "" if nothing is, and where there is no such folder.
+
+    Args:
+      directory: the run's checkpoint folder.
+      num_rounds: of a run that has ended, which leaves a checkpoint of its last round; 0 for another run.
+
+    Guarantees: a damaged and a missing newest checkpoint are told by every command that shows a run
+    (tests/command/test_trouble.py::test_a_damaged_newest_checkpoint_is_told).
+    """
+    if not Path(directory).is_dir():
+        return ""  # of a folder that was copied without them
+    paths = _list(Path(directory))
+    newest_round = _round(paths[0]) if paths else None
+    if num_rounds > 0 and (newest_round or 0) < num_rounds:
+        found = "none is left" if newest_round is None else f"the newest is of round {newest_round:,}"
+        return f"{directory}: the checkpoint of round {num_rounds:,}, with which the run ended, is missing: {found}."
+    try:
+        latest(directory)
+    except CheckpointError as error:
+        return str(error)
+    return ""
 
 
 def newest_meta(directory: str | Path) -> tuple[Path, dict[str, Any]] | None:

@@ -25,6 +25,8 @@ class RunLocked(RuntimeError):
 def write_atomically(path: str | Path, parts: Iterable[bytes]) -> Path:
     """Writes a temporary file, syncs it, renames it over `path`, and syncs the folder.
 
+    Raises: OSError, with `path` as its file.
+
     Guarantees: killed at any moment, `path` holds its old bytes or all of its new ones
     (tests/running/test_checkpoint.py::test_killed_between_any_two_system_calls).
     """
@@ -40,9 +42,11 @@ def write_atomically(path: str | Path, parts: Iterable[bytes]) -> Path:
                     view = view[os.write(file.fileno(), view) :]
             os.fsync(file.fileno())
         os.replace(temporary, path)
-    except OSError:
+    except OSError as error:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
+        error.filename = str(path)  # a full disk has no name of a file, and the temporary one says nothing
+        error.filename2 = None
         raise
     # The rename is on disk only when the folder is.
     folder = os.open(path.parent, os.O_RDONLY)

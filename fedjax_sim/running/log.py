@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import warnings
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
@@ -334,19 +335,38 @@ class Log:
             timing["crc32"] = [f"{zlib.crc32(line):08x}" for line in lines]
             self.files[METRICS].append(b"".join(lines))
             self.files[TIMING].append(_line(timing))
-        for logger in self.started_loggers:
-            _told(logger, logger.write, records)
+        for logger in list(self.started_loggers):
+            self._tell(logger, logger.write, records)
 
     def start_loggers(self) -> None:
         """Hands the loggers what is logged so far."""
         for logger in self.loggers:
-            _told(logger, logger.start, self.records)
+            self._tell(logger, logger.start, self.records)
             self.started_loggers.append(logger)
 
     def finish_loggers(self) -> None:
-        """Ends the loggers that were started."""
-        for logger in self.started_loggers:
-            _told(logger, logger.finish, self.final_summary)
+        """Ends the loggers that were started; where the run ends by an error, that error is raised and no other."""
+        for logger in list(self.started_loggers):
+            try:
+                self._tell(logger, logger.finish, self.final_summary)
+            except RuntimeError as error:
+                if self.final_summary is not None:
+                    raise
+                warnings.warn(str(error), RuntimeWarning, stacklevel=2)
+
+    def _tell(self, logger: Logger, call: Callable, content: Any) -> None:
+        """Calls a method of a logger, which is not called again after an error, since a dead server makes it wait.
+
+        Errors of whatever type name the logger and say how to go on.
+        """
+        try:
+            call(content)
+        except Exception as error:
+            self.started_loggers = [other for other in self.started_loggers if other is not logger]
+            raise RuntimeError(
+                f"loggers: {type(logger).__name__} failed with {type(error).__name__}: {error}. The run lost nothing: "
+                "resume it, where need be without loggers (--set run.log=none, in Python loggers=())."
+            ) from error
 
     def commit(self, round: int, state: PyTree, identity: dict, keep: int) -> None:
         """Commits log, state and ledger together.
@@ -406,18 +426,6 @@ class Log:
             **totals,
             **({"metrics": own_metrics} if own_metrics else {}),
         }
-
-
-def _told(logger: Logger, call: Callable, content: Any) -> None:
-    """Calls a method of a logger; its errors, of whatever type, name the logger and say how to go on."""
-    try:
-        call(content)
-    except Exception as error:
-        name = type(logger).__name__
-        raise RuntimeError(
-            f"loggers: {name} failed with {type(error).__name__}: {error}. The run lost nothing: resume it, with "
-            "--set run.log=none to go on without loggers."
-        ) from error
 
 
 def _same_run(stored: dict, current: dict, path: Path) -> None:

@@ -22,6 +22,13 @@ __all__ = ["LOGGERS", "Logger", "MLflow", "TensorBoard", "WeightsAndBiases", "ch
 SUFFIX = ".fedjax_sim"  # of the event files that are written here
 PROJECT = "fedjax_sim"  # of W&B, and the experiment of MLflow, if the environment names no other
 MLFLOW_NUMBERS, MLFLOW_OPTIONS = 1000, 100  # MLflow takes at most so many at once
+# How long MLflow waits for a server where the environment does not say: below a minute. Its own defaults, 7 retries of
+# up to 120 seconds with growing pauses, keep a run in silence for many minutes.
+MLFLOW_PATIENCE = {
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
+    "MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR": "1",
+}
 
 
 class Logger(Protocol):
@@ -138,14 +145,16 @@ class MLflow:
     """Writes a run of MLflow to the server or store that the environment's MLFLOW_TRACKING_URI names.
 
     Without one, MLflow chooses a store in the current folder; `file:` stores need MLFLOW_ALLOW_FILE_STORE=true. A
-    resumed run goes on under the id in `DIRECTORY/mlflow_run_id`.
+    resumed run goes on under the id in `DIRECTORY/mlflow_run_id`. A server that does not answer stops the run within a
+    minute; MLflow's own variables, such as MLFLOW_HTTP_REQUEST_TIMEOUT, set another patience.
 
     Args:
       directory: the run's folder, whose name is the run's.
       config: the run's options, which are MLflow's parameters.
 
     Guarantees: MLflow's own client finds each round of `metrics.jsonl` once, also after a resume
-    (tests/running/test_loggers.py::test_each_round_arrives_once).
+    (tests/running/test_loggers.py::test_each_round_arrives_once). A dead server stops the run in bounded time, and no
+    round is lost (tests/running/test_loggers.py::test_a_dead_server).
     """
 
     def __init__(self, directory: str | Path, config: Mapping[str, Any] | None = None):
@@ -157,6 +166,8 @@ class MLflow:
         import mlflow
         from mlflow.entities import Param
 
+        for name, value in MLFLOW_PATIENCE.items():
+            os.environ.setdefault(name, value)
         self.client = mlflow.MlflowClient()
         self.id = _kept_id(self.directory / "mlflow_run_id", self._new_run)
         # The rounds of MLflow's own metric say what it has already: a batch of numbers is written whole.

@@ -2,6 +2,7 @@
 
 import json
 import math
+import socket
 import struct
 
 import jax
@@ -204,3 +205,62 @@ def test_a_logger_that_fails_stops_the_run_and_says_how_to_go_on(tmp_path, monke
     again = CliRunner().invoke(app, ["run", "-q", "--resume", "--set", "run.log=none"])
     assert again.exit_code == 0, again.output
     assert len((folder / "metrics.jsonl").read_text().splitlines()) == 3
+
+
+def test_a_dead_server(tmp_path, monkeypatch):
+    """Fault: an MLflow server that accepts and never answers, for which a run waits in silence for many minutes, and
+    once more when it ends; rounds that are lost with it; the words of the command line alone."""
+    pytest.importorskip("mlflow")
+    patience = {name: int(value) for name, value in loggers.MLFLOW_PATIENCE.items()}
+    tries = patience["MLFLOW_HTTP_REQUEST_MAX_RETRIES"] + 1
+    pauses = patience["MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR"] * 2**tries
+    assert tries * patience["MLFLOW_HTTP_REQUEST_TIMEOUT"] + pauses < 60
+    for name, value in zip(loggers.MLFLOW_PATIENCE, ("0", "1", "0"), strict=True):
+        monkeypatch.setenv(name, value)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{server.getsockname()[1]}")
+        words = [word for setting in [*RUN, 'run.log=["mlflow"]'] for word in ("--set", setting)]
+        done = CliRunner().invoke(app, ["run", "-q", "--out", str(tmp_path / "run"), *words])
+    assert done.exit_code == 1 and "loggers: MLflow failed" in done.output and "The run lost nothing" in done.output
+    assert "--set run.log=none" in done.output and "in Python loggers=()" in done.output
+    resumed = ["run", "-q", "--resume", "--out", str(tmp_path / "run"), "--set", "run.log=none"]
+    assert CliRunner().invoke(app, resumed).exit_code == 0
+
+
+def test_a_logger_that_failed_is_not_called_again(tmp_path):
+    """Fault: a dead server that is asked again when the run ends, and whose second error hides the first."""
+    calls = []
+
+    class Dead:
+        def start(self, records):
+            pass
+
+        def write(self, records):
+            calls.append("write")
+            raise ConnectionError("nobody there")
+
+        def finish(self, summary):
+            calls.append("finish")
+            raise ConnectionError("nobody there")
+
+    class DeadAtTheEnd(Dead):
+        def write(self, records):
+            pass
+
+    people = population.quadratics(num_clients=4, dimension=2).train
+    algorithm = algorithms.fedavg(population.quadratic_loss, uniform(4, 2), optax.sgd(0.1), num_steps=1)
+    parts = jax.random.key(0), algorithm, {"w": np.zeros(2, np.float32)}, people, 2
+    with pytest.raises(RuntimeError, match="Dead failed with ConnectionError"):
+        run(*parts, loggers=[Dead()])
+    assert calls == ["write"]
+    with pytest.raises(RuntimeError, match="DeadAtTheEnd failed"):
+        run(*parts, loggers=[DeadAtTheEnd()])
+
+    def ends(*_):
+        raise InterruptedError("by the user")
+
+    with (
+        pytest.warns(RuntimeWarning, match="DeadAtTheEnd failed"),
+        pytest.raises(InterruptedError, match="by the user"),
+    ):
+        run(*parts, loggers=[DeadAtTheEnd()], callbacks=[ends])
