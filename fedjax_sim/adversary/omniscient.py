@@ -210,7 +210,8 @@ def adaptive(
 
     1. Lines: the messages mean - gamma p are tried, where p is the direction of the mean, its signs, or the standard
        deviations. gamma is a power of two, from 2^-4 to 2^(n - 5), times the honest messages' root mean square
-       deviation over |p|.
+       deviation over |p|. Where honest messages are the same up to rounding, their norm takes the place of the
+       deviation.
     2. Ascent, from the best of these messages. Order statistics and choices have no useful derivative, so each step is
        to the best of five messages. Three start at the mean and go in the direction in which the aggregate was moved,
        half, once and twice as far as the best message so far. (If a rule moves every coordinate by the same factor,
@@ -223,7 +224,8 @@ def adaptive(
       num_ascents: the steps of the ascent, in [0, 1024]; the rule is computed five times in each.
 
     Guarantees: the message is at least as harmful as every message that is tried along the lines
-    (tests/adversary/test_attacks.py::test_adaptive), and the ascent finds more harmful messages (::test_ascent).
+    (tests/adversary/test_attacks.py::test_adaptive), also where honest messages agree
+    (::test_adaptive_where_honest_messages_agree), and the ascent finds more harmful messages (::test_ascent).
 
     References: Shejwalkar and Houmansadr 2021, section 4 (aggregation known); Fang et al. 2020, section 3.2 (lambda by
     halving); Spall 1992 (simultaneous perturbation).
@@ -234,6 +236,8 @@ def adaptive(
         is_honest = cohort.arrived & ~bad
         squares = jnp.where(is_honest, squared_distances(cohort.messages, honest.mean), 0)
         deviation = jnp.sqrt(squares.sum(0) / jnp.maximum(honest.number, 1))
+        norm = jnp.sqrt(dot(honest.mean, honest.mean)).astype(deviation.dtype)
+        deviation = jnp.where(deviation > 2.0**-20 * norm, deviation, norm)
 
         def harm(message):
             """Returns (the harm of a message, how it moves the aggregate from the honest mean)."""

@@ -158,6 +158,15 @@ def test_adaptive():
         np.testing.assert_allclose(np.linalg.norm(got - mean), max(tried), rtol=1e-4)
 
 
+def test_adaptive_where_honest_messages_agree():
+    """Three equal messages and one attacker: the mean moves by a quarter of the largest step, 2^3 |mean|. Catches steps
+    in proportion to a deviation of 0, with which the attacker sends the mean."""
+    x = np.full((4, 2), 0.5, np.float32)
+    rule = adversary.corrupted(aggregation.mean(), adversary.adaptive(8, 0), adversary.clients([3]))
+    moved = np.linalg.norm(applied(rule, x)[0] - x[0])
+    np.testing.assert_allclose(moved, 8 * np.linalg.norm(x[0]) / 4, rtol=1e-5)
+
+
 @pytest.mark.full
 @pytest.mark.default_rows(1)
 @pytest.mark.parametrize(("rule", "gain"), [(aggregation.geometric_median(), 1.1), (aggregation.krum(3), 1.02)],
