@@ -304,7 +304,7 @@ def _finish(
     summary["params_kind"] = algorithm.params_kind.name.lower()
     # The loss of a statistic is no loss of the task, and params that are no model have no test loss.
     if algorithm.evaluated.loss_fn is None and algorithm.params_kind.is_judged:
-        summary |= constant_baseline(data.test, data.task)
+        summary |= constant_baseline(data.test, data.task, data.special_tokens)
     summary |= how_clients_count(algorithm.parts)
     if rule is not None:
         summary["stopped_when"] = rule

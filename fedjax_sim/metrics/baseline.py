@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -9,21 +10,23 @@ import numpy as np
 __all__ = ["constant_baseline"]
 
 
-def constant_baseline(test: Any, task: str) -> dict[str, float]:
+def constant_baseline(test: Any, task: str, special_tokens: Sequence[int] = ()) -> dict[str, float]:
     """Computes the metrics of the best constant prediction on a test set.
 
     The constant is chosen on the test set itself, so no constant that is learned elsewhere does better.
 
     Args:
       test: examples with integer labels "y" (-1 marks padding) or real targets "y" [n, k].
-      task: as in `population.FederatedData`.
+      task, special_tokens: as in `population.FederatedData`.
 
-    Returns: `baseline_accuracy`, the share of the most frequent label, and `baseline_loss`. The loss is the entropy of
-    the labels in nats (that of the unigram model for next characters), or the variance of the targets. The dict is
-    empty for other tasks, and for a test set without targets.
+    Returns: `baseline_accuracy`, the share of the most frequent label (of words, without special tokens), and
+      `baseline_loss`. The loss is the entropy of the labels in nats (that of the unigram model for next tokens), or the
+      variance of the targets. The dict is empty for other tasks, and for a test set without targets.
 
     >>> constant_baseline({"y": np.array([[0, 1], [1, -1]])}, "next_token")
     {'baseline_accuracy': 0.6666666666666666, 'baseline_loss': 0.6365141682948128}
+    >>> constant_baseline({"y": np.array([[0, 1], [1, -1]])}, "next_token", special_tokens=(1,))["baseline_accuracy"]
+    1.0
     >>> constant_baseline({"y": np.array([[1.0], [3.0]])}, "regression")
     {'baseline_loss': 1.0}
     """
@@ -37,4 +40,6 @@ def constant_baseline(test: Any, task: str) -> dict[str, float]:
     if not counts.size:
         return {}
     shares = counts[counts > 0] / counts.sum()
-    return {"baseline_accuracy": float(shares.max()), "baseline_loss": float(-(shares * np.log(shares)).sum())}
+    words = np.delete(counts, [token for token in special_tokens if token < counts.size])
+    most_frequent = words.max(initial=0) / max(words.sum(), 1)
+    return {"baseline_accuracy": float(most_frequent), "baseline_loss": float(-(shares * np.log(shares)).sum())}

@@ -386,7 +386,8 @@ def evaluation(
         accuracy is `attack_success`, the share of them that the model takes for the target.
       perplexity: whether the record has `test_perplexity`, `held_out_perplexity` and so on: exp(F) of each mean loss F
         in nats per token, and in the quantiles exp(F_i) of each client's mean loss. It is for a loss that weighs by
-        tokens, such as `models.next_token_cross_entropy`.
+        tokens, such as `models.next_token_cross_entropy`. Every target token counts, also an end and an unknown word,
+        and padding does not.
       params_kind: `Algorithm.params_kind`. Params that are no model by themselves, such as FedProto's start or the
         first of IFCA's models, are not judged: the record has `personal_*`, `newcomer_*` and `owner_*` alone.
 

@@ -5,7 +5,8 @@ A target outside its range gives a NaN loss instead of a plausible number, since
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -168,18 +169,26 @@ def squared_error(outputs: Array, targets: Array) -> dict[str, Array]:
     return {"loss": jnp.square(error).reshape(error.shape[0], -1).mean(axis=1)}
 
 
-def next_token_cross_entropy(outputs: Array, targets: Array) -> dict[str, Array]:
+def next_token_cross_entropy(outputs: Array, targets: Array, *, special_tokens: Sequence[int] = ()) -> dict[str, Array]:
     """Computes the cross entropy of each sequence, averaged over its valid tokens.
 
     Args:
       outputs: [n, L, V] logits.
       targets: [n, L] integer tokens in [0, V), or -1 for padding. Other tokens give a NaN loss.
+      special_tokens: tokens that stand for no word, such as an unknown word or an end (`FederatedData.special_tokens`).
+        The accuracy leaves them out as targets, as a model that always says "unknown" predicts no word. As predictions
+        of words they are wrong.
 
     Returns: "loss" [n] in nats per token, "accuracy" [n], and "weight" [n], the number of valid tokens. All are 0 for a
-    sequence of padding only.
+    sequence of padding only. With special tokens also "accuracy_weight" [n], the number of words, and
+    "accuracy_all_tokens" [n], over all valid tokens. The loss is over all valid tokens in any case.
 
     Guarantees: padding, whatever its logits, changes neither values nor gradients, and a sequence of padding has zeros
-    (tests/models/test_losses.py::test_next_token_padding_changes_nothing).
+    (tests/models/test_losses.py::test_next_token_padding_changes_nothing). Special tokens are no words
+    (tests/models/test_losses.py::test_special_tokens_are_no_words).
+
+    References: Reddi et al., Adaptive federated optimization, 2021, appendix C (accuracy without out-of-vocabulary and
+      end tokens).
 
     >>> import jax.numpy as jnp
     >>> values = next_token_cross_entropy(jnp.zeros((2, 3, 4)), jnp.array([[0, 1, -1], [-1, -1, -1]]))
@@ -198,7 +207,13 @@ def next_token_cross_entropy(outputs: Array, targets: Array) -> dict[str, Array]
         # A sequence of padding only divides 0 by 1.
         return jnp.where(valid, x, 0).sum(axis=1) / jnp.maximum(weight, 1)
 
-    return {"loss": mean(loss), "accuracy": mean(correct), "weight": weight}
+    values = {"loss": mean(loss), "accuracy": mean(correct), "weight": weight}
+    if not special_tokens:
+        return values
+    is_word = valid & ~jnp.isin(targets, jnp.asarray(special_tokens, targets.dtype))
+    num_words = is_word.sum(axis=1).astype(loss.dtype)
+    of_words = jnp.where(is_word, correct, 0).sum(axis=1) / jnp.maximum(num_words, 1)
+    return values | {"accuracy": of_words, "accuracy_weight": num_words, "accuracy_all_tokens": values["accuracy"]}
 
 
 def node_cross_entropy(outputs: Array, targets: Array) -> dict[str, Array]:
@@ -223,11 +238,12 @@ def node_cross_entropy(outputs: Array, targets: Array) -> dict[str, Array]:
     return next_token_cross_entropy(outputs, targets)
 
 
-def default_loss(task: str) -> Callable:
+def default_loss(task: str, special_tokens: Sequence[int] = ()) -> Callable:
     """Returns the usual loss for the task of a data set.
 
     Args:
       task: "classification", "binary", "regression", "next_token", "node_classification" or "graph_classification".
+      special_tokens: as in `next_token_cross_entropy`; () for other tasks.
 
     Raises: ValueError for another task. The error names the most similar task.
 
@@ -243,4 +259,8 @@ def default_loss(task: str) -> Callable:
         "graph_classification": softmax_cross_entropy,
     }
     one_of("task", task, losses)
-    return losses[task]
+    if not special_tokens:
+        return losses[task]
+    if task != "next_token":
+        fail("special_tokens", "() for a task without tokens", special_tokens)
+    return functools.partial(next_token_cross_entropy, special_tokens=tuple(special_tokens))

@@ -69,6 +69,7 @@ class FederatedData(NamedTuple):
     feature_names: tuple[str, ...] | None = None  # of the numbers of x [n, d], or of x as vectors; None = no names
     units: Units | None = None  # the own units of the numbers of x, if they were standardised; None = they are in them
     warnings: tuple[str, ...] = ()  # what in the files looks wrong, as text for reports
+    special_tokens: tuple[int, ...] = ()  # tokens that stand for no word, such as an end; accuracy leaves them out
 
     @property
     def learned(self) -> tuple[Learned, ...] | None:
@@ -252,6 +253,7 @@ def from_sites(
     vocabulary: tuple[str, ...] | None = None,
     scale_bytes: bool = True,
     learned: tuple[Learned, ...] | None = None,
+    special_tokens: tuple[int, ...] = (),
 ) -> FederatedData:
     """Builds federated data from one dict of examples per client.
 
@@ -265,6 +267,7 @@ def from_sites(
         False keeps the values 0 to 255. Tokens are never scaled.
       learned: what prepared the examples and was learnt from several clients' rows. () states that nothing was. None
         states nothing, which privacy statements then say.
+      special_tokens: see `FederatedData`.
 
     Raises: ValueError or TypeError, which names client, leaf and row. Rows are refused for features that are not
       finite, labels out of range, and lengths or shapes that differ. Clients are refused for leaves other than x and y,
@@ -331,6 +334,7 @@ def from_sites(
         notes=notes,
         client_names=tuple(train),
         held_out_names=tuple(tested),
+        special_tokens=special_tokens,
     )
 
 

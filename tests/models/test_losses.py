@@ -108,6 +108,29 @@ def test_next_token_padding_changes_nothing(junk):
     assert (g[padded] == 0).all() and (g[~padded] != 0).any(axis=-1).all()
 
 
+def test_special_tokens_are_no_words():
+    """A model that always says "unknown" predicts no word. Catches an accuracy of 2/3 for it, special tokens that are
+    right answers, special predictions that are left out of the count, and a loss that changes."""
+    unknown, end, word = 3, 2, 4
+    targets = jnp.array([[unknown, unknown, word, end], [word, 5, end, -1], [unknown, end, -1, -1]])
+    special = (0, 1, end, unknown)
+
+    def says(token):
+        return jnp.zeros((3, 4, 6)).at[:, :, token].set(5.0)
+
+    for token, correct, of_all in ((unknown, [0, 0, 0], [0.5, 0, 0.5]), (word, [1, 0.5, 0], [0.25, 1 / 3, 0])):
+        values = next_token_cross_entropy(says(token), targets, special_tokens=special)
+        np.testing.assert_allclose(values["accuracy"], correct)
+        np.testing.assert_allclose(values["accuracy_weight"], [1, 2, 0])
+        np.testing.assert_allclose(values["accuracy_all_tokens"], of_all)
+        plain = next_token_cross_entropy(says(token), targets)
+        np.testing.assert_array_equal(values["loss"], plain["loss"])
+        np.testing.assert_array_equal(values["weight"], plain["weight"])
+        np.testing.assert_array_equal(values["accuracy_all_tokens"], plain["accuracy"])
+    with pytest.raises(ValueError, match=r"special_tokens: expected \(\) for a task without tokens"):
+        default_loss("classification", (0,))
+
+
 @pytest.mark.parametrize(
     ("loss", "outputs", "targets"),
     [

@@ -43,6 +43,7 @@ FIELDS = ("schema", "name", "task", "input_shape", "num_outputs", "label_names",
 NAMES = ("client_names", "held_out_names")
 FEATURES = ("feature_names", "units")
 RECORD = "learned"
+SPECIAL = "special_tokens"
 NOT_HELD = ("poisons", "triggered", "local_test", "measure", "server", "columns")  # fields that a folder cannot hold
 LARGEST_INFO = 1 << 26  # bytes
 # The quotient of every byte, as NumPy rounds it. XLA would multiply by 1 / 255, which rounds differently.
@@ -82,7 +83,8 @@ def write_native(directory: str | os.PathLike, data: FederatedData) -> None:
                 write_store(temporary / name, jax.device_get(pooled(population).examples), offsets)
         # The test set is stored as a population of one client.
         write_store(temporary / "test", data.test, np.array([0, len(jax.tree.leaves(data.test)[0])]))
-        info = {"schema": SCHEMA, **{field: getattr(data, field) for field in (*FIELDS[1:], *NAMES, *FEATURES)}}
+        fields = (*FIELDS[1:], *NAMES, *FEATURES, SPECIAL)
+        info = {"schema": SCHEMA, **{field: getattr(data, field) for field in fields}}
         info[RECORD] = None if data.learned is None else [record._asdict() for record in data.learned]
         with (temporary / "info.json").open("w", encoding="utf-8") as file:
             json.dump(info, file, indent=1)
@@ -104,8 +106,8 @@ def _info(path: pathlib.Path) -> dict[str, Any]:
     except ValueError as error:
         validate.fail(str(path), "JSON text", str(error))
     if isinstance(info, dict):
-        info = dict.fromkeys((*NAMES, *FEATURES, RECORD)) | info
-    if not isinstance(info, dict) or set(info) != {*FIELDS, *NAMES, *FEATURES, RECORD}:
+        info = {**dict.fromkeys((*NAMES, *FEATURES, RECORD)), SPECIAL: []} | info
+    if not isinstance(info, dict) or set(info) != {*FIELDS, *NAMES, *FEATURES, RECORD, SPECIAL}:
         validate.fail(str(path), f"an object with {', '.join(FIELDS)}", info)
     validate.one_of("info.schema", info["schema"], (SCHEMA,))
     validate.one_of("info.task", info["task"], TASKS)
@@ -120,8 +122,11 @@ def _info(path: pathlib.Path) -> dict[str, Any]:
         if names is not None and not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
             validate.fail(f"info.{field}", "null or a list of strings", names, error=TypeError)
         info[field] = None if names is None else tuple(names)
+    special = info[SPECIAL]
+    if not isinstance(special, list) or not all(type(n) is int and 0 <= n < info["num_outputs"] for n in special):
+        validate.fail(f"info.{SPECIAL}", f"a list of integers in [0, {info['num_outputs']})", special)
     about = {"input_shape": tuple(shape), "units": _units(info["units"]), RECORD: _record(info[RECORD])}
-    return {**info, **about}
+    return {**info, **about, SPECIAL: tuple(special)}
 
 
 def _units(fields: Any) -> Units | None:

@@ -48,7 +48,8 @@ def tff_text(
     It needs the extra `hdf5`. With unit="character", the texts of a client are joined by line ends and cut into windows
     of L characters. With unit="word", each text is one row. Its x is <start>, w_1, w_2, ... and its y is
     w_1, w_2, ..., <end>. Both are cut after L tokens and padded, with 0 in x and -1 in y. A word that is not in the
-    vocabulary is <unknown>, also as a target.
+    vocabulary is <unknown>, also as a target. Accuracies are over words: they leave out <end> and <unknown> as targets,
+    and count them as wrong predictions of words. `accuracy_all_tokens` counts every target, as loss and perplexity do.
 
     Args:
       path: file of the training clients, such as shakespeare_train.h5 or stackoverflow_train.h5.
@@ -114,6 +115,8 @@ def tff_text(
 
     train, test = ({id: rows(texts) for id, texts in split.items()} for split in splits)
     about: dict[str, Any] = {"vocabulary": tokens, "name": source.stem, "learned": vocabulary_learned(vocabulary)}
+    if unit == "word":
+        about["special_tokens"] = tuple(range(len(MARKS)))
     if test_path is None:
         about["learned"] += split_learned(split)
     return from_sites(train, test, task="next_token", num_outputs=len(tokens), **about)

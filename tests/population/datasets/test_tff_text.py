@@ -1,9 +1,14 @@
 """Texts of TensorFlow Federated's files, in small files of their layout."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from fedjax_sim import population
+from fedjax_sim.config.build import build
+from fedjax_sim.config.document import load
+from fedjax_sim.metrics.baseline import constant_baseline
 from fedjax_sim.population.datasets.leaf_tff import tff_hdf5
 from fedjax_sim.population.datasets.tff_text import tff_text
 
@@ -84,3 +89,30 @@ def test_words(tmp_path):
         file.create_dataset("examples/a/tokens", data=np.array([b"\xff"], object), dtype=h5py.string_dtype("ascii"))
     with pytest.raises(ValueError, match="texts in UTF-8"):
         tff_text(path=str(tmp_path / "latin.h5"), features="tokens")
+
+
+def test_accuracies_are_of_words(tmp_path):
+    """A run's evaluation of a model that always says <unknown>: on the test set, at held-out clients, at clients' own
+    rows, and of a data set that was written and read. Catches .667 for it, and a folder that forgets the tokens."""
+    path = write(tmp_path / "train.h5", "tokens", QUESTIONS)
+    test_path = write(tmp_path / "test.h5", "tokens", {"00000009": ["how odd"], "00000010": ["odd"]})
+    data = tff_text(
+        path=path, test_path=test_path, features="tokens", unit="word", sequence_length=5, vocabulary_size=4
+    )
+    assert data.special_tokens == (0, 1, 2, 3)
+    assert constant_baseline(data.test, data.task, data.special_tokens)["baseline_accuracy"] == 1.0
+    assert tff_text(path=path, features="tokens").special_tokens == ()  # all characters are predicted
+    population.write_native(tmp_path / "folder", data)
+    settings = ["data.name=native", f"data.directory={tmp_path / 'folder'}", "data.with_local_test.fraction=0.5"]
+    settings += ["model.name=gru", "model.hidden=3", "sampler.cohort_size=2", "run.evaluate_train=all"]
+    experiment = build(load(None, settings))
+    assert experiment.data.special_tokens == data.special_tokens
+    zeros = jax.tree.map(jnp.zeros_like, experiment.params)
+    (name,) = (name for name, leaf in zeros["output"].items() if leaf.ndim == 1)
+    for token, right in ((3, 0.0), (data.vocabulary.index("how"), 1.0)):
+        params = zeros | {"output": zeros["output"] | {name: zeros["output"][name].at[token].set(9.0)}}
+        record = experiment.evaluation(params)
+        # The targets are how <unknown> <end> and <unknown> <end>: one word.
+        assert record["test_accuracy"] == record["held_out_accuracy"] == right
+        assert record["test_accuracy_all_tokens"] == pytest.approx(0.4 if token == 3 else 0.2)
+        assert {"train_accuracy_all_tokens", "local_test_accuracy_all_tokens"} <= record.keys()
