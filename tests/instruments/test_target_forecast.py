@@ -25,7 +25,8 @@ CHIP = chips.Chip("toy", "cuda", 1000, 100.0, {"float32": 50.0, "bfloat16": 500.
 
 def test_seconds_by_hand():
     """Faults: bytes and products of a kernel added where they overlap, a loop's turns forgotten, a fast precision at
-    the speed of a slow one, an all-reduce that passes its bytes on once."""
+    the speed of a slow one, an all-reduce that passes its bytes on once, a scattered sum that is taken for its result, one
+    device's share of it."""
     kernels = (
         Kernel("copy", "copy", "", 3, 200.0, ()),  # 2 s each
         Kernel("dot", "dot", "", 1, 100.0, (("float32", 250.0),)),  # 1 s of bytes under 5 s of products
@@ -39,6 +40,13 @@ def test_seconds_by_hand():
     assert seconds["launches"] == 6 * 0.5
     # A ring of four: each device sends 3/4 of the bytes twice, or once.
     assert seconds["exchanges"] == pytest.approx((2 * 2 * 0.75 * 40 + 0.75 * 40) / 10)
+    # An all-reduce of 160 bytes is a reduce-scatter to shares of 40 bytes, and an all-gather of 160 bytes.
+    of_each = [
+        least_seconds(CompiledProgram((), (Collective(*exchange),), (), 0), CHIP, 4)["exchanges"]
+        for exchange in (("reduce-scatter", 1, 40.0), ("all-gather", 1, 160.0), ("all-reduce", 1, 160.0))
+    ]
+    assert of_each == pytest.approx([3 * 40 / 10, 0.75 * 160 / 10, 2 * 0.75 * 160 / 10])
+    assert of_each[0] + of_each[1] == pytest.approx(of_each[2])
 
 
 def test_refusals_of_compilers():

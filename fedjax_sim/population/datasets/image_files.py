@@ -106,7 +106,8 @@ def mnist(
     are other than 60,000 training and 10,000 test images.
 
     Raises: ValueError that names the file, for a missing file, a file that is no IDX file of bytes, another size than
-    its header says, as many labels as images, and a label out of range.
+    its header says, another number of labels than of images, test images of another shape than training images, and a
+    label out of range.
 
     Guarantees: pixels and labels are those of the published layout, and statistics those of training images
     (tests/population/datasets/test_image_files.py::test_images_are_as_published).
