@@ -25,8 +25,8 @@ CHIP = chips.Chip("toy", "cuda", 1000, 100.0, {"float32": 50.0, "bfloat16": 500.
 
 def test_seconds_by_hand():
     """Faults: bytes and products of a kernel added where they overlap, a loop's turns forgotten, a fast precision at
-    the speed of a slow one, an all-reduce that passes its bytes on once, a scattered sum that is taken for its result, one
-    device's share of it."""
+    the speed of a slow one, an all-reduce that passes its bytes on once, a scattered sum that is taken for its
+    result, one device's share of it."""
     kernels = (
         Kernel("copy", "copy", "", 3, 200.0, ()),  # 2 s each
         Kernel("dot", "dot", "", 1, 100.0, (("float32", 250.0),)),  # 1 s of bytes under 5 s of products
