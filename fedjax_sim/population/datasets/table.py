@@ -618,7 +618,8 @@ def _category_codes(
 ) -> tuple[np.ndarray, list[str]]:
     """Returns the code and the value of each column of a category: the stated ones, or those that training rows have.
 
-    A stated value that no row has gets a code that no row has.
+    A stated value that no row has gets a code that no row has. A stated code of missing values, or an empty text, is
+    the column of the rows without a value.
     """
     if not isinstance(meaning.categories, Mapping):
         codes = np.unique(known.codes[is_training])
@@ -628,6 +629,9 @@ def _category_codes(
     if not stated or len(set(names)) != len(names):
         validate.fail(f"categories.{name}", "a list of distinct values", stated)
     code = {value: i for i, value in enumerate(known.names)}
+    for value in names:
+        if text_files.says_missing(value) or text_files.is_code(value, text_files.check_missing(meaning.missing)):
+            code[value] = -1
     return np.array([code.get(value, len(code)) for value in names]), names
 
 

@@ -92,6 +92,10 @@ def test_missing_is_one_thing(kind, name, tmp_path):
     found, wanted = (read(x, "c", features=["x", "c"], categories=["c"]) for x in (column, plain(values)))
     np.testing.assert_array_equal(found.test["x"], wanted.test["x"])
     assert found.test["x"].shape == (ROWS, 5)  # x, and one column for none, and for each of three values
+    distinct = sorted({str(value) for value in values if value is not None})
+    for absent in ("", "?"):
+        stated = read(column, "c", features=["x", "c"], categories={"c": [absent, *distinct]})
+        np.testing.assert_array_equal(stated.test["x"], wanted.test["x"])
     if kind == "numbers":
         found, wanted = (read(x, "q", features=["q"]) for x in (column, plain(values)))
         np.testing.assert_array_equal(found.test["x"], wanted.test["x"])
