@@ -7,8 +7,13 @@ import unicodedata
 
 import pytest
 
+from fedjax_sim.config.toml import ConfigError
+from fedjax_sim.config.value_kinds import Words, problem
 from fedjax_sim.printable import printable, printable_line
+from fedjax_sim.regular_files import opened
 from fedjax_sim.running import terminal
+from fedjax_sim.running.files import CheckpointError
+from fedjax_sim.validate import InvalidArgument, InvalidType, fail
 from tests.test_architecture import FILES, label, parsed
 
 HIDDEN = {*range(0x20), *range(0x7F, 0xA0), *range(0x202A, 0x202F), *range(0x2066, 0x206A)} - {0x09, 0x0A}
@@ -59,6 +64,21 @@ def test_an_encoding_without_letters(monkeypatch):
     with terminal.escaped_output():
         print("é\udc80")
     assert raw.getvalue() == b"\\xe9\\udc80\n"
+
+
+@pytest.mark.parametrize("kind", [CheckpointError, ConfigError, InvalidArgument, InvalidType, OSError])
+def test_errors_of_python(kind):
+    """Fault: an error that a notebook shows with a name's control characters."""
+    with pytest.raises(kind) as raised:
+        if kind in (InvalidArgument, InvalidType):
+            fail("x\x1b", "a \x9b", "\u202e", "hint\x07\nnext", TypeError if kind is InvalidType else ValueError)
+        if kind is ConfigError:
+            raise ConfigError([problem("x\x1b", "a \x9b", Words("\u202e"), "hint\x07")])
+        if kind is CheckpointError:
+            raise CheckpointError("x\x1b\u202e")
+        opened("/tmp/\x1b\u202e")
+    assert "\\x1b" in str(raised.value) and "\\u202e" in str(raised.value)
+    assert printable(raised.value) == str(raised.value)
 
 
 def users_of(module: str, *but: str) -> list[str]:

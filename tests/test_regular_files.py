@@ -291,6 +291,7 @@ OWN = {
     "population/datasets/sklearn.py": 1,  # digits of scikit-learn
     "regular_files.py": 1,
     "running/distributed.py": 1,  # from process 0
+    "running/seconds.py": 1,  # of the system
     "running/loop.py": 1,  # of a text made in the same line
     "sweeps/finished.py": 1,
 }

@@ -13,6 +13,7 @@ from typer.core import TyperGroup
 from fedjax_sim.command import compare, data, export, parts, plan, privacy, report, run, study, sweep
 from fedjax_sim.command.hinting import Hinting
 from fedjax_sim.running.environment import versions
+from fedjax_sim.running.seconds import process_began
 from fedjax_sim.running.terminal import escaped_output
 
 __all__ = ["app", "main"]
@@ -47,7 +48,7 @@ def main() -> None:
     # eighth of the time of a short run.
     gc.set_threshold(50_000, 20, 50)
     try:
-        app()
+        app(obj=process_began())
     except Exception as error:
         # An error that no command expected is a bug. The other processes of the job must not wait for this one.
         from fedjax_sim.running import distributed

@@ -29,7 +29,7 @@ from fedjax_sim.command.folders import (
 )
 from fedjax_sim.command.options import OwnModules, Settings, Without
 from fedjax_sim.command.plan import shown_bytes
-from fedjax_sim.running import terminal
+from fedjax_sim.running import seconds, terminal
 from fedjax_sim.running.environment import environment, prepare
 
 __all__ = ["how_clients_count", "launch", "run", "show_summary"]
@@ -38,6 +38,7 @@ MOST_NUMBERS = 64  # of an array that a statistic's summary lists
 
 
 def run(
+    context: typer.Context,
     config: Annotated[
         Path | None,
         typer.Argument(
@@ -73,6 +74,8 @@ def run(
 
     settings = settings or []
     without = without or []
+    # `main` hands over when the process began.
+    clock = context.with_resource(seconds.account(context.obj, "start"))
 
     def read() -> tuple[str | None, dict]:
         """Reads and checks config and folder, on process 0; returns (folder, tables) as JSON."""
@@ -109,6 +112,7 @@ def run(
     changes += [word for place in without for word in ("--unset", place)]
     changes += [word for setting in settings for word in ("--set", setting)]
     command = shlex.join(["fedjax-sim", "run", *([str(config)] if config else []), *changes])
+    clock.switch("other")
     with loaded.arithmetic():
         _train(loaded, experiment, folder, {"resume": resume, "allow_previous": allow_previous}, quiet, command)
 
@@ -129,7 +133,8 @@ def _train(loaded: Any, experiment: Any, folder: Path | None, start: dict, quiet
         # A resumed run keeps the description of the machine and the data that it started with.
         if not start["resume"]:
             files["env.json"] = _json(environment(command))
-            files["population.json"] = _json(describe(experiment.data))
+            with seconds.part("data"):
+                files["population.json"] = _json(describe(experiment.data))
         chosen_folder = next_folder(RUNS / name) if folder is None else folder
         # A resumed run writes its config anew, since it may have been given more rounds.
         files["config.toml"] = loaded.to_toml(chosen_folder)
@@ -191,7 +196,8 @@ def _rounds(name: str, loaded: Any, experiment: Any, folder: Path, start: dict, 
     shown_options = tree.dotted(loaded.resolved())
     if is_private(experiment.algorithm):
         shown_options = {name: value for name, value in shown_options.items() if name.split(".")[-1] != "seed"}
-    data_sha256 = digest(experiment.data)
+    with seconds.part("data"):
+        data_sha256 = digest(experiment.data)
     distributed.check_same("data", data_sha256, "Every process must read the same files.")
     identity = loaded.identity() | {"data_sha256": data_sha256}
     # Files besides the data's and modules count by their content, which must be the same for all processes, too.
@@ -319,6 +325,7 @@ def _finish(
     if data.warnings:
         summary["data_warnings"] = list(data.warnings)
     with lock(folder):
+        summary |= {"seconds": passed} if (passed := seconds.so_far()) else {}
         try:
             if not quiet:
                 first_loss = float(history.records[0].get("test_loss", "nan")) if history.records else math.nan
@@ -331,6 +338,11 @@ def _finish(
                 if history.by_client and (rows := client_rows(data, history.by_client)):
                     write(folder / BY_CLIENT, as_csv(rows).encode())
                 page = write_report(folder)
+                # All since then was for the table and the page, which leaves it out: written again it is the same.
+                if passed:
+                    since = math.fsum(seconds.so_far().values()) - math.fsum(passed.values())
+                    summary["seconds"] = passed | {"page": passed["page"] + since}
+                    write(folder / "summary.json", _json(summary).encode())
         if not quiet:
             # The path is not in the table, which would break a long path into lines.
             terminal.console(soft_wrap=True).print(str(page))
@@ -476,7 +488,7 @@ def show_summary(summary: dict[str, Any], first_loss: float) -> None:
     from fedjax_sim.report.numbers import listed
     from fedjax_sim.types import ParamsKind
 
-    seconds = max(summary["rounds_seconds"], 1e-9)
+    in_rounds = max(summary["rounds_seconds"], 1e-9)
     grid = terminal.grid(show_header=False)
     for place in ("test", "held_out"):
         for metric in ("accuracy", "loss"):
@@ -504,7 +516,7 @@ def show_summary(summary: dict[str, Any], first_loss: float) -> None:
         grid.add_row(words, f"{float(summary[name]):.4f}")
     for name, values in summary.get("estimate", {}).items():
         grid.add_row(name, listed(values))
-    grid.add_row("rounds", f"{summary['rounds']:,} in {seconds:.1f} s, {summary['rounds'] / seconds:,.1f} a second")
+    grid.add_row("rounds", f"{summary['rounds']:,} in {in_rounds:.1f} s, {summary['rounds'] / in_rounds:,.1f} a second")
     if "stopped_when" in summary:
         grid.add_row("stopped", f"when {summary['stopped_when']}")
     visits = summary["client_visits"]
@@ -520,6 +532,8 @@ def show_summary(summary: dict[str, Any], first_loss: float) -> None:
     for warning in summary.get("data_warnings", ()):
         grid.add_row("warning", warning)
     grid.add_row("compilation", f"{summary['compile_seconds']:.1f} s")
+    if "seconds" in summary:
+        grid.add_row("wall time", seconds.shown_parts(summary["seconds"]))
     grid.add_row("sent up, down", f"{shown_bytes(summary['uplink_bytes'])}, {shown_bytes(summary['downlink_bytes'])}")
     grid.add_row("peak memory", shown_bytes(summary["peak_memory_bytes"]))
     # The nodes of a graph take part without an invitation.

@@ -26,7 +26,7 @@ from fedjax_sim.models import Model, default_loss, link_prediction, supervised
 from fedjax_sim.population import FederatedData, quadratic_loss
 from fedjax_sim.prng import stream
 from fedjax_sim.round.costs import plan_of
-from fedjax_sim.running import distributed
+from fedjax_sim.running import distributed, seconds
 from fedjax_sim.running.planning import fastest
 from fedjax_sim.sampling import with_distinct_clients
 from fedjax_sim.types import Algorithm, Array, ClientData, Groups, PyTree, noisy_parts
@@ -117,7 +117,8 @@ class Builder(Maker):
                 # The config is refused anyway: few clients suffice to report what is wrong with the data's options too.
                 self.make("data", num_clients=min(size, DRY_CLIENTS))
         self.stop()
-        data = self.data()
+        with seconds.part("data"):
+            data = self.data()
         self.stop()
         population = data.train
         # The loaded data may hold another number of clients than the config asked for.

@@ -109,11 +109,12 @@ def write_report(run_directory: str | Path, further_notes: Sequence[str] = ()) -
         "<h2>Clients</h2>",
         *sections.spread_between_clients(records, population),
         *sections.results_by_client(clients, population, isinstance(summary.get("privacy"), Mapping)),
+        *sections.wall_time(summary),
         *how_to_repeat(env, {"Resolved configuration": _text(folder / "config.toml")}),
     ]
     # Whatever the summary holds besides is shown as it is, so that no result is hidden.
     shown = {key for key, _, _ in TILES} | {key for key, _, _ in own_metrics(summary)}
-    shown |= {"name", "finished", "stopped_when", "privacy", "metrics", "estimate"}
+    shown |= {"name", "finished", "stopped_when", "privacy", "metrics", "estimate", "seconds"}
     others = {key: value for key, value in summary.items() if key not in shown}
     if others:
         parts += ["<h3>Other results</h3>", html_table(_rows(others))]

@@ -24,6 +24,7 @@ from fedjax_sim.report.readings import (
     spread_in_words,
     time_in_words,
 )
+from fedjax_sim.running.seconds import PARTS
 
 __all__ = [
     "estimate",
@@ -36,6 +37,7 @@ __all__ = [
     "spread_between_clients",
     "state_of_the_run",
     "variance",
+    "wall_time",
 ]
 
 MOST_OPEN = 50  # clients whose results are shown without a click
@@ -356,3 +358,18 @@ def spread_between_clients(records: Sequence[Mapping], population: Mapping) -> I
         ("Warning", _joined(population.get("warnings"))),
     ]
     yield html_table((key, value) for key, value in rows if value not in ("", NOTHING))
+
+
+def wall_time(summary: Mapping) -> Iterable[str]:
+    """Yields where the wall time of a run went; nothing without a summary.
+
+    The page's own seconds are left out, because they are known only after it is written.
+
+    Args:
+      summary: the content of summary.json; {} without.
+    """
+    if isinstance(found := summary.get("seconds"), Mapping):
+        passed = {PARTS.get(name, str(name)): value for name, value in found.items() if name != "page"}
+        total = sum(filter(math.isfinite, map(recorded_number, passed.values())))
+        yield "<h2>Wall time</h2>"
+        yield html_table([(words, seconds(value)) for words, value in passed.items()] + [("together", seconds(total))])

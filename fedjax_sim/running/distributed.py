@@ -16,6 +16,7 @@ import threading
 from collections.abc import Callable
 from typing import Any, NoReturn, TypeVar
 
+from fedjax_sim.running import seconds
 from fedjax_sim.running.processes import index, is_first, several
 from fedjax_sim.running.shared_arrays import broadcast
 
@@ -194,7 +195,8 @@ def gathered_numbers(*numbers: int) -> Any:
         return own_numbers[None]
     from jax.experimental import multihost_utils
 
-    return np.asarray(multihost_utils.process_allgather(own_numbers)).reshape(-1, len(numbers))
+    with seconds.part("waiting"):
+        return np.asarray(multihost_utils.process_allgather(own_numbers)).reshape(-1, len(numbers))
 
 
 def agreed(call: Callable[[], T]) -> T:

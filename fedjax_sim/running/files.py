@@ -9,6 +9,8 @@ import socket
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from fedjax_sim.printable import printable
+
 __all__ = ["CheckpointError", "RunLocked", "lock", "write_atomically"]
 
 TEMPORARY = re.compile(r"\..+\.\d+\.tmp")  # names of the temporary files of `write_atomically`
@@ -16,6 +18,9 @@ TEMPORARY = re.compile(r"\..+\.\d+\.tmp")  # names of the temporary files of `wr
 
 class CheckpointError(RuntimeError):
     """A checkpoint that cannot be written or read, is damaged, or does not belong to this run."""
+
+    def __str__(self) -> str:
+        return printable(super().__str__())
 
 
 class RunLocked(RuntimeError):

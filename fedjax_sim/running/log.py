@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import warnings
@@ -18,11 +19,12 @@ import numpy as np
 from fedjax_sim import engine, tree
 from fedjax_sim.regular_files import content_of, json_of
 from fedjax_sim.round.costs import ROUND_METRICS
-from fedjax_sim.running import checkpoint, distributed
+from fedjax_sim.running import checkpoint, checksums, distributed
 from fedjax_sim.running.checkpoint_format import meta_of
 from fedjax_sim.running.checksums import GrowingFile
 from fedjax_sim.running.kept_files import check_free_of
 from fedjax_sim.running.loggers import Logger
+from fedjax_sim.running.seconds import account, part, so_far
 from fedjax_sim.running.shared_arrays import broadcast, whole
 from fedjax_sim.types import Count, Metric, PyTree
 
@@ -224,6 +226,7 @@ class Log:
         self.seconds = self.elapsed = self.earlier = 0.0  # of the rounds; in total; in total before a resume
         self.loggers = loggers if distributed.is_first() else ()
         self.started_loggers: list[Logger] = []
+        self.earlier_parts: dict[str, float] = {}  # seconds of the sessions before a resume
         self.final_summary: dict | None = None  # None until the run ends without an error
 
     def check_resumable(self) -> None:
@@ -295,6 +298,8 @@ class Log:
         for file, version in engine.memory_files(state):
             file.resume(int(version), meta["client_memory"][file.path.name], file.written)
         self.seconds, self.earlier = (meta[name] for name in ("seconds", "elapsed_seconds"))
+        with account() as kept:
+            kept.add(self.earlier_parts)
         self.elapsed = self.earlier
         if self.spending is not None:
             self.spending.resume(meta.get("privacy"), meta["round"])
@@ -313,10 +318,28 @@ class Log:
             if devices != identity["program"]["devices"]:
                 identity = identity | {"program": program_on(devices)}
         _same_run(meta["identity"], identity, path)
+        self.earlier_parts = self._parts_before(meta)
         for name, file in self.files.items():
             file.go_back(meta["log"][name])
         self.records = _read(self.directory / METRICS)
         return saved, meta
+
+    def _parts_before(self, meta: dict) -> dict[str, float]:
+        """Returns the seconds of the sessions before by part: until their end, if they ended, else until a checkpoint.
+
+        Args:
+          meta: of the checkpoint that the run goes on from.
+        """
+        # An earlier version kept no parts.
+        since = {"rounds": meta["seconds"], "other": max(0.0, meta["elapsed_seconds"] - meta["seconds"])}
+        until_checkpoint = meta.get("parts", since)
+        with contextlib.suppress(AttributeError, KeyError, OSError, TypeError, ValueError):
+            checksums.check_files(self.directory, ["summary.json"])
+            summary = json_of(content_of(self.directory / "summary.json"))
+            parts = {name: float(summary["seconds"][name]) for name in until_checkpoint}
+            if summary["rounds"] == meta["round"] and sum(parts.values()) >= sum(until_checkpoint.values()):
+                return parts
+        return until_checkpoint
 
     def append(self, records: list[dict], seconds: float, elapsed: float) -> None:
         """Adds the records of a block of rounds.
@@ -326,6 +349,11 @@ class Log:
           seconds: the time that the rounds took.
           elapsed: the time since this process started the run.
         """
+        with part("logs"):
+            self._append(records, seconds, elapsed)
+
+    def _append(self, records: list[dict], seconds: float, elapsed: float) -> None:
+        """Adds records, as `append`."""
         self.records += records
         self.seconds += seconds
         self.elapsed = self.earlier + elapsed
@@ -360,7 +388,8 @@ class Log:
         Errors of whatever type name the logger and say how to go on.
         """
         try:
-            call(content)
+            with part("logs"):
+                call(content)
         except Exception as error:
             self.started_loggers = [other for other in self.started_loggers if other is not logger]
             raise RuntimeError(
@@ -386,6 +415,7 @@ class Log:
         """Commits on process 0."""
         marks = {name: file.mark() for name, file in self.files.items()}
         meta = {"identity": identity, "log": marks, "seconds": self.seconds, "elapsed_seconds": self.elapsed}
+        meta["parts"] = so_far()
         if self.spending is not None and (ledger := self.spending.state()) is not None:
             meta["privacy"] = ledger
         # Rows on disk are written while rounds are computed: these must have ended.

@@ -19,7 +19,7 @@ import numpy as np
 
 from fedjax_sim import engine, validate
 from fedjax_sim.prng import init_key
-from fedjax_sim.running import checksums, distributed
+from fedjax_sim.running import checksums, distributed, seconds
 from fedjax_sim.running.arguments import (
     check_initial_model,
     check_kinds,
@@ -135,6 +135,9 @@ def run(
       (tests/running/test_checksums.py::test_a_file_that_vanished_is_not_begun_anew).
       A resumed run has no summary and no page until it ends
       (tests/running/test_loop.py::test_a_summary_is_of_all_rounds).
+      The seconds of a run's parts, `summary["seconds"]`, add up to its wall time until the summary, sessions before a
+      resume included (tests/running/test_seconds.py::test_a_run_adds_up). What a stopped session did after its last
+      checkpoint is not in them, since its rounds run again.
       A run that is refused leaves no files (tests/running/test_loop.py::test_a_refused_run_leaves_nothing).
     """
     check_run_numbers(num_rounds, evaluate_every, checkpoint_every, keep_checkpoints, directory, resume)
@@ -158,12 +161,14 @@ def run(
         # As JSON has it, so that it compares equal to the identity in a checkpoint.
         identity=json.loads(json.dumps(identity or {})),
     )
-    session.init(key, algorithm, params, client_memory)
     with ExitStack() as stack:
-        session.interrupted = stack.enter_context(interrupts())
-        stack.enter_context(jax.default_matmul_precision(matmul_precision()))
-        session.account(key, algorithm, params, delta, loggers)
-        session.open(stack, key, algorithm, params, resume, allow_previous, files or {})
+        stack.enter_context(seconds.account())
+        with seconds.part("start"):
+            session.init(key, algorithm, params, client_memory)
+            session.interrupted = stack.enter_context(interrupts())
+            stack.enter_context(jax.default_matmul_precision(matmul_precision()))
+            session.account(key, algorithm, params, delta, loggers)
+            session.open(stack, key, algorithm, params, resume, allow_previous, files or {})
         session.train(stack.enter_context(progress_bar(progress, session.round, num_rounds)))
         return session.state, session.history()
 
@@ -245,7 +250,8 @@ class _Session:
             distributed.by_first(lambda: log.check_same_run(self.identity, allow_previous))
         elif directory is not None:
             distributed.by_first(log.check_fresh)
-        step = traced_round(algorithm, key, self.state, self.population)
+        with seconds.part("compilation"):
+            step = traced_round(algorithm, key, self.state, self.population)
         if directory is not None:
             self.identity["program"] = distributed.from_first(lambda: round_program(step.traced.jaxpr)._asdict())
         if resume:
@@ -255,9 +261,10 @@ class _Session:
             rounds = self.num_rounds
             rule = f"at least the {self.round} rounds done"
             distributed.agreed(lambda: rounds_done > rounds and validate.fail("num_rounds", rule, rounds))
-        self.block, self.state, self.population, self.compile_seconds = compiled_block(
-            step, self.spending.key(key), self.state, self.population
-        )
+        with seconds.part("compilation"):
+            self.block, self.state, self.population, self.compile_seconds = compiled_block(
+                step, self.spending.key(key), self.state, self.population
+            )
         # Files are created only after compilation, which may fail for want of memory.
         if directory is not None and not resume:
             distributed.by_first(lambda: stack.enter_context(lock(directory)))
@@ -292,16 +299,16 @@ class _Session:
                 if every is not None
             ]
             count = min(length, MAX_BLOCK, self.num_rounds - self.round, *rounds_until_due)
-            records, seconds = self.run_block(count)
+            records, block_seconds = self.run_block(count)
             # The next block is at most twice as long, and long enough for BLOCK_SECONDS at the speed of this one.
-            length = max(1, min(2 * count, int(BLOCK_SECONDS * count / max(seconds, 1e-6))))
+            length = max(1, min(2 * count, int(BLOCK_SECONDS * count / max(block_seconds, 1e-6))))
             records, failed = _until_failure(records)
             evaluation_is_due = self.due(self.evaluate_every)
             if evaluation_is_due and not failed:
                 records[-1] |= self.evaluate(records[-1])
                 records[-1] |= {name: plain(value) for name, value in self.spending.record(self.round).items()}
-            self.log.append(records, seconds, time.perf_counter() - self.started)
-            bar(records, seconds)
+            self.log.append(records, block_seconds, time.perf_counter() - self.started)
+            bar(records, block_seconds)
             if failed:
                 raise distributed.everywhere(FloatingPointError(failed))
             # Clocks and signals differ between processes. Process 0 decides on the length of the next block and on the
@@ -318,7 +325,8 @@ class _Session:
 
     def evaluate(self, record: Mapping) -> dict:
         """Returns the values of an evaluation after the rounds done, and keeps its results by client."""
-        values, self.by_client = self.evaluated(self.state, record)
+        with seconds.part("evaluation"):
+            values, self.by_client = self.evaluated(self.state, record)
         return values
 
     def due(self, every: int) -> bool:
@@ -338,15 +346,15 @@ class _Session:
         if self.spending.mechanism is not None:
             distributed.agreed(partial(self.spending.enter, self.round, self.round + count))
         start_seconds = time.perf_counter()
-        with memory_errors(self.memory_files):
+        with seconds.part("rounds"), memory_errors(self.memory_files):
             self.state, infos = self.block(self.state, self.population, self.round, count)
             infos = jax.device_get(whole(infos))
-        seconds = time.perf_counter() - start_seconds
+        block_seconds = time.perf_counter() - start_seconds
         records = as_records(self.round + 1, infos, count)
         self.round += count
         if self.spending.mechanism is not None:
             distributed.agreed(partial(self.spending.observe, records))
-        return records, seconds
+        return records, block_seconds
 
     def call_back(self, record: dict) -> bool:
         """Calls the callbacks with a copy of the state, and returns whether one of them stops the run.
@@ -355,7 +363,8 @@ class _Session:
         """
         state_copy = jax.tree.map(jnp.array, self.state)
         # A list and no generator: every callback is called, even after one that stops the run.
-        stop = any([callback(self.round, state_copy, record) for callback in self.callbacks])
+        with seconds.part("callbacks"):
+            stop = any([callback(self.round, state_copy, record) for callback in self.callbacks])
         stop = distributed.gathered_numbers(stop).any()
         if self.directory is not None and stop and self.committed_round != self.round:
             self.commit()
@@ -363,7 +372,8 @@ class _Session:
 
     def commit(self) -> None:
         """Writes a checkpoint, with log and ledger."""
-        self.log.commit(self.round, self.state, self.identity, self.keep_checkpoints)
+        with seconds.part("checkpoints"):
+            self.log.commit(self.round, self.state, self.identity, self.keep_checkpoints)
         self.committed_round = self.round
         self.committed_at = time.perf_counter()
 
@@ -373,7 +383,7 @@ class _Session:
         if self.by_client is None:
             self.evaluate({})
         summary = self.log.summary(self.compile_seconds, peak_memory_bytes())
-        summary |= {"finished": self.round >= self.num_rounds}
+        summary |= {"finished": self.round >= self.num_rounds, "seconds": seconds.so_far()}
         summary |= self.spending.summary({name for record in self.log.records for name in record})
         self.log.final_summary = summary
         if self.directory is not None:
