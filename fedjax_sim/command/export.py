@@ -10,7 +10,7 @@ import typer
 
 from fedjax_sim.command.completion import example_names
 from fedjax_sim.command.errors import is_users_error
-from fedjax_sim.command.folders import check_output, rounds_at_end
+from fedjax_sim.command.folders import check_output
 from fedjax_sim.command.options import OwnModules, RunFolder
 
 __all__ = ["export", "init"]
@@ -52,6 +52,10 @@ def init(
 def export(
     run: RunFolder,
     path: Annotated[Path, typer.Argument(metavar="FILE", help="model.npz or model.safetensors.")],
+    client: Annotated[int | None, typer.Option(metavar="ID", help="A client's own model, by its number.")] = None,
+    clients: Annotated[str | None, typer.Option(metavar="all", help="Own models of all, with a leading axis.")] = None,
+    model: Annotated[int | None, typer.Option(metavar="K", help="One of several models, as IFCA's.")] = None,
+    params: Annotated[bool, typer.Option("--params", help="The params as they are, also if no model.")] = False,
     own_modules: OwnModules = None,
     allow_previous: Annotated[
         bool, typer.Option("--allow-previous", help="Take an earlier checkpoint if the newest is damaged or missing.")
@@ -59,19 +63,27 @@ def export(
 ) -> None:
     """Write the model of a run's newest checkpoint as named arrays, such as hidden_0/kernel.
 
-    The run's data must be where they were, since the model is rebuilt from the config. In .npz, arrays of bfloat16
-    become float32, which holds the same numbers.
+    Where the algorithm's params are no model, such as FedProto's start, it says which models the run has: a client's
+    own one, those of all clients, one of several. The run's data must be where they were, since the model is rebuilt
+    from the config. In .npz, arrays of bfloat16 become float32, which holds the same numbers.
     """
+    from fedjax_sim.command.exported import Choice, exported
     from fedjax_sim.config import registry
     from fedjax_sim.config.document import ConfigError
+    from fedjax_sim.config.value_kinds import problem
     from fedjax_sim.running.environment import prepare
     from fedjax_sim.running.files import CheckpointError
 
     try:
         registry.admit(own_modules or [])
+        if clients not in (None, "all"):
+            raise ConfigError([problem("--clients", "all", clients, "For one client: --client ID.")])
+        if sum([client is not None, clients is not None, model is not None, params]) > 1:
+            raise ConfigError([problem("--client", "one of --client, --clients, --model and --params", "several")])
         check_output("FILE", path, (".npz", ".safetensors"))
         prepare()
-        round, arrays = model_of(run, allow_previous=allow_previous)
+        choice = Choice(client, clients is not None, model, params)
+        round, arrays, words = exported(run, choice, allow_previous=allow_previous)
         _written(path, arrays)
     except (ConfigError, TypeError, ValueError) as error:
         if not is_users_error(error):
@@ -81,48 +93,8 @@ def export(
     except (CheckpointError, ImportError, OSError) as error:
         typer.echo(str(error), err=True)
         raise typer.Exit(2 if isinstance(error, FileNotFoundError) else 1) from error
-    typer.echo(f"{path}: {len(arrays)} arrays, {sum(x.size for x in arrays.values()):,} numbers, after round {round:,}")
-
-
-def model_of(run: Path, *, allow_previous: bool = False) -> tuple[int, dict[str, Any]]:
-    """Returns the round of a run's newest checkpoint, and its model as NumPy arrays by name.
-
-    Args:
-      run: the run's folder.
-      allow_previous: take an earlier checkpoint, with a warning, if the newest is damaged or missing.
-
-    Raises: FileNotFoundError for a folder without config.toml or checkpoint; CheckpointError for files that were
-      changed, or whose state is not the config's; ConfigError where the config can no longer be built.
-
-    Guarantees: the arrays are those that the run ended with (tests/command/test_compare.py::test_the_model_of_a_run).
-    """
-    import jax
-    import numpy as np
-
-    from fedjax_sim import engine
-    from fedjax_sim.config.build import build
-    from fedjax_sim.config.document import load
-    from fedjax_sim.running import checkpoint, checksums
-
-    if not (run / "config.toml").is_file():
-        raise FileNotFoundError(f"RUN: expected a run's folder, with config.toml, got {str(run)!r}.")
-    checksums.check_files(run, ["config.toml"])
-    newest = checkpoint.latest(run / "checkpoints", allow_previous=allow_previous)
-    if newest is None:
-        raise FileNotFoundError(f"RUN: expected a folder with a checkpoint, got {str(run)!r}.")
-    if not allow_previous and (trouble := checkpoint.trouble_with_newest(run / "checkpoints", rounds_at_end(run))):
-        raise checkpoint.CheckpointError(f"{trouble} --allow-previous exports the model of that round.")
-    config = load(run / "config.toml", ["run.log=none"])  # nothing is logged, and no logger need be installed
-    with config.arithmetic(), engine.client_memory(config.resolved()["run"]["client_memory"], run):
-        experiment = build(config)
-        initial = jax.eval_shape(experiment.algorithm.init, experiment.key, experiment.params, experiment.data.train)
-        state, meta = checkpoint.restore(newest, engine.gathered(initial, spec=True))
-        params = experiment.algorithm.params(state)
-    named = {
-        "/".join(str(getattr(key, "key", getattr(key, "name", getattr(key, "idx", key)))) for key in path): x
-        for path, x in jax.tree_util.tree_leaves_with_path(params)
-    }
-    return meta["round"], {name or "params": np.asarray(x) for name, x in named.items()}
+    numbers = sum(x.size for x in arrays.values())
+    typer.echo(f"{path}: {words}. {len(arrays)} arrays, {numbers:,} numbers, after round {round:,}")
 
 
 def _written(path: Path, arrays: dict[str, Any]) -> None:

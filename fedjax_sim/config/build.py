@@ -53,6 +53,7 @@ class Experiment(NamedTuple):
     data: FederatedData  # `data.train` is the population
     loss_fn: Callable  # (params, examples, key) -> per-example losses
     evaluation: Callable  # params -> dict of numbers
+    judged: Algorithm  # the algorithm, with `run.personal_steps` before a client's model is judged if the config asks
     plan: engine.Plan  # lanes and chunk; part of a result's identity, so a run writes it into its config
     frozen: PyTree = ()  # the state of the model, such as parameters that `models.lora` freezes
 
@@ -174,9 +175,10 @@ class Builder(Maker):
             algorithm = algorithm_under_plan(plan, mesh)
         # A statistic brings the loss of its estimate; a model's loss is that of the task.
         loss_fn = algorithm.evaluated.loss_fn or loss_fn
-        evaluate = self.judge(self.evaluation(loss_fn, data, algorithm), algorithm, params, population)
+        judged = self.fine_tuned(algorithm, loss_fn, data)
+        evaluate = self.judge(self.evaluation(loss_fn, data, judged), algorithm, params, population)
         self.stop()
-        return Experiment(stream(root, "rounds"), algorithm, params, data, loss_fn, evaluate, plan, self.frozen)
+        return Experiment(stream(root, "rounds"), algorithm, params, data, loss_fn, evaluate, judged, plan, self.frozen)
 
     def check_preparation(self, algorithm: Algorithm, population: Any) -> None:
         """Refuses inputs that depend on other clients' rows if a part adds noise, whatever the config is built for.
@@ -318,7 +320,7 @@ class Builder(Maker):
         Guarantees: a model whose parties query each other over links is evaluated with these links
         (tests/config/test_split_runs.py::test_evaluations_go_through_the_links).
         """
-        evaluated = self.fine_tuned(algorithm, loss_fn, data).evaluated
+        evaluated = algorithm.evaluated
         if evaluated.model is not None:
             loss_fn = supervised(evaluated.model, default_loss(data.task, data.special_tokens), measure=data.measure)
         num_train_clients = self.tables["run"]["evaluate_train"]

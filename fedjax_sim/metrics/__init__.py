@@ -12,7 +12,7 @@ from fedjax_sim.metrics.distributions import (
     total_variation,
 )
 from fedjax_sim.metrics.drift import Drift, drift, drift_bias, drift_leading_term
-from fedjax_sim.metrics.evaluation import Evaluation, evaluation, objective, per_client, pooled
+from fedjax_sim.metrics.evaluation import Evaluation, evaluation, objective, owner_models, per_client, pooled
 from fedjax_sim.metrics.fairness import fairness, highest_decile, lowest_decile
 from fedjax_sim.metrics.heterogeneity import (
     GradientHeterogeneity,
@@ -43,6 +43,7 @@ __all__ = [
     "lowest_decile",
     "objective",
     "optimum_gap",
+    "owner_models",
     "per_client",
     "pooled",
     "rounds_to_target",

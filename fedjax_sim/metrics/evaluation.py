@@ -24,6 +24,7 @@ __all__ = [
     "evaluation",
     "metric_sums",
     "objective",
+    "owner_models",
     "per_client",
     "per_owner",
     "pooled",
@@ -32,6 +33,7 @@ __all__ = [
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 MOST_LISTED = 1000  # clients of a population whose results are returned one by one
 BATCH = 256  # the most examples, or rows of clients, that are evaluated at once
+ADAPT_SEED = 0  # of the keys of `Evaluated.adapt`
 TRAIN_BATCH = 1024  # the most rows of training clients at once; only sums are kept
 
 
@@ -205,6 +207,37 @@ def _equal(a: PyTree, b: PyTree) -> bool:
         for x, y in pairs
     )
     return all(alike) and all(np.array_equal(x, y) for x, y in pairs)
+
+
+def owner_models(
+    params: PyTree,
+    state: PyTree,
+    ids: Array,
+    *,
+    personal: Callable | None = None,
+    adapt: Callable | None = None,
+    owners: Population | None = None,
+) -> PyTree:
+    """Returns the models that clients use, leaves [n, ...], as `evaluation` judges them.
+
+    Args:
+      params, state: of the algorithm.
+      ids: [n] int32.
+      personal, adapt, owners: as in `evaluation`.
+
+    Guarantees: their metrics are `evaluation`'s (tests/metrics/test_owners.py::test_owner_models_are_those_judged).
+    """
+    if personal is not None:
+        models = personal(state, ids)
+    else:
+        models = jax.tree.map(lambda x: jnp.broadcast_to(x, (len(ids), *x.shape)), params)
+    if adapt is None:
+        return models
+
+    def adapted(model, id):
+        return adapt(jax.random.fold_in(jax.random.key(ADAPT_SEED), id), model, owners.client(id))
+
+    return jax.vmap(adapted)(models, ids)
 
 
 def _success(metrics: dict[str, Array]) -> np.float32:
@@ -451,13 +484,9 @@ def evaluation(
             return {}
 
         def models_of(ids):
-            if personal is not None:
-                return personal(state, ids)
-            return jax.tree.map(lambda x: jnp.broadcast_to(x, (len(ids), *x.shape)), params)
+            return owner_models(params, state, ids, personal=personal)
 
-        return per_owner(
-            loss_fn, models_of, local_test, adapt=adapt, owners=owners, key=jax.random.key(0)
-        )  # fmt: skip
+        return per_owner(loss_fn, models_of, local_test, adapt=adapt, owners=owners, key=jax.random.key(ADAPT_SEED))
 
     def evaluated(params: PyTree, state: PyTree) -> tuple[dict, dict]:
         on_device = measure(params, state, test, held_out, train, ids, local_test, owners, triggered)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -77,3 +78,15 @@ def test_what_is_judged_keeps_its_names():
     kinds = [kind for kind in ParamsKind if kind.is_judged]
     found = [metrics.evaluation(loss, test=DATA[0], params_kind=kind)(SHARED)["test_loss"] for kind in kinds]
     assert len(kinds) == 4 and len(set(map(float, found))) == 1
+
+
+def test_owner_models_are_those_judged():
+    """Catches another key, or rows of another client, in models that are exported than in those that were judged."""
+
+    def noisy(key, params, data):
+        return {"w": params["w"] + jax.random.normal(key, (2,)) + data.examples["y"].sum()}
+
+    how = {"personal": own_models, "adapt": noisy, "owners": CLIENTS}
+    models = metrics.owner_models(SHARED, OWN, jnp.arange(4), **how)
+    record = metrics.evaluation(loss, local_test=CLIENTS, **how)(SHARED, OWN)
+    np.testing.assert_allclose(record["owner_loss"], pooled(models["w"]), rtol=1e-5)

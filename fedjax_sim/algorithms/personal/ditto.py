@@ -37,7 +37,8 @@ def ditto(
 
     Args:
       loss_fn, sampler, optimizer, aggregator: as in `fedavg`.
-      coefficient: lambda in the paper, >= 0. 0 is local training without anybody's help.
+      coefficient: lambda in the paper, >= 0. With 0 own models are trained without anybody's help, beside a shared
+        model that sends bytes; `local` has no shared model.
       own_optimizer: trains the own models; None: `optimizer`. In the paper both have a rate eta.
       own_steps: steps of an own model in a round, s in the paper; None: as many as those of the shared model. A client
         takes all of `own_steps`, also where it completes only a part of its other work.
