@@ -85,6 +85,7 @@ def _facts(federated: Any, about: dict[str, Any]) -> list[tuple[str, str]]:
         lines.append(("names of clients", listed(names)))
     lines += [("columns", words) for words in about.get("columns", ())]
     lines += [("changed", words) for words in about.get("notes", ())]
+    lines += [("learnt from all rows", words) for words in about.get("learned", ())]
     lines += [("warning", words) for words in about.get("warnings", ())]
     return lines
 

@@ -26,7 +26,7 @@ def describe(data: Any) -> dict[str, Any]:
     Args:
       data: a `population.FederatedData`.
 
-    Returns: a dict with `name` and `num_clients`. It has `poisons`, `notes` and `warnings` if there are any,
+    Returns: a dict with `name` and `num_clients`. It has `poisons`, `notes`, `warnings` and `learned` if there are any,
       and `columns`, what they became, for data from a table. For up to four million
       clients it has `num_examples_total`, `examples_quantiles` and `examples_histogram`: its `clients` with sizes from
       one of its `edges` up to the next. For the tasks "binary" and "classification" it has
@@ -36,6 +36,7 @@ def describe(data: Any) -> dict[str, Any]:
     size = data.train.size
     about: dict[str, Any] = {"name": data.name, "num_clients": size}
     about |= {name: list(words) for name in ("poisons", "notes", "warnings") if (words := getattr(data, name))}
+    about |= {"learned": [str(record) for record in data.learned]} if data.learned else {}
     if data.table_columns:
         about["columns"] = columns_in_words(data.table_columns)
     if size <= MAX_VISITED:

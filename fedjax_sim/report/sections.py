@@ -354,6 +354,7 @@ def spread_between_clients(records: Sequence[Mapping], population: Mapping) -> I
         ("Examples of a client", ", ".join(f"{key} {count(quantiles[key])}" for key in order)),
         ("Poisoned", _joined(population.get("poisons"))),
         ("Read", _joined(population.get("notes"))),
+        ("Learnt from all clients' rows", _joined(population.get("learned"))),
         ("Columns", _joined(population.get("columns"))),
         ("Warning", _joined(population.get("warnings"))),
     ]

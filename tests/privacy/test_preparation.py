@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 from fedjax_sim import aggregation, algorithms, population, privacy, sampling, transform
 from fedjax_sim.command import app
+from fedjax_sim.config import registry
 from fedjax_sim.population import partitioners
 from fedjax_sim.types import learned_from
 
@@ -240,6 +241,37 @@ def test_one_client_more_in_a_round(tmp_path):
     assert 0.9 < np.linalg.norm(found[1] - found[0]) / CLIP <= mechanism.moves * (1 + 1e-5)
 
 
+DRAWN = {  # data that no file holds, or that are published with this package; their smallest sizes
+    "breast_cancer": {"standardise": False},
+    "controller_tuning": {},
+    "digits": {"num_clients": 3},
+    "digits_partition": {"num_clients": 3},
+    "karate_club": {"num_clients": 1},
+    "linear_teacher": {"num_clients": 3},
+    "logistic_teacher": {"num_clients": 3},
+    "mean_estimation": {"num_clients": 3},
+    "mixture": {"num_clients": 3},
+    "molecules": {"num_clients": 1, "graphs_per_client": 2, "num_test": 2},
+    "quadratics": {"num_clients": 3},
+    "sensor_calibration": {},
+    "stochastic_blocks": {"num_clients": 1},
+    "synthetic": {"num_clients": 3},
+    "synthetic_images": {"num_clients": 3},
+}
+# Files whose parts share the reader of a row of `ROWS`, or learn nothing (celeba, native: what its folder says).
+ALIKE = {"celeba", "cifar10", "cifar100", "cora", "heart_disease", "native", "tff_hdf5"}
+
+
+def test_every_data_set_keeps_a_record():
+    """Catches a data set of this package that leaves open what it learnt from its rows."""
+    assert DRAWN.keys() | ROWS.keys() | ALIKE == set(registry.parts_of_table("data")) | {"leaf_numbers"}
+    for name, options in DRAWN.items():
+        assert getattr(population, name)(**options).learned == (), name
+    graph = population.karate_club(num_clients=2)
+    with pytest.raises(ValueError, match="division of one graph"):
+        privacy.mechanism_of(noisy(2), population=graph.train)
+
+
 NOISE = ["sampler.name=full", "aggregator.name=fixed_mean", "aggregator.denominator=4.0", "model.name=logistic"]
 NOISE += ["data.name=breast_cancer", "data.num_clients=4", "data.partition=iid", "data.held_out_clients=0"]
 NOISE += ["transform.gaussian_mechanism.clip_norm=1.0", "transform.gaussian_mechanism.noise_multiplier=2.0"]
@@ -257,6 +289,15 @@ def test_every_command_refuses(tmp_path, command):
     found = call(command, *out, settings=NOISE)
     assert found.exit_code == 2 and "data.standardise: expected constants beside noise" in found.output
     assert "with_public_preparation" in found.output and not list(tmp_path.iterdir())
+
+
+def test_a_sweep_refuses_its_points(tmp_path):
+    """Catches a point of a sweep that is private over data which the sweep's first point may standardise."""
+    (tmp_path / "sweep.toml").write_text(
+        "[sweep]\nseeds = [0]\n[sweep.grid]\n'transform.gaussian_mechanism.noise_multiplier' = [1.0, 2.0]\n"
+    )
+    found = call("sweep", str(tmp_path / "sweep.toml"), "--out", str(tmp_path / "out"), settings=NOISE)
+    assert found.exit_code == 2 and "constants beside noise" in found.output, found.output
 
 
 @pytest.mark.parametrize("stated", [["data.standardise=false"], []])

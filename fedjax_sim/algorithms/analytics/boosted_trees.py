@@ -127,7 +127,8 @@ def boosted_trees(
 
     >>> from fedjax_sim import population, sampling
     >>> data = population.breast_cancer(num_clients=4)
-    >>> algorithm = boosted_trees(sampling.full(4), num_trees=5, low=-3.0, high=3.0, input_shape=data.input_shape)
+    >>> about = {"input_shape": data.input_shape, "units": data.units}
+    >>> algorithm = boosted_trees(sampling.full(4), num_trees=5, low=-3.0, high=3.0, **about)
     >>> algorithm.params(algorithm.init(jax.random.key(0), (), data.train))["values"].shape
     (5, 15)
     """
