@@ -59,15 +59,15 @@ def sweep(
             raise ConfigError(["--out: expected the folder of the sweep to resume, got none."])
         if out is not None and not resume:
             check_new_folder(out, "a sweep")
-        elif resume and not any(out.glob(f"**/{POINTS}")):
-            hint = f"It has no {POINTS}: leave out --resume to start."
-            raise ConfigError([problem("--out", "a folder with a sweep", str(out), hint)])
         registry.admit(own_modules or [])
         stated = out / SWEEP_FILE if resume and config is None and (out / SWEEP_FILE).is_file() else config
         if resume and stated is None and not settings:
             rule = f"the config that the sweep in {out} was started with"
             hint = f"The folder has no {SWEEP_FILE} to read it from."
             raise ConfigError([problem("CONFIG.toml", rule, Words("none"), hint)])
+        if resume and not any(out.glob(f"**/{POINTS}")):
+            hint = f"It has no {POINTS}: leave out --resume to start."
+            raise ConfigError([problem("--out", "a folder with a sweep", str(out), hint)])
         loaded = load_sweep(stated, settings or [], without or [])
         if metric is not None and loaded.metrics is not None and metric not in loaded.metrics:
             rule = "one of sweep.metrics, which rows keep: " + ", ".join(loaded.metrics)

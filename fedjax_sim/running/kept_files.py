@@ -9,7 +9,7 @@ __all__ = ["check_free_of", "folder_around", "holds", "is_kept"]
 
 # What shows whose a folder is. A config alone shows nothing: users write such files too.
 OF_RUNS = ("metrics.jsonl", "timing.jsonl", "privacy.json", "SHA256SUMS", "checkpoints/*.ckpt")
-OF_SWEEPS = ("points.jsonl", "sweep.toml", "results.jsonl")
+OF_SWEEPS = ("points.jsonl", "results.jsonl", "part-*/points.jsonl", "rung-*/points.jsonl")
 OF_STUDIES = ("findings.json", "study.json")
 MARKS = {"a run": OF_RUNS, "a sweep": OF_SWEEPS, "a study": OF_STUDIES}
 FOLDERS = ("checkpoints", "tensorboard", "wandb", "kept")  # inside of these folders nothing is a user's

@@ -198,3 +198,18 @@ def test_wrong_modules(text, words, module, tmp_path):
     assert done.exit_code == 2 and words in done.output
     done = invoke(["run"], *RUN, module=f"{module}.py")
     assert done.exit_code == 2 and f"without .py: --with {module}." in done.output
+
+
+def test_a_sweep_goes_on_with_its_own_code_alone(module, tmp_path):
+    """Fault: points of two programs in one table, since a module was edited between the halves of a sweep."""
+    swept = ["sweep", "-q", "--out", "out"]
+    settings = [*RUN, "aggregator.name=mine", "sweep.seeds=1", "sweep.grid.transform.halved.times=[1, 2]"]
+    done = invoke(swept, *settings, module=module)
+    assert done.exit_code == 0, done.output
+    points = (tmp_path / "out" / "points.jsonl").read_bytes()
+    (tmp_path / f"{module}.py").write_text(MODULE.replace("2**times", "3**times"))
+    refused = invoke([*swept, "--resume"], *settings, module=module)
+    assert refused.exit_code == 1 and f"config.modules.{module}:" in refused.output, refused.output
+    assert (tmp_path / "out" / "points.jsonl").read_bytes() == points
+    (tmp_path / f"{module}.py").write_text(MODULE)
+    assert invoke([*swept, "--resume"], *settings, module=module).exit_code == 0
