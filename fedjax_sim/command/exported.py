@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -77,6 +79,7 @@ def exported(run: Path, choice: Choice, *, allow_previous: bool = False) -> Expo
             hint = "From Python, run(..., resume=True) on a copy of the folder returns the state."
             raise ConfigError([problem("RUN", "client memory in the checkpoint", Words("memory on disk"), hint)])
         state, meta = checkpoint.restore(newest, engine.gathered(initial, spec=True))
+        _tell_of_edits(meta["identity"].get("modules", {}), config)
         state = jax.tree.map(jnp.asarray, state)  # as the algorithm's functions expect it
         params = experiment.algorithm.params(state)
         if choice.model is not None:
@@ -86,6 +89,17 @@ def exported(run: Path, choice: Choice, *, allow_previous: bool = False) -> Expo
         else:
             named, words = _by_name(params), experiment.algorithm.params_kind.value
     return Exported(meta["round"], named, words)
+
+
+def _tell_of_edits(stored: Mapping[str, str], config: Any) -> None:
+    """Warns if the user's modules are not those of the checkpoint: the model is then read as their new text says."""
+    from fedjax_sim.config.own_modules import digests_of_modules
+
+    now = digests_of_modules(config.tables["run"]["modules"] or [])
+    changed = sorted(name for name in stored.keys() | now.keys() if stored.get(name) != now.get(name))
+    if changed:
+        words = f"{', '.join(changed)}: changed after the checkpoint. The model is read as the new text says."
+        warnings.warn(words, RuntimeWarning, stacklevel=2)
 
 
 def _check(experiment: Any, choice: Choice) -> None:

@@ -97,6 +97,8 @@ def test_own_parts_are_parts(module, tmp_path):
         assert refused.exit_code == 1 and f"module {module}: changed after the checkpoint" in refused.output
         assert (f"module {helper}: added" in refused.output) == (name == helper)
     assert (tmp_path / "out" / "metrics.jsonl").read_bytes() == log
+    with pytest.warns(RuntimeWarning, match=f"{helper}, {module}: changed after the checkpoint"):
+        assert invoke(["export", "out", "model.npz"], module=module).exit_code == 0
     (tmp_path / f"{module}.py").write_text(MODULE)
     assert invoke(resumed, "run.rounds=4", module=module).exit_code == 0
     # A summary needs no code, and the missing module is the only problem: its parts are no unknown names.
