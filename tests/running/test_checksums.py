@@ -10,15 +10,17 @@ import shutil
 
 import jax
 import jax.numpy as jnp
+import jaxlib
 import numpy as np
 import pytest
 
 from fedjax_sim import aggregation, engine, sampling, server, transform
 from fedjax_sim.report.page import write_report
 from fedjax_sim.running import checkpoint, checksums
+from fedjax_sim.running.blocks import traced_round
 from fedjax_sim.running.checkpoint import CheckpointError
 from fedjax_sim.running.environment import numerics
-from fedjax_sim.running.fingerprint import fingerprint
+from fedjax_sim.running.fingerprint import fingerprint, round_program
 from fedjax_sim.running.log import Log, check_logs, verified
 from fedjax_sim.running.loop import run
 from fedjax_sim.running.privacy_ledger import Spending
@@ -95,11 +97,19 @@ def source():
     return fingerprint(jax.random.key(0), adding(True), *PARTS)
 
 
+PROGRAM = {}  # of a round, once it was traced: part of the run's identity
+
+
 def resumed(folder, **options):
     """What a resume continues from: round, model, rows, log."""
     identity = {"key": np.asarray(jax.random.key_data(jax.random.key(0))).tolist()} | numerics()
+    identity |= {"versions": {"jax": jax.__version__, "jaxlib": jaxlib.__version__}}
     with engine.client_memory("disk", folder):
         state = adding(True).init(None, *PARTS)
+    if not PROGRAM:
+        step = traced_round(adding(True), jax.random.key(0), state, PARTS[1])
+        PROGRAM.update(round_program(step.traced.jaxpr)._asdict())
+    identity["program"] = PROGRAM
     log = Log(folder)
     log.spending = Spending(adding(True), *PARTS, source(), None, folder)
     state, round = log.resume(state, identity, options.get("allow_previous", False))
