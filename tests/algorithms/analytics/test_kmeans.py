@@ -58,6 +58,21 @@ def test_empty_clusters_stay():
     np.testing.assert_array_equal(estimate["centroids"], START["centroids"])
 
 
+@pytest.mark.parametrize(
+    ("least_share", "moved"), [(0.0, [True, False, True, True]), (0.25, [True, False, True, False])]
+)
+def test_negative_counts_of_noise(least_share, moved):
+    """Counts of 10, -30, 5 and 4 beside noise: rows are 19, and the cluster of -30 stays. Catches a mean of a negative
+    count, and a least share of all rows that negative counts lower."""
+    made = algorithms.kmeans(p.EVERYBODY, least_share=least_share, **CLUSTERS)
+    counts = np.array([10, -30, 5, 4], np.float32)
+    sums = np.full((4, 2), 7, np.float32) * counts[:, None]
+    server = made.parts.server
+    state = server.apply(jax.random.key(0), {"counts": counts, "sums": sums}, server.init(START))
+    expected = np.where(np.array(moved)[:, None], 7, START["centroids"])
+    np.testing.assert_allclose(server.params(state)["centroids"], expected, rtol=1e-6)
+
+
 @pytest.mark.default_rows(2)
 @pytest.mark.parametrize("name", ["fixed_mean", "additive_shares", "modular_sum", "secure_sum"])
 def test_any_multiple_of_the_sum_will_do(name):
