@@ -63,9 +63,7 @@ def dynamic(
 
         training = train(key, broadcast, data, correct)
         update = tree.subtract(training.params, broadcast)
-        # A client without examples trains on the linear and the proximal term alone, so it keeps its h_i.
-        moved_drift = jax.tree.map(lambda h, u: h - coefficient * u, drift, update)
-        new_drift = tree.where(training.num_examples > 0, moved_drift, drift)
+        new_drift = jax.tree.map(lambda h, u: h - coefficient * u, drift, update)
         return training.report(update, by_examples), new_drift
 
     return ClientUpdate(tree.zeros_like, apply, facts_of(work, optimizer))

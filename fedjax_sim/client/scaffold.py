@@ -61,8 +61,6 @@ def scaffold(loss_fn: Callable, learning_rate: Positive, work: LocalWork, *, opt
             # c_i - c + (x - y) / (K rate), where shift = c - c_i and update = y - x.
             path_length = jnp.maximum(training.num_steps, 1).astype(float) * learning_rate  # K rate
             new_control = jax.tree.map(lambda s, u: -s - u / path_length.astype(u.dtype), shift, update)
-        # A client without examples has no gradient, so it keeps its c_i.
-        new_control = tree.where(training.num_examples > 0, new_control, own_control)
         message = {"params": update, "control": tree.subtract(new_control, own_control)}
         return training.report(message, by_examples), new_control
 

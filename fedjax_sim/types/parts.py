@@ -66,7 +66,9 @@ class ClientUpdate(NamedTuple):
     """Local work, written for ONE client; the engine adds the batch axis."""
 
     init: Callable  # (params) -> client state; () if stateless
-    apply: Callable  # (key, broadcast, client state, ClientData) -> (Report, client state)
+    # (key, broadcast, client state, ClientData) -> (Report, client state); a client that reports weight 0, such as one
+    # without examples, keeps the state that it had (`round/message.py`)
+    apply: Callable
     facts: ClientFacts = ClientFacts()
     # The `Star` of a client that is itself a federation. Then `init` is (params, Population) -> state, and `apply`
     # takes a Population (`Population.group`) in the place of ClientData; None = an ordinary client

@@ -90,7 +90,7 @@ def apfl(
         models = {"shared": broadcast} | kept
         training = train(key, models, data, uncorrected(models))
         has_examples = training.num_examples > 0
-        new_kept = tree.where(has_examples, {name: training.params[name] for name in kept}, kept)
+        new_kept = {name: training.params[name] for name in kept}
         report = training.report(tree.subtract(training.params["shared"], broadcast), work.weighs_examples())
         named = {name.replace("local_shared_", "local_").replace("local_own_", "own_"): value
                  for name, value in report.metrics.items() if name != "local_loss"}  # fmt: skip

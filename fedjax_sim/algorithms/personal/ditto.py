@@ -67,10 +67,9 @@ def ditto(
     def apply(key, broadcast, own, data):
         shared = train(key, broadcast, data, uncorrected(broadcast))
         trained = train_own(stream(key, "own model"), own, data, pull(broadcast))
-        new_own = tree.where(trained.num_examples > 0, trained.params, own)
         report = shared.report(tree.subtract(shared.params, broadcast), by_examples)
         own_metrics = {name.replace("local_", "own_", 1): value for name, value in trained.metrics.items()}
-        return report._replace(metrics=report.metrics | own_metrics), new_own
+        return report._replace(metrics=report.metrics | own_metrics), trained.params
 
     def model_of(broadcast, own, has_trained):
         return tree.where(has_trained, own, broadcast)

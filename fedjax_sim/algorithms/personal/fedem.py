@@ -101,7 +101,7 @@ def fedem(
         examples = {"data": data.examples, "responsibilities": responsibilities}
         training = train(key, broadcast, data._replace(examples=examples), uncorrected(broadcast))
         sums = jnp.where(data.mask[:, None], responsibilities, 0).sum(0)
-        new_weights = jnp.where(training.num_examples > 0, sums / jnp.maximum(sums.sum(), 1e-30), weights)
+        new_weights = sums / jnp.maximum(sums.sum(), 1e-30)
         return training.report(tree.subtract(training.params, broadcast), work.weighs_examples()), new_weights
 
     def equal_weights() -> Array:

@@ -115,9 +115,8 @@ def fedmd(
         imitated = jax.tree.map(jnp.add, own, report.update)
         start = tree.where(broadcast.is_known, imitated, own)
         training = train(key, start, data, uncorrected(start))
-        new_own = tree.where(training.num_examples > 0, training.params, own)
-        logits = _logits(model, new_own, rows)
-        return training.report({"logits": logits}, by_examples=False), new_own
+        logits = _logits(model, training.params, rows)
+        return training.report({"logits": logits}, by_examples=False), training.params
 
     rule = aggregation.mean() if aggregator is None else aggregator
     local = ClientUpdate(lambda broadcast: broadcast.start, apply, facts_of(work, optimizer))

@@ -89,8 +89,7 @@ def ifca(
         message = {"update": spread_out, "chosen": is_chosen.astype(jnp.float32)}
         has_changed = Mean((chosen != chosen_before).astype(jnp.float32), jnp.float32(1))
         report = training.report(message, work.weighs_examples())
-        new_choice = jnp.where(training.num_examples > 0, chosen, chosen_before)
-        return report._replace(metrics=report.metrics | {"changed_cluster": has_changed}), new_choice
+        return report._replace(metrics=report.metrics | {"changed_cluster": has_changed}), chosen
 
     def model_of(broadcast, chosen, has_trained):
         return jax.tree.map(lambda models: models[jnp.where(has_trained, chosen, 0)], broadcast)

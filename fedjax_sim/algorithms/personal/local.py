@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_sim import aggregation, client, engine, tree
+from fedjax_sim import aggregation, client, engine
 from fedjax_sim.algorithms.personal.own_models import with_own_models
 from fedjax_sim.client.local_sgd import facts_of, local_training, uncorrected
 from fedjax_sim.round.options import ExecutionOptions
@@ -59,10 +59,9 @@ def local(
 
     def apply(key, broadcast, own, data):
         training = train(key, own, data, uncorrected(own))
-        new_own = tree.where(training.num_examples > 0, training.params, own)
         # The message counts no bit, and says whether the model can be kept.
-        is_finite = jnp.where(engine.all_finite(new_own), 0.0, jnp.nan).astype(jnp.float32)
-        return training.report({"is_finite": is_finite}, by_examples=False), new_own
+        is_finite = jnp.where(engine.all_finite(training.params), 0.0, jnp.nan).astype(jnp.float32)
+        return training.report({"is_finite": is_finite}, by_examples=False), training.params
 
     server = ServerUpdate(
         init=lambda params: params,

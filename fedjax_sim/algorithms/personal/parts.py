@@ -166,8 +166,6 @@ def _kept_part(
         _, shared = partition(broadcast, own)
         training = train(key, combine(own_part, shared), data)
         new_own, new_shared = partition(training.params, own)
-        # A client without examples keeps its part, whatever an optimiser did without gradients.
-        new_own = tree.where(training.num_examples > 0, new_own, own_part)
         return training.report(tree.subtract(new_shared, shared), work.weighs_examples()), new_own
 
     def model_of(broadcast, own_part, has_trained):

@@ -79,7 +79,7 @@ def pfedme(
         whole = data._replace(work=None, pull=None)
         theta = own_model(training.params, whole, stream(key, "own model"))
         update = tree.subtract(training.params, broadcast)
-        return training.report(update, work.weighs_examples()), tree.where(training.num_examples > 0, theta, own)
+        return training.report(update, work.weighs_examples()), theta
 
     def model_of(broadcast, own, has_trained):
         return tree.where(has_trained, own, broadcast)
