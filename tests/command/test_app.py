@@ -139,7 +139,7 @@ def test_the_summary_comes_before_the_page(done, tmp_path, monkeypatch):
     """Fault: a summary that waits for figures, or no page where nobody reads the output any more."""
     summary, data = (
         json.loads((done[0] / "summary.json").read_text()),
-        SimpleNamespace(test=None, task=None, notes=(), table_columns=(), warnings=()),
+        SimpleNamespace(test=None, task=None, notes=(), table_columns=(), warnings=(), special_tokens=()),
     )
     history, experiment = History([], summary), SimpleNamespace(data=data, algorithm=types.Algorithm(None, None, None))
     events = []
