@@ -15,6 +15,7 @@ from fedjax_sim import aggregation, algorithms, population, privacy, sampling, t
 from fedjax_sim.command import app
 from fedjax_sim.config import registry
 from fedjax_sim.population import partitioners
+from fedjax_sim.running.privacy_ledger import Spending
 from fedjax_sim.types import learned_from
 
 CLIP = 0.2
@@ -358,3 +359,16 @@ def test_records_go_with_the_clients(tmp_path):
     # Of a wrapper that states nothing, what is inside counts; nothing inside says nothing of the wrapper.
     assert learned_from(Own(data.train)) == data.learned
     assert learned_from(Own(population.digits(num_clients=3).train)) is None
+
+
+def test_a_run_from_python_has_no_epsilon():
+    """Catches an epsilon that `run` states of standardised data, although `mechanism_of` refuses them."""
+    data = population.breast_cancer(num_clients=4, partition="iid", held_out_clients=0)
+    params = {"w": jnp.zeros(30)}
+    for made, refused in ((data, True), (population.with_public_preparation(data), False)):
+        spending = Spending(noisy(4), params, made.train, "", 1e-3, None)
+        assert ("standardise: expected constants beside noise" in spending.refused) == refused
+        spending.enter(0, 1)
+        assert ("epsilon" in spending.record(1)) != refused
+        told = spending.summary()["privacy"]
+        assert ("refused" in told) if refused else "NOT covered" in told["explanation"]
