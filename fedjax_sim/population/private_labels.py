@@ -79,8 +79,8 @@ def with_private_labels(data: FederatedData, *, epsilon: float, seed: NonNegativ
 
     A label is kept with probability e^eps / (e^eps + K - 1). Otherwise each of the other labels is equally likely. The
     label is drawn once. So the guarantee holds for anything that is computed from it, however long the training is.
-    Features are not hidden, and neither is what they reveal about labels. The seed is a secret of the clients, and must
-    be used once.
+    Features are not hidden, and neither is what they reveal about labels. Which classes there are is taken as known.
+    The seed is a secret of the clients, and must be used once.
 
     Args:
       data: of the task "binary" or "classification".
