@@ -29,8 +29,9 @@ def numbers_of(record: Mapping[str, Any]) -> dict[str, float]:
 class History(NamedTuple):
     """The log of a run and its summary.
 
-    With an evaluation the first record is of round 0. It holds the evaluation of the model before training, and nothing
-    else.
+    With an evaluation the first record is of round 0. It holds the evaluation before training, and nothing else.
+    `test_*` are of the algorithm's params, `personal_*` of trained clients' own models, and `owner_*` of the model that
+    each client would use (`metrics.evaluation`).
     """
 
     records: list[dict[str, Any]]  # one record a round, as in metrics.jsonl

@@ -81,7 +81,8 @@ def run(
       num_rounds: T, counted from the start, also after a resume.
       evaluation: params -> dict of numbers (`metrics.evaluation(...)`), or (params, state) -> dict of numbers. It is
         called before the first round, every `evaluate_every` rounds, and at the end. Its values before the first round
-        are the record of round 0, which holds nothing else.
+        are the record of round 0, which holds nothing else. `algorithm.params_kind` says what the params are: those of
+        FedProto, for example, are a start that no round trains, and clients' own models are its result.
       evaluate_every: rounds from one evaluation to the next, at least 1.
       directory: the folder of `metrics.jsonl` (one record a round), `timing.jsonl`, `summary.json` and `checkpoints/`.
       checkpoint_every: rounds from one checkpoint to the next. By default there is one after each evaluation, but no

@@ -238,7 +238,10 @@ class Sweep(NamedTuple):
             rounds = sorted({row["round"] for row in self.rows})
             validate.fail("round", "one of " + ", ".join(map(str, rounds)), round)
         if any(metric not in row or isinstance(row[metric], list) for row in rows):
-            validate.fail("metric", "a number in each row of that round", metric)
+            common = [name for name in rows[0] if all(name in row for row in rows)]
+            judged = [name for name in common if name.endswith(("_accuracy", "_loss"))]
+            hint = f"All rows have {', '.join(judged)}." if judged else ""
+            validate.fail("metric", "a number in each row of that round", metric, hint)
         return rows
 
 

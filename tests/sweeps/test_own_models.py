@@ -55,6 +55,8 @@ def test_owners_rank_a_sweep():
     assert words_on_own_models(found, "local_loss") == [
         "local_loss is not of the clients' own models of 2 combinations."
     ]
+    with pytest.raises(ValueError, match=r"metric: expected a number in each row .* All rows have .*owner_loss"):
+        found.summary("test_loss")
 
 
 def rows(*entries):
