@@ -28,6 +28,10 @@ BAD = {
     "a logger that is not installed": (['run.log=["wandb"]'], "run.log: expected "),
     "a start that is not finite": (["model.name=diverged"], "model: params['bias']: expected finite numbers"),
     "a module that is not admitted": (['run.modules=["mine"]'], "add --with mine."),
+    "inputs learnt from all rows beside noise": (
+        ["data={name='breast_cancer', num_clients=60}"],
+        "data.standardise: expected constants beside noise",
+    ),
     "an unknown option": (["sampler.size=3"], "sampler.size: expected one of"),
     "a part that refuses its value": (["sampler.cohort_size=61"], "sampler.cohort_size: expected"),
     "two parts that do not fit": (["algorithm.name=mime"], "aggregator"),
@@ -64,7 +68,7 @@ def own_sum() -> Aggregator:
 
 def invoke(command, settings, folder):
     stated = {setting.partition("=")[0] for setting in settings}
-    base = [setting for setting in [*BASE, *NOISE] if setting.partition("=")[0] not in stated]
+    base = [setting for setting in [*BASE, *NOISE] if not any(setting.startswith((f"{x}=", f"{x}.")) for x in stated)]
     words = [word for setting in [*base, *settings, *COMMANDS[command]] for word in ("--set", setting)]
     if command in ("run", "sweep"):
         words += ["--out", str(folder / "out"), "--quiet"]
