@@ -229,7 +229,10 @@ def _word(value: Any, findings: _Findings) -> Hashable:
         findings.devices.add(value.size)
         return value.axis_names, tuple(value.shape.values())
     if isinstance(value, NamedSharding):
-        return word_of(value.mesh), str(value.spec)
+        mesh_word = word_of(value.mesh)
+        # An array that is whole on every device is traced with its place if it is there, and without it as a spec.
+        is_whole = all(axis is None for axis in value.spec)
+        return word_of(None) if is_whole else (mesh_word, str(value.spec))
     if hasattr(value, "key_shape"):  # a random generator
         return value.tag
     if isinstance(value, (tuple, list)):

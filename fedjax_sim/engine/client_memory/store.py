@@ -141,7 +141,9 @@ def store(client_state: PyTree, num_clients: int, *, mesh: Mesh | None = None, n
         return jax.tree.map(lambda x: jnp.broadcast_to(x, (rows * shares, *jnp.shape(x))), state)
 
     if isinstance(mesh, AbstractMesh):  # of `assumed_devices`: shapes alone are asked for
-        return Sharded(fill(client_state), mesh, num_clients)
+        # Without weak types, as the NumPy arrays below have none.
+        strong = jax.tree.map(lambda x: jax.lax.convert_element_type(x, jnp.result_type(x)), client_state)
+        return Sharded(fill(strong), mesh, num_clients)
     # NumPy arrays are equal on every process, and may enter a program over all processes.
     client_state = jax.tree.map(lambda x: x if isinstance(x, jax.core.Tracer) else np.asarray(x), client_state)
     split = NamedSharding(mesh, P(mesh.axis_names[0]))
