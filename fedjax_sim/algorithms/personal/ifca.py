@@ -49,8 +49,9 @@ def ifca(
       num_clusters: models of the server.
       spread: how far the models are apart before training: beside the first one, each has Gaussian noise on every leaf.
         Its deviation is `spread` times the leaf's root mean square. For a leaf of zeros it is `spread` / sqrt(n), the
-        scale of initialisers, where n is the number of inputs: the product of all axes but the last, and 1 for a
-        vector. Equal models would all be trained alike, so several models need a spread above 0.
+        scale of initialisers, where n is the number of inputs: the product of all axes but the last. Biases of 0 stay
+        0, unless the model has vectors alone, for which n is 1. Equal models would all be trained alike, so several
+        models need a spread above 0.
       start_seed: of that noise.
       num_steps, num_epochs, batch_size, shuffle, weighting: as in `client.work`. A model's mean update is by examples;
         the paper takes the plain mean of the clients that chose it, "uniform".
@@ -154,17 +155,21 @@ def spread_out(key: jax.Array, params: PyTree, count: int, spread: float) -> PyT
     """Returns models around the given one, leaves [count, ...]; the first is the given one itself.
 
     The noise's deviation is `spread` times the root mean square of a leaf. For a leaf of zeros it is
-    spread / sqrt(num_inputs), by which inputs of about 1 move an output by about `spread`.
+    spread / sqrt(num_inputs), by which inputs of about 1 move an output by about `spread`. Biases of 0 stay 0, as
+    initialisers leave them: where other leaves have inputs, zeros without inputs get no noise.
 
     Raises: ValueError if two of the models are equal; not where the models are traced.
     """
     leaves, structure = jax.tree.flatten(params)
     keys = jax.random.split(key, max(len(leaves), 1))
+    some_have_inputs = any(x.ndim > 1 for x in leaves)
 
     def around(key, x):
         size = jnp.sqrt(jnp.mean(jnp.square(x.astype(jnp.float32))))
         num_inputs = math.prod(x.shape[:-1])
-        scale = spread * jnp.where(size > 0, size, 1 / math.sqrt(num_inputs))
+        is_like_a_bias = some_have_inputs and x.ndim <= 1
+        size_of_zeros = 0 if is_like_a_bias else 1 / math.sqrt(num_inputs)
+        scale = spread * jnp.where(size > 0, size, size_of_zeros)
         noise = jax.random.normal(key, (count, *x.shape), jnp.float32).at[0].set(0.0)
         return x[None] + (scale * noise).astype(x.dtype)
 

@@ -27,19 +27,17 @@ def test_models_around_zero_differ():
     """A leaf of zeros is spread by the scale of initialisers, and any other one by its own size.
 
     Ten thousand draws have a deviation within 3 % of their own, which is four standard errors. Catches a spread of 0
-    around 0, and one that forgets the number of inputs.
+    around 0, one that forgets the number of inputs, and noise on biases, which stay 0 beside kernels.
     """
-    start = {
-        "kernel": jnp.zeros((25, 400)),
-        "bias": jnp.zeros(10_000),
-        "one": jnp.zeros(()),
-        "two": jnp.full(9999, -2.0),
-    }
-    found = spread_out(jax.random.key(0), start, 2, 0.1)
-    for name, x in start.items():
-        np.testing.assert_array_equal(found[name][0], x)
-    for name, scale in {"kernel": 0.1 / 5, "bias": 0.1, "two": 0.2}.items():
-        np.testing.assert_allclose(np.std(found[name][1] - start[name]), scale, rtol=0.03)
+    kernels = {"kernel": jnp.zeros((25, 400)), "bias": jnp.zeros(10_000), "two": jnp.full(9999, -2.0)}
+    vectors = {"vector": jnp.zeros(10_000), "one": jnp.zeros(())}
+    expected_scales = {"kernel": 0.1 / 5, "bias": 0.0, "two": 0.2, "vector": 0.1}
+    for start in (kernels, vectors):
+        found = spread_out(jax.random.key(0), start, 2, 0.1)
+        for name, x in start.items():
+            np.testing.assert_array_equal(found[name][0], x)
+            if name in expected_scales:
+                np.testing.assert_allclose(np.std(found[name][1] - x), expected_scales[name], rtol=0.03)
     assert found["one"][1] != 0
 
 
