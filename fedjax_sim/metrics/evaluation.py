@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from collections.abc import Callable
 from typing import NamedTuple
@@ -350,7 +351,8 @@ def objective(loss_fn: Callable, params: PyTree, population: Population, ids: Ar
     return {name: total / weight for name, (total, weight) in sums.items()}
 
 
-class Evaluation(NamedTuple):
+@dataclasses.dataclass(frozen=True)  # type checkers do not take a tuple for a function
+class Evaluation:
     """A function params -> record of metrics, or (params, state) -> record, as `evaluation` builds it.
 
     Guarantees: the results by client are those whose means and quantiles the record has
