@@ -56,6 +56,14 @@ def test_a_federation_of_personal_clients_has_their_kind():
     assert above.params_kind is ParamsKind.PART
 
 
+@pytest.mark.parametrize("name", ["fedavg", "fedper", "fedbabu"])
+def test_edges_that_gossip_have_their_clients_kind(name):
+    """Catches the mean of edges' untrained parts, which was tested and exported as the mean of their models."""
+    edge = cases.CASES["algorithms"][name]().parts
+    stated = algorithms.hierarchical_gossip(edge, np.full((2, 2), 0.5)).params_kind
+    assert stated is (ParamsKind.MEAN if name == "fedavg" else KINDS[name])
+
+
 @pytest.mark.default_rows(4)
 # The row of FedEM has no server that states its mixture's weights (`test_fedem.py` has them).
 @pytest.mark.parametrize("name", [name for name in KINDS if name != "fedem"])

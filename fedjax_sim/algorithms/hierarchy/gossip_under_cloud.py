@@ -140,7 +140,8 @@ def hierarchical_gossip(
         return _plain_mean(engine.take(state.clients, jnp.arange(size, dtype=jnp.int32))[0])
 
     metrics = (*ROUND_METRICS, *inside.facts.metrics, *METRICS)
-    kind = ParamsKind.MEAN
+    # A mean of parts or of starts is one, and no model.
+    kind = ParamsKind.MEAN if edge.params_kind is ParamsKind.MODEL else edge.params_kind
     return Algorithm(lambda key, *start: initial_state(star, *start), step, params, metrics=metrics, params_kind=kind)
 
 
