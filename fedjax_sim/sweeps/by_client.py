@@ -79,14 +79,16 @@ def clients_of_runs(
     others = [run.name for run in runs if run.last_evaluated != round]
     if others:
         return f"No results by client: those of {', '.join(others)} are of another round than {round:,}."
-    keys = _keys(runs, options)
-    if isinstance(keys, str):
-        return f"No results by client: {keys}"
     shared = [name for name in metrics_of(runs[0].clients) if all(name in metrics_of(run.clients) for run in runs)]
     if not shared:
         return "No results by client: no metric is in every run's by_client.csv."
     if metric not in shared:
         metric = main_metric([{name: row.get(name) for name in shared} for row in runs[0].clients])
+    # Params that are no model have no results at held-out clients, which need not be in a comparison of owners.
+    runs = [run._replace(clients=[row for row in run.clients if _is_compared(row, metric)]) for run in runs]
+    keys = _keys(runs, options)
+    if isinstance(keys, str):
+        return f"No results by client: {keys}"
     values: dict[tuple, dict[int, dict[Any, float | None]]] = {}  # by combination, seed and client
     for run, of_run in zip(runs, keys, strict=True):
         found = {key: row[metric] for key, row in zip(of_run, run.clients, strict=True)}
@@ -109,6 +111,11 @@ def clients_of_runs(
                 | {"difference": None if by_seed is first else _mean(gaps)}
             )
     return ClientTable(("client",), metric, rows)
+
+
+def _is_compared(row: Row, metric: str) -> bool:
+    """Returns whether a row is a training client's, or has a result of a held-out client."""
+    return row["client"] is not None or row[metric] is not None
 
 
 def _numbered(row: Row) -> str:

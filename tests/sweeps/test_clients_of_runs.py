@@ -71,3 +71,16 @@ def test_clients_without_names():
     table = clients_of_runs(twice, (RATE,), 4, None)
     assert [row["difference"] for row in table.rows] == [None, 0.5, None, 0.5]
     assert [row[0] for row in table.texts()[1]] == ["Ghent (client 0)", "Ghent (client 1)"]
+
+
+def test_owners_are_compared_without_held_out_clients():
+    """Catches FedAvg and `local` "of different clients": a start is not tested at held-out clients, so it has none."""
+    local, shared = a_run("a", 0, 0.1, {0: 1.0, 1: 2.0}), a_run("b", 0, 0.2, {0: 1.5, 1: 2.5})
+    held_out = {"client": None, "held_out_client": 0, "name": None, "local_test_loss": None, "held_out_loss": 3.0}
+    clients = [{**row, "held_out_loss": None} for row in shared.clients]
+    shared = shared._replace(clients=[*clients, held_out])
+    for runs in ((local, shared), (shared, local)):
+        table = clients_of_runs(runs, (RATE,), 4, None)
+        assert [abs(row["difference"]) for row in table.rows[1::2]] == [0.5, 0.5]
+    others = shared._replace(options={RATE: 0.1}, clients=[*clients, {**held_out, "held_out_client": 1}])
+    assert "different clients" in clients_of_runs((shared, others), (RATE,), 4, "held_out_loss")
