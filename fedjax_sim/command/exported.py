@@ -125,7 +125,10 @@ def _check(experiment: Any, choice: Choice) -> None:
         options.append("the params as they are (--params)")
         found = problem("RUN", "one whose params are a model", Words(kind.value))
     if found is not None:
-        hint = f"It has {', '.join(options)}." if options else "Leave it out: all use the model."
+        alone = "Leave it out: all use the model."
+        if kind is not ParamsKind.MODEL:
+            alone = f"Its params are {kind.value} (--params)."
+        hint = f"It has {', '.join(options)}." if options else alone
         raise ConfigError([f"{found} {hint}"])
 
 

@@ -427,7 +427,7 @@ def evaluation(
         first of IFCA's models, are not judged: the record has `personal_*`, `newcomer_*` and `owner_*` alone.
 
     Raises: ValueError for `train_clients` without `train`, for `personal` or `adapt` without `local_test`, and for
-    `adapt` without `owners`.
+    `adapt` without `owners`. TypeError for a `params_kind` that is none.
 
     Guarantees: The metrics equal a float64 loop over clients
     (tests/metrics/test_evaluation.py::test_matches_a_loop_over_clients,
@@ -454,6 +454,9 @@ def evaluation(
     if adapt is not None and owners is None:
         validate.fail("owners", "the clients' training rows, for adapt", None, "Give the population of the run.")
 
+    if not isinstance(params_kind, ParamsKind):
+        names = "types.ParamsKind." + ", ".join(kind.name for kind in ParamsKind)
+        validate.fail("params_kind", f"one of {names}", params_kind, "An Algorithm and its server state it.", TypeError)
     # The clients on whose own rows params are judged.
     judges = local_test
     if not params_kind.is_judged:

@@ -107,3 +107,13 @@ def test_a_run_without_own_models_has_one_model(tmp_path):
     assert done.exit_code == 2 and "--client: expected a run whose clients have models of their own" in done.output
     done = call("export", run, tmp_path / "model.npz")
     assert done.exit_code == 0 and "the model." in done.output
+
+
+@pytest.mark.full
+def test_a_run_without_a_model_has_none(tmp_path):
+    """Catches "all use the model", said of a run that has no model."""
+    words = "run --quiet --set data.name=mean_estimation --set data.num_clients=4 --set algorithm.name=kmeans".split()
+    words += "--set algorithm.num_clusters=2 --set sampler.cohort_size=2 --set run.rounds=1".split()
+    assert (done := call(*words, "--out", tmp_path / "run")).exit_code == 0, done.output
+    done = call("export", tmp_path / "run", tmp_path / "model.npz", "--client", "0")
+    assert done.exit_code == 2 and "Its params are the answer of a statistic (--params)." in done.output

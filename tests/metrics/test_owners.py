@@ -80,6 +80,13 @@ def test_what_is_judged_keeps_its_names():
     assert len(kinds) == 4 and len(set(map(float, found))) == 1
 
 
+def test_a_kind_is_a_member():
+    """Catches an algorithm of a user's that states a text or None, which ended in an AttributeError."""
+    for stated in ("the model", None, True):
+        with pytest.raises(TypeError, match=r"params_kind: expected one of types\.ParamsKind\.MODEL, MEAN, .*, got "):
+            metrics.evaluation(loss, test=DATA[0], params_kind=stated)
+
+
 def test_owner_models_are_those_judged():
     """Catches another key, or rows of another client, in models that are exported than in those that were judged."""
 
