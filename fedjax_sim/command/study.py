@@ -51,21 +51,18 @@ def study(
         _show(findings)
         _write(findings, folder)
     except KeyboardInterrupt as error:
-        _drop_unstarted(folder)
         drop_empty(new_folder)
         has_results = folder is not None and folder.is_dir() and (folder / STUDY_FILE).is_file()
         words = f" Finished results are safe: fedjax-sim study --resume --out {shlex.quote(str(folder))}" * has_results
         typer.echo("Interrupted." + words, err=True)
         raise typer.Exit(130) from error
     except (ConfigError, TypeError, ValueError) as error:
-        _drop_unstarted(folder)
         drop_empty(new_folder)
         if not is_users_error(error):
             raise
         typer.echo(str(error), err=True)
         raise typer.Exit(2) from error
     except (ArithmeticError, CheckpointError, MemoryError, OSError, RunLocked) as error:
-        _drop_unstarted(folder)
         drop_empty(new_folder)
         words = str(error) if isinstance(error, RunLocked) else f"{type(error).__name__}: {error}"
         if isinstance(error, OSError) and folder is not None and (folder / STUDY_FILE).is_file():
@@ -146,8 +143,14 @@ def _measured(part: Any, options: dict[str, Any], folder: Path) -> Any:
     with lock(folder), kept_results.keeping(folder / KEPT) as kept:
         begun = json.dumps({"name": part.name, "options": options}, indent=2) + "\n"
         write_atomically(folder / STUDY_FILE, [begun.encode()])
-        with terminal.console(stderr=True).status(part.meaning):
-            findings = getattr(importlib.import_module(part.module), part.name)(**options)
+        try:
+            with terminal.console(stderr=True).status(part.meaning):
+                findings = getattr(importlib.import_module(part.module), part.name)(**options)
+        except BaseException:
+            # What was refused before it had a result is no study. The lock shows that it is nobody else's.
+            if not (folder / KEPT).exists() and not (folder / "findings.json").exists():
+                (folder / STUDY_FILE).unlink(missing_ok=True)
+            raise
     if kept.earlier:
         words = f"{len(kept.used)} results were kept, {kept.num_computed} are computed anew."
         if kept.num_unused:
@@ -166,17 +169,6 @@ def _write(findings: Any, folder: Path) -> None:
     with lock(folder):
         page = write_findings(findings, folder)
     terminal.console().print(Text(str(page)), soft_wrap=True)
-
-
-def _drop_unstarted(folder: Path | None) -> None:
-    """Removes what a study wrote that was refused before it had a result."""
-    if (
-        folder is not None
-        and folder.is_dir()
-        and not (folder / KEPT).exists()
-        and not (folder / "findings.json").exists()
-    ):
-        (folder / STUDY_FILE).unlink(missing_ok=True)
 
 
 def load_study(name: str, settings: list[str]) -> tuple[Any, dict[str, Any]]:

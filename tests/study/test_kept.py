@@ -12,7 +12,9 @@ from typer.testing import CliRunner
 
 from fedjax_sim import study
 from fedjax_sim.command.app import app
+from fedjax_sim.command.study import load_study
 from fedjax_sim.running import kept_results
+from fedjax_sim.running.files import lock
 from fedjax_sim.study.dropout.question import dropout
 
 SMALL = {"num_clients": 8, "neighbours": 4, "dropouts": [0.05, 0.1], "num_rounds": 50}
@@ -165,6 +167,17 @@ def test_the_table_is_printed_first(tmp_path, monkeypatch, when):
     assert "No space left on device" in done.output and "study --resume --out" in done.output
     monkeypatch.undo()
     assert call("--resume", "--out", tmp_path / "found").exit_code == 0
+
+
+def test_a_study_that_another_process_runs_stays(tmp_path):
+    """Fault: a resume that is refused, since the study runs, and takes the study's own options away."""
+    _, options = load_study("dropout", SETTINGS[1::2])
+    begun = json.dumps({"name": "dropout", "options": options})
+    (tmp_path / "study.json").write_text(begun)
+    with lock(tmp_path):
+        done = call("--resume", "--out", tmp_path)
+    assert done.exit_code == 1 and "held by" in done.output, done.output
+    assert (tmp_path / "study.json").read_text() == begun
 
 
 def test_a_refused_study_leaves_nothing(tmp_path):
