@@ -43,7 +43,8 @@ def check_free_of(folder: str | Path, *kinds: str) -> None:
     for kind in kinds:
         if kind in found:
             names = ", ".join(found[kind])
-            raise FileExistsError(f"directory: expected a folder without {kind}, got {folder} with {names}.")
+            way = "Resume what is there, or choose another folder."
+            raise FileExistsError(f"directory: expected a folder without {kind}, got {folder} with {names}. {way}")
 
 
 def folder_around(path: str | Path) -> Path | None:

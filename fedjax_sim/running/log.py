@@ -28,7 +28,7 @@ from fedjax_sim.running.seconds import account, part, so_far
 from fedjax_sim.running.shared_arrays import broadcast, whole
 from fedjax_sim.types import Count, Metric, PyTree
 
-__all__ = ["Log", "as_record", "as_records", "check_logs", "earlier_run", "plain", "totals_of", "verified", "visits_of"]
+__all__ = ["Log", "as_record", "as_records", "check_logs", "plain", "totals_of", "verified", "visits_of"]
 
 NOT_FINITE = {"nan", "inf", "-inf"}
 METRICS, TIMING = "metrics.jsonl", "timing.jsonl"
@@ -119,15 +119,6 @@ def as_records(first: int, infos: dict, count: int) -> list[dict[str, Any]]:
         else:
             columns[name] = plain(value[:count])
     return [{"round": first + i} | {name: column[i] for name, column in columns.items()} for i in range(count)]
-
-
-def earlier_run(directory: Path) -> list[str]:
-    """Returns the names of what a folder holds of an earlier run.
-
-    Empty files do not count: a start that was interrupted leaves them.
-    """
-    logs = [name for name in (METRICS, TIMING) if (directory / name).exists() and (directory / name).stat().st_size]
-    return logs + ["checkpoints"] * any((directory / "checkpoints").glob("*.ckpt"))
 
 
 def check_logs(directory: Path) -> None:
@@ -246,14 +237,8 @@ class Log:
             file.create()
 
     def check_fresh(self) -> None:
-        """Refuses a folder with an earlier run; does not create it."""
-        remains = earlier_run(self.directory)
-        if remains:
-            raise FileExistsError(
-                f"directory: expected a folder without a run, got {self.directory} with {', '.join(remains)}. "
-                "Resume that run, or choose another folder."
-            )
-        check_free_of(self.directory, "a sweep", "a study")
+        """Refuses a folder with a run, a sweep or a study; does not create it."""
+        check_free_of(self.directory, "a run", "a sweep", "a study")
 
     def check_same_run(self, identity: dict, allow_previous: bool) -> None:
         """Refuses a checkpoint of another run, before its program is traced, whose identity has no "program" yet.
@@ -266,12 +251,11 @@ class Log:
             return
         path, meta = path_and_meta
         try:
-            _same_run(meta["identity"] | {"program": None}, identity | {"program": None}, path)
+            _same_options(meta["identity"], identity, path)
         except (checkpoint.CheckpointError, KeyError, TypeError):
             # The meta was read without verifying it: perhaps the checkpoint is damaged.
             path = checkpoint.latest(folder, allow_previous=allow_previous, check=_check_logs)
-            stored = meta_of(path)["identity"]
-            _same_run(stored | {"program": None}, identity | {"program": None}, path)
+            _same_options(meta_of(path)["identity"], identity, path)
 
     def resume(
         self, state: PyTree, identity: dict, allow_previous: bool, program_on: Callable[[int], dict] | None = None
@@ -291,7 +275,8 @@ class Log:
         read_back = partial(self._read_back, spec, identity, allow_previous, program_on)
         saved, meta = distributed.by_first(read_back) or (spec, None)
         if distributed.several():
-            meta, self.records = distributed.from_first(lambda: (meta, self.records))
+            read = meta, self.records, self.earlier_parts
+            meta, self.records, self.earlier_parts = distributed.from_first(lambda: read)
             saved = broadcast(saved)
         state = engine.scattered(saved, like=state)
         # Client memory on the disk has a version for each checkpoint.
@@ -458,6 +443,13 @@ class Log:
         }
 
 
+def _same_options(stored: dict, current: dict, path: Path) -> None:
+    """Raises CheckpointError as `_same_run`, for a run whose program is not known yet."""
+    # A checkpoint of an earlier version has no program, and is refused for that.
+    has_program = {"program": None} if "program" in stored else {}
+    _same_run(stored | has_program, current | {"program": None}, path)
+
+
 def _same_run(stored: dict, current: dict, path: Path) -> None:
     """Raises CheckpointError, with every difference, if a checkpoint's identity is not the run's.
 
@@ -472,7 +464,7 @@ def _same_run(stored: dict, current: dict, path: Path) -> None:
     differing = [
         f"  {name}: {stored.get(name, 'absent')!r} in the checkpoint, {current.get(name, 'absent')!r} now"
         for name in names
-        if name not in follows and not name.startswith(("modules.", "program.", "versions."))
+        if name not in follows and name.partition(".")[0] not in ("modules", "program", "versions")
     ]
     if has_no_program:
         differing.append("  An earlier version wrote it, which kept no digest of the program: finish it there.")

@@ -110,6 +110,17 @@ def test_what_changed_is_said():
     _same_run({}, {}, "here")
 
 
+def test_an_earlier_version_is_told(tmp_path):
+    """Fault: a checkpoint of an earlier version, which kept no versions either, refused for "version None" of JAX."""
+    state, _ = run(KEY, made(), START, PEOPLE, 1, directory=tmp_path)
+    _, meta = checkpoint.newest_meta(tmp_path / "checkpoints")
+    old = {name: value for name, value in meta["identity"].items() if name not in ("program", "versions")}
+    checkpoint.save(tmp_path / "checkpoints", 1, state, {**meta, "identity": old})
+    with pytest.raises(CheckpointError, match="kept no digest of the program: finish it there") as refusal:
+        run(KEY, made(), START, PEOPLE, 2, directory=tmp_path, resume=True)
+    assert "None" not in str(refusal.value)
+
+
 def test_devices_that_are_not_here_stay_inside():
     """Fault: a mesh of devices that are not here in a program that is run."""
     with engine.assumed_devices(3):
