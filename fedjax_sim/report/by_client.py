@@ -15,6 +15,7 @@ from fedjax_sim import validate
 from fedjax_sim.metrics.evaluation import MOST_LISTED
 from fedjax_sim.population.protocol import sizes_of
 from fedjax_sim.regular_files import content_of
+from fedjax_sim.report.numbers import is_better_low
 from fedjax_sim.running import checksums
 from fedjax_sim.running.log import plain
 from fedjax_sim.text_files import csv_text
@@ -59,10 +60,8 @@ def client_rows(data: Any, results: Mapping[str, Mapping[str, np.ma.MaskedArray]
     held_out = results.get("held_out")
     num_held_out = 0 if held_out is None else data.held_out.size
     # A name that two clients share says nothing about who is who.
-    id_of = {name: id for id, name in enumerate(names or ())}
-    id_of = (
-        {} if len(id_of) != len(names or ()) or len(set(held_out_names or ())) != len(held_out_names or ()) else id_of
-    )
+    are_unique = all(len(set(given)) == len(given) for given in (names or (), held_out_names or ()))
+    id_of = {name: id for id, name in enumerate(names or ())} if are_unique else {}
     owners = [id_of.get(name) for name in held_out_names or [None] * num_held_out][:num_held_out]
     groups = ("owner", "local_test", "personal", "newcomer")
     own_results = {group: results[group] for group in groups if group in results}
@@ -169,11 +168,11 @@ def main_metric(rows: Sequence[Row]) -> str:
 
 
 def from_worst(rows: Sequence[Row], metric: str) -> list[Row]:
-    """Returns the rows from the worst result to the best: the largest loss, the least of anything else.
+    """Returns the rows from the worst result to the best, as `is_better_low` says.
 
     A result that is not finite comes first, and clients without a result last.
     """
-    sign = -1 if metric.endswith(("loss", "perplexity")) else 1
+    sign = -1 if is_better_low(metric) else 1
 
     def place(row: Row) -> tuple[int, float]:
         value = row.get(metric)

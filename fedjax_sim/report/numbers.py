@@ -10,6 +10,7 @@ __all__ = [
     "count",
     "energy",
     "in_percent",
+    "is_better_low",
     "listed",
     "percent",
     "real",
@@ -47,6 +48,15 @@ def in_percent(metric: str) -> tuple[float, str]:
     """
     name = metric.replace("_", " ")
     return (100.0, f"{name} (%)") if metric.endswith("accuracy") else (1.0, name)
+
+
+def is_better_low(metric: str) -> bool:
+    """Returns whether less of a metric is better: of a loss and of a perplexity.
+
+    >>> is_better_low("test_loss"), is_better_low("held_out_perplexity"), is_better_low("test_accuracy")
+    (True, True, False)
+    """
+    return metric.endswith(("loss", "perplexity"))
 
 
 def listed(values: Any) -> str:

@@ -8,7 +8,7 @@ import numpy as np
 
 from fedjax_sim import validate
 from fedjax_sim.report import plots
-from fedjax_sim.report.numbers import in_percent
+from fedjax_sim.report.numbers import in_percent, is_better_low
 from fedjax_sim.sweeps.figure import are_numbers, shown_value
 from fedjax_sim.sweeps.results import Sweep
 from fedjax_sim.sweeps.table import shown_metric
@@ -51,11 +51,11 @@ def heat_map(found: Sweep, metric: str) -> Any:
         means[y_values.index(cell[names[1]]), x_values.index(cell[names[0]])] = factor * cell["mean"]
     is_known = np.isfinite(means)
     # Colours of a loss run the other way, so that darker is better for it too.
-    lower_is_better = metric.endswith("loss")
+    is_negated = is_better_low(metric)
     with plots.style():
         figure, axes = plots.panels(1, 1.2 + 0.34 * len(y_values))
         edges = np.arange(len(x_values) + 1) - 0.5, np.arange(len(y_values) + 1) - 0.5
-        drawn = np.ma.masked_invalid(-means if lower_is_better else means)
+        drawn = np.ma.masked_invalid(-means if is_negated else means)
         mesh = axes.pcolormesh(*edges, drawn, cmap="Blues", edgecolor="white", linewidth=0.6)
         low, high = mesh.get_clim() if is_known.any() else (0.0, 1.0)
         for row, column in np.ndindex(means.shape):

@@ -49,19 +49,20 @@ def test_dots_are_means_and_differences():
     assert "(%)" in left.get_xlabel() and "points" in right.get_xlabel()
 
 
-def test_the_map_has_each_mean():
+@pytest.mark.parametrize("metric", ["test_loss", "test_perplexity"])
+def test_the_map_has_each_mean(metric):
     """Catches a map that is turned around, a loss whose best cell is the lightest, and a hole that nobody sees."""
     values = {(x, y): 1.0 + x + 10 * y for y in (0, 1, 2, 3) for x in (1, 2, 3)}
     values[2, 3] = float("nan")
-    found = sweep(values, ("a.rate", "b.rate"), "test_loss")
+    found = sweep(values, ("a.rate", "b.rate"), metric)
     assert map_axes(found) == ("a.rate", "b.rate")
-    (axes,) = heat_map(found, "test_loss").axes
-    means = {(cell["a.rate"], cell["b.rate"]): cell["mean"] for cell in found.summary("test_loss")}
+    (axes,) = heat_map(found, metric).axes
+    means = {(cell["a.rate"], cell["b.rate"]): cell["mean"] for cell in found.summary(metric)}
     texts = {text.get_position(): text.get_text() for text in axes.texts}
     assert texts.pop((1, 3)) == "×"
     assert texts == {(x - 1, y): f"{mean:.4g}" for (x, y), mean in means.items() if np.isfinite(mean)}
     colors = axes.collections[0].get_array()
-    assert np.unravel_index(np.ma.argmax(colors), colors.shape) == (0, 0)  # the lowest loss is the darkest
+    assert np.unravel_index(np.ma.argmax(colors), colors.shape) == (0, 0)  # the lowest is the darkest
     assert map_axes(sweep({(1, 1): 0.0, (1, 2): 0.0, (1, 3): 0.0}, ("a", "b"))) is None
     with pytest.raises(ValueError, match="two options with three numbers each"):
         heat_map(sweep({"x": 0.0}), "test_accuracy")
