@@ -20,6 +20,7 @@ import fedjax_sim
 from fedjax_sim import aggregation, algorithms, population, privacy, sampling, transform
 from fedjax_sim.population.seeds import generated_client_key, seed_words
 from fedjax_sim.prng import stream
+from fedjax_sim.rounding import shown_up
 from fedjax_sim.types import ClientData
 
 PEOPLE, REGIONS, DELTA, BISECTIONS = 100_000, 20, 1e-6, 8
@@ -88,8 +89,8 @@ def main(seed: int = 0, count: int = PEOPLE) -> dict[str, dict]:
             "incidence_epsilon": epsilon,
             "age_epsilon": epsilon_of_ages,
         }
-        shown = {name: round(value, 4) for name, value in found[level].items() if np.ndim(value) == 0}
-        print(level, shown)
+        errors = {name: round(found[level][name], 4) for name in ("incidence_error", "age_error")}
+        print(level, errors | {name: shown_up(found[level][name]) for name in ("incidence_epsilon", "age_epsilon")})
     return found
 
 
@@ -101,7 +102,7 @@ def figure(found: dict[str, dict]):
     axes = drawn.subplots()
     regions = np.arange(REGIONS)
     for offset, (level, values) in enumerate(found.items()):
-        label = f"{level} noise, epsilon {values['incidence_epsilon']:.2g}"
+        label = f"{level} noise, epsilon {shown_up(values['incidence_epsilon'], 2)}"
         axes.plot(regions + 0.2 * (offset - 0.5), values["incidence"], "o", label=label)
     axes.step(regions, next(iter(found.values()))["true_incidence"], where="mid", color="black", label="pooled records")
     axes.set(xlabel="region", ylabel="share with the disease")

@@ -95,7 +95,7 @@ def sweep(
         _page(loaded, result, shown_metric, folder)
     except KeyboardInterrupt as error:
         has_points = _drop_unstarted(folder, new_folder, new_file)
-        typer.echo("Interrupted." + f" Finished points are safe: add --resume --out {folder}." * has_points, err=True)
+        typer.echo("Interrupted." + f" Finished points are safe: add {_to_resume(folder)}." * has_points, err=True)
         raise typer.Exit(130) from error
     except (ConfigError, TypeError, ValueError) as error:
         _drop_unstarted(folder, new_folder, new_file)
@@ -109,7 +109,7 @@ def sweep(
         words = str(error) if speaks_for_itself else ""
         if not words:
             words = f"{type(error).__name__}: {error}"
-            words += f". Finished points are safe: mend that, then add --resume --out {folder}" * has_points
+            words += f". Finished points are safe: mend that, then add {_to_resume(folder)}" * has_points
         typer.echo(words, err=True)
         raise typer.Exit(1) from error
     if not quiet:
@@ -144,6 +144,11 @@ def _write_config(loaded: Any, folder: Path, command: str) -> Path | None:
         return None
     folder.mkdir(parents=True, exist_ok=True)
     return write_atomically(path, [f"# {json.dumps(command)}\n{text}".encode()])
+
+
+def _to_resume(folder: Path | None) -> str:
+    """Returns the options that continue a sweep."""
+    return f"--resume --out {shlex.quote(str(folder))}"
 
 
 def _drop_unstarted(folder: Path | None, new_folder: Path | None, new_file: Path | None) -> bool:

@@ -360,7 +360,7 @@ class Evaluation:
     """
 
     # (params) or (params, state) -> (record, group -> metric -> [N] float32, masked for clients without examples).
-    # The groups are "held_out", "local_test", "personal" and "newcomer", those of at most `MOST_LISTED` clients.
+    # The groups are "held_out", "local_test", "owner", "personal", "newcomer"; each has at most `MOST_LISTED` clients.
     with_clients: Callable
 
     def __call__(self, *arguments: PyTree) -> dict:

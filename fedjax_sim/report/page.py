@@ -35,7 +35,6 @@ def write_report(run_directory: str | Path, further_notes: Sequence[str] = ()) -
     Args:
       run_directory: folder with any of config.toml, metrics.jsonl, timing.jsonl, summary.json, env.json,
         population.json, timeline.json and by_client.csv; the page reports missing files.
-
       further_notes: lines that the page shows among its notes.
 
     Returns: the page's path.
