@@ -13,7 +13,7 @@ from fedjax_sim.config.value_kinds import problem
 from fedjax_sim.regular_files import content_of, json_of
 from fedjax_sim.running.checksums import check_files
 from fedjax_sim.running.files import CheckpointError
-from fedjax_sim.running.kept_files import folder_around, holds, is_kept
+from fedjax_sim.running.kept_files import folder_around, holds, is_kept, own_files
 
 __all__ = [
     "RUNS",
@@ -56,9 +56,11 @@ def check_new_folder(folder: Path, kind: str) -> None:
       folder: of --out.
       kind: what will be begun: "a run", "a sweep" or "a study".
 
-    Raises: ConfigError for a folder that holds a run, a sweep or a study, or that cannot be created.
+    Raises: ConfigError for a folder that holds a run, a sweep or a study, or files of a user's that would be written
+      over, or that cannot be created.
 
-    Guarantees: no file of a run changes (tests/command/test_outputs.py::test_no_output_changes_a_run).
+    Guarantees: no file of a run changes (tests/command/test_outputs.py::test_no_output_changes_a_run), and no file that
+    a user has there (::test_a_users_files_stay).
     """
     if reason := _why_not(folder):
         raise ConfigError([problem("--out", "a folder that can be made", str(folder), reason)])
@@ -72,6 +74,9 @@ def check_new_folder(folder: Path, kind: str) -> None:
             way = "Its config.toml is gone: name the config and add --resume, or choose another --out."
         rule = f"a folder without {found}"
         raise ConfigError([problem("--out", rule, str(folder), f"It holds {', '.join(names)}. {way}")])
+    if names := own_files(folder, kind):
+        hint = f"It holds {', '.join(names)}. Choose another --out."
+        raise ConfigError([problem("--out", f"a folder without files that {kind} writes", str(folder), hint)])
     if (around := folder_around(folder / "new")) is not None:
         hint = f"It lies among the files of {around}."
         raise ConfigError([problem("--out", "a folder of its own", str(folder), hint)])
@@ -132,8 +137,9 @@ def folder_to_resume(out: Path | None, has_config: bool = False) -> Path:
         return max(configs, key=lambda path: (path.parent / "checkpoints").stat().st_mtime).parent
     hint = ""
     if rounds_done(out) < 0:
-        hint = "No checkpoint is left of its run: begin anew in another --out, without --resume."
-        hint = hint if holds(out) else "Nothing to resume there: leave out --resume to start."
+        hint = "Nothing to resume there: leave out --resume to start."
+        if holds(out) or own_files(out, "a run"):
+            hint = "No checkpoint is left of its run: begin anew in another --out, without --resume."
     elif not (out / "metrics.jsonl").is_file():
         hint = LOG_IS_GONE
     elif not has_config and not (out / "config.toml").is_file():

@@ -5,13 +5,19 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-__all__ = ["check_free_of", "folder_around", "holds", "is_kept"]
+__all__ = ["check_free_of", "folder_around", "holds", "is_kept", "own_files"]
 
 # What shows whose a folder is. A config alone shows nothing: users write such files too.
 OF_RUNS = ("metrics.jsonl", "timing.jsonl", "privacy.json", "SHA256SUMS", "checkpoints/*.ckpt")
 OF_SWEEPS = ("points.jsonl", "results.jsonl", "part-*/points.jsonl", "rung-*/points.jsonl")
 OF_STUDIES = ("findings.json", "study.json")
 MARKS = {"a run": OF_RUNS, "a sweep": OF_SWEEPS, "a study": OF_STUDIES}
+# What each writes beside its marks. Users have files of these names too; a sweep leaves their sweep.toml as it is.
+WRITTEN = {
+    "a run": ("config.toml", "env.json", "summary.json", "population.json", "by_client.csv", "report.html"),
+    "a sweep": ("sweep.png", "sweep.svg", "table.csv", "table.tex", "results.csv", "report.html"),
+    "a study": ("figure.png", "figure.svg", "table.csv", "report.html"),
+}
 FOLDERS = ("checkpoints", "tensorboard", "wandb", "kept")  # inside of these folders nothing is a user's
 # Names that a later command gives to files of such a folder.
 PAGES = re.compile(
@@ -45,6 +51,17 @@ def check_free_of(folder: str | Path, *kinds: str) -> None:
             names = ", ".join(found[kind])
             way = "Resume what is there, or choose another folder."
             raise FileExistsError(f"directory: expected a folder without {kind}, got {folder} with {names}. {way}")
+
+
+def own_files(folder: str | Path, kind: str) -> list[str]:
+    """Returns the user's files that "a run", "a sweep" or "a study" would write over if it began in a folder.
+
+    A folder with a lock has none: its files are of a start that was interrupted.
+    """
+    folder = Path(folder)
+    if (folder / ".lock").is_file():
+        return []
+    return [name for name in WRITTEN[kind] if (folder / name).exists() or (folder / name).is_symlink()]
 
 
 def folder_around(path: str | Path) -> Path | None:

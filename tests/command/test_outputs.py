@@ -9,8 +9,10 @@ from typer.testing import CliRunner
 
 from fedjax_sim import run
 from fedjax_sim.command.app import app
+from fedjax_sim.command.folders import check_fresh
 from fedjax_sim.config.build import build
 from fedjax_sim.config.document import load
+from fedjax_sim.running.kept_files import MARKS, WRITTEN
 from fedjax_sim.study.findings import Findings, measured
 from fedjax_sim.study.page import write_findings
 from fedjax_sim.sweeps.config import load_sweep, run_sweep
@@ -102,6 +104,29 @@ def test_new_files_beside_a_run(folder, tmp_path):
     assert done.exit_code == 0, done.output
     done = CliRunner().invoke(app, ["run", "-q", *STATED, "--out", str(copy / "inner")])
     assert done.exit_code == 0, done.output
+
+
+@pytest.mark.parametrize("name", ["run", "sweep", "study"])
+def test_a_users_files_stay(folder, tmp_path, name):
+    """Fault: `run config.toml --out .`, which wrote the resolved config over the user's own, comments and all."""
+    written = WRITTEN[f"a {name}"]
+    for file in written:
+        mine = tmp_path / f"with_{file}" / file
+        mine.parent.mkdir()
+        mine.write_text("mine")
+        done = CliRunner().invoke(app, [*COMMANDS[name][0], "--out", str(mine.parent)])
+        assert done.exit_code == 2 and f"It holds {file}. Choose another --out." in done.output, done.output
+        assert mine.read_text() == "mine" and os.listdir(mine.parent) == [file]
+    if name == "run":  # nothing that a run writes is missing above
+        marks = {path.name for mark in MARKS["a run"] for path in (folder / "other").glob(mark)}
+        assert set(os.listdir(folder / "other")) - marks <= {*written, ".lock", "checkpoints"}
+
+
+def test_an_interrupted_start_begins_anew(tmp_path):
+    """Fault: files of a start that was interrupted, which are taken for a user's."""
+    for file in (".lock", "config.toml", "metrics.jsonl"):
+        (tmp_path / file).write_text("")
+    check_fresh(tmp_path)
 
 
 def test_outputs_are_checked_first(tmp_path):
