@@ -59,7 +59,7 @@ class FederatedData(NamedTuple):
     local_test: Population | None = None  # the clients of `train`, by id, with other rows, which are not trained on
     triggered: PyTree | None = None  # of a backdoor: test rows of other labels with its trigger, labelled as its target
     poisons: tuple[str, ...] = ()  # how clients of `train` were poisoned, as text for reports
-    server: PyTree | None = None  # rows that the server holds: NumPy leaves [n, ...], of no client and no test set
+    server: PyTree | None = None  # rows that the server holds: NumPy leaves [n, ...], not of `train` and no test set
     measure: Callable | None = None  # (outputs [n, ...], examples) -> {metric: [n]}, reported by evaluations
     columns: tuple[int, ...] | None = None  # number of columns of x [n, d] that each party holds, in the parties' order
     notes: tuple[str, ...] = ()  # what reading the files changed, as text for reports

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
-from typing import Any
-
-import jax
-
 from fedjax_sim import validate
 from fedjax_sim.population.federated_data import FederatedData
+from fedjax_sim.population.records import with_records_changed
 
 __all__ = ["with_public_preparation"]
 
@@ -40,16 +36,7 @@ def with_public_preparation(data: FederatedData) -> FederatedData:
     if not data.learned:
         hint = "Leave the wrapper out."
         validate.fail("data", "a record of what was learnt from the clients' rows", data.learned, hint)
-    return data._replace(train=jax.tree.map(_public, data.train, is_leaf=_has_record))
-
-
-def _has_record(part: Any) -> bool:
-    """Returns whether a part of a population keeps a record itself, rather than by what is inside of it."""
-    return dataclasses.is_dataclass(part) and any(field.name == "learned" for field in dataclasses.fields(part))
-
-
-def _public(part: Any) -> Any:
-    """Returns the part with its record taken as public; a part without a record as it is."""
-    if not _has_record(part):
-        return part
-    return dataclasses.replace(part, learned=tuple(record._replace(is_public=True) for record in part.learned or ()))
+    train = with_records_changed(
+        data.train, lambda records: tuple(record._replace(is_public=True) for record in records or ())
+    )
+    return data._replace(train=train)

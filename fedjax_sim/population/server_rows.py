@@ -7,6 +7,8 @@ import numpy as np
 
 from fedjax_sim import validate
 from fedjax_sim.population.federated_data import FederatedData
+from fedjax_sim.population.records import with_record
+from fedjax_sim.types import Groups, Learned
 from fedjax_sim.validate import NonNegativeInt, PositiveInt
 
 __all__ = ["with_server_rows"]
@@ -14,7 +16,10 @@ __all__ = ["with_server_rows"]
 
 @validate.named_arguments
 def with_server_rows(data: FederatedData, *, examples: PositiveInt = 100, seed: NonNegativeInt = 0) -> FederatedData:
-    """The server receives some rows of the test set. They are clean, fit the clients' task, and no client has them.
+    """The server receives some rows of the test set. They are clean, fit the clients' task, and nobody trains on them.
+
+    Where clients who train gave test rows (a table that is split, LEAF), the server has rows of theirs, and no noise
+    hides these: beside noise they are refused.
 
     Args:
       data: any data set.
@@ -53,4 +58,17 @@ def with_server_rows(data: FederatedData, *, examples: PositiveInt = 100, seed: 
         jax.tree.map(lambda leaf, part=part: leaf[part], data.test)
         for part in (np.sort(order[:examples]), np.sort(order[examples:]))
     )
-    return data._replace(server=server, test=test, held_out=None, held_out_names=None)
+    train = data.train
+    if _tests_on_clients(data):
+        effect = "have rows of its own among those that the server trains on"
+        train = with_record(train, Learned("the server's rows, which are the clients' test rows", (), effect, ""))
+    return data._replace(train=train, server=server, test=test, held_out=None, held_out_names=None)
+
+
+def _tests_on_clients(data: FederatedData) -> bool:
+    """Returns whether clients who train have test rows. Names of groups are not those of their clients."""
+    if data.client_names is None or data.held_out_names is None:
+        return False
+    parts = jax.tree.leaves(data.train, is_leaf=lambda part: isinstance(part, Groups))
+    is_grouped = any(isinstance(part, Groups) for part in parts)
+    return is_grouped or not set(data.client_names).isdisjoint(data.held_out_names)

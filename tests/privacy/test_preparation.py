@@ -305,6 +305,55 @@ def call(*words, settings=()):
     return CliRunner().invoke(app.app, [*words, *(word for text in settings for word in ("--set", text))])
 
 
+@pytest.mark.parametrize("odd", ["4,x,a", "4,1,x", "x,1,a"])
+def test_how_one_client_writes_changes_no_other(tmp_path, odd):
+    """Catches 1.0 that is the stated 1 until another client's word makes texts of the whole column."""
+    constants = {"categories": {"kind": [1, "2.0", "x"]}, "classes": ["a", "3", "x"], "split": "by_client"}
+    found = []
+    for more in ([], [odd] * 4):
+        lines = [f"{id}.0,{row % 2 + 1}.0,{'a' if row % 3 else '3.0'}" for id in range(4) for row in range(9)]
+        (tmp_path / "rows.csv").write_text("\n".join(["who,kind,state", *lines, *more]) + "\n")
+        data = population.table(file=str(tmp_path / "rows.csv"), client="who", label="state", **constants)
+        assert data.learned == () and data.feature_names == ("kind = 1", "kind = 2", "kind = x")
+        found.append([rows for _, rows in zip(range(4), rows_of(data), strict=False)])
+    assert all(rows["x"].sum() == len(rows["x"]) > 0 for rows in found[0])
+    for rows, again in zip(*found, strict=True):
+        assert all(np.array_equal(rows[leaf], again[leaf]) for leaf in ("x", "y"))
+
+
+@pytest.mark.parametrize("by", ["labels", "size", "order"])
+def test_groups_by_rows_are_on_record(tmp_path, by):
+    """Catches groups that one client's rows change, and an epsilon of them."""
+    sizes = [8, 1, 4, 6]
+    found = []
+    for labels, more in (([0, 1, 0, 1], 0), ([0, 1, 1, 1], 8)):
+        counts = [size + more * (i == 1) for i, size in enumerate(sizes)]
+        rows = [{"x": np.ones((n, 2)), "y": np.full(n, label)} for n, label in zip(counts, labels, strict=True)]
+        clients = dict(zip("abcd", rows, strict=True))
+        data = population.from_sites(clients, clients, task="binary", num_outputs=1, name="rows", learned=())
+        found.append(population.with_groups(data, num_groups=2, by=by))
+    changes = any(not np.array_equal(*(np.asarray(data.train.members) for data in found)) for _ in found)
+    assert changes == (by != "order") == bool(found[0].learned)
+    if changes:
+        with pytest.raises(ValueError, match="with_groups: expected constants"):
+            privacy.mechanism_of(noisy(2), population=found[0].train)
+        public = population.with_public_preparation(found[0]).train
+        assert "move every other client" in privacy.explain(privacy.mechanism_of(noisy(2), population=public))
+
+
+def test_the_servers_rows_are_whose_they_are(tmp_path):
+    """Catches test rows of the clients on which the server trains, although an epsilon is stated for these clients."""
+    split = in_table(tmp_path, False, **ROWS["table"][1])
+    own = population.with_server_rows(split, examples=5)
+    assert [record.what for record in own.learned] == ["the server's rows, which are the clients' test rows"]
+    grouped = population.with_server_rows(population.with_groups(split, num_groups=3), examples=5)
+    assert len(grouped.learned) == 1
+    with pytest.raises(ValueError, match="the server's rows, which are the clients' test rows"):
+        privacy.mechanism_of(noisy(60), population=own.train)
+    strangers = population.with_server_rows(split._replace(held_out_names=("nobody", "else")), examples=5)
+    assert strangers.learned == population.with_server_rows(population.digits(num_clients=5)).learned == ()
+
+
 @pytest.mark.parametrize("command", ["account", "calibrate", "audit", "plan", "run"])
 def test_every_command_refuses(tmp_path, command):
     """Catches a command that states an epsilon of standardised data, or trains with it, without a word."""

@@ -20,11 +20,11 @@ __all__ = [
     "Column",
     "Identities",
     "NotUnderstood",
-    "canonical",
     "coded",
     "identities",
     "joined",
     "of_texts",
+    "own_name",
     "read_column",
 ]
 
@@ -278,10 +278,14 @@ def identities(column: Column) -> Identities:
     return Identities(codes, tuple(names), None if integers is None else tuple(integers))
 
 
-def canonical(value: Any, known: Identities) -> str:
-    """Returns the name that a stated value has among identities: "1" for 1.0 and for "+1", if these are integers."""
+def own_name(value: Any) -> str:
+    """Returns the name of a value by itself, whatever other values a column has: "1" for 1.0, "1.0" and "+1".
+
+    >>> [own_name(value) for value in (1.0, "+1", "1.0", "01", "x")]
+    ['1', '1', '1', '01', 'x']
+    """
     name = _text(value)
-    return str(int(name.partition(".")[0])) if known.integers is not None and _is_integer(name) else name
+    return str(int(name.partition(".")[0])) if _is_integer(name) else name
 
 
 def _is_integer(name: str) -> bool:

@@ -16,11 +16,11 @@ from fedjax_sim.population.datasets.columns import (
     Column,
     Identities,
     NotUnderstood,
-    canonical,
     coded,
     identities,
     joined,
     of_texts,
+    own_name,
     read_column,
 )
 from fedjax_sim.population.datasets.quantities import classes_learned, listed, missing_in_words, quantities
@@ -494,7 +494,8 @@ def _test_rows(table: _Table, ids: Identities | None, meaning: _Meaning) -> np.n
         is_test = np.zeros(num_rows, bool)
         partition = by_group(ids.codes)
         for rows in np.split(partition.indices, partition.offsets[1:-1]):
-            is_test[rows] = own_split(len(rows), ids.names[ids.codes[rows[0]]], _test_share(meaning), meaning.seed)
+            client = own_name(ids.names[ids.codes[rows[0]]])
+            is_test[rows] = own_split(len(rows), client, _test_share(meaning), meaning.seed)
         return is_test
     if ids is not None:
         return client_split(labels, ids.codes, _test_share(meaning), rng)
@@ -594,14 +595,13 @@ def _features(table: _Table, names: Sequence[str], is_training: np.ndarray, mean
         blocks.append(made.prepared(values))
     for name in meaning.categories:
         known = identities(coded(read[name], missing))
-        codes = known.codes  # -1 where none is, a category of its own
-        categories, values = _category_codes(name, known, is_training, meaning)
+        codes, categories, values = _category_codes(name, known, is_training, meaning)
         hint = f"{name} has {len(categories):,} values, which would become as many columns: leave it out of categories."
         validate.fits_in_memory("categories", 4 * len(codes) * len(categories), MOST_CATEGORY_BYTES, hint=hint)
         blocks.append(codes[:, None] == categories[None])
         features += (category(name, len(categories)),)
         feature_names += tuple(f"{name} = {value}" for value in values)
-        warnings += identifier_in_words(name, codes.astype(object), WITHOUT_IT)
+        warnings += identifier_in_words(name, known.codes.astype(object), WITHOUT_IT)
     if meaning.categories and not isinstance(meaning.categories, Mapping):
         effect = "add inputs to every other client, and take inputs from it"
         instead = 'categories = {COLUMN = ["...", "..."], ...}'
@@ -615,24 +615,25 @@ def _features(table: _Table, names: Sequence[str], is_training: np.ndarray, mean
 
 def _category_codes(
     name: str, known: Identities, is_training: np.ndarray, meaning: _Meaning
-) -> tuple[np.ndarray, list[str]]:
-    """Returns the code and the value of each column of a category: the stated ones, or those that training rows have.
+) -> tuple[np.ndarray, np.ndarray, list[str]]:
+    """Returns the code of each row, and code and value of each column: the stated ones, or those of training rows.
 
-    A stated value that no row has gets a code that no row has. A stated code of missing values, or an empty text, is
+    A row with none of the stated values has a code of no column. A stated code of missing values, or an empty text, is
     the column of the rows without a value.
     """
     if not isinstance(meaning.categories, Mapping):
         codes = np.unique(known.codes[is_training])
-        return codes, ["missing" if code < 0 else known.names[code] for code in codes]
-    stated = list(meaning.categories[name])
-    names = [canonical(value, known) for value in stated]
-    if not stated or len(set(names)) != len(names):
-        validate.fail(f"categories.{name}", "a list of distinct values", stated)
-    code = {value: i for i, value in enumerate(known.names)}
-    for value in names:
-        if text_files.says_missing(value) or text_files.is_code(value, text_files.check_missing(meaning.missing)):
-            code[value] = -1
-    return np.array([code.get(value, len(code)) for value in names]), names
+        return known.codes, codes, ["missing" if code < 0 else known.names[code] for code in codes]
+    stated = [own_name(value) for value in meaning.categories[name]]
+    if not stated or len(set(stated)) != len(stated):
+        validate.fail(f"categories.{name}", "a list of distinct values", list(meaning.categories[name]))
+    # Each value is compared by itself: how other rows write theirs changes no row.
+    place = {value: i for i, value in enumerate(stated)}
+    missing = text_files.check_missing(meaning.missing)
+    says_missing = [text_files.says_missing(value) or text_files.is_code(value, missing) for value in stated]
+    of_missing = says_missing.index(True) if any(says_missing) else -1
+    places = np.array([*(place.get(own_name(value), -1) for value in known.names), of_missing])
+    return places[known.codes], np.arange(len(stated)), stated
 
 
 def _labels(table: _Table, meaning: _Meaning) -> tuple[np.ndarray, int, tuple[str, ...] | None]:
@@ -650,7 +651,7 @@ def _labels(table: _Table, meaning: _Meaning) -> tuple[np.ndarray, int, tuple[st
     if known.are_measured:
         validate.fail("label", "labels that are integers or texts", listed(known.names), hint)
     if meaning.classes is not None:
-        return _stated_classes(known, tuple(canonical(label, known) for label in meaning.classes), meaning)
+        return _stated_classes(known, tuple(own_name(label) for label in meaning.classes), meaning)
     if column.class_names is not None:
         return _stated_classes(known, column.class_names, meaning)
     classes, y = known.names, known.codes
@@ -674,10 +675,12 @@ def _stated_classes(
     num_classes = 2 if meaning.task == "binary" else meaning.num_classes
     if num_classes not in (None, len(classes)):
         validate.fail("label", f"{num_classes} classes", f"{len(classes)} stated with the column: {listed(classes)}")
-    if len(set(classes)) != len(classes):
+    if len({own_name(label) for label in classes}) != len(classes):
         validate.fail("classes", "distinct labels", listed(classes))
-    others = [name for name in known.names if name not in classes]
+    # Each label is compared by itself: how other rows write theirs changes no row.
+    place = {own_name(label): i for i, label in enumerate(classes)}
+    others = [name for name in known.names if own_name(name) not in place]
     if others:
         validate.fail("label", f"one of the classes {listed(classes)} in each row", listed(others))
-    y = np.array([classes.index(name) for name in known.names])[known.codes]
+    y = np.array([place[own_name(name)] for name in known.names])[known.codes]
     return y, 1 if meaning.task == "binary" else len(classes), classes

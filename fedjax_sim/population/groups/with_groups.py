@@ -14,7 +14,8 @@ from fedjax_sim.population.federated_data import FederatedData
 from fedjax_sim.population.groups.grouped import grouped
 from fedjax_sim.population.partition import generator
 from fedjax_sim.population.protocol import sizes_of, visitable
-from fedjax_sim.types import Population
+from fedjax_sim.population.records import with_record
+from fedjax_sim.types import Learned, Population
 from fedjax_sim.validate import NonNegativeInt
 
 __all__ = ["counts_of_labels_in_range", "with_groups"]
@@ -42,7 +43,8 @@ def with_groups(
         "random": at random.
         "size": similar numbers of examples.
         "labels": similar shares of labels, by k-means. It needs the task "binary" or "classification".
-        With "labels" groups have unequal sizes. Otherwise their sizes differ by one client at most.
+        With "labels" groups have unequal sizes. Otherwise their sizes differ by one client at most. Beside noise "size"
+      and "labels" are refused, since one client's rows can change the groups of all others.
       groups: [N] the group of each client, instead of `num_groups` and `by`.
       seed: of "random" and "labels".
 
@@ -70,6 +72,11 @@ def with_groups(
         return _grouped(data, np.asarray(groups))
     size = data.train.size
     validate.integer("num_groups", num_groups, 1, size)
+    if by in ("labels", "size"):
+        effect = "move every other client to another group"
+        instead = 'with_groups.groups = [...], or with_groups.by = "order" or "random"'
+        record = Learned(f"the groups by {by}", (), effect, instead)
+        data = data._replace(train=with_record(data.train, record))
     if by == "labels":
         group_of_client = _groups_by_labels(data, num_groups, seed)
     else:
