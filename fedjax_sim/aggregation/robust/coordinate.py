@@ -114,7 +114,8 @@ def trimmed_mean(num_byzantine: NonNegativeInt, *, trust_weights: bool = False) 
     Guarantees:
       - equals NumPy's mean of the sorted values that remain
         (tests/aggregation/robust/test_coordinate.py::test_rules_are_numpys)
-      - the result is within the honest range with up to f attackers, and not with f + 1 (::test_breakdown_points)
+      - the result is within the honest range with up to f attackers, and not with f + 1 (::test_breakdown_points); with
+        trusted weights, with attackers of up to f / n of the total weight (::test_attackers_at_the_trimmed_share)
 
     References: Yin, Chen, Ramchandran and Bartlett 2018, definition 2.
 
@@ -125,8 +126,12 @@ def trimmed_mean(num_byzantine: NonNegativeInt, *, trust_weights: bool = False) 
     def rule(key, round, cohort):
         # A message counts like so many messages of one unit each.
         units = _units(cohort.weights) if trust_weights else cohort.arrived.astype(jnp.int32)
-        share = jnp.float32(num_byzantine) / jnp.maximum(cohort.number, 1).astype(jnp.float32)
-        trimmed_units = jnp.floor(units.sum().astype(jnp.float32) * share).astype(jnp.int32)
+        # The share of what n messages do not divide is rounded up, by at most one unit. Rounded down, a unit of an
+        # attacker with exactly this share of the weight would stay, and move the mean anywhere.
+        number = jnp.maximum(cohort.number, 1)
+        whole, rest = jnp.divmod(units.sum(), number)
+        share = jnp.float32(num_byzantine) / number.astype(jnp.float32)
+        trimmed_units = whole * num_byzantine + jnp.ceil(rest.astype(jnp.float32) * share).astype(jnp.int32)
         removed_units = trimmed_units if trust_weights else jnp.int32(num_byzantine)  # at each side
 
         def mean_of_columns(values, units):

@@ -92,6 +92,20 @@ def test_breakdown_points():
     assert (applied(sign_majority(), {"a": votes.astype(np.float32)})[0]["a"] == -1).all()
 
 
+@pytest.mark.parametrize(
+    ("size", "most", "attackers"), [(23, 7, 7), *(pytest.param(*row, marks=pytest.mark.full) for row in [(47, 2, 1)])]
+)
+def test_attackers_at_the_trimmed_share(size, most, attackers):
+    """Attackers who have exactly f / n of the trusted weight, alone or alike. Catches a unit of theirs that stays."""
+    weights = np.ones(size, np.float32)
+    weights[:attackers] = most / attackers
+    weights[attackers:] *= (size - most) / (size - attackers)
+    x = np.arange(size, dtype=np.float32)[:, None]
+    x[:attackers] = 2.0**90
+    found, _ = applied(trimmed_mean(most, trust_weights=True), x, weights)
+    assert attackers <= found.item() <= size - 1
+
+
 def _messages(rule, x):
     from fedjax_sim.types import Received
 
