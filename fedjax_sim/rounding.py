@@ -18,7 +18,7 @@ import jax.numpy as jnp
 
 from fedjax_sim.types import Array
 
-__all__ = ["TOLERANCE", "exceeds", "product_of_share", "reaches", "shown_down", "shown_up"]
+__all__ = ["TOLERANCE", "exceeds", "product_of_share", "reaches", "shown_down", "shown_up", "steps_of_work"]
 
 TOLERANCE = 2.0**-21  # eight times the error of a product of two rounded float32 numbers
 
@@ -72,6 +72,27 @@ def product_of_share(share: Array, number: Array) -> Array:
     # Narrower floats, such as bfloat16, have larger units.
     tolerance = max(TOLERANCE, 4 * float(jnp.finfo(product.dtype).eps))
     return jnp.where(jnp.abs(product - nearest) <= tolerance * product, nearest, product)
+
+
+def steps_of_work(work: Array, steps: Array | int) -> Array:
+    """Returns the local steps that clients with partial work take, at least 1 and at most all, traceable.
+
+    Args:
+      work: as `Cohort.work`: [...] shares in (0, 1] of the steps (floats), rounded up, or numbers of steps (integers).
+      steps: [...] integers, of the whole local work.
+
+    Returns: [...] int32.
+
+    Guarantees: k / K of K steps are k steps, for clients that train, for their operations and for their time
+    (tests/laws/test_shares.py::test_a_share_of_steps).
+
+    >>> steps_of_work(jnp.float32([0.25, 1.0]), 10).tolist(), steps_of_work(jnp.array([3, 11]), 10).tolist()
+    ([3, 10], [3, 10])
+    """
+    # The dtype tells a number of steps from a share of them.
+    if not jnp.issubdtype(work.dtype, jnp.integer):
+        work = jnp.ceil(product_of_share(work, steps)).astype(jnp.int32)
+    return jnp.clip(work, 1, steps)
 
 
 def shown_up(number: Any, digits: int = 4) -> str:

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, NamedTuple, TypedDict
 import jax.numpy as jnp
 
 from fedjax_sim import validate
-from fedjax_sim.rounding import product_of_share
+from fedjax_sim.rounding import steps_of_work
 from fedjax_sim.types import Array, ClientFacts
 from fedjax_sim.validate import Default
 
@@ -90,12 +90,7 @@ class LocalWork(NamedTuple):
         3
         """
         steps = self.num_steps if self.num_epochs is None else self.num_epochs * steps_per_epoch
-        if share is None:
-            return steps
-        # The dtype tells a number of steps from a share of them.
-        if jnp.issubdtype(share.dtype, jnp.integer):
-            return jnp.clip(share, 1, steps)
-        return jnp.clip(jnp.ceil(product_of_share(share, steps)).astype(jnp.int32), 1, steps)
+        return steps if share is None else steps_of_work(share, steps)
 
 
 class LocalSteps(TypedDict, total=False):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax.numpy as jnp
 
 from fedjax_sim import validate
-from fedjax_sim.rounding import product_of_share
+from fedjax_sim.rounding import steps_of_work
 from fedjax_sim.types import Array, Load, Work
 
 __all__ = ["load_of"]
@@ -38,10 +38,8 @@ def load_of(work: Work, num_examples: Array, share: Array | None = None) -> Load
     if share is not None and work.steps is None:
         validate.fail("share", "None for clients who do not state their steps", "partial work")
     steps = jnp.int32(1) if work.steps is None else work.steps(examples) if callable(work.steps) else work.steps
-    if share is not None and jnp.issubdtype(share.dtype, jnp.integer):
-        steps = jnp.clip(share, 1, steps)
-    elif share is not None:
-        steps = jnp.clip(jnp.ceil(product_of_share(share, steps)).astype(jnp.int32), 1, steps)
+    if share is not None:
+        steps = steps_of_work(share, steps)
     # `work.flops` includes one step.
     flops = work.flops + work.step_flops * (jnp.asarray(steps, jnp.float32) - 1)
     if work.rows is not None:

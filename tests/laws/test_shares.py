@@ -17,7 +17,8 @@ from fedjax_sim.population.poisoned.poisoning import chosen_clients
 from fedjax_sim.rounding import exceeds, product_of_share, reaches
 from fedjax_sim.running.log import plain
 from fedjax_sim.running.stopping import StopWhen
-from fedjax_sim.types import ClientData, Work
+from fedjax_sim.sampling.time.round_cost import Price
+from fedjax_sim.types import ClientData, Cohort, Work
 
 SIZES = [7, 10, 13, 25, 29, 50, 100, 147, 300, 1000]
 HUNDREDTHS = np.arange(1, 101)
@@ -49,6 +50,8 @@ def test_a_share_of_steps():
             Work(1, 1, lambda _: steps, flops=1.0, step_flops=1.0), jnp.int32(1), share
         )
     )
+    ids = jnp.arange(400)
+    timed = Price(first=0, step=0, steps=ids + 1, bytes_down=0, bytes_up=0)
     for parts in range(1, 60):
         k = np.minimum(np.arange(1, 401) % parts + 1, parts)
         share = np.float32(k) / np.float32(parts)
@@ -57,6 +60,8 @@ def test_a_share_of_steps():
         if parts in (13, 49, 50):
             np.testing.assert_array_equal(by_client(jnp.asarray(share), jnp.asarray(number)), expected)
             np.testing.assert_array_equal(priced(jnp.asarray(share), jnp.asarray(number)).flops, expected)
+            cohort = Cohort(ids, ids >= 0, ids >= 0, work=jnp.asarray(share))
+            np.testing.assert_array_equal(timed.num_steps(cohort), expected)
     for hundredths in HUNDREDTHS:
         found = product_of_share(np.float32(hundredths / 100), number)
         np.testing.assert_array_equal(np.ceil(found), -(-number * hundredths // 100))

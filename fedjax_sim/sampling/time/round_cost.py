@@ -9,6 +9,7 @@ import numpy as np
 
 from fedjax_sim import validate
 from fedjax_sim.network import load_of
+from fedjax_sim.rounding import steps_of_work
 from fedjax_sim.types import Array, Cohort, Load, PyTree, Work
 
 __all__ = ["NOTHING_MORE", "More", "Price", "price_of"]
@@ -53,11 +54,7 @@ class Price(NamedTuple):
         Guarantees: as clients count them (tests/sampling/time/test_clock.py::test_steps_are_those_that_clients_take).
         """
         steps = _rows_of(self.steps, cohort.ids)
-        if cohort.work is None:
-            return steps
-        if not jnp.issubdtype(cohort.work.dtype, jnp.integer):  # a share of the work, rounded up to whole steps
-            return jnp.clip(jnp.ceil(cohort.work * steps.astype(jnp.float32)).astype(jnp.int32), 1, steps)
-        return jnp.clip(cohort.work, 1, steps)
+        return steps if cohort.work is None else steps_of_work(cohort.work, steps)
 
     def loads(self, cohort: Cohort) -> tuple[Load, ...]:
         """Returns the load of each slot, [m] each, for each pass of the round: one pass, or two in their order."""
