@@ -5,6 +5,7 @@ from __future__ import annotations
 from fedjax_sim import validate
 from fedjax_sim.population.federated_data import FederatedData
 from fedjax_sim.population.records import with_records_changed
+from fedjax_sim.types import Learned
 
 __all__ = ["with_public_preparation"]
 
@@ -36,7 +37,8 @@ def with_public_preparation(data: FederatedData) -> FederatedData:
     if not data.learned:
         hint = "Leave the wrapper out."
         validate.fail("data", "a record of what was learnt from the clients' rows", data.learned, hint)
-    train = with_records_changed(
-        data.train, lambda records: tuple(record._replace(is_public=True) for record in records or ())
-    )
-    return data._replace(train=train)
+
+    def taken(records: tuple[Learned, ...] | None) -> tuple[Learned, ...] | None:
+        return None if records is None else tuple(record._replace(is_public=True) for record in records)
+
+    return data._replace(train=with_records_changed(data.train, taken))

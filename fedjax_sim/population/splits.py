@@ -72,6 +72,8 @@ def client_split(labels: np.ndarray, clients: np.ndarray, test_fraction: float, 
       Every row is a test row with the same probability, so labels of test rows are those of rows, however few rows
       clients have (tests/population/test_splits.py::test_test_rows_have_the_labels_of_rows).
     """
+    if not len(labels):
+        return np.zeros(0, bool)
     _, client, sizes = np.unique(clients, return_inverse=True, return_counts=True)
     _, label = np.unique(labels, return_inverse=True)
     _, cell = np.unique(client * (label.max() + 1) + label, return_inverse=True)

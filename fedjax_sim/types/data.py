@@ -134,7 +134,7 @@ def learned_from(population: Any) -> tuple[Learned, ...] | None:
     """Returns the record of what was learnt from several clients' rows to prepare the inputs of a population.
 
     The record is the population's attribute `learned`. A population without that attribute states nothing. What the
-    populations inside of it record holds for it too.
+    populations inside of it record holds for it too, beside what it may have learnt itself.
 
     Returns: () if nothing was learnt; None if that is not known.
 
@@ -144,8 +144,13 @@ def learned_from(population: Any) -> tuple[Learned, ...] | None:
     if hasattr(population, "learned"):
         return population.learned
     parts = jax.tree.leaves(population, is_leaf=lambda part: hasattr(part, "learned"))
+    inside = tuple(record for part in parts for record in getattr(part, "learned", None) or ())
+    if not inside:
+        return None
     # A wrapper that states nothing may have learnt more than what is inside of it.
-    return tuple(record for part in parts for record in getattr(part, "learned", None) or ()) or None
+    is_public = all(record.is_public for record in inside)
+    effect = "change the inputs of every other client"
+    return (*inside, Learned("whatever a wrapper without a record learnt", (), effect, "", is_public=is_public))
 
 
 @runtime_checkable

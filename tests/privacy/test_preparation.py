@@ -427,8 +427,18 @@ def test_records_go_with_the_clients(tmp_path):
     assert all(wrapped.learned == data.learned for wrapped in found)
     public = [population.with_public_preparation(wrapped).learned for wrapped in found]
     assert all(record.is_public for records in public for record in records)
+    # What says nothing is not known after it either.
+    unknown = population.stored({"x": np.ones((2, 1)), "y": np.zeros(2, int)}, [0, 2])
+    both = population.with_public_preparation(data._replace(train=(data.train, unknown))).train
+    assert both[0].learned[0].is_public and both[1].learned is None
     # Of a wrapper that states nothing, what is inside counts; nothing inside says nothing of the wrapper.
-    assert learned_from(Own(data.train)) == data.learned
+    *inside, own = learned_from(Own(data.train))
+    assert tuple(inside) == data.learned and "without a record" in own.what and not own.is_public
+    of_public = population.label_flip(
+        data._replace(train=Own(population.with_public_preparation(data).train)), share=0.5
+    )
+    told = privacy.explain(privacy.mechanism_of(noisy(4), population=of_public.train))
+    assert "without a record" in told and "mean radius" in told
     assert learned_from(Own(population.digits(num_clients=3).train)) is None
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import re
 from collections.abc import Sequence
 from typing import Annotated, Any
@@ -11,7 +10,7 @@ import numpy as np
 
 from fedjax_sim import validate
 from fedjax_sim.population.datasets.leaf_tff import leaf_split
-from fedjax_sim.population.datasets.vocabularies import stated_tokens, vocabulary_learned
+from fedjax_sim.population.datasets.vocabularies import frequent_words, stated_tokens, vocabulary_learned
 from fedjax_sim.population.federated_data import FederatedData, existing, from_sites
 from fedjax_sim.regular_files import opened
 from fedjax_sim.types import FolderPath
@@ -71,7 +70,11 @@ def sent140(
             x = client["x"]
             if len(x) and (x.dtype.kind != "U" or x.ndim != 2 or x.shape[1] < len(FIELDS)):
                 validate.fail(f"{split} {user!r}.x", f"tweets [{', '.join(FIELDS)}]", x[0].tolist(), error=TypeError)
-    words = _frequent_words(splits["train"], num_words) if vocabulary is None else stated_tokens(vocabulary)
+    if vocabulary is None:
+        tweets = (text for client in splits["train"].values() for text in _texts(client))
+        words = frequent_words((word for text in tweets for word in words_of(text)), num_words)
+    else:
+        words = stated_tokens(vocabulary)
     num_rows = sum(len(client["y"]) for clients in splits.values() for client in clients.values())
     hint = "Set a smaller num_words, or sample fewer users in LEAF."
     validate.fits_in_memory("directory", 4 * num_rows * len(words), max_bytes, hint=hint)
@@ -166,16 +169,6 @@ def celeba(
         for split, clients in splits.items()
     )
     return from_sites(train, test, task="binary", num_outputs=1, name="celeba", learned=())
-
-
-def _frequent_words(clients: dict[str, dict[str, np.ndarray]], count: int) -> list[str]:
-    """Returns the most frequent words of the clients' tweets, at most `count`."""
-    counts: collections.Counter[str] = collections.Counter()
-    for client in clients.values():
-        for text in _texts(client):
-            counts.update(words_of(text))
-    # Equal counts are ordered by the word, so the result is unique.
-    return sorted(counts, key=lambda word: (-counts[word], word))[:count]
 
 
 def _texts(client: dict[str, np.ndarray]) -> list[str]:

@@ -109,6 +109,7 @@ def scale_of(
         validate.fail("standardise", rule, shown, error=TypeError)
     constants = {}
     for name, numbers in standardise.items():
+        validate.sequence(f"standardise.{name}", numbers)
         constants[name] = np.array([_number(f"standardise.{name}", number) for number in numbers])
         if len(numbers) != len(names):
             rule = f"{len(names)} numbers, one for each of {listed(names)}"

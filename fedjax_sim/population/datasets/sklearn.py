@@ -238,8 +238,8 @@ def breast_cancer(
 
     Args:
       standardise: False keeps the measurements as they are, as None does in a config beside an algorithm that answers
-        about the data. {"mean": [30], "deviation": [30]} are constants that are
-        known without the rows; noise needs these or False.
+        about the data. {"mean": [...], "deviation": [...]}, with 30 numbers each, are constants that are known without
+        the rows; noise needs these or False.
       num_clients, partition, alpha, shards_per_client, test_fraction, held_out_clients, seed: as in `digits_partition`.
 
     Returns: `FederatedData` with x [n, 30], and y 0 (malignant) or 1 (benign).

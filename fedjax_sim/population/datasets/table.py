@@ -129,8 +129,9 @@ def from_table(source: Any, *, label: str, test: Any = None, **options: Unpack[T
         a row.
       features: names of the feature columns, in the order of x. Empty for all but `label` and `client`.
       categories: names of those feature columns whose values are categories, texts or numbers. Each value that a
-        training row has becomes one column, 0 or 1, in sorted order. A value that only test rows have is 0 in all. With
-        a table, {smokes = ["no", "yes"]}, the stated values are the columns, in that order.
+        training row has becomes one column, 0 or 1, in sorted order. With a table, {smokes = ["no", "yes"]}, the stated
+        values are the columns, in that order. A value without a column, such as one that only test rows have, is 0 in
+        all, and `warnings` names it.
       num_classes: C, for the task "classification" alone. None for the labels that are there.
       classes: the labels in the order of the classes, such as ["low", "top"]. No row may have another label. None for
         the labels that are there.
@@ -392,7 +393,7 @@ def _joined(train: _Table, test: _Table, names: Sequence[str]) -> _Table:
             both = joined(first, second)
         except NotUnderstood as error:
             validate.fail(f"test[{name!r}]", "values as those of the training table", str(error))
-        columns[name] = functools.partial(lambda both: both, both)
+        columns[name] = lambda both=both: both
 
     def place(row: int) -> str:
         return train.place(row) if row < train.num_rows else test.place(row - train.num_rows)
@@ -602,6 +603,11 @@ def _features(table: _Table, names: Sequence[str], is_training: np.ndarray, mean
         features += (category(name, len(categories)),)
         feature_names += tuple(f"{name} = {value}" for value in values)
         warnings += identifier_in_words(name, known.codes.astype(object), WITHOUT_IT)
+        has_none = ~np.isin(codes, categories)
+        if has_none.any():
+            found = listed([_value_of(code, known) for code in np.unique(known.codes[has_none])])
+            rows_in_words = f"{has_none.sum():,} rows with {found}"
+            warnings += (f"{name}: {rows_in_words} have 0 in all of its columns: no column has the value",)
     if meaning.categories and not isinstance(meaning.categories, Mapping):
         effect = "add inputs to every other client, and take inputs from it"
         instead = 'categories = {COLUMN = ["...", "..."], ...}'
@@ -623,7 +629,7 @@ def _category_codes(
     """
     if not isinstance(meaning.categories, Mapping):
         codes = np.unique(known.codes[is_training])
-        return known.codes, codes, ["missing" if code < 0 else known.names[code] for code in codes]
+        return known.codes, codes, [_value_of(code, known) for code in codes]
     stated = [own_name(value) for value in meaning.categories[name]]
     if not stated or len(set(stated)) != len(stated):
         validate.fail(f"categories.{name}", "a list of distinct values", list(meaning.categories[name]))
@@ -634,6 +640,11 @@ def _category_codes(
     of_missing = says_missing.index(True) if any(says_missing) else -1
     places = np.array([*(place.get(own_name(value), -1) for value in known.names), of_missing])
     return places[known.codes], np.arange(len(stated)), stated
+
+
+def _value_of(code: int, known: Identities) -> str:
+    """Returns the value of a category that has a code, as features are named by it."""
+    return "missing" if code < 0 else known.names[code]
 
 
 def _labels(table: _Table, meaning: _Meaning) -> tuple[np.ndarray, int, tuple[str, ...] | None]:

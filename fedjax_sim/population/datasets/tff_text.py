@@ -5,7 +5,6 @@ The files are HDF5, see `hdf5_file`.
 
 from __future__ import annotations
 
-import collections
 import pathlib
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
@@ -15,7 +14,7 @@ import numpy as np
 from fedjax_sim import validate
 from fedjax_sim.population.datasets.hdf5_file import read_clients, split_clients
 from fedjax_sim.population.datasets.shakespeare import windows
-from fedjax_sim.population.datasets.vocabularies import codes_of, stated_tokens, vocabulary_learned
+from fedjax_sim.population.datasets.vocabularies import codes_of, frequent_words, stated_tokens, vocabulary_learned
 from fedjax_sim.population.federated_data import PADDING, FederatedData, existing, from_sites
 from fedjax_sim.population.splits import split_learned
 from fedjax_sim.types import FilePath
@@ -100,7 +99,10 @@ def tff_text(
         tokens = ("<padding>", *characters)
         num_rows = sum(len(text) // sequence_length + 1 for text in all_texts)  # at most: texts are joined
     else:
-        words = frequent_words(train_texts, vocabulary_size) if vocabulary is None else stated_tokens(vocabulary)
+        if vocabulary is None:
+            words = frequent_words((word for text in train_texts for word in text.split()), vocabulary_size)
+        else:
+            words = stated_tokens(vocabulary)
         tokens = (*MARKS, *words)
         num_rows = len(all_texts)
     # x and y hold int32, so a token takes 8 bytes.
@@ -120,12 +122,6 @@ def tff_text(
     if test_path is None:
         about["learned"] += split_learned(split)
     return from_sites(train, test, task="next_token", num_outputs=len(tokens), **about)
-
-
-def frequent_words(texts: Sequence[str], count: int) -> list[str]:
-    """Returns the most frequent words of texts, at most `count`. Equal ones are in alphabetical order."""
-    counts = collections.Counter(word for text in texts for word in text.split())
-    return sorted(counts, key=lambda word: (-counts[word], word))[:count]
 
 
 def sentences(texts: Sequence[list[str]], code: dict[str, int], length: int) -> dict[str, np.ndarray]:

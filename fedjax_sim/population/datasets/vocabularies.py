@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import collections
 from collections.abc import Iterable, Sequence
 
 from fedjax_sim import validate
 from fedjax_sim.types import Learned
 
-__all__ = ["codes_of", "stated_tokens", "vocabulary_learned"]
+__all__ = ["codes_of", "frequent_words", "stated_tokens", "vocabulary_learned"]
 
 
 def vocabulary_learned(stated: Sequence[str] | None) -> tuple[Learned, ...]:
@@ -16,6 +17,16 @@ def vocabulary_learned(stated: Sequence[str] | None) -> tuple[Learned, ...]:
         return ()
     effect = "change which tokens the texts of every other client consist of, and their number"
     return (Learned("the vocabulary", (), effect, 'vocabulary = ["...", "..."]'),)
+
+
+def frequent_words(words: Iterable[str], count: int) -> list[str]:
+    """Returns the most frequent words, at most `count`. Words of equal frequency are in alphabetical order.
+
+    >>> frequent_words("to be or not to be".split(), 3)
+    ['be', 'to', 'not']
+    """
+    counts = collections.Counter(words)
+    return sorted(counts, key=lambda word: (-counts[word], word))[:count]
 
 
 def stated_tokens(stated: Sequence[str]) -> list[str]:

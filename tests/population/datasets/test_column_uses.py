@@ -50,6 +50,16 @@ def test_columns_of_a_table():
     assert not chosen.warnings
 
 
+@pytest.mark.parametrize("stated", [False, True])
+def test_values_without_a_column_are_told(stated):
+    """A value that no column has: one of test rows alone, or one that is not among the stated values."""
+    options = {"client": "hospital", "label": "ill", "features": ["city"], "test": COLUMNS | {"city": ["a", "d"] * 12}}
+    options["categories"] = {"city": ["b", "c", "a"]} if stated else ["city"]
+    data = population.from_table(COLUMNS, **options)
+    assert data.warnings == ("city: 12 rows with d have 0 in all of its columns: no column has the value",)
+    assert data.test["x"].sum() == 12
+
+
 def test_columns_of_sites(tmp_path):
     """Catches an identifier that is told for a table alone."""
     for k, site in enumerate(("a", "b")):
