@@ -89,14 +89,12 @@ def apfl(
     def apply(key, broadcast, kept, data):
         models = {"shared": broadcast} | kept
         training = train(key, models, data, uncorrected(models))
-        has_examples = training.num_examples > 0
         new_kept = {name: training.params[name] for name in kept}
         report = training.report(tree.subtract(training.params["shared"], broadcast), work.weighs_examples())
         named = {name.replace("local_shared_", "local_").replace("local_own_", "own_"): value
                  for name, value in report.metrics.items() if name != "local_loss"}  # fmt: skip
         if learns:
-            weight = has_examples.astype(jnp.float32)
-            named[OWN_SHARE.name] = Mean(new_kept["share"] * weight, weight)
+            named[OWN_SHARE.name] = Mean(new_kept["share"], jnp.float32(1))
         return report._replace(metrics=named), new_kept
 
     def model_of(broadcast, kept, has_trained):

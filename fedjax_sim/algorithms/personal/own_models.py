@@ -80,8 +80,7 @@ def with_own_models(
 
     def apply(key, broadcast, kept, data):
         report, own = local.apply(key, broadcast, kept.own, data)
-        # A client without examples has learned nothing.
-        return report, Kept(own, kept.rounds + data.mask.any().astype(jnp.int32))
+        return report, Kept(own, kept.rounds + 1)
 
     made = federated(sampler, local._replace(init=init, apply=apply), aggregator, server, **round_options)
 

@@ -123,10 +123,7 @@ def _by_ratio(
         factor, term = scaled(update, loss)
         numerator = jax.tree.map(lambda u: factor.astype(u.dtype) * u, update)
         report = training.report({"numerator": numerator, "denominator": term}, by_examples=False)
-        has_examples = (training.num_examples > 0).astype(jnp.float32)
-        return report._replace(
-            metrics=report.metrics | {"broadcast_loss": Mean(loss * has_examples, has_examples)}
-        ), state
+        return report._replace(metrics=report.metrics | {"broadcast_loss": Mean(loss, jnp.float32(1))}), state
 
     step = _ratio_server(server.optimizer(optax.sgd(1.0)))
     local = ClientUpdate(lambda broadcast: (), apply, facts_of(work, optimizer))
