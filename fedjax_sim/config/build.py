@@ -352,7 +352,7 @@ class Builder(Maker):
                 record, by_client = judge.with_clients(params)
                 return record | {"personal_clients": 0}, by_client
 
-            return Evaluation(nobody_judged)
+            return judge._replace(with_clients=nobody_judged)
         return judge
 
     def fine_tuned(self, algorithm: Algorithm, loss_fn: Callable, data: FederatedData) -> Algorithm:
@@ -394,7 +394,7 @@ class Builder(Maker):
             record, by_client = judge.with_clients(params)
             return record | budget(params), by_client
 
-        return Evaluation(with_clients)
+        return judge._replace(with_clients=with_clients)
 
     def model(self, data: FederatedData) -> tuple[Any, Callable | None]:
         """Makes (model, loss) for the task of the data; the model is None if the parameter is a point in R^d.

@@ -6,6 +6,7 @@ Sources are read and not run.
 from __future__ import annotations
 
 import ast
+import contextlib
 import hashlib
 import importlib.util
 import sys
@@ -17,6 +18,7 @@ from fedjax_sim.regular_files import content_of
 
 __all__ = ["digests_of_modules"]
 
+IMPORTERS = {"__import__", "import_module"}  # functions that import a module by its name
 INSTALLED = {"site-packages", "dist-packages"}  # folders of packages that an installer wrote
 
 
@@ -24,7 +26,8 @@ def digests_of_modules(names: Iterable[str]) -> dict[str, str]:
     """Returns the SHA-256 of the files of modules, and of all modules of the user's that they import.
 
     Modules of Python, of this package and of installed packages are left out, unless one of `names` is in the package.
-    Imports are found wherever they stand in a file; one whose name is computed when it runs is not found.
+    Imports are found wherever they stand in a file, as statements and as calls of `importlib.import_module`; one whose
+    name is computed when it runs is not found.
 
     Args:
       names: dotted names, such as "my_package.rules"; modules that cannot be found are left out.
@@ -106,3 +109,13 @@ def _imported(source: bytes, package: str) -> Iterator[str]:
                 continue  # it goes beyond the top package
             yield module
             yield from (f"{module}.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] in IMPORTERS:
+            match node.args:
+                case [ast.Constant(value=str(name))] | [ast.Constant(value=str(name)), ast.Name()]:
+                    start = package  # `__package__` or `__name__`
+                case [ast.Constant(value=str(name)), ast.Constant(value=str(start)), *_]:
+                    pass
+                case _:
+                    continue
+            with contextlib.suppress(ImportError):  # it is relative to no package
+                yield importlib.util.resolve_name(name, start)

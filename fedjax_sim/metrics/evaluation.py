@@ -14,6 +14,7 @@ import numpy as np
 from fedjax_sim import tree, validate
 from fedjax_sim.engine import constants
 from fedjax_sim.engine.arithmetic import exact_sums
+from fedjax_sim.engine.jaxpr import Program
 from fedjax_sim.metrics.fairness import highest_decile, lowest_decile
 from fedjax_sim.types import Array, ClientData, ParamsKind, Population, PyTree, RowsOfTable
 
@@ -362,6 +363,9 @@ class Evaluation:
     # (params) or (params, state) -> (record, group -> metric -> [N] float32, masked for clients without examples).
     # The groups are "held_out", "local_test", "owner", "personal", "newcomer"; each has at most `MOST_LISTED` clients.
     with_clients: Callable
+    # (params, state), arrays or specs -> the traced loss of examples without a key, of which all results are made. None
+    # where nothing is judged.
+    program: Callable | None = None
 
     def __call__(self, *arguments: PyTree) -> dict:
         """Returns the record alone."""
@@ -493,6 +497,20 @@ def evaluation(
 
         return per_owner(loss_fn, models_of, local_test, adapt=adapt, owners=owners, key=jax.random.key(ADAPT_SEED))
 
+    populations = [clients for clients in (held_out, local_test, train) if clients is not None]
+
+    def program(params: PyTree, state: PyTree) -> Program | None:
+        if (not params_kind.is_judged and personal is None) or (test is None and not populations):
+            return None
+        if not params_kind.is_judged:
+            own = jax.eval_shape(lambda state: personal(state, jnp.zeros(1, jnp.int32)), state)
+            params = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), own)
+        if test is None:
+            examples = jax.eval_shape(lambda: populations[0].client(0)).examples
+        else:
+            examples = jax.tree.map(lambda x: x[:1], test)
+        return jax.make_jaxpr(lambda params, examples: loss_fn(params, examples, None))(params, examples)
+
     def evaluated(params: PyTree, state: PyTree) -> tuple[dict, dict]:
         on_device = measure(params, state, test, held_out, train, ids, local_test, owners, triggered)
         on_test, of_rows, clients, on_train, on_triggered, trained = jax.device_get(on_device)
@@ -523,5 +541,5 @@ def evaluation(
         return tree.joined_metrics({"metric": values, "sample": sample_size, "spread": spreads}), by_client
 
     if personal is None and has_trained is None:
-        return Evaluation(lambda params: evaluated(params, ()))
-    return Evaluation(lambda params, state: evaluated(params, state))
+        return Evaluation(lambda params: evaluated(params, ()), program)
+    return Evaluation(lambda params, state: evaluated(params, state), program)

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim import validate
+from fedjax_sim.engine.jaxpr import Program
 from fedjax_sim.metrics.evaluation import Evaluation
 from fedjax_sim.population.protocol import check_population
 from fedjax_sim.running import distributed
@@ -21,7 +22,15 @@ from fedjax_sim.running.stopping import NONE_BESIDE_NOISE, StopWhen
 from fedjax_sim.types import Algorithm, PyTree
 from fedjax_sim.validate import NonNegativeInt, PositiveInt
 
-__all__ = ["check_initial_model", "check_kinds", "check_run_numbers", "check_stopping", "evaluated", "num_arguments"]
+__all__ = [
+    "check_initial_model",
+    "check_kinds",
+    "check_run_numbers",
+    "check_stopping",
+    "evaluated",
+    "evaluation_program",
+    "num_arguments",
+]
 
 
 def check_kinds(key: Any, algorithm: Any, population: Any, evaluation: Any, callbacks: Any) -> None:
@@ -79,6 +88,18 @@ def check_run_numbers(
     """Raises ValueError or TypeError for numbers of `run` out of their range, and for a resume without a folder."""
     if resume and directory is None:
         validate.fail("directory", "the run directory to resume", None)
+
+
+def evaluation_program(evaluation: Callable | None, algorithm: Algorithm, state: PyTree) -> Program | None:
+    """Returns what an evaluation that `metrics.evaluation` built computes, traced; None of others, which is not known.
+
+    Args:
+      evaluation, algorithm: as for `run`.
+      state: the algorithm's state, whose shapes count.
+    """
+    if not isinstance(evaluation, Evaluation) or evaluation.program is None:
+        return None
+    return evaluation.program(jax.eval_shape(algorithm.params, state), state)
 
 
 def num_arguments(evaluation: Callable) -> int:

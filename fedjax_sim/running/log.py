@@ -301,7 +301,7 @@ class Log:
             # Programs for other numbers of devices cannot be compared.
             devices = meta["identity"].get("program", {}).get("devices", identity["program"]["devices"])
             if devices != identity["program"]["devices"]:
-                identity = identity | {"program": program_on(devices)}
+                identity = identity | {"program": identity["program"] | program_on(devices)}
         _same_run(meta["identity"], identity, path)
         self.earlier_parts = self._parts_before(meta)
         for name, file in self.files.items():
@@ -460,6 +460,8 @@ def _same_run(stored: dict, current: dict, path: Path) -> None:
     current = tree.dotted(current)
     names = sorted(stored.keys() | current.keys())
     names = [name for name in names if stored.get(name, "absent") != current.get(name, "absent")]
+    if "program.evaluation" not in stored or "program.evaluation" not in current:  # one that is not known may be added
+        names = [name for name in names if name != "program.evaluation"]
     follows = ("key", "data_sha256") if stored.get("seed") != current.get("seed") else ()
     differing = [
         f"  {name}: {stored.get(name, 'absent')!r} in the checkpoint, {current.get(name, 'absent')!r} now"
@@ -509,6 +511,11 @@ def _changed_code(names: Sequence[str], stored: dict, current: dict, has_other_c
         lines.append(
             f"  program: another one, though {of_modules} was changed: the algorithm that Python gives, fedjax_sim, or "
             "a package that they use was edited or updated"
+        )
+    if "program.evaluation" in names and not lines and not has_other_causes:
+        lines.append(
+            "  evaluation: another one, though no option and no module of --with was changed: what measures the model, "
+            "or what it reads (a file, a variable of the environment), was edited"
         )
     return lines
 

@@ -26,6 +26,7 @@ from fedjax_sim.running.arguments import (
     check_run_numbers,
     check_stopping,
     evaluated,
+    evaluation_program,
 )
 from fedjax_sim.running.blocks import MAX_BLOCK, compiled_block, memory_errors, traced_round
 from fedjax_sim.running.environment import matmul_precision, numerics, use_compilation_cache
@@ -101,11 +102,12 @@ def run(
         can be resumed.
       progress: show a bar with rounds/s, clients/s, loss and the remaining time.
       identity: a JSON-able description of algorithm, data and options. A resume refuses a checkpoint with another
-        identity, and shows the difference. The key, the shapes of the state, the program of a round, the versions of
-        JAX and its compiler, and the settings that draws and last bits depend on (`environment.numerics`) are always
-        compared. Data, evaluation and callbacks are compared only as far as they are described here, and what a round
-        computes in a host callback cannot be compared. The privacy ledger does not rely on the identity: rounds that
-        are repeated with another program or other data are another release, and count again.
+        identity, and shows the difference. The key, the shapes of the state, the program of a round, the loss of an
+        evaluation that `metrics.evaluation` built, the versions of JAX and its compiler, and the settings that draws
+        and last bits depend on (`environment.numerics`) are always compared. Data, other evaluations and callbacks are
+        compared only as far as they are described here, and what a round computes in a host callback cannot be
+        compared. The privacy ledger does not rely on the identity: rounds that are repeated with another program or
+        other data are another release, and count again.
       files: texts by name, written into `directory` once the run is certain to start or continue.
 
     Inside of `with engine.fast_arithmetic():` the run is in fast arithmetic, which is part of its identity.
@@ -158,6 +160,7 @@ def run(
         checkpoint_every=checkpoint_every,
         keep_checkpoints=keep_checkpoints,
         evaluated=partial(evaluated, evaluation, algorithm),
+        evaluation_program=partial(evaluation_program, evaluation, algorithm),
         callbacks=callbacks,
         # As JSON has it, so that it compares equal to the identity in a checkpoint.
         identity=json.loads(json.dumps(identity or {})),
@@ -189,6 +192,7 @@ class _Session:
     checkpoint_every: int | None
     keep_checkpoints: int
     evaluated: Callable  # (state, record) -> (values, results by client)
+    evaluation_program: Callable  # (state) -> what an evaluation computes, traced; None if that is not known
     callbacks: Sequence[Callable]
     identity: dict
     state: PyTree = None
@@ -255,6 +259,8 @@ class _Session:
             step = traced_round(algorithm, key, self.state, self.population)
         if directory is not None:
             self.identity["program"] = distributed.from_first(lambda: round_program(step.traced.jaxpr)._asdict())
+            if (program := self.evaluation_program(self.state)) is not None:
+                self.identity["program"]["evaluation"] = distributed.from_first(lambda: round_program(program).sha256)
         if resume:
             program_on = partial(self.program_on, algorithm=algorithm, key=key, params=params)
             self.state, self.round = log.resume(self.state, self.identity, allow_previous, program_on)

@@ -11,12 +11,16 @@ FILES = {
     "tools_a/__init__.py": "",
     "tools_a/deep/__init__.py": "from . import inner\nfrom ..side import thing\n",
     "tools_a/deep/inner.py": "import rules_a\nimport nowhere_a\n",
-    "tools_a/side.py": "thing = 1\n",
+    "tools_a/side.py": "thing = 1\nimport importlib\nimportlib.import_module('called_a')\n__import__('other_a')\n",
+    "tools_a/near.py": "",
+    "called_a.py": "from importlib import import_module\nimport_module('.near', 'tools_a')\nimport_module(__name__)\n",
+    "other_a.py": "",
     "late_a.py": "def f(:\n",
     "unused_a.py": "",
     "venv/site-packages/installed_a.py": "import unused_a\n",
 }
-COUNTED = ["late_a", "rules_a", "tools_a", "tools_a.deep", "tools_a.deep.inner", "tools_a.side"]
+COUNTED = ["called_a", "late_a", "other_a", "rules_a", "tools_a", "tools_a.deep", "tools_a.deep.inner", "tools_a.near"]
+COUNTED += ["tools_a.side"]
 
 
 @pytest.fixture
@@ -28,7 +32,7 @@ def folder(tmp_path, monkeypatch):
     for place in (tmp_path, tmp_path / "venv" / "site-packages"):
         monkeypatch.syspath_prepend(place)
     yield tmp_path
-    for name in [name for name in sys.modules if name.partition(".")[0] in {"tools_a", "rules_a", "late_a"}]:
+    for name in [name for name in sys.modules if name.partition(".")[0].endswith("_a")]:
         del sys.modules[name]
 
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import optax
 import pytest
 
-from fedjax_sim import aggregation, engine, sampling
+from fedjax_sim import aggregation, engine, metrics, sampling
 from fedjax_sim.algorithms import fedavg, scaffold
 from fedjax_sim.population import quadratic_loss, quadratics
 from fedjax_sim.running import checkpoint, loop
@@ -79,6 +79,27 @@ def test_another_program_is_refused(tmp_path, monkeypatch):
             run(KEY, made(), START, PEOPLE, 2, directory=tmp_path, resume=True)
     assert files == {path: path.read_bytes() for path in files}
     run(KEY, made(loss_fn=same_loss), START, PEOPLE, 2, directory=tmp_path, resume=True)
+
+
+def test_another_evaluation_is_refused(tmp_path):
+    """Fault: one column of a log from two evaluations, such as of a loss that reads another file; evaluations that may
+    not be left out, or measured over more clients, which is another option and no other loss."""
+    factor = 0.5
+
+    def read_loss(params, examples, key=None):
+        losses = quadratic_loss(params, examples)["loss"]
+        return {"loss": losses if key is not None else factor * losses}
+
+    def go(num_rounds, evaluation, resume=True):
+        algorithm = made(loss_fn=read_loss)
+        run(KEY, algorithm, START, PEOPLE, num_rounds, evaluation=evaluation, directory=tmp_path, resume=resume)
+
+    go(1, metrics.evaluation(read_loss, train=PEOPLE), resume=False)
+    go(2, metrics.evaluation(read_loss, train=PEOPLE, train_clients=4))
+    factor = 0.75
+    with pytest.raises(CheckpointError, match="evaluation: another one, though no option"):
+        go(3, metrics.evaluation(read_loss, train=PEOPLE))
+    go(3, None)
 
 
 def test_other_devices_continue(tmp_path):
