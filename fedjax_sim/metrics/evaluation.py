@@ -500,9 +500,11 @@ def evaluation(
     populations = [clients for clients in (held_out, local_test, train) if clients is not None]
 
     def program(params: PyTree, state: PyTree) -> Program | None:
-        if (not params_kind.is_judged and personal is None) or (test is None and not populations):
+        if test is None and not populations:
             return None
-        if not params_kind.is_judged:
+        if not params_kind.is_judged and personal is None and adapt is None:
+            return None
+        if not params_kind.is_judged and personal is not None:
             own = jax.eval_shape(lambda state: personal(state, jnp.zeros(1, jnp.int32)), state)
             params = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), own)
         if test is None:
