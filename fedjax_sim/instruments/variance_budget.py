@@ -104,6 +104,8 @@ def variance_budget(
         return result.update, result.means
 
     def evaluation(params: PyTree) -> dict[str, Array]:
+        # A run hands over the copy of one device, and the probes may be split over several.
+        params = jax.device_get(params)
         # The key depends on the model's bits alone, so that a resumed run logs the same numbers.
         model_crc = zlib.crc32(b"".join(np.asarray(x).tobytes() for x in jax.tree.leaves(params)))
         key = jax.random.fold_in(jax.random.key(seed), model_crc)

@@ -8,7 +8,7 @@ import numpy as np
 import optax
 import pytest
 
-from fedjax_sim import aggregation, algorithms, client, population, sampling, server, transform
+from fedjax_sim import aggregation, algorithms, client, population, run, sampling, server, transform
 from fedjax_sim.algorithms import federated
 from fedjax_sim.instruments.runs import independent_runs, squared_distance
 from fedjax_sim.instruments.variance_budget import variance_budget
@@ -25,11 +25,11 @@ def loss(params, examples, key):
     return {"loss": 0.5 * jnp.sum((params["w"][None] - examples["x"]) ** 2, -1)}
 
 
-def algorithm(sampler=None, rule=None, member=None, weighting="uniform"):
+def algorithm(sampler=None, rule=None, member=None, weighting="uniform", mesh=None):
     work = client.local_sgd(loss, optax.sgd(1.0), client.work(num_steps=1, batch_size=BATCH, weighting=weighting))
     sampler = sampling.uniform(SIZE, COHORT) if sampler is None else sampler
     rule = aggregation.fixed_mean(COHORT) if rule is None else rule
-    return federated(sampler, work, rule, server.optimizer(optax.sgd(1.0)), member, mesh=None)
+    return federated(sampler, work, rule, server.optimizer(optax.sgd(1.0)), member, mesh=mesh)
 
 
 BOTH = transform.chain(transform.quantize(3, range=6.0), transform.gaussian_mechanism(20.0, 0.02))
@@ -104,6 +104,18 @@ def test_deterministic_and_fresh():
     evaluation = variance_budget(algorithm(), ZERO, CLIENTS, num_clients=5)
     first, again, other = (float(evaluation({"w": jnp.full(3, w)})["variance_total"]) for w in (0.1, 0.1, 0.2))
     assert first == again != other
+
+
+def test_a_run_on_several_devices():
+    """Fault: probes on all devices that cannot take a run's model, which is the copy of one device."""
+    assert jax.device_count() > 1
+    records = []
+    for mesh in (None, "all"):
+        made = algorithm(mesh=mesh)
+        evaluation = variance_budget(made, ZERO, CLIENTS, num_clients=5)
+        _, history = run(jax.random.key(0), made, ZERO, CLIENTS, 1, evaluation=evaluation)
+        records.append(history.records)
+    assert records[0] == records[1] and records[0][0]["variance_total"] > 0
 
 
 def private():
