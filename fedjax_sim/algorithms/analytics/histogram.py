@@ -71,8 +71,8 @@ def histogram(
 
     Guarantees: with all clients and without noise the counts are those of the pooled rows
     (tests/algorithms/analytics/test_histogram.py::test_everybody_together_is_numpy), with regions too
-    (::test_counts_by_region); distributed noise has its stated variance in the counts and its stated epsilon
-    (::test_noise_and_epsilon).
+    (::test_counts_by_region); a number at an edge counts above it (::test_numbers_at_edges); distributed noise has
+    its stated variance in the counts and its stated epsilon (::test_noise_and_epsilon).
 
     References: Dwork, McSherry, Nissim and Smith 2006 (section 3, histograms).
     """
@@ -95,14 +95,16 @@ def histogram(
     if reads_features:
         columns.check_own()
 
+    edges = None if num_bins is None else np.linspace(low, high, num_bins + 1)
+    inner_edges = None if edges is None else edges[1:-1].astype(np.float32)
+
     def places(examples: PyTree, mask: Array) -> tuple[Array, Array]:
         """Returns the place of each value in the flat table of counts, and whether it counts, both [v]."""
         if num_bins is None:
             cells, counted = labels_of(examples, mask)
         else:
             numbers = numbers_of(examples, column)
-            cells = jnp.floor((numbers - low) * (num_bins / (high - low)))
-            cells, counted = jnp.clip(cells, 0, num_bins - 1).astype(jnp.int32), mask
+            cells, counted = jnp.searchsorted(inner_edges, numbers, side="right").astype(jnp.int32), mask
         counted &= cells < num_cells
         if region_column is not None:
             regions = _regions(features_of(examples), region_column)
@@ -154,7 +156,7 @@ def histogram(
             bins = {} if names is None else {"categories": np.array(names)}
         else:
             counted = f"rows by {columns.name(column)}; numbers outside of [{low:g}, {high:g}) in the bins at the ends"
-            bins = {"edges": np.linspace(low, high, num_bins + 1)}
+            bins = {"edges": edges}
         if region_column is not None:
             counted += f"; by {columns.name(region_column)}, 0 to {num_regions - 1}"
         counted += ". With a mean as the aggregator, rows for each client"

@@ -7,7 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_sim import aggregation, algorithms, privacy, sampling, transform
+from fedjax_sim import aggregation, algorithms, population, privacy, sampling, transform
+from fedjax_sim.types import ClientData
 from tests.algorithms.analytics import problem as p
 
 
@@ -22,6 +23,19 @@ def test_everybody_together_is_numpy():
     clipped = np.clip(x[:, 1], 0, np.nextafter(np.float32(4), np.float32(0)))
     expected = np.histogram(clipped, np.linspace(0, 4, 9))[0] / p.NUM_CLIENTS
     np.testing.assert_allclose(bins["counts"], expected, rtol=1e-6)
+
+
+def test_numbers_at_edges():
+    """A number at the lower end of each bin, as the answer shows it. Catches 0.53 that counts from 0.52 to 0.53."""
+    lower_ends = np.linspace(0, 1, 101)[:-1].astype(np.float32)
+
+    def read(numbers, id):
+        return ClientData({"x": numbers[id][None, None], "y": jnp.zeros(1)}, jnp.ones(1, bool))
+
+    data = population.generated(100, read, jnp.asarray(lower_ends))
+    made = algorithms.histogram(sampling.full(100), low=0.0, high=1.0, num_bins=100, column=0)
+    (found,), _ = p.rounds(made, 1, data=data)
+    np.testing.assert_allclose(found["counts"], 1 / 100, rtol=1e-6)
 
 
 def test_counts_by_region():
