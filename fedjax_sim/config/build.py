@@ -186,12 +186,15 @@ class Builder(Maker):
         Guarantees: no command states an epsilon for such inputs
         (tests/privacy/test_preparation.py::test_every_command_refuses).
         """
-        if algorithm.parts is None or not noisy_parts(algorithm.parts):
+        noises = {} if algorithm.parts is None else noisy_parts(algorithm.parts)
+        if not noises:
             return
         # Imported here, since few configs have noise.
         from fedjax_sim.privacy.reading import preparation_of
 
-        self.attempt("data", self.parts["data"].options, partial(preparation_of, population))
+        units = {noise.unit for noise in noises.values()}
+        unit = "record" if "record" in units else "client"
+        self.attempt("data", self.parts["data"].options, partial(preparation_of, population, unit))
 
     def data(self) -> FederatedData | None:
         """Makes the data set inside its wrappers.

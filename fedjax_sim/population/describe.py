@@ -36,7 +36,8 @@ def describe(data: Any) -> dict[str, Any]:
     size = data.train.size
     about: dict[str, Any] = {"name": data.name, "num_clients": size}
     about |= {name: list(words) for name in ("poisons", "notes", "warnings") if (words := getattr(data, name))}
-    about |= {"learned": [str(record) for record in data.learned]} if data.learned else {}
+    learned = [str(record) for record in data.learned or () if record.unit == "client"]
+    about |= {"learned": learned} if learned else {}
     if data.table_columns:
         about["columns"] = columns_in_words(data.table_columns)
     if size <= MAX_VISITED:

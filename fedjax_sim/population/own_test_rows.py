@@ -11,7 +11,8 @@ from fedjax_sim import validate
 from fedjax_sim.population.federated_data import FederatedData
 from fedjax_sim.population.private_labels import has_private_labels
 from fedjax_sim.population.protocol import count_of, sizes_of
-from fedjax_sim.population.splits import ratio_of, rounded_at_random
+from fedjax_sim.population.records import with_record
+from fedjax_sim.population.splits import ratio_of, rounded_at_random, split_learned
 from fedjax_sim.prng import client_key, stream
 from fedjax_sim.types import Array, CheapReads, ClientData, Learned, Population, learned_from
 from fedjax_sim.validate import NonNegativeInt, OpenShare
@@ -84,7 +85,8 @@ def with_local_test(data: FederatedData, *, fraction: OpenShare = 0.2, seed: Non
 
     Returns: the same data set with other `train` and `local_test`. An evaluation then reports `local_test_*` of the
     global model, and `personal_*` if the algorithm has personal models. The size classes (`capacities`) are lost, so
-    every client is read with all its rows.
+    every client is read with all its rows. DP-SGD, which hides single records, refuses the clients (`types.Learned`):
+    one row less changes which others are kept.
 
     Raises: TypeError if `data` is not a `FederatedData`. ValueError or TypeError for a fraction out of range.
     ValueError if there is a local test already, clients are poisoned, or labels went through randomised response.
@@ -112,5 +114,6 @@ def with_local_test(data: FederatedData, *, fraction: OpenShare = 0.2, seed: Non
         validate.fail("data", "a data set whose labels are not private yet", data.name, hint)
     key_data = jax.random.key_data(jax.random.key(seed, impl="threefry2x32"))
     share = jnp.asarray(ratio_of("fraction", fraction))
-    train, test = (_Part(data.train, key_data, share, data.train.size, is_test) for is_test in (False, True))
+    clients = with_record(data.train, *split_learned("by_client"))
+    train, test = (_Part(clients, key_data, share, data.train.size, is_test) for is_test in (False, True))
     return data._replace(train=train, local_test=test)

@@ -145,9 +145,17 @@ def own_split(size: int, client: str, test_fraction: float, seed: int) -> np.nda
 
 
 def split_learned(split: Split) -> tuple[Learned, ...]:
-    """Returns the record that one client changes which rows of the others are test rows, unless each draws its own."""
+    """Returns the record that one client changes which rows of the others are test rows, unless each draws its own.
+
+    One row more then changes the draw of its client alone, which counts where single records are to be hidden.
+    """
     if split == "by_client":
-        return ()
+        effect = "change which other rows of its client are trained on"
+        return (
+            Learned(
+                "the choice of each client's test rows", (), effect, 'test_file = "...", if it reads one', unit="record"
+            ),
+        )
     effect = "change which rows of every other client are trained on"
     return (Learned("the choice of test rows", (), effect, 'split = "by_client", or test rows of their own'),)
 

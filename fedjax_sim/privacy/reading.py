@@ -13,6 +13,7 @@ from fedjax_sim.types import (
     AggregatorFacts,
     Algorithm,
     Groups,
+    Learned,
     Population,
     Star,
     TransformFacts,
@@ -157,7 +158,7 @@ def mechanism_of(
         hint = "The weights that clients report bear no noise: weigh uniformly; your own rule states weighted=False."
         validate.fail("aggregator", "one that takes no weights from clients", "one that does", hint)
     mechanism = mechanism_from(parts["sampler"].design, noise, adjacency=adjacency, dimension=dimension)
-    preparation = None if population is None else preparation_of(population)
+    preparation = None if population is None else preparation_of(population, noise.unit)
     if preparation is not None:
         details = dict(mechanism.details) | {"preparation": preparation}
         mechanism = dataclasses.replace(mechanism, details=details)
@@ -176,8 +177,12 @@ def mechanism_of(
     return dataclasses.replace(mechanism, details=dict(mechanism.details) | level_details)
 
 
-def preparation_of(population: Population) -> str | None:
+def preparation_of(population: Population, unit: str = "client") -> str | None:
     """Returns what a statement assumes about how the inputs of a population were prepared, for `Mechanism.details`.
+
+    Args:
+      population: of the run.
+      unit: of privacy. What one row changes at its own client counts where single records are to be hidden.
 
     Returns: "" if nothing was learnt from the rows of several clients; sentences if something was that the user takes
       as public (`population.with_public_preparation`); None if the population does not say.
@@ -191,20 +196,26 @@ def preparation_of(population: Population) -> str | None:
     learned = learned_from(population)
     if learned is None:
         return None
+    learned = tuple(record for record in learned if record.unit in ("client", unit))
     kept = [record for record in learned if not record.is_public]
     if kept:
         stated = "; ".join(record.instead for record in kept if record.instead)
-        hint = f"One client can {kept[0].effect}, which no noise for one message hides. "
+        hint = f"One {kept[0].unit} can {kept[0].effect}, which no noise for one message hides. "
         hint += f"State what is known without the rows: {stated}. " if stated else ""
         hint += "If it is public, say so: [data.with_public_preparation]."
         name = re.match(r"\w*", kept[0].instead)[0] or "data"  # type: ignore[index]
-        found = "; ".join(f"{record}, learnt from the rows of all clients" for record in kept)
+        found = "; ".join(f"{record}, learnt from the rows of {_whose(record)}" for record in kept)
         validate.fail(name, "constants beside noise", found, hint)
     return " ".join(
-        f"Taken as public by the config, although learnt from the rows of all clients without noise: {record}. "
-        f"One client can {record.effect}. What that shows of its rows is NOT covered."
+        f"Taken as public by the config, although learnt from the rows of {_whose(record)} without noise: {record}. "
+        f"One {record.unit} can {record.effect}. What that shows of its rows is NOT covered."
         for record in learned
     )
+
+
+def _whose(record: Learned) -> str:
+    """Returns whose rows a record was learnt from, in words."""
+    return "all clients" if record.unit == "client" else "its client"
 
 
 def _always_sends(star: Star) -> bool:

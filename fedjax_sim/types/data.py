@@ -116,6 +116,7 @@ class Learned(NamedTuple):
     instead: str  # how the data set's options state it as known beforehand, as a config writes them; "" = they cannot
     is_scale: bool = False  # whether it is the scale of the features, which are then not in their own units
     is_public: bool = False  # whether the user said that it may be taken as known beforehand all the same
+    unit: str = "client"  # the smallest whose rows change others' inputs; a "record" changes those of its client alone
 
     def __str__(self) -> str:
         """Returns what was learnt, and from which columns, as a phrase."""

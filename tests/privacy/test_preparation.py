@@ -34,6 +34,11 @@ def rows_of(data):
         yield {name: leaf[order[start:stop]] for name, leaf in examples.items()}
 
 
+def learnt_from_all(data):
+    """The records of what one client changes at all others, without those of what a row changes at its own client."""
+    return tuple(record for record in data.learned if record.unit == "client")
+
+
 def message(rows, data):
     """What a client sends, without noise: means of its inputs by class, or counts of its tokens, clipped."""
     if data.task == "next_token":
@@ -205,11 +210,11 @@ def test_one_client_more(tmp_path, name):
     for folder in folders:
         folder.mkdir()
     stated = [make(folder, more, **constants) for folder, more in zip(folders[:2], (False, True), strict=True)]
-    assert stated[0].learned == stated[1].learned == ()
+    assert learnt_from_all(stated[0]) == learnt_from_all(stated[1]) == ()
     assert 0.5 < distance(*stated) <= moves * (1 + 1e-6)
     learnt = [make(folder, more) for folder, more in zip(folders[2:], (False, True), strict=True)]
     assert distance(*learnt) > 1.05 * moves
-    options = {record.instead.split(" ")[0] for data in learnt for record in data.learned}
+    options = {record.instead.split(" ")[0] for data in learnt for record in learnt_from_all(data)}
     assert options == set(constants)
     with pytest.raises(ValueError, match=next(iter(options))):
         privacy.mechanism_of(noisy(learnt[0].train.size), population=learnt[0].train)
@@ -226,7 +231,7 @@ def test_each_constant_is_needed(tmp_path, name):
             folder = tmp_path / f"{left_out} {more}"
             folder.mkdir()
             pair.append(make(folder, more, **{key: value for key, value in constants.items() if key != left_out}))
-        assert {record.instead.split(" ")[0] for data in pair for record in data.learned} == {left_out}
+        assert {record.instead.split(" ")[0] for data in pair for record in learnt_from_all(data)} == {left_out}
         found[left_out] = distance(*pair)
     assert min(found.values()) > 1.05 * moves
     # Values of 10^6 bring all others near one point: their messages lose what tells them apart.
@@ -314,7 +319,7 @@ def test_how_one_client_writes_changes_no_other(tmp_path, odd):
         lines = [f"{id}.0,{row % 2 + 1}.0,{'a' if row % 3 else '3.0'}" for id in range(4) for row in range(9)]
         (tmp_path / "rows.csv").write_text("\n".join(["who,kind,state", *lines, *more]) + "\n")
         data = population.table(file=str(tmp_path / "rows.csv"), client="who", label="state", **constants)
-        assert data.learned == () and data.feature_names == ("kind = 1", "kind = 2", "kind = x")
+        assert learnt_from_all(data) == () and data.feature_names == ("kind = 1", "kind = 2", "kind = x")
         found.append([rows for _, rows in zip(range(4), rows_of(data), strict=False)])
     assert all(rows["x"].sum() == len(rows["x"]) > 0 for rows in found[0])
     for rows, again in zip(*found, strict=True):
@@ -341,17 +346,47 @@ def test_groups_by_rows_are_on_record(tmp_path, by):
         assert "move every other client" in privacy.explain(privacy.mechanism_of(noisy(2), population=public))
 
 
+@pytest.mark.parametrize("way", ["by_client", "local", "file"])
+def test_a_row_changes_no_other_row_of_its_client(tmp_path, way):
+    """Catches DP-SGD over rows of which one less makes others of its client training rows: 5 changed for one."""
+    lines = [f"{row // 20},{row},{row % 2}" for row in range(80)]
+    found = []
+    for less in (0, 1):
+        for name, rows in (("rows", lines[:41] + lines[41 + less :]), ("tests", lines)):
+            (tmp_path / f"{name}.csv").write_text("\n".join(["who,age,y", *rows]) + "\n")
+        other = {"split": "by_client"} if way == "by_client" else {"test_file": str(tmp_path / "tests.csv")}
+        options = {"client": "who", "label": "y", "num_classes": 2, "standardise": False} | other
+        data = population.table(file=str(tmp_path / "rows.csv"), **options)
+        data = population.with_local_test(data) if way == "local" else data
+        people = [data.train.client(i) for i in range(4)]
+        found.append({float(x) for rows in people for x in np.asarray(rows.examples["x"])[np.asarray(rows.mask), 0]})
+    changed = len(found[0] ^ found[1])
+    work = {"clip_norm": 1.0, "noise_multiplier": 1.0, "num_steps": 1, "batch_size": 4, "num_examples": 16}
+    records = algorithms.record_private_fedavg(loss_fn, sampling.full(4), optax.sgd(1.0), **work)
+    if way == "file":
+        assert changed == 1 and privacy.mechanism_of(records, population=data.train).unit == "record"
+        return
+    assert changed > 1
+    with pytest.raises(ValueError, match="One record can change which other rows of its client"):
+        privacy.mechanism_of(records, population=data.train)
+    assert privacy.mechanism_of(noisy(4), population=data.train).unit == "client"  # whose messages hide it
+    public = population.with_public_preparation(data).train
+    for algorithm, says in ((records, True), (noisy(4), False)):
+        told = privacy.explain(privacy.mechanism_of(algorithm, population=public))
+        assert ("One record can change" in told) == says and ("Taken as public" in told) == says
+
+
 def test_the_servers_rows_are_whose_they_are(tmp_path):
     """Catches test rows of the clients on which the server trains, although an epsilon is stated for these clients."""
     split = in_table(tmp_path, False, **ROWS["table"][1])
     own = population.with_server_rows(split, examples=5)
-    assert [record.what for record in own.learned] == ["the server's rows, which are the clients' test rows"]
+    assert [record.what for record in learnt_from_all(own)] == ["the server's rows, which are the clients' test rows"]
     grouped = population.with_server_rows(population.with_groups(split, num_groups=3), examples=5)
-    assert len(grouped.learned) == 1
+    assert len(learnt_from_all(grouped)) == 1
     with pytest.raises(ValueError, match="the server's rows, which are the clients' test rows"):
         privacy.mechanism_of(noisy(60), population=own.train)
     strangers = population.with_server_rows(split._replace(held_out_names=("nobody", "else")), examples=5)
-    assert strangers.learned == population.with_server_rows(population.digits(num_clients=5)).learned == ()
+    assert learnt_from_all(strangers) == population.with_server_rows(population.digits(num_clients=5)).learned == ()
 
 
 @pytest.mark.parametrize("command", ["account", "calibrate", "audit", "plan", "run"])
@@ -424,7 +459,7 @@ def test_records_go_with_the_clients(tmp_path):
         data._replace(train=jax.tree.map(jnp.asarray, data.train)),
         data._replace(train=data.train.capped(64)),
     ]
-    assert all(wrapped.learned == data.learned for wrapped in found)
+    assert all(learnt_from_all(wrapped) == data.learned for wrapped in found)
     public = [population.with_public_preparation(wrapped).learned for wrapped in found]
     assert all(record.is_public for records in public for record in records)
     # What says nothing is not known after it either.

@@ -143,7 +143,7 @@ def _record(fields: Any) -> tuple[Learned, ...] | None:
     """Returns the record of what was learnt from the rows, as info.json has it."""
     if fields is None:
         return None
-    names = ("what", "columns", "effect", "instead", "is_scale", "is_public")
+    names = ("what", "columns", "effect", "instead", "is_scale", "is_public", "unit")
     facts = ("is_scale", "is_public")
     rule = f"null or a list of objects with {', '.join(names)}"
     if not isinstance(fields, list):
@@ -153,6 +153,7 @@ def _record(fields: Any) -> tuple[Learned, ...] | None:
             not isinstance(entry, dict)
             or set(entry) != set(names)
             or not all(isinstance(entry[fact], bool) for fact in facts)
+            or entry["unit"] not in ("client", "record")
         ):
             validate.fail("info.learned", rule, entry, error=TypeError)
         texts = [entry["what"], entry["effect"], entry["instead"]]
