@@ -23,7 +23,7 @@ from fedjax_sim.config.signatures import Part
 from fedjax_sim.config.value_kinds import Words, problem
 from fedjax_sim.metrics import Evaluation, evaluation
 from fedjax_sim.models import Model, default_loss, link_prediction, supervised
-from fedjax_sim.population import FederatedData, quadratic_loss
+from fedjax_sim.population import FederatedData, quadratic_loss, with_public_preparation
 from fedjax_sim.prng import stream
 from fedjax_sim.round.costs import plan_of
 from fedjax_sim.running import distributed, seconds
@@ -200,7 +200,9 @@ class Builder(Maker):
         """Makes the data set inside its wrappers.
 
         If the algorithm needs groups of clients, the wrapper that groups clients goes around all others. Other
-        algorithms pool the rows of a group, and wrappers around the groups then change the pooled rows.
+        algorithms pool the rows of a group, and wrappers around the groups then change the pooled rows. What is
+        taken as public is taken so of all wrappers
+        (tests/privacy/test_preparation.py::test_public_covers_every_wrapper).
         """
         needed = self.parts["algorithm"].values.values()
         # An algorithm that takes the units answers about the data: in their own units, unless the config scales them.
@@ -208,7 +210,11 @@ class Builder(Maker):
         if "units" in needed and table.get("standardise", False) is None:
             table["standardise"] = False
         needs_groups = "group_size" in needed
-        return self.wrapped("data", goes_last=lambda data: needs_groups and isinstance(data.train, Groups))
+        return self.wrapped(
+            "data",
+            goes_last=lambda data: needs_groups and isinstance(data.train, Groups),
+            outermost=with_public_preparation,
+        )
 
     def reads_weights(self) -> bool:
         """Returns whether the sampler, or one of its wrappers, takes the clients' numbers of examples."""

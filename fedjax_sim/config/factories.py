@@ -57,7 +57,13 @@ class Maker:
         """
         return self._made(self.parts[table], table, self.tables[table], given) if table in self.parts else None
 
-    def wrapped(self, table: str, goes_last: Callable[[Any], bool] = lambda part: False, **given: Any) -> Any:
+    def wrapped(
+        self,
+        table: str,
+        goes_last: Callable[[Any], bool] = lambda part: False,
+        outermost: Callable | None = None,
+        **given: Any,
+    ) -> Any:
         """Makes the part that a table names, inside the wrappers that the table holds, in the order of the file.
 
         If a wrapper refuses that order, the problem names an order that works, if there is one.
@@ -66,6 +72,7 @@ class Maker:
           table, given: as for `make`.
           goes_last: tells whether a part accepts no further wrapper around it; the wrapper that returns such a part
             goes last.
+          outermost: the factory of a wrapper that goes around all others, wherever its table stands.
 
         Returns: as `make`.
         """
@@ -74,6 +81,8 @@ class Maker:
         num_problems_before = len(self.problems)
         table_items = self.tables.get(table, {}).items()
         names = [name for name, options in table_items if name in wrappers and isinstance(options, dict)]
+        around_all = [name for name in names if outermost is not None and wrappers[name].module == outermost.__module__]
+        names = [name for name in names if name not in around_all]
         part = plain
         names_that_go_last = []
         for name in names:
@@ -82,7 +91,7 @@ class Maker:
                 names_that_go_last.append(name)
             else:
                 part = outer
-        for name in names_that_go_last:
+        for name in names_that_go_last + around_all:
             part = None if part is None else self._around(table, name, part, given)
         if plain is not None and part is None and 1 < len(names) <= MOST_REORDERED:
             order = self._order(table, plain, names, given)

@@ -21,7 +21,8 @@ def with_public_preparation(data: FederatedData) -> FederatedData:
     Args:
       data: any data set with such a record (`FederatedData.learned`).
 
-    Returns: the same data set, whose record says that it is taken as public.
+    Returns: the same data set, whose record says that it is taken as public. In a config it goes around all other
+    wrappers, wherever the table stands.
 
     Raises: TypeError if `data` is not a `FederatedData`. ValueError without anything to take as public.
 

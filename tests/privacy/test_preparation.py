@@ -346,6 +346,17 @@ def test_groups_by_rows_are_on_record(tmp_path, by):
         assert "move every other client" in privacy.explain(privacy.mechanism_of(noisy(2), population=public))
 
 
+def test_public_covers_every_wrapper():
+    """Catches a remedy that is refused: a wrapper that learns goes around the one that calls it public."""
+    rows = ["data={name='mixture',num_clients=8}", "data.with_public_preparation={}", "model.name=logistic"]
+    rows += ["data.with_groups={num_groups=2,by='size'}", "sampler={name='full'}", "algorithm.name=hierarchical_fedavg"]
+    rows += [
+        row for row in NOISE if row.startswith(("transform", "aggregator", "algorithm.weighting", "algorithm.num"))
+    ]
+    found = call("account", settings=[*rows, "algorithm.batch_size=2"])
+    assert found.exit_code == 0 and "One client can move every other client to another group" in found.output
+
+
 @pytest.mark.parametrize("way", ["by_client", "local", "file"])
 def test_a_row_changes_no_other_row_of_its_client(tmp_path, way):
     """Catches DP-SGD over rows of which one less makes others of its client training rows: 5 changed for one."""
