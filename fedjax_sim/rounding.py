@@ -71,7 +71,9 @@ def product_of_share(share: Array, number: Array) -> Array:
     nearest = jnp.round(product)
     # Narrower floats, such as bfloat16, have larger units.
     tolerance = max(TOLERANCE, 4 * float(jnp.finfo(product.dtype).eps))
-    return jnp.where(jnp.abs(product - nearest) <= tolerance * product, nearest, product)
+    # Of products above 2^19 the tolerance would reach half of the way to the next whole number.
+    is_whole = jnp.abs(product - nearest) <= jnp.minimum(tolerance * product, 0.25)
+    return jnp.where(is_whole, nearest, product)
 
 
 def steps_of_work(work: Array, steps: Array | int) -> Array:

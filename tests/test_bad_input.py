@@ -187,12 +187,12 @@ def test_wrong_files(tmp_path, text, words):
 def test_unreadable_files(tmp_path):
     """Fault: a traceback, or defaults, where a file cannot be read."""
     refused("nowhere.toml: expected a TOML file, got No such file", ConfigError, load, tmp_path / "nowhere.toml")
-    refused("expected a TOML file, got Is a directory.", ConfigError, load, tmp_path)
+    refused("expected a TOML file, got It is a folder, and no regular file.", ConfigError, load, tmp_path)
     refused("Did you mean 'quickstart'?", ConfigError, load, "quikstart")
     (tmp_path / "binary.toml").write_bytes(b"\xff\xfe\x00")
     refused("expected TOML, got 'utf-8' codec", ConfigError, load, tmp_path / "binary.toml")
     (tmp_path / "huge.toml").write_bytes(b"#" * (1 << 20) + b"\n")
-    refused("expected at most 1048576 bytes, got 1048577", ConfigError, load, tmp_path / "huge.toml")
+    refused("got It has 1,048,577 bytes, and at most 1,048,576 are read.", ConfigError, load, tmp_path / "huge.toml")
 
 
 # what the parts themselves refuse, with the path of the option

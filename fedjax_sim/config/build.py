@@ -265,7 +265,7 @@ class Builder(Maker):
             argument: made[table] for table in made if (argument := registry.takes(algorithm_part, table)) is not None
         }
         loss = (
-            default_loss(data.task, data.special_tokens)
+            default_loss(data.task, special_tokens=data.special_tokens)
             if "loss" in algorithm_part.values.values() and data.task != "quadratic"
             else None
         )
@@ -331,7 +331,9 @@ class Builder(Maker):
         """
         evaluated = algorithm.evaluated
         if evaluated.model is not None:
-            loss_fn = supervised(evaluated.model, default_loss(data.task, data.special_tokens), measure=data.measure)
+            loss_fn = supervised(
+                evaluated.model, default_loss(data.task, special_tokens=data.special_tokens), measure=data.measure
+            )
         num_train_clients = self.tables["run"]["evaluate_train"]
         train_options = {}
         if num_train_clients is not None:
@@ -436,7 +438,9 @@ class Builder(Maker):
             return model, self.attempt("model", {}, partial(link_prediction, model))
         options = {"measure": data.measure, "frozen_state": frozen_state}
         loss_fn = self.attempt(
-            "model", {}, partial(supervised, model, default_loss(data.task, data.special_tokens), **options)
+            "model",
+            {},
+            partial(supervised, model, default_loss(data.task, special_tokens=data.special_tokens), **options),
         )
         if loss_fn is not None and _inputs(part) is None:
             self.check_shapes(model, self.frozen, data)

@@ -238,7 +238,7 @@ def node_cross_entropy(outputs: Array, targets: Array) -> dict[str, Array]:
     return next_token_cross_entropy(outputs, targets)
 
 
-def default_loss(task: str, special_tokens: Sequence[int] = ()) -> Callable:
+def default_loss(task: str, *, special_tokens: Sequence[int] = ()) -> Callable:
     """Returns the usual loss for the task of a data set.
 
     Args:

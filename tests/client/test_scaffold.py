@@ -34,15 +34,6 @@ def test_by_hand(option):
     assert float(report.update["params"]) == -1.3125 and float(report.weight) == 1
 
 
-@pytest.mark.parametrize("option", [1, 2])
-def test_without_examples_nothing_moves(option):
-    """Catches a control variate built from no gradient at all."""
-    one = client.scaffold(loss, 0.5, client.work(num_steps=2, weighting="uniform"), option=option)
-    data = ClientData(jnp.full(2, jnp.nan), jnp.zeros(2, bool))
-    report, own = one.apply(jax.random.key(0), BROADCAST, jnp.float32(-0.5), data)
-    assert float(own) == -0.5 and float(report.weight) == 0 and float(report.update["control"]) == 0
-
-
 @pytest.mark.parametrize(
     "wrong, words",
     [

@@ -17,7 +17,7 @@ INTEGERS = transform.quantize(4, range=2.0, integers=True)
 RECIPES = ("fedadagrad", "fedadam", "fedavg", "fedavgm", "fedprox", "fednova", "fedyogi")
 RECIPES += ("apfl", "ditto", "per_fedavg", "pfedme")
 # These take layers of a model, or the names of its parts, and not a loss of all its numbers.
-OF_A_MODEL = {"fedbabu", "feddf", "fedem", "fedper", "fedrep", "heterofl", "splitfed", "vertical"}
+OF_A_MODEL = {"fedbabu", "feddf", "fedem", "fedper", "fedrep", "flexlora", "heterofl", "splitfed", "vertical"}
 INSIDE = {"hierarchical_fedavg"}  # its weighting is of clients in edges, its aggregator of edges
 TOTALS = ("feddyn", "scaffold")  # these hold a sum over the population, whose weight they are told
 OWN = (*TOTALS, "clustered_by_updates", "fedexp", "ifca", "mime", "mime_lite")  # these have an aggregator of their own

@@ -128,7 +128,7 @@ def test_special_tokens_are_no_words():
         np.testing.assert_array_equal(values["weight"], plain["weight"])
         np.testing.assert_array_equal(values["accuracy_all_tokens"], plain["accuracy"])
     with pytest.raises(ValueError, match=r"special_tokens: expected \(\) for a task without tokens"):
-        default_loss("classification", (0,))
+        default_loss("classification", special_tokens=(0,))
 
 
 @pytest.mark.parametrize(

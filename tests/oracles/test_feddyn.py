@@ -5,14 +5,12 @@ from __future__ import annotations
 import functools
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 
-from fedjax_sim import algorithms, client, engine, sampling
+from fedjax_sim import algorithms, engine, sampling
 from fedjax_sim.transform import stateless
-from fedjax_sim.types import ClientData
 from tests.laws import laws
 from tests.laws import problems as p
 from tests.oracles import paper, scalars
@@ -114,12 +112,11 @@ def test_reaches_the_optimum(num_present, num_rounds):
 
 
 def test_without_examples_nothing_moves():
-    """Catches a vector built from the tilt alone."""
-    work = client.work(num_steps=2, weighting="uniform")
-    one = client.dynamic(lambda w, x, key: (w - x) ** 2 / 2, optax.sgd(0.5), 1.0, work)
-    data = ClientData(jnp.full(2, jnp.nan), jnp.zeros(2, bool))
-    report, own = one.apply(jax.random.key(0), jnp.float32(1.0), jnp.float32(-0.5), data)
-    assert float(own) == -0.5 and float(report.weight) == 0
+    """A client without rows keeps its vector. Catches one that is built from the tilt alone."""
+    has_rows = np.arange(p.NUM_CLIENTS) != p.COHORT[4]
+    state, _ = library().run(p.COHORT, p.ragged(sizes=np.where(has_rows, p.SIZES, 0)))
+    moved = (np.asarray(state.clients) != 0).any(1)
+    np.testing.assert_array_equal(moved, has_rows & np.isin(np.arange(p.NUM_CLIENTS), p.COHORT))
 
 
 @pytest.mark.optimised

@@ -72,6 +72,16 @@ def test_matches_the_paper(option):
     paper.check(Paper(option, server_rate=0.7), library(option, server_learning_rate=0.7), found, lost=(2, 5, 7))
 
 
+@pytest.mark.default_rows(1)
+@pytest.mark.parametrize("option", [1, 2])
+def test_without_examples_nothing_moves(option):
+    """A client without rows keeps its control variate. Catches one that is built from no gradient at all."""
+    has_rows = np.arange(p.NUM_CLIENTS) != p.COHORT[4]
+    state, _ = library(option, server_learning_rate=0.7).run(p.COHORT, p.ragged(sizes=np.where(has_rows, p.SIZES, 0)))
+    moved = (np.asarray(state.clients) != 0).any(1)
+    np.testing.assert_array_equal(moved, has_rows & np.isin(np.arange(p.NUM_CLIENTS), p.COHORT))
+
+
 def test_weighs_by_examples():
     """Catches c as a uniform mean where the objective is not."""
     total = float(p.SIZES.sum())

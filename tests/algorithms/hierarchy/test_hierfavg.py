@@ -488,6 +488,7 @@ WHOLE |= {"fedmgda"}
 WHOLE |= {"apfl", "ditto", "fedbabu", "fedper", "fedrep", "fine_tuned", "per_fedavg", "pfedme"}
 UNKNOWN_SERVERS = {"feddf", "feddyn", "fedexp", "ifca", "mime_lite", "scaffold"}  # what they keep beside the model
 UNKNOWN_SERVERS |= {"fedem", "fedmd", "fedproto"}  # they keep several models, or none
+UNKNOWN_SERVERS |= {"local"}  # nobody sends a model
 UNKNOWN_SERVERS |= {"flexlora"}  # means of factors are no factors of a mean
 UNKNOWN_SERVERS |= {"agnostic", "qfedavg", "term"}  # their steps are made of more than a mean
 UNKNOWN_SERVERS |= cases.STATISTICS  # a mean of estimates is no estimate
