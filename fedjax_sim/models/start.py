@@ -34,7 +34,7 @@ def started_from(model: Model, *, path: FilePath, leaves: Sequence[str] | None =
 
     Returns: the `Model`, whose `init` returns the file's arrays, whatever the key.
 
-    Raises: ValueError for a file in another format, where a leaf is missing, unknown, or of another shape or dtype, for
+    Raises: ValueError for a file that is not there or in another format, where a leaf is missing, unknown, or of another shape or dtype, for
     numbers that are not finite, and for a path that the parameters lack.
     ImportError without the package `safetensors`, and OSError for a file that cannot be read or is no regular file.
 
@@ -90,6 +90,8 @@ def _read(path: Path) -> dict[str, np.ndarray]:
         raise ImportError("safetensors: expected the package, got none. pip install 'fedjax_sim[export]'") from error
     try:
         arrays = dict(deserialize(content_of(path)))
+    except FileNotFoundError:
+        fail("path", "an existing file", str(path), "fedjax-sim export RUN model.safetensors writes one.")
     except (OverflowError, SafetensorError, ValueError) as error:
         fail("path", "a .safetensors file", str(path), f"{error}. fedjax-sim export RUN model.safetensors writes one.")
     for name, array in arrays.items():

@@ -264,7 +264,8 @@ class Log:
 
         Args:
           state: the state before the first round, which gives shapes, dtypes and devices.
-          identity: the run's identity, which must be that of the checkpoint.
+          identity: the run's identity, which must be that of the checkpoint. Where this session has no evaluation, the
+            digest of the checkpoint's evaluation is put into it, so that a later session cannot have another one.
           allow_previous: as for `run`.
           program_on: a number of devices -> the "program" that the run's identity has on so many; None without a
             program in the identity.
@@ -279,6 +280,8 @@ class Log:
             meta, self.records, self.earlier_parts = distributed.from_first(lambda: read)
             saved = broadcast(saved)
         state = engine.scattered(saved, like=state)
+        if evaluation := meta["identity"].get("program", {}).get("evaluation"):
+            identity["program"].setdefault("evaluation", evaluation)
         # Client memory on the disk has a version for each checkpoint.
         for file, version in engine.memory_files(state):
             file.resume(int(version), meta["client_memory"][file.path.name], file.written)

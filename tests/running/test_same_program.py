@@ -100,6 +100,9 @@ def test_another_evaluation_is_refused(tmp_path):
     with pytest.raises(CheckpointError, match="evaluation: another one, though no option"):
         go(3, metrics.evaluation(read_loss, train=PEOPLE))
     go(3, None)
+    # A session without an evaluation forgets none.
+    with pytest.raises(CheckpointError, match="evaluation: another one, though no option"):
+        go(4, metrics.evaluation(read_loss, train=PEOPLE))
 
 
 def test_other_devices_continue(tmp_path):
