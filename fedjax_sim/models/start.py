@@ -34,8 +34,8 @@ def started_from(model: Model, *, path: FilePath, leaves: Sequence[str] | None =
 
     Returns: the `Model`, whose `init` returns the file's arrays, whatever the key.
 
-    Raises: ValueError for a file that is not there or in another format, where a leaf is missing, unknown, or of another shape or dtype, for
-    numbers that are not finite, and for a path that the parameters lack.
+    Raises: ValueError for a file that is not there or in another format, where a leaf is missing, unknown, or of
+    another shape or dtype, for numbers that are not finite, and for a path that the parameters lack.
     ImportError without the package `safetensors`, and OSError for a file that cannot be read or is no regular file.
 
     Guarantees: a model that was exported starts with the same bits

@@ -95,5 +95,5 @@ def test_other_files_are_refused(tmp_path):
     np.savez(tmp_path / "model.npz", **content)
     with pytest.raises(ValueError, match=r"path: expected a \.safetensors file"):
         started_from(MODEL, path=str(tmp_path / "model.npz"))
-    with pytest.raises(ValueError, match="path: expected an existing file, got '.*none.safetensors'"):
+    with pytest.raises(ValueError, match=r"path: expected an existing file, got '.*none\.safetensors'"):
         started_from(MODEL, path=str(tmp_path / "none.safetensors"))
