@@ -41,7 +41,7 @@ def scaffold(loss_fn: Callable, learning_rate: Positive, work: LocalWork, *, opt
 
     Guarantees: matches a NumPy transcription of the paper for both options, with partial participation and unequal
     clients (tests/oracles/test_scaffold.py::test_matches_the_paper); a client without examples keeps its c_i
-    (tests/client/test_scaffold.py::test_without_examples_nothing_moves).
+    (tests/oracles/test_scaffold.py::test_without_examples_nothing_moves).
 
     References: Karimireddy et al. 2020 (SCAFFOLD), algorithm 1, equations 3 and 4.
     """

@@ -6,6 +6,7 @@ Refusals are found before anything compiles.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -363,7 +364,7 @@ class Builder(Maker):
                 record, by_client = judge.with_clients(params)
                 return record | {"personal_clients": 0}, by_client
 
-            return judge._replace(with_clients=nobody_judged)
+            return replace(judge, with_clients=nobody_judged)
         return judge
 
     def fine_tuned(self, algorithm: Algorithm, loss_fn: Callable, data: FederatedData) -> Algorithm:
@@ -405,7 +406,7 @@ class Builder(Maker):
             record, by_client = judge.with_clients(params)
             return record | budget(params), by_client
 
-        return judge._replace(with_clients=with_clients)
+        return replace(judge, with_clients=with_clients)
 
     def model(self, data: FederatedData) -> tuple[Any, Callable | None]:
         """Makes (model, loss) for the task of the data; the model is None if the parameter is a point in R^d.
