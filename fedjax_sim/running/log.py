@@ -302,8 +302,13 @@ class Log:
         saved, meta = checkpoint.restore(path, plain)
         if program_on is not None:
             # Programs for other numbers of devices cannot be compared.
-            devices = meta["identity"].get("program", {}).get("devices", identity["program"]["devices"])
-            if devices != identity["program"]["devices"]:
+            stored = meta["identity"].get("program", {})
+            devices = stored.get("devices", identity["program"]["devices"])
+            if stored.get("processes", 1) != identity["program"]["processes"]:
+                # A program of several processes cannot be traced by another number of them.
+                unknown = {name: stored[name] for name in ("sha256", "devices", "processes") if name in stored}
+                identity = identity | {"program": identity["program"] | unknown}
+            elif devices != identity["program"]["devices"]:
                 identity = identity | {"program": identity["program"] | program_on(devices)}
         _same_run(meta["identity"], identity, path)
         self.earlier_parts = self._parts_before(meta)

@@ -259,6 +259,7 @@ class _Session:
             step = traced_round(algorithm, key, self.state, self.population)
         if directory is not None:
             self.identity["program"] = distributed.from_first(lambda: round_program(step.traced.jaxpr)._asdict())
+            self.identity["program"]["processes"] = jax.process_count()
             if (program := self.evaluation_program(self.state)) is not None:
                 self.identity["program"]["evaluation"] = distributed.from_first(lambda: round_program(program).sha256)
         if resume:

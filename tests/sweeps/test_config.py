@@ -48,7 +48,7 @@ def test_a_config_sweep_is_runs(tmp_path):
             record = history.records[row["round"]]  # round 0 comes first
             assert {name: row[name] for name in record} == record
     before = (out / "points.jsonl").read_bytes()
-    assert CliRunner().invoke(app, arguments).exit_code == 1
+    assert CliRunner().invoke(app, arguments).exit_code == 2
     again = CliRunner().invoke(app, [*arguments, "--resume"])
     assert again.exit_code == 0 and (out / "points.jsonl").read_bytes() == before
     other = CliRunner().invoke(app, [*arguments, "--resume", "--set", "run.lanes=3", "--set", "run.delta=0.01"])
