@@ -112,11 +112,14 @@ def test_reaches_the_optimum(num_present, num_rounds):
 
 
 def test_without_examples_nothing_moves():
-    """A client without rows keeps its vector. Catches one that is built from the tilt alone."""
-    has_rows = np.arange(p.NUM_CLIENTS) != p.COHORT[4]
-    state, _ = library().run(p.COHORT, p.ragged(sizes=np.where(has_rows, p.SIZES, 0)))
-    moved = (np.asarray(state.clients) != 0).any(1)
-    np.testing.assert_array_equal(moved, has_rows & np.isin(np.arange(p.NUM_CLIENTS), p.COHORT))
+    """A client that lost its rows keeps its vector. Catches one that is built from the tilt alone."""
+    empty = p.COHORT[4]
+    before, _ = library().run(p.COHORT, num_rounds=1)
+    sizes = np.where(np.arange(p.NUM_CLIENTS) == empty, 0, p.SIZES)
+    after, _ = library().run(p.COHORT, p.ragged(sizes=sizes), state=before, num_rounds=1)
+    old, new = np.asarray(before.clients), np.asarray(after.clients)
+    assert (old[empty] != 0).any()
+    np.testing.assert_array_equal((new != old).any(1), np.isin(np.arange(p.NUM_CLIENTS), p.COHORT[p.COHORT != empty]))
 
 
 @pytest.mark.optimised

@@ -75,11 +75,14 @@ def test_matches_the_paper(option):
 @pytest.mark.default_rows(1)
 @pytest.mark.parametrize("option", [1, 2])
 def test_without_examples_nothing_moves(option):
-    """A client without rows keeps its control variate. Catches one that is built from no gradient at all."""
-    has_rows = np.arange(p.NUM_CLIENTS) != p.COHORT[4]
-    state, _ = library(option, server_learning_rate=0.7).run(p.COHORT, p.ragged(sizes=np.where(has_rows, p.SIZES, 0)))
-    moved = (np.asarray(state.clients) != 0).any(1)
-    np.testing.assert_array_equal(moved, has_rows & np.isin(np.arange(p.NUM_CLIENTS), p.COHORT))
+    """A client that lost its rows keeps its control variate. Catches one that is built from no gradient at all."""
+    empty, federation = p.COHORT[4], library(option, server_learning_rate=0.7)
+    before, _ = federation.run(p.COHORT, num_rounds=1)
+    sizes = np.where(np.arange(p.NUM_CLIENTS) == empty, 0, p.SIZES)
+    after, _ = federation.run(p.COHORT, p.ragged(sizes=sizes), state=before, num_rounds=1)
+    old, new = np.asarray(before.clients), np.asarray(after.clients)
+    assert (old[empty] != 0).any()
+    np.testing.assert_array_equal((new != old).any(1), np.isin(np.arange(p.NUM_CLIENTS), p.COHORT[p.COHORT != empty]))
 
 
 def test_weighs_by_examples():
