@@ -86,6 +86,7 @@ def run(
         if resume:
             check_unfinished(folder, loaded.tables["run"]["rounds"])
             check_there(loaded.tables)
+            loaded = _with_kept_plan(loaded, folder / "config.toml")
         elif folder is not None:
             check_fresh(folder)
         return folder and str(folder), loaded.resolved()
@@ -101,6 +102,7 @@ def run(
 
         with loaded.arithmetic():
             experiment = distributed.agreed(lambda: build(loaded))
+        lanes = _lanes_in_words(loaded, experiment.plan)
         loaded = loaded.planned(experiment.plan)
     except (TypeError, ValueError, distributed.PeerFailed) as error:
         if not isinstance(error, distributed.PeerFailed) and not is_users_error(error):
@@ -112,9 +114,39 @@ def run(
     changes += [word for place in without for word in ("--unset", place)]
     changes += [word for setting in settings for word in ("--set", setting)]
     command = shlex.join(["fedjax-sim", "run", *([str(config)] if config else []), *changes])
+    if lanes and not quiet and distributed.is_first():
+        typer.echo(lanes)
     clock.switch("other")
     with loaded.arithmetic():
         _train(loaded, experiment, folder, {"resume": resume, "allow_previous": allow_previous}, quiet, command)
+
+
+def _with_kept_plan(loaded: Any, kept_config: Path) -> Any:
+    """Returns the config with the lanes and chunk of the run that it continues, unless it states its own.
+
+    On accelerators they may follow from the devices, of which there may be another number now.
+    """
+    from fedjax_sim import engine
+    from fedjax_sim.config.document import load
+
+    if loaded.tables["run"]["lanes"] is not None or not kept_config.is_file():
+        return loaded
+    kept = load(kept_config).tables["run"]
+    return loaded if kept["lanes"] is None else loaded.planned(engine.Plan(kept["lanes"], kept["chunk"]))
+
+
+def _lanes_in_words(loaded: Any, plan: Any) -> str:
+    """Says which lanes give a run's bits elsewhere, if they followed from the number of devices; else ""."""
+    from fedjax_sim import engine
+
+    options = loaded.tables["run"]
+    num_devices = len(engine.visible_devices()) if options["devices"] == "all" else options["devices"]
+    if options["lanes"] is not None or num_devices == 1 or engine.target() == "cpu":
+        return ""
+    return (
+        f"{plan.lanes:,} clients at once on each of {num_devices} devices; on other devices, "
+        f"--set run.lanes={plan.lanes} gives the same bits."
+    )
 
 
 def _train(loaded: Any, experiment: Any, folder: Path | None, start: dict, quiet: bool, command: str) -> None:

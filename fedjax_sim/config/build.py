@@ -158,7 +158,7 @@ class Builder(Maker):
         if parts["downlink"] is not None:
             self.attempt("downlink", {}, lambda: jax.eval_shape(unplanned.parts.server.init, params_spec))
             self.stop()
-        fitted_plan = self.attempt("algorithm", {}, lambda: self.fitted(unplanned, params_spec, population))
+        fitted_plan = self.attempt("algorithm", {}, lambda: self.fitted(unplanned, params_spec, population, mesh))
         self.stop()
         plan = stated_plan or fitted_plan
         algorithm = algorithm_under_plan(plan, mesh)
@@ -230,20 +230,30 @@ class Builder(Maker):
         refused = "devices" in self.parts and self.devices is None
         return None if refused else self.wrapped("sampler", population_size=population_size, **given)
 
-    def fitted(self, algorithm: Algorithm, spec: PyTree, population: Any) -> engine.Plan:
+    def fitted(self, algorithm: Algorithm, spec: PyTree, population: Any, mesh: Any) -> engine.Plan:
         """Returns the plan of lanes and chunks for the algorithm's clients.
+
+        On several accelerators the lanes follow from their number too, so that each has work. The run keeps the plan.
 
         Args:
           algorithm: the algorithm, made without a plan.
           spec: shapes and dtypes of the model.
           population: the clients.
+          mesh: the devices that share a cohort, as `mesh` returns them.
         """
         star = algorithm.parts
-        # Algorithms that are not a star have no broadcast to be measured: the model's shapes alone decide.
+        devices = engine.mesh_for(mesh)
+        num_devices = 1 if devices is None else devices.size
+        # Algorithms that are not a star have no broadcast to be measured: the model's shapes alone decide. No cohort of
+        # theirs is larger than the population.
         if star is None:
-            return engine.plan_for(spec)
+            return engine.shared_out(engine.plan_for(spec), population.size, num_devices)
         broadcast = jax.eval_shape(lambda params: star.server.broadcast(star.server.init(params)), spec)
-        return plan_of(star, broadcast, population)
+        plan = plan_of(star, broadcast, population)
+        # Clients that are federations are shared out one by one, and their own clients stay on one device.
+        if star.client.federation is not None:
+            return plan
+        return engine.shared_out(plan, star.sampler.num_slots, num_devices)
 
     def algorithm_under(
         self, made: dict[str, Any], loss_fn: Callable | None, data: FederatedData, plan: engine.Plan | None, mesh: Any

@@ -43,6 +43,7 @@ from fedjax_sim.engine.plan import (
     needs,
     needs_of_a_device,
     plan_for,
+    shared_out,
     total_memory,
     working_bytes,
 )
@@ -94,6 +95,7 @@ __all__ = [
     "rounded_here",
     "rows_in_place",
     "scattered",
+    "shared_out",
     "shuffle",
     "store",
     "take",

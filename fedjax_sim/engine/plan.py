@@ -21,7 +21,17 @@ from fedjax_sim.engine.jaxpr import Program, inner_programs, opened
 from fedjax_sim.engine.platform import device_memory, target
 from fedjax_sim.types import PyTree
 
-__all__ = ["Needs", "Plan", "check_plan", "needs", "needs_of_a_device", "plan_for", "total_memory", "working_bytes"]
+__all__ = [
+    "Needs",
+    "Plan",
+    "check_plan",
+    "needs",
+    "needs_of_a_device",
+    "plan_for",
+    "shared_out",
+    "total_memory",
+    "working_bytes",
+]
 
 CPU_CACHE_BYTES = 2 << 20  # the second-level cache of a core
 ACCELERATOR_BYTES = 4 << 30  # a quarter of the memory of a small accelerator, 16 GiB
@@ -31,6 +41,9 @@ MAX_CPU_LANES = 64
 CPU_GROUPS = 4
 # On an H100 one group of 10,000 clients of an MLP takes 1.92 ms, and three groups of 3,334 take 2.42.
 MAX_LANES = 16_384
+# The fewest groups for each of several accelerators. With one group each, nothing could be moved from a device whose
+# clients are large, and a run that is resumed on twice as many devices would leave half of them idle.
+DEVICE_GROUPS = 2
 
 
 class Plan(NamedTuple):
@@ -86,8 +99,8 @@ def plan_for(message: PyTree, *, working_bytes: int | None = None, num_slots: in
       num_slots: number of slots m of the cohort, to which lanes are fitted; None: any cohort. Lanes are then evened
         out, because 100 slots in groups of 64 would be 128. On a CPU they leave at least four groups, because one
         device works on a group, and lanes may not depend on the number of devices. On accelerators a cohort that fits
-        one group keeps one device busy, because each further group costs a launch of all kernels. To share such a
-        cohort out, set lanes by hand; `fold` warns with the number.
+        one group keeps one device busy, because each further group costs a launch of all kernels. `shared_out` makes
+        the lanes with which several accelerators share such a cohort; without it, `fold` warns with the number.
 
     Returns: a plan whose chunk is one group of lanes.
 
@@ -108,6 +121,34 @@ def plan_for(message: PyTree, *, working_bytes: int | None = None, num_slots: in
         lanes = min(lanes, -(-num_slots // CPU_GROUPS)) if target() == "cpu" else lanes
         # The number of groups stays the same, and their lanes become as few as hold the cohort.
         lanes = -(-num_slots // -(-num_slots // lanes))
+    return Plan(lanes, lanes)
+
+
+def shared_out(plan: Plan, num_slots: int, num_devices: int) -> Plan:
+    """Returns the plan with lanes that keep all of several accelerators busy.
+
+    Each device then has at least two groups where the cohort allows it, and its share of the clients but for less than
+    one client a group. On a CPU, and on a single accelerator, the plan stays as it is.
+
+    The lanes, and with them the last bits of a result, then depend on the number of devices. So only what keeps the
+    plan for later sessions may ask for this: a run writes it into its config.
+
+    Args:
+      plan: of `plan_for`.
+      num_slots: number of slots m of the cohort.
+      num_devices: number of devices that share the cohort.
+
+    Guarantees: the clients are shared out evenly (tests/engine/test_plan.py::test_accelerators_are_all_busy).
+
+    >>> from fedjax_sim.engine import compiling_for
+    >>> with compiling_for("cuda"):
+    ...     shared_out(Plan(4096, 4096), num_slots=4096, num_devices=4)
+    Plan(lanes=512, chunk=512)
+    """
+    if target() == "cpu" or num_devices == 1:
+        return plan
+    groups_of_a_device = max(DEVICE_GROUPS, -(-num_slots // (plan.lanes * num_devices)))
+    lanes = -(-num_slots // (groups_of_a_device * num_devices))
     return Plan(lanes, lanes)
 
 

@@ -410,14 +410,15 @@ def _run_group(loaded: SweepConfig, directory: Path | None, resume: bool, progre
     """Runs a sweep whose combinations share data and model; the arguments are those of `run_sweep`."""
     import jax
 
-    from fedjax_sim import tree
+    from fedjax_sim import engine, tree
     from fedjax_sim.config.build import Builder, build
     from fedjax_sim.population.describe import digest
     from fedjax_sim.prng import stream
     from fedjax_sim.sweeps.sweep import sweep_points
     from fedjax_sim.types import Evaluated
 
-    with loaded.configs[0].arithmetic():
+    # Devices get whole runs, so no point's lanes follow from their number.
+    with loaded.configs[0].arithmetic(), engine.one_device():
         base = build(loaded.configs[0])
     tables = loaded.configs[0].resolved()
 
@@ -427,11 +428,13 @@ def _run_group(loaded: SweepConfig, directory: Path | None, resume: bool, progre
         def data(self) -> Any:
             return base.data
 
-    # A point has the plan that its run would have, which follows from its cohort and its work. A trial is timed once.
+    # A point has the plan that its run would have on one device, which follows from its cohort and its work. A trial is
+    # timed once.
     is_timed = tables["run"]["plan"] == "trial"
 
     def built(config: Config) -> Any:
-        return SameData(config.planned(base.plan) if is_timed else config).experiment()
+        with engine.one_device():
+            return SameData(config.planned(base.plan) if is_timed else config).experiment()
 
     identity = {"config": loaded.configs[0].planned(base.plan).identity(), "data_sha256": digest(base.data)}
     identity["grid"] = dict(enumerate(_point(*pair) for pair in zip(loaded.configs, loaded.combinations, strict=True)))

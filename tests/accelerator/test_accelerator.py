@@ -15,6 +15,8 @@ import pytest
 
 from experiments.benchmarks.workloads import algorithm, massive, workload
 from fedjax_sim import engine, tree
+from fedjax_sim.config.build import build
+from fedjax_sim.config.document import load
 from fedjax_sim.engine import exact_sums
 from tests.laws import laws
 from tests.laws import problems as p
@@ -71,6 +73,17 @@ def test_rows_repeat(kind, name):
     FedBuff, gossip and hierarchies draw their cohorts themselves: there "backwards" is the same program once more.
     """
     assert digests(kind, name, "1,-1")["1"] == digests(kind, name, "1")["1"]
+
+
+@pytest.mark.skipif(len(jax.devices()) < 2, reason="needs two accelerators")
+def test_every_device_has_work(recwarn):
+    """Catches lanes that leave accelerators idle, of a config that states none."""
+    experiment = build(load(None, ["data.num_clients=5000", "sampler.cohort_size=4096"]))
+    start = experiment.key, experiment.params, experiment.data.train
+    state = jax.eval_shape(experiment.algorithm.init, *start)
+    jax.eval_shape(experiment.algorithm.step, experiment.key, state, experiment.data.train)
+    assert not [warning for warning in recwarn if "empty" in str(warning.message)]
+    assert -(-4096 // experiment.plan.lanes) >= 2 * len(jax.devices())
 
 
 @pytest.mark.parametrize("law", ["order_is_irrelevant", "padding_is_irrelevant", "chunk_is_irrelevant"])

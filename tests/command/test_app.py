@@ -18,9 +18,9 @@ import optax
 import pytest
 from typer.testing import CliRunner
 
-from fedjax_sim import aggregation, algorithms, sampling, types
+from fedjax_sim import aggregation, algorithms, engine, sampling, types
 from fedjax_sim.command import app, folders
-from fedjax_sim.command.run import _finish, how_clients_count, show_summary
+from fedjax_sim.command.run import _finish, _lanes_in_words, how_clients_count, show_summary
 from fedjax_sim.config import registry
 from fedjax_sim.config.build import build
 from fedjax_sim.config.document import ConfigError, load
@@ -184,6 +184,35 @@ def test_resume_goes_on_to_the_same_bits(done, tmp_path):
     assert (short / "metrics.jsonl").read_bytes() == (folder / "metrics.jsonl").read_bytes()
     assert (short / "config.toml").read_bytes() == (folder / "config.toml").read_bytes()
     assert json.loads((short / "summary.json").read_text())["rounds"] == 3
+
+
+def test_a_resume_keeps_the_lanes_of_its_run(tmp_path):
+    """Fault: lanes that are chosen anew, where the devices decided on them and are others now: a run refused, or other
+    bits."""
+    config = tmp_path / "tiny.toml"
+    config.write_text(load(None, TINY).to_toml(tmp_path))
+    lanes = ("run.lanes=3", "run.chunk=6")
+    assert call("run", config, *sets("run.rounds=2", *lanes), "--out", tmp_path / "run", "-q").exit_code == 0
+    result = call("run", config, "--resume", "--out", tmp_path / "run", "--quiet")
+    assert result.exit_code == 0, result.output
+    kept = tomllib.loads((tmp_path / "run" / "config.toml").read_text())["run"]
+    assert (kept["lanes"], kept["chunk"], kept["rounds"]) == (3, 6, 3)
+
+
+def test_lanes_follow_from_several_accelerators():
+    """Faults: three of four accelerators idle, lanes that follow from the cores of a CPU, and from the devices of a
+    sweep, which gives whole runs to them."""
+    config = load(None, [*(word for word in TINY if "cohort_size" not in word), "sampler.cohort_size=160"])
+    on_cpu = build(config).plan
+    with engine.assumed_devices(4):
+        assert build(config).plan == on_cpu
+        with engine.compiling_for("cuda"):
+            experiment = build(config)
+            assert experiment.plan == engine.Plan(20, 20)
+            assert _lanes_in_words(config, experiment.plan).endswith("--set run.lanes=20 gives the same bits.")
+            assert build(config.planned(engine.Plan(7, 7))).plan == engine.Plan(7, 7)
+    with engine.compiling_for("cuda"), engine.one_device():
+        assert build(config).plan == engine.Plan(160, 160)
 
 
 @pytest.mark.full

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from fedjax_sim.engine import Plan, compiling_for, plan_for, working_bytes
+from fedjax_sim.engine import Plan, compiling_for, plan_for, shared_out, working_bytes
 from fedjax_sim.engine.plan import CPU_GROUPS
 
 
@@ -41,6 +41,23 @@ def test_small_cohorts_are_shared_out(num_slots):
     assert all(-(-groups // devices) * devices == groups for devices in (1, 2, 4))
     with compiling_for("cuda"):
         assert plan_for(spec, num_slots=num_slots).lanes == num_slots
+
+
+@pytest.mark.parametrize("num_devices", range(2, 9))
+@pytest.mark.parametrize("num_slots", [1, 7, 100, 4096, 100_000])
+def test_accelerators_are_all_busy(num_slots, num_devices):
+    """Catches a cohort in one group, all of it on one of several accelerators, and lanes beyond the plan's room."""
+    spec = {"w": jax.ShapeDtypeStruct((10,), jnp.float32)}
+    with compiling_for("cuda"):
+        fitted = plan_for(spec, num_slots=num_slots)
+        lanes, chunk = shared_out(fitted, num_slots, num_devices)
+        assert shared_out(fitted, num_slots, 1) == fitted
+    assert lanes == chunk <= fitted.lanes
+    groups_of_a_device = -(-num_slots // (num_devices * lanes))
+    assert groups_of_a_device >= 2 or num_slots <= num_devices
+    # No device has more than its share, but for less than one client in each of its groups.
+    assert groups_of_a_device * lanes - num_slots / num_devices < groups_of_a_device
+    assert shared_out(fitted, num_slots, num_devices) == fitted  # on a CPU
 
 
 def test_working_bytes():
