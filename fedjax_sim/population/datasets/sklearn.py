@@ -20,12 +20,28 @@ from fedjax_sim.validate import NonNegativeInt, PositiveInt
 __all__ = ["breast_cancer", "digits", "digits_partition", "partitioned", "split_rows"]
 
 
+MEASUREMENTS = (
+    "radius", "texture", "perimeter", "area", "smoothness", "compactness", "concavity", "concave points", "symmetry",
+    "fractal dimension",
+)  # fmt: skip
+SUMMARIES = ("mean {}", "{} error", "worst {}")
+
+
+def _packaged_table(name: str) -> Path | None:
+    """Returns the path of a table in scikit-learn's package, or None where this version keeps it elsewhere.
+
+    The file is read directly, since importing scikit-learn would take longer than building a whole data set.
+    """
+    sklearn_spec = importlib.util.find_spec("sklearn")
+    if sklearn_spec is None or sklearn_spec.origin is None:
+        return None
+    table = Path(sklearn_spec.origin).parent / "datasets" / "data" / name
+    return table if table.is_file() else None
+
+
 def _digits(test_fraction: float, rng: np.random.Generator, flat: bool = True) -> tuple[dict, dict]:
     """Returns training and test rows of the 1,797 handwritten 8 x 8 digits, with pixels in [0, 1]."""
-    sklearn_spec = importlib.util.find_spec("sklearn")
-    table = sklearn_spec and Path(sklearn_spec.origin).parent / "datasets" / "data" / "digits.csv.gz"
-    # The file is read directly, since importing scikit-learn would take half as long as building the whole data set.
-    if table and table.is_file():
+    if (table := _packaged_table("digits.csv.gz")) is not None:
         rows = np.loadtxt(table, delimiter=",", dtype=np.int32)
         x, y = rows[:, :-1], rows[:, -1]
     else:
@@ -36,6 +52,18 @@ def _digits(test_fraction: float, rng: np.random.Generator, flat: bool = True) -
     y = y.astype(np.int32)
     x = x if flat else x.reshape(-1, 8, 8)
     return split_rows({"x": x, "y": y}, test_fraction, rng, "classification", 10)
+
+
+def _tumours() -> dict:
+    """Returns {"x": float64 [569, 30], "y": 0 (malignant) or 1 (benign)} of the breast cancer table."""
+    if (table := _packaged_table("breast_cancer.csv")) is not None:
+        rows = np.loadtxt(table, delimiter=",", skiprows=1)  # the first line counts the rows and names the labels
+        x, y = rows[:, :-1], rows[:, -1]
+    else:
+        from sklearn.datasets import load_breast_cancer
+
+        x, y = load_breast_cancer(return_X_y=True)
+    return {"x": x, "y": y.astype(np.int64)}
 
 
 def split_rows(
@@ -253,12 +281,9 @@ def breast_cancer(
     >>> data.task, data.label_names
     ('binary', ('malignant', 'benign'))
     """
-    from sklearn.datasets import load_breast_cancer
-
-    source = load_breast_cancer()
-    train, test = split_rows({"x": source.data, "y": source.target}, test_fraction, _split_generator(seed), "binary", 1)
+    train, test = split_rows(_tumours(), test_fraction, _split_generator(seed), "binary", 1)
     # Statistics are those of the training rows alone, so that test rows stay unseen.
-    names = [str(name) for name in source.feature_names]
+    names = [summary.format(measurement) for summary in SUMMARIES for measurement in MEASUREMENTS]
     mean, deviation, learned = scale_of(standardise, names, lambda: standardiser(train["x"].astype(np.float64)))
     train, test = ({"x": ((part["x"] - mean) / deviation).astype(np.float32), "y": part["y"]} for part in (train, test))
     return partitioned(
@@ -274,6 +299,6 @@ def breast_cancer(
         units=units_of(mean, deviation, len(names)),
         num_outputs=1,
         task="binary",
-        label_names=tuple(str(name) for name in source.target_names),
+        label_names=("malignant", "benign"),
         name="breast_cancer",
     )

@@ -94,6 +94,20 @@ def test_partition_option_changes_the_skew():
     assert labels["iid"] > 9 and labels["shards"] <= 4
 
 
+def test_breast_cancer_is_the_real_table():
+    # Faults: columns under other names, labels the other way round, a row lost.
+    from sklearn.datasets import load_breast_cancer
+
+    source = load_breast_cancer()
+    data = breast_cancer(num_clients=1, held_out_clients=0, standardise=False)
+    assert data.feature_names == tuple(source.feature_names) and data.label_names == tuple(source.target_names)
+    examples, mask = clients(data.train, [0])
+    rows = [(examples["x"][mask], examples["y"][mask]), (data.test["x"], data.test["y"])]
+    found = sorted((x.tobytes(), int(y)) for part in rows for x, y in zip(*part, strict=True))
+    table = zip(source.data.astype(np.float32), source.target, strict=True)
+    assert found == sorted((x.tobytes(), int(y)) for x, y in table)
+
+
 def test_breast_cancer_is_standardised():
     # Faults: statistics of all rows (then test and training rows together would have mean 0), or none.
     data = breast_cancer(num_clients=5, seed=2)
