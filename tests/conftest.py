@@ -1,5 +1,10 @@
-"""Two virtual CPU devices, strict rank promotion, one compilation cache for all runs of the tests on a machine."""
+"""Two virtual CPU devices, strict rank promotion, one compilation cache for all runs of the tests on a machine.
 
+What is compiled quickly is written for one of the devices, too, unless a test is about several: a program for two takes
+a fifth longer.
+"""
+
+import contextlib
 import gc
 import os
 import pathlib
@@ -29,7 +34,8 @@ from tests import compiler  # noqa: E402
 compiler.install()
 jax.config.update("jax_num_cpu_devices", int(os.environ.get("JAX_NUM_CPU_DEVICES", "2")))
 jax.config.update("jax_numpy_rank_promotion", "raise")
-from tests import pictures  # noqa: E402  (imports the library, after all of that is set)
+from fedjax_sim import engine  # noqa: E402  (the library, after all of that is set)
+from tests import pictures  # noqa: E402
 
 LONGEST = (  # in tests/
     "laws/test_devices.py",
@@ -98,6 +104,14 @@ def pytest_collection_modifyitems(items):
         return not _optimised(file), order.get(str(item.path.relative_to(ROOT / "tests")), len(order))
 
     items.sort(key=place)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item):
+    """Leaves devices out of programs that are compiled quickly, those of fixtures too."""
+    several = _optimised(item) or item.get_closest_marker("devices") is not None
+    with contextlib.nullcontext() if several else engine.one_device():
+        return (yield)
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -11,8 +11,6 @@ import re
 
 import pytest
 
-from fedjax_sim import engine
-
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 PAGES = sorted(page for folder in (".", "how_to", "wings") for page in (ROOT / "docs" / folder).glob("*.md"))
 RUN_ELSEWHERE = {"your_own_data.md": "tests/test_readme.py::test_your_own_data"}  # with a file and results to look at
@@ -106,10 +104,9 @@ def test_pages_run(path, tmp_path, monkeypatch):
     """Catches an example on a page that no longer fits the library; blocks run in order, as one program."""
     monkeypatch.chdir(tmp_path)
     names = {"__name__": path.stem}
-    with engine.one_device():  # a program for two takes longer to compile
-        for i, block in enumerate(python_blocks(path), 1):
-            assert max(map(len, block.splitlines())) <= 120
-            exec(compile(block, f"{path.name}, block {i}", "exec", dont_inherit=True), names)
+    for i, block in enumerate(python_blocks(path), 1):
+        assert max(map(len, block.splitlines())) <= 120
+        exec(compile(block, f"{path.name}, block {i}", "exec", dont_inherit=True), names)
     for what, holds in RESULTS.get(path.name, {}).items():
         assert holds(names), what
 

@@ -86,7 +86,8 @@ def assumed_devices(num_devices: int) -> Iterator[None]:
       The program of a round is that of a machine with so many devices
       (tests/running/test_same_program.py::test_the_program_of_other_devices).
     """
-    with _assumed_devices(num_devices):
+    # Of nested blocks the inner one holds: a run on one device reads a checkpoint's program for the devices of that.
+    with _one_device(False), _assumed_devices(num_devices):
         yield
 
 

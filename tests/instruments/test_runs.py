@@ -53,6 +53,7 @@ def test_runs_are_those_of_run(batch):
 
 
 @pytest.mark.full
+@pytest.mark.devices
 def test_batches_and_devices():
     """Fault: padding runs that count, runs in another order, a device that repeats another's."""
     one, many = (runs(7, batch=batch)["squared_error"] for batch in (1, 3))

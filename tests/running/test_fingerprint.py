@@ -57,6 +57,7 @@ def test_what_counts():
     assert len(set(map(tuple, words))) == len(words) and words[-1] == jax.random.key_data(KEY).tolist()
 
 
+@pytest.mark.devices
 def test_devices_leave_no_trace(tmp_path):
     """Catches noise that changes with the number of devices or the place of the clients' memory."""
     for make in (private, remembering):

@@ -16,6 +16,8 @@ from fedjax_sim.running.fingerprint import round_program, round_program_on
 from fedjax_sim.running.log import _same_run
 from fedjax_sim.running.loop import run
 
+pytestmark = pytest.mark.devices
+
 KEY, START = jax.random.key(3), {"w": jnp.zeros(2)}
 PEOPLE = quadratics(num_clients=9, dimension=2).train
 
@@ -146,8 +148,9 @@ def test_an_earlier_version_is_told(tmp_path):
 
 
 def test_devices_that_are_not_here_stay_inside():
-    """Fault: a mesh of devices that are not here in a program that is run."""
-    with engine.assumed_devices(3):
+    """Fault: a mesh of devices that are not here in a program that is run; a run on one device that cannot read the
+    program of others."""
+    with engine.one_device(), engine.assumed_devices(3):
         assert engine.device_mesh().size == 3
         with engine.one_device():
             assert engine.device_mesh() is None

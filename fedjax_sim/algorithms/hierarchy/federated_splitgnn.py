@@ -74,7 +74,7 @@ def hierarchical_split_gnn(
     >>> regions, model = population.with_groups(data, num_groups=2).train, models.gcn(3, 2)
     >>> algorithm = hierarchical_split_gnn(model, sampling.full(2), optax.sgd(0.1), group_size=regions.group_size)
     >>> state = algorithm.init(jax.random.key(0), model.init(jax.random.key(0))[0], regions)
-    >>> int(algorithm.step(jax.random.key(0), state, regions)[1]["edge_clients_reported"].total())
+    >>> int(jax.jit(algorithm.step)(jax.random.key(0), state, regions)[1]["edge_clients_reported"].total())
     4
     """
     edge_sampler = sampler_inside(edge_sampler, group_size, "parties")

@@ -253,7 +253,7 @@ def hierarchical_fedavg(
     >>> options = {"group_size": edges.group_size, "num_steps": 1, "edge_rounds": 2}
     >>> algorithm = hierarchical_fedavg(population.quadratic_loss, sampling.full(2), optax.sgd(0.5), **options)
     >>> state = algorithm.init(jax.random.key(0), {"w": jnp.zeros(1)}, edges)
-    >>> state, info = algorithm.step(jax.random.key(0), state, edges)
+    >>> state, info = jax.jit(algorithm.step)(jax.random.key(0), state, edges)
     >>> algorithm.params(state)["w"].tolist()  # 2/5 of 0 and 3/5 of 0.75
     [0.45000001788139343]
     >>> int(info["clients_reported"]), info["edge_clients_reported"].total()  # 2 edges; 5 clients in each of 2 rounds

@@ -103,8 +103,8 @@ def order_statistic(values: Array, rank: Array | int, valid: Array | None = None
       No bit depends on the order of the messages, on absent ones or on the number of columns
       (tests/engine/all_messages/test_order_statistics.py::test_order_padding_and_blocks_change_no_bit).
 
-    >>> import jax.numpy as jnp
-    >>> order_statistic(jnp.array([[3.0, 1.0], [2.0, 5.0], [9.0, 4.0]]), 1).tolist()
+    >>> import jax, jax.numpy as jnp
+    >>> jax.jit(order_statistic)(jnp.array([[3.0, 1.0], [2.0, 5.0], [9.0, 4.0]]), 1).tolist()
     [3.0, 4.0]
     """
     flat, valid = _checked(values, valid)
@@ -148,8 +148,8 @@ def median(values: Array, valid: Array | None = None, weights: Array | None = No
       No bit depends on the order of the messages
       (tests/engine/all_messages/test_order_statistics.py::test_order_padding_and_blocks_change_no_bit).
 
-    >>> import jax.numpy as jnp
-    >>> median(jnp.array([[3.0], [2.0], [9.0], [0.0]])).tolist()
+    >>> import jax, jax.numpy as jnp
+    >>> jax.jit(median)(jnp.array([[3.0], [2.0], [9.0], [0.0]])).tolist()
     [2.5]
     """
     flat, valid = _checked(values, valid)
@@ -200,8 +200,8 @@ def trimmed_mean(values: Array, trim: Array | int, valid: Array | None = None, w
 
     References: Yin, Chen, Ramchandran and Bartlett 2018, definition 2.
 
-    >>> import jax.numpy as jnp
-    >>> trimmed_mean(jnp.array([[1.0], [2.0], [4.0], [900.0]]), 1).tolist()
+    >>> import jax, jax.numpy as jnp
+    >>> jax.jit(trimmed_mean)(jnp.array([[1.0], [2.0], [4.0], [900.0]]), 1).tolist()
     [3.0]
     """
     flat, valid = _checked(values, valid)

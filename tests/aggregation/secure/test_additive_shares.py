@@ -165,6 +165,7 @@ def test_too_few_messages_abort(masks):
 
 
 @pytest.mark.full
+@pytest.mark.devices
 def test_a_federation():
     """Quantised FedAvg: the model of the plain modular sum, on one device and on all; bytes are S times the ring's.
 

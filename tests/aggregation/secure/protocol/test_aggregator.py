@@ -145,6 +145,7 @@ def test_seeds_may_be_vmapped():
     assert found.tolist() == [[6.0, 9.0]] * 3
 
 
+@pytest.mark.devices
 def test_several_devices_are_refused():
     """Catches a protocol that each device runs for itself."""
     quantised = transform.quantize(8, range=1.0, integers=True)
