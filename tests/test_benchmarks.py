@@ -22,6 +22,13 @@ from tests import compiler
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 
 
+@pytest.fixture
+def no_garbage(monkeypatch):
+    """Garbage is looked for between turns, which takes seconds amid all that other tests have made."""
+    monkeypatch.setattr(harness.gc, "collect", lambda: 0)
+
+
+@pytest.mark.usefixtures("no_garbage")
 def test_turns_are_taken_in_order():
     """Catches blocks of repeats, which would let a slow moment hit one side, and a first call that counts."""
     seen = []
@@ -30,6 +37,7 @@ def test_turns_are_taken_in_order():
     assert all(len(timing.seconds) == 4 for timing in timings.values())
 
 
+@pytest.mark.usefixtures("no_garbage")
 def test_a_budget_stops_the_turns_but_not_before_three():
     """Catches a budget that leaves a median of one, or none that is kept."""
     timings = harness.interleaved({"a": lambda: None}, repeats=1000, budget_seconds=0.0)
@@ -73,6 +81,7 @@ def test_the_machine_has_no_name():
     assert {"processor", "cores", "memory_gib", "jax", "python", "backend"} <= json.loads(said).keys()
 
 
+@pytest.mark.full
 def test_hand_written_loop_is_the_same_mathematics():
     """Catches a baseline that does less: its losses are ours, up to the order of the minibatches."""
     import jax
@@ -140,6 +149,7 @@ def test_front_page_has_every_framework(tmp_path):
                      "2.00 / 2.00 / – / – / 2.00"]  # fmt: skip
 
 
+@pytest.mark.full
 def test_workers_answer_and_fail_aloud():
     """Catches a worker that swallows its failure."""
     with processes.workers(it={"function": json_machine, "devices": 1}) as made:

@@ -51,6 +51,7 @@ def test_readme_is_short():
     assert run.strip().endswith("fedjax-sim run") and "-m pytest" in test
 
 
+@pytest.mark.full
 def test_your_own_data(tmp_path, monkeypatch):
     """Fault: a line of the guide that no longer fits the library, rows that it loses on their way to a run."""
     monkeypatch.chdir(tmp_path)

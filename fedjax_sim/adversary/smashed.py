@@ -56,7 +56,8 @@ def labels_by_direction(gradients: Array, known: Array, labels: Array) -> Array:
 
     References: Li, Sun, Yang, Bie and Chen 2022, section 3 (direction attack, for two classes).
 
-    >>> labels_by_direction(jnp.array([[2.0, 0.1]]), jnp.eye(2), jnp.array([7, 8])).tolist()
+    >>> import jax
+    >>> jax.jit(labels_by_direction)(jnp.array([[2.0, 0.1]]), jnp.eye(2), jnp.array([7, 8])).tolist()
     [7]
     """
     if known.shape[1:] != gradients.shape[1:] or labels.shape != known.shape[:1]:
@@ -93,8 +94,9 @@ def invert_smashed(smashed: Array, known: Array, examples: Array, *, ridge: Posi
 
     References: He, Zhang and Lee 2019, section 4.3 (query-based inversion with a decoder).
 
+    >>> import jax
     >>> x = jnp.array([[0.0], [1.0], [2.0]])
-    >>> jnp.round(invert_smashed(3 * x[1:2] + 1, 3 * x + 1, x, ridge=1e-6), 3).tolist()
+    >>> jnp.round(jax.jit(invert_smashed)(3 * x[1:2] + 1, 3 * x + 1, x, ridge=1e-6), 3).tolist()
     [[1.0]]
     """
     if known.shape[:1] != examples.shape[:1] or known.shape[1:] != smashed.shape[1:]:

@@ -41,7 +41,7 @@ def touched_rows(client: ClientUpdate, *, table: str = "embedding/table", tokens
     >>> loss = lambda params, examples, key: params["embedding"]["table"][examples["x"]].sum((1, 2))
     >>> client = touched_rows(local_sgd(loss, optax.sgd(1.0), work(num_steps=1)))
     >>> data = ClientData({"x": jnp.array([[3, 1]])}, jnp.array([True]))
-    >>> report, _ = client.apply(jax.random.key(0), {"embedding": {"table": jnp.zeros((5, 1))}}, (), data)
+    >>> report, _ = jax.jit(client.apply)(jax.random.key(0), {"embedding": {"table": jnp.zeros((5, 1))}}, (), data)
     >>> report.update["embedding"]["table"].ravel().tolist()
     [0.0, -1.0, 0.0, -1.0, 0.0]
     """

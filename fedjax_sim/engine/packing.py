@@ -43,7 +43,8 @@ def pack(sizes: Array, capacities: tuple[int, ...], chunk: int, num_devices: int
       A vmapped chunk wastes little, because chunks are filled from the largest client down
       (tests/engine/test_packing.py::test_little_is_wasted).
 
-    >>> packing = pack(jnp.array([3, 50, 4, 60]), (10, 100), chunk=2, num_devices=1)
+    >>> import jax
+    >>> packing = jax.jit(lambda work: pack(work, (10, 100), chunk=2, num_devices=1))(jnp.array([3, 50, 4, 60]))
     >>> packing.source.tolist(), packing.kind.tolist()  # slots 3 and 1 have the most rows; the last chunk is empty
     ([[[3, 1], [2, 0], [4, 4]]], [[1, 0, 0]])
     """

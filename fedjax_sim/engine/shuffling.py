@@ -64,8 +64,8 @@ def shuffle(key: Array, mask: Array) -> Callable[[Array, Array], Array]:
       ::test_pairs_of_long_rows_are_uniform).
       Padding behind the rows does not change the order (::test_order_ignores_padding_rows).
 
-    >>> order = shuffle(jax.random.key(0), jnp.array([True, True, True, False]))
-    >>> sorted(order(jnp.int32(0), jnp.arange(3)).tolist())
+    >>> draw = jax.jit(lambda key, mask: shuffle(key, mask)(jnp.int32(0), jnp.arange(3)))
+    >>> sorted(draw(jax.random.key(0), jnp.array([True, True, True, False])).tolist())
     [0, 1, 2]
     """
     num_rows = mask.shape[0]

@@ -65,7 +65,7 @@ def transformer(
     >>> params, state = model.init(jax.random.key(0))
     >>> sorted(params), sorted(params["block_0"])
     (['block_0', 'embedding', 'norm', 'output'], ['attention', 'attention_norm', 'mlp', 'mlp_norm'])
-    >>> model.apply(params, state, jax.numpy.zeros((2, 3), int), None, False)[0].shape
+    >>> jax.eval_shape(lambda x: model.apply(params, state, x, None, False)[0], jax.numpy.zeros((2, 3), int)).shape
     (2, 3, 5)
     """
     hidden = 4 * features if hidden is None else hidden

@@ -33,8 +33,9 @@ def distance_correlation(x: Array, z: Array, weights: Array | None = None) -> Ar
 
     References: Szekely, Rizzo and Bakirov 2007, definition 4; Vepakomma, Singh, Gupta and Raskar 2020 (NoPeek).
 
-    >>> x = jnp.array([[0.0], [1.0], [3.0]])
-    >>> round(float(distance_correlation(x, -2 * x)), 3), float(distance_correlation(x, jnp.ones((3, 1))))
+    >>> import jax
+    >>> x, correlation = jnp.array([[0.0], [1.0], [3.0]]), jax.jit(distance_correlation)
+    >>> round(float(correlation(x, -2 * x)), 3), float(correlation(x, jnp.ones((3, 1))))
     (1.0, 0.0)
     """
     if x.shape[:1] != z.shape[:1] or not x.shape:

@@ -91,9 +91,9 @@ def convolution(params: Params, x: Array, *, stride: int = 1, padding: str = "SA
     Guarantees: both methods agree with flax.linen.Conv in value and gradient
     (tests/models/test_layers.py::test_convolution_equals_linen).
 
-    >>> import jax.numpy as jnp
+    >>> import jax, jax.numpy as jnp
     >>> params = {"kernel": jnp.ones((3, 3, 1, 1)), "bias": jnp.zeros(1)}
-    >>> convolution(params, jnp.ones((1, 2, 2, 1))).ravel().tolist()
+    >>> jax.jit(convolution)(params, jnp.ones((1, 2, 2, 1))).ravel().tolist()
     [4.0, 4.0, 4.0, 4.0]
     """
     one_of("padding", padding, ("SAME", "VALID"))

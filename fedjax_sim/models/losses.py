@@ -77,8 +77,8 @@ def softmax_cross_entropy(outputs: Array, targets: Array) -> dict[str, Array]:
     Guarantees: equals a float64 oracle, with gradient softmax - onehot, at logits up to 1e30
     (tests/models/test_losses.py::test_softmax_cross_entropy_against_float64).
 
-    >>> import jax.numpy as jnp
-    >>> softmax_cross_entropy(jnp.array([[0.0, 0.0], [1e30, 0.0]]), jnp.array([1, 0]))["accuracy"].tolist()
+    >>> import jax, jax.numpy as jnp
+    >>> jax.jit(softmax_cross_entropy)(jnp.array([[0.0, 0.0], [1e30, 0.0]]), jnp.array([1, 0]))["accuracy"].tolist()
     [0.0, 1.0]
     """
     if outputs.ndim != 2:
@@ -99,8 +99,8 @@ def sigmoid_cross_entropy(outputs: Array, targets: Array) -> dict[str, Array]:
     Guarantees: equals a float64 oracle at logits up to 1e30
     (tests/models/test_losses.py::test_sigmoid_cross_entropy_against_float64).
 
-    >>> import jax.numpy as jnp
-    >>> sigmoid_cross_entropy(jnp.array([1e30, -1e30]), jnp.array([1, 0]))["loss"].tolist()
+    >>> import jax, jax.numpy as jnp
+    >>> jax.jit(sigmoid_cross_entropy)(jnp.array([1e30, -1e30]), jnp.array([1, 0]))["loss"].tolist()
     [0.0, 0.0]
     """
     logits = _column("outputs", outputs)
@@ -190,8 +190,8 @@ def next_token_cross_entropy(outputs: Array, targets: Array, *, special_tokens: 
     References: Reddi et al., Adaptive federated optimization, 2021, appendix C (accuracy without out-of-vocabulary and
       end tokens).
 
-    >>> import jax.numpy as jnp
-    >>> values = next_token_cross_entropy(jnp.zeros((2, 3, 4)), jnp.array([[0, 1, -1], [-1, -1, -1]]))
+    >>> import jax, jax.numpy as jnp
+    >>> values = jax.jit(next_token_cross_entropy)(jnp.zeros((2, 3, 4)), jnp.array([[0, 1, -1], [-1, -1, -1]]))
     >>> [round(float(v), 4) for v in values["loss"]], values["weight"].tolist()
     ([1.3863, 0.0], [2.0, 0.0])
     """
@@ -231,8 +231,8 @@ def node_cross_entropy(outputs: Array, targets: Array) -> dict[str, Array]:
     Guarantees: nodes without labels, whatever their logits, change neither values nor gradients, since tokens of
     padding in `next_token_cross_entropy` do not (tests/models/test_losses.py::test_next_token_padding_changes_nothing).
 
-    >>> import jax.numpy as jnp
-    >>> node_cross_entropy(jnp.zeros((1, 3, 4)), jnp.array([[0, 1, -1]]))["weight"].tolist()
+    >>> import jax, jax.numpy as jnp
+    >>> jax.jit(node_cross_entropy)(jnp.zeros((1, 3, 4)), jnp.array([[0, 1, -1]]))["weight"].tolist()
     [2.0]
     """
     return next_token_cross_entropy(outputs, targets)

@@ -148,7 +148,7 @@ def supervised(
     >>> model = linear(input_shape=(2,), num_outputs=2)
     >>> loss_fn = supervised(model, softmax_cross_entropy)
     >>> params, _ = model.init(jax.random.key(0))
-    >>> values = loss_fn(params, {"x": jnp.ones((3, 2)), "y": jnp.zeros(3, int)}, None)
+    >>> values = jax.jit(loss_fn)(params, {"x": jnp.ones((3, 2)), "y": jnp.zeros(3, int)}, None)
     >>> [round(float(v), 4) for v in values["loss"]]
     [0.6931, 0.6931, 0.6931]
     """

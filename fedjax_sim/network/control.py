@@ -170,7 +170,8 @@ def control_cycle(
     (::test_devices_without_a_window).
 
     >>> devices = control_cycle(4, period=[50], act=[38], flops_per_microsecond=[4], latency=40)
-    >>> devices.spend(None, jnp.arange(1), Load(jnp.float32(1000), jnp.float32(0), jnp.float32(0))).total.tolist()
+    >>> load = Load(jnp.float32(1000), jnp.float32(0), jnp.float32(0))
+    >>> jax.jit(devices.spend)(None, jnp.arange(1), load).total.tolist()
     [1130]
     """
     lists: dict = {"period": period, "sense": sense, "act": act, "system": system, "jitter": jitter}

@@ -98,7 +98,7 @@ def with_local_test(data: FederatedData, *, fraction: OpenShare = 0.2, seed: Non
 
     >>> from fedjax_sim.population import synthetic_images
     >>> data = with_local_test(synthetic_images(num_clients=10, examples_per_client=20))
-    >>> int(data.train.count(3)), int(data.local_test.count(3))
+    >>> int(jax.jit(data.train.count)(3)), int(jax.jit(data.local_test.count)(3))
     (16, 4)
     """
     if not isinstance(data, FederatedData):

@@ -18,20 +18,19 @@ The example has two clients with f_i(w) = (w - c_i)^2 / 2 and c = (0, 2). Each t
 >>> fedavg = algorithms.fedavg(population.quadratic_loss, sampling.full(2), optax.sgd(0.5), num_steps=1)
 >>> star, key = fedavg.parts, jax.random.key(0)
 >>> state = initial_state(star, start, people)
->>> cohort, sampler_state = invite(star, key, state)
->>> cohort.ids.tolist(), cohort.reported.tolist()
-([0, 1], [True, True])
->>> gathered = collect(star, key, cohort, state, people)
->>> int(gathered.num_arrived), gathered.up.bits  # one float32 a message
-(2, 32)
->>> aggregate(star, key, cohort, gathered, state).update["w"].tolist()  # the mean of the updates 0 and 1
-[0.5]
->>> remember(cohort, gathered)  # FedAvg's clients, and no transform, keep nothing
-((), ())
->>> new, info = close(star, key, cohort, gathered, state._replace(sampler=sampler_state))
->>> star.server.params(new.server)["w"].tolist(), int(info["clients_reported"]), info["uplink_bytes"].total()
+>>> @jax.jit
+... def steps(state):
+...     cohort, sampler_state = invite(star, key, state)
+...     gathered = collect(star, key, cohort, state, people)
+...     mean = aggregate(star, key, cohort, gathered, state).update
+...     new, info = close(star, key, cohort, gathered, state._replace(sampler=sampler_state))
+...     return cohort.ids, mean, remember(cohort, gathered), star.server.params(new.server), info
+>>> ids, mean, kept, model, info = steps(state)
+>>> ids.tolist(), mean["w"].tolist(), kept  # the mean of the updates 0 and 1; FedAvg's clients keep nothing
+([0, 1], [0.5], ((), ()))
+>>> model["w"].tolist(), int(info["clients_reported"]), info["uplink_bytes"].total()  # one float32 a message
 ([0.5], 2, 8)
->>> observe(fedavg, key, state, people).messages["w"].tolist()
+>>> jax.jit(lambda state: observe(fedavg, key, state, people).messages["w"])(state).tolist()
 [[0.0], [1.0]]
 """
 

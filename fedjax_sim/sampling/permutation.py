@@ -43,7 +43,7 @@ def permute(key: Array, positions: Array, population_size: PositiveInt) -> Array
     References: Luby and Rackoff 1988; Black and Rogaway 2002, section 4 (cycle walking); Appleby 2011 (MurmurHash3).
 
     >>> import jax, jax.numpy as jnp
-    >>> sorted(permute(jax.random.key(0), jnp.arange(5), 5).tolist())
+    >>> sorted(jax.jit(permute, static_argnums=2)(jax.random.key(0), jnp.arange(5), 5).tolist())
     [0, 1, 2, 3, 4]
     """
     size = int(population_size)
@@ -73,7 +73,7 @@ def others(ids: Array, ranks: Array, size: int) -> Array:
     Guarantees: the result is the complement of the set, by both algorithms
     (tests/sampling/test_permutation.py::test_others_are_the_complement).
 
-    >>> others(jnp.array([3, 0]), jnp.array([0, 1, 2]), 5).tolist()
+    >>> jax.jit(others, static_argnums=2)(jnp.array([3, 0]), jnp.array([0, 1, 2]), 5).tolist()
     [1, 2, 4]
     """
     if size > 32 * ids.size:

@@ -79,7 +79,7 @@ def with_stragglers(
     >>> import jax
     >>> from fedjax_sim.sampling.uniform import uniform
     >>> late = with_stragglers(uniform(100, 4), 1.0)
-    >>> cohort, _ = late.sample(jax.random.key(0), late.init())
+    >>> cohort, _ = jax.jit(late.sample)(jax.random.key(0), late.init())
     >>> cohort.work.shape, bool((cohort.work > 0).all()), bool((cohort.work <= 1).all())
     ((4,), True, True)
     """
@@ -139,7 +139,7 @@ def with_local_steps(sampler: Sampler, steps: Sequence[int]) -> Sampler:
     >>> import jax
     >>> from fedjax_sim.sampling.uniform import full
     >>> unequal = with_local_steps(full(4), [1, 5])
-    >>> unequal.sample(jax.random.key(0), ())[0].work.tolist()
+    >>> jax.jit(unequal.sample)(jax.random.key(0), ())[0].work.tolist()
     [1, 5, 1, 5]
     """
     untimed(sampler, "with_local_steps")

@@ -112,8 +112,9 @@ def error_feedback(transform: UpdateTransform) -> UpdateTransform:
     >>> from fedjax_sim.transform import error_feedback, top_k
     >>> feedback, key = error_feedback(top_k(count=1)), jax.random.key(0)
     >>> update = jnp.array([4.0, 3.0])
-    >>> sent, memory, _ = feedback.on_client(key, update, feedback.init(update), feedback.init_client(update))
-    >>> sent_next, _, _ = feedback.on_client(key, update, feedback.init(update), memory)
+    >>> state, memory, send = feedback.init(update), feedback.init_client(update), jax.jit(feedback.on_client)
+    >>> sent, memory, _ = send(key, update, state, memory)
+    >>> sent_next, _, _ = send(key, update, state, memory)
     >>> sent.tolist(), sent_next.tolist()
     ([4.0, 0.0], [0.0, 6.0])
     """

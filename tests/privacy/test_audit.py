@@ -203,6 +203,7 @@ def test_bugs_of_other_parts():
     assert run(algorithm(), privacy.gaussian_claim(2 * Z), **short).verdict in ("confirmed", "inconclusive")
 
 
+@pytest.mark.full
 def test_central_mechanism_is_confirmed():
     """z = 1, one round: the interval holds the analytic epsilon (Balle and Wang) and is at most 4 % wide.
 
@@ -420,6 +421,7 @@ def test_one_run_of_the_central_mechanism():
     assert 1.5 < bounds[0] < privacy.gaussian_claim(0.5).epsilon(1e-5) and bounds[1] > 4
 
 
+@pytest.mark.full  # by default tests/command/test_privacy.py calls it
 def test_the_command(tmp_path):
     """Text, record and figure of the default mechanism. Catches a record that JSON cannot hold."""
     import json

@@ -58,8 +58,9 @@ def opened(held: Array, there: Array, threshold: int) -> Array:
       - any `threshold` shares open (tests/aggregation/secure/test_shamir.py::test_any_threshold_of_shares_opens)
       - fewer shares give no number (::test_too_few_shares_open_nothing)
 
-    >>> held = shares(jax.random.key(0), jnp.array([7, 2**30], jnp.uint32), 2, 4)
-    >>> opened(held, jnp.array([[True, False, True, True], [False, True, False, False]]), 2).tolist()
+    >>> held = jax.jit(shares, static_argnums=(2, 3))(jax.random.key(0), jnp.array([7, 2**30], jnp.uint32), 2, 4)
+    >>> known = jnp.array([[True, False, True, True], [False, True, False, False]])
+    >>> jax.jit(opened, static_argnums=2)(held, known, 2).tolist()
     [7, 0]
     """
     senders = jnp.argsort(~there, axis=1, stable=True)[:, :threshold]  # the first holders that send a share

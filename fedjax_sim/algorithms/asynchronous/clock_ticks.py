@@ -81,7 +81,7 @@ def places_of(*kinds: Array) -> Array:
 
     Returns: [n] int32, filled up with n.
 
-    >>> places_of(jnp.array([False, False, True]), jnp.array([True, False, False])).tolist()
+    >>> jax.jit(places_of)(jnp.array([False, False, True]), jnp.array([True, False, False])).tolist()
     [2, 0, 3]
     """
     size = kinds[0].size

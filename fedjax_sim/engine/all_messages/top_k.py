@@ -63,8 +63,8 @@ def top_k_mask(x: Array, k: int) -> Array:
     Guarantees: a stable argsort of -|x| chooses the same entries, in every dtype
     (tests/engine/all_messages/test_order_statistics.py::test_top_k_equals_a_stable_sort).
 
-    >>> import jax.numpy as jnp
-    >>> top_k_mask(jnp.array([1.0, -5.0, 2.0, 2.0]), 2).tolist()
+    >>> import jax, jax.numpy as jnp
+    >>> jax.jit(top_k_mask, static_argnums=1)(jnp.array([1.0, -5.0, 2.0, 2.0]), 2).tolist()
     [False, True, True, False]
     """
     x, k = _vector(x, k)

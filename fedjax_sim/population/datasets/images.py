@@ -56,7 +56,7 @@ def synthetic_images(
     (::test_models_of_images_take_them).
 
     >>> data = synthetic_images(num_clients=1_000_000_000, side=4, examples_per_client=3)
-    >>> data.train.client(np.int32(999_999_999)).examples["x"].shape, data.input_shape, data.num_outputs
+    >>> jax.jit(data.train.client)(np.int32(999_999_999)).examples["x"].shape, data.input_shape, data.num_outputs
     ((3, 4, 4), (4, 4), 10)
     """
     validate.integer("classes_per_client", classes_per_client, 1, num_classes)

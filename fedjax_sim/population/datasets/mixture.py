@@ -70,7 +70,7 @@ def mixture(
     (tests/population/datasets/test_mixture.py::test_rows_follow_the_stated_mixture).
 
     >>> data = mixture(num_clients=1_000_000_000, num_components=3, examples_per_client=2)
-    >>> data.train.client(np.int32(999_999_999)).examples["x"].shape
+    >>> jax.jit(data.train.client)(np.int32(999_999_999)).examples["x"].shape
     (2, 2)
     """
     hint = "Take fewer components, or a smaller dimension."

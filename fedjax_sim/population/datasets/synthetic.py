@@ -216,7 +216,7 @@ def linear_teacher(
     (tests/population/datasets/test_synthetic.py::test_teacher_is_the_answer).
 
     >>> data = linear_teacher(num_clients=1_000_000_000, dimension=3, examples_per_client=2)
-    >>> data.train.client(np.int32(999_999_999)).examples["x"].shape
+    >>> jax.jit(data.train.client)(np.int32(999_999_999)).examples["x"].shape
     (2, 3)
     """
     train, held_out, teacher, x, rng = _teacher(
@@ -255,7 +255,7 @@ def logistic_teacher(
     (tests/population/datasets/test_synthetic.py::test_logistic_labels_follow_the_law).
 
     >>> data = logistic_teacher(num_clients=10, dimension=3, examples_per_client=2)
-    >>> data.task, data.num_outputs, data.train.client(np.int32(0)).examples["y"].shape
+    >>> data.task, data.num_outputs, jax.jit(data.train.client)(np.int32(0)).examples["y"].shape
     ('binary', 1, (2,))
     """
     train, held_out, teacher, x, rng = _teacher(
@@ -300,7 +300,7 @@ def mean_estimation(
     (tests/population/datasets/test_synthetic.py::test_mean_estimation_is_exact).
 
     >>> data = mean_estimation(num_clients=2, mean=3.0)
-    >>> values = [data.train.client(np.int32(i)).examples["y"][0, 0] for i in range(2)]
+    >>> values = [jax.jit(data.train.client)(np.int32(i)).examples["y"][0, 0] for i in range(2)]
     >>> float(values[0] + values[1]) / 2
     3.0
     """

@@ -204,11 +204,11 @@ def grouped(population: Population, group_of_client: ArrayLike) -> Grouped:
     Guarantees: every client is in one group, once; nothing is lost
     (tests/population/test_population.py::test_grouped_loses_and_duplicates_nothing).
 
-    >>> import numpy as np
+    >>> import jax, numpy as np
     >>> from fedjax_sim.population.population import stored
     >>> population = stored({"y": np.array([5, 6, 7])}, [0, 1, 2, 3])
     >>> hospitals = grouped(population, [1, 0, 1])
-    >>> hospitals.size, hospitals.client(1).examples["y"].tolist()
+    >>> hospitals.size, jax.jit(hospitals.client)(1).examples["y"].tolist()
     (2, [5, 7])
     """
     group_of_client = np.asarray(group_of_client)

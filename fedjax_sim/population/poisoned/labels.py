@@ -63,7 +63,8 @@ def label_flip(
 
     >>> from fedjax_sim.population import digits
     >>> clean = digits(num_clients=20)
-    >>> before, after = (data.train.client(4).examples["y"][:20] for data in (clean, label_flip(clean, clients=[4])))
+    >>> flipped = label_flip(clean, clients=[4])
+    >>> before, after = (jax.jit(data.train.client)(4).examples["y"][:20] for data in (clean, flipped))
     >>> bool((before + after == 9).all())
     True
     """
@@ -123,7 +124,8 @@ def random_labels(
 
     >>> from fedjax_sim.population import digits
     >>> clean = digits(num_clients=20)
-    >>> before, after = (data.train.client(4).examples["y"][:20] for data in (clean, random_labels(clean, share=1.0)))
+    >>> drawn = random_labels(clean, share=1.0)
+    >>> before, after = (jax.jit(data.train.client)(4).examples["y"][:20] for data in (clean, drawn))
     >>> bool((before == after).any())
     False
     """
@@ -159,7 +161,7 @@ def label_offset(
 
     >>> from fedjax_sim.population import mean_estimation
     >>> moved = label_offset(mean_estimation(num_clients=10, mean=1.0, spread=0.0), offset=5.0, clients=[0])
-    >>> float(moved.train.client(0).examples["y"][0, 0])
+    >>> float(jax.jit(moved.train.client)(0).examples["y"][0, 0])
     6.0
     """
     check_data(data)

@@ -117,7 +117,7 @@ def with_clock(
     ... )
     >>> clocked = with_clock(uniform(9, 3), alike, overhead_seconds=1.0)
     >>> state = clocked.tell(clocked.init(), Work(bytes_up=1_000_000, bytes_down=1_000_000, steps=None, flops=0.0))
-    >>> cohort, state = clocked.sample(jax.random.key(0), state)  # a second and a latency each way
+    >>> cohort, state = jax.jit(clocked.sample)(jax.random.key(0), state)  # a second and a latency each way
     >>> float(cohort.metrics["round_seconds"]), cohort.timing.spent.total.tolist()
     (3.5, [2500, 2500, 2500])
     """
