@@ -37,6 +37,7 @@ ROOT = Path(__file__).parents[2]
 TINY = ["data.num_clients=200", "data.held_out_clients=5", "sampler.cohort_size=20", "model.name=logistic"]
 TINY += ["algorithm.num_steps=1", "run.evaluate_train=50"]
 TINY += ["run.rounds=3", "run.evaluate_every=2", "run.checkpoint_every=2"]
+LANES = ["run.lanes=3", "run.chunk=6"]  # that no plan chooses
 FILES = {"config.toml", "env.json", "metrics.jsonl", "population.json", "report.html", "summary.json", "timing.jsonl"}
 SUMMARY = (
     "test_accuracy test_loss train_loss rounds client_visits distinct_clients rounds_seconds compile_seconds name "
@@ -67,9 +68,20 @@ def done(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FEDJAX_SIM_CACHE", "off")
         patch.setattr("fedjax_sim.report.axes.to_svg", pictures.drawn)
-        result = call("run", *sets(*TINY), "--out", folder)
+        result = call("run", *sets(*TINY, *LANES), "--out", folder)
     assert result.exit_code == 0, result.output
     return folder, result.output
+
+
+@pytest.fixture(scope="module")
+def short(tmp_path_factory):
+    """The folder of its first two rounds, for copies."""
+    folder = tmp_path_factory.mktemp("cli") / "short"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FEDJAX_SIM_CACHE", "off")
+        result = call("run", *sets(*TINY[:-3], "run.rounds=2", *TINY[-2:], *LANES), "--out", folder, "--quiet")
+    assert (result.exit_code, result.output) == (0, "")
+    return folder
 
 
 def test_a_run_leaves_everything(done):
@@ -159,6 +171,7 @@ def test_the_summary_comes_before_the_page(done, tmp_path, monkeypatch):
     _finish("name", history, experiment, None, None, tmp_path, quiet=True)  # prints no summary
 
 
+@pytest.mark.full  # by default the advice is read from made numbers
 def test_a_short_run_is_told_to_go_on():
     """Fault: a lower learning rate recommended after three rounds in which the loss fell."""
     result = call("run", *sets(*TINY, "client_optimizer.learning_rate=1e-4"))
@@ -174,29 +187,18 @@ def test_a_start_over_a_run_is_refused(done):
     assert before == {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
 
 
-def test_resume_goes_on_to_the_same_bits(done, tmp_path):
-    """Fault: a resumed run that repeats, skips or changes a round, or one that forgets its config."""
-    folder, _ = done
-    short = tmp_path / "short"
-    assert call("run", *sets(*TINY[:-3], "run.rounds=2", *TINY[-2:]), "--out", short, "--quiet").output == ""
-    result = call("run", "--resume", "--out", short, *sets("run.rounds=3"))
+@pytest.mark.parametrize("config_is_given", [False, True])
+def test_resume_goes_on_to_the_same_bits(done, short, tmp_path, config_is_given):
+    """Fault: a resumed run that repeats, skips or changes a round, or one that forgets its config; lanes that are
+    chosen anew beside a config without them, where the devices decided on them and are others now."""
+    folder, copy = done[0], shutil.copytree(short, tmp_path / "copy")
+    (tmp_path / "tiny.toml").write_text(load(None, TINY).to_toml(tmp_path))
+    asked = [tmp_path / "tiny.toml"] if config_is_given else sets("run.rounds=3")
+    result = call("run", "--resume", "--out", copy, *asked)
     assert result.exit_code == 0, result.output
-    assert (short / "metrics.jsonl").read_bytes() == (folder / "metrics.jsonl").read_bytes()
-    assert (short / "config.toml").read_bytes() == (folder / "config.toml").read_bytes()
-    assert json.loads((short / "summary.json").read_text())["rounds"] == 3
-
-
-def test_a_resume_keeps_the_lanes_of_its_run(tmp_path):
-    """Fault: lanes that are chosen anew, where the devices decided on them and are others now: a run refused, or other
-    bits."""
-    config = tmp_path / "tiny.toml"
-    config.write_text(load(None, TINY).to_toml(tmp_path))
-    lanes = ("run.lanes=3", "run.chunk=6")
-    assert call("run", config, *sets("run.rounds=2", *lanes), "--out", tmp_path / "run", "-q").exit_code == 0
-    result = call("run", config, "--resume", "--out", tmp_path / "run", "--quiet")
-    assert result.exit_code == 0, result.output
-    kept = tomllib.loads((tmp_path / "run" / "config.toml").read_text())["run"]
-    assert (kept["lanes"], kept["chunk"], kept["rounds"]) == (3, 6, 3)
+    assert (copy / "metrics.jsonl").read_bytes() == (folder / "metrics.jsonl").read_bytes()
+    assert (copy / "config.toml").read_bytes() == (folder / "config.toml").read_bytes()
+    assert json.loads((copy / "summary.json").read_text())["rounds"] == 3
 
 
 def test_lanes_follow_from_several_accelerators():
@@ -336,6 +338,11 @@ def test_failures_are_told_in_a_line(tmp_path, done):
     assert call("run", *sets(*TINY), "--out", tmp_path / "file").exit_code == 2
     beneath = call("run", *sets(*TINY), "--out", tmp_path / "file" / "run")
     assert beneath.exit_code == 2 and "Not a directory" in beneath.output
+
+
+@pytest.mark.full  # by default tests/running/test_loop.py raises it, and tests/command/test_hints.py tells of others
+def test_divergence_is_told_in_a_line(tmp_path):
+    """Fault: a traceback in place of words, or exit code 0 for a run that failed."""
     diverging = ["client_optimizer.learning_rate=1e30", "run.nonfinite=error"]
     broken = call("run", *sets(*TINY, *diverging), "--out", tmp_path / "broken")
     assert broken.exit_code == 1 and "FloatingPointError: round" in broken.output and "Traceback" not in broken.output
@@ -366,7 +373,7 @@ def test_a_refused_run_leaves_no_folder(monkeypatch):
         raise MemoryError("too large")
 
     monkeypatch.setattr(importlib.import_module("fedjax_sim.running.blocks"), "check_memory", refuses)
-    result = call("run", *sets(*TINY))
+    result = call("run", *sets(*TINY, *LANES))  # a program that is compiled already
     assert result.exit_code == 1 and "too large" in result.output
     assert not [path for path in Path().rglob("*") if path != Path("runs")]
 

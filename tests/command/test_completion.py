@@ -25,6 +25,7 @@ def test_each_kind_of_word(tmp_path, monkeypatch):
     assert completion.settings("model.name=ml") == ["model.name=mlp"]
 
 
+@pytest.mark.default_rows("quickstart")
 @pytest.mark.parametrize(
     ("words", "expected"), [("run --set run.stop", "run.stop_when="), ("data quick", "quickstart")]
 )

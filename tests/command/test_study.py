@@ -15,7 +15,7 @@ from fedjax_sim.study.findings import Findings, measured
 from fedjax_sim.study.page import table
 
 STUDIES = Path(__file__).parents[2] / "experiments" / "studies"
-TINY = ["population_sizes=[4]", "rates=[1.0]", "num_rounds=250", "model_clients=0", "compare_samplers=false"]
+TINY = ["num_clients=10", "neighbours=4", "dropouts=[0.05]", "num_rounds=250"]
 
 
 def call(*arguments):
@@ -25,13 +25,13 @@ def call(*arguments):
 def test_a_study_from_the_command_line(tmp_path):
     """Fault: an answer without its table, verdict, page or figure; a folder that is written over."""
     settings = [word for setting in TINY for word in ("--set", setting)]
-    result = call("participation", *settings, "--out", tmp_path / "found")
+    result = call("dropout", *settings, "--out", tmp_path / "found")
     assert result.exit_code == 0, result.output
-    assert "predictions lie within" in result.output and "How many clients" in result.output
+    assert "predictions lie within" in result.output and "How often" in result.output
     names = {path.name for path in (tmp_path / "found").iterdir()} - {".lock"}
     assert names == {"findings.json", "table.csv", "figure.png", "figure.svg", "report.html", "study.json", "kept"}
-    assert json.loads((tmp_path / "found" / "findings.json").read_text())["options"]["population_sizes"] == [4]
-    again = call("participation", *settings, "--out", tmp_path / "found")
+    assert json.loads((tmp_path / "found" / "findings.json").read_text())["options"]["dropouts"] == [0.05]
+    again = call("dropout", *settings, "--out", tmp_path / "found")
     assert again.exit_code == 2 and "--out: expected" in again.output and "Add --resume" in again.output
 
 
