@@ -6,7 +6,7 @@ import collections
 import functools
 import hashlib
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -20,10 +20,12 @@ __all__ = [
     "at_least_float32",
     "common_dtype",
     "dotted",
+    "grouped",
     "has_equal_rows",
     "joined_metrics",
     "num_bytes",
     "num_values",
+    "packed",
     "sha256_of",
     "spec",
     "subtract",
@@ -32,6 +34,8 @@ __all__ = [
     "where",
     "zeros_like",
 ]
+
+SMALL = 1 << 9  # the most numbers of a leaf that is grouped with others
 
 
 def varying(tree: PyTree, by: Array) -> PyTree:
@@ -98,6 +102,37 @@ def sha256_of(tree: PyTree) -> Any:
         sha.update(f"{array.dtype} {array.shape}".encode())
         sha.update(array.reshape(-1).view(np.uint8))
     return sha
+
+
+def grouped(leaves: Sequence[Any], dtypes: Sequence[Any]) -> list[list[int]]:
+    """Returns the indices of leaves in groups: small leaves of a dtype share one, and each large leaf has its own.
+
+    One operation on a group is then in place of one on each of its leaves. Large leaves are not worth the copy.
+
+    Args:
+      leaves: arrays or specs.
+      dtypes: of each leaf, by which small leaves are grouped.
+
+    >>> grouped([np.zeros(3), np.zeros((30, 30)), np.zeros(())], ["f", "f", "f"])
+    [[0, 2], [1]]
+    """
+    groups: dict = {}
+    for index, (leaf, dtype) in enumerate(zip(leaves, dtypes, strict=True)):
+        # A large leaf is a group of its own, named by its index.
+        is_small = math.prod(leaf.shape) <= SMALL
+        groups.setdefault(dtype if is_small else index, []).append(index)
+    return list(groups.values())
+
+
+def packed(tree: PyTree) -> list[Array]:
+    """Returns the leaves as arrays that hold the same numbers: small ones of a dtype are joined to one flat array.
+
+    >>> [x.shape for x in packed({"bias": jnp.zeros(3), "loss": jnp.zeros(()), "matrix": jnp.zeros((30, 30))})]
+    [(4,), (30, 30)]
+    """
+    leaves = list(map(jnp.asarray, jax.tree.leaves(tree)))
+    groups = [[leaves[index] for index in group] for group in grouped(leaves, [x.dtype for x in leaves])]
+    return [x[0] if len(x) == 1 else jnp.concatenate([leaf.reshape(-1) for leaf in x]) for x in groups]
 
 
 def num_bytes(tree: PyTree) -> int:

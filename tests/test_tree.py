@@ -43,3 +43,11 @@ def test_take_and_subtract():
     outside = tree.take_rows(jnp.arange(6.0).reshape(3, 2), jnp.array([3, 2**31 - 1, -1, -(2**31)]))
     assert outside.tolist() == [[4, 5], [4, 5], [0, 1], [0, 1]]
     assert tree.subtract({"x": jnp.array([3.0])}, {"x": jnp.array([1.0])})["x"].tolist() == [2]
+
+
+def test_packed_leaves_hold_the_same_numbers():
+    """Catches a leaf that is lost or cast, and a large one that is copied."""
+    large = jnp.arange(tree.SMALL + 1.0)
+    found = tree.packed({"a": jnp.ones((2, 2)), "b": jnp.int32(3), "c": large, "d": jnp.float32(2)})
+    assert [x.tolist() for x in found[:2]] == [[1, 1, 1, 1, 2], 3] and found[2] is large
+    assert [x.dtype for x in found] == [jnp.float32, jnp.int32, jnp.float32]

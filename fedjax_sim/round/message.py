@@ -60,13 +60,14 @@ class Message(NamedTuple):
     counts: dict[str, Array]  # [4] or [8] uint32, the bytes of each count, the lowest first
 
 
-def stays_finite(old: PyTree, new: PyTree) -> Array:
+def stays_finite(old: PyTree, new: PyTree, finite: PyTree = ()) -> Array:
     """Whether no array that was finite became NaN or infinite.
 
     Parameters alone do not tell: a moment of an optimizer that overflowed ends learning while they stay finite.
 
     Args:
       old, new: pytrees of the same structure, such as a server's state before and after its step.
+      finite: leaves of `new` that are known to be finite; they are not looked at again.
 
     Returns: [] bool.
 
@@ -75,8 +76,10 @@ def stays_finite(old: PyTree, new: PyTree) -> Array:
     >>> bool(stays_finite(jnp.ones(2), jnp.array([1.0, jnp.inf])))
     False
     """
+    known = jax.tree.leaves(finite)
     pairs = zip(jax.tree.leaves(old), jax.tree.leaves(new), strict=True)
-    checks = [engine.all_finite(y) | ~engine.all_finite(x) for x, y in pairs]
+    unknown = [(x, y) for x, y in pairs if not any(y is leaf for leaf in known)]
+    checks = [engine.all_finite(y) | ~engine.all_finite(x) for x, y in unknown]
     return jnp.stack(checks).all() if checks else jnp.asarray(True)
 
 
@@ -145,23 +148,24 @@ def client_round(star: Star) -> Callable:
         update, memory, measured = star.transform.on_client(transform_key, update, shared.transform, slot.memory)
         if star.aggregator.facts.modulus is None and star.transform.facts.integer_range is not None:
             update = jax.tree.map(lambda x: x.astype(jnp.float32), update)  # which holds them all: `check_parts`
-        if engine.target() == "cpu":
-            # The message is written for the aggregator in any case. Without the barrier, the search for its largest
-            # number would compute it anew, and write the bits of every number. On a GPU it is one more kernel.
-            update = jax.lax.optimization_barrier(update)
         weight = report.weight.astype(jnp.float32)
+        means = report.metrics, measured
+        if engine.target() == "cpu":
+            # The message is written for the aggregator in any case. Without the barrier, the checks would compute it
+            # anew, and write the bits of every number. On a GPU it is one more kernel.
+            update, weight, means = jax.lax.optimization_barrier((update, weight, means))
         # Comparisons with NaN are False, so a NaN anywhere makes the message unusable.
-        peaks = jnp.stack([engine.largest_magnitude(x).astype(jnp.float32) for x in jax.tree.leaves(update)])
+        peaks = jnp.stack([engine.largest_magnitude(x).astype(jnp.float32) for x in tree.packed(update)])
         is_usable = (peaks < LARGEST).all() & (peaks * weight < LARGEST).all() & (weight >= 0) & (weight < LARGEST)
         is_usable &= (weight == 0) | (weight >= SMALLEST)
         is_usable &= stays_finite((slot.client, slot.memory), (client_state, memory))
-        is_usable &= engine.all_finite((report.metrics, measured))
+        is_usable &= engine.all_finite(tree.packed(means))
         id_exists = (slot.id >= 0) & (slot.id < shared.population.size)  # or a wrong id would pass as an empty client
         arrived = slot.reported & id_exists & is_usable & (weight > 0)
         # A weight of 0 says that there is nothing to report: such a client is absent, and not dropped.
         dropped = slot.reported & (~id_exists | (~is_usable & (weight != 0)))
         counts = {name: _count_bytes(x, slot.worked & id_exists, name) for name, x in report.counts.items()}
-        message = Message(update, weight, (report.metrics, measured), arrived, dropped, counts)
+        message = Message(update, weight, means, arrived, dropped, counts)
         loss = _loss(report.metrics, arrived) if star.sampler.observe is not None else ()
         return message, (*engine.unsigned_zeros((client_state, memory)), arrived, dropped, loss)
 

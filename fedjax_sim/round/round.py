@@ -232,8 +232,9 @@ def close(
             is_used = num_arrived >= num_shares  # fewer messages hold less noise: nothing is released
         is_used = is_used if usable is True else is_used & usable
         # The aggregate is checked beside the server's step, which may turn NaN into numbers: optax.zero_nans does.
-        is_used &= engine.all_finite(aggregated.update)
-        is_used &= engine.all_finite(star.server.params(new_server)) & stays_finite(state.server, new_server)
+        new_params = star.server.params(new_server)
+        is_used &= engine.all_finite(tree.packed((aggregated.update, new_params)))
+        is_used &= stays_finite(state.server, new_server, finite=new_params)
         # Noise was released even if the step is discarded, so the transform's state goes on.
         noise_released = releases_when_empty & engine.all_finite(aggregated.transform)
         new_server = tree.where(is_used, new_server, state.server)

@@ -145,7 +145,7 @@ class Everything:
 @fault(laws.nonfinite_clients_are_dropped)
 def nonfinite_messages_pass(patch):
     patch.setattr(one_client, "LARGEST", Everything())
-    patch.setattr(one_client, "stays_finite", lambda old, new: jnp.asarray(True))
+    patch.setattr(one_client, "stays_finite", lambda old, new, finite=(): jnp.asarray(True))
     patch.setattr(one_client.engine, "all_finite", lambda tree: jnp.asarray(True))
 
 
@@ -211,7 +211,7 @@ def empty_rounds_not_skipped(patch):
 
 @fault(laws.diverging_server_steps_are_skipped)
 def overflowed_moments_kept(patch):
-    patch.setattr(rounds, "stays_finite", lambda old, new: jnp.asarray(True))
+    patch.setattr(rounds, "stays_finite", lambda old, new, finite=(): jnp.asarray(True))
     patch.setattr(rounds.engine, "all_finite", lambda tree: jnp.asarray(True))
 
 

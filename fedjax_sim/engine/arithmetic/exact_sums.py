@@ -37,7 +37,6 @@ __all__ = [
 
 MAX_CLIENTS = 1 << 26  # before a high word could overflow
 MAX_DEVICES = 1 << 10  # before a sum over devices of low words, each below 2^20, could overflow
-SMALL = 1 << 9  # the most coordinates of a leaf that shares its sum with other leaves
 # Up to this number, each device has a place of its own in the array that is summed over devices. For more devices,
 # words that are spread over all bins are less to send.
 PLACES = 8
@@ -63,12 +62,7 @@ class ExactSums:
 
 def _groups(spec: tuple[jax.ShapeDtypeStruct, ...]) -> list[list[int]]:
     """Returns, for each sum, the indices of the leaves that share it."""
-    groups: dict = {}
-    for index, leaf in enumerate(spec):
-        # Small leaves are grouped by the dtype of their sum. A large leaf is a group of its own, named by its index.
-        is_small = math.prod(leaf.shape) <= SMALL
-        groups.setdefault(tree.at_least_float32(leaf.dtype) if is_small else index, []).append(index)
-    return list(groups.values())
+    return tree.grouped(spec, [tree.at_least_float32(leaf.dtype) for leaf in spec])
 
 
 def _is_sum(x) -> bool:
@@ -208,10 +202,10 @@ def combine(carry: PyTree, axis: str) -> PyTree:
 def _combined_leaves(leaves: list[ExactSum | Array], axis: str) -> list[ExactSum | Array]:
     """Combines sums in normal form, and arrays, over the devices of a mesh axis."""
     number = jax.lax.axis_size(axis)
-    # int32 scalars go into the places too: a sum over processes takes a turn for each array.
-    has_place = [number <= PLACES and (_is_sum(x) or (x.dtype == jnp.int32 and x.ndim == 0)) for x in leaves]
+    # A few counters go into the places too: a sum over processes takes a turn for each array.
+    has_place = [number <= PLACES and (_is_sum(x) or _is_counter(x)) for x in leaves]
     words = [
-        exact_sum.packed_words(x) if _is_sum(x) else (x,)
+        exact_sum.packed_words(x) if _is_sum(x) else (x.astype(jnp.int32),)
         for x, is_placed in zip(leaves, has_place, strict=True)
         if is_placed
     ]
@@ -239,6 +233,11 @@ def _combined_leaves(leaves: list[ExactSum | Array], axis: str) -> list[ExactSum
         else:
             combined.append(x[0].sum(0, dtype=leaf.dtype) if is_placed else x)
     return combined
+
+
+def _is_counter(x: Array) -> bool:
+    """Returns whether an array holds a few integers of 32 bits, whose sums modulo 2^32 are those of int32 words."""
+    return x.dtype in (jnp.int32, jnp.uint32) and x.size <= tree.SMALL
 
 
 def _unpacked(flat: Array, like: PyTree) -> PyTree:
