@@ -93,7 +93,7 @@ CHECKS = (
     ("engine", "all_finite", lambda tree: jnp.asarray(True)),
 )
 BINS = (
-    ("engine.arithmetic.exact_sum", "_highest_bin", lambda x, here=True: jnp.zeros(x.shape[1:], jnp.int32)),
+    ("engine.arithmetic.exact_sum", "_highest_bin", lambda x: jnp.zeros(x.shape[1:], jnp.int32)),
     ("engine.arithmetic.exact_sum", "MIN_BIN", 6),  # holds magnitudes up to 2^13
 )
 FLOAT_SUMS = (("engine.arithmetic.exact_sums", "is_fast", lambda: True),)

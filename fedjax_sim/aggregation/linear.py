@@ -17,6 +17,7 @@ S = the reporting cohort, the aggregate is
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Annotated, Any
 
@@ -120,12 +121,13 @@ def mean(*, weighting: str = "examples") -> Aggregator:
     _check_weighting(weighting)
 
     def finish(updates, total_weight):
-        def divided(x):
-            divisor = total_weight.astype(x.dtype)
+        @functools.cache
+        def reciprocal(dtype):
+            divisor = total_weight.astype(dtype)
             # The inner `where` keeps the unused branch finite, so a round without messages gives zero.
-            return x * jnp.where(divisor > 0, 1 / jnp.where(divisor > 0, divisor, 1), 0)
+            return jnp.where(divisor > 0, 1 / jnp.where(divisor > 0, divisor, 1), 0)
 
-        return jax.tree.map(divided, updates)
+        return jax.tree.map(lambda x: x * reciprocal(x.dtype), updates)
 
     by_examples = weighting == "examples"
     return _weighted_sum(lambda ids, weights: _message_weights(weighting, weights), finish, None, weighted=by_examples)

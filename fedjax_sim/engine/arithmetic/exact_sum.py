@@ -29,6 +29,7 @@ import dataclasses
 import math
 from collections.abc import Callable
 from functools import partial, reduce
+from itertools import compress
 
 import jax
 import jax.numpy as jnp
@@ -73,6 +74,9 @@ PENDING = 480
 BLOCK = 64
 UNROLLED = 32
 JOINED = 1 << 16  # the most coordinates of a sum that is joined with others
+# The most coordinates of a sum whose words move with each chunk on a CPU. For longer ones, loops that seldom turn cost
+# less than the words.
+SHORT = 1 << 10
 
 
 @partial(jax.tree_util.register_dataclass, meta_fields=["shape"], data_fields=["top", "low", "high", "pending"])
@@ -140,12 +144,13 @@ def _moved(words: tuple[Array, ...], shift: Array) -> tuple[Array, ...]:
 
     Zeros come in at the top, and the lowest words are dropped.
     """
-    moved_words = []
     # The shift differs by coordinate, so each word is chosen among all words that can take its place.
+    is_moved_by = [shift == distance for distance in range(len(words))]
+    moved_words = []
     for new_index in range(len(words)):
         word = jnp.zeros_like(words[0])
         for old_index in range(new_index + 1):
-            word = jnp.where(shift == new_index - old_index, words[old_index], word)
+            word = jnp.where(is_moved_by[new_index - old_index], words[old_index], word)
         moved_words.append(word)
     return tuple(moved_words)
 
@@ -223,17 +228,12 @@ def _bits(x: Array) -> Array:
     return jax.lax.bitcast_convert_type(x, jnp.int64 if x.dtype == jnp.float64 else jnp.int32)
 
 
-def _highest_bin(values: Array, here: Array | bool = True) -> Array:
-    """Returns the bin of the largest magnitude at each coordinate of messages [c, d]; that of zero unless `here`."""
-
-    def bits_of(values):
-        bits = magnitude_bits(values)
-        return bits if here is True else jnp.where(here, bits, 0)
-
+def _highest_bin(values: Array) -> Array:
+    """Returns the bin of the largest magnitude at each coordinate of messages [c, d]."""
     if len(values) <= BLOCK:
         # Bits are taken message by message, or XLA:CPU would write those of all messages before it compares them.
         largest = jnp.zeros_like(_bits(values[0]))
-        return _bin(over_messages(lambda largest, x: jnp.maximum(largest, bits_of(x)), largest, values))
+        return _bin(over_messages(lambda largest, x: jnp.maximum(largest, magnitude_bits(x)), largest, values))
     # A GPU is slow if one thread compares thousands of numbers of a coordinate. So blocks are compared beside each
     # other. The bins in between keep the compiler from joining both maxima again.
     return _bin(_blocks(magnitude_bits(values)).max(1)).max(0)
@@ -247,39 +247,37 @@ def _blocks(messages: Array) -> Array:
 
 
 def over_messages(function: Callable, carry: PyTree, messages: Array) -> PyTree:
-    """Returns the carry after `carry = function(carry, message)` for each message [d] of [c, d]."""
-    num_turns, num_left = divmod(len(messages), UNROLLED)
-    if num_turns <= 1 or target() != "cpu":
-        return reduce(function, messages, carry)
+    """Returns the carry after `carry = function(carry, message)` for each message [d] of [c, d].
 
-    def turn(carry, block):
-        return reduce(function, block, carry), None
-
-    blocks = messages[: num_turns * UNROLLED].reshape(num_turns, UNROLLED, *messages.shape[1:])
-    carry, _ = jax.lax.scan(turn, carry, blocks)
-    return reduce(function, messages[len(messages) - num_left :], carry)
+    The function is traced once. XLA compiles straight-line code, or on a CPU a loop with UNROLLED messages in a turn.
+    """
+    is_straight = len(messages) < 2 * UNROLLED or target() != "cpu"
+    step = lambda carry, message: (function(carry, message), None)  # noqa: E731
+    return jax.lax.scan(step, carry, messages, unroll=True if is_straight else UNROLLED)[0]
 
 
 def _digits(value: Array, scale: Array, magic: Array, bins: int) -> list[Array]:
-    """Returns the digits of messages [..., d] in the kept bins, highest first, as int32.
+    """Returns the digits of messages [..., d] in the kept bins, highest first, each plus the bits of `magic`, as int32.
+
+    Sums of these wrap, and are right as soon as the bits of `magic` are taken off, once for each message.
 
     Args:
       value: floats below the top of their kept bins.
       scale: [d], one over the unit of the highest kept bin.
-      magic: [d], 1.5 * 2^23 (float64: 1.5 * 2^52). At this magnitude floats are spaced by 1.
+      magic: [1], 1.5 * 2^23 (float64: 1.5 * 2^52). At this magnitude floats are spaced by 1.
     """
     new_axes = (None,) * (value.ndim - 1)
-    scale = scale[new_axes]
     magic = magic[new_axes]
-    remainder = value * scale
-    digits = []
-    for _ in range(bins):
-        # This addition rounds the remainder to an integer. The factor 1.5 keeps the sum in one binade for negative
-        # integers too, so that the difference of the bits is the integer itself.
-        rounded = remainder + magic
-        digits.append((_bits(rounded) - _bits(magic)).astype(jnp.int32))
+    remainder = value * scale[new_axes]
+    # This addition rounds the remainder to an integer. The factor 1.5 keeps the sum in one binade for negative integers
+    # too, so that the difference of the bits is the integer itself.
+    rounded = remainder + magic
+    digits = [_bits(rounded).astype(jnp.int32)]
+    for _ in range(bins - 1):
         # What the rounding left is at most half a unit, and a float again. The next bin's unit is 2^23 times smaller.
         remainder = (remainder - (rounded - magic)) * 2.0**BITS
+        rounded = remainder + magic
+        digits.append(_bits(rounded).astype(jnp.int32))
     return digits
 
 
@@ -306,33 +304,48 @@ def add_messages(sums: list[ExactSum], messages: list[Array]) -> list[ExactSum]:
     messages = [x.reshape(count, -1).astype(_type(acc)) for acc, x in zip(sums, messages, strict=True)]
 
     bins = [_highest_bin(x) for x in messages]
-
-    def raised(tops):
-        """Returns bins that hold the sums and the messages."""
-        return [jnp.maximum(top, bin) for top, bin in zip(tops, bins, strict=True)]
-
-    def with_room(sums):
-        """Returns the sums with carries moved, and with bins that hold the largest message."""
-        tops = raised([acc.top for acc in sums])
-        return [_raised(normal_form(acc), top) for acc, top in zip(sums, tops, strict=True)]
-
     if on_cpu:
         # Bins are computed once, or XLA:CPU would store the bits of all messages, which so many operations would read.
-        # The loops below read bins and no messages, which would be stored for them.
+        # Loops read bins and no messages, which would be stored for them.
         bins = jax.lax.optimization_barrier(bins)
-        # The first messages find no words that could move, so only the bins rise. To move all words would take a round
-        # with few messages longer than to add them. Unlike a condition, a loop of at most one turn leaves the words in
-        # their memory where it does not turn.
-        tops = _at_most_once(sums[0].pending == 0, raised, [acc.top for acc in sums])
-        sums = [dataclasses.replace(acc, top=top) for acc, top in zip(sums, tops, strict=True)]
-        # Few later chunks have a message above the bins.
-        has_larger = [largest_integer(bin - top) > 0 for bin, top in zip(bins, tops, strict=True) if top.size]
-        is_due = reduce(jnp.logical_or, has_larger, sums[0].pending + count > PENDING)
-        sums = _at_most_once(is_due, with_room, sums)
-    else:
-        # On accelerators a loop may wait for the host, so bins move without one.
-        sums = with_room(sums)
-    return [_added(acc, x) for acc, x in zip(sums, messages, strict=True)]
+    # On accelerators a loop may wait for the host, so all words move with each chunk.
+    is_long = [on_cpu and acc.top.size > SHORT for acc in sums]
+    long_sums = iter(_with_room_where_due(list(compress(sums, is_long)), list(compress(bins, is_long)), count))
+    with_room = [
+        next(long_sums) if x else _with_room(acc, bin) for acc, bin, x in zip(sums, bins, is_long, strict=True)
+    ]
+    return [_added(acc, x) for acc, x in zip(with_room, messages, strict=True)]
+
+
+def _with_room(acc: ExactSum, bin: Array) -> ExactSum:
+    """Returns a sum with carries moved, and with bins that hold magnitudes in `bin` [d]."""
+    return _raised(normal_form(acc), jnp.maximum(acc.top, bin))
+
+
+def _with_room_where_due(sums: list[ExactSum], bins: list[Array], count: int) -> list[ExactSum]:
+    """Returns sums whose bins hold the next messages, and whose words were moved only if one of them had to move.
+
+    Args:
+      sums: the sums.
+      bins: for each sum, the bin of the largest magnitude at each coordinate of the messages, [d].
+      count: of the messages.
+    """
+
+    if not sums:
+        return []
+
+    def raised(tops):
+        return [jnp.maximum(top, bin) for top, bin in zip(tops, bins, strict=True)]
+
+    # The first messages find no words that could move, so only the bins rise. To move all words would take a round
+    # with few messages longer than to add them. Unlike a condition, a loop of at most one turn leaves the words in
+    # their memory where it does not turn.
+    tops = _at_most_once(sums[0].pending == 0, raised, [acc.top for acc in sums])
+    sums = [dataclasses.replace(acc, top=top) for acc, top in zip(sums, tops, strict=True)]
+    # Few later chunks have a message above the bins.
+    has_larger = [largest_integer(bin - top) > 0 for bin, top in zip(bins, tops, strict=True)]
+    is_due = reduce(jnp.logical_or, has_larger, sums[0].pending + count > PENDING)
+    return _at_most_once(is_due, lambda sums: list(map(_with_room, sums, bins)), sums)
 
 
 def _at_most_once(is_due: Array, function: Callable, carry: PyTree) -> PyTree:
@@ -349,14 +362,17 @@ def _added(acc: ExactSum, values: Array) -> ExactSum:
     low = acc.low
     high = acc.high
     count = len(values)
-    magic = jnp.full_like(top, 1.5 * 2.0 ** jnp.finfo(values.dtype).nmant, values.dtype)
+    unknown = top[:1]
+    magic = jnp.full_like(unknown, 1.5 * 2.0 ** jnp.finfo(values.dtype).nmant, values.dtype)
     # A compiler that knew this number would simplify (x + magic) - magic to x. `top` is 1 or more, which the compiler
     # does not know, so the minimum is a hidden zero.
-    magic = rounded_here(magic, HiddenZero(jnp.minimum(top, 0)))
+    magic = rounded_here(magic, HiddenZero(jnp.minimum(unknown, 0)))
     scale = power_of_two(147 - BITS * top, values.dtype)
+    magic_bits = _bits(magic).astype(jnp.int32)
     if count > BLOCK:
         # Digits are summed in blocks whose sums fit an int32. The carry of each block goes into the high word.
-        digits = [x.sum(1, dtype=jnp.int32) for x in _digits(_blocks(values), scale, magic, len(low))]
+        digits = _digits(_blocks(values), scale, magic, len(low))
+        digits = [(x - magic_bits[None, None]).sum(1, dtype=jnp.int32) for x in digits]
         high = tuple(x + (digit >> LOW_BITS).sum(0, dtype=jnp.int32) for x, digit in zip(high, digits, strict=True))
         low = tuple(x + (digit & LOW_MASK).sum(0, dtype=jnp.int32) for x, digit in zip(low, digits, strict=True))
         return normal_form(dataclasses.replace(acc, low=low, high=high))
@@ -365,7 +381,7 @@ def _added(acc: ExactSum, values: Array) -> ExactSum:
         digits = _digits(value, scale, magic, len(low))
         return tuple(x + digit for x, digit in zip(low, digits, strict=True))
 
-    low = over_messages(with_digits, low, values)
+    low = over_messages(with_digits, tuple(x - count * magic_bits for x in low), values)
     return dataclasses.replace(acc, low=low, pending=acc.pending + count)
 
 

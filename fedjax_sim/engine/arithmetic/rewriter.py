@@ -12,6 +12,7 @@ barriers that it places are those of `engine.arithmetic.barrier`.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -24,7 +25,7 @@ from fedjax_sim import tree
 from fedjax_sim.engine.arithmetic.barrier import HiddenZero, computed_once, hidden_zero, rounding_here
 from fedjax_sim.engine.arithmetic.exact_sum import without_derivative
 from fedjax_sim.engine.arithmetic.mode import is_fast
-from fedjax_sim.engine.jaxpr import Program, as_traced, bind, evaluate, inner_programs, opened, programs
+from fedjax_sim.engine.jaxpr import Program, as_traced, bind, evaluate, inner_programs, opened, programs, scan_arguments
 from fedjax_sim.engine.platform import target
 from fedjax_sim.types import Array, PyTree
 
@@ -127,11 +128,11 @@ def pairwise_sum(x: Array, axes: tuple[int, ...]) -> Array:
                 high = jnp.pad(high, pad)
             x = low + high
         # The last few numbers are added in the same order in straight-line code, without arrays in between.
-        parts = [jax.lax.index_in_dim(x, i, axis, keepdims=False) for i in range(x.shape[axis])]
+        parts = jax.lax.split(x, (1,) * x.shape[axis], axis)
         while (size := len(parts)) > 1:
             half = 1 << (size - 1).bit_length() - 1
             parts = [a + parts[half + i] if half + i < size else a for i, a in enumerate(parts[:half])]
-        x = parts[0]
+        x = parts[0].squeeze(axis)
     return x.astype(narrow_dtype)
 
 
@@ -234,6 +235,8 @@ class _Rewriter:
             if any(map(self.needs_rewrite, _called(equation))):
                 if name == "shard_map":
                     return self.on_devices(params, values, zero)
+                if name == "scan" and "num_consts" not in params:  # JAX from 0.12
+                    return self.in_turns(params, values, zero)
                 values, params = self.with_inner_rewritten(name, values, params, zero)
             out = bind(equation.replace(params=params), values)
             return rounding(equation.ctx)(out) if self.has_choice(equation) else out
@@ -257,6 +260,8 @@ class _Rewriter:
             # operations. Operations that only move numbers cannot make them longer.
             return name not in MOVED and not _called(equation)
         if name == "reduce_sum" and equation.invars[0].aval.size > LARGEST_SUM:
+            return False
+        if name == "mul" and any(map(_is_exact_factor, equation.invars)):
             return False
         return bool(dtypes) and (name in ROUNDED or name in ("div", "reduce_sum"))
 
@@ -282,7 +287,7 @@ class _Rewriter:
             # Some parameters have an entry for each argument, and so get one for the zero.
             params |= {key: (first, *params[key]) for key, first in _of_an_argument().items()}
             return [zero.value, *values], params | {"jaxpr": given(params["jaxpr"])}
-        if name == "scan" and "num_consts" in params:  # JAX 0.12 states its arguments otherwise
+        if name == "scan":
             params |= {"num_consts": params["num_consts"] + 1, "jaxpr": given(params["jaxpr"])}
             return [zero.value, *values], params
         if name == "while":
@@ -295,6 +300,20 @@ class _Rewriter:
             index, *values = values
             return [index, zero.value, *values], params | {"branches": tuple(map(given, params["branches"]))}
         return values, {key: self.with_own_zeros(value) for key, value in params.items()}
+
+    def in_turns(self, params: dict, values: list[Array], zero: HiddenZero) -> list[Array]:
+        """Returns the results of a `scan`, rewritten, where its parameters cannot be changed: it is traced again."""
+        num_constants, num_carried = scan_arguments(params)
+        constants, carried = values[:num_constants], values[num_constants:][:num_carried]
+        program = core.jaxpr_as_fun(self.with_zero_argument(params["jaxpr"]))
+
+        def turn(carried, rows):
+            results = program(zero.value, *constants, *carried, *rows)
+            return results[:num_carried], results[num_carried:]
+
+        options = {name: params[name] for name in ("length", "reverse", "unroll")}
+        carried, rows = jax.lax.scan(turn, carried, values[num_constants + num_carried :], **options)
+        return [*carried, *rows]
 
     def on_devices(self, params: dict, values: list[Array], zero: HiddenZero) -> list[Array]:
         """Returns the results of a `shard_map`, whose program each device of a mesh runs, rewritten.
@@ -379,6 +398,11 @@ def _has_bits(dtype: Any) -> bool:
         return jnp.finfo(dtype).bits == 8 * dtype.itemsize
     is_integer = jnp.issubdtype(dtype, jnp.integer)
     return jnp.issubdtype(dtype, bool) or (is_integer and jnp.iinfo(dtype).bits == 8 * dtype.itemsize)
+
+
+def _is_exact_factor(operand: Any) -> bool:
+    """Returns whether an operand is a power of two of at least 1, written in the program: its products are exact."""
+    return isinstance(operand, core.Literal) and abs(operand.val) >= 1 and abs(math.frexp(operand.val)[0]) == 0.5
 
 
 def _is_short(dtype: Any) -> bool:

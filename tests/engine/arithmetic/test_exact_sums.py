@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedjax_sim import engine
-from fedjax_sim.engine.arithmetic import barrier, exact_sums
+from fedjax_sim import engine, tree
+from fedjax_sim.engine.arithmetic import barrier, exact_sum, exact_sums
 from tests import compiler
 
 ROWS, WIDTH = 12, 3  # one compiled shape for all examples
@@ -132,6 +132,22 @@ def test_a_larger_bin_arrives_in_the_middle():
     assert bits(chunks(cancelled, [ROWS, ROWS, 1])) == bits(chunks(cancelled[::-1], [ROWS, ROWS, 1]))
 
 
+def test_long_sums_have_the_words_of_short_ones():
+    """Catches words of a long sum that stay where they are under a larger message, or under the 480th."""
+    chunks = np.ones((120, 5, 1), np.float32) * np.array([1.0, -0.75, 3e-4], np.float32)
+    chunks[60:, :, 1:] *= 2.0**30
+
+    @jax.jit
+    def summed(chunks):
+        empty = exact_sums.zeros(jax.ShapeDtypeStruct(chunks.shape[2:], jnp.float32))
+        acc, _ = jax.lax.scan(lambda acc, chunk: (exact_sums.add(acc, chunk), None), empty, chunks)
+        return jax.tree.leaves(exact_sums.merge(acc, empty))
+
+    short, long = summed(chunks), summed(np.tile(chunks, exact_sum.SHORT))
+    for x, y in zip(short, long, strict=True):
+        np.testing.assert_array_equal(y, np.tile(x, exact_sum.SHORT) if x.ndim else x)
+
+
 @pytest.mark.parametrize("chunk", [1, 7, 16])
 def test_carries_move_in_time(chunk):
     """Catches a low word that overflows after 511 full digits, and carries that move at another bin."""
@@ -207,7 +223,7 @@ def test_leaves_that_share_a_sum():
     """Catches a leaf that gets another's coordinates, dtype or bins; large ones stand alone between small ones."""
     rng = np.random.default_rng(0)
     with jax.enable_x64(True):
-        shapes = {"a": (2, 3), "b": (exact_sums.SMALL + 1,), "c": (), "d": (3,), "e": (2,), "f": (0,), "g": (4, 1)}
+        shapes = {"a": (2, 3), "b": (tree.SMALL + 1,), "c": (), "d": (3,), "e": (2,), "f": (0,), "g": (4, 1)}
         dtypes = {"c": "bfloat16", "d": "float64", "e": "float64"}
         values = {
             name: jnp.asarray(rng.normal(size=(5, *shape)) * 10.0 ** rng.integers(-9, 9), dtypes.get(name, "float32"))
@@ -230,23 +246,23 @@ def test_leaves_that_share_a_sum():
 
 
 def test_counts_of_devices_keep_their_dtype():
-    """Catches counts that are int64 on several devices alone, where JAX counts in 64 bits."""
+    """Catches counts of several devices that are int64 where JAX counts in 64 bits, and int32 past 2^31."""
     mesh, spec = engine.device_mesh(2), jax.sharding.PartitionSpec()
-    counts = {"number": jnp.int32(3), "bytes": jnp.ones(4, jnp.uint32)}
+    counts = {"number": jnp.int32(3), "bytes": jnp.full(4, (1 << 30) + 1, jnp.uint32)}
     combine = jax.shard_map(
         lambda x: exact_sums.combine(x, mesh.axis_names[0]), mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False
     )
     with jax.enable_x64(True):
         found = jax.jit(combine)(counts)
     assert found["number"] == 6 and found["number"].dtype == jnp.int32
-    assert found["bytes"].tolist() == [2] * 4 and found["bytes"].dtype == jnp.uint32
+    assert found["bytes"].tolist() == [(1 << 31) + 2] * 4 and found["bytes"].dtype == jnp.uint32
 
 
 @pytest.mark.parametrize("backend", ["cpu", "other"])
 @pytest.mark.parametrize("count", [64, 65, 481])
 def test_an_empty_leaf_with_a_sum_of_its_own(count, backend, monkeypatch):
     """Catches blocks whose number is worked out from the numbers in a leaf, be it alone in its dtype or not."""
-    values = {"a": jnp.ones((count, 2, 0), jnp.bfloat16), "b": jnp.ones((count, exact_sums.SMALL + 1))}
+    values = {"a": jnp.ones((count, 2, 0), jnp.bfloat16), "b": jnp.ones((count, tree.SMALL + 1))}
     with jax.enable_x64(True):
         values["c"] = jnp.ones((count, 0), jnp.float64)
         compiler.alone()
@@ -341,8 +357,8 @@ def test_more_messages_than_a_chunk():
 
 def test_larger_messages_after_a_merge():
     """Catches a merged sum that counts as empty: a larger message would then raise its bins and leave its words."""
-    small = jnp.array([[1.0, -3.0, 2.5e-3]])
-    large = jnp.array([[2.0**40, 1e20, 7.0]])
+    small = jnp.tile(jnp.array([[1.0, -3.0, 2.5e-3]]), exact_sum.SHORT)  # a long sum, whose words seldom move
+    large = jnp.tile(jnp.array([[2.0**40, 1e20, 7.0]]), exact_sum.SHORT)
     first, other = (exact_sums.add(exact_sums.zeros(small[0]), small * x) for x in (1.0, 3.0))
     merged = exact_sums.add(exact_sums.merge(first, other), large)
     at_once = exact_sums.add(exact_sums.zeros(small[0]), jnp.concatenate([small, small * 3.0, large]))
@@ -351,7 +367,7 @@ def test_larger_messages_after_a_merge():
 
 def test_larger_messages_after_one_device():
     """Catches a sum of a mesh of one device that counts as empty, as above."""
-    spec = jax.ShapeDtypeStruct((), jnp.float32)
+    spec = jax.ShapeDtypeStruct((2 * exact_sum.SHORT,), jnp.float32)  # a long sum, whose words seldom move
     mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]), ("clients",))
 
     def of_device(messages):
@@ -359,5 +375,5 @@ def test_larger_messages_after_one_device():
 
     here, there = jax.sharding.PartitionSpec("clients"), jax.sharding.PartitionSpec()
     combined = jax.jit(jax.shard_map(of_device, mesh=mesh, in_specs=here, out_specs=there, check_vma=False))
-    total = exact_sums.total(exact_sums.add(combined(jnp.ones(3)), jnp.array([2.0**20])))
-    assert float(total) == 2**20 + 3
+    total = exact_sums.total(exact_sums.add(combined(jnp.ones((3, *spec.shape))), jnp.full((1, *spec.shape), 2.0**20)))
+    assert (np.asarray(total) == 2**20 + 3).all()

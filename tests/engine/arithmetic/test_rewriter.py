@@ -44,6 +44,16 @@ def test_nor_with_a_source_that_clients_share(known):
     assert not np.any(jax.jit(run)(X, *clients))
 
 
+def test_only_exact_products_stay_as_they_are():
+    """Catches an exact product, by a power of two in the program, that is rounded, and another that is not."""
+
+    def num_additions(factor):
+        return str(jax.make_jaxpr(engine.reproducible(lambda x: x * factor))(X)).count(" add ")
+
+    assert {factor: num_additions(factor) for factor in (8.0, -1.0, 3.0, 0.5)} == {8.0: 0, -1.0: 0, 3.0: 1, 0.5: 1}
+    assert num_additions(jnp.float32(8.0) + X[0] * 0) == 1
+
+
 def test_nor_where_keys_are_all_there_is():
     """Catches a zero that is a constant where no float comes from outside: a sampler gets a key and a counter."""
 
