@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from fedjax_sim import engine, tree, validate
 from fedjax_sim.engine.arithmetic import exact_sums
@@ -100,24 +101,22 @@ def _accumulate_function(star: Star, num_slots: int) -> Callable:
     """Adds a chunk of messages to the carry, as `engine.fold` calls it."""
 
     def gather(shared: Shared, carry, messages: Message, slots: Slot, valid):
-        sums, means, num_arrived, num_dropped, counts = carry
+        sums, means, counters = carry
         messages = usable_rows(messages)
         # The engine pads the last chunk. A padding row gets a position outside of the cohort, where it writes nothing.
         position = jnp.where(valid, slots.position, num_slots)
         received = Received(messages.update, messages.weight, slots.id, position)
         round = Round(shared.cohort, shared.broadcast, shared.aggregator)
         sums = star.aggregator.accumulate(stream(shared.key, "aggregation"), round, sums, received)
-        num_arrived = num_arrived + messages.arrived.sum(dtype=jnp.int32)
-        counts = jax.tree.map(lambda total, x: total + x.sum(0, dtype=jnp.uint32), counts, messages.counts)
-        return (
-            sums,
-            exact_sums.add(means, messages.means),
-            num_arrived,
-            num_dropped + messages.dropped.sum(dtype=jnp.int32),
-            counts,
-        )
+        return sums, exact_sums.add(means, messages.means), counters + _counters(messages)
 
     return lambda shared, *args: engine.reproducible(gather, shared)(shared, *args)
+
+
+def _counters(messages: Message) -> Array:
+    """Counts a chunk: how many arrived and were dropped, then the bytes of each count, [k] uint32 in one vector."""
+    columns = [messages.arrived[:, None], messages.dropped[:, None], *jax.tree.leaves(messages.counts)]
+    return jnp.concatenate([x.astype(jnp.uint32) for x in columns], axis=1).sum(0, dtype=jnp.uint32)
 
 
 def collect(
@@ -166,7 +165,6 @@ def collect(
     announces = isinstance(population, CheapReads) and not engine.is_unplaced()
     announced_ids = population.announce(ids) if announces else ids
     broadcast = engine.reproducible(star.server.broadcast)(state.server)
-    zero = jnp.zeros((), jnp.int32)
     if bases is None:
         models = None
         slot_bases = None
@@ -196,9 +194,10 @@ def collect(
         positions, announced_ids, keys, reported, worked, client_rows, memory_rows, cohort.work, slot_bases, version
     )
     message, _ = jax.eval_shape(each, shared, jax.tree.map(lambda x: x[0], slots))
-    counts = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), message.counts)
+    counts, structure_of_counts = jax.tree.flatten(message.counts)
+    ends = np.cumsum([1, 1, *(x.size for x in counts)])  # of arrived, dropped and each count, among the counters
     empty_carry = star.aggregator.init(message.update, num_slots)
-    carry = tree.varying((empty_carry, exact_sums.zeros(message.means), zero, zero, counts), state.round)
+    carry = tree.varying((empty_carry, exact_sums.zeros(message.means), jnp.zeros(ends[-1], jnp.uint32)), state.round)
     held = Slot(*[name in ("client", "memory") for name in Slot._fields])
     fold_options = {"plan": plan, "mesh": mesh, "held": held, **packing_options}
     if isinstance(population, Subpopulation):
@@ -209,18 +208,19 @@ def collect(
         shared = shared._replace(models=None)
         fold_options["renewed"] = lambda shared, carry: shared._replace(models=bases.kept(carry[0]))
     carry, per_slot = engine.fold(each, _accumulate_function(star, num_slots), shared, carry, slots, **fold_options)
-    sums, means, num_arrived, num_dropped, counts = carry
+    sums, means, counters = carry
+    num_arrived, num_dropped, *counts = jnp.split(counters, ends[:-1])
     client_rows, memory_rows, arrived, dropped, losses = per_slot
     if star.sampler.observe is not None:
         losses = jnp.where(arrived, losses, jnp.nan)  # chunks that the engine skipped hold zeros
     return Gathered(
         sums,
         means,
-        counts,
+        jax.tree.unflatten(structure_of_counts, counts),
         arrived,
         dropped,
-        num_arrived,
-        num_dropped,
+        num_arrived[0].astype(jnp.int32),
+        num_dropped[0].astype(jnp.int32),
         (clients, client_rows),
         (memory, memory_rows),
         None if star.sampler.observe is None else losses,

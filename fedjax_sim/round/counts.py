@@ -8,6 +8,7 @@ number of devices.
 from __future__ import annotations
 
 import jax.numpy as jnp
+import numpy as np
 
 from fedjax_sim.types import Array, Count
 
@@ -92,9 +93,9 @@ def bytes_of(counts: Array) -> Array:
     >>> bytes_of(jnp.int32(256 + 7)).tolist()
     [7, 1, 0, 0]
     """
-    if counts.ndim == 0:
-        return jnp.stack([counts.astype(jnp.uint32) >> first_bit & 255 for first_bit in BYTES])
-    return jnp.stack([counts[..., word] >> first_bit & 255 for word in (1, 0) for first_bit in BYTES], -1)
+    words = counts[..., None] if counts.ndim == 0 else counts[..., ::-1]  # the low word first
+    first_bits = np.array(BYTES, np.uint32).reshape((1,) * words.ndim + (4,))
+    return (words.astype(jnp.uint32)[..., None] >> first_bits & 255).reshape(*words.shape[:-1], -1)
 
 
 def from_byte_sums(sums: Array) -> Array:
