@@ -14,7 +14,7 @@ import numpy as np
 from fedjax_sim import engine, validate
 from fedjax_sim.running import distributed
 from fedjax_sim.running.planning import check_memory
-from fedjax_sim.running.shared_arrays import replicated
+from fedjax_sim.running.shared_arrays import replicated, whole
 from fedjax_sim.types import Algorithm, Array, PyTree
 
 __all__ = ["MAX_BLOCK", "TracedRound", "compiled_block", "memory_errors", "traced_round"]
@@ -62,7 +62,7 @@ def compiled_block(
     Returns: (block, state, population, seconds). State and population are on their devices, and `seconds` is the time
     that tracing and compilation took. `block(state, population, first, count) -> (state, infos)` runs `count` <=
     MAX_BLOCK rounds from round `first` on, and donates the buffers of its state. `infos` have a leading axis of
-    MAX_BLOCK rounds.
+    MAX_BLOCK rounds, and are on the host.
 
     Raises: MemoryError for a program that does not fit.
 
@@ -76,7 +76,7 @@ def compiled_block(
     constants = replicated(constants)
 
     def block(key, state, population, first, count, constants):
-        infos = jax.tree.map(lambda x: jnp.zeros((MAX_BLOCK, *x.shape), x.dtype), traced.out_info[1])
+        log_rows = [jnp.zeros((MAX_BLOCK, *x.shape), x.dtype) for x in jax.eval_shape(_packed, traced.out_info[1])]
 
         def step(*args):
             if not constants:
@@ -84,11 +84,11 @@ def compiled_block(
             return jax.tree.unflatten(jax.tree.structure(traced.out_info), run(constants, jax.tree.leaves(args)))
 
         def one_round(i, carry):
-            state, infos = carry
+            state, log_rows = carry
             state, info = step(jax.random.fold_in(key, first + i), state, population)
-            return state, jax.tree.map(lambda rows, x: rows.at[i].set(x), infos, info)
+            return state, [rows.at[i].set(x) for rows, x in zip(log_rows, _packed(info), strict=True)]
 
-        return jax.lax.fori_loop(0, count, one_round, (state, infos))
+        return jax.lax.fori_loop(0, count, one_round, (state, log_rows))
 
     zero = np.int32(0)
     # With several processes infos are replicated, since every process reads them; the compiler places the state.
@@ -105,10 +105,44 @@ def compiled_block(
     constants = jax.device_put(constants, constants_sharding)
 
     def call(state, population, first, count):
-        state, infos = compiled(key, state, population, np.int32(first), np.int32(count), constants)
-        return _placed(state, state_sharding), infos
+        state, log_rows = compiled(key, state, population, np.int32(first), np.int32(count), constants)
+        return _placed(state, state_sharding), _unpacked(jax.device_get(whole(log_rows)), traced.out_info[1])
 
     return call, state, population, seconds
+
+
+def _packed(info: PyTree) -> list[Array]:
+    """Returns a round's info as one flat array for each dtype.
+
+    So a round writes one log row for each dtype, and the program is smaller than with a row for each entry.
+    """
+    leaves = jax.tree.leaves(info)
+    return [jnp.concatenate([x.reshape(-1) for x in leaves if x.dtype == dtype]) for dtype in _dtypes(leaves)]
+
+
+def _unpacked(log_rows: list[np.ndarray], spec: PyTree) -> PyTree:
+    """Returns infos, leaves [R, ...], from `_packed` infos of R rounds.
+
+    Args:
+      log_rows: an array [R, k] for each dtype.
+      spec: shapes and dtypes of the info of one round.
+    """
+    leaves, structure = jax.tree.flatten(spec)
+    rows_of = dict(zip(_dtypes(leaves), log_rows, strict=True))
+    ends = dict.fromkeys(rows_of, 0)
+
+    def taken(leaf):
+        start = ends[leaf.dtype]
+        ends[leaf.dtype] += leaf.size
+        rows = rows_of[leaf.dtype]
+        return rows[:, start : ends[leaf.dtype]].reshape(len(rows), *leaf.shape)
+
+    return structure.unflatten(map(taken, leaves))
+
+
+def _dtypes(leaves: list) -> list:
+    """Returns the dtypes of leaves, each once, in the order of the leaves."""
+    return list(dict.fromkeys(x.dtype for x in leaves))
 
 
 @contextmanager

@@ -38,7 +38,6 @@ from fedjax_sim.running.log import Log, as_records, plain
 from fedjax_sim.running.loggers import Logger
 from fedjax_sim.running.privacy_ledger import Spending
 from fedjax_sim.running.progress import progress_bar
-from fedjax_sim.running.shared_arrays import whole
 from fedjax_sim.types import Algorithm, Array, Population, PyTree
 
 __all__ = ["History", "run"]
@@ -356,7 +355,6 @@ class _Session:
         start_seconds = time.perf_counter()
         with seconds.part("rounds"), memory_errors(self.memory_files):
             self.state, infos = self.block(self.state, self.population, self.round, count)
-            infos = jax.device_get(whole(infos))
         block_seconds = time.perf_counter() - start_seconds
         records = as_records(self.round + 1, infos, count)
         self.round += count

@@ -1,11 +1,13 @@
 """Compiled blocks of rounds."""
 
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 
-from fedjax_sim import algorithms, population, sampling
+from fedjax_sim import algorithms, population, sampling, types
 from fedjax_sim.running import blocks
 
 KEY = jax.random.key(0)
@@ -39,3 +41,38 @@ def test_frozen_parameters_are_arguments(monkeypatch):
     np.testing.assert_array_equal(algorithm.params(state), algorithm.params(expected))
     assert len(traces) == 1
     assert max(map(len, texts[-1].splitlines())) < frozen.nbytes and "tensor<130x130xf32>" in texts[-1]
+
+
+class Info(NamedTuple):
+    """An entry of two arrays, as a `Count` is."""
+
+    number: jax.Array
+    unit: jax.Array
+
+
+def test_infos_come_back_as_they_went():
+    """Catches log rows that are taken apart in another order, or into other shapes or dtypes."""
+
+    def step(key, state, population):
+        number = state + 1
+        words = jnp.arange(6, dtype=jnp.uint32).reshape(3, 2) + number.astype(jnp.uint32)
+        info = {
+            "loss": 0.5 * number,
+            "used": number,
+            "bytes": Info(number * 7, words),
+            "half": (number * 0.25).astype(jnp.bfloat16),
+            "done": number > 1,
+            "nothing": jnp.zeros((0, 2)),
+            "norms": jnp.array([1.0, jnp.nan]) * number,
+        }
+        return number, info
+
+    algorithm = types.Algorithm(init=lambda *_: jnp.int32(0), step=step, params=lambda state: state)
+    start, rounds = jnp.int32(0), 3
+    block, state, people, _ = blocks.compiled_block(blocks.traced_round(algorithm, KEY, start, ()), KEY, start, ())
+    state, found = block(state, people, 0, rounds)
+    _, expected = jax.lax.scan(lambda state, _: step(KEY, state, ()), jnp.int32(0), length=rounds)
+    assert int(state) == rounds and jax.tree.structure(found) == jax.tree.structure(expected)
+    for x, y in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        assert x.shape == (blocks.MAX_BLOCK, *y.shape[1:]) and x.dtype == y.dtype
+        assert x[:rounds].tobytes() == np.asarray(y).tobytes()
