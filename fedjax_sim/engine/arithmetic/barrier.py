@@ -37,11 +37,21 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.extend import core
 
+from fedjax_sim.engine.jaxpr import opened
 from fedjax_sim.engine.platform import target
 from fedjax_sim.types import Array, PyTree
 
-__all__ = ["HiddenZero", "computed_once", "hidden_zero", "rounded_here", "rounding_here", "unsigned_zeros"]
+__all__ = [
+    "HiddenZero",
+    "computed_once",
+    "hidden_zero",
+    "is_computed_once",
+    "rounded_here",
+    "rounding_here",
+    "unsigned_zeros",
+]
 
 
 class HiddenZero(NamedTuple):
@@ -172,17 +182,19 @@ def _computed_once(values: PyTree, zero: Array) -> PyTree:
     if target() != "cpu":
         return rounded_here(values, HiddenZero(zero))
 
-    def changed(x):
-        # Compilers take a value that the body leaves as it is out of the loop. Keys have no negative.
-        if _is_key(x):
-            return x
-        return ~x if x.dtype == bool else -x
+    # XLA takes what a body leaves as it is out of its loop. It does not see through optimisation barriers, which it
+    # drops later, before it fuses. Then neither test nor body has an operation to compile. Each leaf has a barrier of
+    # its own: behind a common one, a leaf that nothing reads would be computed for the others.
+    held_back = lambda carry: jax.tree.map(jax.lax.optimization_barrier, carry)  # noqa: E731
+    return jax.lax.while_loop(lambda carry: carry[0], held_back, (zero != 0, values))[1]
 
-    def body(carry):
-        turns, values = carry
-        return turns + 1, jax.tree.map(changed, values)
 
-    return jax.lax.while_loop(lambda carry: carry[0] < zero, body, (jnp.zeros((), jnp.int32), values))[1]
+def is_computed_once(equation: core.JaxprEqn) -> bool:
+    """Returns whether an equation is the loop of `computed_once`: its body only holds values back."""
+    if equation.primitive.name != "while":
+        return False
+    test, body = (opened(equation.params[key])[0] for key in ("cond_jaxpr", "body_jaxpr"))
+    return not test.eqns and all(x.primitive.name == "optimization_barrier" for x in body.eqns)
 
 
 @_computed_once.defjvp

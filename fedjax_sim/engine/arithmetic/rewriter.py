@@ -22,7 +22,13 @@ from jax.extend import core
 from jax.sharding import PartitionSpec
 
 from fedjax_sim import tree
-from fedjax_sim.engine.arithmetic.barrier import HiddenZero, computed_once, hidden_zero, rounding_here
+from fedjax_sim.engine.arithmetic.barrier import (
+    HiddenZero,
+    computed_once,
+    hidden_zero,
+    is_computed_once,
+    rounding_here,
+)
 from fedjax_sim.engine.arithmetic.exact_sum import without_derivative
 from fedjax_sim.engine.arithmetic.mode import is_fast
 from fedjax_sim.engine.jaxpr import Program, as_traced, bind, evaluate, inner_programs, opened, programs, scan_arguments
@@ -221,6 +227,8 @@ class _Rewriter:
         name = equation.primitive.name
         params = equation.params
         with as_traced(equation):
+            if is_computed_once(equation):
+                return bind(equation, values)  # the barriers in this loop have their effect already
             if self.has_choice(equation):
                 result = self.fixed_result(equation, values)
                 if result is not None:
@@ -356,7 +364,7 @@ class _Rewriter:
 
     def needs_rewrite(self, program: Program) -> bool:
         """Returns whether a program, or a program that it calls, has an operation to rewrite."""
-        equations = opened(program)[0].eqns
+        equations = [x for x in opened(program)[0].eqns if not is_computed_once(x)]
         called_programs = (x for equation in equations for x in _called(equation))
         is_rewritten = (self.has_choice(x) or self.is_barrier(x) for x in equations)
         return any(is_rewritten) or any(map(self.needs_rewrite, called_programs))

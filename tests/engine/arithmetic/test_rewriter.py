@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import functools
 
 import jax
@@ -11,7 +12,8 @@ import optax
 import pytest
 
 from fedjax_sim import engine
-from fedjax_sim.engine.arithmetic import rewriter
+from fedjax_sim.engine.arithmetic import barrier, rewriter
+from fedjax_sim.engine.jaxpr import walk
 
 RNG = np.random.default_rng(0)
 X, Y = RNG.normal(size=(2, 257)).astype(np.float32)
@@ -151,6 +153,22 @@ def test_short_floats_are_short(dtype, name):
     found, given = functools.partial(short, name, dtype), [jnp.asarray(x[:256]) for x in (X, Y)]
     np.testing.assert_array_equal(jax.jit(engine.reproducible(found))(*given), found(*given))
     assert np.any(jax.jit(found)(*given) != found(*given)), "here nothing is kept, and the test can find nothing"
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_loop_of_a_barrier_is_no_program_to_rewrite(dtype):
+    """Catches barriers inside the loops of barriers, and results of such a loop that are rounded again."""
+
+    def held_back(x):
+        return barrier.computed_once({"x": x, "n": jnp.arange(3)}, x)
+
+    rewritten = engine.reproducible(lambda x: engine.reproducible(held_back)(x))
+    counts = [
+        collections.Counter(x.primitive.name for x in walk(jax.make_jaxpr(function)(jnp.ones(3, dtype))))
+        for function in (held_back, rewritten)
+    ]
+    for name in ("while", "optimization_barrier", "add", "bitcast_convert_type"):
+        assert counts[0][name] == counts[1][name], name
 
 
 def test_short_floats_in_refs():
