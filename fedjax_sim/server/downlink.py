@@ -65,11 +65,13 @@ def downlink(server: ServerUpdate, transform: UpdateTransform) -> ServerUpdate:
         hint = "Nothing is summed here: let it send decoded numbers, with integers=False."
         validate.fail("downlink", "one that sends numbers", f"integers in {transform.facts.integer_range}", hint)
 
+    send = partial(_sent, transform)
+
     def init(params):
         server_state = server.init(params)
         # A copy: the model's own buffers may be donated to a round, which would write over the replica.
         replica = jax.tree.map(jnp.array, server.broadcast(server_state))
-        _check_compressor(transform, tree.spec(replica))
+        _check_compressor(transform, send, tree.spec(replica))
         return DownlinkState(server_state, replica)
 
     def apply(key, aggregate, state):
@@ -77,7 +79,7 @@ def downlink(server: ServerUpdate, transform: UpdateTransform) -> ServerUpdate:
         model = server.broadcast(server_state)
         own = stream(key, "downlink")
         wanted = tree.subtract(model, state.replica)
-        sent = _sent(transform, own, wanted)
+        sent = send(own, wanted)
 
         def updated_replica(replica, model, sent, wanted):
             # replica + (model - replica) may differ from the model in the last bit.
@@ -119,8 +121,14 @@ def _uncompressed_wire(spec: PyTree) -> Wire:
     return Wire(tree.num_values(spec), 8 * tree.num_bytes(spec))
 
 
-def _check_compressor(transform: UpdateTransform, spec: PyTree) -> None:
-    """Raises ValueError for a transform that cannot keep a replica of a broadcast up to date."""
+def _check_compressor(transform: UpdateTransform, send: Callable, spec: PyTree) -> None:
+    """Raises ValueError for a transform that cannot keep a replica of a broadcast up to date.
+
+    Args:
+      transform: the compressor.
+      send: (key, difference) -> the difference as clients decode it.
+      spec: shapes and dtypes of the broadcast.
+    """
     if not all(jnp.issubdtype(x.dtype, jnp.floating) for x in jax.tree.leaves(spec)):
         validate.fail("params", "a broadcast of floats", [str(x.dtype) for x in jax.tree.leaves(spec)])
     if jax.tree.leaves(transform.init(spec)):
@@ -130,7 +138,7 @@ def _check_compressor(transform: UpdateTransform, spec: PyTree) -> None:
         hint = "What the replica lacks is in the next difference already: it would be sent twice."
         validate.fail("downlink", "a compressor without a memory", "one with it", hint)
     hint = "The replica would diverge from it: use the unscaled form, such as random_k(scaled=False), or send more."
-    validate.contraction("downlink", partial(_sent, transform), spec, hint=hint)
+    validate.contraction("downlink", send, spec, hint=hint)
 
 
 def _sent(transform: UpdateTransform, key: Array, wanted: PyTree) -> PyTree:

@@ -12,6 +12,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -50,24 +52,35 @@ def _check(transform: UpdateTransform) -> None:
         validate.fail("transform", "a compressor without noise", transform.facts.noise.mechanism, hint)
 
 
-def _memory(transform: UpdateTransform, update_spec: PyTree) -> Memory:
+def _memory(transform: UpdateTransform, send: Callable, update_spec: PyTree) -> Memory:
     """Makes a client's memory before its first round, of zeros.
 
     It refuses a transform that has such a memory already, and a transform that is no contraction, under which the
     memory would grow.
+
+    Args:
+      transform: the compressor.
+      send: `_sender` of the transform.
+      update_spec: shapes and dtypes of an update.
     """
     inner = transform.init_client(update_spec)
     if any(isinstance(x, Memory) for x in jax.tree.leaves(inner, is_leaf=lambda x: isinstance(x, Memory))):
         hint = "The outer memory would undo the inner one's work: wrap once, around the whole chain."
         validate.fail("transform", "a compressor without error feedback or EF21 of its own", "one with it", hint)
     hint = "The memory would grow without end: use the unscaled form, such as random_k(scaled=False), or send more."
-
-    def send(key, x):
-        _, decoded, _, _ = _sent(transform, key, x, x, transform.init(update_spec), transform.init_client(update_spec))
-        return decoded
-
     validate.contraction("transform", send, update_spec, hint=hint)
     return Memory(_zeros(update_spec), inner)
+
+
+def _sender(transform: UpdateTransform) -> Callable:
+    """Returns (key, update) -> the numbers that a message decodes to, without anything remembered."""
+
+    def send(key, x):
+        spec = tree.spec(x)
+        _, decoded, _, _ = _sent(transform, key, x, x, transform.init(spec), transform.init_client(spec))
+        return decoded
+
+    return send
 
 
 def _sent(transform: UpdateTransform, key: Array, wanted: PyTree, update: PyTree, state: Any, memory: Any):
@@ -127,7 +140,7 @@ def error_feedback(transform: UpdateTransform) -> UpdateTransform:
         return message, Memory(numbers, inner), measured
 
     feedback = transform._replace(
-        init_client=lambda update_spec: _memory(transform, update_spec), on_client=on_client, squared_error=None
+        init_client=partial(_memory, transform, _sender(transform)), on_client=on_client, squared_error=None
     )
     return feedback.stating(nonexpansive=False, unbiased=False, exact_error=False)
 
@@ -184,7 +197,7 @@ def ef21(transform: UpdateTransform, population_size: PopulationSize) -> UpdateT
 
     tracking = transform._replace(
         init=lambda update_spec: State(_zeros(update_spec), transform.init(update_spec)),
-        init_client=lambda update_spec: _memory(transform, update_spec),
+        init_client=partial(_memory, transform, _sender(transform)),
         on_client=on_client,
         on_server=on_server,
         squared_error=None,

@@ -9,7 +9,6 @@ import pytest
 from fedjax_sim.command import app
 from fedjax_sim.config import registry
 from fedjax_sim.config.toml import inline
-from tests import pictures
 
 pytestmark = pytest.mark.optimised(False)  # words
 
@@ -30,7 +29,6 @@ def apart(tmp_path, monkeypatch):
     """Each test in a folder of its own."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("FEDJAX_SIM_CACHE", "off")
-    monkeypatch.setattr("fedjax_sim.report.axes.to_svg", pictures.drawn)
     yield
     registry.admit([])
 
@@ -71,6 +69,7 @@ def config(tmp_path):
     return path
 
 
+@pytest.mark.pictures("labels")  # the figure with names from the data
 def test_no_command_shows_it_raw(config, called, tmp_path):
     """Fault: any command that prints, or writes on a page or a table, a control character of a name from outside."""
     called("data", config)
@@ -92,7 +91,6 @@ def test_no_command_shows_it_raw(config, called, tmp_path):
         called("compare", first, second, "--format", form)
     called("compare", first, second, "--out", tmp_path / "compared.html")
     assert not RAW.search((tmp_path / "compared.html").read_text(encoding="utf-8"))
-    called("plan", config)
 
 
 def test_refusals_show_it_escaped(config, called, tmp_path):
@@ -132,6 +130,13 @@ def test_own_modules_and_bugs(called, tmp_path, config):
 
 
 @pytest.mark.full
+def test_a_plan(config, called):
+    """Fault: a forecast with a control character of a name from outside."""
+    called("plan", config)
+
+
+@pytest.mark.full
+@pytest.mark.pictures
 def test_a_sweep(config, called, tmp_path):
     """Fault: a value of a grid that reaches the table of a sweep raw."""
     # The label's name is hostile, and so is the value of the grid.

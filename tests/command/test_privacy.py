@@ -50,6 +50,13 @@ def test_records_are_accounted_for():
     details = {"sampling": "truncated_poisson", "rate": 0.25, "steps": 1, "num_examples": 60, "max_batch_size": 37}
     by_hand = privacy.Mechanism(noise_multiplier=2.0, unit="record", details=details, **everybody)
     assert found["unit"] == "record" and found["epsilon"] == privacy.account(by_hand, 7, 1e-4).as_dict()["epsilon"]
+
+
+@pytest.mark.full
+def test_records_are_calibrated_for():
+    """Catches a calibration that accounts for records in another way than `account` does."""
+    settings = [*RECORDS, "run.rounds=7", "run.delta=1e-4"]
+    found = json.loads(call("account", "--json", settings=settings).stdout)["spent"]
     again = json.loads(call("calibrate", "-e", str(found["epsilon"]), "--json", settings=settings).stdout)
     assert again["noise_multiplier"] == pytest.approx(2.0, rel=1e-3)
 

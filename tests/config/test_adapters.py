@@ -121,6 +121,7 @@ def test_a_sweep_of_adapters(tmp_path):
     assert len(swept.rows) == 4 and swept.exact
 
 
+@pytest.mark.full
 def test_a_pretrained_transformer_and_its_adapters(shared_data, tmp_path):
     """Catches examples of language models that cannot be built, and another model in the second than in the first."""
     settings = [f"data.directory={shared_data / 'shakespeare'}", "run.devices=1"]

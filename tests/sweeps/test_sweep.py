@@ -79,7 +79,7 @@ def case(name):
 
 
 @pytest.mark.parametrize(
-    "name", ["logistic", *(pytest.param(name, marks=pytest.mark.full) for name in ("scheduled", "quadratic", "mlp"))]
+    "name", ["quadratic", *(pytest.param(name, marks=pytest.mark.full) for name in ("scheduled", "logistic", "mlp"))]
 )
 def test_a_sweep_is_single_runs(name):
     """Catches floats that a program rounds otherwise as arguments, other keys, stale evaluations, points mixed up."""
@@ -89,24 +89,28 @@ def test_a_sweep_is_single_runs(name):
     points = {"grid": {"rate": rates}, "seeds": [4, 9]}
     found = sweep(make, params, people, 7, **points, **options)
     assert (found.num_programs, found.exact, len(found.rows)) == (2 if name == "scheduled" else 1, True, 6 * len(rates))
-    for rate, seed in [(0.23, 4), (0.1, 9)][: 1 if name in ("logistic", "scheduled") else 2]:
+    for rate, seed in [(0.23, 4), (0.1, 9)][: 2 if name == "mlp" else 1]:
         key = jax.random.key(seed)
-        with engine.one_device() if name == "logistic" else contextlib.nullcontext():
+        with engine.one_device() if name in ("quadratic", "logistic") else contextlib.nullcontext():
             _, history = run(key, make(rate), params(jax.random.fold_in(key, 2**31 - 1)), people, 7, **options)
         rows = [row for row in found.rows if (row["rate"], row["seed"]) == (rate, seed)]
         assert [row["round"] for row in rows] == [3, 6, 7]
         for row in rows:
             record = history.records[row["round"]]  # round 0 comes first
             assert {name: row[name] for name in record} == record  # shortest decimals: one for each float32
-    if name == "quadratic":
-        with engine.one_device():
-            assert (
-                sweep(make, params, people, 7, grid={"rate": [0.1, 0.3, 0.23]}, seeds=[4, 9], **options)[0]
-                == found.rows
-            )
-        near = sweep(make, params, people, 7, **points, batch=2, **options)
-        assert not near.exact
-        np.testing.assert_allclose(near.column("test_loss"), found.column("test_loss"), rtol=1e-5)
+
+
+@pytest.mark.full
+def test_devices_and_batches_of_points():
+    """Catches rows that follow the number of devices, and points of a batch that are mixed up."""
+    make, params, people, evaluation = case("quadratic")
+    options = {"grid": {"rate": [0.1, 0.3, 0.23]}, "seeds": [4, 9], "evaluation": evaluation, "evaluate_every": 3}
+    found = sweep(make, params, people, 7, **options)
+    with engine.one_device():
+        assert sweep(make, params, people, 7, **options).rows == found.rows
+    near = sweep(make, params, people, 7, batch=2, **options)
+    assert not near.exact
+    np.testing.assert_allclose(near.column("test_loss"), found.column("test_loss"), rtol=1e-5)
 
 
 @pytest.mark.full

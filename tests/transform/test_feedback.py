@@ -78,6 +78,21 @@ def test_feedback_over_what_changes_nothing_changes_nothing():
     assert not p.flat(memory).any()
 
 
+def test_a_compressor_is_tried_once():
+    """Catches a trial that each new first state repeats, and one that is skipped for other shapes."""
+    seen, specs = [], [jax.ShapeDtypeStruct((size,), jnp.float32) for size in (3, 4)]
+    half = stateless(lambda key, update: (seen.append(update.shape), update / 2)[1])
+    made = error_feedback(half)
+    for spec in (*specs, *specs):
+        made.init_client(spec)
+    counts = [seen.count(spec.shape) for spec in specs]
+    assert all(counts)
+    made.init_client(specs[0])
+    assert counts == [seen.count(spec.shape) for spec in specs]
+    error_feedback(half).init_client(specs[0])
+    assert seen.count((3,)) == 2 * counts[0]
+
+
 def test_only_reporting_clients_remember():
     """Catches a residual written for who did not report, for padding, or for a message that was dropped."""
     federation = p.Federation(transform=error_feedback(top_k(count=1)))

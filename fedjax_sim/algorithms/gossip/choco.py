@@ -84,10 +84,10 @@ def choco(
 
     algorithm = node_algorithm(nodes, combine)
 
-    def init(key, params, population):
-        def send(key, x):
-            return compressor.on_client(key, x, compressor.init(x), ())[0]
+    def send(key, x):
+        return compressor.on_client(key, x, compressor.init(x), ())[0]
 
+    def init(key, params, population):
         hint = "Copies would grow without end: use the unscaled form, such as random_k(scaled=False), or send more."
         validate.contraction("transform", send, tree.spec(params), hint=hint)
         return algorithm.init(key, params, population)
