@@ -108,8 +108,10 @@ def pytest_collection_modifyitems(items):
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item):
-    """Leaves devices out of programs that are compiled quickly, those of fixtures too."""
-    several = _optimised(item) or item.get_closest_marker("devices") is not None
+    """Leaves devices out of programs that are compiled quickly, those of fixtures too, and out of laws, which name the
+    meshes that they are about."""
+    is_law = item.path.relative_to(ROOT / "tests").parts[0] == "laws"
+    several = (_optimised(item) and not is_law) or item.get_closest_marker("devices") is not None
     with contextlib.nullcontext() if several else engine.one_device():
         return (yield)
 

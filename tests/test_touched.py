@@ -14,6 +14,7 @@ FILES = {
     "fedjax_sim/rules/mean.py": "def mean(): pass\n",
     "fedjax_sim/distance.py": "def pairs(): pass\n",
     "fedjax_sim/config/registry.py": "",
+    "tests/__init__.py": "",
     "tests/conftest.py": "",
     "tests/rules/conftest.py": "from tests import problems\n",
     "tests/problems.py": "",
@@ -63,7 +64,7 @@ def test_this_package_is_understood():
     assert "tests/theory/test_consensus.py" in tests("fedjax_sim/theory/consensus.py")
     rule = tests("fedjax_sim/aggregation/robust/distance.py")
     assert {"tests/aggregation/robust/test_distance.py", "tests/laws/test_members.py"} <= rule
-    assert "tests/transform/test_quantize.py" not in rule and len(rule) < len(tests("fedjax_sim/engine/fold.py")) / 2
+    assert "tests/models/test_layers.py" not in rule and len(rule) < len(tests("fedjax_sim/engine/fold.py")) / 2
 
 
 def test_a_change_is_of_commits_and_of_the_working_tree(checkout):

@@ -37,7 +37,7 @@ class Source:
         functions: its public functions.
     """
 
-    def __init__(self, path: pathlib.Path, text: str, modules: Iterable[str]):
+    def __init__(self, path: pathlib.Path, text: str, modules: Iterable[str], packages: Iterable[str]):
         nodes = list(ast.walk(ast.parse(text)))
         self.path, self.bound, self.uses = path, {}, set()
         self.strings = {node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)}
@@ -47,17 +47,14 @@ class Source:
             if isinstance(node, ast.Import):
                 self.uses |= {(alias.name, None) for alias in node.names}
             elif isinstance(node, ast.ImportFrom):
-                for alias in node.names:
-                    inner = f"{node.module}.{alias.name}"
-                    use = (inner, None) if inner in modules else (node.module, alias.name)
-                    self.bound[alias.asname or alias.name] = use
-        self.uses |= {use for use in self.bound.values() if use[1] is not None}
-        # Of an imported module count the attributes that are read, or all where the module stands by itself.
-        imported = {name: module for name, (module, inner) in self.bound.items() if inner is None}
+                self.bound |= {alias.asname or alias.name: (node.module, alias.name) for alias in node.names}
+        # Of a subpackage count the attributes that are read, or all where it stands by itself.
+        subpackages = {name: ".".join(use) for name, use in self.bound.items() if ".".join(use) in packages}
+        self.uses |= {use for name, use in self.bound.items() if name not in subpackages}
         attributes = {id(node.value): node.attr for node in nodes if isinstance(node, ast.Attribute)}
         for node in nodes:
-            if isinstance(node, ast.Name) and node.id in imported:
-                self.uses.add((imported[node.id], attributes.get(id(node))))
+            if isinstance(node, ast.Name) and node.id in subpackages:
+                self.uses.add((subpackages[node.id], attributes.get(id(node))))
         if self.is_test:  # modules that it starts as processes
             self.uses |= {(string, None) for string in self.strings if string in modules}
 
@@ -75,8 +72,9 @@ def module_of(path: pathlib.Path) -> str:
 def sources(root: pathlib.Path = ROOT) -> dict[str, Source]:
     """The sources of the package and of its tests, by the names of their modules."""
     paths = [path.relative_to(root) for folder in (PACKAGE, "tests") for path in sorted((root / folder).rglob("*.py"))]
-    modules = {module_of(path) for path in paths}
-    return {module_of(path): Source(path, (root / path).read_text(), modules) for path in paths}
+    modules = {module_of(path): path for path in paths}
+    packages = {name for name, path in modules.items() if path.name == "__init__.py"}
+    return {name: Source(path, (root / path).read_text(), modules, packages) for name, path in modules.items()}
 
 
 def _next(use: Use, known: dict[str, Source]) -> set[Use]:
