@@ -118,6 +118,7 @@ def test_one_collective_a_round(aggregator, places, monkeypatch):
     assert collectives(text) == ["all-reduce"], collectives(text)
 
 
+@pytest.mark.default_rows("2")
 @pytest.mark.parametrize("devices", [1, 2])
 def test_the_aggregate_is_computed_once(devices):
     """The words of exact sums become floats in one place. Catches readers that each convert them."""
@@ -176,6 +177,7 @@ print([program.as_text().count("outer_dimension_partitions") for program in seen
 PREPARED = "from fedjax_sim.running.environment import prepare; prepare()"
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("first", [PREPARED, pytest.param("", marks=pytest.mark.full)])
 def test_loops_are_not_cut(first):
     """Into tasks for the threads of a pool: a device has one. Catches a round whose every loop waits for eight threads,

@@ -30,6 +30,7 @@ def clients(size):
     return population.generated(size, generate, jnp.float32(0.25))
 
 
+@pytest.mark.full
 def test_a_million_clients_in_one_round_are_summed_exactly():
     """Fault: a float32 running sum, 1 % off by the end, or memory that grows with the cohort."""
     size = 1_000_000

@@ -40,6 +40,7 @@ def test_alie():
         np.testing.assert_allclose(message_of(adversary.alie(), honest, number), mean - z * std, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.default_rows(1)
 @pytest.mark.parametrize("direction", ["unit", "sign", "std"])
 @pytest.mark.parametrize("kind", ["max", "sum"])
 def test_min_max_and_min_sum(kind, direction):
@@ -189,6 +190,7 @@ def test_ascent(rule, gain):
     assert (ascended >= lines * (1 - 1e-5)).all() and (ascended / lines).mean() > gain
 
 
+@pytest.mark.default_rows("mean")
 @pytest.mark.parametrize("delay", [pytest.param(1, marks=pytest.mark.full), 3])
 @pytest.mark.parametrize("rule", [aggregation.mean(), aggregation.median(), aggregation.centered_clipping(1.0)],
                          ids=["mean", "median", "centred clipping"])  # fmt: skip

@@ -74,6 +74,7 @@ def test_the_attackers_model_replaces_the_global(weighting, server_rate):
     )
 
 
+@pytest.mark.full
 def test_a_norm_bound_bounds_the_shift():
     """Catches a bound inside of the attack, which binds honest clients only, and one by the sum in place of C / m."""
     data, bound = people([6] * SIZE), 0.5

@@ -38,7 +38,7 @@ ATTACKS = {
 }
 
 
-@pytest.mark.default_rows(2)
+@pytest.mark.default_rows(1)
 @pytest.mark.parametrize("name", ATTACKS)
 def test_attackers_are_replaced(name):
     """Under a mean, which takes a stream, and under a median, which sees all messages: NumPy's on what was sent.
@@ -259,6 +259,7 @@ def test_integers_are_refused():
         p.Federation(transform=transform.quantize(4, range=2.0, integers=True), aggregator=made)
 
 
+@pytest.mark.default_rows(1)
 @pytest.mark.parametrize("rule", [aggregation.mean(), aggregation.median()], ids=["mean", "median"])
 def test_attackers_and_messages_of_another_shape_are_refused(rule):
     """Catches a number for each client that is broadcast along coordinates, a `who` for everybody, and numbers whose

@@ -91,6 +91,7 @@ def test_a_client_that_does_not_obey_is_refused():
             data(share)
 
 
+@pytest.mark.default_rows(1)
 @pytest.mark.parametrize("name", ["mime", "mime_lite", "feddyn", "scaffold"])
 def test_algorithms_with_solvers_of_their_own_take_poison_and_refuse_a_pull(name):
     """Catches Mime's or FedDyn's attackers who train as the honest do, and poison that such algorithms cannot read."""

@@ -69,6 +69,7 @@ def test_mixtures():
         np.testing.assert_allclose(rows[0, 1], X2, rtol=0, atol=1e-9)  # where only one example reaches the output
 
 
+@pytest.mark.default_rows(1)
 @pytest.mark.parametrize("hidden", [(), (16,), (16, 8, 8)])
 @pytest.mark.parametrize("num_steps", [1, 4])
 def test_one_example_is_exact(hidden, num_steps):
@@ -88,6 +89,7 @@ def test_one_example_is_exact(hidden, num_steps):
         assert adversary.recover_labels(view, output).tolist() == [one["y"].tolist()]
 
 
+@pytest.mark.full
 def test_two_examples_are_never_exact():
     """No output gives either example where both reach it: it is off by exactly |d2 / (d1 + d2)| |x2 - x1|.
 
@@ -109,6 +111,7 @@ def test_two_examples_are_never_exact():
         np.testing.assert_allclose(others[name], value, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.full
 def test_several_steps_on_several_examples_mix():
     """Batches of one after one another: exact for none. Catches a guarantee for local steps that is too wide."""
     params, loss_fn = network(())  # a softmax: every example reaches every output
@@ -177,6 +180,7 @@ def start(key):
     return {"x": 0.1 * jax.random.normal(key, (1, 6))}
 
 
+@pytest.mark.full
 def test_optimisation():
     """J4 and J5. Catches the sign u = -rate x gradient, by which an objective is no longer zero at the truth."""
     params, truth, target, predict, message = toy()
@@ -210,6 +214,7 @@ def test_regularizers():
     assert float(adversary.squared_norm(3.0)({"x": 2 * stripes})) == pytest.approx(6.0)
 
 
+@pytest.mark.full
 def test_best_restart():
     """Catches a restart that is picked at random, diverged ones that win, and rows that share their starts."""
 
@@ -232,6 +237,7 @@ def test_best_restart():
     assert np.isinf(lost.objective).all()
 
 
+@pytest.mark.default_rows(1)
 @pytest.mark.parametrize("options", [{"num_steps": 1}, {"num_steps": 3}, {"num_steps": 4, "batch_size": 2}])
 def test_simulated_client(options):
     """An attacker's client is the package's own. Catches batches that begin anew, and a sum in place of a mean."""
@@ -244,6 +250,7 @@ def test_simulated_client(options):
         np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.full
 def test_unrolled_steps():
     """Two examples over three steps of a batch each, which no closed form inverts, by simulating the steps.
 

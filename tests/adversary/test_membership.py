@@ -105,6 +105,7 @@ def test_a_bounded_loss():
     assert adversary.auc(inside, outside) == pytest.approx(0.5 + 0.15 / 2)
 
 
+@pytest.mark.default_rows(1)
 @pytest.mark.parametrize("multiplier, bound", [(0.5, 0.6827), (1.0, 0.3829), (2.0, 0.1974), (4.0, 0.0995)])
 def test_noise_bounds_the_advantage(multiplier, bound):
     """J8: a release of one clipped gradient, or of none, and the best score there is: at the bound, never above it.

@@ -74,6 +74,7 @@ def test_penalty_of_the_least_error():
     np.testing.assert_allclose(_ridge(centred @ centred.T, wanted), expected, rtol=1e-6, atol=1e-9)
 
 
+@pytest.mark.full
 def test_through_the_clients_of_a_model():
     """Clients of an MLP after five local steps: the ends of the scale are told apart. Catches updates of one step."""
     rng = np.random.default_rng(2)

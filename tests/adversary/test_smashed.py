@@ -58,6 +58,7 @@ def test_labels_through_the_middle():
     assert abs(found[1] - 0.25) < 6 * np.sqrt(3 / 16 / N)
 
 
+@pytest.mark.full
 def test_inversion():
     """Catches a decoder without its mean, and errors that are not relative to the mean."""
     square = jax.random.normal(jax.random.key(3), (6, 6))

@@ -61,6 +61,7 @@ def held(program):
     return [x for each in (program, *inside) for x in opened(each)[1] if constants._is_large(x)]
 
 
+@pytest.mark.default_rows(3)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_constants_are_found_wherever_they_are(name):
     """Catches a constant that stays in a loop, a branch, a call or a device's program, and results that change."""

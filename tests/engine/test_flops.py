@@ -31,6 +31,7 @@ def test_products_by_hand():
     assert counted(lambda x: x.sum(), X) == 6 and counted(lambda x: x.argsort(), jnp.arange(3)) == 0
 
 
+@pytest.mark.default_rows(1)
 @pytest.mark.parametrize("stride, padding, size", [(1, "SAME", 8), (2, "VALID", 9), (2, "SAME", 8), (4, "VALID", 16)])
 def test_convolutions_and_their_gradients(stride, padding, size):
     """Products by a loop over places and taps, a gradient's too. Catches zeros of padding, and those between the places

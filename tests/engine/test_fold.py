@@ -31,6 +31,7 @@ def folded(num_slots, plan, mesh=None):
     return float(exact_sums.total(carry)), np.asarray(rows)
 
 
+@pytest.mark.default_rows(3)
 @pytest.mark.parametrize("num_slots, plan", [(1, (4, 8)), (7, (2, 4)), (7, (1, 1)), (8, (4, 4)), (5, (1, 16))])
 @pytest.mark.parametrize("devices", [1, 2])
 def test_every_slot_once_and_rows_in_order(num_slots, plan, devices):
@@ -65,6 +66,7 @@ def test_chunks_without_anybody_are_skipped():
         assert sorted(seen) == [0, 4, 9, 10]
 
 
+@pytest.mark.default_rows(2)
 @pytest.mark.parametrize("plan", [Plan(1, 1), Plan(2, 2), Plan(2, 4), Plan(3, 3), None])
 def test_a_chunk_sees_what_the_chunks_before_left(plan):
     """A message is the slot's number plus one more than the carry before its chunk; without a plan all are one chunk.

@@ -16,6 +16,7 @@ def target(request):
         yield
 
 
+@pytest.mark.default_rows(4)
 @pytest.mark.parametrize("size", [1, 63, 64, 65, 127, 513, 4_097, 100_003])
 def test_largest_of_an_array(size, target):
     """At every place of it, alone and under vmap. Catches a part that is left out, a NaN that a comparison drops."""
@@ -31,6 +32,7 @@ def test_largest_of_an_array(size, target):
     np.testing.assert_array_equal(jax.vmap(engine.largest_magnitude)(rows), np.abs(rows).max(1))
 
 
+@pytest.mark.default_rows(2)
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16, jnp.float32, jnp.int32, jnp.uint32])
 def test_largest_of_every_dtype(dtype):
     """Catches bits that are read with another width, an empty array, and a zero whose sign stays."""
@@ -41,6 +43,7 @@ def test_largest_of_every_dtype(dtype):
     assert (float(zero), zero.dtype, bool(jnp.signbit(zero))) == (0, dtype, False)
 
 
+@pytest.mark.default_rows(2)
 @pytest.mark.parametrize(("rows", "size"), [(4_000, 2), (64, 64), (512, 513), (3, 5_000)])
 def test_no_nan_of_many_arrays_is_lost(rows, size, target):
     """Catches the maximum of XLA:CPU over the last axis of many rows, which drops NaN: broken clients would be kept."""

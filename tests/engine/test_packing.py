@@ -13,6 +13,7 @@ from fedjax_sim.population.arrays import capacities
 packed = jax.jit(pack, static_argnums=(1, 2, 3))
 
 
+@pytest.mark.default_rows(2)
 @pytest.mark.parametrize("devices", [1, 2, 3])
 @pytest.mark.parametrize("largest", [50, 5000])
 def test_each_slot_has_one_place_among_its_like(largest, devices):

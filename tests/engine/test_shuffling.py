@@ -66,6 +66,7 @@ def test_order_ignores_padding_rows(valid):
     assert np.array_equal(draw(keys, short), np.asarray(draw(keys, long))[:, :valid])
 
 
+@pytest.mark.full
 def test_pairs_of_long_rows_are_uniform():
     """(row at position 0, row at position 1) of 70 rows: all 4,830 ordered pairs, 400,000 draws.
 

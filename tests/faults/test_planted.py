@@ -349,6 +349,7 @@ def zeros_that_count_as_holes(patch):
 FIRST = {law: name for name, (_, law) in reversed(FAULTS.items()) if law not in LATER}
 
 
+@pytest.mark.default_rows("key_by_slot", "padding_that_leaks", "sign_of_the_pseudo_gradient", "mask_by_multiplication")
 @pytest.mark.parametrize("name", cases.rows(sorted(FAULTS), FIRST.values()))
 def test_planted_fault_is_noticed(name, monkeypatch, tmp_path):
     """The law fails by its own assertion, not by an error of the plant."""

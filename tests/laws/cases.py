@@ -915,11 +915,13 @@ def members(name: str) -> list[str]:
 
 # Algorithms that train no model: no loss is differentiated, and none is reported by all of them.
 STATISTICS = {"boosted_trees", "gaussian_mixture", "heavy_hitters", "histogram", "kmeans", "quantiles"}
-COMPILED = {  # one row a family, where a law compiles each row; traced laws (`jax.eval_shape`) meet all of them
+COMPILED = {  # one row a family, where a law compiles each row
     "client": ("full_gradient", "mime", "normalized", "private_sgd", "scaffold", "touched_rows"),
     "aggregation": ("by_part", "extrapolated", "gather", "horvitz_thompson", "krum", "mean", "modular_sum"),
     "algorithms": ("dpsgd", "fedadam", "fedasync", "hierarchical_fedavg", "scaffold", "splitfed"),
+    "sampling": ("cyclic", "full", "poisson", "uniform", "weighted", "with_clock", "with_dropout", "with_membership"),
 }
+TRACED = (*COMPILED["algorithms"], "ditto", "kmeans")  # one algorithm a wing, where a law traces each row
 
 
 def rows(names: Iterable[str], compiled: Iterable[str]) -> list:

@@ -44,7 +44,7 @@ def test_wrong_arguments_of_a_recipe_are_named(name):
             recipe(*arguments, **options)
 
 
-@pytest.mark.parametrize("name", cases.CASES["sampling"])
+@pytest.mark.parametrize("name", cases.compiled_rows("sampling"))
 def test_samplers(name):
     """Catches ids out of range in padding, reports of the uninvited, state that changes shape, keys ignored."""
     sampler = cases.CASES["sampling"][name]()
@@ -143,7 +143,7 @@ def test_servers(name):
     chex.assert_trees_all_equal_shapes_and_dtypes(known, sent["params"] if name in others else sent)
 
 
-@pytest.mark.parametrize("name", cases.CASES["algorithms"])
+@pytest.mark.parametrize("name", cases.rows(sorted(cases.CASES["algorithms"]), cases.TRACED))
 def test_algorithms_keep_the_structure(name):
     """Catches state that grows or changes its type in a round."""
     algorithm = cases.CASES["algorithms"][name]()

@@ -74,6 +74,7 @@ DROPOUT = {
 }
 
 
+@pytest.mark.default_rows(1)
 @pytest.mark.parametrize("name", DROPOUT)
 def test_dropout_follows_the_key_of_each_client(name):
     """Catches one mask for all clients, a mask frozen into the program, dropout in evaluation, and the trace-level
@@ -110,6 +111,7 @@ class LinenStatistics(nn.Module):
         return nn.BatchNorm(use_running_average=not train, momentum=0.5)(x)
 
 
+@pytest.mark.default_rows(1)
 @pytest.mark.parametrize("build", [lambda: from_linen(LinenStatistics(), X), lambda: from_nnx(lambda r: Statistics(r))])
 def test_batch_statistics_are_returned_as_state(build):
     """Catches statistics that are dropped, updated in evaluation, or mixed with sown values and generators."""

@@ -18,6 +18,7 @@ def applied(model, params):
     return jax.jit(lambda x: model.apply(params, (), x, None, False)[0])
 
 
+@pytest.mark.default_rows(1)
 @pytest.mark.parametrize("positions", [None, 6])
 def test_logits_depend_on_the_past_only(positions):
     """Catches a missing or shifted mask (a model that sees the token it predicts), and sequences that mix."""
@@ -67,6 +68,7 @@ def block(params, x, num_heads, rotary):
     return x + dense(params["mlp"]["output"], gelu)
 
 
+@pytest.mark.default_rows(1)
 @pytest.mark.parametrize("positions", [None, 7])
 def test_a_block_equals_numpy(positions):
     """Catches a wrong scale of the scores, heads that are cut the other way, a norm after its part, and angles that

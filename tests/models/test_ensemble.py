@@ -53,6 +53,7 @@ def test_ensemble(number):
     assert drawn.shape[0] == number and (number == 1 or (drawn[0] != drawn[1]).any())
 
 
+@pytest.mark.default_rows(1)
 @pytest.mark.parametrize("task", ["binary", "classification", "regression"])
 def test_mixture(task):
     """Catches a mean of logits where predictions are to be averaged, and weights of other components."""
@@ -90,6 +91,7 @@ def test_equal_components_are_refused(tmp_path):
     jax.tree.map(np.testing.assert_array_equal, started.init(KEY)[0], trained)
 
 
+@pytest.mark.full
 def test_distillation():
     """Faults: the divergence the other way round, a temperature that does not scale its gradient, a teacher that
     learns."""

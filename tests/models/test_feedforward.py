@@ -72,6 +72,7 @@ class LinenNetwork(nn.Module):
         return nn.Dense(self.num_outputs, name="output")(x)
 
 
+@pytest.mark.default_rows(1)
 @pytest.mark.parametrize("kind", ["mlp", "cnn", "cnn of pairs"])
 def test_mlp_and_cnn_equal_linen(kind):
     """Catches layers out of order, a missing ReLU, an activation on the output, a permuted flattening, a lost pool."""
@@ -113,7 +114,7 @@ def inputs(shape, *lead):
     return jax.random.normal(KEY, (*lead, *shape))
 
 
-@pytest.mark.default_rows("linear", "mlp", "transformer")
+@pytest.mark.default_rows(1)
 @pytest.mark.parametrize("name", MODELS)
 def test_clients_with_own_weights_equal_a_loop(name):
     """Catches a layer that is wrong, or mixes clients, once weights carry a client axis (values and gradients)."""
@@ -147,6 +148,7 @@ def test_examples_do_not_mix(name):
     assert np.isnan(apply(other)[1]).any()
 
 
+@pytest.mark.default_rows(1)
 @pytest.mark.parametrize("name", ["mlp", "cnn", "gru", "lstm", "transformer"])
 def test_half_precision_parameters_and_integer_images(name):
     """Catches a float32 constant that promotes bfloat16, and uint8 pixels that wrap instead of being cast."""

@@ -62,7 +62,7 @@ def numpy_layer(name, p, h, last, heads=2):
     return out.reshape(len(h), -1) + p["bias"]
 
 
-@pytest.mark.default_rows(2)
+@pytest.mark.default_rows(1)
 @pytest.mark.parametrize("name", MAKE)
 def test_numpy(name):
     """Catches a degree of the wrong end, a missing self-loop, a softmax over the wrong edges, types exchanged."""
@@ -124,6 +124,7 @@ def test_padding(name):
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-5), gradients, others)
 
 
+@pytest.mark.full
 def test_nodes_may_be_renumbered():
     """Catches an edge list whose order or numbers matter; dropout goes by a node's id."""
     model, params = start("gcn")
@@ -137,6 +138,7 @@ def test_nodes_may_be_renumbered():
     np.testing.assert_allclose(out[order], other, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.full
 def test_dropout_leaves_out_its_share_and_keeps_the_mean():
     """Catches a rate taken for the share that stays, and masks that every column or node shares.
 

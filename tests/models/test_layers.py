@@ -29,6 +29,7 @@ def test_dense_equals_linen():
 CONVOLUTIONS = [("SAME", 1, 3), ("VALID", 2, 3), ("SAME", 1, 2), ("SAME", 3, 5)]
 
 
+@pytest.mark.default_rows(1)
 @pytest.mark.parametrize(("padding", "stride", "size"), CONVOLUTIONS)
 def test_convolution_equals_linen(padding, stride, size):
     """Catches a flipped kernel, rows and columns exchanged, lopsided padding of even kernels, strides off by one."""

@@ -65,6 +65,7 @@ def test_auc_of_graphs_that_have_one():
     assert np.isnan(pooled(models.link_prediction(model), params, alone)["auc"])
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("typed", [False, pytest.param(True, marks=pytest.mark.full)])
 def test_links_are_learned(typed):
     """Fault: a loss whose sign is wrong: the AUC of held-out edges of communities would not exceed chance. Typed, an

@@ -36,6 +36,7 @@ def outputs(model, params, state, x):
     return jax.jit(lambda params, state: model.apply(params, state, x, None, False)[0])(params, state)
 
 
+@pytest.mark.default_rows(1)
 @pytest.mark.parametrize("model", [SMALL, gru(num_outputs=5, hidden=4)], ids=["transformer", "gru"])
 def test_starts_as_the_model(model):
     """Catches a B that is not zero, other frozen leaves than the model's, and a sum in place of two products."""
@@ -61,6 +62,7 @@ def test_merged_parameters_give_the_same_logits():
     assert jax.tree.structure(whole) == jax.tree.structure(SMALL.init(KEY)[0])
 
 
+@pytest.mark.full
 def test_full_rank_is_full_training():
     """With A orthogonal and fixed, r = num_inputs and scale 1, SGD on B from zero is SGD on W: catches a lost term."""
     model = mlp(input_shape=(4,), num_outputs=3, hidden=(6,))
@@ -150,6 +152,7 @@ def test_with_a_frozen_the_mean_is_exact():
     assert sent == {True: 5 * 4 * 2, False: 5 * 4 * (3 + 2)}
 
 
+@pytest.mark.full
 def test_clients_share_the_frozen_product():
     """Catches a matrix for each client: under a vmap over clients, no equation of the gradient has one."""
     adapted = lora(SMALL, rank=2)

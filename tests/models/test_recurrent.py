@@ -23,6 +23,7 @@ def test_parameter_counts():
     assert dimension(gru(num_outputs=v, embedding=e, hidden=h, num_layers=2)) == head + 3 * h * (e + 3 * h + 2) + 2 * h
 
 
+@pytest.mark.default_rows(1)
 @pytest.mark.parametrize("build", [gru, lstm])
 def test_logits_depend_on_the_past_only(build):
     """Catches a reversed or misaligned scan (a model that sees the token it predicts), and sequences that mix."""
@@ -36,6 +37,7 @@ def test_logits_depend_on_the_past_only(build):
     assert (jnp.abs(before - after)[0, 3:].max(axis=-1) > 1e-6).all()
 
 
+@pytest.mark.default_rows(1)
 @pytest.mark.parametrize("build", [gru, lstm])
 def test_padded_sequences_train_without_nan(build):
     """Catches NaN gradients from padding, and padding at the end that changes the gradient."""

@@ -85,7 +85,7 @@ CUTS = [
 ]
 
 
-@pytest.mark.default_rows(2)
+@pytest.mark.default_rows(1)
 @pytest.mark.parametrize("at", CUTS, ids=range(len(CUTS)))
 def test_every_cut_gives_the_same_bits(at):
     """Catches a layer that runs twice or not at all, a branch that gets another's input, and a message that is lost."""

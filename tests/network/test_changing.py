@@ -26,6 +26,7 @@ def weights_of(mixing, rounds=ROUNDS):
     return whole, found.up
 
 
+@pytest.mark.default_rows(1)
 @pytest.mark.parametrize("size, exact", [(16, True), (12, False)])
 def test_one_peer(size, exact):
     """Nodes agree on the average after log2 N rounds if N is a power of 2. Catches a table that is read out of turn."""
@@ -53,6 +54,7 @@ def test_matching():
     assert error.max() < 5
 
 
+@pytest.mark.default_rows(1)
 @pytest.mark.parametrize("graph", [RAGGED, ONE_WAY], ids=["ragged", "directed"])
 def test_epidemic(graph):
     """Each node gives half to one of its neighbours, all as likely (chi-square at 1e-4); columns add up to 1."""
@@ -67,6 +69,7 @@ def test_epidemic(graph):
     np.testing.assert_allclose(network.matrix_of(mixing, jax.random.key(1)).toarray().sum(0), 1)
 
 
+@pytest.mark.default_rows(1)
 @pytest.mark.parametrize("base", ["metropolis", "push", "matching"])
 def test_failures(base):
     """Columns always add up to 1; an edge is there at the product of the rates; the nodes that are down say nothing.
@@ -125,6 +128,7 @@ def test_failures_around_failures():
     assert abs((found > 0)[:, 0, 1].mean() - rate) < 5 * np.sqrt(rate * (1 - rate) / ROUNDS)
 
 
+@pytest.mark.default_rows(1)
 @pytest.mark.parametrize("size", [1, 5])
 def test_nobody_to_hear(size):
     """Nodes without an edge keep what they have, to the bit. Catches tables without a column, which cannot be read."""

@@ -142,7 +142,7 @@ def by(devices, way):
     return made.step(key, made.init(key, {"w": jnp.zeros(1, jnp.float32)}, people), people)[1]
 
 
-@pytest.mark.default_rows(4)
+@pytest.mark.default_rows(1)
 @pytest.mark.parametrize("way", ["clock", "buffer"])
 @pytest.mark.parametrize(
     "changes, told",

@@ -23,6 +23,7 @@ def p_value(draws, law):
     return stats.kstest(np.asarray(draws, np.float64), law.cdf).pvalue
 
 
+@pytest.mark.default_rows(1)
 @pytest.mark.parametrize("name", LAWS)
 def test_draws_have_the_law(name):
     """Kolmogorov-Smirnov at 10^5 clients: a right law fails once in 10^4 seeds; one 2 % off in scale always does."""

@@ -13,6 +13,7 @@ IDS = jnp.arange(4000)
 ON, OFF, SLOT = 600.0, 1800.0, 120  # leaves 1 in 5, comes 1 in 15
 
 
+@pytest.mark.default_rows(1)
 @pytest.mark.parametrize("start", [0, 2**31 - 10 * SLOT])
 def test_the_law_is_the_chains(start):
     """Frequencies of pairs of states 1, 2 and 5 slots apart against powers of the matrix, 5 standard errors.

@@ -50,6 +50,7 @@ def test_matrices():
 PUSHED = (lambda: network.push(ONE_WAY), lambda: network.lazy(network.push(ONE_WAY)))
 
 
+@pytest.mark.default_rows(2)
 @pytest.mark.parametrize("make", [*TAKEN.values(), *PUSHED])
 def test_mixing_is_a_product_with_the_matrix(make):
     """Catches padding that counts, a neighbour's weight beside another's model, leaves of several axes or bfloat16."""
@@ -86,6 +87,7 @@ def test_the_average_stays():
 SIXTEEN = ("complete", "hypercube", "torus", "star", "ring", "path")
 
 
+@pytest.mark.default_rows(1)
 @pytest.mark.parametrize("name", SIXTEEN)
 def test_it_contracts_at_the_slem(name):
     """The measured decay of 16 nodes equals rho* of the best constant, and that of Metropolis its own, within 1 %.

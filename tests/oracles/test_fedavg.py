@@ -9,6 +9,7 @@ from tests.laws import laws
 from tests.laws import problems as p
 
 
+@pytest.mark.default_rows("steps")
 @pytest.mark.parametrize("epochs", [None, 2], ids=["steps", "epochs"])
 def test_matches_numpy(epochs):
     """Catches dropped partial batches, weights by batches, leaking padding, a shuffle with repetition."""

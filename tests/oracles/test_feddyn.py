@@ -71,6 +71,7 @@ def test_matches_the_paper(weighting):
     paper.check(Paper(p.SIZES if weighting == "examples" else None), library(weighting), found, lost=(2, 5, 7))
 
 
+@pytest.mark.full
 def test_messages_hold_the_update_alone():
     """Messages of half length: half of h, and the bytes of a model. Catches a share of the population that is sent with
     the update, and so clipped, rounded or noised with it."""
@@ -81,6 +82,7 @@ def test_messages_hold_the_update_alone():
     assert info["uplink_bytes"].total() == len(p.COHORT) * 4 * p.WIDTH
 
 
+@pytest.mark.full
 def test_the_server_holds_the_mean():
     """h = sum_i h_i / N under any participation. Catches an h that drifts from what clients keep."""
     rng, state = np.random.default_rng(2), None
@@ -92,7 +94,7 @@ def test_the_server_holds_the_mean():
     np.testing.assert_allclose(state.server.mean, mean, atol=1e-6)
 
 
-@pytest.mark.default_rows(1)
+@pytest.mark.full
 @pytest.mark.parametrize("num_present, num_rounds", [(4, 150), (1, 400)], ids=["everybody", "one of four"])
 def test_reaches_the_optimum(num_present, num_rounds):
     """Curvatures 1, 2, 4, 10, five full-batch steps: FedDyn converges to the optimum, FedAvg does not.
@@ -111,6 +113,7 @@ def test_reaches_the_optimum(num_present, num_rounds):
         assert abs(scalars.converged(drifting, data, num_rounds=num_rounds)[0] - optimum) > 0.01
 
 
+@pytest.mark.full
 def test_without_examples_nothing_moves():
     """A client that lost its rows keeps its vector. Catches one that is built from the tilt alone."""
     empty = p.COHORT[4]

@@ -67,6 +67,7 @@ def test_matches_the_paper(weighting):
     assert max(factors) > 1.2
 
 
+@pytest.mark.full
 def test_never_shorter_than_the_mean():
     """Equal updates are averaged as usual. Catches a factor of one half."""
     one = population.from_clients([{"h": np.ones(1, np.float32), "a": np.ones(1, np.float32)}] * 3)
@@ -77,6 +78,7 @@ def test_never_shorter_than_the_mean():
     assert scalars.converged(stretched, one, num_rounds=3)[1] == scalars.converged(plain, one, num_rounds=3)[1]
 
 
+@pytest.mark.full
 def test_fewer_rounds_than_fedavg():
     """Clients that each see one of four directions and share a minimum: a mean of four moves a quarter as far.
 

@@ -25,6 +25,7 @@ def fednova(rate=0.1, **options):
     return algorithms.fednova(scalars.loss, sampling.full(2), optax.sgd(rate), **WORK, **scalars.OPTIONS, **options)
 
 
+@pytest.mark.default_rows(1)
 @pytest.mark.parametrize("rate, expected", [(0.1, 0.866901), (0.01, 0.905319)])
 def test_unequal_work_shifts_fedavg(rate, expected):
     """Catches clients that are all given the same number of steps (0.5 then)."""
@@ -35,6 +36,7 @@ def test_unequal_work_shifts_fedavg(rate, expected):
     assert abs(reached - small_rate_limit) < 0.5 * rate
 
 
+@pytest.mark.full
 def test_fednova_converges_to_the_optimum_for_small_rates():
     """FedNova's normalised directions are means of the local gradients, so the remaining shift is of the rate's order.
 
@@ -75,6 +77,7 @@ def test_steps_are_sent_beside():
         part(transform.clip)
 
 
+@pytest.mark.full
 def test_attackers_would_change_the_steps():
     """Catches an attack that is none: where everybody flips a whole message, the step is the honest one."""
     everybody = adversary.share_of_clients(1.0)
@@ -103,6 +106,7 @@ def test_a_bound_would_shorten_the_steps():
     fednova(aggregator=aggregation.median())
 
 
+@pytest.mark.full
 def test_equal_work_is_fedavg():
     """Catches a wrong tau_eff: with K_i = K for all the normalisation cancels."""
     equal = scalars.clients((1.0, 10.0), (0.0, 1.0), (2, 3))

@@ -15,7 +15,7 @@ from tests.oracles import scalars
 EVERYBODY = sampling.full(2)
 
 
-@pytest.mark.default_rows(2)
+@pytest.mark.default_rows("5")
 @pytest.mark.parametrize("num_steps", [1, 2, 5, 20])
 def test_fedavg_reaches_its_biased_fixed_point(num_steps):
     """w = sum p_i q_i a_i / sum p_i q_i, q_i = 1 - (1 - rate h_i)^K, to 1e-6. Catches a number of local steps off by
@@ -63,6 +63,7 @@ def test_fedprox_fixed_points():
     np.testing.assert_allclose(second, contraction * first, atol=1e-4 * np.abs(first).max())
 
 
+@pytest.mark.full
 def test_equal_weights_are_another_objective():
     """n = (1, 9) converges to 0.9 by examples and to 0.5 by clients. Catches weights that are ignored."""
     data = scalars.clients((1.0, 1.0), (0.0, 1.0), (1, 9))

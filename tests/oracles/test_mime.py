@@ -128,6 +128,7 @@ def test_fixed_point_with_everybody(rule):
     assert abs(scalars.converged(full, scalars.clients(), num_rounds=400)[0] - OPTIMUM) < 2e-6
 
 
+@pytest.mark.full
 def test_error_floor_with_a_few():
     """With one client of two c is that client's own gradient: it is SGD over clients, which does not converge. MimeLite
     has FedAvg's fixed point. Catches a correction although no client sent one."""
@@ -140,6 +141,7 @@ def test_error_floor_with_a_few():
     assert abs(lite - progress[1] / progress.sum()) < 2e-6 and abs(lite - OPTIMUM) > 0.01
 
 
+@pytest.mark.full
 def test_sgd_without_correction_is_fedavg():
     """Row for row. Catches another stream of batches, or a rate that is applied twice."""
 
@@ -182,6 +184,7 @@ def test_same_bits_in_any_chunk():
     laws._compare(there, library(plan=engine.Plan(2, 6), mesh=engine.device_mesh(2)).run(p.COHORT), "devices, chunk")
 
 
+@pytest.mark.full
 @pytest.mark.optimised
 def test_no_usable_gradient():
     """Gradients past 2^100, a rate so small that local steps are not. Catches a round that goes on with c = 0."""
@@ -230,6 +233,7 @@ def test_second_moments_are_not_compressed(rule):
             make()
 
 
+@pytest.mark.full
 def test_messages_of_many_bits():
     """A model of 2^27 floats, traced alone. Catches the bits of a message among numbers of 32 bits."""
 

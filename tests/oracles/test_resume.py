@@ -56,6 +56,7 @@ ROWS = (
 )  # fmt: skip
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", cases.rows(ROWS, ("fedbuff",)))
 def test_rows_survive_a_kill(tmp_path, name):
     """Stopped after two steps. Catches a ring of models, places, tiers, nodes' models or a clock that a checkpoint

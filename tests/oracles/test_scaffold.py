@@ -85,12 +85,14 @@ def test_without_examples_nothing_moves(option):
     np.testing.assert_array_equal((new != old).any(1), np.isin(np.arange(p.NUM_CLIENTS), p.COHORT[p.COHORT != empty]))
 
 
+@pytest.mark.full
 def test_weighs_by_examples():
     """Catches c as a uniform mean where the objective is not."""
     total = float(p.SIZES.sum())
     paper.check(Paper(2, weights=p.SIZES), library(2, weighting="examples", total_weight=total), found, lost=(3,))
 
 
+@pytest.mark.default_rows("uniform")
 @pytest.mark.parametrize("weighting", ["uniform", "examples"])
 def test_control_is_the_mean_of_the_clients(weighting):
     """c = sum_i w_i c_i / W under any participation. Catches c that drifts from what clients subtract."""
@@ -105,6 +107,7 @@ def test_control_is_the_mean_of_the_clients(weighting):
     np.testing.assert_allclose(state.server.control, mean, atol=1e-6)
 
 
+@pytest.mark.default_rows(1)
 @pytest.mark.parametrize(
     "option, counts, optimum",
     [
@@ -130,6 +133,7 @@ def test_no_client_drift(option, counts, optimum):
     assert abs(drifting - optimum) > 0.01
 
 
+@pytest.mark.full
 def test_first_round_is_fedavg():
     """With all control variates at zero, for the same keys. Catches another stream or order of batches."""
 
@@ -145,6 +149,7 @@ def plain(sampler, **run):
     return algorithms.scaffold(p.linear_loss, sampler, optax.sgd(p.RATE), weighting="uniform", **EPOCHS, **run)
 
 
+@pytest.mark.full
 @pytest.mark.optimised
 def test_same_bits_in_any_order():
     """Catches memory written by slot."""

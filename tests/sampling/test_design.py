@@ -46,7 +46,7 @@ def scan(sampler, num_rounds, seed=0):
     return outputs, len(traces)
 
 
-@pytest.mark.default_rows(4)
+@pytest.mark.default_rows(2)
 @pytest.mark.parametrize("name", CASES)
 def test_inclusion_probabilities_are_the_frequencies(name):
     """The contract of a `Sampler` in a scan (traced once, state of one shape, ids valid), and the design's pi_i as the

@@ -51,6 +51,7 @@ def test_dropout_rate_and_independence():
     assert cohort.invited.all()
 
 
+@pytest.mark.default_rows(1)
 @pytest.mark.parametrize("sampler", [uniform(50, 10), poisson(50, 0.2), with_replacement(50, 10)])
 def test_dropout_keeps_the_cohort_and_ignores_slots(sampler):
     """Catches a dropout that spends the cohort's key, and one keyed by slot: in one round the same client has the
@@ -170,6 +171,7 @@ def test_bad_over_invitation():
             with_over_invitation(sampler, 2)
 
 
+@pytest.mark.full
 def test_response_rates_of_clients():
     """50,000 cohorts of 6 of 12 clients whose rates are 1, 0.5 and 0.1: each client's frequency, six standard errors,
     and the total of values that fall with the rate, estimated by Horvitz-Thompson.

@@ -46,6 +46,7 @@ def test_permutation_is_a_bijection(size):
     assert ids.dtype == np.int32
 
 
+@pytest.mark.default_rows(1)
 @pytest.mark.parametrize("size", [999_983, 10**9, 2**31 - 1])
 def test_large_populations_stay_in_range_and_distinct(size):
     """Catches overflow of int32 near 2^31, at both ends of the positions."""
@@ -87,6 +88,7 @@ def test_single_inclusion_rejects_folding():
     assert inclusion_p_value(wrong, 1500) < ALPHA
 
 
+@pytest.mark.default_rows("31")
 @pytest.mark.parametrize("size", cases.rows([31, 1025, 1501], [31, 1501]))
 def test_pairs_are_uniform(size):
     """Catches neighbours that stay neighbours: the difference of two values is uniform on 1..N-1."""
@@ -104,6 +106,7 @@ def test_pairs_reject_a_random_rotation():
     assert stats.chisquare(np.bincount(pair, minlength=1500)[1:]).pvalue < ALPHA
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("size", cases.rows([1501, 2049], [1501]))
 def test_structured_sets_are_hypergeometric(size):
     """Catches correlations that follow the network's grid: the cohort's share of rows, columns, halves and parities."""
@@ -154,6 +157,7 @@ def test_bad_population_size(size):
         permute(jax.random.key(0), jnp.arange(1), size)
 
 
+@pytest.mark.default_rows(4)
 @pytest.mark.parametrize(
     "size, number", [(5, 3), (32, 1), (33, 1), (64, 32), (96, 95), (1000, 32), (1024, 31), (4001, 999)]
 )

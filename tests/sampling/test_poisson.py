@@ -46,6 +46,7 @@ def test_table_is_the_binomial_law():
         assert 1 - cumulative < Fraction(1, 2**48)
 
 
+@pytest.mark.default_rows(1)
 @pytest.mark.parametrize(("size", "rate"), [(10**9, 1e-5), (2**31 - 1, 0.01), (10**6, 0.5)])
 def test_large_tables_are_small_and_centred(size, rate):
     """Catches a table that grows with N, and a mean off by more than 1e-9 relative."""

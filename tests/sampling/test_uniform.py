@@ -79,6 +79,7 @@ def test_pair_covariance():
     assert abs(independent) < 5 and right > 10
 
 
+@pytest.mark.default_rows(1)
 @pytest.mark.parametrize("size", [100, 1500])
 def test_rounds_are_independent(size):
     """Overlap of rounds t and t+1 is m^2/N within 4 standard errors (6e-5), and resume draws the same cohort."""
@@ -108,6 +109,7 @@ def test_full_participation_is_everyone():
     assert set(np.asarray(draw(uniform(7, 7), 1).ids)[0]) == set(range(7))
 
 
+@pytest.mark.default_rows(2)
 @pytest.mark.parametrize(("size", "m"), [(7, 3), (6, 3), (5, 5), (3, 1), (1, 1)])
 def test_cyclic_covers_everyone_evenly(size, m):
     """Catches a wrap that skips or repeats a client: slots of consecutive rounds read 0, 1, ..., N-1, 0, 1, ..."""
@@ -116,6 +118,7 @@ def test_cyclic_covers_everyone_evenly(size, m):
     assert cohort.invited.all() and int(state.position) == 0
 
 
+@pytest.mark.default_rows(1)
 @pytest.mark.parametrize("shuffled", [False, True])
 def test_cyclic_wraps_at_the_largest_population(shuffled):
     """Catches a counter that overflows int32 or uint32."""
@@ -133,6 +136,7 @@ def test_cyclic_wraps_at_the_largest_population(shuffled):
         assert int(state.position) == 13
 
 
+@pytest.mark.default_rows(2)
 @pytest.mark.parametrize(("size", "m"), [(12, 4), (11, 4), (5, 5), (1500, 400)])
 def test_shuffled_pass_covers_everyone_once(size, m):
     """Catches an order that changes within a pass, a client twice in a cohort, and a pass that repeats the last one."""

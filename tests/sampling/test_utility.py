@@ -108,6 +108,7 @@ def frequencies(sampler, state, count=40_000):
     return np.asarray(cohort.ids), np.bincount(np.asarray(cohort.ids).ravel(), minlength=6) / count
 
 
+@pytest.mark.full
 def test_exploitation_is_in_proportion_to_utility():
     """One place each for a known and the new client; five standard errors. Catches utility that forgets the number of
     examples or the rounds since, a cutoff by the wrong rank, and an explored client among the new ones."""
@@ -122,6 +123,7 @@ def test_exploitation_is_in_proportion_to_utility():
     assert (found[:3] == 0).all() and (found[3:5] > 0).all()  # 8.26 > 0.39 * 20.26 > 6.26
 
 
+@pytest.mark.full
 def test_a_small_share_is_explored():
     """A share of 0.1 of two places is one in five rounds; five standard errors. Catches 0.2 that is rounded to none."""
     sampler = oort(exploration=0.1, least_exploration=0.1)
@@ -129,6 +131,7 @@ def test_a_small_share_is_explored():
     assert abs(found[5] - 0.2) < 5 * np.sqrt(0.16 / 4_000)
 
 
+@pytest.mark.full
 def test_exploration_ends():
     """Catches an epsilon of another round, and places left to new clients when there are none."""
     sampler = oort(exploration=1.0, exploration_decay=0.5, least_exploration=0.0)

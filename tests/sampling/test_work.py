@@ -39,6 +39,7 @@ def test_law_of_stragglers():
         assert np.abs(means - SHARE).max() < 5.5 * np.sqrt(SHARE * (1 - SHARE) / late.shape[axis])
 
 
+@pytest.mark.full
 def test_epochs_of_stragglers():
     """100,000 stragglers of E = 20 epochs: chi-square over 1..E, with an error of 1e-6.
 

@@ -30,6 +30,7 @@ def send(member, update, state=(), key=KEY):
     return member.on_client(key, update, state, member.init_client(update))[0]
 
 
+@pytest.mark.default_rows(1)
 @pytest.mark.parametrize(
     "dtype, per",
     [
@@ -145,6 +146,7 @@ MECHANISMS = {
 }
 
 
+@pytest.mark.default_rows("leaf")
 @pytest.mark.parametrize("name", cases.rows(MECHANISMS, ["after a longer one", "leaf"]))
 @pytest.mark.optimised
 def test_neighbouring_cohorts(name):

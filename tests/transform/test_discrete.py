@@ -82,6 +82,7 @@ def exact_masses(law: str, std: Fraction, reach: int) -> list[Decimal]:
     return [sum(poisson[j] * poisson[j + k] for j in range(len(poisson) - k)) for k in range(reach + 1)]
 
 
+@pytest.mark.default_rows(1)
 @pytest.mark.parametrize("std", [Fraction(3, 4), Fraction(3)])
 @pytest.mark.parametrize("law", MAKE)
 def test_tables_are_exact(law, std):
@@ -300,6 +301,7 @@ def test_wrong_options_are_refused(make):
         jax.jit(lambda z: make(1.0, z, 100).facts.noise.multiplier)(1.0)
 
 
+@pytest.mark.default_rows(2)
 @pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan])
 @pytest.mark.parametrize("law", MAKE)
 def test_an_update_that_is_not_finite_shows(law, bad):

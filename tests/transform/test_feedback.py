@@ -54,6 +54,7 @@ def messages(member, stacked):
     return sent, memory
 
 
+@pytest.mark.default_rows("chain")
 @pytest.mark.parametrize("name", cases.rows(INNER, ["integers", "low_rank", "chain"]))
 def test_sent_and_residual_add_up_to_the_updates(name):
     """In float64, to 2^-22 of the largest |u + e| a round. Catches a residual of u instead of u + e, one that misses
@@ -69,6 +70,7 @@ def test_sent_and_residual_add_up_to_the_updates(name):
         assert np.abs(s.sum(0) + residual - u.sum(0)).max() <= len(u) * 2.0**-22 * largest
 
 
+@pytest.mark.full
 @pytest.mark.optimised
 def test_feedback_over_what_changes_nothing_changes_nothing():
     """Bit for bit. Catches a residual that is not zero."""
@@ -212,6 +214,7 @@ def test_ef21_keeps_the_mean_of_the_memories():
         state = jax.tree.map(jnp.asarray, state)
 
 
+@pytest.mark.full
 def test_ef21_converges_to_the_updates():
     """With equal updates the memory becomes them, top-1 in as many rounds as there are entries, and messages vanish."""
     update = {"a": jnp.array([3.0, -1.0, 0.5]), "b": jnp.float32(2.0)}

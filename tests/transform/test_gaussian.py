@@ -70,6 +70,7 @@ def test_central_noise_level():
     assert member.facts.noise[:4] == ("gaussian", "central", 3.0, 0.5) and member.facts.noise.details is None
 
 
+@pytest.mark.full
 @pytest.mark.optimised
 def test_noise_is_independent():
     """Correlations over 2^20 pairs stay below 7 standard errors. Catches one key for two leaves, rounds or parts."""
@@ -137,6 +138,7 @@ def test_devices_and_chunks(place, meshes):
         assert not nobody.any() and info["skipped_rounds"]
 
 
+@pytest.mark.full
 def test_central_against_local():
     """Variance in the mean of m messages: slopes -2.00 and -1.00 in m, ratio m at equal z C (Kairouz et al. 2021).
 
@@ -246,6 +248,7 @@ def _adaptive(**options):
     return adaptive_clip(**{"noise_multiplier": 1.0, "initial_clip_norm": 1.0, "quantile_noise": 5.0} | options)
 
 
+@pytest.mark.full
 def test_adaptive_noise_level():
     """The update's noise at the raised multiplier and at the state's C; the count's noise on the quantile.
 
@@ -275,6 +278,7 @@ def test_the_least_noise_has_no_overflow():
     assert made.facts.noise.details["update_multiplier"] == 1e-200
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("quantile", cases.rows([0.3, 0.5, 0.8], [0.3]))
 def test_clip_norm_finds_the_quantile(quantile):
     """Log-normal norms from a start 100 times too low: C converges to their quantile. Catches an update with the wrong

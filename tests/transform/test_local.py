@@ -59,6 +59,7 @@ def test_no_clipped_update_is_longer(scale):
     np.testing.assert_allclose(short, update["w"] * min(1, 2 / norm if norm else 1), rtol=1e-4)
 
 
+@pytest.mark.default_rows(1)
 @pytest.mark.parametrize("size", [1, 513, 1 << 20, pytest.param((1 << 24) + 100, marks=pytest.mark.full)])
 def test_long_updates_are_clipped_by_little_more(size):
     """Catches an allowance for rounding that grows with the number of entries: a sign that turns, and a short clip."""
@@ -139,6 +140,7 @@ UPDATES = {
 }
 
 
+@pytest.mark.default_rows(1)
 @pytest.mark.parametrize("name", UPDATES)
 def test_privunit_is_unbiased(name):
     """The mean is the clipped update, and the squared error is the stated one within 5 standard errors. Catches
@@ -153,7 +155,7 @@ def test_privunit_is_unbiased(name):
     assert abs(errors.mean() - stated) < 5 * errors.std() / math.sqrt(DRAWS)
 
 
-@pytest.mark.default_rows(2)
+@pytest.mark.default_rows(1)
 @pytest.mark.parametrize("dimension, epsilon", [(1, 1.0), (5, 3.0), (300, 6.0)])
 def test_privunit_draws_its_half_space(dimension, epsilon):
     """The share in the half-space is p (binomial, 5 standard errors), inner products are truncated normal on both sides
@@ -178,6 +180,7 @@ def test_privunit_draws_its_half_space(dimension, epsilon):
         assert stats.kstest(sent[:, 0], "norm").pvalue > 1e-6
 
 
+@pytest.mark.full
 def test_privunit_is_shorter_than_laplace():
     """For a unit vector in 100 dimensions at epsilon 4, beside a clip in L1 that loses nothing. And m rises with
     epsilon."""
@@ -238,6 +241,7 @@ def test_what_is_refused():
             make().on_client(jax.random.key(0), jnp.zeros(3, jnp.int32), (), ())
 
 
+@pytest.mark.full
 def test_counts_of_everybody_are_found():
     """A histogram by randomised response is unbiased over runs. Catches a client without rows that answers as one of
     the categories does."""

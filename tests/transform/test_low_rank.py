@@ -20,6 +20,7 @@ def sent(member, update):
     return jax.jit(lambda update: member.on_client(KEY, update, (), ())[0])(update)
 
 
+@pytest.mark.default_rows(1)
 @pytest.mark.parametrize("scale", [1e-30, 1.0, 1e18])
 def test_best_approximation(scale):
     """Catches factors that are not orthonormal, power iterations that do nothing, and squares out of range."""
@@ -33,6 +34,7 @@ def test_best_approximation(scale):
     assert best * (1 - 1e-5) <= often <= best * (1 + 1e-4) < once < np.linalg.norm(np.float64(full))
 
 
+@pytest.mark.full
 def test_projection():
     """Applied to its own output it changes nothing but the random start; never longer; vectors, scalars, small matrices
     and zeros are kept. Catches a flattened convolution, NaN from a zero matrix, dtypes lost."""

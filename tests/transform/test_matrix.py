@@ -122,6 +122,7 @@ def test_privacy_of_all_participations(name, bands, separation):
         assert worst >= stated * (1 - 1e-12)
 
 
+@pytest.mark.default_rows(1)
 @pytest.mark.parametrize("name", ["banded", OPTIMAL, "tree"])
 def test_streams_are_the_inverse(name):
     """Draws that are the unit vectors come out as C^-1, which times C is the identity. Catches what 400,000 draws miss.

@@ -55,7 +55,7 @@ def range_of(name: str) -> float:
     return 1.0 if name in ("two levels", "textbook", "range") else math.inf
 
 
-@pytest.mark.default_rows(2)
+@pytest.mark.default_rows(1)
 @pytest.mark.parametrize("name", cases.rows(MEMBERS, SOME))
 def test_mean_and_error_match_the_declared_ones(name):
     """20,000 draws of five updates. Catches the formula for uniform numbers taken for all, clipping left out of the
@@ -176,6 +176,7 @@ def test_wire_bits():
     assert wire_of(qsgd(1), {"a": jnp.zeros(10_000)}).coded < 2000 < 20_000
 
 
+@pytest.mark.full
 def test_rounding_is_independent_over_clients():
     """The error of the mean over m clients with one update falls as 1 / m, keys made as a round makes them.
 
@@ -191,6 +192,7 @@ def test_rounding_is_independent_over_clients():
         assert 400 * error / float(member.squared_error(x)) == pytest.approx(1, abs=0.12)
 
 
+@pytest.mark.default_rows(1)
 @pytest.mark.parametrize("keeps_zeros", [True, False])
 def test_integers_decode_to_the_message(keeps_zeros):
     """The same key, as floats and as integers, alone and through a federation. Catches an offset that decoding adds
@@ -246,6 +248,7 @@ def test_nonfinite_updates_are_seen(value, federation):
     laws.nonfinite_clients_are_dropped(value, federation)
 
 
+@pytest.mark.default_rows(2)
 @pytest.mark.parametrize("name", ["default", "range", "vector", "block", "qsgd in buckets"])
 def test_extreme_and_odd_updates(name):
     """Zeros stay zeros, tiny and huge updates stay finite, empty leaves, scalars and bfloat16 leaves keep their shapes.

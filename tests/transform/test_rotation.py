@@ -95,7 +95,7 @@ HARD = {
 }
 
 
-@pytest.mark.default_rows(3)
+@pytest.mark.default_rows(1)
 @pytest.mark.parametrize(
     "inner",
     [quantize(2), quantize(2, keeps_zeros=False, rounding="nearest"), quantize(3, range=0.3), qsgd(2), terngrad(),
@@ -116,6 +116,7 @@ def test_declared_bounds_hold_for_hard_updates(inner):
         assert compiled(jnp.float32(x)) == pytest.approx(bound, rel=1e-4, abs=1e-30)
 
 
+@pytest.mark.full
 def test_rotation_serves_spiky_updates():
     """An update of one large and 4,095 small numbers at three bits: rotated, a twentieth of the error, or less."""
     x = np.random.default_rng(3).normal(size=4096)
@@ -144,6 +145,7 @@ def test_drive_on_two_devices():
     laws.check_equal_bits(p.outcome(*one), p.outcome(*two), "devices")
 
 
+@pytest.mark.full
 def test_drive_has_the_papers_errors():
     """Table 1 for many numbers: (pi / 2 - 1) |x|^2 debiased, (1 - 2 / pi) |x|^2 at least error; deviations of a draw
     are 2 % at d = 4,096. Catches one scale in place of the other."""
@@ -156,6 +158,7 @@ def test_drive_has_the_papers_errors():
         assert errors.max() * (x @ x) < member.squared_error(x)
 
 
+@pytest.mark.full
 def test_drive_is_nearly_unbiased():
     """The mean of 4,000 draws at d = 1,024 is the update within 1.3 of chance; two numbers of unequal size show why it
     is not declared: Hadamard's rotation leaves (5, 0) of (2, 1), times |x|^2 / 5 / 2."""

@@ -16,6 +16,7 @@ from tests.transform import statistics as s
 KEY = jax.random.key(0)
 
 
+@pytest.mark.default_rows(1)
 @pytest.mark.parametrize("scope", ["vector", "leaf"])
 def test_sign_contracts_as_declared(scope):
     """|x|^2 - |x|_1^2 / d, never above (1 - 1/d) |x|^2, and reached by a single number. Catches a scale by the norm, a
@@ -76,6 +77,7 @@ def test_powers_of_two_stay():
     assert set(send(jnp.full(40, 60_000, jnp.float16)).tolist()) == {2**15, 2**16}
 
 
+@pytest.mark.default_rows(1)
 @pytest.mark.parametrize("name", ["bfloat16", "float16"])
 @pytest.mark.optimised
 def test_cast_is_the_nearest_number(name):
@@ -96,6 +98,7 @@ def test_cast_is_the_nearest_number(name):
         np.testing.assert_array_equal(big, np.float32([65504, -65504, np.inf, np.nan]))
 
 
+@pytest.mark.default_rows(1)
 @pytest.mark.parametrize("name", ["bfloat16", "float16"])
 def test_cast_error_is_exact(name):
     """Of float32 and of float64 updates, compiled. Catches the error of a conversion that a compiler skipped: zero."""

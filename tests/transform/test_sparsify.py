@@ -42,6 +42,7 @@ def test_errors_by_hand():
     assert top_k(count=2).squared_error(exact) == ((exact**2)[[1, 2]]).sum()
 
 
+@pytest.mark.default_rows(2)
 @pytest.mark.parametrize("count", [1, 3, 60])
 @pytest.mark.parametrize("scope", SCOPES)
 def test_largest_entries_survive_unchanged(scope, count):
@@ -140,6 +141,7 @@ def test_random_k_is_unbiased_with_its_variance():
     assert float(random_k(count=1).squared_error(NUMBERS)) == 3 * 14.25
 
 
+@pytest.mark.full
 def test_clients_choose_independently():
     """The error of a mean of m messages falls as 1/m: 14.25 / 16, to 4 %; and so do leaves, which agree in one of ten.
     Catches one key for a whole cohort, or for all leaves."""
@@ -229,6 +231,7 @@ MEMBERS = {
 }
 
 
+@pytest.mark.default_rows(2)
 @pytest.mark.parametrize("name", MEMBERS)
 def test_broken_updates_are_seen(name):
     """NaN and infinity at every place. Catches a client whose NaN is among what is not sent, and who then counts."""

@@ -69,6 +69,7 @@ def test_rules_are_numpys(present):
             np.testing.assert_allclose(flat(got, rows=False), value, rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.full
 def test_breakdown_points():
     """10,000 draws of attackers: inside the honest range up to f of them, and outside with one more.
 

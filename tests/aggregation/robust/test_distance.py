@@ -63,6 +63,7 @@ def cohorts(m, num=12):
         yield x, np.ones(m, bool) if i % 2 else np.arange(m) != 4
 
 
+@pytest.mark.default_rows("3")
 @pytest.mark.parametrize("chosen", [1, 3])
 def test_krum_is_numpys(chosen):
     """Catches a wrong number of neighbours, the message itself among them, ties by anything but id, absent ones."""
@@ -72,6 +73,7 @@ def test_krum_is_numpys(chosen):
         np.testing.assert_allclose(got, numpy_krum(x, np.flatnonzero(there), 3, chosen), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.full
 def test_equal_distances_in_another_order_are_equal_scores():
     """Bit for bit, so that ties go by id. Catches float sums in the order of rows, and an infinite distance counted."""
     m, nearest = 40, 23

@@ -41,6 +41,7 @@ def weiszfeld(x, weights, num_steps, smoothing=1e-6):
     return point
 
 
+@pytest.mark.full
 def test_geometric_median():
     """Catches weights that are not those of the messages, a leaf with a median of its own, and too few steps."""
     x = flat(UPDATES).astype(np.float64)

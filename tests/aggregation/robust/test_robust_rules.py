@@ -43,6 +43,7 @@ MOVED = {
 DEFAULT = ("median", "krum", "nearest-neighbour mixing")
 
 
+@pytest.mark.default_rows(1)
 @pytest.mark.parametrize("name", cases.rows(MOVED, DEFAULT))
 def test_translations(name):
     """Moved messages, moved result: integers, so that distances and sums of both are exact.
@@ -63,6 +64,7 @@ def _keyed(rule):
     return rule._replace(finalize=lambda _, round, carry: rule.finalize(key, round, carry))
 
 
+@pytest.mark.full
 def test_values_of_byzfl():
     """Of (1, 2, 3), (4, 5, 6), (7, 8, 9), f = 1, as in ByzFL's documentation and tests; neighbours are sqrt(27) apart.
 

@@ -101,6 +101,7 @@ def test_shares_add_up(name):
     assert ((numbers.sum(1) - messages) % ring.modulus == 0).all()
 
 
+@pytest.mark.default_rows(2)
 @pytest.mark.parametrize("honest_server", [0, 1, 2])
 @pytest.mark.parametrize("name", ["9 bits", "64 bits", "prime"])
 def test_views_are_uniform(name, honest_server):
@@ -134,6 +135,7 @@ def test_views_do_not_know_the_message():
     assert not apart[:, 0].any()
 
 
+@pytest.mark.full
 def test_clients_are_left_out():
     """A dropout of 0.3: the sum is that of those who stay, their number binomial (4.5 standard errors), shares drawn or
     not; the rest is counted. Catches a client in one server's sum and not in another's, and a draw by position.

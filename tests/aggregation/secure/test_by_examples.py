@@ -82,6 +82,7 @@ def recipe(aggregator, bits=8):
     return algorithms.fedavg(squared_distance, sampling.full(3), optax.sgd(0.5), **work)
 
 
+@pytest.mark.full
 def test_a_round_by_examples():
     """Clients with 1, 50 and 7 rows at 0.2, 0.4 and 0.6. Catches clients that count alike: 0.2 where 0.21 is meant."""
     sizes, centres = np.array([1, 50, 7]), np.array([0.2, 0.4, 0.6])

@@ -39,6 +39,7 @@ def aggregate(made, messages, weights, key=KEY):
     return run(jax.tree.map(jnp.asarray, messages), jnp.asarray(weights, jnp.float32))
 
 
+@pytest.mark.default_rows(1)
 @pytest.mark.parametrize("setting", SETTINGS, ids=str)
 def test_the_sum_is_right(setting):
     """Within the bound, over two ciphertexts and a part of a third. Catches one that is lost or out of order."""
@@ -50,6 +51,7 @@ def test_the_sum_is_right(setting):
     assert 0 < np.abs(found.error).max() < found.bound < 30 * found.std and found.sum.shape == (degree + 7,)
 
 
+@pytest.mark.default_rows(1)
 @pytest.mark.parametrize("degree, scale_bits", [(4096, 20), (8192, 40)])
 def test_the_law_of_the_error(degree, scale_bits):
     """Six keys, three slots' worth each: the standard deviation within 5 %, and Laplace by its kurtosis of 6 (a normal
@@ -77,6 +79,7 @@ def test_the_law_of_the_error(degree, scale_bits):
     assert stats.ks_2samp(measured[::3] / measured.std(), modelled[::3] / modelled.std()).pvalue > 1e-5
 
 
+@pytest.mark.default_rows(1)
 @pytest.mark.parametrize("setting", SETTINGS, ids=str)
 def test_bytes(setting):
     """TenSEAL's bytes lie between the entropy of uniform coefficients and what is stated, which is at most one percent
@@ -98,6 +101,7 @@ def test_bytes(setting):
         assert found.expansion == found.bytes_up.mean() / (4 * size)
 
 
+@pytest.mark.full
 def test_the_mean_plus_its_error():
     """By examples and over a fixed number, leaves of several shapes, an absent client: the plain mean, and an error of
     the stated size that is not the same on two leaves, nor with another key. Catches an error that is scaled twice.

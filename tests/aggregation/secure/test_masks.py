@@ -37,6 +37,7 @@ def test_holders_are_counted(size, neighbours):
     assert (np.asarray(found) == flags @ edges).all()
 
 
+@pytest.mark.full
 def test_empty_slots_are_not_on_the_circle():
     """Each invited client holds the shares of the same clients as on the circle of the invited alone; counts too.
 
@@ -92,6 +93,7 @@ def test_masks_of_pairs_cancel(ring, neighbours):
         assert not (found[here] == own[here]).all()
 
 
+@pytest.mark.default_rows(1)
 @pytest.mark.parametrize("ring", RINGS)
 def test_masked_messages_are_uniform(ring):
     """Chi-square over 16 cells, 6,000 rounds of a constant message, one false alarm in 10^5; and no correlation between
@@ -113,6 +115,7 @@ def test_masked_messages_are_uniform(ring):
     assert ((pairs - 375) ** 2 / 375).sum() < 55
 
 
+@pytest.mark.full
 def test_equal_sums_look_alike():
     """All that the server holds when nobody leaves: masked messages less the own masks that it may open, in a ring of
     four elements. The 16 pairs that the sum allows are equally likely under two inputs with that sum, and no other

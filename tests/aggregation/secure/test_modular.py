@@ -28,6 +28,7 @@ def aggregate(aggregator, messages, weights):
     return run(jax.tree.map(jnp.asarray, messages), jnp.asarray(weights, jnp.float32))
 
 
+@pytest.mark.default_rows("9", "33", "64")
 @pytest.mark.parametrize("bits", [2, 9, 20, 31, 32, 33, 50, 64])
 def test_sums_are_exact(bits):
     """Against Python's integers modulo 2^bits, messages over the whole of int32, so that partial sums wrap many times.

@@ -19,6 +19,7 @@ def numbers(element) -> list[int]:
     return list(sum(x << 32 * i for i, x in enumerate(words)))
 
 
+@pytest.mark.default_rows(3)
 @pytest.mark.parametrize("ring", RINGS)
 def test_arithmetic(ring):
     """Catches a carry that is lost, a sign that is not extended, bits past the modulus, and a prime that is not 0."""
@@ -36,6 +37,7 @@ def test_arithmetic(ring):
     assert numbers(products) == [3 * i % q for i in numbers(random)]
 
 
+@pytest.mark.default_rows(3)
 @pytest.mark.parametrize("ring", RINGS)
 def test_elements_are_uniform(ring):
     """Chi-square over 16 cells of the range, one false alarm in 10^5. Catches bits that are never set."""
@@ -46,6 +48,7 @@ def test_elements_are_uniform(ring):
     assert counts.size == size and ((counts - 20_000 / size) ** 2 / (20_000 / size)).sum() < 55
 
 
+@pytest.mark.default_rows(3)
 @pytest.mark.parametrize("ring", RINGS)
 def test_lifted(ring):
     """Both ends of the range, and numbers near 0 on either side: exact where 24 bits hold them. Catches -1 as 2^b."""

@@ -75,6 +75,7 @@ def too_few(left, holds, threshold) -> bool:
     return False
 
 
+@pytest.mark.default_rows(1)
 @pytest.mark.parametrize(
     ("ring", "size", "neighbours", "threshold"),
     [
@@ -104,6 +105,7 @@ def test_every_dropout_at_every_step(ring, size, neighbours, threshold):
     assert (got.reshape(-1, 2) == true[open_cases]).all()
 
 
+@pytest.mark.full
 def test_every_survivor_set():
     """All 2^8 sets that upload, everybody else lost before or after sharing; m = 8, t = 5: exact at t and above.
 

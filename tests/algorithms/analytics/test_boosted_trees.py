@@ -79,6 +79,7 @@ def alike(estimate, forest):
     np.testing.assert_allclose(estimate["values"], forest["values"], atol=1e-5)
 
 
+@pytest.mark.default_rows("logistic")
 @pytest.mark.parametrize("objective, y", [("logistic", LABELS), ("squared", NUMBERS)], ids=["logistic", "squared"])
 def test_everybody_together_is_boosting(objective, y):
     """The whole forest after every round, and none changes after the last. Catches gradients at the tree that grows,
@@ -91,6 +92,7 @@ def test_everybody_together_is_boosting(objective, y):
         alike(estimate, forest)
 
 
+@pytest.mark.full
 def test_a_tree_without_splits_takes_one_round():
     """Catches a tree that waits for levels that it does not have, and a root without a value."""
     options = SMALL | {"least_gain": 10.0}
@@ -101,6 +103,7 @@ def test_a_tree_without_splits_takes_one_round():
     assert estimates[0]["values"][0, 0] == pytest.approx(expected, rel=1e-5)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("rate", [0.3, 1.0])
 def test_the_squared_loss_never_rises(rate):
     """On the training rows, from each round to the next, with a penalty. Catches gradients at another forest than the
@@ -134,7 +137,7 @@ def test_a_stump_is_exact():
     np.testing.assert_allclose(values["loss"], np.log1p(np.exp(-2.0)), rtol=1e-5)
 
 
-@pytest.mark.default_rows(1)
+@pytest.mark.full
 @pytest.mark.parametrize("name", ["fixed_mean", "modular_sum", "additive_shares", "secure_sum"])
 def test_any_multiple_of_the_sum_will_do(name):
     """Catches a penalty or a least share in the unit of what the aggregator divides by."""
@@ -153,6 +156,7 @@ def test_any_multiple_of_the_sum_will_do(name):
     np.testing.assert_allclose(estimates[-1]["values"], forest["values"], atol=1e-5 if change is None else 2e-3)
 
 
+@pytest.mark.full
 def test_bins_of_each_feature():
     """The same edges, given for each feature, make the same bits; other ones make the thresholds. Catches edges that
     are read across features."""
@@ -220,6 +224,7 @@ def test_noise_divides_by_nothing():
     assert num_splits > 100
 
 
+@pytest.mark.full
 def test_noise_has_its_epsilon():
     """Catches weights that tell the number of rows, and messages of clients without rows that are left out."""
     sampler = sampling.uniform(p.NUM_CLIENTS, 20)
@@ -236,6 +241,7 @@ def test_noise_has_its_epsilon():
         algorithms.boosted_trees(sampler, transform=transform.gaussian_mechanism(1.0, 2.0), **SMALL)
 
 
+@pytest.mark.full
 def test_rounds_without_rows_change_nothing():
     """Catches a tree that ends because nobody in the cohort had a row, and a first hessian of 0."""
     made = algorithms.boosted_trees(sampling.cyclic(p.NUM_CLIENTS, 5), **SMALL)
@@ -249,6 +255,7 @@ def test_rounds_without_rows_change_nothing():
         state = after
 
 
+@pytest.mark.full
 def test_the_same_bits_in_any_order_and_chunk():
     """Of clients, and of chunks with the same lanes. Catches float sums over clients."""
 
@@ -275,6 +282,7 @@ def test_a_resume_within_a_tree(tmp_path):
     jax.tree.map(np.testing.assert_array_equal, whole.server, resumed.server)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("spoiled", ["feature", "label"])
 def test_rows_that_are_none_drop_their_client(spoiled):
     """A feature that is NaN or a label of 2: the round is that without the client, which is counted. Catches a NaN that
@@ -292,6 +300,7 @@ def test_rows_that_are_none_drop_their_client(spoiled):
     assert np.isnan(values["loss"][0]) and np.isfinite(values["loss"][1:]).all()
 
 
+@pytest.mark.full
 def test_a_message_counts_its_numbers():
     """Bytes are those of two histograms of the widest level, both ways with the whole forest. On devices they take
     time."""

@@ -44,7 +44,7 @@ def test_everybody_together_is_em():
     np.testing.assert_allclose([info["local_loss"] for info in infos], losses, rtol=1e-5)
 
 
-@pytest.mark.default_rows(1)
+@pytest.mark.full
 @pytest.mark.parametrize("seed", [0, 1])
 def test_the_likelihood_never_falls(seed):
     """Catches a step that is no maximum, from starts that are drawn."""
@@ -74,6 +74,7 @@ def test_the_loss_is_the_likelihood():
     assert losses.mean() == pytest.approx(em(START, 1)[1][0], rel=1e-5)
 
 
+@pytest.mark.full
 def test_noise_keeps_it_a_mixture():
     """Noise far above the counts: weights are shares and variances positive, in every round."""
     sampler = sampling.uniform(p.NUM_CLIENTS, 20)

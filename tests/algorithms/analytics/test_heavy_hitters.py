@@ -29,6 +29,7 @@ def found(estimate):
     return dict(zip(estimate["symbols"][kept].tolist(), estimate["shares"][kept].tolist(), strict=True))
 
 
+@pytest.mark.default_rows("3")
 @pytest.mark.parametrize("bits", [1, 3, 4])
 def test_everybody_together_finds_all_and_no_others(bits):
     """Exactly the symbols at or above the threshold, with their shares. Catches bits that are read from the wrong end,
@@ -46,6 +47,7 @@ def test_everybody_together_finds_all_and_no_others(bits):
     assert estimates[-1]["symbols"][0] == 3  # by falling shares
 
 
+@pytest.mark.full
 def test_misses_are_as_rare_as_stated():
     """A symbol of share 0.2 at a threshold of 0.1, with cohorts of 50 and noise of 0.003 on a share, in 200 runs.
 
@@ -82,6 +84,7 @@ def test_the_bound_without_noise_is_the_binomial():
     assert rate < theory.heavy_hitter_miss_rate(0.3, 0.2, 50, 1, noise_std=0.01, num_cells=100) < 1
 
 
+@pytest.mark.full
 def test_a_client_votes_once():
     """For one of its symbols, uniformly among all of them. Catches a client with many rows that votes often."""
     made = algorithms.heavy_hitters(p.EVERYBODY, num_symbols=4, bits_per_round=2, threshold=0.01)
@@ -118,6 +121,7 @@ def test_what_is_refused():
         made.init(None, {"symbols": jnp.zeros(3)}, p.people())
 
 
+@pytest.mark.full
 def test_the_largest_symbols():
     """31 bits in rounds of four. Catches prefixes that overflow, and noise that finds a symbol that does not exist."""
     votes = np.array([2**31 - 2] * 10 + [7] * 5)

@@ -25,6 +25,7 @@ def test_everybody_together_is_numpy():
     np.testing.assert_allclose(bins["counts"], expected, rtol=1e-6)
 
 
+@pytest.mark.full
 def test_numbers_at_edges():
     """A number at the lower end of each bin, as the answer shows it. Catches 0.53 that counts from 0.52 to 0.53."""
     lower_ends = np.linspace(0, 1, 101)[:-1].astype(np.float32)
@@ -38,6 +39,7 @@ def test_numbers_at_edges():
     np.testing.assert_allclose(found["counts"], 1 / 100, rtol=1e-6)
 
 
+@pytest.mark.full
 def test_counts_by_region():
     """Catches regions and bins that are swapped, and rows of an unknown region that count in another one."""
     regions = np.arange(p.NUM_CLIENTS)[:, None] % 3 + np.zeros((1, p.ROWS))  # three regions, of which two are known
@@ -52,7 +54,7 @@ def test_counts_by_region():
     np.testing.assert_allclose(estimate["counts"], expected, rtol=1e-6)
 
 
-@pytest.mark.default_rows(1)
+@pytest.mark.full
 @pytest.mark.parametrize("mechanism", ["discrete_gaussian_mechanism", "skellam_mechanism", "distributed_gaussian"])
 def test_noise_and_epsilon(mechanism):
     """The variance of the counts is that of the noise, and the accountant reads it. 6,000 numbers: the variance is

@@ -50,6 +50,7 @@ def test_the_objective_never_rises(seed):
     assert (np.diff(objectives) <= 1e-5).all() and objectives[-1] < objectives[0]
 
 
+@pytest.mark.full
 def test_empty_clusters_stay():
     """Catches 0 / 0, and a cluster below the least share that moves."""
     (estimate,), _ = p.rounds(algorithms.kmeans(p.EVERYBODY, **CLUSTERS), 1, params=START)
@@ -73,7 +74,7 @@ def test_negative_counts_of_noise(least_share, moved):
     np.testing.assert_allclose(server.params(state)["centroids"], expected, rtol=1e-6)
 
 
-@pytest.mark.default_rows(2)
+@pytest.mark.default_rows("fixed_mean")
 @pytest.mark.parametrize("name", ["fixed_mean", "additive_shares", "modular_sum", "secure_sum"])
 def test_any_multiple_of_the_sum_will_do(name):
     """Catches a server that needs the cohort's mean: sums and counts are divided by the same number."""
@@ -90,6 +91,7 @@ def test_any_multiple_of_the_sum_will_do(name):
     np.testing.assert_allclose(estimate["centroids"], lloyd(START["centroids"], 1)[0][0], rtol=tolerance)
 
 
+@pytest.mark.full
 def test_one_row_of_a_client():
     """Each round draws another row, uniformly among the client's own. Catches padding that is drawn, and a client whose
     first row is always sent."""
@@ -129,6 +131,7 @@ def test_a_message_counts_its_numbers():
     assert wire_of(made.parts.transform, spec).values == 12
 
 
+@pytest.mark.full
 def test_clients_take_time():
     """On devices a round takes what its arithmetic and messages do. Catches work that no clock can price."""
     devices = network.heterogeneous(p.NUM_CLIENTS, speed=100.0, bandwidth_down=10.0, bandwidth_up=5.0)

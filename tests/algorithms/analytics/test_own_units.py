@@ -49,6 +49,7 @@ def test_quantiles_of_a_table_are_in_its_units(settings):
     assert found["beyond"] == [f"{p}: may lie above 55, the end of the interval" for p in (0.5, 0.75)]
 
 
+@pytest.mark.full
 def test_a_histogram_says_what_it_counts(settings):
     """Catches bins in other units, and counts without a word of what is counted, or without the classes' names."""
     bins = ["algorithm.low=45.0", "algorithm.high=60.0", "algorithm.num_bins=3", "algorithm.column=0"]
@@ -61,6 +62,7 @@ def test_a_histogram_says_what_it_counts(settings):
     assert found["names"] == [["no", "yes"][symbol] for symbol in found["symbols"]] and found["names"]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name, mean", [("kmeans", "centroids"), ("gaussian_mixture", "means")])
 def test_standardised_clusters_are_converted_back(settings, name, mean):
     """Catches centroids that are told in units of standard deviations."""
@@ -75,6 +77,7 @@ def test_standardised_clusters_are_converted_back(settings, name, mean):
             np.testing.assert_allclose(found["variances"], [[AGES.var(), 0.25, 0.25]], rtol=1e-4)
 
 
+@pytest.mark.full
 def test_thresholds_of_trees_are_converted_back(settings):
     """Catches a split at an age of half a standard deviation."""
     edges = ["algorithm.name=boosted_trees", "algorithm.num_trees=1", "algorithm.max_depth=1", "algorithm.num_bins=2"]

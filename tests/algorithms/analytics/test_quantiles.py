@@ -34,6 +34,7 @@ def test_labels_are_numbers_too():
     assert estimate["quantiles"][0] == pytest.approx(np.quantile(y, 0.5, method="inverted_cdf"), abs=1e-4)
 
 
+@pytest.mark.default_rows("ranks")
 @pytest.mark.parametrize("values", [[20.0] * 3 + [60.0] * 7, [*range(1, 11)]], ids=["tied", "ranks"])
 def test_shares_that_are_met_exactly(values):
     """Ten clients with a row each, whose shares are the probabilities. Catches 0.3 as a float32, which lies above 3 of
@@ -46,6 +47,7 @@ def test_shares_that_are_met_exactly(values):
     assert (estimates[-1]["low"] < expected).all() and (expected <= estimates[-1]["high"]).all()
 
 
+@pytest.mark.full
 def test_small_cohorts_keep_the_bound():
     """The rank of the interval's ends is off by less than e in all but 2 T exp(-2 m e^2) of runs: here 6 rounds, m = 60
     and e = 0.2 give at most 0.098 for both ends of one quantile. Of 300 runs more than 50 fail by chance with
@@ -70,9 +72,9 @@ def test_cohorts_without_rows_leave_the_interval():
         {"x": np.full((1, 1), 0.8, np.float32), "y": np.full(1, 0.8, np.float32)}
     ])  # fmt: skip
     made = algorithms.quantiles(sampling.cyclic(4, 1), probabilities=(0.5,))
-    state, ends = made.init(jax.random.key(0), (), people), []
+    state, step, ends = made.init(jax.random.key(0), (), people), jax.jit(made.step), []
     for t in range(4):
-        state, _ = made.step(jax.random.key(t), state, people)
+        state, _ = step(jax.random.key(t), state, people)
         ends.append((float(made.params(state)["low"][0]), float(made.params(state)["high"][0])))
     assert set(ends) <= {(0.0, 1.0), (0.5, 1.0)} and ends[-1] == (0.5, 1.0)
 

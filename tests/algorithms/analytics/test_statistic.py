@@ -54,6 +54,7 @@ def test_what_was_found_is_told(capsys):
     assert "128 numbers" in capsys.readouterr().out
 
 
+@pytest.mark.default_rows("histogram")
 @pytest.mark.parametrize(
     "make, options",
     [(algorithms.histogram, {"num_bins": 4}), (algorithms.quantiles, {"probabilities": [0.5]})],
@@ -75,6 +76,7 @@ def test_a_number_that_is_none_drops_its_client(make, options):
         np.testing.assert_allclose(found[name], scale * values, rtol=1e-6)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", [name for name in STATISTICS if name != "heavy_hitters"])
 def test_every_statistic_of_numbers_drops_it(name, monkeypatch):
     """Catches a NaN that one of them takes for a number; symbols are integers."""

@@ -232,6 +232,7 @@ def exponential(size) -> Devices:
     return Devices(size, spend, ticks_per_second=1000)
 
 
+@pytest.mark.default_rows(1)
 @pytest.mark.parametrize("make", [devices, exponential], ids=["by id", "exponential"])
 @pytest.mark.parametrize("buffer, block, refill", [(4, 4, "other"), (4, 4, "same"), (1, 3, "other")])
 def test_mean_staleness_is_that_of_the_number_in_flight(make, buffer, block, refill):
@@ -248,6 +249,7 @@ def test_mean_staleness_is_that_of_the_number_in_flight(make, buffer, block, ref
     assert found.stopped.sum() == 0 and size == traffic.devices.population_size
 
 
+@pytest.mark.full
 def test_throughput_is_that_of_exponential_clients():
     """C clients of mean E[T] bring C / E[T] updates a second. 8,000 of them: five standard errors are 5.6 %."""
     flights, found = walked(Traffic(exponential(60), 12, 4, 4, 400, "other"), 2000)
@@ -256,6 +258,7 @@ def test_throughput_is_that_of_exponential_clients():
     assert abs(found.busy.sum() / (12 * found.elapsed.sum(dtype=np.int64)) - 1) < 1e-5  # nobody waits
 
 
+@pytest.mark.full
 def test_nobody_is_in_flight_twice():
     """Catches a client that is drawn while it has a place, or twice in a step, with few clients and with many."""
     for size in (16, 2000):
@@ -267,6 +270,7 @@ def test_nobody_is_in_flight_twice():
         assert counts.min() > 0 or size > 1000
 
 
+@pytest.mark.full
 def test_others_are_drawn_uniformly():
     """Each of 40 alike clients arrives equally often. Chi-square of 39 degrees, at most 1 error in 10,000: a client
     does not arrive again at once, which spreads arrivals more evenly than independent draws."""
@@ -318,6 +322,7 @@ LEAVING = {
 LEAVING["both"] = LEAVING["presence"][0], LEAVING["hazard"][1]
 
 
+@pytest.mark.default_rows(1)
 @pytest.mark.parametrize("name", LEAVING)
 def test_who_leaves_is_lost_as_under_a_clock(name):
     """Everybody is sent work at time 0, by an asynchronous server and by one that waits: the same clients are lost, at
@@ -345,6 +350,7 @@ def test_who_leaves_is_lost_as_under_a_clock(name):
     assert int(begun.wasted) == int((cohort.timing.sent & ~cohort.reported).sum())
 
 
+@pytest.mark.full
 def test_a_server_whose_clients_all_leave_does_not_wait_a_minute():
     """Everybody leaves after 0.3 s of its work: a step without an arrival ends when the first has left, and others are
     sent work. Catches simulated time that is made of waiting."""
@@ -357,6 +363,7 @@ def test_a_server_whose_clients_all_leave_does_not_wait_a_minute():
     assert none.any() and found.elapsed[none].max() <= 2 + 4 + 3 and found.interrupted.sum() > 20
 
 
+@pytest.mark.full
 def test_nobody_is_there_yet():
     """Time goes on by a minute a step until somebody is. Catches a server that asks for ever at the same moment."""
     _, found = walked(Traffic(devices(40, nobody_early), 12, 4, 4, 50, "other"), 8)
@@ -375,6 +382,7 @@ def alike() -> Devices:
     return Devices(60, spend, ticks_per_second=10)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("refill", ["other", "same"])
 def test_the_share_that_arrives_is_that_of_the_hazard(refill):
     """exp(-2 / 4) of work of two seconds, where clients stay for four in the mean; of 4,000 and more that were begun,
@@ -388,6 +396,7 @@ def test_the_share_that_arrives_is_that_of_the_hazard(refill):
     assert (found.flying == 12).all()
 
 
+@pytest.mark.full
 def test_who_leaves_late_does_not_keep_others_away():
     """Ten minutes pass until one of two clients in flight leaves; others are there from the third minute on. Catches
     a server that looks for clients only when somebody has left."""
@@ -407,6 +416,7 @@ def test_who_leaves_late_does_not_keep_others_away():
     assert found.elapsed[:2].tolist() == [600, 600] and found.there[:, 0].tolist() == [False, False] + 7 * [True]
 
 
+@pytest.mark.full
 def test_the_last_clients_of_empty_places_return():
     """Two of four clients are there, from a minute on, and they are those who were to be first: no draw finds them, for
     their ids stand at empty places. Catches a server that waits for ever."""
@@ -429,6 +439,7 @@ def test_a_client_whose_model_is_too_old_is_stopped():
     assert found.begun.sent.sum() - found.there.sum() - found.stopped.sum() in range(12 + 1)
 
 
+@pytest.mark.full
 def test_no_update_is_older_than_the_ring():
     """Blocks of four that each make a version, of which three are kept. Catches an arrival whose base has left them."""
     traffic = Traffic(devices(40), 9, 4, 1, 3, "other")

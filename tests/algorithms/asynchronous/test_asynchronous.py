@@ -244,6 +244,7 @@ def test_coded_bytes_are_of_the_same_messages():
     assert sent == coded and sum(int(info["wasted_bytes"].number) for info in infos) > 0
 
 
+@pytest.mark.full
 def test_summary_of_a_run():
     """Against all single arrivals, of steps with 1 to 4 of them. Catches a mean over steps, a share of the time that a
     short step decides, and the last step's largest staleness."""
@@ -304,6 +305,7 @@ def test_updates_that_cannot_be_discounted():
         parts(counts, mean, step).init(events.KEY, {"w": jnp.zeros(1, jnp.int16)}, clients())
 
 
+@pytest.mark.full
 def test_control_variates_without_a_discount():
     """Whatever the delays, c is the mean of all clients' c_i. Catches the state of another arrival."""
     made = corrected(staleness=staleness.constant())
@@ -331,6 +333,7 @@ def test_factors_out_of_range(factors, words):
             quadratic(make, concurrency=12, staleness=factors, max_staleness=100)
 
 
+@pytest.mark.full
 def test_what_feedback_keeps():
     """Clients that send two numbers of six, of whom those whose model is old are stopped: what the model moved by and
     what they keep add up to the updates of those who arrived, exactly.

@@ -71,6 +71,7 @@ def test_fedasync_is_the_event_loop(block, oldest):
     assert old == 0 if oldest == 200 else oldest in gaps
 
 
+@pytest.mark.full
 def test_blocks_change_nothing():
     """The same clients again, whose delays are their own: the same versions in blocks of one and of five."""
     histories = []
@@ -86,6 +87,7 @@ def test_blocks_change_nothing():
         np.testing.assert_allclose(histories[0][n], histories[1][n], rtol=1e-6)
 
 
+@pytest.mark.full
 def test_a_message_that_is_not_finite():
     """It changes nothing, is counted, and makes a version all the same. Catches NaN that is mixed in."""
     bad = 9
@@ -117,6 +119,7 @@ def test_a_message_that_is_not_finite():
     assert lost > 0
 
 
+@pytest.mark.full
 def test_a_factor_that_is_none():
     """A message whose mixing rate is not in [0, 1] changes nothing, where a sweep varies it: known ones are refused.
     Catches NaN in the model, and mixing too much."""
@@ -144,6 +147,7 @@ def test_a_factor_that_is_none():
 LEAVES = {"many": (60, 50), "few": (3, 4), "none": (0, 2), "one": (), "half": (7,), "more": (2049,)}
 
 
+@pytest.mark.default_rows(1)
 @pytest.mark.parametrize("names", [tuple(LEAVES), ("many", "more"), ("one",), ("half", "none")], ids=" ".join)
 def test_leaves_of_all_sizes(names):
     """Leaf by leaf in NumPy, nine messages out of order among twelve rows, a ring that begins anew, 16 bits.
@@ -171,6 +175,7 @@ def test_leaves_of_all_sizes(names):
             np.testing.assert_allclose(np.float64(found), np.float64(expected), atol=slack)
 
 
+@pytest.mark.default_rows(1)
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
 def test_models_far_apart(dtype):
     """The halves of the largest and the least number. Catches their difference, which is past the dtype: versions were
@@ -183,6 +188,7 @@ def test_models_far_apart(dtype):
         np.testing.assert_allclose(np.float64(found), np.float64(most) / 2, rtol=1e-3)
 
 
+@pytest.mark.default_rows(1)
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
 def test_versions_have_zeros_without_a_sign(dtype):
     """What mixes nothing in, as padding does, would turn them. Catches -0 that is kept, and one that rounding makes."""
@@ -247,7 +253,7 @@ def test_no_message_is_kept():
     assert needs(many) - needs(1) < 4 * dimension * many / 2
 
 
-@pytest.mark.default_rows(1)
+@pytest.mark.full
 @pytest.mark.parametrize(("runs", "plan"), [(None, None), (2, None), (None, engine.Plan(2, 4))], ids=str)
 def test_no_copy_of_the_versions(runs, plan):
     """A step holds no second copy of all versions that are kept, a sweep's neither, nor one of several groups a chunk.

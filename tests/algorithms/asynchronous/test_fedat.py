@@ -52,6 +52,7 @@ def test_fedat_is_the_event_loop():
     assert set(tiers) == {0, 1, 2} and infos[0]["clients_invited"] == 8
 
 
+@pytest.mark.full
 def test_a_tier_does_without_clients_who_leave():
     """A third of the clients leave after two ticks of their work. Catches updates of clients who are gone, a tier that
     waits for a message that never comes, and clients who leave and are not counted."""

@@ -54,6 +54,7 @@ def test_numpy():
     assert 64 < bits < 96 and infos[0]["uplink_bytes"].total() == 2 * g.N * -(-bits // 8)
 
 
+@pytest.mark.full
 def test_without_a_compressor():
     """With step 1 it is D-PSGD. Catches a copy that neighbours do not have."""
     made = choco(consensus_step=1.0)

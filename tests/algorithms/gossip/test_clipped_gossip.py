@@ -71,6 +71,7 @@ def test_numpy(rule, attacks):
     assert infos[-1].get("attackers_met", 0) == attacks
 
 
+@pytest.mark.full
 def test_attackers_do_little():
     """One of eight sends 50s: plain gossip is led tens away, clipped stays within 0.5 of where it is without attack."""
     how = {"attack": sends_far(), "who": adversary.clients([5])}
@@ -83,6 +84,7 @@ def test_attackers_do_little():
     assert np.abs(ends[1] - CENTERS[~BAD].mean(0)).max() < 1.2 and np.abs(CENTERS).max() > 1.5
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", rows(["alie", "sign_flip", "inner_product"], ["alie"]))
 def test_every_kind_of_attack(name):
     """Alone, together and with memory. Catches a kind whose messages never reach the neighbours."""
@@ -99,6 +101,7 @@ def test_every_kind_of_attack(name):
     assert np.abs(own(plain, one) - own(made, two))[[4, 6]].max() > 1e-3
 
 
+@pytest.mark.full
 def test_a_large_radius_is_gossip():
     """Catches a clip that rounds, and lost messages of attackers that count as zeros: one sends inf to a neighbour."""
     made = clipped(radius=1e9)

@@ -19,6 +19,7 @@ def dpsgd(mixing=g.RING, rate=g.RATE, **options):
     return algorithms.dpsgd(population.quadratic_loss, mixing, optax.sgd(rate), **options)
 
 
+@pytest.mark.default_rows(1)
 @pytest.mark.parametrize("form, steps", [(FORMS[0], 3), (FORMS[1], 1)])
 def test_numpy(form, steps):
     """Catches mixing of what has already moved in the one form, or has not in the other, and a node that trains from
@@ -38,6 +39,7 @@ def test_numpy(form, steps):
     assert int(state.star.round) == 5 and infos[-1]["local_steps"] == steps
 
 
+@pytest.mark.full
 def test_the_complete_graph_is_fedavg():
     """With uniform weights and mixing after the local steps; to 1e-6. Catches a mean in which a node counts twice."""
     everybody = network.neighbour_mean(network.complete(g.N))
@@ -76,6 +78,7 @@ def test_bytes_go_with_edges(name, edges):
     assert infos[0]["uplink_bytes"].total() == (1 if graph.directed else 2) * edges * (15 * 4 + 2 * 2)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", [pytest.param("ring", marks=pytest.mark.full), "torus"])
 def test_consensus_shrinks_as_predicted(name):
     """The distance after 1, 4 and 12 rounds against the sum over all eigenvalues, over 4,000 coordinates: 5 standard
@@ -112,6 +115,7 @@ def distance_loss(params, examples, key):
     return ((params["w"][None] - examples["x"]) ** 2).sum(1) / 2
 
 
+@pytest.mark.default_rows(1)
 @pytest.mark.parametrize("form", FORMS)
 def test_a_node_that_is_down_stays(form):
     """NumPy's models under failures of nodes and links, drawn from the rounds' keys. Catches a node that trains while
@@ -131,6 +135,7 @@ def test_a_node_that_is_down_stays(form):
     np.testing.assert_allclose(g.models(dpsgd(mixing), state), x, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.full
 def test_everybody_is_down():
     """Catches a round without anybody that is skipped as a failure, or moves a model, or has NaN for a loss."""
     mixing = network.with_node_failures(g.RING, 0.999999)
@@ -139,6 +144,7 @@ def test_everybody_is_down():
     assert infos[0]["skipped_rounds"] == 0 and infos[0]["uplink_bytes"].total() == 0
 
 
+@pytest.mark.default_rows("nan")
 @pytest.mark.parametrize("value", [np.nan, np.inf, 1e33])
 def test_a_result_that_is_not_finite(value):
     """The node keeps its model, which mixes with the others'; it is counted, and named. Catches NaN that spreads."""
@@ -156,6 +162,7 @@ def test_a_result_that_is_not_finite(value):
     assert infos[0]["dropped_clients"] == 1 and infos[0]["error_ids"].tolist() == [2] + [-1] * 7
 
 
+@pytest.mark.full
 def test_a_round_that_diverges_is_skipped():
     """Catches models of inf that are kept: a rate far too large, until float32 overflows."""
     made = dpsgd(rate=1e12)

@@ -60,12 +60,14 @@ def test_no_barrier_without_time():
         dpsgd(barrier="local")
 
 
+@pytest.mark.full
 def test_a_global_barrier():
     """Everybody waits for the slowest. Catches a wait for neighbours."""
     state, _ = g.run(dpsgd(devices=devices(slow=3)), 3)
     assert ticks(state) == [2 * SLOW + (SLOW if i == 3 else FAST) for i in range(g.N)]
 
 
+@pytest.mark.full
 def test_who_is_down_does_not_wait():
     """In Python integers, with nodes that fail. Catches one that is down and whose clock runs, or whom others await;
     and a global round that begins before the last one is over, because its slowest node is down in this one."""
@@ -96,6 +98,7 @@ def test_who_is_down_does_not_wait():
         np.testing.assert_allclose(infos[-1]["simulated_seconds"], max(exact) / 1000, rtol=1e-6)
 
 
+@pytest.mark.full
 def test_time_changes_no_number():
     """Bit for bit. Catches a clock that draws from a stream of the round, or waits that reorder sums."""
     models = []
@@ -131,6 +134,7 @@ def test_what_a_round_asks():
     assert Clock(jnp.int32([2]), jnp.int32([500])).read(1000).tolist() == [2.5]
 
 
+@pytest.mark.default_rows("global")
 @pytest.mark.parametrize("barrier", ["global", "local"])
 def test_past_the_clock(barrier):
     """A node of 68 years a round, in seconds. Who waited for its second round is past what is counted, for ever, the

@@ -56,6 +56,7 @@ def test_numpy(lost):
     assert met > 15
 
 
+@pytest.mark.full
 def test_meetings_keep_the_average():
     """200 rounds without training, from models of their own. Catches a model that two nodes overwrite."""
     made, data = gossip(rate=1e-12), g.clients()
@@ -71,6 +72,7 @@ def test_meetings_keep_the_average():
     assert after[7] == before[7]
 
 
+@pytest.mark.full
 def test_partners():
     """Each neighbour as likely (6 of the hub, 2 of node 1), by 4,000 draws within 5 standard deviations; and every
     order of two. Catches a neighbour that is never met, the node itself, and an order by slot."""
@@ -122,6 +124,7 @@ def test_what_is_refused():
         )
 
 
+@pytest.mark.full
 def test_unequal_nodes():
     """Four rounds of nodes with 0 to 7 examples each, meeting by meeting, against NumPy: each takes its step on the
     mean of its own loss, and who has no examples meets all the same. Catches steps by size, rows in the order in which
@@ -159,6 +162,7 @@ def test_unequal_nodes():
         algorithms.pairwise_gossip(p.linear_loss, by_size, optax.sgd(p.RATE), ring, **options)
 
 
+@pytest.mark.full
 def test_a_round_that_diverges_is_skipped():
     """Neighbours 6e38 apart, a difference that is not finite: models stay, and the round is counted. Catches
     models of infinity."""

@@ -17,6 +17,7 @@ def push_sum(mixing, rate=g.RATE, **options):
     return algorithms.push_sum(population.quadratic_loss, mixing, optax.sgd(rate), **options)
 
 
+@pytest.mark.default_rows("True")
 @pytest.mark.parametrize("fails", [False, True])
 def test_numpy(fails):
     """Sums, weights and models, also where links fail and nodes are down. Catches a step from x in place of x / w, a
@@ -55,6 +56,7 @@ def test_the_average_of_a_directed_graph(mixing):
     np.testing.assert_allclose(g.models(made[0], state), np.full(g.N, g.OPTIMUM), atol=0.03)
 
 
+@pytest.mark.full
 def test_undirected_mixing_is_dpsgd():
     """With weights that stay 1: bit for bit, "adapt_then_combine". Catches a division that rounds."""
     made = push_sum(g.RING)
@@ -93,7 +95,7 @@ def test_weights_that_vanish(dtype):
     assert jnp.isfinite(made.evaluated.personal(state, jnp.arange(size))["w"]).all()
 
 
-@pytest.mark.default_rows(1)
+@pytest.mark.full
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_narrow_models_keep_their_average(dtype):
     """300 rounds of shares of 1/3 and 1/5, with links that fail: sums, weights and their ratio stay, to 1e-5.

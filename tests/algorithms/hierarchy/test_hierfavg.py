@@ -86,7 +86,7 @@ def halves_loss(model, examples, key):
     return p.linear_loss(model["shared"] + model["own"], examples, key)
 
 
-@pytest.mark.default_rows(2)
+@pytest.mark.default_rows(1)
 @pytest.mark.parametrize("name", ["fedrep", "ditto", "apfl", "fedbabu", "fedper", "per_fedavg", "pfedme"])
 def test_personal_clients_under_edges_are_flat(name):
     """Full batches, each edge one round: the shared model is that of all clients under one server, to 1e-5.
@@ -112,7 +112,7 @@ def test_personal_clients_under_edges_are_flat(name):
 CURVATURES, CENTERS, EDGES = [1, 10, 2], [0.0, 1.0, -1.0], [0, 0, 1]
 
 
-@pytest.mark.default_rows(1)
+@pytest.mark.full
 @pytest.mark.parametrize("rounds", [2, pytest.param(5, marks=pytest.mark.full), 50])
 def test_fixed_points(rounds):
     """kappa edge rounds converge to the closed form, to 1e-6. Fault: a round too many or too few inside."""
@@ -386,6 +386,7 @@ PARTS = {
 }
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", cases.rows(PARTS, ["remembers"]))
 def test_any_part_at_the_edge(name):
     """Fault: a robust rule, a secure sum, noise or a memory that only works under one server."""
@@ -429,6 +430,7 @@ def test_noise_inside_an_edge_has_no_epsilon():
         mechanism_of(cloud._replace(parts=cloud.parts._replace(aggregator=aggregation.mean())))
 
 
+@pytest.mark.full
 def test_skipped_chunks_change_nothing():
     """A group of one among groups of twelve has the bits that it has alone, empty places and all.
 
@@ -543,6 +545,7 @@ KEEPERS = {
 }
 
 
+@pytest.mark.default_rows(1)
 @pytest.mark.parametrize("name", KEEPERS)
 def test_a_state_that_is_not_kept(name):
     """Fault: error feedback whose memory begins at zero in each round above: what was left out is never sent."""
@@ -560,6 +563,7 @@ ALONE = {
 }
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.full) for name in ALONE if name != "fedavgm"]
                          + ["fedavgm"])  # fmt: skip
 def test_one_edge_of_everybody_is_its_algorithm(name):

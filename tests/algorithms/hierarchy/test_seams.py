@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import pytest
 
 from fedjax_sim import aggregation, client, engine, population, sampling, server, transform, tree
 from fedjax_sim.algorithms import federated
@@ -175,6 +176,7 @@ def dpsgd(loss_fn, rate, mixing) -> Algorithm:
     return Algorithm(init, step, mean_model, star, evaluated=Evaluated(personal))
 
 
+@pytest.mark.full
 def test_dpsgd():
     """Catches mixing of what has already moved, a node that trains from another's model, weights off the graph."""
     ring = np.eye(N) / 2 + (np.roll(np.eye(N), 1, 0) + np.roll(np.eye(N), -1, 0)) / 4

@@ -35,7 +35,7 @@ def loss_fn(params, examples, key):
 
 
 def start():
-    return {"body": {"w": jnp.array([0.3, -0.2])}, "output": {"b": jnp.array(0.1)}}
+    return {"body": {"w": np.float32([0.3, -0.2])}, "output": {"b": np.full((), 0.1, np.float32)}}
 
 
 START = np.array([0.3, -0.2, 0.1])  # body.w, output.b

@@ -33,6 +33,7 @@ def best_parts(similarities):
     return min(parts, key=lambda part: separation(similarities, part))
 
 
+@pytest.mark.default_rows(1)
 @pytest.mark.parametrize("seed", range(4))
 def test_parts_are_the_best(seed):
     """Seven rows, of which five are members: the optimum of all bipartitions, ties included. Catches a cut at another
@@ -109,6 +110,7 @@ def quadratic(centers, **options):
     return np.asarray(state.aggregator.members), np.asarray(own), int(info["clusters"])
 
 
+@pytest.mark.full
 def test_opposite_groups_are_separated():
     """Two groups of noisy clients: separated at their common stationary point, and each at its own mean then."""
     rng = np.random.default_rng(0)
@@ -121,6 +123,7 @@ def test_opposite_groups_are_separated():
         np.testing.assert_allclose(own[group == which], expected, atol=0.01)
 
 
+@pytest.mark.full
 def test_equal_clients_stay_together():
     """Whatever the norms: |mean| is the norm of each."""
     for norm in (0.1, 1.0):  # passed while they approach, and from the start
@@ -128,6 +131,7 @@ def test_equal_clients_stay_together():
         assert count == 1
 
 
+@pytest.mark.full
 def test_one_cluster_is_fedavg():
     algorithm = cfl(max_clusters=1, mean_norm=1e3, client_norm=1e3, batch_size=2)
     plain = algorithms.fedavg(p.loss_fn, FULL, SGD, **p.OPTIONS | {"batch_size": 2})

@@ -62,6 +62,7 @@ def test_matches_numpy():
     np.testing.assert_allclose(params["weights"], np.full(M, 1 / M), rtol=1e-6)
 
 
+@pytest.mark.full
 def test_one_component_is_fedavg():
     """Catches responsibilities other than 1, and components that draw other minibatches."""
     some, batches = sampling.uniform(p.NUM_CLIENTS, 3), p.OPTIONS | {"batch_size": 2}
@@ -76,6 +77,7 @@ def test_bytes_are_of_components():
     assert info["uplink_bytes"].total() == info["downlink_bytes"].total() == p.NUM_CLIENTS * M * 12
 
 
+@pytest.mark.full
 def test_a_clients_mixture_is_judged():
     """Catches a judgement by one component, or by equal weights."""
     algorithm = em()

@@ -72,6 +72,7 @@ def test_matches_numpy():
     assert info["update_norm"] == 0 and np.abs(np.array(own) - oracle(start, rows(), imitates=False)[0]).max() > 0.01
 
 
+@pytest.mark.full
 def test_equal_clients_teach_each_other_nothing():
     """Catches logits of another model than the one that is kept, and a temperature on one side alone."""
     clients = [rows()[2]] * 3

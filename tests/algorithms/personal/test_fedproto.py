@@ -86,6 +86,7 @@ def test_matches_numpy():
     assert info["update_norm"] == 0 and info["local_prototype_distance"] > 0
 
 
+@pytest.mark.full
 def test_without_a_pull_it_is_local_training():
     """Catches anything of others that reaches a client: other clients' rows change nothing."""
     changed = [{"x": x["x"] + (i > 0), "y": x["y"]} for i, x in enumerate(rows())]
@@ -105,6 +106,7 @@ def test_bytes_are_of_prototypes():
     assert info["downlink_bytes"].total() == p.NUM_CLIENTS * (4 * CLASSES * SIZE + CLASSES)
 
 
+@pytest.mark.full
 def test_classes_of_the_absent_keep_their_prototype():
     """Catches a class that is forgotten, or becomes zero, in a round without its holders."""
     algorithm = proto(sampling.cyclic(p.NUM_CLIENTS, 1))

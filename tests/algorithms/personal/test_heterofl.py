@@ -107,6 +107,7 @@ def expected_part(algorithm, state, units):
     return np.asarray(algorithm.params(state)["hidden_1"]["kernel"])[: units[1], : units[2]]
 
 
+@pytest.mark.full
 def test_whole_models_are_fedavg():
     some, batches = sampling.uniform(p.NUM_CLIENTS, 3), {"batch_size": 2}
     plain = algorithms.fedavg(models.supervised(MODEL, squares), some, SGD, **p.OPTIONS | batches)
@@ -116,6 +117,7 @@ def test_whole_models_are_fedavg():
         np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-7)
 
 
+@pytest.mark.full
 def test_what_nobody_holds_stays():
     """Catches zeros, or an average with the old model, where no client has a parameter."""
     algorithm = hetero(widths=[0.5])
@@ -135,7 +137,7 @@ def test_bytes():
     assert info["uplink_bytes"].total() == info["downlink_bytes"].total() == sum(sizes)
 
 
-@pytest.mark.default_rows(1)
+@pytest.mark.full
 @pytest.mark.parametrize("width", [0.5, 0.25])
 def test_a_cnns_sub_model_is_a_smaller_cnn(width):
     """Channels behind a flattening: the outputs are those of the network that has these channels alone."""

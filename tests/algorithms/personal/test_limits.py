@@ -26,6 +26,7 @@ def params_of(algorithm, rounds=p.ROUNDS):
     return p.vector(algorithm.params(state))
 
 
+@pytest.mark.full
 def test_dittos_shared_model_is_fedavgs():
     """Catches minibatches of the own model that displace those of the shared one."""
     ditto = algorithms.ditto(p.loss_fn, SOME, SGD, coefficient=0.7, **BATCHES)
@@ -53,7 +54,7 @@ def test_so_it_is_on_an_mlp_under_adam():
 NAMES = ("apfl", "ditto", "fedbabu", "fedper", "fedrep", "ifca", "per_fedavg", "pfedme", "term")
 
 
-@pytest.mark.default_rows("ditto")
+@pytest.mark.full
 @pytest.mark.parametrize("name", NAMES)
 def test_a_rate_may_fall_over_rounds(name):
     """Catches clients who are not told in which round they are: round 1 trains as with that round's constant rate."""
@@ -70,6 +71,7 @@ def test_a_rate_may_fall_over_rounds(name):
     np.testing.assert_allclose(p.vector(algorithm.params(state)), p.vector(algorithm.params(same)), rtol=1e-6)
 
 
+@pytest.mark.full
 def test_ditto_without_a_pull_is_local_training():
     """Catches anything of others that reaches a client's own model: other clients' rows change nothing."""
     ditto = algorithms.ditto(p.loss_fn, sampling.full(p.NUM_CLIENTS), SGD, coefficient=0.0, **BATCHES)
@@ -81,7 +83,7 @@ def test_ditto_without_a_pull_is_local_training():
     assert np.abs(models[0][1:] - models[1][1:]).max() > 1e-3
 
 
-@pytest.mark.default_rows(2)
+@pytest.mark.default_rows(1)
 @pytest.mark.parametrize("name", ["apfl", "ifca", "fedrep", "fedper"])
 def test_without_anything_personal_it_is_fedavg(name):
     """Catches a share of 0, one cluster, or an empty own part that still changes the shared model."""
@@ -94,6 +96,7 @@ def test_without_anything_personal_it_is_fedavg(name):
     np.testing.assert_allclose(params_of(make()), params_of(fedavg()), rtol=2e-6)
 
 
+@pytest.mark.default_rows(1)
 @pytest.mark.parametrize("name", ["fedper", "fedrep", "fedbabu"])
 def test_own_parts_stay(name):
     """Catches a leaf of the clients' part in a message, in the bytes of either direction, or at the server."""
@@ -110,6 +113,7 @@ def test_own_parts_stay(name):
     assert (own != p.START[p.OUTPUT].astype(np.float32)).any() == (name != "fedbabu")
 
 
+@pytest.mark.full
 def test_transforms_are_of_the_shared_part():
     """Catches a quantised broadcast that counts, or rounds, the clients' part."""
     quantised = transform.quantize(8)

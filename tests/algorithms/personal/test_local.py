@@ -39,6 +39,7 @@ def test_models_are_of_own_rows():
     assert made.params_kind is ParamsKind.UNTRAINED
 
 
+@pytest.mark.full
 def test_first_round_is_fedavgs_local_work():
     """Catches other keys or minibatches than FedAvg's, so that the difference of the two is not paired."""
     made = algorithms.local(p.loss_fn, ALL, SGD, **BATCHES)
@@ -65,6 +66,7 @@ def test_nothing_is_sent():
     assert found[0] == found[1] and 0 < found[0][0] < 50
 
 
+@pytest.mark.full
 def test_a_broken_model_is_not_kept():
     """Catches a diverged model that stays in client memory: the client counts as dropped, and keeps what it had."""
     rows = p.rows()

@@ -156,6 +156,7 @@ ROWS = {
 }  # fmt: skip
 
 
+@pytest.mark.default_rows(3)
 @pytest.mark.parametrize("name", ROWS)
 def test_matches_numpy(name):
     """Catches a model trained from the wrong start, a pull to the wrong model, a part that is shared or kept by
@@ -169,7 +170,7 @@ def test_matches_numpy(name):
         np.testing.assert_allclose(p.own_models(algorithm, state), own, rtol=2e-5, atol=2e-6)
 
 
-@pytest.mark.default_rows("pfedme")
+@pytest.mark.full
 @pytest.mark.parametrize("name", ["apfl", "ditto", "fedrep", "per_fedavg", "pfedme"])
 def test_the_plain_mean_of_the_papers(name, monkeypatch):
     """With `weighting="uniform"` clients of 1 to 7 rows count alike. Catches a mean that is by rows all the same."""
@@ -183,6 +184,7 @@ def test_the_plain_mean_of_the_papers(name, monkeypatch):
     np.testing.assert_allclose(p.vector(algorithm.params(p.trained(algorithm)[0])), shared, rtol=2e-5, atol=2e-6)
 
 
+@pytest.mark.full
 def test_learnt_shares_match_numpy():
     """The shares themselves, some of which are cut to 0 or 1, and their mean in the info. Catches a share that moves at
     every step, after the models, or beyond [0, 1]."""

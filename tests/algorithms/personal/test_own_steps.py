@@ -24,6 +24,7 @@ def flops(work, steps):
     return work.flops + (steps - 1) * work.step_flops
 
 
+@pytest.mark.default_rows(1)
 @pytest.mark.parametrize("name", MAKE)
 def test_own_steps_are_counted(name):
     """K + P steps cost what K steps and P steps cost. Catches own steps that are free, or are counted K times."""
@@ -36,6 +37,7 @@ def test_own_steps_are_counted(name):
     assert (epochs.flops, epochs.step_flops) == (shared.flops, shared.step_flops)
 
 
+@pytest.mark.default_rows(1)
 @pytest.mark.parametrize("name", MAKE)
 def test_partial_work_leaves_own_steps(name):
     """Two of three shared steps, and all own steps. Catches partial work that shortens both, or none."""

@@ -41,6 +41,7 @@ def test_models_around_zero_differ():
     assert found["one"][1] != 0
 
 
+@pytest.mark.full
 def test_fedem_tells_groups_apart_from_a_start_at_zero():
     """Clients with the slopes 1 and -1, and a linear model, which starts at 0: each client's mixture is its own slope.
 

@@ -60,6 +60,7 @@ def test_matches_numpy():
     assert 0 < (mixture == 0).sum() < p.NUM_CLIENTS - 1
 
 
+@pytest.mark.full
 def test_without_a_rate_it_is_fedavg():
     plain = algorithms.fedavg(p.loss_fn, FULL, SGD, weighting="uniform", **p.OPTIONS | {"batch_size": 2})
     made = afl(0.0, batch_size=2)
@@ -67,6 +68,7 @@ def test_without_a_rate_it_is_fedavg():
     np.testing.assert_allclose(found, expected, rtol=1e-5)
 
 
+@pytest.mark.full
 def test_the_worst_client_gains():
     """Catches weights that fall with losses."""
 

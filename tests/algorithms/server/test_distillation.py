@@ -67,6 +67,7 @@ def test_feddf():
     )
 
 
+@pytest.mark.full
 def test_the_divergence_alone():
     """One round without the factor T^2, with which gradients would be four times as large."""
     people, start = population.stored({"x": X, "y": Y}, OFFSETS), jnp.array(RNG.normal(size=(3, 2)), jnp.float32)
@@ -77,6 +78,7 @@ def test_the_divergence_alone():
     assert np.abs(one_round(*rows)[1] - made.params(state)).max() > 1e-2
 
 
+@pytest.mark.full
 def test_models_that_agree_teach_nothing():
     """Fault: a student that leaves the mean though all clients' models are that one."""
     people = population.stored({"x": np.tile(X[:4], (3, 1)), "y": np.tile(Y[:4], 3)}, [0, 4, 8, 12])
@@ -91,6 +93,7 @@ def test_models_that_agree_teach_nothing():
         feddf(transform=transform.quantize(8, range=1.0, integers=True))
 
 
+@pytest.mark.full
 def test_a_part_that_only_the_server_has():
     """Clients fit a slope by a loss of their own, the server an offset on its examples; two rounds. Fault: a client who
     is sent, or counted bytes for, the server's part."""
@@ -138,6 +141,7 @@ def test_pretrained():
     laws.check_equal_bits(found, expected, "rounds from the trained model")
 
 
+@pytest.mark.full
 def test_pretraining_that_diverges():
     """Faults: a model of NaN that every round then skips; examples of NaN or infinity that reach the start."""
     people, start = population.stored({"x": X, "y": Y}, OFFSETS), jnp.zeros((3, 2))

@@ -48,6 +48,7 @@ def test_matches_numpy():
     np.testing.assert_allclose(tilted, oracle(weight), rtol=3e-5, atol=3e-6)
 
 
+@pytest.mark.full
 def test_what_has_no_weight_is_dropped_and_counted():
     """Catches a negative loss that counts as a tiny one, and an exponential that overflows unseen."""
 
@@ -60,6 +61,7 @@ def test_what_has_no_weight_is_dropped_and_counted():
     assert info["dropped_clients"] > 0
 
 
+@pytest.mark.default_rows(1)
 @pytest.mark.parametrize("name", ["exponent", "tilt"])
 def test_none_of_it_is_fedavg(name):
     make = {"exponent": algorithms.qfedavg, "tilt": algorithms.term}[name]
@@ -68,6 +70,7 @@ def test_none_of_it_is_fedavg(name):
     np.testing.assert_allclose(found, plain, rtol=1e-5)
 
 
+@pytest.mark.full
 def test_the_worst_client_gains():
     """A large exponent, and a large tilt, lower the largest of the clients' losses further than FedAvg does."""
 

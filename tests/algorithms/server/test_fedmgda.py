@@ -38,6 +38,7 @@ def exact(products, epsilon):
     return best, least
 
 
+@pytest.mark.default_rows(1)
 @pytest.mark.parametrize("epsilon", [0.0, 0.1, 1.0])
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_gap_bounds_the_distance_to_the_optimum(epsilon, seed):
@@ -58,6 +59,7 @@ def test_gap_bounds_the_distance_to_the_optimum(epsilon, seed):
     np.testing.assert_allclose(found[members] @ u[members], best @ u[members], atol=3e-3)
 
 
+@pytest.mark.full
 def test_a_large_cohort_converges():
     """100 directions of 20 dimensions that point to one side: the default number of steps leaves little."""
     u = np.random.default_rng(3).normal(size=(100, 20)) + 0.3
@@ -101,6 +103,7 @@ def test_matches_numpy(epsilon):
     assert info["duality_gap"] < 1e-5
 
 
+@pytest.mark.full
 def test_epsilon_zero_is_the_mean_of_directions():
     model = p.START
     for _ in range(p.ROUNDS):
@@ -110,6 +113,7 @@ def test_epsilon_zero_is_the_mean_of_directions():
     assert info["duality_gap"] < 1e-6
 
 
+@pytest.mark.full
 def test_nobody_loses():
     """From points where the mean of updates raises some client's loss, a short step of FedMGDA raises none's."""
     rng = np.random.default_rng(0)

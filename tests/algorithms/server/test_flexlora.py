@@ -64,6 +64,7 @@ def product(params):
     return np.float64(params["layer"]["a"]) @ np.float64(params["layer"]["b"])
 
 
+@pytest.mark.default_rows(1)
 @pytest.mark.parametrize("rank", [2, 4])
 def test_matches_numpy(rank):
     """Catches a product of means, a mean that is not by rows, factors of the round before, and a bias that stays."""
@@ -76,6 +77,7 @@ def test_matches_numpy(rank):
     assert (error > 1e-3) == (rank < 4)
 
 
+@pytest.mark.full
 def test_it_is_not_the_product_of_means():
     """After one round, beside FedAvg: how far each is from the mean of the products, as a share of it."""
     expected, _, _ = oracle(4, rounds=1)
@@ -86,6 +88,7 @@ def test_it_is_not_the_product_of_means():
     assert away[0] < 1e-5 and away[1] > 0.01
 
 
+@pytest.mark.default_rows(1)
 @pytest.mark.parametrize(("messages", "rank", "sides"), [(3, 2, (7, 5)), (1, 3, (4, 9)), (6, 2, (5, 8))])
 def test_the_nearest_product(messages, rank, sides):
     """Fewer and more factors than the sides have numbers, and a message without weight. The error is that of the
@@ -107,6 +110,7 @@ def test_bytes_are_of_factors():
     assert info["uplink_bytes"].total() == info["downlink_bytes"].total() == 4 * tree.num_bytes(params)
 
 
+@pytest.mark.full
 def test_without_a_message_adapters_stay():
     """A round in which nobody reports. Catches the factors of a decomposition of zeros."""
     sampler = sampling.with_dropout(sampling.full(4), 0.9999)

@@ -75,6 +75,7 @@ def test_long_work_is_counted():
     assert int(found["up"][0]) * 2**32 + int(found["up"][1]) == (3000 << 24) * 40
 
 
+@pytest.mark.full
 def test_each_party_has_its_own_optimiser():
     """A clip by the global norm, against two machines. Catches a norm over gradients that no party has together."""
     split, params, full = split_loss(DEEP, softmax_cross_entropy, "hidden_1"), DEEP.init(KEY)[0], data(40)

@@ -129,6 +129,7 @@ def test_half_precision_on_the_wire():
     assert info["activation_bytes"] == 2 * 30 * 4 * seen["embeddings"].dtype.itemsize
 
 
+@pytest.mark.default_rows(1)
 @pytest.mark.parametrize("made", [network.link(), network.link(forward=transform.local_gaussian(1.0, 0.1))])
 def test_transcripts_of_half_precision(made):
     """Faults: messages of another type than their model's, whose bytes are those of the model's type."""
@@ -183,6 +184,7 @@ def test_weighted_losses_are_fedavg(name):
     assert any(np.abs(a - b).max() > 1e-3 for a, b in zip(*map(jax.tree.leaves, (plain, found)), strict=True))
 
 
+@pytest.mark.full
 def test_weighted_relay():
     """Full batches, one client after the other, against descent on each one's weighted mean."""
     joint, start = models.supervised(MLP, weighted), MLP.init(KEY)[0]
@@ -200,6 +202,7 @@ def test_weighted_relay():
     jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6), wanted, after(made, start, PEOPLE)[0])
 
 
+@pytest.mark.full
 def test_weighted_vertical_transcript():
     """Fault: what parties receive in a transcript is of another loss than the one that is trained."""
     start = PARTIES.init(KEY)[0]

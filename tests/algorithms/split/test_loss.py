@@ -59,6 +59,7 @@ def trained(loss_fn, model, optimizer, **work):
     return jax.tree.map(jnp.add, params, report.update)
 
 
+@pytest.mark.default_rows("u")
 @pytest.mark.parametrize("name", rows(CUTS, ("one", "four", "u")))
 def test_split_equals_monolithic(name):
     """50 steps of Adam. Catches a gradient that is lost, doubled or taken elsewhere on its way over the cuts."""
@@ -181,6 +182,7 @@ def test_the_worked_configuration():
     assert engine.flops(program) == 2 * 6400
 
 
+@pytest.mark.full
 def test_the_toy_ends_at_the_floor():
     """Targets are noise, so the loss ends near their variance of 1. Catches accuracy measured where there is none."""
     key = jax.random.key(7)
@@ -192,6 +194,7 @@ def test_the_toy_ends_at_the_floor():
     assert 0.7 < float(last) < 1.3
 
 
+@pytest.mark.full
 def test_no_peek():
     """Less of the examples in what is sent, and padding left out. Catches a penalty without a slope or of the server's
     layers, one in evaluations, and rows that do not exist."""

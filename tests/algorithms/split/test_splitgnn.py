@@ -76,6 +76,7 @@ def test_exchange_is_the_whole_graph(make):
         assert np.abs(apart["output"]["kernel"] - wanted["output"]["kernel"]).max() > 1e-2
 
 
+@pytest.mark.full
 def test_a_server_with_the_graph():
     """Catches a server that sums over fewer edges than it knows. N2: the parties only multiply their features."""
     model = models.gcn(5, 3, hidden=(4,), dropout=0.2)
@@ -130,6 +131,7 @@ def path_data(parties):
     return population.node_data(graph, np.array([0, 0, 1, 1]), np.array([0, 3]), np.array([1, 2]), **options)
 
 
+@pytest.mark.default_rows(1)
 @pytest.mark.parametrize("cut_edges, wanted", [("exchange", FULL), ("drop", DROPPED)])
 def test_path_through_the_algorithm(cut_edges, wanted):
     """The same sums as the server sees them. Catches an algorithm that exchanges where it should drop."""
@@ -204,6 +206,7 @@ def test_links():
     assert infos[0]["boundary_bytes"].total() < 0.7 * exact[0]["boundary_bytes"].total()
 
 
+@pytest.mark.full
 def test_worked_example():
     """N6, N7: 100 nodes with 16 features, 16 -> 32 -> 7, 30 steps of Adam at 0.005 on random labels.
 
@@ -214,6 +217,7 @@ def test_worked_example():
     assert abs(found["first"] - np.log(7)) < 0.3 and found["last"] < found["first"]
 
 
+@pytest.mark.full
 def test_what_partitions_cost():
     """The path by hand, cut by nodes, by edges and by neighbourhoods. Catches an edge or a node counted twice, and an
     error of padding."""
@@ -240,6 +244,7 @@ def test_what_partitions_cost():
     assert whole == {"cut": 0, "copies": 2, "nodes": 1, "holders": 2, "error": pytest.approx(0, abs=1e-12)}
 
 
+@pytest.mark.full
 def test_absent_parties_leave_no_trace():
     """Catches embeddings of parties that take no part: their edges are dropped for the round, their labels too."""
     model, data = models.gcn(5, 3, hidden=(4,), dropout=0.0), blocks(4)
@@ -288,6 +293,7 @@ def test_what_the_server_sees():
     assert callable(whole) and not np.isnan(seen.messages["embeddings"]).any()
 
 
+@pytest.mark.full
 def test_a_step_that_is_not_finite_is_skipped():
     """Catches a model of NaN after one step that overflows."""
     model, data = models.gcn(5, 3, hidden=(4,), dropout=0.0), blocks(2)

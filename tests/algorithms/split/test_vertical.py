@@ -53,6 +53,7 @@ def _round(algorithm, data, params, rounds=1):
     return algorithm.params(state), info
 
 
+@pytest.mark.default_rows(1)
 @pytest.mark.parametrize("name", LOSSES)
 def test_gradients_are_centralised(name):
     """In float64, to 1e-10, against X^T r / n by hand: the joint loss's gradient and the protocol's.
@@ -154,6 +155,7 @@ def test_optimisers_start_anew():
     assert np.abs(twice - together).max() > 1e-4
 
 
+@pytest.mark.full
 def test_misaligned_rows_change_it():
     """The same tables in another order at one party: another model, and a worse one."""
     start, moved = _params(np.zeros(6), 0.0, np.float32), X.copy()
@@ -217,6 +219,7 @@ def test_noise_on_links_is_not_accounted_as_something_else():
     assert mechanism_of(_vertical(num=3)) is None
 
 
+@pytest.mark.full
 def test_consortia_are_fedavg():
     """Three consortia of unequal size are FedAvg on the joint model, to 1e-7, and their models do travel."""
     sizes, model = (10, 25, 5), models.vertical_mlp(columns=COLUMNS, num_outputs=1)
@@ -247,6 +250,7 @@ def test_one_consortium_is_no_edge():
     assert algorithms.as_client_update(_vertical(2)).facts.metrics
 
 
+@pytest.mark.full
 def test_arrays_by_party_train_alike():
     """P arrays in place of one: the same model, without a copy of the columns."""
     parts = tuple(jnp.asarray(np.float32(part)) for part in np.split(X, np.cumsum(COLUMNS)[:-1], axis=1))

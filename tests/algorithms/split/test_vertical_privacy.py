@@ -69,6 +69,7 @@ def test_a_row_may_be_sent_in_every_round():
     assert visits.sum() == 8 * ROWS // 2 and 4 < visits.max() <= 8
 
 
+@pytest.mark.full
 def test_messages_are_clipped_and_bear_their_noise():
     """No message longer than C; with noise, a variance of (z C)^2 = 1 a number.
 

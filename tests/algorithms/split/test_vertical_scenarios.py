@@ -71,6 +71,7 @@ def test_departments_choose_their_epsilon():
     assert smart_city.figure(cities[0]).axes
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("both, least, most", [(False, 7, 33), pytest.param(True, 36, 40, marks=pytest.mark.full)])
 def test_hospitals_learn_from_their_own_columns(both, least, most, monkeypatch):
     """The second department's column decides, the first one's is a coin: right answers out of 40 new patients.

@@ -46,6 +46,7 @@ def same_bits(a, b) -> bool:
     return a.dtype == b.dtype and a.tobytes() == b.tobytes()
 
 
+@pytest.mark.default_rows(1)
 @pytest.mark.parametrize("dtype", cases.rows(TYPES, TYPES[:2]))
 def test_order_statistics_equal_numpy(dtype):
     """Catches a wrong byte, a wrong sign order, ties and zeros mixed up, a flush of subnormal numbers.
@@ -114,6 +115,7 @@ def test_median_equals_numpy():
     assert np.allclose(middle(big[1:], np.arange(11) < 10), 3.05e38), "the sum of the two middle ones overflows"
 
 
+@pytest.mark.default_rows(1)
 @pytest.mark.parametrize("dtype", cases.rows(TYPES, TYPES[:2]))
 def test_trimmed_mean_equals_numpy(dtype):
     """Ties at the cut, absent messages, a trim for each column. Catches ties that are dropped, or all kept."""
@@ -209,6 +211,7 @@ DTYPES = (*TYPES, jnp.int32, jnp.int8, jnp.uint8)
 CASES = {f"{dtype.__name__}-{size[0]}": (dtype, *size) for dtype in DTYPES for size in (FEW, MANY)}
 
 
+@pytest.mark.default_rows(2)
 @pytest.mark.parametrize("name", cases.rows(CASES, ["bfloat16-7", "float32-20011", "int32-7", "int8-7"]))
 def test_top_k_equals_a_stable_sort(name):
     """Catches ties broken by anything but the lowest index, a k that is off by one, a magnitude of the wrong dtype.

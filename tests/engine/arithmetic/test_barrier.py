@@ -23,6 +23,7 @@ def test_rounded_here_keeps_every_bit():
         assert x.dtype == y.dtype and np.asarray(x).tobytes() == np.asarray(y).tobytes()
 
 
+@pytest.mark.default_rows(2)
 @pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "bfloat16", "int64", "int32", "uint8", "bool"])
 def test_hidden_zero_is_zero(dtype):
     """Catches a double whose upper half is cut off, a sign, and an empty leaf that is asked for its first number."""
@@ -35,6 +36,7 @@ def test_hidden_zero_is_zero(dtype):
         assert int(barrier.hidden_zero([jnp.zeros(0)]).value) == int(barrier.hidden_zero([]).value) == 0
 
 
+@pytest.mark.default_rows(1)
 @pytest.mark.parametrize("impl", ["threefry2x32", "threefry4x32", "rbg"])
 def test_a_source_may_be_a_key(impl):
     """Catches words of a key that are read otherwise than `key_data` gives them, and a zero taken for a source."""

@@ -88,6 +88,7 @@ def test_matches_rational_arithmetic(values):
     check(np.asarray(total(chunks(values, [ROWS]))), values)
 
 
+@pytest.mark.default_rows(1)
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 def test_non_finite_values_poison(value):
     """Catches a NaN that becomes a number; other coordinates are unharmed, and nothing heals it."""
@@ -108,6 +109,7 @@ def test_denormals_and_negative_zero():
     assert np.asarray(total(exact_sums.zeros(SPEC))).tolist() == [0, 0, 0]
 
 
+@pytest.mark.default_rows(2)
 @pytest.mark.parametrize("small", [0.5, 0.75, 2.0**-23 * 0.75, 2.0**-10 * 0.999])
 @pytest.mark.parametrize("large", [1.0, 2.0**13, 2.0**23, 2.0**40])
 def test_values_at_the_edge_of_a_bin(small, large):
@@ -148,6 +150,7 @@ def test_long_sums_have_the_words_of_short_ones():
         np.testing.assert_array_equal(y, np.tile(x, exact_sum.SHORT) if x.ndim else x)
 
 
+@pytest.mark.default_rows(1)
 @pytest.mark.parametrize("chunk", [1, 7, 16])
 def test_carries_move_in_time(chunk):
     """Catches a low word that overflows after 511 full digits, and carries that move at another bin."""
@@ -162,6 +165,7 @@ def test_carries_move_in_time(chunk):
     assert float(total(raised)[0]) == 2.0**30
 
 
+@pytest.mark.default_rows(1)
 @pytest.mark.parametrize("count", [65, 5000])
 def test_many_clients_in_one_chunk(count):
     """Catches int32 overflow past 511 digits of 2^22, and past 4,096 groups' low words; full digits, worst case."""
@@ -176,6 +180,7 @@ def test_many_clients_in_one_chunk(count):
     assert float(twice[0]) == -float(once[0])
 
 
+@pytest.mark.default_rows(1)
 @pytest.mark.parametrize("backend", ["cpu", "other"])
 def test_many_messages_have_the_bits_of_few(backend, monkeypatch):
     """Catches a block, padding or carry of its own: on CPU blocks one after the other, elsewhere one reduction."""
@@ -258,6 +263,7 @@ def test_counts_of_devices_keep_their_dtype():
     assert found["bytes"].tolist() == [(1 << 31) + 2] * 4 and found["bytes"].dtype == jnp.uint32
 
 
+@pytest.mark.default_rows(2)
 @pytest.mark.parametrize("backend", ["cpu", "other"])
 @pytest.mark.parametrize("count", [64, 65, 481])
 def test_an_empty_leaf_with_a_sum_of_its_own(count, backend, monkeypatch):
@@ -279,6 +285,7 @@ def test_low_precision_leaves_are_summed_in_float32():
     assert float(total(add(acc, jnp.ones(1000, jnp.bfloat16)))) == 1000
 
 
+@pytest.mark.default_rows(1)
 @pytest.mark.parametrize("places", [8, 1], ids=["places", "spread"])
 def test_devices_combine_to_the_bits_of_one(places, monkeypatch):
     """Catches a mesh sum that ignores the devices' different bins, poison that is lost, plain leaves added twice."""

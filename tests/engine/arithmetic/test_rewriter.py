@@ -25,6 +25,7 @@ def fused(x, y, cut):
     return x * y + cut
 
 
+@pytest.mark.default_rows(1)
 @pytest.mark.parametrize("given", [VECTORS, NUMBERS], ids=["vectors", "numbers"])
 def test_products_are_not_fused(given):
     """Catches a zero that a compiler of machine code sees through: the product is then fused into the sum."""
@@ -34,6 +35,7 @@ def test_products_are_not_fused(given):
     assert not np.any(jax.jit(engine.reproducible(fused))(*given))
 
 
+@pytest.mark.default_rows(1)
 @pytest.mark.parametrize("known", [False, True])
 def test_nor_with_a_source_that_clients_share(known):
     """Catches a source of constants, off which the compiler reads the zero: the arguments then give it."""
@@ -109,6 +111,7 @@ def of_number(x, y, cut):
     return jnp.float32(1) / (x / (2 + y[0]))
 
 
+@pytest.mark.default_rows(1)
 @pytest.mark.parametrize("function", [by_constant, by_number, twice, of_number], ids=lambda f: f.__name__)
 def test_divisions_are_divisions(function):
     """IEEE's result, which is NumPy's. Catches A / c that becomes A (1 / c), and two divisions that become one."""
@@ -143,6 +146,7 @@ def short(name, dtype, x, y):
     return SHORT[name](x.astype(dtype) * 0.3, y.astype(dtype)).astype(jnp.float32)
 
 
+@pytest.mark.default_rows(2)
 @pytest.mark.parametrize(
     ("dtype", "name"),
     [*((jnp.bfloat16, name) for name in SHORT), (jnp.float16, "divide"), (jnp.float16, "scatter")],
@@ -183,6 +187,7 @@ def test_short_floats_in_refs():
     assert jax.jit(engine.reproducible(tripled))(x).tolist() == [0, 3, 6, 9]
 
 
+@pytest.mark.default_rows(1)
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float32], ids=["bfloat16", "float32"])
 def test_what_devices_share_stays_shared(dtype):
     """A sum over devices of which every one has the whole. Catches a zero of each device's own in it."""
@@ -194,6 +199,7 @@ def test_what_devices_share_stays_shared(dtype):
     assert jax.jit(engine.reproducible(shared))(x, y).tolist() == [0, 4, 8]
 
 
+@pytest.mark.default_rows(2)
 @pytest.mark.parametrize("shape", [(7,), (1, 7, 1), (64, 3)])
 @pytest.mark.parametrize("steady", [True, False])
 def test_quotients_of_two_broadcasts(shape, steady):
@@ -259,6 +265,7 @@ def conjugate(x):
     return jax.scipy.sparse.linalg.cg(lambda v: v * 2 + x.sum() * 0, x)[0]
 
 
+@pytest.mark.default_rows(1)
 @pytest.mark.parametrize("function", [solved, filtered, narrow, conjugate], ids=lambda f: f.__name__)
 def test_what_users_call(function):
     """Catches a program that cannot be rewritten, or computes something else afterwards, its derivative too."""

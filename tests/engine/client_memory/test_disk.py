@@ -317,6 +317,7 @@ def test_several_processes_are_refused(tmp_path, monkeypatch):
         engine.store(jnp.zeros(2), 5)
 
 
+@pytest.mark.default_rows(1)
 @pytest.mark.parametrize("devices", [1, 2])
 def test_callbacks_of_accelerators(tmp_path, monkeypatch, devices):
     """The way that GPUs take, on CPU with small rows. Catches results in another order, calls that are left out."""

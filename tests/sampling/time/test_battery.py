@@ -28,6 +28,7 @@ def free():
     return sampling.with_clock(sampling.full(N), devices)
 
 
+@pytest.mark.default_rows(1)
 @pytest.mark.parametrize("joules", [1.0, float(np.quantile(JOULES.sum(0), 0.2)), float(np.median(JOULES.sum(0))), 1e9])
 def test_who_runs_out(joules):
     """Catches a client that works on without energy, one that stops with enough, and a moment in another part."""

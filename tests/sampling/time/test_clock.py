@@ -118,6 +118,7 @@ def test_a_clock_past_its_life():
     assert int(once.seconds) == 2**31 - 2 and float(advanced(once, jnp.uint32(2), 1).read(1)) == np.inf
 
 
+@pytest.mark.full
 def test_a_client_who_is_never_done():
     """Rounds of ten seconds and five days, in ticks of a second, and one client who takes 68 years: in Python integers.
     Catches a clock that is lost in the middle of a round, before the deadline puts it back."""
@@ -131,6 +132,7 @@ def test_a_client_who_is_never_done():
         assert float(cohort.metrics["simulated_seconds"]) == 432_003 * k
 
 
+@pytest.mark.full
 def test_rounds_past_the_clock():
     """From an hour before the 68 years on rounds last as long, day and night go on, and the time reads infinity.
     Catches a clock that stands still, and lengths below 0."""
@@ -213,6 +215,7 @@ def test_energy_of_what_was_done():
     assert bool(everyone.all())
 
 
+@pytest.mark.full
 def test_energy_of_latency():
     """One second of latency each way and of download, training and message, at 2 W of radio: cut at any time, the radio
     has used 2 W for as long as it was on. Catches latency that counts in one direction alone."""
@@ -245,6 +248,7 @@ def test_steps_are_those_that_clients_take():
     np.testing.assert_array_equal(state.sampler.price.steps, 2 * -(-p.SIZES // 2))
 
 
+@pytest.mark.default_rows(1)
 @pytest.mark.parametrize("wrap", [lambda x: x, lambda x: sampling.with_deadline(x, 1.5, late="partial")])
 def test_scales_are_a_heavier_model(wrap):
     """Against a model of 4 times the operations and 8 times the bytes, to the bit, and energy by hand.
@@ -278,6 +282,7 @@ def test_scales_change_no_number_learnt():
     assert other.summary["simulated_seconds"] > 1e3 * history.summary["simulated_seconds"]
 
 
+@pytest.mark.full
 def test_a_pass_over_all_examples():
     """Mime's clients take a gradient of all their examples, and then steps of two. Catches a pass over padded rows that
     costs a client with one example what it costs the largest, and partial work that makes it shorter."""
@@ -361,6 +366,7 @@ def test_who_leaves():
     assert bool(cohort.reported.all()) and int(cohort.metrics["interrupted"]) == 0
 
 
+@pytest.mark.full
 def test_hazard_is_that_of_the_time():
     """40,000 clients, memoryless with a mean of 2 s, of 1 to 5 s of computing; five standard errors.
 
@@ -384,6 +390,7 @@ def test_hazard_is_that_of_the_time():
     assert (total[~left] == 1600 + compute[~left]).all() and int(cohort.metrics["interrupted"]) == left.sum()
 
 
+@pytest.mark.full
 def test_the_slowest_of_exponential_times():
     """40,000 rounds of 10 clients, 1 s on average: the last arrives after H_10, the third after H_10 - H_7; within 1 %.
 

@@ -30,6 +30,7 @@ def drawn(sampler, key=KEY, work=WORK):
     return jax.device_get(sampler.sample(key, told(sampler, work)))
 
 
+@pytest.mark.default_rows(1)
 @pytest.mark.parametrize("seconds", [MIDDLE / 1000, 10.0, 0.001, (TOTAL[0] - 1) / 1000, 1.001])
 def test_deadline(seconds):
     """Against a comparison of two numbers. Catches who arrives at the last tick and is dropped, a tick that floats lose
@@ -96,6 +97,7 @@ def test_who_would_leave_after_the_deadline():
     assert dropped.reported.sum() == 0 and dropped.metrics["late"] == N - 1 and dropped.metrics["interrupted"] == 1
 
 
+@pytest.mark.full
 def test_who_leaves_with_shorter_work():
     """Two of five steps fit, and clients leave while they send, or compute. By hand: times, energy, what was on its
     way. Catches who spends what the long work would have, and a message that was begun and is not counted."""
@@ -110,6 +112,7 @@ def test_who_leaves_with_shorter_work():
     assert cohort.timing.sent.tolist() == 6 * [True] + 6 * [False]
 
 
+@pytest.mark.full
 def test_a_place_for_both_messages():
     """Three of six clients are late after the first of two messages of 100 bytes: a place is for both, airtime is what
     was used. Catches a first message that takes none."""
@@ -175,6 +178,7 @@ def test_what_was_sent_was_sent():
     assert record["joules"] == pytest.approx(record["wasted_joules"] + 0.3 * record["clients_reported"], rel=0.01)
 
 
+@pytest.mark.default_rows(1)
 @pytest.mark.parametrize("quantile", [0.0, 0.1, 0.5, 0.9, 1.0])
 def test_the_first_of_two_messages_was_sent(quantile):
     """Deadlines throughout a round of two passes, against a comparison of numbers. Catches a gradient that was sent
@@ -229,6 +233,7 @@ def test_over_selection_takes_the_first():
     assert cohort.timing.spent.total.max() == TOTAL.max()
 
 
+@pytest.mark.full
 def test_random_arrivals():
     """20,000 cohorts of clients who are alike but for jitter: chi-square above 1e-6. Catches places by id or slot."""
     alike = {name: network.constant(100.0) for name in ("speed", "bandwidth_down", "bandwidth_up")}

@@ -93,7 +93,7 @@ WRAPPERS = {
 }  # fmt: skip
 
 
-@pytest.mark.default_rows(2)
+@pytest.mark.default_rows(1)
 @pytest.mark.parametrize("name", WRAPPERS)
 def test_every_client_is_counted_once(name):
     """40 rounds in which clients are away, drop out, are silent, leave, are late or not needed: ids and counts.
@@ -147,6 +147,7 @@ def test_candidates_are_not_counted():
             assert int(cohort.metrics["dropped"]) == int((cohort.invited & ~cohort.reported).sum()), t
 
 
+@pytest.mark.default_rows(1)
 @pytest.mark.parametrize("airtime", [0.15, 0.4, 1.0])
 def test_a_channel_that_late_messages_use(airtime):
     """Airtime of a round with a deadline, in both orders. Catches messages on their way that take no place."""

@@ -70,6 +70,7 @@ def answers(clients, lies, colluding):
     return seeds, keys, heard
 
 
+@pytest.mark.default_rows(4)
 @pytest.mark.parametrize("trusting", [False, True], ids=["signed", "trusting"])
 @pytest.mark.parametrize("number, colluding", [(4, 0), (5, 0), (5, 1), (6, 1), (5, 2)])
 def test_lies_about_one_client(number, colluding, trusting):
@@ -162,6 +163,7 @@ def test_a_client_with_too_few_others_stays_silent():
         clients[0].upload({1: b""}, np.zeros(1, np.int64))
 
 
+@pytest.mark.default_rows(1)
 @pytest.mark.parametrize("neighbours", [None, 4])
 def test_an_honest_server_gets_the_same(neighbours):
     """Sums and aborts of a run without signatures, for clients that leave anywhere; too low a threshold is refused."""

@@ -77,6 +77,7 @@ def test_bits_of_the_simulated_one(ring, options):
     assert set(aborts) == {False, True}
 
 
+@pytest.mark.default_rows(1)
 @pytest.mark.parametrize("make", [secure_sum, real_secure_sum])
 def test_a_circle_of_too_few_is_aborted(make):
     """Four invited of five slots, four neighbours each. Catches a client that is its neighbour's neighbour twice."""

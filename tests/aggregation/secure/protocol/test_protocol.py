@@ -45,6 +45,7 @@ def check(run, ring, messages, graph, steps, threshold, least):
     return aborted
 
 
+@pytest.mark.full
 def test_every_dropout_at_every_step():
     """Four clients, each leaving before any of four steps or staying: all 625 cases of the complete graph.
 
@@ -59,7 +60,7 @@ def test_every_dropout_at_every_step():
     assert 100 < aborted < 525
 
 
-@pytest.mark.default_rows(2)
+@pytest.mark.default_rows(1)
 @pytest.mark.parametrize("ring", RINGS, ids=str)
 def test_the_sum_is_exact(ring):
     """5 to 12 clients of complete graphs and circles, in every ring; those who are left, or an abort.
@@ -80,7 +81,7 @@ def test_the_sum_is_exact(ring):
     assert outcomes == {False, True}
 
 
-@pytest.mark.default_rows(1)
+@pytest.mark.full
 @pytest.mark.parametrize("ring, neighbours", [(Ring(20), None), (Ring(64), 6), (Ring(31, prime=True), 6)], ids=str)
 def test_it_ends_as_the_simulated_one(ring, neighbours):
     """The integers of masks drawn in JAX, shared by its shares and taken off, for the same graph and stages."""
