@@ -22,6 +22,7 @@ os.environ.setdefault("XLA_FLAGS", "--xla_disable_hlo_passes=cpu-parallel-task-a
 # In the environment, for the processes that tests start. Every program is kept: most take less than JAX's threshold.
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(compiled.folder()))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+os.environ.setdefault("FEDJAX_SIM_CACHE", "off")  # rounds are kept for code on the disk; tests change it in memory
 
 import jax  # noqa: E402  (reads the environment, unless a plugin imported it before)
 

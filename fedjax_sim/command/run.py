@@ -35,6 +35,8 @@ from fedjax_sim.running.environment import environment, prepare
 __all__ = ["how_clients_count", "launch", "run", "show_summary"]
 
 MOST_NUMBERS = 64  # of an array that a statistic's summary lists
+# Fields of a data set that hold its arrays, which have a digest, or a function that follows from the config.
+OF_ARRAYS = ("train", "test", "held_out", "local_test", "triggered", "server", "measure")
 
 
 def run(
@@ -265,7 +267,23 @@ def _rounds(name: str, loaded: Any, experiment: Any, folder: Path, start: dict, 
         progress=options["progress"] and not quiet,
         identity=identity,
         files=files,
+        origin=_origin(loaded, identity, experiment.data),
     )
+
+
+def _origin(loaded: Any, identity: dict, data: Any) -> str | None:
+    """Returns the digest of all that decides a run's programs; None if a part of it is not known by value.
+
+    Args:
+      loaded: the `Config`, with its plan.
+      identity: of the run, with the digest of the data's arrays.
+      data: the data set, whose names and facts count beside its arrays.
+    """
+    from fedjax_sim.running.origin import origin_of
+
+    decided = loaded.of_programs(identity)
+    facts = data._replace(**dict.fromkeys(OF_ARRAYS))
+    return None if decided is None else origin_of(decided, facts)
 
 
 def _timeline(experiment: Any, state: Any) -> dict[str, Any] | None:

@@ -55,6 +55,8 @@ SEED = integer_kind(0, INT32_MAX)
 # Options that change no bit of a round.
 NO_RESULT = tuple("rounds checkpoint_every keep_checkpoints stop_when log devices client_memory progress".split())
 NO_RESULT += ("evaluate_train", "modules", "personal_steps", "variance_probe")
+# Options of [run] that leave the compiled rounds as they are.
+NO_PROGRAM = tuple("rounds evaluate_every checkpoint_every keep_checkpoints stop_when log progress".split())
 DEFAULT_PART = {
     "data": "digits",
     "model": "mlp",
@@ -103,6 +105,19 @@ class Config:
         identity = tables | {"order": list(_inner(tables))} | ({"files": contents} if contents else {})
         modules = digests_of_modules(self.tables["run"]["modules"] or [])
         return identity | ({"modules": modules} if modules else {})
+
+    def of_programs(self, identity: Mapping[str, Any]) -> dict[str, Any] | None:
+        """Returns all of this config that decides its compiled rounds, by value.
+
+        None with modules of the user's own: they may read files and variables that are not known.
+
+        Args:
+          identity: of this config, with the digest of its data.
+        """
+        if self.tables["run"]["modules"]:
+            return None
+        run = files.without_paths(self.tables)["run"]
+        return {**identity, "run": {name: value for name, value in run.items() if name not in NO_PROGRAM}}
 
     def planned(self, plan: Any) -> Config:
         """Returns this config with the lanes and chunk that were chosen for it.

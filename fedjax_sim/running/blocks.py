@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -12,7 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim import engine, validate
-from fedjax_sim.running import distributed
+from fedjax_sim.running import distributed, executables
+from fedjax_sim.running.executables import KeptRound
 from fedjax_sim.running.planning import check_memory
 from fedjax_sim.running.shared_arrays import replicated, whole
 from fedjax_sim.types import Algorithm, Array, PyTree
@@ -29,6 +31,7 @@ class TracedRound(NamedTuple):
     jitted: Callable  # (key, state, population) -> (state, info)
     traced: Any  # as `jax.jit(step).trace` returns it
     seconds: float  # that tracing took
+    warned: bool  # whether tracing warned, which a round that is not traced could not
 
 
 def traced_round(algorithm: Algorithm, key: Array, state: PyTree, population: PyTree) -> TracedRound:
@@ -43,21 +46,29 @@ def traced_round(algorithm: Algorithm, key: Array, state: PyTree, population: Py
     start_seconds = time.perf_counter()
     # The step occurs twice in the block: under `jit` it is traced once.
     jitted = jax.jit(algorithm.step)
-    traced = jitted.trace(*replicated((key, state, population)))
+    with warnings.catch_warnings(record=True) as caught:
+        traced = jitted.trace(*replicated((key, state, population)))
+    for warning in caught:
+        warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
     _check_info(traced.out_info[1])
-    return TracedRound(jitted, traced, time.perf_counter() - start_seconds)
+    return TracedRound(jitted, traced, time.perf_counter() - start_seconds, bool(caught))
 
 
 def compiled_block(
-    traced_round: TracedRound, key: Array, state: PyTree, population: PyTree
+    round: TracedRound | KeptRound,
+    key: Array,
+    state: PyTree,
+    population: PyTree,
+    keep: Callable[..., None] | None = None,
 ) -> tuple[Callable, PyTree, PyTree, float]:
     """Compiles a loop over rounds, whose length is an argument: one compilation serves every block.
 
     Args:
-      traced_round: the round, traced for arrays of these shapes.
+      round: the round, traced for arrays of these shapes, or as an earlier process compiled it.
       key: the key of the run; round t gets fold_in(key, t).
       state: the algorithm's state before the first round; its buffers are donated, so do not use it afterwards.
       population: the clients of the run.
+      keep: keeps a round that was traced, as `executables.keep_round` with its name and its programs; None for none.
 
     Returns: (block, state, population, seconds). State and population are on their devices, and `seconds` is the time
     that tracing and compilation took. `block(state, population, first, count) -> (state, infos)` runs `count` <=
@@ -71,7 +82,40 @@ def compiled_block(
     """
     start_seconds = time.perf_counter()
     key, state, population = replicated((key, state, population))
-    jitted, traced, trace_seconds = traced_round
+    if isinstance(round, KeptRound):
+        compiled, constants, info = round.block, round.constants, round.info
+    else:
+        compiled, constants, name = _compiled(round, key, state, population)
+        info = round.traced.out_info[1]
+        if keep is not None and not round.warned:
+            keep(block=name, constants=constants, info=info)
+    seconds = round.seconds + time.perf_counter() - start_seconds
+    # A program that is too large for one process ends all of them.
+    distributed.agreed(lambda: check_memory(engine.needs(compiled)))
+    (key_sharding, state_sharding, population_sharding, _, _, constants_sharding), _ = compiled.input_shardings
+    key = jax.device_put(key, key_sharding)
+    state = _placed(state, state_sharding)
+    population = jax.device_put(population, population_sharding)
+    constants = jax.device_put(constants, constants_sharding)
+
+    def call(state, population, first, count):
+        state, log_rows = compiled(key, state, population, np.int32(first), np.int32(count), constants)
+        return _placed(state, state_sharding), _unpacked(jax.device_get(whole(log_rows)), info)
+
+    return call, state, population, seconds
+
+
+def _compiled(
+    traced_round: TracedRound, key: Array, state: PyTree, population: PyTree
+) -> tuple[Any, list[Array], str | None]:
+    """Compiles the loop over rounds; returns (the program, the round's large constants, the name of the kept program).
+
+    The program is (key, state, population, first, count, constants) -> (state, log rows as `_packed` makes them).
+
+    Args:
+      traced_round, key, state, population: as for `compiled_block`.
+    """
+    jitted, traced = traced_round.jitted, traced_round.traced
     constants, run = engine.constants_as_arguments(traced.jaxpr)
     constants = replicated(constants)
 
@@ -93,22 +137,10 @@ def compiled_block(
     zero = np.int32(0)
     # With several processes infos are replicated, since every process reads them; the compiler places the state.
     shardings = {"out_shardings": (None, key.sharding)} if distributed.several() else {}
-    program = jax.jit(block, donate_argnums=1, compiler_options=engine.compiler_options(), **shardings)
-    compiled = program.lower(key, state, population, zero, zero, constants).compile()
-    seconds = trace_seconds + time.perf_counter() - start_seconds
-    # A program that is too large for one process ends all of them.
-    distributed.agreed(lambda: check_memory(engine.needs(compiled)))
-    (key_sharding, state_sharding, population_sharding, _, _, constants_sharding), _ = compiled.input_shardings
-    key = jax.device_put(key, key_sharding)
-    state = _placed(state, state_sharding)
-    population = jax.device_put(population, population_sharding)
-    constants = jax.device_put(constants, constants_sharding)
-
-    def call(state, population, first, count):
-        state, log_rows = compiled(key, state, population, np.int32(first), np.int32(count), constants)
-        return _placed(state, state_sharding), _unpacked(jax.device_get(whole(log_rows)), traced.out_info[1])
-
-    return call, state, population, seconds
+    options = engine.compiler_options()
+    program = jax.jit(block, donate_argnums=1, compiler_options=options, **shardings)
+    compiled, name = executables.compiled(program.trace(key, state, population, zero, zero, constants), options)
+    return compiled, constants, name
 
 
 def _packed(info: PyTree) -> list[Array]:

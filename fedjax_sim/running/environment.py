@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ __all__ = [
     "matmul_precision",
     "numerics",
     "prepare",
+    "private_folder",
     "use_compilation_cache",
     "versions",
 ]
@@ -166,15 +168,32 @@ def use_compilation_cache() -> None:
 
     if jax.config.jax_compilation_cache_dir is not None or os.environ.get("FEDJAX_SIM_CACHE") == "off":
         return
-    root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    folder = root / "fedjax_sim" / "xla"
-    try:
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        status = folder.stat()
-    except (OSError, RuntimeError):
-        return
-    if (status.st_mode & 0o077) == 0 and status.st_uid == getattr(os, "getuid", lambda: status.st_uid)():
+    if (folder := private_folder("xla")) is not None:
         # Programs that compiled before now may have made JAX settle that there is no cache.
         compilation_cache.reset_cache()
         jax.config.update("jax_compilation_cache_dir", str(folder))
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+
+
+def private_folder(name: str) -> Path | None:
+    """Returns a folder of this user's cache, made if it is absent; None if it cannot be made.
+
+    What lies there is run without a check. So a folder that others may write to is not used, which is said once.
+
+    Args:
+      name: such as "xla".
+    """
+    root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    folder = root / "fedjax_sim" / name
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        status = folder.stat()
+    except (OSError, RuntimeError):
+        return None
+    if (status.st_mode & 0o077) == 0 and status.st_uid == getattr(os, "getuid", lambda: status.st_uid)():
+        return folder
+    # The interpreter shows a warning once for each place and text.
+    hint = "Make it yours alone (chmod 700), or set FEDJAX_SIM_CACHE=off."
+    words = f"{folder}: others may use it, so no compiled program is kept or read. {hint}"
+    warnings.warn(words, RuntimeWarning, stacklevel=2)
+    return None

@@ -44,6 +44,7 @@ __all__ = [
     "program_digest",
     "round_program",
     "round_program_on",
+    "value_digest",
 ]
 
 OPAQUE = "?"
@@ -60,7 +61,7 @@ def is_opaque(digest: str) -> bool:
     return not digest or digest.endswith(OPAQUE)
 
 
-def fingerprint(key: Array, algorithm: Algorithm, params: PyTree, population: PyTree) -> str:
+def fingerprint(key: Array, algorithm: Algorithm, params: PyTree, population: PyTree, program: str = "") -> str:
     """Returns 32 hex digits that depend on everything that a private run's releases depend on; "" without noise.
 
     A computation in a host callback cannot be read, except for the library's own reading of stores. (`jax.debug.print`
@@ -70,6 +71,7 @@ def fingerprint(key: Array, algorithm: Algorithm, params: PyTree, population: Py
     Args:
       key: the key of the run.
       algorithm, params, population: the run's algorithm, its initial model and its clients.
+      program: its `program_digest`, if it is known; else it is computed.
 
     Guarantees:
       The fingerprint changes with learning rate, model, mechanism, data set, initial model and key
@@ -83,7 +85,7 @@ def fingerprint(key: Array, algorithm: Algorithm, params: PyTree, population: Py
     """
     if not is_private(algorithm):
         return ""
-    program = program_digest(algorithm, params, population)
+    program = program or program_digest(algorithm, params, population)
     return fingerprint_of_digests(
         program, array_digest(jax.tree.map(jnp.asarray, params)), array_digest(population), key
     )
@@ -109,6 +111,17 @@ def bound(key: Array, stream: str) -> Array:
 def array_digest(values: PyTree) -> str:
     """Returns the SHA-256 of a pytree's arrays: dtypes, shapes, bytes. It takes below a second for each gigabyte."""
     return tree.sha256_of(values).hexdigest()
+
+
+def value_digest(value: Any) -> str:
+    """Returns the SHA-256 of plain values and arrays; it ends in a question mark if a part of them cannot be read.
+
+    >>> value_digest({"a": 1, "b": [2.0]}) == value_digest({"b": [2.0], "a": 1}), is_opaque(value_digest(print))
+    (True, True)
+    """
+    findings = _Findings({}, [], set())
+    word = _word(value, findings)
+    return hashlib.sha256(repr(word).encode()).hexdigest() + OPAQUE * bool(findings.opaque)
 
 
 def program_digest(algorithm: Algorithm, params: PyTree, population: PyTree) -> str:

@@ -30,8 +30,16 @@ from fedjax_sim.running.arguments import (
 )
 from fedjax_sim.running.blocks import MAX_BLOCK, compiled_block, memory_errors, traced_round
 from fedjax_sim.running.environment import matmul_precision, numerics, use_compilation_cache
+from fedjax_sim.running.executables import KeptRound, find_round, keep_round, name_of_round
 from fedjax_sim.running.files import lock
-from fedjax_sim.running.fingerprint import fingerprint, round_program, round_program_on
+from fedjax_sim.running.fingerprint import (
+    RoundProgram,
+    fingerprint,
+    is_private,
+    program_digest,
+    round_program,
+    round_program_on,
+)
 from fedjax_sim.running.history import History
 from fedjax_sim.running.interrupts import interrupts
 from fedjax_sim.running.log import Log, as_records, plain
@@ -70,6 +78,7 @@ def run(
     progress: bool = False,
     identity: dict | None = None,
     files: Mapping[str, str] | None = None,
+    origin: str | None = None,
 ) -> tuple[PyTree, History]:
     """Runs `num_rounds` rounds of an algorithm over a population.
 
@@ -108,6 +117,9 @@ def run(
         compared. The privacy ledger does not rely on the identity: rounds that are repeated with another program or
         other data are another release, and count again.
       files: texts by name, written into `directory` once the run is certain to start or continue.
+      origin: a digest of all that algorithm and population are made from (`origin.origin_of`), under which the compiled
+        rounds are kept: a later run of this origin traces nothing. The command line states it, whose configs are
+        values. None where that is not known, as for functions of Python.
 
     Inside of `with engine.fast_arithmetic():` the run is in fast arithmetic, which is part of its identity.
     Compiled programs are kept for the next run, as the command line keeps them (`environment.use_compilation_cache`).
@@ -163,6 +175,7 @@ def run(
         callbacks=callbacks,
         # As JSON has it, so that it compares equal to the identity in a checkpoint.
         identity=json.loads(json.dumps(identity or {})),
+        origin=origin,
     )
     with ExitStack() as stack:
         stack.enter_context(seconds.account())
@@ -194,6 +207,10 @@ class _Session:
     evaluation_program: Callable  # (state) -> what an evaluation computes, traced; None if that is not known
     callbacks: Sequence[Callable]
     identity: dict
+    origin: str | None = None
+    kept_round_name: str | None = None  # of the file of the compiled rounds
+    kept_round: KeptRound | None = None  # compiled by an earlier process
+    private_program: str = ""  # the digest of a private run's program
     state: PyTree = None
     round: int = 0  # rounds done
     committed_round: int = -1  # of the newest checkpoint
@@ -223,7 +240,18 @@ class _Session:
         self.log = log = Log(self.directory, loggers)
         # If the algorithm states a metric of a round anew, its statement counts.
         log.metrics = tuple({metric.name: metric for metric in (*log.metrics, *algorithm.metrics)}.values())
-        run_fingerprint = distributed.from_first(lambda: fingerprint(key, algorithm, params, self.population))
+        arguments = (key, self.state, self.population)
+        with seconds.part("compilation"):
+            self.kept_round_name = name_of_round(self.origin, *arguments)
+            self.kept_round = find_round(self.kept_round_name, *arguments)
+        if is_private(algorithm):
+            kept = self.kept_round and self.kept_round.private_program
+            self.private_program = kept or distributed.from_first(
+                lambda: program_digest(algorithm, params, self.population)
+            )
+        run_fingerprint = distributed.from_first(
+            lambda: fingerprint(key, algorithm, params, self.population, self.private_program)
+        )
         self.spending = log.spending = distributed.agreed(
             lambda: Spending(algorithm, params, self.population, run_fingerprint, delta, log.directory)
         )
@@ -255,9 +283,15 @@ class _Session:
         elif directory is not None:
             distributed.by_first(log.check_fresh)
         with seconds.part("compilation"):
-            step = traced_round(algorithm, key, self.state, self.population)
+            step = self.kept_round or traced_round(algorithm, key, self.state, self.population)
+        keep = None
         if directory is not None:
-            self.identity["program"] = distributed.from_first(lambda: round_program(step.traced.jaxpr)._asdict())
+            if self.kept_round is not None:
+                of_round = self.kept_round.round_program
+            else:
+                of_round = RoundProgram(**distributed.from_first(lambda: round_program(step.traced.jaxpr)._asdict()))
+                keep = partial(keep_round, self.kept_round_name, of_round, self.private_program)
+            self.identity["program"] = of_round._asdict()
             self.identity["program"]["processes"] = jax.process_count()
             if (program := self.evaluation_program(self.state)) is not None:
                 self.identity["program"]["evaluation"] = distributed.from_first(lambda: round_program(program).sha256)
@@ -270,7 +304,7 @@ class _Session:
             distributed.agreed(lambda: rounds_done > rounds and validate.fail("num_rounds", rule, rounds))
         with seconds.part("compilation"):
             self.block, self.state, self.population, self.compile_seconds = compiled_block(
-                step, self.spending.key(key), self.state, self.population
+                step, self.spending.key(key), self.state, self.population, keep
             )
         # Files are created only after compilation, which may fail for want of memory.
         if directory is not None and not resume:

@@ -12,6 +12,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from fedjax_sim import engine, tree, validate
 from fedjax_sim.prng import init_key
+from fedjax_sim.running import executables
 from fedjax_sim.running.planning import check_memory
 from fedjax_sim.sweeps.traced_hyperparameters import Trace, lifted, replay, traced_program
 from fedjax_sim.types import Algorithm, Array, PyTree
@@ -205,7 +206,8 @@ class Points:
             specs = {"in_specs": places, "out_specs": split, "check_vma": False}
             function = jax.shard_map(function, mesh=self.mesh, **specs)
         with engine.one_device():
-            program = jax.jit(function, compiler_options=engine.compiler_options()).lower(*args).compile()
+            options = engine.compiler_options()
+            program, _ = executables.compiled(jax.jit(function, compiler_options=options).trace(*args), options)
         check_memory(engine.needs(program))
         return program
 
