@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import warnings
 from pathlib import Path
@@ -192,8 +193,12 @@ def private_folder(name: str) -> Path | None:
         return None
     if (status.st_mode & 0o077) == 0 and status.st_uid == getattr(os, "getuid", lambda: status.st_uid)():
         return folder
-    # The interpreter shows a warning once for each place and text.
     hint = "Make it yours alone (chmod 700), or set FEDJAX_SIM_CACHE=off."
-    words = f"{folder}: others may use it, so no compiled program is kept or read. {hint}"
-    warnings.warn(words, RuntimeWarning, stacklevel=2)
+    _warn_once(f"{folder}: others may use it, so no compiled program is kept or read. {hint}")
     return None
+
+
+@functools.cache
+def _warn_once(words: str) -> None:
+    """Warns; the interpreter itself would warn again after each change of its filters."""
+    warnings.warn(words, RuntimeWarning, stacklevel=3)

@@ -152,6 +152,8 @@ def run(
       The seconds of a run's parts, `summary["seconds"]`, add up to its wall time until the summary, sessions before a
       resume included (tests/running/test_seconds.py::test_a_run_adds_up). What a stopped session did after its last
       checkpoint is not in them, since its rounds run again.
+      A run that is not traced has the log, state and noise of one that is
+      (tests/running/test_warm_starts.py::test_the_same_run).
       A run that is refused leaves no files (tests/running/test_loop.py::test_a_refused_run_leaves_nothing).
     """
     check_run_numbers(num_rounds, evaluate_every, checkpoint_every, keep_checkpoints, directory, resume)

@@ -15,7 +15,7 @@ from fedjax_sim.running.origin import origin_of
 
 @pytest.fixture
 def package(tmp_path, monkeypatch):
-    """A package of one file in the place of this one's, with a module of the user's; nothing changed since the start."""
+    """A package of one file in the place of this one's, and a module of the user's, none changed since the start."""
     monkeypatch.delenv("FEDJAX_SIM_CACHE", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     folder = tmp_path / "package"

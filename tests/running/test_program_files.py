@@ -71,7 +71,7 @@ def test_a_shared_folder_is_not_used(place, monkeypatch):
     path = kept()
     place.chmod(0o770)
     with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("default")
+        warnings.simplefilter("always")
         for _ in range(3):
             assert program_files.read("a") is None and not program_files.write("b", META, ARRAYS)
     assert [warning.category for warning in caught] == [RuntimeWarning] and str(place) in str(caught[0].message)
