@@ -7,7 +7,7 @@ would get them with the program: as text when it is lowered, while it compiles, 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 from jax.extend import core
@@ -26,12 +26,12 @@ from fedjax_sim.engine.jaxpr import (
 )
 from fedjax_sim.types import Array, PyTree
 
-__all__ = ["LARGE_BYTES", "constants_as_arguments", "jit"]
+__all__ = ["LARGE_BYTES", "Jitted", "constants_as_arguments", "jit"]
 
 LARGE_BYTES = 1 << 16  # smaller constants stay where they are: XLA may know and use them
 
 
-def jit(function: Callable) -> Callable:
+def jit(function: Callable) -> Jitted:
     """Compiles a function as `jax.jit` does, but passes the large arrays that it closes over as arguments.
 
     Guarantees: the results are those of `jax.jit`, and the arrays are in no compiled program
@@ -41,21 +41,52 @@ def jit(function: Callable) -> Callable:
     >>> float(jit(lambda x: x + 1)(2.0))
     3.0
     """
-    jitted = jax.jit(function)
-    compiled: dict[int, tuple] = {}
+    return Jitted(function)
 
-    def call(*args: PyTree) -> PyTree:
-        traced = jitted.trace(*args)
-        if id(traced.jaxpr) not in compiled:
-            arrays, run = constants_as_arguments(traced.jaxpr)
-            # The program is kept beside it: while it is alive, no other program can have its id.
-            compiled[id(traced.jaxpr)] = arrays, jax.jit(run), traced.jaxpr
-        arrays, run, _ = compiled[id(traced.jaxpr)]
-        if not arrays:
-            return jitted(*args)
-        return jax.tree.unflatten(jax.tree.structure(traced.out_info), run(arrays, jax.tree.leaves(args)))
 
-    return call
+class _Closed(NamedTuple):
+    """A traced program, whose large constants are arguments."""
+
+    arrays: list[Array]  # the large constants
+    run: Callable  # (arrays, leaves of the arguments) -> leaves of the results, under `jax.jit`
+    structure: Any  # of the results
+    program: Program  # while it is alive, no other program can have its id
+
+
+class Jitted:
+    """A function that is compiled as `jit` says."""
+
+    def __init__(self, function: Callable):
+        self._jitted = jax.jit(function)
+        self._closed: dict[int, _Closed] = {}  # by the id of the traced program
+
+    def __call__(self, *args: PyTree) -> PyTree:
+        """Returns the function's result."""
+        closed = self._closed_for(args)
+        if not closed.arrays:
+            return self._jitted(*args)
+        return jax.tree.unflatten(closed.structure, closed.run(closed.arrays, jax.tree.leaves(args)))
+
+    def lower(self, *args: PyTree) -> jax.stages.Lowered:
+        """Lowers the program that a call with such arguments runs; once it is compiled, such a call compiles nothing.
+
+        Args:
+          args: of the function: arrays, or specs with the places that committed arrays have.
+
+        Guarantees: a call after it compiles nothing
+        (tests/engine/test_constants.py::test_a_lowered_program_is_that_of_a_call).
+        """
+        closed = self._closed_for(args)
+        return closed.run.lower(closed.arrays, jax.tree.leaves(args)) if closed.arrays else self._jitted.lower(*args)
+
+    def _closed_for(self, args: Sequence[PyTree]) -> _Closed:
+        """Returns the program of a call with such arguments."""
+        traced = self._jitted.trace(*args)
+        program = traced.jaxpr
+        if id(program) not in self._closed:
+            arrays, run = constants_as_arguments(program)
+            self._closed[id(program)] = _Closed(arrays, jax.jit(run), jax.tree.structure(traced.out_info), program)
+        return self._closed[id(program)]
 
 
 def constants_as_arguments(program: Program) -> tuple[list[Array], Callable]:

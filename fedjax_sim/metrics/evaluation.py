@@ -366,6 +366,9 @@ class Evaluation:
     # (params, state), arrays or specs -> the traced loss of examples without a key, of which all results are made. None
     # where nothing is judged.
     program: Callable | None = None
+    # (params), specs with places -> the lowered program of an evaluation's measures, which a call with params of such
+    # shapes and places runs. None for evaluations of (params, state).
+    lower: Callable | None = None
 
     def __call__(self, *arguments: PyTree) -> dict:
         """Returns the record alone."""
@@ -543,5 +546,9 @@ def evaluation(
         return tree.joined_metrics({"metric": values, "sample": sample_size, "spread": spreads}), by_client
 
     if personal is None and has_trained is None:
-        return Evaluation(lambda params: evaluated(params, ()), program)
+
+        def lower(params: PyTree) -> jax.stages.Lowered:
+            return measure.lower(params, (), test, held_out, train, ids, local_test, owners, triggered)
+
+        return Evaluation(lambda params: evaluated(params, ()), program, lower)
     return Evaluation(lambda params, state: evaluated(params, state), program)

@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import SingleDeviceSharding
 
 from fedjax_sim import validate
 from fedjax_sim.engine.jaxpr import Program
@@ -27,6 +28,7 @@ __all__ = [
     "check_kinds",
     "check_run_numbers",
     "check_stopping",
+    "compile_evaluation",
     "evaluated",
     "evaluation_program",
     "num_arguments",
@@ -102,6 +104,24 @@ def evaluation_program(evaluation: Callable | None, algorithm: Algorithm, state:
     return evaluation.program(jax.eval_shape(algorithm.params, state), state)
 
 
+def compile_evaluation(evaluation: Callable | None, algorithm: Algorithm, state: PyTree) -> None:
+    """Compiles an evaluation of params that `metrics.evaluation` built, so that its first call need not.
+
+    Args:
+      evaluation, algorithm: as for `run`.
+      state: the algorithm's state, whose shapes count.
+    """
+    if not isinstance(evaluation, Evaluation) or evaluation.lower is None:
+        return
+    here = SingleDeviceSharding(jax.local_devices()[0])
+
+    def placed(x):
+        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=here, weak_type=x.weak_type)
+
+    params = jax.tree.map(placed, jax.eval_shape(algorithm.params, state))
+    evaluation.lower(params).compile()
+
+
 def num_arguments(evaluation: Callable) -> int:
     """Returns the number of an evaluation's arguments: 1 for `params`, 2 for `params, state`."""
     if isinstance(evaluation, Evaluation):
@@ -164,5 +184,14 @@ def evaluated(
 
 
 def _local(tree: PyTree) -> PyTree:
-    """Returns one device's copy of replicated arrays, so that an evaluation needs no collective."""
-    return jax.tree.map(lambda x: x.addressable_data(0), tree)
+    """Returns one device's copy of replicated arrays, so that an evaluation needs no collective.
+
+    The copy is committed to its device: JAX compiles anew for arrays that are not, and `compile_evaluation` cannot know
+    whether a round leaves them so.
+    """
+
+    def copy(x):
+        here = x.addressable_data(0)
+        return jax.device_put(here, here.sharding)
+
+    return jax.tree.map(copy, tree)

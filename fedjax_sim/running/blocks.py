@@ -14,6 +14,7 @@ import numpy as np
 
 from fedjax_sim import engine, validate
 from fedjax_sim.running import distributed, executables
+from fedjax_sim.running.beside import beside
 from fedjax_sim.running.executables import KeptRound
 from fedjax_sim.running.planning import check_memory
 from fedjax_sim.running.shared_arrays import replicated, whole
@@ -60,6 +61,7 @@ def compiled_block(
     state: PyTree,
     population: PyTree,
     keep: Callable[..., None] | None = None,
+    meanwhile: Callable[[], None] = lambda: None,
 ) -> tuple[Callable, PyTree, PyTree, float]:
     """Compiles a loop over rounds, whose length is an argument: one compilation serves every block.
 
@@ -69,6 +71,7 @@ def compiled_block(
       state: the algorithm's state before the first round; its buffers are donated, so do not use it afterwards.
       population: the clients of the run.
       keep: keeps a round that was traced, as `executables.keep_round` with its name and its programs; None for none.
+      meanwhile: called in this thread while a round that was traced is compiled in another.
 
     Returns: (block, state, population, seconds). State and population are on their devices, and `seconds` is the time
     that tracing and compilation took. `block(state, population, first, count) -> (state, infos)` runs `count` <=
@@ -84,12 +87,14 @@ def compiled_block(
     key, state, population = replicated((key, state, population))
     if isinstance(round, KeptRound):
         compiled, constants, info = round.block, round.constants, round.info
+        end_seconds = start_seconds
     else:
-        compiled, constants, name = _compiled(round, key, state, population)
+        compile_block, constants = _lowered(round, key, state, population)
+        (compiled, name), end_seconds = beside(lambda: (compile_block(), time.perf_counter()), meanwhile)
         info = round.traced.out_info[1]
         if keep is not None and not round.warned:
             keep(block=name, constants=constants, info=info)
-    seconds = round.seconds + time.perf_counter() - start_seconds
+    seconds = round.seconds + end_seconds - start_seconds
     # A program that is too large for one process ends all of them.
     distributed.agreed(lambda: check_memory(engine.needs(compiled)))
     (key_sharding, state_sharding, population_sharding, _, _, constants_sharding), _ = compiled.input_shardings
@@ -105,10 +110,8 @@ def compiled_block(
     return call, state, population, seconds
 
 
-def _compiled(
-    traced_round: TracedRound, key: Array, state: PyTree, population: PyTree
-) -> tuple[Any, list[Array], str | None]:
-    """Compiles the loop over rounds; returns (the program, the round's large constants, the name of the kept program).
+def _lowered(traced_round: TracedRound, key: Array, state: PyTree, population: PyTree) -> tuple[Callable, list[Array]]:
+    """Lowers the loop over rounds; returns (a function as `executables.lowered` does, the round's large constants).
 
     The program is (key, state, population, first, count, constants) -> (state, log rows as `_packed` makes them).
 
@@ -139,8 +142,7 @@ def _compiled(
     shardings = {"out_shardings": (None, key.sharding)} if distributed.several() else {}
     options = engine.compiler_options()
     program = jax.jit(block, donate_argnums=1, compiler_options=options, **shardings)
-    compiled, name = executables.compiled(program.trace(key, state, population, zero, zero, constants), options)
-    return compiled, constants, name
+    return executables.lowered(program.trace(key, state, population, zero, zero, constants), options), constants
 
 
 def _packed(info: PyTree) -> list[Array]:

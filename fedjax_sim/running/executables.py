@@ -11,6 +11,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -27,7 +28,7 @@ from fedjax_sim.running.origin import digest_of, machine
 from fedjax_sim.running.processes import several
 from fedjax_sim.types import Array, Count, PyTree
 
-__all__ = ["KeptRound", "Loaded", "compiled", "find_round", "keep_round", "name_of_round"]
+__all__ = ["KeptRound", "Loaded", "compiled", "find_round", "keep_round", "lowered", "name_of_round"]
 
 MOST_CONSTANT_BYTES = 1 << 25  # of the arrays that a kept round closes over
 # Calls of code outside of the program, whose address is known only where the program was lowered.
@@ -129,8 +130,25 @@ def compiled(traced: jax.stages.Traced, options: Mapping[str, str]) -> tuple[Any
       A damaged file is compiled and written anew (::test_damage_is_mended).
       Programs that call code outside of themselves are not kept (::test_what_is_not_kept).
     """
-    lowered = traced.lower()
-    name = _name_of_program(lowered, traced.out_info, options)
+    return lowered(traced, options)()
+
+
+def lowered(traced: jax.stages.Traced, options: Mapping[str, str]) -> Callable[[], tuple[Any, str | None]]:
+    """Lowers a program; returns a function that compiles it, or reads it, in any thread. It returns as `compiled` does.
+
+    The arguments are those of `compiled`.
+    """
+    program = traced.lower()
+    return partial(_compiled, program, _name_of_program(program, traced.out_info, options))
+
+
+def _compiled(lowered: jax.stages.Lowered, name: str | None) -> tuple[Any, str | None]:
+    """Compiles or reads a program; returns as `compiled` does.
+
+    Args:
+      lowered: the program.
+      name: as `_name_of_program` returns it.
+    """
     if name is None:
         return lowered.compile(), None
     was_there = (program_files.folder() / name).exists()

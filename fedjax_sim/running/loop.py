@@ -8,7 +8,7 @@ import resource
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
 
@@ -25,6 +25,7 @@ from fedjax_sim.running.arguments import (
     check_kinds,
     check_run_numbers,
     check_stopping,
+    compile_evaluation,
     evaluated,
     evaluation_program,
 )
@@ -174,6 +175,7 @@ def run(
         keep_checkpoints=keep_checkpoints,
         evaluated=partial(evaluated, evaluation, algorithm),
         evaluation_program=partial(evaluation_program, evaluation, algorithm),
+        compile_evaluation=partial(compile_evaluation, evaluation, algorithm),
         callbacks=callbacks,
         # As JSON has it, so that it compares equal to the identity in a checkpoint.
         identity=json.loads(json.dumps(identity or {})),
@@ -207,6 +209,7 @@ class _Session:
     keep_checkpoints: int
     evaluated: Callable  # (state, record) -> (values, results by client)
     evaluation_program: Callable  # (state) -> what an evaluation computes, traced; None if that is not known
+    compile_evaluation: Callable  # (state) -> None
     callbacks: Sequence[Callable]
     identity: dict
     origin: str | None = None
@@ -306,7 +309,7 @@ class _Session:
             distributed.agreed(lambda: rounds_done > rounds and validate.fail("num_rounds", rule, rounds))
         with seconds.part("compilation"):
             self.block, self.state, self.population, self.compile_seconds = compiled_block(
-                step, self.spending.key(key), self.state, self.population, keep
+                step, self.spending.key(key), self.state, self.population, keep, self.prepare_evaluation
             )
         # Files are created only after compilation, which may fail for want of memory.
         if directory is not None and not resume:
@@ -365,6 +368,11 @@ class _Session:
                 raise distributed.everywhere(KeyboardInterrupt())
             if evaluation_is_due and self.callbacks:
                 stop = self.call_back(records[-1])
+
+    def prepare_evaluation(self) -> None:
+        """Compiles the evaluation. What that raises, the first evaluation raises again, once the run has its files."""
+        with seconds.part("evaluation"), suppress(Exception):
+            self.compile_evaluation(self.state)
 
     def evaluate(self, record: Mapping) -> dict:
         """Returns the values of an evaluation after the rounds done, and keeps its results by client."""

@@ -93,3 +93,21 @@ def test_large_arrays_are_in_no_program():
     arrays, _ = constants.constants_as_arguments(jax.make_jaxpr(function)(x))
     assert len(arrays) == 1 and arrays[0] is A
     assert constants.constants_as_arguments(jax.make_jaxpr(lambda x: x + SMALL)(SMALL))[0] == []
+
+
+@pytest.mark.parametrize("function", [lambda x: x + 1, inner], ids=["without constants", "with constants"])
+def test_a_lowered_program_is_that_of_a_call(function):
+    """Catches a call that compiles what was compiled before it."""
+    compiled = []
+    listener = lambda event, seconds, **_: compiled.append(event) if "backend_compile" in event else None  # noqa: E731
+    call = engine.jit(lambda x: function(x))
+    place = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    x = jax.device_put(np.ones((3, 128), np.float32), place)
+    call.lower(jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place)).compile()
+    jax.monitoring.register_event_duration_secs_listener(listener)
+    try:
+        y = call(x)
+    finally:
+        jax.monitoring.unregister_event_duration_listener(listener)
+    assert not compiled
+    np.testing.assert_array_equal(y, jax.jit(function)(x))
