@@ -157,6 +157,7 @@ def to_svg(figure: Any, prefix: str, description: str) -> str:
         # A warning about a missing glyph is about matplotlib's font, and the page's font has more glyphs.
         warnings.filterwarnings("ignore", "Glyph")
         metadata = dict.fromkeys(("Date", "Creator", "Type", "Format"))
+        _lay_out(figure)
         figure.savefig(buffer, format="svg", transparent=True, metadata=metadata)
     # XML has no control characters, so names with some are escaped before it is read.
     root = ElementTree.fromstring(printable(buffer.getvalue()))
@@ -194,6 +195,16 @@ def to_svg(figure: Any, prefix: str, description: str) -> str:
         root.attrib.pop(name, None)
     root.attrib |= {"role": "img", "aria-label": description, "style": "stroke-linejoin:round;stroke-linecap:butt"}
     return re.sub(r">\s+<", "><", ElementTree.tostring(root, encoding="unicode"))
+
+
+def _lay_out(figure: Any) -> None:
+    """Places the panels of a figure for an SVG, once; `savefig` would go through the whole figure to do it again."""
+    from matplotlib.backends.backend_svg import FigureCanvasSVG
+
+    if (layout := figure.get_layout_engine()) is not None:
+        FigureCanvasSVG(figure)  # texts are as wide as an SVG has them
+        layout.execute(figure)
+        figure.set_layout_engine(None)
 
 
 def image(figure: Any, form: str, **options: Any) -> bytes:
