@@ -145,6 +145,7 @@ def test_a_run_and_its_data_move(folder, monkeypatch):
     assert changed.exit_code == 1 and "data_sha256: " in changed.output and "data.directory" not in changed.output
 
 
+@pytest.mark.full  # by default tests/running/test_same_program.py is refused in these words
 def test_a_checkpoint_of_an_earlier_version(monkeypatch):
     """Fault: a list of paths and sums, without a word on why a run cannot go on."""
     identity = Config.identity

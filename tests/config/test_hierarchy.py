@@ -51,7 +51,7 @@ def test_transforms_of_an_edge(tmp_path):
     )
     assert found.wire(spec, Wire(100, 3200)) == by_hand.wire(spec, Wire(100, 3200))
     key, x = jax.random.key(1), jnp.linspace(-1.0, 1.0, 100)
-    sent = [t.on_client(key, x, t.init(x), t.init_client(x))[0] for t in (found, by_hand)]
+    sent = [jax.jit(t.on_client)(key, x, t.init(x), t.init_client(x))[0] for t in (found, by_hand)]
     jax.tree.map(np.testing.assert_array_equal, *sent)
 
 

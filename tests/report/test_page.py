@@ -374,7 +374,6 @@ def test_degraded_runs_are_reported(tmp_path, case):
         assert expected in page.text, (expected, page.text)
 
 
-@pytest.mark.pictures
 def test_the_axis_is_chosen_by_a_button(tmp_path):
     """Fault: an axis without a button, a view that no button shows, or an axis of epsilon in a run without noise."""
     folder = fake_run(tmp_path / "run", rounds=10)
