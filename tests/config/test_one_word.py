@@ -80,6 +80,7 @@ def test_plain_sgd_or_refused_by_name(name):
         build(config)
 
 
+@pytest.mark.full
 def test_a_first_round_is_fedavg():
     """SCAFFOLD with zero control variates, FedNova with equal work and MimeLite with SGD are FedAvg in round one, at
     the same rate and with the same weights. Fault: other ones than FedAvg has under the same file."""

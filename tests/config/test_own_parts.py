@@ -70,24 +70,31 @@ def test_a_config_alone_runs_no_code(module, tmp_path):
     assert done.exit_code == 2 and "Did you mean 'level'" in done.output and not (tmp_path / "it_ran").exists()
 
 
+OWN_PARTS = [*RUN, "aggregator.name=mine", "aggregator.level=0.25"]
+
+
+@pytest.mark.full
+def test_own_parts_have_their_options(module, tmp_path):
+    """Catches a part whose options are lost. Halved no times, an update is itself; three times, it is another."""
+    assert invoke(["run", "-q", "--out", "plain"], *RUN).exit_code == 0
+    for name, times in (("same", 0), ("halved", 3)):
+        options = f"transform.halved.times={times}"
+        assert invoke(["run", "-q", "--out", name], *OWN_PARTS, options, module=module).exit_code == 0
+    losses = {}
+    for name in ("halved", "plain", "same"):
+        last_record = json.loads((tmp_path / name / "metrics.jsonl").read_text().splitlines()[-1])
+        losses[name] = last_record["test_loss"]
+    assert losses["same"] == losses["plain"] != losses["halved"]
+
+
 def test_own_parts_are_parts(module, tmp_path):
-    """Catches a part whose options are lost, and a run that cannot be resumed or shown."""
-    settings = [*RUN, "aggregator.name=mine", "aggregator.level=0.25"]
-    done = invoke(["run", "-q", "--out", "out"], *settings, "transform.halved.times=3", module=module)
+    """Catches a run that cannot be resumed or shown."""
+    done = invoke(["run", "-q", "--out", "out"], *OWN_PARTS, "transform.halved.times=3", module=module)
     assert done.exit_code == 0, done.output
     tables = (tmp_path / "out" / "config.toml").read_text()
     assert f'modules = ["{module}"]' in tables and "level = 0.25" in tables and "[transform.halved]" in tables
-    # Halved no times, an update is itself; three times, it is another.
-    assert invoke(["run", "-q", "--out", "plain"], *RUN).exit_code == 0
-    assert invoke(["run", "-q", "--out", "same"], *settings, "transform.halved.times=0", module=module).exit_code == 0
-    losses = {}
-    for name in ("out", "plain", "same"):
-        last_record = json.loads((tmp_path / name / "metrics.jsonl").read_text().splitlines()[-1])
-        losses[name] = last_record["test_loss"]
-    assert losses["same"] == losses["plain"] != losses["out"]
     resumed = ["run", "-q", "--resume", "--out", "out"]
     assert invoke(resumed, "run.rounds=3").exit_code == 2
-    assert invoke(resumed, "run.rounds=3", module=module).exit_code == 0
     # Another text of the module, or of one that it imports, is another program: the log would be of two.
     log = (tmp_path / "out" / "metrics.jsonl").read_bytes()
     helper = f"helper_of_{module}"

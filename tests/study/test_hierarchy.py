@@ -17,7 +17,8 @@ def findings(model_clients):
     return hierarchy(**SMALL, model_clients=model_clients, model_rounds=2, num_runs=2)
 
 
-@pytest.mark.parametrize("model_clients", [0, pytest.param(9, marks=pytest.mark.full)])
+@pytest.mark.full
+@pytest.mark.parametrize("model_clients", [0, 9])
 def test_predictions_hold(model_clients):
     """Fault: a hierarchy or a closed form that is off; one edge round that is not flat FedAvg."""
     rows = [row for row in findings(model_clients).rows() if row["predicted"] is not None]
@@ -28,6 +29,7 @@ def test_predictions_hold(model_clients):
             assert abs(row["measured"] - row["predicted"]) < 1 + 0.3 * row["predicted"]
 
 
+@pytest.mark.full
 def test_it_can_tell_another_number_of_edge_rounds():
     """Fault: a resolution so generous that one round more would hold, or groups that make no difference."""
     problem = quadratic_clients(6, 2, 2.0, 0)
@@ -56,6 +58,7 @@ def test_wrong_options(options, words):
         hierarchy(**SMALL | options)
 
 
+@pytest.mark.full
 def test_figure():
     """Fault: a figure that cannot be drawn from what was found."""
     figure = findings(0).figure()

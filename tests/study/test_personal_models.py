@@ -41,7 +41,7 @@ def alone(method, rate, seed):
     return history.records[-1]
 
 
-@pytest.mark.default_rows(1)
+@pytest.mark.full
 @pytest.mark.parametrize("method", ["FedPer", BASELINE])
 def test_a_number_is_a_run(method):
     """Catches another method's models, a run that tunes among those reported, and rows that trained the model."""
