@@ -152,6 +152,7 @@ def test_a_sweep_inside_is_kept(tmp_path, monkeypatch):
     assert used == 0 and other != first and rows(2) == (other, 1)
 
 
+@pytest.mark.default_rows(1)
 @pytest.mark.parametrize("when", ["figure", "page"])
 def test_the_table_is_printed_first(tmp_path, monkeypatch, when):
     """Fault: a full disk, found when the page is written, that takes the table with it and says nothing of a way."""

@@ -18,7 +18,8 @@ def findings(model_clients):
     return participation(**SMALL, model_clients=model_clients, model_rounds=60)
 
 
-@pytest.mark.parametrize("model_clients", [0, pytest.param(90, marks=pytest.mark.full)])
+@pytest.mark.full
+@pytest.mark.parametrize("model_clients", [0, 90])
 def test_predictions_hold(model_clients):
     """Fault: any theory, sampler or aggregator that is off by more than the intervals, all of them together at 99 %."""
     rows = findings(model_clients).rows()
@@ -36,12 +37,14 @@ def test_defaults():
     assert sum(row["part"] == "designs" for row in rows) == 6
 
 
+@pytest.mark.full
 def test_everybody_leaves_no_variance():
     """Fault: sampling noise at m = N."""
     rows = [row for row in findings(0).rows() if row["cohort_size"] == row["population_size"]]
     assert len(rows) == 2 and all(row["measured"] < 1e-10 for row in rows)
 
 
+@pytest.mark.full
 def test_it_can_tell_a_wrong_formula():
     """Fault: a study that would call 1/m without the finite population right."""
     rows = findings(0).rows()
@@ -84,6 +87,7 @@ def test_wrong_options(options, words):
         participation(**SMALL | options)
 
 
+@pytest.mark.full
 def test_figure():
     """Fault: a figure that cannot be drawn from what was found."""
     figure = findings(0).figure()
