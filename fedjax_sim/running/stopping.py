@@ -32,9 +32,10 @@ class StopWhen:
 
     Raises: ValueError for a rule in another form; when called, for a record without the metric.
 
-    Guarantees: a run stops after the evaluation at which its rule first holds, and a stopped and resumed run stops in
-    the same round (tests/running/test_stopping.py::test_runs_stop_where_their_rule_holds). k of n rows reach the target
-    k / n (tests/laws/test_shares.py::test_a_target_is_reached_at_its_share).
+    Guarantees: a run stops after the evaluation at which its rule first holds
+    (tests/running/test_stopping.py::test_runs_stop_where_their_rule_holds), and a stopped and resumed run stops in the
+    same round (::test_a_resume_does_not_wait_anew). k of n rows reach the target k / n
+    (tests/laws/test_shares.py::test_a_target_is_reached_at_its_share).
 
     >>> stop = StopWhen("test_loss not lower for 2")
     >>> [stop(round, None, {"round": round, "test_loss": x}) for round, x in enumerate([3.0, 2.0, 2.5, 2.1])]

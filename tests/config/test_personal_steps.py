@@ -16,6 +16,7 @@ def invoke(*settings):
     return CliRunner().invoke(app, ["run", *(word for setting in settings for word in ("--set", setting))])
 
 
+@pytest.mark.full
 def test_models_are_fine_tuned_and_shown(tmp_path, monkeypatch):
     """Catches steps that are not taken, that reach the rounds, and results that only the log has."""
     monkeypatch.chdir(tmp_path)

@@ -42,7 +42,7 @@ def test_a_page_knows_what_is_sent_besides(tmp_path):
     assert summary["uplink_bytes"] == 0 and summary["peer_bytes"] == 10 * 4 * 65 * 32
 
 
-@pytest.mark.default_rows(1)
+@pytest.mark.full
 @pytest.mark.parametrize(
     "axis", ["'algorithm.cut' = ['hidden_0', 'hidden_1']", "algorithm = [{cut = 'hidden_0'}, {cut = 'hidden_1'}]"]
 )

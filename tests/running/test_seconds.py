@@ -17,7 +17,6 @@ from fedjax_sim.running import checkpoint, seconds
 from fedjax_sim.running.blocks import compiled_block
 from fedjax_sim.running.executables import find_round
 from fedjax_sim.running.loop import run
-from tests import pictures
 
 pytestmark = pytest.mark.optimised(False)
 
@@ -135,7 +134,6 @@ def test_a_command_adds_up(clock, tmp_path, monkeypatch):
     written again."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("FEDJAX_SIM_CACHE", "off")
-    monkeypatch.setattr("fedjax_sim.report.axes.to_svg", pictures.drawn)
     from fedjax_sim.config.build import Builder
     from fedjax_sim.report import page
 

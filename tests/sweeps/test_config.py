@@ -176,7 +176,7 @@ def test_wrong_sweeps(settings, words):
         load_sweep(None, settings)
 
 
-@pytest.mark.full  # by default tests/config/test_split_runs.py judges points through their own links
+@pytest.mark.full  # by default each statistic is judged by itself, below
 @pytest.mark.parametrize(
     "options",
     [
