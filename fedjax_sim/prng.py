@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import zlib
-from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -14,13 +13,12 @@ from fedjax_sim.types import Array
 from fedjax_sim.validate import PositiveInt
 
 __all__ = [
-    "ROUNDS",
     "below",
     "client_key",
     "counter_bits",
     "dither",
     "fast",
-    "feistel",
+    "fold_in",
     "hashed",
     "init_key",
     "normal",
@@ -28,10 +26,8 @@ __all__ = [
     "stochastic_round",
     "stream",
     "threefry",
-    "walked",
 ]
 
-ROUNDS = 8  # rounds of a Feistel network
 DITHER = zlib.crc32(b"dither")
 
 
@@ -45,7 +41,7 @@ def stream(key: Array, name: str) -> Array:
     >>> bool((stream(key, "sampling") == stream(key, "client")).all())
     False
     """
-    return jax.random.fold_in(key, zlib.crc32(name.encode()))
+    return fold_in(key, zlib.crc32(name.encode()))
 
 
 def init_key(key: Array) -> Array:
@@ -60,13 +56,13 @@ def init_key(key: Array) -> Array:
 
 
 def client_key(key: Array, id: Array) -> Array:
-    """Returns the key of client `id` in a stage.
+    """Returns the key of client `id` in a stage; for an array of clients, their keys.
 
-    The key does not depend on chunk, slot, padding, device or the other clients of a batch.
+    A key does not depend on chunk, slot, padding, device or the other clients of a batch.
 
     Args:
       key: the key of the stage.
-      id: [] integer, the client's id.
+      id: integers, the clients' ids; [] for one client.
 
     Raises: ValueError for generators whose bits under vmap come from the first key of the batch (rbg, unsafe_rbg)
     (tests/test_prng.py::test_generators_that_mix_clients_are_refused).
@@ -74,18 +70,42 @@ def client_key(key: Array, id: Array) -> Array:
     if jax.random.key_impl(key) in ("rbg", "unsafe_rbg"):
         hint = "Under vmap a client's draws depend on the others: use jax.random.key(seed, impl='threefry2x32')."
         validate.fail("key", "a threefry key", jax.random.key_impl(key), hint)
-    return jax.random.fold_in(key, id)
+    return fold_in(key, id)
 
 
+def fold_in(key: Array, numbers: Array | int) -> Array:
+    """Returns the keys that `jax.random.fold_in` derives from a key and numbers, all at once.
+
+    Args:
+      key: one key.
+      numbers: integers of any shape, [] for a single key; their 32 lowest bits count.
+
+    Returns: keys in the shape of `numbers`.
+
+    Guarantees: the keys are those of `jax.random.fold_in` (tests/test_prng.py::test_threefry_is_that_of_jax).
+
+    >>> import jax, jax.numpy as jnp
+    >>> fold_in(jax.random.key(0), jnp.arange(3)).shape
+    (3,)
+    """
+    is_typed = jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
+    if not is_typed or jax.random.key_impl(key) != "threefry2x32":
+        fold = functools.partial(jax.random.fold_in, key)
+        return jax.vmap(fold)(numbers) if jnp.ndim(numbers) else fold(numbers)
+    words = threefry(jax.random.key_data(key), jnp.uint32(0), jnp.uint32(numbers))
+    return jax.random.wrap_key_data(jnp.stack(words, axis=-1), impl="threefry2x32")
+
+
+@jax.jit  # traced once for all keys of a round
 def threefry(words: Array, high: Array, low: Array) -> tuple[Array, Array]:
     """Returns the Threefry-2x32 blocks of counters under a key, as `jax.random` computes them.
 
-    JAX rolls the twenty rounds of the generator into a loop on a CPU. A few hundred blocks then take three to ten times
-    as long as here.
+    JAX rolls the twenty rounds of the generator into a loop on a CPU. A loop is a dozen kernels. A few hundred blocks
+    take three to ten times as long as here.
 
     Args:
       words: [2] uint32, the data of a threefry2x32 key.
-      high, low: uint32 words of the counters, of one shape.
+      high, low: uint32 words of the counters, of shapes that broadcast.
 
     Guarantees: the bits are those of `jax.random.fold_in` and `jax.random.bits`
     (tests/test_prng.py::test_threefry_is_that_of_jax).
@@ -108,7 +128,7 @@ def random_bits(key: Array, count: int) -> Array:
     """Returns [count] uint32 random bits: the bits of `jax.random.bits`, computed faster for a few on a CPU."""
     if jax.random.key_impl(key) != "threefry2x32" or not jax.config.jax_threefry_partitionable:
         return jax.random.bits(key, (count,), jnp.uint32)
-    high, low = threefry(jax.random.key_data(key), jnp.zeros(count, jnp.uint32), jnp.arange(count, dtype=jnp.uint32))
+    high, low = threefry(jax.random.key_data(key), jnp.uint32(0), jnp.arange(count, dtype=jnp.uint32))
     return high ^ low
 
 
@@ -292,50 +312,3 @@ def normal(key: Array, shape: tuple[int, ...] = (), dtype=jnp.float32) -> Array:
     (2, 3)
     """
     return jax.random.normal(fast(key), shape, dtype)
-
-
-def feistel(words: Array, rows: Array | int, columns: Array | int, x: Array) -> Array:
-    """Applies a Feistel network: a bijection of [0, rows * columns).
-
-    Each round shifts one half of x by a keyed hash of the other half.
-
-    Args:
-      words: [r, 2] uint32, two random words for each of r rounds.
-      rows, columns: the grid's sides, each below 2^16; x = left * columns + right.
-      x: uint32 of any shape, in [0, rows * columns).
-
-    References: Luby and Rackoff 1988.
-    """
-    rows = jnp.uint32(rows)
-    columns = jnp.uint32(columns)
-    left = x // columns
-    right = x % columns
-    # The halves take turns: a round changes one, and leaves the other for the inverse.
-    for i, word in enumerate(words):
-        if i % 2:
-            right = (right + _shift(word, left)) % columns
-        else:
-            left = (left + _shift(word, right)) % rows
-    return left * columns + right
-
-
-def _shift(word: Array, half: Array) -> Array:
-    """Returns a shift of 31 bits: a half is below 2^16, so their sum does not wrap and the shift is invertible."""
-    return hashed(word, half) >> 1
-
-
-def walked(network: Callable, x: Array, size: Array | int) -> Array:
-    """Applies a bijection of [0, size) that is made from one of a larger range, by cycle walking.
-
-    `network` is applied until the result is below `size`. Each walk ends, because its cycle contains its start, which
-    is below `size`.
-
-    Args:
-      network: a bijection of a range that contains [0, size).
-      x: uint32 in [0, size).
-      size: the end of the range.
-
-    References: Black and Rogaway 2002, section 4.
-    """
-    limit = jnp.uint32(size)
-    return jax.lax.while_loop(lambda x: (x >= limit).any(), lambda x: jnp.where(x >= limit, network(x), x), network(x))

@@ -18,6 +18,7 @@ from fedjax_sim.prng import (
     counter_bits,
     dither,
     fast,
+    fold_in,
     init_key,
     normal,
     random_bits,
@@ -294,6 +295,11 @@ def test_threefry_is_that_of_jax(partitionable):
         found = threefry(jax.random.key_data(key), jnp.zeros(4, jnp.uint32), ids.astype(jnp.uint32))
         folded = jax.random.key_data(jax.vmap(jax.random.fold_in, (None, 0))(key, ids))
         np.testing.assert_array_equal(jnp.stack(found, -1), folded)
+        # A key of JAX's older kind has no type.
+        for made in (key, fast(key), jax.random.key_data(key)):
+            expected = [jax.random.fold_in(made, id) for id in ids]
+            for found in (list(fold_in(made, ids)), [fold_in(made, id) for id in ids]):
+                assert all((x == y).all() and x.dtype == y.dtype for x, y in zip(found, expected, strict=True))
         with jax.threefry_partitionable(partitionable):
             for made in (key, fast(key)):
                 np.testing.assert_array_equal(random_bits(made, 77), jax.random.bits(made, (77,), jnp.uint32))

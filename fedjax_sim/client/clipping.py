@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from fedjax_sim import engine, tree, validate
 from fedjax_sim.client.ghost import products
 from fedjax_sim.client.local_sgd import loss_and_metrics
+from fedjax_sim.prng import fold_in
 from fedjax_sim.types import Array, ClientData, Mean, PyTree
 
 __all__ = ["clipped_sum"]
@@ -53,7 +54,7 @@ def clipped_sum(
 
     def loss(leaves, example, is_real, slot, key):
         batch_of_one = jax.tree.map(lambda x: x[None], example)
-        example_key = jax.random.fold_in(key, slot)
+        example_key = fold_in(key, slot)
         return loss_and_metrics(loss_fn, structure.unflatten(leaves), batch_of_one, is_real[None], example_key)
 
     # `kernels` maps positions among the leaves to dense kernels, whose gradients are never formed.

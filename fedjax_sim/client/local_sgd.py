@@ -13,7 +13,7 @@ from fedjax_sim import engine, tree, validate
 from fedjax_sim.client.losses import check_own, full_gradient_at, loss_and_metrics, own_weight
 from fedjax_sim.client.optimizers import OverRounds
 from fedjax_sim.client.work import LocalWork
-from fedjax_sim.prng import stream
+from fedjax_sim.prng import fold_in, stream
 from fedjax_sim.types import Array, ClientData, ClientFacts, ClientUpdate, Mean, PyTree, Report
 
 __all__ = [
@@ -99,7 +99,7 @@ def local_training(
 
         def one_step(step, carry, batch):
             params, state, sums = carry
-            step_key = jax.random.fold_in(loss_key, step)
+            step_key = fold_in(loss_key, step)
             gradients, means = gradient(params, batch, step_key)
             # The same batch and key, so that both gradients have the same minibatch noise.
             gradients_at = () if at is None else (gradient(at, batch, step_key)[0],)

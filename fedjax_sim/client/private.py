@@ -14,7 +14,7 @@ from fedjax_sim import engine, tree, validate
 from fedjax_sim.client.clipping import GRADIENTS, clipped_sum
 from fedjax_sim.client.local_sgd import is_unrolled
 from fedjax_sim.client.losses import check_own, own_weight
-from fedjax_sim.prng import normal, stream
+from fedjax_sim.prng import fold_in, normal, stream
 from fedjax_sim.types import Array, ClientData, ClientFacts, ClientUpdate, Noise, PyTree, Report
 from fedjax_sim.validate import NonNegative, Positive
 
@@ -117,8 +117,8 @@ def private_sgd(
 
         def one_step(step, carry, batch):
             params, sums = carry
-            gradient, means = sum_of_clipped_gradients(params, batch, jax.random.fold_in(loss_key, step))
-            noise = _noise(jax.random.fold_in(noise_key, step), gradient, noise_multiplier * clip_norm)
+            gradient, means = sum_of_clipped_gradients(params, batch, fold_in(loss_key, step))
+            noise = _noise(fold_in(noise_key, step), gradient, noise_multiplier * clip_norm)
             gradient = jax.tree.map(jnp.add, gradient, noise)
             params = jax.tree.map(lambda w, g: w - (learning_rate / batch_size * g).astype(w.dtype), params, gradient)
             return params, jax.tree.map(jnp.add, sums, means)
@@ -181,7 +181,7 @@ def _batches(key: Array, data: ClientData, sampling: str, rate: float, slots: in
             return _take_rows(data, order(epoch, epoch_places), epoch_places < num_examples)
         is_drawn = data.mask
         if rate < 1:
-            bits = jax.random.bits(jax.random.fold_in(stream(key, "batch"), step), (rows,), jnp.uint32)
+            bits = jax.random.bits(fold_in(stream(key, "batch"), step), (rows,), jnp.uint32)
             is_drawn &= bits < jnp.uint32(int(rate * 2.0**32))
         if own_slots == rows:
             return ClientData(data.examples, is_drawn)

@@ -23,6 +23,7 @@ __all__ = [
     "bind",
     "evaluate",
     "inner_programs",
+    "needed",
     "opened",
     "programs",
     "scan_arguments",
@@ -75,6 +76,24 @@ def walk(program: Program) -> Iterator[core.JaxprEqn]:
             yield from walk(inner)
 
 
+def needed(program: Program) -> list[core.JaxprEqn]:
+    """Returns the equations of a program that its results or its effects need, in their order.
+
+    >>> import jax, jax.numpy as jnp
+    >>> program = jax.make_jaxpr(lambda x: (jnp.sin(x), jnp.cos(x))[0])(1.0)
+    >>> [equation.primitive.name for equation in needed(program)]
+    ['sin']
+    """
+    jaxpr, _ = opened(program)
+    read = {atom for atom in jaxpr.outvars if not isinstance(atom, core.Literal)}
+    equations = []
+    for equation in reversed(jaxpr.eqns):
+        if equation.effects or not read.isdisjoint(equation.outvars):
+            equations.append(equation)
+            read |= {atom for atom in equation.invars if not isinstance(atom, core.Literal)}
+    return equations[::-1]
+
+
 def scan_arguments(params: dict) -> tuple[int, int]:
     """Returns (the number of constants, the number of carried values) among the operands of a `scan`.
 
@@ -102,6 +121,7 @@ def evaluate(
     *,
     constants: Sequence[Any] | None = None,
     literal: Callable[[core.Literal], Any] = lambda literal: literal.val,
+    equations: Sequence[core.JaxprEqn] | None = None,
 ) -> list[Any]:
     """Evaluates a program equation by equation, and returns a value for each of its outputs.
 
@@ -113,6 +133,7 @@ def evaluate(
       constants: a value for each constant of the program; None takes the program's own constants.
       literal: gives the value of a number that is written in an equation. It is called once for each such number, in
         the order in which equations and outputs read them.
+      equations: those to evaluate, in their order; None evaluates all. `needed` gives the fewest.
 
     Guarantees:
       Every interpreter of the package is this function with a rule (tests/engine/test_jaxpr.py).
@@ -131,7 +152,7 @@ def evaluate(
     def read(atom: core.Var | core.Literal) -> Any:
         return literal(atom) if isinstance(atom, core.Literal) else values[atom]
 
-    for equation in jaxpr.eqns:
+    for equation in jaxpr.eqns if equations is None else equations:
         operands = [read(atom) for atom in equation.invars]
         values |= zip(equation.outvars, rule(equation, operands), strict=True)
     return [read(atom) for atom in jaxpr.outvars]

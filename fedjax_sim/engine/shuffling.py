@@ -7,6 +7,7 @@ kernels, the orders took half of a round. The keys of clients remain threefry ke
 from __future__ import annotations
 
 import functools
+import math
 import zlib
 from collections.abc import Callable
 
@@ -14,17 +15,19 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_sim.engine.arithmetic.barrier import computed_once
-from fedjax_sim.prng import ROUNDS, client_key, counter_bits, feistel, hashed, threefry, walked
+from fedjax_sim.engine.feistel import ROUNDS, feistel, walked
+from fedjax_sim.prng import client_key, counter_bits, hashed
 from fedjax_sim.types import Array
 
 __all__ = ["client_keys", "shuffle"]
 
 ORDER = zlib.crc32(b"order")  # the first of the counters that orders use
 SORTED = 64  # the most rows whose order comes from comparing all pairs
+COMPARED = 16  # rows that are compared with all others at once
 
 
 def client_keys(key: Array, ids: Array) -> Array:
-    """Returns the keys of clients, as key data, far faster than `prng.client_key` for one client after the other.
+    """Returns the keys of clients in a stage as key data, far faster than one client after the other would derive them.
 
     Args:
       key: the key of a stage of the round.
@@ -38,13 +41,8 @@ def client_keys(key: Array, ids: Array) -> Array:
     """
     words = jax.random.key_data(key)
     # Without this, XLA:CPU would derive the stage's key anew in each step of each client.
-    words = computed_once(words, words)
-    if jax.random.key_impl(key) == "threefry2x32":
-        # This is `jax.random.fold_in` of each id, for all ids at once.
-        low = ids.astype(jnp.uint32)
-        return jnp.stack(threefry(words, jnp.zeros_like(low), low), axis=-1)
-    key = jax.random.wrap_key_data(words, impl=jax.random.key_impl(key))
-    return jax.random.key_data(jax.vmap(client_key, (None, 0))(key, ids))
+    key = jax.random.wrap_key_data(computed_once(words, words), impl=jax.random.key_impl(key))
+    return jax.random.key_data(client_key(key, ids))
 
 
 def shuffle(key: Array, mask: Array) -> Callable[[Array, Array], Array]:
@@ -104,8 +102,10 @@ def shuffle(key: Array, mask: Array) -> Callable[[Array, Array], Array]:
         side = jnp.ceil(jnp.sqrt(size.astype(jnp.float32))).astype(jnp.int32)
         round_words = hashed(words, jnp.uint32(1 << 31) + jnp.arange(2 * ROUNDS, dtype=jnp.uint32)).reshape(ROUNDS, 2)
         network = functools.partial(feistel, round_words, side, -(-size // side))
+        beyond = math.isqrt(num_rows) + 1  # cells at most: the grid's last row begins below `size`
         inside = jnp.clip(positions, 0, size - 1).astype(jnp.uint32)
-        return jnp.where(num_valid <= SORTED, short_order, valid_rows[walked(network, inside, size).astype(jnp.int32)])
+        row = valid_rows[walked(network, inside, size, beyond).astype(jnp.int32)]
+        return jnp.where(num_valid <= SORTED, short_order, row)
 
     return at
 
@@ -113,12 +113,10 @@ def shuffle(key: Array, mask: Array) -> Callable[[Array, Array], Array]:
 def _ranks(x: Array) -> Array:
     """Returns how many numbers of `x` [n] are below each of them, [n] int32.
 
-    Comparing all pairs is a few vector operations. They are written out, so that the compiler does not store the
-    comparisons. XLA:CPU sorts short rows an order of magnitude slower. The operations are of `lax`, which JAX traces in
-    about half of the time that those of `jnp` take.
+    All pairs are compared, because XLA:CPU sorts short rows an order of magnitude slower. Sixteen numbers at a time are
+    compared with all: of more, XLA:CPU would store the comparisons, and one at a time is a longer program.
     """
     rank = jnp.zeros(x.shape, jnp.int32)
-    for i in range(x.shape[0]):
-        other = jax.lax.broadcast_in_dim(jax.lax.slice(x, (i,), (i + 1,)), x.shape, (0,))
-        rank = jax.lax.add(rank, jax.lax.convert_element_type(jax.lax.lt(other, x), jnp.int32))
+    for start in range(0, x.shape[0], COMPARED):
+        rank = rank + (x[start : start + COMPARED, None] < x[None]).sum(0, dtype=jnp.int32)
     return rank

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Annotated
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim import validate
 from fedjax_sim.network.mixing import Links, Mixing, constant_links, tables_of
 from fedjax_sim.network.topology import Graph, exponential
-from fedjax_sim.prng import counter_bits, stream
+from fedjax_sim.prng import counter_bits, fold_in, stream
 from fedjax_sim.types import Array
 from fedjax_sim.validate import FromData, Integer, ShareBelowOne
 
@@ -189,7 +188,7 @@ def _failing(mixing: Mixing, links: Callable) -> Mixing:
 
 def _wrapper_key(key: Array, inner: Mixing) -> Array:
     """Returns the key of one wrapper among several, so that two wrappers fail independently."""
-    return jax.random.fold_in(key, inner.failures) if inner.failures else key
+    return fold_in(key, inner.failures) if inner.failures else key
 
 
 def _draws(key: Array, counters: Array, weights: Array) -> Array:

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_sim import tree, validate
-from fedjax_sim.prng import stream
+from fedjax_sim.prng import fold_in, stream
 from fedjax_sim.types import Array, Noise, PyTree, UpdateTransform, Wire
 from fedjax_sim.validate import NonNegativeInt
 
@@ -69,7 +69,7 @@ class Transcript(NamedTuple):
         """
 
         def encrypted_message(index, message):
-            pad = stream(jax.random.fold_in(key, index), "pad")
+            pad = stream(fold_in(key, index), "pad")
             leaves = jax.tree.leaves(message.value)
             flat = jnp.concatenate([_words(leaf) for leaf in leaves])
             return message._replace(value=flat ^ jax.random.bits(pad, flat.shape, jnp.uint32))
@@ -154,7 +154,7 @@ def _sent(transform: UpdateTransform | None, key: Array, x: PyTree) -> PyTree:
     def send_example(row, example):
         state = transform.init(example)
         memory = transform.init_client(example)
-        return transform.on_client(jax.random.fold_in(key, row), example, state, memory)[0]
+        return transform.on_client(fold_in(key, row), example, state, memory)[0]
 
     rows = jnp.arange(jax.tree.leaves(x)[0].shape[0])
     # A transform may compute in another dtype; the receiver's program expects that of x.

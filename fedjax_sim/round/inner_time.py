@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from fedjax_sim import engine, tree, validate
 from fedjax_sim.network.devices import MOST_TICKS, check_devices
 from fedjax_sim.population.groups.grouped import Group
-from fedjax_sim.prng import stream
+from fedjax_sim.prng import fold_in, stream
 from fedjax_sim.round.compatibility import check_alone, check_time_inside
 from fedjax_sim.round.costs import work_of
 from fedjax_sim.sampling.time.cut import spend, unlimited
@@ -75,7 +75,7 @@ def time_inside(star: Star, rounds: int, devices: Devices) -> TimeInside:
 
         def round(total, t):
             # The same key as `as_client_update` gives to its rounds: the cohort drawn here is the one that will train.
-            round_key = jax.random.fold_in(stream(key, "inside"), t)
+            round_key = fold_in(stream(key, "inside"), t)
             cohort, _ = star.sampler.sample(stream(round_key, "sampling"), star.sampler.init())
             cohort = cohort._replace(invited=cohort.invited & (asked.ids[cohort.ids] >= 0))
             price = asked.price

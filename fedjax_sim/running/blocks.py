@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim import engine, validate
+from fedjax_sim.prng import fold_in
 from fedjax_sim.running import distributed, executables
 from fedjax_sim.running.beside import beside
 from fedjax_sim.running.executables import KeptRound
@@ -132,7 +133,7 @@ def _lowered(traced_round: TracedRound, key: Array, state: PyTree, population: P
 
         def one_round(i, carry):
             state, log_rows = carry
-            state, info = step(jax.random.fold_in(key, first + i), state, population)
+            state, info = step(fold_in(key, first + i), state, population)
             return state, [rows.at[i].set(x) for rows, x in zip(log_rows, _packed(info), strict=True)]
 
         return jax.lax.fori_loop(0, count, one_round, (state, log_rows))

@@ -9,7 +9,8 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_sim import validate
-from fedjax_sim.prng import ROUNDS, feistel, random_bits, walked
+from fedjax_sim.engine.feistel import ROUNDS, feistel, walked
+from fedjax_sim.prng import random_bits
 from fedjax_sim.types import Array
 from fedjax_sim.validate import PositiveInt
 
@@ -23,8 +24,8 @@ def permute(key: Array, positions: Array, population_size: PositiveInt) -> Array
     """Returns the values at `positions` of a random permutation of range(N) that depends on the key alone.
 
     For N <= 1024 the permutation is the order of 64 random bits for each client, so every permutation is equally
-    likely. For larger N it is a Feistel network (`prng.feistel`) on a grid of a x b >= N cells, with a and b near
-    sqrt(N). Values of N or more are permuted again until they are below N (cycle walking, `prng.walked`).
+    likely. For larger N it is a Feistel network (`engine.feistel`) on a grid of a x b >= N cells, with a and b near
+    sqrt(N). Values of N or more are permuted again until they are below N (cycle walking, `engine.feistel.walked`).
 
     Args:
       key: random key.
@@ -51,10 +52,8 @@ def permute(key: Array, positions: Array, population_size: PositiveInt) -> Array
     if size <= _EXACT_LIMIT:
         return _sorted_order(key, size)[positions]
     rows, columns = _grid(size)
-    network = functools.partial(feistel, jax.random.bits(key, (ROUNDS, 2), jnp.uint32), rows, columns)
-    values = positions.astype(jnp.uint32)
-    values = walked(network, values, size) if rows * columns > size else network(values)
-    return values.astype(jnp.int32)
+    network = functools.partial(feistel, random_bits(key, 2 * ROUNDS).reshape(ROUNDS, 2), rows, columns)
+    return walked(network, positions.astype(jnp.uint32), size, rows * columns - size).astype(jnp.int32)
 
 
 def others(ids: Array, ranks: Array, size: int) -> Array:

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim import validate
-from fedjax_sim.prng import stream
+from fedjax_sim.prng import random_bits, stream
 from fedjax_sim.sampling.design import SamplingDesign
 from fedjax_sim.sampling.permutation import permute
 from fedjax_sim.types import Array, Cohort, Metric, Sampler
@@ -60,7 +60,7 @@ def poisson(population_size: PopulationSize, rate: float, *, num_slots: int | No
     least_count, table = _binomial_table(population_size, rate)
 
     def sample(key, state):
-        random_words = jax.random.bits(stream(key, "cohort_size"), (2,), jnp.uint32)
+        random_words = random_bits(stream(key, "cohort_size"), 2)
         num_drawn = least_count + _count_below(random_words, table)
         slots = jnp.arange(num_slots, dtype=jnp.int32)
         invited = slots < num_drawn

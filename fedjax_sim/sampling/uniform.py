@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_sim import validate
-from fedjax_sim.prng import below, stream
+from fedjax_sim.prng import below, fold_in, random_bits, stream
 from fedjax_sim.sampling.design import SamplingDesign
 from fedjax_sim.sampling.permutation import permute
 from fedjax_sim.types import Array, Cohort, Sampler
@@ -174,10 +174,10 @@ def cyclic(population_size: PopulationSize, cohort_size: int, *, shuffled: bool 
         return _everyone(ids), CyclicState(position, state.seed)
 
     def in_random_order(key, state):
-        new_seed = jax.random.bits(stream(key, "cohort"), (2,), jnp.uint32)
+        new_seed = random_bits(stream(key, "cohort"), 2)
         seed = jnp.where(state.position == 0, new_seed, state.seed)
         # The order of a pass is kept as a seed, not as N ids: `permute` evaluates it at the places of the cohort.
-        order_key = jax.random.fold_in(jax.random.fold_in(jax.random.key(0), seed[0]), seed[1])
+        order_key = fold_in(fold_in(jax.random.key(0), seed[0]), seed[1])
         places = state.position + jnp.arange(cohort_size, dtype=jnp.uint32)
         invited = places < jnp.uint32(population_size)
         ids = permute(order_key, places % jnp.uint32(population_size), population_size)

@@ -52,7 +52,8 @@ def draw_integers(key: Array, like: PyTree, cells: np.ndarray) -> PyTree:
         return jnp.where(is_below, cell, alias[cell].astype(jnp.int32)) - num_cells // 2
 
     leaves, structure = jax.tree.flatten(like)
-    return structure.unflatten([draw(jax.random.fold_in(key, i), x.shape) for i, x in enumerate(leaves)])
+    keys = prng.fold_in(key, jnp.arange(len(leaves)))
+    return structure.unflatten([draw(k, x.shape) for k, x in zip(keys, leaves, strict=True)])
 
 
 def tail_of(law: str, std: float) -> int:

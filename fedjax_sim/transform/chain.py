@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_sim import tree, validate
+from fedjax_sim.prng import fold_in
 from fedjax_sim.types import Metric, PyTree, TransformFacts, UpdateTransform, Wire
 from fedjax_sim.validate import Positive
 
@@ -161,7 +162,7 @@ def chain(*transforms: UpdateTransform) -> UpdateTransform:
         memories = []
         measured = []
         for i, member in enumerate(transforms):
-            member_key = jax.random.fold_in(key, i)
+            member_key = fold_in(key, i)
             update, member_memory, member_measured = member.on_client(member_key, update, state[i], memory[i])
             memories.append(member_memory)
             measured.append(member_measured)
@@ -172,7 +173,7 @@ def chain(*transforms: UpdateTransform) -> UpdateTransform:
         metrics = [{}] * len(transforms)
         for i, member in reversed(list(enumerate(transforms))):
             aggregate, states[i], metrics[i] = member.on_server(
-                jax.random.fold_in(key, i), cohort, aggregate, state[i], measured[i], sensitivity
+                fold_in(key, i), cohort, aggregate, state[i], measured[i], sensitivity
             )
         joined = tree.joined_metrics({f"member_{i + 1}": x for i, x in enumerate(metrics)})
         return aggregate, tuple(states), joined

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim import engine, prng, tree, validate
+from fedjax_sim.engine.feistel import ROUNDS, feistel, walked
 from fedjax_sim.transform.chain import Whole
 from fedjax_sim.types import Array, PyTree, Wire
 
@@ -159,7 +160,7 @@ def masks_of(choose: Callable, scope: str, key: Array | None, update: PyTree) ->
     leaves, structure = jax.tree.flatten(update)
     wide = [jnp.ravel(x).astype(tree.at_least_float32(jnp.result_type(x))) for x in leaves]
     if scope == "leaf":
-        keys = [None if key is None else jax.random.fold_in(key, i) for i in range(len(leaves))]
+        keys = [None] * len(leaves) if key is None else prng.fold_in(key, jnp.arange(len(leaves)))
         masks = [choose(k, x) if x.size else jnp.zeros(0, bool) for k, x in zip(keys, wide, strict=True)]
     else:
         vector = jnp.concatenate([jnp.zeros(0), *wide])  # the first is for an update without leaves
@@ -217,10 +218,11 @@ def random_mask(key: Array, size: int, number: int) -> Array:
         return (bits[None, :] > bits[:, None]).sum(1, dtype=jnp.int32) < number
     # A random permutation of the positions (a Feistel network, walked until it is inside [0, size)) is evaluated at
     # `number` places only, so the number of hashes does not grow with `size`.
-    words = prng.counter_bits(key, jnp.arange(2 * prng.ROUNDS, dtype=jnp.uint32)).reshape(prng.ROUNDS, 2)
+    words = prng.counter_bits(key, jnp.arange(2 * ROUNDS, dtype=jnp.uint32)).reshape(ROUNDS, 2)
     side = math.isqrt(size - 1) + 1
-    network = functools.partial(prng.feistel, words, side, -(-size // side))
-    chosen = prng.walked(network, jnp.arange(number, dtype=jnp.uint32), size).astype(jnp.int32)
+    columns = -(-size // side)
+    network = functools.partial(feistel, words, side, columns)
+    chosen = walked(network, jnp.arange(number, dtype=jnp.uint32), size, side * columns - size).astype(jnp.int32)
     return jnp.zeros(size, bool).at[chosen].set(True, unique_indices=True)
 
 

@@ -263,8 +263,8 @@ def _rounded(key: Array, message: PyTree, noise: IntegerNoise) -> tuple[PyTree, 
 
     def try_to_round(carry):
         tries = carry[0]
-        try_key = jax.random.fold_in(key, tries)
-        rounded = [prng.stochastic_round(jax.random.fold_in(try_key, i), x) for i, x in enumerate(leaves)]
+        keys = prng.fold_in(prng.fold_in(key, tries), jnp.arange(len(leaves)))
+        rounded = [prng.stochastic_round(leaf_key, x) for leaf_key, x in zip(keys, leaves, strict=True)]
         return tries + 1, length_over(rounded, limit)[0] <= room, rounded
 
     def goes_on(carry):

@@ -262,7 +262,8 @@ def _noise_on_each_message(clip_norm: float, std: float, noise: Noise) -> Update
 def _with_noise(key: Array, update: PyTree, std: float | Array) -> PyTree:
     """Adds N(0, std^2) to each number, in float32 at least; leaf i draws from fold_in(key, i)."""
     leaves, structure = jax.tree.flatten(update)
-    noise = [std * prng.normal(jax.random.fold_in(key, i), x.shape) for i, x in enumerate(leaves)]
+    keys = prng.fold_in(key, jnp.arange(len(leaves)))
+    noise = [std * prng.normal(leaf_key, x.shape) for leaf_key, x in zip(keys, leaves, strict=True)]
     return structure.unflatten(
         [x.astype(tree.at_least_float32(x.dtype)) + n for x, n in zip(leaves, noise, strict=True)]
     )

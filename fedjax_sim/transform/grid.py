@@ -198,7 +198,7 @@ def leafwise(fn, key: Array, update: PyTree) -> PyTree:
     """
     check_floats(update)
     leaves, structure = jax.tree.flatten(update)
-    keys = [jax.random.fold_in(key, i) for i in range(len(leaves))]
+    keys = prng.fold_in(key, jnp.arange(len(leaves)))
     sent = fn(keys, [x.astype(jnp.float32) for x in leaves])
     wide = [tree.at_least_float32(x.dtype) for x in leaves]
     kept = [y.astype(d) if jnp.issubdtype(y.dtype, jnp.floating) else y for y, d in zip(sent, wide, strict=True)]

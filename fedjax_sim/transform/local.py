@@ -58,7 +58,8 @@ def local_laplace(clip_norm: float, epsilon: float) -> UpdateTransform:
 
     def change(key: Array, update: PyTree) -> PyTree:
         leaves, structure = jax.tree.flatten(_clipped_l1(update, clip_norm))
-        noise = [jax.random.laplace(prng.fast(jax.random.fold_in(key, i)), x.shape) for i, x in enumerate(leaves)]
+        keys = prng.fold_in(key, jnp.arange(len(leaves)))
+        noise = [jax.random.laplace(prng.fast(k), x.shape) for k, x in zip(keys, leaves, strict=True)]
         return structure.unflatten([x + scale * n for x, n in zip(leaves, noise, strict=True)])
 
     def squared_error(update: PyTree) -> Array:

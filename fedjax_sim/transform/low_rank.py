@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim import tree, validate
+from fedjax_sim.prng import fold_in
 from fedjax_sim.transform.chain import Whole, check_floats, stateless
 from fedjax_sim.types import Array, PyTree, UpdateTransform
 from fedjax_sim.validate import PositiveInt
@@ -86,7 +87,8 @@ def low_rank(rank: PositiveInt = 2, *, num_iterations: PositiveInt = 1) -> Updat
     def message(key, update):
         check_floats(update)
         leaves, structure = jax.tree.flatten(update)
-        return structure.unflatten([approximation(jax.random.fold_in(key, i), x) for i, x in enumerate(leaves)])
+        keys = fold_in(key, jnp.arange(len(leaves)))
+        return structure.unflatten([approximation(k, x) for k, x in zip(keys, leaves, strict=True)])
 
     def error_bound(update: PyTree):
         total = 0.0

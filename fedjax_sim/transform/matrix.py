@@ -141,7 +141,7 @@ def matrix_mechanism(
         noisy_leaves = []
         next_memory = []
         for i, (x, rows) in enumerate(zip(leaves, structure.flatten_up_to(memory), strict=True)):
-            fresh = prng.normal(jax.random.fold_in(key, i), x.shape)
+            fresh = prng.normal(prng.fold_in(key, i), x.shape)
             if coefficients is None:
                 noise, rows = _tree(fresh, rows, round_number)
             else:

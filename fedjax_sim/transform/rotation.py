@@ -105,9 +105,9 @@ def rotated(transform: UpdateTransform) -> UpdateTransform:
         check_floats(update)
         vector, unflatten = _flat(update)
         # A random highest bit for each number; exclusive-or with it flips the sign of a float32.
-        flips = (prng.dither(jax.random.fold_in(key, 0), vector.shape) >> 31) << 31
+        flips = (prng.dither(prng.fold_in(key, 0), vector.shape) >> 31) << 31
         turned = hadamard(_flipped(vector, flips))
-        message, memory, measured = transform.on_client(jax.random.fold_in(key, 1), turned, state, memory)
+        message, memory, measured = transform.on_client(prng.fold_in(key, 1), turned, state, memory)
         back = _flipped(hadamard(message), flips)
         return unflatten(back), memory, measured
 

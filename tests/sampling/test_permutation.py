@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from fedjax_sim.prng import _shift, feistel
+from fedjax_sim.engine.feistel import _shift, feistel
 from fedjax_sim.sampling.permutation import _grid, others, permute
 from tests.laws import cases
 

@@ -150,15 +150,15 @@ def shares_of(ring: Ring, key: Array, num_servers: int, slots: Array, messages: 
     key = prng.stream(key, "additive_shares")
 
     def shares_of_slot(slot, *message_leaves):
-        slot_key = jax.random.fold_in(key, slot)
-        return [_shares(ring, jax.random.fold_in(slot_key, i), num_servers, x) for i, x in enumerate(message_leaves)]
+        slot_key = prng.fold_in(key, slot)
+        return [_shares(ring, prng.fold_in(slot_key, i), num_servers, x) for i, x in enumerate(message_leaves)]
 
     return structure.unflatten(jax.vmap(shares_of_slot)(slots, *leaves))
 
 
 def _shares(ring: Ring, key: Array, num_servers: int, number: Array) -> Array:
     """Returns S - 1 uniform elements, and the number minus these, [S, words, ...]."""
-    uniform: list[Element] = [ring.draw(jax.random.fold_in(key, i), number.shape) for i in range(num_servers - 1)]
+    uniform: list[Element] = [ring.draw(prng.fold_in(key, i), number.shape) for i in range(num_servers - 1)]
     last = reduce(ring.add, map(ring.negative, uniform), ring.of(number))
     return jnp.stack([jnp.stack(x) for x in (*uniform, last)])
 

@@ -141,7 +141,7 @@ def _with_error(key: Array, update: PyTree, std: Array) -> PyTree:
     With four standard normal numbers, (a b + c d) / sqrt(2) has a Laplace law of standard deviation 1.
     """
     leaves, structure = jax.tree.flatten(update)
-    drawn = [prng.normal(jax.random.fold_in(key, i), (4, *x.shape)) for i, x in enumerate(leaves)]
+    drawn = [prng.normal(prng.fold_in(key, i), (4, *x.shape)) for i, x in enumerate(leaves)]
     products = [(x[0] * x[1], x[2] * x[3]) for x in drawn]
     errors = [(x + y) * (std * 0.5**0.5) for x, y in products]
     return structure.unflatten([x + error.astype(x.dtype) for x, error in zip(leaves, errors, strict=True)])

@@ -19,7 +19,7 @@ import optax
 from fedjax_sim import aggregation, engine, sampling, server, tree, validate
 from fedjax_sim.algorithms.server.fedavg import fedavg
 from fedjax_sim.engine.arithmetic import exact_sums
-from fedjax_sim.prng import stream
+from fedjax_sim.prng import fold_in, stream
 from fedjax_sim.round.compatibility import check_parts
 from fedjax_sim.round.costs import metrics_of
 from fedjax_sim.round.federated import federated
@@ -146,7 +146,7 @@ def as_client_update(
 
         def step(state, t):
             # `inner_time.time_inside` derives the same key, to price the cohorts that are drawn here.
-            state, inside = level.step(jax.random.fold_in(stream(key, "inside"), t), state, group)
+            state, inside = level.step(fold_in(stream(key, "inside"), t), state, group)
             return state, told(inside, name)
 
         end, reports = jax.lax.scan(step, start, jnp.arange(rounds))

@@ -31,7 +31,17 @@ from fedjax_sim.engine.arithmetic.barrier import (
 )
 from fedjax_sim.engine.arithmetic.exact_sum import without_derivative
 from fedjax_sim.engine.arithmetic.mode import is_fast
-from fedjax_sim.engine.jaxpr import Program, as_traced, bind, evaluate, inner_programs, opened, programs, scan_arguments
+from fedjax_sim.engine.jaxpr import (
+    Program,
+    as_traced,
+    bind,
+    evaluate,
+    inner_programs,
+    needed,
+    opened,
+    programs,
+    scan_arguments,
+)
 from fedjax_sim.engine.platform import target
 from fedjax_sim.types import Array, PyTree
 
@@ -211,7 +221,12 @@ class _Rewriter:
             zero = hidden_zero(_unknown(args))
         # A rounding makes its -0.0 in the context in which it is first used, so each context has a rounding of its own.
         rounding = functools.cache(lambda context: rounding_here(zero))
-        return evaluate(program, args, lambda equation, values: self.step(equation, values, rounding, zero))
+
+        def rule(equation, values):
+            return self.step(equation, values, rounding, zero)
+
+        # A key that a part does not use, for example, is not derived: the compiler has less to read.
+        return evaluate(program, args, rule, equations=needed(program))
 
     def step(
         self, equation: core.JaxprEqn, values: list[Array], rounding: Callable, zero: HiddenZero | None
