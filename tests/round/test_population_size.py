@@ -55,7 +55,9 @@ def test_no_operation_of_a_round_grows_with_the_population(wrapped, grows, monke
     rows = {"x": np.ones((NUM_CLIENTS, p.WIDTH), np.float32), "y": np.ones(NUM_CLIENTS, np.float32)}
     clients = population.stored(rows, np.arange(NUM_CLIENTS + 1))
     sampler = wrapped(sampling.uniform(NUM_CLIENTS, 4))
-    algorithm = algorithms.fedavg(p.linear_loss, sampler, optax.sgd(0.1), num_steps=1, plan=engine.Plan(2, 2), mesh=None)
+    algorithm = algorithms.fedavg(
+        p.linear_loss, sampler, optax.sgd(0.1), num_steps=1, plan=engine.Plan(2, 2), mesh=None
+    )
     key = jax.random.key(0)
     state = algorithm.init(key, jnp.array(p.START), clients)
     texts = []
