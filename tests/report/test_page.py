@@ -1,6 +1,7 @@
 """The report shows what happened, runs nothing, refers to nothing outside itself, and survives any run's files."""
 
 import builtins
+import io
 import json
 import math
 import re
@@ -15,6 +16,7 @@ from fedjax_sim.report import axes, html, plots, sections
 from fedjax_sim.report.headline import tiles
 from fedjax_sim.report.page import write_report
 from fedjax_sim.report.readings import labels_in_words, learning_in_words, sizes_in_words
+from tests import pictures
 from tests.laws import cases
 
 HOSTILE = "</pre></title></style><script>alert(1)</script><img src=x onerror=alert(2)>\"'&$\\frac{x$"
@@ -385,6 +387,26 @@ def test_the_axis_is_chosen_by_a_button(tmp_path):
     edit_records(folder, lambda record: record | ({"epsilon": 0.1 * record["round"]} if "test_loss" in record else {}))
     _, text = rendered(folder)
     assert "Epsilon spent so far" in text and text.count('type="radio"') == 4
+
+
+def test_a_figure_is_laid_out_once(monkeypatch):
+    """Fault: a figure that is gone through once more for its layout, or laid out for texts of other widths."""
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
+
+    laid_out, execute = [], ConstrainedLayoutEngine.execute
+    monkeypatch.setattr(ConstrainedLayoutEngine, "execute", lambda *args: laid_out.append(execute(*args)))
+    population = {"examples_histogram": {"edges": [0, 1, 2], "clients": [12_345, 67_890]}}
+    figure, expected = (plots.client_sizes(population) for _ in range(2))
+    pictures.drawn(figure, "sizes", "")
+    assert len(laid_out) == 1
+    with axes.style():
+        expected.savefig(io.StringIO(), format="svg")
+    assert [x.get_position().bounds for x in figure.axes] == [x.get_position().bounds for x in expected.axes]
+    # As an Agg canvas would place it: texts have other widths there.
+    other = plots.client_sizes(population)
+    with axes.style():
+        other.savefig(io.BytesIO(), format="png")
+    assert other.axes[0].get_position().bounds != expected.axes[0].get_position().bounds
 
 
 @pytest.mark.pictures("rounds")
