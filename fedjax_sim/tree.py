@@ -35,7 +35,7 @@ __all__ = [
     "zeros_like",
 ]
 
-SMALL = 1 << 9  # the most numbers of a leaf that is grouped with others
+SMALL = 1 << 11  # the most numbers of a leaf that is grouped with others
 
 
 def varying(tree: PyTree, by: Array) -> PyTree:

@@ -47,7 +47,7 @@ PLACES = 8
 class ExactSums:
     """The sums over clients of the leaves of a pytree.
 
-    Leaves of at most 512 coordinates share one `ExactSum`. Many programs have many small leaves, such as metrics, and
+    Leaves of at most 2,048 coordinates share one `ExactSum`. Many programs have many small leaves, such as metrics, and
     with shared sums such a program is shorter and compiles sooner.
 
     Guarantees:
