@@ -12,7 +12,16 @@ import numpy as np
 
 from fedjax_sim.types import Array, Count
 
-__all__ = ["bytes_of", "from_byte_sums", "from_int", "word_pair", "word_pair_product", "word_pair_sum", "words_of"]
+__all__ = [
+    "bytes_of",
+    "from_byte_sums",
+    "from_int",
+    "word_pair",
+    "word_pair_product",
+    "word_pair_sum",
+    "words_by_name",
+    "words_of",
+]
 
 BYTES = (0, 8, 16, 24)  # the first bit of each byte in a word
 
@@ -99,13 +108,13 @@ def bytes_of(counts: Array) -> Array:
 
 
 def from_byte_sums(sums: Array) -> Array:
-    """Returns a 64-bit sum of counts, from the sums of their bytes.
+    """Returns 64-bit sums of counts, from the sums of their bytes.
 
     Args:
-      sums: [4] or [8] uint32, the sum over counts of each of their bytes, the lowest byte first. These sums are exact
-        for up to 2^24 counts.
+      sums: [..., 4] or [..., 8] uint32, the sums over counts of each of their bytes, the lowest byte first. These sums
+        are exact for up to 2^24 counts.
 
-    Returns: [2] uint32, high word and low word, as `Count.unit`.
+    Returns: [..., 2] uint32, high words and low words, as `Count.unit`.
 
     Guarantees:
       Sums are exact past 2^32 (tests/round/test_round.py::test_counts_are_exact).
@@ -113,14 +122,27 @@ def from_byte_sums(sums: Array) -> Array:
     >>> from_byte_sums(jnp.array([0, 0, 0, 3 << 8], jnp.uint32)).tolist()  # 3 * 2^32
     [3, 0]
     """
-    high = low = jnp.zeros((), jnp.uint32)
+    high = low = jnp.zeros(sums.shape[:-1], jnp.uint32)
     for i in range(4):
-        low_part = sums[i] << 8 * i
+        low_part = sums[..., i] << 8 * i
         carry = (low + low_part < low).astype(jnp.uint32)  # an addition that wrapped gives less than its addend
-        high_part = sums[i] >> 32 - 8 * i if i else jnp.uint32(0)  # the sum of the lowest bytes is in the low word
+        high_part = sums[..., i] >> 32 - 8 * i if i else jnp.uint32(0)  # the sum of the lowest bytes is in the low word
         high += high_part + carry
         low += low_part
     # Bytes 4 to 7 belong to the high word alone.
-    for i in range(4, sums.shape[0]):
-        high += sums[i] << 8 * (i - 4)
-    return jnp.stack([high, low])
+    for i in range(4, sums.shape[-1]):
+        high += sums[..., i] << 8 * (i - 4)
+    return jnp.stack([high, low], axis=-1)
+
+
+def words_by_name(byte_sums: dict[str, Array]) -> dict[str, Array]:
+    """Returns `from_byte_sums` of each entry. All are computed at once, so that the program is short.
+
+    >>> words_by_name({"steps": jnp.array([7, 1, 0, 0], jnp.uint32)})["steps"].tolist()
+    [0, 263]
+    """
+    if not byte_sums:
+        return {}
+    # Zeros stand for the higher bytes that a shorter entry does not have.
+    words = from_byte_sums(jnp.stack([jnp.pad(x, (0, 8 - x.size)) for x in byte_sums.values()]))
+    return dict(zip(byte_sums, words, strict=True))

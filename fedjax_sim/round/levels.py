@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_sim import tree, validate
-from fedjax_sim.round.counts import bytes_of, from_byte_sums, words_of
+from fedjax_sim.round.counts import bytes_of, words_by_name, words_of
 from fedjax_sim.sampling.time.lost_reports import recounted
 from fedjax_sim.types import (
     Aggregator,
@@ -118,7 +118,7 @@ def told(inside: Inside, name: str) -> Told:
 
     Raises: ValueError where a level further inside has the same name.
     """
-    counts = {key: from_byte_sums(x) for key, x in inside.counts.items()}
+    counts = words_by_name(inside.counts)
     scalars = {}
     info: dict[str, Any] = inside.info
     for key, x in info.items():
@@ -150,6 +150,6 @@ def summed_over_rounds(told: Told) -> tuple[dict[str, Mean], dict[str, Array], t
     """
     metrics_by_round = tree.joined_metrics({"client": told.means, "level": told.scalars})
     means = jax.tree.map(lambda x: x.sum(0, dtype=x.dtype), metrics_by_round)
-    counts = {key: from_byte_sums(bytes_of(words).sum(0, dtype=jnp.uint32)) for key, words in told.counts.items()}
+    counts = words_by_name({key: bytes_of(words).sum(0, dtype=jnp.uint32) for key, words in told.counts.items()})
     used_weight = jnp.where(told.used, told.weight, 0).sum()
     return means, counts, (used_weight, told.used.sum())

@@ -50,7 +50,7 @@ from fedjax_sim.prng import stream
 from fedjax_sim.round.collect import collect, seen
 from fedjax_sim.round.compatibility import check_aggregate
 from fedjax_sim.round.costs import spending_metrics, traffic, unusable
-from fedjax_sim.round.counts import from_byte_sums
+from fedjax_sim.round.counts import words_by_name
 from fedjax_sim.round.inner_time import with_rounds_inside
 from fedjax_sim.round.message import stays_finite
 from fedjax_sim.round.state import Aggregated, FederatedState, Gathered, initial_state
@@ -271,7 +271,7 @@ def close(
         "skipped_rounds": (~is_used).astype(jnp.int32),
         "update_norm": update_norm,
     }
-    counts = {name: Count(jnp.ones((), jnp.int32), from_byte_sums(x)) for name, x in gathered.counts.items()}
+    counts = {name: Count(jnp.ones((), jnp.int32), x) for name, x in words_by_name(gathered.counts).items()}
     return next_state, _joined_info(info, sampler=cohort.metrics, **metrics, counts=counts)
 
 

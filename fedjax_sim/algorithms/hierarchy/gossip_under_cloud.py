@@ -15,7 +15,7 @@ from fedjax_sim import aggregation, engine, sampling, server, transform, tree, v
 from fedjax_sim.algorithms.hierarchy.hierfavg import as_client_update
 from fedjax_sim.network.topology import check_connected, from_edges
 from fedjax_sim.round.costs import ROUND_METRICS, unusable
-from fedjax_sim.round.counts import from_byte_sums
+from fedjax_sim.round.counts import words_by_name
 from fedjax_sim.round.round import aggregate, collect, initial_state, invite
 from fedjax_sim.types import Algorithm, Array, Count, Execution, Mean, Metric, ParamsKind, PyTree, Star
 from fedjax_sim.validate import Checked, FromData
@@ -125,7 +125,7 @@ def hierarchical_gossip(
         models, is_finite, cloud_averages, distance = engine.reproducible(mixed)(
             models, aggregated.update, state.round + 1
         )
-        edge_counts = {name: Count(jnp.ones((), jnp.int32), from_byte_sums(x)) for name, x in gathered.counts.items()}
+        edge_counts = {name: Count(jnp.ones((), jnp.int32), x) for name, x in words_by_name(gathered.counts).items()}
         up_bytes, down_bytes = (-(-wire.bits // 8) for wire in (gathered.up, gathered.down))
         uplink, downlink = (Count.of(jnp.where(cloud_averages, size, 0), x) for x in (up_bytes, down_bytes))
         info = engine.reproducible(_values)(aggregated.means)
