@@ -12,6 +12,7 @@ from fedjax_sim.config.document import ConfigError, load
 TUMOURS = ["data.with_parties.alignment=exact", "run.devices=1"]
 
 
+@pytest.mark.full
 def test_columns_reach_the_model():
     """Faults: a model of other columns than the data's; a loss without links, whose bytes nobody counts."""
     made = build(load("experiments/vertical.toml", [*TUMOURS, "data.with_parties.widths=[20, 4, 6]"]))

@@ -319,6 +319,7 @@ def test_error_rates():
         assert privacy.judge(*off, claim).verdict == verdict
 
 
+@pytest.mark.default_rows("replace_one")
 @pytest.mark.parametrize(("rounds", "rate", "adjacency"), [(3, 0.5, None), (2, 0.1, None), (1, 0.5, "replace_one")])
 def test_scores_of_another_law(rounds, rate, adjacency):
     """Releases of the truth over rounds of Poisson samples: 2,000 of them refute no Gaussian, and every fit was wrong.

@@ -219,6 +219,7 @@ def test_what_the_folder_holds_is_respected(parts, tmp_path):
             identity={"data": {"alpha": 0.3}})  # fmt: skip
 
 
+@pytest.mark.full  # by default tests/running/test_stopping.py stops a run by its rule
 def test_a_callback_may_stop(parts):
     """Fault: a stopped run that calls itself finished."""
     algorithm, params, population, _ = parts
