@@ -97,9 +97,8 @@ def local_training(
         round_options = {"round": data.round} if isinstance(optimizer, OverRounds) else {}
         batch = _batches(key, data, size, steps_per_epoch, num_examples, work.shuffle)
 
-        def one_step(step, carry, batch):
+        def one_step(step_key, carry, batch):
             params, state, sums = carry
-            step_key = fold_in(loss_key, step)
             gradients, means = gradient(params, batch, step_key)
             # The same batch and key, so that both gradients have the same minibatch noise.
             gradients_at = () if at is None else (gradient(at, batch, step_key)[0],)
@@ -115,11 +114,15 @@ def local_training(
         if most_steps == 1 or (takes_all_steps and is_unrolled(work.num_steps)):
             # All batches are gathered at once. A full batch is the same at every step, so it has no axis of steps.
             batches = jax.vmap(batch, out_axes=None if size == rows else 0)(jnp.arange(most_steps))
-            for step in range(most_steps):
+            for step, step_key in enumerate(fold_in(loss_key, jnp.arange(most_steps))):
                 step_batch = batches if size == rows else jax.tree.map(lambda x, i=step: x[i], batches)
-                carry = one_step(step, carry, step_batch)
+                carry = one_step(step_key, carry, step_batch)
         else:  # a client with fewer examples stops earlier; under vmap the loop runs for the most steps of any lane
-            carry = jax.lax.fori_loop(0, own_steps, lambda step, carry: one_step(step, carry, batch(step)), carry)
+
+            def next_step(step, carry):
+                return one_step(fold_in(loss_key, step), carry, batch(step))
+
+            carry = jax.lax.fori_loop(0, own_steps, next_step, carry)
         params, _, sums = carry
         # Steps on padding alone do not count.
         num_steps_taken = jnp.asarray(own_steps, jnp.int32) * (num_examples > 0).astype(jnp.int32)
