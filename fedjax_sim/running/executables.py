@@ -191,7 +191,8 @@ def _keep_program(name: str, program: jax.stages.Compiled, lowered: jax.stages.L
         executable = program.runtime_executable()
         devices = executable.local_devices()
         arguments = jax.tree.leaves(lowered.args_info)
-        shardings = jax.tree.leaves(program.input_shardings, is_leaf=lambda x: x is None)
+        # None stands for an argument that is not read, and for an absent part of an argument too, which is no leaf.
+        shardings = lowered.in_tree.flatten_up_to(program.input_shardings)
         inputs = [
             sharding and (kind_of("", x), _place(sharding, len(x.shape), devices))
             for x, sharding in zip(arguments, shardings, strict=True)

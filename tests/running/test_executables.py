@@ -28,7 +28,8 @@ KEY = jax.random.key(3)
 
 
 def program(factor=2.0):
-    """A program that takes over its second argument, does not read its third, and splits its last over two devices."""
+    """A program that takes over its second argument, does not read its third, and splits its last over two devices. A
+    part of the second is absent, as parts of states may be."""
 
     def function(key, state, unread, rows):
         noise = jax.random.normal(key, rows.shape)
@@ -42,13 +43,13 @@ def program(factor=2.0):
 
     rows = jax.device_put(ROWS, jax.NamedSharding(engine.device_mesh(), PartitionSpec("clients")))
     jitted = jax.jit(function, donate_argnums=1, compiler_options=engine.compiler_options())
-    return jitted.trace(KEY, {"a": np.float32(1)}, np.zeros(3), rows)
+    return jitted.trace(KEY, {"a": np.float32(1), "absent": None}, np.zeros(3), rows)
 
 
 def result(call):
     """The results of the program, and whether its state was taken over."""
     placed = call.input_shardings[0]
-    state = {"a": jax.device_put(np.float32(1), placed[1]["a"])}
+    state = {"a": jax.device_put(np.float32(1), placed[1]["a"]), "absent": None}
     results = call(jax.device_put(KEY, placed[0]), state, np.zeros(3), jax.device_put(ROWS, placed[3]))
     return results, state["a"].is_deleted()
 
@@ -68,9 +69,9 @@ def test_the_same_bits(cache):
     assert again.input_shardings[0][2] is None and first.input_shardings[0][2] is None
     assert engine.needs(again) == engine.needs(first)
     with pytest.raises(TypeError, match=r"takes float32\[8\] was given float32\[7\]"):
-        again(KEY, {"a": np.float32(1)}, np.zeros(3), ROWS[:7])
+        again(KEY, {"a": np.float32(1), "absent": None}, np.zeros(3), ROWS[:7])
     # Arrays that are elsewhere are put where the program reads them.
-    elsewhere, _ = again(KEY, {"a": np.float32(1)}, np.zeros(3), ROWS)
+    elsewhere, _ = again(KEY, {"a": np.float32(1), "absent": None}, np.zeros(3), ROWS)
     assert elsewhere["state"] == expected[0]["state"]
 
 
