@@ -118,7 +118,7 @@ def test_one_collective_a_round(aggregator, places, monkeypatch):
     assert collectives(text) == ["all-reduce"], collectives(text)
 
 
-@pytest.mark.default_rows("2")
+@pytest.mark.full
 @pytest.mark.parametrize("devices", [1, 2])
 def test_the_aggregate_is_computed_once(devices):
     """The words of exact sums become floats in one place. Catches readers that each convert them."""
@@ -137,6 +137,7 @@ def test_the_aggregate_is_computed_once(devices):
     assert len(re.findall(rf"= f32\[{size}\]\S* convert\(", text)) == digits_of_two_bins
 
 
+@pytest.mark.full
 def test_clients_states_stay_apart():
     """SCAFFOLD with 38 of 2,000 clients, whose states of 521 numbers lie on two devices.
 

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import pytest
 
 from fedjax_sim import adversary, aggregation, network, population, sampling, transform
 from fedjax_sim.aggregation.secure.cost import secure_sum_cost
@@ -99,6 +100,7 @@ def test_keys_of_those_who_are_invited():
     assert len(invited) > 2
 
 
+@pytest.mark.full
 def test_an_edge_pays_for_its_own_clients():
     """Edges of 1, 9 and 2 clients, each around a complete graph. Catches keys of places that are empty in an edge."""
     groups = np.repeat([0, 1, 2], [1, 9, 2])

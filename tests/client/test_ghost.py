@@ -237,6 +237,7 @@ def test_what_is_no_dense_kernel(name):
         total("ghost")
 
 
+@pytest.mark.default_rows(1)
 @pytest.mark.parametrize("value", cases.rows([None, 1e-30, 1e-20, 1e20, 1e30], [None, 1e-30, 1e30]))
 @pytest.mark.optimised
 def test_constant_deltas(value):
@@ -267,6 +268,7 @@ def test_constant_deltas(value):
     assert ghost[1]["local_loss"].weight == 2
 
 
+@pytest.mark.full
 @pytest.mark.optimised
 def test_no_gradient_is_held():
     """A step of `private_sgd` on a wide model takes less memory than one example's gradients would for the batch.

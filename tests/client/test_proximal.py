@@ -16,6 +16,7 @@ from tests.laws import problems as p
 WORK = {"num_steps": p.STEPS, "batch_size": p.BATCH}
 
 
+@pytest.mark.full
 @pytest.mark.optimised
 def test_zero_is_local_sgd():
     """Li et al. 2020, section 3.2: coefficient 0 is FedAvg; here bit for bit. Catches another order of keys."""

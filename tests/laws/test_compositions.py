@@ -37,7 +37,7 @@ def aggregator_for(member, name):
 COMPILED = {"ef21", "quantize integers"}
 
 
-@pytest.mark.default_rows(1)
+@pytest.mark.default_rows("quantize integers")
 @pytest.mark.parametrize("name", cases.rows(MEMBERS, COMPILED))
 def test_a_mean_or_a_reason(name):
     """Catches messages that depend on the device, NaN in a real round, and messages that an aggregator misreads."""
@@ -74,6 +74,7 @@ def test_noise_needs_bounded_sensitivity(name):
         p.Federation(transform=MEMBERS[name](), aggregator=aggregation.mean())
 
 
+@pytest.mark.default_rows("clip", "drive", "gaussian_mechanism", "quantize", "top_k")
 @pytest.mark.parametrize("name", MEMBERS)
 def test_error_feedback_or_a_reason(name):
     """Catches a residual of what was noised, or of integers in another unit."""

@@ -42,7 +42,7 @@ def foreign(spec, every_shape: bool):
     yield {"more": spec}
 
 
-@pytest.mark.default_rows(4)
+@pytest.mark.default_rows(1)
 @pytest.mark.parametrize("name", cases.CASES["server"])
 def test_foreign_updates_are_refused(name):
     """Catches (1, 1), (10,) or () for [64, 10], which the server adds to every weight, and counts as few bytes."""

@@ -36,6 +36,7 @@ def on_devices(what: str, number: int, counts: str) -> dict[int, dict]:
     return {record["devices"]: record for record in records}
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("counts", ["1,8", pytest.param("1,2,4,8", marks=pytest.mark.full)])
 def test_same_bits_on_1_2_4_8_devices(counts):
     """Catches a sum that depends on the mesh, a gradient summed over devices, and lanes that shrink with it.
@@ -87,11 +88,13 @@ def test_gathered_rows_stand_by_id():
     laws.gathered_rows_stand_by_id()
 
 
+@pytest.mark.full
 def test_gathered_sums_ignore_the_order():
     """Catches rows by slot: the bits of a float sum change with every permutation of the cohort."""
     laws.gathered_sums_ignore_the_order()
 
 
+@pytest.mark.full
 def test_lanes_agree_to_one_millionth(federation):
     """Other lanes are another vectorisation of the same arithmetic, and the same draws."""
     single = p.Federation(plan=engine.Plan(1, 4)).params(p.COHORT)
@@ -106,6 +109,7 @@ def test_duplicated_clients_keep_the_mean(federation):
     assert [2 * i["total_weight"] for i in once[1]] == [i["total_weight"] for i in twice[1]]
 
 
+@pytest.mark.full
 def test_weights_may_be_doubled(federation):
     """Catches a divisor that does not follow the weights."""
     work = client.local_sgd(p.linear_loss, optax.sgd(p.RATE), client.work(num_steps=p.STEPS, batch_size=p.BATCH))

@@ -64,7 +64,7 @@ def test_edges_that_gossip_have_their_clients_kind(name):
     assert stated is (ParamsKind.MEAN if name == "fedavg" else KINDS[name])
 
 
-@pytest.mark.default_rows(4)
+@pytest.mark.default_rows("fedper")
 # The row of FedEM has no server that states its mixture's weights (`test_fedem.py` has them).
 @pytest.mark.parametrize("name", [name for name in KINDS if name != "fedem"])
 def test_params_are_what_is_stated(name):

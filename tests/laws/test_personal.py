@@ -22,7 +22,7 @@ def test_every_algorithm_with_own_models_has_a_row():
     assert found == set(HAVING)
 
 
-@pytest.mark.default_rows(3)
+@pytest.mark.default_rows("fedper")
 @pytest.mark.parametrize("name", HAVING)
 def test_own_models_stand_by_id(name):
     """Catches rows by place in place of id, a newcomer that is told as trained, and one that is forgotten again."""

@@ -112,6 +112,7 @@ def test_heads_do_not_mix():
     np.testing.assert_allclose(both, alone, atol=1e-6)
 
 
+@pytest.mark.full
 def test_padded_sequences_train_without_nan():
     """Catches NaN gradients from padding, and padding at the end that changes the gradient."""
     model = transformer(**SMALL)

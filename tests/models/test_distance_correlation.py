@@ -5,8 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 from scipy.spatial.distance import cdist
 
-from fedjax_sim.models import distance_correlation
+from fedjax_sim import models
 
+distance_correlation = jax.jit(models.distance_correlation)
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(30, 4)).astype(np.float32)
 Z = np.stack([X[:, 0] ** 2, RNG.normal(size=30)], 1).astype(np.float32)

@@ -97,7 +97,7 @@ def test_counts_are_exact():
             sampler, counted(amount), aggregation.mean(), server.optimizer(optax.sgd(1.0)), plan=p.PLAN, mesh=mesh
         )
         _, info = jax.jit(made.step)(KEY, started(made), p.ragged())
-        seen = observe(made, KEY, started(made), p.ragged())
+        seen = jax.jit(lambda state, data, made=made: observe(made, KEY, state, data))(started(made), p.ragged())
         there = np.asarray(seen.weights) > 0
         expected = int(amount) * int(p.SIZES[np.asarray(seen.ids)[there]].sum())
         assert isinstance(info["inner_bytes"], Count) and info["inner_bytes"].total() == expected > 2**32

@@ -89,6 +89,7 @@ def test_members_draw_from_their_own_streams():
     assert np.abs(first - second).min() > 1e-4
 
 
+@pytest.mark.full
 @pytest.mark.optimised
 def test_identity_changes_no_bit():
     """Catches an identity that rounds or re-keys: the round equals the one under an empty chain."""

@@ -112,6 +112,7 @@ class Rounds:
         return np.stack([x["w"] for x in moved]), moved, done[-1][1][0]
 
 
+@pytest.mark.full
 @pytest.mark.optimised
 @pytest.mark.parametrize(
     "place, meshes",

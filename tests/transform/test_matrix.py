@@ -178,6 +178,7 @@ def test_factors_are_jax_privacys():
     np.testing.assert_allclose(prefix_error(None, 15) ** 2, theirs, rtol=1e-5)
 
 
+@pytest.mark.default_rows(1)
 @needs_extra
 @pytest.mark.parametrize("error", ["mean", "max"])
 def test_optimal_coefficients(error):
@@ -236,6 +237,7 @@ def test_one_band_is_independent_noise():
     assert jax.tree.leaves(mechanism.init(jnp.zeros(3))[1])[0].size == 0
 
 
+@pytest.mark.full
 def test_rounds_past_the_last():
     """In a federation of cyclic cohorts, round T + 1 leaves the model as it is, and is counted. Catches free rounds."""
     mechanism = matrix_mechanism(CLIP, Z, num_rounds=3, separation=2)

@@ -33,7 +33,7 @@ def test_moving_mean():
     np.testing.assert_array_equal(sent_by(0.0, x), x)
 
 
-@pytest.mark.default_rows(1)
+@pytest.mark.full
 @pytest.mark.parametrize("rule", [aggregation.median(), aggregation.trimmed_mean(2), aggregation.geometric_median()],
                          ids=["median", "trimmed mean", "geometric median"])  # fmt: skip
 def test_attackers_hide_less(rule):

@@ -223,6 +223,7 @@ def test_federations_of_floats_and_integers(federation):
     assert infos[0]["uplink_bytes"].total() == p.SLOTS * 3  # 18 bits
 
 
+@pytest.mark.full
 def test_clipped_share(federation):
     """Clipping is counted over a cohort, and the transform is declared biased. Catches a mean of means."""
     share = federation.run(p.COHORT, num_rounds=1)[1][0]["clipped_share"]

@@ -287,6 +287,7 @@ LEAVING = {
 }
 
 
+@pytest.mark.full
 @pytest.mark.optimised
 @pytest.mark.parametrize("name", cases.rows(LEAVING, ["circle"]))
 def test_order_is_irrelevant(name):

@@ -231,6 +231,7 @@ def test_mixed_as_they_come_and_at_the_end(plan, on_disk, tmp_path):
     check_equal_bits(*logs, "as they come, and at the end")
 
 
+@pytest.mark.full
 def test_no_message_is_kept():
     """On one device a step's memory is that of a chunk, however many arrive. Catches a buffer of all messages."""
     dimension, many = 4000, 16

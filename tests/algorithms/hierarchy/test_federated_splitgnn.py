@@ -28,6 +28,7 @@ def hierarchy(people, optimizer, *, model=MODEL, **options):
     return algorithms.hierarchical_split_gnn(model, sampling.full(size), optimizer, **options)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "options", [{"keep_edges": True}, pytest.param({"edge_rounds": 3, "client_layers": 2}, marks=pytest.mark.full)]
 )

@@ -86,7 +86,7 @@ def halves_loss(model, examples, key):
     return p.linear_loss(model["shared"] + model["own"], examples, key)
 
 
-@pytest.mark.default_rows(1)
+@pytest.mark.full
 @pytest.mark.parametrize("name", ["fedrep", "ditto", "apfl", "fedbabu", "fedper", "per_fedavg", "pfedme"])
 def test_personal_clients_under_edges_are_flat(name):
     """Full batches, each edge one round: the shared model is that of all clients under one server, to 1e-5.

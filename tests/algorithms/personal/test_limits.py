@@ -83,7 +83,7 @@ def test_ditto_without_a_pull_is_local_training():
     assert np.abs(models[0][1:] - models[1][1:]).max() > 1e-3
 
 
-@pytest.mark.default_rows(1)
+@pytest.mark.full
 @pytest.mark.parametrize("name", ["apfl", "ifca", "fedrep", "fedper"])
 def test_without_anything_personal_it_is_fedavg(name):
     """Catches a share of 0, one cluster, or an empty own part that still changes the shared model."""
@@ -128,6 +128,7 @@ def test_transforms_are_of_the_shared_part():
     np.testing.assert_array_equal(kept, exact)
 
 
+@pytest.mark.full
 def test_ifca_counts_one_model_up_and_all_down():
     algorithm = algorithms.ifca(p.loss_fn, SOME, SGD, num_clusters=4, **p.OPTIONS)
     _, info = p.trained(algorithm)

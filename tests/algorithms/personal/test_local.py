@@ -52,6 +52,7 @@ def test_first_round_is_fedavgs_local_work():
     np.testing.assert_allclose(p.own_models(made, state) - np.float32(p.START), updates, rtol=0, atol=1e-7)
 
 
+@pytest.mark.full
 def test_nothing_is_sent():
     """Catches a model whose bytes are counted, and a round that takes the time of a link or a message's latency."""
     found = []

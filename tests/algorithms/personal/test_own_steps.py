@@ -37,7 +37,7 @@ def test_own_steps_are_counted(name):
     assert (epochs.flops, epochs.step_flops) == (shared.flops, shared.step_flops)
 
 
-@pytest.mark.default_rows(1)
+@pytest.mark.full
 @pytest.mark.parametrize("name", MAKE)
 def test_partial_work_leaves_own_steps(name):
     """Two of three shared steps, and all own steps. Catches partial work that shortens both, or none."""

@@ -61,7 +61,7 @@ def test_what_has_no_weight_is_dropped_and_counted():
     assert info["dropped_clients"] > 0
 
 
-@pytest.mark.default_rows(1)
+@pytest.mark.full
 @pytest.mark.parametrize("name", ["exponent", "tilt"])
 def test_none_of_it_is_fedavg(name):
     make = {"exponent": algorithms.qfedavg, "tilt": algorithms.term}[name]

@@ -129,6 +129,7 @@ def test_nobody_loses():
     assert raised > 0
 
 
+@pytest.mark.full
 def test_messages_may_be_compressed_and_privately_summed_ones_may_not():
     found, _ = model_after(mgda(transform=transform.quantize(8)))
     exact_model, _ = model_after(mgda())

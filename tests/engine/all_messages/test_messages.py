@@ -101,6 +101,7 @@ def test_a_mean_and_the_distances_from_it():
     np.testing.assert_allclose(apart, ((FLAT - flat(mean)) ** 2).sum(1), rtol=2.0**-20)
 
 
+@pytest.mark.full
 def test_products():
     """Catches a tile that is added twice, and scales on the wrong side; equal messages have equal products."""
     got = found(all_of.gram_matrix)

@@ -94,6 +94,7 @@ def federation(mesh, num_clients=p.NUM_CLIENTS):
     return algorithms.scaffold(p.linear_loss, sampler, optax.sgd(p.RATE), **work)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("kinds", [("device", "disk on two"), pytest.param(KINDS, marks=pytest.mark.full)], ids=len)
 def test_every_kind_gives_the_same_bits(kinds, tmp_path):
     """SCAFFOLD over rounds in one loop. Catches a kind that is part of a result's identity, reads before writes."""
