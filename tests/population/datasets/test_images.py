@@ -14,7 +14,7 @@ from fedjax_sim.population import synthetic_images
 def test_images_follow_their_law():
     """Catches classes shared by all clients, noise of another size, clients that repeat. Error rate below 1e-6."""
     data = synthetic_images(num_clients=400, side=8, num_classes=5, examples_per_client=40, noise=0.05, seed=3)
-    examples, mask = jax.device_get(jax.vmap(data.train.client)(np.arange(400))[:2])
+    examples, mask = jax.device_get(jax.jit(jax.vmap(data.train.client))(np.arange(400))[:2])
     assert mask.all() and examples["x"].shape == (400, 40, 8, 8)
     assert examples["x"].min() >= 0 and examples["x"].max() <= 1
     classes = [np.unique(y) for y in examples["y"]]
@@ -28,7 +28,7 @@ def test_images_follow_their_law():
     assert len({x.tobytes() for x in examples["x"]}) == 400
     assert np.bincount(data.test["y"]).tolist() == [200] * 5
     again = synthetic_images(num_clients=7, side=8, num_classes=5, examples_per_client=40, noise=0.05, seed=4)
-    assert (again.train.client(0).examples["x"] != examples["x"][0]).any()
+    assert (jax.jit(again.train.client)(0).examples["x"] != examples["x"][0]).any()
 
 
 @pytest.mark.parametrize("factory", [models.cnn, models.linear, models.mlp])
