@@ -195,6 +195,31 @@ def test_loops_are_not_cut(first):
     assert ours == 0 and (bare == 0) == bool(first)
 
 
+@pytest.mark.skipif(jax.default_backend() != "cpu", reason="the pass is XLA:CPU's")
+def test_reductions_are_whole():
+    """Catches integers that are reduced in windows of 32 first, and bits that depend on whether they are.
+
+    XLA's own passes reduce the same round in windows: the test can fail. So they do in fast arithmetic.
+    """
+
+    def loss(params, examples, key):
+        return p.linear_loss(params[:3], examples, key)
+
+    sampler = sampling.uniform(p.NUM_CLIENTS, 4)
+    algorithm = algorithms.fedavg(loss, sampler, optax.sgd(0.05), num_steps=1, plan=p.PLAN, mesh=None)
+    data, key = p.ragged(), jax.random.key(0)
+    state = algorithm.init(key, jnp.ones(100), data)
+    with engine.fast_arithmetic():
+        options = {"fast": engine.compiler_options()}
+    options["reproducible"] = engine.compiler_options()
+    lowered = jax.jit(algorithm.step).lower(key, state, data)
+    programs = {name: lowered.compile(compiler_options=x) for name, x in options.items()}
+    has_windows = {name: " reduce-window(" in program.as_text() for name, program in programs.items()}
+    assert has_windows == {"fast": True, "reproducible": False}
+    results = [jax.tree.leaves(program(key, state, data)) for program in programs.values()]
+    assert [np.asarray(x).tobytes() for x in results[0]] == [np.asarray(x).tobytes() for x in results[1]]
+
+
 def test_importing_the_package_initialises_no_backend():
     """Catches arrays made at import: they would pin the devices before a user could choose them."""
     modules = [

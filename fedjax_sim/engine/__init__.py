@@ -47,8 +47,9 @@ from fedjax_sim.engine.plan import (
     total_memory,
     working_bytes,
 )
-from fedjax_sim.engine.platform import compiler_options, compiling_for, target, visible_devices
+from fedjax_sim.engine.platform import compiling_for, target, visible_devices
 from fedjax_sim.engine.shuffling import client_keys, shuffle
+from fedjax_sim.engine.xla_passes import compiler_options
 
 __all__ = [
     "Disk",

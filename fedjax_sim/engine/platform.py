@@ -15,9 +15,7 @@ import jax
 from fedjax_sim import validate
 
 __all__ = [
-    "SERIAL_FLAG",
     "are_devices_absent",
-    "compiler_options",
     "compiling_for",
     "device_memory",
     "target",
@@ -25,8 +23,6 @@ __all__ = [
 ]
 
 PLATFORMS = {"cpu": "cpu", "cuda": "gpu", "rocm": "gpu", "tpu": "tpu"}  # JAX's name for lowering: the backend's name
-SPLITTING = "cpu-parallel-task-assigner"  # XLA's pass that cuts element-wise loops into a task for each thread
-SERIAL_FLAG = f"--xla_disable_hlo_passes={SPLITTING}"  # for XLA_FLAGS; `compiler_options` is the same for one program
 
 
 class _Target(NamedTuple):
@@ -61,22 +57,6 @@ def device_memory() -> int | None:
     if are_devices_absent():
         return _target.value.device_memory
     return (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit")
-
-
-def compiler_options() -> dict[str, str]:
-    """Returns options for `jax.jit(..., compiler_options=)` of a program of rounds.
-
-    On a CPU they keep a device's element-wise loops whole. XLA would cut the loops into a task for each thread of the
-    pool. A simulation already has a device for each core, and its loops take a few microseconds. Handing out the tasks
-    took longer than the work, and made a round two to three times as long. On other platforms there are no options.
-
-    The option replaces the list of passes that XLA_FLAGS disables, so passes that are disabled there run in such a
-    program.
-
-    Guarantees:
-      No loop of a compiled round is cut (tests/test_compilation.py::test_loops_are_not_cut).
-    """
-    return {"xla_disable_hlo_passes": SPLITTING} if target() == "cpu" else {}
 
 
 @contextlib.contextmanager

@@ -131,7 +131,7 @@ def prepare(processes_here: int = 1) -> None:
     """
     import jax
 
-    from fedjax_sim.engine.platform import SERIAL_FLAG
+    from fedjax_sim.engine.xla_passes import SERIAL_FLAG
 
     jax.config.update("jax_default_matmul_precision", "highest")
     if hasattr(os, "SCHED_BATCH") and os.sched_getscheduler(0) == os.SCHED_OTHER:
