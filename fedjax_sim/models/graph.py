@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 from fedjax_sim.models import graph_layers as layers
 from fedjax_sim.models.graph_layers import GraphLayer
-from fedjax_sim.models.model import Model
+from fedjax_sim.models.model import Model, compiled_init
 from fedjax_sim.prng import counter_bits, stream
 from fedjax_sim.types import Array, GraphData, PyTree
 from fedjax_sim.validate import NumFeatures, NumOutputs, fail, in_range, integer, one_of, sequence
@@ -131,7 +131,7 @@ def graph_network(parts: Sequence[GraphLayer], num_features: NumFeatures, *, rea
             return total / jnp.maximum(is_node.sum(1), 1).astype(total.dtype)[:, None], state
         return total, state
 
-    return Model(jax.jit(init), apply, parts)
+    return Model(compiled_init(init), apply, parts)
 
 
 def _identity(x: Array) -> Array:

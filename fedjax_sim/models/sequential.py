@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-import jax
-
-from fedjax_sim.models.model import Model, from_fn
+from fedjax_sim.models.model import Model, compiled_init, from_fn
 from fedjax_sim.prng import stream
 from fedjax_sim.types import Array, PyTree
 from fedjax_sim.validate import fail, function
@@ -143,7 +141,7 @@ def sequential(layers: Sequence[Layer]) -> Model:
     def apply(params: PyTree, x: Array) -> Array:
         return run_layers(layers, params, x, None, "", _no_move)[0]
 
-    return from_fn(jax.jit(lambda key: _init_layers(layers, key)), apply)._replace(layers=layers)
+    return from_fn(compiled_init(lambda key: _init_layers(layers, key)), apply)._replace(layers=layers)
 
 
 def _no_move(x: PyTree, source: int | None, target: int | None, name: str) -> PyTree:
