@@ -64,24 +64,30 @@ def measure(quick: bool = False) -> dict:
 def _others(work, quick: bool) -> dict[str, Other]:
     """Centralised SGD and loops over one cohort, with library convolutions where no loop is around them."""
     key, data, cores = jax.random.key(1), baselines.dense_clients(work), len(jax.devices())
-    library = models.from_fn(
-        lambda key: work.params,
-        lambda params, x: small_cnn_logits(params, x, partial(models.layers.convolution, method="native")),
-    )
-    with_library = work._replace(loss_fn=models.supervised(library, models.softmax_cross_entropy))
+    with_library, with_im2col = (_with_method(work, method) for method in ("native", "im2col"))
     ids = baselines.cohorts(work, 1)
     others = one_model(work, work.num_steps * work.batch_size * (1 if quick else 5), with_library.loss_fn)
-    loop = baselines.hand_written(baselines.equal_client(work), lanes=1, devices=cores)
-    others[f"bare jitted loop, im2col, one client at a time, {cores} devices"] = Other(
-        lambda: loop(key, work.params, data, ids), 1, cores
-    )
+    for what, words in ((work, "canonical gradients"), (with_im2col, "im2col")):
+        loop = baselines.hand_written(baselines.equal_client(what), lanes=1, devices=cores)
+        others[f"bare jitted loop, {words}, one client at a time, {cores} devices"] = Other(
+            lambda loop=loop: loop(key, work.params, data, ids), 1, cores
+        )
     for per_step, what in ((False, work), (True, with_library)):
         calls = baselines.dispatched(what, per_step=per_step)
-        words = "local step, library convolutions" if per_step else "client, im2col"
+        words = "local step, library convolutions" if per_step else "client, canonical gradients"
         others[f"Python loop, a jitted call for each {words}"] = Other(
             lambda calls=calls: calls(key, work.params, *data, ids[0]), 1, cores
         )
     return others
+
+
+def _with_method(work, method: str):
+    """The workload with convolutions of one method."""
+    model = models.from_fn(
+        lambda key: work.params,
+        lambda params, x: small_cnn_logits(params, x, partial(models.layers.convolution, method=method)),
+    )
+    return work._replace(loss_fn=models.supervised(model, models.softmax_cross_entropy))
 
 
 def plot(axes, result: dict) -> None:

@@ -33,7 +33,10 @@ __all__ = [
 
 Program = core.ClosedJaxpr | core.Jaxpr  # JAX 0.12 has one class for both
 
-CALLS = ("jit", "pjit", "closed_call", "core_call", "custom_jvp_call", "custom_vjp_call", "checkpoint", "remat2")
+CALLS = (
+    "jit", "pjit", "closed_call", "core_call", "custom_jvp_call", "custom_vjp_call", "custom_vmap_call", "checkpoint",
+    "remat2",
+)  # fmt: skip
 """Equations that run one inner program on their own operands, once."""
 
 

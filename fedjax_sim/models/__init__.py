@@ -3,6 +3,7 @@
 from fedjax_sim.models import blocks, cells, layers
 from fedjax_sim.models.adapters import from_equinox, from_linen, from_nnx
 from fedjax_sim.models.attention import transformer
+from fedjax_sim.models.convolution import conv_general_dilated
 from fedjax_sim.models.cuts import Cut, cut
 from fedjax_sim.models.distance_correlation import distance_correlation
 from fedjax_sim.models.ensemble import distillation, ensemble, interpolated
@@ -36,6 +37,7 @@ __all__ = [
     "cells",
     "cnn",
     "combine",
+    "conv_general_dilated",
     "cut",
     "default_loss",
     "distance_correlation",

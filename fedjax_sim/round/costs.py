@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim import engine, tree, validate
+from fedjax_sim.engine.jaxpr import walk
 from fedjax_sim.network.devices import SATURATED, num_saturated
 from fedjax_sim.population.protocol import num_rows, sizes_of
 from fedjax_sim.transform.chain import plain_wire, wire_of
@@ -90,14 +91,15 @@ def message_spec(star: Star, broadcast: PyTree, population: Population) -> PyTre
 def plan_of(star: Star, broadcast: PyTree, population: Population) -> engine.Plan:
     """The plan (clients vmapped, messages summed at once) that fits the clients' memory, messages and cohort.
 
-    Clients that are federations train one after the other. For these the plan is that of their own clients, if their
-    rounds can be planned.
+    On a CPU, clients with convolutions train one after the other. So do clients that are federations: their plan
+    is that of their own clients, if their rounds can be planned.
 
     Args:
       star, population: as for `message_spec`.
       broadcast: arrays or specs; nothing is computed.
 
-    Guarantees: the plan is the same for any number of devices (tests/round/test_round.py::test_plans_fit_the_work).
+    Guarantees: the plan is the same for any number of devices (tests/round/test_round.py::test_plans_fit_the_work), and
+    has one lane on a CPU for convolutions alone (::test_plans_of_convolutions).
     """
 
     if (inside := star.client.federation) is not None and inside.client.apply is None:
@@ -107,12 +109,20 @@ def plan_of(star: Star, broadcast: PyTree, population: Population) -> engine.Pla
         inner_broadcast = jax.eval_shape(lambda params: inside.server.broadcast(inside.server.init(params)), broadcast)
         return plan_of(inside, inner_broadcast, group)
 
-    def local(broadcast, population):
-        data = own_data(star, population, jnp.zeros((), jnp.int32))
+    def local(broadcast, population, id):
+        data = own_data(star, population, id)
         report, _ = star.client.apply(jax.random.key(0), broadcast, star.client.init(broadcast), data)
         return report.update
 
-    program, update = jax.make_jaxpr(local, return_shape=True)(tree.spec(broadcast), population)
+    of_client_0 = partial(local, id=jnp.zeros((), jnp.int32))
+    program, update = jax.make_jaxpr(of_client_0, return_shape=True)(tree.spec(broadcast), population)
+    if any(x.primitive is jax.lax.conv_general_dilated_p for x in walk(program)):
+        # XLA:CPU is fast at the convolutions of one client, and slow at those of several under a `vmap`.
+        if engine.target() == "cpu":
+            return engine.Plan(1, 1)
+        # Under a `vmap` other programs compute convolutions, which take more memory.
+        one_lane = jnp.zeros(1, jnp.int32)
+        program = jax.make_jaxpr(jax.vmap(local, (None, None, 0)))(tree.spec(broadcast), population, one_lane)
     working_bytes = engine.working_bytes(program)
     return engine.plan_for(update, working_bytes=working_bytes, num_slots=star.sampler.num_slots)
 

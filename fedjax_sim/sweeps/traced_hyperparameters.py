@@ -26,8 +26,8 @@ from fedjax_sim.types import PyTree
 
 __all__ = ["Trace", "lifted", "replay", "traced_program"]
 
-# Primitives that also hold functions which only a derivative would call: these do not count.
-RULES = ("custom_jvp_call", "custom_vjp_call")
+# Primitives that also hold functions which only a derivative or a `vmap` would call: these do not count.
+RULES = ("custom_jvp_call", "custom_vjp_call", "custom_vmap_call")
 
 
 class Trace(NamedTuple):
@@ -193,7 +193,7 @@ def _again(eqn: Any, floats: dict[str, list], operands: list) -> Sequence:
     name = eqn.primitive.name
     params = eqn.params
     if name in CALLS:
-        (body,) = (key for key in ("jaxpr", "call_jaxpr") if key in params)
+        (body,) = (key for key in ("jaxpr", "call_jaxpr", "call") if key in params)
         return inner(params[body], floats[body])(*operands)
     if name == "while":
         # The operands are the constants of the test, the constants of the body, and the first carry.

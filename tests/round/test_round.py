@@ -10,7 +10,7 @@ import numpy as np
 import optax
 import pytest
 
-from fedjax_sim import aggregation, algorithms, client, engine, population, run, sampling, server, transform
+from fedjax_sim import aggregation, algorithms, client, engine, models, population, run, sampling, server, transform
 from fedjax_sim.algorithms import federated
 from fedjax_sim.round.costs import plan_of
 from fedjax_sim.round.round import observe
@@ -220,6 +220,20 @@ def test_plans_fit_the_work():
 
     assert lanes(4) > lanes(256) >= 1
     assert lanes(4) == lanes(4, engine.device_mesh(2))
+
+
+def test_plans_of_convolutions():
+    """Catches lanes of clients on a CPU, where their convolutions would be slow, and lanes that accelerators lose."""
+    model = models.cnn(input_shape=(8, 8), num_outputs=3, channels=(4,))
+    loss = models.supervised(model, models.softmax_cross_entropy)
+    work = client.local_sgd(loss, optax.sgd(0.1), client.work(num_steps=1))
+    rows = {"x": np.zeros((100, 8, 8), np.float32), "y": np.zeros(100, np.int32)}
+    people = population.stored(rows, np.arange(101))
+    made = star(sampling.full(100), client=work).parts
+    params, _ = jax.eval_shape(model.init, KEY)
+    assert plan_of(made, params, people) == engine.Plan(1, 1)
+    with engine.compiling_for("cuda"):
+        assert plan_of(made, params, people).lanes == 100
 
 
 def test_client_memory_is_written_in_place():
