@@ -53,6 +53,7 @@ def test_wrong_input():
         by_part({"a": total()}).init({"a": jnp.zeros(1), "b": jnp.zeros(1)}, 2)
 
 
+@pytest.mark.full
 def test_attackers_attack_every_part():
     """Attackers drawn anew in a round send ones, others zeros: both parts have the same mean, nested parts too, and
     another one in another round. Catches attackers of each part's own stream."""

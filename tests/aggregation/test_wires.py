@@ -80,6 +80,7 @@ def run(made, people, rounds=6):
         yield {name: x.total() if hasattr(x, "total") else np.asarray(x) for name, x in info.items()}
 
 
+@pytest.mark.full
 def test_keys_of_those_who_are_invited():
     """Poisson cohorts in 17 slots: bytes, both ways, and seconds are those of a cohort of as many. Catches clients who
     pay for the keys of slots that invite nobody."""

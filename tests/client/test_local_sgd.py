@@ -59,6 +59,7 @@ def test_steps_continue_through_epochs():
     assert len(orders) > 1  # the odd one out changes with the key
 
 
+@pytest.mark.default_rows(1)
 @pytest.mark.parametrize("mask", [[1, 1, 1, 1, 1, 0, 0], [0, 1, 1, 0, 1, 1, 1]])
 def test_stored_order(mask):
     """Three steps of 2 of 5 examples, a fourth of the next epoch. Catches a shuffle, and padding that takes a place."""

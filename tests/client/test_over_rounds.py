@@ -66,7 +66,7 @@ def test_a_round_is_that_of_its_rate():
     assert falling.tolist() == [8.0, 8.0, 8.0, constant[-1]]
 
 
-@pytest.mark.default_rows(1)
+@pytest.mark.full
 @pytest.mark.parametrize(
     "make", [algorithms.fedprox, partial(algorithms.feddyn, weighting="uniform"), algorithms.fedadam]
 )

@@ -161,6 +161,7 @@ def test_without_privacy_it_is_sgd(num_steps):
     np.testing.assert_allclose(update(work(clip_norm=1e6, batch_size=6), data), update(whole, data), atol=1e-6)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("size, sampling", [pytest.param(1, "poisson", marks=pytest.mark.full), (4, "shuffled")])
 def test_microbatches(size, sampling):
     """The same update up to rounding, with noise too. Catches rows of the last, partial microbatch that are lost."""
@@ -169,6 +170,7 @@ def test_microbatches(size, sampling):
     np.testing.assert_allclose(parts, whole, atol=1e-6)
 
 
+@pytest.mark.default_rows(1)
 @pytest.mark.parametrize("count, valid, batch_size", [(8, 8, 4), (120, 100, 6)])
 def test_records_are_drawn_by_poisson(count, valid, batch_size):
     """4,000 clients: each record with chance q, pairs independent, batch sizes binomial; five deviations each.
@@ -194,6 +196,7 @@ def test_records_are_drawn_by_poisson(count, valid, batch_size):
     assert abs(sizes.var() / (valid * rate * (1 - rate)) - 1) < 5 * math.sqrt(3 / 4000)
 
 
+@pytest.mark.default_rows(1)
 @pytest.mark.parametrize("rate, verdict", [(0.5, "confirmed"), (0.25, "violated")])
 def test_an_audit_of_one_record(rate, verdict):
     """What a message reveals of one record is what rate, clip and noise claim, and not what a lower rate would claim.
@@ -213,6 +216,7 @@ def test_an_audit_of_one_record(rate, verdict):
     assert found.verdict == verdict, found.text()
 
 
+@pytest.mark.full
 @pytest.mark.optimised
 @pytest.mark.parametrize("sampling", cases.rows(["poisson", "shuffled"], ["poisson"]))
 def test_padding(sampling):

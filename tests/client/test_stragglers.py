@@ -113,6 +113,7 @@ class Dropping(Paper):
             super().round(key, finishing)
 
 
+@pytest.mark.full
 def test_dropped_leave_a_round_of_the_others():
     """Catches stragglers who are averaged, or who leave their weight in the mean."""
 

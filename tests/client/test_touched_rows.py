@@ -56,6 +56,7 @@ def test_equals_the_dense_client(name):
     assert set(moved) == set(touched[touched >= 0])
 
 
+@pytest.mark.full
 def test_clients_side_by_side_equal_the_dense_ones():
     """Catches numbering that mixes clients under vmap, and token dtypes that overflow when renumbered."""
     together = jax.tree.map(lambda *x: jnp.stack(x), *(data(seed, jnp.int8) for seed in range(3)))

@@ -41,6 +41,7 @@ def test_update_is_rebuilt_from_the_unrolled_steps():
             np.testing.assert_allclose(found[step], expected, atol=1e-6)
 
 
+@pytest.mark.default_rows("plain")
 @pytest.mark.parametrize("kind", ["plain", "proximal", "normalized"])
 def test_last_row_is_the_report(kind):
     """Two epochs of 9 examples in batches of 4: six steps. Catches other minibatches, and steps on padding."""

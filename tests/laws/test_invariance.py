@@ -77,6 +77,7 @@ def test_padding_of_the_cohort(federation):
     laws.padding_is_irrelevant(federation)
 
 
+@pytest.mark.full
 def test_chunk():
     """Catches sums that depend on the chunk."""
     laws.chunk_is_irrelevant()

@@ -10,7 +10,7 @@ from tests.laws import cases, device_rows
 from tests.laws import problems as p
 
 KEY = jax.random.key(0)
-CHEAP = {"consensus", "fedem"}  # weak types in what clients keep, which a resume on other devices once refused
+CHEAP = {"fedem"}  # weak types in what clients keep, which a resume on other devices once refused
 ROWS = [pytest.param(name, marks=() if name in CHEAP else pytest.mark.full) for name in device_rows.names("algorithms")]
 
 

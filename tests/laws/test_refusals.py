@@ -107,6 +107,7 @@ def test_every_command_refuses(case, here):
     assert not list((here / "out").glob("*"))
 
 
+@pytest.mark.full
 def test_a_module_is_admitted_by_every_command(here):
     """Catches a command that refuses what `run --with` takes."""
     for command in ("account", "calibrate --epsilon 2"):

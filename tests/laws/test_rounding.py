@@ -157,6 +157,7 @@ def test_the_law_sees_bare_divisions():
     assert list(divisions(program)).count(False) >= 4
 
 
+@pytest.mark.full
 def test_clients_keep_zeros_without_their_sign():
     """Catches -0.0 in a client's memory, which another program makes 0.0: SCAFFOLD's, of pixels that are never on."""
 

@@ -83,6 +83,7 @@ MORE = [(10, 100), (20, 100), (30, 100), (5, 50), (10, 50), (7, 25), (9, 25), (3
 AT_THRESHOLD += [pytest.param(*sizes, rule, marks=pytest.mark.full) for sizes in MORE for rule in (None, "fixed")]
 
 
+@pytest.mark.default_rows("fixed")
 @pytest.mark.parametrize(("count", "size", "rule"), AT_THRESHOLD)
 def test_heavy_hitters_at_the_threshold(count, size, rule):
     """Held by exactly the threshold's share, or by one client less. Catches misses by rounding."""
@@ -98,6 +99,7 @@ def test_heavy_hitters_at_the_threshold(count, size, rule):
         assert symbols == expected
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("count", "size"), [(7, 25), pytest.param(53, 100, marks=pytest.mark.full)])
 def test_a_quantile_at_its_share(count, size):
     """Rows 1, 2, ...: the quantile of the share k / n is k. Catches k + 1, because a product was rounded."""
@@ -114,6 +116,7 @@ def test_a_quantile_at_its_share(count, size):
     assert made.params(state)["quantiles"][0] == pytest.approx(count, abs=0.1)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("count", "size"), [(9, 25), pytest.param(3, 29, marks=pytest.mark.full)])
 def test_clusters_at_the_least_share(count, size):
     """A cluster with no larger share than `least_share` stays. Catches one that moves by rounding, and one that never

@@ -175,6 +175,7 @@ class Counter(equinox.Module):
         return x
 
 
+@pytest.mark.full
 def test_equinox_modules_are_themselves():
     """Catches arrays that change places, a path that is lost, and an activation that is taken for a parameter."""
     make = lambda key: equinox.nn.MLP(4, 3, 8, 2, jax.nn.gelu, key=key)  # noqa: E731

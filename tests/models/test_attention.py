@@ -18,7 +18,7 @@ def applied(model, params):
     return jax.jit(lambda x: model.apply(params, (), x, None, False)[0])
 
 
-@pytest.mark.default_rows(1)
+@pytest.mark.full
 @pytest.mark.parametrize("positions", [None, 6])
 def test_logits_depend_on_the_past_only(positions):
     """Catches a missing or shifted mask (a model that sees the token it predicts), and sequences that mix."""
@@ -98,6 +98,7 @@ def test_rotary_scores_depend_on_distances():
     np.testing.assert_allclose(np.linalg.norm(queries, axis=1), np.linalg.norm(q), rtol=1e-6)
 
 
+@pytest.mark.full
 def test_heads_do_not_mix():
     """Catches a head that reads another's features: with equal halves, two heads are one head of half the size."""
     half = init_attention(KEY, 4)

@@ -13,6 +13,7 @@ from fedjax_sim.models import cnn, freeze, from_fn, lora, mlp, softmax_cross_ent
 KEY = jax.random.key(0)
 
 
+@pytest.mark.default_rows("mlp")
 @pytest.mark.parametrize(
     ("model", "shape"),
     [

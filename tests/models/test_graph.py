@@ -96,7 +96,7 @@ def test_gradients_are_those_of_dense_matrices(name):
     )
 
 
-@pytest.mark.default_rows(1)
+@pytest.mark.full
 @pytest.mark.parametrize("name", MAKE)
 def test_padding(name):
     """Catches padding (NaN features, edges out of range, from padding, or to padding) that reaches a value or gradient.
@@ -154,6 +154,7 @@ def test_dropout_leaves_out_its_share_and_keeps_the_mean():
     np.testing.assert_array_equal(out[[3]], np.asarray(_dropped(KEY, ids[:, 3:4], h[:, :1], 0.3))[0])
 
 
+@pytest.mark.full
 def test_unknown_edge_types_are_nan():
     """Catches a type that is clamped to another one's weights."""
     model, params = start("rgcn")
@@ -175,6 +176,7 @@ def test_parameter_counts():
     assert counts(models.gcn(16, 7, hidden=(32, 24), output="dense")) == [544, 792, 175]
 
 
+@pytest.mark.full
 def test_readouts():
     """Catches a mean over padding."""
     for readout, reduce in (("mean", np.mean), ("sum", np.sum)):

@@ -236,6 +236,7 @@ def test_plans_of_convolutions():
         assert plan_of(made, params, people).lanes == 100
 
 
+@pytest.mark.full
 def test_client_memory_is_written_in_place():
     """Rounds in a loop, their info kept: the program needs less than half of what all clients remember beside it.
 

@@ -85,6 +85,7 @@ def test_dropout_twice_is_independent():
     np.testing.assert_array_equal(cohort.metrics["dropped"], 40 - np.asarray(cohort.reported).sum(axis=1))
 
 
+@pytest.mark.full
 def test_rate_may_be_swept():
     """Catches a rate that must be a Python number: a sweep agrees with the single runs, bit for bit."""
     key, rates = jax.random.key(3), [0.0, 0.25, 0.5, 0.9]
@@ -144,6 +145,7 @@ def test_totals_of_a_run_with_evaluations():
     assert found[1].summary["uplink_coded_bytes"] == sum(r["uplink_coded_bytes"] for r in found[1].records[1:]) > 0
 
 
+@pytest.mark.full
 def test_late_messages_are_counted():
     """Fault: 130 invited, 100 kept, one number each: 400 bytes where 520 were sent. Who drops out sends nothing."""
     made, data = counting(1, with_over_invitation(uniform(200, 130), 100))

@@ -102,6 +102,7 @@ def by_its_name():
     return p.Federation(server=MOMENTUM, downlink=transform.quantize(3))
 
 
+@pytest.mark.full
 @pytest.mark.optimised(False)  # of one program under two names
 def test_federated_wraps_its_server():
     """Catches a `downlink` that is dropped, or wrapped around twice, and parts that still show the server within."""

@@ -69,6 +69,7 @@ def test_no_message_is_longer_than_the_bound(dtype, per):
     assert longest > limit * (0.9999 if dtype == jnp.float32 else 0.99)
 
 
+@pytest.mark.full
 @pytest.mark.optimised
 def test_nearest_rounding_would_lengthen():
     """Guards the test above: an update for which the nearest bfloat16 of the clipped one is longer than the bound."""

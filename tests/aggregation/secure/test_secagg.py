@@ -133,6 +133,7 @@ def test_aborts():
         assert found.tolist() == [too_few(case, holds, threshold) for case in cases]
 
 
+@pytest.mark.full
 def test_too_few_shares_leave_the_sum_masked():
     """A sum that is opened with a share too few is not the sum. Catches a server that can do without the shares."""
     ring, key = Ring(32), jax.random.key(2)

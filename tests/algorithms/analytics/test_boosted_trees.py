@@ -120,6 +120,7 @@ def test_the_squared_loss_never_rises(rate):
     assert infos[3]["local_loss"] == pytest.approx(losses[2], rel=1e-5)
 
 
+@pytest.mark.full
 def test_a_stump_is_exact():
     """One split that separates the labels: at its feature and edge, with the values -G / (H + lambda) of each side.
     Catches features or bins that are shifted by one, and a row at an edge that goes to the wrong side."""

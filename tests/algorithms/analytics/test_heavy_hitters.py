@@ -98,6 +98,7 @@ def test_a_client_votes_once():
     np.testing.assert_allclose(shares, expected, atol=6 * 0.5 / np.sqrt(400 * 30))
 
 
+@pytest.mark.full
 def test_symbols_of_your_own():
     """From the rows, of which those below 0 are left out."""
     made = algorithms.heavy_hitters(

@@ -74,7 +74,7 @@ def test_negative_counts_of_noise(least_share, moved):
     np.testing.assert_allclose(server.params(state)["centroids"], expected, rtol=1e-6)
 
 
-@pytest.mark.default_rows("fixed_mean")
+@pytest.mark.full
 @pytest.mark.parametrize("name", ["fixed_mean", "additive_shares", "modular_sum", "secure_sum"])
 def test_any_multiple_of_the_sum_will_do(name):
     """Catches a server that needs the cohort's mean: sums and counts are divided by the same number."""

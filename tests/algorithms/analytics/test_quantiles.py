@@ -26,6 +26,7 @@ def test_everybody_together_brackets_numpy():
         assert (np.abs(estimate["quantiles"] - expected) <= 8 / 2**t + 1e-5).all()
 
 
+@pytest.mark.full
 def test_labels_are_numbers_too():
     """Without a column the number y is meant."""
     made = algorithms.quantiles(p.EVERYBODY, probabilities=(0.5,), low=-1.0, high=4.0)
@@ -34,7 +35,7 @@ def test_labels_are_numbers_too():
     assert estimate["quantiles"][0] == pytest.approx(np.quantile(y, 0.5, method="inverted_cdf"), abs=1e-4)
 
 
-@pytest.mark.default_rows("ranks")
+@pytest.mark.full
 @pytest.mark.parametrize("values", [[20.0] * 3 + [60.0] * 7, [*range(1, 11)]], ids=["tied", "ranks"])
 def test_shares_that_are_met_exactly(values):
     """Ten clients with a row each, whose shares are the probabilities. Catches 0.3 as a float32, which lies above 3 of

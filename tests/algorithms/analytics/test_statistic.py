@@ -54,7 +54,7 @@ def test_what_was_found_is_told(capsys):
     assert "128 numbers" in capsys.readouterr().out
 
 
-@pytest.mark.default_rows("histogram")
+@pytest.mark.full
 @pytest.mark.parametrize(
     "make, options",
     [(algorithms.histogram, {"num_bins": 4}), (algorithms.quantiles, {"probabilities": [0.5]})],

@@ -144,7 +144,7 @@ def test_everybody_is_down():
     assert infos[0]["skipped_rounds"] == 0 and infos[0]["uplink_bytes"].total() == 0
 
 
-@pytest.mark.default_rows("nan")
+@pytest.mark.full
 @pytest.mark.parametrize("value", [np.nan, np.inf, 1e33])
 def test_a_result_that_is_not_finite(value):
     """The node keeps its model, which mixes with the others'; it is counted, and named. Catches NaN that spreads."""

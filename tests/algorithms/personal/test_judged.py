@@ -51,7 +51,7 @@ def test_newcomers_are_told_apart():
     assert record["personal_clients"] == p.NUM_CLIENTS and "newcomer_loss" not in record
 
 
-@pytest.mark.default_rows(1)
+@pytest.mark.full
 @pytest.mark.parametrize("name", ["fedavg", "ditto"])
 def test_judged_models_are_fine_tuned(name):
     """Catches fine-tuning on the rows that judge, from another model, or one that changes the rounds."""

@@ -23,6 +23,7 @@ def made(name, **options):
     return algorithms.fedem(MODEL, loss, FULL, SGD, task="regression", **p.OPTIONS, **options)
 
 
+@pytest.mark.full
 def test_models_around_zero_differ():
     """A leaf of zeros is spread by the scale of initialisers, and any other one by its own size.
 

@@ -129,7 +129,7 @@ def test_half_precision_on_the_wire():
     assert info["activation_bytes"] == 2 * 30 * 4 * seen["embeddings"].dtype.itemsize
 
 
-@pytest.mark.default_rows(1)
+@pytest.mark.full
 @pytest.mark.parametrize("made", [network.link(), network.link(forward=transform.local_gaussian(1.0, 0.1))])
 def test_transcripts_of_half_precision(made):
     """Faults: messages of another type than their model's, whose bytes are those of the model's type."""

@@ -171,6 +171,7 @@ def test_aggregators_see_zeros_for_the_absent():
         same({**rest, "hidden_0": sums["hidden_0"]}, made.params(jax.jit(made.step)(KEY, state, PEOPLE)[0]))
 
 
+@pytest.mark.full
 def test_a_client_that_breaks_hands_on_what_it_got():
     """Catches a chain that one client's overflow ends, and one that is not counted."""
     spoilt = [x.copy() for x in X]

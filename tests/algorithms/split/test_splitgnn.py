@@ -131,7 +131,7 @@ def path_data(parties):
     return population.node_data(graph, np.array([0, 0, 1, 1]), np.array([0, 3]), np.array([1, 2]), **options)
 
 
-@pytest.mark.default_rows(1)
+@pytest.mark.full
 @pytest.mark.parametrize("cut_edges, wanted", [("exchange", FULL), ("drop", DROPPED)])
 def test_path_through_the_algorithm(cut_edges, wanted):
     """The same sums as the server sees them. Catches an algorithm that exchanges where it should drop."""
