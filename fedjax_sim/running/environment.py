@@ -157,8 +157,8 @@ def prepare(processes_here: int = 1) -> None:
 def use_compilation_cache() -> None:
     """Keeps compiled programs in a private folder of the user's cache, unless JAX has a folder already.
 
-    `FEDJAX_SIM_CACHE=off` opts out. A cache holds programs that are run without a check, so a folder that others may
-    write to is not used.
+    `FEDJAX_SIM_CACHE=off` opts out, and then no executable is stored either (`executables`). A cache holds programs
+    that are run without a check, so a folder that others may write to is not used.
 
     Guarantees:
       The folder is private (tests/command/test_app.py::test_compilation_cache_is_private).

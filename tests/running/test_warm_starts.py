@@ -138,7 +138,7 @@ def test_refusals_are_the_same(tmp_path, untraced, monkeypatch):
 def test_configs_start_warm(name, tmp_path, untraced, cache):
     """Faults: a config of the command line that is traced again, or whose log or state is another one; a changed option
     that finds the program of before."""
-    small = ["data.num_clients=500"] if name == "scaffold_million" else []
+    small = ["data.num_clients=2000"] if name == "scaffold_million" else []
     words = [word for text in ["run.rounds=2", "run.evaluate_every=2", *small] for word in ("--set", text)]
 
     def call(folder, *more):
