@@ -57,10 +57,9 @@ def loss_and_metrics(loss_fn: Callable, params: PyTree, examples: PyTree, mask: 
     if "steps" in values:
         validate.fail("loss_fn", "names other than 'steps', which are the solver's", sorted(values), "Rename it.")
     weights = jnp.where(mask, values.pop("weight", 1.0), 0.0).astype(jnp.float32)
+    total_weight = weights.sum()
     # Padding has weight 0, and its values are replaced too: 0 times NaN would be NaN.
-    means = {
-        f"local_{name}": Mean((jnp.where(mask, x, 0) * weights).sum(), weights.sum()) for name, x in values.items()
-    }
+    means = {f"local_{name}": Mean((jnp.where(mask, x, 0) * weights).sum(), total_weight) for name, x in values.items()}
     loss = means["local_loss"]
     return loss.total / jnp.where(loss.weight > 0, loss.weight, 1), means
 
