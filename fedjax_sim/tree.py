@@ -113,7 +113,7 @@ def grouped(leaves: Sequence[Any], dtypes: Sequence[Any]) -> list[list[int]]:
       leaves: arrays or specs.
       dtypes: of each leaf, by which small leaves are grouped.
 
-    >>> grouped([np.zeros(3), np.zeros((30, 30)), np.zeros(())], ["f", "f", "f"])
+    >>> grouped([np.zeros(3), np.zeros((50, 50)), np.zeros(())], ["f", "f", "f"])
     [[0, 2], [1]]
     """
     groups: dict = {}
@@ -127,8 +127,8 @@ def grouped(leaves: Sequence[Any], dtypes: Sequence[Any]) -> list[list[int]]:
 def packed(tree: PyTree) -> list[Array]:
     """Returns the leaves as arrays that hold the same numbers: small ones of a dtype are joined to one flat array.
 
-    >>> [x.shape for x in packed({"bias": jnp.zeros(3), "loss": jnp.zeros(()), "matrix": jnp.zeros((30, 30))})]
-    [(4,), (30, 30)]
+    >>> [x.shape for x in packed({"bias": jnp.zeros(3), "loss": jnp.zeros(()), "matrix": jnp.zeros((50, 50))})]
+    [(4,), (50, 50)]
     """
     leaves = list(map(jnp.asarray, jax.tree.leaves(tree)))
     groups = [[leaves[index] for index in group] for group in grouped(leaves, [x.dtype for x in leaves])]
