@@ -144,6 +144,7 @@ def test_scaled_to_a_bound():
     np.testing.assert_allclose(got["a"], np.mean([one["a"] for one in sent], axis=0), rtol=1e-5)
 
 
+@pytest.mark.full
 def test_from_a_config():
     """Catches a pull that a config states and the population lacks."""
     made = build(load(None, [

@@ -68,6 +68,7 @@ def test_labels():
     assert abs((adversary.guessed_labels(noise, known, labels[known]) == labels)[rest].mean() - 0.5) < 0.12
 
 
+@pytest.mark.full
 def test_the_view_holds_what_it_holds():
     """Catches an attack that reads more than was sent: parties who hold all layers send boundary rows and gradients."""
     data = population.stochastic_blocks(num_clients=3, num_nodes=60, num_classes=2)

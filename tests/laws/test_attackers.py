@@ -85,7 +85,7 @@ def model(algorithm, people):
     return float(algorithm.params(state)["w"][0])
 
 
-@pytest.mark.parametrize("name", cases.rows(ROWS, ["edges", "asynchronous"]))
+@pytest.mark.parametrize("name", cases.rows(ROWS, ["edges"]))
 def test_an_attacker_is_the_same_client(name):
     """All send c_i, one -c_i: the mean of the messages falls by 2 c_5 / 8, and says so of no other client.
 
@@ -113,6 +113,7 @@ def test_groups_without_ids_refuse_attackers():
         by_own_ids(CORRUPTED, _NoIds(group))
 
 
+@pytest.mark.full
 def test_a_rule_at_edges_remembers_all_clients():
     """FoolsGold from a config. Catches a memory made for the clients of one edge, into which most ids do not fit."""
     small = "data.num_clients=60 data.with_groups.num_groups=6 model.name=linear algorithm.keep_edges=true".split()

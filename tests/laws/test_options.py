@@ -232,7 +232,7 @@ def differ(one: dict, other: dict) -> bool:
     return one.keys() != other.keys() or any(not np.array_equal(one[x], other[x], equal_nan=True) for x in one)
 
 
-@pytest.mark.parametrize("name", cases.rows(RECIPES, ("fedavg",)))
+@pytest.mark.parametrize("name", cases.rows(RECIPES, ("dgd",)))
 def test_every_option_changes_something_or_is_refused(name):
     """Catches weights that nobody looks at, numbers of an optimiser that another rule does not read, a size of groups
     beside a sampler that knows another."""

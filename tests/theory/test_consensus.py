@@ -106,6 +106,7 @@ def floor_of(mixing, rate=RATE):
     return theory.dpsgd_floor(values, vectors, CENTERS, learning_rate=rate, curvature=1.0, noise=0.5)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", ["ring", pytest.param("complete", marks=pytest.mark.full)])
 def test_floor_of_noisy_quadratics(name):
     """The mean squared distance of nodes from the optimum over 4,000 runs of 150 rounds, within 5 standard errors,

@@ -133,6 +133,7 @@ def _drawn(key, name):
     return set(np.flatnonzero(rounds_of(EVERYBODY[name])(key)[0].timing.lost[name] < NEVER).tolist())
 
 
+@pytest.mark.full
 def test_candidates_are_not_counted():
     """Of ten candidates half drop out; four places. Catches a count over candidates, in every wrapper that chooses."""
     drawn = sampling.with_dropout(sampling.uniform(N, 10), 0.5)
