@@ -42,6 +42,7 @@ def test_every_row_is_of_a_kind():
     assert set(MADE) == {*named(Devices), *named(Availability), *named(Hazard), *named(Distribution)}
 
 
+@pytest.mark.default_rows(3)
 @pytest.mark.parametrize("name", MADE)
 def test_slots_do_not_matter(name):
     """As a round computes it, for seven clients or three, in another order, twice: the same bits for each client.
