@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from fedjax_sim import engine, tree, validate
 from fedjax_sim.prng import init_key
@@ -17,7 +17,7 @@ from fedjax_sim.running.planning import check_memory
 from fedjax_sim.sweeps.traced_hyperparameters import Trace, lifted, replay, traced_program
 from fedjax_sim.types import Algorithm, Array, PyTree
 
-__all__ = ["Kind", "Points", "traced"]
+__all__ = ["Kind", "Points", "replicated", "traced"]
 
 COUNTED = ("dropped_clients", "skipped_rounds")  # counts that are summed between two looks: they show divergence
 MOST = 4096  # points in one program on a device
@@ -71,12 +71,26 @@ def _strong(state: PyTree) -> PyTree:
     return jax.tree.map(lambda x: jax.lax.convert_element_type(x, jnp.asarray(x).dtype), state)
 
 
+def replicated(values: PyTree) -> PyTree:
+    """Returns arrays of which every device of a sweep holds a copy."""
+    return _put(values, engine.device_mesh(), PartitionSpec())
+
+
+def _put(values: PyTree, mesh: Mesh | None, spec: PartitionSpec) -> PyTree:
+    """Puts arrays on the devices of a mesh, split as `spec` says; None is one device."""
+    if mesh is None:
+        return jax.tree.map(jnp.asarray, values)
+    return jax.device_put(values, NamedSharding(mesh, spec))
+
+
 class Points:
-    """Compiles all combinations of one kind as two programs: one starts points, one advances them.
+    """Lowers all combinations of one kind as two programs: one starts points, one advances them.
+
+    `compile` compiles them, in any thread, before `run`.
 
     Args:
       kinds: a `Kind` for each combination, all with one name.
-      params: leaves [S, ...], a row for each seed.
+      params: leaves [S, ...], a row for each seed; `replicated`, as the population.
       population: the clients, shared by all points.
       impl: the name of the keys' random generator.
       batch: points vmapped at once. With 1, points run one after the other, each as it would run alone.
@@ -99,10 +113,10 @@ class Points:
         groups_needed = -(-most // (self.devices * self.batch))
         self.groups = max(1, min(most_groups, MOST // self.batch, groups_needed))
         traces = [[getattr(kind, name) for kind in kinds] for name in ("init", "step", "params")]
-        self._compile([lifted(traces_of_part) for traces_of_part in traces], params, population)
+        self._lower([lifted(traces_of_part) for traces_of_part in traces], params, population)
 
-    def _compile(self, floats: list, params: PyTree, population: PyTree) -> None:
-        """Compiles both programs for `groups` groups of `batch` points on each device."""
+    def _lower(self, floats: list, params: PyTree, population: PyTree) -> None:
+        """Lowers both programs for `groups` groups of `batch` points on each device."""
         start, advance = self._of_one_point()
 
         # A point is its key data (of the seed, and of the rounds), the row of its combination, and the row of its seed.
@@ -114,26 +128,37 @@ class Points:
             _, bound, combination, _ = points
             return self._over(advance, active, (bound, combination, state), *shared, first, count)
 
-        replicated = PartitionSpec()
+        on_each = PartitionSpec()
         split = PartitionSpec(None if self.mesh is None else self.mesh.axis_names[0])
-        shared = self._put((floats, params, population), replicated)
+        shared = _put((floats, params, population), self.mesh, on_each)
         # Points of the right shape: the program is compiled for them, and gets other values when it runs.
         words = np.zeros((self.devices * self.groups, self.batch, *_key_shape(self.impl)), np.uint32)
         number = np.zeros(words.shape[:2], np.int32)
-        points = self._put((words, words, number, number), split)
+        points = _put((words, words, number, number), self.mesh, split)
         zero = np.int32(0)
-        start_all = self._compiled(started, (split, replicated, replicated), split, points, shared, zero)
-        # With no active group nothing runs: this gives the states' shapes and places.
-        at_start = start_all(points, shared, zero)
+        compile_start, states = self._lowered(started, (split, on_each, on_each), split, points, shared, zero)
         # After its start a point needs the floats and the population, and no longer the initial params.
         without_params = (shared[0], shared[2])
-        places = (split, replicated, replicated, split, replicated, replicated)
-        advance_all = self._compiled(advanced, places, split, points, without_params, zero, at_start, zero, zero)
-        self._start = lambda points, active: start_all(points, shared, active)
-        self._advance = lambda points, active, state, *rounds: advance_all(
-            points, without_params, active, state, *rounds
-        )
+        places = (split, on_each, on_each, split, on_each, on_each)
+        compile_advance, _ = self._lowered(advanced, places, split, points, without_params, zero, states, zero, zero)
+
+        def compile_both() -> None:
+            start_all = compile_start()
+            advance_all = compile_advance()
+            self._start = lambda points, active: start_all(points, shared, active)
+            self._advance = lambda points, active, state, *rounds: advance_all(
+                points, without_params, active, state, *rounds
+            )
+
+        self._compile = compile_both
         self._split = split
+
+    def compile(self) -> None:
+        """Compiles both programs, or reads what an earlier process compiled.
+
+        Raises: MemoryError if a program does not fit.
+        """
+        self._compile()
 
     def _of_one_point(self) -> tuple[Callable, Callable]:
         """Returns two functions of one point: its first state, and `count` rounds of it from round `first` on."""
@@ -191,31 +216,36 @@ class Points:
         results = jax.tree.map(lambda x: jnp.zeros((self.groups, *x.shape), x.dtype), spec)
         return jax.lax.fori_loop(0, active, add_group, results)
 
-    def _compiled(self, function: Callable, places: tuple, split: PartitionSpec, *args: PyTree) -> Callable:
-        """Compiles a function over the devices.
+    def _lowered(self, function: Callable, places: tuple, split: PartitionSpec, *args: PyTree) -> tuple:
+        """Lowers a function over the devices.
 
         Args:
           function: takes and returns arrays of one device.
           places: how each argument is split over the devices.
           split: how the results are split.
-          args: arguments, for their shapes.
+          args: arguments, or their shapes and places.
 
-        Raises: MemoryError if the program does not fit.
+        Returns: (a function that compiles the program, and raises MemoryError if it does not fit; the shapes and places
+        of its results).
         """
         if self.mesh is not None:
             specs = {"in_specs": places, "out_specs": split, "check_vma": False}
             function = jax.shard_map(function, mesh=self.mesh, **specs)
         with engine.one_device():
             options = engine.compiler_options()
-            program, _ = executables.compiled(jax.jit(function, compiler_options=options).trace(*args), options)
-        check_memory(engine.needs(program))
-        return program
+            traced_function = jax.jit(function, compiler_options=options).trace(*args)
+            compile_function = executables.lowered(traced_function, options)
 
-    def _put(self, values: PyTree, spec: PartitionSpec) -> PyTree:
-        """Puts arrays on the devices, split as `spec` says."""
-        if self.mesh is None:
-            return jax.tree.map(jnp.asarray, values)
-        return jax.device_put(values, NamedSharding(self.mesh, spec))
+        def compiled() -> Callable:
+            program, _ = compile_function()
+            check_memory(engine.needs(program))
+            return program
+
+        sharding = None if self.mesh is None else NamedSharding(self.mesh, split)
+        results = jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), traced_function.out_info
+        )
+        return compiled, results
 
     @property
     def room(self) -> int:
@@ -248,7 +278,7 @@ class Points:
             rows[position] = x
             return rows.reshape(self.devices * self.groups, self.batch, *x.shape[1:])
 
-        points = self._put(tuple(map(dealt, (words, bound, combination, seed))), self._split)
+        points = _put(tuple(map(dealt, (words, bound, combination, seed))), self.mesh, self._split)
         state = self._start(points, np.int32(num_active))
         done = 0
         for round in rounds:

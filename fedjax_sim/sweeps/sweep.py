@@ -7,6 +7,7 @@ import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,6 +19,7 @@ from fedjax_sim import engine, validate
 from fedjax_sim.prng import init_key
 from fedjax_sim.running import terminal
 from fedjax_sim.running.arguments import check_initial_model, num_arguments
+from fedjax_sim.running.beside import beside
 from fedjax_sim.running.environment import matmul_precision, numerics, versions
 from fedjax_sim.running.files import lock
 from fedjax_sim.running.fingerprint import (
@@ -34,7 +36,7 @@ from fedjax_sim.running.privacy_ledger import Spending
 from fedjax_sim.sweeps.arguments import check_run, check_sweep_numbers
 from fedjax_sim.sweeps.finished import Finished
 from fedjax_sim.sweeps.grid import check_arguments, combinations_of, seeds_of
-from fedjax_sim.sweeps.points import Kind, Points, traced
+from fedjax_sim.sweeps.points import Kind, Points, replicated, traced
 from fedjax_sim.sweeps.records import Recorder
 from fedjax_sim.sweeps.results import Sweep
 from fedjax_sim.types import Algorithm, Array, Population, PyTree
@@ -103,6 +105,8 @@ def sweep(
       (tests/sweeps/test_sweep.py::test_a_sweep_is_single_runs; with models of clients' own,
       ::test_points_have_own_models_and_evaluations).
       A sweep that is killed and resumed has the same rows (tests/sweeps/test_sweep.py::test_kill_and_resume).
+      A program is compiled while the points of the one before it run, and no point is lost if it cannot be compiled
+      (tests/sweeps/test_sweep.py::test_a_program_is_compiled_while_points_run).
       Another sweep's points are refused (tests/sweeps/test_sweep.py::test_a_sweep_resumes_itself_alone).
 
     >>> import optax
@@ -212,21 +216,22 @@ def sweep_points(
         for i, kind in enumerate(kinds):
             groups.setdefault(kind.name, []).append(i)
         impl = str(jax.random.key_impl(keys[0]))
-        compile_seconds = 0.0
-        for members in groups.values():
-            # A point's number is i * S + s, for combination i and seed s of S.
-            wanted = [i * len(seeds) + s for i in members for s in range(len(seeds))]
-            wanted = [point for point in wanted if point not in finished.rows]
-            if not wanted:
-                continue
-            start_seconds = time.perf_counter()
+        shared = replicated((starts, population))  # two programs may be there at once, which hold them
+
+        def lowered(members: list[int], wanted: list[int]) -> Points:
             judges = [evaluations[i] for i in members]
-            program = Points(
-                [kinds[i] for i in members], starts, population, impl=impl, batch=batch, most=len(wanted),
+            return Points(
+                [kinds[i] for i in members], *shared, impl=impl, batch=batch, most=len(wanted),
                 yields_states=any(judge is not None and num_arguments(judge) == 2 for judge in judges),
             )  # fmt: skip
-            compile_seconds += time.perf_counter() - start_seconds
-            runner.run(program, members, wanted)
+
+        unfinished = []
+        for members in groups.values():
+            # A point's number is i * S + s, for combination i and seed s of S.
+            points = [i * len(seeds) + s for i in members for s in range(len(seeds))]
+            if wanted := [point for point in points if point not in finished.rows]:
+                unfinished.append((members, wanted))
+        compile_seconds = _run_programs(runner, lowered, unfinished)
     combination_of_point = [divmod(point, len(seeds))[0] for point in range(len(combinations) * len(seeds))]
     rows = [row | combinations[i] for point, i in enumerate(combination_of_point) for row in finished.rows[point]]
     result = Sweep(
@@ -235,6 +240,46 @@ def sweep_points(
     if directory is not None:
         result.write(directory)
     return result
+
+
+def _run_programs(runner: _Runner, lowered: Callable[..., Points], unfinished: list[tuple]) -> float:
+    """Runs the points of one program after the other, while the next program is compiled.
+
+    Args:
+      runner: runs points.
+      lowered: (members, wanted) -> the program of these combinations and points.
+      unfinished: (combinations, numbers of their points that are run) for each program.
+
+    Returns: the seconds in which no point ran, because its program was not there.
+    """
+    waited_seconds = 0.0
+    program = None
+    for place, (members, wanted) in enumerate(unfinished):
+        start_seconds = time.perf_counter()
+        if program is None:
+            program = lowered(members, wanted)
+            program.compile()
+        next_program = lowered(*unfinished[place + 1]) if place + 1 < len(unfinished) else None
+        waited_seconds += time.perf_counter() - start_seconds
+        if next_program is None:
+            runner.run(program, members, wanted)
+        else:
+            run = partial(runner.run, program, members, wanted)
+            waited_seconds += _seconds_after(next_program.compile, run)
+        program = next_program
+    return waited_seconds
+
+
+def _seconds_after(work: Callable[[], None], meanwhile: Callable[[], None]) -> float:
+    """Does both at once, as `beside` does; returns for how many seconds `work` went on when `meanwhile` had ended."""
+    ended = []
+
+    def timed() -> None:
+        meanwhile()
+        ended.append(time.perf_counter())
+
+    beside(work, timed)
+    return time.perf_counter() - ended[0]
 
 
 def _evaluation_of_start(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import threading
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +18,7 @@ from fedjax_sim.running.checkpoint import CheckpointError
 from fedjax_sim.running.loop import run
 from fedjax_sim.sweeps import traced_hyperparameters
 from fedjax_sim.sweeps.finished import Finished
-from fedjax_sim.sweeps.points import traced
+from fedjax_sim.sweeps.points import Points, traced
 from fedjax_sim.sweeps.results import Sweep
 from fedjax_sim.sweeps.sweep import sweep
 
@@ -206,6 +207,33 @@ def test_kill_and_resume(tmp_path):
     again = sweep(quadratic, POINT, QUADRATICS.train, 4, directory=tmp_path, resume=True, **options)
     assert again.rows == whole.rows and (tmp_path / "results.jsonl").read_text() == text
     assert sorted(file.read_bytes().splitlines()) == sorted(full.splitlines())
+
+
+def test_a_program_is_compiled_while_points_run(tmp_path, monkeypatch):
+    """Faults: points that wait for the programs of others; points that are lost, or are not run, where the program of
+    others cannot be compiled."""
+    compile_points, run_points = Points.compile, Points.run
+    first_runs = threading.Event()
+    compiled = []
+
+    def compile_then(program):
+        compiled.append(program)
+        if len(compiled) == 2:
+            assert first_runs.wait(60)
+            raise MemoryError("the second program")
+        compile_points(program)
+
+    def run_then(program, *args):
+        first_runs.set()
+        yield from run_points(program, *args)
+
+    monkeypatch.setattr(Points, "compile", compile_then)
+    monkeypatch.setattr(Points, "run", run_then)
+    with pytest.raises(MemoryError, match="the second program"):
+        sweep(
+            lambda steps: quadratic(0.1, steps), POINT, QUADRATICS.train, 2, grid={"steps": [1, 2]}, directory=tmp_path
+        )
+    assert len((tmp_path / "points.jsonl").read_text().splitlines()) == 2  # the sweep's identity, and the first point
 
 
 @pytest.mark.full
