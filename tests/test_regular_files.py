@@ -288,9 +288,10 @@ OWN = {
     "command/sweep.py": 1,  # the line of the command, a text
     "engine/plan.py": 1,  # the kernel's limit of memory
     "population/datasets/leaf_tff.py": 1,  # keys that are there twice are refused while the text is parsed
-    "population/datasets/sklearn.py": 1,  # digits of scikit-learn
+    "population/datasets/sklearn.py": 2,  # tables of scikit-learn
     "regular_files.py": 1,
     "running/distributed.py": 1,  # from process 0
+    "running/origin.py": 1,  # of the system
     "running/seconds.py": 1,  # of the system
     "running/loop.py": 1,  # of a text made in the same line
     "sweeps/finished.py": 1,

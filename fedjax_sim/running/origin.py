@@ -22,6 +22,7 @@ import jax
 import jaxlib
 
 import fedjax_sim
+from fedjax_sim.regular_files import content_of
 from fedjax_sim.running import program_files, seconds
 from fedjax_sim.running.environment import numerics
 from fedjax_sim.running.fingerprint import is_opaque, value_digest
@@ -100,7 +101,7 @@ def _sources() -> str | None:
             # Unlike the time of the last write, that of the last change cannot be set back.
             if path.stat().st_ctime_ns >= _process_began():
                 return None
-            sha.update(repr((str(path), hashlib.sha256(path.read_bytes()).hexdigest())).encode())
+            sha.update(repr((str(path), hashlib.sha256(content_of(path)).hexdigest())).encode())
     except OSError:
         return None
     return sha.hexdigest()
