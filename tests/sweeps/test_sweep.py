@@ -143,7 +143,6 @@ def test_points_have_own_models_and_evaluations():
         sweep(make, start, data.train, 3, grid={"share": [0.2]}, evaluation=len, evaluation_of=evaluation_of)
 
 
-@pytest.mark.full
 def test_what_differs_in_floats_shares_a_program():
     """Catches a float that makes a program of its own, and a shape that does not."""
     people = QUADRATICS.train

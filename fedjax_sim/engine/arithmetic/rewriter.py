@@ -51,6 +51,7 @@ __all__ = ["divide", "pairwise_sum", "reproducible"]
 # all pairs of messages.
 LARGEST_SUM = 1 << 24
 UNROLLED = 16  # numbers that are added in straight-line code
+EXACT = 1 << 16  # the least power of two in a program whose products are known to be exact
 # Operations whose result a compiler may leave unrounded, fused into another operation.
 ROUNDED = {
     "acos", "acosh", "asin", "asinh", "atan", "atan2", "atanh", "cbrt", "cos", "cosh", "digamma", "erf", "erf_inv",
@@ -424,8 +425,13 @@ def _has_bits(dtype: Any) -> bool:
 
 
 def _is_exact_factor(operand: Any) -> bool:
-    """Returns whether an operand is a power of two of at least 1, written in the program: its products are exact."""
-    return isinstance(operand, core.Literal) and abs(operand.val) >= 1 and abs(math.frexp(operand.val)[0]) == 0.5
+    """Returns whether an operand is a large power of two, written in the program: its products are exact.
+
+    Smaller ones may be a hyper-parameter, such as a learning rate of 2. Were they not rounded, another rate would make
+    another program, and points of a sweep would share none.
+    """
+    is_large = isinstance(operand, core.Literal) and abs(operand.val) >= EXACT
+    return is_large and abs(math.frexp(operand.val)[0]) == 0.5
 
 
 def _is_short(dtype: Any) -> bool:

@@ -49,13 +49,18 @@ def test_nor_with_a_source_that_clients_share(known):
 
 
 def test_only_exact_products_stay_as_they_are():
-    """Catches an exact product, by a power of two in the program, that is rounded, and another that is not."""
+    """Catches an exact product, by a large power of two in the program, that is rounded, and another that is not.
+
+    A learning rate of 2 makes the program of other rates (tests/sweeps/test_sweep.py).
+    """
 
     def num_additions(factor):
         return str(jax.make_jaxpr(engine.reproducible(lambda x: x * factor))(X)).count(" add ")
 
-    assert {factor: num_additions(factor) for factor in (8.0, -1.0, 3.0, 0.5)} == {8.0: 0, -1.0: 0, 3.0: 1, 0.5: 1}
-    assert num_additions(jnp.float32(8.0) + X[0] * 0) == 1
+    large = 2.0**23
+    expected = {large: 0, -large: 0, 3 * large: 1, 2.0: 1, -1.0: 1, 3.0: 1, 0.5: 1}
+    assert {factor: num_additions(factor) for factor in expected} == expected
+    assert num_additions(jnp.float32(large) + X[0] * 0) == 1
 
 
 def test_nor_where_keys_are_all_there_is():
