@@ -202,10 +202,13 @@ def combine(carry: PyTree, axis: str) -> PyTree:
 def _combined_leaves(leaves: list[ExactSum | Array], axis: str) -> list[ExactSum | Array]:
     """Combines sums in normal form, and arrays, over the devices of a mesh axis."""
     number = jax.lax.axis_size(axis)
-    # A few counters go into the places too: a sum over processes takes a turn for each array.
+    # A few counters go into the places too: a sum over processes takes a turn for each array. As int32 they join words in
+    # one collective where there are no places.
+    dtypes = [None if _is_sum(x) else x.dtype for x in leaves]
+    leaves = [x.astype(jnp.int32) if not _is_sum(x) and _is_counter(x) else x for x in leaves]
     has_place = [number <= PLACES and (_is_sum(x) or _is_counter(x)) for x in leaves]
     words = [
-        exact_sum.packed_words(x) if _is_sum(x) else (x.astype(jnp.int32),)
+        exact_sum.packed_words(x) if _is_sum(x) else (x,)
         for x, is_placed in zip(leaves, has_place, strict=True)
         if is_placed
     ]
@@ -226,12 +229,12 @@ def _combined_leaves(leaves: list[ExactSum | Array], axis: str) -> list[ExactSum
     words = iter(words)
     summed_leaves = iter(summed_leaves)
     combined = []
-    for leaf, is_placed in zip(leaves, has_place, strict=True):
+    for leaf, dtype, is_placed in zip(leaves, dtypes, has_place, strict=True):
         x = next(words) if is_placed else next(summed_leaves)
         if _is_sum(leaf):
             combined.append(exact_sum.merged(x, number, leaf.shape) if is_placed else exact_sum.kept_bins(x, leaf))
         else:
-            combined.append(x[0].sum(0, dtype=leaf.dtype) if is_placed else x)
+            combined.append((x[0].sum(0, dtype=leaf.dtype) if is_placed else x).astype(dtype))
     return combined
 
 
