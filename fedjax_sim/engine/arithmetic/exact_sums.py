@@ -202,8 +202,8 @@ def combine(carry: PyTree, axis: str) -> PyTree:
 def _combined_leaves(leaves: list[ExactSum | Array], axis: str) -> list[ExactSum | Array]:
     """Combines sums in normal form, and arrays, over the devices of a mesh axis."""
     number = jax.lax.axis_size(axis)
-    # A few counters go into the places too: a sum over processes takes a turn for each array. As int32 they join words in
-    # one collective where there are no places.
+    # A few counters go into the places too: a sum over processes takes a turn for each array. Without places they join
+    # the words in one collective, which is of int32.
     dtypes = [None if _is_sum(x) else x.dtype for x in leaves]
     leaves = [x.astype(jnp.int32) if not _is_sum(x) and _is_counter(x) else x for x in leaves]
     has_place = [number <= PLACES and (_is_sum(x) or _is_counter(x)) for x in leaves]
