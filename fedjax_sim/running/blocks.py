@@ -46,7 +46,7 @@ def traced_round(algorithm: Algorithm, key: Array, state: PyTree, population: Py
     Raises: ValueError for an info with large arrays.
     """
     start_seconds = time.perf_counter()
-    # The step occurs twice in the block: under `jit` it is traced once.
+    # The block calls the same jitted step, so that it is not traced again there.
     jitted = jax.jit(algorithm.step)
     with warnings.catch_warnings(record=True) as caught:
         traced = jitted.trace(*replicated((key, state, population)))
