@@ -75,9 +75,13 @@ def test_a_block_equals_numpy(positions):
     turn the wrong way or with another speed.
     """
     model = transformer(num_outputs=5, features=12, num_heads=2, num_blocks=1, hidden=10, positions=positions)
-    params, _ = model.init(KEY)
-    # Scales and biases that start at 1 and 0 would hide that they are read.
-    params = jax.tree.map(lambda leaf: leaf + 0.3 * jax.random.normal(KEY, leaf.shape), params)
+
+    @jax.jit
+    def start(key):
+        # Scales and biases that start at 1 and 0 would hide that they are read.
+        return jax.tree.map(lambda leaf: leaf + 0.3 * jax.random.normal(key, leaf.shape), model.init(key)[0])
+
+    params = start(KEY)
     wide = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), params)
     x = np.array([3, 1, 4, 1, 0, 2, 2])
     features = wide["embedding"]["table"][x] + (0 if positions is None else wide["embedding"]["positions"])
@@ -146,8 +150,7 @@ def test_error_texts():
     with pytest.raises(ValueError, match="num_blocks: expected an integer"):
         transformer(num_outputs=5, num_blocks=0)
     model = transformer(**SMALL, positions=3)
-    params = model.init(KEY)[0]
-    with pytest.raises(ValueError, match="x: expected at most 3 tokens"):
-        model.apply(params, (), jnp.zeros((1, 4), int), None, False)
-    with pytest.raises(ValueError, match=r"x: expected tokens \[n, length\]"):
-        model.apply(params, (), jnp.zeros(3, int), None, False)
+    params = jax.eval_shape(model.init, KEY)[0]
+    for shape, words in (((1, 4), "x: expected at most 3 tokens"), ((3,), r"x: expected tokens \[n, length\]")):
+        with pytest.raises(ValueError, match=words):
+            jax.eval_shape(lambda p, x: model.apply(p, (), x, None, False), params, np.zeros(shape, int))

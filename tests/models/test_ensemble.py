@@ -16,12 +16,16 @@ X = RNG.normal(size=(6, 4)).astype(np.float32)
 MODEL = models.mlp(input_shape=(4,), num_outputs=3, hidden=(5,))
 
 
-def members(number):
-    return [MODEL.init(jax.random.fold_in(KEY, i))[0] for i in range(number)]
+def members(number, model=MODEL):
+    return [jax.device_get(model.init(jax.random.fold_in(KEY, i))[0]) for i in range(number)]
 
 
 def stacked(trees):
-    return jax.tree.map(lambda *xs: jnp.stack(xs), *trees)
+    return jax.tree.map(lambda *xs: np.stack(xs), *trees)
+
+
+def outputs_of(model, params):
+    return np.asarray(jax.jit(lambda params: model.apply(params, (), X, None, False)[0])(params))
 
 
 def test_interpolated():
@@ -43,11 +47,11 @@ def test_ensemble(number):
     """Seven equal members: a sum of seven, divided, is not the member's output. Faults: a mean of probabilities; a
     member that is left out."""
     model, own = models.ensemble(MODEL, number), members(number)
-    outputs = [np.asarray(MODEL.apply(one, (), X, None, False)[0]) for one in own]
-    found, _ = model.apply(stacked(own), (), X, None, False)
+    outputs = [outputs_of(MODEL, one) for one in own]
+    found = outputs_of(model, stacked(own))
     np.testing.assert_allclose(found, np.mean(outputs, 0), rtol=1e-5, atol=1e-6)
-    same, _ = model.apply(stacked([own[0]] * number), (), X, None, False)
-    single, _ = models.ensemble(MODEL, 1).apply(stacked(own[:1]), (), X, None, False)
+    same = outputs_of(model, stacked([own[0]] * number))
+    single = outputs_of(models.ensemble(MODEL, 1), stacked(own[:1]))
     assert np.array_equal(same, single)
     drawn = jax.tree.leaves(model.init(KEY)[0])[-1]
     assert drawn.shape[0] == number and (number == 1 or (drawn[0] != drawn[1]).any())
@@ -59,8 +63,8 @@ def test_mixture(task):
     """Catches a mean of logits where predictions are to be averaged, and weights of other components."""
     number, weights = 3, np.array([0.5, 0.0, 0.5])
     model = models.mlp(input_shape=(4,), num_outputs=1 if task == "binary" else 3, hidden=(5,))
-    own = [model.init(jax.random.fold_in(KEY, i))[0] for i in range(number)]
-    outputs = np.stack([np.float64(model.apply(one, (), X, None, False)[0]) for one in own])
+    own = members(number, model)
+    outputs = np.stack([np.float64(outputs_of(model, one)) for one in own])
     predict = {
         "binary": lambda z: 1 / (1 + np.exp(-z)),
         "classification": lambda z: np.exp(z) / np.exp(z).sum(-1, keepdims=True),
@@ -68,11 +72,11 @@ def test_mixture(task):
     }[task]
     expected = np.tensordot(weights, predict(outputs), 1)
     mixed = mixture(model, number, task)
-    params = {"components": stacked(own), "weights": jnp.array(weights, jnp.float32)}
-    found = np.float64(mixed.apply(params, (), X, None, False)[0])
+    params = {"components": stacked(own), "weights": np.float32(weights)}
+    found = np.float64(outputs_of(mixed, params))
     np.testing.assert_allclose(predict(found), expected, rtol=1e-5)
-    single = {"components": stacked(own[:1]), "weights": jnp.ones(1)}
-    alone = mixture(model, 1, task).apply(single, (), X, None, False)[0]
+    single = {"components": stacked(own[:1]), "weights": np.ones(1, np.float32)}
+    alone = outputs_of(mixture(model, 1, task), single)
     np.testing.assert_allclose(predict(np.float64(alone)), predict(outputs[0]), rtol=1e-5)
     np.testing.assert_allclose(mixed.init(KEY)[0]["weights"], np.full(3, 1 / 3), rtol=1e-6)
 

@@ -1,5 +1,7 @@
 """Losses against float64 oracles."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -20,6 +22,10 @@ LOGITS = np.float32(RNG.normal(size=(6, 5)) * SCALES)
 LABELS = np.array([0, 4, 2, 1, 3, 2])
 
 
+def compiled(loss, outputs, targets):
+    return jax.jit(loss)(outputs, targets)
+
+
 def gradient(loss, outputs, targets):
     return jax.jit(jax.grad(lambda z, y: loss(z, y)["loss"].sum()))(outputs, targets)
 
@@ -29,7 +35,7 @@ def test_softmax_cross_entropy_against_float64(dtype):
     """Catches exp overflow, cancellation of lse - z_y at large logits, and labels of another dtype misread."""
     labels = LABELS.astype(dtype)
     z = LOGITS.astype(np.float64)
-    got = softmax_cross_entropy(jnp.asarray(LOGITS), jnp.asarray(labels))
+    got = compiled(softmax_cross_entropy, LOGITS, labels)
     np.testing.assert_allclose(got["loss"], -log_softmax(z, axis=1)[np.arange(6), LABELS], rtol=1e-5, atol=1e-7)
     np.testing.assert_array_equal(got["accuracy"], z.argmax(1) == LABELS)
     expected = softmax(z, axis=1) - np.eye(5)[LABELS]
@@ -79,7 +85,7 @@ SEQUENCES = np.float32(RNG.normal(size=(3, 4, 5)) * 3)
 
 def test_next_token_cross_entropy_against_float64():
     """Catches a mean over all L positions, and a weight that is not the number of valid tokens."""
-    got = next_token_cross_entropy(jnp.asarray(SEQUENCES), jnp.asarray(TOKENS))
+    got = jax.device_get(compiled(next_token_cross_entropy, SEQUENCES, TOKENS))
     losses, hits = [], []
     for z, y in zip(SEQUENCES.astype(np.float64)[:2], TOKENS[:2], strict=True):
         valid = y != -1
@@ -100,8 +106,8 @@ def test_next_token_padding_changes_nothing(junk):
     padded = TOKENS == -1
     dirty = np.where(padded[..., None], np.float32(junk), SEQUENCES)
     tokens = jnp.asarray(TOKENS)
-    clean = next_token_cross_entropy(jnp.asarray(SEQUENCES), tokens)
-    for name, value in next_token_cross_entropy(jnp.asarray(dirty), tokens).items():
+    clean = compiled(next_token_cross_entropy, SEQUENCES, tokens)
+    for name, value in compiled(next_token_cross_entropy, dirty, tokens).items():
         np.testing.assert_array_equal(value, clean[name])
     g = np.asarray(gradient(next_token_cross_entropy, jnp.asarray(dirty), tokens))
     np.testing.assert_array_equal(g, gradient(next_token_cross_entropy, jnp.asarray(SEQUENCES), tokens))
@@ -112,18 +118,18 @@ def test_special_tokens_are_no_words():
     """A model that always says "unknown" predicts no word. Catches an accuracy of 2/3 for it, special tokens that are
     right answers, special predictions that are left out of the count, and a loss that changes."""
     unknown, end, word = 3, 2, 4
-    targets = jnp.array([[unknown, unknown, word, end], [word, 5, end, -1], [unknown, end, -1, -1]])
+    targets = np.array([[unknown, unknown, word, end], [word, 5, end, -1], [unknown, end, -1, -1]])
     special = (0, 1, end, unknown)
 
     def says(token):
-        return jnp.zeros((3, 4, 6)).at[:, :, token].set(5.0)
+        return np.zeros((3, 4, 6), np.float32) + 5 * (np.arange(6) == token).astype(np.float32)
 
     for token, correct, of_all in ((unknown, [0, 0, 0], [0.5, 0, 0.5]), (word, [1, 0.5, 0], [0.25, 1 / 3, 0])):
-        values = next_token_cross_entropy(says(token), targets, special_tokens=special)
+        values = compiled(partial(next_token_cross_entropy, special_tokens=special), says(token), targets)
         np.testing.assert_allclose(values["accuracy"], correct)
         np.testing.assert_allclose(values["accuracy_weight"], [1, 2, 0])
         np.testing.assert_allclose(values["accuracy_all_tokens"], of_all)
-        plain = next_token_cross_entropy(says(token), targets)
+        plain = compiled(next_token_cross_entropy, says(token), targets)
         np.testing.assert_array_equal(values["loss"], plain["loss"])
         np.testing.assert_array_equal(values["weight"], plain["weight"])
         np.testing.assert_array_equal(values["accuracy_all_tokens"], plain["accuracy"])
@@ -151,7 +157,7 @@ def test_rows_that_are_not_finite_are_wrong(place, value):
     z = np.float32([[0, 1, 2], [0, 1, 2]])
     z[1, place] = value
     for label in range(3):
-        found = softmax_cross_entropy(jnp.asarray(z), jnp.full(2, label))
+        found = compiled(softmax_cross_entropy, z, np.full(2, label))
         assert np.isnan(found["loss"]).tolist() == [False, True]
         assert found["accuracy"].tolist() == [float(label == 2), 0]
 
@@ -168,9 +174,10 @@ def test_no_nan_among_many_rows_counts_as_right():
 def test_half_precision_outputs_give_float32_losses(task):
     """Catches log-sum-exp in bfloat16, which has three digits."""
     shape = {"classification": (6, 5), "binary": (6,), "regression": (6, 5), "next_token": (3, 2, 5)}[task]
-    targets = jnp.zeros(shape if task == "regression" else shape[: 2 if task == "next_token" else 1], jnp.int32)
-    outputs = jnp.asarray(LOGITS[[0, 1, 2, 3, 5, 5]].ravel()[: np.prod(shape)].reshape(shape)).astype(jnp.bfloat16)
-    got, wide = (default_loss(task)(z, targets)["loss"] for z in (outputs, outputs.astype(jnp.float32)))
+    targets = np.zeros(shape if task == "regression" else shape[: 2 if task == "next_token" else 1], np.int32)
+    outputs = LOGITS[[0, 1, 2, 3, 5, 5]].ravel()[: np.prod(shape)].reshape(shape).astype(jnp.bfloat16)
+    loss = default_loss(task)
+    got, wide = (compiled(loss, z, targets)["loss"] for z in (outputs, outputs.astype(np.float32)))
     assert got.dtype == jnp.float32
     np.testing.assert_array_equal(got, wide)
 

@@ -23,21 +23,27 @@ from fedjax_sim.models import (
 
 KEY = jax.random.key(0)
 SMALL = transformer(num_outputs=5, features=8, num_heads=2, num_blocks=1, hidden=12)
-TOKENS = np.array([[1, 2, 3, 0], [4, 4, 0, 2]])
+NETWORK = mlp(input_shape=(4,), num_outputs=5, hidden=(6,))
+TOKENS = np.array([[1, 2, 3, 0], [4, 4, 0, 2]])  # numbers to a network of vectors
 
 
 def started(model):
     """The model's parameters and state, with matrices B that are not zero."""
-    params, state = jax.jit(model.init)(KEY)
-    return jax.tree.map(lambda leaf: leaf + 0.1 * jax.random.normal(KEY, leaf.shape), params), state
+
+    @jax.jit
+    def start(key):
+        params, state = model.init(key)
+        return jax.tree.map(lambda leaf: leaf + 0.1 * jax.random.normal(key, leaf.shape), params), state
+
+    return start(KEY)
 
 
 def outputs(model, params, state, x):
     return jax.jit(lambda params, state: model.apply(params, state, x, None, False)[0])(params, state)
 
 
-@pytest.mark.default_rows(1)
-@pytest.mark.parametrize("model", [SMALL, gru(num_outputs=5, hidden=4)], ids=["transformer", "gru"])
+@pytest.mark.default_rows("mlp")
+@pytest.mark.parametrize("model", [SMALL, gru(num_outputs=5, hidden=4), NETWORK], ids=["transformer", "gru", "mlp"])
 def test_starts_as_the_model(model):
     """Catches a B that is not zero, other frozen leaves than the model's, and a sum in place of two products."""
     adapted = lora(model, rank=2, trained=["output"])
@@ -50,16 +56,16 @@ def test_starts_as_the_model(model):
 
 def test_merged_parameters_give_the_same_logits():
     """Catches a scale that is applied twice or not at all, and a product of A and B the other way round."""
-    adapted = lora(SMALL, rank=3, alpha=6.0, trained=["norm"])
+    adapted = lora(NETWORK, rank=3, alpha=6.0, trained=["output/bias"])
     params, state = started(adapted)
-    whole = merged(params, state)
+    whole = jax.jit(merged)(params, state)
     np.testing.assert_allclose(
-        outputs(SMALL, whole, (), TOKENS), outputs(adapted, params, state, TOKENS), rtol=1e-5, atol=1e-5
+        outputs(NETWORK, whole, (), TOKENS), outputs(adapted, params, state, TOKENS), rtol=1e-5, atol=1e-5
     )
-    pair = params["block_0"]["mlp"]["hidden"]["kernel"]
-    change = whole["block_0"]["mlp"]["hidden"]["kernel"] - state["frozen"]["block_0"]["mlp"]["hidden"]["kernel"]
+    pair = params["hidden_0"]["kernel"]
+    change = np.asarray(whole["hidden_0"]["kernel"]) - np.asarray(state["frozen"]["hidden_0"]["kernel"])
     np.testing.assert_allclose(change, 2.0 * np.asarray(pair["a"]) @ np.asarray(pair["b"]), atol=1e-6)
-    assert jax.tree.structure(whole) == jax.tree.structure(SMALL.init(KEY)[0])
+    assert jax.tree.structure(whole) == jax.tree.structure(jax.eval_shape(NETWORK.init, KEY)[0])
 
 
 @pytest.mark.full
@@ -99,18 +105,17 @@ def test_frozen_leaves_stay_and_are_in_no_message():
     algorithm = algorithms.fedavg(loss_fn, sampling.full(6), optax.sgd(0.5), num_steps=2, batch_size=1)
     before = tree.sha256_of(state).hexdigest()
 
-    @jax.jit
-    def two_rounds(start):
-        middle, info = algorithm.step(KEY, start, clients)
-        return algorithm.step(KEY, middle, clients)[0], info, round.observe(algorithm, KEY, middle, clients)
-
-    last, info, seen = two_rounds(algorithm.init(KEY, params, clients))
-    messages = jax.tree.map(lambda x: x[0], seen.messages)
+    start = algorithm.init(KEY, params, clients)
+    last, info = jax.jit(algorithm.step)(KEY, start, clients)
+    seen = jax.eval_shape(lambda state: round.observe(algorithm, KEY, state, clients), start)
+    messages = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), seen.messages)
     for sent in (seen.broadcast, messages, algorithm.params(last)):
         assert jax.tree.map(jnp.shape, sent) == jax.tree.map(jnp.shape, params)
     assert tree.sha256_of(state).hexdigest() == before
     assert info["uplink_bytes"].total() == 6 * tree.num_bytes(params)
-    changed = jax.tree.leaves(jax.tree.map(lambda a, b: (a != b).any(), algorithm.params(last), params))
+    changed = jax.tree.leaves(
+        jax.tree.map(lambda a, b: np.any(a != b), *jax.device_get((algorithm.params(last), params)))
+    )
     assert all(map(bool, changed))
 
 
@@ -127,9 +132,9 @@ def test_with_a_frozen_the_mean_is_exact():
     found, expected, sent = {}, {}, {}
     for freeze_a in (True, False):
         adapted = lora(model, rank=1, alpha=scale, matrices=["output"], freeze_a=freeze_a)
-        params, state = jax.jit(adapted.init)(KEY)
-        params = jax.tree.map(lambda leaf: leaf + 0.3, params)
-        whole = merged(params, state)
+        params, state = jax.device_get(jax.jit(adapted.init)(KEY))
+        params = jax.tree.map(lambda leaf: leaf + np.float32(0.3), params)
+        whole = jax.eval_shape(merged, params, state)
         pair = {"a": state["a"]["output"]["kernel"]} if freeze_a else params["output"]["kernel"]
         a, b = np.float64(pair["a"]), np.float64(params["output"]["kernel"]["b"])
         products = []
@@ -143,10 +148,11 @@ def test_with_a_frozen_the_mean_is_exact():
         loss_fn = supervised(adapted, lambda z, y: {"loss": ((z - y) ** 2).sum(1) / 2}, frozen_state=state)
         algorithm = algorithms.fedavg(loss_fn, sampling.full(5), optax.sgd(rate), num_steps=2)
         last, info = jax.jit(algorithm.step)(KEY, algorithm.init(KEY, params, clients), clients)
-        change = merged(algorithm.params(last), state)["output"]["kernel"] - state["frozen"]["output"]["kernel"]
+        after = jax.device_get(jax.jit(merged)(algorithm.params(last), state))
+        change = after["output"]["kernel"] - state["frozen"]["output"]["kernel"]
         found[freeze_a], expected[freeze_a] = np.float64(change) / scale, np.mean(products, 0)
         sent[freeze_a] = info["uplink_bytes"].total()
-        assert jax.tree.structure(whole) == jax.tree.structure(model.init(KEY)[0])
+        assert jax.tree.structure(whole) == jax.tree.structure(jax.eval_shape(model.init, KEY)[0])
     np.testing.assert_allclose(found[True], expected[True], rtol=1e-5, atol=1e-6)
     assert np.abs(found[False] - expected[False]).max() > 1e-3
     assert sent == {True: 5 * 4 * 2, False: 5 * 4 * (3 + 2)}

@@ -61,9 +61,9 @@ def test_gradient_of_the_mean_is_the_mean_of_gradients():
     model = linear(input_shape=(2,), num_outputs=2)
     loss_fn = supervised(model, softmax_cross_entropy)
     params = {"kernel": jnp.array([[1.0, 2.0], [3.0, -1.0]]), "bias": jnp.array([0.5, 0.0])}
-    whole = jax.grad(lambda p: loss_fn(p, EXAMPLES, KEY)["loss"].mean())(params)
+    whole = jax.jit(jax.grad(lambda p: loss_fn(p, EXAMPLES, KEY)["loss"].mean()))(params)
     one = jax.grad(lambda p, e: loss_fn(p, jax.tree.map(lambda a: a[None], e), KEY)["loss"][0])
-    parts = jax.vmap(one, (None, 0))(params, EXAMPLES)
+    parts = jax.jit(jax.vmap(one, (None, 0)))(params, EXAMPLES)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b.mean(0), atol=1e-6), whole, parts)
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save
 
-from fedjax_sim.models import from_fn, lora, mlp, started_from, transformer
+from fedjax_sim.models import from_fn, lora, mlp, started_from
 
 KEY = jax.random.key(0)
 MODEL = mlp(input_shape=(3,), num_outputs=2, hidden=(4,))
@@ -38,19 +38,14 @@ def test_starts_with_the_bits_of_the_file(tmp_path):
 
 def test_adapters_go_around_a_start(tmp_path):
     """Catches frozen parameters that are not those of the file: a pre-trained model is what LoRA adapts."""
-    model = transformer(num_outputs=5, features=4, num_blocks=1)
-    path = written(tmp_path / "model.safetensors", content := arrays(model))
-    params, state = lora(started_from(model, path=path), rank=1).init(KEY)
-    np.testing.assert_array_equal(state["frozen"]["embedding"]["table"], content["embedding/table"])
-    adapters = {
-        f"block_0/attention/query/kernel/{name}": np.asarray(leaf)
-        for name, leaf in params["block_0"]["attention"]["query"]["kernel"].items()
-    }
-    other = lora(model, rank=1, matrices=["block_0/attention/query"])
+    path = written(tmp_path / "model.safetensors", content := arrays())
+    params, state = lora(started_from(MODEL, path=path), rank=1).init(KEY)
+    for layer in ("hidden_0", "output"):
+        np.testing.assert_array_equal(state["frozen"][layer]["kernel"], content[f"{layer}/kernel"])
+    adapters = {f"hidden_0/kernel/{name}": np.asarray(leaf) for name, leaf in params["hidden_0"]["kernel"].items()}
+    other = lora(MODEL, rank=1, matrices=["hidden_0"])
     again, _ = started_from(other, path=written(tmp_path / "adapters.safetensors", adapters)).init(KEY)
-    np.testing.assert_array_equal(
-        again["block_0"]["attention"]["query"]["kernel"]["a"], adapters["block_0/attention/query/kernel/a"]
-    )
+    np.testing.assert_array_equal(again["hidden_0"]["kernel"]["a"], adapters["hidden_0/kernel/a"])
 
 
 def test_a_part_starts_from_the_file(tmp_path):

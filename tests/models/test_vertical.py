@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -20,12 +22,18 @@ X = np.random.default_rng(0).normal(size=(7, 6)).astype(np.float32)
 COLUMNS = (3, 1, 2)
 
 
+@functools.cache
+def network():
+    """A network of three parties, and its parameters."""
+    model = vertical_mlp(columns=COLUMNS, num_outputs=2, hidden=(5,), embedding=3)
+    return model, model.init(jax.random.key(0))[0]
+
+
 def test_the_two_forms_of_features():
     """Catches columns that overlap, or are left out."""
-    model = vertical_mlp(columns=COLUMNS, num_outputs=2, hidden=(5,), embedding=3)
-    params, _ = model.init(jax.random.key(0))
-    whole, _ = model.apply(params, (), X, None, False)
-    parts, _ = model.apply(params, (), (X[:, :3], X[:, 3:4], X[:, 4:]), None, False)
+    model, params = network()
+    outputs = jax.jit(lambda params, x: model.apply(params, (), x, None, False)[0])
+    whole, parts = outputs(params, X), outputs(params, (X[:, :3], X[:, 3:4], X[:, 4:]))
     np.testing.assert_array_equal(whole, parts)
     assert whole.shape == (7, 2)
     for wrong in (X[:, :5], (X[:, :3], X[:, 3:])):
@@ -47,24 +55,25 @@ def test_the_scores_are_those_of_one_table():
 
 def test_parameters_of_the_network():
     """(3 + 1) 5 + (5 + 1) 3 of one party with 3 columns, and so on; (9 + 1) 16 + (16 + 1) 2 of the top."""
-    params, _ = vertical_mlp(columns=COLUMNS, num_outputs=2, hidden=(5,), embedding=3).init(jax.random.key(0))
+    _, params = network()
     count = sum((width + 1) * 5 + 6 * 3 for width in COLUMNS) + 10 * 16 + 17 * 2
     assert sum(leaf.size for leaf in jax.tree.leaves(params)) == count
-    one, other = (params["parties"][f"party_{p}"]["hidden_0"]["kernel"] for p in (0, 2))
+    one, other = (np.asarray(params["parties"][f"party_{p}"]["hidden_0"]["kernel"]) for p in (0, 2))
     assert (one[:2] != other).all()  # parties draw their own
 
 
 def test_taylor():
     """log 2 - s z / 2 + z^2 / 8, within z^4 / 192 of the exact loss. Catches labels 0 and 1 for -1 and 1."""
-    z = jnp.linspace(-3, 3, 41)
+    z = np.linspace(-3, 3, 41, dtype=np.float32)
+    losses = [jax.jit(loss) for loss in (taylor_cross_entropy, sigmoid_cross_entropy)]
+    slope_of = jax.jit(jax.grad(lambda z, y: taylor_cross_entropy(z, y)["loss"].sum()))
     for label in (0, 1):
-        y = jnp.full(41, label)
-        taylor, exact = (loss(z, y) for loss in (taylor_cross_entropy, sigmoid_cross_entropy))
+        y = np.full(41, label)
+        taylor, exact = (loss(z, y) for loss in losses)
         gap = np.abs(np.asarray(taylor["loss"]) - np.asarray(exact["loss"]))
         assert (gap <= np.asarray(z) ** 4 / 192 + 1e-6).all() and gap.max() > 0.1
         np.testing.assert_array_equal(taylor["accuracy"], exact["accuracy"])
-        slope = jax.grad(lambda z, y=y: taylor_cross_entropy(z, y)["loss"].sum())(z)
-        np.testing.assert_allclose(slope, z / 4 - (2 * label - 1) / 2, atol=1e-6)
+        np.testing.assert_allclose(slope_of(z, y), z / 4 - (2 * label - 1) / 2, atol=1e-6)
     assert np.isnan(taylor_cross_entropy(jnp.zeros(1), jnp.array([2]))["loss"]).all()
 
 
