@@ -44,6 +44,7 @@ def test_matches_a_loop_over_clients(clients):
     )
 
 
+@pytest.mark.default_rows("False")
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_metrics_of_16_bits(dtype, weighted):

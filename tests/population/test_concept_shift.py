@@ -90,10 +90,10 @@ def test_clusters_are_found(name):
     }[name]
     algorithm = make(loss_fn, sampling.full(SIZE), optax.sgd(0.3))
     params = {"kernel": 0.3 * jax.random.normal(jax.random.key(2), (2, 3)), "bias": jnp.zeros(3)}
-    state, step = algorithm.init(jax.random.key(0), params, data.train), jax.jit(algorithm.step)
+    state, step = jax.jit(algorithm.init)(jax.random.key(0), params, data.train), jax.jit(algorithm.step)
     for round in range(25):
         state, _ = step(jax.random.key(round), state, data.train)
-    found = algorithm.evaluated.personal(state, jnp.arange(SIZE))
+    found = jax.jit(algorithm.evaluated.personal)(state, jnp.arange(SIZE))
     true = population.clusters_of(data.train)
     kernels = np.asarray(found["kernel"])
     of_cluster = [np.flatnonzero((kernels == kernels[i]).all((1, 2))) for i in range(SIZE)]

@@ -12,6 +12,7 @@ from fedjax_sim.running.loop import run
 from tests.algorithms.personal import problem as p
 
 
+@pytest.mark.default_rows("2")
 @pytest.mark.parametrize("batch_size", [None, 2])
 def test_a_client_that_left_had_no_rows(batch_size):
     """Catches other ids, cohorts or minibatches of those who stay, and a client that still counts."""

@@ -21,8 +21,11 @@ def split(fraction=0.3, seed=0):
     return whole, population.with_local_test(whole, fraction=fraction, seed=seed)
 
 
+mask_of = jax.jit(lambda people, id: people.client(id).mask)
+
+
 def rows(people, id):
-    return set(np.flatnonzero(np.asarray(people.client(jnp.int32(id)).mask)).tolist())
+    return set(np.flatnonzero(np.asarray(mask_of(people, jnp.int32(id)))).tolist())
 
 
 def test_rows_are_split():
@@ -44,7 +47,7 @@ def test_counts():
     for people in (data.train, data.local_test):
         real = [len(rows(people, id)) for id in range(p.NUM_CLIENTS)]
         assert np.asarray(people.sizes).tolist() == real
-        assert [int(people.count(jnp.int32(id))) for id in range(p.NUM_CLIENTS)] == real
+        assert jax.jit(jax.vmap(people.count))(jnp.arange(p.NUM_CLIENTS)).tolist() == real
 
 
 def test_personal_models_are_judged_by_their_owners_rows():
@@ -56,11 +59,15 @@ def test_personal_models_are_judged_by_their_owners_rows():
 
     judge = metrics.evaluation(p.linear_loss, local_test=data.local_test, personal=personal)
     found, totals, weights = judge(jnp.array(p.START), jnp.float32(1)), 0.0, 0.0
+
+    @jax.jit
+    def own(id):
+        one = data.local_test.client(id)
+        return one.mask, p.linear_loss(jnp.full(len(p.START), id / 10), one.examples, None)
+
     for id in range(p.NUM_CLIENTS):
-        one = data.local_test.client(jnp.int32(id))
-        here = np.asarray(one.mask)
-        examples = jax.tree.map(lambda x, here=here: x[here], one.examples)
-        totals += float(p.linear_loss(jnp.full(len(p.START), id / 10), examples, None).sum())
+        here, losses = map(np.asarray, own(jnp.int32(id)))
+        totals += losses[here].sum()
         weights += here.sum()
     np.testing.assert_allclose(found["personal_loss"], totals / weights, rtol=1e-5)
     assert found["local_test_loss"] != found["personal_loss"] and len(found["personal_loss_quantiles"]) == 5
@@ -74,7 +81,7 @@ def test_a_run_evaluates_personal_models(devices):
     """Catches an evaluation that is called without the state, with that of another round, or apart from its devices."""
     _, data = split()
     work = {"num_steps": 1, "weighting": "uniform", "mesh": engine.device_mesh(devices)}
-    made = algorithms.scaffold(p.linear_loss, sampling.full(p.NUM_CLIENTS), optax.sgd(0.01), **work)
+    made = algorithms.fedavg(p.linear_loss, sampling.full(p.NUM_CLIENTS), optax.sgd(0.01), **work)
     personal = lambda state, ids: made.params(state)[None] * jnp.ones((len(ids), 1))  # noqa: E731
     made = made._replace(evaluated=Evaluated(personal))
     judge = metrics.evaluation(p.linear_loss, local_test=data.local_test, personal=made.evaluated.personal)

@@ -53,7 +53,7 @@ def by_hand(mechanism, rounds, delta):
     return float(accountant.compose(mechanism.event(rounds)).get_epsilon(delta))
 
 
-@pytest.mark.default_rows(3)
+@pytest.mark.default_rows("mechanism1", "mechanism2")
 @pytest.mark.parametrize(
     ("mechanism", "rounds", "delta"),
     [

@@ -362,6 +362,7 @@ def test_figures_are_tried_first(tmp_path):
             instruments.audit_command({"figure": str(tmp_path / name), "num_releases": 10})
 
 
+@pytest.mark.full
 def test_mixture_interval():
     """Ends of the interval under subsampling, each wrong at most 5 %: 60 fits, at most 14 misses (P < 1e-3).
 

@@ -11,15 +11,19 @@ from fedjax_sim.privacy import account, calibrate, compare, comparison_table, wr
 MILLION = {"population_size": 10**6, "cohort_size": 1000}
 
 
-def test_known_multipliers():
-    """Catches a loose or a wrong accountant: multipliers that dp-accounting's PLD gives."""
-    for size, cohort, rounds, epsilon, delta, known in (
+@pytest.mark.default_rows(1)
+@pytest.mark.parametrize(
+    ("size", "cohort", "rounds", "epsilon", "delta", "known"),
+    [
         (10**6, 1000, 1000, 2, 1e-6, 0.60701),
         (10**4, 100, 500, 4, 1e-5, 0.67629),
         (60_000, 256, 14_040, 3, 1e-5, 0.96799),
-    ):
-        sizes = {"population_size": size, "cohort_size": cohort}
-        assert calibrate(epsilon, delta, rounds, **sizes).noise_multiplier == pytest.approx(known, abs=1e-4)
+    ],
+)
+def test_known_multipliers(size, cohort, rounds, epsilon, delta, known):
+    """Catches a loose or a wrong accountant: multipliers that dp-accounting's PLD gives."""
+    sizes = {"population_size": size, "cohort_size": cohort}
+    assert calibrate(epsilon, delta, rounds, **sizes).noise_multiplier == pytest.approx(known, abs=1e-4)
 
 
 def test_analytic_gaussian_not_the_textbook_formula():
@@ -54,6 +58,7 @@ def test_never_overshoots_and_wastes_nothing(epsilon, delta, rounds, options):
     assert account(found.mechanism.with_multiplier(less), rounds, delta).epsilon > epsilon
 
 
+@pytest.mark.full  # by default tests/privacy/test_accountant.py has the law of what is searched
 def test_monotone():
     """Catches less noise for a tighter budget."""
     sizes = {"population_size": 1000, "cohort_size": 20}

@@ -251,6 +251,7 @@ def noisy(size, noise_multiplier=1.0):
     )
 
 
+@pytest.mark.full
 def test_one_client_more_in_a_round(tmp_path):
     """Catches a round whose sum one client moves by 58 clip norms, where one is stated: the whole product."""
     constants = {"standardise": SCALE, "features": ["age", "pulse"], "classes": ["ill", "well"], "task": "binary"}
