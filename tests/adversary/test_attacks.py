@@ -134,6 +134,7 @@ def test_fang():
     assert (factor <= 2.0001).all() and (factor >= 0.4999).all() and np.ptp(factor) > 0.5
 
 
+@pytest.mark.full
 def test_mimic():
     """Catches another client's message, and an attacker's own."""
     honest = RNG.normal(size=(9, 6)).astype(np.float32)
@@ -159,6 +160,7 @@ def test_adaptive():
         np.testing.assert_allclose(np.linalg.norm(got - mean), max(tried), rtol=1e-4)
 
 
+@pytest.mark.full
 def test_adaptive_where_honest_messages_agree():
     """Three equal messages and one attacker: the mean moves by a quarter of the largest step, 2^3 |mean|. Catches steps
     in proportion to a deviation of 0, with which the attacker sends the mean."""

@@ -36,7 +36,7 @@ def replayed(change, aggregator=None, scale=1.0):
     made = federated(sampling.full(CLIENTS), work, aggregator, step, transform=change, mesh=None)
     state = made.init(KEY, {"w": jnp.zeros(200)}, people)
     after = made.params(jax.jit(made.step)(KEY, state, people)[0])
-    seen = observe(made, KEY, state, people)
+    seen = jax.jit(lambda state, people: observe(made, KEY, state, people))(state, people)
     return seen, 0.1 * values[np.asarray(seen.ids)], made.params(state), after
 
 

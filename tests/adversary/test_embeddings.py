@@ -15,8 +15,8 @@ def received(data, model, parties, seed=0, **options):
     """([V, d] embeddings by node, edges [L, 2], as many other pairs) of a server in the first round."""
     made = algorithms.split_gnn(model, sampling.full(parties), optax.sgd(0.1), **options)
     state = made.init(KEY, model.init(jax.random.key(seed))[0], data.train)
-    seen = observe(made, KEY, state, data.train)
-    graph = jax.tree.map(lambda x: x[0], data.test["x"])
+    seen = jax.device_get(jax.jit(lambda state, people: observe(made, KEY, state, people))(state, data.train))
+    graph = jax.tree.map(lambda x: np.asarray(x)[0], data.test["x"])
     ids = np.asarray(data.train.examples["x"].ids)[np.asarray(seen.ids)]
     rows = np.zeros((len(graph.ids), seen.messages["embeddings"].shape[-1]), np.float32)
     rows[ids[ids >= 0]] = np.asarray(seen.messages["embeddings"])[ids >= 0]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -34,10 +36,10 @@ def network(hidden, num_outputs=5, features=12):
     return model.init(KEY)[0], models.supervised(model, models.softmax_cross_entropy)
 
 
-def sent_by(params, loss_fn, examples, **options):
+@functools.partial(jax.jit, static_argnums=1, static_argnames=("rate", "num_steps", "batch_size", "shuffle"))
+def sent_by(params, loss_fn, examples, *, rate=0.3, **options):
     """A client's update, by the package's own local SGD."""
     options = {"num_steps": 1} | options
-    rate = options.pop("rate", 0.3)
     work = client.local_sgd(loss_fn, optax.sgd(rate), client.work(**options))
     data = ClientData(examples, jnp.ones(len(examples["y"]), bool))
     return work.apply(KEY, params, (), data)[0].update
@@ -45,7 +47,7 @@ def sent_by(params, loss_fn, examples, **options):
 
 def drawn(n, features=12, classes=5):
     x = RNG.normal(size=(n, features)).astype(np.float32)
-    return {"x": jnp.asarray(x), "y": jnp.asarray(RNG.integers(0, classes, n), jnp.int32)}
+    return {"x": x, "y": np.asarray(RNG.integers(0, classes, n), np.int32)}
 
 
 # ---- in closed form
@@ -243,7 +245,7 @@ def test_simulated_client(options):
     """An attacker's client is the package's own. Catches batches that begin anew, and a sum in place of a mean."""
     params, loss_fn = network((8,))
     examples = drawn(5 if "batch_size" in options else 3)
-    predict = adversary.local_steps(loss_fn, 0.3, **options)
+    predict = jax.jit(adversary.local_steps(loss_fn, 0.3, **options))
     found = predict(params, {"x": examples["x"]}, {"y": examples["y"]})
     expected = sent_by(params, loss_fn, examples, shuffle=False, **options)
     for x, y in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):

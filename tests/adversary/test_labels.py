@@ -21,13 +21,18 @@ MODEL = models.vertical_linear(columns=(1, 1), num_outputs=1)
 
 def received(y, bias=0.0, slope=0.0, **ways):
     """What party 1 gets back in a full-batch step."""
-    one = {"score": {"kernel": jnp.full((1, 1), slope)}}
-    params = {"parties": {"party_0": one, "party_1": one}, "bias": jnp.full(1, bias)}
-    seen = algorithms.vertical_transcript(
-        MODEL, models.sigmoid_cross_entropy, params, {"x": X, "y": y}, link=link(**ways), key=jax.random.key(1)
-    )
-    (back,) = seen.seen_by(1)
-    return back.value
+    one = {"score": {"kernel": np.full((1, 1), slope, np.float32)}}
+    params = {"parties": {"party_0": one, "party_1": one}, "bias": np.full(1, bias, np.float32)}
+
+    @jax.jit
+    def step(params, y):
+        seen = algorithms.vertical_transcript(
+            MODEL, models.sigmoid_cross_entropy, params, {"x": X, "y": y}, link=link(**ways), key=jax.random.key(1)
+        )
+        (back,) = seen.seen_by(1)
+        return back.value
+
+    return np.asarray(step(params, y))
 
 
 def told(y, scores):

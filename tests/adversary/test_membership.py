@@ -31,10 +31,14 @@ def test_alignment():
     """
     rng, d, batch, rate = np.random.default_rng(0), 100, 50, 0.3
     inside, outside = [], []
+
+    @jax.jit
+    def score(messages, g):
+        return adversary.alignment_score(released(messages, d), linear_loss, {"g": g}, rate)[0]
+
     for _ in range(400):
         g = rng.normal(size=(2 * batch, d)).astype(np.float32)
-        view = released(-rate * g[:batch].mean(0, keepdims=True), d)
-        scores = np.asarray(adversary.alignment_score(view, linear_loss, {"g": jnp.asarray(g)}, rate))[0]
+        scores = np.asarray(score(-rate * g[:batch].mean(0, keepdims=True), g))
         inside.append(scores[:batch])
         outside.append(scores[batch:])
     inside, outside = np.ravel(inside), np.ravel(outside)
@@ -49,13 +53,18 @@ def test_the_score_of_a_client():
     model = models.mlp(input_shape=(6,), num_outputs=3, hidden=(8,))
     params, loss_fn = model.init(jax.random.key(0))[0], models.supervised(model, models.softmax_cross_entropy)
     rng = np.random.default_rng(3)
-    examples = {"x": jnp.asarray(rng.normal(size=(4, 6)), jnp.float32), "y": jnp.array([0, 1, 2, 0])}
+    examples = {"x": np.asarray(rng.normal(size=(4, 6)), np.float32), "y": np.array([0, 1, 2, 0], np.int32)}
+    gradients = jax.jit(jax.jacobian(lambda params: loss_fn(params, examples, None)["loss"]))(params)
     for rate in (0.1, 1.0):
-        work = client.local_sgd(loss_fn, optax.sgd(rate), client.work(num_steps=1))
-        update = work.apply(jax.random.key(1), params, (), ClientData(examples, jnp.ones(4, bool)))[0].update
-        view = View(params, jax.tree.map(lambda x: x[None], update), jnp.ones(1), jnp.zeros(1, jnp.int32))
-        scores = adversary.alignment_score(view, loss_fn, examples, rate)
-        gradients = jax.jacobian(lambda params: loss_fn(params, examples, None)["loss"])(params)
+
+        @jax.jit
+        def score(params, examples, rate=rate):
+            work = client.local_sgd(loss_fn, optax.sgd(rate), client.work(num_steps=1))
+            update = work.apply(jax.random.key(1), params, (), ClientData(examples, jnp.ones(4, bool)))[0].update
+            view = View(params, jax.tree.map(lambda leaf: leaf[None], update), jnp.ones(1), jnp.zeros(1, jnp.int32))
+            return adversary.alignment_score(view, loss_fn, examples, rate)
+
+        scores = score(params, examples)
         flat = np.concatenate([np.reshape(x, (4, -1)) for x in jax.tree.leaves(gradients)], axis=1)
         np.testing.assert_allclose(scores[0], flat @ np.mean(flat, 0), rtol=1e-3, atol=1e-6)
 
@@ -68,16 +77,17 @@ def test_loss_threshold():
     rng = np.random.default_rng(1)
 
     def rows(n):
-        return {"x": jnp.asarray(rng.normal(size=(n, 60)), jnp.float32), "y": jnp.asarray(rng.integers(0, 2, n))}
+        return {"x": np.asarray(rng.normal(size=(n, 60)), np.float32), "y": np.asarray(rng.integers(0, 2, n), np.int32)}
 
     model = models.mlp(input_shape=(60,), num_outputs=2, hidden=(64,))
     params, loss_fn = model.init(jax.random.key(0))[0], models.supervised(model, models.softmax_cross_entropy)
-    inside, outside = (adversary.loss_threshold_score(params, loss_fn, rows(20_000)) for _ in range(2))
+    score = jax.jit(lambda params, examples: adversary.loss_threshold_score(params, loss_fn, examples))
+    inside, outside = (score(params, rows(20_000)) for _ in range(2))
     assert adversary.auc(inside, outside) == pytest.approx(0.5, abs=0.02)
     known, unknown = rows(20), rows(400)
     gradient = jax.grad(lambda p: loss_fn(p, known, None)["loss"].mean())
     params = jax.lax.fori_loop(0, 300, lambda _, p: jax.tree.map(lambda x, g: x - 0.3 * g, p, gradient(p)), params)
-    scores = (adversary.loss_threshold_score(params, loss_fn, x) for x in (known, unknown))
+    scores = (score(params, x) for x in (known, unknown))
     assert adversary.auc(*scores) > 0.9
 
 

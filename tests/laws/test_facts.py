@@ -169,10 +169,14 @@ def test_weights_belong_to_the_sampler():
 
 def metrics_of(member):
     """What a transform reports of a round of one message, of length 5."""
-    update = jnp.array([3.0, 4.0])
-    state = member.init(update)
-    message, _, measured = member.on_client(KEY, update, state, member.init_client(update))
-    return member.on_server(KEY, None, message, state, measured, 1.0)[2]
+
+    @jax.jit
+    def both_ends(update):
+        state = member.init(update)
+        message, _, measured = member.on_client(KEY, update, state, member.init_client(update))
+        return member.on_server(KEY, None, message, state, measured, 1.0)[2]
+
+    return both_ends(jnp.array([3.0, 4.0]))
 
 
 def test_no_metric_hides_another():

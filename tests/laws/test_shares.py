@@ -44,12 +44,17 @@ def test_a_share_reaches_its_threshold(size):
 def test_a_share_of_steps():
     """k / K of K steps, and shares with two decimals. Catches 8 steps of 13 for the share 7 / 13."""
     number = np.arange(1, 401)
-    by_client = jax.vmap(lambda share, steps: work(num_epochs=1, batch_size=1).own_steps(steps, share))
-    priced = jax.vmap(
-        lambda share, steps: network.load_of(
-            Work(1, 1, lambda _: steps, flops=1.0, step_flops=1.0), jnp.int32(1), share
-        )
-    )
+
+    @jax.jit
+    @jax.vmap
+    def by_client(share, steps):
+        return work(num_epochs=1, batch_size=1).own_steps(steps, share)
+
+    @jax.jit
+    @jax.vmap
+    def priced(share, steps):
+        return network.load_of(Work(1, 1, lambda _: steps, flops=1.0, step_flops=1.0), jnp.int32(1), share)
+
     ids = jnp.arange(400)
     timed = Price(first=0, step=0, steps=ids + 1, bytes_down=0, bytes_up=0)
     for parts in range(1, 60):
@@ -184,5 +189,5 @@ def test_units_of_a_share():
     )
     params = model.init(jax.random.key(0))[0]
     state = made.init(jax.random.key(0), params, data)
-    own = made.evaluated.personal(state, jnp.arange(1))
+    own = jax.jit(made.evaluated.personal)(state, jnp.arange(1))
     assert int((np.asarray(own["hidden_0"]["kernel"]) != 0).sum()) == 7
