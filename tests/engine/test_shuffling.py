@@ -46,6 +46,7 @@ def test_shuffle_is_a_uniform_permutation():
     assert chi_square(biased.values(), 24_000, 24) > 150
 
 
+@pytest.mark.default_rows("network")
 @pytest.mark.parametrize("valid", [40, 400], ids=["compared", "network"])
 def test_long_rows_are_permuted_too(valid):
     """Past 64 rows. Catches invalid rows in front of valid ones, and an order that does not depend on the epoch."""
@@ -90,6 +91,7 @@ def test_pairs_of_long_rows_are_uniform():
         assert statistic() > 10_000
 
 
+@pytest.mark.default_rows(1)
 @pytest.mark.parametrize("positions", [[0, 1], [4, 0]])
 def test_positions_choose_from_one_order(positions):
     """Catches a fresh shuffle per batch: positions must read the same order."""

@@ -35,6 +35,7 @@ def clocked(cohort_size=5, **options):
     return sampling.with_clock(sampling.uniform(N, cohort_size), network.heterogeneous(N, **DEVICES, **options))
 
 
+@pytest.mark.default_rows("0.5")
 @pytest.mark.parametrize("share", [None, 0.5])
 def test_cohorts_spend_what_is_predicted(share):
     """4,000 cohorts, 5 standard errors. Fault: phases in another order, energy that a deadline does not end, ticks."""

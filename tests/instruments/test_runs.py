@@ -85,6 +85,7 @@ def test_updates_that_are_not_finite_are_told():
         independent_runs(jax.random.key(0), lost, PARAMS, clients(), 2, evaluation=squared_distance(TARGET))
 
 
+@pytest.mark.full
 def test_one_number_of_numpy():
     """Fault: a number of rounds that is taken for a list, since it is no `int`."""
     assert runs(2, rounds=np.int64(1))["squared_error"].shape == (2,)

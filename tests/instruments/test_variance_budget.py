@@ -106,6 +106,7 @@ def test_deterministic_and_fresh():
     assert first == again != other
 
 
+@pytest.mark.full
 @pytest.mark.devices
 def test_a_run_on_several_devices():
     """Fault: probes on all devices that cannot take a run's model, which is the copy of one device."""

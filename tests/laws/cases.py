@@ -917,7 +917,7 @@ def members(name: str) -> list[str]:
 STATISTICS = {"boosted_trees", "gaussian_mixture", "heavy_hitters", "histogram", "kmeans", "quantiles"}
 COMPILED = {  # one row a family, where a law compiles each row
     "client": ("full_gradient", "mime", "normalized", "private_sgd", "scaffold", "touched_rows"),
-    "aggregation": ("by_part", "extrapolated", "gather", "horvitz_thompson", "krum", "mean", "modular_sum"),
+    "aggregation": ("by_part", "gather", "krum", "mean", "modular_sum"),
     "algorithms": ("dpsgd", "fedadam", "fedasync", "hierarchical_fedavg", "scaffold", "splitfed"),
     "sampling": ("cyclic", "full", "poisson", "uniform", "weighted", "with_clock", "with_dropout", "with_membership"),
 }

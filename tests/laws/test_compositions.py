@@ -37,6 +37,7 @@ def aggregator_for(member, name):
 COMPILED = {"ef21", "quantize integers"}
 
 
+@pytest.mark.full
 @pytest.mark.default_rows("quantize integers")
 @pytest.mark.parametrize("name", cases.rows(MEMBERS, COMPILED))
 def test_a_mean_or_a_reason(name):
@@ -53,6 +54,7 @@ def test_a_mean_or_a_reason(name):
     assert all(np.isfinite(x).all() for x in jax.tree.leaves(found[0][0].server))
 
 
+@pytest.mark.default_rows("discrete_gaussian_mechanism", "gaussian_mechanism", "quantize", "quantize integers", "top_k")
 @pytest.mark.parametrize("name", MEMBERS)
 def test_a_modular_sum_or_a_reason(name):
     """Catches floats that a sum of integers takes for integers."""
@@ -74,7 +76,7 @@ def test_noise_needs_bounded_sensitivity(name):
         p.Federation(transform=MEMBERS[name](), aggregator=aggregation.mean())
 
 
-@pytest.mark.default_rows("clip", "drive", "gaussian_mechanism", "quantize", "top_k")
+@pytest.mark.default_rows("gaussian_mechanism", "quantize")
 @pytest.mark.parametrize("name", MEMBERS)
 def test_error_feedback_or_a_reason(name):
     """Catches a residual of what was noised, or of integers in another unit."""

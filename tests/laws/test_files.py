@@ -309,6 +309,7 @@ def test_identity_is_content(tmp_path, name):
         shutil.rmtree(folder)
 
 
+@pytest.mark.default_rows("label_flip", "with_groups", "with_links", "with_local_test")
 @pytest.mark.parametrize("wrapper", OPTIONS["data"])
 def test_a_store_on_the_disk_under_every_wrapper(tmp_path, wrapper):
     """Catches a wrapper that hides the store: rows that no digest counts."""

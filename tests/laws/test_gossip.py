@@ -58,6 +58,7 @@ def test_facts_hold(name):
     assert mixing.keeps_constants or mixing.keeps_average
 
 
+@pytest.mark.default_rows("cuda")
 @pytest.mark.parametrize("platform", ["cpu", "cuda", "tpu"])
 def test_mixings_lower(platform):
     """Catches code that only a CPU's compiler takes, and calls of Python."""

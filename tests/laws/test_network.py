@@ -60,6 +60,7 @@ def test_slots_do_not_matter(name):
     assert p.digest(jax.tree.map(lambda x: x[:1], whole)) == p.digest(one)
 
 
+@pytest.mark.default_rows("cross_device", "heterogeneous")
 @pytest.mark.parametrize("name", named(Devices))
 def test_devices(name):
     """Catches another dtype, a duration that is negative or wraps, work that costs less than none, lost clients."""
@@ -99,7 +100,7 @@ def test_hazards(name):
     done = jax.jit(MADE[name].done)
     shares = np.stack([done(KEY, IDS, jnp.float32(x)) for x in (0, 1, 50, 1000, jnp.inf)])
     assert (shares[0] == 1).all() and (np.diff(shares, axis=0) <= 0).all() and (shares >= 0).all()
-    assert (MADE[name].leaves_after(KEY, IDS) > 0).all()
+    assert (jax.jit(MADE[name].leaves_after)(KEY, IDS) > 0).all()
 
 
 @pytest.mark.parametrize("name", named(Distribution))
@@ -107,7 +108,7 @@ def test_distributions(name):
     """On the host as in a round, rising, within its bounds. Catches a quantile that theory reads otherwise."""
     law = MADE[name]
     u = np.linspace(2.0**-24, 1 - 2.0**-24, 1001)
-    host, device = law.quantile(u), law.quantile(jnp.asarray(u, jnp.float32))
+    host, device = law.quantile(u), jax.jit(law.quantile)(u.astype(np.float32))
     assert host.dtype == np.float64 and device.dtype == jnp.float32
     np.testing.assert_allclose(host[:-1], device[:-1], rtol=2e-4)
     assert (np.diff(host) >= 0).all()
@@ -122,6 +123,7 @@ def test_nothing_grows_with_the_population():
             assert max(sizes) <= 8, name
 
 
+@pytest.mark.default_rows("cuda")
 @pytest.mark.parametrize("platform", ["cpu", "cuda", "tpu"])
 def test_rows_lower(platform):
     """Catches code that only a CPU's compiler takes."""

@@ -79,6 +79,7 @@ def test_a_client_who_does_not_exist_is_counted(federation):
     laws.check_equal_bits(state.server, without.server, "model")
 
 
+@pytest.mark.full
 def test_a_weight_too_small_to_sum_is_counted():
     """Catches a round whose weighted updates vanish in the sum, though every client reported."""
     tiny = client.local_sgd(p.linear_loss, optax.sgd(p.RATE), client.work(num_steps=1))

@@ -69,7 +69,7 @@ def neighbours(mechanism, ids, levels):
     return [replaced] if mechanism.adjacency == "replace_one" else [removed]
 
 
-@pytest.mark.parametrize("levels", cases.rows(LEVELS, ["flat", "regions"]))
+@pytest.mark.parametrize("levels", cases.rows(LEVELS, ["flat", "edges"]))
 @pytest.mark.parametrize("name", cases.rows(NOISY, ["gaussian_mechanism"]))
 def test_one_unit_moves_a_release_by_at_most_what_is_stated(name, levels):
     """One holder of data is removed or replaced under the same noise: the sum moves by `moves` clip norms at most.

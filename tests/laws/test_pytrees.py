@@ -74,6 +74,7 @@ def test_memory_of_a_round_is_flat_in_the_cohort():
 NO_LOSS = {"fedproto", "flexlora", "heterofl", "split_client", "split_learning", "splitfed", *cases.STATISTICS}
 
 
+@pytest.mark.default_rows("fedavg", "dpsgd", "fedbuff", "fedper", "hierarchical_fedavg", "scaffold")
 @pytest.mark.parametrize("name", [name for name in cases.CASES["algorithms"] if name not in NO_LOSS])
 def test_an_integer_leaf_is_named(name, monkeypatch):
     """Catches an error of JAX's own, which does not say which leaf has no gradient."""

@@ -48,7 +48,7 @@ OTHERS = {  # parts that no recipe has
 ROWS = [
     (kind, name) for kind in ("algorithms", "transform", "aggregation", "sampling") for name in device_rows.names(kind)
 ]
-FAMILIES = {*cases.COMPILED["algorithms"], *cases.COMPILED["aggregation"], "clip", "quantize", "poisson"}
+FAMILIES = {*cases.COMPILED["aggregation"], "dpsgd", "fedadam", "fedasync", "scaffold", "clip", "quantize", "poisson"}
 FAMILIES &= {name for _, name in ROWS}
 
 

@@ -30,7 +30,7 @@ def traced(name: str):
     return jax.jit(algorithm.step).trace(start[0], state, start[2])
 
 
-@pytest.mark.default_rows(2)
+@pytest.mark.default_rows("fedadam")
 @pytest.mark.parametrize(
     "name", cases.rows(sorted(cases.CASES["algorithms"].keys() - cases.STATISTICS), cases.COMPILED["algorithms"])
 )
@@ -49,6 +49,7 @@ def own_programs():
     jax.config.update(option, before)
 
 
+@pytest.mark.full
 def test_scopes_and_lines_stand_in_the_compiled_round(scoped, own_programs):
     """Catches scopes that lowering keeps and compiling loses, and the rewriter's source lines for the loss's."""
     text = traced("fedavg").lower().compile().as_text()

@@ -85,7 +85,7 @@ BASES = {
 }
 SOME = {  # by default; all of them in the whole rows
     "mlp": tuple(OPTIONS["model"]),
-    "digits": ("constrained", "label_flip", "with_groups", "with_local_test", "with_private_labels"),
+    "digits": ("constrained", "label_flip", "with_groups"),
     "full": tuple(name for name in OPTIONS["sampler"] if name != "with_battery"),
     "median": tuple(OPTIONS["aggregator"]),
     "integers": ("by_examples", "secure_sum"),

@@ -160,6 +160,7 @@ def test_order_padding_and_blocks_change_no_bit(name, monkeypatch):
     assert same_bits(jax.jit(lambda x, valid: fn(x, valid=valid))(padded, there), plain)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", cases.rows(RULES, ["trimmed_mean"]))
 def test_columns_on_two_devices(name):
     """Catches anything that crosses columns: a device for each half of the coordinates gives the same bits."""

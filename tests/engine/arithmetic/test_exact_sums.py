@@ -263,7 +263,7 @@ def test_counts_of_devices_keep_their_dtype():
     assert found["bytes"].tolist() == [(1 << 31) + 2] * 4 and found["bytes"].dtype == jnp.uint32
 
 
-@pytest.mark.default_rows(2)
+@pytest.mark.default_rows(1)
 @pytest.mark.parametrize("backend", ["cpu", "other"])
 @pytest.mark.parametrize("count", [64, 65, 481])
 def test_an_empty_leaf_with_a_sum_of_its_own(count, backend, monkeypatch):
@@ -372,6 +372,7 @@ def test_larger_messages_after_a_merge():
     np.testing.assert_array_equal(exact_sums.total(merged), exact_sums.total(at_once))
 
 
+@pytest.mark.full
 def test_larger_messages_after_one_device():
     """Catches a sum of a mesh of one device that counts as empty, as above."""
     spec = jax.ShapeDtypeStruct((2 * exact_sum.SHORT,), jnp.float32)  # a long sum, whose words seldom move

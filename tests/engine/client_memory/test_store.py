@@ -30,7 +30,7 @@ KINDS = ("device", "sharded", "disk", "disk on two")
 take, put = jax.jit(engine.take), jax.jit(engine.put)
 
 
-@pytest.mark.default_rows(2)
+@pytest.mark.default_rows("sharded")
 @pytest.mark.parametrize("kind", KINDS)
 def test_put_leaves_absent_clients_alone(kind, tmp_path):
     """Catches padding that writes, also when it carries a present client's id; catches ids past N wrapping round."""
@@ -47,7 +47,7 @@ def test_put_leaves_absent_clients_alone(kind, tmp_path):
     laws.check_equal_bits(new, take(memory, everybody)[0], "nobody reported")
 
 
-@pytest.mark.default_rows(2)
+@pytest.mark.default_rows("sharded")
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_last_of_equal_ids_writes(kind, tmp_path):
     """Catches an outcome that depends on threads or on the device that holds a slot."""
