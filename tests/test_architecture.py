@@ -69,10 +69,17 @@ def parsed(path: pathlib.Path) -> ast.Module:
     return ast.parse(path.read_text())
 
 
+@functools.cache
+def nodes(path: pathlib.Path) -> list[ast.AST]:
+    """All nodes of a file: each law looks at them."""
+    return list(ast.walk(parsed(path)))
+
+
+@functools.cache
 def imports(path: pathlib.Path) -> list[tuple[str, ...]]:
     """Dotted names that a file imports, absolute; `from fedjax_sim import a` counts as fedjax_sim.a."""
     found = []
-    for node in ast.walk(parsed(path)):
+    for node in nodes(path):
         if isinstance(node, ast.Import):
             found += [tuple(alias.name.split(".")) for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
@@ -136,11 +143,11 @@ def test_private_names_stay_at_home():
     wrong = []
     for path in FILES:
         modules = set()
-        for node in ast.walk(parsed(path)):
+        for node in nodes(path):
             if isinstance(node, ast.ImportFrom) and node.module.startswith("fedjax_sim"):
                 wrong += [f"{label(path)}: {alias.name}" for alias in node.names if alias.name.startswith("_")]
                 modules |= {alias.asname or alias.name for alias in node.names if alias.name.islower()}
-        for node in ast.walk(parsed(path)):
+        for node in nodes(path):
             if isinstance(node, ast.Attribute) and re.match("_[a-z]", node.attr) and isinstance(node.value, ast.Name):
                 if node.value.id in modules and node.attr not in ("_replace", "_asdict", "_fields"):
                     wrong.append(f"{label(path)}:{node.lineno}: {node.value.id}.{node.attr}")
@@ -150,7 +157,7 @@ def test_private_names_stay_at_home():
 def check_bans(path: pathlib.Path) -> None:
     for target in imports(path):
         assert target[0] not in BANNED_IMPORTS, target
-    for node in ast.walk(parsed(path)):
+    for node in nodes(path):
         assert not isinstance(node, ast.Assert), f"{label(path)}:{node.lineno}: assert"
         if not isinstance(node, ast.Call):
             continue
@@ -172,7 +179,7 @@ def check_bans(path: pathlib.Path) -> None:
 
 def test_nobody_draws_by_modulus():
     """Catches `jax.random.randint` and `choice`: 32 bits modulo n, biased among many. `prng.below` is exact."""
-    calls = [(path, node.func) for path in FILES for node in ast.walk(parsed(path)) if isinstance(node, ast.Call)]
+    calls = [(path, node.func) for path in FILES for node in nodes(path) if isinstance(node, ast.Call)]
     named = [(label(path), f) for path, f in calls if isinstance(f, ast.Attribute) and f.attr in ("randint", "choice")]
     assert [(path, f.lineno) for path, f in named if ast.unparse(f.value).endswith("random")] == []
 

@@ -85,6 +85,8 @@ def users_of(module: str, *but: str) -> list[str]:
     """Returns the files that import a module."""
     found = []
     for path in FILES:
+        if module not in path.read_text(encoding="utf-8"):
+            continue
         for node in ast.walk(parsed(path)):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             names += [node.module] if isinstance(node, ast.ImportFrom) else []
