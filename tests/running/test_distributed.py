@@ -15,8 +15,9 @@ from typer.testing import CliRunner
 from fedjax_sim.command import app
 from fedjax_sim.running import checkpoint, distributed
 from fedjax_sim.running.checkpoint_format import read_file
+from tests import compiler
 
-pytestmark = pytest.mark.optimised
+pytestmark = pytest.mark.optimised(False)  # bits that are compared here are those of one program on one device or more
 
 ROOT = Path(__file__).parents[2]
 TINY = ["data.num_clients=200", "data.held_out_clients=5", "sampler.cohort_size=20", "model.name=logistic"]
@@ -34,10 +35,13 @@ def call(*arguments, **options):
 
 
 @pytest.fixture(autouse=True, scope="module")
-def no_cache():
-    """Nothing in the user's cache; here the tests' own serves."""
+def environment(request):
+    """Nothing in the user's cache; here the tests' own serves. Processes compile as this one does."""
+    quick = {} if request.config.getoption("--optimised") else compiler.known()
+    flags = [os.environ.get("XLA_FLAGS", ""), *(f"--{name}={value}" for name, value in quick.items())]
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FEDJAX_SIM_CACHE", "off")
+        patch.setenv("XLA_FLAGS", " ".join(flags))
         yield
 
 
