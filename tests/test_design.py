@@ -169,6 +169,7 @@ def test_a_sampler_that_learns(skeletons):
         algorithms.fedavg(population.quadratic_loss, choose(weights, 1, 1), optax.sgd(0.1), num_steps=1)
 
 
+@pytest.mark.default_rows("2")
 @pytest.mark.parametrize("lost", [None, 2])
 def test_an_algorithm_that_is_no_star(skeletons, lost):
     """D-PSGD on a ring, in NumPy. Catches mixing of what has already moved, rows that a lost message moves up, bytes of
@@ -190,8 +191,9 @@ def test_an_algorithm_that_is_no_star(skeletons, lost):
         look = {"evaluation": judge, "evaluate_every": 4} if mesh is None else {}
         state, history = run(KEY, made, start, clients, 4, **look)
         records.append(history.records[-1])
-        own = made.evaluated.personal(state, jnp.arange(size))
-        found.append((np.asarray(own["w"]), np.asarray(made.params(state)["w"])))
+        own, mean = jax.jit(lambda state, made=made: (made.evaluated.personal(state, jnp.arange(size)),
+                                                      made.params(state)))(state)  # fmt: skip
+        found.append((np.asarray(own["w"]), np.asarray(mean["w"])))
     for one, other in zip(*found, strict=True):
         np.testing.assert_array_equal(one, other)
     x, active = np.zeros(size), np.arange(size) != lost
