@@ -362,7 +362,7 @@ CASES += (nested_too_deep, nonsense, counts_differ, nothing_lost)
 SOME = (before_training, unfinished, not_a_number, torn, nonsense, nested_too_deep, counts_differ)
 
 
-@pytest.mark.default_rows(2)
+@pytest.mark.default_rows("unfinished")
 @pytest.mark.pictures
 @pytest.mark.parametrize("case", cases.rows(CASES, SOME))
 @pytest.mark.filterwarnings("error")
@@ -473,6 +473,7 @@ def test_without_matplotlib(tmp_path, monkeypatch, case):
     assert "pip install fedjax_sim[plot]" in page.text or case is only_config
 
 
+@pytest.mark.full  # by default tests/test_package.py imports it
 def test_importing_the_report_does_not_import_matplotlib():
     """Fault: an extra that every import needs, or a slow `--help`."""
     import subprocess
@@ -505,15 +506,20 @@ def test_a_folder_without_a_run_is_refused(tmp_path):
             write_report(path)
 
 
-@pytest.mark.pictures
-def test_long_runs_stay_small(tmp_path):
-    """Fault: a page that grows with the rounds, or thinning that hides a gap or moves the mean."""
+def test_thinning_keeps_gaps_and_means():
+    """Fault: thinning that hides a gap or moves the mean."""
     x = np.arange(1, 100_001.0)
     at, values, blocks = plots._thin(x, np.where(x == 7, np.nan, x))
     assert len(at) == plots.MOST_POINTS and blocks == 250
     assert np.isnan(values[0]) and values[1] == x[250:500].mean()
     every_fifth = np.where(x % 5 == 0, x, np.nan)
     assert np.isfinite(plots._thin(x, every_fifth)[1]).all()
+
+
+@pytest.mark.full  # by default what thins them, above
+@pytest.mark.pictures
+def test_long_runs_stay_small(tmp_path):
+    """Fault: a page that grows with the rounds."""
     folder = fake_run(tmp_path / "run", rounds=5000)
     edit_records(folder, lambda record: record.update(dropped_clients=1, skipped_rounds=1))
     _, text = rendered(folder)
@@ -646,7 +652,7 @@ def timed_run(folder):
     return about
 
 
-@pytest.mark.pictures("simulated", "time", "timeline")
+@pytest.mark.pictures("timeline")
 def test_simulated_time_is_shown(tmp_path):
     """Fault: a run with a clock whose page has no axis of simulated time, no energy, or not the clients of a round, or
     that takes the times of a heavier model for its own."""
