@@ -195,6 +195,7 @@ def test_loops_are_not_cut(first):
     assert ours == 0 and (bare == 0) == bool(first)
 
 
+@pytest.mark.full  # by default tests/test_program_size.py counts their kernels
 @pytest.mark.skipif(jax.default_backend() != "cpu", reason="the pass is XLA:CPU's")
 def test_reductions_are_whole():
     """Catches integers that are reduced in windows of 32 first, and bits that depend on whether they are.

@@ -54,6 +54,7 @@ def test_imports_lead_to_tests(checkout):
     assert tests("tests/test_every.py") == {"test_every"}
 
 
+@pytest.mark.full  # by default a small checkout is
 def test_this_package_is_understood():
     """Fault: a way to import that the package has and the tool does not know."""
     known = touched.sources()

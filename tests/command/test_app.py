@@ -187,6 +187,7 @@ def test_a_start_over_a_run_is_refused(done):
     assert before == {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
 
 
+@pytest.mark.default_rows("True")
 @pytest.mark.parametrize("config_is_given", [False, True])
 def test_resume_goes_on_to_the_same_bits(done, short, tmp_path, config_is_given):
     """Fault: a resumed run that repeats, skips or changes a round, or one that forgets its config; lanes that are
@@ -281,6 +282,7 @@ def test_a_page_can_be_written_again(done, tmp_path):
     assert edited.exit_code == 2 and "damaged or edited" in edited.output and "--set" in edited.output
 
 
+@pytest.mark.full  # by default test_a_summary_is_of_all_rounds of tests/running
 def test_an_old_summary_does_not_end_a_run(done, tmp_path):
     """Fault: a kill after the last commit of a resumed run, whose summary of its first rounds no command repairs."""
     copy = shutil.copytree(done[0], tmp_path / "copy")
@@ -366,6 +368,7 @@ def test_wrong_input_exits_with_two():
     assert not [path for path in Path().rglob("*") if path != Path("runs")]  # nothing is written for a refused config
 
 
+@pytest.mark.full  # by default tests/running/test_loop.py refuses a run
 def test_a_refused_run_leaves_no_folder(monkeypatch):
     """Fault: the empty folder of a run that is refused after its folder has a name."""
 

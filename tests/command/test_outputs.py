@@ -93,6 +93,7 @@ def test_no_output_changes_a_run(folder, name):
     assert content(folder) == before
 
 
+@pytest.mark.full  # by default what is refused
 def test_new_files_beside_a_run(folder, tmp_path):
     """Fault: a rule so wide that a model can no longer be exported into its run's folder, twice, or into a folder of
     the user's inside of it; a run inside of a project that is a run's folder."""

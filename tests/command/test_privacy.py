@@ -42,6 +42,7 @@ def test_a_config_is_accounted_for():
     assert found["spent"]["epsilon"] == expected.epsilon and found["spent"]["rounds"] == 7
 
 
+@pytest.mark.full  # by default tests/oracles/test_record_private_fedavg.py
 def test_records_are_accounted_for():
     """Catches a config whose records are hidden, and that is told a client's epsilon, or none."""
     settings = [*RECORDS, "run.rounds=7", "run.delta=1e-4"]

@@ -22,6 +22,7 @@ def call(*arguments):
     return CliRunner().invoke(app, ["study", *map(str, arguments)])
 
 
+@pytest.mark.full  # by default tests/study/test_kept.py calls one twice
 def test_a_study_from_the_command_line(tmp_path):
     """Fault: an answer without its table, verdict, page or figure; a folder that is written over."""
     settings = [word for setting in TINY for word in ("--set", setting)]

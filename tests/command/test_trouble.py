@@ -38,6 +38,7 @@ def damage(path):
     path.write_bytes(bytes(data))
 
 
+@pytest.mark.default_rows(1)
 @pytest.mark.parametrize("what", ["damaged", "missing"])
 def test_a_damaged_newest_checkpoint_is_told(ended, tmp_path, what):
     """Fault: `show` and `report` of a run whose last checkpoint is damaged, without a word; `export` that names an
@@ -89,6 +90,7 @@ REMAINS = {
 }
 
 
+@pytest.mark.default_rows("no config", "a config")
 @pytest.mark.parametrize("remains", REMAINS)
 def test_every_folder_has_a_way(ended, tmp_path, remains):
     """Fault: a folder that is refused to a new run, which shall resume, and to a resume, which shall begin anew."""
@@ -125,6 +127,7 @@ def full_disk(monkeypatch, name):
 
 
 @pytest.mark.skipif(not os.path.exists("/proc/self/fd"), reason="the names of open files")
+@pytest.mark.default_rows("summary.json")
 @pytest.mark.parametrize("name", ["report.html", "summary.json"])
 def test_a_full_disk_at_the_end(tmp_path, monkeypatch, name):
     """Fault: "[Errno 28] No space left on device" at the end of hours of training, without the file, without a word

@@ -117,6 +117,7 @@ def test_rules(rule):
 OPTIMUM, SLOW = 10 / 11, {"num_steps": 5, "weighting": "uniform", **scalars.OPTIONS}
 
 
+@pytest.mark.full  # by default its rounds are the paper's
 @pytest.mark.parametrize("rule", cases.rows(["sgd", "momentum"], ["momentum"]))
 def test_fixed_point_with_everybody(rule):
     """Curvatures 1 and 10, five full-batch steps. Mime with everybody: the optimum 10/11, for any base optimiser.

@@ -92,7 +92,7 @@ def test_weighs_by_examples():
     paper.check(Paper(2, weights=p.SIZES), library(2, weighting="examples", total_weight=total), found, lost=(3,))
 
 
-@pytest.mark.default_rows("uniform")
+@pytest.mark.full  # by default c and every c_i are the paper's
 @pytest.mark.parametrize("weighting", ["uniform", "examples"])
 def test_control_is_the_mean_of_the_clients(weighting):
     """c = sum_i w_i c_i / W under any participation. Catches c that drifts from what clients subtract."""

@@ -110,6 +110,7 @@ def test_results_of_a_run(done):
         np.testing.assert_allclose(weighted(rows, name, "local_test_rows"), float(summary[name]), rtol=1e-6)
 
 
+@pytest.mark.full  # by default the run that was resumed after its end
 def test_a_resumed_run_has_the_same_results(done, folder):
     """Catches results of the round in which a run was stopped, or none after a resume."""
     other = folder / "resumed"

@@ -193,6 +193,7 @@ def test_wrong_loggers_are_refused_before_data_are_read(monkeypatch):
     assert done.exit_code == 2 and "pip install 'fedjax_sim[wandb]'" in done.output
 
 
+@pytest.mark.default_rows(1)
 @pytest.mark.parametrize("first_bad_round", [2, 0])
 def test_a_logger_that_fails_stops_the_run_and_says_how_to_go_on(tmp_path, monkeypatch, first_bad_round):
     """Catches an error of another package's type that looks like a fault of the run."""
@@ -219,6 +220,7 @@ def test_a_logger_that_fails_stops_the_run_and_says_how_to_go_on(tmp_path, monke
     assert len((folder / "metrics.jsonl").read_text().splitlines()) == 3
 
 
+@pytest.mark.full  # its package takes seconds to import; by default a logger that fails
 def test_a_dead_server(tmp_path, monkeypatch):
     """Fault: an MLflow server that accepts and never answers, for which a run waits in silence for many minutes, and
     once more when it ends; rounds that are lost with it; the words of the command line alone."""

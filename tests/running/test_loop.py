@@ -254,6 +254,7 @@ def test_callbacks_may_keep_states(parts):
     assert float(params["w"].sum()) == 0  # and the caller's parameters are still the caller's
 
 
+@pytest.mark.full  # by default a resume goes on after a stop and after a kill
 def test_a_failed_evaluation_can_be_resumed(parts, reference, tmp_path):
     """Fault: a folder that neither a fresh start nor a resume accepts."""
     algorithm, params, population, evaluation = parts
@@ -372,6 +373,7 @@ def test_a_start_that_was_stopped_at_once_can_be_started_again(parts, tmp_path):
 quickly = pytest.mark.optimised(False)  # nothing from here on is about bits
 
 
+@pytest.mark.full  # by default test_nothing_is_logged_after_the_fatal_round
 @quickly
 def test_policy_error_names_the_clients(tmp_path):
     """Fault: a diverging client that goes unnoticed."""
@@ -411,7 +413,7 @@ def test_names_that_hide_another_are_refused(parts):
 
 @quickly
 def test_nothing_is_logged_after_the_fatal_round(parts, tmp_path):
-    """Fault: rounds after the one that ended the run, logged as part of it."""
+    """Fault: rounds after the one that ended the run, logged as part of it; diverging clients that are not named."""
     _, params, population, _ = parts
 
     def fails_later(params, examples, key):
@@ -419,7 +421,8 @@ def test_nothing_is_logged_after_the_fatal_round(parts, tmp_path):
         return jnp.where(params["b"] ** 2 + (params["w"] ** 2).sum() > 1e-5, jnp.nan, 1.0) * loss
 
     algorithm = fedavg(fails_later, sampling.full(NUM_CLIENTS), optax.sgd(0.002), num_steps=1, nonfinite="error")
-    with pytest.raises(FloatingPointError) as caught:
+    words = r"round \d+: \d+ clients sent non-finite updates, among them \[\d+"
+    with pytest.raises(FloatingPointError, match=words) as caught:
         run(KEY, algorithm, params, population, 500, evaluate_every=500, directory=tmp_path / "run")
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert f"round {lines[-1]['round']}:" in str(caught.value) and 1 < lines[-1]["round"] < 500

@@ -103,6 +103,7 @@ def test_plan_command(monkeypatch, chosen):
     assert CliRunner().invoke(app, ["plan", "--set", "run.plan=best"]).exit_code == 2
 
 
+@pytest.mark.full  # by default a plan of another config
 @pytest.mark.optimised(False)
 def test_a_plan_where_twice_the_cohort_is_refused():
     """Catches a plan that refuses a config for a cohort which nobody asked for, here since twice the sum would wrap;

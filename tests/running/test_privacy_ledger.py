@@ -97,6 +97,7 @@ def test_a_crash_is_counted(job, tmp_path):
         fresh.resume(None, 5)
 
 
+@pytest.mark.full  # by default test_what_no_ledger_saw_has_no_epsilon
 def test_no_number_where_none_holds():
     """Catches an epsilon for a sampler that no accountant covers; the run itself continues, with the reason."""
     unknown = [text for text in SMALL if not text.startswith("sampler")]

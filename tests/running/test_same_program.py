@@ -107,6 +107,7 @@ def test_another_evaluation_is_refused(tmp_path):
         go(4, metrics.evaluation(read_loss, train=PEOPLE))
 
 
+@pytest.mark.full  # by default tests/running/test_loop.py goes on with two devices
 def test_other_devices_continue(tmp_path):
     """Fault: a run that cannot move, since its program is another one on other devices."""
     run(KEY, made(), START, PEOPLE, 1, directory=tmp_path)

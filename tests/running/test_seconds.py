@@ -129,6 +129,7 @@ def test_a_run_adds_up(clock, tmp_path, monkeypatch):
     assert round(stopped["evaluation"] - again["evaluation"]) == 7000
 
 
+@pytest.mark.full  # by default a run from Python adds up
 def test_a_command_adds_up(clock, tmp_path, monkeypatch):
     """Faults: seconds of the start, of reading data or of the page in nobody's account; a page that differs when it is
     written again."""

@@ -90,6 +90,7 @@ def test_the_same_run(tmp_path, untraced, cache, multiplier):
             go(tmp_path / "other", 1, tiny.private(multiplier=multiplier), **options)
 
 
+@pytest.mark.full  # by default tests/running/test_blocks.py has frozen parameters
 def test_what_a_round_closes_over(tmp_path, untraced, monkeypatch, cache):
     """Faults: frozen parameters that a start without a trace has not, or that a file holds beyond its bound; a round
     whose tracing warned, which would warn no more."""

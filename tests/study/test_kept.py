@@ -126,6 +126,7 @@ def test_every_study_keeps(tmp_path):
         assert not calls[name] & {"sweep", "run"}, f"{name} keeps nothing of its runs"
 
 
+@pytest.mark.full  # by default studies are, and sweeps resume in tests/sweeps
 def test_a_sweep_inside_is_kept(tmp_path, monkeypatch):
     """Fault: a study's sweep that begins anew, or that stops at points of other code."""
     import optax

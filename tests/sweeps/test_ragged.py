@@ -38,11 +38,11 @@ def scaffold(rate, mu):
     return algorithms.scaffold(squares, LATE, optax.sgd(rate), **options, **WORK)
 
 
-@pytest.mark.default_rows(1)
+@pytest.mark.full  # by default lanes end one by one, below, and points are their runs in tests/sweeps/test_sweep.py
 @pytest.mark.optimised
 @pytest.mark.parametrize(
     ("make", "clients"),
-    [(proximal, people(1, 3, 0, 9, 6)), pytest.param(scaffold, people(1, 70, 0, 9, 6), marks=pytest.mark.full)],
+    [(proximal, people(1, 3, 0, 9, 6)), (scaffold, people(1, 70, 0, 9, 6))],
 )  # the second in two classes
 def test_ragged_points_are_their_runs(make, clients):
     """Catches a vmapped loop that is replayed as if its lanes ended together, or that does not trace at all."""

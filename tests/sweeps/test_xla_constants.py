@@ -36,6 +36,9 @@ OPERATIONS = {
 SHARED = ("clipped", "step")  # one program for all but 0 and 1
 
 
+@pytest.mark.default_rows(
+    "two products", "ratio of a ratio", "in turns", "two sums", "neutral sum", "power", "worked out", *SHARED
+)
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_what_is_lifted_keeps_its_bits(name):
     """Catches what XLA rounds otherwise where it knows an operand, and what is needlessly kept apart."""
