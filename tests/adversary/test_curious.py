@@ -113,7 +113,9 @@ def test_attacks_read_a_view_and_nothing_else():
 
 def test_wrong_views():
     """Fault: an observation taken for a view, with whatever the aggregator hides."""
-    seen, *_ = replayed(transform.identity())
+    seen = Observed(
+        {"w": np.zeros(200)}, {"w": np.ones((CLIENTS, 200), np.float32)}, np.ones(CLIENTS), np.arange(CLIENTS)
+    )
     for attack in (adversary.invert_affine, adversary.gradient_rank, adversary.recover_labels):
         with pytest.raises(TypeError, match="view: expected"):
             attack(seen)

@@ -50,6 +50,7 @@ def test_the_network_is_that_of_its_rounds(rows, columns, target):
     np.testing.assert_array_equal(found, by_hand(rows, columns, x))
 
 
+@pytest.mark.default_rows("33")
 @pytest.mark.parametrize("beyond", [1, 2, 3, 16, 33])
 @pytest.mark.parametrize("number", [1, 40])
 def test_walks_by_loop_and_by_table(beyond, number, target):

@@ -31,7 +31,7 @@ def folded(num_slots, plan, mesh=None):
     return float(exact_sums.total(carry)), np.asarray(rows)
 
 
-@pytest.mark.default_rows(3)
+@pytest.mark.default_rows(2)
 @pytest.mark.parametrize("num_slots, plan", [(1, (4, 8)), (7, (2, 4)), (7, (1, 1)), (8, (4, 4)), (5, (1, 16))])
 @pytest.mark.parametrize("devices", [1, 2])
 def test_every_slot_once_and_rows_in_order(num_slots, plan, devices):

@@ -90,10 +90,14 @@ def test_what_is_refused():
     wide = algorithms.fedavg(p.loss_fn, sampling.full(15), optax.sgd(p.RATE), **p.OPTIONS)
     with pytest.raises(ValueError, match="population: expected at most 12 clients, got 15"):
         client_values(wide, p.start(), many, ROUNDS, value, key=KEY)
+    two, start = population.quadratic_population([1.0, 1.0], [1.0, 2.0]), {"w": jnp.zeros(1)}
+    tame, wild = (
+        algorithms.fedavg(population.quadratic_loss, sampling.full(2), optax.sgd(rate), num_steps=1, mesh=None)
+        for rate in (0.1, 1e30)
+    )
     with pytest.raises(FloatingPointError, match="values are not finite"):
-        client_values(algorithm(), p.start(), PEOPLE, 1, lambda params: jnp.nan, key=KEY)
+        client_values(tame, start, two, 1, lambda params: jnp.nan, key=KEY)
     with pytest.raises(ValueError, match="value: expected a function whose result is a single number"):
-        client_values(algorithm(), p.start(), PEOPLE, 1, lambda params: jnp.zeros(2), key=KEY)
-    wild = algorithms.fedavg(p.loss_fn, sampling.full(SIZE), optax.sgd(1e30), **p.OPTIONS)
+        client_values(tame, start, two, 1, lambda params: jnp.zeros(2), key=KEY)
     with pytest.raises(FloatingPointError, match="updates were not finite"):
-        client_values(wild, p.start(), PEOPLE, ROUNDS, value, key=KEY)
+        client_values(wild, start, two, ROUNDS, lambda params: params["w"][0], key=KEY)

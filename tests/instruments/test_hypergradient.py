@@ -28,6 +28,7 @@ def loss(params):
     return quadratic_loss(params, DATA.test)["loss"].mean()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("private", [pytest.param(False, marks=pytest.mark.full), True])
 def test_finite_differences(private):
     """Fault: a derivative that exact sums, barriers or the server's memory cut off; another trajectory."""

@@ -58,6 +58,7 @@ def equal_digests(kind: str, *options: str) -> list[str]:
     return [row["row"] for row in found]
 
 
+@pytest.mark.full
 def test_a_row_of_many_parts():
     """States of clients, two aggregates, full batches. Catches divisions that are left to the compiler, and an order of
     the cohort that counts, which is backwards on three."""

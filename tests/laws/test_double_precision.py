@@ -53,7 +53,7 @@ def test_samplers_and_aggregators():
         jax.eval_shape(lambda carry, end=end, round=round: end(key, round, carry), carry)
 
 
-@pytest.mark.default_rows("dpsgd", "fedadam", "fedasync", "scaffold")
+@pytest.mark.default_rows("fedasync", "scaffold")
 @pytest.mark.parametrize("name", cases.CASES["algorithms"])
 def test_rounds(name):
     """Catches the same in clients, servers and what they remember."""
@@ -84,4 +84,4 @@ def test_a_packed_round():
     data = test_unequal.data()
     assert len(data.capacities) > 1
     key = jax.random.key(0)
-    jax.eval_shape(made.step, key, made.init(key, p.mlp_params(), data), data)
+    jax.eval_shape(made.step, key, jax.eval_shape(lambda: made.init(key, p.mlp_params(), data)), data)

@@ -52,7 +52,7 @@ def carries_of_exact_sums(made, data) -> int:
 
 def test_programs_of_both_arithmetics_are_not_mixed():
     """Catches functions inside of a round that JAX has traced in one arithmetic and takes for the other."""
-    made, data = cases.CASES["algorithms"]["hierarchical_fedavg"](), p.ragged()
+    made, data = cases.CASES["algorithms"]["fedavg"](), p.ragged()
     reproducible = carries_of_exact_sums(made, data)
     with engine.fast_arithmetic():
         fast = carries_of_exact_sums(made, data)

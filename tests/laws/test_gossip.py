@@ -36,6 +36,7 @@ def links_of(mixing, steady=True):
     return jax.jit(links), jax.tree.map(jnp.asarray, mixing.tables)
 
 
+@pytest.mark.default_rows("metropolis", "push", "random_matching", "with_link_failures")
 @pytest.mark.parametrize("name", MIXINGS)
 def test_facts_hold(name):
     """Ten rounds: rows and columns that add up to 1, symmetry, constancy, as stated; neighbours are the graph's.

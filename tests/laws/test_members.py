@@ -148,6 +148,7 @@ def test_servers(name):
     chex.assert_trees_all_equal_shapes_and_dtypes(known, sent["params"] if name in others else sent)
 
 
+@pytest.mark.default_rows("dpsgd", "fedadam", "fedasync", "hierarchical_fedavg", "kmeans", "scaffold")
 @pytest.mark.parametrize("name", cases.rows(sorted(cases.CASES["algorithms"]), cases.TRACED))
 def test_algorithms_keep_the_structure(name):
     """Catches state that grows or changes its type in a round."""
@@ -159,7 +160,7 @@ def test_algorithms_keep_the_structure(name):
     chex.assert_trees_all_equal_shapes_and_dtypes(jnp.array(p.START), jax.eval_shape(algorithm.params, after))
 
 
-@pytest.mark.default_rows("dpsgd", "fedadam")
+@pytest.mark.default_rows("fedadam")
 @pytest.mark.parametrize("name", cases.compiled_rows("algorithms"))
 def test_algorithms(name):
     """Vmapped over seeds in one program: the same seed the same bits, another seed another model, and it learns.

@@ -79,6 +79,7 @@ def test_devices(name):
     np.testing.assert_array_equal(spend(KEY, IDS, again).total, some.total)
 
 
+@pytest.mark.default_rows("always", "bernoulli", "markov")
 @pytest.mark.parametrize("name", named(Availability))
 def test_availability(name):
     """Catches a time for each client that is read as one for all, and shares outside of [0, 1]."""
@@ -94,6 +95,7 @@ def test_availability(name):
         np.testing.assert_array_equal(there.rate(np.array([3, 3])), rates[[3, 3]])
 
 
+@pytest.mark.default_rows("memoryless")
 @pytest.mark.parametrize("name", named(Hazard))
 def test_hazards(name):
     """Catches a share outside of [0, 1], and one that grows with the work."""
@@ -103,6 +105,7 @@ def test_hazards(name):
     assert (jax.jit(MADE[name].leaves_after)(KEY, IDS) > 0).all()
 
 
+@pytest.mark.default_rows("lognormal", "pareto")
 @pytest.mark.parametrize("name", named(Distribution))
 def test_distributions(name):
     """On the host as in a round, rising, within its bounds. Catches a quantile that theory reads otherwise."""

@@ -12,6 +12,8 @@ from fedjax_sim.types import ParamsKind
 from tests.laws import cases
 from tests.laws import problems as p
 
+pytestmark = pytest.mark.optimised(False)  # these laws do not depend on the compiler
+
 # Of the rows in `cases.py`; all others are `MODEL`. The first rows, which run by default, are one of each kind.
 KINDS = {
     "fedproto": ParamsKind.UNTRAINED,

@@ -10,6 +10,8 @@ import pytest
 from tests.laws import cases
 from tests.laws import problems as p
 
+pytestmark = pytest.mark.optimised(False)  # these laws do not depend on the compiler
+
 HAVING = ("ditto", "fedper", "ifca", "apfl", "fedbabu", "fedem", "fedmd", "fedproto", "fedrep", "pfedme")
 HAVING += ("clustered_by_updates", "heterofl", "local")
 HAVING += ("choco", "clipped_gossip", "consensus", "dgd", "dpsgd", "gradient_tracking", "pairwise_gossip", "push_sum")

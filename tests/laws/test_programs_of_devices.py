@@ -14,6 +14,7 @@ CHEAP = {"fedem"}  # weak types in what clients keep, which a resume on other de
 ROWS = [pytest.param(name, marks=() if name in CHEAP else pytest.mark.full) for name in device_rows.names("algorithms")]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", ROWS)
 def test_every_algorithm(name, monkeypatch):
     """Fault: a run that is refused on another number of devices, as if its program had changed."""

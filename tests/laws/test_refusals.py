@@ -89,6 +89,14 @@ def here(tmp_path, monkeypatch):
     sys.modules.pop(f"own_{tmp_path.name}", None)
 
 
+@pytest.mark.default_rows(
+    "a rule beside noise",
+    "a logger that is not installed",
+    "an unknown option",
+    "a part that refuses its value",
+    "two parts that do not fit",
+    "too many devices",
+)
 @pytest.mark.parametrize("case", BAD)
 def test_every_command_refuses(case, here):
     """Catches an answer about a config that cannot run: an epsilon, a forecast, a sweep of it."""

@@ -73,14 +73,13 @@ def test_a_share_of_steps():
         np.testing.assert_array_equal(np.floor(found), number * hundredths // 100)
 
 
+def vote(arrays, id):
+    return ClientData({"x": jnp.zeros((1, 1)), "y": arrays["y"][id][None]}, jnp.ones(1, bool))
+
+
 def voters(count, size):
     """One of two symbols for each client; the first is held by so many of them."""
-    symbols = jnp.asarray(np.arange(size) >= count, jnp.int32)
-
-    def read(arrays, id):
-        return ClientData({"x": jnp.zeros((1, 1)), "y": arrays["y"][id][None]}, jnp.ones(1, bool))
-
-    return population.generated(size, read, {"y": symbols})
+    return population.generated(size, vote, {"y": jnp.asarray(np.arange(size) >= count, jnp.int32)})
 
 
 AT_THRESHOLD = [(5, 100, None), (15, 50, "fixed")]

@@ -86,7 +86,14 @@ BASES = {
 SOME = {  # by default; all of them in the whole rows
     "mlp": tuple(OPTIONS["model"]),
     "digits": ("constrained", "label_flip", "with_groups"),
-    "full": tuple(name for name in OPTIONS["sampler"] if name != "with_battery"),
+    "full": (
+        "power_of_choice",
+        "with_clock",
+        "with_deadline",
+        "with_distinct_clients",
+        "with_dropout",
+        "with_stragglers",
+    ),
     "median": tuple(OPTIONS["aggregator"]),
     "integers": ("by_examples", "secure_sum"),
 }

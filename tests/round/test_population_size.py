@@ -44,7 +44,7 @@ def counting_all_bits(sampler):
     return counted._replace(sample=sample)
 
 
-@pytest.mark.default_rows("with_distinct_clients", "counting_all_bits")
+@pytest.mark.default_rows("with_distinct_clients")
 @pytest.mark.parametrize(
     "wrapped, grows", [(lambda x: x, False), (sampling.with_distinct_clients, False), (counting_all_bits, True)]
 )

@@ -160,11 +160,12 @@ def test_carries_move_in_time(chunk):
     once = jax.jit(lambda acc, x: jax.lax.scan(lambda a, v: (exact_sums.add(a, v), None), acc, x)[0])
     acc = once(acc, values)
     assert Fraction(float(total(acc)[0])) == Fraction(float(np.float32(float(largest) * values.size)))
-    raised = exact_sums.add(acc, jnp.full((1, 1), 2.0**30))  # carries move at the next addition, one bin higher
+    raised = add(acc, jnp.full((1, 1), 2.0**30))  # carries move at the next addition, one bin higher
     raised = once(raised, -values)
     assert float(total(raised)[0]) == 2.0**30
 
 
+@pytest.mark.full
 @pytest.mark.default_rows(1)
 @pytest.mark.parametrize("count", [65, 5000])
 def test_many_clients_in_one_chunk(count):
@@ -344,12 +345,12 @@ def test_derivatives():
         with pytest.raises(TypeError, match="derivative: expected none"):
             differentiate(x)
     with engine.fast_arithmetic():
-        value, slope = jax.value_and_grad(summed)(x)
+        value, slope = jax.jit(jax.value_and_grad(summed))(x)
         np.testing.assert_allclose(value, plain)
         np.testing.assert_allclose(slope, np.tile([3.0, 30.0], (3, 1)))
         zero = barrier.HiddenZero(jnp.int32(0))
         through = lambda x: jnp.sum(barrier.computed_once(engine.rounded_here(x**2, zero), zero))  # noqa: E731
-        np.testing.assert_allclose(jax.grad(through)(x), 2 * x)
+        np.testing.assert_allclose(jax.jit(jax.grad(through))(x), 2 * x)
     assert float(jax.jit(lambda x: summed(x))(x)) == float(plain)  # traced anew
 
 
@@ -364,12 +365,12 @@ def test_more_messages_than_a_chunk():
 
 def test_larger_messages_after_a_merge():
     """Catches a merged sum that counts as empty: a larger message would then raise its bins and leave its words."""
-    small = jnp.tile(jnp.array([[1.0, -3.0, 2.5e-3]]), exact_sum.SHORT)  # a long sum, whose words seldom move
-    large = jnp.tile(jnp.array([[2.0**40, 1e20, 7.0]]), exact_sum.SHORT)
-    first, other = (exact_sums.add(exact_sums.zeros(small[0]), small * x) for x in (1.0, 3.0))
-    merged = exact_sums.add(exact_sums.merge(first, other), large)
-    at_once = exact_sums.add(exact_sums.zeros(small[0]), jnp.concatenate([small, small * 3.0, large]))
-    np.testing.assert_array_equal(exact_sums.total(merged), exact_sums.total(at_once))
+    small = np.tile(np.float32([[1.0, -3.0, 2.5e-3]]), exact_sum.SHORT)  # a long sum, whose words seldom move
+    large = np.tile(np.float32([[2.0**40, 1e20, 7.0]]), exact_sum.SHORT)
+    first, other = (add(exact_sums.zeros(small[0]), small * np.float32(x)) for x in (1.0, 3.0))
+    merged = add(merge(first, other), large)
+    at_once = add(exact_sums.zeros(small[0]), np.concatenate([small, small * np.float32(3), large]))
+    np.testing.assert_array_equal(total(merged), total(at_once))
 
 
 @pytest.mark.full

@@ -57,7 +57,7 @@ def test_the_last_of_equal_ids_writes(kind, tmp_path):
     assert take(memory, jnp.arange(7))[0].tolist() == [0, 0, 5, 0, 0, 6, 4]
 
 
-@pytest.mark.default_rows(2)
+@pytest.mark.default_rows("sharded")
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_keeps_every_bit(kind, tmp_path):
     """Random bits in every dtype, over rounds of odd cohorts. Catches -0.0 summed to 0.0, wrong rows."""
