@@ -8,6 +8,7 @@ from fedjax_sim import network
 from fedjax_sim.config import registry
 from fedjax_sim.config.build import build
 from fedjax_sim.config.document import ConfigError, load
+from tests.config.test_document import algorithm_of
 
 SMALL = ["data.num_clients=16", "data.held_out_clients=3", "model.hidden=[4]", "run.devices=1"]
 SMALL += ["algorithm.num_steps=1"]
@@ -26,7 +27,7 @@ def table(part, **more):
 
 
 def built(mixing, *more, name="dpsgd"):
-    return build(load(None, [*SMALL, f"algorithm.name={name}", f"algorithm.mixing={mixing}", *more]))
+    return algorithm_of(load(None, [*SMALL, f"algorithm.name={name}", f"algorithm.mixing={mixing}", *more]))
 
 
 def kind():
@@ -52,14 +53,15 @@ def test_every_graph_builds(tmp_path):
 
 
 def started(made):
-    return jax.eval_shape(made.algorithm.init, made.key, made.params, made.data.train)
+    algorithm, spec, people = made
+    return jax.eval_shape(algorithm.init, jax.random.key(0), spec, people)
 
 
 def test_every_mixing_builds():
     """Catches a mixing that a config can name but not build."""
     for name, part in registry.named(kind()).items():
         made = built(table(part), name="push_sum" if name in ("push", "epidemic") else "dpsgd")
-        assert made.algorithm.parts is None, name
+        assert made[0].parts is None, name
 
 
 def test_tables_survive_a_file(tmp_path):
@@ -100,5 +102,5 @@ def test_devices_give_time():
     """Catches devices of a config that gossip never gets."""
     made = built(NEEDED["mixing"], "devices.name=cross_silo", "algorithm.barrier=local")
     state = started(made)
-    _, info = jax.eval_shape(made.algorithm.step, made.key, state, made.data.train)
+    _, info = jax.eval_shape(made[0].step, jax.random.key(0), state, made[2])
     assert state.clock.seconds.shape == (16,) and {"simulated_seconds", "first_seconds"} <= info.keys()

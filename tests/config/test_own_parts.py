@@ -209,6 +209,7 @@ def test_wrong_modules(text, words, module, tmp_path):
     assert done.exit_code == 2 and f"without .py: --with {module}." in done.output
 
 
+@pytest.mark.full  # by default a run is refused here, and other programs of a sweep in tests/sweeps/test_sweep.py
 def test_a_sweep_goes_on_with_its_own_code_alone(module, tmp_path):
     """Fault: points of two programs in one table, since a module was edited between the halves of a sweep."""
     swept = ["sweep", "-q", "--out", "out"]

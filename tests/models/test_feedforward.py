@@ -227,6 +227,7 @@ def test_error_texts(call, message):
         call()
 
 
+@pytest.mark.full
 def test_import_is_light():
     """Catches flax imported, or a backend initialised, by importing the subpackage."""
     code = (

@@ -23,7 +23,7 @@ def test_parameter_counts():
     assert dimension(gru(num_outputs=v, embedding=e, hidden=h, num_layers=2)) == head + 3 * h * (e + 3 * h + 2) + 2 * h
 
 
-@pytest.mark.default_rows(1)
+@pytest.mark.full  # by default tests/models/test_layers.py compares a scan with linen's
 @pytest.mark.parametrize("build", [gru, lstm])
 def test_logits_depend_on_the_past_only(build):
     """Catches a reversed or misaligned scan (a model that sees the token it predicts), and sequences that mix."""

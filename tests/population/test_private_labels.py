@@ -16,6 +16,9 @@ ROWS, CLASSES = 40_000, 5
 LABELS = np.arange(ROWS) % CLASSES
 
 
+client_of = jax.jit(lambda people, id: people.client(id))
+
+
 def data(clients=2, task="classification"):
     own = [{"x": np.full((ROWS // clients, 1), i, np.float32), "y": LABELS[i::clients].astype(np.int32)}
            for i in range(clients)]  # fmt: skip
@@ -28,7 +31,7 @@ def test_shares():
     drawn again, another law for some labels, draws that clients share, and features that change."""
     epsilon = 1.2
     noisy = population.with_private_labels(data(), epsilon=epsilon)
-    clients = [noisy.train.client(jnp.int32(i)) for i in range(2)]
+    clients = [jax.device_get(client_of(noisy.train, np.int32(i))) for i in range(2)]
     told = np.concatenate([np.asarray(c.examples["y"]) for c in clients])
     own = np.concatenate([LABELS[i::2] for i in range(2)])
     kept, each = kept_share(epsilon, CLASSES), ROWS // CLASSES
@@ -40,9 +43,9 @@ def test_shares():
     flips = [np.asarray(c.examples["y"]) != LABELS[i::2] for i, c in enumerate(clients)]
     assert (flips[0] != flips[1]).mean() > 0.1
     assert all((c.examples["x"] == i).all() for i, c in enumerate(clients))
-    again = population.with_private_labels(data(), epsilon=epsilon).train.client(jnp.int32(0))
+    again = client_of(population.with_private_labels(data(), epsilon=epsilon).train, np.int32(0))
     assert (again.examples["y"] == clients[0].examples["y"]).all()
-    other = population.with_private_labels(data(), epsilon=epsilon, seed=1).train.client(jnp.int32(0))
+    other = client_of(population.with_private_labels(data(), epsilon=epsilon, seed=1).train, np.int32(0))
     assert (other.examples["y"] != clients[0].examples["y"]).any()
     assert (noisy.test["y"] == data().test["y"]).all()
 
@@ -68,9 +71,9 @@ def test_padding():
     one = {"x": np.zeros((1, 1), np.float32), "y": np.zeros(1, np.int32)}
     clean = FederatedData(ragged, one, None, (1,), 5, "classification")
     train = population.with_private_labels(clean, epsilon=0.5).train
-    whole = train.client(jnp.int32(0))
+    whole = client_of(train, np.int32(0))
     rows = train.capacities[0] if train.capacities else 300
-    few = train.capped(rows).client(jnp.int32(0)) if train.capacities else whole
+    few = client_of(train.capped(rows), np.int32(0)) if train.capacities else whole
     told = [np.asarray(x.examples["y"])[np.asarray(x.mask)] for x in (whole, few)]
     np.testing.assert_array_equal(*told)
     assert jax.jit(lambda p: p.count(jnp.int32(1)))(train) == 300 and train.sizes.tolist() == [3, 300]

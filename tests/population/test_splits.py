@@ -92,6 +92,7 @@ SPLITTERS = {
 TOTAL_IS_EXACT = ("table", "sites", "hdf5")
 
 
+@pytest.mark.default_rows("table", "sites", "local test", "poison")
 @pytest.mark.parametrize("name", SPLITTERS)
 def test_test_rows_have_the_labels_of_rows(name, tmp_path):
     """Each row is a test row with the probability asked, by size of client and by label. The number of test rows among

@@ -53,7 +53,7 @@ def by_hand(mechanism, rounds, delta):
     return float(accountant.compose(mechanism.event(rounds)).get_epsilon(delta))
 
 
-@pytest.mark.default_rows("mechanism1", "mechanism2")
+@pytest.mark.default_rows("mechanism2", "mechanism7")
 @pytest.mark.parametrize(
     ("mechanism", "rounds", "delta"),
     [
@@ -189,6 +189,7 @@ def test_monotone_in_every_argument(z, q, rounds, log_delta, more, slots):
     assert account(poisson(z, q, slots=slots, adjacency="replace_one"), rounds, delta).epsilon >= base * (1 - slack)
 
 
+@pytest.mark.full
 def test_fixed_size_is_monotone():
     """The same for cohorts of fixed size, on a grid."""
     base = account(fixed(2.0), 100, 1e-5).epsilon

@@ -36,6 +36,7 @@ def test_floor_solves_lyapunov(delay):
         assert floor == pytest.approx(expected, rel=1e-9)
 
 
+@pytest.mark.default_rows(2)
 @pytest.mark.parametrize("weigh", [None, polynomial(1.0), hinge(1.0, 2)])
 def test_weights_of_arrivals(weigh):
     """An event loop in NumPy, its mean within five standard errors and the optimum of equal weights far outside.

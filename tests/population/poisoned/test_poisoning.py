@@ -12,7 +12,7 @@ import pytest
 from scipy import stats
 
 from fedjax_sim import algorithms, engine, population, run, sampling
-from fedjax_sim.config.build import build
+from fedjax_sim.config.build import Builder, build
 from fedjax_sim.config.document import ConfigError, load
 from fedjax_sim.population.describe import describe, digest
 from fedjax_sim.population.poisoned.poisoning import chosen_clients, chosen_rows
@@ -36,9 +36,12 @@ def data(train=None):
     return population.FederatedData(train, ROWS, None, (2,), LABELS, "classification", name="toy")
 
 
+client_of = jax.jit(lambda people, id: people.client(id))
+
+
 def valid(people, id):
     """A client's examples without padding, as NumPy."""
-    one = jax.device_get(people.client(jnp.int32(id)))
+    one = jax.device_get(client_of(people, np.int32(id)))
     return jax.tree.map(lambda x: np.asarray(x)[np.asarray(one.mask)], one.examples)
 
 
@@ -86,19 +89,21 @@ def test_labels_against_numpy():
 def test_exact_count(share):
     """Catches a coin flip for each row or client, padding that is counted, and a choice that depends on the arrays'
     length, on where padding stands, or on the client's neighbours."""
+    choose = jax.jit(chosen_rows)
     for n, key in ((1, 0), (7, 1), (64, 2), (257, 3)):
         key = jax.random.key(key)
-        whole = np.asarray(chosen_rows(key, jnp.ones(n, bool), ratio_of("share", share)))
+        whole = np.asarray(choose(key, np.ones(n, bool), ratio_of("share", share)))
         assert whole.sum() in (math.floor(as_written(share) * n), math.ceil(as_written(share) * n))
         gaps = np.zeros(2 * n + 3, bool)
         gaps[1 : 2 * n : 2] = True
-        found = np.asarray(chosen_rows(key, jnp.asarray(gaps), ratio_of("share", share)))
+        found = np.asarray(choose(key, gaps, ratio_of("share", share)))
         np.testing.assert_array_equal(found[gaps], whole)
         assert not found[~gaps].any()
     many = population.mean_estimation(num_clients=1_000)
     made = population.label_offset(many, offset=1.0, share=share)
     assert made.poisons == (f"targets off by 1 at {round(1000 * share):,} of 1,000 clients",)
-    clean, found = (np.asarray(jax.vmap(x.train.client)(jnp.arange(1_000)).examples["y"]) for x in (many, made))
+    labels = jax.jit(lambda people, ids: jax.vmap(people.client)(ids).examples["y"])
+    clean, found = (np.asarray(labels(x.train, np.arange(1_000))) for x in (many, made))
     assert (found != clean).sum() == round(1000 * share)
 
 
@@ -148,17 +153,18 @@ def test_any_population(tmp_path):
         assert made.capacities == inner.capacities == (64, 70)
         read = jax.jit(lambda people, ids: jax.vmap(people.client)(ids))
         people = made.capped(64) if name == "capped" else made
-        got = read(people, people.announce(jnp.arange(len(SIZES))))
+        got = jax.device_get(read(people, people.announce(jnp.arange(len(SIZES)))))
         assert got.mask.shape[1] == (64 if name == "capped" else 70)
         for id in range(len(SIZES)):
             if SIZES[id] <= 64 or name != "capped":
                 mask = np.asarray(got.mask[id])
                 for leaf, values in valid(wanted, id).items():
                     np.testing.assert_array_equal(np.asarray(got.examples[leaf][id])[mask], values)
-    outside = wanted.client(jnp.int32(len(SIZES)))
+    outside = jax.device_get(client_of(wanted, np.int32(len(SIZES))))
     assert not outside.mask.any()
 
 
+@pytest.mark.default_rows(1)
 @pytest.mark.parametrize("poison", [population.label_flip, population.random_labels])
 def test_too_few_rows_are_refused(poison, tmp_path):
     """Clients of 9 and 8 rows at most. A share of 1 / 32,768 of them is no row at either, by their keys, and 1 / 8 is.
@@ -231,9 +237,10 @@ def test_a_config_may_poison():
     """Catches wrappers that a config cannot name, in another order than the file's, or with a seed of their own."""
     small = ["data.name=digits", "data.num_clients=40", "sampler.cohort_size=10"]
     poison = ["data.label_flip.share=0.25", "data.random_labels.clients=[1, 2]"]
-    made = build(load(None, [*small, *poison])).data
+    made = Builder(load(None, [*small, *poison])).data()
     assert made.poisons == ("label flip at 10 of 40 clients", "random labels at 2 of 40 clients")
-    seeds = [build(load(None, [*small, *poison, f"seed={seed}", "data.seed=0"])).data.train.inner for seed in (1, 2, 1)]
+    settings = [[*small, *poison, f"seed={seed}", "data.seed=0"] for seed in (1, 2, 1)]
+    seeds = [Builder(load(None, one)).data().train.inner for one in settings]
     ids = [x.poisoned_ids.tolist() for x in seeds]
     assert ids[0] == ids[2] != ids[1]
     for option, told in (
