@@ -55,7 +55,7 @@ def test_steps_continue_through_epochs():
     two = sum(sorted(update.tolist()))
     assert two == 2 * 3 and (update[:5] >= 1).all() and (update[5:] == 0).all()
     assert float(report.metrics["local_steps"].total) == 6
-    orders = {tuple(visited(5, batch_size=2, num_epochs=1, seed=seed)[0].tolist()) for seed in range(8)}
+    orders = {tuple(visited(5, batch_size=2, num_epochs=1, seed=seed)[0].tolist()) for seed in range(4)}
     assert len(orders) > 1  # the odd one out changes with the key
 
 
@@ -73,7 +73,7 @@ def test_stored_order(mask):
             for k in (steps, steps - 1)
         )
         update, last = (
-            np.zeros(ROWS) if o is None else o.apply(jax.random.key(0), jnp.zeros(ROWS), (), data)[0].update
+            np.zeros(ROWS) if o is None else jax.jit(o.apply)(jax.random.key(0), jnp.zeros(ROWS), (), data)[0].update
             for o in (one, before)
         )
         assert np.flatnonzero(np.asarray(update) - np.asarray(last)).tolist() == rows[met].tolist()
@@ -161,7 +161,8 @@ def test_a_client_weighs_as_much_as_its_examples():
         return {"loss": (w - examples["x"]) ** 2 / 2, "weight": examples["w"]}
 
     algorithm = algorithms.fedsgd(loss, sampling.full(2), optax.sgd(1.0), mesh=None)
-    state, _ = algorithm.step(jax.random.key(0), algorithm.init(jax.random.key(0), jnp.zeros(()), clients), clients)
+    state = algorithm.init(jax.random.key(0), jnp.zeros(()), clients)
+    state, _ = jax.jit(algorithm.step)(jax.random.key(0), state, clients)
     assert float(algorithm.params(state)) == pytest.approx(4.6)
 
 

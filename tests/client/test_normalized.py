@@ -68,4 +68,8 @@ def test_clients_that_count_no_steps_are_refused():
     """Catches a KeyError about a metric that the caller did not write."""
     private = client.private_sgd(p.linear_loss, 1.0, 0.0, 0.1, num_steps=1, batch_size=1, num_examples=p.ROWS)
     with pytest.raises(ValueError, match="client: expected one that reports `local_steps`"):
-        client.normalized(private).apply(jax.random.key(0), jnp.array(p.START), (), p.ragged().client(jnp.int32(0)))
+        jax.eval_shape(
+            lambda: client.normalized(private).apply(
+                jax.random.key(0), jnp.array(p.START), (), p.ragged().client(jnp.int32(0))
+            )
+        )

@@ -29,6 +29,7 @@ def test_update_is_rebuilt_from_the_unrolled_steps():
     reports = client.unroll(work, jax.random.key(1), params, data)
     held = jax.tree.map(lambda x: x[data.mask], data.examples)
 
+    @jax.jit
     def gradient(params):
         return jax.grad(lambda params: LOSS(params, held, None)["loss"].mean())(params)
 

@@ -62,7 +62,7 @@ def test_devices_without_a_window():
     assert ControlCycle.checked(50, act=50).window == ControlCycle.checked(50, act=70).window == 0
     assert ControlCycle.checked(50, act=50).cycles(1) is None and not ANCHOR._replace(act=60).feasible(0, 10**9)
     made = network.control_cycle(6, period=[50, 50, 40], act=[38, 50, 60], flops_per_microsecond=[1])
-    spent = made.spend(None, jnp.arange(6), Load(jnp.float32(250), NOTHING, NOTHING))
+    spent = jax.jit(made.spend)(None, jnp.arange(6), Load(jnp.float32(250), NOTHING, NOTHING))
     assert spent.compute.tolist() == [1050, 715_827_840, 715_827_840] * 2
     assert made.availability.at(jnp.arange(6), 5).tolist() == [True, False, False] * 2
     assert made.availability.rate(np.arange(3)).tolist() == [1.0, 0.0, 0.0]
@@ -85,7 +85,8 @@ def test_devices_are_exact():
         assert spent.compute.tolist() == [cycles[i % 2].compute_time(w) for i, w in enumerate(work)]
         assert set(spent.down.tolist()) == {80} and set(spent.up.tolist()) == {10_080}
     for huge in (1e12, jnp.inf, jnp.nan):
-        assert (made.spend(None, ids, Load(jnp.float32(huge), NOTHING, NOTHING)).compute == 715_827_840).all()
+        load = Load(jnp.full(40, huge, jnp.float32), NOTHING, jnp.float32(1000))
+        assert (spend(None, ids, load).compute == 715_827_840).all()
 
 
 @pytest.mark.parametrize("call, told", [

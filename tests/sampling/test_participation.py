@@ -41,11 +41,11 @@ def fates():
 
 def test_dropout_rate_and_independence():
     """Reports are Binomial(m, 1 - rate): accepts 0.3, rejects 0.31; catches one coin for the whole cohort."""
-    cohort = draw(with_dropout(full(40), 0.3), 50_000)
+    cohort = draw(with_dropout(full(40), 0.3), 20_000)
     reports = np.asarray(cohort.reported).sum(axis=1)
-    error = np.sqrt(40 * 0.21 / 50_000)
+    error = np.sqrt(40 * 0.21 / 20_000)
     assert abs(reports.mean() - 28) < 5 * error and abs(reports.mean() - 40 * 0.69) > 10 * error
-    assert abs(reports.var() / (40 * 0.21) - 1) < 5 * np.sqrt(2 / 50_000)
+    assert abs(reports.var() / (40 * 0.21) - 1) < 5 * np.sqrt(2 / 20_000)
     assert stats.chisquare(np.asarray(cohort.reported).sum(axis=0)).pvalue > ALPHA
     np.testing.assert_array_equal(cohort.metrics["dropped"], 40 - reports)
     assert cohort.invited.all()

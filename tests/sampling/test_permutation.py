@@ -52,7 +52,8 @@ def test_large_populations_stay_in_range_and_distinct(size):
     """Catches overflow of int32 near 2^31, at both ends of the positions."""
     half = np.arange(1024)
     positions = jnp.asarray(np.concatenate([half, size - 1 - half]), jnp.int32)
-    ids = np.asarray(jax.vmap(lambda key: permute(key, positions, size))(jax.random.split(jax.random.key(1), 4)))
+    draw = jax.jit(jax.vmap(lambda key: permute(key, positions, size)))
+    ids = np.asarray(draw(jax.random.split(jax.random.key(1), 4)))
     assert (ids >= 0).all() and (ids < size).all()
     assert all(len(np.unique(row)) == 2048 for row in ids)
     # The low and the high half of the range are hit alike: Binomial(8192, 1/2) within 5 standard deviations.
@@ -145,7 +146,8 @@ def test_positions_are_independent_of_the_batch(size):
 def test_positions_out_of_range_end():
     """Catches a cycle walk that starts on a cycle wholly outside [0, N) and never ends."""
     positions = jnp.asarray([-1, -(2**31), 1501, 1521, 2**31 - 1], jnp.int32)
-    ids = np.asarray(jax.vmap(lambda key: permute(key, positions, 1501))(jax.random.split(jax.random.key(8), 50)))
+    draw = jax.jit(jax.vmap(lambda key: permute(key, positions, 1501)))
+    ids = np.asarray(draw(jax.random.split(jax.random.key(8), 50)))
     assert (ids >= 0).all() and (ids < 1501).all()
 
 

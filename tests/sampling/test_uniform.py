@@ -88,7 +88,7 @@ def test_rounds_are_independent(size):
     member = membership(cohort, size)
     overlap = (member[1:] & member[:-1]).sum(axis=1)
     assert abs(overlap.mean() - m * m / size) < 4 * overlap.std() / np.sqrt(num_rounds - 1)
-    again, _ = uniform(size, m).sample(jax.random.fold_in(jax.random.key(0), 1234), ())
+    again, _ = jax.jit(uniform(size, m).sample)(jax.random.fold_in(jax.random.key(0), 1234), ())
     np.testing.assert_array_equal(again.ids, cohort.ids[1234])
 
 
@@ -161,8 +161,8 @@ def test_shuffled_orders_follow_the_key():
 def test_keys_and_streams():
     """Catches a sampler that ignores its key, or uses the round's key itself, which other stages share."""
     key = jax.random.key(0)
-    direct = permute(key, jnp.arange(20), 1500)
-    assert not np.array_equal(uniform(1500, 20).sample(key, ())[0].ids, direct)
+    direct = jax.jit(permute, static_argnums=2)(key, jnp.arange(20), 1500)
+    assert not np.array_equal(jax.jit(uniform(1500, 20).sample)(key, ())[0].ids, direct)
     for sampler in (uniform(1500, 20), uniform(900, 20), with_replacement(1500, 20)):
         sample = jax.jit(sampler.sample)
         one, _ = sample(key, ())

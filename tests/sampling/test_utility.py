@@ -22,10 +22,14 @@ LOSSES = np.array([0.5, 4.0, 1.5, 2.5, 3.0, 0.2, 3.5, 1.0, 2.0, 5.0, 0.1, 4.5], 
 
 def observed(sampler, state, ids, losses, spent=None):
     """The state after a round of these clients with these losses."""
-    ids = jnp.asarray(ids, jnp.int32)
-    there = jnp.ones(ids.shape, bool)
-    cohort = sampler.sample(KEY, state)[0]._replace(ids=ids, invited=there, reported=there).timed(spent=spent)
-    return sampler.observe(state, cohort, Outcome(there, jnp.asarray(losses, jnp.float32)))
+
+    @jax.jit
+    def after(state, ids, losses, spent):
+        there = jnp.ones(ids.shape, bool)
+        cohort = sampler.sample(KEY, state)[0]._replace(ids=ids, invited=there, reported=there).timed(spent=spent)
+        return sampler.observe(state, cohort, Outcome(there, losses))
+
+    return after(state, np.asarray(ids, np.int32), np.asarray(losses, np.float32), spent)
 
 
 @pytest.mark.full
@@ -77,9 +81,11 @@ def test_what_is_learned():
     cohort, _ = everybody.sample(KEY, everybody.init()._replace(losses=known.losses))
     assert cohort.ids.tolist() == [0, 5, 9]
     few = sampling.power_of_choice(sampling.poisson(N, 0.1, num_slots=N), 6)
+    draw = jax.jit(
+        lambda key: (few.sample(key, few.init())[0], sampling.poisson(N, 0.1, num_slots=N).sample(key, ())[0])
+    )
     for seed in range(6):
-        cohort, _ = few.sample(jax.random.key(seed), few.init())
-        plain, _ = sampling.poisson(N, 0.1, num_slots=N).sample(jax.random.key(seed), ())
+        cohort, plain = jax.device_get(draw(jax.random.key(seed)))
         assert set(cohort.ids[cohort.invited].tolist()) == set(plain.ids[plain.invited].tolist())
 
 

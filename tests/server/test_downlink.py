@@ -154,6 +154,7 @@ COMPRESSED = {
 }
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", cases.rows(COMPRESSED, ["8 bits"]))
 def test_compressed_broadcast_converges(name):
     """The replica's own feedback makes each exact. Catches a replica that drifts."""

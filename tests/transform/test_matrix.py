@@ -152,6 +152,7 @@ def test_streams_are_the_inverse(name):
         np.testing.assert_allclose(inverse, theirs, atol=1e-6)
 
 
+@pytest.mark.full
 @needs_extra
 def test_factors_are_jax_privacys():
     """Square root, sensitivities and errors of sums against theirs. Catches a formula that agrees with its own test."""

@@ -74,6 +74,7 @@ def test_mean_and_error_match_the_declared_ones(name):
         assert single == pytest.approx(declared, rel=1e-4 if name != "sixteen bits" else 0.1, abs=1e-9)
 
 
+@pytest.mark.full
 def test_the_checks_reject_wrong_quantisers():
     """The power of the test above: nearest for stochastic, an error 3 % off, a level that is 1 % too far."""
     update = s.updates()["uniform"].astype(np.float64)
@@ -88,7 +89,8 @@ def test_the_checks_reject_wrong_quantisers():
             s.check_mean(sent, update)
 
 
-@pytest.mark.parametrize("keeps_zeros", [True, False])
+@pytest.mark.default_rows(1)
+@pytest.mark.parametrize("keeps_zeros", [False, True])
 def test_numbers_on_the_grid_stay(keeps_zeros):
     """Levels of an odd range, which floats cannot hold exactly, 50 draws each. Catches a quotient that lands beside its
     level and now and then a level away, and levels past the range."""
@@ -102,6 +104,7 @@ def test_numbers_on_the_grid_stay(keeps_zeros):
             np.testing.assert_allclose(drawn(member, x, 50), np.broadcast_to(x, (50, 511)), rtol=1e-6)
 
 
+@pytest.mark.full
 def test_textbook_error_of_uniform_numbers():
     """2 / (3 (2^b - 1)^2) a coordinate at s = 1 (Suresh et al. 2017, section 2). Catches 2^b in place of 2^b - 1, and
     Delta / 2 for Delta."""
@@ -200,16 +203,17 @@ def test_integers_decode_to_the_message(keeps_zeros):
     options = {"range": 2.0, "keeps_zeros": keeps_zeros}
     plain, whole = quantize(6, **options), quantize(6, integers=True, **options)
     x = s.split(jnp.float32(s.updates()["out of range"]))
-    floats = plain.on_client(KEY, x, (), ())[0]
-    sent, _, measured = whole.on_client(KEY, x, (), ())
+    both = jax.jit(lambda x: (plain.on_client(KEY, x, (), ())[0], whole.on_client(KEY, x, (), ())))
+    floats, (sent, _, measured) = both(x)
     low, high = whole.facts.integer_range
     values = np.concatenate([np.asarray(v).ravel() for v in jax.tree.leaves(sent)])
     assert values.dtype == np.int32 and (low, high) == (values.min(), values.max())
     assert keeps_zeros or (values % 2 == 1).all()
     assert (low, high) == ((-31, 31) if keeps_zeros else (-63, 63))
-    back, _, metrics = whole.on_server(KEY, None, jax.tree.map(lambda v: 3 * v, sent), (), measured, None)
+    tripled = jax.tree.map(lambda v: 3 * np.asarray(v), sent)
+    back, _, metrics = jax.jit(lambda x, seen: whole.on_server(KEY, None, x, (), seen, None))(tripled, measured)
     for a, b in zip(jax.tree.leaves(back), jax.tree.leaves(floats), strict=True):
-        np.testing.assert_allclose(a, 3 * b, rtol=1e-6)
+        np.testing.assert_allclose(a, 3 * np.asarray(b), rtol=1e-6)
     assert metrics["clipped_share"] > 0
 
 
@@ -294,7 +298,7 @@ def test_qsgd_coded_bits_bound_a_real_code():
         return min(dense, sparse) + 32
 
     n, rng = 1024, np.random.default_rng(2)
-    for levels in (1, 4, 32, 255):
+    for levels in (1, 4, 255):
         best, member = 0.0, qsgd(levels)
         updates = np.stack([rng.normal(size=n), np.ones(n), rng.standard_t(1, size=n), np.eye(1, n)[0]])
         draw = jax.vmap(lambda key, x, member=member: member.on_client(key, x, (), ())[0])

@@ -35,6 +35,7 @@ def numpy_median(updates, weights):
     return point
 
 
+@pytest.mark.full
 def test_matches_numpy():
     """Two rounds of ragged clients. Catches an absent client whose row counts, and a weight that is lost."""
     federation = p.Federation(aggregator=aggregation.gather(geometric_median))
@@ -49,11 +50,13 @@ def test_matches_numpy():
 
 
 def test_an_outlier_hardly_moves_it():
-    """Leaves of several shapes, in NumPy too. Catches leaves that have a median each, and one that is a mean."""
+    """Leaves of several shapes, in NumPy too. Catches leaves that have a median each, one that is a mean, a row without
+    a weight that counts, and a weight that is lost."""
     rng = np.random.default_rng(0)
     updates = {"a": rng.normal(size=(9, 2, 3)).astype(np.float32), "b": rng.normal(size=9).astype(np.float32)}
     updates["a"][0] = 1e4
     weights = np.arange(1.0, 10, dtype=np.float32)
+    weights[4] = 0
     found = jax.jit(geometric_median)(jax.random.key(0), updates, weights, jnp.arange(9))
     flat = np.concatenate([updates["a"].reshape(9, -1), updates["b"][:, None]], axis=1)
     expected = numpy_median(flat, weights)

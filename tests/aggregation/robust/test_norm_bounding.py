@@ -19,6 +19,7 @@ def flat(tree, rows=True):
     return np.concatenate([np.reshape(tree[name], (*((M,) if rows else ()), -1)) for name in "ab"], axis=-1)
 
 
+@pytest.mark.default_rows("median")
 @pytest.mark.parametrize(("rule", "numpy"), [(mean(), None), (median(), np.median)])
 def test_shortened_messages(rule, numpy):
     """Catches a message longer than the bound, a shorter one that is stretched, and a share of the absent."""

@@ -170,26 +170,37 @@ def test_bins_of_each_feature():
     assert third["features"][0, 0] == 1 and third["thresholds"][0, 0] in EDGES + 0.25
 
 
-def one_row_norm(made, value, y):
-    """The norm of the message of a client with one row, whose label or number is y and whose score is `value`."""
-    state = made.parts.server.broadcast(made.parts.server.init(()))
-    state |= {"values": state["values"].at[0].set(value), "tree": jnp.int32(1)}
-    data = ClientData({"x": jnp.ones((1, p.WIDTH)), "y": jnp.array([y])}, jnp.ones(1, bool))
-    report, _ = made.parts.client.apply(jax.random.key(0), state, (), data)
-    return float(np.sqrt(sum((np.asarray(x) ** 2).sum() for x in jax.tree.leaves(report.update))))
+def row_norms(made):
+    """(value, y) -> the norm of the message of a client with one row, whose label or number is y and whose score is
+    `value`."""
+
+    @jax.jit
+    def message(value, y):
+        state = made.parts.server.broadcast(made.parts.server.init(()))
+        state |= {"values": state["values"].at[0].set(value), "tree": jnp.int32(1)}
+        data = ClientData({"x": jnp.ones((1, p.WIDTH)), "y": y[None]}, jnp.ones(1, bool))
+        return made.parts.client.apply(jax.random.key(0), state, (), data)[0].update
+
+    def norm(value, y):
+        leaves = jax.tree.leaves(message(value, np.asarray(y)))
+        return float(np.sqrt(sum((np.asarray(x) ** 2).sum() for x in leaves)))
+
+    return norm
 
 
 def test_a_row_has_its_norm():
     """At most sqrt(d), reached by a row that is certain and wrong; sqrt(d (b^2 + 1)) with residuals beyond b. Catches a
     row in two bins of a feature or in two nodes, and residuals without a bound."""
     made = algorithms.boosted_trees(p.EVERYBODY, **SMALL)
-    norms = [one_row_norm(made, value, y) for value in (-30.0, -3.0, 0.0, 1.0, 30.0) for y in (0, 1)]
+    norm = row_norms(made)
+    norms = [norm(value, y) for value in (-30.0, -3.0, 0.0, 1.0, 30.0) for y in (0, 1)]
     assert max(norms) == pytest.approx(np.sqrt(p.WIDTH), rel=1e-6)
     assert norms[4] == pytest.approx(np.sqrt(p.WIDTH * (0.5**2 + 0.25**2)), rel=1e-6)
     bounded = algorithms.boosted_trees(p.EVERYBODY, objective="squared", residual_bound=1.5, **SMALL)
+    norm = row_norms(bounded)
     for value in (-9.0, 9.0):
-        assert one_row_norm(bounded, value, 0.0) == pytest.approx(np.sqrt(p.WIDTH * (1.5**2 + 1)), rel=1e-6)
-    assert one_row_norm(bounded, 1.0, 0.0) == pytest.approx(np.sqrt(p.WIDTH * 2), rel=1e-6)
+        assert norm(value, 0.0) == pytest.approx(np.sqrt(p.WIDTH * (1.5**2 + 1)), rel=1e-6)
+    assert norm(1.0, 0.0) == pytest.approx(np.sqrt(p.WIDTH * 2), rel=1e-6)
 
 
 def test_noise_divides_by_nothing():

@@ -106,17 +106,27 @@ def test_one_row_of_a_client():
     assert (np.abs(error) < 5 * deviation).all()  # fails by chance in one run of 10^6
 
 
-def test_noise_has_its_epsilon():
-    """Catches weights that tell the number of rows, and messages of clients without rows that are left out."""
-    sampler = sampling.uniform(p.NUM_CLIENTS, 20)
+def noisy():
+    """20 of the clients with discrete noise."""
     noise = transform.discrete_gaussian_mechanism(10.0, 2.0, 20, bits=24)
     rule = aggregation.modular_sum(20.0, modulus_bits=24)
-    made = algorithms.kmeans(sampler, transform=noise, aggregator=rule, least_share=0.02, **CLUSTERS)
-    estimates, infos = p.rounds(made, 3, params=START)
-    assert [int(info["clients_reported"]) for info in infos] == [20, 20, 20]  # clients without rows report too
+    sampler = sampling.uniform(p.NUM_CLIENTS, 20)
+    return algorithms.kmeans(sampler, transform=noise, aggregator=rule, least_share=0.02, **CLUSTERS)
+
+
+@pytest.mark.full
+def test_clients_without_rows_report_under_noise():
+    """Catches messages of clients without rows that are left out."""
+    estimates, infos = p.rounds(noisy(), 3, params=START)
+    assert [int(info["clients_reported"]) for info in infos] == [20, 20, 20]
     assert not any(info["skipped_rounds"] for info in infos) and np.isfinite(estimates[-1]["centroids"]).all()
-    mechanism = privacy.mechanism_of(made, dimension=12)
+
+
+def test_noise_has_its_epsilon():
+    """Catches weights that tell the number of rows."""
+    mechanism = privacy.mechanism_of(noisy(), dimension=12)
     assert mechanism.unit == "client" and 0 < privacy.account(mechanism, 3, 1e-3).epsilon < np.inf
+    sampler = sampling.uniform(p.NUM_CLIENTS, 20)
     with pytest.raises(ValueError, match="aggregator: expected one whose result a client moves by a bounded amount"):
         algorithms.kmeans(sampler, transform=transform.gaussian_mechanism(1.0, 2.0), **CLUSTERS)
 

@@ -63,7 +63,7 @@ def test_a_state_may_be_donated(name):
     """One made outside of `jit` too. Catches two numbers of a state that are one array, which JAX refuses."""
     made, data = cases.CASES["algorithms"][name](), p.ragged()
     state = made.init(events.KEY, jnp.array(p.START), data)
-    jax.jit(made.step, donate_argnums=1)(events.KEY, state, data)
+    jax.jit(lambda state, data: jax.tree.map(jnp.copy, (state, data)), donate_argnums=0)(state, data)
 
 
 def arrivals(loop, t):

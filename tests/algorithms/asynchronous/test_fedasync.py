@@ -165,9 +165,10 @@ def test_leaves_of_all_sizes(names):
     params, models, messages = made(), made(size), made(count)
     last, kept = jax.jit(_chain)(params, models, messages, rows, factors, places)
     for name in names:
+        mix = jax.jit(lambda w, factor, x, kind=kind[name]: (w + factor * (x - w)).astype(kind))
         w, ring = params[name], np.array(models[name])
         for row, factor, place in zip(rows, factors, places, strict=True):
-            w = (w + factor * (messages[name][row] - w)).astype(kind[name])
+            w = mix(w, factor, messages[name][row])
             ring[place] = w
         slack = 0.02 if name == "half" else 1e-6
         for found, expected in ((last[name], w), (kept[name], ring)):

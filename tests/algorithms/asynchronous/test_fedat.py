@@ -28,8 +28,10 @@ def test_fedat_is_the_event_loop():
     order = sorted(range(SIZE), key=lambda id: (events.ticks(np.array(id)), id))
     groups, counts = np.array(order).reshape(TIERS, -1), np.zeros(TIERS, int)
 
+    places = jax.jit(lambda key: permute(key, jnp.arange(SLOTS), SIZE // TIERS))
+
     def drawn(key, tier):
-        return groups[tier][np.asarray(permute(stream(key, "cohort"), jnp.arange(SLOTS), SIZE // TIERS))]
+        return groups[tier][np.asarray(places(stream(key, "cohort")))]
 
     w, models, now = 0.0, np.zeros(TIERS), 0
     rounds = {q: (0.0, drawn(stream(events.KEY, f"tier {q}"), q), 0) for q in range(TIERS)}

@@ -49,6 +49,6 @@ def weights(mixing, rounds, key=KEY):
     from fedjax_sim.prng import stream
 
     keys = [stream(jax.random.fold_in(key, t), "network") for t in range(rounds)]
-    tables = jax.tree.map(jnp.asarray, mixing.tables)
-    up = [np.asarray(mixing.links(own, jnp.int32(t), tables).up) for t, own in enumerate(keys)]
+    tables, links = jax.tree.map(jnp.asarray, mixing.tables), jax.jit(mixing.links)
+    up = [np.asarray(links(own, jnp.int32(t), tables).up) for t, own in enumerate(keys)]
     return [network.matrix_of(mixing, own, t).toarray() for t, own in enumerate(keys)], up

@@ -37,10 +37,15 @@ def test_numpy(lost):
     sampler = sampling.with_dropout(sampler, 0.4) if lost else sampler
     made, data = gossip(sampler=sampler), g.clients()
     state, step, x, met = made.init(g.KEY, g.START, data), jax.jit(made.step), np.zeros(g.N), 0
+
+    @jax.jit
+    def drawn(key):
+        cohort, _ = sampler.sample(stream(key, "sampling"), sampler.init())
+        return cohort, meetings(key, cohort.ids, tables())
+
     for t in range(9):
         key = jax.random.fold_in(g.KEY, t)
-        cohort, _ = sampler.sample(stream(key, "sampling"), sampler.init())
-        partners, order = map(np.asarray, meetings(key, cohort.ids, tables()))
+        cohort, (partners, order) = jax.device_get(drawn(key))
         start, ids = x.copy(), np.asarray(cohort.ids)
         for slot in order:
             if cohort.reported[slot]:

@@ -211,6 +211,7 @@ def as_client_update(star: Star, rounds: int, people) -> ClientUpdate:
     return ClientUpdate(lambda params: (), apply)
 
 
+@pytest.mark.full
 def test_hierarchy():
     """Two groups of three clients: two rounds inside of each round outside. Catches a group that forgets its clients'
     weights, or starts from its own model."""

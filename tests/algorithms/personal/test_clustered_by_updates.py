@@ -93,6 +93,7 @@ def test_matches_numpy():
     np.testing.assert_allclose(p.own_models(algorithm, state), models, rtol=2e-5, atol=2e-6)
     members = np.asarray(state.aggregator.members)
     assert 1 < len(clusters) == info["clusters"] < p.NUM_CLIENTS
+    assert info["uplink_bytes"].total() == info["downlink_bytes"].total() == p.NUM_CLIENTS * 12  # of one model
     assert {tuple(np.flatnonzero(members == c)) for c in set(members)} == {tuple(sorted(x)) for x in clusters}
 
 
@@ -139,6 +140,7 @@ def test_one_cluster_is_fedavg():
     np.testing.assert_allclose(found, expected, rtol=2e-6)
 
 
+@pytest.mark.full
 def test_bytes_are_of_one_model():
     _, info = p.trained(cfl(), rounds=1)
     assert info["uplink_bytes"].total() == info["downlink_bytes"].total() == p.NUM_CLIENTS * 12

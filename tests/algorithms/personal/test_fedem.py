@@ -50,7 +50,8 @@ def test_matches_numpy():
     state, _ = p.trained(algorithm, rounds=0)
     starts = p.vector(algorithm.parts.server.broadcast(state.server))
     components, weights = oracle(starts)
-    state, _ = p.trained(algorithm)
+    state, info = p.trained(algorithm)
+    assert info["uplink_bytes"].total() == info["downlink_bytes"].total() == p.NUM_CLIENTS * M * 12
     own = algorithm.evaluated.personal(state, jnp.arange(p.NUM_CLIENTS))
     np.testing.assert_allclose(own["weights"], weights, rtol=1e-4, atol=1e-6)
     for i in range(p.NUM_CLIENTS):
@@ -72,6 +73,7 @@ def test_one_component_is_fedavg():
     np.testing.assert_allclose(found, p.vector(plain.params(p.trained(plain)[0])), rtol=2e-6)
 
 
+@pytest.mark.full
 def test_bytes_are_of_components():
     _, info = p.trained(em(), rounds=1)
     assert info["uplink_bytes"].total() == info["downlink_bytes"].total() == p.NUM_CLIENTS * M * 12

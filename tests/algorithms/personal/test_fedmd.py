@@ -69,6 +69,7 @@ def test_matches_numpy():
     np.testing.assert_allclose(found, own, rtol=2e-4, atol=2e-5)
     np.testing.assert_allclose(state.server.logits[MASK], consensus, rtol=2e-4, atol=2e-5)
     np.testing.assert_allclose(algorithm.params(state), start, rtol=1e-6)
+    assert info["uplink_bytes"].total() == info["downlink_bytes"].total() == p.NUM_CLIENTS * 4 * 6 * CLASSES
     assert info["update_norm"] == 0 and np.abs(np.array(own) - oracle(start, rows(), imitates=False)[0]).max() > 0.01
 
 
@@ -82,6 +83,7 @@ def test_equal_clients_teach_each_other_nothing():
     np.testing.assert_allclose(algorithm.evaluated.personal(state, jnp.arange(3)), alone, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.full
 def test_bytes_are_of_logits():
     _, info, _ = trained(distilled(), rows(), rounds=1)
     assert info["uplink_bytes"].total() == info["downlink_bytes"].total() == p.NUM_CLIENTS * 4 * 6 * CLASSES

@@ -84,6 +84,8 @@ def test_matches_numpy():
     assert np.asarray(state.server.known).tolist() == known.tolist() == [True, True, True, False]
     np.testing.assert_array_equal(algorithm.params(state)["body"], params["body"])
     assert info["update_norm"] == 0 and info["local_prototype_distance"] > 0
+    assert info["uplink_bytes"].total() == p.NUM_CLIENTS * 4 * (CLASSES * SIZE + CLASSES)
+    assert info["downlink_bytes"].total() == p.NUM_CLIENTS * (4 * CLASSES * SIZE + CLASSES)
 
 
 @pytest.mark.full
@@ -99,6 +101,7 @@ def test_without_a_pull_it_is_local_training():
     assert np.abs(models[0][1:] - models[1][1:]).max() > 1e-3
 
 
+@pytest.mark.full
 def test_bytes_are_of_prototypes():
     """Catches a model in either direction."""
     _, info, _ = trained(proto(), rounds=1)

@@ -91,16 +91,23 @@ def test_matches_numpy():
     """Catches a unit too many or too few, a mean over clients without the parameter, and a model that sees units of
     others."""
     algorithm = hetero()
-    state, _, params = trained(algorithm)
+    state, info, params = trained(algorithm)
     expected = oracle(params)
     for found, wanted in zip(layers(algorithm.params(state)), expected, strict=True):
         for x, y in zip(found, wanted, strict=True):
             np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-5)
-    own = algorithm.evaluated.personal(state, jnp.arange(p.NUM_CLIENTS))
+    assert info["uplink_bytes"].total() == info["downlink_bytes"].total() == sum(sizes())
+    own = jax.jit(algorithm.evaluated.personal)(state, jnp.arange(p.NUM_CLIENTS))
     units = places(WIDTHS[4 % 3])
     kernel = np.asarray(own["hidden_1"]["kernel"][4])
     np.testing.assert_array_equal(kernel[: units[1], : units[2]], expected_part(algorithm, state, units))
     assert not kernel[units[1] :].any() and not kernel[:, units[2] :].any()
+
+
+def sizes():
+    """Bytes of each client's own sub-model."""
+    units = [places(WIDTHS[i % 3]) for i in range(p.NUM_CLIENTS)]
+    return [sum(4 * (a * b + b) for a, b in itertools.pairwise(x)) for x in units]
 
 
 def expected_part(algorithm, state, units):
@@ -127,14 +134,11 @@ def test_what_nobody_holds_stays():
     assert (before[:, :2] != after[:, :2]).any()
 
 
+@pytest.mark.full
 def test_bytes():
     """Each client counts its own sub-model, both ways."""
     _, info, _ = trained(hetero(), rounds=1)
-    sizes = []
-    for i in range(p.NUM_CLIENTS):
-        units = places(WIDTHS[i % 3])
-        sizes.append(sum(4 * (a * b + b) for a, b in itertools.pairwise(units)))
-    assert info["uplink_bytes"].total() == info["downlink_bytes"].total() == sum(sizes)
+    assert info["uplink_bytes"].total() == info["downlink_bytes"].total() == sum(sizes())
 
 
 @pytest.mark.full

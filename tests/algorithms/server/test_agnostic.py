@@ -30,6 +30,7 @@ def test_nearest_point_of_the_simplex(spread):
     assert (found >= 0).all()
 
 
+@pytest.mark.default_rows("values0", "values2")
 @pytest.mark.parametrize("values", [[1e8, 0.0, 3.0], [1e6] * 40, [50.0] * 100_000, [0.23] * 100_000])
 def test_weights_add_up_to_one(values):
     """Catches a sum in float32 that loses the 1 beside large losses, or over many clients."""

@@ -23,29 +23,34 @@ def data(n=37):
     return ClientData({"x": X, "y": Y}, jnp.arange(40) < n)
 
 
+def values_of(transcript, name):
+    return [m.value for m in transcript.messages if m.name == name]
+
+
 def test_bytes_are_those_of_the_arrays():
     """Catches messages of padding, a partial batch counted as full, a hop that is not counted, bits of a batch."""
     made = network.link(forward=transform.quantize(8), batch_bits=16)
     split = split_loss(DEEP, softmax_cross_entropy, ("hidden_0", "hidden_1"), link={"hidden_2": made})
     params = DEEP.init(KEY)[0]
-    seen = split_transcript(split, params, {"x": X, "y": Y}, KEY)
+    seen = jax.eval_shape(lambda: values_of(split_transcript(split, params, {"x": X, "y": Y}, KEY), "hidden_1"))
     found = crossings(split, params, {"x": X[0], "y": Y[0]})
     assert [(c.name, c.there, c.back, c.batch) for c in found] == [
         ("labels", 32, 0, 0),
         ("hidden_1", 9 * 32, 9 * 32, 0),
         ("hidden_2", 8 * 8 + 32, 8 * 32, 16),
     ]
-    plain = [m for m in seen.messages if m.name == "hidden_1"]
-    assert [8 * m.value.nbytes for m in plain] == [40 * 9 * 32] * 2
+    assert [8 * x.size * x.dtype.itemsize for x in seen] == [40 * 9 * 32] * 2
     work = client.work(num_steps=7, batch_size=8)  # 37 examples are 5 batches, the last of 5; 7 steps are 37 + 16
-    counts = split_client(split, optax.sgd(0.1), work).apply(KEY, params, (), data())[0].counts
+    made = split_client(split, optax.sgd(0.1), work)
+    counted = jax.jit(lambda *given: made.apply(*given)[0].counts)
+    counts = counted(KEY, params, (), data())
     visited = 37 + 16
     assert {name: x.tolist() for name, x in counts.items()} == {
         "split_up_bytes": [0, visited * (4 + 36)],
         "split_down_bytes": [0, visited * 36],
         "split_other_bytes": [0, visited * (12 + 32) + 7 * 4],
     }
-    nobody = split_client(split, optax.sgd(0.1), work).apply(KEY, params, (), data(0))[0].counts
+    nobody = counted(KEY, params, (), data(0))
     assert all((x == 0).all() for x in nobody.values())
     assert bits_by_direction(found, training=False) == {"up": (288, 0), "down": (0, 0), "other": (96, 16)}
 
@@ -58,7 +63,7 @@ def test_messages_are_whole_bytes():
     costs = split_costs(split, params, batch)
     assert [x.there for x in costs.crossed] == [32, 40, 40] and [x.batch for x in costs.crossed] == [8, 8, 8]
     made = split_client(split, optax.sgd(0.1), client.work(num_steps=1))
-    counts = made.apply(KEY, params, (), ClientData(batch, jnp.ones(8, bool)))[0].counts
+    counts = jax.jit(lambda: made.apply(KEY, params, (), ClientData(batch, jnp.ones(8, bool)))[0].counts)()
     assert sum(int(x[1]) for x in counts.values()) == sum(bits for *_, bits in costs.messages()) // 8
 
 

@@ -85,7 +85,7 @@ def sent(info):
     return {name: value.total() for name, value in info.items() if name.endswith("_bytes")}
 
 
-@pytest.mark.default_rows(1)
+@pytest.mark.default_rows("vertical")
 @pytest.mark.parametrize("name", rows(PROGRAMS, ("splitfed V2", "split_gnn", "vertical")))
 def test_nobody_is_there(name):
     """An empty Poisson cohort. Faults: a model that moves or becomes NaN, bytes of nobody, a loss of 0."""
@@ -96,7 +96,7 @@ def test_nobody_is_there(name):
     assert set(sent(info).values()) == {0} and info["skipped_rounds"] == 1 and np.isnan(info["local_loss"])
 
 
-@pytest.mark.default_rows(1)
+@pytest.mark.full
 @pytest.mark.parametrize("name", rows(PROGRAMS, ("splitfed V2", "split_gnn", "vertical")))
 def test_half_precision(name):
     """bfloat16 models. Faults: another type after a round, another model than float32's, bytes of another type."""
@@ -142,7 +142,7 @@ def test_transcripts_of_half_precision(made):
         assert len(sent) == 2 and {message.value.dtype for message in sent} == {jnp.dtype(jnp.bfloat16)}
 
 
-@pytest.mark.default_rows(1)
+@pytest.mark.full
 @pytest.mark.parametrize("name", rows(PROGRAMS, ("splitfed V2", "split_gnn", "vertical")))
 def test_half_precision_through_a_link(name):
     """Noise there, 8 bits back. Fault: a transform that gives float32 where bfloat16 was sent, or NaN."""
@@ -170,7 +170,7 @@ def test_inputs_of_half_precision(name):
         np.testing.assert_allclose(other, one, atol=0.02)
 
 
-@pytest.mark.default_rows(1)
+@pytest.mark.default_rows("vertical")
 @pytest.mark.parametrize("name", rows(("split_client", "splitfed", "vertical"), ("splitfed", "vertical")))
 def test_weighted_losses_are_fedavg(name):
     """Fault: a weight that is lost between the loss's party and the others, or in the clients' mean."""

@@ -155,6 +155,7 @@ def test_labels_are_encrypted_as_the_rest_is():
     assert [m.encrypted for m in plain] == [True, False, False] and (plain[0].value == Y).all()
 
 
+@pytest.mark.full
 def test_the_worked_configuration():
     """10 -> 20 -> 15 -> 1, batches of 32: 1,312 floats a batch against 1,102 a round of FedAvg; 6,400 products a step.
 

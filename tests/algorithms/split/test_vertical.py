@@ -65,7 +65,8 @@ def test_gradients_are_centralised(name):
     with jax.enable_x64(True):
         params, examples = _params(w, b, np.float64), {"x": jnp.array(X), "y": jnp.array(Y)}
         loss_fn = algorithms.vertical_loss(LINEAR, loss)
-        joint = jax.grad(lambda params: loss_fn(params, examples)["loss"].mean())(params)
+        slope = jax.jit(jax.grad(lambda params, examples: loss_fn(params, examples)["loss"].mean()))
+        joint = jax.device_get(slope(params, examples))
         r = residual(X @ w + b, Y) / ROWS
         np.testing.assert_allclose(_flat(joint), X.T @ r, rtol=0, atol=1e-10)
         np.testing.assert_allclose(joint["bias"], r.sum(), rtol=0, atol=1e-10)
@@ -77,7 +78,7 @@ def test_gradients_are_centralised(name):
             np.testing.assert_allclose(back.value[:, 0], r, rtol=0, atol=1e-10)
         moved = np.array(X)
         moved[:, 3:] = np.roll(X[:, 3:], 1, axis=0)  # the others' rows belong to somebody else
-        wrong = jax.grad(lambda params: loss_fn(params, examples | {"x": jnp.array(moved)})["loss"].mean())(params)
+        wrong = slope(params, examples | {"x": jnp.array(moved)})
         assert np.abs(_flat(wrong) - X.T @ r).max() > 1e-2
 
 
@@ -90,11 +91,15 @@ def test_what_each_party_sees():
     params, x = model.init(jax.random.key(0))[0], np.float32(X)
     loss = models.sigmoid_cross_entropy
 
-    def views(x, y):
+    @jax.jit
+    def compiled(x, y):
         seen = algorithms.vertical_transcript(model, loss, params, {"x": x, "y": y})
-        found = {(m.source, m.target, m.kind): np.asarray(m.value) for m in seen.messages}
+        found = {(m.source, m.target, m.kind): m.value for m in seen.messages}
         assert len(found) == len(seen.messages)
         return found
+
+    def views(x, y):
+        return jax.device_get(compiled(x, y))
 
     plain, spoiled = views(x, Y), x.copy()
     ways = {(1, 0, "activations"), (2, 0, "activations"), (0, 1, "gradients"), (0, 2, "gradients")}
@@ -105,12 +110,13 @@ def test_what_each_party_sees():
         np.testing.assert_array_equal(plain[p, 0, "activations"], other[p, 0, "activations"])  # of own columns alone
         np.testing.assert_array_equal(plain[p, 0, "activations"], flipped[p, 0, "activations"])  # and of no label
         assert (plain[0, p, "gradients"] != other[0, p, "gradients"]).any()
-    whole = jax.grad(lambda params: algorithms.vertical_loss(model, loss)(params, {"x": x, "y": Y})["loss"].mean())(
-        params
-    )
-    (own,) = jax.vjp(lambda own: party_functions_of(model).bottoms[1](own, x), params)[1](
-        jnp.array(plain[0, 1, "gradients"])
-    )
+
+    @jax.jit
+    def slopes(params, sent):
+        joint = jax.grad(lambda params: algorithms.vertical_loss(model, loss)(params, {"x": x, "y": Y})["loss"].mean())
+        return joint(params), *jax.vjp(lambda own: party_functions_of(model).bottoms[1](own, x), params)[1](sent)
+
+    whole, own = slopes(params, plain[0, 1, "gradients"])
     for got, expected in zip(
         jax.tree.leaves(own["parties"]["party_1"]), jax.tree.leaves(whole["parties"]["party_1"]), strict=True
     ):
@@ -177,9 +183,17 @@ def test_bytes_are_those_of_the_arrays(batch_size, num_steps, visits):
     model = models.vertical_mlp(columns=COLUMNS, num_outputs=1, embedding=2)
     params = model.init(jax.random.key(0))[0]
     _, info = _round(_vertical(model=model, num_steps=num_steps, batch_size=batch_size), _consortia(), params)
-    seen = algorithms.vertical_transcript(model, models.sigmoid_cross_entropy, params, {"x": np.float32(X), "y": Y})
-    a_row = sum(message.value.nbytes for message in seen.seen_by(0)) // ROWS
-    assert a_row == 16 == sum(message.value.nbytes for p in (1, 2) for message in seen.seen_by(p)) // ROWS
+
+    def bytes_seen(*parties):
+        def values():
+            rows = {"x": np.float32(X), "y": Y}
+            seen = algorithms.vertical_transcript(model, models.sigmoid_cross_entropy, params, rows)
+            return [message.value for p in parties for message in seen.seen_by(p)]
+
+        return sum(x.size * x.dtype.itemsize for x in jax.eval_shape(values))
+
+    a_row = bytes_seen(0) // ROWS
+    assert a_row == 16 == bytes_seen(1, 2) // ROWS
     assert [_total(info[name]) for name in ("forward_bytes", "backward_bytes")] == [visits * a_row] * 2
 
 

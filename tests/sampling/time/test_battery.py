@@ -15,7 +15,7 @@ JOULES = TICKS * np.array(WATTS)[:, None]
 
 
 def drawn(sampler, key=KEY):
-    return jax.device_get(sampler.sample(key, told(sampler)))
+    return jax.device_get(jax.jit(lambda key: sampler.sample(key, told(sampler)))(key))
 
 
 def clocked():

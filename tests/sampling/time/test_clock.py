@@ -28,6 +28,10 @@ def recipe(sampler, **options):
     return algorithms.fedavg(p.linear_loss, sampler, optax.sgd(0.1), **RUN | options)
 
 
+def drawn(sampler, state):
+    return jax.device_get(jax.jit(sampler.sample)(KEY, state))
+
+
 def everywhere(size=p.NUM_CLIENTS, **options):
     speeds = {"speed": network.lognormal(100.0, 1.0), "bandwidth_down": network.constant(100.0)}
     return network.heterogeneous(size, **speeds, bandwidth_up=network.lognormal(10.0, 1.0), jitter=0.2, **options)
@@ -306,17 +310,18 @@ def test_who_is_there():
     """Catches who is asked for at another time than the round's, an empty slot that costs something, a round that
     nobody is invited to and that lasts no time."""
     clocked = sampling.with_clock(sampling.full(N), tables(there=night), num_invited=8, idle_seconds=1800.0)
-    state = told(clocked)
+    state, sample = told(clocked), jax.jit(clocked.sample)
     assert clocked.num_slots == 8 == clocked.design.num_slots
     for hour, expected in ((0, [2, 4, 6, 8, 10]), (1, [1, 3, 5, 7, 9, 11]), (4, [2, 4, 6, 8, 10])):
-        cohort, _ = clocked.sample(KEY, state._replace(clock=Clock(jnp.int32(3600 * hour), jnp.int32(0))))
+        cohort, _ = sample(KEY, state._replace(clock=Clock(jnp.int32(3600 * hour), jnp.int32(0))))
+        cohort = jax.device_get(cohort)
         assert cohort.ids[cohort.invited].tolist() == expected == cohort.ids[cohort.reported].tolist()
         assert int(cohort.metrics["unavailable"]) == N - len(expected)
         assert int(cohort.metrics["unfilled"]) == 8 - len(expected)
         spent = cohort.timing.spent
         assert spent.total[~cohort.invited].sum() == 0 == spent.joules[~cohort.invited].sum()
     nobody = sampling.with_clock(sampling.full(N), tables(there=lambda ids, seconds: ids < 0), idle_seconds=1800.0)
-    cohort, state = nobody.sample(KEY, told(nobody))
+    cohort, state = drawn(nobody, told(nobody))
     assert not cohort.invited.any() and [int(x) for x in state.clock] == [1800, 0]
 
 
@@ -350,19 +355,19 @@ def test_who_leaves():
     times = {"down": np.full(N, 1), "step": np.full(N, 500), "up": np.full(N, 100)}
     devices = tables(**times, there=lambda ids, seconds: seconds < jnp.asarray(leaves)[ids])
     clocked = sampling.with_clock(sampling.full(N), devices, checks=5)
-    cohort, state = clocked.sample(KEY, told(clocked))  # 2601 ticks
+    cohort, state = drawn(clocked, told(clocked))  # 2601 ticks
     assert np.flatnonzero(~np.asarray(cohort.reported)).tolist() == [2, 5]
-    assert cohort.timing.spent.total[jnp.array([2, 5, 0])].tolist() == [1001, 2001, 2601]
+    assert cohort.timing.spent.total[[2, 5, 0]].tolist() == [1001, 2001, 2601]
     assert int(cohort.metrics["interrupted"]) == 2 and not cohort.timing.sent[2] and int(state.clock.seconds) == 2
     begun = told(clocked)._replace(clock=Clock(jnp.int32(0), jnp.int32(600)))  # everything is 600 ticks later
-    cohort, _ = clocked.sample(KEY, begun)
-    assert cohort.timing.spent.total[jnp.array([2, 5])].tolist() == [501, 1501]
+    cohort, _ = drawn(clocked, begun)
+    assert cohort.timing.spent.total[[2, 5]].tolist() == [501, 1501]
     times = {"down": np.full(N, 1), "step": np.full(N, 380), "up": np.full(N, 200)}  # done at 1901, arrived at 2101
     ready = sampling.with_clock(sampling.full(N), tables(**times, there=devices.availability.at))
-    cohort, _ = ready.sample(KEY, told(ready))
+    cohort, _ = drawn(ready, told(ready))
     assert np.flatnonzero(~np.asarray(cohort.reported)).tolist() == [2, 5] and cohort.timing.spent.total[5] == 2100
     quick = sampling.with_clock(sampling.full(N), devices)
-    cohort, _ = quick.sample(KEY, told(quick, WORK._replace(steps=1)))
+    cohort, _ = drawn(quick, told(quick, WORK._replace(steps=1)))
     assert bool(cohort.reported.all()) and int(cohort.metrics["interrupted"]) == 0
 
 

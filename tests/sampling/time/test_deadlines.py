@@ -49,7 +49,7 @@ def test_partial_work_is_the_most_that_fits():
     """Every deadline of a grid, against a search by hand. Catches a step too many or too few, work that is done though
     not even one step fits, and a share that the client rounds up."""
     sampler = clocked()
-    for ticks in np.linspace(50, TOTAL.max() + 10, 12).astype(int):
+    for ticks in np.linspace(50, TOTAL.max() + 10, 6).astype(int):
         cohort, state = drawn(sampling.with_deadline(sampler, ticks / 1000, late="partial"))
         fits = np.clip((ticks - DOWN - UP) // STEP, 0, 5)
         np.testing.assert_array_equal(cohort.reported, fits >= 1)
@@ -60,6 +60,7 @@ def test_partial_work_is_the_most_that_fits():
         assert state.clock.seconds * 1000 + state.clock.ticks == cohort.timing.spent.total.max() <= ticks
 
 
+@pytest.mark.full
 def test_shortened_clients_that_are_not_needed():
     """A message that over-selection or a radio budget leaves out is not one of partial work: every count is of those
     who report, whatever wraps the deadline."""
@@ -70,6 +71,7 @@ def test_shortened_clients_that_are_not_needed():
         assert found == (cohort.reported & (cohort.work < 5)).sum() < drawn(short)[0].metrics["shortened"]
 
 
+@pytest.mark.full
 def test_partial_work_of_stragglers():
     """Catches a deadline that gives a straggler its work back."""
     slow = sampling.with_clock(sampling.with_stragglers(sampling.full(N), 1.0), tables())
@@ -220,12 +222,12 @@ def test_over_selection_takes_the_first():
     state = told(same)
     state = state._replace(sampler=state.sampler._replace(position=jnp.uint32(8)))  # 8, ..., 11, 0, 1, 2
     for count, chosen, end in ((2, {8, 9}, 251), (5, {8, 9, 10, 11, 0}, 501), (7, {8, 9, 10, 11, 0, 1, 2}, 501)):
-        cohort, after = sampling.with_over_selection(same, count).sample(KEY, state)
+        cohort, after = jax.device_get(jax.jit(sampling.with_over_selection(same, count).sample)(KEY, state))
         assert set(cohort.ids[cohort.reported].tolist()) == chosen
         assert int(after.clock.seconds * 1000 + after.clock.ticks) == end == int(cohort.timing.spent.total.max())
         assert int(cohort.metrics["not_needed"]) == 7 - count
     alike = sampling.with_clock(sampling.cyclic(N, 7), tables(*[np.ones(N)] * 3))
-    cohort, _ = sampling.with_over_selection(alike, 3).sample(KEY, state)
+    cohort, _ = jax.device_get(jax.jit(sampling.with_over_selection(alike, 3).sample)(KEY, state))
     assert set(cohort.ids[cohort.reported].tolist()) == {0, 1, 2}
     few = sampling.with_over_selection(sampling.with_clock(sampling.with_dropout(sampling.full(N), 0.6), tables()), 11)
     cohort, _ = drawn(few)

@@ -65,8 +65,8 @@ def test_bits_of_the_simulated_one(ring, options):
     simulated, real = (round_of(one, messages, weights) for one in made)
     aborts = []
     for seed in range(6):
-        (expected, numbers), (_, seen) = simulated(jax.random.key(seed))
-        (found, metrics), (masked, weights_seen) = real(jax.random.key(seed))
+        (expected, numbers), (_, seen) = jax.device_get(simulated(jax.random.key(seed)))
+        (found, metrics), (masked, weights_seen) = jax.device_get(real(jax.random.key(seed)))
         jax.tree.map(np.testing.assert_array_equal, found, expected)
         sent = metrics.pop("protocol_bytes").total()
         assert str(metrics) == str(numbers) and sent > 1000
@@ -77,6 +77,7 @@ def test_bits_of_the_simulated_one(ring, options):
     assert set(aborts) == {False, True}
 
 
+@pytest.mark.full
 @pytest.mark.default_rows(1)
 @pytest.mark.parametrize("make", [secure_sum, real_secure_sum])
 def test_a_circle_of_too_few_is_aborted(make):
@@ -86,6 +87,7 @@ def test_a_circle_of_too_few_is_aborted(make):
     assert np.isnan(found).all() and int(metrics["aborted_rounds"]) == 1
 
 
+@pytest.mark.full
 def test_bytes_of_those_who_leave():
     """All advertise keys and leave: they are sent each other's, and that is all. Catches a step taken for another."""
     made = real_secure_sum(modular_sum(1.0), 2, dropout=[0, 1.0, 0, 0])
@@ -93,6 +95,7 @@ def test_bytes_of_those_who_leave():
     assert np.isnan(found).all() and metrics["protocol_bytes"].total() == 5 * 64 + 5 * 4 * 64
 
 
+@pytest.mark.full
 def test_the_view_is_uniform():
     """Chi-square of the bytes of equal messages, p > 1e-5. Catches a view of the messages."""
     made = real_secure_sum(modular_sum(1.0), 2)
@@ -131,6 +134,7 @@ def test_an_update_without_numbers_is_refused():
         real_secure_sum(modular_sum(1.0), 2).init({}, 3)
 
 
+@pytest.mark.full
 def test_seeds_may_be_vmapped():
     """Catches a callback that cannot be batched."""
     made = real_secure_sum(modular_sum(1.0), 2)

@@ -63,14 +63,14 @@ def test_every_dropout_at_every_step():
 @pytest.mark.default_rows(1)
 @pytest.mark.parametrize("ring", RINGS, ids=str)
 def test_the_sum_is_exact(ring):
-    """5 to 12 clients of complete graphs and circles, in every ring; those who are left, or an abort.
+    """5 and 12 clients of complete graphs and circles, in every ring; those who are left, or an abort.
 
     Catches signs that differ between the two ends of a pair, and shares at another point than their holder's.
     """
     outcomes = set()
     for seed in range(12):
         rng = np.random.default_rng(seed)
-        number, neighbours = int(rng.integers(5, 13)), [None, 2, 4][seed % 3]
+        number, neighbours = (5, 12)[seed % 2], [None, 2, 4][seed % 3]
         threshold = int(rng.integers(1 if neighbours is None else neighbours // 2 + 1, (neighbours or number) + 1))
         messages = rng.integers(-(2**63), 2**63 - 1, (number, 3))
         graph = circle(jax.random.key(seed), number, neighbours)
