@@ -52,6 +52,7 @@ def expectation(aggregator, cohorts, updates, weights):
     return float(np.dot([p for p, _ in cohorts], values))
 
 
+@pytest.mark.default_rows("mean", "fixed_mean", "keep_old")
 @pytest.mark.parametrize("name", ["mean", "uniform", "fixed_mean", "total", "keep_old"])
 def test_matches_a_float64_oracle(name):
     """Catches weights that are squared or forgotten, and sums in float32; 5,000 messages over ten decades."""
@@ -84,6 +85,7 @@ def test_bfloat16_messages_are_weighted_exactly():
     assert float(metrics["total_weight"]) == 2107
 
 
+@pytest.mark.default_rows(1)
 @pytest.mark.parametrize("scale", [2.0, 0.25])
 @pytest.mark.optimised
 def test_weights_may_be_scaled(scale):
@@ -95,6 +97,7 @@ def test_weights_may_be_scaled(scale):
     assert np.asarray(plain["w"]).tobytes() == np.asarray(scaled["w"]).tobytes()
 
 
+@pytest.mark.default_rows("mean", "keep_old")
 @pytest.mark.parametrize("name", ["mean", "fixed_mean", "total", "keep_old"])
 def test_empty_cohort_is_zero(name):
     """Catches 0 / 0."""

@@ -238,6 +238,7 @@ def test_what_is_no_dense_kernel(name):
         total("ghost")
 
 
+@pytest.mark.full
 @pytest.mark.default_rows(1)
 @pytest.mark.parametrize("value", cases.rows([None, 1e-30, 1e-20, 1e20, 1e30], [None, 1e-30, 1e30]))
 @pytest.mark.optimised

@@ -90,6 +90,7 @@ def test_steps_do_not_see_the_vocabulary():
     assert set(seen) == {data().examples["x"].size}
 
 
+@pytest.mark.full
 def test_many_tokens_leave_the_client_as_it_is():
     """Catches a compact table larger than the full one."""
     x = jax.random.randint(jax.random.key(5), (20, 6), 0, V)

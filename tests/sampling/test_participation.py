@@ -65,6 +65,7 @@ def test_dropout_keeps_the_cohort_and_ignores_slots(sampler):
     assert set(plain.metrics) < set(thinned.metrics)
 
 
+@pytest.mark.full
 def test_dropouts_nest():
     """Catches unrelated draws at another rate: common random numbers make the higher rate drop a superset."""
     rates = jnp.asarray([0, 0.1, 0.4, 0.999])

@@ -38,7 +38,7 @@ def modulo_permute(key, positions, size):
     return feistel(words, rows, columns, positions.astype(jnp.uint32)) % size
 
 
-@pytest.mark.parametrize("size", cases.rows([1, 2, 3, 1023, 1024, 1025, 1501, 4097], [1, 3, 1024, 1025, 4097]))
+@pytest.mark.parametrize("size", cases.rows([1, 2, 3, 1023, 1024, 1025, 1501, 4097], [1, 1025, 4097]))
 def test_permutation_is_a_bijection(size):
     """Catches a hash sum that wraps, a half that the round does not keep, and a walk that leaves [0, N)."""
     ids = np.asarray(cohorts(size, 3, size, size))

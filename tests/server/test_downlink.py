@@ -161,6 +161,7 @@ def test_compressed_broadcast_converges(name):
     assert distance(COMPRESSED[name]()) < 1e-5
 
 
+@pytest.mark.full
 def test_bytes_of_the_message():
     """Catches a broadcast counted plain, or for who reported instead of who was invited."""
     made = downlink(SGD, transform.quantize(3))

@@ -54,7 +54,7 @@ def messages(member, stacked):
     return sent, memory
 
 
-@pytest.mark.default_rows("chain")
+@pytest.mark.default_rows("integers")
 @pytest.mark.parametrize("name", cases.rows(INNER, ["integers", "low_rank", "chain"]))
 def test_sent_and_residual_add_up_to_the_updates(name):
     """In float64, to 2^-22 of the largest |u + e| a round. Catches a residual of u instead of u + e, one that misses

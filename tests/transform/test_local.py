@@ -140,6 +140,7 @@ UPDATES = {
 }
 
 
+@pytest.mark.full
 @pytest.mark.default_rows(1)
 @pytest.mark.parametrize("name", UPDATES)
 def test_privunit_is_unbiased(name):
@@ -155,7 +156,7 @@ def test_privunit_is_unbiased(name):
     assert abs(errors.mean() - stated) < 5 * errors.std() / math.sqrt(DRAWS)
 
 
-@pytest.mark.default_rows(1)
+@pytest.mark.default_rows("5")
 @pytest.mark.parametrize("dimension, epsilon", [(1, 1.0), (5, 3.0), (300, 6.0)])
 def test_privunit_draws_its_half_space(dimension, epsilon):
     """The share in the half-space is p (binomial, 5 standard errors), inner products are truncated normal on both sides

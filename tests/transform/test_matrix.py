@@ -179,6 +179,7 @@ def test_factors_are_jax_privacys():
     np.testing.assert_allclose(prefix_error(None, 15) ** 2, theirs, rtol=1e-5)
 
 
+@pytest.mark.full
 @pytest.mark.default_rows(1)
 @needs_extra
 @pytest.mark.parametrize("error", ["mean", "max"])

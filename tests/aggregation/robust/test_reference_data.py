@@ -132,6 +132,7 @@ def test_sybils_with_long_messages():
     np.testing.assert_allclose(got["w"], share @ x / share.sum(), rtol=2e-3, atol=2e-4)
 
 
+@pytest.mark.full
 def test_a_client_that_is_drawn_twice_is_no_sybil_of_itself():
     """Sampling with replacement. Catches a client that loses its weight for being like itself."""
     x, state = RNG.normal(size=(5, D)).astype(np.float32), {"w": jnp.zeros((9, D))}

@@ -21,6 +21,7 @@ def total(ring, x):
     return jnp.stack(ring.total(tuple(jnp.moveaxis(x, 1, 0))))
 
 
+@pytest.mark.default_rows("9", "5")
 @pytest.mark.parametrize(("size", "neighbours"), [(7, None), (9, 4), (5, 4), (8, 2)])
 def test_holders_are_counted(size, neighbours):
     """Against the edges themselves. Catches windows off by one, and edges that only one of the two knows."""

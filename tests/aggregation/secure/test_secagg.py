@@ -218,14 +218,15 @@ def test_empty_slots_change_nothing(masks):
     assert 0 in aborted
 
 
-def test_nobody_leaves_is_the_modular_sum():
+@pytest.mark.default_rows("True")
+@pytest.mark.parametrize("masks", [False, True])
+def test_nobody_leaves_is_the_modular_sum(masks):
     """Bits equal the wrapped aggregator's. Catches a mean over another number."""
     messages = RNG.integers(-(2**20), 2**20, (7, 5)).astype(np.int32)
     plain = aggregation.modular_sum(7.0)
     expected, _ = aggregated(plain, messages)
-    for masks in (False, True):
-        found, _ = aggregated(secure_sum(plain, 7, masks=masks), messages)
-        assert found.tolist() == expected.tolist()
+    found, _ = aggregated(secure_sum(plain, 7, masks=masks), messages)
+    assert found.tolist() == expected.tolist()
 
 
 @pytest.mark.full

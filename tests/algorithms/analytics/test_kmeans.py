@@ -40,6 +40,7 @@ def test_everybody_together_is_lloyd():
     np.testing.assert_allclose([info["local_loss"] for info in infos], objectives, rtol=1e-5)
 
 
+@pytest.mark.full
 @pytest.mark.default_rows(1)
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_the_objective_never_rises(seed):

@@ -134,6 +134,7 @@ def test_what_a_round_asks():
     assert Clock(jnp.int32([2]), jnp.int32([500])).read(1000).tolist() == [2.5]
 
 
+@pytest.mark.full
 @pytest.mark.default_rows("global")
 @pytest.mark.parametrize("barrier", ["global", "local"])
 def test_past_the_clock(barrier):

@@ -85,7 +85,7 @@ def sent(info):
     return {name: value.total() for name, value in info.items() if name.endswith("_bytes")}
 
 
-@pytest.mark.default_rows("vertical")
+@pytest.mark.full
 @pytest.mark.parametrize("name", rows(PROGRAMS, ("splitfed V2", "split_gnn", "vertical")))
 def test_nobody_is_there(name):
     """An empty Poisson cohort. Faults: a model that moves or becomes NaN, bytes of nobody, a loss of 0."""
