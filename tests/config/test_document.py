@@ -170,7 +170,7 @@ def test_every_algorithm_builds(name):
     required += ["data.with_groups.num_groups=12"] if "group_size" in part.values else []
     required += ["data.with_server_rows.examples=20"] if "server_data" in part.values.values() else []
     if name == "vertical":  # of a model with parties
-        required += ["model.name=vertical_mlp", "data.with_parties.num_parties=3"]
+        required += ["model.name=vertical_mlp", "data.with_parties.num_parties=2", "model.top=[4]"]
     if name == "flexlora":  # of adapters
         required += ["model.lora.rank=2"]
     fewer = {"concurrency": 9, "buffer_size": 4, "clients_per_tier": 7}

@@ -119,6 +119,7 @@ def test_losses_that_are_not_finite(codes, mean):
     np.testing.assert_equal(float(metrics.objective(loss_fn, 1.0, population)["loss"]), mean)
 
 
+@pytest.mark.full
 def test_memory_of_the_objective_is_flat():
     """Fault: a number, or an id, for each of a billion clients."""
 

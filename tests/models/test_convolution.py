@@ -1,5 +1,7 @@
 """Convolutions against NumPy in float64, and the programs that they become."""
 
+from functools import partial
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -113,7 +115,8 @@ def test_layouts_and_groups_of_examples():
     for batch_groups in (1, 2):
         for some in options:
             some = some | {"batch_group_count": batch_groups}
-            got, right = (f(x, k, **some) for f in (models.conv_general_dilated, jax.lax.conv_general_dilated))
+            both = models.conv_general_dilated, jax.lax.conv_general_dilated
+            got, right = (jax.jit(partial(f, **some))(x, k) for f in both)
             np.testing.assert_allclose(got, right, rtol=1e-5, atol=1e-5)
 
 
@@ -195,9 +198,9 @@ def test_a_sharded_result_is_refused():
         )
 
 
-def cnn_round(mesh=None):
+def cnn_round(mesh=None, channels=(4, 8)):
     """FedAvg of a small network, its initial parameters and its clients."""
-    model = models.cnn(input_shape=(8, 8), num_outputs=3, channels=(4, 8))
+    model = models.cnn(input_shape=(8, 8), num_outputs=3, channels=channels)
     loss = models.supervised(model, models.softmax_cross_entropy)
     rows = {"x": np.asarray(noise(0, 7 * 6, 8, 8)), "y": np.arange(7 * 6, dtype=np.int32) % 3}
     people = population.stored(rows, np.arange(8) * 6)
@@ -208,7 +211,7 @@ def cnn_round(mesh=None):
 
 def test_programs_are_known():
     """Catches rules of a `vmap` that count as a part of the program: these are other objects in each trace."""
-    assert not is_opaque(program_digest(*cnn_round()))
+    assert not is_opaque(program_digest(*cnn_round(channels=(2,))))
     geometry = Geometry((4, 4), (3, 3), (1, 1), ((0, 0), (0, 0)), (1, 1), (1, 1))
     x, k = noise(0, 1, 4, 4, 1), noise(1, 3, 3, 1, 1)
     traces = [traced_program(lambda x, k, c=c: c * convolve(x, k, geometry), x, k) for c in (0.5, 0.7)]

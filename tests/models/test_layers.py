@@ -31,7 +31,7 @@ def test_dense_equals_linen():
 CONVOLUTIONS = [("SAME", 1, 3), ("VALID", 2, 3), ("SAME", 1, 2), ("SAME", 3, 5)]
 
 
-@pytest.mark.default_rows(1)
+@pytest.mark.full  # by default test_convolution.py compares with NumPy, and test_feedforward.py compares methods
 @pytest.mark.parametrize(("padding", "stride", "size"), CONVOLUTIONS)
 def test_convolution_equals_linen(padding, stride, size):
     """Catches a flipped kernel, rows and columns exchanged, lopsided padding of even kernels, strides off by one."""
@@ -137,9 +137,13 @@ def test_embedding_padding_and_unknown_tokens():
 def test_initial_scale():
     """Catches He and Glorot exchanged and a fan taken from the wrong axis (standard deviations 4 % apart or more)."""
     size = 200
-    he = layers.init_dense(KEY, size, size // 2, relu=True)["kernel"]
-    glorot = layers.init_dense(KEY, size, size // 2)["kernel"]
-    conv = layers.init_convolution(KEY, 5, 16, 32)["kernel"]
+
+    @jax.jit
+    def kernels(key):
+        dense = [layers.init_dense(key, size, size // 2, relu=relu)["kernel"] for relu in (True, False)]
+        return *dense, layers.init_convolution(key, 5, 16, 32)["kernel"]
+
+    he, glorot, conv = map(np.asarray, kernels(KEY))
     np.testing.assert_allclose(he.std(), np.sqrt(2 / 200), rtol=0.03)  # 20,000 draws: 6 standard errors
     np.testing.assert_allclose(glorot.std(), np.sqrt(2 / 300), rtol=0.03)
     np.testing.assert_allclose(conv.std(), np.sqrt(2 / (25 * 16)), rtol=0.04)

@@ -95,6 +95,7 @@ def test_full_rank_is_full_training():
     assert np.abs(kernel - kernels["hidden_0"]["kernel"]).max() > 0.1
 
 
+@pytest.mark.full  # by default tests/models/test_freezing.py has the law, and the next test the bytes of adapters
 def test_frozen_leaves_stay_and_are_in_no_message():
     """Catches frozen leaves that are broadcast, sent, counted as bytes or changed."""
     adapted = lora(mlp(input_shape=(4,), num_outputs=3, hidden=(5,)), rank=2, trained=["output/bias"])

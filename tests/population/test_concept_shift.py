@@ -73,7 +73,7 @@ def test_images_are_turned(channels):
     assert turned.train.sizes.tolist() == list(range(1, 10))
 
 
-@pytest.mark.default_rows(1)
+@pytest.mark.full  # the algorithms have their laws in tests/algorithms
 @pytest.mark.parametrize("name", ["ifca", "clustered_by_updates"])
 def test_clusters_are_found(name):
     """Softmax regression on three blobs with permuted labels: the true clusters but for their numbers, and a model for

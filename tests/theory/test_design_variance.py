@@ -166,6 +166,7 @@ def test_real_rounds_have_the_predicted_moments(name):
         check_moments(aggregate, design_variance(design, UPDATES, WEIGHTS, method="exact", **ESTIMATORS[kind]))
 
 
+@pytest.mark.full
 def test_a_run_of_the_simulator_has_the_predicted_variance():
     """One federated round from the same model, 6,000 times: quadratics, dropout, the mean of FedAvg.
 

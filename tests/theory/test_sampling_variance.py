@@ -176,7 +176,7 @@ COUNTED = {
 }
 
 
-@pytest.mark.default_rows(2)
+@pytest.mark.default_rows(1)
 @pytest.mark.parametrize("name", COUNTED)
 def test_report_counts_are_those_of_the_samplers(name):
     """Frequencies of 20,000 rounds: a true law fails with chance 1e-5, 2 % of mass in a wrong place is seen.

@@ -74,7 +74,7 @@ def equal_delays(size) -> Devices:
     return Devices(size, spend)
 
 
-@pytest.mark.default_rows(1)
+@pytest.mark.full  # a simulation beside its closed forms
 @pytest.mark.parametrize("delay", [1, 3])
 def test_simulated_rounds_have_the_limit(delay):
     """`delay` + 1 clients in flight whose delays are equal: all gradients are so stale. Converges at 0.99 of the limit

@@ -64,6 +64,7 @@ def test_overshoot_gets_worse_everywhere():
     np.testing.assert_allclose(found["test_loss"], 0, atol=1e-9)
 
 
+@pytest.mark.default_rows("0.2", "0.7")
 @pytest.mark.parametrize("zeta", [0.2, 0.5, 0.7, 0.95])
 def test_overshoot_is_the_peak(zeta):
     """Of a simulated step response, of two stiffnesses. Catches a formula for another damping or frequency."""
