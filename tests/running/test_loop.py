@@ -23,7 +23,7 @@ from fedjax_sim.running.log import Log, _same_run, plain
 from fedjax_sim.running.loop import run
 from fedjax_sim.sweeps import sweep
 
-pytestmark = pytest.mark.optimised
+pytestmark = pytest.mark.optimised(False)  # bits that are compared here are those of one program, but for two tests
 
 NUM_CLIENTS, ROUNDS = 40, 24
 
@@ -168,7 +168,8 @@ here.run(
 LOOK = {"evaluate_every": 2, "evaluation": lambda params: {"test_b": params["b"]}}
 
 
-def test_kill_and_resume_gives_the_same_bits(parts, tmp_path):
+@pytest.mark.optimised
+def test_kill_and_resume_gives_the_same_bits(tmp_path):
     """Fault: a checkpoint written in place, a log doubled or lost after a kill -9, bits that depend on the devices."""
     code = PROGRAM.format(root=str(pathlib.Path(__file__).parents[2]))
     command, env = [sys.executable, "-c", code, tmp_path / "victim"], os.environ | {"JAX_NUM_CPU_DEVICES": "1"}
@@ -181,8 +182,9 @@ def test_kill_and_resume_gives_the_same_bits(parts, tmp_path):
     victim.wait()
     killed_at = log.read_text().count("\n")
     assert 9 <= killed_at < 40
-    resumed, _ = run(KEY, *parts[:3], 40, directory=tmp_path / "victim", resume=True, **LOOK)
-    whole, _ = run(KEY, *parts[:3], 40, directory=tmp_path / "whole", **LOOK)
+    parts = problem()  # on two devices
+    resumed, _ = run(KEY, *parts, 40, directory=tmp_path / "victim", resume=True, **LOOK)
+    whole, _ = run(KEY, *parts, 40, directory=tmp_path / "whole", **LOOK)
     assert jax.device_count() > 1 and same_bits(resumed, whole)
     assert log.read_bytes() == (tmp_path / "whole" / "metrics.jsonl").read_bytes()
 
@@ -212,7 +214,6 @@ def test_what_the_folder_holds_is_respected(parts, tmp_path):
             identity={"data": {"alpha": 0.3}})  # fmt: skip
 
 
-@pytest.mark.full  # by default tests/running/test_stopping.py stops a run by its rule
 def test_a_callback_may_stop(parts):
     """Fault: a stopped run that calls itself finished."""
     algorithm, params, population, _ = parts
@@ -269,6 +270,7 @@ SCHEDULED = optax.sgd(optax.linear_schedule(0.1, 0.0, 5))
 
 
 @pytest.mark.full
+@pytest.mark.optimised
 @pytest.mark.parametrize("optimizer", [optax.adam(0.1), SCHEDULED], ids=["adam", "schedule"])
 def test_stateful_client_optimisers_run_on_two_devices(parts, optimizer):
     """Fault: an optimiser state that starts from constants, refused or rounded otherwise under a mesh."""
@@ -370,11 +372,7 @@ def test_a_start_that_was_stopped_at_once_can_be_started_again(parts, tmp_path):
     assert history.summary["rounds"] == 1
 
 
-quickly = pytest.mark.optimised(False)  # nothing from here on is about bits
-
-
 @pytest.mark.full  # by default test_nothing_is_logged_after_the_fatal_round
-@quickly
 def test_policy_error_names_the_clients(tmp_path):
     """Fault: a diverging client that goes unnoticed."""
     algorithm, params, population = problem(nonfinite="error", learning_rate=1e30)
@@ -383,7 +381,6 @@ def test_policy_error_names_the_clients(tmp_path):
     assert (tmp_path / "run" / "metrics.jsonl").read_text().count("\n") == 1
 
 
-@quickly
 def test_divergence_is_counted_not_swallowed():
     """Fault: NaN in the model after clients diverge under the policy `drop`."""
     algorithm, params, population = problem(learning_rate=1e30)
@@ -395,7 +392,6 @@ def test_divergence_is_counted_not_swallowed():
     assert history.records[0]["local_loss"] == "nan"
 
 
-@quickly
 def test_names_that_hide_another_are_refused(parts):
     """Fault: a loss's metric called `round` that rewrites the log, an evaluation that replaces what the round says."""
     _, params, population, _ = parts
@@ -411,7 +407,6 @@ def test_names_that_hide_another_are_refused(parts):
             run(KEY, algorithm, params, population, 1, evaluation=lambda params, name=name: {name: np.float32(1)})
 
 
-@quickly
 def test_nothing_is_logged_after_the_fatal_round(parts, tmp_path):
     """Fault: rounds after the one that ended the run, logged as part of it; diverging clients that are not named."""
     _, params, population, _ = parts
@@ -430,7 +425,6 @@ def test_nothing_is_logged_after_the_fatal_round(parts, tmp_path):
 
 
 @pytest.mark.full
-@quickly
 def test_matrix_products_are_exact_unless_asked_otherwise(parts):
     """Fault: results that depend on the batch because an accelerator multiplies with 10 bits by default."""
     algorithm, params, population, _ = parts
