@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 from fedjax_sim.command.app import app
 from fedjax_sim.running import checkpoint
 
-SMALL = ["data={name='digits_partition', num_clients=4, with_local_test={}}", "model.name=linear", "run.rounds=2"]
+SMALL = ["data={name='mean_estimation', num_clients=4}", "model.name=linear", "run.rounds=2"]
 SMALL += ["sampler.cohort_size=2", "algorithm.num_steps=2", "run.evaluate_every=2"]
 
 
