@@ -59,9 +59,8 @@ def test_the_program_of_other_devices(options):
     assert jax.device_count() > 1
     programs = [program_of(made(mesh=mesh, **options)) for mesh in (None, "all")]
     assert [program.devices for program in programs] == [1, jax.device_count()]
-    for mesh in (None, "all"):
-        for program in programs:
-            assert round_program_on(program.devices, made(mesh=mesh, **options), KEY, START, PEOPLE) == program
+    for mesh, program in zip(("all", None), programs, strict=True):  # the program of one, where there are several
+        assert round_program_on(program.devices, made(mesh=mesh, **options), KEY, START, PEOPLE) == program
     assert round_program_on(7, made(**options), KEY, START, PEOPLE).devices == 7
 
 
@@ -93,7 +92,7 @@ def test_another_evaluation_is_refused(tmp_path):
         return {"loss": losses if key is not None else factor * losses}
 
     def go(num_rounds, evaluation, resume=True):
-        algorithm = made(loss_fn=read_loss)
+        algorithm = made(loss_fn=read_loss, mesh=None)
         run(KEY, algorithm, START, PEOPLE, num_rounds, evaluation=evaluation, directory=tmp_path, resume=resume)
 
     go(1, metrics.evaluation(read_loss, train=PEOPLE), resume=False)
