@@ -24,6 +24,7 @@ pytestmark = pytest.mark.optimised
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 
 
+@pytest.mark.optimised(False)
 def test_traced_once_and_compiled_once():
     """Catches Python values in the state (a retrace each round), weak types, shapes that drift."""
     traces = []

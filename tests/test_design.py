@@ -207,6 +207,7 @@ def test_an_algorithm_that_is_no_star(skeletons, lost):
     np.testing.assert_allclose(record["personal_loss"], (curvatures * (x - centers) ** 2 / 2).mean(), rtol=1e-4)
 
 
+@pytest.mark.full  # by default other skeletons, and the library's own studies
 def test_the_study(skeletons):
     """Catches a study whose theory misses, that draws nothing, or that fails what every study must do."""
     found = skeletons["step_size"](step_sizes=[0.3])

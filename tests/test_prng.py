@@ -286,6 +286,7 @@ def test_draws_among_many_are_uniform():
         below(jax.random.key(0), 0)
 
 
+@pytest.mark.default_rows("True")
 @pytest.mark.parametrize("partitionable", [True, False])
 def test_threefry_is_that_of_jax(partitionable):
     """Also of a key alone and of another generator. Catches a rotation or a key word out of place."""

@@ -41,6 +41,7 @@ def test_a_million_clients_in_one_round_are_summed_exactly():
     assert float(state.server.params[0]) == 499.75  # the mean of 0..999, plus 0.25, with no rounding at all
 
 
+@pytest.mark.optimised(False)
 def test_a_cohort_out_of_a_billion():
     """Fault: anything of size N: an id table, a sort of the population, 32-bit overflow of ids."""
     size, cohort = 10**9, 100_000

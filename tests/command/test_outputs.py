@@ -67,6 +67,7 @@ def test_every_output_is_here():
     assert given == set(COMMANDS)
 
 
+@pytest.mark.default_rows("run", "sweep", "compare", "export")
 @pytest.mark.parametrize("name", COMMANDS)
 def test_no_output_changes_a_run(folder, name):
     """Fault: `compare A B --out A/metrics.jsonl`, which wrote a page over the log of a run; a page beside it that

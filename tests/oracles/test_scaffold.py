@@ -107,14 +107,14 @@ def test_control_is_the_mean_of_the_clients(weighting):
     np.testing.assert_allclose(state.server.control, mean, atol=1e-6)
 
 
-@pytest.mark.default_rows(1)
+@pytest.mark.full  # by default its rounds are the paper's
 @pytest.mark.parametrize(
     "option, counts, optimum",
     [
         (1, (1, 3), 30 / 31),
         (2, (1, 1), 10 / 11),
-        pytest.param(1, (1, 1), 10 / 11, marks=pytest.mark.full),
-        pytest.param(2, (1, 3), 30 / 31, marks=pytest.mark.full),
+        (1, (1, 1), 10 / 11),
+        (2, (1, 3), 30 / 31),
     ],
 )
 def test_no_client_drift(option, counts, optimum):

@@ -53,7 +53,7 @@ def threads():
     assert threading.active_count() == before
 
 
-@pytest.mark.default_rows("fast arithmetic", "64 bits")
+@pytest.mark.default_rows("64 bits")
 @pytest.mark.parametrize(
     "setting",
     [

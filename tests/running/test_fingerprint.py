@@ -80,6 +80,7 @@ def prints(params, examples, key):
     return quadratic_loss(params, examples)
 
 
+@pytest.mark.full  # by default what counts
 def test_other_numerics_are_another_run():
     """Catches noise that two runs share though they draw or round differently, so that it cancels in their difference.
     Five clients at once are summed in another order than eight."""

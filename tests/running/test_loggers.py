@@ -167,6 +167,7 @@ def kept(tmp_path, monkeypatch):
     return seen
 
 
+@pytest.mark.full  # by default one that a config names fails
 def test_a_config_names_its_loggers(kept, tmp_path):
     """Catches loggers that the command line does not pass on."""
     assert invoke(*RUN, 'run.log=["tensorboard"]').exit_code == 0

@@ -57,6 +57,7 @@ def invoke(*words):
     return CliRunner().invoke(app, ["run", "-q", *words])
 
 
+@pytest.mark.full  # by default the rules, and a callback that stops a run
 def test_runs_stop_where_their_rule_holds(tmp_path):
     """Catches a rule that is not asked, and one that stops late."""
     settings = [word for setting in RUN for word in ("--set", setting)]

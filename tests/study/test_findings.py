@@ -40,6 +40,7 @@ def test_coverage():
     assert wide._critical(29) < result._critical(29)
 
 
+@pytest.mark.full
 def test_squares():
     """Fault: studies with so few runs that skewed means miss far more often than 1 %: at 20 runs it is one in three.
 

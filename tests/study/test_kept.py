@@ -60,6 +60,7 @@ def test_killed_and_resumed(tmp_path, monkeypatch):
     assert call("--resume").exit_code == 2
 
 
+@pytest.mark.full  # by default one that is killed, and what a result depends on
 def test_python_computes_the_same(tmp_path):
     """Fault: numbers that keeping changes; a result of another number of rounds, or of another seed, that is found."""
     plain = dropout(**SMALL).rows()
@@ -153,7 +154,7 @@ def test_a_sweep_inside_is_kept(tmp_path, monkeypatch):
     assert used == 0 and other != first and rows(2) == (other, 1)
 
 
-@pytest.mark.default_rows(1)
+@pytest.mark.full  # by default tests/command/test_trouble.py has a full disk at the end of a run
 @pytest.mark.parametrize("when", ["figure", "page"])
 def test_the_table_is_printed_first(tmp_path, monkeypatch, when):
     """Fault: a full disk, found when the page is written, that takes the table with it and says nothing of a way."""

@@ -63,6 +63,7 @@ def test_the_map_is_numpy(weight, step):
         np.testing.assert_allclose(predicted_gap(setting(), weight, step, num_rounds), expected, rtol=1e-9)
 
 
+@pytest.mark.full
 def test_the_map_holds():
     """Fault: a gap of another pair, rounds that diverge and are run on, pairs that theory lets contract and do not."""
     weights, steps = [0.0, 3.0, 10.0], [0.05, 0.3]

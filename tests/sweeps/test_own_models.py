@@ -36,6 +36,7 @@ def judge(algorithm):
     )  # fmt: skip
 
 
+@pytest.mark.full  # by default made rows are ranked
 def test_owners_rank_a_sweep():
     """Catches local training that is shown with FedAvg's number, "0 ± 0", though owners gain everything by it.
 
