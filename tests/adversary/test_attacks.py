@@ -113,6 +113,7 @@ def test_half_precision_is_attacked_alike(name):
         assert np.linalg.norm(found[1] - found[0]) < 0.01 * np.linalg.norm(found[0])
 
 
+@pytest.mark.full
 def test_gaussian_noise():
     """Another draw for each attacker; mean and deviation of 20,000, 5 sigma. Catches one draw for all."""
     m = 40

@@ -916,10 +916,10 @@ def members(name: str) -> list[str]:
 # Algorithms that train no model: no loss is differentiated, and none is reported by all of them.
 STATISTICS = {"boosted_trees", "gaussian_mixture", "heavy_hitters", "histogram", "kmeans", "quantiles"}
 COMPILED = {  # one row a family, where a law compiles each row
-    "client": ("full_gradient", "mime", "normalized", "private_sgd", "scaffold", "touched_rows"),
+    "client": ("normalized", "private_sgd", "scaffold"),
     "aggregation": ("by_part", "gather", "krum", "mean", "modular_sum"),
     "algorithms": ("dpsgd", "fedadam", "fedasync", "hierarchical_fedavg", "scaffold", "splitfed"),
-    "sampling": ("cyclic", "full", "poisson", "uniform", "weighted", "with_clock", "with_dropout", "with_membership"),
+    "sampling": ("cyclic", "full", "poisson", "uniform", "with_dropout"),
 }
 TRACED = (*COMPILED["algorithms"], "ditto", "kmeans")  # one algorithm a wing, where a law traces each row
 

@@ -37,6 +37,7 @@ def aggregator_for(member, name):
 COMPILED = {"ef21", "quantize integers"}
 
 
+@pytest.mark.full
 @pytest.mark.default_rows("quantize integers")
 @pytest.mark.parametrize("name", cases.rows(MEMBERS, COMPILED))
 def test_a_mean_or_a_reason(name):

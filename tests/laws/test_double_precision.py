@@ -61,6 +61,7 @@ def test_rounds(name):
     jax.eval_shape(made.step, key, jax.eval_shape(lambda: made.init(key, jnp.array(p.START), data)), data)
 
 
+@pytest.mark.default_rows(1)
 @pytest.mark.parametrize("gradients", ["vmap", "auto"])
 def test_clipped_records(gradients):
     """Catches a 64-bit gradient that is longer than the clip, or cut without need; it is float32's in the sum."""

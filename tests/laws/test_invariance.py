@@ -72,6 +72,13 @@ def test_order_of_the_cohort(federation):
     laws.order_is_irrelevant(federation)
 
 
+def test_two_devices(federation):
+    """The cohort is backwards on them. Catches a sum, keys or memory that follow the device or the slot."""
+    halved = p.Federation(mesh=engine.device_mesh(2))
+    one, two = (made.run(ids) for made, ids in ((federation, p.COHORT), (halved, p.COHORT[::-1])))
+    laws._compare(*((engine.gathered(state), infos) for state, infos in (one, two)), "two devices")
+
+
 def test_padding_of_the_cohort(federation):
     """Catches padding that is summed, counted or keyed."""
     laws.padding_is_irrelevant(federation)

@@ -16,10 +16,7 @@ from tests.laws import problems as p
 
 pytestmark = pytest.mark.optimised(False)  # bits that are compared here are those of one program
 KEY = jax.random.key(0)
-TRANSFORMS = (  # one a family
-    "clip", "discrete_gaussian_mechanism", "error_feedback", "gaussian_mechanism", "local_laplace", "low_rank",
-    "privunit", "qsgd", "rotated", "scaled_sign", "terngrad", "top_k",
-)  # fmt: skip
+TRANSFORMS = ("clip", "error_feedback", "gaussian_mechanism", "privunit", "qsgd", "rotated", "scaled_sign", "top_k")
 
 
 @pytest.mark.parametrize("subpackage", cases.SUBPACKAGES)

@@ -43,6 +43,7 @@ def test_diverging_server_step(rule):
     laws.diverging_server_steps_are_skipped(rule)
 
 
+@pytest.mark.full
 def test_broken_clients_among_many_lanes_are_counted():
     """Catches a maximum over many clients' updates at once that drops NaN, as XLA:CPU's does: then the round is lost.
 

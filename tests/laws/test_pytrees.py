@@ -14,6 +14,7 @@ from tests.laws import cases
 from tests.laws import problems as p
 
 
+@pytest.mark.optimised(False)  # this law does not depend on the compiler
 def test_nested_scalars_and_low_precision():
     """Catches parameters that are flattened, promoted or zipped: a tuple of tuples, a scalar, a bfloat16 leaf, and one
     without numbers."""

@@ -13,7 +13,7 @@ import pytest
 from fedjax_sim import aggregation, algorithms, client, engine, models, population, run, sampling, server, transform
 from fedjax_sim.algorithms import federated
 from fedjax_sim.round.costs import plan_of
-from fedjax_sim.round.round import observe
+from fedjax_sim.round.round import invite, observe
 from fedjax_sim.types import ClientData, Count, Execution, Sampler, Work
 from tests.laws import problems as p
 
@@ -99,9 +99,10 @@ def test_counts_are_exact():
         )
         _, info = jax.jit(made.step)(KEY, started(made), p.ragged())
         if expected is None:  # the cohort is the same on two devices
-            seen = jax.jit(lambda state, data, made=made: observe(made, KEY, state, data))(started(made), p.ragged())
-            there = np.asarray(seen.weights) > 0
-            expected = int(amount) * int(p.SIZES[np.asarray(seen.ids)[there]].sum())
+            cohort, _ = jax.jit(lambda state, made=made: invite(made.parts, KEY, state))(started(made))
+            there = np.asarray(cohort.reported)
+            assert 0 < there.sum() < p.NUM_CLIENTS
+            expected = int(amount) * int(p.SIZES[np.asarray(cohort.ids)[there]].sum())
         assert isinstance(info["inner_bytes"], Count) and info["inner_bytes"].total() == expected > 2**32
 
 

@@ -72,6 +72,7 @@ def test_many_messages():
         assert same_bits(ordered(x, rank), expected[rank])
 
 
+@pytest.mark.full
 def test_double_precision():
     """Catches a select that finds four bytes of eight."""
     with jax.enable_x64(True):

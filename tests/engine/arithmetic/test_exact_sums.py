@@ -264,6 +264,7 @@ def test_counts_of_devices_keep_their_dtype():
     assert found["bytes"].tolist() == [(1 << 31) + 2] * 4 and found["bytes"].dtype == jnp.uint32
 
 
+@pytest.mark.full
 @pytest.mark.default_rows(1)
 @pytest.mark.parametrize("backend", ["cpu", "other"])
 @pytest.mark.parametrize("count", [64, 65, 481])
