@@ -32,6 +32,7 @@ def written(path, params):
     return f"model.started_from={{path='{path}'}}"
 
 
+@pytest.mark.full  # by default tests/models/test_start.py has the law, and the next test such a config
 def test_adapters_of_a_model_in_a_file(tmp_path):
     """Catches frozen parameters that are drawn in place of the file's, and an evaluation of another model."""
     pretrained = build(load(None, MLP)).params

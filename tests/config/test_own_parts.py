@@ -39,7 +39,8 @@ def halved(*, times: int) -> UpdateTransform:
 def _hidden() -> Aggregator:
     return aggregation.mean()
 '''
-RUN = ["data.num_clients=40", "model.name=linear", "sampler.cohort_size=8", "algorithm.num_steps=2", "run.rounds=2"]
+RUN = ["data={name='mean_estimation', num_clients=8}", "model.name=linear", "sampler.cohort_size=4"]
+RUN += ["algorithm.num_steps=1", "run.rounds=2"]
 
 
 @pytest.fixture

@@ -194,6 +194,7 @@ def test_identical_clients():
     assert still.b_dissimilarity == np.inf and still.dissimilarity == 1
 
 
+@pytest.mark.full  # by default tests/metrics/test_drift.py has digits of so many clients' sums
 def test_many_clients():
     """10^5 generated clients with a_i = id / N: variance 1/12. Catches sums that lose digits, and [N, d] memory."""
 

@@ -37,7 +37,7 @@ def test_logits_depend_on_the_past_only(build):
     assert (jnp.abs(before - after)[0, 3:].max(axis=-1) > 1e-6).all()
 
 
-@pytest.mark.default_rows(1)
+@pytest.mark.full  # by default padding has its laws in tests/models/test_losses.py and test_layers.py
 @pytest.mark.parametrize("build", [gru, lstm])
 def test_padded_sequences_train_without_nan(build):
     """Catches NaN gradients from padding, and padding at the end that changes the gradient."""

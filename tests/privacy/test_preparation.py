@@ -15,9 +15,11 @@ from typer.testing import CliRunner
 from fedjax_sim import aggregation, algorithms, population, privacy, sampling, transform
 from fedjax_sim.command import app
 from fedjax_sim.config import registry
+from fedjax_sim.config.document import load
 from fedjax_sim.population import partitioners
 from fedjax_sim.running.privacy_ledger import Spending
 from fedjax_sim.types import learned_from
+from tests.config.test_document import algorithm_of
 
 CLIP = 0.2
 RNG = np.random.default_rng(0)
@@ -354,8 +356,9 @@ def test_public_covers_every_wrapper():
     rows += [
         row for row in NOISE if row.startswith(("transform", "aggregator", "algorithm.weighting", "algorithm.num"))
     ]
-    found = call("account", settings=[*rows, "algorithm.batch_size=2"])
-    assert found.exit_code == 0 and "One client can move every other client to another group" in found.output
+    algorithm, _, people = algorithm_of(load(None, [*rows, "algorithm.batch_size=2"]))
+    told = privacy.explain(privacy.mechanism_of(algorithm, population=people))
+    assert "One client can move every other client to another group" in told
 
 
 @pytest.mark.parametrize("way", ["by_client", "local", "file"])
