@@ -28,7 +28,7 @@ from fedjax_sim.prng import (
 )
 from fedjax_sim.running.arguments import check_run_numbers
 
-pytestmark = pytest.mark.optimised
+pytestmark = pytest.mark.optimised(False)  # integers, but for normal draws
 
 
 def test_stage_names_do_not_collide():
@@ -148,6 +148,7 @@ def test_dither_avalanche():
         assert np.abs(shares - 0.5).max() < 6 * 0.5 / math.sqrt(size), bit
 
 
+@pytest.mark.optimised
 def test_fast_draws_are_independent_of_batch_and_devices():
     """Catches a generator whose bits change under vmap, in chunks, or when a mesh of devices shares the work."""
     from jax.sharding import AxisType, PartitionSpec
@@ -222,12 +223,14 @@ def judge_normal(draws: int, off: float):
     assert max(map(abs, normal_statistics(x * (1 + off)).values())) > 6
 
 
+@pytest.mark.optimised
 def test_normal_draws():
     """Moments, tails and shape of 10^6 draws. Catches noise 1 % too small, which a privacy budget would not forgive."""
     judge_normal(10**6, -0.01)
 
 
 @pytest.mark.slow
+@pytest.mark.optimised
 def test_many_normal_draws():
     """The same at 10^7 draws, where 0.3 % show."""
     judge_normal(10**7, -0.003)
