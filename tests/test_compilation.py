@@ -222,6 +222,7 @@ def test_reductions_are_whole():
     assert [np.asarray(x).tobytes() for x in results[0]] == [np.asarray(x).tobytes() for x in results[1]]
 
 
+@pytest.mark.full  # by default tests/test_package.py
 def test_importing_the_package_initialises_no_backend():
     """Catches arrays made at import: they would pin the devices before a user could choose them."""
     modules = [

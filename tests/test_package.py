@@ -39,7 +39,8 @@ def test_what_is_installed_is_used():
 
 
 def test_slow_imports_wait_until_they_are_used():
-    """Fault: a run without noise that waits a second for what accounts for noise, or draws."""
+    """Fault: a run without noise that waits a second for what accounts for noise, or draws; devices that are chosen
+    before a user could choose them."""
     slow = {"dp_accounting", "matplotlib", "scipy.integrate", "scipy.optimize", "scipy.signal", "scipy.stats"}
     needed_by_graphs = {"scipy.sparse"}
     for packages, unused in (
@@ -47,8 +48,10 @@ def test_slow_imports_wait_until_they_are_used():
         (("algorithms", "config.build", "network", "running"), slow | needed_by_graphs),
     ):
         imported = ", ".join(f"fedjax_sim.{x}" for x in packages)
-        code = f"import sys, {imported}; print(sorted({unused} & set(sys.modules)))"
-        assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True).stdout == "[]\n"
+        code = f"import sys, {imported}; from jax._src.xla_bridge import _backends\n"
+        code += f"print(sorted({unused} & set(sys.modules)), _backends)"
+        found = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+        assert found.stdout == "[] {}\n", found.stdout + found.stderr
 
 
 def test_examples_have_names():
