@@ -8,11 +8,14 @@ from typer.testing import CliRunner
 from fedjax_sim import privacy
 from fedjax_sim.command import app
 
-SMALL = ["data.num_clients=200", "data.held_out_clients=3", "model.hidden=[4]", "algorithm.num_steps=1"]
-SMALL += ["sampler.cohort_size=10", "aggregator.name=fixed_mean", "aggregator.denominator=10"]
-RECORDS = [*SMALL[:-2], "algorithm.name=record_private_fedavg", "algorithm.clip_norm=1.0"]
-RECORDS += ["algorithm.noise_multiplier=2.0", "algorithm.batch_size=15", "downlink.quantize.bits=8"]
-RECORDS += ["client_optimizer.learning_rate=0.1"]
+PLAN = ["algorithm.num_steps=1", "sampler.cohort_size=10"]
+SMALL = ["data.name=mean_estimation", "data.num_clients=200", "model.name=linear", *PLAN]
+SMALL += ["aggregator.name=fixed_mean", "aggregator.denominator=10"]
+OF_RECORDS = ["algorithm.name=record_private_fedavg", "algorithm.clip_norm=1.0", "algorithm.noise_multiplier=2.0"]
+OF_RECORDS += ["downlink.quantize.bits=8", "client_optimizer.learning_rate=0.1"]
+RECORDS = ["data.num_clients=200", "data.held_out_clients=3", "model.hidden=[4]", *PLAN, *OF_RECORDS]
+RECORDS += ["algorithm.batch_size=15"]
+ONE_EACH = [*SMALL[:-2], *OF_RECORDS, "algorithm.batch_size=1"]
 NOISY = [*SMALL, "transform.gaussian_mechanism.clip_norm=1.0", "transform.gaussian_mechanism.noise_multiplier=2.0"]
 
 
@@ -75,8 +78,8 @@ def test_records_are_calibrated_for():
         (["account"], SMALL, "expected a part with noise"),
         (["calibrate", "-e", "-1", "-N", "100", "-m", "10"], [], "epsilon: expected"),
         (["calibrate", "-N", "100", "-m", "10", "--scheme", "cyclic"], [], "sampler: expected independent rounds"),
-        (["calibrate", "--table"], RECORDS, "--table: expected none beside a config that hides records"),
-        (["audit"], RECORDS, "expected client-level noise"),
+        (["calibrate", "--table"], ONE_EACH, "--table: expected none beside a config that hides records"),
+        (["audit"], ONE_EACH, "expected client-level noise"),
         (["audit", "--rate", "2"], [], "sampling_rate: expected"),
         (["account"], ["transform.nothing.a=1"], "transform.nothing: expected one of"),
     ],

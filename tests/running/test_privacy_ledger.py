@@ -24,7 +24,7 @@ from fedjax_sim.sweeps.sweep import sweep
 from fedjax_sim.types import ServerUpdate
 from tests.running import test_fingerprint as tiny
 
-SMALL = ["data.num_clients=60", "data.held_out_clients=3", "model.name=logistic", "algorithm.num_steps=1"]
+SMALL = ["data.name=mean_estimation", "data.num_clients=60", "model.name=linear", "algorithm.num_steps=1"]
 SMALL += ["sampler.name=poisson", "sampler.rate=0.1", "algorithm.weighting=uniform"]
 SMALL += ["aggregator.name=fixed_mean", "aggregator.denominator=6", "transform.gaussian_mechanism.clip_norm=1.0"]
 SMALL += ["transform.gaussian_mechanism.noise_multiplier=1.0", "run.devices=1"]
