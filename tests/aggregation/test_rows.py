@@ -35,6 +35,7 @@ def numpy_mean(updates, weights):
     return {k: halves(x.astype(np.float32) * shaped[k]) / halves(weights) for k, x in updates.items()}
 
 
+@pytest.mark.default_rows("float32")
 @pytest.mark.parametrize("dtype", [np.float32, jnp.bfloat16], ids=["float32", "bfloat16"])
 def test_bits_are_those_of_numpy(dtype):
     """With what is left of a fused product beside them. Catches a product that is fused, a sum that is vectorised, a

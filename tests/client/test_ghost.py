@@ -186,18 +186,16 @@ def test_neighbouring_records():
 
     @jax.jit
     @jax.vmap
-    def sums(x, y, other):
-        mask = jnp.ones(6, bool)
+    def sums(x, y, mask):
+        data = ClientData({"x": x, "y": y}, mask)
+        given = clipped_sum(loss_fn, params, data, KEY, clip_norm=CLIP, gradients="ghost")[0]
+        return jnp.concatenate([g.reshape(-1) for g in jax.tree.leaves(given)])
 
-        def total(x, y, mask):
-            data = ClientData({"x": x, "y": y}, mask)
-            given = clipped_sum(loss_fn, params, data, KEY, clip_norm=CLIP, gradients="ghost")[0]
-            return jnp.concatenate([g.reshape(-1) for g in jax.tree.leaves(given)])
-
-        swapped = total(x.at[0].set(other), y.at[0].set((y[0] + 1) % OUTPUTS), mask)
-        return total(x, y, mask), total(x, y, mask.at[0].set(False)), swapped
-
-    whole, without, replaced = (np.float64(s) for s in sums(np.float32(x), np.int32(y), np.float32(other)))
+    everyone = np.ones((10_000, 6), bool)
+    fewer, others, labels = everyone.copy(), x.copy(), y.copy()
+    fewer[:, 0], others[:, 0], labels[:, 0] = False, other, (y[:, 0] + 1) % OUTPUTS
+    cases = ((x, y, everyone), (x, y, fewer), (others, labels, everyone))
+    whole, without, replaced = (np.float64(sums(np.float32(a), np.int32(b), c)) for a, b, c in cases)
     removed, swapped = (np.linalg.norm(whole - s, axis=1) / CLIP for s in (without, replaced))
     assert removed.max() <= 1 + 1e-5 and swapped.max() <= 2 + 1e-5  # rounding of a sum of six
     assert removed.max() > 0.999 and swapped.max() > 1.5

@@ -243,8 +243,9 @@ def test_what_the_message_reveals():
     apply = jax.jit(made.apply)
     empty, full = (apply(KEY, jnp.array(p.START), (), rows(valid=v))[0] for v in (0, 6))
     assert float(empty.weight) == float(full.weight) == 1 and (np.asarray(empty.update) != 0).all()
-    counting = jax.jit(work(weighting="examples", num_steps=1).apply)
-    assert float(counting(KEY, jnp.array(p.START), (), rows(valid=4))[0].weight) == 4
+    counting = work(weighting="examples", num_steps=1)
+    weight = jax.jit(lambda data: counting.apply(KEY, jnp.array(p.START), (), data)[0].weight)
+    assert float(weight(rows(valid=4))) == 4
     data = rows()
     spoilt = data._replace(examples=data.examples | {"x": data.examples["x"].at[0].set(jnp.inf)})
     report = apply(KEY, jnp.array(p.START), (), spoilt)[0]

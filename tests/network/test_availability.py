@@ -29,6 +29,7 @@ def there(condition, seconds, ids=IDS):
     return np.asarray(found)
 
 
+@pytest.mark.default_rows("bernoulli of clients", "charging_and_wifi", "daily_window", "diurnal")
 @pytest.mark.parametrize("name", CONDITIONS)
 def test_rates_are_the_long_run_shares(name):
     """60 days of 400 clients: each client's share within 5.5 standard errors of its rate, and theirs together.

@@ -32,7 +32,7 @@ def test_what_is_spent():
     options = {"speed": 1e9, "bandwidth_down": 1e6, "bandwidth_up": 1e5, "latency": 0.25, "joules_per_flop": 1e-9}
     options |= {"joules_per_byte": 1e-6, "compute_watts": 3.0, "radio_watts": 2.0, "ticks_per_second": 100}
     alike = network.heterogeneous(7, **options)
-    spent = alike.spend(KEY, jnp.arange(2), Load(jnp.array([2e9, 0.0]), 1e6, 3e5))
+    spent = jax.jit(alike.spend)(KEY, jnp.arange(2), Load(jnp.array([2e9, 0.0]), 1e6, 3e5))
     np.testing.assert_array_equal(spent.compute, [200, 0])
     np.testing.assert_array_equal(spent.down, [125, 125])
     np.testing.assert_array_equal(spent.up, [325, 325])

@@ -103,6 +103,7 @@ def answers(epsilon, symbol, places=4):
     return np.append(is_answer.sum(0), DRAWS - is_answer.any(1).sum())
 
 
+@pytest.mark.default_rows("0", "4")
 @pytest.mark.parametrize("symbol", [0, 3, 4])
 def test_answers_have_their_probabilities(symbol):
     """A chi-square test, which fails by chance in one run of 10^6; the ratio of two probabilities is e^epsilon.
@@ -117,6 +118,7 @@ def test_answers_have_their_probabilities(symbol):
     assert stats.chisquare(answers(epsilon, symbol), DRAWS * expected).pvalue > 1e-6
 
 
+@pytest.mark.default_rows(1)
 @pytest.mark.parametrize("symbol", [1, 4])
 def test_counts_are_unbiased(symbol):
     """The mean message is the client's own. Catches a correction for another number of symbols."""

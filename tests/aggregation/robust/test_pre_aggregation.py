@@ -102,6 +102,7 @@ def test_wrappers_wrap():
     rule = bucketing(nearest_neighbour_mixing(adaptive_clipping(trimmed_mean(1), 1), 1), 2)
     assert np.isfinite(applied(rule, X)[0]).all()
     assert np.isfinite(applied(bucketing(geometric_median(), 2), X)[0]).all()
+    assert np.isfinite(applied(bucketing(krum(1), 2), X)[0]).all()
     with pytest.raises(ValueError, match="aggregator: expected one that sees all messages at once"):
         bucketing(mean(), 2)
     with pytest.raises(ValueError, match=r"num_byzantine: expected an integer in \[0, 5\], got 6"):
@@ -114,4 +115,3 @@ def test_wrappers_refuse_what_their_rule_refuses():
     for made, most in ((bucketing(krum(2), 2), 1), (adaptive_clipping(krum(5), 1), 4), (corrupted, 4)):
         with pytest.raises(ValueError, match=rf"num_byzantine: expected an integer in \[0, {most}\], got"):
             applied(made, X)
-    assert np.isfinite(applied(bucketing(krum(1), 2), X)[0]).all()

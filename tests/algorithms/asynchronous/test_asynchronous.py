@@ -292,8 +292,8 @@ def test_updates_that_cannot_be_discounted():
         lambda **own: parts(client.send_model(plain), mean, server.replacement(), **own),
         lambda **own: parts(client.normalized(plain), mean, server.rescaled(step), **own),
     ):
-        make(**known).init(events.KEY, start, clients())
-        make(max_staleness=0).init(events.KEY, start, clients())
+        for made in (make(**known), make(max_staleness=0)):
+            jax.eval_shape(lambda made=made: made.init(events.KEY, start, clients()))
         with pytest.raises(ValueError, match=r"client: expected one whose updates may count in part .* got 'another'"):
             make().init(events.KEY, start, clients())
 

@@ -19,6 +19,7 @@ def dpsgd(mixing=g.RING, rate=g.RATE, **options):
     return algorithms.dpsgd(population.quadratic_loss, mixing, optax.sgd(rate), **options)
 
 
+@pytest.mark.full
 @pytest.mark.default_rows(1)
 @pytest.mark.parametrize("form, steps", [(FORMS[0], 3), (FORMS[1], 1)])
 def test_numpy(form, steps):

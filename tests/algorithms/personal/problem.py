@@ -82,4 +82,4 @@ def trained(algorithm, rounds: int = ROUNDS, people=None):
 
 def own_models(algorithm, state) -> np.ndarray:
     """[clients, 3], each client's own model."""
-    return vector(algorithm.evaluated.personal(state, jnp.arange(NUM_CLIENTS)))
+    return vector(jax.jit(algorithm.evaluated.personal)(state, jnp.arange(NUM_CLIENTS)))

@@ -50,8 +50,8 @@ def one_round(start, rows, weights, factor=4.0):
 
 
 def test_feddf():
-    """Two rounds; a client who is not there teaches nothing. Faults: a teacher weighed by examples, models of the round
-    before, padding among the public examples, steps towards the mean's own logits."""
+    """Two rounds. Faults: a teacher weighed by examples, models of the round before, padding among the public examples,
+    steps towards the mean's own logits."""
     people, start = population.stored({"x": X, "y": Y}, OFFSETS), jnp.array(RNG.normal(size=(3, 2)), jnp.float32)
     made = feddf()
     state, step, w = made.init(KEY, start, people), jax.jit(made.step), np.float64(start)
@@ -60,8 +60,14 @@ def test_feddf():
         mean, w = one_round(w, [(0, 2), (2, 7), (7, 12)], [2, 5, 5])
     np.testing.assert_allclose(made.params(state), w, rtol=1e-4, atol=1e-5)
     assert np.abs(mean - w).max() > 1e-3
+
+
+@pytest.mark.full
+def test_who_is_not_there_teaches_nothing():
+    """One round with a client without examples. Fault: its model, which is the server's, among the teachers."""
+    start, made = jnp.array(RNG.normal(size=(3, 2)), jnp.float32), feddf()
     fewer = population.stored({"x": X, "y": Y}, [0, 0, 7, 12])
-    state, _ = step(KEY, made.init(KEY, start, fewer), fewer)
+    state, _ = jax.jit(made.step)(KEY, made.init(KEY, start, fewer), fewer)
     np.testing.assert_allclose(
         made.params(state), one_round(np.float64(start), [(0, 7), (7, 12)], [7, 5])[1], rtol=1e-4, atol=1e-5
     )
