@@ -33,6 +33,7 @@ def test_each_slot_has_one_place_among_its_like(largest, devices):
                 assert (kind[chunk[chunk < 97]] == own).all()
 
 
+@pytest.mark.default_rows("lognormal")
 @pytest.mark.parametrize(
     "draw, share, balance",
     [

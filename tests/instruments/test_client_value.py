@@ -76,6 +76,7 @@ def test_values_are_those_of_runs():
     assert found.shapley[2] == pytest.approx(0, abs=1e-6)
 
 
+@pytest.mark.full
 def test_permutations():
     """Within five standard errors: a false alarm in 10^5 runs at most. Catches orders that are not uniform."""
     found = client_values(algorithm(), p.start(), PEOPLE, ROUNDS, value, key=KEY, num_permutations=60)

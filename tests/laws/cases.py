@@ -917,9 +917,9 @@ def members(name: str) -> list[str]:
 STATISTICS = {"boosted_trees", "gaussian_mixture", "heavy_hitters", "histogram", "kmeans", "quantiles"}
 COMPILED = {  # one row a family, where a law compiles each row
     "client": ("normalized", "private_sgd", "scaffold"),
-    "aggregation": ("by_part", "gather", "krum", "mean", "modular_sum"),
+    "aggregation": ("gather", "krum", "mean", "modular_sum"),
     "algorithms": ("dpsgd", "fedadam", "fedasync", "hierarchical_fedavg", "scaffold", "splitfed"),
-    "sampling": ("cyclic", "full", "poisson", "uniform", "with_dropout"),
+    "sampling": ("cyclic", "full", "poisson", "with_dropout"),
 }
 TRACED = (*COMPILED["algorithms"], "ditto", "kmeans")  # one algorithm a wing, where a law traces each row
 

@@ -73,12 +73,14 @@ def test_order_of_the_cohort(federation):
 
 
 def test_two_devices(federation):
-    """The cohort is backwards on them. Catches a sum, keys or memory that follow the device or the slot."""
-    halved = p.Federation(mesh=engine.device_mesh(2))
+    """The cohort is backwards on them, with padding behind. Catches a sum, keys or memory that follow the device or the
+    slot, and padding that is summed or counted."""
+    halved = p.Federation(num_slots=13, mesh=engine.device_mesh(2))
     one, two = (made.run(ids) for made, ids in ((federation, p.COHORT), (halved, p.COHORT[::-1])))
     laws._compare(*((engine.gathered(state), infos) for state, infos in (one, two)), "two devices")
 
 
+@pytest.mark.full
 def test_padding_of_the_cohort(federation):
     """Catches padding that is summed, counted or keyed."""
     laws.padding_is_irrelevant(federation)

@@ -60,7 +60,7 @@ def test_slots_do_not_matter(name):
     assert p.digest(jax.tree.map(lambda x: x[:1], whole)) == p.digest(one)
 
 
-@pytest.mark.default_rows("cross_device", "heterogeneous")
+@pytest.mark.default_rows("heterogeneous")
 @pytest.mark.parametrize("name", named(Devices))
 def test_devices(name):
     """Catches another dtype, a duration that is negative or wraps, work that costs less than none, lost clients."""
@@ -79,7 +79,7 @@ def test_devices(name):
     np.testing.assert_array_equal(spend(KEY, IDS, again).total, some.total)
 
 
-@pytest.mark.default_rows("always", "bernoulli", "markov")
+@pytest.mark.default_rows("bernoulli")
 @pytest.mark.parametrize("name", named(Availability))
 def test_availability(name):
     """Catches a time for each client that is read as one for all, and shares outside of [0, 1]."""

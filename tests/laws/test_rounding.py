@@ -48,7 +48,7 @@ OTHERS = {  # parts that no recipe has
 ROWS = [
     (kind, name) for kind in ("algorithms", "transform", "aggregation", "sampling") for name in device_rows.names(kind)
 ]
-FAMILIES = ("dpsgd", "fedasync", "scaffold", "clip", "quantize", "gather", "krum", "mean", "poisson")
+FAMILIES = ("dpsgd", "fedasync", "scaffold", "clip", "gather", "krum", "mean")
 
 
 @pytest.mark.default_rows(*FAMILIES)

@@ -56,7 +56,7 @@ TIMES = ("round_seconds", "joules", "utilisation", "late")
 
 def rounds_of(made, people, count, names=TIMES):
     """(key, some of its info on the host) of each round, all from the first model: time follows from none."""
-    state = made.init(KEY, START, people)
+    state = jax.jit(made.init)(KEY, START, people)
     step = jax.jit(lambda key: {name: x for name, x in made.step(key, state, people)[1].items() if name in names})
     for t in range(count):
         key = jax.random.fold_in(KEY, t)

@@ -107,10 +107,15 @@ def test_counts_are_exact():
 
 
 def test_counts_are_counts():
-    """Catches a float that a sum of bytes would round, and a count in the log that is no integer."""
+    """Catches a float that a sum of bytes would round."""
     made = star(sampling.full(p.NUM_CLIENTS), client=counted(1, jnp.float32))
     with pytest.raises(TypeError, match=r"counts\['inner_bytes'\]: expected a scalar of an integer dtype"):
         jax.eval_shape(made.step, KEY, started(made), p.ragged())
+
+
+@pytest.mark.full
+def test_counts_of_a_log_are_integers():
+    """Catches a count that is rounded, or a float, on its way into a log."""
     made = star(sampling.full(p.NUM_CLIENTS), client=counted(5))
     _, history = run(KEY, made, jnp.array(p.START), p.ragged(), 2)
     assert [record["inner_bytes"] for record in history.records] == [5 * int(p.SIZES.sum())] * 2
