@@ -11,14 +11,21 @@ import optax
 import pytest
 from typer.testing import CliRunner
 
-from fedjax_sim import algorithms, models, population
+from fedjax_sim import algorithms, population
 from fedjax_sim.command.app import app
 from fedjax_sim.running import loggers
 from fedjax_sim.running.history import numbers_of
 from fedjax_sim.running.loop import run
 from fedjax_sim.sampling import uniform
 
-RUN = ["data.num_clients=40", "model.name=linear", "sampler.cohort_size=8", "run.rounds=2", "run.evaluate_every=2"]
+RUN = [
+    "data.name=mean_estimation",
+    "data.num_clients=40",
+    "model.name=linear",
+    "sampler.cohort_size=8",
+    "run.rounds=2",
+    "run.evaluate_every=2",
+]
 
 
 def tensorboard_records(folder):
@@ -88,12 +95,9 @@ def test_each_round_arrives_once(name, tmp_path, monkeypatch):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"file:{tmp_path / 'mlruns'}")
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     monkeypatch.delenv("WANDB_MODE", raising=False)
-    data = population.digits(num_clients=20)
-    model = models.linear(input_shape=data.input_shape, num_outputs=data.num_outputs)
-    loss_fn = models.supervised(model, models.softmax_cross_entropy)
-    algorithm = algorithms.fedavg(loss_fn, uniform(20, 4), optax.sgd(0.1), num_steps=1, batch_size=5)
-    params, _ = model.init(jax.random.key(0))
-    calls = []
+    people = population.quadratics(num_clients=4, dimension=2).train
+    algorithm = algorithms.fedavg(population.quadratic_loss, uniform(4, 2), optax.sgd(0.1), num_steps=1)
+    params, calls = {"w": np.zeros(2, np.float32)}, []
 
     def stops_the_first_time(round, state, record):
         calls.append(round)
@@ -103,7 +107,7 @@ def test_each_round_arrives_once(name, tmp_path, monkeypatch):
     def train(resume):
         logger = loggers.LOGGERS[name](tmp_path / "a run", {"run": {"rounds": 9}})
         return run(
-            jax.random.key(1), algorithm, params, data.train, 9, directory=tmp_path / "a run", resume=resume,
+            jax.random.key(1), algorithm, params, people, 9, directory=tmp_path / "a run", resume=resume,
             evaluation=lambda params: {"test_loss": float("nan"), "pair": [1.0, 2.0]},
             evaluate_every=3, checkpoint_every=4, callbacks=[stops_the_first_time], loggers=[logger],
         )  # fmt: skip
