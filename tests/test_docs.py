@@ -134,7 +134,7 @@ RESULTS = {
 }
 
 
-@pytest.mark.default_rows("read_a_run_in_python", "gossip", "hierarchy", "split", "train_a_model_of_your_own")
+@pytest.mark.default_rows("gossip", "hierarchy", "split", "train_a_model_of_your_own")
 @pytest.mark.parametrize("path", pages_to_run(), ids=lambda path: path.stem)
 def test_pages_run(path, tmp_path, monkeypatch):
     """Catches an example on a page that no longer fits the library; blocks run in order, as one program."""

@@ -83,6 +83,7 @@ def num_kernels(text: str) -> int:
     return count
 
 
+@pytest.mark.default_rows("fedavg of an MLP", "private", "compressed", "secure", "asynchronous")
 @pytest.mark.parametrize("name", RECIPES)
 def test_operations_of_a_round(name):
     """Catches a part that is traced twice, a cast of what has the type already, a branch that can never be taken."""
@@ -90,7 +91,7 @@ def test_operations_of_a_round(name):
     assert seen <= most, f"{name}: {seen} operations, not at most {most}. {RENEW}"
 
 
-@pytest.mark.default_rows("fedavg of an MLP", "private")
+@pytest.mark.default_rows("fedavg of an MLP")
 @pytest.mark.parametrize("name", RECIPES)
 def test_kernels_of_a_round(name):
     """Catches a barrier with work of its own, reductions in windows, and values that are computed apart."""

@@ -70,6 +70,7 @@ def _nothing():
     return contextlib.nullcontext()
 
 
+@pytest.mark.full  # by default an export does
 def test_a_resume_names_its_own_option(ended, tmp_path):
     """Fault: "pass allow_previous=True" to somebody at a terminal, where that is no option."""
     folder = shutil.copytree(ended, tmp_path / "run")

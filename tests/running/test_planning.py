@@ -79,6 +79,7 @@ def test_trial_takes_the_fastest(monkeypatch):
     assert seen == [1, 2, 4, 8, 16, 32]
 
 
+@pytest.mark.full  # by default a plan from the command line
 @pytest.mark.optimised(False)
 def test_forecast_leaves_the_arguments_usable():
     """Catches a donated population or parameters."""
