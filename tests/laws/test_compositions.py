@@ -38,7 +38,6 @@ COMPILED = {"ef21", "quantize integers"}
 
 
 @pytest.mark.full
-@pytest.mark.default_rows("quantize integers")
 @pytest.mark.parametrize("name", cases.rows(MEMBERS, COMPILED))
 def test_a_mean_or_a_reason(name):
     """On two devices the cohort is backwards. Catches messages that depend on the device or the slot, NaN in a real

@@ -53,7 +53,7 @@ def test_samplers_and_aggregators():
         jax.eval_shape(lambda carry, end=end, round=round: end(key, round, carry), carry)
 
 
-@pytest.mark.default_rows("fedasync", "scaffold")
+@pytest.mark.default_rows("fedasync")
 @pytest.mark.parametrize("name", cases.CASES["algorithms"])
 def test_rounds(name):
     """Catches the same in clients, servers and what they remember."""

@@ -145,7 +145,7 @@ def test_servers(name):
     chex.assert_trees_all_equal_shapes_and_dtypes(known, sent["params"] if name in others else sent)
 
 
-@pytest.mark.default_rows("dpsgd", "fedadam", "fedasync", "hierarchical_fedavg", "kmeans", "scaffold")
+@pytest.mark.default_rows("dpsgd", "fedasync", "kmeans", "scaffold")
 @pytest.mark.parametrize("name", cases.rows(sorted(cases.CASES["algorithms"]), cases.TRACED))
 def test_algorithms_keep_the_structure(name):
     """Catches state that grows or changes its type in a round."""
