@@ -45,7 +45,7 @@ def test_what_the_site_names_is_there():
         assert not [target for target in targets if not (page.parent / target).exists()], page
 
 
-@pytest.mark.full  # a quarter of a minute; by default its navigation and links are read, below
+@pytest.mark.full  # a quarter of a minute; by default its navigation and links are read, above
 def test_the_site_builds(tmp_path):
     """Catches a link to a page that is gone, a page that no reader finds, and a page that loads from elsewhere."""
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path / "site")]

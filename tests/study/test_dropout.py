@@ -15,7 +15,6 @@ def findings():
     return dropout(**SMALL)
 
 
-@pytest.mark.full
 def test_predictions_hold():
     """Catches a step that nobody leaves, and an abort that counts other holders."""
     rows = findings().rows()
@@ -24,7 +23,6 @@ def test_predictions_hold():
     assert shares[0] < 0.05 and shares[2] > 0.4
 
 
-@pytest.mark.full
 def test_it_can_tell_another_probability():
     """Catches intervals that would hold any probability: one of steps left with 1.1 times the stated one."""
     found = findings()
