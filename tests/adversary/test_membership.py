@@ -55,18 +55,17 @@ def test_the_score_of_a_client():
     rng = np.random.default_rng(3)
     examples = {"x": np.asarray(rng.normal(size=(4, 6)), np.float32), "y": np.array([0, 1, 2, 0], np.int32)}
     gradients = jax.jit(jax.jacobian(lambda params: loss_fn(params, examples, None)["loss"]))(params)
-    for rate in (0.1, 1.0):
+    rate = 0.1
 
-        @jax.jit
-        def score(params, examples, rate=rate):
-            work = client.local_sgd(loss_fn, optax.sgd(rate), client.work(num_steps=1))
-            update = work.apply(jax.random.key(1), params, (), ClientData(examples, jnp.ones(4, bool)))[0].update
-            view = View(params, jax.tree.map(lambda leaf: leaf[None], update), jnp.ones(1), jnp.zeros(1, jnp.int32))
-            return adversary.alignment_score(view, loss_fn, examples, rate)
+    @jax.jit
+    def score(params, examples):
+        work = client.local_sgd(loss_fn, optax.sgd(rate), client.work(num_steps=1))
+        update = work.apply(jax.random.key(1), params, (), ClientData(examples, jnp.ones(4, bool)))[0].update
+        view = View(params, jax.tree.map(lambda x: x[None], update), jnp.ones(1), jnp.zeros(1, jnp.int32))
+        return adversary.alignment_score(view, loss_fn, examples, rate)
 
-        scores = score(params, examples)
-        flat = np.concatenate([np.reshape(x, (4, -1)) for x in jax.tree.leaves(gradients)], axis=1)
-        np.testing.assert_allclose(scores[0], flat @ np.mean(flat, 0), rtol=1e-3, atol=1e-6)
+    flat = np.concatenate([np.reshape(x, (4, -1)) for x in jax.tree.leaves(gradients)], axis=1)
+    np.testing.assert_allclose(score(params, examples)[0], flat @ np.mean(flat, 0), rtol=1e-3, atol=1e-6)
 
 
 def test_loss_threshold():
