@@ -12,6 +12,7 @@ from fedjax_sim.config.build import build
 from fedjax_sim.config.document import ConfigError, load
 from fedjax_sim.round.round import invite
 from fedjax_sim.types import Wire
+from tests.config.test_document import algorithm_of
 
 SMALL = ["data.num_clients=40", "data.held_out_clients=3", "model.hidden=[4]", "run.devices=1"]
 HIERARCHY = [*SMALL, "data.with_groups.num_groups=4", "algorithm.name=hierarchical_fedavg", "sampler.name=full"]
@@ -43,8 +44,10 @@ def test_transforms_of_an_edge(tmp_path):
     assert load(tmp_path / "config.toml") == config
     turned = "{quantize={bits=8}, clip={clip_norm=0.5}, error_feedback={top_k={share=0.5}}}"
     assert load(None, [*HIERARCHY, f"algorithm.edge_transform={turned}", "run.lanes=2"]).identity() != config.identity()
-    told = build(load(None, [*HIERARCHY, f"algorithm.edge_transform={options}", "algorithm.keep_edges=true"]))
-    found = told.algorithm.parts.client.federation.transform
+    told, *_ = algorithm_of(
+        load(None, [*HIERARCHY, f"algorithm.edge_transform={options}", "algorithm.keep_edges=true"])
+    )
+    found = told.parts.client.federation.transform
     spec = jax.ShapeDtypeStruct((100,), jnp.float32)
     by_hand = transform.chain(
         transform.clip(0.5), transform.error_feedback(transform.top_k(share=0.5)), transform.quantize(8)

@@ -173,7 +173,7 @@ def test_parameter_counts():
     """Catches a bias left out: 16 -> 32 -> 7 and 16 -> 32 -> 24 -> 7 with a dense output."""
 
     def counts(model):
-        params, _ = model.init(KEY)
+        params, _ = jax.eval_shape(model.init, KEY)
         return [sum(leaf.size for leaf in jax.tree.leaves(params[layer.name])) for layer in model.layers]
 
     assert counts(models.gcn(16, 7, hidden=(32,), output="dense")) == [544, 231]

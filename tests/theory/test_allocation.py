@@ -104,6 +104,7 @@ def grid(**limits):
 LIMITS = [{"bytes": 20.0}, {"joules": 9.0}, {"seconds": 8.0}, {"bytes": 40.0, "joules": 30.0, "seconds": 9.0}]
 
 
+@pytest.mark.default_rows("bytes", "bytes+joules+seconds")
 @pytest.mark.parametrize("limits", LIMITS, ids=lambda limits: "+".join(limits))
 def test_a_larger_budget_is_never_worse(limits):
     """Fault: more rounds than help, rounds that are rounded to the nearest, a feasible choice that a budget loses."""

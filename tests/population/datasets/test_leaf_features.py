@@ -3,16 +3,18 @@
 import json
 import sys
 
-import jax.numpy as jnp
+import jax
 import numpy as np
 import pytest
 
 from fedjax_sim.population.datasets.leaf_features import celeba, sent140
 from fedjax_sim.population.datasets.leaf_tff import leaf
 
+client_of = jax.jit(lambda population, id: population.client(id))
+
 
 def rows(population, id):
-    data = population.client(jnp.int32(id))
+    data = client_of(population, np.int32(id))
     return {name: np.asarray(leaf)[np.asarray(data.mask)] for name, leaf in data.examples.items()}
 
 

@@ -3,7 +3,7 @@
 import json
 import sys
 
-import jax.numpy as jnp
+import jax
 import numpy as np
 import pytest
 
@@ -11,9 +11,11 @@ from fedjax_sim.population.datasets.leaf_tff import leaf, tff_hdf5
 from fedjax_sim.population.describe import describe
 from fedjax_sim.population.federated_data import from_sites
 
+client_of = jax.jit(lambda population, id: population.client(id))
+
 
 def rows(population, id):
-    data = population.client(jnp.int32(id))
+    data = client_of(population, np.int32(id))
     return {name: np.asarray(leaf)[np.asarray(data.mask)] for name, leaf in data.examples.items()}
 
 

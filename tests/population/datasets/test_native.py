@@ -26,8 +26,11 @@ def data():
     return from_sites(train, test, task="classification", num_outputs=3, label_names=("p", "q", "r"), name="toy")
 
 
+client_of = jax.jit(lambda population, id: population.client(id))
+
+
 def read(population, id):
-    data = jax.jit(population.client)(jnp.int32(id))
+    data = client_of(population, np.int32(id))
     return {name: np.asarray(leaf)[np.asarray(data.mask)] for name, leaf in data.examples.items()}
 
 

@@ -15,8 +15,11 @@ def random_problem(num_clients=4, dimension=3):
     return hessians, rng.normal(size=(num_clients, dimension)), rng.dirichlet(np.ones(num_clients))
 
 
+client_of = jax.jit(lambda population, id: population.client(id))
+
+
 def rows(population, id):
-    data = population.client(jnp.int32(id))
+    data = client_of(population, np.int32(id))
     return {name: np.asarray(leaf)[np.asarray(data.mask)] for name, leaf in data.examples.items()}
 
 

@@ -1,7 +1,6 @@
 """Bundled real data: who holds which row, and how skewed."""
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from scipy import stats
@@ -9,9 +8,11 @@ from scipy import stats
 from fedjax_sim.population.datasets.sklearn import breast_cancer, digits, digits_partition
 from tests.calls import calls
 
+clients_of = jax.jit(lambda population, ids: jax.vmap(population.client)(ids))
+
 
 def clients(population, ids):
-    data = jax.jit(jax.vmap(population.client))(jnp.asarray(ids, jnp.int32))
+    data = clients_of(population, np.asarray(ids, np.int32))
     return {name: np.asarray(leaf) for name, leaf in data.examples.items()}, np.asarray(data.mask)
 
 
@@ -70,6 +71,7 @@ def test_a_hundred_thousand_clients_without_a_loop():
     assert number < 50_000 and data.train.size == 100_000 and data.held_out is None
 
 
+@pytest.mark.default_rows(1)
 @pytest.mark.parametrize("partition", ["dirichlet", "iid", "shards"])
 def test_partitions_hold_every_row_once(partition):
     # Faults: a row lost, twice, or in training and test.

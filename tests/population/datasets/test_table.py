@@ -1,5 +1,6 @@
 """One table with many clients: rows keep their owners, and statistics their place."""
 
+import jax
 import numpy as np
 import pytest
 
@@ -22,9 +23,12 @@ def csv_text(columns, delimiter=","):
     return "\n".join(delimiter.join(map(str, line)) for line in lines) + "\n"
 
 
+client_of = jax.jit(lambda population, id: population.client(id))
+
+
 def rows_of(data, id):
     """Returns the original numbers of client `id`'s rows, from the feature "row" that is not standardised."""
-    client = data.train.client(id)
+    client = client_of(data.train, np.int32(id))
     return np.asarray(client.examples["x"])[np.asarray(client.mask), 0].astype(int)
 
 
@@ -39,13 +43,14 @@ def test_rows_keep_their_clients():
     for id, name in enumerate(ids):
         rows = rows_of(data, id)
         assert (COLUMNS["user"][rows] == name).all()
-        labels = np.asarray(data.train.client(id).examples["y"])[np.asarray(data.train.client(id).mask)]
+        client = client_of(data.train, np.int32(id))
+        labels = np.asarray(client.examples["y"])[np.asarray(client.mask)]
         np.testing.assert_array_equal(np.array(data.label_names)[labels], COLUMNS["grade"][rows].astype(str))
         # A share of each label of this client is its test part.
         for label in set(COLUMNS["grade"]):
             total = int(((COLUMNS["user"] == name) & (COLUMNS["grade"] == label)).sum())
             assert abs((COLUMNS["grade"][rows] == label).sum() - 0.7 * total) < 1
-        held_out = data.held_out.client(id)
+        held_out = client_of(data.held_out, np.int32(id))
         test_rows = np.asarray(held_out.examples["x"])[np.asarray(held_out.mask), 0].astype(int)
         assert (COLUMNS["user"][test_rows] == name).all()
         seen += [*rows, *test_rows]

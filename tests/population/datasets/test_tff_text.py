@@ -31,8 +31,11 @@ def write(path, feature, clients, **others):
     return str(path)
 
 
+client_of = jax.jit(lambda population, id: population.client(id))
+
+
 def rows(population, id):
-    data = population.client(jnp.int32(id))
+    data = client_of(population, np.int32(id))
     return {name: np.asarray(leaf)[np.asarray(data.mask)] for name, leaf in data.examples.items()}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import jax
 import numpy as np
 import pytest
 
@@ -20,8 +21,11 @@ def _data(num_clients=2, rows=40, width=5):
     return from_sites(train, {"site 0": client(0)}, task="binary", num_outputs=1, name="numbers")
 
 
+client_of = jax.jit(lambda population, id: population.client(id))
+
+
 def _rows(data, id):
-    held = data.train.client(id)
+    held = client_of(data.train, np.int32(id))
     return {name: np.asarray(leaf)[np.asarray(held.mask)] for name, leaf in held.examples.items()}
 
 
