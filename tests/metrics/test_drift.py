@@ -32,6 +32,7 @@ def flat(x):
     return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(x)]).astype(np.float64)
 
 
+@pytest.mark.default_rows("4")
 @pytest.mark.parametrize("num_steps", [1, 4])
 def test_closed_form(num_steps):
     """Every field is theory's, by examples and by clients. Catches weights, K off by one, and parts exchanged."""

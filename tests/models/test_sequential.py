@@ -161,10 +161,10 @@ def test_cuts_that_cannot_be():
         cut(gcn(3, 2), "graph_0")
     with pytest.raises(TypeError, match="join: expected a function"):
         branches("fork", {"left": []}, 3)
-    params = model.init(jax.random.key(0))[0]
+    params = jax.eval_shape(model.init, KEY)[0]
     for path, wrong in (("first", {}), ("first", None), ("fork", {**params, "fork": {}})):
         with pytest.raises(ValueError, match=f"params: expected a dict with .*, of the layer '{path}"):
-            model.apply(wrong, (), jnp.ones((2, 10)), None, False)
+            jax.eval_shape(lambda wrong: model.apply(wrong, (), jnp.ones((2, 10)), None, False), wrong)
     with pytest.raises(ValueError, match="Rename"):
         sequential([layer("a", None, jnp.abs), layer("a", None, jnp.abs)])
     with pytest.raises(ValueError, match="branch"):

@@ -120,6 +120,7 @@ def test_what_is_no_data_set_is_refused():
         population.with_local_test(p.ragged())
 
 
+@pytest.mark.default_rows(1)
 @pytest.mark.parametrize("wrapped", [lambda data: data, lambda data: population.with_groups(data, num_groups=4)])
 def test_a_local_test_has_true_labels(wrapped):
     """Catches personal models that are judged by labels that went through randomised response."""

@@ -90,7 +90,7 @@ def test_exact_count(share):
     """Catches a coin flip for each row or client, padding that is counted, and a choice that depends on the arrays'
     length, on where padding stands, or on the client's neighbours."""
     choose = jax.jit(chosen_rows)
-    for n, key in ((1, 0), (7, 1), (64, 2), (257, 3)):
+    for n, key in ((1, 0), (7, 1), (257, 3)):
         key = jax.random.key(key)
         whole = np.asarray(choose(key, np.ones(n, bool), ratio_of("share", share)))
         assert whole.sum() in (math.floor(as_written(share) * n), math.ceil(as_written(share) * n))
