@@ -24,7 +24,7 @@ CHAIN = ["transform.error_feedback.top_k.share=0.1", "transform.quantize.bits=4"
 DOWN = [text.replace("transform", "downlink") for text in CHAIN]
 SMALL = ["data.num_clients=40", "data.held_out_clients=3", "sampler.cohort_size=10", "model.hidden=[4]"]
 SMALL += ["run.devices=1"]
-IDS = np.arange(10, dtype=np.int32)
+IDS, KEY = np.arange(10, dtype=np.int32), jax.random.key(0)
 
 
 class Made(Exception):
@@ -38,11 +38,19 @@ class PartsAlone(Builder):
         raise Made(algorithm, spec, population)
 
 
-def algorithm_of(config: Config) -> tuple:
+def algorithm_of(config: Config, **parts) -> tuple:
     """The algorithm that a config describes, the shapes of its model and its clients; any part may have refused."""
+    builder = PartsAlone(config)
+    builder.parts |= parts
     with pytest.raises(Made) as made:
-        PartsAlone(config).experiment()
+        builder.experiment()
     return made.value.args
+
+
+def told(algorithm, spec, people) -> dict:
+    """The shapes of what a round tells."""
+    state = jax.eval_shape(algorithm.init, KEY, spec, people)
+    return jax.eval_shape(algorithm.step, KEY, state, people)[1]
 
 
 def test_the_main_job_is_the_default():
@@ -114,10 +122,7 @@ def test_wrappers_keep_their_order(tmp_path):
         (tmp_path / "config.toml").write_text(load(None, order).to_toml())
         wrappers = list(load(tmp_path / "config.toml").resolved()["sampler"])[2:]
         assert wrappers == [text.split(".")[1] for text in order]
-    experiment = build(load(None, [*SMALL, "sampler.with_dropout.rate=0.5"]))
-    state = jax.eval_shape(experiment.algorithm.init, experiment.key, experiment.params, experiment.data.train)
-    _, info = jax.eval_shape(experiment.algorithm.step, experiment.key, state, experiment.data.train)
-    assert "dropped" in info
+    assert "dropped" in told(*algorithm_of(load(None, [*SMALL, "sampler.with_dropout.rate=0.5"])))
 
 
 def test_every_problem_at_once():
@@ -216,14 +221,10 @@ def test_who_took_part_is_not_counted_where_nothing_is_known(monkeypatch):
         return algorithms.fedavg(*args, **options)._replace(parts=None)
 
     monkeypatch.setattr(algorithms, "unstated", unstated, raising=False)
-    builder = Builder(load(None, SMALL))
-    hidden = builder.parts["algorithm"]._replace(name="unstated", module="fedjax_sim.algorithms")
-    for part, counted in ((builder.parts["algorithm"], True), (hidden, False)):
-        builder.parts["algorithm"] = part
-        made = builder.experiment()
-        state = jax.eval_shape(made.algorithm.init, made.key, made.params, made.data.train)
-        _, info = jax.eval_shape(made.algorithm.step, made.key, state, made.data.train)
-        assert ("distinct_clients" in info) == counted
+    known = Builder(load(None, SMALL)).parts["algorithm"]
+    hidden = known._replace(name="unstated", module="fedjax_sim.algorithms")
+    for part, counted in ((known, True), (hidden, False)):
+        assert ("distinct_clients" in told(*algorithm_of(load(None, SMALL), algorithm=part))) == counted
 
 
 def test_the_seed_decides_the_local_test():
@@ -266,9 +267,7 @@ def test_every_transform_builds(name):
         options_of_sum[1] = "aggregator.denominator=40"
     if "discrete" in name or "skellam" in name:
         options_of_sum = ["aggregator.name=modular_sum", "aggregator.denominator=10.0", "algorithm.weighting=uniform"]
-    experiment = build(load(None, [*SMALL, *options, *options_of_sum]))
-    state = jax.eval_shape(experiment.algorithm.init, experiment.key, experiment.params, experiment.data.train)
-    jax.eval_shape(experiment.algorithm.step, experiment.key, state, experiment.data.train)
+    told(*algorithm_of(load(None, [*SMALL, *options, *options_of_sum])))
 
 
 @pytest.mark.parametrize("table", ["sampler", "aggregator", "client_optimizer"])
@@ -332,10 +331,12 @@ WHO, ATTACK = CORRUPTED + "who={name='clients', ids=[3]}", CORRUPTED + "attack={
 
 
 @pytest.mark.parametrize("argument", ["attack", "who"])
-def test_every_attack_builds(argument):
+def test_every_attack_builds(argument, monkeypatch):
     """Fault: an attack, or a choice of attackers, that a config can name but not build."""
     kind = registry.wrappers("aggregator")["corrupted"].options[argument].kind
     assert {"attack": "alie", "who": "clients"}[argument] in registry.named(kind)
+    data = Builder(load(None, [*SMALL, *POISON])).data()
+    monkeypatch.setattr(Builder, "data", lambda self: data)
     for name, part in registry.named(kind).items():
         needed = [f"{key}={NEEDED_INSIDE[key]}" for key, (_, default) in part.options.items() if key in NEEDED_INSIDE]
         table = f"{CORRUPTED}{argument}={{{', '.join([f'name={name!r}', *needed])}}}"

@@ -31,7 +31,7 @@ def test_what_is_no_model_has_no_test_metrics(name):
     assert judged(f"algorithm.name={name}") == {"personal_clients": 0}
 
 
-@pytest.mark.default_rows("fedavg")  # clients' own models beside it: tests/metrics/test_owners.py
+@pytest.mark.full  # by default tests/metrics/test_owners.py has the law
 @pytest.mark.parametrize("name", ["ditto", "fedavg", "apfl", "heterofl", "pfedme"])
 def test_a_model_is_tested(name):
     """Catches a shared model that is no longer tested beside clients' own ones."""

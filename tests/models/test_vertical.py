@@ -26,7 +26,7 @@ COLUMNS = (3, 1, 2)
 def network():
     """A network of three parties, and its parameters."""
     model = vertical_mlp(columns=COLUMNS, num_outputs=2, hidden=(5,), embedding=3)
-    return model, model.init(jax.random.key(0))[0]
+    return model, jax.device_get(model.init(jax.random.key(0))[0])
 
 
 def test_the_two_forms_of_features():

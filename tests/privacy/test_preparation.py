@@ -329,6 +329,7 @@ def test_how_one_client_writes_changes_no_other(tmp_path, odd):
         assert all(np.array_equal(rows[leaf], again[leaf]) for leaf in ("x", "y"))
 
 
+@pytest.mark.default_rows("size", "order")
 @pytest.mark.parametrize("by", ["labels", "size", "order"])
 def test_groups_by_rows_are_on_record(tmp_path, by):
     """Catches groups that one client's rows change, and an epsilon of them."""
