@@ -54,6 +54,11 @@ def test_two_machines():
     assert [(m.source, m.target, m.kind) for m in seen.messages] == [(0, 1, "activations"), (1, 0, "gradients")]
     np.testing.assert_array_equal(seen.seen_by(1)[0].value, arrived)
     np.testing.assert_array_equal(seen.seen_by(0)[0].value, got)
+
+
+@pytest.mark.full
+def test_transcripts_draw_as_gradients_do():
+    """Catches a gradient that is told with another draw than the one it is sent with."""
     noisy = link(**NOISY)
     back = transcript(lambda tap: (jnp.tanh(tap(noisy, KEY, X, 0, 1, "top") @ W) ** 2).sum()).seen_by(0)[0].value
     np.testing.assert_array_equal(back, jax.grad(lambda x: loss(noisy, x, W).sum())(X))  # the same draws

@@ -73,6 +73,7 @@ def test_zero_weights_are_never_drawn():
     assert set(np.unique(draws([0, 0, 1e-300], num_trials=10))) == {2}
 
 
+@pytest.mark.full
 def test_plain_mean_is_unbiased():
     """n = (1, 9), g = (0, 1), m = 1: the plain mean over slots is .9, where a uniform cohort would give .5."""
     mean = np.array([0.0, 1.0])[draws([1, 9], num_slots=1, num_trials=100_000)].mean()

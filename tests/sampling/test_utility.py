@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -20,16 +22,16 @@ N = 12
 LOSSES = np.array([0.5, 4.0, 1.5, 2.5, 3.0, 0.2, 3.5, 1.0, 2.0, 5.0, 0.1, 4.5], np.float32)
 
 
+@functools.partial(jax.jit, static_argnums=0)
+def _observed(sampler, state, ids, losses, spent):
+    there = jnp.ones(ids.shape, bool)
+    cohort = sampler.sample(KEY, state)[0]._replace(ids=ids, invited=there, reported=there).timed(spent=spent)
+    return sampler.observe(state, cohort, Outcome(there, losses))
+
+
 def observed(sampler, state, ids, losses, spent=None):
     """The state after a round of these clients with these losses."""
-
-    @jax.jit
-    def after(state, ids, losses, spent):
-        there = jnp.ones(ids.shape, bool)
-        cohort = sampler.sample(KEY, state)[0]._replace(ids=ids, invited=there, reported=there).timed(spent=spent)
-        return sampler.observe(state, cohort, Outcome(there, losses))
-
-    return after(state, np.asarray(ids, np.int32), np.asarray(losses, np.float32), spent)
+    return _observed(sampler, state, np.asarray(ids, np.int32), np.asarray(losses, np.float32), spent)
 
 
 @pytest.mark.full
@@ -97,13 +99,12 @@ def oort(**options):
 
 def seen(sampler, losses=(1.0, 2.0, 3.0, 4.0, 10.0), ticks=None):
     state = sampler.sample(KEY, sampler.init())[1]
+    if ticks is not None:
+        zeros = np.zeros(2, np.int32)
+        clocked = sampling.with_clock(sampling.uniform(6, 2), tables(*[np.ones(6)] * 3))
+        like = jax.jit(lambda: clocked.sample(KEY, told(clocked))[0].timing.spent)()
     for i, loss in enumerate(losses):
-        spent = None
-        if ticks is not None:
-            zeros = jnp.zeros(2, jnp.int32)
-            clocked = sampling.with_clock(sampling.uniform(6, 2), tables(*[np.ones(6)] * 3))
-            spent = clocked.sample(KEY, told(clocked))[0].timing.spent
-            spent = spent._replace(down=zeros + ticks[i], compute=zeros, up=zeros)
+        spent = None if ticks is None else like._replace(down=zeros + np.int32(ticks[i]), compute=zeros, up=zeros)
         state = observed(sampler, state, [i, i], [loss, loss], spent)
     return state
 

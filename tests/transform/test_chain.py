@@ -127,6 +127,7 @@ def test_whole_numbers_are_refused_where_they_would_be_cut(member):
     assert kept["b"].tolist() == [0, 0, 2, 3] and kept["b"].dtype == jnp.int32
 
 
+@pytest.mark.default_rows("clip", "discrete_gaussian_mechanism")
 @pytest.mark.parametrize(
     "member",
     [clip(1.0), clip(1.0, per="leaf"), natural_compression(), discrete_gaussian_mechanism(1.0, 1.0, 4, bits=20)],

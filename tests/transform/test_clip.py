@@ -97,6 +97,7 @@ def test_hand_computed():
     np.testing.assert_allclose(metrics["unclipped_norm"], 5, rtol=1e-6)
 
 
+@pytest.mark.full
 def test_matches_an_independent_implementation():
     """optax's global-norm clip, to 2e-5. Catches a factor of the wrong power."""
     update = {

@@ -301,7 +301,7 @@ def test_wrong_options_are_refused(make):
         jax.jit(lambda z: make(1.0, z, 100).facts.noise.multiplier)(1.0)
 
 
-@pytest.mark.default_rows(2)
+@pytest.mark.default_rows(1)
 @pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan])
 @pytest.mark.parametrize("law", MAKE)
 def test_an_update_that_is_not_finite_shows(law, bad):

@@ -281,6 +281,7 @@ def test_qsgd_error_is_below_the_papers_bound():
     assert qsgd(1).squared_error(equal) == pytest.approx(7 * 64, rel=1e-5)
 
 
+@pytest.mark.full
 def test_qsgd_coded_bits_bound_a_real_code():
     """Messages written in gamma codes, dense and sparse: the mean length stays below the declared one, and reaches 60 %
     of it. Catches a bound that forgets signs, distances or the norm."""

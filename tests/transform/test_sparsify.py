@@ -66,6 +66,7 @@ def test_largest_entries_survive_unchanged(scope, count):
         assert [x.dtype for x in jax.tree.leaves(got)] == [x.dtype for x in jax.tree.leaves(update)]
 
 
+@pytest.mark.full
 def test_contraction():
     """|x - T x|^2 <= (1 - k/d) |x|^2 for Gaussian, sparse, heavy and constant updates, where it is an equality; the
     declared error is the error itself. Catches k rounded down."""

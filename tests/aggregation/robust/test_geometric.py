@@ -97,19 +97,21 @@ def test_it_does_not_matter_where_messages_are(attack):
         assert abs(found - exact) < 0.05 * exact < 0.2
 
 
-def test_centered_clipping():
+@pytest.mark.default_rows("True")
+@pytest.mark.parametrize("trusted", [False, True])
+def test_centered_clipping(trusted):
     """Three rounds in NumPy. Catches a state that is not kept, and differences from another point."""
     v, state = np.zeros(D), {name: np.zeros(x.shape[1:], np.float32) for name, x in UPDATES.items()}
-    for trusted, weights in ((True, WEIGHTS), (False, (WEIGHTS > 0).astype(float))):
-        rule = centered_clipping(0.7, 2, trust_weights=trusted)
-        for _ in range(3):
-            update, _, state = applied(rule, UPDATES, WEIGHTS, round=_round(jax.tree.map(jnp.asarray, state)))
-            for _ in range(2):
-                away = flat(UPDATES) - v
-                factors = np.minimum(1, 0.7 / np.linalg.norm(away, axis=1))
-                v = v + (weights * factors) @ away / weights.sum()
-            np.testing.assert_allclose(flat(update, rows=False), v, rtol=1e-5, atol=1e-5)
-            np.testing.assert_allclose(flat(state, rows=False), v, rtol=1e-5, atol=1e-5)
+    weights = WEIGHTS if trusted else (WEIGHTS > 0).astype(float)
+    rule = centered_clipping(0.7, 2, trust_weights=trusted)
+    for _ in range(3):
+        update, _, state = applied(rule, UPDATES, WEIGHTS, round=_round(jax.tree.map(jnp.asarray, state)))
+        for _ in range(2):
+            away = flat(UPDATES) - v
+            factors = np.minimum(1, 0.7 / np.linalg.norm(away, axis=1))
+            v = v + (weights * factors) @ away / weights.sum()
+        np.testing.assert_allclose(flat(update, rows=False), v, rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(flat(state, rows=False), v, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.full

@@ -54,7 +54,7 @@ def rings_and_servers():
             yield pytest.param(name, servers, marks=() if servers == 3 or name == "40 bits" else pytest.mark.full)
 
 
-@pytest.mark.default_rows(3)
+@pytest.mark.default_rows("64 bits")
 @pytest.mark.parametrize("name, num_servers", list(rings_and_servers()))
 def test_the_sum_is_exact(name, num_servers):
     """Bits equal the plain modular sum's for every absent set of four clients, shares drawn or not.
@@ -90,6 +90,7 @@ def test_the_sum_is_exact(name, num_servers):
         assert not metrics["aborted_rounds"].any() and not metrics["secure_dropouts"].any()
 
 
+@pytest.mark.default_rows(2)
 @pytest.mark.parametrize("name", SUMS)
 def test_shares_add_up(name):
     """In Python's integers: each share in the ring, their sum the message. Catches a share past the modulus."""

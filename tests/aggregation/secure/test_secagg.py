@@ -218,6 +218,7 @@ def test_empty_slots_change_nothing(masks):
     assert 0 in aborted
 
 
+@pytest.mark.full
 @pytest.mark.default_rows("True")
 @pytest.mark.parametrize("masks", [False, True])
 def test_nobody_leaves_is_the_modular_sum(masks):

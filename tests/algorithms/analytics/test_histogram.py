@@ -13,16 +13,20 @@ from tests.algorithms.analytics import problem as p
 
 
 def test_everybody_together_is_numpy():
-    """Categories and bins of numbers. Catches padding that counts, and numbers outside that fall away."""
-    x, y = p.pooled()
-    (first, _, last), _ = p.rounds(algorithms.histogram(p.EVERYBODY, num_categories=4), 3)
-    expected = np.bincount(y, minlength=4) / p.NUM_CLIENTS
-    np.testing.assert_allclose(first["counts"], expected, rtol=1e-6)
-    np.testing.assert_allclose(last["counts"], expected, rtol=1e-6)  # a mean over rounds, not their sum
-    (bins,), _ = p.rounds(algorithms.histogram(p.EVERYBODY, low=0.0, high=4.0, num_bins=8, column=1), 1)
+    """Bins of numbers. Catches padding that counts, and numbers outside that fall away."""
+    x, _ = p.pooled()
+    (first, _, last), _ = p.rounds(algorithms.histogram(p.EVERYBODY, low=0.0, high=4.0, num_bins=8, column=1), 3)
     clipped = np.clip(x[:, 1], 0, np.nextafter(np.float32(4), np.float32(0)))
     expected = np.histogram(clipped, np.linspace(0, 4, 9))[0] / p.NUM_CLIENTS
-    np.testing.assert_allclose(bins["counts"], expected, rtol=1e-6)
+    np.testing.assert_allclose(first["counts"], expected, rtol=1e-6)
+    np.testing.assert_allclose(last["counts"], expected, rtol=1e-6)  # a mean over rounds, not their sum
+
+
+@pytest.mark.full
+def test_everybodys_categories_are_numpys():
+    """Catches padding that counts as a category."""
+    (found,), _ = p.rounds(algorithms.histogram(p.EVERYBODY, num_categories=4), 1)
+    np.testing.assert_allclose(found["counts"], np.bincount(p.pooled()[1], minlength=4) / p.NUM_CLIENTS, rtol=1e-6)
 
 
 @pytest.mark.full

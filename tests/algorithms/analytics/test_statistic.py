@@ -27,6 +27,7 @@ def test_clients_are_drawn_alike(name, monkeypatch):
             cases.CASES["algorithms"][name]()
 
 
+@pytest.mark.full
 def test_what_was_found_is_told(capsys):
     """Catches padding among the symbols, quantiles without their levels, and a large array that is printed or lost."""
     everybody = {"params": (), "data": p.people()}

@@ -498,7 +498,7 @@ def test_places_are_those_of_numpy():
         for share in (0.0, 0.1, 0.5, 1.0):
             kind = rng.integers(0, 3, size)
             kinds = [(kind == i) & (rng.random(size) < share) for i in range(3)]
-            for number in (1, 2, 3):
+            for number in (1, 2, 3) if size == 33 else (3,):
                 expected = np.concatenate([np.flatnonzero(x) for x in kinds[:number]])
                 found = np.asarray(compiled(*kinds[:number]))
                 assert found.tolist() == [*expected, *[size] * (size - len(expected))]

@@ -106,6 +106,7 @@ def fedbuff(loss_fn, optimizer, work, *, population_size, concurrency, buffer_si
     return Algorithm(init, arrive, lambda state: step.params(state.star.server), star)
 
 
+@pytest.mark.full
 def test_fedbuff():
     """Catches a client that trains from another version than it was sent, or weighs by another age."""
     size, buffer, kept = 5, 2, 8

@@ -170,7 +170,7 @@ def test_inputs_of_half_precision(name):
         np.testing.assert_allclose(other, one, atol=0.02)
 
 
-@pytest.mark.default_rows("vertical")
+@pytest.mark.full
 @pytest.mark.parametrize("name", rows(("split_client", "splitfed", "vertical"), ("splitfed", "vertical")))
 def test_weighted_losses_are_fedavg(name):
     """Fault: a weight that is lost between the loss's party and the others, or in the clients' mean."""

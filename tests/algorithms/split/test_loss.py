@@ -109,11 +109,24 @@ def test_split_equals_two_machines():
             np.testing.assert_allclose(got, expected[name][part], atol=1e-6)
 
 
+def told(split, params, examples):
+    """The transcript, whose values one program computes."""
+    messages = []
+
+    @jax.jit
+    def values(params, examples):
+        messages[:] = split_transcript(split, params, examples, KEY).messages
+        return [message.value for message in messages]
+
+    found = values(params, examples)
+    return network.Transcript(tuple(m._replace(value=x) for m, x in zip(messages, found, strict=True)))
+
+
 def test_what_each_party_sees():
     """The tensors that each party receives, by name. Catches labels or examples that are sent, to anybody."""
     examples = {"x": X, "y": Y}
     params = DEEP.init(KEY)[0]
-    plain = split_transcript(split_loss(DEEP, softmax_cross_entropy, ("hidden_0", "hidden_1")), params, examples, KEY)
+    plain = told(split_loss(DEEP, softmax_cross_entropy, ("hidden_0", "hidden_1")), params, examples)
     seen = [[(m.name, m.kind) for m in plain.seen_by(party)] for party in range(3)]
     assert seen == [
         [("hidden_1", "gradients")],
@@ -121,15 +134,15 @@ def test_what_each_party_sees():
         [("labels", "labels"), ("hidden_2", "activations")],
     ]
     u_shaped = split_loss(DEEP, softmax_cross_entropy, ("hidden_0", "hidden_3"), u_shaped=True)
-    hidden = split_transcript(u_shaped, params, examples, KEY)
+    hidden = told(u_shaped, params, examples)
     assert [(m.name, m.kind) for m in hidden.seen_by(1)] == [("hidden_1", "activations"), ("output", "gradients")]
-    other = split_transcript(u_shaped, params, {"x": X, "y": (Y + 1) % 3}, KEY)
+    other = told(u_shaped, params, {"x": X, "y": (Y + 1) % 3})
     assert (hidden.seen_by(1)[0].value == other.seen_by(1)[0].value).all()  # labels are not in what goes up
     assert (hidden.seen_by(1)[1].value != other.seen_by(1)[1].value).any()  # they are in the gradient: see J10
     for made in (plain, hidden):
         for message in made.messages:
             assert message.value.shape != X.shape and (message.kind == "labels") == (message.value.ndim == 1)
-    gradient = jax.grad(lambda h: _tail(params, h).mean())(plain.seen_by(2)[1].value)
+    gradient = jax.jit(jax.grad(lambda h: _tail(params, h).mean()))(plain.seen_by(2)[1].value)
     np.testing.assert_allclose(plain.seen_by(1)[1].value, gradient, atol=1e-6)
 
 
@@ -145,13 +158,13 @@ def test_labels_are_encrypted_as_the_rest_is():
     examples, made = {"x": X, "y": Y}, network.link(encrypted=True)
     for at, beside in (("hidden_0", 0), (("hidden_0", "hidden_1"), 224)):
         split = split_loss(DEEP, softmax_cross_entropy, at, link=made)
-        seen = split_transcript(split, DEEP.init(KEY)[0], examples, KEY)
+        seen = told(split, DEEP.init(KEY)[0], examples)
         assert all(m.encrypted for m in seen.messages) and seen.messages[0].kind == "labels"
         assert (seen.overheard(KEY)[0].value != Y.astype(jnp.uint32)).mean() > 0.9
         (labels, *_) = crossings(split, DEEP.init(KEY)[0], {"x": X[0], "y": Y[0]})
         assert (labels.there, labels.back, labels.batch) == (32, 0, beside)
     alone = split_loss(DEEP, softmax_cross_entropy, "hidden_0", link={"labels": made})
-    plain = split_transcript(alone, DEEP.init(KEY)[0], examples, KEY).messages
+    plain = told(alone, DEEP.init(KEY)[0], examples).messages
     assert [m.encrypted for m in plain] == [True, False, False] and (plain[0].value == Y).all()
 
 

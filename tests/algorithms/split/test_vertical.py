@@ -142,6 +142,7 @@ def test_a_round_is_centralised_descent(name):
     np.testing.assert_allclose(_flat(found), w, atol=2e-6)
     np.testing.assert_allclose(found["bias"], b, atol=2e-6)
     assert info["uplink_bytes"].total() == info["downlink_bytes"].total() == 0  # the model stays where it is
+    assert [_total(info[name]) for name in ("forward_bytes", "backward_bytes")] == [2 * ROWS * 4] * 2
 
 
 @pytest.mark.full
@@ -171,6 +172,7 @@ def test_misaligned_rows_change_it():
     assert np.abs(_flat(right) - _flat(wrong)).max() > 0.1 and good["local_loss"] < bad["local_loss"]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "batch_size, num_steps, visits",
     [

@@ -37,10 +37,32 @@ def everywhere(size=p.NUM_CLIENTS, **options):
     return network.heterogeneous(size, **speeds, bandwidth_up=network.lognormal(10.0, 1.0), jitter=0.2, **options)
 
 
+def test_a_clock_changes_no_draw():
+    """Of who is invited and who reports, where everybody is waited for. Catches a clock that spends a sampler's key, and
+    devices that draw from its streams."""
+    plain = sampling.with_dropout(sampling.poisson(p.NUM_CLIENTS, 0.3), 0.3)
+    clocked = sampling.with_clock(plain, everywhere())
+    assert clocked.design == plain.design
+    work = Work(12, 12, 2, 10.0, 5.0)
+
+    @jax.jit
+    @jax.vmap
+    def both(key):
+        return plain.sample(key, plain.init())[0], clocked.sample(key, clocked.tell(clocked.init(), work))[0]
+
+    alone, timed = jax.device_get(both(jax.random.split(KEY, 50)))
+    for name in ("ids", "invited", "reported"):
+        np.testing.assert_array_equal(getattr(alone, name), getattr(timed, name))
+    assert all((timed.metrics[name] == x).all() for name, x in alone.metrics.items())
+    assert len(np.unique(timed.timing.spent.total[timed.invited])) > 50
+
+
+@pytest.mark.full
 def test_time_changes_no_number():
     """A run of three rounds that waits for everybody. Catches a clock that changes a draw, a bit or the design."""
     plain = sampling.with_dropout(sampling.uniform(p.NUM_CLIENTS, 7), 0.3)
-    clocked = sampling.with_clock(plain, everywhere(compute_watts=network.constant(1.0)))
+    alike = {"speed": 100.0, "bandwidth_down": 100.0, "bandwidth_up": 10.0, "compute_watts": 1.0}
+    clocked = sampling.with_clock(plain, network.heterogeneous(p.NUM_CLIENTS, **alike, jitter=0.2))
     assert clocked.design == plain.design
     (state, history), (timed, other) = (
         run(KEY, recipe(sampler, num_steps=1), jnp.array(p.START), p.ragged(), 3) for sampler in (plain, clocked)
@@ -355,19 +377,19 @@ def test_who_leaves():
     times = {"down": np.full(N, 1), "step": np.full(N, 500), "up": np.full(N, 100)}
     devices = tables(**times, there=lambda ids, seconds: seconds < jnp.asarray(leaves)[ids])
     clocked = sampling.with_clock(sampling.full(N), devices, checks=5)
-    cohort, state = drawn(clocked, told(clocked))  # 2601 ticks
+    cohort, state = clocked.sample(KEY, told(clocked))  # 2601 ticks
     assert np.flatnonzero(~np.asarray(cohort.reported)).tolist() == [2, 5]
-    assert cohort.timing.spent.total[[2, 5, 0]].tolist() == [1001, 2001, 2601]
+    assert cohort.timing.spent.total[jnp.array([2, 5, 0])].tolist() == [1001, 2001, 2601]
     assert int(cohort.metrics["interrupted"]) == 2 and not cohort.timing.sent[2] and int(state.clock.seconds) == 2
     begun = told(clocked)._replace(clock=Clock(jnp.int32(0), jnp.int32(600)))  # everything is 600 ticks later
-    cohort, _ = drawn(clocked, begun)
-    assert cohort.timing.spent.total[[2, 5]].tolist() == [501, 1501]
+    cohort, _ = clocked.sample(KEY, begun)
+    assert cohort.timing.spent.total[jnp.array([2, 5])].tolist() == [501, 1501]
     times = {"down": np.full(N, 1), "step": np.full(N, 380), "up": np.full(N, 200)}  # done at 1901, arrived at 2101
     ready = sampling.with_clock(sampling.full(N), tables(**times, there=devices.availability.at))
-    cohort, _ = drawn(ready, told(ready))
+    cohort, _ = ready.sample(KEY, told(ready))
     assert np.flatnonzero(~np.asarray(cohort.reported)).tolist() == [2, 5] and cohort.timing.spent.total[5] == 2100
     quick = sampling.with_clock(sampling.full(N), devices)
-    cohort, _ = drawn(quick, told(quick, WORK._replace(steps=1)))
+    cohort, _ = quick.sample(KEY, told(quick, WORK._replace(steps=1)))
     assert bool(cohort.reported.all()) and int(cohort.metrics["interrupted"]) == 0
 
 

@@ -222,7 +222,7 @@ def test_over_selection_takes_the_first():
     same = sampling.with_clock(sampling.cyclic(N, 7), tables(**{**times, "down": np.ones(N)}))
     state = told(same)
     state = state._replace(sampler=state.sampler._replace(position=jnp.uint32(8)))  # 8, ..., 11, 0, 1, 2
-    for count, chosen, end in ((2, {8, 9}, 251), (5, {8, 9, 10, 11, 0}, 501), (7, {8, 9, 10, 11, 0, 1, 2}, 501)):
+    for count, chosen, end in ((2, {8, 9}, 251), (5, {8, 9, 10, 11, 0}, 501)):
         cohort, after = jax.device_get(jax.jit(sampling.with_over_selection(same, count).sample)(KEY, state))
         assert set(cohort.ids[cohort.reported].tolist()) == chosen
         assert int(after.clock.seconds * 1000 + after.clock.ticks) == end == int(cohort.timing.spent.total.max())
