@@ -339,11 +339,14 @@ def test_clients_leave_with_the_stated_probability():
     made = secure_sum(aggregation.modular_sum(1.0), 1, dropout=each.tolist())
     round = Round(Cohort(jnp.arange(20_000), all_there, all_there))
     received = Received(jnp.ones((20_000, 1), jnp.int32), jnp.ones(20_000), jnp.arange(20_000), jnp.arange(20_000))
-    carry = made.accumulate(
-        jax.random.key(0), round, made.init(jax.ShapeDtypeStruct((1,), jnp.int32), 20_000), received
-    )
-    uploaded = carry["uploaded"] > 0
-    found = stages_of(jax.random.key(0), round.cohort.ids, all_there, uploaded, 1 - stays)
+
+    @jax.jit
+    def steps(key, round, received):
+        carry = made.accumulate(key, round, made.init(jax.ShapeDtypeStruct((1,), jnp.int32), 20_000), received)
+        uploaded = carry["uploaded"] > 0
+        return uploaded, stages_of(key, round.cohort.ids, all_there, uploaded, 1 - stays)
+
+    uploaded, found = jax.device_get(steps(jax.random.key(0), round, received))
     assert not (uploaded & ~found.shared).any() and len(STEPS) == 4
     for mask, expected in zip(found, stays[1:], strict=True):
         assert abs(float(mask.mean()) - expected) < 4.5 * np.sqrt(expected * (1 - expected) / 20_000)

@@ -156,7 +156,7 @@ ROWS = {
 }  # fmt: skip
 
 
-@pytest.mark.default_rows("ditto", "fedper")
+@pytest.mark.default_rows("ditto")
 @pytest.mark.parametrize("name", ROWS)
 def test_matches_numpy(name):
     """Catches a model trained from the wrong start, a pull to the wrong model, a part that is shared or kept by

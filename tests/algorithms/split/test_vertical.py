@@ -53,6 +53,7 @@ def _round(algorithm, data, params, rounds=1):
     return algorithm.params(state), info
 
 
+@pytest.mark.full
 @pytest.mark.default_rows(1)
 @pytest.mark.parametrize("name", LOSSES)
 def test_gradients_are_centralised(name):

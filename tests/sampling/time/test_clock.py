@@ -38,8 +38,8 @@ def everywhere(size=p.NUM_CLIENTS, **options):
 
 
 def test_a_clock_changes_no_draw():
-    """Of who is invited and who reports, where everybody is waited for. Catches a clock that spends a sampler's key, and
-    devices that draw from its streams."""
+    """Of who is invited and who reports, where everybody is waited for. Catches a clock that spends a sampler's key,
+    and devices that draw from its streams."""
     plain = sampling.with_dropout(sampling.poisson(p.NUM_CLIENTS, 0.3), 0.3)
     clocked = sampling.with_clock(plain, everywhere())
     assert clocked.design == plain.design

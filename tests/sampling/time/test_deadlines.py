@@ -83,6 +83,7 @@ def test_partial_work_of_stragglers():
     np.testing.assert_array_equal(limited.work[fits >= 1], fits[fits >= 1])
 
 
+@pytest.mark.full
 def test_who_would_leave_after_the_deadline():
     """Catches a client that is lost at a moment at which, with less work, its message has long arrived; and one that
     leaves before and reports."""

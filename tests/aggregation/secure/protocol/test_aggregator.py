@@ -159,6 +159,7 @@ def test_several_devices_are_refused():
         p.Federation(transform=quantised, aggregator=made, mesh="all").run(np.arange(p.SLOTS))
 
 
+@pytest.mark.full
 def test_a_config_sets_it():
     """In place of `secure_sum`, and shares beside it. Catches options that a config cannot name."""
     small = ["data.num_clients=40", "data.held_out_clients=3", "sampler.cohort_size=10", "model.hidden=[4]"]
