@@ -169,6 +169,7 @@ class Announcing(Counting):
         return ids + 1
 
 
+@pytest.mark.default_rows("Own", "Announcing")
 @pytest.mark.parametrize("inner", [Own, Counting, Announcing])
 def test_wrappers_ask_the_storage_and_count(inner):
     """Catches a wrapper that reads nothing ahead, and one that needs more than `size` and `client`."""

@@ -23,6 +23,18 @@ def people():
     return field.stored(rows, np.concatenate([[0], np.cumsum(SIZES)]))
 
 
+def data_of(train, num_outputs=2):
+    """A data set of these clients."""
+    test = {"x": np.zeros((1, 1), np.float32), "y": np.zeros(1, np.int32)}
+    return field.FederatedData(train, test, None, (1,), num_outputs, "classification")
+
+
+def alike(num_clients, rows=12):
+    """Clients of as many rows each."""
+    x = np.arange(num_clients * rows, dtype=np.float32)[:, None]
+    return field.stored({"x": x, "y": np.zeros(len(x), np.int32)}, np.arange(num_clients + 1) * rows)
+
+
 def test_a_group_hands_on_what_its_population_knows():
     """Fault: counts or size classes of other clients; members of the next group in empty places; a group that offers
     what its population does not."""
@@ -54,7 +66,7 @@ def test_a_group_hands_on_what_its_population_knows():
 
 def test_ways_to_group():
     """Faults: sizes that differ by more than one, a client who is lost, groups that follow no seed, or no size."""
-    data = field.synthetic_images(num_clients=11, examples_per_client=12)
+    data = data_of(alike(11))
     found = {}
     for by in ("order", "random", "size"):
         train = field.with_groups(data, num_groups=3, by=by, seed=4).train
@@ -74,7 +86,7 @@ def test_groups_by_labels():
     label = np.array([2, 0, 1, 1, 0, 2, 2, 0])
     rows = {"x": np.zeros((36, 1), np.float32), "y": np.repeat(label, np.arange(1, 9))}
     train = field.stored(rows, np.concatenate([[0], np.cumsum(np.arange(1, 9))]))
-    data = field.synthetic_images(num_clients=4, examples_per_client=12)._replace(train=train, num_outputs=3)
+    data = data_of(train, num_outputs=3)
     np.testing.assert_array_equal(
         counts_of_labels_in_range(train, 3), np.eye(3, dtype=int)[label] * np.arange(1, 9)[:, None]
     )
@@ -96,17 +108,14 @@ def test_groups_by_labels():
 )
 def test_wrong_groups(options, words):
     """Fault: a group without a client, or a way that is ignored."""
-    data = field.synthetic_images(num_clients=8, examples_per_client=12)
     same = field.stored({"x": np.zeros((8, 1), np.float32), "y": np.zeros(8, int)}, np.arange(9))
     with pytest.raises((ValueError, TypeError), match=words):
-        field.with_groups(data._replace(train=same), **options)
+        field.with_groups(data_of(same), **options)
 
 
 def test_a_group_has_its_clients_local_tests():
     """Fault: a group that is judged by the rows of one client, or by those of another group."""
-    rows = {"x": np.arange(40, dtype=np.float32)[:, None], "y": np.zeros(40, np.int32)}
-    whole = field.FederatedData(field.stored(rows, np.arange(5) * 10), rows, None, (1,), 2, "classification")
-    data = field.with_local_test(whole, fraction=0.3)
+    data = field.with_local_test(data_of(alike(4, rows=10)), fraction=0.3)
     found = field.with_groups(data, groups=[1, 0, 1, 0]).local_test
 
     def rows(data):
