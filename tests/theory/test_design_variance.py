@@ -144,7 +144,7 @@ def check_moments(found, law, deviations=4.5):
 SLOW = {"full", *(f"{name}, dropout" for name in ("weighted", "full", "poisson", "truncated", "cyclic", "shuffled"))}
 
 
-@pytest.mark.default_rows(2)
+@pytest.mark.default_rows(1)
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in SAMPLERS]
 )

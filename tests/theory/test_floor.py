@@ -333,6 +333,7 @@ SIMULATED = {
 }  # fmt: skip
 
 
+@pytest.mark.full  # a simulation beside its closed forms
 def test_privacy_noise_passes_the_server():
     """One round of 4,096 runs from the fixed point: the noise on the aggregate is multiplied by the server's rate.
 
