@@ -30,13 +30,17 @@ def test_it_is_the_model(model, shape):
     x, y = jax.random.normal(KEY, shape), jnp.arange(6) % 3
     outputs = [jax.jit(lambda p, s, of=of: of.apply(p, s, x, None, False)[0]) for of in (model, part)]
     np.testing.assert_array_equal(outputs[0](whole, ()), outputs[1](params, state))
-    gradients = [
-        jax.grad(lambda at, loss=loss: loss(at, {"x": x, "y": y}, None)["loss"].mean())(at)
-        for loss, at in (
-            (supervised(model, softmax_cross_entropy), whole),
-            (supervised(part, softmax_cross_entropy, frozen_state=state), params),
-        )
-    ]
+
+    @jax.jit
+    def gradients_of(state, *starts):
+        losses = [supervised(model, softmax_cross_entropy)]
+        losses.append(supervised(part, softmax_cross_entropy, frozen_state=state))
+        return [
+            jax.grad(lambda at, loss=loss: loss(at, {"x": x, "y": y}, None)["loss"].mean())(at)
+            for loss, at in zip(losses, starts, strict=True)
+        ]
+
+    gradients = gradients_of(state, whole, params)
     assert set(gradients[1]) == {"output"}
     for name, found in gradients[1]["output"].items():
         np.testing.assert_allclose(found, gradients[0]["output"][name], rtol=1e-6)
