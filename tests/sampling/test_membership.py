@@ -27,6 +27,7 @@ def test_who_is_a_member():
         assert not (cohort.reported & ~cohort.invited).any() and int(cohort.metrics["absent"]) == 5 - sum(there)
 
 
+@pytest.mark.full
 def test_places_are_filled_evenly():
     """40,000 cohorts of 2 of 6 candidates from 9 clients, of whom 6 are members: chi-square above 1e-6; a place stays
     empty only where fewer members are candidates. Catches places for the first ids."""

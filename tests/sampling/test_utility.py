@@ -75,12 +75,16 @@ def test_what_is_learned():
     sampler = sampling.power_of_choice(sampling.poisson(N, 0.5), 4)
     state = observed(sampler, sampler.init(), [3, 5, 7], [np.nan, np.inf, 2.0])
     assert np.isinf(np.asarray(state.losses)).sum() == N - 1 and float(state.losses[7]) == 2
-    cohort, _ = sampler.sample(KEY, state)
-    nobody = cohort._replace(invited=jnp.zeros(4, bool), ids=jnp.full(4, 7))
-    assert float(sampler.observe(state, nobody, Outcome(nobody.invited, jnp.full(4, 9.0))).losses[7]) == 2
-    known = state._replace(losses=jnp.asarray(LOSSES).at[jnp.array([0, 5])].set(jnp.inf))
+
+    @jax.jit
+    def unheard(state, ids, invited):
+        nobody = sampler.sample(KEY, state)[0]._replace(invited=invited, ids=ids)
+        return sampler.observe(state, nobody, Outcome(invited, jnp.full(4, 9.0)))
+
+    assert float(unheard(state, np.full(4, 7, np.int32), np.zeros(4, bool)).losses[7]) == 2
+    known = state._replace(losses=np.where(np.isin(np.arange(N), [0, 5]), np.float32(np.inf), LOSSES))
     everybody = sampling.power_of_choice(sampling.full(N), 3)
-    cohort, _ = everybody.sample(KEY, everybody.init()._replace(losses=known.losses))
+    cohort, _ = jax.jit(everybody.sample)(KEY, everybody.init()._replace(losses=known.losses))
     assert cohort.ids.tolist() == [0, 5, 9]
     few = sampling.power_of_choice(sampling.poisson(N, 0.1, num_slots=N), 6)
     draw = jax.jit(
@@ -98,7 +102,7 @@ def oort(**options):
 
 
 def seen(sampler, losses=(1.0, 2.0, 3.0, 4.0, 10.0), ticks=None):
-    state = sampler.sample(KEY, sampler.init())[1]
+    state = jax.jit(sampler.sample)(KEY, sampler.init())[1]
     if ticks is not None:
         zeros = np.zeros(2, np.int32)
         clocked = sampling.with_clock(sampling.uniform(6, 2), tables(*[np.ones(6)] * 3))

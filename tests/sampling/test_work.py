@@ -130,7 +130,7 @@ def test_share_may_be_traced():
 def test_local_steps_are_taken():
     """Catches steps by slot in place of client."""
     sampler = sampling.with_local_steps(sampling.uniform(N, 30), [1, 2, 5])
-    cohort, _ = sampler.sample(jax.random.key(2), sampler.init())
+    cohort = cohort_of(sampler, jax.random.key(2))
     assert cohort.work.tolist() == [(1, 2, 5)[id % 3] for id in cohort.ids.tolist()]
     assert cohort.work.dtype == jnp.int32
 

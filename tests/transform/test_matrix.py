@@ -230,6 +230,7 @@ def test_other_coefficients_have_a_bound(coefficients):
                 assert np.linalg.norm(C @ rounds) <= stated * (1 + 1e-12)
 
 
+@pytest.mark.full
 def test_one_band_is_independent_noise():
     """Fresh draws of std z C s in each round. Catches state that is kept for nothing."""
     mechanism = made("banded", bands=1)

@@ -67,6 +67,7 @@ def test_small_cohorts_keep_the_bound():
     assert misses(e) <= 50 and misses(0.02) > 50
 
 
+@pytest.mark.full
 def test_cohorts_without_rows_leave_the_interval():
     """Catches an empty sum that counts as a threshold above the quantile."""
     people = population.from_clients([{"x": np.zeros((0, 1), np.float32), "y": np.zeros(0, np.float32)}] * 3 + [

@@ -102,7 +102,7 @@ def test_first_places():
     rng = np.random.default_rng(1)
     for size in (1, 2, 30):
         nodes = rng.integers(0, 7, size)
-        assert first_places(jnp.array(nodes)).tolist() == [int(np.argmax(nodes == node)) for node in nodes]
+        assert jax.jit(first_places)(nodes).tolist() == [int(np.argmax(nodes == node)) for node in nodes]
 
 
 @pytest.mark.full

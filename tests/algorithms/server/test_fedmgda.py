@@ -38,6 +38,7 @@ def exact(products, epsilon):
     return best, least
 
 
+@pytest.mark.full
 @pytest.mark.default_rows(1)
 @pytest.mark.parametrize("epsilon", [0.0, 0.1, 1.0])
 @pytest.mark.parametrize("seed", [0, 1, 2])

@@ -152,6 +152,7 @@ def _tail(params, h):
     return softmax_cross_entropy(h @ params["output"]["kernel"] + params["output"]["bias"][None], Y)["loss"]
 
 
+@pytest.mark.full
 def test_labels_are_encrypted_as_the_rest_is():
     """Catches labels that somebody on the line reads although the link is encrypted, and a second nonce where they go
     with the activations, or none where they go alone."""

@@ -377,19 +377,19 @@ def test_who_leaves():
     times = {"down": np.full(N, 1), "step": np.full(N, 500), "up": np.full(N, 100)}
     devices = tables(**times, there=lambda ids, seconds: seconds < jnp.asarray(leaves)[ids])
     clocked = sampling.with_clock(sampling.full(N), devices, checks=5)
-    cohort, state = clocked.sample(KEY, told(clocked))  # 2601 ticks
+    cohort, state = drawn(clocked, told(clocked))  # 2601 ticks
     assert np.flatnonzero(~np.asarray(cohort.reported)).tolist() == [2, 5]
-    assert cohort.timing.spent.total[jnp.array([2, 5, 0])].tolist() == [1001, 2001, 2601]
+    assert cohort.timing.spent.total[[2, 5, 0]].tolist() == [1001, 2001, 2601]
     assert int(cohort.metrics["interrupted"]) == 2 and not cohort.timing.sent[2] and int(state.clock.seconds) == 2
     begun = told(clocked)._replace(clock=Clock(jnp.int32(0), jnp.int32(600)))  # everything is 600 ticks later
-    cohort, _ = clocked.sample(KEY, begun)
-    assert cohort.timing.spent.total[jnp.array([2, 5])].tolist() == [501, 1501]
+    cohort, _ = drawn(clocked, begun)
+    assert cohort.timing.spent.total[[2, 5]].tolist() == [501, 1501]
     times = {"down": np.full(N, 1), "step": np.full(N, 380), "up": np.full(N, 200)}  # done at 1901, arrived at 2101
     ready = sampling.with_clock(sampling.full(N), tables(**times, there=devices.availability.at))
-    cohort, _ = ready.sample(KEY, told(ready))
+    cohort, _ = drawn(ready, told(ready))
     assert np.flatnonzero(~np.asarray(cohort.reported)).tolist() == [2, 5] and cohort.timing.spent.total[5] == 2100
     quick = sampling.with_clock(sampling.full(N), devices)
-    cohort, _ = quick.sample(KEY, told(quick, WORK._replace(steps=1)))
+    cohort, _ = drawn(quick, told(quick, WORK._replace(steps=1)))
     assert bool(cohort.reported.all()) and int(cohort.metrics["interrupted"]) == 0
 
 
