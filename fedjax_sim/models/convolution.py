@@ -183,6 +183,8 @@ def convolve(x: Array, kernel: Array, geometry: Geometry) -> Array:
     That is XLA's convolution, for which the gradients are written in canonical form. It is `im2col` under a `vmap` over
     kernels, for kernels of one pixel and for three spatial axes. Gradients have reverse mode only, to any order.
     """
+    if min(*x.shape, *kernel.shape, *geometry.out) <= 0:
+        return native(x, kernel, geometry)  # nothing to compute
     is_canonical = len(geometry.image) <= MAX_CANONICAL_AXES and math.prod(geometry.kernel) > 1
     return _convolution(geometry, x, kernel) if is_canonical else im2col(x, kernel, geometry)
 
@@ -251,8 +253,11 @@ def _kernel_gradient_by_rows(geometry: Geometry, x: Array, y: Array) -> Array:
         gap = geometry.pads[0][0] - i * geometry.kernel_dilation[0]
         stride = geometry.strides[0]
         first = max(-(-gap // stride), 0)
-        end = max(first, min((height - 1 + gap) // stride + 1, geometry.out[0]))
-        start = min(first * stride - gap, height)
+        end = min((height - 1 + gap) // stride + 1, geometry.out[0])
+        if end <= first:  # this row of the kernel meets padding alone
+            rows.append(jnp.zeros((1, geometry.kernel[1], num_channels // groups, y.shape[-1]), y.dtype))
+            continue
+        start = first * stride - gap
         met_images = images[..., start : start + (end - first) * stride : stride]
         met_gradients = gradients[:, :, first:end]
         num_rows = n * (end - first)

@@ -54,7 +54,8 @@ def compiled_init(init: Callable) -> Callable:
 
     def init_on_its_own(key: Array) -> PyTree:
         # JAX refuses options for a program inside of another one, and other backends have no such level.
-        is_inside = isinstance(key, jax.core.Tracer)
+        # Inside, the key may be a constant, but what is computed from it is traced.
+        is_inside = isinstance(jax.random.key_data(key), jax.core.Tracer)
         return traced_init(key) if is_inside or jax.default_backend() != "cpu" else quick_init(key)
 
     return init_on_its_own

@@ -105,6 +105,20 @@ def test_equals_float64(case):
                 assert np.abs(got - right).max() <= 2e-6 * np.abs(right).max()
 
 
+@pytest.mark.parametrize("image", [(1, 1), (2, 2), (1, 5), (2, 0)])
+def test_kernels_larger_than_their_images(image):
+    """Catches a row of the kernel that meets padding alone, as in the last stages of a network, and empty results."""
+    x, k = noise(0, 2, *image, 3), noise(1, 5, 5, 3, 4)
+    options = {"window_strides": (2, 2), "padding": "SAME", "dimension_numbers": ("NHWC", "HWIO", "NHWC")}
+
+    def values(convolution):
+        squares = lambda x, k: (convolution(x, k, **options) ** 2).sum()  # noqa: E731
+        return jax.jit(jax.value_and_grad(squares, (0, 1)))(x, k)
+
+    got, right = values(models.conv_general_dilated), values(jax.lax.conv_general_dilated)
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-4), got, right)
+
+
 def test_layouts_and_groups_of_examples():
     """Catches axes of a layout that are exchanged, and outputs of another group of examples."""
     x, k = noise(0, 3, 6, 4, 5), noise(1, 3, 2, 6, 3)

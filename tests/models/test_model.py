@@ -40,6 +40,12 @@ def test_a_quickly_compiled_start_has_the_same_bits(name):
         assert np.asarray(x).tobytes() == np.asarray(y).tobytes()
 
 
+def test_a_start_inside_of_a_users_program():
+    """Catches compiler options of a program inside of another one, for a key that the outer one holds as a constant."""
+    init = models.mlp(input_shape=(3,), num_outputs=2, hidden=(4,)).init
+    assert jax.eval_shape(lambda: init(KEY)) == jax.eval_shape(init, KEY)
+
+
 def test_supervised_trains_iff_a_key_is_given():
     """Catches train=True in evaluation, a key that is not passed on, and outputs and targets exchanged."""
 
