@@ -190,7 +190,7 @@ def sweep_points(
         stack.enter_context(jax.default_matmul_precision(matmul_precision()))
         if directory is not None:
             stack.enter_context(lock(directory))
-        kinds, programs, epsilons = _prepared(algorithms, starts, population, rounds, delta)
+        kinds, programs, epsilons = _prepared(combinations, algorithms, starts, population, rounds, delta)
         # A resume compares the evaluation of the first model: two functions cannot be compared.
         first_evaluation = None
         if evaluations[0] is not None and directory is not None:
@@ -293,6 +293,7 @@ def _evaluation_of_start(
 
 
 def _prepared(
+    combinations: list[dict[str, Any]],
     algorithms: list[Algorithm],
     starts: PyTree,
     population: PyTree,
@@ -304,8 +305,12 @@ def _prepared(
     kinds = []
     programs = []
     epsilons = []
-    for algorithm in algorithms:
-        kinds.append(traced(algorithm, params, population))
+    for values, algorithm in zip(combinations, algorithms, strict=True):
+        try:
+            kinds.append(traced(algorithm, params, population))
+        except Exception as error:
+            error.add_note(f"This is the combination {values}, which cannot be traced. No point of the sweep has run.")
+            raise
         programs.append(program_digest(algorithm, params, population) if is_private(algorithm) else "")
         epsilons.append(_Epsilons(Spending(algorithm, params, population, programs[-1], delta, None), rounds))
     return kinds, programs, epsilons

@@ -359,6 +359,20 @@ def test_wrong_input(change, words, monkeypatch):
         sweep(make, POINT, QUADRATICS.train, num_rounds, **options)
 
 
+def test_a_point_that_cannot_be_traced_is_named():
+    """Catches an error of one combination among many that does not say which one it is."""
+
+    def make(steps):
+        if steps < 2:
+            return quadratic(0.1)
+        algorithm = quadratic(0.1)
+        return algorithm._replace(step=lambda key, state, population: jnp.ones(2) @ jnp.ones(3))
+
+    with pytest.raises(TypeError) as caught:
+        sweep(make, POINT, QUADRATICS.train, 1, grid={"steps": [1, 2]})
+    assert any("{'steps': 2}" in note for note in caught.value.__notes__)
+
+
 def of_values(table, name="loss"):
     """A sweep of one round from {(rate, seed): value}."""
     rows = [{"seed": seed, "rate": rate, "round": 1, name: value} for (rate, seed), value in table.items()]
