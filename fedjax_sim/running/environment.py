@@ -113,9 +113,9 @@ def prepare(processes_here: int = 1) -> None:
 
     JAX gets one virtual CPU device per core (at most 8), matrix products in full precision, and a private compilation
     cache. It also gets a thread pool of the same size on every machine, over which only matrix products are split
-    (`engine.compiler_options`). Settings that are made already, by `JAX_NUM_CPU_DEVICES`, `NPROC` or
-    `JAX_COMPILATION_CACHE_DIR`, are kept. `FEDJAX_SIM_CACHE=off` disables the cache. A cache holds programs that are
-    run without a check, so a folder that others may write to is not used.
+    (`engine.compiler_options`). Settings that are made already, by `JAX_DEFAULT_MATMUL_PRECISION`,
+    `JAX_NUM_CPU_DEVICES`, `NPROC` or `JAX_COMPILATION_CACHE_DIR`, are kept. `FEDJAX_SIM_CACHE=off` disables the cache.
+    A cache holds programs that are run without a check, so a folder that others may write to is not used.
 
     On Linux the scheduler treats the process as a batch job. The pool may have more threads than there are cores, and
     each thread that woke up took a core from a thread that computes. On two cores, a small CNN ran at 0.6 of its speed
@@ -133,7 +133,7 @@ def prepare(processes_here: int = 1) -> None:
 
     from fedjax_sim.engine.xla_passes import SERIAL_FLAG
 
-    jax.config.update("jax_default_matmul_precision", "highest")
+    jax.config.update("jax_default_matmul_precision", matmul_precision())
     if hasattr(os, "SCHED_BATCH") and os.sched_getscheduler(0) == os.SCHED_OTHER:
         # A sandbox may forbid the change. Threads that start later inherit it.
         with contextlib.suppress(OSError):

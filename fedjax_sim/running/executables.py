@@ -7,6 +7,7 @@ round's file names a program and holds what tracing tells beside it, under the d
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import threading
 import time
@@ -151,7 +152,7 @@ def _compiled(lowered: jax.stages.Lowered, name: str | None) -> tuple[Any, str |
     """
     if name is None:
         return lowered.compile(), None
-    was_there = (program_files.folder() / name).exists()
+    was_there = os.path.lexists(program_files.folder() / name)
     loaded = _load(name, lowered.in_tree, lowered.out_tree)
     if loaded is not None:
         return loaded, name

@@ -42,8 +42,9 @@ def digest_of(*words: Any) -> str:
 def origin_of(*values: Any) -> str | None:
     """Returns a digest of all that decides the programs of a run; None if a part of it is not known by value.
 
-    The digest covers the values, every file of this package, the packages that are installed, Python, and this machine
-    with its devices, flags and settings. Code that was changed in memory is not seen.
+    The digest covers the values, every file of this package, the packages that are installed and when their loaded
+    files were changed last, Python, and this machine with its devices, flags and settings. Code that was changed in
+    memory is not seen.
 
     Args:
       values: what the run is made from: plain values and arrays, such as a resolved config and a digest of its data.
@@ -57,7 +58,7 @@ def origin_of(*values: Any) -> str | None:
     sources = _sources()
     if sources is None or is_opaque(values_digest):
         return None
-    return digest_of(values_digest, sources, _packages(), machine())
+    return digest_of(values_digest, sources, _packages(), _installed_files(), machine())
 
 
 def machine() -> tuple:
@@ -94,7 +95,8 @@ def _sources() -> str | None:
     """
     package = Path(fedjax_sim.__file__).parent
     paths = {path for path in package.rglob("*") if "__pycache__" not in path.parts and path.is_file()}
-    paths |= set(_own_files(list(sys.modules.values())))
+    own_modules = [module for module in list(sys.modules.values()) if _is_own(module)]
+    paths |= {Path(module.__file__) for module in own_modules}
     sha = hashlib.sha256()
     try:
         for path in sorted(paths):
@@ -102,18 +104,41 @@ def _sources() -> str | None:
             if path.stat().st_ctime_ns >= _process_began():
                 return None
             sha.update(repr((str(path), hashlib.sha256(content_of(path)).hexdigest())).encode())
+        for path in sorted(_bytecode_files(own_modules)):
+            sha.update(hashlib.sha256(content_of(path)).digest())
     except OSError:
         return None
     return sha.hexdigest()
 
 
-def _own_files(modules: list[ModuleType]) -> Iterator[Path]:
-    """Yields the files of modules that are neither Python's own nor installed."""
+def _is_own(module: ModuleType) -> bool:
+    """Returns whether a module has a file, and is neither Python's own nor installed."""
+    file = getattr(module, "__file__", None)
     library = tuple(sysconfig.get_path(name) for name in ("stdlib", "platstdlib"))
+    return isinstance(file, str) and not INSTALLED & set(Path(file).parts) and not file.startswith(library)
+
+
+def _bytecode_files(modules: list[ModuleType]) -> Iterator[Path]:
+    """Yields the files of bytecode that Python may have loaded in the place of sources.
+
+    Python takes bytecode for that of a source of the same size and second of the last write, which need not be true.
+    """
     for module in modules:
+        cached = getattr(module, "__cached__", None)
+        if isinstance(cached, str) and os.path.isfile(cached):
+            yield Path(cached)
+
+
+def _installed_files() -> list[tuple[str, int, int, int]]:
+    """Returns size and times of the loaded files of installed packages, which a user may have edited in their place."""
+    found = []
+    for module in list(sys.modules.values()):
         file = getattr(module, "__file__", None)
-        if isinstance(file, str) and not INSTALLED & set(Path(file).parts) and not file.startswith(library):
-            yield Path(file)
+        if isinstance(file, str) and INSTALLED & set(Path(file).parts):
+            with contextlib.suppress(OSError):
+                status = os.stat(file)
+                found.append((file, status.st_size, status.st_mtime_ns, status.st_ctime_ns))
+    return sorted(found)
 
 
 def _packages() -> list[tuple[str, int]]:

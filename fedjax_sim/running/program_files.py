@@ -33,12 +33,13 @@ def folder() -> Path | None:
 
 
 def read(name: str) -> tuple[dict, list[np.ndarray]] | None:
-    """Returns (meta, arrays) of a file; None if there is none.
+    """Returns (meta, arrays) of a file; None if there is none that may be used.
 
-    A file that is damaged, or that others own or may write to, is removed. Reading runs no code.
+    A file that is damaged, that was written under another name, or that others own or may write to, is not used. It
+    stays, so that whoever compiles the program sees that it is to be written again. Reading runs no code.
 
-    Guarantees: every changed byte is found, and so is every other length
-    (tests/running/test_program_files.py::test_damage, ::test_files_of_others).
+    Guarantees: every changed byte is found, and so are every other length and every other name
+    (tests/running/test_program_files.py::test_damage, ::test_files_of_others, ::test_a_file_has_its_name).
     """
     if (place := folder()) is None:
         return None
@@ -48,18 +49,17 @@ def read(name: str) -> tuple[dict, list[np.ndarray]] | None:
         if not stat.S_ISREG(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o022:
             raise CheckpointError(f"{path}: others may have written it.")
         header, content = read_file(path)
+        if header["name"] != name:
+            raise CheckpointError(f"{path}: it was written as {header['name']}.")
         arrays, start = [], 0
         for entry in header["leaves"]:
             end = start + entry["bytes"]
             arrays.append(content[start:end].copy().view(jnp.dtype(entry["dtype"])).reshape(entry["shape"]))
             start = end
-        os.utime(path)  # so that what is read goes last when room is made
+        with contextlib.suppress(OSError):  # a file system may be read-only
+            os.utime(path)  # so that what is read goes last when room is made
         return header["meta"], arrays
-    except FileNotFoundError:
-        return None
     except (CheckpointError, OSError, LookupError, TypeError, ValueError):
-        with contextlib.suppress(OSError):
-            path.unlink()
         return None
 
 
@@ -79,7 +79,7 @@ def write(name: str, meta: dict, arrays: list[np.ndarray]) -> bool:
     entries = [
         {"path": str(i), **to_host(str(i), x)[1], "dtype": x.dtype.name, "shape": x.shape} for i, x in enumerate(arrays)
     ]
-    header = json.dumps({"schema": SCHEMA, "leaves": entries, "meta": meta}).encode()
+    header = json.dumps({"schema": SCHEMA, "name": name, "leaves": entries, "meta": meta}).encode()
     try:
         path = write_atomically(place / name, encoded(header, arrays))
         path.chmod(0o600)  # whatever others may do with files that the user makes

@@ -1,5 +1,6 @@
 """The origin of a run's programs changes with all that decides them, and is unknown where a part of it is."""
 
+import os
 import sys
 import time
 import types
@@ -52,6 +53,29 @@ def test_a_changed_line_counts(package, name):
     changed = origin_of(1)
     (package / name).write_text("RATE = 1\n")
     assert None not in (before, changed) and changed != before == origin_of(1)
+
+
+def test_an_edited_package_counts(package, monkeypatch):
+    """Fault: the program of a line that was changed since in an installed package, such as an optimiser's."""
+    place = package / "site-packages" / "optimiser.py"
+    place.parent.mkdir()
+    place.write_text("RATE = 1\n")
+    optimiser = types.ModuleType("optimiser")
+    optimiser.__file__ = str(place)
+    monkeypatch.setitem(sys.modules, "optimiser", optimiser)
+    before, status = origin_of(1), place.stat()
+    place.write_text("RATE = 2\n")
+    os.utime(place, ns=(status.st_atime_ns, status.st_mtime_ns))
+    assert None not in (before, origin_of(1)) and before != origin_of(1)
+
+
+def test_bytecode_counts(package):
+    """Fault: the program of old bytecode, which Python took for that of a new source of the same size and time."""
+    sys.modules["mine"].__cached__ = str(package / "mine.pyc")
+    (package / "mine.pyc").write_bytes(b"old")
+    before = origin_of(1)
+    (package / "mine.pyc").write_bytes(b"new")
+    assert None not in (before, origin_of(1)) and before != origin_of(1)
 
 
 def test_a_new_file_counts(package):
