@@ -114,8 +114,13 @@ def _sources() -> str | None:
 def _is_own(module: ModuleType) -> bool:
     """Returns whether a module has a file, and is neither Python's own nor installed."""
     file = getattr(module, "__file__", None)
-    library = tuple(sysconfig.get_path(name) for name in ("stdlib", "platstdlib"))
-    return isinstance(file, str) and not INSTALLED & set(Path(file).parts) and not file.startswith(library)
+    return isinstance(file, str) and not INSTALLED & set(Path(file).parts) and not file.startswith(_library())
+
+
+@functools.cache
+def _library() -> tuple[str, ...]:
+    """Returns the folders of Python's own modules."""
+    return tuple(sysconfig.get_path(name) for name in ("stdlib", "platstdlib"))
 
 
 def _bytecode_files(modules: list[ModuleType]) -> Iterator[Path]:

@@ -72,8 +72,8 @@ def test_without_a_clock():
         timeline(made(sampling.full(p.NUM_CLIENTS)).parts, KEY, ())
 
 
-@pytest.mark.default_rows(1)
-@pytest.mark.parametrize("learns", [pytest.param(False, marks=pytest.mark.full), True])
+@pytest.mark.full
+@pytest.mark.parametrize("learns", [False, True])
 def test_any_round(learns):
     """Rounds of a run, against its log; of a sampler that learns from losses, too.
 

@@ -100,7 +100,7 @@ def with_local_work(name):
     return "num_epochs" in options or name == "as_client_update"
 
 
-@pytest.mark.default_rows(2)
+@pytest.mark.default_rows("dpsgd")
 @pytest.mark.parametrize("name", [x for x in TIMED if with_local_work(getattr(x, "values", (x,))[0])])
 def test_steps_and_epochs_take_as_long(name, monkeypatch):
     """The same local work in minibatch steps and in epochs has the same seconds and joules. Faults: a loop of unknown
@@ -115,7 +115,7 @@ def test_steps_and_epochs_take_as_long(name, monkeypatch):
     assert steps.get("joules") == epochs.get("joules") and steps.get("joules", 1) > 0
 
 
-@pytest.mark.default_rows(2)
+@pytest.mark.default_rows("dpsgd")
 @pytest.mark.parametrize("name", TIMED)
 def test_seconds_are_those_of_the_bytes(name, monkeypatch):
     """Work that takes no time, and a radio of 1 W: its joules are the seconds of all messages of a round without

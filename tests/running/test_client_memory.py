@@ -67,8 +67,8 @@ def reference(parts):
     return everything(state), history.records
 
 
-@pytest.mark.default_rows(1)
-@pytest.mark.parametrize("kind, stop", [pytest.param("device", 13, marks=pytest.mark.full), ("disk", 6)])
+@pytest.mark.full
+@pytest.mark.parametrize("kind, stop", [("device", 13), ("disk", 6)])
 def test_resume_gives_the_same_bits(parts, reference, tmp_path, kind, stop):
     """Fault: client memory forgotten, or ahead of the model, after a resume; rows on disk in the order of the devices
     that wrote them. Rounds past the commit were on disk."""
