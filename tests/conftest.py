@@ -40,17 +40,22 @@ from tests import pictures  # noqa: E402
 
 LONGEST = (  # in tests/
     "laws/test_devices.py",
-    "running/test_distributed.py",
-    "laws/test_compositions.py",
+    "laws/test_programs_of_devices.py",
     "laws/test_members.py",
-    "sweeps/test_sweep.py",
     "running/test_loop.py",
+    "sweeps/test_sweep.py",
+    "config/test_document.py",
+    "test_docs.py",
+    "command/test_app.py",
+    "test_types.py",
+    "running/test_privacy_ledger.py",
+    "running/test_distributed.py",
+    "running/test_same_program.py",
     "running/test_client_memory.py",
     "test_notebooks.py",
+    "test_site.py",
     "privacy/test_audit.py",
     "faults/test_planted.py",
-    "test_readme.py",
-    "command/test_study.py",
     "test_benchmarks.py",
 )
 # Linux lets a process have 65,530 maps of memory, and a test in `-m full` may leave a hundred of compiled programs.

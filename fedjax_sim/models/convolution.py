@@ -32,6 +32,7 @@ __all__ = ["Geometry", "conv_general_dilated", "convolve", "im2col", "native"]
 
 Sizes = tuple[int, ...]
 MAX_CANONICAL_AXES = 2  # XLA:CPU takes 2 to 3 times as long as `im2col` for three spatial axes
+MIN_CANONICAL_CHANNELS = 32  # and up to three times as long for few channels, such as those of images
 
 
 class Geometry(NamedTuple):
@@ -181,11 +182,14 @@ def convolve(x: Array, kernel: Array, geometry: Geometry) -> Array:
     """Computes the convolution of x [n, *image, in] with a kernel [*kernel, in / groups, out] in the faster way.
 
     That is XLA's convolution, for which the gradients are written in canonical form. It is `im2col` under a `vmap` over
-    kernels, for kernels of one pixel and for three spatial axes. Gradients have reverse mode only, to any order.
+    kernels, for kernels of one pixel, for three spatial axes, and for few channels in one group. Gradients have reverse
+    mode only, to any order.
     """
     if min(*x.shape, *kernel.shape, *geometry.out) <= 0:
         return native(x, kernel, geometry)  # nothing to compute
-    is_canonical = len(geometry.image) <= MAX_CANONICAL_AXES and math.prod(geometry.kernel) > 1
+    has_few_channels = geometry.groups == 1 and x.shape[-1] < MIN_CANONICAL_CHANNELS
+    is_large = math.prod(geometry.kernel) > 1 and not has_few_channels
+    is_canonical = len(geometry.image) <= MAX_CANONICAL_AXES and is_large
     return _convolution(geometry, x, kernel) if is_canonical else im2col(x, kernel, geometry)
 
 

@@ -229,10 +229,10 @@ def test_plans_fit_the_work():
 
 def test_plans_of_convolutions():
     """Catches lanes of clients on a CPU, where their convolutions would be slow, and lanes that accelerators lose."""
-    model = models.cnn(input_shape=(8, 8), num_outputs=3, channels=(4,))
+    model = models.cnn(input_shape=(8, 8, 32), num_outputs=3, channels=(4,))
     loss = models.supervised(model, models.softmax_cross_entropy)
     work = client.local_sgd(loss, optax.sgd(0.1), client.work(num_steps=1))
-    rows = {"x": np.zeros((100, 8, 8), np.float32), "y": np.zeros(100, np.int32)}
+    rows = {"x": np.zeros((100, 8, 8, 32), np.float32), "y": np.zeros(100, np.int32)}
     people = population.stored(rows, np.arange(101))
     made = star(sampling.full(100), client=work).parts
     params, _ = jax.eval_shape(model.init, KEY)
