@@ -10,6 +10,7 @@ to the kernel k, for a gradient y of the output. Each is linear in both argument
 <F(x, k), y> = <x, G(y, k)> = <k, H(x, y)>. So the derivatives of each function are the other two, to any order.
 
 Under a `vmap` over kernels XLA computes a grouped convolution, which is slow. There a convolution is a matrix product.
+It is one for few channels, too.
 
 References: Chellapilla, Puri and Simard 2006 (im2col).
 """

@@ -91,7 +91,7 @@ def message_spec(star: Star, broadcast: PyTree, population: Population) -> PyTre
 def plan_of(star: Star, broadcast: PyTree, population: Population) -> engine.Plan:
     """The plan (clients vmapped, messages summed at once) that fits the clients' memory, messages and cohort.
 
-    On a CPU, clients with convolutions train one after the other. So do clients that are federations: their plan
+    On a CPU, clients with XLA's convolutions train one after the other. So do clients that are federations: their plan
     is that of their own clients, if their rounds can be planned.
 
     Args:
@@ -99,7 +99,7 @@ def plan_of(star: Star, broadcast: PyTree, population: Population) -> engine.Pla
       broadcast: arrays or specs; nothing is computed.
 
     Guarantees: the plan is the same for any number of devices (tests/round/test_round.py::test_plans_fit_the_work), and
-    has one lane on a CPU for convolutions alone (::test_plans_of_convolutions).
+    has one lane on a CPU for XLA's convolutions alone (::test_plans_of_convolutions).
     """
 
     if (inside := star.client.federation) is not None and inside.client.apply is None:

@@ -494,6 +494,15 @@ def test_compilation_cache_is_private(tmp_path, monkeypatch):
         jax.config.update("jax_persistent_cache_min_compile_time_secs", before[1])
 
 
+@pytest.mark.parametrize(("stated", "used"), [(None, "highest"), ("bfloat16", "bfloat16")])
+def test_the_precision_of_products_is_kept(monkeypatch, stated, used):
+    """Fault: products of full precision for a user who asked JAX for another one; fewer digits where nobody asked."""
+    monkeypatch.setenv("XLA_FLAGS", os.environ.get("XLA_FLAGS", ""))
+    jax.config.update("jax_default_matmul_precision", stated)
+    prepare()
+    assert jax.config.jax_default_matmul_precision == used
+
+
 def test_other_data_are_refused(tmp_path):
     """Fault: a run that goes on over data that changed on the disk."""
     sites = tmp_path / "sites"
