@@ -9,7 +9,7 @@ import pytest
 from jax.sharding import PartitionSpec
 
 from fedjax_sim import engine
-from fedjax_sim.running import executables
+from fedjax_sim.running import executables, program_files
 from fedjax_sim.running.executables import Loaded, compiled
 from tests.running.kept_programs import new_cache
 
@@ -98,6 +98,8 @@ def test_damage_is_mended(cache):
     _, name = compiled(program(), options)
     content = (cache / name).read_bytes()
     (cache / name).write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    jax.clear_caches()
+    assert program_files.read(name) is None  # a start that is told what it runs looks here before it traces
     mended, _ = compiled(program(), options)
     assert not isinstance(mended, Loaded)
     again, _ = compiled(program(), options)
