@@ -17,6 +17,8 @@ from typing import Any
 
 from mkdocs.structure.files import File, Files
 
+from fedjax_sim.config.signatures import public_names
+
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = (
     "README.md",
@@ -110,18 +112,14 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
 
 
 def _api_page(name: str) -> str:
-    """Returns the page of a subpackage or module: its description, and every public name from its docstring."""
+    """Returns the page of a subpackage or module: its description, and every public name from its docstring.
+
+    A name may also be that of its module, so it is looked up where it is defined.
+    """
     path = ROOT / "fedjax_sim" / name.replace(".", "/")
     source = (path / "__init__.py" if path.is_dir() else path.with_suffix(".py")).read_text(encoding="utf-8")
     tree = ast.parse(source)
-    public_names: list[str] = []
-    origins: dict[str, str] = {}  # a name may also be that of its module, so it is looked up where it is defined
-    for node in tree.body:
-        if isinstance(node, ast.ImportFrom):
-            origins |= {alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names}
-        elif isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "__all__":
-            public_names = ast.literal_eval(node.value)
-    blocks = [f"::: {origins.get(public, f'fedjax_sim.{name}.{public}')}\n" for public in public_names]
+    blocks = [f"::: {definition}\n" for definition in public_names(f"fedjax_sim.{name}").values()]
     return "\n".join([f"# {name}\n", f"{ast.get_docstring(tree)}\n", *blocks])
 
 

@@ -19,8 +19,6 @@ from fedjax_sim.report import plots
 from fedjax_sim.study.charts import DOTTED, chart, points
 from fedjax_sim.study.findings import Findings
 
-__all__ = ["card_table", "participation_figure", "speed_table", "with_speeds"]
-
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "experiments" / "benchmarks" / "results"
 CARD = ROOT / "experiments" / "accelerators" / "h100.json"

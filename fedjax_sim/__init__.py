@@ -10,12 +10,16 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fedjax_sim.running.history import History
-    from fedjax_sim.running.loggers import MLflow, TensorBoard, WeightsAndBiases
-    from fedjax_sim.running.loop import run
-    from fedjax_sim.running.stopping import StopWhen
-    from fedjax_sim.types import Algorithm
-    from fedjax_sim.validate import InvalidArgument, InvalidType
+    from fedjax_sim.running.history import History as History
+    from fedjax_sim.running.loggers import (
+        MLflow as MLflow,
+        TensorBoard as TensorBoard,
+        WeightsAndBiases as WeightsAndBiases,
+    )
+    from fedjax_sim.running.loop import run as run
+    from fedjax_sim.running.stopping import StopWhen as StopWhen
+    from fedjax_sim.types import Algorithm as Algorithm
+    from fedjax_sim.validate import InvalidArgument as InvalidArgument, InvalidType as InvalidType
 
 SUBPACKAGES = (
     "aggregation",
@@ -46,18 +50,6 @@ HOMES = {  # public name -> the module that defines it
     "WeightsAndBiases": "running.loggers",
     "run": "running.loop",
 }
-__all__ = [
-    "Algorithm",
-    "History",
-    "InvalidArgument",
-    "InvalidType",
-    "MLflow",
-    "StopWhen",
-    "TensorBoard",
-    "WeightsAndBiases",
-    "run",
-    *SUBPACKAGES,
-]
 __version__ = "0.1.0"
 
 
@@ -70,4 +62,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    return sorted([*HOMES, *SUBPACKAGES])

@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 from typing import Any
 
-__all__ = ["printable", "printable_line"]
-
 # Controls (C0, DEL, C1), marks that turn the direction of text, characters without a width, separators of lines and
 # paragraphs, halves of surrogate pairs, and the invisible tags of plane 14.
 _HIDDEN = (

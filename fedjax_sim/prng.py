@@ -12,22 +12,6 @@ from fedjax_sim import validate
 from fedjax_sim.types import Array
 from fedjax_sim.validate import PositiveInt
 
-__all__ = [
-    "below",
-    "client_key",
-    "counter_bits",
-    "dither",
-    "fast",
-    "fold_in",
-    "hashed",
-    "init_key",
-    "normal",
-    "random_bits",
-    "stochastic_round",
-    "stream",
-    "threefry",
-]
-
 DITHER = zlib.crc32(b"dither")
 
 

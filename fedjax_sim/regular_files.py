@@ -10,8 +10,6 @@ import stat
 import tomllib
 from typing import Any, BinaryIO
 
-__all__ = ["content_of", "json_of", "opened", "toml_of"]
-
 MOST_DEPTH = 100  # levels of lists and tables inside one another
 TOO_DEEP = f"lists and tables are nested deeper than {MOST_DEPTH} levels"
 # A key a.b.c of more parts. Each part is taken whole, and the search begins at the first part, so it is linear.

@@ -18,8 +18,6 @@ import jax.numpy as jnp
 
 from fedjax_sim.types import Array
 
-__all__ = ["TOLERANCE", "exceeds", "product_of_share", "reaches", "shown_down", "shown_up", "steps_of_work"]
-
 TOLERANCE = 2.0**-21  # eight times the error of a product of two rounded float32 numbers
 
 

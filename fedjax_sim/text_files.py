@@ -17,17 +17,6 @@ from fedjax_sim import validate
 from fedjax_sim.printable import printable
 from fedjax_sim.regular_files import content_of, opened
 
-__all__ = [
-    "check_missing",
-    "csv_text",
-    "is_code",
-    "number",
-    "one_column",
-    "says_missing",
-    "table_rows",
-    "text_of",
-]
-
 # The first of these wins a draw: names with a comma in them are more usual than names with a semicolon or a tab.
 DELIMITERS = ("\t", ";", ",")
 MISSING = ("", "nan", "NaN", "<NA>", "NaT")  # what missing values become when Python or pandas writes them

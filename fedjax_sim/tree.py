@@ -16,25 +16,6 @@ import numpy as np
 from fedjax_sim import validate
 from fedjax_sim.types import Array, PyTree
 
-__all__ = [
-    "at_least_float32",
-    "common_dtype",
-    "dotted",
-    "grouped",
-    "has_equal_rows",
-    "joined_metrics",
-    "num_bytes",
-    "num_values",
-    "packed",
-    "sha256_of",
-    "spec",
-    "subtract",
-    "take_rows",
-    "varying",
-    "where",
-    "zeros_like",
-]
-
 SMALL = 1 << 11  # the most numbers of a leaf that is grouped with others
 
 

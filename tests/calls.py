@@ -6,8 +6,6 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["calls"]
-
 
 def calls(function: Callable[[], Any]) -> tuple[int, Any]:
     """(Python and C functions called, the result)."""

@@ -10,8 +10,6 @@ import pathlib
 import platform
 import stat
 
-__all__ = ["folder", "make_room", "root"]
-
 MOST_BYTES = 1 << 30
 
 

@@ -16,8 +16,6 @@ from jax._src import compiler
 from jax._src.interpreters import mlir
 from jax._src.lib.mlir import ir
 
-__all__ = ["QUICK", "alone", "check_bits_may_be_compared", "choose", "install", "known"]
-
 QUICK = {"xla_backend_optimization_level": 0, "xla_cpu_use_fusion_emitters": False}
 PROGRAMS = 256
 _optimised, _on_purpose = True, True

@@ -11,8 +11,6 @@ from xml.etree import ElementTree
 
 from fedjax_sim.report import axes
 
-__all__ = ["choose", "drawn"]
-
 drawn = axes.to_svg
 
 

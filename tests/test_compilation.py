@@ -17,8 +17,7 @@ import pytest
 
 from fedjax_sim import aggregation, algorithms, client, engine, population, sampling, server
 from fedjax_sim.engine.arithmetic.exact_sum import JOINED
-from tests.laws import cases
-from tests.laws import problems as p
+from tests.laws import cases, problems as p
 
 pytestmark = pytest.mark.optimised
 ROOT = pathlib.Path(__file__).resolve().parents[1]

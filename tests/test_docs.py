@@ -11,6 +11,8 @@ import re
 
 import pytest
 
+from fedjax_sim.config.signatures import public_names
+
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 PAGES = sorted(page for folder in (".", "how_to", "wings") for page in (ROOT / "docs" / folder).glob("*.md"))
 RUN_ELSEWHERE = {"your_own_data.md": "tests/test_readme.py::test_your_own_data"}  # with a file and results to look at
@@ -190,6 +192,6 @@ def test_the_search_finds_all_forms():
 def test_every_part_states_its_guarantees(subpackage):
     """Catches a part that promises nothing."""
     module = importlib.import_module(f"fedjax_sim.{subpackage}")
-    parts = [name for name in module.__all__ if not isinstance(getattr(module, name), type)]
+    parts = [name for name in public_names(module.__name__) if not isinstance(getattr(module, name), type)]
     silent = [name for name in parts if "Guarantees:" not in (getattr(module, name).__doc__ or "")]
     assert not silent

@@ -12,8 +12,7 @@ import pytest
 from fedjax_sim import aggregation, algorithms, engine, transform
 from fedjax_sim.engine.jaxpr import walk
 from fedjax_sim.types import Algorithm
-from tests.laws import cases, device_rows
-from tests.laws import problems as p
+from tests.laws import cases, device_rows, problems as p
 
 pytestmark = [
     pytest.mark.optimised,

@@ -13,6 +13,7 @@ import pytest
 from mypy import api
 
 import fedjax_sim
+from fedjax_sim.config.signatures import public_names
 from tests import compiled
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
@@ -21,6 +22,7 @@ CACHE = compiled.folder().parent / hashlib.sha256(bytes(ROOT)).hexdigest()[:8]  
 WRONG = """
 import jax
 import optax
+from fedjax_sim.config.signatures import public_names
 from fedjax_sim import aggregation, algorithms, population, run, sampling, transform
 
 data = population.digits(num_clients=10)
@@ -82,7 +84,7 @@ def public_functions():
     """(name, function) for everything callable that the public subpackages declare."""
     for subpackage in fedjax_sim.SUBPACKAGES:
         module = importlib.import_module(f"fedjax_sim.{subpackage}")
-        for name in module.__all__:
+        for name in public_names(module.__name__):
             if inspect.isfunction(value := getattr(module, name)):
                 yield f"{subpackage}.{name}", value
 

@@ -18,8 +18,6 @@ from collections.abc import Iterable
 
 import pytest
 
-__all__ = ["Source", "changed", "main", "reaching", "sources"]
-
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 PACKAGE = "fedjax_sim"
 REGISTRY = "fedjax_sim.config.registry"  # imports parts by names that a config has

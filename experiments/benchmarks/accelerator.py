@@ -22,8 +22,6 @@ from experiments.benchmarks.rivals import beside
 from experiments.benchmarks.workloads import Workload, algorithm, massive, rounds_program, workload
 from fedjax_sim import run
 
-__all__ = ["measure"]
-
 PASSES = 5
 RIVALS_ROUNDS = 6  # the first compiles or warms up
 WHOLE_ROUNDS = 1_500

@@ -17,22 +17,6 @@ from jax.sharding import AxisType, PartitionSpec
 
 from experiments.benchmarks.workloads import Workload
 
-__all__ = [
-    "centralised",
-    "client_seed",
-    "cohorts",
-    "copy_peak",
-    "dense_clients",
-    "dispatched",
-    "equal_client",
-    "gemm_peak",
-    "gemm_side",
-    "hand_written",
-    "hashed",
-    "mesh_of",
-    "shuffled",
-]
-
 
 def mesh_of(devices: int) -> Any:
     """A mesh over the first devices."""

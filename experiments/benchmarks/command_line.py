@@ -15,8 +15,6 @@ from typing import NamedTuple
 
 from experiments.benchmarks.processes import ROOT
 
-__all__ = ["Trained", "Unavailable", "small_job", "train"]
-
 
 class Unavailable(RuntimeError):
     """The command does not run here; the text is the reason."""

@@ -17,8 +17,6 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-__all__ = ["Timing", "interleaved", "machine", "modules", "ratio", "result", "row", "timed", "write_json"]
-
 HERE = pathlib.Path(__file__).resolve().parent
 
 

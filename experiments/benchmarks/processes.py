@@ -16,8 +16,6 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-__all__ = ["ROOT", "Worker", "once", "peak_memory_bytes", "workers"]
-
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 

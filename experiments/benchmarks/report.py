@@ -13,8 +13,6 @@ from typing import Any
 
 from experiments.benchmarks import harness
 
-__all__ = ["as_text", "bars", "draw", "number", "run_and_write", "write_readme"]
-
 HERE = pathlib.Path(__file__).resolve().parent
 OURS, THEIRS = "#1f6fb4", "#9aa3ad"
 

@@ -14,8 +14,6 @@ from experiments.benchmarks.harness import Timing, row, timed
 from experiments.benchmarks.workloads import Workload, algorithm
 from fedjax_sim import run
 
-__all__ = ["Other", "against_loops", "best", "loops", "take_turns"]
-
 WARM_UP = 2  # passes of a run that find the length of its blocks
 
 

@@ -15,20 +15,6 @@ import optax
 from fedjax_sim import algorithms, engine, models, population, sampling
 from fedjax_sim.types import ClientData
 
-__all__ = [
-    "WORKLOADS",
-    "Massive",
-    "Workload",
-    "algorithm",
-    "chained_rounds",
-    "massive",
-    "rounds_program",
-    "separable",
-    "small_cnn_logits",
-    "table_client",
-    "workload",
-]
-
 
 class Workload(NamedTuple):
     """One federated job: equal clients whose examples fill `num_steps` batches."""

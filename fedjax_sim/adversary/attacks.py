@@ -14,20 +14,6 @@ from fedjax_sim import tree, validate
 from fedjax_sim.adversary.kinds import Alone, Together, dot
 from fedjax_sim.validate import Finite, Integer, Positive
 
-__all__ = [
-    "alie",
-    "forged_weight",
-    "free_rider",
-    "gaussian_noise",
-    "inner_product",
-    "large_value",
-    "scaled",
-    "scaled_to",
-    "sign_flip",
-    "stale",
-]
-
-
 # ---- attackers that see only their own honest message
 
 

@@ -8,8 +8,6 @@ from fedjax_sim import tree, validate
 from fedjax_sim.adversary.kinds import Alone
 from fedjax_sim.validate import Positive, PositiveInt
 
-__all__ = ["model_replacement"]
-
 
 @validate.named_arguments
 def model_replacement(cohort_weight: Positive, server_rate: Positive = 1.0, num_attackers: PositiveInt = 1) -> Alone:

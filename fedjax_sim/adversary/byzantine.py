@@ -27,8 +27,6 @@ from fedjax_sim.engine.arithmetic import exact_sums
 from fedjax_sim.prng import stream
 from fedjax_sim.types import Aggregator, Array, Attackers, Metric, PyTree, Received, Round
 
-__all__ = ["corrupted"]
-
 KEPT = ("weighted", "partly_weighted", "homogeneous", "withstands", "wire", "wire_down", "keyless")
 LARGEST = 2.0**100  # the bound that `round.message` sets for honest messages
 METRICS = (

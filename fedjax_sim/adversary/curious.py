@@ -20,8 +20,6 @@ from fedjax_sim import tree, validate
 from fedjax_sim.types import Array, Observed, PyTree
 from fedjax_sim.validate import Integer, Positive
 
-__all__ = ["View", "each_message", "masked_messages", "released_model"]
-
 
 class View(NamedTuple):
     """A `View` holds what an attack is given, a row for each message. It holds nothing of the clients' data."""

@@ -20,16 +20,6 @@ from fedjax_sim.models import per_example
 from fedjax_sim.types import Array, PyTree
 from fedjax_sim.validate import NonNegative, Positive, PositiveInt, Steps
 
-__all__ = [
-    "Rebuilt",
-    "cosine_distance",
-    "invert_by_optimization",
-    "local_steps",
-    "squared_distance",
-    "squared_norm",
-    "total_variation",
-]
-
 
 class Rebuilt(NamedTuple):
     """A `Rebuilt` is the result of a reconstruction: for each message, the restart with the lowest objective."""

@@ -8,8 +8,6 @@ import numpy as np
 from fedjax_sim import validate
 from fedjax_sim.types import Array
 
-__all__ = ["edge_scores", "guessed_labels"]
-
 
 def edge_scores(embeddings: Array, pairs: Array) -> Array:
     """Scores each pair of nodes by the cosine similarity of their embeddings.

@@ -17,8 +17,6 @@ from fedjax_sim.adversary.curious import View
 from fedjax_sim.types import Array
 from fedjax_sim.validate import OpenShare, Positive, PositiveInt
 
-__all__ = ["affine_rows", "gradient_rank", "invert_affine", "recover_labels"]
-
 
 def _layer(view: View, layer: str) -> tuple[Array, Array]:
     """Returns the part of the messages that belongs to an affine layer: (kernel [m, in, out], bias [m, out])."""

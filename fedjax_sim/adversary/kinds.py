@@ -15,8 +15,6 @@ from fedjax_sim.engine.arithmetic import exact_sums
 from fedjax_sim.engine.arithmetic.rewriter import pairwise_sum
 from fedjax_sim.types import Array, PyTree
 
-__all__ = ["Alone", "Honest", "Omniscient", "Together", "dot", "honest_moments"]
-
 
 class Honest(NamedTuple):
     """An `Honest` holds what attackers in a `Together` attack know of the honest messages of a round."""

@@ -9,8 +9,6 @@ import jax.numpy as jnp
 from fedjax_sim import validate
 from fedjax_sim.types import Array
 
-__all__ = ["label_scores"]
-
 ATTACKS = ("norm", "direction")
 
 

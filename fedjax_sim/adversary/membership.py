@@ -20,16 +20,6 @@ from fedjax_sim.models import per_example
 from fedjax_sim.types import Array, PyTree
 from fedjax_sim.validate import Positive, ShareBelowOne
 
-__all__ = [
-    "advantage",
-    "alignment_score",
-    "auc",
-    "calibrated_score",
-    "loss_threshold_score",
-    "property_score",
-    "tpr_at_fpr",
-]
-
 
 def _losses(loss_fn: Callable, params: PyTree, examples: PyTree) -> Array:
     """Computes the losses of examples, [n]."""

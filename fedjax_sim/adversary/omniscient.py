@@ -23,8 +23,6 @@ from fedjax_sim.engine.arithmetic.rewriter import pairwise_sum
 from fedjax_sim.types import Array, PyTree
 from fedjax_sim.validate import Integer, NonNegativeInt, Number
 
-__all__ = ["adaptive", "fang", "mimic", "min_max", "min_sum"]
-
 HALVINGS = 40  # steps of the bisection for the largest step that hides
 
 # The directions p along which attackers move away from the honest mean, by name: (mean, std) -> p.

@@ -14,8 +14,6 @@ from fedjax_sim.adversary.curious import View
 from fedjax_sim.types import Array, PyTree
 from fedjax_sim.validate import Integer, NonNegativeInt, PositiveInt
 
-__all__ = ["property_share"]
-
 RELATIVE_PENALTIES = tuple(10.0**power for power in range(-6, 3))
 
 

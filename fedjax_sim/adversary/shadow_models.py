@@ -10,14 +10,6 @@ from fedjax_sim import validate
 from fedjax_sim.types import Array
 from fedjax_sim.validate import Integer, NonNegativeInt, PositiveInt
 
-__all__ = [
-    "confidence_logit",
-    "confidence_logit_of_losses",
-    "likelihood_ratio_score",
-    "offline_likelihood_score",
-    "shadow_memberships",
-]
-
 LEAST_VARIANCE = 1e-12
 
 

@@ -8,8 +8,6 @@ from fedjax_sim import validate
 from fedjax_sim.types import Array
 from fedjax_sim.validate import Positive
 
-__all__ = ["inversion_error", "invert_smashed", "labels_by_direction", "labels_of_logits"]
-
 
 def labels_of_logits(gradients: Array) -> Array:
     """Reads labels off the gradients of a softmax cross entropy at the logits.

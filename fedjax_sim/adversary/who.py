@@ -14,8 +14,6 @@ from fedjax_sim.prng import stream
 from fedjax_sim.types import Attackers
 from fedjax_sim.validate import FromData, NonNegativeInt, PositiveInt, Share
 
-__all__ = ["clients", "number_of_attackers", "poisoned", "share_of_clients"]
-
 PART = 1 << 20  # the number of ids that are tested at once
 
 

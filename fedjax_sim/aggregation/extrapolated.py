@@ -11,8 +11,6 @@ from fedjax_sim.aggregation.rows import squared_norms
 from fedjax_sim.types import Aggregator, AggregatorFacts, Metric
 from fedjax_sim.validate import Positive
 
-__all__ = ["extrapolated"]
-
 
 @validate.named_arguments
 def extrapolated(*, epsilon: Positive = 1e-3, weighting: str = "examples") -> Aggregator:

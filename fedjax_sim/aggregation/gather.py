@@ -11,8 +11,6 @@ from fedjax_sim import engine, validate
 from fedjax_sim.types import Aggregator, AggregatorFacts
 from fedjax_sim.validate import NonNegative
 
-__all__ = ["gather"]
-
 
 @validate.named_arguments
 def gather(

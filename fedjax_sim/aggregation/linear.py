@@ -30,16 +30,6 @@ from fedjax_sim.engine.arithmetic import exact_sums
 from fedjax_sim.types import Aggregator, AggregatorFacts, Array
 from fedjax_sim.validate import FromData, Positive
 
-__all__ = [
-    "fixed_mean",
-    "horvitz_thompson",
-    "keep_old",
-    "li_scheme_one",
-    "li_scheme_two",
-    "mean",
-    "total",
-]
-
 MAX_CONSTANT = 1 << 20  # the largest number of probabilities that a compiled program holds as a constant
 WEIGHTINGS = ("examples", "uniform")
 

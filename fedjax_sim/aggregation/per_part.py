@@ -12,8 +12,6 @@ from fedjax_sim import validate
 from fedjax_sim.prng import stream
 from fedjax_sim.types import Aggregator, AggregatorFacts
 
-__all__ = ["by_part"]
-
 # Facts about the whole message, which the aggregator of one entry cannot state.
 WHOLE = ("modulus", "least", "wire", "wire_down")
 

@@ -23,8 +23,6 @@ from fedjax_sim import tree
 from fedjax_sim.engine.arithmetic.rewriter import pairwise_sum
 from fedjax_sim.types import Array, PyTree
 
-__all__ = ["squared_norms", "weighted_mean"]
-
 
 def squared_norms(updates: PyTree) -> Array:
     """Computes the squared L2 norm of each row, over all leaves: [m] float32.

@@ -13,8 +13,6 @@ from fedjax_sim.client.local_sgd import loss_and_metrics
 from fedjax_sim.prng import fold_in
 from fedjax_sim.types import Array, ClientData, Mean, PyTree
 
-__all__ = ["clipped_sum"]
-
 SLACK = 1e-5  # relative margin below the clip norm: covers the rounding of a norm and of the vector scaled by it
 BLOCK = 32  # number of squares that are summed at once
 GRADIENTS = ("auto", "ghost", "vmap")

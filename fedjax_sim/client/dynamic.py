@@ -13,8 +13,6 @@ from fedjax_sim.client.work import LocalWork
 from fedjax_sim.types import ClientUpdate
 from fedjax_sim.validate import Positive
 
-__all__ = ["dynamic"]
-
 
 @validate.named_arguments
 def dynamic(

@@ -21,8 +21,6 @@ from jax.extend import core
 from fedjax_sim.engine.jaxpr import Program, as_traced, bind, evaluate
 from fedjax_sim.types import Array
 
-__all__ = ["Product", "products"]
-
 
 class Product(NamedTuple):
     """The one product in which a kernel is used."""

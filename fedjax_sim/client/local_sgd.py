@@ -16,17 +16,6 @@ from fedjax_sim.client.work import LocalWork
 from fedjax_sim.prng import fold_in, stream
 from fedjax_sim.types import Array, ClientData, ClientFacts, ClientUpdate, Mean, PyTree, Report
 
-__all__ = [
-    "Training",
-    "facts_of",
-    "is_unrolled",
-    "local_sgd",
-    "local_training",
-    "send_model",
-    "stateless_client",
-    "uncorrected",
-]
-
 UNROLLED_STEPS = 8  # the most local steps that are written out one after the other, on accelerators
 
 

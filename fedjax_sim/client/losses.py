@@ -10,8 +10,6 @@ import jax.numpy as jnp
 from fedjax_sim import tree, validate
 from fedjax_sim.types import Array, ClientData, Mean, PyTree
 
-__all__ = ["check_own", "full_gradient_at", "loss_and_metrics", "own_weight"]
-
 
 def check_own(loss_fn: Callable) -> None:
     """Raises an error unless a client can compute the loss function by itself.

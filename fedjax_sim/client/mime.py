@@ -17,8 +17,6 @@ from fedjax_sim.prng import stream
 from fedjax_sim.types import ClientFacts, ClientUpdate, Report
 from fedjax_sim.validate import Positive
 
-__all__ = ["full_gradient", "mime"]
-
 
 @validate.named_arguments
 def full_gradient(loss_fn: Callable, *, weighting: Literal["examples", "uniform"] = "examples") -> ClientUpdate:

@@ -9,8 +9,6 @@ from fedjax_sim import validate
 from fedjax_sim.types import Array, ClientUpdate
 from fedjax_sim.validate import ShareBelowOne
 
-__all__ = ["effective_steps", "normalized"]
-
 
 def effective_steps(num_steps: Array, momentum: float = 0.0, shrinkage: float = 0.0) -> Array:
     """The effective number of local steps |a_i|_1: the sum of the weights of all gradients in a client's update.

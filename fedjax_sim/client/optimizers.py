@@ -20,9 +20,6 @@ from fedjax_sim.engine.jaxpr import Program, evaluate, opened
 from fedjax_sim.types import PyTree
 from fedjax_sim.validate import Default, NonNegative, Positive, PositiveInt, ShareBelowOne
 
-__all__ = ["OverRounds", "adagrad", "adam", "adamw", "over_rounds", "plain_sgd_rate", "rmsprop", "sgd"]
-
-
 # Parameters on which `plain_sgd_rate` tries an optimizer: float64, of the ranks that optimizers tell apart.
 TRIED = [np.ones((2,) * rank) for rank in (0, 1, 2, 4)]
 
@@ -158,7 +155,7 @@ def _sources(program: Program, inputs: Sequence[set[int] | None]) -> list[set[in
     return evaluate(program, inputs, rule, constants=[set()] * num_constants, literal=lambda _: set())
 
 
-class ScheduleOptions(TypedDict, total=False):
+class _ScheduleOptions(TypedDict, total=False):
     """Options that say how the learning rate falls; `sgd` describes each."""
 
     schedule: Annotated[Literal["constant", "cosine", "linear"], Default("constant")]
@@ -201,7 +198,7 @@ def sgd(
     learning_rate: Positive = 0.5,
     momentum: ShareBelowOne = 0.0,
     nesterov: bool = False,
-    **options: Unpack[ScheduleOptions],
+    **options: Unpack[_ScheduleOptions],
 ) -> optax.GradientTransformation:
     """Makes stochastic gradient descent, with momentum or without.
 
@@ -230,7 +227,7 @@ def adam(
     first_decay: ShareBelowOne = 0.9,
     second_decay: ShareBelowOne = 0.999,
     epsilon: Positive = 1e-8,
-    **options: Unpack[ScheduleOptions],
+    **options: Unpack[_ScheduleOptions],
 ) -> optax.GradientTransformation:
     """Makes Adam; its moments are initialised in each round.
 
@@ -248,7 +245,7 @@ def adamw(
     second_decay: ShareBelowOne = 0.999,
     epsilon: Positive = 1e-8,
     weight_decay: NonNegative = 1e-4,
-    **options: Unpack[ScheduleOptions],
+    **options: Unpack[_ScheduleOptions],
 ) -> optax.GradientTransformation:
     """Makes Adam with decoupled weight decay; its moments are initialised in each round.
 
@@ -264,7 +261,7 @@ def adagrad(
     learning_rate: Positive = 0.01,
     initial_accumulator: NonNegative = 0.1,
     epsilon: Positive = 1e-7,
-    **options: Unpack[ScheduleOptions],
+    **options: Unpack[_ScheduleOptions],
 ) -> optax.GradientTransformation:
     """Makes Adagrad; its sum of squares is initialised in each round.
 
@@ -281,7 +278,7 @@ def rmsprop(
     decay: ShareBelowOne = 0.9,
     epsilon: Positive = 1e-8,
     momentum: ShareBelowOne = 0.0,
-    **options: Unpack[ScheduleOptions],
+    **options: Unpack[_ScheduleOptions],
 ) -> optax.GradientTransformation:
     """Makes RMSProp, with momentum or without; its mean of squares is initialised in each round.
 

@@ -18,8 +18,6 @@ from fedjax_sim.prng import fold_in, normal, stream
 from fedjax_sim.types import Array, ClientData, ClientFacts, ClientUpdate, Noise, PyTree, Report
 from fedjax_sim.validate import NonNegative, Positive
 
-__all__ = ["private_sgd"]
-
 OVERFLOW = 1e-9  # bound on the probability that a Poisson batch exceeds its slots
 SAMPLING = ("poisson", "shuffled")
 

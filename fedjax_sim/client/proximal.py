@@ -13,8 +13,6 @@ from fedjax_sim.client.work import LocalWork
 from fedjax_sim.types import ClientUpdate
 from fedjax_sim.validate import NonNegative
 
-__all__ = ["proximal", "proximal_term"]
-
 
 def proximal(
     loss_fn: Callable, optimizer: optax.GradientTransformation, coefficient: float, work: LocalWork

@@ -16,8 +16,6 @@ from fedjax_sim.prng import stream
 from fedjax_sim.types import ClientUpdate
 from fedjax_sim.validate import Positive
 
-__all__ = ["scaffold"]
-
 
 @validate.named_arguments
 def scaffold(loss_fn: Callable, learning_rate: Positive, work: LocalWork, *, option: int = 2) -> ClientUpdate:

@@ -9,8 +9,6 @@ from fedjax_sim.models import combine, partition
 from fedjax_sim.types import Array, ClientData, ClientUpdate, PyTree
 from fedjax_sim.validate import fail, part
 
-__all__ = ["touched_rows"]
-
 
 def touched_rows(client: ClientUpdate, *, table: str = "embedding/table", tokens: str = "x") -> ClientUpdate:
     """Makes a client train a compact embedding table, which has only the rows that the client's tokens select.

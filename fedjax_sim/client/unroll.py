@@ -8,8 +8,6 @@ import jax.numpy as jnp
 from fedjax_sim import validate
 from fedjax_sim.types import Array, ClientData, ClientUpdate, PyTree, Report
 
-__all__ = ["unroll"]
-
 
 def unroll(client: ClientUpdate, key: Array, broadcast: PyTree, data: ClientData, state: PyTree = ()) -> Report:
     """Unrolls a client's round: its report after 1, 2, ..., K local steps of the same trajectory.

@@ -12,9 +12,6 @@ from fedjax_sim.rounding import steps_of_work
 from fedjax_sim.types import Array, ClientFacts
 from fedjax_sim.validate import Default
 
-__all__ = ["LocalOptions", "LocalSteps", "LocalWork", "local_work", "work"]
-
-
 MOST_EXAMPLES = 2**31 - 1  # stands for all of a client's examples in one batch
 
 

@@ -1,3 +1,1 @@
 """Implements the command line, `fedjax-sim`: one file for each group of commands."""
-
-__all__: list[str] = []

@@ -17,8 +17,6 @@ from fedjax_sim.running.environment import versions
 from fedjax_sim.running.seconds import process_began
 from fedjax_sim.running.terminal import escaped_output
 
-__all__ = ["app", "main"]
-
 
 class _EscapedOutput(TyperGroup):
     """The commands; all that they print is printable, and so are errors and help."""

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["expected_attackers"]
-
 
 def expected_attackers(experiment: Any, num_rounds: int) -> str:
     """Returns a line that compares an experiment's attackers with the number that its aggregator withstands.

@@ -13,8 +13,6 @@ from fedjax_sim.command.folders import check_output, rounds_at_end
 from fedjax_sim.command.options import OwnModules, RunFolder
 from fedjax_sim.running import terminal
 
-__all__ = ["compare", "show"]
-
 MOST_OPTIONS = 4  # that a terminal's table shows as columns
 MOST_CLIENTS = 10  # whose differences follow a terminal's table
 

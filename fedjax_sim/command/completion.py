@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from fedjax_sim.command.folders import RUNS
 
-__all__ = ["example_names", "part_names", "run_folders", "settings", "study_names"]
-
 
 def example_names(incomplete: str) -> list[str]:
     """Returns the names of examples that begin so, and the TOML files of the current folder.

@@ -13,8 +13,6 @@ from fedjax_sim.command.folders import check_output
 from fedjax_sim.command.options import OwnModules, Settings, Without
 from fedjax_sim.running import terminal
 
-__all__ = ["data"]
-
 
 def data(
     config: Annotated[

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from fedjax_sim.config.toml import ConfigError
 
-__all__ = ["is_users_error"]
-
 
 def is_users_error(error: BaseException) -> bool:
     """Returns whether an error says what is wrong with a config or with an argument.

@@ -13,8 +13,6 @@ from fedjax_sim.command.errors import is_users_error
 from fedjax_sim.command.folders import check_output
 from fedjax_sim.command.options import OwnModules, RunFolder
 
-__all__ = ["export", "init"]
-
 
 def init(
     example: Annotated[

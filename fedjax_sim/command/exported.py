@@ -12,8 +12,6 @@ from fedjax_sim.config.document import ConfigError
 from fedjax_sim.config.value_kinds import Words, problem
 from fedjax_sim.types import ParamsKind
 
-__all__ = ["Choice", "Exported", "exported"]
-
 MOST_BYTES = 1 << 32  # of all clients' models, which are held in memory
 BLOCK = 256  # clients whose models are made at once
 

@@ -15,21 +15,6 @@ from fedjax_sim.running.checksums import check_files
 from fedjax_sim.running.files import CheckpointError
 from fedjax_sim.running.kept_files import folder_around, holds, is_kept, own_files
 
-__all__ = [
-    "RUNS",
-    "check_fresh",
-    "check_new_folder",
-    "check_output",
-    "check_there",
-    "check_unfinished",
-    "check_written",
-    "drop_empty",
-    "folder_to_resume",
-    "next_folder",
-    "rounds_at_end",
-    "rounds_done",
-]
-
 RUNS = Path("runs")
 LOG_IS_GONE = "Its metrics.jsonl is gone: put it back from a copy, or begin anew in another --out, without --resume."
 

@@ -6,8 +6,6 @@ from typing import Any
 
 from typer.core import TyperCommand
 
-__all__ = ["Hinting"]
-
 
 class Hinting(TyperCommand):
     """A command with `--set` that answers `--lr 0.1` with `--set client_optimizer.learning_rate=0.1`.

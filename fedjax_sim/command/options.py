@@ -9,8 +9,6 @@ import typer
 
 from fedjax_sim.command import completion
 
-__all__ = ["OwnModules", "RunFolder", "Settings", "Without"]
-
 RunFolder = Annotated[
     Path,
     typer.Argument(

@@ -13,8 +13,6 @@ from fedjax_sim.config.lazy_parts import joined
 from fedjax_sim.config.signatures import Part, docstring
 from fedjax_sim.running import terminal
 
-__all__ = ["list_parts"]
-
 MORE = "`fedjax-sim list NAME` shows the options of a part, `fedjax-sim list run` those of [run]"
 
 

@@ -16,8 +16,6 @@ from fedjax_sim.command.options import OwnModules
 from fedjax_sim.running import terminal
 from fedjax_sim.running.environment import prepare
 
-__all__ = ["plan", "shown_bytes"]
-
 
 def plan(
     config: Annotated[

@@ -10,8 +10,6 @@ from typing import Any, NamedTuple
 
 from fedjax_sim.running import terminal
 
-__all__ = ["check_chips", "plan_on_chips"]
-
 NOTE = """Kernels, traffic, products and exchanges are those of one device in one round. Nothing was run: times are
 those of the bytes, the products and the beginnings of kernels at the full speed of the chip. On one H100, nine programs
 took 1.1 to 2.1 times as long. A program whose arrays lie in a GPU's cache may be faster."""

@@ -20,8 +20,6 @@ from fedjax_sim.command.options import OwnModules
 from fedjax_sim.config.toml import ConfigError
 from fedjax_sim.running.environment import prepare
 
-__all__ = ["PRIVACY_COMMANDS"]
-
 FIGURES = (".png", ".svg", ".pdf")  # kinds of the figure of an audit
 
 Config = Annotated[

@@ -11,8 +11,6 @@ import typer
 
 from fedjax_sim.command.options import RunFolder
 
-__all__ = ["report", "write_page"]
-
 
 def write_page(run: Path, notes: Sequence[str] = ()) -> Path:
     """Writes a run's page under the lock of its folder, so that temporary files of a killed run are removed.

@@ -32,8 +32,6 @@ from fedjax_sim.command.plan import shown_bytes
 from fedjax_sim.running import seconds, terminal
 from fedjax_sim.running.environment import environment, prepare
 
-__all__ = ["how_clients_count", "launch", "run", "show_summary"]
-
 MOST_NUMBERS = 64  # of an array that a statistic's summary lists
 # Fields of a data set that hold its arrays, which have a digest, or a function that follows from the config.
 OF_ARRAYS = ("train", "test", "held_out", "local_test", "triggered", "server", "measure")

@@ -16,8 +16,6 @@ from fedjax_sim.regular_files import content_of, json_of
 from fedjax_sim.running import terminal
 from fedjax_sim.running.environment import prepare
 
-__all__ = ["STUDY_COMMANDS", "load_study"]
-
 
 def study(
     name: Annotated[

@@ -16,8 +16,6 @@ from fedjax_sim.regular_files import content_of
 from fedjax_sim.running import terminal
 from fedjax_sim.running.environment import prepare
 
-__all__ = ["SWEEP_COMMANDS"]
-
 MOST_ROWS = 60
 COMMAND = '# "fedjax-sim sweep'  # how the file begins that a sweep writes of its config
 

@@ -32,8 +32,6 @@ from fedjax_sim.running.planning import fastest
 from fedjax_sim.sampling import with_distinct_clients
 from fedjax_sim.types import Algorithm, Array, ClientData, Groups, PyTree, noisy_parts
 
-__all__ = ["Builder", "Experiment", "build"]
-
 # The largest population whose distinct clients are counted: a checkpoint then holds one bit a client.
 MOST_COUNTED = 100_000_000
 # When the config is refused anyway, this many clients are enough for a data set to check its options.

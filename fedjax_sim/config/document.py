@@ -38,7 +38,15 @@ from fedjax_sim.config.lazy_parts import joined
 from fedjax_sim.config.own_modules import digests_of_modules
 from fedjax_sim.config.run_options import RUN
 from fedjax_sim.config.signatures import REQUIRED, Named, Option, Part
-from fedjax_sim.config.toml import ConfigError, config_file, override, places_set, read_document, unset, written
+from fedjax_sim.config.toml import (
+    ConfigError as ConfigError,
+    config_file,
+    override,
+    places_set,
+    read_document,
+    unset,
+    written,
+)
 from fedjax_sim.config.value_kinds import (
     Words,
     converted_to_kind,
@@ -47,8 +55,6 @@ from fedjax_sim.config.value_kinds import (
     problem,
     rule,
 )
-
-__all__ = ["Config", "ConfigError", "check_options", "default_tables", "load", "resolve"]
 
 INT32_MAX = 2**31 - 1
 SEED = integer_kind(0, INT32_MAX)

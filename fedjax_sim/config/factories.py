@@ -15,8 +15,6 @@ from fedjax_sim.transform import chain
 from fedjax_sim.types import Devices
 from fedjax_sim.validate import InvalidArgument
 
-__all__ = ["Maker"]
-
 # If the order of the file does not work, at most 5! = 120 orders of a table's wrappers are tried.
 MOST_REORDERED = 5
 

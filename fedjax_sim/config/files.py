@@ -22,8 +22,6 @@ from fedjax_sim.config.signatures import Part
 from fedjax_sim.config.value_kinds import problem
 from fedjax_sim.regular_files import opened
 
-__all__ = ["contents", "is_within", "named_paths", "rebased", "without_paths"]
-
 AS_READ = "as it was read, see data_sha256"
 
 

@@ -8,8 +8,6 @@ from types import MappingProxyType
 from fedjax_sim.config import registry
 from fedjax_sim.config.value_kinds import nearest_word
 
-__all__ = ["canonical", "homes", "suggestion", "unlike_a_config"]
-
 # Words that papers and other libraries use for an option or a table -> the config's word.
 SYNONYMS = {
     "batch": "batch_size",

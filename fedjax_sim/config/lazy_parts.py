@@ -10,8 +10,6 @@ from collections import ChainMap
 from collections.abc import Callable, Iterator, Mapping
 from typing import Generic, TypeVar
 
-__all__ = ["Chosen", "Read", "joined"]
-
 Part = TypeVar("Part")
 
 

@@ -16,8 +16,6 @@ from pathlib import Path
 
 from fedjax_sim.regular_files import content_of
 
-__all__ = ["digests_of_modules"]
-
 IMPORTERS = {"__import__", "import_module"}  # functions that import a module by its name
 INSTALLED = {"site-packages", "dist-packages"}  # folders of packages that an installer wrote
 

@@ -1,6 +1,6 @@
 """Lists all parts that a config can name, read from the subpackages' sources without importing them.
 
-Every factory in a subpackage's `__all__` is registered. Its options are the arguments whose annotations TOML can
+Every public factory of a subpackage is registered. Its options are the arguments whose annotations TOML can
 express. An argument annotated as a part (a `Sampler`, an `Aggregator`, ...) takes the part that the config's table of
 this kind makes. Nothing here imports JAX, so that `fedjax-sim list`, and the refusal of a wrong config, take no time.
 
@@ -23,41 +23,16 @@ from fedjax_sim.config.signatures import (
     INSIDE,
     NO_FUNCTION,
     NOUNS,
-    REQUIRED,
-    TABLES,
-    Named,
+    REQUIRED as REQUIRED,
+    TABLES as TABLES,
+    Named as Named,
     Option,
     Part,
-    parts,
+    parts as parts,
     parts_of_module,
 )
 from fedjax_sim.config.toml import ConfigError
 from fedjax_sim.config.value_kinds import FILE, FOLDER, problem
-
-__all__ = [
-    "CHAINS",
-    "REQUIRED",
-    "SUBPACKAGES",
-    "TABLES",
-    "Named",
-    "admit",
-    "admitted_modules",
-    "admitted_parts",
-    "chained",
-    "given_by_data",
-    "has_table",
-    "inside_options",
-    "insides",
-    "is_path",
-    "left_out",
-    "named",
-    "named_in",
-    "parts",
-    "parts_of_table",
-    "shown",
-    "takes",
-    "wrappers",
-]
 
 SUBPACKAGES = (
     "population",

@@ -13,8 +13,6 @@ from fedjax_sim.running.stopping import NONE_BESIDE_NOISE
 from fedjax_sim.types import Algorithm, PyTree
 from fedjax_sim.validate import InvalidArgument
 
-__all__ = ["problems_of_experiment", "problems_of_table"]
-
 
 def problems_of_table(run: Mapping[str, Any]) -> Iterator[str]:
     """Yields what no run can do of the table [run], before data are loaded.

@@ -7,8 +7,6 @@ from typing import Literal
 from fedjax_sim.config.signatures import INT32_MAX, Option
 from fedjax_sim.config.value_kinds import integer_kind, number_kind
 
-__all__ = ["RUN", "RUN_TABLE"]
-
 COUNT = integer_kind(1, INT32_MAX)
 LANES = integer_kind(1, 1 << 16)
 # Option of [run] -> the kind of its values, its default, and its meaning, which `fedjax-sim list run` prints.

@@ -19,22 +19,6 @@ from fedjax_sim.config.lazy_parts import Read
 from fedjax_sim.config.value_kinds import COLUMN_FILLS, COLUMN_VALUES, FILE, FOLDER, SCALE, integer_kind, number_kind
 from fedjax_sim.regular_files import content_of
 
-__all__ = [
-    "INSIDE",
-    "INT32_MAX",
-    "NOUNS",
-    "NO_FUNCTION",
-    "REQUIRED",
-    "TABLES",
-    "Argument",
-    "Named",
-    "Option",
-    "Part",
-    "docstring",
-    "parts",
-    "parts_of_module",
-]
-
 REQUIRED = "required"
 NO_FUNCTION = "not a function"  # stands in `Part.others` for what is none
 INT32_MAX = 2**31 - 1
@@ -122,12 +106,12 @@ def parts(subpackage: str) -> Mapping[str, Part]:
     >>> parts("sampling")["uniform"].options
     {'cohort_size': Option(kind=<class 'int'>, default='required')}
     """
-    return _public_parts(subpackage, f"fedjax_sim.{subpackage}")
+    return _parts_of(subpackage, public_names(f"fedjax_sim.{subpackage}"))
 
 
 @cache
 def parts_of_module(module: str) -> Mapping[str, Part]:
-    """Returns every public name of a module outside of this package, which is not imported.
+    """Returns every public function of a module outside of this package, which is not imported.
 
     The packages around the module are imported, since Python finds the module through them.
 
@@ -136,23 +120,51 @@ def parts_of_module(module: str) -> Mapping[str, Part]:
 
     Raises: ModuleNotFoundError for a module that is not there, or whose source is not.
     """
-    return _public_parts(module, module)
+    return _parts_of(module, _public_names(module, (ast.FunctionDef,)))
 
 
-def _public_parts(subpackage: str, module: str) -> Mapping[str, Part]:
-    """Returns the names in a module's `__all__`, or without one its functions, sorted by name."""
-    tree = _module(module)
-    origins = {}  # public name -> the module that it is imported from, and its name there
-    public_names = None
-    for node in tree.body:
+@cache
+def public_names(module: str) -> Mapping[str, str]:
+    """Returns the public names of a module, sorted, each with the dotted name of its definition.
+
+    A name without an underscore is public if the module defines it as a function or a class, or publishes the name of
+    another module by `from x import a as a`. If a module has a literal `__all__`, the public names are those in it.
+
+    Args:
+      module: its dotted name. It is not imported.
+
+    >>> public_names("fedjax_sim.sampling")["uniform"]
+    'fedjax_sim.sampling.uniform.uniform'
+    """
+    return _public_names(module, (ast.FunctionDef, ast.ClassDef))
+
+
+def _public_names(module: str, definitions: tuple[type[ast.stmt], ...]) -> dict[str, str]:
+    """Returns `public_names` of a module of which definitions of these types are public."""
+    origins: dict[str, str] = {}
+    published: set[str] = set()
+    declared: list[str] | None = None
+    for node in _module(module).body:
         if isinstance(node, ast.ImportFrom):
-            origins |= {alias.asname or alias.name: (node.module, alias.name) for alias in node.names}
+            origins |= {alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names}
+            published |= {alias.name for alias in node.names if alias.asname == alias.name}
+        elif isinstance(node, definitions):
+            name = getattr(node, "name", "_")
+            published |= {name} if not name.startswith("_") else set()
         elif isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "__all__":
-            public_names = ast.literal_eval(node.value)
-    if public_names is None:
-        functions = [node.name for node in tree.body if isinstance(node, ast.FunctionDef)]
-        public_names = [name for name in functions if not name.startswith("_")]
-    return Read(sorted(public_names), lambda name: _part(subpackage, name, *origins.get(name, (module, name))))
+            declared = ast.literal_eval(node.value)
+    public = published if declared is None else declared
+    return {name: origins.get(name, f"{module}.{name}") for name in sorted(public)}
+
+
+def _parts_of(subpackage: str, origins: Mapping[str, str]) -> Mapping[str, Part]:
+    """Returns public names as parts, each of which is read when it is looked up."""
+
+    def read(name: str) -> Part:
+        module, _, original = origins[name].rpartition(".")
+        return _part(subpackage, name, module, original)
+
+    return Read(list(origins), read)
 
 
 def docstring(part: Part) -> str:

@@ -12,8 +12,6 @@ from fedjax_sim.config.value_kinds import Words, nearest_word, problem
 from fedjax_sim.printable import printable
 from fedjax_sim.regular_files import content_of, toml_of
 
-__all__ = ["ConfigError", "config_file", "inline", "override", "places_set", "read_document", "unset", "written"]
-
 EXAMPLES = Path(__file__).parents[1] / "examples"  # the folder experiments/ of the repository
 MAX_BYTES = 1 << 20  # the largest config file that is read
 MOST_KEYS = 50  # tables inside one another on the way to an option

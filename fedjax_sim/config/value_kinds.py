@@ -14,21 +14,6 @@ from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from fedjax_sim.printable import printable_line
 
-__all__ = [
-    "COLUMN_FILLS",
-    "COLUMN_VALUES",
-    "FILE",
-    "FOLDER",
-    "SCALE",
-    "Words",
-    "converted_to_kind",
-    "integer_kind",
-    "nearest_word",
-    "number_kind",
-    "problem",
-    "rule",
-]
-
 
 def problem(path: str, rule: str, value: Any, hint: str = "") -> str:
     """Returns an error message, `path: expected RULE, got VALUE. HINT`; a value's text is cut to 120 characters.

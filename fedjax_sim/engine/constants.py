@@ -26,8 +26,6 @@ from fedjax_sim.engine.jaxpr import (
 )
 from fedjax_sim.types import Array, PyTree
 
-__all__ = ["LARGE_BYTES", "Jitted", "constants_as_arguments", "jit"]
-
 LARGE_BYTES = 1 << 16  # smaller constants stay where they are: XLA may know and use them
 
 

@@ -11,8 +11,6 @@ from fedjax_sim.engine.platform import target
 from fedjax_sim.prng import hashed
 from fedjax_sim.types import Array
 
-__all__ = ["ROUNDS", "feistel", "walked"]
-
 ROUNDS = 8  # rounds of a Feistel network, an even number
 
 

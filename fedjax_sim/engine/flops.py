@@ -11,8 +11,6 @@ from jax.extend import core
 
 from fedjax_sim.engine.jaxpr import Program, inner_programs, opened, scan_arguments
 
-__all__ = ["flops"]
-
 MOVES = frozenset(  # operations that only move or read numbers
     "broadcast_in_dim concatenate convert_element_type copy copy_p dynamic_slice dynamic_update_slice gather "
     "bitcast_convert_type expand_dims iota optimization_barrier pad pvary real reshape rev scatter select_n slice "

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from fedjax_sim import validate
-from fedjax_sim.engine.all_messages.rows import AXIS, Rows, spread_rows
+from fedjax_sim.engine.all_messages.rows import AXIS as AXIS, Rows, spread_rows
 from fedjax_sim.engine.arithmetic import exact_sums
 from fedjax_sim.engine.arithmetic.barrier import computed_once
 from fedjax_sim.engine.jaxpr import traced_once
@@ -27,19 +27,6 @@ from fedjax_sim.engine.packing import ALONE, pack
 from fedjax_sim.engine.plan import Plan, plan_for
 from fedjax_sim.engine.platform import target, visible_devices
 from fedjax_sim.types import Array, PyTree
-
-__all__ = [
-    "AXIS",
-    "assumed_devices",
-    "check_mesh",
-    "device_mesh",
-    "fold",
-    "is_unplaced",
-    "mesh_for",
-    "num_places",
-    "one_device",
-    "unplaced",
-]
 
 # The largest share of empty places on several accelerators that nobody is warned of.
 MAX_EMPTY = 0.25

@@ -16,21 +16,6 @@ from jax.extend import core, source_info_util
 
 from fedjax_sim.types import PyTree
 
-__all__ = [
-    "CALLS",
-    "Program",
-    "as_traced",
-    "bind",
-    "evaluate",
-    "inner_programs",
-    "needed",
-    "opened",
-    "programs",
-    "scan_arguments",
-    "traced_once",
-    "walk",
-]
-
 Program = core.ClosedJaxpr | core.Jaxpr  # JAX 0.12 has one class for both
 
 CALLS = (

@@ -11,8 +11,6 @@ import jax.numpy as jnp
 from fedjax_sim.engine.platform import target
 from fedjax_sim.types import Array, PyTree
 
-__all__ = ["all_finite", "largest_integer", "largest_magnitude", "magnitude_bits"]
-
 PARTS = 8  # of an array that are compared at once
 SHORT = 160  # numbers; a shorter array is compared as a whole
 

@@ -13,8 +13,6 @@ import numpy as np
 
 from fedjax_sim.types import Array
 
-__all__ = ["ALONE", "Packing", "pack"]
-
 # Clients of classes with more rows are not vmapped, and follow one another: the longest would hold up the others.
 ALONE = 256
 

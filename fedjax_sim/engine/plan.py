@@ -21,18 +21,6 @@ from fedjax_sim.engine.jaxpr import Program, inner_programs, opened
 from fedjax_sim.engine.platform import device_memory, target
 from fedjax_sim.types import PyTree
 
-__all__ = [
-    "Needs",
-    "Plan",
-    "check_plan",
-    "needs",
-    "needs_of_a_device",
-    "plan_for",
-    "shared_out",
-    "total_memory",
-    "working_bytes",
-]
-
 CPU_CACHE_BYTES = 2 << 20  # the second-level cache of a core
 ACCELERATOR_BYTES = 4 << 30  # a quarter of the memory of a small accelerator, 16 GiB
 MAX_CPU_LANES = 64

@@ -14,14 +14,6 @@ import jax
 
 from fedjax_sim import validate
 
-__all__ = [
-    "are_devices_absent",
-    "compiling_for",
-    "device_memory",
-    "target",
-    "visible_devices",
-]
-
 PLATFORMS = {"cpu": "cpu", "cuda": "gpu", "rocm": "gpu", "tpu": "tpu"}  # JAX's name for lowering: the backend's name
 
 

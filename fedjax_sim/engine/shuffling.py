@@ -19,8 +19,6 @@ from fedjax_sim.engine.feistel import ROUNDS, feistel, walked
 from fedjax_sim.prng import client_key, counter_bits, hashed
 from fedjax_sim.types import Array
 
-__all__ = ["client_keys", "shuffle"]
-
 ORDER = zlib.crc32(b"order")  # the first of the counters that orders use
 SORTED = 64  # the most rows whose order comes from comparing all pairs
 COMPARED = 16  # rows that are compared with all others at once

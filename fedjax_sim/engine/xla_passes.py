@@ -5,8 +5,6 @@ from __future__ import annotations
 from fedjax_sim.engine.arithmetic.mode import is_fast
 from fedjax_sim.engine.platform import target
 
-__all__ = ["SERIAL_FLAG", "compiler_options"]
-
 SPLITTING = "cpu-parallel-task-assigner"  # cuts element-wise loops into a task for each thread
 TREES = "tree_reduction_rewriter"  # puts windows of 32 numbers before a reduction over more of them
 SERIAL_FLAG = f"--xla_disable_hlo_passes={SPLITTING}"  # for XLA_FLAGS; `compiler_options` is for one program

@@ -19,8 +19,6 @@ from fedjax_sim.privacy.reading import mechanism_of
 from fedjax_sim.types import Algorithm, Array, ClientData, ClientFacts, ClientUpdate, Noise, PyTree, Report, Star
 from fedjax_sim.validate import Positive, PositiveInt
 
-__all__ = ["audit_algorithm", "canary_release", "claim_of", "one_run_release", "sends_its_data"]
-
 # The default direction of the canary, of norm 1: two leaves, so that it shows a treatment leaf by leaf.
 SPREAD = {"first": np.full(2, 0.5, np.float32), "second": np.full(2, -0.5, np.float32)}
 # What the other clients send, in units of the canary's update.

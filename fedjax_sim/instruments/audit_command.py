@@ -19,8 +19,6 @@ from fedjax_sim.rounding import shown_down
 from fedjax_sim.transform.gaussian import gaussian_mechanism
 from fedjax_sim.types import Algorithm
 
-__all__ = ["audit_command"]
-
 FIGURES = (".png", ".svg", ".pdf")
 
 

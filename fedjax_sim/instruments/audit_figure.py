@@ -10,8 +10,6 @@ import numpy as np
 from fedjax_sim.privacy.audit import Audit
 from fedjax_sim.report import plots
 
-__all__ = ["audit_figure"]
-
 
 def audit_figure(found: Audit) -> Any:
     """Draws scores with the canary and without, and each method's interval for epsilon.

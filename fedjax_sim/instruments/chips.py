@@ -16,8 +16,6 @@ import jax
 
 from fedjax_sim import validate
 
-__all__ = ["CHIPS", "Chip", "chip_devices", "missing_compiler"]
-
 JAX_SHARE = 0.75  # of a GPU's memory, as long as XLA_PYTHON_CLIENT_MEM_FRACTION does not state another
 
 

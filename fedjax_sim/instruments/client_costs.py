@@ -14,8 +14,6 @@ from fedjax_sim.sampling.time.cut import price_in, priced_by_part
 from fedjax_sim.theory.allocation import ClientCosts
 from fedjax_sim.types import Algorithm, Array, Cohort, Population, PyTree, Sampler
 
-__all__ = ["client_costs"]
-
 PLAIN = "with_clock(uniform(N, m), devices)"
 
 

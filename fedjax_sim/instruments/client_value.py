@@ -16,8 +16,6 @@ from fedjax_sim.prng import init_key
 from fedjax_sim.types import Algorithm, Array, Population, PyTree
 from fedjax_sim.validate import Integer, NonNegativeInt, PositiveInt
 
-__all__ = ["ClientValues", "client_values"]
-
 MOST_EXACT = 12  # clients of whom all 2^N coalitions are trained
 
 

@@ -16,8 +16,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-__all__ = ["Collective", "CompiledProgram", "Kernel", "read_compiled"]
-
 # These give names to values, or wait for something that began before.
 NO_WORK = {
     "parameter", "constant", "bitcast", "tuple", "get-tuple-element", "after-all", "add-dependency", "domain",

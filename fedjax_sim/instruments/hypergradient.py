@@ -14,8 +14,6 @@ from fedjax_sim.transform.chain import wire_of
 from fedjax_sim.types import Algorithm, Array, Population, PyTree
 from fedjax_sim.validate import PositiveInt
 
-__all__ = ["hypergradient"]
-
 
 @validate.named_arguments
 def hypergradient(

@@ -12,8 +12,6 @@ from fedjax_sim import aggregation, sampling, server, transform, tree
 from fedjax_sim.round.round import aggregate, collect, initial_state, invite
 from fedjax_sim.types import Array, ClientUpdate, Mean, Population, PyTree, Sampler, Star
 
-__all__ = ["Moments", "population_moments"]
-
 # Clients of a pilot. Its mean update is subtracted from all updates, so that their squares do not cancel.
 PILOT = 1000
 

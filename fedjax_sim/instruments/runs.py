@@ -15,8 +15,6 @@ from fedjax_sim.prng import init_key
 from fedjax_sim.running import kept_results
 from fedjax_sim.types import Algorithm, Array, Population, PyTree
 
-__all__ = ["independent_runs", "squared_distance"]
-
 
 def squared_distance(target: PyTree, name: str = "squared_error") -> Callable:
     """Makes an evaluation, params -> {name: |params - target|^2}, in float32."""

@@ -18,8 +18,6 @@ from fedjax_sim.instruments.chips import Chip
 from fedjax_sim.instruments.compiled import Collective, CompiledProgram, read_compiled
 from fedjax_sim.types import Algorithm, Array, Population, PyTree
 
-__all__ = ["TargetForecast", "forecast_on", "least_seconds"]
-
 
 class TargetForecast(NamedTuple):
     """A round on one or several devices of a chip."""

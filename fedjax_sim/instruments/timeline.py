@@ -17,8 +17,6 @@ from fedjax_sim.sampling.time.lost_reports import NEVER, UNHEARD
 from fedjax_sim.types import Algorithm, Array, Population, PyTree, Star, noisy_parts
 from fedjax_sim.validate import PositiveInt
 
-__all__ = ["timeline", "timeline_of_round"]
-
 
 @validate.named_arguments
 def timeline(star: Star, key: Array, sampler_state: PyTree, *, most: PositiveInt = 60) -> dict[str, Any]:

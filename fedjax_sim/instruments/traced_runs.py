@@ -14,8 +14,6 @@ from fedjax_sim.prng import init_key
 from fedjax_sim.running import kept_results
 from fedjax_sim.types import Algorithm, Array, PyTree
 
-__all__ = ["stacked", "traced_runs"]
-
 
 def stacked(trees: list[PyTree]) -> PyTree:
     """Stacks settings (populations, models, numbers) of equal shape into a pytree with a leading axis.

@@ -31,8 +31,6 @@ from fedjax_sim.types import (
     Star,
 )
 
-__all__ = ["variance_budget"]
-
 # Sampling schemes in which all clients are equally likely in each round.
 SCHEMES = ("uniform_without_replacement", "with_replacement", "poisson", "truncated_poisson", "full")
 FRESH = ("gaussian", "discrete_gaussian", "skellam")  # noise that is drawn anew in each round

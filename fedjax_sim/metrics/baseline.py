@@ -7,8 +7,6 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["constant_baseline"]
-
 
 def constant_baseline(test: Any, task: str, special_tokens: Sequence[int] = ()) -> dict[str, float]:
     """Computes the metrics of the best constant prediction on a test set.

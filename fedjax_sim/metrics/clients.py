@@ -13,8 +13,6 @@ from fedjax_sim import tree, validate
 from fedjax_sim.metrics.evaluation import clients_at_once, metric_sums
 from fedjax_sim.types import Array, ClientData, Population, PyTree
 
-__all__ = ["WEIGHTINGS", "check_weight", "chosen", "mean_over_clients", "risk", "sum_over_clients", "weight_of"]
-
 WEIGHTINGS = ("examples", "uniform")
 ROWS = 1024  # the most examples under one vmap
 VALUES = 1 << 22  # the most array elements in the results of the clients under one vmap

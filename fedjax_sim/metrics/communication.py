@@ -12,8 +12,6 @@ from fedjax_sim import validate
 from fedjax_sim.rounding import reaches
 from fedjax_sim.validate import Finite
 
-__all__ = ["rounds_to_target"]
-
 
 @validate.named_arguments
 def rounds_to_target(

@@ -12,17 +12,6 @@ from fedjax_sim import validate
 from fedjax_sim.types import Population
 from fedjax_sim.validate import PositiveInt
 
-__all__ = [
-    "earth_mover_distance",
-    "jensen_shannon_divergence",
-    "kullback_leibler_divergence",
-    "l1_distance",
-    "label_counts",
-    "label_heterogeneity",
-    "optimum_gap",
-    "total_variation",
-]
-
 CLIENTS = 4096  # the most clients whose labels are counted at once
 
 

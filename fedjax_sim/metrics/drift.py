@@ -27,8 +27,6 @@ from fedjax_sim import tree, validate
 from fedjax_sim.metrics.clients import check_weight, chosen, mean_over_clients, risk, weight_of
 from fedjax_sim.types import Array, ClientData, Population, PyTree
 
-__all__ = ["Drift", "drift", "drift_bias", "drift_leading_term"]
-
 
 class Drift(NamedTuple):
     """The effect of K local steps from one model. Every field is a pytree like the params.

@@ -18,20 +18,6 @@ from fedjax_sim.engine.jaxpr import Program
 from fedjax_sim.metrics.fairness import highest_decile, lowest_decile
 from fedjax_sim.types import Array, ClientData, ParamsKind, Population, PyTree, RowsOfTable
 
-__all__ = [
-    "MOST_LISTED",
-    "QUANTILES",
-    "Evaluation",
-    "clients_at_once",
-    "evaluation",
-    "metric_sums",
-    "objective",
-    "owner_models",
-    "per_client",
-    "per_owner",
-    "pooled",
-]
-
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 MOST_LISTED = 1000  # clients of a population whose results are returned one by one
 BATCH = 256  # the most examples, or rows of clients, that are evaluated at once

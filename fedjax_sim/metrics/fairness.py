@@ -8,8 +8,6 @@ import numpy as np
 
 from fedjax_sim import validate
 
-__all__ = ["fairness", "highest_decile", "lowest_decile"]
-
 
 def lowest_decile(values: Any) -> float:
     """Computes the mean over the tenth of the clients with the lowest values, rounded up to whole clients.

@@ -20,8 +20,6 @@ from fedjax_sim import tree, validate
 from fedjax_sim.metrics.clients import check_weight, chosen, mean_over_clients, risk, sum_over_clients, weight_of
 from fedjax_sim.types import Array, ClientData, Population, PyTree
 
-__all__ = ["GradientHeterogeneity", "GradientMoments", "gradient_heterogeneity", "gradient_moments"]
-
 MAX_DIMENSION = 4096  # the largest d of matrices [d, d]
 
 

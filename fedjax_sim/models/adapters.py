@@ -14,8 +14,6 @@ from fedjax_sim.tree import spec
 from fedjax_sim.types import Array, PyTree
 from fedjax_sim.validate import fail
 
-__all__ = ["from_equinox", "from_linen", "from_nnx"]
-
 # Names that modules use for the switch between training and evaluation, with its value in training.
 SWITCHES = {
     "deterministic": False,

@@ -19,8 +19,6 @@ from fedjax_sim.prng import stream
 from fedjax_sim.types import Array, PyTree
 from fedjax_sim.validate import NumOutputs, fail, integer
 
-__all__ = ["attention", "init_attention", "rotated", "transformer"]
-
 PROJECTIONS = ("query", "key", "value", "output")
 SLOWEST = 10_000.0  # the last pair of features turns by one radian in about so many positions
 

@@ -15,8 +15,6 @@ from fedjax_sim.models.sequential import Layer, branches, layer
 from fedjax_sim.types import Array, PyTree
 from fedjax_sim.validate import fail, integer, one_of, positive
 
-__all__ = ["convolutional", "flatten", "fully_connected", "group_norm", "layer_norm", "residual", "two_branch"]
-
 ACTIVATIONS: dict[str, Callable] = {"none": lambda x: x, "relu": jax.nn.relu, "tanh": jnp.tanh}
 JOINS: dict[str, Callable] = {"add": sum, "concatenate": lambda outs: jnp.concatenate(outs, axis=-1)}
 

@@ -13,8 +13,6 @@ import jax.numpy as jnp
 from fedjax_sim.models.layers import Params, dense
 from fedjax_sim.types import Array
 
-__all__ = ["gru_layer", "init_gru", "init_lstm", "lstm_layer"]
-
 
 def _gates(key: Array, num_inputs: int, hidden: int, num_gates: int) -> Array:
     """Draws the kernels of all gates side by side, each Glorot-uniform for its own numbers of inputs and outputs."""

@@ -29,8 +29,6 @@ import jax.numpy as jnp
 from fedjax_sim.types import Array
 from fedjax_sim.validate import fail
 
-__all__ = ["Geometry", "conv_general_dilated", "convolve", "im2col", "native"]
-
 Sizes = tuple[int, ...]
 MAX_CANONICAL_AXES = 2  # XLA:CPU takes 2 to 3 times as long as `im2col` for three spatial axes
 MIN_CANONICAL_CHANNELS = 32  # and up to three times as long for few channels, such as those of images

@@ -11,8 +11,6 @@ from fedjax_sim.models.sequential import Layer, Places, run_layers
 from fedjax_sim.types import PyTree
 from fedjax_sim.validate import fail, integer, nearest, truth
 
-__all__ = ["Cut", "cut"]
-
 
 class Cut(NamedTuple):
     """A `Cut` is a model whose layers are held by parties 0, 1, ..., P - 1. Party 0 has the examples."""

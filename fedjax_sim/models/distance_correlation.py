@@ -7,8 +7,6 @@ import jax.numpy as jnp
 from fedjax_sim.types import Array
 from fedjax_sim.validate import fail
 
-__all__ = ["distance_correlation"]
-
 LEAST = 1e-12  # squared distances up to this count as zero, because the root has no derivative at zero
 
 

@@ -13,8 +13,6 @@ from fedjax_sim.models.model import Model
 from fedjax_sim.types import Array, PyTree
 from fedjax_sim.validate import fail, in_range, integer, named_arguments, part, positive, truth
 
-__all__ = ["distillation", "ensemble", "interpolated", "mixture", "running_mean"]
-
 
 def interpolated(a: PyTree, b: PyTree, share: float) -> PyTree:
     """Interpolates between the parameters of two models: share a + (1 - share) b.

@@ -16,8 +16,6 @@ from fedjax_sim.models.sequential import Layer, layer, sequential
 from fedjax_sim.types import Array, PyTree
 from fedjax_sim.validate import FromData, NumOutputs, fail, integer, one_of
 
-__all__ = ["cnn", "linear", "logistic", "mlp"]
-
 
 def _sizes(name: str, values: Sequence[int], *, hint: str = "") -> tuple[int, ...]:
     """Returns `values` as a tuple of positive integers, after checks."""

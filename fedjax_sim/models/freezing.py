@@ -12,8 +12,6 @@ from fedjax_sim.models.paths import chosen_paths, leaves_by_path
 from fedjax_sim.types import Array, PyTree
 from fedjax_sim.validate import fail, named_arguments, part
 
-__all__ = ["freeze"]
-
 
 @named_arguments
 def freeze(model: Model, *, trained: Sequence[str]) -> Model:

@@ -19,16 +19,6 @@ from fedjax_sim.prng import counter_bits, stream
 from fedjax_sim.types import Array, GraphData, PyTree
 from fedjax_sim.validate import NumFeatures, NumOutputs, fail, in_range, integer, one_of, sequence
 
-__all__ = [
-    "apply_layer",
-    "gat",
-    "gcn",
-    "graph_network",
-    "graph_sage",
-    "link_prediction",
-    "rgcn",
-]
-
 READOUTS = ("none", "mean", "sum")
 
 

@@ -17,8 +17,6 @@ from fedjax_sim.models.layers import dense, init_dense
 from fedjax_sim.types import Array, GraphData
 from fedjax_sim.validate import fail
 
-__all__ = ["GraphLayer", "attention", "graph_convolution", "head", "known_edges", "sample_mean", "typed"]
-
 
 class GraphLayer(NamedTuple):
     """A `GraphLayer` is one layer, written for one graph with V nodes of its own and H nodes of other parties."""

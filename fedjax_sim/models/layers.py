@@ -17,16 +17,6 @@ from fedjax_sim.models.convolution import Geometry, convolve, im2col, native
 from fedjax_sim.types import Array
 from fedjax_sim.validate import fail, integer, one_of
 
-__all__ = [
-    "convolution",
-    "dense",
-    "embedding",
-    "init_convolution",
-    "init_dense",
-    "init_embedding",
-    "max_pool",
-]
-
 CONVOLUTIONS = {"auto": convolve, "im2col": im2col, "native": native}
 METHODS = tuple(CONVOLUTIONS)
 

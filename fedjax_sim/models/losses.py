@@ -15,16 +15,6 @@ from fedjax_sim import tree
 from fedjax_sim.types import Array
 from fedjax_sim.validate import fail, one_of
 
-__all__ = [
-    "default_loss",
-    "next_token_cross_entropy",
-    "node_cross_entropy",
-    "sigmoid_cross_entropy",
-    "softmax_cross_entropy",
-    "squared_error",
-    "taylor_cross_entropy",
-]
-
 
 def _labels(targets: Array, shape: tuple[int, ...]) -> Array:
     """Returns integer class labels as int32, after a check of their type and shape."""

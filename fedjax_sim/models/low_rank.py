@@ -17,8 +17,6 @@ from fedjax_sim.prng import stream
 from fedjax_sim.types import Array, PyTree
 from fedjax_sim.validate import Positive, PositiveInt, fail, named_arguments, part
 
-__all__ = ["LowRankSum", "lora", "merged"]
-
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, repr=False)

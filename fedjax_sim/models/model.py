@@ -12,8 +12,6 @@ import jax.numpy as jnp
 from fedjax_sim.types import Array, PyTree
 from fedjax_sim.validate import fail, function
 
-__all__ = ["Model", "compiled_init", "from_fn", "per_example", "supervised"]
-
 QUICK = {"xla_backend_optimization_level": 1}  # of LLVM; level 0 gives other bits
 
 

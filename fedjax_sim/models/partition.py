@@ -7,8 +7,6 @@ from collections.abc import Callable, Sequence
 from fedjax_sim.types import PyTree
 from fedjax_sim.validate import fail, nearest
 
-__all__ = ["combine", "partition"]
-
 
 def partition(params: PyTree, predicate: Callable[[str], bool] | Sequence[str]) -> tuple[PyTree, PyTree]:
     """Splits nested dicts into the leaves whose path is chosen, and all other leaves.

@@ -9,8 +9,6 @@ from fedjax_sim.models.partition import partition
 from fedjax_sim.types import PyTree
 from fedjax_sim.validate import fail, nearest
 
-__all__ = ["chosen_paths", "leaves_by_path", "nested"]
-
 
 def leaves_by_path(tree: PyTree, prefix: str = "") -> dict[str, Any]:
     """Returns the leaves of nested dicts by their paths.

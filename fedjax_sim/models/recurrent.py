@@ -9,15 +9,11 @@ from collections.abc import Callable
 from functools import partial
 
 from fedjax_sim.models.cells import gru_layer, init_gru, init_lstm, lstm_layer
-from fedjax_sim.models.layers import dense, init_dense, init_embedding
-from fedjax_sim.models.layers import embedding as embed
+from fedjax_sim.models.layers import dense, embedding as embed, init_dense, init_embedding
 from fedjax_sim.models.model import Model
-from fedjax_sim.models.sequential import layer as named_layer
-from fedjax_sim.models.sequential import sequential
+from fedjax_sim.models.sequential import layer as named_layer, sequential
 from fedjax_sim.types import Array, PyTree
 from fedjax_sim.validate import NumOutputs, fail, integer
-
-__all__ = ["gru", "lstm"]
 
 
 def gru(*, num_outputs: NumOutputs, embedding: int = 8, hidden: int = 64, num_layers: int = 1) -> Model:

@@ -10,8 +10,6 @@ from fedjax_sim.prng import stream
 from fedjax_sim.types import Array, PyTree
 from fedjax_sim.validate import fail, function
 
-__all__ = ["Layer", "Places", "branches", "layer", "run_layers", "sequential"]
-
 Places = Mapping[str, int]  # path of a layer -> the party that holds it
 
 

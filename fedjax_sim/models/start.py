@@ -15,8 +15,6 @@ from fedjax_sim.regular_files import content_of
 from fedjax_sim.types import Array, FilePath, PyTree
 from fedjax_sim.validate import fail, named_arguments, nearest, part
 
-__all__ = ["started_from"]
-
 # dtype in a file -> its name in NumPy
 DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "I64": "int64", "I32": "int32"}
 

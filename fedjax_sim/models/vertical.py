@@ -20,8 +20,6 @@ from fedjax_sim.models.sequential import Layer, branches, layer, sequential
 from fedjax_sim.types import Array, PyTree
 from fedjax_sim.validate import FromData, NumOutputs, fail, integer, sequence
 
-__all__ = ["by_party", "vertical_linear", "vertical_mlp"]
-
 PARTIES = "parties"  # name of the first layer, which has a branch for each party
 
 

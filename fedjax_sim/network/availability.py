@@ -15,8 +15,6 @@ from fedjax_sim.prng import stream
 from fedjax_sim.types import Array, Availability
 from fedjax_sim.validate import Integer, NonNegativeInt, OpenShare, PositiveShare
 
-__all__ = ["always", "bernoulli", "both", "charging_and_wifi", "daily_window", "diurnal", "slot_of", "source"]
-
 
 @validate.named_arguments
 def source(name: str, seed: NonNegativeInt, **options: float) -> Array:

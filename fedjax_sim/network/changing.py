@@ -15,8 +15,6 @@ from fedjax_sim.prng import counter_bits, fold_in, stream
 from fedjax_sim.types import Array
 from fedjax_sim.validate import FromData, Integer, ShareBelowOne
 
-__all__ = ["epidemic", "one_peer_exponential", "random_matching", "with_link_failures", "with_node_failures"]
-
 
 @validate.named_arguments
 def one_peer_exponential(population_size: Annotated[Annotated[int, Integer(2)], FromData("population_size")]) -> Mixing:

@@ -17,8 +17,6 @@ from fedjax_sim.network.devices import MOST_TICKS, Profile, of_profiles
 from fedjax_sim.types import Array, Availability, Devices, Load, Spent
 from fedjax_sim.validate import NonNegative, PopulationSize, Positive
 
-__all__ = ["ControlCycle", "control_cycle", "most_feasible_work", "smallest_deadline"]
-
 
 class ControlCycle(NamedTuple):
     """A `ControlCycle` is one period of a control loop, in integer microseconds; `ControlCycle.checked` makes it.

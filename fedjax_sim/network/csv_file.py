@@ -12,8 +12,6 @@ import numpy as np
 from fedjax_sim import text_files, validate
 from fedjax_sim.types import FilePath
 
-__all__ = ["MOST_ROWS", "SECONDS", "Table", "columns", "factor", "numbers", "parted"]
-
 MOST_ROWS = 1 << 18  # compiled programs hold the table as a constant
 SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "min": 60.0, "h": 3600.0}
 

@@ -14,20 +14,6 @@ from fedjax_sim.prng import stream
 from fedjax_sim.types import Array, Availability, Clock, Devices, Load, Metric, Spent
 from fedjax_sim.validate import NonNegativeInt, Number, PopulationSize
 
-__all__ = [
-    "MOST_TICKS",
-    "SATURATED",
-    "Profile",
-    "absent_after",
-    "check_devices",
-    "heterogeneous",
-    "num_saturated",
-    "of_profiles",
-    "spent_by",
-    "there_at",
-    "whole_ticks",
-]
-
 MOST_TICKS = 715_827_840  # the longest phase: three phases add up within int32, and float32 holds the number exactly
 FINEST = 1_000_000  # the most ticks per second
 SATURATED = Metric("saturated_clients", "clients too slow for the clock to count", "count")

@@ -15,8 +15,6 @@ from fedjax_sim.prng import counter_bits, hashed
 from fedjax_sim.types import Array
 from fedjax_sim.validate import NonNegative, Number, Positive
 
-__all__ = ["Distribution", "as_distribution", "constant", "lognormal", "pareto", "tiers", "uniform", "unit_draws"]
-
 # Digits of pi. They make three different hashes of one key.
 FIRST = 0x243F6A88
 SECOND = 0x85A308D3

@@ -13,8 +13,6 @@ import scipy
 from fedjax_sim import validate
 from fedjax_sim.network.topology import Graph, is_connected
 
-__all__ = ["Spectrum", "algebraic_connectivity", "laplacian_extremes", "laplacian_matrix", "spectrum"]
-
 DENSE = 1500  # up to so many nodes, all eigenvalues are computed
 TOLERANCE = 1e-6  # tolerance of Lanczos, relative to the largest eigenvalue
 

@@ -14,8 +14,6 @@ from fedjax_sim.prng import stream
 from fedjax_sim.types import Array
 from fedjax_sim.validate import Number
 
-__all__ = ["Hazard", "memoryless", "weibull"]
-
 
 class Hazard(NamedTuple):
     """The law of when clients leave, in seconds of computing since the start of their training in a round.

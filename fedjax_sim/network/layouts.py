@@ -6,8 +6,6 @@ from typing import Any
 
 from fedjax_sim import validate
 
-__all__ = ["LAYOUTS", "filled"]
-
 PLAIN = {"speed": "speed", "bandwidth_down": "bandwidth_down", "bandwidth_up": "bandwidth_up", "latency": 0.0}
 UNITS = {"speed_unit": "flops/s", "bandwidth_unit": "bytes/s", "latency_unit": "s"}
 LAYOUTS: dict[str, dict[str, Any]] = {

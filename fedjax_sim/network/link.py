@@ -21,8 +21,6 @@ from fedjax_sim.prng import fold_in, stream
 from fedjax_sim.types import Array, Noise, PyTree, UpdateTransform, Wire
 from fedjax_sim.validate import NonNegativeInt
 
-__all__ = ["Link", "Sent", "Tap", "Transcript", "back", "link", "noise_of", "send", "transcript", "wires"]
-
 # Nonce and tag of a message under AES-GCM (NIST SP 800-38D).
 ENCRYPTION_BITS = 96 + 128
 

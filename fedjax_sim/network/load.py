@@ -8,8 +8,6 @@ from fedjax_sim import validate
 from fedjax_sim.rounding import steps_of_work
 from fedjax_sim.types import Array, Load, Work
 
-__all__ = ["load_of"]
-
 
 def load_of(work: Work, num_examples: Array, share: Array | None = None) -> Load:
     """Computes the `Load` of clients, by their numbers of examples.

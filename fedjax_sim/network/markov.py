@@ -16,8 +16,6 @@ from fedjax_sim.prng import stream
 from fedjax_sim.types import Availability
 from fedjax_sim.validate import Integer
 
-__all__ = ["markov"]
-
 MISSED = 2.0**-30  # probability that a look back finds no slot which determines the state
 MOST_SLOTS = 4096  # the most slots of a look back
 

@@ -18,8 +18,6 @@ from fedjax_sim.prng import stream
 from fedjax_sim.types import Array, Availability, Devices, FilePath
 from fedjax_sim.validate import NonNegativeInt, PopulationSize, Positive
 
-__all__ = ["measured"]
-
 # Units -> flops/s and bytes/s.
 FLOPS = {f"{prefix}flops/s": size for prefix, size in (("", 1.0), ("k", 1e3), ("M", 1e6), ("G", 1e9), ("T", 1e12))}
 BYTES = {"bytes/s": 1.0, "B/s": 1.0, "kB/s": 1e3, "MB/s": 1e6, "GB/s": 1e9}

@@ -19,20 +19,6 @@ from fedjax_sim.network.eigenvalues import laplacian_extremes
 from fedjax_sim.network.topology import Graph
 from fedjax_sim.types import Array, PyTree
 
-__all__ = [
-    "Links",
-    "Mixing",
-    "constant_links",
-    "laplacian",
-    "lazy",
-    "matrix_of",
-    "metropolis",
-    "mixed",
-    "neighbour_mean",
-    "push",
-    "tables_of",
-]
-
 LARGEST_TABLE = 1 << 30  # the largest size of a graph's tables, in bytes
 
 

@@ -9,8 +9,6 @@ from fedjax_sim.network.distributions import lognormal
 from fedjax_sim.types import Devices
 from fedjax_sim.validate import PopulationSize
 
-__all__ = ["cross_device", "cross_silo"]
-
 
 def cross_silo(population_size: PopulationSize, *, seed: int = 0) -> Devices:
     """Makes devices of two to a hundred organisations with data-centre machines and fast links.

@@ -8,8 +8,6 @@ import jax.numpy as jnp
 from fedjax_sim import validate
 from fedjax_sim.types import Array
 
-__all__ = ["within_budget"]
-
 MOST = 1_000_000_000  # the largest budget: twice (budget + 1) is below 2^31
 
 

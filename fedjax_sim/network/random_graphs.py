@@ -14,8 +14,6 @@ from fedjax_sim import validate
 from fedjax_sim.network.topology import Graph, from_edges, is_connected
 from fedjax_sim.validate import FromData, Integer, PopulationSize, Share
 
-__all__ = ["erdos_renyi", "k_regular", "small_world", "stochastic_block"]
-
 TRIES = 10_000  # the most attempts to repair a random graph that is not simple
 
 

@@ -12,24 +12,6 @@ from fedjax_sim import text_files, validate
 from fedjax_sim.types import FilePath
 from fedjax_sim.validate import FromData, Integer, PopulationSize
 
-__all__ = [
-    "Graph",
-    "check_connected",
-    "complete",
-    "exponential",
-    "from_csv",
-    "from_edges",
-    "hears_back",
-    "hypercube",
-    "is_connected",
-    "path",
-    "remove_node",
-    "ring",
-    "star",
-    "torus",
-]
-
-
 PARTS_SHOWN = 5  # number of components whose sizes an error shows
 NODE_NUMBERS = 1 << 62  # node numbers in a file that is renumbered must be smaller
 

@@ -14,8 +14,6 @@ from fedjax_sim.network.csv_file import SECONDS, Table, columns, factor, numbers
 from fedjax_sim.types import Availability, FilePath
 from fedjax_sim.validate import PositiveInt
 
-__all__ = ["trace"]
-
 DATE = "date"  # the unit that stands for dates
 YEAR = 365 * 86_400  # seconds
 

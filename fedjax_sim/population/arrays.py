@@ -9,8 +9,6 @@ import numpy as np
 from fedjax_sim import validate
 from fedjax_sim.types import PyTree
 
-__all__ = ["capacities", "checked_examples", "checked_leaf", "checked_offsets"]
-
 SMALLEST_CLASS = 64  # rows of the smallest size class
 CLASS_GROWTH = 4  # from one size class to the next
 BLOCK_BYTES = 1 << 26  # of a leaf are read at once, since the leaf may be larger than memory

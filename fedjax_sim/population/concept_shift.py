@@ -19,8 +19,6 @@ from fedjax_sim.population.wrapper import Around
 from fedjax_sim.types import Array, ClientData, Population, PyTree
 from fedjax_sim.validate import Integer, NonNegativeInt
 
-__all__ = ["ConceptShift", "clusters_of", "with_permuted_labels", "with_rotated_images"]
-
 PURPOSE = 8  # of the seed, see `seeds.seed_words`
 
 

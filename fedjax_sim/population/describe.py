@@ -13,8 +13,6 @@ from fedjax_sim.population.host import Host
 from fedjax_sim.population.protocol import sizes_of
 from fedjax_sim.population.store import open_store
 
-__all__ = ["describe", "digest"]
-
 SHOWN_CLIENTS = 24  # whose labels are counted
 MOST_BINS = 40  # of the histogram of sizes
 MAX_VISITED = 1 << 22  # clients, beyond which sizes are not computed

@@ -16,8 +16,6 @@ from fedjax_sim import validate
 from fedjax_sim.population.population import stored
 from fedjax_sim.types import Learned, Population, PyTree, Units, learned_from
 
-__all__ = ["FederatedData", "TableColumn", "from_sites"]
-
 TASKS = ("binary", "classification", "next_token", "quadratic", "regression")
 PACKED = (".bz2", ".gz", ".xz", ".zip", ".zst")  # suffixes of compressed files
 SITE = '{"x": features, "y": labels}'  # a client's examples, as error messages describe them

@@ -19,8 +19,6 @@ from fedjax_sim.population.arrays import capacities
 from fedjax_sim.population.store import Opened, open_store
 from fedjax_sim.types import Array, CheapReads, ClientData, Learned
 
-__all__ = ["Host", "host_store"]
-
 # The most ids in one callback. JAX copies arguments below 100 kB at once. Waiting for a larger copy can deadlock
 # XLA:CPU when two devices are inside callbacks (seen with jax 0.10.2).
 CALLBACK_IDS = 16_384

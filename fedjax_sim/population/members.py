@@ -13,8 +13,6 @@ from fedjax_sim import validate
 from fedjax_sim.population.wrapper import Around
 from fedjax_sim.types import Array, ClientData, Population
 
-__all__ = ["Members", "without_clients"]
-
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -17,8 +17,6 @@ from fedjax_sim.prng import client_key, stream
 from fedjax_sim.types import Array, CheapReads, ClientData, Learned, Population, learned_from
 from fedjax_sim.validate import NonNegativeInt, OpenShare
 
-__all__ = ["with_local_test"]
-
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)

@@ -18,22 +18,6 @@ from fedjax_sim import validate
 from fedjax_sim.population.datasets.columns import NotUnderstood, read_column
 from fedjax_sim.validate import Integer, NonNegative, NonNegativeInt, Number, PositiveInt
 
-__all__ = [
-    "Partition",
-    "apportioned",
-    "by_group",
-    "dirichlet",
-    "dirichlet_draws",
-    "from_owner",
-    "generator",
-    "iid",
-    "pathological",
-    "quantity_lognormal",
-    "quantity_power_law",
-    "shards",
-    "with_minimum",
-]
-
 
 class Partition(NamedTuple):
     """A partition gives client i the rows indices[offsets[i]:offsets[i + 1]] of a table."""

@@ -15,17 +15,6 @@ from fedjax_sim import validate
 from fedjax_sim.population import partition
 from fedjax_sim.validate import NonNegative, NonNegativeInt, Number, PositiveInt
 
-__all__ = [
-    "Partitioner",
-    "dirichlet",
-    "dirichlet_draws",
-    "iid",
-    "lognormal_sizes",
-    "pathological",
-    "power_law_sizes",
-    "shards",
-]
-
 
 class Partitioner(NamedTuple):
     """A partitioner assigns the rows of a table to clients: labels [rows] -> `population.Partition`."""

@@ -26,7 +26,6 @@ from fedjax_sim.validate import PositiveInt
 if TYPE_CHECKING:
     from fedjax_sim.population.partition import Partition
 
-__all__ = ["Generated", "Indexed", "Stored", "from_clients", "generated", "indexed", "pooled", "stored"]
 
 static = {"static": True}  # metadata of a field that is part of the compiled program, not an argument of it
 

@@ -18,8 +18,6 @@ from fedjax_sim.population.wrapper import Around
 from fedjax_sim.types import Array, ClientData, Population
 from fedjax_sim.validate import NonNegativeInt
 
-__all__ = ["PrivateLabels", "has_private_labels", "kept_share", "with_private_labels"]
-
 PURPOSE = 7  # of the seed, see `seeds.seed_words`
 # Beyond these two limits the 2^32 values of a draw are too few to give all other labels nearly equal chances.
 LEAST_EPSILON = 1e-3

@@ -15,8 +15,6 @@ import numpy as np
 from fedjax_sim import validate
 from fedjax_sim.types import Array, CheapReads, ClientData, Groups, Population, Subpopulation
 
-__all__ = ["check_client", "check_population", "count_of", "counted", "num_rows", "sizes_of", "visitable"]
-
 ENUMERABLE = 1 << 24  # clients that can be visited one by one
 OFFERS = (CheapReads, Groups, Subpopulation)  # what a population may offer besides `size` and `client(id)`
 NOT_FOUND = object()

@@ -7,8 +7,6 @@ from fedjax_sim.population.federated_data import FederatedData
 from fedjax_sim.population.records import with_records_changed
 from fedjax_sim.types import Learned
 
-__all__ = ["with_public_preparation"]
-
 
 @validate.named_arguments
 def with_public_preparation(data: FederatedData) -> FederatedData:

@@ -10,8 +10,6 @@ import jax
 
 from fedjax_sim.types import Learned, Population
 
-__all__ = ["with_record", "with_records_changed"]
-
 
 def with_records_changed(
     population: Population, change: Callable[[tuple[Learned, ...] | None], tuple[Learned, ...] | None]

@@ -13,8 +13,6 @@ import numpy as np
 from fedjax_sim.prng import client_key
 from fedjax_sim.types import Array
 
-__all__ = ["generated_client_key", "seed_words"]
-
 
 def seed_words(seed: int, purpose: int) -> np.ndarray:
     """Returns the data of a threefry key, [2] uint32. Other seeds and other purposes give independent keys.

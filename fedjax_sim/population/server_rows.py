@@ -11,8 +11,6 @@ from fedjax_sim.population.records import with_record
 from fedjax_sim.types import Groups, Learned
 from fedjax_sim.validate import NonNegativeInt, PositiveInt
 
-__all__ = ["with_server_rows"]
-
 
 @validate.named_arguments
 def with_server_rows(data: FederatedData, *, examples: PositiveInt = 100, seed: NonNegativeInt = 0) -> FederatedData:

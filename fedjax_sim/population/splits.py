@@ -17,18 +17,6 @@ import numpy as np
 from fedjax_sim import validate
 from fedjax_sim.types import Array, Learned
 
-__all__ = [
-    "Split",
-    "client_split",
-    "counts_of_clients",
-    "own_split",
-    "ratio_of",
-    "rounded_at_random",
-    "site_splits",
-    "split_learned",
-    "stratified_split",
-]
-
 Split = Literal["together", "by_client"]  # how clients' test rows are drawn: see `client_split` and `own_split`
 
 LARGEST_DENOMINATOR = 1 << 15  # products of two such numbers fit into int32

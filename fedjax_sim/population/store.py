@@ -30,8 +30,6 @@ from fedjax_sim.population.population import Stored, stored
 from fedjax_sim.regular_files import content_of, json_of, opened
 from fedjax_sim.types import PyTree
 
-__all__ = ["array_header", "read_store", "write_store"]
-
 SCHEMA = 1
 NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")  # of a leaf, which is also the name of its file
 LARGEST_MANIFEST = 1 << 20  # bytes

@@ -8,8 +8,6 @@ from typing import Self
 from fedjax_sim.population.protocol import count_of, sizes_of
 from fedjax_sim.types import Array, CheapReads, Learned, Population, learned_from
 
-__all__ = ["Around"]
-
 
 class Around(CheapReads):
     """A dataclass that inherits from `Around` passes sizes and counts through from its field `inner`, a population.

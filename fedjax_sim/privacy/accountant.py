@@ -25,8 +25,6 @@ from fedjax_sim.privacy.words import ADJACENCY_WORDS, assumptions, describe_rate
 from fedjax_sim.rounding import shown_up
 from fedjax_sim.validate import OpenShare
 
-__all__ = ["ACCOUNTANTS", "PrivacySpent", "account", "compose", "round_up"]
-
 ACCOUNTANTS = ("best", "pld", "rdp")
 MAX_ROUNDS = 10**8
 # Below this ratio of noise to movement, PLDs would need too many grid points, and there is next to no privacy.

@@ -32,8 +32,6 @@ from fedjax_sim.rounding import shown_down, shown_up
 from fedjax_sim.types import Array
 from fedjax_sim.validate import Integer, Number, OpenShare, Positive
 
-__all__ = ["Audit", "audit_release", "judge"]
-
 
 @dataclasses.dataclass(frozen=True)
 class Audit:

@@ -12,17 +12,6 @@ from fedjax_sim.privacy.mechanism import Mechanism
 from fedjax_sim.rounding import shown_up
 from fedjax_sim.validate import OpenShare, Positive, PositiveInt
 
-__all__ = [
-    "SCHEMES",
-    "Calibrated",
-    "Row",
-    "calibrate",
-    "compare",
-    "comparison_table",
-    "least_multiplier",
-    "written_down",
-]
-
 # Names of samplers -> the `scheme` of their sampling design, where the two differ.
 SCHEMES = {
     "uniform": "uniform_without_replacement",

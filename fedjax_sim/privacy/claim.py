@@ -15,8 +15,6 @@ from fedjax_sim.privacy.scores import epsilon_at, gaussian_profile, subsampled_p
 from fedjax_sim.rounding import shown_up
 from fedjax_sim.validate import Positive, PositiveInt, PositiveShare
 
-__all__ = ["Claim", "accounted_claim", "gaussian_claim"]
-
 # The epsilons at which the profile of a claim is evaluated: dense up to 10, coarse up to 60.
 GRID = np.concatenate([np.linspace(0, 10, 2001), np.linspace(10, 60, 501)[1:]])
 

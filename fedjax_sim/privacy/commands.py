@@ -11,8 +11,6 @@ from fedjax_sim.privacy.mechanism import Mechanism
 from fedjax_sim.privacy.words import explain
 from fedjax_sim.rounding import shown_up
 
-__all__ = ["Answer", "account_report", "calibrate_report"]
-
 
 class Answer(NamedTuple):
     """A report as text, and the same content as JSON values."""

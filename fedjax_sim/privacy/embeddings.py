@@ -10,8 +10,6 @@ from fedjax_sim import validate
 from fedjax_sim.privacy.claim import Claim, gaussian_claim
 from fedjax_sim.validate import Positive, PositiveInt
 
-__all__ = ["embedding_claim"]
-
 
 @validate.named_arguments
 def embedding_claim(

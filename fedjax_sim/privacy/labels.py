@@ -12,8 +12,6 @@ from fedjax_sim.privacy.claim import Claim
 from fedjax_sim.rounding import shown_up
 from fedjax_sim.validate import Integer, Number
 
-__all__ = ["label_claim"]
-
 
 @validate.named_arguments
 def label_claim(

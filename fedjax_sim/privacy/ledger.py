@@ -16,8 +16,6 @@ from fedjax_sim import validate
 from fedjax_sim.privacy.accountant import MAX_ROUNDS, PrivacySpent, compose
 from fedjax_sim.privacy.mechanism import Mechanism
 
-__all__ = ["Ledger"]
-
 VERSION = 1
 
 

@@ -18,8 +18,6 @@ import numpy as np
 from scipy import fft
 from scipy.special import log_ndtr, ndtr, ndtri
 
-__all__ = ["FLOOR", "GRIDS", "PrivacyLoss", "poisson_loss", "truncated_loss"]
-
 GRIDS = (1e-2, 1e-3, 1e-4)
 FLOOR = 1e-16  # the part of delta that each round reserves for the errors of float64
 _TAIL = math.exp(-50)  # probability beyond the grid, which counts as infinite loss

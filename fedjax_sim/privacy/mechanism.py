@@ -38,8 +38,6 @@ from typing import Any
 from fedjax_sim import validate
 from fedjax_sim.sampling.design import UNKNOWN
 
-__all__ = ["ADJACENCIES", "Mechanism"]
-
 ADJACENCIES = ("add_or_remove_one", "replace_one", "zero_out")
 INTEGERS = ("discrete_gaussian", "skellam")
 CORRELATED = ("banded_toeplitz", "tree")

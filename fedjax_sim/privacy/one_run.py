@@ -12,8 +12,6 @@ from fedjax_sim import validate
 from fedjax_sim.privacy.scores import Estimate
 from fedjax_sim.validate import Number, PositiveInt, ShareBelowOne
 
-__all__ = ["audit_one_run", "one_run_epsilon"]
-
 
 @validate.named_arguments
 def one_run_epsilon(

@@ -21,8 +21,6 @@ from fedjax_sim.types import (
     noisy_parts,
 )
 
-__all__ = ["mechanism_from", "mechanism_of", "preparation_of"]
-
 
 def mechanism_from(
     design: SamplingDesign, noise: Any, *, adjacency: str | None = None, dimension: int | None = None

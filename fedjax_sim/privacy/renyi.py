@@ -27,17 +27,6 @@ from scipy.special import gammaln, logsumexp
 
 from fedjax_sim.privacy.mechanism import INTEGERS, PURE, Mechanism
 
-__all__ = [
-    "all_orders",
-    "curve",
-    "discrete_gaussian_curve",
-    "epsilon",
-    "known",
-    "pure_curve",
-    "sampled_curve",
-    "skellam_curve",
-]
-
 # An upper bound on the rounding error of float64 for each term of an order's sum: at most four times the error that is
 # observed.
 _ROUNDING = 2.0**-50

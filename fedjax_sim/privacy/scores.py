@@ -9,16 +9,6 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-__all__ = [
-    "Estimate",
-    "best_threshold",
-    "epsilon_at",
-    "gaussian_profile",
-    "parametric",
-    "power_excess",
-    "subsampled_profile",
-]
-
 THRESHOLDS = 400  # number of thresholds among which the best is chosen
 CELLS = 64  # number of bins in the chi-square test of fit
 REFUTED = 1e-6  # level of the chi-square test of fit

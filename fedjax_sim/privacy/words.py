@@ -8,8 +8,6 @@ from typing import Any
 from fedjax_sim.privacy.mechanism import CORRELATED, INTEGERS, PURE, Mechanism
 from fedjax_sim.rounding import shown_up
 
-__all__ = ["ADJACENCY_WORDS", "ONE_RUN", "UNCOVERED", "assumptions", "describe_rate", "explain"]
-
 ADJACENCY_WORDS = {
     "add_or_remove_one": "one added or removed",
     "replace_one": "one replaced by another",

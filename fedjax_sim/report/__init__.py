@@ -1,3 +1,1 @@
 """Writes a run's page; holds the plots and the HTML that pages of runs and studies share."""
-
-__all__: list[str] = []

@@ -17,22 +17,6 @@ from xml.etree import ElementTree
 
 from fedjax_sim.printable import printable
 
-__all__ = [
-    "BLACK",
-    "BLUE",
-    "GREEN",
-    "GREY",
-    "INK",
-    "ORANGE",
-    "WIDTH",
-    "image",
-    "legend",
-    "logarithmic",
-    "panels",
-    "style",
-    "to_svg",
-]
-
 BLUE = "#0072B2"
 ORANGE = "#D55E00"
 GREEN = "#009E73"

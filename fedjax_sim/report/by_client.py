@@ -20,17 +20,6 @@ from fedjax_sim.running import checksums
 from fedjax_sim.running.log import plain
 from fedjax_sim.text_files import csv_text
 
-__all__ = [
-    "BY_CLIENT",
-    "as_csv",
-    "client_rows",
-    "from_worst",
-    "main_metric",
-    "metrics_of",
-    "read_by_client",
-    "shown_client",
-]
-
 BY_CLIENT = "by_client.csv"
 LABELS = ("client", "held_out_client", "name")  # columns that say who it is
 COUNTS = ("training_rows", "held_out_rows", "local_test_rows")

@@ -11,8 +11,6 @@ from fedjax_sim.regular_files import content_of, json_of
 from fedjax_sim.report.numbers import recorded_number
 from fedjax_sim.round.costs import ROUND_METRICS
 
-__all__ = ["headline_totals", "read_json", "read_lines", "total_of"]
-
 
 def read_json(path: Path, notes: list[str]) -> dict[str, Any]:
     """Reads the JSON object in a file.

@@ -12,8 +12,6 @@ from fedjax_sim.rounding import shown_up
 from fedjax_sim.sampling.visits import DISTINCT
 from fedjax_sim.types import ParamsKind
 
-__all__ = ["TILES", "besides", "more_tests", "own_metrics", "params_kind_of", "tiles"]
-
 WORDS = {metric.name: metric.words for metric in (*ROUND_METRICS, DISTINCT)}
 # Each: (name in the summary, label on the page, how its value is shown).
 RESULT_TILES = (

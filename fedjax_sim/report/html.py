@@ -9,8 +9,6 @@ from typing import Any
 from fedjax_sim.printable import printable
 from fedjax_sim.report import axes
 
-__all__ = ["absent", "choice", "escape", "figure", "html_table", "page", "table_of_rows"]
-
 STYLE = """
 :root { color-scheme: light dark; --back: #fff; --text: #1d2329; --soft: #5b6670; --line: #e1e5e9; --raised: #f8f9fa;
   --main: #f0f6fb; --main-line: #c9dfef; --note: #fdf4ee; --accent: #0072b2; }

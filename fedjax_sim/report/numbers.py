@@ -5,24 +5,6 @@ from __future__ import annotations
 import math
 from typing import Any
 
-__all__ = [
-    "NOTHING",
-    "count",
-    "energy",
-    "in_percent",
-    "is_better_low",
-    "listed",
-    "percent",
-    "real",
-    "recorded_number",
-    "scaled_bytes",
-    "scaled_joules",
-    "scaled_seconds",
-    "seconds",
-    "shown_with_unit",
-    "size",
-]
-
 NOTHING = "\N{EN DASH}"  # shown in place of a missing value
 
 

@@ -23,8 +23,6 @@ from fedjax_sim.running import checksums
 from fedjax_sim.running.files import write_atomically
 from fedjax_sim.running.log import check_logs, verified
 
-__all__ = ["how_to_repeat", "write_report", "write_timeline"]
-
 OBJECTS = ("summary.json", "env.json", "population.json", "timeline.json")
 FILES = ("config.toml", "metrics.jsonl", "timing.jsonl", *OBJECTS, BY_CLIENT)
 

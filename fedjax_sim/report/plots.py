@@ -13,44 +13,23 @@ import numpy as np
 
 from fedjax_sim.printable import printable_line
 from fedjax_sim.report.axes import (
-    BLACK,
-    BLUE,
+    BLACK as BLACK,
+    BLUE as BLUE,
     GREEN,
-    GREY,
-    INK,
-    ORANGE,
-    WIDTH,
-    legend,
-    logarithmic,
-    panels,
-    style,
-    to_svg,
+    GREY as GREY,
+    INK as INK,
+    ORANGE as ORANGE,
+    WIDTH as WIDTH,
+    legend as legend,
+    logarithmic as logarithmic,
+    panels as panels,
+    style as style,
+    to_svg as to_svg,
 )
-from fedjax_sim.report.numbers import recorded_number, scaled_bytes, scaled_seconds
+from fedjax_sim.report.numbers import recorded_number as recorded_number, scaled_bytes as scaled_bytes, scaled_seconds
 from fedjax_sim.validate import one_of
 
 # `axes` is public here too: figures of studies, sweeps and audits are drawn with its parts.
-__all__ = [
-    "BLACK",
-    "BLUE",
-    "GREY",
-    "INK",
-    "ORANGE",
-    "WIDTH",
-    "client_sizes",
-    "client_spread",
-    "label_mix",
-    "learning_curves",
-    "legend",
-    "logarithmic",
-    "panels",
-    "participation_by_round",
-    "recorded_number",
-    "scaled_bytes",
-    "style",
-    "to_svg",
-    "variance_parts",
-]
 
 MOST_POINTS = 400  # points of a curve: a longer one shows the means of blocks of rounds
 MOST_CLIENTS = 40  # clients that the mix of labels shows

@@ -10,8 +10,6 @@ import numpy as np
 
 from fedjax_sim.report.numbers import count, percent, real, recorded_number, seconds
 
-__all__ = ["labels_in_words", "learning_in_words", "sizes_in_words", "spread_in_words", "time_in_words"]
-
 # (metric, its name, how a value is shown); the first that a run has is read.
 METRICS = (
     ("test_accuracy", "test accuracy", percent),

@@ -26,20 +26,6 @@ from fedjax_sim.report.readings import (
 )
 from fedjax_sim.running.seconds import PARTS
 
-__all__ = [
-    "estimate",
-    "learning",
-    "left_out",
-    "one_round",
-    "privacy",
-    "results_by_client",
-    "simulated_time",
-    "spread_between_clients",
-    "state_of_the_run",
-    "variance",
-    "wall_time",
-]
-
 MOST_OPEN = 50  # clients whose results are shown without a click
 
 

@@ -10,8 +10,6 @@ import numpy as np
 from fedjax_sim.report.axes import BLACK, BLUE, GREEN, GREY, ORANGE, legend, panels, style
 from fedjax_sim.report.numbers import count, recorded_number, scaled_joules, scaled_seconds
 
-__all__ = ["picture", "rounds_and_energy"]
-
 # (field of a client in a timeline, label, colour)
 PARTS = (("download", "receives the model", GREY), ("training", "trains", BLUE), ("sending", "sends", GREEN))
 # (how a client's round ended, label, marker, colour)

@@ -30,8 +30,6 @@ from fedjax_sim.types import (
     Subpopulation,
 )
 
-__all__ = ["collect", "everything", "in_turn", "seen"]
-
 ONE_BY_ONE = engine.Plan(1, 1)
 
 

@@ -11,18 +11,6 @@ import numpy as np
 from fedjax_sim import validate
 from fedjax_sim.types import Aggregator, ClientUpdate, Devices, PyTree, Sampler, ServerUpdate, UpdateTransform
 
-__all__ = [
-    "check_aggregate",
-    "check_alone",
-    "check_discount",
-    "check_distinct",
-    "check_everyone",
-    "check_parts",
-    "check_time_inside",
-    "discounts",
-    "looks_like_the_model",
-]
-
 LARGEST_INTEGER = 2**24  # float32 holds this integer and every smaller one exactly
 
 

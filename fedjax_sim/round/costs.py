@@ -15,21 +15,6 @@ from fedjax_sim.population.protocol import num_rows, sizes_of
 from fedjax_sim.transform.chain import plain_wire, wire_of
 from fedjax_sim.types import Array, ClientData, Cohort, Count, Groups, Metric, Population, PyTree, Star, Wire, Work
 
-__all__ = [
-    "ROUND_METRICS",
-    "bytes_by_invited",
-    "client_wires",
-    "message_spec",
-    "metrics_of",
-    "own_data",
-    "own_state",
-    "plan_of",
-    "spending_metrics",
-    "traffic",
-    "unusable",
-    "work_of",
-]
-
 ID = jax.ShapeDtypeStruct((), jnp.int32)
 NAMED_CLIENTS = 8  # an error names at most so many clients
 ROUND_METRICS = (

@@ -12,17 +12,6 @@ import numpy as np
 
 from fedjax_sim.types import Array, Count
 
-__all__ = [
-    "bytes_of",
-    "from_byte_sums",
-    "from_int",
-    "word_pair",
-    "word_pair_product",
-    "word_pair_sum",
-    "words_by_name",
-    "words_of",
-]
-
 BYTES = (0, 8, 16, 24)  # the first bit of each byte in a word
 
 

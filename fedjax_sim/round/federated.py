@@ -25,8 +25,6 @@ from fedjax_sim.types import (
 )
 from fedjax_sim.validate import Checked, FromData
 
-__all__ = ["federated"]
-
 
 @validate.named_arguments
 def federated(

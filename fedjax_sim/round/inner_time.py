@@ -21,8 +21,6 @@ from fedjax_sim.sampling.time.cut import spend, unlimited
 from fedjax_sim.sampling.time.round_cost import More, Price, price_of
 from fedjax_sim.types import Array, Cohort, Devices, Population, PyTree, Star, TimeInside
 
-__all__ = ["time_inside", "with_rounds_inside"]
-
 
 class _Asked(NamedTuple):
     """The work that the rounds inside of one client ask of its own clients, by their places in the group."""

@@ -25,8 +25,6 @@ from fedjax_sim.types import (
     Subpopulation,
 )
 
-__all__ = ["Told", "by_own_ids", "existing", "named_by", "remembers", "summed_over_rounds", "told"]
-
 
 class Told(NamedTuple):
     """The report of a round inside of a hierarchy to the levels above it."""

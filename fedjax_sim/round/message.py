@@ -14,8 +14,6 @@ from fedjax_sim.round.costs import own_data
 from fedjax_sim.round.counts import bytes_of
 from fedjax_sim.types import Array, Cohort, PyTree, Star
 
-__all__ = ["Message", "Shared", "Slot", "client_round", "stays_finite", "usable_rows"]
-
 LARGEST = 2.0**100  # weighted updates of this magnitude count as non-finite: a sum of them could overflow
 SMALLEST = 2.0**-60  # weights between 0 and this count as non-finite too: a weighted sum of updates could vanish
 

@@ -14,15 +14,6 @@ from fedjax_sim.engine import Plan, check_mesh, check_plan
 from fedjax_sim.types import Aggregator, UpdateTransform
 from fedjax_sim.validate import Checked, Default, FromData
 
-__all__ = [
-    "AveragingOptions",
-    "BroadcastOptions",
-    "ExecutionOptions",
-    "FederatedOptions",
-    "MessageOptions",
-    "RecipeOptions",
-]
-
 
 class ExecutionOptions(TypedDict, total=False):
     """The options that say how a round is computed; `federated` describes each."""

@@ -47,13 +47,18 @@ import optax
 from fedjax_sim import engine, tree, validate
 from fedjax_sim.engine.arithmetic import exact_sums
 from fedjax_sim.prng import stream
-from fedjax_sim.round.collect import collect, seen
+from fedjax_sim.round.collect import collect as collect, seen as seen
 from fedjax_sim.round.compatibility import check_aggregate
 from fedjax_sim.round.costs import spending_metrics, traffic, unusable
 from fedjax_sim.round.counts import words_by_name
 from fedjax_sim.round.inner_time import with_rounds_inside
 from fedjax_sim.round.message import stays_finite
-from fedjax_sim.round.state import Aggregated, FederatedState, Gathered, initial_state
+from fedjax_sim.round.state import (
+    Aggregated as Aggregated,
+    FederatedState as FederatedState,
+    Gathered as Gathered,
+    initial_state as initial_state,
+)
 from fedjax_sim.sampling.time.cut import price_in, repriced
 from fedjax_sim.sampling.time.round_cost import NOTHING_MORE
 from fedjax_sim.types import (
@@ -68,21 +73,6 @@ from fedjax_sim.types import (
     Round,
     Star,
 )
-
-__all__ = [
-    "Aggregated",
-    "FederatedState",
-    "Gathered",
-    "aggregate",
-    "close",
-    "collect",
-    "initial_state",
-    "invite",
-    "invite_together",
-    "observe",
-    "remember",
-    "seen",
-]
 
 
 def invite(star: Star, key: Array, state: FederatedState) -> tuple[Cohort, PyTree]:

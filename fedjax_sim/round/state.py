@@ -14,8 +14,6 @@ from fedjax_sim.round.compatibility import check_distinct
 from fedjax_sim.round.costs import message_spec, own_state, work_of
 from fedjax_sim.types import Array, Mean, Population, PyTree, Star, Wire
 
-__all__ = ["Aggregated", "Bases", "FederatedState", "Gathered", "initial_state", "mesh_of"]
-
 
 class FederatedState(NamedTuple):
     """The state between two rounds: one field for each kind of part."""

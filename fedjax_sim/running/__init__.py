@@ -2,5 +2,3 @@
 
 `fedjax_sim.run` is `running.loop.run`. Nothing is imported here, so that the command line starts without JAX.
 """
-
-__all__: list[str] = []

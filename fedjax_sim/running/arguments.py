@@ -23,17 +23,6 @@ from fedjax_sim.running.stopping import NONE_BESIDE_NOISE, StopWhen
 from fedjax_sim.types import Algorithm, PyTree
 from fedjax_sim.validate import NonNegativeInt, PositiveInt
 
-__all__ = [
-    "check_initial_model",
-    "check_kinds",
-    "check_run_numbers",
-    "check_stopping",
-    "compile_evaluation",
-    "evaluated",
-    "evaluation_program",
-    "num_arguments",
-]
-
 
 def check_kinds(key: Any, algorithm: Any, population: Any, evaluation: Any, callbacks: Any) -> None:
     """Raises TypeError for arguments of `run` of a wrong type."""

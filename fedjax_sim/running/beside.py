@@ -6,8 +6,6 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-__all__ = ["beside"]
-
 Result = TypeVar("Result")
 
 

@@ -21,8 +21,6 @@ from fedjax_sim.running.planning import check_memory
 from fedjax_sim.running.shared_arrays import replicated, whole
 from fedjax_sim.types import Algorithm, Array, PyTree
 
-__all__ = ["MAX_BLOCK", "TracedRound", "compiled_block", "memory_errors", "traced_round"]
-
 MAX_INFO = 4096  # the most numbers in an entry of a round's info
 MAX_BLOCK = 256  # the most rounds between two returns to the host
 

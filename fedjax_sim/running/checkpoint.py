@@ -25,11 +25,9 @@ from fedjax_sim.running.checkpoint_format import (
     restored,
     to_host,
 )
-from fedjax_sim.running.files import CheckpointError, RunLocked, write_atomically
+from fedjax_sim.running.files import CheckpointError as CheckpointError, RunLocked as RunLocked, write_atomically
 from fedjax_sim.types import PyTree
 from fedjax_sim.validate import InvalidType, integer
-
-__all__ = ["CheckpointError", "RunLocked", "latest", "newest_meta", "restore", "save", "trouble_with_newest"]
 
 NAME = re.compile(r"round_(\d{8,10})\.ckpt")
 

@@ -23,18 +23,6 @@ from fedjax_sim.running.files import CheckpointError
 from fedjax_sim.types import PyTree
 from fedjax_sim.validate import fail
 
-__all__ = [
-    "SCHEMA",
-    "difference",
-    "encoded",
-    "kind_of",
-    "leaves_by_path",
-    "meta_of",
-    "read_file",
-    "restored",
-    "to_host",
-]
-
 MAGIC = b"FEDJAXCK"
 SCHEMA = 2
 PREFIX = struct.Struct("<8sQQ")  # magic, bytes of the whole file, bytes of the header

@@ -16,8 +16,6 @@ from typing import Any
 from fedjax_sim.regular_files import content_of, opened
 from fedjax_sim.running.files import CheckpointError, write_atomically
 
-__all__ = ["GrowingFile", "check_files", "is_listed", "remove", "write"]
-
 SUMS = "SHA256SUMS"
 LINE = re.compile(r"([0-9a-f]{64})  ([\w.-]+)")
 PIECE_BYTES = 1 << 20

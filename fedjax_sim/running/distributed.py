@@ -17,26 +17,8 @@ from collections.abc import Callable
 from typing import Any, NoReturn, TypeVar
 
 from fedjax_sim.running import seconds
-from fedjax_sim.running.processes import index, is_first, several
+from fedjax_sim.running.processes import index as index, is_first as is_first, several as several
 from fedjax_sim.running.shared_arrays import broadcast
-
-__all__ = [
-    "PeerFailed",
-    "agreed",
-    "by_first",
-    "check_same",
-    "everywhere",
-    "exit_code",
-    "from_first",
-    "gathered_numbers",
-    "index",
-    "initialize",
-    "is_first",
-    "leave",
-    "lost_peer",
-    "reports",
-    "several",
-]
 
 T = TypeVar("T")
 HEARTBEAT_SECONDS = 30  # a process without a heartbeat for so long counts as dead, and the runtime ends the others

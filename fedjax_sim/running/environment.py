@@ -11,17 +11,6 @@ from typing import Any
 
 import fedjax_sim
 
-__all__ = [
-    "environment",
-    "host_threads",
-    "matmul_precision",
-    "numerics",
-    "prepare",
-    "private_folder",
-    "use_compilation_cache",
-    "versions",
-]
-
 MAX_CPU_DEVICES = 8
 # Threads of the pool that `prepare` requests: at least one for each device.
 HOST_THREADS = 8

@@ -29,8 +29,6 @@ from fedjax_sim.running.origin import digest_of, machine
 from fedjax_sim.running.processes import several
 from fedjax_sim.types import Array, Count, PyTree
 
-__all__ = ["KeptRound", "Loaded", "compiled", "find_round", "keep_round", "lowered", "name_of_round"]
-
 MOST_CONSTANT_BYTES = 1 << 25  # of the arrays that a kept round closes over
 # Calls of code outside of the program, whose address is known only where the program was lowered.
 CALLS_OUTSIDE = re.compile(r"custom_call|\.(send|recv|infeed|outfeed)\b")

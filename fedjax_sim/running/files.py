@@ -11,8 +11,6 @@ from pathlib import Path
 
 from fedjax_sim.printable import printable
 
-__all__ = ["CheckpointError", "RunLocked", "lock", "write_atomically"]
-
 TEMPORARY = re.compile(r"\..+\.\d+\.tmp")  # names of the temporary files of `write_atomically`
 
 

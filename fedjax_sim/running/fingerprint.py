@@ -33,20 +33,6 @@ from fedjax_sim.engine.jaxpr import CALLS, Program, opened
 from fedjax_sim.running.environment import matmul_precision, numerics
 from fedjax_sim.types import Algorithm, Array, PyTree, noisy_parts
 
-__all__ = [
-    "RoundProgram",
-    "array_digest",
-    "bound",
-    "fingerprint",
-    "fingerprint_of_digests",
-    "is_opaque",
-    "is_private",
-    "program_digest",
-    "round_program",
-    "round_program_on",
-    "value_digest",
-]
-
 OPAQUE = "?"
 ONLY_LOOKING = ("debug_callback", "debug_print")  # host callbacks that change no number
 

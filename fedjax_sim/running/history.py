@@ -9,8 +9,6 @@ import numpy as np
 
 from fedjax_sim import validate
 
-__all__ = ["History", "numbers_of"]
-
 
 def numbers_of(record: Mapping[str, Any]) -> dict[str, float]:
     """Returns the numbers of a record by name, without its round; entry i of an array is `name/i`.

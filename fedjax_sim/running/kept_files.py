@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-__all__ = ["check_free_of", "folder_around", "holds", "is_kept", "own_files"]
-
 # What shows whose a folder is. A config alone shows nothing: users write such files too.
 OF_RUNS = ("metrics.jsonl", "timing.jsonl", "privacy.json", "SHA256SUMS", "checkpoints/*.ckpt")
 OF_SWEEPS = ("points.jsonl", "results.jsonl", "part-*/points.jsonl", "rung-*/points.jsonl")

@@ -23,8 +23,6 @@ from fedjax_sim.running.environment import numerics
 from fedjax_sim.running.files import CheckpointError, write_atomically
 from fedjax_sim.running.fingerprint import array_digest, is_opaque, round_program
 
-__all__ = ["Kept", "call", "current", "keeping"]
-
 _kept: contextvars.ContextVar[Kept | None] = contextvars.ContextVar("kept", default=None)
 
 

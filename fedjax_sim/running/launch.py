@@ -16,8 +16,6 @@ from typing import IO, NamedTuple
 
 from fedjax_sim.running.distributed import LAUNCHED
 
-__all__ = ["launch_processes"]
-
 POLL_SECONDS = 0.05
 # After a process has failed the others get this time to end by themselves: all may fail in the same way.
 LEAVE_SECONDS = 5.0

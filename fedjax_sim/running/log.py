@@ -28,8 +28,6 @@ from fedjax_sim.running.seconds import account, part, so_far
 from fedjax_sim.running.shared_arrays import broadcast, whole
 from fedjax_sim.types import Count, Metric, PyTree
 
-__all__ = ["Log", "as_record", "as_records", "check_logs", "plain", "totals_of", "verified", "visits_of"]
-
 NOT_FINITE = {"nan", "inf", "-inf"}
 METRICS, TIMING = "metrics.jsonl", "timing.jsonl"
 # Metrics that pages show in words of their own.

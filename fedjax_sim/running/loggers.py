@@ -17,8 +17,6 @@ from fedjax_sim.printable import printable_line
 from fedjax_sim.regular_files import content_of
 from fedjax_sim.running.history import numbers_of
 
-__all__ = ["LOGGERS", "Logger", "MLflow", "TensorBoard", "WeightsAndBiases", "check_installed"]
-
 SUFFIX = ".fedjax_sim"  # of the event files that are written here
 PROJECT = "fedjax_sim"  # of W&B, and the experiment of MLflow, if the environment names no other
 MLFLOW_NUMBERS, MLFLOW_OPTIONS = 1000, 100  # MLflow takes at most so many at once

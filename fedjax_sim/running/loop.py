@@ -41,15 +41,13 @@ from fedjax_sim.running.fingerprint import (
     round_program,
     round_program_on,
 )
-from fedjax_sim.running.history import History
+from fedjax_sim.running.history import History as History
 from fedjax_sim.running.interrupts import interrupts
 from fedjax_sim.running.log import Log, as_records, plain
 from fedjax_sim.running.loggers import Logger
 from fedjax_sim.running.privacy_ledger import Spending
 from fedjax_sim.running.progress import progress_bar
 from fedjax_sim.types import Algorithm, Array, Population, PyTree
-
-__all__ = ["History", "run"]
 
 # The target length of a block: long enough to hide the host's overhead, short enough for the progress bar.
 BLOCK_SECONDS = 0.5

@@ -28,8 +28,6 @@ from fedjax_sim.running.environment import numerics
 from fedjax_sim.running.fingerprint import is_opaque, value_digest
 from fedjax_sim.running.processes import several
 
-__all__ = ["digest_of", "machine", "origin_of"]
-
 INSTALLED = {"site-packages", "dist-packages"}  # folders of packages that an installer wrote
 VARIABLES = ("CUDA_", "JAX_", "LIBTPU_", "NCCL_", "NPROC", "NVIDIA_", "ROCM_", "TF_", "TPU_", "XLA_")
 

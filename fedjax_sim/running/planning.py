@@ -13,16 +13,6 @@ import jax
 from fedjax_sim import engine
 from fedjax_sim.types import Algorithm, Array, Population, PyTree
 
-__all__ = [
-    "Forecast",
-    "check_memory",
-    "cohort_that_fits",
-    "fastest",
-    "forecast",
-    "largest_cohort",
-    "round_needs",
-]
-
 LANES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 PATIENCE = 2  # a trial ends after so many slower candidates in a row
 TRIAL_SECONDS = 1.0  # seconds of rounds for each candidate

@@ -15,8 +15,6 @@ from fedjax_sim.round.costs import message_spec
 from fedjax_sim.running import checkpoint, checksums, distributed, fingerprint
 from fedjax_sim.types import Algorithm, Array, Population, PyTree
 
-__all__ = ["OPAQUE", "Spending", "default_delta", "message_dimension"]
-
 FILE = "privacy.json"
 MISSING = "a message that should have had noise was missing: this is released without noise, so no epsilon holds."
 ABORTED = "a secure sum was aborted: that too few clients were left is released without noise, so no epsilon holds."

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import sys
 
-__all__ = ["index", "is_first", "several"]
-
 
 def several() -> bool:
     """Returns whether other processes work on this job."""

@@ -18,8 +18,6 @@ from fedjax_sim.running.checkpoint_format import SCHEMA, encoded, read_file, to_
 from fedjax_sim.running.environment import private_folder
 from fedjax_sim.running.files import CheckpointError, write_atomically
 
-__all__ = ["folder", "make_room", "read", "write"]
-
 MOST_BYTES = 1 << 30  # of all files together
 
 

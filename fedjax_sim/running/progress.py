@@ -9,8 +9,6 @@ from fedjax_sim.rounding import shown_up
 from fedjax_sim.running import terminal
 from fedjax_sim.running.log import visits_of
 
-__all__ = ["progress_bar"]
-
 
 @contextmanager
 def progress_bar(shown: bool, first: int, num_rounds: int) -> Iterator[Callable]:

@@ -9,8 +9,6 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
 
-__all__ = ["PARTS", "Account", "account", "part", "process_began", "shown_parts", "so_far"]
-
 # Name of a part in a summary -> words for it. A part does not hold the seconds of parts inside of it.
 PARTS = {
     "start": "start: imports, config, model, initial state",

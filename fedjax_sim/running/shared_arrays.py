@@ -9,8 +9,6 @@ from typing import Any, TypeVar
 
 from fedjax_sim.running.processes import several
 
-__all__ = ["broadcast", "replicated", "whole"]
-
 T = TypeVar("T")
 
 

@@ -9,8 +9,6 @@ from typing import Any
 from fedjax_sim import validate
 from fedjax_sim.rounding import reaches
 
-__all__ = ["NONE_BESIDE_NOISE", "StopWhen"]
-
 NONE_BESIDE_NOISE = "When it stops would tell about test rows or clients whom no epsilon covers."
 
 TARGET = re.compile(r"(\w+) *(>=|<=) *(\S+)")

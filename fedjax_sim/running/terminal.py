@@ -11,8 +11,6 @@ from typing import Any, TextIO
 
 from fedjax_sim.printable import printable, printable_line
 
-__all__ = ["PrintableStream", "console", "escaped_output", "grid"]
-
 
 class PrintableStream(io.TextIOBase):
     """A text stream that writes printable text to another one; it has no `buffer`, which would bypass it.

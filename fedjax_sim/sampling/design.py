@@ -10,8 +10,6 @@ import numpy as np
 
 from fedjax_sim import validate
 
-__all__ = ["UNKNOWN", "SamplingDesign", "mean_of_minimum", "one_for_one", "responding"]
-
 # scheme: (one client may fill several slots, the number of invited clients is a constant, rounds are independent)
 _SCHEMES = {
     "uniform_without_replacement": (False, True, True),

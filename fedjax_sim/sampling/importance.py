@@ -14,8 +14,6 @@ from fedjax_sim.sampling.design import SamplingDesign
 from fedjax_sim.types import Array, Cohort, Sampler
 from fedjax_sim.validate import FromData, PositiveInt
 
-__all__ = ["checked_weights", "race", "weighted", "weighted_without_replacement"]
-
 _ONE = 2**32  # the units of probability in a column of the table
 _RACED = 1 << 14  # for at most this many clients, every client draws a waiting time in every round
 

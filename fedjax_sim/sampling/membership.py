@@ -15,8 +15,6 @@ from fedjax_sim.sampling.time.cut import unlimited, untimed
 from fedjax_sim.sampling.time.lost_reports import recounted, some_slots
 from fedjax_sim.types import Array, Cohort, Metric, PyTree, Sampler
 
-__all__ = ["UNFILLED", "first_invited", "of_first", "with_membership"]
-
 UNFILLED = Metric("unfilled", "places in cohorts that nobody filled", "count")
 ABSENT = Metric("absent", "clients drawn before they joined or after they left", "count")
 

@@ -16,9 +16,6 @@ from fedjax_sim.sampling.time.cut import untimed
 from fedjax_sim.sampling.time.lost_reports import losing
 from fedjax_sim.types import Array, Metric, Sampler
 
-__all__ = ["client_bits", "with_dropout", "with_over_invitation", "with_response_rates"]
-
-
 DROPPED = Metric("dropped", "invited clients that did not report", "count")
 SILENT = Metric("silent", "invited clients that did not respond", "count")
 DISCARDED = Metric("discarded", "reports that came too late", "count")

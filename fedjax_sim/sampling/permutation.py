@@ -14,8 +14,6 @@ from fedjax_sim.prng import random_bits
 from fedjax_sim.types import Array
 from fedjax_sim.validate import PositiveInt
 
-__all__ = ["others", "permute"]
-
 _EXACT_LIMIT = 1024  # a power of two; up to this size clients are sorted, and permutations are exactly uniform
 
 

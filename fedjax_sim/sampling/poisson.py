@@ -15,8 +15,6 @@ from fedjax_sim.sampling.permutation import permute
 from fedjax_sim.types import Array, Cohort, Metric, Sampler
 from fedjax_sim.validate import PopulationSize
 
-__all__ = ["poisson"]
-
 _OVERFLOW = 1e-9  # bound on the probability that a cohort exceeds the default number of slots
 _MAX_TABLE_BYTES = 1 << 20
 

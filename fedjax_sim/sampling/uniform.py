@@ -14,8 +14,6 @@ from fedjax_sim.sampling.permutation import permute
 from fedjax_sim.types import Array, Cohort, Sampler
 from fedjax_sim.validate import PopulationSize, PositiveInt
 
-__all__ = ["cyclic", "full", "uniform", "with_replacement"]
-
 
 class CyclicState(NamedTuple):
     """A `CyclicState` holds the progress of a cyclic sampler."""

@@ -17,8 +17,6 @@ from fedjax_sim.sampling.time.lost_reports import some_slots
 from fedjax_sim.types import Array, Cohort, Devices, Metric, PyTree, Sampler
 from fedjax_sim.validate import FromData, Integer, Number, PositiveShare
 
-__all__ = ["oort", "power_of_choice"]
-
 EXPLORED = Metric("explored", "places for clients that never reported", "count")
 PREFERRED = Metric("preferred_seconds", "preferred duration of a client's round", "seconds", "last")
 

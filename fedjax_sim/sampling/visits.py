@@ -9,9 +9,6 @@ import jax.numpy as jnp
 from fedjax_sim import validate
 from fedjax_sim.types import Array, Metric, PyTree, Sampler
 
-__all__ = ["DISTINCT", "with_distinct_clients"]
-
-
 DISTINCT = Metric("distinct_clients", "different clients took part", "count", "last")
 
 

@@ -18,8 +18,6 @@ from fedjax_sim.sampling.time.lost_reports import losing
 from fedjax_sim.types import Metric, Sampler, Work
 from fedjax_sim.validate import Integer
 
-__all__ = ["with_local_steps", "with_stragglers"]
-
 ONE_FIXED = "one with fixed numbers of steps"
 STRAGGLERS = Metric("stragglers", "stragglers whose work was dropped", "count")
 # Shares of the work lie below k / num_parts by this part of them. Otherwise float32 could round a product of a share

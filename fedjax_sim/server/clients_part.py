@@ -9,8 +9,6 @@ from fedjax_sim import tree, validate
 from fedjax_sim.models.partition import combine, partition
 from fedjax_sim.types import ParamsKind, PyTree, ServerUpdate, Wire
 
-__all__ = ["with_clients_part"]
-
 
 class ClientsPartState(NamedTuple):
     """The server's state."""

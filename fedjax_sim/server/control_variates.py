@@ -10,8 +10,6 @@ from fedjax_sim import tree
 from fedjax_sim.server.downlink import wire_with_rest
 from fedjax_sim.types import PyTree, ServerUpdate
 
-__all__ = ["control_variates"]
-
 
 class ControlState(NamedTuple):
     """The server's state."""

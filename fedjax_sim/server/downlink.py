@@ -13,8 +13,6 @@ from fedjax_sim import tree, validate
 from fedjax_sim.prng import stream
 from fedjax_sim.types import Array, PyTree, ServerUpdate, UpdateTransform, Wire
 
-__all__ = ["downlink"]
-
 
 class DownlinkState(NamedTuple):
     """The server's state."""

@@ -10,8 +10,6 @@ from fedjax_sim import tree, validate
 from fedjax_sim.types import PyTree, ServerUpdate
 from fedjax_sim.validate import Positive
 
-__all__ = ["dynamic"]
-
 
 class DynamicState(NamedTuple):
     """The server's state."""

@@ -12,8 +12,6 @@ from fedjax_sim import tree, validate
 from fedjax_sim.types import ParamsKind, PyTree, ServerUpdate
 from fedjax_sim.validate import Positive, ShareBelowOne
 
-__all__ = ["adaptive", "optimizer", "replacement", "rescaled"]
-
 
 class ServerState(NamedTuple):
     """The server's state."""

@@ -13,8 +13,6 @@ from fedjax_sim.models import combine, partition
 from fedjax_sim.prng import stream
 from fedjax_sim.types import ClientData, ClientUpdate, PyTree, Report, ServerUpdate
 
-__all__ = ["own_examples", "public_examples", "with_own_data", "with_own_part"]
-
 
 def own_examples(work: ClientUpdate, data: ClientData) -> ClientData:
     """Checks a server's local work and examples, and puts zeros into the padding of the examples.

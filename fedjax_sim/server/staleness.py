@@ -9,8 +9,6 @@ from fedjax_sim import validate
 from fedjax_sim.types import StalenessWeight
 from fedjax_sim.validate import NonNegative, NonNegativeInt, Positive
 
-__all__ = ["constant", "hinge", "polynomial"]
-
 
 def constant() -> StalenessWeight:
     """Makes the weight by which every update counts in full: s = 1.

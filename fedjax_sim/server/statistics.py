@@ -10,8 +10,6 @@ import jax
 from fedjax_sim.server.downlink import wire_with_rest
 from fedjax_sim.types import PyTree, ServerUpdate
 
-__all__ = ["last_two", "statistics"]
-
 
 class StatisticsState(NamedTuple):
     """The server's state."""

@@ -10,8 +10,6 @@ import numpy as np
 from fedjax_sim.report import plots
 from fedjax_sim.study.findings import Comparison, Findings
 
-__all__ = ["DASHED", "DOTTED", "MARKERS", "chart", "points", "rows_of"]
-
 DASHED = (0, (4, 1.6))
 DOTTED = (0, (1.5, 1.5))
 MARKERS = {"markersize": 5, "markeredgecolor": "white", "markeredgewidth": 0.6, "zorder": 3}

@@ -1,7 +1,7 @@
 """This module defines `Findings`, the result of a study: measured numbers with intervals and predictions beside them.
 
 A study is one function with keyword options that returns `Findings`. The command `fedjax-sim study NAME` finds the
-function by its name in `fedjax_sim.study.__all__`. The intervals of one study are simultaneous: with probability
+function by its name in `fedjax_sim.study`. The intervals of one study are simultaneous: with probability
 `CONFIDENCE` all of them contain the truth.
 """
 
@@ -15,8 +15,6 @@ import numpy as np
 
 from fedjax_sim import validate
 from fedjax_sim.report import plots
-
-__all__ = ["CONFIDENCE", "FEW", "KINDS", "Comparison", "Findings", "comparisons_of", "few", "least_runs", "measured"]
 
 # The probability that all intervals of one study contain the truth (Bonferroni's correction, in `_critical`).
 CONFIDENCE = 0.99

@@ -16,8 +16,6 @@ from fedjax_sim.sweeps.results import Sweep
 from fedjax_sim.sweeps.sweep import sweep
 from fedjax_sim.types import Population, PyTree
 
-__all__ = ["kept_sweep"]
-
 
 def kept_sweep(
     make: Callable, params: PyTree | Callable, population: Population, num_rounds: int, *,

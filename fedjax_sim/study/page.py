@@ -13,8 +13,6 @@ from fedjax_sim.running.kept_files import check_free_of
 from fedjax_sim.study.findings import CONFIDENCE, Findings
 from fedjax_sim.text_files import csv_text
 
-__all__ = ["table", "write_findings"]
-
 TAIL = ("measured", "predicted", "ratio", "interval", "")  # columns of a table after the conditions
 
 

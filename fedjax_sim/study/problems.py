@@ -15,8 +15,6 @@ from fedjax_sim.algorithms import federated
 from fedjax_sim.instruments.runs import independent_runs
 from fedjax_sim.types import Aggregator, Algorithm, Array, ParamsKind, Population, Sampler, UpdateTransform
 
-__all__ = ["Vectors", "side_by_side"]
-
 
 def _loss(params, examples, key):
     """Returns |w - x|^2 / 2 for each example; its gradient in w is w - x."""

@@ -19,18 +19,6 @@ from fedjax_sim.instruments.traced_runs import stacked, traced_runs
 from fedjax_sim.study.findings import Comparison, measured
 from fedjax_sim.types import ClientData, Population
 
-__all__ = [
-    "LARGEST_CURVATURE",
-    "SMALLEST_CURVATURE",
-    "Base",
-    "MeasuredRun",
-    "Problem",
-    "distance_to",
-    "quadratic_clients",
-    "run_settings",
-    "two_kinds",
-]
-
 # Bounds of the eigenvalues of the clients' Hessians.
 SMALLEST_CURVATURE = 0.5
 LARGEST_CURVATURE = 2.0

@@ -17,8 +17,6 @@ from fedjax_sim.running import kept_results
 from fedjax_sim.study.switched import Attack, attack_of_index, drawn_clients, rule_of_index
 from fedjax_sim.types import Aggregator, Array
 
-__all__ = ["ATTACKS", "EXAMPLES", "RULES", "RobustDigits"]
-
 EXAMPLES = 40  # that each client has
 BATCH = 20  # examples in a minibatch
 # Each function makes the aggregator for m messages, of which f come from attackers.

@@ -7,8 +7,6 @@ import jax.numpy as jnp
 
 from fedjax_sim.types import Aggregator, Array, Cohort, Received, Round
 
-__all__ = ["released"]
-
 
 def released(aggregator: Aggregator, key: Array, messages: Array, chunk: int | None = None) -> Array:
     """Returns the aggregate of messages in an aggregator's first round.

@@ -23,8 +23,6 @@ from fedjax_sim.types import Aggregator, Array, Attackers
 
 Attack = adversary.Alone | adversary.Together | adversary.Omniscient
 
-__all__ = ["attack_of_index", "drawn_clients", "first_clients", "rule_of_index"]
-
 
 def rule_of_index(rules: Sequence[Aggregator], index: Array) -> Aggregator:
     """Returns an aggregator that behaves as rules[index].

@@ -15,8 +15,6 @@ from fedjax_sim.prng import init_key
 from fedjax_sim.running import kept_results
 from fedjax_sim.types import Algorithm, Array, Population, PyTree
 
-__all__ = ["Watched", "watched_runs"]
-
 # Numbers of a step's info that are recorded, where an algorithm reports them.
 STEP = ("round_seconds", "joules", "clients_reported", "staleness")
 

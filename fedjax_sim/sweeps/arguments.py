@@ -14,8 +14,6 @@ from fedjax_sim.sweeps.finished import check_directory
 from fedjax_sim.types import Algorithm, Array, Population
 from fedjax_sim.validate import PositiveInt
 
-__all__ = ["check_run", "check_sweep_numbers"]
-
 
 @validate.named_arguments
 def check_sweep_numbers(

@@ -9,8 +9,6 @@ from typing import Any, NamedTuple
 from fedjax_sim.report.by_client import Row, main_metric, metrics_of, shown_client
 from fedjax_sim.sweeps.runs import ABSENT, LoggedRun, names_of_rows
 
-__all__ = ["ClientTable", "clients_of_runs"]
-
 
 class ClientTable(NamedTuple):
     """A row for each client and combination of options; `texts` has a row for each client."""

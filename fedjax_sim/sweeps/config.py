@@ -16,8 +16,6 @@ from fedjax_sim.config.registry import CHAINS
 from fedjax_sim.config.toml import config_file, inline, override, places_set, read_document, unset, written
 from fedjax_sim.config.value_kinds import Words, nearest_word, problem
 
-__all__ = ["Halving", "SweepConfig", "load_sweep", "run_sweep"]
-
 # Options of a run that a sweep refuses, and why.
 REFUSED = {
     "variance_probe": "It probes one algorithm.",

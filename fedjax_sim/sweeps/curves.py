@@ -14,8 +14,6 @@ from fedjax_sim.sweeps.figure import LOOKS
 from fedjax_sim.sweeps.results import Sweep
 from fedjax_sim.sweeps.table import shown_value
 
-__all__ = ["curves_figure", "label_of"]
-
 MOST_ROUNDS = 60  # evaluated rounds that a curve shows
 
 

@@ -12,8 +12,6 @@ from fedjax_sim.report.numbers import in_percent
 from fedjax_sim.sweeps.curves import label_of
 from fedjax_sim.sweeps.results import Sweep
 
-__all__ = ["dots_figure"]
-
 MOST_COMBINATIONS = 60
 
 

@@ -11,8 +11,6 @@ from fedjax_sim.report import plots
 from fedjax_sim.report.numbers import in_percent
 from fedjax_sim.sweeps.results import Sweep
 
-__all__ = ["LOOKS", "are_numbers", "shown_value", "sweep_figure"]
-
 LOOKS = (
     {"color": plots.BLUE, "linestyle": "-", "marker": "o"},
     {"color": plots.ORANGE, "linestyle": (0, (4, 1.6)), "marker": "s"},

@@ -13,8 +13,6 @@ from fedjax_sim.regular_files import content_of, json_of
 from fedjax_sim.running.files import CheckpointError, write_atomically
 from fedjax_sim.running.kept_files import check_free_of
 
-__all__ = ["POINTS", "SWEEP_FILE", "Finished", "check_directory", "what_a_sweep_holds"]
-
 POINTS = "points.jsonl"
 SWEEP_FILE = "sweep.toml"  # the config with `[sweep]`; its first line is the command that began the sweep
 

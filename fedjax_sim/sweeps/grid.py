@@ -13,8 +13,6 @@ import numpy as np
 
 from fedjax_sim import validate
 
-__all__ = ["combinations_of", "seeds_of"]
-
 MAX_POINTS = 1_000_000
 OWN = ("seed", "round")  # columns that every row has
 KINDS = (bool, int, float, str, type(None))

@@ -12,8 +12,6 @@ from fedjax_sim.sweeps.config import Halving, SweepConfig, run_sweep
 from fedjax_sim.sweeps.finished import POINTS
 from fedjax_sim.sweeps.results import Sweep
 
-__all__ = ["Rung", "halving_rounds", "run_halving", "survivors"]
-
 
 class Rung(NamedTuple):
     """What ran for the same number of rounds."""

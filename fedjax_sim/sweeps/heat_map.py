@@ -13,8 +13,6 @@ from fedjax_sim.sweeps.figure import are_numbers, shown_value
 from fedjax_sim.sweeps.results import Sweep
 from fedjax_sim.sweeps.table import shown_metric
 
-__all__ = ["heat_map", "map_axes"]
-
 LEAST_VALUES = 3  # of each option; fewer are read more easily as lines
 MOST_NUMBERS = 120  # cells up to which each has its number
 

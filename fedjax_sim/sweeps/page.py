@@ -16,8 +16,6 @@ from fedjax_sim.sweeps.heat_map import heat_map, map_axes
 from fedjax_sim.sweeps.results import Sweep
 from fedjax_sim.sweeps.table import comparison_table, words_on_own_models, words_on_ties
 
-__all__ = ["comparison_page", "in_words"]
-
 MOST_NAMED = 5  # combinations that the reading names
 
 

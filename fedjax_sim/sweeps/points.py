@@ -17,8 +17,6 @@ from fedjax_sim.running.planning import check_memory
 from fedjax_sim.sweeps.traced_hyperparameters import Trace, lifted, replay, traced_program
 from fedjax_sim.types import Algorithm, Array, PyTree
 
-__all__ = ["Kind", "Points", "replicated", "traced"]
-
 COUNTED = ("dropped_clients", "skipped_rounds")  # counts that are summed between two looks: they show divergence
 MOST = 4096  # points in one program on a device
 MEMORY = 0.25  # the share of memory that points may take

@@ -14,8 +14,6 @@ from fedjax_sim.running.arguments import num_arguments
 from fedjax_sim.running.log import as_record, as_records
 from fedjax_sim.sweeps.results import OWN_MODELS
 
-__all__ = ["Recorder"]
-
 
 class Recorder:
     """Makes rows of what a program returns of its points, at each evaluated round.

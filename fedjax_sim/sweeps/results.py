@@ -15,8 +15,6 @@ from fedjax_sim.report.plots import recorded_number
 from fedjax_sim.running.files import write_atomically
 from fedjax_sim.text_files import csv_text
 
-__all__ = ["OWN_MODELS", "Paired", "Sweep", "joined", "shown_by_default"]
-
 OWN = ("seed", "round")
 OWN_MODELS = "personal_clients"  # in a row: how many clients' own models were judged; absent where there are none
 

@@ -16,8 +16,6 @@ from fedjax_sim.running.log import check_logs, verified
 from fedjax_sim.sweeps.finished import what_a_sweep_holds
 from fedjax_sim.sweeps.results import Sweep
 
-__all__ = ["ABSENT", "LoggedRun", "names_of_rows", "read_records", "read_run", "sweep_of"]
-
 TOTALS = ("uplink_bytes", "downlink_bytes", "round_seconds")  # of rounds; a comparison shows their sums so far
 ABSENT = "none"  # the value of an option that another run's parts have and this run's have not
 

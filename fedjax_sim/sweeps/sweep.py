@@ -41,8 +41,6 @@ from fedjax_sim.sweeps.records import Recorder
 from fedjax_sim.sweeps.results import Sweep
 from fedjax_sim.types import Algorithm, Array, Population, PyTree
 
-__all__ = ["sweep"]
-
 BATCH_SECONDS = 2.0  # target: the time of the points that are committed together
 
 

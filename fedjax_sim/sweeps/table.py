@@ -11,20 +11,6 @@ from fedjax_sim.rounding import shown_up
 from fedjax_sim.sweeps.results import OWN_MODELS, Sweep
 from fedjax_sim.text_files import csv_text
 
-__all__ = [
-    "FORMATS",
-    "ComparisonTable",
-    "as_csv",
-    "as_latex",
-    "as_markdown",
-    "comparison_table",
-    "shown_metric",
-    "shown_number",
-    "shown_value",
-    "words_on_own_models",
-    "words_on_ties",
-]
-
 UPPER_BOUNDS = ("epsilon",)  # metrics of which no less may be shown than holds
 
 

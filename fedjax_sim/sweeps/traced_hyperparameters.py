@@ -24,8 +24,6 @@ from fedjax_sim.engine.jaxpr import CALLS, Program, as_traced, bind, evaluate, o
 from fedjax_sim.sweeps.xla_constants import is_float, kept_floats
 from fedjax_sim.types import PyTree
 
-__all__ = ["Trace", "lifted", "replay", "traced_program"]
-
 # Primitives that also hold functions which only a derivative or a `vmap` would call: these do not count.
 RULES = ("custom_jvp_call", "custom_vjp_call", "custom_vmap_call")
 

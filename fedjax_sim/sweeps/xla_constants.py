@@ -16,8 +16,6 @@ from jax.extend.core import JaxprEqn
 
 from fedjax_sim.engine.jaxpr import CALLS, Program, evaluate, inner_programs, opened, scan_arguments
 
-__all__ = ["is_float", "kept_floats"]
-
 # Primitives whose inner programs can be replayed with other floats.
 OPENED = (*CALLS, "cond", "scan", "while")
 # Primitives that change no value, only its place or its type.

@@ -33,8 +33,6 @@ from fedjax_sim.theory.quantization import expected_squared_error
 from fedjax_sim.theory.timing import sampled_order_statistic
 from fedjax_sim.validate import Positive
 
-__all__ = ["Allocation", "Choice", "ClientCosts", "SharedQuadratics", "allocate"]
-
 UNITS = ("bytes", "joules", "seconds")
 ROUNDING = 1e-9  # relative: a budget of three rounds is not one of two because a quotient was rounded down
 MOST_ROUNDS = 10**15

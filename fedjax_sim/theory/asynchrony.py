@@ -12,8 +12,6 @@ from fedjax_sim import validate
 from fedjax_sim.theory.quadratic import symmetric_matrix
 from fedjax_sim.validate import NonNegative, Positive
 
-__all__ = ["arrival_weights", "fedasync_contraction", "fedasync_floor"]
-
 MOST_DELAY = 1000  # the contraction needs the roots of a polynomial of degree delay + 1
 NEGLIGIBLE = 1e-12  # total probability of the staleness values that `arrival_weights` leaves out
 MOST_GAPS = 10_000_000  # number of staleness values that are summed at most

@@ -17,14 +17,6 @@ from fedjax_sim import validate
 from fedjax_sim.theory.quadratic import quadratic_optimum, quadratic_problem
 from fedjax_sim.validate import NonNegative, Number, Positive, PositiveInt, Share
 
-__all__ = [
-    "FedAvgBound",
-    "ProximalDrift",
-    "fedavg_bound",
-    "fedprox_descent",
-    "proximal_drift",
-]
-
 
 @dataclasses.dataclass(frozen=True)
 class ProximalDrift:

@@ -12,8 +12,6 @@ import numpy as np
 from fedjax_sim import validate
 from fedjax_sim.validate import NonNegative, Number, OpenShare, Positive
 
-__all__ = ["ClippedMean", "best_clip_norm", "clipped_mean_error", "largest_personal_factor"]
-
 
 @dataclasses.dataclass(frozen=True)
 class ClippedMean:

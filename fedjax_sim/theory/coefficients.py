@@ -21,8 +21,6 @@ from fedjax_sim import validate
 from fedjax_sim.sampling.design import SamplingDesign
 from fedjax_sim.theory.cohorts import check_design, enumerate_cohorts, num_cohorts, report_counts
 
-__all__ = ["DENOMINATORS", "Coefficients", "cohort_coefficients"]
-
 DENOMINATORS = ("fixed", "realised")
 ENUMERATED = 1 << 16  # up to so many cohorts are enumerated one by one
 

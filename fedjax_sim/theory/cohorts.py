@@ -16,16 +16,6 @@ import numpy as np
 from fedjax_sim import validate
 from fedjax_sim.sampling.design import SamplingDesign
 
-__all__ = [
-    "MAX_COHORTS",
-    "blocks",
-    "check_design",
-    "enumerate_cohorts",
-    "joint_inclusion_probability",
-    "num_cohorts",
-    "report_counts",
-]
-
 MAX_COHORTS = 1 << 21
 _BATCH = 1 << 20  # array elements in a batch of cohorts, which bounds the memory
 

@@ -9,17 +9,6 @@ import numpy as np
 from fedjax_sim import validate
 from fedjax_sim.validate import PositiveShare
 
-__all__ = [
-    "GossipFloor",
-    "agreed_weights",
-    "best_constant",
-    "best_contraction",
-    "consensus_error",
-    "dgd_fixed_point",
-    "dpsgd_floor",
-    "mixing_rounds",
-]
-
 
 def best_constant(least: float, most: float) -> float:
     """Computes gamma* = 2 / (lambda_2 + lambda_N), with which the matrix I - gamma L contracts fastest.

@@ -20,16 +20,6 @@ from fedjax_sim.theory.quadratic import (
 )
 from fedjax_sim.validate import NonNegative
 
-__all__ = [
-    "fedavg_contraction",
-    "fedavg_fixed_point",
-    "fednova_fixed_point",
-    "fedprox_contraction",
-    "fedprox_fixed_point",
-    "proximal_curvature",
-    "proximal_solution",
-]
-
 
 def fedavg_fixed_point(
     hessians: Any, centers: Any, shares: Any = None, *, num_steps: Any, step_size: float

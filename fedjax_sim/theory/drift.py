@@ -24,8 +24,6 @@ import numpy as np
 from fedjax_sim import validate
 from fedjax_sim.theory.quadratic import local_progress, quadratic_problem
 
-__all__ = ["QuadraticDrift", "quadratic_drift"]
-
 
 @dataclasses.dataclass(frozen=True)
 class QuadraticDrift:

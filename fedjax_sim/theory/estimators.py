@@ -32,8 +32,6 @@ from fedjax_sim.theory.cohorts import MAX_COHORTS, blocks, enumerate_cohorts, nu
 from fedjax_sim.theory.moments import Moments, checked_values
 from fedjax_sim.validate import Positive
 
-__all__ = ["DesignVariance", "design_variance"]
-
 # Name of an estimator -> (the aggregator whose formula it uses, its default weighting).
 _ESTIMATORS = {
     "mean": ("mean", "examples"),

@@ -41,8 +41,6 @@ from fedjax_sim.theory.quadratic import (
 )
 from fedjax_sim.validate import NonNegative, Positive
 
-__all__ = ["SOURCES", "Budget", "budget"]
-
 SOURCES = ("client_sampling", "minibatch", "quantization", "privacy_noise")
 MAX_DIMENSION = 40  # the equation has d^2 unknowns, so its matrix has d^4 entries
 MAX_ROUNDS = 1_000_000

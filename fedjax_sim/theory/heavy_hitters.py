@@ -7,8 +7,6 @@ import numpy as np
 from fedjax_sim import validate
 from fedjax_sim.validate import NonNegative, OpenShare, PositiveInt, Share
 
-__all__ = ["heavy_hitter_miss_rate"]
-
 SLACKS = 400  # candidates for the slack between votes and noise; any of them gives a bound
 
 

@@ -20,8 +20,6 @@ from numpy.typing import ArrayLike
 from fedjax_sim import validate
 from fedjax_sim.theory.quadratic import average, local_progress, quadratic_problem, spectral_radius
 
-__all__ = ["hierarchy_contraction", "hierarchy_fixed_point"]
-
 
 def hierarchy_fixed_point(
     hessians: Any,

@@ -8,8 +8,6 @@ from typing import Annotated
 from fedjax_sim import validate
 from fedjax_sim.validate import Number, PositiveInt
 
-__all__ = ["alignment_auc", "overfitting_advantage"]
-
 
 @validate.named_arguments
 def alignment_auc(dimension: PositiveInt, batch_size: PositiveInt) -> float:

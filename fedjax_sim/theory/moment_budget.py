@@ -25,8 +25,6 @@ from fedjax_sim.theory.quadratic import (
     symmetric_matrix,
 )
 
-__all__ = ["MomentBudget", "budget_from_moments"]
-
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class MomentBudget:

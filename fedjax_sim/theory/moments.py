@@ -9,8 +9,6 @@ import numpy as np
 
 from fedjax_sim import validate
 
-__all__ = ["Moments", "checked_values"]
-
 _ROWS = 1 << 20  # array elements that become float64 at a time, which bounds the memory
 
 

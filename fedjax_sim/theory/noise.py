@@ -15,8 +15,6 @@ from typing import Annotated, Literal
 from fedjax_sim import validate
 from fedjax_sim.validate import NonNegative, Number, Positive, PositiveInt
 
-__all__ = ["local_to_central_ratio", "noise_floor", "noise_variance"]
-
 
 @validate.named_arguments
 def noise_variance(

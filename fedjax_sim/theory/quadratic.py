@@ -22,8 +22,6 @@ import numpy as np
 from fedjax_sim import validate
 from fedjax_sim.validate import NonNegative, Positive
 
-__all__ = ["effective_shares", "local_noise", "local_progress", "quadratic_optimum", "quadratic_problem"]
-
 
 def quadratic_problem(hessians: Any, centers: Any, shares: Any = None) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Checks a quadratic problem and returns it as (H [N, d, d], a [N, d], p [N]) in float64.

@@ -17,15 +17,6 @@ import numpy as np
 from fedjax_sim import validate
 from fedjax_sim.validate import Number, Positive, PositiveInt, Share
 
-__all__ = [
-    "QuantizationError",
-    "crossover_cohort_size",
-    "expected_squared_error",
-    "level_distance",
-    "quantization_error",
-    "quantization_floor",
-]
-
 
 def _check_bits(bits: int, keeps_zeros: bool) -> None:
     """Checks the number of bits: zero among the levels needs two bits or more."""

@@ -8,14 +8,6 @@ from fedjax_sim import validate
 from fedjax_sim.theory.quantization import level_distance
 from fedjax_sim.validate import NonNegative, Positive, PositiveInt
 
-__all__ = [
-    "largest_stable_step",
-    "qsgd_relative_variance",
-    "random_k_relative_variance",
-    "stochastic_relative_variance",
-    "top_k_contraction",
-]
-
 
 @validate.named_arguments
 def stochastic_relative_variance(num_values: PositiveInt, bits: int, *, keeps_zeros: bool = True) -> float:

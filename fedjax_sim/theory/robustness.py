@@ -17,19 +17,6 @@ from fedjax_sim.sampling.design import SamplingDesign
 from fedjax_sim.theory.cohorts import check_design, report_counts
 from fedjax_sim.validate import Integer, NonNegativeInt, Number, OpenShare, PositiveInt
 
-__all__ = [
-    "Breakdown",
-    "Robustness",
-    "attackers_met",
-    "breakdown_points",
-    "chance_beyond",
-    "chance_of_more_attackers",
-    "median_efficiency",
-    "most_attackers",
-    "robustness_coefficients",
-    "trimmed_mean_efficiency",
-]
-
 # Schemes whose rounds are independent, and whose cohorts given their size are uniform subsets.
 INDEPENDENT = ("uniform_without_replacement", "full", "poisson", "truncated_poisson")
 

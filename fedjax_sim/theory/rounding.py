@@ -9,8 +9,6 @@ import numpy as np
 from fedjax_sim import validate
 from fedjax_sim.validate import Positive
 
-__all__ = ["rounding_variance"]
-
 # Spread in levels. Above it the Fourier series needs few terms; below it no number crosses two levels.
 FAR = 0.15
 TERMS = 16  # number of terms of the Fourier series

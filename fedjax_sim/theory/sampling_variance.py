@@ -16,15 +16,6 @@ import numpy as np
 from fedjax_sim import validate
 from fedjax_sim.validate import NonNegative, Positive, PositiveInt
 
-__all__ = [
-    "cohort_mean_variance",
-    "finite_population_correction",
-    "horvitz_thompson_variance",
-    "noise_to_signal_ratio",
-    "population_variance",
-    "required_cohort_size",
-]
-
 
 def _check_sizes(population_size: int, cohort_size: int, replacement: bool = False) -> None:
     """Checks N and m; without replacement, m is at most N."""

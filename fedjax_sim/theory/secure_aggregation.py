@@ -9,8 +9,6 @@ import numpy as np
 from fedjax_sim import validate
 from fedjax_sim.validate import PositiveInt
 
-__all__ = ["abort_probability", "expected_messages"]
-
 STEPS = 4  # steps of the protocol: advertise keys, share secrets, upload, unmask
 
 

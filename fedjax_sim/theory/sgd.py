@@ -18,16 +18,6 @@ from fedjax_sim.theory.quadratic import (
 )
 from fedjax_sim.validate import NonNegative, Positive, ShareBelowOne
 
-__all__ = [
-    "decaying_step_limit",
-    "excess_loss",
-    "expected_squared_distance",
-    "rounds_until",
-    "sgd_contraction",
-    "sgd_floor",
-    "stationary_covariance",
-]
-
 
 @validate.named_arguments
 def sgd_contraction(hessian: Any, *, step_size: Positive) -> float:

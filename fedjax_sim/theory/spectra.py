@@ -9,8 +9,6 @@ import numpy as np
 from fedjax_sim import validate
 from fedjax_sim.validate import Integer, PositiveInt
 
-__all__ = ["exponential_spectrum", "laplacian_spectrum", "regular_spectrum"]
-
 
 def _cycle(n: int) -> np.ndarray:
     """Computes Laplacian eigenvalues of a cycle; for n <= 2 there is a single edge or none."""

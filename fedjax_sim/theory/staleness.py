@@ -14,15 +14,6 @@ from fedjax_sim import validate
 from fedjax_sim.theory.quadratic import symmetric_matrix
 from fedjax_sim.validate import NonNegativeInt, Positive, PositiveInt
 
-__all__ = [
-    "StaleError",
-    "delayed_contraction",
-    "delayed_floor",
-    "delayed_step_limit",
-    "expected_staleness",
-    "stale_gradient_error",
-]
-
 MOST_DELAY = 1000  # the contraction needs the roots of a polynomial of degree delay + 1
 
 

@@ -10,16 +10,6 @@ import numpy as np
 from fedjax_sim import validate
 from fedjax_sim.validate import NonNegativeInt, PositiveInt, PositiveShare, Share
 
-__all__ = [
-    "expected_order_statistic",
-    "expected_round_time",
-    "exponential_quantile",
-    "harmonic",
-    "sampled_order_statistic",
-    "shortfall_probability",
-    "throughput_ratio",
-]
-
 POINTS = 200_001  # number of points of the quadrature
 LAST = 36.0  # the largest logit: beyond it 1 - u would be 0 in float64
 

@@ -21,8 +21,6 @@ import numpy as np
 from fedjax_sim import prng
 from fedjax_sim.types import Array, PyTree
 
-__all__ = ["TAIL", "alias_table", "draw_integers", "tail_of"]
-
 TAIL = 67 * math.log(2)  # each tail that the table leaves out has a mass of at most exp(-TAIL) = 2^-67
 
 

@@ -12,8 +12,6 @@ from fedjax_sim.prng import fold_in
 from fedjax_sim.types import Metric, PyTree, TransformFacts, UpdateTransform, Wire
 from fedjax_sim.validate import Positive
 
-__all__ = ["Whole", "as_it_comes", "chain", "check_floats", "identity", "plain_wire", "stateless", "wire_of"]
-
 
 class Whole(Wire):
     """The wire of a message whose numbers are all decoded from one code, such as the two factors of a matrix.

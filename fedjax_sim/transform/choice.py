@@ -19,18 +19,6 @@ from fedjax_sim.engine.feistel import ROUNDS, feistel, walked
 from fedjax_sim.transform.chain import Whole
 from fedjax_sim.types import Array, PyTree, Wire
 
-__all__ = [
-    "amount",
-    "indexed_wire",
-    "kept",
-    "largest_mask",
-    "masks_of",
-    "numbers_of_entries",
-    "payload",
-    "random_mask",
-    "squared",
-]
-
 PAIRED = 64  # for at most this many entries, random positions come from comparing all pairs of hashes
 
 

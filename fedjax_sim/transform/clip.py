@@ -22,17 +22,6 @@ from fedjax_sim.transform.chain import as_it_comes, check_floats, plain_wire, st
 from fedjax_sim.types import Array, Mean, PyTree, UpdateTransform, Wire
 from fedjax_sim.validate import PositiveShare
 
-__all__ = [
-    "check_clip_norm",
-    "clip",
-    "clip_metrics",
-    "clipped",
-    "length_over",
-    "personal_clip",
-    "scaled_wire",
-    "slack",
-]
-
 LOW, HIGH = 1e-9, 1e9  # the range of a clip norm
 PER = ("vector", "leaf")
 BLOCK = 64  # squares summed in one pass

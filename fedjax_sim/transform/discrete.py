@@ -27,8 +27,6 @@ from fedjax_sim.transform.clip import check_clip_norm, clip, clip_metrics, clipp
 from fedjax_sim.transform.noise import check_cohort, check_multiplier
 from fedjax_sim.types import Array, Mean, Noise, PyTree, UpdateTransform, Wire
 
-__all__ = ["IntegerNoise", "discrete_gaussian_mechanism", "skellam_mechanism"]
-
 TRIES = 32  # random roundings, before an update is rounded towards zero
 MAX_CELLS = 1 << 15  # of a table for the noise
 MAX_STD = 1024.0  # of the noise of a message, in grid units, if the granularity is chosen here

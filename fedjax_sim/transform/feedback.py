@@ -23,8 +23,6 @@ from fedjax_sim import prng, tree, validate
 from fedjax_sim.types import Array, PyTree, UpdateTransform
 from fedjax_sim.validate import PopulationSize
 
-__all__ = ["ef21", "error_feedback"]
-
 
 class Memory(NamedTuple):
     """A `Memory` is the memory of one client."""

@@ -24,13 +24,6 @@ from fedjax_sim.transform.noise import check_cohort, check_mean, check_multiplie
 from fedjax_sim.types import Array, Noise, PyTree, TransformFacts, UpdateTransform, Wire
 from fedjax_sim.validate import Positive, PositiveInt, Share
 
-__all__ = [
-    "adaptive_clip",
-    "distributed_gaussian",
-    "gaussian_mechanism",
-    "local_gaussian",
-]
-
 WARNING = "The noise is that of a cohort of noise_cohort_size clients: an epsilon holds at that size only."
 
 

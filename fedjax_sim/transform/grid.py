@@ -19,17 +19,6 @@ from fedjax_sim import engine, prng, tree
 from fedjax_sim.transform.chain import check_floats, stateless
 from fedjax_sim.types import Array, Mean, PyTree, UpdateTransform, Wire
 
-__all__ = [
-    "Grid",
-    "grid_wire",
-    "largest_magnitude",
-    "leafwise",
-    "leaves_of",
-    "quantizer",
-    "sum_along",
-    "with_clipped_share",
-]
-
 SCALE_BITS = 32
 SMALLEST, LARGEST = 1e-30, 2.0**125  # of a scale: smaller scales count as 1e-30, larger scales as not finite
 MARGIN = 2.0**-19  # the part of the range that is left free, so that no quotient is rounded past the last level

@@ -23,8 +23,6 @@ from fedjax_sim.transform.clip import check_clip_norm, clip, clipped
 from fedjax_sim.types import Array, Noise, PyTree, UpdateTransform, Wire
 from fedjax_sim.validate import Number
 
-__all__ = ["HalfSpace", "local_laplace", "privunit", "privunit_parameters", "randomized_response"]
-
 EPSILONS = Number(1e-6, 30)  # of one message
 PRIVUNIT_EPSILONS = Number(1e-6, 18)  # beyond 18 the outer part's draws in float32 do not reach the half-space
 BLOCK = 512  # numbers that are added up at once, so that a sum of n numbers errs by log n of them

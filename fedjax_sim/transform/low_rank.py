@@ -14,8 +14,6 @@ from fedjax_sim.transform.chain import Whole, check_floats, stateless
 from fedjax_sim.types import Array, PyTree, UpdateTransform
 from fedjax_sim.validate import PositiveInt
 
-__all__ = ["low_rank"]
-
 
 def _sides(shape: tuple[int, ...]) -> tuple[int, int]:
     """Returns (rows, columns) of a leaf as a matrix: all axes but the last are rows, as in a convolution's kernel."""

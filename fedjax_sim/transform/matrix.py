@@ -30,14 +30,6 @@ from fedjax_sim.transform.clip import clip, clip_metrics
 from fedjax_sim.transform.noise import check_multiplier, check_sensitivity
 from fedjax_sim.types import Array, Noise, UpdateTransform
 
-__all__ = [
-    "matrix_mechanism",
-    "optimal_coefficients",
-    "prefix_error",
-    "square_root_coefficients",
-    "strategy_sensitivity",
-]
-
 STRATEGIES = ("banded", "optimal_banded", "tree")
 ERRORS = ("mean", "max")
 MAX_BANDS, MAX_ROUNDS = 4096, 10**6

@@ -10,8 +10,6 @@ from fedjax_sim.transform.chain import as_it_comes, check_floats
 from fedjax_sim.types import TransformFacts, UpdateTransform
 from fedjax_sim.validate import ShareBelowOne
 
-__all__ = ["client_momentum"]
-
 
 @validate.named_arguments
 def client_momentum(decay: ShareBelowOne) -> UpdateTransform:

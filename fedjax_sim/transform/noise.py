@@ -6,8 +6,6 @@ import jax
 
 from fedjax_sim import validate
 
-__all__ = ["check_cohort", "check_mean", "check_multiplier", "check_sensitivity"]
-
 
 def check_multiplier(noise_multiplier: float, *, open_low: bool = False) -> None:
     """Checks that a noise multiplier is in [0, 10^6], or positive if `open_low` is True.

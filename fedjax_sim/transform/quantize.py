@@ -14,8 +14,6 @@ from fedjax_sim.transform.grid import LARGEST, SCALE_BITS, SMALLEST, Grid, grid_
 from fedjax_sim.types import UpdateTransform
 from fedjax_sim.validate import Integer
 
-__all__ = ["qsgd", "quantize", "terngrad"]
-
 
 def _check_scope(scope: str, block_size: int | None) -> None:
     """Checks that a block size is given for blocks, and only for blocks."""

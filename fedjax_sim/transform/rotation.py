@@ -18,8 +18,6 @@ from fedjax_sim.transform.grid import SMALLEST, leaves_of
 from fedjax_sim.transform.sign import signs
 from fedjax_sim.types import Array, PyTree, UpdateTransform, Wire
 
-__all__ = ["drive", "hadamard", "rotated"]
-
 SEED_BITS = 64
 
 

@@ -28,8 +28,6 @@ from fedjax_sim.transform.grid import (
 )
 from fedjax_sim.types import Array, PyTree, UpdateTransform, Wire
 
-__all__ = ["cast", "natural_compression", "scaled_sign"]
-
 MANTISSA, EXPONENT = 23, 0x7F800000  # of a float32
 LEAST_NORMAL = 2.0**-126  # the smallest normal float32
 

@@ -33,8 +33,6 @@ from fedjax_sim.transform.choice import (
 from fedjax_sim.types import Mean, UpdateTransform
 from fedjax_sim.validate import Positive, PositiveInt
 
-__all__ = ["block_k", "random_k", "threshold", "top_k"]
-
 SEED_BITS = 64  # of the seed from which both ends draw the same positions
 
 

@@ -24,33 +24,6 @@ Attackers = Callable  # (key, ids [c]) -> [c] bool: which clients attack in the 
 # (gaps [c] int32 >= 0) -> [c] float32 in (0, 1]: the factor of an update that is so many versions stale
 StalenessWeight = Callable
 
-__all__ = [
-    "Array",
-    "Attackers",
-    "CheapReads",
-    "ClientData",
-    "Cohort",
-    "Count",
-    "Groups",
-    "Learned",
-    "Mean",
-    "Metric",
-    "Noise",
-    "Observed",
-    "Outcome",
-    "Population",
-    "PyTree",
-    "Received",
-    "Report",
-    "Round",
-    "RowsOfTable",
-    "StalenessWeight",
-    "Subpopulation",
-    "Units",
-    "Wire",
-    "learned_from",
-]
-
 
 class ClientData(NamedTuple):
     """The examples of one client, padded to a static number of rows n that is the same for all clients."""

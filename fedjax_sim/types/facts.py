@@ -8,8 +8,6 @@ from typing import Any, NamedTuple
 
 from fedjax_sim.types.data import Attackers, Metric, Noise
 
-__all__ = ["AggregatorFacts", "ClientFacts", "ParamsKind", "TransformFacts"]
-
 
 class ParamsKind(Enum):
     """What the `params` of an algorithm are, in the words of statements about them."""

@@ -6,8 +6,6 @@ from typing import NamedTuple
 
 from fedjax_sim.types.data import Array
 
-__all__ = ["GraphData"]
-
 
 class GraphData(NamedTuple):
     """One graph of at most V nodes and E directed edges, padded; in a batch each leaf has a leading axis.

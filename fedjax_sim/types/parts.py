@@ -9,23 +9,6 @@ from fedjax_sim.types.data import Metric, Noise, PyTree
 from fedjax_sim.types.facts import AggregatorFacts, ClientFacts, ParamsKind, TransformFacts
 from fedjax_sim.types.time import TimeInside
 
-__all__ = [
-    "Aggregator",
-    "Algorithm",
-    "Availability",
-    "ClientUpdate",
-    "Devices",
-    "Evaluated",
-    "Execution",
-    "Inside",
-    "Level",
-    "Sampler",
-    "ServerUpdate",
-    "Star",
-    "UpdateTransform",
-    "noisy_parts",
-]
-
 
 class Sampler(NamedTuple):
     """A sampler draws a cohort from the population in each round.

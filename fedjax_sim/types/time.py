@@ -8,8 +8,6 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 from jax import Array
 
-__all__ = ["Clock", "Load", "Spent", "TimeInside", "Timing", "Work"]
-
 
 class Work(NamedTuple):
     """The work that a round asks of one client; known on the host before the first round."""

@@ -8,30 +8,6 @@ from typing import Annotated, Any, NamedTuple
 
 from fedjax_sim.validate.checks import INT32_MAX, in_range, integer, one_of, positive, truth
 
-__all__ = [
-    "Checked",
-    "Choice",
-    "Default",
-    "Finite",
-    "FromData",
-    "Integer",
-    "LossFn",
-    "NonNegative",
-    "NonNegativeInt",
-    "NumFeatures",
-    "NumOutputs",
-    "Number",
-    "OpenShare",
-    "PopulationSize",
-    "Positive",
-    "PositiveInt",
-    "PositiveShare",
-    "Share",
-    "ShareBelowOne",
-    "Steps",
-    "Truth",
-]
-
 
 class Default(NamedTuple):
     """The value of an option that is not given: `shuffle: Annotated[bool, Default(True)]` in a TypedDict.

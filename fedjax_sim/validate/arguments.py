@@ -13,8 +13,6 @@ from typing import Annotated, Any, Literal, ParamSpec, TypeVar, Union
 from fedjax_sim.validate.annotations import Checked, Choice, Default, Integer, Number, Truth
 from fedjax_sim.validate.errors import InvalidType, fail, nearest
 
-__all__ = ["named_arguments"]
-
 P = ParamSpec("P")  # two assignments, since mypy would take a tuple's for Any
 R = TypeVar("R")
 

@@ -21,28 +21,6 @@ import optax
 
 from fedjax_sim.validate.errors import fail, nearest
 
-__all__ = [
-    "INT32_MAX",
-    "LARGEST",
-    "MOST_STEPS",
-    "SMALLEST",
-    "as_written",
-    "decimal",
-    "fits_in_memory",
-    "floating_parameters",
-    "function",
-    "in_range",
-    "integer",
-    "loss_function",
-    "one_of",
-    "optax_transformation",
-    "part",
-    "positive",
-    "sequence",
-    "steps",
-    "truth",
-]
-
 INT32_MAX = 2**31 - 1
 MOST_STEPS = 1 << 24  # local steps of a client in a round: beyond it float32 cannot count them
 LARGEST, SMALLEST = (float(x) for x in (np.finfo(np.float32).max, np.finfo(np.float32).tiny))

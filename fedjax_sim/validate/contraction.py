@@ -12,8 +12,6 @@ import numpy as np
 
 from fedjax_sim.validate.errors import fail
 
-__all__ = ["contraction"]
-
 # Test inputs are large: at small ones the error of a compressor with a fixed range would look larger than it is.
 PROBE = 2.0**10
 # The specs for which a compressor has passed, by the function that sends: a run makes its first state several times.

@@ -8,8 +8,6 @@ from typing import Any
 
 from fedjax_sim.printable import printable_line
 
-__all__ = ["InvalidArgument", "InvalidType", "fail", "nearest"]
-
 
 class InvalidArgument(ValueError):
     """An argument that is refused. Any other error is a bug of the package, or of a function that it was given."""

@@ -18,8 +18,7 @@ from fedjax_sim import engine, tree
 from fedjax_sim.config.build import build
 from fedjax_sim.config.document import load
 from fedjax_sim.engine import exact_sums
-from tests.laws import laws
-from tests.laws import problems as p
+from tests.laws import laws, problems as p
 
 pytestmark = [
     pytest.mark.accelerator,

@@ -10,8 +10,7 @@ import pytest
 
 from fedjax_sim import adversary, aggregation, engine, server, transform
 from tests.aggregation.robust.problems import applied
-from tests.laws import cases, laws
-from tests.laws import problems as p
+from tests.laws import cases, laws, problems as p
 
 RNG = np.random.default_rng(0)
 M, D = 12, 5

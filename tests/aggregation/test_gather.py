@@ -11,8 +11,7 @@ import pytest
 from fedjax_sim import client, engine, server
 from fedjax_sim.aggregation import by_part, gather, mean
 from fedjax_sim.types import ClientUpdate, Received, Report
-from tests.laws import laws
-from tests.laws import problems as p
+from tests.laws import laws, problems as p
 
 
 def test_rule_sees_rows_by_id_and_zeros_for_the_absent():

@@ -14,8 +14,7 @@ from scipy import stats
 from fedjax_sim import client, privacy
 from fedjax_sim.client.clipping import clipped_sum
 from fedjax_sim.types import ClientData
-from tests.laws import cases
-from tests.laws import problems as p
+from tests.laws import cases, problems as p
 
 KEY = jax.random.key(4)
 CLIP = 0.5

@@ -10,8 +10,7 @@ import pytest
 
 from fedjax_sim import algorithms, client
 from fedjax_sim.types import ClientData
-from tests.laws import laws
-from tests.laws import problems as p
+from tests.laws import laws, problems as p
 
 WORK = {"num_steps": p.STEPS, "batch_size": p.BATCH}
 

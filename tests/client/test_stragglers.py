@@ -11,8 +11,7 @@ import pytest
 from fedjax_sim import algorithms, client, sampling
 from fedjax_sim.prng import client_key, stream
 from fedjax_sim.types import ClientData
-from tests.laws import laws
-from tests.laws import problems as p
+from tests.laws import laws, problems as p
 from tests.oracles import paper
 
 EPOCHS, SHARE = 4, 0.6

@@ -16,6 +16,7 @@ from fedjax_sim.client import optimizers
 from fedjax_sim.config import registry, signatures
 from fedjax_sim.config.build import build
 from fedjax_sim.config.document import ConfigError, load
+from fedjax_sim.config.signatures import public_names
 from fedjax_sim.round.options import FederatedOptions
 from fedjax_sim.validate import Default
 from tests.config.test_document import algorithm_of
@@ -117,7 +118,7 @@ def test_shared_options_are_those_of_their_function(options, function):
 
 def test_every_algorithm_refuses_another_word_for_nonfinite():
     """Fault: a misspelt "error" that is taken for "drop", where nothing checks it."""
-    factories = {name: getattr(algorithms, name) for name in algorithms.__all__}
+    factories = {name: getattr(algorithms, name) for name in public_names("fedjax_sim.algorithms")}
     taking = [
         f for f in factories.values() if "nonfinite" in getattr(f, "__signature__", inspect.Signature()).parameters
     ]

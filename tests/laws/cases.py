@@ -26,6 +26,7 @@ from fedjax_sim import (
     tree,
 )
 from fedjax_sim.algorithms.server.mime_optimizer import base_optimizer
+from fedjax_sim.config.signatures import public_names
 from fedjax_sim.models import from_fn, layer, per_example, sequential, squared_error
 from fedjax_sim.models.graph import graph_network
 from fedjax_sim.models.graph_layers import GraphLayer
@@ -908,7 +909,7 @@ def members(name: str) -> list[str]:
     subpackage = SUBPACKAGES[name]
     return sorted(
         public
-        for public in subpackage.__all__
+        for public in public_names(subpackage.__name__)
         if not isinstance(getattr(subpackage, public), type) and public not in NO_PARTS
     )
 

@@ -18,8 +18,7 @@ from jax.flatten_util import ravel_pytree
 from fedjax_sim import aggregation, client, engine, models, population, server
 from fedjax_sim.algorithms import federated
 from fedjax_sim.types import Algorithm, Sampler
-from tests.laws import cases, test_compositions
-from tests.laws import problems as p
+from tests.laws import cases, problems as p, test_compositions
 
 IN_TURNS = {"split_learning", "splitfed"}  # their clients follow one another, so another order is another result
 SAMPLER, FEATURES, CLASSES, ROUNDS = cases.SAMPLER, 64, 10, 5

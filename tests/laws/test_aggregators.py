@@ -9,8 +9,7 @@ import pytest
 
 from fedjax_sim import engine
 from fedjax_sim.types import Received
-from tests.laws import cases, laws
-from tests.laws import problems as p
+from tests.laws import cases, laws, problems as p
 
 KEY = jax.random.key(0)
 SPEC = jax.ShapeDtypeStruct((3,), jnp.float32)

@@ -9,8 +9,7 @@ import pytest
 
 from fedjax_sim import aggregation, client, engine, transform
 from fedjax_sim.transform.chain import plain_wire, wire_of
-from tests.laws import cases, laws
-from tests.laws import problems as p
+from tests.laws import cases, laws, problems as p
 
 MEMBERS = cases.CASES["transform"] | {
     "quantize integers": lambda: transform.quantize(4, range=2.0, integers=True),

@@ -13,8 +13,7 @@ import optax
 import pytest
 
 from fedjax_sim import aggregation, algorithms, engine, models, population, sampling
-from tests.laws import device_rows
-from tests.laws import problems as p
+from tests.laws import device_rows, problems as p
 
 KEY = jax.random.key(4)
 ROOT = pathlib.Path(__file__).resolve().parents[2]

@@ -12,8 +12,7 @@ from fedjax_sim import client, engine, server
 from fedjax_sim.algorithms import federated
 from fedjax_sim.client.clipping import clipped_sum
 from fedjax_sim.types import ClientData, Received
-from tests.laws import cases, test_unequal
-from tests.laws import problems as p
+from tests.laws import cases, problems as p, test_unequal
 
 pytestmark = [pytest.mark.filterwarnings("error::FutureWarning"), pytest.mark.optimised(False)]
 

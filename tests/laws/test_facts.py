@@ -10,8 +10,7 @@ import pytest
 
 from fedjax_sim import aggregation, algorithms, client, metrics, run, sampling, server, transform, tree, types
 from fedjax_sim.privacy import mechanism_of
-from tests.laws import cases
-from tests.laws import problems as p
+from tests.laws import cases, problems as p
 
 pytestmark = pytest.mark.optimised(False)  # these laws do not depend on the compiler
 

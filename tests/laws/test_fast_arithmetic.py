@@ -9,8 +9,7 @@ import pytest
 
 from fedjax_sim import engine
 from fedjax_sim.engine.jaxpr import walk
-from tests.laws import cases, device_rows, test_platforms
-from tests.laws import problems as p
+from tests.laws import cases, device_rows, problems as p, test_platforms
 
 KEY = jax.random.key(3)
 ROWS = [(kind, name) for kind in ("algorithms", "transform", "aggregation") for name in test_platforms.rows(kind)]

@@ -8,8 +8,7 @@ import pytest
 
 from fedjax_sim import aggregation
 from fedjax_sim.types import ClientUpdate, Report
-from tests.laws import cases
-from tests.laws import problems as p
+from tests.laws import cases, problems as p
 
 PARAMS = {"kernel": jnp.zeros((4, 5)), "bias": jnp.zeros(5, jnp.bfloat16)}
 

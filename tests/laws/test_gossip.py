@@ -11,8 +11,8 @@ import optax
 import pytest
 
 from fedjax_sim import algorithms, engine, network, sampling
-from tests.laws import cases
-from tests.laws import problems as p
+from fedjax_sim.config.signatures import public_names
+from tests.laws import cases, problems as p
 
 MADE = {name: make() for name, make in cases.CASES["network"].items()}
 GRAPHS = [name for name, made in MADE.items() if isinstance(made, network.Graph)]
@@ -78,7 +78,7 @@ def two_parts(**options) -> network.Graph:
 
 def takes_a_graph() -> list[str]:
     """Algorithms that have an argument for a graph or a mixing over one."""
-    functions = {name: getattr(algorithms, name) for name in algorithms.__all__}
+    functions = {name: getattr(algorithms, name) for name in public_names("fedjax_sim.algorithms")}
     signatures = {name: inspect.signature(f).parameters for name, f in functions.items() if inspect.isfunction(f)}
     return [name for name, arguments in signatures.items() if {"graph", "mixing"} & arguments.keys()]
 

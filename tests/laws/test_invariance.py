@@ -15,8 +15,7 @@ import optax
 import pytest
 
 from fedjax_sim import client, engine
-from tests.laws import laws
-from tests.laws import problems as p
+from tests.laws import laws, problems as p
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 

@@ -10,8 +10,7 @@ import pytest
 from fedjax_sim import engine
 from fedjax_sim.network import Distribution, Graph, Hazard, Link, Mixing
 from fedjax_sim.types import Availability, Devices, Load
-from tests.laws import cases
-from tests.laws import problems as p
+from tests.laws import cases, problems as p
 
 pytestmark = pytest.mark.optimised(False)  # these laws do not depend on the compiler
 

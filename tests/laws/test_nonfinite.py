@@ -12,8 +12,7 @@ from fedjax_sim import aggregation, client, population, sampling, server, transf
 from fedjax_sim.algorithms import federated
 from fedjax_sim.engine import Plan
 from fedjax_sim.types import ClientData
-from tests.laws import laws
-from tests.laws import problems as p
+from tests.laws import laws, problems as p
 
 pytestmark = pytest.mark.optimised(False)  # these laws do not depend on the compiler
 

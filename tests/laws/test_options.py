@@ -15,8 +15,7 @@ import pytest
 
 from fedjax_sim import adversary, aggregation, algorithms, network, sampling, transform
 from fedjax_sim.server import staleness
-from tests.laws import cases
-from tests.laws import problems as p
+from tests.laws import cases, problems as p
 
 pytestmark = pytest.mark.optimised(False)
 KEY, ROUNDS = jax.random.key(0), 4

@@ -9,8 +9,7 @@ import pytest
 
 from fedjax_sim import algorithms, server, types
 from fedjax_sim.types import ParamsKind
-from tests.laws import cases
-from tests.laws import problems as p
+from tests.laws import cases, problems as p
 
 pytestmark = pytest.mark.optimised(False)  # these laws do not depend on the compiler
 

@@ -7,8 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.laws import cases
-from tests.laws import problems as p
+from tests.laws import cases, problems as p
 
 pytestmark = pytest.mark.optimised(False)  # these laws do not depend on the compiler
 

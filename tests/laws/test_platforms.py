@@ -9,8 +9,7 @@ import pytest
 from fedjax_sim import aggregation, engine
 from fedjax_sim.algorithms import federated
 from fedjax_sim.engine.arithmetic import barrier
-from tests.laws import cases, test_compositions
-from tests.laws import problems as p
+from tests.laws import cases, problems as p, test_compositions
 
 PLATFORMS = ("cuda", "tpu")  # what a CPU takes, all other tests show
 DEFAULT = {  # what differs by platform: barriers, exact sums, selections, client memory, local loops

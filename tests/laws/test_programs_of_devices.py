@@ -6,8 +6,7 @@ import pytest
 
 from fedjax_sim import engine
 from fedjax_sim.running.fingerprint import round_program, round_program_on
-from tests.laws import cases, device_rows
-from tests.laws import problems as p
+from tests.laws import cases, device_rows, problems as p
 
 KEY = jax.random.key(0)
 CHEAP = {"fedem"}  # weak types in what clients keep, which a resume on other devices once refused

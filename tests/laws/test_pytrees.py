@@ -10,8 +10,7 @@ import pytest
 
 from fedjax_sim import aggregation, algorithms, client, engine, population, sampling, server
 from fedjax_sim.types import ClientData
-from tests.laws import cases
-from tests.laws import problems as p
+from tests.laws import cases, problems as p
 
 
 @pytest.mark.optimised(False)  # this law does not depend on the compiler

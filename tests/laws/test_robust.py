@@ -10,8 +10,7 @@ import pytest
 from fedjax_sim import aggregation as a
 from fedjax_sim.types import Round
 from tests.aggregation.robust.problems import applied
-from tests.laws import cases
-from tests.laws import problems as p
+from tests.laws import cases, problems as p
 
 pytestmark = pytest.mark.optimised(False)  # these laws do not depend on the compiler
 

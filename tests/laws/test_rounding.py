@@ -16,8 +16,7 @@ from fedjax_sim import aggregation, client, engine, server, transform
 from fedjax_sim.engine.jaxpr import Program, inner_programs, opened, walk
 from fedjax_sim.round.round import aggregate, collect, invite
 from fedjax_sim.types import ClientUpdate, Received, Report
-from tests.laws import cases, device_rows
-from tests.laws import problems as p
+from tests.laws import cases, device_rows, problems as p
 
 KEY = jax.random.key(0)
 

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from fedjax_sim.sweeps import traced_hyperparameters
-from tests.laws import cases
-from tests.laws import problems as p
+from tests.laws import cases, problems as p
 
 SCOPE = "loss_of_a_user"
 BEFORE_THE_ROUNDS = {"consensus"}  # which trains once, in `init`

@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 from fedjax_sim.types import Received
-from tests.laws import cases
-from tests.laws import problems as p
+from tests.laws import cases, problems as p
 
 SPEC = jax.ShapeDtypeStruct((3,), np.float32)
 

@@ -11,8 +11,7 @@ import optax
 import pytest
 
 from fedjax_sim import adversary, aggregation, algorithms, network, sampling, server, transform
-from tests.laws import cases
-from tests.laws import problems as p
+from tests.laws import cases, problems as p
 
 KEY = jax.random.key(0)
 SIZES = np.full(p.NUM_CLIENTS, p.ROWS)

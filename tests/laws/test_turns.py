@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 from fedjax_sim import algorithms
-from tests.laws import cases, laws
-from tests.laws import problems as p
+from tests.laws import cases, laws, problems as p
 
 ROWS = {
     "all at once": (algorithms.splitfed, {}),

@@ -11,8 +11,7 @@ import pytest
 
 from fedjax_sim import aggregation, client, engine, population, server
 from fedjax_sim.algorithms import federated
-from tests.laws import laws
-from tests.laws import problems as p
+from tests.laws import laws, problems as p
 
 SIZES = np.array([3, 700, 40, 50, 1, 300, 64, 12, 60, 5, 8, 260, 30])
 SLOTS = len(SIZES)

@@ -10,8 +10,8 @@ import pytest
 
 from fedjax_sim import aggregation, algorithms, client, sampling, server, transform
 from fedjax_sim.algorithms import as_client_update, federated
-from tests.laws import cases
-from tests.laws import problems as p
+from fedjax_sim.config.signatures import public_names
+from tests.laws import cases, problems as p
 
 INTEGERS = transform.quantize(4, range=2.0, integers=True)
 RECIPES = ("fedadagrad", "fedadam", "fedavg", "fedavgm", "fedprox", "fednova", "fedyogi")
@@ -25,7 +25,7 @@ OWN = (*TOTALS, "clustered_by_updates", "fedexp", "ifca", "mime", "mime_lite")  
 
 def takes_weighting() -> dict[str, set[str]]:
     """Recipes around a server with an option for the weighting, and the names of their arguments."""
-    functions = {name: getattr(algorithms, name) for name in algorithms.__all__}
+    functions = {name: getattr(algorithms, name) for name in public_names("fedjax_sim.algorithms")}
     signatures = {name: inspect.signature(f).parameters for name, f in functions.items() if inspect.isfunction(f)}
     return {name: set(found) for name, found in signatures.items() if {"weighting", "sampler"} <= found.keys()}
 

@@ -1,8 +1,7 @@
 """partition and combine."""
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from fedjax_sim.models import combine, partition
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.laws import laws
-from tests.laws import problems as p
+from tests.laws import laws, problems as p
 
 
 @pytest.mark.default_rows("steps")

@@ -11,8 +11,7 @@ import pytest
 
 from fedjax_sim import algorithms, engine, sampling
 from fedjax_sim.transform import stateless
-from tests.laws import laws
-from tests.laws import problems as p
+from tests.laws import laws, problems as p
 from tests.oracles import paper, scalars
 
 COEFFICIENT = 0.8

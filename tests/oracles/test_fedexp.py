@@ -11,8 +11,7 @@ import optax
 import pytest
 
 from fedjax_sim import aggregation, algorithms, engine, population, sampling, transform
-from tests.laws import laws
-from tests.laws import problems as p
+from tests.laws import laws, problems as p
 from tests.oracles import paper, scalars
 
 EPSILON = 1e-3

@@ -12,8 +12,7 @@ import pytest
 
 from fedjax_sim import algorithms, client, engine, sampling, transform
 from fedjax_sim.algorithms.server.mime_optimizer import OPTIMIZER_RULES, base_optimizer
-from tests.laws import cases, laws
-from tests.laws import problems as p
+from tests.laws import cases, laws, problems as p
 from tests.oracles import paper, scalars
 
 FIRST, SECOND, TAU, RATE = 0.6, 0.9, 0.3, 0.02

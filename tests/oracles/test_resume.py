@@ -9,8 +9,7 @@ import pytest
 
 from fedjax_sim import algorithms, engine, sampling, transform
 from fedjax_sim.running.loop import run
-from tests.laws import cases
-from tests.laws import problems as p
+from tests.laws import cases, problems as p
 from tests.laws.laws import check_equal_bits
 
 pytestmark = pytest.mark.optimised(False)  # one program, stopped and started again

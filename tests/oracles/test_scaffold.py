@@ -10,8 +10,7 @@ import pytest
 
 from fedjax_sim import algorithms, sampling
 from fedjax_sim.engine import Plan
-from tests.laws import laws
-from tests.laws import problems as p
+from tests.laws import laws, problems as p
 from tests.oracles import paper, scalars
 
 EPOCHS = paper.EPOCHS

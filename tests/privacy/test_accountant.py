@@ -8,8 +8,7 @@ import dp_accounting as dp
 import numpy as np
 import pytest
 from dp_accounting.pld import PLDAccountant
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from scipy import stats
 
 from fedjax_sim.privacy import Mechanism, PrivacySpent, account, compose

@@ -17,8 +17,7 @@ import pytest
 
 from fedjax_sim import engine
 from fedjax_sim.running.loop import run
-from tests.laws import cases
-from tests.laws import problems as p
+from tests.laws import cases, problems as p
 from tests.laws.laws import check_equal_bits
 
 pytestmark = pytest.mark.optimised

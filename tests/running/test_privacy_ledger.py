@@ -10,8 +10,7 @@ import jax
 import numpy as np
 import optax
 import pytest
-from hypothesis import example, given, settings
-from hypothesis import strategies as st
+from hypothesis import example, given, settings, strategies as st
 
 from fedjax_sim import aggregation, algorithms, privacy, run, sampling, transform, tree
 from fedjax_sim.config.build import build

@@ -14,8 +14,7 @@ from fedjax_sim import aggregation, algorithms, client, engine, population, samp
 from fedjax_sim.server import downlink
 from fedjax_sim.transform.chain import wire_of
 from fedjax_sim.types import ClientUpdate, Noise, Report
-from tests.laws import cases, laws
-from tests.laws import problems as p
+from tests.laws import cases, laws, problems as p
 
 KEY = jax.random.key(0)
 SGD, MOMENTUM = server.optimizer(optax.sgd(1.0)), server.optimizer(optax.sgd(0.7, momentum=0.9))

@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 from fedjax_sim import study
 from fedjax_sim.command.app import app
 from fedjax_sim.command.study import load_study
+from fedjax_sim.config.signatures import public_names
 from fedjax_sim.running import kept_results
 from fedjax_sim.running.files import lock
 from fedjax_sim.study.dropout.question import dropout
@@ -122,7 +123,7 @@ def test_every_study_keeps(tmp_path):
     keeping |= {
         name for name in set().union(*calls.values()) if name.endswith(".errors") or name.endswith("accuracies")
     }
-    for name in [name for name in study.__all__ if name in calls]:
+    for name in [name for name in public_names("fedjax_sim.study") if name in calls]:
         assert calls[name] & keeping, f"{name} computes without keeping"
         assert not calls[name] & {"sweep", "run"}, f"{name} keeps nothing of its runs"
 

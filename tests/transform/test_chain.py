@@ -23,8 +23,7 @@ from fedjax_sim.transform import (
 )
 from fedjax_sim.transform.chain import plain_wire, wire_of
 from fedjax_sim.types import Mean, Noise, TransformFacts, UpdateTransform, Wire
-from tests.laws import laws
-from tests.laws import problems as p
+from tests.laws import laws, problems as p
 
 KEY = jax.random.key(0)
 SPEC = jax.ShapeDtypeStruct((3,), jnp.float32)

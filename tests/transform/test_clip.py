@@ -13,8 +13,7 @@ from fedjax_sim.transform import chain, clip, gaussian_mechanism, personal_clip,
 from fedjax_sim.transform.chain import plain_wire, wire_of
 from fedjax_sim.transform.clip import clip_metrics
 from fedjax_sim.types import Received, Wire
-from tests.laws import cases, laws
-from tests.laws import problems as p
+from tests.laws import cases, laws, problems as p
 
 KEY = jax.random.key(0)
 SPEC = {"a": jax.ShapeDtypeStruct((4,), jnp.float32), "b": jax.ShapeDtypeStruct((), jnp.float32)}

@@ -19,8 +19,7 @@ from fedjax_sim.transform.alias import alias_table, draw_integers, tail_of
 from fedjax_sim.transform.chain import wire_of
 from fedjax_sim.transform.discrete import IntegerNoise
 from fedjax_sim.types import Received, Wire
-from tests.laws import cases, laws
-from tests.laws import problems as p
+from tests.laws import cases, laws, problems as p
 from tests.transform.test_gaussian import check_level
 
 discrete = importlib.import_module("fedjax_sim.transform.discrete")

@@ -13,8 +13,7 @@ from fedjax_sim.algorithms import federated
 from fedjax_sim.transform import chain, ef21, error_feedback, identity, quantize, random_k, stateless, top_k
 from fedjax_sim.transform.chain import wire_of
 from fedjax_sim.types import Noise
-from tests.laws import cases, laws
-from tests.laws import problems as p
+from tests.laws import cases, laws, problems as p
 
 KEY = jax.random.key(0)
 INNER = {

@@ -26,8 +26,7 @@ from fedjax_sim.transform import (
 )
 from fedjax_sim.transform.chain import plain_wire, wire_of
 from fedjax_sim.types import ClientUpdate, Mean, Report, Wire
-from tests.laws import cases, laws
-from tests.laws import problems as p
+from tests.laws import cases, laws, problems as p
 
 KEY = jax.random.key(0)
 MANY = 1 << 20

@@ -14,8 +14,7 @@ from fedjax_sim.engine import client_keys
 from fedjax_sim.transform import chain, qsgd, quantize, stateless, terngrad
 from fedjax_sim.transform.chain import wire_of
 from fedjax_sim.types import Wire
-from tests.laws import cases, laws
-from tests.laws import problems as p
+from tests.laws import cases, laws, problems as p
 from tests.transform import statistics as s
 
 KEY = jax.random.key(0)

@@ -28,8 +28,7 @@ from fedjax_sim.transform import (
 from fedjax_sim.transform.chain import wire_of
 from fedjax_sim.transform.rotation import hadamard
 from fedjax_sim.types import Noise, Wire
-from tests.laws import cases, laws
-from tests.laws import problems as p
+from tests.laws import cases, laws, problems as p
 from tests.transform import statistics as s
 
 KEY = jax.random.key(0)

@@ -30,8 +30,6 @@ from experiments.benchmarks.rivals.setup import python_of
 from experiments.benchmarks.workloads import WORKLOADS, Workload, algorithm, workload
 from fedjax_sim import run, sampling
 
-__all__ = ["TITLES", "differs", "measure", "ours", "rival", "write_arrays"]
-
 HERE = pathlib.Path(__file__).resolve().parent
 TITLES = {"fedjax": "FedJAX", "pfl": "pfl-research", "drjax": "DrJAX", "flower": "Flower"}
 KINDS = {"cnn_12k": "cnn_12k", "femnist_cnn": "small_cnn", "cifar_cnn": "small_cnn", "lstm": "lstm"}  # else "mlp"

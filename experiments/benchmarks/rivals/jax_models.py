@@ -7,8 +7,6 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-__all__ = ["loss_of", "of"]
-
 
 def _dense(params, x):
     return x @ params["kernel"] + params["bias"]

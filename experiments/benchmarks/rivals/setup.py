@@ -12,8 +12,6 @@ import subprocess
 import sys
 import venv
 
-__all__ = ["PACKAGES", "VENVS", "install", "python_of"]
-
 VENVS = pathlib.Path(__file__).resolve().parent / "venvs"
 PACKAGES = {
     "fedjax": ["fedjax==0.0.17", "jax==0.10.2", "jaxlib==0.10.2"],  # the same JAX as fedjax_sim on Python 3.11

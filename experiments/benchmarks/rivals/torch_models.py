@@ -9,8 +9,6 @@ from pfl.metrics import Weighted
 from torch import nn
 from torch.nn import functional
 
-__all__ = ["Network", "inputs"]
-
 
 def inputs(x: np.ndarray) -> torch.Tensor:
     """Rows as PyTorch wants them, on the device of pfl's model: channels of images first, tokens int64."""

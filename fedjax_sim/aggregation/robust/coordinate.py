@@ -18,18 +18,6 @@ from fedjax_sim.engine.arithmetic.exact_sum import power_of_two
 from fedjax_sim.types import Aggregator, AggregatorFacts, Array, PyTree
 from fedjax_sim.validate import NonNegativeInt
 
-__all__ = [
-    "around_median",
-    "coordinate_median",
-    "enough",
-    "mean_around_median",
-    "median",
-    "minority",
-    "more_than",
-    "sign_majority",
-    "trimmed_mean",
-]
-
 
 def _units(weights: Array) -> Array:
     """Rounds weights to integers, so that cumulative sums of weights are exact.

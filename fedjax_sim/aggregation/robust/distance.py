@@ -19,8 +19,6 @@ from fedjax_sim.engine.arithmetic.rewriter import pairwise_sum
 from fedjax_sim.types import Aggregator, Array, PyTree
 from fedjax_sim.validate import NonNegativeInt, PositiveInt
 
-__all__ = ["bulyan", "krum", "minimum_diameter"]
-
 MOST_SUBSETS = 200_000  # that `minimum_diameter` tries; the program holds all of them
 
 

@@ -12,8 +12,6 @@ from fedjax_sim.engine.all_messages.messages import mean_and_distances, one_row,
 from fedjax_sim.types import Aggregator, Array
 from fedjax_sim.validate import Positive, PositiveInt, Share
 
-__all__ = ["centered_clipping", "geometric_median"]
-
 
 def _message_weights(cohort, trust_weights: bool) -> Array:
     """Returns the reported weights, or 1 for each message that arrived, [m] float32."""

@@ -9,8 +9,6 @@ from fedjax_sim.aggregation.rows import squared_norms
 from fedjax_sim.types import Aggregator, Array, PyTree
 from fedjax_sim.validate import Positive
 
-__all__ = ["check_honest", "norm_bounding", "shortening"]
-
 
 @validate.named_arguments
 def norm_bounding(aggregator: Aggregator, max_norm: Positive) -> Aggregator:

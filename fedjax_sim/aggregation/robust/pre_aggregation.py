@@ -21,8 +21,6 @@ from fedjax_sim.prng import stream
 from fedjax_sim.types import Aggregator
 from fedjax_sim.validate import NonNegativeInt, PositiveInt
 
-__all__ = ["adaptive_clipping", "bucketing", "nearest_neighbour_mixing"]
-
 
 def _pre_aggregated(
     aggregator: Aggregator, change, check=None, number=lambda num_slots: num_slots, least: int = 0, most=None

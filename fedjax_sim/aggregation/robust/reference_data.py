@@ -17,8 +17,6 @@ from fedjax_sim.prng import stream
 from fedjax_sim.types import Aggregator, Array, ClientData, ClientUpdate, PyTree
 from fedjax_sim.validate import FromData, PopulationSize, Positive
 
-__all__ = ["fltrust", "foolsgold"]
-
 
 def fltrust(
     server_work: Annotated[ClientUpdate, FromData("server_work")],

@@ -1,3 +1,1 @@
 """Sums that hide single messages from the server: masks, secret shares, encryption, and the rings of integers used."""
-
-__all__: list[str] = []

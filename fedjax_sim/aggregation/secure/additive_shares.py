@@ -22,8 +22,6 @@ from fedjax_sim.aggregation.secure.ring import Element, Ring
 from fedjax_sim.tree import num_values
 from fedjax_sim.types import Aggregator, Array, PyTree, Wire
 
-__all__ = ["additive_shares", "shares_of"]
-
 MOST_SERVERS = 64
 
 

@@ -8,8 +8,6 @@ import jax.numpy as jnp
 from fedjax_sim import validate
 from fedjax_sim.types import Aggregator, Array, Metric, PyTree, Received
 
-__all__ = ["by_examples"]
-
 LARGEST_WEIGHT = 2.0**31 - 128  # the largest float32 that is an int32
 CAPPED = Metric("capped_weights", "messages whose weight was above max_weight", "count")
 

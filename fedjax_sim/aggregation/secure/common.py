@@ -11,18 +11,6 @@ from fedjax_sim.aggregation.secure.ring import Ring
 from fedjax_sim.types import Aggregator, Array, Metric, PyTree
 from fedjax_sim.validate import PositiveInt
 
-__all__ = [
-    "SECURE_SUM_METRICS",
-    "check_majority",
-    "check_secure_sum_options",
-    "check_survivors_connected",
-    "lane_sums",
-    "luck",
-    "released_unless_aborted",
-    "secure_sum_start",
-    "words",
-]
-
 SECURE_SUM_METRICS = (
     Metric("aborted_rounds", "secure sums aborted", "count"),
     Metric("secure_dropouts", "clients that left during secure aggregation", "count"),

@@ -7,8 +7,6 @@ from typing import NamedTuple
 from fedjax_sim import validate
 from fedjax_sim.validate import PositiveInt
 
-__all__ = ["SecureCost", "secure_sum_cost"]
-
 
 class SecureCost(NamedTuple):
     """The cost of a round of secure aggregation in which `dropped` clients share secrets and do not upload.

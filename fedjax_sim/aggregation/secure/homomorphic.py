@@ -29,8 +29,6 @@ from fedjax_sim.aggregation.secure.ring import Ring
 from fedjax_sim.tree import num_values
 from fedjax_sim.types import Aggregator, Array, Metric, PyTree, Wire
 
-__all__ = ["EncryptedSum", "ciphertext_bytes", "homomorphic_mean", "homomorphic_std", "run_homomorphic_sum"]
-
 LIMITS = {4096: 109, 8192: 218, 16384: 438, 32768: 881}  # bits of all primes for 128-bit security (HE standard, 2018)
 HEADER_BYTES = 192  # at most, of a ciphertext in SEAL's and TenSEAL's formats
 MARGIN = 2  # bits between the largest sum and where it would wrap around; half of the modulus is for the sign

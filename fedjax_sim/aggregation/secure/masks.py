@@ -20,8 +20,6 @@ from fedjax_sim.aggregation.secure import shamir
 from fedjax_sim.aggregation.secure.ring import PRIME, Element, Ring, power
 from fedjax_sim.types import Array, PyTree, Round
 
-__all__ = ["Circle", "Stages", "circle", "is_aborted", "masked", "secrets", "unmasked"]
-
 GENERATOR = 7  # of the field's multiplicative group
 
 

@@ -12,8 +12,6 @@ from fedjax_sim.aggregation.secure.ring import MAX_MESSAGES, Ring
 from fedjax_sim.types import Aggregator, AggregatorFacts, Array, PyTree
 from fedjax_sim.validate import Positive
 
-__all__ = ["ModularSum", "modular_sum", "ring_of"]
-
 
 class ModularSum(NamedTuple):
     """A `ModularSum` is the carry of `modular_sum`: sums over the messages so far."""

@@ -14,8 +14,6 @@ import jax.numpy as jnp
 
 from fedjax_sim.types import Array
 
-__all__ = ["MAX_MESSAGES", "PRIME", "Element", "Ring", "multiplied", "power"]
-
 PRIME = 2**31 - 1
 LANE = 11  # bits of an addend of `Ring.lanes`
 MAX_MESSAGES = 2**32 // 2**LANE  # so many addends of 11 bits cannot overflow a word

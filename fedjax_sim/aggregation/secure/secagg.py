@@ -28,8 +28,6 @@ from fedjax_sim.aggregation.secure.ring import Ring
 from fedjax_sim.tree import num_values
 from fedjax_sim.types import Aggregator, Array, PyTree, Received, Wire
 
-__all__ = ["STEPS", "leaves_before", "left_by", "secure_sum", "stages_of"]
-
 STEPS = ("advertise", "share", "upload", "unmask")
 
 

@@ -8,8 +8,6 @@ import jax.numpy as jnp
 from fedjax_sim.aggregation.secure.ring import PRIME, Ring, multiplied, power
 from fedjax_sim.types import Array
 
-__all__ = ["opened", "shares"]
-
 FIELD = Ring(31, prime=True)
 
 

@@ -1,3 +1,1 @@
 """Federated statistics: clients send sufficient statistics of their rows, and the server makes an estimate of them."""
-
-__all__: list[str] = []

@@ -34,8 +34,6 @@ from fedjax_sim.validate import (
     named_arguments,
 )
 
-__all__ = ["boosted_trees"]
-
 MOST_NUMBERS = 1 << 22  # of a message, and of the values of a forest
 
 

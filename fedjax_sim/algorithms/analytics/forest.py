@@ -11,8 +11,6 @@ import numpy as np
 from fedjax_sim.rounding import reaches
 from fedjax_sim.types import Array
 
-__all__ = ["Growth", "node_of", "scores_of"]
-
 LEAF = -1  # in the place of a feature, for a node without a split
 
 

@@ -16,8 +16,6 @@ from fedjax_sim.rounding import exceeds
 from fedjax_sim.types import Algorithm, Array, Mean, ParamsKind, PyTree, Sampler, ServerUpdate
 from fedjax_sim.validate import Finite, FromData, Integer, NonNegativeInt, Positive, ShareBelowOne, named_arguments
 
-__all__ = ["gaussian_mixture"]
-
 
 @named_arguments
 def gaussian_mixture(

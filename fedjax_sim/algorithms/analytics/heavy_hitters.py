@@ -24,8 +24,6 @@ from fedjax_sim.rounding import reaches
 from fedjax_sim.types import Algorithm, Array, ParamsKind, PyTree, Sampler, ServerUpdate
 from fedjax_sim.validate import FromData, Integer, OpenShare, PositiveInt, named_arguments
 
-__all__ = ["heavy_hitters"]
-
 MOST_CELLS = 1 << 22  # numbers of a message
 NOTHING = -1  # stands for a prefix in an empty place
 

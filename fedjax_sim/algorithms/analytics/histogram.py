@@ -24,8 +24,6 @@ from fedjax_sim.prng import stream
 from fedjax_sim.types import Algorithm, Array, ParamsKind, PyTree, Sampler, ServerUpdate
 from fedjax_sim.validate import Finite, FromData, Integer, NonNegativeInt, PositiveInt, named_arguments
 
-__all__ = ["histogram"]
-
 SMALLEST_SHARE = 1e-6  # of a bin, in the loss: a bin that nobody fills has no infinite loss
 
 

@@ -15,8 +15,6 @@ from fedjax_sim.rounding import exceeds
 from fedjax_sim.types import Algorithm, Array, Mean, ParamsKind, PyTree, Sampler, ServerUpdate
 from fedjax_sim.validate import Finite, FromData, Integer, NonNegativeInt, ShareBelowOne, named_arguments
 
-__all__ = ["drawn_in_a_box", "kmeans", "squared_distances"]
-
 
 @named_arguments
 def kmeans(

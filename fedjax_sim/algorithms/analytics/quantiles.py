@@ -22,8 +22,6 @@ from fedjax_sim.algorithms.analytics.statistic import (
 from fedjax_sim.types import Algorithm, Array, ParamsKind, PyTree, Sampler, ServerUpdate
 from fedjax_sim.validate import Finite, NonNegativeInt, named_arguments
 
-__all__ = ["quantiles"]
-
 ROUNDING = 2.0**-21  # share of the rows by which a sum may be rounded
 
 

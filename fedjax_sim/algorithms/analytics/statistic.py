@@ -40,22 +40,6 @@ from fedjax_sim.types import (
 )
 from fedjax_sim.validate import Default, FromData
 
-__all__ = [
-    "SENT_ROWS",
-    "Columns",
-    "RowOptions",
-    "StatisticOptions",
-    "columns_of",
-    "features_of",
-    "labels_of",
-    "nan_among",
-    "numbers_of",
-    "one_row",
-    "started",
-    "statistic",
-    "summaries",
-]
-
 SENT_ROWS = Metric("rows", "rows in a client's message", pooled="mean", by="clients_reported")
 
 

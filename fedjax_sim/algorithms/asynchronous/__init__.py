@@ -1,3 +1,1 @@
 """Asynchronous algorithms, whose server does not wait for all clients: FedBuff, FedAsync and FedAT."""
-
-__all__: list[str] = []

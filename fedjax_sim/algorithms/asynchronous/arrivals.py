@@ -22,8 +22,6 @@ from fedjax_sim.prng import stream
 from fedjax_sim.sampling.permutation import others, permute
 from fedjax_sim.types import Array, Clock
 
-__all__ = ["PATIENCE", "Arrivals", "Flights", "next_arrivals", "take_off"]
-
 PATIENCE = 60  # seconds until a server looks again for clients when nobody is in flight
 COUNTED = 1024  # up to so many clients are put in order by comparing all pairs; more are sorted
 

@@ -49,20 +49,6 @@ from fedjax_sim.types import (
 )
 from fedjax_sim.validate import Default, PopulationSize, PositiveInt
 
-__all__ = [
-    "METRICS",
-    "AsyncState",
-    "BufferOptions",
-    "arrivals_only",
-    "arrive",
-    "asynchronous",
-    "check_hazard",
-    "check_traffic",
-    "losses",
-    "sent_instead",
-    "start",
-]
-
 MOST_STALENESS = 4095  # an entry of Info holds 4,096 numbers
 METRICS = (
     Metric("round_seconds", "mean simulated time of a step", "seconds", "mean"),

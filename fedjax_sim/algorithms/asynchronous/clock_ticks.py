@@ -8,8 +8,6 @@ import numpy as np
 
 from fedjax_sim.types import Array, Clock
 
-__all__ = ["NEVER_ARRIVES", "advanced", "earliest", "last", "later", "places_of"]
-
 NEVER_ARRIVES = np.uint32(2**32 - 1)  # ticks; stands for an event that does not happen
 
 

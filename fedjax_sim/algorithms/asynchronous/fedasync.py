@@ -39,8 +39,6 @@ from fedjax_sim.transform import identity
 from fedjax_sim.types import Aggregator, Algorithm, Array, Devices, Execution, PyTree, StalenessWeight, Star
 from fedjax_sim.validate import LossFn, PopulationSize, PositiveShare
 
-__all__ = ["fedasync"]
-
 SMALL = 2048  # leaves of at most so many numbers are mixed together, as one array
 
 

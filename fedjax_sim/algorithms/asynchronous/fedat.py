@@ -43,8 +43,6 @@ from fedjax_sim.types import (
 )
 from fedjax_sim.validate import LossFn, PopulationSize
 
-__all__ = ["TierState", "fedat"]
-
 METRICS = (
     Metric("round_seconds", "mean simulated time of a step", "seconds", "mean"),
     Metric("simulated_seconds", "simulated time", "seconds", "last"),

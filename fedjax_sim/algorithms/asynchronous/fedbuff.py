@@ -12,8 +12,6 @@ from fedjax_sim.round.options import FederatedOptions
 from fedjax_sim.types import Aggregator, Algorithm, Devices
 from fedjax_sim.validate import LossFn, PopulationSize
 
-__all__ = ["fedbuff"]
-
 
 class FedBuffOptions(client.LocalSteps, FederatedOptions, BufferOptions, total=False):
     """The options of `client.work`, of `federated` and of a buffer."""

@@ -14,8 +14,6 @@ from fedjax_sim.sampling.time.cut import joules_of, priced_by_part, ticks_done
 from fedjax_sim.sampling.time.hazard import leaves_at
 from fedjax_sim.types import Array, Clock, Devices, Load, Spent
 
-__all__ = ["LOOKING", "Begun", "Traffic", "Trip", "trips"]
-
 LOOKING = 64  # candidates drawn for each client to be sent work after an arrival, where clients may be away
 LOOKING_AGAIN = 4  # the same for each empty place
 CHECKS = 8  # moments at which a client's presence is looked up in its local work, as `with_clock` does by default

@@ -1,3 +1,1 @@
 """Learning without a server: each node trains a model of its own, and mixes it with those of its neighbours."""
-
-__all__: list[str] = []

@@ -16,8 +16,6 @@ from fedjax_sim.transform import identity
 from fedjax_sim.types import Algorithm, UpdateTransform
 from fedjax_sim.validate import LossFn, PositiveShare
 
-__all__ = ["choco"]
-
 
 @validate.named_arguments
 def choco(

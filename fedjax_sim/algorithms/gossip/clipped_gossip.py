@@ -17,8 +17,6 @@ from fedjax_sim.network import Links, Mixing, mixed
 from fedjax_sim.types import Algorithm, Array, Attackers, PyTree
 from fedjax_sim.validate import LossFn
 
-__all__ = ["clipped_gossip", "distances"]
-
 
 @validate.named_arguments
 def clipped_gossip(

@@ -20,8 +20,6 @@ from fedjax_sim.network import Mixing, mixed
 from fedjax_sim.types import Algorithm, ClientUpdate, Evaluated, ParamsKind, PyTree, Work
 from fedjax_sim.validate import LossFn, Positive
 
-__all__ = ["FORMS", "NodeOptions", "consensus", "dgd", "dpsgd", "from_model", "trained"]
-
 FORMS = ("combine_while_adapt", "adapt_then_combine")
 
 

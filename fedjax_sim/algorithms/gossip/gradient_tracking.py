@@ -16,8 +16,6 @@ from fedjax_sim.network import Mixing, mixed
 from fedjax_sim.types import Algorithm
 from fedjax_sim.validate import LossFn, Positive
 
-__all__ = ["gradient_tracking"]
-
 
 @validate.named_arguments
 def gradient_tracking(

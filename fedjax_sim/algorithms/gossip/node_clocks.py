@@ -11,8 +11,6 @@ from fedjax_sim.network import Links, load_of
 from fedjax_sim.network.devices import SATURATED, check_devices, num_saturated, spent_by
 from fedjax_sim.types import Array, Clock, Devices, Load, Metric, PyTree, Work
 
-__all__ = ["BARRIERS", "TIME_METRICS", "NodeTiming", "asked_of", "clocks_after_round", "start_of", "times"]
-
 BARRIERS = ("global", "local")
 TIME_METRICS = (
     Metric("simulated_seconds", "seconds of simulated time until the last node was done", "seconds", "last"),

@@ -39,8 +39,6 @@ from fedjax_sim.types import (
 )
 from fedjax_sim.validate import LossFn
 
-__all__ = ["averaged", "first_places", "meetings", "pairwise_gossip", "price_of_meetings"]
-
 
 class PairwiseOptions(client.LocalSteps, ExecutionOptions, total=False):
     """The options of `client.work` without `weighting`, and the execution options of `federated`."""

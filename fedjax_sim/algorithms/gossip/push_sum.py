@@ -16,8 +16,6 @@ from fedjax_sim.network import Mixing, hears_back, mixed
 from fedjax_sim.types import Algorithm, PyTree
 from fedjax_sim.validate import LossFn
 
-__all__ = ["push_sum"]
-
 
 @validate.named_arguments
 def push_sum(

@@ -19,18 +19,6 @@ from fedjax_sim.round.costs import unusable, work_of
 from fedjax_sim.round.round import aggregate, collect
 from fedjax_sim.types import Algorithm, Array, Cohort, Count, Evaluated, ParamsKind, Population, PyTree, Wire, Work
 
-__all__ = [
-    "distance",
-    "finish",
-    "links_of",
-    "mean_model",
-    "mean_over",
-    "message_bytes",
-    "node_algorithm",
-    "own_models",
-    "train",
-]
-
 
 def links_of(nodes: Nodes, key: Array, state: NodesState) -> Links:
     """The links over which nodes receive messages in the round of this key."""

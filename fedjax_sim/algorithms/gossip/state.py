@@ -36,19 +36,6 @@ from fedjax_sim.types import (
 )
 from fedjax_sim.validate import Default
 
-__all__ = [
-    "NODE_METRICS",
-    "GossipOptions",
-    "Nodes",
-    "NodesState",
-    "Trained",
-    "begun",
-    "check_average",
-    "kept_by_node",
-    "nodes_of",
-    "training",
-]
-
 NODE_METRICS = (
     *ROUND_METRICS,
     Metric("edges", "links over which nodes sent", "count"),

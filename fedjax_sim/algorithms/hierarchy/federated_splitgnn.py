@@ -16,8 +16,6 @@ from fedjax_sim.round.federated import federated
 from fedjax_sim.types import Aggregator, Algorithm, Sampler, UpdateTransform
 from fedjax_sim.validate import Checked, FromData, PositiveInt
 
-__all__ = ["hierarchical_split_gnn"]
-
 
 @validate.named_arguments
 def hierarchical_split_gnn(

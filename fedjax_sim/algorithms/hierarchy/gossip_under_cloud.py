@@ -20,8 +20,6 @@ from fedjax_sim.round.round import aggregate, collect, initial_state, invite
 from fedjax_sim.types import Algorithm, Array, Count, Execution, Mean, Metric, ParamsKind, PyTree, Star
 from fedjax_sim.validate import Checked, FromData
 
-__all__ = ["hierarchical_gossip"]
-
 MOST_EDGES = 4096  # the compiled program holds the whole mixing matrix as a constant
 METRICS = (
     Metric("gossip_bytes", "sent from edge to edge", "bytes"),

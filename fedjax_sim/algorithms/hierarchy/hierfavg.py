@@ -47,8 +47,6 @@ from fedjax_sim.types import (
 )
 from fedjax_sim.validate import FromData, LossFn
 
-__all__ = ["as_client_update", "hierarchical_fedavg", "sampler_inside"]
-
 WEIGHTINGS = (None, "examples", "uniform")
 WEIGHT = "weight inside"  # the name of a metric that sums the clients' weights; it stays inside of the level
 

@@ -1,3 +1,1 @@
 """Clients with models of their own: parts of a model, models beside the shared one, clusters of clients."""
-
-__all__: list[str] = []

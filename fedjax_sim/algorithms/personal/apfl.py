@@ -15,8 +15,6 @@ from fedjax_sim.round.options import RecipeOptions
 from fedjax_sim.types import Aggregator, Algorithm, Array, ClientUpdate, Mean, Metric, PyTree, Sampler
 from fedjax_sim.validate import LossFn, NonNegative, Share, named_arguments
 
-__all__ = ["apfl", "mixture"]
-
 OWN_SHARE = Metric("own_share", "share of their own in clients' models", "share", "last")
 
 

@@ -31,8 +31,6 @@ from fedjax_sim.types import (
 )
 from fedjax_sim.validate import Integer, LossFn, Positive, named_arguments
 
-__all__ = ["Clusters", "clustered_by_updates"]
-
 
 class CFLOptions(client.LocalOptions, ExecutionOptions, total=False):
     """The options of `client.work`, and how a round is computed."""

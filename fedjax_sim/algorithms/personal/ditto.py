@@ -15,8 +15,6 @@ from fedjax_sim.round.options import RecipeOptions
 from fedjax_sim.types import Aggregator, Algorithm, ClientUpdate, Sampler
 from fedjax_sim.validate import LossFn, NonNegative, PositiveInt, named_arguments
 
-__all__ = ["ditto"]
-
 
 @named_arguments
 def ditto(

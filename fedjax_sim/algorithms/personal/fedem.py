@@ -19,8 +19,6 @@ from fedjax_sim.round.options import MessageOptions
 from fedjax_sim.types import Aggregator, Algorithm, Array, ClientUpdate, ParamsKind, PyTree, Sampler
 from fedjax_sim.validate import FromData, Integer, NonNegative, NonNegativeInt, named_arguments
 
-__all__ = ["fedem"]
-
 
 class FedEMOptions(client.LocalOptions, MessageOptions, total=False):
     """The options of `client.work` and `federated`, but no `downlink`: several models would share one replica."""

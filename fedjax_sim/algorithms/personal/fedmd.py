@@ -29,8 +29,6 @@ from fedjax_sim.types import (
 )
 from fedjax_sim.validate import FromData, LossFn, Positive, PositiveInt, named_arguments
 
-__all__ = ["fedmd"]
-
 
 class FedMDOptions(client.LocalSteps, MessageOptions, total=False):
     """The options of `client.work` but the weighting, and those of `federated` but `downlink`."""

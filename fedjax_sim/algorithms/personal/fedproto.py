@@ -18,8 +18,6 @@ from fedjax_sim.round.options import ExecutionOptions
 from fedjax_sim.types import Algorithm, Array, ClientUpdate, ParamsKind, PyTree, Sampler, ServerUpdate, Wire
 from fedjax_sim.validate import FromData, NonNegative, named_arguments
 
-__all__ = ["fedproto"]
-
 
 class FedProtoOptions(client.LocalSteps, ExecutionOptions, total=False):
     """The options of `client.work` but the weighting, and how a round is computed."""

@@ -10,8 +10,6 @@ from fedjax_sim.client.optimizers import OverRounds
 from fedjax_sim.types import Algorithm
 from fedjax_sim.validate import LossFn, PositiveInt
 
-__all__ = ["fine_tuned"]
-
 
 @validate.named_arguments
 def fine_tuned(

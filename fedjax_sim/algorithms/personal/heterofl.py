@@ -35,8 +35,6 @@ from fedjax_sim.types import (
 )
 from fedjax_sim.validate import LossFn, named_arguments
 
-__all__ = ["heterofl"]
-
 
 class HeteroFLOptions(client.LocalOptions, ExecutionOptions, total=False):
     """The options of `client.work`, and how a round is computed."""

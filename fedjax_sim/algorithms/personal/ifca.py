@@ -20,8 +20,6 @@ from fedjax_sim.transform.chain import plain_wire
 from fedjax_sim.types import Algorithm, ClientUpdate, Mean, ParamsKind, PyTree, Sampler, ServerUpdate, UpdateTransform
 from fedjax_sim.validate import Integer, LossFn, NonNegative, NonNegativeInt, named_arguments
 
-__all__ = ["check_spread", "clustered", "ifca", "spread_out"]
-
 
 class IFCAOptions(client.LocalOptions, ExecutionOptions, total=False):
     """The options of `client.work`, and how a round is computed."""

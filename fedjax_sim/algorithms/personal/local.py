@@ -16,8 +16,6 @@ from fedjax_sim.transform import identity
 from fedjax_sim.types import Algorithm, ClientUpdate, ParamsKind, Sampler, ServerUpdate, Wire
 from fedjax_sim.validate import LossFn, named_arguments
 
-__all__ = ["local"]
-
 NOTHING = Wire(0, 0)
 
 

@@ -24,8 +24,6 @@ from fedjax_sim.types import (
     ServerUpdate,
 )
 
-__all__ = ["Kept", "own_training", "with_own_models"]
-
 
 class Kept(NamedTuple):
     """The state of a client."""

@@ -17,8 +17,6 @@ from fedjax_sim.server.clients_part import with_clients_part
 from fedjax_sim.types import Aggregator, Algorithm, Array, ClientData, ClientUpdate, ParamsKind, PyTree, Sampler
 from fedjax_sim.validate import LossFn, PositiveInt
 
-__all__ = ["fedbabu", "fedper", "fedrep"]
-
 
 @validate.named_arguments
 def fedper(

@@ -17,8 +17,6 @@ from fedjax_sim.round.options import RecipeOptions
 from fedjax_sim.types import Aggregator, Algorithm, ClientUpdate, ParamsKind, Sampler
 from fedjax_sim.validate import LossFn, Positive, named_arguments
 
-__all__ = ["per_fedavg"]
-
 
 @named_arguments
 def per_fedavg(

@@ -16,8 +16,6 @@ from fedjax_sim.round.options import RecipeOptions
 from fedjax_sim.types import Aggregator, Algorithm, Array, ClientData, ClientUpdate, PyTree, Sampler
 from fedjax_sim.validate import LossFn, Positive, PositiveInt, Share, named_arguments
 
-__all__ = ["pfedme"]
-
 
 @named_arguments
 def pfedme(

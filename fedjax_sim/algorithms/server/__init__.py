@@ -1,3 +1,1 @@
 """FedAvg and related algorithms: one server and one model, in synchronous rounds."""
-
-__all__: list[str] = []

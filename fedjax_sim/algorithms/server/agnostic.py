@@ -17,8 +17,6 @@ from fedjax_sim.round.options import ExecutionOptions
 from fedjax_sim.types import Aggregator, Algorithm, Array, ClientUpdate, Metric, Round, Sampler
 from fedjax_sim.validate import LossFn, NonNegative, named_arguments
 
-__all__ = ["agnostic", "on_simplex"]
-
 
 class AgnosticOptions(client.LocalSteps, ExecutionOptions, total=False):
     """The options of `client.work` but the weighting, and how a round is computed."""

@@ -19,8 +19,6 @@ from fedjax_sim.server.own_data import own_examples, public_examples
 from fedjax_sim.types import Algorithm, ClientData, ClientUpdate, PyTree, Sampler, ServerUpdate
 from fedjax_sim.validate import FromData, LossFn
 
-__all__ = ["feddf", "pretrained"]
-
 
 class FedDFOptions(client.LocalOptions, MessageOptions, total=False):
     """The options of `client.work` and `federated`, but no `downlink`: the server holds models that it has not sent."""

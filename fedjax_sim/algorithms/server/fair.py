@@ -18,8 +18,6 @@ from fedjax_sim.round.options import ExecutionOptions
 from fedjax_sim.types import Algorithm, Array, ClientUpdate, Mean, PyTree, Sampler
 from fedjax_sim.validate import Finite, LossFn, NonNegative, named_arguments
 
-__all__ = ["qfedavg", "term"]
-
 LEAST_LOSS = 1e-10  # below it a loss counts as this: a power of 0 has no derivative
 
 

@@ -18,8 +18,6 @@ from fedjax_sim.transform.chain import plain_wire
 from fedjax_sim.types import Aggregator, Algorithm, Sampler, UpdateTransform
 from fedjax_sim.validate import LossFn, ShareBelowOne
 
-__all__ = ["fedavg", "fednova", "fedprox", "fedsgd", "record_private_fedavg"]
-
 
 @validate.named_arguments
 def fedsgd(

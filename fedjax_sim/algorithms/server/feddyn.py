@@ -15,8 +15,6 @@ from fedjax_sim.round.options import RecipeOptions
 from fedjax_sim.types import Aggregator, Algorithm, Sampler
 from fedjax_sim.validate import FromData, LossFn
 
-__all__ = ["feddyn"]
-
 
 @validate.named_arguments
 def feddyn(

@@ -15,8 +15,6 @@ from fedjax_sim.round.options import FederatedOptions
 from fedjax_sim.types import Aggregator, Algorithm, Array, Metric, Sampler
 from fedjax_sim.validate import LossFn, Positive, PositiveInt, Share, named_arguments
 
-__all__ = ["fedmgda", "least_mixture"]
-
 
 class FedMGDAOptions(client.LocalSteps, FederatedOptions, total=False):
     """The options of `client.work` but the weighting, and those of `federated`."""

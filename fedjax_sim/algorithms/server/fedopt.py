@@ -13,8 +13,6 @@ from fedjax_sim.round.options import AveragingOptions, RecipeOptions
 from fedjax_sim.types import Algorithm, Sampler
 from fedjax_sim.validate import LossFn, Positive, ShareBelowOne
 
-__all__ = ["fedadagrad", "fedadam", "fedavgm", "fedexp", "fedyogi"]
-
 
 @validate.named_arguments
 def fedavgm(

@@ -15,8 +15,6 @@ from fedjax_sim.round.options import MessageOptions
 from fedjax_sim.types import Aggregator, Algorithm, Array, Metric, PyTree, Round, Sampler
 from fedjax_sim.validate import LossFn, named_arguments
 
-__all__ = ["flexlora", "nearest_product"]
-
 PRODUCT_ERROR = Metric("product_error", "of the mean product, left out by the rank", "share", "last")
 
 

@@ -30,8 +30,6 @@ from fedjax_sim.transform.chain import plain_wire
 from fedjax_sim.types import Algorithm, Array, Count, PyTree, Sampler, ServerUpdate, Star, UpdateTransform, Work
 from fedjax_sim.validate import LossFn, Positive, ShareBelowOne
 
-__all__ = ["mime", "mime_lite"]
-
 
 class MimeOptions(client.LocalOptions, MessageOptions, total=False):
     """The options of `client.work` and `federated`, but no `downlink`: a round has two broadcasts."""

@@ -15,8 +15,6 @@ import jax.numpy as jnp
 from fedjax_sim import tree, validate
 from fedjax_sim.validate import ShareBelowOne
 
-__all__ = ["OPTIMIZER_RULES", "BaseOptimizer", "base_optimizer"]
-
 OPTIMIZER_RULES = ("sgd", "momentum", "rmsprop", "adam")
 
 

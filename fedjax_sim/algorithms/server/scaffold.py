@@ -13,8 +13,6 @@ from fedjax_sim.round.options import RecipeOptions
 from fedjax_sim.types import Algorithm, Sampler
 from fedjax_sim.validate import FromData, LossFn, Positive
 
-__all__ = ["population_weight", "scaffold"]
-
 
 def population_weight(sampler: Sampler, work: client.LocalWork, total_weight: float | None) -> float:
     """The sum W of the weights that all clients of the population would report.

@@ -1,3 +1,1 @@
 """Learning with a model that is cut between parties: split learning, vertical learning and SplitGNN."""
-
-__all__: list[str] = []

@@ -17,8 +17,6 @@ from fedjax_sim.network.link import noise_of
 from fedjax_sim.round.counts import word_pair_product, word_pair_sum
 from fedjax_sim.types import Array, ClientData, ClientUpdate, Metric, PyTree
 
-__all__ = ["split_client"]
-
 METRICS = (
     Metric("split_up_bytes", "besides, sent up at the cut", "bytes", besides=True),  # activations, labels, gradients
     Metric("split_down_bytes", "besides, sent down at the cut", "bytes", besides=True),  # activations, gradients

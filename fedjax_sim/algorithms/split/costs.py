@@ -19,8 +19,6 @@ from fedjax_sim.algorithms.split.traffic import Crossing, crossings
 from fedjax_sim.models import distance_correlation
 from fedjax_sim.types import PyTree
 
-__all__ = ["SplitCosts", "StepTime", "split_costs"]
-
 
 class StepTime(NamedTuple):
     """The time of one training step or one request, in seconds."""

@@ -19,8 +19,6 @@ from fedjax_sim.network import Link
 from fedjax_sim.network.link import send, wires
 from fedjax_sim.types import Array, Cohort, Count, GraphData, Groups, Population, PyTree, Subpopulation
 
-__all__ = ["Joint", "LayerPlaces", "counts", "in_order", "joint_of", "regularized_node_loss"]
-
 
 class Joint(NamedTuple):
     """A `Joint` holds the parties of a cohort as one batch of m graphs."""

@@ -17,12 +17,9 @@ from fedjax_sim import validate
 from fedjax_sim.models import Cut, Model, cut, distance_correlation, supervised
 from fedjax_sim.models.model import check_examples
 from fedjax_sim.network import Link, Transcript
-from fedjax_sim.network.link import send
-from fedjax_sim.network.link import transcript as taken_down
+from fedjax_sim.network.link import send, transcript as taken_down
 from fedjax_sim.types import Array, PyTree
 from fedjax_sim.validate import Number
-
-__all__ = ["LABELS", "PRESENT", "Split", "split_loss", "split_of", "split_transcript"]
 
 LABELS = "labels"  # the name of the message with the labels
 # The name of a column of the examples that is 1 for real examples and 0 in padding, where all columns are 0.

@@ -21,8 +21,6 @@ from fedjax_sim.round.round import close, invite
 from fedjax_sim.round.state import Bases, Gathered
 from fedjax_sim.types import Algorithm, Array, Cohort, PyTree, Received, Round, Star
 
-__all__ = ["in_turns"]
-
 
 def in_turns(made: Algorithm, split: Split, copies: int, *, relay: bool = False) -> Algorithm:
     """Makes the rounds of an algorithm go through the cohort in turns of `copies` clients.

@@ -38,8 +38,6 @@ from fedjax_sim.types import (
 )
 from fedjax_sim.validate import FromData
 
-__all__ = ["split_learning", "splitfed"]
-
 PEER = Metric("peer_bytes", "besides, parts handed on to peers", "bytes", besides=True)
 
 

@@ -53,8 +53,6 @@ from fedjax_sim.types import (
 )
 from fedjax_sim.validate import NonNegative
 
-__all__ = ["split_gnn"]
-
 METRICS = (
     *ROUND_METRICS,
     Metric("boundary_bytes", "for cut edges: embeddings and gradients, both ways", "bytes"),

@@ -15,8 +15,6 @@ from fedjax_sim.network.link import Tap, wires
 from fedjax_sim.round.counts import word_pair, word_pair_product, word_pair_sum
 from fedjax_sim.types import Array, ClientData, PyTree
 
-__all__ = ["Crossing", "bits_by_direction", "crossings", "visits"]
-
 
 class Crossing(NamedTuple):
     """A message from one party to another for one example, and its gradient on the way back; both in whole bytes."""

@@ -39,8 +39,6 @@ from fedjax_sim.types import (
 )
 from fedjax_sim.validate import FromData
 
-__all__ = ["PartyFunctions", "party_functions_of", "vertical", "vertical_loss", "vertical_transcript"]
-
 OBJECTIVES = ("exact", "taylor")
 
 

@@ -14,8 +14,6 @@ from fedjax_sim.engine.all_messages.messages import Messages, messages_of
 from fedjax_sim.engine.all_messages.rows import all_rows, buffer, fill
 from fedjax_sim.types import Aggregator, AggregatorFacts, Array
 
-__all__ = ["SideBySide", "by_rule", "with_cohort_check"]
-
 
 class SideBySide(NamedTuple):
     """The messages of a cohort in the order of their clients' ids; messages that did not arrive stand last."""

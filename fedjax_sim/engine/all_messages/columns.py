@@ -21,20 +21,6 @@ from fedjax_sim.engine.all_messages.rows import AXIS, Rows, on_every_device
 from fedjax_sim.engine.largest import largest_magnitude
 from fedjax_sim.types import Array, PyTree
 
-__all__ = [
-    "Messages",
-    "as_columns",
-    "as_message",
-    "columnwise",
-    "messages_of",
-    "on_devices",
-    "one_message",
-    "one_row",
-    "peaks",
-    "tile_width",
-    "with_message",
-]
-
 TILE = 4096  # coordinates that are worked on at once
 ROWS = 4  # messages whose peaks are computed at once
 

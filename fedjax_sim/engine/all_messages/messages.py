@@ -20,49 +20,29 @@ import jax.numpy as jnp
 
 from fedjax_sim import tree, validate
 from fedjax_sim.engine.all_messages.columns import (
-    Messages,
-    columnwise,
-    messages_of,
+    Messages as Messages,
+    columnwise as columnwise,
+    messages_of as messages_of,
     on_devices,
-    one_message,
-    one_row,
-    peaks,
-    with_message,
+    one_message as one_message,
+    one_row as one_row,
+    peaks as peaks,
+    with_message as with_message,
 )
 from fedjax_sim.engine.all_messages.rows import AXIS
 from fedjax_sim.engine.all_messages.sums import (
-    inner_products,
-    mean_and_distances,
+    inner_products as inner_products,
+    mean_and_distances as mean_and_distances,
     over_tiles,
     repeated,
-    squared_distances,
-    weighted_mean_of_messages,
-    weighted_sum,
+    squared_distances as squared_distances,
+    weighted_mean_of_messages as weighted_mean_of_messages,
+    weighted_sum as weighted_sum,
 )
 from fedjax_sim.engine.arithmetic import exact_sums
 from fedjax_sim.engine.arithmetic.barrier import hidden_zero, rounded_here
 from fedjax_sim.engine.arithmetic.exact_sum import power_of_two
 from fedjax_sim.types import Array
-
-__all__ = [
-    "Messages",
-    "columnwise",
-    "gaps",
-    "gram_matrix",
-    "inner_products",
-    "linear_combinations",
-    "mean_and_distances",
-    "messages_of",
-    "one_message",
-    "one_row",
-    "peaks",
-    "pooled_messages",
-    "squared_distances",
-    "weighted_mean_of_messages",
-    "weighted_rows",
-    "weighted_sum",
-    "with_message",
-]
 
 # Products of messages are computed in this many blocks of messages; fewer messages than LEAST are one block.
 BLOCKS, LEAST = 4, 256

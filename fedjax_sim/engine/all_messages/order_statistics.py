@@ -27,8 +27,6 @@ from fedjax_sim.engine.arithmetic.rewriter import divide
 from fedjax_sim.engine.platform import target
 from fedjax_sim.types import Array
 
-__all__ = ["median", "order_statistic", "trimmed_mean"]
-
 # Bytes of messages x columns of a block, about an L2 cache; the best of 2^16 ... 2^22 measured.
 _BLOCK_BYTES = 1 << 21
 

@@ -22,8 +22,6 @@ import jax.numpy as jnp
 
 from fedjax_sim.types import Array
 
-__all__ = ["UNSIGNED", "floats_of", "ordered", "radix_select"]
-
 UNSIGNED = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32, 8: jnp.uint64}
 _GROUP = 250  # messages of a group: a byte can count them
 

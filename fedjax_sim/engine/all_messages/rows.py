@@ -18,18 +18,6 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from fedjax_sim.engine.arithmetic.barrier import unsigned_zeros
 from fedjax_sim.types import Array, PyTree
 
-__all__ = [
-    "AXIS",
-    "Rows",
-    "all_rows",
-    "buffer",
-    "fill",
-    "merged_rows",
-    "on_every_device",
-    "rows_in_place",
-    "spread_rows",
-]
-
 AXIS = "clients"  # the axis of a mesh of devices
 
 

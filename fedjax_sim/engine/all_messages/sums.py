@@ -21,16 +21,6 @@ from fedjax_sim.engine.arithmetic.barrier import HiddenZero, hidden_zero, rounde
 from fedjax_sim.engine.arithmetic.rewriter import divide, pairwise_sum
 from fedjax_sim.types import Array, PyTree
 
-__all__ = [
-    "inner_products",
-    "mean_and_distances",
-    "over_tiles",
-    "repeated",
-    "squared_distances",
-    "weighted_mean_of_messages",
-    "weighted_sum",
-]
-
 BLOCK = 48  # messages of a tile whose squares are summed at once: a core's cache holds them
 NARROW = 256  # columns of a tile whose distances are computed: a core's cache holds these columns of all messages
 GROUP = 16  # messages that are added at once

@@ -13,8 +13,6 @@ from fedjax_sim.engine.all_messages.radix import UNSIGNED, radix_select
 from fedjax_sim.engine.platform import target
 from fedjax_sim.types import Array
 
-__all__ = ["top_k", "top_k_mask"]
-
 LANES = 512  # columns that a vector is folded into
 
 

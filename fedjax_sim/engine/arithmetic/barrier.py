@@ -43,16 +43,6 @@ from fedjax_sim.engine.jaxpr import opened
 from fedjax_sim.engine.platform import target
 from fedjax_sim.types import Array, PyTree
 
-__all__ = [
-    "HiddenZero",
-    "computed_once",
-    "hidden_zero",
-    "is_computed_once",
-    "rounded_here",
-    "rounding_here",
-    "unsigned_zeros",
-]
-
 
 class HiddenZero(NamedTuple):
     """A number that is 0 at run time, and that the compiler cannot know to be 0."""

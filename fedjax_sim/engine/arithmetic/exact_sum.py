@@ -40,24 +40,6 @@ from fedjax_sim.engine.largest import largest_integer, magnitude_bits
 from fedjax_sim.engine.platform import target
 from fedjax_sim.types import Array, PyTree
 
-__all__ = [
-    "MAX_CHUNK",
-    "ExactSum",
-    "add_messages",
-    "empty",
-    "joined",
-    "kept_bins",
-    "merge_two",
-    "merged",
-    "normal_form",
-    "over_messages",
-    "packed_words",
-    "power_of_two",
-    "spread_out",
-    "sums_as_floats",
-    "without_derivative",
-]
-
 BITS = 23  # of a digit
 LOW_BITS = 20  # of the low word of a sum in normal form
 LOW_MASK = (1 << LOW_BITS) - 1

@@ -16,24 +16,10 @@ import jax.numpy as jnp
 from fedjax_sim import tree, validate
 from fedjax_sim.engine.all_messages.rows import Rows, merged_rows
 from fedjax_sim.engine.arithmetic import exact_sum
-from fedjax_sim.engine.arithmetic.exact_sum import BLOCK, MAX_CHUNK, ExactSum
+from fedjax_sim.engine.arithmetic.exact_sum import BLOCK, MAX_CHUNK as MAX_CHUNK, ExactSum as ExactSum
 from fedjax_sim.engine.arithmetic.mode import is_fast
 from fedjax_sim.engine.platform import target
 from fedjax_sim.types import Array, PyTree
-
-__all__ = [
-    "MAX_CHUNK",
-    "MAX_CLIENTS",
-    "MAX_DEVICES",
-    "ExactSum",
-    "ExactSums",
-    "add",
-    "combine",
-    "merge",
-    "summed",
-    "total",
-    "zeros",
-]
 
 MAX_CLIENTS = 1 << 26  # before a high word could overflow
 MAX_DEVICES = 1 << 10  # before a sum over devices of low words, each below 2^20, could overflow

@@ -9,8 +9,6 @@ import jax
 
 from fedjax_sim import validate
 
-__all__ = ["fast_arithmetic", "is_fast"]
-
 # The setting is part of JAX's trace context: a program traced in one arithmetic is not reused for the other.
 _fast = jax.make_user_context(False)
 

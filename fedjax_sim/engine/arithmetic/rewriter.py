@@ -45,8 +45,6 @@ from fedjax_sim.engine.jaxpr import (
 from fedjax_sim.engine.platform import target
 from fedjax_sim.types import Array, PyTree
 
-__all__ = ["divide", "pairwise_sum", "reproducible"]
-
 # Numbers. A longer sum by halves would hold addends in memory that the compiler never stores, such as the distances of
 # all pairs of messages.
 LARGEST_SUM = 1 << 24

@@ -26,11 +26,9 @@ from pathlib import Path
 
 import numpy as np
 
-from fedjax_sim.engine.client_memory.journal import Journal, MemoryFileError, read_at, write_at
+from fedjax_sim.engine.client_memory.journal import Journal, MemoryFileError as MemoryFileError, read_at, write_at
 from fedjax_sim.engine.client_memory.records import RecordFormat, checksums, has_bits, no_bits, set_bits, with_crc
 from fedjax_sim.types import PyTree
-
-__all__ = ["MemoryFile", "MemoryFileError"]
 
 MAGIC = b"FEDJAXMM"
 SCHEMA = 1

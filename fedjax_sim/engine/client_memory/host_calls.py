@@ -13,8 +13,6 @@ from jax.experimental.buffer_callback import buffer_callback
 from fedjax_sim.engine.platform import are_devices_absent
 from fedjax_sim.types import Array
 
-__all__ = ["STAND_IN", "on_host"]
-
 STAND_IN = "_moved_between_host_and_device"  # the function that stands for a call in programs for absent devices
 
 

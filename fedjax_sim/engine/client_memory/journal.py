@@ -15,8 +15,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-__all__ = ["Journal", "MemoryFileError", "read_at", "write_at"]
-
 MAGIC = b"FEDJAXUN"
 # magic, mark of the file, version, version and bytes of the journal before (-1: none)
 HEAD = struct.Struct("<8s16sqqQ")

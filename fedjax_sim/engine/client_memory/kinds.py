@@ -8,15 +8,12 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh, NamedSharding
-from jax.sharding import PartitionSpec as P
+from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 
 from fedjax_sim import tree
 from fedjax_sim.engine.client_memory.disk import MemoryFile
 from fedjax_sim.engine.client_memory.host_calls import on_host
 from fedjax_sim.types import Array, PyTree
-
-__all__ = ["Disk", "Sharded", "scatter"]
 
 static = {"static": True}
 

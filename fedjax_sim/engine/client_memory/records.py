@@ -17,8 +17,6 @@ import numpy as np
 
 from fedjax_sim.types import PyTree
 
-__all__ = ["RecordFormat", "checksums", "has_bits", "no_bits", "set_bits", "with_crc"]
-
 WRITTEN = 1 << 32  # a bit in the checksum of each record that is no hole, so that no checksum is zero
 
 

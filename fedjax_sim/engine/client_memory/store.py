@@ -18,8 +18,7 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import AbstractMesh, Mesh, NamedSharding
-from jax.sharding import PartitionSpec as P
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec as P
 
 from fedjax_sim import tree, validate
 from fedjax_sim.engine.client_memory.disk import MemoryFile, MemoryFileError
@@ -27,18 +26,6 @@ from fedjax_sim.engine.client_memory.kinds import Disk, Sharded, scatter
 from fedjax_sim.engine.fold import is_unplaced
 from fedjax_sim.engine.platform import device_memory
 from fedjax_sim.types import Array, PyTree
-
-__all__ = [
-    "client_memory",
-    "gathered",
-    "memory_files",
-    "memory_limit",
-    "owned",
-    "put",
-    "scattered",
-    "store",
-    "take",
-]
 
 KINDS = ("auto", "device", "disk")
 LARGE = 1 << 30  # from this many bytes of client memory on a device on, there is a warning

@@ -10,8 +10,6 @@ import numpy as np
 from fedjax_sim.population.datasets.quantities import MOST_LISTED, listed
 from fedjax_sim.population.federated_data import TableColumn
 
-__all__ = ["category", "columns_in_words", "identifier_in_words", "quantity_columns"]
-
 FEWEST_ROWS = 10  # of a column whose distinct values make it look like an identifier
 ENDS_IN_ID = re.compile(r"(^|[^A-Za-z])[iI][dD]$|[a-z](Id|ID)$")  # patient_id, patientId, ID; not acid or grid
 

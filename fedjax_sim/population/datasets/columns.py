@@ -16,18 +16,6 @@ import numpy as np
 
 from fedjax_sim import text_files, validate
 
-__all__ = [
-    "Column",
-    "Identities",
-    "NotUnderstood",
-    "coded",
-    "identities",
-    "joined",
-    "of_texts",
-    "own_name",
-    "read_column",
-]
-
 MOST_EXACT = 1 << 53  # integers above it are not all floats
 LONGEST = 4000  # digits: Python refuses to convert more than 4,300
 DEEPEST = 16  # axes of an array in a row

@@ -33,8 +33,6 @@ from fedjax_sim.population.splits import site_splits, split_learned
 from fedjax_sim.types import ColumnFills, FolderPath, Scale
 from fedjax_sim.validate import Integer, NonNegativeInt
 
-__all__ = ["csv_sites", "heart_disease"]
-
 HOSPITALS = ("cleveland", "hungarian", "switzerland", "va")
 COLUMNS = (
     *("age", "sex", "cp", "trestbps", "chol", "fbs", "restecg", "thalach", "exang", "oldpeak", "slope", "ca", "thal"),

@@ -10,8 +10,6 @@ from fedjax_sim.population.partition import Partition, generator
 from fedjax_sim.population.population import Stored, stored
 from fedjax_sim.validate import NonNegative
 
-__all__ = ["feature_shift"]
-
 
 @validate.named_arguments
 def feature_shift(examples: dict, partition: Partition, *, scale: NonNegative, seed: int) -> Stored:

@@ -16,8 +16,6 @@ from fedjax_sim.population.federated_data import check_ids
 from fedjax_sim.population.splits import site_splits
 from fedjax_sim.regular_files import opened
 
-__all__ = ["read_clients", "split_clients"]
-
 MOST_EXPANSION = 1032  # times that deflate, HDF5's compression, can make bytes smaller
 
 

@@ -17,8 +17,6 @@ from fedjax_sim.population.population import indexed
 from fedjax_sim.regular_files import content_of
 from fedjax_sim.types import FolderPath, Scale
 
-__all__ = ["cifar10", "cifar100", "mnist"]
-
 CIFAR = "https://www.cs.toronto.edu/~kriz/cifar.html"
 PIXELS = 3 * 32 * 32  # of an image of CIFAR, a byte each: all red ones by row, then all green, then all blue ones
 IDX_BYTES = 8  # the code in the third byte of an IDX file that stands for numbers of one byte

@@ -16,8 +16,6 @@ from fedjax_sim.prng import below, stream
 from fedjax_sim.types import Array, ClientData
 from fedjax_sim.validate import Integer, NonNegative, NonNegativeInt, PositiveInt
 
-__all__ = ["synthetic_images"]
-
 GRID = 7  # a prototype is a square of GRID x GRID random levels, enlarged
 
 

@@ -24,8 +24,6 @@ from fedjax_sim.population.population import stored
 from fedjax_sim.types import Array, ClientData, PyTree
 from fedjax_sim.validate import Finite, Integer, Positive
 
-__all__ = ["controller_tuning", "overshoot", "sensor_calibration"]
-
 # Of a plant: the mean and the standard deviation over the operating points.
 STIFFNESS = (1.25, 0.4)
 FRICTION = (0.25, 0.1)

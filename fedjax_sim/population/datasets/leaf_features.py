@@ -16,8 +16,6 @@ from fedjax_sim.regular_files import opened
 from fedjax_sim.types import FolderPath
 from fedjax_sim.validate import Integer, PositiveInt
 
-__all__ = ["celeba", "sent140"]
-
 MOST_PICTURE_BYTES = 1 << 27  # of a picture in RGB before it is resized; those of CelebA have 0.1 MB
 FIELDS = ("id", "date", "query", "user", "text")  # of a tweet
 

@@ -21,8 +21,6 @@ from fedjax_sim.population.splits import split_learned
 from fedjax_sim.types import FilePath, FolderPath, Learned
 from fedjax_sim.validate import Integer, NonNegativeInt, OpenShare
 
-__all__ = ["leaf", "leaf_split", "tff_hdf5"]
-
 TASKS = ("binary", "classification", "next_token", "regression")
 
 

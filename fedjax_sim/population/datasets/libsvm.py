@@ -17,8 +17,6 @@ from fedjax_sim.population.federated_data import FederatedData, existing
 from fedjax_sim.types import FilePath, Learned
 from fedjax_sim.validate import Integer, NonNegativeInt
 
-__all__ = ["libsvm"]
-
 MOST_FEATURES = 1 << 24
 # A file whose largest index is a mistake must not take all memory: rows with a number of features that is not stated
 # may be so many times larger than their file, or have so many bytes.

@@ -16,8 +16,6 @@ from fedjax_sim.prng import stream
 from fedjax_sim.types import Array, ClientData
 from fedjax_sim.validate import NonNegative, NonNegativeInt, PositiveInt
 
-__all__ = ["mixture"]
-
 MOST_NUMBERS = 1 << 26  # of the table of centers
 
 

@@ -35,8 +35,6 @@ from fedjax_sim.population.wrapper import Around
 from fedjax_sim.regular_files import json_of
 from fedjax_sim.types import Array, ClientData, FolderPath, Groups, Learned, Population, Units
 
-__all__ = ["native", "write_native"]
-
 SCHEMA = 1
 FIELDS = ("schema", "name", "task", "input_shape", "num_outputs", "label_names", "vocabulary")
 # Fields of info.json, which it lacks if an earlier version wrote it. Without a record, nothing is known of the rows.

@@ -17,8 +17,6 @@ from fedjax_sim.population.population import indexed
 from fedjax_sim.types import Array, Population
 from fedjax_sim.validate import Integer, NonNegative, NonNegativeInt, Positive, PositiveInt
 
-__all__ = ["quadratic_loss", "quadratic_population", "quadratics"]
-
 
 def _checked_risks(hessians: Any, centers: Any) -> tuple[np.ndarray, np.ndarray]:
     """Returns hessians [N, d, d] and centers [N, d] in float64. Refuses hessians that are not symmetric and PSD."""

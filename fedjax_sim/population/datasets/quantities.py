@@ -15,20 +15,6 @@ from fedjax_sim import validate
 from fedjax_sim.population.federated_data import standardiser
 from fedjax_sim.types import ColumnFills, Learned, Scale, Units
 
-__all__ = [
-    "MOST_LISTED",
-    "Quantities",
-    "classes_learned",
-    "fills_of",
-    "imputed",
-    "listed",
-    "medians_of",
-    "missing_in_words",
-    "quantities",
-    "scale_of",
-    "units_of",
-]
-
 MOST_LISTED = 10  # names that a note lists
 
 

@@ -14,8 +14,6 @@ from fedjax_sim.population.federated_data import PADDING, FederatedData, existin
 from fedjax_sim.types import FolderPath
 from fedjax_sim.validate import Integer, NonNegativeInt, OpenShare
 
-__all__ = ["shakespeare"]
-
 
 def speeches(text: str) -> dict[str, str]:
     """Collects the text of every role, in order of first appearance.

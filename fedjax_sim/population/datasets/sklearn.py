@@ -17,9 +17,6 @@ from fedjax_sim.population.splits import stratified_split
 from fedjax_sim.types import Learned, Population, Scale
 from fedjax_sim.validate import NonNegativeInt, PositiveInt
 
-__all__ = ["breast_cancer", "digits", "digits_partition", "partitioned", "split_rows"]
-
-
 MEASUREMENTS = (
     "radius", "texture", "perimeter", "area", "smoothness", "compactness", "concavity", "concave points", "symmetry",
     "fractal dimension",

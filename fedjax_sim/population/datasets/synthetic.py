@@ -20,8 +20,6 @@ from fedjax_sim.prng import stream
 from fedjax_sim.types import Array, ClientData
 from fedjax_sim.validate import Finite, Integer, NonNegative, NonNegativeInt, Number, PositiveInt
 
-__all__ = ["linear_teacher", "logistic_teacher", "mean_estimation", "synthetic"]
-
 
 @validate.named_arguments
 def synthetic(

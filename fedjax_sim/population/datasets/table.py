@@ -39,8 +39,6 @@ from fedjax_sim.population.splits import client_split, own_split, split_learned,
 from fedjax_sim.types import ColumnFills, ColumnValues, FilePath, Learned, Population, Scale, Units
 from fedjax_sim.validate import Default, Integer, NonNegativeInt, OpenShare
 
-__all__ = ["TableOptions", "from_table", "table"]
-
 TEST_FRACTION = 0.25  # where neither a share nor a table of test rows is given
 MOST_TOLD = 10  # columns whose errors are told at once
 WITHOUT_IT = 'Choose the features without it: features = ["...", "..."].'

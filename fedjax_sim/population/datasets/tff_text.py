@@ -20,8 +20,6 @@ from fedjax_sim.population.splits import split_learned
 from fedjax_sim.types import FilePath
 from fedjax_sim.validate import Integer, NonNegativeInt, OpenShare, PositiveInt
 
-__all__ = ["tff_text"]
-
 MARKS = ("<padding>", "<start>", "<end>", "<unknown>")  # tokens 0 to 3, if words are tokens
 START, END, UNKNOWN = 1, 2, 3  # their positions in MARKS
 

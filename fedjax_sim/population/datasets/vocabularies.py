@@ -8,8 +8,6 @@ from collections.abc import Iterable, Sequence
 from fedjax_sim import validate
 from fedjax_sim.types import Learned
 
-__all__ = ["codes_of", "frequent_words", "stated_tokens", "vocabulary_learned"]
-
 
 def vocabulary_learned(stated: Sequence[str] | None) -> tuple[Learned, ...]:
     """Returns the record that the vocabulary is that of all clients' texts, unless it is stated."""

@@ -1,3 +1,1 @@
 """This subpackage divides graphs among clients."""
-
-__all__: list[str] = []

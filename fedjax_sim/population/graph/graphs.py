@@ -28,8 +28,6 @@ from fedjax_sim.regular_files import opened
 from fedjax_sim.types import FolderPath, GraphData
 from fedjax_sim.validate import Integer, NonNegative, OpenShare, Positive, PositiveInt
 
-__all__ = ["cora", "karate_club", "molecules", "node_data", "read_cora", "stochastic_blocks"]
-
 KARATE = {  # friendships outside of the club: member -> the friends with larger numbers
     0: "1 2 3 4 5 6 7 8 10 11 12 13 17 19 21 31", 1: "2 3 7 13 17 19 21 30", 2: "3 7 8 9 13 27 28 32", 3: "7 12 13",
     4: "6 10", 5: "6 10 16", 6: "16", 8: "30 32 33", 9: "33", 13: "33", 14: "32 33", 15: "32 33", 18: "32 33",

@@ -13,8 +13,6 @@ from fedjax_sim.population.partition import generator
 from fedjax_sim.population.population import stored
 from fedjax_sim.types import GraphData
 
-__all__ = ["link_data", "with_links"]
-
 
 def link_data(
     graph: GraphData,

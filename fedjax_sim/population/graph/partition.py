@@ -18,18 +18,6 @@ from fedjax_sim.population.partition import generator
 from fedjax_sim.types import GraphData, Learned
 from fedjax_sim.validate import NonNegativeInt, PositiveInt
 
-__all__ = [
-    "PARTITIONS",
-    "Parties",
-    "edge_owners",
-    "graph_data",
-    "neighbourhoods",
-    "node_owners",
-    "parties_of",
-    "shared_graph",
-    "stacked_graphs",
-]
-
 PARTITIONS = ("community", "label", "random")
 PASSES = 10  # over all nodes, of the partition by community
 

@@ -22,8 +22,6 @@ from fedjax_sim.types import (
     learned_from,
 )
 
-__all__ = ["CountedGroup", "Group", "GroupOfGroups", "Grouped", "grouped"]
-
 static = {"static": True}
 
 

@@ -18,8 +18,6 @@ from fedjax_sim.population.records import with_record
 from fedjax_sim.types import Learned, Population
 from fedjax_sim.validate import NonNegativeInt
 
-__all__ = ["counts_of_labels_in_range", "with_groups"]
-
 WAYS = ("order", "random", "size", "labels")
 MOST_NAMED = 3  # clients that name a group
 

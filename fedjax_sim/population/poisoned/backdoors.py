@@ -26,8 +26,6 @@ from fedjax_sim.prng import counter_bits, stream
 from fedjax_sim.types import Array, ClientData, PyTree
 from fedjax_sim.validate import OpenShare
 
-__all__ = ["backdoor", "edge_case_backdoor"]
-
 
 def _planted(stamp: Callable, target: Array, rows: Array, key: Array, data: ClientData) -> PyTree:
     """Returns the examples, of which a share `rows` has the trigger and the target label."""

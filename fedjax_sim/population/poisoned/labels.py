@@ -16,8 +16,6 @@ from fedjax_sim.prng import counter_bits, stream
 from fedjax_sim.types import Array, ClientData, PyTree
 from fedjax_sim.validate import Finite
 
-__all__ = ["label_flip", "label_offset", "num_labels", "random_labels"]
-
 
 def num_labels(data: FederatedData) -> int:
     """Returns the number of classes of a data set whose targets are labels, 2 for the task "binary".

@@ -26,8 +26,6 @@ from fedjax_sim.prng import client_key, counter_bits, stream
 from fedjax_sim.types import Array, ClientData, Population
 from fedjax_sim.validate import NonNegativeInt, PositiveShare
 
-__all__ = ["Poisoned", "check_data", "check_rows", "chosen_clients", "chosen_rows", "constrained", "poisoned"]
-
 MOST_POISONED = 1 << 24  # clients
 PURPOSE = 3  # of the seed, beside training (1) and held-out (2) clients, see `seeds.seed_words`
 

@@ -14,8 +14,6 @@ from fedjax_sim import validate
 from fedjax_sim.types import Array
 from fedjax_sim.validate import Finite, NonNegativeInt, Positive
 
-__all__ = ["Trigger", "pixels", "set_points", "spectral", "tag"]
-
 
 class Trigger(NamedTuple):
     """A trigger is a pattern that is put into inputs.

@@ -15,8 +15,6 @@ import numpy as np
 
 from fedjax_sim import validate
 
-__all__ = ["Alignment", "align_diffie_hellman", "align_exact", "align_keyed", "check_records", "linked"]
-
 KEY_BYTES = 16  # least length of a secret key
 # Curve25519 is y^2 = x^3 + A x^2 + x modulo this prime (RFC 7748).
 CURVE_PRIME = 2**255 - 19

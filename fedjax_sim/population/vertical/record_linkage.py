@@ -12,8 +12,6 @@ from fedjax_sim import validate
 from fedjax_sim.population.vertical.private_set_intersection import Alignment, check_key, check_records, checked_overlap
 from fedjax_sim.validate import Integer, PositiveInt, PositiveShare
 
-__all__ = ["align_similar", "bloom_filters", "dice"]
-
 BLOCK = 1024  # rows compared at once
 
 

@@ -24,8 +24,6 @@ from fedjax_sim.population.vertical.private_set_intersection import (
 from fedjax_sim.population.vertical.record_linkage import align_similar
 from fedjax_sim.validate import NonNegativeInt, PositiveShare, Share
 
-__all__ = ["joined", "with_parties"]
-
 WAYS = ("exact", "keyed", "diffie_hellman", "similar")
 MISSING = ("drop", "zeros")
 MOST_CLIENTS = 10_000  # each client's rows are aligned on the host

@@ -1,3 +1,1 @@
 """Samplers with a clock of simulated time: deadlines, hazards, batteries, and the cost of a round."""
-
-__all__: list[str] = []

@@ -13,8 +13,6 @@ from fedjax_sim.sampling.time.cut import changed, cut_cohort, lasting, timed, un
 from fedjax_sim.types import Devices, Load, Metric, Sampler
 from fedjax_sim.validate import NonNegativeInt
 
-__all__ = ["EXHAUSTED", "with_battery"]
-
 EXHAUSTED = Metric("exhausted", "clients whose battery ran out", "count")
 SOME = 64  # the clients for which it is checked that they spend energy
 

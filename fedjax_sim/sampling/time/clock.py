@@ -17,8 +17,6 @@ from fedjax_sim.sampling.time.round_cost import price_of
 from fedjax_sim.types import Array, Clock, Cohort, Devices, Metric, Sampler
 from fedjax_sim.validate import Integer
 
-__all__ = ["INTERRUPTED", "with_clock"]
-
 TIMES = (
     Metric("round_seconds", "mean simulated time of a round", "seconds", "mean"),
     Metric("simulated_seconds", "simulated time", "seconds", "last"),

@@ -16,26 +16,6 @@ from fedjax_sim.sampling.time.round_cost import More, Price
 from fedjax_sim.sampling.visits import DISTINCT
 from fedjax_sim.types import Array, Clock, Cohort, Devices, Load, Metric, PyTree, Sampler, Spent
 
-__all__ = [
-    "LONGEST",
-    "Timed",
-    "changed",
-    "cut_cohort",
-    "first_pass",
-    "joules_of",
-    "lasting",
-    "price_in",
-    "priced_by_part",
-    "repriced",
-    "spend",
-    "stated",
-    "ticks_done",
-    "timed",
-    "unlimited",
-    "untimed",
-    "window",
-]
-
 LONGEST = 2**31 - 2**21  # the largest number of ticks until the last client is done
 
 

@@ -21,8 +21,6 @@ from fedjax_sim.sampling.time.round_cost import Price
 from fedjax_sim.types import Array, Cohort, Devices, Metric, Sampler
 from fedjax_sim.validate import Positive
 
-__all__ = ["with_deadline", "with_over_selection", "with_radio_budget"]
-
 LATE = Metric("late", "clients too late for the deadline", "count")
 SHORTENED = Metric("shortened", "clients that sent part of their work", "count")
 NOT_NEEDED = Metric("not_needed", "clients slower than the first that were needed", "count")

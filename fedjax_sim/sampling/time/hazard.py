@@ -12,8 +12,6 @@ from fedjax_sim.sampling.time.clock import INTERRUPTED
 from fedjax_sim.sampling.time.cut import changed, cut_cohort, timed, unlimited
 from fedjax_sim.types import Array, Devices, Sampler, Spent
 
-__all__ = ["leaves_at", "with_hazard"]
-
 NEVER = 2**31 - 1  # ticks
 
 

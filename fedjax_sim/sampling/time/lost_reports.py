@@ -7,8 +7,6 @@ import jax.numpy as jnp
 
 from fedjax_sim.types import Array, Cohort
 
-__all__ = ["NEVER", "UNHEARD", "losing", "lost_to", "recounted", "regained", "some_slots"]
-
 NEVER = 2**31 - 1  # ticks
 UNHEARD = NEVER - 1  # the moment of a report that is lost whenever the round ends: after all other moments
 

@@ -12,8 +12,6 @@ from fedjax_sim.network import load_of
 from fedjax_sim.rounding import steps_of_work
 from fedjax_sim.types import Array, Cohort, Load, PyTree, Work
 
-__all__ = ["NOTHING_MORE", "More", "Price", "price_of"]
-
 
 class More(NamedTuple):
     """A `More` holds what the slots of a cohort spend beside their loads, because of the clients they take part with.

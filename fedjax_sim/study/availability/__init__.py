@@ -1,3 +1,1 @@
 """This study asks what it costs when the availability of clients depends on their data."""
-
-__all__: list[str] = []

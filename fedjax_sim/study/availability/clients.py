@@ -23,8 +23,6 @@ from fedjax_sim.study.findings import Comparison, measured
 from fedjax_sim.study.quadratic_settings import Problem
 from fedjax_sim.types import Aggregator, Algorithm, Availability, Devices, Sampler, Spent
 
-__all__ = ["DAYS", "QuadraticFedAvg", "correlated", "day", "day_rows", "persistence_rows", "rate_rows", "rates_of"]
-
 SLOT = 60  # seconds of a round, and of a slot of availability
 HOUR, DAY = 3600, 86_400  # seconds
 RATES = (0.15, 0.95)  # the range of the clients' probabilities of being available

@@ -13,8 +13,6 @@ from fedjax_sim.study.availability.clients import DAYS, QuadraticFedAvg, correla
 from fedjax_sim.study.charts import DASHED, MARKERS, chart
 from fedjax_sim.study.findings import Comparison, comparisons_of
 
-__all__ = ["availability_figure"]
-
 LOOKS = {"mean": (plots.BLUE, "o", "-"), "corrected": (plots.ORANGE, "s", DASHED)}
 WORDS = {"mean": "mean of those who are there", "corrected": "weighted by 1 / response rate"}
 

@@ -12,8 +12,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-__all__ = ["Law", "corrected", "daily", "naive", "persistent", "round_contraction"]
-
 
 class Law(NamedTuple):
     """A `Law` holds the moments of the model after many rounds.

@@ -13,8 +13,6 @@ from fedjax_sim.study.availability.reading import availability_reading
 from fedjax_sim.study.findings import FEW, Findings, least_runs
 from fedjax_sim.validate import Integer, NonNegativeInt, Number
 
-__all__ = ["availability"]
-
 QUESTION = "What does it cost when who is there depends on the data?"
 SLOWER = 10  # of the second step size of training around the clock
 

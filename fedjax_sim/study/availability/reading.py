@@ -7,8 +7,6 @@ from typing import Any
 
 from fedjax_sim.study.findings import Comparison, comparisons_of
 
-__all__ = ["availability_reading"]
-
 
 def availability_reading(found: Sequence[Comparison], options: dict[str, Any]) -> Iterator[str]:
     """Yields paragraphs in plain words that say what the numbers of the study mean.

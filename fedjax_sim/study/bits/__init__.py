@@ -1,3 +1,1 @@
 """This study asks how few bits for each number of an update suffice."""
-
-__all__: list[str] = []

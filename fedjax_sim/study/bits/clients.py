@@ -16,8 +16,6 @@ from fedjax_sim.study.problems import Vectors
 from fedjax_sim.transform.chain import wire_of
 from fedjax_sim.types import Array, UpdateTransform
 
-__all__ = ["LOOKS", "QuantizedClients"]
-
 STEP_SIZE = 0.5  # of the runs to the floor
 LOOKS = (1, 2, 4, 8, 24)  # rounds that are measured; (1 - STEP_SIZE)^48 is negligible, so the last is at the floor
 BATCH = 50  # runs under one vmap

@@ -13,8 +13,6 @@ from fedjax_sim.study.bits.messages import GRID_NAMES
 from fedjax_sim.study.charts import DASHED, DOTTED, chart, points, rows_of
 from fedjax_sim.study.findings import Comparison
 
-__all__ = ["bits_figure"]
-
 LEAST = 1e-5  # squared distance that the figure shows
 
 

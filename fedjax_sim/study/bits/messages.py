@@ -15,8 +15,6 @@ from fedjax_sim.study.findings import Comparison, measured
 from fedjax_sim.study.problems import Vectors, side_by_side
 from fedjax_sim.types import Array
 
-__all__ = ["FEEDBACK_ROUNDS", "GRID_NAMES", "conditions_of", "feedback_floors", "single_releases"]
-
 GRID_NAMES = {False: "textbook grid", True: "grid with zero"}  # by `keeps_zeros`
 POSITIONS = (0.1, 0.3, 0.5)  # between two levels, of numbers that all clients share
 BLOCK = 24  # numbers of an update in each part of a single round

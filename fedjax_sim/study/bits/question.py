@@ -18,8 +18,6 @@ from fedjax_sim.study.bits.messages import conditions_of, feedback_floors, singl
 from fedjax_sim.study.bits.reading import bits_reading
 from fedjax_sim.study.findings import FEW, Comparison, Findings, least_runs
 
-__all__ = ["bits"]
-
 QUESTION = "How few bits will do?"
 
 

@@ -10,8 +10,6 @@ from fedjax_sim.study.bits.messages import FEEDBACK_ROUNDS, GRID_NAMES
 from fedjax_sim.study.charts import rows_of
 from fedjax_sim.study.findings import Comparison
 
-__all__ = ["bits_reading"]
-
 
 def bits_reading(clients: QuantizedClients, found: Sequence[Comparison], bits: Sequence[int]) -> Iterator[str]:
     """Yields paragraphs in plain words that say what the numbers of the study mean.

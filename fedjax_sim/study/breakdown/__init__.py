@@ -1,3 +1,1 @@
 """This study asks how many attackers break a robust aggregator, and how far fewer attackers can move it."""
-
-__all__: list[str] = []

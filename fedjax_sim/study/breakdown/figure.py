@@ -9,8 +9,6 @@ from fedjax_sim.report import plots
 from fedjax_sim.study.charts import DASHED, DOTTED, chart, points, rows_of
 from fedjax_sim.study.findings import Comparison, comparisons_of
 
-__all__ = ["breakdown_figure"]
-
 LOOKS = ((plots.BLUE, "o", "-"), (plots.ORANGE, "s", DASHED), (plots.BLACK, "^", DOTTED), (plots.GREY, "D", "-"),
          (plots.INK, "v", DASHED))  # fmt: skip
 

@@ -21,8 +21,6 @@ from fedjax_sim.study.single_rounds import released
 from fedjax_sim.study.switched import attack_of_index, first_clients, rule_of_index
 from fedjax_sim.types import Aggregator, Array
 
-__all__ = ["FAR", "breakdown"]
-
 QUESTION = "How many attackers break a rule, and how far do fewer of them move it?"
 # Each coordinate of a message that is meant to break a rule. Honest numbers lie between about -3 and 4.
 FAR = 2.0**20

@@ -1,3 +1,1 @@
 """This study asks how to spend a budget of bytes, joules or seconds: on which cohort, deadline and bits."""
-
-__all__: list[str] = []

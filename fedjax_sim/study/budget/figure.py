@@ -10,8 +10,6 @@ from fedjax_sim.study.charts import DASHED, MARKERS, points, rows_of
 from fedjax_sim.study.findings import Comparison
 from fedjax_sim.theory import Allocation
 
-__all__ = ["budget_figure"]
-
 # By bits: a colour, and markers without and with a deadline.
 LOOKS = ((plots.ORANGE, "^v"), (plots.BLUE, "os"), (plots.BLACK, "Dd"), (plots.GREY, "<>"))
 

@@ -18,8 +18,6 @@ from fedjax_sim.study.findings import FEW, Comparison, Findings, least_runs, mea
 from fedjax_sim.types import Array
 from fedjax_sim.validate import Integer, NonNegativeInt, Number, Positive
 
-__all__ = ["budget"]
-
 QUESTION = "On which cohort, deadline and bits is a budget of bytes, energy or time best spent?"
 MOST_ROUNDS = 10_000
 

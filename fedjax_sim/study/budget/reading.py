@@ -8,8 +8,6 @@ from typing import Any
 from fedjax_sim.study.findings import Comparison, comparisons_of
 from fedjax_sim.theory import Allocation, Choice
 
-__all__ = ["budget_reading"]
-
 
 def budget_reading(
     found: Sequence[Comparison], allocations: Mapping[str, Allocation], options: Mapping[str, Any]

@@ -16,8 +16,6 @@ from fedjax_sim.instruments.runs import independent_runs
 from fedjax_sim.prng import normal, random_bits, stream
 from fedjax_sim.types import Algorithm, Array, ClientData, ParamsKind, Population, PyTree
 
-__all__ = ["UNITS", "Sensors"]
-
 STEP_SIZE = 0.1
 NUM_STEPS = 2
 GRADIENT_NOISE = 1.0  # standard deviation of a coordinate of a local gradient

@@ -1,3 +1,1 @@
 """This study asks who should add privacy noise: the server, shares that add up, or every client."""
-
-__all__: list[str] = []

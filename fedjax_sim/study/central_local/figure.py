@@ -12,8 +12,6 @@ from fedjax_sim.report import plots
 from fedjax_sim.study.charts import DASHED, DOTTED, chart, points, rows_of
 from fedjax_sim.study.findings import Comparison
 
-__all__ = ["central_local_figure"]
-
 
 def central_local_figure(sizes: Sequence[int], multiplier: float, clip_norm: float, found: Sequence[Comparison]) -> Any:
     """Draws four panels against the cohort size, with theory as lines and measurements as points.

@@ -19,8 +19,6 @@ from fedjax_sim.study.problems import Vectors, side_by_side
 from fedjax_sim.types import Array, UpdateTransform
 from fedjax_sim.validate import Integer, NonNegativeInt, Number, OpenShare, Positive, PositiveInt
 
-__all__ = ["central_local"]
-
 QUESTION = "Who should add the noise: the server, shares that add up, or every client?"
 PLACES = ("central", "distributed", "local")
 GROUPS = 20  # of releases; each group gives a sample of the slope

@@ -9,8 +9,6 @@ from fedjax_sim.rounding import shown_up
 from fedjax_sim.study.charts import rows_of
 from fedjax_sim.study.findings import Comparison
 
-__all__ = ["central_local_reading"]
-
 
 def central_local_reading(found: Sequence[Comparison], options: dict[str, Any]) -> Iterator[str]:
     """Yields paragraphs in plain words that say what the numbers of the study mean.

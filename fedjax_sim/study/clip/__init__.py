@@ -1,3 +1,1 @@
 """This study asks at which norm updates should be clipped."""
-
-__all__: list[str] = []

@@ -13,8 +13,6 @@ from fedjax_sim.study.findings import Comparison, measured
 from fedjax_sim.study.problems import Vectors, side_by_side
 from fedjax_sim.theory.clipping import ClippedMean
 
-__all__ = ["UnequalClients"]
-
 FLOOR_ROUNDS = 100  # of a run to the floor
 
 

@@ -12,8 +12,6 @@ from fedjax_sim.study.charts import DASHED, DOTTED, chart, points, rows_of
 from fedjax_sim.study.clip.clients import UnequalClients
 from fedjax_sim.study.findings import Comparison
 
-__all__ = ["PERSONAL", "clip_figure"]
-
 PERSONAL = "personal, no epsilon"
 
 

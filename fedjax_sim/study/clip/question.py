@@ -14,8 +14,6 @@ from fedjax_sim.study.clip.figure import PERSONAL, clip_figure
 from fedjax_sim.study.clip.reading import clip_reading
 from fedjax_sim.study.findings import FEW, Findings, least_runs
 
-__all__ = ["clip"]
-
 QUESTION = "At which norm should updates be clipped?"
 AROUND = (1 / 3, 1.0, 3.0)  # of the best clip norm
 

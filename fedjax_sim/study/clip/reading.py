@@ -8,8 +8,6 @@ from fedjax_sim.study.charts import rows_of
 from fedjax_sim.study.clip.clients import UnequalClients
 from fedjax_sim.study.findings import Comparison
 
-__all__ = ["clip_reading"]
-
 
 def clip_reading(
     problem: UnequalClients, best: dict[float, float], multiplier: float, found: Sequence[Comparison]

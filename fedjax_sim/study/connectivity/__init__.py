@@ -1,3 +1,1 @@
 """This study asks how well nodes without a server must be connected."""
-
-__all__: list[str] = []

@@ -13,8 +13,6 @@ from fedjax_sim.study.charts import DASHED, DOTTED, MARKERS, chart, points, rows
 from fedjax_sim.study.connectivity.nodes import DECAYING, LEAST, eigenvalues_of
 from fedjax_sim.study.findings import Comparison
 
-__all__ = ["connectivity_figure"]
-
 LOOKS = [(plots.BLUE, "o"), (plots.ORANGE, "s"), (plots.BLACK, "^"), (plots.GREY, "D")]
 
 

@@ -16,20 +16,6 @@ from fedjax_sim.running import kept_results
 from fedjax_sim.study.findings import Comparison, measured
 from fedjax_sim.types import Algorithm, Array, ClientData, Population
 
-__all__ = [
-    "AGREED",
-    "DECAYING",
-    "DEGREE",
-    "DPSGD_STEP_SIZE",
-    "LEAST",
-    "NOISE",
-    "SMALL",
-    "agreement",
-    "decay",
-    "eigenvalues_of",
-    "floors",
-]
-
 DEGREE = 8  # of the random graph
 AGREED = 1e-3  # the share of the squared distance at the start at which nodes count as agreed
 DECAYING = ("ring", "torus", "exponential", "random")  # graphs of `decay`

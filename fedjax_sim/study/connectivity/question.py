@@ -16,8 +16,6 @@ from fedjax_sim.study.connectivity.reading import connectivity_reading
 from fedjax_sim.study.findings import FEW, Comparison, Findings, least_runs
 from fedjax_sim.validate import Integer, NonNegativeInt
 
-__all__ = ["connectivity"]
-
 QUESTION = "How well must nodes without a server be connected?"
 
 

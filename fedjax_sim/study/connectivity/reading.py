@@ -7,8 +7,6 @@ from collections.abc import Iterator, Sequence
 from fedjax_sim.study.connectivity.nodes import AGREED, DEGREE, DPSGD_STEP_SIZE
 from fedjax_sim.study.findings import Comparison, comparisons_of
 
-__all__ = ["connectivity_reading"]
-
 
 def connectivity_reading(found: Sequence[Comparison]) -> Iterator[str]:
     """Yields paragraphs in plain words that say what the numbers of the study mean.

@@ -1,3 +1,1 @@
 """This study asks what several local steps do to the point that training converges to."""
-
-__all__: list[str] = []

@@ -14,8 +14,6 @@ from fedjax_sim.study.drift.parts import BIAS_PARTS, PAIR, proximal_theory
 from fedjax_sim.study.findings import Comparison, comparisons_of
 from fedjax_sim.study.quadratic_settings import Base, Problem, two_kinds
 
-__all__ = ["drift_figure"]
-
 LOOKS = (
     ("-", plots.BLUE, "o"),
     (DASHED, plots.ORANGE, "s"),

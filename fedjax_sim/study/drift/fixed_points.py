@@ -14,8 +14,6 @@ from fedjax_sim.study.drift.parts import PAIR
 from fedjax_sim.study.findings import Comparison
 from fedjax_sim.study.quadratic_settings import SMALLEST_CURVATURE, Base, MeasuredRun, Problem, run_settings, two_kinds
 
-__all__ = ["fixed_point_rows"]
-
 MORE_ROUNDS = 1200  # the fewest rounds of algorithms whose rate has no closed form here
 UNEQUAL_ETAS = (0.1, 0.01)  # step sizes of clients with unequal numbers of steps
 

@@ -20,8 +20,6 @@ from fedjax_sim.running import kept_results
 from fedjax_sim.study.findings import Comparison, measured
 from fedjax_sim.study.quadratic_settings import LARGEST_CURVATURE, Base, Problem, distance_to, two_kinds
 
-__all__ = ["BIAS_PARTS", "PAIR", "bias_rows", "model_drift_rows", "proximal_rows", "proximal_theory"]
-
 SOLVE_STEPS = 200  # of gradient descent on a local problem, which solve it up to rounding in float32
 PAIR = (1.0, 10.0)  # curvatures of two kinds of clients, the optima of one at 0, of the other at 1
 TRAINED_ROUNDS = 30  # before the model's drift is measured

@@ -13,8 +13,6 @@ from fedjax_sim.study.drift.reading import drift_reading
 from fedjax_sim.study.findings import Findings
 from fedjax_sim.study.quadratic_settings import LARGEST_CURVATURE, Base, quadratic_clients
 
-__all__ = ["drift"]
-
 QUESTION = "What do several local steps do to the point that training converges to?"
 
 

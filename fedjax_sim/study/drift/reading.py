@@ -10,8 +10,6 @@ from fedjax_sim import theory
 from fedjax_sim.study.findings import Comparison, comparisons_of
 from fedjax_sim.study.quadratic_settings import Base
 
-__all__ = ["drift_reading"]
-
 
 def drift_reading(base: Base, found: Sequence[Comparison]) -> Iterator[str]:
     """Yields paragraphs in plain words that say what the numbers of the study mean.

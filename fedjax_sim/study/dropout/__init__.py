@@ -1,3 +1,1 @@
 """This study asks how often secure aggregation aborts when clients leave, and how many messages its sums hold."""
-
-__all__: list[str] = []

@@ -12,8 +12,6 @@ from fedjax_sim.report import plots
 from fedjax_sim.study.charts import DASHED, chart, points, rows_of
 from fedjax_sim.study.findings import Comparison
 
-__all__ = ["dropout_figure"]
-
 LOOKS = {"complete graph": (plots.BLUE, "o", "-", "theory"), "circle": (plots.ORANGE, "s", DASHED, "upper bound")}
 
 

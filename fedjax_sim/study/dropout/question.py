@@ -20,8 +20,6 @@ from fedjax_sim.study.dropout.reading import dropout_reading
 from fedjax_sim.study.findings import Comparison, Findings, measured
 from fedjax_sim.types import Array, Cohort, Received, Round
 
-__all__ = ["GRAPHS", "dropout"]
-
 QUESTION = "How often does secure aggregation abort where clients leave, and how many messages do its sums hold?"
 GRAPHS = ("complete graph", "circle")
 BLOCK = 250  # rounds under one vmap

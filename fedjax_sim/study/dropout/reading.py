@@ -7,8 +7,6 @@ from typing import Any
 
 from fedjax_sim.study.findings import Comparison, comparisons_of
 
-__all__ = ["dropout_reading"]
-
 
 def dropout_reading(
     found: Sequence[Comparison], options: dict[str, Any], costs: Sequence[tuple[str, float, int]]

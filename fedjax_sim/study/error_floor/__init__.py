@@ -1,3 +1,1 @@
 """This study asks how far from the optimum training with constant steps stays, and why."""
-
-__all__: list[str] = []

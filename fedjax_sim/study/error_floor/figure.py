@@ -12,8 +12,6 @@ from fedjax_sim.study.charts import DASHED, DOTTED, chart, points, rows_of
 from fedjax_sim.study.findings import Comparison
 from fedjax_sim.theory import Budget
 
-__all__ = ["error_floor_figure"]
-
 
 def error_floor_figure(
     found: Sequence[Comparison], base: Any, budget: Callable[[Any], Budget], start: np.ndarray, num_clients: int

@@ -19,8 +19,6 @@ from fedjax_sim.prng import stream
 from fedjax_sim.study.findings import Comparison, measured
 from fedjax_sim.types import Array
 
-__all__ = ["logistic_floor"]
-
 DIMENSION = 4
 EXAMPLES = 32  # that each client has
 REGULARISER = 0.1  # curvature of the squared norm in every client's loss: the Hessian is far from singular

@@ -20,8 +20,6 @@ from fedjax_sim.prng import stream
 from fedjax_sim.study.findings import Comparison, measured
 from fedjax_sim.types import Array
 
-__all__ = ["model_floor"]
-
 REGULARISER = 0.02  # half of this times the squared parameters is added to the loss, so that no direction is flat
 EXAMPLES = 40  # that each client has
 BATCH_SIZE = 8

@@ -21,8 +21,6 @@ from fedjax_sim.study.findings import Comparison, measured
 from fedjax_sim.theory.quadratic import local_noise, local_progress
 from fedjax_sim.types import Algorithm
 
-__all__ = ["Quadratics", "Setting"]
-
 CLIP_NORM = 50.0  # above the norm of any update of this problem
 BATCH = 100  # runs under one vmap
 MOST_ROUNDS = 2000  # of a run to the floor

@@ -17,8 +17,6 @@ from fedjax_sim.study.error_floor.quadratics import Quadratics, Setting
 from fedjax_sim.study.error_floor.reading import NAMES, error_floor_reading
 from fedjax_sim.study.findings import FEW, Findings, least_runs
 
-__all__ = ["error_floor"]
-
 QUESTION = "How far from the optimum does training with constant steps stay, and why?"
 
 

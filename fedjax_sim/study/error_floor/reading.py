@@ -7,8 +7,6 @@ from collections.abc import Iterator, Sequence
 from fedjax_sim.study.error_floor.quadratics import Quadratics, Setting
 from fedjax_sim.study.findings import Comparison
 
-__all__ = ["NAMES", "error_floor_reading"]
-
 # Causes in the budget of `theory.budget`, with their names in plain words.
 NAMES = {
     "drift": "client drift",

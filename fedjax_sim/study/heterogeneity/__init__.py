@@ -1,3 +1,1 @@
 """This study asks how different clients are, and how much slower that makes training."""
-
-__all__: list[str] = []

@@ -12,8 +12,6 @@ from fedjax_sim.study.charts import DASHED, DOTTED, MARKERS, chart, rows_of
 from fedjax_sim.study.findings import Comparison
 from fedjax_sim.study.heterogeneity.ranks import FAMILIES, RANKS, by_population
 
-__all__ = ["heterogeneity_figure"]
-
 LOOKS = (("-", plots.BLUE, "o"), (DASHED, plots.ORANGE, "s"), (DOTTED, plots.BLACK, "^"))
 # For each measure of labels: a factor that makes its largest value 1, and its name in the legend.
 LABELS = {

@@ -19,8 +19,6 @@ from fedjax_sim.prng import stream
 from fedjax_sim.study.findings import Comparison, measured
 from fedjax_sim.types import Population
 
-__all__ = ["COHORT", "ModelPopulation", "digits_population", "model_rows", "synthetic_population"]
-
 EXAMPLES = 40  # that each client of the digits has
 COHORT = 10
 HIDDEN = 32  # units of the MLP

@@ -21,8 +21,6 @@ from fedjax_sim.study.heterogeneity.reading import heterogeneity_reading
 from fedjax_sim.study.quadratic_settings import LARGEST_CURVATURE, quadratic_clients
 from fedjax_sim.validate import Positive
 
-__all__ = ["heterogeneity"]
-
 QUESTION = "How different are the clients, and how much slower does that make training?"
 STEP_SIZES = np.geomspace(0.005, 1 / LARGEST_CURVATURE, 40)  # of which the best is taken on quadratics
 SHARE = 1e-3  # the target on quadratics, as a share of the start's excess loss

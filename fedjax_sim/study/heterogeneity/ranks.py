@@ -7,8 +7,6 @@ from collections.abc import Iterator, Sequence
 
 from fedjax_sim.study.findings import Comparison, comparisons_of
 
-__all__ = ["FAMILIES", "MEASURES", "RANKS", "by_population", "rank_correlations"]
-
 FAMILIES = ("digits MLP", "Synthetic")  # parts of the study with models
 RANKS = "rank correlation with the slowdown, "  # the start of a part's name
 # Quantities of `model_rows` that measure heterogeneity.

@@ -8,8 +8,6 @@ from typing import Any
 from fedjax_sim.study.findings import Comparison
 from fedjax_sim.study.heterogeneity.ranks import FAMILIES, RANKS, by_population
 
-__all__ = ["heterogeneity_reading"]
-
 
 def heterogeneity_reading(options: dict[str, Any], found: Sequence[Comparison]) -> Iterator[str]:
     """Yields paragraphs in plain words that say what the numbers of the study mean.

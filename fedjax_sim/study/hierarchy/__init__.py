@@ -1,3 +1,1 @@
 """This study asks what edge servers under a cloud cost, and what they save."""
-
-__all__: list[str] = []

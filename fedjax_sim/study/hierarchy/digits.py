@@ -16,8 +16,6 @@ from fedjax_sim.running import kept_results
 from fedjax_sim.study.findings import Comparison, few, measured
 from fedjax_sim.types import Algorithm, Count, Population, PyTree
 
-__all__ = ["digits_rows"]
-
 WORK = {"num_steps": 5, "batch_size": None, "mesh": None}  # local training, with full batches
 RATE = 0.5  # learning rate
 ALPHA = 0.1  # of the clients' Dirichlet label shares

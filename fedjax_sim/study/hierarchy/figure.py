@@ -15,8 +15,6 @@ from fedjax_sim.study.findings import Comparison, comparisons_of
 from fedjax_sim.study.hierarchy.quadratics import CLOSE, groupings
 from fedjax_sim.study.quadratic_settings import Problem
 
-__all__ = ["hierarchy_figure"]
-
 LOOKS = {"alike": (plots.BLUE, "o", "-"), "mixed": (plots.ORANGE, "s", DASHED)}
 MODEL_LOOKS = {"flat": (plots.BLACK, "^"), "labels": (plots.BLUE, "o"), "random": (plots.ORANGE, "s")}
 

@@ -16,8 +16,6 @@ from fedjax_sim.running import kept_results
 from fedjax_sim.study.findings import Comparison, measured
 from fedjax_sim.study.quadratic_settings import Problem
 
-__all__ = ["GROUPINGS", "groupings", "quadratic_rows"]
-
 GROUPINGS = ("alike", "mixed")
 CLOSE = 0.01  # the share of the distance from the start to the fixed point that is left when rounds are counted
 MOST_ROUNDS = 5000  # places for models; no run has more cloud rounds

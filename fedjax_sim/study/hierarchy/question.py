@@ -15,8 +15,6 @@ from fedjax_sim.study.hierarchy.reading import hierarchy_reading
 from fedjax_sim.study.quadratic_settings import LARGEST_CURVATURE, quadratic_clients
 from fedjax_sim.validate import Integer, NonNegativeInt, Number, PositiveInt
 
-__all__ = ["hierarchy"]
-
 QUESTION = "What do edge servers under a cloud cost, and what do they save?"
 
 

@@ -20,8 +20,6 @@ from fedjax_sim.study.findings import Comparison, measured
 from fedjax_sim.study.leakage.defences import LEARNING_RATE, NUM_SHOWN, SIDE, Defence, Digits, Seen
 from fedjax_sim.types import Array
 
-__all__ = ["INVERSION_ATTACKS", "LARGEST_BATCH", "MOST_DECIBELS", "Picture", "auc_of_groups", "decibels", "measure"]
-
 LARGEST_BATCH = 8  # that is rebuilt by optimisation
 MOST_DECIBELS = 60.0  # an error of 1/1000 of full brightness, which nobody sees
 CLASSES = 10

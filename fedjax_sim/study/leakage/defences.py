@@ -19,20 +19,6 @@ from fedjax_sim.round.round import observe
 from fedjax_sim.running import kept_results
 from fedjax_sim.types import Aggregator, Algorithm, Array, Population, PyTree, UpdateTransform
 
-__all__ = [
-    "HIDDEN",
-    "LEARNING_RATE",
-    "NUM_SHOWN",
-    "SIDE",
-    "Defence",
-    "Digits",
-    "Seen",
-    "allowed_advantage",
-    "defences",
-    "multiplier",
-    "replayed",
-]
-
 LEARNING_RATE = 0.1
 HIDDEN = 32  # units of the MLP
 NUM_SHOWN = 8  # digits in the figure

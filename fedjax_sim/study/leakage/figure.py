@@ -14,8 +14,6 @@ from fedjax_sim.study.leakage.attacks import INVERSION_ATTACKS, LARGEST_BATCH, M
 from fedjax_sim.study.leakage.defences import SIDE, allowed_advantage, multiplier
 from fedjax_sim.study.leakage.pictures import strips
 
-__all__ = ["leakage_figure"]
-
 LOOKS = ((INVERSION_ATTACKS[0], plots.BLUE, "o"), (INVERSION_ATTACKS[1], plots.ORANGE, "^"))
 
 

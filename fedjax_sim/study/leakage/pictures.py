@@ -9,8 +9,6 @@ import numpy as np
 
 from fedjax_sim.report import plots
 
-__all__ = ["strips"]
-
 LEVELS = 16  # of grey
 GAP = 0.1  # between pictures, which have width 1
 

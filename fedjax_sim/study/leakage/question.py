@@ -19,8 +19,6 @@ from fedjax_sim.study.leakage.defences import NUM_SHOWN, Digits, defences, repla
 from fedjax_sim.study.leakage.figure import leakage_figure
 from fedjax_sim.study.leakage.reading import leakage_reading
 
-__all__ = ["leakage"]
-
 QUESTION = "What does a curious server learn from the messages, and what keeps it from that?"
 KNOWN_BY_HEART = 100  # examples that a model is trained on until it has memorised them
 

@@ -8,8 +8,6 @@ from typing import Any
 from fedjax_sim.study.findings import Comparison
 from fedjax_sim.study.leakage.defences import HIDDEN
 
-__all__ = ["leakage_reading"]
-
 # Quantities of the study that the reading quotes.
 CLOSED = "PSNR, closed form (dB)"
 OPTIMISED = "PSNR, optimised (dB)"

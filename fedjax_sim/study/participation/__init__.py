@@ -1,3 +1,1 @@
 """This study asks how many clients must take part in a round."""
-
-__all__: list[str] = []

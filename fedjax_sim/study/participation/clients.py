@@ -17,8 +17,6 @@ from fedjax_sim.prng import stream
 from fedjax_sim.study.findings import Comparison, least_runs, measured
 from fedjax_sim.types import Aggregator, Algorithm, Population, Sampler
 
-__all__ = ["FLOOR_STEP_SIZE", "SIGNAL", "SPREAD", "WeightedClients"]
-
 SIGNAL = 1.0  # |g| of the population's mean
 SPREAD = 2.0  # sigma: the root of the trace of the population's covariance, divisor N
 FLOOR_STEP_SIZE = 0.5  # of the runs to the floor

@@ -12,8 +12,6 @@ from fedjax_sim.report import plots
 from fedjax_sim.study.charts import DASHED, DOTTED, chart, points, rows_of
 from fedjax_sim.study.findings import Comparison
 
-__all__ = ["participation_figure"]
-
 LOOKS = [(plots.BLUE, "o"), (plots.ORANGE, "s"), (plots.BLACK, "^"), (plots.GREY, "D"), ("#009E73", "v")]
 
 

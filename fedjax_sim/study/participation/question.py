@@ -21,8 +21,6 @@ from fedjax_sim.study.participation.figure import participation_figure
 from fedjax_sim.study.participation.reading import participation_reading
 from fedjax_sim.validate import Integer, NonNegativeInt, Number, PositiveInt
 
-__all__ = ["participation"]
-
 QUESTION = "How many clients must take part in a round?"
 
 

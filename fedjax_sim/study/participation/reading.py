@@ -7,8 +7,6 @@ from collections.abc import Iterator, Sequence
 from fedjax_sim.study.findings import Comparison, comparisons_of
 from fedjax_sim.study.participation.clients import FLOOR_STEP_SIZE, SPREAD
 
-__all__ = ["participation_reading"]
-
 
 def participation_reading(found: Sequence[Comparison], required: dict[int, int], tolerance: float) -> Iterator[str]:
     """Yields paragraphs in plain words that say what the numbers of the study mean.

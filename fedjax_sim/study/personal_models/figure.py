@@ -10,8 +10,6 @@ from fedjax_sim.study.charts import MARKERS, rows_of
 from fedjax_sim.study.findings import Comparison
 from fedjax_sim.study.personal_models.methods import BASELINE
 
-__all__ = ["personal_models_figure"]
-
 
 def personal_models_figure(found: Sequence[Comparison], options: dict[str, Any]) -> Any:
     """Draws a panel for each data set: methods from the best down, accuracies with one deviation over runs.

@@ -12,8 +12,6 @@ from fedjax_sim.models import Model
 from fedjax_sim.population.federated_data import FederatedData
 from fedjax_sim.types import Algorithm
 
-__all__ = ["BASELINE", "METHODS", "Problem"]
-
 
 class Problem(NamedTuple):
     """What every method is given."""

@@ -19,8 +19,6 @@ from fedjax_sim.study.personal_models.reading import personal_models_reading
 from fedjax_sim.types import Algorithm, FolderPath
 from fedjax_sim.validate import Integer, NonNegativeInt, Positive, PositiveInt
 
-__all__ = ["personal_models"]
-
 QUESTION = "Which models of clients' own serve their owners better than a shared one that each client fine-tunes?"
 LOCAL_TEST = 0.25  # share of a client's rows that judge its model
 TUNING_RUNS = 2  # further runs, which choose a method's learning rate

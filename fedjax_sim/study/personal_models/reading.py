@@ -9,8 +9,6 @@ from fedjax_sim.study.charts import rows_of
 from fedjax_sim.study.findings import Comparison
 from fedjax_sim.study.personal_models.methods import BASELINE
 
-__all__ = ["personal_models_reading"]
-
 
 def personal_models_reading(found: Sequence[Comparison], options: dict[str, Any]) -> Iterator[str]:
     """Yields paragraphs in plain words that say what the numbers of the study mean.

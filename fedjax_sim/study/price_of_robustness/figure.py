@@ -10,8 +10,6 @@ from fedjax_sim.study.charts import chart
 from fedjax_sim.study.findings import Comparison, comparisons_of
 from fedjax_sim.study.robust_digits import RULES
 
-__all__ = ["price_figure"]
-
 COLOURS = (plots.BLUE, plots.ORANGE, plots.BLACK, plots.GREY)
 
 

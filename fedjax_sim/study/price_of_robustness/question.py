@@ -20,8 +20,6 @@ from fedjax_sim.study.single_rounds import released
 from fedjax_sim.types import Aggregator, Array
 from fedjax_sim.validate import Positive
 
-__all__ = ["price_of_robustness"]
-
 QUESTION = "What does a robust rule cost where nobody attacks?"
 
 

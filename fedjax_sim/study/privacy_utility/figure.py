@@ -13,8 +13,6 @@ from fedjax_sim.study.charts import DASHED, chart, points, rows_of
 from fedjax_sim.study.findings import Comparison
 from fedjax_sim.study.privacy_utility.spending import NUM_ROUNDS, STEP_SIZE, epsilon_of
 
-__all__ = ["privacy_utility_figure"]
-
 
 def privacy_utility_figure(release: dict[str, Any], options: dict[str, Any], found: Sequence[Comparison]) -> Any:
     """Draws four panels, with theory as lines and measurements as points.

@@ -35,8 +35,6 @@ from fedjax_sim.study.privacy_utility.spending import NUM_ROUNDS, STEP_SIZE, eps
 from fedjax_sim.study.problems import Vectors, side_by_side
 from fedjax_sim.types import Array
 
-__all__ = ["privacy_utility"]
-
 QUESTION = "What does privacy cost?"
 # The norm of the longest update at the optimum, in clip norms. The rest is room for noise, so no update is clipped.
 LONGEST = 0.1

@@ -12,8 +12,6 @@ from fedjax_sim.study.charts import rows_of
 from fedjax_sim.study.findings import Comparison
 from fedjax_sim.study.privacy_utility.spending import NUM_ROUNDS, STEP_SIZE
 
-__all__ = ["privacy_utility_reading"]
-
 
 def privacy_utility_reading(found: Sequence[Comparison], options: dict[str, Any]) -> Iterator[str]:
     """Yields paragraphs in plain words that say what the numbers of the study mean.

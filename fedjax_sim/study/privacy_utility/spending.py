@@ -6,8 +6,6 @@ from typing import Any
 
 from fedjax_sim import privacy
 
-__all__ = ["NUM_ROUNDS", "STEP_SIZE", "epsilon_of"]
-
 STEP_SIZE = 0.5
 NUM_ROUNDS = 16  # of a run to the floor: (1 - STEP_SIZE)^32 is negligible
 

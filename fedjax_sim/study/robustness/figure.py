@@ -10,8 +10,6 @@ import numpy as np
 from fedjax_sim.report import plots
 from fedjax_sim.study.findings import Comparison, comparisons_of
 
-__all__ = ["robustness_figure"]
-
 
 def robustness_figure(found: Sequence[Comparison], options: dict[str, Any]) -> Any:
     """Draws a panel for each number of attackers, with rules as rows and attacks as columns, in per cent.

@@ -16,8 +16,6 @@ from fedjax_sim.study.robustness.figure import robustness_figure
 from fedjax_sim.study.robustness.reading import robustness_reading
 from fedjax_sim.validate import Positive
 
-__all__ = ["robustness"]
-
 QUESTION = "Which rule withstands which attack, and what is left of it in the worst case?"
 
 

@@ -1,3 +1,1 @@
 """This study asks how many rounds and bytes local work saves on the way to a target loss."""
-
-__all__: list[str] = []

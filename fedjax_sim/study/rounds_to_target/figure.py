@@ -13,8 +13,6 @@ from fedjax_sim.study.charts import DASHED, DOTTED, MARKERS, chart, rows_of
 from fedjax_sim.study.findings import Comparison, comparisons_of
 from fedjax_sim.study.quadratic_settings import Problem
 
-__all__ = ["target_figure"]
-
 LOOKS = (("-", plots.BLUE, "o"), (DASHED, plots.ORANGE, "s"), (DOTTED, plots.BLACK, "^"))
 QUADRATICS = ("one curvature", "one optimum", "heterogeneous")
 

@@ -20,8 +20,6 @@ from fedjax_sim.study.rounds_to_target.figure import target_figure
 from fedjax_sim.study.rounds_to_target.reading import target_reading
 from fedjax_sim.validate import Positive
 
-__all__ = ["rounds_to_target"]
-
 QUESTION = "How many rounds, and how many bytes, does local work save on the way to a target loss?"
 EXAMPLES = 40  # of a client of the digits
 HIDDEN = 32

@@ -7,8 +7,6 @@ from typing import Any
 
 from fedjax_sim.study.findings import Comparison, comparisons_of
 
-__all__ = ["target_reading"]
-
 
 def target_reading(
     options: dict[str, Any], found: Sequence[Comparison], floor: Callable[[Comparison], float]

@@ -1,3 +1,1 @@
 """This study asks what it costs that the model changes while clients train on older versions of it."""
-
-__all__: list[str] = []

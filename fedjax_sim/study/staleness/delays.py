@@ -22,8 +22,6 @@ from fedjax_sim.study.findings import Comparison, measured
 from fedjax_sim.study.staleness.gradients import WEIGHTS, gradient_fedbuff, noisy_loss, weigh_of
 from fedjax_sim.types import Array, Devices
 
-__all__ = ["DIMENSION", "MIXING", "STEP", "equal_delays", "factor_of", "stale_prediction"]
-
 DIMENSION = 8  # of the models under equal delays; curvature 1 in each direction
 MIXING = 0.6  # FedAsync's mixing rate alpha
 STEP = 0.3  # FedAsync's local step times alpha, and the step of FedBuff beside it

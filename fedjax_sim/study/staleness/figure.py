@@ -13,8 +13,6 @@ from fedjax_sim.study.charts import DASHED, DOTTED, MARKERS, chart, points, rows
 from fedjax_sim.study.findings import Comparison
 from fedjax_sim.study.staleness.delays import DIMENSION, MIXING, STEP, stale_prediction
 
-__all__ = ["staleness_figure"]
-
 LOOKS = ((plots.BLUE, "o", "-"), (plots.ORANGE, "s", DASHED), (plots.BLACK, "^", DOTTED))
 
 

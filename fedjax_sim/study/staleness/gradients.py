@@ -13,8 +13,6 @@ from fedjax_sim.prng import normal
 from fedjax_sim.server.staleness import constant, hinge, polynomial
 from fedjax_sim.types import Algorithm, Array, Devices
 
-__all__ = ["WEIGHTS", "gradient_fedbuff", "noisy_loss", "weigh_of"]
-
 # Each function gives the factor of an update by its staleness.
 WEIGHTS = {
     "constant": constant(),

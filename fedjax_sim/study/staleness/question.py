@@ -18,8 +18,6 @@ from fedjax_sim.study.staleness.reading import staleness_reading
 from fedjax_sim.study.staleness.speeds import buffers, speeds
 from fedjax_sim.validate import Integer, NonNegativeInt, Number
 
-__all__ = ["staleness"]
-
 QUESTION = "What does it cost that the model changes while clients train on older versions of it?"
 
 

@@ -9,8 +9,6 @@ from fedjax_sim.study.findings import Comparison, comparisons_of
 from fedjax_sim.study.staleness.delays import MIXING, STEP
 from fedjax_sim.study.staleness.speeds import SLOWER, SPEED_STEP
 
-__all__ = ["staleness_reading"]
-
 
 def staleness_reading(found: Sequence[Comparison], step: float) -> Iterator[str]:
     """Yields paragraphs in plain words that say what the numbers of the study mean.

@@ -19,8 +19,6 @@ from fedjax_sim.study.findings import Comparison, measured
 from fedjax_sim.study.staleness.gradients import WEIGHTS, gradient_fedbuff
 from fedjax_sim.types import Array, Devices, Population, Spent
 
-__all__ = ["SLOWER", "SPEED_STEP", "buffers", "speeds"]
-
 SLOWER = 4.0  # the mean time of slow clients over that of fast clients
 SPEED_STEP = 0.2  # the server's step where speeds differ
 

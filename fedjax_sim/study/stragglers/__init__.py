@@ -1,3 +1,1 @@
 """This study asks what FedProx gains where some clients finish only part of their local work."""
-
-__all__: list[str] = []

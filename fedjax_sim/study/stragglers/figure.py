@@ -13,8 +13,6 @@ from fedjax_sim.study.findings import Comparison, comparisons_of
 from fedjax_sim.study.stragglers.proximal_map import MAP, best_weights
 from fedjax_sim.study.stragglers.training import FEDAVG, FEDPROX, PARTIAL, Paths
 
-__all__ = ["stragglers_figure"]
-
 LOOKS = {
     FEDAVG: (plots.ORANGE, DASHED, "s", "FedAvg: drops stragglers"),
     PARTIAL: (plots.BLACK, DOTTED, "^", "mu = 0: keeps their work"),

@@ -16,8 +16,6 @@ from fedjax_sim.study.findings import Comparison, comparisons_of, measured
 from fedjax_sim.study.quadratic_settings import Problem, distance_to
 from fedjax_sim.theory.quadratic import local_progress
 
-__all__ = ["MAP", "ProximalMap", "best_weights", "map_rows", "predicted_gap"]
-
 MAP = "weight and step"  # the part of the study
 ROUNDING = 1e-5  # of a gap, as a share of it or of 1
 

@@ -15,8 +15,6 @@ from fedjax_sim.study.stragglers.reading import stragglers_reading
 from fedjax_sim.study.stragglers.training import paths_of, training_rows
 from fedjax_sim.validate import Integer, NonNegativeInt, Positive, PositiveInt
 
-__all__ = ["stragglers"]
-
 QUESTION = "What does FedProx gain where some clients finish only part of their local work?"
 MAP_CLIENTS = (10, 4, 2.0)  # number, dimension and heterogeneity of the quadratic clients
 LARGEST_GROWTH = 1e15  # of a round in float32, whose squares must stay below 1e38

@@ -11,8 +11,6 @@ from fedjax_sim.study.findings import Comparison, comparisons_of
 from fedjax_sim.study.stragglers.proximal_map import MAP, best_weights
 from fedjax_sim.study.stragglers.training import FEDAVG, FEDPROX, PARTIAL
 
-__all__ = ["stragglers_reading"]
-
 LOSS = "training loss, difference"
 VARIANCE = "log10 of the variance, difference"
 ACCURACY = "test accuracy, difference"

@@ -18,8 +18,6 @@ from fedjax_sim.running import kept_results
 from fedjax_sim.study.findings import Comparison, few, measured
 from fedjax_sim.types import Algorithm
 
-__all__ = ["FEDAVG", "FEDPROX", "PARTIAL", "QUANTITIES", "Paths", "paths_of", "training_rows"]
-
 FEDAVG = "FedAvg"  # drops stragglers
 PARTIAL = "FedProx, mu = 0"  # FedAvg that keeps the partial work of stragglers
 FEDPROX = "FedProx"

@@ -1,3 +1,1 @@
 """This study asks how many seconds, bytes and joules training takes to reach a target, if clients differ in speed."""
-
-__all__: list[str] = []

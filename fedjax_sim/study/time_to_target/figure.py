@@ -10,8 +10,6 @@ from fedjax_sim.study.charts import DASHED, DOTTED, MARKERS, chart, rows_of
 from fedjax_sim.study.findings import Comparison
 from fedjax_sim.study.watched_runs import Watched
 
-__all__ = ["time_figure"]
-
 LOOKS = (
     (plots.BLACK, "-"), (plots.BLUE, DASHED), (plots.BLUE, DOTTED), (plots.GREY, "-"), (plots.ORANGE, "-"),
     (plots.ORANGE, DASHED), (plots.ORANGE, DOTTED),

@@ -20,8 +20,6 @@ from fedjax_sim.study.watched_runs import Watched, watched_runs
 from fedjax_sim.types import Array
 from fedjax_sim.validate import Positive
 
-__all__ = ["steps_of", "target_of", "time_to_target", "watched"]
-
 QUESTION = "How long, in seconds, bytes and joules, until a model is good enough, if clients differ in speed?"
 
 

@@ -7,8 +7,6 @@ from typing import Any
 
 from fedjax_sim.study.findings import Comparison
 
-__all__ = ["time_reading"]
-
 
 def time_reading(found: Sequence[Comparison], options: Mapping[str, Any]) -> Iterator[str]:
     """Yields paragraphs in plain words that say what the numbers of the study mean.

@@ -15,8 +15,6 @@ from fedjax_sim import algorithms, metrics, models, network, population, samplin
 from fedjax_sim.round.costs import work_of
 from fedjax_sim.types import Algorithm, Array, Devices, Load
 
-__all__ = ["BATCH", "OVER", "Field", "ServerMode", "field", "servers"]
-
 EXAMPLES = 40  # that each client has
 BATCH = 20  # examples in a minibatch
 DOWN, UP, LATENCY = 7e6, 2e6, 0.05  # bytes/s down and up, and seconds, of every client's link

@@ -8,8 +8,7 @@ import pytest
 
 from fedjax_sim import aggregation, client, engine
 from fedjax_sim.aggregation import rows
-from tests.laws import laws
-from tests.laws import problems as p
+from tests.laws import laws, problems as p
 
 pytestmark = pytest.mark.optimised
 

@@ -21,8 +21,7 @@ from fedjax_sim.algorithms import federated
 from fedjax_sim.prng import stream
 from fedjax_sim.round.round import observe
 from fedjax_sim.types import Cohort, Received, Round
-from tests.laws import cases, laws
-from tests.laws import problems as p
+from tests.laws import cases, laws, problems as p
 
 RNG, KEY = np.random.default_rng(0), jax.random.key(0)
 

@@ -18,8 +18,7 @@ from fedjax_sim.running.log import as_record, totals_of
 from fedjax_sim.server import staleness
 from fedjax_sim.types import Availability, ClientData, ClientFacts, ClientUpdate, Devices, Report, Spent
 from tests.algorithms.asynchronous import test_arrivals as events
-from tests.laws import cases
-from tests.laws import problems as p
+from tests.laws import cases, problems as p
 from tests.laws.laws import check_equal_bits
 
 RATE, STEPS = 0.3, 12

@@ -17,8 +17,7 @@ from fedjax_sim.round import invite
 from fedjax_sim.round.counts import bytes_of, from_byte_sums, words_of
 from fedjax_sim.running import loop
 from fedjax_sim.types import Count, Devices, Spent, Star
-from tests.laws import cases, laws
-from tests.laws import problems as p
+from tests.laws import cases, laws, problems as p
 
 KEY, START = jax.random.key(5), jnp.array(p.START)
 GROUPS = np.random.default_rng(3).choice(4, p.NUM_CLIENTS, p=[0.1, 0.2, 0.3, 0.4])

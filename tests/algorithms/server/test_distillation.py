@@ -10,8 +10,7 @@ import pytest
 
 from fedjax_sim import aggregation, algorithms, client, models, population, sampling, server, transform
 from fedjax_sim.types import ClientData
-from tests.laws import laws
-from tests.laws import problems as p
+from tests.laws import laws, problems as p
 
 KEY = jax.random.key(2)
 RNG = np.random.default_rng(4)

@@ -8,8 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from fedjax_sim.engine import median, order_statistic, top_k, top_k_mask, trimmed_mean
 from fedjax_sim.engine.all_messages import order_statistics

@@ -9,8 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from fedjax_sim import engine, tree
 from fedjax_sim.engine.arithmetic import barrier, exact_sum, exact_sums

@@ -14,8 +14,7 @@ import pytest
 from fedjax_sim import algorithms, engine, tree
 from fedjax_sim.prng import stream
 from fedjax_sim.sampling import uniform, with_dropout
-from tests.laws import laws
-from tests.laws import problems as p
+from tests.laws import laws, problems as p
 
 STATE = {"c": jnp.array([1.0, -0.0]), "half": jnp.full((2, 1), 3.0, jnp.bfloat16), "n": jnp.int32(3), "on": True}
 

@@ -13,8 +13,7 @@ from fedjax_sim import aggregation, algorithms, client, engine, network, run, sa
 from fedjax_sim.privacy.reading import mechanism_from
 from fedjax_sim.round.round import invite
 from fedjax_sim.types import Devices, Noise, Spent, Work
-from tests.laws import cases
-from tests.laws import problems as p
+from tests.laws import cases, problems as p
 from tests.sampling.time.problems import DOWN, STEP, UP, WORK, N, tables, told
 
 KEY = jax.random.key(0)

@@ -19,8 +19,6 @@ from fedjax_sim.aggregation.secure.secagg import leaves_before, left_by, secure_
 from fedjax_sim.tree import num_values
 from fedjax_sim.types import Aggregator, Count, Metric, Wire
 
-__all__ = ["real_secure_sum"]
-
 
 def real_secure_sum(
     aggregator: Aggregator,

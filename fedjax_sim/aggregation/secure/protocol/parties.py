@@ -14,8 +14,6 @@ import numpy as np
 from fedjax_sim.aggregation.secure.protocol import primitives as crypto
 from fedjax_sim.aggregation.secure.ring import Ring
 
-__all__ = ["Advertised", "Asked", "Client", "Inconsistent", "Known", "Opened", "Refused", "Server", "Signed"]
-
 
 class Refused(RuntimeError):
     """A client refuses a request that would reveal what only the client may know."""

@@ -12,32 +12,6 @@ import numpy as np
 from fedjax_sim import validate
 from fedjax_sim.aggregation.secure.ring import PRIME, Ring
 
-__all__ = [
-    "FIELD",
-    "KEY_BYTES",
-    "SEAL_BYTES",
-    "SHARE_BYTES",
-    "SIGNATURE_BYTES",
-    "agreed_secret",
-    "centered_representatives",
-    "check_installed",
-    "is_signed",
-    "mask",
-    "opened_secret",
-    "packed",
-    "private_key",
-    "public_key",
-    "random_bytes",
-    "reduced",
-    "seal",
-    "secret_shares",
-    "sign",
-    "signed_sum",
-    "signing_key",
-    "unpacked",
-    "unseal",
-]
-
 FIELD = 2**256 + 297  # the least prime past 2^256, so that every secret of 256 bits is an element
 KEY_BYTES = 32
 SHARE_BYTES = 33  # an element of the field has 257 bits

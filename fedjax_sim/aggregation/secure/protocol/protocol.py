@@ -20,8 +20,6 @@ from fedjax_sim.aggregation.secure.protocol import primitives as crypto
 from fedjax_sim.aggregation.secure.protocol.parties import Asked, Client, Known, Refused, Server, Signed
 from fedjax_sim.aggregation.secure.ring import Ring
 
-__all__ = ["SecureRun", "client_down_bytes", "client_up_bytes", "run_secure_sum"]
-
 
 class SecureRun(NamedTuple):
     """The result of a run of the protocol.
