@@ -55,10 +55,10 @@ def list_parts(
     if not any(parts for _, parts, _ in shown.values()):
         if reason := registry.left_out(which):
             typer.echo(reason)
-            return
+            return None
         if places := _places(which or ""):
             typer.echo("\n".join(places))
-            return
+            return None
         rule = "the name of a part or an option, or one of " + ", ".join([*subpackage_by_word, "run"])
         names = [*subpackage_by_word, "run"]
         names += [name for subpackage in registry.SUBPACKAGES for name in _parts(subpackage, None)[1]]

@@ -141,7 +141,7 @@ class Spending:
             )
         states = [_checked(state) for state in (saved, in_file) if state is not None]
         if not states and not self.private:
-            return
+            return None
         earlier_stream = "" if saved is None else saved["stream"]
         if self.source:
             # The program may have changed since the checkpoint: its rounds then belong to another stream.
@@ -149,7 +149,7 @@ class Spending:
             self.stream = earlier_stream if is_same else f"{earlier_stream} {first}:{self.source}"
         self.void = next((state["void"] for state in states if state["void"]), "")
         if self.void:
-            return
+            return None
         if not self.private:
             return self._end("earlier rounds of this run had noise, and these have none: no epsilon holds for both.")
         if saved is None or any(state["ledger"] is None for state in states):

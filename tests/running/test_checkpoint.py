@@ -329,9 +329,8 @@ def test_a_lock_cleans_up(tmp_path):
 
 def test_lock_excludes_a_second_run(tmp_path):
     """Fault: two runs in one folder, a lock that outlives its process, or one that follows a planted link."""
-    with lock(tmp_path):
-        with pytest.raises(RunLocked, match=f"held by process {os.getpid()} on"), lock(tmp_path):
-            pass
+    with lock(tmp_path), pytest.raises(RunLocked, match=f"held by process {os.getpid()} on"), lock(tmp_path):
+        pass
     with lock(tmp_path):
         pass
     child = subprocess.Popen(

@@ -129,7 +129,7 @@ def celeba(
     folder = existing("directory", directory)
     image_folder = existing("images", images)
     try:
-        import PIL.Image as pillow
+        from PIL import Image
     except ImportError:
         message = "celeba: expected Pillow to be installed. Install the extra: pip install 'fedjax_sim[images]'."
         raise ImportError(message) from None
@@ -145,11 +145,11 @@ def celeba(
         path = existing(place, str(image_folder / name), folder=False)
         # Only the formats of the data set are decoded, since each further decoder is a risk with files from others.
         try:
-            with opened(path) as content, pillow.open(content, formats=("JPEG", "PNG")) as file:
+            with opened(path) as content, Image.open(content, formats=("JPEG", "PNG")) as file:
                 # A picture declares its size, and is decoded only then.
                 validate.fits_in_memory(place, 3 * file.width * file.height, MOST_PICTURE_BYTES)
                 pixels = np.asarray(file.resize((image_size, image_size)).convert("RGB"))
-        except (OSError, SyntaxError, pillow.DecompressionBombError) as error:
+        except (OSError, SyntaxError, Image.DecompressionBombError) as error:
             validate.fail(place, "a JPEG or PNG image", name, str(error))
         return pixels.astype(np.float32) / 255
 

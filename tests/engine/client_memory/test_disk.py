@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 
@@ -175,10 +176,8 @@ def test_killed_between_any_two_system_calls(tmp_path, monkeypatch):
             if after % 3 == 0:  # and killed again on the way back
                 with monkeypatch.context() as patch:
                     dying(patch, after % 17)
-                    try:
+                    with contextlib.suppress(Died):
                         made(copy).resume(version, *mark)
-                    except Died:
-                        pass
             file = made(copy)
             file.resume(version, *mark)
             assert (read(file) == rows).all(), (after, version)
