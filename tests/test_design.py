@@ -73,12 +73,12 @@ def test_every_page_is_in_the_table():
 
 
 def test_a_page_is_one_decision():
-    """Catches a page without a decision, and headings of another kind or order."""
+    """Catches a page without a decision or its question, and headings of another kind or order."""
     for path in PAGES:
         text = re.sub(r"```.*?```", "", TEXTS[path], flags=re.S)
         assert text.startswith("# ") and len(re.findall(r"^# ", text, re.M)) == 1, path.name
         headings = re.findall(r"^## (.*)$", text, re.M)
-        assert "Decision" in headings, path.name
+        assert headings[:2] == ["Context", "Decision"], path.name
         assert headings == [heading for heading in HEADINGS if heading in headings], path.name
 
 
