@@ -57,7 +57,14 @@ def test_no_round_has_the_key_of_init():
     """Fault: an initial state that shares its randomness with a round that a run may have."""
     key = jax.random.key(7)
     with pytest.raises(ValueError, match="num_rounds"):
-        check_run_numbers(2**31, 1, None, 1, None, False)
+        check_run_numbers(
+            num_rounds=2**31,
+            evaluate_every=1,
+            checkpoint_every=None,
+            keep_checkpoints=1,
+            directory=None,
+            resume=False,
+        )
     last = 2**31 - 2  # of the most rounds that a run may have
     assert (init_key(key) == jax.random.fold_in(key, last + 1)).all()
     assert (init_key(key) != jax.random.fold_in(key, last)).all()

@@ -17,7 +17,7 @@ import optax
 
 from experiments.benchmarks import harness
 from fedjax_sim import algorithms, engine, models, population, sampling
-from fedjax_sim.running.blocks import compiled_block
+from fedjax_sim.running.blocks import compiled_block, traced_round
 
 LENGTH, VOCABULARY, RANK = 32, 80, 4
 BATCHES = (10, 50)
@@ -73,7 +73,8 @@ def _round(model: models.Model, params, state, x, y, plan: engine.Plan | None = 
     )
     key = jax.random.key(5)
     start = engine.owned(algorithm.init(key, params, clients), (params, clients))
-    block, round_state, clients, _ = compiled_block(algorithm, key, start, clients)
+    traced = traced_round(algorithm, key, start, clients)
+    block, round_state, clients, _ = compiled_block(traced, key, start, clients)
     carried = [round_state]
 
     def call():

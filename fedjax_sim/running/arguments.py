@@ -69,6 +69,7 @@ def check_stopping(algorithm: Algorithm, callbacks: Sequence[Callable]) -> None:
 
 @validate.named_arguments
 def check_run_numbers(
+    *,
     num_rounds: NonNegativeInt,
     evaluate_every: PositiveInt,
     checkpoint_every: PositiveInt | None,

@@ -16,7 +16,7 @@ from fedjax_sim import engine, validate
 from fedjax_sim.prng import fold_in
 from fedjax_sim.running import distributed, executables
 from fedjax_sim.running.beside import beside
-from fedjax_sim.running.executables import KeptRound
+from fedjax_sim.running.executables import KeptRound, Rounds
 from fedjax_sim.running.planning import check_memory
 from fedjax_sim.running.shared_arrays import replicated, whole
 from fedjax_sim.types import Algorithm, Array, PyTree
@@ -59,6 +59,7 @@ def compiled_block(
     key: Array,
     state: PyTree,
     population: PyTree,
+    *,
     keep: Callable[..., None] | None = None,
     meanwhile: Callable[[], None] = lambda: None,
 ) -> tuple[Callable, PyTree, PyTree, float]:
@@ -96,14 +97,15 @@ def compiled_block(
     seconds = round.seconds + end_seconds - start_seconds
     # A program that is too large for one process ends all of them.
     distributed.agreed(lambda: check_memory(engine.needs(compiled)))
-    (key_sharding, state_sharding, population_sharding, _, _, constants_sharding), _ = compiled.input_shardings
+    (key_sharding, state_sharding, population_sharding, _, constants_sharding), _ = compiled.input_shardings
     key = jax.device_put(key, key_sharding)
     state = _placed(state, state_sharding)
     population = jax.device_put(population, population_sharding)
     constants = jax.device_put(constants, constants_sharding)
 
     def call(state, population, first, count):
-        state, log_rows = compiled(key, state, population, np.int32(first), np.int32(count), constants)
+        rounds = Rounds(np.int32(first), np.int32(count))
+        state, log_rows = compiled(key, state, population, rounds, constants)
         return _placed(state, state_sharding), _unpacked(jax.device_get(whole(log_rows)), info)
 
     return call, state, population, seconds
@@ -112,7 +114,7 @@ def compiled_block(
 def _lowered(traced_round: TracedRound, key: Array, state: PyTree, population: PyTree) -> tuple[Callable, list[Array]]:
     """Lowers the loop over rounds; returns (a function as `executables.lowered` does, the round's large constants).
 
-    The program is (key, state, population, first, count, constants) -> (state, log rows as `_packed` makes them).
+    The program is (key, state, population, `Rounds`, constants) -> (state, log rows as `_packed` makes them).
 
     Args:
       traced_round, key, state, population: as for `compiled_block`.
@@ -121,7 +123,7 @@ def _lowered(traced_round: TracedRound, key: Array, state: PyTree, population: P
     constants, run = engine.constants_as_arguments(traced.jaxpr)
     constants = replicated(constants)
 
-    def block(key, state, population, first, count, constants):
+    def block(key, state, population, rounds, constants):
         log_rows = [jnp.zeros((MAX_BLOCK, *x.shape), x.dtype) for x in jax.eval_shape(_packed, traced.out_info[1])]
 
         def step(*args):
@@ -131,17 +133,17 @@ def _lowered(traced_round: TracedRound, key: Array, state: PyTree, population: P
 
         def one_round(i, carry):
             state, log_rows = carry
-            state, info = step(fold_in(key, first + i), state, population)
+            state, info = step(fold_in(key, rounds.first + i), state, population)
             return state, [rows.at[i].set(x) for rows, x in zip(log_rows, _packed(info), strict=True)]
 
-        return jax.lax.fori_loop(0, count, one_round, (state, log_rows))
+        return jax.lax.fori_loop(0, rounds.count, one_round, (state, log_rows))
 
-    zero = np.int32(0)
+    no_rounds = Rounds(np.int32(0), np.int32(0))
     # With several processes infos are replicated, since every process reads them; the compiler places the state.
     shardings = {"out_shardings": (None, key.sharding)} if distributed.several() else {}
     options = engine.compiler_options()
     program = jax.jit(block, donate_argnums=1, compiler_options=options, **shardings)
-    return executables.lowered(program.trace(key, state, population, zero, zero, constants), options), constants
+    return executables.lowered(program.trace(key, state, population, no_rounds, constants), options), constants
 
 
 def _packed(info: PyTree) -> list[Array]:

@@ -14,6 +14,8 @@ import fedjax_sim
 MAX_CPU_DEVICES = 8
 # Threads of the pool that `prepare` requests: at least one for each device.
 HOST_THREADS = 8
+# Distributions whose versions `env.json` has.
+DESCRIBED = ("fedjax-sim", "jax", "jaxlib", "optax", "flax", "numpy")
 
 
 def versions(*names: str) -> dict[str, str]:
@@ -37,7 +39,7 @@ def environment(command: str) -> dict[str, Any]:
 
     return {
         "command": command,
-        "versions": versions("fedjax-sim", "jax", "jaxlib", "optax", "flax", "numpy"),
+        "versions": versions(*DESCRIBED),
         "python": platform.python_version(),
         "platform": f"{platform.system()} {platform.machine()}",
         "devices": [f"{device.platform}:{device.id} {device.device_kind}" for device in jax.devices()],

@@ -257,10 +257,17 @@ def _without_cache() -> Iterator[Callable[[], bool]]:
         compilation_cache.reset_cache()
 
 
+class Rounds(NamedTuple):
+    """The rounds that a call of a compiled block runs."""
+
+    first: int  # number of the first one, counted from 0
+    count: int  # how many
+
+
 class KeptRound(NamedTuple):
     """A block of rounds that an earlier process compiled, with what tracing its round would tell."""
 
-    block: Loaded  # (key, state, population, first, count, constants) -> (state, log rows, one for each dtype)
+    block: Loaded  # (key, state, population, `Rounds`, constants) -> (state, log rows, one for each dtype)
     info: dict[str, Any]  # shapes of the info of one round
     constants: list[np.ndarray]  # the large arrays that the round closes over
     round_program: RoundProgram
@@ -303,12 +310,19 @@ def find_round(name: str | None, key: Array, state: PyTree, population: PyTree) 
         leaves = [jax.ShapeDtypeStruct(tuple(shape), dtype) for shape, dtype in shapes]
         info[entry] = Count(*leaves) if len(leaves) == len(Count._fields) else leaves[0]
     log_rows = [0] * len({x.dtype for x in jax.tree.leaves(info)})
-    in_tree = jax.tree.structure(((key, state, population, 0, 0, constants), {}))
+    in_tree = jax.tree.structure(((key, state, population, Rounds(0, 0), constants), {}))
     block = _load(meta["block"], in_tree, jax.tree.structure((state, log_rows)))
     if block is None:
         return None
     seconds = time.perf_counter() - start_seconds
-    return KeptRound(block, info, constants, RoundProgram(*meta["round_program"]), meta["private_program"], seconds)
+    return KeptRound(
+        block=block,
+        info=info,
+        constants=constants,
+        round_program=RoundProgram(*meta["round_program"]),
+        private_program=meta["private_program"],
+        seconds=seconds,
+    )
 
 
 def keep_round(

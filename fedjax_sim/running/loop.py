@@ -47,6 +47,7 @@ from fedjax_sim.running.log import Log, as_records, plain
 from fedjax_sim.running.loggers import Logger
 from fedjax_sim.running.privacy_ledger import Spending
 from fedjax_sim.running.progress import progress_bar
+from fedjax_sim.running.settings import Judging, Keeping, Resuming, Stopping, Training
 from fedjax_sim.types import Algorithm, Array, Population, PyTree
 
 # The target length of a block: long enough to hide the host's overhead, short enough for the progress bar.
@@ -155,7 +156,14 @@ def run(
       (tests/running/test_warm_starts.py::test_the_same_run).
       A run that is refused leaves no files (tests/running/test_loop.py::test_a_refused_run_leaves_nothing).
     """
-    check_run_numbers(num_rounds, evaluate_every, checkpoint_every, keep_checkpoints, directory, resume)
+    check_run_numbers(
+        num_rounds=num_rounds,
+        evaluate_every=evaluate_every,
+        checkpoint_every=checkpoint_every,
+        keep_checkpoints=keep_checkpoints,
+        directory=directory,
+        resume=resume,
+    )
     check_kinds(key, algorithm, population, evaluation, callbacks)
     check_initial_model(params)
     check_stopping(algorithm, callbacks)
@@ -164,17 +172,20 @@ def run(
     if resume and client_memory == "auto" and any(Path(directory).glob("*.mem")):
         client_memory = "disk"
     session = _Session(
+        training=Training(key=key, algorithm=algorithm, params=params),
+        judging=Judging(evaluation=evaluation, evaluate_every=evaluate_every),
+        stopping=Stopping(num_rounds=num_rounds, callbacks=callbacks),
+        keeping=Keeping(
+            directory=directory,
+            checkpoint_every=checkpoint_every,
+            keep_checkpoints=keep_checkpoints,
+            client_memory=client_memory,
+            files=files or {},
+            loggers=loggers,
+        ),
+        resuming=Resuming(resume=resume, allow_previous=allow_previous),
         population=jax.tree.map(jnp.asarray, population),
         started=time.perf_counter(),
-        directory=directory,
-        num_rounds=num_rounds,
-        evaluate_every=evaluate_every,
-        checkpoint_every=checkpoint_every,
-        keep_checkpoints=keep_checkpoints,
-        evaluated=partial(evaluated, evaluation, algorithm),
-        evaluation_program=partial(evaluation_program, evaluation, algorithm),
-        compile_evaluation=partial(compile_evaluation, evaluation, algorithm),
-        callbacks=callbacks,
         # As JSON has it, so that it compares equal to the identity in a checkpoint.
         identity=json.loads(json.dumps(identity or {})),
         origin=origin,
@@ -182,11 +193,11 @@ def run(
     with ExitStack() as stack:
         stack.enter_context(seconds.account())
         with seconds.part("start"):
-            session.init(key, algorithm, params, client_memory)
+            session.init()
             session.interrupted = stack.enter_context(interrupts())
             stack.enter_context(jax.default_matmul_precision(matmul_precision()))
-            session.account(key, algorithm, params, delta, loggers)
-            session.open(stack, key, algorithm, params, resume, allow_previous, files or {})
+            session.account(delta)
+            session.open(stack)
         session.train(stack.enter_context(progress_bar(progress, session.round, num_rounds)))
         return session.state, session.history()
 
@@ -198,17 +209,13 @@ class _Session:
     The state is an attribute and no local variable, so that no frame keeps buffers that a block has taken over.
     """
 
+    training: Training
+    judging: Judging
+    stopping: Stopping
+    keeping: Keeping
+    resuming: Resuming
     population: PyTree
     started: float  # on the clock of `time.perf_counter`
-    directory: str | Path | None
-    num_rounds: int
-    evaluate_every: int
-    checkpoint_every: int | None
-    keep_checkpoints: int
-    evaluated: Callable  # (state, record) -> (values, results by client)
-    evaluation_program: Callable  # (state) -> what an evaluation computes, traced; None if that is not known
-    compile_evaluation: Callable  # (state) -> None
-    callbacks: Sequence[Callable]
     identity: dict
     origin: str | None = None
     kept_round_name: str | None = None  # of the file of the compiled rounds
@@ -226,21 +233,25 @@ class _Session:
     interrupted: Sequence = ()  # filled by Ctrl-C
     by_client: Mapping | None = None  # of the last evaluation; None before the first
 
-    def init(self, key: Array, algorithm: Algorithm, params: PyTree, client_memory: str) -> None:
+    def init(self) -> None:
         """Makes the state before the first round."""
-        with engine.client_memory(client_memory, self.directory):
+        key, algorithm, params = self.training
+        with engine.client_memory(self.keeping.client_memory, self.keeping.directory):
             self.state = distributed.agreed(lambda: algorithm.init(init_key(key), params, self.population))
         # Blocks donate the state's buffers: the caller's params and population must not be among them.
         self.state = engine.owned(self.state, (params, self.population))
         self.memory_files = [file for file, _ in engine.memory_files(self.state)]
 
-    def account(
-        self, key: Array, algorithm: Algorithm, params: PyTree, delta: float | None, loggers: Sequence[Logger]
-    ) -> None:
-        """Makes the log and the privacy ledger, whose key is bound to the program, the initial model and the data."""
+    def account(self, delta: float | None) -> None:
+        """Makes the log and the privacy ledger, whose key is bound to the program, the initial model and the data.
+
+        Args:
+          delta: as for `run`.
+        """
+        key, algorithm, params = self.training
         self.identity |= {"key": np.asarray(jax.random.key_data(key)).tolist()} | numerics()
         self.identity |= {"versions": {"jax": jax.__version__, "jaxlib": jaxlib.__version__}}
-        self.log = log = Log(self.directory, loggers)
+        self.log = log = Log(self.keeping.directory, self.keeping.loggers)
         # If the algorithm states a metric of a round anew, its statement counts.
         log.metrics = tuple({metric.name: metric for metric in (*log.metrics, *algorithm.metrics)}.values())
         arguments = (key, self.state, self.population)
@@ -256,29 +267,21 @@ class _Session:
             lambda: fingerprint(key, algorithm, params, self.population, self.private_program)
         )
         self.spending = log.spending = distributed.agreed(
-            lambda: Spending(algorithm, params, self.population, run_fingerprint, delta, log.directory)
+            lambda: Spending(algorithm, params, self.population, run_fingerprint, delta=delta, directory=log.directory)
         )
 
-    def open(
-        self,
-        stack: ExitStack,
-        key: Array,
-        algorithm: Algorithm,
-        params: PyTree,
-        resume: bool,
-        allow_previous: bool,
-        files: Mapping,
-    ) -> None:
+    def open(self, stack: ExitStack) -> None:
         """Resumes if asked, compiles, and locks the folder.
 
         A run that is refused, or that does not fit into memory, leaves no folder behind.
 
         Args:
           stack: holds the folder's lock until the run ends.
-          key, algorithm, params, resume, allow_previous, files: as for `run`.
         """
+        key, algorithm, _ = self.training
+        resume, allow_previous = self.resuming
         log = self.log
-        directory = self.directory
+        directory = self.keeping.directory
         if resume:
             distributed.by_first(log.check_resumable)
             distributed.by_first(lambda: stack.enter_context(lock(directory)))
@@ -296,18 +299,23 @@ class _Session:
                 keep = partial(keep_round, self.kept_round_name, of_round, self.private_program)
             self.identity["program"] = of_round._asdict()
             self.identity["program"]["processes"] = jax.process_count()
-            if (program := self.evaluation_program(self.state)) is not None:
+            program = evaluation_program(self.judging.evaluation, algorithm, self.state)
+            if program is not None:
                 self.identity["program"]["evaluation"] = distributed.from_first(lambda: round_program(program).sha256)
         if resume:
-            program_on = partial(self.program_on, algorithm=algorithm, key=key, params=params)
-            self.state, self.round = log.resume(self.state, self.identity, allow_previous, program_on)
+            self.state, self.round = log.resume(self.state, self.identity, allow_previous, self.program_on)
             rounds_done = self.round
-            rounds = self.num_rounds
+            rounds = self.stopping.num_rounds
             rule = f"at least the {self.round} rounds done"
             distributed.agreed(lambda: rounds_done > rounds and validate.fail("num_rounds", rule, rounds))
         with seconds.part("compilation"):
             self.block, self.state, self.population, self.compile_seconds = compiled_block(
-                step, self.spending.key(key), self.state, self.population, keep, self.prepare_evaluation
+                step,
+                self.spending.key(key),
+                self.state,
+                self.population,
+                keep=keep,
+                meanwhile=self.prepare_evaluation,
             )
         # Files are created only after compilation, which may fail for want of memory.
         if directory is not None and not resume:
@@ -317,7 +325,7 @@ class _Session:
                 file.create()
             distributed.by_first(self.spending.start)
         if directory is not None:
-            distributed.by_first(lambda: _put_files(Path(directory), files))
+            distributed.by_first(lambda: _put_files(Path(directory), self.keeping.files))
         # A checkpoint of round 0, so that a run that is stopped in its first block can continue.
         if directory is not None and not resume:
             self.commit()
@@ -326,28 +334,29 @@ class _Session:
         if self.round == 0 and (at_start := self.evaluate({"round": 0})):
             log.append([{"round": 0} | at_start], 0.0, time.perf_counter() - self.started)
 
-    def program_on(self, num_devices: int, algorithm: Algorithm, key: Array, params: PyTree) -> dict:
+    def program_on(self, num_devices: int) -> dict:
         """Returns the program of a round on another number of devices, as a run's identity holds it."""
+        key, algorithm, params = self.training
         kind = "disk" if self.memory_files else "device"
-        with engine.client_memory(kind, self.directory):
+        with engine.client_memory(kind, self.keeping.directory):
             return round_program_on(num_devices, algorithm, init_key(key), params, self.population)._asdict()
 
     def train(self, bar: Callable) -> None:
         """Runs blocks until all rounds are done or a callback stops the run."""
         stop, length = False, 1
-        while self.round < self.num_rounds and not stop:
+        while self.round < self.stopping.num_rounds and not stop:
             # A block ends where an evaluation or a checkpoint is due.
             rounds_until_due = [
                 every - self.round % every
-                for every in (self.evaluate_every, self.checkpoint_every)
+                for every in (self.judging.evaluate_every, self.keeping.checkpoint_every)
                 if every is not None
             ]
-            count = min(length, MAX_BLOCK, self.num_rounds - self.round, *rounds_until_due)
+            count = min(length, MAX_BLOCK, self.stopping.num_rounds - self.round, *rounds_until_due)
             records, block_seconds = self.run_block(count)
             # The next block is at most twice as long, and long enough for BLOCK_SECONDS at the speed of this one.
             length = max(1, min(2 * count, int(BLOCK_SECONDS * count / max(block_seconds, 1e-6))))
             records, failed = _until_failure(records)
-            evaluation_is_due = self.due(self.evaluate_every)
+            evaluation_is_due = self.due(self.judging.evaluate_every)
             if evaluation_is_due and not failed:
                 records[-1] |= self.evaluate(records[-1])
                 records[-1] |= {name: plain(value) for name, value in self.spending.record(self.round).items()}
@@ -360,35 +369,35 @@ class _Session:
             decisions = distributed.gathered_numbers(length, self.checkpoint_is_due(), bool(self.interrupted))
             length, checkpoint_is_due = int(decisions[0, 0]), bool(decisions[0, 1])
             interrupt = decisions[:, 2].any()
-            if self.directory is not None and (checkpoint_is_due or interrupt):
+            if self.keeping.directory is not None and (checkpoint_is_due or interrupt):
                 self.commit()
             if interrupt:
                 raise distributed.everywhere(KeyboardInterrupt())
-            if evaluation_is_due and self.callbacks:
+            if evaluation_is_due and self.stopping.callbacks:
                 stop = self.call_back(records[-1])
 
     def prepare_evaluation(self) -> None:
         """Compiles the evaluation. What that raises, the first evaluation raises again, once the run has its files."""
         with seconds.part("evaluation"), suppress(Exception):
-            self.compile_evaluation(self.state)
+            compile_evaluation(self.judging.evaluation, self.training.algorithm, self.state)
 
     def evaluate(self, record: Mapping) -> dict:
         """Returns the values of an evaluation after the rounds done, and keeps its results by client."""
         with seconds.part("evaluation"):
-            values, self.by_client = self.evaluated(self.state, record)
+            values, self.by_client = evaluated(self.judging.evaluation, self.training.algorithm, self.state, record)
         return values
 
     def due(self, every: int) -> bool:
         """Returns whether an action of every `every` rounds is due after this round; at the end all are due."""
-        return self.round % every == 0 or self.round == self.num_rounds
+        return self.round % every == 0 or self.round == self.stopping.num_rounds
 
     def checkpoint_is_due(self) -> bool:
         """Returns whether a checkpoint is due after this round."""
-        if self.checkpoint_every is not None:
-            return self.due(self.checkpoint_every)
+        if self.keeping.checkpoint_every is not None:
+            return self.due(self.keeping.checkpoint_every)
         # A callback is called after the round is on disk.
-        is_wanted = bool(self.callbacks) or time.perf_counter() - self.committed_at >= CHECKPOINT_SECONDS
-        return self.round == self.num_rounds or (is_wanted and self.due(self.evaluate_every))
+        is_wanted = bool(self.stopping.callbacks) or time.perf_counter() - self.committed_at >= CHECKPOINT_SECONDS
+        return self.round == self.stopping.num_rounds or (is_wanted and self.due(self.judging.evaluate_every))
 
     def run_block(self, count: int) -> tuple[list[dict], float]:
         """Runs the next rounds, after writing them into the ledger, and returns (their records, their seconds)."""
@@ -412,16 +421,16 @@ class _Session:
         state_copy = jax.tree.map(jnp.array, self.state)
         # A list and no generator: every callback is called, even after one that stops the run.
         with seconds.part("callbacks"):
-            stop = any([callback(self.round, state_copy, record) for callback in self.callbacks])
+            stop = any([callback(self.round, state_copy, record) for callback in self.stopping.callbacks])
         stop = distributed.gathered_numbers(stop).any()
-        if self.directory is not None and stop and self.committed_round != self.round:
+        if self.keeping.directory is not None and stop and self.committed_round != self.round:
             self.commit()
         return stop
 
     def commit(self) -> None:
         """Writes a checkpoint, with log and ledger."""
         with seconds.part("checkpoints"):
-            self.log.commit(self.round, self.state, self.identity, self.keep_checkpoints)
+            self.log.commit(self.round, self.state, self.identity, self.keeping.keep_checkpoints)
         self.committed_round = self.round
         self.committed_at = time.perf_counter()
 
@@ -431,12 +440,12 @@ class _Session:
         if self.by_client is None:
             self.evaluate({})
         summary = self.log.summary(self.compile_seconds, peak_memory_bytes())
-        summary |= {"finished": self.round >= self.num_rounds, "seconds": seconds.so_far()}
+        summary |= {"finished": self.round >= self.stopping.num_rounds, "seconds": seconds.so_far()}
         summary |= self.spending.summary({name for record in self.log.records for name in record})
         self.log.final_summary = summary
-        if self.directory is not None:
+        if self.keeping.directory is not None:
             text = json.dumps(summary, indent=2) + "\n"
-            path = Path(self.directory) / "summary.json"
+            path = Path(self.keeping.directory) / "summary.json"
             distributed.by_first(lambda: checksums.write(path, text.encode()))
         return History(self.log.records, summary, self.by_client)
 

@@ -86,6 +86,7 @@ class Spending:
         params: PyTree,
         population: Population,
         source: str,
+        *,
         delta: float | None,
         directory: Path | None,
     ):

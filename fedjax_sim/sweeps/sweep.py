@@ -310,7 +310,8 @@ def _prepared(
             error.add_note(f"This is the combination {values}, which cannot be traced. No point of the sweep has run.")
             raise
         programs.append(program_digest(algorithm, params, population) if is_private(algorithm) else "")
-        epsilons.append(_Epsilons(Spending(algorithm, params, population, programs[-1], delta, None), rounds))
+        spending = Spending(algorithm, params, population, programs[-1], delta=delta, directory=None)
+        epsilons.append(_Epsilons(spending, rounds))
     return kinds, programs, epsilons
 
 

@@ -54,7 +54,7 @@ def test_epsilon_by_hand(sampler):
     each message.
     Catches steps, rounds or the rate left out, a client's epsilon in place of a record's, and an amplified one."""
     algorithm = make(sampler, noise_multiplier=1.5, batch_size=2, clip_norm=1.0)
-    spending = Spending(algorithm, p.START, p.ragged(), "", 1e-4, None)
+    spending = Spending(algorithm, p.START, p.ragged(), "", delta=1e-4, directory=None)
     spending.enter(0, 4)
     slots = algorithm.parts.client.facts.noise.details["max_batch_size"]
     assert slots == p.ROWS  # a plain Poisson sample

@@ -498,7 +498,7 @@ def test_a_run_from_python_has_no_epsilon():
     data = population.breast_cancer(num_clients=4, partition="iid", held_out_clients=0)
     params = {"w": jnp.zeros(30)}
     for made, refused in ((data, True), (population.with_public_preparation(data), False)):
-        spending = Spending(noisy(4), params, made.train, "", 1e-3, None)
+        spending = Spending(noisy(4), params, made.train, "", delta=1e-3, directory=None)
         assert ("standardise: expected constants beside noise" in spending.refused) == refused
         spending.enter(0, 1)
         assert ("epsilon" in spending.record(1)) != refused

@@ -111,7 +111,7 @@ def resumed(folder, **options):
         PROGRAM.update(round_program(step.traced.jaxpr)._asdict())
     identity["program"] = PROGRAM
     log = Log(folder)
-    log.spending = Spending(adding(True), *PARTS, source(), None, folder)
+    log.spending = Spending(adding(True), *PARTS, source(), delta=None, directory=folder)
     state, round = log.resume(state, identity, options.get("allow_previous", False))
     ((file, version),) = engine.memory_files(state)
     rows = [np.zeros((NUM_CLIENTS, 2), np.float32)]

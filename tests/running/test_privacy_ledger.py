@@ -84,7 +84,7 @@ def test_a_crash_is_counted(job, tmp_path):
             train(job, 5, directory=tmp_path, resume=True)
         ledger.write_bytes(whole)
         (tmp_path / "SHA256SUMS").write_bytes(listed)
-    fresh = Spending(job.algorithm, job.params, job.data.train, "", None, tmp_path)
+    fresh = Spending(job.algorithm, job.params, job.data.train, "", delta=None, directory=tmp_path)
     for damaged in ("{", '{"ledger": {}}', '{"ledger": null}', '{"ledger": []}'):
         checksums.write(ledger, damaged.encode())
         with pytest.raises(CheckpointError, match="privacy ledger"):
@@ -210,7 +210,9 @@ def test_noise_in_any_part_is_seen():
     server = collections.namedtuple("Server", [*ServerUpdate._fields, "noise"])(*sound.parts.server, noisy.facts.noise)
     elsewhere = tiny.private(multiplier=None).parts._replace(server=server)
     for delta in (None, 1e-4):
-        spending = Spending(sound._replace(parts=elsewhere), tiny.START, tiny.people(), "a", delta, None)
+        spending = Spending(
+            sound._replace(parts=elsewhere), tiny.START, tiny.people(), "a", delta=delta, directory=None
+        )
         assert "noise: expected in the part client or transform" in spending.summary()["privacy"]["refused"]
     for parts in (sound.parts._replace(server=server), {**sound.parts._asdict(), "mine": noisy}):
         with pytest.raises(ValueError, match="one part with noise"):
@@ -220,7 +222,7 @@ def test_noise_in_any_part_is_seen():
 def test_unknown_parts_are_said():
     """Catches a summary without a word on privacy for an algorithm that does not state its parts."""
     unknown = tiny.private()._replace(parts=None)
-    spending = Spending(unknown, tiny.START, tiny.people(), "", None, None)
+    spending = Spending(unknown, tiny.START, tiny.people(), "", delta=None, directory=None)
     assert "nothing is known of its privacy" in spending.summary()["privacy"]["refused"]
 
 
@@ -237,7 +239,9 @@ def test_no_private_run_keeps_who_took_part(job):
 def programs():
     """Three runs' ledgers before their first round: two programs with one mechanism, and one with another."""
     made = [(tiny.private(), "a"), (tiny.private(), "b"), (tiny.private(multiplier=50.0), "c")]
-    return {source: Spending(made, tiny.START, tiny.people(), source, 1e-4, None) for made, source in made}
+    return {
+        source: Spending(made, tiny.START, tiny.people(), source, delta=1e-4, directory=None) for made, source in made
+    }
 
 
 def stored(spending):
@@ -297,7 +301,10 @@ def test_what_no_ledger_saw_has_no_epsilon(tmp_path):
     parts = unknown.parts._replace(aggregator=aggregation.mean())
     made = {"sound": tiny.private(), "plain": tiny.private(multiplier=None), "unknown": unknown._replace(parts=parts)}
 
-    proto = {kind: Spending(algorithm, tiny.START, people, "", 1e-4, None) for kind, algorithm in made.items()}
+    proto = {
+        kind: Spending(algorithm, tiny.START, people, "", delta=1e-4, directory=None)
+        for kind, algorithm in made.items()
+    }
 
     def life(folder, kind, first, stop, saved=None, source="a", resumes=True):
         now = copy.copy(proto[kind])
@@ -362,13 +369,13 @@ def test_missing_messages_void_it(tmp_path):
     assert not any("epsilon" in record for record in history.records)
     _, history = run(tiny.KEY, make("shares"), tiny.START, people, 3, resume=True, **look)
     assert history.records[-1]["skipped_rounds"] == 0 and "in round 1 " in history.summary["privacy"]["refused"]
-    spending = Spending(make("shares"), tiny.START, people, "", None, None)
+    spending = Spending(make("shares"), tiny.START, people, "", delta=None, directory=None)
     spending.observe([{"round": 7, "skipped_rounds": 1, "aborted_rounds": 1}])
     assert spending.void.startswith("in round 7 a secure sum was aborted: that too few clients were left")
     rows = sweep(make, tiny.START, broken, 1, grid={"noise": ["shares", "own"]}).rows
     assert [row["skipped_rounds"] for row in rows] == [1, 0] and all("epsilon" not in row for row in rows)
     for row, sound in zip(rows, (make("shares"), make("own")), strict=True):
-        spending = Spending(sound, tiny.START, people, "", None, None)
+        spending = Spending(sound, tiny.START, people, "", delta=None, directory=None)
         assert spending.misses(row) and spending.misses({}) and not spending.misses(dict.fromkeys(row, 0))
 
 
