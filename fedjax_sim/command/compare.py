@@ -24,6 +24,7 @@ def compare(
             metavar="RUN RUN ...", help="Folders of runs; the first is the baseline.", autocompletion=run_folders
         ),
     ],
+    *,
     metric: Annotated[str | None, typer.Option(help="By default of owners' models, if any are their own.")] = None,
     format: Annotated[str, typer.Option(help="terminal, csv, markdown or latex.")] = "terminal",
     out: Annotated[Path | None, typer.Option(help="Also write a page with curves, such as compared.html.")] = None,

@@ -50,6 +50,7 @@ def init(
 def export(
     run: RunFolder,
     path: Annotated[Path, typer.Argument(metavar="FILE", help="model.npz or model.safetensors.")],
+    *,
     client: Annotated[int | None, typer.Option(metavar="ID", help="A client's own model, by its number.")] = None,
     clients: Annotated[str | None, typer.Option(metavar="all", help="Own models of all, with a leading axis.")] = None,
     model: Annotated[int | None, typer.Option(metavar="K", help="One of several models, as IFCA's.")] = None,
@@ -80,7 +81,7 @@ def export(
             raise ConfigError([problem("--client", "one of --client, --clients, --model and --params", "several")])
         check_output("FILE", path, (".npz", ".safetensors"))
         prepare()
-        choice = Choice(client, clients is not None, model, params)
+        choice = Choice(client=client, clients=clients is not None, model=model, params=params)
         round, arrays, words = exported(run, choice, allow_previous=allow_previous)
         _written(path, arrays)
     except (ConfigError, TypeError, ValueError) as error:

@@ -24,6 +24,7 @@ def plan(
     settings: Annotated[list[str] | None, typer.Option("--set", metavar="a.b=c", help="As for run.")] = None,
     without: Annotated[list[str] | None, typer.Option("--unset", metavar="a.b", help="As for run.")] = None,
     own_modules: OwnModules = None,
+    *,
     target: Annotated[
         str | None,
         typer.Option(metavar="CHIP", help="Plan for a100, h100, h200, v4, v5e, v5p or v6e, which need not be here."),

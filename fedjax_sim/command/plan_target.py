@@ -109,7 +109,10 @@ def _column(load_config: Callable, chip: Any, num_devices: int) -> _Column:
             stack.enter_context(engine.compiling_for(chip.platform, devices, chip.usable_bytes))
             stack.enter_context(loaded.arithmetic())
             made = build(loaded)
-            return made, forecast_on(chip, devices, made.algorithm, made.key, made.params, made.data.train)
+            predicted = forecast_on(
+                chip, devices, made.algorithm, key=made.key, params=made.params, population=made.data.train
+            )
+            return made, predicted
 
     experiment, found = forecast({})
     if found.memory_bytes > chip.usable_bytes:

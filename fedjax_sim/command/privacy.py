@@ -52,6 +52,7 @@ def account(
     settings: Settings = None,
     without: Without = None,
     own_modules: OwnModules = None,
+    *,
     population: Population = None,
     cohort: Cohort = None,
     noise_multiplier: Annotated[
@@ -74,10 +75,12 @@ def account(
         from fedjax_sim.privacy.commands import account_report
 
         files = (config, settings, without, own_modules)
-        mechanism, run_options, _ = _mechanism(context, files, population, cohort, rounds, delta, {
+        options = {
             "scheme": scheme, "num_slots": num_slots, "place": place, "adjacency": adjacency, "clip_norm": clip_norm,
             "noise_cohort_size": noise_cohort_size, "noise_multiplier": noise_multiplier,
-        })  # fmt: skip
+        }  # fmt: skip
+        sizes = {"population": population, "cohort": cohort, "rounds": rounds, "delta": delta}
+        mechanism, run_options, _ = _mechanism(context, files, options, **sizes)
         if "mechanism" not in mechanism and noise_multiplier is None:
             raise ConfigError(["--noise-multiplier: expected a number, got nothing. Write -z Z, or give a config."])
         return account_report(**mechanism, **run_options, accountant=accountant)
@@ -91,6 +94,7 @@ def calibrate(
     settings: Settings = None,
     without: Without = None,
     own_modules: OwnModules = None,
+    *,
     epsilon: Annotated[float, typer.Option("--epsilon", "-e", help="The budget.")] = 1.0,
     population: Population = None,
     cohort: Cohort = None,
@@ -112,10 +116,12 @@ def calibrate(
         from fedjax_sim.privacy.commands import calibrate_report
 
         files = (config, settings, without, own_modules)
-        mechanism, run_options, noise_of_config = _mechanism(context, files, population, cohort, rounds, delta, {
+        options = {
             "scheme": scheme, "num_slots": num_slots, "place": place, "adjacency": adjacency, "clip_norm": clip_norm,
             "noise_cohort_size": noise_cohort_size,
-        })  # fmt: skip
+        }  # fmt: skip
+        sizes = {"population": population, "cohort": cohort, "rounds": rounds, "delta": delta}
+        mechanism, run_options, noise_of_config = _mechanism(context, files, options, **sizes)
         if table and getattr(mechanism.get("mechanism"), "unit", "client") == "record":
             raise ConfigError(
                 ["--table: expected none beside a config that hides records, got one. It compares noise for clients."]
@@ -139,6 +145,7 @@ def audit(
     settings: Settings = None,
     without: Without = None,
     own_modules: OwnModules = None,
+    *,
     noise_multiplier: Annotated[float, typer.Option("--noise-multiplier", "-z", help="Without a config.")] = 1.0,
     clip_norm: ClipNorm = 1.0,
     sampling_rate: Annotated[float, typer.Option("--rate", "-q", help="Poisson; without a config.")] = 1.0,
@@ -306,7 +313,14 @@ def _inverse(multiplier: float) -> float:
 
 
 def _mechanism(
-    context: typer.Context, files: tuple, population, cohort, rounds, delta, options
+    context: typer.Context,
+    files: tuple,
+    options: Mapping[str, Any],
+    *,
+    population: int | None,
+    cohort: float | None,
+    rounds: int | None,
+    delta: float | None,
 ) -> tuple[dict[str, Any], dict[str, Any], _NoiseOfConfig | None]:
     """Returns (the mechanism as `privacy.commands` takes it, {"rounds", "delta"}, the config's noise), from either.
 
@@ -315,8 +329,11 @@ def _mechanism(
     Args:
       context: the command, whose options must not contradict a config.
       files: the config, its settings, its left out options and own modules, as `_experiment` takes them.
-      population, cohort, rounds, delta: options of the command; None where they are not given.
-      options: all other options of the mechanism, by the name of the argument.
+      options: options of the mechanism by the name of the argument, but for those below.
+      population: N, the number of clients; None where the command was not given it, as for the next three.
+      cohort: m, the number of clients in a round, or the expected number.
+      rounds: T.
+      delta: in (0, 1).
 
     Raises: ConfigError for a config without noise, and for missing or contradicting options.
     """

@@ -9,7 +9,7 @@ import math
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any, NamedTuple, NoReturn
 
 import typer
 
@@ -37,6 +37,18 @@ MOST_NUMBERS = 64  # of an array that a statistic's summary lists
 OF_ARRAYS = ("train", "test", "held_out", "local_test", "triggered", "server", "measure")
 
 
+class Job(NamedTuple):
+    """A run that the command was asked for."""
+
+    name: str  # such as "digits-fedavg-0"
+    loaded: Any  # the `Config`, with its plan
+    experiment: Any  # what `config.build` made of it
+    folder: Path | None  # as the command line states it; None to choose one
+    resume: bool  # whether the run in the folder goes on
+    allow_previous: bool  # whether it may go on from an earlier checkpoint than the newest
+    quiet: bool  # whether nothing is printed
+
+
 def run(
     context: typer.Context,
     config: Annotated[
@@ -50,6 +62,7 @@ def run(
     settings: Settings = None,
     without: Without = None,
     own_modules: OwnModules = None,
+    *,
     out: Annotated[
         Path | None, typer.Option(help="The run's folder; by default runs/DATA-ALGORITHM-SEED-NUMBER.")
     ] = None,
@@ -118,7 +131,16 @@ def run(
         typer.echo(lanes)
     clock.switch("other")
     with loaded.arithmetic():
-        _train(loaded, experiment, folder, {"resume": resume, "allow_previous": allow_previous}, quiet, command)
+        job = Job(
+            name=f"{loaded.tables['data']['name']}-{loaded.tables['algorithm']['name']}-{loaded.tables['seed']}",
+            loaded=loaded,
+            experiment=experiment,
+            folder=folder,
+            resume=resume,
+            allow_previous=allow_previous,
+            quiet=quiet,
+        )
+        _train(job, command)
 
 
 def _with_kept_plan(loaded: Any, kept_config: Path) -> Any:
@@ -149,39 +171,43 @@ def _lanes_in_words(loaded: Any, plan: Any) -> str:
     )
 
 
-def _train(loaded: Any, experiment: Any, folder: Path | None, start: dict, quiet: bool, command: str) -> None:
-    """Trains, prints the summary and writes the page; a run that fails exits with a code, after cleaning up."""
+def _train(job: Job, command: str) -> None:
+    """Trains, prints the summary and writes the page; a run that fails exits with a code, after cleaning up.
+
+    Args:
+      job: the run; if no folder is stated, one in `runs/` is chosen here.
+      command: the command line that repeats the run, for `env.json`.
+    """
     from fedjax_sim.population.describe import describe
     from fedjax_sim.running import distributed
     from fedjax_sim.running.files import CheckpointError, RunLocked
 
-    tables = loaded.resolved()
-    name = f"{tables['data']['name']}-{tables['algorithm']['name']}-{tables['seed']}"
-    stated_folder = folder
+    experiment = job.experiment
+    folder = job.folder
     new_folder = None
     files = {}
 
     def begin() -> str:
         # A resumed run keeps the description of the machine and the data that it started with.
-        if not start["resume"]:
+        if not job.resume:
             files["env.json"] = _json(environment(command))
             with seconds.part("data"):
                 files["population.json"] = _json(describe(experiment.data))
-        chosen_folder = next_folder(RUNS / name) if folder is None else folder
+        chosen_folder = next_folder(RUNS / job.name) if job.folder is None else job.folder
         # A resumed run writes its config anew, since it may have been given more rounds.
-        files["config.toml"] = loaded.to_toml(chosen_folder)
+        files["config.toml"] = job.loaded.to_toml(chosen_folder)
         return str(chosen_folder)
 
     try:
         folder = Path(distributed.from_first(begin))
         # Only a folder that this process created may be removed if the run is refused.
-        new_folder = folder if stated_folder is None and distributed.is_first() else None
-        quiet = quiet or not distributed.is_first()
-        state, history = _rounds(name, loaded, experiment, folder, start, quiet, files)
+        new_folder = folder if job.folder is None and distributed.is_first() else None
+        job = job._replace(quiet=job.quiet or not distributed.is_first())
+        state, history = _rounds(job, folder, files)
         next_round = _timeline(experiment, state)
-        found = _estimate(experiment.algorithm, state)
-        rule = None if history.summary["finished"] else tables["run"]["stop_when"]
-        distributed.by_first(lambda: _finish(name, history, experiment, next_round, rule, folder, quiet, found))
+        estimate = _estimate(experiment.algorithm, state)
+        rule = None if history.summary["finished"] else job.loaded.tables["run"]["stop_when"]
+        distributed.by_first(lambda: _finish(job, folder, history, next_round=next_round, rule=rule, estimate=estimate))
     except KeyboardInterrupt as error:
         _interrupted(error, folder, new_folder)
     except (
@@ -197,16 +223,12 @@ def _train(loaded: Any, experiment: Any, folder: Path | None, start: dict, quiet
         _failed(error, folder, new_folder)
 
 
-def _rounds(name: str, loaded: Any, experiment: Any, folder: Path, start: dict, quiet: bool, files: dict) -> Any:
+def _rounds(job: Job, folder: Path, files: dict[str, str]) -> Any:
     """Runs the rounds of an experiment in its folder; returns the last state and the run's `History`.
 
     Args:
-      name: the run's name, such as "digits-fedavg-0".
-      loaded: the `Config`, with its plan.
-      experiment: what `config.build` made of it.
+      job: the run.
       folder: the run's folder.
-      start: {"resume", "allow_previous"}, as for `running.loop.run`.
-      quiet: whether nothing is printed.
       files: texts by name, written into the folder once the run is certain to start or continue.
     """
     from fedjax_sim import tree
@@ -218,11 +240,13 @@ def _rounds(name: str, loaded: Any, experiment: Any, folder: Path, start: dict, 
     from fedjax_sim.running.loop import run as train
     from fedjax_sim.running.stopping import StopWhen
 
+    loaded = job.loaded
+    experiment = job.experiment
     options = loaded.resolved()["run"]
     callbacks = []
     if options["stop_when"] is not None:
         # A resumed run goes on with the evaluations that it has seen.
-        records = read_lines(folder / "metrics.jsonl", []) if start["resume"] else []
+        records = read_lines(folder / "metrics.jsonl", []) if job.resume else []
         callbacks.append(StopWhen(options["stop_when"], distributed.from_first(lambda: records)))
     # With the seed, noise could be computed and subtracted by whoever reads a log.
     shown_options = tree.dotted(loaded.resolved())
@@ -237,11 +261,11 @@ def _rounds(name: str, loaded: Any, experiment: Any, folder: Path, start: dict, 
         if kind in identity:
             content = hashlib.sha256(repr(identity[kind]).encode()).hexdigest()
             distributed.check_same(kind, content, f"Every process must read the same {kind}.")
-    if not quiet:
-        done = f" after the {rounds_done(folder):,} done" if start["resume"] else ""
+    if not job.quiet:
+        done = f" after the {rounds_done(folder):,} done" if job.resume else ""
         clients = experiment.data.train.size
         rounds = options["rounds"]
-        typer.echo(f"{name}: {clients:,} clients, {rounds:,} rounds{done}, into {folder}")
+        typer.echo(f"{job.name}: {clients:,} clients, {rounds:,} rounds{done}, into {folder}")
         for warning in experiment.data.warnings:
             typer.echo(f"Warning: {warning}")
         if attackers := expected_attackers(experiment, rounds):
@@ -259,10 +283,11 @@ def _rounds(name: str, loaded: Any, experiment: Any, folder: Path, start: dict, 
         keep_checkpoints=options["keep_checkpoints"],
         client_memory=options["client_memory"],
         delta=options["delta"],
-        **start,
+        resume=job.resume,
+        allow_previous=job.allow_previous,
         callbacks=callbacks,
         loggers=[LOGGERS[name](folder, shown_options) for name in dict.fromkeys(options["log"] or [])],
-        progress=options["progress"] and not quiet,
+        progress=options["progress"] and not job.quiet,
         identity=identity,
         files=files,
         origin=_origin(loaded, identity, experiment.data),
@@ -321,28 +346,25 @@ def _estimate(algorithm: Any, state: Any) -> dict[str, Any]:
 
 
 def _finish(
-    name: str,
-    history: Any,
-    experiment: Any,
-    last: dict | None,
-    rule: str | None,
+    job: Job,
     folder: Path,
-    quiet: bool,
-    found: dict | None = None,
+    history: Any,
+    *,
+    next_round: dict | None = None,
+    rule: str | None = None,
+    estimate: dict | None = None,
 ) -> None:
     """Writes the run's last files: summary, with the baseline of a constant prediction, timeline, clients and page.
 
     The summary is printed before the page is drawn, which takes seconds.
 
     Args:
-      name: the run's name.
-      history: what the run returned beside its state.
-      experiment: what was run.
-      last: the timeline of a round; None to write none.
-      rule: of `run.stop_when`, if it stopped the run; None if all rounds were run.
+      job: the run.
       folder: the run's folder.
-      quiet: whether nothing is printed.
-      found: what a statistic found (`_estimate`), for the summary.
+      history: what the run returned beside its state.
+      next_round: the timeline of the next round, as `_timeline` returns it; None to write none.
+      rule: of `run.stop_when`, if it stopped the run; None if all rounds were run.
+      estimate: what a statistic found, as `_estimate` returns it, for the summary.
     """
     from fedjax_sim.metrics.baseline import constant_baseline
     from fedjax_sim.population.datasets.column_uses import columns_in_words
@@ -351,10 +373,10 @@ def _finish(
     from fedjax_sim.running.checksums import write
     from fedjax_sim.running.files import lock
 
-    data = experiment.data
+    data = job.experiment.data
     # What `History` holds is about the rounds alone: the page also compares with a constant prediction.
-    summary = {"name": name, **history.summary, **(found or {})}
-    algorithm = experiment.algorithm
+    summary = {"name": job.name, **history.summary, **(estimate or {})}
+    algorithm = job.experiment.algorithm
     summary["params_kind"] = algorithm.params_kind.name.lower()
     # The loss of a statistic is no loss of the task, and params that are no model have no test loss.
     if algorithm.evaluated.loss_fn is None and algorithm.params_kind.is_judged:
@@ -375,14 +397,14 @@ def _finish(
     with lock(folder):
         summary |= {"seconds": passed} if (passed := seconds.so_far()) else {}
         try:
-            if not quiet:
+            if not job.quiet:
                 first_loss = float(history.records[0].get("test_loss", "nan")) if history.records else math.nan
                 show_summary(summary, first_loss)
         finally:  # even if nobody reads the output any more
             with _complete(folder):
                 write(folder / "summary.json", _json(summary).encode())
-                if last is not None:
-                    write(folder / "timeline.json", _json(last).encode())
+                if next_round is not None:
+                    write(folder / "timeline.json", _json(next_round).encode())
                 if history.by_client and (rows := client_rows(data, history.by_client)):
                     write(folder / BY_CLIENT, as_csv(rows).encode())
                 page = write_report(folder)
@@ -391,7 +413,7 @@ def _finish(
                     since = math.fsum(seconds.so_far().values()) - math.fsum(passed.values())
                     summary["seconds"] = passed | {"page": passed["page"] + since}
                     write(folder / "summary.json", _json(summary).encode())
-        if not quiet:
+        if not job.quiet:
             # The path is not in the table, which would break a long path into lines.
             terminal.console(soft_wrap=True).print(str(page))
 

@@ -35,6 +35,7 @@ def sweep(
     ] = None,
     without: Annotated[list[str] | None, typer.Option("--unset", metavar="a.b", help="As for run. Repeatable.")] = None,
     own_modules: OwnModules = None,
+    *,
     out: Annotated[Path | None, typer.Option(help="The folder; by default runs/sweep-DATA-ALGORITHM-NUMBER.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the sweep in --out.")] = False,
     metric: Annotated[str | None, typer.Option(help="Shown; by default of own models, else of the test.")] = None,

@@ -177,7 +177,17 @@ class Builder(Maker):
         judged = self.fine_tuned(algorithm, loss_fn, data)
         evaluate = self.judge(self.evaluation(loss_fn, data, judged), algorithm, params, population)
         self.stop()
-        return Experiment(stream(root, "rounds"), algorithm, params, data, loss_fn, evaluate, judged, plan, self.frozen)
+        return Experiment(
+            key=stream(root, "rounds"),
+            algorithm=algorithm,
+            params=params,
+            data=data,
+            loss_fn=loss_fn,
+            evaluation=evaluate,
+            judged=judged,
+            plan=plan,
+            frozen=self.frozen,
+        )
 
     def check_preparation(self, algorithm: Algorithm, population: Any) -> None:
         """Refuses inputs that depend on other clients' rows if a part adds noise, whatever the config is built for.

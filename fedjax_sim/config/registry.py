@@ -317,6 +317,16 @@ def _factories(subpackage: str, noun: str) -> Mapping[str, Part]:
     if subpackage == "models":
         # No factory makes this model: quadratic clients train the point itself.
         meaning = "The parameter is a point in R^d, for quadratic clients."
-        point = Part(subpackage, "point", meaning, noun, {}, {}, {}, {}, "fedjax_sim.config.build")
+        point = Part(
+            subpackage=subpackage,
+            name="point",
+            meaning=meaning,
+            returns=noun,
+            options={},
+            parts={},
+            values={},
+            others={},
+            module="fedjax_sim.config.build",
+        )
         public_parts = joined(public_parts, {"point": point})
     return Chosen(public_parts, lambda part: not part.others and part.returns.split(".")[-1] == noun)

@@ -200,7 +200,17 @@ def _module(name: str) -> ast.Module:
 def _part(subpackage: str, name: str, module: str, original: str) -> Part:
     """Returns the part that a subpackage publishes under `name`, and that `module` defines as `original`."""
     path = PACKAGE.joinpath(*module.split(".")[1:])
-    empty = Part(subpackage, name, "", "", {}, {}, {}, {NO_FUNCTION: ""}, module)
+    empty = Part(
+        subpackage=subpackage,
+        name=name,
+        meaning="",
+        returns="",
+        options={},
+        parts={},
+        values={},
+        others={NO_FUNCTION: ""},
+        module=module,
+    )
     if (path / f"{original}.py").is_file():  # a module that is re-exported
         doc = ast.get_docstring(_parse(path / f"{original}.py")) or ""
         return empty._replace(meaning=doc.split("\n")[0])

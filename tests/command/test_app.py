@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 
 from fedjax_sim import aggregation, algorithms, engine, sampling, types
 from fedjax_sim.command import app, folders
-from fedjax_sim.command.run import _finish, _lanes_in_words, how_clients_count, show_summary
+from fedjax_sim.command.run import Job, _finish, _lanes_in_words, how_clients_count, show_summary
 from fedjax_sim.config import registry
 from fedjax_sim.config.build import build
 from fedjax_sim.config.document import ConfigError, load
@@ -158,7 +158,16 @@ def test_the_summary_comes_before_the_page(done, tmp_path, monkeypatch):
     monkeypatch.setattr("fedjax_sim.metrics.baseline.constant_baseline", lambda *_: {})
     monkeypatch.setattr("fedjax_sim.report.page.write_report", lambda folder: events.append("page") or folder)
     monkeypatch.setattr("fedjax_sim.command.run.show_summary", lambda *_: events.append("summary"))
-    _finish("name", history, experiment, None, None, tmp_path, quiet=False)
+    job = Job(
+        name="name",
+        loaded=None,
+        experiment=experiment,
+        folder=None,
+        resume=False,
+        allow_previous=False,
+        quiet=False,
+    )
+    _finish(job, tmp_path, history)
     assert events == ["summary", "page"]
 
     def closed(*_):
@@ -166,9 +175,9 @@ def test_the_summary_comes_before_the_page(done, tmp_path, monkeypatch):
 
     monkeypatch.setattr("fedjax_sim.command.run.show_summary", closed)
     with pytest.raises(BrokenPipeError):
-        _finish("name", history, experiment, None, None, tmp_path, quiet=False)
+        _finish(job, tmp_path, history)
     assert events == ["summary", "page", "page"]
-    _finish("name", history, experiment, None, None, tmp_path, quiet=True)  # prints no summary
+    _finish(job._replace(quiet=True), tmp_path, history)  # prints no summary
 
 
 @pytest.mark.full  # by default the advice is read from made numbers
