@@ -63,7 +63,13 @@ def data(
 
 
 def _facts(federated: Any, about: dict[str, Any]) -> list[tuple[str, str]]:
-    """Returns lines (name, text) on clients, examples and shapes; `about` as of `population.describe`."""
+    """Returns lines (name, text) on clients, examples and shapes.
+
+    Args:
+      federated: a `FederatedData`.
+      about: what `population.describe` says of it. It has no numbers of examples for more clients than
+        `MAX_VISITED`.
+    """
     import jax
 
     from fedjax_sim.population.datasets.quantities import listed
@@ -89,7 +95,15 @@ def _facts(federated: Any, about: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def _label_lines(federated: Any) -> list[tuple[str, str]]:
-    """Returns lines (name, text) on the clients' labels; none unless the task has classes."""
+    """Returns lines (name, text) on the clients' labels.
+
+    With n_il examples of label l at client i, the share of label l is 100 sum_i n_il / sum_ik n_ik percent.
+
+    Args:
+      federated: a `FederatedData`.
+
+    Returns: [] unless the task has classes, and for more clients than `MAX_VISITED`.
+    """
     from fedjax_sim.metrics import label_counts, label_heterogeneity
     from fedjax_sim.population.describe import MAX_VISITED
 
@@ -110,6 +124,10 @@ def _label_lines(federated: Any) -> list[tuple[str, str]]:
 
 def _draw(about: dict[str, Any], out: Path) -> None:
     """Draws the labels and sizes of up to 24 clients.
+
+    Args:
+      about: what `population.describe` says of the data.
+      out: the file, whose suffix says in which format; the folder around it is made if it is absent.
 
     Raises: ConfigError for data without classes.
     """

@@ -99,6 +99,10 @@ def export(
 def _written(path: Path, arrays: dict[str, Any]) -> None:
     """Writes named arrays, completely or not at all.
 
+    Args:
+      path: the file, with the suffix .npz or .safetensors. The folder around it is made if it is absent.
+      arrays: NumPy arrays of any shapes by name. In .npz those of bfloat16 become float32.
+
     Raises: ImportError where the package `safetensors` is needed and missing.
     """
     import io

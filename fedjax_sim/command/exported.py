@@ -101,7 +101,12 @@ def _tell_of_edits(stored: Mapping[str, str], config: Any) -> None:
 
 
 def _check(experiment: Any, choice: Choice) -> None:
-    """Raises ConfigError for a choice that the run does not have, with the choices that it has."""
+    """Raises ConfigError for a choice that the run does not have, with the choices that it has.
+
+    Args:
+      experiment: what `config.build` made of the run's config.
+      choice: what is asked for.
+    """
     judged = experiment.judged
     evaluated, kind = judged.evaluated, judged.params_kind
     has_own = evaluated.personal is not None or evaluated.adapt is not None
@@ -111,27 +116,41 @@ def _check(experiment: Any, choice: Choice) -> None:
         options.append(f"a client's own model (--client 0 to {size - 1}), those of all (--clients all)")
     if evaluated.models is not None:
         options.append("one of the models (--model 0)")
-    found = None
+    refusal = None
     if (choice.client is not None or choice.clients) and not has_own:
         option = "--clients" if choice.clients else "--client"
-        found = problem(option, "a run whose clients have models of their own", Words("one without"))
+        refusal = problem(option, "a run whose clients have models of their own", Words("one without"))
     elif choice.client is not None and not 0 <= choice.client < size:
-        found = problem("--client", f"a client's number in [0, {size - 1}]", choice.client)
+        refusal = problem("--client", f"a client's number in [0, {size - 1}]", choice.client)
     elif choice.model is not None and evaluated.models is None:
-        found = problem("--model", "a run of several models", Words(f"params that are {kind.value}"))
+        refusal = problem("--model", "a run of several models", Words(f"params that are {kind.value}"))
     elif choice == Choice() and not kind.is_judged and kind is not ParamsKind.START:
         options.append("the params as they are (--params)")
-        found = problem("RUN", "one whose params are a model", Words(kind.value))
-    if found is not None:
+        refusal = problem("RUN", "one whose params are a model", Words(kind.value))
+    if refusal is not None:
         alone = "Leave it out: all use the model."
         if kind is not ParamsKind.MODEL:
             alone = f"Its params are {kind.value} (--params)."
         hint = f"It has {', '.join(options)}." if options else alone
-        raise ConfigError([f"{found} {hint}"])
+        raise ConfigError([f"{refusal} {hint}"])
 
 
 def _own_models(experiment: Any, state: Any, params: Any, choice: Choice) -> tuple[dict[str, Any], str]:
-    """Returns the models that clients were judged by: of one client, or of all with a leading axis."""
+    """Returns the models that clients were judged by: of one client, or of all with a leading axis.
+
+    They are made `BLOCK` clients at a time.
+
+    Args:
+      experiment: what `config.build` made of the run's config.
+      state: the algorithm's state in the checkpoint.
+      params: the algorithm's params of that state.
+      choice: a client's own model, or those of all N clients.
+
+    Returns: (NumPy arrays by name, what they are in words). An array has the shape of the parameter for one client, and
+      [N, ...] for all, with `has_trained` [N] beside them where the algorithm knows it.
+
+    Raises: ConfigError for models of more than `MOST_BYTES` together.
+    """
     import jax
     import jax.numpy as jnp
     import numpy as np

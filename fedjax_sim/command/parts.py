@@ -101,7 +101,11 @@ def _words(table: str | None, name: str, named_parts: Collection[str]) -> str:
 
 
 def _show_named(console: Any) -> None:
-    """Prints the parts that a config can name, a line each, cut at the terminal's width; with `--with`, one's own."""
+    """Prints the parts that a config can name, a line each, cut at the terminal's width; with `--with`, one's own.
+
+    Args:
+      console: of rich, whose width counts.
+    """
     from rich.text import Text
 
     from fedjax_sim.config import registry
@@ -144,7 +148,11 @@ def _show_run(console: Any) -> None:
 
 
 def _places(word: str) -> list[str]:
-    """Returns where a config has an option such as "lanes" or "run.lanes", a line for each table; [] for no option."""
+    """Returns where a config has an option, a line for each table; [] for no option.
+
+    Args:
+      word: the option's name, such as "lanes", or with its table, such as "run.lanes".
+    """
     from fedjax_sim.config import registry
     from fedjax_sim.config.run_options import RUN_TABLE
     from fedjax_sim.config.value_kinds import rule
@@ -165,7 +173,12 @@ def _places(word: str) -> list[str]:
 
 
 def _explain(part: Part, table: str | None) -> None:
-    """Prints a part's docstring, and the table that names it in a config; None if no table does."""
+    """Prints a part's docstring, and the table that names it in a config.
+
+    Args:
+      part: a part of any subpackage.
+      table: the table's name, such as "sampler"; None if no table names the part.
+    """
     from fedjax_sim.config import registry
     from fedjax_sim.config.toml import inline
 

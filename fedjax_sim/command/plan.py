@@ -133,7 +133,14 @@ def shown_bytes(value: float) -> str:
 
 
 def _show_plan(options: dict[str, Any], experiment: Any, predicted: Any, largest: str) -> None:
-    """Prints a forecast as a table."""
+    """Prints a forecast as a table.
+
+    Args:
+      options: the config's table [run].
+      experiment: what `config.build` made of the config.
+      predicted: a `running.planning.Forecast`.
+      largest: the largest cohort that fits, in words; "" to print none.
+    """
     import jax
 
     rounds = options["rounds"]

@@ -89,7 +89,15 @@ def _uncached() -> Iterator[None]:
 
 
 def _column(load_config: Callable, chip: Any, num_devices: int) -> _Column:
-    """Compiles a round for a chip, and one with twice the cohort if the config has that many clients."""
+    """Compiles a round for a chip, and one with twice the cohort if the config has that many clients.
+
+    Args:
+      load_config: changed settings by path -> the config.
+      chip: an `instruments.chips.Chip`.
+      num_devices: how many of it share a cohort.
+
+    Raises: MemoryError for a round that does not fit; NotImplementedError if the chip's compiler refuses the program.
+    """
     from fedjax_sim import engine
     from fedjax_sim.command.plan import shown_bytes
     from fedjax_sim.config.build import build
@@ -144,7 +152,13 @@ def _cohort_size(loaded: Any) -> int | None:
 
 
 def _show(loaded: Any, columns: dict[str, _Column], num_devices: int) -> None:
-    """Prints the forecasts side by side."""
+    """Prints the forecasts side by side.
+
+    Args:
+      loaded: the `Config`, with the number of rounds and the size of the cohort.
+      columns: by the chip's name.
+      num_devices: how many of each chip there are.
+    """
     from fedjax_sim.command.plan import shown_bytes
     from fedjax_sim.instruments.chips import CHIPS
 

@@ -235,7 +235,11 @@ class _NoiseOfConfig(NamedTuple):
         return mechanism_of(experiment.algorithm, adjacency=self.adjacency, dimension=dimension, population=clients)
 
     def _changed(self, changes: Mapping[str, float]) -> Any:
-        """Returns the experiment of the config with some options changed."""
+        """Returns the experiment of the config with some options changed, over the same data and under the same plan.
+
+        Args:
+          changes: values by the option's path, such as {"transform.gaussian_mechanism.noise_multiplier": 1.5}.
+        """
         from fedjax_sim.config.build import Builder
         from fedjax_sim.config.document import Config
 

@@ -108,7 +108,13 @@ def _logged(run: Path) -> dict[int, dict[str, Any]]:
 
 
 def _compare(run: Path, record: dict[str, Any], replayed: dict[str, Any]) -> None:
-    """Raises CheckpointError if a replay is not the round of the log."""
+    """Raises CheckpointError if a replay is not the round of the log.
+
+    Args:
+      run: the run's folder.
+      record: of the round, in the log.
+      replayed: the timeline of the replayed round, with its simulated seconds and its numbers of clients.
+    """
     import numpy as np
 
     from fedjax_sim.running.files import CheckpointError

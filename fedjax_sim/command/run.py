@@ -326,7 +326,11 @@ def _timeline(experiment: Any, state: Any) -> dict[str, Any] | None:
 def _estimate(algorithm: Any, state: Any) -> dict[str, Any]:
     """Returns {"estimate": what a statistic found, as lists by name}; {} for an algorithm that trains a model.
 
-    Instead of a large array there is a text that says where it is.
+    Instead of an array of more than `MOST_NUMBERS` numbers there is a text that says where it is.
+
+    Args:
+      algorithm: the run's `Algorithm`.
+      state: its state after the last round.
     """
     import jax
 
@@ -487,7 +491,9 @@ def _interrupted(error: KeyboardInterrupt, folder: Path | None, made: Path | Non
 def _failed(error: Exception, folder: Path | None, made: Path | None) -> NoReturn:
     """Ends a failed run with its error's text; raises the error again if it is a bug.
 
-    The arguments are as for `_interrupted`.
+    Args:
+      error: what stopped the run.
+      folder, made: as for `_interrupted`.
     """
     from fedjax_sim.running import distributed
 
@@ -630,7 +636,15 @@ def show_summary(summary: dict[str, Any], first_loss: float) -> None:
 
 
 def _advice(summary: dict[str, Any], first_loss: float, loss: float) -> str:
-    """Returns what to do about a model that is no better than a constant prediction."""
+    """Returns what to do about a model that is no better than a constant prediction.
+
+    Args:
+      summary: the run's summary.
+      first_loss: the test loss before the first round; NaN where it is not known.
+      loss: the test loss after the last round; it may not be finite.
+
+    Returns: the end of a sentence, without its full stop.
+    """
     met = summary.get("attackers_met")
     skipped = summary["skipped_rounds"]
     rounds = summary["rounds"]

@@ -116,7 +116,15 @@ def _stated(name: str | None, settings: list[str], out: Path | None) -> tuple[An
 
 
 def _folder(name: str, out: Path | None, resume: bool) -> tuple[Path, Path | None]:
-    """Returns the folder of a study, which is there from now on, and the folder if this process made it."""
+    """Returns the folder of a study, which is there from now on, and the folder if this process made it.
+
+    Args:
+      name: the study's name.
+      out: the folder that the command line states; None to take the next free one in `runs/`.
+      resume: whether the study in the folder goes on.
+
+    Raises: ConfigError for a folder that holds something, unless a study in it goes on.
+    """
     from fedjax_sim.command.folders import RUNS, check_new_folder, next_folder
     from fedjax_sim.config.document import ConfigError
 
@@ -133,7 +141,13 @@ def _folder(name: str, out: Path | None, resume: bool) -> tuple[Path, Path | Non
 
 
 def _measured(part: Any, options: dict[str, Any], folder: Path) -> Any:
-    """Runs a study in its folder, where its results are kept; returns its findings."""
+    """Runs a study in its folder, where its results are kept; returns its findings.
+
+    Args:
+      part: the study, as `registry.studies` has it.
+      options: of the study, by name.
+      folder: the study's folder.
+    """
     prepare()
     from fedjax_sim.running import kept_results
     from fedjax_sim.running.files import lock, write_atomically
@@ -224,7 +238,11 @@ def _list() -> None:
 
 
 def _show(findings: Any) -> None:
-    """Prints the findings of a study as a table, with the conclusions."""
+    """Prints the findings of a study as a table, with the conclusions.
+
+    Args:
+      findings: a `study.findings.Findings`. A row is red if its prediction lies outside of its interval.
+    """
     from rich.text import Text
 
     from fedjax_sim.study.page import table

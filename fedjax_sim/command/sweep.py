@@ -196,7 +196,14 @@ def _tables(result: Any, metric: str, folder: Path) -> None:
 
 
 def _page(loaded: Any, result: Any, metric: str, folder: Path) -> None:
-    """Writes report.html: what differs, the figures, the table, the options that differ, and how to repeat it."""
+    """Writes report.html: what differs, the figures, the table, the options that differ, and how to repeat it.
+
+    Args:
+      loaded: the `SweepConfig`.
+      result: the finished sweep.
+      metric: the name of the metric that is shown, such as "test_accuracy".
+      folder: the sweep's folder.
+    """
     from fedjax_sim.report.page import how_to_repeat
     from fedjax_sim.running.environment import environment
     from fedjax_sim.running.files import write_atomically
@@ -217,7 +224,11 @@ def _page(loaded: Any, result: Any, metric: str, folder: Path) -> None:
 
 
 def _show_differences(loaded: Any) -> None:
-    """Prints the options that differ between rows and are no column, since a comparison of rows compares these too."""
+    """Prints the options that differ between rows and are no column, since a comparison of rows compares these too.
+
+    Args:
+      loaded: the `SweepConfig`.
+    """
     from fedjax_sim.sweeps.table import shown_value
 
     differences = loaded.differences()
@@ -236,7 +247,14 @@ def _show_differences(loaded: Any) -> None:
 
 
 def _show(result: Any, metric: str, cells: list[dict], folder: Path) -> None:
-    """Prints the cells of a sweep as a table, with the losses of precision and the time that it took."""
+    """Prints the cells of a sweep as a table, with the losses of precision and the time that it took.
+
+    Args:
+      result: the finished sweep.
+      metric: the name of the metric that is shown.
+      cells: `result.summary(metric)`: a mean over seeds for each combination. At most `MOST_ROWS` are printed.
+      folder: the sweep's folder.
+    """
     from rich.text import Text
 
     from fedjax_sim.sweeps.table import shown_metric, shown_number, shown_value, words_on_own_models, words_on_ties

@@ -254,7 +254,15 @@ def _unadmitted(document: Mapping[str, Any]) -> list[str]:
 
 
 def _resolved(document: dict, problems: _Problems) -> dict[str, Any]:
-    """Does the work of `resolve`, with problems that know their document."""
+    """Does the work of `resolve`, with problems that know their document.
+
+    Args:
+      document: the tables as the file and the overrides state them.
+      problems: error messages so far; what is wrong here is added.
+
+    Returns: the tables in their order: "seed", those of `registry.TABLES` that this config has, "run". A value that was
+      refused is None in its table.
+    """
     known_tables = ("seed", *registry.TABLES, "run")
     problems += [_unknown(key, key, known_tables, problems) for key in document if key not in known_tables]
     tables: dict[str, Any] = {"seed": converted_to_kind("seed", SEED, document.get("seed", 0), problems)}
@@ -317,6 +325,11 @@ def _devices(document: dict, tables: Mapping[str, Any], problems: list[str]) -> 
     """Returns the table of devices, as {"devices": table}, or {} without devices.
 
     The table is needed where a part takes devices and has no default for them. It is refused if no part takes devices.
+
+    Args:
+      document: the tables as the file and the overrides state them.
+      tables: the other tables, with defaults filled in.
+      problems: error messages so far; what is wrong here is added.
     """
     members = [part for name in tables if name in registry.TABLES for part in registry.named_in(name, tables[name])]
     takers = [(part.name, argument) for part in members if (argument := registry.takes(part, "devices"))]
@@ -345,7 +358,13 @@ def _taking_devices(parts: Mapping[str, Part]) -> list[str]:
 
 
 def _part(table: str, stated: Any, problems: list[str]) -> tuple[Part | None, dict[str, Any]]:
-    """Returns the part that a table names, and the table with defaults filled in; (None, {}) for a wrong name."""
+    """Returns the part that a table names, and the table with defaults filled in; (None, {}) for a wrong name.
+
+    Args:
+      table: its name, such as "sampler".
+      stated: the table as the document has it; {} if the document has none, which stands for the default part.
+      problems: error messages so far; what is wrong here is added.
+    """
     if not isinstance(stated, dict):
         problems.append(problem(table, "a table", stated, f'Write {table}.name = "..." for the part alone.'))
         return None, {}
@@ -373,6 +392,12 @@ def _members(table: str, path: str, stated: Any, problems: list[str]) -> dict[st
     """Returns the transforms in a table with defaults filled in, in the order of the file.
 
     A transform that a wrapper wraps is a table inside the wrapper's table.
+
+    Args:
+      table: of `registry.CHAINS`, such as "transform": its parts are those that may be named.
+      path: where the transforms stand, such as "transform" or "transform.error_feedback".
+      stated: the table at that path, as the document has it.
+      problems: error messages so far; what is wrong here is added.
     """
     if not isinstance(stated, dict):
         problems.append(problem(path, "a table", stated, f"Write the parts as tables inside it: [{path}.NAME]."))
@@ -444,7 +469,16 @@ def check_options(
 
 
 def _named(path: str, kind: Named, stated: Any, problems: list[str]) -> dict[str, Any] | float | None:
-    """Returns the table of a part inside another part, with its name and options; or a number, where one will do."""
+    """Returns the table of a part inside another part, with its name and options; or a number, where one will do.
+
+    Args:
+      path: where the option stands, such as "aggregator.corrupted.attack".
+      kind: the types of parts that the option may be, and whether it may be None or a number.
+      stated: the option as the document has it; "none" stands for None.
+      problems: error messages so far; what is wrong here is added.
+
+    Returns: the table, with defaults filled in, or the number. None stands for "none", and for a wrong value.
+    """
     if stated == "none" and kind.optional:
         return None
     if kind.number and isinstance(stated, (int, float)):

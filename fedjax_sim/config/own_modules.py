@@ -76,23 +76,31 @@ def _spec(name: str) -> ModuleSpec | None:
     """Returns where a module is; None if it cannot be found, as a name that `from ... import` takes from a module.
 
     `importlib.util.find_spec` would run the packages around a module to find it.
+
+    Args:
+      name: the module's dotted name, such as "my_package.rules".
     """
     top, *inner = name.split(".")
     try:
         spec = importlib.util.find_spec(top)
     except (ImportError, ValueError):
         return None
-    found = top
+    inner_name = top
     for part in inner:
         if spec is None or spec.submodule_search_locations is None:
             return None
-        found = f"{found}.{part}"
-        spec = PathFinder.find_spec(found, spec.submodule_search_locations)
+        inner_name = f"{inner_name}.{part}"
+        spec = PathFinder.find_spec(inner_name, spec.submodule_search_locations)
     return spec
 
 
 def _imported(source: bytes, package: str) -> Iterator[str]:
-    """Yields the names that a file imports, which may be modules; `package` is what relative imports start from."""
+    """Yields the dotted names that a file imports, each of which may be a module or a name inside of one.
+
+    Args:
+      source: the file's text, as bytes.
+      package: the dotted name of the package that relative imports start from; "" for a module outside of packages.
+    """
     try:
         nodes = ast.walk(ast.parse(source))
     except (MemoryError, RecursionError, SyntaxError, ValueError):

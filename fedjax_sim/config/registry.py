@@ -312,7 +312,14 @@ def _wraps(part: Part, name: str) -> bool:
 
 
 def _factories(subpackage: str, noun: str) -> Mapping[str, Part]:
-    """Returns the factories of a subpackage that return a part of the type `noun`, and that a config can call."""
+    """Returns the factories of a subpackage that return a part of the type `noun`, and that a config can call.
+
+    Factories of admitted modules are among them.
+
+    Args:
+      subpackage: such as "sampling".
+      noun: the name of a type, such as "Sampler", as the factories' results are annotated with.
+    """
     public_parts = joined(parts(subpackage), admitted_parts())
     if subpackage == "models":
         # No factory makes this model: quadratic clients train the point itself.

@@ -89,7 +89,13 @@ class GrowingFile:
         return sha
 
     def _open(self, flags: int) -> int:
-        """Opens the file; raises CheckpointError if it is missing, or has another length than this run wrote."""
+        """Opens the file; raises CheckpointError if it is missing, or has another length than this run wrote.
+
+        Args:
+          flags: of `os.open`, such as `os.O_RDONLY`. None of them creates the file.
+
+        Returns: the number of the open file, which the caller closes.
+        """
         try:
             file = os.open(self.path, flags)
         except OSError as error:
@@ -185,7 +191,16 @@ def _sha256_of_file(path: Path) -> str:
 
 
 def _read_list(folder: Path) -> dict[str, list[str]]:
-    """Reads the list: checksums by file name, two where a write was interrupted."""
+    """Reads the list of a folder's checksums.
+
+    Args:
+      folder: the run's folder.
+
+    Returns: by file name its SHA-256, each of 64 hex digits, in the order of the list. A file has two where its write
+      was interrupted. The result is {} for a folder without a list.
+
+    Raises: CheckpointError for a line that is no checksum with a name.
+    """
     try:
         lines = content_of(folder / SUMS).decode("utf-8", errors="replace").splitlines()
     except FileNotFoundError:

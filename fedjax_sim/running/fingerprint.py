@@ -182,6 +182,13 @@ def _digest(program: Program, findings: _Findings) -> str:
     """Returns the SHA-256 of a traced program.
 
     It does not depend on the names of variables and functions, or on memory addresses.
+
+    Args:
+      program: what tracing returned, with or without its constants.
+      findings: of all programs that are read together. Digests of inner programs are looked up in it and added to it,
+        and so are parameters that cannot be read and sizes of meshes.
+
+    Returns: 64 hex digits. Whether a part could not be read is in `findings.opaque`, and not in the digits.
     """
     if id(program) in findings.digests:
         return findings.digests[id(program)]
@@ -213,7 +220,15 @@ def _digest(program: Program, findings: _Findings) -> str:
 
 
 def _word(value: Any, findings: _Findings) -> Hashable:
-    """Returns an equation's parameter as a value whose text is the same in every process."""
+    """Returns an equation's parameter as a value whose text is the same in every process.
+
+    Args:
+      value: the parameter: a number, an array, a program, a mesh, a function, or containers of them.
+      findings: as for `_digest`.
+
+    Returns: numbers, texts and tuples of them. A value that none of the rules below knows counts by its type and its
+      text; if the text does not determine what it means, it is added to `findings.opaque`.
+    """
     word_of = functools.partial(_word, findings=findings)
     if isinstance(value, Program):
         return _digest(value, findings)

@@ -90,7 +90,17 @@ def _free_port() -> int:
 
 
 def _start(arguments: list[str], address: str, num_processes: int, i: int) -> _Child:
-    """Starts process i of a job whose process 0 listens at `address`."""
+    """Starts process i of a job.
+
+    The accelerators of this machine are shared out in order: of A accelerators and P processes, process i gets the
+    numbers i * floor(A / P) to (i + 1) * floor(A / P) - 1, unless `JAX_LOCAL_DEVICE_IDS` is set already.
+
+    Args:
+      arguments: the command line after `fedjax-sim`.
+      address: "HOST:PORT", where process 0 listens.
+      num_processes: P, how many processes the job has.
+      i: the number of this process, in [0, P).
+    """
     environment = os.environ | {
         "JAX_COORDINATOR_ADDRESS": address,
         "JAX_NUM_PROCESSES": str(num_processes),
@@ -157,7 +167,11 @@ def _watch(children: list[_Child], signals: list[int]) -> int | None:
 
 
 def _end(children: list[_Child]) -> None:
-    """Ends the processes that still run: SIGTERM, then SIGKILL."""
+    """Ends the processes that still run: SIGTERM, then SIGKILL for those that run `TERMINATE_SECONDS` later.
+
+    Args:
+      children: all processes that were started; files of their output are closed, too.
+    """
     for child in children:
         if child.process.poll() is None:
             child.process.terminate()
@@ -182,7 +196,16 @@ def _tail(child: _Child) -> list[str]:
 
 
 def _failure(died: int, code: int, num_processes: int, arguments: list[str]) -> str:
-    """Returns how a process ended, and the command that continues the run, as text."""
+    """Returns how a process ended, and the command that continues the run, as text.
+
+    Args:
+      died: the number of the process that failed first, in [0, num_processes).
+      code: its exit code if it is > 0; if it is < 0, minus the number of the signal that killed it.
+      num_processes: how many processes the job has.
+      arguments: the command line after `fedjax-sim`. A command is named only for a run, since only runs continue so.
+
+    Returns: one line, with its end.
+    """
     try:
         ending = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
     except ValueError:

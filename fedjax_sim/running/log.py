@@ -178,7 +178,15 @@ def _check_logs(path: Path, meta: dict) -> None:
 
 
 def _changed(directory: Path, name: str) -> str:
-    """Names the record of a log that was changed, as far as the CRC-32 in the timing log show it."""
+    """Names the record of a log that was changed, as far as the CRC-32 in the timing log show it.
+
+    Args:
+      directory: the run's folder.
+      name: of the log in it, `METRICS` or `TIMING`. The timing log has no CRC-32 of its own records, so that only a
+        record that is no JSON can be named there.
+
+    Returns: words, such as "record 3 (line 3)". Records are counted from 1.
+    """
     lines = content_of(directory / name).splitlines(keepends=True)
     try:
         blocks = _read(directory / TIMING)
@@ -294,7 +302,16 @@ class Log:
     def _read_back(
         self, plain: PyTree, identity: dict, allow_previous: bool, program_on: Callable[[int], dict] | None
     ) -> tuple[PyTree, dict]:
-        """Reads the newest checkpoint on process 0, and goes back to its round in the logs."""
+        """Reads the newest checkpoint on process 0, and goes back to its round in the logs.
+
+        Args:
+          plain: shapes and dtypes of the state, as one process holds it.
+          identity, allow_previous, program_on: as for `resume`.
+
+        Returns: (state, meta) of the checkpoint.
+
+        Raises: CheckpointError for a damaged file, or for a checkpoint of another run.
+        """
         folder = self.directory / "checkpoints"
         path = checkpoint.latest(folder, allow_previous=allow_previous, check=_check_logs)
         saved, meta = checkpoint.restore(path, plain)
@@ -403,7 +420,12 @@ class Log:
         distributed.by_first(lambda: self._commit(round, state, identity, keep))
 
     def _commit(self, round: int, state: PyTree, identity: dict, keep: int) -> None:
-        """Commits on process 0."""
+        """Writes the checkpoint on process 0, after all that it refers to is on disk.
+
+        Args:
+          round, identity, keep: as for `commit`.
+          state: the algorithm's state after the round, whole in every process.
+        """
         marks = {name: file.mark() for name, file in self.files.items()}
         meta = {"identity": identity, "log": marks, "seconds": self.seconds, "elapsed_seconds": self.elapsed}
         meta["parts"] = so_far()
@@ -460,6 +482,11 @@ def _same_run(stored: dict, current: dict, path: Path) -> None:
     """Raises CheckpointError, with every difference, if a checkpoint's identity is not the run's.
 
     Another seed alone is named: the key and perhaps the data follow from it.
+
+    Args:
+      stored: the identity in the checkpoint, as JSON.
+      current: the identity of the run now, as JSON.
+      path: the checkpoint, for the error.
     """
     has_no_program = "program" in current and "program" not in stored
     stored = tree.dotted(stored)

@@ -89,7 +89,17 @@ def _started(algorithm: Algorithm, key: Array, params: PyTree, population: Popul
 
 
 def _seconds(compiled: jax.stages.Compiled, key: Array, state: PyTree, population: Population) -> float:
-    """Returns the median seconds of a few rounds; the first round is left out, since it is slower."""
+    """Returns the median seconds of a few rounds; the first round is left out, since it is slower.
+
+    There are at least 3 rounds, and more until they have taken `TRIAL_SECONDS`, but at most 50. If they take more than
+    ten times `TRIAL_SECONDS` the trial ends at once.
+
+    Args:
+      compiled: a round, (key, state, population) -> (state, info), as `_compiled` returns it.
+      key: of every round, since a round's time does not depend on its number.
+      state: before the first round; its buffers are taken over.
+      population: the clients.
+    """
     (key_sharding, state_sharding, population_sharding), _ = compiled.input_shardings
     population = jax.device_put(population, population_sharding)
     key = jax.device_put(key, key_sharding)
@@ -121,7 +131,15 @@ def fastest(
 
 
 def _fastest(make: Callable, key: Array, params: PyTree, population: Population) -> engine.Plan:
-    """Does the work of `fastest`, with the client memory chosen."""
+    """Does the work of `fastest`, with the client memory chosen.
+
+    Each plan has as many clients in a chunk as it has lanes. The trial ends too at a plan whose round does not fit into
+    memory.
+
+    Args:
+      make: a plan -> the algorithm under it, on one device.
+      key, params, population: as for `run`.
+    """
     fastest_plan = engine.Plan(1, 1)
     fewest_seconds = float("inf")
     num_slower = 0

@@ -260,6 +260,10 @@ class Spending:
 def _checked(state: Any) -> dict[str, Any]:
     """Returns the state of a `Spending`, after checking its fields.
 
+    Args:
+      state: what `Spending.state` returned, read back from JSON: {"ledger", "stream", "void"}. The ledger is None where
+        no accountant covers the noise.
+
     Raises: CheckpointError, TypeError or ValueError for a state with other fields, or with other kinds of values.
     """
     from fedjax_sim.privacy import Ledger
