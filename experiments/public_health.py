@@ -20,7 +20,7 @@ import fedjax_sim
 from fedjax_sim import aggregation, algorithms, population, privacy, sampling, transform
 from fedjax_sim.population.seeds import generated_client_key, seed_words
 from fedjax_sim.prng import stream
-from fedjax_sim.rounding import shown_up
+from fedjax_sim.text.bounds import shown_up
 from fedjax_sim.types import ClientData
 
 PEOPLE, REGIONS, DELTA, BISECTIONS = 100_000, 20, 1e-6, 8

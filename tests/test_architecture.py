@@ -16,14 +16,12 @@ PACKAGE = ROOT / "fedjax_sim"
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 FLOORS = (  # a subpackage imports from its own folder and from lower floors; those of `PARTS` not from each other
-    ("printable",),
-    ("regular_files",),
+    ("text",),
     ("types",),
     ("validate",),
-    ("text_files",),
+    ("files",),
     ("tree",),
     ("prng",),
-    ("rounding",),
     ("engine", "population", "models", "network"),
     ("sampling", "client", "transform", "aggregation", "server", "adversary"),
     ("round",),
@@ -40,17 +38,8 @@ FLOORS = (  # a subpackage imports from its own folder and from lower floors; th
 FLOOR = {name: floor for floor, names in enumerate(FLOORS) for name in names}
 PARTS = FLOORS[FLOOR["engine"]] + FLOORS[FLOOR["sampling"]]
 WINGS = {"hierarchy": ("server", "split")}  # of `algorithms`: the wings that a wing may import; others import none
-ROOTS = {
-    "__init__",
-    "__main__",
-    "tree",
-    "prng",
-    "printable",
-    "rounding",
-    "regular_files",
-    "text_files",
-}  # modules beside the subpackages
-HOST = {"privacy", "theory", "metrics"}  # accounting, closed forms, measures: on types, tree, validate and the design
+ROOTS = {"__init__", "__main__", "tree", "prng"}  # modules beside the subpackages
+HOST = {"privacy", "theory", "metrics"}  # accounting, closed forms, measures: on text to prng, and on the design
 BANNED_CALLS = {"eval", "exec", "compile", "__import__"}
 BANNED_IMPORTS = {"pickle", "cPickle", "dill", "cloudpickle", "marshal", "shelve", "joblib"}
 BANNED_METHODS = {"extractall", "unsafe_load"}
@@ -115,7 +104,7 @@ def check_arrows(path: pathlib.Path) -> None:
         if here in HOST:
             design = target[:3] == ("fedjax_sim", "sampling", "design")
             measure = path.name == "evaluation.py" and there == "engine"  # of whole populations, on the device
-            assert there in {"types", "tree", "validate", "prng", "rounding"} | HOST or design or measure, arrow
+            assert there in {"text", "types", "tree", "validate", "prng"} | HOST or design or measure, arrow
         elif there in HOST:
             assert FLOOR[here] > FLOOR["algorithms"], arrow
         else:

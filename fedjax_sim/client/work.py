@@ -8,8 +8,8 @@ from typing import Annotated, Any, Literal, NamedTuple, TypedDict
 import jax.numpy as jnp
 
 from fedjax_sim import validate
-from fedjax_sim.rounding import steps_of_work
 from fedjax_sim.types import Array, ClientFacts
+from fedjax_sim.types.shares import steps_of_work
 from fedjax_sim.validate import Default
 
 MOST_EXAMPLES = 2**31 - 1  # stands for all of a client's examples in one batch

@@ -10,7 +10,7 @@ from typing import Any
 from fedjax_sim.config.document import ConfigError
 from fedjax_sim.config.files import named_paths
 from fedjax_sim.config.value_kinds import problem
-from fedjax_sim.regular_files import content_of, json_of
+from fedjax_sim.files.regular_files import content_of, json_of
 from fedjax_sim.running.checksums import check_files
 from fedjax_sim.running.files import CheckpointError
 from fedjax_sim.running.kept_files import folder_around, holds, is_kept, own_files

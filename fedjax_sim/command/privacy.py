@@ -19,6 +19,7 @@ from fedjax_sim.command.folders import check_output
 from fedjax_sim.command.options import OwnModules
 from fedjax_sim.config.toml import ConfigError
 from fedjax_sim.running.environment import prepare
+from fedjax_sim.text.bounds import shown_down
 
 FIGURES = (".png", ".svg", ".pdf")  # kinds of the figure of an audit
 
@@ -311,8 +312,6 @@ def _itself(multiplier: float) -> float:
 
 def _inverse(multiplier: float) -> float:
     """Returns the epsilon of a message, as the option whose noise has no multiplier; rounded down in five digits."""
-    from fedjax_sim.rounding import shown_down  # imported here, because it imports JAX
-
     return float(shown_down(1 / multiplier, 5).replace(",", ""))
 
 

@@ -12,7 +12,7 @@ import typer
 from fedjax_sim.command.completion import example_names
 from fedjax_sim.command.errors import is_users_error
 from fedjax_sim.command.options import OwnModules
-from fedjax_sim.regular_files import content_of
+from fedjax_sim.files.regular_files import content_of
 from fedjax_sim.running import terminal
 from fedjax_sim.running.environment import prepare
 

@@ -20,7 +20,7 @@ from fedjax_sim.config import registry
 from fedjax_sim.config.lazy_parts import joined
 from fedjax_sim.config.signatures import Part
 from fedjax_sim.config.value_kinds import problem
-from fedjax_sim.regular_files import opened
+from fedjax_sim.files.regular_files import opened
 
 AS_READ = "as it was read, see data_sha256"
 

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 
-from fedjax_sim.regular_files import content_of
+from fedjax_sim.files.regular_files import content_of
 
 IMPORTERS = {"__import__", "import_module"}  # functions that import a module by its name
 INSTALLED = {"site-packages", "dist-packages"}  # folders of packages that an installer wrote

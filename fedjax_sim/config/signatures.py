@@ -17,7 +17,7 @@ from typing import Any, Literal, NamedTuple
 
 from fedjax_sim.config.lazy_parts import Read
 from fedjax_sim.config.value_kinds import COLUMN_FILLS, COLUMN_VALUES, FILE, FOLDER, SCALE, integer_kind, number_kind
-from fedjax_sim.regular_files import content_of
+from fedjax_sim.files.regular_files import content_of
 
 REQUIRED = "required"
 NO_FUNCTION = "not a function"  # stands in `Part.others` for what is none

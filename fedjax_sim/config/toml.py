@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from fedjax_sim.config.value_kinds import Words, nearest_word, problem
-from fedjax_sim.printable import printable
-from fedjax_sim.regular_files import content_of, toml_of
+from fedjax_sim.files.regular_files import content_of, toml_of
+from fedjax_sim.text.printable import printable
 
 EXAMPLES = Path(__file__).parents[1] / "examples"  # the folder experiments/ of the repository
 MAX_BYTES = 1 << 20  # the largest config file that is read

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
-from fedjax_sim.printable import printable_line
+from fedjax_sim.text.printable import printable_line
 
 
 def problem(path: str, rule: str, value: Any, hint: str = "") -> str:

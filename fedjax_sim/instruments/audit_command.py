@@ -15,7 +15,7 @@ from fedjax_sim.algorithms import federated
 from fedjax_sim.instruments.audit import audit_algorithm, one_run_release, sends_its_data
 from fedjax_sim.instruments.audit_figure import audit_figure
 from fedjax_sim.privacy.one_run import audit_one_run
-from fedjax_sim.rounding import shown_down
+from fedjax_sim.text.bounds import shown_down
 from fedjax_sim.transform.gaussian import gaussian_mechanism
 from fedjax_sim.types import Algorithm
 

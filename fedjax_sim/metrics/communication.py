@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from fedjax_sim import validate
-from fedjax_sim.rounding import reaches
+from fedjax_sim.types.shares import reaches
 from fedjax_sim.validate import Finite
 
 

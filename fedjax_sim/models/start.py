@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedjax_sim.files.regular_files import content_of
 from fedjax_sim.models.model import Model
 from fedjax_sim.models.paths import chosen_paths
-from fedjax_sim.regular_files import content_of
 from fedjax_sim.types import Array, FilePath, PyTree
 from fedjax_sim.validate import fail, named_arguments, nearest, part
 

@@ -9,7 +9,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedjax_sim import text_files, validate
+from fedjax_sim import validate
+from fedjax_sim.files import text_files
 from fedjax_sim.types import FilePath
 
 MOST_ROWS = 1 << 18  # compiled programs hold the table as a constant

@@ -5,8 +5,8 @@ from __future__ import annotations
 import jax.numpy as jnp
 
 from fedjax_sim import validate
-from fedjax_sim.rounding import steps_of_work
 from fedjax_sim.types import Array, Load, Work
+from fedjax_sim.types.shares import steps_of_work
 
 
 def load_of(work: Work, num_examples: Array, share: Array | None = None) -> Load:

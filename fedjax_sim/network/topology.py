@@ -8,7 +8,8 @@ from typing import Annotated, Any
 import numpy as np
 import scipy  # not scipy.sparse, which only graphs need: it is loaded where it is first read
 
-from fedjax_sim import text_files, validate
+from fedjax_sim import validate
+from fedjax_sim.files import text_files
 from fedjax_sim.types import FilePath
 from fedjax_sim.validate import FromData, Integer, PopulationSize
 

@@ -9,7 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_sim import text_files, validate
+from fedjax_sim import validate
+from fedjax_sim.files import text_files
 from fedjax_sim.network.csv_file import SECONDS, Table, columns, factor, numbers
 from fedjax_sim.types import Availability, FilePath
 from fedjax_sim.validate import PositiveInt

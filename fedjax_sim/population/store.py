@@ -25,9 +25,9 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from fedjax_sim import validate
+from fedjax_sim.files.regular_files import content_of, json_of, opened
 from fedjax_sim.population.arrays import checked_examples, checked_offsets
 from fedjax_sim.population.population import Stored, stored
-from fedjax_sim.regular_files import content_of, json_of, opened
 from fedjax_sim.types import PyTree
 
 SCHEMA = 1

@@ -22,7 +22,7 @@ from fedjax_sim.privacy import renyi
 from fedjax_sim.privacy.loss import FLOOR, GRIDS, PrivacyLoss, poisson_loss, truncated_loss
 from fedjax_sim.privacy.mechanism import INTEGERS, PURE, Mechanism
 from fedjax_sim.privacy.words import ADJACENCY_WORDS, assumptions, describe_rate
-from fedjax_sim.rounding import shown_up
+from fedjax_sim.text.bounds import shown_up
 from fedjax_sim.validate import OpenShare
 
 ACCOUNTANTS = ("best", "pld", "rdp")

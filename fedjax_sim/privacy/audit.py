@@ -28,7 +28,7 @@ import numpy as np
 from fedjax_sim import validate
 from fedjax_sim.privacy.claim import Claim
 from fedjax_sim.privacy.scores import Estimate, best_threshold, parametric, power_excess
-from fedjax_sim.rounding import shown_down, shown_up
+from fedjax_sim.text.bounds import shown_down, shown_up
 from fedjax_sim.types import Array
 from fedjax_sim.validate import Integer, Number, OpenShare, Positive
 

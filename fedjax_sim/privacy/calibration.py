@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from fedjax_sim import validate
 from fedjax_sim.privacy.accountant import PrivacySpent, account, round_up
 from fedjax_sim.privacy.mechanism import Mechanism
-from fedjax_sim.rounding import shown_up
+from fedjax_sim.text.bounds import shown_up
 from fedjax_sim.validate import OpenShare, Positive, PositiveInt
 
 # Names of samplers -> the `scheme` of their sampling design, where the two differ.

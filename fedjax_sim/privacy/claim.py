@@ -12,7 +12,7 @@ import numpy as np
 
 from fedjax_sim import validate
 from fedjax_sim.privacy.scores import epsilon_at, gaussian_profile, subsampled_profile
-from fedjax_sim.rounding import shown_up
+from fedjax_sim.text.bounds import shown_up
 from fedjax_sim.validate import Positive, PositiveInt, PositiveShare
 
 # The epsilons at which the profile of a claim is evaluated: dense up to 10, coarse up to 60.

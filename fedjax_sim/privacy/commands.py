@@ -9,7 +9,7 @@ from fedjax_sim.privacy.accountant import account
 from fedjax_sim.privacy.calibration import calibrate, compare, comparison_table, written_down
 from fedjax_sim.privacy.mechanism import Mechanism
 from fedjax_sim.privacy.words import explain
-from fedjax_sim.rounding import shown_up
+from fedjax_sim.text.bounds import shown_up
 
 
 class Answer(NamedTuple):

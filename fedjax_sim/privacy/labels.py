@@ -9,7 +9,7 @@ import numpy as np
 
 from fedjax_sim import validate
 from fedjax_sim.privacy.claim import Claim
-from fedjax_sim.rounding import shown_up
+from fedjax_sim.text.bounds import shown_up
 from fedjax_sim.validate import Integer, Number
 
 

@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from fedjax_sim.privacy.mechanism import CORRELATED, INTEGERS, PURE, Mechanism
-from fedjax_sim.rounding import shown_up
+from fedjax_sim.text.bounds import shown_up
 
 ADJACENCY_WORDS = {
     "add_or_remove_one": "one added or removed",

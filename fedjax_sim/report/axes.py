@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 from xml.etree import ElementTree
 
-from fedjax_sim.printable import printable
+from fedjax_sim.text.printable import printable
 
 BLUE = "#0072B2"
 ORANGE = "#D55E00"

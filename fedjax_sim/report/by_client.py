@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 
 from fedjax_sim import validate
+from fedjax_sim.files.regular_files import content_of
+from fedjax_sim.files.text_files import csv_text
 from fedjax_sim.metrics.evaluation import MOST_LISTED
 from fedjax_sim.population.protocol import sizes_of
-from fedjax_sim.regular_files import content_of
 from fedjax_sim.report.numbers import is_better_low
 from fedjax_sim.running import checksums
 from fedjax_sim.running.log import plain
-from fedjax_sim.text_files import csv_text
 
 BY_CLIENT = "by_client.csv"
 LABELS = ("client", "held_out_client", "name")  # columns that say who it is

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedjax_sim.regular_files import content_of, json_of
+from fedjax_sim.files.regular_files import content_of, json_of
 from fedjax_sim.report.numbers import recorded_number
 from fedjax_sim.round.costs import ROUND_METRICS
 

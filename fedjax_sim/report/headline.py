@@ -8,8 +8,8 @@ from typing import Any
 from fedjax_sim.report.html import escape
 from fedjax_sim.report.numbers import NOTHING, count, percent, real, seconds, shown_with_unit, size
 from fedjax_sim.round.costs import ROUND_METRICS
-from fedjax_sim.rounding import shown_up
 from fedjax_sim.sampling.visits import DISTINCT
+from fedjax_sim.text.bounds import shown_up
 from fedjax_sim.types import ParamsKind
 
 WORDS = {metric.name: metric.words for metric in (*ROUND_METRICS, DISTINCT)}

@@ -6,8 +6,8 @@ import html
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from fedjax_sim.printable import printable
 from fedjax_sim.report import axes
+from fedjax_sim.text.printable import printable
 
 STYLE = """
 :root { color-scheme: light dark; --back: #fff; --text: #1d2329; --soft: #5b6670; --line: #e1e5e9; --raised: #f8f9fa;
@@ -69,7 +69,7 @@ def escape(text: str) -> str:
 def page(title: str, parts: Iterable[str]) -> str:
     """Returns a self-contained page: one style sheet, the parts one after the other, nothing that loads or runs.
 
-    The whole page is printable (`fedjax_sim.printable`), whatever its parts are.
+    The whole page is printable (`text.printable`), whatever its parts are.
     """
     # The browser then refuses whatever an escaping error might let in.
     policy = "default-src 'none'; style-src 'unsafe-inline'"

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from fedjax_sim import tree
-from fedjax_sim.regular_files import content_of
+from fedjax_sim.files.regular_files import content_of
 from fedjax_sim.report import plots, sections
 from fedjax_sim.report.by_client import BY_CLIENT, read_by_client
 from fedjax_sim.report.files import headline_totals, read_json, read_lines

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_sim.printable import printable_line
 from fedjax_sim.report.axes import (
     BLACK as BLACK,
     BLUE as BLUE,
@@ -27,6 +26,7 @@ from fedjax_sim.report.axes import (
     to_svg as to_svg,
 )
 from fedjax_sim.report.numbers import recorded_number as recorded_number, scaled_bytes as scaled_bytes, scaled_seconds
+from fedjax_sim.text.printable import printable_line
 from fedjax_sim.validate import one_of
 
 # `axes` is public here too: figures of studies, sweeps and audits are drawn with its parts.

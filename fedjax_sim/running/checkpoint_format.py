@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_sim.regular_files import content_of, json_of, opened
+from fedjax_sim.files.regular_files import content_of, json_of, opened
 from fedjax_sim.running.files import CheckpointError
 from fedjax_sim.types import PyTree
 from fedjax_sim.validate import fail

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from fedjax_sim.regular_files import content_of, opened
+from fedjax_sim.files.regular_files import content_of, opened
 from fedjax_sim.running.files import CheckpointError, write_atomically
 
 SUMS = "SHA256SUMS"

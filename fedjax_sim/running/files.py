@@ -9,7 +9,7 @@ import socket
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from fedjax_sim.printable import printable
+from fedjax_sim.text.printable import printable
 
 TEMPORARY = re.compile(r"\..+\.\d+\.tmp")  # names of the temporary files of `write_atomically`
 

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim import engine, tree
-from fedjax_sim.regular_files import content_of, json_of
+from fedjax_sim.files.regular_files import content_of, json_of
 from fedjax_sim.round.costs import ROUND_METRICS
 from fedjax_sim.running import checkpoint, checksums, distributed
 from fedjax_sim.running.checkpoint_format import meta_of

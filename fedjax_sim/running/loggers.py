@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from fedjax_sim import tree
-from fedjax_sim.printable import printable_line
-from fedjax_sim.regular_files import content_of
+from fedjax_sim.files.regular_files import content_of
 from fedjax_sim.running.history import numbers_of
+from fedjax_sim.text.printable import printable_line
 
 SUFFIX = ".fedjax_sim"  # of the event files that are written here
 PROJECT = "fedjax_sim"  # of W&B, and the experiment of MLflow, if the environment names no other

@@ -22,7 +22,7 @@ import jax
 import jaxlib
 
 import fedjax_sim
-from fedjax_sim.regular_files import content_of
+from fedjax_sim.files.regular_files import content_of
 from fedjax_sim.running import program_files, seconds
 from fedjax_sim.running.environment import numerics
 from fedjax_sim.running.fingerprint import is_opaque, value_digest

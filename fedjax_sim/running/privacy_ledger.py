@@ -10,7 +10,7 @@ from typing import Any
 import jax
 
 from fedjax_sim import tree, validate
-from fedjax_sim.regular_files import content_of, json_of
+from fedjax_sim.files.regular_files import content_of, json_of
 from fedjax_sim.round.costs import message_spec
 from fedjax_sim.running import checkpoint, checksums, distributed, fingerprint
 from fedjax_sim.types import Algorithm, Array, Population, PyTree

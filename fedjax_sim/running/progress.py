@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from fedjax_sim.rounding import shown_up
 from fedjax_sim.running import terminal
 from fedjax_sim.running.log import visits_of
+from fedjax_sim.text.bounds import shown_up
 
 
 @contextmanager

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from fedjax_sim import validate
-from fedjax_sim.rounding import reaches
+from fedjax_sim.types.shares import reaches
 
 NONE_BESIDE_NOISE = "When it stops would tell about test rows or clients whom no epsilon covers."
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, TextIO
 
-from fedjax_sim.printable import printable, printable_line
+from fedjax_sim.text.printable import printable, printable_line
 
 
 class PrintableStream(io.TextIOBase):

@@ -6,12 +6,12 @@ import json
 from pathlib import Path
 from typing import Any
 
+from fedjax_sim.files.text_files import csv_text
 from fedjax_sim.report import axes, html, plots
 from fedjax_sim.report.html import escape
 from fedjax_sim.running.files import write_atomically
 from fedjax_sim.running.kept_files import check_free_of
 from fedjax_sim.study.findings import CONFIDENCE, Findings
-from fedjax_sim.text_files import csv_text
 
 TAIL = ("measured", "predicted", "ratio", "interval", "")  # columns of a table after the conditions
 

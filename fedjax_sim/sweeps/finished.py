@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fedjax_sim import tree
-from fedjax_sim.regular_files import content_of, json_of
+from fedjax_sim.files.regular_files import content_of, json_of
 from fedjax_sim.running.files import CheckpointError, write_atomically
 from fedjax_sim.running.kept_files import check_free_of
 

@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedjax_sim import validate
+from fedjax_sim.files.text_files import csv_text
 from fedjax_sim.report.plots import recorded_number
 from fedjax_sim.running.files import write_atomically
-from fedjax_sim.text_files import csv_text
 
 OWN = ("seed", "round")
 OWN_MODELS = "personal_clients"  # in a row: how many clients' own models were judged; absent where there are none

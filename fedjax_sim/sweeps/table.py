@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from typing import Any, NamedTuple
 
-from fedjax_sim.printable import printable_line
-from fedjax_sim.regular_files import toml_of
-from fedjax_sim.rounding import shown_up
+from fedjax_sim.files.regular_files import toml_of
+from fedjax_sim.files.text_files import csv_text
 from fedjax_sim.sweeps.results import OWN_MODELS, Sweep
-from fedjax_sim.text_files import csv_text
+from fedjax_sim.text.bounds import shown_up
+from fedjax_sim.text.printable import printable_line
 
 UPPER_BOUNDS = ("epsilon",)  # metrics of which no less may be shown than holds
 

@@ -3,7 +3,8 @@
 `types.data` has the data of a round: populations, clients' examples, cohorts, reports, messages. `types.time` has
 simulated time: the work that a round asks of clients, the time and energy that they spend, and the clock. `types.graph`
 has a graph as an example. `types.parts` has the parts of a federation (samplers, clients, transforms, aggregators,
-servers) and the algorithm made of them. `types.facts` has the facts that parts state about themselves.
+servers) and the algorithm made of them. `types.facts` has the facts that parts state about themselves. `types.shares`
+computes with shares of whole numbers, such as the share of its work that a client does.
 
 A part carries static facts about itself, `facts`, such as its sensitivity. Compatibility checks and the accountant read
 these facts. The default of each fact is the claim that promises least

@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Iterable
 from typing import Any
 
-from fedjax_sim.printable import printable_line
+from fedjax_sim.text.printable import printable_line
 
 
 class InvalidArgument(ValueError):

@@ -14,11 +14,11 @@ from fedjax_sim.adversary import tpr_at_fpr
 from fedjax_sim.client.work import work
 from fedjax_sim.metrics import rounds_to_target
 from fedjax_sim.population.poisoned.poisoning import chosen_clients
-from fedjax_sim.rounding import exceeds, product_of_share, reaches
 from fedjax_sim.running.log import plain
 from fedjax_sim.running.stopping import StopWhen
 from fedjax_sim.sampling.time.round_cost import Price
 from fedjax_sim.types import ClientData, Cohort, Work
+from fedjax_sim.types.shares import exceeds, product_of_share, reaches
 
 SIZES = [7, 10, 13, 25, 29, 50, 100, 147, 300, 1000]
 HUNDREDTHS = np.arange(1, 101)

@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_sim.rounding import reaches
 from fedjax_sim.types import Array
+from fedjax_sim.types.shares import reaches
 
 LEAF = -1  # in the place of a feature, for a node without a split
 

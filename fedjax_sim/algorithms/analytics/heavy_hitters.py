@@ -20,8 +20,8 @@ from fedjax_sim.algorithms.analytics.statistic import (
     summaries,
 )
 from fedjax_sim.prng import stream
-from fedjax_sim.rounding import reaches
 from fedjax_sim.types import Algorithm, Array, ParamsKind, PyTree, Sampler, ServerUpdate
+from fedjax_sim.types.shares import reaches
 from fedjax_sim.validate import FromData, Integer, OpenShare, PositiveInt, named_arguments
 
 MOST_CELLS = 1 << 22  # numbers of a message

@@ -11,8 +11,8 @@ import jax.numpy as jnp
 
 from fedjax_sim import validate
 from fedjax_sim.algorithms.analytics.statistic import RowOptions, columns_of, features_of, started, statistic, summaries
-from fedjax_sim.rounding import exceeds
 from fedjax_sim.types import Algorithm, Array, Mean, ParamsKind, PyTree, Sampler, ServerUpdate
+from fedjax_sim.types.shares import exceeds
 from fedjax_sim.validate import Finite, FromData, Integer, NonNegativeInt, ShareBelowOne, named_arguments
 
 

@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedjax_sim import text_files, validate
+from fedjax_sim import validate
+from fedjax_sim.files import text_files
 
 MOST_EXACT = 1 << 53  # integers above it are not all floats
 LONGEST = 4000  # digits: Python refuses to convert more than 4,300

@@ -12,9 +12,9 @@ from typing import Any, Literal
 import numpy as np
 
 from fedjax_sim import validate
+from fedjax_sim.files.regular_files import opened
 from fedjax_sim.population.federated_data import check_ids
 from fedjax_sim.population.splits import site_splits
-from fedjax_sim.regular_files import opened
 
 MOST_EXPANSION = 1032  # times that deflate, HDF5's compression, can make bytes smaller
 

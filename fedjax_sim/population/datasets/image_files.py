@@ -10,11 +10,11 @@ from typing import Literal
 import numpy as np
 
 from fedjax_sim import validate
+from fedjax_sim.files.regular_files import content_of
 from fedjax_sim.population.datasets.quantities import scale_of, units_of
 from fedjax_sim.population.federated_data import SCALED_BYTES, FederatedData, check_examples, existing
 from fedjax_sim.population.partitioners import Partitioner
 from fedjax_sim.population.population import indexed
-from fedjax_sim.regular_files import content_of
 from fedjax_sim.types import FolderPath, Scale
 
 CIFAR = "https://www.cs.toronto.edu/~kriz/cifar.html"

@@ -9,10 +9,10 @@ from typing import Annotated, Any
 import numpy as np
 
 from fedjax_sim import validate
+from fedjax_sim.files.regular_files import opened
 from fedjax_sim.population.datasets.leaf_tff import leaf_split
 from fedjax_sim.population.datasets.vocabularies import frequent_words, stated_tokens, vocabulary_learned
 from fedjax_sim.population.federated_data import FederatedData, existing, from_sites
-from fedjax_sim.regular_files import opened
 from fedjax_sim.types import FolderPath
 from fedjax_sim.validate import Integer, PositiveInt
 

@@ -12,7 +12,8 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 
-from fedjax_sim import text_files, validate
+from fedjax_sim import validate
+from fedjax_sim.files import text_files
 from fedjax_sim.population.datasets.hdf5_file import read_clients, split_clients
 from fedjax_sim.population.datasets.quantities import classes_learned
 from fedjax_sim.population.datasets.vocabularies import codes_of, vocabulary_learned

@@ -10,7 +10,8 @@ from typing import Annotated, Literal, NamedTuple
 
 import numpy as np
 
-from fedjax_sim import text_files, validate
+from fedjax_sim import validate
+from fedjax_sim.files import text_files
 from fedjax_sim.population.datasets.quantities import classes_learned
 from fedjax_sim.population.datasets.sklearn import partitioned, split_rows
 from fedjax_sim.population.federated_data import FederatedData, existing

@@ -17,7 +17,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_sim import text_files, validate
+from fedjax_sim import validate
+from fedjax_sim.files import text_files
+from fedjax_sim.files.regular_files import json_of
 from fedjax_sim.population.federated_data import (
     SCALED_BYTES,
     TASKS,
@@ -32,7 +34,6 @@ from fedjax_sim.population.private_labels import has_private_labels
 from fedjax_sim.population.protocol import sizes_of
 from fedjax_sim.population.store import read_store, write_store
 from fedjax_sim.population.wrapper import Around
-from fedjax_sim.regular_files import json_of
 from fedjax_sim.types import Array, ClientData, FolderPath, Groups, Learned, Population, Units
 
 SCHEMA = 1

@@ -8,7 +8,8 @@ from typing import Annotated
 
 import numpy as np
 
-from fedjax_sim import text_files, validate
+from fedjax_sim import validate
+from fedjax_sim.files import text_files
 from fedjax_sim.population.datasets.vocabularies import codes_of, vocabulary_learned
 from fedjax_sim.population.federated_data import PADDING, FederatedData, existing, from_sites
 from fedjax_sim.types import FolderPath

@@ -10,7 +10,8 @@ from typing import Annotated, Any, Literal, NamedTuple, TypedDict, Unpack
 
 import numpy as np
 
-from fedjax_sim import text_files, validate
+from fedjax_sim import validate
+from fedjax_sim.files import text_files
 from fedjax_sim.population.datasets.column_uses import category, identifier_in_words, quantity_columns
 from fedjax_sim.population.datasets.columns import (
     Column,

@@ -12,6 +12,7 @@ from typing import Annotated
 import numpy as np
 
 from fedjax_sim import validate
+from fedjax_sim.files.regular_files import opened
 from fedjax_sim.population.federated_data import PADDING, FederatedData, existing
 from fedjax_sim.population.graph.partition import (
     PARTITIONS,
@@ -24,7 +25,6 @@ from fedjax_sim.population.graph.partition import (
 from fedjax_sim.population.partition import generator
 from fedjax_sim.population.population import stored
 from fedjax_sim.population.store import array_header
-from fedjax_sim.regular_files import opened
 from fedjax_sim.types import FolderPath, GraphData
 from fedjax_sim.validate import Integer, NonNegative, OpenShare, Positive, PositiveInt
 

@@ -9,8 +9,8 @@ import numpy as np
 
 from fedjax_sim import validate
 from fedjax_sim.network import load_of
-from fedjax_sim.rounding import steps_of_work
 from fedjax_sim.types import Array, Cohort, Load, PyTree, Work
+from fedjax_sim.types.shares import steps_of_work
 
 
 class More(NamedTuple):

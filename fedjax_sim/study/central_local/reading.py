@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from fedjax_sim.rounding import shown_up
 from fedjax_sim.study.charts import rows_of
 from fedjax_sim.study.findings import Comparison
+from fedjax_sim.text.bounds import shown_up
 
 
 def central_local_reading(found: Sequence[Comparison], options: dict[str, Any]) -> Iterator[str]:

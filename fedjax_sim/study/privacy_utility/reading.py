@@ -7,10 +7,10 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from fedjax_sim import privacy, theory
-from fedjax_sim.rounding import shown_up
 from fedjax_sim.study.charts import rows_of
 from fedjax_sim.study.findings import Comparison
 from fedjax_sim.study.privacy_utility.spending import NUM_ROUNDS, STEP_SIZE
+from fedjax_sim.text.bounds import shown_up
 
 
 def privacy_utility_reading(found: Sequence[Comparison], options: dict[str, Any]) -> Iterator[str]:

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from fedjax_sim import validate
-from fedjax_sim.printable import printable
-from fedjax_sim.regular_files import content_of, opened
+from fedjax_sim.files.regular_files import content_of, opened
+from fedjax_sim.text.printable import printable
 
 # The first of these wins a draw: names with a comma in them are more usual than names with a semicolon or a tab.
 DELIMITERS = ("\t", ";", ",")
@@ -46,7 +46,7 @@ def text_of(name: str, path: str | os.PathLike, what: str = "text in UTF-8") -> 
     Raises: ValueError that says how to convert the file, if it is of a known kind that is no text.
 
     Guarantees: a byte order mark is no part of the text, and a file of another kind is refused with advice
-    (tests/test_text_files.py::test_marks_and_no_text).
+    (tests/files/test_text_files.py::test_marks_and_no_text).
     """
     path = Path(os.fspath(path)).expanduser()
     try:
@@ -80,9 +80,9 @@ def table_rows(
     Raises: ValueError for a file that cannot be read, and for another delimiter.
 
     Guarantees:
-      A table in every style has the same rows (tests/test_text_files.py::test_styles_of_one_table).
-      Lines have their numbers (tests/test_text_files.py::test_lines_have_their_numbers).
-      Values may have several lines (tests/test_text_files.py::test_line_ends_in_quotes).
+      A table in every style has the same rows (tests/files/test_text_files.py::test_styles_of_one_table).
+      Lines have their numbers (tests/files/test_text_files.py::test_lines_have_their_numbers).
+      Values may have several lines (tests/files/test_text_files.py::test_line_ends_in_quotes).
     """
     _check_delimiter(delimiter)
     prefixes = tuple(comments)

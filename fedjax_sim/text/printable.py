@@ -24,7 +24,7 @@ def printable(value: Any) -> str:
 
     Guarantees:
       A terminal or a browser acts on no character of the result, and ordinary letters and emoji stay
-      (tests/test_printable.py::test_what_is_escaped).
+      (tests/text/test_printable.py::test_what_is_escaped).
       Every command, error and page shows strings from outside in this form
       (tests/command/test_hostile_text.py::test_no_command_shows_it_raw).
 

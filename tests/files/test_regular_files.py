@@ -17,17 +17,17 @@ from fedjax_sim import models, population
 from fedjax_sim.config import registry
 from fedjax_sim.config.files import contents
 from fedjax_sim.config.toml import ConfigError, override, read_document
+from fedjax_sim.files.regular_files import content_of, json_of, opened
+from fedjax_sim.files.text_files import table_rows, text_of
 from fedjax_sim.population.datasets.leaf_tff import leaf_split
 from fedjax_sim.population.graph.graphs import read_cora
 from fedjax_sim.population.store import open_store
-from fedjax_sim.regular_files import content_of, json_of, opened
 from fedjax_sim.report.by_client import BY_CLIENT, read_by_client
 from fedjax_sim.report.files import read_json, read_lines
 from fedjax_sim.report.page import write_report
 from fedjax_sim.running import checkpoint_format, checksums, log
 from fedjax_sim.running.files import CheckpointError
 from fedjax_sim.sweeps.finished import Finished
-from fedjax_sim.text_files import table_rows, text_of
 from tests.test_architecture import FILES, label, parsed
 
 HALVES = population.partitioners.iid(num_clients=2)
@@ -287,9 +287,9 @@ OWN = {
     "command/export.py": 1,  # an example of the package
     "command/sweep.py": 1,  # the line of the command, a text
     "engine/plan.py": 1,  # the kernel's limit of memory
+    "files/regular_files.py": 1,
     "population/datasets/leaf_tff.py": 1,  # keys that are there twice are refused while the text is parsed
     "population/datasets/sklearn.py": 2,  # tables of scikit-learn
-    "regular_files.py": 1,
     "running/distributed.py": 1,  # from process 0
     "running/origin.py": 1,  # of the system
     "running/seconds.py": 1,  # of the system

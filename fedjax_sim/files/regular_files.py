@@ -31,7 +31,7 @@ def opened(path: str | os.PathLike) -> BinaryIO:
       for a pipe's writer nor reads from a device.
 
     Guarantees: every reader of the package refuses what is no regular file, and a size that it could not hold, in
-    bounded time and memory (tests/test_regular_files.py::test_every_reader).
+    bounded time and memory (tests/files/test_regular_files.py::test_every_reader).
     """
     _check_kind(os.stat(path).st_mode, path)
     # Another file may have taken its place meanwhile, for whose writer a plain open would wait.

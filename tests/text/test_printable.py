@@ -9,10 +9,10 @@ import pytest
 
 from fedjax_sim.config.toml import ConfigError
 from fedjax_sim.config.value_kinds import Words, problem
-from fedjax_sim.printable import printable, printable_line
-from fedjax_sim.regular_files import opened
+from fedjax_sim.files.regular_files import opened
 from fedjax_sim.running import terminal
 from fedjax_sim.running.files import CheckpointError
+from fedjax_sim.text.printable import printable, printable_line
 from fedjax_sim.validate import InvalidArgument, InvalidType, fail
 from tests.test_architecture import FILES, label, parsed
 

@@ -1,6 +1,4 @@
-"""Shows bounds rounded in their safe direction; compares and multiplies shares as if float32 did not round.
-
-A bound from above, such as an epsilon, is shown as no less than it is: 2.0002 in four digits is 2.001, and never 2.
+"""Compares and multiplies shares of whole numbers as if float32 did not round.
 
 3 of 10 reach the share 0.3. A share of whole numbers, such as 7 / 13, is rounded to float32, and so is a product with
 it. The results are off by a few units of the last place, which decides nothing unless a threshold or a whole number
@@ -10,13 +8,9 @@ stands right there. What differs from it by less than `TOLERANCE` of it counts a
 
 from __future__ import annotations
 
-import math
-from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
-from typing import Any
-
 import jax.numpy as jnp
 
-from fedjax_sim.types import Array
+from fedjax_sim.types.data import Array
 
 TOLERANCE = 2.0**-21  # eight times the error of a product of two rounded float32 numbers
 
@@ -93,37 +87,3 @@ def steps_of_work(work: Array, steps: Array | int) -> Array:
     if not jnp.issubdtype(work.dtype, jnp.integer):
         work = jnp.ceil(product_of_share(work, steps)).astype(jnp.int32)
     return jnp.clip(work, 1, steps)
-
-
-def shown_up(number: Any, digits: int = 4) -> str:
-    """Shows a bound from above, such as epsilon, delta or needed noise: no digit of it makes it smaller than it is.
-
-    Args:
-      number: a number, or its text in a log.
-      digits: significant digits.
-
-    Guarantees: what is shown is at least the number, and less than one unit of the last digit above it
-    (tests/test_rounding.py::test_shown_bounds).
-
-    >>> shown_up(2.0002), shown_up(2.0), shown_up(0.60701, 3), shown_up(1234.5), shown_up(1e-6), shown_up("inf")
-    ('2.001', '2', '0.608', '1,235', '1e-06', 'infinite')
-    """
-    return _shown(number, digits, ROUND_CEILING)
-
-
-def shown_down(number: Any, digits: int = 4) -> str:
-    """Shows a bound from below, as `shown_up` shows one from above.
-
-    >>> shown_down(4.37729), shown_down(2.0)
-    ('4.377', '2')
-    """
-    return _shown(number, digits, ROUND_FLOOR)
-
-
-def _shown(number: Any, digits: int, rounding: str) -> str:
-    """Shows a number in significant digits, rounded in one direction; its decimals are the shortest that are it."""
-    value = float(number)
-    if not math.isfinite(value):
-        return "not a number" if math.isnan(value) else "infinite" if value > 0 else "minus infinite"
-    rounded = Context(prec=digits, rounding=rounding).plus(Decimal(str(number)))
-    return f"{float(rounded):,.{digits}g}"

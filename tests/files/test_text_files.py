@@ -9,9 +9,9 @@ import re
 import numpy as np
 import pytest
 
-from fedjax_sim import text_files
 from fedjax_sim.config.document import ConfigError, load
-from fedjax_sim.text_files import number, table_rows, text_of
+from fedjax_sim.files import text_files
+from fedjax_sim.files.text_files import number, table_rows, text_of
 
 TABLE = [["id", "down, up", 'a "name", of, it, all'], ["1", "2.5", "x"], ["-9", "", "y;z"], ["?", "1e3", "#3"]]
 

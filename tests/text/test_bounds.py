@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from fedjax_sim.report.headline import tiles
-from fedjax_sim.rounding import shown_down, shown_up
 from fedjax_sim.running.progress import progress_bar
 from fedjax_sim.sweeps.results import Sweep
 from fedjax_sim.sweeps.table import as_latex, as_markdown, comparison_table
+from fedjax_sim.text.bounds import shown_down, shown_up
 
 
 def test_shown_bounds():
