@@ -49,9 +49,9 @@ def compare(
             rule = "one of terminal, " + ", ".join(FORMATS)
             raise ConfigError([problem("--format", rule, format, nearest_word(format, ("terminal", *FORMATS)))])
         logged = [read_run(folder) for folder in runs]
-        found = sweep_of(logged)
-        table = comparison_table(found, metric or shown_by_default(found))
-        clients = clients_of_runs(logged, found.names, found.last_round, metric)
+        compared_runs = sweep_of(logged)
+        table = comparison_table(compared_runs, metric or shown_by_default(compared_runs))
+        clients = clients_of_runs(logged, compared_runs.names, compared_runs.last_round, metric)
         if by_client and isinstance(clients, str):
             raise ConfigError([f"--by-client: {clients}"])
     except (ConfigError, TypeError, ValueError) as error:
@@ -66,13 +66,13 @@ def compare(
         typer.echo(FORMATS[format](clients if by_client else table), nl=False)
     else:
         if not by_client:
-            _show_table(found, table, names_of_rows(logged, found.names))
+            _show_table(compared_runs, table, names_of_rows(logged, compared_runs.names))
         if any(run.clients for run in logged):
             _show_clients(clients, by_client)
     if out is None:
         return
     try:
-        _write_page(found, table, clients, out)
+        _write_page(compared_runs, table, clients, out)
     except OSError as error:
         typer.echo(f"{out}: not written, {error.strerror or error}.", err=True)
         raise typer.Exit(1) from error
@@ -110,11 +110,11 @@ def show(run: RunFolder) -> None:
     typer.echo(str(run))
 
 
-def _show_table(found: Any, table: Any, folders: list[str]) -> None:
+def _show_table(compared_runs: Any, table: Any, folders: list[str]) -> None:
     """Prints a comparison as a table; options that do not fit beside the metric follow it, a line each.
 
     Args:
-      found, table: the comparison.
+      compared_runs, table: the comparison.
       folders: the name of each row's runs.
     """
     from rich.text import Text
@@ -138,13 +138,14 @@ def _show_table(found: Any, table: Any, folders: list[str]) -> None:
     for option in table.names if is_listed else ():
         values = " | ".join(shown_value(row[option]) for row in table.rows)
         console.print(Text(f"{option}: {values}"), soft_wrap=True)
-    notes = [f"After {found.last_round:,} rounds, the last in which all runs were evaluated."]
+    notes = [f"After {compared_runs.last_round:,} rounds, the last in which all runs were evaluated."]
     if "minus the first" in header:
-        several = "±: half of a 95 % interval over seeds. " if len(found.seeds) > 1 else "One seed: no intervals. "
+        has_intervals = len(compared_runs.seeds) > 1
+        several = "±: half of a 95 % interval over seeds. " if has_intervals else "One seed: no intervals. "
         notes.append(several + "Differences are taken seed by seed, over the seeds that both have.")
-    notes += words_on_own_models(found, table.metric)
-    if len(found.seeds) > 1:
-        notes.append(words_on_ties(found, table.metric))
+    notes += words_on_own_models(compared_runs, table.metric)
+    if len(compared_runs.seeds) > 1:
+        notes.append(words_on_ties(compared_runs, table.metric))
     for note in filter(None, notes):
         console.print(Text(note, "dim"), soft_wrap=True)
 
@@ -175,15 +176,15 @@ def _show_clients(clients: Any, are_all_shown: bool) -> None:
         console.print(Text(words, "dim"), soft_wrap=True)
 
 
-def _write_page(found: Any, table: Any, clients: Any, path: Path) -> None:
+def _write_page(compared_runs: Any, table: Any, clients: Any, path: Path) -> None:
     """Writes the page of a comparison: curves, the table, and the clients' results."""
     from fedjax_sim.report.html import absent, table_of_rows
     from fedjax_sim.running.files import write_atomically
     from fedjax_sim.sweeps.page import comparison_page
 
-    lead = f"{len(found.rows):,} evaluations of {found.num_programs} runs"
+    lead = f"{len(compared_runs.rows):,} evaluations of {compared_runs.num_programs} runs"
     results = absent(clients) if isinstance(clients, str) else table_of_rows(*clients.texts())
     ending = ["<h2>By client</h2>", results]
-    html = comparison_page(found, table.metric, title="Compared runs", lead=lead, ending=ending)
+    html = comparison_page(compared_runs, table.metric, title="Compared runs", lead=lead, ending=ending)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, [html.encode()])

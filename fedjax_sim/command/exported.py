@@ -165,8 +165,9 @@ def _own_models(experiment: Any, state: Any, params: Any, choice: Choice) -> tup
     one_client = jax.eval_shape(models, state, params, jax.ShapeDtypeStruct((1,), jnp.int32))
     num_bytes = len(wanted) * tree.num_bytes(one_client)
     if num_bytes > MOST_BYTES:
-        found = Words(f"{len(wanted):,} models of {num_bytes:,} bytes together")
-        raise ConfigError([problem("--clients", f"models of at most {MOST_BYTES:,} bytes", found, "Take --client ID.")])
+        size_in_words = Words(f"{len(wanted):,} models of {num_bytes:,} bytes together")
+        rule = f"models of at most {MOST_BYTES:,} bytes"
+        raise ConfigError([problem("--clients", rule, size_in_words, "Take --client ID.")])
     blocks = [wanted[i : i + BLOCK].astype(np.int32) for i in range(0, len(wanted), BLOCK)]
     parts = [jax.device_get(models(state, params, ids)) for ids in blocks]
     stacked = jax.tree.map(lambda *rows: np.concatenate(rows), *parts)

@@ -49,15 +49,15 @@ def check_new_folder(folder: Path, kind: str) -> None:
     """
     if reason := _why_not(folder):
         raise ConfigError([problem("--out", "a folder that can be made", str(folder), reason)])
-    for found, names in holds(folder).items():
-        way = "Add --resume to continue it, or choose another --out." if found == kind else "Choose another --out."
-        if found == "a run" == kind and rounds_done(folder) < 0:
+    for held_kind, names in holds(folder).items():
+        way = "Add --resume to continue it, or choose another --out." if held_kind == kind else "Choose another --out."
+        if held_kind == "a run" == kind and rounds_done(folder) < 0:
             way = "No checkpoint is left to resume from: choose another --out."
-        elif found == "a run" == kind and not (folder / "metrics.jsonl").is_file():
+        elif held_kind == "a run" == kind and not (folder / "metrics.jsonl").is_file():
             way = LOG_IS_GONE
-        elif found == "a run" == kind and not (folder / "config.toml").is_file():
+        elif held_kind == "a run" == kind and not (folder / "config.toml").is_file():
             way = "Its config.toml is gone: name the config and add --resume, or choose another --out."
-        rule = f"a folder without {found}"
+        rule = f"a folder without {held_kind}"
         raise ConfigError([problem("--out", rule, str(folder), f"It holds {', '.join(names)}. {way}")])
     if names := own_files(folder, kind):
         hint = f"It holds {', '.join(names)}. Choose another --out."

@@ -122,9 +122,9 @@ def _column(load_config: Callable, chip: Any, num_devices: int) -> _Column:
             )
             return made, predicted
 
-    experiment, found = forecast({})
-    if found.memory_bytes > chip.usable_bytes:
-        needed = shown_bytes(found.memory_bytes)
+    experiment, config_forecast = forecast({})
+    if config_forecast.memory_bytes > chip.usable_bytes:
+        needed = shown_bytes(config_forecast.memory_bytes)
         raise MemoryError(f"a round needs {needed} on each device, and there are {_usable(chip)}.")
     cohort_size = _cohort_size(load_config({}))
     largest = None
@@ -132,10 +132,11 @@ def _column(load_config: Callable, chip: Any, num_devices: int) -> _Column:
     if cohort_size is not None and 2 * cohort_size <= population_size:
         try:
             twice = forecast({"sampler.cohort_size": 2 * cohort_size})[1].memory_bytes
-            largest = min(cohort_that_fits(cohort_size, found.memory_bytes, twice, chip.usable_bytes), population_size)
+            fitting = cohort_that_fits(cohort_size, config_forecast.memory_bytes, twice, chip.usable_bytes)
+            largest = min(fitting, population_size)
         except (ConfigError, MemoryError, NotImplementedError):
             largest = None  # twice as many are refused
-    return _Column(experiment.plan.lanes, found, largest)
+    return _Column(experiment.plan.lanes, config_forecast, largest)
 
 
 def _usable(chip: Any) -> str:

@@ -130,12 +130,12 @@ def calibrate(
         report = calibrate_report(epsilon=epsilon, **mechanism, **run_options, accountant=accountant, table=table)
         if noise_of_config is None:
             return report
-        found = noise_of_config.settings_for(epsilon, report.fields, run_options, accountant)
+        noise_settings = noise_of_config.settings_for(epsilon, report.fields, run_options, accountant)
         how = "No single option of this config sets its noise."
-        for path, value in found.items():
+        for path, value in noise_settings.items():
             of_part, _, name = path.rpartition(".")
             how = f"In the config: {name} = {value!r} in [{of_part}], or --set {path}={value!r}."
-        return f"{how}\n\n{report.text}", {"settings": found} | report.fields
+        return f"{how}\n\n{report.text}", {"settings": noise_settings} | report.fields
 
     _print(answer, as_json)
 
@@ -295,9 +295,10 @@ class _NoiseOfConfig(NamedTuple):
                 if doubled == stated:
                     continue
                 option = _itself if doubled > stated else _inverse
-                found = self.mechanism({path: option(z)})
+                changed_mechanism = self.mechanism({path: option(z)})
                 # Elsewhere the noise does not follow one option alone, or costs a little more on another grid.
-                is_direct = math.isclose(found.noise_multiplier, z, rel_tol=1e-4) and spent({path: option(z)}) <= budget
+                is_same_noise = math.isclose(changed_mechanism.noise_multiplier, z, rel_tol=1e-4)
+                is_direct = is_same_noise and spent({path: option(z)}) <= budget
                 least = z if is_direct else least_multiplier(lambda z: spent({path: option(z)}), budget)  # noqa: B023
             except (ConfigError, TypeError, ValueError):
                 continue  # the option cannot have such values

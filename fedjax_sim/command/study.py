@@ -90,10 +90,9 @@ def _stated(name: str | None, settings: list[str], out: Path | None) -> tuple[An
 
     path = None if out is None else out / STUDY_FILE
     if path is None or not path.is_file():
-        found = Words("none") if out is None else str(out)
-        raise ConfigError(
-            [problem("--out", f"the folder of a study, with {STUDY_FILE}", found, "To start, leave out --resume.")]
-        )
+        shown_folder = Words("none") if out is None else str(out)
+        rule = f"the folder of a study, with {STUDY_FILE}"
+        raise ConfigError([problem("--out", rule, shown_folder, "To start, leave out --resume.")])
     try:
         begun = json_of(content_of(path))
         begun_name, begun_options = str(begun["name"]), dict(begun["options"])

@@ -53,9 +53,9 @@ def check_initial_model(params: PyTree) -> None:
             continue
         values = np.asarray(leaf)
         if not np.isfinite(values).all():
-            found = f"{(~np.isfinite(values)).sum()} of {values.size} that are not"
+            finding = f"{(~np.isfinite(values)).sum()} of {values.size} that are not"
             name = f"params{jax.tree_util.keystr(path)}"
-            validate.fail(name, "finite numbers", found, "Look at how the model is initialised.")
+            validate.fail(name, "finite numbers", finding, "Look at how the model is initialised.")
 
 
 def check_stopping(algorithm: Algorithm, callbacks: Sequence[Callable]) -> None:

@@ -190,8 +190,10 @@ def trouble_with_newest(directory: str | Path, num_rounds: int = 0) -> str:
     paths = _list(Path(directory))
     newest_round = _round(paths[0]) if paths else None
     if num_rounds > 0 and (newest_round or 0) < num_rounds:
-        found = "none is left" if newest_round is None else f"the newest is of round {newest_round:,}"
-        return f"{directory}: the checkpoint of round {num_rounds:,}, with which the run ended, is missing: {found}."
+        remaining = "none is left" if newest_round is None else f"the newest is of round {newest_round:,}"
+        return (
+            f"{directory}: the checkpoint of round {num_rounds:,}, with which the run ended, is missing: {remaining}."
+        )
     try:
         latest(directory)
     except CheckpointError as error:

@@ -215,9 +215,9 @@ def _load(name: str, in_tree: Any, out_tree: Any) -> Loaded | None:
       name: of the file.
       in_tree, out_tree: as for `Loaded`.
     """
-    if (found := program_files.read(name)) is None:
+    if (stored := program_files.read(name)) is None:
         return None
-    meta, (content,) = found
+    meta, (content,) = stored
     device_by_id = {device.id: device for device in jax.local_devices()}
     try:
         devices = tuple(device_by_id[id] for id in meta["devices"])
@@ -302,9 +302,9 @@ def find_round(name: str | None, key: Array, state: PyTree, population: PyTree) 
     (tests/running/test_warm_starts.py::test_the_same_run).
     """
     start_seconds = time.perf_counter()
-    if name is None or (found := program_files.read(name)) is None:
+    if name is None or (stored := program_files.read(name)) is None:
         return None
-    meta, constants = found
+    meta, constants = stored
     info = {}
     for entry, shapes in meta["info"].items():
         leaves = [jax.ShapeDtypeStruct(tuple(shape), dtype) for shape, dtype in shapes]

@@ -29,13 +29,13 @@ def holds(folder: str | Path) -> dict[str, list[str]]:
 
     Empty files do not count: a start that was interrupted leaves them.
     """
-    found = {}
+    files_by_kind = {}
     for kind, marks in MARKS.items():
         paths = [path for mark in marks for path in sorted(Path(folder).glob(mark))]
         names = [str(path.relative_to(folder)) for path in paths if path.is_file() and path.stat().st_size]
         if names:
-            found[kind] = names
-    return found
+            files_by_kind[kind] = names
+    return files_by_kind
 
 
 def check_free_of(folder: str | Path, *kinds: str) -> None:
@@ -43,10 +43,10 @@ def check_free_of(folder: str | Path, *kinds: str) -> None:
 
     Guarantees: no file of a run changes (tests/command/test_outputs.py::test_python_changes_no_run).
     """
-    found = holds(folder)
+    files_by_kind = holds(folder)
     for kind in kinds:
-        if kind in found:
-            names = ", ".join(found[kind])
+        if kind in files_by_kind:
+            names = ", ".join(files_by_kind[kind])
             way = "Resume what is there, or choose another folder."
             raise FileExistsError(f"directory: expected a folder without {kind}, got {folder} with {names}. {way}")
 

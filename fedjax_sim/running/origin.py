@@ -134,22 +134,22 @@ def _bytecode_files(modules: list[ModuleType]) -> Iterator[Path]:
 
 def _installed_files() -> list[tuple[str, int, int, int]]:
     """Returns size and times of the loaded files of installed packages, which a user may have edited in their place."""
-    found = []
+    files = []
     for module in list(sys.modules.values()):
         file = getattr(module, "__file__", None)
         if isinstance(file, str) and INSTALLED & set(Path(file).parts):
             with contextlib.suppress(OSError):
                 status = os.stat(file)
-                found.append((file, status.st_size, status.st_mtime_ns, status.st_ctime_ns))
-    return sorted(found)
+                files.append((file, status.st_size, status.st_mtime_ns, status.st_ctime_ns))
+    return sorted(files)
 
 
 def _packages() -> list[tuple[str, int]]:
     """Returns the folders that name each installed package with its version, and when an installer wrote them."""
-    found = set()
+    packages = set()
     for folder in map(Path, sys.path):
         with contextlib.suppress(OSError):
-            found |= {
+            packages |= {
                 (x.name, x.stat().st_mtime_ns) for x in folder.iterdir() if x.suffix in (".dist-info", ".egg-info")
             }
-    return sorted(found)
+    return sorted(packages)
