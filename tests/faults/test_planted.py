@@ -337,6 +337,7 @@ def sampling_that_costs(patch):
 @fault(test_privacy_ledger.test_changed_runs_share_nothing, full=True)
 def keys_without_their_runs(patch):
     """A real one: two runs with one seed had one noise."""
+    patch.setattr("fedjax_sim.running.log._changed_code", lambda *_: [])  # the law's own fixture, `any_program`
     patch.setattr(fingerprint, "bound", lambda key, stream: key)
 
 
