@@ -137,7 +137,16 @@ def check_examples(where: str, examples: dict[str, np.ndarray], task: str, num_o
 
 
 def _rows(where: str, values: Any) -> np.ndarray:
-    """Returns `values` as an array of numbers with one row per example."""
+    """Returns `values` as an array of numbers with one row per example.
+
+    Args:
+      where: the name of the values in error messages, such as "train['a'].x".
+      values: anything that NumPy makes an array of: [n] or [n, ...], booleans, integers or floats without a mask.
+
+    Returns: the array in its own dtype. Values of length 0 have the dtype float32, whatever theirs is.
+
+    Raises: TypeError for values that are no numbers; ValueError for rows of different lengths, masks, and one number.
+    """
     rule = "numbers in rows of equal length"
     if np.ma.is_masked(values):
         validate.fail(where, "numbers, none of them missing", "a mask", "Impute or drop the rows before loading.")
@@ -320,15 +329,15 @@ def from_sites(
     held_out = stored(central_test, offsets_of(test_parts))
     notes = (SCALED_BYTES,) if scale else ()
     return FederatedData(
-        population,
-        central_test,
-        held_out,
-        shape,
-        num_outputs,
-        task,
-        label_names,
-        vocabulary,
-        name,
+        train=population,
+        test=central_test,
+        held_out=held_out,
+        input_shape=shape,
+        num_outputs=num_outputs,
+        task=task,
+        label_names=label_names,
+        vocabulary=vocabulary,
+        name=name,
         notes=notes,
         client_names=tuple(train),
         held_out_names=tuple(tested),

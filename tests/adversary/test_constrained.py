@@ -28,7 +28,9 @@ def data(class_share=None, honest=START):
     """Honest rows are the model itself, so that honest updates are zero; attackers' are the goal."""
     clients = [{"x": np.tile(honest, (n, 1))} for n in range(4, 4 + SIZE)]
     train, nothing = population.from_clients(clients), {"x": np.zeros((1, 3), np.float32)}
-    whole = population.FederatedData(train, nothing, None, (3,), 3, "regression")
+    whole = population.FederatedData(
+        train=train, test=nothing, held_out=None, input_shape=(3,), num_outputs=3, task="regression"
+    )
     goal = lambda key, data: {"x": jnp.broadcast_to(GOAL, data.examples["x"].shape)}  # noqa: E731
     poisoned = population.poisoned(whole, goal, "another goal", clients=ATTACKERS)
     return poisoned if class_share is None else population.constrained(poisoned, class_share=class_share)

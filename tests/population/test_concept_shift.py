@@ -24,7 +24,14 @@ def blobs(rows=30):
         return {"x": (corners[y] + rng.normal(size=(rows, 2)) / 2).astype(np.float32), "y": y}
 
     clients = [client(i) for i in range(SIZE)]
-    return FederatedData(population.from_clients(clients), clients[0], None, (2,), CLASSES, "classification")
+    return FederatedData(
+        train=population.from_clients(clients),
+        test=clients[0],
+        held_out=None,
+        input_shape=(2,),
+        num_outputs=CLASSES,
+        task="classification",
+    )
 
 
 def examples(people, id):
@@ -64,7 +71,14 @@ def test_images_are_turned(channels):
     rng = np.random.default_rng(1)
     clients = [{"x": rng.normal(size=(i + 1, 4, 4, *channels)).astype(np.float32), "y": np.zeros(i + 1, np.int32)}
                for i in range(9)]  # fmt: skip
-    data = FederatedData(population.from_clients(clients), clients[0], None, (4, 4, *channels), 2, "classification")
+    data = FederatedData(
+        train=population.from_clients(clients),
+        test=clients[0],
+        held_out=None,
+        input_shape=(4, 4, *channels),
+        num_outputs=2,
+        task="classification",
+    )
     turned = population.with_rotated_images(data)
     clusters = population.clusters_of(turned.train)
     assert set(clusters) == {0, 1, 2, 3}

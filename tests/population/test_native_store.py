@@ -67,7 +67,14 @@ def test_store_round_trip(folder):
 def test_a_changed_byte_on_the_disk(tmp_path):
     """Catches a store whose rows changed between two starts of a run, while its manifest did not."""
     field.write_store(tmp_path / "toy", ROWS, OFFSETS)
-    data = field.FederatedData(field.host_store(tmp_path / "toy"), ROWS, None, (3,), 255, "classification")
+    data = field.FederatedData(
+        train=field.host_store(tmp_path / "toy"),
+        test=ROWS,
+        held_out=None,
+        input_shape=(3,),
+        num_outputs=255,
+        task="classification",
+    )
     first = digest(data)
     (tmp_path / "toy").rename(tmp_path / "moved")
     moved = data._replace(train=field.host_store(tmp_path / "moved"))

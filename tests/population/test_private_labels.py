@@ -23,7 +23,14 @@ def data(clients=2, task="classification"):
     own = [{"x": np.full((ROWS // clients, 1), i, np.float32), "y": LABELS[i::clients].astype(np.int32)}
            for i in range(clients)]  # fmt: skip
     train = population.from_clients(own)
-    return FederatedData(train, {"x": own[0]["x"], "y": own[0]["y"]}, None, (1,), CLASSES, task)
+    return FederatedData(
+        train=train,
+        test={"x": own[0]["x"], "y": own[0]["y"]},
+        held_out=None,
+        input_shape=(1,),
+        num_outputs=CLASSES,
+        task=task,
+    )
 
 
 def test_shares():
@@ -69,7 +76,7 @@ def test_padding():
         [{"x": np.zeros((n, 1), np.float32), "y": np.arange(n, dtype=np.int32) % 5} for n in (3, 300)]
     )
     one = {"x": np.zeros((1, 1), np.float32), "y": np.zeros(1, np.int32)}
-    clean = FederatedData(ragged, one, None, (1,), 5, "classification")
+    clean = FederatedData(train=ragged, test=one, held_out=None, input_shape=(1,), num_outputs=5, task="classification")
     train = population.with_private_labels(clean, epsilon=0.5).train
     whole = client_of(train, np.int32(0))
     rows = train.capacities[0] if train.capacities else 300

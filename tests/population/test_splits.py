@@ -58,7 +58,14 @@ def of_sites(tmp_path):
 def of_own_test_rows():
     offsets = np.concatenate([[0], np.cumsum(np.bincount(OWNERS))])
     rows = {"x": np.arange(len(LABELS), dtype=np.float32)[:, None], "y": np.zeros(len(LABELS), np.int32)}
-    data = population.FederatedData(population.stored(rows, offsets), rows, None, (1,), 2, "classification")
+    data = population.FederatedData(
+        train=population.stored(rows, offsets),
+        test=rows,
+        held_out=None,
+        input_shape=(1,),
+        num_outputs=2,
+        task="classification",
+    )
     kept = population.with_local_test(data, fraction=SHARE, seed=2).local_test
     return np.asarray(population.pooled(kept).examples["x"])[:, 0].astype(int)
 
@@ -77,7 +84,14 @@ def of_hdf5(tmp_path):
 def of_poison():
     offsets = np.concatenate([[0], np.cumsum(np.bincount(OWNERS))])
     rows = {"x": np.arange(len(LABELS), dtype=np.float32)[:, None], "y": np.zeros(len(LABELS), np.int32)}
-    data = population.FederatedData(population.stored(rows, offsets), rows, None, (1,), 2, "classification")
+    data = population.FederatedData(
+        train=population.stored(rows, offsets),
+        test=rows,
+        held_out=None,
+        input_shape=(1,),
+        num_outputs=2,
+        task="classification",
+    )
     flipped = population.pooled(population.label_flip(data, share=1.0, rows=SHARE, seed=2).train).examples
     return np.asarray(flipped["x"])[np.asarray(flipped["y"]) == 1, 0].astype(int)
 

@@ -228,7 +228,9 @@ def csv_sites(
     if not (comment is None or (isinstance(comment, str) and comment.strip())):
         validate.fail("comment", "the text with which lines of comments begin, or none", comment)
     codes = text_files.check_missing(missing)
-    header, tables = _sites(folder, label, delimiter, comment, codes, task != "regression")
+    header, tables = _sites(
+        folder, label, delimiter=delimiter, comment=comment, missing=codes, are_classes=task != "regression"
+    )
     label_column = header.index(label)
     labels = {
         site: np.zeros(len(table)) if task == "regression" else table[:, label_column] for site, table in tables.items()
@@ -275,11 +277,27 @@ def csv_sites(
 
 
 def _sites(
-    folder: pathlib.Path, label: str, delimiter: str, comment: str | None, missing: Sequence[str], are_classes: bool
+    folder: pathlib.Path,
+    label: str,
+    *,
+    delimiter: str,
+    comment: str | None,
+    missing: Sequence[str],
+    are_classes: bool,
 ) -> tuple[list[str], dict[str, np.ndarray]]:
-    """Reads all sites. `are_classes` says whether labels are numbers of classes.
+    """Reads the tables of all sites, which must have one header.
 
-    Returns: the header, and site -> its table [n, columns] float64, with NaN for missing features.
+    Args:
+      folder: has one file NAME.csv for each site.
+      label: name of the label column.
+      delimiter, comment: as in `csv_sites`.
+      missing: texts that stand for a missing feature. A label must not be missing.
+      are_classes: whether the labels are numbers of classes. A label such as 007 is then refused.
+
+    Returns: the header; and site -> its table [n, columns] float64, with NaN for missing features. Sites are in the
+      order of their names, columns in the order of the header, with the label among them.
+
+    Raises: ValueError that names file and line, as `csv_sites` says.
     """
     paths = files_of(folder, ".csv", "a site's table as a file")
     header: list[str] = []

@@ -52,7 +52,8 @@ def cifar10(
     what = "the files of cifar-10-binary.tar.gz"
     train, test = (_cifar(directory, files, what, num_labels=1) for files in (names, ["test_batch.bin"]))
     _check_labels({"data_batch": train[1], "test_batch.bin": test[1]}, 10)
-    return _divided("cifar10", train, test, 10, partition, standardise, (50_000, 10_000))
+    about = {"num_outputs": 10, "partition": partition, "standardise": standardise, "published": (50_000, 10_000)}
+    return _divided("cifar10", train, test, **about)
 
 
 @validate.named_arguments
@@ -86,7 +87,8 @@ def cifar100(
     train, test = (_cifar(directory, [name], what, num_labels=2) for name in ("train.bin", "test.bin"))
     train, test = ((images, both[:, column]) for images, both in (train, test))
     _check_labels({"train.bin": train[1], "test.bin": test[1]}, num_outputs)
-    return _divided("cifar100", train, test, num_outputs, partition, standardise, (50_000, 10_000))
+    about = {"partition": partition, "standardise": standardise, "published": (50_000, 10_000)}
+    return _divided("cifar100", train, test, num_outputs=num_outputs, **about)
 
 
 @validate.named_arguments
@@ -125,7 +127,8 @@ def mnist(
     if train[0].shape[1:] != test[0].shape[1:]:
         validate.fail("t10k-images-idx3-ubyte", f"images of shape {train[0].shape[1:]}", test[0].shape[1:])
     _check_labels({"train-labels-idx1-ubyte": train[1], "t10k-labels-idx1-ubyte": test[1]}, 10)
-    return _divided("mnist", train, test, 10, partition, standardise, (60_000, 10_000))
+    about = {"num_outputs": 10, "partition": partition, "standardise": standardise, "published": (60_000, 10_000)}
+    return _divided("mnist", train, test, **about)
 
 
 def _folder(directory: FolderPath | None, what: str, where: str) -> pathlib.Path:
@@ -148,7 +151,17 @@ def _bytes_of(path: pathlib.Path, hint: str = "") -> np.ndarray:
 def _cifar(
     directory: FolderPath | None, names: Sequence[str], what: str, num_labels: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Reads files of CIFAR; returns (images [n, 32, 32, 3], labels [n], or [n, 2] if a record has two)."""
+    """Reads files of CIFAR, whose records are `num_labels` bytes of labels and 3,072 bytes of an image.
+
+    Args:
+      directory: the user's folder. None is refused, and the error says what to download.
+      names: of the files, in the order of the rows.
+      what: the files in words, for that error.
+      num_labels: 1 in CIFAR-10; 2 in CIFAR-100, first the coarse and then the fine label.
+
+    Returns: images [n, 32, 32, 3] uint8, the last axis red, green, blue; and labels uint8, [n] if a record has one
+      label, [n, 2] if it has two.
+    """
     folder = _folder(directory, what, CIFAR)
     parts = []
     for name in names:
@@ -188,12 +201,27 @@ def _divided(
     name: str,
     train: tuple[np.ndarray, np.ndarray],
     test: tuple[np.ndarray, np.ndarray],
+    *,
     num_outputs: int,
     partition: Partitioner,
     standardise: bool | Scale | None,
     published: tuple[int, int],
 ) -> FederatedData:
-    """Makes the data set of images in bytes and their labels."""
+    """Makes the data set of images in bytes and their labels: pixel b becomes (b / 255 - mean) / deviation.
+
+    Mean and deviation are those of the pixel's colour.
+
+    Args:
+      name: of the data set.
+      train: images [n, height, width, colours] uint8, and labels [n] integers in [0, num_outputs). One colour is grey,
+        three are red, green and blue.
+      test: the test images and labels, of the same shape but for n.
+      num_outputs: the number of classes.
+      partition: gives the training rows to clients.
+      standardise: as in `cifar10`; mean and deviation are in units of b / 255.
+      published: the numbers of training and of test images that the authors published. If others are there, `notes`
+        says so.
+    """
     colours = ("red", "green", "blue") if train[0].shape[-1] == 3 else ("grey",)
     mean, deviation, learned = scale_of(standardise, colours, lambda: _colours(train[0]))
     mean, deviation = np.float32(mean), np.float32(deviation)
@@ -219,12 +247,12 @@ def _divided(
         counts = zip(found, published, words, strict=True)
         notes += ("; ".join(f"{there:,} of {all_of_them:,} {word} images" for there, all_of_them, word in counts),)
     return FederatedData(
-        indexed(training, partition.divide(training["y"]), learned=learned),
-        testing,
-        None,
-        training["x"].shape[1:],
-        num_outputs,
-        "classification",
+        train=indexed(training, partition.divide(training["y"]), learned=learned),
+        test=testing,
+        held_out=None,
+        input_shape=training["x"].shape[1:],
+        num_outputs=num_outputs,
+        task="classification",
         name=name,
         units=units,
         notes=notes,

@@ -73,7 +73,15 @@ def synthetic_images(
     x = np.clip(prototypes[y] + noise * rng.normal(size=(test_examples, side, side)), 0, 1).astype(np.float32)
     train = generated(num_clients, _image_client, parameters, learned=())
     test = {"x": x, "y": y}
-    return FederatedData(train, test, None, (side, side), num_classes, "classification", name="synthetic_images")
+    return FederatedData(
+        train=train,
+        test=test,
+        held_out=None,
+        input_shape=(side, side),
+        num_outputs=num_classes,
+        task="classification",
+        name="synthetic_images",
+    )
 
 
 def _image_client(parameters: Any, id: Array) -> ClientData:

@@ -31,7 +31,15 @@ LEVELS = np.arange(-2, 3) / np.sqrt(2)  # the values of each feature, with mean 
 
 
 def _federation(
-    x: np.ndarray, y: np.ndarray, test: tuple, name: str, measure: Callable, clients: int, noise: float, seed: int
+    x: np.ndarray,
+    y: np.ndarray,
+    test: tuple[np.ndarray, np.ndarray],
+    *,
+    name: str,
+    measure: Callable,
+    clients: int,
+    noise: float,
+    seed: int,
 ) -> FederatedData:
     """Builds a data set whose clients all hold the inputs x [n, k], and the targets y [n] plus noise of their own.
 
@@ -55,7 +63,16 @@ def _federation(
     examples = {leaf: value.astype(np.float32) for leaf, value in examples.items()}
     train = stored(examples, np.arange(clients + 1) * len(y), learned=())
     central_test = {"x": test[0].astype(np.float32), "y": test[1].astype(np.float32)[:, None]}
-    return FederatedData(train, central_test, None, x.shape[1:], 1, "regression", name=name, measure=measure)
+    return FederatedData(
+        train=train,
+        test=central_test,
+        held_out=None,
+        input_shape=x.shape[1:],
+        num_outputs=1,
+        task="regression",
+        name=name,
+        measure=measure,
+    )
 
 
 def _check(num_clients: int, num_poisoned: int, noise: float) -> None:

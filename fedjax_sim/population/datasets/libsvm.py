@@ -138,7 +138,7 @@ def libsvm(
     tables = [{"x": file.dense(num_features, max_bytes), "y": file.labels} for file in files]
     rng = np.random.default_rng(seed)
     test_table = None if test_path is None else tables[1]
-    train, test = split_rows(tables[0], test_fraction, rng, task, num_outputs, test=test_table)
+    train, test = split_rows(tables[0], test_fraction, rng, task=task, num_outputs=num_outputs, test=test_table)
     return partitioned(
         (train, test),
         num_clients=num_clients,
@@ -156,7 +156,17 @@ def libsvm(
 
 
 def _read(path: pathlib.Path, first_index: int) -> Sparse:
-    """Reads and checks the lines of one file."""
+    """Reads and checks the lines `label index:value index:value ...` of one file.
+
+    Args:
+      path: an existing file. Empty lines are skipped, and so is what follows a "#".
+      first_index: the number of the first feature in the file, 0 or 1. Indices must rise along a line, and have nine
+        digits at most.
+
+    Returns: `Sparse`, with at least one row. Its columns are counted from 0, whatever `first_index` is.
+
+    Raises: ValueError that names file and line.
+    """
     # These arrays of machine numbers take a fraction of the memory of lists, for files of millions of values.
     labels = array.array("d")
     values = array.array("d")

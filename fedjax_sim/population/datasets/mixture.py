@@ -88,4 +88,12 @@ def mixture(
     x = centers[y] + spread * rng.normal(size=(test_examples, dimension))
     test = {"x": x.astype(np.float32), "y": y}
     train = generated(num_clients, _client, parameters, learned=())
-    return FederatedData(train, test, None, (dimension,), num_components, "classification", name="mixture")
+    return FederatedData(
+        train=train,
+        test=test,
+        held_out=None,
+        input_shape=(dimension,),
+        num_outputs=num_components,
+        task="classification",
+        name="mixture",
+    )

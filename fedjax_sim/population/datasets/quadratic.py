@@ -19,7 +19,17 @@ from fedjax_sim.validate import Integer, NonNegative, NonNegativeInt, Positive, 
 
 
 def _checked_risks(hessians: Any, centers: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Returns hessians [N, d, d] and centers [N, d] in float64. Refuses hessians that are not symmetric and PSD."""
+    """Returns the risks' hessians and centers in one form, after checks.
+
+    Args:
+      hessians: H_i, anything that NumPy makes an array of: [N, d, d], or [N] for d = 1. They must be symmetric up to a
+        relative 1e-6, and positive semi-definite: no eigenvalue is below -1e-6 max(1, the largest entry of all H_i).
+      centers: a_i, [N, d], or [N] for d = 1; N >= 1. All numbers must be finite in float32.
+
+    Returns: hessians [N, d, d] and centers [N, d], float64.
+
+    Raises: TypeError for other dtypes than booleans, integers and floats; ValueError for the others.
+    """
     hessians = np.asarray(hessians)
     centers = np.asarray(centers)
     for values in (hessians, centers):
@@ -136,4 +146,12 @@ def quadratics(
     train = dataclasses.replace(quadratic_population(hessians, centers, counts=counts), learned=())
     rows = np.repeat(np.arange(num_clients), counts)
     test = {"hessian": hessians[rows].astype(np.float32), "center": centers[rows].astype(np.float32)}
-    return FederatedData(train, test, None, (dimension,), 1, "quadratic", name="quadratics")
+    return FederatedData(
+        train=train,
+        test=test,
+        held_out=None,
+        input_shape=(dimension,),
+        num_outputs=1,
+        task="quadratic",
+        name="quadratics",
+    )

@@ -48,7 +48,7 @@ def _digits(test_fraction: float, rng: np.random.Generator, flat: bool = True) -
     x = (x / 16).astype(np.float32)  # pixels are 0 to 16 in the file
     y = y.astype(np.int32)
     x = x if flat else x.reshape(-1, 8, 8)
-    return split_rows({"x": x, "y": y}, test_fraction, rng, "classification", 10)
+    return split_rows({"x": x, "y": y}, test_fraction, rng, task="classification", num_outputs=10)
 
 
 def _tumours() -> dict:
@@ -64,7 +64,13 @@ def _tumours() -> dict:
 
 
 def split_rows(
-    rows: dict, test_fraction: float, rng: np.random.Generator, task: str, num_outputs: int, test: dict | None = None
+    rows: dict,
+    test_fraction: float,
+    rng: np.random.Generator,
+    *,
+    task: str,
+    num_outputs: int,
+    test: dict | None = None,
 ) -> tuple[dict, dict]:
     """Checks rows and splits them into training and test rows.
 
@@ -142,7 +148,16 @@ def digits(
     population = draw(train, num_clients, 1)
     held_out = draw(test, held_out_clients, 2)
     names = tuple("0123456789")
-    return FederatedData(population, test, held_out, train["x"].shape[1:], 10, "classification", names, name="digits")
+    return FederatedData(
+        train=population,
+        test=test,
+        held_out=held_out,
+        input_shape=train["x"].shape[1:],
+        num_outputs=10,
+        task="classification",
+        label_names=names,
+        name="digits",
+    )
 
 
 def _split_generator(seed: int) -> np.random.Generator:
@@ -278,7 +293,7 @@ def breast_cancer(
     >>> data.task, data.label_names
     ('binary', ('malignant', 'benign'))
     """
-    train, test = split_rows(_tumours(), test_fraction, _split_generator(seed), "binary", 1)
+    train, test = split_rows(_tumours(), test_fraction, _split_generator(seed), task="binary", num_outputs=1)
     # Statistics are those of the training rows alone, so that test rows stay unseen.
     names = [summary.format(measurement) for summary in SUMMARIES for measurement in MEASUREMENTS]
     mean, deviation, learned = scale_of(standardise, names, lambda: standardiser(train["x"].astype(np.float64)))

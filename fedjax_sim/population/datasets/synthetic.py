@@ -6,7 +6,8 @@ All but `synthetic` compute a client from its id, so that any number of clients 
 from __future__ import annotations
 
 import math
-from typing import Annotated, Any, Literal
+from collections.abc import Callable
+from typing import Annotated, Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +18,7 @@ from fedjax_sim.population.federated_data import FederatedData, from_sites
 from fedjax_sim.population.population import generated
 from fedjax_sim.population.seeds import generated_client_key, seed_words
 from fedjax_sim.prng import stream
-from fedjax_sim.types import Array, ClientData
+from fedjax_sim.types import Array, ClientData, Population
 from fedjax_sim.validate import Finite, Integer, NonNegative, NonNegativeInt, Number, PositiveInt
 
 
@@ -147,13 +148,44 @@ def _mean_client(parameters: Any, id: Array) -> ClientData:
     return ClientData({"x": jnp.ones((1, 1)), "y": value[None]}, jnp.ones(1, bool))
 
 
-def _teacher(
-    client, num_clients, dimension, examples_per_client, noise, heterogeneity, held_out_clients, test_examples, seed
-):
-    """Builds what `linear_teacher` and `logistic_teacher` have in common.
+class _Teacher(NamedTuple):
+    """What `linear_teacher` and `logistic_teacher` have in common."""
 
-    Returns: the training and the held-out population, the teacher w [d], the features of the test rows, and the
-    generator for their labels.
+    train: Population
+    held_out: Population | None
+    teacher: np.ndarray  # w, [d] float32
+    x: np.ndarray  # [test_examples, d] float32, features of the test rows
+    rng: np.random.Generator  # draws their labels
+
+
+def _teacher(
+    client: Callable,
+    *,
+    num_clients: int,
+    dimension: int,
+    examples_per_client: int,
+    noise: float,
+    heterogeneity: float,
+    held_out_clients: int,
+    test_examples: int,
+    seed: int,
+) -> _Teacher:
+    """Draws the teacher w ~ N(0, I / d) and test features x ~ N(0, I), and builds the populations.
+
+    Client i has the model w + (heterogeneity / sqrt(d)) z_i with z_i ~ N(0, I), see `_teacher_of`.
+
+    Args:
+      client: (parameters, id) -> `ClientData`, traced: `_linear_client` or `_logistic_client`. Its parameters are
+        "teacher" [d] w, "noise" [], "heterogeneity" [] divided by sqrt(d), "mask" [n] bool, "seed", and "size" [], the
+        number of clients.
+      num_clients: N >= 1.
+      dimension: d >= 1.
+      examples_per_client: n >= 1.
+      noise: of the labels, in the unit of the client: a standard deviation, or the probability of a flip.
+      heterogeneity: >= 0, the root of the mean of |s_i|^2.
+      held_out_clients: >= 0.
+      test_examples: >= 1.
+      seed: >= 0, of all draws.
     """
     validate.integer("num_clients", num_clients)
     validate.integer("dimension", dimension)
@@ -178,7 +210,7 @@ def _teacher(
     )
     # The test labels differ between the two data sets, and are drawn from `rng` by the caller.
     x = rng.normal(size=(test_examples, dimension)).astype(np.float32)
-    return train, held_out, parameters["teacher"], x, rng
+    return _Teacher(train, held_out, parameters["teacher"], x, rng)
 
 
 @validate.named_arguments
@@ -217,13 +249,27 @@ def linear_teacher(
     >>> jax.jit(data.train.client)(np.int32(999_999_999)).examples["x"].shape
     (2, 3)
     """
-    train, held_out, teacher, x, rng = _teacher(
-        _linear_client, num_clients, dimension, examples_per_client, noise, heterogeneity,
-        held_out_clients, test_examples, seed,
-    )  # fmt: skip
-    y = (x @ teacher + noise * rng.normal(size=test_examples)).astype(np.float32)
-    test = {"x": x, "y": y[:, None]}
-    return FederatedData(train, test, held_out, (dimension,), 1, "regression", name="linear_teacher")
+    made = _teacher(
+        _linear_client,
+        num_clients=num_clients,
+        dimension=dimension,
+        examples_per_client=examples_per_client,
+        noise=noise,
+        heterogeneity=heterogeneity,
+        held_out_clients=held_out_clients,
+        test_examples=test_examples,
+        seed=seed,
+    )
+    y = (made.x @ made.teacher + noise * made.rng.normal(size=test_examples)).astype(np.float32)
+    return FederatedData(
+        train=made.train,
+        test={"x": made.x, "y": y[:, None]},
+        held_out=made.held_out,
+        input_shape=(dimension,),
+        num_outputs=1,
+        task="regression",
+        name="linear_teacher",
+    )
 
 
 @validate.named_arguments
@@ -256,13 +302,28 @@ def logistic_teacher(
     >>> data.task, data.num_outputs, jax.jit(data.train.client)(np.int32(0)).examples["y"].shape
     ('binary', 1, (2,))
     """
-    train, held_out, teacher, x, rng = _teacher(
-        _logistic_client, num_clients, dimension, examples_per_client, noise, heterogeneity,
-        held_out_clients, test_examples, seed,
-    )  # fmt: skip
-    probability = noise + (1 - 2 * noise) / (1 + np.exp(-(x @ teacher)))
-    test = {"x": x, "y": (rng.uniform(size=test_examples) < probability).astype(np.int32)}
-    return FederatedData(train, test, held_out, (dimension,), 1, "binary", name="logistic_teacher")
+    made = _teacher(
+        _logistic_client,
+        num_clients=num_clients,
+        dimension=dimension,
+        examples_per_client=examples_per_client,
+        noise=noise,
+        heterogeneity=heterogeneity,
+        held_out_clients=held_out_clients,
+        test_examples=test_examples,
+        seed=seed,
+    )
+    probability = noise + (1 - 2 * noise) / (1 + np.exp(-(made.x @ made.teacher)))
+    y = (made.rng.uniform(size=test_examples) < probability).astype(np.int32)
+    return FederatedData(
+        train=made.train,
+        test={"x": made.x, "y": y},
+        held_out=made.held_out,
+        input_shape=(dimension,),
+        num_outputs=1,
+        task="binary",
+        name="logistic_teacher",
+    )
 
 
 @validate.named_arguments
@@ -312,4 +373,12 @@ def mean_estimation(
     }
     test = {"x": np.ones((1, 1), np.float32), "y": optimum[None]}
     train = generated(num_clients, _mean_client, parameters, learned=())
-    return FederatedData(train, test, None, (1,), dimension, "regression", name="mean_estimation")
+    return FederatedData(
+        train=train,
+        test=test,
+        held_out=None,
+        input_shape=(1,),
+        num_outputs=dimension,
+        task="regression",
+        name="mean_estimation",
+    )

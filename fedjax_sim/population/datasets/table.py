@@ -349,13 +349,13 @@ def _federated(train: _Table, test: _Table | None, name: str, meaning: _Meaning)
         population = indexed(training, partition.divide(training["y"]), learned=learned)
     shape = training["x"].shape[1:]
     return FederatedData(
-        population,
-        testing,
-        held_out,
-        shape,
-        num_outputs,
-        meaning.task,
-        label_names,
+        train=population,
+        test=testing,
+        held_out=held_out,
+        input_shape=shape,
+        num_outputs=num_outputs,
+        task=meaning.task,
+        label_names=label_names,
         name=name,
         notes=tuple(notes),
         client_names=client_names,
@@ -615,7 +615,15 @@ def _features(table: _Table, names: Sequence[str], is_training: np.ndarray, mean
         num_others = len(feature_names) - len(units.factors)
         units = Units(units.offsets + (0.0,) * num_others, units.factors + (1.0,) * num_others)
     x = np.concatenate(blocks, axis=1)
-    return _Prepared(x, features, notes, warnings, learned, feature_names, units)
+    return _Prepared(
+        x=x,
+        columns=features,
+        notes=notes,
+        warnings=warnings,
+        learned=learned,
+        names=feature_names,
+        units=units,
+    )
 
 
 def _category_codes(

@@ -107,7 +107,15 @@ def node_data(
     central_test = {"x": stacked_graphs([graph]), "y": labels_at(test)[None, :-1]}
     shape = (graph.nodes.shape[1],)
     about = {"label_names": label_names, "name": name, "local_test": population(test)}
-    return FederatedData(population(train), central_test, None, shape, num_classes, "node_classification", **about)
+    return FederatedData(
+        train=population(train),
+        test=central_test,
+        held_out=None,
+        input_shape=shape,
+        num_outputs=num_classes,
+        task="node_classification",
+        **about,
+    )
 
 
 def read_cora(directory: str) -> tuple[GraphData, np.ndarray, dict[str, np.ndarray]]:
@@ -149,6 +157,12 @@ def read_cora(directory: str) -> tuple[GraphData, np.ndarray, dict[str, np.ndarr
 
 def _arrays_in(archive: zipfile.ZipFile, names: Iterable[str]) -> dict[str, np.ndarray]:
     """Returns arrays of a NumPy archive; what they declare is compared with the bytes that are there.
+
+    Args:
+      archive: an open .npz file.
+      names: of the arrays to read, without ".npy". Other arrays of the archive are not read.
+
+    Returns: name -> array, of any shape and of any dtype but objects.
 
     Raises: KeyError for a name that is missing. ValueError for an archive that is larger than `LARGEST_FILE` when it is
       unpacked, and for an array with another number of bytes than its header says.
@@ -390,5 +404,12 @@ def molecules(
     train = stored(rows(slice(num_train)), np.arange(num_clients + 1) * graphs_per_client, learned=())
     names = ("no nitrogen at an oxygen", "a nitrogen at an oxygen")
     return FederatedData(
-        train, rows(slice(num_train, None)), None, (len(ATOMS),), 2, "graph_classification", names, name="molecules"
+        train=train,
+        test=rows(slice(num_train, None)),
+        held_out=None,
+        input_shape=(len(ATOMS),),
+        num_outputs=2,
+        task="graph_classification",
+        label_names=names,
+        name="molecules",
     )

@@ -54,7 +54,8 @@ def link_data(
     validate.part("graph", graph, GraphData)
     validate.integer("num_clients", num_clients, 1, len(graph.ids), hint=f"There are {len(graph.ids)} nodes.")
     validate.one_of("partition", partition, PARTITIONS)
-    return _links(graph, owners, num_clients, test_share, embedding_size, name, seed)
+    split = {"test_share": test_share, "embedding_size": embedding_size, "seed": seed}
+    return _links(graph, owners, num_clients, name=name, **split)
 
 
 def with_links(
@@ -91,20 +92,38 @@ def with_links(
     owner = np.zeros(len(graph.ids), np.int32)
     for party, ids in enumerate(party_ids):
         owner[ids[ids >= 0]] = party
-    name = f"{data.name} links"
-    return _links(graph, lambda visible_graph: owner, len(party_ids), test_share, embedding_size, name, seed)
+    split = {"test_share": test_share, "embedding_size": embedding_size, "seed": seed}
+    return _links(graph, lambda visible_graph: owner, len(party_ids), name=f"{data.name} links", **split)
 
 
 def _links(
     graph: GraphData,
-    owners: Callable,
+    owners: Callable[[GraphData], np.ndarray],
     num_clients: int,
+    *,
     test_share: float,
     embedding_size: int,
     name: str,
     seed: int,
 ) -> FederatedData:
-    """Builds the data set. `owners` maps the graph without its test edges to the party of each node, [V]."""
+    """Builds the data set of `link_data`: test edges are hidden first, then the nodes are given to parties.
+
+    Of M joined pairs of nodes, round(test_share M) are test links. A client with v nodes has as many unjoined pairs as
+    links, at most floor(v (v - 1) / 4), and fewer where 100 draws a pair do not find them. The test set has as many
+    unjoined pairs as test links, with V in the place of v.
+
+    Args:
+      graph: undirected, V nodes. Both directions of each edge are listed.
+      owners: maps the graph without its test edges to the party of each node, [V] integers in [0, P).
+      num_clients: P parties.
+      test_share: in (0, 1). It must leave both a test link and another one.
+      embedding_size: the number of outputs of the model, >= 1.
+      name: of the data set.
+      seed: of the split and of the unjoined pairs.
+
+    Raises: ValueError for a directed graph, a share that leaves a side without links, and a graph in which all nodes
+      are joined.
+    """
     validate.in_range("test_share", test_share, 0, 1, open_low=True, open_high=True)
     validate.integer("embedding_size", embedding_size)
     rng = generator("link_data", seed)
@@ -173,5 +192,12 @@ def _links(
     if not len(unjoined_test_pairs):
         validate.fail("graph", "pairs of nodes that are not joined", "a complete graph", "An AUC needs both kinds.")
     central_test = {"x": stacked_graphs([visible_graph]), **rows([test_links], [unjoined_test_pairs])}
-    shape = (graph.nodes.shape[1],)
-    return FederatedData(train, central_test, None, shape, embedding_size, "link_prediction", name=name)
+    return FederatedData(
+        train=train,
+        test=central_test,
+        held_out=None,
+        input_shape=(graph.nodes.shape[1],),
+        num_outputs=embedding_size,
+        task="link_prediction",
+        name=name,
+    )

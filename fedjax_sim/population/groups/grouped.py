@@ -228,5 +228,10 @@ def grouped(population: Population, group_of_client: ArrayLike) -> Grouped:
     validate.integer("rows of a group", group_size * num_rows(population), hint="Make smaller groups.")
     is_ragged = bool((counts != group_size).any())
     return Grouped(
-        population, jnp.array(members, jnp.int32), jnp.array(offsets, jnp.int32), group_size, len(counts), is_ragged
+        population=population,
+        members=jnp.array(members, jnp.int32),
+        offsets=jnp.array(offsets, jnp.int32),
+        group_size=group_size,
+        size=len(counts),
+        ragged=is_ragged,
     )

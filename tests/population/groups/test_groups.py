@@ -26,7 +26,9 @@ def people():
 def data_of(train, num_outputs=2):
     """A data set of these clients."""
     test = {"x": np.zeros((1, 1), np.float32), "y": np.zeros(1, np.int32)}
-    return field.FederatedData(train, test, None, (1,), num_outputs, "classification")
+    return field.FederatedData(
+        train=train, test=test, held_out=None, input_shape=(1,), num_outputs=num_outputs, task="classification"
+    )
 
 
 def alike(num_clients, rows=12):

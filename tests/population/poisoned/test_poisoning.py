@@ -33,7 +33,9 @@ IDS = [2, 5, 6]
 
 def data(train=None):
     train = population.stored(ROWS, OFFSETS) if train is None else train
-    return population.FederatedData(train, ROWS, None, (2,), LABELS, "classification", name="toy")
+    return population.FederatedData(
+        train=train, test=ROWS, held_out=None, input_shape=(2,), num_outputs=LABELS, task="classification", name="toy"
+    )
 
 
 client_of = jax.jit(lambda people, id: people.client(id))
