@@ -55,7 +55,7 @@ class Cut(NamedTuple):
         def across(x, source, target, name):
             return x if source == target else move(x, source, target, name)
 
-        return run_layers(self.model.layers, params, x, 0, "", across, self.places)[0]
+        return run_layers(self.model.layers, params, x, holder=0, path="", move=across, places=self.places)[0]
 
 
 def _party_of_params(layers: Sequence[Layer], places: Places, prefix: str = "", where: str = "") -> dict[str, int]:

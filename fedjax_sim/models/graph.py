@@ -28,8 +28,8 @@ def apply_layer(
     graphs: GraphData,
     h: Array,
     key: Array | None = None,
-    exchange: Callable | None = None,
     *,
+    exchange: Callable | None = None,
     stacked: bool = False,
 ) -> Array:
     """Applies one layer to a batch of graphs.

@@ -86,11 +86,11 @@ def graph_convolution(name: str, num_inputs: int, num_outputs: int, **options) -
 
     return GraphLayer(
         name,
-        lambda key: init_dense(key, num_inputs, num_outputs),
-        send,
-        combine,
-        num_outputs,
-        num_outputs,
+        init=lambda key: init_dense(key, num_inputs, num_outputs),
+        send=send,
+        combine=combine,
+        width=num_outputs,
+        num_outputs=num_outputs,
         from_sent=True,
         **options,
     )
@@ -117,7 +117,7 @@ def sample_mean(name: str, num_inputs: int, num_outputs: int, **options) -> Grap
     def send(params, graph, h):
         return h @ params["neighbours"]
 
-    return GraphLayer(name, init, send, combine, num_outputs, num_outputs, **options)
+    return GraphLayer(name, init, send, combine, width=num_outputs, num_outputs=num_outputs, **options)
 
 
 def attention(
@@ -171,7 +171,7 @@ def attention(
 
     width = num_heads * num_outputs
     layer_outputs = num_outputs if average else num_heads * num_outputs
-    return GraphLayer(name, init, send, combine, width, layer_outputs, from_sent=True, **options)
+    return GraphLayer(name, init, send, combine, width=width, num_outputs=layer_outputs, from_sent=True, **options)
 
 
 def typed(name: str, num_inputs: int, num_outputs: int, *, num_types: int, **options) -> GraphLayer:
@@ -208,7 +208,8 @@ def typed(name: str, num_inputs: int, num_outputs: int, *, num_types: int, **opt
         has_unknown_type = jnp.zeros(num_nodes).at[graph.receivers].max(jnp.where(is_known_type, 0.0, 1.0), mode="drop")
         return dense(params, h) + means.sum(1) + jnp.where(has_unknown_type > 0, jnp.nan, 0.0)[:, None]
 
-    return GraphLayer(name, init, send, combine, num_types * num_outputs, num_outputs, **options)
+    width = num_types * num_outputs
+    return GraphLayer(name, init, send, combine, width=width, num_outputs=num_outputs, **options)
 
 
 def head(name: str, num_inputs: int, num_outputs: int, **options) -> GraphLayer:
@@ -218,5 +219,11 @@ def head(name: str, num_inputs: int, num_outputs: int, **options) -> GraphLayer:
         return dense(params, h)
 
     return GraphLayer(
-        name, lambda key: init_dense(key, num_inputs, num_outputs), None, combine, 0, num_outputs, **options
+        name,
+        init=lambda key: init_dense(key, num_inputs, num_outputs),
+        send=None,
+        combine=combine,
+        width=0,
+        num_outputs=num_outputs,
+        **options,
     )

@@ -120,7 +120,14 @@ def convolution(params: Params, x: Array, *, stride: int = 1, padding: str = "SA
     if padding == "VALID" and (x.shape[1] < kh or x.shape[2] < kw):
         fail("x", f"images of at least {kh}x{kw}", x.shape)
     pads = tuple(jax.lax.padtype_to_pads(x.shape[1:3], (kh, kw), (stride, stride), padding))
-    geometry = Geometry(x.shape[1:3], (kh, kw), (stride, stride), pads, (1, 1), (1, 1))
+    geometry = Geometry(
+        image=x.shape[1:3],
+        kernel=(kh, kw),
+        strides=(stride, stride),
+        pads=pads,
+        image_dilation=(1, 1),
+        kernel_dilation=(1, 1),
+    )
     return _add_to_pixels(CONVOLUTIONS[method](x, kernel, geometry), params["bias"])
 
 
@@ -142,7 +149,8 @@ def max_pool(x: Array, *, size: int = 2) -> Array:
     if h < 1 or w < 1:
         fail("x", f"images of at least {size}x{size}", x.shape)
     # Windows become axes of their own, so that the maximum is an ordinary reduction over them.
-    return x[:, : h * size, : w * size].reshape(n, h, size, w, size, channels).max(axis=(2, 4))
+    windows = x[:, : h * size, : w * size].reshape((n, h, size, w, size, channels))
+    return windows.max(axis=(2, 4))
 
 
 def init_embedding(key: Array, vocabulary: int, features: int) -> Params:

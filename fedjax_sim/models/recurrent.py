@@ -39,7 +39,8 @@ def gru(*, num_outputs: NumOutputs, embedding: int = 8, hidden: int = 64, num_la
     >>> model.apply(params, state, jnp.zeros((2, 3), int), None, False)[0].shape
     (2, 3, 5)
     """
-    return _recurrent(init_gru, gru_layer, num_outputs, embedding, hidden, num_layers)
+    sizes = {"num_outputs": num_outputs, "embedding": embedding, "hidden": hidden, "num_layers": num_layers}
+    return _recurrent(init_gru, gru_layer, **sizes)
 
 
 def lstm(*, num_outputs: NumOutputs, embedding: int = 8, hidden: int = 64, num_layers: int = 1) -> Model:
@@ -61,13 +62,21 @@ def lstm(*, num_outputs: NumOutputs, embedding: int = 8, hidden: int = 64, num_l
     >>> sorted(params)
     ['embedding', 'layer_0', 'layer_1', 'output']
     """
-    return _recurrent(init_lstm, lstm_layer, num_outputs, embedding, hidden, num_layers)
+    sizes = {"num_outputs": num_outputs, "embedding": embedding, "hidden": hidden, "num_layers": num_layers}
+    return _recurrent(init_lstm, lstm_layer, **sizes)
 
 
 def _recurrent(
-    init_layer: Callable, layer: Callable, num_outputs: int, embedding: int, hidden: int, num_layers: int
+    init_layer: Callable, layer: Callable, *, num_outputs: int, embedding: int, hidden: int, num_layers: int
 ) -> Model:
-    """Builds a next-token model from one kind of recurrent layer."""
+    """Builds a next-token model from one kind of recurrent layer.
+
+    Args:
+      init_layer: (key, num_inputs, hidden) -> params of one layer; the last two are passed by name.
+      layer: (params, x [n, L, num_inputs]) -> states [n, L, hidden].
+      num_outputs, embedding, hidden, num_layers: as in `gru`. The first layer has `embedding` inputs, the others have
+        `hidden`.
+    """
     for name, value in (("num_outputs", num_outputs), ("embedding", embedding), ("hidden", hidden)):
         integer(name, value)
     integer("num_layers", num_layers)

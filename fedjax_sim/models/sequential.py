@@ -84,8 +84,8 @@ def branches(name: str, parts: Mapping[str, Sequence[Layer]], join: Callable) ->
     # If no layer inside has parameters, the model's dict has no entry for this one.
     keys = (name,) if any(layer.keys for _, layers in pairs for layer in layers) else ()
     if not keys:
-        return Layer(name, lambda key: {}, None, (), pairs, join)
-    return Layer(name, init, None, keys, pairs, join)
+        return Layer(name, lambda key: {}, None, keys=(), branches=pairs, join=join)
+    return Layer(name, init, None, keys=keys, branches=pairs, join=join)
 
 
 def _checked_layers(where: str, layers: Sequence[Layer]) -> tuple[Layer, ...]:
@@ -137,7 +137,7 @@ def sequential(layers: Sequence[Layer]) -> Model:
         fail("layers", "at least one layer", layers)
 
     def apply(params: PyTree, x: Array) -> Array:
-        return run_layers(layers, params, x, None, "", _no_move)[0]
+        return run_layers(layers, params, x, holder=None, path="", move=_no_move)[0]
 
     return from_fn(compiled_init(lambda key: _init_layers(layers, key)), apply)._replace(layers=layers)
 
@@ -147,14 +147,23 @@ def _no_move(x: PyTree, source: int | None, target: int | None, name: str) -> Py
     return x
 
 
-def run_layers(layers, params, x, holder, path, move, places: Places | None = None) -> tuple[PyTree, int | None]:
+def run_layers(
+    layers: Sequence[Layer],
+    params: PyTree,
+    x: PyTree,
+    *,
+    holder: int | None,
+    path: str,
+    move: Callable,
+    places: Places | None = None,
+) -> tuple[PyTree, int | None]:
     """Runs layers that may belong to several parties.
 
     Args:
       layers: of a model, or of a branch.
       params: of these layers.
       x: a batch, the input of the first layer.
-      holder: the party that has x.
+      holder: the party that has x; None for a model without parties.
       path: the prefix of the layers' names, "" for a model.
       move: (x, source, target, name) -> what the target receives. It is called before each layer that takes x, and for
         the output of each branch, also if source and target are the same party.
@@ -172,7 +181,13 @@ def run_layers(layers, params, x, holder, path, move, places: Places | None = No
             for branch, inner_layers in layer.branches:
                 branch_path = f"{layer_path}/{branch}"
                 output, last_holder = run_layers(
-                    inner_layers, entries.get(branch, {}), x, holder, f"{branch_path}/", move, places
+                    inner_layers,
+                    entries.get(branch, {}),
+                    x,
+                    holder=holder,
+                    path=f"{branch_path}/",
+                    move=move,
+                    places=places,
                 )
                 outputs.append(move(output, last_holder, target, branch_path))
             x = layer.join(outputs)

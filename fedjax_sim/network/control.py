@@ -195,7 +195,16 @@ def control_cycle(
     periods = np.asarray(lists["period"], np.int32)
     if not windows.any():
         validate.fail("period", "a window for training in one kind of device at least", list(period))
-    common_profile = Profile(1.0, bandwidth_down, bandwidth_up, 0.0, joules_per_flop, joules_per_byte, 0.0, 0.0)
+    common_profile = Profile(
+        speed=1.0,
+        bandwidth_down=bandwidth_down,
+        bandwidth_up=bandwidth_up,
+        latency=0.0,
+        joules_per_flop=joules_per_flop,
+        joules_per_byte=joules_per_byte,
+        compute_watts=0.0,
+        radio_watts=0.0,
+    )
 
     def profile(ids: Array) -> Profile:
         return Profile(*(jnp.full(ids.shape, value, jnp.float32) for value in common_profile))

@@ -274,20 +274,23 @@ class Tap:
         x: PyTree,
         source: int,
         target: int,
+        *,
         name: str,
         kind: str = "activations",
     ) -> PyTree:
         """Sends x from one party to another, and records the received value. Labels are sent unchanged.
 
         Args:
-          link, key, x, name: as in `send`.
+          link, key, x: as in `send`.
           source, target: the parties.
+          name: of the message, as in `send`.
           kind: "activations" or "labels".
         """
         arrived = x if kind == "labels" else send(link, key, x, name)
         if self.offsets is not None and kind != "labels":
             arrived = jax.tree.map(jnp.add, arrived, self.offsets[len(self.messages)])
-        self.messages.append(Sent(source, target, name, kind, arrived, link.encrypted))
+        message = Sent(source=source, target=target, name=name, kind=kind, value=arrived, encrypted=link.encrypted)
+        self.messages.append(message)
         self.sources.append((link, key))
         return arrived
 
@@ -297,13 +300,13 @@ def transcript(step: Callable) -> Transcript:
 
     Args:
       step: (tap) -> the loss [] that is differentiated. It sends everything that crosses between parties by `tap(link,
-        key, x, source, target, name, kind)`, and by nothing else.
+        key, x, source, target, name=..., kind=...)`, and by nothing else.
 
     Returns: `Transcript`: the forward messages in their order, and then the gradients, those of the last message first.
 
     Guarantees: The gradients are those that the backward pass sends (tests/network/test_link.py::test_two_machines).
 
-    >>> messages = transcript(lambda tap: (2 * tap(Link(), None, jnp.ones((1, 1)), 0, 1, "top")).sum()).messages
+    >>> messages = transcript(lambda tap: (2 * tap(Link(), None, jnp.ones((1, 1)), 0, 1, name="top")).sum()).messages
     >>> [(message.source, message.target, message.kind, message.value.tolist()) for message in messages]
     [(0, 1, 'activations', [[1.0]]), (1, 0, 'gradients', [[2.0]])]
     """

@@ -20,7 +20,7 @@ LOGITS = 3 * jax.random.normal(jax.random.key(2), (N, CLASSES))
 
 def at_the_logits(noise=None):
     made = network.link(backward=noise)
-    run = lambda tap: softmax_cross_entropy(tap(made, KEY, LOGITS, 0, 1, "loss"), Y)["loss"].sum()  # noqa: E731
+    run = lambda tap: softmax_cross_entropy(tap(made, KEY, LOGITS, 0, 1, name="loss"), Y)["loss"].sum()  # noqa: E731
     return jax.jit(lambda: network.transcript(run).seen_by(0)[0].value)()
 
 

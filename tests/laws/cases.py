@@ -65,7 +65,16 @@ def clocked():
     return sampling.with_clock(SAMPLER, phones())
 
 
-PROFILE = network.Profile(1e9, 1e6, 1e5, 0.1, 1e-9, 1e-6, 2.0, 1.0)
+PROFILE = network.Profile(
+    speed=1e9,
+    bandwidth_down=1e6,
+    bandwidth_up=1e5,
+    latency=0.1,
+    joules_per_flop=1e-9,
+    joules_per_byte=1e-6,
+    compute_watts=2.0,
+    radio_watts=1.0,
+)
 HERE = pathlib.Path(__file__).parent
 GRAPH = network.erdos_renyi(p.NUM_CLIENTS, 0.25, seed=1)
 
@@ -490,7 +499,9 @@ def _over_graphs(groups=None):
         return jnp.stack([-loss, jnp.zeros_like(loss)], 1)
 
     width = p.WIDTH + 1 if p.ROWS != 50 else 65
-    only = GraphLayer("only", None, lambda params, graph, h: h, combine, width, 2, lambda x: x)
+    only = GraphLayer(
+        "only", None, lambda params, graph, h: h, combine, width=width, num_outputs=2, activation=lambda x: x
+    )
     model, step_size = graph_network([only], width), optax.sgd(p.RATE, momentum=0.5)
     if groups is None:
         made = algorithms.split_gnn(model, SAMPLER, optax.sgd(p.RATE))

@@ -178,7 +178,15 @@ def test_operations_are_counted_as_those_of_lax():
     for strides, groups in (((1, 1), 1), ((2, 1), 2)):
         k = noise(1, 3, 3, 4 // groups, 6)
         pads = tuple(jax.lax.padtype_to_pads((7, 6), (3, 3), strides, "SAME"))
-        geometry = Geometry((7, 6), (3, 3), strides, pads, ones, ones, groups)
+        geometry = Geometry(
+            image=(7, 6),
+            kernel=(3, 3),
+            strides=strides,
+            pads=pads,
+            image_dilation=ones,
+            kernel_dilation=ones,
+            groups=groups,
+        )
         counts = [
             engine.flops(jax.make_jaxpr(jax.grad(lambda x, k, f=f, facts=geometry: f(x, k, facts).sum(), (0, 1)))(x, k))
             for f in (convolve, native, im2col)
@@ -245,7 +253,14 @@ def cnn_round(mesh=None, channels=(4, 8)):
 def test_programs_are_known():
     """Catches rules of a `vmap` that count as a part of the program: these are other objects in each trace."""
     assert not is_opaque(program_digest(*cnn_round(channels=(2,))))
-    geometry = Geometry((4, 4), (3, 3), (1, 1), ((0, 0), (0, 0)), (1, 1), (1, 1))
+    geometry = Geometry(
+        image=(4, 4),
+        kernel=(3, 3),
+        strides=(1, 1),
+        pads=((0, 0), (0, 0)),
+        image_dilation=(1, 1),
+        kernel_dilation=(1, 1),
+    )
     x, k = noise(0, 1, 4, 4, 1), noise(1, 3, 3, 1, 1)
     traces = [traced_program(lambda x, k, c=c: c * convolve(x, k, geometry), x, k) for c in (0.5, 0.7)]
     assert traces[0][0].kind == traces[1][0].kind

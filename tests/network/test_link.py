@@ -50,7 +50,7 @@ def test_two_machines():
     got = slope(made, X)
     np.testing.assert_array_equal(got, np.where(kept, there, 0))
     np.testing.assert_array_equal(jax.jit(lambda x: send(made, KEY, x))(X), arrived)
-    seen = transcript(lambda tap: (jnp.tanh(tap(made, KEY, X, 0, 1, "top") @ W) ** 2).sum())
+    seen = transcript(lambda tap: (jnp.tanh(tap(made, KEY, X, 0, 1, name="top") @ W) ** 2).sum())
     assert [(m.source, m.target, m.kind) for m in seen.messages] == [(0, 1, "activations"), (1, 0, "gradients")]
     np.testing.assert_array_equal(seen.seen_by(1)[0].value, arrived)
     np.testing.assert_array_equal(seen.seen_by(0)[0].value, got)
@@ -60,7 +60,8 @@ def test_two_machines():
 def test_transcripts_draw_as_gradients_do():
     """Catches a gradient that is told with another draw than the one it is sent with."""
     noisy = link(**NOISY)
-    back = transcript(lambda tap: (jnp.tanh(tap(noisy, KEY, X, 0, 1, "top") @ W) ** 2).sum()).seen_by(0)[0].value
+    step = lambda tap: (jnp.tanh(tap(noisy, KEY, X, 0, 1, name="top") @ W) ** 2).sum()  # noqa: E731
+    back = transcript(step).seen_by(0)[0].value
     np.testing.assert_array_equal(back, jax.grad(lambda x: loss(noisy, x, W).sum())(X))  # the same draws
 
 
@@ -99,8 +100,8 @@ def test_encrypted_messages_are_random_words():
     x = jnp.zeros((500, 4))
 
     def step(tap, made):
-        y = tap(made, KEY, x, 0, 1, "a")
-        return tap(made, KEY, y, 1, 2, "b").sum()
+        y = tap(made, KEY, x, 0, 1, name="a")
+        return tap(made, KEY, y, 1, 2, name="b").sum()
 
     seen = transcript(lambda tap: step(tap, link(encrypted=True)))
     assert isinstance(seen, Transcript) and (seen.messages[0].value == 0).all()

@@ -162,7 +162,8 @@ class LayerPlaces(NamedTuple):
             uses_all_edges = server_sums or self.exchange
             edges = all_edges if uses_all_edges else own_edges
             entries = params[layer.name]
-            h = apply_layer(layer, entries, edges, h, key, exchange if uses_all_edges else None, stacked=is_stacked)
+            used_exchange = exchange if uses_all_edges else None
+            h = apply_layer(layer, entries, edges, h, key, exchange=used_exchange, stacked=is_stacked)
         return h
 
 

@@ -59,7 +59,7 @@ class Split:
     def __call__(self, params: PyTree, examples: PyTree, key: Array | None = None) -> dict[str, Array]:
         """Computes per-example values as `models.supervised`, over the links, in evaluations too."""
 
-        def through(link, key, x, source, target, name, kind="activations"):
+        def through(link, key, x, source, target, *, name, kind="activations"):
             return x if kind == "labels" else send(link, key, x, name)
 
         return self.through(through, params, examples, key)
@@ -72,10 +72,11 @@ class Split:
 
         def move(key, x, source, target, name):
             smashed.extend([x.reshape(x.shape[0], -1)] * (source == 0))
-            return tap(self.links.get(name, plain), key, x, source, target, name)
+            return tap(self.links.get(name, plain), key, x, source, target, name=name)
 
         if self.cut.last != 0:
-            labels = tap(self.links.get(LABELS, plain), None, examples["y"], 0, self.cut.last, LABELS, "labels")
+            link = self.links.get(LABELS, plain)
+            labels = tap(link, None, examples["y"], 0, self.cut.last, name=LABELS, kind="labels")
             examples = {**examples, "y": labels}
         values = supervised(self._moving(move), self.loss, measure=self.measure)(params, examples, key)
         if not self.decorrelation or key is None:

@@ -186,7 +186,7 @@ def vertical_transcript(
     def step(tap: Callable) -> Array:
         def send_to_party_0(output: Array, party: int) -> Array:
             name = parties.names[party]
-            return tap(links[name], key, output, party, 0, name)
+            return tap(links[name], key, output, party, 0, name=name)
 
         outputs = _outputs(parties, params, examples["x"], send_to_party_0)
         values = per_example(loss(outputs, examples["y"]))

@@ -125,7 +125,8 @@ def test_path_by_hand():
 
         @jax.jit
         def outputs(graphs, there, exchange=exchange):
-            return apply_layer(layer, params, jax.vmap(known_edges)(graphs, there), graphs.nodes, None, exchange)
+            edges = jax.vmap(known_edges)(graphs, there)
+            return apply_layer(layer, params, edges, graphs.nodes, None, exchange=exchange)
 
         out = outputs(graphs, there)
         np.testing.assert_allclose(out.reshape(-1), wanted, atol=1e-6)
