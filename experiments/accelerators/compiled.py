@@ -70,11 +70,11 @@ def row(chip_name: str, num_devices: int, name: str, cohort_size: int, lanes: in
     with engine.compiling_for(chip.platform, devices, chip.usable_bytes):
         if name == "massive":
             job = massive(cohort_size, cohort_size, plan=plan)
-            parts = job.algorithm, jax.random.key(5), job.params, job.data
+            made, params, data = job.algorithm, job.params, job.data
         else:
             work = workload(name, cohort_size=cohort_size, num_clients=cohort_size)
-            parts = algorithm(work, plan=plan), jax.random.key(5), work.params, work.data
-        found = forecast_on(chip, devices, *parts)
+            made, params, data = algorithm(work, plan=plan), work.params, work.data
+        found = forecast_on(chip, devices, made, key=jax.random.key(5), params=params, population=data)
     program = found.program
     kernels = sorted(program.kernels, key=lambda kernel: -kernel.times * kernel.memory_bytes)
     return {

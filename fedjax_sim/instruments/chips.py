@@ -39,23 +39,69 @@ class Chip(NamedTuple):
         return int(self.share * self.memory_bytes)
 
 
-def _tpu(title: str, gib: int, gigabytes: float, teraflops: float, links: float, topology: str, pod: int) -> Chip:
-    """Returns a TPU; a float32 product takes six passes of its bfloat16 units, and three in the precision "high"."""
+def _tpu(title: str, *, gib: int, gigabytes: float, teraflops: float, links: float, topology: str, pod: int) -> Chip:
+    """Returns a TPU; a float32 product takes six passes of its bfloat16 units, and three in the precision "high".
+
+    Args:
+      title: of the chip, for reports.
+      gib: memory in GiB, 2^30 bytes.
+      gigabytes: of the memory's speed, 1e9 bytes per second.
+      teraflops: of the bfloat16 units, 1e12 operations per second.
+      links: to other devices, 1e9 bytes per second, all links in one direction.
+      topology: the chip's name in JAX.
+      pod: the most devices that links join.
+    """
     peak = teraflops * 1e12
     precisions = {"float32": peak / 6, "bfloat16_3x": peak / 3, "bfloat16": peak}
-    return Chip(title, "tpu", gib << 30, gigabytes * 1e9, precisions, links * 1e9, 0.0, topology, pod)
+    return Chip(
+        title=title,
+        platform="tpu",
+        memory_bytes=gib << 30,
+        bytes_per_second=gigabytes * 1e9,
+        flops_per_second=precisions,
+        link_bytes_per_second=links * 1e9,
+        launch_seconds=0.0,
+        topology=topology,
+        most_devices=pod,
+    )
 
 
 def _gpu(
-    title: str, memory_bytes: int, gigabytes: float, float32: float, tensorfloat32: float, links: float, card: str
+    title: str,
+    *,
+    memory_bytes: int,
+    gigabytes: float,
+    float32: float,
+    tensorfloat32: float,
+    links: float,
+    card: str,
 ) -> Chip:
-    """Returns a GPU; `card` is XLA's text about it, without its memory. Its bfloat16 units do twice its TF32's work."""
+    """Returns a GPU of a node of eight. Its bfloat16 units do twice the work of its TF32 units.
+
+    Args:
+      title: of the card, for reports; XLA's text has it too.
+      memory_bytes: of the card.
+      gigabytes: of the memory's speed, 1e9 bytes per second.
+      float32, tensorfloat32: 1e12 operations per second, without sparsity.
+      links: to the other cards of the node, 1e9 bytes per second, all links in one direction.
+      card: XLA's text about the card, without its memory.
+    """
     precisions = {"float32": float32, "tensorfloat32": tensorfloat32, "bfloat16": 2 * tensorfloat32}
     peaks = {name: teraflops * 1e12 for name, teraflops in precisions.items()}
     memory = f"memory_bandwidth: {gigabytes * 1e9:.0f} device_memory_size: {memory_bytes}"
     text = f'gpu_device_info {{ {card} {memory} }} platform_name: "CUDA" device_description_str: "{title}"'
-    # A kernel of a recorded graph begins about a microsecond after the one before it.
-    return Chip(title, "cuda", memory_bytes, gigabytes * 1e9, peaks, links * 1e9, 1e-6, text, 8, JAX_SHARE)
+    return Chip(
+        title=title,
+        platform="cuda",
+        memory_bytes=memory_bytes,
+        bytes_per_second=gigabytes * 1e9,
+        flops_per_second=peaks,
+        link_bytes_per_second=links * 1e9,
+        launch_seconds=1e-6,  # a kernel of a recorded graph begins about a microsecond after the one before it
+        topology=text,
+        most_devices=8,
+        share=JAX_SHARE,
+    )
 
 
 _CUDA = (
@@ -72,14 +118,48 @@ _AMPERE = _CUDA + (
     "shared_memory_per_block_optin: 166912 cuda_compute_capability { major: 8 }"
 )
 CHIPS: dict[str, Chip] = {
-    "a100": _gpu("NVIDIA A100 80GB", 85_094_825_984, 2039, 19.5, 156, 300, _AMPERE),
-    "h100": _gpu("NVIDIA H100 80GB", 84_942_979_072, 3352, 66.9, 494.7, 450, _HOPPER),
-    "h200": _gpu("NVIDIA H200", 150_109_880_320, 4800, 66.9, 494.7, 450, _HOPPER),
+    "a100": _gpu(
+        "NVIDIA A100 80GB",
+        memory_bytes=85_094_825_984,
+        gigabytes=2039,
+        float32=19.5,
+        tensorfloat32=156,
+        links=300,
+        card=_AMPERE,
+    ),
+    "h100": _gpu(
+        "NVIDIA H100 80GB",
+        memory_bytes=84_942_979_072,
+        gigabytes=3352,
+        float32=66.9,
+        tensorfloat32=494.7,
+        links=450,
+        card=_HOPPER,
+    ),
+    "h200": _gpu(
+        "NVIDIA H200",
+        memory_bytes=150_109_880_320,
+        gigabytes=4800,
+        float32=66.9,
+        tensorfloat32=494.7,
+        links=450,
+        card=_HOPPER,
+    ),
     # The compiler without a chip has a device for each of the two cores. JAX on a v4 has one for both.
-    "v4": _tpu("half of a TPU v4, one of its two cores", 16, 600, 137.5, 150, "v4", 8192),
-    "v5e": _tpu("TPU v5e", 16, 819, 197, 200, "v5e", 256),
-    "v5p": _tpu("TPU v5p", 95, 2765, 459, 600, "v5p", 4096),  # slices have up to 6,144
-    "v6e": _tpu("TPU v6e", 32, 1638, 918, 400, "v6e", 256),
+    "v4": _tpu(
+        "half of a TPU v4, one of its two cores",
+        gib=16,
+        gigabytes=600,
+        teraflops=137.5,
+        links=150,
+        topology="v4",
+        pod=8192,
+    ),
+    "v5e": _tpu("TPU v5e", gib=16, gigabytes=819, teraflops=197, links=200, topology="v5e", pod=256),
+    "v5p": _tpu(
+        "TPU v5p", gib=95, gigabytes=2765, teraflops=459, links=600, topology="v5p", pod=4096
+    ),  # slices have up to 6,144
+    "v6e": _tpu("TPU v6e", gib=32, gigabytes=1638, teraflops=918, links=400, topology="v6e", pod=256),
 }
 FLAT_PODS = {"v5e", "v6e"}  # two-dimensional; the others have three dimensions
 

@@ -86,7 +86,8 @@ def client_values(
         prefixes = [prefix for order in orders for prefix in _prefixes(order)]
         coalitions = list(dict.fromkeys([0, everyone, *without_each, *prefixes]))
     is_member = np.array([[coalition >> i & 1 for i in range(num_clients)] for coalition in coalitions], bool)
-    found, num_dropped = _trained(algorithm, params, population, num_rounds, value, key, is_member, batch)
+    training = {"num_rounds": num_rounds, "value": value, "key": key, "batch": batch}
+    found, num_dropped = _trained(algorithm, params, population, is_member, **training)
     if num_dropped:
         raise FloatingPointError(f"{num_dropped} updates were not finite: lower the learning rate.")
     if not np.isfinite(found).all():
@@ -98,7 +99,14 @@ def client_values(
         marginals = np.array([_marginals(worth, order) for order in orders])
         shapley, errors = marginals.mean(0), marginals.std(0, ddof=1) / len(orders) ** 0.5
     leave_one_out = np.array([worth[everyone] - worth[coalition] for coalition in without_each])
-    return ClientValues(shapley, errors, leave_one_out, worth[everyone], worth[0], len(coalitions))
+    return ClientValues(
+        shapley=shapley,
+        standard_errors=errors,
+        leave_one_out=leave_one_out,
+        value_of_all=worth[everyone],
+        value_of_none=worth[0],
+        num_coalitions=len(coalitions),
+    )
 
 
 def _prefixes(order: list[int]) -> list[int]:
@@ -141,13 +149,28 @@ def _trained(
     algorithm: Algorithm,
     params: PyTree,
     population: Population,
+    is_member: np.ndarray,
+    *,
     num_rounds: int,
     value: Callable,
     key: Array,
-    is_member: np.ndarray,
     batch: int,
 ) -> tuple[np.ndarray, int]:
-    """Returns the values of coalitions, [C] float64, for their members [C, N], and how many updates were dropped."""
+    """Trains each coalition from the same model with the same keys, and returns what its model is worth.
+
+    Args:
+      algorithm, params, population: as in `client_values`.
+      is_member: [C, N] bool, the clients of each coalition. The others have no rows.
+      num_rounds: T of each training, >= 1.
+      value: params -> number, traced.
+      key: of all trainings; round t has the key fold_in(key, t).
+      batch: the most coalitions under one vmap.
+
+    Returns: the values [C] float64, in the order of the coalitions; and how many updates of clients were not finite, in
+      all trainings together. Such an update was left out.
+
+    Raises: ValueError for a value that is no single number.
+    """
 
     def replay(key, params, population, members):
         people = Members(population, members, population.size)

@@ -149,7 +149,14 @@ def _instruction(start: re.Match, rest: str) -> _Instruction:
     opcode, _, behind = rest[type_end:].lstrip().partition("(")
     arguments_end = _closing("(" + behind, 0) - 1
     arguments, attributes = behind[:arguments_end], behind[arguments_end + 1 :]
-    return _Instruction(start[2], rest[:type_end], opcode, arguments, attributes, bool(start[1]))
+    return _Instruction(
+        name=start[2],
+        type=rest[:type_end],
+        opcode=opcode,
+        arguments=arguments,
+        attributes=attributes,
+        is_root=bool(start[1]),
+    )
 
 
 def _closing(text: str, start: int) -> int:
@@ -238,7 +245,14 @@ class _Reader:
         else:
             read_bytes, result_bytes = self.moved(x, operand_types)
             flops = self.products(x, operand_types)
-        return Kernel(x.name, x.opcode, _source(x), times, read_bytes + result_bytes, tuple(sorted(flops.items())))
+        return Kernel(
+            name=x.name,
+            opcode=x.opcode,
+            source=_source(x),
+            times=times,
+            memory_bytes=read_bytes + result_bytes,
+            flops=tuple(sorted(flops.items())),
+        )
 
     def moved(self, x: _Instruction, operand_types: list[str]) -> tuple[float, float]:
         """Returns (bytes that are read, bytes that are written) by an instruction that is a kernel of its own."""

@@ -22,8 +22,8 @@ def hypergradient(
     values: Mapping[str, float],
     params: PyTree,
     population: Population,
-    num_rounds: PositiveInt,
     *,
+    num_rounds: PositiveInt,
     loss: Callable[[PyTree], Array],
 ) -> tuple[float, dict[str, float]]:
     """Computes the loss after T rounds and its derivative by each numeric hyper-parameter, in reverse mode.
@@ -60,7 +60,7 @@ def hypergradient(
     ...     return algorithms.fedavg(quadratic_loss, sampling.full(1), optax.sgd(rate), num_steps=1)
     >>> clients, start = quadratic_population([1.0], [0.0]), {"w": jnp.ones(1)}
     >>> value, slope = hypergradient(
-    ...     jax.random.key(0), make, {"rate": 0.5}, start, clients, 1, loss=lambda params: params["w"][0])
+    ...     jax.random.key(0), make, {"rate": 0.5}, start, clients, num_rounds=1, loss=lambda params: params["w"][0])
     >>> round(value, 6), round(slope["rate"], 6)  # w = 1 - rate
     (0.5, -1.0)
     """

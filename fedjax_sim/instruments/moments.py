@@ -44,8 +44,8 @@ def population_moments(key: Array, client: ClientUpdate, params: PyTree, populat
     """
     size = population.size
     pilot = sampling.uniform(size, min(PILOT, size))
-    center, _ = _pass(key, pilot, client, params, population, tree.zeros_like(params))
-    mean, squared = _pass(key, sampling.full(size), client, params, population, center)
+    center, _ = _pass(key, pilot, client, params, population, center=tree.zeros_like(params))
+    mean, squared = _pass(key, sampling.full(size), client, params, population, center=center)
     # |u - mean|^2 averages to |u - center|^2 minus |mean - center|^2.
     return Moments(size, mean, max(squared - _squared_distance(mean, center), 0.0))
 
@@ -57,9 +57,20 @@ def _squared_distance(first: PyTree, second: PyTree) -> float:
 
 
 def _pass(
-    key: Array, sampler: Sampler, client: ClientUpdate, params: PyTree, population: Population, center: PyTree
+    key: Array, sampler: Sampler, client: ClientUpdate, params: PyTree, population: Population, *, center: PyTree
 ) -> tuple[PyTree, float]:
-    """Returns (mean update, mean squared distance from the center) of a cohort.
+    """Runs one round, in which each client of the cohort counts once: mean u_i, and mean |u_i - center|^2.
+
+    Args:
+      key: of the round.
+      sampler: of the cohort.
+      client: a stateless client, whose update is u_i.
+      params: the model that the clients are sent.
+      population: all clients.
+      center: a pytree like params.
+
+    Returns: (the mean update, a pytree like params on the host; the mean of the squared distances, summed over
+      coordinates in float32).
 
     Raises: FloatingPointError if a client's update is not finite.
     """

@@ -34,7 +34,7 @@ class TargetForecast(NamedTuple):
 
 
 def forecast_on(
-    chip: Chip, devices: list[jax.Device], algorithm: Algorithm, key: Array, params: PyTree, population: Population
+    chip: Chip, devices: list[jax.Device], algorithm: Algorithm, *, key: Array, params: PyTree, population: Population
 ) -> TargetForecast:
     """Compiles a round for devices of a chip, reads the program, and runs nothing.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +12,7 @@ import numpy as np
 from fedjax_sim import tree
 from fedjax_sim.prng import init_key
 from fedjax_sim.running import kept_results
-from fedjax_sim.types import Algorithm, Array, PyTree
+from fedjax_sim.types import Algorithm, Array, Population, PyTree
 
 
 def stacked(trees: list[PyTree]) -> PyTree:
@@ -26,6 +26,16 @@ def stacked(trees: list[PyTree]) -> PyTree:
     return jax.tree.map(lambda *leaves: jnp.asarray(np.stack(leaves)), *trees)
 
 
+class _Setting(NamedTuple):
+    """One setting, or S of them with a leading axis S in each leaf."""
+
+    key: Array
+    params: PyTree  # the initial model
+    population: Population
+    values: tuple  # traced numbers, the arguments of `make`
+    target: PyTree  # what the evaluation compares with
+
+
 def traced_runs(make: Callable[..., Algorithm], evaluation: Callable[[PyTree, Any], dict[str, Array]]) -> Callable:
     """Makes a function that runs S settings side by side, and that is compiled once for each shape.
 
@@ -33,9 +43,9 @@ def traced_runs(make: Callable[..., Algorithm], evaluation: Callable[[PyTree, An
       make: (*values) -> Algorithm, made with `mesh=None`; values are traced numbers.
       evaluation: (params, target) -> dict of numbers, traced.
 
-    Returns: (keys [S], params, populations, values, targets, rounds) -> dict of [S, looks] float64. All arguments but
-      the last have a leading axis S; `values` is a tuple. `rounds` are the rounds after which runs are evaluated,
-      rising: [looks], shared by all settings, or [S, looks].
+    Returns: (keys [S], params, populations, values, targets, *, rounds) -> dict of [S, looks] float64. All arguments
+      but the last have a leading axis S; `values` is a tuple. `rounds` are the rounds after which runs are evaluated,
+      rising: [looks], shared by all settings, or [S, looks]; it is passed by name.
 
     Raises: FloatingPointError, from the function, if a client's update was not finite.
 
@@ -43,7 +53,8 @@ def traced_runs(make: Callable[..., Algorithm], evaluation: Callable[[PyTree, An
     settings of the same shape compile nothing (tests/instruments/test_traced_runs.py::test_one_program).
     """
 
-    def one_run(key, params, population, values, target, rounds):
+    def one_run(setting, rounds):
+        key, params, population, values, target = setting
         algorithm = make(*values)
 
         def segment(carry, bounds):
@@ -65,10 +76,10 @@ def traced_runs(make: Callable[..., Algorithm], evaluation: Callable[[PyTree, An
 
     all_runs = jax.jit(jax.vmap(one_run))
 
-    def runs(keys, params, populations, values, targets, rounds) -> dict[str, np.ndarray]:
+    def runs(keys, params, populations, values, targets, *, rounds) -> dict[str, np.ndarray]:
         rounds = jnp.broadcast_to(jnp.asarray(rounds, jnp.int32), (len(keys), np.shape(rounds)[-1]))
-        found = kept_results.call(all_runs, keys, params, populations, values, targets, rounds)
-        results, num_dropped = jax.device_get(found)
+        settings = _Setting(keys, params, populations, values, targets)
+        results, num_dropped = jax.device_get(kept_results.call(all_runs, settings, rounds))
         if num_dropped.any():
             raise FloatingPointError(f"{int(num_dropped.sum())} updates were not finite: lower the learning rate.")
         return {name: x.astype(np.float64) for name, x in results.items()}

@@ -164,7 +164,15 @@ def _checked(algorithm: Algorithm, params: PyTree, population: Population, num_c
         validate.fail("algorithm", "messages that depend on the model alone", "memory", hint)
     if change.facts.integer_range is not None:
         validate.fail("transform", "messages of numbers", "integers of a modular sum", "Budget the plain transform.")
-    return star, _Law(design, by_examples, divisor, star.aggregator.facts.sensitivity, noise, num_clients)
+    law = _Law(
+        design=design,
+        by_examples=by_examples,
+        divisor=divisor,
+        sensitivity=star.aggregator.facts.sensitivity,
+        noise=noise,
+        num_clients=num_clients,
+    )
+    return star, law
 
 
 def _probing(star: Star, law: _Law, center: PyTree) -> ClientUpdate:

@@ -65,12 +65,40 @@ def _product(loss_fn: Callable, params: PyTree, data: ClientData, vector: PyTree
     return jax.grad(lambda point: _dot(gradient_at(point), vector))(params)
 
 
-@partial(jax.jit, static_argnums=(0, 7))
-def _drift(loss_fn, params, population, ids, num_steps, step_size, uniform, parts):
+class _LocalWork(NamedTuple):
+    """Who works, how much, and with which weight. The compiled program has these as arguments."""
+
+    population: Population
+    ids: Array  # [n] int32, the clients that are visited
+    num_steps: Array  # K, [] int32
+    step_size: Array  # eta, [] float32
+    uniform: bool  # whether clients with examples have equal shares p_i, in place of shares by examples
+
+
+@partial(jax.jit, static_argnums=(0, 3))
+def _drift(loss_fn: Callable, params: PyTree, work: _LocalWork, parts: bool) -> tuple:
     """Computes weight, gradient, bias and pseudo-gradient, and with `parts` the terms of the bias.
 
-    All are weighted means over clients. The parts need a second pass over the clients, because they depend on grad F.
+    All but the weight are weighted means over clients, with g_i = grad f_i(w) and M_i = I - (I - eta H_i)^K:
+
+        gradient         sum p_i g_i = grad F
+        bias             sum p_i (grad f_i(w_i) - g_i)
+        pseudo-gradient  sum p_i sum_k grad f_i(w_i^k), over the K steps
+        parts            sum p_i M_i grad F,  sum p_i M_i (g_i - grad F),  sum p_i H_i g_i
+
+    The parts need a second pass over the clients, because they depend on grad F.
+
+    Args:
+      loss_fn: as in `drift`; static.
+      params: w, the broadcast model.
+      work: of the clients.
+      parts: whether the terms of the bias are computed; static.
+
+    Returns: (total weight [], gradient, bias, pseudo-gradient), with `parts` also the three terms above. The terms of
+      the bias have the opposite sign of `Drift`'s. All but the weight are pytrees like params. If no client has examples,
+      the weight is 0 and the means are NaN, which the callers refuse.
     """
+    population, ids, num_steps, step_size, uniform = work
 
     def gradient_at(point, data):
         """Computes grad f_i at the point."""
@@ -159,7 +187,8 @@ def drift(
     """
     step_size, num_steps = _checked(step_size, num_steps)
     ids = chosen(population, ids, weighting)
-    out = _drift(loss_fn, params, population, ids, num_steps, step_size, weighting == "uniform", True)
+    work = _LocalWork(population, ids, num_steps, step_size, weighting == "uniform")
+    out = _drift(loss_fn, params, work, True)
     weight, gradient, bias, pseudo, curvature, heterogeneity, leading = out
     check_weight(weight)
     # The passes return M_i grad F and M_i (g_i - grad F); the parts of the bias have the opposite sign.
@@ -200,7 +229,8 @@ def drift_bias(
     """
     step_size, num_steps = _checked(step_size, num_steps)
     ids = chosen(population, ids, weighting)
-    out = _drift(loss_fn, params, population, ids, num_steps, step_size, weighting == "uniform", False)
+    work = _LocalWork(population, ids, num_steps, step_size, weighting == "uniform")
+    out = _drift(loss_fn, params, work, False)
     check_weight(out[0])
     return out[2]
 

@@ -338,6 +338,21 @@ def objective(loss_fn: Callable, params: PyTree, population: Population, ids: Ar
     return {name: total / weight for name, (total, weight) in sums.items()}
 
 
+class _DataSets(NamedTuple):
+    """What an evaluation judges models on. None where there is no such data set.
+
+    The compiled program has these as arguments: as closures they would be constants of the program.
+    """
+
+    test: PyTree | None  # leaves [n, ...]
+    held_out: Population | None
+    train: Population | None
+    ids: Array | None  # [n] int32, the clients of `train` that are visited; None = all
+    local_test: Population | None
+    owners: Population | None  # the clients of `local_test` with the rows that they train on
+    triggered: PyTree | None  # leaves [n, ...]
+
+
 @dataclasses.dataclass(frozen=True)  # type checkers do not take a tuple for a function
 class Evaluation:
     """A function params -> record of metrics, or (params, state) -> record, as `evaluation` builds it.
@@ -458,9 +473,19 @@ def evaluation(
     shared = {"held_out": _shared_with(test, held_out), "local_test": _shared_with(test, judges)}
     shared = {group: found for group, found in shared.items() if found is not None}
 
-    # Data sets are arguments of the jitted function: as closures they would be constants of the program.
+    data_sets = _DataSets(
+        test=test,
+        held_out=held_out,
+        train=train,
+        ids=ids,
+        local_test=local_test,
+        owners=owners,
+        triggered=triggered,
+    )
+
     @constants.jit
-    def measure(params, state, test, held_out, train, ids, local_test, owners, triggered):
+    def measure(params, state, data_sets):
+        test, held_out, train, ids, local_test, owners, triggered = data_sets
         on_test, of_rows = ({}, {}) if test is None else _pooled(loss_fn, params, test, keeps_rows=bool(shared))
         on_triggered = {} if triggered is None else pooled(loss_fn, params, triggered)
         on_train = {} if train is None else objective(loss_fn, params, train, ids)
@@ -503,7 +528,7 @@ def evaluation(
         return jax.make_jaxpr(lambda params, examples: loss_fn(params, examples, None))(params, examples)
 
     def evaluated(params: PyTree, state: PyTree) -> tuple[dict, dict]:
-        on_device = measure(params, state, test, held_out, train, ids, local_test, owners, triggered)
+        on_device = measure(params, state, data_sets)
         on_test, of_rows, clients, on_train, on_triggered, trained = jax.device_get(on_device)
         clients |= {group: rows.sums(of_rows) for group, rows in shared.items()}
         if perplexity and any("perplexity" in means for means in (on_test, on_train, *clients.values())):
@@ -534,7 +559,7 @@ def evaluation(
     if personal is None and has_trained is None:
 
         def lower(params: PyTree) -> jax.stages.Lowered:
-            return measure.lower(params, (), test, held_out, train, ids, local_test, owners, triggered)
+            return measure.lower(params, (), data_sets)
 
         return Evaluation(lambda params: evaluated(params, ()), program, lower)
     return Evaluation(lambda params, state: evaluated(params, state), program)

@@ -175,7 +175,7 @@ def run_settings(make: Callable, settings: Sequence[MeasuredRun], rounds: int | 
     targets = jnp.asarray(np.stack([setting.target for setting in settings]), jnp.float32)
     clients = stacked([setting.problem.clients(setting.num_steps, largest_num_steps) for setting in settings])
     step_sizes = (jnp.asarray([setting.step_size for setting in settings], jnp.float32),)
-    distances = runs(keys, starts, clients, step_sizes, targets, num_rounds)["distance"][:, 0]
+    distances = runs(keys, starts, clients, step_sizes, targets, rounds=num_rounds)["distance"][:, 0]
     for setting, distance, resolution in zip(settings, distances, resolutions, strict=True):
         yield measured(
             setting.conditions,

@@ -45,7 +45,7 @@ def test_finite_differences(private):
         state, _ = jax.lax.scan(lambda state, key: (algorithm.step(key, state, DATA.train)[0], None), start, keys)
         return loss(algorithm.params(state))
 
-    value, slopes = hypergradient(KEY, made, VALUES, START, DATA.train, ROUNDS, loss=loss)
+    value, slopes = hypergradient(KEY, made, VALUES, START, DATA.train, num_rounds=ROUNDS, loss=loss)
     np.testing.assert_allclose(value, ended.__wrapped__(VALUES), rtol=1e-5)  # of plain numbers, as users have them
     for name in VALUES:
         step = 1e-3
@@ -63,7 +63,8 @@ def test_by_hand():
         return algorithms.fedavg(quadratic_loss, sampling.full(1), optax.sgd(rate), num_steps=1)
 
     start = {"w": jnp.full(1, 3.0)}
-    value, slopes = hypergradient(KEY, made, {"rate": 0.1}, start, clients, 5, loss=lambda params: params["w"][0])
+    run = {"num_rounds": 5, "loss": lambda params: params["w"][0]}
+    value, slopes = hypergradient(KEY, made, {"rate": 0.1}, start, clients, **run)
     np.testing.assert_allclose(value, 0.8**5 * 3, rtol=1e-5)
     np.testing.assert_allclose(slopes["rate"], -5 * 2 * 0.8**4 * 3, rtol=1e-5)
 
@@ -93,7 +94,7 @@ def test_a_derivative_outside_is_an_error():
 def test_refusals(values, member, words):
     """Fault: the derivative of a rounded number, which is zero; a run before its values are checked."""
     with pytest.raises((TypeError, ValueError), match=words):
-        hypergradient(KEY, lambda **v: make(**v, member=member), values, START, DATA.train, 1, loss=loss)
+        hypergradient(KEY, lambda **v: make(**v, member=member), values, START, DATA.train, num_rounds=1, loss=loss)
 
 
 def test_a_diverging_trajectory_is_told():
@@ -103,4 +104,4 @@ def test_a_diverging_trajectory_is_told():
         return algorithms.fedavg(quadratic_loss, sampling.full(6), optax.sgd(rate), num_steps=1)
 
     with pytest.raises(FloatingPointError, match="diverges"):
-        hypergradient(KEY, made, {"rate": 90.0}, START, DATA.train, 40, loss=loss)
+        hypergradient(KEY, made, {"rate": 90.0}, START, DATA.train, num_rounds=40, loss=loss)

@@ -20,7 +20,16 @@ from fedjax_sim.instruments.compiled import Collective, CompiledProgram, Kernel
 from fedjax_sim.instruments.target_forecast import _refusal, forecast_on, least_seconds
 from tests.laws import problems as p
 
-CHIP = chips.Chip("toy", "cuda", 1000, 100.0, {"float32": 50.0, "bfloat16": 500.0}, 10.0, 0.5, "")
+CHIP = chips.Chip(
+    title="toy",
+    platform="cuda",
+    memory_bytes=1000,
+    bytes_per_second=100.0,
+    flops_per_second={"float32": 50.0, "bfloat16": 500.0},
+    link_bytes_per_second=10.0,
+    launch_seconds=0.5,
+    topology="",
+)
 
 
 def test_seconds_by_hand():
@@ -28,10 +37,14 @@ def test_seconds_by_hand():
     the speed of a slow one, an all-reduce that passes its bytes on once, a scattered sum that is taken for its
     result, one device's share of it."""
     kernels = (
-        Kernel("copy", "copy", "", 3, 200.0, ()),  # 2 s each
-        Kernel("dot", "dot", "", 1, 100.0, (("float32", 250.0),)),  # 1 s of bytes under 5 s of products
-        Kernel("fast", "dot", "", 1, 100.0, (("bfloat16", 250.0),)),  # half a second of products under 1 s of bytes
-        Kernel("wide", "dot", "", 1, 0.0, (("float64", 50.0),)),  # 1 s at least, as float32
+        # 2 s each
+        Kernel(name="copy", opcode="copy", source="", times=3, memory_bytes=200.0, flops=()),
+        # 1 s of bytes under 5 s of products
+        Kernel(name="dot", opcode="dot", source="", times=1, memory_bytes=100.0, flops=(("float32", 250.0),)),
+        # half a second of products under 1 s of bytes
+        Kernel(name="fast", opcode="dot", source="", times=1, memory_bytes=100.0, flops=(("bfloat16", 250.0),)),
+        # 1 s at least, as float32
+        Kernel(name="wide", opcode="dot", source="", times=1, memory_bytes=0.0, flops=(("float64", 50.0),)),
     )
     exchanges = (Collective("all-reduce", 2, 40.0), Collective("all-gather", 1, 40.0))
     seconds = least_seconds(CompiledProgram(kernels, exchanges, (), 0), CHIP, 4)
@@ -83,7 +96,8 @@ def test_memory_on_disk_is_planned_without_calls(tmp_path):
     with engine.client_memory("disk", tmp_path), engine.compiling_for("cpu", [device], 1 << 30):
         sampler = sampling.uniform(p.NUM_CLIENTS, 4)
         made = algorithms.scaffold(p.linear_loss, sampler, optax.sgd(0.1), weighting="uniform", num_steps=1)
-        found = forecast_on(CHIP._replace(platform="cpu"), [device], made, jax.random.key(0), jnp.zeros(3), p.ragged())
+        run = {"key": jax.random.key(0), "params": jnp.zeros(3), "population": p.ragged()}
+        found = forecast_on(CHIP._replace(platform="cpu"), [device], made, **run)
     assert found.program.num_host_calls == 2  # states of clients are read, and written
 
 

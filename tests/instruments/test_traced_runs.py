@@ -34,7 +34,7 @@ def moved(params, target):
 def test_runs_are_those_of_run():
     """Fault: a setting that gets another's clients, rate, key, start or number of rounds."""
     data, arguments = settings([0.1, 0.2])
-    seen = traced_runs(make, moved)(*arguments, [[1, 5], [2, 3]])
+    seen = traced_runs(make, moved)(*arguments, rounds=[[1, 5], [2, 3]])
     assert seen["w"].shape == (2, 2, 2) and seen["first"].dtype == np.float64
     keys, params, _, (rates,), _ = arguments
     for i, looks in enumerate(([1, 5], [2, 3])):
@@ -53,11 +53,11 @@ def test_one_program():
 
     runs = traced_runs(counted, moved)
     for rates, seed in (([0.1, 0.2], 0), ([0.05, 0.4], 1)):
-        runs(*settings(rates, seed)[1], [4])
+        runs(*settings(rates, seed)[1], rounds=[4])
     assert len(traces) == 1
 
 
 def test_a_diverged_run_says_so():
     """Fault: infinities that become a study's samples."""
     with pytest.raises(FloatingPointError, match="lower the learning rate"):
-        traced_runs(make, moved)(*settings([0.1, 1e30])[1], [40])
+        traced_runs(make, moved)(*settings([0.1, 1e30])[1], rounds=[40])

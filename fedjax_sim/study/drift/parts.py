@@ -85,7 +85,7 @@ def proximal_rows(base: Base, weights: Sequence[float]) -> Iterator[Comparison]:
     runs = traced_runs(make, distance_to)
     clients = stacked([pair.clients()] * num_runs)
     keys = jax.random.split(jax.random.key(0), num_runs)
-    distances = runs(keys, {"w": starts}, clients, values, targets, evaluated_rounds)["distance"]
+    distances = runs(keys, {"w": starts}, clients, values, targets, rounds=evaluated_rounds)["distance"]
     rounding = 2.0**-21 * (1 + float(np.abs(pair.start).max()))
     for i, (weight, fixed_point, contraction) in enumerate(zip(weights, fixed_points, contractions, strict=True)):
         conditions = {"part": "FedProx", "algorithm": "FedProx", "proximal_weight": weight}
@@ -178,7 +178,7 @@ def model_drift_rows(size: int, alpha: float, steps: Sequence[int], seed: int) -
     descent = algorithms.fedsgd(loss_fn, sampling.full(size), optax.sgd(0.5), mesh=None)
     runs = traced_runs(lambda: descent, lambda params, target: params)
     keys = jax.random.split(jax.random.key(seed), 1)
-    trained = runs(keys, stacked([params]), stacked([data.train]), (), jnp.zeros(1), [TRAINED_ROUNDS])
+    trained = runs(keys, stacked([params]), stacked([data.train]), (), jnp.zeros(1), rounds=[TRAINED_ROUNDS])
     params = {name: jnp.asarray(x[0, 0], jnp.float32) for name, x in trained.items()}
     for k in sorted({steps[0], steps[len(steps) // 2], steps[-1]}):
         for eta in (0.4, 0.2, 0.1, 0.05, 0.025):

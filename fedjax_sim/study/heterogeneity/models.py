@@ -128,7 +128,7 @@ def model_rows(key: Any, name: str, fields: Sequence[ModelPopulation], options: 
         test = stacked([jax.tree.map(jnp.asarray, field.test)] * 2 * num_runs)
         paired_keys = jnp.concatenate([keys, keys])  # run r draws the same cohorts in both halves
         starts = stacked([params] * 2 * num_runs)
-        losses = train(paired_keys, starts, clients, rates, test, np.arange(1, last_round + 1))["loss"]
+        losses = train(paired_keys, starts, clients, rates, test, rounds=np.arange(1, last_round + 1))["loss"]
         own_losses = losses[:num_runs]
         shuffled_losses = losses[num_runs:]
         label_measures = metrics.label_heterogeneity(field.counts, positions=np.arange(field.counts.shape[1]))

@@ -149,7 +149,7 @@ def _labels() -> Iterator[Comparison]:
     runs = traced_runs(make, lambda params, target: {"w": params["w"]})
     rates = (jnp.full(num_clients, 0.5),)
     targets = jnp.zeros(num_clients)  # unused: the evaluation returns the model itself
-    best = runs(keys, {"w": jnp.zeros(num_clients)}, clients, rates, targets, [60])
+    best = runs(keys, {"w": jnp.zeros(num_clients)}, clients, rates, targets, rounds=[60])
     for (name, pair), (first, second) in zip(pairs.items(), best["w"].reshape(-1, 2), strict=True):
         distributions = np.array(pair) / 10
         conditions = {"part": "labels 0, 1, 2", "population": name}
@@ -218,7 +218,7 @@ def _quadratics(size: int, dimension: int, k: int, spreads: Sequence[float], see
     last_round = max([10, *(int(rounds) for *_, rounds in best if math.isfinite(rounds))]) + 1
     clients = stacked([problem.clients() for problem in problems])
     runs = traced_runs(make, excess)
-    paths = runs(keys, starts, clients, step_sizes, targets, np.arange(1, last_round + 1))["loss"]
+    paths = runs(keys, starts, clients, step_sizes, targets, rounds=np.arange(1, last_round + 1))["loss"]
     for spread, (problem, eta, rounds), path in zip(spreads, best, paths, strict=True):
         conditions = {"part": "quadratics", "population": f"spread {spread:g}", "step_size": float(f"{eta:.3g}")}
         optimum = {"w": jnp.asarray(problem.optimum, jnp.float32)}

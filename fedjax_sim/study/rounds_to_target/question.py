@@ -217,7 +217,8 @@ def _quadratics(
     starts, clients, values, targets = _settings(rows, steps[-1])
     evaluated_rounds = np.arange(1, max_rounds + 1)
     runs = _runs(problems["heterogeneous"])
-    paths = runs(jax.random.split(key, len(rows)), starts, clients, values, targets, evaluated_rounds)["loss"]
+    keys = jax.random.split(key, len(rows))
+    paths = runs(keys, starts, clients, values, targets, rounds=evaluated_rounds)["loss"]
     bytes_per_round = 2 * 4 * dimension * size  # float32, down and up
     for (name, k), path in zip([(name, k) for name in problems for k in steps], paths, strict=True):
         budget = theory.budget(*problems[name], step_size=eta, num_steps=k)
@@ -266,7 +267,7 @@ def _noisy(
     rows = [(problem, k, eta, math.sqrt(v)) for v in noise.values() for _ in range(num_runs)]
     starts, clients, values, targets = _settings(rows, k)
     keys = jax.random.split(stream(key, "batches"), len(rows))
-    final_losses = _runs(problem)(keys, starts, clients, values, targets, evaluated_rounds)["loss"]
+    final_losses = _runs(problem)(keys, starts, clients, values, targets, rounds=evaluated_rounds)["loss"]
     for (b, t), losses in zip(rounds.items(), final_losses.reshape(len(noise), num_runs), strict=True):
         conditions = {"part": "batches", "local_steps": k, "step_size": eta, "batch_size": b}
         is_reached = math.isfinite(t)
@@ -323,7 +324,8 @@ def _digits(key: Any, options: dict[str, Any]) -> Iterator[Comparison]:
             starts = stacked([params] * total_runs)
             tests = stacked([test] * total_runs)
             evaluated_rounds = np.arange(1, last_round + 1)
-            losses = traced_runs(make, evaluation)(keys, starts, clients, rates, tests, evaluated_rounds)["loss"]
+            runs = traced_runs(make, evaluation)
+            losses = runs(keys, starts, clients, rates, tests, rounds=evaluated_rounds)["loss"]
             losses_by_alpha = losses.reshape(len(data_by_alpha), num_runs, last_round)
             for alpha, paths in zip(data_by_alpha, losses_by_alpha, strict=True):
                 steps = epochs * (-(-EXAMPLES // batch) if batch else 1)

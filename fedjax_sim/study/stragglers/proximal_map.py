@@ -81,7 +81,8 @@ def map_rows(setting: ProximalMap, weights: Sequence[float], steps: Sequence[flo
     keys = jax.random.split(jax.random.key(0), len(pairs))
     clients = stacked([problem.clients()] * len(pairs))
     runs = traced_runs(make, distance_to)
-    gaps = runs(keys, {"w": starts}, clients, values, targets, [[rounds] for rounds in num_rounds])["distance"][:, 0]
+    evaluated_rounds = [[rounds] for rounds in num_rounds]
+    gaps = runs(keys, {"w": starts}, clients, values, targets, rounds=evaluated_rounds)["distance"][:, 0]
     for (weight, step), contraction, rounds, gap in zip(pairs, contractions, num_rounds, gaps, strict=True):
         conditions = {
             "part": MAP, "algorithm": "FedProx", "proximal_weight": weight, "step_size": step,
