@@ -84,7 +84,17 @@ def transformer(
 
 
 def _embedding(vocabulary: int, features: int, positions: int | None) -> Layer:
-    """Makes the layer that turns tokens [n, L] into features, and adds learned positions if there are some."""
+    """Makes the layer that turns tokens into features, and adds learned positions if there are some.
+
+    Args:
+      vocabulary: V. Tokens are integers in [0, V), or -1 for padding, whose features are zeros before positions are
+        added.
+      features: the number of features of a token.
+      positions: the largest length L; None for no learned positions, and any length.
+
+    Returns: a layer "embedding" from tokens [n, L] to [n, L, features], with the parameters "table" [V, features] and
+      "positions" [positions, features].
+    """
 
     def init(key: Array) -> PyTree:
         params = init_embedding(key, vocabulary, features)
@@ -106,7 +116,17 @@ def _embedding(vocabulary: int, features: int, positions: int | None) -> Layer:
 
 
 def _block(name: str, features: int, num_heads: int, hidden: int, rotary: bool) -> Layer:
-    """Makes a block: x + attention(norm(x)), and to this the perceptron of its norm."""
+    """Makes a block from x to y, both [n, L, features]: h = x + attention(norm(x)) and y = h + mlp(norm(h)).
+
+    Here mlp(v) = gelu(v W_1 + b_1) W_2 + b_2, and both norms have a scale and a bias of their own.
+
+    Args:
+      name: of the layer.
+      features: the number of features of a token.
+      num_heads: of the attention, a divisor of the features.
+      hidden: the width of the perceptron's hidden layer.
+      rotary: whether the attention turns queries and keys by their positions.
+    """
     norms = {part: layer_norm(f"{part}_norm", features) for part in ("attention", "mlp")}
 
     def init(key: Array) -> PyTree:

@@ -69,7 +69,23 @@ def gru_layer(params: Params, x: Array) -> Array:
 
 
 def _gru_forward(recurrent: Array, bias: Array, gates: Array) -> tuple[Array, tuple]:
-    """Returns the states [L, n, hidden], and the values that the backward pass reads."""
+    """Returns the states, and the values that the backward pass reads.
+
+    Let a = W x + b be the inputs' part of the gates, with the parts a_r, a_z and a_c. From the state h a step computes
+
+        r = sigmoid(a_r + U_r h)                reset gate
+        z = sigmoid(a_z + U_z h)                update gate
+        c = tanh(a_c + r (U_c h + d_c))         candidate; U_c h + d_c is called `inner`
+        h' = (1 - z) c + z h
+
+    Args:
+      recurrent: U, [hidden, 3 hidden], in the order reset, update, candidate.
+      bias: d_c, [hidden].
+      gates: a, [L, n, 3 hidden], in the same order, time first.
+
+    Returns: the states h' after each step, [L, n, hidden], from h = 0; and (U, h', r, z, c, inner), of which all but U
+      are [L, n, hidden].
+    """
 
     def step(h: Array, gates: Array) -> tuple[Array, tuple]:
         reset, update, candidate = jnp.split(gates, 3, axis=1)
@@ -93,7 +109,22 @@ def _gru(recurrent: Array, bias: Array, gates: Array) -> Array:
 
 
 def _gru_backward(saved: tuple, g: Array) -> tuple[Array, Array, Array]:
-    """Returns the gradients of `_gru`'s arguments, from the gradient g of the states [L, n, hidden]."""
+    """Returns the gradients of `_gru`'s arguments.
+
+    With the letters of `_gru_forward`, where h is the state before a step, and e the gradient by the state after it:
+
+        e = g + what the next step passes back
+        s = e (1 - z) (1 - c^2)                                             by the argument of the candidate's tanh
+        q = [s inner r (1 - r),  e (h - c) z (1 - z),  s r]                 by h U + [0, 0, d_c]
+        e z + q U^T                                                         what the step passes back, by h
+
+    Args:
+      saved: (U, h', r, z, c, inner), as `_gru_forward` returns them.
+      g: the gradient by the states h', [L, n, hidden], without what later steps pass back.
+
+    Returns: the gradients by U [hidden, 3 hidden], the sum of h^T q over steps; by d_c [hidden], the sum of s r over
+      steps and examples; and by the gates a [L, n, 3 hidden], which is q with s in its last third.
+    """
     recurrent, states, reset, update, candidate, inner = saved
     before = _before(states)
     # Local derivatives, for all steps at once: of h' with respect to the arguments of the candidate's tanh and of the
@@ -151,7 +182,18 @@ def lstm_layer(params: Params, x: Array) -> Array:
 
 
 def _lstm_forward(recurrent: Array, gates: Array) -> tuple[Array, tuple]:
-    """Returns the states [L, n, hidden], and the values that the backward pass reads."""
+    """Returns the states, and the values that the backward pass reads.
+
+    From the state h and the cell c a step computes [i, f, g, o] = [sigmoid, sigmoid, tanh, sigmoid](gates + h U), then
+    c' = f c + i g and h' = o tanh(c').
+
+    Args:
+      recurrent: U, [hidden, 4 hidden], in the order input, forget, cell, output.
+      gates: the inputs' part W x + b of the gates, [L, n, 4 hidden], in the same order, time first.
+
+    Returns: the states h' after each step, [L, n, hidden], from h = c = 0; and (U, h', c', i, f, g, o), of which all
+      but U are [L, n, hidden].
+    """
 
     def step(carry: tuple[Array, Array], gates: Array) -> tuple[tuple[Array, Array], tuple]:
         h, c = carry
@@ -173,7 +215,21 @@ def _lstm(recurrent: Array, gates: Array) -> Array:
 
 
 def _lstm_backward(saved: tuple, grad: Array) -> tuple[Array, Array]:
-    """Returns the gradients of `_lstm`'s arguments, from the gradient of the states [L, n, hidden]."""
+    """Returns the gradients of `_lstm`'s arguments.
+
+    With the letters of `_lstm_forward`, the gradient e by the state h' after a step, and k by the cell c' after it:
+
+        e = grad + what the next step passes back to h'
+        k = e o (1 - tanh(c')^2) + what the next step passes back to c'
+        q = [k g i (1 - i),  k c f (1 - f),  k i (1 - g^2),  e tanh(c') o (1 - o)]      by gates + h U
+        q U^T and k f                                                                   what is passed back, to h and c
+
+    Args:
+      saved: (U, h', c', i, f, g, o), as `_lstm_forward` returns them.
+      grad: the gradient by the states h', [L, n, hidden], without what later steps pass back.
+
+    Returns: the gradients by U [hidden, 4 hidden], the sum of h^T q over steps; and by the gates [L, n, 4 hidden], q.
+    """
     recurrent, states, cells, i, f, g, o = saved
     tanh_cells = jnp.tanh(cells)
     # Local derivatives, for all steps at once: of h with respect to the output gate and to the cell c, and of c with

@@ -202,7 +202,15 @@ def _convolution(geometry: Geometry, x: Array, kernel: Array) -> Array:
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _image_gradient(geometry: Geometry, y: Array, kernel: Array) -> Array:
-    """Returns G(y, k), [n, *image, in]: the convolution of the padded y with the kernel turned around."""
+    """Returns G(y, k), the convolution of the padded y with the kernel turned around: <F(x, k), y> = <x, G(y, k)>.
+
+    Args:
+      geometry: of F.
+      y: [n, *out, out], the gradient by F's output, with `geometry.out` as its spatial sizes.
+      kernel: k, [*kernel, in / groups, out].
+
+    Returns: [n, *image, in], in the dtype of y.
+    """
     groups = geometry.groups
     *sizes, num_inputs, _ = kernel.shape
 
@@ -220,7 +228,15 @@ def _image_gradient(geometry: Geometry, y: Array, kernel: Array) -> Array:
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _kernel_gradient(geometry: Geometry, x: Array, y: Array) -> Array:
-    """Returns H(x, y), [*kernel, in / groups, out]: the convolution of x, whose channels are a batch, with y."""
+    """Returns H(x, y), the convolution of x, whose channels are a batch, with y: <F(x, k), y> = <k, H(x, y)>.
+
+    Args:
+      geometry: of F.
+      x: images, [n, *image, in].
+      y: [n, *out, out], the gradient by F's output, with `geometry.out` as its spatial sizes.
+
+    Returns: [*kernel, in / groups, out], in the dtype of x.
+    """
     groups = geometry.groups
     num_inputs = x.shape[-1] // groups
 
@@ -240,10 +256,20 @@ def _kernel_gradient(geometry: Geometry, x: Array, y: Array) -> Array:
 
 
 def _kernel_gradient_by_rows(geometry: Geometry, x: Array, y: Array) -> Array:
-    """Returns H(x, y) of images [n, height, width, in], one row of the kernel after the other.
+    """Returns H(x, y) of images, one row of the kernel after the other.
 
     A row of the kernel meets rows of the images. So its gradient is a convolution along the width, whose channels are
     the examples and their rows. With so many channels XLA:CPU takes half the time of a convolution along both axes.
+
+    Row i of H is sum_p H'(x[:, p stride - gap_i], y[:, p]), where H' is H along the width, gap_i = low - i dilation,
+    and low are the rows of zeros above the images. The sum is over the rows p of y that meet a row of the images.
+
+    Args:
+      geometry: of F, with two spatial axes, and images without zeros between their rows (`image_dilation[0]` is 1).
+      x: [n, height, width, in].
+      y: [n, height', width', out], the gradient by F's output.
+
+    Returns: [kernel height, kernel width, in / groups, out].
     """
     n, height, width, num_channels = x.shape
     groups = geometry.groups

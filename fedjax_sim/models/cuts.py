@@ -130,7 +130,20 @@ def cut(model: Model, at: str | Sequence[str] | Places, *, u_shaped: bool = Fals
 
 
 def _places_by_depth(layers: tuple[Layer, ...], at: str | Sequence[str], u_shaped: bool, name: str) -> dict[str, int]:
-    """Maps the path of every layer to its party, for cuts after the layers named in `at`."""
+    """Maps the path of every layer to its party, for cuts after the layers named in `at`.
+
+    The party of a layer is the number of cuts before it. All layers inside of a layer's branches have its party.
+
+    Args:
+      layers: of the model, on the outermost level.
+      at: the name of one layer or of several, in the model's order. The last layer is not among them.
+      u_shaped: whether the layers behind the last cut belong to party 0. There are then two cuts at least.
+      name: the name of `at` in error messages.
+
+    Returns: path -> party, in [0, number of cuts]; with `u_shaped` the largest is the number of cuts minus 1.
+
+    Raises: ValueError for other names, and for names that repeat or stand in another order.
+    """
     names = [layer.name for layer in layers]
     at = (at,) if isinstance(at, str) else tuple(at)
     for cut_layer in at:
@@ -178,7 +191,19 @@ def _input_layer_paths(layers: Sequence[Layer], where: str = "") -> list[str]:
 
 
 def _places_by_path(layers: tuple[Layer, ...], at: Places, name: str) -> dict[str, int]:
-    """Maps the path of every layer to its party, for a dict `at` of paths of layers or branches."""
+    """Maps the path of every layer to its party, for a dict `at` of paths of layers or branches.
+
+    Args:
+      layers: of the model, on the outermost level.
+      at: path of a layer or of a branch -> its party, an integer >= 0, which counts for everything inside. If several
+        paths match a layer, the longest counts.
+      name: the name of `at` in error messages.
+
+    Returns: path of each layer -> its party.
+
+    Raises: ValueError for a path that the model lacks, a party below 0, and a layer that no path matches; TypeError for
+      a party that is no integer.
+    """
     layer_paths = [path for layer in layers for path in _layer_paths(layer)]
     # A branch may be named too, although it is not a layer: every prefix of a layer's path is allowed.
     allowed_paths = {"/".join(path.split("/")[:i]) for path in layer_paths for i in range(1, path.count("/") + 2)}

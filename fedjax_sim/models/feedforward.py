@@ -107,7 +107,14 @@ def mlp(
 
 
 def _head(num_inputs: int, hidden: tuple[int, ...], num_outputs: int, rows: Callable) -> list[Layer]:
-    """Builds the dense layers of a network. The first of them flattens its input by `rows`, to [n, features]."""
+    """Builds the dense layers of a network: "hidden_0", "hidden_1", ... with a ReLU each, and "output" without one.
+
+    Args:
+      num_inputs: the number of features of the first layer's input, once it is flat.
+      hidden: the widths of the hidden layers; () for the output layer alone.
+      num_outputs: the width of the output layer.
+      rows: flattens the first layer's input [n, ...] to [n, num_inputs].
+    """
     layers = []
     names = [*(f"hidden_{i}" for i in range(len(hidden))), "output"]
     for i, (name, width) in enumerate(zip(names, (*hidden, num_outputs), strict=True)):

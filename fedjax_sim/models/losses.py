@@ -33,10 +33,17 @@ def _wide(x: Array) -> Array:
 
 
 def _cross_entropy(logits: Array, labels: Array) -> tuple[Array, Array]:
-    """Computes the loss -log softmax(logits)[label] over the last axis, and whether the prediction is correct.
+    """Computes the loss log sum_c exp(z_c) - z_y over the last axis, and whether the prediction is correct.
 
     The prediction is the first of the largest logits. If a logit is NaN or infinity, the loss is NaN and the prediction
     is not correct.
+
+    Args:
+      logits: z, [..., C], of any floating dtype.
+      labels: y, [...] int32. A label outside of [0, C) has a NaN loss, and its prediction is not correct.
+
+    Returns: the loss [...] in nats, and [...] 1 for a correct prediction and 0 for another one. Both are float32, or
+      wider if the logits are.
     """
     logits = _wide(logits)
     # The loss does not depend on the shift, so the shift needs no gradient. It keeps exp from overflowing.

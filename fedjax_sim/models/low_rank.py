@@ -193,7 +193,16 @@ def _joined(params: PyTree, state: PyTree, adapted: Sequence[str]) -> PyTree:
 
 
 def _adapted_paths(model: Model, params: PyTree, matrices: Sequence[str] | None) -> list[str]:
-    """Returns the paths of the matrices to adapt, each of which has two axes."""
+    """Returns the paths of the matrices to adapt, each of which has two axes.
+
+    Args:
+      model: whose layers say which parameters are those of the last layer. A model without `layers` has none.
+      params: its parameters, nested dicts of arrays or of their shapes.
+      matrices: paths of leaves or dicts. Leaves among them with another number of axes are left out. None: all leaves
+        named "kernel" with two axes that do not belong to the last layer with parameters.
+
+    Raises: ValueError for a path that `params` lacks, and if no matrix is left.
+    """
     if matrices is None:
         last_layer = next((layer.keys for layer in reversed(model.layers) if layer.keys), ())
         paths = [

@@ -53,7 +53,16 @@ def partition(params: PyTree, predicate: Callable[[str], bool] | Sequence[str]) 
 
 
 def _listed(params: dict, wanted: Sequence[str]) -> Callable[[str], bool]:
-    """Returns the predicate that chooses the listed paths of leaves or dicts. Each path must exist in `params`."""
+    """Returns the predicate that chooses the listed paths of leaves or dicts. Each path must exist in `params`.
+
+    Args:
+      params: nested dicts.
+      wanted: paths such as "hidden_0", which chooses all leaves below it, or "hidden_0/kernel".
+
+    Returns: path of a leaf -> whether it, or a dict above it, is listed.
+
+    Raises: TypeError for a single text and for paths that are no texts; ValueError for a path that `params` lacks.
+    """
     if isinstance(wanted, str) or not all(isinstance(path, str) for path in wanted):
         fail("predicate", "a function or a list of paths", wanted, error=TypeError)
 

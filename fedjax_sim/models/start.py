@@ -81,7 +81,14 @@ def _name(place: tuple) -> str:
 
 
 def _read(path: Path) -> dict[str, np.ndarray]:
-    """Returns the arrays of a safetensors file by their names."""
+    """Returns the arrays of a safetensors file by their names, in the shapes and dtypes that the file states.
+
+    Args:
+      path: of the file. No code in it is run.
+
+    Raises: ImportError without the package `safetensors`; ValueError for a file that is not there or in another format,
+      and for a dtype that is not in `DTYPES`; OSError for a file that cannot be read.
+    """
     try:
         from safetensors import SafetensorError, deserialize
     except ImportError as error:
