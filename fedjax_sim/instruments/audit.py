@@ -36,8 +36,14 @@ def sends_its_data() -> ClientUpdate:
     return ClientUpdate(lambda params: (), apply, facts)
 
 
-def _noise(algorithm: Algorithm):
-    """Returns (parts, their noise, the aggregator's sensitivity).
+def _noise(algorithm: Algorithm) -> tuple[Star, Noise, float]:
+    """Returns what an audit reads of an algorithm, after checks.
+
+    Args:
+      algorithm: of `federated`.
+
+    Returns: its parts; the noise of its transform, for the unit "client", at the server or as shares on messages; and
+      the aggregator's sensitivity, how far the aggregate moves in L2 if one message moves by 1.
 
     Raises: ValueError for an algorithm without client-level noise on a sum, and for an aggregator without sensitivity.
     """

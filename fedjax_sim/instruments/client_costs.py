@@ -79,7 +79,14 @@ def client_costs(algorithm: Algorithm, params: PyTree, population: Population) -
 
 
 def _check_sampler(sampler: Sampler, state: PyTree) -> None:
-    """Refuses samplers with which invited clients are lost or do less work."""
+    """Refuses samplers with which invited clients are lost or do less work.
+
+    Args:
+      sampler: with a clock, whose design says who reports.
+      state: of the sampler, of which only shapes count.
+
+    Raises: ValueError for rates of response, deadlines, availability, limits of reports, and partial work.
+    """
     design = sampler.design
     is_plain = (
         one_for_one(design)

@@ -271,7 +271,15 @@ class _Reader:
         return sum(map(self.type_bytes, operand_types)), result_bytes
 
     def _fused(self, computation: str) -> tuple[list[float], float, dict[str, float]]:
-        """Returns (bytes that are read of each parameter, bytes that are written, products) of a fusion."""
+        """Returns the work of a fusion. What stays inside of it costs no bytes of the device's memory.
+
+        Args:
+          computation: the name of the fused computation.
+
+        Returns: the bytes that are read at most of each parameter, in the order of the parameters; the bytes that are
+          written of all results together; and the operations of matrix products by precision, those of inner fusions
+          among them.
+        """
         inside = self.computations[computation]
         users: dict[str, list[_Instruction]] = {}
         for x in inside.values():
@@ -394,7 +402,18 @@ def _branches(x: _Instruction) -> list[str]:
 
 
 def _convolution_flops(x: _Instruction, operand_types: list[str]) -> float:
-    """Returns the operations of a convolution; places that padding or dilation fills with zeros are not counted."""
+    """Returns the operations of a convolution; places that padding or dilation fills with zeros are not counted.
+
+    They are 2 (batch / batch groups) (inputs of a group) (outputs) prod_a places_a. For the spatial axis a, places_a
+    counts the pairs of an output o and a tap k whose place o stride - pad + k kernel_dilation holds a number of the
+    input: it is a multiple of base_dilation, from 0 to (inputs_a - 1) base_dilation.
+
+    Args:
+      x: the convolution, with labels of its axes such as "b01f_01io->b01f", or a call of a library with such labels.
+      operand_types: the types of the images and of the kernel, such as "f32[8,28,28,1]{3,2,1,0}".
+
+    Returns: the number, each multiplication and each addition counted as one; 0 where there are no labels.
+    """
     labels = re.search(r"dim_labels=(\w+)_(\w+)->(\w+)", x.attributes)
     if labels is None:
         return 0.0

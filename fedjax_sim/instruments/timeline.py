@@ -104,7 +104,14 @@ def timeline_of_round(
 
 
 def _sampler_after(rounds: int, key: Array, algorithm: Algorithm, params: PyTree, population: Population) -> PyTree:
-    """Returns the sampler's state after `rounds` rounds."""
+    """Returns the sampler's state after so many rounds of a run, by replaying them.
+
+    Args:
+      rounds: >= 0.
+      key, algorithm, params, population: as `run` was given them. Round t = 0, 1, ... has the key fold_in(key, t).
+
+    Returns: the state, on the host. If the sampler observes reports, the cohorts of these rounds train again.
+    """
     star = algorithm.parts
     # Most samplers do not observe reports: their state follows from invitations alone.
     is_independent = star.sampler.observe is None

@@ -122,7 +122,15 @@ def variance_budget(
 
 
 def _checked(algorithm: Algorithm, params: PyTree, population: Population, num_clients: int) -> tuple[Star, _Law]:
-    """Returns (the algorithm's parts, their `_Law`).
+    """Returns what the budget reads of an algorithm, after checks.
+
+    Args:
+      algorithm: of `federated`.
+      params: a model; only its shapes are used.
+      population: all N clients; only their number is used.
+      num_clients: that are probed, in [2, N].
+
+    Returns: the algorithm's parts, and their `_Law`.
 
     Raises: ValueError for an algorithm whose causes cannot be separated, with the reason.
     """
@@ -176,9 +184,22 @@ def _checked(algorithm: Algorithm, params: PyTree, population: Population, num_c
 
 
 def _probing(star: Star, law: _Law, center: PyTree) -> ClientUpdate:
-    """Makes a client that trains twice, transforms each result twice, and reports sums and differences.
+    """Makes a client that trains twice, transforms each result twice, and reports its terms of `_Sums`.
 
-    Its update holds the vectors of `_Sums`, and its metrics hold the scalars.
+    Let x_ab be the client's message in its training a = 1, 2 under draw b = 1, 2 of the transform, minus the center.
+    Let x_a be the mean of x_a1 and x_a2. Then the client estimates, without bias,
+
+        u = (x_1 + x_2) / 2                                 its mean message, less the center
+        c = (|x_11 - x_12|^2 + |x_21 - x_22|^2) / 4         the variance of a message by the transform
+        v = |x_1 - x_2|^2 / 2 - c / 2                       the variance of a message by its minibatches
+
+    Args:
+      star: the algorithm's parts, of which the client and the transform are used.
+      law: says whether the weight w is what the client reports, or 1 if that is above 0.
+      center: a pytree like the messages, float32.
+
+    Returns: a stateless client. Its update has the vectors "message" w u and "weighted_message" w^2 u. Its metrics have
+      the scalars w, w^2, w^2 |u|^2, w^2 v and w^2 c. A client without weight counts for nothing.
     """
     client = star.client
     change = star.transform
@@ -315,9 +336,15 @@ def _message_factor(design: SamplingDesign, divisor: float | None) -> float:
 
 
 def _law_of(aggregator: Aggregator) -> tuple[bool, float | None]:
-    """Returns (whether an aggregator uses the reported weights, its fixed divisor or None).
+    """Finds which mean an aggregator computes.
 
-    Both are found by aggregating three test messages, so that every aggregator that is a mean is recognised.
+    It aggregates three test messages, so that every aggregator that is a mean is recognised.
+
+    Args:
+      aggregator: of any kind.
+
+    Returns: whether it is a mean by the reported weights; and its fixed divisor, by which it divides sums. The divisor
+      is None for a mean over the cohort. An aggregator with a fixed divisor uses no weights.
 
     Raises: ValueError for an aggregator that is neither a mean over the cohort nor a fixed mean.
     """

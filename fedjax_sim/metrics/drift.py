@@ -94,9 +94,9 @@ def _drift(loss_fn: Callable, params: PyTree, work: _LocalWork, parts: bool) -> 
       work: of the clients.
       parts: whether the terms of the bias are computed; static.
 
-    Returns: (total weight [], gradient, bias, pseudo-gradient), with `parts` also the three terms above. The terms of
-      the bias have the opposite sign of `Drift`'s. All but the weight are pytrees like params. If no client has examples,
-      the weight is 0 and the means are NaN, which the callers refuse.
+    Returns: (total weight [], gradient, bias, pseudo-gradient), with `parts` also the three terms above. All but the
+      weight are pytrees like params. The first two terms have the opposite sign of `Drift.curvature` and
+      `Drift.heterogeneity`. If no client has examples, the weight is 0 and the means are NaN, which the callers refuse.
     """
     population, ids, num_steps, step_size, uniform = work
 

@@ -42,9 +42,14 @@ def metric_sums(loss_fn: Callable, params: PyTree, data: ClientData) -> dict[str
 
 
 def _of_rows(loss_fn: Callable, params: PyTree, data: ClientData) -> dict[str, tuple[Array, Array]]:
-    """Computes each per-example metric at each row: {metric: (weighted values [n], weights [n])}, 0 for padding.
+    """Computes each per-example metric v at each row j, weighted: w_j v_j and w_j.
 
-    The arguments are as in `metric_sums`.
+    Args:
+      loss_fn, params: as in `metric_sums`.
+      data: one client's examples, leaves [n, ...], and its mask [n].
+
+    Returns: metric -> (w_j v_j [n], w_j [n]), float32 or wider. The weight w_j is the metric's own "<metric>_weight",
+      or the loss function's "weight", or 1. Both are 0 for padding.
     """
     validate.loss_function(loss_fn)
 
@@ -90,7 +95,17 @@ def pooled(loss_fn: Callable, params: PyTree, examples: PyTree) -> dict[str, jax
 
 
 def _pooled(loss_fn: Callable, params: PyTree, examples: PyTree, keeps_rows: bool) -> tuple[dict, dict]:
-    """Returns means as `pooled`, and, if `keeps_rows`, {metric: (weighted values, weights)} of each row."""
+    """Computes means as `pooled`, (sum_j w_j v_j) / (sum_j w_j), in batches of at most `BATCH` rows; traceable.
+
+    Args:
+      loss_fn, params: as in `metric_sums`.
+      examples: leaves [n, ...], with n >= 1.
+      keeps_rows: whether the rows' own values are returned too. They take memory for n rows.
+
+    Returns: metric -> mean []; and, with `keeps_rows`, metric -> (w_j v_j [n], w_j [n]), else {}.
+
+    Raises: ValueError for n = 0.
+    """
     rows = jax.tree.leaves(examples)[0].shape[0]
     if not rows:
         validate.fail("test", "at least one example", 0, "Leave the test set out instead.")
@@ -171,6 +186,10 @@ def _shared_with(test: PyTree | None, population: Population | None) -> _Shared 
     """Returns which of the test rows the clients of a population have; None if they have others, or it is not known.
 
     Rows are compared by their values, so a copy counts.
+
+    Args:
+      test: the test rows, leaves [n, ...]; None if there is no test set.
+      population: clients. Only a `RowsOfTable`, whose table or whose rows in a row are the test rows, is recognised.
     """
     if test is None or not isinstance(population, RowsOfTable):
         return None
@@ -237,10 +256,19 @@ def _success(metrics: dict[str, Array]) -> np.float32:
 
 
 def _over_clients(groups: dict[str, dict[str, tuple]], perplexity: bool) -> tuple[dict, dict, dict]:
-    """Computes means, spreads and the results of each client, for each group of clients.
+    """Computes means, spreads and the results of each client, for each group of clients, on the host.
 
-    Returns: the means over a group's examples and the spread over its clients, by the names in a record; and, for each
-      group of at most `MOST_LISTED` clients, metric -> [N] float32, masked for clients without examples.
+    With the totals s_i and the weights w_i of the clients, the mean is sum_i s_i / sum_i w_i. The result of client i is
+    s_i / w_i, for w_i > 0.
+
+    Args:
+      groups: group, such as "held_out" -> metric -> (s [N], w [N]).
+      perplexity: whether exp of the loss is a metric too: exp of the mean, and exp of each client's loss.
+
+    Returns: three dicts. The means over a group's examples, "<group>_<metric>" -> float32, NaN without any weight. The
+      spread over its clients, "<group>_<metric>_<kind>" -> float32, [5] for the kind "quantiles" and [] for deciles; a
+      group without examples has none. And for each group of at most `MOST_LISTED` clients, "<group>_<metric>" -> [N]
+      float32, masked for clients without examples.
     """
     values = {}
     spreads = {}

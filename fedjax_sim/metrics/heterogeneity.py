@@ -63,8 +63,25 @@ def _square(x: PyTree) -> Array:
 
 
 @partial(jax.jit, static_argnums=0)
-def _statistics(loss_fn, params, population, ids, uniform):
-    """Computes (grad F, |grad F|^2, sums over clients), in two passes."""
+def _statistics(
+    loss_fn: Callable, params: PyTree, population: Population, ids: Array, uniform: bool
+) -> tuple[PyTree, Array, dict[str, Array]]:
+    """Computes grad F, |grad F|^2 and sums over clients, in two passes.
+
+    Args:
+      loss_fn: as in `gradient_heterogeneity`; static.
+      params: the model, w.
+      population: any.
+      ids: [n] int32 clients.
+      uniform: whether w_i is 1 for each client with examples; otherwise w_i is the number of its examples, or their
+        total weight.
+
+    Returns: grad F = sum w_i g_i / sum w_i, like params; |grad F|^2 []; and the sums [] over clients with w_i > 0
+
+        n         sum 1                            weighed   sum w_i |g_i - grad F|^2
+        weight    sum w_i                          square    sum w_i |g_i|^2
+        away      sum |g_i - grad F|^2             own       sum w_i^2 |g_i|^2
+    """
 
     def gradient_of(data):
         weight = weight_of(loss_fn, params, data, uniform)
@@ -143,8 +160,26 @@ class GradientMoments(NamedTuple):
 
 
 @partial(jax.jit, static_argnums=0)
-def _moments(loss_fn, params, population, ids, uniform):
-    """Computes (weight, gradient, Hessian, client covariance, example covariance), in two passes."""
+def _moments(
+    loss_fn: Callable, params: PyTree, population: Population, ids: Array, uniform: bool
+) -> tuple[Array, Array, Array, Array, Array]:
+    """Computes the moments of `GradientMoments`, in two passes.
+
+    With p_i = w_i / sum w_i, example j of client i has the gradient g_ij and the share p_ij of the client's weight:
+
+        client covariance    sum_i p_i (g_i - grad F)(g_i - grad F)^T
+        example covariance   sum_i p_i sum_j p_ij (g_ij - g_i)(g_ij - g_i)^T
+
+    Args:
+      loss_fn: as in `gradient_moments`; static.
+      params: the model, w, with d numbers in all.
+      population: any.
+      ids: [n] int32 clients.
+      uniform: as in `_statistics`.
+
+    Returns: the total weight sum w_i [], grad F [d], the Hessian of F [d, d], and both covariances [d, d]. Coordinates
+      are in the order of `ravel_pytree`.
+    """
     flat, unravel = jax.flatten_util.ravel_pytree(params)
     # One client's result is a matrix [d, d], which bounds how many clients are computed at once.
     like = jax.ShapeDtypeStruct((flat.size, flat.size), flat.dtype)

@@ -114,9 +114,15 @@ def _with_first_texts(
 def _selected(
     rows: Iterator[tuple[int, list[str]]], sample_rows: int | None, seed: int
 ) -> tuple[list[tuple[int, list[str]]], int]:
-    """Selects rows: (the selected rows in the order of the file, the number of all rows).
+    """Selects rows in one pass, so that a file may be larger than memory.
 
-    Without `sample_rows` the first 2^18 rows are selected, otherwise a random sample.
+    Args:
+      rows: (number of the row, counted from 1 below the header; the texts of its columns).
+      sample_rows: the size of a random sample without replacement, in which all rows are equally likely, or of all rows
+        if there are fewer. None selects the first 2^18 rows.
+      seed: of the sample.
+
+    Returns: the selected rows in the order of the file, and the number of all rows.
     """
     rng = np.random.default_rng(seed)
     count = 0

@@ -79,7 +79,18 @@ def weibull(scale_seconds: Distribution | float, shape: Annotated[float, Number(
 
 
 def _leaving(name: str, scale: Distribution | float, shape: float, seed: int) -> Hazard:
-    """Makes a Weibull hazard; `name` is the name of the scale's argument, for errors."""
+    """Makes a Weibull hazard: client i stays through t seconds with probability exp(-(t / scale_i)^shape).
+
+    It leaves after scale_i (-log u)^(1 / shape) seconds, where u is uniform in (0, 1), drawn for each client and round.
+
+    Args:
+      name: of the scale's argument, for errors.
+      scale: seconds of computing, above 0: a number, or a distribution over clients.
+      shape: > 0. With 1 the chance to leave in the next second does not depend on the time so far.
+      seed: >= 0, of the clients' scales, which are the same in all rounds.
+
+    Raises: ValueError for a scale that may be 0, and for a seed below 0.
+    """
     scale = as_distribution(name, scale)
     if not scale.least > 0:
         validate.fail(name, "a distribution above 0", scale.least)

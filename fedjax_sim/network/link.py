@@ -124,7 +124,15 @@ def link(
 
 
 def _check_transform(name: str, transform: UpdateTransform) -> None:
-    """Refuses a transform that a link cannot apply to each example by itself."""
+    """Refuses a transform that a link cannot apply to each example by itself.
+
+    Args:
+      name: of the link's argument, for errors: "forward" or "backward".
+      transform: is tried on one example of 8 float32 numbers, and only traced.
+
+    Raises: ValueError for noise that is no noise on each message, for integers that are to be summed, for a state at
+      the server or at a client, and for a transform that changes the message at the server.
+    """
     noise = transform.facts.noise
     if noise is not None and noise.place != "local":
         validate.fail(name, "noise on each message", noise.place, "Nothing is summed here: take local_gaussian.")
