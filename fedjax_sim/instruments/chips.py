@@ -218,8 +218,8 @@ def _pod_shape(chip: Chip, num_devices: int) -> tuple[int, ...]:
 
 def _find_assembler() -> None:
     """Puts NVIDIA's assembler, which comes with JAX's wheels, where XLA looks for it."""
-    found = importlib.util.find_spec("nvidia")
-    folders = [Path(root) for root in (found.submodule_search_locations if found else [])]
+    package = importlib.util.find_spec("nvidia")
+    folders = [Path(root) for root in (package.submodule_search_locations if package else [])]
     assemblers = [path for root in folders for path in root.glob("*/bin/ptxas")]
     if assemblers:
         os.environ["PATH"] = os.pathsep.join([str(assemblers[0].parent), os.environ.get("PATH", "")])

@@ -87,12 +87,14 @@ def client_values(
         coalitions = list(dict.fromkeys([0, everyone, *without_each, *prefixes]))
     is_member = np.array([[coalition >> i & 1 for i in range(num_clients)] for coalition in coalitions], bool)
     training = {"num_rounds": num_rounds, "value": value, "key": key, "batch": batch}
-    found, num_dropped = _trained(algorithm, params, population, is_member, **training)
+    coalition_values, num_dropped = _trained(algorithm, params, population, is_member, **training)
     if num_dropped:
         raise FloatingPointError(f"{num_dropped} updates were not finite: lower the learning rate.")
-    if not np.isfinite(found).all():
-        raise FloatingPointError(f"{(~np.isfinite(found)).sum()} values are not finite: lower the learning rate.")
-    worth = dict(zip(coalitions, found.tolist(), strict=True))
+    if not np.isfinite(coalition_values).all():
+        raise FloatingPointError(
+            f"{(~np.isfinite(coalition_values)).sum()} values are not finite: lower the learning rate."
+        )
+    worth = dict(zip(coalitions, coalition_values.tolist(), strict=True))
     if orders is None:
         shapley, errors = _all_orders(worth, num_clients), np.zeros(num_clients)
     else:
@@ -197,5 +199,5 @@ def _trained(
         return jax.lax.map(of_coalition, is_member, batch_size=min(batch, len(is_member)))
 
     with engine.one_device(), engine.client_memory("device"):
-        found, num_dropped = jax.device_get(of_all(key, params, population, jnp.asarray(is_member)))
-    return found.astype(np.float64), int(num_dropped.sum())
+        coalition_values, num_dropped = jax.device_get(of_all(key, params, population, jnp.asarray(is_member)))
+    return coalition_values.astype(np.float64), int(num_dropped.sum())

@@ -118,8 +118,8 @@ class _Instruction(NamedTuple):
 
     def attribute(self, pattern: str) -> str | None:
         """Returns what a pattern's group matches in the attributes."""
-        found = re.search(pattern, self.attributes)
-        return found and found[1]
+        match = re.search(pattern, self.attributes)
+        return match and match[1]
 
 
 _Computation = dict[str, _Instruction]
@@ -421,8 +421,8 @@ def _convolution_flops(x: _Instruction, operand_types: list[str]) -> float:
     window = x.attribute(r"window=\{([^}]*)\}") or ""
 
     def numbers(name: str, default: str) -> list[str]:
-        found = re.search(rf"\b{name}=([\d_x\-]+)", window)
-        return found[1].split("x") if found else [default] * sum(label.isdigit() for label in kernel)
+        stated = re.search(rf"\b{name}=([\d_x\-]+)", window)
+        return stated[1].split("x") if stated else [default] * sum(label.isdigit() for label in kernel)
 
     options = [
         numbers(*option) for option in (("stride", "1"), ("pad", "0_0"), ("lhs_dilate", "1"), ("rhs_dilate", "1"))

@@ -32,17 +32,17 @@ class GraphLayer(NamedTuple):
     from_sent: bool = False  # whether `combine` reads `sent` and `received` only, and not h
 
 
-def known_edges(graph: GraphData, there: Array) -> GraphData:
+def known_edges(graph: GraphData, is_received: Array) -> GraphData:
     """Returns the graph, with both ends of every unusable edge moved out of range, where sums drop them.
 
     An edge is usable if its receiver is a node of the graph, and its sender such a node or one that is received.
 
     Args:
       graph: V nodes. Senders from V on are nodes of other parties.
-      there: [H] bool, which embeddings of other parties' nodes are received.
+      is_received: [H] bool, which embeddings of other parties' nodes are received.
     """
     num_nodes = graph.ids.shape[0]
-    is_known = jnp.concatenate([graph.ids >= 0, there])
+    is_known = jnp.concatenate([graph.ids >= 0, is_received])
     out_of_range = is_known.shape[0]
 
     # Clipping keeps the index valid for ends out of range, which the first two conditions refuse.

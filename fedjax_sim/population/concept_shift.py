@@ -49,8 +49,8 @@ def clusters_of(population: Population) -> np.ndarray | None:
     def is_shifted(part: Any) -> bool:
         return isinstance(part, ConceptShift)
 
-    found = filter(is_shifted, jax.tree.leaves(population, is_leaf=is_shifted))
-    return next((np.asarray(part.clusters) for part in found), None)
+    shifts = filter(is_shifted, jax.tree.leaves(population, is_leaf=is_shifted))
+    return next((np.asarray(shift.clusters) for shift in shifts), None)
 
 
 @validate.named_arguments

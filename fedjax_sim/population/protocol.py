@@ -62,13 +62,20 @@ def _check_offers(name: str, population: Population) -> None:
     """Refuses a population with a part of a protocol.
 
     Otherwise its members would not be used, and nobody would notice: empty places of a group would be clients.
+
+    Args:
+      name: of the population, for errors, such as "population.group".
+      population: which may be traced. Its properties are computed, and none of its methods is called.
+
+    Raises: TypeError for some but not all members of a protocol in `OFFERS`, and for size classes without a method
+      `capped` of its own.
     """
     for protocol in OFFERS:
         own_names = {*vars(protocol), *inspect.get_annotations(protocol)}
         members = sorted(member for member in own_names if not member.startswith("_"))
         lookups = {member: _lookups(population, protocol, member) for member in members}
         missing = [member for member in members if not all(lookups[member])]
-        if missing and any(any(found) for found in lookups.values()):
+        if missing and any(any(answers) for answers in lookups.values()):
             rule = f"all members of types.{protocol.__name__} or none"
             hint = f"Let the class inherit from fedjax_sim.types.{protocol.__name__} and define what has no default; "
             hint += "a member that means something else takes another name."

@@ -52,8 +52,8 @@ def read_clients(
         message = f"{caller}: expected h5py to be installed. Install the extra: pip install 'fedjax_sim[hdf5]'."
         raise ImportError(message) from None
     try:
-        with opened(path) as there:
-            file_bytes = os.fstat(there.fileno()).st_size
+        with opened(path) as raw_file:
+            file_bytes = os.fstat(raw_file.fileno()).st_size
         file = h5py.File(path, "r")
     except OSError as error:
         validate.fail(path.name, "an HDF5 file", str(error))

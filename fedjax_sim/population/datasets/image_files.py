@@ -241,11 +241,10 @@ def _divided(
         notes += ("each colour is standardised by the training images",)
     elif standardise:
         notes += ("each colour is standardised by stated constants",)
-    found = (len(train[1]), len(test[1]))
-    if found != published:
-        words = ("training", "test")
-        counts = zip(found, published, words, strict=True)
-        notes += ("; ".join(f"{there:,} of {all_of_them:,} {word} images" for there, all_of_them, word in counts),)
+    counts = (len(train[1]), len(test[1]))
+    if counts != published:
+        parts = zip(counts, published, ("training", "test"), strict=True)
+        notes += ("; ".join(f"{count:,} of {all_of_them:,} {split} images" for count, all_of_them, split in parts),)
     return FederatedData(
         train=indexed(training, partition.divide(training["y"]), learned=learned),
         test=testing,

@@ -144,8 +144,8 @@ def _characters(
         wrong = [text for text in texts if len(text) != length or not length] + [c for c in targets if len(c) != 1]
         if wrong:
             validate.fail(place, f"texts of {length} characters and labels of one", str(wrong[0]))
-    found = set().union(*(set("".join(client[leaf])) for _, client in clients for leaf in ("x", "y")))
-    characters, code = codes_of(stated, found)
+    used = set().union(*(set("".join(client[leaf])) for _, client in clients for leaf in ("x", "y")))
+    characters, code = codes_of(stated, used)
 
     def encode(client: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         n = len(client["y"])

@@ -116,8 +116,8 @@ def libsvm(
     num_outputs = 1
     if task != "regression":
         # Labels of both files are numbered together, so that a number means the same label in both.
-        found = np.unique(np.concatenate([file.labels for file in files]))
-        labels = found
+        file_labels = np.unique(np.concatenate([file.labels for file in files]))
+        labels = file_labels
         if classes is None:
             learned += classes_learned("classes = [-1, 1], say")
         else:
@@ -125,8 +125,9 @@ def libsvm(
             labels = np.array(classes, np.float64)
             if len(np.unique(labels)) != len(labels):
                 validate.fail("classes", "distinct labels", list(classes))
-        if not np.isin(found, labels).all():
-            validate.fail("path", f"labels among the classes {list(classes)}", found[~np.isin(found, labels)].tolist())
+        is_class = np.isin(file_labels, labels)
+        if not is_class.all():
+            validate.fail("path", f"labels among the classes {list(classes)}", file_labels[~is_class].tolist())
         if task == "binary" and len(labels) != 2:
             hint = "Of more labels, task = 'classification'; of measured numbers, task = 'regression'."
             validate.fail("path", "two labels", labels[:10].tolist(), hint)

@@ -41,9 +41,9 @@ def missing_in_words(names: Sequence[str], values: np.ndarray, fill: ColumnFills
     ('missing values, the median of training rows in their place: 1 of age, 2 of height',)
     """
     counts = np.isnan(values).sum(axis=0)
-    found = [f"{count:,} of {name}" for name, count in zip(names, counts, strict=True) if count]
+    missing_counts = [f"{count:,} of {name}" for name, count in zip(names, counts, strict=True) if count]
     place = "the median of training rows" if fill is None else "the number in `fill`"
-    return (f"missing values, {place} in their place: {listed(found)}",) if found else ()
+    return (f"missing values, {place} in their place: {listed(missing_counts)}",) if missing_counts else ()
 
 
 class Quantities(NamedTuple):

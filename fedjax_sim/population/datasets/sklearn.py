@@ -204,8 +204,8 @@ def partitioned(
         if partition == "iid":
             return indexed(rows, schemes.iid(len(y), size, **options), learned=learned)
         if partition == "shards":
-            made = schemes.shards(y, size, shards_per_client=shards_per_client, **options)
-            return indexed(rows, made, learned=learned)
+            division = schemes.shards(y, size, shards_per_client=shards_per_client, **options)
+            return indexed(rows, division, learned=learned)
         return indexed(rows, schemes.dirichlet(y, size, alpha=alpha, **options), learned=learned)
 
     population = divided(train, num_clients, 1)
