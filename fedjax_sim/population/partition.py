@@ -53,7 +53,11 @@ def _labels(labels) -> tuple[np.ndarray, int]:
 
 
 def _no_classes(labels: np.ndarray) -> str:
-    """Returns why rows with these targets have no classes to divide by, and what to do."""
+    """Returns why rows with these targets have no classes to divide by, and what to do, as a hint of an error.
+
+    Args:
+      labels: the targets that were refused: of any shape and dtype but [n] integers, or without rows.
+    """
     if labels.dtype.kind not in "biuf" or not labels.size:
         return "One class per example, as an integer."
     is_one_hot = (

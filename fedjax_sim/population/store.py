@@ -133,7 +133,13 @@ def write_store(directory: str | os.PathLike, examples: dict[str, PyTree], offse
 def _manifest(directory: pathlib.Path) -> tuple[dict, str]:
     """Reads the manifest and checks the type and range of every value in it.
 
-    Returns: name -> declared shape, dtype, bytes and sha256, and the SHA-256 sum of the manifest.
+    Args:
+      directory: the store. Its manifest has at most `LARGEST_MANIFEST` bytes.
+
+    Returns: name of each file without ".npy" -> its declared "shape" (1 to 32 counts), "dtype" (a bool, integer or
+      float type), "bytes" (of the file) and "sha256"; and the SHA-256 sum of the manifest itself, as hexadecimal text.
+
+    Raises: ValueError that names the entry.
     """
     path = directory / "manifest.json"
     if not path.is_file() or path.stat().st_size > LARGEST_MANIFEST:
@@ -190,7 +196,15 @@ def array_header(file: BinaryIO) -> tuple[tuple[int, ...], bool, np.dtype]:
 
 
 def _map(path: pathlib.Path, shape: list[int], dtype: str, num_bytes: int) -> Mapped:
-    """Maps one `.npy` file, after its size and its header have been checked against the manifest."""
+    """Maps one `.npy` file, after its size and its header have been checked against the manifest.
+
+    Args:
+      path: of the file, which is no link.
+      shape, dtype: of the array, as the manifest declares them.
+      num_bytes: of the whole file with its header, as the manifest declares them.
+
+    Raises: ValueError for a file that is missing, of another size, in another order than C's, or of another array.
+    """
     if path.is_symlink() or not path.is_file():
         validate.fail(str(path), "a regular file", "none", "The store is incomplete: copy it again.")
     expected_dtype = np.dtype(dtype)

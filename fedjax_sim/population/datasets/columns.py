@@ -92,7 +92,16 @@ def of_texts(texts: Sequence[str]) -> Column:
 
 
 def _read(values: Any) -> Column:
-    """Reads a column without names of classes."""
+    """Reads a column without names of classes.
+
+    Args:
+      values: as in `read_column`: an array of NumPy, masked or not, a column of a frame or of an Arrow table, or a
+        sequence.
+
+    Returns: `Column`. Numbers of NumPy keep their dtype.
+
+    Raises: `NotUnderstood` for dates, durations, complex numbers, bytes, and what `_of_objects` refuses.
+    """
     if isinstance(values, np.ma.MaskedArray):
         mask = np.ma.getmaskarray(values)
         column = _read(np.asarray(values.data))
@@ -118,7 +127,18 @@ def _read(values: Any) -> Column:
 
 
 def _of_objects(objects: list) -> Column:
-    """Reads a column of Python's or NumPy's objects."""
+    """Reads a column of Python's or NumPy's objects.
+
+    Args:
+      objects: one for each row.
+
+    Returns: `Column`, whose values have the kind of the objects that are not missing: bool; int64 for integers; float64
+      for real numbers; [rows, ...] numbers for arrays of one shape; and texts for everything else, such as texts beside
+      numbers, or integers that the array could not hold exactly.
+
+    Raises: `NotUnderstood` for arrays beside missing rows, arrays of different shapes, complex numbers, bytes, and
+      objects that are neither numbers nor texts nor arrays.
+    """
     is_missing = np.array([_says_missing(value) for value in objects], bool)
     kinds = {type(value) for value, missing in zip(objects, is_missing, strict=True) if not missing}
     if kinds and not any(issubclass(kind, (str, bytes, numbers.Number)) for kind in kinds):

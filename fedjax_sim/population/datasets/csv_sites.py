@@ -48,7 +48,15 @@ SOMETIMES_MISSING = ("trestbps", "chol", "fbs", "thalach", "exang", "oldpeak", "
 
 
 def _hospital(path: pathlib.Path) -> np.ndarray:
-    """Reads the table of a hospital, [n, 14] float64, with NaN where a value is missing."""
+    """Reads the table of a hospital, [n, 14] float64, with NaN where a value is missing.
+
+    Args:
+      path: a CSV file without a header. Its columns are `COLUMNS`; the last of them, the diagnosis 0 to 4, is never
+        missing.
+
+    Raises: ValueError that names file and line, for another number of columns, a cell that is no number, a category or
+      an answer that does not exist, and a file without a patient.
+    """
     table = []
     for line, cells in text_files.table_rows(path.name, existing("directory", str(path), folder=False)):
         place = f"{path.name}:{line}"

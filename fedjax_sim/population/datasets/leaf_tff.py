@@ -29,6 +29,13 @@ def _num_outputs(task: str, num_classes: int | None, *splits: dict[str, dict[str
     """Returns the number of outputs: 1 for "binary", the number of targets for "regression", otherwise C.
 
     C is `num_classes`, or the largest label + 1 if that is None.
+
+    Args:
+      task: one of `TASKS`.
+      num_classes: C >= 2, for "classification" and "next_token" alone; None if it is not stated.
+      splits: client -> {"x": [n, ...], "y": [n, ...]}, for each of training, test, ... The arrays may be empty.
+
+    Raises: ValueError for a number of classes with another task, and for a largest label outside of [0, 10^7).
     """
     validate.one_of("task", task, TASKS)
     if num_classes is not None:

@@ -95,7 +95,16 @@ def write_native(directory: str | os.PathLike, data: FederatedData) -> None:
 
 
 def _info(path: pathlib.Path) -> dict[str, Any]:
-    """Reads info.json and checks its content."""
+    """Reads info.json and checks its content.
+
+    Args:
+      path: of the file, of at most `LARGEST_INFO` bytes.
+
+    Returns: field -> value, with tuples in the place of lists, `Units` for "units" and `Learned` for "learned". Fields
+      that an earlier version did not write are None, and () for "special_tokens".
+
+    Raises: ValueError or TypeError that names the field.
+    """
     existing("directory", str(path), folder=False)
     if path.stat().st_size > LARGEST_INFO:
         validate.fail(str(path), f"at most {LARGEST_INFO} bytes", path.stat().st_size)
@@ -139,7 +148,15 @@ def _units(fields: Any) -> Units | None:
 
 
 def _record(fields: Any) -> tuple[Learned, ...] | None:
-    """Returns the record of what was learnt from the rows, as info.json has it."""
+    """Returns the record of what was learnt from the rows, as info.json has it.
+
+    Args:
+      fields: as JSON has it: a list with a dict of the fields of `Learned` for each entry; or None.
+
+    Returns: the record. () states that nothing was learnt, and None that nothing is known.
+
+    Raises: TypeError for anything else.
+    """
     if fields is None:
         return None
     names = ("what", "columns", "effect", "instead", "is_scale", "is_public", "unit")

@@ -126,7 +126,8 @@ def from_table(source: Any, *, label: str, test: Any = None, **options: Unpack[T
         Integers 0, ..., C - 1 stay as they are. Otherwise class k is the k-th label in sorted order, and `label_names`
         and `notes` say so. A `ClassLabel` of Hugging Face keeps its classes, their order and names, also those without
         a row.
-      features: names of the feature columns, in the order of x. Empty for all but `label` and `client`.
+      features: names of the feature columns. Empty for all but `label` and `client`. In x come the quantities in this
+        order, then their indicators (see `missing`), then the columns of the categories.
       categories: names of those feature columns whose values are categories, texts or numbers. Each value that a
         training row has becomes one column, 0 or 1, in sorted order. With a table, {smokes = ["no", "yes"]}, the stated
         values are the columns, in that order. A value without a column, such as one that only test rows have, is 0 in
@@ -142,7 +143,7 @@ def from_table(source: Any, *, label: str, test: Any = None, **options: Unpack[T
       missing: texts that stand for a missing value in every column, such as ["?", "-9"], where -9 also matches numbers.
         Missing without a code are None, NaN, NaT, NA of pandas, nulls of Arrow, masks of NumPy, and empty texts. An id
         or a label must not be missing, and a missing category is a value of its own. A missing quantity is replaced by
-        the median of the training rows, and an indicator column behind all features tells where; those without a code
+        the median of the training rows, and an indicator column behind the quantities tells where; those without a code
         are refused unless "nan" says that they are expected.
       fill: a number for each column in which quantities may be missing, which stands for them: {age = 54}. Each of
         these columns has an indicator. None for the medians.
@@ -218,7 +219,18 @@ def table(
 
 
 def _columns_in(argument: str, file: FilePath, delimiter: str, comment: str | None) -> _Table:
-    """Reads the columns of a CSV file."""
+    """Reads the columns of a CSV file.
+
+    Args:
+      argument: the name of `file` in error messages: "file" or "test_file".
+      file: a text file with a header and at least one row.
+      delimiter, comment: as in `table`.
+
+    Returns: `_Table`, whose columns are texts, and whose places are such as "patients.csv:2", with the number of the
+      line in the file.
+
+    Raises: ValueError for columns without a name or with equal names, and for lines of different lengths.
+    """
     path = existing(argument, file, folder=False)
     rows = list(text_files.table_rows(path.name, path, delimiter=delimiter, comments=[comment] if comment else []))
     if len(rows) < 2:
@@ -239,7 +251,17 @@ def _columns_in(argument: str, file: FilePath, delimiter: str, comment: str | No
 
 
 def _columns_of(argument: str, source: Any) -> _Table:
-    """Returns the columns of a frame, an Arrow table, a split of Hugging Face's or a dict."""
+    """Returns the columns of a frame, an Arrow table, a split of Hugging Face's or a dict.
+
+    Args:
+      argument: the name of `source` in error messages: "source" or "test".
+      source: as in `from_table`. No column is read here.
+
+    Returns: `_Table`, whose places are such as "source row 3", counted from 0.
+
+    Raises: ValueError for what has no columns, for several tables at once, for columns whose names are equal as texts,
+      for columns of different lengths, and for none or without rows.
+    """
     # Arrow and Hugging Face call them column_names, pandas and polars columns; a dict has its keys.
     names = getattr(source, "column_names", None)
     names = names if isinstance(names, list) else getattr(source, "columns", source)
@@ -283,7 +305,16 @@ def _length(values: Any) -> int:
 
 
 def _federated(train: _Table, test: _Table | None, name: str, meaning: _Meaning) -> FederatedData:
-    """Makes the data set of the columns of a table, and of a table of test rows if there is one."""
+    """Makes the data set of the columns of a table, and of a table of test rows if there is one.
+
+    Args:
+      train: the table whose rows become training rows, and test rows if there is no other table.
+      test: a table with the columns that are used, whose rows are the test rows; None splits the rows of `train`.
+      name: of the data set.
+      meaning: which columns are used, and how.
+
+    Raises: ValueError or TypeError for options that contradict each other, and as `from_table` says.
+    """
     client = meaning.client
     partition = meaning.partition
     if (client is None) == (partition is None):
@@ -384,7 +415,17 @@ def _stored(
 
 
 def _joined(train: _Table, test: _Table, names: Sequence[str]) -> _Table:
-    """Returns the named columns of both tables, the rows of `train` first."""
+    """Returns the named columns of both tables, the rows of `train` first.
+
+    Args:
+      train, test: the tables.
+      names: of the columns to join. They are read here.
+
+    Returns: `_Table`. The place of a row is that in its own table.
+
+    Raises: ValueError for a column that one of the tables lacks, and for columns of different kinds, such as numbers in
+      one and texts in the other.
+    """
     columns = {}
     for name in names:
         first, second = _named(train, name, "columns"), _named(test, name, "test")
@@ -411,7 +452,16 @@ def _named(table: _Table, name: str, argument: str) -> Column:
 
 
 def _feature_names(table: _Table, meaning: _Meaning) -> list[str]:
-    """Returns the names of the feature columns, in the order of x."""
+    """Returns the names of the feature columns: those of `features`, or all but the label and the client ids.
+
+    Args:
+      table: whose feature columns are read here, so that all that cannot be read are told at once.
+      meaning: which columns are used, and how.
+
+    Raises: ValueError for a name that no column has, that is listed twice, or that is the label or the client; for a
+      category that is no feature; and if no feature is left. TypeError for anything but lists of texts, and for columns
+      that are no numbers, texts or arrays.
+    """
     taken = {meaning.label: "label"} | ({} if meaning.client is None else {meaning.client: "client"})
     validate.one_of("label", meaning.label, list(table.columns), hint=table.hint)
     for argument, chosen in (("features", meaning.features), ("categories", meaning.categories)):
@@ -484,7 +534,14 @@ def _check_identities(table: _Table, name: str, column: Column, what: str, hint:
 
 
 def _test_rows(table: _Table, ids: Identities | None, meaning: _Meaning) -> np.ndarray:
-    """Draws which rows are test rows, [rows] bool: a share of each label, at each client if there are ids."""
+    """Draws which rows are test rows, [rows] bool: a share of each label, at each client if there are ids.
+
+    Args:
+      table: whose label column is read, unless the task is "regression", whose rows have no labels to balance.
+      ids: of the clients, one for each row; None if a partitioner makes the clients up.
+      meaning: with the share, the seed, and how clients' rows are split. With "by_client" labels have no share of their
+        own: each client draws from its name and the seed alone.
+    """
     num_rows = table.num_rows
     labels = np.zeros(num_rows)
     if meaning.task != "regression":
@@ -508,7 +565,16 @@ def _test_share(meaning: _Meaning) -> float:
 
 
 def _quantity(table: _Table, name: str, missing: Sequence[str]) -> np.ndarray:
-    """Returns the numbers of a column, [rows] float64, with NaN where one is missing."""
+    """Returns the numbers of a column, [rows] float64, with NaN where one is missing.
+
+    Args:
+      table: with the column.
+      name: of the column, of numbers or of texts.
+      missing: texts that stand for a missing value, as `text_files.check_missing` returns them. A value that is missing
+        without a code, such as NaN, is refused unless one of the texts says so, such as "nan".
+
+    Raises: ValueError that names column and row, for a value that is neither finite nor missing.
+    """
     column = _named(table, name, "features")
     values = column.values
     if not column.is_text:
@@ -539,7 +605,15 @@ def _quantity(table: _Table, name: str, missing: Sequence[str]) -> np.ndarray:
 
 
 def _quantities(table: _Table, names: Sequence[str], missing: Sequence[str]) -> list[np.ndarray]:
-    """Returns the numbers of columns. All columns that are refused are told at once."""
+    """Returns the numbers of columns, each [rows] float64 as `_quantity` reads it, in the order of the names.
+
+    Args:
+      table: with the columns.
+      names: of the columns.
+      missing: as in `_quantity`.
+
+    Raises: ValueError for columns with something else than numbers; the first `MOST_TOLD` are told at once.
+    """
     columns = []
     problems = []
     for name in names:
@@ -558,7 +632,20 @@ def _quantities(table: _Table, names: Sequence[str], missing: Sequence[str]) -> 
 
 
 def _features(table: _Table, names: Sequence[str], is_training: np.ndarray, meaning: _Meaning) -> _Prepared:
-    """Returns the features of all rows, and what was done to make them."""
+    """Returns the features of all rows, and what was done to make them.
+
+    Args:
+      table: with the rows of training and test.
+      names: of the feature columns, in the order in which they are stated.
+      is_training: [rows] bool. Medians, means, deviations and the values of categories are those of these rows, unless
+        they are stated.
+      meaning: which columns are categories, and what is stated.
+
+    Returns: `_Prepared`. Its x is [rows, features]: first the quantities and their indicators, then a column of 0 and 1
+      for each value of each category. A sole column of arrays is x itself, [rows, ...], in its own dtype.
+
+    Raises: ValueError that names column and row, as `from_table` says.
+    """
     read = {name: table.columns[name]() for name in names}
     arrays = [name for name in names if read[name].values.ndim > 1]
     if arrays and len(names) > 1:
@@ -633,6 +720,18 @@ def _category_codes(
 
     A row with none of the stated values has a code of no column. A stated code of missing values, or an empty text, is
     the column of the rows without a value.
+
+    Args:
+      name: of the category's column.
+      known: the values of all rows, with code -1 for a missing one.
+      is_training: [rows] bool.
+      meaning: with the categories; a mapping states their values.
+
+    Returns: the code of each row [rows], in [-1, number of values); the codes of the columns [K]; and their K values. A
+      row has 1 in the column of its code. Without stated values -1 is a column too, called "missing", if a training row
+      has no value.
+
+    Raises: ValueError for stated values that are none or repeat.
     """
     if not isinstance(meaning.categories, Mapping):
         codes = np.unique(known.codes[is_training])
@@ -655,7 +754,18 @@ def _value_of(code: int, known: Identities) -> str:
 
 
 def _labels(table: _Table, meaning: _Meaning) -> tuple[np.ndarray, int, tuple[str, ...] | None]:
-    """Returns y [rows], the number of outputs, and the classes' names unless they are 0, ..., C - 1."""
+    """Returns the targets of all rows, and what they mean.
+
+    Args:
+      table: with the label column.
+      meaning: with the task, and the number or the names of the classes where they are stated.
+
+    Returns: y [rows], float64 targets of "regression" or integer classes of the other tasks; the number of outputs, 1
+      for "binary" and "regression", else C; and the names of the classes, None for numbers that are 0, ..., C - 1
+      already, and for "regression".
+
+    Raises: ValueError that names column and row for a missing label, and for labels that do not fit the task.
+    """
     label = meaning.label
     column = _one_value(table, label, "label", meaning)
     if column.is_missing.any():
@@ -689,6 +799,15 @@ def _stated_classes(
     """Returns y [rows], the number of outputs and the classes, which the option `classes` or the source states.
 
     Classes without a row are classes too. No row may have another label.
+
+    Args:
+      known: the labels of all rows, of which none is missing.
+      classes: the names in the order of the classes, as the option or the source states them.
+      meaning: with the task and its number of classes.
+
+    Returns: y [rows] integers in [0, C), the number of outputs (1 for "binary", else C), and the C names.
+
+    Raises: ValueError for another number of classes than the task has, classes that repeat, and another label.
     """
     num_classes = 2 if meaning.task == "binary" else meaning.num_classes
     if num_classes not in (None, len(classes)):

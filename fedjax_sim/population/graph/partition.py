@@ -153,7 +153,20 @@ def node_owners(
 
 
 def _communities(graph: GraphData, owner: np.ndarray, num_parties: int, rng: np.random.Generator) -> np.ndarray:
-    """Assigns nodes to parties by linear deterministic greedy partitioning, in several passes."""
+    """Assigns nodes to parties by linear deterministic greedy partitioning, in several passes.
+
+    In each pass each node moves to the party p of the largest (votes_p + 0.001) (1 - counts_p / limit). Here votes_p
+    are its neighbours at p, counts_p the other nodes of p, and limit = ceil(1.1 V / P). A party with `limit` nodes
+    takes no further one.
+
+    Args:
+      graph: V nodes, with edges sorted by receiver.
+      owner: [V]; only its length counts.
+      num_parties: P, in [1, V].
+      rng: draws the order of the nodes.
+
+    Returns: [V] int32 in [0, P). Every party has a node.
+    """
     size = len(owner)
     order = _breadth_first(graph, rng)
     limit = int(np.ceil(1.1 * size / num_parties))
@@ -180,7 +193,14 @@ def _communities(graph: GraphData, owner: np.ndarray, num_parties: int, rng: np.
 
 
 def _breadth_first(graph: GraphData, rng: np.random.Generator) -> np.ndarray:
-    """Orders all nodes, each connected component from a random node outwards."""
+    """Orders all nodes, each connected component from a random node outwards.
+
+    Args:
+      graph: V nodes. Directions of edges do not count.
+      rng: draws the first node of each component.
+
+    Returns: [V] integers, each node once.
+    """
     from scipy.sparse import coo_array
     from scipy.sparse.csgraph import breadth_first_order
 

@@ -230,6 +230,13 @@ def _point(id: str) -> bytes:
     The function hashes the id with rising counters until a hash lies on the curve. About half of all x belong to the
     curve's twist instead. A blinded point stays on the curve or on the twist, so a twist point would reveal one bit of
     the id.
+
+    The curve is y^2 = x^3 + A x^2 + x modulo p = 2^255 - 19, with A = 486662.
+
+    Args:
+      id: of any length; its bytes in UTF-8 are hashed.
+
+    Returns: x, in 32 bytes with the lowest first, below p.
     """
     for attempt in range(256):
         # The text before the id separates these hashes from any other use of SHA-256 on the same ids.

@@ -149,7 +149,15 @@ def align_similar(
 
 
 def _pairs(filters: np.ndarray, other_filters: np.ndarray, threshold: float) -> list[tuple[int, int]]:
-    """Returns one-to-one pairs of rows whose similarity reaches the threshold. The most similar are chosen first."""
+    """Returns one-to-one pairs of rows whose similarity reaches the threshold. The most similar are chosen first.
+
+    Args:
+      filters: [n, L] bool, the filters of one party's records.
+      other_filters: [m, L] bool, those of the other party.
+      threshold: in (0, 1], the least Dice coefficient of a pair.
+
+    Returns: (row, other row) of each pair, by falling similarity; of equal ones the lower rows first.
+    """
     candidates = []
     for start in range(0, len(filters), BLOCK):  # the similarities of all pairs at once may not fit into memory
         similarities = dice(filters[start : start + BLOCK], other_filters)

@@ -163,7 +163,17 @@ def with_parties(
 
 
 def _checked_columns(data: FederatedData, num_parties: int, widths: Sequence[int] | None) -> tuple[int, ...]:
-    """Returns the number of columns of each party, after checks of the data and of the options."""
+    """Returns the number of columns of each party, after checks of the data and of the options.
+
+    Args:
+      data: with features [d] and labels, which nobody has split or poisoned.
+      num_parties: P in [2, d], whose numbers of columns differ by one at most. It is not read beside `widths`.
+      widths: the parties' numbers of columns, >= 1 each, which add up to d; None for equal parts.
+
+    Returns: P >= 2 numbers that add up to d.
+
+    Raises: TypeError if `data` is not a `FederatedData`; ValueError or TypeError for the others.
+    """
     if not isinstance(data, FederatedData):
         validate.fail("data", "a FederatedData", type(data).__name__, "population.breast_cancer(), say.", TypeError)
     if len(data.input_shape) != 1 or data.task not in ("binary", "classification", "regression"):
