@@ -304,6 +304,32 @@ def _length(values: Any) -> int:
         return 0
 
 
+def _check_meaning(meaning: _Meaning, has_test: bool) -> None:
+    """Refuses options that contradict each other.
+
+    Args:
+      meaning: the options.
+      has_test: whether there is a table of test rows.
+
+    Raises: ValueError that names the option.
+    """
+    if (meaning.client is None) == (meaning.partition is None):
+        hint = "client = 'user_id' takes the clients of a column; a partitioner makes them up."
+        validate.fail("client", "either client or partition", "neither" if meaning.client is None else "both", hint)
+    if has_test and meaning.test_fraction is not None:
+        validate.fail(
+            "test_fraction", "none beside a table of test rows", meaning.test_fraction, "No row is split off."
+        )
+    if meaning.classes is not None and (meaning.task == "regression" or meaning.num_classes is not None):
+        other = f"task = {meaning.task!r}" if meaning.num_classes is None else "num_classes"
+        validate.fail("classes", f"none beside {other}", list(meaning.classes))
+    if meaning.num_classes is not None and meaning.task != "classification":
+        validate.fail("num_classes", f"none with task = {meaning.task!r}", meaning.num_classes)
+    if meaning.split == "by_client" and (meaning.client is None or has_test):
+        other = "a partition" if meaning.client is None else "a table of test rows"
+        validate.fail("split", f'"together" beside {other}', meaning.split, "No client has rows to split.")
+
+
 def _federated(train: _Table, test: _Table | None, name: str, meaning: _Meaning) -> FederatedData:
     """Makes the data set of the columns of a table, and of a table of test rows if there is one.
 
@@ -317,21 +343,7 @@ def _federated(train: _Table, test: _Table | None, name: str, meaning: _Meaning)
     """
     client = meaning.client
     partition = meaning.partition
-    if (client is None) == (partition is None):
-        hint = "client = 'user_id' takes the clients of a column; a partitioner makes them up."
-        validate.fail("client", "either client or partition", "neither" if client is None else "both", hint)
-    if test is not None and meaning.test_fraction is not None:
-        validate.fail(
-            "test_fraction", "none beside a table of test rows", meaning.test_fraction, "No row is split off."
-        )
-    if meaning.classes is not None and (meaning.task == "regression" or meaning.num_classes is not None):
-        other = f"task = {meaning.task!r}" if meaning.num_classes is None else "num_classes"
-        validate.fail("classes", f"none beside {other}", list(meaning.classes))
-    if meaning.num_classes is not None and meaning.task != "classification":
-        validate.fail("num_classes", f"none with task = {meaning.task!r}", meaning.num_classes)
-    if meaning.split == "by_client" and (client is None or test is not None):
-        other = "a partition" if client is None else "a table of test rows"
-        validate.fail("split", f'"together" beside {other}', meaning.split, "No client has rows to split.")
+    _check_meaning(meaning, has_test=test is not None)
     feature_names = _feature_names(train, meaning)
     ids = None if client is None else _ids(train, client, meaning)
     if test is None:
@@ -631,6 +643,29 @@ def _quantities(table: _Table, names: Sequence[str], missing: Sequence[str]) -> 
     return columns
 
 
+def _array_feature(table: _Table, names: Sequence[str], name: str, column: Column) -> _Prepared:
+    """Returns the features of a table whose sole feature column has an array in each row.
+
+    Args:
+      table: says where a row is, for errors.
+      names: of all feature columns, of which there must be no other.
+      name: of the column.
+      column: [rows, ...] numbers, of which none may be missing.
+
+    Raises: ValueError for other feature columns, and for a row in which something is missing.
+    """
+    if len(names) > 1:
+        others = [other for other in names if other != name]
+        hint = f"features = [{name!r}] chooses it."
+        validate.fail("features", f"no other column beside the arrays of {name!r}", others, hint)
+    if column.is_missing.any():
+        row = int(np.argmax(column.is_missing))
+        validate.fail(f"{table.place(row)} {name}", "an array in which nothing is missing", "a mask")
+    notes = (SCALED_BYTES,) if are_bytes({name: column.values}) else ()
+    preparation = "divided by 255" if notes else "as it is"
+    return _Prepared(column.values, (TableColumn(name, "feature", preparation),), notes)
+
+
 def _features(table: _Table, names: Sequence[str], is_training: np.ndarray, meaning: _Meaning) -> _Prepared:
     """Returns the features of all rows, and what was done to make them.
 
@@ -648,17 +683,8 @@ def _features(table: _Table, names: Sequence[str], is_training: np.ndarray, mean
     """
     read = {name: table.columns[name]() for name in names}
     arrays = [name for name in names if read[name].values.ndim > 1]
-    if arrays and len(names) > 1:
-        others = [name for name in names if name != arrays[0]]
-        hint = f"features = [{arrays[0]!r}] chooses it."
-        validate.fail("features", f"no other column beside the arrays of {arrays[0]!r}", others, hint)
     if arrays:
-        if read[arrays[0]].is_missing.any():
-            row = int(np.argmax(read[arrays[0]].is_missing))
-            validate.fail(f"{table.place(row)} {arrays[0]}", "an array in which nothing is missing", "a mask")
-        x = read[arrays[0]].values
-        notes = (SCALED_BYTES,) if are_bytes({arrays[0]: x}) else ()
-        return _Prepared(x, (TableColumn(arrays[0], "feature", "divided by 255" if notes else "as it is"),), notes)
+        return _array_feature(table, names, arrays[0], read[arrays[0]])
     missing = text_files.check_missing(meaning.missing)
     quantity_names = [name for name in names if name not in meaning.categories]
     blocks = []
