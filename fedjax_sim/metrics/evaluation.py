@@ -189,7 +189,8 @@ def _shared_with(test: PyTree | None, population: Population | None) -> _Shared 
 
     Args:
       test: the test rows, leaves [n, ...]; None if there is no test set.
-      population: clients. Only a `RowsOfTable`, whose table or whose rows in a row are the test rows, is recognised.
+      population: clients. Only a `RowsOfTable` is recognised, if its table, or its clients' rows one after the other,
+        are the test rows.
     """
     if test is None or not isinstance(population, RowsOfTable):
         return None
@@ -499,7 +500,7 @@ def evaluation(
         test = held_out = train = ids = judges = triggered = None
     # Rows that are test rows and a client's are measured once.
     shared = {"held_out": _shared_with(test, held_out), "local_test": _shared_with(test, judges)}
-    shared = {group: found for group, found in shared.items() if found is not None}
+    shared = {group: rows for group, rows in shared.items() if rows is not None}
 
     data_sets = _DataSets(
         test=test,
