@@ -132,7 +132,13 @@ def _marginals(worth: dict[int, float], order: list[int]) -> np.ndarray:
 
 
 def _all_orders(worth: dict[int, float], num_clients: int) -> np.ndarray:
-    """Returns the Shapley values from all coalitions, [N].
+    """Returns the Shapley values from all coalitions: sum_S (v(S + i) - v(S)) / (N C(N - 1, |S|)) over S without i.
+
+    Args:
+      worth: v, of each of the 2^N coalitions. Client i is in a coalition if its bit i is set.
+      num_clients: N.
+
+    Returns: [N] float64.
 
     >>> _all_orders({0: 0.0, 1: 1.0, 2: 0.0, 3: 3.0}, 2).tolist()
     [2.0, 1.0]

@@ -323,7 +323,15 @@ def _squares(values: PyTree) -> Array:
 
 
 def _message_factor(design: SamplingDesign, divisor: float | None) -> float:
-    """Returns E sum c_i^2 for an aggregate sum c_i u_i: the factor of a message's own variance in the aggregate's."""
+    """Returns E sum c_i^2 for an aggregate sum c_i u_i: the factor of a message's own variance in the aggregate's.
+
+    With replacement, c_i = k_i / m for a client that fills k_i of the m slots, or k_i / divisor. Otherwise c_i is
+    1 / (number of reports), or 1 / divisor, for each client that reports.
+
+    Args:
+      design: with N equally likely clients.
+      divisor: of a fixed mean; None for a mean over the cohort.
+    """
     if design.replacement:
         # A client that is drawn twice sends one message twice.
         size = design.population_size

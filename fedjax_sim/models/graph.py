@@ -331,7 +331,14 @@ def link_prediction(model: Model) -> Callable:
 
 
 def _auc(scores: Array, positive: Array, negative: Array) -> Array:
-    """Computes the share of pairs (positive, negative) in which the positive one has the higher score, ties half."""
+    """Computes the share of pairs (positive, negative) in which the positive one has the higher score, ties half.
+
+    Args:
+      scores: [L].
+      positive, negative: [L] bool, which scores are of which kind; a score may be of neither.
+
+    Returns: [] in [0, 1]; 0 where one kind is missing.
+    """
     is_greater, is_equal = (
         compare(scores[:, None], scores[None]).astype(jnp.float32) for compare in (jnp.greater, jnp.equal)
     )

@@ -138,9 +138,13 @@ def _spectrum(second: float, smallest: float, slem: float) -> Spectrum:
 
 
 def _second(matrix: scipy.sparse.csr_matrix, top: float) -> float:
-    """Computes the second largest eigenvalue of a symmetric matrix.
+    """Computes the second largest eigenvalue of a symmetric matrix M: the largest of M - top 1 1^T / N.
 
-    Its largest eigenvalue, `top`, is that of the constant vector.
+    Args:
+      matrix: M, [N, N].
+      top: its largest eigenvalue, which is that of the constant vector 1.
+
+    Raises: ValueError if Lanczos does not converge with a factorisation either.
     """
     # Subtracting the mean moves the constant vector from the top to 0, so that the second becomes the largest.
     estimate = _lanczos(
@@ -179,6 +183,15 @@ def _near(matrix: scipy.sparse.csr_matrix, top: float, count: int) -> np.ndarray
     """Computes the eigenvalues of a symmetric matrix that are nearest to an upper bound, by a sparse factorisation.
 
     Where Lanczos is slow, the graph is nearly a line or a grid, and factors stay sparse.
+
+    Args:
+      matrix: [N, N].
+      top: no eigenvalue is larger.
+      count: how many are computed, >= 1.
+
+    Returns: [count].
+
+    Raises: ValueError if Lanczos does not converge.
     """
     # Slightly above the bound, so that the shifted matrix is not singular.
     above = top + 1e-9 * abs(top)

@@ -202,7 +202,17 @@ def _not_simple(one: np.ndarray, other: np.ndarray, size: int) -> np.ndarray:
 
 
 def _simple_pairs(rng: np.random.Generator, stubs: np.ndarray, size: int) -> np.ndarray:
-    """Draws the [E, 2] edges of a random simple graph with these half-edges."""
+    """Draws the edges of a random simple graph, in which half-edges are joined in pairs.
+
+    Args:
+      rng: draws the pairs.
+      stubs: [2 E] integers in [0, size), the node of each half-edge.
+      size: the number of nodes.
+
+    Returns: [E, 2] nodes. No edge joins a node to itself, and no two edges join the same nodes.
+
+    Raises: ValueError if none is found in `TRIES` attempts.
+    """
     pairs = rng.permutation(stubs).reshape(-1, 2)
     for _ in range(TRIES):
         is_wrong = _not_simple(*pairs.T, size)

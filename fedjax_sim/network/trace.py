@@ -129,7 +129,16 @@ def _seconds(table: Table, unit: str, origin: float | str) -> Iterator[np.ndarra
 
 
 def _seconds_of_dates(table: Table, origin: float | str) -> Iterator[np.ndarray]:
-    """Computes start and end of each interval, as seconds since the origin, from dates."""
+    """Computes start and end of each interval, as seconds since the origin, from dates.
+
+    Args:
+      table: with the options "start" and "end".
+      origin: the date at which a run begins.
+
+    Yields: the starts and then the ends, [rows] float64 >= 0 each.
+
+    Raises: ValueError for an origin or a text that is no date, and for a date before the origin.
+    """
     if not isinstance(origin, str):
         rule = "the date at which a run begins, as a text"
         validate.fail("origin", rule, origin, f"The file's first row begins at {table.texts['start'][0]!r}.")
@@ -155,7 +164,14 @@ def _date(place: str, text: str) -> datetime.datetime:
 
 
 def _disjoint(owners: np.ndarray, begins: np.ndarray, ends: np.ndarray) -> np.ndarray:
-    """Merges intervals that touch: [intervals, 3] int32 (client, begin, end), sorted; none is empty."""
+    """Merges the intervals [begin, end) of each client that overlap or touch, and leaves out empty ones.
+
+    Args:
+      owners: [rows] int32, the client of each interval.
+      begins, ends: [rows] int32 seconds, begin <= end.
+
+    Returns: [intervals, 3] int32 (client, begin, end), sorted. If all are empty, one empty interval of client 0.
+    """
     merged: list[list[int]] = []
     for index in np.lexsort((begins, owners)):
         owner = int(owners[index])

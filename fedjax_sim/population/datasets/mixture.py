@@ -20,7 +20,16 @@ MOST_NUMBERS = 1 << 26  # of the table of centers
 
 
 def _client(parameters: Any, id: Array) -> ClientData:
-    """Generates a client of `mixture`."""
+    """Generates a client of `mixture`: y is the first component whose cumulative share is above u, uniform in [0, 1).
+
+    Then x = c_y + spread e, with e ~ N(0, I).
+
+    Args:
+      parameters: "centers" c [K, d], "cumulative" [K] shares that rise to 1, "spread" [], "mask" [n] bool, and "seed".
+      id: [] int32.
+
+    Returns: `ClientData` with x [n, d] and y [n] int32 in [0, K).
+    """
     key = generated_client_key(parameters, id)
     centers = jnp.asarray(parameters["centers"])
     num_rows = parameters["mask"].shape[0]

@@ -116,7 +116,14 @@ def _teacher_of(parameters: Any, id: Array) -> Array:
 
 
 def _linear_client(parameters: Any, id: Array) -> ClientData:
-    """Generates a client of `linear_teacher`."""
+    """Generates a client of `linear_teacher`: x ~ N(0, I) and y = x . (w + s_i) + noise e, with e ~ N(0, 1).
+
+    Args:
+      parameters: see `_teacher`.
+      id: i, [] int32.
+
+    Returns: `ClientData` with x [n, d] and y [n, 1].
+    """
     key = generated_client_key(parameters, id)
     n = parameters["mask"].shape[0]
     x = jax.random.normal(stream(key, "features"), (n, parameters["teacher"].shape[0]))
@@ -125,7 +132,14 @@ def _linear_client(parameters: Any, id: Array) -> ClientData:
 
 
 def _logistic_client(parameters: Any, id: Array) -> ClientData:
-    """Generates a client of `logistic_teacher`."""
+    """Generates a client of `logistic_teacher`: P(y = 1) = noise + (1 - 2 noise) sigmoid(x . (w + s_i)), x ~ N(0, I).
+
+    Args:
+      parameters: see `_teacher`.
+      id: i, [] int32.
+
+    Returns: `ClientData` with x [n, d] and y [n] int32.
+    """
     key = generated_client_key(parameters, id)
     n = parameters["mask"].shape[0]
     x = jax.random.normal(stream(key, "features"), (n, parameters["teacher"].shape[0]))
@@ -136,7 +150,15 @@ def _logistic_client(parameters: Any, id: Array) -> ClientData:
 
 
 def _mean_client(parameters: Any, id: Array) -> ClientData:
-    """Generates a client of `mean_estimation`."""
+    """Generates a client of `mean_estimation`: its value is mean + spread z_i, where all z_i sum to zero.
+
+    Args:
+      parameters: "mean" [d], "spread" [], "two_point" [] bool (whether coordinates of z are -1 or 1, else they are
+        normal), "seed", and "size" [], the number of clients.
+      id: i, [] int32.
+
+    Returns: `ClientData` with x [1, 1], which is 1, and y [1, d], the value.
+    """
     mean = parameters["mean"]
 
     # Both kinds of values are drawn and one is selected, so that data sets of both kinds share a compiled program.

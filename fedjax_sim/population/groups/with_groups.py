@@ -134,7 +134,19 @@ def counts_of_labels_in_range(population: Population, num_labels: int) -> np.nda
 
 
 def _groups_by_labels(data: FederatedData, num_groups: int, seed: int) -> np.ndarray:
-    """Returns the group of each client, [N], such that clients of a group have similar shares of labels."""
+    """Returns the group of each client, such that clients of a group have similar shares of labels.
+
+    The groups are clusters of k-means over the clients' shares, [N, K]. A client without examples has shares of 0.
+
+    Args:
+      data: of the task "binary" or "classification", with at most 2^24 clients.
+      num_groups: at most the number of different shares.
+      seed: of k-means.
+
+    Returns: [N] integers in [0, G), G <= num_groups. Every group has a client.
+
+    Raises: ValueError for another task, and for more groups than different shares.
+    """
     from sklearn.cluster import KMeans  # takes a second to import
 
     if data.task not in ("binary", "classification"):
