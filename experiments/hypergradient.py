@@ -34,8 +34,9 @@ def main(num_rounds: int = 20, num_steps: int = 8) -> list[float]:
 
     values, losses = {"learning_rate": 0.02, "coefficient": 1.0}, []
     for _ in range(num_steps):
-        run = {"num_rounds": num_rounds, "loss": held_out}
-        loss, slope = hypergradient(jax.random.key(2), make, values, params, data.train, **run)
+        loss, slope = hypergradient(
+            jax.random.key(2), make, values, params, data.train, num_rounds=num_rounds, loss=held_out
+        )
         losses.append(loss)
         print(f"loss {loss:.4f}  " + "  ".join(f"{name} {value:.4f}" for name, value in values.items()))
         for name, value in values.items():  # the sign decides where, halves and doubles how far

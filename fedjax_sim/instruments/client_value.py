@@ -86,8 +86,9 @@ def client_values(
         prefixes = [prefix for order in orders for prefix in _prefixes(order)]
         coalitions = list(dict.fromkeys([0, everyone, *without_each, *prefixes]))
     is_member = np.array([[coalition >> i & 1 for i in range(num_clients)] for coalition in coalitions], bool)
-    training = {"num_rounds": num_rounds, "value": value, "key": key, "batch": batch}
-    coalition_values, num_dropped = _trained(algorithm, params, population, is_member, **training)
+    coalition_values, num_dropped = _trained(
+        algorithm, params, population, is_member, num_rounds=num_rounds, value=value, key=key, batch=batch
+    )
     if num_dropped:
         raise FloatingPointError(f"{num_dropped} updates were not finite: lower the learning rate.")
     if not np.isfinite(coalition_values).all():

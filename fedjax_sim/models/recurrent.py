@@ -39,8 +39,14 @@ def gru(*, num_outputs: NumOutputs, embedding: int = 8, hidden: int = 64, num_la
     >>> model.apply(params, state, jnp.zeros((2, 3), int), None, False)[0].shape
     (2, 3, 5)
     """
-    sizes = {"num_outputs": num_outputs, "embedding": embedding, "hidden": hidden, "num_layers": num_layers}
-    return _recurrent(init_gru, gru_layer, **sizes)
+    return _recurrent(
+        init_gru,
+        gru_layer,
+        num_outputs=num_outputs,
+        embedding=embedding,
+        hidden=hidden,
+        num_layers=num_layers,
+    )
 
 
 def lstm(*, num_outputs: NumOutputs, embedding: int = 8, hidden: int = 64, num_layers: int = 1) -> Model:
@@ -62,8 +68,14 @@ def lstm(*, num_outputs: NumOutputs, embedding: int = 8, hidden: int = 64, num_l
     >>> sorted(params)
     ['embedding', 'layer_0', 'layer_1', 'output']
     """
-    sizes = {"num_outputs": num_outputs, "embedding": embedding, "hidden": hidden, "num_layers": num_layers}
-    return _recurrent(init_lstm, lstm_layer, **sizes)
+    return _recurrent(
+        init_lstm,
+        lstm_layer,
+        num_outputs=num_outputs,
+        embedding=embedding,
+        hidden=hidden,
+        num_layers=num_layers,
+    )
 
 
 def _recurrent(

@@ -52,8 +52,15 @@ def cifar10(
     what = "the files of cifar-10-binary.tar.gz"
     train, test = (_cifar(directory, files, what, num_labels=1) for files in (names, ["test_batch.bin"]))
     _check_labels({"data_batch": train[1], "test_batch.bin": test[1]}, 10)
-    about = {"num_outputs": 10, "partition": partition, "standardise": standardise, "published": (50_000, 10_000)}
-    return _divided("cifar10", train, test, **about)
+    return _divided(
+        "cifar10",
+        train,
+        test,
+        num_outputs=10,
+        partition=partition,
+        standardise=standardise,
+        published=(50_000, 10_000),
+    )
 
 
 @validate.named_arguments
@@ -87,8 +94,15 @@ def cifar100(
     train, test = (_cifar(directory, [name], what, num_labels=2) for name in ("train.bin", "test.bin"))
     train, test = ((images, both[:, column]) for images, both in (train, test))
     _check_labels({"train.bin": train[1], "test.bin": test[1]}, num_outputs)
-    about = {"partition": partition, "standardise": standardise, "published": (50_000, 10_000)}
-    return _divided("cifar100", train, test, num_outputs=num_outputs, **about)
+    return _divided(
+        "cifar100",
+        train,
+        test,
+        num_outputs=num_outputs,
+        partition=partition,
+        standardise=standardise,
+        published=(50_000, 10_000),
+    )
 
 
 @validate.named_arguments
@@ -127,8 +141,15 @@ def mnist(
     if train[0].shape[1:] != test[0].shape[1:]:
         validate.fail("t10k-images-idx3-ubyte", f"images of shape {train[0].shape[1:]}", test[0].shape[1:])
     _check_labels({"train-labels-idx1-ubyte": train[1], "t10k-labels-idx1-ubyte": test[1]}, 10)
-    about = {"num_outputs": 10, "partition": partition, "standardise": standardise, "published": (60_000, 10_000)}
-    return _divided("mnist", train, test, **about)
+    return _divided(
+        "mnist",
+        train,
+        test,
+        num_outputs=10,
+        partition=partition,
+        standardise=standardise,
+        published=(60_000, 10_000),
+    )
 
 
 def _folder(directory: FolderPath | None, what: str, where: str) -> pathlib.Path:

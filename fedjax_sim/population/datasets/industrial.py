@@ -128,8 +128,16 @@ def sensor_calibration(
     points /= np.sqrt(np.mean(points**2))  # variance 1
     test_points = np.linspace(-1.5, 1.5, 101)
     test = test_points[:, None], gain * test_points
-    about = {"name": "sensor_calibration", "measure": _bias, "clients": num_clients, "noise": noise, "seed": seed}
-    data = _federation(points[:, None], gain * points, test, **about)
+    data = _federation(
+        points[:, None],
+        gain * points,
+        test,
+        name="sensor_calibration",
+        measure=_bias,
+        clients=num_clients,
+        noise=noise,
+        seed=seed,
+    )
     if not num_poisoned:
         return data
     return label_offset(data, offset=offset, share=num_poisoned / num_clients, seed=seed)
@@ -227,8 +235,8 @@ def controller_tuning(
         return x, 2 * damping_ratio * stiffness - friction
 
     test = tuned(np.linspace(LEVELS[0], LEVELS[-1], 20))
-    about = {"name": "controller_tuning", "measure": _loop, "clients": num_clients, "noise": noise, "seed": seed}
-    data = _federation(*tuned(LEVELS), test, **about)
+    x, y = tuned(LEVELS)
+    data = _federation(x, y, test, name="controller_tuning", measure=_loop, clients=num_clients, noise=noise, seed=seed)
     if not num_poisoned:
         return data
     change = Partial(_retuned, jnp.float32(poisoned_damping - damping_ratio))

@@ -224,12 +224,14 @@ def _teacher(
         "heterogeneity": np.float32(heterogeneity / np.sqrt(dimension)),
         "mask": np.ones(examples_per_client, bool),
     }
-    train, held_out = (
-        generated(n, client, {**parameters, "seed": seed_words(seed, purpose), "size": np.int32(n)}, learned=())
-        if n
-        else None
-        for purpose, n in ((1, num_clients), (2, held_out_clients))
-    )
+
+    def people(size: int, purpose: int) -> Population:
+        own_parameters = {**parameters, "seed": seed_words(seed, purpose), "size": np.int32(size)}
+        return generated(size, client, own_parameters, learned=())
+
+    # The purpose is a part of the seed, so that clients in and outside of the population draw independently.
+    train = people(num_clients, 1)
+    held_out = people(held_out_clients, 2) if held_out_clients else None
     # The test labels differ between the two data sets, and are drawn from `rng` by the caller.
     x = rng.normal(size=(test_examples, dimension)).astype(np.float32)
     return _Teacher(train, held_out, parameters["teacher"], x, rng)

@@ -54,8 +54,9 @@ def link_data(
     validate.part("graph", graph, GraphData)
     validate.integer("num_clients", num_clients, 1, len(graph.ids), hint=f"There are {len(graph.ids)} nodes.")
     validate.one_of("partition", partition, PARTITIONS)
-    split = {"test_share": test_share, "embedding_size": embedding_size, "seed": seed}
-    return _links(graph, owners, num_clients, name=name, **split)
+    return _links(
+        graph, owners, num_clients, test_share=test_share, embedding_size=embedding_size, name=name, seed=seed
+    )
 
 
 def with_links(
@@ -92,8 +93,15 @@ def with_links(
     owner = np.zeros(len(graph.ids), np.int32)
     for party, ids in enumerate(party_ids):
         owner[ids[ids >= 0]] = party
-    split = {"test_share": test_share, "embedding_size": embedding_size, "seed": seed}
-    return _links(graph, lambda visible_graph: owner, len(party_ids), name=f"{data.name} links", **split)
+    return _links(
+        graph,
+        lambda visible_graph: owner,
+        len(party_ids),
+        test_share=test_share,
+        embedding_size=embedding_size,
+        name=f"{data.name} links",
+        seed=seed,
+    )
 
 
 def _links(
