@@ -354,4 +354,4 @@ def _losses_of(mechanism: Mechanism, grid: float, count: int) -> PrivacyLoss:
         return poisson_loss(1.0, _scale(mechanism, count), False, grid)
     if mechanism.law == "poisson":
         return poisson_loss(mechanism.drawn_from[1], z, replace, grid).repeated(count)
-    return truncated_loss(*mechanism.drawn_from, z, replace, grid).repeated(count)
+    return truncated_loss(*mechanism.drawn_from, multiplier=z, replace=replace, grid=grid).repeated(count)
