@@ -1,22 +1,40 @@
 """This module computes mean and variance of an aggregate under a sampler and an aggregator.
 
-Results are exact if a closed form exists or cohorts are few, and to first order otherwise. Every linear aggregate of
-the simulator is A / B with A = sum_i c_i n_i u_i, if client i reports c_i times. B is a constant, or B = sum_i c_i n_i
-for the mean. Given the block of clients and the number K of reports, the cohort is a uniform subset (`cohorts`). So
-over a block of M clients, with x = sum n_i u_i / M,
+Results are exact if a closed form exists or cohorts are few, and to first order otherwise. The symbols:
 
-    Var A     = (pi - pi_2) sum |n_i u_i - x|^2 + Var(K) |x|^2,                 pi = E K/M, pi_2 = E K(K-1)/(M(M-1))
-    Var A/B   ~ g sum |z_i|^2 / (sum n_i)^2 + P(K > 0) P(K = 0) |R|^2           R = sum n_i u_i / sum n_i
-    E A/B - R ~ -g sum n_i z_i / (sum n_i)^2 - P(K = 0) R                       z_i = n_i (u_i - R)
+    u_i, n_i    the update and the weight of client i
+    c_i         the number of times that client i reports in a round
+    A           = sum c_i n_i u_i
+    B           = sum c_i n_i
+    f           the factor of a linear aggregate
+    K           the number of reports, and M the number of clients in the block from which they come
+    R           = sum n_i u_i / sum n_i, over the block
+    z_i         = n_i (u_i - R)
+
+Every linear aggregate of the simulator is f A, with a constant f; the mean is A / B. Given the block of clients and K,
+the cohort is a uniform subset (`cohorts`). So over a block of M clients, with x = sum n_i u_i / M,
+
+    E A       = pi sum n_i u_i                                                  pi = E K/M, pi_2 = E K(K-1)/(M(M-1))
+    Var A     = (pi - pi_2) sum |n_i u_i - x|^2 + Var(K) |x|^2
+    Var A/B   ~ g sum |z_i|^2 / (sum n_i)^2 + P(K > 0) P(K = 0) |R|^2
+    E A/B - R ~ -g sum n_i z_i / (sum n_i)^2 - P(K = 0) R
 
 with g = E [M (M - K) / (K (M - 1)); K > 0]. The last two are exact for equal weights; otherwise they are Cochran's
 first order in 1/K.
 
-With replacement, c_i = r_i m_i, where the m_i are multinomial and r_i is a single response of the client. Let q be the
-response rate, a_i = n_i u_i and b = sum p a. Then Var A = q m sum p |a - b|^2 + q (1-q) m ((m-1) sum p^2 |a|^2 +
-|b|^2). The ratio's first order leaves out the empty cohort there. With few slots and much dropout, use method="exact".
+With replacement, c_i = r_i m_i. The m_i are multinomial, with m slots and probabilities p_i, and r_i is a single
+response of the client, with the rate q. Let a_i = n_i u_i and b = sum p_i a_i, and now R = sum p_i n_i u_i / sum p_i
+n_i. Then
 
-Sums are taken about the mean, so that an offset that all values share costs no digits.
+    E A       = q m b
+    Var A     = q m sum p_i |a_i - b|^2 + q (1-q) m ((m-1) sum p_i^2 |a_i|^2 + |b|^2)
+    Var A/B   ~ (q m sum p_i |z_i|^2 + q (1-q) m (m-1) sum p_i^2 |z_i|^2) / (q m sum p_i n_i)^2
+    E A/B - R ~ -(q m sum p_i n_i z_i + q (1-q) m (m-1) sum p_i^2 n_i z_i) / (q m sum p_i n_i)^2
+
+This first order leaves out the empty cohort. With few slots and much dropout, use method="exact".
+
+Sums are taken about the mean, so that an offset that all values share costs no digits: the code subtracts `origin` from
+every u_i, and adds it to the results.
 """
 
 from __future__ import annotations
@@ -66,6 +84,18 @@ class DesignVariance(NamedTuple):
     def mean_squared_error(self) -> float:
         """E |aggregate - target|^2."""
         return self.variance + float(self.bias @ self.bias)
+
+
+class _Aggregate(NamedTuple):
+    """An aggregate of one round whose moments are to be computed: f A, or A / B if there is no factor f."""
+
+    design: SamplingDesign
+    factor: float | None  # f; None for the ratio A / B
+    target: np.ndarray  # [d] the mean over the population that the aggregate estimates
+    origin: np.ndarray  # [d] is subtracted from each u_i before sums are taken
+    report_law: (
+        tuple[np.ndarray, np.ndarray] | None
+    )  # ([k] values of K, [k] their probabilities); None with replacement
 
 
 @validate.named_arguments
@@ -123,12 +153,21 @@ def design_variance(
     validate.one_of("weighting", weighting, ("examples", "uniform"))
     if (aggregator == "fixed_mean") != (denominator is not None):
         validate.fail("denominator", "a number for fixed_mean, else None", denominator)
-    counts = None if not isinstance(design, SamplingDesign) or design.replacement else report_counts(design)
+    report_law = None if not isinstance(design, SamplingDesign) or design.replacement else report_counts(design)
     # This call also raises if `design` is no design.
     num_enumerated = num_cohorts(design)
 
     if isinstance(values, Moments):
-        return _from_moments(design, values.checked(), weights, estimator, denominator, counts, method)
+        moments = values.checked()
+        _check_moments(design, moments, weights, estimator)
+        aggregate = _Aggregate(
+            design=design,
+            factor=_factor(aggregator, design, moments.weight, denominator),
+            target=moments.ratio(),
+            origin=np.zeros(len(moments.weighted_sum)),
+            report_law=report_law,
+        )
+        return _from_moments(aggregate, moments, method)
     updates, reported_weights = checked_values(values, weights)
     if len(updates) != design.population_size:
         validate.fail("values", f"one row for each of the {design.population_size} clients", updates.shape)
@@ -138,36 +177,38 @@ def design_variance(
     # Sums about the mean: an offset that all updates share would otherwise cost digits.
     origin = Moments.of(updates, reported_weights).ratio()
     weighted_moments = Moments.of(updates, reported_weights, origin=origin)
-    weights_in_sum = reported_weights
     target = origin + weighted_moments.ratio()
     # Li et al.'s scheme I draws clients by their examples and averages them alike, so its target is weighted.
     if estimator == "li_scheme_one":
         target = origin + Moments.of(updates, example_weights, origin=origin).ratio()
     factor = _factor(aggregator, design, weighted_moments.weight, denominator)
+    # n_i of A and B. Hansen and Hurwitz divide each update by the client's draw probability.
+    weights_in_sum = reported_weights
     if aggregator == "hansen_hurwitz":
         weights_in_sum = reported_weights / _draw_probabilities(design, reported_weights)
-    replacement_moments = (
-        [Moments.of(updates, weights_in_sum, multiplier, origin) for multiplier in _draw_moments(design)]
-        if design.replacement
-        else None
-    )
-    closed_form = _closed_form(
-        design,
-        weighted_moments if replacement_moments is None else replacement_moments,
-        updates,
-        weights_in_sum,
-        factor,
-        counts,
-        target,
-        origin,
-    )
+    aggregate = _Aggregate(design=design, factor=factor, target=target, origin=origin, report_law=report_law)
+    if design.replacement:
+        p, p_squared = _draw_moments(design)
+        moments_by_p = Moments.of(updates, weights_in_sum, p, origin)
+        moments_by_p_squared = Moments.of(updates, weights_in_sum, p_squared, origin)
+        closed_form = _with_replacement(aggregate, moments_by_p, moments_by_p_squared)
+    else:
+        block_moments = _moments_of_blocks(aggregate, weighted_moments, updates, weights_in_sum)
+        closed_form = _without_replacement(aggregate, block_moments)
     if closed_form.exact or method == "leading order" or (method == "auto" and num_enumerated > _FEW):
         return closed_form
-    return _enumerated(design, updates.astype(np.float64), weights_in_sum, factor, target)
+    return _enumerated(aggregate, updates.astype(np.float64), weights_in_sum)
 
 
-def _from_moments(design, moments, weights, estimator, denominator, counts, method) -> DesignVariance:
-    """Computes the result from sums over clients, which suffice if the design treats all clients alike."""
+def _check_moments(design: SamplingDesign, moments: Moments, weights: Any, estimator: str) -> None:
+    """Refuses sums over clients where they do not suffice: the design must treat all clients alike.
+
+    Args:
+      design: of N clients.
+      moments: the user's sums over all N clients.
+      weights: must be None, because the sums contain the weights.
+      estimator: a name of `_ESTIMATORS`.
+    """
     if weights is not None or moments.count != design.population_size or np.ndim(moments.weighted_sum) != 1:
         rule = f"Moments of the {design.population_size} clients, taken with their weights, and weights=None"
         validate.fail("values", rule, (moments.count, weights))
@@ -175,19 +216,47 @@ def _from_moments(design, moments, weights, estimator, denominator, counts, meth
     needs_values = estimator in ("hansen_hurwitz", "li_scheme_one")
     if design.scheme in ("cyclic", "weighted_with_replacement") or needs_values:
         validate.fail("values", "an array", "Moments", "This design does not treat all clients alike.")
-    factor = _factor(_ESTIMATORS[estimator][0], design, moments.weight, denominator)
-    num_clients = design.population_size
-    sums = [moments.scaled(1 / num_clients), moments.scaled(1 / num_clients**2)] if design.replacement else moments
-    closed_form = _closed_form(
-        design, sums, None, None, factor, counts, moments.ratio(), np.zeros(len(moments.weighted_sum))
-    )
+
+
+def _from_moments(aggregate: _Aggregate, moments: Moments, method: str) -> DesignVariance:
+    """Computes the result from sums over clients, which suffice if the design treats all clients alike.
+
+    With replacement all draw probabilities are p_i = 1 / N, so the sums with the multipliers p_i and p_i^2 are the
+    plain sums over N and N^2.
+
+    Args:
+      aggregate: with an origin of zeros, because sums cannot be taken about another origin afterwards.
+      moments: sums over all N clients.
+      method: as in `design_variance`; "exact" is refused where only a first order is known.
+    """
+    num_clients = aggregate.design.population_size
+    if aggregate.design.replacement:
+        moments_by_p = moments.scaled(1 / num_clients)
+        moments_by_p_squared = moments.scaled(1 / num_clients**2)
+        closed_form = _with_replacement(aggregate, moments_by_p, moments_by_p_squared)
+    else:
+        closed_form = _without_replacement(aggregate, _as_one_block(moments))
     if method == "exact" and not closed_form.exact:
         validate.fail("method", "'auto' or 'leading order'", method, "Moments cannot be enumerated, arrays can.")
     return closed_form
 
 
 def _factor(aggregator: str, design: SamplingDesign, weight: float, denominator: float | None) -> float | None:
-    """Computes the factor of sum c_i n_i u_i in the aggregate; None if the sum is divided by sum c_i n_i."""
+    """Computes the factor f of A in the aggregate; None for the ratio A / B.
+
+        fixed_mean          1 / denominator
+        keep_old            1 / W
+        horvitz_thompson    1 / (pi W), where pi is the inclusion probability of every client
+        hansen_hurwitz      1 / (m q W), for m slots that respond at the rate q; the n_i are then divided by p_i
+
+    Args:
+      aggregator: "mean" or one of these names.
+      design: a design with replacement for hansen_hurwitz, and one without for horvitz_thompson.
+      weight: W = sum n_i over all clients.
+      denominator: above 0, in the unit of the weights n_i; None except for fixed_mean.
+
+    Raises: ValueError for a design of the other kind.
+    """
     if aggregator == "mean":
         return None
     if aggregator == "fixed_mean":
@@ -216,78 +285,131 @@ def _draw_probabilities(design: SamplingDesign, weights: np.ndarray) -> np.ndarr
 
 
 def _draw_moments(design: SamplingDesign) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the draw probabilities p, [N], and p^2 of a design with replacement."""
+    """Returns the draw probabilities p_i, [N], and p_i^2, [N], of a design with replacement."""
     num_clients = design.population_size
-    draw_probabilities = (
-        np.full(num_clients, 1 / num_clients) if design.draw_probabilities is None else design.draw_probabilities
-    )
-    return draw_probabilities, np.square(draw_probabilities)
+    p = np.full(num_clients, 1 / num_clients) if design.draw_probabilities is None else design.draw_probabilities
+    return p, np.square(p)
 
 
-def _closed_form(design, sums, rows, weights, factor, counts, target, origin) -> DesignVariance:
-    """Computes the closed form, or the first order for ratios with unequal weights.
+def _moments_of_blocks(aggregate: _Aggregate, moments: Moments, updates: np.ndarray, weights: np.ndarray) -> Moments:
+    """Computes the sums over each block of clients that a design without replacement draws from.
 
     Args:
-      sums: `Moments` of all clients about `origin`; with replacement a pair, with multipliers p and p^2.
-      rows: [N, d] updates, which only cyclic designs need.
-      factor: as from `_factor`.
-      counts: as from `report_counts`; None with replacement.
+      aggregate: its design gives the blocks, and its origin is subtracted from the updates.
+      moments: sums over all N clients about the origin. They are the result if there is one block of all clients.
+      updates: [N, d] u_i, which only cyclic designs need.
+      weights: [N] n_i.
+
+    Returns: `Moments` whose fields have a leading axis of b blocks: [b] or [b, d].
     """
-    if design.replacement:
-        return _with_replacement(design, *sums, factor, target, origin)
-    starts, block_size = blocks(design)
-    block_moments = sums if len(starts) == 1 and block_size == design.population_size else None
-    if block_moments is None:
-        block_moments = _windows(rows, weights, starts, block_size, origin)
+    starts, block_size = blocks(aggregate.design)
+    if len(starts) == 1 and block_size == aggregate.design.population_size:
+        return _as_one_block(moments)
+    return _windows(updates, weights, starts, block_size, aggregate.origin)
+
+
+def _as_one_block(moments: Moments) -> Moments:
+    """Returns sums over all clients with a leading axis of one block: fields [1] and [1, d]."""
+    return Moments(*(np.asarray(field)[None] for field in moments))
+
+
+def _without_replacement(aggregate: _Aggregate, sums: Moments) -> DesignVariance:
+    """Computes the closed form of f A, or the first order of A / B, for a design without replacement.
+
+    A block is drawn uniformly, and then the cohort within it. With the mean E_j and the variance V_j given the block j,
+    the mean is the average of the E_j. The variance is the average of V_j + |E_j - mean|^2 (law of total variance).
+
+    Args:
+      aggregate: `report_law` is the law of K within a block.
+      sums: sums over the M clients of each block about the origin; fields [b] and [b, d].
+    """
+    if aggregate.factor is None:
+        means, variances, exact = _ratio(aggregate, sums)
     else:
-        block_moments = Moments(*(np.asarray(field)[None] for field in block_moments))
-    report_numbers, probabilities = counts
-    if factor is None:
-        means, variances, exact = _ratio(block_moments, block_size, report_numbers, probabilities, origin)
-    else:
-        inclusion = float(probabilities @ report_numbers) / block_size
-        pair_inclusion = float(probabilities @ (report_numbers * (report_numbers - 1.0))) / (
-            block_size * max(block_size - 1, 1)
-        )
-        spread, block_sum = block_moments.spread(origin, block_size)
-        count_variance = float(probabilities @ np.square(report_numbers / block_size - inclusion))
-        variances = factor**2 * ((inclusion - pair_inclusion) * spread + count_variance * np.square(block_sum).sum(-1))
-        means = factor * inclusion * block_sum
+        means, variances = _linear(aggregate, sums)
         exact = True
     mean = means.mean(0)
-    # The window of a cyclic order is random too: the law of total variance.
+    # Rounding may make a variance of zero slightly negative.
+    variances_within = np.maximum(variances, 0)
     variance_between = np.square(means - mean).sum(-1) if len(means) > 1 else 0.0
-    return DesignVariance(mean, target, float(np.mean(np.maximum(variances, 0) + variance_between)), exact)
+    variance = float(np.mean(variances_within + variance_between))
+    return DesignVariance(mean=mean, target=aggregate.target, variance=variance, exact=exact)
 
 
-def _ratio(
-    sums: Moments, size: int, report_numbers: np.ndarray, probabilities: np.ndarray, origin: np.ndarray
-) -> tuple:
-    """Computes (means [b, d], variances [b], exact) of the mean over K reports, for each block of clients.
+def _linear(aggregate: _Aggregate, sums: Moments) -> tuple[np.ndarray, np.ndarray]:
+    """Computes mean and variance of f A within each block, without replacement.
 
-    The formulas are those in the module's docstring.
+        E f A   = f pi sum n_i u_i
+        Var f A = f^2 ((pi - pi_2) sum |n_i u_i - x|^2 + Var(K / M) |sum n_i u_i|^2)
+
+    Here Var(K / M) |sum n_i u_i|^2 is Var(K) |x|^2 of the module's docstring.
+
+    Args:
+      aggregate: with a factor f.
+      sums: sums over the M clients of each block about the origin; fields [b] and [b, d].
+
+    Returns: (means [b, d], variances [b], traces of the covariances).
     """
-    has_reports = report_numbers > 0
+    f = aggregate.factor
+    K, probabilities = aggregate.report_law  # [k] each
+    M = blocks(aggregate.design)[1]
+    pi = float(probabilities @ K) / M
+    pi_2 = float(probabilities @ (K * (K - 1.0))) / (M * max(M - 1, 1))
+    share_variance = float(probabilities @ np.square(K / M - pi))  # Var(K / M)
+    spread, block_sum = sums.spread(aggregate.origin, M)
+    variances = f**2 * ((pi - pi_2) * spread + share_variance * np.square(block_sum).sum(-1))
+    return f * pi * block_sum, variances
+
+
+def _ratio(aggregate: _Aggregate, sums: Moments) -> tuple[np.ndarray, np.ndarray, bool]:
+    """Computes mean and variance of A / B within each block to first order in 1/K, without replacement.
+
+        E A/B   ~ P(K > 0) R - g sum n_i z_i / (sum n_i)^2
+        Var A/B ~ g sum |z_i|^2 / (sum n_i)^2 + P(K > 0) P(K = 0) |R|^2
+        g = E [M (M - K) / (K (M - 1)); K > 0]
+
+    An empty cohort gives an aggregate of 0.
+
+    Args:
+      aggregate: without a factor.
+      sums: sums over the M clients of each block about the origin; fields [b] and [b, d].
+
+    Returns: (means [b, d], variances [b], traces of the covariances, whether the results are exact). They are exact if
+      all weights of a block are equal, or if K is M or 0 in every round.
+    """
+    K, probabilities = aggregate.report_law  # [k] each
+    M = blocks(aggregate.design)[1]
+    has_reports = K > 0
     nonempty_probability = float(probabilities[has_reports].sum())
     empty_probability = float(probabilities[~has_reports].sum())
-    g = probabilities[has_reports] @ (
-        size * (size - report_numbers[has_reports]) / (report_numbers[has_reports] * max(size - 1.0, 1.0))
-    )
+    K_above_zero = K[has_reports]
+    g = probabilities[has_reports] @ (M * (M - K_above_zero) / (K_above_zero * max(M - 1.0, 1.0)))
     # A window whose clients have no weight gives an aggregate of 0, and not 0 / 0.
-    squared_weight = np.square(np.where(np.asarray(sums.weight) > 0, sums.weight, 1.0))
-    square, cross = sums.residual()
-    has_weight = np.asarray(sums.weight)[..., None] > 0
-    ratio = np.where(has_weight, origin + sums.ratio(), 0)
-    means = nonempty_probability * ratio - g * cross / squared_weight[:, None]
-    variances = g * square / squared_weight + nonempty_probability * empty_probability * np.square(ratio).sum(-1)
+    has_weight = np.asarray(sums.weight) > 0
+    squared_weight = np.square(np.where(has_weight, sums.weight, 1.0))  # (sum n_i)^2
+    square, cross = sums.residual()  # sum |z_i|^2 and sum n_i z_i, which no origin changes
+    R = np.where(has_weight[..., None], aggregate.origin + sums.ratio(), 0)
+    means = nonempty_probability * R - g * cross / squared_weight[:, None]
+    variances = g * square / squared_weight + nonempty_probability * empty_probability * np.square(R).sum(-1)
     return means, variances, bool(g == 0) or sums.equal_weights()
 
 
 def _windows(rows: np.ndarray, weights: np.ndarray, starts: np.ndarray, block_size: int, origin: np.ndarray) -> Moments:
-    """Computes moments of each window of a cyclic order, as differences of running sums."""
+    """Computes sums over each window of a cyclic order, as differences of running sums.
+
+    Args:
+      rows: [N, d] u_i of any real dtype, in the order of the cycle.
+      weights: [N] n_i.
+      starts: [b] int, the index of each window's first client.
+      block_size: M, the clients of a window. A window that reaches beyond client N - 1 goes on with client 0.
+      origin: [d], subtracted from each row.
+
+    Returns: `Moments` with fields [b] or [b, d].
+    """
     rows = rows.astype(np.float64) - origin
     squared_weights = np.square(weights)[:, None]
     squared_norms = np.square(rows).sum(1, keepdims=True)
+    # [N, 3 + 2 d]: each client's term of each sum.
     terms = np.concatenate(
         [
             weights[:, None],
@@ -303,58 +425,85 @@ def _windows(rows: np.ndarray, weights: np.ndarray, starts: np.ndarray, block_si
     window_sums = running[starts + block_size] - running[starts]
     dimension = rows.shape[1]
     return Moments(
-        np.full(len(starts), block_size),
-        window_sums[:, 0],
-        window_sums[:, 1],
-        window_sums[:, 3 : 3 + dimension],
-        window_sums[:, 3 + dimension :],
-        window_sums[:, 2],
+        count=np.full(len(starts), block_size),
+        weight=window_sums[:, 0],
+        squared_weight=window_sums[:, 1],
+        weighted_sum=window_sums[:, 3 : 3 + dimension],
+        squared_weighted_sum=window_sums[:, 3 + dimension :],
+        square=window_sums[:, 2],
     )
 
 
-def _with_replacement(design, once: Moments, twice: Moments, factor, target, origin) -> DesignVariance:
-    """Evaluates the formulas with replacement. `once` and `twice` are moments with multipliers p and p^2."""
-    slots = design.num_slots
-    q = design.response_rate
-    slot_rate = q * slots
-    pair_rate = q * (1 - q) * slots * (slots - 1)
-    if factor is not None:
-        # With a fixed factor the sum over slots is linear, so its variance is exact.
-        spread, weighted_sum = once.spread(origin, 1)
-        # An infinite size subtracts no mean: sum p^2 |a|^2.
-        squared_sum = twice.spread(origin, math.inf)[0]
-        variance = factor**2 * (
-            slot_rate * spread + pair_rate * squared_sum + q * (1 - q) * slots * weighted_sum @ weighted_sum
+def _with_replacement(aggregate: _Aggregate, by_p: Moments, by_p_squared: Moments) -> DesignVariance:
+    """Computes the closed form of f A, or the first order of A / B, for a design with replacement.
+
+    The formulas are those of the module's docstring. With q m and q (1-q) m (m-1) for the factors of the sums with p_i
+    and with p_i^2,
+
+        E f A   = f q m b
+        Var f A = f^2 (q m sum p_i |a_i - b|^2 + q (1-q) m (m-1) sum p_i^2 |a_i|^2 + q (1-q) m |b|^2)
+        E A/B   ~ R - (q m sum p_i n_i z_i + q (1-q) m (m-1) sum p_i^2 n_i z_i) / (q m sum p_i n_i)^2
+        Var A/B ~ (q m sum p_i |z_i|^2 + q (1-q) m (m-1) sum p_i^2 |z_i|^2) / (q m sum p_i n_i)^2
+
+    Args:
+      aggregate: its design has m slots and the response rate q.
+      by_p: sums over all clients about the origin, each term times p_i; scalars and [d].
+      by_p_squared: the same sums, each term times p_i^2.
+
+    Returns: `DesignVariance`; exact for f A, and for A / B if all weights are equal and q = 1.
+    """
+    f = aggregate.factor
+    m = aggregate.design.num_slots
+    q = aggregate.design.response_rate
+    factor_of_p = q * m
+    factor_of_p_squared = q * (1 - q) * m * (m - 1)
+    if f is not None:
+        # The p_i sum to one, so with size 1 the spread is sum p_i |a_i - b|^2.
+        spread, b = by_p.spread(aggregate.origin, 1)
+        # An infinite size subtracts no mean: sum p_i^2 |a_i|^2.
+        squared_sum = by_p_squared.spread(aggregate.origin, math.inf)[0]
+        variance = f**2 * (factor_of_p * spread + factor_of_p_squared * squared_sum + q * (1 - q) * m * b @ b)
+        return DesignVariance(
+            mean=f * factor_of_p * b, target=aggregate.target, variance=max(float(variance), 0.0), exact=True
         )
-        return DesignVariance(factor * slot_rate * weighted_sum, target, max(float(variance), 0.0), True)
-    ratio = once.ratio()
-    square, cross = once.residual()
-    square_two = twice.square - 2 * ratio @ twice.squared_weighted_sum + twice.squared_weight * ratio @ ratio
-    cross_two = twice.squared_weighted_sum - twice.squared_weight * ratio
-    # A ratio: first order about its expected divisor, the expected number of slots times the mean weight.
-    squared = (slot_rate * once.weight) ** 2
-    mean = origin + ratio - (slot_rate * cross + pair_rate * cross_two) / squared
-    # The p sum to one, so this is the variance of the weights.
-    weights_are_equal = abs(once.squared_weight - once.weight**2) <= 1e-12 * once.weight**2
-    variance = (slot_rate * square + pair_rate * max(float(square_two), 0.0)) / squared
-    return DesignVariance(mean, target, float(variance), bool(weights_are_equal and q == 1))
+    R = by_p.ratio()  # minus the origin
+    square, cross = by_p.residual()  # sum p_i |z_i|^2 and sum p_i n_i z_i
+    # sum p_i^2 |z_i|^2 and sum p_i^2 n_i z_i; `residual` would take the R of other weights.
+    square_by_p_squared = (
+        by_p_squared.square - 2 * R @ by_p_squared.squared_weighted_sum + by_p_squared.squared_weight * R @ R
+    )
+    cross_by_p_squared = by_p_squared.squared_weighted_sum - by_p_squared.squared_weight * R
+    squared_divisor = (factor_of_p * by_p.weight) ** 2  # (E B)^2
+    mean = aggregate.origin + R - (factor_of_p * cross + factor_of_p_squared * cross_by_p_squared) / squared_divisor
+    variance = (factor_of_p * square + factor_of_p_squared * max(float(square_by_p_squared), 0.0)) / squared_divisor
+    # The p_i sum to one, so the difference is the variance of the weights.
+    weights_are_equal = abs(by_p.squared_weight - by_p.weight**2) <= 1e-12 * by_p.weight**2
+    return DesignVariance(
+        mean=mean, target=aggregate.target, variance=float(variance), exact=bool(weights_are_equal and q == 1)
+    )
 
 
-def _enumerated(design, rows, weights, factor, target) -> DesignVariance:
-    """Computes exact moments, summed over every cohort."""
+def _enumerated(aggregate: _Aggregate, rows: np.ndarray, weights: np.ndarray) -> DesignVariance:
+    """Computes exact moments: sums over every cohort, each with its probability.
+
+    Args:
+      aggregate: its design has at most `MAX_COHORTS` cohorts.
+      rows: [N, d] float64 u_i, the origin included.
+      weights: [N] n_i.
+    """
     mean = np.zeros(rows.shape[1])
     square = 0.0
-    for probabilities, counts in enumerate_cohorts(design, limit=MAX_COHORTS):
-        aggregates = counts @ (weights[:, None] * rows)
-        if factor is None:
-            divisor = counts @ weights
-            aggregates = np.divide(
-                aggregates, divisor[:, None], out=np.zeros_like(aggregates), where=divisor[:, None] > 0
-            )
+    for probabilities, counts in enumerate_cohorts(aggregate.design, limit=MAX_COHORTS):
+        # counts: [s, N] c_i of s cohorts; A: [s, d].
+        A = counts @ (weights[:, None] * rows)
+        if aggregate.factor is None:
+            B = (counts @ weights)[:, None]
+            aggregates = np.divide(A, B, out=np.zeros_like(A), where=B > 0)
         else:
-            aggregates = factor * aggregates
+            aggregates = aggregate.factor * A
         # Moments about the target, so that their difference loses no digits.
-        aggregates -= target
+        aggregates -= aggregate.target
         mean += probabilities @ aggregates
         square += float(probabilities @ np.square(aggregates).sum(1))
-    return DesignVariance(target + mean, target, max(square - float(mean @ mean), 0.0), True)
+    variance = max(square - float(mean @ mean), 0.0)
+    return DesignVariance(mean=aggregate.target + mean, target=aggregate.target, variance=variance, exact=True)
