@@ -3,13 +3,23 @@
 A float sum depends on the order of its addends, and a sum of integers does not. So each float is cut into integer
 digits on an absolute grid, and the digits are added.
 
-Grid: bin t covers the magnitudes [2^(23t-148), 2^(23t-125)), and its unit is 2^(23t-147). A value's digit in bin t is
-the value, less its digits in higher bins, rounded to a multiple of the unit and counted in that unit. A digit is at
-most 2^22, so the digits of some hundred messages fit an int32.
+Grid: bin t covers the magnitudes [2^(23t-148), 2^(23t-125)), and its unit is u_t = 2^(23t-147). The digit q_t(x) of a
+value x in bin t is x, less its digits in higher bins, rounded to a multiple of the unit and counted in that unit:
+
+    q_t(x) = round((x - sum of q_s(x) u_s over bins s > t) / u_t),    |q_t(x)| <= 2^22
+
+So the digits of some hundred messages fit an int32.
 
 Kept bins: each coordinate keeps only the top bins below the largest magnitude that it has met. When a larger value
 arrives, the lowest bins are dropped. A digit depends on its value alone, so the kept sums are those that would have
 resulted if the largest magnitude had been known beforehand.
+
+Words: with B kept bins (2 for float32, 4 for float64), a coordinate holds two int32 words for each of the bins t = top,
+top - 1, ..., top - B + 1, and its sum over messages x is
+
+    S = sum over t of (high_t 2^20 + low_t) u_t,    high_t 2^20 + low_t = sum over x of q_t(x)
+
+In normal form, low_t is in [0, 2^20). The same messages then have the same words, in whatever order they came.
 
 Cost: a value in units of the grid is rounded to an integer by adding 1.5 * 2^23. The integer then stands in the low
 bits of the float. A message costs seven operations a coordinate and touches three words. The high words, and the
@@ -66,8 +76,9 @@ SHORT = 1 << 10
 class ExactSum:
     """A sum over clients at each of d coordinates. A kept bin holds high * 2^20 + low, in units of its grid.
 
-    The bins of a coordinate are `top`, `top` - 1, ...; tuples of words have the highest bin first. Words are flat
-    arrays [d], because XLA:CPU vectorises the last axis of an array that it writes, and a leaf's may be short.
+    The bins of a coordinate are `top`, `top` - 1, ...; tuples of words have the highest bin first, so word i belongs to
+    the bin t = `top` - i. Words are flat arrays [d], because XLA:CPU vectorises the last axis of an array that it
+    writes, and a leaf's may be short.
     """
 
     top: Array  # [d] int32: every magnitude met at this coordinate is below 2^(23 top - 125)
@@ -122,9 +133,13 @@ def power_of_two(exponent: Array, dtype) -> Array:
 
 
 def _moved(words: tuple[Array, ...], shift: Array) -> tuple[Array, ...]:
-    """Returns the kept bins' words after the bins have moved up by `shift` [d] >= 0.
+    """Returns the kept bins' words after the bins have moved up: new word i is old word i - shift, or 0 above the top.
 
-    Zeros come in at the top, and the lowest words are dropped.
+    The lowest words are dropped.
+
+    Args:
+      words: for each kept bin, [d] int32.
+      shift: [d] int32 >= 0, in bins. A shift of as many bins as are kept, or of more, leaves zeros.
     """
     # The shift differs by coordinate, so each word is chosen among all words that can take its place.
     is_moved_by = [shift == distance for distance in range(len(words))]
@@ -156,20 +171,24 @@ def joined(sums: list[ExactSum]) -> tuple[list[ExactSum], Callable]:
     Returns: (the sums in normal form, where those of at most JOINED coordinates and of as many bins are one flat sum, a
       function that splits such sums, or arrays of their shapes, into one for each of `sums`).
     """
-    groups: dict = {}
+    # (number of kept bins, None) -> indices of short sums; (number of kept bins, index) -> the one long sum.
+    groups: dict[tuple[int, int | None], list[int]] = {}
     for index, acc in enumerate(sums):
-        # A long sum is a group of its own, named by its index: its words are not copied.
-        groups.setdefault((len(acc.low), None if acc.top.size <= JOINED else index), []).append(index)
+        # A long sum is a group of its own: its words are not copied.
+        own_index = None if acc.top.size <= JOINED else index
+        groups.setdefault((len(acc.low), own_index), []).append(index)
 
     def one_sum(indices: list[int]) -> ExactSum:
+        """Lays the coordinates of the sums with these indices one behind the other."""
         words = [(sums[i].top, sums[i].low, sums[i].high) for i in indices]
         top, low, high = words[0] if len(words) == 1 else jax.tree.map(lambda *x: jnp.concatenate(x), *words)
         return normal_form(ExactSum(top, low, high, jnp.zeros((), jnp.int32), top.shape))
 
     def split(joined_sums: list) -> list:
+        """Splits one sum or array a group into one for each of `sums`, in their order."""
         parts: list = [None] * len(sums)
         for x, indices in zip(joined_sums, groups.values(), strict=True):
-            start = 0
+            start = 0  # the first coordinate of the next sum in x
             for index in indices:
                 parts[index] = _part(x, start, sums[index].shape)
                 start += sums[index].top.size
@@ -179,29 +198,38 @@ def joined(sums: list[ExactSum]) -> tuple[list[ExactSum], Callable]:
 
 
 def _part(x: ExactSum | Array, start: int, shape: tuple[int, ...]) -> ExactSum | Array:
-    """Returns the coordinates from `start` on of a flat sum or array, in a shape."""
-    place = slice(start, start + math.prod(shape))
+    """Returns the coordinates from `start` on of a flat sum or array [d], as many as `shape` has, in this shape."""
+    coordinates = slice(start, start + math.prod(shape))
     if not isinstance(x, ExactSum):
-        return x[place].reshape(shape)
-    low, high = (tuple(word[place] for word in words) for words in (x.low, x.high))
-    return ExactSum(x.top[place], low, high, x.pending, shape)
+        return x[coordinates].reshape(shape)
+    low, high = (tuple(word[coordinates] for word in words) for words in (x.low, x.high))
+    return ExactSum(x.top[coordinates], low, high, x.pending, shape)
 
 
 def _raised(acc: ExactSum, top: Array) -> ExactSum:
-    """Returns a sum in normal form whose kept bins start at `top`, which is `acc.top` or above."""
+    """Returns a sum in normal form whose kept bins start at `top`, [d] int32, which is `acc.top` or above."""
     shift = top - acc.top
     return ExactSum(top, _moved(acc.low, shift), _moved(acc.high, shift), acc.pending, acc.shape)
 
 
 def _bin(magnitude: Array) -> Array:
-    """Returns the bin of magnitudes, which are given by their bits; POISONED past the largest bin."""
+    """Returns the bin t of magnitudes, which are given by their bits; POISONED past the largest bin.
+
+    A float32 with the biased exponent e has a magnitude in [2^(e-127), 2^(e-126)), and bin t begins at 2^(23t-148). So
+    t = floor((e + 21) / 23).
+
+    Args:
+      magnitude: the bits of |x|, int32 for float32 and int64 for float64.
+
+    Returns: int32 of the same shape, 0 to POISONED.
+    """
     if magnitude.dtype == jnp.int64:
         # The biased exponent of a float64 is turned into that of a float32: 1023 - 127 = 896.
         exponent = jnp.clip((magnitude >> 52) - 896, 1, 255).astype(jnp.int32)
     else:
         exponent = magnitude >> 23
-    # This is ceil((exponent - 1) / 23) without a division, because 357 / 2^13 is nearly 1 / 23. Zero gets bin 0, which
-    # is below MIN_BIN, and so changes no `top`.
+    # 357 / 2^13 is nearly 1 / 23, so this is the quotient without a division. Zero gets bin 0, which is below MIN_BIN,
+    # and so changes no `top`.
     return ((exponent + 21) * 357) >> 13
 
 
@@ -211,7 +239,7 @@ def _bits(x: Array) -> Array:
 
 
 def _highest_bin(values: Array) -> Array:
-    """Returns the bin of the largest magnitude at each coordinate of messages [c, d]."""
+    """Returns the bin of the largest magnitude at each coordinate, [d] int32, of messages [c, d]."""
     if len(values) <= BLOCK:
         # Bits are taken message by message, or XLA:CPU would write those of all messages before it compares them.
         largest = jnp.zeros_like(_bits(values[0]))
@@ -222,7 +250,7 @@ def _highest_bin(values: Array) -> Array:
 
 
 def _blocks(messages: Array) -> Array:
-    """Returns messages [c, d] in blocks of PENDING messages; zeros fill up the last one."""
+    """Returns messages [c, d] as blocks [ceil(c / PENDING), PENDING, d]; zeros fill up the last one."""
     count, num_coordinates = messages.shape
     padded = jnp.pad(messages, ((0, -count % PENDING), (0, 0)))
     return padded.reshape(-(-count // PENDING), PENDING, num_coordinates)
@@ -239,14 +267,22 @@ def over_messages(function: Callable, carry: PyTree, messages: Array) -> PyTree:
 
 
 def _digits(value: Array, scale: Array, magic: Array, bins: int) -> list[Array]:
-    """Returns the digits of messages [..., d] in the kept bins, highest first, each plus the bits of `magic`, as int32.
+    """Returns the digits of messages in the kept bins, highest first, each plus the bits of `magic`.
 
-    Sums of these wrap, and are right as soon as the bits of `magic` are taken off, once for each message.
+    With r = x / u_top at first, each bin takes q = round(r) and leaves (r - q) 2^23 for the next one, whose unit is
+    2^23 times smaller. The rounding is the sum r + magic, whose last bit stands for 1:
+
+        bits(r + magic) = bits(magic) + round(r)
+
+    Sums of these integers wrap, and are right as soon as the bits of `magic` are taken off, once for each message.
 
     Args:
-      value: floats below the top of their kept bins.
-      scale: [d], one over the unit of the highest kept bin.
+      value: [..., d] floats x, below the top of their kept bins.
+      scale: [d] floats, 1 / u_top.
       magic: [1], 1.5 * 2^23 (float64: 1.5 * 2^52). At this magnitude floats are spaced by 1.
+      bins: B, the number of kept bins: 2 or 4.
+
+    Returns: B arrays [..., d] int32, bits(magic) + q_t(x); for float64 their lower 32 bits.
     """
     new_axes = (None,) * (value.ndim - 1)
     magic = magic[new_axes]
@@ -256,8 +292,9 @@ def _digits(value: Array, scale: Array, magic: Array, bins: int) -> list[Array]:
     rounded = remainder + magic
     digits = [_bits(rounded).astype(jnp.int32)]
     for _ in range(bins - 1):
+        digit = rounded - magic  # q, as a float
         # What the rounding left is at most half a unit, and a float again. The next bin's unit is 2^23 times smaller.
-        remainder = (remainder - (rounded - magic)) * 2.0**BITS
+        remainder = (remainder - digit) * 2.0**BITS
         rounded = remainder + magic
         digits.append(_bits(rounded).astype(jnp.int32))
     return digits
@@ -300,7 +337,7 @@ def add_messages(sums: list[ExactSum], messages: list[Array]) -> list[ExactSum]:
 
 
 def _with_room(acc: ExactSum, bin: Array) -> ExactSum:
-    """Returns a sum with carries moved, and with bins that hold magnitudes in `bin` [d]."""
+    """Returns a sum in normal form, whose bins hold magnitudes in the bin `bin`, [d] int32, of each coordinate."""
     return _raised(normal_form(acc), jnp.maximum(acc.top, bin))
 
 
@@ -339,31 +376,51 @@ def _at_most_once(is_due: Array, function: Callable, carry: PyTree) -> PyTree:
 
 
 def _added(acc: ExactSum, values: Array) -> ExactSum:
-    """Returns a sum to which the digits of messages [c, d] are added; the messages fit the sum's bins."""
+    """Returns a sum to which the digits of messages are added.
+
+    In terms of words, low_t grows by the sum over messages x of q_t(x). Of a long chunk, each block's sum of digits s_t
+    is cut at once: high_t grows by s_t >> 20, and low_t by s_t & (2^20 - 1).
+
+    Args:
+      acc: its bins hold the magnitudes of all messages (`_with_room`), and its low words have room for c digits more.
+      values: [c, d] floats of the sum's dtype, c messages.
+
+    Returns: the sum; in normal form after a long chunk, with c more messages pending after a short one.
+    """
     top = acc.top
     low = acc.low
     high = acc.high
     count = len(values)
+    bins = len(low)
     unknown = top[:1]
     magic = jnp.full_like(unknown, 1.5 * 2.0 ** jnp.finfo(values.dtype).nmant, values.dtype)
     # A compiler that knew this number would simplify (x + magic) - magic to x. `top` is 1 or more, which the compiler
     # does not know, so the minimum is a hidden zero.
     magic = rounded_here(magic, HiddenZero(jnp.minimum(unknown, 0)))
-    scale = power_of_two(147 - BITS * top, values.dtype)
+    scale = power_of_two(147 - BITS * top, values.dtype)  # 1 / u_top
     magic_bits = _bits(magic).astype(jnp.int32)
     if count > BLOCK:
         # Digits are summed in blocks whose sums fit an int32. The carry of each block goes into the high word.
-        digits = _digits(_blocks(values), scale, magic, len(low))
-        digits = [(x - magic_bits[None, None]).sum(1, dtype=jnp.int32) for x in digits]
-        high = tuple(x + (digit >> LOW_BITS).sum(0, dtype=jnp.int32) for x, digit in zip(high, digits, strict=True))
-        low = tuple(x + (digit & LOW_MASK).sum(0, dtype=jnp.int32) for x, digit in zip(low, digits, strict=True))
+        biased_digits = _digits(_blocks(values), scale, magic, bins)
+        block_sums = [(x - magic_bits[None, None]).sum(1, dtype=jnp.int32) for x in biased_digits]  # [blocks, d] each
+        high = tuple(
+            word + (block_sum >> LOW_BITS).sum(0, dtype=jnp.int32)
+            for word, block_sum in zip(high, block_sums, strict=True)
+        )
+        low = tuple(
+            word + (block_sum & LOW_MASK).sum(0, dtype=jnp.int32)
+            for word, block_sum in zip(low, block_sums, strict=True)
+        )
         return normal_form(dataclasses.replace(acc, low=low, high=high))
 
     def with_digits(low, value):
-        digits = _digits(value, scale, magic, len(low))
-        return tuple(x + digit for x, digit in zip(low, digits, strict=True))
+        """Adds the digits of one message [d], each with the bits of `magic`, to the low words."""
+        biased_digits = _digits(value, scale, magic, bins)
+        return tuple(word + digit for word, digit in zip(low, biased_digits, strict=True))
 
-    low = over_messages(with_digits, tuple(x - count * magic_bits for x in low), values)
+    # The bits of `magic` are taken off beforehand, once for all messages.
+    low = tuple(word - count * magic_bits for word in low)
+    low = over_messages(with_digits, low, values)
     return dataclasses.replace(acc, low=low, pending=acc.pending + count)
 
 
@@ -386,7 +443,7 @@ def merged(words: tuple[Array, ...], number: int, shape: tuple[int, ...]) -> Exa
     """Returns the sum of the sums of several devices.
 
     Args:
-      words: the `packed_words` of D devices, each [D, d].
+      words: the `packed_words` of D devices, each [D, d]: the low words of all bins, then the high words.
       number: D.
       shape: of the array that is summed.
     """
@@ -417,6 +474,7 @@ def spread_out(acc: ExactSum) -> tuple[Array, Array, Array]:
     def in_rows(words):
         # A top of MIN_BIN is kept with the bins below it, so the rows go further down than the tops.
         rows = range(POISONED, MIN_BIN - bins, -1)
+        # Word i of a coordinate belongs to the bin `top` - i.
         return jnp.stack([sum(jnp.where(acc.top - i == bin, w, 0) for i, w in enumerate(words)) for bin in rows])
 
     return tops, in_rows(acc.low), in_rows(acc.high)
@@ -450,25 +508,37 @@ def sums_as_floats(sums: list[ExactSum]) -> list[Array]:
 
 
 def _as_float(acc: ExactSum) -> Array:
-    """Returns a sum in normal form as floats."""
-    bins = len(acc.low)
+    """Returns a sum in normal form as floats.
+
+    The sum is written in base 2^23, in units of the lowest kept bin v = top - B + 1:
+
+        S = u_v sum over k = 0, ..., B of e_k 2^(23 k)
+
+    The bin t = v + k adds the low 23 bits of high_t 2^20 + low_t to e_k, and the other bits to e_(k+1). After carries,
+    e_0 to e_(B-1) are in [0, 2^23), and e_B has the sign. Horner's rule adds the digits from the highest down.
+
+    Args:
+      acc: [d] coordinates, in normal form.
+
+    Returns: floats of the shape of `acc`: float64 for B = 4, and float32 for B = 2. NaN where `top` is POISONED.
+    """
+    bins = len(acc.low)  # B
     dtype = _type(acc)
-    # The sum is written in base 2^23, lowest digit first. A bin's high * 2^20 + low adds the low 3 bits of `high` and
-    # the 20 bits of `low` to its own digit, and the other bits of `high` to the digit above.
-    digits = [jnp.zeros_like(acc.low[0]) for _ in range(bins + 1)]
-    for bin in range(bins):
-        place = bins - 1 - bin
-        digits[place] += ((acc.high[bin] & 7) << LOW_BITS) | acc.low[bin]
-        digits[place + 1] += acc.high[bin] >> 3
-    # Carries move up. All digits but the highest are then in [0, 2^23), and the highest has the sign.
-    for place in range(bins):
-        digits[place + 1] += digits[place] >> BITS
-        digits[place] &= (1 << BITS) - 1
+    e = [jnp.zeros_like(acc.low[0]) for _ in range(bins + 1)]
+    for i in range(bins):
+        k = bins - 1 - i  # words have the highest bin first
+        # 20 bits of the low word and 3 bits of the high word are 23 bits.
+        e[k] += ((acc.high[i] & 7) << LOW_BITS) | acc.low[i]
+        e[k + 1] += acc.high[i] >> 3
+    # Carries move up.
+    for k in range(bins):
+        e[k + 1] += e[k] >> BITS
+        e[k] &= (1 << BITS) - 1
     # A multiplication by a power of two is exact, so a compiler that fuses it into the addition changes no bit.
-    value = digits[bins].astype(dtype)
-    for place in reversed(range(bins)):
-        value = value * 2.0**BITS + digits[place].astype(dtype)
-    # 2^exponent is the unit of the last digit, and may be below the normal numbers. In two steps each factor is normal.
+    value = e[bins].astype(dtype)
+    for k in reversed(range(bins)):
+        value = value * 2.0**BITS + e[k].astype(dtype)
+    # The unit u_v = 2^exponent may be below the normal numbers. In two steps each factor is normal.
     exponent = BITS * (jnp.minimum(acc.top, MAX_BIN) - bins + 1) - 147
     value = value * power_of_two(exponent >> 1, dtype) * power_of_two(exponent - (exponent >> 1), dtype)
     value = rounded_here(jnp.where(acc.top == POISONED, jnp.nan, value), HiddenZero(jnp.minimum(acc.top, 0)))
