@@ -2,6 +2,17 @@
 
 An argument's annotation says what the argument takes: a value that TOML can express, another part, or a table with a
 name. Reading sources takes milliseconds, while importing a subpackage imports JAX.
+
+The words of this module:
+
+    part      what a subpackage publishes under a name, such as `clip` of "transform"; most parts are factories
+    origin    the dotted name of a part's definition, such as "fedjax_sim.transform.clip.clip"
+    noun      the type of a part, such as "UpdateTransform", which the factory `clip` returns
+    kind      the values that an option takes, such as `Literal["vector", "leaf"]` for `per` of `clip`; see `_kind`
+    passed    the name of a value that `config.build` passes, and no config sets, such as "loss_fn"; see `_from_data`
+
+Functions that read a syntax tree get its nodes: `ast.expr` for an annotation or a default, which is None if the source
+has none.
 """
 
 from __future__ import annotations
@@ -140,10 +151,19 @@ def public_names(module: str) -> Mapping[str, str]:
 
 
 def _public_names(module: str, definitions: tuple[type[ast.stmt], ...]) -> dict[str, str]:
-    """Returns `public_names` of a module of which definitions of these types are public."""
+    """Returns `public_names` of a module of which definitions of these types are public.
+
+    Args:
+      module: its dotted name. It is parsed, and not imported.
+      definitions: types of statements, `ast.FunctionDef` and perhaps `ast.ClassDef`. Only statements on the level of
+        the module count.
+
+    Returns: public name -> dotted name of its definition, sorted by name.
+    """
+    # Imported name -> the dotted name of its definition. All others are defined in the module itself.
     origins: dict[str, str] = {}
     published: set[str] = set()
-    declared: list[str] | None = None
+    declared: list[str] | None = None  # a literal `__all__`
     for node in _module(module).body:
         if isinstance(node, ast.ImportFrom):
             origins |= {alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names}
@@ -158,7 +178,12 @@ def _public_names(module: str, definitions: tuple[type[ast.stmt], ...]) -> dict[
 
 
 def _parts_of(subpackage: str, origins: Mapping[str, str]) -> Mapping[str, Part]:
-    """Returns public names as parts, each of which is read when it is looked up."""
+    """Returns public names as parts, each of which is read when it is looked up.
+
+    Args:
+      subpackage: the name that the parts get as their subpackage.
+      origins: public name -> dotted name of its definition, as from `public_names`.
+    """
 
     def read(name: str) -> Part:
         module, _, original = origins[name].rpartition(".")
@@ -179,6 +204,7 @@ def docstring(part: Part) -> str:
 
 @cache
 def _parse(path: Path) -> ast.Module:
+    """Parses a file of Python source, once; SyntaxError if it is none."""
     try:
         return ast.parse(content_of(path))
     except (MemoryError, RecursionError) as error:  # Python's parser raises either
@@ -198,9 +224,25 @@ def _module(name: str) -> ast.Module:
 
 
 def _part(subpackage: str, name: str, module: str, original: str) -> Part:
-    """Returns the part that a subpackage publishes under `name`, and that `module` defines as `original`."""
-    path = PACKAGE.joinpath(*module.split(".")[1:])
-    empty = Part(
+    """Returns the part that a subpackage publishes under `name`, and that `module` defines as `original`.
+
+    If the folder `module` has a module `original.py`, the part is this module, and no function. Otherwise the part is
+    what the first of these statements in `module` defines:
+
+        original = other     the part that `other` is
+        def original(...)    a factory, whose arguments are read
+        class original       no function
+
+    Args:
+      subpackage: such as "sampling", or a module such as "client.optimizers".
+      name: the public name.
+      module: the dotted name of the module with the definition.
+      original: the name of the definition in `module`, which may differ from `name`.
+
+    Returns: `Part`. Without a definition of this name, it is no function, and its meaning is "".
+    """
+    folder = PACKAGE.joinpath(*module.split(".")[1:])
+    no_function = Part(
         subpackage=subpackage,
         name=name,
         meaning="",
@@ -211,9 +253,9 @@ def _part(subpackage: str, name: str, module: str, original: str) -> Part:
         others={NO_FUNCTION: ""},
         module=module,
     )
-    if (path / f"{original}.py").is_file():  # a module that is re-exported
-        doc = ast.get_docstring(_parse(path / f"{original}.py")) or ""
-        return empty._replace(meaning=doc.split("\n")[0])
+    if (folder / f"{original}.py").is_file():  # a module that is re-exported
+        doc = ast.get_docstring(_parse(folder / f"{original}.py")) or ""
+        return no_function._replace(meaning=doc.split("\n")[0])
     for node in _module(module).body:
         if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == original:
             # A name of the module may stand for another, such as `average = mean`.
@@ -221,13 +263,18 @@ def _part(subpackage: str, name: str, module: str, original: str) -> Part:
                 return _part(subpackage, name, module, node.value.id)
         if getattr(node, "name", None) != original:
             continue
-        part = empty._replace(meaning=(ast.get_docstring(node) or "").split("\n")[0])
+        part = no_function._replace(meaning=(ast.get_docstring(node) or "").split("\n")[0])
         return _signature(part, node) if isinstance(node, ast.FunctionDef) else part
-    return empty
+    return no_function
 
 
 def _arguments(module: str, node: ast.FunctionDef) -> Iterator[tuple[str, ast.expr | None, ast.expr | None]]:
-    """Yields the name of each argument of a function, its annotation, and its default (None for a required one)."""
+    """Yields the name of each argument of a function, its annotation, and its default (None for a required one).
+
+    Args:
+      module: the dotted name of the module in which the names of the annotations are to be understood.
+      node: the function's definition. The options of `**options: Unpack[Shared]` are yielded one by one.
+    """
     arguments = node.args
     positional = arguments.posonlyargs + arguments.args
     # Python stores the defaults of the last positional arguments alone.
@@ -243,7 +290,14 @@ def _arguments(module: str, node: ast.FunctionDef) -> Iterator[tuple[str, ast.ex
 
 
 def _shared_options(module: str, name: str) -> Iterator[tuple[str, ast.expr, ast.expr]]:
-    """Yields the options of a TypedDict, those of its bases first, as written: `name: Annotated[kind, Default(value)]`.
+    """Yields the options of a TypedDict, those of its bases first.
+
+    An option is written as `name: Annotated[type, Default(value)]`, or with a range as `name: Annotated[type, range,
+    Default(value)]`. It is yielded as (name, `type` or `Annotated[type, range]`, value).
+
+    Args:
+      module: the dotted name of a module that defines or imports the TypedDict.
+      name: of the TypedDict.
 
     Raises: TypeError for an option in another form, which a config would not see.
     """
@@ -270,25 +324,41 @@ def _shared_options(module: str, name: str) -> Iterator[tuple[str, ast.expr, ast
 
 
 def _signature(part: Part, node: ast.FunctionDef) -> Part:
-    """Returns the part with what its factory's arguments and result are annotated with."""
-    options = {}
-    parts = {}
-    values = {}
-    others = {}
+    """Returns the part with what its factory's arguments and result are annotated with.
+
+    Each argument enters the first field that fits:
+
+        `values`     what `config.build` passes
+        `options`    an optional part whose argument is named as no table of a config: a table with a name
+        `parts`      another part
+        `options`    a value that TOML can express
+        `others`     anything else, if it is required; an optional argument of this sort is left out
+
+    Args:
+      part: with its subpackage, name, meaning and module.
+      node: the factory's definition.
+    """
+    options: dict[str, Option] = {}
+    parts: dict[str, Argument] = {}
+    values: dict[str, str] = {}
+    others: dict[str, str] = {}
     for name, annotation, default in _arguments(part.module, node):
         kind = _kind(annotation)
         noun = _noun(annotation)
-        if (passed := _from_data(annotation)) is not None:
+        passed = _from_data(annotation)
+        is_required = default is None
+        if passed is not None:
             values[name] = passed
-        elif noun is not None and default is not None and name not in TABLES:
+        elif noun is not None and not is_required and name not in TABLES:
             # An optional part whose argument is named as no table: the option itself is a table with a name.
             options[name] = Option(Named((noun,), True), None)
         elif noun is not None:
-            parts[name] = Argument(noun, default is None)
+            parts[name] = Argument(noun, is_required)
         elif kind is not None:
             options[name] = Option(kind, REQUIRED if default is None else _literal(default))
-        elif default is None:
+        elif is_required:
             others[name] = ast.unparse(annotation) if annotation else ""
+    # `*args` and `**kwargs` take what no config can name. The options of `Unpack` were read above.
     if node.args.vararg:
         others[f"*{node.args.vararg.arg}"] = ""
     if node.args.kwarg and not ast.unparse(node.args.kwarg.annotation or ast.Constant(None)).startswith("Unpack["):
@@ -315,7 +385,11 @@ def _from_data(node: ast.expr | None) -> str | None:
 
 @cache
 def _passed() -> dict[str, str]:
-    """Returns the names that `validate.annotations` gives to annotations with `FromData`, such as `LossFn`."""
+    """Returns name -> what `config.build` passes, for the names of annotations with `FromData` in `validate`.
+
+    >>> _passed()["LossFn"]
+    'loss_fn'
+    """
     assignments = [node for node in _module("fedjax_sim.validate.annotations").body if isinstance(node, ast.Assign)]
     passed_values = {ast.unparse(node.targets[0]): _from_data(node.value) for node in assignments}
     return {alias: name for alias, name in passed_values.items() if name is not None}
@@ -341,53 +415,79 @@ def _literal(node: ast.expr) -> Any:
 
 
 def _kind(node: ast.expr | None) -> Any:
-    """Returns the kind of value that an annotation names; None where TOML cannot express it."""
-    names = set() if node is None else set(ast.unparse(node).split(" | "))
-    if names & INSIDE.keys():
-        types = names - {"None", "float"}
-        return Named(tuple(sorted(types)), "None" in names, "float" in names) if types <= INSIDE.keys() else None
+    """Returns the kind of value that an annotation names; None where TOML cannot express it.
+
+        annotation                                  kind
+        `bool`, `float`, `FilePath`, ...            as in `NAMES`
+        `PositiveInt`, `OpenShare`, ...             as in `_ranges`
+        `Annotated[float, Number(0, 1)]`            as in `_range`
+        `Literal["a", "b"]`                         the same
+        `None`                                      `NoneType`
+        `A | B`                                     the union of both kinds, if both have one
+        `Sequence[A]`, `list[A]`, `tuple[A, ...]`   `list` of the kind of A
+        `Link`, `Link | None`, `Link | float`, ...  `Named`, for the types of `INSIDE`
+
+    Args:
+      node: the annotation; None if the argument has none.
+
+    >>> _kind(ast.parse("Sequence[float] | None", mode="eval").body)
+    list[float] | None
+    >>> _kind(ast.parse("Link | None", mode="eval").body)
+    Named(types=('Link',), optional=True, number=False)
+    """
+    alternatives = set() if node is None else set(ast.unparse(node).split(" | "))
+    if alternatives & INSIDE.keys():
+        types = alternatives - {"None", "float"}
+        if not types <= INSIDE.keys():
+            return None
+        return Named(types=tuple(sorted(types)), optional="None" in alternatives, number="float" in alternatives)
     match node:
-        case ast.Name(id) if id in NAMES:
-            return NAMES[id]
-        case ast.Name(id) if id in _ranges():
-            return _ranges()[id]
+        case ast.Name(name) if name in NAMES:
+            return NAMES[name]
+        case ast.Name(name) if name in _ranges():
+            return _ranges()[name]
         case ast.Subscript(ast.Name("Annotated")):
             return _range(node)
-        case ast.Subscript(ast.Name("Literal"), words):
-            literals = words.elts if isinstance(words, ast.Tuple) else [words]
+        case ast.Subscript(ast.Name("Literal"), members):
+            literals = members.elts if isinstance(members, ast.Tuple) else [members]
             return Literal[tuple(literal.value for literal in literals)]
         case ast.Constant(None):
             return NoneType
         case ast.BinOp(left, ast.BitOr(), right):
-            left = _kind(left)
-            right = _kind(right)
-            return None if left is None or right is None else left | right
-        case ast.Subscript(ast.Name("Sequence" | "list" | "tuple"), inner):
-            inner = _kind(inner.elts[0] if isinstance(inner, ast.Tuple) else inner)
-            return None if inner is None else list[inner]
+            left_kind = _kind(left)
+            right_kind = _kind(right)
+            return None if left_kind is None or right_kind is None else left_kind | right_kind
+        case ast.Subscript(ast.Name("Sequence" | "list" | "tuple"), members):
+            # `tuple[A, ...]` has two members, of which the first says what the values are.
+            member_kind = _kind(members.elts[0] if isinstance(members, ast.Tuple) else members)
+            return None if member_kind is None else list[member_kind]
     return None
 
 
 @cache
 def _ranges() -> dict[str, Any]:
-    """Returns the kinds that `validate` has names for, such as `PositiveInt`."""
+    """Returns name -> kind, for the ranges that `validate.annotations` has names for, such as `PositiveInt`."""
     assignments = [node for node in _module("fedjax_sim.validate.annotations").body if isinstance(node, ast.Assign)]
     kinds = {ast.unparse(node.targets[0]): _range(node.value) for node in assignments}
     return {name: kind for name, kind in kinds.items() if kind is not None}
 
 
 def _range(node: ast.expr) -> Any:
-    """Returns the kind of `Annotated[float, Number(0, open_low=True)]` or `Annotated[int, Integer(1, 8)]`.
+    """Returns the kind of a number with a range; None for other annotations.
 
-    None stands for other annotations.
+        `Annotated[int, Integer(low, high)]`                        an integer in [low, high]; by default [1, 2^31 - 1]
+        `Annotated[float, Number(low, high, open_low=..., ...)]`    a number in [low, high]; by default any finite one
+
+    Args:
+      node: an annotation. The bounds are given by position, and `open_low` and `open_high` by name.
     """
     match node:
         case ast.Subscript(_, ast.Tuple([_, ast.Call(ast.Name("Integer"), bounds)])):
-            # Bounds that are left out have these defaults.
+            # Bounds that are left out have the defaults of `validate.Integer`.
             low, high = [*map(_literal, bounds), *(1, INT32_MAX)[len(bounds) :]]
             return integer_kind(low, high)
         case ast.Subscript(_, ast.Tuple([_, ast.Call(ast.Name("Number"), bounds, keywords)])):
             low, high = [*map(_literal, bounds), *(-math.inf, math.inf)[len(bounds) :]]
-            ends = {x.arg: _literal(x.value) for x in keywords if x.arg in ("open_low", "open_high")}
-            return number_kind(low, high, **ends)
+            open_ends = {x.arg: _literal(x.value) for x in keywords if x.arg in ("open_low", "open_high")}
+            return number_kind(low, high, **open_ends)
     return None
