@@ -291,7 +291,17 @@ def allocate(
                     slowest = sampled_order_statistic(times, cohort_size, cohort_size)
                     per_round["seconds"] = slowest + costs.overhead_seconds
                 reports = cohort_size * in_time / problem.population_size
-                choices.append(Choice(cohort_size, deadline, bits, reports, per_round, 0, math.inf))
+                choices.append(
+                    Choice(
+                        cohort_size=cohort_size,
+                        deadline=deadline,
+                        bits=bits,
+                        reports=reports,
+                        costs=per_round,
+                        num_rounds=0,
+                        error=math.inf,
+                    )
+                )
                 paths.append(problem.path(cohort_size, in_time, bits) if in_time else None)
     bought = [_bought(choice, path, limits) for choice, path in zip(choices, paths, strict=True)]
     feasible = [choice for choice in bought if choice.feasible]
@@ -303,7 +313,20 @@ def allocate(
 
 
 def _phases(name: str, costs: ClientCosts, size: int, limits: set[str], deadlines: Sequence) -> dict[str, np.ndarray]:
-    """Checks the costs of clients and returns the phases that are known, [3, N] float64 by unit."""
+    """Checks the costs of clients, and returns those of the phases that are known.
+
+    Args:
+      name: of `costs` in error messages, such as "costs_by_bits[8]".
+      costs: of a round, for one number of bits.
+      size: N, the number of clients.
+      limits: the units that have a limit, of "bytes", "joules" and "seconds".
+      deadlines: seconds > 0; None = no deadline.
+
+    Returns: "seconds" and "joules" -> [3, N] float64 of download, local work and message, as far as they are known.
+
+    Raises: ValueError for numbers out of range, and for a cost that is not known although a limit or a deadline needs
+      it. TypeError if `costs` is no `ClientCosts`.
+    """
     validate.part(name, costs, ClientCosts)
     validate.positive(f"{name}.bytes_down", costs.bytes_down, wide=True)
     validate.positive(f"{name}.bytes_up", costs.bytes_up, wide=True)
@@ -336,8 +359,18 @@ def _at_deadline(
 ) -> tuple[int, dict[str, float], np.ndarray | None]:
     """Computes what an invited client costs if a round ends at a deadline.
 
-    Returns: (clients in time, mean bytes and joules of an invited client, [N] seconds until each client is done or
-    stopped; None where times are not known).
+    A client's phases end at e_1 <= e_2 <= e_3 seconds. It is in time if e_3 is at most the deadline D. It sends a
+    message if e_2 < D. A phase of s seconds that ends at e is run for min(max(D - (e - s), 0), s) seconds, and costs
+    this share of its joules.
+
+    Args:
+      costs: bytes of a round.
+      phases: as from `_phases`; without "seconds" all clients are in time.
+      deadline: D, seconds after the invitation; None = the server waits for all.
+      size: N.
+
+    Returns: (number of clients in time, 0 to N; mean bytes, and joules if they are known, of an invited client; [N]
+      seconds until each client is done or stopped, None where times are not known).
     """
     known_joules = phases.get("joules")
     if "seconds" not in phases:
@@ -346,7 +379,7 @@ def _at_deadline(
             client_costs["joules"] = float(known_joules.sum(0).mean())
         return size, client_costs, None
     seconds = phases["seconds"]
-    ends = np.cumsum(seconds, axis=0)
+    ends = np.cumsum(seconds, axis=0)  # e_1, e_2, e_3
     # Whole ticks and decimal deadlines are not exact in float64.
     end = math.inf if deadline is None else deadline * (1 + ROUNDING)
     is_in_time = ends[-1] <= end
@@ -354,7 +387,7 @@ def _at_deadline(
     is_sent = is_in_time | (ends[1] < end * (1 - 2 * ROUNDING))
     client_costs = {"bytes": costs.bytes_down + costs.bytes_up * float(is_sent.mean())}
     if known_joules is not None:
-        passed = np.clip(end - (ends - seconds), 0, seconds)
+        passed = np.clip(end - (ends - seconds), 0, seconds)  # seconds of each phase before the deadline
         # A phase that takes no time is spent as a whole.
         shares = np.where(seconds > 0, passed / np.where(seconds > 0, seconds, 1), 1)
         client_costs["joules"] = float((known_joules * np.where(is_in_time, 1, shares)).sum(0).mean())

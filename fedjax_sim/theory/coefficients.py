@@ -57,12 +57,34 @@ class Coefficients:
 
 
 def _covariance(mean: np.ndarray, second: np.ndarray, pair: float, exact: bool = True) -> Coefficients:
-    """Computes moments with E c_i^2 = second_i and E c_i c_j = pair mean_i mean_j for i != j."""
-    return Coefficients(mean, second - pair * mean**2, mean[None], np.array([pair - 1.0]), exact)
+    """Computes moments with E c_i^2 = second_i and E c_i c_j = pair mean_i mean_j for i != j.
+
+    They are Cov(c) = diag(second - pair mean^2) + (pair - 1) mean mean^T.
+    """
+    return Coefficients(
+        mean=mean, diagonal=second - pair * mean**2, modes=mean[None], scales=np.array([pair - 1.0]), exact=exact
+    )
 
 
 def _fixed(design: SamplingDesign, shares: np.ndarray) -> Coefficients:
-    """Computes exact moments of c_i = p_i Z_i / E Z_i, whose denominator does not depend on the cohort."""
+    """Computes exact moments of c_i = p_i Z_i / E Z_i, whose denominator does not depend on the cohort.
+
+        E c_i = p_i,    E c_i^2 = p_i^2 E Z_i^2 / (E Z_i)^2,    E c_i c_j = p_i p_j E Z_i Z_j / (E Z_i E Z_j)
+
+    With replacement, in m slots with draw probabilities d_i and the response rate q, the two ratios are
+
+        (1 / (m d_i) + (m - 1) / m) / q    and    (m - 1) / m
+
+    Without replacement, with pi = E K / N, they are
+
+        1 / pi    and    E K (K - 1) / (N (N - 1)) / pi^2
+
+    Args:
+      design: of N clients, all of which respond at one rate; not cyclic in order.
+      shares: [N] p_i >= 0. They need not sum to 1.
+
+    Raises: ValueError for a client with a share that is never drawn.
+    """
     num_clients = len(shares)
     if design.replacement:
         draw_probabilities = (
@@ -70,8 +92,8 @@ def _fixed(design: SamplingDesign, shares: np.ndarray) -> Coefficients:
         )
         if not (np.asarray(draw_probabilities)[shares > 0] > 0).all():
             validate.fail("draw_probabilities", "numbers > 0 where the share is", 0.0, "They are never drawn.")
-        slots = design.num_slots
-        response_rate = design.response_rate
+        slots = design.num_slots  # m
+        response_rate = design.response_rate  # q
         # E Z_i^2 / (E Z_i)^2 of multinomial counts. A client drops out of all of its slots, which divides this ratio by
         # the response rate, and leaves that of a pair of clients as it is.
         relative_second_moment = (
@@ -113,8 +135,21 @@ def _enumerated(design: SamplingDesign, shares: np.ndarray) -> Coefficients:
 def _linearised(design: SamplingDesign, shares: np.ndarray) -> Coefficients:
     """Computes moments of the ratio c = x / sum x to leading order, for designs with too many cohorts to enumerate.
 
-    With s = E x / sum E x: Cov c = (I - s 1^T) Cov x (I - 1 s^T), and E c = s - (I - s 1^T) Cov x 1. The expansion is
-    taken given the number of reports, if all clients are alike. c = 0 if nobody reports.
+    Let x_i = p_i Z_i over its expected sum, so that sum E x = 1, and s = E x. Then
+
+        Cov c = (I - s 1^T) Cov x (I - 1 s^T),    E c = s - (I - s 1^T) Cov x 1
+
+    With Cov x = diag v + k s s^T, these are diag v - s v^T - v s^T + s s^T sum v, and s - v + s sum v, whatever k is.
+    The expansion is taken given the number K of reports, if all clients are alike. Then v = s^2 E[N (N - K) / (K (N -
+    1)); K > 0]. c = 0 if nobody reports, so E c and Cov c also have terms with the probability of K = 0.
+
+    Args:
+      design: of N clients, with too many cohorts to enumerate.
+      shares: [N] p_i >= 0.
+
+    Returns: `Coefficients` with exact=False.
+
+    Raises: ValueError for so many empty cohorts, or so few reports, that the expansion makes no sense.
     """
     draw_probabilities = design.draw_probabilities if design.draw_probabilities is not None else np.ones(len(shares))
     s = shares * draw_probabilities / (shares @ draw_probabilities)
@@ -139,9 +174,9 @@ def _linearised(design: SamplingDesign, shares: np.ndarray) -> Coefficients:
     mean = (1 - empty_probability) * s - v + s * v.sum()
     if not (mean >= 0).all():
         validate.fail("design", "more reports", design, "To leading order some of these shares never count.")
-    # (I - s 1^T) (diag v + k s s^T) (I - 1 s^T) = diag v - s v^T - v s^T + s s^T sum v, whatever k
+    # The modes s - v, s and v: -s v^T - v s^T = (s - v) (s - v)^T - s s^T - v v^T.
     scales = np.array([1.0, v.sum() - 1.0 + empty_probability * (1 - empty_probability), -1.0])
-    return Coefficients(mean, v, np.stack([s - v, s, v]), scales, False)
+    return Coefficients(mean=mean, diagonal=v, modes=np.stack([s - v, s, v]), scales=scales, exact=False)
 
 
 def cohort_coefficients(

@@ -224,7 +224,17 @@ def _subsets(design: SamplingDesign) -> Iterator[tuple[np.ndarray, np.ndarray]]:
 def _draws(design: SamplingDesign) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Yields the cohorts of a design with replacement: multisets under the multinomial law.
 
-    A client that drops out does so in all of its slots.
+    A client that drops out does so in all of its slots. With c_i slots for client i of m slots in all, and with z_i = 1
+    if the client responds and else 0,
+
+        P(c, z) = m! prod_i (p_i^c_i / c_i!)  prod_i q^z_i (1 - q)^(1 - z_i)
+
+    The same counts c_i z_i may thus be yielded several times.
+
+    Args:
+      design: a design with replacement: m slots, response rate q, draw probabilities p_i (1/N if it has none).
+
+    Returns: an iterator of batches ([s] probabilities, [s, N] c_i z_i). All probabilities sum to 1.
     """
     from scipy.special import gammaln
 

@@ -106,9 +106,17 @@ def fednova_fixed_point(
 def _proximal_progress(
     hessians: np.ndarray, proximal_weight: float, num_steps: Any = None, step_size: float | None = None
 ) -> np.ndarray:
-    """Computes the share of the way to its center that a client covers, [N, d, d].
+    """Computes the share of the way to its center that a client covers.
 
-    It is (H_i + lambda I)^-1 H_i for exact local solves (`num_steps` None), and M_i for K steps.
+    It is (H_i + lambda I)^-1 H_i for exact local solves, and M_i of `theory.quadratic` for K steps.
+
+    Args:
+      hessians: [N, d, d] H_i, checked.
+      proximal_weight: lambda >= 0; above 0 for exact solves with a singular Hessian.
+      num_steps: K, or [N] K_i; None = exact solves.
+      step_size: eta > 0; None = exact solves. Both are None, or neither.
+
+    Returns: [N, d, d].
     """
     if (num_steps is None) != (step_size is None):
         validate.fail("num_steps, step_size", "both, or neither for exact solves", (num_steps, step_size))

@@ -162,17 +162,38 @@ def _second_moment_maps(
     mean_map: np.ndarray,
     progress: np.ndarray,
     pushes: np.ndarray,
+    *,
     server_rate: float,
     relative_error: float,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Computes the linear maps by which a round acts on second moment and mean: `Budget`'s second_map and cross_map."""
+    """Computes the linear maps by which a round acts on second moment and mean: `Budget`'s second_map and cross_map.
+
+    A round moves e to B e - gamma sum_i c_i g_i + noise. So E e e^T becomes S(E e e^T) + R(E e) and a constant, with
+
+        S(X) = E[B] X E[B]^T + gamma^2 sum_ij Cov(c)_ij M_i X M_j^T + D(gamma^2 omega sum_i E[c_i^2] M_i X M_i^T)
+        R(e) = C(e) + C(e)^T
+        C(e) = gamma^2 sum_ij Cov(c)_ij M_i e g_j^T + D(gamma^2 omega sum_i E[c_i^2] M_i e g_i^T)
+
+    D keeps the diagonal of a matrix, and sets all other entries to 0. Its terms come from the relative error: that on
+    coordinate a of the update M_i e + g_i has the variance omega (M_i e + g_i)_a^2.
+
+    Args:
+      weights: moments of c.
+      mean_map: [d, d] E[B].
+      progress: [N, d, d] M_i.
+      pushes: [N, d] g_i.
+      server_rate: gamma > 0.
+      relative_error: omega >= 0.
+
+    Returns: (S [d^2, d^2] on flattened matrices, R [d^2, d]).
+    """
     num_clients, dimension = pushes.shape
     flat_progress = progress.reshape(num_clients, -1)
-    second_moments = server_rate**2 * weights.second
+    second_moments = server_rate**2 * weights.second  # [N] gamma^2 E c_i^2
     second_map = np.kron(mean_map, mean_map) + server_rate**2 * _kronecker(
         weights.spread(flat_progress, flat_progress), dimension
     )
-    # [a, b, c]: the entry (a, b) of the second moment, from the entry c of the mean.
+    # C as [a, b, c]: the entry (a, b) of the second moment, from the entry c of the mean.
     spread = weights.spread(flat_progress, pushes).reshape((dimension,) * 3)
     cross = server_rate**2 * spread.transpose(0, 2, 1)
     if relative_error:
@@ -269,7 +290,9 @@ def budget(
         + np.diag(relative_error * (second_moments @ squared_updates)),
         "privacy_noise": server_rate**2 * covariance_matrix("privacy_variance", privacy_variance, dimension),
     }
-    second_map, cross = _second_moment_maps(weights, mean_map, progress, pushes, server_rate, relative_error)
+    second_map, cross = _second_moment_maps(
+        weights, mean_map, progress, pushes, server_rate=server_rate, relative_error=relative_error
+    )
     radius = _radius(second_map)
     if not (max(radius, contraction) < 1):
         validate.fail(

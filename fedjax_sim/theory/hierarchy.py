@@ -60,7 +60,9 @@ def hierarchy_fixed_point(
     [0.348549]
     [0.303945]
     """
-    covered, points, weights = _edges(hessians, centers, edges, shares, edge_rounds, num_steps, step_size)
+    covered, points, weights = _edges(
+        hessians, centers, edges, shares, edge_rounds=edge_rounds, num_steps=num_steps, step_size=step_size
+    )
     return average(covered, points, weights)
 
 
@@ -86,14 +88,28 @@ def hierarchy_contraction(
     >>> round(hierarchy_contraction([1, 10, 2], [0, 1, -1], [0, 0, 1], edge_rounds=2, num_steps=5, step_size=0.05), 6)
     0.224239
     """
-    covered, _, weights = _edges(hessians, centers, edges, shares, edge_rounds, num_steps, step_size)
+    covered, _, weights = _edges(
+        hessians, centers, edges, shares, edge_rounds=edge_rounds, num_steps=num_steps, step_size=step_size
+    )
     return spectral_radius(np.eye(covered.shape[-1]) - np.einsum("e,eij->ij", weights, covered))
 
 
 def _edges(
-    hessians: Any, centers: Any, edges: ArrayLike, shares: Any, edge_rounds: int, num_steps: Any, step_size: float
+    hessians: Any, centers: Any, edges: ArrayLike, shares: Any, *, edge_rounds: int, num_steps: Any, step_size: float
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """For each of G edges: (I - A_e^kappa [G, d, d], w_e [G, d], q_e [G])."""
+    """Computes what each edge contributes to a cloud round: I - A_e^kappa, w_e and q_e of the module's docstring.
+
+    Args:
+      hessians, centers, shares: H_i, a_i and p_i, as for `quadratic_problem`; shares None = 1/N.
+      edges: [N] integers, the edge of each client.
+      edge_rounds: kappa >= 1.
+      num_steps: K, or [N] K_i.
+      step_size: eta > 0.
+
+    Returns: (I - A_e^kappa [G, d, d], w_e [G, d], q_e [G]) of the G edges whose share q_e is above 0, by rising edge.
+
+    Raises: ValueError for edges of another shape, and for an edge whose rounds do not contract.
+    """
     hessians, centers, shares = quadratic_problem(hessians, centers, shares)
     validate.integer("edge_rounds", edge_rounds)
     edges = np.asarray(edges)
@@ -103,18 +119,17 @@ def _edges(
     by_edge = []
     for edge in np.unique(edges):
         in_edge = edges == edge
-        weight = shares[edges == edge].sum()
+        weight = shares[edges == edge].sum()  # q_e
         # An edge whose clients have no share does not count, and its shares would be 0 / 0.
         if weight == 0:
             continue
-        edge_shares = shares[in_edge] / weight
-        edge_map = np.eye(centers.shape[1]) - np.einsum("n,nij->ij", edge_shares, progress[in_edge])
+        edge_shares = shares[in_edge] / weight  # p_i / q_e
+        edge_map = np.eye(centers.shape[1]) - np.einsum("n,nij->ij", edge_shares, progress[in_edge])  # A_e
         if not spectral_radius(edge_map) < 1:
             hint = "Take a smaller step_size, or clients with curvature along every direction."
             validate.fail("step_size", "one with which each edge's rounds contract", step_size, hint)
         power = np.linalg.matrix_power(edge_map, edge_rounds)
-        by_edge.append(
-            (np.eye(len(edge_map)) - power, average(progress[in_edge], centers[in_edge], edge_shares), weight)
-        )
+        fixed_point = average(progress[in_edge], centers[in_edge], edge_shares)  # w_e
+        by_edge.append((np.eye(len(edge_map)) - power, fixed_point, weight))
     covered, points, weights = (np.array(values) for values in zip(*by_edge, strict=True))
     return covered, points, weights

@@ -145,11 +145,25 @@ def budget_from_moments(
         )
     bias = np.zeros(dimension)
     if pseudo_gradient is not None:
-        bias = _shift(pseudo_gradient, vectors, covered_share, mean_decay, step_size, num_rounds)
+        bias = _shift(
+            pseudo_gradient,
+            vectors,
+            covered_share,
+            mean_decay=mean_decay,
+            step_size=step_size,
+            num_rounds=num_rounds,
+        )
     losses = {"drift": float(bias @ hessian @ bias) / 2}
     losses |= {name: float(np.sum(hessian * covariance)) / 2 for name, covariance in covariances.items()}
     contraction = float(np.abs(1 - mean_decay).max())
-    return MomentBudget(bias, losses, covariances, contraction, cohort.client_factor, cohort.message_factor)
+    return MomentBudget(
+        bias=bias,
+        losses=losses,
+        covariances=covariances,
+        contraction=contraction,
+        client_factor=cohort.client_factor,
+        message_factor=cohort.message_factor,
+    )
 
 
 def _check(step_size: float, num_steps: int, server_rate: float, relative_error: float, num_rounds: int | None) -> None:
@@ -174,7 +188,24 @@ class _Cohort(NamedTuple):
 
 
 def _cohort(design: SamplingDesign | None, num_clients: int | None, shares: Any, denominator: str | float) -> _Cohort:
-    """Computes the moments of a design's weights, or of all clients in every round."""
+    """Computes the moments of a design's weights, or of all clients in every round.
+
+    With equal shares, all clients are alike, and Cov(c) = a I + b 1 1^T. The matrix of ones has no effect, because the
+    g_i - grad F sum to zero. The factor N a of the covariance over clients follows from
+
+        sum_i Var(c_i) = N (a + b),    Var(sum_i c_i) = N a + N^2 b
+        N a = (N sum_i Var(c_i) - Var(sum_i c_i)) / (N - 1)
+
+    Args:
+      design: of N clients; None = all `num_clients` take part in every round.
+      num_clients: N; None with a design. One of the two must be None.
+      shares: [N] p_i >= 0 with sum 1; None = 1/N.
+      denominator: as in `cohort_coefficients`; not "realised" with shares.
+
+    Returns: `_Cohort`.
+
+    Raises: ValueError for other combinations, and for a design with draw probabilities.
+    """
     if (design is None) == (num_clients is None):
         validate.fail("design, num_clients", "one of the two", (design, num_clients))
     if num_clients is not None:
@@ -190,13 +221,16 @@ def _cohort(design: SamplingDesign | None, num_clients: int | None, shares: Any,
     if not shares_are_equal and denominator == "realised":
         validate.fail("shares", "None with denominator='realised'", "shares", "Use budget.")
     weights = cohort_coefficients(design, shares, denominator=denominator)
-    total_variance = weights.diagonal.sum() + weights.scales @ weights.modes.sum(1) ** 2
-    variance = (weights.second - weights.mean**2).sum()
-    # With equal shares, Cov(c) is (exchangeable_factor / N) I plus a constant matrix, which has no effect because the
-    # g_i - grad F sum to zero.
-    exchangeable_factor = (variance * population_size - total_variance) / max(population_size - 1, 1)
-    client_factor = float(exchangeable_factor if shares_are_equal else weights.diagonal.sum())
-    return _Cohort(weights.mean.sum(), total_variance, client_factor, float(weights.second.sum()))
+    total_variance = weights.diagonal.sum() + weights.scales @ weights.modes.sum(1) ** 2  # Var(sum_i c_i)
+    sum_of_variances = (weights.second - weights.mean**2).sum()  # sum_i Var(c_i)
+    N_a = (sum_of_variances * population_size - total_variance) / max(population_size - 1, 1)
+    client_factor = float(N_a if shares_are_equal else weights.diagonal.sum())
+    return _Cohort(
+        mean=weights.mean.sum(),
+        variance=total_variance,
+        client_factor=client_factor,
+        message_factor=float(weights.second.sum()),
+    )
 
 
 def _gain(decay: np.ndarray, num_rounds: int | None) -> np.ndarray:
@@ -220,19 +254,33 @@ def _with_relative_error(
 ) -> dict[str, np.ndarray]:
     """Returns each source's covariance X, together with the compression error that the source itself causes.
 
-    X = gain(source + diag u) with u = scale diag(M X M) is linear in the d numbers u, and is solved for u.
+    Let G be the linear map from what each round adds to what remains, X_0 = G(source), and M = V diag(q) V^T. The
+    messages' errors add a diagonal covariance diag(u) in each round, with
+
+        X = X_0 + G(diag u),    u = scale diag(M X M)
+
+    So u solves the d linear equations (I - growth) u = scale diag(M X_0 M) with growth: u -> scale diag(M G(diag u) M).
+
+    Args:
+      covariances: source -> X_0, [d, d].
+      vectors: [d, d] V, the eigenvectors of the Hessian as columns.
+      covered_share: [d] q = 1 - (1 - eta h)^K.
+      gain: [d, d] the map G: in the eigenbasis it multiplies entry by entry.
+      scale: gamma^2 omega sum_i E c_i^2 >= 0.
+
+    Returns: source -> X, [d, d].
+
+    Raises: ValueError if `growth` does not contract, because the mean square then diverges.
     """
-    progress = (vectors * covered_share) @ vectors.T
+    progress = (vectors * covered_share) @ vectors.T  # M
     # The map from the compression variance u of a round to the one that it causes later; it must contract.
     growth = scale * _compression_map(np.outer(covered_share, covered_share) * gain, vectors)
     if not ((radius := spectral_radius(growth)) < 1):
         validate.fail("step_size", "a round whose mean square contracts", radius, "Take smaller steps.")
     with_error = {}
     for name, covariance in covariances.items():
-        compression_variance = np.linalg.solve(
-            np.eye(len(vectors)) - growth, scale * np.diag(progress @ covariance @ progress)
-        )
-        with_error[name] = covariance + _scaled(vectors, gain, np.diag(compression_variance), name)
+        u = np.linalg.solve(np.eye(len(vectors)) - growth, scale * np.diag(progress @ covariance @ progress))
+        with_error[name] = covariance + _scaled(vectors, gain, np.diag(u), name)
     return with_error
 
 
@@ -240,17 +288,33 @@ def _shift(
     pseudo_gradient: Any,
     vectors: np.ndarray,
     covered_share: np.ndarray,
+    *,
     mean_decay: np.ndarray,
     step_size: float,
     num_rounds: int | None,
 ) -> np.ndarray:
-    """Computes the shift of the mean that the pseudo-gradient at the optimum causes, [d]."""
+    """Computes the shift of the mean that the pseudo-gradient at the optimum causes.
+
+    It is -eta V diag(1 / q) V^T pseudo_gradient in the steady state. After T rounds from the optimum, each
+    eigendirection has 1 - r^T of it.
+
+    Args:
+      pseudo_gradient: [d] of all clients at w*.
+      vectors: [d, d] V, the eigenvectors of the Hessian as columns.
+      covered_share: [d] q = 1 - (1 - eta h)^K in each eigendirection.
+      mean_decay: [d] 1 - r = gamma E[sum_i c_i] q.
+      step_size: eta > 0.
+      num_rounds: T >= 0; None = the steady state.
+
+    Returns: [d].
+    """
     pseudo_64 = np.asarray(pseudo_gradient, np.float64)
     if pseudo_64.shape != covered_share.shape or not np.isfinite(pseudo_64).all():
         validate.fail("pseudo_gradient", f"{len(covered_share)} finite numbers", pseudo_64)
     # A direction without curvature is not covered at all, and has no finite shift.
     scale = -step_size * np.where(covered_share > 0, 1 / np.where(covered_share > 0, covered_share, 1), 0)
-    return vectors @ (scale * (1 if num_rounds is None else covered(mean_decay, num_rounds)) * (vectors.T @ pseudo_64))
+    share_of_limit = 1 if num_rounds is None else covered(mean_decay, num_rounds)  # 1 - r^T
+    return vectors @ (scale * share_of_limit * (vectors.T @ pseudo_64))
 
 
 def _compression_map(gain: np.ndarray, vectors: np.ndarray) -> np.ndarray:

@@ -86,7 +86,14 @@ class Moments(NamedTuple):
             validate.fail("values", "finite numbers, whose squares are finite", "NaN or inf")
         weight = float(multipliers_64 @ weights)
         squared_weight = float(multipliers_64 @ np.square(weights))
-        return cls(len(rows), weight, squared_weight, weighted_sum, squared_weighted_sum, square).checked()
+        return cls(
+            count=len(rows),
+            weight=weight,
+            squared_weight=squared_weight,
+            weighted_sum=weighted_sum,
+            squared_weighted_sum=squared_weighted_sum,
+            square=square,
+        ).checked()
 
     @classmethod
     def from_mean_and_variance(cls, population_size: int, mean: Any, variance: float) -> Moments:
@@ -104,7 +111,14 @@ class Moments(NamedTuple):
         validate.in_range("variance", variance, 0)
         mean = np.atleast_1d(np.asarray(mean, np.float64))
         size = population_size
-        return cls(size, size, size, size * mean, size * mean, size * (float(mean @ mean) + variance)).checked()
+        return cls(
+            count=size,
+            weight=size,
+            squared_weight=size,
+            weighted_sum=size * mean,
+            squared_weighted_sum=size * mean,
+            square=size * (float(mean @ mean) + variance),
+        ).checked()
 
     def checked(self) -> Moments:
         """Returns itself. Raises ValueError if a sum is not finite."""

@@ -270,13 +270,22 @@ def _krum_coefficient(m: int, f: int) -> float:
 
     Average this over the q messages. The first squares sum to at most u's score. No message of S has a lower score. The
     mean score of S is at most (s - 2) / (s - 1) of the sums of all squared distances in S, which are 2 s v on average.
-    The second squares sum to at most s v. The best a gives the square below.
+    The second squares sum to at most s v. The best a gives
+
+        |u - x|^2 <= (sqrt(2 s (s - 2) / (s - 1)) + sqrt(s))^2 / q  v.
+
+    Args:
+      m: the number of messages.
+      f: the number of Byzantine messages among them, >= 0.
+
+    Returns: the factor of v; infinite if m <= 2 f + 2.
     """
     if 2 * f + 2 >= m:
         return math.inf
     s = m - f
-    score = 2 * s * (s - 2) / (s - 1)
-    return (math.sqrt(score) + math.sqrt(s)) ** 2 / (m - 2 * f - 1)
+    q = m - 2 * f - 1
+    score = 2 * s * (s - 2) / (s - 1)  # over v
+    return (math.sqrt(score) + math.sqrt(s)) ** 2 / q
 
 
 def median_efficiency(number: int | None = None) -> float:

@@ -43,7 +43,9 @@ def test_it_can_tell_a_wrong_formula():
     # Two clients arrive in the very tick of the deadline.
     num_in_time = int((sensors.costs(0).seconds.sum(0) <= deadline + 1e-9).sum())
     for waits, in_time in {None: 12, deadline: num_in_time}.items():
-        choice = theory.Choice(8, waits, None, 8.0, {}, 30, 1.0)
+        choice = theory.Choice(
+            cohort_size=8, deadline=waits, bits=None, reports=8.0, costs={}, num_rounds=30, error=1.0
+        )
         found = sensors.runs(jax.random.key(1), choice, [12, 30], 400)["squared_distance"]
         path = sensors.problem.path(8, in_time)
         wrong = sensors.problem.path(8, 12 if waits else num_in_time)

@@ -160,7 +160,10 @@ BOUND = FedAvgBound(1.0, 2.0, 0.5, 0.0, 4.0, num_steps=5)
         (lambda: FedAvgBound(2.0, 1.0, 0.0, 0.0, 1.0, num_steps=1), "smoothness"),
         (lambda: FedAvgBound(1.0, 1.0, 0.0, 0.0, 1.0, num_steps=1, scheme="III"), "scheme"),
         (lambda: FedAvgBound(1.0, 1.0, 0.0, 0.0, 1.0, num_steps=1, scheme="I"), "cohort_size"),
-        (lambda: FedAvgBound(1.0, 1.0, 0.0, 0.0, 1.0, 1, 5, 3, scheme="II"), "num_clients"),
+        (
+            lambda: FedAvgBound(1.0, 1.0, 0.0, 0.0, 1.0, num_steps=1, num_clients=5, cohort_size=3, scheme="II"),
+            "num_clients",
+        ),
         (lambda: fedavg_bound([1.0, 2.0], [0, 1], radius=1.0, num_steps=2, cohort_size=1), "cohort_size"),
         (
             lambda: fedavg_bound([1.0, 2.0], [0, 1], [0.9, 0.1], radius=1.0, num_steps=2, cohort_size=1, scheme="II"),
