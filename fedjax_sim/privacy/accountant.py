@@ -197,9 +197,20 @@ def _table_error(mechanism: Mechanism) -> float:
 def _epsilon_with_error(parts: tuple, delta: float, error: float, accountant: str) -> tuple[float, str, str]:
     """Computes epsilon for noise that is off its law by `error` in total variation.
 
-    The error takes (1 + e^epsilon) error from delta.
+    The error takes (1 + e^epsilon) error from delta. So epsilon solves
 
-    Returns: (epsilon, name of the accountant, numerics).
+        epsilon = e(delta - (1 + exp(epsilon)) error)
+
+    where e(delta) is the epsilon without an error (`_epsilon`).
+
+    Args:
+      parts: pairs (mechanism, number of its releases), each mechanism once.
+      delta: in (0, 1).
+      error: >= 0, total variation distance of all releases together from their exact law.
+      accountant: "best", "pld" or "rdp".
+
+    Returns: (epsilon, name of the accountant, numerics), the last two as phrases. Epsilon is infinite if the error
+      takes all of delta.
     """
     epsilon, name, numerics = _epsilon(parts, delta, accountant)
     # The share of delta that the error takes depends on epsilon itself, so epsilon is a fixed point. The iterates rise
@@ -216,7 +227,17 @@ def _epsilon_with_error(parts: tuple, delta: float, error: float, accountant: st
 
 @functools.lru_cache(maxsize=256)
 def _epsilon(parts: tuple[tuple[Mechanism, int], ...], delta: float, accountant: str) -> tuple[float, str, str]:
-    """Computes (epsilon, name of the accountant, numerics), where epsilon is not rounded yet."""
+    """Computes epsilon without an error of the noise, by the named accountant or by the tightest one.
+
+    Args:
+      parts: pairs (mechanism, number of its releases). Parts without releases cost nothing.
+      delta: in (0, 1).
+      accountant: "pld", "rdp", or "best": the least of all bounds that are known for these mechanisms.
+
+    Returns: (epsilon, name of the accountant, numerics), the last two as phrases. Epsilon is not rounded yet.
+
+    Raises: ValueError for a named accountant that does not know one of the mechanisms.
+    """
     parts = tuple((mechanism, count) for mechanism, count in parts if count)
     if not parts:
         return 0.0, "nothing released", "exact"
@@ -306,7 +327,15 @@ def _by_curve(parts: tuple, delta: float) -> tuple[float, str, str]:
 
 
 def _by_loss(parts: tuple, delta: float) -> tuple[float, str, str]:
-    """Computes (epsilon, "PLD", numerics) from composed loss distributions, on the coarsest sufficient grid."""
+    """Computes epsilon from composed loss distributions, on the coarsest sufficient grid.
+
+    Args:
+      parts: pairs (mechanism, number of its releases), all with a privacy loss distribution (`_has_loss`).
+      delta: in (0, 1). `FLOOR` for each sampled release is taken from it.
+
+    Returns: (epsilon, "PLD", numerics). Epsilon is infinite for noise below `_LEAST_NOISE`, and if the releases take
+      all of delta.
+    """
     if min(_scale(*part) for part in parts) < _LEAST_NOISE:
         return math.inf, "PLD", f"below a noise multiplier of {_LEAST_NOISE:g} taken as no privacy"
     # Float64 transforms lose about 1e-17 of delta in each round, so a part of delta is reserved for them.

@@ -240,7 +240,18 @@ def compare(
         on_message = {"central": 0.0, "distributed": z * clip_norm / math.sqrt(m), "local": z * clip_norm}[place]
         mean = z * clip_norm / (math.sqrt(m) if place == "local" else m)
         name = f"{place}, {'Poisson' if scheme == 'poisson' else 'fixed-size'}" if place == "central" else place
-        rows.append(Row(name, trust, spent.adjacency, spent.accountant, z, on_message, mean, spent.epsilon))
+        rows.append(
+            Row(
+                place=name,
+                trust=trust,
+                adjacency=spent.adjacency,
+                accountant=spent.accountant,
+                noise_multiplier=z,
+                message_std=on_message,
+                mean_std=mean,
+                epsilon=spent.epsilon,
+            )
+        )
     return rows
 
 

@@ -275,7 +275,11 @@ class Mechanism:
 
 
 def _check_scheme(mechanism: Mechanism) -> None:
-    """Refuses a mechanism whose parts do not fit together, or that no accountant knows, with the reason."""
+    """Refuses a mechanism whose parts do not fit together, or that no accountant knows, with the reason.
+
+    Args:
+      mechanism: its multiplier, clip norm, kind, place and unit are checked already, and its adjacency is not.
+    """
     schemes = ("poisson", "truncated_poisson", _FIXED, "full", "cyclic", "shuffled_cyclic")
     # Sampling: a client must fill at most one slot, by a law that an accountant knows.
     if mechanism.scheme in ("with_replacement", "weighted_with_replacement"):
@@ -341,7 +345,12 @@ def _check_scheme(mechanism: Mechanism) -> None:
 
 
 def _check_separation(mechanism: Mechanism) -> None:
-    """Checks that the sampler keeps the separation between participations that correlated noise was built for."""
+    """Checks that the sampler keeps the separation between participations that correlated noise was built for.
+
+    Args:
+      mechanism: of a kind in `CORRELATED`, with a scheme of N clients in `num_slots` slots. Its `separation` is in
+        rounds: b means that a client takes part at most once in b consecutive rounds.
+    """
     for name in ("num_rounds", "separation", "participations"):
         validate.integer(name, mechanism.detail(name), hint="As transform.matrix_mechanism states it.")
     is_cyclic = mechanism.scheme == "cyclic"
@@ -359,7 +368,11 @@ def _check_separation(mechanism: Mechanism) -> None:
 
 
 def _adjacencies(mechanism: Mechanism) -> tuple[str, ...]:
-    """Returns the adjacencies that hold for this mechanism; the first is the default."""
+    """Returns the adjacencies that hold for this mechanism; the first is the default.
+
+    Args:
+      mechanism: with a checked scheme. Its own adjacency is not read.
+    """
     # Shuffled batches have a fixed size, so a record cannot be added without moving others.
     if mechanism.unit == "record":
         return ("zero_out", "replace_one") if mechanism.detail("sampling") == "shuffled" else ADJACENCIES
@@ -380,7 +393,11 @@ def _adjacencies(mechanism: Mechanism) -> tuple[str, ...]:
 
 
 def _why_not(mechanism: Mechanism) -> str:
-    """Returns the reason why the mechanism's adjacency is refused, as a sentence."""
+    """Returns the reason why the mechanism's adjacency is refused, as a sentence.
+
+    Args:
+      mechanism: with an adjacency that `_adjacencies` does not list.
+    """
     if mechanism.unit == "record":
         return "A record more or less puts all others into other batches of an epoch. Use Poisson batches."
     if mechanism.detail("first") == "client" and mechanism.place == "central":

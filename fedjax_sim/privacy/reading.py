@@ -244,7 +244,14 @@ def _check_response(design: SamplingDesign, noise: Any) -> None:
 
 
 def _details(noise: Any, dimension: int | None) -> dict[str, Any]:
-    """Returns the details of a noise as plain numbers and strings, with norms computed for the dimension."""
+    """Returns the details of a noise as plain numbers and strings, with norms computed for the dimension.
+
+    Args:
+      noise: a `Noise`. Its details are a mapping, or the NamedTuple of `transform.discrete` for integer noise.
+      dimension: d, the number of parameters in an update; None is allowed except for integer noise.
+
+    Returns: the entries that `privacy.mechanism` lists, as far as the noise has them.
+    """
     details = noise.details
     # Integer noise: the norm of a rounded update depends on the dimension.
     if hasattr(details, "rounded_norm"):
@@ -265,7 +272,14 @@ def _details(noise: Any, dimension: int | None) -> dict[str, Any]:
 
 
 def _check_aggregator(transform: TransformFacts, aggregator: AggregatorFacts, noise: Any) -> None:
-    """Refuses an aggregator or a transform that lets one client move the sum further than the noise assumes."""
+    """Refuses an aggregator or a transform that lets one client move the sum further than the noise assumes.
+
+    Args:
+      transform: facts of the transform that adds the noise, with all transforms it is chained with.
+      aggregator: facts of the aggregator.
+      noise: the `Noise`, central or distributed. The demands on messages and empty rounds hold for central noise only,
+        and that on the messages' length only for a clip norm that is fixed.
+    """
     if aggregator.sensitivity is None:
         hint = (
             "Weights or a divisor that depend on data (example counts, the realised cohort) let one client move it "

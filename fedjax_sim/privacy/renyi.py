@@ -216,13 +216,24 @@ def sampled_curve(unsampled: np.ndarray, rate: float) -> np.ndarray:
 
 
 def _integer_curve(mechanism: Mechanism) -> np.ndarray:
-    """Computes the Renyi divergence of integer noise at whole orders from 2 to 512; infinite elsewhere."""
+    """Computes the Renyi divergence of integer noise at whole orders from 2 to 512; infinite elsewhere.
+
+    All lengths are in units of the grid. Each of m messages carries noise of the standard deviation sigma = z c /
+    sqrt(m), so that the sum has z times the clip norm c.
+
+    Args:
+      mechanism: of a kind in `INTEGERS`, with z above 0. Its details give m ("cohort_size"), c ("clip_units"), and the
+        norms of a rounded update, of which a unit moves the sum by `moves`.
+
+    Returns: divergences at `all_orders()`.
+    """
     moves = mechanism.moves
-    num_messages = int(mechanism.detail("cohort_size"))
+    num_messages = int(mechanism.detail("cohort_size"))  # m
     lengths = {"l2": moves * mechanism.detail("l2_units"), "l1": moves * mechanism.detail("l1_units")}
-    message_std = mechanism.noise_multiplier * mechanism.detail("clip_units") / math.sqrt(num_messages)
+    message_std = mechanism.noise_multiplier * mechanism.detail("clip_units") / math.sqrt(num_messages)  # sigma
 
     def unsampled(orders):
+        """Computes the divergences [k] at orders [k] if every client takes part."""
         if mechanism.kind == "skellam":
             return skellam_curve(orders, **lengths, variance=message_std**2 * num_messages)
         dimension = int(mechanism.detail("dimension"))

@@ -226,7 +226,23 @@ def parametric(
 
 
 def _gaussian(without, with_canary, delta, error) -> Estimate | None:
-    """Computes the interval of epsilon for Gaussian scores with a common variance; None if they are refuted."""
+    """Computes the interval of epsilon for Gaussian scores with a common variance.
+
+    Scores without the canary follow N(a, s^2), and those with it N(a + mu s, s^2). Epsilon at delta depends on mu only
+    (`gaussian_profile`). With R_0 and R_1 scores and f = R_0 + R_1 - 2 degrees of freedom,
+
+        mu = (mean with the canary - mean without) / s
+        standard error of mu = sqrt(1 / R_0 + 1 / R_1 + mu^2 / (2 f))
+
+    Args:
+      without: [R_0] scores without the canary.
+      with_canary: [R_1] scores with it.
+      delta: in (0, 1).
+      error: in (0, 1/2), the probability that a bound is wrong, for each of the two.
+
+    Returns: `Estimate`; None if a chi-square test of fit refutes the law at the level `REFUTED`, or if the scores do
+      not vary.
+    """
     from scipy import special, stats
 
     samples = (without, with_canary)
@@ -264,8 +280,23 @@ def _gaussian(without, with_canary, delta, error) -> Estimate | None:
 def _mixture(without, with_canary, delta, error) -> Estimate | None:
     """Computes the interval of epsilon for a mixture, by maximum likelihood on binned scores.
 
-    The interval follows from the delta method, with the inverse curvature of the likelihood as the parameters'
-    covariance.
+    In units of the standard deviation s of the scores without the canary, and relative to their mean,
+
+        without the canary    N(shift, exp(2 scale))
+        with it               (1 - q) N(shift, exp(2 scale)) + q N(shift + mu exp(scale), exp(2 scale))
+
+    The four parameters are (shift, scale, q, mu), and epsilon at delta depends on q and mu only (`subsampled_profile`).
+    The interval follows from the delta method: the variance of epsilon is g^T C g. C is the inverse curvature of the
+    negative log-likelihood, and g is the gradient of epsilon in the parameters.
+
+    Args:
+      without: [R_0] scores without the canary.
+      with_canary: [R_1] scores with it.
+      delta: in (0, 1).
+      error: in (0, 1/2), the probability that a bound is wrong, for each of the two.
+
+    Returns: `Estimate`; None for fewer than `FEW` scores without the canary, for scores that do not vary, if a
+      chi-square test of fit refutes the law at the level `REFUTED`, and if the likelihood has no curvature.
     """
     from scipy import optimize, special, stats
 
@@ -282,9 +313,9 @@ def _mixture(without, with_canary, delta, error) -> Estimate | None:
 
     def cells(values):
         """Computes the probabilities of the cells, without the canary and with it."""
-        shift, scale, rate, mu = values
-        plain, moved = (np.diff(special.ndtr((edges - shift) / math.exp(scale) - mean)) for mean in (0.0, mu))
-        return plain, (1 - rate) * plain + rate * moved
+        shift, scale, q, mu = values
+        plain, moved = (np.diff(special.ndtr((edges - shift) / math.exp(scale) - center)) for center in (0.0, mu))
+        return plain, (1 - q) * plain + q * moved
 
     def loss(values):
         """Computes the negative log-likelihood of the binned scores; infinite for a rate outside of (0, 1)."""
@@ -298,8 +329,8 @@ def _mixture(without, with_canary, delta, error) -> Estimate | None:
     # The fit starts from the moments of the mixture: mean q mu, and variance 1 + q (1 - q) mu^2.
     second_mean = samples[1].mean()
     excess_variance = samples[1].var() - 1
-    rate = float(np.clip(second_mean**2 / (second_mean**2 + max(excess_variance, 1e-6)), 1e-3, 0.999))
-    optimum = optimize.minimize(loss, [0.0, 0.0, rate, second_mean / rate], method="Nelder-Mead",
+    q = float(np.clip(second_mean**2 / (second_mean**2 + max(excess_variance, 1e-6)), 1e-3, 0.999))
+    optimum = optimize.minimize(loss, [0.0, 0.0, q, second_mean / q], method="Nelder-Mead",
                               options={"xatol": 1e-7, "fatol": 1e-4, "maxiter": 4000, "adaptive": True})  # fmt: skip
     chi_square = 0.0
     # Four parameters are fitted: shift, scale, rate and mu.
@@ -329,7 +360,7 @@ def _mixture(without, with_canary, delta, error) -> Estimate | None:
         """Computes epsilon at `delta` of the mixture with these parameters."""
         return epsilon_at(functools.partial(subsampled_profile, rate=values[2], mu=abs(values[3])), delta)
 
-    # Delta method: the variance of epsilon is slope' covariance slope.
+    # Delta method: the variance of epsilon is g^T C g.
     slope = np.array([epsilon(optimum.x + step) - epsilon(optimum.x - step) for step in steps]) / (2 * step_sizes)
     variance = float(slope @ covariance @ slope)
     if not variance >= 0:

@@ -91,7 +91,13 @@ def assumptions(mechanism: Mechanism, delta: float) -> tuple[str, ...]:
 
 
 def _trust(mechanism: Mechanism) -> list[str]:
-    """Says who is trusted, what others see, and what a level of a hierarchy changes."""
+    """Says who is trusted, what others see, and what a level of a hierarchy changes.
+
+    Args:
+      mechanism: its place, and the details "level" and "protects", decide the sentences.
+
+    Returns: sentences; those about trust, one run and what others see are there for every mechanism.
+    """
     level = mechanism.detail("level")
     sentences = [_TRUST[mechanism.place]]
     if level is not None and mechanism.place == "local":
@@ -118,7 +124,13 @@ def _preparation(mechanism: Mechanism) -> list[str]:
 
 
 def _drawing_and_dropouts(mechanism: Mechanism) -> list[str]:
-    """Says how units are drawn, what has to stay secret for that, and what dropouts and local noise change."""
+    """Says how units are drawn, what has to stay secret for that, and what dropouts and local noise change.
+
+    Args:
+      mechanism: its law, unit, place and `thinned` decide the sentences.
+
+    Returns: sentences, perhaps none.
+    """
     sentences = []
     # How units are drawn, and what has to stay secret for that.
     if mechanism.unit == "record":
@@ -151,7 +163,13 @@ def _drawing_and_dropouts(mechanism: Mechanism) -> list[str]:
 
 
 def _simulation_and_noise(mechanism: Mechanism) -> list[str]:
-    """Says where a simulation and its kind of noise limit the statement."""
+    """Says where a simulation and its kind of noise limit the statement.
+
+    Args:
+      mechanism: its kind, and the details "noise_cohort_size" and "adaptive", decide the sentences.
+
+    Returns: sentences, at least one about numerics.
+    """
     sentences = []
     # Limits of a simulation: simulated cohorts and adaptive clipping.
     if (noise_cohort_size := mechanism.detail("noise_cohort_size")) is not None:
@@ -181,7 +199,14 @@ def _simulation_and_noise(mechanism: Mechanism) -> list[str]:
 
 
 def _large_delta(mechanism: Mechanism, delta: float) -> list[str]:
-    """Says where delta is too large to mean anything."""
+    """Says where delta is too large to mean anything: not below the chance of being drawn, or not below 1 / units.
+
+    Args:
+      mechanism: with the number of units that are protected, None if it is not known.
+      delta: in [0, 1); 0 is never too large.
+
+    Returns: sentences; none for a small delta and a known number of units.
+    """
     sentences = []
     # With delta above this chance, a mechanism could publish the data of a drawn unit and still meet (0, delta).
     if mechanism.law != "always" and not (delta < (draw_probability := mechanism.drawn_from[1])):
