@@ -115,6 +115,60 @@ def test_every_named_test_exists():
     assert not missing, "\n".join(missing)
 
 
+LONG = 15  # lines; private functions of this length and more state their arguments
+
+
+def stated_arguments(doc: str) -> set[str]:
+    """The names that the section `Args:` of a docstring explains.
+
+    >>> sorted(stated_arguments("Adds.\\n\\nArgs:\\n  a, b: [d].\\n    c: goes on.\\n  *d: more.\\n\\nReturns: e: f"))
+    ['a', 'b', 'd']
+    """
+    section = re.search(r"^Args:\n((?:[ ]+.*\n|\n)*)", doc + "\n", re.M)
+    if section is None:
+        return set()
+    # Lines that are indented further than the first entry go on with an entry.
+    indent = re.match(r" *", section[1])[0]
+    entries = re.findall(rf"^{indent}(\*{{0,2}}\w+(?:, \*{{0,2}}\w+)*):", section[1], re.M)
+    return {name.lstrip("*") for entry in entries for name in entry.split(", ")}
+
+
+def unstated_arguments(source: str) -> list[str]:
+    """What the long private functions of a source leave unexplained: line, function, and arguments.
+
+    >>> body = "  x\\n" * LONG
+    >>> unstated_arguments("def _f(self, a, *b, c, **d):\\n  'Adds.\\\\n\\\\nArgs:\\\\n  a: [d].'\\n" + body)
+    ['1: _f: b, c, d']
+    >>> [unstated_arguments(start + body) for start in ("def f(a):\\n", "def _f():\\n", "def __init__(self, a):\\n")]
+    [[], [], []]
+    """
+    missing = []
+    for node in ast.walk(ast.parse(source)):
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            continue
+        is_private = node.name.startswith("_") and not node.name.startswith("__")
+        if not is_private or node.end_lineno - node.lineno + 1 < LONG:
+            continue
+        arguments = [x.arg for x in ast.walk(node.args) if isinstance(x, ast.arg) and x.arg not in ("self", "cls")]
+        stated = stated_arguments(ast.get_docstring(node) or "")
+        unstated = [name for name in arguments if name not in stated]
+        if unstated:
+            missing.append(f"{node.lineno}: {node.name}: {', '.join(unstated)}")
+    return missing
+
+
+def test_long_private_functions_state_their_arguments():
+    """Catches private mathematics whose shapes and units a reader would have to guess."""
+    paths = [path for path in sorted((ROOT / "fedjax_sim").rglob("*.py")) if "examples" not in path.parts]
+    missing = [
+        f"{path.relative_to(ROOT)}:{line}"
+        for path in paths
+        for line in unstated_arguments(path.read_text(encoding="utf-8"))
+    ]
+    assert len(paths) > 300, "the search itself is broken"
+    assert not missing, f"{len(missing)} functions without `Args:` for:\n" + "\n".join(missing)
+
+
 def python_blocks(path: pathlib.Path) -> list[str]:
     """The Python blocks of a page, in their order."""
     return re.findall(r"^```python\n(.*?)^```", path.read_text(encoding="utf-8"), re.S | re.M)
