@@ -161,7 +161,7 @@ BOUND = FedAvgBound(1.0, 2.0, 0.5, 0.0, 4.0, num_steps=5)
         (lambda: FedAvgBound(1.0, 1.0, 0.0, 0.0, 1.0, num_steps=1, scheme="III"), "scheme"),
         (lambda: FedAvgBound(1.0, 1.0, 0.0, 0.0, 1.0, num_steps=1, scheme="I"), "cohort_size"),
         (
-            lambda: FedAvgBound(1.0, 1.0, 0.0, 0.0, 1.0, num_steps=1, num_clients=5, cohort_size=3, scheme="II"),
+            lambda: FedAvgBound(1.0, 1.0, 0.0, 0.0, 1.0, num_steps=1, cohort_size=5, num_clients=3, scheme="II"),
             "num_clients",
         ),
         (lambda: fedavg_bound([1.0, 2.0], [0, 1], radius=1.0, num_steps=2, cohort_size=1), "cohort_size"),
