@@ -319,8 +319,6 @@ def _dots_connected(lower: int, delta: np.ndarray, grid: float) -> _Half:
       grid: the distance between losses.
 
     Returns: `_Half` with p_0, ..., p_n and p_inf.
-
-    References: Doroshenko et al. 2022, algorithm 1.
     """
     # A hockey-stick divergence decreases in epsilon; rounding may break this by a little.
     delta = np.minimum.accumulate(np.clip(np.nan_to_num(delta), 0, 1))

@@ -67,13 +67,14 @@ def test_closed_forms_equal_enumeration(name, monkeypatch):
     Catches a wrong joint probability, a lost empty cohort, weights that are squared or forgotten, chances
     without the dropout.
     """
-    closed = module._closed_form
+    closed_forms = {form: getattr(module, form) for form in ("_with_replacement", "_without_replacement")}
     for kind, options in ESTIMATORS.items():
         if not fits(SAMPLERS[name], kind):
             continue
         first = design_variance(SAMPLERS[name].design, UPDATES, WEIGHTS, method="leading order", **options)
         with monkeypatch.context() as patch:
-            patch.setattr(module, "_closed_form", lambda *args: closed(*args)._replace(exact=False))
+            for form, closed in closed_forms.items():
+                patch.setattr(module, form, lambda *args, closed=closed: closed(*args)._replace(exact=False))
             truth = design_variance(SAMPLERS[name].design, UPDATES, WEIGHTS, method="exact", **options)
         same = np.allclose(first.mean, truth.mean, rtol=1e-12) and np.isclose(
             first.variance, truth.variance, 1e-11, 1e-14
