@@ -312,7 +312,8 @@ def add_messages(sums: list[ExactSum], messages: list[Array]) -> list[ExactSum]:
       ValueError: for more than MAX_CHUNK messages.
       TypeError: for a derivative with respect to messages.
     """
-    messages, count = [without_derivative(x) for x in messages], messages[0].shape[0]
+    count = messages[0].shape[0]
+    messages = [without_derivative(x) for x in messages]
     validate.integer("messages added at once", count, 1, MAX_CHUNK)
     on_cpu = target() == "cpu"
     if on_cpu and count > BLOCK:
@@ -320,18 +321,22 @@ def add_messages(sums: list[ExactSum], messages: list[Array]) -> list[ExactSum]:
         blocks = [jnp.pad(x, [(0, -count % BLOCK)] + [(0, 0)] * (x.ndim - 1)) for x in messages]
         blocks = [x.reshape(len(x) // BLOCK, BLOCK, *x.shape[1:]) for x in blocks]
         return jax.lax.scan(lambda sums, block: (add_messages(sums, block), None), sums, blocks)[0]
-    messages = [x.reshape(count, -1).astype(_type(acc)) for acc, x in zip(sums, messages, strict=True)]
+    messages = [x.reshape(count, -1).astype(_type(acc)) for acc, x in zip(sums, messages, strict=True)]  # [c, d] each
 
-    bins = [_highest_bin(x) for x in messages]
+    bins = [_highest_bin(x) for x in messages]  # [d] each
     if on_cpu:
         # Bins are computed once, or XLA:CPU would store the bits of all messages, which so many operations would read.
         # Loops read bins and no messages, which would be stored for them.
         bins = jax.lax.optimization_barrier(bins)
     # On accelerators a loop may wait for the host, so all words move with each chunk.
     is_long = [on_cpu and acc.top.size > SHORT for acc in sums]
-    long_sums = iter(_with_room_where_due(list(compress(sums, is_long)), list(compress(bins, is_long)), count))
+    # Long sums share a loop. They are put back between the short ones, in their order.
+    long_sums = list(compress(sums, is_long))
+    long_bins = list(compress(bins, is_long))
+    long_sums_with_room = iter(_with_room_where_due(long_sums, long_bins, count))
     with_room = [
-        next(long_sums) if x else _with_room(acc, bin) for acc, bin, x in zip(sums, bins, is_long, strict=True)
+        next(long_sums_with_room) if long else _with_room(acc, bin)
+        for acc, bin, long in zip(sums, bins, is_long, strict=True)
     ]
     return [_added(acc, x) for acc, x in zip(with_room, messages, strict=True)]
 
@@ -345,15 +350,15 @@ def _with_room_where_due(sums: list[ExactSum], bins: list[Array], count: int) ->
     """Returns sums whose bins hold the next messages, and whose words were moved only if one of them had to move.
 
     Args:
-      sums: the sums.
+      sums: the sums. All have met the same messages, so `pending` of the first is that of all.
       bins: for each sum, the bin of the largest magnitude at each coordinate of the messages, [d].
-      count: of the messages.
+      count: of the messages, in [1, BLOCK].
     """
-
     if not sums:
         return []
 
     def raised(tops):
+        """Returns the tops [d] of all sums, raised to the bins of the messages."""
         return [jnp.maximum(top, bin) for top, bin in zip(tops, bins, strict=True)]
 
     # The first messages find no words that could move, so only the bins rise. To move all words would take a round
