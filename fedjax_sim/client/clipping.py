@@ -69,7 +69,8 @@ def clipped_sum(
     def clip_example(example, is_real, slot):
         def value(other_leaves, taps):
             all_leaves = [other_leaves.get(i, x) for i, x in enumerate(leaves)]
-            (loss, means), vectors = tapped(all_leaves, taps, example, is_real, slot, key)
+            arguments = (example, is_real, slot, key)
+            (loss, means), vectors = tapped(all_leaves, taps, *arguments)
             return loss, (means, vectors)
 
         (gradient, deltas), (means, vectors) = jax.grad(value, argnums=(0, 1), has_aux=True)(other_leaves, taps)

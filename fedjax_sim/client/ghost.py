@@ -99,7 +99,17 @@ def _run(program: Program, inputs: Sequence[Any]) -> list[Array]:
 
 
 def _run_equation(equation: core.JaxprEqn, values: list[Any]) -> list[Array]:
-    """Runs one equation, and records how it uses the kernels among its operands."""
+    """Runs one equation, and records how it uses the kernels among its operands.
+
+    Of a product of a kernel W [i, o] and a vector x, x W or W x, it records the `Product` and x, [i] or [o]. A kernel's
+    tap, if it has one, is added to the product. Any other use is recorded as None.
+
+    Args:
+      equation: of a traced program.
+      values: its operands, arrays or `_Kernel`; an equation that takes no kernel is run as it is.
+
+    Returns: the equation's results, arrays.
+    """
     operands = [x.value if isinstance(x, _Kernel) else x for x in values]
     results = bind(equation, operands)
     # A dense product has a kernel on exactly one of its two sides.

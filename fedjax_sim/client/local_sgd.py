@@ -84,7 +84,14 @@ def local_training(
         most_steps = work.most_steps(size, rows)
         loss_key = stream(key, "loss")
         round_options = {"round": data.round} if isinstance(optimizer, OverRounds) else {}
-        batch = _batches(key, data, size, steps_per_epoch, num_examples, work.shuffle)
+        batch = _batches(
+            key,
+            data,
+            size=size,
+            steps_per_epoch=steps_per_epoch,
+            num_examples=num_examples,
+            shuffled=work.shuffle,
+        )
 
         def one_step(step_key, carry, batch):
             params, state, sums = carry
@@ -141,12 +148,27 @@ def is_unrolled(num_steps: int) -> bool:
 def _batches(
     key: Array,
     data: ClientData,
+    *,
     size: int,
     steps_per_epoch: Array,
     num_examples: Array,
     shuffled: bool,
 ) -> Callable:
-    """Makes the function (step) -> the step's minibatch, `ClientData` of `size` rows."""
+    """Makes the function (step) -> the step's minibatch, `ClientData` of `size` rows.
+
+    With s = `steps_per_epoch`, step k is in epoch floor(k / s), and takes the places from (k mod s) b on, b of them, in
+    the order of this epoch. Places from n on are padding.
+
+    Args:
+      key: of the client; orders are drawn from it.
+      data: of the client, [rows, ...], padding included.
+      size: b in [1, rows]; with b = rows every step takes `data` as it is.
+      steps_per_epoch: [] int32, s = ceil(n / b), at least 1.
+      num_examples: [] int32, n in [0, rows], the examples without padding.
+      shuffled: True: each epoch has a fresh random order. False: the order in which examples are stored.
+
+    Returns: (step [] integer >= 0) -> `ClientData` [b, ...], without `work` and `pull`.
+    """
     rows = data.mask.shape[0]
     order = engine.shuffle(key, data.mask) if shuffled else _stored_order(data.mask)
     data = data._replace(work=None, pull=None)  # of the client as a whole, and not of a batch

@@ -164,7 +164,18 @@ def _check_batches(num_steps: int, batch_size: int, num_examples: int, microbatc
 
 
 def _batches(key: Array, data: ClientData, sampling: str, rate: float, slots: int) -> Callable:
-    """Makes the function (step) -> the step's batch, in which rows with a False mask do not count."""
+    """Makes the function (step) -> the step's batch, in which rows with a False mask do not count.
+
+    Args:
+      key: of the client; batches are drawn from it.
+      data: of the client, [rows, ...], padding included.
+      sampling: "poisson": every example independently with probability q. "shuffled": the next examples of a random order,
+        which is drawn anew in each epoch.
+      rate: q in (0, 1]; read with "poisson" alone.
+      slots: rows of a batch, at least 1. Of more examples a uniform subset is kept.
+
+    Returns: (step [] int32) -> `ClientData` [min(slots, rows), ...].
+    """
     rows = data.mask.shape[0]
     own_slots = min(slots, rows)
     order = engine.shuffle(key, data.mask)

@@ -138,7 +138,15 @@ def boosted_trees(
         validate.fail("residual_bound", "None beside 'logistic', whose gradients are at most 1", residual_bound)
     num_features = math.prod(input_shape)
     bounds = _edges(low, high, num_bins, edges, num_features)
-    growth = Growth(num_trees, max_depth, learning_rate, penalty, least_share, least_gain, bounds)
+    growth = Growth(
+        num_trees=num_trees,
+        max_depth=max_depth,
+        learning_rate=learning_rate,
+        penalty=penalty,
+        least_share=least_share,
+        least_gain=least_gain,
+        edges=bounds,
+    )
     _check_size("max_depth", "messages", 2 * math.prod(growth.shape), "Take fewer bins, or trees of fewer levels.")
     _check_size("num_trees", "a forest", num_trees * (2 << max_depth), "Take fewer trees, or fewer levels.")
     histogram = jax.ShapeDtypeStruct(growth.shape, jnp.float32)
@@ -204,7 +212,19 @@ def boosted_trees(
 def _edges(
     low: float | None, high: float | None, num_bins: int, edges: Sequence[Sequence[float]] | None, num_features: int
 ) -> np.ndarray:
-    """Returns the lower bounds of all bins but the first, [d, B - 1] float32; refuses bins that are none."""
+    """Returns the lower bounds of all bins but the first, [d, B - 1] float32; refuses bins that are none.
+
+    With `low` and `high` the bounds of every feature are low + b (high - low) / B for b = 1, ..., B - 1.
+
+    Args:
+      low, high: the range of all features, low < high; both None beside `edges`.
+      num_bins: B, at least 2.
+      edges: for each of the d features B - 1 rising numbers; None beside `low` and `high`.
+      num_features: d.
+
+    Raises: ValueError for both kinds of bins or for none, for lists of other lengths, and for bounds that do not rise
+      in float32.
+    """
     if (edges is None) != (None not in (low, high)) or (low is None) != (high is None):
         hint = "They are the bins of all features; edges are those of each."
         validate.fail("low, high", "both, or edges in their place", (low, high), hint)

@@ -84,7 +84,16 @@ def take_off(key: Array, traffic: Traffic, load: Callable) -> Flights:
     trip = trips(key, traffic, load, ids, there_at(traffic.devices, ids, seconds))
     due, leaves = trip.ends(traffic, clock, now)
     begun = trip.begun(traffic, key, clock, now)
-    return Flights(ids, jnp.zeros_like(ids), due, version, clock, arrived, begun, leaves)
+    return Flights(
+        ids=ids,
+        bases=jnp.zeros_like(ids),
+        due=due,
+        version=version,
+        clock=clock,
+        arrived=arrived,
+        begun=begun,
+        leaves=leaves,
+    )
 
 
 def next_arrivals(key: Array, traffic: Traffic, flights: Flights, load: Callable) -> tuple[Arrivals, Flights]:
@@ -144,14 +153,14 @@ def next_arrivals(key: Array, traffic: Traffic, flights: Flights, load: Callable
     begun = trip.begun(traffic, key, flights.clock, jnp.where(arrives, start, NEVER_ARRIVES))
     num_versions = count if traffic.buffer_size == 1 else (count > 0).astype(jnp.int32)
     after = Flights(
-        flights.ids.at[places].set(staying.ids),
-        flights.bases.at[places].set(staying.bases),
-        jnp.where(due == NEVER_ARRIVES, NEVER_ARRIVES, due - elapsed),
-        flights.version + num_versions,
-        advanced(flights.clock, elapsed, ticks_per_second),
-        flights.arrived + count,
-        jax.tree.map(jnp.add, flights.begun, begun),
-        flights.leaves,
+        ids=flights.ids.at[places].set(staying.ids),
+        bases=flights.bases.at[places].set(staying.bases),
+        due=jnp.where(due == NEVER_ARRIVES, NEVER_ARRIVES, due - elapsed),
+        version=flights.version + num_versions,
+        clock=advanced(flights.clock, elapsed, ticks_per_second),
+        arrived=flights.arrived + count,
+        begun=jax.tree.map(jnp.add, flights.begun, begun),
+        leaves=flights.leaves,
     )
     interrupted = None
     if traffic.loses:
@@ -160,7 +169,7 @@ def next_arrivals(key: Array, traffic: Traffic, flights: Flights, load: Callable
         interrupted = has_left.sum(dtype=jnp.int32)
         remaining = jnp.where(has_left | (leaving == NEVER_ARRIVES), NEVER_ARRIVES, leaving - elapsed)
         after = after._replace(leaves=remaining)
-    after = _filled(key, traffic, after, load, spare, count)
+    after = _filled(key, traffic, after, load, spare=spare, called=count)
     # Busy ticks within the step: of clients who were in flight at its beginning, and of those sent work during it.
     end = _earlier(flights.due, flights.leaves)
     new_end = _earlier(arrive, leaves)
@@ -170,17 +179,17 @@ def next_arrivals(key: Array, traffic: Traffic, flights: Flights, load: Callable
     busy = jnp.where(end == NEVER_ARRIVES, 0, jnp.minimum(end, elapsed))
     gaps = flights.version + (rank if traffic.buffer_size == 1 else 0) - bases
     arrivals = Arrivals(
-        ids,
-        arrives,
-        bases,
-        jnp.where(arrives, gaps, 0),
-        jnp.where(arrives, elapsed - time, 0),
-        elapsed,
-        busy.astype(jnp.float32).sum() + new_busy.astype(jnp.float32).sum(),
-        (~_is_empty(after)).sum(dtype=jnp.int32),
-        is_too_old.sum(dtype=jnp.int32),
-        after.begun,
-        interrupted,
+        ids=ids,
+        there=arrives,
+        bases=bases,
+        gaps=jnp.where(arrives, gaps, 0),
+        waited=jnp.where(arrives, elapsed - time, 0),
+        elapsed=elapsed,
+        busy=busy.astype(jnp.float32).sum() + new_busy.astype(jnp.float32).sum(),
+        flying=(~_is_empty(after)).sum(dtype=jnp.int32),
+        stopped=is_too_old.sum(dtype=jnp.int32),
+        begun=after.begun,
+        interrupted=interrupted,
     )
     return arrivals, after._replace(begun=jax.tree.map(jnp.zeros_like, after.begun))
 
@@ -210,7 +219,15 @@ def _emptied(flights: Flights, places: Array) -> Flights:
 
 
 def _ordered(entry: _Entry) -> _Entry:
-    """Puts clients in order by time, equal times by id; of two entries of one client the earlier entry comes first."""
+    """Puts clients in order by time, equal times by id; of two entries of one client the earlier entry comes first.
+
+    Args:
+      entry: n clients in any order, each field [n]; times in uint32 ticks from the step's beginning, `NEVER_ARRIVES`
+        without a message. Such clients come last.
+
+    Returns: the same n clients in order. The place of client i in it is the number of clients j with
+    (time_j, id_j, j) < (time_i, id_i, i), compared one number after the other.
+    """
     time = entry.time
     ids = entry.ids
     index = jnp.arange(entry.ids.size, dtype=jnp.int32)
@@ -235,8 +252,18 @@ def _at(index: Array, entry: _Entry) -> _Entry:
 def _candidates(key: Array, traffic: Traffic, flights: Flights, waiting: _Entry) -> tuple[Array, Array, Array]:
     """Draws the clients who are sent work after the next arrivals.
 
-    Returns: ([M] ids, the client who is sent work after the i-th arrival; [M] bool, whether it is there; these ids
-    together with further candidates, who may fill places that stay empty).
+    Args:
+      key: of the step.
+      traffic: how clients come and go.
+      flights: the state before the step, without the clients that are stopped.
+      waiting: the M next arrivals, each field [M]; with `refill` "same" in order of arrival.
+
+    Returns: three arrays.
+      - [M] int32 ids: the client who is sent work after the i-th arrival. With "same" it is the client who arrives.
+      - [M] bool: whether this client is there. With "same" it is looked up when the client is sent work, else at the
+        step's beginning.
+      - [S] int32 ids: the first array together with further candidates, who may fill places that stay empty; S is at
+        most M + `Traffic.num_refills`. With "same" it is empty, S = 0.
     """
     m = traffic.block
     if traffic.refill == "same":
@@ -317,15 +344,19 @@ def _joined(traffic: Traffic, version: Array, waiting: _Entry, start: Array, sen
     return entries, jnp.where(can_be_used, m, rank).min()
 
 
-def _filled(key: Array, traffic: Traffic, flights: Flights, load: Callable, spare: Array, called: Array) -> Flights:
+def _filled(key: Array, traffic: Traffic, flights: Flights, load: Callable, *, spare: Array, called: Array) -> Flights:
     """Fills empty places at the end of a step.
 
     Candidates whom no arrival called come first; they go to the places of clients who are away, then to other empty
     places. The places that are then still empty go to their own last clients, whom no draw selects.
 
     Args:
-      spare: the candidates of `_candidates`.
-      called: [] int32, how many of them were sent work after an arrival.
+      key: of the step.
+      traffic: how clients come and go.
+      flights: the state at the end of the step.
+      load: as in `take_off`.
+      spare: [S] int32 ids, the candidates of `_candidates`.
+      called: [] int32 in [0, M], how many of them were sent work after an arrival; these come first.
     """
     max_refills = traffic.num_refills
     no_place = traffic.concurrency  # an index outside of the places: what is written there is dropped

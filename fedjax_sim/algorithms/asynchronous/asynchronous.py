@@ -154,7 +154,7 @@ def load_for(star: Star, params: PyTree, population: Population) -> Callable:
 
 
 def start(
-    star: Star, traffic: Traffic, key: Array, params: PyTree, population: Population, federation: FederatedState
+    star: Star, traffic: Traffic, key: Array, params: PyTree, population: Population, *, federation: FederatedState
 ) -> AsyncState:
     """Makes the state before the first step, in which C clients train on the initial model.
 
@@ -198,7 +198,17 @@ def arrive(
 
 
 def _metrics(traffic: Traffic, arrivals: Arrivals, after: Flights) -> dict[str, Array]:
-    """The metrics of a step, as `asynchronous` lists them."""
+    """Computes the metrics of a step, as `asynchronous` lists them.
+
+    Args:
+      traffic: how clients come and go.
+      arrivals: the messages that the step takes, L of M rows, times in ticks.
+      after: the state after the step; its clock is the simulated time so far.
+
+    Returns: arrays [] by name, times in seconds, and `staleness_counts` [max_staleness + 1], where entry g is the
+    number of arrivals of staleness g. Means over arrivals are NaN for L = 0. `utilisation` is busy / (elapsed C), in
+    [0, 1].
+    """
     seconds_per_tick = 1.0 / traffic.devices.ticks_per_second
     # Means over arrivals are NaN in a step without any, and such a step does not count in a run's mean (`Metric.by`).
     num_arrivals = arrivals.there.sum(dtype=jnp.float32)
@@ -320,7 +330,15 @@ def asynchronous(
 
     References: Nguyen et al. 2022 (FedBuff), algorithm 1; Koloskova, Stich and Jaggi 2022, for waiting ("same").
     """
-    traffic = Traffic(devices, concurrency, buffer_size, buffer_size, max_staleness, refill, hazard)
+    traffic = Traffic(
+        devices,
+        concurrency=concurrency,
+        block=buffer_size,
+        buffer_size=buffer_size,
+        max_staleness=max_staleness,
+        refill=refill,
+        hazard=hazard,
+    )
     check_traffic(traffic, population_size, "buffer_size")
     staleness_weight = polynomial() if staleness is None else staleness
     validate.function("staleness", staleness_weight, "gaps")
@@ -336,7 +354,7 @@ def asynchronous(
 
     def init(key, params, population):
         federation = initial_state(star, params, population)
-        state = start(star, traffic, key, params, population, federation)
+        state = start(star, traffic, key, params, population, federation=federation)
         spec = message_spec(star, jax.eval_shape(star.server.broadcast, federation.server), population)
         if discounts_updates:
             check_discount(client, spec)

@@ -98,19 +98,35 @@ def fedasync(
 
     References: Xie, Koyejo and Gupta 2019 (FedAsync), algorithm 1.
     """
-    traffic = Traffic(devices, concurrency, arrivals_per_step, 1, max_staleness, refill, hazard)
+    traffic = Traffic(
+        devices,
+        concurrency=concurrency,
+        block=arrivals_per_step,
+        buffer_size=1,
+        max_staleness=max_staleness,
+        refill=refill,
+        hazard=hazard,
+    )
     check_traffic(traffic, population_size, "arrivals_per_step")
     staleness_weight = polynomial() if staleness is None else staleness
     validate.function("staleness", staleness_weight, "gaps")
     discounts(staleness_weight, max_staleness)  # checks the range of the factors
     work, execution = client.local_work({**options, "weighting": "uniform"})
     local = stateless_client(loss_fn, optimizer, work, proximal_term(coefficient), sends_model=True)
-    star = Star(arrivals_only(traffic), local, _in_order(), replacement(), identity(), Execution(**execution))
+    star = Star(
+        sampler=arrivals_only(traffic),
+        client=local,
+        aggregator=_in_order(),
+        server=replacement(),
+        transform=identity(),
+        execution=Execution(**execution),
+    )
     num_models = traffic.num_models
     all_slots = jnp.arange(arrivals_per_step, dtype=jnp.int32)
 
     def init(key, params, population):
-        return start(star, traffic, key, params, population, initial_state(star, params, population))
+        federation = initial_state(star, params, population)
+        return start(star, traffic, key, params, population, federation=federation)
 
     def mixed(model_and_versions, messages_and_weights, rows, slots, mixing):
         """Mixes the messages of some slots into the model, one after the other.
@@ -129,7 +145,8 @@ def fedasync(
         # A step always writes M versions. Those past the last arrival equal the model, and are written to places where
         # no version is kept (`Traffic.num_models`).
         places = (version + 1 + slots) % num_models
-        return _chain(*model_and_versions, messages, rows, jnp.where(is_usable, factors[slots], 0), places)
+        usable_factors = jnp.where(is_usable, factors[slots], 0)
+        return _chain(*model_and_versions, messages, rows=rows, factors=usable_factors, places=places)
 
     def step(key, state, population):
         arrivals, flights, cohort = arrive(star, traffic, key, state, population)
@@ -160,15 +177,20 @@ def fedasync(
     return Algorithm(init, step, lambda state: state.federation.server, star, metrics=metrics, params_kind=kind)
 
 
-def _chain(params: PyTree, models: PyTree, messages: PyTree, rows: Array, factors: Array, places: Array) -> tuple:
+def _chain(
+    params: PyTree, models: PyTree, messages: PyTree, *, rows: Array, factors: Array, places: Array
+) -> tuple[PyTree, PyTree]:
     """Mixes messages into the model one after the other, and writes the versions that this makes.
+
+    Message i makes w_i = w_{i-1} + a_i (x_i - w_{i-1}), where w_0 is the model and x_i the message at `rows[i]`.
 
     Args:
       params: the model, leaves [...].
       models: the ring of versions, leaves [V, ...].
       messages: leaves [M or more, ...].
-      rows, factors, places: [M] each: the row of the next message, its factor a, and the place of the version that it
-        makes.
+      rows: [M] int32, the row of each message, in the order of arrival.
+      factors: [M] float32 in [0, 1], the factor a of each message.
+      places: [M] int32 in [0, V), the place in the ring of the version that each message makes.
 
     Returns: (the model after all messages, the ring of versions).
     """

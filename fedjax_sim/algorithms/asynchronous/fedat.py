@@ -143,7 +143,15 @@ def fedat(
     validate.integer("clients_per_tier", clients_per_tier, 1, population_size // num_tiers)
     work, round_options = client.local_work(options)
     check_hazard(hazard)
-    traffic = Traffic(devices, num_tiers, clients_per_tier, clients_per_tier, 0, "", hazard)
+    traffic = Traffic(
+        devices,
+        concurrency=num_tiers,
+        block=clients_per_tier,
+        buffer_size=clients_per_tier,
+        max_staleness=0,
+        refill="",
+        hazard=hazard,
+    )
     tiers = _Tiers(traffic, num_tiers, clients_per_tier)
     rule = aggregation.mean() if aggregator is None else aggregator
     validate.part("aggregator", rule, Aggregator)
@@ -177,7 +185,15 @@ def fedat(
         next_bases = jax.tree.map(lambda bases, x: bases.at[tier].set(x), state.bases, server_state.params)
         federation = federation._replace(server=server_state._replace(tier=jnp.zeros_like(tier), base=()))
         nothing_begun = jax.tree.map(jnp.zeros_like, state.begun)
-        after = TierState(federation, rounds, next_bases, state.order, state.version + 1, clock, nothing_begun)
+        after = TierState(
+            federation=federation,
+            rounds=rounds,
+            bases=next_bases,
+            order=state.order,
+            version=state.version + 1,
+            clock=clock,
+            begun=nothing_begun,
+        )
         return after, sent_instead(info, begun)
 
     metrics = (*metrics_of(star), *METRICS, *losses(traffic))
@@ -242,7 +258,15 @@ class _Tiers(NamedTuple):
 
 
 def _initial_tiers(tiers: _Tiers, plain: Star, key: Array, params: PyTree, population: Population) -> TierState:
-    """Makes the state before the first step, in which every tier's first round has begun."""
+    """Makes the state before the first step, in which every tier's first round has begun.
+
+    Args:
+      tiers: which clients are in which of the Q tiers.
+      plain: the star with a server whose state is the model alone.
+      key: of the run's start.
+      params: the initial model, which is every tier's model and which every tier was sent; leaves [...].
+      population: all N clients.
+    """
     load = load_for(plain, params, population)
     order = tiers.order(key, load)
     # A state is donated to the program that makes the next one, so no array may be in it twice.
@@ -257,7 +281,9 @@ def _initial_tiers(tiers: _Tiers, plain: Star, key: Array, params: PyTree, popul
     federation = federation._replace(server=_Mean(params, models, counts, tier, ()))
     bases = jax.tree.map(jnp.copy, models)
     begun = jax.tree.map(lambda x: x.sum(dtype=x.dtype), begun)
-    return TierState(federation, rounds, bases, order, version, clock, begun)
+    return TierState(
+        federation=federation, rounds=rounds, bases=bases, order=order, version=version, clock=clock, begun=begun
+    )
 
 
 def _end_round(
@@ -265,8 +291,21 @@ def _end_round(
 ) -> tuple[Array, Cohort, _Rounds, Clock, Begun]:
     """Finds the tier whose round ends next, and begins the tier's next round.
 
-    Returns: (the tier, the cohort of the round that ends, the rounds of all tiers after it, the time, the work that was
-    begun).
+    The tier is q = argmin `due`, of equal ones the fastest, and `due` of all tiers is reduced by the ticks elapsed.
+
+    Args:
+      tiers: which clients are in which of the Q tiers.
+      plain: the star with a server whose state is the model alone.
+      key: of the stage "arrivals" of the step.
+      state: before the step; the clients' own states are not read, and may be ().
+      population: all N clients.
+
+    Returns:
+      - the tier, [] int32 in [0, Q);
+      - the cohort of the round that ends, m slots, with the step's metrics;
+      - the rounds of all tiers after it;
+      - the time at which it ends;
+      - the work that was begun in the step, and before the first step if no info has counted it yet.
     """
     unit = tiers.devices.ticks_per_second
     rounds = state.rounds

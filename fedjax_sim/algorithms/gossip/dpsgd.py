@@ -184,7 +184,7 @@ def consensus(
         before, memory = engine.take(state.star.clients, ids)
         rows = engine.reproducible(mixed)(links, before)
         no_work = Work(0, 0, None, 0.0)
-        state, info = finish(nodes, key, state, links, memory, before, rows, no_work)
+        state, info = finish(nodes, key, state, links, memory=memory, before=before, rows=rows, work=no_work)
         none_dropped = {"dropped_clients": jnp.zeros((), jnp.int32)}
         return state, none_dropped | info
 

@@ -130,7 +130,8 @@ def pairwise_gossip(
         nodes = jnp.concatenate([cohort.ids, partners])
         rows, memory = engine.take(memory, nodes)
 
-        def make_meetings(nodes, rows, after, arrived, reported, means):
+        def make_meetings(nodes, rows, after, arrived_and_reported, means):
+            arrived, reported = arrived_and_reported
             before = jax.tree.map(lambda x: x[: arrived.shape[0]], rows)
             updates = tree.where(arrived, tree.subtract(after, before), tree.zeros_like(before))
             first = first_places(nodes)
@@ -141,7 +142,7 @@ def pairwise_gossip(
             return tree.where(is_finite, new_rows, rows), is_first, is_finite, metrics
 
         rows, is_first, is_finite, metrics = engine.reproducible(make_meetings)(
-            nodes, rows, after, gathered.arrived, cohort.reported, aggregated.means
+            nodes, rows, after, (gathered.arrived, cohort.reported), aggregated.means
         )
         clients = engine.put(memory, nodes, rows, is_first)
         meets = partners != cohort.ids  # a node without neighbours is its own partner
@@ -225,7 +226,9 @@ def price_of_meetings(devices: Devices, key: Array, cohort: Cohort, partners: Ar
     joules = -down_joules[:size], jnp.zeros(size, jnp.float32), radio_joules - up_joules[:size]
     least = all_exchanges[size:]  # a node is done no sooner than its partner has had its meetings
     airtime = jnp.where(meets, jnp.minimum(up[:size] + up[size:], MOST_TICKS), 0)
-    return price._replace(more=More(ticks, joules, least, price.bytes_up, airtime, meets))
+    return price._replace(
+        more=More(ticks=ticks, joules=joules, least=least, bytes_up=price.bytes_up, airtime=airtime, sends=meets)
+    )
 
 
 def meetings(key: Array, ids: Array, tables: dict[str, Array]) -> tuple[Array, Array]:

@@ -55,7 +55,9 @@ def train(nodes: Nodes, key: Array, state: NodesState, population: Population, u
     info = tree.joined_metrics({"client": client_metrics, "aggregator": aggregated.metrics["aggregator"]})
     info |= unusable(nodes.star, cohort, gathered.dropped, gathered.num_dropped)
     info |= {"clients_reported": gathered.num_arrived}
-    return Trained(memory, before, after, aggregated.update, gathered.arrived, info)
+    return Trained(
+        memory=memory, before=before, after=after, sent=aggregated.update, arrived=gathered.arrived, info=info
+    )
 
 
 def mean_over(models: PyTree, counted: Array | None) -> PyTree:
@@ -88,7 +90,15 @@ def distance(models: PyTree, counted: Array | None = None) -> Array:
 
 
 def finish(
-    nodes: Nodes, key: Array, state: NodesState, links: Links, memory: PyTree, before: PyTree, rows: PyTree, work: Work
+    nodes: Nodes,
+    key: Array,
+    state: NodesState,
+    links: Links,
+    *,
+    memory: PyTree,
+    before: PyTree,
+    rows: PyTree,
+    work: Work | None,
 ) -> tuple[NodesState, dict[str, Any]]:
     """Finishes a round: makes the next state, and the info of messages, consensus and time.
 
@@ -102,7 +112,7 @@ def finish(
       links: of the round.
       memory: of `Trained`.
       before, rows: the nodes' states before the round and after mixing, [N, ...].
-      work: of one node, for its time.
+      work: of one node, for its time; None where time is not simulated.
 
     Guarantees: at a learning rate at which float32 overflows, all nodes' models stay finite, and the info counts
     skipped rounds or dropped clients (tests/algorithms/gossip/test_dpsgd.py::test_a_round_that_diverges_is_skipped).
@@ -174,7 +184,8 @@ def node_algorithm(nodes: Nodes, combine: Callable) -> Algorithm:
         trained_nodes = train(nodes, key, state, population, links.up)
         rows = engine.reproducible(combine)(links, trained_nodes._replace(memory=(), info={}))
         work = work_of(nodes.star, state.star.server, population) if nodes.timing.devices is not None else None
-        state, info = finish(nodes, key, state, links, trained_nodes.memory, trained_nodes.before, rows, work)
+        before = trained_nodes.before
+        state, info = finish(nodes, key, state, links, memory=trained_nodes.memory, before=before, rows=rows, work=work)
         return state, trained_nodes.info | info
 
     evaluated = Evaluated(personal=partial(own_models, nodes))

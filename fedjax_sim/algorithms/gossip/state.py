@@ -132,8 +132,15 @@ def nodes_of(
     sampler = sampling.full(size)
     rule = aggregation.total() if aggregator is None else aggregator
     message_transform = identity() if transform is None else transform
-    star = Star(sampler, client, rule, server.replacement(), message_transform, Execution(**execution))
-    return Nodes(star, mixing, timing, models, message, attackers)
+    star = Star(
+        sampler=sampler,
+        client=client,
+        aggregator=rule,
+        server=server.replacement(),
+        transform=message_transform,
+        execution=Execution(**execution),
+    )
+    return Nodes(star=star, mixing=mixing, timing=timing, models=models, message=message, attackers=attackers)
 
 
 def training(local: ClientUpdate, start: Callable, at: Callable, moved: Callable) -> ClientUpdate:

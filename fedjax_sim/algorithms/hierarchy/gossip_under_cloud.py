@@ -97,7 +97,14 @@ def hierarchical_gossip(
     nodes = inside._replace(init=lambda params, group: params, apply=apply)
     rule = aggregation.gather(by_edge)
     execution = Execution(mesh=mesh, nonfinite=nonfinite)
-    star = Star(sampling.full(size), nodes, rule, server.replacement(), transform.identity(), execution)
+    star = Star(
+        sampler=sampling.full(size),
+        client=nodes,
+        aggregator=rule,
+        server=server.replacement(),
+        transform=transform.identity(),
+        execution=execution,
+    )
 
     def mixed(before: PyTree, sent: tuple[PyTree, Array], number: Array) -> tuple[PyTree, Array, Array, Array]:
         """The models after a round, whether they are finite, whether the cloud averaged, the consensus distance."""

@@ -175,7 +175,17 @@ def as_client_update(
 
 
 def _level_of(federation: Star | Algorithm) -> Level:
-    """The form of a federation that a hierarchy needs, stated by the algorithm or made of the parts of a star."""
+    """Returns the form of a federation that a hierarchy needs.
+
+    Args:
+      federation: an algorithm that states its `level`; or the parts of a whole algorithm, of which a level is made: its
+        steps are the rounds of these parts, on one device.
+
+    Returns: a `Level`. The info inside its steps has no metric `WEIGHT`: this sum of the weights of the messages that
+    arrived, [] float32, is `Inside.weight`.
+
+    Raises: ValueError for parts that are not a whole algorithm, and those of `check_parts`.
+    """
     if isinstance(federation, Algorithm):
         if federation.level is not None:
             return federation.level
@@ -303,7 +313,16 @@ def sampler_inside(edge_sampler: Sampler | None, group_size: int | None, members
 
 
 def _check_options(star: Star, rounds: int, name: str, weighting: str | None, keep: bool) -> None:
-    """Raises ValueError, TypeError for options of `as_client_update` that are out of range or do not fit the star."""
+    """Raises ValueError, TypeError for options of `as_client_update` that are out of range or do not fit the star.
+
+    Args:
+      star: the parts of the rounds inside.
+      rounds: kappa, at least 1.
+      name: of the level, a Python identifier.
+      weighting: "examples", "uniform" or None.
+      keep: whether states inside go on in the next round above; False refuses a sampler with a state and a rate over
+        rounds.
+    """
     validate.integer("rounds", rounds)
     validate.one_of("weighting", weighting, WEIGHTINGS)
     validate.truth("keep", keep)
@@ -326,7 +345,11 @@ def on_one_device(star: Star) -> Star:
 
 
 def _check_whole(star: Star) -> None:
-    """Raises ValueError for parts that are not a whole algorithm, or that cannot be inside of a hierarchy."""
+    """Raises ValueError for parts that are not a whole algorithm, or that cannot be inside of a hierarchy.
+
+    Args:
+      star: the parts of the rounds inside.
+    """
     if star.complete is not True:
         hint = "Its rounds are more than invite, collect and close: take parts of `federated`, which say `complete`."
         validate.fail("star", "the parts of a whole algorithm (`Star.complete`)", "parts without the rest", hint)

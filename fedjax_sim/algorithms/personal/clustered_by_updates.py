@@ -133,7 +133,14 @@ def clustered_by_updates(
 
     local = local_sgd(loss_fn, optimizer, work)
     aggregator = aggregation.gather(rule, start=start)
-    star = Star(sampler, local, aggregator, _models(max_clusters), identity(), Execution(**execution))
+    star = Star(
+        sampler=sampler,
+        client=local,
+        aggregator=aggregator,
+        server=_models(max_clusters),
+        transform=identity(),
+        execution=Execution(**execution),
+    )
 
     def init(key, params, population):
         return initial_state(star, params, population)
@@ -201,7 +208,17 @@ def second_part(similarities: Array, is_member: Array) -> Array:
 
 
 def _models(count: int) -> ServerUpdate:
-    """Makes a server of `count` models, leaves [count, ...], which sends a client one of them (`Bases`)."""
+    """Makes a server of models w_c, one for each cluster c, which sends a client one of them (`Bases`).
+
+    A step is w_c <- w_{p(c)} + u_c, where u_c is the mean update of cluster c and p(c) its parent: the cluster that it
+    was split from in this round, or c itself.
+
+    Args:
+      count: the most clusters. The state has leaves [count, ...]. The aggregate is {"updates": leaves [count, ...],
+        "parents": [count] int32 in [0, count)}.
+
+    Returns: a ServerUpdate whose broadcast and `params` are the model of cluster 0.
+    """
 
     def first(models: PyTree) -> PyTree:
         return jax.tree.map(lambda x: x[0], models)

@@ -132,7 +132,15 @@ def _logits(model: Model, params: PyTree, rows: ClientData) -> Array:
 
 
 def _consensus_server(model: Model, public: ClientData) -> ServerUpdate:
-    """Makes the server that keeps the aggregate of the clients' logits."""
+    """Makes the server that keeps the aggregate of the clients' logits.
+
+    Args:
+      model: the clients' model, for the shape of its logits [n, classes].
+      public: the n public rows, padding included, which are a part of the state.
+
+    Returns: a ServerUpdate that takes {"logits": [n, classes]} and broadcasts its whole state, of which the logits
+    alone count as bytes. `params` is the start model, which is never trained.
+    """
 
     def spec(params: PyTree) -> jax.ShapeDtypeStruct:
         return jax.eval_shape(lambda params: _logits(model, params, public), params)
@@ -155,4 +163,12 @@ def _consensus_server(model: Model, public: ClientData) -> ServerUpdate:
         return {"logits": spec(params)}
 
     kind = ParamsKind.UNTRAINED
-    return ServerUpdate(init, lambda state: state, apply, lambda state: state.start, wire, takes, params_kind=kind)
+    return ServerUpdate(
+        init=init,
+        broadcast=lambda state: state,
+        apply=apply,
+        params=lambda state: state.start,
+        wire=wire,
+        takes=takes,
+        params_kind=kind,
+    )

@@ -132,7 +132,19 @@ def _check_classes(y: Array) -> None:
 
 
 def _prototype_server(halves: Cut, input_shape: tuple[int, ...]) -> ServerUpdate:
-    """Makes the server that keeps the mean embedding of each class."""
+    """Makes the server that keeps the mean embedding of each class, its prototype.
+
+    The prototype of class y is P_y = sum_i s_iy / sum_i n_iy, where client i holds n_iy rows of class y, whose
+    embeddings add up to s_iy. A class without rows in the cohort keeps its prototype.
+
+    Args:
+      halves: the model, cut behind the layer of the embedding.
+      input_shape: of one example's x, without an axis of rows.
+
+    Returns: a ServerUpdate that takes the cohort's means {"rows": [classes] float32, "sums": [classes, size] float32}:
+    in their quotient the divisor of the means cancels. It broadcasts its whole state, of which prototypes and known
+    classes alone count as bytes.
+    """
 
     def sizes(params: PyTree) -> tuple[int, int]:
         """Returns the numbers of classes and of an embedding's entries."""
@@ -162,4 +174,12 @@ def _prototype_server(halves: Cut, input_shape: tuple[int, ...]) -> ServerUpdate
         return {"rows": rows, "sums": jax.ShapeDtypeStruct((num_classes, size), jnp.float32)}
 
     kind = ParamsKind.UNTRAINED
-    return ServerUpdate(init, lambda state: state, apply, lambda state: state.start, wire, takes, params_kind=kind)
+    return ServerUpdate(
+        init=init,
+        broadcast=lambda state: state,
+        apply=apply,
+        params=lambda state: state.start,
+        wire=wire,
+        takes=takes,
+        params_kind=kind,
+    )

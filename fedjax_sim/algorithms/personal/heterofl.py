@@ -127,7 +127,14 @@ def heterofl(
 
     step_of_server = _ratio_of_holders(server.optimizer(optax.sgd(1.0)), model, shares)
     local = ClientUpdate(lambda broadcast: (), apply, facts_of(work, optimizer))
-    star = Star(sampler, local, aggregation.mean(), step_of_server, identity(), Execution(**execution))
+    star = Star(
+        sampler=sampler,
+        client=local,
+        aggregator=aggregation.mean(),
+        server=step_of_server,
+        transform=identity(),
+        execution=Execution(**execution),
+    )
 
     def init(key, params, population):
         return initial_state(star, params, population)
@@ -237,7 +244,20 @@ def _total(sizes: list[int], tiers: Array, chosen: Array) -> Count:
 
 
 def _ratio_of_holders(inner: ServerUpdate, model: Model, shares: np.ndarray) -> ServerUpdate:
-    """Makes a server that divides each parameter's mean update by the share of the clients that hold it."""
+    """Makes a server that divides each parameter's mean update by the share of the clients that hold it.
+
+    With the weights a_i of the cohort's clients, which add up to 1, parameter j moves by sum_i a_i u_ij / sum_i a_i
+    h_ij, where h_ij is 1 if client i holds the parameter, else 0. A parameter that no client holds does not move.
+
+    Args:
+      inner: takes the step with these quotients.
+      model: dense and convolutional layers one after the other.
+      shares: [tiers] float64 in (0, 1], rising: the shares of hidden units that the tiers hold.
+
+    Returns: a ServerUpdate that takes {"update": the mean sum_i a_i u_i, zeros for what a client does not hold, as the
+    model; "tier": [tiers] float32, the share of the weight that each tier has}. It broadcasts {"params": the whole
+    model, "tier": 0}; in its place `Bases` sends each client its sub-model and its tier.
+    """
 
     def apply(key, aggregate, state):
         tier_shares = aggregate["tier"]

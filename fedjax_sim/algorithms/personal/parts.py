@@ -57,7 +57,7 @@ def fedper(
     def both(key: Array, model: PyTree, data: ClientData) -> Training:
         return train(key, model, data, uncorrected(model))
 
-    return _kept_part(both, sampler, own, optimizer, work, aggregator, round_options)
+    return _kept_part(both, sampler, optimizer, work, own=own, aggregator=aggregator, round_options=round_options)
 
 
 @validate.named_arguments
@@ -97,7 +97,7 @@ def fedrep(
         first = train_own(stream(key, "own part"), model, data, _only(own, True))
         return train(key, first.params, data, _only(own, False))
 
-    return _kept_part(own_first, sampler, own, optimizer, work, aggregator, round_options)
+    return _kept_part(own_first, sampler, optimizer, work, own=own, aggregator=aggregator, round_options=round_options)
 
 
 @validate.named_arguments
@@ -131,7 +131,16 @@ def fedbabu(
     def shared_only(key: Array, model: PyTree, data: ClientData) -> Training:
         return train(key, model, data, _only(own, False))
 
-    return _kept_part(shared_only, sampler, own, optimizer, work, aggregator, round_options, ParamsKind.START)
+    return _kept_part(
+        shared_only,
+        sampler,
+        optimizer,
+        work,
+        own=own,
+        aggregator=aggregator,
+        round_options=round_options,
+        params_kind=ParamsKind.START,
+    )
 
 
 def _only(own: Sequence[str], is_own: bool) -> Callable:
@@ -148,14 +157,26 @@ def _only(own: Sequence[str], is_own: bool) -> Callable:
 def _kept_part(
     train: Callable[[Array, PyTree, ClientData], Training],
     sampler: Sampler,
-    own: Sequence[str],
     optimizer: optax.GradientTransformation,
     work: client.LocalWork,
+    *,
+    own: Sequence[str],
     aggregator: Aggregator | None,
     round_options: dict,
     params_kind: ParamsKind = ParamsKind.PART,
 ) -> Algorithm:
-    """Makes the algorithm of clients that train a whole model and send the update of its shared part."""
+    """Makes the algorithm of clients that train a whole model and send the update of its shared part.
+
+    Args:
+      train: (key, model, data) -> `Training` of the whole model, which says which parts it trains.
+      sampler: as in `fedper`.
+      optimizer: of `train`; read for the facts of the client alone.
+      work: of `train`; says how a client weighs.
+      own: paths of the clients' part.
+      aggregator: of the updates of the shared part; None = `aggregation.mean()`.
+      round_options: of `federated`. A `downlink` is taken out of the dictionary.
+      params_kind: what `params` are, the shared part beside the clients' part as it was before training.
+    """
 
     def init(broadcast):
         return partition(broadcast, own)[0]

@@ -92,7 +92,17 @@ def on_simplex(values: Array) -> Array:
 
 
 def _worst_mixture(population_size: int, rate: float) -> Aggregator:
-    """Makes the mean of updates by weights that are the aggregator's state, and rise with the clients' losses."""
+    """Makes the mean of updates by weights that are the aggregator's state, and rise with the clients' losses.
+
+    The aggregate is sum_i lambda_i u_i / sum_i lambda_i over the clients whose messages arrived. Then lambda <- the
+    point of the simplex nearest to lambda + gamma F, where F_i is the loss of client i, and 0 without a message.
+
+    Args:
+      population_size: N. The state lambda is [N] float32, at first 1 / N each.
+      rate: gamma, at least 0.
+
+    Returns: an Aggregator of messages {"update": as the model, "loss": [] float32}.
+    """
     mean = aggregation.mean()
 
     def start(update_spec):

@@ -165,7 +165,14 @@ def fednova(
 
 
 def _on_direction(transform: UpdateTransform) -> UpdateTransform:
-    """Applies a transform to a message's direction alone: a changed number of steps would rescale the mean step."""
+    """Applies a transform to a message's direction alone: a changed number of steps would rescale the mean step.
+
+    Args:
+      transform: of updates of the model, without noise.
+
+    Returns: an UpdateTransform of messages {"direction": as the model, "steps": [] float32}, as `client.normalized`
+    sends them. The number of steps is sent as it is, and counts its own bytes.
+    """
     validate.part("transform", transform, UpdateTransform)
     if transform.facts.noise is not None:
         hint = "The number of steps is sent without noise, and reveals the number of examples."

@@ -64,7 +64,15 @@ def fedmgda(
 
 
 def _min_norm(epsilon: float, solver_steps: int) -> Aggregator:
-    """Makes the aggregator of normalised messages by `least_mixture`."""
+    """Makes the aggregator of normalised messages by `least_mixture`.
+
+    The aggregate is d = sum_i lambda_i u_i / |u_i| over the n messages that arrived. Here lambda minimises |d|^2 over
+    the simplex with |lambda_i - 1 / n| <= epsilon. It reads the products <u_i, u_j> / (|u_i| |u_j|) alone, [m, m].
+
+    Args:
+      epsilon: in [0, 1].
+      solver_steps: exact steps along two entries of lambda, at least 1.
+    """
 
     def rule(key, updates, weights, ids):
         leaves = [x.reshape(x.shape[0], -1).astype(jnp.float32) for x in jax.tree.leaves(updates)]

@@ -235,7 +235,15 @@ class _ControlState(NamedTuple):
 
 
 def _controlled(inner: ServerUpdate) -> ServerUpdate:
-    """Makes the second pass's server: it broadcasts c with model and statistics, and updates the statistics by c."""
+    """Makes the second pass's server: it broadcasts c with model and statistics, and updates the statistics by c.
+
+    Args:
+      inner: `server.statistics`, which takes {"params": the mean update, "gradient": c} and broadcasts {"params",
+        "statistics"}.
+
+    Returns: a ServerUpdate that takes the mean update alone; c, as the model, is a part of its state (`_ControlState`),
+    which the first pass sets. The model is not counted as sent.
+    """
 
     def apply(key, aggregate, state):
         update_and_gradient = {"params": aggregate, "gradient": state.control}

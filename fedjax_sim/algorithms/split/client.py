@@ -99,7 +99,15 @@ def split_client(
 
 
 def _by_party(optimizer: optax.GradientTransformation, split: Split) -> optax.GradientTransformation:
-    """Makes each party optimise its own parameters: no party sees the gradients of another party."""
+    """Makes each party optimise its own parameters: no party sees the gradients of another party.
+
+    Args:
+      optimizer: of each party.
+      split: says which parameters each of the P parties holds.
+
+    Returns: an optimiser of the joint parameters, whose state is a tuple of P states; an `OverRounds` if `optimizer` is
+    one.
+    """
 
     def init(params):
         return tuple(optimizer.init(part) for part in split.cut.split(params))
@@ -116,7 +124,15 @@ def _by_party(optimizer: optax.GradientTransformation, split: Split) -> optax.Gr
 
 
 def _loss_by_tier(splits: tuple[Split, ...]) -> Callable:
-    """Makes the loss of the split whose index is in the column "tier" of the examples."""
+    """Makes the loss of the split whose index is in the column "tier" of the examples.
+
+    Args:
+      splits: of one model, the split of each tier.
+
+    Returns: (params, examples, key) -> dict of per-example values. The column "tier" [n] int32 has the client's index
+    in [0, len(splits)) in all rows but padding, where it is 0. Without it, as in evaluations, the loss is that of the
+    first split.
+    """
     if len(splits) == 1:
         # `local_sgd` refuses a loss of several parties (attribute `helped`), whose messages it would not count.
         # `split_client` counts them, so a `partial` hides the attribute.

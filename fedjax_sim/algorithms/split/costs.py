@@ -132,7 +132,14 @@ def split_costs(split: Split, params: PyTree, examples: PyTree) -> SplitCosts:
     outputs = jax.eval_shape(lambda p, x: split.cut.model.apply(p, (), x, None, False)[0], params, batch["x"])
     output_bits = 0 if split.cut.last == 0 else 8 * tree.num_bytes(outputs) // n
     num_values = tuple(tree.num_values(part) for part in split.cut.split(params))
-    return SplitCosts(n, num_values, training, inference, crossings(split, params, example), output_bits)
+    return SplitCosts(
+        batch_size=n,
+        num_values=num_values,
+        training_flops=training,
+        inference_flops=inference,
+        crossed=crossings(split, params, example),
+        output_bits=output_bits,
+    )
 
 
 def _flops(split: Split, party: int, params: PyTree, examples: PyTree, training: bool) -> int:
@@ -140,6 +147,13 @@ def _flops(split: Split, party: int, params: PyTree, examples: PyTree, training:
 
     They are counted in a program whose arguments are all activations that cross, and whose results are those that the
     party sends. What other parties compute has no effect on these results, so it is not in the program.
+
+    Args:
+      split: the loss.
+      party: in [0, P).
+      params: of the whole model; arrays or specs.
+      examples: a batch {"x": [n, ...], "y": [n, ...]}; arrays or specs.
+      training: True: forward, loss and backward of the batch. False: the outputs alone.
     """
     received: list = []
 

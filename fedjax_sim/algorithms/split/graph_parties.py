@@ -168,7 +168,7 @@ class LayerPlaces(NamedTuple):
 
 
 def regularized_node_loss(
-    places: LayerPlaces, decay: float, params: PyTree, joint: Joint, key: Array, taps: dict | None = None
+    places: LayerPlaces, decay: float, params: PyTree, joint: Joint, key: Array, *, taps: dict | None = None
 ) -> tuple[Array, tuple[dict[str, Array], Array]]:
     """Computes the mean loss of all labelled nodes + decay / 2 |first layer|^2.
 

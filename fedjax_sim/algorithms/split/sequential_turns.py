@@ -7,6 +7,8 @@ end of the round the clients' parts are aggregated, and so are the copies.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
 
@@ -18,8 +20,18 @@ from fedjax_sim.round.collect import collect, everything
 from fedjax_sim.round.compatibility import check_distinct
 from fedjax_sim.round.costs import client_wires
 from fedjax_sim.round.round import close, invite
-from fedjax_sim.round.state import Bases, Gathered
-from fedjax_sim.types import Algorithm, Array, Cohort, PyTree, Received, Round, Star
+from fedjax_sim.round.state import Bases, FederatedState, Gathered
+from fedjax_sim.types import Algorithm, Array, Cohort, Population, PyTree, Received, Round, Star
+
+
+class _Turns(NamedTuple):
+    """The parts of rounds in turns; all of it is static."""
+
+    star: Star  # the parts of the algorithm
+    keeping_star: Star  # the same with an aggregator that keeps each message
+    split: Split  # says which part of the model is the client's
+    copies: int  # S, the number of copies of the server's part
+    relay: bool  # whether the client's part is passed on together with the copy
 
 
 def in_turns(made: Algorithm, split: Split, copies: int, *, relay: bool = False) -> Algorithm:
@@ -42,10 +54,11 @@ def in_turns(made: Algorithm, split: Split, copies: int, *, relay: bool = False)
     star = made.parts
     check_distinct(star.sampler, "A client is served once a round.")
     keeping_star = star._replace(aggregator=everything(star))
+    turns = _Turns(star=star, keeping_star=keeping_star, split=split, copies=copies, relay=relay)
 
     def step(key, state, population):
         cohort, sampler_state = invite(star, key, state)
-        gathered = _collect_in_turns(star, keeping_star, split, copies, relay, key, cohort, state, population)
+        gathered = _collect_in_turns(turns, key, cohort, state, population)
         return close(star, key, cohort, gathered, state._replace(sampler=sampler_state))
 
     parts = star._replace(complete=False)  # an edge made of the parts would not make turns
@@ -53,7 +66,7 @@ def in_turns(made: Algorithm, split: Split, copies: int, *, relay: bool = False)
 
 
 def _collect_in_turns(
-    star: Star, keeping_star: Star, split: Split, copies: int, relay: bool, key, cohort: Cohort, state, population
+    turns: _Turns, key: Array, cohort: Cohort, state: FederatedState, population: Population
 ) -> Gathered:
     """Collects the messages of a cohort whose clients are served in turns.
 
@@ -62,11 +75,10 @@ def _collect_in_turns(
     the broadcast, and they are accumulated.
 
     Args:
-      star: the parts.
-      keeping_star: the same with an aggregator that keeps each message.
-      split, copies, relay: as in `in_turns`.
+      turns: the parts.
       key, cohort, state, population: as in `collect`.
     """
+    star, copies = turns.star, turns.copies
     num_slots = cohort.ids.shape[0]
     num_turns = -(-num_slots // copies)
     # The queue holds slots: those of invited clients in their order, then the others.
@@ -85,15 +97,17 @@ def _collect_in_turns(
             cohort.ids[slots], cohort.invited[slots] & is_real, cohort.reported[slots] & is_real, work=work
         )
         bases = Bases(models, jnp.arange(copies, dtype=jnp.int32), jnp.ones(copies))
-        gathered = collect(keeping_star, key, turn_cohort, state, population, bases)
+        gathered = collect(turns.keeping_star, key, turn_cohort, state, population, bases)
         updates, weights = engine.all_rows(gathered.carry, jnp.arange(copies, dtype=jnp.int32))
 
         def next_models(models, updates):
             after = jax.tree.map(lambda x, u: x + u.astype(x.dtype), models, updates)
-            if relay:
+            if turns.relay:
                 return after
             # The next client starts from its own part of the broadcast, and from the copy as it is now.
-            return jax.vmap(split.cut.join)((_parts(split, models)[0], *_parts(split, after)[1:]))
+            own_part = _parts(turns.split, models)[0]
+            other_parts = _parts(turns.split, after)[1:]
+            return jax.vmap(turns.split.cut.join)((own_part, *other_parts))
 
         losses = () if gathered.losses is None else gathered.losses
         by_slot = (updates, weights, gathered.arrived, gathered.dropped, losses)
@@ -108,7 +122,7 @@ def _collect_in_turns(
     means, _ = jax.lax.scan(lambda a, b: (exact_sums.merge(a, b), None), *_first_and_others(means))
     totals = [jax.tree.map(lambda x: x.sum(0, dtype=x.dtype), x) for x in (counts, num_arrived, num_dropped)]
     copy_index = rank % copies
-    messages = engine.reproducible(lambda *x: _messages(split, relay, *x))(broadcast, last_models, updates, copy_index)
+    messages = engine.reproducible(lambda *x: _messages(turns, *x))(broadcast, last_models, updates, copy_index)
     messages = tree.where(arrived, messages, tree.zeros_like(messages))
     round = Round(cohort, broadcast, state.aggregator)
     carry = star.aggregator.init(
@@ -129,23 +143,25 @@ def _collect_in_turns(
     return Gathered(carry, means, totals[0], arrived, dropped, *totals[1:], *stores, losses, broadcast, *up_down)
 
 
-def _messages(
-    split: Split, relay: bool, broadcast: PyTree, last_models: PyTree, updates: PyTree, copy_index: Array
-) -> PyTree:
+def _messages(turns: _Turns, broadcast: PyTree, last_models: PyTree, updates: PyTree, copy_index: Array) -> PyTree:
     """Returns the messages [m, ...] relative to the broadcast.
 
     A client's own part has its own update. All other parts have the change of its copy over the whole round; with
     `relay` all parts do.
 
     Args:
+      turns: the parts.
+      broadcast: the joint model at the round's beginning, leaves [...].
       last_models: leaves [S, ...], the copies at the end of the round.
       updates: leaves [m, ...], of the clients.
       copy_index: [m] int32, the copy that served each slot.
     """
     changes = jax.tree.map(lambda x, y: (x - y[None])[copy_index], last_models, broadcast)
-    if relay:
+    if turns.relay:
         return changes
-    return jax.vmap(split.cut.join)((_parts(split, updates)[0], *_parts(split, changes)[1:]))
+    own_part = _parts(turns.split, updates)[0]
+    other_parts = _parts(turns.split, changes)[1:]
+    return jax.vmap(turns.split.cut.join)((own_part, *other_parts))
 
 
 def _parts(split: Split, models: PyTree) -> tuple[PyTree, ...]:

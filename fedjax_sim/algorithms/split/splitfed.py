@@ -182,7 +182,14 @@ def _sends_part(step: ServerUpdate, split: Split) -> ServerUpdate:
 
 
 def _on_part(transform: UpdateTransform, split: Split) -> UpdateTransform:
-    """Applies a transform to the client's part alone; the other parts of an update are at the server already."""
+    """Applies a transform to the client's part alone; the other parts of an update are at the server already.
+
+    Args:
+      transform: of the update of the client's part, without noise.
+      split: says which parameters are the client's part.
+
+    Returns: an UpdateTransform of updates of the joint model. Its bytes are those of the client's part.
+    """
     validate.part("transform", transform, UpdateTransform)
     if transform.facts.noise is not None:
         hint = "The servers' parts are trained on the same examples, and have no noise."

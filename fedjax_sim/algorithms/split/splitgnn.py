@@ -129,7 +129,9 @@ def split_gnn(
 
     References: Kipf and Welling 2017; Gupta and Raskar 2018.
     """
-    places = _checked_places(model, sampler, client_layers, cut_edges, graph_at, link)
+    places = _checked_places(
+        model, sampler, client_layers=client_layers, cut_edges=cut_edges, graph_at=graph_at, link=link
+    )
     validate.optax_transformation("optimizer", optimizer)
     model_server = server.optimizer(optimizer)
     client = NO_CLIENT.stating(noise=noise_of([places.link]))
@@ -143,7 +145,7 @@ def split_gnn(
 
     def inside(key: Array, state: SplitState, population: Population) -> tuple[SplitState, Inside]:
         cohort, sampler_state, joint = cohort_and_graphs(key, state, population)
-        take_step = engine.reproducible(partial(_take_step, places, model_server, weight_decay))
+        take_step = engine.reproducible(partial(_take_step, places, model_server, weight_decay=weight_decay))
         server_state, is_finite, sums, num_labelled, info = take_step(key, joint, state.server)
         is_used = (num_labelled > 0) & is_finite
         info |= counts(places, cohort, joint, model_server.params(state.server))
@@ -176,7 +178,8 @@ def split_gnn(
 
     def observe(key: Array, state: SplitState, population: Population) -> Observed:
         cohort, _, joint = cohort_and_graphs(key, state, population)
-        return _seen_by_server(places, key, model_server.params(state.server), cohort, joint, party_layers)
+        params = model_server.params(state.server)
+        return _seen_by_server(places, key, params, cohort, joint, party_layers=party_layers)
 
     def params_of(state: SplitState) -> PyTree:
         return model_server.params(state.server)
@@ -187,14 +190,17 @@ def split_gnn(
 
 
 def _take_step(
-    places: LayerPlaces, model_server: ServerUpdate, weight_decay: float, key: Array, joint: Joint, state: PyTree
+    places: LayerPlaces, model_server: ServerUpdate, key: Array, joint: Joint, state: PyTree, *, weight_decay: float
 ) -> tuple:
     """Takes one step on the loss of all labelled nodes.
 
     Args:
+      places: where layers are computed.
       model_server: holds the whole model and its optimiser.
+      key: of the step.
       joint: the parties' graphs.
       state: of `model_server`.
+      weight_decay: as in `split_gnn`.
 
     Returns: (the next state, whether the step is finite, sums by metric, number of labelled nodes, info).
     """
@@ -224,9 +230,20 @@ def _check_start(places: LayerPlaces, sampler: Sampler, params: PyTree, populati
 
 
 def _checked_places(
-    model: Model, sampler: Sampler, client_layers: int, cut_edges: str, graph_at: str, link: Link | None
+    model: Model, sampler: Sampler, *, client_layers: int, cut_edges: str, graph_at: str, link: Link | None
 ) -> LayerPlaces:
-    """Checks the options of `split_gnn`, and says where each layer is computed."""
+    """Checks the options of `split_gnn`, and says where each layer is computed.
+
+    Args:
+      model: L graph layers, without a readout.
+      sampler: draws all parties with equal chances, each at most once in a round.
+      client_layers: in [1, L], the number of layers that parties compute; the server computes the others.
+      cut_edges: "exchange" or "drop".
+      graph_at: "clients" or "server".
+      link: between parties and server; None = embeddings are sent as they are.
+
+    Raises: ValueError, TypeError for all other values.
+    """
     if link is not None:
         validate.part("link", link, Link)
     validate.part("model", model, Model)
@@ -257,12 +274,16 @@ def _checked_places(
 
 
 def _seen_by_server(
-    places: LayerPlaces, key: Array, params: PyTree, cohort: Cohort, joint: Joint, party_layers: list[str]
+    places: LayerPlaces, key: Array, params: PyTree, cohort: Cohort, joint: Joint, *, party_layers: list[str]
 ) -> Observed:
     """Returns what the server receives in the round of this key, a row for each party.
 
     Args:
+      places: where layers are computed.
+      key: of the round.
       params: of the whole model.
+      cohort: of `in_order`.
+      joint: the parties' graphs.
       party_layers: names of the layers that the parties compute.
     """
     num_slots = joint.labels.shape[0]
@@ -276,7 +297,7 @@ def _seen_by_server(
 
     def loss(copies, added):
         taps = {"added": added, "seen": {}}
-        value, _ = regularized_node_loss(places, 0.0, copies, joint, stream(key, "loss"), taps)
+        value, _ = regularized_node_loss(places, 0.0, copies, joint, stream(key, "loss"), taps=taps)
         return value, taps["seen"]
 
     # Zeros are added to all embeddings that pass the server. The gradients by the zeros at a boundary are the messages

@@ -280,7 +280,18 @@ def vertical(
 def _counting(
     local: ClientUpdate, parties: PartyFunctions, work: client.LocalWork, links: Mapping[str, Link]
 ) -> ClientUpdate:
-    """Makes local work count the bytes that cross the links: each row of a batch once, forward and backward."""
+    """Makes local work count the bytes that cross the links: each row of a batch once, forward and backward.
+
+    Args:
+      local: trains the joint model of P parties.
+      parties: what each party computes.
+      work: of `local`; says how many rows and steps a client's work visits.
+      links: P - 1 links by name, in the order of parties 1, ..., P - 1.
+
+    Returns: `local` with the counts `forward_bytes` and `backward_bytes`, each [2] uint32 words. With ceil(b / 8) bytes
+    for a row of b bits, and for what a link adds to a batch, they are rows visited x the bytes of a row on all links,
+    plus steps x the bytes that the links add.
+    """
 
     def apply(key, broadcast, state, data: ClientData):
         report, state = local.apply(key, broadcast, state, data)

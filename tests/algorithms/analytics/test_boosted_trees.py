@@ -207,7 +207,15 @@ def test_noise_divides_by_nothing():
     """Histograms of noise alone, 300 of each level: where a node is split, both sides have the least hessian, and
     values stay below the largest gradient sum over the least divisor. Catches a hessian below 0 in a gain, which would
     win with a gain below 0 turned round or one without end."""
-    growth = Growth(1, 2, 1.0, 0.0, 0.1, 0.0, np.tile(EDGES.astype(np.float32), (2, 1)))
+    growth = Growth(
+        num_trees=1,
+        max_depth=2,
+        learning_rate=1.0,
+        penalty=0.0,
+        least_share=0.1,
+        least_gain=0.0,
+        edges=np.tile(EDGES.astype(np.float32), (2, 1)),
+    )
     rng = np.random.default_rng(3)
     sums = rng.normal(size=(2, 2, 300, *growth.shape)).astype(np.float32)  # level, gradient or hessian, draws
 

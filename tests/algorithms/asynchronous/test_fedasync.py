@@ -55,7 +55,14 @@ def test_fedasync_is_the_event_loop(block, oldest):
     used past its end, versions that are missing in the ring, a cut block that writes over one in use."""
     made = quadratic(algorithms.fedasync, **options(arrivals_per_step=block, max_staleness=oldest))
     found, infos, _ = run(made, {"w": jnp.zeros(1)}, clients(), 16)
-    loop, versions = events.Loop(Traffic(events.devices(SIZE), 9, block, 1, oldest, "other")), [0.0]
+    loop, versions = (
+        events.Loop(
+            Traffic(
+                events.devices(SIZE), concurrency=9, block=block, buffer_size=1, max_staleness=oldest, refill="other"
+            )
+        ),
+        [0.0],
+    )
     gaps, sizes = set(), set()
     for t, model in enumerate(found):
         rows, old = arrivals(loop, t)
@@ -107,7 +114,13 @@ def test_a_message_that_is_not_finite():
         **options(arrivals_per_step=4, max_staleness=200),
     )
     found, infos, _ = run(made, {"w": jnp.zeros(1)}, clients(), 25)
-    loop, versions, lost = events.Loop(Traffic(events.devices(SIZE), 9, 4, 1, 200, "other")), [0.0], 0
+    loop, versions, lost = (
+        events.Loop(
+            Traffic(events.devices(SIZE), concurrency=9, block=4, buffer_size=1, max_staleness=200, refill="other")
+        ),
+        [0.0],
+        0,
+    )
     for t, model in enumerate(found):
         dropped = 0
         for id, base, gap, _ in arrivals(loop, t)[0]:
@@ -136,7 +149,12 @@ def test_a_factor_that_is_none():
 
     made = fedasync()._replace(step=lambda *given: swept(jnp.float32(1), *given))
     found, _, _ = run(made, {"w": jnp.zeros(1)}, clients(), 16)
-    loop, versions = events.Loop(Traffic(events.devices(SIZE), 9, 4, 1, 200, "other")), [0.0]
+    loop, versions = (
+        events.Loop(
+            Traffic(events.devices(SIZE), concurrency=9, block=4, buffer_size=1, max_staleness=200, refill="other")
+        ),
+        [0.0],
+    )
     for t, model in enumerate(found):
         for id, base, gap, _ in arrivals(loop, t)[0]:
             sent = versions[base] + proximal(versions[base], id)
@@ -163,7 +181,7 @@ def test_leaves_of_all_sizes(names):
         return {name: jnp.asarray(rng.normal(size=(*lead, *LEAVES[name])), kind[name]) for name in names}
 
     params, models, messages = made(), made(size), made(count)
-    last, kept = jax.jit(_chain)(params, models, messages, rows, factors, places)
+    last, kept = jax.jit(_chain)(params, models, messages, rows=rows, factors=factors, places=places)
     for name in names:
         mix = jax.jit(lambda w, factor, x, kind=kind[name]: (w + factor * (x - w)).astype(kind))
         w, ring = params[name], np.array(models[name])
@@ -184,7 +202,8 @@ def test_models_far_apart(dtype):
     most = np.finfo(dtype).max / (1 if dtype == "float16" else 2)  # messages are finite, and below a bound in float32
     old, new = ({"w": jnp.full((*lead, 3), x, dtype)} for lead, x in (((), -most), ((1,), most)))
     kept = {"w": jnp.zeros((2, 3), dtype)}
-    last, kept = _chain(old, kept, new, jnp.zeros(1, jnp.int32), jnp.full(1, 0.75), jnp.ones(1, jnp.int32))
+    one = jnp.ones(1, jnp.int32)
+    last, kept = _chain(old, kept, new, rows=0 * one, factors=jnp.full(1, 0.75), places=one)
     for found in (last["w"], kept["w"][1]):
         np.testing.assert_allclose(np.float64(found), np.float64(most) / 2, rtol=1e-3)
 

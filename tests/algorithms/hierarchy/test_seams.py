@@ -89,7 +89,14 @@ def fedbuff(loss_fn, optimizer, work, *, population_size, concurrency, buffer_si
     )
     one = ClientUpdate(lambda broadcast: jnp.int32(0), apply)
     sampler = sampling.uniform(population_size, buffer_size)
-    star = Star(sampler, one, aggregation.fixed_mean(buffer_size), step, transform.identity(), Execution(mesh=None))
+    star = Star(
+        sampler=sampler,
+        client=one,
+        aggregator=aggregation.fixed_mean(buffer_size),
+        server=step,
+        transform=transform.identity(),
+        execution=Execution(mesh=None),
+    )
 
     def init(key, params, population):
         flying = jnp.arange(concurrency, dtype=jnp.int32)
@@ -149,7 +156,14 @@ def dpsgd(loss_fn, rate, mixing) -> Algorithm:
         return jax.tree.map(lambda x: jnp.zeros_like(x).at[ids].add(x), updates)
 
     keep = aggregation.gather(by_node, weighted=False)
-    star = Star(sampling.full(size), nodes, keep, server.replacement(), transform.identity(), Execution(mesh=None))
+    star = Star(
+        sampler=sampling.full(size),
+        client=nodes,
+        aggregator=keep,
+        server=server.replacement(),
+        transform=transform.identity(),
+        execution=Execution(mesh=None),
+    )
 
     def init(key, params, population):
         return initial_state(star, params, population)
@@ -219,7 +233,14 @@ def test_hierarchy():
     plan = engine.Plan(lanes=2, chunk=2)
     local = client.local_sgd(population.quadratic_loss, optax.sgd(RATE), client.work(num_steps=1))
     step = server.optimizer(optax.sgd(1.0))
-    inside = Star(sampling.full(3), local, aggregation.mean(), step, transform.identity(), Execution(plan, mesh=None))
+    inside = Star(
+        sampler=sampling.full(3),
+        client=local,
+        aggregator=aggregation.mean(),
+        server=step,
+        transform=transform.identity(),
+        execution=Execution(plan, mesh=None),
+    )
     whole = clients()
     rows = jax.vmap(whole.client)(jnp.arange(N, dtype=jnp.int32)).examples
 
