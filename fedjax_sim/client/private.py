@@ -143,7 +143,14 @@ def private_sgd(
         "num_examples": num_examples,
         "max_batch_size": slots,
     }
-    noise = Noise("gaussian", "local", noise_multiplier, clip_norm, "record", details)
+    noise = Noise(
+        mechanism="gaussian",
+        place="local",
+        multiplier=noise_multiplier,
+        clip_norm=clip_norm,
+        unit="record",
+        details=details,
+    )
     facts = ClientFacts(
         num_steps=num_steps,
         noise=noise,
@@ -169,8 +176,8 @@ def _batches(key: Array, data: ClientData, sampling: str, rate: float, slots: in
     Args:
       key: of the client; batches are drawn from it.
       data: of the client, [rows, ...], padding included.
-      sampling: "poisson": every example independently with probability q. "shuffled": the next examples of a random order,
-        which is drawn anew in each epoch.
+      sampling: "poisson": every example independently with probability q. "shuffled": the next examples of a random
+        order, which is drawn anew in each epoch.
       rate: q in (0, 1]; read with "poisson" alone.
       slots: rows of a batch, at least 1. Of more examples a uniform subset is kept.
 

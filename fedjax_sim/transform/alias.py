@@ -71,7 +71,17 @@ def tail_of(law: str, std: float) -> int:
 
 
 def _masses(law: str, std: float) -> list[Decimal]:
-    """Unnormalised masses of 0, ..., K, to some 50 digits: exp(-k^2 / 2 std^2), or the Bessel function I_k(std^2)."""
+    """Computes unnormalised masses of 0, ..., K, to some 50 digits of the current decimal context.
+
+    Up to a common factor the mass of k is exp(-k^2 / (2 std^2)) for the discrete Gaussian, and the Bessel function
+    I_k(std^2) for Skellam.
+
+    Args:
+      law: "discrete_gaussian" or "skellam".
+      std: as in `alias_table`.
+
+    Returns: K + 1 masses, where K is `tail_of(law, std)`.
+    """
     tail = tail_of(law, std)
     variance = Decimal(std) * Decimal(std)
     if law == "discrete_gaussian":

@@ -227,7 +227,11 @@ def _changes_nothing(member: UpdateTransform) -> bool:
 
 
 def _check_order(transforms: tuple[UpdateTransform, ...]) -> None:
-    """Refuses an order in which a member breaks what an earlier member promises."""
+    """Raises ValueError for an order in which a member breaks what an earlier member promises.
+
+    Args:
+      transforms: the members, in the order in which a client applies them.
+    """
     noisy = [i for i, member in enumerate(transforms) if member.facts.noise is not None]
     if len(noisy) > 1:
         validate.fail("transforms", "one member with noise", len(noisy), "One accountant accounts for one mechanism.")

@@ -171,7 +171,21 @@ def clipped(
 
 
 def _clipped(update: PyTree, clip_norm: float | Array, per: str, narrow: bool) -> tuple[PyTree, dict[str, Mean]]:
-    """The exact clip: (message, measured)."""
+    """Computes the exact clip of `clipped`.
+
+    A group of leaves g, the whole update or a leaf, becomes g min(1, C_g / |g|). C_g is C for the whole update, and
+    C / sqrt(L) for each of L leaves that hold numbers.
+
+    Args:
+      update: leaves of floats, one at least.
+      clip_norm: C, a number or [].
+      per: "vector" or "leaf".
+      narrow: True: the message has the dtypes of the leaves, rounded towards zero where it was clipped. False: it has
+        float32 at least.
+
+    Returns: (message, measured). `clipped_update_share` adds up the clipped groups, with the number of groups as its
+    weight. `unclipped_norm` is |update| before the clip, at most 1e30; NaN for an update that is not finite.
+    """
     structure = jax.tree.structure(update)
     groups, limit = _groups(update, clip_norm, per)
     message = []
@@ -267,9 +281,15 @@ def _wide(x: Array):
 
 
 def _squares(x: Array, factor: float | Array) -> Array:
-    """The sum of (x factor)^2 by pairs, in an order that no compiler changes.
+    """Computes the sum of (x factor)^2 by pairs, in an order that no compiler changes.
 
     The order matters, since every number of a clipped message depends on the bits of a norm.
+
+    Args:
+      x: floats of any shape, one number at least.
+      factor: a number or [], so that squares neither overflow nor vanish.
+
+    Returns: [], float32 at least.
     """
     x = x.reshape(-1).astype(_wide(x)) * factor
     x = x * x
@@ -326,9 +346,15 @@ def slack(leaves: list[Array], others: int = 16) -> float:
 
 
 def _rounded(x: Array, wide: Array, was_clipped: Array, narrow: bool) -> Array:
-    """The clipped numbers in the leaf's dtype, rounded towards zero if the leaf was clipped.
+    """Returns the clipped numbers in the leaf's dtype, rounded towards zero if the leaf was clipped.
 
     Rounding to the nearest could lengthen the message past the clip norm.
+
+    Args:
+      x: the leaf before the clip, floats of any shape.
+      wide: the leaf after the clip, float32 at least.
+      was_clipped: [] bool; False returns x itself, if it is narrow.
+      narrow: True: the result has the dtype of x. False: it is `wide`.
     """
     if not narrow or x.dtype == wide.dtype:
         return wide

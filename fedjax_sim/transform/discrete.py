@@ -186,7 +186,22 @@ def _check(**options) -> None:
 def _mechanism(
     law: str, *, clip_norm: float, noise_multiplier: float, cohort_size: int, granularity: float | None, bits: int, beta
 ) -> UpdateTransform:
-    """Makes either mechanism; the two differ only in the distribution of the noise."""
+    """Makes either mechanism; the two differ only in the distribution of the noise.
+
+    A message is R(g min(1, C / |g|) / gamma) + X, where R rounds at random to integers of norm at most D(d). X is noise
+    of standard deviation z C / (gamma sqrt(m)), in grid units.
+
+    Args:
+      law: "discrete_gaussian" or "skellam", of X.
+      clip_norm: C in [1e-9, 1e9].
+      noise_multiplier: z > 0.
+      cohort_size: m, the number of messages that the noise relies on.
+      granularity: gamma > 0, in the update's units; None = `_finest`.
+      bits: in [2, 32], of the modulus.
+      beta: in (0, 1); each try of the rounding fails with at most this probability.
+
+    Raises: ValueError for options out of range, and for a noise that no table holds; TypeError for a traced option.
+    """
     numbers = {"clip_norm": clip_norm, "noise_multiplier": noise_multiplier, "cohort_size": cohort_size}
     _check(**numbers, granularity=granularity, bits=bits, beta=beta)
     if granularity is None:
@@ -198,7 +213,15 @@ def _mechanism(
         rule = "a grid with noise of 0.5 to about 1,600 units on a message and at most 2^20 units in the clip norm"
         validate.fail("granularity", rule, granularity, hint)
     tail = tail_of(law, std)
-    details = IntegerNoise(granularity, cohort_size, units, std, beta, 2.0**-63, tail)
+    details = IntegerNoise(
+        granularity=granularity,
+        cohort_size=cohort_size,
+        clip_units=units,
+        message_std=std,
+        beta=beta,
+        table_error=2.0**-63,
+        tail=tail,
+    )
     largest_integer = math.floor(units) + 1 + tail
     base = clip(clip_norm)
 
@@ -250,7 +273,12 @@ def _finest(clip_norm: float, noise_multiplier: float, cohort_size: int, bits: i
 def _rounded(key: Array, message: PyTree, noise: IntegerNoise) -> tuple[PyTree, Array]:
     """Rounds a message to int32 at random until it is no longer than D(d), or towards zero after 32 misses.
 
-    Returns: (message, number of tries).
+    Args:
+      key: of the client's rounding; each try and each leaf has a key of its own.
+      message: leaves of float32 in grid units, d numbers in all, no longer than c.
+      noise: states D.
+
+    Returns: (message, leaves int32; number of tries, [] float32 in [1, 32], or 0 for a message without numbers).
     """
     leaves, structure = jax.tree.flatten(message)
     filled = [x for x in leaves if x.size]

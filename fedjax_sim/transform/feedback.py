@@ -75,14 +75,27 @@ def _sender(transform: UpdateTransform) -> Callable:
 
     def send(key, x):
         spec = tree.spec(x)
-        _, decoded, _, _ = _sent(transform, key, x, x, transform.init(spec), transform.init_client(spec))
+        state = transform.init(spec)
+        _, decoded, _, _ = _sent(transform, key, x, x, state=state, memory=transform.init_client(spec))
         return decoded
 
     return send
 
 
-def _sent(transform: UpdateTransform, key: Array, wanted: PyTree, update: PyTree, state: Any, memory: Any):
-    """Compresses `wanted` in the update's dtypes: (message, the numbers that it decodes to, inner memory, measured)."""
+def _sent(
+    transform: UpdateTransform, key: Array, wanted: PyTree, update: PyTree, *, state: PyTree, memory: PyTree
+) -> tuple[PyTree, PyTree, PyTree, Any]:
+    """Compresses `wanted` in the update's dtypes.
+
+    Args:
+      transform: the compressor.
+      key: of the client.
+      wanted: the numbers to send, as the update, float32 at least.
+      update: read for its dtypes alone.
+      state, memory: of the compressor, at the server and at the client.
+
+    Returns: (message, the numbers that it decodes to, the compressor's next memory, what it measured).
+    """
     narrow = jax.tree.map(lambda x, u: x.astype(u.dtype), wanted, update)
     message, memory, measured = transform.on_client(key, narrow, state, memory)
     decoded = message
@@ -133,7 +146,7 @@ def error_feedback(transform: UpdateTransform) -> UpdateTransform:
 
     def on_client(key, update, state, memory):
         wanted = jax.tree.map(lambda m, u: m + u.astype(m.dtype), memory.numbers, update)
-        message, decoded, inner, measured = _sent(transform, key, wanted, update, state, memory.inner)
+        message, decoded, inner, measured = _sent(transform, key, wanted, update, state=state, memory=memory.inner)
         numbers = jax.tree.map(jnp.subtract, wanted, decoded)
         return message, Memory(numbers, inner), measured
 
@@ -177,7 +190,9 @@ def ef21(transform: UpdateTransform, population_size: PopulationSize) -> UpdateT
 
     def on_client(key, update, state, memory):
         wanted = jax.tree.map(lambda u, g: u - g, update, memory.numbers)
-        message, decoded, inner, measured = _sent(transform, key, wanted, update, state.inner, memory.inner)
+        message, decoded, inner, measured = _sent(
+            transform, key, wanted, update, state=state.inner, memory=memory.inner
+        )
         numbers = jax.tree.map(jnp.add, memory.numbers, decoded)
         return message, Memory(numbers, inner), measured
 

@@ -240,7 +240,14 @@ def _sum(x: Array) -> tuple[Array, int]:
 
 
 def _clipped_l1(update: PyTree, clip_norm: float) -> PyTree:
-    """Returns an update in float32 whose L1 norm is at most the clip norm."""
+    """Returns the update u min(1, C / |u|_1), whose L1 norm is at most C after all rounding.
+
+    Args:
+      update: u, leaves of floats, one at least.
+      clip_norm: C in [1e-9, 1e9].
+
+    Returns: leaves of float32 at least.
+    """
     leaves = [x.astype(tree.at_least_float32(x.dtype)) for x in jax.tree.leaves(update)]
     largest = jnp.stack([jnp.abs(x).max(initial=0).astype(jnp.float32) for x in leaves]).max()
     # Huge numbers are made smaller by a power of two first, so that their sum does not overflow.
@@ -265,7 +272,16 @@ def _local(
     wire: Callable = lambda update_spec, sent: plain_wire(update_spec),
     squared_error: Callable | None = None,
 ) -> UpdateTransform:
-    """Makes a transform of `change` (key, update) -> decoded message, which is epsilon-differentially private."""
+    """Makes a transform of a mechanism whose every message is epsilon-differentially private.
+
+    Args:
+      kind: the name of the mechanism, for accountants.
+      change: (key, update) -> the message, as the server decodes it.
+      epsilon: of one message, > 0.
+      clip_norm: C of the stated `Noise`.
+      wire: as in `UpdateTransform`; by default of plain numbers.
+      squared_error: (update) -> [] expected squared error of the message; None = it is not known.
+    """
 
     def on_client(key: Array, update: PyTree) -> PyTree:
         check_floats(update)

@@ -157,6 +157,12 @@ def _elias_bits(n: int, s: int) -> float:
     min(n / 4, s sqrt(n)). A gamma code of k takes at most 2 log2(k) + 1 bits. The dense code sends each |l_i| + 1, and
     a sign for each l_i that is not zero. The sparse code sends the number of non-zeros, then for each of them the
     distance from the last non-zero, the sign and |l_i|. Jensen's inequality bounds both codes.
+
+    Args:
+      n: at least 0, the numbers that share a norm |x|.
+      s: at least 1, the levels on each side of zero.
+
+    Returns: bits, of the shorter code; the norm itself is not counted.
     """
     if n == 0:
         return 0.0

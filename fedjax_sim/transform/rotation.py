@@ -8,6 +8,7 @@ back at the client, before messages are added; a real server would do this when 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -189,10 +190,15 @@ def _flipped(x: Array, flips: Array) -> Array:
     return jax.lax.bitcast_convert_type(jax.lax.bitcast_convert_type(x, jnp.uint32) ^ flips, jnp.float32)
 
 
-def _flat(update: PyTree):
-    """Returns (the update as one vector padded with zeros, a function that splits such a vector into leaves).
+def _flat(update: PyTree) -> tuple[Array, Callable]:
+    """Returns an update as one vector, and the function that splits such a vector into leaves.
 
-    These leaves are float32 at least, since bfloat16 would round once more.
+    Args:
+      update: leaves of floats, d numbers in all.
+
+    Returns: (vector, unflatten). The vector is [D] float32, padded with zeros to the least power of two D >= d.
+    `unflatten` takes a [D], and returns the structure and shapes of the update. Its leaves are float32 at least, since
+    bfloat16 would round once more.
     """
     leaves, structure = jax.tree.flatten(update)
     sizes = [x.size for x in leaves]

@@ -148,6 +148,13 @@ def _repeated_krum(cohort: SideBySide, num_byzantine: int) -> tuple[Array, Array
     Each row of distances is sorted once. A message's score is then a sum over the start of its row, up to an end. The
     end moves down as neighbours are chosen, since one neighbour fewer counts after each choice.
 
+    After t choices, message i has the score sum_j |u_i - u_j|^2 over its n - t - f - 2 nearest other messages that are
+    not chosen yet.
+
+    Args:
+      cohort: n messages in m rows, in the order of client ids.
+      num_byzantine: f >= 0; 4 f + 3 <= n, or the choice means nothing.
+
     Returns: ([m] bool, the chosen messages; [] bool, whether all their scores are finite).
     """
     m = cohort.messages.number

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -23,7 +25,13 @@ from fedjax_sim.validate import NonNegativeInt, PositiveInt
 
 
 def _pre_aggregated(
-    aggregator: Aggregator, change, check=None, number=lambda num_slots: num_slots, least: int = 0, most=None
+    aggregator: Aggregator,
+    change: Callable,
+    check: Callable | None = None,
+    *,
+    number: Callable = lambda num_slots: num_slots,
+    least: int = 0,
+    most: int | None = None,
 ) -> Aggregator:
     """Makes an aggregator that changes the messages of a cohort before a robust rule sees them.
 

@@ -72,7 +72,14 @@ def additive_shares(
     >>> three_servers.facts.wire(jax.ShapeDtypeStruct((100,), jnp.int32), None, 10).bits
     6000
     """
-    least = _checked(aggregator, num_servers, dropout, min_messages, honest_server, masks)
+    least = _checked(
+        aggregator,
+        num_servers,
+        dropout=dropout,
+        min_messages=min_messages,
+        honest_server=honest_server,
+        masks=masks,
+    )
     ring = ring_of(aggregator)
 
     def init(update_spec, num_slots):
@@ -161,8 +168,19 @@ def _shares(ring: Ring, key: Array, num_servers: int, number: Array) -> Array:
     return jnp.stack([jnp.stack(x) for x in (*uniform, last)])
 
 
-def _checked(aggregator, num_servers, dropout, min_messages, honest_server, masks) -> int | None:
-    """Checks the options, and returns the least number of messages of a sum; None if no number is required."""
+def _checked(
+    aggregator: Aggregator,
+    num_servers: int,
+    *,
+    dropout: float,
+    min_messages: int | None,
+    honest_server: int,
+    masks: bool,
+) -> int | None:
+    """Checks the options of `additive_shares`.
+
+    Returns: the least number of messages of a sum; None if no number is required.
+    """
     check_secure_sum_options(aggregator, min_messages, masks, "Shares are uniform in a ring of integers only.")
     validate.integer("num_servers", num_servers, 2, MOST_SERVERS)
     validate.integer("honest_server", honest_server, 0, num_servers - 1)

@@ -103,12 +103,12 @@ def secure_sum_cost(
     # What a dropped client neither sends nor receives.
     saved_bits = dimension * ring_bits + num_held * share_bits + statement_up_bits + statement_down_bits
     return SecureCost(
-        up_bits,
-        down_bits,
-        2 * others,
-        (others + 1) * words,
-        num_clients * (up_bits + down_bits) - dropped * saved_bits,
-        (survivors + dropped * min(others, survivors)) * words,
-        num_clients,
-        (up_bits + down_bits) / (dimension * (input_bits or ring_bits)),
+        client_up_bits=up_bits,
+        client_down_bits=down_bits,
+        client_key_agreements=2 * others,
+        client_mask_words=(others + 1) * words,
+        server_bits=num_clients * (up_bits + down_bits) - dropped * saved_bits,
+        server_mask_words=(survivors + dropped * min(others, survivors)) * words,
+        opened_secrets=num_clients,
+        expansion=(up_bits + down_bits) / (dimension * (input_bits or ring_bits)),
     )

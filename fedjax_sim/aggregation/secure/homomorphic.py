@@ -243,7 +243,15 @@ def run_homomorphic_sum(
     std = homomorphic_std(degree, scale_bits, num_clients)
     bound = std / math.sqrt(2) * math.log(dimension / 1e-9)
     expansion = float(bytes_up.mean() / (4 * dimension))
-    return EncryptedSum(decrypted, decrypted - messages.sum(0), std, bound, bytes_up, bytes_down, expansion)
+    return EncryptedSum(
+        sum=decrypted,
+        error=decrypted - messages.sum(0),
+        std=std,
+        bound=bound,
+        bytes_up=bytes_up,
+        bytes_down=bytes_down,
+        expansion=expansion,
+    )
 
 
 def _num_ciphertexts(dimension: int, degree: int) -> int:

@@ -131,16 +131,16 @@ def _signed(ring: Ring, element: Element, sign: Array) -> Element:
     return tuple(jnp.where(sign > 0, x, jnp.where(sign < 0, y, 0)) for x, y in zip(element, negative, strict=True))
 
 
-def masked(ring: Ring, key: Array, graph: Circle, shared: Array, slots: Array, messages: PyTree) -> PyTree:
+def masked(ring: Ring, key: Array, graph: Circle, messages: PyTree, *, shared: Array, slots: Array) -> PyTree:
     """Adds to each message the mask of its own slot, and the masks of all its pairs that shared secrets.
 
     Args:
       ring: of the messages.
       key: of the round.
       graph: who shares with whom.
+      messages: leaves [c, ...] int32.
       shared: [m] bool, the slots that shared secrets.
       slots: [c] int32, below m, the slots of the messages.
-      messages: leaves [c, ...] int32.
 
     Returns: the structure of messages, leaves [c, words, ...] uint32.
 
@@ -176,8 +176,9 @@ def unmasked(
     key: Array,
     graph: Circle,
     stages: Stages,
-    threshold: int,
     sums: PyTree,
+    *,
+    threshold: int,
 ) -> PyTree:
     """Removes the masks from the sum of masked messages, with the shares that answering clients open.
 
@@ -189,8 +190,8 @@ def unmasked(
       key: of the round.
       graph: who shares with whom.
       stages: the clients that completed each step.
-      threshold: the shares that open a secret.
       sums: leaves [words, ...] uint32, the sum of the messages of `masked` of clients that uploaded.
+      threshold: the shares that open a secret.
 
     Returns: the structure and shapes of `sums`.
 

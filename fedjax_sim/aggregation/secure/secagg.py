@@ -107,7 +107,15 @@ def secure_sum(
     >>> masked_sum.facts.modulus, masked_sum.facts.sensitivity, masked_sum.facts.least
     (1048576, 0.1, 6)
     """
-    cumulative, least = _checked(aggregator, threshold, neighbours, dropout, min_messages, masks, signed)
+    cumulative, least = _checked(
+        aggregator,
+        threshold,
+        neighbours=neighbours,
+        dropout=dropout,
+        min_messages=min_messages,
+        masks=masks,
+        signed=signed,
+    )
     ring = ring_of(aggregator)
 
     def stays(key, round):
@@ -138,7 +146,7 @@ def secure_sum(
         reported = round.cohort.reported
         shared = stages_of(key, round.cohort.ids, reported, reported, cumulative).shared
         slots = jnp.minimum(received.slots, num_slots - 1)  # slots of padding are past the end; they never upload
-        return masked(ring, key, graph, shared, slots, received.updates)
+        return masked(ring, key, graph, received.updates, shared=shared, slots=slots)
 
     def finalize(key, round, carry):
         uploaded = carry["uploaded"] > 0
@@ -146,7 +154,8 @@ def secure_sum(
         graph = circle(key, uploaded.shape[0], neighbours, round)
         stages = stages_of(key, round.cohort.ids, round.cohort.reported, uploaded, cumulative)
         if masks:
-            total = total._replace(lanes=_unmasked_lanes(ring, key, graph, stages, threshold, total.lanes))
+            lanes = _unmasked_lanes(ring, key, graph, stages, total.lanes, threshold=threshold)
+            total = total._replace(lanes=lanes)
         has_left = round.cohort.reported & (leaves_before(key, round.cohort.ids, cumulative) < 3)
         aborted = is_aborted(graph, stages, threshold, least)
         return released_unless_aborted(aborted, *aggregator.finalize(key, round, total), has_left)
@@ -212,14 +221,34 @@ def _uploads(key: Array, received: Received, cumulative: np.ndarray) -> Array:
     return (received.weights > 0) & (leaves_before(key, received.ids, cumulative) > 2)
 
 
-def _unmasked_lanes(ring: Ring, key: Array, graph: Circle, stages: Stages, threshold: int, lanes: PyTree) -> PyTree:
-    """The lanes of `modular_sum` without masks, from sums of the lanes of masked messages."""
-    total = unmasked(ring, key, graph, stages, threshold, jax.tree.map(partial(words, ring), lanes))
+def _unmasked_lanes(ring: Ring, key: Array, graph: Circle, stages: Stages, lanes: PyTree, *, threshold: int) -> PyTree:
+    """Returns the lanes of `modular_sum` without masks, from sums of the lanes of masked messages.
+
+    Args:
+      ring, key, graph, stages, threshold: as in `unmasked`.
+      lanes: leaves [lanes, ...], the sums over the clients that uploaded.
+    """
+    sums = jax.tree.map(partial(words, ring), lanes)
+    total = unmasked(ring, key, graph, stages, sums, threshold=threshold)
     return jax.tree.map(lambda x: jnp.stack(ring.lanes(tuple(x))), total)
 
 
-def _checked(aggregator, threshold, neighbours, dropout, min_messages, masks, signed) -> tuple[np.ndarray, int]:
-    """Checks the options, and returns (`left_by(dropout)`, the least number of messages in a sum)."""
+def _checked(
+    aggregator: Aggregator,
+    threshold: int,
+    *,
+    neighbours: int | None,
+    dropout: float | Sequence[float],
+    min_messages: int | None,
+    masks: bool,
+    signed: bool,
+) -> tuple[np.ndarray, int]:
+    """Checks the options of `secure_sum`.
+
+    Args: as for `secure_sum`.
+
+    Returns: (`left_by(dropout)`, the least number of messages in a sum).
+    """
     check_secure_sum_options(aggregator, min_messages, masks, "Masks cancel in a ring of integers only.")
     validate.integer("threshold", threshold)
     validate.truth("signed", signed)

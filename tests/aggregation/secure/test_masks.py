@@ -85,7 +85,7 @@ def test_masks_of_pairs_cancel(ring, neighbours):
     counted twice (T18), and one with a client that is not there."""
     key, slots = jax.random.key(1), jnp.arange(7)
     graph, zeros = circle(key, 7, neighbours), jnp.zeros((7, 3), jnp.int32)
-    send = jax.jit(lambda shared: masked(ring, key, graph, shared, slots, {"w": zeros})["w"])
+    send = jax.jit(lambda shared: masked(ring, key, graph, {"w": zeros}, shared=shared, slots=slots)["w"])
     own = send(jnp.zeros(7, bool))  # nobody to share with: own masks alone
     for there in (range(7), (0, 2, 3, 4, 6)):
         here = jnp.array(list(there))
@@ -104,7 +104,8 @@ def test_masked_messages_are_uniform(ring):
     @jax.jit
     @jax.vmap
     def view(key):
-        return masked(ring, key, circle(key, 3, None), jnp.ones(3, bool), jnp.arange(3), message)[:, :, 0]
+        graph = circle(key, 3, None)
+        return masked(ring, key, graph, message, shared=jnp.ones(3, bool), slots=jnp.arange(3))[:, :, 0]
 
     seen = np.asarray(view(jax.random.split(jax.random.key(5), 6000))).astype(object)
     numbers = sum(seen[..., i] << 32 * i for i in range(ring.words))
@@ -129,8 +130,9 @@ def test_equal_sums_look_alike():
         @jax.vmap
         def view(key, messages=messages):
             numbers = jnp.array(messages, jnp.int32)[:, None]
-            sent = masked(ring, key, circle(key, 3, None), jnp.ones(3, bool), jnp.arange(3), numbers)
-            own = masked(ring, key, circle(key, 3, None), jnp.zeros(3, bool), jnp.arange(3), jnp.zeros_like(numbers))
+            graph, slots = circle(key, 3, None), jnp.arange(3)
+            sent = masked(ring, key, graph, numbers, shared=jnp.ones(3, bool), slots=slots)
+            own = masked(ring, key, graph, jnp.zeros_like(numbers), shared=jnp.zeros(3, bool), slots=slots)
             return (sent - own)[:, 0, 0] & 3
 
         seen = np.asarray(view(jax.random.split(jax.random.key(11), 8000))).astype(int)

@@ -46,10 +46,11 @@ def protocol(ring, messages, graph, key, threshold):
     @jax.vmap
     def run(left):
         steps = stages(left)
-        sent = masked(ring, key, graph, steps.shared, slots, jnp.asarray(messages))
+        sent = masked(ring, key, graph, jnp.asarray(messages), shared=steps.shared, slots=slots)
         kept = jnp.where(steps.uploaded[:, None, None], sent, 0)
         sums = jnp.stack(ring.total(tuple(jnp.moveaxis(kept, 1, 0))))
-        return unmasked(ring, key, graph, steps, threshold, sums), is_aborted(graph, steps, threshold, 1)
+        opened = unmasked(ring, key, graph, steps, sums, threshold=threshold)
+        return opened, is_aborted(graph, steps, threshold, 1)
 
     return run
 
@@ -363,7 +364,7 @@ def test_never_both_secrets(monkeypatch):
     @jax.vmap
     def run(left):
         asked.clear()
-        unmasked(Ring(9), KEY, graph, stages(left), 2, sums)
+        unmasked(Ring(9), KEY, graph, stages(left), sums, threshold=2)
         return [there.any(1) for there in asked]
 
     own, pairs = run(np.array(list(itertools.product(range(1, 5), repeat=5))))

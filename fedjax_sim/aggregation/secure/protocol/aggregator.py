@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,9 +16,19 @@ from fedjax_sim.aggregation.secure.masks import Circle, Stages, circle
 from fedjax_sim.aggregation.secure.modular import ring_of
 from fedjax_sim.aggregation.secure.protocol import primitives as crypto
 from fedjax_sim.aggregation.secure.protocol.protocol import client_down_bytes, client_up_bytes, run_secure_sum
+from fedjax_sim.aggregation.secure.ring import Ring
 from fedjax_sim.aggregation.secure.secagg import leaves_before, left_by, secure_sum, stages_of
 from fedjax_sim.tree import num_values
 from fedjax_sim.types import Aggregator, Count, Metric, Wire
+
+
+class _Settings(NamedTuple):
+    """The settings of the protocol that all rounds share."""
+
+    ring: Ring
+    threshold: int  # the shares that open a secret
+    least: int  # a round with fewer messages is aborted
+    signed: bool  # as in `real_secure_sum`
 
 
 def real_secure_sum(
@@ -61,6 +72,7 @@ def real_secure_sum(
     simulated = secure_sum(aggregator, threshold, **options)
     ring = ring_of(aggregator)
     cumulative = left_by(dropout)
+    settings = _Settings(ring, threshold, simulated.facts.least, signed)
 
     def init(update_spec, num_slots):
         if not num_values(update_spec):
@@ -71,7 +83,7 @@ def real_secure_sum(
         total = simulated.accumulate(key, round, carry["simulated"], received)
         return {"simulated": total, "rows": engine.fill(carry["rows"], received.slots, received.updates)}
 
-    def run_protocol(key, round, uploaded, messages, results, returns_masked):
+    def run_protocol(key, round, uploaded, messages, *, results, returns_masked):
         """Runs the protocol on the host.
 
         Args:
@@ -88,7 +100,7 @@ def real_secure_sum(
         # All secrets of the host's run follow from the round's key, so that a round repeats.
         seed = jax.random.bits(prng.stream(key, "real_secrets"), (8,), jnp.uint32)
         flags = jnp.stack([advertised, *stages]).astype(jnp.int32)
-        run = partial(_run, ring, threshold, simulated.facts.least, graph.distances, signed, returns_masked)
+        run = partial(_run, settings, graph.distances, returns_masked)
         graph_arrays = graph.order, graph.place, jnp.int32(graph.size)
         return engine.on_host(run, results, table, flags, *graph_arrays, seed, vmap_method="sequential")
 
@@ -101,7 +113,7 @@ def real_secure_sum(
         one_message = jax.tree.map(lambda x: x[0], messages)
         words_spec = partial(jax.ShapeDtypeStruct, dtype=jnp.uint32)
         results = [words_spec((ring.words, num_values(one_message))), words_spec(()), words_spec((2,))]
-        words, aborted, num_bytes = run_protocol(key, round, uploaded, messages, results, False)
+        words, aborted, num_bytes = run_protocol(key, round, uploaded, messages, results=results, returns_masked=False)
         # The simulated sum decides who left and finalizes; the integers of the real protocol take its sum's place.
         lanes = _as_messages(jnp.stack(ring.lanes(tuple(words))), one_message)
         real_total = total | {"sum": total["sum"]._replace(lanes=lanes)}
@@ -114,7 +126,7 @@ def real_secure_sum(
         does_upload = (received.weights > 0) & round.cohort.reported & stays_for_upload
         one_message = jax.tree.map(lambda x: x[0], received.updates)
         results = [jax.ShapeDtypeStruct((does_upload.shape[0], ring.words, num_values(one_message)), jnp.uint32)]
-        (masked,) = run_protocol(key, round, does_upload, received.updates, results, True)
+        (masked,) = run_protocol(key, round, does_upload, received.updates, results=results, returns_masked=True)
         return _as_messages(masked, one_message), jnp.where(does_upload, received.weights, 0)
 
     def wire(update_spec, wire, num_invited):
@@ -146,22 +158,33 @@ def _as_messages(table, like):
     return structure.unflatten([p.reshape(*p.shape[:-1], *x.shape) for p, x in zip(parts, leaves, strict=True)])
 
 
-def _run(ring, threshold, least, distances, signed, returns_masked, out, messages, flags, order, place, size, seed):
-    """Runs the protocol on the host, and fills `out`.
+def _run(
+    settings: _Settings, distances: np.ndarray, returns_masked: bool, out: list[np.ndarray], *arrays: np.ndarray
+) -> None:
+    """Runs the protocol on the host, and fills `out` (`engine.on_host`).
 
-    `out` gets the words of the sum, whether the round is aborted, and the number of bytes as two words; or, with
-    `returns_masked`, the masked messages.
+    Args:
+      settings: of the protocol.
+      distances: of the `Circle`, [h].
+      returns_masked: what `out` gets. True: the masked messages [m, words, d] uint32. False: the words of the sum,
+        [words, d] uint32; whether the round is aborted, [] uint32; and the number of bytes, [2] uint32, the high word
+        first.
+      out: the arrays that are filled.
+      arrays: the messages [m, d] int32; the flags [4, m] int32 of the clients that advertise, share, upload and answer;
+        `order` [m], `place` [m] and `size` [] of the `Circle`, int32; the seed of all secrets, [8] uint32.
     """
+    messages, flags, order, place, size, seed = arrays
+    ring = settings.ring
     advertised, *stages = flags > 0
     run = run_secure_sum(
         messages,
         ring,
-        threshold,
+        settings.threshold,
         graph=Circle(order, place, distances, int(size)),
         stages=Stages(*stages),
         advertised=advertised,
-        min_messages=least,
-        signed=signed,
+        min_messages=settings.least,
+        signed=settings.signed,
         seed=np.asarray(seed).tobytes(),
     )
     if returns_masked:

@@ -76,7 +76,7 @@ class Client:
     """
 
     def __init__(
-        self, slot: int, ring: Ring, threshold: int, keeps_share: bool, seed: bytes, known: Known | None = None
+        self, slot: int, ring: Ring, threshold: int, *, keeps_share: bool, seed: bytes, known: Known | None = None
     ) -> None:
         self.known = known
         self._signing = None
@@ -207,6 +207,13 @@ class Client:
         """Counts, for each client asked about, the holders of its shares that were asked for the same secret.
 
         This client counts as one of the holders.
+
+        Args:
+          asked: what this client is asked for.
+          signed: the other clients' statements, by slot. A statement with a wrong signature does not count, and neither
+            does a signer for secrets of which it holds no share.
+
+        Returns: the number of holders, at least 1, by the slot whose secret is asked for.
         """
         number = dict.fromkeys(asked.uploaded | asked.left, 1)
         for signer, statement in signed.items():

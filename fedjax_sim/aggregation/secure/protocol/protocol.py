@@ -139,7 +139,9 @@ def run_secure_sum(
     >>> run_secure_sum(np.array([[1, -2], [3, 4], [5, 6]]), Ring(32), 2, seed=0).sum.tolist()  # doctest: +SKIP
     [9, 8]
     """
-    messages, graph, stages, sent_keys = _checked(messages, ring, threshold, graph, stages, advertised)
+    messages, graph, stages, sent_keys = _checked(
+        messages, threshold, graph=graph, stages=stages, advertised=advertised
+    )
     least = threshold if min_messages is None else min_messages
     validate.integer("min_messages", least)
     if seed is not None and not isinstance(seed, bytes):
@@ -151,7 +153,7 @@ def run_secure_sum(
     client_bytes, server_bytes = num_bytes = np.zeros((2, num_clients, 4), np.int64)
     # The slots that complete each step.
     advertising, sharing, uploading, answering = [np.flatnonzero(x).tolist() for x in (sent_keys, *stages)]
-    server, clients = _parties(ring, threshold, graph, advertising, seed, signed)
+    server, clients = _parties(ring, threshold, graph, advertising=advertising, seed=seed, signed=signed)
     for u in advertising:
         server.keys[u] = clients[u].advertise()
         client_bytes[u, 0] = sum(map(len, server.keys[u]))
@@ -176,12 +178,29 @@ def run_secure_sum(
         # An honest server is refused only where too few hold what it needs, so an answer would open no sum either.
         total = None
     return SecureRun(
-        None if total is None else crypto.centered_representatives(ring, total), total is None, masked, *num_bytes
+        sum=None if total is None else crypto.centered_representatives(ring, total),
+        aborted=total is None,
+        masked=masked,
+        client_bytes=client_bytes,
+        server_bytes=server_bytes,
     )
 
 
-def _parties(ring, threshold, graph, advertising, seed, signed) -> tuple[Server, dict[int, Client]]:
-    """Makes the server, and the clients by slot."""
+def _parties(
+    ring: Ring, threshold: int, graph: Circle, *, advertising: list[int], seed: bytes, signed: bool
+) -> tuple[Server, dict[int, Client]]:
+    """Makes the server, and the clients by slot.
+
+    Args:
+      ring: of the messages.
+      threshold: t, the shares that open a secret.
+      graph: who shares with whom, of NumPy arrays.
+      advertising: the slots of clients that send keys; the others are not made.
+      seed: of the run; each client's own seed follows from it.
+      signed: whether clients know each other's identities, and trust the server no further.
+
+    Raises: ValueError for a threshold of at most half of the holders, on a circle or with `signed`.
+    """
     around = {u: [int(x) for x in graph.others(u, graph.distances) if x != u] for u in range(len(graph.order))}
     keeps_share = bool((graph.distances == 0).any())  # on the complete graph
     known = None
@@ -191,7 +210,9 @@ def _parties(ring, threshold, graph, advertising, seed, signed) -> tuple[Server,
         check_majority(threshold, len(graph.distances))
         known = Known(around, {})
     client_seeds = {u: crypto.random_bytes(seed, f"client {u}", crypto.KEY_BYTES) for u in advertising}
-    clients = {u: Client(u, ring, threshold, keeps_share, client_seeds[u], known) for u in advertising}
+    clients = {
+        u: Client(u, ring, threshold, keeps_share=keeps_share, seed=client_seeds[u], known=known) for u in advertising
+    }
     if signed:
         known.identities.update({u: client.identity for u, client in clients.items()})
     return Server(ring, threshold, around, keeps_share), clients
@@ -229,8 +250,27 @@ def _flag_bytes(asked: Asked) -> int:
     return -(-(len(asked.uploaded) + len(asked.left)) // 8)
 
 
-def _checked(messages, ring, threshold, graph, stages, advertised):
-    """Checks the arguments, and returns them as NumPy arrays: (messages, graph, stages, advertised)."""
+def _checked(
+    messages: np.ndarray,
+    threshold: int,
+    *,
+    graph: Circle | None,
+    stages: Stages | None,
+    advertised: np.ndarray | None,
+) -> tuple[np.ndarray, Circle, Stages, np.ndarray]:
+    """Checks the arguments of `run_secure_sum`, and returns them as NumPy arrays.
+
+    Args:
+      messages: [m, d] integers, at most int64.
+      threshold: t, in [1, h] for h holders of a secret.
+      graph: of m slots; None = the complete graph.
+      stages: three [m] bool, each within the one before and the first within `advertised`; None = all True.
+      advertised: [m] bool; None = all True.
+
+    Returns: (messages, graph, stages, advertised).
+
+    Raises: TypeError for messages of other dtypes or shapes; ValueError for the other arguments.
+    """
     messages = np.asarray(messages)
     if messages.ndim != 2 or messages.dtype.kind not in "iu" or messages.dtype == np.uint64:
         refused = f"{messages.dtype}{list(messages.shape)}"

@@ -24,7 +24,9 @@ def cohort(number, threshold, trusting=False, around=None):
     """Clients who have all uploaded, each with a share of all secrets (or its neighbours'), and their public keys."""
     keeps, around = around is None, around or {u: [v for v in range(number) if v != u] for u in range(number)}
     known = None if trusting else Known(around, {})
-    clients = [Client(u, RING, threshold, keeps, bytes([u + 1]) * 32, known) for u in range(number)]
+    clients = [
+        Client(u, RING, threshold, keeps_share=keeps, seed=bytes([u + 1]) * 32, known=known) for u in range(number)
+    ]
     if known:
         known.identities.update({u: client.identity for u, client in enumerate(clients)})
     keys = {u: client.advertise() for u, client in enumerate(clients)}
@@ -149,7 +151,7 @@ def test_only_holders_count():
 def test_the_servers_own_keys_are_refused():
     """Catches a server in the middle, who would read every share and take off every mask."""
     clients, keys = cohort(4, 3)
-    own = Client(9, RING, 3, True, bytes(32), Known({9: []}, {})).advertise()
+    own = Client(9, RING, 3, keeps_share=True, seed=bytes(32), known=Known({9: []}, {})).advertise()
     swapped = keys[1]._replace(masking=own.masking)
     for wrong in (own, swapped, keys[2], keys[1]._replace(signature=b"")):
         with pytest.raises(Refused, match="client 0 takes no keys of client 1 that it did not sign"):

@@ -88,11 +88,11 @@ def test_it_ends_as_the_simulated_one(ring, neighbours):
     key, messages = jax.random.key(7), RNG.integers(-(2**30), 2**30, (10, 3)).astype(np.int32)
     graph, slots = circle(key, 10, neighbours), jnp.arange(10)
     steps, _ = stages([4, 2, 4, 3, 4, 4, 4, 4, 1, 4])
-    sent = masked(ring, key, graph, jnp.asarray(steps.shared), slots, jnp.asarray(messages))
+    sent = masked(ring, key, graph, jnp.asarray(messages), shared=jnp.asarray(steps.shared), slots=slots)
     words = [np.asarray(sent[:, i], np.uint64).astype(object) for i in range(ring.words)]
     total = sum((x << 32 * i) * steps.uploaded[:, None] for i, x in enumerate(words)).sum(0) % ring.modulus
     sums = jnp.stack([jnp.asarray((total >> 32 * i & 0xFFFFFFFF).astype(np.uint32)) for i in range(ring.words)])
-    opened = unmasked(ring, key, graph, Stages(*map(jnp.asarray, steps)), 4, sums)
+    opened = unmasked(ring, key, graph, Stages(*map(jnp.asarray, steps)), sums, threshold=4)
     number = sum(np.asarray(x, np.uint64).astype(object) << 32 * i for i, x in enumerate(opened))
     run = run_secure_sum(messages, ring, 4, graph=graph, stages=steps, seed=1)
     assert [int(x) % ring.modulus for x in run.sum] == list(number)
@@ -137,7 +137,7 @@ def test_masked_messages_are_uniform():
 
 def trio():
     """Three clients of a complete graph after their uploads, and what each was sealed."""
-    clients = [Client(u, Ring(32), 2, True, bytes([u]) * 32) for u in range(3)]
+    clients = [Client(u, Ring(32), 2, keeps_share=True, seed=bytes([u]) * 32) for u in range(3)]
     keys = {u: client.advertise() for u, client in enumerate(clients)}
     sealed = {u: clients[u].share({v: keys[v] for v in keys if v != u}) for u in keys}
     for u, client in enumerate(clients):
