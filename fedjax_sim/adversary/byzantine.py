@@ -187,7 +187,15 @@ def _or_zeros(mask: Array, updates: PyTree) -> PyTree:
 
 
 def _alone(aggregator: Aggregator, attack: Alone, who: Callable) -> Aggregator:
-    """The aggregator under an attack by attackers that each see their own message, replaced as it arrives."""
+    """Makes the aggregator under an attack by attackers that each see their own message, replaced as it arrives.
+
+    Args:
+      aggregator: any aggregator of messages of floats.
+      attack: its `send` is (key, message, weight) -> (message, weight) of one attacker.
+      who: (key, round, ids [c]) -> [c] bool, which clients attack.
+
+    Returns: an Aggregator whose carry is (that of `aggregator`, three [] int32 counts of messages).
+    """
 
     def init(update_spec, num_slots):
         zero = jnp.zeros((), jnp.int32)
@@ -227,6 +235,15 @@ def _together(aggregator: Aggregator, attack: Together, who: Callable) -> Aggreg
 
     Honest messages are accumulated as they arrive, and sums of them and of their squares give their moments. The
     attackers' message is accumulated at the end, once for each attacker.
+
+    Args:
+      aggregator: one without a `rule`, which keeps no messages.
+      attack: its `send` makes one message of all attackers from the `Honest` moments.
+      who: (key, round, ids [c]) -> [c] bool, which clients attack.
+
+    Returns: an Aggregator. Its carry holds that of `aggregator` over honest messages; the exact sums of honest
+    messages, of their squares and of their number; and of the attackers the weights [m] and the ids [m], by slot, with
+    weight 0 in all other slots.
     """
 
     def init(update_spec, num_slots):
@@ -299,7 +316,15 @@ def _moments(total: PyTree, squares: PyTree, number: Array, attackers: Array) ->
 
 
 def _side_by_side(aggregator: Aggregator, attack: Together | Omniscient, who: Callable) -> Aggregator:
-    """The aggregator under an attack that needs all messages, which are held and changed before the rule sees them."""
+    """Makes the aggregator under an attack that needs all messages: they are held, and changed before the rule.
+
+    Args:
+      aggregator: any aggregator; one without a `rule` takes the changed messages one after the other.
+      attack: one message of all attackers, or all their messages from all honest messages.
+      who: (key, round, ids [m]) -> [m] bool, which clients attack.
+
+    Returns: an Aggregator that holds all m messages.
+    """
     aggregate_rule = aggregator.rule or partial(_streamed, aggregator)
 
     def rule(key, round, cohort):

@@ -176,12 +176,46 @@ def invert_by_optimization(
     optimizer = optax.adam(0.1) if optimizer is None else optimizer
     validate.optax_transformation("optimizer", optimizer)
     known = {} if known is None else known
-    return _descend(key, view, known, predict, start, objective, regularizer, num_steps, optimizer, num_restarts)
+    descent = _Descent(
+        predict=predict,
+        start=start,
+        objective=objective,
+        regularizer=regularizer,
+        num_steps=num_steps,
+        optimizer=optimizer,
+        num_restarts=num_restarts,
+    )
+    return _descend(key, view, known, descent)
 
 
-@partial(jax.jit, static_argnums=tuple(range(3, 10)))
-def _descend(key, view, known, predict, start, objective, regularizer, num_steps, optimizer, num_restarts) -> Rebuilt:
-    """`invert_by_optimization` after its checks, compiled once for each set of functions and options."""
+class _Descent(NamedTuple):
+    """The functions and options of a descent; static, so their values must be hashable."""
+
+    predict: Callable  # (broadcast, guess, known) -> message
+    start: Callable  # (key) -> a first guess
+    objective: Callable  # (predicted, message) -> [] distance
+    regularizer: Callable | None  # (guess) -> []; None = no regulariser
+    num_steps: int
+    optimizer: optax.GradientTransformation
+    num_restarts: int  # for each message
+
+
+@partial(jax.jit, static_argnums=3)
+def _descend(key: Array, view: View, known: PyTree, descent: _Descent) -> Rebuilt:
+    """Does the work of `invert_by_optimization` after its checks, compiled once for each set of functions and options.
+
+    With x the guess, k what is known, g the message and w the broadcast, the descent is on
+    objective(predict(w, x, k), g) + regularizer(x), once for each message and restart.
+
+    Args:
+      key: of all restarts.
+      view: what the attacker holds, m messages.
+      known: leaves [m, ...], or {}.
+      descent: the functions and options.
+
+    Returns: leaves [m, ...], for each message the restart with the lowest final objective.
+    """
+    predict, start, objective, regularizer, num_steps, optimizer, num_restarts = descent
 
     def descend_once(key, message, known):
         def total_objective(guess):

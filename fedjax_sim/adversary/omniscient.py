@@ -281,6 +281,17 @@ def _best_along_lines(harm: Callable, honest: Honest, deviation: Array, num_scal
 def _ascend(harm: Callable, honest: Honest, key: Array, best: tuple, num_ascents: int) -> tuple:
     """Runs the ascent of `adaptive`, from the best message along lines.
 
+    With x the best message so far, mu the honest mean, p how x moves the aggregate and s the standard deviations with
+    random signs, a step tries mu + c |x - mu| p / |p| for c = 1/2, 1, 2, and x +- r |x - mu| s / |s|. The reach r is
+    1/2 at first, and 0.7 r after a step that found nothing better.
+
+    Args:
+      harm: (message) -> (its harm, [] float32; how the aggregate is moved, leaves [...]).
+      honest: the moments of the honest messages, leaves [...].
+      key: of the random steps.
+      best: (message, its harm, how the aggregate is moved) to begin with.
+      num_ascents: steps, at least 0.
+
     Returns: (message, its harm, how the aggregate is moved).
     """
 

@@ -110,7 +110,15 @@ def _matrix(argument: str, name: str, rows: PyTree) -> np.ndarray:
 def _ridge(gram: Array, targets: Array) -> np.ndarray:
     """Solves (gram + penalty I) c = targets with the penalty of the least leave-one-out error.
 
-    The regression has an intercept of its own, since rows and targets are centred; its leverage 1/n is added.
+    The regression has an intercept of its own, since rows and targets are centred; its leverage 1/S is added. With the
+    eigenvalues l_j and eigenvectors V of the matrix, row s has the leverage h_s = 1/S + sum_j V_sj^2 l_j / (l_j +
+    penalty), and the leave-one-out error penalty c_s / (1 - h_s).
+
+    Args:
+      gram: [S, S] float64, products of centred rows.
+      targets: [S] float64, centred.
+
+    Returns: c, [S] float64.
     """
     eigenvalues, vectors = np.linalg.eigh(gram)
     eigenvalues = np.maximum(eigenvalues, 0)

@@ -158,10 +158,19 @@ def race(key: Array, weights: Array) -> Array:
 
 
 def _draws_needed(chances: np.ndarray, cohort_size: int) -> int:
-    """A number of draws with replacement that hold fewer than m different clients with probability below 1e-9.
+    """Finds a number of draws with replacement that hold fewer than m different clients with probability below 1e-9.
 
     The number D of different clients is a sum of negatively associated indicators, for which Chernoff's bound holds:
-    P(D <= (1 - t) E D) <= exp(-t^2 E D / 2).
+    P(D <= (1 - t) E D) <= exp(-t^2 E D / 2). For n draws E D = sum_i (1 - (1 - p_i)^n), and t is such that
+    (1 - t) E D = m - 1.
+
+    Args:
+      chances: [N] float64, p_i >= 0, which add up to 1.
+      cohort_size: m, at most the number of positive chances.
+
+    Returns: n, in [m, 64 m + 4,096].
+
+    Raises: ValueError if so many draws are too few.
     """
     max_draws = 64 * cohort_size + 4096
     for draws in np.unique(np.geomspace(cohort_size, max_draws, 200).astype(int)):
@@ -211,6 +220,12 @@ def _alias_table(units: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     deficits of the light columns, and E the cumulative surpluses of the heavy clients. Light column i is filled by the
     first heavy client with E > D[i-1]. A heavy client is used up at the first i with D[i] >= E; the next heavy client
     fills the deficit that it then has itself.
+
+    Args:
+      units: [N] int64 >= 0, the weights in units that add up to N 2^32, so that the mean weight is 2^32.
+
+    Returns: (threshold [N] uint32, alias [N] int32). A draw in column c is client c with probability
+    threshold[c] / 2^32, else client alias[c]. A column of the mean weight has threshold 0, and is its own alias.
     """
     size = len(units)
     threshold = np.zeros(size, np.uint32)

@@ -102,6 +102,10 @@ def _sorted_order(key: Array, size: int) -> Array:
 
     The first 22 bits suffice if they differ for all clients. XLA:CPU sorts one array four times as fast as three, so a
     client's number is packed into the 10 low bits of the word that is sorted.
+
+    Args:
+      key: of the order.
+      size: N in [1, 1,024].
     """
     numbers = jnp.arange(size, dtype=jnp.uint32)
     low_mask = jnp.uint32(_EXACT_LIMIT - 1)

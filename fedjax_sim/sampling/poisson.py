@@ -88,11 +88,19 @@ def _default_slots(population_size: int, rate: float) -> int:
 
 
 def _binomial_table(population_size: int, rate: float) -> tuple[np.int32, np.ndarray]:
-    """Computes the cumulative distribution of K ~ Binomial(N, q), as (the least count, thresholds).
+    """Computes the cumulative distribution of K ~ Binomial(N, q).
 
-    The thresholds are 2^64 P(K <= count) for every count but the last, as high and low words [2, counts - 1] uint32.
     The window of counts misses less than 2^-60 of the mass (Bernstein's inequality); the missing mass is added to the
     mode.
+
+    Args:
+      population_size: N.
+      rate: q in (0, 1].
+
+    Returns: (the least count, int32; thresholds). The thresholds are 2^64 P(K <= count) for every count of the window
+    but the last, as high and low words [2, counts - 1] uint32.
+
+    Raises: MemoryError for a table of more than 1 MB.
     """
     from scipy import stats
 

@@ -183,7 +183,15 @@ def oort(
         preferred_ticks = jnp.float32(preferred_seconds * per_second)
         no_gains = jnp.zeros(2 * window, jnp.float32)
         zeros = jnp.zeros(size, jnp.int32)
-        return _Oort(zero, no_utility, zeros, zeros, jnp.asarray(sizes), preferred_ticks, no_gains)
+        return _Oort(
+            round=zero,
+            utility=no_utility,
+            seen=zeros,
+            ticks=zeros,
+            weights=jnp.asarray(sizes),
+            preferred=preferred_ticks,
+            gained=no_gains,
+        )
 
     def sample(key, state):
         round = state.round + 1
@@ -232,7 +240,20 @@ def _utility(state: _Oort, round: Array, penalty: float) -> Array:
 
 
 def _draw_clients(key: Array, utility: Array, cohort_size: int, num_explored: Array, cutoff: float) -> Array:
-    """Draws clients by utility [N] first, then `num_explored` clients that never reported (NaN), [m] int32."""
+    """Draws clients by utility first, then clients that never reported.
+
+    Client i is drawn in proportion to its utility u_i, successively, if u_i >= cutoff u_(k). Here u_(k) is the k-th
+    largest utility, and k = m - num_explored the number of places by utility.
+
+    Args:
+      key: of the round.
+      utility: [N] float32 >= 0; NaN for clients that never reported.
+      cohort_size: m.
+      num_explored: [] int32 in [0, m], at most the number of clients that never reported.
+      cutoff: in (0, 1].
+
+    Returns: [m] int32 ids, the clients by utility in front.
+    """
     is_known = ~jnp.isnan(utility)
     num_exploited = cohort_size - num_explored
     ranked = jax.lax.top_k(jnp.where(is_known, utility, -jnp.inf), cohort_size)[0]

@@ -57,7 +57,7 @@ def with_battery(sampler: Sampler, joules: Distribution | float, *, seed: NonNeg
 
     def stop_exhausted(key, cohort, price):
         end_ticks = lasting(devices, key, cohort, price, capacity.draw(battery_key, cohort.ids))
-        return cut_cohort(devices, key, cohort, price, end_ticks, EXHAUSTED.name)
+        return cut_cohort(devices, key, cohort, price, end_ticks, name=EXHAUSTED.name)
 
     return changed(sampler, stop_exhausted, responding(sampler.design, "client"), (EXHAUSTED,))
 

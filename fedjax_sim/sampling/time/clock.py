@@ -155,7 +155,7 @@ def with_clock(
         cohort = cohort.timed(spent=spend(devices, key, cohort, state.price))
         if availability is not None:
             leave_ticks = absent_after(devices, cohort.ids, state.clock, cohort.timing.spent, checks)
-            cohort = cut_cohort(devices, key, cohort, state.price, leave_ticks, INTERRUPTED.name)
+            cohort = cut_cohort(devices, key, cohort, state.price, leave_ticks, name=INTERRUPTED.name)
         ticks = jnp.where(cohort.invited.any(), window(cohort), idle_ticks)
         clock = state.clock.moved(ticks, per_second).moved(overhead_ticks, per_second).since(state.clock)
         if is_scaled:

@@ -168,7 +168,7 @@ def repriced(state: PyTree, price: Price) -> PyTree:
     return _with_timed(state, price=price)
 
 
-def cut_cohort(devices: Devices, key: Array, cohort: Cohort, price: Price, at: Array, name: str) -> Cohort:
+def cut_cohort(devices: Devices, key: Array, cohort: Cohort, price: Price, at: Array, *, name: str) -> Cohort:
     """Stops the clients of a cohort at a moment: a client that is not done by then does not report, and is lost.
 
     A client that would be lost to another cause at a later moment is stopped too, and is counted under this cause.

@@ -72,20 +72,30 @@ def with_deadline(sampler: Sampler, seconds: Positive, *, late: Literal["dropped
 
     def end_round(key, cohort, price):
         if late == "dropped":
-            return cut_cohort(devices, key, cohort, price, jnp.int32(deadline_ticks), LATE.name)
+            return cut_cohort(devices, key, cohort, price, jnp.int32(deadline_ticks), name=LATE.name)
         shorter = _with_partial_work(devices, key, cohort, price, deadline_ticks)
         shorter = shorter.timed(shortened=shorter.work < price.num_steps(cohort))
-        return cut_cohort(devices, key, shorter, price, jnp.int32(deadline_ticks), LATE.name)
+        return cut_cohort(devices, key, shorter, price, jnp.int32(deadline_ticks), name=LATE.name)
 
     metrics = (LATE, SHORTENED) if late == "partial" else (LATE,)
     return changed(sampler, end_round, responding(sampler.design, "client"), metrics)
 
 
 def _with_partial_work(devices: Devices, key: Array, cohort: Cohort, price: Price, deadline_ticks: int) -> Cohort:
-    """The cohort in which each client does no more work than arrives in time.
+    """Returns the cohort in which each client does no more work than arrives in time.
 
     A client that was to leave before its message arrived may now finish its shorter work before it leaves. Such a
     client reports again.
+
+    Args:
+      devices: what the clients run on.
+      key: the key that the cohort was drawn with.
+      cohort: m slots, with the times of their whole work, or until they leave (`Timing.spent`).
+      price: the cost of a round.
+      deadline_ticks: ticks after the invitation, at least 1.
+
+    Returns: the cohort with `work`, [m] int32 local steps, at least 1, and with the times of this work. Who is late all
+    the same is not cut here.
     """
     shorter = cohort._replace(work=_steps_in_time(devices, key, cohort, price, deadline_ticks))
     spent = spend(devices, key, shorter, price)
@@ -103,7 +113,7 @@ def _with_partial_work(devices: Devices, key: Array, cohort: Cohort, price: Pric
     restored = restored.timed(sent=cohort.timing.sent | reports_again, begun=begun)
     leaves_early = has_left & (end_ticks < jnp.minimum(spent.total, deadline_ticks))
     leave_ticks = jnp.where(leaves_early, end_ticks, NEVER)
-    return cut_cohort(devices, key, restored, price, leave_ticks, INTERRUPTED.name)
+    return cut_cohort(devices, key, restored, price, leave_ticks, name=INTERRUPTED.name)
 
 
 def _steps_in_time(devices: Devices, key: Array, cohort: Cohort, price: Price, deadline_ticks: int) -> Array:
@@ -156,7 +166,7 @@ def with_over_selection(sampler: Sampler, num_reports: int) -> Sampler:
         sorted_ticks, _, order = jax.lax.sort((arrival_ticks, cohort.ids, slots), num_keys=2)
         is_among_first = jnp.zeros_like(cohort.reported).at[order[:num_reports]].set(True)
         end_ticks = sorted_ticks[num_reports - 1]
-        stopped = cut_cohort(devices, key, cohort, price, end_ticks, NOT_NEEDED.name)
+        stopped = cut_cohort(devices, key, cohort, price, end_ticks, name=NOT_NEEDED.name)
         # A message that arrives at the last moment, and is not among the first, does not count either.
         return losing(stopped, NOT_NEEDED.name, stopped.reported & ~is_among_first, end_ticks)
 
@@ -234,7 +244,7 @@ def with_radio_budget(
         has_place |= cost == 0  # a client that sends nothing needs no place
         has_no_place = wants_place & ~has_place
         end_ticks = jnp.where(has_no_place, ready_ticks, NEVER)
-        stopped = cut_cohort(devices, key, cohort, price, end_ticks, NO_RADIO.name)
+        stopped = cut_cohort(devices, key, cohort, price, end_ticks, name=NO_RADIO.name)
         begun = None if stopped.timing.begun is None else wants_place & has_place
         stopped = stopped.timed(sent=sent & has_place, begun=begun)
         return losing(stopped, NO_RADIO.name, has_no_place, ready_ticks)
@@ -254,7 +264,14 @@ def _largest_sizes(budget: float, number: int) -> np.ndarray:
 
 
 def _limited(design: SamplingDesign, num_reports: int) -> SamplingDesign:
-    """The design of cohorts of which at most `num_reports` reports count, chosen by properties of the clients."""
+    """Returns the design of cohorts of which at most `num_reports` reports count, chosen by properties of the clients.
+
+    Args:
+      design: of cohorts of different clients, without a limit of reports.
+      num_reports: at least 1.
+
+    Raises: ValueError for another design.
+    """
     if not isinstance(design, SamplingDesign) or design.replacement:
         rule = "a sampler of different clients"
         validate.fail("sampler", rule, getattr(design, "scheme", design), "Use uniform, poisson or full.")

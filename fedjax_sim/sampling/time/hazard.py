@@ -45,7 +45,7 @@ def with_hazard(sampler: Sampler, hazard: Hazard) -> Sampler:
 
     def interrupt(key, cohort, price):
         leave_ticks = leaves_at(hazard, devices, key, cohort.ids, cohort.timing.spent)
-        return cut_cohort(devices, key, cohort, price, leave_ticks, INTERRUPTED.name)
+        return cut_cohort(devices, key, cohort, price, leave_ticks, name=INTERRUPTED.name)
 
     # A clock with availability states this metric already.
     is_stated = any(metric.name == INTERRUPTED.name for metric in sampler.metrics)

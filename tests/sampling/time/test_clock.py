@@ -226,7 +226,7 @@ def test_energy_of_what_was_done():
     everyone = jnp.ones(N, bool)
     clocked = sampling.with_clock(sampling.full(N), devices)
     cohort, _ = clocked.sample(KEY, told(clocked))
-    stop = jax.jit(jax.vmap(lambda at: cut_cohort(devices, KEY, cohort, price, at, "late")))
+    stop = jax.jit(jax.vmap(lambda at: cut_cohort(devices, KEY, cohort, price, at, name="late")))
     ends = np.unique(np.concatenate([np.arange(0, 60), DOWN + 5 * STEP, DOWN + 5 * STEP + 1, TOTAL, TOTAL - 1]))
     found = stop(jnp.asarray(ends, jnp.int32))
     done = np.minimum(DOWN, ends[:, None])
@@ -251,7 +251,7 @@ def test_energy_of_latency():
     work = Work(1, 1, 1, 1.0)
     cohort, _ = clocked.sample(KEY, told(clocked, work))
     for tick, joules in ((500, 1.0), (2000, 4.0), (3000, 4.0), (4000, 6.0), (4999, 7.998)):
-        found = cut_cohort(devices, KEY, cohort, price_of(work), jnp.int32(tick), "late")
+        found = cut_cohort(devices, KEY, cohort, price_of(work), jnp.int32(tick), name="late")
         assert float(found.timing.spent.joules[0]) == pytest.approx(joules, rel=1e-4), tick
 
 
