@@ -179,6 +179,8 @@ def _checked(
 ) -> int | None:
     """Checks the options of `additive_shares`.
 
+    Args: as for `additive_shares`.
+
     Returns: the least number of messages of a sum; None if no number is required.
     """
     check_secure_sum_options(aggregator, min_messages, masks, "Shares are uniform in a ring of integers only.")

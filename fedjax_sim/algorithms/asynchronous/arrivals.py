@@ -82,12 +82,12 @@ def take_off(key: Array, traffic: Traffic, load: Callable) -> Flights:
     clock = Clock(seconds, ticks)
     now = jnp.zeros_like(ids, jnp.uint32)
     trip = trips(key, traffic, load, ids, there_at(traffic.devices, ids, seconds))
-    due, leaves = trip.ends(traffic, clock, now)
+    arrival_ticks, leaves = trip.ends(traffic, clock, now)
     begun = trip.begun(traffic, key, clock, now)
     return Flights(
         ids=ids,
         bases=jnp.zeros_like(ids),
-        due=due,
+        due=arrival_ticks,
         version=version,
         clock=clock,
         arrived=arrived,
@@ -149,13 +149,13 @@ def next_arrivals(key: Array, traffic: Traffic, flights: Flights, load: Callable
     # this step.
     stays = (entries.rank < count) & jnp.concatenate([~arrives, jnp.ones(m, bool)])
     staying = _at(jnp.nonzero(stays, size=m)[0], entries)
-    due = flights.due.at[places].set(staying.time)
+    arrival_ticks = flights.due.at[places].set(staying.time)
     begun = trip.begun(traffic, key, flights.clock, jnp.where(arrives, start, NEVER_ARRIVES))
     num_versions = count if traffic.buffer_size == 1 else (count > 0).astype(jnp.int32)
     after = Flights(
         ids=flights.ids.at[places].set(staying.ids),
         bases=flights.bases.at[places].set(staying.bases),
-        due=jnp.where(due == NEVER_ARRIVES, NEVER_ARRIVES, due - elapsed),
+        due=jnp.where(arrival_ticks == NEVER_ARRIVES, NEVER_ARRIVES, arrival_ticks - elapsed),
         version=flights.version + num_versions,
         clock=advanced(flights.clock, elapsed, ticks_per_second),
         arrived=flights.arrived + count,
@@ -383,12 +383,12 @@ def _filled(key: Array, traffic: Traffic, flights: Flights, load: Callable, *, s
         trip_key = stream(key, "empty places")
         now = jnp.zeros_like(ids, jnp.uint32)
         trip = trips(trip_key, traffic, load, ids, places < no_place)
-        due, leaves = trip.ends(traffic, flights.clock, now)
+        arrival_ticks, leaves = trip.ends(traffic, flights.clock, now)
         begun = trip.begun(traffic, trip_key, flights.clock, now)
         filled = flights._replace(
             ids=flights.ids.at[places].set(ids, mode="drop"),
             bases=flights.bases.at[places].set(flights.version, mode="drop"),
-            due=flights.due.at[places].set(due, mode="drop"),
+            due=flights.due.at[places].set(arrival_ticks, mode="drop"),
             begun=jax.tree.map(jnp.add, flights.begun, begun),
         )
         if leaves is None:

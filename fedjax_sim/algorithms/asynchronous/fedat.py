@@ -251,8 +251,8 @@ class _Tiers(NamedTuple):
             last_end = last(arrive) if leaves is None else jnp.maximum(last(arrive), last(leaves))
             patience = np.uint32(PATIENCE * self.devices.ticks_per_second)
             num_lost = jnp.int32(0) if leaves is None else (leaves != NEVER_ARRIVES).sum(dtype=jnp.int32)
-            due = jnp.where(is_there.any(), jnp.maximum(last_end, 1), patience)
-            return ids, arrive != NEVER_ARRIVES, due, num_lost, trip.begun(self.traffic, key, clock, now)
+            end_ticks = jnp.where(is_there.any(), jnp.maximum(last_end, 1), patience)
+            return ids, arrive != NEVER_ARRIVES, end_ticks, num_lost, trip.begun(self.traffic, key, clock, now)
 
         return begin_round
 
@@ -273,8 +273,9 @@ def _initial_tiers(tiers: _Tiers, plain: Star, key: Array, params: PyTree, popul
     tier, version, seconds, ticks = (jnp.zeros((), jnp.int32) for _ in range(4))
     clock = Clock(seconds, ticks)
     first_rounds = [tiers.begin(stream(key, f"tier {q}"), order, load, clock)(q) for q in range(tiers.number)]
-    ids, reports, due, num_lost, begun = jax.tree.map(lambda *x: jnp.stack(x), *first_rounds)
-    rounds = _Rounds(ids, reports, due, jnp.zeros_like(due, jnp.int32), num_lost)
+    ids, reports, end_ticks, num_lost, begun = jax.tree.map(lambda *x: jnp.stack(x), *first_rounds)
+    first_versions = jnp.zeros_like(end_ticks, jnp.int32)
+    rounds = _Rounds(ids=ids, there=reports, due=end_ticks, versions=first_versions, lost=num_lost)
     models = jax.tree.map(lambda x: jnp.broadcast_to(x, (tiers.number, *jnp.shape(x))), params)
     counts = jnp.zeros(tiers.number, jnp.int32)
     federation = initial_state(plain, params, population)
@@ -313,7 +314,7 @@ def _end_round(
     elapsed = rounds.due[tier]
     clock = advanced(state.clock, elapsed, unit)
     load = load_for(plain, tree.spec(state.federation.server.params), population)
-    ids, reports, due, num_lost, begun = tiers.begin(key, state.order, load, clock)(tier)
+    ids, reports, end_ticks, num_lost, begun = tiers.begin(key, state.order, load, clock)(tier)
     begun = jax.tree.map(jnp.add, state.begun, begun)
     metrics = {
         "round_seconds": elapsed.astype(jnp.float32) * (1.0 / unit),
@@ -327,11 +328,11 @@ def _end_round(
     if tiers.traffic.loses:
         metrics[INTERRUPTED.name] = rounds.lost[tier]
     next_rounds = _Rounds(
-        rounds.ids.at[tier].set(ids),
-        rounds.there.at[tier].set(reports),
-        (rounds.due - elapsed).at[tier].set(due),
-        rounds.versions.at[tier].set(state.version + 1),
-        rounds.lost.at[tier].set(num_lost),
+        ids=rounds.ids.at[tier].set(ids),
+        there=rounds.there.at[tier].set(reports),
+        due=(rounds.due - elapsed).at[tier].set(end_ticks),
+        versions=rounds.versions.at[tier].set(state.version + 1),
+        lost=rounds.lost.at[tier].set(num_lost),
     )
     cohort = Cohort(rounds.ids[tier], rounds.there[tier], rounds.there[tier], metrics)
     return tier, cohort, next_rounds, clock, begun

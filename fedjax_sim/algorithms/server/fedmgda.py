@@ -91,8 +91,8 @@ def _min_norm(epsilon: float, solver_steps: int) -> Aggregator:
     gathered = aggregation.gather(rule, weighted=False)
 
     def finalize(key, round, carry):
-        found, metrics = gathered.finalize(key, round, carry)
-        return found["update"], metrics | {"duality_gap": found["gap"]}
+        update_and_gap, metrics = gathered.finalize(key, round, carry)
+        return update_and_gap["update"], metrics | {"duality_gap": update_and_gap["gap"]}
 
     described = Metric("duality_gap", "bound on |d|^2 above its minimum", "", "max")
     return gathered._replace(finalize=finalize).stating(metrics=(described,))

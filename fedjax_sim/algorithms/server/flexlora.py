@@ -99,8 +99,8 @@ def _mean_of_products() -> Aggregator:
     gathered = aggregation.gather(rule, start=lambda update_spec: ())
 
     def finalize(key, round, carry):
-        found, metrics, state = gathered.finalize(key, round, carry)
-        return found["update"], metrics | {PRODUCT_ERROR.name: found["error"]}, state
+        update_and_error, metrics, state = gathered.finalize(key, round, carry)
+        return update_and_error["update"], metrics | {PRODUCT_ERROR.name: update_and_error["error"]}, state
 
     return gathered._replace(finalize=finalize).stating(metrics=(PRODUCT_ERROR,))
 

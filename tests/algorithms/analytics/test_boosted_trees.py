@@ -29,7 +29,7 @@ def gradients(objective, scores, y):
     return chances - y, chances * (1 - chances)
 
 
-def best_split(x, g, h, rows, penalty, least_share):
+def best_split(x, g, h, rows, *, penalty, least_share):
     """The (gain, feature, edge, sides) of largest gain among these rows, the first of equals; None without any."""
 
     def score(g, h):
@@ -61,7 +61,7 @@ def boosting(objective, y, *, num_trees, max_depth, penalty, least_share, rate=0
             for i in open_nodes:
                 rows = node == i
                 values[t, i] = -rate * g[rows].sum() / (h[rows].sum() + penalty)
-                if (best := best_split(x, g, h, rows, penalty, least_share)) is None:
+                if (best := best_split(x, g, h, rows, penalty=penalty, least_share=least_share)) is None:
                     continue
                 _, features[t, i], thresholds[t, i], sides = best
                 values[t, 2 * i + 1 : 2 * i + 3] = [-rate * side[0] / (side[1] + penalty) for side in sides]

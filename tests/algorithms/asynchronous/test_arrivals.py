@@ -188,7 +188,7 @@ def test_events_are_those_of_a_loop(name, hazard):
     """Catches a client who is sent work and arrives in the same step and is forgotten, ties by place, another base,
     a place that is lost, a block that goes past a model that it makes, and clients whom a hazard does not stop."""
     size, *numbers, refill, there = GRID[name]
-    traffic = Traffic(devices(size, there), *numbers, refill, hazard)
+    traffic = Traffic(devices(size, there), *numbers, refill=refill, hazard=hazard)
     loop, flights = Loop(traffic), take_off(KEY, traffic, lambda ids: LOAD)
     step = jax.jit(lambda key, flights: next_arrivals(key, traffic, flights, lambda ids: LOAD))
     for t in range(25):
@@ -242,10 +242,8 @@ def exponential(size) -> Devices:
 def test_mean_staleness_is_that_of_the_number_in_flight(make, buffer, block, refill):
     """(C - 1) / K where places are filled at once, (C - K) / K where clients wait, whatever the delays: an identity, so
     the bound is what is left in flight at both ends. Catches a version too many, and arrivals that are lost."""
-    size, traffic = (
-        60,
-        Traffic(make(60), concurrency=12, block=block, buffer_size=buffer, max_staleness=400, refill=refill),
-    )
+    size = 60
+    traffic = Traffic(make(size), concurrency=12, block=block, buffer_size=buffer, max_staleness=400, refill=refill)
     flights, found = walked(traffic, 2000)
     there = found.there
     gaps, count = found.gaps[there].sum(), there.sum()
@@ -259,9 +257,8 @@ def test_mean_staleness_is_that_of_the_number_in_flight(make, buffer, block, ref
 @pytest.mark.full
 def test_throughput_is_that_of_exponential_clients():
     """C clients of mean E[T] bring C / E[T] updates a second. 8,000 of them: five standard errors are 5.6 %."""
-    flights, found = walked(
-        Traffic(exponential(60), concurrency=12, block=4, buffer_size=4, max_staleness=400, refill="other"), 2000
-    )
+    traffic = Traffic(exponential(60), concurrency=12, block=4, buffer_size=4, max_staleness=400, refill="other")
+    flights, found = walked(traffic, 2000)
     seconds = int(flights.clock.seconds) + int(flights.clock.ticks) / 1000
     assert abs(int(flights.arrived) / seconds / 12 - 1 / (1 - 0.0005)) < 0.056
     assert abs(found.busy.sum() / (12 * found.elapsed.sum(dtype=np.int64)) - 1) < 1e-5  # nobody waits
@@ -271,9 +268,8 @@ def test_throughput_is_that_of_exponential_clients():
 def test_nobody_is_in_flight_twice():
     """Catches a client that is drawn while it has a place, or twice in a step, with few clients and with many."""
     for size in (16, 2000):
-        flights, found = walked(
-            Traffic(devices(size), concurrency=12, block=4, buffer_size=4, max_staleness=50, refill="other"), 300
-        )
+        traffic = Traffic(devices(size), concurrency=12, block=4, buffer_size=4, max_staleness=50, refill="other")
+        flights, found = walked(traffic, 300)
         ids = np.where(found.there, found.ids, -np.arange(1, 5))
         assert all(len(set(row)) == 4 for row in ids.tolist())
         assert len(set(flights.ids.tolist())) == 12 and found.ids.min() >= 0 and found.ids.max() < size
@@ -285,9 +281,8 @@ def test_nobody_is_in_flight_twice():
 def test_others_are_drawn_uniformly():
     """Each of 40 alike clients arrives equally often. Chi-square of 39 degrees, at most 1 error in 10,000: a client
     does not arrive again at once, which spreads arrivals more evenly than independent draws."""
-    _, found = walked(
-        Traffic(exponential(40), concurrency=12, block=4, buffer_size=4, max_staleness=400, refill="other"), 4000
-    )
+    traffic = Traffic(exponential(40), concurrency=12, block=4, buffer_size=4, max_staleness=400, refill="other")
+    _, found = walked(traffic, 4000)
     counts = np.bincount(found.ids[100:].ravel(), minlength=40)
     assert ((counts - counts.mean()) ** 2 / counts.mean()).sum() < 80.0, counts
 
@@ -375,9 +370,8 @@ def test_a_server_whose_clients_all_leave_does_not_wait_a_minute():
     some = Devices(
         40, lambda key, ids, load: phases(key, ids, Load(*jnp.ones((3, *ids.shape)))), None, ticks_per_second=10
     )
-    _, found = walked(
-        Traffic(some, concurrency=12, block=1, buffer_size=1, max_staleness=50, refill="other", hazard=hazard), 30
-    )
+    traffic = Traffic(some, concurrency=12, block=1, buffer_size=1, max_staleness=50, refill="other", hazard=hazard)
+    _, found = walked(traffic, 30)
     none = ~found.there.any(1)
     assert none.any() and found.elapsed[none].max() <= 2 + 4 + 3 and found.interrupted.sum() > 20
 
@@ -385,9 +379,9 @@ def test_a_server_whose_clients_all_leave_does_not_wait_a_minute():
 @pytest.mark.full
 def test_nobody_is_there_yet():
     """Time goes on by a minute a step until somebody is. Catches a server that asks for ever at the same moment."""
-    _, found = walked(
-        Traffic(devices(40, nobody_early), concurrency=12, block=4, buffer_size=4, max_staleness=50, refill="other"), 8
-    )
+    late = devices(40, nobody_early)
+    traffic = Traffic(late, concurrency=12, block=4, buffer_size=4, max_staleness=50, refill="other")
+    _, found = walked(traffic, 8)
     assert found.there.any(1).tolist() == [False, False, *[True] * 6]
     assert found.elapsed[:2].tolist() == [PATIENCE * 10] * 2 and found.begun.sent[:2].tolist() == [0, 12]
     assert found.flying[-1] == 12
@@ -409,12 +403,9 @@ def test_the_share_that_arrives_is_that_of_the_hazard(refill):
     """exp(-2 / 4) of work of two seconds, where clients stay for four in the mean; of 4,000 and more that were begun,
     five standard errors; all places are filled at the end of each step. Catches clients who leave more or less often
     than time says, a place that is lost, and places that stay empty where many leave."""
-    _, found = walked(
-        Traffic(
-            alike(), concurrency=12, block=4, buffer_size=4, max_staleness=400, refill=refill, hazard=memoryless(4.0)
-        ),
-        1000,
-    )
+    hazard = memoryless(4.0)
+    traffic = Traffic(alike(), concurrency=12, block=4, buffer_size=4, max_staleness=400, refill=refill, hazard=hazard)
+    _, found = walked(traffic, 1000)
     arrived, left = int(found.there.sum()), int(found.interrupted.sum())
     done, law = arrived + left, np.exp(-0.5)
     assert done > 4000 and abs(arrived / done - law) < 5 * np.sqrt(law * (1 - law) / done), arrived / done
@@ -434,24 +425,11 @@ def test_who_leaves_late_does_not_keep_others_away():
     def there(ids, seconds):
         return (ids == first[0]) | ((ids != first[1]) & (seconds >= 120))
 
-    first = take_off(
-        KEY,
-        Traffic(devices(20), concurrency=2, block=1, buffer_size=1, max_staleness=50, refill="other"),
-        lambda ids: LOAD,
-    ).ids
+    traffic = Traffic(devices(20), concurrency=2, block=1, buffer_size=1, max_staleness=50, refill="other")
+    first = take_off(KEY, traffic, lambda ids: LOAD).ids
     late = Hazard(lambda key, ids: jnp.where(ids == first[0], 600.0, 1e6))
-    _, found = walked(
-        Traffic(
-            Devices(20, spend, Availability(there), ticks_per_second=10),
-            concurrency=2,
-            block=1,
-            buffer_size=1,
-            max_staleness=50,
-            refill="other",
-            hazard=late,
-        ),
-        9,
-    )
+    some = Devices(20, spend, Availability(there), ticks_per_second=10)
+    _, found = walked(traffic._replace(devices=some, hazard=late), 9)
     assert found.elapsed[:2].tolist() == [600, 600] and found.there[:, 0].tolist() == [False, False] + 7 * [True]
 
 
@@ -459,18 +437,13 @@ def test_who_leaves_late_does_not_keep_others_away():
 def test_the_last_clients_of_empty_places_return():
     """Two of four clients are there, from a minute on, and they are those who were to be first: no draw finds them, for
     their ids stand at empty places. Catches a server that waits for ever."""
-    first = take_off(
-        KEY,
-        Traffic(devices(4), concurrency=2, block=1, buffer_size=1, max_staleness=50, refill="other"),
-        lambda ids: LOAD,
-    ).ids
+    traffic = Traffic(devices(4), concurrency=2, block=1, buffer_size=1, max_staleness=50, refill="other")
+    first = take_off(KEY, traffic, lambda ids: LOAD).ids
 
     def there(ids, seconds):
         return (seconds >= PATIENCE) & ((ids == first[0]) | (ids == first[1]))
 
-    _, found = walked(
-        Traffic(devices(4, there), concurrency=2, block=1, buffer_size=1, max_staleness=50, refill="other"), 20
-    )
+    _, found = walked(traffic._replace(devices=devices(4, there)), 20)
     assert found.there[:, 0].tolist() == [False] + 19 * [True]
     assert set(found.ids[1:, 0].tolist()) <= set(first.tolist())
 

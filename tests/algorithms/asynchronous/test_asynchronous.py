@@ -83,9 +83,9 @@ def test_fedbuff_is_the_event_loop(refill):
         server_optimizer=optax.sgd(0.7, momentum=0.4),
     )
     found, infos, _ = run(made, {"w": jnp.zeros(1)}, clients())
-    loop = events.Loop(
-        Traffic(events.devices(SIZE), concurrency=9, block=4, buffer_size=4, max_staleness=20, refill=refill)
-    )
+    devices = events.devices(SIZE)
+    traffic = Traffic(devices, concurrency=9, block=4, buffer_size=4, max_staleness=20, refill=refill)
+    loop = events.Loop(traffic)
     versions, speed, gaps, worked = [0.0], 0.0, [], []
     for t in range(STEPS):
         rows, stopped = arrivals(loop, t)
@@ -252,13 +252,9 @@ def test_summary_of_a_run():
     options = {"concurrency": 9, "arrivals_per_step": 4, "max_staleness": 200, "mixing_rate": 0.1}
     made = quadratic(algorithms.fedasync, **options)
     records = [as_record(t, info) for t, info in enumerate(run(made, {"w": jnp.zeros(1)}, clients(), 16)[1])]
-    loop, gaps, waits = (
-        events.Loop(
-            Traffic(events.devices(SIZE), concurrency=9, block=4, buffer_size=1, max_staleness=200, refill="other")
-        ),
-        [],
-        [],
-    )
+    devices = events.devices(SIZE)
+    traffic = Traffic(devices, concurrency=9, block=4, buffer_size=1, max_staleness=200, refill="other")
+    loop, gaps, waits = events.Loop(traffic), [], []
     for t in range(16):
         rows, _ = arrivals(loop, t)
         gaps += [gap for _, _, gap, _ in rows]

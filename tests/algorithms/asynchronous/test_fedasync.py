@@ -55,14 +55,9 @@ def test_fedasync_is_the_event_loop(block, oldest):
     used past its end, versions that are missing in the ring, a cut block that writes over one in use."""
     made = quadratic(algorithms.fedasync, **options(arrivals_per_step=block, max_staleness=oldest))
     found, infos, _ = run(made, {"w": jnp.zeros(1)}, clients(), 16)
-    loop, versions = (
-        events.Loop(
-            Traffic(
-                events.devices(SIZE), concurrency=9, block=block, buffer_size=1, max_staleness=oldest, refill="other"
-            )
-        ),
-        [0.0],
-    )
+    devices = events.devices(SIZE)
+    traffic = Traffic(devices, concurrency=9, block=block, buffer_size=1, max_staleness=oldest, refill="other")
+    loop, versions = events.Loop(traffic), [0.0]
     gaps, sizes = set(), set()
     for t, model in enumerate(found):
         rows, old = arrivals(loop, t)
@@ -114,13 +109,9 @@ def test_a_message_that_is_not_finite():
         **options(arrivals_per_step=4, max_staleness=200),
     )
     found, infos, _ = run(made, {"w": jnp.zeros(1)}, clients(), 25)
-    loop, versions, lost = (
-        events.Loop(
-            Traffic(events.devices(SIZE), concurrency=9, block=4, buffer_size=1, max_staleness=200, refill="other")
-        ),
-        [0.0],
-        0,
-    )
+    devices = events.devices(SIZE)
+    traffic = Traffic(devices, concurrency=9, block=4, buffer_size=1, max_staleness=200, refill="other")
+    loop, versions, lost = events.Loop(traffic), [0.0], 0
     for t, model in enumerate(found):
         dropped = 0
         for id, base, gap, _ in arrivals(loop, t)[0]:
@@ -149,12 +140,9 @@ def test_a_factor_that_is_none():
 
     made = fedasync()._replace(step=lambda *given: swept(jnp.float32(1), *given))
     found, _, _ = run(made, {"w": jnp.zeros(1)}, clients(), 16)
-    loop, versions = (
-        events.Loop(
-            Traffic(events.devices(SIZE), concurrency=9, block=4, buffer_size=1, max_staleness=200, refill="other")
-        ),
-        [0.0],
-    )
+    devices = events.devices(SIZE)
+    traffic = Traffic(devices, concurrency=9, block=4, buffer_size=1, max_staleness=200, refill="other")
+    loop, versions = events.Loop(traffic), [0.0]
     for t, model in enumerate(found):
         for id, base, gap, _ in arrivals(loop, t)[0]:
             sent = versions[base] + proximal(versions[base], id)

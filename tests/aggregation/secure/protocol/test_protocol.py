@@ -35,7 +35,7 @@ def stages(left):
     return Stages(left > 1, left > 2, left > 3), left > 0
 
 
-def check(run, ring, messages, graph, steps, threshold, least):
+def check(run, ring, messages, graph, steps, *, threshold, least):
     """The plain sum, or an abort in the cases of `is_aborted`."""
     aborted = bool(is_aborted(graph, Stages(*map(jnp.asarray, steps)), threshold, least))
     assert run.aborted == aborted and (run.sum is None) == aborted
@@ -56,7 +56,7 @@ def test_every_dropout_at_every_step():
     for i, left in enumerate(itertools.product(range(5), repeat=4)):
         steps, advertised = stages(left)
         run = run_secure_sum(messages, ring, 2, stages=steps, advertised=advertised, min_messages=1, seed=i)
-        aborted += check(run, ring, messages, graph, steps, 2, 1)
+        aborted += check(run, ring, messages, graph, steps, threshold=2, least=1)
     assert 100 < aborted < 525
 
 
@@ -77,7 +77,7 @@ def test_the_sum_is_exact(ring):
         steps, advertised = stages(rng.choice(5, number, p=[0.03, 0.05, 0.07, 0.05, 0.8]))
         options = {"graph": graph, "stages": steps, "advertised": advertised, "seed": seed}
         run = run_secure_sum(messages, ring, threshold, **options)
-        outcomes.add(check(run, ring, messages, graph, steps, threshold, threshold))
+        outcomes.add(check(run, ring, messages, graph, steps, threshold=threshold, least=threshold))
     assert outcomes == {False, True}
 
 
@@ -107,7 +107,7 @@ def test_hundreds_of_clients():
         graph = circle(jax.random.key(0), number, neighbours)
         steps, advertised = stages(RNG.choice(5, number, p=[0.03, 0.05, 0.06, 0.06, 0.8]))
         run = run_secure_sum(messages, Ring(64), threshold, graph=graph, stages=steps, advertised=advertised)
-        assert not check(run, Ring(64), messages, graph, steps, threshold, threshold)
+        assert not check(run, Ring(64), messages, graph, steps, threshold=threshold, least=threshold)
 
 
 def test_an_abort_holds_no_number():
