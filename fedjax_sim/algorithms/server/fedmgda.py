@@ -67,7 +67,8 @@ def _min_norm(epsilon: float, solver_steps: int) -> Aggregator:
     """Makes the aggregator of normalised messages by `least_mixture`.
 
     The aggregate is d = sum_i lambda_i u_i / |u_i| over the n messages that arrived. Here lambda minimises |d|^2 over
-    the simplex with |lambda_i - 1 / n| <= epsilon. It reads the products <u_i, u_j> / (|u_i| |u_j|) alone, [m, m].
+    the simplex with |lambda_i - 1 / n| <= epsilon. It follows from the products <u_i, u_j> / (|u_i| |u_j|) alone, which
+    are [m, m].
 
     Args:
       epsilon: in [0, 1].

@@ -241,7 +241,7 @@ def _controlled(inner: ServerUpdate) -> ServerUpdate:
       inner: `server.statistics`, which takes {"params": the mean update, "gradient": c} and broadcasts {"params",
         "statistics"}.
 
-    Returns: a ServerUpdate that takes the mean update alone; c, as the model, is a part of its state (`_ControlState`),
+    Returns: a ServerUpdate that takes the mean update alone. Its state (`_ControlState`) holds c, leaves as the model,
     which the first pass sets. The model is not counted as sent.
     """
 

@@ -235,7 +235,7 @@ def _checked_places(
     """Checks the options of `split_gnn`, and says where each layer is computed.
 
     Args:
-      model: L graph layers, without a readout.
+      model: L graph layers.
       sampler: draws all parties with equal chances, each at most once in a round.
       client_layers: in [1, L], the number of layers that parties compute; the server computes the others.
       cut_edges: "exchange" or "drop".
