@@ -146,7 +146,8 @@ def fedasync(
         # no version is kept (`Traffic.num_models`).
         places = (version + 1 + slots) % num_models
         usable_factors = jnp.where(is_usable, factors[slots], 0)
-        return _chain(*model_and_versions, messages, rows=rows, factors=usable_factors, places=places)
+        model, versions = model_and_versions
+        return _chain(model, versions, messages, rows=rows, factors=usable_factors, places=places)
 
     def step(key, state, population):
         arrivals, flights, cohort = arrive(star, traffic, key, state, population)

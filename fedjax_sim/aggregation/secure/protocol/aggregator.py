@@ -27,7 +27,7 @@ class _Settings(NamedTuple):
 
     ring: Ring
     threshold: int  # the shares that open a secret
-    least: int  # a round with fewer messages is aborted
+    least: int | None  # a round with fewer messages is aborted; None = the threshold
     signed: bool  # as in `real_secure_sum`
 
 
