@@ -281,8 +281,8 @@ def _checked(
         graph = Circle(everyone, everyone, everyone, num_clients)
     graph = Circle(*map(np.asarray, graph))
     validate.integer("threshold", threshold, 1, max(len(graph.distances), 1))
-    stages = np.ones((3, num_clients), bool) if stages is None else (np.asarray(x, bool) for x in stages)
-    stages = Stages(*stages)
+    flags = list(np.ones((3, num_clients), bool)) if stages is None else [np.asarray(x, bool) for x in stages]
+    stages = Stages(*flags)
     advertised = np.ones(num_clients, bool) if advertised is None else np.asarray(advertised, bool)
     steps = (advertised, *stages)
     if any(len(x) != num_clients for x in (graph.order, *steps)):
