@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,22 +15,22 @@ from fedjax_sim.engine.arithmetic import exact_sums
 from fedjax_sim.population.protocol import num_rows
 from fedjax_sim.prng import stream
 from fedjax_sim.round.costs import bytes_by_invited, client_wires, plan_of
+from fedjax_sim.round.extension import Extension
+from fedjax_sim.round.inputs import inputs_of
 from fedjax_sim.round.message import Message, Shared, Slot, client_round, usable_rows
-from fedjax_sim.round.state import Bases, FederatedState, Gathered, mesh_of
-from fedjax_sim.types import (
-    Aggregator,
-    Array,
-    CheapReads,
-    Cohort,
-    Observed,
-    Population,
-    Received,
-    Round,
-    Star,
-    Subpopulation,
-)
+from fedjax_sim.round.state import FederatedState, Gathered, mesh_of
+from fedjax_sim.types import Aggregator, Array, CheapReads, Cohort, Observed, Population, PyTree, Received, Round, Star
 
-ONE_BY_ONE = engine.Plan(1, 1)
+NO_EXTENSION = Extension()
+
+
+class Tally(NamedTuple):
+    """The sums over the messages of the chunks so far."""
+
+    carry: PyTree  # the aggregator's
+    means: PyTree  # exact sums of (the clients' metrics, the transform's measurements)
+    # [k] uint32: how many messages arrived, how many were dropped, then the sums of the bytes of each count
+    counters: Array
 
 
 def _size_classes(star: Star, population: Population) -> tuple[int, ...]:
@@ -78,12 +78,12 @@ def in_turn(star: Star, population: Population) -> bool:
       population: all clients.
     """
     is_on_one_device = engine.is_unplaced() or mesh_of(star) is None
-    return is_on_one_device and not _size_classes(star, population) and not isinstance(population, Subpopulation)
+    return is_on_one_device and not _size_classes(star, population) and not inputs_of(star, population).may_skip
 
 
-def _slot_function(star: Star) -> Callable:
-    """One slot's work, as `engine.fold` calls it."""
-    run_client = client_round(star)
+def _slot_function(star: Star, read: Callable, extension: Extension) -> Callable:
+    """One slot's work, as `engine.fold` calls it; `read` and `extension` as for `client_round`."""
+    run_client = client_round(star, read, extension)
 
     @partial(jax.jit, static_argnames="rows")  # traced once, though its shape is asked for before it runs
     def each(shared: Shared, slot: Slot, rows: int | None = None):
@@ -98,15 +98,15 @@ def _slot_function(star: Star) -> Callable:
 def _accumulate_function(star: Star, num_slots: int) -> Callable:
     """Adds a chunk of messages to the carry, as `engine.fold` calls it."""
 
-    def gather(shared: Shared, carry, messages: Message, slots: Slot, valid):
-        sums, means, counters = carry
+    def gather(shared: Shared, tally: Tally, messages: Message, slots: Slot, valid: Array) -> Tally:
         messages = usable_rows(messages)
         # The engine pads the last chunk. A padding row gets a position outside of the cohort, where it writes nothing.
         position = jnp.where(valid, slots.position, num_slots)
         received = Received(messages.update, messages.weight, slots.id, position)
         round = Round(shared.cohort, shared.broadcast, shared.aggregator)
-        sums = star.aggregator.accumulate(stream(shared.key, "aggregation"), round, sums, received)
-        return sums, exact_sums.add(means, messages.means), counters + _counters(messages)
+        carry = star.aggregator.accumulate(stream(shared.key, "aggregation"), round, tally.carry, received)
+        means = exact_sums.add(tally.means, messages.means)
+        return Tally(carry, means, tally.counters + _counters(messages))
 
     return lambda shared, *args: engine.reproducible(gather, shared)(shared, *args)
 
@@ -117,8 +117,67 @@ def _counters(messages: Message) -> Array:
     return jnp.concatenate([x.astype(jnp.uint32) for x in columns], axis=1).sum(0, dtype=jnp.uint32)
 
 
+def _split_counters(counters: Array, counts_spec: dict[str, Any]) -> tuple[Array, Array, dict[str, Array]]:
+    """Takes the vector of `_counters` apart.
+
+    Args:
+      counters: [k] uint32, summed over all chunks.
+      counts_spec: for each count of the clients, the shape of its bytes, [4] or [8].
+
+    Returns: (how many messages arrived [1], how many were dropped [1], the sums of the bytes of each count), uint32.
+    """
+    counts, structure = jax.tree.flatten(counts_spec)
+    ends = np.cumsum([1, 1, *(x.size for x in counts)])
+    num_arrived, num_dropped, *byte_sums = jnp.split(counters, ends[:-1])
+    return num_arrived, num_dropped, jax.tree.unflatten(structure, byte_sums)
+
+
+def _empty_tally(star: Star, message: Message, num_slots: int) -> Tally:
+    """The tally before the first message; `message` is the spec of one message, m = `num_slots`."""
+    carry = star.aggregator.init(message.update, num_slots)
+    num_counters = 2 + sum(x.size for x in jax.tree.leaves(message.counts))
+    return Tally(carry, exact_sums.zeros(message.means), jnp.zeros(num_counters, jnp.uint32))
+
+
+def _check_clients(star: Star, cohort: Cohort, population: Population) -> None:
+    """Raises ValueError for clients that do all their work where a part of it is asked, or that no attacker pulls."""
+    if cohort.work is not None and star.client.facts.all_steps is None:
+        hint = "It would do all of its work, whatever the sampler says; a client of your own states `all_steps`."
+        validate.fail(
+            "client", "one that can stop early, for the sampler's clients do part of their work", "another", hint
+        )
+    if not star.client.facts.pulled and jax.eval_shape(population.client, cohort.ids[0]).pull is not None:
+        hint = "Attackers would train as honest clients do; take client.local_sgd or client.proximal."
+        validate.fail("client", "one that obeys the pull of constrained attackers", "another", hint)
+
+
+def _announced(population: Population, ids: Array) -> Array:
+    """Returns the ids of a cohort, after a store on disk was asked to read these clients' data ahead.
+
+    The ids pass through `announce`, so that the reads begin before the first client trains.
+    """
+    if not isinstance(population, CheapReads) or engine.is_unplaced():
+        return ids
+    return population.announce(ids)
+
+
+def _reporting(star: Star, key: Array, round: Round) -> Array:
+    """Returns whose message may reach the aggregator, [m] bool; `key` is the key of the round."""
+    reported = round.cohort.reported
+    if star.aggregator.stays is None:
+        return reported
+    # A client that leaves a secure sum counts as one that did not report.
+    return reported & engine.reproducible(star.aggregator.stays)(stream(key, "aggregation"), round)
+
+
 def collect(
-    star: Star, key: Array, cohort: Cohort, state: FederatedState, population: Population, bases: Bases | None = None
+    star: Star,
+    key: Array,
+    cohort: Cohort,
+    state: FederatedState,
+    population: Population,
+    *,
+    extension: Extension = NO_EXTENSION,
 ) -> Gathered:
     """Trains the cohort from the server's broadcast, and accumulates the messages in the aggregator's carry.
 
@@ -132,8 +191,8 @@ def collect(
       state: gives the broadcast (`state.server`), the clients' states and memories, and the state of transform and
         aggregator.
       population: all clients. A client whose id is outside of [0, N) is dropped and counted.
-      bases: the models from which the clients start, each from a model of its own, in place of the broadcast.
-        Aggregators see the broadcast all the same. None: every client starts from the broadcast.
+      extension: what the algorithm adds to the slots of the cohort. With `bases.starting_from` clients start from
+        models of their own, in place of the broadcast.
 
     Returns: `Gathered`; leaves with a cohort axis are [m, ...].
 
@@ -147,84 +206,78 @@ def collect(
     earlier models (tests/algorithms/asynchronous/test_asynchronous.py::test_fedbuff_is_the_event_loop); an aggregator
     sees zeros for the absent (tests/aggregation/test_gather.py::test_rule_sees_rows_by_id_and_zeros_for_the_absent).
     """
-    if cohort.work is not None and star.client.facts.all_steps is None:
-        hint = "It would do all of its work, whatever the sampler says; a client of your own states `all_steps`."
-        validate.fail(
-            "client", "one that can stop early, for the sampler's clients do part of their work", "another", hint
-        )
-    if not star.client.facts.pulled and jax.eval_shape(population.client, cohort.ids[0]).pull is not None:
-        hint = "Attackers would train as honest clients do; take client.local_sgd or client.proximal."
-        validate.fail("client", "one that obeys the pull of constrained attackers", "another", hint)
-    each = _slot_function(star)
-    num_slots = cohort.ids.shape[0]
+    _check_clients(star, cohort, population)
+    inputs = inputs_of(star, population)
+    each = _slot_function(star, inputs.read, extension)
     ids = cohort.ids
-    # A store on disk reads the cohort's data ahead. Its ids pass through `announce`, so that the reads begin before the
-    # first client trains.
-    announces = isinstance(population, CheapReads) and not engine.is_unplaced()
-    announced_ids = population.announce(ids) if announces else ids
+    num_slots = ids.shape[0]
+    announced_ids = _announced(population, ids)
     broadcast = engine.reproducible(star.server.broadcast)(state.server)
-    if bases is None:
-        models = None
-        slot_bases = None
-    else:
-        models = bases.models
-        slot_bases = (bases.index, bases.factors)
-    round_number = state.round if star.client.facts.reads_round else None
-    version = None if bases is None or round_number is None else bases.versions
-    shared = Shared(key, broadcast, state.transform, population, cohort, state.aggregator, models, round_number)
+    reads_round = star.client.facts.reads_round
+    shared = Shared(
+        key=key,
+        broadcast=broadcast,
+        transform=state.transform,
+        population=population,
+        cohort=cohort,
+        aggregator=state.aggregator,
+        extension=extension.shared,
+        round=state.round if reads_round else None,
+    )
     positions = jnp.arange(num_slots, dtype=jnp.int32)
     mesh = mesh_of(star)
     packing_options = _packing_options(star, population, cohort)
-    plan = ONE_BY_ONE if star.client.federation is not None else None  # inside, clients are vmapped
-    plan = star.execution.plan or plan or plan_of(star, broadcast, population)
+    plan = star.execution.plan or inputs.plan or plan_of(star, broadcast, population)
     held_ids = ids if packing_options else _ids_of_places(ids, plan, mesh)
     client_rows, clients = engine.take(state.clients, held_ids)
     memory_rows, memory = engine.take(state.memory, held_ids)
     # Keys follow from the client's id and not from its slot: results do not depend on the order of the cohort.
     keys = tuple(engine.client_keys(stream(key, name), ids) for name in ("client", "transform"))
-    reported = cohort.reported
-    if star.aggregator.stays is not None:  # a client that leaves a secure sum counts as one that did not report
-        round = Round(cohort, broadcast, state.aggregator)
-        reported &= engine.reproducible(star.aggregator.stays)(stream(key, "aggregation"), round)
-    uploads = cohort.reported if cohort.timing.sent is None else cohort.timing.sent  # as `costs.traffic` counts them
-    worked = reported if star.client.federation is None else uploads
+    reported = _reporting(star, key, Round(cohort, broadcast, state.aggregator))
     slots = Slot(
-        positions, announced_ids, keys, reported, worked, client_rows, memory_rows, cohort.work, slot_bases, version
+        position=positions,
+        id=announced_ids,
+        keys=keys,
+        reported=reported,
+        worked=inputs.works(cohort, reported),
+        client=client_rows,
+        memory=memory_rows,
+        work=cohort.work,
+        extension=extension.rows,
+        version=extension.versions if reads_round else None,
     )
     message, _ = jax.eval_shape(each, shared, jax.tree.map(lambda x: x[0], slots))
-    counts, structure_of_counts = jax.tree.flatten(message.counts)
-    ends = np.cumsum([1, 1, *(x.size for x in counts)])  # of arrived, dropped and each count, among the counters
-    empty_carry = star.aggregator.init(message.update, num_slots)
-    carry = tree.varying((empty_carry, exact_sums.zeros(message.means), jnp.zeros(ends[-1], jnp.uint32)), state.round)
-    held = Slot(*[name in ("client", "memory") for name in Slot._fields])
+    tally = tree.varying(_empty_tally(star, message, num_slots), state.round)
+    held = Slot(**{name: name in ("client", "memory") for name in Slot._fields})
     fold_options = {"plan": plan, "mesh": mesh, "held": held, **packing_options}
-    if isinstance(population, Subpopulation):
-        fold_options["there"] = worked
-    if bases is not None and bases.kept is not None:
-        # The carry already holds these models, and each chunk changes them. So every chunk reads them from the carry,
-        # and `shared` holds no second copy.
-        shared = shared._replace(models=None)
-        fold_options["renewed"] = lambda shared, carry: shared._replace(models=bases.kept(carry[0]))
-    carry, per_slot = engine.fold(each, _accumulate_function(star, num_slots), shared, carry, slots, **fold_options)
-    sums, means, counters = carry
-    num_arrived, num_dropped, *counts = jnp.split(counters, ends[:-1])
-    client_rows, memory_rows, arrived, dropped, losses = per_slot
+    if inputs.may_skip:
+        fold_options["there"] = slots.worked
+    if extension.renewed is not None:
+        # The carry already holds what is shared, and each chunk changes it. So every chunk reads it from the carry, and
+        # `shared` holds no second copy.
+        shared = shared._replace(extension=None)
+        fold_options["renewed"] = lambda shared, tally: shared._replace(extension=extension.renewed(tally.carry))
+    tally, by_slot = engine.fold(each, _accumulate_function(star, num_slots), shared, tally, slots, **fold_options)
+    num_arrived, num_dropped, counts = _split_counters(tally.counters, message.counts)
+    losses = None
     if star.sampler.observe is not None:
-        losses = jnp.where(arrived, losses, jnp.nan)  # chunks that the engine skipped hold zeros
+        losses = jnp.where(by_slot.arrived, by_slot.loss, jnp.nan)  # chunks that the engine skipped hold zeros
+    up, down = client_wires(star, broadcast, population)
     return Gathered(
-        sums,
-        means,
-        jax.tree.unflatten(structure_of_counts, counts),
-        arrived,
-        dropped,
-        num_arrived[0].astype(jnp.int32),
-        num_dropped[0].astype(jnp.int32),
-        (clients, client_rows),
-        (memory, memory_rows),
-        None if star.sampler.observe is None else losses,
-        broadcast,
-        *client_wires(star, broadcast, population),
-        bytes_by_invited(star, broadcast, population),
+        carry=tally.carry,
+        means=tally.means,
+        counts=counts,
+        arrived=by_slot.arrived,
+        dropped=by_slot.dropped,
+        num_arrived=num_arrived[0].astype(jnp.int32),
+        num_dropped=num_dropped[0].astype(jnp.int32),
+        clients=(clients, by_slot.client),
+        memory=(memory, by_slot.memory),
+        losses=losses,
+        broadcast=broadcast,
+        up=up,
+        down=down,
+        by_invited=bytes_by_invited(star, broadcast, population),
     )
 
 

@@ -199,13 +199,21 @@ def work_of(star: Star, params: PyTree, population: Population) -> Work:
     """
     broadcast = jax.eval_shape(lambda params: star.server.broadcast(star.server.init(params)), params)
     up, down = client_wires(star, broadcast, population)
-    sizes = (-(-wire.bits // 8) for wire in (up, down))
+    bytes_up, bytes_down = (-(-wire.bits // 8) for wire in (up, down))
     examples = partial(sizes_of, population)
     by_invited = bytes_by_invited(star, broadcast, population)
     by_invited = None if by_invited is None else by_invited[:, [0, 2]]
     if star.client.federation is not None:
         inside = None if star.client.time_inside is None else partial(_asked_inside, star, broadcast, population)
-        return Work(*sizes, None, 0.0, examples=examples, inside=inside, by_invited=by_invited)
+        return Work(
+            bytes_up=bytes_up,
+            bytes_down=bytes_down,
+            steps=None,
+            flops=0.0,
+            examples=examples,
+            inside=inside,
+            by_invited=by_invited,
+        )
 
     def local(broadcast, population, steps):
         data = own_data(star, population, jnp.zeros((), jnp.int32))._replace(work=steps)
@@ -224,7 +232,14 @@ def work_of(star: Star, params: PyTree, population: Population) -> Work:
         validate.fail("client", "one whose number of local steps is known, for time or energy follows", "none", hint)
     rows = num_rows(population) if facts.num_steps is None else None
     return Work(
-        *sizes, facts.all_steps, float(flops_with_one_step), float(step_flops), rows, examples, by_invited=by_invited
+        bytes_up=bytes_up,
+        bytes_down=bytes_down,
+        steps=facts.all_steps,
+        flops=float(flops_with_one_step),
+        step_flops=float(step_flops),
+        rows=rows,
+        examples=examples,
+        by_invited=by_invited,
     )
 
 
@@ -237,6 +252,16 @@ def _asked_inside(
         return star.client.time_inside.asked(broadcast, own_data(star, population, id), flops_scale, bytes_scale)
 
     return jax.vmap(asked_of_client)(jnp.arange(population.size, dtype=jnp.int32))
+
+
+def senders(cohort: Cohort) -> Array:
+    """Returns which slots sent a message, in time or too late: [m] bool.
+
+    >>> cohort = Cohort(jnp.arange(2), jnp.array([True, True]), jnp.array([False, True]))
+    >>> senders(cohort).tolist(), senders(cohort.timed(sent=cohort.invited)).tolist()  # the first message was late
+    ([False, True], [True, True])
+    """
+    return cohort.reported if cohort.timing.sent is None else cohort.timing.sent
 
 
 def traffic(cohort: Cohort, up: Wire, down: Wire, by_invited: np.ndarray | None = None) -> dict[str, Count]:
@@ -253,8 +278,8 @@ def traffic(cohort: Cohort, up: Wire, down: Wire, by_invited: np.ndarray | None 
     Guarantees: every message that was sent is counted
     (tests/sampling/test_participation.py::test_late_messages_are_counted).
     """
-    uploads = cohort.reported if cohort.timing.sent is None else cohort.timing.sent
-    num_invited, num_reported, num_sent = (x.sum(dtype=jnp.int32) for x in (cohort.invited, cohort.reported, uploads))
+    who = cohort.invited, cohort.reported, senders(cohort)
+    num_invited, num_reported, num_sent = (x.sum(dtype=jnp.int32) for x in who)
     # A `Count` keeps the number of messages and the bytes of one message apart: their product may exceed 32 bits.
     units = (Count.of(num_sent, -(-bits // 8)).unit for bits in (up.bits, up.coded, down.bits))
     if by_invited is not None:

@@ -100,7 +100,15 @@ def federated(
         validate.fail("nonfinite", "'drop' beside noise", nonfinite, hint)
     check_parts(sampler, client, transform, aggregator, server)
     execution = Execution(plan=plan, mesh=mesh, nonfinite=nonfinite)
-    star = Star(sampler, client, aggregator, server, transform, execution, complete=True)
+    star = Star(
+        sampler=sampler,
+        client=client,
+        aggregator=aggregator,
+        server=server,
+        transform=transform,
+        execution=execution,
+        complete=True,
+    )
 
     def init(key, params, population):
         state = initial_state(star, params, population)
@@ -122,6 +130,8 @@ def federated(
 
     metrics = metrics_of(star)
     kind = star.params_kind
-    return Algorithm(
-        init, step, lambda state: server.params(state.server), star, observe, metrics=metrics, params_kind=kind
-    )
+
+    def params(state):
+        return server.params(state.server)
+
+    return Algorithm(init, step, params, parts=star, observe=observe, metrics=metrics, params_kind=kind)

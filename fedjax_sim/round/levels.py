@@ -135,7 +135,14 @@ def told(inside: Inside, name: str) -> Told:
             scalars[f"{name}_{key}"] = Mean(jnp.where(is_finite, x, 0), is_finite.astype(jnp.float32))
         else:
             counts[f"{name}_{key}"] = jnp.stack([jnp.uint32(0), x.astype(jnp.uint32)])
-    return Told(inside.means, scalars, counts, inside.weight, info["skipped_rounds"] == 0, inside.broken)
+    return Told(
+        means=inside.means,
+        scalars=scalars,
+        counts=counts,
+        weight=inside.weight,
+        used=info["skipped_rounds"] == 0,
+        broken=inside.broken,
+    )
 
 
 def summed_over_rounds(told: Told) -> tuple[dict[str, Mean], dict[str, Array], tuple[Array, Array]]:

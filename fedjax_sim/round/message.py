@@ -9,9 +9,8 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_sim import engine, tree, validate
-from fedjax_sim.population.protocol import num_rows
-from fedjax_sim.round.costs import own_data
 from fedjax_sim.round.counts import bytes_of
+from fedjax_sim.round.extension import Extension
 from fedjax_sim.types import Array, Cohort, PyTree, Star
 
 LARGEST = 2.0**100  # weighted updates of this magnitude count as non-finite: a sum of them could overflow
@@ -27,7 +26,7 @@ class Shared(NamedTuple):
     population: PyTree
     cohort: Cohort
     aggregator: PyTree  # the aggregator's state from the round before
-    models: PyTree = None  # leaves [V, ...], earlier broadcasts that slots may start from; None = all from `broadcast`
+    extension: PyTree = None  # `Extension.shared`, what a wing adds for all clients
     round: Array | None = None  # [] int32, for clients that read it
 
 
@@ -38,12 +37,11 @@ class Slot(NamedTuple):
     id: Array  # [] int32 of the client
     keys: tuple[Array, Array]  # key data of the client's own streams: for its work, and for its transform
     reported: Array  # [] bool; False in the engine's padding
-    # [] bool; as `reported`, but for a federation True if it sent a message, used or not: the rounds inside are counted
-    worked: Array
+    worked: Array  # [] bool; it does its work, whose counts are then counted (`Inputs.works`)
     client: PyTree  # the client's state
     memory: PyTree  # the transform's memory of this client
     work: Array | None  # [], as `Cohort.work`
-    base: tuple[Array, Array | None] | None = None  # [] index into `Shared.models` of its start, [] its update's factor
+    extension: PyTree = None  # the slot's row of `Extension.rows`, what a wing adds
     version: Array | None = None  # [] int32 round of the model that it starts from; None = this one
 
 
@@ -56,6 +54,16 @@ class Message(NamedTuple):
     arrived: Array  # [] bool; it reported, and its message is finite and has a positive weight
     dropped: Array  # [] bool; it reported a message that cannot be used
     counts: dict[str, Array]  # [4] or [8] uint32, the bytes of each count, the lowest first
+
+
+class SlotResult(NamedTuple):
+    """A `SlotResult` holds what a round keeps of one slot beside the sums over all messages."""
+
+    client: PyTree  # the client's next state
+    memory: PyTree  # the transform's next memory of this client
+    arrived: Array  # [] bool, as `Message.arrived`
+    dropped: Array  # [] bool, as `Message.dropped`
+    loss: PyTree  # [] the client's mean local loss, for a sampler that observes losses; else ()
 
 
 def stays_finite(old: PyTree, new: PyTree, finite: PyTree = ()) -> Array:
@@ -100,15 +108,16 @@ def usable_rows(messages: Message) -> Message:
     return messages._replace(update=update, weight=weight, means=means)
 
 
-def client_round(star: Star) -> Callable:
+def client_round(star: Star, read: Callable, extension: Extension) -> Callable:
     """Makes the function that `engine.fold` maps over the slots of a cohort.
 
     Args:
       star: the parts.
+      read: (Shared, Slot, rows) -> what the client trains on (`Inputs.read`).
+      extension: what a wing adds to the slots.
 
-    Returns: (Shared, Slot, rows) -> (Message, (client state, memory, arrived, dropped, loss)), for ONE slot. `rows` is
-    the number of a client's rows that are read, a static integer; None reads all. `arrived`, `dropped` and `loss` are
-    scalars; the loss is the client's mean local loss where the sampler observes losses, else ().
+    Returns: (Shared, Slot, rows) -> (Message, SlotResult), for ONE slot. `rows` is the number of a client's rows that
+    are read, a static integer; None reads all.
 
     Raises: TypeError, when traced, for a count that is not a scalar integer of at most 32 bits.
 
@@ -118,31 +127,14 @@ def client_round(star: Star) -> Callable:
     train = jax.jit(star.client.apply)  # traced once, though `eval_shape` comes before the run
 
     def run_client(shared: Shared, slot: Slot, rows: int | None):
-        population = shared.population
-        if star.client.federation is None:
-            reads_all_rows = rows is None or rows == num_rows(population)
-            data = (population if reads_all_rows else population.capped(rows)).client(slot.id)
-            # A client that will not report sees no examples, so that it need not train. Zeros stand in padding, which
-            # may hold anything, NaN included.
-            mask = data.mask & slot.reported
-            examples = tree.where(mask, data.examples, tree.zeros_like(data.examples))
-            round = shared.round if slot.version is None else slot.version
-            data = data._replace(examples=examples, mask=mask, work=slot.work, round=round)
-        else:
-            data = own_data(star, population, jnp.where(slot.worked, slot.id, -1))
+        data = read(shared, slot, rows)
         # Slots carry keys as plain integers (key data), here they become keys of the round's implementation again.
         client_key, transform_key = (
             jax.random.wrap_key_data(x, impl=jax.random.key_impl(shared.key)) for x in slot.keys
         )
-        start = shared.broadcast
-        factor = None
-        if slot.base is not None:
-            index, factor = slot.base
-            start = jax.tree.map(lambda x: x[index], shared.models)
+        start = extension.start(shared.broadcast, shared.extension, slot.extension)
         report, client_state = train(client_key, start, slot.client, data)
-        update = report.update
-        if factor is not None:  # once: the search for its largest number would scale it anew, ten times as slowly
-            update = jax.lax.optimization_barrier(tree.scaled(update, factor))
+        update = extension.scaled(report.update, slot.extension)
         update, memory, measured = star.transform.on_client(transform_key, update, shared.transform, slot.memory)
         if star.aggregator.facts.modulus is None and star.transform.facts.integer_range is not None:
             update = jax.tree.map(lambda x: x.astype(jnp.float32), update)  # which holds them all: `check_parts`
@@ -163,9 +155,10 @@ def client_round(star: Star) -> Callable:
         # A weight of 0 says that there is nothing to report: such a client is absent, and not dropped.
         dropped = slot.reported & (~id_exists | (~is_usable & (weight != 0)))
         counts = {name: _count_bytes(x, slot.worked & id_exists, name) for name, x in report.counts.items()}
-        message = Message(update, weight, means, arrived, dropped, counts)
+        message = Message(update=update, weight=weight, means=means, arrived=arrived, dropped=dropped, counts=counts)
         loss = _loss(report.metrics, arrived) if star.sampler.observe is not None else ()
-        return message, (*engine.unsigned_zeros((client_state, memory)), arrived, dropped, loss)
+        client_state, memory = engine.unsigned_zeros((client_state, memory))
+        return message, SlotResult(client_state, memory, arrived, dropped, loss)
 
     return run_client
 

@@ -159,7 +159,13 @@ def _aggregate(star: Star, key: Array, cohort: Cohort, gathered: Gathered, state
         stream(key, "transform_server"), cohort, update, state.transform, measured, aggregator.facts.sensitivity
     )
     metrics = {"aggregator": aggregator_metrics, "transform": transform_metrics}
-    return Aggregated(update, transform_state, *(next_state or [()]), client_means, metrics)
+    return Aggregated(
+        update=update,
+        transform=transform_state,
+        aggregator=next_state[0] if next_state else (),
+        means=client_means,
+        metrics=metrics,
+    )
 
 
 def remember(cohort: Cohort, gathered: Gathered, usable: Array | bool = True) -> tuple[PyTree, PyTree]:
@@ -251,7 +257,15 @@ def close(
         outcome = Outcome(gathered.arrived, gathered.losses)
         sampler = engine.reproducible(star.sampler.observe)(sampler, cohort, outcome)
     aggregator = tree.where(is_used, new_aggregator, state.aggregator)
-    next_state = FederatedState(round, sampler, clients, memory, transform, server, aggregator)
+    next_state = FederatedState(
+        round=round,
+        sampler=sampler,
+        clients=clients,
+        memory=memory,
+        transform=transform,
+        server=server,
+        aggregator=aggregator,
+    )
     info = traffic(cohort, gathered.up, gathered.down, gathered.by_invited)
     info |= unusable(star, cohort, gathered.dropped, gathered.num_dropped)
     info |= engine.reproducible(spending_metrics)(cohort)

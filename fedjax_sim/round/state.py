@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -44,18 +43,6 @@ class Gathered(NamedTuple):
     up: Wire  # size of one message, in a cohort of all slots
     down: Wire  # size of one broadcast
     by_invited: np.ndarray | None = None  # `costs.bytes_by_invited`
-
-
-class Bases(NamedTuple):
-    """The models from which the clients of a cohort start, where these are not the server's current broadcast."""
-
-    models: PyTree  # leaves [V, ...], such as earlier broadcasts, or copies that clients train in turn
-    index: Array  # [m] int32, the row of `models` that each slot was sent
-    factors: Array | None = None  # [m] float32 by which each slot's update is multiplied, before its transform; None: 1
-    # [m] int32, the server's rounds before each slot was sent its model; None = all rounds so far
-    versions: Array | None = None
-    # (the aggregator's carry) -> models, for an aggregator whose carry holds the models and changes them (`in_turn`)
-    kept: Callable | None = None
 
 
 class Aggregated(NamedTuple):

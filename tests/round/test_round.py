@@ -135,7 +135,14 @@ def loss_seeking(size, slots, told):
         return state
 
     design = dataclasses.replace(sampling.uniform(size, slots).design, scheme="unknown_without_replacement")
-    return Sampler(lambda: {"loss": jnp.full(size, jnp.inf)}, sample, slots, design, tell, observe)
+    return Sampler(
+        init=lambda: {"loss": jnp.full(size, jnp.inf)},
+        sample=sample,
+        num_slots=slots,
+        design=design,
+        tell=tell,
+        observe=observe,
+    )
 
 
 @pytest.mark.full

@@ -21,12 +21,13 @@ from fedjax_sim.network import Hazard, load_of
 from fedjax_sim.network.devices import SATURATED, check_devices
 from fedjax_sim.population.protocol import num_rows
 from fedjax_sim.prng import stream
+from fedjax_sim.round.bases import Bases, starting_from
 from fedjax_sim.round.compatibility import check_alone, check_discount, discounts, looks_like_the_model
 from fedjax_sim.round.costs import message_spec, metrics_of, work_of
 from fedjax_sim.round.federated import federated
 from fedjax_sim.round.options import BroadcastOptions
 from fedjax_sim.round.round import close, collect
-from fedjax_sim.round.state import Bases, FederatedState, initial_state
+from fedjax_sim.round.state import FederatedState, initial_state
 from fedjax_sim.sampling.design import SamplingDesign
 from fedjax_sim.sampling.time.clock import INTERRUPTED
 from fedjax_sim.server.staleness import polynomial
@@ -367,7 +368,7 @@ def asynchronous(
         num_models = traffic.num_models
         factors = engine.reproducible(staleness_weight)(arrivals.gaps)
         bases = Bases(state.models, arrivals.bases % num_models, factors, arrivals.bases)
-        gathered = collect(star, key, cohort, state.federation, population, bases)
+        gathered = collect(star, key, cohort, state.federation, population, extension=starting_from(bases))
         federation, info = close(star, key, cohort, gathered, state.federation)
         broadcast = engine.reproducible(star.server.broadcast)(federation.server)
         # The new version takes the place of the oldest, which no client in flight needs any longer.

@@ -27,12 +27,13 @@ from fedjax_sim.algorithms.asynchronous.in_flight import Traffic
 from fedjax_sim.client.local_sgd import stateless_client
 from fedjax_sim.client.proximal import proximal_term
 from fedjax_sim.network import Hazard
+from fedjax_sim.round.bases import Bases, starting_from
 from fedjax_sim.round.collect import in_turn
 from fedjax_sim.round.compatibility import discounts
 from fedjax_sim.round.costs import metrics_of
 from fedjax_sim.round.options import ExecutionOptions
 from fedjax_sim.round.round import close, collect
-from fedjax_sim.round.state import Bases, initial_state
+from fedjax_sim.round.state import initial_state
 from fedjax_sim.server import replacement
 from fedjax_sim.server.staleness import polynomial
 from fedjax_sim.transform import identity
@@ -160,11 +161,12 @@ def fedasync(
             # Chunks come in the order of arrival, so each is mixed in before the next one trains, and no message is
             # kept. The ring of versions is in the aggregator's carry, and later chunks read their bases from there.
             mixing_star = star._replace(aggregator=_mixing_at_once(star.aggregator, model_and_versions, mixed))
-            bases = bases._replace(kept=itemgetter(1))
-            gathered = collect(mixing_star, key, cohort, federation._replace(aggregator=mixing), population, bases)
+            extension = starting_from(bases._replace(kept=itemgetter(1)))
+            mixing_state = federation._replace(aggregator=mixing)
+            gathered = collect(mixing_star, key, cohort, mixing_state, population, extension=extension)
             new_model, models = gathered.carry
         else:
-            gathered = collect(star, key, cohort, federation, population, bases)
+            gathered = collect(star, key, cohort, federation, population, extension=starting_from(bases))
             messages_and_weights, rows = engine.rows_in_place(gathered.carry)
             new_model, models = engine.reproducible(mixed)(
                 model_and_versions, messages_and_weights, rows, all_slots, mixing

@@ -20,11 +20,12 @@ from fedjax_sim.algorithms.asynchronous.in_flight import LOOKING, Begun, Traffic
 from fedjax_sim.network import Hazard
 from fedjax_sim.network.devices import SATURATED, check_devices, spent_by, there_at
 from fedjax_sim.prng import stream
+from fedjax_sim.round.bases import Bases, starting_from
 from fedjax_sim.round.costs import metrics_of
 from fedjax_sim.round.federated import federated
 from fedjax_sim.round.options import MessageOptions
 from fedjax_sim.round.round import close, collect
-from fedjax_sim.round.state import Bases, FederatedState, initial_state
+from fedjax_sim.round.state import FederatedState, initial_state
 from fedjax_sim.sampling.permutation import permute
 from fedjax_sim.sampling.time.clock import INTERRUPTED
 from fedjax_sim.types import (
@@ -179,7 +180,7 @@ def fedat(
         bases = Bases(state.bases, base_index, jnp.ones(clients_per_tier, jnp.float32), base_versions)
         base = jax.tree.map(lambda x: x[tier], state.bases)
         federation = state.federation._replace(server=state.federation.server._replace(tier=tier, base=base))
-        gathered = collect(star, key, cohort, federation, population, bases)
+        gathered = collect(star, key, cohort, federation, population, extension=starting_from(bases))
         federation, info = close(star, key, cohort, gathered, federation)
         server_state = federation.server
         next_bases = jax.tree.map(lambda bases, x: bases.at[tier].set(x), state.bases, server_state.params)

@@ -10,11 +10,12 @@ import optax
 
 from fedjax_sim import aggregation, client, tree, validate
 from fedjax_sim.client.local_sgd import local_sgd
+from fedjax_sim.round.bases import Bases, starting_from
 from fedjax_sim.round.compatibility import check_everyone
 from fedjax_sim.round.costs import metrics_of
 from fedjax_sim.round.options import ExecutionOptions
 from fedjax_sim.round.round import close, collect, invite
-from fedjax_sim.round.state import Bases, initial_state
+from fedjax_sim.round.state import initial_state
 from fedjax_sim.transform import identity
 from fedjax_sim.types import (
     Algorithm,
@@ -148,7 +149,7 @@ def clustered_by_updates(
     def step(key, state, population):
         cohort, sampler_state = invite(star, key, state)
         bases = Bases(state.server, state.aggregator.members[cohort.ids])
-        gathered = collect(star, key, cohort, state, population, bases)
+        gathered = collect(star, key, cohort, state, population, extension=starting_from(bases))
         state, info = close(star, key, cohort, gathered, state._replace(sampler=sampler_state))
         return state, info | {"clusters": state.aggregator.count}
 

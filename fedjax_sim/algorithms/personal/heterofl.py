@@ -15,11 +15,12 @@ import optax
 from fedjax_sim import aggregation, client, server, tree, validate
 from fedjax_sim.client.local_sgd import facts_of, local_training
 from fedjax_sim.models import Model
+from fedjax_sim.round.bases import Bases, starting_from
 from fedjax_sim.round.costs import metrics_of
 from fedjax_sim.round.counts import from_int, word_pair_product, word_pair_sum
 from fedjax_sim.round.options import ExecutionOptions
 from fedjax_sim.round.round import close, collect, invite
-from fedjax_sim.round.state import Bases, initial_state
+from fedjax_sim.round.state import initial_state
 from fedjax_sim.transform import identity
 from fedjax_sim.types import (
     Algorithm,
@@ -145,7 +146,8 @@ def heterofl(
         every_tier = jnp.arange(len(shares), dtype=jnp.int32)
         starts = {"params": jax.vmap(sub_model, (None, 0))(params, every_tier), "tier": every_tier}
         tiers_of_slots = tier_of(cohort.ids)
-        gathered = collect(star, key, cohort, state, population, Bases(starts, tiers_of_slots))
+        bases = Bases(starts, tiers_of_slots)
+        gathered = collect(star, key, cohort, state, population, extension=starting_from(bases))
         state, info = close(star, key, cohort, gathered, state._replace(sampler=sampler_state))
         uploads = cohort.reported if cohort.timing.sent is None else cohort.timing.sent
         sizes = _bytes_by_tier(model, params, shares)

@@ -16,11 +16,12 @@ from fedjax_sim import engine, tree
 from fedjax_sim.algorithms.split.loss import Split
 from fedjax_sim.engine.arithmetic import exact_sums
 from fedjax_sim.prng import stream
+from fedjax_sim.round.bases import Bases, starting_from
 from fedjax_sim.round.collect import collect, everything
 from fedjax_sim.round.compatibility import check_distinct
 from fedjax_sim.round.costs import client_wires
 from fedjax_sim.round.round import close, invite
-from fedjax_sim.round.state import Bases, FederatedState, Gathered
+from fedjax_sim.round.state import FederatedState, Gathered
 from fedjax_sim.types import Algorithm, Array, Cohort, Population, PyTree, Received, Round, Star
 
 
@@ -97,7 +98,7 @@ def _collect_in_turns(
             cohort.ids[slots], cohort.invited[slots] & is_real, cohort.reported[slots] & is_real, work=work
         )
         bases = Bases(models, jnp.arange(copies, dtype=jnp.int32), jnp.ones(copies))
-        gathered = collect(turns.keeping_star, key, turn_cohort, state, population, bases)
+        gathered = collect(turns.keeping_star, key, turn_cohort, state, population, extension=starting_from(bases))
         updates, weights = engine.all_rows(gathered.carry, jnp.arange(copies, dtype=jnp.int32))
 
         def next_models(models, updates):
@@ -120,7 +121,9 @@ def _collect_in_turns(
     means, counts, num_arrived, num_dropped = sums
     # Exact sums merge instead of adding up; all other numbers are integers.
     means, _ = jax.lax.scan(lambda a, b: (exact_sums.merge(a, b), None), *_first_and_others(means))
-    totals = [jax.tree.map(lambda x: x.sum(0, dtype=x.dtype), x) for x in (counts, num_arrived, num_dropped)]
+    counts, num_arrived, num_dropped = (
+        jax.tree.map(lambda x: x.sum(0, dtype=x.dtype), x) for x in (counts, num_arrived, num_dropped)
+    )
     copy_index = rank % copies
     messages = engine.reproducible(lambda *x: _messages(turns, *x))(broadcast, last_models, updates, copy_index)
     messages = tree.where(arrived, messages, tree.zeros_like(messages))
@@ -137,10 +140,24 @@ def _collect_in_turns(
     rows = (messages, weights, cohort.ids, positions)
     carry, _ = jax.lax.scan(engine.reproducible(accumulate), carry, rows)
     # (store, rows) of client states and memories. Neither client nor transform has any in turns, so they are unchanged.
-    stores = [engine.take(store, cohort.ids)[::-1] for store in (state.clients, state.memory)]
+    clients, memory = (engine.take(store, cohort.ids)[::-1] for store in (state.clients, state.memory))
     losses = None if star.sampler.observe is None else losses
-    up_down = client_wires(star, broadcast, population)
-    return Gathered(carry, means, totals[0], arrived, dropped, *totals[1:], *stores, losses, broadcast, *up_down)
+    up, down = client_wires(star, broadcast, population)
+    return Gathered(
+        carry=carry,
+        means=means,
+        counts=counts,
+        arrived=arrived,
+        dropped=dropped,
+        num_arrived=num_arrived,
+        num_dropped=num_dropped,
+        clients=clients,
+        memory=memory,
+        losses=losses,
+        broadcast=broadcast,
+        up=up,
+        down=down,
+    )
 
 
 def _messages(turns: _Turns, broadcast: PyTree, last_models: PyTree, updates: PyTree, copy_index: Array) -> PyTree:
