@@ -109,7 +109,14 @@ def _operations(eqn: core.JaxprEqn, read: list[bool], turns: int) -> tuple[int, 
 
 
 def _products(eqn: core.JaxprEqn) -> int:
-    """Returns the number of products of a convolution, without products with a zero of padding or of a dilation."""
+    """Returns the number of products of a convolution, without products with a zero of padding or of a dilation.
+
+    That is (batch size) x (output features) x (input features that an output reads) x the product over the spatial axes
+    of their numbers of products (`_read`).
+
+    Args:
+      eqn: of `jax.lax.conv_general_dilated`: its arguments are the image and the kernel.
+    """
     axes = eqn.params["dimension_numbers"]
     options = eqn.params
     (image, kernel) = (x.aval.shape for x in eqn.invars[:2])
@@ -167,7 +174,15 @@ def _scanned(eqn: core.JaxprEqn, body: core.Jaxpr, read: list[bool]) -> tuple[in
 
 
 def _repeated(eqn: core.JaxprEqn, read: list[bool], turns: int) -> tuple[int, list[bool]]:
-    """Returns `_operations` of a loop of unknown length, which turns `turns` times."""
+    """Returns `_operations` of a loop of unknown length: `turns` times the operations of its test and of its body.
+
+    Args:
+      eqn: of `jax.lax.while_loop`, whose arguments are the test's constants, the body's constants and the carry.
+      read: for each carried value, whether it is read after the loop.
+      turns: how often the loop is taken to turn, 0 or more; loops inside of it turn once a turn.
+
+    Returns: (operations, for each argument of the equation whether it is needed).
+    """
     test, _ = opened(eqn.params["cond_jaxpr"])
     body, _ = opened(eqn.params["body_jaxpr"])
     num_test_constants = eqn.params["cond_nconsts"]

@@ -149,11 +149,19 @@ def _groups_of(num_slots: int, plan: Plan) -> tuple[int, int]:
 
 
 def _layout(
-    num_slots: int, num_devices: int, groups: int, lanes: int, sizes: Array | None, capacities: tuple[int, ...]
+    num_slots: int, num_devices: int, groups: int, lanes: int, *, sizes: Array | None, capacities: tuple[int, ...]
 ) -> _Layout:
     """Returns the layout of slots over devices.
 
     Slots are packed by size if `sizes` are given, and a chunk is then one group. Else slots keep their order.
+
+    Args:
+      num_slots: m.
+      num_devices: D, which get equally many chunks.
+      groups: of lanes in a chunk; 1 is taken where slots are packed.
+      lanes: slots under one `vmap`.
+      sizes: [m] int32, rows of each slot's client; None = not packed.
+      capacities: the number of rows of each size class, rising; () where slots are not packed.
     """
     if sizes is not None:
         source, kind, place = pack(sizes, capacities, lanes, num_devices)
@@ -167,6 +175,14 @@ def _layout(
 
 def _warn_of_idle_devices(num_slots: int, num_devices: int, lanes: int, layout: _Layout) -> None:
     """Warns where the lanes leave many places of several accelerators empty, with the lanes that would not.
+
+    "Many" is a share above MAX_EMPTY. Nobody is warned on a CPU, and where slots are packed.
+
+    Args:
+      num_slots: m.
+      num_devices: D.
+      lanes: slots under one `vmap`.
+      layout: of these slots.
 
     Guarantees: there is no warning where no lanes could help
       (tests/engine/test_fold.py::test_idle_accelerators_are_told).
@@ -226,6 +242,7 @@ def _chunk_step(
     accumulate: Callable,
     num_slots: int,
     shared: PyTree,
+    *,
     renewed: Callable | None,
     per_slot_spec: PyTree,
 ) -> Callable:
@@ -236,18 +253,21 @@ def _chunk_step(
 
     Args:
       branches: for each size class, (shared, group [lanes, ...]) -> (messages, per_slot) [lanes, ...].
+      accumulate, num_slots, shared, renewed: as in `fold`; `num_slots` is m.
       per_slot_spec: the shapes and dtypes of what is kept for one slot.
     """
 
     def step(carry, chunk):
         slots, is_there, positions, kind = chunk
+        chunk = slots, positions, kind
         if is_there is None:
-            return run_chunk(carry, slots, positions, kind)
+            return run_chunk(carry, chunk)
         zeros_per_slot = jax.tree.map(lambda x: jnp.zeros((positions.size, *x.shape), x.dtype), per_slot_spec)
-        skip_chunk = lambda carry, *chunk: (carry, zeros_per_slot)  # noqa: E731
-        return jax.lax.cond(is_there.any(), run_chunk, skip_chunk, carry, slots, positions, kind)
+        skip_chunk = lambda carry, chunk: (carry, zeros_per_slot)  # noqa: E731
+        return jax.lax.cond(is_there.any(), run_chunk, skip_chunk, carry, chunk)
 
-    def run_chunk(carry, slots, positions, kind):
+    def run_chunk(carry, chunk):
+        slots, positions, kind = chunk
         shared_now = shared if renewed is None else renewed(shared, carry)
         group_runs = [partial(branch, shared_now) for branch in branches]
         if positions.shape[0] == 1:
@@ -349,7 +369,7 @@ def fold(
 
     lanes, groups = _groups_of(num_slots, plan)
     validate.integer("plan.chunk", lanes * groups, 1, exact_sums.MAX_CHUNK, hint="An exact sum adds that many at once.")
-    layout = _layout(num_slots, num_devices, groups, lanes, sizes, capacities)
+    layout = _layout(num_slots, num_devices, groups, lanes, sizes=sizes, capacities=capacities)
     _warn_of_idle_devices(num_slots, num_devices, lanes, layout)
     slots, there = jax.tree.map(lambda x: _laid_out(x, layout), (slots, there))
     # Under a vmap the client with most rows decides how long its group takes, so large clients run one by one. A
@@ -360,7 +380,7 @@ def fold(
     ]
 
     def run_chunks(shared, carry, chunks):
-        step = _chunk_step(branches, accumulate, num_slots, shared, renewed, per_slot_spec)
+        step = _chunk_step(branches, accumulate, num_slots, shared, renewed=renewed, per_slot_spec=per_slot_spec)
         return jax.lax.scan(step, carry, chunks)
 
     def on_device(shared, carry, chunks):

@@ -233,7 +233,16 @@ def check_discount(client: ClientUpdate, update: PyTree) -> None:
 
 
 def _check_integers(sampler: Sampler, transform: UpdateTransform, aggregator: Aggregator) -> None:
-    """Raises ValueError for integers that a sum would round, wrap, or compare with a number in another unit."""
+    """Raises ValueError for integers that a sum would round, wrap, or compare with a number in another unit.
+
+    A modular sum of m messages of at most A in magnitude, with weights of at most w, needs 2 m A w < modulus.
+
+    Args:
+      sampler: of m slots (`num_slots`).
+      transform: states the range of its integers (`integer_range`, both ends included); None = it sends floats.
+      aggregator: states `modulus` (None = it sums floats), `max_weight` w, and `homogeneous` (its result is in the
+        unit of the messages).
+    """
     integer_range = transform.facts.integer_range
     facts = aggregator.facts
     if facts.modulus is not None:

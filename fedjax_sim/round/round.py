@@ -148,7 +148,13 @@ def aggregate(star: Star, key: Array, cohort: Cohort, gathered: Gathered, state:
 
 
 def _aggregate(star: Star, key: Array, cohort: Cohort, gathered: Gathered, state: FederatedState) -> Aggregated:
-    """Computes what `aggregate` returns; traced in `engine.reproducible` by its callers."""
+    """Computes what `aggregate` returns; traced in `engine.reproducible` by its callers.
+
+    Args:
+      star, key, cohort: as for `collect`.
+      gathered: of `collect`; `carry`, `means` and `broadcast` are read.
+      state: its `transform` and `aggregator` are read.
+    """
     aggregator = star.aggregator
     round = Round(cohort, gathered.broadcast, state.aggregator)
     update, aggregator_metrics, *next_state = aggregator.finalize(stream(key, "aggregation"), round, gathered.carry)

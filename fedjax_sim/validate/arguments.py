@@ -34,7 +34,15 @@ def _checks(annotation: Any) -> tuple[list[Any], bool]:
 
 
 def _expanded(function: Callable) -> inspect.Signature:
-    """Returns the signature of a function, with the options of `**options: Unpack[Options]` listed one by one."""
+    """Returns the signature of a function, with the options of `**options: Unpack[Options]` listed one by one.
+
+    Args:
+      function: whose last parameter may be such `**options`. Each entry of its TypedDict is annotated with its kind,
+        one `Default`, and any other extras.
+
+    Returns: the signature, where each option is a keyword-only parameter with its default. Extras other than the
+      default stay in its annotation.
+    """
     signature = inspect.signature(function)
     parameters = list(signature.parameters.values())
     last = parameters[-1] if parameters else None

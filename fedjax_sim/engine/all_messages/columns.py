@@ -70,6 +70,13 @@ def _exchanged(x: Array, devices: int) -> Array:
     """Exchanges [places / D, d] of one device for [places, d / D], in whole tiles.
 
     docs/design/all_messages.md says why this is no all-to-all: that took about twice as long.
+
+    Args:
+      x: the rows of this device, [places / D, d]: all coordinates of its own messages.
+      devices: D, the size of the mesh axis.
+
+    Returns: the columns of this device, [places, w] for a width w of whole tiles with D w >= d: its own coordinates of
+      all messages. Columns past d are zeros.
     """
     width = tile_width(x.shape[1])
     own_width = width * -(-x.shape[1] // (width * devices))  # columns of a device
@@ -175,6 +182,9 @@ def _peaks(x: Array) -> Array:
     """Returns the largest magnitude in each row, [places] float32; NaN where the row holds one.
 
     Only a few rows are read at once, so that they stay in a core's cache.
+
+    Args:
+      x: a leaf of the messages, [places, d] with d >= 1.
     """
     num_rows = min(ROWS, x.shape[0])
 

@@ -49,7 +49,7 @@ BLOCKS, LEAST = 4, 256
 
 
 def _tile(
-    x: Array, order: Array, start: Array | int, width: int, size: int, scale: Array | None = None, dtype=None
+    x: Array, order: Array, start: Array | int, width: int, size: int, *, scale: Array | None = None, dtype=None
 ) -> Array:
     """Returns a tile's columns of the messages in order, [m, size].
 
@@ -96,7 +96,7 @@ def gram_matrix(messages: Messages, scale: Array | None = None) -> Array:
         for x in leaves:
 
             def tile(total, start, width, size, x=x):
-                values = _tile(x, order, start, width, size, scale, jnp.float32)
+                values = _tile(x, order, start, width, size, scale=scale, dtype=jnp.float32)
                 # A leading axis of length 1: each product is one summand of its exact sum.
                 products = [
                     jnp.matmul(values[top:bottom], values[left:right].T, precision=jax.lax.Precision.HIGHEST)[None]
@@ -179,7 +179,17 @@ def weighted_rows(messages: Messages, factors: Array) -> Messages:
 
 
 def _new_messages(messages: Messages, number: int, rows: Callable, *args: Array) -> Messages:
-    """Returns new messages that `rows(tile [m, size], *args) -> [number, size]` computes tile by tile."""
+    """Returns new messages that are computed tile by tile from the coordinates of all messages.
+
+    Args:
+      messages: u_1, ..., u_m.
+      number: how many new messages there are, at least 1.
+      rows: (tile [m, size] of the messages in order, *args) -> [number, size] of the new ones. It takes the columns one
+        by one: what it computes at a coordinate depends on that coordinate of the messages alone.
+      args: arrays that `rows` reads; every device has all of each.
+
+    Returns: `Messages` of floats of at least 32 bits, in the order of the rows.
+    """
     validate.integer("messages", number, 1)
 
     def work(leaves, _, order, *args):

@@ -44,7 +44,17 @@ def _mass(keys: Array, weights: Array | None) -> Array:
 
 
 def _over_blocks(fn: Callable, values: Array, columns: tuple[Array, ...], num_rows: int, dtype) -> Array:
-    """Computes `fn(values [m, B], *columns [r, B]) -> [num_rows, B]` over blocks of columns that fit a core's cache."""
+    """Computes a function of columns over blocks of columns that fit a core's cache.
+
+    Args:
+      fn: (values [m, B], *columns [r, B]) -> [num_rows, B]. What it computes in a column depends on that column alone.
+      values: [m, d].
+      columns: arrays [r, d], each with its own r.
+      num_rows: the rows of the result.
+      dtype: of the result.
+
+    Returns: [num_rows, d].
+    """
     m, d = values.shape
     if d == 0:
         return jnp.zeros((num_rows, 0), dtype)
@@ -225,22 +235,22 @@ def trimmed_mean(values: Array, trim: Array | int, valid: Array | None = None, w
         ends = floats_of(low, block.dtype).astype(wide), floats_of(high, block.dtype).astype(wide)
         mean = plain if weights is None else weighted
         # Where both selected values are equal, they are the mean; the upper one's copies then count for nothing.
-        trimmed = jnp.where(
-            low == high, ends[0], mean(block, inside, ends, copies_low, jnp.where(low == high, 0, copies_high), trim)
-        )
+        has_one_end = low == high
+        copies = copies_low, jnp.where(low == high, 0, copies_high)
+        trimmed = jnp.where(has_one_end, ends[0], mean(block, inside, ends, copies, trim))
         finite = jnp.isfinite(ends[0]) & jnp.isfinite(ends[1]) | (low == high)
         return jnp.where((count > 2 * trim) & (trim >= 0) & finite, trimmed, jnp.nan).astype(block.dtype)
 
-    def weighted(block, inside, ends, copies_low, copies_high, trim):
+    def weighted(block, inside, ends, copies, trim):
         """Returns the mean with weights: products rounded one by one, and added exactly."""
         zero = hidden_zero(block)
         products = jnp.where(inside, block.astype(wide), 0) * weights[:, None].astype(wide)
         inner = exact_sums.summed(rounded_here(products, zero))
-        outer = rounded_here((ends[0] * copies_low.astype(wide), ends[1] * copies_high.astype(wide)), zero)
+        outer = rounded_here((ends[0] * copies[0].astype(wide), ends[1] * copies[1].astype(wide)), zero)
         total = inner[None] + (outer[0] + outer[1])
         return divide(total, (count - 2 * trim).astype(wide))
 
-    def plain(block, inside, ends, copies_low, copies_high, trim):
+    def plain(block, inside, ends, copies, trim):
         """Returns the mean without weights: a sum of integers, in two half-words, so that nothing overflows."""
         exponent = jnp.maximum(*(_exponent(end) for end in ends))
         # Units of the larger end's power of two: every kept value is below 2^digits units.
@@ -253,8 +263,8 @@ def trimmed_mean(values: Array, trim: Array | int, valid: Array | None = None, w
             """Returns the sum of a half-word of all kept values."""
             return (
                 part(messages).sum(0, dtype=messages.dtype, keepdims=True)
-                + part(low_units) * copies_low.astype(messages.dtype)
-                + part(high_units) * copies_high.astype(messages.dtype)
+                + part(low_units) * copies[0].astype(messages.dtype)
+                + part(high_units) * copies[1].astype(messages.dtype)
             )
 
         upper = word(lambda x: x >> half)

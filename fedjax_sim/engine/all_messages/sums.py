@@ -89,7 +89,13 @@ def inner_products(messages: Messages, point: PyTree) -> Array:
 def _summed(messages: Messages, point: PyTree | None, terms: Callable) -> Array:
     """Returns the sums of `terms(rows, p)` over all coordinates, [m] float32.
 
-    The terms of a tile are added by halves, and the tiles are added exactly.
+    Message i has sum_j t(u_ij, p_j), over the coordinates j of all leaves. The terms of a tile are added by halves, and
+    the tiles are added exactly.
+
+    Args:
+      messages: u_1, ..., u_m.
+      point: p, shaped like a message; None where the terms need no point.
+      terms: t: (rows [places, size], p [1, size] float32 or None) -> [places, size], the term of each coordinate.
     """
     point = () if point is None else [x.astype(jnp.float32) for x in as_columns(messages, point)]
 
@@ -99,7 +105,7 @@ def _summed(messages: Messages, point: PyTree | None, terms: Callable) -> Array:
         zero = hidden_zero(leaves)
         for x, p in zip(leaves, point or [None] * len(leaves), strict=True):
 
-            def tile(total, start, width, size, x=x, p=p):
+            def tile(total, start, width, size, *, x=x, p=p):
                 p_of_tile = None if p is None else jax.lax.dynamic_slice(p, (jnp.int32(0), start), (1, width))
                 return exact_sums.add(total, _sums_of_tile(x, start, width, partial(terms, p=p_of_tile), zero))
 

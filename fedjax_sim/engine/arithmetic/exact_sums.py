@@ -186,7 +186,15 @@ def combine(carry: PyTree, axis: str) -> PyTree:
 
 
 def _combined_leaves(leaves: list[ExactSum | Array], axis: str) -> list[ExactSum | Array]:
-    """Combines sums in normal form, and arrays, over the devices of a mesh axis."""
+    """Combines sums, and arrays, over the devices of a mesh axis, in one collective.
+
+    Args:
+      leaves: the leaves of one device's carry: exact sums in normal form, and arrays of any dtype, which are added.
+      axis: the name of the mesh axis, of D devices. With D <= PLACES, sums and small counters of 32 bits are sent as
+        words, each device's in a place of its own; else sums are spread over all bins, and counters go as int32.
+
+    Returns: the leaves of all devices together, in the same order and in the same dtypes.
+    """
     number = jax.lax.axis_size(axis)
     # A few counters go into the places too: a sum over processes takes a turn for each array. Without places they join
     # the words in one collective, which is of int32.

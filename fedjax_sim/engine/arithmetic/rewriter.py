@@ -95,7 +95,13 @@ def _(primals, tangents):
 
 @functools.partial(jax.jit, inline=True)
 def _divided(a: Array, b: Array) -> Array:
-    """Returns `divide(a, b)` without a derivative."""
+    """Returns a / b as `divide` does, without a derivative.
+
+    Both operands are read as bits, and exclusive-or'ed with min(|bits|, 0) = 0.
+
+    Args:
+      a, b: floats of one dtype, whose shapes broadcast. A dtype without an integer of its size is divided as it is.
+    """
     a, b = jnp.broadcast_arrays(a, b)
     integer = _integer(a.dtype)
     if integer is None:

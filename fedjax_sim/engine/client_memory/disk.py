@@ -245,7 +245,15 @@ class MemoryFile:
     # Rows.
 
     def _records(self, ids: np.ndarray) -> np.ndarray:
-        """Reads the records [k, record bytes] of clients `ids`, and verifies them."""
+        """Reads the records of clients, and verifies them.
+
+        Args:
+          ids: [k] integers in [0, N), in any order.
+
+        Returns: [k, record bytes] uint8, in the order of `ids`; zeros for a client that was never written.
+
+        Raises: MemoryFileError for a record that is truncated, damaged or lost, or that this run never wrote.
+        """
         size = self.format.record_bytes
         records = np.empty((len(ids), size), np.uint8)
         # In the order of the disk, whatever the order of the cohort.
@@ -282,7 +290,15 @@ class MemoryFile:
     # Files.
 
     def _open(self, create: bool) -> None:
-        """Creates or opens the file, and compares its head with the run's."""
+        """Creates or opens the file, and compares its head with the run's.
+
+        Args:
+          create: True makes a new file, with a new mark and the first journal; a file that is there is refused. False
+            opens one that is there, and reads its mark.
+
+        Raises: MemoryFileError for a file that cannot be opened, is damaged, has another length, or belongs to another
+          algorithm or population.
+        """
         size = START + self.num_clients * self.format.record_bytes
         fixed = (MAGIC, SCHEMA, self.num_clients, self.format.record_bytes)
         try:
