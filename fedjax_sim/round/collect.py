@@ -200,7 +200,7 @@ def collect(
     population pulls attackers (`population.constrained`) and the client does not obey; TypeError for counts whose dtype
     is not an integer.
 
-    Guarantees: counts are exact (tests/round/test_round.py::test_counts_are_exact, ::test_counts_are_counts);
+    Guarantees: counts are exact (tests/round/test_collect.py::test_counts_are_exact, ::test_counts_are_counts);
     algorithms with other topologies than one server are composed of these steps and match NumPy
     (tests/algorithms/hierarchy/test_seams.py::test_fedbuff, ::test_dpsgd, ::test_hierarchy); clients may start from
     earlier models (tests/algorithms/asynchronous/test_asynchronous.py::test_fedbuff_is_the_event_loop); an aggregator

@@ -83,7 +83,7 @@ def plan_of(star: Star, broadcast: PyTree, population: Population) -> engine.Pla
       star, population: as for `message_spec`.
       broadcast: arrays or specs; nothing is computed.
 
-    Guarantees: the plan is the same for any number of devices (tests/round/test_round.py::test_plans_fit_the_work), and
+    Guarantees: the plan is the same for any number of devices (tests/round/test_costs.py::test_plans_fit_the_work), and
     has one lane on a CPU for XLA's convolutions alone (::test_plans_of_convolutions).
     """
 
@@ -187,7 +187,7 @@ def work_of(star: Star, params: PyTree, population: Population) -> Work:
     Raises: ValueError for a client with a loop of unknown length that does not state its number of steps.
 
     Guarantees: bytes are counted after both transforms, and steps are those of the client
-    (tests/round/test_round.py::test_quadratic_clients_have_known_work); operations grow with the steps as counted
+    (tests/round/test_costs.py::test_quadratic_clients_have_known_work); operations grow with the steps as counted
     by hand (tests/round/test_costs.py).
 
     >>> import jax.numpy as jnp, optax

@@ -57,7 +57,7 @@ def word_pair_product(number: Array, words: Array) -> Array:
     Returns: [2] uint32 words.
 
     Guarantees:
-      The products are Python's (tests/algorithms/hierarchy/test_hierfavg.py::test_counts_past_32_bits).
+      The products are Python's (tests/round/test_counts.py::test_counts_past_32_bits).
 
     >>> word_pair_product(jnp.int32(1_000_000), from_int(5_000)).tolist()
     [1, 705032704]
@@ -106,7 +106,7 @@ def from_byte_sums(sums: Array) -> Array:
     Returns: [..., 2] uint32, high words and low words, as `Count.unit`.
 
     Guarantees:
-      Sums are exact past 2^32 (tests/round/test_round.py::test_counts_are_exact).
+      Sums are exact past 2^32 (tests/round/test_collect.py::test_counts_are_exact).
 
     >>> from_byte_sums(jnp.array([0, 0, 0, 3 << 8], jnp.uint32)).tolist()  # 3 * 2^32
     [3, 0]

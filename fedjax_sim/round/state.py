@@ -71,8 +71,10 @@ def initial_state(star: Star, params: PyTree, population: Population) -> Federat
     Raises: ValueError where the sampler was made for another population size, and for clients (or a transform) with
     per-client state if a client may be drawn twice in a round.
 
-    Guarantees: samplers receive bytes, steps and operations (tests/round/test_round.py::
-    test_samplers_are_told_and_observe, ::test_quadratic_clients_have_known_work).
+    Guarantees: samplers receive bytes, steps and operations
+    (tests/round/test_round.py::test_samplers_are_told_and_observe,
+    tests/round/test_costs.py::test_quadratic_clients_have_known_work); every client begins with the state of a client
+    that never took part (tests/round/test_state.py::test_everybody_begins_alike).
     """
     sampler = star.sampler
     mesh = mesh_of(star)

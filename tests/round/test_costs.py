@@ -1,15 +1,19 @@
-"""What samplers are told of a client's local work."""
+"""What samplers are told of a client's local work, and the plans that fit it."""
 
 from __future__ import annotations
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 
-from fedjax_sim import aggregation, client, population, sampling, server, transform
-from fedjax_sim.round.costs import work_of
-from fedjax_sim.types import Star
+from fedjax_sim import aggregation, client, engine, models, population, sampling, server, transform
+from fedjax_sim.algorithms import federated
+from fedjax_sim.round.costs import plan_of, work_of
+from fedjax_sim.types import Execution, Star
+from tests.laws import problems as p
+from tests.round.stars import KEY, loss_seeking, star
 
 ROWS, WIDTH, BATCH = 12, 6, 4
 ONE = 3 * 2 * WIDTH  # of a row: forward, and the gradient's product with x
@@ -84,3 +88,43 @@ def test_a_loop_that_nobody_knows_is_refused():
         told(unknown)
     written_out = client.local_sgd(loss, optax.sgd(0.1), client.work(num_steps=3, batch_size=BATCH))
     told(written_out._replace(facts=written_out.facts._replace(all_steps=None, num_steps=None)))
+
+
+def test_quadratic_clients_have_known_work():
+    """Catches bytes or steps of another part in what samplers are told."""
+    told = []
+    people = population.quadratic_population([1.0] * 4, [0.0, 1.0, 2.0, 3.0])
+    sampler = loss_seeking(4, 2, told)
+    work = client.local_sgd(population.quadratic_loss, optax.sgd(0.1), client.work(num_epochs=3, batch_size=1))
+    change = {"transform": transform.quantize(8), "downlink": transform.quantize(8)}
+    made = federated(sampler, work, aggregation.total(), server.optimizer(optax.sgd(1.0)), **change, mesh=None)
+    made.init(KEY, {"w": jnp.zeros(1)}, people)
+    assert told[0].bytes_up == told[0].bytes_down < 8 and int(told[0].steps(5)) == 15
+
+
+def test_plans_fit_the_work():
+    """Catches lanes by the message alone, where larger minibatches fill the cache, and by the devices."""
+
+    def lanes(batch_size, mesh=None):
+        work = client.local_sgd(p.mlp_loss, optax.sgd(0.1), client.work(num_steps=2, batch_size=batch_size))
+        made = star(sampling.uniform(100, 64), client=work)
+        rows = {"x": np.zeros((100 * 512, p.WIDTH), np.float32), "y": np.zeros(100 * 512, np.float32)}
+        people = population.stored(rows, np.arange(101) * 512)
+        return plan_of(made.parts._replace(execution=Execution(mesh=mesh)), p.mlp_params(), people).lanes
+
+    assert lanes(4) > lanes(256) >= 1
+    assert lanes(4) == lanes(4, engine.device_mesh(2))
+
+
+def test_plans_of_convolutions():
+    """Catches lanes of clients on a CPU, where their convolutions would be slow, and lanes that accelerators lose."""
+    model = models.cnn(input_shape=(8, 8, 32), num_outputs=3, channels=(4,))
+    loss = models.supervised(model, models.softmax_cross_entropy)
+    work = client.local_sgd(loss, optax.sgd(0.1), client.work(num_steps=1))
+    rows = {"x": np.zeros((100, 8, 8, 32), np.float32), "y": np.zeros(100, np.int32)}
+    people = population.stored(rows, np.arange(101))
+    made = star(sampling.full(100), client=work).parts
+    params, _ = jax.eval_shape(model.init, KEY)
+    assert plan_of(made, params, people) == engine.Plan(1, 1)
+    with engine.compiling_for("cuda"):
+        assert plan_of(made, params, people).lanes == 100
