@@ -139,8 +139,11 @@ def _empty_tally(star: Star, message: Message, num_slots: int) -> Tally:
     return Tally(carry, exact_sums.zeros(message.means), jnp.zeros(num_counters, jnp.uint32))
 
 
-def _check_clients(star: Star, cohort: Cohort, population: Population) -> None:
-    """Raises ValueError for clients that do all their work where a part of it is asked, or that no attacker pulls."""
+def _check_arguments(star: Star, cohort: Cohort, population: Population, extension: Extension) -> None:
+    """Raises the errors of `collect` for clients that cannot do what cohort or population ask, and its TypeError."""
+    if not isinstance(extension, Extension):
+        hint = "`round.bases.starting_from(bases)` makes one of start models."
+        validate.fail("extension", "an Extension", type(extension).__name__, hint, TypeError)
     if cohort.work is not None and star.client.facts.all_steps is None:
         hint = "It would do all of its work, whatever the sampler says; a client of your own states `all_steps`."
         validate.fail(
@@ -198,7 +201,7 @@ def collect(
 
     Raises: ValueError where the cohort has partial work (`Cohort.work`) and the client cannot stop early, or the
     population pulls attackers (`population.constrained`) and the client does not obey; TypeError for counts whose dtype
-    is not an integer.
+    is not an integer, and for an extension of another type.
 
     Guarantees: counts are exact (tests/round/test_collect.py::test_counts_are_exact, ::test_counts_are_counts);
     algorithms with other topologies than one server are composed of these steps and match NumPy
@@ -206,7 +209,7 @@ def collect(
     earlier models (tests/algorithms/asynchronous/test_asynchronous.py::test_fedbuff_is_the_event_loop); an aggregator
     sees zeros for the absent (tests/aggregation/test_gather.py::test_rule_sees_rows_by_id_and_zeros_for_the_absent).
     """
-    _check_clients(star, cohort, population)
+    _check_arguments(star, cohort, population, extension)
     inputs = inputs_of(star, population)
     each = _slot_function(star, inputs.read, extension)
     ids = cohort.ids

@@ -11,8 +11,9 @@ from fedjax_sim import engine, sampling
 from fedjax_sim.round.bases import Bases, starting_from
 from fedjax_sim.round.collect import collect, everything
 from fedjax_sim.types import ClientFacts, ClientUpdate, Report
+from fedjax_sim.validate import InvalidType
 from tests.laws import problems as p
-from tests.round.stars import KEY, star, started
+from tests.round.stars import KEY, argument_of, star, started
 
 IDS = np.array([3, 17, 0, 5, 22], np.int32)
 INDEX = np.array([2, 0, 1, 1, 2], np.int32)  # neither the slots nor the ids
@@ -49,3 +50,11 @@ def test_own_models_and_factors(factors, versions):
     np.testing.assert_array_equal(found[:, 0], scale[:, None] * MODELS[INDEX])
     np.testing.assert_array_equal(found[:, 1, 0], scale * numbers)
     np.testing.assert_array_equal(broadcast, p.START)  # what an aggregator sees stays the server's
+
+
+def test_bases_alone_are_no_extension():
+    """Catches models that are handed to `collect` and then ignored, so that every client starts from the broadcast."""
+    made = star(sampling.uniform(p.NUM_CLIENTS, len(IDS)))
+    with pytest.raises(InvalidType) as refusal:
+        collect(made.parts, KEY, p.cohort(IDS), started(made), p.ragged(), extension=Bases(MODELS, INDEX))
+    assert argument_of(refusal.value) == "extension"
