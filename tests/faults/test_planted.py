@@ -153,8 +153,8 @@ def nonfinite_messages_pass(patch):
 def dropped_clients_not_counted(patch):
     message = one_client.Message
 
-    def silent(update, weight, means, arrived, dropped, counts):
-        return message(update, weight, means, arrived, jnp.zeros_like(dropped), counts)
+    def silent(*, dropped, **fields):
+        return message(dropped=jnp.zeros_like(dropped), **fields)
 
     patch.setattr(one_client, "Message", silent)
 
