@@ -8,9 +8,10 @@ import numpy as np
 import optax
 import pytest
 
-from fedjax_sim import adversary, aggregation, engine, server, transform
+from fedjax_sim import InvalidType, adversary, aggregation, engine, server, transform
 from tests.aggregation.robust.problems import applied
 from tests.laws import cases, laws, problems as p
+from tests.refusals import refused
 
 RNG = np.random.default_rng(0)
 M, D = 12, 5
@@ -224,7 +225,7 @@ def test_same_bits_on_two_devices(attack, rule):
 
 def test_what_is_refused():
     """Catches attackers of a sum in which nobody sees single messages."""
-    with pytest.raises(ValueError, match="aggregator: expected a sum of numbers, got 'a modular sum'"):
+    with refused("aggregator", value="a modular sum"):
         adversary.corrupted(aggregation.modular_sum(2.0), adversary.sign_flip(), adversary.clients([1]))
     with pytest.raises(ValueError, match="ids: expected clients' ids"):
         adversary.clients([-1])
@@ -234,7 +235,7 @@ def test_what_is_refused():
         adversary.clients([2**32 + 3])  # would be client 3
     with pytest.raises(ValueError, match="z: expected a finite number, got nan"):
         adversary.alie(float("nan"))
-    with pytest.raises(TypeError, match="attack: expected an Alone, got 'Together'"):
+    with refused("attack", value="Together", rule="Alone", kind=InvalidType):
         adversary.forged_weight(2.0, adversary.alie())
     made = adversary.corrupted(aggregation.fixed_mean(3.0), adversary.sign_flip(), adversary.clients([1]))
     assert made.facts.sensitivity is None and made.rule is None
@@ -247,14 +248,14 @@ def test_what_is_refused():
         lambda inner: aggregation.norm_bounding(aggregation.by_part({"w": inner, "b": aggregation.mean()}), 1.0),
     ):
         for rule in (aggregation.fixed_mean(3.0), aggregation.median()):
-            with pytest.raises(ValueError, match="aggregator: expected one without attackers inside"):
+            with refused("aggregator", rule="without attackers"):
                 outer(adversary.corrupted(rule, adversary.sign_flip(), adversary.clients([1])))
 
 
 def test_integers_are_refused():
     """Catches half an integer, which is 0, and -100 of them, which wrap: messages that nobody asked for."""
     made = adversary.corrupted(aggregation.mean(), adversary.scaled(-0.5), adversary.clients(BAD))
-    with pytest.raises(ValueError, match="transform: expected one that sends numbers"):
+    with refused("transform", rule="sends numbers"):
         p.Federation(transform=transform.quantize(4, range=2.0, integers=True), aggregator=made)
 
 
@@ -268,7 +269,7 @@ def test_attackers_and_messages_of_another_shape_are_refused(rule):
     for answer in answers:
         who = lambda key, ids, answer=answer: answer(ids)  # noqa: E731
         for attack in (adversary.sign_flip(), adversary.alie(), adversary.mimic()):
-            with pytest.raises(ValueError, match="who: expected a function that returns bool"):
+            with refused("who", rule="bool"):
                 applied(adversary.corrupted(rule, attack, who), X, WEIGHTS, ids=IDS)
     short = (
         adversary.Alone(lambda key, update, weight: (update[0], weight)),

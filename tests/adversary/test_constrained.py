@@ -13,6 +13,7 @@ from fedjax_sim.config.build import build
 from fedjax_sim.config.document import load
 from fedjax_sim.population.protocol import check_population
 from tests.aggregation.robust.problems import applied
+from tests.refusals import refused
 
 SIZE, ATTACKERS, BATCHES = 8, [2, 5], 3
 START = np.array([1.0, -2.0, 0.5], np.float32)
@@ -78,7 +79,7 @@ def test_a_client_that_does_not_obey_is_refused():
     def others(loss, optimizer, work):
         return client.local_sgd(loss, optimizer, work).stating(pulled=False)
 
-    with pytest.raises(ValueError, match="client: expected one that obeys the pull of constrained attackers"):
+    with refused("client", rule="constrained"):
         after_a_round(data(0.5).train, solver=others)
     for wrong, told in (
         (population.digits(num_clients=20), "data: expected a poisoned data set"),
@@ -105,7 +106,7 @@ def test_algorithms_with_solvers_of_their_own_take_poison_and_refuse_a_pull(name
         return jax.eval_shape(made.step, jax.random.key(1), state, train)
 
     lower(data().train)
-    with pytest.raises(ValueError, match="client: expected one that obeys the pull of constrained attackers"):
+    with refused("client", rule="constrained"):
         lower(data(0.5).train)
 
 

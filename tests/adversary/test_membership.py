@@ -12,6 +12,7 @@ from scipy import stats
 from fedjax_sim import adversary, client, models, privacy, theory
 from fedjax_sim.adversary import View
 from fedjax_sim.types import ClientData
+from tests.refusals import refused
 
 
 def linear_loss(params, examples, key):
@@ -169,7 +170,7 @@ def test_calibration():
         x = np.asarray(x)
         aucs.append(adversary.auc(np.diag(x[:, :m]), np.diag(x[:, m:])))
     assert aucs[0] < 0.7 and aucs[1] == pytest.approx(stats.norm.cdf(2 / 2**0.5), abs=0.05)
-    with pytest.raises(ValueError, match="scores: expected rows of at least three messages"):
+    with refused("scores", rule="at least three"):
         adversary.calibrated_score(jnp.zeros((2, 4)))
 
 

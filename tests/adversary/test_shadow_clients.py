@@ -12,6 +12,7 @@ from fedjax_sim import adversary, client, models
 from fedjax_sim.adversary.shadow_clients import RELATIVE_PENALTIES, _ridge
 from fedjax_sim.types import ClientData
 from tests.adversary.test_membership import linear_loss, released
+from tests.refusals import refused
 
 DIMENSION, HELD, RATE = 30, 40, 0.1
 
@@ -102,12 +103,10 @@ def test_wrong_input():
     view = released(np.zeros((2, DIMENSION), np.float32), DIMENSION)
     side = {"g": jnp.asarray(gradients(rng, 10, True))}
     predict = adversary.local_steps(linear_loss, RATE)
-    with pytest.raises(
-        ValueError, match="num_examples: expected at most 10, the attacker's examples of the smaller side"
-    ):
+    with refused("num_examples", value=11, rule="at most 10"):
         adversary.property_share(view, predict, side, side, num_examples=11)
-    with pytest.raises(ValueError, match="predict: expected updates that depend on the examples"):
+    with refused("predict", rule="depend"):
         adversary.property_share(view, lambda at, rows, known: at, side, side, num_examples=5)
-    with pytest.raises(ValueError, match="view: expected messages of finite numbers"):
+    with refused("view", rule="finite"):
         broken = view._replace(messages={"w": view.messages["w"].at[0, 0].set(jnp.nan)})
         adversary.property_share(broken, predict, side, side, num_examples=5)

@@ -8,10 +8,11 @@ import numpy as np
 import optax
 import pytest
 
-from fedjax_sim import client, engine, server
+from fedjax_sim import InvalidType, client, engine, server
 from fedjax_sim.aggregation import by_part, gather, mean
 from fedjax_sim.types import ClientUpdate, Received, Report
 from tests.laws import laws, problems as p
+from tests.refusals import refused
 
 
 def test_rule_sees_rows_by_id_and_zeros_for_the_absent():
@@ -97,7 +98,7 @@ def test_ids_stand_beside_their_rows():
     received = Received(jnp.ones(3), jnp.array([2.0, 0.0, 1.0]), jnp.array([9, 4, 5]), jnp.array([0, 1, 2]))
     aggregator.finalize(jax.random.key(0), None, aggregator.accumulate(jax.random.key(0), None, carry, received))
     assert seen["ids"].tolist() == [5, 9, -1] and seen["weights"].tolist() == [1, 2, 0]
-    with pytest.raises(TypeError, match="rule: expected a function \\(key, updates, weights, ids\\)"):
+    with refused("rule", rule="(key, updates, weights, ids)", kind=InvalidType):
         gather(lambda key, updates, weights: updates)
 
 

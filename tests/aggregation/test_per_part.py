@@ -6,10 +6,11 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from fedjax_sim import adversary
+from fedjax_sim import InvalidType, adversary
 from fedjax_sim.aggregation import by_part, extrapolated, fixed_mean, gather, mean, median, total
 from fedjax_sim.types import Received, Round
 from tests.laws import laws
+from tests.refusals import refused
 
 KEY = jax.random.key(0)
 
@@ -41,15 +42,15 @@ def test_each_part_is_alone():
 
 def test_wrong_input():
     """Catches a part of a message that no aggregator takes."""
-    with pytest.raises(TypeError, match=r"parts\['a'\]: expected an Aggregator, got 'function'. Call the factory"):
+    with refused("parts['a']", value="function", rule="Aggregator", hint="factory", kind=InvalidType):
         by_part({"a": total})
     with pytest.raises(TypeError, match="parts: expected a dict of aggregators"):
         by_part({})
     stated = [total().stating(**fact) for fact in ({"modulus": 8}, {"least": 2}, {"wire": print}, {"wire_down": print})]
     for part in (*stated, total()._replace(view=print), total()._replace(stays=print)):
-        with pytest.raises(ValueError, match=r"parts\['a'\]: expected a sum of numbers .* Use it for whole updates"):
+        with refused("parts['a']", value="a modular or secure sum", hint="whole updates"):
             by_part({"a": part})
-    with pytest.raises(ValueError, match=r"update: expected a dict of a, got \['a', 'b'\]"):
+    with refused("update", value=["a", "b"], rule="a dict of a"):
         by_part({"a": total()}).init({"a": jnp.zeros(1), "b": jnp.zeros(1)}, 2)
 
 

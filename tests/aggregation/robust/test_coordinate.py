@@ -10,6 +10,7 @@ import pytest
 from fedjax_sim import adversary
 from fedjax_sim.aggregation import mean_around_median, median, sign_majority, trimmed_mean
 from tests.aggregation.robust.problems import adversaries, applied
+from tests.refusals import refused
 
 RNG = np.random.default_rng(0)
 M, F = 11, 3
@@ -126,7 +127,7 @@ def _messages(rule, x):
 def test_too_many_attackers_are_refused():
     """Catches a cohort that the rule is not defined for, when built and when too few messages arrive."""
     for rule in (trimmed_mean, mean_around_median):
-        with pytest.raises(ValueError, match=r"num_byzantine: expected an integer in \[0, 5\], got 6"):
+        with refused("num_byzantine", value=6, rule="[0, 5]"):
             applied(rule(6), UPDATES)
         few, made = np.where(np.arange(M) < 2 * F, 1, 0), rule(F)
         assert np.isnan(flat(applied(made, UPDATES, few)[0], rows=False)).all()

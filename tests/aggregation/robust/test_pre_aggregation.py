@@ -20,6 +20,7 @@ from fedjax_sim.aggregation import (
 from fedjax_sim.engine.all_messages.all_messages import by_rule
 from fedjax_sim.engine.all_messages.messages import columnwise
 from tests.aggregation.robust.problems import applied
+from tests.refusals import refused
 
 RNG = np.random.default_rng(0)
 M, D = 11, 5
@@ -103,9 +104,9 @@ def test_wrappers_wrap():
     assert np.isfinite(applied(rule, X)[0]).all()
     assert np.isfinite(applied(bucketing(geometric_median(), 2), X)[0]).all()
     assert np.isfinite(applied(bucketing(krum(1), 2), X)[0]).all()
-    with pytest.raises(ValueError, match="aggregator: expected one that sees all messages at once"):
+    with refused("aggregator", rule="all messages"):
         bucketing(mean(), 2)
-    with pytest.raises(ValueError, match=r"num_byzantine: expected an integer in \[0, 5\], got 6"):
+    with refused("num_byzantine", value=6, rule="[0, 5]"):
         applied(nearest_neighbour_mixing(median(), 6), X)
 
 
@@ -113,5 +114,5 @@ def test_wrappers_refuse_what_their_rule_refuses():
     """Catches a federation of which every round is skipped: Krum withstands 1 of the 6 messages that it sees, not 2."""
     corrupted = adversary.corrupted(krum(5), adversary.mimic(), adversary.clients([1]))
     for made, most in ((bucketing(krum(2), 2), 1), (adaptive_clipping(krum(5), 1), 4), (corrupted, 4)):
-        with pytest.raises(ValueError, match=rf"num_byzantine: expected an integer in \[0, {most}\], got"):
+        with refused("num_byzantine", rule=f"[0, {most}]"):
             applied(made, X)

@@ -15,6 +15,7 @@ from fedjax_sim.aggregation.secure.protocol import primitives as crypto
 from fedjax_sim.aggregation.secure.protocol.parties import Asked, Client, Inconsistent, Known, Refused, Signed
 from fedjax_sim.aggregation.secure.protocol.protocol import client_down_bytes, client_up_bytes, run_secure_sum
 from fedjax_sim.aggregation.secure.ring import Ring
+from tests.refusals import refused
 
 pytest.importorskip("cryptography", reason="the extra `secagg` is not installed")
 RING = Ring(32)
@@ -125,7 +126,7 @@ def test_words_are_checked():
         "none": {},
     }
     for name, some in forged.items():
-        with pytest.raises(Inconsistent, match="signed what this one was told, 3 are needed"):
+        with pytest.raises(Inconsistent, match="signed what this one was told, 3 are"):
             clients[1].answer(asked, some)
         assert name
     with pytest.raises(Refused, match="has answered another request before"):
@@ -154,14 +155,14 @@ def test_the_servers_own_keys_are_refused():
     own = Client(9, RING, 3, keeps_share=True, seed=bytes(32), known=Known({9: []}, {})).advertise()
     swapped = keys[1]._replace(masking=own.masking)
     for wrong in (own, swapped, keys[2], keys[1]._replace(signature=b"")):
-        with pytest.raises(Refused, match="client 0 takes no keys of client 1 that it did not sign"):
+        with pytest.raises(Refused, match="client 0 takes no keys of client 1"):
             clients[0].share({1: wrong, 2: keys[2]})
 
 
 def test_a_client_with_too_few_others_stays_silent():
     """A server that says that everybody else left would get a message under one mask, whose seed it may ask for."""
     clients, _ = cohort(4, 3)
-    with pytest.raises(Refused, match="does not upload among 1 others: too few hold its shares"):
+    with pytest.raises(Refused, match="among 1 others: too few hold its shares"):
         clients[0].upload({1: b""}, np.zeros(1, np.int64))
 
 
@@ -182,7 +183,7 @@ def test_an_honest_server_gets_the_same(neighbours):
         np.testing.assert_array_equal(signed.sum, plain.sum)
         outcomes.add(plain.aborted)
     assert outcomes == {False, True}
-    with pytest.raises(ValueError, match="threshold: expected more than half of the"):
+    with refused("threshold", rule="more than half"):
         run_secure_sum(messages, RING, 2, graph=graph, signed=True)
 
 
@@ -209,5 +210,5 @@ def test_the_simulated_one_counts_them():
     plain, signed = (secure_sum(modular_sum(1.0), 6, signed=x).facts.wire(spec, None, 10) for x in (False, True))
     assert signed.bits - plain.bits == 8 * 128
     for options in ({"threshold": 5}, {"threshold": 2, "neighbours": 4}):
-        with pytest.raises(ValueError, match="threshold: expected more than half of the"):
+        with refused("threshold", rule="more than half"):
             secure_sum(modular_sum(1.0), signed=True, **options).init(spec, 10)

@@ -11,12 +11,14 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from fedjax_sim import InvalidType
 from fedjax_sim.aggregation.secure.cost import secure_sum_cost
 from fedjax_sim.aggregation.secure.masks import Stages, circle, is_aborted, masked, unmasked
 from fedjax_sim.aggregation.secure.protocol import primitives as crypto
 from fedjax_sim.aggregation.secure.protocol.parties import Asked, Client, Refused
 from fedjax_sim.aggregation.secure.protocol.protocol import client_down_bytes, client_up_bytes, run_secure_sum
 from fedjax_sim.aggregation.secure.ring import Ring
+from tests.refusals import refused
 
 pytest.importorskip("cryptography", reason="the extra `secagg` is not installed")
 RINGS = [Ring(9), Ring(20), Ring(32), Ring(40), Ring(64), Ring(31, prime=True)]
@@ -202,9 +204,7 @@ def test_bytes(ring, neighbours):
 def test_wrong_input_is_refused():
     """Catches floats whose fractions are lost, and clients that come back."""
     ones, ring = np.ones((4, 2), int), Ring(32)
-    with pytest.raises(
-        TypeError, match=r"messages: expected integers \[clients, numbers\], at most int64, got 'float64"
-    ):
+    with refused("messages", value="float64[4, 2]", rule="int64", kind=InvalidType):
         run_secure_sum(np.ones((4, 2)), ring, 2)
     steps, _ = stages([4, 4, 4, 4])
     for match, call in {
@@ -228,7 +228,5 @@ def test_wrong_input_is_refused():
 def test_without_the_extra(monkeypatch):
     """The error says what to install. Catches an ImportError from deep inside."""
     monkeypatch.setitem(sys.modules, "cryptography", None)
-    with pytest.raises(
-        ImportError, match=r"cryptography: expected to be installed. pip install 'fedjax_sim\[secagg\]'"
-    ):
+    with pytest.raises(ImportError, match=r"cryptography: .*'fedjax_sim\[secagg\]'"):
         run_secure_sum(np.ones((4, 2), int), Ring(32), 2)
