@@ -7,13 +7,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_sim import aggregation, algorithms, engine, network, privacy, run, sampling, transform
+from fedjax_sim import InvalidType, aggregation, algorithms, engine, network, privacy, run, sampling, transform
 from fedjax_sim.algorithms import as_client_update
 from fedjax_sim.algorithms.analytics.forest import Growth
 from fedjax_sim.round.costs import message_spec
 from fedjax_sim.transform.chain import wire_of
 from fedjax_sim.types import ClientData
 from tests.algorithms.analytics import problem as p
+from tests.refusals import refused
 
 BINS = {"low": -2.0, "high": 6.0, "num_bins": 8, "input_shape": (p.WIDTH,)}
 SMALL = BINS | {"num_trees": 3, "max_depth": 2, "least_share": 0.05, "penalty": 0.02}
@@ -257,7 +258,7 @@ def test_noise_has_its_epsilon():
     assert all(np.isfinite(x).all() for x in jax.tree.leaves(estimates))
     mechanism = privacy.mechanism_of(made, dimension=2 * 2 * 2 * 8)
     assert mechanism.unit == "client" and 0 < privacy.account(mechanism, 3, 1e-3).epsilon < np.inf
-    with pytest.raises(ValueError, match="aggregator: expected one whose result a client moves by a bounded amount"):
+    with refused("aggregator", rule="bounded amount"):
         algorithms.boosted_trees(sampler, transform=transform.gaussian_mechanism(1.0, 2.0), **SMALL)
 
 
@@ -365,9 +366,9 @@ def test_what_is_refused(options, words):
 def test_rows_and_cohorts_that_are_refused():
     """Numbers as labels, rows of other lengths, a forest to start from, and an edge that would average forests."""
     made = algorithms.boosted_trees(p.EVERYBODY, **SMALL)
-    with pytest.raises(TypeError, match="data: expected integer labels y of 0 and 1, for 'logistic', got 'float32'"):
+    with refused("data", value="float32", rule="0 and 1", kind=InvalidType):
         p.rounds(made, 1, data=p.people(y=NUMBERS))
-    with pytest.raises(ValueError, match="data: expected rows of 3 features, as the estimate has them, got 2"):
+    with refused("data", value=2, rule="3 features"):
         p.rounds(algorithms.boosted_trees(p.EVERYBODY, **SMALL | {"input_shape": (3,)}), 1)
     with pytest.raises(ValueError, match=r"params: expected \(\)"):
         made.init(jax.random.key(0), {"values": jnp.zeros(3)}, p.people(y=LABELS))

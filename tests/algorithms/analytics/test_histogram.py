@@ -10,6 +10,7 @@ import pytest
 from fedjax_sim import aggregation, algorithms, population, privacy, sampling, transform
 from fedjax_sim.types import ClientData
 from tests.algorithms.analytics import problem as p
+from tests.refusals import refused
 
 
 def test_everybody_together_is_numpy():
@@ -109,5 +110,5 @@ def test_what_is_refused(options, words):
 def test_columns_that_are_not_there():
     """Catches JAX's gathers, which would read another column."""
     made = algorithms.histogram(p.EVERYBODY, low=0.0, high=1.0, num_bins=2, column=2)
-    with pytest.raises(ValueError, match=r"column: expected an integer in \[0, 1\], got 2. Rows have 2 columns"):
+    with refused("column", value=2, rule="[0, 1]", hint="2 columns"):
         p.rounds(made, 1)

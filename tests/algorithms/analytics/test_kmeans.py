@@ -6,11 +6,12 @@ import jax
 import numpy as np
 import pytest
 
-from fedjax_sim import aggregation, algorithms, network, population, privacy, sampling, transform
+from fedjax_sim import InvalidType, aggregation, algorithms, network, population, privacy, sampling, transform
 from fedjax_sim.algorithms import as_client_update
 from fedjax_sim.round.costs import message_spec
 from fedjax_sim.transform.chain import wire_of
 from tests.algorithms.analytics import problem as p
+from tests.refusals import refused
 
 START = {"centroids": np.array([[1.0, 1.0], [3.0, 1.0], [1.0, 3.0], [50.0, 50.0]], np.float32)}
 CLUSTERS = {"num_clusters": 4}
@@ -128,7 +129,7 @@ def test_noise_has_its_epsilon():
     mechanism = privacy.mechanism_of(noisy(), dimension=12)
     assert mechanism.unit == "client" and 0 < privacy.account(mechanism, 3, 1e-3).epsilon < np.inf
     sampler = sampling.uniform(p.NUM_CLIENTS, 20)
-    with pytest.raises(ValueError, match="aggregator: expected one whose result a client moves by a bounded amount"):
+    with refused("aggregator", rule="bounded amount"):
         algorithms.kmeans(sampler, transform=transform.gaussian_mechanism(1.0, 2.0), **CLUSTERS)
 
 
@@ -168,7 +169,7 @@ def test_what_is_refused():
     tokens = population.generated(
         p.NUM_CLIENTS, lambda _, id: p._read({"x": np.ones((30, 5, 2), np.int32), "y": p.Y, "mask": p.MASK}, 0), {}
     )
-    with pytest.raises(TypeError, match="data: expected rows with features x of floating-point numbers"):
+    with refused("data", rule="floating-point", kind=InvalidType):
         made.init(jax.random.key(0), START, tokens)
     with pytest.raises(ValueError, match="server: expected one that can go on"):
         as_client_update(made.parts, keep=True)

@@ -93,7 +93,7 @@ def test_thresholds_of_trees_are_converted_back(settings):
 def test_standardised_features_are_refused(settings):
     """Catches an interval that is read in units of standard deviations, by a config or from Python."""
     for scaled in ("true", "{mean=[40], deviation=[7]}"):
-        with pytest.raises(ConfigError, match="data: expected features in their own units"):
+        with pytest.raises(ConfigError, match="data: expected features in their own"):
             build(load(None, [*settings, *QUANTILES, f"data.standardise={scaled}"]))
     data = population.from_table(ROWS, client="who", label="ill", task="binary", features=["age"])
     assert data.feature_names == ("age",) and data.units.factors[0] == pytest.approx(AGES.std(), rel=0.2)

@@ -9,6 +9,7 @@ import pytest
 
 from fedjax_sim import aggregation, algorithms, population, sampling, transform
 from tests.algorithms.analytics import problem as p
+from tests.refusals import refused
 
 PROBABILITIES = (0.1, 0.5, 0.8)
 
@@ -83,7 +84,7 @@ def test_cohorts_without_rows_leave_the_interval():
 
 def test_rules_against_attackers_are_refused():
     """Catches a median of counts, which is no count."""
-    with pytest.raises(ValueError, match="aggregator: expected a mean or a sum, for a statistic"):
+    with refused("aggregator", rule="statistic"):
         algorithms.quantiles(p.EVERYBODY, aggregator=aggregation.median())
 
 

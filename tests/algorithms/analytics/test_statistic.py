@@ -11,6 +11,7 @@ from fedjax_sim.command.run import MOST_NUMBERS, _estimate, show_summary
 from fedjax_sim.report import sections
 from tests.algorithms.analytics import problem as p
 from tests.laws import cases
+from tests.refusals import refused
 
 STATISTICS = ("boosted_trees", "gaussian_mixture", "heavy_hitters", "histogram", "kmeans", "quantiles")
 
@@ -23,7 +24,7 @@ def test_clients_are_drawn_alike(name, monkeypatch):
     weights = np.arange(1.0, 1 + p.NUM_CLIENTS)
     for unequal in (sampling.weighted, sampling.weighted_without_replacement):
         monkeypatch.setattr(cases, "SAMPLER", unequal(weights, 5))
-        with pytest.raises(ValueError, match="sampler: expected one that is known to draw all clients alike"):
+        with refused("sampler", rule="alike"):
             cases.CASES["algorithms"][name]()
 
 

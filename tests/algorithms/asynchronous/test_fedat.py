@@ -16,6 +16,7 @@ from tests.algorithms.asynchronous import test_arrivals as events
 from tests.algorithms.asynchronous.test_asynchronous import SIZE, clients, equally_fast, local, quadratic, run
 from tests.laws import problems as p
 from tests.laws.laws import check_equal_bits
+from tests.refusals import refused
 
 TIERS, SLOTS = 3, 2
 
@@ -116,7 +117,7 @@ def test_a_tier_without_clients_waits():
 def test_weights_of_a_sampler():
     """Catches weights by the chances of a draw from tiers of equal size, all of whom are there."""
     rule = aggregation.horvitz_thompson(sampling.uniform(SIZE // TIERS, SLOTS).design, SIZE / TIERS)
-    with pytest.raises(ValueError, match="aggregator: expected one that takes weights as they come"):
+    with refused("aggregator", rule="as they come"):
         quadratic(algorithms.fedat, num_tiers=TIERS, clients_per_tier=SLOTS, aggregator=rule)
 
 

@@ -10,6 +10,7 @@ from fedjax_sim import algorithms, client, engine, network, population, run, sam
 from fedjax_sim.algorithms.gossip.rounds import distance, mean_over
 from fedjax_sim.round import observe
 from tests.algorithms.gossip import problems as g
+from tests.refusals import refused
 
 FORMS = ("combine_while_adapt", "adapt_then_combine")
 
@@ -212,7 +213,7 @@ def test_same_bits_on_two_devices():
 def test_no_epsilon():
     """Catches an accountant that takes nodes for clients of a server."""
     assert dpsgd().parts is None
-    with pytest.raises(ValueError, match="algorithm: expected one that can replay its rounds"):
+    with refused("algorithm", rule="replay"):
         observe(dpsgd(), g.KEY, None, g.clients())
 
 
@@ -250,7 +251,7 @@ def test_what_is_refused(call, words):
 def test_nodes_that_train_once_are_in_no_round():
     """Catches a rate that falls over rounds and is looked at once, before the first."""
     falling = client.over_rounds(optax.sgd, optax.linear_schedule(0.1, 0.0, 4))
-    with pytest.raises(ValueError, match="optimizer: expected a rate that does not fall over rounds, for nodes train"):
+    with refused("optimizer", rule="nodes train once"):
         algorithms.consensus(population.quadratic_loss, g.RING, falling, num_steps=1)
 
 

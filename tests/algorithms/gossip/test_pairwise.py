@@ -11,6 +11,7 @@ from fedjax_sim.algorithms.gossip.pairwise import first_places, meetings
 from fedjax_sim.prng import stream
 from tests.algorithms.gossip import problems as g
 from tests.laws import problems as p
+from tests.refusals import refused
 
 GRAPH = network.from_edges(
     g.N, [(0, i) for i in range(1, g.N - 1)] + [(1, 2), (3, 4)], connected=False
@@ -121,7 +122,7 @@ def test_a_resumed_run_has_the_same_bits(tmp_path):
 
 def test_what_is_refused():
     """Catches arrows, and a node that wakes up twice in a round."""
-    with pytest.raises(ValueError, match="sampler: expected a design without replacement"):
+    with refused("sampler", rule="without replacement"):
         g.run(gossip(sampler=sampling.with_replacement(g.N, 3)), 1)
     with pytest.raises(ValueError, match="graph: expected an undirected graph"):
         algorithms.pairwise_gossip(
@@ -163,7 +164,7 @@ def test_unequal_nodes():
     found = made.evaluated.personal(state, jnp.arange(p.NUM_CLIENTS, dtype=jnp.int32))
     np.testing.assert_allclose(found, x, rtol=1e-4, atol=1e-5)
     by_size = sampling.weighted_without_replacement(p.SIZES, 6)
-    with pytest.raises(ValueError, match="sampler: expected one that wakes all nodes equally often"):
+    with refused("sampler", rule="equally often"):
         algorithms.pairwise_gossip(p.linear_loss, by_size, optax.sgd(p.RATE), ring, **options)
 
 

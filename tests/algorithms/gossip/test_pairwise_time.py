@@ -9,6 +9,7 @@ import pytest
 from fedjax_sim import algorithms, network, population, sampling
 from fedjax_sim.algorithms.gossip.pairwise import meetings
 from fedjax_sim.prng import stream
+from tests.refusals import refused
 
 N, COHORT, WIDTH = 12, 8, 1000  # a model of 4,000 bytes
 KEY = jax.random.key(3)
@@ -142,7 +143,7 @@ def test_who_has_no_place_on_the_channel_pays_for_no_meeting():
 def test_what_is_refused():
     """Catches partners that are met although they are away, and batteries that others' energy empties."""
     away = phones()._replace(availability=network.bernoulli(0.5))
-    with pytest.raises(ValueError, match="sampler: expected a clock of devices that are always there"):
+    with refused("sampler", rule="always there"):
         gossip(sampling.with_clock(sampling.uniform(N, COHORT), away))
     clocked = sampling.with_clock(sampling.uniform(N, COHORT), phones(watts=WATTS))
     with pytest.raises(ValueError, match="sampler: expected one without batteries"):

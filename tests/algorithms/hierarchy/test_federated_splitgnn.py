@@ -9,6 +9,7 @@ import pytest
 from fedjax_sim import algorithms, engine, models, network, population, run, sampling, transform
 from fedjax_sim.types import noisy_parts
 from tests.algorithms.split.test_splitgnn import KEY, blocks, check_close, path_data
+from tests.refusals import refused
 
 MODEL = models.gcn(5, 3, hidden=(4,), dropout=0.0)
 GROUPS = np.array([1, 0, 1, 0, 1])  # neither in order nor of one size
@@ -167,18 +168,18 @@ def test_what_is_refused():
     data, start = blocks(4), MODEL.init(KEY)[0]
     singles = population.grouped(data.train, [3, 2, 1, 0])
     alone = algorithms.split_gnn(MODEL, sampling.full(4), optax.sgd(0.1))
-    with pytest.raises(ValueError, match="population: expected parties, got 'groups of parties'"):
+    with refused("population", value="groups of parties"):
         jax.eval_shape(alone.step, KEY, alone.init(KEY, start, singles), singles)
     with pytest.raises(ValueError, match="group_size: expected the parties"):
         hierarchy(singles, optax.sgd(0.1), group_size=None)
     with pytest.raises(ValueError, match="edge_rounds: expected an integer"):
         hierarchy(singles, optax.sgd(0.1), edge_rounds=0)
-    with pytest.raises(ValueError, match=r"sampler: expected a design for the population's 1 parties.* group_size"):
+    with refused("sampler", rule="1 parties", hint="group_size"):
         trained(hierarchy(singles, optax.sgd(0.1), group_size=2), start, singles, 1)
     clock = sampling.with_clock(sampling.full(4), network.cross_silo(4))
-    with pytest.raises(ValueError, match="sampler: expected rounds that take no time"):
+    with refused("sampler", rule="no time"):
         algorithms.hierarchical_split_gnn(MODEL, clock, optax.sgd(0.1), group_size=1)
-    with pytest.raises(ValueError, match="sampler: expected one without a state, with keep=False"):
+    with refused("sampler", rule="keep=False"):
         hierarchy(singles, optax.sgd(0.1), group_size=4, edge_sampler=sampling.cyclic(4, 2))
     noisy = network.link(forward=transform.local_gaussian(1.0, 1.0))
     noise = noisy_parts(hierarchy(singles, optax.sgd(0.1), link=noisy).parts)

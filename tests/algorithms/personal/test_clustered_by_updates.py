@@ -13,6 +13,7 @@ import pytest
 from fedjax_sim import algorithms, population, sampling
 from fedjax_sim.algorithms.personal.clustered_by_updates import second_part
 from tests.algorithms.personal import problem as p
+from tests.refusals import refused
 
 SGD, FULL = optax.sgd(p.RATE), sampling.full(p.NUM_CLIENTS)
 
@@ -147,7 +148,7 @@ def test_bytes_are_of_one_model():
 
 
 def test_what_is_refused():
-    with pytest.raises(ValueError, match=r"sampler: expected one that draws all clients, .* got '4 of 5'"):
+    with refused("sampler", value="4 of 5"):
         cfl(sampling.uniform(5, 4))
-    with pytest.raises(ValueError, match=r"client_norm: expected at least mean_norm, 0\.5, got 0\.4"):
+    with refused("client_norm", value=0.4, rule="mean_norm, 0.5"):
         cfl(mean_norm=0.5, client_norm=0.4)

@@ -10,6 +10,7 @@ import pytest
 
 from fedjax_sim import algorithms, metrics, models, sampling
 from tests.algorithms.personal import problem as p
+from tests.refusals import refused
 
 M = 3
 MODEL = models.from_fn(lambda key: p.start(), lambda w, x: x @ w["body"]["w"] + w["output"]["b"])
@@ -106,5 +107,5 @@ def test_a_clients_mixture_is_judged():
 
 def test_a_mixture_is_not_fine_tuned():
     """Catches gradient steps that leave the simplex of the weights."""
-    with pytest.raises(ValueError, match="algorithm: expected one that is judged by the model it was given"):
+    with refused("algorithm", rule="judged"):
         algorithms.fine_tuned(em(), p.loss_fn, optax.sgd(0.1))

@@ -11,6 +11,7 @@ import pytest
 from fedjax_sim import aggregation, algorithms, models, population, sampling, transform
 from fedjax_sim.types import ClientData
 from tests.algorithms.personal import problem as p
+from tests.refusals import refused
 
 CLASSES, RATE, STEPS, TEMPERATURE = 3, 0.2, 2, 2.0
 MODEL = models.from_fn(lambda key: jax.random.normal(key, (2, CLASSES)), lambda w, x: x @ w)
@@ -98,5 +99,5 @@ def test_logits_are_messages():
     assert np.abs(state.server.logits - plain.server.logits).max() > 1e-3
     assert np.abs(coarse.server.logits - plain.server.logits).max() > 1e-3
     assert info["uplink_bytes"].total() < p.NUM_CLIENTS * 4 * 6 * CLASSES
-    with pytest.raises(ValueError, match="transform: expected one that sends numbers"):
+    with refused("transform", rule="sends numbers"):
         distilled(transform=transform.quantize(4, range=1.0, integers=True))

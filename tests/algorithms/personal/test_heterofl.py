@@ -13,6 +13,7 @@ import pytest
 
 from fedjax_sim import algorithms, models, population, sampling
 from tests.algorithms.personal import problem as p
+from tests.refusals import refused
 
 HIDDEN, WIDTHS = (4, 3), (1.0, 0.5, 0.25)
 MODEL = models.mlp(input_shape=(2,), num_outputs=2, hidden=HIDDEN)
@@ -163,7 +164,7 @@ def test_a_cnns_sub_model_is_a_smaller_cnn(width):
 def test_what_is_refused():
     with pytest.raises(ValueError, match=r"widths\[1\]: expected .* got 0"):
         hetero(widths=[1.0, 0])
-    with pytest.raises(ValueError, match="widths: expected at most one for each of 5 clients, got 6"):
+    with refused("widths", value=6, rule="5 clients"):
         hetero(widths=[1.0] * 6)
     for model in (models.from_fn(MODEL.init, lambda w, x: x), models.gru(num_outputs=5)):
         with pytest.raises(ValueError, match="model: expected"):

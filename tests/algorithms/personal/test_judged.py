@@ -9,6 +9,7 @@ import pytest
 
 from fedjax_sim import algorithms, client, metrics, sampling
 from tests.algorithms.personal import problem as p
+from tests.refusals import refused
 
 SGD, FULL = optax.sgd(p.RATE), sampling.full(p.NUM_CLIENTS)
 
@@ -79,11 +80,11 @@ def test_judged_models_are_fine_tuned(name):
 
 
 def test_what_is_missing_is_named():
-    with pytest.raises(ValueError, match="optimizer: expected a rate that does not fall over rounds"):
+    with refused("optimizer", rule="does not fall"):
         falling = client.over_rounds(optax.sgd, optax.linear_schedule(0.1, 0.0, 9))
         algorithms.fine_tuned(algorithms.fedavg(p.loss_fn, FULL, SGD, **p.OPTIONS), p.loss_fn, falling)
     adapt = algorithms.fine_tuned(algorithms.fedavg(p.loss_fn, FULL, SGD, **p.OPTIONS), p.loss_fn, SGD).evaluated.adapt
-    with pytest.raises(ValueError, match="personal: expected rows to judge personal models by"):
+    with refused("personal", rule="judge"):
         metrics.evaluation(p.loss_fn, adapt=adapt)
-    with pytest.raises(ValueError, match="owners: expected the clients' training rows"):
+    with refused("owners", rule="training rows"):
         metrics.evaluation(p.loss_fn, adapt=adapt, local_test=p.population(1))

@@ -11,6 +11,7 @@ import pytest
 from fedjax_sim import algorithms, models, population, sampling
 from fedjax_sim.algorithms.personal.ifca import spread_out
 from tests.algorithms.personal import problem as p
+from tests.refusals import refused
 
 SGD, FULL = optax.sgd(p.RATE), sampling.full(p.NUM_CLIENTS)
 MODEL = models.from_fn(lambda key: p.start(), lambda w, x: x @ w["body"]["w"] + w["output"]["b"])
@@ -68,9 +69,9 @@ def test_fedem_tells_groups_apart_from_a_start_at_zero():
 @pytest.mark.parametrize("name", ["fedem", "ifca"])
 def test_equal_models_are_refused(name):
     """A spread of 0 when the algorithm is made, and a spread that float32 rounds away before the first round."""
-    with pytest.raises(ValueError, match=r"spread: expected more than 0 for \d models, got 0"):
+    with refused("spread", value=0.0, rule="more than 0"):
         made(name, spread=0.0)
-    with pytest.raises(ValueError, match=r"spread: expected one that makes \d different models, got 1e-12\. Rounding"):
+    with refused("spread", value=1e-12, rule="different models", hint="Rounding"):
         made(name, spread=1e-12).init(jax.random.key(0), p.start(), p.population())
     number = {"ifca": {"num_clusters": 1}, "fedem": {"num_components": 1}}[name]
     made(name, spread=0.0, **number).init(jax.random.key(0), p.start(), p.population())

@@ -11,6 +11,7 @@ import pytest
 from fedjax_sim import aggregation, algorithms, client, models, population, sampling, server, transform
 from fedjax_sim.types import ClientData
 from tests.laws import laws, problems as p
+from tests.refusals import refused
 
 KEY = jax.random.key(2)
 RNG = np.random.default_rng(4)
@@ -94,7 +95,7 @@ def test_models_that_agree_teach_nothing():
         state, _ = jax.jit(made.step)(KEY, made.init(KEY, start, people), people)
         ends.append(np.asarray(made.params(state)))
     np.testing.assert_allclose(*ends, atol=1e-6)
-    with pytest.raises(ValueError, match="transform: expected one that sends numbers"):
+    with refused("transform", rule="sends numbers"):
         feddf(transform=transform.quantize(8, range=1.0, integers=True))
 
 
@@ -153,7 +154,7 @@ def test_pretraining_that_diverges():
     made = algorithms.fedavg(LOSS, sampling.full(3), optax.sgd(0.1), num_steps=1, mesh=None)
     work = client.local_sgd(LOSS, optax.sgd(3e38), client.work(num_steps=50))
     own = ClientData({"x": jnp.array(X), "y": jnp.array(Y)}, jnp.ones(12, bool))
-    with pytest.raises(FloatingPointError, match="work: expected training that ends at a finite model"):
+    with pytest.raises(FloatingPointError, match="work: expected training that ends"):
         algorithms.pretrained(made, work, own).init(KEY, start, people)
     for wrong in (np.nan, np.inf, -np.inf):
         spoilt = ClientData({"x": own.examples["x"].at[4, 1].set(wrong), "y": own.examples["y"]}, own.mask)

@@ -8,8 +8,9 @@ import numpy as np
 import optax
 import pytest
 
-from fedjax_sim import algorithms, population, sampling, transform, tree
+from fedjax_sim import InvalidType, algorithms, population, sampling, transform, tree
 from fedjax_sim.algorithms.server.flexlora import nearest_product
+from tests.refusals import refused
 
 KEY, RATE, STEPS, ROUNDS = jax.random.key(0), 0.05, 2, 3
 SIZES = (4, 9, 6, 2)
@@ -128,12 +129,12 @@ def test_what_is_refused():
         return jnp.square(examples["x"] @ params["w"] - examples["y"]).sum(1)
 
     algorithm = algorithms.flexlora(linear, sampling.full(4), optax.sgd(RATE), num_steps=STEPS)
-    with pytest.raises(ValueError, match="model: expected one with pairs of factors A and B"):
+    with refused("model", rule="factors"):
         algorithm.init(KEY, {"w": jnp.zeros((5, 4))}, PEOPLE)
-    with pytest.raises(ValueError, match="aggregator: expected one whose result a client moves by a bounded amount"):
+    with refused("aggregator", rule="bounded amount"):
         algorithms.flexlora(
             loss_fn, sampling.full(4), optax.sgd(RATE), num_steps=1, transform=transform.gaussian_mechanism(1.0, 1.0)
         )
     for name in ("aggregator", "downlink", "server_optimizer"):
-        with pytest.raises(TypeError, match=f"flexlora: expected one of its arguments, got '{name}'"):
+        with refused("flexlora", value=name, rule="its arguments", kind=InvalidType):
             algorithms.flexlora(loss_fn, sampling.full(4), optax.sgd(RATE), num_steps=1, **{name: None})

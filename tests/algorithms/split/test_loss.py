@@ -6,7 +6,7 @@ import numpy as np
 import optax
 import pytest
 
-from fedjax_sim import client, engine, network, tree
+from fedjax_sim import InvalidType, client, engine, network, tree
 from fedjax_sim.algorithms import Split, split_client, split_loss
 from fedjax_sim.algorithms.split.loss import split_transcript
 from fedjax_sim.algorithms.split.traffic import bits_by_direction, crossings
@@ -21,6 +21,7 @@ from fedjax_sim.models import (
 )
 from fedjax_sim.types import ClientData
 from tests.laws.cases import rows
+from tests.refusals import refused
 
 KEY = jax.random.key(0)
 TOY = mlp(input_shape=(10,), num_outputs=1, hidden=(20, 15))  # the worked configuration
@@ -248,11 +249,11 @@ def test_splits_that_cannot_be():
         split_loss(
             DEEP, softmax_cross_entropy, ("hidden_0", "hidden_1"), u_shaped=True, link={"labels": network.Link()}
         )
-    with pytest.raises(TypeError, match=r"measure: expected a function \(outputs, examples\)"):
+    with refused("measure", rule="(outputs, examples)", kind=InvalidType):
         split_loss(DEEP, softmax_cross_entropy, "hidden_0", measure=3)
     plain = split_loss(TOY, squared_error, "hidden_0")
     for call in (plain, lambda *rest: split_transcript(plain, *rest)):
-        with pytest.raises(TypeError, match='examples: expected a dict with "x" and "y"'):
+        with refused("examples", rule='"x" and "y"', kind=InvalidType):
             call(TOY.init(KEY)[0], {"x": jnp.ones((2, 10))})
     with pytest.raises(TypeError, match="split: expected a Split"):
         split_transcript(squared_error, TOY.init(KEY)[0], data().examples)

@@ -10,6 +10,7 @@ import pytest
 from fedjax_sim import aggregation, algorithms, models, network, population, sampling, transform, tree
 from fedjax_sim.models import mlp, softmax_cross_entropy, supervised
 from fedjax_sim.prng import stream
+from tests.refusals import refused
 
 KEY = jax.random.key(0)
 MODEL = mlp(input_shape=(6,), num_outputs=3, hidden=(5, 4))
@@ -214,7 +215,7 @@ def test_what_is_refused():
             algorithms.splitfed(MODEL, softmax_cross_entropy, optimizer=optax.sgd(RATE), **options)
     graphs = models.gcn(3, 2)
     for make in (algorithms.splitfed, partial(algorithms.splitfed, server_copies=1), algorithms.split_learning):
-        with pytest.raises(ValueError, match=r"model: .* take algorithms.split_gnn or hierarchical_split_gnn"):
+        with refused("model", hint="algorithms.split_gnn"):
             make(graphs, models.node_cross_entropy, FULL, optax.sgd(RATE), cut="graph_0", num_steps=1)
     with pytest.raises(ValueError, match="handover"):
         algorithms.split_learning(

@@ -13,6 +13,7 @@ from fedjax_sim.models.graph_layers import graph_convolution, known_edges
 from fedjax_sim.prng import stream
 from fedjax_sim.round.round import observe
 from fedjax_sim.types import GraphData
+from tests.refusals import refused
 
 KEY = jax.random.key(0)
 FULL = (1.316497, 2.074915, 3.299660, 3.224745)
@@ -350,7 +351,7 @@ def test_wrong_arguments_are_refused(options, words):
 @pytest.mark.parametrize("params, shown", [(None, "'NoneType'"), ({"output": {}}, r"\['output'\]. .*'graph_0'")])
 def test_a_model_of_another_kind_is_refused(params, shown):
     made = algorithms.split_gnn(models.gcn(5, 3), sampling.full(4), optax.sgd(0.1))
-    with pytest.raises(ValueError, match=f"params: expected those of the model, got {shown}"):
+    with pytest.raises(ValueError, match=f"params: expected .*, got {shown}"):
         made.init(KEY, params, blocks(4).train)
 
 
@@ -392,6 +393,6 @@ def test_data_of_another_kind_are_refused():
     made = algorithms.split_gnn(models.gcn(64, 10), sampling.full(10), optax.sgd(0.1))
     digits = population.digits(num_clients=10).train
     state = made.init(KEY, models.gcn(64, 10).init(KEY)[0], digits)
-    with pytest.raises(ValueError, match='population: expected examples "x", "halo" and "y"'):
+    with refused("population", rule='"halo"'):
         jax.eval_shape(made.step, KEY, state, digits)
     assert GraphData._fields[0] == "nodes"

@@ -8,12 +8,13 @@ import numpy as np
 import optax
 import pytest
 
-from fedjax_sim import algorithms, models, network, population, sampling, transform
+from fedjax_sim import InvalidType, algorithms, models, network, population, sampling, transform
 from fedjax_sim.algorithms.split.vertical import party_functions_of
 from fedjax_sim.network.link import link, wires
 from fedjax_sim.privacy import mechanism_of
 from fedjax_sim.round.counts import word_pair_product, word_pair_sum
 from fedjax_sim.types import ClientData, noisy_parts
+from tests.refusals import refused
 
 RNG = np.random.default_rng(0)
 COLUMNS, ROWS = (3, 1, 2), 40
@@ -288,12 +289,12 @@ def test_what_does_not_fit_is_refused():
         _vertical(transform=transform.top_k(0.5))
     with pytest.raises(TypeError, match="a Model"):
         algorithms.vertical_loss(lambda x: x, models.squared_error)
-    with pytest.raises(ValueError, match=r"links: expected one of 'party_1'.*, got 'party_0'"):
+    with refused("links", value="party_0", rule="'party_1'"):
         _vertical(links={"party_0": network.link()})
     with pytest.raises(TypeError, match=r"links\['party_1'\]: expected a Link"):
         _vertical(links=3)
     model = models.vertical_linear(columns=(1, 1), num_outputs=1)
     params, loss_fn = model.init(jax.random.key(0))[0], algorithms.vertical_loss(model, models.squared_error)
     for call in (loss_fn, lambda *rest: algorithms.vertical_transcript(model, models.squared_error, *rest)):
-        with pytest.raises(TypeError, match='examples: expected a dict with "x" and "y"'):
+        with refused("examples", rule='"x" and "y"', kind=InvalidType):
             call(params, {"x": jnp.ones((2, 2))})
