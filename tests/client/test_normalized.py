@@ -11,6 +11,7 @@ import pytest
 from fedjax_sim import client
 from fedjax_sim.client.normalized import effective_steps
 from tests.laws import problems as p
+from tests.refusals import refused
 
 
 def test_divides_by_the_steps_taken():
@@ -67,7 +68,7 @@ def test_effective_steps_under_momentum_do_not_cancel(momentum, steps):
 def test_clients_that_count_no_steps_are_refused():
     """Catches a KeyError about a metric that the caller did not write."""
     private = client.private_sgd(p.linear_loss, 1.0, 0.0, 0.1, num_steps=1, batch_size=1, num_examples=p.ROWS)
-    with pytest.raises(ValueError, match="client: expected one that reports `local_steps`"):
+    with refused("client", rule="local_steps"):
         jax.eval_shape(
             lambda: client.normalized(private).apply(
                 jax.random.key(0), jnp.array(p.START), (), p.ragged().client(jnp.int32(0))

@@ -16,6 +16,7 @@ from fedjax_sim.client import over_rounds
 from fedjax_sim.config.build import build
 from fedjax_sim.config.document import load
 from fedjax_sim.types import ClientData, Devices, Spent
+from tests.refusals import refused
 
 KEY, START = jax.random.key(0), {"w": jnp.full(1, 8.0)}
 CENTRES = np.array([0.0, 1.0, 5.0])
@@ -99,7 +100,7 @@ def test_asynchronous_clients_train_at_the_rate_of_their_version():
 def test_edges_that_keep_nothing_refuse_it():
     """Catches a schedule that begins anew in each round of the cloud."""
     edge = fedavg(FALLING).parts
-    with pytest.raises(ValueError, match="optimizer: expected a rate over steps in an edge that keeps nothing"):
+    with refused("optimizer", rule="over steps"):
         as_client_update(edge)
     assert as_client_update(edge, keep=True).federation.client.facts.reads_round
 
@@ -108,7 +109,7 @@ def test_without_a_round():
     """Catches a rate that is silently that of round 0."""
     alone = client.local_sgd(population.quadratic_loss, FALLING, client.work(num_steps=1))
     data = clients().client(jnp.int32(0))
-    with pytest.raises(ValueError, match="optimizer: expected a rate that does not fall over rounds"):
+    with refused("optimizer", rule="does not fall"):
         alone.apply(KEY, START, (), ClientData(data.examples, data.mask))
 
 
@@ -117,5 +118,5 @@ def test_from_a_config():
     small = "data.num_clients=20 model.name=linear sampler.cohort_size=5 run.rounds=2".split()
     falling = "client_optimizer.schedule=cosine client_optimizer.decay_steps=10 client_optimizer.schedule_over=rounds"
     assert build(load(None, [*small, *falling.split()])).algorithm.parts.client.facts.reads_round
-    with pytest.raises(ValueError, match="schedule_over: expected 'steps' with a constant schedule"):
+    with pytest.raises(ValueError, match="schedule_over: expected 'steps'"):
         build(load(None, [*small, "client_optimizer.schedule_over=rounds"]))

@@ -11,6 +11,7 @@ import pytest
 from fedjax_sim import algorithms, client
 from fedjax_sim.types import ClientData
 from tests.laws import laws, problems as p
+from tests.refusals import refused
 
 WORK = {"num_steps": p.STEPS, "batch_size": p.BATCH}
 
@@ -49,5 +50,5 @@ def test_reaches_the_closed_form(coefficient, expected):
 @pytest.mark.parametrize("coefficient", [-0.1, float("nan"), float("inf")])
 def test_wrong_coefficient(coefficient):
     """Catches a term that pushes away."""
-    with pytest.raises(ValueError, match="coefficient: expected a finite number >= 0"):
+    with refused("coefficient", rule=">= 0"):
         client.proximal(p.linear_loss, optax.sgd(0.1), coefficient, client.work(num_steps=1))

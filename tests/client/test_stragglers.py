@@ -13,6 +13,7 @@ from fedjax_sim.prng import client_key, stream
 from fedjax_sim.types import ClientData
 from tests.laws import laws, problems as p
 from tests.oracles import paper
+from tests.refusals import refused
 
 EPOCHS, SHARE = 4, 0.6
 WORK = {"num_epochs": EPOCHS, "batch_size": p.BATCH}
@@ -51,7 +52,7 @@ def test_who_cannot_stop_is_refused():
         jax.eval_shape(made.step, jax.random.key(0), state, p.ragged())
     too_many = sampling.with_local_steps(sampling.full(p.NUM_CLIENTS), [1, 9])
     made = algorithms.fedavg(p.linear_loss, too_many, optax.sgd(0.1), num_steps=8)
-    with pytest.raises(ValueError, match="steps: expected at most 8 local steps, got 9"):
+    with refused("steps", value=9, rule="8 local steps"):
         made.init(jax.random.key(0), jnp.array(p.START), p.ragged())
 
 

@@ -6,9 +6,11 @@ import numpy as np
 import optax
 import pytest
 
+from fedjax_sim import InvalidType
 from fedjax_sim.client import local_sgd, private_sgd, scaffold, touched_rows, work
 from fedjax_sim.models import layers
 from fedjax_sim.types import ClientData
+from tests.refusals import refused
 
 V = 101
 PARAMS = {
@@ -103,9 +105,9 @@ def test_error_texts():
     """Catches a wrong path or name that would train nothing, and state that cannot follow the rows."""
     with pytest.raises(ValueError, match="predicate: expected paths among"):
         apply(clients(optax.sgd(0.3), table="embeding/table")[1], data=data())
-    with pytest.raises(TypeError, match="tokens: expected the name of integers among the examples, got 'text'"):
+    with refused("tokens", value="text", rule="integers", kind=InvalidType):
         apply(clients(optax.sgd(0.3), tokens="text")[1], data=data())
-    with pytest.raises(TypeError, match="examples: expected a dict that holds the tokens"):
+    with refused("examples", rule="tokens", kind=InvalidType):
         apply(clients(optax.sgd(0.3))[1], data=ClientData(jnp.zeros((2, 3), jnp.int32), jnp.ones(2, bool)))
     with pytest.raises(ValueError, match="client: expected a client without state"):
         stateful = scaffold(loss_fn, 0.1, work(num_steps=1, weighting="uniform"))

@@ -10,6 +10,7 @@ import pytest
 
 from fedjax_sim import client, models
 from fedjax_sim.types import ClientData, ClientUpdate
+from tests.refusals import refused
 
 MODEL = models.mlp(input_shape=(5,), num_outputs=3, hidden=(7,))
 LOSS = models.supervised(MODEL, models.softmax_cross_entropy)
@@ -62,7 +63,7 @@ def test_last_row_is_the_report(kind):
 
 def test_clients_without_steps_are_refused():
     params, data = problem()
-    with pytest.raises(ValueError, match="client: expected a client that states its steps"):
+    with refused("client", rule="states its steps"):
         client.unroll(ClientUpdate(lambda params: (), lambda *parts: None), jax.random.key(0), params, data)
     with pytest.raises(TypeError, match="client: expected"):
         client.unroll(LOSS, jax.random.key(0), params, data)

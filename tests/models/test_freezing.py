@@ -7,8 +7,9 @@ import optax
 import pytest
 from scipy import stats
 
-from fedjax_sim import algorithms, population, sampling, tree
+from fedjax_sim import InvalidType, algorithms, population, sampling, tree
 from fedjax_sim.models import cnn, freeze, from_fn, lora, mlp, softmax_cross_entropy, squared_error, supervised
+from tests.refusals import refused
 
 KEY = jax.random.key(0)
 
@@ -125,15 +126,15 @@ def trained(algorithm, params, clients, num_rounds):
 def test_error_texts():
     """Catches a path that chooses nothing, and a model of which all or nothing is trained."""
     model = mlp(input_shape=(4,), num_outputs=3, hidden=(5,))
-    with pytest.raises(ValueError, match=r"trained: expected paths among .*, got 'outputs'. Did you mean 'output'"):
+    with refused("trained", value="outputs", hint="'output'"):
         freeze(model, trained=["outputs"])
-    with pytest.raises(TypeError, match=r"trained: expected a list of paths, got 'output'. Write \['output'\]"):
+    with refused("trained", value="output", hint="['output']", kind=InvalidType):
         freeze(model, trained="output")
-    with pytest.raises(ValueError, match="trained: expected paths of at least one leaf"):
+    with refused("trained", rule="at least one"):
         freeze(model, trained=[])
-    with pytest.raises(ValueError, match="trained: expected paths that leave something frozen"):
+    with refused("trained", rule="frozen"):
         freeze(model, trained=["hidden_0", "output"])
-    with pytest.raises(TypeError, match="model: expected a model whose parameters are nested dicts"):
+    with refused("model", rule="nested dicts", kind=InvalidType):
         freeze(from_fn(lambda key: jnp.zeros(3), lambda params, x: x), trained=["output"])
     with pytest.raises(TypeError, match="model: expected a Model"):
         freeze(None, trained=["output"])

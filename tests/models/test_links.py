@@ -6,10 +6,11 @@ import numpy as np
 import optax
 import pytest
 
-from fedjax_sim import adversary, algorithms, models, population, sampling
+from fedjax_sim import InvalidType, adversary, algorithms, models, population, sampling
 from fedjax_sim.config.build import build
 from fedjax_sim.config.document import load
 from fedjax_sim.metrics.evaluation import pooled
+from tests.refusals import refused
 
 KEY = jax.random.key(0)
 
@@ -110,5 +111,5 @@ def test_a_config_predicts_links():
 
 def test_models_without_graph_layers_are_refused():
     """Catches a model whose outputs are no nodes' embeddings."""
-    with pytest.raises(TypeError, match="model: expected a network of graph layers"):
+    with refused("model", rule="graph layers", kind=InvalidType):
         models.link_prediction(models.linear(input_shape=(3,), num_outputs=2))

@@ -20,6 +20,7 @@ from fedjax_sim.models import (
     supervised,
     transformer,
 )
+from tests.refusals import refused
 
 KEY = jax.random.key(0)
 SMALL = transformer(num_outputs=5, features=8, num_heads=2, num_blocks=1, hidden=12)
@@ -183,24 +184,24 @@ def test_clients_share_the_frozen_product():
 
 def test_error_texts():
     """Catches a path that chooses nothing, a rank without meaning, and a model that would not see its adapters."""
-    with pytest.raises(ValueError, match="rank: expected at most 8, the smaller side of block_0/attention/key/kernel"):
+    with refused("rank", value=9, rule="at most 8"):
         lora(SMALL, rank=9)
     with pytest.raises(ValueError, match="rank: expected an integer"):
         lora(SMALL, rank=0)
-    with pytest.raises(ValueError, match=r"matrices: expected paths among .*, got 'block_1'"):
+    with refused("matrices", value="block_1"):
         lora(SMALL, rank=2, matrices=["block_1"])
-    with pytest.raises(ValueError, match=r"trained: expected paths among .*, got 'outputs'. Did you mean 'output'"):
+    with refused("trained", value="outputs", hint="'output'"):
         lora(SMALL, rank=2, trained=["outputs"])
-    with pytest.raises(ValueError, match="trained: expected paths of leaves that are not adapted"):
+    with refused("trained", rule="not adapted"):
         lora(SMALL, rank=2, trained=["block_0/mlp"])
-    with pytest.raises(ValueError, match="matrices: expected paths of at least one matrix"):
+    with refused("matrices", rule="at least one"):
         lora(mlp(input_shape=(4,), num_outputs=3, hidden=()), rank=2)
     with pytest.raises(TypeError, match="model: expected a Model"):
         lora(None, rank=2)
     transposed = sequential([layer("last", lambda key: {"kernel": jnp.ones((2, 3))}, lambda p, x: x @ p["kernel"].T)])
     adapted = lora(transposed, rank=1, matrices=["last"])
     params, state = adapted.init(KEY)
-    with pytest.raises(AttributeError, match=r"last/kernel: expected x @ matrix .*, got matrix\.T"):
+    with pytest.raises(AttributeError, match=r"last/kernel: .*, got matrix\.T"):
         adapted.apply(params, state, jnp.ones((1, 3)), None, False)
 
 

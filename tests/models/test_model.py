@@ -6,8 +6,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_sim import models
+from fedjax_sim import InvalidType, models
 from fedjax_sim.models import Model, from_fn, from_linen, linear, per_example, softmax_cross_entropy, supervised
+from tests.refusals import refused
 
 KEY = jax.random.key(0)
 EXAMPLES = {"x": jnp.ones((3, 2)), "y": jnp.array([0, 1, 1])}
@@ -77,7 +78,7 @@ def test_supervised_refuses_state_unless_frozen():
     """Catches batch statistics that slip into clients, where padding would change them."""
     model = from_linen(WithStatistics(), EXAMPLES["x"])
     params, state = model.init(KEY)
-    with pytest.raises(ValueError, match=r"model: expected a model without state.*padding.*GroupNorm.*frozen_state"):
+    with refused("model", rule="without state", hint="frozen_state"):
         supervised(model, softmax_cross_entropy)
     with pytest.raises(ValueError, match="without state"):
         supervised(linear(input_shape=(2,), num_outputs=2), softmax_cross_entropy, {"mean": jnp.zeros(2)})
@@ -122,13 +123,13 @@ def test_per_example_knows_the_number_of_examples():
 def test_errors_at_build_time():
     """Catches wrong parts that would fail late, deep inside a trace."""
     model = linear(input_shape=(2,), num_outputs=2)
-    with pytest.raises(TypeError, match=r"model: expected a Model, got 'Dense'.*from_linen"):
+    with refused("model", value="Dense", hint="from_linen", kind=InvalidType):
         supervised(nn.Dense(2), softmax_cross_entropy)
     with pytest.raises(TypeError, match="loss: expected a function"):
         supervised(model, "softmax")
     with pytest.raises(TypeError, match="apply: expected a function"):
         from_fn(lambda key: (), None)
-    with pytest.raises(TypeError, match='examples: expected a dict with "x" and "y"'):
+    with refused("examples", rule='"x" and "y"', kind=InvalidType):
         supervised(model, softmax_cross_entropy)({}, (1, 2), None)
 
 

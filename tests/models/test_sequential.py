@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from fedjax_sim import InvalidType
 from fedjax_sim.models import (
     blocks,
     branches,
@@ -21,6 +22,7 @@ from fedjax_sim.models import (
     transformer,
 )
 from fedjax_sim.prng import stream
+from tests.refusals import refused
 
 KEY = jax.random.key(0)
 
@@ -153,17 +155,17 @@ def test_cuts_that_cannot_be():
     with pytest.raises(ValueError, match="layers"):
         cut(model._replace(layers=()), "first")
     for at in (None, 3):
-        with pytest.raises(TypeError, match="where: expected names of layers, such as 'first'"):
+        with refused("where", rule="names of layers", kind=InvalidType):
             cut(model, at, name="where")
-    with pytest.raises(ValueError, match="u_shaped: expected True or False, got 'no'"):
+    with refused("u_shaped", value="no", kind=InvalidType):
         cut(model, ("first", "norm"), u_shaped="no")
-    with pytest.raises(ValueError, match=r"got \['graph_0', 'output'\]. A graph network's parties exchange nodes too"):
+    with refused("model", value=["graph_0", "output"], hint="graph network"):
         cut(gcn(3, 2), "graph_0")
     with pytest.raises(TypeError, match="join: expected a function"):
         branches("fork", {"left": []}, 3)
     params = jax.eval_shape(model.init, KEY)[0]
     for path, wrong in (("first", {}), ("first", None), ("fork", {**params, "fork": {}})):
-        with pytest.raises(ValueError, match=f"params: expected a dict with .*, of the layer '{path}"):
+        with refused("params", rule=f"layer '{path}"):
             jax.eval_shape(lambda wrong: model.apply(wrong, (), jnp.ones((2, 10)), None, False), wrong)
     with pytest.raises(ValueError, match="Rename"):
         sequential([layer("a", None, jnp.abs), layer("a", None, jnp.abs)])

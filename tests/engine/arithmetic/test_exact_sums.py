@@ -14,6 +14,7 @@ from hypothesis import given, settings, strategies as st
 from fedjax_sim import engine, tree
 from fedjax_sim.engine.arithmetic import barrier, exact_sum, exact_sums
 from tests import compiler
+from tests.refusals import refused
 
 ROWS, WIDTH = 12, 3  # one compiled shape for all examples
 SPEC = jax.ShapeDtypeStruct((WIDTH,), jnp.float32)
@@ -324,7 +325,7 @@ def test_devices_combine_to_the_bits_of_one(places, monkeypatch):
 def test_too_many_messages_at_once_are_refused():
     """Fault: a chunk whose low words overflow, a wrong sum without an error."""
     zeros = exact_sums.zeros(jax.ShapeDtypeStruct((), jnp.float32))
-    with pytest.raises(ValueError, match="messages added at once: expected an integer in"):
+    with refused("messages added at once", value=exact_sums.MAX_CHUNK + 1, rule="integer"):
         exact_sums.add(zeros, jnp.zeros(exact_sums.MAX_CHUNK + 1))
     most = jnp.full(exact_sums.MAX_CHUNK, 0.49999997, jnp.float32)
     assert float(total(add(zeros, most))) == pytest.approx(0.49999997 * exact_sums.MAX_CHUNK, rel=1e-7)

@@ -79,7 +79,7 @@ def test_an_older_state_cannot_go_on(tmp_path):
     ids, rows, where = jnp.arange(2), jnp.ones((2, 2)), jnp.ones(2, bool)
     later = engine.put(memory, ids, rows, where)
     assert engine.take(later, ids)[0].tolist() == [[1, 1], [1, 1]]
-    with pytest.raises(RuntimeError, match="expected the state of version 1, got one of version 0"):
+    with pytest.raises(RuntimeError, match="state of version 1, got one of version 0"):
         jax.block_until_ready(engine.take(memory, ids)[0])
     with pytest.raises(MemoryFileError, match="one timeline"):
         memory.file.check()
@@ -266,7 +266,7 @@ def test_a_lost_record_is_no_hole(tmp_path):
                 use(again)
     (tmp_path / "clients.mem").write_bytes(good)
     again.resume(1, then[0], np.zeros_like(then[1]))
-    with pytest.raises(MemoryFileError, match="client 3 was lost, or is one that this run never wrote"):
+    with pytest.raises(MemoryFileError, match="client 3 was lost, or is one"):
         read(again)
     (tmp_path / "clients.mem").unlink()
     with pytest.raises(MemoryFileError, match="deleted or replaced during the run"):
@@ -281,7 +281,7 @@ def test_another_file_is_refused(tmp_path):
         made(tmp_path).resume(version, "00" * 16, mark[1])
     with pytest.raises(MemoryFileError, match="of this algorithm and population"):
         made(tmp_path, NUM_CLIENTS + 1).resume(version, *mark)
-    with pytest.raises(MemoryFileError, match=r"lead to version 8, got those of versions 6 to 6"):
+    with pytest.raises(MemoryFileError, match="got those of versions 6 to 6"):
         made(tmp_path).resume(8, *mark)
     (tmp_path / "clients.mem").unlink()
     with pytest.raises(MemoryFileError, match="could not be opened"):

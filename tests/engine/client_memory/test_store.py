@@ -11,10 +11,11 @@ import numpy as np
 import optax
 import pytest
 
-from fedjax_sim import algorithms, engine, tree
+from fedjax_sim import InvalidType, algorithms, engine, tree
 from fedjax_sim.prng import stream
 from fedjax_sim.sampling import uniform, with_dropout
 from tests.laws import laws, problems as p
+from tests.refusals import refused
 
 STATE = {"c": jnp.array([1.0, -0.0]), "half": jnp.full((2, 1), 3.0, jnp.bfloat16), "n": jnp.int32(3), "on": True}
 
@@ -81,9 +82,7 @@ def test_every_kind_keeps_every_bit(kind, tmp_path):
 
 def test_keys_are_refused():
     """Catches an error of NumPy's that names neither the argument nor a way out."""
-    with pytest.raises(
-        TypeError, match=r"client_state: expected arrays of numbers, got 'key<fry>'. Keep jax.random.key_"
-    ):
+    with refused("client_state", value="key<fry>", hint="jax.random.key_", kind=InvalidType):
         engine.store({"key": jax.random.key(0), "c": jnp.zeros(2)}, 3)
 
 
@@ -158,7 +157,7 @@ def test_store_refuses_what_does_not_fit(tmp_path):
 
     With a folder the same memory goes to disk, and only there.
     """
-    with pytest.raises(MemoryError, match=r"client memory: expected at most .* got '4,000,000,000,000,000 bytes'"):
+    with pytest.raises(MemoryError, match=r"client memory: .*'4,000,000,000,000,000"):
         engine.store(jnp.zeros(1000), 10**12)
     with engine.client_memory("auto", tmp_path):
         memory = engine.store(jnp.zeros(1000), 10**9)
@@ -190,5 +189,5 @@ def test_only_shared_buffers_are_copied():
 def test_large_memory_is_announced(monkeypatch):
     """Catches gigabytes that nobody is told of."""
     monkeypatch.setattr(importlib.import_module("fedjax_sim.engine.client_memory.store"), "LARGE", 1000)
-    with pytest.warns(UserWarning, match="client memory takes 4,000 bytes on each device"):
+    with pytest.raises(UserWarning, match="client memory takes 4,000 bytes"):
         engine.store(jnp.zeros(1), 1000)
