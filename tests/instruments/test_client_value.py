@@ -17,6 +17,7 @@ from fedjax_sim.population.members import without_clients
 from fedjax_sim.prng import init_key
 from fedjax_sim.running.loop import run
 from tests.algorithms.personal import problem as p
+from tests.refusals import refused
 
 KEY, ROUNDS = jax.random.key(3), 3
 # Two equal clients, one without rows, and two others.
@@ -89,7 +90,7 @@ def test_permutations():
 def test_what_is_refused():
     many = population.from_clients(p.rows() * 3)
     wide = algorithms.fedavg(p.loss_fn, sampling.full(15), optax.sgd(p.RATE), **p.OPTIONS)
-    with pytest.raises(ValueError, match="population: expected at most 12 clients, got 15"):
+    with refused("population", value=15, rule="at most 12"):
         client_values(wide, p.start(), many, ROUNDS, value, key=KEY)
     two, start = population.quadratic_population([1.0, 1.0], [1.0, 2.0]), {"w": jnp.zeros(1)}
     tame, wild = (
@@ -98,7 +99,7 @@ def test_what_is_refused():
     )
     with pytest.raises(FloatingPointError, match="values are not finite"):
         client_values(tame, start, two, 1, lambda params: jnp.nan, key=KEY)
-    with pytest.raises(ValueError, match="value: expected a function whose result is a single number"):
+    with refused("value", rule="single number"):
         client_values(tame, start, two, 1, lambda params: jnp.zeros(2), key=KEY)
     with pytest.raises(FloatingPointError, match="updates were not finite"):
         client_values(wild, start, two, ROUNDS, lambda params: params["w"][0], key=KEY)

@@ -11,6 +11,7 @@ import pytest
 from fedjax_sim import algorithms, network, run, sampling, transform
 from fedjax_sim.instruments import timeline, timeline_of_round
 from tests.laws import problems as p
+from tests.refusals import refused
 
 KEY = jax.random.key(3)
 
@@ -110,6 +111,6 @@ def test_rounds_that_are_not_shown():
         timeline_of_round(KEY, made(sampling.full(p.NUM_CLIENTS)), *rest)
     noise = transform.gaussian_mechanism(1.0, 1.0)
     sampler = sampling.with_clock(sampling.uniform(p.NUM_CLIENTS, 4), network.cross_device(p.NUM_CLIENTS))
-    with pytest.raises(ValueError, match="without noise, which hides who takes part, got 'noise in transform'"):
+    with refused("algorithm", value="noise in transform", rule="without noise"):
         private = made(sampler)
         timeline_of_round(KEY, private._replace(parts=private.parts._replace(transform=noise)), *rest)

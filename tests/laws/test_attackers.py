@@ -15,6 +15,7 @@ from fedjax_sim.config.document import load
 from fedjax_sim.round.levels import by_own_ids
 from fedjax_sim.types import Devices, Spent
 from tests.laws import cases
+from tests.refusals import refused
 
 pytestmark = pytest.mark.optimised(False)  # these laws do not depend on the compiler
 
@@ -108,7 +109,7 @@ def test_groups_without_ids_refuse_attackers():
     group = clients(1).group(jnp.int32(0))
     rule = by_own_ids(aggregation.mean(), _NoIds(group))
     assert rule.facts.attackers is None
-    with pytest.raises(ValueError, match="population: expected groups that state their clients' own ids, got '_NoIds'"):
+    with refused("population", value="_NoIds"):
         by_own_ids(CORRUPTED, _NoIds(group))
 
 

@@ -365,5 +365,5 @@ def test_a_file_that_cannot_be_read_twice(tmp_path, name):
     """Catches a pipe, which is empty, or waits forever, when it is read for the identity."""
     for file in ROWS[name].changes:
         os.mkfifo(tmp_path / file)
-    with pytest.raises(ConfigError, match="expected a regular file that can be read, got"):
+    with pytest.raises(ConfigError, match="expected a regular file"):
         config_of(ROWS[name], tmp_path).identity()

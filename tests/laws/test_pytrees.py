@@ -82,6 +82,6 @@ def test_an_integer_leaf_is_named(name, monkeypatch):
     monkeypatch.setattr(p, "linear_loss", lambda params, examples, key: loss(params["w"], examples, key))
     algorithm, people = cases.CASES["algorithms"][name](), p.ragged()
     params = {"w": np.array(p.START, np.float32), "rounds": np.int32(3)}
-    with pytest.raises(TypeError, match=r"^params.*\['rounds'\]: expected floating-point numbers, .*, got 'int32'"):
+    with pytest.raises(TypeError, match=r"^params.*\['rounds'\]: .*, got 'int32'"):
         state = algorithm.init(jax.random.key(0), params, people)
         jax.eval_shape(algorithm.step, jax.random.key(0), state, people)

@@ -12,6 +12,7 @@ from fedjax_sim import aggregation, algorithms, client, sampling, server, transf
 from fedjax_sim.algorithms import as_client_update, federated
 from fedjax_sim.config.signatures import public_names
 from tests.laws import cases, problems as p
+from tests.refusals import refused
 
 INTEGERS = transform.quantize(4, range=2.0, integers=True)
 RECIPES = ("fedadagrad", "fedadam", "fedavg", "fedavgm", "fedprox", "fednova", "fedyogi")
@@ -52,7 +53,7 @@ def test_examples_count_unless_told(name):
     assert star.aggregator.facts.weighted and not work.uniform_weights and not work.needs_weights
     assert built(name, weighting="uniform").parts.client.facts.uniform_weights
     if name in TOTALS:
-        with pytest.raises(ValueError, match="total_weight: expected the sum of all clients' weights, got None"):
+        with refused("total_weight", value=None, rule="all clients'"):
             built(name)
 
 
@@ -87,7 +88,7 @@ def test_weights_that_a_part_of_an_update_does_not_take():
     """Catches the uniform mean of the model beside steps that are weighted, where examples were asked for."""
     rule = aggregation.by_part({"direction": aggregation.mean(weighting="uniform"), "steps": aggregation.mean()})
     build = partial(built, "fednova", aggregator=rule)
-    with pytest.raises(ValueError, match="got 'one that takes none for some parts of an update'"):
+    with refused("aggregator", value="one that takes none for some parts of an update"):
         build(weighting="examples")
     assert build(weighting="uniform").parts.aggregator.facts.partly_weighted
 
@@ -105,5 +106,5 @@ def test_every_aggregator_looks_at_weights_or_refuses_them(name):
         if rule.facts.weighted and not rule.facts.partly_weighted:
             assert federated(cases.SAMPLER, made, **parts).parts.client.facts.needs_weights
             continue
-        with pytest.raises(ValueError, match="aggregator: expected one that takes weights"):
+        with refused("aggregator", rule="takes weights"):
             federated(cases.SAMPLER, made, **parts)

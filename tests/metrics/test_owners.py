@@ -7,8 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_sim import metrics, population
+from fedjax_sim import InvalidType, metrics, population
 from fedjax_sim.types import ParamsKind
+from tests.refusals import refused
 
 ROWS = (3, 1, 4, 2)
 rng = np.random.default_rng(0)
@@ -83,7 +84,7 @@ def test_what_is_judged_keeps_its_names():
 def test_a_kind_is_a_member():
     """Catches an algorithm of a user's that states a text or None, which ended in an AttributeError."""
     for stated in ("the model", None, True):
-        with pytest.raises(TypeError, match=r"params_kind: expected one of types\.ParamsKind\.MODEL, MEAN, .*, got "):
+        with refused("params_kind", value=stated, rule="ParamsKind", kind=InvalidType):
             metrics.evaluation(loss, test=DATA[0], params_kind=stated)
 
 
