@@ -549,9 +549,7 @@ def test_total_weight_is_that_of_the_reported_weights(aggregator, weighting):
 def test_weights_that_count_twice_are_refused():
     """Fault: clients drawn in proportion to their examples, then weighted by them again."""
     options = ["data.num_clients=10", "model.name=linear", "sampler.name=weighted", "sampler.cohort_size=5"]
-    with pytest.raises(
-        ConfigError, match=r"aggregator: expected one that takes no weights from clients, .* counts them twice"
-    ):
+    with pytest.raises(ConfigError, match=r"aggregator: .* counts them twice"):
         build(load(None, options))
     build(load(None, [*options, "aggregator.name=li_scheme_one"]))
 

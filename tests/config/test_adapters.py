@@ -59,7 +59,7 @@ def test_frozen_factors_are_the_seeds(tmp_path):
     drawn = [np.asarray(experiment.frozen["a"]["hidden_0"]["kernel"]) for experiment in (one, again, other)]
     np.testing.assert_array_equal(drawn[0], drawn[1])
     assert drawn[0].shape == (64, 2) and (drawn[0] != drawn[2]).all()
-    with pytest.raises(ConfigError, match=r"With model\.lora\.freeze_a, make a run for each seed"):
+    with pytest.raises(ConfigError, match=r"model\.lora\.freeze_a, make a run"):
         run_sweep(load_sweep(None, [*adapted, *SWEEP]), None)
 
 
@@ -110,7 +110,7 @@ SWEEP = ["run.rounds=2", "sweep.grid.client_optimizer.learning_rate=[0.1, 0.2]",
 
 def test_a_sweep_over_seeds_needs_frozen_parameters_that_are_given():
     """Catches seeds whose frozen parameters are not those of a run with that seed."""
-    with pytest.raises(ConfigError, match=r"sweep\.seeds: expected the config's seed alone, which draws the frozen"):
+    with pytest.raises(ConfigError, match=r"sweep\.seeds: .* which draws the frozen"):
         run_sweep(load_sweep(None, [*MLP, "model.lora={rank=2}", *SWEEP]), None)
 
 

@@ -537,7 +537,7 @@ def test_a_statistic_has_no_model():
     """Fault: a table that no part reads; a loss of classes beside a statistic's estimate; steps that nobody takes."""
     small = ["data.name=mixture", "data.num_clients=40", "sampler.cohort_size=10", "algorithm.name=kmeans"]
     assert "model" not in load(None, small).resolved() and "client_optimizer" not in load(None, small).resolved()
-    with pytest.raises(ConfigError, match="model: expected no such table with kmeans"):
+    with pytest.raises(ConfigError, match=r"model: .*no such table with kmeans"):
         load(None, [*small, "model.name=mlp"])
     made = build(load(None, small))
     assert made.params == () and made.loss_fn is made.algorithm.evaluated.loss_fn

@@ -101,7 +101,7 @@ def test_wrong_devices_of_edges(setting, told):
     """Fault: presence inside of edges that no clock looks at."""
     with pytest.raises(ConfigError, match=told):
         build(load(None, [*TIMED, *setting]))
-    with pytest.raises(ConfigError, match="edge_devices: expected None without a clock"):
+    with pytest.raises(ConfigError, match="edge_devices: expected None"):
         build(load(None, [*HIERARCHY, f"algorithm.edge_devices={SLOW}"]))
 
 
@@ -136,5 +136,5 @@ def test_a_hierarchy_without_groups(plan):
     """Fault: a TypeError with its traceback for a config whose data nobody grouped."""
     flat = [text for text in HIERARCHY if "with_groups" not in text]
     edges = "algorithm.edge_sampler={name='poisson', rate=0.5}"
-    with pytest.raises(ConfigError, match=r"^algorithm: population: expected one of groups .*\[data.with_groups\]"):
+    with pytest.raises(ConfigError, match=r"^algorithm: population: .*with_groups"):
         build(load(None, [*flat, edges, *plan]))

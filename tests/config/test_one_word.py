@@ -9,7 +9,7 @@ import jax
 import numpy as np
 import pytest
 
-from fedjax_sim import InvalidArgument, algorithms, client, round
+from fedjax_sim import algorithms, client, round
 from fedjax_sim.algorithms.asynchronous.asynchronous import BufferOptions
 from fedjax_sim.algorithms.gossip.state import GossipOptions, nodes_of
 from fedjax_sim.client import optimizers
@@ -20,6 +20,7 @@ from fedjax_sim.config.signatures import public_names
 from fedjax_sim.round.options import FederatedOptions
 from fedjax_sim.validate import Default
 from tests.config.test_document import algorithm_of
+from tests.refusals import refused
 
 SMALL = ["data.num_clients=40", "model.hidden=[8]", "sampler.cohort_size=8", "run.devices=1"]
 STARS = [
@@ -75,7 +76,7 @@ def test_plain_sgd_or_refused_by_name(name):
     settings = [*SMALL, f"algorithm.name={name}", "client_optimizer={name='adam'}", *NEEDS.get(name, [])]
     config = load("quickstart", settings, WITHOUT.get(name, []))
     if name in ("fednova", "fedsgd", "mime", "mime_lite", "record_private_fedavg", "scaffold"):
-        with pytest.raises(ConfigError, match=f"expected plain SGD for {name}, got 'one with a state"):
+        with pytest.raises(ConfigError, match=f"expected plain SGD for {name}, got"):
             build(config)
     else:
         algorithm_of(config)
@@ -126,7 +127,7 @@ def test_every_algorithm_refuses_another_word_for_nonfinite():
     for factory in taking:
         required = [name for name, x in factory.__signature__.parameters.items() if x.default is x.empty]
         needed = {name: "binary" if name == "task" else 1 for name in required}
-        with pytest.raises(InvalidArgument, match="nonfinite: expected one of 'drop', 'error', got 'eror'"):
+        with refused("nonfinite", value="eror"):
             factory(**needed, nonfinite="eror")
 
 
