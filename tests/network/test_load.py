@@ -10,6 +10,7 @@ import pytest
 
 from fedjax_sim import client, engine, network
 from fedjax_sim.types import ClientData, Work
+from tests.refusals import refused
 
 SIZES = np.array([0, 1, 4, 5, 8, 21])
 
@@ -62,5 +63,5 @@ def test_operations_are_those_of_the_program():
 
 def test_wrong_input():
     """Catches partial work that is priced as all of it."""
-    with pytest.raises(ValueError, match="share: expected None for clients who do not state their steps"):
+    with refused("share", value="partial work", rule="do not state their steps"):
         network.load_of(Work(1, 1, None, 1.0), SIZES, np.ones(6, np.float32))

@@ -13,6 +13,7 @@ from scipy import stats
 from fedjax_sim import network
 from fedjax_sim.network import csv_file
 from fedjax_sim.types import Load
+from tests.refusals import refused
 
 LAYOUTS = Path(__file__).parent / "layouts"
 KEY = jax.random.key(0)
@@ -131,7 +132,7 @@ def test_samples_of_rows(tmp_path):
     assert counts.sum() == 6000 and abs(counts / 2000 - 1 / 4).max() < 4.3 * np.sqrt(3 / 16 / 2000)
     layout = (LAYOUTS / "ookla.csv").read_text().splitlines(keepends=True)
     path.write_text(layout[0] + "".join(layout[1:]) * 90_000)
-    with pytest.raises(ValueError, match=r"got 270000. Take some of them at random: sample_rows = 262144"):
+    with refused("path", value=270000, hint="sample_rows = 262144"):
         network.measured(4, str(path), layout="ookla", speed=1e9)
     devices = network.measured(3000, str(path), layout="ookla", speed=1e9, sample_rows=1000)
     down = devices.spend(KEY, jnp.arange(3000), LOAD).down
@@ -153,7 +154,7 @@ def test_rows_that_lack_a_number(tmp_path):
     devices = network.measured(2, str(path), **options)
     spent = devices.spend(KEY, jnp.arange(4), Load(jnp.float32(30), jnp.float32(30), jnp.float32(0)))
     assert spent.down.tolist() == [15000, 10000, 6000, 15000]
-    with pytest.raises(ValueError, match=r"bandwidth_down: expected a finite number > 0 in row 4, got 'x'"):
+    with refused("bandwidth_down", value="x", rule="row 4"):
         network.measured(2, str(path), **options | {"bandwidth_down": "down"})
 
 
@@ -183,7 +184,7 @@ def test_wrong_files(tmp_path, text, told):
     path.write_bytes(text)
     with pytest.raises(ValueError, match=told):
         network.measured(7, str(path), bandwidth_down=1.0, bandwidth_up=1.0)
-    with pytest.raises(ValueError, match=r"path: expected a CSV file in UTF-8, got .*FileNotFoundError"):
+    with refused("path", rule="UTF-8", hint="FileNotFoundError"):
         network.measured(7, str(tmp_path / "other.csv"))
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from fedjax_sim import network
 from fedjax_sim.types import Load
+from tests.refusals import refused
 
 KEY, IDS = jax.random.key(0), jnp.arange(20_000)
 
@@ -20,9 +21,7 @@ def test_cross_silo():
     assert silos.availability is None and silos.population_size == 10
     assert 60_000 < np.median(spent.compute) < 160_000 and 8_000 < spent.down.min() < spent.up.max() < 12_500
     np.testing.assert_allclose(spent.joules, spent.compute / 2, rtol=1e-3)
-    with pytest.raises(
-        ValueError, match=r"population_size: expected an integer in .2, 1000., got 1001. .*cross_device"
-    ):
+    with refused("population_size", value=1001, rule="[2, 1000]", hint="cross_device"):
         network.cross_silo(1001)
 
 

@@ -11,6 +11,7 @@ import pytest
 from fedjax_sim import aggregation, algorithms, network, population, sampling, transform
 from fedjax_sim.network import csv_file
 from fedjax_sim.privacy import mechanism_of
+from tests.refusals import refused
 
 FILE = """client,start,end,why
 b,10,20,night
@@ -38,7 +39,7 @@ def listed(client, second, period):
 def test_intervals_of_nobody(tmp_path):
     """Catches a client whose id is missing, and who is one client in all such rows."""
     path = written(tmp_path, FILE.replace("a,25", ",25"))
-    with pytest.raises(ValueError, match="client: expected a client id in row 5, got ''"):
+    with refused("client", value="", rule="row 5"):
         network.trace(path, client="client", start="start", end="end")
 
 
@@ -70,9 +71,9 @@ def test_a_share_is_no_chance(tmp_path):
     timed = sampling.with_clock(sampling.poisson(8, 0.5), devices)
     for sampler in (timed, sampling.with_deadline(timed, 1.0), sampling.with_hazard(timed, network.memoryless(9.0))):
         for ask in (sampler.design.inclusion_probabilities, sampler.design.check_known):
-            with pytest.raises(ValueError, match="response: expected 'random', got 'others'"):
+            with refused("design.response", value="others"):
                 ask()
-        with pytest.raises(ValueError, match="response: expected 'random', got 'others'"):
+        with refused("design.response", value="others"):
             aggregation.horvitz_thompson(sampler.design, 8.0)
         private = {"weighting": "uniform", "transform": transform.gaussian_mechanism(1.0, 1.0), "num_steps": 1}
         rule = aggregation.fixed_mean(4.0)
@@ -84,12 +85,12 @@ def test_a_share_is_no_chance(tmp_path):
 def test_times_since_another_moment(tmp_path):
     """Unix times. Catches a file that loads, and whose clients then are not there for 54 years."""
     path = written(tmp_path, "client,start,end\na,1709286000.5,1709289600.25\nb,1709286100,1709289700\n")
-    with pytest.raises(ValueError, match=r"start: .* within a year of the run's begin, got '54.2 years'. .* origin"):
+    with refused("start", value="54.2 years", hint="origin"):
         network.trace(path)
     condition = network.trace(path, origin=1709286000.0)
     assert condition.at(jnp.array([0, 0, 1, 1]), jnp.array([0, 1, 99, 100])).tolist() == [False, True, False, True]
     assert condition.rate(np.arange(2)).tolist() == [3600 / 3700] * 2
-    with pytest.raises(ValueError, match="start: expected a finite number >= 1709286001 in row 1"):
+    with refused("start", rule="1709286001 in row 1"):
         network.trace(path, origin=1709286001.0)
 
 
@@ -149,7 +150,7 @@ def test_first_clients(tmp_path, monkeypatch):
     found = condition.at(np.tile(np.arange(4), 30), np.repeat(np.arange(30), 4))
     assert found.tolist() == [listed(client % 2, second, 30) for second in range(30) for client in range(4)]
     monkeypatch.setattr(csv_file, "MOST_ROWS", 7)
-    with pytest.raises(ValueError, match=r"path: expected 1 to 7 rows below the header, got 8. .* max_clients"):
+    with refused("path", value=8, rule="1 to 7 rows", hint="max_clients"):
         network.trace(str(tmp_path / "trace.csv"))
     assert network.trace(str(tmp_path / "trace.csv"), max_clients=3).rate(np.arange(3)).tolist()[2] == 0
 

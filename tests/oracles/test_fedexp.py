@@ -13,6 +13,7 @@ import pytest
 from fedjax_sim import aggregation, algorithms, engine, population, sampling, transform
 from tests.laws import laws, problems as p
 from tests.oracles import paper, scalars
+from tests.refusals import refused
 
 EPSILON = 1e-3
 
@@ -129,7 +130,7 @@ def test_same_bits():
 def test_integers_are_refused():
     """Catches norms of integers, in whose unit epsilon is almost zero, also inside `by_part`."""
     integers = transform.quantize(8, range=1.0, integers=True)
-    with pytest.raises(ValueError, match=r"transform: expected one that sends numbers, got 'integers in \(-127, 127\)"):
+    with refused("transform", value="integers in (-127, 127)"):
         algorithms.fedexp(
             p.linear_loss, sampling.full(4), optax.sgd(0.1), num_steps=2, weighting="uniform", transform=integers
         )

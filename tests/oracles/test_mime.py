@@ -14,6 +14,7 @@ from fedjax_sim import algorithms, client, engine, sampling, transform
 from fedjax_sim.algorithms.server.mime_optimizer import OPTIMIZER_RULES, base_optimizer
 from tests.laws import cases, laws, problems as p
 from tests.oracles import paper, scalars
+from tests.refusals import refused
 
 FIRST, SECOND, TAU, RATE = 0.6, 0.9, 0.3, 0.02
 
@@ -229,7 +230,7 @@ def test_second_moments_are_not_compressed(rule):
     if rule == "momentum":
         assert make().parts.server.wire is not None
     else:
-        with pytest.raises(ValueError, match=f"downlink: expected none for {rule}, got 'a compressor'"):
+        with refused("downlink", value="a compressor", rule=rule):
             make()
 
 

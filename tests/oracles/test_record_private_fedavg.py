@@ -13,6 +13,7 @@ from fedjax_sim import algorithms
 from fedjax_sim.running.privacy_ledger import Spending
 from fedjax_sim.sampling import full, uniform
 from tests.laws import problems as p
+from tests.refusals import refused
 
 EVERYBODY = np.full(p.NUM_CLIENTS, p.ROWS)  # clients of equal size: a batch of the divisor's examples
 
@@ -68,7 +69,7 @@ def test_epsilon_by_hand(sampler):
 def test_the_bound_of_rows_is_needed():
     """Catches a chance of one half for a record, because nobody said how many there are."""
     options = {"clip_norm": 1.0, "noise_multiplier": 1.0, "num_steps": 1, "batch_size": 1}
-    with pytest.raises(ValueError, match="num_examples: expected the most rows that a client has, got None"):
+    with refused("num_examples", value=None, rule="most rows"):
         algorithms.record_private_fedavg(p.linear_loss, full(3), optax.sgd(0.1), **options)
     with pytest.raises(ValueError, match="num_examples: expected at least 6"):
         short = algorithms.record_private_fedavg(p.linear_loss, full(24), optax.sgd(0.1), num_examples=5, **options)
