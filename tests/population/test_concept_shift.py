@@ -10,6 +10,7 @@ import pytest
 
 from fedjax_sim import algorithms, models, population, sampling
 from fedjax_sim.population.federated_data import FederatedData
+from tests.refusals import refused
 
 CLASSES, SIZE = 3, 12
 
@@ -121,11 +122,11 @@ def test_clusters_are_found(name):
 def test_what_is_refused():
     data = blobs()
     shifted = population.with_permuted_labels(data)
-    with pytest.raises(ValueError, match="data: expected a data set without clusters"):
+    with refused("data", rule="without clusters"):
         population.with_permuted_labels(shifted)
-    with pytest.raises(ValueError, match="data: expected a data set that is not poisoned"):
+    with refused("data", rule="not poisoned"):
         population.with_permuted_labels(population.label_flip(data, clients=[1]))
-    with pytest.raises(ValueError, match=r"num_clusters: expected an integer in \[2, 6\], got 7"):
+    with refused("num_clusters", value=7, rule="[2, 6]"):
         population.with_permuted_labels(data, num_clusters=7)
     with pytest.raises(ValueError, match="data: expected square images"):
         population.with_rotated_images(data)

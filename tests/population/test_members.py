@@ -9,6 +9,7 @@ import pytest
 
 from fedjax_sim import algorithms, population, sampling
 from tests.algorithms.personal import problem as p
+from tests.refusals import refused
 
 
 @pytest.mark.default_rows("2")
@@ -47,5 +48,5 @@ def test_counts():
 
 @pytest.mark.parametrize("ids", [[5], [-1], [1, 1], [0.5], 3])
 def test_wrong_ids(ids):
-    with pytest.raises(ValueError, match=r"ids: expected integers in \[0, 5\), each once"):
+    with refused("ids", rule="each once"):
         population.without_clients(p.population(), ids)

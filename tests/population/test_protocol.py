@@ -17,7 +17,7 @@ import numpy as np
 import optax
 import pytest
 
-from fedjax_sim import algorithms, metrics, population, run, sampling
+from fedjax_sim import InvalidType, algorithms, metrics, population, run, sampling
 from fedjax_sim.population.datasets.native import ScaledBytes
 from fedjax_sim.population.describe import describe
 from fedjax_sim.population.groups.grouped import CountedGroup, GroupOfGroups
@@ -26,6 +26,7 @@ from fedjax_sim.population.protocol import check_population, sizes_of
 from fedjax_sim.round.collect import in_turn
 from fedjax_sim.types import CheapReads, ClientData, Groups, Population, Subpopulation
 from tests.laws import problems as p
+from tests.refusals import refused
 
 KEY, START = jax.random.key(0), jnp.array(p.START)
 MISSING = object()
@@ -261,22 +262,22 @@ def test_a_part_of_a_protocol_is_refused(protocol, name):
 def test_a_group_with_a_part_of_a_protocol_is_refused(protocol, name):
     """Catches empty places of a group that would be clients, also in groups of groups."""
     alone = {name: MEMBERS[protocol][name]}
-    with pytest.raises(TypeError, match=rf"^population\.group: expected all members of types.{protocol.__name__} "):
+    with refused("population.group", rule=f"types.{protocol.__name__} ", kind=InvalidType):
         check_population(group_of(alone))
     outer = with_members({"group": lambda self, id: group_of(alone), "num_members": None})
-    with pytest.raises(TypeError, match=r"^population\.group\.group: expected all members of types"):
+    with refused("population.group.group", rule="all members", kind=InvalidType):
         check_population(outer)
 
 
 def test_what_is_no_group_is_refused():
     """Catches an error of JAX's inside of a round, where `group` gives no population."""
-    with pytest.raises(TypeError, match=r"^population\.group: expected a Population, got 'int'"):
+    with refused("population.group", value="int", kind=InvalidType):
         check_population(with_members({"group": lambda self, id: 3, "num_members": None}))
 
 
 def test_size_classes_need_a_method():
     """Catches size classes beside the default `capped`, which returns all rows."""
-    with pytest.raises(TypeError, match=r"^population\.capped: expected a method of its own"):
+    with refused("population.capped", rule="method of its own", kind=InvalidType):
         check_population(with_members({"count": Counting.count, "capacities": (2, 4)}, CheapReads))
 
 

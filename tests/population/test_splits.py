@@ -21,6 +21,7 @@ from fedjax_sim.population.splits import (
     rounded_at_random,
     stratified_split,
 )
+from tests.refusals import refused
 
 SHARE = 0.25
 # Clients of 12 rows, half of them of a label that is theirs alone, and clients of 1 to 3 rows of labels "a" and "b".
@@ -171,16 +172,16 @@ def test_rounded_at_random():
         drawn = np.asarray(share(keys, jnp.int32(number), ratio_of("share", asked)))
         assert set(drawn.tolist()) == {int(number * asked), int(number * asked) + 1}
         assert abs(drawn.mean() - number * asked) < 5 * np.sqrt(1 / 4 / len(keys))
-    with pytest.raises(ValueError, match=r"rows: expected a share of at least 1 / 32,768"):
+    with refused("rows", rule="1 / 32,768"):
         ratio_of("rows", 1e-6)
 
 
 def test_too_few_rows_for_a_share():
     """Catches a refusal that says `got None` where the share is the default one."""
     columns = {"who": ["a", "b"], "x": [1.0, 2.0], "y": [0, 1]}
-    with pytest.raises(ValueError, match=r"test_fraction: expected a share that leaves test rows, got 0.1. .* 2 rows"):
+    with refused("test_fraction", value=0.1, rule="test rows", hint="2 rows"):
         population.from_table(columns, client="who", label="y", task="binary", test_fraction=0.1)
-    with pytest.raises(ValueError, match=r"test_fraction: expected a share that leaves test rows, got 0.25"):
+    with refused("test_fraction", value=0.25, rule="test rows"):
         population.from_table({"who": ["a"], "x": [1.0], "y": [0]}, client="who", label="y", task="binary")
 
 

@@ -4,7 +4,9 @@ import jax
 import numpy as np
 import pytest
 
+from fedjax_sim import InvalidType
 from fedjax_sim.population.datasets.csv_sites import HOSPITALS, csv_sites, heart_disease
+from tests.refusals import refused
 
 client_of = jax.jit(lambda population, id: population.client(id))
 
@@ -149,7 +151,7 @@ def test_csv_sites_in_other_styles(tmp_path, mark, start):
             for leaf, values in rows(other, i).items():
                 np.testing.assert_array_equal(rows(population, i)[leaf], values)
     if mark == "|":
-        with pytest.raises(ValueError, match=r"label: .*'age\|outcome\|dose'.* name it: delimiter = '\|'"):
+        with refused("label", hint="delimiter = '|'"):
             csv_sites(directory=str(folder), label="outcome", comment="//")
 
 
@@ -172,15 +174,15 @@ def test_missing_features(tmp_path):
         np.testing.assert_array_equal(x[:, 0], np.where(no_age, medians[0], x[:, 2]))
         np.testing.assert_array_equal(x[:, 1], np.where(no_dose, medians[1], 10 * x[:, 2]))
         np.testing.assert_array_equal(x[:, 3:], np.stack([no_age, no_dose], 1))
-    with pytest.raises(ValueError, match=r'a.csv:6: .* If it stands for a missing value, say so: missing = \["\?"\]'):
+    with refused("a.csv:6", value="?", hint='missing = ["?"]'):
         csv_sites(directory=str(tmp_path), label="sick")
     with pytest.raises(ValueError, match="comment: expected the text"):
         csv_sites(directory=str(tmp_path), label="sick", comment="")
-    with pytest.raises(TypeError, match="missing: expected a list of texts, got 'x'"):
+    with refused("missing", value="x", kind=InvalidType):
         csv_sites(directory=str(tmp_path), label="sick", missing="x")
     for code in ("-9", "?"):  # no label either
         (tmp_path / "c.csv").write_text(f"age;sick;dose;row\n1;4;2;3\n2;{code};2;3\n")
-        with pytest.raises(ValueError, match=r"c.csv:3 sick: expected a label, got 'none'"):
+        with refused("c.csv:3 sick", value="none", rule="a label"):
             csv_sites(directory=str(tmp_path), label="sick", missing=["?", "-9"], task="regression")
 
 

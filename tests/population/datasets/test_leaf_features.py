@@ -7,8 +7,10 @@ import jax
 import numpy as np
 import pytest
 
+from fedjax_sim import InvalidType
 from fedjax_sim.population.datasets.leaf_features import celeba, sent140
 from fedjax_sim.population.datasets.leaf_tff import leaf
+from tests.refusals import refused
 
 client_of = jax.jit(lambda population, id: population.client(id))
 
@@ -50,7 +52,7 @@ def test_sent140(tmp_path):
     with pytest.raises(ValueError, match=r"population\.sent140"):
         leaf(directory=str(tmp_path))
     write(tmp_path, "test", {"anna": {"x": [[0.0, 1.0]], "y": [0]}})
-    with pytest.raises(TypeError, match=r"test 'anna'.x: expected tweets \[id, date, query, user, text\]"):
+    with refused("test 'anna'.x", rule="tweets", kind=InvalidType):
         sent140(directory=str(tmp_path))
 
 

@@ -10,6 +10,7 @@ import pytest
 from fedjax_sim.population.datasets.leaf_tff import leaf, tff_hdf5
 from fedjax_sim.population.describe import describe
 from fedjax_sim.population.federated_data import from_sites
+from tests.refusals import refused
 
 client_of = jax.jit(lambda population, id: population.client(id))
 
@@ -73,9 +74,7 @@ def test_bytes_are_scaled():
     np.testing.assert_array_equal(counts.test["x"], image["x"])
     assert kept.notes == counts.notes == ()
 
-    with pytest.raises(
-        ValueError, match=r"x: expected uint8 everywhere or nowhere, got .uint8 at train\['a'\] and floa"
-    ):
+    with refused("x", rule="uint8 everywhere"):
         from_sites({"a": image}, {"a": site(float)}, **options)
     tokens = {"x": np.uint8([[1, 2]]), "y": np.uint8([[2, 3]])}
     text = from_sites({"a": tokens}, {"a": tokens}, task="next_token", num_outputs=4, name="text")
@@ -189,7 +188,7 @@ def test_leaf_with_byte_order_marks(tmp_path):
         path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
     assert leaf(directory=str(tmp_path)).train.size == 2
     path.write_bytes(b"\x80\x04\x95")
-    with pytest.raises(ValueError, match=r"test/data.json: expected JSON text in UTF-8, .* It looks like a pickle"):
+    with refused("test/data.json", rule="UTF-8", hint="pickle"):
         leaf(directory=str(tmp_path))
 
 
@@ -240,7 +239,7 @@ def test_leaf_files(tmp_path):
     with pytest.raises(ValueError, match=r"train/data.json: expected JSON text"):
         leaf(directory=str(tmp_path))
     path.write_text(text.replace('"u2": {', '"u1": {'))
-    with pytest.raises(ValueError, match=r"train/data.json: .*distinct keys, got 'u1'"):
+    with pytest.raises(ValueError, match=r"train/data.json: .*keys, got 'u1'"):
         leaf(directory=str(tmp_path))
     write_leaf(tmp_path, USERS)
     (tmp_path / "train" / "again.json").write_text(text)

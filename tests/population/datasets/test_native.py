@@ -15,6 +15,7 @@ from fedjax_sim.population.federated_data import from_sites
 from fedjax_sim.population.own_test_rows import with_local_test
 from fedjax_sim.population.poisoned.labels import label_flip
 from fedjax_sim.population.store import write_store
+from tests.refusals import refused
 
 
 @pytest.fixture
@@ -73,9 +74,7 @@ def test_what_a_folder_cannot_hold_is_refused(tmp_path, data):
         (private, "private labels"),
         (private._replace(train=module.ScaledBytes(private.train)), "private labels"),
     ):
-        with pytest.raises(
-            ValueError, match=f"data: expected a data set without {what}, got 'toy'. .* write the plain"
-        ):
+        with refused("data", value="toy", rule=f"without {what}", hint="write the plain"):
             write_native(tmp_path / "toy", made)
         assert not list(tmp_path.iterdir())
 
@@ -133,7 +132,7 @@ def test_a_store_of_bytes(tmp_path, data, host):
 
     shutil.rmtree(tmp_path / "toy" / "test")
     write_store(tmp_path / "toy" / "test", images | {"x": want}, [0, 3])
-    with pytest.raises(ValueError, match=r"uint8 everywhere or nowhere, got .uint8 at train and float32 at test"):
+    with refused("x", value="uint8 at train and float32 at test"):
         native(directory=str(tmp_path / "toy"), host=host)
 
 

@@ -6,6 +6,7 @@ import pytest
 
 from fedjax_sim import population
 from fedjax_sim.population import partitioners
+from tests.refusals import refused
 
 RNG = np.random.default_rng(0)
 NUM_ROWS = 90
@@ -216,7 +217,7 @@ def test_a_partition_by_labels_of_a_regression_is_refused_with_its_reason():
     """Catches words about one-hot labels for targets that are measured."""
     columns = {"x": [1.0, 2.0] * 9, "y": [0.5, 1.5, 2.5] * 6}
     parts = partitioners.dirichlet(num_clients=2, alpha=1.0)
-    with pytest.raises(ValueError, match=r"Targets that are measured have no classes: iid, .* need no classes"):
+    with refused("labels", hint="measured have no classes: iid"):
         population.from_table(columns, partition=parts, label="y", task="regression")
 
 

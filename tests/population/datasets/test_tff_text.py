@@ -79,9 +79,9 @@ def test_words(tmp_path):
     assert read(data.vocabulary, data.test["y"][0]) == ["how", "<unknown>", "<end>"]
     parts = tff_text(path=path, features="tokens", unit="word", test_fraction=0.3)
     assert len(parts.test["y"]) == 1 and sum(len(rows(parts.train, i)["y"]) for i in range(2)) == 2
-    with pytest.raises(TypeError, match=r"score: expected an array of texts.* population\.tff_hdf5"):
+    with pytest.raises(TypeError, match=r"score: .*texts.*population\.tff_hdf5"):
         tff_text(path=path, features="score")
-    with pytest.raises(TypeError, match=r"tokens: expected an array of numbers.* population\.tff_text"):
+    with pytest.raises(TypeError, match=r"tokens: .*numbers.*population\.tff_text"):
         tff_hdf5(path=path, features="tokens", label="score")
     with pytest.raises(ValueError, match="Did you mean 'tokens'"):
         tff_text(path=path, features="token")

@@ -19,6 +19,7 @@ from fedjax_sim.population.poisoned.poisoning import chosen_clients, chosen_rows
 from fedjax_sim.population.protocol import check_population
 from fedjax_sim.population.splits import ratio_of
 from fedjax_sim.validate import as_written
+from tests.refusals import refused
 
 SIZES = np.array([3, 0, 9, 1, 5, 70, 8, 2])
 OFFSETS = np.concatenate([[0], np.cumsum(SIZES)])
@@ -175,7 +176,7 @@ def test_too_few_rows_are_refused(poison, tmp_path):
     population.write_store(tmp_path / "store", ROWS, OFFSETS)
     for inner in (None, population.host_store(tmp_path / "store")):
         whole = data() if inner is None else data(inner)
-        with pytest.raises(ValueError, match="rows: expected a share that is a row of the poisoned clients'"):
+        with refused("rows", rule="poisoned clients'"):
             poison(whole, clients=small, rows=2**-15)
         poison(whole, clients=small, rows=1 / 8)
         poison(whole, share=0.0, rows=2**-15)
@@ -293,7 +294,7 @@ def test_wrong_input(call, told):
 def test_whole_targets_take_whole_offsets():
     """Catches half a unit that is cut to zero: clients that count as poisoned and are not."""
     clean = data()._replace(task="regression", num_outputs=1)
-    with pytest.raises(ValueError, match=r"offset: expected a whole number, for targets of int32, got 0\.5"):
+    with refused("offset", value=0.5, rule="int32"):
         population.label_offset(clean, offset=0.5, clients=[2])
     moved = population.label_offset(clean, offset=2.0, clients=[2])
     before, after = (made.train.client(jnp.int32(2)) for made in (clean, moved))

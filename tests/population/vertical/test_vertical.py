@@ -8,6 +8,7 @@ import pytest
 
 from fedjax_sim import population
 from fedjax_sim.population import align_exact, breast_cancer, from_sites, joined, with_parties
+from tests.refusals import refused
 
 
 def _data(num_clients=2, rows=40, width=5):
@@ -42,7 +43,7 @@ def test_joined():
         joined([features[0], features[1][:1], features[2]], np.arange(4), found)
     with pytest.raises(ValueError, match=r"features\[1\]: expected a table"):  # one column [n] became [n, n]
         joined([features[0], features[1][:, 0], features[2]], np.arange(4), found)
-    with pytest.raises(ValueError, match=r"features\[0\]: expected the 4 rows that were aligned"):
+    with refused("features[0]", rule="4 rows"):
         joined([np.ones((5, 1)), *features[1:]], np.arange(4), found)
     for wrong, words in ((np.array([["a"]] * 4), "numbers, got 'str32'"), (np.full((4, 1), np.nan), "finite")):
         with pytest.raises(ValueError, match=rf"features\[0\]: expected {words}"):
