@@ -21,6 +21,7 @@ from fedjax_sim.privacy import scores
 from fedjax_sim.prng import normal
 from fedjax_sim.transform.gaussian import adaptive_clip, distributed_gaussian, gaussian_mechanism
 from fedjax_sim.types import Aggregator, AggregatorFacts, ClientUpdate, Noise, UpdateTransform
+from tests.refusals import refused
 
 KEY = jax.random.key(20)
 CLIP, Z, CLIENTS = 0.5, 1.5, 4
@@ -253,13 +254,13 @@ def test_claim_follows_the_parts():
     assert instruments.claim_of(algorithm(), num_rounds=4).epsilon(1e-5) == privacy.gaussian_claim(Z / 2).epsilon(1e-5)
     replaced = instruments.claim_of(algorithm(), adjacency="replace_one")
     assert replaced.epsilon(1e-5) == privacy.gaussian_claim(Z / 2).epsilon(1e-5)
-    for refused, words in (
+    for wrong, words in (
         (algorithm(sampler=sampling.uniform(9, 2)), "sampler: expected one that invites clients independently"),
         (algorithm(transform.identity()), "algorithm: expected client-level noise"),
         (algorithm(adaptive_clip(1.0, initial_clip_norm=1.0, quantile_noise=2.0)), "a clip norm that stays"),
     ):
         with pytest.raises(ValueError, match=words):
-            instruments.claim_of(refused)
+            instruments.claim_of(wrong)
 
 
 def test_claims_are_exact():
@@ -298,7 +299,7 @@ def test_accounted_claims():
         at = np.array([1e-4, 0.1])
         assert (made.power(at) >= closed.power(at) - 1e-9).all()
     assert instruments.claim_of(parts, num_rounds=4).epsilon(1e-5) > 1.5 * made.epsilon(1e-5)
-    with pytest.raises(ValueError, match="mechanism: expected one with a privacy loss distribution"):
+    with refused("mechanism", rule="privacy loss"):
         fixed = algorithm(gaussian_mechanism(CLIP, Z), sampler=sampling.uniform(4, 2))
         privacy.accounted_claim(privacy.mechanism_of(fixed), 1)
 

@@ -15,6 +15,7 @@ from fedjax_sim import adversary, aggregation, client, sampling, server, transfo
 from fedjax_sim.algorithms import federated
 from fedjax_sim.privacy import Mechanism, account, mechanism_from, mechanism_of, written_down
 from fedjax_sim.types import Noise
+from tests.refusals import refused
 
 N, M = 200, 20
 
@@ -268,13 +269,13 @@ def test_fingerprints_and_json():
 def test_cases_that_were_wrong_once():
     """Cohorts that are simulated smaller than they are, slots of another cohort, bits that move twice as far."""
     smaller = transform.gaussian_mechanism(1.0, 1.0, noise_cohort_size=2)
-    with pytest.raises(ValueError, match="noise_cohort_size: expected at least the cohort's"):
+    with refused("noise_cohort_size", rule="at least"):
         mechanism_of(parts(sampling.poisson(1000, 0.05), smaller))
     sizes = {"population_size": 10_000, "cohort_size": 10, "noise_cohort_size": 1000, "noise_multiplier": 1.0}
     cut = written_down(scheme="truncated_poisson", num_slots=34, **sizes)
     assert (cut.scheme, cut.num_slots) == ("poisson", 10_000)
     adaptive = transform.adaptive_clip(1.0, initial_clip_norm=1.0, quantile_noise=0.6)
-    with pytest.raises(ValueError, match="bit in the count of clipped updates moves twice"):
+    with refused("adjacency", value="zero_out", hint="moves twice"):
         mechanism_of(parts(sampling.poisson(1000, 0.05), adaptive), adjacency="zero_out")
     record = Mechanism(
         noise_multiplier=1.0, scheme="full", population_size=100, cohort_size=100, num_slots=100, unit="record",

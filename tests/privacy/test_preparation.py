@@ -383,7 +383,7 @@ def test_a_row_changes_no_other_row_of_its_client(tmp_path, way):
         assert changed == 1 and privacy.mechanism_of(records, population=data.train).unit == "record"
         return
     assert changed > 1
-    with pytest.raises(ValueError, match="One record can change which other rows of its client"):
+    with pytest.raises(ValueError, match="change which other rows of its client"):
         privacy.mechanism_of(records, population=data.train)
     assert privacy.mechanism_of(noisy(4), population=data.train).unit == "client"  # whose messages hide it
     public = population.with_public_preparation(data).train
@@ -399,7 +399,7 @@ def test_the_servers_rows_are_whose_they_are(tmp_path):
     assert [record.what for record in learnt_from_all(own)] == ["the server's rows, which are the clients' test rows"]
     grouped = population.with_server_rows(population.with_groups(split, num_groups=3), examples=5)
     assert len(learnt_from_all(grouped)) == 1
-    with pytest.raises(ValueError, match="the server's rows, which are the clients' test rows"):
+    with pytest.raises(ValueError, match="server's rows, which are the clients'"):
         privacy.mechanism_of(noisy(60), population=own.train)
     strangers = population.with_server_rows(split._replace(held_out_names=("nobody", "else")), examples=5)
     assert learnt_from_all(strangers) == population.with_server_rows(population.digits(num_clients=5)).learned == ()

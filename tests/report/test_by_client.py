@@ -21,6 +21,7 @@ from fedjax_sim.report.by_client import as_csv, client_rows, from_worst, read_by
 from fedjax_sim.report.page import write_report
 from fedjax_sim.running.arguments import evaluated
 from fedjax_sim.running.files import CheckpointError
+from tests.refusals import refused
 
 HOSPITALS = ("Aalst", "Bruges", "<b>Ghent", "Leuven", "Mons")
 RUN = """
@@ -207,7 +208,7 @@ def test_rows_of_clients():
     assert client_rows(data, {}) == []
     twice = data._replace(client_names=("c", "c", "b"))
     assert [row["held_out_loss"] for row in client_rows(twice, results(held_out_loss=[5.0, 4.0]))] == [5.0, 4.0]
-    with pytest.raises(ValueError, match=r"data\.client_names: expected a name for each of 3 clients"):
+    with refused("data.client_names", rule="3 clients"):
         client_rows(data._replace(client_names=("a",)), results(held_out_loss=[5.0, 4.0]))
 
 

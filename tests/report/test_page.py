@@ -18,6 +18,7 @@ from fedjax_sim.report.page import write_report
 from fedjax_sim.report.readings import labels_in_words, learning_in_words, sizes_in_words
 from tests import pictures
 from tests.laws import cases
+from tests.refusals import refused
 
 HOSTILE = "</pre></title></style><script>alert(1)</script><img src=x onerror=alert(2)>\"'&$\\frac{x$"
 
@@ -542,7 +543,7 @@ def test_curves_show_the_recorded_numbers():
     assert "(MB)" in accuracy.get_xlabel() and accuracy.get_ylabel() == "Accuracy (%)"
     assert math.isnan(loss.lines[0].get_ydata()[1])
     assert plots.learning_curves(rows, "rounds").axes[0].lines[-1].get_xydata().tolist() == [[2, 0.7]]
-    with pytest.raises(ValueError, match=r"x: expected one of.*Did you mean 'rounds'"):
+    with refused("x", value="round", hint="'rounds'"):
         plots.learning_curves(rows, "round")
 
 

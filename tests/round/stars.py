@@ -65,8 +65,3 @@ def loss_seeking(size, slots, told):
         tell=tell,
         observe=observe,
     )
-
-
-def argument_of(error: Exception) -> str:
-    """The name of the argument that an error refuses."""
-    return str(error).split(": expected ")[0]

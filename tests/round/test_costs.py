@@ -13,6 +13,7 @@ from fedjax_sim.algorithms import federated
 from fedjax_sim.round.costs import plan_of, work_of
 from fedjax_sim.types import Execution, Star
 from tests.laws import problems as p
+from tests.refusals import refused
 from tests.round.stars import KEY, loss_seeking, star
 
 ROWS, WIDTH, BATCH = 12, 6, 4
@@ -84,7 +85,7 @@ def test_a_loop_that_nobody_knows_is_refused():
     """Catches 30 steps that are priced as one, because a client of a user's own does not state how many it takes."""
     known = client.local_sgd(loss, optax.sgd(0.1), client.work(num_epochs=10, batch_size=BATCH))
     unknown = known._replace(facts=known.facts._replace(all_steps=None, num_steps=None))
-    with pytest.raises(ValueError, match=r"client: expected one whose number of local steps is known.*all_steps"):
+    with refused("client", rule="local steps", hint="all_steps"):
         told(unknown)
     written_out = client.local_sgd(loss, optax.sgd(0.1), client.work(num_steps=3, batch_size=BATCH))
     told(written_out._replace(facts=written_out.facts._replace(all_steps=None, num_steps=None)))

@@ -15,6 +15,7 @@ from fedjax_sim.prng import stream
 from fedjax_sim.round import invite
 from fedjax_sim.types import Devices, Spent
 from tests.laws import problems as p
+from tests.refusals import refused
 
 KEY, START = jax.random.key(5), jnp.array(p.START)
 GROUPS = np.random.default_rng(3).choice(4, p.NUM_CLIENTS, p=[0.1, 0.2, 0.3, 0.4])
@@ -181,35 +182,35 @@ def test_what_is_refused():
     """Catches times that nobody knows, or that are those of others."""
     clocked, star = sampling.with_clock(sampling.full(4), LINKS), edges(sampling.full(SIZE))
     people = population.grouped(p.ragged(), GROUPS)
-    with pytest.raises(ValueError, match="client: expected a federation that states its clients' devices"):
+    with refused("client", rule="clients' devices"):
         cloud(clocked, star, 1, None)
-    with pytest.raises(ValueError, match="client: expected a federation that states its clients' devices"):
+    with refused("client", rule="clients' devices"):
         inner = federated(sampling.full(2), as_client_update(star), aggregation.mean(), STEP, mesh=None).parts
         cloud(clocked, inner, 1, LINKS, name="region")
     with pytest.raises(ValueError, match=r"devices\.ticks_per_second: expected 1000"):
         cloud(clocked, star, 1, DEVICES._replace(ticks_per_second=500))
-    with pytest.raises(ValueError, match="devices: expected devices that are always there"):
+    with refused("devices", rule="always there"):
         cloud(clocked, star, 1, DEVICES._replace(availability=network.bernoulli(0.5)))
-    with pytest.raises(ValueError, match="devices: expected those of the whole population's 24 clients"):
+    with refused("devices", value=23, rule="24 clients"):
         cloud(clocked, star, 1, DEVICES._replace(population_size=23)).init(KEY, START, people)
     with pytest.raises(ValueError, match="sampler: expected one without a state"):
         cloud(clocked, edges(sampling.cyclic(SIZE, 2)), 1, keep=True)
-    with pytest.raises(ValueError, match="sampler: expected one without a limit of reports"):
+    with refused("sampler", rule="limit of reports"):
         cloud(clocked, edges(sampling.with_over_invitation(sampling.full(SIZE), 2)), 1)
     with pytest.raises(ValueError, match="sampler: expected one without batteries"):
         powered = sampling.with_battery(sampling.with_clock(sampling.full(4), network.cross_silo(4)), 10.0)
         made = cloud(powered, star, 1)
         jax.eval_shape(made.step, KEY, made.init(KEY, START, people), people)
-    with pytest.raises(ValueError, match="edge_devices: expected None without a clock"):
+    with refused("edge_devices", rule="without a clock"):
         algorithms.hierarchical_fedavg(
             p.linear_loss, sampling.full(4), optax.sgd(0.1), group_size=SIZE, edge_devices=DEVICES, num_steps=1
         )
-    with pytest.raises(ValueError, match="client: expected one that is no federation, for asynchronous rounds"):
+    with refused("client", rule="no federation"):
         algorithms.asynchronous(
             LINKS, as_client_update(star, devices=DEVICES), aggregation.mean(), STEP, population_size=4, concurrency=2,
             buffer_size=1,
         )  # fmt: skip
     made = cloud(clocked, star, 1)
     state = made.init(KEY, START, people)
-    with pytest.raises(ValueError, match=r"price\.more: expected what the rounds inside of this cohort take"):
+    with refused("price.more", rule="rounds inside"):
         clocked.sample(KEY, state.sampler)

@@ -12,6 +12,7 @@ from fedjax_sim import aggregation, algorithms, population, run, sampling, trans
 from fedjax_sim.round.round import observe
 from fedjax_sim.types import Work
 from tests.laws import problems as p
+from tests.refusals import refused
 from tests.round.stars import KEY, local, loss_seeking, star, started
 
 
@@ -34,7 +35,7 @@ def test_observe_is_the_round(change):
         np.testing.assert_array_equal(seen.broadcast, before)
         assert not np.asarray(seen.messages)[np.asarray(seen.weights) == 0].any()
         assert len(set(seen.ids.tolist())) == 6
-    with pytest.raises(ValueError, match="algorithm: expected one that can replay its rounds"):
+    with refused("algorithm", rule="replay"):
         observe(made._replace(observe=None), KEY, state, p.ragged())
 
 
@@ -103,7 +104,7 @@ def test_a_large_entry_of_info_is_refused():
         state, info = made.step(key, state, population)
         return state, info | {"messages": jnp.zeros(5_000)}
 
-    with pytest.raises(ValueError, match=r"info\['messages'\]: expected at most 4,096 numbers.*observe"):
+    with refused("info['messages']", rule="4,096", hint="observe"):
         run(KEY, made._replace(step=step), jnp.array(p.START), p.ragged(), 1)
 
 
