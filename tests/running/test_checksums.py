@@ -165,15 +165,15 @@ def test_a_page_of_changed_records_is_refused(stopped, tmp_path):
     assert json.loads(good[2])["round"] == 2
     log.write_text("".join([*good[:2], good[2].replace('"local_loss": ', '"local_loss": 1'), *good[3:]]))
     for use in (lambda: write_report(copy), lambda: resumed(copy)):
-        with pytest.raises(CheckpointError, match=r"metrics\.jsonl: record 3 \(line 3\) was changed"):
+        with pytest.raises(CheckpointError, match=r"metrics\.jsonl: record 3 \(line 3\) was"):
             use()
     log.write_text("".join(good))
     timing.write_text(timing.read_text().replace('"seconds": ', '"seconds": 1', 1))
-    with pytest.raises(CheckpointError, match=r"timing\.jsonl: one of its records was changed"):
+    with pytest.raises(CheckpointError, match=r"timing\.jsonl: .* records was changed"):
         write_report(copy)
     shutil.copy(stopped / "timing.jsonl", timing)
     (copy / "summary.json").write_text('{"seed": 8}\n')
-    with pytest.raises(CheckpointError, match=r"summary\.json: expected the file that the run wrote"):
+    with pytest.raises(CheckpointError, match=r"summary\.json: expected the file that"):
         write_report(copy)
 
 
@@ -199,7 +199,7 @@ def test_an_earlier_checkpoint_may_go_on(stopped, tmp_path):
     log.write_bytes(log.read_bytes().replace(b'"round": 4', b'"round": 5'))
     with pytest.raises(CheckpointError, match=r"record 5 .* allow_previous=True"):
         resumed(copy)
-    with pytest.warns(RuntimeWarning, match="record 5 .* Continuing from round_00000000"):
+    with pytest.warns(RuntimeWarning, match=r"record 5 .* from round_00000000"):
         assert resumed(copy, allow_previous=True)[:2] == (0, 0.0)
 
 

@@ -22,6 +22,7 @@ from fedjax_sim.running import checkpoint, checksums
 from fedjax_sim.running.log import Log, _same_run, plain
 from fedjax_sim.running.loop import run
 from fedjax_sim.sweeps import sweep
+from tests.refusals import refused
 
 pytestmark = pytest.mark.optimised(False)  # bits that are compared here are those of one program, but for two tests
 
@@ -200,7 +201,7 @@ def test_what_the_folder_holds_is_respected(parts, tmp_path):
     before = (directory / "metrics.jsonl").read_bytes()
     with pytest.raises(FileExistsError, match="folder without a run"):
         run(KEY, algorithm, params, population, 2, directory=directory)
-    with pytest.raises(checkpoint.CheckpointError, match=r"data\.alpha: 0\.3 in the checkpoint, 0\.5 now"):
+    with pytest.raises(checkpoint.CheckpointError, match=r"alpha: 0\.3 in the checkpoint, 0\.5 now"):
         run(KEY, algorithm, params, population, 4, directory=directory, resume=True, identity={"data": {"alpha": 0.5}})
     with pytest.raises(checkpoint.CheckpointError, match="key"):
         run(
@@ -376,7 +377,7 @@ def test_a_start_that_was_stopped_at_once_can_be_started_again(parts, tmp_path):
 def test_policy_error_names_the_clients(tmp_path):
     """Fault: a diverging client that goes unnoticed."""
     algorithm, params, population = problem(nonfinite="error", learning_rate=1e30)
-    with pytest.raises(FloatingPointError, match=r"round 1: \d+ clients sent non-finite updates, among them \[\d+"):
+    with pytest.raises(FloatingPointError, match=r"round 1: \d+ clients .* among them \[\d+"):
         run(KEY, algorithm, params, population, 3, directory=tmp_path / "run")
     assert (tmp_path / "run" / "metrics.jsonl").read_text().count("\n") == 1
 
@@ -403,7 +404,7 @@ def test_names_that_hide_another_are_refused(parts):
     (record,) = run(KEY, algorithm, params, population, 1)[1].records
     assert record["round"] == 1 and isinstance(record["local_round"], float)
     for name in ("round", "local_loss"):
-        with pytest.raises(ValueError, match=f"evaluation: expected names that the round does not use, got '{name}'"):
+        with refused("evaluation", value=name, rule="the round does not use"):
             run(KEY, algorithm, params, population, 1, evaluation=lambda params, name=name: {name: np.float32(1)})
 
 

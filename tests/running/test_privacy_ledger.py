@@ -21,6 +21,7 @@ from fedjax_sim.running.checkpoint import CheckpointError
 from fedjax_sim.running.privacy_ledger import Spending, default_delta, message_dimension
 from fedjax_sim.sweeps.sweep import sweep
 from fedjax_sim.types import ServerUpdate
+from tests.refusals import refused
 from tests.running import test_fingerprint as tiny
 
 SMALL = ["data.name=mean_estimation", "data.num_clients=60", "model.name=linear", "algorithm.num_steps=1"]
@@ -80,7 +81,7 @@ def test_a_crash_is_counted(job, tmp_path):
     for gone in ("privacy.json", "SHA256SUMS", "both"):  # what was entered after the last checkpoint stands there alone
         for name in {"privacy.json", "SHA256SUMS"} & ({gone} if gone != "both" else {"privacy.json", "SHA256SUMS"}):
             (tmp_path / name).unlink()
-        with pytest.raises(CheckpointError, match=r"privacy\.json: expected .* got no.*Put it back from a copy"):
+        with pytest.raises(CheckpointError, match=r"privacy\.json: .* got no.* from a copy"):
             train(job, 5, directory=tmp_path, resume=True)
         ledger.write_bytes(whole)
         (tmp_path / "SHA256SUMS").write_bytes(listed)
@@ -344,7 +345,7 @@ def test_stopping_is_no_secret():
             quadratic_loss, sampler, optax.sgd(0.1), **of_records, nonfinite="error"
         ),
     ):
-        with pytest.raises(ValueError, match="nonfinite: expected 'drop' beside noise, got 'error'"):
+        with refused("nonfinite", value="error", rule="'drop'"):
             make()
 
 

@@ -69,14 +69,14 @@ def test_another_program_is_refused(tmp_path, monkeypatch):
     run(KEY, made(), START, PEOPLE, 1, directory=tmp_path)
     files = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file() and path.name != ".lock"}
     for mesh in ("all", None):  # on other devices, too
-        with pytest.raises(CheckpointError, match="program: another one, though no option was changed"):
+        with pytest.raises(CheckpointError, match="program: another one, though no option"):
             run(KEY, made(loss_fn=other_loss, mesh=mesh), START, PEOPLE, 2, directory=tmp_path, resume=True)
     with pytest.raises(CheckpointError) as refusal:  # what an option changes follows from the option
         run(KEY, made(0.2), START, PEOPLE, 2, directory=tmp_path, resume=True, identity={"rate": 0.2})
     assert "rate: 'absent' in the checkpoint, 0.2 now" in str(refusal.value) and "program:" not in str(refusal.value)
     with monkeypatch.context() as patch:
         patch.setattr(loop.jaxlib, "__version__", "9.9.9")
-        with pytest.raises(CheckpointError, match=r"jaxlib: version .* in the checkpoint, 9\.9\.9 now"):
+        with pytest.raises(CheckpointError, match=r"jaxlib: .* checkpoint, 9\.9\.9 now"):
             run(KEY, made(), START, PEOPLE, 2, directory=tmp_path, resume=True)
     assert files == {path: path.read_bytes() for path in files}
     run(KEY, made(loss_fn=same_loss), START, PEOPLE, 2, directory=tmp_path, resume=True)
@@ -98,11 +98,11 @@ def test_another_evaluation_is_refused(tmp_path):
     go(1, metrics.evaluation(read_loss, train=PEOPLE), resume=False)
     go(2, metrics.evaluation(read_loss, train=PEOPLE, train_clients=4))
     factor = 0.75
-    with pytest.raises(CheckpointError, match="evaluation: another one, though no option"):
+    with pytest.raises(CheckpointError, match="evaluation: another one, though no"):
         go(3, metrics.evaluation(read_loss, train=PEOPLE))
     go(3, None)
     # A session without an evaluation forgets none.
-    with pytest.raises(CheckpointError, match="evaluation: another one, though no option"):
+    with pytest.raises(CheckpointError, match="evaluation: another one, though no"):
         go(4, metrics.evaluation(read_loss, train=PEOPLE))
 
 
@@ -142,7 +142,7 @@ def test_an_earlier_version_is_told(tmp_path):
     _, meta = checkpoint.newest_meta(tmp_path / "checkpoints")
     old = {name: value for name, value in meta["identity"].items() if name not in ("program", "versions")}
     checkpoint.save(tmp_path / "checkpoints", 1, state, {**meta, "identity": old})
-    with pytest.raises(CheckpointError, match="kept no digest of the program: finish it there") as refusal:
+    with pytest.raises(CheckpointError, match="no digest of the program: finish it") as refusal:
         run(KEY, made(), START, PEOPLE, 2, directory=tmp_path, resume=True)
     assert "None" not in str(refusal.value)
 

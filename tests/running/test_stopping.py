@@ -12,6 +12,7 @@ from fedjax_sim import aggregation, algorithms, population, sampling, transform
 from fedjax_sim.command.app import app
 from fedjax_sim.running.loop import run
 from fedjax_sim.running.stopping import StopWhen
+from tests.refusals import refused
 
 RUN = ["data.num_clients=40", "model.name=linear", "sampler.cohort_size=8", "algorithm.num_steps=2",
        "client_optimizer.learning_rate=0.3", "run.rounds=12", "run.evaluate_every=2"]  # fmt: skip
@@ -122,7 +123,7 @@ def test_no_rule_beside_noise_in_python():
         aggregator=aggregation.fixed_mean(4),
         transform=transform.gaussian_mechanism(clip_norm=1.0, noise_multiplier=1.0),
     )
-    with pytest.raises(ValueError, match="callbacks: expected no StopWhen in a run with noise"):
+    with refused("callbacks", rule="StopWhen"):
         run(
             jax.random.key(0), algorithm, {"w": np.zeros(2, np.float32)}, data.train, 2,
             callbacks=[StopWhen("test_loss <= 1")],

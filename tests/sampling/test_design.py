@@ -13,6 +13,7 @@ from fedjax_sim.privacy import mechanism_from
 from fedjax_sim.round.compatibility import check_parts
 from fedjax_sim.sampling.design import SamplingDesign, mean_of_minimum
 from fedjax_sim.transform import identity
+from tests.refusals import refused
 
 CASES = {
     "uniform": sampling.uniform(20, 6),
@@ -125,10 +126,10 @@ def test_bad_designs():
         with pytest.raises((ValueError, TypeError), match=text):
             dataclasses.replace(good, **changes)
     unknown = dataclasses.replace(good, response_rates=(None,))
-    with pytest.raises(ValueError, match="response_rate: expected a number, got None"):
+    with refused("response_rate", value=None, rule="a number"):
         unknown.inclusion_probabilities()
     for denominator in ("fixed", 6.0):
-        with pytest.raises(ValueError, match="response_rate: expected a number, got None"):
+        with refused("response_rate", value=None, rule="a number"):
             theory.cohort_coefficients(unknown, np.full(20, 0.05), denominator=denominator)
     assert isinstance(good, SamplingDesign)
 

@@ -12,6 +12,7 @@ from scipy import stats
 from fedjax_sim.prng import stream
 from fedjax_sim.sampling import cyclic, full, poisson, uniform, with_replacement
 from fedjax_sim.sampling.permutation import permute
+from tests.refusals import refused
 
 ALPHA = 1e-6
 
@@ -174,7 +175,7 @@ def test_keys_and_streams():
 
 @pytest.mark.parametrize("factory", [uniform, cyclic, functools.partial(cyclic, shuffled=True)])
 def test_cohort_above_the_population_is_refused(factory):
-    with pytest.raises(ValueError, match=r"cohort_size: expected an integer in \[1, 10\], got 11\. .*with_replacement"):
+    with refused("cohort_size", value=11, rule="[1, 10]", hint="with_replacement"):
         factory(10, 11)
 
 

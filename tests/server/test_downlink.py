@@ -15,6 +15,7 @@ from fedjax_sim.server import downlink
 from fedjax_sim.transform.chain import wire_of
 from fedjax_sim.types import ClientUpdate, Noise, Report
 from tests.laws import cases, laws, problems as p
+from tests.refusals import refused
 
 KEY = jax.random.key(0)
 SGD, MOMENTUM = server.optimizer(optax.sgd(1.0)), server.optimizer(optax.sgd(0.7, momentum=0.9))
@@ -116,7 +117,7 @@ def test_federated_wraps_its_server():
 
 def test_a_memory_is_refused():
     """Catches a residual that is counted twice, once in the memory and once in the difference: the replica diverges."""
-    with pytest.raises(ValueError, match="downlink: expected a compressor without a memory"):
+    with refused("downlink", rule="without a memory"):
         downlink(SGD, transform.error_feedback(transform.top_k(0.5))).init(jnp.array(p.START))
 
 
@@ -200,17 +201,18 @@ def test_bits_do_not_depend_on_devices():
 def test_what_is_refused():
     """Catches noise on the way down, integers that nobody sums, states that clients would keep, replicas that drift."""
     noise = Noise("gaussian", "central", 1.0, 1.0, "client")
-    with pytest.raises(ValueError, match="downlink: expected a compressor without noise"):
+    with refused("downlink", rule="without noise"):
         downlink(SGD, transform.identity().stating(noise=noise))
-    with pytest.raises(ValueError, match="downlink: expected one that sends numbers"):
+    with refused("downlink", rule="sends numbers"):
         downlink(SGD, transform.quantize(8, range=1.0, integers=True))
     with pytest.raises(ValueError, match="downlink: expected no state"):
         downlink(SGD, transform.ef21(transform.top_k(0.5), 3)).init(jnp.zeros(3))
     with pytest.raises(ValueError, match=r"\|Q\(x\) - x\|\^2"):
         downlink(SGD, transform.random_k(count=1)).init(jnp.zeros(3))
     for few in (transform.quantize(2), transform.rotated(transform.quantize(2))):  # exact on equal entries
-        with pytest.raises(ValueError, match=r"\|Q\(x\) - x\|\^2 < \|x\|\^2, got '[12]\.[0-9]"):
+        with refused("downlink", rule="|Q(x) - x|^2") as raised:
             downlink(SGD, few).init(jnp.zeros(500))
+        assert raised.value.value.startswith(("1.", "2."))
     with pytest.raises(ValueError, match="params: expected a broadcast of floats"):
         downlink(SGD, transform.identity()).init({"w": jnp.zeros(3), "step": jnp.zeros((), jnp.int32)})
     with pytest.raises(TypeError, match="server: expected a ServerUpdate"):

@@ -10,6 +10,7 @@ import pytest
 
 from fedjax_sim import client, server
 from fedjax_sim.types import ClientData, ClientUpdate
+from tests.refusals import refused
 
 KEY, INNER = jax.random.key(0), server.optimizer(optax.sgd(0.5, momentum=0.9))
 X, Y = np.array([1.0, 2.0, -1.0], np.float32), np.array([0.5, 1.0, 3.0], np.float32)
@@ -89,5 +90,5 @@ def test_what_is_refused():
     keeps = ClientUpdate(lambda params: jnp.zeros(1), work().apply)
     made = server.with_own_data(INNER, keeps, DATA)
     start = {"slope": jnp.float32(0), "offset": jnp.float32(1)}
-    with pytest.raises(ValueError, match="work: expected local work without a state"):
+    with refused("work", rule="without a state"):
         made.apply(KEY, start, made.init(start))
