@@ -20,6 +20,7 @@ from fedjax_sim.sweeps.config import load_sweep, run_sweep
 from fedjax_sim.sweeps.figure import sweep_figure
 from fedjax_sim.sweeps.finished import Finished
 from fedjax_sim.sweeps.results import Sweep
+from tests.refusals import refused
 
 pytestmark = pytest.mark.optimised
 
@@ -123,7 +124,7 @@ def test_a_metric_that_is_not_there_is_told_at_once(monkeypatch, tmp_path):
     added = []
     monkeypatch.setattr(Finished, "add", lambda self, found: added.append(found))
     loaded = load_sweep(None, [*BASE, GRID[0], "sweep.seeds=1"])
-    with pytest.raises(ValueError, match=r"metric: expected one of .*test_loss.*, got 'test_los'\. Did you mean"):
+    with refused("metric", value="test_los", rule="test_loss", hint="Did you mean"):
         run_sweep(loaded, tmp_path / "sweep", metric="test_los")
     assert not [*tmp_path.rglob("points*")]  # it can be started again
     assert not added
@@ -217,7 +218,7 @@ def test_figure():
     with pytest.raises(ValueError, match="one of"):
         sweep_figure(found, "loss", x="d")
     alone = found._replace(rows=[{"seed": 0, "round": 1, "loss": 1.0}], names=())
-    with pytest.raises(ValueError, match="found: expected a sweep over a grid, got 'seeds alone'"):
+    with refused("found", value="seeds alone"):
         sweep_figure(alone, "loss")
 
 

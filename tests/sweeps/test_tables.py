@@ -25,7 +25,7 @@ def test_a_point_may_be_a_table():
     assert (proximal["name"], proximal["num_steps"], proximal["coefficient"]) == ("fedprox", 7, 0.5)
     optimizers = 'sweep.grid.client_optimizer=[{name="sgd"}, {name="adam", learning_rate=0.01}]'
     assert load_sweep(None, [*SMALL, optimizers]).differences()["client_optimizer.learning_rate"] == [0.5, 0.01]
-    with pytest.raises(ConfigError, match=r"sweep\.grid\.run: expected an option of what learns"):
+    with pytest.raises(ConfigError, match=r"sweep\.grid\.run: expected an option"):
         load_sweep(None, [*SMALL, "sweep.grid.run=[{rounds=3}]"])
 
 
@@ -48,7 +48,7 @@ def test_a_point_may_be_a_chain():
 def test_a_table_without_options_is_one():
     """Fault: a wrapper that a row's label names, and that the row leaves out in silence."""
     rules = '{name="mean"}, {name="krum", num_byzantine=1, adaptive_clipping={}}'
-    with pytest.raises(ConfigError, match=r"adaptive_clipping\.num_byzantine: expected .* got nothing"):
+    with pytest.raises(ConfigError, match=r"clipping\.num_byzantine: .* got nothing"):
         load_sweep(None, [*SMALL, f"sweep.grid.aggregator=[{rules}]"])
 
 
@@ -102,7 +102,7 @@ def test_unset():
     config = load("quickstart", ["algorithm={name='dgd', mixing={name='metropolis', graph={name='ring'}}}"],
                   ["algorithm", "client_optimizer", "sampler"])  # fmt: skip
     assert "client_optimizer" not in config.tables
-    with pytest.raises(ConfigError, match=r"--unset sampler.with_dropout: .* got nothing of that name. It has 'name'"):
+    with pytest.raises(ConfigError, match=r"sampler.with_dropout: .* It has 'name'"):
         load("quickstart", [], ["sampler.with_dropout"])
-    with pytest.raises(ConfigError, match=r"sampler: expected no such table with dgd.*Leave it out: --unset sampler"):
+    with pytest.raises(ConfigError, match=r"sampler: .* dgd.*: --unset sampler"):
         load("quickstart", ["algorithm={name='dgd', mixing={name='metropolis', graph={name='ring'}}}"])

@@ -10,6 +10,7 @@ import pytest
 
 from fedjax_sim.aggregation.secure.masks import Stages, circle, is_aborted
 from fedjax_sim.theory import abort_probability, expected_messages
+from tests.refusals import refused
 
 EACH = np.array([0.1, 0.15, 0.2, 0.25])
 
@@ -45,7 +46,7 @@ def test_ends():
     assert abort_probability(10, 5, [0, 0, 1.0, 0]) == 1 and expected_messages(10, [0.5, 0, 0, 1.0]) == 5
     with pytest.raises(ValueError, match="threshold: expected"):
         abort_probability(10, 5, 0.1, neighbours=4)
-    with pytest.raises(ValueError, match=r"threshold: expected an integer in \[3, 4\], got 2"):
+    with refused("threshold", value=2, rule="[3, 4]"):
         abort_probability(10, 2, 0.1, neighbours=4)
     with pytest.raises(ValueError, match="dropout: expected a probability"):
         abort_probability(10, 5, [0.1])
