@@ -16,6 +16,7 @@ import fedjax_sim
 from fedjax_sim import algorithms, engine, metrics, population, run, server
 from fedjax_sim.population.protocol import sizes_of
 from fedjax_sim.types import Cohort, Outcome, Received, Round
+from tests.refusals import refused
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "fedjax_sim"
@@ -165,7 +166,7 @@ def test_a_sampler_that_learns(skeletons):
     weights = np.array([1.0, 2, 3, 4])
     ids = jax.vmap(lambda key: choose(weights, 1, 1).sample(key, jnp.zeros(4))[0].ids[0])(jax.random.split(KEY, 4000))
     np.testing.assert_allclose(np.bincount(ids, minlength=4) / 4000, weights / 10, atol=0.04)  # 5 standard deviations
-    with pytest.raises(ValueError, match=r"does not say that it draws all alike \(`equal_chances`\)"):
+    with refused("aggregator", rule="no weights", hint="equal_chances"):
         algorithms.fedavg(population.quadratic_loss, choose(weights, 1, 1), optax.sgd(0.1), num_steps=1)
 
 

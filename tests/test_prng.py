@@ -27,6 +27,7 @@ from fedjax_sim.prng import (
     threefry,
 )
 from fedjax_sim.running.arguments import check_run_numbers
+from tests.refusals import refused
 
 pytestmark = pytest.mark.optimised(False)  # integers, but for normal draws
 
@@ -292,7 +293,7 @@ def test_draws_among_many_are_uniform():
     for draw in (cohort, lambda key, n, number: below(key, n, (number,))):
         assert abs(largest_excess(draw)) < 5
     assert largest_excess(by_modulus) > 20
-    with pytest.raises(ValueError, match=r"n: expected an integer in \[1, 2147483647\], got 0"):
+    with refused("n", value=0, rule="[1, 2147483647]"):
         below(jax.random.key(0), 0)
 
 

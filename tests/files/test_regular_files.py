@@ -232,7 +232,7 @@ def test_declared_sizes(tmp_path):
                     file.write(array)
                 if declared is None:
                     break
-        with pytest.raises(ValueError, match=r"cora\.npz: expected a NumPy archive.*(declares|unpacked)"):
+        with pytest.raises(ValueError, match=r"cora\.npz: .*(declares|unpacked)"):
             read_cora(str(tmp_path))
 
 

@@ -14,6 +14,7 @@ from fedjax_sim.transform import chain, ef21, error_feedback, identity, quantize
 from fedjax_sim.transform.chain import wire_of
 from fedjax_sim.types import Noise
 from tests.laws import cases, laws, problems as p
+from tests.refusals import refused
 
 KEY = jax.random.key(0)
 INNER = {
@@ -240,8 +241,9 @@ def test_ef21_converges_to_the_updates():
 def test_ef21_refuses_other_aggregators(aggregator, got):
     """Catches g moved N/m times too much, in silence."""
     federation = p.Federation(transform=ef21(top_k(count=1), p.NUM_CLIENTS), aggregator=aggregator)
-    with pytest.raises(ValueError, match=rf"aggregator: expected aggregation.fixed_mean\(24\).*{got}"):
+    with refused("aggregator", rule="fixed_mean(24)") as raised:
         federation.run(p.COHORT)
+    assert raised.value.value.endswith(got)
 
 
 # ---- facts and refusals
@@ -265,7 +267,7 @@ def test_what_is_refused(wrap):
     entries alone, on which few levels lose more than there is, or with an error of which only a bound is known."""
     spec = jax.ShapeDtypeStruct((100,), jnp.float32)
     noisy = stateless(lambda key, x: x, noise=Noise("gaussian", "local", 1.0, 1.0, "client"))
-    with pytest.raises(ValueError, match="transform: expected a compressor without noise, got 'gaussian'"):
+    with refused("transform", value="gaussian"):
         wrap(noisy)
     for wrong in (None, top_k, "top_k"):
         with pytest.raises(TypeError, match="transform: expected an UpdateTransform"):
@@ -274,7 +276,7 @@ def test_what_is_refused(wrap):
         with pytest.raises(ValueError, match="of its own"):
             wrap(nested).init_client(spec)
     for expansive in (random_k(0.5), transform.qsgd(1), quantize(2), transform.rotated(quantize(2))):
-        with pytest.raises(ValueError, match=r"expected a compressor with E \|Q\(x\) - x\|\^2 < \|x\|\^2"):
+        with refused("transform", rule="|Q(x) - x|^2"):
             wrap(expansive).init_client(jax.ShapeDtypeStruct((500,), jnp.float32))
     for fine in (
         quantize(3),
@@ -305,5 +307,5 @@ def test_cohorts_with_replacement_are_refused(remembers):
         server.optimizer(optax.sgd(1.0)),
         error_feedback(top_k(0.5)) if remembers == "transform" else None,
     )
-    with pytest.raises(ValueError, match="sampler: expected a design without replacement, for clients with state"):
+    with refused("sampler", rule="with state"):
         algorithm.init(jax.random.key(0), p.START, p.ragged())

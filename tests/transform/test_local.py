@@ -15,6 +15,7 @@ from fedjax_sim import aggregation, algorithms, privacy, sampling, transform
 from fedjax_sim.transform.chain import wire_of
 from fedjax_sim.transform.local import _chance, _clipped_l1, privunit_parameters
 from tests.algorithms.analytics import problem
+from tests.refusals import refused
 
 DRAWS = 20_000
 
@@ -221,7 +222,7 @@ def test_the_accountant_knows_it(name):
     with pytest.raises(ValueError, match="place: expected 'local'"):
         privacy.Mechanism(**{**mechanism.__dict__, "place": "central", "adjacency": None})
     weighted = made.parts._replace(aggregator=aggregation.mean())
-    with pytest.raises(ValueError, match="aggregator: expected one that takes no weights"):
+    with refused("aggregator", rule="no weights"):
         privacy.mechanism_of(weighted)
 
 

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from fedjax_sim import InvalidType
 from fedjax_sim.transform import (
     cast,
     chain,
@@ -29,6 +30,7 @@ from fedjax_sim.transform.chain import wire_of
 from fedjax_sim.transform.rotation import hadamard
 from fedjax_sim.types import Noise, Wire
 from tests.laws import cases, laws, problems as p
+from tests.refusals import refused
 from tests.transform import statistics as s
 
 KEY = jax.random.key(0)
@@ -188,16 +190,16 @@ def test_wire_bits():
 def test_parts_that_cannot_be_rotated_are_refused():
     """Catches integers of different rotations in one sum, noise that nobody accounts for, a factory not called, and a
     memory of rotated numbers that is added to those of another rotation."""
-    with pytest.raises(ValueError, match=r"one that sends floats, got .*signs of their own"):
+    with refused("transform", rule="sends floats", hint="signs of their own"):
         rotated(quantize(range=1.0, integers=True))
     with pytest.raises(ValueError, match=r"one without noise, got .*chain"):
         rotated(stateless(lambda key, x: x, noise=Noise("gaussian", "local", 1.0, 1.0, "client")))
-    with pytest.raises(TypeError, match="transform: expected an UpdateTransform, got 'function'"):
+    with refused("transform", value="function", rule="UpdateTransform", kind=InvalidType):
         rotated(quantize)
     with pytest.raises(ValueError, match="debiased: expected True or False"):
         drive(debiased="yes")
     for wrapped in (error_feedback(top_k(0.5)), ef21(top_k(0.5), 3), chain(error_feedback(top_k(0.5)), identity())):
-        with pytest.raises(ValueError, match=r"one without a memory, got .*error_feedback\(rotated"):
+        with refused("transform", rule="without a memory", hint="error_feedback(rotated"):
             rotated(wrapped).init_client(jnp.zeros(5))
     error_feedback(rotated(top_k(0.5))).init_client(jnp.zeros(5))
 
