@@ -13,7 +13,6 @@ import pytest
 import fedjax_sim
 from fedjax_sim import InvalidArgument, InvalidType, validate
 from fedjax_sim.validate import fail
-
 from tests.refusals import refused
 
 VALUES = [0, 1.5, True, None, "two\nlines", [1, 2], np.float32(0.25), "long " * 40]
