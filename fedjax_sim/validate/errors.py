@@ -27,8 +27,9 @@ class InvalidArgument(ValueError):
       The message is `argument: expected rule, got repr(value). hint`. The text of the value is cut to 120 characters,
       and control characters are escaped (tests/test_refusals.py::test_the_message_says_the_fields).
       The error is a ValueError, and `InvalidType` is a TypeError, too (tests/test_refusals.py::test_classes).
-      The error can be pickled whatever the value is. A number, a text, True, False and None stay themselves; any other
-      value arrives as its text (tests/test_refusals.py::test_another_process_reads_the_fields).
+      The error can be pickled whatever the value is. A number, a text, True, False and None stay themselves
+      (tests/test_refusals.py::test_another_process_reads_the_fields). Any other value arrives as its text
+      (tests/test_refusals.py::test_a_value_that_cannot_travel_arrives_as_its_text).
 
     >>> try:
     ...     fail("share", "a number in [0, 1]", 1.5, "Percentages are not shares.")
