@@ -1,4 +1,4 @@
-"""Expects a refused argument by the fields of its error, so that a sentence can become better and no test has to."""
+"""Expects a refused argument by the fields of its error, so that tests do not depend on how a sentence is worded."""
 
 from __future__ import annotations
 
