@@ -131,7 +131,9 @@ def _law(axes: Any, rows: list[dict[str, Any]], colour: str, marker: str, label:
     cohorts = np.geomspace(cohort, 0.985 * size, 200)
     axes.plot(cohorts / size, scale / cohorts * (size - cohorts) / (size - 1), color=colour, linewidth=1.3)
     axes.plot(cohorts / size, scale / cohorts, color=colour, linewidth=0.9, linestyle=DOTTED)
-    points(axes, rows, lambda row: row["cohort_size"] / row["population_size"], colour, marker, label)
+    points(
+        axes, rows, lambda row: row["cohort_size"] / row["population_size"], colour=colour, marker=marker, label=label
+    )
 
 
 def main(arguments: list[str]) -> None:
@@ -140,7 +142,14 @@ def main(arguments: list[str]) -> None:
     readme.write_text(with_speeds(readme.read_text(encoding="utf-8")), encoding="utf-8")
     for folder in arguments:
         rows = json.loads((pathlib.Path(folder) / "findings.json").read_text(encoding="utf-8"))["rows"]
-        drawn = Findings("", "", (), (), lambda rows=rows: participation_figure(rows), {}).draw()
+        drawn = Findings(
+            name="",
+            question="",
+            comparisons=(),
+            reading=(),
+            figure=lambda rows=rows: participation_figure(rows),
+            options={},
+        ).draw()
         drawn.savefig(FIGURE, dpi=130, metadata={"Software": None})
 
 

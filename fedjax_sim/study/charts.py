@@ -23,7 +23,7 @@ def rows_of(found: Sequence[Comparison], **conditions: Any) -> list[dict[str, An
       **conditions: values that a row must have, by name; `quantity` may be among them.
     """
     # Rows are made before they are selected, because intervals are joint over the whole study.
-    rows = Findings("", "", found, (), lambda: None, {}).rows()
+    rows = Findings(name="", question="", comparisons=found, reading=(), figure=lambda: None, options={}).rows()
     return [row for row in rows if all(row.get(name) == value for name, value in conditions.items())]
 
 
@@ -46,6 +46,7 @@ def points(
     axes: Any,
     rows: Sequence[dict[str, Any]],
     x: str | Callable[[dict], float],
+    *,
     colour: str,
     marker: str,
     label: str | None,

@@ -109,7 +109,16 @@ def measured(
     mean = float(samples.mean())
     prediction = None if predicted is None else float(predicted)
     degrees = max(samples.size - 1, 1)
-    return Comparison(dict(conditions), quantity, mean, standard_error, degrees, prediction, kind, resolution)
+    return Comparison(
+        conditions=dict(conditions),
+        quantity=quantity,
+        measured=mean,
+        standard_error=standard_error,
+        degrees=degrees,
+        predicted=prediction,
+        kind=kind,
+        resolution=resolution,
+    )
 
 
 def few(conditions: Mapping[str, Any], quantity: str, samples: Any) -> Comparison:
@@ -236,7 +245,8 @@ class Findings(NamedTuple):
 
         >>> def figure(): ...
         >>> right, wrong = (measured({}, "x", [1.0, 2.0, 3.0], value) for value in (2.1, 90.0))
-        >>> Findings("s", "Is it so?", [right, wrong], [], figure, {}).verdict()
+        >>> fields = {"name": "s", "question": "Is it so?", "reading": [], "figure": figure, "options": {}}
+        >>> Findings(comparisons=[right, wrong], **fields).verdict()
         '1 of 2 predictions lie within the intervals of what was measured (99 % together); 1 do not.'
         """
         holds = [row["holds"] for row in self.rows() if row["holds"] is not None]

@@ -148,7 +148,17 @@ def test_python_changes_no_run(folder, tmp_path):
     with pytest.raises(FileExistsError, match="without a run"):
         run_sweep(load_sweep(None, [*SMALL, "sweep.grid.algorithm.num_steps=[1, 2]"]), folder / "run")
     with pytest.raises(FileExistsError, match="without a run"):
-        write_findings(Findings("x", "?", [measured({}, "x", [1.0])], [], lambda: None, {}), folder / "run")
+        write_findings(
+            Findings(
+                name="x",
+                question="?",
+                comparisons=[measured({}, "x", [1.0])],
+                reading=[],
+                figure=lambda: None,
+                options={},
+            ),
+            folder / "run",
+        )
     assert content(folder / "run") == before
     (tmp_path / "sweep").mkdir()
     (tmp_path / "sweep" / "points.jsonl").write_text("{}\n")

@@ -53,7 +53,12 @@ def test_it_can_tell_a_wrong_formula():
         claims = [measured({}, "x", found[:, 1], path.error(30)), measured({}, "x", found[:, 1], wrong.error(30)),
                   measured({}, "x", found[:, 1], endless.error(30)), measured({}, "x", found[:, 0], path.error(12)),
                   measured({}, "x", found[:, 0], path.error(11))]  # fmt: skip
-        assert [row["holds"] for row in Findings("", "", claims, (), lambda: None, {}).rows()] == [1, 0, 0, 1, 0]
+        assert [
+            row["holds"]
+            for row in Findings(
+                name="", question="", comparisons=claims, reading=(), figure=lambda: None, options={}
+            ).rows()
+        ] == [1, 0, 0, 1, 0]
 
 
 @pytest.mark.full

@@ -63,7 +63,7 @@ def test_it_can_tell_a_wrong_rate(some):
 
 def test_decay_ends_where_float32_does():
     """Fault: noise of rounding compared with a prediction of 1e-30."""
-    found = list(nodes.decay(jax.random.key(0), "exponential", 16, 8, [1, 2, 1000], 0))
+    found = list(nodes.decay(jax.random.key(0), "exponential", 16, 8, marks=[1, 2, 1000], seed=0))
     assert [one.conditions["rounds"] for one in found] == [1, 2]
 
 
@@ -76,7 +76,9 @@ def test_the_reading_and_the_figure(some):
     assert len(figure.axes) == 4 and all(axes.get_xlabel() for axes in figure.axes)
     one = measured({"part": "decay", "graph": "ring", "nodes": 16, "rounds": 3}, "squared distance", [0.1, 0.2], 0.15)
     assert connectivity_figure([one]).axes
-    assert Findings("connectivity", "", [one], [], lambda: None, {}).rows()[0]["holds"]
+    assert Findings(
+        name="connectivity", question="", comparisons=[one], reading=[], figure=lambda: None, options={}
+    ).rows()[0]["holds"]
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,7 @@ def test_predictions_hold():
 def test_it_notices_what_is_left_out():
     """Fault: a study whose intervals are so wide that a budget without sampling, or without noise, would pass."""
     problem = Quadratics(12, 3, 1.0, 0)
-    base = Setting(0.15, 4, 2, 0.3, 4, 0.01)
+    base = Setting(step_size=0.15, cohort_size=4, num_steps=2, gradient_noise=0.3, bits=4, noise_multiplier=0.01)
     budget = problem.budget(base)
     row = next(row for row in findings().rows() if row["part"] == "step_size")
     for name in ("client_sampling", "privacy_noise"):
@@ -44,7 +44,12 @@ def test_it_notices_what_is_left_out():
 def test_reading_says_how_parts_fall():
     """Fault: sampling said to fall as 1/m alone, bits said to divide by four where they do not."""
     problem, text = Quadratics(12, 3, 1.0, 0), " ".join(findings().reading)
-    losses = {m: problem.budget(Setting(0.15, m, 1, 0.3, 0, 0.01)).losses for m in (4, 8, 12)}
+    losses = {
+        m: problem.budget(
+            Setting(step_size=0.15, cohort_size=m, num_steps=1, gradient_noise=0.3, bits=0, noise_multiplier=0.01)
+        ).losses
+        for m in (4, 8, 12)
+    }
     assert losses[12]["client_sampling"] == pytest.approx(0, abs=1e-12) and "vanishes at m = N" in text
     for name, wanted, words in (
         ("client_sampling", (8 / 4) / (4 / 8), "(1/m) (N - m) / (N - 1)"),
@@ -58,7 +63,10 @@ def test_reading_says_how_parts_fall():
 def test_the_text_of_a_setting_is_kept():
     """Fault: a new name or field of `Setting`, which would change the random numbers of every run."""
     text = "Setting(step_size=0.15, cohort_size=4, num_steps=2, gradient_noise=0.3, bits=4, noise_multiplier=0.01)"
-    assert str(Setting(0.15, 4, 2, 0.3, 4, 0.01)) == text
+    assert (
+        str(Setting(step_size=0.15, cohort_size=4, num_steps=2, gradient_noise=0.3, bits=4, noise_multiplier=0.01))
+        == text
+    )
 
 
 @pytest.mark.slow
@@ -102,5 +110,8 @@ def test_figure():
 @pytest.mark.full
 def test_figure_of_the_largest_step():
     """Fault: a study that runs, and then fails where its figure tries a step that diverges."""
-    problem, base = Quadratics(12, 3, 1.0, 0), Setting(1.0, 4, 2, 0.3, 4, 0.01)
-    assert error_floor_figure(findings().comparisons, base, problem.budget, problem.start, 12).axes
+    problem, base = (
+        Quadratics(12, 3, 1.0, 0),
+        Setting(step_size=1.0, cohort_size=4, num_steps=2, gradient_noise=0.3, bits=4, noise_multiplier=0.01),
+    )
+    assert error_floor_figure(findings().comparisons, base, problem.budget, start=problem.start, num_clients=12).axes

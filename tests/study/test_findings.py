@@ -18,7 +18,14 @@ def found(comparisons, reading=("As predicted.",)):
         figure.subplots().plot([1, 2])
         return figure
 
-    return Findings("trial", "Is it <so>?", comparisons, reading, figure, {"seed": 0})
+    return Findings(
+        name="trial",
+        question="Is it <so>?",
+        comparisons=comparisons,
+        reading=reading,
+        figure=figure,
+        options={"seed": 0},
+    )
 
 
 @pytest.mark.slow

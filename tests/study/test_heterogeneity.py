@@ -75,7 +75,14 @@ def test_random_ranks_have_no_interval():
     """Fault: a rank correlation of random slowdowns, or a count of whole rounds, with an interval of width zero."""
     found = [measured({"part": "digits MLP", "population": str(i)}, quantity, i**2)
              for i in range(1, 5) for quantity in (*MEASURES, "slowdown")]  # fmt: skip
-    ranks = Findings("ranks", "", list(rank_correlations(found)), (), lambda: None, {})
+    ranks = Findings(
+        name="ranks",
+        question="",
+        comparisons=list(rank_correlations(found)),
+        reading=(),
+        figure=lambda: None,
+        options={},
+    )
     assert len(ranks.rows()) == len(MEASURES)
     assert all(row["measured"] == 1 and row["low"] is row["high"] is row["holds"] is None for row in ranks.rows())
     assert {line[-2] for line in table(ranks)[1]} == {"\N{EN DASH}"}

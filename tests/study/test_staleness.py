@@ -18,14 +18,23 @@ SMALL = {"delays": (1, 5), "weights": ("constant", "hinge"), "concurrency": 4, "
 def findings_of(found):
     found = list(found)
     return Findings(
-        "staleness", "", found, list(staleness_reading(found, 0.1)), lambda: staleness_figure(found, 0.1, 1.0), {}
+        name="staleness",
+        question="",
+        comparisons=found,
+        reading=list(staleness_reading(found, 0.1)),
+        figure=lambda: staleness_figure(found, 0.1, 1.0),
+        options={},
     )
 
 
 @pytest.fixture(scope="module")
 def some():
     """The part of one delay: FedBuff as one program."""
-    return findings_of(delays.equal_delays(jax.random.key(0), 5, 0.1, 1.0, 250, ["constant", "hinge"], False))
+    return findings_of(
+        delays.equal_delays(
+            jax.random.key(0), 5, floor_step=0.1, noise=1.0, num_runs=250, weights=["constant", "hinge"], mixing=False
+        )
+    )
 
 
 @pytest.mark.full

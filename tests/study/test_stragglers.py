@@ -71,7 +71,10 @@ def test_the_map_holds():
     start_gap = np.linalg.norm(setting().problem.start - setting().problem.optimum)
     pairs = [(row.conditions["proximal_weight"], row.conditions["step_size"]) for row in found]
     assert pairs == [(weight, step) for weight in weights for step in steps]
-    assert all(row["holds"] for row in Findings("", "", found, (), lambda: None, {}).rows())
+    assert all(
+        row["holds"]
+        for row in Findings(name="", question="", comparisons=found, reading=(), figure=lambda: None, options={}).rows()
+    )
     for (weight, step), row in zip(pairs, found, strict=True):
         contraction = theory.fedprox_contraction(
             *setting().problem, proximal_weight=weight, num_steps=5, step_size=step

@@ -36,7 +36,7 @@ def test_a_deadlines_rounds_are_order_statistics(some):
     """Fault: a time of partial work, or a number of messages, that is not the population's."""
     server, runs = some
     found = list(question.steps_of("deadline, partial", server, runs))
-    rows = Findings("", "", found, (), lambda: None, {}).rows()
+    rows = Findings(name="", question="", comparisons=found, reading=(), figure=lambda: None, options={}).rows()
     assert len(rows) == 2 and all(row["holds"] for row in rows)
     assert server.predicted["messages"] < 8  # some cannot even make one step
 
@@ -85,7 +85,9 @@ def test_it_can_tell_another_cohort(has):
     found = list(question.steps_of("waits for all", server, runs))
     times = has.ticks(server.algorithm, 3)[0] / 1000
     wrong = found[0]._replace(predicted=theory.sampled_order_statistic(times, 9, 10))
-    rows = Findings("", "", [found[0], wrong, *found[2:]], (), lambda: None, {}).rows()
+    rows = Findings(
+        name="", question="", comparisons=[found[0], wrong, *found[2:]], reading=(), figure=lambda: None, options={}
+    ).rows()
     assert rows[0]["holds"] is True and rows[1]["holds"] is False
 
 

@@ -155,7 +155,7 @@ def correlated(rates: np.ndarray, correlation: float, dimension: int, seed: int)
 
 
 def rate_rows(
-    work: QuadraticFedAvg, size: int, dimension: int, correlations: Sequence[float], num_looks: int, seed: int
+    work: QuadraticFedAvg, size: int, dimension: int, correlations: Sequence[float], *, num_looks: int, seed: int
 ) -> Iterator[Comparison]:
     """Measures FedAvg when each client is available with its own probability.
 
@@ -197,7 +197,7 @@ def rate_rows(
 
 
 def persistence_rows(
-    work: QuadraticFedAvg, size: int, dimension: int, stays: Sequence[float], num_looks: int, seed: int
+    work: QuadraticFedAvg, size: int, dimension: int, stays: Sequence[float], *, num_looks: int, seed: int
 ) -> Iterator[Comparison]:
     """Measures FedAvg when clients stay and leave for several rounds at a time, independently of their data.
 

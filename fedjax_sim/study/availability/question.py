@@ -70,8 +70,8 @@ def availability(
     # Rounds are an hour apart: a shorter window could lie between two rounds.
     validate.in_range("share", share, 1 / 24, 1, open_high=True)
     work = QuadraticFedAvg(num_steps, step_size)
-    comparisons = list(rate_rows(work, num_clients, dimension, correlations, num_looks, seed))
-    comparisons += persistence_rows(work, num_clients, dimension, stays, num_looks, seed)
+    comparisons = list(rate_rows(work, num_clients, dimension, correlations, num_looks=num_looks, seed=seed))
+    comparisons += persistence_rows(work, num_clients, dimension, stays, num_looks=num_looks, seed=seed)
     # Small steps average over many hours, and so over all time zones.
     slower_work = QuadraticFedAvg(num_steps, step_size / SLOWER)
     comparisons += day_rows(work, zone_clients, share, seed)
@@ -83,4 +83,6 @@ def availability(
     }  # fmt: skip
     reading = list(availability_reading(comparisons, options))
     figure = partial(availability_figure, comparisons, options)
-    return Findings("availability", QUESTION, comparisons, reading, figure, options)
+    return Findings(
+        name="availability", question=QUESTION, comparisons=comparisons, reading=reading, figure=figure, options=options
+    )

@@ -35,7 +35,7 @@ def bits_figure(
         bytes_per_round = clients.bytes(clients.quantizer(b))
         by_bytes.plot(np.arange(1, len(path)) * bytes_per_round, path[1:], color=colour, linestyle=line, linewidth=1.3)
         rows = [row for row in rows_of(found, bits=b, messages=GRID_NAMES[False]) if row["part"] in ("path", "floor")]
-        points(by_bytes, rows, "bytes_sent", colour, marker, f"{b} bits")
+        points(by_bytes, rows, "bytes_sent", colour=colour, marker=marker, label=f"{b} bits")
     path = clients.expected(0, LOOKS[-1])
     float_bytes = np.arange(1, len(path)) * (4 * clients.dimension)
     by_bytes.plot(float_bytes, path[1:], color=plots.GREY, linewidth=1.1, label="floats: theory")
@@ -50,7 +50,12 @@ def bits_figure(
                  label="grid with zero: theory")  # fmt: skip
     for keeps_zeros, colour, marker in ((False, plots.BLUE, "o"), (True, plots.BLACK, "s")):
         points(
-            by_bits, rows_of(found, part="floor", messages=GRID_NAMES[keeps_zeros]), "bits", colour, marker, "measured"
+            by_bits,
+            rows_of(found, part="floor", messages=GRID_NAMES[keeps_zeros]),
+            "bits",
+            colour=colour,
+            marker=marker,
+            label="measured",
         )
     by_bits.set(xlabel="Bits a number", ylabel="Error floor: squared distance")
 
@@ -62,9 +67,9 @@ def bits_figure(
         if name != "spread":
             rounding.plot(sizes, rows[0]["predicted"] / sizes, color=colour, linestyle=line, linewidth=1.3)
             rounding.axhline(nearest[0]["predicted"], color=plots.BLACK, linewidth=1.1, linestyle=DASHED)
-        points(rounding, rows, "cohort_size", colour, marker, f"stochastic, {name}")
-        points(rounding, nearest, "cohort_size", plots.BLACK if name != "spread" else plots.GREY,
-               "s" if name != "spread" else "D", f"nearest, {name}")  # fmt: skip
+        points(rounding, rows, "cohort_size", colour=colour, marker=marker, label=f"stochastic, {name}")
+        points(rounding, nearest, "cohort_size", colour=plots.BLACK if name != "spread" else plots.GREY,
+               marker="s" if name != "spread" else "D", label=f"nearest, {name}")  # fmt: skip
     rounding.set(xlabel="Cohort size m", ylabel="Squared error of a mean's number")
 
     for name, colour, marker, line in (

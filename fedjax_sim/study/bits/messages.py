@@ -99,8 +99,16 @@ def single_releases(key: Array, cohorts: Sequence[int], num_releases: int, seed:
         stochastic = single_client["stochastic", i]
         nearest = single_client["nearest", i].measured
         conditions = conditions_of("crossover", f"alike, at {u:g}", bits=2)
-        yield Comparison(conditions, "cohort size", stochastic.measured / nearest, stochastic.standard_error / nearest,
-                         stochastic.degrees, theory.crossover_cohort_size(u), "exact", 1e-4)  # fmt: skip
+        yield Comparison(
+            conditions=conditions,
+            quantity="cohort size",
+            measured=stochastic.measured / nearest,
+            standard_error=stochastic.standard_error / nearest,
+            degrees=stochastic.degrees,
+            predicted=theory.crossover_cohort_size(u),
+            kind="exact",
+            resolution=1e-4,
+        )
 
 
 def feedback_floors(key: Array, step_sizes: Sequence[float], seed: int) -> Iterator[Comparison]:

@@ -74,7 +74,9 @@ def bits(
     }  # fmt: skip
     reading = list(bits_reading(clients, comparisons, bits))
     figure = partial(bits_figure, clients, bits, cohort_sizes, comparisons)
-    return Findings("bits", QUESTION, comparisons, reading, figure, options)
+    return Findings(
+        name="bits", question=QUESTION, comparisons=comparisons, reading=reading, figure=figure, options=options
+    )
 
 
 def _check(options: dict[str, Any]) -> None:
@@ -116,5 +118,12 @@ def _ratios(comparisons: Sequence[Comparison], bits: Sequence[int]) -> Iterator[
         error = ratio * math.hypot(*(floor.standard_error / floor.measured for floor in pair))
         distances = [theory.level_distance(b, keeps_zeros=False) for b in (few, many)]
         conditions = conditions_of("ratio of floors", f"{few} and {many} bits")
-        yield Comparison(conditions, "floor / floor", ratio, error, pair[0].degrees,
-                         (distances[0] / distances[1]) ** 2, "leading order")  # fmt: skip
+        yield Comparison(
+            conditions=conditions,
+            quantity="floor / floor",
+            measured=ratio,
+            standard_error=error,
+            degrees=pair[0].degrees,
+            predicted=(distances[0] / distances[1]) ** 2,
+            kind="leading order",
+        )

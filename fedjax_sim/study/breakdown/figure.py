@@ -34,7 +34,7 @@ def breakdown_figure(found: Sequence[Comparison], options: dict[str, Any]) -> An
     bounded_rules = dict.fromkeys(comparison.conditions["rule"] for comparison in comparisons_of(found, "worst attack"))
     for name, (colour, marker, line) in zip(bounded_rules, LOOKS, strict=True):
         rows = rows_of(found, part="worst attack", rule=name)
-        points(shifts, rows, "attackers", colour, marker, name)
+        points(shifts, rows, "attackers", colour=colour, marker=marker, label=name)
         shifts.plot([row["attackers"] for row in rows], [row["predicted"] for row in rows], color=colour,
                     linestyle=line, linewidth=1.1)  # fmt: skip
     shifts.set(xlabel="Attackers f", ylabel="Squared shift / variance (lines: bounds)")

@@ -71,7 +71,9 @@ def breakdown(
     options["attackers"] = list(attackers)
     reading = list(breakdown_reading(comparisons, options))
     figure = partial(breakdown_figure, comparisons, options)
-    return Findings("breakdown", QUESTION, comparisons, reading, figure, options)
+    return Findings(
+        name="breakdown", question=QUESTION, comparisons=comparisons, reading=reading, figure=figure, options=options
+    )
 
 
 def _check(options: dict[str, Any]) -> None:

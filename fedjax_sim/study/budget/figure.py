@@ -45,7 +45,7 @@ def budget_figure(
                           linewidth=1.2, label=f"{name}: theory" if axes is panels[0] else None)  # fmt: skip
                 shown_deadline = None if deadline is None else round(deadline, 3)
                 mine = [x for x in rows if (x["deadline"], x["bits"]) == (shown_deadline, bits or 32)]
-                points(axes, mine, "cohort_size", colour, marker, None)
+                points(axes, mine, "cohort_size", colour=colour, marker=marker, label=None)
         best = allocation.best
         is_first = axes is panels[0]
         axes.plot([best.cohort_size], [best.error], "o", color="none", markeredgecolor=plots.INK, markersize=14,

@@ -82,7 +82,9 @@ def budget(
     comparisons += [_regret(unit, allocation, comparisons) for unit, allocation in allocations.items()]
     reading = list(budget_reading(comparisons, allocations, options))
     figure = partial(budget_figure, comparisons, allocations, options)
-    return Findings("budget", QUESTION, comparisons, reading, figure, options)
+    return Findings(
+        name="budget", question=QUESTION, comparisons=comparisons, reading=reading, figure=figure, options=options
+    )
 
 
 def _check(options: dict[str, Any]) -> None:

@@ -38,11 +38,20 @@ def central_local_figure(sizes: Sequence[int], multiplier: float, clip_norm: flo
         variance.plot(grid, variances, color=colour, linestyle=line, linewidth=1.3)
         rows = rows_of(found, part="equal multiplier", place=name)
         shift = 1.15 if name == "distributed" else 1.0  # beside central noise, which has the same variance
-        points(variance, rows, lambda row, shift=shift: row["cohort_size"] * shift, colour, marker, name)
+        points(
+            variance,
+            rows,
+            lambda row, shift=shift: row["cohort_size"] * shift,
+            colour=colour,
+            marker=marker,
+            label=name,
+        )
         if place == "local":
             ratios = [theory.local_to_central_ratio(m, replace_one=replaced) for m in grid]
             ratio.plot(grid, ratios, color=colour, linestyle=line, linewidth=1.3)
-            points(ratio, rows_of(found, part="ratio", place=name), "cohort_size", colour, marker, name)
+            points(
+                ratio, rows_of(found, part="ratio", place=name), "cohort_size", colour=colour, marker=marker, label=name
+            )
     variance.set(title=f"At equal noise multiplier z = {multiplier:g}", ylabel="Variance of a coordinate of the mean")
     ratio.set(title="Lines: m and 4 m", ylabel="Variance, local / central")
     budget_styles = {
@@ -57,7 +66,14 @@ def central_local_figure(sizes: Sequence[int], multiplier: float, clip_norm: flo
         positions = [row["cohort_size"] * 1.25 ** (i - 1.5) for row in rows]
         label = "theory" if i == len(budget_styles) - 1 else None
         budget.scatter(positions, [row["predicted"] for row in rows], s=160, marker="_", color=plots.INK, label=label)
-        points(budget, rows, lambda row, i=i: row["cohort_size"] * 1.25 ** (i - 1.5), colour, marker, name)
+        points(
+            budget,
+            rows,
+            lambda row, i=i: row["cohort_size"] * 1.25 ** (i - 1.5),
+            colour=colour,
+            marker=marker,
+            label=name,
+        )
         multipliers.plot(positions, [row["noise_multiplier"] for row in rows], color=colour, linestyle="none",
                          marker=marker, markersize=5.5, markeredgecolor="white", label=name)  # fmt: skip
     budget.set(title="At equal epsilon and delta", ylabel="Variance of a coordinate of the mean")

@@ -100,7 +100,9 @@ def central_local(
         for place in PLACES:
             # Noises of one place differ in their multiplier only, and so share a program.
             place_noises = [noise for noise in noises if noise.place == place]
-            errors = _variances(stream(key, f"{place} {size}"), clients, place, clip_norm, place_noises, num_releases)
+            errors = _variances(
+                stream(key, f"{place} {size}"), clients, place, clip_norm, noises=place_noises, releases=num_releases
+            )
             for i, noise in enumerate(place_noises):
                 draws[noise.part, noise.name, size] = errors[:, i]
                 conditions = {"part": noise.part, "place": noise.name, "cohort_size": size,
@@ -116,7 +118,14 @@ def central_local(
     }  # fmt: skip
     reading = list(central_local_reading(comparisons, options))
     figure = partial(central_local_figure, cohort_sizes, noise_multiplier, clip_norm, comparisons)
-    return Findings("central_local", QUESTION, comparisons, reading, figure, options)
+    return Findings(
+        name="central_local",
+        question=QUESTION,
+        comparisons=comparisons,
+        reading=reading,
+        figure=figure,
+        options=options,
+    )
 
 
 def _equal_multiplier(multiplier: float, clip_norm: float, size: int) -> Iterator[_Noise]:
@@ -152,7 +161,9 @@ def _mechanism(place: str, clip_norm: float, multiplier: Any, size: int) -> Upda
     return transform.distributed_gaussian(clip_norm, multiplier, size)
 
 
-def _variances(key: Array, clients: Vectors, place: str, clip_norm: float, noises: Sequence[_Noise], releases: int):
+def _variances(
+    key: Array, clients: Vectors, place: str, clip_norm: float, *, noises: Sequence[_Noise], releases: int
+) -> np.ndarray:
     """Returns the squared error of each released mean, averaged over coordinates, [releases, noises]."""
 
     def make(multiplier):
@@ -187,5 +198,11 @@ def _ratios(draws: dict[tuple, np.ndarray], sizes: Sequence[int]) -> Iterator[Co
             # Relative errors of independent means add in squares, to first order.
             relative_errors = [x.std(ddof=1) / x.mean() / math.sqrt(len(x)) for x in (local, central)]
             predicted = float(theory.local_to_central_ratio(m, replace_one=replaced))
-            yield Comparison({"part": "ratio", "place": name, "cohort_size": m}, "variance / central", float(ratio),
-                             float(ratio * math.hypot(*relative_errors)), len(local) - 1, predicted)  # fmt: skip
+            yield Comparison(
+                conditions={"part": "ratio", "place": name, "cohort_size": m},
+                quantity="variance / central",
+                measured=float(ratio),
+                standard_error=float(ratio * math.hypot(*relative_errors)),
+                degrees=len(local) - 1,
+                predicted=predicted,
+            )

@@ -78,8 +78,10 @@ def clip(
         "step_size": step_size, "num_rounds": num_rounds, "seed": seed,
     }  # fmt: skip
     reading = list(clip_reading(problem, best, multiplier, comparisons))
-    figure = partial(clip_figure, problem, best, multiplier, step_size, comparisons)
-    return Findings("clip", QUESTION, comparisons, reading, figure, options)
+    figure = partial(clip_figure, problem, best, comparisons, multiplier=multiplier, step_size=step_size)
+    return Findings(
+        name="clip", question=QUESTION, comparisons=comparisons, reading=reading, figure=figure, options=options
+    )
 
 
 def _check(options: dict[str, Any]) -> None:

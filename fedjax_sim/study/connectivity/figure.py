@@ -43,7 +43,7 @@ def _decay(axes: Any, rows: list[dict[str, Any]]) -> None:
         is_shown = squared_distances > LEAST / 10
         style = DASHED if graph_rows[0]["kind"] == "estimate" else "-"
         axes.plot(times[is_shown], squared_distances[is_shown], color=colour, linewidth=1.2, linestyle=style)
-        points(axes, graph_rows, "rounds", colour, marker, name)
+        points(axes, graph_rows, "rounds", colour=colour, marker=marker, label=name)
     axes.set(xlabel="Rounds", ylabel="Mean squared distance from the mean")
     plots.logarithmic(axes)
     axes.legend(title="points: measured, lines: theory", fontsize=7.5, title_fontsize=7.5)
@@ -85,7 +85,7 @@ def _floor(axes: Any, rows: list[dict[str, Any]]) -> None:
     # Noise in the nodes' mean is the same on every graph; the rest of the floor is what keeps nodes apart.
     mean = [row["of_mean"] for row in rows]
     axes.plot(gaps, mean, color=plots.GREY, linewidth=1.0, linestyle=DASHED, label="noise of the mean alone")
-    points(axes, rows, "gap", plots.BLUE, "o", "measured")
+    points(axes, rows, "gap", colour=plots.BLUE, marker="o", label="measured")
     for row in rows:
         axes.annotate(
             row["graph"], (row["gap"], row["measured"]), textcoords="offset points", xytext=(5, 4), fontsize=7.5

@@ -97,7 +97,7 @@ def _advance(algorithm: Algorithm, key: Array) -> Callable:
     return jax.jit(advance)
 
 
-def decay(key: Array, name: str, size: int, dimension: int, marks: list[int], seed: int) -> Iterator[Comparison]:
+def decay(key: Array, name: str, size: int, dimension: int, *, marks: list[int], seed: int) -> Iterator[Comparison]:
     """Measures the nodes' mean squared distance from their mean after several numbers of rounds.
 
     Args:

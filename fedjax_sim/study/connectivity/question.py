@@ -62,7 +62,7 @@ def connectivity(
     measured_rounds = sorted(set(rounds))
     comparisons: list[Comparison] = []
     for name in DECAYING:
-        comparisons += decay(stream(key, f"decay {name}"), name, num_nodes, dimension, measured_rounds, seed)
+        comparisons += decay(stream(key, f"decay {name}"), name, num_nodes, dimension, marks=measured_rounds, seed=seed)
     for name in SMALL:
         comparisons += agreement(stream(key, f"agreement {name}"), name, few_nodes, dimension, seed)
     comparisons += floors(key, few_nodes, num_runs)
@@ -72,4 +72,6 @@ def connectivity(
     }  # fmt: skip
     reading = list(connectivity_reading(comparisons))
     figure = partial(connectivity_figure, comparisons)
-    return Findings("connectivity", QUESTION, comparisons, reading, figure, options)
+    return Findings(
+        name="connectivity", question=QUESTION, comparisons=comparisons, reading=reading, figure=figure, options=options
+    )

@@ -33,14 +33,14 @@ def drift_figure(base: Base, found: Sequence[Comparison], steps: Sequence[int], 
     """
     figure, (fixed, proximal, parts, model) = chart(2, 2)
     grid = np.unique(np.geomspace(1, max(steps[-1], 2), 60).astype(int))
-    _fixed_points(fixed, base, found, steps, etas, grid)
+    _fixed_points(fixed, base, found, steps=steps, etas=etas, grid=grid)
     _proximal(proximal, two_kinds(base.problem, PAIR), found)
     _parts(parts, base, found, steps, grid)
     _model(model, found)
     return figure
 
 
-def _points(axes, comparisons, name, colour, marker, key="local_steps", **look) -> None:
+def _points(axes, comparisons, name, *, colour, marker, key="local_steps", **look) -> None:
     """Draws measured numbers against a condition; `look` changes the markers of `charts.MARKERS`."""
     look = {**MARKERS, **look}
     x_values = [comparison.conditions[key] for comparison in comparisons]
@@ -58,6 +58,7 @@ def _fixed_points(
     axes,
     base: Base,
     all_comparisons: Sequence[Comparison],
+    *,
     steps: Sequence[int],
     etas: Sequence[float],
     grid: np.ndarray,
@@ -70,7 +71,7 @@ def _fixed_points(
         fedavg = comparisons_of(
             all_comparisons, "fixed point", "distance to the optimum", algorithm="FedAvg", step_size=eta
         )
-        _points(axes, fedavg, None, colour, marker)
+        _points(axes, fedavg, None, colour=colour, marker=marker)
     names = dict.fromkeys(
         comparison.conditions["algorithm"] for comparison in comparisons_of(all_comparisons, "fixed point")
     )
@@ -80,8 +81,8 @@ def _fixed_points(
             axes,
             comparisons,
             f"{name}, all steps",
-            plots.INK,
-            marker,
+            colour=plots.INK,
+            marker=marker,
             markeredgecolor=plots.INK,
             markeredgewidth=1.2,
         )
@@ -99,7 +100,7 @@ def _proximal(axes, pair: Problem, all_comparisons: Sequence[Comparison]) -> Non
         weights = np.concatenate([[0], np.geomspace(0.02, largest_weight, 60)])
         values = [proximal_theory(pair, float(weight))[quantity] for weight in weights]
         axes.plot(weights, values, color=colour, linestyle=line, linewidth=1.3, label=f"{quantity}: theory")
-        _points(axes, comparisons, None, colour, marker, "proximal_weight")
+        _points(axes, comparisons, None, colour=colour, marker=marker, key="proximal_weight")
     axes.set_xscale("symlog", linthresh=0.1)  # linear near zero, so that weight 0 has a place
     _ticks(axes, [comparison.conditions["proximal_weight"] for comparison in comparisons])
     axes.set(xlabel="Proximal weight \N{GREEK SMALL LETTER LAMDA} of FedProx", ylabel="Bias, and contraction")
@@ -115,7 +116,7 @@ def _parts(axes, base: Base, comparisons: Sequence[Comparison], steps: Sequence[
     for (field, name), (line, colour, marker) in zip(BIAS_PARTS.items(), LOOKS, strict=True):
         lengths = [np.linalg.norm(getattr(drift, field)) for drift in drifts]
         axes.plot(grid, lengths, color=colour, linestyle=line, linewidth=1.3, label=f"{name}: theory")
-        _points(axes, comparisons_of(comparisons, "drift bias", name), None, colour, marker)
+        _points(axes, comparisons_of(comparisons, "drift bias", name), None, colour=colour, marker=marker)
     length = np.linalg.norm(drifts[0].gradient)
     # The length of the gradient is the scale: a bias of this length is as large as the gradient itself.
     axes.axhline(length, color=plots.GREY, linewidth=0.7)

@@ -42,7 +42,7 @@ def fixed_point_rows(
     slowest_rounds = math.ceil(math.log(1e-8) / math.log(1 - etas[0] * SMALLEST_CURVATURE))
     rounds = max(MORE_ROUNDS, slowest_rounds)
     for name in ("SCAFFOLD", "FedDyn", "Mime"):
-        unequal = _distance(name, "unequal steps", equal_hessians, unequal_steps, 0.1, 0.0)
+        unequal = _distance(name, "unequal steps", equal_hessians, num_steps=unequal_steps, eta=0.1, predicted=0.0)
         settings = [*_grid(name, base, steps, etas), unequal]
         yield from run_settings(makes[name], settings, rounds)
 
@@ -67,6 +67,7 @@ def _distance(
     algorithm: str,
     part: str,
     problem: Problem,
+    *,
     num_steps: Any,
     eta: float,
     predicted: float,
@@ -76,7 +77,15 @@ def _distance(
     k = num_steps if np.ndim(num_steps) == 0 else f"{min(num_steps)} and {max(num_steps)}"
     conditions = {"part": part, "algorithm": algorithm, "local_steps": k, "step_size": eta,
                   "heterogeneity": heterogeneity}  # fmt: skip
-    return MeasuredRun(conditions, "distance to the optimum", problem, num_steps, eta, predicted, problem.optimum)
+    return MeasuredRun(
+        conditions=conditions,
+        quantity="distance to the optimum",
+        problem=problem,
+        num_steps=num_steps,
+        step_size=eta,
+        predicted=predicted,
+        target=problem.optimum,
+    )
 
 
 def _grid(algorithm: str, base: Base, steps: Sequence[int], etas: Sequence[float]) -> Iterator[MeasuredRun]:
@@ -84,17 +93,31 @@ def _grid(algorithm: str, base: Base, steps: Sequence[int], etas: Sequence[float
     for eta in etas:
         for k in steps:
             predicted = base.problem.bias(num_steps=k, step_size=eta) if algorithm == "FedAvg" else 0.0
-            yield _distance(algorithm, "fixed point", base.problem, k, eta, predicted, base.heterogeneity)
+            yield _distance(
+                algorithm,
+                "fixed point",
+                base.problem,
+                num_steps=k,
+                eta=eta,
+                predicted=predicted,
+                heterogeneity=base.heterogeneity,
+            )
 
 
 def _heterogeneities(base: Base, problems: dict[float, Problem]) -> Iterator[MeasuredRun]:
     """Yields settings of FedAvg for each spread of the optima, and a setting with one Hessian for all clients."""
     work = {"num_steps": base.num_steps, "step_size": base.step_size}
     for h, problem in problems.items():
-        yield _distance("FedAvg", "heterogeneity", problem, *work.values(), problem.bias(**work), h)
+        yield _distance(
+            "FedAvg", "heterogeneity", problem, num_steps=base.num_steps, eta=base.step_size,
+            predicted=problem.bias(**work), heterogeneity=h,
+        )  # fmt: skip
     size = len(base.problem.centers)
     equal_hessians = Problem(np.repeat(base.problem.hessians[:1], size, 0), base.problem.centers)
-    yield _distance("FedAvg", "equal Hessians", equal_hessians, *work.values(), 0.0, base.heterogeneity)
+    yield _distance(
+        "FedAvg", "equal Hessians", equal_hessians, num_steps=base.num_steps, eta=base.step_size, predicted=0.0,
+        heterogeneity=base.heterogeneity,
+    )  # fmt: skip
 
 
 def _two_curvatures(base: Base, steps: Sequence[int]) -> Iterator[MeasuredRun]:
@@ -107,9 +130,11 @@ def _two_curvatures(base: Base, steps: Sequence[int]) -> Iterator[MeasuredRun]:
         fixed_point, contraction = (
             f(*pair, num_steps=k, step_size=eta) for f in (theory.fedavg_fixed_point, theory.fedavg_contraction)
         )
-        yield _distance("FedAvg", "two curvatures", pair, k, eta, pair.bias(num_steps=k, step_size=eta))
+        yield _distance(
+            "FedAvg", "two curvatures", pair, num_steps=k, eta=eta, predicted=pair.bias(num_steps=k, step_size=eta)
+        )
         # The distance to the fixed point after one round, divided by the distance at the start.
-        after_one_round = _distance("FedAvg", "two curvatures", pair, k, eta, contraction)
+        after_one_round = _distance("FedAvg", "two curvatures", pair, num_steps=k, eta=eta, predicted=contraction)
         scale = 1 / float(np.linalg.norm(pair.start - fixed_point))
         yield after_one_round._replace(quantity="contraction of a round", target=fixed_point, rounds=1, scale=scale)
 
@@ -119,7 +144,10 @@ def _one_round(base: Base) -> MeasuredRun:
     work = {"num_steps": base.num_steps, "step_size": base.step_size}
     pseudo_gradient = theory.quadratic_drift(*base.problem, point=base.problem.start, **work).pseudo_gradient
     length = float(np.linalg.norm(pseudo_gradient))
-    setting = _distance("FedAvg", "one round", base.problem, *work.values(), length, base.heterogeneity)
+    setting = _distance(
+        "FedAvg", "one round", base.problem, num_steps=base.num_steps, eta=base.step_size, predicted=length,
+        heterogeneity=base.heterogeneity,
+    )  # fmt: skip
     return setting._replace(quantity="pseudo-gradient", target=base.problem.start, rounds=1, scale=1 / base.step_size)
 
 
@@ -127,7 +155,7 @@ def _unequal_steps(problem: Problem, num_steps: np.ndarray) -> Iterator[Measured
     """Yields settings of FedAvg with a different number of local steps for each client."""
     for eta in UNEQUAL_ETAS:
         predicted = problem.bias(num_steps=num_steps, step_size=eta)
-        yield _distance("FedAvg", "unequal steps", problem, num_steps, eta, predicted)
+        yield _distance("FedAvg", "unequal steps", problem, num_steps=num_steps, eta=eta, predicted=predicted)
 
 
 def _unequal_by_examples(problem: Problem, num_steps: np.ndarray) -> Iterator[MeasuredRun]:
@@ -140,7 +168,9 @@ def _unequal_by_examples(problem: Problem, num_steps: np.ndarray) -> Iterator[Me
     for eta in UNEQUAL_ETAS:
         fixed_point = theory.fedavg_fixed_point(*problem, shares, num_steps=num_steps, step_size=eta)
         predicted = float(np.linalg.norm(fixed_point - weighted_optimum))
-        setting = _distance("FedAvg by examples", "unequal steps", problem, num_steps, eta, predicted)
+        setting = _distance(
+            "FedAvg by examples", "unequal steps", problem, num_steps=num_steps, eta=eta, predicted=predicted
+        )
         yield setting._replace(target=weighted_optimum)
 
 
@@ -149,4 +179,4 @@ def _unequal_fednova(problem: Problem, num_steps: np.ndarray) -> Iterator[Measur
     for eta in UNEQUAL_ETAS:
         fixed_point = theory.fednova_fixed_point(*problem, num_steps=num_steps, step_size=eta)
         predicted = float(np.linalg.norm(fixed_point - problem.optimum))
-        yield _distance("FedNova", "unequal steps", problem, num_steps, eta, predicted)
+        yield _distance("FedNova", "unequal steps", problem, num_steps=num_steps, eta=eta, predicted=predicted)

@@ -68,7 +68,12 @@ def drift(
     options = {name: list(value) if isinstance(value, Sequence) else value for name, value in options.items()}
     reading = list(drift_reading(base, comparisons))
     return Findings(
-        "drift", QUESTION, comparisons, reading, lambda: drift_figure(base, comparisons, steps, etas), options
+        name="drift",
+        question=QUESTION,
+        comparisons=comparisons,
+        reading=reading,
+        figure=lambda: drift_figure(base, comparisons, steps, etas),
+        options=options,
     )
 
 

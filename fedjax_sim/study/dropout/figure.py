@@ -32,9 +32,16 @@ def dropout_figure(found: Sequence[Comparison], options: dict[str, Any]) -> Any:
         probabilities = [theory.abort_probability(m, threshold, float(p), neighbours=k) for p in dropouts]
         label = f"{graph}, {threshold} of {holders} holders"
         aborts.plot(dropouts, probabilities, color=colour, linestyle=line, linewidth=1.1, label=f"{theory_label}")
-        points(aborts, rows_of(found, part=graph, quantity="aborted share"), "dropout", colour, marker, label)
+        points(
+            aborts,
+            rows_of(found, part=graph, quantity="aborted share"),
+            "dropout",
+            colour=colour,
+            marker=marker,
+            label=label,
+        )
     rows = rows_of(found, part="complete graph", quantity="messages in a sum")
-    points(messages, rows, "dropout", plots.BLUE, "o", "simulated")
+    points(messages, rows, "dropout", colour=plots.BLUE, marker="o", label="simulated")
     messages.plot(dropouts, [theory.expected_messages(m, float(p)) for p in dropouts], color=plots.INK, linewidth=1.1,
                   label="m (1 - p)³", zorder=1)  # fmt: skip
     aborts.set(xlabel="Probability of leaving before a step", ylabel="Share of rounds aborted", ylim=(-0.03, 1.03))

@@ -63,7 +63,9 @@ def dropout(
     comparisons = list(_comparisons(stream(jax.random.key(seed), "dropout"), options))
     reading = list(dropout_reading(comparisons, options, _costs(num_clients, neighbours)))
     figure = partial(dropout_figure, comparisons, options)
-    return Findings("dropout", QUESTION, comparisons, reading, figure, options)
+    return Findings(
+        name="dropout", question=QUESTION, comparisons=comparisons, reading=reading, figure=figure, options=options
+    )
 
 
 def _check(options: dict[str, Any]) -> None:
@@ -90,7 +92,7 @@ def _comparisons(key: Array, options: dict[str, Any]) -> Iterator[Comparison]:
         # A secret has m holders on the complete graph and k on the circle.
         threshold = math.ceil(options["threshold_share"] * (m if k is None else k))
         for p in options["dropouts"]:
-            aborted, messages = _rounds(stream(key, f"{graph} {p}"), m, threshold, k, p, rounds)
+            aborted, messages = _rounds(stream(key, f"{graph} {p}"), m, threshold, k=k, p=p, number=rounds)
             conditions = {"part": graph, "dropout": p}
             probability = theory.abort_probability(m, threshold, p, neighbours=k)
             share = float(aborted.mean())
@@ -100,11 +102,22 @@ def _comparisons(key: Array, options: dict[str, Any]) -> Iterator[Comparison]:
             error = math.sqrt(variance / rounds)
             kind = "upper bound" if is_bound else "exact"
             # A share of R rounds moves in steps of 1/R, and is far from normal where the event is rare.
-            yield Comparison(conditions, "aborted share", share, error, math.inf, probability, kind, 3 / rounds)
+            yield Comparison(
+                conditions=conditions,
+                quantity="aborted share",
+                measured=share,
+                standard_error=error,
+                degrees=math.inf,
+                predicted=probability,
+                kind=kind,
+                resolution=3 / rounds,
+            )
             yield measured(conditions, "messages in a sum", messages, theory.expected_messages(m, p))
 
 
-def _rounds(key: Array, m: int, threshold: int, k: int | None, p: float, number: int) -> tuple[np.ndarray, np.ndarray]:
+def _rounds(
+    key: Array, m: int, threshold: int, *, k: int | None, p: float, number: int
+) -> tuple[np.ndarray, np.ndarray]:
     """Simulates rounds in which every client sends 1.
 
     Returns: (whether each round was aborted [R], its number of messages [R]).

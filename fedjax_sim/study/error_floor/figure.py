@@ -14,7 +14,7 @@ from fedjax_sim.theory import Budget
 
 
 def error_floor_figure(
-    found: Sequence[Comparison], base: Any, budget: Callable[[Any], Budget], start: np.ndarray, num_clients: int
+    found: Sequence[Comparison], base: Any, budget: Callable[[Any], Budget], *, start: np.ndarray, num_clients: int
 ) -> Any:
     """Draws four panels, with theory as lines and measurements as points.
 
@@ -43,7 +43,14 @@ def error_floor_figure(
         trade.plot(list(map(rounds, settings)), totals, color=colour, linestyle=line, linewidth=1.3,
                    label=f"theory, m = {cohort}")  # fmt: skip
     steps = rows_of(found, part="step_size")
-    points(trade, steps, lambda row: rounds(base._replace(step_size=row["value"])), plots.BLUE, "o", "measured")
+    points(
+        trade,
+        steps,
+        lambda row: rounds(base._replace(step_size=row["value"])),
+        colour=plots.BLUE,
+        marker="o",
+        label="measured",
+    )
     trade.set(xlabel="Rounds until the floor", ylabel="Error floor: excess loss")
     plots.logarithmic(trade, "xy")
     trade.legend(fontsize=7.5)
@@ -56,7 +63,7 @@ def error_floor_figure(
     bits.plot(grid, floors, color=plots.BLUE, linewidth=1.3, label="theory: all causes")
     bits.plot(grid, quantisation, color=plots.ORANGE, linewidth=1.1, linestyle=DASHED,
               label="theory: quantisation alone")  # fmt: skip
-    points(bits, rows_of(found, part="bits"), "value", plots.BLUE, "o", "measured")
+    points(bits, rows_of(found, part="bits"), "value", colour=plots.BLUE, marker="o", label="measured")
     bits.set(xlabel="Bits a number", ylabel="Error floor: excess loss")
     plots.logarithmic(bits, "y")
     bits.legend(fontsize=7.5)
@@ -72,7 +79,7 @@ def _path(axes, rows: list[dict[str, Any]], base, budget, start) -> None:
         expected_losses = budget_of_step.expected_loss(2 * last_round, start=start)
         axes.plot(rounds, expected_losses, color=colour, linestyle=line, linewidth=1.3, label=f"theory, step {eta:g}")
         axes.axhline(budget_of_step.total, color=colour, linewidth=0.7, linestyle=DOTTED)
-    points(axes, rows, "rounds", plots.BLUE, "o", "measured")
+    points(axes, rows, "rounds", colour=plots.BLUE, marker="o", label="measured")
     axes.set(xlabel="Round", ylabel="Expected excess loss")
     plots.logarithmic(axes, "y")
     axes.legend(fontsize=7.5)

@@ -66,9 +66,14 @@ def error_floor(
     """
     options = {name: list(value) if isinstance(value, Sequence) else value for name, value in locals().items()}
     _check(options)
-    # The third position is the noise of local gradients, which is not varied.
-    base = Setting(*(values[len(values) // 2] for values in (step_sizes, cohort_sizes, num_steps)), 0.3,
-                   bits[len(bits) // 2], noise_multipliers[(len(noise_multipliers) - 1) // 2])  # fmt: skip
+    base = Setting(
+        step_size=step_sizes[len(step_sizes) // 2],
+        cohort_size=cohort_sizes[len(cohort_sizes) // 2],
+        num_steps=num_steps[len(num_steps) // 2],
+        gradient_noise=0.3,  # not varied
+        bits=bits[len(bits) // 2],
+        noise_multiplier=noise_multipliers[(len(noise_multipliers) - 1) // 2],
+    )
     problem = Quadratics(num_clients, dimension, heterogeneity, seed)
     key = jax.random.key(seed)
     # Without any source of noise, client drift is the only cause left: it comes from local steps alone.
@@ -94,8 +99,12 @@ def error_floor(
     if model_clients:
         comparisons += model_floor(stream(key, "model"), model_clients, min(num_runs, 60), seed)
     reading = list(error_floor_reading(problem, base, comparisons))
-    figure = partial(error_floor_figure, comparisons, base, problem.budget, problem.start, num_clients)
-    return Findings("error_floor", QUESTION, comparisons, reading, figure, options)
+    figure = partial(
+        error_floor_figure, comparisons, base, problem.budget, start=problem.start, num_clients=num_clients
+    )
+    return Findings(
+        name="error_floor", question=QUESTION, comparisons=comparisons, reading=reading, figure=figure, options=options
+    )
 
 
 def _check(options: dict[str, Any]) -> None:

@@ -58,7 +58,15 @@ def _population(name: str, data: Any, hidden: tuple[int, ...], seed: int) -> Mod
     counts = metrics.label_counts(data.train, num_labels=data.num_outputs)
     # Both populations index one table of examples, so their shapes and their memory are the same.
     own, shuffled = (population.indexed(all_examples, (order, offsets)) for order in (rows, shuffled_rows))
-    return ModelPopulation(name, own, shuffled, data.test, loss_fn, model.init(jax.random.key(seed))[0], counts)
+    return ModelPopulation(
+        name=name,
+        own=own,
+        shuffled=shuffled,
+        test=data.test,
+        loss_fn=loss_fn,
+        params=model.init(jax.random.key(seed))[0],
+        counts=counts,
+    )
 
 
 def _loss_fn(model: Any, task: str) -> Any:

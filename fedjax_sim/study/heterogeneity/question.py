@@ -95,12 +95,12 @@ def heterogeneity(
     }
     reading = list(heterogeneity_reading(options, comparisons))
     return Findings(
-        "heterogeneity",
-        QUESTION,
-        comparisons,
-        reading,
-        lambda: heterogeneity_figure(comparisons, **theory_options),
-        options,
+        name="heterogeneity",
+        question=QUESTION,
+        comparisons=comparisons,
+        reading=reading,
+        figure=lambda: heterogeneity_figure(comparisons, **theory_options),
+        options=options,
     )
 
 

@@ -38,7 +38,7 @@ class _Run(NamedTuple):
 
 
 def digits_rows(
-    num_clients: int, num_edges: int, edge_rounds: Sequence[int], num_rounds: int, num_runs: int, seed: int
+    num_clients: int, num_edges: int, edge_rounds: Sequence[int], *, num_rounds: int, num_runs: int, seed: int
 ) -> Iterator[Comparison]:
     """Measures softmax regression on digits under edges, beside flat FedAvg.
 

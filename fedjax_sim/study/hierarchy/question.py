@@ -76,7 +76,9 @@ def hierarchy(
     problem = quadratic_clients(num_clients, dimension, heterogeneity, seed)
     comparisons = list(quadratic_rows(problem, num_edges, edge_rounds, num_steps, step_size))
     if model_clients:
-        comparisons += digits_rows(model_clients, num_edges, edge_rounds, model_rounds, num_runs, seed)
+        comparisons += digits_rows(
+            model_clients, num_edges, edge_rounds, num_rounds=model_rounds, num_runs=num_runs, seed=seed
+        )
     options = {
         "num_clients": num_clients, "dimension": dimension, "num_edges": num_edges, "heterogeneity": heterogeneity,
         "edge_rounds": list(edge_rounds), "num_steps": num_steps, "step_size": step_size,
@@ -84,4 +86,6 @@ def hierarchy(
     }  # fmt: skip
     reading = list(hierarchy_reading(comparisons, options))
     figure = partial(hierarchy_figure, comparisons, problem, options)
-    return Findings("hierarchy", QUESTION, comparisons, reading, figure, options)
+    return Findings(
+        name="hierarchy", question=QUESTION, comparisons=comparisons, reading=reading, figure=figure, options=options
+    )

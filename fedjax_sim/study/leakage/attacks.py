@@ -151,8 +151,8 @@ def _pictures(
 
 
 def _rebuild(
-    key: Array, defence: Defence, digits: Digits, attacked_round: Seen, options: dict[str, Any], conditions: dict
-):
+    key: Array, defence: Defence, digits: Digits, attacked_round: Seen, *, options: dict[str, Any], conditions: dict
+) -> tuple[list[Comparison], list[Picture]]:
     """Rebuilds pictures by every inversion attack.
 
     Returns: (comparisons, pictures for the figure).
@@ -257,7 +257,9 @@ def measure(key: Array, defence: Defence, digits: Digits, seen: Seen, options: d
     """
     conditions = {"part": defence.part, "defence": defence.name, "batch_size": defence.batch_size}
     conditions |= {"epsilon": defence.epsilon}
-    comparisons, pictures = _rebuild(stream(key, defence.name), defence, digits, seen, options, conditions)
+    comparisons, pictures = _rebuild(
+        stream(key, defence.name), defence, digits, seen, options=options, conditions=conditions
+    )
     # Labels belong to single messages.
     if len(seen.view.ids) > 1:
         comparisons += _label_rows(defence, digits, seen, conditions)

@@ -112,7 +112,7 @@ class Digits:
         model = models.mlp(input_shape=data.input_shape, num_outputs=data.num_outputs, hidden=(HIDDEN,))
         loss_fn = models.supervised(model, models.softmax_cross_entropy)
         shown = np.array([np.flatnonzero(y == label)[0] for label in range(NUM_SHOWN)])
-        return cls(x, y, data.test, shown, model.init(jax.random.key(seed))[0], loss_fn)
+        return cls(x=x, y=y, own=data.test, shown=shown, params=model.init(jax.random.key(seed))[0], loss_fn=loss_fn)
 
     def dealt(self, num_clients: int, batch_size: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
         """Deals rows of the digits to clients; the digits of the figure go to the first clients.

@@ -71,7 +71,14 @@ def _strips(pictures: Sequence[Picture]) -> Iterator[tuple[str, np.ndarray, str]
 def _quality(axes: Any, comparisons: Sequence[Comparison], part: str, x: str) -> None:
     """Draws the PSNR of both attacks against batch size or epsilon."""
     for attack, colour, marker in LOOKS:
-        points(axes, rows_of(comparisons, part=part, quantity=f"PSNR, {attack} (dB)"), x, colour, marker, attack)
+        points(
+            axes,
+            rows_of(comparisons, part=part, quantity=f"PSNR, {attack} (dB)"),
+            x,
+            colour=colour,
+            marker=marker,
+            label=attack,
+        )
     yardstick = rows_of(comparisons, part="yardstick")[0]["measured"]
     axes.axhline(yardstick, color=plots.BLACK, linestyle=DASHED, linewidth=1.1, label="the mean digit")
     # The axis ends a little above the highest interval, and at most above the cap of PSNR.
@@ -82,7 +89,14 @@ def _quality(axes: Any, comparisons: Sequence[Comparison], part: str, x: str) ->
 def _batches(axes: Any, comparisons: Sequence[Comparison]) -> None:
     """Draws labels recovered and members found against the batch size."""
     for quantity, colour, marker in (("labels recovered", plots.BLACK, "s"), ("membership AUC", plots.BLUE, "o")):
-        points(axes, rows_of(comparisons, part="batch size", quantity=quantity), "batch_size", colour, marker, quantity)
+        points(
+            axes,
+            rows_of(comparisons, part="batch size", quantity=quantity),
+            "batch_size",
+            colour=colour,
+            marker=marker,
+            label=quantity,
+        )
     rows = rows_of(comparisons, part="batch size", quantity="TPR at FPR 1 %")
     axes.plot([row["batch_size"] for row in rows], [row["measured"] for row in rows], color=plots.ORANGE, marker="^",
               linestyle="none", markersize=5, label="members found at FPR 1 %")  # fmt: skip
@@ -92,10 +106,10 @@ def _batches(axes: Any, comparisons: Sequence[Comparison]) -> None:
 def _bounded(axes: Any, comparisons: Sequence[Comparison], options: dict[str, Any]) -> None:
     """Draws labels recovered and the membership advantage, with its bound, against epsilon."""
     rows = rows_of(comparisons, part="local noise", quantity="membership advantage")
-    points(axes, rows, "epsilon", plots.BLUE, "o", "membership advantage")
+    points(axes, rows, "epsilon", colour=plots.BLUE, marker="o", label="membership advantage")
     grid = np.geomspace(options["epsilons"][0], options["epsilons"][-1], 25).tolist()
     line = [allowed_advantage(multiplier(epsilon, options)) for epsilon in grid]
     axes.plot(grid, line, color=plots.BLUE, linestyle=DASHED, linewidth=1.3, label="what the noise allows at most")
     labels = rows_of(comparisons, part="local noise", quantity="labels recovered")
-    points(axes, labels, "epsilon", plots.BLACK, "s", "labels recovered")
+    points(axes, labels, "epsilon", colour=plots.BLACK, marker="s", label="labels recovered")
     axes.set(title="Labels and members: local noise", ylabel="Share, or TPR - FPR", ylim=(0, 1.08))

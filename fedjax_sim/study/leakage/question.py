@@ -82,7 +82,9 @@ def leakage(
     comparisons += _overfitting(digits, seed)
     reading = list(leakage_reading(comparisons, options))
     figure = partial(leakage_figure, comparisons, pictures, options)
-    return Findings("leakage", QUESTION, comparisons, reading, figure, options)
+    return Findings(
+        name="leakage", question=QUESTION, comparisons=comparisons, reading=reading, figure=figure, options=options
+    )
 
 
 def _check(options: dict[str, Any]) -> None:

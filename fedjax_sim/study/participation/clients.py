@@ -86,6 +86,7 @@ class WeightedClients:
         cohort: int,
         sampler: Sampler,
         estimator: str,
+        *,
         num_rounds: int,
         part: str,
         aggregator: Aggregator | None = None,
@@ -145,16 +146,35 @@ class WeightedClients:
         # Eight standard deviations above the mean: a Poisson cohort is hardly ever cut off by the number of slots.
         num_slots = min(size, cohort + math.ceil(8 * math.sqrt(cohort)))
         poisson = sampling.poisson(size, cohort / size, num_slots=num_slots)
-        yield self.variance(key, cohort, sampling.with_replacement(size, cohort), "mean", num_rounds, "designs")
-        yield self.variance(key, cohort, poisson, "fixed_mean", num_rounds, "designs", aggregation.fixed_mean(cohort),
-                            denominator=cohort)  # fmt: skip
-        yield self.variance(key, cohort, poisson, "mean", num_rounds, "designs", weighting="uniform")
+        yield self.variance(
+            key, cohort, sampling.with_replacement(size, cohort), "mean", num_rounds=num_rounds, part="designs"
+        )
+        yield self.variance(
+            key,
+            cohort,
+            poisson,
+            "fixed_mean",
+            num_rounds=num_rounds,
+            part="designs",
+            aggregator=aggregation.fixed_mean(cohort),
+            denominator=cohort,
+        )
+        yield self.variance(key, cohort, poisson, "mean", num_rounds=num_rounds, part="designs", weighting="uniform")
         for sampler, estimator, aggregator in (
             (uniform, "mean", aggregation.mean()),
             (uniform, "horvitz_thompson", aggregation.horvitz_thompson(uniform.design, total_weight)),
             (sampling.weighted(self.weights, cohort), "li_scheme_one", aggregation.li_scheme_one()),
         ):
-            yield self.variance(key, cohort, sampler, estimator, num_rounds, "designs", aggregator, weighted=True)
+            yield self.variance(
+                key,
+                cohort,
+                sampler,
+                estimator,
+                num_rounds=num_rounds,
+                part="designs",
+                aggregator=aggregator,
+                weighted=True,
+            )
 
     def tolerated(self, key, cohort: int, tolerance: float, num_rounds: int) -> Comparison:
         """Measures the variance at the required cohort size, divided by the variance that the tolerance allows.
@@ -165,7 +185,9 @@ class WeightedClients:
           tolerance: alpha: the standard deviation may be alpha SIGNAL.
           num_rounds: independent rounds.
         """
-        comparison = self.variance(key, cohort, sampling.uniform(self.size, cohort), "mean", num_rounds, "tolerance")
+        comparison = self.variance(
+            key, cohort, sampling.uniform(self.size, cohort), "mean", num_rounds=num_rounds, part="tolerance"
+        )
         allowed_variance = (tolerance * SIGNAL) ** 2
         return comparison._replace(
             quantity="variance / allowed",

@@ -54,7 +54,7 @@ def _variance(axes, comparisons: Sequence[Comparison], spread: float) -> None:
     for size, (colour, marker) in zip(sizes, LOOKS * (1 + len(sizes)), strict=False):
         rows = [row for row in all_rows if row["population_size"] == size]
         _laws(axes, size, min(map(_rate, rows)), spread, colour)
-        points(axes, _above_rounding(rows), _rate, colour, marker, f"N = {size:,}")
+        points(axes, _above_rounding(rows), _rate, colour=colour, marker=marker, label=f"N = {size:,}")
     digits = rows_of(comparisons, part="digits MLP")
     if digits:
         size, cohort = (digits[0][name] for name in ("population_size", "cohort_size"))
@@ -62,7 +62,9 @@ def _variance(axes, comparisons: Sequence[Comparison], spread: float) -> None:
         # The digits have another sigma; they are scaled as if it were `spread`, so that one panel can show both.
         scale = spread**2 * correction / (digits[0]["predicted"] * cohort)
         _laws(axes, size, min(map(_rate, digits)), spread, plots.INK)
-        points(axes, digits, _rate, plots.INK, "P", f"digits MLP, N = {size:,}, scaled", scale)
+        points(
+            axes, digits, _rate, colour=plots.INK, marker="P", label=f"digits MLP, N = {size:,}, scaled", scale=scale
+        )
     axes.plot([], [], color=plots.INK, linewidth=1.3, label="theory")
     axes.plot([], [], color=plots.INK, linewidth=0.9, linestyle=DOTTED, label="without the correction")
     axes.set(xlabel="Participation rate m / N", ylabel="Variance of the cohort's mean")
@@ -112,7 +114,7 @@ def _floor(axes, rows: list[dict[str, Any]], spread: float, step_size: float) ->
     cohorts = np.geomspace(1, size * 0.985, 200)
     infinite_population = step_size / (2 - step_size) / 2 * spread**2 / cohorts
     axes.plot(cohorts / size, infinite_population * (size - cohorts) / (size - 1), color=plots.BLUE, label="theory")
-    points(axes, _above_rounding(rows), _rate, plots.BLUE, "o", "measured")
+    points(axes, _above_rounding(rows), _rate, colour=plots.BLUE, marker="o", label="measured")
     axes.set(xlabel=f"Participation rate m / N, N = {size:,}", ylabel="Error floor: excess loss")
     plots.logarithmic(axes)
     axes.legend(fontsize=7.5)

@@ -78,7 +78,7 @@ def participation(
         cohorts = sorted({max(1, round(rate * size)) for rate in rates})
         for cohort in (m for m in cohorts if m <= largest_cohort):
             sampler = sampling.uniform(size, cohort)
-            comparisons.append(clients.variance(key, cohort, sampler, "mean", num_rounds, "variance"))
+            comparisons.append(clients.variance(key, cohort, sampler, "mean", num_rounds=num_rounds, part="variance"))
     # Samplers and floors are compared at one size only. About 100 is large enough for a cohort of ten and small enough
     # for the finite population correction to show.
     middle_size = min(clients_by_size, key=lambda size: abs(size - 100))
@@ -105,7 +105,14 @@ def participation(
     figure = partial(
         participation_figure, comparisons, tolerance, signal=SIGNAL, spread=SPREAD, step_size=FLOOR_STEP_SIZE
     )
-    return Findings("participation", QUESTION, comparisons, reading, figure, options)
+    return Findings(
+        name="participation",
+        question=QUESTION,
+        comparisons=comparisons,
+        reading=reading,
+        figure=figure,
+        options=options,
+    )
 
 
 def _ratio(tolerance: float) -> Any:

@@ -96,7 +96,14 @@ def personal_models(
     }  # fmt: skip
     reading = list(personal_models_reading(comparisons, options))
     figure = partial(personal_models_figure, comparisons, options)
-    return Findings("personal_models", QUESTION, comparisons, reading, figure, options)
+    return Findings(
+        name="personal_models",
+        question=QUESTION,
+        comparisons=comparisons,
+        reading=reading,
+        figure=figure,
+        options=options,
+    )
 
 
 def _check(methods: Sequence[str], learning_rates: Sequence[float]) -> None:

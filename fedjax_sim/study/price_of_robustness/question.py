@@ -80,7 +80,14 @@ def price_of_robustness(
     options = {name: list(value) if isinstance(value, Sequence) else value for name, value in options.items()}
     reading = list(price_reading(comparisons, options))
     figure = partial(price_figure, comparisons, options)
-    return Findings("price_of_robustness", QUESTION, comparisons, reading, figure, options)
+    return Findings(
+        name="price_of_robustness",
+        question=QUESTION,
+        comparisons=comparisons,
+        reading=reading,
+        figure=figure,
+        options=options,
+    )
 
 
 def _check(options: dict[str, Any]) -> None:

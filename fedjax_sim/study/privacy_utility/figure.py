@@ -38,7 +38,14 @@ def privacy_utility_figure(release: dict[str, Any], options: dict[str, Any], fou
         axes.plot(grid, predictions, color=plots.BLUE, linewidth=1.3, label="theory")
         for part, colour, marker, name in (("noise multiplier", plots.BLUE, "o", "measured"),
                                            ("epsilon", plots.ORANGE, "^", "measured, z from epsilon")):  # fmt: skip
-            points(axes, rows_of(found, part=part, quantity=quantity), "noise_multiplier", colour, marker, name)
+            points(
+                axes,
+                rows_of(found, part=part, quantity=quantity),
+                "noise_multiplier",
+                colour=colour,
+                marker=marker,
+                label=name,
+            )
         axes.set(xlabel="Noise multiplier z")
     by_multiplier.set(title="One release", ylabel="Squared error of the mean")
     floor.set(title="Runs to the floor", ylabel="Error floor: squared distance")
@@ -48,7 +55,14 @@ def privacy_utility_figure(release: dict[str, Any], options: dict[str, Any], fou
         ("squared error", variances, plots.BLUE, "o", "-"),
     ):
         by_epsilon.plot(epsilons, predictions, color=colour, linestyle=line, linewidth=1.3, label=f"{quantity}: theory")
-        points(by_epsilon, [row for row in rows if row["quantity"] == quantity], "epsilon", colour, marker, "measured")
+        points(
+            by_epsilon,
+            [row for row in rows if row["quantity"] == quantity],
+            "epsilon",
+            colour=colour,
+            marker=marker,
+            label="measured",
+        )
     by_epsilon.set(
         title="The same, by what it spends", xlabel=f"Epsilon of {NUM_ROUNDS} rounds", ylabel="Squared error"
     )
@@ -60,7 +74,7 @@ def privacy_utility_figure(release: dict[str, Any], options: dict[str, Any], fou
         digits.axhline(
             accuracies[0]["measured"], color=plots.BLACK, linestyle=DASHED, linewidth=1.1, label="without noise"
         )
-        points(digits, accuracies[1:], "epsilon", plots.BLUE, "o", "measured")
+        points(digits, accuracies[1:], "epsilon", colour=plots.BLUE, marker="o", label="measured")
         digits.set(title="Digits, MLP", xlabel=f"Epsilon of {options['digits_rounds']} rounds", ylabel="Test accuracy",
                    ylim=(0, 1.02))  # fmt: skip
         plots.logarithmic(digits, "x")

@@ -96,9 +96,9 @@ def privacy_utility(
     values -= values.mean(0)
     # A local step of size eta makes updates eta u_i at the optimum, the longest of them LONGEST clip norms.
     values *= LONGEST * clip_norm / STEP_SIZE / np.linalg.norm(values, axis=1).max()
-    comparisons = list(_noise(key, Vectors(values), settings, clip_norm, num_releases, num_runs))
+    comparisons = list(_noise(key, Vectors(values), settings, clip_norm, num_releases=num_releases, num_runs=num_runs))
     if digits_clients:
-        comparisons += _digits(key, digits_clients, epsilons, delta, digits_rounds, digits_runs, seed)
+        comparisons += _digits(key, digits_clients, epsilons, delta, rounds=digits_rounds, runs=digits_runs, seed=seed)
     options = {
         "num_clients": num_clients, "dimension": dimension, "clip_norm": clip_norm,
         "noise_multipliers": list(noise_multipliers), "epsilons": list(epsilons), "delta": delta,
@@ -107,7 +107,14 @@ def privacy_utility(
     }  # fmt: skip
     reading = list(privacy_utility_reading(comparisons, options))
     figure = partial(privacy_utility_figure, release, options, comparisons)
-    return Findings("privacy_utility", QUESTION, comparisons, reading, figure, options)
+    return Findings(
+        name="privacy_utility",
+        question=QUESTION,
+        comparisons=comparisons,
+        reading=reading,
+        figure=figure,
+        options=options,
+    )
 
 
 def _check(options: dict[str, Any]) -> None:
@@ -144,7 +151,7 @@ def _check_room(multiplier: float, num_clients: int, dimension: int) -> None:
 
 
 def _noise(
-    key: Array, clients: Vectors, settings: Sequence[tuple], clip_norm: float, num_releases: int, num_runs: int
+    key: Array, clients: Vectors, settings: Sequence[tuple], clip_norm: float, *, num_releases: int, num_runs: int
 ) -> Iterator[Comparison]:
     """Measures runs that start at the optimum: after one round the error is its noise, after many it is the floor."""
 
@@ -165,7 +172,7 @@ def _noise(
 
 
 def _digits(
-    key: Array, size: int, epsilons: Sequence[float], delta: float, rounds: int, runs: int, seed: int
+    key: Array, size: int, epsilons: Sequence[float], delta: float, *, rounds: int, runs: int, seed: int
 ) -> Iterator[Comparison]:
     """Measures the accuracy of an MLP on digits under DP-FedAvg with Poisson cohorts, and without noise."""
     data = population.digits(num_clients=size, seed=seed)

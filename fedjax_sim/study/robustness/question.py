@@ -76,7 +76,9 @@ def robustness(
     options = {name: list(value) if isinstance(value, Sequence) else value for name, value in options.items()}
     reading = list(robustness_reading(comparisons, options))
     figure = partial(robustness_figure, comparisons, options)
-    return Findings("robustness", QUESTION, comparisons, reading, figure, options)
+    return Findings(
+        name="robustness", question=QUESTION, comparisons=comparisons, reading=reading, figure=figure, options=options
+    )
 
 
 def _check(options: dict[str, Any]) -> None:

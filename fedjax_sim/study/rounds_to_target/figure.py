@@ -36,7 +36,7 @@ def target_figure(
     """
     figure, (rounds, work, paths, digits) = chart(2, 2)
     _quadratics(rounds, work, options, found, problems)
-    _paths(paths, options, found, problems["heterogeneous"], noise, middle)
+    _paths(paths, options, found, problems["heterogeneous"], noise=noise, middle=middle)
     _digits(digits, options["model_target"], found)
     return figure
 
@@ -87,6 +87,7 @@ def _paths(
     options: dict[str, Any],
     comparisons: Sequence[Comparison],
     problem: Problem,
+    *,
     noise: dict[int, float],
     middle: int,
 ) -> None:

@@ -95,11 +95,13 @@ def rounds_to_target(
     }
     key = jax.random.key(seed)
     steps = sorted({*num_steps})
-    comparisons = [*_quadratics(key, problems, step_size, steps, target, max_rounds)]
+    comparisons = [*_quadratics(key, problems, step_size, steps, share=target, max_rounds=max_rounds)]
     middle_steps = steps[len(steps) // 2]
     # The variance of a coordinate of a batch's mean gradient, by batch size.
     noise = {size: gradient_noise**2 / size for size in sorted({*batch_sizes})}
-    comparisons += _noisy(key, data, step_size, middle_steps, target, max_rounds, noise, num_runs)
+    comparisons += _noisy(
+        key, data, eta=step_size, k=middle_steps, share=target, max_rounds=max_rounds, noise=noise, num_runs=num_runs
+    )
     if model_clients:
         comparisons += _digits(key, options)
     options = {name: list(value) if isinstance(value, Sequence) else value for name, value in options.items()}
@@ -114,12 +116,12 @@ def rounds_to_target(
     reading = list(target_reading(options, comparisons, floor))
     figure_options = {"problems": problems, "noise": noise, "middle": middle_steps}
     return Findings(
-        "rounds_to_target",
-        QUESTION,
-        comparisons,
-        reading,
-        lambda: target_figure(options, comparisons, **figure_options),
-        options,
+        name="rounds_to_target",
+        question=QUESTION,
+        comparisons=comparisons,
+        reading=reading,
+        figure=lambda: target_figure(options, comparisons, **figure_options),
+        options=options,
     )
 
 
@@ -206,7 +208,7 @@ def _settings(rows: Sequence[tuple[Problem, int, float, float]], largest_num_ste
 
 
 def _quadratics(
-    key: Any, problems: dict[str, Problem], eta: float, steps: Sequence[int], share: float, max_rounds: int
+    key: Any, problems: dict[str, Problem], eta: float, steps: Sequence[int], *, share: float, max_rounds: int
 ) -> Iterator[Comparison]:
     """Measures rounds, gradients and bytes to the target without noise.
 
@@ -247,6 +249,7 @@ def _quadratics(
 def _noisy(
     key: Any,
     problem: Problem,
+    *,
     eta: float,
     k: int,
     share: float,

@@ -65,7 +65,8 @@ def _paths(make: Callable, key: Array, lanes: Sequence[_Lane], clients: int, ste
       steps: steps of each run.
     """
 
-    def single_run(key, step, noise, index, start, data):
+    def single_run(key, numbers, data):
+        step, noise, index, start = numbers
         algorithm = make(step, noise, index)
         state = algorithm.init(key, {"w": start}, data)
 
@@ -86,7 +87,7 @@ def _paths(make: Callable, key: Array, lanes: Sequence[_Lane], clients: int, ste
     index = jnp.asarray([lane.weights for lane in lanes], jnp.int32)
     starts = jnp.asarray([[lane.start] * DIMENSION for lane in lanes], jnp.float32)
     keys = jax.random.split(key, len(lanes))
-    found = kept_results.call(jax.jit(jax.vmap(single_run)), keys, *step_and_noise, index, starts, data)
+    found = kept_results.call(jax.jit(jax.vmap(single_run)), keys, (*step_and_noise, index, starts), data)
     return np.asarray(found, np.float64)
 
 
@@ -115,7 +116,7 @@ def factor_of(path: np.ndarray) -> float:
 
 
 def equal_delays(
-    key: Array, delay: int, floor_step: float, noise: float, num_runs: int, weights: Sequence[str], mixing: bool
+    key: Array, delay: int, *, floor_step: float, noise: float, num_runs: int, weights: Sequence[str], mixing: bool
 ) -> Iterator[Comparison]:
     """Measures FedBuff with clients of equal speed, where every gradient is `delay` versions old.
 

@@ -70,7 +70,14 @@ def _same_step(axes: Any, rows: list[dict[str, Any]]) -> None:
     for (name, line), (colour, marker, style) in zip(lines.items(), LOOKS, strict=False):
         axes.plot(grid, line, color=colour, linestyle=style, linewidth=1.2)
         algorithm_rows = [row for row in rows if row["algorithm"] == name]
-        points(axes, algorithm_rows, "delay", colour, marker, {"fedbuff": "FedBuff", "fedasync": "FedAsync"}[name])
+        points(
+            axes,
+            algorithm_rows,
+            "delay",
+            colour=colour,
+            marker=marker,
+            label={"fedbuff": "FedBuff", "fedasync": "FedAsync"}[name],
+        )
     axes.axhline(1, color=plots.GREY, linewidth=0.8)
     axes.set(xlabel=f"Delay, versions; step {STEP:g}", ylabel="Factor of the error per step")
     axes.legend(fontsize=7.5)
@@ -95,7 +102,7 @@ def _floor(axes: Any, comparisons: Sequence[Comparison], step: float, noise: flo
             for row in rows
             if np.isclose(row["step_over_limit"] * theory.delayed_step_limit(row["delay"]), step_at(row["delay"]))
         ]
-        points(axes, step_rows, "delay", colour, marker, name)
+        points(axes, step_rows, "delay", colour=colour, marker=marker, label=name)
     axes.set(xlabel="Delay, versions", ylabel="Floor: squared distance")
     plots.logarithmic(axes, "y")
     axes.legend(fontsize=7.5)

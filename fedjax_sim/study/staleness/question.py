@@ -84,9 +84,14 @@ def staleness(
         is_longest = delay == delays[-1]
         is_middle = delay == delays[len(delays) // 2]
         comparisons += equal_delays(
-            stream(key, f"delay {delay}"), delay, step, noise, num_runs, weights if is_longest else weights[:1],
-            is_longest or is_middle,
-        )  # fmt: skip
+            stream(key, f"delay {delay}"),
+            delay,
+            floor_step=step,
+            noise=noise,
+            num_runs=num_runs,
+            weights=weights if is_longest else weights[:1],
+            mixing=is_longest or is_middle,
+        )
     comparisons += speeds(stream(key, "speeds"), concurrency, weights, speed_runs)
     comparisons += buffers(stream(key, "buffers"), concurrency, sorted(set(buffer_sizes)), num_runs)
     options = {
@@ -95,4 +100,6 @@ def staleness(
     }  # fmt: skip
     reading = list(staleness_reading(comparisons, step))
     figure = partial(staleness_figure, comparisons, step, noise)
-    return Findings("staleness", QUESTION, comparisons, reading, figure, options)
+    return Findings(
+        name="staleness", question=QUESTION, comparisons=comparisons, reading=reading, figure=figure, options=options
+    )

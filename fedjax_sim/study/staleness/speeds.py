@@ -43,7 +43,7 @@ def _exponential(means: np.ndarray) -> Devices:
 
 
 def _means(
-    key: Array, num_runs: int, make: Callable, data: Population, values: Sequence[Any], steps: int, skip: int
+    key: Array, num_runs: int, make: Callable, data: Population, *, values: Sequence[Any], steps: int, skip: int
 ) -> dict[str, np.ndarray]:
     """Returns means over time of numbers in info and of the model, for many runs as one program.
 
@@ -102,7 +102,7 @@ def speeds(key: Array, clients: int, weights: Sequence[str], num_runs: int) -> I
         return gradient_fedbuff(_exponential(mean_times), SPEED_STEP, 0.0, index, **options)
 
     indices = [list(WEIGHTS).index(name) for name in weights]
-    mean_models = _means(key, num_runs, make, data, indices, 600, 300)["w"]
+    mean_models = _means(key, num_runs, make, data, values=indices, steps=600, skip=300)["w"]
     for name, models in zip(weights, mean_models, strict=True):
         conditions = {"part": "speeds", "weights": name, "algorithm": "fedbuff", "concurrency": clients}
         predicted = float(theory.arrival_weights(1 / mean_times, WEIGHTS[name], step_size=SPEED_STEP) @ is_slow)
@@ -134,7 +134,7 @@ def buffers(key: Array, concurrency: int, sizes: Sequence[int], num_runs: int) -
 
         # The first versions are left out: at the start all clients are sent work at once.
         skip = 10 + 10 * concurrency // size
-        means = _means(stream(key, f"buffer {size}"), num_runs, make, data, [0], skip + 60, skip)
+        means = _means(stream(key, f"buffer {size}"), num_runs, make, data, values=[0], steps=skip + 60, skip=skip)
         predicted = {
             "staleness": theory.expected_staleness(concurrency, size),
             "delay_seconds": (size - 1) / (2 * concurrency),  # arrivals are a Poisson process of rate C

@@ -85,7 +85,9 @@ def stragglers(
     comparisons = [*training_rows(paths), *map_rows(setting, proximal_weights, step_sizes)]
     reading = list(stragglers_reading(comparisons, options))
     figure = partial(stragglers_figure, comparisons, options, paths)
-    return Findings("stragglers", QUESTION, comparisons, reading, figure, options)
+    return Findings(
+        name="stragglers", question=QUESTION, comparisons=comparisons, reading=reading, figure=figure, options=options
+    )
 
 
 def _check(options: dict[str, Any]) -> None:

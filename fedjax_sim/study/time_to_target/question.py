@@ -88,7 +88,14 @@ def time_to_target(
         comparisons += target_of(name, server, curves[name], target)
     reading = list(time_reading(comparisons, options))
     figure = partial(time_figure, comparisons, curves, options)
-    return Findings("time_to_target", QUESTION, comparisons, reading, figure, options)
+    return Findings(
+        name="time_to_target",
+        question=QUESTION,
+        comparisons=comparisons,
+        reading=reading,
+        figure=figure,
+        options=options,
+    )
 
 
 def watched(key: Array, has: Field, server: ServerMode, num_rounds: int, num_runs: int) -> Watched:

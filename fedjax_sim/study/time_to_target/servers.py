@@ -124,7 +124,16 @@ def field(
         radio_watts=1.0, seed=seed,
     )  # fmt: skip
     loss_fn = models.supervised(model, models.default_loss(data.task))
-    return Field(data, devices, speed, loss_fn, model.init(key)[0], num_steps, learning_rate, cohort_size)
+    return Field(
+        data=data,
+        devices=devices,
+        speed=speed,
+        loss_fn=loss_fn,
+        params=model.init(key)[0],
+        num_steps=num_steps,
+        learning_rate=learning_rate,
+        cohort_size=cohort_size,
+    )
 
 
 def servers(has: Field, deadline_share: float) -> dict[str, ServerMode]:
@@ -162,23 +171,25 @@ def servers(has: Field, deadline_share: float) -> dict[str, ServerMode]:
     over_selecting = sampling.with_over_selection(sampling.with_clock(sampling.uniform(n, num_invited), has.devices), m)
     modes = {
         "waits for all": ServerMode(
-            waiting, m, {"seconds": slowest(times), "messages": m, "joules": m * float(joules.mean())},
-            _by_law(has, load, m, m),
+            algorithm=waiting, updates=m,
+            predicted={"seconds": slowest(times), "messages": m, "joules": m * float(joules.mean())},
+            law=_by_law(has, load, m, m),
         ),
         "deadline, dropped": ServerMode(
-            fedavg(sampling.with_deadline(cohort_sampler, deadline)), m,
-            {
+            algorithm=fedavg(sampling.with_deadline(cohort_sampler, deadline)), updates=m,
+            predicted={
                 "seconds": slowest(np.minimum(times, deadline_ticks)),
                 "messages": m * float((times <= deadline_ticks).mean()),
             },
         ),
         "deadline, partial": ServerMode(
-            fedavg(sampling.with_deadline(cohort_sampler, deadline, late="partial")), m,
-            {"seconds": slowest(partial_ends), "messages": m * float((partial_times > 0).mean())},
+            algorithm=fedavg(sampling.with_deadline(cohort_sampler, deadline, late="partial")), updates=m,
+            predicted={"seconds": slowest(partial_ends), "messages": m * float((partial_times > 0).mean())},
         ),
         "130 % invited": ServerMode(
-            fedavg(over_selecting), m,
-            {"seconds": slowest(times, m, num_invited), "messages": m}, _by_law(has, load, m, num_invited),
+            algorithm=fedavg(over_selecting), updates=m,
+            predicted={"seconds": slowest(times, m, num_invited), "messages": m},
+            law=_by_law(has, load, m, num_invited),
         ),
     }  # fmt: skip
     asynchronous_options = {"population_size": n, "concurrency": m, "max_staleness": 1000, **options}
@@ -201,7 +212,14 @@ def servers(has: Field, deadline_share: float) -> dict[str, ServerMode]:
     ):
         staleness = theory.expected_staleness(m, updates_per_version)
         updates_per_tick = _updates_per_tick(has.ticks(algorithm, has.num_steps)[0], m)
-        modes[name] = ServerMode(algorithm, updates_per_step, {}, None, tick / updates_per_tick, staleness)
+        modes[name] = ServerMode(
+            algorithm=algorithm,
+            updates=updates_per_step,
+            predicted={},
+            law=None,
+            seconds=tick / updates_per_tick,
+            staleness=staleness,
+        )
     tier_cohort = m // TIERS
     fedat = algorithms.fedat(
         has.loss_fn, has.devices, optax.sgd(has.learning_rate), population_size=n, num_tiers=TIERS,
@@ -210,7 +228,14 @@ def servers(has: Field, deadline_share: float) -> dict[str, ServerMode]:
     tier_times = np.array_split(np.sort(has.ticks(fedat, has.num_steps)[0]), TIERS)
     # Tiers run side by side, so their rates add up.
     updates_per_second = sum(tier_cohort / slowest(times, tier_cohort, tier_cohort) for times in tier_times)
-    modes["FedAT"] = ServerMode(fedat, tier_cohort, {}, None, 1 / updates_per_second, theory.expected_staleness(TIERS))
+    modes["FedAT"] = ServerMode(
+        algorithm=fedat,
+        updates=tier_cohort,
+        predicted={},
+        law=None,
+        seconds=1 / updates_per_second,
+        staleness=theory.expected_staleness(TIERS),
+    )
     return modes
 
 
