@@ -56,9 +56,9 @@ def measure(venvs: pathlib.Path, quick: bool = False) -> dict:
     notes: list[str] = []
     for title, job in JOBS.items():
         work = workload(job.workload, cohort_size=(size := 4 if quick else job.clients), num_clients=size)
-        ours = _beside_loops(title, job, work, quick, rows, ratios, notes)
+        ours = _beside_loops(title, job, work, quick=quick, rows=rows, ratios=ratios, notes=notes)
         for name, factor in job.rivals.items():
-            theirs = _rival(title, name, work, venvs, quick, rows, notes)
+            theirs = _rival(title, name, work, venvs, quick=quick, rows=rows, notes=notes)
             if theirs is not None:
                 ratios.append(harness.ratio(f"{title}: speed against {_named(name)}", theirs / ours, at_least=factor))
                 if job.workload == "cifar_cnn" and name == "pfl":
@@ -73,9 +73,7 @@ def measure(venvs: pathlib.Path, quick: bool = False) -> dict:
     return harness.result("Accelerator", title, goal=goal, rows=rows, ratios=ratios, notes=notes)
 
 
-def _beside_loops(
-    title: str, job: Job, work: Workload, quick: bool, rows: list, ratios: list, notes: list
-) -> float:  # fmt: skip
+def _beside_loops(title: str, job: Job, work: Workload, *, quick: bool, rows: list, ratios: list, notes: list) -> float:
     """Adds rows of `run` and of the best loop; returns the seconds of a round of ours."""
     devices = len(jax.devices())
     rounds, passes, lanes = (1, 1, (2,)) if quick else (job.rounds, PASSES, job.lanes)
@@ -96,8 +94,8 @@ def _beside_loops(
 
 
 def _rival(
-    title: str, name: str, work: Workload, venvs: pathlib.Path, quick: bool, rows: list, notes: list
-) -> float | None:  # fmt: skip
+    title: str, name: str, work: Workload, venvs: pathlib.Path, *, quick: bool, rows: list, notes: list
+) -> float | None:
     """Adds a row of another framework; returns the seconds of its round, or None with a note that says why."""
     with tempfile.TemporaryDirectory() as folder:
         arrays = pathlib.Path(folder) / "arrays.npz"

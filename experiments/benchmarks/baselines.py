@@ -151,7 +151,8 @@ def dispatched(work: Workload, *, per_step: bool) -> Callable:
     devices = jax.devices()
 
     @jax.jit
-    def client(total, params, x, y, key, id):
+    def client(total, params, data, key, id):
+        x, y = data
         change, _ = _client(work, params, x[id], y[id], client_seed(key, id))
         return jax.tree.map(jnp.add, total, change)
 
@@ -162,7 +163,8 @@ def dispatched(work: Workload, *, per_step: bool) -> Callable:
         return order.reshape(work.num_steps, work.batch_size)
 
     @jax.jit
-    def step(params, x, y, id, order, t):
+    def step(params, data, id, order, t):
+        x, y = data
         gradient = jax.grad(lambda p: _mean_loss(work, p, x[id, order[t]], y[id, order[t]]))(params)
         return jax.tree.map(lambda p, g: p - work.learning_rate * g, params, gradient)
 
@@ -171,17 +173,17 @@ def dispatched(work: Workload, *, per_step: bool) -> Callable:
         return jax.tree.map(lambda t, p, q: t + (q - p), total, params, local)
 
     def run(key, params, x, y, ids):
-        held = [jax.device_put((params, x, y, key), device) for device in devices]
+        held = [jax.device_put((params, (x, y), key), device) for device in devices]
         totals = [jax.tree.map(jnp.zeros_like, here[0]) for here in held]
         for i, id in enumerate(np.asarray(ids)):
             where = i % len(devices)
-            here, x_here, y_here, key_here = held[where]
+            here, data_here, key_here = held[where]
             if not per_step:
-                totals[where] = client(totals[where], here, x_here, y_here, key_here, id)
+                totals[where] = client(totals[where], here, data_here, key_here, id)
                 continue
-            local, order = here, begin(key_here, x_here, id)
+            local, order = here, begin(key_here, data_here[0], id)
             for t in range(work.num_steps):
-                local = step(local, x_here, y_here, id, order, np.int32(t))
+                local = step(local, data_here, id, order, np.int32(t))
             totals[where] = finish(totals[where], here, local)
         total = jax.tree.map(lambda *parts: sum(np.asarray(part) for part in parts), *totals)
         return jax.tree.map(lambda p, t: p + t / len(ids), params, total)

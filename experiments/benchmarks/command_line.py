@@ -96,7 +96,10 @@ def train(
         timing = [json.loads(line) for line in (out / "timing.jsonl").read_text().splitlines()]
         timing = [line for line in timing if line["round"]]
         return Trained(
-            log.read_bytes(), [(line["round"], line["seconds"]) for line in timing],
-            json.loads((out / "summary.json").read_text()), first or time.perf_counter() - began,
-            timing[0]["elapsed_seconds"], began,
-        )  # fmt: skip
+            metrics=log.read_bytes(),
+            seconds=[(line["round"], line["seconds"]) for line in timing],
+            summary=json.loads((out / "summary.json").read_text()),
+            first_round_seconds=first or time.perf_counter() - began,
+            inside_seconds=timing[0]["elapsed_seconds"],
+            began=began,
+        )

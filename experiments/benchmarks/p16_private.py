@@ -47,7 +47,7 @@ def wide(num_clients: int, rows: int):
     return models.supervised(model, models.softmax_cross_entropy), model.init(jax.random.key(3))[0], data
 
 
-def rounds(loss_fn, params, data, cohort_size: int, batch_size: int, rows: int, num_rounds: int) -> dict:
+def rounds(loss_fn, params, data, *, cohort_size: int, batch_size: int, rows: int, num_rounds: int) -> dict:
     """Way -> () -> what its compiled rounds return."""
     made = {}
     for name, work in clients(loss_fn, batch_size, rows).items():
@@ -83,8 +83,12 @@ def measure(quick: bool = False) -> dict:
     job = build(load(None, [f"data.num_clients={4 * digits}", f"sampler.cohort_size={digits}"]))
     most = int(jnp.max(jax.vmap(job.data.train.count)(jnp.arange(job.data.train.size, dtype=jnp.int32))))
     jobs = {
-        f"digits MLP, round of {digits}": rounds(job.loss_fn, job.params, job.data.train, digits, 10, most, 1),
-        f"MLP 784-256-10, round of {count}": rounds(*wide(2 * count, 100), count, 20, 100, 1),
+        f"digits MLP, round of {digits}": rounds(
+            job.loss_fn, job.params, job.data.train, cohort_size=digits, batch_size=10, rows=most, num_rounds=1
+        ),
+        f"MLP 784-256-10, round of {count}": rounds(
+            *wide(2 * count, 100), cohort_size=count, batch_size=20, rows=100, num_rounds=1
+        ),
         "MLP 784-256-10, one client, batch 64": alone(*wide(1, 320), 64, 320),
     }
     rows, ratios = [], []

@@ -98,7 +98,7 @@ def search(quick: bool):
     """() -> one step of the events alone: the next arrivals of many in flight, and who is sent work after them."""
     size, flying, buffer = (5000, 1000, 100) if quick else (1_000_000, 100_000, 1000)
     traffic = Traffic(
-        devices(size), concurrency=flying, block=buffer, buffer_size=buffer, max_staleness=1000, refill="other"
+        devices=devices(size), concurrency=flying, block=buffer, buffer_size=buffer, max_staleness=1000, refill="other"
     )
     load = lambda ids: Load(*(jnp.full(ids.shape, x) for x in (1e6, 1e4, 1e4)))  # noqa: E731
     flights = jax.jit(lambda: take_off(jax.random.key(0), traffic, load))()

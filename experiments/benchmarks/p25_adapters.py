@@ -37,7 +37,7 @@ def measure(quick: bool = False) -> dict:
     whole = models.merged(params, state)
     calls = {
         "a round of adapters": _round(adapted, params, state, x, y),
-        f"a round of adapters, {LANES} lanes": _round(adapted, params, state, x, y, engine.Plan.checked(LANES)),
+        f"a round of adapters, {LANES} lanes": _round(adapted, params, state, x, y, plan=engine.Plan.checked(LANES)),
         "a round in fast arithmetic": _fast_round(adapted, params, state, x, y),
         "the frozen model, one batch": _frozen(base, whole, x, y, num_clients),
     }
@@ -57,7 +57,7 @@ def measure(quick: bool = False) -> dict:
     return harness.result("P25", "adapters of a frozen transformer", goal=goal, rows=rows, ratios=ratios, notes=notes)
 
 
-def _round(model: models.Model, params, state, x, y, plan: engine.Plan | None = None) -> Callable:
+def _round(model: models.Model, params, state, x, y, *, plan: engine.Plan | None = None) -> Callable:
     """Rounds of FedAvg over the adapters of all clients, through the public recipe."""
     num_clients = len(x)
     clients = population.stored({"x": x, "y": y}, np.arange(num_clients + 1))

@@ -155,7 +155,19 @@ def workload(name: str, *, cohort_size: int | None = None, num_clients: int | No
         loss = models.softmax_cross_entropy
     data = population.stored({"x": x, "y": y}, np.arange(0, rows + 1, steps * batch))
     loss_fn, params = models.supervised(model, loss), model.init(jax.random.key(3))[0]
-    return Workload(name, title, loss_fn, params, data, cohort, steps, batch, rate, macs, input_macs)
+    return Workload(
+        name=name,
+        title=title,
+        loss_fn=loss_fn,
+        params=params,
+        data=data,
+        cohort_size=cohort,
+        num_steps=steps,
+        batch_size=batch,
+        learning_rate=rate,
+        macs=macs,
+        input_macs=input_macs,
+    )
 
 
 def separable(rng, rows: int, shape: tuple[int, ...], num_outputs: int) -> tuple[np.ndarray, np.ndarray]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from fedjax_sim.metrics.evaluation import MOST_LISTED
@@ -103,7 +104,8 @@ def learning(records: Sequence[Mapping], timing: Sequence[Mapping], summary: Map
         if x == "seconds" and not timing:
             view = absent("No timing.jsonl in this folder.")
         else:
-            view = figure(x, plots.learning_curves, caption, records, x, besides(summary))
+            draw = partial(plots.learning_curves, records, x, besides(summary))
+            view = figure(x, draw, caption)
         views.append((title, view))
     yield choice("learning", views)
     yield (

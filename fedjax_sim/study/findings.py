@@ -200,7 +200,14 @@ class Findings(NamedTuple):
         return [self._row(comparison) for comparison in self.comparisons]
 
     def _row(self, comparison: Comparison) -> dict[str, Any]:
-        """Returns a comparison as a row of the table, see `rows`."""
+        """Returns a comparison as a row of the table, see `rows`.
+
+        The interval is x -+ (t s + r), with x the measured number, s its standard error, t Student's critical value
+        (`_critical`) and r the resolution.
+
+        Args:
+          comparison: one of the findings, whose number decides the width of all intervals.
+        """
         mean = comparison.measured
         predicted = comparison.predicted
         half_width = self._critical(comparison.degrees) * comparison.standard_error + comparison.resolution

@@ -193,7 +193,17 @@ def load_sweep(path: str | Path | None, overrides: Iterable[str] = (), without: 
     _check_distinct(configs, combinations)
     shown = _shown_options(axes, tables)
     stated = document | {"sweep": table}
-    return SweepConfig(configs, combinations, seeds, metrics, batch, shown, halving, tuple(axes), stated)
+    return SweepConfig(
+        configs=configs,
+        combinations=combinations,
+        seeds=seeds,
+        metrics=metrics,
+        batch=batch,
+        shown=shown,
+        halving=halving,
+        axes=tuple(axes),
+        document=stated,
+    )
 
 
 def _halving_of(table: Any, problems: list[str]) -> Halving | None:
@@ -461,13 +471,23 @@ def _run_group(loaded: SweepConfig, directory: Path | None, resume: bool, progre
 
     with loaded.configs[0].arithmetic():
         return sweep_points(
-            made, loaded.combinations, loaded.seeds,
-            [stream(root, "rounds") for root in roots], starts, base.data.train, tables["run"]["rounds"],
-            evaluate_every=tables["run"]["evaluate_every"], metrics=loaded.metrics,
-            batch=loaded.batch, delta=tables["run"]["delta"], directory=directory, resume=resume, progress=progress,
+            made,
+            loaded.combinations,
+            seeds=loaded.seeds,
+            keys=[stream(root, "rounds") for root in roots],
+            starts=starts,
+            population=base.data.train,
+            num_rounds=tables["run"]["rounds"],
+            evaluate_every=tables["run"]["evaluate_every"],
+            metrics=loaded.metrics,
+            batch=loaded.batch,
+            delta=tables["run"]["delta"],
+            directory=directory,
+            resume=resume,
+            progress=progress,
             identity=identity,
             needed=metric,
-        )  # fmt: skip
+        )
 
 
 def _point(config: Config, values: dict[str, Any]) -> dict[str, Any]:

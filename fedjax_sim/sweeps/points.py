@@ -61,7 +61,7 @@ def traced(algorithm: Algorithm, params: PyTree, population: PyTree) -> Kind:
     if "error_ids" in info:
         hint = "A sweep reports which points diverged."
         validate.fail("make", "an algorithm that goes on past non-finite updates", "nonfinite='error'", hint)
-    return Kind((init.kind, step.kind, model.kind), init, step, model, state, info)
+    return Kind(name=(init.kind, step.kind, model.kind), init=init, step=step, params=model, state=state, info=info)
 
 
 def _strong(state: PyTree) -> PyTree:
@@ -120,11 +120,11 @@ class Points:
         # A point is its key data (of the seed, and of the rounds), the row of its combination, and the row of its seed.
         def started(points, shared, active):
             words, _, *combination_and_seed = points
-            return self._over(start, active, (words, *combination_and_seed), *shared)
+            return self._over(start, active, (words, *combination_and_seed), shared)
 
-        def advanced(points, shared, active, state, first, count):
+        def advanced(points, shared, active, state, first_and_count):
             _, bound, combination, _ = points
-            return self._over(advance, active, (bound, combination, state), *shared, first, count)
+            return self._over(advance, active, (bound, combination, state), (*shared, *first_and_count))
 
         on_each = PartitionSpec()
         split = PartitionSpec(None if self.mesh is None else self.mesh.axis_names[0])
@@ -134,18 +134,20 @@ class Points:
         number = np.zeros(words.shape[:2], np.int32)
         points = _put((words, words, number, number), self.mesh, split)
         zero = np.int32(0)
-        compile_start, states = self._lowered(started, (split, on_each, on_each), split, points, shared, zero)
+        places = (split, on_each, on_each)
+        compile_start, states = self._lowered(started, (points, shared, zero), places, split)
         # After its start a point needs the floats and the population, and no longer the initial params.
         without_params = (shared[0], shared[2])
-        places = (split, on_each, on_each, split, on_each, on_each)
-        compile_advance, _ = self._lowered(advanced, places, split, points, without_params, zero, states, zero, zero)
+        arguments = (points, without_params, zero, states, (zero, zero))
+        places = (split, on_each, on_each, split, on_each)
+        compile_advance, _ = self._lowered(advanced, arguments, places, split)
 
         def compile_both() -> None:
             start_all = compile_start()
             advance_all = compile_advance()
             self._start = lambda points, active: start_all(points, shared, active)
-            self._advance = lambda points, active, state, *rounds: advance_all(
-                points, without_params, active, state, *rounds
+            self._advance = lambda points, active, state, first_and_count: advance_all(
+                points, without_params, active, state, first_and_count
             )
 
         self._compile = compile_both
@@ -167,14 +169,18 @@ class Points:
             """Returns the combination's floats; None for floats that all combinations share."""
             return [None if x is None else x[combination] for x in values]
 
-        def start(words, combination, seed, floats, params, population):
+        def start(point, shared):
             """Returns the first state of a point."""
+            words, combination, seed = point
+            floats, params, population = shared
             key = init_key(jax.random.wrap_key_data(words, impl=impl))
             values = of_combination(floats[0], combination)
             return replay(init, values, key, jax.tree.map(lambda x: x[seed], params), population)
 
-        def advance(words, combination, state, floats, population, first, count):
+        def advance(point, shared):
             """Returns (state, last info, counts, params) of a point after `count` rounds from round `first` on."""
+            words, combination, state = point
+            floats, population, first, count = shared
             key = jax.random.wrap_key_data(words, impl=impl)
             values = of_combination(floats[1], combination)
 
@@ -192,7 +198,7 @@ class Points:
 
         return start, advance
 
-    def _over(self, of_point: Callable, active: Array, points: tuple, *shared: PyTree) -> PyTree:
+    def _over(self, of_point: Callable, active: Array, points: tuple, shared: tuple) -> PyTree:
         """Calls `of_point` at each point of the active groups; `points` have leaves [groups, batch, ...].
 
         The number of active groups is an argument, so that few points take little time in the same program.
@@ -200,9 +206,9 @@ class Points:
 
         def of_group(points):
             if self.batch > 1:
-                return jax.vmap(of_point, in_axes=(0,) * len(points) + (None,) * len(shared))(*points, *shared)
+                return jax.vmap(of_point, in_axes=(0, None))(points, shared)
             # A point alone is not vmapped: so it has the bits of its single run.
-            result = of_point(*jax.tree.map(lambda x: x[0], points), *shared)
+            result = of_point(jax.tree.map(lambda x: x[0], points), shared)
             return jax.tree.map(lambda x: jnp.asarray(x)[None], result)
 
         def add_group(i, results):
@@ -214,14 +220,14 @@ class Points:
         results = jax.tree.map(lambda x: jnp.zeros((self.groups, *x.shape), x.dtype), spec)
         return jax.lax.fori_loop(0, active, add_group, results)
 
-    def _lowered(self, function: Callable, places: tuple, split: PartitionSpec, *args: PyTree) -> tuple:
+    def _lowered(self, function: Callable, arguments: tuple, places: tuple, split: PartitionSpec) -> tuple:
         """Lowers a function over the devices.
 
         Args:
           function: takes and returns arrays of one device.
+          arguments: of the function, or their shapes and places.
           places: how each argument is split over the devices.
           split: how the results are split.
-          args: arguments, or their shapes and places.
 
         Returns: (a function that compiles the program, and raises MemoryError if it does not fit; the shapes and places
         of its results).
@@ -231,7 +237,7 @@ class Points:
             function = jax.shard_map(function, mesh=self.mesh, **specs)
         with engine.one_device():
             options = engine.compiler_options()
-            traced_function = jax.jit(function, compiler_options=options).trace(*args)
+            traced_function = jax.jit(function, compiler_options=options).trace(*arguments)
             compile_function = executables.lowered(traced_function, options)
 
         def compiled() -> Callable:
@@ -280,7 +286,8 @@ class Points:
         state = self._start(points, np.int32(num_active))
         done = 0
         for round in rounds:
-            state, *results = self._advance(points, np.int32(num_active), state, np.int32(done), np.int32(round - done))
+            first_and_count = np.int32(done), np.int32(round - done)
+            state, *results = self._advance(points, np.int32(num_active), state, first_and_count)
             done = round
             results.append(state if self.yields_states else ())
             yield jax.tree.map(lambda x: np.asarray(x).reshape(-1, *x.shape[2:])[position], tuple(results))

@@ -28,9 +28,15 @@ class Recorder:
     """
 
     def __init__(
-        self, evaluations: Sequence[Callable | None], metrics: Sequence[str] | None, combinations: list, seeds: list,
-        epsilons: list, needed: str | None,
-    ):  # fmt: skip
+        self,
+        evaluations: Sequence[Callable | None],
+        *,
+        metrics: Sequence[str] | None,
+        combinations: list,
+        seeds: list,
+        epsilons: list,
+        needed: str | None,
+    ):
         self.evaluations = evaluations
         self.metrics = metrics
         self.epsilons = epsilons

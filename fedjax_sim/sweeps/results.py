@@ -260,13 +260,13 @@ def joined(results: Sequence[Sweep], combinations: Sequence[Mapping[str, Any]]) 
     rows = [row for values in combinations for row in rows_by_values[tuple(values.values())]]
     first = results[0]
     return Sweep(
-        rows,
-        first.names,
-        first.seeds,
-        sum(result.num_programs for result in results),
-        all(result.exact for result in results),
-        sum(result.compile_seconds for result in results),
-        sum(result.seconds for result in results),
+        rows=rows,
+        names=first.names,
+        seeds=first.seeds,
+        num_programs=sum(result.num_programs for result in results),
+        exact=all(result.exact for result in results),
+        compile_seconds=sum(result.compile_seconds for result in results),
+        seconds=sum(result.seconds for result in results),
     )
 
 
@@ -313,7 +313,17 @@ def _paired(metric: str, pairs: Sequence[Any], confidence: float) -> Paired:
     correlation = float(np.corrcoef(finite.T)[0, 1]) if (spread > 0).all() and len(finite) > 1 else math.nan
     p_value = _p_value(mean, error, len(gaps))
     num_diverged = len(pairs) - len(gaps)
-    return Paired(metric, mean, error, low, high, p_value, len(gaps), num_diverged, correlation)
+    return Paired(
+        metric=metric,
+        difference=mean,
+        standard_error=error,
+        low=low,
+        high=high,
+        p_value=p_value,
+        seeds=len(gaps),
+        diverged=num_diverged,
+        correlation=correlation,
+    )
 
 
 def _p_value(mean: float, error: float, count: int) -> float:

@@ -134,20 +134,32 @@ def sweep(
     keys = [jax.random.key(seed) for seed in seeds]
     starts = [params(init_key(key)) if callable(params) else params for key in keys]
     return sweep_points(
-        make_judged, combinations, seeds, keys, starts, population, num_rounds, evaluate_every=evaluate_every,
-        metrics=metrics, batch=batch, delta=delta, directory=directory, resume=resume, progress=progress,
-    )  # fmt: skip
+        make_judged,
+        combinations,
+        seeds=seeds,
+        keys=keys,
+        starts=starts,
+        population=population,
+        num_rounds=num_rounds,
+        evaluate_every=evaluate_every,
+        metrics=metrics,
+        batch=batch,
+        delta=delta,
+        directory=directory,
+        resume=resume,
+        progress=progress,
+    )
 
 
 def sweep_points(
     make: Callable[..., tuple[Algorithm, Callable | None]],
     combinations: list[dict[str, Any]],
+    *,
     seeds: list[int],
     keys: list[Array],
     starts: list[PyTree],
     population: Population,
     num_rounds: int,
-    *,
     evaluate_every: int | None,
     metrics: Sequence[str] | None,
     batch: int,
@@ -188,7 +200,7 @@ def sweep_points(
         stack.enter_context(jax.default_matmul_precision(matmul_precision()))
         if directory is not None:
             stack.enter_context(lock(directory))
-        kinds, programs, epsilons = _prepared(combinations, algorithms, starts, population, rounds, delta)
+        kinds, programs, epsilons = _prepared(combinations, algorithms, starts, population, rounds=rounds, delta=delta)
         # A resume compares the evaluation of the first model: two functions cannot be compared.
         first_evaluation = None
         if evaluations[0] is not None and directory is not None:
@@ -204,11 +216,21 @@ def sweep_points(
         } | ({"private": programs} if any(programs) else {})  # fmt: skip
         finished = Finished(directory, identity, resume)
         stack.callback(finished.drop_empty)
-        recorder = Recorder(evaluations, metrics, combinations, seeds, epsilons, needed)
+        recorder = Recorder(
+            evaluations, metrics=metrics, combinations=combinations, seeds=seeds, epsilons=epsilons, needed=needed
+        )
         bar = stack.enter_context(_bar(progress, len(combinations) * len(seeds), len(finished.rows)))
         words = np.stack([jax.random.key_data(key) for key in keys])
         bound_words = _bound_words(keys, programs, starts, population)
-        runner = _Runner(finished, recorder, rounds, words, bound_words, bar, interrupted)
+        runner = _Runner(
+            finished=finished,
+            recorder=recorder,
+            rounds=rounds,
+            words=words,
+            bound_words=bound_words,
+            bar=bar,
+            interrupted=interrupted,
+        )
         # Combinations with equal programs are points of one compiled program.
         groups: dict[Any, list[int]] = {}
         for i, kind in enumerate(kinds):
@@ -233,7 +255,13 @@ def sweep_points(
     combination_of_point = [divmod(point, len(seeds))[0] for point in range(len(combinations) * len(seeds))]
     rows = [row | combinations[i] for point, i in enumerate(combination_of_point) for row in finished.rows[point]]
     result = Sweep(
-        rows, tuple(combinations[0]), seeds, len(groups), batch == 1, compile_seconds, time.perf_counter() - started
+        rows=rows,
+        names=tuple(combinations[0]),
+        seeds=seeds,
+        num_programs=len(groups),
+        exact=batch == 1,
+        compile_seconds=compile_seconds,
+        seconds=time.perf_counter() - started,
     )
     if directory is not None:
         result.write(directory)
@@ -295,6 +323,7 @@ def _prepared(
     algorithms: list[Algorithm],
     starts: PyTree,
     population: PyTree,
+    *,
     rounds: list[int],
     delta: float | None,
 ) -> tuple[list[Kind], list[str], list[_Epsilons]]:

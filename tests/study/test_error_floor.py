@@ -110,8 +110,6 @@ def test_figure():
 @pytest.mark.full
 def test_figure_of_the_largest_step():
     """Fault: a study that runs, and then fails where its figure tries a step that diverges."""
-    problem, base = (
-        Quadratics(12, 3, 1.0, 0),
-        Setting(step_size=1.0, cohort_size=4, num_steps=2, gradient_noise=0.3, bits=4, noise_multiplier=0.01),
-    )
+    problem = Quadratics(12, 3, 1.0, 0)
+    base = Setting(step_size=1.0, cohort_size=4, num_steps=2, gradient_noise=0.3, bits=4, noise_multiplier=0.01)
     assert error_floor_figure(findings().comparisons, base, problem.budget, start=problem.start, num_clients=12).axes

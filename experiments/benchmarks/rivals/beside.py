@@ -50,18 +50,18 @@ class Job(NamedTuple):
 
 EVERY = {"fedjax": None, "pfl": None, "drjax": None}
 JOBS = {
-    "softmax 60-10, 100 clients": Job("softmax", 100, 11, 50, EVERY, (1, 2, 4, 9, 20, 50), 0.95),
+    "softmax 60-10, 100 clients": Job("softmax", 100, 11, turn=50, rivals=EVERY, lanes=(1, 2, 4, 9, 20, 50), loop=0.95),
     "MLP 60-128-10, 1,000 clients": Job(
-        "mlp", 1000, 6, 10, EVERY | {"fedjax": 20, "pfl": 40}, (1, 2, 4, 9, 20, 50), 0.95
+        "mlp", 1000, 6, turn=10, rivals=EVERY | {"fedjax": 20, "pfl": 40}, lanes=(1, 2, 4, 9, 20, 50), loop=0.95
     ),
-    "MLP 60-128-10, 100 clients": Job("mlp", 100, 6, 10, {"flower": 1000}),
-    "CNN of 12,810 parameters, 20 clients": Job("cnn_12k", 20, 6, 10, EVERY, (1, 2, 4, 9), 0.95),
-    "FEMNIST CNN, 10 clients": Job("femnist_cnn", 10, 4, 1, EVERY, (1, 2, 4), 1.0),
-    "CIFAR CNN, 50 clients": Job("cifar_cnn", 50, 4, 1, EVERY, (1, 2, 4), 1.0),
-    "LSTM 128, 50 clients": Job("lstm", 50, 4, 2, EVERY, (1, 2, 4, 9, 20)),
-    "P1 MLP 32-32-10": Job("tiny", 1000, 3, 10, {"fedjax": None}),
-    "P2 logistic 784-62": Job("logistic", 200, 4, 10, {"fedjax": 1.8}),
-    "P2 MLP 784-200-200-62": Job("large_mlp", 100, 4, 10, {"fedjax": 1.8}),
+    "MLP 60-128-10, 100 clients": Job("mlp", 100, 6, turn=10, rivals={"flower": 1000}),
+    "CNN of 12,810 parameters, 20 clients": Job("cnn_12k", 20, 6, turn=10, rivals=EVERY, lanes=(1, 2, 4, 9), loop=0.95),
+    "FEMNIST CNN, 10 clients": Job("femnist_cnn", 10, 4, turn=1, rivals=EVERY, lanes=(1, 2, 4), loop=1.0),
+    "CIFAR CNN, 50 clients": Job("cifar_cnn", 50, 4, turn=1, rivals=EVERY, lanes=(1, 2, 4), loop=1.0),
+    "LSTM 128, 50 clients": Job("lstm", 50, 4, turn=2, rivals=EVERY, lanes=(1, 2, 4, 9, 20)),
+    "P1 MLP 32-32-10": Job("tiny", 1000, 3, turn=10, rivals={"fedjax": None}),
+    "P2 logistic 784-62": Job("logistic", 200, 4, turn=10, rivals={"fedjax": 1.8}),
+    "P2 MLP 784-200-200-62": Job("large_mlp", 100, 4, turn=10, rivals={"fedjax": 1.8}),
 }
 
 
@@ -72,7 +72,7 @@ def write_arrays(path: pathlib.Path, work: Workload) -> None:
     common.write(path, work.params, kind=kind, x=x, y=y, rate=work.learning_rate, batch_size=work.batch_size)
 
 
-def ours(name: str, clients: int, rounds: int, turn: int, passes: int, lanes: list[int], out: str) -> dict:
+def ours(name: str, clients: int, rounds: int, *, turn: int, passes: int, lanes: list[int], out: str) -> dict:
     """For a worker: the first round, the weights after `rounds` rounds (to `out`), and seconds a round in turns."""
     work = workload(name, cohort_size=clients, num_clients=clients)
     made = algorithm(work, sampler=sampling.full(clients))

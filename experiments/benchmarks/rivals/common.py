@@ -46,7 +46,9 @@ def read() -> Job:
     """The job named on the command line: ARRAYS.npz ROUNDS OUT.npz."""
     params, held = load(sys.argv[1])
     kind, rate, batch_size = str(held["kind"]), float(held["rate"]), int(held["batch_size"])
-    return Job(kind, held["x"], held["y"], params, rate, batch_size, int(sys.argv[2]))
+    return Job(
+        kind=kind, x=held["x"], y=held["y"], params=params, rate=rate, batch_size=batch_size, rounds=int(sys.argv[2])
+    )
 
 
 def dense_layers(params: dict) -> list:

@@ -62,7 +62,15 @@ def availability_figure(found: Sequence[Comparison], options: dict[str, Any]) ->
 
 
 def _day(axes: Any, all_comparisons: Sequence[Comparison], options: dict[str, Any]) -> None:
-    """Draws the distance of the model to the optimum over a day, for each step size and for one round a day."""
+    """Draws the distance of the model to the optimum over a day, for each step size and for one round a day.
+
+    A line is |w_h - w*|, with w_h the model before the round of hour h (`laws.daily`) and w* the mean of the optima.
+
+    Args:
+      axes: the panel to draw on.
+      all_comparisons: the comparisons of the study; those of the part "by hour" are the points.
+      options: the study's options. `zone_clients` (N), `share`, `num_steps` (K) and `seed` decide the lines.
+    """
     _, is_available, centers = day(options["zone_clients"], options["share"], options["seed"])
     by_hour = comparisons_of(all_comparisons, "by hour")
     step_sizes = sorted({comparison.conditions["step_size"] for comparison in by_hour}, reverse=True)

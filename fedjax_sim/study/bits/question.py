@@ -80,7 +80,11 @@ def bits(
 
 
 def _check(options: dict[str, Any]) -> None:
-    """Raises an error that names the first option that is out of range."""
+    """Raises an error that names the first option that is out of range.
+
+    Args:
+      options: the arguments of `bits`, by name.
+    """
     for name, rising in (("bits", True), ("cohort_sizes", True), ("step_sizes", False)):
         validate.sequence(name, options[name])
         values = list(options[name])
@@ -105,7 +109,17 @@ def _check(options: dict[str, Any]) -> None:
 
 
 def _ratios(comparisons: Sequence[Comparison], bits: Sequence[int]) -> Iterator[Comparison]:
-    """Computes the factors by which more bits divide the floor."""
+    """Computes the factors by which more bits divide the floor.
+
+    For b < b' the factor is floor_b / floor_b'. Theory gives (Delta_b / Delta_b')^2, where Delta_b = 2 s / (2^b - 1) is
+    the distance of two levels of the textbook's grid on [-s, s].
+
+    Args:
+      comparisons: those of the runs to the floor. The part "floor" has E |w - w*|^2 once for each b.
+      bits: [B] b, rising.
+
+    Yields: B - 1 comparisons, one for each two neighbouring numbers of bits.
+    """
     floors = {
         comparison.conditions["bits"]: comparison
         for comparison in comparisons

@@ -77,7 +77,11 @@ def breakdown(
 
 
 def _check(options: dict[str, Any]) -> None:
-    """Raises an error that names the first option that is out of range."""
+    """Raises an error that names the first option that is out of range.
+
+    Args:
+      options: the arguments of `breakdown`, by name.
+    """
     m = options["num_messages"]
     validate.integer("num_messages", m, 7, 101)
     if m % 2 == 0:
@@ -134,6 +138,13 @@ def _predicted_point(name: str, m: int, f: int) -> int:
     decide. With a attackers, an honest message has max(0, a - f - 1) attackers among its nearest. An attacker's message
     has max(0, m - f - 1 - a) honest messages among them. So honest messages win while a < m / 2. Multi-Krum takes
     m - f - 2 messages, which are all honest while there are that many honest messages.
+
+    Args:
+      name: the rule, a key of `RULES`.
+      m: messages in a round, odd.
+      f: the number of attackers that the rule is set for, with 2 f + 3 <= m.
+
+    Returns: the fewest attackers that break the rule, in [1, m]; m says that no number below m does.
     """
     majority = (m + 1) // 2
     num_averaged = max(m - f - 2, 1)  # by multi-Krum
@@ -150,7 +161,20 @@ def _predicted_point(name: str, m: int, f: int) -> int:
 
 
 def _bounds(key: Array, m: int, attackers: Sequence[int], dimension: int, num_draws: int) -> Iterator[Comparison]:
-    """Compares the worst attack of each draw on rules that know f with the proven bound on any attack."""
+    """Compares the worst attack of each draw on rules that know f with the proven bound on any attack.
+
+    Let H be the m - f honest messages, with mean mu and variance v = sum_{i in H} |x_i - mu|^2 / (m - f). What is
+    measured is |rule(x) - mu|^2 / v, the largest over the attacks. The bound is the rule's coefficient kappa(m, f).
+
+    Args:
+      key: the random key of all draws.
+      m: messages in a round, odd.
+      attackers: [F] numbers of attackers f, rising, with 2 f + 3 <= m. Clients 0 to f - 1 attack.
+      dimension: d of a message.
+      num_draws: R sets of messages, the same for all rules, attacks and f.
+
+    Yields: for each f and each rule a comparison, whose samples are R ratios.
+    """
     attacks = [attack for name, attack in ATTACKS.items() if name != "none"]
     settings = [(name, f) for f in attackers for name in (*NAMES, "mixing, trimmed mean")]
     rules = [RULES[name](m, f) for name, f in settings]

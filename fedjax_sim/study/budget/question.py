@@ -88,7 +88,11 @@ def budget(
 
 
 def _check(options: dict[str, Any]) -> None:
-    """Raises an error that names the first option that is out of range."""
+    """Raises an error that names the first option that is out of range.
+
+    Args:
+      options: the arguments of `budget`, by name.
+    """
     for name in ("cohort_sizes", "bits"):
         validate.sequence(name, options[name])
         if len(set(options[name])) < len(options[name]):
@@ -110,7 +114,20 @@ def _conditions(unit: str, choice: theory.Choice) -> dict[str, Any]:
 def _measured(
     key: Array, sensors: Sensors, allocations: dict[str, theory.Allocation], num_runs: int
 ) -> Iterator[Comparison]:
-    """Runs each choice once, for all budgets that afford it, and yields its errors and what it spent."""
+    """Runs each choice once, for all budgets that afford it, and yields its errors and what it spent.
+
+    Theory predicts E |w_T - w*|^2 after the T rounds that a budget affords, and a spending of T times the mean cost of
+    a round.
+
+    Args:
+      key: the random key of all runs.
+      sensors: the clients and their devices.
+      allocations: by unit, an entry of `UNITS`. All of them have the same choices in the same order.
+      num_runs: R independent runs of each choice.
+
+    Yields: for each choice and each unit whose budget affords a round two comparisons: the squared distance, and the
+      spending in bytes, joules or seconds of simulated time.
+    """
     for same_choice in zip(*(allocation.choices for allocation in allocations.values()), strict=True):
         bought = {unit: choice for unit, choice in zip(allocations, same_choice, strict=True) if choice.feasible}
         if not bought:

@@ -122,7 +122,15 @@ class Sensors:
                                 evaluation=evaluation, rounds=rounds, batch=BATCH)  # fmt: skip
 
     def _dealt(self, algorithm: Algorithm) -> Algorithm:
-        """Wraps an algorithm: devices are dealt to clients before the first round, and spending is summed up."""
+        """Wraps an algorithm: devices are dealt to clients before the first round, and spending is summed up.
+
+        Args:
+          algorithm: one on `devices` over the population that `clients` makes. Its info tells the bytes, joules and seconds
+            of a round.
+
+        Returns: an algorithm whose population is the optima [N, d], in the order of `centers`. Its state is a `_Shuffled`,
+          and its params are the whole state. Spending is in float32.
+        """
 
         def init(key, params, centers):
             federation = algorithm.init(key, params, self.clients(centers))

@@ -85,7 +85,11 @@ def clip(
 
 
 def _check(options: dict[str, Any]) -> None:
-    """Raises an error that names the first option that is out of range."""
+    """Raises an error that names the first option that is out of range.
+
+    Args:
+      options: the arguments of `clip`, by name.
+    """
     for name in ("clip_norms", "noise_multipliers", "factors"):
         validate.sequence(name, options[name])
         for value in options[name]:

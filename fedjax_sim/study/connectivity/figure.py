@@ -32,7 +32,14 @@ def connectivity_figure(found: Sequence[Comparison]) -> Any:
 
 
 def _decay(axes: Any, rows: list[dict[str, Any]]) -> None:
-    """Draws the squared distance from the mean against rounds, for each graph; estimates are dashed."""
+    """Draws the squared distance from the mean against rounds, for each graph; estimates are dashed.
+
+    A line is (1/N) sum_{k >= 2} |lambda_k|^(2 t) after t rounds, with lambda the eigenvalues of the mixing matrix.
+
+    Args:
+      axes: the panel to draw on.
+      rows: those of the part "decay", with "graph", "nodes" (N) and "rounds" (t).
+    """
     for name, (colour, marker) in zip(DECAYING, LOOKS, strict=True):
         graph_rows = [row for row in rows if row["graph"] == name]
         if not graph_rows:
@@ -50,7 +57,15 @@ def _decay(axes: Any, rows: list[dict[str, Any]]) -> None:
 
 
 def _agreement(bytes_: Any, rounds: Any, rows: list[dict[str, Any]]) -> None:
-    """Draws two panels: bytes against rounds until nodes agree, and rounds against the spectral gap."""
+    """Draws two panels: bytes against rounds until nodes agree, and rounds against the spectral gap.
+
+    The gap is 1 - |lambda_2|, with |lambda_2| the second largest modulus of an eigenvalue of the mixing matrix.
+
+    Args:
+      bytes_: the panel of bytes. Bytes are those of all nodes, for each number of the model.
+      rounds: the panel of rounds against the gap.
+      rows: those of the part "agreement": for each graph one of the quantity "rounds" and one of "bytes".
+    """
     times, sent = (
         {row["graph"]: row for row in rows if row["quantity"] == quantity} for quantity in ("rounds", "bytes")
     )
@@ -76,7 +91,13 @@ def _annotate(axes: Any, name: str, x: float, y: float) -> None:
 
 
 def _floor(axes: Any, rows: list[dict[str, Any]]) -> None:
-    """Draws the floor of D-PSGD against the spectral gap, with the part of it that every graph has."""
+    """Draws the floor of D-PSGD against the spectral gap, with the part of it that every graph has.
+
+    Args:
+      axes: the panel to draw on.
+      rows: those of the part "floor", one for each graph. The measured number is E (1/N) sum_i |x_i - w*|^2 over the
+        nodes' models x_i. "gap" is 1 - |lambda_2|, and "of_mean" is what noise in the nodes' mean gives of the floor.
+    """
     rows = sorted(rows, key=lambda row: row["gap"])
     if not rows:
         return

@@ -63,7 +63,18 @@ def _fixed_points(
     etas: Sequence[float],
     grid: np.ndarray,
 ) -> None:
-    """Draws the distance of fixed points to the optimum against K."""
+    """Draws the distance of fixed points to the optimum against K.
+
+    A line is |w_inf - w*| of FedAvg, with w_inf = (sum p_i M_i)^-1 sum p_i M_i a_i and M_i = I - (I - eta H_i)^K.
+
+    Args:
+      axes: the panel to draw on.
+      base: the base setting; its problem has the H_i and a_i.
+      all_comparisons: the comparisons of the study; those of the part "fixed point" are the points.
+      steps: K that were measured, rising, where the axis has its ticks.
+      etas: eta of local steps, rising; each has a line.
+      grid: [G] int, K of the lines.
+    """
     for eta, (line, colour, marker) in zip(etas, LOOKS * 9, strict=False):
         distances = [base.problem.bias(num_steps=int(k), step_size=eta) for k in grid]
         label = f"FedAvg, step {eta:g}: theory"
@@ -108,7 +119,17 @@ def _proximal(axes, pair: Problem, all_comparisons: Sequence[Comparison]) -> Non
 
 
 def _parts(axes, base: Base, comparisons: Sequence[Comparison], steps: Sequence[int], grid: np.ndarray) -> None:
-    """Draws the lengths of the drift bias and of its parts against K."""
+    """Draws the lengths of the drift bias and of its parts against K.
+
+    The bias is the clients' mean gradient at the end of local work minus the gradient at w, at the first model w.
+
+    Args:
+      axes: the panel to draw on.
+      base: the base setting, with problem, first model and eta.
+      comparisons: the comparisons of the study; those of the part "drift bias" are the points.
+      steps: K that were measured, rising, where the axis has its ticks.
+      grid: [G] int, K of the lines.
+    """
     drifts = [
         theory.quadratic_drift(*base.problem, point=base.problem.start, num_steps=int(k), step_size=base.step_size)
         for k in grid
@@ -128,7 +149,15 @@ def _parts(axes, base: Base, comparisons: Sequence[Comparison], steps: Sequence[
 
 
 def _model(axes, comparisons: Sequence[Comparison]) -> None:
-    """Draws the share of a model's drift bias that its leading term does not explain, against the step size."""
+    """Draws the share of a model's drift bias that its leading term does not explain, against the step size.
+
+    A point is |bias - leading term| / |bias|, with the Euclidean norm over all parameters.
+
+    Args:
+      axes: the panel to draw on.
+      comparisons: the comparisons of the study. The part "logistic regression" has both lengths for each K and eta, in
+        one order; without this part the panel stays empty.
+    """
     remainders = comparisons_of(comparisons, "logistic regression", "bias less leading term")
     biases = comparisons_of(comparisons, "logistic regression", "drift bias")
     ratios = [

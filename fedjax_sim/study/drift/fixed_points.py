@@ -121,7 +121,16 @@ def _heterogeneities(base: Base, problems: dict[float, Problem]) -> Iterator[Mea
 
 
 def _two_curvatures(base: Base, steps: Sequence[int]) -> Iterator[MeasuredRun]:
-    """Yields settings of FedAvg on clients of curvature 1 and 10: the fixed point, and the contraction of a round."""
+    """Yields settings of FedAvg on clients of curvature 1 and 10: the fixed point, and the contraction of a round.
+
+    Predicted are |w_inf - w*| and the contraction rho = |w_1 - w_inf| / |w_0 - w_inf| = mean of (1 - eta h_i)^K.
+
+    Args:
+      base: the base setting, which gives N and d. Its eta is used up to 0.05, which is stable for curvature 10.
+      steps: K, rising; only K <= 10 are run.
+
+    Yields: two settings for each K.
+    """
     pair = two_kinds(base.problem, PAIR)
     eta = min(base.step_size, 0.05)  # a step that is small enough for curvature 10
     for k in steps:

@@ -84,7 +84,11 @@ def _last_but_one(values: Sequence[float]) -> float:
 
 
 def _check(options: dict[str, Any]) -> None:
-    """Raises an error that names the first option that is out of range."""
+    """Raises an error that names the first option that is out of range.
+
+    Args:
+      options: the arguments of `drift`, by name.
+    """
     for name in ("heterogeneities", "step_sizes", "num_steps", "proximal_weights"):
         validate.sequence(name, options[name])
     validate.integer("num_clients", options["num_clients"], 2)

@@ -34,7 +34,14 @@ def drift_reading(base: Base, found: Sequence[Comparison]) -> Iterator[str]:
 
 
 def _fixed_points(base: Base, comparisons: Sequence[Comparison]) -> str:
-    """Writes where FedAvg and its corrections converge to."""
+    """Writes where FedAvg and its corrections converge to.
+
+    Args:
+      base: the base setting; FedAvg's distances are quoted at its step size.
+      comparisons: the comparisons of the study; those of the part "fixed point" are quoted.
+
+    Returns: a paragraph.
+    """
     fedavg = [
         comparison
         for comparison in comparisons_of(comparisons, "fixed point", "distance to the optimum", algorithm="FedAvg")
@@ -117,7 +124,14 @@ def _halving_of_the_model(comparisons: Sequence[Comparison]) -> str:
 
 
 def _unequal_steps(all_comparisons: Sequence[Comparison]) -> str:
-    """Writes what unequal numbers of local steps do to FedAvg and FedNova."""
+    """Writes what unequal numbers of local steps do to FedAvg and FedNova.
+
+    Args:
+      all_comparisons: the comparisons of the study. The part "unequal steps" has the distance |w_inf - w*| for each
+        algorithm, at step sizes 0.1 and 0.01.
+
+    Returns: a paragraph.
+    """
     comparisons = comparisons_of(all_comparisons, "unequal steps", "distance to the optimum")
     distances = {
         (comparison.conditions["algorithm"], comparison.conditions["step_size"]): comparison.measured

@@ -69,7 +69,11 @@ def dropout(
 
 
 def _check(options: dict[str, Any]) -> None:
-    """Raises an error that names the first option that is out of range."""
+    """Raises an error that names the first option that is out of range.
+
+    Args:
+      options: the arguments of `dropout`, by name.
+    """
     validate.integer("num_clients", options["num_clients"], 4, 10_000)
     validate.integer("neighbours", options["neighbours"], 2, options["num_clients"] - 1)
     if options["neighbours"] % 2:
@@ -85,7 +89,19 @@ def _check(options: dict[str, Any]) -> None:
 
 
 def _comparisons(key: Array, options: dict[str, Any]) -> Iterator[Comparison]:
-    """Measures aborted rounds and messages for each graph and each probability of leaving."""
+    """Measures aborted rounds and messages for each graph and each probability of leaving.
+
+    The threshold is t = ceil(share h), with h = m holders of a secret on the complete graph and h = k on the circle. The
+    share of R aborted rounds has the standard error sqrt(q (1 - q) / R). Here q is the exact probability on the complete
+    graph, and the measured share on the circle.
+
+    Args:
+      key: the random key of all rounds.
+      options: the study's options.
+
+    Yields: two comparisons for each graph and probability: the share of aborted rounds, in [0, 1], and the mean number
+      of messages in a sum, in [0, m].
+    """
     m = options["num_clients"]
     rounds = options["num_rounds"]
     for graph, k in zip(GRAPHS, (None, options["neighbours"]), strict=True):
@@ -120,7 +136,15 @@ def _rounds(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Simulates rounds in which every client sends 1.
 
-    Returns: (whether each round was aborted [R], its number of messages [R]).
+    Args:
+      key: the random key of all rounds.
+      m: clients.
+      threshold: t, the fewest holders of a secret that must stay: of m on the complete graph, of k on the circle.
+      k: neighbours on the circle, even; None for the complete graph.
+      p: the probability in [0, 1] of leaving before each of the four steps.
+      number: R rounds.
+
+    Returns: (1 for an aborted round and else 0 [R], the number of messages in its sum [R]).
     """
     secure_sum = aggregation.secure_sum(aggregation.modular_sum(1.0), threshold, neighbours=k, dropout=p)
     everybody = jnp.ones(m, bool)

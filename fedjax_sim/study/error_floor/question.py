@@ -108,7 +108,11 @@ def error_floor(
 
 
 def _check(options: dict[str, Any]) -> None:
-    """Raises an error that names the first option that is out of range."""
+    """Raises an error that names the first option that is out of range.
+
+    Args:
+      options: the arguments of `error_floor`, by name.
+    """
     for name in ("step_sizes", "cohort_sizes", "num_steps", "bits", "noise_multipliers"):
         validate.sequence(name, options[name])
     validate.integer("num_clients", options["num_clients"], 2)

@@ -38,7 +38,16 @@ def heterogeneity_figure(found: Sequence[Comparison], *, spreads: Sequence[float
 
 
 def _rounds(axes, comparisons: Sequence[Comparison], spreads: Sequence[float], path: Callable) -> None:
-    """Draws the rounds to the target on quadratics against the gradient dissimilarity."""
+    """Draws the rounds to the target on quadratics against the gradient dissimilarity.
+
+    The dissimilarity is (1/N) sum |grad f_i|^2 at the optimum. It is proportional to the squared spread of the optima.
+
+    Args:
+      axes: the panel to draw on.
+      comparisons: the comparisons of the study; those of the part "quadratics" are the points.
+      spreads: spreads of the clients' optima, >= 0, that were measured.
+      path: spread -> rounds to the target with the best step, by theory; infinite if no step reaches it.
+    """
     dissimilarities = by_population(comparisons, "quadratics", "gradient dissimilarity")
     # Dissimilarity is proportional to the squared spread: a measured point gives the factor.
     unit = next(
@@ -95,7 +104,14 @@ def _labels(axes, all_comparisons: Sequence[Comparison]) -> None:
 
 
 def _slowdowns(axes, comparisons: Sequence[Comparison]) -> None:
-    """Draws slowdowns against the gradient dissimilarity at the first model, with the name of each population."""
+    """Draws slowdowns against the gradient dissimilarity at the first model, with the name of each population.
+
+    A slowdown is the rounds to the target over those of the same examples, shuffled over clients.
+
+    Args:
+      axes: the panel to draw on.
+      comparisons: the comparisons of the study; populations that did not reach the target have no slowdown.
+    """
     for part, (_, colour, marker) in zip(FAMILIES, LOOKS, strict=False):
         rows = rows_of(comparisons, part=part, quantity="slowdown")
         if not rows:
@@ -119,7 +135,13 @@ def _slowdowns(axes, comparisons: Sequence[Comparison]) -> None:
 
 
 def _ranks(axes, comparisons: Sequence[Comparison]) -> None:
-    """Draws the rank correlation of each measure with the slowdown, with a bar for each set of populations."""
+    """Draws the rank correlation of each measure with the slowdown, with a bar for each set of populations.
+
+    Args:
+      axes: the panel to draw on.
+      comparisons: the comparisons of the study. Those whose part begins with `RANKS` have a correlation in [-1, 1], and
+        the name of the measure as their quantity.
+    """
     correlations = [comparison for comparison in comparisons if comparison.conditions["part"].startswith(RANKS)]
     parts = list(dict.fromkeys(comparison.conditions["part"] for comparison in correlations))
     names = list(dict.fromkeys(comparison.quantity for comparison in correlations))

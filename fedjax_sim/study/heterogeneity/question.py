@@ -105,7 +105,11 @@ def heterogeneity(
 
 
 def _check(options: dict[str, Any]) -> None:
-    """Raises an error that names the first option that is out of range."""
+    """Raises an error that names the first option that is out of range.
+
+    Args:
+      options: the arguments of `heterogeneity`, by name.
+    """
     for name, least_length in (("spreads", 1), ("alphas", 0), ("synthetic", 0)):
         validate.sequence(name, options[name], least=least_length)
     for name in ("spreads", "synthetic"):
@@ -191,7 +195,20 @@ def _best_step(size: int, dimension: int, k: int, spread: float, seed: int) -> t
 
 
 def _quadratics(size: int, dimension: int, k: int, spreads: Sequence[float], seed: int) -> Iterator[Comparison]:
-    """Measures the rounds to the target at the best constant step, for each spread of the clients' optima."""
+    """Measures the rounds to the target at the best constant step, for each spread of the clients' optima.
+
+    The rounds are the first t with F(w_t) - F* <= SHARE (F(w_0) - F*). The closed form of F(w_t) predicts them.
+
+    Args:
+      size: N, all of whom take part.
+      dimension: d.
+      k: K full-batch local steps.
+      spreads: [S] of the clients' optima, rising, >= 0.
+      seed: decides the clients.
+
+    Yields: for each spread the dissimilarity of the gradients at the optimum, and the rounds to the target. If no step
+      reaches the target, the excess loss after the last round takes the place of the rounds.
+    """
 
     def make(eta):
         return algorithms.fedavg(

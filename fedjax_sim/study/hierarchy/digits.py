@@ -92,6 +92,13 @@ def _runs(datasets: Sequence[population.FederatedData], num_edges: int, seed: in
     """Groups the clients of each partition under edges.
 
     All groups are padded to the size of the largest, so that one program serves all of them. Empty places are skipped.
+
+    Args:
+      datasets: [R] partitions of the digits among N clients.
+      num_edges: G.
+      seed: run r groups with seed + r.
+
+    Returns: [R] runs, each with its clients grouped in every way of `WAYS`.
     """
     grouped = [
         {way: population.with_groups(data, num_groups=num_edges, by=way, seed=seed + run).train for way in WAYS}
@@ -115,6 +122,13 @@ def _training(algorithm: Algorithm, start: PyTree, num_rounds: int) -> Callable[
     """Returns a function population -> (model after all rounds, bytes that reached the cloud).
 
     The population is an argument of the compiled program, so all partitions share it.
+
+    Args:
+      algorithm: with edges or without; its info counts the bytes that the cloud receives, as `uplink_bytes`.
+      start: the first model.
+      num_rounds: T cloud rounds.
+
+    Returns: the function; its bytes are a Python int, the sum over all T rounds.
     """
 
     @jax.jit

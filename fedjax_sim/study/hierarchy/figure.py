@@ -63,6 +63,12 @@ def _digits(axes: Any, all_comparisons: Sequence[Comparison], edge_rounds: Seque
     """Draws accuracy against edge rounds for each way of grouping, beside flat FedAvg.
 
     Bytes to the cloud are in the legend.
+
+    Args:
+      axes: the panel to draw on.
+      all_comparisons: the comparisons of the study. Those of the part "digits" have the mean test accuracy over runs,
+        in [0, 1], with its standard deviation.
+      edge_rounds: kappa that were measured, rising from 1, where the axis has its ticks.
     """
     for index, (name, (colour, marker)) in enumerate(MODEL_LOOKS.items()):
         comparisons = comparisons_of(all_comparisons, "digits", groups=name)

@@ -48,7 +48,14 @@ def hierarchy_reading(found: Sequence[Comparison], options: dict[str, Any]) -> I
 
 
 def _digits(comparisons: Sequence[Comparison], options: dict[str, Any]) -> str:
-    """Writes what edges do to the model of digits."""
+    """Writes what edges do to the model of digits.
+
+    Args:
+      comparisons: the comparisons of the study; those of the part "digits" are quoted.
+      options: the study's options; `model_rounds` and `edge_rounds` are quoted.
+
+    Returns: a paragraph.
+    """
 
     def accuracy(way, kappa):
         return comparisons_of(comparisons, "digits", groups=way, edge_rounds=kappa)[0]

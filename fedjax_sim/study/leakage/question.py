@@ -88,7 +88,11 @@ def leakage(
 
 
 def _check(options: dict[str, Any]) -> None:
-    """Raises an error that names the first option that is out of range."""
+    """Raises an error that names the first option that is out of range.
+
+    Args:
+      options: the arguments of `leakage`, by name.
+    """
     validate.integer("num_clients", options["num_clients"], 100, 100_000)
     for name in ("batch_sizes", "bits", "shares", "epsilons"):
         validate.sequence(name, options[name])

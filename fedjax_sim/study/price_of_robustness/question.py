@@ -91,7 +91,11 @@ def price_of_robustness(
 
 
 def _check(options: dict[str, Any]) -> None:
-    """Raises an error that names the first option that is out of range."""
+    """Raises an error that names the first option that is out of range.
+
+    Args:
+      options: the arguments of `price_of_robustness`, by name.
+    """
     m = options["num_messages"]
     validate.integer("num_messages", m, 7, 1001)
     for name in ("bucket_sizes", "alphas"):

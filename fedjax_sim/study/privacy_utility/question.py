@@ -118,7 +118,11 @@ def privacy_utility(
 
 
 def _check(options: dict[str, Any]) -> None:
-    """Raises an error that names the first option that is out of range."""
+    """Raises an error that names the first option that is out of range.
+
+    Args:
+      options: the arguments of `privacy_utility`, by name.
+    """
     validate.integer("num_clients", options["num_clients"], 2)
     validate.integer("dimension", options["dimension"], 1, 10_000)
     validate.in_range("clip_norm", options["clip_norm"], 1e-3, 1e3)

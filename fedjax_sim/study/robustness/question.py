@@ -82,7 +82,11 @@ def robustness(
 
 
 def _check(options: dict[str, Any]) -> None:
-    """Raises an error that names the first option that is out of range."""
+    """Raises an error that names the first option that is out of range.
+
+    Args:
+      options: the arguments of `robustness`, by name.
+    """
     for name, table in (("rules", RULES), ("attacks", ATTACKS)):
         validate.sequence(name, options[name])
         for value in options[name]:

@@ -126,7 +126,11 @@ def rounds_to_target(
 
 
 def _check(options: dict[str, Any]) -> None:
-    """Raises an error that names the first option that is out of range."""
+    """Raises an error that names the first option that is out of range.
+
+    Args:
+      options: the arguments of `rounds_to_target`, by name.
+    """
     for name in ("num_steps", "batch_sizes", "alphas", "num_epochs", "model_batch_sizes"):
         validate.sequence(name, options[name])
     validate.integer("num_clients", options["num_clients"], 2)

@@ -91,7 +91,11 @@ def stragglers(
 
 
 def _check(options: dict[str, Any]) -> None:
-    """Raises an error that names the first option that is out of range."""
+    """Raises an error that names the first option that is out of range.
+
+    Args:
+      options: the arguments of `stragglers`, by name.
+    """
     for name in ("heterogeneities", "shares", "coefficients", "proximal_weights", "step_sizes"):
         validate.sequence(name, options[name])
         for value in options[name]:

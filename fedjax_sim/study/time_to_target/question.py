@@ -117,7 +117,11 @@ def watched(key: Array, has: Field, server: ServerMode, num_rounds: int, num_run
 
 
 def _check(options: dict[str, Any]) -> None:
-    """Raises an error that names the first option that is out of range."""
+    """Raises an error that names the first option that is out of range.
+
+    Args:
+      options: the arguments of `time_to_target`, by name.
+    """
     validate.integer("num_clients", options["num_clients"], 10, 100_000)
     validate.integer("cohort_size", options["cohort_size"], 4, options["num_clients"] // 2)
     validate.positive("alpha", options["alpha"])
