@@ -104,7 +104,12 @@ def write_findings(findings: Findings, directory: str | Path) -> Path:
 
 
 def _page(findings: Findings, picture: str) -> str:
-    """Returns the HTML page; `picture` is the HTML of the figure."""
+    """Returns the HTML page; every string of the findings is escaped.
+
+    Args:
+      findings: the result of a study.
+      picture: the HTML of the figure, or of a note that says why there is none.
+    """
     columns, rows = table(findings)
     head = "".join(f"<th>{escape(name)}</th>" for name in columns)
     body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)

@@ -127,6 +127,12 @@ def _over_devices(run_row: Callable, rows: Any) -> Any:
     """Calls `run_row` for each row, with an equal share of the rows on each device.
 
     Rows of one device follow one another. A vmap would compute all branches of the switches inside for every row.
+
+    Args:
+      run_row: a row -> its results, traced.
+      rows: a pytree of arrays [rows, ...].
+
+    Returns: the results, with leaves [rows, ...] in the order of the rows.
     """
     devices = jax.local_devices()
     num_rows = jax.tree.leaves(rows)[0].shape[0]

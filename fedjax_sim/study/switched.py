@@ -78,7 +78,15 @@ def attack_of_index(attacks: Sequence[Attack], index: Array) -> adversary.Omnisc
 
 
 def _sent_messages(attack, key: Array, cohort: SideBySide, bad: Array, aggregate: Callable) -> Messages:
-    """Returns the round's messages, with those of the attackers (`bad`, [m]) replaced as the attack says."""
+    """Returns the round's messages, with those of the attackers replaced as the attack says.
+
+    Args:
+      attack: of any kind.
+      key: the attack's random key.
+      cohort: the m messages, as honest clients would send them.
+      bad: [m] bool, which of them come from attackers.
+      aggregate: messages -> what the server would aggregate; for attackers who see all messages.
+    """
     if isinstance(attack, adversary.Omniscient):
         return attack.send(key, cohort, bad, aggregate)
     if isinstance(attack, adversary.Together):

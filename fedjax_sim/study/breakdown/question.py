@@ -136,8 +136,8 @@ def _predicted_point(name: str, m: int, f: int) -> int:
 
     Krum scores a message by its squared distances to its m - f - 2 nearest messages, and distances to far messages
     decide. With a attackers, an honest message has max(0, a - f - 1) attackers among its nearest. An attacker's message
-    has max(0, m - f - 1 - a) honest messages among them. So honest messages win while a < m / 2. Multi-Krum takes
-    m - f - 2 messages, which are all honest while there are that many honest messages.
+    has max(0, m - f - 1 - a) honest messages among them. So honest messages win while a < m / 2. Multi-Krum takes m - f
+    - 2 messages, which are all honest while there are that many honest messages.
 
     Args:
       name: the rule, a key of `RULES`.
@@ -194,8 +194,8 @@ def _bounds(key: Array, m: int, attackers: Sequence[int], dimension: int, num_dr
     numbers = jnp.asarray([f for _, f in settings], jnp.int32)[index]
     all_shifts = jax.jit(lambda *rows: jax.lax.map(squared_shift, rows), compiler_options=engine.compiler_options())
     keys = jax.random.split(key, num_draws)[draw]  # one draw has the same messages for all settings and attacks
-    found = kept_results.call(all_shifts, keys, index, attack, numbers)
-    worst = np.asarray(found).reshape(shape).max(1)
+    all_ratios = kept_results.call(all_shifts, keys, index, attack, numbers)
+    worst = np.asarray(all_ratios).reshape(shape).max(1)
     for (name, f), ratios in zip(settings, worst, strict=True):
         coefficients = theory.robustness_coefficients(m, f)
         bounds = dict(zip(NAMES, (getattr(coefficients, field) for field in BOUNDED), strict=True))

@@ -129,21 +129,24 @@ def _measured(
       spending in bytes, joules or seconds of simulated time.
     """
     for same_choice in zip(*(allocation.choices for allocation in allocations.values()), strict=True):
-        bought = {unit: choice for unit, choice in zip(allocations, same_choice, strict=True) if choice.feasible}
-        if not bought:
+        affordable = {unit: choice for unit, choice in zip(allocations, same_choice, strict=True) if choice.feasible}
+        if not affordable:
             continue
-        rounds = sorted({choice.num_rounds for choice in bought.values()})
-        first = next(iter(bought.values()))
+        rounds = sorted({choice.num_rounds for choice in affordable.values()})
+        first = next(iter(affordable.values()))
         # The name of a stream holds what the choice is, so that choices are independent of each other.
-        found = sensors.runs(stream(key, f"{first[:3]}"), first, rounds, num_runs)
-        for unit, choice in bought.items():
+        measurements = sensors.runs(stream(key, f"{first[:3]}"), first, rounds, num_runs)
+        for unit, choice in affordable.items():
             look = rounds.index(choice.num_rounds)
             conditions = _conditions(unit, choice)
             kind = "exact" if choice.bits is None else "leading order"
-            yield measured(conditions, "squared distance", found["squared_distance"][:, look], choice.error, kind=kind,
-                           resolution=1e-5 * choice.error)  # fmt: skip
-            spent = choice.num_rounds * choice.costs[unit]
-            yield measured(conditions, f"{unit} spent", found[f"{unit}_spent"][:, look], spent, resolution=1e-4 * spent)
+            squares = measurements["squared_distance"][:, look]
+            yield measured(
+                conditions, "squared distance", squares, choice.error, kind=kind, resolution=1e-5 * choice.error
+            )
+            predicted = choice.num_rounds * choice.costs[unit]
+            spent = measurements[f"{unit}_spent"][:, look]
+            yield measured(conditions, f"{unit} spent", spent, predicted, resolution=1e-4 * predicted)
 
 
 def _regret(unit: str, allocation: theory.Allocation, comparisons: Sequence[Comparison]) -> Comparison:

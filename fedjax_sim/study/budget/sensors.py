@@ -125,11 +125,11 @@ class Sensors:
         """Wraps an algorithm: devices are dealt to clients before the first round, and spending is summed up.
 
         Args:
-          algorithm: one on `devices` over the population that `clients` makes. Its info tells the bytes, joules and seconds
-            of a round.
+          algorithm: one on `devices` over the population that `clients` makes. Its info tells the bytes, joules and
+            seconds of a round.
 
-        Returns: an algorithm whose population is the optima [N, d], in the order of `centers`. Its state is a `_Shuffled`,
-          and its params are the whole state. Spending is in float32.
+        Returns: an algorithm whose population is the optima [N, d], in the order of `centers`. Its state is a
+          `_Shuffled`, and its params are the whole state. Spending is in float32.
         """
 
         def init(key, params, centers):

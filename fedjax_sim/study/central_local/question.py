@@ -189,7 +189,17 @@ def _slopes(draws: dict[tuple, np.ndarray], sizes: Sequence[int], multiplier: fl
 
 
 def _ratios(draws: dict[tuple, np.ndarray], sizes: Sequence[int]) -> Iterator[Comparison]:
-    """Measures the variance of local noise divided by that of central noise."""
+    """Measures the variance of local noise divided by that of central noise.
+
+    Theory gives m, and 4 m for noise that hides a replaced message. The standard error adds the two relative errors in
+    squares.
+
+    Args:
+      draws: squared errors of a released mean, averaged over coordinates, [R] by (part, name of the noise, m).
+      sizes: m, rising.
+
+    Yields: two comparisons for each m.
+    """
     for m in sizes:
         central = draws["equal multiplier", "central", m]
         for name, replaced in (("local", False), ("local, replaced message", True)):

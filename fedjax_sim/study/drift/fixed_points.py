@@ -73,7 +73,17 @@ def _distance(
     predicted: float,
     heterogeneity: float | None = None,
 ) -> MeasuredRun:
-    """Makes a setting that runs until it has converged and measures the distance to the optimum."""
+    """Makes a setting that runs until it has converged and measures the distance to the optimum.
+
+    Args:
+      algorithm: its name, for the conditions.
+      part: the part of the study, for the conditions.
+      problem: N clients in d dimensions.
+      num_steps: K, or [N] K_i.
+      eta: the size of local steps.
+      predicted: |w_inf - w*| by the closed form.
+      heterogeneity: spread of the optima, for the conditions; None where the part does not have it.
+    """
     k = num_steps if np.ndim(num_steps) == 0 else f"{min(num_steps)} and {max(num_steps)}"
     conditions = {"part": part, "algorithm": algorithm, "local_steps": k, "step_size": eta,
                   "heterogeneity": heterogeneity}  # fmt: skip

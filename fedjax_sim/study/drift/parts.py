@@ -101,8 +101,8 @@ def proximal_rows(base: Base, weights: Sequence[float]) -> Iterator[Comparison]:
 def _solutions(base: Base, weights: Sequence[float]) -> Iterator[Comparison]:
     """Measures how far the clients' exact solutions lie from the minimum of F + (lambda / 2) |w - w_t|^2.
 
-    Client i solves for w_i*, the minimum of f_i + (lambda / 2) |w - w_t|^2. The largest distance |w_i* - w_bar*| from the
-    minimum w_bar* above is compared with its exact value, and with its bound G / (mu + lambda) of
+    Client i solves for w_i*, the minimum of f_i + (lambda / 2) |w - w_t|^2. The largest distance |w_i* - w_bar*| from
+    the minimum w_bar* above is compared with its exact value, and with its bound G / (mu + lambda) of
     `theory.proximal_drift`.
 
     Args:

@@ -91,9 +91,9 @@ def _check(options: dict[str, Any]) -> None:
 def _comparisons(key: Array, options: dict[str, Any]) -> Iterator[Comparison]:
     """Measures aborted rounds and messages for each graph and each probability of leaving.
 
-    The threshold is t = ceil(share h), with h = m holders of a secret on the complete graph and h = k on the circle. The
-    share of R aborted rounds has the standard error sqrt(q (1 - q) / R). Here q is the exact probability on the complete
-    graph, and the measured share on the circle.
+    The threshold is t = ceil(share h), with h = m holders of a secret on the complete graph and h = k on the circle.
+    The share of R aborted rounds has the standard error sqrt(q (1 - q) / R). Here q is the exact probability on the
+    complete graph, and the measured share on the circle.
 
     Args:
       key: the random key of all rounds.

@@ -47,7 +47,16 @@ class ModelPopulation(NamedTuple):
 
 
 def _population(name: str, data: Any, hidden: tuple[int, ...], seed: int) -> ModelPopulation:
-    """Makes a population with an MLP, or with a linear model if `hidden` is empty."""
+    """Makes a population with an MLP, or with a linear model if `hidden` is empty.
+
+    Args:
+      name: the population's name in the conditions.
+      data: a `FederatedData` of N clients with classification labels.
+      hidden: units of the MLP's hidden layers.
+      seed: decides the first model, and how examples are shuffled over clients.
+
+    Returns: a `ModelPopulation`, with the clients' own examples and with shuffled ones.
+    """
     all_examples = population.pooled(data.train).examples
     offsets = np.concatenate([[0], np.cumsum(np.asarray(data.train.sizes))])
     rows = np.arange(offsets[-1], dtype=np.int32)

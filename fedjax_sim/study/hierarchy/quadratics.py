@@ -79,8 +79,8 @@ def quadratic_rows(
             contraction = theory.hierarchy_contraction(*problem, edges, edge_rounds=kappa, **work)
             # Enough rounds to shorten the distance to the fixed point by 1e-8.
             rounds = min(MOST_ROUNDS, math.ceil(math.log(1e-8) / math.log(max(contraction, 1e-3))))
-            found = kept_results.call(path, population.grouped(clients, edges), rounds)
-            models = np.asarray(found, np.float64)[:rounds]
+            padded_models = kept_results.call(path, population.grouped(clients, edges), rounds)
+            models = np.asarray(padded_models, np.float64)[:rounds]
             conditions: dict[str, Any] = {"part": "fixed point", "groups": name, "edge_rounds": kappa}
             distance = np.linalg.norm(models[-1] - problem.optimum)
             predicted_distance = float(np.linalg.norm(fixed_point - problem.optimum))

@@ -98,7 +98,21 @@ def _descent() -> tuple[Callable, optax.GradientTransformation]:
 
 @functools.lru_cache(maxsize=16)
 def _inversion(loss_fn: Callable, local_steps: int, batch_size: int, num_steps: int, num_restarts: int) -> Callable:
-    """Returns the attack by optimisation, compiled: (key, view, what is known of each example) -> `Rebuilt`."""
+    """Returns the attack by optimisation, compiled: (key, view, what is known of each example) -> `Rebuilt`.
+
+    For each message u it minimises 1 - cos(u', u) + 0.001 TV(x) over pictures x, where u' is the update that a client
+    with x would send.
+
+    Args:
+      loss_fn: the training loss.
+      local_steps: K local steps that the attacker assumes.
+      batch_size: B pictures that are rebuilt from each message.
+      num_steps: steps of the descent.
+      num_restarts: random starts for each message; the best is kept.
+
+    Returns: the compiled function. It takes a view of m messages and {"y": labels [m, B]}, and its guess has "x"
+      [m, B, 64].
+    """
     regularizer, optimizer = _descent()
 
     def invert(key, view, known):
@@ -124,6 +138,17 @@ def _pictures(
     """Yields (attack, rebuilt pictures [m, k, 64]) for the first messages.
 
     The closed form is always tried. The optimisation is left out for large batches and for the sum of all messages.
+
+    Args:
+      key: the random key of the optimisation.
+      defence: what the clients do to their messages, with B and K.
+      digits: the training loss.
+      attacked_round: the attacker's view of the round.
+      options: the study's options; `num_rebuilt` bounds m, the number of messages that are attacked.
+
+    Yields: the name of an attack, an entry of `INVERSION_ATTACKS`, and its pictures. m is 1 for the sum and for the
+      released model. For the closed form k is 1 if B is 1 and there are several messages, else 32, the outputs of the
+      first layer. For the optimisation k is B.
     """
     ids = attacked_round.view.ids
     num_rebuilt = min(options["num_rebuilt"], len(ids))
@@ -155,7 +180,18 @@ def _rebuild(
 ) -> tuple[list[Comparison], list[Picture]]:
     """Rebuilds pictures by every inversion attack.
 
-    Returns: (comparisons, pictures for the figure).
+    For each true picture the nearest rebuilt picture of its message counts.
+
+    Args:
+      key: the random key of the optimisation.
+      defence: what the clients do to their messages, with B.
+      digits: [rows, 64] pixels, and the training loss.
+      attacked_round: the attacker's view of the round, and the rows [m, B] that clients hold.
+      options: the study's options; pictures of the first `num_rebuilt` clients are judged.
+      conditions: the conditions of all comparisons.
+
+    Returns: (comparisons, pictures for the figure). The comparisons are PSNR in decibels, and, if the defence says that
+      pictures are exact, the root mean square error of a pixel, as a share of full brightness.
     """
     comparisons, pictures = [], []
     ids = attacked_round.view.ids
@@ -189,7 +225,18 @@ def _labels(defence: Defence, view: View) -> Array:
 
 
 def _label_rows(defence: Defence, digits: Digits, attacked_round: Seen, conditions: dict) -> Iterator[Comparison]:
-    """Measures how many labels are recovered, and whether the attacker can tell clients that hold a 0."""
+    """Measures how many labels are recovered, and whether the attacker can tell clients that hold a 0.
+
+    A client's share is sum_c min(n_c, n'_c) / B, with n_c of its B examples in class c and n'_c recovered ones.
+
+    Args:
+      defence: what the clients do to their messages, with B, and the share that theory predicts, if it does.
+      digits: labels, training loss, and the attacker's own examples.
+      attacked_round: a view of m messages, with the rows [m, B] of their clients.
+      conditions: the conditions of all comparisons.
+
+    Yields: the share with m samples, and the AUC for holding a 0 where some clients do and some do not.
+    """
     recovered_counts, true_counts = (
         np.apply_along_axis(np.bincount, 1, labels, minlength=CLASSES)
         for labels in (np.asarray(_labels(defence, attacked_round.view)), digits.y[attacked_round.mine])
@@ -220,7 +267,20 @@ def auc_of_groups(members: np.ndarray, others: np.ndarray) -> list[float]:
 
 
 def _member_rows(defence: Defence, digits: Digits, attacked_round: Seen, conditions: dict) -> Iterator[Comparison]:
-    """Measures membership inference: each client's first example against an example that the client does not hold."""
+    """Measures membership inference: each client's first example against an example that the client does not hold.
+
+    The advantage is the true minus the false positive rate.
+
+    Args:
+      defence: what the clients do to their messages, with the advantage that its noise allows at most.
+      digits: pixels, labels and training loss.
+      attacked_round: a view of m messages, of their sum or of the model. It has the rows [m, B] of the clients and a
+        row [m] that each does not hold.
+      conditions: the conditions of all comparisons.
+
+    Yields: three comparisons: the AUC, with the AUCs of ten groups of clients as samples; the true positive rate at a
+      false positive rate of 1 %; and the advantage, in [-1, 1].
+    """
     m = len(attacked_round.mine)
     # Candidates 0 to m - 1 are the members, of one client each; the others follow in the same order of clients.
     rows = np.concatenate([attacked_round.mine[:, 0], attacked_round.others])

@@ -69,7 +69,14 @@ def _strips(pictures: Sequence[Picture]) -> Iterator[tuple[str, np.ndarray, str]
 
 
 def _quality(axes: Any, comparisons: Sequence[Comparison], part: str, x: str) -> None:
-    """Draws the PSNR of both attacks against batch size or epsilon."""
+    """Draws the PSNR of both attacks against batch size or epsilon.
+
+    Args:
+      axes: the panel to draw on.
+      comparisons: the comparisons of the study. PSNR is in decibels, at most `MOST_DECIBELS`.
+      part: the part of the study that is drawn.
+      x: the condition on the horizontal axis, "batch_size" or "epsilon".
+    """
     for attack, colour, marker in LOOKS:
         points(
             axes,
@@ -87,7 +94,12 @@ def _quality(axes: Any, comparisons: Sequence[Comparison], part: str, x: str) ->
 
 
 def _batches(axes: Any, comparisons: Sequence[Comparison]) -> None:
-    """Draws labels recovered and members found against the batch size."""
+    """Draws labels recovered and members found against the batch size.
+
+    Args:
+      axes: the panel to draw on.
+      comparisons: the comparisons of the study; those of the part "batch size" are drawn, all of them in [0, 1].
+    """
     for quantity, colour, marker in (("labels recovered", plots.BLACK, "s"), ("membership AUC", plots.BLUE, "o")):
         points(
             axes,

@@ -117,7 +117,17 @@ def _check(options: dict[str, Any]) -> None:
 
 
 def _overfitting(digits: Digits, seed: int) -> Iterator[Comparison]:
-    """Measures membership inference by the loss, before and after a model has memorised a hundred digits."""
+    """Measures membership inference by the loss, before and after a model has memorised a hundred digits.
+
+    The score of an example is minus its loss. The model is trained by 2,000 steps w <- w - 0.5 grad of the members'
+    mean loss.
+
+    Args:
+      digits: the examples, the untrained model and its loss.
+      seed: decides which `KNOWN_BY_HEART` digits are members; all others are non-members.
+
+    Yields: two comparisons of the AUC, untrained and trained, with the AUCs of ten groups as samples.
+    """
     rows = np.random.default_rng([seed, 1]).permutation(len(digits.x))
     members, non_members = ({"x": jnp.asarray(digits.x[group]), "y": jnp.asarray(digits.y[group])}
                             for group in (rows[:KNOWN_BY_HEART], rows[KNOWN_BY_HEART:]))  # fmt: skip

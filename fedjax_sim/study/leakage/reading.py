@@ -68,7 +68,14 @@ def leakage_reading(found: Sequence[Comparison], options: dict[str, Any]) -> Ite
 
 
 def _batches(numbers: _Numbers, options: dict[str, Any]) -> Iterator[str]:
-    """Writes what batch sizes and local steps do."""
+    """Writes what batch sizes and local steps do.
+
+    Args:
+      numbers: the comparisons of the study.
+      options: the study's options; the largest of `batch_sizes` is quoted.
+
+    Yields: two paragraphs.
+    """
     largest_batch = f"batch of {max(options['batch_sizes'])}"
     yield (
         "A message of one example is that example. Each output of the first layer gives it as the quotient of two "
@@ -87,7 +94,14 @@ def _batches(numbers: _Numbers, options: dict[str, Any]) -> Iterator[str]:
 
 
 def _noise(numbers: _Numbers, options: dict[str, Any]) -> Iterator[str]:
-    """Writes what noise on each message, and noise on their sum, do."""
+    """Writes what noise on each message, and noise on their sum, do.
+
+    Args:
+      numbers: the comparisons of the study.
+      options: the study's options; `epsilons` are rising, and the first one is that of central noise.
+
+    Yields: two paragraphs.
+    """
     epsilons = options["epsilons"]
     first = f"{options['epsilons'][0]:g}"  # the smallest epsilon
     local_noise = [

@@ -48,7 +48,15 @@ def _above_rounding(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _variance(axes, comparisons: Sequence[Comparison], spread: float) -> None:
-    """Draws the variance of the cohort's mean against the participation rate, for each population size."""
+    """Draws the variance of the cohort's mean against the participation rate, for each population size.
+
+    A line is (sigma^2 / m) (N - m) / (N - 1), and dotted sigma^2 / m, against m / N.
+
+    Args:
+      axes: the panel to draw on.
+      comparisons: the comparisons of the study; the parts "variance" and "digits MLP" are the points.
+      spread: sigma, the root of the trace of the population's covariance (divisor N).
+    """
     all_rows = rows_of(comparisons, part="variance")
     sizes = dict.fromkeys(row["population_size"] for row in all_rows)
     for size, (colour, marker) in zip(sizes, LOOKS * (1 + len(sizes)), strict=False):

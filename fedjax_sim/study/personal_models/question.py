@@ -130,7 +130,24 @@ def _accuracies(
     personal_steps: int,
     seed: int,
 ) -> dict[str, tuple[float, np.ndarray]]:
-    """Returns, by method, (the rate, accuracies [runs, 2] over all rows and over the lowest tenth of the clients)."""
+    """Trains each method with each learning rate, and returns the accuracies with the best rate.
+
+    Args:
+      data: N clients, with rows that they keep from training as `local_test`.
+      names: keys of `METHODS`.
+      rates: learning rates of local steps, rising.
+      hidden: units of the MLP's hidden layer.
+      num_rounds: T.
+      num_runs: R runs that are reported. `TUNING_RUNS` further runs choose the rate.
+      work: `num_steps` and `batch_size` of local work.
+      personal_steps: local steps that a fine-tuned model takes before it is judged.
+      seed: run r has the seed seed + r.
+
+    Returns: by method, (the rate, accuracies [R, 2] in [0, 1]: over all owners' unseen rows, and the mean over the
+      tenth of the clients with the lowest accuracy).
+
+    Raises: FloatingPointError if a method diverged with every rate.
+    """
     model = models.mlp(input_shape=data.input_shape, num_outputs=data.num_outputs, hidden=(hidden,))
 
     def make(method: str, rate: float) -> Algorithm:
@@ -150,7 +167,7 @@ def _accuracies(
         make, lambda key: model.init(key)[0], data.train, num_rounds, evaluation_of=evaluation_of, seeds=seeds,
         grid={"method": names, "rate": rates}, batch=len(seeds),
     ).rows  # fmt: skip
-    found = {}
+    by_method = {}
     for name in names:
         # [runs, 2] for each rate.
         by_rate = {
@@ -161,8 +178,8 @@ def _accuracies(
         best = _best_rate({rate: judged[num_runs:, 0].mean() + 0 * judged.sum() for rate, judged in by_rate.items()})
         if not np.isfinite(by_rate[best]).all():
             raise FloatingPointError(f"{name} diverged with every learning rate: give lower ones.")
-        found[name] = best, by_rate[best][:num_runs]
-    return found
+        by_method[name] = best, by_rate[best][:num_runs]
+    return by_method
 
 
 def _best_rate(accuracies: Mapping[float, float]) -> float:
@@ -187,9 +204,9 @@ def _judged(row: dict[str, Any]) -> tuple[float, float]:
 def _comparisons(part: str, accuracies: dict[str, tuple[float, np.ndarray]]) -> Iterator[Comparison]:
     """Yields both accuracies of each method, and its paired difference from the baseline."""
     _, baseline = accuracies[BASELINE]
-    for name, (rate, found) in accuracies.items():
+    for name, (rate, accuracy) in accuracies.items():
         conditions = {"part": part, "method": name, "rate": rate}
-        yield few(conditions, "accuracy", found[:, 0])
-        yield few(conditions, "lowest tenth", found[:, 1])
+        yield few(conditions, "accuracy", accuracy[:, 0])
+        yield few(conditions, "lowest tenth", accuracy[:, 1])
         if name != BASELINE:
-            yield measured(conditions, "gain", found[:, 0] - baseline[:, 0])
+            yield measured(conditions, "gain", accuracy[:, 0] - baseline[:, 0])

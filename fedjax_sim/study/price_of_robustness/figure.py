@@ -33,7 +33,14 @@ def price_figure(found: Sequence[Comparison], options: dict[str, Any]) -> Any:
 
 
 def _bars(axes: Any, comparisons: Sequence[Comparison], scale: float, names: Sequence[str]) -> None:
-    """Draws the measured numbers as bars, with predictions as ticks; `names` are the rules from top to bottom."""
+    """Draws the measured numbers as bars, with predictions as ticks.
+
+    Args:
+      axes: the panel to draw on.
+      comparisons: those of the panel, with a rule and a bucket size each.
+      scale: multiplies the measured numbers; 100 makes points of accuracy of shares. Predictions are drawn as they are.
+      names: the rules from top to bottom.
+    """
     sizes = list(dict.fromkeys(comparison.conditions["bucket_size"] for comparison in comparisons))
     height = 0.8 / len(sizes)
     for i, (size, colour) in enumerate(zip(sizes, COLOURS * len(sizes), strict=False)):

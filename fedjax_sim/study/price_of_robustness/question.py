@@ -135,7 +135,18 @@ def _rules(m: int, f: int, bucket_size: int) -> dict[str, Aggregator]:
 
 
 def _variances(key: Array, options: dict[str, Any]) -> Iterator[Comparison]:
-    """Measures m times the variance of a coordinate of each rule, which is 1 for the mean of normal messages."""
+    """Measures m times the variance of a coordinate of each rule, which is 1 for the mean of normal messages.
+
+    A sample is (m / d) |rule(x)|^2 for m messages x_i of independent N(0, 1) coordinates. Centred clipping is left out.
+
+    Args:
+      key: the random key of all rounds.
+      options: the study's options. `num_messages` is m, `dimension` d, `num_draws` the samples, `num_byzantine` the f
+        of the rules.
+
+    Yields: a comparison for each bucket size s and rule. On m / s buckets the median has a known variance and the
+      trimmed mean an estimate for many messages; other rules have no prediction.
+    """
     m = options["num_messages"]
     f = options["num_byzantine"]
     dimension = options["dimension"]
@@ -165,7 +176,15 @@ def _variances(key: Array, options: dict[str, Any]) -> Iterator[Comparison]:
 
 
 def _digits(key: Array, options: dict[str, Any]) -> Iterator[Comparison]:
-    """Measures test accuracies, and the loss against the mean with the same first models and minibatches."""
+    """Measures test accuracies, and the loss against the mean with the same first models and minibatches.
+
+    Args:
+      key: the random key of all runs.
+      options: the study's options. `num_clients` is m, `tolerated` the f of the rules, `digits_bucket` the bucket size.
+
+    Yields: for each alpha, bucket size and rule two comparisons of R runs: the test accuracy, in [0, 1], and the
+      accuracy of the mean minus that of the rule, in [-1, 1].
+    """
     m = options["num_clients"]
     training_options = {name: options[name] for name in ("num_steps", "learning_rate", "num_rounds", "num_runs")}
     settings = [

@@ -42,7 +42,16 @@ def target_figure(
 
 
 def _quadratics(rounds, work, options: dict[str, Any], all_comparisons: Sequence[Comparison], problems: dict) -> None:
-    """Draws two panels: rounds against K, and gradients against rounds."""
+    """Draws two panels: rounds against K, and gradients against rounds.
+
+    Args:
+      rounds: the panel of rounds against K.
+      work: the panel of local steps to the target, rounds times K, against rounds.
+      options: the study's options. eta, T (`max_rounds`) and the target, as a share of the first excess loss, decide
+        the lines.
+      all_comparisons: the comparisons of the study. A K without rounds to the target is a cross.
+      problems: the quadratic clients, by the names `QUADRATICS`.
+    """
     eta = options["step_size"]
     max_rounds = options["max_rounds"]
     target = options["target"]
@@ -91,7 +100,17 @@ def _paths(
     noise: dict[int, float],
     middle: int,
 ) -> None:
-    """Draws the expected loss over the target against rounds, for each batch size, with the measured round."""
+    """Draws the expected loss over the target against rounds, for each batch size, with the measured round.
+
+    Args:
+      axes: the panel to draw on.
+      options: the study's options. eta, T (`max_rounds`) and the target, as a share of the first excess loss, decide
+        the lines.
+      comparisons: the comparisons of the study; those of the part "batches" are the points.
+      problem: the quadratic clients.
+      noise: variance of a coordinate of a batch's mean gradient, by batch size.
+      middle: K.
+    """
     eta = options["step_size"]
     max_rounds = options["max_rounds"]
     target = options["target"]
@@ -114,7 +133,14 @@ def _paths(
 
 
 def _digits(axes, target: float, comparisons: Sequence[Comparison]) -> None:
-    """Draws the rounds to a test loss on the digits against local steps, for each alpha."""
+    """Draws the rounds to a test loss on the digits against local steps, for each alpha.
+
+    Args:
+      axes: the panel to draw on.
+      target: the test loss, for the label.
+      comparisons: the comparisons of the study. In the part "digits MLP" a setting that did not reach the target has no
+        rounds.
+    """
     rows = sorted(
         rows_of(comparisons, part="digits MLP", quantity="rounds to target"), key=lambda row: row["local_steps"]
     )

@@ -216,7 +216,19 @@ def _quadratics(
 ) -> Iterator[Comparison]:
     """Measures rounds, gradients and bytes to the target without noise.
 
-    Where the target is not reached within `max_rounds`, the loss after the last round is compared instead.
+    The rounds are the first t with F(w_t) - F* <= share (F(w_0) - F*), for t up to `max_rounds`. Where the target is
+    not reached, the loss after the last round is compared instead.
+
+    Args:
+      key: the random key of all runs; nothing depends on it, since everybody takes part with full batches.
+      problems: N quadratic clients in d dimensions, by the name of their part.
+      eta: the size of local steps.
+      steps: K, rising.
+      share: the target's excess loss over that of the start, in (0, 1).
+      max_rounds: T.
+
+    Yields: for each problem and K three comparisons: rounds, local steps (rounds times K) and kilobytes of all clients,
+      both ways; or one, of the last loss over the target's.
     """
     rows = [(problem, k, eta, 0.0) for problem in problems.values() for k in steps]
     size, dimension = problems["heterogeneous"].centers.shape
@@ -263,8 +275,20 @@ def _noisy(
 ) -> Iterator[Comparison]:
     """Measures the mean loss of runs with noisy gradients in the round in which the budget reaches the target.
 
-    A single noisy run may reach the target earlier or later, so rounds themselves have no closed form. The mean loss
-    in a fixed round has. Without such a round the loss after the last round is compared.
+    A single noisy run may reach the target earlier or later, so rounds themselves have no closed form. The mean loss in
+    a fixed round has. Without such a round the loss after the last round is compared.
+
+    Args:
+      key: the random key of all runs.
+      problem: the quadratic clients.
+      eta: the size of local steps.
+      k: K.
+      share: the target's excess loss over that of the start, in (0, 1).
+      max_rounds: T.
+      noise: sigma^2 / B, the variance of a coordinate of a batch's mean gradient, by batch size B.
+      num_runs: R independent runs for each B.
+
+    Yields: for each B a comparison of R losses over the target's.
     """
     budgets = {b: theory.budget(*problem, step_size=eta, num_steps=k, gradient_noise=v) for b, v in noise.items()}
     expected_losses = {b: budget.expected_loss(max_rounds, start=problem.start) for b, budget in budgets.items()}
@@ -291,7 +315,16 @@ def _start_loss(problem: Problem) -> float:
 
 
 def _digits(key: Any, options: dict[str, Any]) -> Iterator[Comparison]:
-    """Counts rounds, bytes and gradients until a test loss, for an MLP on digits."""
+    """Counts rounds, bytes and gradients until a test loss, for an MLP on digits.
+
+    Args:
+      key: the random key of model and runs.
+      options: the study's options. `model_clients` is N, `model_rounds` T and `model_runs` R.
+
+    Yields: for each E, B and alpha three comparisons without prediction: rounds, megabytes of the ten clients of each
+      round, both ways, and thousands of gradients. If a run did not reach the target, there is one, the test loss after
+      T rounds.
+    """
     size = options["model_clients"]
     num_runs = options["model_runs"]
     last_round = options["model_rounds"]

@@ -37,7 +37,15 @@ def staleness_figure(found: Sequence[Comparison], step: float, noise: float) -> 
 
 
 def _limit(axes: Any, rows: list[dict[str, Any]]) -> None:
-    """Draws the factor of the error against the step over its limit, for up to three delays."""
+    """Draws the factor of the error against the step over its limit, for up to three delays.
+
+    A line is lambda^(2 tau + 1), with lambda the largest root of lambda^(tau + 1) = lambda^tau - eta for curvature 1.
+
+    Args:
+      axes: the panel to draw on.
+      rows: those of the part "limit", with "delay" (tau, versions) and "step_over_limit"; the measured number is
+        lambda.
+    """
     if not rows:
         return
     delays = sorted({row["delay"] for row in rows})
@@ -59,7 +67,13 @@ def _limit(axes: Any, rows: list[dict[str, Any]]) -> None:
 
 
 def _same_step(axes: Any, rows: list[dict[str, Any]]) -> None:
-    """Draws the factor per step of FedBuff and FedAsync against the delay."""
+    """Draws the factor per step of FedBuff and FedAsync against the delay.
+
+    Args:
+      axes: the panel to draw on.
+      rows: those of the part "same step" with the quantity "factor per step": both algorithms at an effective step of
+        STEP, for each "delay" (tau, versions).
+    """
     if not rows:
         return
     grid = range(max(row["delay"] for row in rows) + 1)
@@ -84,7 +98,14 @@ def _same_step(axes: Any, rows: list[dict[str, Any]]) -> None:
 
 
 def _floor(axes: Any, comparisons: Sequence[Comparison], step: float, noise: float) -> None:
-    """Draws the error floor against the delay, at one step and at 3/4 of the limit."""
+    """Draws the error floor against the delay, at one step and at 3/4 of the limit.
+
+    Args:
+      axes: the panel to draw on.
+      comparisons: the comparisons of the study. Those of the part "floor" have E |w - w*|^2 for each delay and step.
+      step: eta of the first line; the second has 3/4 of the limit at each delay.
+      noise: sigma, standard deviation of a coordinate of a gradient.
+    """
     rows = rows_of(comparisons, part="floor")
     if not rows:
         return
@@ -125,7 +146,13 @@ def _error(axes: Any, rows: list[dict[str, Any]], step: float) -> None:
 
 
 def _weights(axes: Any, comparisons: Sequence[Comparison]) -> None:
-    """Draws the noise of each weight by staleness, as its floor, against its bias, as the weight of slow clients."""
+    """Draws the noise of each weight by staleness, as its floor, against its bias, as the weight of slow clients.
+
+    Args:
+      axes: the panel to draw on.
+      comparisons: the comparisons of the study. The floor E |w - w*|^2 is that at the longest delay and the smaller
+        step. The weight of the slow half, in [0, 1], is of the part "speeds"; 0.5 is fair.
+    """
     shares = {row["weights"]: row for row in rows_of(comparisons, part="speeds")}
     # Weights were measured at the longest delay. The floor of constant weights is in another part, at the same step.
     longest = max((comparison.conditions.get("delay", 0) for comparison in comparisons), default=0)
@@ -152,7 +179,14 @@ def _weights(axes: Any, comparisons: Sequence[Comparison]) -> None:
 
 
 def _buffers(axes: Any, rows: list[dict[str, Any]]) -> None:
-    """Draws staleness and delay against the buffer size."""
+    """Draws staleness and delay against the buffer size.
+
+    With C clients in flight and buffers of K, the lines are (C - 1) / K versions, and (K - 1) / (2 C) seconds.
+
+    Args:
+      axes: the panel to draw on.
+      rows: those of the part "buffers", with "concurrency" (C) and "buffer_size" (K).
+    """
     if not rows:
         return
     # With C clients in flight and buffers of K: staleness (C - 1) / K, and a mean wait of (K - 1) / 2C.

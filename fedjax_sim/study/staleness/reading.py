@@ -36,7 +36,13 @@ def staleness_reading(found: Sequence[Comparison], step: float) -> Iterator[str]
 
 
 def _limit(comparisons: Sequence[Comparison]) -> Iterator[str]:
-    """Writes which steps converge, with FedBuff and with FedAsync."""
+    """Writes which steps converge, with FedBuff and with FedAsync.
+
+    Args:
+      comparisons: the comparisons of the study; the parts "limit" and "same step" are quoted.
+
+    Yields: a paragraph for each of the two parts that was measured.
+    """
     limit = comparisons_of(comparisons, "limit")
     if limit:
         longest = max(comparison.conditions["delay"] for comparison in limit)
@@ -69,7 +75,14 @@ def _limit(comparisons: Sequence[Comparison]) -> Iterator[str]:
 
 
 def _floor(comparisons: Sequence[Comparison], step: float) -> Iterator[str]:
-    """Writes how delay raises the floor, and how wrong a stale gradient is."""
+    """Writes how delay raises the floor, and how wrong a stale gradient is.
+
+    Args:
+      comparisons: the comparisons of the study; the parts "floor" and "error" are quoted.
+      step: eta at which floors are quoted.
+
+    Yields: a paragraph for each of the two parts that was measured.
+    """
     # Floors at `step`; the others are at 3/4 of the limit.
     floor = [
         comparison
@@ -101,7 +114,13 @@ def _floor(comparisons: Sequence[Comparison], step: float) -> Iterator[str]:
 
 
 def _weights(comparisons: Sequence[Comparison]) -> Iterator[str]:
-    """Writes what weights by staleness do where speeds are equal, and where they differ."""
+    """Writes what weights by staleness do where speeds are equal, and where they differ.
+
+    Args:
+      comparisons: the comparisons of the study; the parts "weights" and "speeds" are quoted.
+
+    Yields: a paragraph for each of the two parts that was measured.
+    """
     equal = comparisons_of(comparisons, "weights", "factor per step")
     if equal:
         delay = equal[0].conditions["delay"]

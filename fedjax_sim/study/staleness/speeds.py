@@ -73,8 +73,8 @@ def _means(
 
     keys = jax.random.split(key, (len(values), num_runs))
     runs = jax.vmap(jax.vmap(single_run, in_axes=(0, None)))
-    found = kept_results.call(jax.jit(runs), keys, jnp.asarray(values))
-    return {name: np.asarray(x, np.float64) for name, x in found.items()}
+    means = kept_results.call(jax.jit(runs), keys, jnp.asarray(values))
+    return {name: np.asarray(x, np.float64) for name, x in means.items()}
 
 
 def speeds(key: Array, clients: int, weights: Sequence[str], num_runs: int) -> Iterator[Comparison]:

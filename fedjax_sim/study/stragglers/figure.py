@@ -65,7 +65,13 @@ def stragglers_figure(
 
 
 def _variances(axes: Any, found: Sequence[Comparison], options: dict[str, Any]) -> None:
-    """Draws the variance of the loss over rounds, for each data set and share of stragglers."""
+    """Draws the variance of the loss over rounds, for each data set and share of stragglers.
+
+    Args:
+      axes: the panel to draw on.
+      found: the comparisons of the study. The variance is over the second half of a run's rounds, as a mean over runs.
+      options: the study's options. `heterogeneities` name the data sets, and `shares` group them from left to right.
+    """
     parts = [f"Synthetic({value:g}, {value:g})" for value in options["heterogeneities"]]
     places = {(part, share): place for place, (part, share) in
               enumerate((part, share) for share in options["shares"] for part in parts)}  # fmt: skip
@@ -87,7 +93,16 @@ def _variances(axes: Any, found: Sequence[Comparison], options: dict[str, Any]) 
 
 
 def _map(axes: Any, title: str, values: np.ndarray, found: Sequence[Comparison], options: dict[str, Any]) -> None:
-    """Draws a map with its numbers; pairs that diverge are empty, and the best weight of a step has a frame."""
+    """Draws a map with its numbers; pairs that diverge are empty, and the best weight of a step has a frame.
+
+    Args:
+      axes: the panel to draw on.
+      title: of the panel.
+      values: [L E] the number of each pair of L proximal weights and E steps, all steps of the first weight first; NaN
+        for a pair that diverges.
+      found: the comparisons of the study, which give the best weights.
+      options: the study's options; `proximal_weights` and `step_sizes` are rising.
+    """
     from matplotlib.patches import Rectangle
 
     weights = options["proximal_weights"]

@@ -93,11 +93,11 @@ def paths_of(options: Mapping[str, Any]) -> dict[tuple[float, float], Paths]:
         for share in options["shares"]:
             dropping = fedavg(reported_keys, data, share, [0.0])
             partial = fedprox(reported_keys, data, share, [0.0, best])
-            found = {
+            by_algorithm = {
                 name: {FEDAVG: dropping[name][:, 0], PARTIAL: partial[name][:, 0], FEDPROX: partial[name][:, 1]}
                 for name in ("loss", "accuracy")
             }
-            paths[heterogeneity, share] = Paths(best, **found)
+            paths[heterogeneity, share] = Paths(best, **by_algorithm)
     return paths
 
 
@@ -146,10 +146,10 @@ def _runs(model: Model, data: FederatedData, options: Mapping[str, Any], late: s
         traced = jnp.float32(share), jnp.asarray(coefficients, jnp.float32)
         arguments = data.train, data.test, *traced
         by_run = [jax.device_get(kept_results.call(over_coefficients, key, *arguments)) for key in keys]
-        found = {name: np.stack([run[name] for run in by_run]).astype(np.float64) for name in by_run[0]}
-        if num_lost := int(found.pop("lost").sum()):
+        by_name = {name: np.stack([run[name] for run in by_run]).astype(np.float64) for name in by_run[0]}
+        if num_lost := int(by_name.pop("lost").sum()):
             raise FloatingPointError(f"{num_lost} updates were not finite: lower the learning rate.")
-        return found
+        return by_name
 
     return runs
 
@@ -162,17 +162,17 @@ def training_rows(paths: Mapping[tuple[float, float], Paths]) -> Iterator[Compar
     Args:
       paths: of `paths_of`.
     """
-    for (heterogeneity, share), found in paths.items():
+    for (heterogeneity, share), setting_paths in paths.items():
         conditions = {"part": f"Synthetic({heterogeneity:g}, {heterogeneity:g})", "stragglers": share}
-        coefficients = {FEDAVG: 0.0, PARTIAL: 0.0, FEDPROX: found.coefficient}
+        coefficients = {FEDAVG: 0.0, PARTIAL: 0.0, FEDPROX: setting_paths.coefficient}
         for quantity in QUANTITIES:
             for algorithm, coefficient in coefficients.items():
                 row = conditions | {"algorithm": algorithm, "coefficient": coefficient}
-                yield few(row, quantity, found.number(quantity, algorithm))
+                yield few(row, quantity, setting_paths.number(quantity, algorithm))
             for algorithm, baseline in CONTRASTS:
                 if share == 0 and (algorithm, baseline) == (PARTIAL, FEDAVG):
                     continue  # the same algorithm where nobody straggles
-                numbers = [found.number(quantity, name) for name in (algorithm, baseline)]
+                numbers = [setting_paths.number(quantity, name) for name in (algorithm, baseline)]
                 row = conditions | {"algorithm": algorithm, "coefficient": coefficients[algorithm], "minus": baseline}
                 if quantity == "variance of the loss":
                     numbers = [np.log10(np.maximum(x, LEAST_VARIANCE)) for x in numbers]
