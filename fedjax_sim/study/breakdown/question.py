@@ -136,8 +136,8 @@ def _predicted_point(name: str, m: int, f: int) -> int:
 
     Krum scores a message by its squared distances to its m - f - 2 nearest messages, and distances to far messages
     decide. With a attackers, an honest message has max(0, a - f - 1) attackers among its nearest. An attacker's message
-    has max(0, m - f - 1 - a) honest messages among them. So honest messages win while a < m / 2. Multi-Krum takes m - f
-    - 2 messages, which are all honest while there are that many honest messages.
+    has max(0, m - f - 1 - a) honest messages among them. So honest messages win while a < m / 2. Multi-Krum takes
+    m - f - 2 messages, which are all honest while there are that many honest messages.
 
     Args:
       name: the rule, a key of `RULES`.
