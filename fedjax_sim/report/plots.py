@@ -309,7 +309,15 @@ def _series(records: Sequence[Mapping[str, Any]], name: str) -> np.ndarray:
 
 
 def _thin(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray, int]:
-    """Returns (x, y, block length): the recorded points; for a long run, the means of blocks of points."""
+    """Returns the points of a curve; for a long run, the means of blocks of points.
+
+    Args:
+      x: [T] float64, places on the horizontal axis.
+      y: [T] float64; NaN where nothing was recorded.
+
+    Returns: (x [n], y [n], block length), with n at most `MOST_POINTS`. The block length counts recorded points; 1
+      leaves them as they are. NaN stays where most rounds have a value, so that a curve shows its gaps.
+    """
     if not np.isfinite(y).any():
         return x[:0], y[:0], 1
     # A curve with a value in most rounds shows its gaps; a curve of evaluations connects its points.

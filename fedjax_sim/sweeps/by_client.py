@@ -127,7 +127,16 @@ def _mean(values: Sequence[float]) -> float | None:
 
 
 def _keys(runs: Sequence[LoggedRun], options: Sequence[str]) -> list[list[Any]] | str:
-    """Returns, for each run, what identifies the client of each row: its name, or its numbers; or why nothing does."""
+    """Returns, for each run, what identifies the client of each row; or a sentence why nothing does.
+
+    Args:
+      runs: at least two, with rows by client.
+      options: paths of the options in which the runs differ.
+
+    Returns: for each run a key for each of its rows, in their order. A key is the client's name, if names are unique in
+      every run. Otherwise it is (number of the training client, number of the held-out client, name), where the number
+      that a row does not have is None. All runs have the same set of keys.
+    """
 
     def numbers(row: Row) -> tuple:
         return row["client"], row["held_out_client"], row["name"]

@@ -207,7 +207,14 @@ def load_sweep(path: str | Path | None, overrides: Iterable[str] = (), without: 
 
 
 def _halving_of(table: Any, problems: list[str]) -> Halving | None:
-    """Returns how successive halving chooses; for a wrong table None, and what is wrong is added to the problems."""
+    """Returns how successive halving chooses; for a wrong table None.
+
+    Args:
+      table: `[sweep.halving]` as the document has it.
+      problems: what is wrong with the sweep so far; what is wrong with the table is appended.
+
+    Returns: None also where earlier problems exist.
+    """
     if not isinstance(table, dict):
         problems.append(problem("sweep.halving", "a table", table))
         return None
@@ -251,7 +258,13 @@ def _axes_of(grid: Any) -> tuple[dict[str, Any], dict[str, dict[str, dict]]]:
 
 
 def _problems_of_axes(grid: Any, axes: dict[str, Any], tables: dict[str, dict[str, dict]]) -> Iterable[str]:
-    """Yields what is wrong with the axes of a grid, besides their values; `axes` and `tables` as of `_axes_of`."""
+    """Yields what is wrong with the axes of a grid, besides their values.
+
+    Args:
+      grid: the table `[sweep.grid]` as the document has it, for the error.
+      axes: values by the axis' path, as of `_axes_of`.
+      tables: {the axis' path: {a table's text: the table}}, as of `_axes_of`.
+    """
     if not axes:
         hint = 'Write [sweep.grid] with "client_optimizer.learning_rate" = [0.1, 0.2], say.'
         yield problem("sweep.grid", "values for an option at least", grid, hint)
@@ -271,7 +284,16 @@ def _problems_of_axes(grid: Any, axes: dict[str, Any], tables: dict[str, dict[st
 def _resolved_point(
     document: dict, values: dict[str, Any], tables: dict[str, dict[str, dict]], problems: list[str]
 ) -> dict[str, Any]:
-    """Returns the document with the values of a combination, resolved; adds what is wrong with it to `problems`."""
+    """Returns the document with the values of a combination, resolved.
+
+    Args:
+      document: the config's tables without `[sweep]`; it is not changed.
+      values: the combination, by the axis' path. A value that is a table is written as its text.
+      tables: {the axis' path: {a table's text: the table}}, as of `_axes_of`.
+      problems: a list to which what is wrong with the combination is appended.
+
+    Returns: all options of the config with their defaults; empty if a value could not be put in its place.
+    """
     point = copy.deepcopy(document)
     for name, value in values.items():
         if value == NONE and tables.get(name):
@@ -415,7 +437,19 @@ def _groups(loaded: SweepConfig) -> list[SweepConfig]:
 
 
 def _run_group(loaded: SweepConfig, directory: Path | None, resume: bool, progress: bool, metric: str | None) -> Any:
-    """Runs a sweep whose combinations share data and model; the arguments are those of `run_sweep`."""
+    """Runs a sweep whose combinations share data and model.
+
+    Args:
+      loaded: the sweep. Its first config decides data, model and the arithmetic of all points.
+      directory: the folder of the points; None writes nothing.
+      resume: whether finished points in the folder are kept.
+      progress: whether a bar is shown.
+      metric: a metric that the rows must have; None for none.
+
+    Returns: a `sweeps.results.Sweep`.
+
+    Raises: ConfigError if the frozen parameters depend on more than the config's own seed.
+    """
     import jax
 
     from fedjax_sim import engine, tree

@@ -82,7 +82,14 @@ def label_of(names: tuple[str, ...], values: tuple) -> str:
 
 
 def _axes(found: Sweep) -> list[tuple[str, Callable[[tuple, int], float]]]:
-    """Returns the horizontal axes that rows have values for: (label, (combination, round) -> place)."""
+    """Returns the horizontal axes that rows have values for.
+
+    Args:
+      found: a sweep with rows for several rounds.
+
+    Returns: for each axis (label with its unit, (combination, round) -> place). Bytes, in the unit of the label, and
+      simulated time are sums until the round, as means over seeds.
+    """
     rows: dict[tuple, list] = {}
     for row in found.rows:
         rows.setdefault((tuple(row[name] for name in found.names), row["round"]), []).append(row)

@@ -92,7 +92,15 @@ class Finished:
             self.path.unlink(missing_ok=True)
 
     def _read_back(self, identity: dict[str, Any]) -> None:
-        """Reads the finished points, after comparing the sweep's identity with the file's."""
+        """Reads the finished points, after comparing the sweep's identity with the file's.
+
+        A last line without an end is cut off, since a kill may have stopped its writing.
+
+        Args:
+          identity: what the sweep is, as JSON.
+
+        Raises: CheckpointError for a damaged file, and for the file of another sweep, with the differences.
+        """
         text = content_of(self.path)
         # A kill may have cut off the last line: only lines with an end count.
         complete_bytes = text.rfind(b"\n") + 1

@@ -70,7 +70,12 @@ def _with_bytes(found: Sweep, header: list[str], rows: list[list[str]]) -> tuple
 
 
 def _views(found: Sweep, metric: str) -> Iterable[tuple[str, str]]:
-    """Yields (name, HTML) of the figures that fit the sweep."""
+    """Yields (name, HTML) of the figures that fit the sweep.
+
+    Args:
+      found: a sweep, or compared runs.
+      metric: the metric that is drawn, as one of its rows.
+    """
     combinations = list(dict.fromkeys(tuple(row[name] for name in found.names) for row in found.rows))
     if found.names and len(combinations) <= MOST_COMBINATIONS:
         yield "Differences", figure("dots", dots_figure, f"Means and differences of {metric}.", found, metric)

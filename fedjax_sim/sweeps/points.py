@@ -114,7 +114,14 @@ class Points:
         self._lower([lifted(traces_of_part) for traces_of_part in traces], params, population)
 
     def _lower(self, floats: list, params: PyTree, population: PyTree) -> None:
-        """Lowers both programs for `groups` groups of `batch` points on each device."""
+        """Lowers both programs for G groups of B points on each of D devices.
+
+        Args:
+          floats: for init, step and params the floats in which combinations differ, as `lifted` returns them: each
+            [C, ...] for C combinations, or None.
+          params: leaves [S, ...], the initial params of each seed.
+          population: the clients.
+        """
         start, advance = self._of_one_point()
 
         # A point is its key data (of the seed, and of the rounds), the row of its combination, and the row of its seed.
@@ -199,9 +206,17 @@ class Points:
         return start, advance
 
     def _over(self, of_point: Callable, active: Array, points: tuple, shared: tuple) -> PyTree:
-        """Calls `of_point` at each point of the active groups; `points` have leaves [groups, batch, ...].
+        """Calls `of_point` at each point of the active groups of a device.
 
         The number of active groups is an argument, so that few points take little time in the same program.
+
+        Args:
+          of_point: (values of a point, what all points share) -> results.
+          active: [] int32, the groups that are computed, at most G.
+          points: leaves [G, B, ...], for B points in each of G groups.
+          shared: what all points share.
+
+        Returns: the results, with leaves [G, B, ...]; zeros for groups that are not active.
         """
 
         def of_group(points):

@@ -89,7 +89,15 @@ class Recorder:
     def _kept(self, record: dict, values: Mapping[str, Any]) -> dict:
         """Returns the entries of a record that a row keeps, after checking the names of the grid and of the metrics.
 
-        The counts that show divergence are always kept, and of whose own models were judged.
+        The counts that show divergence are always kept, and how many clients' own models were judged.
+
+        Args:
+          record: all numbers of a point after a round, by name, without the round itself.
+          values: the point's combination, by name of the grid.
+
+        Returns: the entries of `record` that are among the sweep's metrics; all if it names none.
+
+        Raises: ValueError for a name of the grid that a metric has, and for a metric that the record lacks.
         """
         for name in values:
             if name in record:

@@ -303,7 +303,15 @@ def _interval(values: np.ndarray, confidence: float) -> tuple[float, float, floa
 
 
 def _paired(metric: str, pairs: Sequence[Any], confidence: float) -> Paired:
-    """Returns the mean of a - b over pairs (a, b) of independent seeds, without pairs that are not finite."""
+    """Returns the mean of a - b over pairs (a, b) of independent seeds, without pairs that are not finite.
+
+    With mean g of n gaps and standard error s, the interval is g -+ t s with Student's t of n - 1 degrees of freedom.
+
+    Args:
+      metric: its name.
+      pairs: [S, 2] the metric of each seed at the two values.
+      confidence: the level of the interval, in (0, 1).
+    """
     pairs = np.reshape(np.array(pairs, float), (-1, 2))
     finite = pairs[np.isfinite(pairs).all(axis=1)]
     gaps = finite[:, 0] - finite[:, 1]

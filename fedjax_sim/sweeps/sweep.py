@@ -327,7 +327,18 @@ def _prepared(
     rounds: list[int],
     delta: float | None,
 ) -> tuple[list[Kind], list[str], list[_Epsilons]]:
-    """Returns, for each combination, its traces, the digest of its program if it is private (else ""), its epsilons."""
+    """Traces the algorithms of all combinations, and accounts for their privacy.
+
+    Args:
+      combinations: C combinations, as values by name.
+      algorithms: that of each combination.
+      starts: leaves [S, ...], the initial params of each seed; their shapes count alone.
+      population: the clients.
+      rounds: the rounds that are reported, rising.
+      delta: of the epsilon; None for the default.
+
+    Returns: for each combination its traces, the digest of its program if it is private (else ""), and its epsilons.
+    """
     params = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), starts)
     kinds = []
     programs = []
@@ -432,7 +443,13 @@ def _programs(kinds: list[Kind]) -> str:
 
 @contextmanager
 def _bar(shown: bool, total: int, done: int) -> Iterator[Callable[[int], None]]:
-    """Yields a function of a number of points that advances a bar; it does nothing unless `shown`."""
+    """Yields a function of a number of points that advances a bar; it does nothing unless `shown`.
+
+    Args:
+      shown: whether there is a bar.
+      total: points of the sweep.
+      done: points that are finished already.
+    """
     if not shown:
         yield lambda count: None
         return

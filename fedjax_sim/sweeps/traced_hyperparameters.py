@@ -78,6 +78,12 @@ def _kind(program: Program, floats: list[np.ndarray]) -> Hashable:
     """Returns a jaxpr up to its floats, which are appended to `floats`: constants first, then equation by equation.
 
     Two programs of the same kind have the same operations in the same order. Variables count by their number.
+
+    Args:
+      program: a traced function, or a function inside of one.
+      floats: a list to which the floats are appended, arrays of any shape and floating type.
+
+    Returns: (constants, equations, results), equal for two programs that differ in floats alone.
     """
     jaxpr, consts = opened(program)
     numbers: dict[Any, int] = {}
@@ -180,6 +186,11 @@ def _replay(program: Program, floats: Sequence[Any], args: Sequence[Any]) -> lis
 
 def _again(eqn: Any, floats: dict[str, list], operands: list) -> Sequence:
     """Returns the results of an equation whose inner programs get other floats.
+
+    Args:
+      eqn: a call, a loop or a branch.
+      floats: by the equation's parameter, a value for each float in it, in the order of `_kind`; None keeps its own.
+      operands: the values of the equation's operands.
 
     Raises: NotImplementedError for an equation that is neither a call nor a loop nor a branch.
     """
