@@ -105,7 +105,20 @@ def _told(clean, data) -> float:
 
 
 def _of_the_cut(split, params, batch, told, test) -> tuple[float, float]:
-    """(share of the examples' variance, share of the labels) from one step's messages at the server."""
+    """Attacks one step's messages at the server.
+
+    The rebuilt share is 1 - (error of the rebuilt examples), as `adversary.inversion_error` measures it, and at least
+    0.
+
+    Args:
+      split: the loss that is split between a client and the server.
+      params: the trained model.
+      batch: one client's examples of a step.
+      told: the share of the labels that clients send as they are.
+      test: held-out examples. The server knows the first `KNOWN`, and those behind them are rebuilt.
+
+    Returns: (share of the examples' variance, share of the labels in [0, 1]).
+    """
     known = {name: jnp.asarray(test[name][:KNOWN]) for name in ("x", "y")}
     asked = split_transcript(split, params, known, jax.random.key(7)).seen_by(1)
     rest = {name: jnp.asarray(test[name][KNOWN:]) for name in ("x", "y")}

@@ -74,7 +74,15 @@ def measure(venvs: pathlib.Path, quick: bool = False) -> dict:
 
 
 def _beside_loops(title: str, job: Job, work: Workload, *, quick: bool, rows: list, ratios: list, notes: list) -> float:
-    """Adds rows of `run` and of the best loop; returns the seconds of a round of ours."""
+    """Adds rows of `run` and of the best loop; returns the seconds of a round of ours.
+
+    Args:
+      title: of the job, which begins the names of rows and ratios.
+      job: its rounds, the loops' layouts and the factor of speed that is required.
+      work: the workload, with m clients a round.
+      quick: one round and one pass, to see that everything runs.
+      rows, ratios, notes: the lists to which results are added.
+    """
     devices = len(jax.devices())
     rounds, passes, lanes = (1, 1, (2,)) if quick else (job.rounds, PASSES, job.lanes)
     others = side_by_side.loops(work, rounds=rounds, lanes=lanes, dispatch=False, single=False)
@@ -96,7 +104,18 @@ def _beside_loops(title: str, job: Job, work: Workload, *, quick: bool, rows: li
 def _rival(
     title: str, name: str, work: Workload, venvs: pathlib.Path, *, quick: bool, rows: list, notes: list
 ) -> float | None:
-    """Adds a row of another framework; returns the seconds of its round, or None with a note that says why."""
+    """Adds a row of another framework.
+
+    Args:
+      title: of the job, which begins the row's name.
+      name: the framework, a key of `beside.TITLES`.
+      work: the workload, with m clients a round.
+      venvs: the folder of the frameworks' virtual environments.
+      quick: two rounds, to see that everything runs.
+      rows, notes: the lists to which results are added.
+
+    Returns: the seconds of its round; None if it was not measured, with a note that says why.
+    """
     with tempfile.TemporaryDirectory() as folder:
         arrays = pathlib.Path(folder) / "arrays.npz"
         beside.write_arrays(arrays, work)

@@ -62,7 +62,14 @@ def measure(quick: bool = False) -> dict:
 
 
 def _others(work, quick: bool) -> dict[str, Other]:
-    """Centralised SGD and loops over one cohort, with library convolutions where no loop is around them."""
+    """Makes centralised SGD and loops over one cohort, with library convolutions where no loop is around them.
+
+    Args:
+      work: the workload, with m clients a round.
+      quick: small batches for centralised SGD.
+
+    Returns: by name, what runs, with its rounds and the processor cores that it uses.
+    """
     key, data, cores = jax.random.key(1), baselines.dense_clients(work), len(jax.devices())
     with_library, with_im2col = (_with_method(work, method) for method in ("native", "im2col"))
     ids = baselines.cohorts(work, 1)

@@ -48,6 +48,17 @@ def measure(quick: bool = False) -> dict:
 
 
 def _sweep(work, name: str, rounds: int, lanes: tuple[int, ...]) -> tuple[list[dict], float, float]:
+    """Measures rounds with the automatic plan, with other plans, and with one vmap over the cohort.
+
+    Args:
+      work: the workload, with m clients a round.
+      name: of the workload, which begins the rows' names.
+      rounds: T rounds of a program.
+      lanes: clients at once on a device; chunks are as large, or four times as large.
+
+    Returns: (rows in clients a second; seconds with the automatic plan over those with the best of the others; seconds
+      of the best single vmap over those with the automatic plan).
+    """
     cores = len(jax.devices())
     most = work.cohort_size // cores
     plans = [engine.Plan(c, chunk) for c in lanes for chunk in (c, 4 * c) if chunk <= most]

@@ -50,6 +50,12 @@ def _temporary_bytes(num_clients: int, cohort_size: int) -> int:
 
 
 def _vmap_bytes(num_clients: int, cohort_size: int) -> int:
+    """Returns the bytes of temporary memory of a round that vmaps its whole cohort, by hand.
+
+    Args:
+      num_clients: N.
+      cohort_size: m. A client takes 5 steps of 10 examples of logistic regression, 784-10.
+    """
     job = massive(num_clients, cohort_size)
     model = models.logistic(input_shape=(784,), num_outputs=10)
     loss_fn = models.supervised(model, models.softmax_cross_entropy)

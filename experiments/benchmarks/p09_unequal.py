@@ -73,7 +73,15 @@ def _in_lanes(steps: np.ndarray, lanes: int) -> int:
 
 
 def _job(partition, rounds: int):
-    """A program of rounds, and the executed steps by its info."""
+    """Makes a program of rounds, and a function that returns the executed steps by the round's info.
+
+    Args:
+      partition: the rows of each of N clients.
+      rounds: T rounds of the program, with all clients and one epoch each.
+
+    Returns: (the program, () -> {"as run": local steps that a round executes}); the dict is empty if the info does not
+      count them.
+    """
     rng = np.random.default_rng(3)
     x, y = separable(rng, len(partition.indices), (60,), 10)
     data = population.indexed({"x": x, "y": y}, partition)

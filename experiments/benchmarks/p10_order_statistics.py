@@ -87,7 +87,13 @@ def measure(quick: bool = False) -> dict:
 
 
 def _largest(quick: bool) -> tuple[list[dict], list[dict]]:
-    """`engine.top_k` beside `lax.top_k`."""
+    """Measures `engine.top_k` beside `lax.top_k` on arrays of d numbers, for shares of 0.1, 1 and 10 %.
+
+    Args:
+      quick: only d = 10^4, to see that everything runs.
+
+    Returns: (rows in seconds, ratios of speed).
+    """
     rows, ratios = [], []
     for d in (10**4,) if quick else (10**4, 10**5, 10**6, 10**7):
         x = np.random.default_rng(d).standard_normal(d, dtype=np.float32)

@@ -68,6 +68,15 @@ def measure(quick: bool = False) -> dict:
 
 
 def _processes(m: int, quick: bool) -> tuple[list[dict], list[dict], list[str]]:
+    """Measures rounds of the command line in one process and in two, with m clients a process.
+
+    Args:
+      m: clients of a process in a round.
+      quick: few rounds and one pass, to see that everything runs.
+
+    Returns: (rows in clients a second, ratios, notes). The efficiency is the seconds of a round with one process over
+      those with two. Where processes cannot be launched there is a note alone.
+    """
     rounds, passes = (4, 1) if quick else (80, 3)
     seconds: dict[int, list[float]] = {1: [], 2: []}
     try:

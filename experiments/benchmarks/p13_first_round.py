@@ -71,7 +71,14 @@ def measure(quick: bool = False) -> dict:
 
 
 def _parts(settings: list[str], cache: pathlib.Path) -> dict[str, float]:
-    """Returns the seconds of each part of a run, from the start of its process until its first round."""
+    """Returns the seconds of each part of a run, from the start of its process until its first round.
+
+    Args:
+      settings: a.b=c overrides of the default config.
+      cache: the folder of the caches that the run uses.
+
+    Returns: seconds by name, for the entries of `PARTS`.
+    """
     events_file = cache / "events.json"
     environment = {"XDG_CACHE_HOME": str(cache), "FEDJAX_SIM_CACHE": "on", EVENTS_FILE: str(events_file)}
     found = command_line.train(settings, environment=environment, module="experiments.benchmarks.jax_events")

@@ -131,7 +131,15 @@ def _ratios(seconds: dict[str, float]) -> list[dict]:
 
 
 def _byzfl(host: np.ndarray, f: int, repeats: int) -> tuple[dict, dict[str, np.ndarray]]:
-    """ByzFL's seconds on the same array and its results, or why there are none."""
+    """Returns ByzFL's seconds on the same array and its results, or why there are none.
+
+    Args:
+      host: [m, d] float32, the messages.
+      f: attackers that the rules are told.
+      repeats: timed calls of each rule.
+
+    Returns: (what the process printed, or {"failed": why}; [d] the aggregate by rule).
+    """
     python = python_of("byzfl", pathlib.Path(os.environ.get("RIVALS_VENVS", VENVS)))
     if not python.is_file():
         return {"failed": "no environment: run python -m experiments.benchmarks.rivals.setup byzfl"}, {}

@@ -62,7 +62,11 @@ def measure(quick: bool = False) -> dict:
 def _rounds(work: Workload, num_rounds: int, without: Callable, metrics: bool = True) -> tuple[Callable, float]:
     """Compiles rounds of FedAvg inside of `without()`; returns the call, and the seconds until it was compiled.
 
-    The call keeps metrics only if asked to.
+    Args:
+      work: the workload, with m clients a round.
+      num_rounds: T rounds of a call.
+      without: () -> a context in which a part of a round is patched away.
+      metrics: whether the call keeps the rounds' metrics.
     """
     made, key = algorithm(work), jax.random.key(5)
     state = jax.jit(made.init)(key, work.params, work.data)

@@ -58,7 +58,17 @@ def measure(quick: bool = False) -> dict:
 
 
 def _round(model: models.Model, params, state, x, y, *, plan: engine.Plan | None = None) -> Callable:
-    """Rounds of FedAvg over the adapters of all clients, through the public recipe."""
+    """Makes rounds of FedAvg over the adapters of all clients, through the public recipe.
+
+    Args:
+      model: the transformer with adapters.
+      params: the adapters.
+      state: the frozen parameters.
+      x, y: [N, L] int32, the tokens of each client and the next ones.
+      plan: how clients are laid out; None chooses it.
+
+    Returns: () -> (state, infos) after one more round of N clients with a step each.
+    """
     num_clients = len(x)
     clients = population.stored({"x": x, "y": y}, np.arange(num_clients + 1))
     loss_fn = models.supervised(model, models.next_token_cross_entropy, frozen_state=state)
@@ -91,7 +101,16 @@ def _fast_round(*args) -> Callable:
 
 
 def _frozen(model: models.Model, params, x, y, batch: int) -> Callable:
-    """Passes forward through the frozen model, and back to the embedded tokens."""
+    """Makes passes forward through the frozen model, and back to the embedded tokens.
+
+    Args:
+      model: the transformer without adapters.
+      params: its parameters.
+      x, y: [N, L] int32, tokens and the next ones.
+      batch: sequences of a pass, a divisor of N; N makes a single pass.
+
+    Returns: () -> losses and gradients by the embedded tokens.
+    """
     embedding, *layers = model.layers
     rest = models.sequential(layers)
 

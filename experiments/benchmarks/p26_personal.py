@@ -70,7 +70,13 @@ def measure(quick: bool = False) -> dict:
 
 
 def _race(quick: bool) -> tuple[list, list, list]:
-    """Rows, ratios and notes: Ditto with 100 of 1,000 clients a round, here and in PFLlib, evaluating nothing."""
+    """Measures Ditto with 100 of 1,000 clients a round, here and in PFLlib, evaluating nothing.
+
+    Args:
+      quick: leaves PFLlib out.
+
+    Returns: (rows in clients a second, ratios, notes). There is a note alone where PFLlib is not installed.
+    """
     python = python_of("pfllib", pathlib.Path(os.environ.get("RIVALS_VENVS", VENVS)))
     checkout = os.environ.get("PFLLIB")
     if quick or checkout is None or not python.is_file():

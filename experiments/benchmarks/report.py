@@ -135,6 +135,13 @@ def write_readme(results: pathlib.Path, path: pathlib.Path | None = None) -> Non
 
 
 def _section(module: Any, stem: str, result: dict) -> str:
+    """Returns the section of a benchmark, as Markdown.
+
+    Args:
+      module: the benchmark, whose docstring is the heading and the first paragraph.
+      stem: the name of its files of results, remarks and pictures.
+      result: as `harness.result` makes it.
+    """
     title, _, paragraph = module.__doc__.strip().partition("\n")
     lines = [f"## {result['id']}: {title.rstrip('.')}", "", paragraph.strip(), ""]
     lines += [f"Goal: {result['goal']}", "", "| | value | quartiles | unit | cores |", "|---|---|---|---|---|"]

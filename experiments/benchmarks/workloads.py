@@ -54,7 +54,15 @@ def _mlp(widths: tuple[int, ...]) -> tuple[models.Model, float, float]:
 
 
 def _small_cnn(side: int, depth: int, num_outputs: int) -> tuple[models.Model, float, float]:
-    """Two VALID 3 x 3 convolutions (32, 64), a 2 x 2 max pool, 128 hidden units: the usual federated CNN."""
+    """Makes two VALID 3 x 3 convolutions (32, 64), a 2 x 2 max pool, 128 hidden units: the usual federated CNN.
+
+    Args:
+      side: pixels of a picture's side, even.
+      depth: channels of a picture.
+      num_outputs: classes.
+
+    Returns: (model, multiply-adds of one example's forward pass, those of its first layer).
+    """
     pooled = (side - 4) // 2
     sizes = [(3, depth, 32), (3, 32, 64)]
     macs = [(side - 2) ** 2 * 9 * depth * 32, (side - 4) ** 2 * 9 * 32 * 64]

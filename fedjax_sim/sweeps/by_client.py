@@ -88,16 +88,17 @@ def clients_of_runs(
     if isinstance(keys, str):
         return f"No results by client: {keys}"
     values: dict[tuple, dict[int, dict[Any, float | None]]] = {}  # by combination, seed and client
-    for run, of_run in zip(runs, keys, strict=True):
-        found = {key: row[metric] for key, row in zip(of_run, run.clients, strict=True)}
-        values.setdefault(tuple(run.options.get(name, ABSENT) for name in options), {})[run.seed] = found
+    for run, keys_of_run in zip(runs, keys, strict=True):
+        metric_of_client = {key: row[metric] for key, row in zip(keys_of_run, run.clients, strict=True)}
+        combination = tuple(run.options.get(name, ABSENT) for name in options)
+        values.setdefault(combination, {})[run.seed] = metric_of_client
     labels = names_of_rows(runs, options)
     first = next(iter(values.values()))
     rows = []
     for key, row in zip(keys[0], runs[0].clients, strict=True):
         for label, (combination, by_seed) in zip(labels, values.items(), strict=True):
-            there = [found[key] for found in by_seed.values() if found[key] is not None]
-            pairs = [(found[key], first[seed][key]) for seed, found in by_seed.items() if seed in first]
+            numbers = [of_client[key] for of_client in by_seed.values() if of_client[key] is not None]
+            pairs = [(of_client[key], first[seed][key]) for seed, of_client in by_seed.items() if seed in first]
             gaps = [a - b for a, b in pairs if a is not None and b is not None]
             rows.append(
                 {
@@ -105,7 +106,7 @@ def clients_of_runs(
                     "run": label,
                     **dict(zip(options, combination, strict=True)),
                 }
-                | {"metric": metric, "seeds": len(there), "mean": _mean(there)}
+                | {"metric": metric, "seeds": len(numbers), "mean": _mean(numbers)}
                 | {"difference": None if by_seed is first else _mean(gaps)}
             )
     return ClientTable(("client",), metric, rows)

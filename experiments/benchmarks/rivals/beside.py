@@ -103,6 +103,16 @@ def rival(name: str, venvs: pathlib.Path, arrays: pathlib.Path, rounds: int, out
 
 
 def _answer(name: str, venvs: pathlib.Path, arguments: list[str], devices: int | None) -> dict:
+    """Runs a rival's script in its own environment.
+
+    Args:
+      name: the rival, a key of `TITLES`.
+      venvs: the folder of the virtual environments.
+      arguments: of the script: the file of arrays, rounds and the file of the result.
+      devices: virtual CPU devices of JAX; None leaves that to the rival.
+
+    Returns: what the script printed as JSON, or {"failed": why}.
+    """
     if not python_of(name, venvs).is_file():
         return {"failed": "no environment: run python -m experiments.benchmarks.rivals.setup"}
     command = [str(python_of(name, venvs)), str(HERE / f"{name}_job.py"), *arguments]
@@ -142,7 +152,17 @@ def differs(work: Workload, found: dict) -> str:
 
 
 def _one(title: str, job: Job, venvs: pathlib.Path, folder: pathlib.Path, quick: bool) -> tuple[list, list, list]:
-    """Rows, ratios and notes of one job."""
+    """Measures one job: ours, the best hand-written loop and the rivals.
+
+    Args:
+      title: of the job, which begins the names of rows and ratios.
+      job: the workload, its rounds, the loops' layouts and the rivals.
+      venvs: the folder of the rivals' virtual environments.
+      folder: for arrays and trained weights.
+      quick: few clients and rounds, to see that everything runs.
+
+    Returns: (rows in clients a second, ratios, notes). A rival whose model differs from ours has a note alone.
+    """
     cores = harness.machine()["cores"]
     m = (4 * cores if job.clients > 20 else 2 * cores) if quick else job.clients
     rounds, turn, passes = (2, 1, 1) if quick else (job.rounds, job.turn, 5)
