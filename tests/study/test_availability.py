@@ -17,7 +17,7 @@ def findings():
     return availability(**SMALL)
 
 
-def by_hand(rows, centers, rates, s, rounds, corrected, seed=0):
+def by_hand(rows, centers, rates, s, *, rounds, corrected, seed=0):
     """[runs, d] models after so many rounds, in NumPy."""
     rng, models = np.random.default_rng(seed), np.zeros((rows, centers.shape[1]))
     for _ in range(rounds):
@@ -34,7 +34,7 @@ def test_laws(corrected):
     rates, s = np.array([0.15, 0.4, 0.7, 0.9]), 0.6
     centers = np.array([[2.0, 0.0], [1.0, -1.0], [0.0, 3.0], [-1.0, 0.5]])
     law = (laws.corrected if corrected else laws.naive)(centers, rates, s)
-    models = by_hand(40_000, centers, rates, s, 30, corrected)
+    models = by_hand(40_000, centers, rates, s, rounds=30, corrected=corrected)
     squares = ((models - law.mean) ** 2).sum(1)
     assert (abs(models.mean(0) - law.mean) < 5 * models.std(0) / 200).all()
     assert abs(squares.mean() - law.variance) < 5 * squares.std() / 200

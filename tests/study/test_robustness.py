@@ -27,7 +27,7 @@ def findings():
     return robustness(**SMALL)
 
 
-def alone(digits, key, rule, attack, attackers, num_rounds):
+def alone(digits, key, rule, attack, *, attackers, num_rounds):
     """A composition by itself, with the public parts."""
     work = client.work(num_steps=3, batch_size=BATCH, weighting="uniform")
     trained = client.local_sgd(digits.loss_fn, optax.sgd(0.3), work)
@@ -50,7 +50,7 @@ def test_a_cell_is_a_run(rule, attack):
     """Catches an index that is another rule's, attack's or number's, and a state that another rule overwrites."""
     (cell,) = comparisons_of(findings().comparisons, "accuracy", rule=rule, attack=attack, attackers=2)
     digits, keys = RobustDigits(9, 0.3, 0), jax.random.split(jax.random.key(0), 2)
-    runs = [float(alone(digits, key, rule, attack, 2, 30)["accuracy"]) for key in keys]
+    runs = [float(alone(digits, key, rule, attack, attackers=2, num_rounds=30)["accuracy"]) for key in keys]
     np.testing.assert_allclose(cell.measured, np.mean(runs), atol=0.003)  # a digit of 360, through other rounding
     np.testing.assert_allclose(cell.conditions["standard_deviation"], np.std(runs, ddof=1), atol=0.003)
 
@@ -64,7 +64,7 @@ def test_every_rule_and_attack_is_its_own():
     for i, attack in enumerate(ATTACKS):
         rule = list(RULES)[i % len(RULES)]
         (cell,) = comparisons_of(found, "accuracy", rule=rule, attack=attack, attackers=2)
-        runs = [float(alone(digits, key, rule, attack, 2, 10)["accuracy"]) for key in keys]
+        runs = [float(alone(digits, key, rule, attack, attackers=2, num_rounds=10)["accuracy"]) for key in keys]
         np.testing.assert_allclose(cell.measured, np.mean(runs), atol=0.003, err_msg=f"{rule}, {attack}")
 
 

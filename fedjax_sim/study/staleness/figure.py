@@ -39,7 +39,8 @@ def staleness_figure(found: Sequence[Comparison], step: float, noise: float) -> 
 def _limit(axes: Any, rows: list[dict[str, Any]]) -> None:
     """Draws the factor of the error against the step over its limit, for up to three delays.
 
-    A line is lambda^(2 tau + 1), with lambda the largest root of lambda^(tau + 1) = lambda^tau - eta for curvature 1.
+    A line is lambda^(2 tau + 1). For curvature 1, lambda is the largest modulus of a root of
+    lambda^(tau + 1) = lambda^tau - eta.
 
     Args:
       axes: the panel to draw on.
