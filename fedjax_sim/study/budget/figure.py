@@ -30,7 +30,9 @@ def budget_figure(
 
     figure = Figure(figsize=(4.6, 8.6), layout="constrained")
     panels = figure.subplots(len(allocations), 1, sharex=True)
-    deadlines = sorted({x.deadline for a in allocations.values() for x in a.choices}, key=lambda x: x is not None)
+    all_choices = [choice for allocation in allocations.values() for choice in allocation.choices]
+    # The choice without a deadline is first.
+    deadlines = sorted({choice.deadline for choice in all_choices}, key=lambda deadline: deadline is not None)
     for axes, (unit, allocation) in zip(panels, allocations.items(), strict=True):
         rows = rows_of(found, part=unit, quantity="squared distance")
         for bits, (colour, markers) in zip(options["bits"], LOOKS * len(options["bits"]), strict=False):
@@ -38,14 +40,20 @@ def budget_figure(
                 name = f"{bits} bits" if bits else "floats"
                 name += "" if deadline is None else f", {deadline:.2g} s"
                 choices = sorted(
-                    (x for x in allocation.choices if x.feasible and x[1:3] == (deadline, bits or None)),
+                    (
+                        choice
+                        for choice in allocation.choices
+                        if choice.feasible and (choice.deadline, choice.bits) == (deadline, bits or None)
+                    ),
                     key=lambda choice: choice.cohort_size,
                 )
-                axes.plot([x.cohort_size for x in choices], [x.error for x in choices], color=colour, linestyle=line,
-                          linewidth=1.2, label=f"{name}: theory" if axes is panels[0] else None)  # fmt: skip
+                cohort_sizes = [choice.cohort_size for choice in choices]
+                errors = [choice.error for choice in choices]
+                label = f"{name}: theory" if axes is panels[0] else None
+                axes.plot(cohort_sizes, errors, color=colour, linestyle=line, linewidth=1.2, label=label)
                 shown_deadline = None if deadline is None else round(deadline, 3)
-                mine = [x for x in rows if (x["deadline"], x["bits"]) == (shown_deadline, bits or 32)]
-                points(axes, mine, "cohort_size", colour=colour, marker=marker, label=None)
+                measured_rows = [row for row in rows if (row["deadline"], row["bits"]) == (shown_deadline, bits or 32)]
+                points(axes, measured_rows, "cohort_size", colour=colour, marker=marker, label=None)
         best = allocation.best
         is_first = axes is panels[0]
         axes.plot([best.cohort_size], [best.error], "o", color="none", markeredgecolor=plots.INK, markersize=14,

@@ -14,7 +14,7 @@ from fedjax_sim.prng import stream
 from fedjax_sim.study.budget.figure import budget_figure
 from fedjax_sim.study.budget.reading import budget_reading
 from fedjax_sim.study.budget.sensors import UNITS, Sensors
-from fedjax_sim.study.findings import FEW, Comparison, Findings, least_runs, measured
+from fedjax_sim.study.findings import FEW, Comparison, Findings, comparisons_of, least_runs, measured
 from fedjax_sim.types import Array
 from fedjax_sim.validate import Integer, NonNegativeInt, Number, Positive
 
@@ -135,7 +135,8 @@ def _measured(
         rounds = sorted({choice.num_rounds for choice in affordable.values()})
         first = next(iter(affordable.values()))
         # The name of a stream holds what the choice is, so that choices are independent of each other.
-        measurements = sensors.runs(stream(key, f"{first[:3]}"), first, rounds, num_runs)
+        name = f"{(first.cohort_size, first.deadline, first.bits)}"
+        measurements = sensors.runs(stream(key, name), first, rounds, num_runs)
         for unit, choice in affordable.items():
             look = rounds.index(choice.num_rounds)
             conditions = _conditions(unit, choice)
@@ -151,7 +152,8 @@ def _measured(
 
 def _regret(unit: str, allocation: theory.Allocation, comparisons: Sequence[Comparison]) -> Comparison:
     """Compares the measured error of the predicted choice with the least measured error."""
-    errors = [x for x in comparisons if x.conditions["part"] == unit and x.quantity == "squared distance"]
+    errors = comparisons_of(comparisons, unit, "squared distance")
     conditions = _conditions(unit, allocation.best)
-    (chosen,) = [x.measured for x in errors if x.conditions == conditions]
-    return Comparison(conditions, "regret", chosen / min(x.measured for x in errors) - 1, math.nan)
+    (chosen,) = [error.measured for error in errors if error.conditions == conditions]
+    least = min(error.measured for error in errors)
+    return Comparison(conditions, "regret", chosen / least - 1, math.nan)

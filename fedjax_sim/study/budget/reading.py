@@ -21,7 +21,7 @@ def budget_reading(
     """
     for unit, allocation in allocations.items():
         (regret,) = comparisons_of(found, unit, "regret")
-        errors = [x.measured for x in comparisons_of(found, unit, "squared distance")]
+        errors = [comparison.measured for comparison in comparisons_of(found, unit, "squared distance")]
         yield (
             f"Within {options[unit]:,.5g} {unit} the predicted choice is {_words(allocation.best)}. The measured error "
             f"of the choices goes from {min(errors):.3g} to {max(errors):.3g}; that of the predicted one is "
