@@ -166,7 +166,7 @@ def chain(*transforms: UpdateTransform) -> UpdateTransform:
             measured.append(member_measured)
         return update, tuple(memories), tuple(measured)
 
-    def on_server(key, cohort, aggregate, state, measured, sensitivity):
+    def on_server(key, cohort, aggregate, state, measured, sensitivity):  # noqa: PLR0917 - called by position
         states = list(state)
         metrics = [{}] * len(transforms)
         for i, member in reversed(list(enumerate(transforms))):

@@ -65,7 +65,7 @@ def clip(clip_norm: float, *, per: Literal["vector", "leaf"] = "vector") -> Upda
         message, measured = clipped(key, update, clip_norm, per=per)
         return message, memory, measured
 
-    def on_server(key, cohort, aggregate, state, measured, sensitivity):
+    def on_server(key, cohort, aggregate, state, measured, sensitivity):  # noqa: PLR0917 - called by position
         return aggregate, state, clip_metrics(measured)
 
     def squared_error(update):

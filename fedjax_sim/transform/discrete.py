@@ -233,7 +233,7 @@ def _mechanism(
         measured = measured | {"rounding_tries": Mean(tries, jnp.float32(1))}
         return jax.tree.map(jnp.add, message, noise), memory, measured
 
-    def on_server(key, cohort, aggregate, state, measured, sensitivity):
+    def on_server(key, cohort, aggregate, state, measured, sensitivity):  # noqa: PLR0917 - called by position
         check_cohort(cohort, cohort_size)
         decoded = jax.tree.map(lambda x: x.astype(jnp.float32) * granularity, aggregate)
         return decoded, state, clip_metrics(measured)

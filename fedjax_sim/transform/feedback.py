@@ -196,7 +196,7 @@ def ef21(transform: UpdateTransform, population_size: PopulationSize) -> UpdateT
         numbers = jax.tree.map(jnp.add, memory.numbers, decoded)
         return message, Memory(numbers, inner), measured
 
-    def on_server(key, cohort, aggregate, state, measured, sensitivity):
+    def on_server(key, cohort, aggregate, state, measured, sensitivity):  # noqa: PLR0917 - called by position
         if cohort is not None and not (sensitivity and math.isclose(sensitivity * population_size, 1, rel_tol=1e-6)):
             refused = "one without a sensitivity" if not sensitivity else f"one that divides by {1 / sensitivity:g}"
             hint = "Messages are steps of g, the mean over all clients."

@@ -69,7 +69,7 @@ def gaussian_mechanism(
         validate.integer("noise_cohort_size", noise_cohort_size)
         details = {"noise_cohort_size": noise_cohort_size, "warning": WARNING}
 
-    def on_server(key, cohort, aggregate, state, measured, sensitivity):
+    def on_server(key, cohort, aggregate, state, measured, sensitivity):  # noqa: PLR0917 - called by position
         check_sensitivity(sensitivity)
         if noise_cohort_size is not None:
             check_mean(sensitivity)
@@ -138,7 +138,7 @@ def adaptive_clip(
         message, measured = clipped(key, update, clip_norm)
         return message, memory, measured
 
-    def on_server(key, cohort, aggregate, state, measured, sensitivity):
+    def on_server(key, cohort, aggregate, state, measured, sensitivity):  # noqa: PLR0917 - called by position
         check_sensitivity(sensitivity)
         check_mean(sensitivity)
         num_clipped, num_messages = measured["clipped_update_share"]
@@ -229,7 +229,7 @@ def distributed_gaussian(clip_norm: float, noise_multiplier: float, cohort_size:
     )
     shares = _noise_on_each_message(clip_norm, noise_multiplier * clip_norm / math.sqrt(cohort_size), noise)
 
-    def on_server(key, cohort, aggregate, state, measured, sensitivity):
+    def on_server(key, cohort, aggregate, state, measured, sensitivity):  # noqa: PLR0917 - called by position
         check_cohort(cohort, cohort_size)
         return shares.on_server(key, cohort, aggregate, state, measured, sensitivity)
 

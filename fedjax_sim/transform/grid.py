@@ -211,7 +211,7 @@ def with_clipped_share(transform: UpdateTransform, limit: Any) -> UpdateTransfor
         num_clipped = jnp.where(engine.all_finite(leaves), num_clipped, jnp.nan)
         return message, memory, {"clipped_share": Mean(num_clipped, jnp.float32(tree.num_values(leaves)))}
 
-    def on_server(key, cohort, aggregate, state, measured, sensitivity):
+    def on_server(key, cohort, aggregate, state, measured, sensitivity):  # noqa: PLR0917 - called by position
         aggregate, state, _ = transform.on_server(key, cohort, aggregate, state, {}, sensitivity)
         share = measured["clipped_share"]
         return aggregate, state, {"clipped_share": share.total / jnp.maximum(share.weight, 1)}
@@ -264,7 +264,7 @@ def quantizer(grid: Grid, wire, *, integers: bool = False) -> UpdateTransform:
     if integers:
         unit = grid.fixed / largest_integer
 
-        def decode(key, cohort, aggregate, state, measured, sensitivity):
+        def decode(key, cohort, aggregate, state, measured, sensitivity):  # noqa: PLR0917 - called by position
             return jax.tree.map(lambda x: x.astype(jnp.float32) * unit, aggregate), state, {}
 
         transform = transform._replace(on_server=decode)

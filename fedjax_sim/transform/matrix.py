@@ -125,7 +125,7 @@ def matrix_mechanism(
 
         return jnp.zeros((), jnp.int32), jax.tree.map(rows, update_spec)
 
-    def on_server(key, cohort, aggregate, state, measured, sensitivity):
+    def on_server(key, cohort, aggregate, state, measured, sensitivity):  # noqa: PLR0917 - called by position
         check_sensitivity(sensitivity)
         round_number, memory = state
         leaves, structure = jax.tree.flatten(aggregate)

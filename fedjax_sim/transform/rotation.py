@@ -110,7 +110,7 @@ def rotated(transform: UpdateTransform) -> UpdateTransform:
         back = _flipped(hadamard(message), flips)
         return unflatten(back), memory, measured
 
-    def on_server(key, cohort, aggregate, state, measured, sensitivity):
+    def on_server(key, cohort, aggregate, state, measured, sensitivity):  # noqa: PLR0917 - called by position
         _, state, metrics = transform.on_server(key, cohort, _flat(aggregate)[0], state, measured, sensitivity)
         return aggregate, state, metrics
 
