@@ -16,6 +16,7 @@ from fedjax_sim import algorithms, transform
 from fedjax_sim.config import registry
 from fedjax_sim.config.build import Builder, build
 from fedjax_sim.config.document import Config, ConfigError, load
+from fedjax_sim.config.signatures import TABLES
 from fedjax_sim.transform.chain import wire_of
 from tests.aggregation.robust.problems import applied
 from tests.laws import cases
@@ -167,6 +168,18 @@ BUILT = ("boosted_trees", "consensus", "ditto", "fedbuff", "flexlora", "histogra
 BUILT += ("split_learning", "vertical")
 
 
+def with_own(row, usual: list[str]) -> list[str]:
+    """The settings of a part's row, and the usual ones, less those of a table for which the row names a part."""
+    named = {setting.partition(".name=")[0] for setting in row.config if ".name=" in setting.partition("{")[0]}
+    return [*(setting for setting in usual if setting.partition(".")[0] not in named), *row.config]
+
+
+def unstated(row, settings: list[str]) -> list[str]:
+    """Those of the settings that the part's row does not state itself."""
+    stated = {setting.partition("=")[0] for setting in row.config}
+    return [setting for setting in settings if setting.partition("=")[0] not in stated]
+
+
 @pytest.mark.parametrize("name", cases.rows(sorted(registry.parts_of_table("algorithm")), BUILT))
 def test_every_algorithm_builds(name):
     """Fault: a recipe that a config can name but not build."""
@@ -175,22 +188,13 @@ def test_every_algorithm_builds(name):
     required = [f"algorithm.{key}={NEEDED[key]}" for key in part.options if key in needed]
     required += ["data.with_groups.num_groups=12"] if "group_size" in part.values else []
     required += ["data.with_server_rows.examples=20"] if "server_data" in part.values.values() else []
-    if name == "vertical":  # of a model with parties
-        required += ["model.name=vertical_mlp", "data.with_parties.num_parties=2", "model.top=[4]"]
-    if name == "flexlora":  # of adapters
-        required += ["model.lora.rank=2"]
     fewer = {"concurrency": 9, "buffer_size": 4, "clients_per_tier": 7}
     required += [f"algorithm.{key}={fewer[key]}" for key in part.options if key in fewer]
     required += ["devices.name=cross_silo"] * (registry.takes(part, "devices") is not None)
     small = [x for x in SMALL if x.startswith("run.") or registry.has_table(part, x.split(".")[0])]
-    if name in ("split_gnn", "hierarchical_split_gnn"):
-        small = ["data.name=stochastic_blocks", "data.num_clients=12", "model.name=gcn", "sampler.name=full"]
-    if name == "boosted_trees":  # for two classes
-        small = [x for x in small if not x.startswith("data.")] + ["data.name=breast_cancer"]
-        required += ["algorithm.low=-3.0", "algorithm.high=3.0"]
-    if name in ("agnostic", "clustered_by_updates"):  # of all clients in every round
-        small = [x for x in small if not x.startswith("sampler.")] + ["sampler.name=full"]
-    experiment = build(load(None, [*small, f"algorithm.name={name}", *required]))
+    row = cases.CASES["algorithms"][name]
+    settings = [*with_own(row, small), f"algorithm.name={name}", *unstated(row, required)]
+    experiment = build(load(None, settings))
     jax.eval_shape(experiment.algorithm.init, experiment.key, experiment.params, experiment.data.train)
 
 
@@ -258,17 +262,16 @@ def test_every_transform_builds(name):
     """Fault: a compressor or mechanism that a config can name but not build."""
     part = {**registry.parts_of_table("transform"), **registry.wrappers("transform")}[name]
     needed = [key for key, option in part.options.items() if option.default is registry.REQUIRED or key == "share"]
+    row = cases.CASES["transform"][name]
+    stated = {setting.partition("=")[0] for setting in row.config}
+    needed = [key for key in needed if f"transform.{name}.{key}" not in stated]
     options = [f"transform.{name}.{key}={NEEDED[key]}" for key in needed]
     if name in registry.wrappers("transform"):
         options.append(f"transform.{name}.quantize.bits=4")
     elif not options:
         options = [f"transform.{name}={{}}"]
     options_of_sum = ["aggregator.name=fixed_mean", "aggregator.denominator=10.0", "algorithm.weighting=uniform"]
-    if name == "ef21":
-        options_of_sum[1] = "aggregator.denominator=40"
-    if "discrete" in name or "skellam" in name:
-        options_of_sum = ["aggregator.name=modular_sum", "aggregator.denominator=10.0", "algorithm.weighting=uniform"]
-    told(*algorithm_of(load(None, [*SMALL, *options, *options_of_sum])))
+    told(*algorithm_of(load(None, [*SMALL, *options, *with_own(row, options_of_sum)])))
 
 
 @pytest.mark.parametrize("table", ["sampler", "aggregator", "client_optimizer"])
@@ -277,36 +280,21 @@ def test_every_part_builds(table):
     given = {"cohort_size": "10", "rate": "0.2", "denominator": "10.0", "num_byzantine": "1", "radius": "1.0"}
     for name, part in registry.parts_of_table(table).items():
         options = [f"{table}.{key}={value}" for key, value in given.items() if key in part.options]
+        row = cases.CASES.get(TABLES[table][0], {}).get(name)  # optimisers have none
+        if row is not None:
+            options = [*unstated(row, options), *row.config]
         small = [text for text in SMALL if not text.startswith(f"{table}.")]
-        if name in ("oort", "weighted", "weighted_without_replacement"):
-            options.append("aggregator.name=li_scheme_one")
-        if name == "fltrust":
-            options.append("data.with_server_rows={}")
-        if name == "modular_sum":
-            options += [f"transform.quantize.{text}" for text in ("bits=4", "range=1.0", "integers=true")]
         algorithm_of(load(None, [*small, f"{table}.name={name}", *options]))
 
 
 def test_wrapped_samplers_build():
     """Fault: a wrapper of samplers that a config can name but not build, with the devices of its table if it needs a
     clock. That of distinct clients is around every sampler."""
-    needed = {"rate": "0.1", "share": "0.5", "steps": "[1, 2]", "num_reports": "3", "cohort_size": "5", "checks": "4"}
-    needed |= {"budget_bytes": "1e9", "joins": "[1, 2]", "rates": "[0.5, 1.0]", "seconds": "60.0", "joules": "5.0"}
-    needed["hazard"] = "{name='memoryless', mean_seconds=60.0}"
-    for name, part in registry.wrappers("sampler").items():
-        options = [f"sampler.{name}.{key}={needed[key]}" for key in part.options if key in needed]
-        clocked = name in (
-            "with_battery",
-            "with_clock",
-            "with_deadline",
-            "with_hazard",
-            "with_over_selection",
-            "with_radio_budget",
-        )
-        if clocked:
-            options = ["devices.name=cross_silo", "sampler.with_clock.overhead_seconds=1.0", *options]
-        if name == "power_of_choice":
-            options.append("aggregator.name=li_scheme_one")
+    clock = ["devices.name=cross_silo", "sampler.with_clock.overhead_seconds=1.0"]
+    for name in registry.wrappers("sampler"):
+        row = cases.CASES["sampling"][name]
+        clocked = row().devices is not None
+        options = [*unstated(row, clock), *row.config] if clocked else row.config
         if name != "with_distinct_clients":
             made, *_ = algorithm_of(load(None, [*SMALL, *options]))
             assert (made.parts.sampler.devices is not None) == clocked

@@ -20,6 +20,7 @@ from fedjax_sim.config.signatures import public_names
 from fedjax_sim.round.options import FederatedOptions
 from fedjax_sim.validate import Default
 from tests.config.test_document import algorithm_of
+from tests.laws import cases
 from tests.refusals import refused
 
 SMALL = ["data.num_clients=40", "model.hidden=[8]", "sampler.cohort_size=8", "run.devices=1"]
@@ -28,13 +29,6 @@ STARS = [
     for name, part in registry.parts_of_table("algorithm").items()
     if {"sampler", "optimizer", "transform"} <= part.parts.keys() and "loss_fn" in part.values
 ]
-NEEDS = {
-    "record_private_fedavg": ["algorithm.clip_norm=1.0", "algorithm.noise_multiplier=1.0"],
-    "feddf": ["data.with_server_rows.examples=20", "algorithm.distill_steps=2"],
-    "fedmd": ["data.with_server_rows.examples=20", "algorithm.distill_steps=2"],
-    "flexlora": ["model.lora.rank=2"],
-    "hierarchical_fedavg": ["data.with_groups.num_groups=10"],
-}
 WITHOUT = {  # what an algorithm leaves out, and why
     "fedsgd": ["algorithm.num_steps", "algorithm.batch_size"],  # a client takes no steps
 }
@@ -60,22 +54,24 @@ def test_the_algorithms_around_a_server():
 @pytest.mark.parametrize("name", STARS)
 def test_the_same_tables(name):
     """Fault: an algorithm that refuses `[client_optimizer]`, has a weighting of its own, or another default rate."""
-    settings = [*SMALL, f"algorithm.name={name}", "client_optimizer.learning_rate=0.25", *NEEDS.get(name, [])]
+    row = cases.CASES["algorithms"][name]
+    settings = [*SMALL, f"algorithm.name={name}", "client_optimizer.learning_rate=0.25", *row.config]
     config = load("quickstart", settings, WITHOUT.get(name, []))
     tables = config.resolved()
     assert tables["client_optimizer"]["learning_rate"] == 0.25
-    assert tables["algorithm"].get("weighting") in (None, "uniform" if name == "record_private_fedavg" else None)
     star = algorithm_of(config)[0].parts
-    alike = ("fedmd", "fedmgda", "record_private_fedavg")  # whose clients count alike
-    assert star.client.facts.uniform_weights == (name in alike)
+    is_private = star.client.facts.noise is not None  # a number of examples is no public number
+    assert tables["algorithm"].get("weighting") in (None, "uniform" if is_private else None)
+    assert star.client.facts.uniform_weights == row.counts_alike
 
 
 @pytest.mark.parametrize("name", STARS)
 def test_plain_sgd_or_refused_by_name(name):
     """Fault: an algorithm that holds for plain SGD alone and trains with Adam, or ignores it."""
-    settings = [*SMALL, f"algorithm.name={name}", "client_optimizer={name='adam'}", *NEEDS.get(name, [])]
+    row = cases.CASES["algorithms"][name]
+    settings = [*SMALL, f"algorithm.name={name}", "client_optimizer={name='adam'}", *row.config]
     config = load("quickstart", settings, WITHOUT.get(name, []))
-    if name in ("fednova", "fedsgd", "mime", "mime_lite", "record_private_fedavg", "scaffold"):
+    if row.plain_sgd:
         with pytest.raises(ConfigError, match=f"expected plain SGD for {name}, got"):
             build(config)
     else:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pathlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import jax
 import jax.numpy as jnp
@@ -26,12 +26,13 @@ from fedjax_sim import (
     tree,
 )
 from fedjax_sim.algorithms.server.mime_optimizer import base_optimizer
-from fedjax_sim.config.signatures import public_names
+from fedjax_sim.config import signatures
 from fedjax_sim.models import from_fn, layer, per_example, sequential, squared_error
 from fedjax_sim.models.graph import graph_network
 from fedjax_sim.models.graph_layers import GraphLayer
-from fedjax_sim.types import ClientData, ClientUpdate, Cohort, Devices, GraphData, Report, Round, Spent
+from fedjax_sim.types import ClientData, ClientUpdate, Cohort, Devices, GraphData, ParamsKind, Report, Round, Spent
 from tests.laws import problems as p
+from tests.laws.row import Row
 
 SUBPACKAGES = {
     "network": network,
@@ -41,6 +42,15 @@ SUBPACKAGES = {
     "aggregation": aggregation,
     "server": server,
     "algorithms": algorithms,
+}
+RETURNED = {  # the types of a subpackage's parts, as factories annotate them
+    "network": ("Availability", "Devices", "Distribution", "Graph", "Hazard", "Link", "Mixing"),
+    "sampling": ("Sampler",),
+    "client": ("ClientUpdate",),
+    "transform": ("UpdateTransform",),
+    "aggregation": ("Aggregator",),
+    "server": ("ServerUpdate", "optax.GradientTransformation"),
+    "algorithms": ("Algorithm", "ClientUpdate"),
 }
 TOTAL = float(p.SIZES.sum())
 DESIGN = sampling.uniform(p.NUM_CLIENTS, p.SLOTS).design
@@ -565,332 +575,785 @@ def _drawn_tier(key, data):
     return jax.random.bits(key) >> 31
 
 
+def _with_control(model):
+    """What SCAFFOLD and Mime send to a client."""
+    return {"params": model, "control": jnp.ones(3)}
+
+
+def _without_half(model):
+    """The laws' model of two parts, without the second."""
+    return {"w": model["w"]}
+
+
+def _matrix(graph):
+    """A mixing matrix on the host, as edges take it."""
+    return network.matrix_of(network.metropolis(graph), jax.random.key(0), jnp.int32(0)).toarray()
+
+
+def _edges_on(devices, **options):
+    """Two of five edges make two rounds each, of three of their five clients."""
+    cloud = sampling.with_clock(sampling.uniform(5, 2), devices(5))
+    options |= {"edge_rounds": 2, "group_size": 5, "edge_sampler": sampling.uniform(5, 3)}
+    options |= {"edge_devices": devices(p.NUM_CLIENTS)}
+    made = algorithms.hierarchical_fedavg(p.linear_loss, cloud, optax.sgd(p.RATE), **options, **WORK, **RUN)
+    return _over_groups(made)
+
+
+def _federated_on(devices):
+    """`federated` from its parts, with a transform that sends less; the laws' sampler has the clock."""
+    step, half = server.optimizer(optax.sgd(1.0)), transform.top_k(count=1)
+    return algorithms.federated(SAMPLER, _local(), aggregation.mean(), step, half, **RUN)
+
+
+def _gossip_on(make, *options, mixing=lambda: network.metropolis(network.ring(p.NUM_CLIENTS)), **more):
+    """An algorithm without a server, on a graph in which every node has as many neighbours."""
+    return lambda devices: make(p.linear_loss, mixing(), *options, **more, **RUN, devices=devices(p.NUM_CLIENTS))
+
+
+def _trained_on(make, **more):
+    """The same of nodes that train."""
+    return lambda devices: _gossip_on(make, optax.sgd(p.RATE), **more, **WORK)(devices)
+
+
+def _clipped_on(devices):
+    """Clipped gossip with an attacker, who is not made on import."""
+    attack = {"num_byzantine": 1, "attack": adversary.alie(), "who": adversary.clients([3])}
+    return _trained_on(algorithms.clipped_gossip, **attack)(devices)
+
+
+def _everybody_on(make):
+    """An algorithm in whose rounds all clients take part."""
+
+    def made(devices):
+        everyone = sampling.with_clock(sampling.full(p.NUM_CLIENTS), devices(p.NUM_CLIENTS))
+        return make(p.linear_loss, everyone, optax.sgd(p.RATE), **WORK, **RUN)
+
+    return made
+
+
 CASES = {
     "network": {
-        "always": network.always,
-        "bernoulli": lambda: network.bernoulli(network.uniform(0.2, 0.8)),
-        "both": lambda: network.both(network.bernoulli(0.5), network.daily_window(0.5)),
-        "charging_and_wifi": network.charging_and_wifi,
-        "complete": lambda: network.complete(p.NUM_CLIENTS),
-        "constant": lambda: network.constant(2.0),
-        "control_cycle": lambda: network.control_cycle(
-            p.NUM_CLIENTS, period=[50, 60], act=[38, 60], flops_per_microsecond=[7]
+        "always": Row(network.always),
+        "bernoulli": Row(lambda: network.bernoulli(network.uniform(0.2, 0.8))),
+        "both": Row(lambda: network.both(network.bernoulli(0.5), network.daily_window(0.5))),
+        "charging_and_wifi": Row(network.charging_and_wifi),
+        "complete": Row(lambda: network.complete(p.NUM_CLIENTS)),
+        "constant": Row(lambda: network.constant(2.0)),
+        "control_cycle": Row(
+            lambda: network.control_cycle(p.NUM_CLIENTS, period=[50, 60], act=[38, 60], flops_per_microsecond=[7])
         ),
-        "cross_device": lambda: network.cross_device(p.NUM_CLIENTS),
-        "cross_silo": lambda: network.cross_silo(p.NUM_CLIENTS),
-        "daily_window": lambda: network.daily_window(0.3),
-        "diurnal": lambda: network.diurnal(0.3, 0.2),
-        "epidemic": lambda: network.epidemic(GRAPH),
-        "erdos_renyi": lambda: GRAPH,
-        "exponential": lambda: network.exponential(p.NUM_CLIENTS),
-        "from_csv": lambda: network.from_csv(p.NUM_CLIENTS, str(HERE / "edges.csv")),
-        "from_edges": lambda: network.from_edges(p.NUM_CLIENTS, [(0, 1), (1, 2), (2, 0)], directed=True),
-        "heterogeneous": lambda: network.heterogeneous(
-            p.NUM_CLIENTS,
-            speed=network.lognormal(1e9, 1.0),
-            bandwidth_down=network.pareto(1e5, 2.0),
-            bandwidth_up=network.tiers([0.5, 0.5], [1e5, 1e6]),
-            joules_per_flop=1e-9,
-            jitter=0.3,
+        "cross_device": Row(lambda: network.cross_device(p.NUM_CLIENTS), idle_joules=True),
+        "cross_silo": Row(lambda: network.cross_silo(p.NUM_CLIENTS), idle_joules=True),
+        "daily_window": Row(lambda: network.daily_window(0.3)),
+        "diurnal": Row(lambda: network.diurnal(0.3, 0.2)),
+        "epidemic": Row(lambda: network.epidemic(GRAPH)),
+        "erdos_renyi": Row(lambda: GRAPH),
+        "exponential": Row(lambda: network.exponential(p.NUM_CLIENTS)),
+        "from_csv": Row(lambda: network.from_csv(p.NUM_CLIENTS, str(HERE / "edges.csv"))),
+        "from_edges": Row(lambda: network.from_edges(p.NUM_CLIENTS, [(0, 1), (1, 2), (2, 0)], directed=True)),
+        "heterogeneous": Row(
+            lambda: network.heterogeneous(
+                p.NUM_CLIENTS,
+                speed=network.lognormal(1e9, 1.0),
+                bandwidth_down=network.pareto(1e5, 2.0),
+                bandwidth_up=network.tiers([0.5, 0.5], [1e5, 1e6]),
+                joules_per_flop=1e-9,
+                jitter=0.3,
+            )
         ),
-        "hypercube": lambda: network.hypercube(16),
-        "k_regular": lambda: network.k_regular(p.NUM_CLIENTS, 3),
-        "laplacian": lambda: network.laplacian(GRAPH),
-        "lazy": lambda: network.lazy(network.push(network.exponential(p.NUM_CLIENTS))),
-        "link": lambda: network.link(forward=transform.quantize(8), encrypted=True),
-        "lognormal": lambda: network.lognormal(3.0, 1.0),
-        "markov": lambda: network.markov(1800.0, 3600.0),
-        "measured": lambda: network.measured(p.NUM_CLIENTS, str(HERE / "phones.csv")),
-        "memoryless": lambda: network.memoryless(network.lognormal(100.0, 0.5)),
-        "metropolis": lambda: network.metropolis(GRAPH),
-        "neighbour_mean": lambda: network.neighbour_mean(GRAPH),
-        "of_profiles": lambda: network.of_profiles(
-            p.NUM_CLIENTS, lambda ids: network.Profile(*(x * (1 + ids / 8) for x in PROFILE))
+        "hypercube": Row(lambda: network.hypercube(16)),
+        "k_regular": Row(lambda: network.k_regular(p.NUM_CLIENTS, 3)),
+        "laplacian": Row(lambda: network.laplacian(GRAPH)),
+        "lazy": Row(lambda: network.lazy(network.push(network.exponential(p.NUM_CLIENTS)))),
+        "link": Row(lambda: network.link(forward=transform.quantize(8), encrypted=True)),
+        "lognormal": Row(lambda: network.lognormal(3.0, 1.0)),
+        "markov": Row(lambda: network.markov(1800.0, 3600.0)),
+        "measured": Row(lambda: network.measured(p.NUM_CLIENTS, str(HERE / "phones.csv"))),
+        "memoryless": Row(lambda: network.memoryless(network.lognormal(100.0, 0.5))),
+        "metropolis": Row(lambda: network.metropolis(GRAPH)),
+        "neighbour_mean": Row(lambda: network.neighbour_mean(GRAPH)),
+        "of_profiles": Row(
+            lambda: network.of_profiles(
+                p.NUM_CLIENTS, lambda ids: network.Profile(*(x * (1 + ids / 8) for x in PROFILE))
+            ),
+            idle_joules=True,
         ),
-        "one_peer_exponential": lambda: network.one_peer_exponential(p.NUM_CLIENTS),
-        "pareto": lambda: network.pareto(2.0, 3.0),
-        "path": lambda: network.path(p.NUM_CLIENTS),
-        "push": lambda: network.push(network.exponential(p.NUM_CLIENTS)),
-        "random_matching": lambda: network.random_matching(GRAPH),
-        "remove_node": lambda: network.remove_node(GRAPH, 3),
-        "ring": lambda: network.ring(p.NUM_CLIENTS),
-        "small_world": lambda: network.small_world(p.NUM_CLIENTS, 4, 0.2),
-        "star": lambda: network.star(p.NUM_CLIENTS),
-        "stochastic_block": lambda: network.stochastic_block(p.NUM_CLIENTS, 2, 0.6, 0.2),
-        "tiers": lambda: network.tiers([0.3, 0.7], [5.0, 1.0]),
-        "torus": lambda: network.torus(p.NUM_CLIENTS),
-        "trace": lambda: network.trace(str(HERE / "presence.csv")),
-        "uniform": lambda: network.uniform(1.0, 2.0),
-        "weibull": lambda: network.weibull(100.0, 2.0),
-        "with_link_failures": lambda: network.with_link_failures(network.push(network.exponential(p.NUM_CLIENTS)), 0.3),
-        "with_node_failures": lambda: network.with_node_failures(network.random_matching(GRAPH), 0.3),
+        "one_peer_exponential": Row(lambda: network.one_peer_exponential(p.NUM_CLIENTS)),
+        "pareto": Row(lambda: network.pareto(2.0, 3.0)),
+        "path": Row(lambda: network.path(p.NUM_CLIENTS)),
+        "push": Row(lambda: network.push(network.exponential(p.NUM_CLIENTS))),
+        "random_matching": Row(lambda: network.random_matching(GRAPH)),
+        "remove_node": Row(lambda: network.remove_node(GRAPH, 3)),
+        "ring": Row(lambda: network.ring(p.NUM_CLIENTS)),
+        "small_world": Row(lambda: network.small_world(p.NUM_CLIENTS, 4, 0.2)),
+        "star": Row(lambda: network.star(p.NUM_CLIENTS)),
+        "stochastic_block": Row(lambda: network.stochastic_block(p.NUM_CLIENTS, 2, 0.6, 0.2)),
+        "tiers": Row(lambda: network.tiers([0.3, 0.7], [5.0, 1.0])),
+        "torus": Row(lambda: network.torus(p.NUM_CLIENTS)),
+        "trace": Row(lambda: network.trace(str(HERE / "presence.csv"))),
+        "uniform": Row(lambda: network.uniform(1.0, 2.0)),
+        "weibull": Row(lambda: network.weibull(100.0, 2.0)),
+        "with_link_failures": Row(
+            lambda: network.with_link_failures(network.push(network.exponential(p.NUM_CLIENTS)), 0.3)
+        ),
+        "with_node_failures": Row(lambda: network.with_node_failures(network.random_matching(GRAPH), 0.3)),
     },
     "sampling": {
-        "cyclic": lambda: sampling.cyclic(p.NUM_CLIENTS, p.SLOTS, shuffled=True),
-        "full": lambda: sampling.full(p.NUM_CLIENTS),
-        "oort": lambda: sampling.oort(p.SIZES, p.SLOTS),
-        "poisson": lambda: sampling.poisson(p.NUM_CLIENTS, 0.3),
-        "power_of_choice": lambda: sampling.power_of_choice(SAMPLER, 6),
-        "uniform": lambda: SAMPLER,
-        "weighted": lambda: sampling.weighted(p.SIZES, p.SLOTS),
-        "weighted_without_replacement": lambda: sampling.weighted_without_replacement(p.SIZES, p.SLOTS),
-        "with_battery": lambda: sampling.with_battery(clocked(), network.uniform(1.0, 40.0)),
-        "with_clock": lambda: sampling.with_clock(SAMPLER, phones(), num_invited=6),
-        "with_deadline": lambda: sampling.with_deadline(clocked(), 3.0, late="partial"),
-        "with_distinct_clients": lambda: sampling.with_distinct_clients(SAMPLER),
-        "with_dropout": lambda: sampling.with_dropout(SAMPLER, 0.3),
-        "with_hazard": lambda: sampling.with_hazard(clocked(), network.memoryless(1.0)),
-        "with_local_steps": lambda: sampling.with_local_steps(SAMPLER, [1, WORK["num_steps"]]),
-        "with_over_invitation": lambda: sampling.with_over_invitation(SAMPLER, 6),
-        "with_membership": lambda: sampling.with_membership(SAMPLER, [1, 2], [3, 4], num_invited=8),
-        "with_over_selection": lambda: sampling.with_over_selection(clocked(), 4),
-        "with_radio_budget": lambda: sampling.with_radio_budget(clocked(), airtime_seconds=2.0),
-        "with_replacement": lambda: sampling.with_replacement(p.NUM_CLIENTS, p.SLOTS),
-        "with_response_rates": lambda: sampling.with_response_rates(SAMPLER, [1.0, 0.5]),
-        "with_stragglers": lambda: sampling.with_stragglers(
-            sampling.with_stragglers(SAMPLER, 0.3, num_parts=2), 0.3, late="dropped"
+        "cyclic": Row(lambda: sampling.cyclic(p.NUM_CLIENTS, p.SLOTS, shuffled=True), compiled=True),
+        "full": Row(lambda: sampling.full(p.NUM_CLIENTS), compiled=True),
+        "oort": Row(lambda: sampling.oort(p.SIZES, p.SLOTS), config=("aggregator.name=li_scheme_one",)),
+        "poisson": Row(lambda: sampling.poisson(p.NUM_CLIENTS, 0.3), compiled=True),
+        "power_of_choice": Row(
+            lambda: sampling.power_of_choice(SAMPLER, 6),
+            config=(
+                "sampler.power_of_choice.cohort_size=3",
+                "aggregator.name=li_scheme_one",
+            ),
+        ),
+        "uniform": Row(lambda: SAMPLER),
+        "weighted": Row(lambda: sampling.weighted(p.SIZES, p.SLOTS), config=("aggregator.name=li_scheme_one",)),
+        "weighted_without_replacement": Row(
+            lambda: sampling.weighted_without_replacement(p.SIZES, p.SLOTS), config=("aggregator.name=li_scheme_one",)
+        ),
+        "with_battery": Row(
+            lambda: sampling.with_battery(clocked(), network.uniform(1.0, 40.0)),
+            config=("sampler.with_battery.joules=5.0",),
+        ),
+        "with_clock": Row(
+            lambda: sampling.with_clock(SAMPLER, phones(), num_invited=6),
+            config=("sampler.with_clock.overhead_seconds=1.0",),
+        ),
+        "with_deadline": Row(
+            lambda: sampling.with_deadline(clocked(), 3.0, late="partial"),
+            config=("sampler.with_deadline.seconds=60.0",),
+        ),
+        "with_distinct_clients": Row(lambda: sampling.with_distinct_clients(SAMPLER)),
+        "with_dropout": Row(
+            lambda: sampling.with_dropout(SAMPLER, 0.3), compiled=True, config=("sampler.with_dropout.rate=0.1",)
+        ),
+        "with_hazard": Row(
+            lambda: sampling.with_hazard(clocked(), network.memoryless(1.0)),
+            config=("sampler.with_hazard.hazard={name='memoryless', mean_seconds=60.0}",),
+        ),
+        "with_local_steps": Row(
+            lambda: sampling.with_local_steps(SAMPLER, [1, WORK["num_steps"]]),
+            config=("sampler.with_local_steps.steps=[1, 2]",),
+        ),
+        "with_over_invitation": Row(
+            lambda: sampling.with_over_invitation(SAMPLER, 6), config=("sampler.with_over_invitation.num_reports=3",)
+        ),
+        "with_membership": Row(
+            lambda: sampling.with_membership(SAMPLER, [1, 2], [3, 4], num_invited=8),
+            config=("sampler.with_membership.joins=[1, 2]",),
+        ),
+        "with_over_selection": Row(
+            lambda: sampling.with_over_selection(clocked(), 4), config=("sampler.with_over_selection.num_reports=3",)
+        ),
+        "with_radio_budget": Row(
+            lambda: sampling.with_radio_budget(clocked(), airtime_seconds=2.0),
+            config=("sampler.with_radio_budget.budget_bytes=1e9",),
+        ),
+        "with_replacement": Row(lambda: sampling.with_replacement(p.NUM_CLIENTS, p.SLOTS)),
+        "with_response_rates": Row(
+            lambda: sampling.with_response_rates(SAMPLER, [1.0, 0.5]),
+            config=("sampler.with_response_rates.rates=[0.5, 1.0]",),
+        ),
+        "with_stragglers": Row(
+            lambda: sampling.with_stragglers(sampling.with_stragglers(SAMPLER, 0.3, num_parts=2), 0.3, late="dropped"),
+            config=("sampler.with_stragglers.share=0.5",),
         ),
     },
     "client": {
-        "dynamic": lambda: client.dynamic(
-            p.linear_loss, optax.sgd(p.RATE), 0.5, client.work(weighting="examples", **WORK)
+        "dynamic": Row(
+            lambda: client.dynamic(p.linear_loss, optax.sgd(p.RATE), 0.5, client.work(weighting="examples", **WORK)),
+            alone=False,
         ),
-        "full_gradient": lambda: client.full_gradient(p.linear_loss),
-        "local_sgd": _local,
-        "mime": lambda: client.mime(
-            p.linear_loss, p.RATE, lambda g, s: g + s, client.work(weighting="examples", **WORK)
+        "full_gradient": Row(lambda: client.full_gradient(p.linear_loss)),
+        "local_sgd": Row(_local),
+        "mime": Row(
+            lambda: client.mime(p.linear_loss, p.RATE, lambda g, s: g + s, client.work(weighting="examples", **WORK)),
+            alone=False,
+            broadcast=lambda model: _with_control(model) | {"statistics": jnp.ones(3)},
         ),
-        "normalized": lambda: client.normalized(_local()),
-        "private_sgd": lambda: client.private_sgd(
-            p.linear_loss, 1.0, 0.5, p.RATE, num_examples=p.ROWS, weighting="examples", **WORK
+        "normalized": Row(lambda: client.normalized(_local()), compiled=True, alone=False),
+        "private_sgd": Row(
+            lambda: client.private_sgd(
+                p.linear_loss, 1.0, 0.5, p.RATE, num_examples=p.ROWS, weighting="examples", **WORK
+            ),
+            compiled=True,
         ),
-        "proximal": lambda: client.proximal(p.linear_loss, optax.sgd(p.RATE), 0.1, client.work(**WORK)),
-        "scaffold": lambda: client.scaffold(p.linear_loss, p.RATE, client.work(weighting="examples", **WORK)),
-        "send_model": lambda: client.send_model(_local()),
-        "touched_rows": _touched,
+        "proximal": Row(lambda: client.proximal(p.linear_loss, optax.sgd(p.RATE), 0.1, client.work(**WORK))),
+        "scaffold": Row(
+            lambda: client.scaffold(p.linear_loss, p.RATE, client.work(weighting="examples", **WORK)),
+            compiled=True,
+            alone=False,
+            broadcast=_with_control,
+        ),
+        "send_model": Row(
+            lambda: client.send_model(_local()), alone=False, in_recipes=False, needs={"server": server.replacement}
+        ),
+        "touched_rows": Row(_touched, in_recipes=False),
     },
     "transform": {
-        "adaptive_clip": lambda: _at_a_mean(transform.adaptive_clip(1.0, initial_clip_norm=1.0, quantile_noise=2.0)),
-        "block_k": lambda: transform.block_k(count=1, block_size=2),
-        "cast": lambda: transform.cast("float16"),
-        "chain": lambda: transform.chain(transform.identity(), transform.stateless(lambda key, x: x * 2)),
-        "clip": lambda: transform.clip(1.0),
-        "discrete_gaussian_mechanism": lambda: transform.discrete_gaussian_mechanism(1.0, 1.0, 10, granularity=0.1),
-        "distributed_gaussian": lambda: transform.distributed_gaussian(1.0, 1.0, 10),
-        "drive": transform.drive,
-        "ef21": lambda: transform.ef21(transform.top_k(count=1), p.NUM_CLIENTS),
-        "client_momentum": lambda: transform.client_momentum(0.9),
-        "error_feedback": lambda: transform.error_feedback(transform.top_k(count=1)),
-        "gaussian_mechanism": lambda: _at_a_mean(transform.gaussian_mechanism(1.0, 1.0)),
-        "identity": transform.identity,
-        "local_gaussian": lambda: transform.local_gaussian(1.0, 1.0),
-        "local_laplace": lambda: transform.local_laplace(1.0, 1.0),
-        "privunit": lambda: transform.privunit(1.0, 2.0),
-        "randomized_response": lambda: transform.randomized_response(1.0),
-        "low_rank": lambda: transform.low_rank(1),
-        "matrix_mechanism": lambda: _at_a_mean(transform.matrix_mechanism(1.0, 0.5, num_rounds=8, bands=3)),
-        "natural_compression": transform.natural_compression,
-        "personal_clip": lambda: transform.personal_clip(0.5),
-        "qsgd": lambda: transform.qsgd(4),
-        "quantize": lambda: transform.quantize(4, range=2.0, keeps_zeros=False),
-        "random_k": lambda: transform.random_k(0.5),
-        "rotated": lambda: transform.rotated(transform.scaled_sign()),
-        "scaled_sign": transform.scaled_sign,
-        "skellam_mechanism": lambda: transform.skellam_mechanism(1.0, 1.0, 10, granularity=0.1),
-        "stateless": lambda: transform.stateless(lambda key, x: jnp.clip(x, -1, 1), l2_bound=3.0, nonexpansive=True),
-        "terngrad": transform.terngrad,
-        "threshold": lambda: transform.threshold(0.5),
-        "top_k": lambda: transform.top_k(0.5),
+        "adaptive_clip": Row(
+            lambda: _at_a_mean(transform.adaptive_clip(1.0, initial_clip_norm=1.0, quantile_noise=2.0))
+        ),
+        "block_k": Row(lambda: transform.block_k(count=1, block_size=2)),
+        "cast": Row(lambda: transform.cast("float16")),
+        "chain": Row(lambda: transform.chain(transform.identity(), transform.stateless(lambda key, x: x * 2))),
+        "clip": Row(lambda: transform.clip(1.0)),
+        "discrete_gaussian_mechanism": Row(
+            lambda: transform.discrete_gaussian_mechanism(1.0, 1.0, 10, granularity=0.1),
+            needs={"aggregator": lambda: aggregation.modular_sum(denominator=10.0)},
+            config=(
+                "aggregator.name=modular_sum",
+                "aggregator.denominator=10.0",
+            ),
+        ),
+        "distributed_gaussian": Row(lambda: transform.distributed_gaussian(1.0, 1.0, 10)),
+        "drive": Row(transform.drive),
+        "ef21": Row(
+            lambda: transform.ef21(transform.top_k(count=1), p.NUM_CLIENTS),
+            needs={"aggregator": lambda: aggregation.fixed_mean(float(p.NUM_CLIENTS))},
+            config=(
+                "aggregator.name=fixed_mean",
+                "aggregator.denominator=40",
+            ),
+        ),
+        "client_momentum": Row(lambda: transform.client_momentum(0.9)),
+        "error_feedback": Row(lambda: transform.error_feedback(transform.top_k(count=1))),
+        "gaussian_mechanism": Row(lambda: _at_a_mean(transform.gaussian_mechanism(1.0, 1.0))),
+        "identity": Row(transform.identity),
+        "local_gaussian": Row(lambda: transform.local_gaussian(1.0, 1.0)),
+        "local_laplace": Row(lambda: transform.local_laplace(1.0, 1.0)),
+        "privunit": Row(lambda: transform.privunit(1.0, 2.0), answers_at_random=True),
+        "randomized_response": Row(lambda: transform.randomized_response(1.0), answers_at_random=True),
+        "low_rank": Row(lambda: transform.low_rank(1)),
+        "matrix_mechanism": Row(lambda: _at_a_mean(transform.matrix_mechanism(1.0, 0.5, num_rounds=8, bands=3))),
+        "natural_compression": Row(transform.natural_compression),
+        "personal_clip": Row(lambda: transform.personal_clip(0.5)),
+        "qsgd": Row(lambda: transform.qsgd(4), unbiased_as=lambda: transform.qsgd(100)),
+        "quantize": Row(
+            lambda: transform.quantize(4, range=2.0, keeps_zeros=False), unbiased_as=lambda: transform.quantize(8)
+        ),
+        "random_k": Row(lambda: transform.random_k(0.5), unbiased_as=lambda: transform.random_k(count=3)),
+        "rotated": Row(
+            lambda: transform.rotated(transform.scaled_sign()),
+            unbiased_as=lambda: transform.rotated(transform.quantize(8)),
+        ),
+        "scaled_sign": Row(transform.scaled_sign),
+        "skellam_mechanism": Row(
+            lambda: transform.skellam_mechanism(1.0, 1.0, 10, granularity=0.1),
+            needs={"aggregator": lambda: aggregation.modular_sum(denominator=10.0)},
+            config=(
+                "aggregator.name=modular_sum",
+                "aggregator.denominator=10.0",
+            ),
+        ),
+        "stateless": Row(
+            lambda: transform.stateless(lambda key, x: jnp.clip(x, -1, 1), l2_bound=3.0, nonexpansive=True)
+        ),
+        "terngrad": Row(transform.terngrad),
+        "threshold": Row(lambda: transform.threshold(0.5)),
+        "top_k": Row(lambda: transform.top_k(0.5)),
     },
     "aggregation": {
-        "adaptive_clipping": lambda: aggregation.adaptive_clipping(aggregation.median(), 1),
-        "additive_shares": lambda: _fixed_point(lambda rule: aggregation.additive_shares(rule, 2, masks=True)),
-        "bucketing": lambda: aggregation.bucketing(aggregation.trimmed_mean(1), 2),
-        "bulyan": lambda: aggregation.bulyan(1),
-        "by_examples": lambda: _fixed_point(lambda rule: aggregation.by_examples(rule, 8)),
-        "by_part": _first_of_two,
-        "centered_clipping": lambda: aggregation.centered_clipping(1.0),
-        "extrapolated": aggregation.extrapolated,
-        "fixed_mean": lambda: aggregation.fixed_mean(5.0),
-        "fltrust": _trusting,
-        "foolsgold": lambda: aggregation.foolsgold(p.NUM_CLIENTS),
-        "gather": lambda: aggregation.gather(lambda key, updates, weights, ids: (updates * weights[:, None]).sum(0)),
-        "geometric_median": lambda: aggregation.geometric_median(3),
-        "homomorphic_mean": aggregation.homomorphic_mean,
-        "horvitz_thompson": lambda: aggregation.horvitz_thompson(DESIGN, TOTAL),
-        "keep_old": lambda: aggregation.keep_old(TOTAL),
-        "krum": lambda: aggregation.krum(1, 2),
-        "li_scheme_one": aggregation.li_scheme_one,
-        "li_scheme_two": lambda: aggregation.li_scheme_two(DESIGN, TOTAL),
-        "mean": aggregation.mean,
-        "mean_around_median": lambda: aggregation.mean_around_median(1),
-        "median": lambda: aggregation.median(trust_weights=True),
-        "minimum_diameter": lambda: aggregation.minimum_diameter(1),
-        "modular_sum": _fixed_point,
-        "real_secure_sum": lambda: _fixed_point(lambda rule: aggregation.real_secure_sum(rule, 1)),
-        "secure_sum": lambda: _fixed_point(lambda rule: aggregation.secure_sum(rule, 1, masks=True)),
-        "nearest_neighbour_mixing": lambda: aggregation.nearest_neighbour_mixing(aggregation.median(), 1),
-        "norm_bounding": lambda: aggregation.norm_bounding(aggregation.mean(), 1.0),
-        "sign_majority": aggregation.sign_majority,
-        "total": aggregation.total,
-        "trimmed_mean": lambda: aggregation.trimmed_mean(1),
+        "adaptive_clipping": Row(
+            lambda: aggregation.adaptive_clipping(aggregation.median(), 1),
+            about_origin=None,  # it shortens towards zero, by which the median behind it moves in some draws only
+            not_attacked="a composition there",
+            config=("aggregator.adaptive_clipping.num_byzantine=1",),
+        ),
+        "additive_shares": Row(
+            lambda: _fixed_point(lambda rule: aggregation.additive_shares(rule, 2, masks=True)),
+            config=("aggregator.additive_shares.num_servers=2",),
+        ),
+        "bucketing": Row(
+            lambda: aggregation.bucketing(aggregation.trimmed_mean(1), 2),
+            not_attacked="a composition there",
+            config=("aggregator.bucketing.bucket_size=2",),
+        ),
+        "bulyan": Row(lambda: aggregation.bulyan(1), withstands=lambda: aggregation.bulyan(2)),
+        "by_examples": Row(
+            lambda: _fixed_point(lambda rule: aggregation.by_examples(rule, 8)),
+            config=("aggregator.by_examples.max_weight=100",),
+        ),
+        "by_part": Row(_first_of_two, about_origin=None),  # its messages are dicts
+        "centered_clipping": Row(
+            lambda: aggregation.centered_clipping(1.0),
+            about_origin=True,
+            withstands=lambda: aggregation.centered_clipping(1.0, 20),
+            long_messages=False,
+        ),
+        "extrapolated": Row(aggregation.extrapolated, about_origin=True),
+        "fixed_mean": Row(lambda: aggregation.fixed_mean(5.0), about_origin=True),
+        "fltrust": Row(_trusting, about_origin=True, long_messages=False, config=("data.with_server_rows={}",)),
+        "foolsgold": Row(lambda: aggregation.foolsgold(p.NUM_CLIENTS), about_origin=True, long_messages=False),
+        "gather": Row(
+            lambda: aggregation.gather(lambda key, updates, weights, ids: (updates * weights[:, None]).sum(0)),
+            compiled=True,
+            about_origin=True,
+            long_messages=False,
+        ),
+        "geometric_median": Row(lambda: aggregation.geometric_median(3), withstands=aggregation.geometric_median),
+        # Its error is another number for another message.
+        "homomorphic_mean": Row(aggregation.homomorphic_mean, about_origin=None),
+        "horvitz_thompson": Row(lambda: aggregation.horvitz_thompson(DESIGN, TOTAL), about_origin=True),
+        "keep_old": Row(lambda: aggregation.keep_old(TOTAL), about_origin=True),
+        "krum": Row(lambda: aggregation.krum(1, 2), compiled=True, withstands=lambda: aggregation.krum(3)),
+        "li_scheme_one": Row(aggregation.li_scheme_one),
+        "li_scheme_two": Row(lambda: aggregation.li_scheme_two(DESIGN, TOTAL), about_origin=True),
+        "mean": Row(aggregation.mean, compiled=True),
+        "mean_around_median": Row(
+            lambda: aggregation.mean_around_median(1), withstands=lambda: aggregation.mean_around_median(3)
+        ),
+        "median": Row(lambda: aggregation.median(trust_weights=True), withstands=aggregation.median),
+        "minimum_diameter": Row(
+            lambda: aggregation.minimum_diameter(1), withstands=lambda: aggregation.minimum_diameter(3)
+        ),
+        "modular_sum": Row(
+            _fixed_point,
+            compiled=True,
+            config=(
+                "transform.quantize.bits=4",
+                "transform.quantize.range=1.0",
+                "transform.quantize.integers=true",
+            ),
+        ),
+        "real_secure_sum": Row(
+            lambda: _fixed_point(lambda rule: aggregation.real_secure_sum(rule, 1)),
+            long_messages=False,
+            config=("aggregator.real_secure_sum.threshold=6",),
+        ),
+        "secure_sum": Row(
+            lambda: _fixed_point(lambda rule: aggregation.secure_sum(rule, 1, masks=True)),
+            long_messages=False,
+            config=("aggregator.secure_sum.threshold=6",),
+        ),
+        "nearest_neighbour_mixing": Row(
+            lambda: aggregation.nearest_neighbour_mixing(aggregation.median(), 1),
+            not_attacked="a composition there",
+            config=("aggregator.nearest_neighbour_mixing.num_byzantine=1",),
+        ),
+        "norm_bounding": Row(
+            lambda: aggregation.norm_bounding(aggregation.mean(), 1.0),
+            about_origin=True,
+            config=("aggregator.norm_bounding.max_norm=1.0",),
+        ),
+        "sign_majority": Row(
+            aggregation.sign_majority,
+            about_origin=True,
+            not_attacked="it withstands a minority at each sign, and has no width",
+        ),
+        "total": Row(aggregation.total, about_origin=True),
+        "trimmed_mean": Row(lambda: aggregation.trimmed_mean(1), withstands=lambda: aggregation.trimmed_mean(3)),
     },
     "server": {
-        "adaptive": lambda: server.optimizer(server.adaptive("yogi", 0.1)),
-        "control_variates": lambda: server.control_variates(server.optimizer(optax.sgd(1.0))),
-        "downlink": lambda: server.downlink(server.optimizer(optax.sgd(1.0)), transform.top_k(count=2)),
-        "dynamic": lambda: server.dynamic(server.optimizer(optax.sgd(1.0)), 0.5),
-        "last_two": lambda: server.last_two(server.optimizer(optax.sgd(1.0))),
-        "optimizer": lambda: server.optimizer(optax.sgd(1.0, momentum=0.9)),
-        "replacement": server.replacement,
-        "rescaled": lambda: server.rescaled(server.optimizer(optax.sgd(1.0))),
-        "with_clients_part": lambda: clients_part("half"),
-        "with_own_data": lambda: server.with_own_data(server.optimizer(optax.sgd(1.0)), _own_steps(), _own()),
-        "with_own_part": lambda: own_part("half"),
-        "statistics": lambda: server.statistics(server.optimizer(optax.sgd(1.0)), *BASE[::2]),
+        "adaptive": Row(lambda: server.optimizer(server.adaptive("yogi", 0.1))),
+        "control_variates": Row(
+            lambda: server.control_variates(server.optimizer(optax.sgd(1.0))),
+            alone=False,
+            aggregate=lambda mean: {"params": mean, "control": mean},
+            model_in=lambda sent: sent["params"],
+        ),
+        "downlink": Row(
+            lambda: server.downlink(server.optimizer(optax.sgd(1.0)), transform.top_k(count=2)), in_recipes=False
+        ),
+        "dynamic": Row(
+            lambda: server.dynamic(server.optimizer(optax.sgd(1.0)), 0.5),
+            alone=False,
+            aggregate=lambda mean: {"cohort": mean, "population": mean},
+        ),
+        "last_two": Row(lambda: server.last_two(server.optimizer(optax.sgd(1.0)))),
+        "optimizer": Row(lambda: server.optimizer(optax.sgd(1.0, momentum=0.9)), every_shape=True),
+        "replacement": Row(server.replacement, alone=False),
+        "rescaled": Row(
+            lambda: server.rescaled(server.optimizer(optax.sgd(1.0))),
+            alone=False,
+            aggregate=lambda mean: {"direction": mean, "steps": jnp.float32(1)},
+        ),
+        "with_clients_part": Row(
+            lambda: clients_part("half"),
+            alone=False,
+            aggregate=_without_half,
+            of_part=clients_part,
+            params_kind=ParamsKind.PART,
+        ),
+        "with_own_data": Row(lambda: server.with_own_data(server.optimizer(optax.sgd(1.0)), _own_steps(), _own())),
+        "with_own_part": Row(
+            lambda: own_part("half"), alone=False, aggregate=_without_half, known=_without_half, of_part=own_part
+        ),
+        "statistics": Row(
+            lambda: server.statistics(server.optimizer(optax.sgd(1.0)), *BASE[::2]),
+            alone=False,
+            aggregate=lambda mean: {"params": mean, "gradient": mean},
+            model_in=lambda sent: sent["params"],
+        ),
     },
     "algorithms": {
-        "as_client_update": lambda: _in_groups(
-            edge_sampler=sampling.uniform(5, 3), edge_optimizer=optax.sgd(0.5, momentum=0.5), keep_edges=True
+        "as_client_update": Row(
+            lambda: _in_groups(
+                edge_sampler=sampling.uniform(5, 3), edge_optimizer=optax.sgd(0.5, momentum=0.5), keep_edges=True
+            ),
+            edge="whole",
+            timed=lambda devices: _edges_on(devices, edge_transform=transform.top_k(count=1)),
+            has_epochs=True,
+            named_arguments=False,
+            changes_rounds=False,
         ),
-        "clustered_by_updates": lambda: algorithms.clustered_by_updates(
-            p.linear_loss,
-            sampling.full(p.NUM_CLIENTS),
-            optax.sgd(p.RATE),
-            max_clusters=3,
-            mean_norm=0.5,
-            client_norm=0.5,
-            **WORK,
-            **RUN,
+        "clustered_by_updates": Row(
+            lambda: algorithms.clustered_by_updates(
+                p.linear_loss,
+                sampling.full(p.NUM_CLIENTS),
+                optax.sgd(p.RATE),
+                max_clusters=3,
+                mean_norm=0.5,
+                client_norm=0.5,
+                **WORK,
+                **RUN,
+            ),
+            params_kind=ParamsKind.ONE_OF,
+            own_models=True,
+            timed=_everybody_on(algorithms.clustered_by_updates),
+            everybody=True,
+            config=("sampler.name=full",),
         ),
-        "choco": lambda: _gossip(
-            algorithms.choco,
-            optax.sgd(p.RATE),
-            transform=transform.top_k(0.5),
-            mixing=network.metropolis,
-            **WORK,
-        )(),
-        "clipped_gossip": lambda: _gossip(
-            algorithms.clipped_gossip,
-            optax.sgd(p.RATE),
-            num_byzantine=1,
-            attack=adversary.alie(),
-            who=adversary.clients([3]),
-            **WORK,
-        )(),
-        "consensus": lambda: _gossip(algorithms.consensus, optax.sgd(p.RATE), **WORK)(),
-        "dgd": lambda: _gossip(algorithms.dgd, learning_rate=0.05)(),
-        "dpsgd": lambda: _gossip(algorithms.dpsgd, optax.sgd(p.RATE), **WORK)(),
-        "asynchronous": lambda: algorithms.asynchronous(
-            _devices(),
-            p.counting(_local()),
-            aggregation.fixed_mean(5.0),
-            server.optimizer(optax.sgd(1.0)),
-            transform.top_k(0.5),
-            population_size=p.NUM_CLIENTS,
-            concurrency=9,
-            buffer_size=5,
-            refill="same",
-            **RUN,
+        "choco": Row(
+            lambda: _gossip(
+                algorithms.choco,
+                optax.sgd(p.RATE),
+                transform=transform.top_k(0.5),
+                mixing=network.metropolis,
+                **WORK,
+            )(),
+            params_kind=ParamsKind.MEAN,
+            own_models=True,
+            timed=_trained_on(algorithms.choco, transform=transform.top_k(count=2)),
         ),
-        "fedadagrad": _recipe(algorithms.fedadagrad),
-        "fedadam": _recipe(algorithms.fedadam),
-        "fedasync": _asynchronous(algorithms.fedasync, arrivals_per_step=3),
-        "fedat": lambda: algorithms.fedat(
-            p.linear_loss,
-            _devices(),
-            optax.sgd(p.RATE),
-            population_size=p.NUM_CLIENTS,
-            num_tiers=3,
-            clients_per_tier=5,
-            **WORK,
-            **RUN,
+        "clipped_gossip": Row(
+            lambda: _gossip(
+                algorithms.clipped_gossip,
+                optax.sgd(p.RATE),
+                num_byzantine=1,
+                attack=adversary.alie(),
+                who=adversary.clients([3]),
+                **WORK,
+            )(),
+            params_kind=ParamsKind.MEAN,
+            plain_mean=False,
+            own_models=True,
+            timed=_clipped_on,
         ),
-        "agnostic": lambda: algorithms.agnostic(
-            p.linear_loss, sampling.full(p.NUM_CLIENTS), optax.sgd(p.RATE), **WORK, **RUN
+        "consensus": Row(
+            lambda: _gossip(algorithms.consensus, optax.sgd(p.RATE), **WORK)(),
+            trains_in_rounds=False,
+            params_kind=ParamsKind.MEAN,
+            own_models=True,
+            timed=_trained_on(algorithms.consensus),
         ),
-        "apfl": _recipe(algorithms.apfl),
-        "ditto": _recipe(algorithms.ditto),
-        "fedavg": _recipe(algorithms.fedavg),
-        "fedavgm": _recipe(algorithms.fedavgm, server_learning_rate=0.3),
-        "fedbabu": _keeping(algorithms.fedbabu),
-        "fedbuff": _asynchronous(algorithms.fedbuff, buffer_size=5),
-        "feddf": _distilled,
-        "feddyn": _recipe(algorithms.feddyn, coefficient=1.0, weighting="uniform"),
-        "fedem": _of_components,
-        "federated": lambda: algorithms.federated(
-            sampling.with_dropout(SAMPLER, 0.2),
-            p.counting(_local()),
-            aggregation.mean(),
-            server.optimizer(optax.sgd(1.0)),
-            transform.stateless(lambda key, update: jax.tree.map(lambda x: x * 0.9, update)),
-            **RUN,
+        "dgd": Row(
+            lambda: _gossip(algorithms.dgd, learning_rate=0.05)(),
+            params_kind=ParamsKind.MEAN,
+            own_models=True,
+            timed=_gossip_on(algorithms.dgd, learning_rate=0.05),
         ),
-        "fedexp": _recipe(algorithms.fedexp, weighting="uniform"),
-        "fedmd": _imitating,
-        "fedmgda": _recipe(algorithms.fedmgda, server_learning_rate=0.1),
-        "fednova": _recipe(algorithms.fednova),
-        "fedper": _keeping(algorithms.fedper),
-        "fedprox": _recipe(algorithms.fedprox, coefficient=0.5),
-        "fedproto": _by_class,
-        "fedrep": _keeping(algorithms.fedrep),
-        "fedsgd": lambda: algorithms.fedsgd(p.linear_loss, SAMPLER, optax.sgd(p.RATE), **RUN),
-        "fedyogi": _recipe(algorithms.fedyogi),
-        "heterofl": _by_width,
-        "fine_tuned": lambda: algorithms.fine_tuned(
-            _recipe(algorithms.fedavg)(), p.linear_loss, optax.sgd(p.RATE), num_steps=2
+        "dpsgd": Row(
+            lambda: _gossip(algorithms.dpsgd, optax.sgd(p.RATE), **WORK)(),
+            compiled=True,
+            params_kind=ParamsKind.MEAN,
+            own_models=True,
+            timed=_trained_on(algorithms.dpsgd),
         ),
-        "flexlora": _of_factors,
-        "hierarchical_fedavg": _in_groups,
-        "boosted_trees": _boosted,
-        "gaussian_mixture": _statistic(
-            algorithms.gaussian_mixture, num_components=2, low=-2.0, high=2.0, input_shape=(p.WIDTH,)
+        "asynchronous": Row(
+            lambda: algorithms.asynchronous(
+                _devices(),
+                p.counting(_local()),
+                aggregation.fixed_mean(5.0),
+                server.optimizer(optax.sgd(1.0)),
+                transform.top_k(0.5),
+                population_size=p.NUM_CLIENTS,
+                concurrency=9,
+                buffer_size=5,
+                refill="same",
+                **RUN,
+            ),
+            other={"refill": "other"},
         ),
-        "heavy_hitters": _statistic(
-            algorithms.heavy_hitters, num_symbols=8, bits_per_round=2, threshold=0.1, symbols=signs
+        "fedadagrad": Row(_recipe(algorithms.fedadagrad), edge="whole"),
+        "fedadam": Row(_recipe(algorithms.fedadam), compiled=True, edge="whole"),
+        "fedasync": Row(_asynchronous(algorithms.fedasync, arrivals_per_step=3), compiled=True),
+        "fedat": Row(
+            lambda: algorithms.fedat(
+                p.linear_loss,
+                _devices(),
+                optax.sgd(p.RATE),
+                population_size=p.NUM_CLIENTS,
+                num_tiers=3,
+                clients_per_tier=5,
+                **WORK,
+                **RUN,
+            )
         ),
-        "histogram": _statistic(algorithms.histogram, low=-2.0, high=2.0, num_bins=3, column=0),
-        "kmeans": _statistic(algorithms.kmeans, num_clusters=2, low=-1.0, input_shape=(p.WIDTH,)),
-        "quantiles": _statistic(algorithms.quantiles, low=-3.0, high=3.0, column=0),
-        "ifca": _recipe(algorithms.ifca, num_clusters=2),
-        "local": _alone,
-        "gradient_tracking": lambda: _gossip(algorithms.gradient_tracking, learning_rate=0.02)(),
-        "mime": lambda: algorithms.mime(p.linear_loss, SAMPLER, optax.sgd(0.05), weighting="uniform", **WORK, **RUN),
-        "mime_lite": lambda: algorithms.mime_lite(
-            p.linear_loss, SAMPLER, optax.sgd(0.05), weighting="uniform", **WORK, **RUN
+        "agnostic": Row(
+            lambda: algorithms.agnostic(p.linear_loss, sampling.full(p.NUM_CLIENTS), optax.sgd(p.RATE), **WORK, **RUN),
+            edge="server",
+            timed=_everybody_on(algorithms.agnostic),
+            everybody=True,
+            config=("sampler.name=full",),
         ),
-        "pairwise_gossip": lambda: algorithms.pairwise_gossip(
-            p.linear_loss, SAMPLER, optax.sgd(p.RATE), network.ring(p.NUM_CLIENTS), **WORK, **RUN
+        "apfl": Row(_recipe(algorithms.apfl), own_models=True, edge="whole"),
+        "ditto": Row(_recipe(algorithms.ditto), traced=True, own_models=True, edge="whole"),
+        "fedavg": Row(_recipe(algorithms.fedavg), edge="whole"),
+        "fedavgm": Row(_recipe(algorithms.fedavgm, server_learning_rate=0.3), edge="whole"),
+        "fedbabu": Row(
+            _keeping(algorithms.fedbabu), params_kind=ParamsKind.START, own_models=True, edge="whole", weighed=False
         ),
-        "per_fedavg": _recipe(algorithms.per_fedavg),
-        "pfedme": _recipe(algorithms.pfedme),
-        "qfedavg": _recipe(algorithms.qfedavg),
-        "term": _recipe(algorithms.term),
-        "push_sum": lambda: _gossip(
-            algorithms.push_sum,
-            optax.sgd(p.RATE),
-            mixing=lambda graph: network.with_node_failures(network.push(network.exponential(p.NUM_CLIENTS)), 0.1),
-            **WORK,
-        )(),
-        "hierarchical_gossip": _gossiping,
-        "pretrained": lambda: algorithms.pretrained(_recipe(algorithms.fedavg)(), _own_steps(), _own()),
-        "record_private_fedavg": lambda: algorithms.record_private_fedavg(
-            p.linear_loss,
-            SAMPLER,
-            optax.sgd(p.RATE),
-            clip_norm=1.0,
-            noise_multiplier=0.5,
-            num_examples=p.ROWS,
-            **WORK | {"batch_size": WORK["batch_size"] or p.ROWS},
-            **RUN,
+        "fedbuff": Row(
+            _asynchronous(algorithms.fedbuff, buffer_size=5),
+            other={"weighting": "examples"},  # its default stands for "uniform"
         ),
-        "scaffold": _recipe(algorithms.scaffold, weighting="uniform"),
-        "hierarchical_split_gnn": lambda: _over_graphs(GROUPS),
-        "split_gnn": _over_graphs,
-        "vertical": _by_party,
-        "split_client": lambda: _split(_split_star),
-        "split_learning": split_recipe(algorithms.split_learning, handover="peer", rate=0.02),
-        "splitfed": split_recipe(algorithms.splitfed, server_copies=3),
+        "feddf": Row(
+            _distilled,
+            edge="server",
+            beside={"squared_temperature": {"temperature": 2.0}},
+            weighed=False,
+            config=("data.with_server_rows.examples=20", "algorithm.distill_steps=2"),
+        ),
+        "feddyn": Row(
+            _recipe(algorithms.feddyn, coefficient=1.0, weighting="uniform"),
+            edge="server",
+            other={"weighting": "examples"},
+        ),
+        "fedem": Row(
+            _of_components,
+            params_kind=ParamsKind.PART,
+            params_at_server=False,  # which has no mixture's weights (`test_fedem.py` has them)
+            own_models=True,
+            edge="server",
+            weighed=False,
+        ),
+        "federated": Row(
+            lambda: algorithms.federated(
+                sampling.with_dropout(SAMPLER, 0.2),
+                p.counting(_local()),
+                aggregation.mean(),
+                server.optimizer(optax.sgd(1.0)),
+                transform.stateless(lambda key, update: jax.tree.map(lambda x: x * 0.9, update)),
+                **RUN,
+            ),
+            edge="whole",
+            timed=_federated_on,
+        ),
+        "fedexp": Row(_recipe(algorithms.fedexp, weighting="uniform"), edge="server", other={"weighting": "examples"}),
+        "fedmd": Row(
+            _imitating,
+            params_kind=ParamsKind.UNTRAINED,
+            own_models=True,
+            edge="server",
+            beside={"squared_temperature": {"temperature": 2.0}},
+            counts_alike=True,
+            config=("data.with_server_rows.examples=20", "algorithm.distill_steps=2"),
+        ),
+        "fedmgda": Row(_recipe(algorithms.fedmgda, server_learning_rate=0.1), edge="whole", counts_alike=True),
+        "fednova": Row(_recipe(algorithms.fednova), edge="whole", plain_sgd=True),
+        "fedper": Row(
+            _keeping(algorithms.fedper), params_kind=ParamsKind.PART, own_models=True, edge="whole", weighed=False
+        ),
+        "fedprox": Row(_recipe(algorithms.fedprox, coefficient=0.5), edge="whole"),
+        "fedproto": Row(_by_class, any_params=False, params_kind=ParamsKind.UNTRAINED, own_models=True, edge="server"),
+        "fedrep": Row(
+            _keeping(algorithms.fedrep), params_kind=ParamsKind.PART, own_models=True, edge="whole", weighed=False
+        ),
+        "fedsgd": Row(
+            lambda: algorithms.fedsgd(p.linear_loss, SAMPLER, optax.sgd(p.RATE), **RUN), edge="whole", plain_sgd=True
+        ),
+        "fedyogi": Row(_recipe(algorithms.fedyogi), edge="whole"),
+        "heterofl": Row(_by_width, any_params=False, own_models=True, clock="refused", weighed=False),
+        "fine_tuned": Row(
+            lambda: algorithms.fine_tuned(_recipe(algorithms.fedavg)(), p.linear_loss, optax.sgd(p.RATE), num_steps=2),
+            edge="whole",
+            changes_rounds=False,  # tests/algorithms/personal/test_judged.py has what its options change
+        ),
+        "flexlora": Row(_of_factors, any_params=False, edge="server", weighed=False, config=("model.lora.rank=2",)),
+        "hierarchical_fedavg": Row(
+            _in_groups,
+            compiled=True,
+            edge="whole",
+            timed=_edges_on,
+            beside={"keep_edges": {"edge_optimizer": optax.sgd(0.5, momentum=0.5)}},
+            weighed=False,  # its weighting is of clients in edges, its aggregator of edges
+            config=("data.with_groups.num_groups=12",),
+        ),
+        "boosted_trees": Row(
+            _boosted,
+            trains=False,
+            edge="server",
+            other={"aggregator": aggregation.median(), "objective": "logistic"},
+            config=(
+                "data.name=breast_cancer",
+                "algorithm.low=-3.0",
+                "algorithm.high=3.0",
+            ),
+        ),
+        "gaussian_mixture": Row(
+            _statistic(algorithms.gaussian_mixture, num_components=2, low=-2.0, high=2.0, input_shape=(p.WIDTH,)),
+            trains=False,
+            params_kind=ParamsKind.ANSWER,
+            edge="server",
+            other={"aggregator": aggregation.median()},
+        ),
+        "heavy_hitters": Row(
+            _statistic(algorithms.heavy_hitters, num_symbols=8, bits_per_round=2, threshold=0.1, symbols=signs),
+            trains=False,
+            params_kind=ParamsKind.ANSWER,
+            edge="server",
+        ),
+        "histogram": Row(
+            _statistic(algorithms.histogram, low=-2.0, high=2.0, num_bins=3, column=0),
+            trains=False,
+            params_kind=ParamsKind.ANSWER,
+            edge="server",
+            beside={"num_categories": {"low": None, "high": None, "num_bins": None, "column": None}},
+        ),
+        "kmeans": Row(
+            _statistic(algorithms.kmeans, num_clusters=2, low=-1.0, input_shape=(p.WIDTH,)),
+            traced=True,
+            trains=False,
+            params_kind=ParamsKind.ANSWER,
+            edge="server",
+            other={"aggregator": aggregation.median()},
+        ),
+        "quantiles": Row(
+            _statistic(algorithms.quantiles, low=-3.0, high=3.0, column=0),
+            trains=False,
+            params_kind=ParamsKind.ANSWER,
+            edge="server",
+            other={"aggregator": aggregation.median()},
+        ),
+        "ifca": Row(
+            _recipe(algorithms.ifca, num_clusters=2), params_kind=ParamsKind.ONE_OF, own_models=True, edge="server"
+        ),
+        "local": Row(_alone, params_kind=ParamsKind.UNTRAINED, own_models=True, edge="server", sends=False),
+        "gradient_tracking": Row(
+            lambda: _gossip(algorithms.gradient_tracking, learning_rate=0.02)(),
+            params_kind=ParamsKind.MEAN,
+            own_models=True,
+            timed=_gossip_on(algorithms.gradient_tracking, learning_rate=0.02),
+            beside={"shuffle": {"batch_size": 1}},
+        ),
+        "mime": Row(
+            lambda: algorithms.mime(p.linear_loss, SAMPLER, optax.sgd(0.05), weighting="uniform", **WORK, **RUN),
+            other={"weighting": "examples"},
+            plain_sgd=True,
+        ),
+        "mime_lite": Row(
+            lambda: algorithms.mime_lite(p.linear_loss, SAMPLER, optax.sgd(0.05), weighting="uniform", **WORK, **RUN),
+            edge="server",
+            other={"weighting": "examples"},
+            plain_sgd=True,
+        ),
+        "pairwise_gossip": Row(
+            lambda: algorithms.pairwise_gossip(
+                p.linear_loss, SAMPLER, optax.sgd(p.RATE), network.ring(p.NUM_CLIENTS), **WORK, **RUN
+            ),
+            params_kind=ParamsKind.MEAN,
+            own_models=True,
+        ),
+        "per_fedavg": Row(_recipe(algorithms.per_fedavg), params_kind=ParamsKind.START, edge="whole"),
+        "pfedme": Row(_recipe(algorithms.pfedme), own_models=True, edge="whole"),
+        "qfedavg": Row(_recipe(algorithms.qfedavg), edge="server"),
+        "term": Row(_recipe(algorithms.term), edge="server"),
+        "push_sum": Row(
+            lambda: _gossip(
+                algorithms.push_sum,
+                optax.sgd(p.RATE),
+                mixing=lambda graph: network.with_node_failures(network.push(network.exponential(p.NUM_CLIENTS)), 0.1),
+                **WORK,
+            )(),
+            params_kind=ParamsKind.MEAN,
+            plain_mean=False,
+            own_models=True,
+            mixing=network.push,
+            timed=_trained_on(algorithms.push_sum, mixing=lambda: network.push(network.exponential(p.NUM_CLIENTS))),
+        ),
+        "hierarchical_gossip": Row(_gossiping, params_kind=ParamsKind.MEAN, mixing=_matrix, clock="none"),
+        "pretrained": Row(lambda: algorithms.pretrained(_recipe(algorithms.fedavg)(), _own_steps(), _own())),
+        "record_private_fedavg": Row(
+            lambda: algorithms.record_private_fedavg(
+                p.linear_loss,
+                SAMPLER,
+                optax.sgd(p.RATE),
+                clip_norm=1.0,
+                noise_multiplier=0.5,
+                num_examples=p.ROWS,
+                **WORK | {"batch_size": WORK["batch_size"] or p.ROWS},
+                **RUN,
+            ),
+            edge="whole",
+            other={"weighting": "examples"},
+            counts_alike=True,
+            plain_sgd=True,
+            config=("algorithm.clip_norm=1.0", "algorithm.noise_multiplier=1.0"),
+        ),
+        "scaffold": Row(
+            _recipe(algorithms.scaffold, weighting="uniform"),
+            compiled=True,
+            edge="server",
+            other={"weighting": "examples"},
+            plain_sgd=True,
+        ),
+        "hierarchical_split_gnn": Row(
+            lambda: _over_graphs(GROUPS),
+            edge="whole",
+            clock="none",
+            other={"keep_edges": False},
+            idle_options=("cut_edges", "link"),
+            config=(
+                "data.name=stochastic_blocks",
+                "data.num_clients=12",
+                "model.name=gcn",
+                "sampler.name=full",
+            ),  # no edge of the row's graph connects two parties of a group
+        ),
+        "split_gnn": Row(
+            _over_graphs,
+            clock="none",
+            config=(
+                "data.name=stochastic_blocks",
+                "data.num_clients=12",
+                "model.name=gcn",
+                "sampler.name=full",
+            ),
+        ),
+        "vertical": Row(
+            _by_party,
+            clock="refused",
+            weighed=False,
+            config=(
+                "model.name=vertical_mlp",
+                "model.hidden=[4]",
+                "model.top=[4]",
+                "data.with_parties.num_parties=2",
+            ),
+        ),
+        "split_client": Row(
+            lambda: _split(_split_star), any_params=False, edge="whole", clock="none", changes_rounds=False
+        ),
+        "split_learning": Row(
+            split_recipe(algorithms.split_learning, handover="peer", rate=0.02),
+            any_params=False,
+            in_turns=True,
+            clock="refused",
+            other={"handover": "server"},
+        ),
+        "splitfed": Row(
+            split_recipe(algorithms.splitfed, server_copies=3),
+            compiled=True,
+            any_params=False,
+            in_turns=True,
+            clock="refused",
+            weighed=False,
+        ),
     },
 }
 
@@ -902,38 +1365,17 @@ def round_for(aggregator) -> Round:
     return Round(cohort, jnp.ones(3, jnp.float32), state)
 
 
-NO_PARTS = {"load_of", "over_rounds", "most_feasible_work", "smallest_deadline", "within_budget", "work"}
-NO_PARTS |= {"local_work", "plain_sgd_rate", "unroll"}
-NO_PARTS |= {
-    "algebraic_connectivity",
-    "hears_back",
-    "is_connected",
-    "laplacian_extremes",
-    "laplacian_matrix",
-    "spectrum",
-}  # of graphs
-NO_PARTS |= {"matrix_of", "mixed", "split_costs", "split_loss", "transcript", "vertical_loss", "vertical_transcript"}
+def members(subpackage: str) -> list[str]:
+    """The factories of a subpackage, by what they return; one that does not say what it returns counts as one."""
+    module = SUBPACKAGES[subpackage]
+    found = signatures.parts(subpackage)
+    factories = {name for name in found if not isinstance(getattr(module, name), type)}
+    return sorted(name for name in factories if found[name].returns in ("", *RETURNED[subpackage]))
 
 
-def members(name: str) -> list[str]:
-    """The factories of a subpackage: every public name that is not a class, except what makes no part."""
-    subpackage = SUBPACKAGES[name]
-    return sorted(
-        public
-        for public in public_names(subpackage.__name__)
-        if not isinstance(getattr(subpackage, public), type) and public not in NO_PARTS
-    )
-
-
-# Algorithms that train no model: no loss is differentiated, and none is reported by all of them.
-STATISTICS = {"boosted_trees", "gaussian_mixture", "heavy_hitters", "histogram", "kmeans", "quantiles"}
-COMPILED = {  # one row a family, where a law compiles each row
-    "client": ("normalized", "private_sgd", "scaffold"),
-    "aggregation": ("gather", "krum", "mean", "modular_sum"),
-    "algorithms": ("dpsgd", "fedadam", "fedasync", "hierarchical_fedavg", "scaffold", "splitfed"),
-    "sampling": ("cyclic", "full", "poisson", "with_dropout"),
-}
-TRACED = (*COMPILED["algorithms"], "ditto", "kmeans")  # one algorithm a wing, where a law traces each row
+def named(subpackage: str, keep: Callable[[Row], bool]) -> list[str]:
+    """The names of the rows of which this holds, sorted."""
+    return sorted(name for name, row in CASES[subpackage].items() if keep(row))
 
 
 def rows(names: Iterable[str], compiled: Iterable[str]) -> list:
@@ -942,6 +1384,16 @@ def rows(names: Iterable[str], compiled: Iterable[str]) -> list:
     return [name if name in compiled else pytest.param(name, marks=pytest.mark.full) for name in names]
 
 
-def compiled_rows(subpackage: str) -> list:
-    """`rows` of a subpackage's cases."""
-    return rows(sorted(CASES[subpackage]), COMPILED[subpackage])
+def integer_sums() -> set[str]:
+    """Aggregators that sum integers, by their own fact: a round needs a transform that sends such messages."""
+    return {name for name, row in CASES["aggregation"].items() if row().facts.modulus is not None}
+
+
+def compiled_rows(subpackage: str, keep: Callable[[Row], bool] = lambda row: True) -> list:
+    """`rows` of a law that compiles each row of a subpackage, or each of which something holds."""
+    return rows(named(subpackage, keep), named(subpackage, lambda row: keep(row) and row.compiled))
+
+
+def traced_rows() -> list:
+    """`rows` of a law that traces a round of each algorithm."""
+    return rows(named("algorithms", lambda row: True), named("algorithms", lambda row: row.compiled or row.traced))

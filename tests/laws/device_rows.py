@@ -20,7 +20,6 @@ from fedjax_sim.algorithms import federated
 from fedjax_sim.types import Algorithm, Sampler
 from tests.laws import cases, problems as p, test_compositions
 
-IN_TURNS = {"split_learning", "splitfed"}  # their clients follow one another, so another order is another result
 SAMPLER, FEATURES, CLASSES, ROUNDS = cases.SAMPLER, 64, 10, 5
 WORKS = {  # local work: steps, batch, lanes and chunk (None: the plan's own, a chunk for the whole cohort)
     "steps": ({"num_steps": 3, "batch_size": 10}, None),
@@ -78,7 +77,7 @@ def algorithm(kind: str, name: str, turn: Callable) -> Algorithm:
         return cases.CASES[kind][name]()
     if kind == "transform":
         member = test_compositions.MEMBERS[name]()
-        return star(transform=member, aggregator=test_compositions.aggregator_for(member, name))
+        return star(transform=member, aggregator=test_compositions.aggregator_for(name))
     if kind == "sampling":
         return star(turn(cases.CASES[kind][name]()), aggregator=aggregation.fixed_mean(7.0))
     return star(aggregator=cases.CASES[kind][name]())
@@ -86,8 +85,8 @@ def algorithm(kind: str, name: str, turn: Callable) -> Algorithm:
 
 def names(kind: str) -> list[str]:
     """The rows of a kind; modular and secure sums stand behind the transforms that send integers."""
-    rows = set(test_compositions.MEMBERS if kind == "transform" else cases.CASES[kind])
-    return sorted(rows - {"additive_shares", "by_examples", "modular_sum", "real_secure_sum", "secure_sum"})
+    rows = test_compositions.MEMBERS if kind == "transform" else cases.CASES[kind]
+    return sorted(rows.keys() - (cases.integer_sums() if kind == "aggregation" else set()))
 
 
 def digest(kind: str, name: str, work: str, count: int, loss: str) -> str:
@@ -133,7 +132,9 @@ def main(kind: str, counts: str, losses: str, works: str, *chosen: str) -> None:
                 found = {count: digest(kind, name, work, count, loss) for count in map(int, counts.split(","))}
                 forward, backward = ({x for n, x in found.items() if (n < 0) == b} for b in (False, True))
                 equal = len(forward) == 1 and len(backward) <= 1
-                equal &= not backward or (forward != backward) == (name in IN_TURNS)
+                # Where clients follow one another, another order is another result.
+                in_turns = kind == "algorithms" and cases.CASES[kind][name].in_turns
+                equal &= not backward or (forward != backward) == in_turns
                 row = {"row": name, "loss": loss, "work": work, "equal": equal, "digests": found}
                 print(json.dumps(row), flush=True)
 

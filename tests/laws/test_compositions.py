@@ -10,27 +10,27 @@ import pytest
 from fedjax_sim import aggregation, client, engine, transform
 from fedjax_sim.transform.chain import plain_wire, wire_of
 from tests.laws import cases, laws, problems as p
+from tests.laws.row import Row
 
 MEMBERS = cases.CASES["transform"] | {
-    "quantize integers": lambda: transform.quantize(4, range=2.0, integers=True),
-    "sparse integers": lambda: transform.chain(transform.top_k(0.5), transform.quantize(4, range=2.0, integers=True)),
-    "quantize, then clip and noise": lambda: transform.chain(
-        transform.quantize(8), transform.gaussian_mechanism(1.0, 0.5)
+    "quantize integers": Row(lambda: transform.quantize(4, range=2.0, integers=True)),
+    "sparse integers": Row(
+        lambda: transform.chain(transform.top_k(0.5), transform.quantize(4, range=2.0, integers=True))
     ),
-    "feedback around a chain": lambda: transform.error_feedback(
-        transform.chain(transform.top_k(0.5), transform.quantize(4))
+    "quantize, then clip and noise": Row(
+        lambda: transform.chain(transform.quantize(8), transform.gaussian_mechanism(1.0, 0.5))
+    ),
+    "feedback around a chain": Row(
+        lambda: transform.error_feedback(transform.chain(transform.top_k(0.5), transform.quantize(4)))
     ),
 }
 WORK = client.local_sgd(p.linear_loss, optax.sgd(p.RATE), client.work(num_steps=1))
 NEEDS_A_BOUND = [name for name, make in MEMBERS.items() if make().facts.noise and make().facts.noise.place != "local"]
 
 
-def aggregator_for(member, name):
-    """An aggregator that suits a member: a special one where it needs one."""
-    if name == "ef21":
-        return aggregation.fixed_mean(float(p.NUM_CLIENTS))
-    integers = name in ("discrete_gaussian_mechanism", "skellam_mechanism")
-    return aggregation.modular_sum(denominator=10.0) if integers else aggregation.fixed_mean(10.0)
+def aggregator_for(name):
+    """An aggregator that suits a member: a special one where its row needs one."""
+    return MEMBERS[name].needs.get("aggregator", lambda: aggregation.fixed_mean(10.0))()
 
 
 COMPILED = {"ef21", "quantize integers"}
@@ -41,12 +41,9 @@ COMPILED = {"ef21", "quantize integers"}
 def test_a_mean_or_a_reason(name):
     """On two devices the cohort is backwards. Catches messages that depend on the device or the slot, NaN in a real
     round, and messages that an aggregator misreads."""
-    member = MEMBERS[name]()
     found = []
     for mesh, ids in ((None, p.COHORT), (engine.device_mesh(2), p.COHORT[::-1])):
-        federation = p.Federation(
-            client=WORK, transform=MEMBERS[name](), aggregator=aggregator_for(member, name), mesh=mesh
-        )
+        federation = p.Federation(client=WORK, transform=MEMBERS[name](), aggregator=aggregator_for(name), mesh=mesh)
         found.append(p.outcome(*federation.run(ids)))
     laws.check_equal_bits(found[0][0], found[1][0], "state on two devices")
     laws.check_equal_bits(found[0][1], found[1][1], "info on two devices")
@@ -82,7 +79,7 @@ def test_error_feedback_or_a_reason(name):
     spec = jax.ShapeDtypeStruct((3,), np.float32)
     try:
         wrapped = transform.error_feedback(MEMBERS[name]())
-        federation = p.Federation(client=WORK, transform=wrapped, aggregator=aggregator_for(wrapped, name))
+        federation = p.Federation(client=WORK, transform=wrapped, aggregator=aggregator_for(name))
         jax.eval_shape(federation.algorithm.step, jax.random.key(0), federation.init(), p.ragged())
     except ValueError as error:
         assert ": expected " in str(error) and len(str(error).split()) > 8

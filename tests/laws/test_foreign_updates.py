@@ -46,12 +46,12 @@ def foreign(spec, every_shape: bool):
 @pytest.mark.parametrize("name", cases.CASES["server"])
 def test_foreign_updates_are_refused(name):
     """Catches (1, 1), (10,) or () for [64, 10], which the server adds to every weight, and counts as few bytes."""
-    of_a_part = {"with_own_part": cases.own_part, "with_clients_part": cases.clients_part}
-    server = of_a_part[name]("bias") if name in of_a_part else cases.CASES["server"][name]()
+    row = cases.CASES["server"][name]
+    server = row() if row.of_part is None else row.of_part("bias")
     takes = server.expects(jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), PARAMS))
     start(server, takes)
     others = [PARAMS] if jax.tree.structure(takes) != jax.tree.structure(PARAMS) else []
-    for update in [*foreign(takes, every_shape=name == "optimizer"), *others]:
+    for update in [*foreign(takes, every_shape=row.every_shape), *others]:
         federation = p.Federation(client=sending(update), server=server, aggregator=aggregation.mean())
         with pytest.raises((TypeError, ValueError), match=r"^update.*: expected "):
             federation.init(PARAMS)

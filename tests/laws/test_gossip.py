@@ -85,14 +85,12 @@ def takes_a_graph() -> list[str]:
 
 def made_on(name: str, graph: network.Graph):
     """The algorithm on this graph, with its required options."""
-    mixing = network.push(graph) if name == "push_sum" else network.metropolis(graph)
+    mixing = cases.CASES["algorithms"][name].mixing(graph)
     given = {
         "loss_fn": p.linear_loss, "optimizer": optax.sgd(p.RATE), "sampler": sampling.uniform(p.NUM_CLIENTS, 4),
         "mixing": mixing, "graph": graph, "edge": cases.CASES["algorithms"]["fedavg"]().parts,
         "num_steps": 1, "radius": 1.0,
     }  # fmt: skip
-    if name == "hierarchical_gossip":
-        given["mixing"] = network.matrix_of(mixing, jax.random.key(0), jnp.int32(0)).toarray()
     factory = getattr(algorithms, name)
     return factory(**{key: value for key, value in given.items() if key in inspect.signature(factory).parameters})
 
@@ -106,6 +104,6 @@ def test_a_graph_in_several_parts_is_refused(name):
     told = rf"(mixing|graph): expected a connected graph, got '2 parts, of {p.NUM_CLIENTS - 1}, 1 nodes'. .* from 1\?"
     with pytest.raises(ValueError, match=told):
         made_on(name, two_parts())
-    whole = network.ring(p.NUM_CLIENTS)
-    if name != "hierarchical_gossip":  # whose edges are clients of another kind of population
-        assert made_on(name, two_parts(connected=False)) and made_on(name, whole)
+    takes_a_matrix = isinstance(cases.CASES["algorithms"][name].mixing(cases.GRAPH), np.ndarray)
+    if not takes_a_matrix:  # that of edges, which are clients of another kind of population
+        assert made_on(name, two_parts(connected=False)) and made_on(name, network.ring(p.NUM_CLIENTS))

@@ -32,12 +32,11 @@ HOW = {  # how a round is computed; that it changes no bit, or only what a bad m
 }
 HALVED = transform.stateless(lambda key, update: jax.tree.map(lambda x: x / 2, update))
 DEVICES = network.heterogeneous(p.NUM_CLIENTS, speed=100.0, bandwidth_down=10.0, bandwidth_up=5.0)
-OTHER = {  # another value of each option than the default and than the rows' own
+OTHER = {  # another value of options that several recipes share than the default and than the rows' own
     "adaptivity": 0.1,
     "aggregator": aggregation.fixed_mean(3.0, weighting="uniform"),
     "arrivals_per_step": 2,
     "attack": adversary.sign_flip(),
-    "average_last": False,
     "backward": HALVED,
     "barrier": "local",
     "batch_size": 1,
@@ -66,7 +65,6 @@ OTHER = {  # another value of each option than the default and than the rows' ow
     "edge_weighting": "uniform",
     "edges": [[-1.0, 0.5, 1.0]] * p.WIDTH,
     "embedding": "body",
-    "encrypted": True,
     "epsilon": 0.01,
     "exponent": 2.0,
     "first_decay": 0.5,
@@ -80,7 +78,6 @@ OTHER = {  # another value of each option than the default and than the rows' ow
     "inner_learning_rate": 0.05,
     "inner_steps": 2,
     "input_shape": (4,),
-    "keep_edges": True,
     "learning_rate": 0.07,
     "link": network.link(forward=transform.quantize(2)),
     "least_gain": 0.2,
@@ -94,7 +91,6 @@ OTHER = {  # another value of each option than the default and than the rows' ow
     "mean_norm": 0.01,
     "mixing_rate": 0.3,
     "momentum": 0.4,
-    "nesterov": True,
     "num_bins": 5,
     "num_byzantine": 2,
     "num_categories": 3,
@@ -130,9 +126,7 @@ OTHER = {  # another value of each option than the default and than the rows' ow
     "server_share": 0.45,
     "share": 0.3,
     "share_learning_rate": 0.5,
-    "shuffle": False,
     "spread": 0.5,
-    "squared_temperature": False,
     "staleness": staleness.polynomial(3.0),
     "start_seed": 1,
     "step_size": 0.07,
@@ -143,38 +137,13 @@ OTHER = {  # another value of each option than the default and than the rows' ow
     "total_weight": 7.0,
     "transform": transform.quantize(4),
     "solver_steps": 1,
-    "u_shaped": True,
     "weight_decay": 0.1,
     "weight_learning_rate": 0.02,
     "weighting": "uniform",
     "who": adversary.clients([5]),
     "widths": [0.5],
 }
-OTHER_OF_ROW = {
-    ("asynchronous", "refill"): "other",
-    ("fedbuff", "weighting"): "examples",  # its default stands for "uniform"
-    ("hierarchical_split_gnn", "keep_edges"): False,
-    # Sums that are divided by another number give these the same estimate.
-    ("boosted_trees", "aggregator"): aggregation.median(),
-    ("boosted_trees", "objective"): "logistic",
-    ("gaussian_mixture", "aggregator"): aggregation.median(),
-    ("kmeans", "aggregator"): aggregation.median(),
-    ("quantiles", "aggregator"): aggregation.median(),
-    ("split_learning", "handover"): "server",
-}
-ROWS_ALIKE = ("feddyn", "fedexp", "mime", "mime_lite", "record_private_fedavg", "scaffold")  # whose clients count alike
-OTHER_OF_ROW |= {(name, "weighting"): "examples" for name in ROWS_ALIKE}
-BESIDE = {  # options that say something about another one, and that one
-    ("feddf", "squared_temperature"): {"temperature": 2.0},
-    ("fedmd", "squared_temperature"): {"temperature": 2.0},
-    ("gradient_tracking", "shuffle"): {"batch_size": 1},
-    ("histogram", "num_categories"): {"low": None, "high": None, "num_bins": None, "column": None},
-    ("hierarchical_fedavg", "keep_edges"): {"edge_optimizer": optax.sgd(0.5, momentum=0.5)},
-}
-NOTHING_TO_CUT = {"cut_edges", "link"}  # no edge of the row's graph connects two parties of a group
-NO_RECIPES = {"as_client_update", "split_client"}  # these are clients
-NO_RECIPES |= {"fine_tuned"}  # its options change no round (tests/algorithms/personal/test_judged.py)
-RECIPES = sorted(set(cases.CASES["algorithms"]) - NO_RECIPES)
+RECIPES = cases.named("algorithms", lambda row: row.changes_rounds)
 
 
 def recipe_of(name: str) -> Any:
@@ -185,7 +154,7 @@ def options_of(name: str) -> list[str]:
     """Options that have a default, less those of how a round is computed."""
     parameters = inspect.signature(recipe_of(name)).parameters.values()
     options = [x.name for x in parameters if x.default is not x.empty and x.name not in HOW]
-    return [x for x in options if not (name == "hierarchical_split_gnn" and x in NOTHING_TO_CUT)]
+    return [x for x in options if x not in cases.CASES["algorithms"][name].idle_options]
 
 
 @contextlib.contextmanager
@@ -206,8 +175,14 @@ def given(recipe: Any, **options):
 
 
 def another(name: str, option: str) -> Any:
-    assert (name, option) in OTHER_OF_ROW or option in OTHER, f"give {option!r} another value in OTHER of this file"
-    return OTHER_OF_ROW.get((name, option), OTHER.get(option))
+    """Another value of an option: the row's, that of all recipes, or for a truth value the other one."""
+    values = OTHER | cases.CASES["algorithms"][name].other
+    if option in values:
+        return values[option]
+    default = inspect.signature(recipe_of(name)).parameters[option].default
+    told = f"state other={{{option!r}: another value}} in the row {name!r} of tests/laws/cases.py"
+    assert isinstance(default, bool), told
+    return not default
 
 
 def told(name: str, **options) -> dict[str, np.ndarray] | None:
@@ -242,7 +217,7 @@ def test_every_option_changes_something_or_is_refused(name):
     base, silent = told(name), []
     assert base is not None
     for option in options_of(name):
-        beside = BESIDE.get((name, option), {})
+        beside = cases.CASES["algorithms"][name].beside.get(option, {})
         found = told(name, **beside, **{option: another(name, option)})
         if found is not None and not differ(told(name, **beside) if beside else base, found):
             silent.append(option)

@@ -13,39 +13,22 @@ from tests.laws import cases, problems as p
 
 pytestmark = pytest.mark.optimised(False)  # these laws do not depend on the compiler
 
-# Of the rows in `cases.py`; all others are `MODEL`. The first rows, which run by default, are one of each kind.
-KINDS = {
-    "fedproto": ParamsKind.UNTRAINED,
-    "fedper": ParamsKind.PART,
-    "ifca": ParamsKind.ONE_OF,
-    "fedbabu": ParamsKind.START,
-    "fedavg": ParamsKind.MODEL,
-    "clustered_by_updates": ParamsKind.ONE_OF,
-    "fedem": ParamsKind.PART,
-    "fedmd": ParamsKind.UNTRAINED,
-    "local": ParamsKind.UNTRAINED,
-    "fedrep": ParamsKind.PART,
-    "per_fedavg": ParamsKind.START,
-}
-GOSSIP = ("choco", "clipped_gossip", "consensus", "dgd", "dpsgd", "gradient_tracking", "hierarchical_gossip")
-KINDS |= dict.fromkeys((*GOSSIP, "pairwise_gossip", "push_sum"), ParamsKind.MEAN)
-STATISTICS = ("gaussian_mixture", "heavy_hitters", "histogram", "kmeans", "quantiles")
-KINDS |= dict.fromkeys(STATISTICS, ParamsKind.ANSWER)
+# The kinds are those of the rows in `cases.py`, most of which are models; one of these stands for all.
+NO_MODELS = cases.named("algorithms", lambda row: row.params_kind is not ParamsKind.MODEL and row.params_at_server)
 
 
 def test_every_algorithm_states_what_its_params_are():
     """Catches a new algorithm, or a wrapper, that leaves it open, and one that calls something else the model."""
-    stated = {name: make().params_kind for name, make in cases.CASES["algorithms"].items()}
-    assert stated == {name: KINDS.get(name, ParamsKind.MODEL) for name in stated}
+    stated = {name: row().params_kind for name, row in cases.CASES["algorithms"].items()}
+    assert stated == {name: cases.CASES["algorithms"][name].params_kind for name in stated}
 
 
 def test_every_server_states_what_its_params_are():
     """Catches a wrapper of `server` that forgets what the wrapped server's params are."""
-    for name, make in cases.CASES["server"].items():
-        made = make()
+    for name, row in cases.CASES["server"].items():
+        made = row()
         if isinstance(made, types.ServerUpdate):
-            expected = ParamsKind.PART if name == "with_clients_part" else ParamsKind.MODEL
-            assert made.params_kind is expected, name
+            assert made.params_kind is row.params_kind, name
 
 
 def test_a_federation_of_personal_clients_has_their_kind():
@@ -60,20 +43,20 @@ def test_a_federation_of_personal_clients_has_their_kind():
 @pytest.mark.parametrize("name", ["fedavg", "fedper", "fedbabu"])
 def test_edges_that_gossip_have_their_clients_kind(name):
     """Catches the mean of edges' untrained parts, which was tested and exported as the mean of their models."""
-    edge = cases.CASES["algorithms"][name]().parts
-    stated = algorithms.hierarchical_gossip(edge, np.full((2, 2), 0.5)).params_kind
-    assert stated is (ParamsKind.MEAN if name == "fedavg" else KINDS[name])
+    row = cases.CASES["algorithms"][name]
+    stated = algorithms.hierarchical_gossip(row().parts, np.full((2, 2), 0.5)).params_kind
+    assert stated is (ParamsKind.MEAN if row.params_kind is ParamsKind.MODEL else row.params_kind)
 
 
 @pytest.mark.default_rows("fedper")
-# The row of FedEM has no server that states its mixture's weights (`test_fedem.py` has them).
-@pytest.mark.parametrize("name", [name for name in KINDS if name != "fedem"])
+@pytest.mark.parametrize("name", [*NO_MODELS, "fedavg"])
 def test_params_are_what_is_stated(name):
     """Catches a start that a round trains, a part without an untrained rest, and a first model of many that is not.
 
     A part or a start keeps some array of the start, bit for bit, while its clients' own models have changed it.
     """
-    made, data = cases.CASES["algorithms"][name](), p.ragged()
+    row, data = cases.CASES["algorithms"][name], p.ragged()
+    made = row()
     kind, evaluated, step = made.params_kind, made.evaluated, jax.jit(made.step)
 
     def params_of(state):
@@ -105,6 +88,5 @@ def test_params_are_what_is_stated(name):
         jax.tree.map(lambda x, y: np.testing.assert_array_equal(x[0], y), models, params)
         for leaf, of_clients in zip(*map(jax.tree.leaves, (models, own)), strict=True):
             assert all((leaf[:count] == x[None]).all(tuple(range(1, leaf.ndim))).any() for x in of_clients)
-    # Nodes of push-sum have weights, and some nodes of the other one attack.
-    if kind is ParamsKind.MEAN and own is not None and name not in ("push_sum", "clipped_gossip"):
+    if kind is ParamsKind.MEAN and own is not None and row.plain_mean:
         jax.tree.map(lambda x, y: np.testing.assert_allclose(x.mean(0), y, rtol=1e-5, atol=1e-6), own, params)

@@ -30,7 +30,7 @@ def algorithm(kind: str, name: str):
     parts |= {"aggregator": aggregation.mean(), "server": cases.CASES["server"]["optimizer"]()}
     if kind == "transform":
         member = test_compositions.MEMBERS[name]()
-        parts |= {"transform": member, "aggregator": test_compositions.aggregator_for(member, name)}
+        parts |= {"transform": member, "aggregator": test_compositions.aggregator_for(name)}
     else:
         part = cases.CASES[kind][name]()
         parts[{"sampling": "sampler", "aggregation": "aggregator"}.get(kind, kind)] = part
@@ -39,24 +39,11 @@ def algorithm(kind: str, name: str):
     return federated(**parts, **cases.RUN)
 
 
-NOT_ALONE = {  # rows that need other parts around them than the plain ones; their algorithms are rows too
-    "aggregation": {"additive_shares", "by_examples", "modular_sum", "real_secure_sum", "secure_sum"},
-    "client": {"dynamic", "mime", "normalized", "scaffold", "send_model"},
-    "server": {
-        "control_variates",
-        "dynamic",
-        "replacement",
-        "rescaled",
-        "statistics",
-        "with_clients_part",
-        "with_own_part",
-    },
-}
-
-
 def rows(kind: str) -> list[str]:
-    names = test_compositions.MEMBERS if kind == "transform" else cases.CASES[kind]
-    return sorted(set(names) - NOT_ALONE.get(kind, set()))
+    """Those that need no other parts around them than the plain ones; the algorithms of the others are rows too."""
+    found = test_compositions.MEMBERS if kind == "transform" else cases.CASES[kind]
+    alone = {name for name, row in found.items() if row.alone}
+    return sorted(alone - (cases.integer_sums() if kind == "aggregation" else set()))
 
 
 def lowered(kind: str, names) -> list[str]:

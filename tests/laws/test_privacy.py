@@ -20,8 +20,7 @@ pytestmark = pytest.mark.optimised(False)  # these laws do not depend on the com
 UNITS = 10  # at the top level; every aggregator here divides by so many
 LEVELS = {"flat": [], "edges": ["edge"], "regions": ["edge", "region"]}
 # Randomised answers hide a client by their probabilities, and not by what it moves (tests/transform/test_local.py).
-ANSWERS = ("privunit", "randomized_response")
-NOISY = [name for name, make in MEMBERS.items() if make().facts.noise is not None and name not in ANSWERS]
+NOISY = [name for name, row in MEMBERS.items() if row().facts.noise is not None and not row.answers_at_random]
 WORK = client.local_sgd(
     lambda params, examples, key: (params["w"][0] - examples["y"]) ** 2 / 2,
     optax.sgd(1.0),
@@ -53,11 +52,11 @@ def made(name, levels):
     member, work = MEMBERS[name](), WORK
     plain = {"server": server.optimizer(optax.sgd(1.0)), "plan": cases.RUN["plan"], "mesh": None}
     for level in levels:
-        inside = federated(sampling.full(2), work, aggregator_for(member, "identity"), **plain)
+        inside = federated(sampling.full(2), work, aggregator_for("identity"), **plain)
         work = as_client_update(inside, name=level, weighting="uniform")
     in_turn = "separation" in member.facts.noise.named_details
     sampler = sampling.cyclic(UNITS, 1) if in_turn else sampling.full(UNITS)
-    return federated(sampler, work, aggregator_for(member, name), transform=member, **plain)
+    return federated(sampler, work, aggregator_for(name), transform=member, **plain)
 
 
 def neighbours(mechanism, ids, levels):

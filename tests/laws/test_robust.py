@@ -15,16 +15,8 @@ from tests.laws import cases, problems as p
 pytestmark = pytest.mark.optimised(False)  # these laws do not depend on the compiler
 
 M, D = 11, 6
-RULES = {
-    "bulyan": lambda: a.bulyan(2),
-    "centered_clipping": lambda: a.centered_clipping(1.0, 20),
-    "geometric_median": a.geometric_median,
-    "krum": lambda: a.krum(3),
+RULES = {name: row.withstands for name, row in cases.CASES["aggregation"].items() if row.withstands is not None} | {
     "multi-krum": lambda: a.krum(3, 3),
-    "mean_around_median": lambda: a.mean_around_median(3),
-    "median": a.median,
-    "minimum_diameter": lambda: a.minimum_diameter(3),
-    "trimmed_mean": lambda: a.trimmed_mean(3),
     "clipping, then a trimmed mean": lambda: a.adaptive_clipping(a.trimmed_mean(3), 3),
     "buckets, then a median": lambda: a.bucketing(a.median(), 2),
     "buckets, then krum": lambda: a.bucketing(a.krum(1), 2),
@@ -32,7 +24,6 @@ RULES = {
     "mixing, then clipping, then krum": lambda: a.nearest_neighbour_mixing(a.adaptive_clipping(a.krum(3), 3), 3),
     "bounds, then a median": lambda: a.norm_bounding(a.median(), 100.0),
 }
-NOT_ABOUT_ATTACKERS = {"sign_majority"}  # it withstands a minority at each sign, and has no width
 
 
 def round_of(rule):
@@ -70,34 +61,27 @@ def test_far_messages_leave_a_result_near_the_honest(name):
 
 def test_every_robust_rule_has_a_row():
     """By its own fact. Catches a rule that states what it withstands, and that no law looks at."""
-    made = {name: make() for name, make in cases.CASES["aggregation"].items()}
-    robust = {name for name, rule in made.items() if rule.facts.withstands is not None}
-    known = {*RULES, "adaptive_clipping", "bucketing", "nearest_neighbour_mixing", "norm_bounding", "by_part"}
-    assert robust <= known | NOT_ABOUT_ATTACKERS
+    for name, row in cases.CASES["aggregation"].items():
+        if row().facts.withstands is not None:
+            told = f"state `withstands`, its setting for {M} messages, in the row {name!r} of tests/laws/cases.py"
+            assert row.withstands or row.not_attacked, told
 
 
-ABOUT_AN_ORIGIN = {  # zero, the model, the last result, a sum, or a unit
-    "centered_clipping", "extrapolated", "fixed_mean", "fltrust", "foolsgold", "gather",
-    "horvitz_thompson", "keep_old", "li_scheme_two", "norm_bounding", "sign_majority", "total",
-}  # fmt: skip
-SUMS_OF_INTEGERS = {"additive_shares", "by_examples", "modular_sum", "real_secure_sum", "secure_sum"}
-ENCRYPTED = {"homomorphic_mean"}  # whose error is another number for another message
-OTHER_MESSAGES = {"by_part"}  # a dict
-SHORTENED = {"adaptive_clipping"}  # towards zero, by which the median behind it moves in some draws only
-SHIFTED = sorted(set(cases.CASES["aggregation"]) - SUMS_OF_INTEGERS - ENCRYPTED - OTHER_MESSAGES - SHORTENED)
+SHIFTED = sorted(set(cases.named("aggregation", lambda row: row.about_origin is not None)) - cases.integer_sums())
 
 
 @pytest.mark.parametrize("name", cases.rows(SHIFTED, ["krum", "norm_bounding"]))
 def test_rules_move_with_a_common_shift(name):
-    """Moved messages, moved result; a rule about an origin, in the list above, does not.
+    """Moved messages, moved result; a rule about an origin, as its row says, does not.
 
-    Catches steps that begin at a fixed point, distances from one, and a rule that the list names for no reason.
+    Catches steps that begin at a fixed point, distances from one, and a row that says so for no reason.
     """
-    rule, rng = cases.CASES["aggregation"][name](), np.random.default_rng(1)
+    row, rng = cases.CASES["aggregation"][name], np.random.default_rng(1)
+    rule = row()
     x = rng.integers(-50, 50, (p.SLOTS, 3)).astype(np.float32)
     shift = rng.integers(-200, 200, 3).astype(np.float32)
     state = () if rule.start is None else rule.start(jax.ShapeDtypeStruct((3,), jnp.float32))
     round = Round(None, jnp.array(p.START), state)
     before, after = (applied(rule, y, np.ones(p.SLOTS), round=round)[0] for y in (x, x + shift))
     moved = np.allclose(after - before, shift, atol=0.05)
-    assert moved == (name not in ABOUT_AN_ORIGIN)
+    assert moved != row.about_origin, f"state about_origin={not moved} in the row {name!r} of tests/laws/cases.py"

@@ -40,9 +40,10 @@ def of_a_round(algorithm, data) -> list[bool]:
 
 
 OTHERS = {  # parts that no recipe has
-    "touched_rows": {"client": "touched_rows"},
-    "send_model": {"client": "send_model", "server": "replacement"},
-    "downlink": {"server": "downlink"},
+    name: {kind: row, **row.needs}
+    for kind in ("client", "server")
+    for name, row in cases.CASES[kind].items()
+    if not row.in_recipes
 }
 ROWS = [
     (kind, name) for kind in ("algorithms", "transform", "aggregation", "sampling") for name in device_rows.names(kind)
@@ -61,7 +62,7 @@ def test_no_row_divides_bare(kind, name):
 @pytest.mark.parametrize("name", OTHERS)
 def test_nor_do_parts_of_no_recipe(name):
     """Catches the same in clients and servers that are put together by hand."""
-    parts = {kind: cases.CASES[kind][row]() for kind, row in OTHERS[name].items()}
+    parts = {kind: make() for kind, make in OTHERS[name].items()}
     found = of_a_round(device_rows.star(**parts), p.ragged())
     assert found and all(found), found
 
@@ -121,9 +122,6 @@ def test_nor_does_a_step_alone():
     assert len(found) > 4 and all(found)
 
 
-FIXED_SHAPES = {"centered_clipping", "fltrust", "foolsgold", "real_secure_sum", "secure_sum"}  # of these rows' problems
-
-
 def long_sums(rule) -> list[tuple[int, ...]]:
     """Shapes of the sums of floats in an aggregator of 64 messages of 2^19 numbers that are left to the compiler."""
     slots, spec = 64, jax.ShapeDtypeStruct((1 << 19,), jnp.float32)
@@ -144,7 +142,7 @@ def long_sums(rule) -> list[tuple[int, ...]]:
 @pytest.mark.full
 def test_no_long_sum_over_messages_is_left_to_the_compiler():
     """Catches a rule that adds up more than 2^24 numbers by `x.sum()`, whose order then follows the devices."""
-    for name in sorted(set(cases.CASES["aggregation"]) - FIXED_SHAPES - {"gather"}):
+    for name in cases.named("aggregation", lambda row: row.long_messages):
         assert long_sums(cases.CASES["aggregation"][name]()) == [], name
     assert long_sums(aggregation.gather(lambda key, updates, weights, ids: updates.sum(0))) == [(64, 1 << 19)]
 

@@ -11,7 +11,6 @@ from fedjax_sim.sweeps import traced_hyperparameters
 from tests.laws import cases, problems as p
 
 SCOPE = "loss_of_a_user"
-BEFORE_THE_ROUNDS = {"consensus"}  # which trains once, in `init`
 
 
 @pytest.fixture
@@ -22,17 +21,16 @@ def scoped(monkeypatch):
 
 def traced(name: str):
     """The traced round of a row, or what it does before the rounds."""
-    algorithm, start = cases.CASES["algorithms"][name](), (jax.random.key(0), jnp.array(p.START), p.ragged())
-    if name in BEFORE_THE_ROUNDS:
+    row, start = cases.CASES["algorithms"][name], (jax.random.key(0), jnp.array(p.START), p.ragged())
+    algorithm = row()
+    if not row.trains_in_rounds:
         return jax.jit(algorithm.init).trace(*start)
     state = jax.eval_shape(algorithm.init, *start)
     return jax.jit(algorithm.step).trace(start[0], state, start[2])
 
 
 @pytest.mark.default_rows("fedadam")
-@pytest.mark.parametrize(
-    "name", cases.rows(sorted(cases.CASES["algorithms"].keys() - cases.STATISTICS), cases.COMPILED["algorithms"])
-)
+@pytest.mark.parametrize("name", cases.compiled_rows("algorithms", lambda row: row.trains))
 def test_a_users_scope_stands_in_every_round(name, scoped):
     """Catches a program that is evaluated again, equation by equation, without the scopes that it was traced in."""
     assert SCOPE in traced(name).lower().as_text(debug_info=True)

@@ -7,10 +7,9 @@ import inspect
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 
-from fedjax_sim import adversary, aggregation, algorithms, network, sampling, server, transform
+from fedjax_sim import algorithms, network, sampling
 from tests.laws import cases, problems as p
 
 KEY = jax.random.key(0)
@@ -18,62 +17,9 @@ SIZES = np.full(p.NUM_CLIENTS, p.ROWS)
 AS_STEPS = {"num_steps": 2 * p.ROWS // p.BATCH, "batch_size": p.BATCH}
 AS_EPOCHS = {"num_epochs": 2, "batch_size": p.BATCH}
 DOWN, UP = 125.0, 500.0  # bytes a second: a byte takes whole ticks
-OTHERS = ("vertical", "split_client", "split_learning", "splitfed", "split_gnn", "hierarchical_split_gnn")
-OTHERS += ("heterofl", "hierarchical_gossip")  # no clock prices their rounds
-
-
-def over_edges(devices, **options):
-    """Two of five edges make two rounds each, of three of their five clients; `devices`: (number) -> Devices."""
-    cloud = sampling.with_clock(sampling.uniform(5, 2), devices(5))
-    options |= {"edge_rounds": 2, "group_size": 5, "edge_sampler": sampling.uniform(5, 3)}
-    options |= {"edge_devices": devices(p.NUM_CLIENTS)}
-    made = algorithms.hierarchical_fedavg(p.linear_loss, cloud, optax.sgd(p.RATE), **options, **cases.WORK, **cases.RUN)
-    return cases._over_groups(made)
-
-
-def federation(devices):
-    """`federated` from its parts, with a transform that sends less."""
-    step, half = server.optimizer(optax.sgd(1.0)), transform.top_k(count=1)
-    return algorithms.federated(cases.SAMPLER, cases._local(), aggregation.mean(), step, half, **cases.RUN)
-
-
-def gossip(make, *options, mixing=lambda: network.metropolis(network.ring(p.NUM_CLIENTS)), **more):
-    """Every node has as many neighbours."""
-    return lambda devices: make(p.linear_loss, mixing(), *options, **more, **cases.RUN, devices=devices(p.NUM_CLIENTS))
-
-
-def trained(make, **more):
-    return lambda devices: gossip(make, optax.sgd(p.RATE), **more, **cases.WORK)(devices)
-
-
-def of_everyone(make):
-    """All clients take part in every round."""
-
-    def made(devices):
-        everyone = sampling.with_clock(sampling.full(p.NUM_CLIENTS), devices(p.NUM_CLIENTS))
-        return make(p.linear_loss, everyone, optax.sgd(p.RATE), **cases.WORK, **cases.RUN)
-
-    return made
-
-
-OWN = {
-    "as_client_update": lambda devices: over_edges(devices, edge_transform=transform.top_k(count=1)),
-    "choco": trained(algorithms.choco, transform=transform.top_k(count=2)),
-    "clipped_gossip": trained(
-        algorithms.clipped_gossip, num_byzantine=1, attack=adversary.alie(), who=adversary.clients([3])
-    ),
-    "consensus": trained(algorithms.consensus),
-    "dgd": gossip(algorithms.dgd, learning_rate=0.05),
-    "dpsgd": trained(algorithms.dpsgd),
-    "federated": federation,
-    "gradient_tracking": gossip(algorithms.gradient_tracking, learning_rate=0.02),
-    "hierarchical_fedavg": over_edges,
-    "push_sum": trained(algorithms.push_sum, mixing=lambda: network.push(network.exponential(p.NUM_CLIENTS))),
-}
-OWN |= {name: of_everyone(getattr(algorithms, name)) for name in ("agnostic", "clustered_by_updates")}
-SILENT = ("local",)  # nothing is sent, so no message takes time
+OTHERS = cases.named("algorithms", lambda row: row.clock != "priced")  # no clock prices their rounds
 FAMILIES = ("dpsgd", "fedbuff", "hierarchical_fedavg", "pairwise_gossip")
-TIMED = cases.rows([name for name in sorted(cases.CASES["algorithms"]) if name not in OTHERS], FAMILIES)
+TIMED = cases.rows(cases.named("algorithms", lambda row: row.clock == "priced"), FAMILIES)
 
 
 def first_round(monkeypatch, name, devices, work):
@@ -82,7 +28,8 @@ def first_round(monkeypatch, name, devices, work):
         patch.setattr(cases, "WORK", work)
         patch.setattr(cases, "SAMPLER", sampling.with_clock(cases.SAMPLER, devices(p.NUM_CLIENTS)))
         patch.setattr(cases, "_devices", lambda: devices(p.NUM_CLIENTS))
-        made = OWN[name](devices) if name in OWN else cases.CASES["algorithms"][name]()
+        row = cases.CASES["algorithms"][name]
+        made = row() if row.timed is None else row.timed(devices)
     people = p.ragged(sizes=SIZES)
     wanted = ("seconds", "joules", "bytes", "clients_invited", "arrivals", "saturated_clients")
 
@@ -95,8 +42,8 @@ def first_round(monkeypatch, name, devices, work):
 
 
 def with_local_work(name):
-    options = inspect.signature(getattr(algorithms, name)).parameters
-    return "num_epochs" in options or name == "as_client_update"
+    stated = cases.CASES["algorithms"][name].has_epochs
+    return "num_epochs" in inspect.signature(getattr(algorithms, name)).parameters if stated is None else stated
 
 
 @pytest.mark.default_rows("dpsgd")
@@ -132,7 +79,7 @@ def test_seconds_are_those_of_the_bytes(name, monkeypatch):
     up, down = (sum(x for key, x in info.items() if key.endswith(f"{way}link_bytes")) for way in ("up", "down"))
     if not any(key.endswith("downlink_bytes") for key in info):
         down = up  # without a server what one node sends another receives
-    assert (up > 0) == (name not in SILENT) and info.get("wasted_bytes", 0) == 0
+    assert (up > 0) == cases.CASES["algorithms"][name].sends and info.get("wasted_bytes", 0) == 0
     if "joules" not in info:
         assert info["simulated_seconds"] == pytest.approx((up / UP + down / DOWN) / p.NUM_CLIENTS, rel=1e-5)
         return
@@ -146,12 +93,13 @@ def test_what_takes_no_clock(name, monkeypatch):
     """Catches a row that is passed over although it takes devices."""
     recipe = getattr(algorithms, name)
     assert not {"devices", "edge_devices"} & inspect.signature(recipe).parameters.keys()
-    if name in ("heterofl", "vertical", "splitfed", "split_learning"):
+    row = cases.CASES["algorithms"][name]
+    if row.clock == "refused":
         with monkeypatch.context() as patch:
             clocked = sampling.with_clock(cases.SAMPLER, network.cross_silo(p.NUM_CLIENTS))
             patch.setattr(cases, "SAMPLER", clocked)
             with pytest.raises(ValueError, match="sampler: expected"):
-                cases.CASES["algorithms"][name]()
+                row()
 
 
 @pytest.mark.default_rows(1)
@@ -165,5 +113,5 @@ def test_who_is_too_slow_for_the_clock_is_counted(name, monkeypatch):
         return lambda number: network.heterogeneous(number, speed=1e30, **links)
 
     num_saturated = first_round(monkeypatch, name, phones(1000), AS_STEPS)["saturated_clients"]
-    assert (num_saturated > 0) == (name not in SILENT)
+    assert (num_saturated > 0) == cases.CASES["algorithms"][name].sends
     assert first_round(monkeypatch, name, phones(1), AS_STEPS)["saturated_clients"] == 0

@@ -15,13 +15,6 @@ from tests.laws import cases, problems as p
 from tests.refusals import refused
 
 INTEGERS = transform.quantize(4, range=2.0, integers=True)
-RECIPES = ("fedadagrad", "fedadam", "fedavg", "fedavgm", "fedprox", "fednova", "fedyogi")
-RECIPES += ("apfl", "ditto", "per_fedavg", "pfedme")
-# These take layers of a model, or the names of its parts, and not a loss of all its numbers.
-OF_A_MODEL = {"fedbabu", "feddf", "fedem", "fedper", "fedrep", "flexlora", "heterofl", "splitfed", "vertical"}
-INSIDE = {"hierarchical_fedavg"}  # its weighting is of clients in edges, its aggregator of edges
-TOTALS = ("feddyn", "scaffold")  # these hold a sum over the population, whose weight they are told
-OWN = (*TOTALS, "clustered_by_updates", "fedexp", "ifca", "mime", "mime_lite")  # these have an aggregator of their own
 
 
 def takes_weighting() -> dict[str, set[str]]:
@@ -31,28 +24,47 @@ def takes_weighting() -> dict[str, set[str]]:
     return {name: set(found) for name, found in signatures.items() if {"weighting", "sampler"} <= found.keys()}
 
 
+def weighed(with_rule: bool) -> list[str]:
+    """Those that `built` makes with these options alone, and that take any aggregator, or have one of their own."""
+    recipes = takes_weighting()
+    return [
+        name
+        for name in cases.named("algorithms", lambda row: row.weighed)
+        if name in recipes and ("aggregator" in recipes[name]) == with_rule
+    ]
+
+
+def default_weighting(name: str) -> str | None:
+    return inspect.signature(getattr(algorithms, name)).parameters["weighting"].default
+
+
 def test_one_default():
     """By examples, if the aggregator takes weights; but a number of examples is no public number beside DP-SGD.
 
-    Catches a recipe with a default of its own, and one that no law below meets.
+    Catches a recipe with a default of its own, and one whose name has no row.
     """
     recipes = takes_weighting()
-    default = {name: inspect.signature(getattr(algorithms, name)).parameters["weighting"].default for name in recipes}
-    assert default == dict.fromkeys(recipes) | {"record_private_fedavg": "uniform"}
-    with_rule = {name for name, arguments in recipes.items() if "aggregator" in arguments} - OF_A_MODEL - INSIDE
-    assert with_rule == {*RECIPES, "record_private_fedavg"}
-    assert recipes.keys() - with_rule - OF_A_MODEL - INSIDE == set(OWN)
+    assert recipes.keys() <= cases.CASES["algorithms"].keys() and len(recipes) > 20
+    for name in recipes:
+        star = cases.CASES["algorithms"][name]().parts
+        is_private = star is not None and star.client.facts.noise is not None
+        assert default_weighting(name) == ("uniform" if is_private else None), name
 
 
-@pytest.mark.parametrize("name", [*RECIPES, *OWN])
+BY_EXAMPLES = [name for name in weighed(True) + weighed(False) if default_weighting(name) is None]
+
+
+@pytest.mark.parametrize("name", BY_EXAMPLES)
 def test_examples_count_unless_told(name):
     """Catches clients of 1, 50 and 7 rows that count alike although nobody asked for that."""
-    total = {"total_weight": cases.TOTAL} if name in TOTALS else {}
+    # These hold a sum over the population, whose weight they are told.
+    holds_a_sum = "total_weight" in takes_weighting()[name]
+    total = {"total_weight": cases.TOTAL} if holds_a_sum else {}
     star = built(name, **total).parts
     work = star.client.facts
     assert star.aggregator.facts.weighted and not work.uniform_weights and not work.needs_weights
     assert built(name, weighting="uniform").parts.client.facts.uniform_weights
-    if name in TOTALS:
+    if holds_a_sum:
         with refused("total_weight", value=None, rule="all clients'"):
             built(name)
 
@@ -60,7 +72,7 @@ def test_examples_count_unless_told(name):
 def built(name: str, **options):
     """The recipe with these options."""
     recipe = getattr(algorithms, name)
-    sampler = sampling.full(p.NUM_CLIENTS) if name == "clustered_by_updates" else cases.SAMPLER
+    sampler = sampling.full(p.NUM_CLIENTS) if cases.CASES["algorithms"][name].everybody else cases.SAMPLER
     given = {
         "loss_fn": p.linear_loss, "sampler": sampler, "optimizer": optax.sgd(p.RATE), "num_steps": 1,
         "clip_norm": 1.0, "noise_multiplier": 1.0, "batch_size": 1, "num_examples": p.ROWS, "group_size": 3,
@@ -69,7 +81,7 @@ def built(name: str, **options):
     return recipe(**{key: value for key, value in given.items() if key in wanted} | options)
 
 
-@pytest.mark.parametrize("name", [*RECIPES, "record_private_fedavg"])
+@pytest.mark.parametrize("name", weighed(with_rule=True))
 def test_weights_that_nobody_takes_are_refused(name):
     """Beside every aggregator that takes none; without the option it builds, and clients count alike.
 

@@ -5,6 +5,7 @@ Parts are made and samplers traced; nothing is compiled or trained.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import re
 from pathlib import Path
@@ -19,6 +20,24 @@ from fedjax_sim.config.document import ConfigError, load
 from tests.laws import cases, laws
 
 FORM = re.compile(r"[\w.\[\]]+: ([\w., ]+: )?expected \S.*, got .+\.( \S.*\.)?", re.DOTALL)
+
+
+def of_rows(table: str, subpackage: str) -> dict[str, dict[str, str]]:
+    """The options of the wrappers that have a row in `cases.py`, as their rows state them."""
+    found = {}
+    for name, row in cases.CASES[subpackage].items():
+        if name in registry.wrappers(table):
+            own = [setting.removeprefix(f"{table}.{name}.") for setting in row.config if f".{name}." in setting]
+            found[name] = {key: value for key, _, value in (setting.partition("=") for setting in own)}
+    return found
+
+
+@functools.cache
+def timed() -> set[str]:
+    """Samplers of devices: they are a clock, or stand around one."""
+    return {name for name, row in cases.CASES["sampling"].items() if row().devices is not None}
+
+
 OPTIONS = {
     "data": {
         "backdoor": {"trigger": "{name='pixels', positions=[0, 1]}", "target": 1, "clients": [1]},
@@ -43,33 +62,9 @@ OPTIONS = {
         "lora": {"rank": 2},
         "started_from": {"path": f"'{Path(__file__).parent / 'start.safetensors'}'"},
     },
-    "sampler": {
-        "power_of_choice": {"cohort_size": 3},
-        "with_battery": {"joules": 5.0},
-        "with_clock": {"overhead_seconds": 1.0},
-        "with_deadline": {"seconds": 60.0},
-        "with_distinct_clients": {},
-        "with_dropout": {"rate": 0.1},
-        "with_hazard": {"hazard": "{name='memoryless', mean_seconds=60.0}"},
-        "with_local_steps": {"steps": [1, 2]},
-        "with_membership": {"joins": [1, 2]},
-        "with_over_invitation": {"num_reports": 3},
-        "with_over_selection": {"num_reports": 3},
-        "with_radio_budget": {"budget_bytes": 1e9},
-        "with_response_rates": {"rates": [0.5, 1.0]},
-        "with_stragglers": {"share": 0.5},
-    },
-    "aggregator": {
-        "adaptive_clipping": {"num_byzantine": 1},
-        "additive_shares": {"num_servers": 2},
-        "bucketing": {"bucket_size": 2},
-        "by_examples": {"max_weight": 100},
-        "corrupted": {"attack": "{name='sign_flip'}", "who": "{name='clients', ids=[3]}"},
-        "nearest_neighbour_mixing": {"num_byzantine": 1},
-        "norm_bounding": {"max_norm": 1.0},
-        "real_secure_sum": {"threshold": 6},
-        "secure_sum": {"threshold": 6},
-    },
+    "sampler": of_rows("sampler", "sampling"),
+    "aggregator": of_rows("aggregator", "aggregation")
+    | {"corrupted": {"attack": "{name='sign_flip'}", "who": "{name='clients', ids=[3]}"}},
 }
 BASES = {
     "mlp": ("model", ["data.num_clients=8", "model.hidden=[2]"]),
@@ -111,9 +106,8 @@ def settings(table, *names):
 
 def needing_devices(names):
     """The names with the clock, and the settings with devices, that such wrappers need."""
-    timed = ("with_battery", "with_deadline", "with_hazard", "with_over_selection", "with_radio_budget")
     if "with_clock" not in names:
-        first = next((place for place, name in enumerate(names) if name in timed), None)
+        first = next((place for place, name in enumerate(names) if name in timed()), None)
         names = names if first is None else (*names[:first], "with_clock", *names[first:])
     return names, ["devices.name=cross_silo"] if "with_clock" in names else []
 

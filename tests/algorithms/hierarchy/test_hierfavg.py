@@ -491,18 +491,6 @@ def test_what_is_refused():
             as_client_update(edges(), **wrong)
 
 
-WHOLE = {"as_client_update", "fedadagrad", "fedadam", "fedavg", "fedavgm", "federated", "fednova", "fedprox", "fedsgd"}
-WHOLE |= {"fedyogi", "hierarchical_fedavg", "hierarchical_split_gnn", "record_private_fedavg", "split_client"}
-WHOLE |= {"fedmgda"}
-WHOLE |= {"apfl", "ditto", "fedbabu", "fedper", "fedrep", "fine_tuned", "per_fedavg", "pfedme"}
-UNKNOWN_SERVERS = {"feddf", "feddyn", "fedexp", "ifca", "mime_lite", "scaffold"}  # what they keep beside the model
-UNKNOWN_SERVERS |= {"fedem", "fedmd", "fedproto"}  # they keep several models, or none
-UNKNOWN_SERVERS |= {"local"}  # nobody sends a model
-UNKNOWN_SERVERS |= {"flexlora"}  # means of factors are no factors of a mean
-UNKNOWN_SERVERS |= {"agnostic", "qfedavg", "term"}  # their steps are made of more than a mean
-UNKNOWN_SERVERS |= cases.STATISTICS  # a mean of estimates is no estimate
-
-
 @pytest.mark.parametrize("name", sorted(cases.CASES["algorithms"]))
 def test_what_an_edge_would_lose(name):
     """Every algorithm: an edge makes whole ones' rounds, and refuses the others, whether it keeps its state or not.
@@ -510,16 +498,16 @@ def test_what_an_edge_would_lose(name):
     Faults: Mime without its first pass; a SCAFFOLD that forgets its control variates; FedExP whose mean of two models,
     made for evaluation, is trained from; stale updates without their versions; pre-training that nobody did.
     """
-    star = cases.CASES["algorithms"][name]().parts
+    row = cases.CASES["algorithms"][name]
+    star = row().parts
     if star is None:  # gossip
         return
-    # A new algorithm whose rounds an edge can make is listed in WHOLE, another one in UNKNOWN_SERVERS.
-    if name in WHOLE:
+    if row.edge == "whole":
         as_client_update(star, name="region", keep=True)
         return
-    rule = "server: expected one that can go on" if name in UNKNOWN_SERVERS else "star: expected the parts of a whole"
+    rules = {"server": "server: expected one that can go on", "star": "star: expected the parts of a whole"}
     for keep in (True, False):
-        with pytest.raises(ValueError, match=rule):
+        with pytest.raises(ValueError, match=rules[row.edge]):  # or state another `edge` in tests/laws/cases.py
             as_client_update(star, keep=keep)
 
 
