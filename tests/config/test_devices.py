@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from fedjax_sim import algorithms
@@ -11,8 +9,8 @@ from fedjax_sim.config import registry
 from fedjax_sim.config.build import Builder
 from fedjax_sim.config.document import ConfigError, load
 from fedjax_sim.config.signatures import Argument
+from tests.laws import cases
 
-HERE = Path(__file__).parents[1] / "laws"
 SMALL = ["data.num_clients=40", "data.held_out_clients=3", "sampler.cohort_size=10", "model.hidden=[4]"]
 SMALL += ["run.devices=1"]
 ALIKE = "devices.name=heterogeneous"
@@ -106,23 +104,6 @@ def test_devices_may_be_optional(timed):
     assert set(given) == {None}
 
 
-NEEDED = {  # required options, and those that only fit together
-    "control_cycle": "period=[50], flops_per_microsecond=[7]",
-    "constant": "value=2.0",
-    "lognormal": "median=1e9, sigma=1.0",
-    "pareto": "minimum=1e8, shape=2.0",
-    "tiers": "shares=[0.5, 0.5], values=[1e9, 2e9]",
-    "uniform": "low=1e8, high=1e9",
-    "bernoulli": "rate={name='uniform', low=0.1, high=0.9}",
-    "both": "first={name='always'}, second={name='charging_and_wifi', wifi=0.5}",
-    "daily_window": "share=0.3",
-    "diurnal": "mean=0.3, amplitude=0.2",
-    "markov": "mean_on_seconds=1800, mean_off_seconds=7200",
-    "measured": f"path='{HERE / 'phones.csv'}'",
-    "trace": f"path='{HERE / 'presence.csv'}'",
-}
-
-
 @pytest.mark.parametrize("kind", ["devices", "speed", "availability"])
 def test_every_device_builds(timed, kind):
     """Catches devices, a law or a condition that a config can name but not build."""
@@ -131,7 +112,7 @@ def test_every_device_builds(timed, kind):
     names = registry.parts_of_table("devices") if kind == "devices" else registry.named(options[kind].kind)
     assert len(names) > 4
     for name in names:
-        table = f"{{{', '.join([f'name={name!r}', *filter(None, [NEEDED.get(name)])])}}}"
+        table = f"{{{', '.join([f'name={name!r}', *cases.CASES['network'][name].config])}}}"
         if kind == "devices" and name != "heterogeneous":
             settings = [f"devices={table}"]
         else:

@@ -634,18 +634,24 @@ def _everybody_on(make):
 CASES = {
     "network": {
         "always": Row(network.always),
-        "bernoulli": Row(lambda: network.bernoulli(network.uniform(0.2, 0.8))),
-        "both": Row(lambda: network.both(network.bernoulli(0.5), network.daily_window(0.5))),
+        "bernoulli": Row(
+            lambda: network.bernoulli(network.uniform(0.2, 0.8)), config=("rate={name='uniform', low=0.1, high=0.9}",)
+        ),
+        "both": Row(
+            lambda: network.both(network.bernoulli(0.5), network.daily_window(0.5)),
+            config=("first={name='always'}", "second={name='charging_and_wifi', wifi=0.5}"),
+        ),
         "charging_and_wifi": Row(network.charging_and_wifi),
         "complete": Row(lambda: network.complete(p.NUM_CLIENTS)),
-        "constant": Row(lambda: network.constant(2.0)),
+        "constant": Row(lambda: network.constant(2.0), config=("value=2.0",)),
         "control_cycle": Row(
-            lambda: network.control_cycle(p.NUM_CLIENTS, period=[50, 60], act=[38, 60], flops_per_microsecond=[7])
+            lambda: network.control_cycle(p.NUM_CLIENTS, period=[50, 60], act=[38, 60], flops_per_microsecond=[7]),
+            config=("period=[50]", "flops_per_microsecond=[7]"),
         ),
         "cross_device": Row(lambda: network.cross_device(p.NUM_CLIENTS), idle_joules=True),
         "cross_silo": Row(lambda: network.cross_silo(p.NUM_CLIENTS), idle_joules=True),
-        "daily_window": Row(lambda: network.daily_window(0.3)),
-        "diurnal": Row(lambda: network.diurnal(0.3, 0.2)),
+        "daily_window": Row(lambda: network.daily_window(0.3), config=("share=0.3",)),
+        "diurnal": Row(lambda: network.diurnal(0.3, 0.2), config=("mean=0.3", "amplitude=0.2")),
         "epidemic": Row(lambda: network.epidemic(GRAPH)),
         "erdos_renyi": Row(lambda: GRAPH),
         "exponential": Row(lambda: network.exponential(p.NUM_CLIENTS)),
@@ -666,9 +672,11 @@ CASES = {
         "laplacian": Row(lambda: network.laplacian(GRAPH)),
         "lazy": Row(lambda: network.lazy(network.push(network.exponential(p.NUM_CLIENTS)))),
         "link": Row(lambda: network.link(forward=transform.quantize(8), encrypted=True)),
-        "lognormal": Row(lambda: network.lognormal(3.0, 1.0)),
-        "markov": Row(lambda: network.markov(1800.0, 3600.0)),
-        "measured": Row(lambda: network.measured(p.NUM_CLIENTS, str(HERE / "phones.csv"))),
+        "lognormal": Row(lambda: network.lognormal(3.0, 1.0), config=("median=1e9", "sigma=1.0")),
+        "markov": Row(lambda: network.markov(1800.0, 3600.0), config=("mean_on_seconds=1800", "mean_off_seconds=7200")),
+        "measured": Row(
+            lambda: network.measured(p.NUM_CLIENTS, str(HERE / "phones.csv")), config=(f"path='{HERE}/phones.csv'",)
+        ),
         "memoryless": Row(lambda: network.memoryless(network.lognormal(100.0, 0.5))),
         "metropolis": Row(lambda: network.metropolis(GRAPH)),
         "neighbour_mean": Row(lambda: network.neighbour_mean(GRAPH)),
@@ -679,7 +687,7 @@ CASES = {
             idle_joules=True,
         ),
         "one_peer_exponential": Row(lambda: network.one_peer_exponential(p.NUM_CLIENTS)),
-        "pareto": Row(lambda: network.pareto(2.0, 3.0)),
+        "pareto": Row(lambda: network.pareto(2.0, 3.0), config=("minimum=1e8", "shape=2.0")),
         "path": Row(lambda: network.path(p.NUM_CLIENTS)),
         "push": Row(lambda: network.push(network.exponential(p.NUM_CLIENTS))),
         "random_matching": Row(lambda: network.random_matching(GRAPH)),
@@ -688,10 +696,10 @@ CASES = {
         "small_world": Row(lambda: network.small_world(p.NUM_CLIENTS, 4, 0.2)),
         "star": Row(lambda: network.star(p.NUM_CLIENTS)),
         "stochastic_block": Row(lambda: network.stochastic_block(p.NUM_CLIENTS, 2, 0.6, 0.2)),
-        "tiers": Row(lambda: network.tiers([0.3, 0.7], [5.0, 1.0])),
+        "tiers": Row(lambda: network.tiers([0.3, 0.7], [5.0, 1.0]), config=("shares=[0.5, 0.5]", "values=[1e9, 2e9]")),
         "torus": Row(lambda: network.torus(p.NUM_CLIENTS)),
-        "trace": Row(lambda: network.trace(str(HERE / "presence.csv"))),
-        "uniform": Row(lambda: network.uniform(1.0, 2.0)),
+        "trace": Row(lambda: network.trace(str(HERE / "presence.csv")), config=(f"path='{HERE}/presence.csv'",)),
+        "uniform": Row(lambda: network.uniform(1.0, 2.0), config=("low=1e8", "high=1e9")),
         "weibull": Row(lambda: network.weibull(100.0, 2.0)),
         "with_link_failures": Row(
             lambda: network.with_link_failures(network.push(network.exponential(p.NUM_CLIENTS)), 0.3)
@@ -705,10 +713,7 @@ CASES = {
         "poisson": Row(lambda: sampling.poisson(p.NUM_CLIENTS, 0.3), compiled=True),
         "power_of_choice": Row(
             lambda: sampling.power_of_choice(SAMPLER, 6),
-            config=(
-                "sampler.power_of_choice.cohort_size=3",
-                "aggregator.name=li_scheme_one",
-            ),
+            config=("sampler.power_of_choice.cohort_size=3", "aggregator.name=li_scheme_one"),
         ),
         "uniform": Row(lambda: SAMPLER),
         "weighted": Row(lambda: sampling.weighted(p.SIZES, p.SLOTS), config=("aggregator.name=li_scheme_one",)),
@@ -805,20 +810,14 @@ CASES = {
         "discrete_gaussian_mechanism": Row(
             lambda: transform.discrete_gaussian_mechanism(1.0, 1.0, 10, granularity=0.1),
             needs={"aggregator": lambda: aggregation.modular_sum(denominator=10.0)},
-            config=(
-                "aggregator.name=modular_sum",
-                "aggregator.denominator=10.0",
-            ),
+            config=("aggregator.name=modular_sum", "aggregator.denominator=10.0"),
         ),
         "distributed_gaussian": Row(lambda: transform.distributed_gaussian(1.0, 1.0, 10)),
         "drive": Row(transform.drive),
         "ef21": Row(
             lambda: transform.ef21(transform.top_k(count=1), p.NUM_CLIENTS),
             needs={"aggregator": lambda: aggregation.fixed_mean(float(p.NUM_CLIENTS))},
-            config=(
-                "aggregator.name=fixed_mean",
-                "aggregator.denominator=40",
-            ),
+            config=("aggregator.name=fixed_mean", "aggregator.denominator=40"),
         ),
         "client_momentum": Row(lambda: transform.client_momentum(0.9)),
         "error_feedback": Row(lambda: transform.error_feedback(transform.top_k(count=1))),
@@ -845,10 +844,7 @@ CASES = {
         "skellam_mechanism": Row(
             lambda: transform.skellam_mechanism(1.0, 1.0, 10, granularity=0.1),
             needs={"aggregator": lambda: aggregation.modular_sum(denominator=10.0)},
-            config=(
-                "aggregator.name=modular_sum",
-                "aggregator.denominator=10.0",
-            ),
+            config=("aggregator.name=modular_sum", "aggregator.denominator=10.0"),
         ),
         "stateless": Row(
             lambda: transform.stateless(lambda key, x: jnp.clip(x, -1, 1), l2_bound=3.0, nonexpansive=True)
@@ -914,11 +910,7 @@ CASES = {
         "modular_sum": Row(
             _fixed_point,
             compiled=True,
-            config=(
-                "transform.quantize.bits=4",
-                "transform.quantize.range=1.0",
-                "transform.quantize.integers=true",
-            ),
+            config=("transform.quantize.bits=4", "transform.quantize.range=1.0", "transform.quantize.integers=true"),
         ),
         "real_secure_sum": Row(
             lambda: _fixed_point(lambda rule: aggregation.real_secure_sum(rule, 1)),
@@ -1189,11 +1181,7 @@ CASES = {
             trains=False,
             edge="server",
             other={"aggregator": aggregation.median(), "objective": "logistic"},
-            config=(
-                "data.name=breast_cancer",
-                "algorithm.low=-3.0",
-                "algorithm.high=3.0",
-            ),
+            config=("data.name=breast_cancer", "algorithm.low=-3.0", "algorithm.high=3.0"),
         ),
         "gaussian_mixture": Row(
             _statistic(algorithms.gaussian_mixture, num_components=2, low=-2.0, high=2.0, input_shape=(p.WIDTH,)),
@@ -1207,6 +1195,7 @@ CASES = {
             trains=False,
             params_kind=ParamsKind.ANSWER,
             edge="server",
+            python_only=("symbols",),
         ),
         "histogram": Row(
             _statistic(algorithms.histogram, low=-2.0, high=2.0, num_bins=3, column=0),
@@ -1318,26 +1307,22 @@ CASES = {
         "split_gnn": Row(
             _over_graphs,
             clock="none",
-            config=(
-                "data.name=stochastic_blocks",
-                "data.num_clients=12",
-                "model.name=gcn",
-                "sampler.name=full",
-            ),
+            config=("data.name=stochastic_blocks", "data.num_clients=12", "model.name=gcn", "sampler.name=full"),
         ),
         "vertical": Row(
             _by_party,
             clock="refused",
             weighed=False,
-            config=(
-                "model.name=vertical_mlp",
-                "model.hidden=[4]",
-                "model.top=[4]",
-                "data.with_parties.num_parties=2",
-            ),
+            config=("model.name=vertical_mlp", "model.hidden=[4]", "model.top=[4]", "data.with_parties.num_parties=2"),
+            python_only=("links",),
         ),
         "split_client": Row(
-            lambda: _split(_split_star), any_params=False, edge="whole", clock="none", changes_rounds=False
+            lambda: _split(_split_star),
+            any_params=False,
+            edge="whole",
+            clock="none",
+            changes_rounds=False,
+            python_only=("tier",),
         ),
         "split_learning": Row(
             split_recipe(algorithms.split_learning, handover="peer", rate=0.02),

@@ -39,8 +39,11 @@ class Row:
         default_factory=dict
     )
     # Settings that a config of it needs, where they do not follow from its arguments. If they name the part of a table,
-    # the usual settings of that table fall away. test_wrappers, config/test_one_word, config/test_document.
-    config: Annotated[tuple[str, ...], "sampling", "transform", "aggregation", "algorithms"] = ()
+    # the usual settings of that table fall away. In `network` they are options of its own table, which stands inside of
+    # another one. test_wrappers, config/test_one_word, config/test_document, config/test_devices.
+    config: Annotated[tuple[str, ...], "network", "sampling", "transform", "aggregation", "algorithms"] = ()
+    # Optional arguments that no config can hold. config/test_one_word.
+    python_only: Annotated[tuple[str, ...], "algorithms"] = ()
     # Some recipe is made with it, so that the laws of the algorithms meet it. test_rounding.
     in_recipes: Annotated[bool, "client", "server"] = True
 

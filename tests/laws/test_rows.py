@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
+import pathlib
+import re
+import typing
+
 import pytest
 
 from tests.laws import cases, test_aggregators, test_compositions, test_members
+from tests.laws.row import Row
 
 TABLES = [*cases.CASES.values(), test_compositions.MEMBERS, test_compositions.NEEDS_A_BOUND, cases.SUBPACKAGES]
 TABLES.append(test_members.RECIPES)
@@ -36,3 +42,33 @@ def test_rows_that_do_not_exist_are_seen():
     """Fault: a renamed row that leaves the default run without its family."""
     with pytest.raises(AssertionError):
         cases.rows(["one", "two"], ["three"])
+
+
+def misplaced(row: Row, subpackage: str) -> list[str]:
+    """The facts that a row states, and that no law reads in a row of its subpackage."""
+    hints = typing.get_type_hints(Row, include_extras=True)
+    usual = Row(row.make)
+    stated = [x.name for x in dataclasses.fields(Row) if getattr(row, x.name) != getattr(usual, x.name)]
+    return [name for name in stated if subpackage not in hints[name].__metadata__]
+
+
+def test_a_fact_stands_where_a_law_reads_it():
+    """Fault: a fact in a row of another subpackage, where it says something that nobody checks."""
+    wrong = {
+        f"{subpackage}.{name}": found
+        for subpackage, rows in cases.CASES.items()
+        for name, row in rows.items()
+        if (found := misplaced(row, subpackage))
+    }
+    assert not wrong
+    assert misplaced(Row(int, about_origin=True, compiled=True), "transform") == ["about_origin"]
+
+
+def test_every_fact_is_read():
+    """Fault: a field that no law reads any more."""
+    tests = pathlib.Path(__file__).parents[1]
+    without = ("row.py", pathlib.Path(__file__).name)
+    text = "".join(path.read_text(encoding="utf-8") for path in tests.rglob("*.py") if path.name not in without)
+    fields = [x.name for x in dataclasses.fields(Row)]
+    assert not [name for name in fields if not re.search(rf"(\brow|\])\.{name}\b", text)]
+    assert not re.search(r"(\brow|\])\.no_such_fact\b", text)
