@@ -290,7 +290,7 @@ def test_every_part_builds(table):
 def test_wrapped_samplers_build():
     """Fault: a wrapper of samplers that a config can name but not build, with the devices of its table if it needs a
     clock. That of distinct clients is around every sampler."""
-    clock = ["devices.name=cross_silo", "sampler.with_clock.overhead_seconds=1.0"]
+    clock = ["devices.name=cross_silo", "sampler.with_clock.overhead_seconds=1.0", "sampler.with_clock.checks=4"]
     for name in registry.wrappers("sampler"):
         row = cases.CASES["sampling"][name]
         clocked = row().devices is not None
