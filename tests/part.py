@@ -1,8 +1,8 @@
 """Every law on one part: `python -m tests.part NAME [--full] [pytest options]`.
 
-It says what a new part still lacks, and runs the tests that have the part for a parameter: by default those that
-`pytest` runs, with `--full` also those that wait for `-m full`. A law that looks at all rows in one test is not among
-them; `docs/extend.md` names these.
+It says what a new part still lacks, and runs the tests that have the part for a parameter, and those with the mark
+`every_row`: by default those that `pytest` runs, with `--full` also those that wait for `-m full`. Other laws that look
+at many rows in one test are not among them; `docs/extend.md` names these.
 """
 
 from __future__ import annotations
@@ -50,23 +50,26 @@ def lacking(name: str, subpackage: str) -> Iterator[str]:
 
 
 class OnePart:
-    """A plugin of pytest that keeps the tests with this part for a parameter, and counts those that wait."""
+    """A plugin of pytest that keeps the tests about this part, and counts those that have it for a parameter."""
 
     def __init__(self, name: str) -> None:
         self.name, self.known, self.kept = name, 0, 0
 
-    def _is_about(self, item: pytest.Item) -> bool:
+    def _has(self, item: pytest.Item) -> bool:
         values = item.callspec.params.values() if hasattr(item, "callspec") else ()
         return any(isinstance(value, str) and value == self.name for value in values)
 
+    def _is_kept(self, item: pytest.Item) -> bool:
+        return self._has(item) or item.get_closest_marker("every_row") is not None
+
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> Iterator[None]:
-        self.known = sum(map(self._is_about, items))
+        self.known = sum(map(self._has, items))
         yield
-        others = [item for item in items if not self._is_about(item)]
-        items[:] = [item for item in items if self._is_about(item)]
+        others = [item for item in items if not self._is_kept(item)]
+        items[:] = [item for item in items if self._is_kept(item)]
         config.hook.pytest_deselected(items=others)
-        self.kept = len(items)
+        self.kept = sum(map(self._has, items))
 
 
 def files(subpackages: list[str]) -> list[pathlib.Path]:
@@ -100,8 +103,6 @@ def main(arguments: list[str] | None = None) -> int:
     status = pytest.main(["-q", *selected, *rest, *map(str, files(with_row))], plugins=[plugin])
     waiting = plugin.known - plugin.kept
     print(f"{plugin.kept} tests have {options.name}" + (f"; {waiting} more with --full" if waiting else ""))
-    if status == pytest.ExitCode.NO_TESTS_COLLECTED and plugin.known:
-        status = pytest.ExitCode.OK  # all of them wait
     return int(status) or int(with_row != found)
 
 

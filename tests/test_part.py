@@ -36,13 +36,16 @@ def test_a_name_that_is_no_part(capsys):
 
 
 def test_tests_of_one_part():
-    """Faults: a test of another part, one whose name only begins alike, and one without parameters."""
+    """Faults: a test of another part, one whose name only begins alike, one without parameters; a law of every row that
+    is left out."""
 
-    def item(**params):
-        return SimpleNamespace(callspec=SimpleNamespace(params=params))
+    def item(marks=(), **params):
+        marked = {"get_closest_marker": lambda name: name if name in marks else None}
+        return SimpleNamespace(callspec=SimpleNamespace(params=params), **marked)
 
-    about = [item(name="krum"), item(kind="aggregation", name="krum")]
-    others = [item(name="multi-krum"), item(kind="aggregation", name="mean"), item(number=3), SimpleNamespace()]
+    every = item(marks=["every_row"], subpackage="server")
+    about = [item(name="krum"), item(kind="aggregation", name="krum"), every]
+    others = [item(name="multi-krum"), item(kind="aggregation", name="mean"), item(number=3), item()]
     found, gone = [*others, *about], []
     plugin = part.OnePart("krum")
     config = SimpleNamespace(hook=SimpleNamespace(pytest_deselected=lambda items: gone.extend(items)))
@@ -51,7 +54,7 @@ def test_tests_of_one_part():
     found.remove(about[1])  # as pytest takes out those that wait
     with pytest.raises(StopIteration):
         next(steps)
-    assert (found, gone) == (about[:1], others) and (plugin.known, plugin.kept) == (2, 1)
+    assert (found, gone) == ([about[0], every], others) and (plugin.known, plugin.kept) == (2, 1)
 
 
 def test_every_law_outside_of_the_folder_is_there():

@@ -126,6 +126,7 @@ def test_every_algorithm_refuses_another_word_for_nonfinite():
             factory(**needed, nonfinite="eror")
 
 
+@pytest.mark.every_row
 @pytest.mark.parametrize("subpackage, module", [("algorithms", algorithms), ("client.optimizers", optimizers)])
 def test_a_config_sees_every_shared_option(subpackage, module):
     """What is read from the source is what Python shows. Fault: an option of a TypedDict that is written in another

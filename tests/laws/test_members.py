@@ -18,6 +18,7 @@ KEY = jax.random.key(0)
 TRANSFORMS = ("clip", "error_feedback", "gaussian_mechanism", "privunit", "qsgd", "rotated", "scaled_sign", "top_k")
 
 
+@pytest.mark.every_row
 @pytest.mark.parametrize("subpackage", cases.SUBPACKAGES)
 def test_every_member_has_a_row(subpackage):
     """Catches a part that nobody tests, and a row whose part is gone."""

@@ -36,6 +36,7 @@ def asked(made):
     return lambda key, ids, x: made.draw(key, ids)
 
 
+@pytest.mark.every_row
 def test_every_row_is_of_a_kind():
     """Catches a row that no law here meets."""
     assert set(MADE) == {*named(Devices), *named(Availability), *named(Hazard), *named(Distribution)}

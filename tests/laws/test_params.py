@@ -17,12 +17,14 @@ pytestmark = pytest.mark.optimised(False)  # these laws do not depend on the com
 NO_MODELS = cases.named("algorithms", lambda row: row.params_kind is not ParamsKind.MODEL and row.params_at_server)
 
 
+@pytest.mark.every_row
 def test_every_algorithm_states_what_its_params_are():
     """Catches a new algorithm, or a wrapper, that leaves it open, and one that calls something else the model."""
     stated = {name: row().params_kind for name, row in cases.CASES["algorithms"].items()}
     assert stated == {name: cases.CASES["algorithms"][name].params_kind for name in stated}
 
 
+@pytest.mark.every_row
 def test_every_server_states_what_its_params_are():
     """Catches a wrapper of `server` that forgets what the wrapped server's params are."""
     for name, row in cases.CASES["server"].items():

@@ -15,6 +15,7 @@ HAVING = cases.named("algorithms", lambda row: row.own_models)
 EVERYBODY = np.arange(p.NUM_CLIENTS)
 
 
+@pytest.mark.every_row
 def test_every_algorithm_with_own_models_has_a_row():
     """Catches a new algorithm with own models that these laws do not see."""
     for name, row in cases.CASES["algorithms"].items():

@@ -59,6 +59,7 @@ def test_far_messages_leave_a_result_near_the_honest(name):
     assert released >= 3
 
 
+@pytest.mark.every_row
 def test_every_robust_rule_has_a_row():
     """By its own fact. Catches a rule that states what it withstands, and that no law looks at."""
     for name, row in cases.CASES["aggregation"].items():

@@ -52,6 +52,7 @@ def misplaced(row: Row, subpackage: str) -> list[str]:
     return [name for name in stated if subpackage not in hints[name].__metadata__]
 
 
+@pytest.mark.every_row
 def test_a_fact_stands_where_a_law_reads_it():
     """Fault: a fact in a row of another subpackage, where it says something that nobody checks."""
     wrong = {

@@ -38,6 +38,7 @@ def default_weighting(name: str) -> str | None:
     return inspect.signature(getattr(algorithms, name)).parameters["weighting"].default
 
 
+@pytest.mark.every_row
 def test_one_default():
     """By examples, if the aggregator takes weights; but a number of examples is no public number beside DP-SGD.
 

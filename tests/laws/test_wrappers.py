@@ -146,6 +146,7 @@ def refused(table, base, names):
     return ""
 
 
+@pytest.mark.every_row
 @pytest.mark.parametrize("table", sorted(set(registry.WRAPPED) - set(registry.CHAINS)))
 def test_every_wrapper_has_a_row(table):
     """Catches a wrapper that no pair has."""
