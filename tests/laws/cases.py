@@ -889,7 +889,7 @@ CASES = {
             lambda: aggregation.gather(lambda key, updates, weights, ids: (updates * weights[:, None]).sum(0)),
             compiled=True,
             about_origin=True,
-            long_messages=False,
+            long_messages=False,  # its own rule is a plain sum
         ),
         "geometric_median": Row(lambda: aggregation.geometric_median(3), withstands=aggregation.geometric_median),
         # Its error is another number for another message.
@@ -1032,7 +1032,7 @@ CASES = {
                 **WORK,
             )(),
             params_kind=ParamsKind.MEAN,
-            plain_mean=False,
+            plain_mean=False,  # some nodes attack
             own_models=True,
             timed=_clipped_on,
         ),
@@ -1260,7 +1260,7 @@ CASES = {
                 **WORK,
             )(),
             params_kind=ParamsKind.MEAN,
-            plain_mean=False,
+            plain_mean=False,  # nodes have weights
             own_models=True,
             mixing=network.push,
             timed=_trained_on(algorithms.push_sum, mixing=lambda: network.push(network.exponential(p.NUM_CLIENTS))),
