@@ -128,8 +128,8 @@ class Row:
     # Options that can change nothing in the row's problem. test_options.
     idle_options: Annotated[tuple[str, ...], "algorithms"] = ()
 
-    # It is made of a loss of all the model's numbers, and not of layers or the names of parts, and its weighting is that
-    # of its aggregator. test_weights.
+    # It is made of a loss of all the model's numbers, not of layers or the names of parts, and its weighting is that of
+    # its aggregator. test_weights.
     weighed: Annotated[bool, "algorithms"] = True
     # All clients take part in every round. test_weights, config/test_document.
     everybody: Annotated[bool, "algorithms"] = False
