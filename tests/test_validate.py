@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import math
+from typing import Annotated, TypedDict, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -123,3 +125,23 @@ def test_memory():
     validate.fits_in_memory("store", 10, 10)
     with pytest.raises(MemoryError, match=r"store: .*got '11 bytes'\. Shrink\."):
         validate.fits_in_memory("store", 11, 10, hint="Shrink.")
+
+
+class Options(TypedDict, total=False):
+    """Options that two recipes share."""
+
+    rate: Annotated[validate.Positive, validate.Default(0.5)]
+
+
+def test_shared_options_are_read_without_postponed_annotations():
+    """Fault: `Unpack` is found in the text of an annotation, which only a module with postponed annotations has."""
+
+    def recipe(size: int, **options: Unpack[Options]):
+        return options
+
+    recipe.__annotations__ = {"size": int, "options": Unpack[Options]}
+    checked = validate.named_arguments(recipe)
+    assert list(inspect.signature(checked).parameters) == ["size", "rate"]
+    assert checked(1, rate=0.25) == {"rate": 0.25}
+    with refused("rate", value=-1.0):
+        checked(1, rate=-1.0)

@@ -46,8 +46,12 @@ def _expanded(function: Callable) -> inspect.Signature:
     signature = inspect.signature(function)
     parameters = list(signature.parameters.values())
     last = parameters[-1] if parameters else None
-    if last is not None and "Unpack[" in str(last.annotation):
-        (shared,) = typing.get_args(_evaluated(function, {"options": parameters.pop().annotation})["options"])
+    if last is None or last.kind is not last.VAR_KEYWORD or last.annotation is last.empty:
+        return signature
+    unpacked = _evaluated(function, {"options": last.annotation})["options"]
+    if typing.get_origin(unpacked) is typing.Unpack:
+        parameters.pop()
+        (shared,) = typing.get_args(unpacked)
         for name, annotation in typing.get_type_hints(shared, include_extras=True).items():
             kind, *extras = typing.get_args(annotation)
             (default,) = (extra.value for extra in extras if isinstance(extra, Default))

@@ -101,10 +101,9 @@ def digest(kind: str, name: str, work: str, count: int, loss: str) -> str:
     if loss == "mlp":
         model = models.mlp(input_shape=(FEATURES,), num_outputs=CLASSES, hidden=(16,))
         own, params = models.supervised(model, models.default_loss("classification")), model.init(jax.random.key(2))[0]
-        p.linear_loss = own
-        if kind != "algorithms":  # many rows act on one array
-            params, apart = ravel_pytree(params)
-            p.linear_loss = lambda params, *rest: own(apart(params), *rest)
+        array, apart = ravel_pytree(params)
+        p.linear_loss = lambda params, *rest: own(params if isinstance(params, dict) else apart(params), *rest)
+        params = params if kind == "algorithms" else array  # many rows act on one array
     made, data, found = algorithm(kind, name, turn), rows(), []
     state, step = made.init(jax.random.key(0), params, data), jax.jit(made.step)
     for i in range(ROUNDS):
