@@ -136,6 +136,8 @@ def stated_arguments(doc: str) -> set[str]:
 def unstated_arguments(source: str) -> list[str]:
     """What the long private functions of a source leave unexplained: line, function, and arguments.
 
+    A function whose arguments are those of another says so: "Args: as for `other`".
+
     >>> body = "  x\\n" * LONG
     >>> unstated_arguments("def _f(self, a, *b, c, **d):\\n  'Adds.\\\\n\\\\nArgs:\\\\n  a: [d].'\\n" + body)
     ['1: _f: b, c, d']
@@ -149,8 +151,12 @@ def unstated_arguments(source: str) -> list[str]:
         is_private = node.name.startswith("_") and not node.name.startswith("__")
         if not is_private or node.end_lineno - node.lineno + 1 < LONG:
             continue
-        arguments = [x.arg for x in ast.walk(node.args) if isinstance(x, ast.arg) and x.arg not in ("self", "cls")]
-        stated = stated_arguments(ast.get_docstring(node) or "")
+        docstring = ast.get_docstring(node) or ""
+        if "Args: as for `" in docstring:
+            continue
+        own = [*node.args.posonlyargs, *node.args.args, node.args.vararg, *node.args.kwonlyargs, node.args.kwarg]
+        arguments = [x.arg for x in own if x is not None and x.arg not in ("self", "cls")]
+        stated = stated_arguments(docstring)
         unstated = [name for name in arguments if name not in stated]
         if unstated:
             missing.append(f"{node.lineno}: {node.name}: {', '.join(unstated)}")

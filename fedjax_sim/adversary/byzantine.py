@@ -144,6 +144,8 @@ def _with_attacker_metrics(
     If every message was lost, the aggregate is NaN, which skips the round.
 
     Args:
+      aggregator: the rule under attack; its facts say how many attackers it withstands.
+      update: its aggregate.
       attackers: [] int32 messages from attackers.
       lost: [] int32, how many of these messages were lost.
       arrived: [] int32 messages, of all clients.

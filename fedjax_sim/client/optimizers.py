@@ -176,6 +176,10 @@ def _scheduled(
 
     Args:
       make: (learning rate, or a schedule of optax) -> optax transformation.
+      learning_rate: > 0; with a schedule, at its start.
+      schedule: "constant", "cosine" or "linear".
+      decay_steps: after how many steps, or rounds, the rate is 0; None for a constant one.
+      schedule_over: "steps" or "rounds".
     """
     if schedule == "constant":
         if decay_steps is not None:

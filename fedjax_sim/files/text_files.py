@@ -226,7 +226,12 @@ def _lines(lines: Iterable[str], comments: tuple[str, ...], delimiter: str) -> I
 
 
 def _head(lines: Iterator[str], comments: tuple[str, ...]) -> tuple[list[str], str]:
-    """Returns (all lines up to the end of the first with a value, that line, with further lines inside its quotes)."""
+    """Returns (all lines up to the end of the first with a value, that line, with further lines inside its quotes).
+
+    Args:
+      lines: of the file, of which no more are taken.
+      comments: the texts with which a comment begins.
+    """
     head: list[str] = []
 
     def read() -> Iterator[str]:

@@ -317,6 +317,7 @@ def _by_lanes(alone: Callable, vmapped: Callable, a: Array, b: Array, *, merges:
     Args:
       alone: (a, b) -> the result.
       vmapped: the same function, for use under a `vmap`.
+      a, b: the arrays of one client.
       merges: whether lanes that share b may be one call of `alone`: then the first axis of `a` and of the result are
         examples.
     """

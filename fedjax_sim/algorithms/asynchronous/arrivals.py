@@ -290,6 +290,8 @@ def _settled(traffic: Traffic, clock: Clock, waiting: Array, trip: Trip) -> tupl
     arrivals alone, so M turns at most give it exactly. No turn is needed unless a new client arrives within the step.
 
     Args:
+      traffic: the static facts of all clients in flight, among them M (`block`).
+      clock: the time of the step's start.
       waiting: [M] uint32, ticks until the messages of the clients in flight.
       trip: of the clients who are sent work.
 
@@ -320,8 +322,11 @@ def _joined(traffic: Traffic, version: Array, waiting: _Entry, start: Array, sen
     """Joins the clients in flight and the clients who are sent work, in the order of their messages.
 
     Args:
+      traffic: the static facts of all clients in flight, among them M (`block`) and the oldest base that counts.
       version: [] int32 before the step.
+      waiting: the M clients in flight whose messages arrive first.
       start: [M] uint32, when each is sent work.
+      sent: the M clients who are sent work.
 
     Returns: (all 2M entries in order, [] int32 the number L of arrivals that the step takes).
     """

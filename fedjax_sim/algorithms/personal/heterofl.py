@@ -175,6 +175,7 @@ def _units(model: Model, params: PyTree, shares: np.ndarray) -> PyTree:
     """Returns the `Units` of each leaf, in a pytree like the parameters.
 
     Args:
+      model: dense and convolutional layers one after the other; another is refused.
       params: of the model, or their specs.
       shares: [tiers] of the units of hidden layers.
     """

@@ -136,6 +136,10 @@ def _distilling(
     """Makes a server train its model, after each step of `inner`, on the mean logits of the clients' models.
 
     Args:
+      inner: the server whose step comes first.
+      model: of server and clients.
+      public: the examples on which the server trains, {"x": [n, ...]}, without labels.
+      num_slots: m, of the cohort.
       student: the training, as a client's local work on {"x", "teacher"}.
     """
     public = public_examples(student, public)

@@ -109,6 +109,10 @@ def _by_ratio(
     """Makes an algorithm whose server moves by a ratio of sums over clients.
 
     Args:
+      loss_fn: (params, examples, key) -> losses [b].
+      sampler: of the cohort.
+      optimizer: of the clients' local steps.
+      options: shared ones of recipes with local work; the weighting is uniform.
       scaled: (update, loss at the broadcast) -> (factor of the update in the numerator, term of the denominator).
     """
     work, round_options = client.local_work({**options, "weighting": "uniform"})

@@ -122,6 +122,7 @@ def _links(parties: PartyFunctions, given: Link | Mapping[str, Link] | None, arg
     """The link between party 0 and each other party, by the other party's name.
 
     Args:
+      parties: their names, party 0 first.
       given: one link for all parties, links by name, or None for plain links.
       argument: the name of that argument, for errors.
     """

@@ -189,5 +189,5 @@ def test_only_shared_buffers_are_copied():
 def test_large_memory_is_announced(monkeypatch):
     """Catches gigabytes that nobody is told of."""
     monkeypatch.setattr(importlib.import_module("fedjax_sim.engine.client_memory.store"), "LARGE", 1000)
-    with pytest.raises(UserWarning, match="client memory takes 4,000 bytes"):
+    with pytest.warns(UserWarning, match="client memory takes 4,000 bytes"):
         engine.store(jnp.zeros(1), 1000)

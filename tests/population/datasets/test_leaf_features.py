@@ -90,6 +90,6 @@ def test_broken_celeba(faces, monkeypatch):
             celeba(**options)
     with pytest.raises(ValueError, match=r"population\.celeba"):
         leaf(directory=str(faces))
-    monkeypatch.setitem(sys.modules, "PIL.Image", None)
+    monkeypatch.setitem(sys.modules, "PIL", None)
     with pytest.raises(ImportError, match=r"fedjax_sim\[images\]"):
         celeba(**options)

@@ -222,7 +222,10 @@ def _unmasked_sum(server, clients, answering, signed, num_bytes) -> np.ndarray |
     """Runs step 4, and with `signed` the exchange of statements before it.
 
     Args:
+      server: the server, which has the masked vectors.
+      clients: a client for each slot.
       answering: the slots that answer.
+      signed: whether clients exchange signed statements of whom the server asks about.
       num_bytes: (client bytes, server bytes), each [m, 4], to which the bytes of step 4 are added.
 
     Returns: [d] the sum as elements; None without enough shares.
