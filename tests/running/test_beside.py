@@ -113,8 +113,16 @@ def test_errors_are_raised_in_order(tmp_path, monkeypatch, threads):
     assert not (tmp_path / "b").exists()
 
 
+@pytest.fixture
+def interruptible():
+    """Ctrl-C as a terminal gives it. A shell that starts the tests in the background has it ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @pytest.mark.parametrize("count", [1, 2])
-def test_interrupts_while_compiling(tmp_path, threads, count):
+def test_interrupts_while_compiling(tmp_path, threads, interruptible, count):
     """Faults: the first Ctrl-C while a program compiles is lost, or stops a run before it is safe; the second leaves
     files, or the compiler's thread."""
     good = metrics.evaluation(loss, held_out=PEOPLE)
