@@ -229,7 +229,7 @@ def _head(lines: Iterator[str], comments: tuple[str, ...]) -> tuple[list[str], s
     """Returns (all lines up to the end of the first with a value, that line, with further lines inside its quotes).
 
     Args:
-      lines: of the file, of which no more are taken.
+      lines: of the file; no more are taken than are returned.
       comments: the texts with which a comment begins.
     """
     head: list[str] = []

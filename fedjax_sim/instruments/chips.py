@@ -156,9 +156,8 @@ CHIPS: dict[str, Chip] = {
         pod=8192,
     ),
     "v5e": _tpu("TPU v5e", gib=16, gigabytes=819, teraflops=197, links=200, topology="v5e", pod=256),
-    "v5p": _tpu(
-        "TPU v5p", gib=95, gigabytes=2765, teraflops=459, links=600, topology="v5p", pod=4096
-    ),  # slices have up to 6,144
+    # Slices have up to 6,144.
+    "v5p": _tpu("TPU v5p", gib=95, gigabytes=2765, teraflops=459, links=600, topology="v5p", pod=4096),
     "v6e": _tpu("TPU v6e", gib=32, gigabytes=1638, teraflops=918, links=400, topology="v6e", pod=256),
 }
 FLAT_PODS = {"v5e", "v6e"}  # two-dimensional; the others have three dimensions

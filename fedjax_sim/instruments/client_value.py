@@ -92,8 +92,8 @@ def client_values(
     if num_dropped:
         raise FloatingPointError(f"{num_dropped} updates were not finite: lower the learning rate.")
     if not np.isfinite(coalition_values).all():
-        num_infinite = (~np.isfinite(coalition_values)).sum()
-        raise FloatingPointError(f"{num_infinite} values are not finite: lower the learning rate.")
+        num_not_finite = (~np.isfinite(coalition_values)).sum()
+        raise FloatingPointError(f"{num_not_finite} values are not finite: lower the learning rate.")
     worth = dict(zip(coalitions, coalition_values.tolist(), strict=True))
     if orders is None:
         shapley, errors = _all_orders(worth, num_clients), np.zeros(num_clients)

@@ -56,7 +56,7 @@ def init_gru(key: Array, num_inputs: int, hidden: int) -> Params:
 def gru_layer(params: Params, x: Array) -> Array:
     """Runs a gated recurrent unit over x [n, L, num_inputs], from a zero state. Returns the states [n, L, hidden].
 
-    A step computes h' = (1 - z) tanh(W_c x + b_c + r (U_c h + d_c)) + z h. Here r is the reset gate and z the update
+    A step computes h' = (1 - z) tanh(x W_c + b_c + r (h U_c + d_c)) + z h. Here r is the reset gate and z the update
     gate, both sigmoids of linear functions of x and h. A step has one matmul for all gates. The products with x are
     computed before the scan.
 
@@ -71,11 +71,11 @@ def gru_layer(params: Params, x: Array) -> Array:
 def _gru_forward(recurrent: Array, bias: Array, gates: Array) -> tuple[Array, tuple]:
     """Returns the states, and the values that the backward pass reads.
 
-    Let a = W x + b be the inputs' part of the gates, with the parts a_r, a_z and a_c. From the state h a step computes
+    Let a = x W + b be the inputs' part of the gates, with the parts a_r, a_z and a_c. From the state h a step computes
 
-        r = sigmoid(a_r + U_r h)                reset gate
-        z = sigmoid(a_z + U_z h)                update gate
-        c = tanh(a_c + r (U_c h + d_c))         candidate; U_c h + d_c is called `inner`
+        r = sigmoid(a_r + h U_r)                reset gate
+        z = sigmoid(a_z + h U_z)                update gate
+        c = tanh(a_c + r (h U_c + d_c))         candidate; h U_c + d_c is called `inner`
         h' = (1 - z) c + z h
 
     Args:
@@ -92,7 +92,7 @@ def _gru_forward(recurrent: Array, bias: Array, gates: Array) -> tuple[Array, tu
         reset_h, update_h, candidate_h = jnp.split(h @ recurrent, 3, axis=1)
         reset = jax.nn.sigmoid(reset + reset_h)
         update = jax.nn.sigmoid(update + update_h)
-        inner = candidate_h + bias.reshape(1, -1)  # U_c h + d_c
+        inner = candidate_h + bias.reshape(1, -1)  # h U_c + d_c
         candidate = jnp.tanh(candidate + reset * inner)
         h = (1 - update) * candidate + update * h
         return h, (h, reset, update, candidate, inner)
@@ -138,7 +138,7 @@ def _gru_backward(saved: tuple, g: Array) -> tuple[Array, Array, Array]:
         g, by_candidate, by_update, by_reset, reset, update = step_values
         g = g + later_gradient
         candidate_gradient = g * by_candidate
-        # The gradient with respect to h @ recurrent. Its third part is that of U_c h, which the reset gate multiplies.
+        # The gradient with respect to h @ recurrent. Its third part is that of h U_c, which the reset gate multiplies.
         product_gradient = jnp.concatenate(
             [candidate_gradient * by_reset, g * by_update, candidate_gradient * reset], axis=1
         )
@@ -189,7 +189,7 @@ def _lstm_forward(recurrent: Array, gates: Array) -> tuple[Array, tuple]:
 
     Args:
       recurrent: U, [hidden, 4 hidden], in the order input, forget, cell, output.
-      gates: the inputs' part W x + b of the gates, [L, n, 4 hidden], in the same order, time first.
+      gates: the inputs' part x W + b of the gates, [L, n, 4 hidden], in the same order, time first.
 
     Returns: the states h' after each step, [L, n, hidden], from h = c = 0; and (U, h', c', i, f, g, o), of which all
       but U are [L, n, hidden].

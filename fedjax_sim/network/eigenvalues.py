@@ -140,6 +140,8 @@ def _spectrum(second: float, smallest: float, slem: float) -> Spectrum:
 def _second(matrix: scipy.sparse.csr_matrix, top: float) -> float:
     """Computes the second largest eigenvalue of a symmetric matrix M: the largest of M - top 1 1^T / N.
 
+    The constant vector has the eigenvalue 0 there, so the result is 0 if the second largest of M is below 0.
+
     Args:
       matrix: M, [N, N].
       top: its largest eigenvalue, which is that of the constant vector 1.

@@ -177,8 +177,8 @@ def _segment_from(fields: Any) -> _Segment:
     """Restores a segment from JSON values, and checks that its mechanism has the fingerprint that was stored.
 
     Args:
-      fields: what `_Segment.as_dict` wrote: an object with mechanism, fingerprint, stream, start and stop, 0 <= start <
-        stop. Anything else is refused.
+      fields: what `_Segment.as_dict` wrote: an object with mechanism, fingerprint, stream, start and stop, where
+        0 <= start < stop. Anything else is refused.
     """
     expected_fields = {"mechanism", "fingerprint", "stream", "start", "stop"}
     if not isinstance(fields, Mapping) or set(fields) != expected_fields:

@@ -218,7 +218,7 @@ def _loss_of_moving(q: float, s: float, grid: float, *, added: bool) -> _Half:
       grid: the distance between losses.
       added: True for a unit that is added, False for one that is removed.
 
-    Returns: `_Half`; its losses reach from one tail of `_TAIL` to the other.
+    Returns: `_Half`; its losses cover all outcomes but those of two tails of `_TAIL` / 2.
     """
     # Outside of [low, high] either distribution has a probability of at most _TAIL.
     half_width = -s * ndtri(_TAIL / 2)
@@ -346,7 +346,8 @@ def _mixed(first: _Half, second: _Half, weight: float) -> _Half:
     for half, half_weight in ((first, weight), (second, 1 - weight)):
         start = half.lower - lower
         mass[start : start + half.mass.size] += half_weight * half.mass
-    return _Half(lower, mass, weight * first.infinite + (1 - weight) * second.infinite)
+    infinite = weight * first.infinite + (1 - weight) * second.infinite
+    return _Half(lower=lower, mass=mass, infinite=infinite)
 
 
 def _repeated(half: _Half, rounds: int) -> _Half:
@@ -425,7 +426,7 @@ def _joined(first: _Half, second: _Half) -> _Half:
     mass = np.maximum(fftconvolve(first.mass, second.mass), 0)
     # The sum is infinite if either loss is.
     infinite = first.infinite + second.infinite - first.infinite * second.infinite
-    return _Half(first.lower + second.lower, mass, infinite)
+    return _Half(lower=first.lower + second.lower, mass=mass, infinite=infinite)
 
 
 def _epsilon(half: _Half, grid: float, delta: float) -> float:

@@ -277,8 +277,9 @@ def _check_aggregator(transform: TransformFacts, aggregator: AggregatorFacts, no
     Args:
       transform: facts of the transform that adds the noise, with all transforms it is chained with.
       aggregator: facts of the aggregator.
-      noise: the `Noise`, central or distributed. The demands on messages and empty rounds hold for central noise only,
-        and that on the messages' length only for a clip norm that is fixed.
+      noise: the `Noise`, central or distributed. For distributed noise only the sensitivity is checked. The demands on
+        empty rounds, on the number of messages and on their length hold for central noise alone, the last only for a
+        fixed clip norm.
     """
     if aggregator.sensitivity is None:
         hint = (

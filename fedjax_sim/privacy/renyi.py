@@ -218,8 +218,11 @@ def sampled_curve(unsampled: np.ndarray, rate: float) -> np.ndarray:
 def _integer_curve(mechanism: Mechanism) -> np.ndarray:
     """Computes the Renyi divergence of integer noise at whole orders from 2 to 512; infinite elsewhere.
 
-    All lengths are in units of the grid. Each of m messages carries noise of the standard deviation sigma = z c /
-    sqrt(m), so that the sum has z times the clip norm c.
+    All lengths are in units of the grid. Each of m messages carries noise of the standard deviation
+
+        sigma = z c / sqrt(m),
+
+    so that the sum has z times the clip norm c.
 
     Args:
       mechanism: of a kind in `INTEGERS`, with z above 0. Its details give m ("cohort_size"), c ("clip_units"), and the

@@ -318,7 +318,7 @@ def _mixture(without, with_canary, delta, error) -> Estimate | None:
         return plain, (1 - q) * plain + q * moved
 
     def loss(values):
-        """Computes the negative log-likelihood of the binned scores; infinite for a rate outside of (0, 1)."""
+        """Computes the negative log-likelihood of the binned scores; infinite for q outside of (0, 1)."""
         if not 0 < values[2] < 1:
             return math.inf
         return -sum(
@@ -333,7 +333,7 @@ def _mixture(without, with_canary, delta, error) -> Estimate | None:
     optimum = optimize.minimize(loss, [0.0, 0.0, q, second_mean / q], method="Nelder-Mead",
                               options={"xatol": 1e-7, "fatol": 1e-4, "maxiter": 4000, "adaptive": True})  # fmt: skip
     chi_square = 0.0
-    # Four parameters are fitted: shift, scale, rate and mu.
+    # Four parameters are fitted: shift, scale, q and mu.
     degrees_of_freedom = -4
     for count, probability in zip(counts, cells(optimum.x), strict=True):
         expected = probability * count.sum()
@@ -345,7 +345,7 @@ def _mixture(without, with_canary, delta, error) -> Estimate | None:
     p_value = float(stats.chi2.sf(chi_square, max(degrees_of_freedom, 1)))
     if p_value < REFUTED:
         return None
-    # Steps of the numerical derivatives stay inside of 0 < rate < 1.
+    # Steps of the numerical derivatives stay inside of 0 < q < 1.
     step_sizes = np.array([1e-3, 1e-3, min(1e-3, optimum.x[2] / 10, (1 - optimum.x[2]) / 10), 1e-3])
     steps = np.diag(step_sizes)
     hessian = np.array([[_second(loss, optimum.x, a, b) for a in steps] for b in steps]) / np.outer(

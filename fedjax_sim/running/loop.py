@@ -439,7 +439,7 @@ class _Session:
         # A run that was resumed after its last round has evaluated nothing yet.
         if self.by_client is None:
             self.evaluate({})
-        summary = self.log.summary(self.compile_seconds, peak_memory_bytes())
+        summary = self.log.summary(self.compile_seconds, _peak_memory_bytes())
         summary |= {"finished": self.round >= self.stopping.num_rounds, "seconds": seconds.so_far()}
         summary |= self.spending.summary({name for record in self.log.records for name in record})
         self.log.final_summary = summary
@@ -472,7 +472,7 @@ def _until_failure(records: list[dict]) -> tuple[list[dict], str]:
     return records, ""
 
 
-def peak_memory_bytes() -> int:
+def _peak_memory_bytes() -> int:
     """Returns the peak memory of this process, in bytes."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     # macOS counts in bytes, Linux in KiB.

@@ -359,9 +359,10 @@ def _at_deadline(
 ) -> tuple[int, dict[str, float], np.ndarray | None]:
     """Computes what an invited client costs if a round ends at a deadline.
 
-    A client's phases end at e_1 <= e_2 <= e_3 seconds. It is in time if e_3 is at most the deadline D. It sends a
-    message if e_2 < D. A phase of s seconds that ends at e is run for min(max(D - (e - s), 0), s) seconds, and costs
-    this share of its joules.
+    A client's phases end at e_1 <= e_2 <= e_3 seconds. It is in time if e_3 is at most the deadline D, and then all
+    joules are spent. It sends a message if it is in time, or if e_2 < D. If it is late, a phase of s > 0 seconds that
+    ends at e runs for t = min(max(D - (e - s), 0), s) seconds and costs t / s of its joules. A phase of 0 seconds costs
+    all of them.
 
     Args:
       costs: bytes of a round.

@@ -129,7 +129,7 @@ def _enumerated(design: SamplingDesign, shares: np.ndarray) -> Coefficients:
         mean += probabilities @ weights
         second += (weights * probabilities[:, None]).T @ weights
     scales, vectors = np.linalg.eigh(second - np.outer(mean, mean))
-    return Coefficients(mean, np.zeros(len(shares)), vectors.T, scales, True)
+    return Coefficients(mean, np.zeros(len(shares)), vectors.T, scales, exact=True)
 
 
 def _linearised(design: SamplingDesign, shares: np.ndarray) -> Coefficients:
@@ -140,8 +140,11 @@ def _linearised(design: SamplingDesign, shares: np.ndarray) -> Coefficients:
         Cov c = (I - s 1^T) Cov x (I - 1 s^T),    E c = s - (I - s 1^T) Cov x 1
 
     With Cov x = diag v + k s s^T, these are diag v - s v^T - v s^T + s s^T sum v, and s - v + s sum v, whatever k is.
-    The expansion is taken given the number K of reports, if all clients are alike. Then v = s^2 E[N (N - K) / (K (N -
-    1)); K > 0]. c = 0 if nobody reports, so E c and Cov c also have terms with the probability of K = 0.
+    The expansion is taken given the number K of reports, if all clients are alike. Then
+
+        v = s^2 E[N (N - K) / (K (N - 1)); K > 0].
+
+    c = 0 if nobody reports, so E c and Cov c also have terms with the probability of K = 0.
 
     Args:
       design: of N clients, with too many cohorts to enumerate.
@@ -210,7 +213,7 @@ def cohort_coefficients(
         validate.one_of("denominator", denominator, DENOMINATORS, hint="Or the number D of fixed_mean(D).")
     if design is None:
         shares = shares * len(shares) / denominator if is_number else shares
-        return Coefficients(shares, np.zeros(len(shares)), np.zeros((0, len(shares))), np.zeros(0), True)
+        return Coefficients(shares, np.zeros(len(shares)), np.zeros((0, len(shares))), np.zeros(0), exact=True)
     check_design(design)
     if design.population_size != len(shares):
         validate.fail("design.population_size", f"the {len(shares)} clients of the problem", design.population_size)

@@ -23,8 +23,11 @@ with g = E [M (M - K) / (K (M - 1)); K > 0]. The last two are exact for equal we
 first order in 1/K.
 
 With replacement, c_i = r_i m_i. The m_i are multinomial, with m slots and probabilities p_i, and r_i is a single
-response of the client, with the rate q. Let a_i = n_i u_i and b = sum p_i a_i, and now R = sum p_i n_i u_i / sum p_i
-n_i. Then
+response of the client, with the rate q. Let a_i = n_i u_i and b = sum p_i a_i, and now
+
+    R = sum p_i n_i u_i / sum p_i n_i.
+
+Then
 
     E A       = q m b
     Var A     = q m sum p_i |a_i - b|^2 + q (1-q) m ((m-1) sum p_i^2 |a_i|^2 + |b|^2)
@@ -93,9 +96,8 @@ class _Aggregate(NamedTuple):
     factor: float | None  # f; None for the ratio A / B
     target: np.ndarray  # [d] the mean over the population that the aggregate estimates
     origin: np.ndarray  # [d] is subtracted from each u_i before sums are taken
-    report_law: (
-        tuple[np.ndarray, np.ndarray] | None
-    )  # ([k] values of K, [k] their probabilities); None with replacement
+    # ([k] values of K, [k] their probabilities); None with replacement
+    report_law: tuple[np.ndarray, np.ndarray] | None
 
 
 @validate.named_arguments

@@ -106,7 +106,8 @@ def _edges(
       num_steps: K, or [N] K_i.
       step_size: eta > 0.
 
-    Returns: (I - A_e^kappa [G, d, d], w_e [G, d], q_e [G]) of the G edges whose share q_e is above 0, by rising edge.
+    Returns: (I - A_e^kappa [G, d, d], w_e [G, d], q_e [G]) of the G edges whose share q_e is above 0, in rising
+      order of the edges' numbers.
 
     Raises: ValueError for edges of another shape, and for an edge whose rounds do not contract.
     """

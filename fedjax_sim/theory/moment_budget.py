@@ -198,7 +198,7 @@ def _cohort(design: SamplingDesign | None, num_clients: int | None, shares: Any,
 
     Args:
       design: of N clients; None = all `num_clients` take part in every round.
-      num_clients: N; None with a design. One of the two must be None.
+      num_clients: N; None with a design. Exactly one of the two is None.
       shares: [N] p_i >= 0 with sum 1; None = 1/N.
       denominator: as in `cohort_coefficients`; not "realised" with shares.
 

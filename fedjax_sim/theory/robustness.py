@@ -257,7 +257,13 @@ def robustness_coefficients(cohort_size: int, num_byzantine: int) -> Robustness:
     _check_minority(cohort_size, num_byzantine)
     ratio = num_byzantine / (cohort_size - 2 * num_byzantine)
     krum = _krum_coefficient(cohort_size, num_byzantine)
-    return Robustness(ratio, 6 * ratio * (1 + ratio), krum, 4 * (1 + ratio) ** 2, 4 * (1 + ratio) ** 2)
+    return Robustness(
+        least=ratio,
+        trimmed_mean=6 * ratio * (1 + ratio),
+        krum=krum,
+        geometric_median=4 * (1 + ratio) ** 2,
+        median=4 * (1 + ratio) ** 2,
+    )
 
 
 def _krum_coefficient(m: int, f: int) -> float:
@@ -272,7 +278,7 @@ def _krum_coefficient(m: int, f: int) -> float:
     mean score of S is at most (s - 2) / (s - 1) of the sums of all squared distances in S, which are 2 s v on average.
     The second squares sum to at most s v. The best a gives
 
-        |u - x|^2 <= (sqrt(2 s (s - 2) / (s - 1)) + sqrt(s))^2 / q  v.
+        |u - x|^2 <= (sqrt(2 s (s - 2) / (s - 1)) + sqrt(s))^2 v / q.
 
     Args:
       m: the number of messages.

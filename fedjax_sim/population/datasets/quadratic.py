@@ -23,12 +23,14 @@ def _checked_risks(hessians: Any, centers: Any) -> tuple[np.ndarray, np.ndarray]
 
     Args:
       hessians: H_i, anything that NumPy makes an array of: [N, d, d], or [N] for d = 1. They must be symmetric up to a
-        relative 1e-6, and positive semi-definite: no eigenvalue is below -1e-6 max(1, the largest entry of all H_i).
+        relative 1e-6, and positive semi-definite: no eigenvalue is below -1e-6 max(1, the largest absolute entry of
+        all H_i).
       centers: a_i, [N, d], or [N] for d = 1; N >= 1. All numbers must be finite in float32.
 
     Returns: hessians [N, d, d] and centers [N, d], float64.
 
-    Raises: TypeError for other dtypes than booleans, integers and floats; ValueError for the others.
+    Raises: TypeError for other dtypes than booleans, integers and floats; ValueError for whatever else breaks these
+      rules.
     """
     hessians = np.asarray(hessians)
     centers = np.asarray(centers)

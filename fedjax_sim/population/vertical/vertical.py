@@ -167,7 +167,8 @@ def _checked_columns(data: FederatedData, num_parties: int, widths: Sequence[int
 
     Args:
       data: with features [d] and labels, which nobody has split or poisoned.
-      num_parties: P in [2, d], whose numbers of columns differ by one at most. It is not read beside `widths`.
+      num_parties: P in [2, d]; the parties' numbers of columns then differ by one at most. It is not read beside
+        `widths`.
       widths: the parties' numbers of columns, >= 1 each, which add up to d; None for equal parts.
 
     Returns: P >= 2 numbers that add up to d.
