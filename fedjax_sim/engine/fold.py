@@ -176,7 +176,7 @@ def _layout(
 def _warn_of_idle_devices(num_slots: int, num_devices: int, lanes: int, layout: _Layout) -> None:
     """Warns where the lanes leave many places of several accelerators empty, with the lanes that would not.
 
-    "Many" is a share above MAX_EMPTY. Nobody is warned on a CPU, and where slots are packed.
+    "Many" is a share above MAX_EMPTY. Nobody is warned on a CPU, or where slots are packed.
 
     Args:
       num_slots: m.

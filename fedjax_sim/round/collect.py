@@ -140,9 +140,9 @@ def _empty_tally(star: Star, message: Message, num_slots: int) -> Tally:
 
 
 def _check_arguments(star: Star, cohort: Cohort, population: Population, extension: Extension) -> None:
-    """Raises the errors of `collect` for clients that cannot do what cohort or population ask, and its TypeError."""
+    """Raises the errors of `collect` for another extension, and for clients that cannot do what is asked of them."""
     if not isinstance(extension, Extension):
-        hint = "`round.bases.starting_from(bases)` makes one of start models."
+        hint = "`round.bases.starting_from(bases)` makes one from start models."
         validate.fail("extension", "an Extension", type(extension).__name__, hint, TypeError)
     if cohort.work is not None and star.client.facts.all_steps is None:
         hint = "It would do all of its work, whatever the sampler says; a client of your own states `all_steps`."

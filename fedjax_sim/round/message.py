@@ -37,7 +37,7 @@ class Slot(NamedTuple):
     id: Array  # [] int32 of the client
     keys: tuple[Array, Array]  # key data of the client's own streams: for its work, and for its transform
     reported: Array  # [] bool; False in the engine's padding
-    worked: Array  # [] bool; it does its work, whose counts are then counted (`Inputs.works`)
+    worked: Array  # [] bool; whether the client works, and its counts are added (`Inputs.works`)
     client: PyTree  # the client's state
     memory: PyTree  # the transform's memory of this client
     work: Array | None  # [], as `Cohort.work`

@@ -1,4 +1,4 @@
-"""Groups the arguments of `run` by what they are about, so that its functions pass five records and no twenty values.
+"""Groups the arguments of `run` by what they are about: its functions pass five records instead of twenty values.
 
 What each argument means is in the docstring of `running.loop.run`.
 """

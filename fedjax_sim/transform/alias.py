@@ -71,7 +71,7 @@ def tail_of(law: str, std: float) -> int:
 
 
 def _masses(law: str, std: float) -> list[Decimal]:
-    """Computes unnormalised masses of 0, ..., K, to some 50 digits of the current decimal context.
+    """Computes unnormalised masses of 0, ..., K, to some 50 digits, in the caller's decimal context.
 
     Up to a common factor the mass of k is exp(-k^2 / (2 std^2)) for the discrete Gaussian, and the Bessel function
     I_k(std^2) for Skellam.

@@ -353,7 +353,7 @@ def _rounded(x: Array, wide: Array, was_clipped: Array, narrow: bool) -> Array:
     Args:
       x: the leaf before the clip, floats of any shape.
       wide: the leaf after the clip, float32 at least.
-      was_clipped: [] bool; False returns x itself, if it is narrow.
+      was_clipped: [] bool; with narrow=True, False returns x itself.
       narrow: True: the result has the dtype of x. False: it is `wide`.
     """
     if not narrow or x.dtype == wide.dtype:

@@ -90,7 +90,8 @@ def _sent(
     Args:
       transform: the compressor.
       key: of the client.
-      wanted: the numbers to send, as the update, float32 at least.
+      wanted: the numbers to send, in the structure of the update; in a round float32 at least, in the trial of a
+        compressor the update's dtypes.
       update: read for its dtypes alone.
       state, memory: of the compressor, at the server and at the client.
 

@@ -325,7 +325,7 @@ def _joined(traffic: Traffic, version: Array, waiting: _Entry, start: Array, sen
       traffic: the static facts of all clients in flight, among them M (`block`) and the oldest base that counts.
       version: [] int32 before the step.
       waiting: the M clients in flight whose messages arrive first.
-      start: [M] uint32, when each is sent work.
+      start: [M] uint32, when each of `sent` is sent work.
       sent: the M clients who are sent work.
 
     Returns: (all 2M entries in order, [] int32 the number L of arrivals that the step takes).

@@ -190,10 +190,10 @@ def _chain(
     Args:
       params: the model, leaves [...].
       models: the ring of versions, leaves [V, ...].
-      messages: leaves [M or more, ...].
-      rows: [M] int32, the row of each message, in the order of arrival.
-      factors: [M] float32 in [0, 1], the factor a of each message.
-      places: [M] int32 in [0, V), the place in the ring of the version that each message makes.
+      messages: leaves [c or more, ...], of which c are mixed: all messages of a step, or a chunk of them.
+      rows: [c] int32, the row of each message, in the order of arrival.
+      factors: [c] float32 in [0, 1], the factor a of each message.
+      places: [c] int32 in [0, V), the place in the ring of the version that each message makes.
 
     Returns: (the model after all messages, the ring of versions).
     """

@@ -16,7 +16,7 @@ from fedjax_sim.network.devices import MOST_TICKS
 from fedjax_sim.network.mixing import tables_of
 from fedjax_sim.network.topology import check_connected
 from fedjax_sim.prng import stream
-from fedjax_sim.round.costs import ROUND_METRICS, spending_metrics, unusable, work_of
+from fedjax_sim.round.costs import ROUND_METRICS, senders, spending_metrics, unusable, work_of
 from fedjax_sim.round.options import ExecutionOptions
 from fedjax_sim.round.round import aggregate, collect, initial_state, invite, invite_together
 from fedjax_sim.sampling.time.cut import priced_by_part
@@ -181,7 +181,7 @@ def _meeting_bytes(cohort: Cohort, meets: Array, num_bytes: int) -> dict[str, Co
       meets: [m] bool, the node has a partner.
       num_bytes: of a model.
     """
-    sent = cohort.reported if cohort.timing.sent is None else cohort.timing.sent
+    sent = senders(cohort)
     num_models = 2 * (sent & meets).sum(dtype=jnp.int32)
     if cohort.timing.sent is None:
         return {"uplink_bytes": Count.of(num_models, num_bytes)}

@@ -178,11 +178,11 @@ def _level_of(federation: Star | Algorithm) -> Level:
     """Returns the form of a federation that a hierarchy needs.
 
     Args:
-      federation: an algorithm that states its `level`; or the parts of a whole algorithm, of which a level is made: its
-        steps are the rounds of these parts, on one device.
+      federation: an algorithm that states its `level`; or the parts of a whole algorithm, or an algorithm with such
+        parts. Of parts a level is made, whose steps are their rounds, on one device.
 
-    Returns: a `Level`. The info inside its steps has no metric `WEIGHT`: this sum of the weights of the messages that
-    arrived, [] float32, is `Inside.weight`.
+    Returns: a `Level`. In one that is made here, `Inside.weight` is the sum of the weights of the messages that
+    arrived, [] float32, and the info has no metric `WEIGHT`.
 
     Raises: ValueError for parts that are not a whole algorithm, and those of `check_parts`.
     """

@@ -16,7 +16,7 @@ from fedjax_sim import aggregation, client, server, tree, validate
 from fedjax_sim.client.local_sgd import facts_of, local_training
 from fedjax_sim.models import Model
 from fedjax_sim.round.bases import Bases, starting_from
-from fedjax_sim.round.costs import metrics_of
+from fedjax_sim.round.costs import metrics_of, senders
 from fedjax_sim.round.counts import from_int, word_pair_product, word_pair_sum
 from fedjax_sim.round.options import ExecutionOptions
 from fedjax_sim.round.round import close, collect, invite
@@ -149,7 +149,7 @@ def heterofl(
         bases = Bases(starts, tiers_of_slots)
         gathered = collect(star, key, cohort, state, population, extension=starting_from(bases))
         state, info = close(star, key, cohort, gathered, state._replace(sampler=sampler_state))
-        uploads = cohort.reported if cohort.timing.sent is None else cohort.timing.sent
+        uploads = senders(cohort)
         sizes = _bytes_by_tier(model, params, shares)
         counted = {"uplink_bytes": uploads, "downlink_bytes": cohort.invited}
         if "wasted_bytes" in info:

@@ -56,7 +56,7 @@ def radix_select(keys: Array, rank: Array, pool: Callable, weights: Array | None
     Args:
       keys: [m, B] unsigned integers; padding and absent messages are the largest integer.
       rank: [r, B], or [1, 1] with a pool over everything.
-      pool: counts [g, r, B] -> [r, B] or [1, 1]; adds the counts of groups, or of everything.
+      pool: counts [g, B] of one rank -> [B] or [1]; adds the counts of groups, or of everything.
       weights: [m] int32, how often each message counts; once by default.
     """
     bits = 8 * keys.dtype.itemsize

@@ -95,7 +95,8 @@ def _summed(messages: Messages, point: PyTree | None, terms: Callable) -> Array:
     Args:
       messages: u_1, ..., u_m.
       point: p, shaped like a message; None where the terms need no point.
-      terms: t: (rows [places, size], p [1, size] float32 or None) -> [places, size], the term of each coordinate.
+      terms: t: (rows [b, w] float32, p [1, w] float32 or None) -> [b, w], the term of each coordinate, for b places and
+        w columns at a time.
     """
     point = () if point is None else [x.astype(jnp.float32) for x in as_columns(messages, point)]
 

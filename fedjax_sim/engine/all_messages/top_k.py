@@ -44,7 +44,7 @@ def _rank_in_vector(keys: Array, rank: Array) -> tuple[Array, Array]:
     Returns: ([] of the keys' dtype, [] int32: the rank less the number of smaller keys).
     """
     largest_key = ~keys.dtype.type(0)
-    # Padding has the largest key, so no key has another rank for it.
+    # Padding has the largest key and stands last, so it changes the rank of no key.
     padding = jnp.full(-keys.size % LANES, largest_key, keys.dtype)
     columns = jnp.concatenate([keys, padding]).reshape(-1, LANES)
 

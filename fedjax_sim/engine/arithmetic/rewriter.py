@@ -97,7 +97,8 @@ def _(primals, tangents):
 def _divided(a: Array, b: Array) -> Array:
     """Returns a / b as `divide` does, without a derivative.
 
-    Both operands are read as bits, and exclusive-or'ed with min(|bits|, 0) = 0.
+    Both operands are read as bits, and exclusive-or'ed with min(n, 0) = 0, where n >= 0 is made of the bits of both
+    without the sign bit.
 
     Args:
       a, b: floats of one dtype, whose shapes broadcast. A dtype without an integer of its size is divided as it is.

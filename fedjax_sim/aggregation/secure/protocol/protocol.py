@@ -223,7 +223,7 @@ def _unmasked_sum(server, clients, answering, signed, num_bytes) -> np.ndarray |
 
     Args:
       server: the server, which has the masked vectors.
-      clients: a client for each slot.
+      clients: by slot, those that sent keys.
       answering: the slots that answer.
       signed: whether clients exchange signed statements of whom the server asks about.
       num_bytes: (client bytes, server bytes), each [m, 4], to which the bytes of step 4 are added.
