@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import doctest
 import pickle
 
 import jax
@@ -13,6 +14,7 @@ import pytest
 import fedjax_sim
 from fedjax_sim import InvalidArgument, InvalidType, validate
 from fedjax_sim.validate import fail
+from tests import refusals
 from tests.refusals import refused
 
 VALUES = [0, 1.5, True, None, "two\nlines", [1, 2], np.float32(0.25), "long " * 40]
@@ -122,3 +124,8 @@ def test_the_helper_needs_an_error():
         validate.integer("x", 0.5)
     with pytest.raises(ValueError, match="a bug"), refused("x"):
         raise ValueError("a bug")
+
+
+def test_the_example_of_the_helper():
+    """Fault: an example that no longer says how the helper is used."""
+    assert doctest.testmod(refusals).attempted > 0 and doctest.testmod(refusals).failed == 0

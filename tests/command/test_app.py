@@ -1,5 +1,6 @@
 """The command line, as a user sees it: folders, exit codes, texts."""
 
+import ast
 import functools
 import importlib
 import json
@@ -449,7 +450,11 @@ def test_the_package_is_its_subpackages():
     assert fedjax_sim.run is loop.run and fedjax_sim.Algorithm is types.Algorithm
     assert fedjax_sim.sampling.uniform(10, 2).num_slots == 2
     assert all(getattr(fedjax_sim, name) is not None for name in dir(fedjax_sim))
-    assert {"Algorithm", "run", "sampling"} <= set(dir(fedjax_sim))
+    assert set(dir(fedjax_sim)) == {*fedjax_sim.HOMES, *fedjax_sim.SUBPACKAGES}
+    imports = next(node for node in ast.parse(Path(fedjax_sim.__file__).read_text()).body if isinstance(node, ast.If))
+    assert {alias.asname for node in imports.body for alias in node.names} == set(
+        fedjax_sim.HOMES
+    )  # as checkers see it
     with pytest.raises(AttributeError, match="no attribute 'ran'"):
         _ = fedjax_sim.ran
 

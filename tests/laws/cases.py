@@ -829,7 +829,7 @@ CASES = {
         "randomized_response": Row(lambda: transform.randomized_response(1.0), answers_at_random=True),
         "low_rank": Row(lambda: transform.low_rank(1)),
         "matrix_mechanism": Row(lambda: _at_a_mean(transform.matrix_mechanism(1.0, 0.5, num_rounds=8, bands=3))),
-        "natural_compression": Row(transform.natural_compression),
+        "natural_compression": Row(transform.natural_compression, unbiased_as=transform.natural_compression),
         "personal_clip": Row(lambda: transform.personal_clip(0.5)),
         "qsgd": Row(lambda: transform.qsgd(4), unbiased_as=lambda: transform.qsgd(100)),
         "quantize": Row(
@@ -849,7 +849,7 @@ CASES = {
         "stateless": Row(
             lambda: transform.stateless(lambda key, x: jnp.clip(x, -1, 1), l2_bound=3.0, nonexpansive=True)
         ),
-        "terngrad": Row(transform.terngrad),
+        "terngrad": Row(transform.terngrad, unbiased_as=transform.terngrad),
         "threshold": Row(lambda: transform.threshold(0.5)),
         "top_k": Row(lambda: transform.top_k(0.5)),
     },
@@ -1296,13 +1296,8 @@ CASES = {
             edge="whole",
             clock="none",
             other={"keep_edges": False},
-            idle_options=("cut_edges", "link"),
-            config=(
-                "data.name=stochastic_blocks",
-                "data.num_clients=12",
-                "model.name=gcn",
-                "sampler.name=full",
-            ),  # no edge of the row's graph connects two parties of a group
+            idle_options=("cut_edges", "link"),  # no edge of the row's graph connects two parties of a group
+            config=("data.name=stochastic_blocks", "data.num_clients=12", "model.name=gcn", "sampler.name=full"),
         ),
         "split_gnn": Row(
             _over_graphs,
