@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_sim import aggregation, engine, sampling
+from fedjax_sim import aggregation, engine, sampling, transform
 from fedjax_sim.round.collect import collect, everything
 from fedjax_sim.round.extension import Extension
 from fedjax_sim.types import Aggregator, ClientFacts, ClientUpdate, Execution, Report
@@ -22,6 +22,10 @@ def plus_one(key, start, state, data):
     return Report(start + 1, jnp.float32(1), {}), state
 
 
+def squared(key, update):
+    return jax.tree.map(jnp.square, update)
+
+
 def parts_with(aggregator=None, **changes):
     client = ClientUpdate(lambda params: (), plus_one, ClientFacts(uniform_weights=True))
     made = star(sampling.uniform(p.NUM_CLIENTS, len(IDS)))
@@ -30,9 +34,10 @@ def parts_with(aggregator=None, **changes):
 
 
 def test_a_wing_of_its_own():
-    """Clients start from a row of the slot times a number that all share, and send a tenth. Faults: a row of another
-    slot, functions that see the records of another kind, an update that is scaled after its transform or never."""
-    parts, state = parts_with()
+    """Clients start from a row of the slot times a number that all share, and add 100 times their row to what they
+    send, which a transform then squares. Faults: a row of another slot, functions that see the records of another kind,
+    an update that is scaled after its transform or never."""
+    parts, state = parts_with(transform=transform.stateless(squared))
     rows = np.random.default_rng(4).integers(-8, 8, (len(IDS), p.WIDTH)).astype(np.float32)
 
     @jax.jit
@@ -47,8 +52,8 @@ def test_a_wing_of_its_own():
         return [engine.all_rows(x.carry, jnp.arange(len(IDS)))[0] for x in gathered]
 
     plain, extended = messages(jnp.array(rows), state, p.ragged())
-    np.testing.assert_array_equal(plain, np.tile(p.START + 1, (len(IDS), 1)))  # an ordinary round
-    np.testing.assert_array_equal(extended, p.START + 3 * rows + 1 + 100 * rows)
+    np.testing.assert_array_equal(plain, np.tile((p.START + 1) ** 2, (len(IDS), 1)))  # an ordinary round
+    np.testing.assert_array_equal(extended, (p.START + 3 * rows + 1 + 100 * rows) ** 2)
 
 
 def test_what_is_shared_may_change_from_chunk_to_chunk():
