@@ -13,6 +13,7 @@ from fedjax_sim.round.collect import collect, everything
 from fedjax_sim.types import ClientFacts, ClientUpdate, Report
 from fedjax_sim.validate import InvalidType
 from tests.laws import problems as p
+from tests.refusals import refused
 from tests.round.stars import KEY, star, started
 
 IDS = np.array([3, 17, 0, 5, 22], np.int32)
@@ -55,6 +56,5 @@ def test_own_models_and_factors(factors, versions):
 def test_bases_alone_are_no_extension():
     """Catches models that are handed to `collect` and then ignored, so that every client starts from the broadcast."""
     made = star(sampling.uniform(p.NUM_CLIENTS, len(IDS)))
-    with pytest.raises(InvalidType) as refusal:
+    with refused("extension", value="Bases", rule="an Extension", kind=InvalidType):
         collect(made.parts, KEY, p.cohort(IDS), started(made), p.ragged(), extension=Bases(MODELS, INDEX))
-    assert refusal.value.argument == "extension"
