@@ -87,7 +87,7 @@ def test_equal_components_are_refused(tmp_path):
     before."""
     linear = models.linear(input_shape=(4,), num_outputs=3)
     for make in (models.ensemble, lambda model, number: mixture(model, number, "classification")):
-        with refused("model", rule="start apart"):
+        with refused("model", value="one that always starts alike", rule="start apart"):
             make(linear, 2).init(KEY)
         make(linear, 1).init(KEY)
     trained = {"kernel": np.float32(RNG.normal(size=(2, 4, 3))), "bias": np.zeros((2, 3), np.float32)}

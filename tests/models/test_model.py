@@ -78,8 +78,9 @@ def test_supervised_refuses_state_unless_frozen():
     """Catches batch statistics that slip into clients, where padding would change them."""
     model = from_linen(WithStatistics(), EXAMPLES["x"])
     params, state = model.init(KEY)
-    with refused("model", rule="without state", hint="frozen_state"):
+    with refused("model", rule="without state", hint="frozen_state") as raised:
         supervised(model, softmax_cross_entropy)
+    assert "padding" in raised.value.hint and "GroupNorm" in raised.value.hint
     with pytest.raises(ValueError, match="without state"):
         supervised(linear(input_shape=(2,), num_outputs=2), softmax_cross_entropy, {"mean": jnp.zeros(2)})
     with pytest.raises(ValueError, match="frozen_state: expected the model's own"):

@@ -299,7 +299,7 @@ def test_latest_falls_back_only_when_asked(tmp_path):
         warnings.simplefilter("error")
         assert latest(tmp_path, allow_previous=True) == newer
     newer.write_bytes(newer.read_bytes()[:-1])
-    with pytest.raises(CheckpointError, match=r"one is round_00000001.*allow_previous"):
+    with pytest.raises(CheckpointError, match=r"round_00000002.*one is round_00000001.*allow_previous"):
         latest(tmp_path)
     with pytest.warns(RuntimeWarning, match=r"0002.*Continuing from round_00000001"):
         assert latest(tmp_path, allow_previous=True) == older

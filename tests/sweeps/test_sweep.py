@@ -291,10 +291,10 @@ def test_a_sweep_resumes_itself_alone(tmp_path, monkeypatch):
     assert go(1, 1.0) == rows
     with pytest.raises(CheckpointError, match=r"another sweep:\n  programs: [^\n]*$"):
         go(5, 1.0)
-    with pytest.raises(CheckpointError, match=r"sweep:\n  evaluation.judge: .*, 2.0 now$"):
+    with pytest.raises(CheckpointError, match=r"sweep:\n  evaluation.judge: 1.0 in the file, 2.0 now$"):
         go(1, 2.0)
     monkeypatch.setenv("NPROC", "5")
-    with pytest.raises(CheckpointError, match=r"sweep:\n  host_threads: .*, 5 now$"):
+    with pytest.raises(CheckpointError, match=r"sweep:\n  host_threads: 8 in the file, 5 now$"):
         go(1, 1.0)
 
 

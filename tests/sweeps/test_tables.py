@@ -102,7 +102,7 @@ def test_unset():
     config = load("quickstart", ["algorithm={name='dgd', mixing={name='metropolis', graph={name='ring'}}}"],
                   ["algorithm", "client_optimizer", "sampler"])  # fmt: skip
     assert "client_optimizer" not in config.tables
-    with pytest.raises(ConfigError, match=r"sampler.with_dropout: .* It has 'name'"):
+    with pytest.raises(ConfigError, match=r"--unset sampler.with_dropout: .* got nothing of that name.* It has 'name'"):
         load("quickstart", [], ["sampler.with_dropout"])
     with pytest.raises(ConfigError, match=r"sampler: .* dgd.*: --unset sampler"):
         load("quickstart", ["algorithm={name='dgd', mixing={name='metropolis', graph={name='ring'}}}"])

@@ -62,7 +62,7 @@ def test_equal_components_are_refused():
     """Two components that differ in their weights alone; the same means with other variances do move apart."""
     made = algorithms.gaussian_mixture(p.EVERYBODY, num_components=3)
     means = START["means"][[0, 1, 1]]
-    with refused("params", rule="differ"):
+    with refused("params", value="two equal ones", rule="differ"):
         p.rounds(made, 1, params=START | {"means": means, "variances": np.ones((3, 2), np.float32)})
     p.rounds(made, 1, params=START | {"means": means})
 

@@ -423,7 +423,7 @@ def test_noise_inside_an_edge_has_no_epsilon():
     """
     for inside in (PARTS["private"], {"transform": transform.local_gaussian(1.0, 1.0), "weighting": "uniform"}):
         made = over(edges(**inside), 2, weighting="uniform", aggregator=aggregation.fixed_mean(4.0))
-        with refused("noise", rule="client or transform"):
+        with refused("noise", value="one in client.transform", rule="client or transform"):
             mechanism_of(made)
     cloud = federated(
         sampling.poisson(4, 0.5),

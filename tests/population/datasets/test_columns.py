@@ -209,8 +209,9 @@ def test_classes_of_hugging_face():
     data = population.from_table(source, test=source, client="who", label="y", features=["x"])
     assert data.num_outputs == 3 and data.label_names == ("zebra", "ant", "bee")
     assert data.test["y"].tolist() == rows["y"] and data.client_names == ("home", "lab")
-    with refused("label", rule="2 classes"):
+    with refused("label", rule="2 classes") as raised:
         population.from_table(source, client="who", label="y", features=["x"], task="binary")
+    assert raised.value.value.startswith("3 stated with the column")
     with refused("source row 0 who", value="lab", hint="categories"):
         population.from_table(source, partition=partitioners.iid(num_clients=2), label="y")
     absent = datasets.Dataset.from_dict(rows | {"y": [0, -1] * 4}, features=features)

@@ -74,7 +74,7 @@ def test_bytes_are_scaled():
     np.testing.assert_array_equal(counts.test["x"], image["x"])
     assert kept.notes == counts.notes == ()
 
-    with refused("x", rule="uint8 everywhere"):
+    with refused("x", value="uint8 at train['a'] and float64 at test['a']", rule="uint8 everywhere"):
         from_sites({"a": image}, {"a": site(float)}, **options)
     tokens = {"x": np.uint8([[1, 2]]), "y": np.uint8([[2, 3]])}
     text = from_sites({"a": tokens}, {"a": tokens}, task="next_token", num_outputs=4, name="text")
