@@ -52,6 +52,25 @@ RETURNED = {  # the types of a subpackage's parts, as factories annotate them
     "server": ("ServerUpdate", "optax.GradientTransformation"),
     "algorithms": ("Algorithm", "ClientUpdate"),
 }
+NO_PARTS = {  # public functions that make no part; each other one needs a row
+    "network": {
+        "algebraic_connectivity",
+        "hears_back",
+        "is_connected",
+        "laplacian_extremes",
+        "laplacian_matrix",
+        "load_of",
+        "matrix_of",
+        "mixed",
+        "most_feasible_work",
+        "smallest_deadline",
+        "spectrum",
+        "transcript",
+        "within_budget",
+    },
+    "client": {"local_work", "over_rounds", "plain_sgd_rate", "unroll", "work"},
+    "algorithms": {"split_costs", "split_loss", "vertical_loss", "vertical_transcript"},
+}
 TOTAL = float(p.SIZES.sum())
 DESIGN = sampling.uniform(p.NUM_CLIENTS, p.SLOTS).design
 SAMPLER = sampling.uniform(p.NUM_CLIENTS, p.SLOTS)
@@ -585,6 +604,15 @@ def _without_half(model):
     return {"w": model["w"]}
 
 
+def _without_own_part():
+    """A client of the laws' problem that knows the first part of such a model alone."""
+
+    def loss(model, examples, key):
+        return p.linear_loss(model["w"], examples, key)
+
+    return client.local_sgd(loss, optax.sgd(p.RATE), client.work(**WORK))
+
+
 def _matrix(graph):
     """A mixing matrix on the host, as edges take it."""
     return network.matrix_of(network.metropolis(graph), jax.random.key(0), jnp.int32(0)).toarray()
@@ -772,32 +800,36 @@ CASES = {
         "dynamic": Row(
             lambda: client.dynamic(p.linear_loss, optax.sgd(p.RATE), 0.5, client.work(weighting="examples", **WORK)),
             alone=False,
+            in_recipes=True,
         ),
-        "full_gradient": Row(lambda: client.full_gradient(p.linear_loss)),
-        "local_sgd": Row(_local),
+        "full_gradient": Row(lambda: client.full_gradient(p.linear_loss), in_recipes=True),
+        "local_sgd": Row(_local, in_recipes=True),
         "mime": Row(
             lambda: client.mime(p.linear_loss, p.RATE, lambda g, s: g + s, client.work(weighting="examples", **WORK)),
             alone=False,
+            in_recipes=True,
             broadcast=lambda model: _with_control(model) | {"statistics": jnp.ones(3)},
         ),
-        "normalized": Row(lambda: client.normalized(_local()), compiled=True, alone=False),
+        "normalized": Row(lambda: client.normalized(_local()), compiled=True, alone=False, in_recipes=True),
         "private_sgd": Row(
             lambda: client.private_sgd(
                 p.linear_loss, 1.0, 0.5, p.RATE, num_examples=p.ROWS, weighting="examples", **WORK
             ),
             compiled=True,
+            in_recipes=True,
         ),
-        "proximal": Row(lambda: client.proximal(p.linear_loss, optax.sgd(p.RATE), 0.1, client.work(**WORK))),
+        "proximal": Row(
+            lambda: client.proximal(p.linear_loss, optax.sgd(p.RATE), 0.1, client.work(**WORK)), in_recipes=True
+        ),
         "scaffold": Row(
             lambda: client.scaffold(p.linear_loss, p.RATE, client.work(weighting="examples", **WORK)),
             compiled=True,
             alone=False,
+            in_recipes=True,
             broadcast=_with_control,
         ),
-        "send_model": Row(
-            lambda: client.send_model(_local()), alone=False, in_recipes=False, needs={"server": server.replacement}
-        ),
-        "touched_rows": Row(_touched, in_recipes=False),
+        "send_model": Row(lambda: client.send_model(_local()), needs={"server": server.replacement}),
+        "touched_rows": Row(_touched),
     },
     "transform": {
         "adaptive_clip": Row(
@@ -941,43 +973,51 @@ CASES = {
         "trimmed_mean": Row(lambda: aggregation.trimmed_mean(1), withstands=lambda: aggregation.trimmed_mean(3)),
     },
     "server": {
-        "adaptive": Row(lambda: server.optimizer(server.adaptive("yogi", 0.1))),
+        "adaptive": Row(lambda: server.optimizer(server.adaptive("yogi", 0.1)), in_recipes=True),
         "control_variates": Row(
             lambda: server.control_variates(server.optimizer(optax.sgd(1.0))),
             alone=False,
+            in_recipes=True,
             aggregate=lambda mean: {"params": mean, "control": mean},
             model_in=lambda sent: sent["params"],
         ),
-        "downlink": Row(
-            lambda: server.downlink(server.optimizer(optax.sgd(1.0)), transform.top_k(count=2)), in_recipes=False
-        ),
+        "downlink": Row(lambda: server.downlink(server.optimizer(optax.sgd(1.0)), transform.top_k(count=2))),
         "dynamic": Row(
             lambda: server.dynamic(server.optimizer(optax.sgd(1.0)), 0.5),
             alone=False,
+            in_recipes=True,
             aggregate=lambda mean: {"cohort": mean, "population": mean},
         ),
-        "last_two": Row(lambda: server.last_two(server.optimizer(optax.sgd(1.0)))),
-        "optimizer": Row(lambda: server.optimizer(optax.sgd(1.0, momentum=0.9)), every_shape=True),
-        "replacement": Row(server.replacement, alone=False),
+        "last_two": Row(lambda: server.last_two(server.optimizer(optax.sgd(1.0))), in_recipes=True),
+        "optimizer": Row(lambda: server.optimizer(optax.sgd(1.0, momentum=0.9)), in_recipes=True, every_shape=True),
+        "replacement": Row(server.replacement, alone=False, in_recipes=True),
         "rescaled": Row(
             lambda: server.rescaled(server.optimizer(optax.sgd(1.0))),
             alone=False,
+            in_recipes=True,
             aggregate=lambda mean: {"direction": mean, "steps": jnp.float32(1)},
         ),
         "with_clients_part": Row(
             lambda: clients_part("half"),
             alone=False,
+            in_recipes=True,
             aggregate=_without_half,
             of_part=clients_part,
             params_kind=ParamsKind.PART,
         ),
         "with_own_data": Row(lambda: server.with_own_data(server.optimizer(optax.sgd(1.0)), _own_steps(), _own())),
         "with_own_part": Row(
-            lambda: own_part("half"), alone=False, aggregate=_without_half, known=_without_half, of_part=own_part
+            lambda: own_part("half"),
+            needs={"client": _without_own_part},
+            aggregate=_without_half,
+            known=_without_half,
+            start=lambda: {"w": jnp.array(p.START), "half": jnp.ones(2)},
+            of_part=own_part,
         ),
         "statistics": Row(
             lambda: server.statistics(server.optimizer(optax.sgd(1.0)), *BASE[::2]),
             alone=False,
+            in_recipes=True,
             aggregate=lambda mean: {"params": mean, "gradient": mean},
             model_in=lambda sent: sent["params"],
         ),
@@ -1345,12 +1385,16 @@ def round_for(aggregator) -> Round:
     return Round(cohort, jnp.ones(3, jnp.float32), state)
 
 
+def functions(subpackage: str) -> list[str]:
+    """The public names of a subpackage that are no classes."""
+    module = SUBPACKAGES[subpackage]
+    return sorted(name for name in signatures.parts(subpackage) if not isinstance(getattr(module, name), type))
+
+
 def members(subpackage: str) -> list[str]:
     """The factories of a subpackage, by what they return; one that does not say what it returns counts as one."""
-    module = SUBPACKAGES[subpackage]
     found = signatures.parts(subpackage)
-    factories = {name for name in found if not isinstance(getattr(module, name), type)}
-    return sorted(name for name in factories if found[name].returns in ("", *RETURNED[subpackage]))
+    return [name for name in functions(subpackage) if found[name].returns in ("", *RETURNED[subpackage])]
 
 
 def named(subpackage: str, keep: Callable[[Row], bool]) -> list[str]:

@@ -1,7 +1,8 @@
 """What the laws know of one part: how to make it, and what a law must be told because it cannot find it by itself.
 
-Every default is the strictest: a law holds a part to it until the part's row says otherwise. What a part states of
-itself (`ClientFacts`, `TransformFacts`, `AggregatorFacts`, its design, its signature) is read from it, and is no field.
+Every default is the strictest: a law holds a part to it until the part's row says otherwise. The exceptions are
+`compiled`, `traced` and `every_shape`, which ask for more tests than the others have. What a part states of itself
+(`ClientFacts`, `TransformFacts`, `AggregatorFacts`, its design, its signature) is read from it, and is no field.
 """
 
 from __future__ import annotations
@@ -10,14 +11,21 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal
 
+import jax.numpy as jnp
+
 from fedjax_sim import network
 from fedjax_sim.types import ParamsKind
+from tests.laws import problems as p
 
 EVERY = ("network", "sampling", "client", "transform", "aggregation", "server", "algorithms")
 
 
 def _same(x: Any) -> Any:
     return x
+
+
+def _start() -> Any:
+    return jnp.array(p.START)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -32,9 +40,11 @@ class Row:
 
     # It runs by default where a law compiles each row; one row a family. `cases.compiled_rows`.
     compiled: Annotated[bool, *EVERY] = False
-    # It stands among plain parts; where it needs other ones, an algorithm with both is a row too. test_platforms.
+    # It is lowered in a federation with plain parts and those in `needs`. If not, an algorithm with it is a row, which
+    # is lowered. test_platforms.
     alone: Annotated[bool, "client", "server"] = True
-    # What must stand around it in a federation, by the name of the argument. test_compositions, test_rounding.
+    # What must stand around it in a federation, by the name of the argument. test_compositions, test_rounding,
+    # test_platforms.
     needs: Annotated[Mapping[str, Callable[[], Any]], "client", "transform", "server"] = dataclasses.field(
         default_factory=dict
     )
@@ -44,8 +54,9 @@ class Row:
     config: Annotated[tuple[str, ...], "network", "sampling", "transform", "aggregation", "algorithms"] = ()
     # Optional arguments that no config can hold. config/test_one_word.
     python_only: Annotated[tuple[str, ...], "algorithms"] = ()
-    # Some recipe is made with it, so that the laws of the algorithms meet it. test_rounding.
-    in_recipes: Annotated[bool, "client", "server"] = True
+    # An algorithm with it is a row, so that the laws of the algorithms meet it. If not, it is traced in a federation
+    # with plain parts and those in `needs`. test_rounding.
+    in_recipes: Annotated[bool, "client", "server"] = False
 
     # A device spends energy where there is nothing to compute or to send, as its latency does. test_network.
     idle_joules: Annotated[bool, "network"] = False
@@ -74,6 +85,8 @@ class Row:
     known: Annotated[Callable[[Any], Any], "server"] = _same
     # What is broadcast -> the model in it. test_members.
     model_in: Annotated[Callable[[Any], Any], "server"] = _same
+    # The model that its federation starts from, if it is not the laws' own. test_rounding, test_platforms.
+    start: Annotated[Callable[[], Any], "server"] = _start
     # The server of the part of a model with this path, which the laws' own model has not. test_foreign_updates.
     of_part: Annotated[Callable[[str], Any] | None, "server"] = None
     # Each leaf is tried in every wrong shape, and not in one: for one server. test_foreign_updates.
@@ -90,7 +103,8 @@ class Row:
 
     # It also runs by default where a law traces each row. `cases.traced_rows`.
     traced: Annotated[bool, "algorithms"] = False
-    # It trains a model by a loss, which falls. test_members, test_pytrees, test_scopes, algorithms/analytics.
+    # It trains a model by a loss, which falls. test_members, test_scopes, test_pytrees,
+    # algorithms/analytics/test_statistic.
     trains: Annotated[bool, "algorithms"] = True
     # It trains in its rounds, and not before them. test_scopes.
     trains_in_rounds: Annotated[bool, "algorithms"] = True
@@ -131,7 +145,7 @@ class Row:
     # It is made of a loss of all the model's numbers, not of layers or the names of parts, and its weighting is that of
     # its aggregator. test_weights.
     weighed: Annotated[bool, "algorithms"] = True
-    # All clients take part in every round. test_weights, config/test_document.
+    # All clients take part in every round. test_weights.
     everybody: Annotated[bool, "algorithms"] = False
     # Its clients count alike, whatever a config says. config/test_one_word.
     counts_alike: Annotated[bool, "algorithms"] = False

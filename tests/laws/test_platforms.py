@@ -32,15 +32,16 @@ def algorithm(kind: str, name: str):
         member = test_compositions.MEMBERS[name]()
         parts |= {"transform": member, "aggregator": test_compositions.aggregator_for(name)}
     else:
-        part = cases.CASES[kind][name]()
-        parts[{"sampling": "sampler", "aggregation": "aggregator"}.get(kind, kind)] = part
+        row = cases.CASES[kind][name]
+        parts[{"sampling": "sampler", "aggregation": "aggregator"}.get(kind, kind)] = row()
+        parts |= {other: make() for other, make in row.needs.items()}
     if kind == "sampling":
         parts["aggregator"] = aggregation.fixed_mean(7.0)
     return federated(**parts, **cases.RUN)
 
 
 def rows(kind: str) -> list[str]:
-    """Those that need no other parts around them than the plain ones; the algorithms of the others are rows too."""
+    """Those that stand in a federation; the algorithms of the others are rows, too."""
     found = test_compositions.MEMBERS if kind == "transform" else cases.CASES[kind]
     alone = {name for name, row in found.items() if row.alone}
     return sorted(alone - (cases.integer_sums() if kind == "aggregation" else set()))
@@ -53,7 +54,8 @@ def lowered(kind: str, names) -> list[str]:
         with engine.compiling_for(platform):
             for name in names:
                 made = algorithm(kind, name)
-                state = jax.eval_shape(made.init, jax.random.key(0), jnp.array(p.START), p.ragged())
+                start = jnp.array(p.START) if kind == "transform" else cases.CASES[kind][name].start()
+                state = jax.eval_shape(made.init, jax.random.key(0), start, p.ragged())
                 traced = jax.jit(made.step).trace(jax.random.key(0), state, p.ragged())
                 text = traced.lower(lowering_platforms=(platform,)).as_text()
                 if "custom_call @xla_python" in text:

@@ -34,17 +34,14 @@ def divisions(program: Program) -> Iterator[bool]:
             yield from divisions(inner)
 
 
-def of_a_round(algorithm, data) -> list[bool]:
-    state = jax.eval_shape(lambda: algorithm.init(KEY, jnp.array(p.START), data))
+def of_a_round(algorithm, data, params=p.START) -> list[bool]:
+    state = jax.eval_shape(lambda: algorithm.init(KEY, jax.tree.map(jnp.array, params), data))
     return list(divisions(jax.make_jaxpr(algorithm.step)(KEY, state, data).jaxpr))
 
 
-OTHERS = {  # parts that no recipe has
-    name: {kind: row, **row.needs}
-    for kind in ("client", "server")
-    for name, row in cases.CASES[kind].items()
-    if not row.in_recipes
-}
+OTHERS = [  # parts that no recipe has
+    (kind, name) for kind in ("client", "server") for name in cases.named(kind, lambda row: not row.in_recipes)
+]
 ROWS = [
     (kind, name) for kind in ("algorithms", "transform", "aggregation", "sampling") for name in device_rows.names(kind)
 ]
@@ -59,11 +56,12 @@ def test_no_row_divides_bare(kind, name):
     assert found and all(found), found
 
 
-@pytest.mark.parametrize("name", OTHERS)
-def test_nor_do_parts_of_no_recipe(name):
+@pytest.mark.parametrize("kind, name", OTHERS)
+def test_nor_do_parts_of_no_recipe(kind, name):
     """Catches the same in clients and servers that are put together by hand."""
-    parts = {kind: make() for kind, make in OTHERS[name].items()}
-    found = of_a_round(device_rows.star(**parts), p.ragged())
+    row = cases.CASES[kind][name]
+    parts = {kind: row()} | {other: make() for other, make in row.needs.items()}
+    found = of_a_round(device_rows.star(**parts), p.ragged(), row.start())
     assert found and all(found), found
 
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
+import functools
+import inspect
 import pathlib
 import re
+import sys
 import typing
 
 import pytest
@@ -65,11 +69,93 @@ def test_a_fact_stands_where_a_law_reads_it():
     assert misplaced(Row(int, about_origin=True, compiled=True), "transform") == ["about_origin"]
 
 
-def test_every_fact_is_read():
-    """Fault: a field that no law reads any more."""
+@pytest.mark.every_row
+def test_a_part_stands_in_a_federation_or_in_a_recipe():
+    """Fault: a client or a server that is lowered in no program."""
+    for kind in ("client", "server"):
+        assert cases.named(kind, lambda row: not row.alone and not row.in_recipes) == []
+
+
+@pytest.mark.full
+def test_recipes_have_the_parts_that_say_so():
+    """Fault: a row that says that some algorithm has its client or server, where none has it and no law traces it."""
+    parts = [(kind, name) for kind in ("client", "server") for name in cases.CASES[kind]]
+    code = {inspect.unwrap(getattr(cases.SUBPACKAGES[kind], name)).__code__: (kind, name) for kind, name in parts}
+    called = set()
+
+    def note(frame, event, argument):
+        called.add(code.get(frame.f_code))
+
+    before = sys.getprofile()
+    sys.setprofile(note)
+    try:
+        for row in cases.CASES["algorithms"].values():
+            row()
+    finally:
+        sys.setprofile(before)
+    assert {part for part in parts if part in called} == {
+        (kind, name) for kind, name in parts if cases.CASES[kind][name].in_recipes
+    }
+
+
+def places() -> dict[str, list[str]]:
+    """Each fact, with the files and the functions of `cases.py` that its comment in `row.py` names."""
+    found, comment = {}, ""
+    for line in inspect.getsource(Row).splitlines():
+        field = re.match(r"    (\w+): Annotated", line)
+        if field is not None:
+            found[field[1]] = re.findall(r"(?:\w+/)*\btest_\w+|\bdevice_rows\b|\bcases\.\w+", comment)
+        comment = f"{comment} {line.strip(' #')}" if line.startswith("    # ") else ""
+    return found
+
+
+def reads(node: ast.AST, name: str) -> bool:
+    """Whether the fact of this name is read there, of a `row` or of what a table of rows has."""
+
+    def is_row(value):
+        tables = (x.value for x in ast.walk(value) if isinstance(x, ast.Subscript))
+        return ast.unparse(value) == "row" or any(ast.unparse(x) in ("cases.CASES", "MEMBERS") for x in tables)
+
+    return any(isinstance(x, ast.Attribute) and x.attr == name and is_row(x.value) for x in ast.walk(node))
+
+
+@functools.cache
+def tree_of(place: str) -> ast.AST:
     tests = pathlib.Path(__file__).parents[1]
-    without = ("row.py", pathlib.Path(__file__).name)
-    text = "".join(path.read_text(encoding="utf-8") for path in tests.rglob("*.py") if path.name not in without)
-    fields = [x.name for x in dataclasses.fields(Row)]
-    assert not [name for name in fields if not re.search(rf"(\brow|\])\.{name}\b", text)]
-    assert not re.search(r"(\brow|\])\.no_such_fact\b", text)
+    path = tests / f"{place}.py" if "/" in place else tests / "laws" / f"{place}.py"
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+def is_called(function: str) -> bool:
+    """Whether a law calls this function of `cases.py`."""
+    laws = (path.stem for path in pathlib.Path(__file__).parent.glob("test_*.py"))
+    calls = (x.func for law in laws for x in ast.walk(tree_of(law)) if isinstance(x, ast.Call))
+    return any(ast.unparse(x) == function for x in calls)
+
+
+FACTS = [x.name for x in dataclasses.fields(Row) if x.name != "make"]
+
+
+def unread(fact: str, place: str) -> bool:
+    """Whether a place that the comment of a fact names does not read it."""
+    if not place.startswith("cases."):
+        return not reads(tree_of(place), fact)
+    (function,) = (x for x in tree_of("cases").body if getattr(x, "name", "") == place.removeprefix("cases."))
+    return not reads(function, fact) or not is_called(place)
+
+
+def test_every_fact_is_read():
+    """Fault: a fact that no law reads any more, or another law than its comment names."""
+    named = places()
+    assert [fact for fact in FACTS if not named[fact]] == [], "the comment names no file that reads it"
+    assert [(fact, place) for fact in FACTS for place in named[fact] if unread(fact, place)] == []
+
+
+def test_a_fact_of_something_else_is_none():
+    """Guards the law above. Fault: an attribute of another object that counts as the fact of its name."""
+    found = {
+        text: reads(ast.parse(text), "clock")
+        for text in ("row.clock", 'cases.CASES["algorithms"][name].clock', "sampler.clock", "design.row.clock", "clock")
+    }
+    assert [text for text, is_read in found.items() if is_read] == list(found)[:2]
+    assert not is_called("cases.no_such_rows") and set(places()) == {"make", *FACTS}
