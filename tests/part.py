@@ -8,9 +8,9 @@ at many rows in one test are not among them; `docs/extend.md` names these.
 from __future__ import annotations
 
 import argparse
+import ast
 import difflib
 import pathlib
-import re
 import sys
 from collections.abc import Iterator
 
@@ -22,11 +22,14 @@ from tests.laws import cases
 FOLDER = conftest.ROOT / "tests"
 # Laws over rows of these subpackages that stand outside of tests/laws.
 ELSEWHERE = {
-    "aggregation": ("population/datasets/test_industrial.py",),
+    "network": ("config/test_devices.py",),
+    "sampling": ("config/test_document.py",),
+    "aggregation": ("config/test_document.py", "population/datasets/test_industrial.py"),
     "transform": ("config/test_document.py",),
     "algorithms": (
         "algorithms/analytics/test_statistic.py",
         "algorithms/hierarchy/test_hierfavg.py",
+        "command/test_app.py",
         "config/test_document.py",
         "config/test_one_word.py",
     ),
@@ -44,20 +47,32 @@ def lacking(name: str, subpackage: str) -> Iterator[str]:
         yield f'a row: add "{name}": Row(lambda: ...) to CASES["{subpackage}"] in tests/laws/cases.py'
     if "Guarantees:" not in (getattr(cases.SUBPACKAGES[subpackage], name).__doc__ or ""):
         yield "`Guarantees:` in its docstring, which name the tests that show them"
-    own = [path for path in FOLDER.rglob("test_*.py") if path.parent.name not in ("laws", "config", "tests")]
-    if not any(re.search(rf"\b{name}\b", path.read_text(encoding="utf-8")) for path in own):
+    if not any(uses(path, name) for where in (subpackage, "oracles") for path in (FOLDER / where).rglob("test_*.py")):
         yield f"a test of what it computes, in tests/{subpackage}"
 
 
+def uses(path: pathlib.Path, name: str) -> bool:
+    """Whether the code of a file has this name, as a variable, an attribute or an import; words in a text are none."""
+    text = path.read_text(encoding="utf-8")
+    if name not in text:  # reading the tree of each file takes seconds
+        return False
+    names = {ast.Name: "id", ast.Attribute: "attr", ast.alias: "name"}
+    return any(getattr(x, names.get(type(x), ""), None) == name for x in ast.walk(ast.parse(text)))
+
+
 class OnePart:
-    """A plugin of pytest that keeps the tests about this part, and counts those that have it for a parameter."""
+    """A plugin of pytest that keeps the tests about this part, and counts those that have it for a parameter.
+
+    A parameter that is a tuple has the parts in it.
+    """
 
     def __init__(self, name: str) -> None:
         self.name, self.known, self.kept = name, 0, 0
 
     def _has(self, item: pytest.Item) -> bool:
         values = item.callspec.params.values() if hasattr(item, "callspec") else ()
-        return any(isinstance(value, str) and value == self.name for value in values)
+        words = (word for value in values for word in (value if isinstance(value, tuple) else (value,)))
+        return any(isinstance(word, str) and word == self.name for word in words)
 
     def _is_kept(self, item: pytest.Item) -> bool:
         return self._has(item) or item.get_closest_marker("every_row") is not None

@@ -578,6 +578,7 @@ def test_how_clients_count():
     assert words == f"{by_examples}; inside of each edge: not by their examples"
 
 
+@pytest.mark.every_row
 def test_every_algorithm_says_how_clients_count():
     """Fault: a run whose summary cannot be written after its last round, as of SplitGNN inside of a federation."""
     stars = {name: make().parts for name, make in cases.CASES["algorithms"].items()}

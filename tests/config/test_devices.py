@@ -104,6 +104,7 @@ def test_devices_may_be_optional(timed):
     assert set(given) == {None}
 
 
+@pytest.mark.every_row
 @pytest.mark.parametrize("kind", ["devices", "speed", "availability"])
 def test_every_device_builds(timed, kind):
     """Catches devices, a law or a condition that a config can name but not build."""

@@ -274,6 +274,7 @@ def test_every_transform_builds(name):
     told(*algorithm_of(load(None, [*SMALL, *options, *with_own(row, options_of_sum)])))
 
 
+@pytest.mark.every_row
 @pytest.mark.parametrize("table", ["sampler", "aggregator", "client_optimizer"])
 def test_every_part_builds(table):
     """Fault: a factory that is listed but lacks what the config hands over."""
@@ -287,6 +288,7 @@ def test_every_part_builds(table):
         algorithm_of(load(None, [*small, f"{table}.name={name}", *options]))
 
 
+@pytest.mark.every_row
 def test_wrapped_samplers_build():
     """Fault: a wrapper of samplers that a config can name but not build, with the devices of its table if it needs a
     clock. That of distinct clients is around every sampler."""
@@ -300,6 +302,7 @@ def test_wrapped_samplers_build():
             assert (made.parts.sampler.devices is not None) == clocked
 
 
+@pytest.mark.every_row
 def test_wrapped_rules_build():
     """Fault: a wrapper of aggregators that a config can name but not build."""
     needed = {"bucket_size": "2", "max_norm": "1.0", "num_byzantine": "1"}
