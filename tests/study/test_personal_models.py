@@ -99,7 +99,7 @@ def test_divergence_is_no_accuracy(monkeypatch):
             row["dropped_clients_so_far"] += row["rate"] == 0.3
         return found
 
-    monkeypatch.setattr(question, "sweep", diverging)
+    monkeypatch.setattr(question, "kept_sweep", diverging)
     rates = {comparison.conditions["rate"] for comparison in findings(("FedPer",), (0.01, 0.3)).comparisons}
     assert rates == {0.01}
     with pytest.raises(FloatingPointError, match="diverged with every learning rate"):
