@@ -13,6 +13,7 @@ from fedjax_sim.command.attackers import expected_attackers
 from fedjax_sim.command.completion import example_names
 from fedjax_sim.command.errors import is_users_error
 from fedjax_sim.command.options import OwnModules
+from fedjax_sim.report import numbers
 from fedjax_sim.running import terminal
 from fedjax_sim.running.environment import prepare
 
@@ -124,14 +125,6 @@ def _plan_on_chips(load_config: Callable[[dict[str, Any]], Any], target: str | N
     plan_on_chips(load_config, names, num_devices)
 
 
-def shown_bytes(value: float) -> str:
-    """Returns bytes in a readable unit, such as "1.5 MB"."""
-    from fedjax_sim.report.plots import scaled_bytes
-
-    unit, name = scaled_bytes(value)
-    return f"{value / unit:.3g} {name}"
-
-
 def _show_plan(options: dict[str, Any], experiment: Any, predicted: Any, largest: str) -> None:
     """Prints a forecast as a table.
 
@@ -146,9 +139,9 @@ def _show_plan(options: dict[str, Any], experiment: Any, predicted: Any, largest
     rounds = options["rounds"]
     grid = terminal.grid(show_header=False)
     grid.add_row("clients at once", f"{experiment.plan.lanes} on each of {len(jax.devices())} devices")
-    grid.add_row("population, state", shown_bytes(predicted.needs.arguments))
-    grid.add_row("a round's work", shown_bytes(predicted.needs.temporary + predicted.needs.results))
-    grid.add_row("memory", f"{shown_bytes(predicted.needs.total)} of {shown_bytes(predicted.limit)}")
+    grid.add_row("population, state", numbers.size(predicted.needs.arguments))
+    grid.add_row("a round's work", numbers.size(predicted.needs.temporary + predicted.needs.results))
+    grid.add_row("memory", f"{numbers.size(predicted.needs.total)} of {numbers.size(predicted.limit)}")
     if largest:
         grid.add_row("largest cohort", largest)
     grid.add_row("compilation", f"{predicted.compile_seconds:.1f} s")

@@ -8,6 +8,7 @@ from contextlib import ExitStack, contextmanager
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
+from fedjax_sim.report import numbers
 from fedjax_sim.running import terminal
 
 NOTE = """Kernels, traffic, products and exchanges are those of one device in one round. Nothing was run: times are
@@ -99,7 +100,6 @@ def _column(load_config: Callable, chip: Any, num_devices: int) -> _Column:
     Raises: MemoryError for a round that does not fit; NotImplementedError if the chip's compiler refuses the program.
     """
     from fedjax_sim import engine
-    from fedjax_sim.command.plan import shown_bytes
     from fedjax_sim.config.build import build
     from fedjax_sim.config.document import ConfigError
     from fedjax_sim.instruments.chips import chip_devices
@@ -124,7 +124,7 @@ def _column(load_config: Callable, chip: Any, num_devices: int) -> _Column:
 
     experiment, config_forecast = forecast({})
     if config_forecast.memory_bytes > chip.usable_bytes:
-        needed = shown_bytes(config_forecast.memory_bytes)
+        needed = numbers.size(config_forecast.memory_bytes)
         raise MemoryError(f"a round needs {needed} on each device, and there are {_usable(chip)}.")
     cohort_size = _cohort_size(load_config({}))
     largest = None
@@ -141,10 +141,8 @@ def _column(load_config: Callable, chip: Any, num_devices: int) -> _Column:
 
 def _usable(chip: Any) -> str:
     """Returns how much memory a run may use of a device, and of how much, in words."""
-    from fedjax_sim.command.plan import shown_bytes
-
-    of_all = f", which JAX takes of {shown_bytes(chip.memory_bytes)}" if chip.share < 1 else ""
-    return shown_bytes(chip.usable_bytes) + of_all
+    of_all = f", which JAX takes of {numbers.size(chip.memory_bytes)}" if chip.share < 1 else ""
+    return numbers.size(chip.usable_bytes) + of_all
 
 
 def _cohort_size(loaded: Any) -> int | None:
@@ -160,7 +158,6 @@ def _show(loaded: Any, columns: dict[str, _Column], num_devices: int) -> None:
       columns: by the chip's name.
       num_devices: how many of each chip there are.
     """
-    from fedjax_sim.command.plan import shown_bytes
     from fedjax_sim.instruments.chips import CHIPS
 
     rounds, cohort_size = loaded.resolved()["run"]["rounds"], _cohort_size(loaded)
@@ -172,7 +169,7 @@ def _show(loaded: Any, columns: dict[str, _Column], num_devices: int) -> None:
     def exchanges(program: Any) -> str:
         number = sum(exchange.times for exchange in program.collectives)
         sent = sum(exchange.times * exchange.result_bytes for exchange in program.collectives)
-        return f"{number}, {shown_bytes(sent)} in all" if number else "none"
+        return f"{number}, {numbers.size(sent)} in all" if number else "none"
 
     def products(program: Any) -> str:
         return ", ".join(f"{flops / 1e9:.3g} GFLOP in {name}" for name, flops in program.flops.items()) or "none"
@@ -185,12 +182,12 @@ def _show(loaded: Any, columns: dict[str, _Column], num_devices: int) -> None:
 
     row("devices", lambda name, _: f"{num_devices} of {CHIPS[name].title}")
     row("clients at once", lambda _, x: f"{x.lanes:,} on each device")
-    row("memory of a device", lambda name, x: f"{shown_bytes(x.forecast.memory_bytes)} of {_usable(CHIPS[name])}")
+    row("memory of a device", lambda name, x: f"{numbers.size(x.forecast.memory_bytes)} of {_usable(CHIPS[name])}")
     if any(x.largest for x in columns.values()):
         # A line through two cohorts: the memory of larger ones grows less, once their groups of lanes are full.
         row("cohorts that fit, at least up to", lambda _, x: f"{x.largest:,}" if x.largest else "unknown")
     row("kernels", lambda _, x: f"{x.forecast.program.num_launches:,}")
-    row("memory traffic", lambda _, x: shown_bytes(x.forecast.program.memory_bytes))
+    row("memory traffic", lambda _, x: numbers.size(x.forecast.program.memory_bytes))
     row("matrix products", lambda _, x: products(x.forecast.program))
     row("exchanges", lambda _, x: exchanges(x.forecast.program))
     row("waits for the host", lambda name, x: waits(name, x.forecast.program))

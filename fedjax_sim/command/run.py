@@ -28,7 +28,7 @@ from fedjax_sim.command.folders import (
     rounds_done,
 )
 from fedjax_sim.command.options import OwnModules, Settings, Without
-from fedjax_sim.command.plan import shown_bytes
+from fedjax_sim.report import numbers
 from fedjax_sim.running import seconds, terminal
 from fedjax_sim.running.environment import environment, prepare
 
@@ -610,8 +610,8 @@ def show_summary(summary: dict[str, Any], first_loss: float) -> None:
     grid.add_row("compilation", f"{summary['compile_seconds']:.1f} s")
     if "seconds" in summary:
         grid.add_row("wall time", seconds.shown_parts(summary["seconds"]))
-    grid.add_row("sent up, down", f"{shown_bytes(summary['uplink_bytes'])}, {shown_bytes(summary['downlink_bytes'])}")
-    grid.add_row("peak memory", shown_bytes(summary["peak_memory_bytes"]))
+    grid.add_row("sent up, down", f"{numbers.size(summary['uplink_bytes'])}, {numbers.size(summary['downlink_bytes'])}")
+    grid.add_row("peak memory", numbers.size(summary["peak_memory_bytes"]))
     # The nodes of a graph take part without an invitation.
     if summary["clients_invited"]:
         grid.add_row("reported", f"{visits - summary['dropped_clients']:,} of {summary['clients_invited']:,} invited")
