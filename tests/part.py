@@ -29,9 +29,9 @@ ELSEWHERE = {
     "algorithms": (
         "algorithms/analytics/test_statistic.py",
         "algorithms/hierarchy/test_hierfavg.py",
-        "command/test_app.py",
         "config/test_document.py",
         "config/test_one_word.py",
+        "experiment/test_summary.py",
     ),
 }
 

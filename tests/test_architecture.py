@@ -30,6 +30,7 @@ FLOORS = (  # a subpackage imports from its own folder and from lower floors; th
     ("report",),
     ("instruments",),
     ("config",),
+    ("experiment",),
     ("sweeps",),
     ("study",),
     ("command",),
@@ -116,6 +117,27 @@ def test_arrows_point_downward():
     """Catches a subpackage that imports its sibling, or anything from above, and a module outside of a subpackage."""
     check_each(check_arrows)
     assert {path.stem for path in PACKAGE.glob("*.py")} == ROOTS
+
+
+def test_no_circles():
+    """Catches two modules that import each other, also inside of functions, and longer circles.
+
+    The package itself imports nothing before it is asked for it.
+    """
+    modules = {".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path for path in FILES}
+    left = {name: set() for name in modules if name != "fedjax_sim"}
+    for name in left:
+        for node in nodes(modules[name]):
+            if isinstance(node, ast.ImportFrom):
+                inner = {f"{node.module}.{alias.name}" for alias in node.names}
+                left[name] |= inner & left.keys() or {node.module} & left.keys()
+            elif isinstance(node, ast.Import):
+                left[name] |= {alias.name for alias in node.names} & left.keys()
+        left[name].discard(name)
+    # What imports nothing that is left is in no circle.
+    while free := {name for name, imported in left.items() if not imported & left.keys()}:
+        left = {name: imported for name, imported in left.items() if name not in free}
+    assert not left, {name: sorted(imported & left.keys()) for name, imported in left.items()}
 
 
 def test_wings_stand_apart():

@@ -52,11 +52,11 @@ def main() -> None:
         app(obj=process_began())
     except Exception as error:
         # An error that no command expected is a bug. The other processes of the job must not wait for this one.
-        from fedjax_sim.running import distributed
+        from fedjax_sim.running.processes import current
 
         with escaped_output():
             traceback.print_exc()
-        distributed.leave(error)
+        current().leave(error)
         sys.exit(1)
 
 

@@ -81,7 +81,7 @@ def compare(
 
 def show(run: RunFolder) -> None:
     """Show a run's summary again."""
-    from fedjax_sim.command.run import show_summary
+    from fedjax_sim.command.summary import show_summary
     from fedjax_sim.config.document import ConfigError
     from fedjax_sim.report.files import read_json
     from fedjax_sim.running import checksums

@@ -27,7 +27,7 @@ from fedjax_sim.models import Model, default_loss, link_prediction, supervised
 from fedjax_sim.population import FederatedData, quadratic_loss, with_public_preparation
 from fedjax_sim.prng import stream
 from fedjax_sim.round.costs import plan_of
-from fedjax_sim.running import distributed, seconds
+from fedjax_sim.running import processes, seconds
 from fedjax_sim.running.planning import fastest
 from fedjax_sim.sampling import with_distinct_clients
 from fedjax_sim.types import Algorithm, Array, ClientData, Groups, PyTree, noisy_parts
@@ -53,8 +53,14 @@ class Experiment(NamedTuple):
     loss_fn: Callable  # (params, examples, key) -> per-example losses
     evaluation: Callable  # params -> dict of numbers
     judged: Algorithm  # the algorithm, with `run.personal_steps` before a client's model is judged if the config asks
-    plan: engine.Plan  # lanes and chunk; part of a result's identity, so a run writes it into its config
+    config: Config  # what it was made from, with its plan
     frozen: PyTree = ()  # the state of the model, such as parameters that `models.lora` freezes
+
+    @property
+    def plan(self) -> engine.Plan:
+        """Lanes and chunk, which are part of a result's identity."""
+        run = self.config.tables["run"]
+        return engine.Plan(run["lanes"], run["chunk"])
 
 
 def build(config: Config) -> Experiment:
@@ -87,7 +93,8 @@ def build(config: Config) -> Experiment:
     >>> experiment.data.train.size, sorted(experiment.params)
     (100, ['bias', 'kernel'])
     """
-    return Builder(config).experiment()
+    with config.arithmetic():
+        return Builder(config).experiment()
 
 
 class Builder(Maker):
@@ -170,7 +177,7 @@ class Builder(Maker):
         # differ, but all processes must run the same program.
         if stated_plan is None and self.tables["run"]["plan"] == "trial":
             trial = partial(fastest, lambda plan: algorithm_under_plan(plan, None), root, params, population)
-            plan = engine.Plan(*distributed.from_first(trial))
+            plan = engine.Plan(*processes.current().from_first(trial))
             algorithm = algorithm_under_plan(plan, mesh)
         # A statistic brings the loss of its estimate; a model's loss is that of the task.
         loss_fn = algorithm.evaluated.loss_fn or loss_fn
@@ -185,7 +192,7 @@ class Builder(Maker):
             loss_fn=loss_fn,
             evaluation=evaluate,
             judged=judged,
-            plan=plan,
+            config=self.config.planned(plan),
             frozen=self.frozen,
         )
 

@@ -90,6 +90,11 @@ class Config:
         """
         return copy.deepcopy(dict(self.tables))
 
+    @property
+    def name(self) -> str:
+        """What runs of this config are called, such as "digits-fedavg-0"."""
+        return f"{self.tables['data']['name']}-{self.tables['algorithm']['name']}-{self.tables['seed']}"
+
     def identity(self) -> dict[str, Any]:
         """Returns what a resumed run must share with its checkpoint: all options that can change a bit of a round.
 

@@ -27,6 +27,7 @@ class Maker:
     """
 
     def __init__(self, config: Config):
+        self.config = config
         self.tables = config.resolved()
         self.parts = {
             name: registry.parts_of_table(name)[self.tables[name]["name"]]

@@ -16,9 +16,9 @@ from fedjax_sim import validate
 from fedjax_sim.engine.jaxpr import Program
 from fedjax_sim.metrics.evaluation import Evaluation
 from fedjax_sim.population.protocol import check_population
-from fedjax_sim.running import distributed
 from fedjax_sim.running.fingerprint import is_private
 from fedjax_sim.running.log import plain
+from fedjax_sim.running.processes import current
 from fedjax_sim.running.stopping import NONE_BESIDE_NOISE, StopWhen
 from fedjax_sim.types import Algorithm, PyTree
 from fedjax_sim.validate import NonNegativeInt, PositiveInt
@@ -153,7 +153,7 @@ def evaluated(
     by_client: dict[str, dict[str, np.ma.MaskedArray]] = {}
     if evaluation is not None:
         sees_state = num_arguments(evaluation) == 2
-        if sees_state and distributed.several():
+        if sees_state and current().several:
             hint = "The clients' memories are split over the processes: evaluate params alone, or use one process."
             validate.fail("evaluation", "one of params, with several processes", "one of (params, state)", hint)
         params = algorithm.params(state)

@@ -14,10 +14,11 @@ import numpy as np
 
 from fedjax_sim import engine, validate
 from fedjax_sim.prng import fold_in
-from fedjax_sim.running import distributed, executables
+from fedjax_sim.running import executables
 from fedjax_sim.running.beside import beside
 from fedjax_sim.running.executables import KeptRound, Rounds
 from fedjax_sim.running.planning import check_memory
+from fedjax_sim.running.processes import current
 from fedjax_sim.running.shared_arrays import replicated, whole
 from fedjax_sim.types import Algorithm, Array, PyTree
 
@@ -96,7 +97,7 @@ def compiled_block(
             keep(block=name, constants=constants, info=info)
     seconds = round.seconds + end_seconds - start_seconds
     # A program that is too large for one process ends all of them.
-    distributed.agreed(lambda: check_memory(engine.needs(compiled)))
+    current().agreed(lambda: check_memory(engine.needs(compiled)))
     (key_sharding, state_sharding, population_sharding, _, constants_sharding), _ = compiled.input_shardings
     key = jax.device_put(key, key_sharding)
     state = _placed(state, state_sharding)
@@ -140,7 +141,7 @@ def _lowered(traced_round: TracedRound, key: Array, state: PyTree, population: P
 
     no_rounds = Rounds(np.int32(0), np.int32(0))
     # With several processes infos are replicated, since every process reads them; the compiler places the state.
-    shardings = {"out_shardings": (None, key.sharding)} if distributed.several() else {}
+    shardings = {"out_shardings": (None, key.sharding)} if current().several else {}
     options = engine.compiler_options()
     program = jax.jit(block, donate_argnums=1, compiler_options=options, **shardings)
     return executables.lowered(program.trace(key, state, population, no_rounds, constants), options), constants

@@ -1,26 +1,16 @@
-"""Runs one job over several processes on JAX's own runtime: processes join the job, and agree on decisions and errors.
-
-Every process runs the same program; process 0 alone reads the config, writes files and prints. A decision that depends
-on wall time, files or signals is made by one process and sent to all. Otherwise the processes would run different
-collectives. With one process, every function here returns its argument, or the result of the function that it is given.
-"""
+"""Joins the processes of a job on JAX's own runtime."""
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import signal
 import sys
 import threading
-from collections.abc import Callable
-from typing import Any, NoReturn, TypeVar
+from typing import Any
 
-from fedjax_sim.running import seconds
-from fedjax_sim.running.processes import index as index, is_first as is_first, several as several
-from fedjax_sim.running.shared_arrays import broadcast
+from fedjax_sim.running.processes import Processes, current
 
-T = TypeVar("T")
 HEARTBEAT_SECONDS = 30  # a process without a heartbeat for so long counts as dead, and the runtime ends the others
 START_SECONDS = 180  # timeout for all processes to join
 SHUTDOWN_SECONDS = 60  # timeout for all processes to leave, which they agree on first
@@ -29,17 +19,8 @@ LAUNCHED = "FEDJAX_SIM_LAUNCHED"  # set by the launcher: standard input closes w
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 
 
-class PeerFailed(RuntimeError):
-    """Another process failed at a step that all processes take together; that process reports why."""
-
-    code = 1  # the exit code of this process
-
-
-# ---- joining
-
-
-def initialize(coordinator: str | None = None, num_processes: int | None = None, process_id: int | None = None) -> None:
-    """Joins the processes of a job; does nothing for a process on its own.
+def join(coordinator: str | None = None, num_processes: int | None = None, process_id: int | None = None) -> Processes:
+    """Joins the processes of a job, and returns them; a process on its own joins none.
 
     Call it before JAX is used. Without arguments a SLURM step of several tasks is joined as SLURM describes it. When a
     process dies the others end within a minute, since a collective would wait for it forever. Resume the run to
@@ -73,10 +54,10 @@ def initialize(coordinator: str | None = None, num_processes: int | None = None,
         if not 0 <= process_id < num_processes:
             _refuse("--process-id", f"an integer in [0, {num_processes - 1}]", process_id)
     elif not all(name in os.environ for name in SLURM):
-        return
+        return current()
     _end_with_the_launcher()
     if (num_processes or int(os.environ["SLURM_NTASKS"])) == 1:
-        return
+        return current()
     import jax
 
     from fedjax_sim.running.environment import prepare
@@ -104,11 +85,13 @@ def initialize(coordinator: str | None = None, num_processes: int | None = None,
         )
     else:
         jax.distributed.initialize(cluster_detection_method="slurm", **timeouts)
-    _meet()
+    processes = current()
+    _meet(processes)
+    return processes
 
 
 def _refuse(name: str, rule: str, value: Any, hint: str = "") -> None:
-    """Raises ValueError for an option of `initialize`."""
+    """Raises ValueError for an option of `join`."""
     from fedjax_sim import validate  # imports JAX, which the launcher does without
 
     validate.fail(name, rule, value, hint)
@@ -136,7 +119,7 @@ def _end_with_the_launcher() -> None:
     threading.Thread(target=end_when_input_closes, daemon=True).start()
 
 
-def _meet() -> None:
+def _meet(processes: Processes) -> None:
     """Runs the first collectives, of processes and of devices, with standard output closed, because Gloo prints on it.
 
     Connections are made at the first collective. An error in them ends the job here and not in the first round.
@@ -156,134 +139,10 @@ def _meet() -> None:
     silent = os.open(os.devnull, os.O_WRONLY)
     try:
         os.dup2(silent, 1)
-        gathered_numbers(index())
+        processes.gathered_numbers(processes.index)
         ones = jax.make_array_from_process_local_data(split, np.ones(jax.local_device_count(), np.int32))
         jax.block_until_ready(jax.jit(lambda x: x.sum(), out_shardings=replicated)(ones))
     finally:
         os.dup2(stdout_copy, 1)
         os.close(stdout_copy)
         os.close(silent)
-
-
-# ---- agreeing
-
-
-def gathered_numbers(*numbers: int) -> Any:
-    """Gathers the numbers of every process: an int32 array [processes, numbers], the same on all of them."""
-    import numpy as np
-
-    own_numbers = np.array(numbers, np.int32)
-    if not several():
-        return own_numbers[None]
-    from jax.experimental import multihost_utils
-
-    with seconds.part("waiting"):
-        return np.asarray(multihost_utils.process_allgather(own_numbers)).reshape(-1, len(numbers))
-
-
-def agreed(call: Callable[[], T]) -> T:
-    """Returns what `call` returns on this process; if it fails on one process, it fails on all.
-
-    Raises: the error of `call`; PeerFailed if only other processes have an error.
-    """
-    if not several():
-        return call()
-    failure = result = None
-    try:
-        result = call()
-    except BaseException as error:
-        # Every kind of error is caught, since the others must learn of an interrupt too.
-        failure = error
-    # A collective: all processes meet here, whether their call failed or not.
-    codes = gathered_numbers(0 if failure is None else exit_code(failure))[:, 0]
-    if codes.any():
-        first_to_fail = int(codes.nonzero()[0][0])
-        if failure is None:
-            failure = PeerFailed(f"process {first_to_fail} failed; it reports why")
-        failure.reported_by = first_to_fail
-        if isinstance(failure, PeerFailed):
-            failure.code = int(codes[first_to_fail])
-        raise failure
-    return result
-
-
-def by_first(call: Callable[[], T]) -> T | None:
-    """Returns what `call` returns on process 0, which alone runs it; returns None on the others.
-
-    Raises: the error of `call` on process 0, and PeerFailed elsewhere.
-    """
-    return agreed(lambda: call() if is_first() else None)
-
-
-def from_first(call: Callable[[], T]) -> T:
-    """Returns on every process what `call` returns on process 0; the result must be a JSON value."""
-    if not several():
-        return call()
-    import numpy as np
-
-    value = by_first(call)
-    text = json.dumps(value).encode() if is_first() else b""
-    # Collectives need equal shapes everywhere, so the length is sent before the text.
-    size = int(gathered_numbers(len(text))[0, 0])
-    text = broadcast(np.frombuffer(text.ljust(size), np.uint8) if is_first() else np.zeros(size, np.uint8))
-    return value if is_first() else json.loads(text.tobytes())
-
-
-def check_same(name: str, digest: str, hint: str) -> None:
-    """Raises RuntimeError, on all processes, if they differ in something that must be the same.
-
-    Args:
-      name: what must be the same, for the error message.
-      digest: its digest on this process, in hexadecimal.
-      hint: what to do about a difference.
-    """
-    # Seven hexadecimal digits fit an int32.
-    words = gathered_numbers(*(int(digest[i : i + 7], 16) for i in range(0, len(digest), 7)))
-    differing_processes = [i for i, row in enumerate(words) if (row != words[0]).any()]
-    if differing_processes:
-        raise everywhere(
-            RuntimeError(f"{name}: expected the same on all processes, got others on {differing_processes}. {hint}")
-        )
-
-
-# ---- failing
-
-
-def exit_code(error: BaseException) -> int:
-    """Returns the exit code for an error: 2 for wrong input, 130 for an interrupt, 1 for a run that failed."""
-    if isinstance(error, PeerFailed):
-        return error.code
-    is_wrong_input = isinstance(error, (ValueError, TypeError, FileExistsError, FileNotFoundError))
-    return 2 if is_wrong_input else 130 if isinstance(error, KeyboardInterrupt) else 1
-
-
-def everywhere(error: BaseException) -> BaseException:
-    """Marks an error as raised by all processes at the same place, so that process 0 alone reports it; returns it."""
-    error.reported_by = 0
-    return error
-
-
-def reports(error: BaseException) -> bool:
-    """Returns whether this process is the one that reports an error."""
-    return not several() or getattr(error, "reported_by", index()) == index()
-
-
-def lost_peer(error: BaseException) -> bool:
-    """Returns whether an error says that another process died."""
-    return several() and any(word in str(error) for word in ("Gloo", "NCCL", "coordination service", "heartbeat"))
-
-
-def leave(error: BaseException) -> None:
-    """Exits at once if this process failed alone.
-
-    An orderly exit would wait for the other processes, which wait for this one in a collective.
-    """
-    if several() and not hasattr(error, "reported_by"):
-        _exit(exit_code(error))
-
-
-def _exit(code: int) -> NoReturn:
-    """Ends this process without JAX's own exit, which waits for the other processes."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)

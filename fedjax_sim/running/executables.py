@@ -26,7 +26,7 @@ from fedjax_sim.running import program_files
 from fedjax_sim.running.checkpoint_format import kind_of
 from fedjax_sim.running.fingerprint import RoundProgram, is_opaque
 from fedjax_sim.running.origin import digest_of, machine
-from fedjax_sim.running.processes import several
+from fedjax_sim.running.processes import current
 from fedjax_sim.types import Array, Count, PyTree
 
 MOST_CONSTANT_BYTES = 1 << 25  # of the arrays that a kept round closes over
@@ -169,7 +169,7 @@ def _name_of_program(lowered: jax.stages.Lowered, results: PyTree, options: Mapp
     """
     config = jax.config
     checks_results = config.jax_debug_nans or config.jax_debug_infs  # as it runs a program
-    if program_files.folder() is None or several() or checks_results:
+    if program_files.folder() is None or current().several or checks_results:
         return None
     # Arrays come back from the disk as plain ones.
     if any(_is_key(x) or x.weak_type for x in jax.tree.leaves(results)):

@@ -19,11 +19,12 @@ import numpy as np
 from fedjax_sim import engine, tree
 from fedjax_sim.files.regular_files import content_of, json_of
 from fedjax_sim.round.costs import ROUND_METRICS
-from fedjax_sim.running import checkpoint, checksums, distributed
+from fedjax_sim.running import checkpoint, checksums
 from fedjax_sim.running.checkpoint_format import meta_of
 from fedjax_sim.running.checksums import GrowingFile
 from fedjax_sim.running.kept_files import check_free_of
 from fedjax_sim.running.loggers import Logger
+from fedjax_sim.running.processes import current
 from fedjax_sim.running.seconds import account, part, so_far
 from fedjax_sim.running.shared_arrays import broadcast, whole
 from fedjax_sim.types import Count, Metric, PyTree
@@ -214,14 +215,15 @@ class Log:
     """
 
     def __init__(self, directory: str | Path | None, loggers: Sequence[Logger] = ()):
-        self.directory = Path(directory) if directory is not None and distributed.is_first() else None
+        self.processes = current()
+        self.directory = Path(directory) if directory is not None and self.processes.is_first else None
         names = (METRICS, TIMING) if self.directory is not None else ()
         self.files = {name: GrowingFile(self.directory / name) for name in names}
         self.spending = None  # the privacy ledger, which a commit holds too
         self.metrics: tuple[Metric, ...] = ROUND_METRICS  # with those that the algorithm states
         self.records: list[dict] = []
         self.seconds = self.elapsed = self.earlier = 0.0  # of the rounds; in total; in total before a resume
-        self.loggers = loggers if distributed.is_first() else ()
+        self.loggers = loggers if self.processes.is_first else ()
         self.started_loggers: list[Logger] = []
         self.earlier_parts: dict[str, float] = {}  # seconds of the sessions before a resume
         self.final_summary: dict | None = None  # None until the run ends without an error
@@ -234,7 +236,7 @@ class Log:
 
     def start(self) -> None:
         """Creates the files of a new run; refuses to overwrite an earlier one."""
-        distributed.by_first(self._start)
+        self.processes.by_first(self._start)
 
     def _start(self) -> None:
         """Creates the files, on process 0."""
@@ -280,10 +282,10 @@ class Log:
         """
         spec = engine.gathered(state, spec=True)
         read_back = partial(self._read_back, spec, identity, allow_previous, program_on)
-        saved, meta = distributed.by_first(read_back) or (spec, None)
-        if distributed.several():
+        saved, meta = self.processes.by_first(read_back) or (spec, None)
+        if self.processes.several:
             read = meta, self.records, self.earlier_parts
-            meta, self.records, self.earlier_parts = distributed.from_first(lambda: read)
+            meta, self.records, self.earlier_parts = self.processes.from_first(lambda: read)
             saved = broadcast(saved)
         state = engine.scattered(saved, like=state)
         if evaluation := meta["identity"].get("program", {}).get("evaluation"):
@@ -417,7 +419,7 @@ class Log:
           keep: how many checkpoints are kept.
         """
         state = whole(state)
-        distributed.by_first(lambda: self._commit(round, state, identity, keep))
+        self.processes.by_first(lambda: self._commit(round, state, identity, keep))
 
     def _commit(self, round: int, state: PyTree, identity: dict, keep: int) -> None:
         """Writes the checkpoint on process 0, after all that it refers to is on disk.

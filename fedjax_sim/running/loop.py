@@ -19,7 +19,7 @@ import numpy as np
 
 from fedjax_sim import engine, validate
 from fedjax_sim.prng import init_key
-from fedjax_sim.running import checksums, distributed, seconds
+from fedjax_sim.running import checksums, seconds
 from fedjax_sim.running.arguments import (
     check_initial_model,
     check_kinds,
@@ -46,6 +46,7 @@ from fedjax_sim.running.interrupts import interrupts
 from fedjax_sim.running.log import Log, as_records, plain
 from fedjax_sim.running.loggers import Logger
 from fedjax_sim.running.privacy_ledger import Spending
+from fedjax_sim.running.processes import Processes, current, everywhere
 from fedjax_sim.running.progress import progress_bar
 from fedjax_sim.running.settings import Judging, Keeping, Resuming, Stopping, Training
 from fedjax_sim.types import Algorithm, Array, Population, PyTree
@@ -184,6 +185,7 @@ def run(
             loggers=loggers,
         ),
         resuming=Resuming(resume=resume, allow_previous=allow_previous),
+        processes=current(),
         population=jax.tree.map(jnp.asarray, population),
         started=time.perf_counter(),
         # As JSON has it, so that it compares equal to the identity in a checkpoint.
@@ -214,6 +216,7 @@ class _Session:
     stopping: Stopping
     keeping: Keeping
     resuming: Resuming
+    processes: Processes
     population: PyTree
     started: float  # on the clock of `time.perf_counter`
     identity: dict
@@ -237,7 +240,7 @@ class _Session:
         """Makes the state before the first round."""
         key, algorithm, params = self.training
         with engine.client_memory(self.keeping.client_memory, self.keeping.directory):
-            self.state = distributed.agreed(lambda: algorithm.init(init_key(key), params, self.population))
+            self.state = self.processes.agreed(lambda: algorithm.init(init_key(key), params, self.population))
         # Blocks donate the state's buffers: the caller's params and population must not be among them.
         self.state = engine.owned(self.state, (params, self.population))
         self.memory_files = [file for file, _ in engine.memory_files(self.state)]
@@ -260,13 +263,13 @@ class _Session:
             self.kept_round = find_round(self.kept_round_name, *arguments)
         if is_private(algorithm):
             kept = self.kept_round and self.kept_round.private_program
-            self.private_program = kept or distributed.from_first(
+            self.private_program = kept or self.processes.from_first(
                 lambda: program_digest(algorithm, params, self.population)
             )
-        run_fingerprint = distributed.from_first(
+        run_fingerprint = self.processes.from_first(
             lambda: fingerprint(key, algorithm, params, self.population, self.private_program)
         )
-        self.spending = log.spending = distributed.agreed(
+        self.spending = log.spending = self.processes.agreed(
             lambda: Spending(algorithm, params, self.population, run_fingerprint, delta=delta, directory=log.directory)
         )
 
@@ -283,11 +286,11 @@ class _Session:
         log = self.log
         directory = self.keeping.directory
         if resume:
-            distributed.by_first(log.check_resumable)
-            distributed.by_first(lambda: stack.enter_context(lock(directory)))
-            distributed.by_first(lambda: log.check_same_run(self.identity, allow_previous))
+            self.processes.by_first(log.check_resumable)
+            self.processes.by_first(lambda: stack.enter_context(lock(directory)))
+            self.processes.by_first(lambda: log.check_same_run(self.identity, allow_previous))
         elif directory is not None:
-            distributed.by_first(log.check_fresh)
+            self.processes.by_first(log.check_fresh)
         with seconds.part("compilation"):
             step = self.kept_round or traced_round(algorithm, key, self.state, self.population)
         keep = None
@@ -295,19 +298,20 @@ class _Session:
             if self.kept_round is not None:
                 of_round = self.kept_round.round_program
             else:
-                of_round = RoundProgram(**distributed.from_first(lambda: round_program(step.traced.jaxpr)._asdict()))
+                of_round = RoundProgram(**self.processes.from_first(lambda: round_program(step.traced.jaxpr)._asdict()))
                 keep = partial(keep_round, self.kept_round_name, of_round, self.private_program)
             self.identity["program"] = of_round._asdict()
-            self.identity["program"]["processes"] = jax.process_count()
+            self.identity["program"]["processes"] = self.processes.number
             program = evaluation_program(self.judging.evaluation, algorithm, self.state)
             if program is not None:
-                self.identity["program"]["evaluation"] = distributed.from_first(lambda: round_program(program).sha256)
+                sha256 = self.processes.from_first(lambda: round_program(program).sha256)
+                self.identity["program"]["evaluation"] = sha256
         if resume:
             self.state, self.round = log.resume(self.state, self.identity, allow_previous, self.program_on)
             rounds_done = self.round
             rounds = self.stopping.num_rounds
             rule = f"at least the {self.round} rounds done"
-            distributed.agreed(lambda: rounds_done > rounds and validate.fail("num_rounds", rule, rounds))
+            self.processes.agreed(lambda: rounds_done > rounds and validate.fail("num_rounds", rule, rounds))
         with seconds.part("compilation"):
             self.block, self.state, self.population, self.compile_seconds = compiled_block(
                 step,
@@ -319,18 +323,18 @@ class _Session:
             )
         # Files are created only after compilation, which may fail for want of memory.
         if directory is not None and not resume:
-            distributed.by_first(lambda: stack.enter_context(lock(directory)))
+            self.processes.by_first(lambda: stack.enter_context(lock(directory)))
             log.start()
             for file in self.memory_files:
                 file.create()
-            distributed.by_first(self.spending.start)
+            self.processes.by_first(self.spending.start)
         if directory is not None:
-            distributed.by_first(lambda: _put_files(Path(directory), self.keeping.files))
+            self.processes.by_first(lambda: _put_files(Path(directory), self.keeping.files))
         # A checkpoint of round 0, so that a run that is stopped in its first block can continue.
         if directory is not None and not resume:
             self.commit()
         stack.callback(log.finish_loggers)
-        distributed.by_first(log.start_loggers)
+        self.processes.by_first(log.start_loggers)
         if self.round == 0 and (at_start := self.evaluate({"round": 0})):
             log.append([{"round": 0} | at_start], 0.0, time.perf_counter() - self.started)
 
@@ -363,16 +367,16 @@ class _Session:
             self.log.append(records, block_seconds, time.perf_counter() - self.started)
             bar(records, block_seconds)
             if failed:
-                raise distributed.everywhere(FloatingPointError(failed))
+                raise everywhere(FloatingPointError(failed))
             # Clocks and signals differ between processes. Process 0 decides on the length of the next block and on the
             # checkpoint; an interrupt of any process counts.
-            decisions = distributed.gathered_numbers(length, self.checkpoint_is_due(), bool(self.interrupted))
+            decisions = self.processes.gathered_numbers(length, self.checkpoint_is_due(), bool(self.interrupted))
             length, checkpoint_is_due = int(decisions[0, 0]), bool(decisions[0, 1])
             interrupt = decisions[:, 2].any()
             if self.keeping.directory is not None and (checkpoint_is_due or interrupt):
                 self.commit()
             if interrupt:
-                raise distributed.everywhere(KeyboardInterrupt())
+                raise everywhere(KeyboardInterrupt())
             if evaluation_is_due and self.stopping.callbacks:
                 stop = self.call_back(records[-1])
 
@@ -402,7 +406,7 @@ class _Session:
     def run_block(self, count: int) -> tuple[list[dict], float]:
         """Runs the next rounds, after writing them into the ledger, and returns (their records, their seconds)."""
         if self.spending.mechanism is not None:
-            distributed.agreed(partial(self.spending.enter, self.round, self.round + count))
+            self.processes.agreed(partial(self.spending.enter, self.round, self.round + count))
         start_seconds = time.perf_counter()
         with seconds.part("rounds"), memory_errors(self.memory_files):
             self.state, infos = self.block(self.state, self.population, self.round, count)
@@ -410,7 +414,7 @@ class _Session:
         records = as_records(self.round + 1, infos, count)
         self.round += count
         if self.spending.mechanism is not None:
-            distributed.agreed(partial(self.spending.observe, records))
+            self.processes.agreed(partial(self.spending.observe, records))
         return records, block_seconds
 
     def call_back(self, record: dict) -> bool:
@@ -422,7 +426,7 @@ class _Session:
         # A list and no generator: every callback is called, even after one that stops the run.
         with seconds.part("callbacks"):
             stop = any([callback(self.round, state_copy, record) for callback in self.stopping.callbacks])
-        stop = distributed.gathered_numbers(stop).any()
+        stop = self.processes.gathered_numbers(stop).any()
         if self.keeping.directory is not None and stop and self.committed_round != self.round:
             self.commit()
         return stop
@@ -446,7 +450,7 @@ class _Session:
         if self.keeping.directory is not None:
             text = json.dumps(summary, indent=2) + "\n"
             path = Path(self.keeping.directory) / "summary.json"
-            distributed.by_first(lambda: checksums.write(path, text.encode()))
+            self.processes.by_first(lambda: checksums.write(path, text.encode()))
         return History(self.log.records, summary, self.by_client)
 
 

@@ -26,7 +26,7 @@ from fedjax_sim.files.regular_files import content_of
 from fedjax_sim.running import program_files, seconds
 from fedjax_sim.running.environment import numerics
 from fedjax_sim.running.fingerprint import is_opaque, value_digest
-from fedjax_sim.running.processes import several
+from fedjax_sim.running.processes import current
 
 INSTALLED = {"site-packages", "dist-packages"}  # folders of packages that an installer wrote
 VARIABLES = ("CUDA_", "JAX_", "LIBTPU_", "NCCL_", "NPROC", "NVIDIA_", "ROCM_", "TF_", "TPU_", "XLA_")
@@ -50,7 +50,7 @@ def origin_of(*values: Any) -> str | None:
     Guarantees: another value, source line, package, flag, version or number of devices is another origin, and values or
     files that cannot be known have none (tests/running/test_origin.py).
     """
-    if program_files.folder() is None or several():
+    if program_files.folder() is None or current().several:
         return None
     values_digest = value_digest(values)
     sources = _sources()

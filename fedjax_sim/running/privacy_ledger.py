@@ -12,7 +12,8 @@ import jax
 from fedjax_sim import tree, validate
 from fedjax_sim.files.regular_files import content_of, json_of
 from fedjax_sim.round.costs import message_spec
-from fedjax_sim.running import checkpoint, checksums, distributed, fingerprint
+from fedjax_sim.running import checkpoint, checksums, fingerprint
+from fedjax_sim.running.processes import current
 from fedjax_sim.types import Algorithm, Array, Population, PyTree
 
 FILE = "privacy.json"
@@ -133,7 +134,7 @@ class Spending:
         Raises: CheckpointError for a file that was deleted or damaged.
         """
         # The file may be ahead of the checkpoint: rounds are entered before they run.
-        in_file = distributed.from_first(self._read)
+        in_file = current().from_first(self._read)
         if in_file is None and saved is not None and saved["ledger"] is not None and self.path is not None:
             raise checkpoint.CheckpointError(
                 f"{self.path}: expected the privacy ledger of this run, got no file: deleted. Rounds after the last "

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any, TypeVar
 
-from fedjax_sim.running.processes import several
+from fedjax_sim.running.processes import current
 
 T = TypeVar("T")
 
@@ -24,7 +24,7 @@ def replicated(tree: T) -> T:
 
     Arrays that are already spread over the processes are not changed.
     """
-    if not several():
+    if not current().several:
         return tree
     import jax
     import numpy as np
@@ -50,7 +50,7 @@ def whole(tree: T) -> T:
 
     Arrays that are sharded over processes are gathered, which is a collective: all processes must call this.
     """
-    if not several():
+    if not current().several:
         return tree
     import jax
     from jax.experimental import multihost_utils
@@ -75,7 +75,7 @@ def broadcast(tree: T) -> T:
     Args:
       tree: on process 0, the arrays. On the other processes it gives shapes and dtypes, as arrays or specs.
     """
-    if not several():
+    if not current().several:
         return tree
     import jax
     import numpy as np

@@ -8,8 +8,8 @@ from pathlib import Path
 import jax
 
 from fedjax_sim import validate
-from fedjax_sim.running import distributed
 from fedjax_sim.running.arguments import check_kinds
+from fedjax_sim.running.processes import current
 from fedjax_sim.sweeps.finished import check_directory
 from fedjax_sim.types import Algorithm, Array, Population
 from fedjax_sim.validate import PositiveInt
@@ -33,6 +33,6 @@ def check_run(key: Array, algorithm: Algorithm, population: Population, evaluati
 
     A sweep cannot run in several processes.
     """
-    if distributed.several():
+    if current().several:
         validate.fail("sweep", "one process", jax.process_count(), "Its points are divided over one process's devices.")
     check_kinds(key, algorithm, population, evaluation, ())

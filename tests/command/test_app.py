@@ -12,25 +12,22 @@ import sys
 import time
 import tomllib
 from pathlib import Path
-from types import SimpleNamespace
 
 import jax
-import optax
 import pytest
 from typer.testing import CliRunner
 
-from fedjax_sim import aggregation, algorithms, engine, sampling, types
+from fedjax_sim import engine, types
 from fedjax_sim.command import app, folders
-from fedjax_sim.command.run import Job, _finish, _lanes_in_words, how_clients_count, show_summary
+from fedjax_sim.command.run import _lanes_in_words
+from fedjax_sim.command.summary import show_summary
 from fedjax_sim.config import registry
 from fedjax_sim.config.build import build
 from fedjax_sim.config.document import ConfigError, load
 from fedjax_sim.config.run_options import RUN_TABLE
 from fedjax_sim.running.environment import prepare
 from fedjax_sim.running.files import lock
-from fedjax_sim.running.history import History
 from tests import compiler, pictures
-from tests.laws import cases, problems
 
 pytestmark = pytest.mark.optimised(False)  # bits that are compared here are those of one program; the rest is words
 
@@ -146,39 +143,6 @@ def test_advice_for_a_model_that_learned_nothing(done, capsys):
     for more, first_loss, advice in cases:
         show_summary(summary | more, first_loss)
         assert capsys.readouterr().out.rpartition("no better than guessing: ")[2].strip() == advice
-
-
-def test_the_summary_comes_before_the_page(done, tmp_path, monkeypatch):
-    """Fault: a summary that waits for figures, or no page where nobody reads the output any more."""
-    summary, data = (
-        json.loads((done[0] / "summary.json").read_text()),
-        SimpleNamespace(test=None, task=None, notes=(), table_columns=(), warnings=(), special_tokens=()),
-    )
-    history, experiment = History([], summary), SimpleNamespace(data=data, algorithm=types.Algorithm(None, None, None))
-    events = []
-    monkeypatch.setattr("fedjax_sim.metrics.baseline.constant_baseline", lambda *_: {})
-    monkeypatch.setattr("fedjax_sim.report.page.write_report", lambda folder: events.append("page") or folder)
-    monkeypatch.setattr("fedjax_sim.command.run.show_summary", lambda *_: events.append("summary"))
-    job = Job(
-        name="name",
-        loaded=None,
-        experiment=experiment,
-        folder=None,
-        resume=False,
-        allow_previous=False,
-        quiet=False,
-    )
-    _finish(job, tmp_path, history)
-    assert events == ["summary", "page"]
-
-    def closed(*_):
-        raise BrokenPipeError
-
-    monkeypatch.setattr("fedjax_sim.command.run.show_summary", closed)
-    with pytest.raises(BrokenPipeError):
-        _finish(job, tmp_path, history)
-    assert events == ["summary", "page", "page"]
-    _finish(job._replace(quiet=True), tmp_path, history)  # prints no summary
 
 
 @pytest.mark.full  # by default the advice is read from made numbers
@@ -557,34 +521,6 @@ def test_weights_that_count_twice_are_refused():
     with pytest.raises(ConfigError, match=r"aggregator: .* counts them twice"):
         build(load(None, options))
     build(load(None, [*options, "aggregator.name=li_scheme_one"]))
-
-
-def test_how_clients_count():
-    """Of every level, and as far as a rule's facts say. Catches the cloud's words for the devices, and a rule that
-    takes one message of many called a mean."""
-    step, uniform = {"optimizer": optax.sgd(0.1), "num_steps": 1}, aggregation.fixed_mean(4.0)
-
-    def told(aggregator, **options):
-        made = algorithms.fedavg(problems.linear_loss, sampling.full(4), **step, aggregator=aggregator, **options)
-        return how_clients_count(made.parts)["clients_count"]
-
-    by_examples = "by the weights that they report, such as their examples"
-    assert told(aggregation.mean()) == by_examples
-    assert told(aggregation.mean(), weighting="uniform") == told(uniform) == "alike"
-    assert told(aggregation.krum(1)) == told(aggregation.median()) == "not by their examples"
-    edges = {"group_size": 3, "edge_aggregator": aggregation.median(), **step}
-    made = algorithms.hierarchical_fedavg(problems.linear_loss, sampling.full(4), **edges)
-    words = how_clients_count(made.parts)["clients_count"]
-    assert words == f"{by_examples}; inside of each edge: not by their examples"
-
-
-@pytest.mark.every_row
-def test_every_algorithm_says_how_clients_count():
-    """Fault: a run whose summary cannot be written after its last round, as of SplitGNN inside of a federation."""
-    stars = {name: make().parts for name, make in cases.CASES["algorithms"].items()}
-    words = {name: how_clients_count(star) for name, star in stars.items()}
-    assert all(told["clients_count"] for name, told in words.items() if stars[name] is not None)
-    assert "inside of each edge: as parts of one step" in words["hierarchical_split_gnn"]["clients_count"]
 
 
 def test_a_part_is_explained():

@@ -290,7 +290,7 @@ OWN = {
     "files/regular_files.py": 1,
     "population/datasets/leaf_tff.py": 1,  # keys that are there twice are refused while the text is parsed
     "population/datasets/sklearn.py": 2,  # tables of scikit-learn
-    "running/distributed.py": 1,  # from process 0
+    "running/processes.py": 1,  # from process 0
     "running/origin.py": 1,  # of the system
     "running/seconds.py": 1,  # of the system
     "running/loop.py": 1,  # of a text made in the same line

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fedjax_sim.command.run import show_summary
+from fedjax_sim.command.summary import show_summary
 from fedjax_sim.report.headline import tiles
 from fedjax_sim.report.sections import learning
 from fedjax_sim.types import ParamsKind

@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 from fedjax_sim.command import app
 from fedjax_sim.running import checkpoint, distributed
 from fedjax_sim.running.checkpoint_format import read_file
+from fedjax_sim.running.processes import Processes, current
 from tests import compiler
 
 pytestmark = pytest.mark.optimised(False)  # bits that are compared here are those of one program on one device or more
@@ -243,7 +244,7 @@ def test_a_silent_peer_ends_the_others(tmp_path, dead, number):
 def test_wrong_options_are_refused(options, told):
     """Fault: minutes of waiting for a process that cannot come."""
     with pytest.raises(ValueError, match=told):
-        distributed.initialize(*options)
+        distributed.join(*options)
 
 
 @pytest.mark.parametrize("cores, number", [({0, 1}, 2), ({0, 1, 2, 3, 4, 5, 6}, 3), ({2, 5}, 2), ({3}, 2), ({0, 1}, 5)])
@@ -260,10 +261,8 @@ def test_processes_of_a_machine_share_its_cores(monkeypatch, cores, number):
 
 def test_one_process_needs_nothing(monkeypatch):
     """Fault: a runtime started for nobody; a batch script outside of srun that waits for its other tasks."""
-    distributed.initialize("127.0.0.1:1", 1, 0)
+    alone = Processes()
+    assert distributed.join("127.0.0.1:1", 1, 0) == alone
     monkeypatch.setenv("SLURM_JOB_ID", "1")
     monkeypatch.setenv("SLURM_NTASKS", "4")
-    distributed.initialize()
-    assert not distributed.several() and distributed.is_first()
-    assert distributed.agreed(lambda: 3) == distributed.from_first(lambda: 3) == 3
-    assert distributed.gathered_numbers(4, True).tolist() == [[4, 1]]
+    assert distributed.join() == current() == alone

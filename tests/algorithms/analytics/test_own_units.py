@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 
 from fedjax_sim import algorithms, population, sampling
-from fedjax_sim.command.run import _estimate
 from fedjax_sim.config.build import build
 from fedjax_sim.config.document import ConfigError, load
+from fedjax_sim.experiment.summary import estimate_of
 
 AGES = np.repeat([50.0, 58.0, 66.0], [3, 5, 3])  # quartiles 50 (up to the 2.75th row), 58 and 66
 ROWS = {
@@ -34,7 +34,7 @@ def found_by(settings, rounds):
     step = jax.jit(made.algorithm.step)
     for round in range(rounds):
         state, _ = step(jax.random.fold_in(made.key, round), state, made.data.train)
-    return _estimate(made.algorithm, state)["estimate"]
+    return estimate_of(made.algorithm, state)["estimate"]
 
 
 QUANTILES = ["algorithm.name=quantiles", "algorithm.high=120.0", "algorithm.column=0"]

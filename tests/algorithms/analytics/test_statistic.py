@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from fedjax_sim import algorithms, sampling
-from fedjax_sim.command.run import MOST_NUMBERS, _estimate, show_summary
+from fedjax_sim.command.summary import show_summary
+from fedjax_sim.experiment.summary import MOST_NUMBERS, estimate_of
 from fedjax_sim.report import sections
 from tests.algorithms.analytics import problem as p
 from tests.laws import cases
@@ -35,11 +36,11 @@ def test_what_was_found_is_told(capsys):
     hitters = algorithms.heavy_hitters(p.EVERYBODY, threshold=0.2, num_symbols=4, bits_per_round=2)
     state = hitters.init(jax.random.key(0), *everybody.values())
     state, _ = jax.jit(hitters.step)(jax.random.key(1), state, p.people())
-    found = _estimate(hitters, state)["estimate"]
+    found = estimate_of(hitters, state)["estimate"]
     assert min(found["symbols"]) >= 0 and len(found["symbols"]) == len(found["shares"]) > 0
     quantiles = algorithms.quantiles(p.EVERYBODY, low=-3.0, high=7.0, probabilities=[0.25, 0.5], column=0)
     state = quantiles.init(jax.random.key(0), *everybody.values())
-    found = _estimate(quantiles, state)["estimate"]
+    found = estimate_of(quantiles, state)["estimate"]
     assert (
         found.pop("of") == "column 0 of x" and len(found.pop("beyond")) == 4
     )  # nothing is known before the first round
@@ -48,7 +49,7 @@ def test_what_was_found_is_told(capsys):
     assert "What was found" in text and "0.25, 0.5" in text
     wide = algorithms.kmeans(p.EVERYBODY, num_clusters=MOST_NUMBERS, input_shape=(2,))
     state = wide.init(jax.random.key(0), (), p.people())
-    found = _estimate(wide, state)
+    found = estimate_of(wide, state)
     assert found == {"estimate": {"centroids": "128 numbers, by fedjax-sim export"}}
     counts = {"rounds_seconds": 1.0, "compile_seconds": 1.0, "clients_per_second": 1.0, "peak_memory_bytes": 1}
     counts |= dict.fromkeys(("rounds", "client_visits", "uplink_bytes", "downlink_bytes", "clients_invited"), 1)
