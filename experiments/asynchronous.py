@@ -13,7 +13,8 @@ import tomllib
 from pathlib import Path
 
 from fedjax_sim.config.build import build
-from fedjax_sim.config.document import Config, resolve
+from fedjax_sim.config.document import Config
+from fedjax_sim.config.resolve import resolve
 from fedjax_sim.running.loop import run
 
 TARGET = 0.85

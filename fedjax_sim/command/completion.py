@@ -13,7 +13,7 @@ def example_names(incomplete: str) -> list[str]:
     """
     from pathlib import Path
 
-    from fedjax_sim.config.toml import EXAMPLES
+    from fedjax_sim.config.read import EXAMPLES
 
     names = [str(path.relative_to(EXAMPLES).with_suffix("")) for path in EXAMPLES.rglob("*.toml")]
     files = [str(path) for path in Path().glob("*.toml")]
@@ -55,7 +55,7 @@ def settings(incomplete: str) -> list[str]:
     (['run.stop_when='], ['sampler.name=poisson'])
     """
     from fedjax_sim.config import registry
-    from fedjax_sim.config.document import default_tables
+    from fedjax_sim.config.resolve import default_tables
 
     options = [f"{table}.{option}=" for table, options in default_tables().items() for option in options]
     names = [f"{table}.name={part}" for table in registry.TABLES for part in registry.parts_of_table(table)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fedjax_sim.config.toml import ConfigError
+from fedjax_sim.config.value_kinds import ConfigError
 
 
 def is_users_error(error: BaseException) -> bool:

@@ -24,7 +24,7 @@ def init(
 ) -> None:
     """Copy an example's config, to edit it and run it."""
     from fedjax_sim.config.document import ConfigError
-    from fedjax_sim.config.toml import EXAMPLES, read_document
+    from fedjax_sim.config.read import EXAMPLES, read_document
     from fedjax_sim.config.value_kinds import nearest_word, problem
 
     try:

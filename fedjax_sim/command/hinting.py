@@ -43,8 +43,8 @@ def _hint(option: str, given: list[str]) -> str:
       given: the whole command line.
     """
     from fedjax_sim.config import registry
-    from fedjax_sim.config.document import default_tables
     from fedjax_sim.config.hints import canonical, homes, unlike_a_config
+    from fedjax_sim.config.resolve import default_tables
 
     word = canonical(option.lstrip("-"))
     value = "..."

@@ -32,8 +32,7 @@ def list_parts(
 
     from fedjax_sim.config import registry
     from fedjax_sim.config.hints import canonical
-    from fedjax_sim.config.toml import ConfigError
-    from fedjax_sim.config.value_kinds import nearest_word, problem
+    from fedjax_sim.config.value_kinds import ConfigError, nearest_word, problem
 
     console = terminal.console()
     try:

@@ -17,7 +17,7 @@ from fedjax_sim.command.completion import example_names
 from fedjax_sim.command.errors import is_users_error
 from fedjax_sim.command.folders import check_output
 from fedjax_sim.command.options import OwnModules
-from fedjax_sim.config.toml import ConfigError
+from fedjax_sim.config.value_kinds import ConfigError
 from fedjax_sim.running.environment import prepare
 from fedjax_sim.text.bounds import shown_down
 

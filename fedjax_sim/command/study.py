@@ -198,8 +198,9 @@ def load_study(name: str, settings: list[str]) -> tuple[Any, dict[str, Any]]:
     ('error_floor', 7)
     """
     from fedjax_sim.config import registry
-    from fedjax_sim.config.document import ConfigError, check_options
-    from fedjax_sim.config.toml import override, read_document
+    from fedjax_sim.config.document import ConfigError
+    from fedjax_sim.config.read import override, read_document
+    from fedjax_sim.config.resolve import check_options
     from fedjax_sim.config.value_kinds import nearest_word, problem
 
     document = read_document(Path(name)) if name.endswith(".toml") else {"study": {"name": name}}

@@ -31,8 +31,7 @@ from fedjax_sim.config.signatures import (
     parts as parts,
     parts_of_module,
 )
-from fedjax_sim.config.toml import ConfigError
-from fedjax_sim.config.value_kinds import FILE, FOLDER, problem
+from fedjax_sim.config.value_kinds import FILE, FOLDER, ConfigError, problem
 
 SUBPACKAGES = (
     "population",

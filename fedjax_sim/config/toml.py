@@ -1,133 +1,13 @@
-"""Reads a TOML file of a config by its path or by an example's name, overrides its options, and writes it."""
+"""Writes the tables of a config as TOML."""
 
 from __future__ import annotations
 
 import json
 import re
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import Any
 
-from fedjax_sim.config.value_kinds import Words, nearest_word, problem
-from fedjax_sim.files.regular_files import content_of, toml_of
 from fedjax_sim.text.printable import printable
-
-EXAMPLES = Path(__file__).parents[1] / "examples"  # the folder experiments/ of the repository
-MAX_BYTES = 1 << 20  # the largest config file that is read
-MOST_KEYS = 50  # tables inside one another on the way to an option
-
-
-class ConfigError(ValueError):
-    """Wrong input. Its `problems`, and the lines of its text, are one for each problem."""
-
-    def __init__(self, problems: Iterable[str]):
-        self.problems = list(map(printable, problems))
-        super().__init__("\n".join(self.problems))
-
-
-def config_file(path: str | Path) -> Path:
-    """Returns the file at a path; or the file of an example, if the path is an example's name and no file.
-
-    >>> config_file("quickstart").name
-    'quickstart.toml'
-    """
-    path, example = Path(path), EXAMPLES / f"{path}.toml"
-    return example if example.is_file() and not path.is_file() else path
-
-
-def read_document(path: str | Path) -> dict[str, Any]:
-    """Reads the tables of a TOML file, or of an example by its name.
-
-    Raises: ConfigError for a file that cannot be read, that is too large, or that is no TOML.
-    """
-    path = config_file(path)
-    try:
-        data = content_of(path, MAX_BYTES)
-    except OSError as error:
-        names = sorted(example.stem for example in EXAMPLES.glob("*.toml"))
-        hint = f"{nearest_word(path.stem, names)} Examples have names: {', '.join(names)}.".strip()
-        raise ConfigError([problem(str(path), "a TOML file", Words(error.strerror or str(error)), hint)]) from error
-    try:
-        return toml_of(data.decode("utf-8-sig"))
-    except ValueError as error:
-        words = str(error)
-        hint = "A key or table may be given once." if "overwrite" in words or "twice" in words else ""
-        raise ConfigError([problem(str(path), "TOML", Words(words), hint)]) from error
-
-
-def override(document: dict, overrides: Iterable[str]) -> Iterable[str]:
-    """Sets each `a.b=c` in the document, and yields a problem for each that cannot be set.
-
-    >>> document = {"run": {"rounds": 5}}
-    >>> list(override(document, ["run.rounds=7", "model.name=mlp"])), document
-    ([], {'run': {'rounds': 7}, 'model': {'name': 'mlp'}})
-    """
-    seen_paths = set()
-    for text in overrides:
-        name, equals, value = text.partition("=")
-        keys = [key.strip() for key in name.split(".")]
-        if not equals or len(keys) > MOST_KEYS or not all(re.fullmatch(r"[A-Za-z0-9_-]+", key) for key in keys):
-            yield problem("--set", "table.option=value", text)
-            continue
-        if any("\ud800" <= character <= "\udfff" for character in text):
-            yield problem("--set", "text in UTF-8", text, "A config cannot hold other bytes: rename the file.")
-            continue
-        path = ".".join(keys)
-        if path in seen_paths:
-            yield problem(path, "one --set", text, "The same option is set twice.")
-            continue
-        seen_paths.add(path)
-        try:
-            # A value with a line break could add keys of its own.
-            parsed = toml_of(f"value = {value}")
-            if len(parsed) != 1:
-                raise ValueError("more than one value")
-            value = parsed["value"]
-        except ValueError:
-            # Text needs no quotes, unless it starts as another kind of TOML value.
-            value = value.strip()
-            if not value or value[0] in "[{\"'" or "\n" in value:
-                yield problem(path, "a TOML value", value)
-                continue
-        table = document
-        for depth, key in enumerate(keys[:-1], 1):
-            table = table.setdefault(key, {})
-            if not isinstance(table, dict):
-                yield problem(".".join(keys[:depth]), "a table", table)
-                break
-        else:
-            table[keys[-1]] = value
-
-
-def unset(document: dict, places: Iterable[str]) -> Iterable[str]:
-    """Takes each table or option out of the document, and yields a problem for each that the document does not have.
-
-    >>> document = {"downlink": {"quantize": {"bits": 8}}, "seed": 1}
-    >>> list(unset(document, ["downlink.quantize"])), document
-    ([], {'downlink': {}, 'seed': 1})
-    >>> list(unset(document, ["model"]))
-    ["--unset model: expected a table or option of the file, got nothing of that name. It has 'downlink', 'seed'."]
-    """
-    for place in places:
-        *tables, last = place.split(".")
-        table: Any = document
-        for key in tables:
-            table = table.get(key) if isinstance(table, dict) else None
-        if isinstance(table, dict) and last in table:
-            del table[last]
-        else:
-            names = ", ".join(map(repr, table)) if isinstance(table, dict) else ""
-            hint = f"It has {names}." if names else ""
-            yield problem(f"--unset {place}", "a table or option of the file", Words("nothing of that name"), hint)
-
-
-def places_set(overrides: Iterable[str]) -> set[str]:
-    """Returns the places in the config that the overrides set.
-
-    >>> places_set(["run.rounds = 5"])
-    {'run.rounds'}
-    """
-    return {".".join(key.strip() for key in text.partition("=")[0].split(".")) for text in overrides}
 
 
 def written(tables: Mapping[str, Any]) -> str:

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
-from fedjax_sim.text.printable import printable_line
+from fedjax_sim.text.printable import printable, printable_line
 
 
 def problem(path: str, rule: str, value: Any, hint: str = "") -> str:
@@ -30,6 +30,14 @@ def problem(path: str, rule: str, value: Any, hint: str = "") -> str:
     shown = value if isinstance(value, Words) else repr(value)
     shown = shown if len(shown) <= 120 else shown[:117] + "..."
     return printable_line(f"{path}: expected {rule}, got {shown}.{' ' + hint if hint else ''}")
+
+
+class ConfigError(ValueError):
+    """Wrong input. Its `problems`, and the lines of its text, are one for each problem."""
+
+    def __init__(self, problems: Iterable[str]):
+        self.problems = list(map(printable, problems))
+        super().__init__("\n".join(self.problems))
 
 
 class Words(str):

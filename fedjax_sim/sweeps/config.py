@@ -10,10 +10,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedjax_sim.config.document import Config, ConfigError, resolve
+from fedjax_sim.config.document import Config, ConfigError
 from fedjax_sim.config.files import contents, is_within, named_paths, rebased, without_paths
+from fedjax_sim.config.read import read
 from fedjax_sim.config.registry import CHAINS
-from fedjax_sim.config.toml import config_file, inline, override, places_set, read_document, unset, written
+from fedjax_sim.config.resolve import resolve
+from fedjax_sim.config.toml import inline, written
 from fedjax_sim.config.value_kinds import Words, nearest_word, problem
 
 # Options of a run that a sweep refuses, and why.
@@ -138,10 +140,7 @@ def load_sweep(path: str | Path | None, overrides: Iterable[str] = (), without: 
     """
     from fedjax_sim.sweeps.grid import combinations_of, seeds_of
 
-    overrides = list(overrides)
-    document = {} if path is None else read_document(path)
-    folder = "." if path is None else config_file(path).parent
-    problems = [*unset(document, without), *override(document, overrides)]
+    document, folder, set_here, problems = read(path, overrides, without)
     table = document.pop("sweep", {})
     if not isinstance(table, dict):
         raise ConfigError([problem("sweep", "a table", table)])
@@ -171,7 +170,6 @@ def load_sweep(path: str | Path | None, overrides: Iterable[str] = (), without: 
             hint = "Numbers on other data cannot be compared: make a sweep for each."
             problems.append(problem("sweep.halving", "none beside an axis of the data", name, hint))
     # Paths that the command line sets are relative to the current folder, all others to the file's.
-    set_here = places_set(overrides)
     unmoved_places = {name for name in axes if is_within(f"sweep.grid.{name}", set_here)}
     unmoved_places |= {place for place in set_here if not is_within(place, axes)}
     configs = []

@@ -16,7 +16,8 @@ import pytest
 from fedjax_sim import models, population
 from fedjax_sim.config import registry
 from fedjax_sim.config.files import contents
-from fedjax_sim.config.toml import ConfigError, override, read_document
+from fedjax_sim.config.read import override, read_document
+from fedjax_sim.config.value_kinds import ConfigError
 from fedjax_sim.files.regular_files import content_of, json_of, opened
 from fedjax_sim.files.text_files import table_rows, text_of
 from fedjax_sim.population.datasets.leaf_tff import leaf_split

@@ -7,8 +7,7 @@ import unicodedata
 
 import pytest
 
-from fedjax_sim.config.toml import ConfigError
-from fedjax_sim.config.value_kinds import Words, problem
+from fedjax_sim.config.value_kinds import ConfigError, Words, problem
 from fedjax_sim.files.regular_files import opened
 from fedjax_sim.running import terminal
 from fedjax_sim.running.files import CheckpointError
