@@ -1,3 +1,3 @@
-"""Describes a run by a TOML file: the document, kinds of values, the registry of parts, and the experiment to build."""
+"""Makes the objects of a run from a TOML file in three passes: `read`, `resolve` and `build`."""
 
 from fedjax_sim.config.document import Config as Config, ConfigError as ConfigError, load as load

@@ -1,0 +1,124 @@
+"""Makes the evaluation of an experiment: on which rows, on whose models, and what is measured beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from fedjax_sim.algorithms import fine_tuned
+from fedjax_sim.config.factories import Maker
+from fedjax_sim.config.value_kinds import problem
+from fedjax_sim.metrics import Evaluation, evaluation
+from fedjax_sim.models import default_loss, supervised
+from fedjax_sim.population import FederatedData
+from fedjax_sim.types import Algorithm, PyTree
+
+
+def judged_algorithm(maker: Maker, algorithm: Algorithm, loss_fn: Callable, data: FederatedData) -> Algorithm:
+    """Returns the algorithm, with `run.personal_steps` before each client's model is judged if the config asks.
+
+    Raises: ConfigError where the config asks for steps that the algorithm's clients cannot take.
+    """
+    num_steps = maker.tables["run"]["personal_steps"]
+    if num_steps is None:
+        return algorithm
+    hint = ""
+    if algorithm.evaluated.adapt is not None:
+        hint = f"{maker.parts['algorithm'].name} has its own step before a model is judged."
+    elif "model" not in maker.parts:
+        hint = "Its clients train no model."
+    elif algorithm.evaluated.model is not None or "client_optimizer" not in maker.parts:
+        hint = "Its parties train together."
+    elif data.local_test is None:
+        hint = "Clients need rows to be judged by: [data.with_local_test]."
+    if hint:
+        maker.problems.append(problem("run.personal_steps", "none here", num_steps, hint))
+        maker.stop()
+    options = {"num_steps": num_steps, "batch_size": maker.tables["algorithm"].get("batch_size")}
+    make = partial(fine_tuned, algorithm, loss_fn, maker.make("client_optimizer"), **options)
+    made = maker.attempt("run.personal_steps", {}, make)
+    maker.stop()
+    return made
+
+
+def evaluation_of(maker: Maker, loss_fn: Callable, data: FederatedData, algorithm: Algorithm) -> Evaluation:
+    """Makes the evaluation: on test and held-out data, on clients' own test rows and, by option, on training data.
+
+    Args:
+      maker: of the config.
+      loss_fn: of the algorithm's params.
+      data: the data set.
+      algorithm: as `judged_algorithm` returns it.
+
+    Guarantees: a model whose parties query each other over links is evaluated with these links
+    (tests/config/test_split_runs.py::test_evaluations_go_through_the_links).
+    """
+    evaluated = algorithm.evaluated
+    if evaluated.model is not None:
+        loss = default_loss(data.task, special_tokens=data.special_tokens)
+        loss_fn = supervised(evaluated.model, loss, measure=data.measure)
+    num_train_clients = maker.tables["run"]["evaluate_train"]
+    train_options: dict[str, Any] = {}
+    if num_train_clients is not None:
+        is_sample = num_train_clients != "all" and num_train_clients < data.train.size
+        train_options = {
+            "train": data.train,
+            "train_clients": num_train_clients if is_sample else None,
+            "seed": maker.tables["seed"],
+        }
+    local_options: dict[str, Any] = {}
+    if data.local_test is not None:
+        local_options = {
+            "local_test": data.local_test,
+            "personal": evaluated.personal,
+            "has_trained": evaluated.has_trained,
+            "adapt": evaluated.adapt,
+            "owners": None if evaluated.adapt is None else data.train,
+        }
+    judge = evaluation(
+        loss_fn,
+        test=data.test,
+        held_out=data.held_out,
+        triggered=data.triggered,
+        perplexity=data.task == "next_token",
+        params_kind=algorithm.params_kind,
+        **local_options,
+        **train_options,
+    )
+    if data.local_test is None and algorithm.is_judged_by_owners:
+        return _with_numbers(judge, lambda params: {"personal_clients": 0})  # nobody is judged
+    return judge
+
+
+def with_variance_budget(
+    maker: Maker, judge: Evaluation, algorithm: Algorithm, params: PyTree, population: Any
+) -> Evaluation:
+    """Returns an evaluation with the variance budget added if the config has a `run.variance_probe`.
+
+    Args:
+      maker: of the config.
+      judge: the evaluation.
+      algorithm, params, population: of the experiment; some of its clients train twice.
+    """
+    count = maker.tables["run"]["variance_probe"]
+    if count is None:
+        return judge
+    # Imported here, since few configs ask for a variance budget.
+    from fedjax_sim.instruments.variance_budget import variance_budget
+
+    options = {"num_clients": min(count, population.size), "seed": maker.tables["seed"]}
+    measure_budget = partial(variance_budget, algorithm, params, population, **options)
+    budget = maker.attempt("run.variance_probe", {}, measure_budget)
+    return _with_numbers(judge, lambda params: budget(params))
+
+
+def _with_numbers(judge: Evaluation, numbers_of: Callable[[PyTree], dict[str, Any]]) -> Evaluation:
+    """Returns an evaluation whose record has more numbers, as `numbers_of` returns them for params."""
+
+    def with_clients(params: PyTree) -> tuple[dict, dict]:
+        record, by_client = judge.with_clients(params)
+        return record | numbers_of(params), by_client
+
+    return replace(judge, with_clients=with_clients)
