@@ -35,7 +35,7 @@ LINK = re.compile(r"\]\(([^)#\s]+)(#[^)\s]*)?\)")
 API = {
     "Data and models": ("population", "population.partitioners", "models", "network"),
     "A round": ("sampling", "client", "client.optimizers", "transform", "aggregation", "server", "adversary"),
-    "Algorithms and runs": ("algorithms", "round", "running.loop", "sweeps", "engine"),
+    "Algorithms and runs": ("algorithms", "round", "running.loop", "experiment", "sweeps", "engine"),
     "Theory and accounting": ("theory", "privacy", "metrics", "instruments"),
 }
 NOTEBOOKS = {

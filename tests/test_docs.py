@@ -31,6 +31,7 @@ COMPILED = {
         "algorithms.hierarchy.hierfavg",
         "engine.all_messages.order_statistics",
         "engine.all_messages.top_k",
+        "experiment.train",
         "instruments.hypergradient",
         "metrics.drift",
         "metrics.heterogeneity",

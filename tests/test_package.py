@@ -44,7 +44,7 @@ def test_slow_imports_wait_until_they_are_used():
     slow = {"dp_accounting", "matplotlib", "scipy.integrate", "scipy.optimize", "scipy.signal", "scipy.stats"}
     needed_by_graphs = {"scipy.sparse"}
     for packages, unused in (
-        (("instruments", "privacy", "report.page", "report.plots", "running", "theory"), slow),
+        (("experiment", "instruments", "privacy", "report.page", "report.plots", "running", "theory"), slow),
         (("algorithms", "config.build", "network", "running"), slow | needed_by_graphs),
     ):
         imported = ", ".join(f"fedjax_sim.{x}" for x in packages)
