@@ -25,6 +25,7 @@ PAGES = (
     "DESIGN.md",
     "CHANGELOG.md",
     "docs/*.md",
+    "docs/extend/*.md",
     "docs/how_to/*.md",
     "docs/wings/*.md",
     "docs/design/*.md",

@@ -8,13 +8,15 @@ import functools
 import importlib
 import pathlib
 import re
+import sys
+import types
 
 import pytest
 
 from fedjax_sim.config.signatures import public_names
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
-PAGES = sorted(page for folder in (".", "how_to", "wings") for page in (ROOT / "docs" / folder).glob("*.md"))
+PAGES = sorted(page for folder in (".", "extend", "how_to", "wings") for page in (ROOT / "docs" / folder).glob("*.md"))
 RUN_ELSEWHERE = {"your_own_data.md": "tests/test_readme.py::test_your_own_data"}  # with a file and results to look at
 MODULES = sorted(
     ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
@@ -181,38 +183,61 @@ def python_blocks(path: pathlib.Path) -> list[str]:
     return re.findall(r"^```python\n(.*?)^```", path.read_text(encoding="utf-8"), re.S | re.M)
 
 
+def written_files(path: pathlib.Path) -> dict[str, str]:
+    """The files that a page writes out in full, by their paths: blocks whose first line is a comment with the path.
+
+    >>> sorted(written_files(ROOT / "docs" / "extend" / "sampler.md"))
+    ['fedjax_sim/sampling/alternating.py', 'tests/sampling/test_alternating.py']
+    """
+    blocks = ((re.match(r"# (\S+/\w+\.py)\n", block), block) for block in python_blocks(path))
+    return {first_line[1]: block for first_line, block in blocks if first_line}
+
+
 def pages_to_run() -> list[pathlib.Path]:
     """Pages with Python blocks that no test of their own runs."""
     return [path for path in PAGES if path.name not in RUN_ELSEWHERE and python_blocks(path)]
 
 
 RESULTS = {
-    "extend.md": {
-        "a client update of a user's own learns": lambda names: names["signs"]["local_loss"] < 2.3,
-        "personal models are judged": lambda names: 0 < names["personal_record"]["personal_accuracy"] <= 1,
-        "a population and a loss fit together": lambda names: abs(float(names["fit"].params(names["state"])) - 2) < 0.2,
-        "stale updates are met": lambda names: names["stale_record"]["staleness"] > 0,
-        "the study's prediction holds": lambda names: all(row["holds"] for row in names["findings"].rows()),
-    }
+    "asynchronous_variant.md": lambda names: names["stale_record"]["staleness"] > 0,
+    "client_update.md": lambda names: names["losses"][-1] < names["losses"][0],
+    "data_set.md": lambda names: abs(float(names["fit"].params(names["state"])) - 2) < 0.2,
+    "model.md": lambda names: names["losses"][-1] < names["losses"][0],
+    "personal_model.md": lambda names: 0 < names["personal_record"]["personal_accuracy"] <= 1,
+    "server_update.md": lambda names: abs(names["judged"] - 4.5) < abs(names["last"] - 4.5),
+    "study.md": lambda names: all(row["holds"] for row in names["findings"].rows()),
 }
 
 
-@pytest.mark.default_rows("gossip", "hierarchy", "split", "train_a_model_of_your_own")
+@pytest.mark.default_rows("gossip", "hierarchy", "sampler", "server_update", "split", "train_a_model_of_your_own")
 @pytest.mark.parametrize("path", pages_to_run(), ids=lambda path: path.stem)
 def test_pages_run(path, tmp_path, monkeypatch):
-    """Catches an example on a page that no longer fits the library; blocks run in order, as one program."""
+    """Catches an example on a page that no longer fits the library; blocks run in order, as one program.
+
+    A block that is a file becomes a module, whose doctest and tests run.
+    """
     monkeypatch.chdir(tmp_path)
-    names = {"__name__": path.stem}
+    names, file_of = {"__name__": path.stem}, {block: file for file, block in written_files(path).items()}
     for i, block in enumerate(python_blocks(path), 1):
         assert max(map(len, block.splitlines())) <= 120
-        exec(compile(block, f"{path.name}, block {i}", "exec", dont_inherit=True), names)
-    for what, holds in RESULTS.get(path.name, {}).items():
-        assert holds(names), what
+        code = compile(block, f"{path.name}, block {i}", "exec", dont_inherit=True)
+        if block not in file_of:
+            exec(code, names)
+            continue
+        module = types.ModuleType(file_of[block].removesuffix(".py").replace("/", "."))
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+        exec(code, vars(module))
+        assert doctest.testmod(module).failed == 0
+        for name, value in list(vars(module).items()):
+            if name.startswith("test_"):
+                value()
+        names |= {name: value for name, value in vars(module).items() if not name.startswith("_")}
+    assert RESULTS.get(path.name, lambda names: True)(names)
 
 
 def test_every_page_is_run_or_says_where():
     """Catches a page that is left out of `test_pages_run`, and whose own test is gone."""
-    assert "extend.md" in {path.name for path in pages_to_run()}
+    assert {"sampler.md", *RESULTS} <= {path.name for path in pages_to_run()}
     for page, test in RUN_ELSEWHERE.items():
         ((file, name),) = named_tests(test)
         assert (ROOT / "docs" / page).is_file() and name in defined(file)
@@ -221,9 +246,12 @@ def test_every_page_is_run_or_says_where():
 @pytest.mark.parametrize("path", [ROOT / "README.md", *PAGES], ids=lambda path: path.stem)
 def test_pages_name_what_is_there(path):
     """Catches a promise whose test was renamed, and a link to a page, a heading or a picture that is gone."""
-    text = path.read_text(encoding="utf-8")
+    text, own = path.read_text(encoding="utf-8"), written_files(path)
     for file, test in named_tests(text):
-        assert (ROOT / file).is_file() and (test is None or test in defined(file)), (file, test)
+        if file in own:
+            assert test is None or f"def {test}(" in own[file], (file, test)
+        else:
+            assert (ROOT / file).is_file() and (test is None or test in defined(file)), (file, test)
     for link in re.findall(r"\]\(([^)]+)\)", text):
         if "://" in link:
             continue

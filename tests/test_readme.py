@@ -118,8 +118,7 @@ def test_command_lines(path):
     assert count >= {COMMANDS: 30, GUIDE: 1}.get(path, 0)
 
 
-# extend.md's config names a part that the page makes up.
-@pytest.mark.parametrize("path", [page for page in PAGES if page.stem != "extend"], ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.stem)
 def test_configs(path, tmp_path):
     """Fault: a config on a page that is refused."""
     for i, block in enumerate(blocks(path, "toml")):

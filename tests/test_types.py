@@ -15,6 +15,7 @@ from mypy import api
 import fedjax_sim
 from fedjax_sim.config.signatures import public_names
 from tests import compiled
+from tests.test_docs import written_files
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 OPTIONS = ["--config-file", str(ROOT / "pyproject.toml"), "--python-executable", sys.executable]
@@ -44,8 +45,10 @@ theory.budget([1.0], [0.0], steps=3)
 
 
 def program(page: pathlib.Path) -> str:
-    """The Python blocks of a page, one after the other."""
-    return "".join(re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.S))
+    """The Python blocks of a page, one after the other; a block that is a file is a part of the program."""
+    text = "".join(re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.S))
+    own = "|".join(["__future__", *(re.escape(file[:-3].replace("/", ".")) for file in written_files(page))])
+    return "from __future__ import annotations\n" + re.sub(rf"^from (?:{own}) import .*\n", "", text, flags=re.M)
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +57,8 @@ def errors(tmp_path_factory):
     folder = tmp_path_factory.mktemp("programs")
     notebooks = {path.name: path.read_text(encoding="utf-8") for path in (ROOT / "notebooks").glob("[0-9]*.py")}
     assert notebooks, "no notebook was found"
-    untyped = notebooks | {"extend.py": program(ROOT / "docs" / "extend.md"), "wrong_names.py": WRONG_NAMES}
+    pages = {f"{path.stem}.py": program(path) for path in (ROOT / "docs" / "extend").glob("*.md")}
+    untyped = notebooks | pages | {"wrong_names.py": WRONG_NAMES}
     untyped = {name: f'# mypy: disable-error-code="{UNTYPED}"\n{text}' for name, text in untyped.items()}
     programs = {"first.py": program(ROOT / "README.md"), "wrong.py": WRONG} | untyped
     for name, text in programs.items():
@@ -74,7 +78,7 @@ def test_readme_passes_mypy_and_wrong_calls_do_not(errors):
 
 
 def test_notebooks_call_what_there_is(errors):
-    """Fault: a cell, or a block of docs/extend.md, that calls a function, or names an argument, that is gone; names in
+    """Fault: a cell, or a block of docs/extend/, that calls a function, or names an argument, that is gone; names in
     them need no types."""
     assert [line for line in errors if "wrong_names.py:" not in line] == []
     assert len([line for line in errors if "wrong_names.py:" in line]) == 2

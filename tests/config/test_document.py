@@ -285,7 +285,11 @@ def test_every_part_builds(table):
         if row is not None:
             options = [*unstated(row, options), *row.config]
         small = [text for text in SMALL if not text.startswith(f"{table}.")]
-        algorithm_of(load(None, [*small, f"{table}.name={name}", *options]))
+        try:
+            algorithm_of(load(None, [*small, f"{table}.name={name}", *options]))
+        except ConfigError as error:
+            error.add_note(f"{name}: what a config of it needs besides stands in its row, as `config=`")
+            raise
 
 
 @pytest.mark.every_row
