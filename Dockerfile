@@ -3,7 +3,7 @@
 FROM python:3.13-slim
 ARG EXTRAS=plot
 WORKDIR /src
-COPY pyproject.toml constraints.txt README.md LICENSE ./
+COPY pyproject.toml setup.py constraints.txt README.md LICENSE ./
 COPY fedjax_sim fedjax_sim
 COPY experiments experiments
 RUN pip install --no-cache-dir -c constraints.txt ".[${EXTRAS}]"

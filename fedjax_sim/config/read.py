@@ -14,7 +14,10 @@ from typing import Any, NamedTuple
 from fedjax_sim.config.value_kinds import ConfigError, Words, nearest_word, problem
 from fedjax_sim.files.regular_files import content_of, toml_of
 
-EXAMPLES = Path(__file__).parents[1] / "examples"  # the folder experiments/ of the repository
+_PACKAGE = Path(__file__).parents[1]
+_INSTALLED = _PACKAGE / "examples"
+# A built package holds the examples (`setup.py`); a checkout has them beside the package.
+EXAMPLES = _INSTALLED if _INSTALLED.is_dir() else _PACKAGE.parent / "experiments"
 MAX_BYTES = 1 << 20  # the largest config file that is read
 MOST_KEYS = 50  # tables inside one another on the way to an option
 
