@@ -70,19 +70,26 @@ def started(*arguments, environment=None, **options):
         process.communicate()
 
 
+def processes():
+    """(process id, its parent's, its state) of each process of this machine, by id."""
+    if os.path.isdir("/proc/self"):
+        rows = []
+        for path in Path("/proc").glob("[0-9]*/stat"):
+            with contextlib.suppress(OSError):  # it ended meanwhile
+                state, parent = path.read_text().rpartition(")")[2].split()[:2]
+                rows.append((int(path.parent.name), int(parent), state))
+        return sorted(rows)
+    listed = subprocess.run(["ps", "-A", "-o", "pid=,ppid=,state="], capture_output=True, text=True, check=True).stdout
+    return sorted((int(pid), int(parent), state) for pid, parent, state in map(str.split, listed.splitlines()))
+
+
 def children(pid):
     """Process ids of the children; process 0 of a job was started first."""
-    try:
-        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-    except OSError:
-        return []
+    return [child for child, parent, _ in processes() if parent == pid]
 
 
 def alive(pid):
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
+    return any(found == pid and not state.startswith("Z") for found, _, state in processes())
 
 
 def until(condition, seconds=5 * MINUTE):

@@ -122,7 +122,8 @@ def scenario(folder, keep):
             file.advance(keep)
 
 
-CALLS = ("pwrite", "fsync", "fdatasync", "ftruncate", "open")
+# macOS has no `fdatasync`.
+CALLS = tuple(name for name in ("pwrite", "fsync", "fdatasync", "ftruncate", "open") if hasattr(os, name))
 
 
 def dying(monkeypatch, after, calls=CALLS):
