@@ -9,7 +9,7 @@ CONFIGS = sorted(path for pattern in ("*.toml", "*/*.toml") for path in Path("ex
 
 
 class BuildWithExamples(build_py):
-    """The usual build, and the examples; an editable install reads them where they are (`config/toml.py`)."""
+    """The usual build, and the examples; an editable install reads them where they are (`config/read.py`)."""
 
     def run(self) -> None:
         super().run()
