@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, NoReturn
 
 from fedjax_sim.text.printable import printable_line
 
@@ -75,7 +75,7 @@ class InvalidType(InvalidArgument, TypeError):
 CLASSES: dict[type[Exception], type[InvalidArgument]] = {ValueError: InvalidArgument, TypeError: InvalidType}
 
 
-def fail(name: str, rule: str, value: Any, hint: str = "", error: type[Exception] = ValueError) -> None:
+def fail(name: str, rule: str, value: Any, hint: str = "", error: type[Exception] = ValueError) -> NoReturn:
     """Raises an error with a message `name: expected RULE, got VALUE. HINT`; long values are cut to 120 characters.
 
     Args:
