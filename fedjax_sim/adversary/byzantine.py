@@ -78,29 +78,27 @@ def corrupted(aggregator: Aggregator, attack: Alone | Together | Omniscient, who
     if aggregator.facts.attackers is not None:
         hint = "The other attackers would count as honest: write one attack, whose `send` does both."
         validate.fail("aggregator", "one without attackers inside", "a corrupted one", hint)
-    attackers = who
     metrics = (*aggregator.facts.metrics, *METRICS, *CHOSEN[: 2 * aggregator.facts.chooses])
-    who = partial(_attacker_mask, who)
+    attacker_mask = partial(_attacker_mask, who)
     if aggregator.facts.chooses:
-        aggregator = _counting_chosen(aggregator, who)
+        aggregator = _counting_chosen(aggregator, attacker_mask)
     start_of_aggregator = start = aggregator.start
     if isinstance(attack, Together) and attack.start is not None:
         # The state is then a pair: that of the aggregator, and what the attackers remember.
         aggregator = _with_first_state(aggregator)
+        start_of_attackers = attack.start
         start = lambda spec: (  # noqa: E731
             () if start_of_aggregator is None else start_of_aggregator(spec),
-            attack.start(spec),
+            start_of_attackers(spec),
         )
     if isinstance(attack, Alone):
-        under_attack = _alone(aggregator, attack, who)
+        under_attack = _alone(aggregator, attack, attacker_mask)
     elif isinstance(attack, Together) and aggregator.rule is None:
-        under_attack = _together(aggregator, attack, who)
+        under_attack = _together(aggregator, attack, attacker_mask)
     else:
-        under_attack = _side_by_side(aggregator, attack, who)
+        under_attack = _side_by_side(aggregator, attack, attacker_mask)
     under_attack = under_attack._replace(start=start, rule=None)
-    return under_attack.stating(
-        sensitivity=None, homogeneous=False, metrics=metrics, attackers=attackers, chooses=False
-    )
+    return under_attack.stating(sensitivity=None, homogeneous=False, metrics=metrics, attackers=who, chooses=False)
 
 
 def _with_first_state(aggregator: Aggregator) -> Aggregator:
@@ -123,9 +121,11 @@ def _sent_together(attack: Together, key: Array, honest: Honest, round: Round) -
 
 def _counting_chosen(aggregator: Aggregator, who: Callable) -> Aggregator:
     """The aggregator with the number of messages that its rule chooses, and of attackers among them, as metrics."""
+    choosing_rule = aggregator.rule
+    assert choosing_rule is not None, "an aggregator that chooses messages sees them all at once, by a rule"
 
     def rule(key, round, cohort):
-        update, metrics, *state = aggregator.rule(key, round, cohort)
+        update, metrics, *state = choosing_rule(key, round, cohort)
         chosen = metrics["chosen"]
         is_attacker = who(key, round, cohort.ids) & cohort.arrived
         masks = {"messages_chosen": chosen, "attackers_chosen": chosen & is_attacker}

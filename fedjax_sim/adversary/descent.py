@@ -77,7 +77,8 @@ def local_steps(
 
 def squared_distance(predicted: PyTree, message: PyTree) -> Array:
     """Computes |predicted - message|^2 (Zhu, Liu and Han 2019, equation 4)."""
-    return sum(jax.tree.leaves(jax.tree.map(lambda x, y: jnp.sum((x - y) ** 2), predicted, message)))
+    squares = jax.tree.map(lambda x, y: jnp.sum((x - y) ** 2), predicted, message)
+    return jnp.asarray(sum(jax.tree.leaves(squares)))
 
 
 def cosine_distance(predicted: PyTree, message: PyTree) -> Array:

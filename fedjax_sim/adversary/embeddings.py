@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import jax.numpy as jnp
 import numpy as np
+from numpy.typing import ArrayLike
 
 from fedjax_sim import validate
 from fedjax_sim.types import Array
 
 
-def edge_scores(embeddings: Array, pairs: Array) -> Array:
+def edge_scores(embeddings: ArrayLike, pairs: ArrayLike) -> Array:
     """Scores each pair of nodes by the cosine similarity of their embeddings.
 
     If a layer averages over neighbours, neighbours have a high similarity.
@@ -42,7 +43,7 @@ def edge_scores(embeddings: Array, pairs: Array) -> Array:
     return (unit[pairs[:, 0]] * unit[pairs[:, 1]]).sum(1)
 
 
-def guessed_labels(embeddings: Array, known: Array, labels: Array) -> np.ndarray:
+def guessed_labels(embeddings: ArrayLike, known: ArrayLike, labels: ArrayLike) -> np.ndarray:
     """Guesses the label of every node: the label of the nearest class mean, from nodes with known labels.
 
     Args:

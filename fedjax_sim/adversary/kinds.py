@@ -51,7 +51,7 @@ def dot(a: PyTree, b: PyTree) -> Array:
     widened = lambda x: x.astype(tree.at_least_float32(x.dtype))  # noqa: E731
     products = jax.tree.map(lambda x, y: (widened(x) * widened(y)).reshape(1, -1), a, b)
     # By halves, for a plain sum of more than 2^24 numbers would be left to the compiler.
-    return sum(pairwise_sum(x, (1,))[0] for x in jax.tree.leaves(products))
+    return jnp.asarray(sum(pairwise_sum(x, (1,))[0] for x in jax.tree.leaves(products)))
 
 
 def honest_moments(cohort: SideBySide, bad: Array) -> Honest:

@@ -13,6 +13,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 import numpy as np
+from numpy.typing import ArrayLike
 
 from fedjax_sim import validate
 from fedjax_sim.adversary.curious import View
@@ -36,7 +37,7 @@ def _products(messages: PyTree, gradients: PyTree) -> Array:
     """Computes the inner products of messages [m, ...] and gradients [n, ...], [m, n]."""
     pairs = zip(jax.tree.leaves(messages), jax.tree.leaves(gradients), strict=True)
     rows = ((x.reshape(x.shape[0], -1), y.reshape(y.shape[0], -1)) for x, y in pairs)
-    return sum(jnp.matmul(x, y.T, precision="highest") for x, y in rows)
+    return jnp.asarray(sum(jnp.matmul(x, y.T, precision="highest") for x, y in rows))
 
 
 @validate.named_arguments
@@ -91,7 +92,7 @@ def loss_threshold_score(params: PyTree, loss_fn: Callable, candidates: PyTree) 
     return -_losses(loss_fn, params, candidates)
 
 
-def calibrated_score(scores: Array) -> np.ndarray:
+def calibrated_score(scores: ArrayLike) -> np.ndarray:
     """Standardises each score by the scores of the same candidate for the other messages.
 
     A candidate with a large gradient scores high for every message. Its scores for the other messages take the place of
@@ -157,7 +158,7 @@ def property_score(view: View, loss_fn: Callable, having: PyTree, lacking: PyTre
 # ---- measures of scores
 
 
-def _checked_scores(members: Array, others: Array) -> tuple[np.ndarray, np.ndarray]:
+def _checked_scores(members: ArrayLike, others: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
     """The scores of members and of others, as float64 vectors; refuses scores that are not finite."""
     samples = np.asarray(members, np.float64).reshape(-1), np.asarray(others, np.float64).reshape(-1)
     for name, scores in zip(("members", "others"), samples, strict=True):
@@ -166,7 +167,7 @@ def _checked_scores(members: Array, others: Array) -> tuple[np.ndarray, np.ndarr
     return samples
 
 
-def auc(members: Array, others: Array) -> float:
+def auc(members: ArrayLike, others: ArrayLike) -> float:
     """Computes the chance that a member scores above a non-member, with ties counted half (Mann and Whitney).
 
     Args:
@@ -186,7 +187,7 @@ def auc(members: Array, others: Array) -> float:
 
 
 @validate.named_arguments
-def tpr_at_fpr(members: Array, others: Array, false_positive_rate: ShareBelowOne = 0.01) -> float:
+def tpr_at_fpr(members: ArrayLike, others: ArrayLike, false_positive_rate: ShareBelowOne = 0.01) -> float:
     """Computes the true positive rate at a given false positive rate.
 
     The threshold is the lowest at which at most the share `false_positive_rate` of the other examples is taken for
@@ -212,7 +213,7 @@ def tpr_at_fpr(members: Array, others: Array, false_positive_rate: ShareBelowOne
     return float((member_scores > sorted_scores[num_false_positives]).mean())
 
 
-def advantage(members: Array, others: Array) -> tuple[float, float]:
+def advantage(members: ArrayLike, others: ArrayLike) -> tuple[float, float]:
     """Estimates the membership advantage: the true minus the false positive rate at the best threshold.
 
     The best threshold of each half of the scores is evaluated on the other half. A threshold chosen and evaluated on

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Annotated
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from fedjax_sim import validate
-from fedjax_sim.types import Array
 from fedjax_sim.validate import Integer, NonNegativeInt, PositiveInt
 
 LEAST_VARIANCE = 1e-12
@@ -35,7 +35,7 @@ def shadow_memberships(
     return order < num_models // 2
 
 
-def confidence_logit(outputs: Array, labels: Array) -> np.ndarray:
+def confidence_logit(outputs: ArrayLike, labels: ArrayLike) -> np.ndarray:
     """Computes log(p / (1 - p)) of the probability p of the true label, which is nearly normal over models.
 
         phi = z_y - log sum_{c != y} exp(z_c)
@@ -77,7 +77,7 @@ def confidence_logit(outputs: Array, labels: Array) -> np.ndarray:
     return np.where(is_label, outputs, 0).sum(-1) - of_others
 
 
-def confidence_logit_of_losses(losses: Array) -> np.ndarray:
+def confidence_logit_of_losses(losses: ArrayLike) -> np.ndarray:
     """Computes log(p / (1 - p)) of the probability p = exp(-loss) of the true label, where outputs are not at hand.
 
     Of float32 losses, large logits have few digits: 0.01 at a logit of 12, and 1 at 16. `confidence_logit` has all.
@@ -103,7 +103,7 @@ def confidence_logit_of_losses(losses: Array) -> np.ndarray:
 
 @validate.named_arguments
 def likelihood_ratio_score(
-    observed: Array, shadow_scores: Array, is_member: Array, *, pooled_variance: bool = False
+    observed: ArrayLike, shadow_scores: ArrayLike, is_member: ArrayLike, *, pooled_variance: bool = False
 ) -> np.ndarray:
     """Scores candidates by the log likelihood ratio of what the attacked model says: trained with or without them.
 
@@ -140,7 +140,7 @@ def likelihood_ratio_score(
 
 @validate.named_arguments
 def offline_likelihood_score(
-    observed: Array, shadow_scores: Array, is_member: Array | None = None, *, pooled_variance: bool = False
+    observed: ArrayLike, shadow_scores: ArrayLike, is_member: ArrayLike | None = None, *, pooled_variance: bool = False
 ) -> np.ndarray:
     """Scores candidates by how unlikely the attacked model's answer is for a model that was trained without them.
 

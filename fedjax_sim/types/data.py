@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, Protocol, Self, runtime_checkable
+from typing import Any, NamedTuple, Protocol, Self, TypeAlias, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -20,9 +20,10 @@ FolderPath = str
 Scale = Mapping  # {"mean": [d], "deviation": [d]}: the constants that d columns are standardised by
 ColumnFills = Mapping  # name of a column -> the number that stands for its missing values
 ColumnValues = Mapping  # name of a column -> the values that it may have
-Attackers = Callable  # (key, ids [c]) -> [c] bool: which clients attack in the round of this key
+# (key, ids [c]) -> [c] bool: which clients attack in the round of this key
+Attackers: TypeAlias = Callable[[Array, Array], Array]
 # (gaps [c] int32 >= 0) -> [c] float32 in (0, 1]: the factor of an update that is so many versions stale
-StalenessWeight = Callable
+StalenessWeight: TypeAlias = Callable[[Array], Array]
 
 
 class ClientData(NamedTuple):
