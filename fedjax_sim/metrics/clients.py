@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 
 from fedjax_sim import tree, validate
 from fedjax_sim.metrics.evaluation import clients_at_once, metric_sums
@@ -32,7 +33,7 @@ def risk(loss_fn: Callable, params: PyTree, data: ClientData) -> tuple[Array, Ar
     return total / jnp.where(weight > 0, weight, 1), weight
 
 
-def weight_of(loss_fn: Callable, params: PyTree, data: ClientData, uniform: Array) -> Array:
+def weight_of(loss_fn: Callable, params: PyTree, data: ClientData, uniform: Array | bool) -> Array:
     """Returns a client's weight in a mean: the number or total weight of its examples.
 
     If `uniform`, the weight is 1 for a client with examples.
@@ -123,5 +124,5 @@ def check_weight(weight: Array) -> None:
 
     Traced weights have no value yet and are not checked.
     """
-    if not isinstance(weight, jax.core.Tracer) and not float(weight) > 0:
+    if not isinstance(weight, Tracer) and not float(weight) > 0:
         validate.fail("population", "a client with examples", 0)

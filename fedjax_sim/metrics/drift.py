@@ -56,7 +56,8 @@ def _scaled(scale: Any, x: PyTree) -> PyTree:
 
 def _dot(x: PyTree, y: PyTree) -> Array:
     """Computes the inner product over all leaves."""
-    return sum(jnp.vdot(a, b) for a, b in zip(jax.tree.leaves(x), jax.tree.leaves(y), strict=True))
+    pairs = zip(jax.tree.leaves(x), jax.tree.leaves(y), strict=True)
+    return jnp.asarray(sum(jnp.vdot(a, b) for a, b in pairs))
 
 
 def _product(loss_fn: Callable, params: PyTree, data: ClientData, vector: PyTree) -> PyTree:
@@ -72,7 +73,7 @@ class _LocalWork(NamedTuple):
     ids: Array  # [n] int32, the clients that are visited
     num_steps: Array  # K, [] int32
     step_size: Array  # eta, [] float32
-    uniform: bool  # whether clients with examples have equal shares p_i, in place of shares by examples
+    uniform: Array | bool  # whether clients with examples have equal shares p_i, in place of shares by examples
 
 
 @partial(jax.jit, static_argnums=(0, 3))
@@ -185,9 +186,9 @@ def drift(
     >>> round(float(measured.bias["w"][0]), 4), round(float(measured.curvature["w"][0]), 4)
     (0.1, 0.1)
     """
-    step_size, num_steps = _checked(step_size, num_steps)
+    eta, K = _checked(step_size, num_steps)
     ids = chosen(population, ids, weighting)
-    work = _LocalWork(population, ids, num_steps, step_size, weighting == "uniform")
+    work = _LocalWork(population, ids, K, eta, weighting == "uniform")
     out = _drift(loss_fn, params, work, True)
     weight, gradient, bias, pseudo, curvature, heterogeneity, leading = out
     check_weight(weight)
@@ -202,7 +203,7 @@ def drift(
         curvature=curvature,
         heterogeneity=heterogeneity,
         remainder=tree.subtract(bias, _axpy(1.0, curvature, heterogeneity)),
-        leading_term=_scaled(-step_size * num_steps.astype(jnp.float32), leading),
+        leading_term=_scaled(-eta * K.astype(jnp.float32), leading),
     )
 
 
@@ -227,9 +228,9 @@ def drift_bias(
 
     Guarantees: The bias is zero without steps (tests/metrics/test_drift.py::test_no_steps_no_drift).
     """
-    step_size, num_steps = _checked(step_size, num_steps)
+    eta, K = _checked(step_size, num_steps)
     ids = chosen(population, ids, weighting)
-    work = _LocalWork(population, ids, num_steps, step_size, weighting == "uniform")
+    work = _LocalWork(population, ids, K, eta, weighting == "uniform")
     out = _drift(loss_fn, params, work, False)
     check_weight(out[0])
     return out[2]
@@ -270,8 +271,8 @@ def drift_leading_term(
     Guarantees: The error falls with eta^2, and vanishes on quadratics for one step
     (tests/metrics/test_drift.py::test_logistic_remainders, ::test_closed_form).
     """
-    step_size, num_steps = _checked(step_size, num_steps)
+    eta, K = _checked(step_size, num_steps)
     ids = chosen(population, ids, weighting)
     mean_product, weight = _leading(loss_fn, params, population, ids, weighting == "uniform")
     check_weight(weight)
-    return _scaled(-step_size * num_steps.astype(jnp.float32), mean_product)
+    return _scaled(-eta * K.astype(jnp.float32), mean_product)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import dataclasses
 import random
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from numpy.typing import ArrayLike
 
 from fedjax_sim import tree, validate
 from fedjax_sim.engine import constants
@@ -160,6 +162,7 @@ def per_owner(
 
     def sums_of_client(params, id):
         if adapt is not None:
+            assert owners is not None and key is not None, "a client adapts by its rows in `owners`, with a key"
             params = adapt(jax.random.fold_in(key, id), params, owners.client(id))
         return metric_sums(loss_fn, params, population.client(id))
 
@@ -233,6 +236,8 @@ def owner_models(
       ids: [n] int32.
       personal, adapt, owners: as in `evaluation`.
 
+    Raises: ValueError for `adapt` without `owners`.
+
     Guarantees: their metrics are `evaluation`'s (tests/metrics/test_owners.py::test_owner_models_are_those_judged).
     """
     if personal is not None:
@@ -241,6 +246,8 @@ def owner_models(
         models = jax.tree.map(lambda x: jnp.broadcast_to(x, (len(ids), *x.shape)), params)
     if adapt is None:
         return models
+    if owners is None:
+        validate.fail("owners", "the clients' training rows, for adapt", None, "Give the population of the run.")
 
     def adapted(model, id):
         return adapt(jax.random.fold_in(jax.random.key(ADAPT_SEED), id), model, owners.client(id))
@@ -283,31 +290,33 @@ def _over_clients(groups: dict[str, dict[str, tuple]], perplexity: bool) -> tupl
             has_examples = weights > 0
             of_clients = {name: totals[has_examples] / weights[has_examples]}
             if perplexity and name == "loss":
-                values[f"{group}_perplexity"] = _exponential(mean)
+                values[f"{group}_perplexity"] = np.float32(_exponential(mean))
                 of_clients["perplexity"] = _exponential(of_clients["loss"])
             if has_examples.any():
                 for shown, of_each in of_clients.items():
                     spreads |= {f"{group}_{shown}_{kind}": x for kind, x in _spread(of_each).items()}
             if len(totals) <= MOST_LISTED:
                 for shown, of_each in of_clients.items():
-                    results = np.ma.masked_all(len(totals), np.float32)
+                    results = np.ma.array(np.empty(len(totals), np.float32), mask=True)
                     results[has_examples] = of_each.astype(np.float32)
                     by_client.setdefault(group, {})[f"{group}_{shown}"] = results
     return values, spreads, by_client
 
 
-def _exponential(loss: np.ndarray | float) -> np.ndarray:
+def _exponential(loss: ArrayLike) -> np.ndarray:
     """Computes exp(loss) in float32; infinity for the loss of a diverged model."""
     with np.errstate(over="ignore"):
-        return np.float32(np.exp(np.float64(loss)))
+        return np.asarray(np.exp(np.asarray(loss, np.float64)), np.float32)
 
 
-def _spread(of_clients: np.ndarray) -> dict[str, np.ndarray]:
+def _spread(of_clients: np.ndarray) -> dict[str, np.ndarray | np.float32]:
     """Returns the spread of a metric [N] over clients; NaN for the losses of a diverged model, which are not finite."""
     with np.errstate(invalid="ignore"):
-        quantiles = np.quantile(of_clients, QUANTILES)
-        deciles = {"lowest_decile": lowest_decile(of_clients), "highest_decile": highest_decile(of_clients)}
-    return {name: np.float32(x) for name, x in ({"quantiles": quantiles} | deciles).items()}
+        return {
+            "quantiles": np.quantile(of_clients, QUANTILES).astype(np.float32),
+            "lowest_decile": np.float32(lowest_decile(of_clients)),
+            "highest_decile": np.float32(highest_decile(of_clients)),
+        }
 
 
 def _of(chosen: np.ndarray, sums: tuple[np.ndarray, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
@@ -527,7 +536,7 @@ def evaluation(
         }
         trained = None
         if has_trained is not None and local_test is not None:
-            trained = _by_blocks(lambda ids: has_trained(state, ids), local_test)
+            trained = _by_blocks(partial(has_trained, state), local_test)
         return on_test, of_rows, clients, on_train, on_triggered, trained
 
     def own_models(params, state, local_test, owners):
@@ -548,10 +557,10 @@ def evaluation(
         if not params_kind.is_judged and personal is None and adapt is None:
             return None
         if not params_kind.is_judged and personal is not None:
-            own = jax.eval_shape(lambda state: personal(state, jnp.zeros(1, jnp.int32)), state)
+            own = jax.eval_shape(personal, state, jax.ShapeDtypeStruct((1,), jnp.int32))
             params = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), own)
         if test is None:
-            examples = jax.eval_shape(lambda: populations[0].client(0)).examples
+            examples = jax.eval_shape(populations[0].client, jnp.int32(0)).examples
         else:
             examples = jax.tree.map(lambda x: x[:1], test)
         return jax.make_jaxpr(lambda params, examples: loss_fn(params, examples, None))(params, examples)
@@ -566,7 +575,7 @@ def evaluation(
         for group, means in (("test", on_test), ("train", on_train)):
             values |= {f"{group}_{name}": np.float32(value) for name, value in means.items()}
             if perplexity and means:
-                values[f"{group}_perplexity"] = _exponential(means["loss"])
+                values[f"{group}_perplexity"] = np.float32(_exponential(means["loss"]))
         if triggered is not None:
             values["attack_success"] = _success(on_triggered)
         sample_size = {} if ids is None else {"train_sample_clients": train_clients}

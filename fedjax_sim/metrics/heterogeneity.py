@@ -59,7 +59,7 @@ class GradientHeterogeneity(NamedTuple):
 
 def _square(x: PyTree) -> Array:
     """Computes the squared norm over all leaves."""
-    return sum(jnp.vdot(leaf, leaf) for leaf in jax.tree.leaves(x))
+    return jnp.asarray(sum(jnp.vdot(leaf, leaf) for leaf in jax.tree.leaves(x)))
 
 
 @partial(jax.jit, static_argnums=0)

@@ -9,13 +9,14 @@ stands right there. What differs from it by less than `TOLERANCE` of it counts a
 from __future__ import annotations
 
 import jax.numpy as jnp
+import numpy as np
 
 from fedjax_sim.types.data import Array
 
 TOLERANCE = 2.0**-21  # eight times the error of a product of two rounded float32 numbers
 
 
-def reaches(shares: Array, threshold: Array | float) -> Array:
+def reaches(shares: Array | np.ndarray, threshold: Array | float) -> Array | np.ndarray:
     """Returns whether float32 shares are at least the threshold, traceable.
 
     Args:
@@ -33,7 +34,7 @@ def reaches(shares: Array, threshold: Array | float) -> Array:
     return shares >= threshold - abs(threshold) * TOLERANCE
 
 
-def exceeds(shares: Array, threshold: Array | float) -> Array:
+def exceeds(shares: Array | np.ndarray, threshold: Array | float) -> Array | np.ndarray:
     """Returns whether float32 shares are larger than the threshold, traceable; the arguments are as in `reaches`.
 
     Guarantees: a share that equals the threshold as fractions does not exceed it

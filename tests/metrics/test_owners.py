@@ -98,3 +98,9 @@ def test_owner_models_are_those_judged():
     models = metrics.owner_models(SHARED, OWN, jnp.arange(4), **how)
     record = metrics.evaluation(loss, local_test=CLIENTS, **how)(SHARED, OWN)
     np.testing.assert_allclose(record["owner_loss"], pooled(models["w"]), rtol=1e-5)
+
+
+def test_owner_models_adapt_by_rows():
+    """Catches models that shall adapt to rows which nobody gave, which ended in an AttributeError of None."""
+    with refused("owners", value=None, rule="training rows"):
+        metrics.owner_models(SHARED, OWN, jnp.arange(4), adapt=lambda key, params, data: params)
