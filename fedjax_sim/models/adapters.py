@@ -24,8 +24,8 @@ SWITCHES = {
 }
 
 
-def _switches(call: Callable, train: bool) -> dict[str, bool]:
-    """Returns the values of those switches that `call` has as parameters."""
+def _switches(call: Callable, train: bool) -> dict[str, Any]:
+    """Returns those switches that `call` has as parameters, as keyword arguments of it, which are True or False."""
     return {name: value == train for name, value in SWITCHES.items() if accepts(call, name)}
 
 
@@ -81,6 +81,7 @@ def from_linen(module: Any, example_input: PyTree, *, rngs: Sequence[str] = ("dr
         switches = _switches(module.__call__, train)
         if not train:
             return module.apply(variables, x, **switches), state
+        assert key is not None, "`_needs_key` refuses to train without one"
         if not state:
             return module.apply(variables, x, rngs=streams(key), **switches), state
         # flax returns the changed collections only if they are declared mutable.
@@ -153,6 +154,7 @@ def from_nnx(constructor: Callable, *, rngs: Sequence[str] = ("dropout",)) -> Mo
         module.train() if train else module.eval()
         keywords = _switches(module.__call__, train)
         if train and accepts(module.__call__, "rngs"):
+            assert key is not None, "`_needs_key` refuses to train without one"
             keywords["rngs"] = nnx.Rngs(**{name: stream(key, name) for name in rngs})
         out = module(x, **keywords)
         if train:
@@ -214,6 +216,7 @@ def from_equinox(constructor: Callable) -> Model:
         module = equinox.nn.inference_mode(module, not train)
         if not train or not accepts(module.__call__, "key"):
             return jax.vmap(module)(x), state
+        assert key is not None, "`_needs_key` refuses to train without one"
         keys = jax.random.split(key, jax.tree.leaves(x)[0].shape[0])
         return jax.vmap(lambda row, key: module(row, key=key))(x, keys), state
 
@@ -224,7 +227,7 @@ def _seeded(generators: PyTree, key: Array) -> PyTree:
     """Seeds the random generators that a module holds. Each gets a key that depends on its path, and the count zero."""
 
     def seed(path: tuple, leaf: jax.ShapeDtypeStruct) -> Array:
-        if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
             generator_key = stream(key, jax.tree_util.keystr(path))
             return generator_key if not leaf.shape else jax.random.split(generator_key, leaf.shape)
         return jnp.zeros(leaf.shape, leaf.dtype)

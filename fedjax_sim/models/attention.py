@@ -128,6 +128,8 @@ def _block(name: str, features: int, num_heads: int, hidden: int, rotary: bool) 
       rotary: whether the attention turns queries and keys by their positions.
     """
     norms = {part: layer_norm(f"{part}_norm", features) for part in ("attention", "mlp")}
+    attention_norm, mlp_norm = (norm.apply for norm in norms.values())
+    assert attention_norm is not None and mlp_norm is not None, "only a layer with branches has no `apply`"
 
     def init(key: Array) -> PyTree:
         mlp = {
@@ -138,8 +140,8 @@ def _block(name: str, features: int, num_heads: int, hidden: int, rotary: bool) 
         return scales | {"attention": init_attention(stream(key, "attention"), features), "mlp": mlp}
 
     def apply(params: PyTree, x: Array) -> Array:
-        x = x + attention(params["attention"], norms["attention"].apply(params, x), num_heads, rotary=rotary)
-        inner = jax.nn.gelu(dense(params["mlp"]["hidden"], norms["mlp"].apply(params, x)))
+        x = x + attention(params["attention"], attention_norm(params, x), num_heads, rotary=rotary)
+        inner = jax.nn.gelu(dense(params["mlp"]["hidden"], mlp_norm(params, x)))
         return x + dense(params["mlp"]["output"], inner)
 
     return layer(name, init, apply)

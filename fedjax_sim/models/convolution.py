@@ -72,7 +72,7 @@ class Geometry(NamedTuple):
     @property
     def without_first_axis(self) -> Geometry:
         """The same convolution along all spatial axes but the first."""
-        return Geometry(*(facts[1:] for facts in self[:6]), *self[6:])
+        return Geometry._make([*(facts[1:] for facts in self[:6]), *self[6:]])
 
     @property
     def _image_span(self) -> Sizes:

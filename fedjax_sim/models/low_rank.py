@@ -35,7 +35,7 @@ class LowRankSum:
     __array_ufunc__ = None  # so that NumPy leaves `x @ matrix` to `__rmatmul__`
 
     @property
-    def shape(self) -> tuple[int, int]:
+    def shape(self) -> tuple[int, ...]:
         """The shape of the matrix."""
         return self.frozen.shape
 

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.core import Tracer
 
 from fedjax_sim.types import Array, PyTree
 from fedjax_sim.validate import fail, function
@@ -53,7 +54,7 @@ def compiled_init(init: Callable) -> Callable:
     def init_on_its_own(key: Array) -> PyTree:
         # JAX refuses options for a program inside of another one, and other backends have no such level.
         # Inside, the key may be a constant, but what is computed from it is traced.
-        is_inside = isinstance(jax.random.key_data(key), jax.core.Tracer)
+        is_inside = isinstance(jax.random.key_data(key), Tracer)
         return traced_init(key) if is_inside or jax.default_backend() != "cpu" else quick_init(key)
 
     return init_on_its_own

@@ -190,9 +190,11 @@ def run_layers(
                     places=places,
                 )
                 outputs.append(move(output, last_holder, target, branch_path))
+            assert layer.join is not None, "a layer with branches has a join"
             x = layer.join(outputs)
         else:
             x = move(x, holder, target, layer_path)
+            assert layer.apply is not None, "a layer without branches computes its output itself"
             x = layer.apply(_entries(layer, layer_path, params), x)
         holder = target  # the party that ran this layer has its output
     return x, holder

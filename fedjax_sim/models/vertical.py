@@ -66,12 +66,19 @@ def by_party(
     return sequential([branches(PARTIES, parts, join), *top])
 
 
-def _party_columns(x: Array | Sequence[Array], *, party: int, span: tuple[int, int], columns: tuple[int, ...]) -> Array:
+def _party_columns(
+    x: Array | tuple[Array, ...] | list[Array], *, party: int, span: tuple[int, int], columns: tuple[int, ...]
+) -> Array:
     """Returns the columns [n, d_p] of a party, from one array or from an array for each party."""
-    widths = [part.shape[-1] for part in x] if isinstance(x, (tuple, list)) else None
-    if (list(columns) != widths) if widths is not None else x.ndim != 2 or x.shape[1] != sum(columns):
-        fail("x", f"parties with {list(columns)} columns", x.shape if widths is None else widths)
-    return x[:, slice(*span)] if widths is None else x[party]
+    rule = f"parties with {list(columns)} columns"
+    if isinstance(x, (tuple, list)):
+        widths = [part.shape[-1] for part in x]
+        if widths != list(columns):
+            fail("x", rule, widths)
+        return x[party]
+    if x.ndim != 2 or x.shape[1] != sum(columns):
+        fail("x", rule, x.shape)
+    return x[:, slice(*span)]
 
 
 def _checked_columns(columns: Sequence[int]) -> tuple[int, ...]:
