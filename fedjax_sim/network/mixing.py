@@ -48,7 +48,7 @@ class Mixing(NamedTuple):
     failures: int = 0  # number of failure wrappers around it, each of which draws from its own stream
 
 
-def tables_of(graph: Graph, values: np.ndarray) -> dict[str, np.ndarray]:
+def tables_of(graph: Graph, values: np.ndarray | float) -> dict[str, np.ndarray]:
     """Makes the tables of a graph: its neighbours, a value for each edge, and the number of each edge.
 
     Args:

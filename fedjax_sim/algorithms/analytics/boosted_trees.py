@@ -230,6 +230,7 @@ def _edges(
         validate.fail("low, high", "both, or edges in their place", (low, high), hint)
     shape = (num_features, num_bins - 1)
     if edges is None:
+        assert low is not None and high is not None, "without edges both are given, as checked above"
         if not high > low:
             validate.fail("high", f"more than low = {low:g}", high)
         bounds = np.broadcast_to(np.linspace(low, high, num_bins + 1)[1:-1], shape).astype(np.float32)

@@ -77,15 +77,20 @@ def histogram(
     bins = (low, high, num_bins)
     if None in bins and bins != (None, None, None):
         validate.fail("low, high, num_bins", "all three for bins of numbers, or none for categories", bins)
-    if num_bins is None and (num_categories is None or column is not None):
-        hint = "Numbers need low, high and num_bins."
-        validate.fail("num_bins", "a number of bins, where categories of y are not counted", num_bins, hint)
-    if num_bins is not None and not high > low:
-        validate.fail("high", f"more than low = {low:g}", high)
+    if low is None or high is None or num_bins is None:
+        if num_categories is None or column is not None:
+            hint = "Numbers need low, high and num_bins."
+            validate.fail("num_bins", "a number of bins, where categories of y are not counted", num_bins, hint)
+        num_cells = num_categories
+        edges = None
+    else:
+        if not high > low:
+            validate.fail("high", f"more than low = {low:g}", high)
+        num_cells = num_bins
+        edges = np.linspace(low, high, num_bins + 1)
     if (region_column is None) != (num_regions == 1):
         hint = "It holds the region of a row, and there are several."
         validate.fail("region_column", "a column beside num_regions > 1, and none without", region_column, hint)
-    num_cells = num_categories if num_bins is None else num_bins
     shape = (num_cells,) if region_column is None else (num_regions, num_cells)
     rows = options.pop("rows", "all")
     columns = columns_of(options)
@@ -93,12 +98,11 @@ def histogram(
     if reads_features:
         columns.check_own()
 
-    edges = None if num_bins is None else np.linspace(low, high, num_bins + 1)
     inner_edges = None if edges is None else edges[1:-1].astype(np.float32)
 
     def places(examples: PyTree, mask: Array) -> tuple[Array, Array]:
         """Returns the place of each value in the flat table of counts, and whether it counts, both [v]."""
-        if num_bins is None:
+        if inner_edges is None:
             cells, counted = labels_of(examples, mask)
         else:
             numbers = numbers_of(examples, column)

@@ -103,9 +103,13 @@ class Columns(NamedTuple):
             validate.fail("data", "features in their own units", "standardised ones", hint)
 
 
-def columns_of(options: dict[str, Any]) -> Columns:
+def columns_of(options: StatisticOptions) -> Columns:
     """Takes what the rows are about out of the options of a statistic."""
-    return Columns(*(options.pop(name, None) for name in Columns._fields))
+    return Columns(
+        feature_names=options.pop("feature_names", None),
+        label_names=options.pop("label_names", None),
+        units=options.pop("units", None),
+    )
 
 
 def statistic(
@@ -152,9 +156,11 @@ def statistic(
         hint = "Rows of clients that are drawn more often would count more: take sampling.uniform or poisson."
         scheme = getattr(sampler.design, "scheme", None)
         validate.fail("sampler", "one that is known to draw all clients alike", scheme, hint)
-    if asks_anew and transform is not None and jax.tree.leaves(jax.eval_shape(transform.init_client, server.takes(()))):
-        hint = "A round asks for other sums than the one before: what was left over does not belong there."
-        validate.fail("transform", "one without a memory at the client", "one that remembers", hint)
+    if asks_anew and transform is not None:
+        memory = jax.eval_shape(transform.init_client, server.expects(()))
+        if jax.tree.leaves(memory):
+            hint = "A round asks for other sums than the one before: what was left over does not belong there."
+            validate.fail("transform", "one without a memory at the client", "one that remembers", hint)
     algorithm = federated(sampler, client, rule, server, **round_options)
     return algorithm._replace(
         init=algorithm.init if scale is None else _of_own_units(algorithm.init, scale),

@@ -163,7 +163,7 @@ def next_arrivals(key: Array, traffic: Traffic, flights: Flights, load: Callable
         leaves=flights.leaves,
     )
     interrupted = None
-    if traffic.loses:
+    if flights.leaves is not None:
         leaving = flights.leaves.at[places].set(staying.leaves)
         has_left = (leaving != NEVER_ARRIVES) & (leaving <= elapsed)
         interrupted = has_left.sum(dtype=jnp.int32)

@@ -351,6 +351,7 @@ def asynchronous(
         hint += "algorithms.federated with a clock (with_over_selection for the first to arrive)."
         validate.fail("client", "one that is no federation, for asynchronous rounds", "a federation", hint)
     star = federated(arrivals_only(traffic), client, aggregator, server, transform, **options).parts
+    assert star is not None, "`federated` states its parts"
     star = star._replace(complete=False)  # a star has no versions, no clients in flight and no time
 
     def init(key, params, population):

@@ -163,6 +163,7 @@ def fedat(
     # The parts are checked with the sampler of a tier; then the sampler says that the law of the cohorts is not known.
     tier_sampler = sampling.uniform(population_size // num_tiers, clients_per_tier)
     star = federated(tier_sampler, local, rule, _mirrored(num_tiers), **round_options).parts
+    assert star is not None, "`federated` states its parts"
     star = star._replace(sampler=arrivals_only(traffic), complete=False)
     # The same with a server whose state is the model alone, for the work that a model asks of clients.
     plain = star._replace(server=server.replacement())

@@ -78,7 +78,7 @@ def clipped_gossip(
         return report._replace(update=model), {"model": model}
 
     node = local._replace(init=lambda params: {"model": params}, apply=apply)
-    rows = kept_by_node() if attack is None else corrupted(kept_by_node(), attack, who)
+    rows = kept_by_node() if attack is None or who is None else corrupted(kept_by_node(), attack, who)
     nodes = nodes_of(node, mixing, aggregator=rows, attackers=who, **node_options)
 
     def combine(links, trained_nodes):
@@ -89,7 +89,11 @@ def clipped_gossip(
         is_lost = trained_nodes.arrived & ~has_message
         links = links._replace(weights=jnp.where(is_lost[links.neighbours], 0, links.weights))
         lengths = distances(links, own, sent)
-        limit = radius if radius is not None else _adaptive_radius(links.weights, lengths, num_byzantine)[:, None]
+        if radius is not None:
+            limit = radius
+        else:
+            assert num_byzantine is not None, "without a radius it is given, as checked above"
+            limit = _adaptive_radius(links.weights, lengths, num_byzantine)[:, None]
         # A clip of the difference is a smaller weight of the link; equal models have distance 0.
         factors = jnp.minimum(1, limit / jnp.maximum(lengths, jnp.finfo(jnp.float32).tiny))
         return {"model": mixed(links._replace(weights=links.weights * factors), own, sent)}

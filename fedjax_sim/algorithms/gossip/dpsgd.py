@@ -117,7 +117,7 @@ def dgd(
     mixing: Mixing,
     *,
     learning_rate: Positive = 0.1,
-    form: str = "combine_while_adapt",
+    form: Literal["combine_while_adapt", "adapt_then_combine"] = "combine_while_adapt",
     **options: Unpack[GossipOptions],
 ) -> Algorithm:
     """Makes decentralised gradient descent: `dpsgd` with one step along the gradient of all of a node's examples.

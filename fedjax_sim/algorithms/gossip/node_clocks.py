@@ -90,6 +90,7 @@ def clocks_after_round(timing: NodeTiming, key: Array, clock: Clock, links: Link
     (::test_time_changes_no_number).
     """
     devices = timing.devices
+    assert devices is not None, "clocks move only where time is simulated"
     ids = jnp.arange(links.up.shape[0], dtype=jnp.int32)
     spent = spent_by(devices, key, ids, load)
     # As uint32, a clock past 68 years, whose sign bit is set, is later than all others.

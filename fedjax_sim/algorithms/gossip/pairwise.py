@@ -109,12 +109,13 @@ def pairwise_gossip(
         return NodesState(state, jax.tree.map(jnp.asarray, host), ())
 
     def invite_nodes(key, state):
-        if sampler.devices is None:
+        devices = sampler.devices
+        if devices is None:
             return invite(star, key, state.star)
 
         def priced(sampling_key, cohort, price):
             partners, _ = meetings(key, cohort.ids, state.tables)
-            return price_of_meetings(sampler.devices, sampling_key, cohort, partners, price)
+            return price_of_meetings(devices, sampling_key, cohort, partners, price)
 
         return invite_together(star, key, state.star, priced)
 

@@ -135,6 +135,7 @@ def finish(
     }
     clock = state.clock
     if nodes.timing.devices is not None:
+        assert work is not None, "where time is simulated, the work is known"
         load = asked_of(work, state.tables["examples"], links, num_bytes)
         clock, num_saturated = engine.reproducible(partial(clocks_after_round, nodes.timing))(key, clock, links, load)
         info |= engine.reproducible(partial(times, nodes.timing))(clock, links.up) | {SATURATED.name: num_saturated}

@@ -79,9 +79,10 @@ def hierarchical_split_gnn(
     options = {"client_layers": client_layers, "cut_edges": cut_edges, "graph_at": graph_at, "link": link}
     edge = split_gnn(model, edge_sampler, optimizer, weight_decay=weight_decay, **options)
     # `split_gnn` has no option `nonfinite`: the edge takes that of the cloud.
-    star = edge.level.star
-    star = star._replace(execution=star.execution._replace(nonfinite=nonfinite))
-    edge = edge._replace(level=edge.level._replace(star=star))
+    level = edge.level
+    assert level is not None, "`split_gnn` states its level"
+    star = level.star._replace(execution=level.star.execution._replace(nonfinite=nonfinite))
+    edge = edge._replace(level=level._replace(star=star))
     work = as_client_update(edge, edge_rounds, weighting=edge_weighting, keep=keep_edges)
     rule = aggregation.mean() if aggregator is None else aggregator
     step = server.optimizer(optax.sgd(1.0) if server_optimizer is None else server_optimizer)

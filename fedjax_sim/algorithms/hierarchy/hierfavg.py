@@ -138,6 +138,7 @@ def as_client_update(
     def apply(key, broadcast, own_state, group):
         # The edge goes on from the broadcast model, with its own states or with new ones.
         if keep:
+            assert star.server.moved is not None, "the server of a level goes on from another model"
             start = own_state._replace(server=star.server.moved(own_state.server, broadcast))
         else:
             start = init(broadcast, group)
@@ -186,13 +187,13 @@ def _level_of(federation: Star | Algorithm) -> Level:
 
     Raises: ValueError for parts that are not a whole algorithm, and those of `check_parts`.
     """
-    if isinstance(federation, Algorithm):
-        if federation.level is not None:
-            return federation.level
-        federation = federation.parts
-    validate.part("star", federation, Star)
-    _check_whole(federation)
-    inner = on_one_device(federation._replace(client=_with_weight_metric(federation.client)))
+    if isinstance(federation, Algorithm) and federation.level is not None:
+        return federation.level
+    whole = federation.parts if isinstance(federation, Algorithm) else federation
+    validate.part("star", whole, Star)
+    assert whole is not None, "`validate.part` refuses None"
+    _check_whole(whole)
+    inner = on_one_device(whole._replace(client=_with_weight_metric(whole.client)))
 
     def step(key: Array, state: FederatedState, group: Population) -> tuple[FederatedState, Inside]:
         star = inner._replace(aggregator=by_own_ids(inner.aggregator, group))
@@ -206,7 +207,7 @@ def _level_of(federation: Star | Algorithm) -> Level:
         return state, Inside(info, means, gathered.counts, weight, info["dropped_clients"] > 0)
 
     init = partial(initial_state, inner)
-    return Level(federation, init, step, metrics_of(federation._replace(client=None)))
+    return Level(whole, init, step, metrics_of(whole._replace(client=None)))
 
 
 @validate.named_arguments
@@ -270,7 +271,7 @@ def hierarchical_fedavg(
     edge_sampler = sampler_inside(edge_sampler, group_size, "clients")
     edge_parts = {"aggregator": edge_aggregator, "transform": edge_transform, "server_optimizer": edge_optimizer}
     edge_options, cloud_options = _options_by_level(options)
-    edge = fedavg(loss_fn, edge_sampler, optimizer, **edge_parts, **edge_options).parts
+    edge = fedavg(loss_fn, edge_sampler, optimizer, **edge_parts, **edge_options)
     if edge_devices is not None and sampler.devices is None:
         hint = "Put with_clock around the cloud's sampler; or leave edge_devices out."
         validate.fail("edge_devices", "None without a clock", "devices", hint)

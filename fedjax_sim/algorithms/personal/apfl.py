@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Unpack
+from typing import Any, Unpack
 
 import jax
 import jax.numpy as jnp
 import optax
+from jax.core import Tracer
 
 from fedjax_sim import aggregation, client, server, tree
 from fedjax_sim.algorithms.personal.own_models import with_own_models
@@ -65,7 +66,7 @@ def apfl(
     code, without that code's further term 0.02 alpha.
     """
     work, round_options = client.local_work(options)
-    learns = isinstance(share_learning_rate, jax.core.Tracer) or share_learning_rate > 0
+    learns = isinstance(share_learning_rate, Tracer) or share_learning_rate > 0
 
     def loss_of_both(models, examples, key):
         # The shared model is a constant of the mixture: v, and a share that is learnt, are trained for it.
@@ -118,12 +119,12 @@ def _with_share(optimizer: optax.GradientTransformation, rate: float) -> optax.G
     def init(params):
         return optimizer.init(models_of(params)), jnp.bool_(True)
 
-    def update(gradients, state, params, **extra):
+    def update(updates: PyTree, state: PyTree, params: PyTree = None, **extra: Any) -> tuple[PyTree, PyTree]:
         inner_state, is_first = state
-        updates, inner_state = optimizer.update(models_of(gradients), inner_state, models_of(params), **extra)
-        moved = jnp.clip(params["share"] - rate * gradients["share"], 0, 1)
+        model_updates, inner_state = optimizer.update(models_of(updates), inner_state, models_of(params), **extra)
+        moved = jnp.clip(params["share"] - rate * updates["share"], 0, 1)
         step = jnp.where(is_first, moved - params["share"], 0)
-        return updates | {"share": step}, (inner_state, jnp.bool_(False))
+        return models_of(model_updates) | {"share": step}, (inner_state, jnp.bool_(False))
 
     # The type says whether a rate falls over rounds.
     return type(optimizer)(init, update)

@@ -7,6 +7,7 @@ from typing import Annotated, NamedTuple, Unpack
 import jax
 import jax.numpy as jnp
 import optax
+from jax.core import Tracer
 
 from fedjax_sim import aggregation, client, tree, validate
 from fedjax_sim.client.local_sgd import local_sgd
@@ -41,7 +42,8 @@ class Clusters(NamedTuple):
     """The server's clusters, which are the state of its aggregator."""
 
     members: Array  # [N] int32, the cluster of each client
-    count: Array  # [] int32, how many clusters there are
+    # [] int32, how many clusters there are. Checkpoints have it under this name, which hides `tuple.count`.
+    count: Array  # pyright: ignore[reportIncompatibleMethodOverride]
 
 
 @named_arguments
@@ -91,7 +93,7 @@ def clustered_by_updates(
     References: Sattler, Muller, Samek 2020 (CFL), algorithms 1 and 2, equations 28 and 29.
     """
     check_everyone(sampler, "A cluster is split by the updates of all of its clients.")
-    is_known = not any(isinstance(x, jax.core.Tracer) for x in (mean_norm, client_norm))
+    is_known = not any(isinstance(x, Tracer) for x in (mean_norm, client_norm))
     if is_known and client_norm < mean_norm:
         hint = "Else clients that are all alike would be split."
         validate.fail("client_norm", f"at least mean_norm, {mean_norm}", client_norm, hint)

@@ -8,6 +8,7 @@ from typing import Annotated, Unpack
 import jax
 import jax.numpy as jnp
 import optax
+from jax.core import Tracer
 
 from fedjax_sim import aggregation, client, server, tree, validate
 from fedjax_sim.algorithms.personal.own_models import with_own_models
@@ -144,7 +145,7 @@ def clustered(inner: ServerUpdate, start) -> ServerUpdate:
 
 def check_spread(count: int, spread: float) -> None:
     """Refuses a spread of 0 between several models."""
-    if count > 1 and not isinstance(spread, jax.core.Tracer) and spread == 0:
+    if count > 1 and not isinstance(spread, Tracer) and spread == 0:
         hint = "Equal models are trained alike, and stay equal for ever."
         validate.fail("spread", f"more than 0 for {count} models", spread, hint)
 

@@ -7,6 +7,7 @@ from typing import Annotated, NamedTuple, Unpack
 import jax
 import jax.numpy as jnp
 import optax
+from jax.core import Tracer
 
 from fedjax_sim import client, engine, server, validate
 from fedjax_sim.aggregation import gather, rows
@@ -50,7 +51,7 @@ def pretrained(algorithm: Algorithm, work: ClientUpdate, data: ClientData) -> Al
         start = jax.tree.map(lambda x, u: (x + u).astype(x.dtype), params, report.update)
         is_finite = engine.all_finite(start)
         # A traced value cannot be checked; a program that traces `init` gets the model as it is.
-        if not isinstance(is_finite, jax.core.Tracer) and not is_finite:
+        if not isinstance(is_finite, Tracer) and not is_finite:
             hint = "Its training on the server's examples diverged: take a smaller rate, or fewer steps."
             validate.fail("work", "training that ends at a finite model", "NaN or infinity", hint, FloatingPointError)
         return algorithm.init(key, start, population)
@@ -167,6 +168,7 @@ def _distilling(
         examples = {"x": x, "teacher": teacher_logits(start, aggregate, x)}
         averaged = inner.apply(key, aggregate["mean"], state.server)
         mean_model = inner.params(averaged)
+        assert inner.moved is not None, "the wrapped server goes on from another model"
         report, _ = student.apply(stream(key, "distillation"), mean_model, (), state.public._replace(examples=examples))
         return state._replace(server=inner.moved(averaged, jax.tree.map(jnp.add, mean_model, report.update)))
 

@@ -7,7 +7,7 @@ options of the local work (`num_steps`, `num_epochs`, `batch_size`, `weighting`,
 
 from __future__ import annotations
 
-from typing import Unpack
+from typing import Literal, Unpack
 
 import optax
 
@@ -214,8 +214,8 @@ def record_private_fedavg(
     batch_size: int,
     num_examples: int | None = None,
     microbatch_size: int | None = None,
-    sampling: str = "poisson",
-    weighting: str = "uniform",
+    sampling: Literal["poisson", "shuffled"] = "poisson",
+    weighting: Literal["examples", "uniform"] = "uniform",
     gradients: str = "auto",
     aggregator: Aggregator | None = None,
     **options: Unpack[FederatedOptions],

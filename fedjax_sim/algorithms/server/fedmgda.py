@@ -80,7 +80,7 @@ def _min_norm(epsilon: float, solver_steps: int) -> Aggregator:
         norms = jnp.sqrt(sum(jnp.square(x).sum(1) for x in leaves))
         inverse = 1 / jnp.where(norms > 0, norms, 1)
         directions = [x * inverse[:, None] for x in leaves]
-        products = sum(x @ x.T for x in directions)
+        products = jnp.asarray(sum(x @ x.T for x in directions))
         mixture, gap = least_mixture(products, weights > 0, epsilon, solver_steps)
         shares = mixture * inverse
 

@@ -134,5 +134,5 @@ def _is_pair(node: Any) -> bool:
     """Returns whether a node of the parameters is a pair of factors {"a": [n, r], "b": [r, k]}."""
     if not isinstance(node, dict) or node.keys() != {"a", "b"}:
         return False
-    shapes = [getattr(node[name], "shape", ()) for name in ("a", "b")]
+    shapes: list[tuple[int, ...]] = [getattr(node[name], "shape", ()) for name in ("a", "b")]
     return [len(shape) for shape in shapes] == [2, 2] and shapes[0][1] == shapes[1][0]

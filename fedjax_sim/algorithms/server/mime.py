@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, Unpack
+from typing import Literal, NamedTuple, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -27,7 +27,7 @@ from fedjax_sim.round.round import (
     seen,
 )
 from fedjax_sim.transform.chain import plain_wire
-from fedjax_sim.types import Algorithm, Array, Count, PyTree, Sampler, ServerUpdate, Star, UpdateTransform, Work
+from fedjax_sim.types import Algorithm, Array, Count, PyTree, Sampler, ServerUpdate, UpdateTransform, Work
 from fedjax_sim.validate import LossFn, Positive, ShareBelowOne
 
 
@@ -41,7 +41,7 @@ def mime_lite(
     sampler: Sampler,
     optimizer: optax.GradientTransformation,
     *,
-    rule: str = "momentum",
+    rule: Literal["sgd", "momentum", "rmsprop", "adam"] = "momentum",
     momentum: ShareBelowOne | None = None,
     second_decay: float | None = None,
     adaptivity: float | None = None,
@@ -87,7 +87,7 @@ def mime(
     sampler: Sampler,
     optimizer: optax.GradientTransformation,
     *,
-    rule: str = "momentum",
+    rule: Literal["sgd", "momentum", "rmsprop", "adam"] = "momentum",
     momentum: ShareBelowOne | None = None,
     second_decay: float | None = None,
     adaptivity: float | None = None,
@@ -130,7 +130,8 @@ def mime(
     local = client.mime(loss_fn, client.plain_sgd_rate("mime", optimizer), base.direction, work)
     inner = server.statistics(server.optimizer(optax.sgd(server_learning_rate)), base.start, base.track)
     second_pass = federated(sampler, local, aggregation.mean(), _controlled(inner), **round_options)
-    second: Star = second_pass.parts
+    second = second_pass.parts
+    assert second is not None, "`federated` states its parts"
     gradients = client.full_gradient(loss_fn, weighting="examples" if work.weighs_examples() else "uniform")
     # The first pass differs in its client and its server: clients send gradients, and their mean is kept as it is.
     first = second._replace(client=gradients, server=server.replacement())

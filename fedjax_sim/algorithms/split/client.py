@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -26,7 +27,7 @@ METRICS = (
 
 @validate.named_arguments
 def split_client(
-    split: Split | Sequence[Split],
+    split: Split | list[Split] | tuple[Split, ...],
     optimizer: optax.GradientTransformation,
     work: LocalWork,
     *,
@@ -62,7 +63,7 @@ def split_client(
 
     References: Vepakomma et al. 2018, section 2; Samikwa, Di Maio and Braun 2022 (ARES), for cuts by device.
     """
-    splits = tuple(split) if isinstance(split, (list, tuple)) else (split,)
+    splits: tuple[Split, ...] = tuple(split) if isinstance(split, (list, tuple)) else (split,)
     if not splits:
         validate.fail("split", "a Split of split_loss, or one for each tier", split)
     for i, tier_split in enumerate(splits):
@@ -75,7 +76,7 @@ def split_client(
     has_more_parties = any(x.cut.num_parties > 2 for x in splits)
     directions = ("up", "down", "other") if has_more_parties else ("up", "down")
     validate.optax_transformation("optimizer", optimizer)
-    inner = client.local_sgd(loss_fn, optimizer if len(splits) > 1 else _by_party(optimizer, splits[0]), work)
+    inner = client.local_sgd(loss_fn, _by_party(optimizer, splits[0]) if len(splits) == 1 else optimizer, work)
 
     def apply(key, broadcast, state, data):
         tier_index = jnp.zeros((), jnp.int32)
@@ -112,12 +113,12 @@ def _by_party(optimizer: optax.GradientTransformation, split: Split) -> optax.Gr
     def init(params):
         return tuple(optimizer.init(part) for part in split.cut.split(params))
 
-    def update(gradients, states, params, **extra_args):
-        parts = zip(*map(split.cut.split, (gradients, params)), states, strict=True)
+    def update(updates: PyTree, state: PyTree, params: PyTree = None, **extra_args: Any) -> tuple[PyTree, PyTree]:
+        parts = zip(*map(split.cut.split, (updates, params)), state, strict=True)
         with jax.numpy_dtype_promotion("standard"):  # optax's code promotes
-            results = [optimizer.update(gradient, state, own, **extra_args) for gradient, own, state in parts]
-        updates, states = zip(*results, strict=True)
-        return split.cut.join(updates), states
+            results = [optimizer.update(gradient, own_state, own, **extra_args) for gradient, own, own_state in parts]
+        updates_by_party, next_state = zip(*results, strict=True)
+        return split.cut.join(updates_by_party), next_state
 
     kind = client.OverRounds if isinstance(optimizer, client.OverRounds) else optax.GradientTransformation
     return kind(init, update)

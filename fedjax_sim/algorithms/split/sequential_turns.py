@@ -53,6 +53,7 @@ def in_turns(made: Algorithm, split: Split, copies: int, *, relay: bool = False)
     (tests/algorithms/split/test_splitfed.py::test_aggregators_see_zeros_for_the_absent).
     """
     star = made.parts
+    assert star is not None, "`federated` states its parts"
     check_distinct(star.sampler, "A client is served once a round.")
     keeping_star = star._replace(aggregator=everything(star))
     turns = _Turns(star=star, keeping_star=keeping_star, split=split, copies=copies, relay=relay)

@@ -334,5 +334,6 @@ def _without_server_messages(algorithm: Algorithm) -> Algorithm:
         state, info = algorithm.step(key, state, population)
         return state, info | {name: Count.of(jnp.int32(0), 0) for name in ("uplink_bytes", "downlink_bytes")}
 
-    parts = algorithm.parts._replace(complete=False)  # an edge made of the parts would count messages that nobody sends
+    # An edge made of the parts would count messages that nobody sends.
+    parts = algorithm.parts and algorithm.parts._replace(complete=False)
     return algorithm._replace(step=step, parts=parts)
