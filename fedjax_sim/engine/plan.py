@@ -11,7 +11,7 @@ import math
 import os
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import jax
 from jax.extend import core
@@ -188,7 +188,20 @@ class Needs(NamedTuple):
         return self.arguments + self.temporary + self.results
 
 
-def needs(compiled: jax.stages.Compiled) -> Needs:
+class Executable(Protocol):
+    """A program that needs memory: a `jax.stages.Compiled`, or one that was read from disk."""
+
+    @property
+    def input_shardings(self) -> PyTree:
+        """The shardings of its arguments."""
+        ...
+
+    def memory_analysis(self) -> Any:
+        """Returns the bytes that the compiler allots to it on each device."""
+        ...
+
+
+def needs(compiled: Executable) -> Needs:
     """Returns the memory that the compiler allots to a program on all devices of this process.
 
     The devices of a CPU are counted one by one too, because each holds a copy of the arrays that are not split.
@@ -197,14 +210,14 @@ def needs(compiled: jax.stages.Compiled) -> Needs:
     return Needs(*(num_devices * x for x in needs_of_a_device(compiled)))
 
 
-def needs_of_a_device(compiled: jax.stages.Compiled) -> Needs:
+def needs_of_a_device(compiled: Executable) -> Needs:
     """Returns the memory that the compiler allots to a program on each device."""
     analysis = compiled.memory_analysis()
     results = max(analysis.output_size_in_bytes - analysis.alias_size_in_bytes, 0)
     return Needs(analysis.argument_size_in_bytes, analysis.temp_size_in_bytes, results)
 
 
-def _devices(compiled: jax.stages.Compiled) -> list:
+def _devices(compiled: Executable) -> list:
     """Returns the devices that a program runs on, of all processes."""
     shardings = jax.tree.leaves(compiled.input_shardings)
     return list(shardings[0].device_set) if shardings else jax.local_devices()[:1]

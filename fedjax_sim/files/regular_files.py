@@ -8,7 +8,8 @@ import os
 import re
 import stat
 import tomllib
-from typing import Any, BinaryIO
+from io import BufferedReader
+from typing import Any
 
 MOST_DEPTH = 100  # levels of lists and tables inside one another
 TOO_DEEP = f"lists and tables are nested deeper than {MOST_DEPTH} levels"
@@ -24,7 +25,7 @@ KINDS = {
 }
 
 
-def opened(path: str | os.PathLike) -> BinaryIO:
+def opened(path: str | os.PathLike) -> BufferedReader:
     """Opens a regular file, or a link to one, to read its bytes.
 
     Raises: OSError for a file that cannot be opened, and for a pipe, a device, a socket or a folder. It neither waits

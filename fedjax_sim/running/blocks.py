@@ -6,6 +6,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -137,13 +138,13 @@ def _lowered(traced_round: TracedRound, key: Array, state: PyTree, population: P
             state, info = step(fold_in(key, rounds.first + i), state, population)
             return state, [rows.at[i].set(x) for rows, x in zip(log_rows, _packed(info), strict=True)]
 
-        return jax.lax.fori_loop(0, rounds.count, one_round, (state, log_rows))
+        return jax.lax.fori_loop(0, rounds.num_rounds, one_round, (state, log_rows))
 
     no_rounds = Rounds(np.int32(0), np.int32(0))
     # With several processes infos are replicated, since every process reads them; the compiler places the state.
-    shardings = {"out_shardings": (None, key.sharding)} if current().several else {}
+    jit = partial(jax.jit, out_shardings=(None, key.sharding)) if current().several else jax.jit
     options = engine.compiler_options()
-    program = jax.jit(block, donate_argnums=1, compiler_options=options, **shardings)
+    program = jit(block, donate_argnums=1, compiler_options=options)
     return executables.lowered(program.trace(key, state, population, no_rounds, constants), options), constants
 
 

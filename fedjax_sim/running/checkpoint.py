@@ -211,7 +211,9 @@ def newest_meta(directory: str | Path) -> tuple[Path, dict[str, Any]] | None:
 
 def _round(path: Path) -> int:
     """Returns the round in a checkpoint's name."""
-    return int(NAME.fullmatch(path.name)[1])
+    match = NAME.fullmatch(path.name)
+    assert match is not None, "the paths are of `_list`"
+    return int(match[1])
 
 
 def _list(directory: Path) -> list[Path]:

@@ -110,12 +110,14 @@ def restored(raw: np.ndarray, entry: dict[str, Any], target: Any) -> jax.Array |
     return array
 
 
-def encoded(header: bytes, arrays: list[np.ndarray]) -> Iterator[bytes]:
+def encoded(header: bytes, arrays: list[np.ndarray]) -> Iterator[bytes | memoryview]:
     """Yields the file's bytes part by part, ending in the hash of all parts before."""
     total = PREFIX.size + len(header) + sum(array.nbytes for array in arrays) + DIGEST
     digest = hashlib.sha256()
     swap = sys.byteorder == "big"
-    leaves = (np.ascontiguousarray(array.byteswap() if swap else array).reshape(-1).view(np.uint8) for array in arrays)
+    leaves = (
+        np.ascontiguousarray(array.byteswap() if swap else array).reshape(-1).view(np.uint8).data for array in arrays
+    )
     for part in (PREFIX.pack(MAGIC, total, len(header)), header, *leaves):
         digest.update(part)
         yield part

@@ -46,7 +46,7 @@ def environment(command: str) -> dict[str, Any]:
         "processes": jax.process_count(),
         "cpu_count": _cores(),
         **numerics(),
-        "random_generator": str(jax.config.jax_default_prng_impl),
+        "random_generator": str(jax.config.values["jax_default_prng_impl"]),
     }
 
 
@@ -74,7 +74,7 @@ def matmul_precision() -> str:
     """Returns the precision of matrix products in a run: JAX's setting if there is one, else "highest"."""
     import jax
 
-    return str(jax.config.jax_default_matmul_precision or "highest")
+    return str(jax.config.values["jax_default_matmul_precision"] or "highest")
 
 
 def numerics() -> dict[str, Any]:
@@ -95,7 +95,7 @@ def numerics() -> dict[str, Any]:
         "device_kind": jax.devices()[0].device_kind,
         "host_threads": host_threads(),
         "matmul_precision": matmul_precision(),
-        "threefry_partitionable": bool(jax.config.jax_threefry_partitionable),
+        "threefry_partitionable": bool(jax.config.values["jax_threefry_partitionable"]),
     }
 
 
@@ -129,7 +129,7 @@ def prepare(processes_here: int = 1) -> None:
         # A sandbox may forbid the change. Threads that start later inherit it.
         with contextlib.suppress(OSError):
             os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
-    stated_devices = jax.config.jax_num_cpu_devices
+    stated_devices = jax.config.values["jax_num_cpu_devices"]
     devices = stated_devices if stated_devices >= 1 else max(1, min(_cores() // processes_here, MAX_CPU_DEVICES))
     try:
         # JAX refuses a change of this number once it is in use. Setting another number first makes sure of a change.
@@ -158,7 +158,7 @@ def use_compilation_cache() -> None:
     import jax
     from jax.experimental.compilation_cache import compilation_cache
 
-    if jax.config.jax_compilation_cache_dir is not None or os.environ.get("FEDJAX_SIM_CACHE") == "off":
+    if jax.config.values["jax_compilation_cache_dir"] is not None or os.environ.get("FEDJAX_SIM_CACHE") == "off":
         return
     if (folder := private_folder("xla")) is not None:
         # Programs that compiled before now may have made JAX settle that there is no cache.

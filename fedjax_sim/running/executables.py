@@ -13,13 +13,14 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.experimental.compilation_cache import compilation_cache
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
+from jax.typing import ArrayLike
 
 from fedjax_sim.engine.all_messages.rows import AXIS
 from fedjax_sim.running import program_files
@@ -29,6 +30,8 @@ from fedjax_sim.running.origin import digest_of, machine
 from fedjax_sim.running.processes import current
 from fedjax_sim.types import Array, Count, PyTree
 
+# jaxlib says nothing of its types, so that type checkers take its class for a variable.
+Device: TypeAlias = jax.Device  # pyright: ignore[reportInvalidTypeForm]
 MOST_CONSTANT_BYTES = 1 << 25  # of the arrays that a kept round closes over
 # Calls of code outside of the program, whose address is known only where the program was lowered.
 CALLS_OUTSIDE = re.compile(r"custom_call|\.(send|recv|infeed|outfeed)\b")
@@ -92,7 +95,7 @@ def _is_key(leaf: Any) -> bool:
     return hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
 
 
-def _sharding_of(devices: Sequence[jax.Device]) -> Callable[[int], Sharding]:
+def _sharding_of(devices: Sequence[Device]) -> Callable[[int], Sharding]:
     """Returns a function of an array's place on these devices: `WHOLE`, or the axis that they share."""
     if len(devices) == 1:
         return lambda place: SingleDeviceSharding(devices[0])
@@ -102,7 +105,7 @@ def _sharding_of(devices: Sequence[jax.Device]) -> Callable[[int], Sharding]:
     )
 
 
-def _place(sharding: Sharding, num_axes: int, devices: Sequence[jax.Device]) -> int:
+def _place(sharding: Sharding, num_axes: int, devices: Sequence[Device]) -> int:
     """Returns an array's place on the devices of a program.
 
     Raises: ValueError for any other place, such as two axes or the memory of the host.
@@ -150,7 +153,8 @@ def _compiled(lowered: jax.stages.Lowered, name: str | None) -> tuple[Any, str |
     """
     if name is None:
         return lowered.compile(), None
-    was_there = os.path.lexists(program_files.folder() / name)
+    folder = program_files.folder()
+    was_there = folder is not None and os.path.lexists(folder / name)
     loaded = _load(name, lowered.in_tree, lowered.out_tree)
     if loaded is not None:
         return loaded, name
@@ -167,8 +171,8 @@ def _name_of_program(lowered: jax.stages.Lowered, results: PyTree, options: Mapp
       lowered, options: as for `compiled`.
       results: shapes and types of the results.
     """
-    config = jax.config
-    checks_results = config.jax_debug_nans or config.jax_debug_infs  # as it runs a program
+    settings = jax.config.values
+    checks_results = settings["jax_debug_nans"] or settings["jax_debug_infs"]  # as it runs a program
     if program_files.folder() is None or current().several or checks_results:
         return None
     # Arrays come back from the disk as plain ones.
@@ -188,6 +192,8 @@ def _keep_program(name: str, program: jax.stages.Compiled, lowered: jax.stages.L
     """
     try:
         executable = program.runtime_executable()
+        if executable is None:
+            return False
         devices = executable.local_devices()
         arguments = jax.tree.leaves(lowered.args_info)
         # None stands for an argument that is not read, and for an absent part of an argument too, which is no leaf.
@@ -247,7 +253,7 @@ def _watching_cache() -> Iterator[Callable[[], bool]]:
 @contextlib.contextmanager
 def _without_cache() -> Iterator[Callable[[], bool]]:
     """Turns JAX's cache off in the block, so that what is compiled there is new."""
-    was_on = jax.config.jax_enable_compilation_cache
+    was_on = jax.config.values["jax_enable_compilation_cache"]
     jax.config.update("jax_enable_compilation_cache", False)
     compilation_cache.reset_cache()  # JAX settles once whether there is a cache
     try:
@@ -260,8 +266,8 @@ def _without_cache() -> Iterator[Callable[[], bool]]:
 class Rounds(NamedTuple):
     """The rounds that a call of a compiled block runs."""
 
-    first: int  # number of the first one, counted from 0
-    count: int  # how many
+    first: ArrayLike  # [] int, the number of the first one, counted from 0
+    num_rounds: ArrayLike  # [] int, how many
 
 
 class KeptRound(NamedTuple):
@@ -308,7 +314,7 @@ def find_round(name: str | None, key: Array, state: PyTree, population: PyTree) 
     info = {}
     for entry, shapes in meta["info"].items():
         leaves = [jax.ShapeDtypeStruct(tuple(shape), dtype) for shape, dtype in shapes]
-        info[entry] = Count(*leaves) if len(leaves) == len(Count._fields) else leaves[0]
+        info[entry] = Count._make(leaves) if len(leaves) == len(Count._fields) else leaves[0]
     log_rows = [0] * len({x.dtype for x in jax.tree.leaves(info)})
     in_tree = jax.tree.structure(((key, state, population, Rounds(0, 0), constants), {}))
     block = _load(meta["block"], in_tree, jax.tree.structure((state, log_rows)))

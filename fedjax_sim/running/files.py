@@ -25,7 +25,7 @@ class RunLocked(RuntimeError):
     """Another process is writing to this run's folder."""
 
 
-def write_atomically(path: str | Path, parts: Iterable[bytes]) -> Path:
+def write_atomically(path: str | Path, parts: Iterable[bytes | memoryview]) -> Path:
     """Writes a temporary file, syncs it, renames it over `path`, and syncs the folder.
 
     Raises: OSError, with `path` as its file.

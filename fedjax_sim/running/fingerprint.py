@@ -19,11 +19,11 @@ import re
 import types
 import warnings
 from collections.abc import Hashable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
-import jaxlib
+import jaxlib.version
 import numpy as np
 from jax.extend.core import Literal
 from jax.sharding import AbstractMesh, Mesh, NamedSharding
@@ -35,6 +35,16 @@ from fedjax_sim.types import Algorithm, Array, PyTree, noisy_parts
 
 OPAQUE = "?"
 ONLY_LOOKING = ("debug_callback", "debug_print")  # host callbacks that change no number
+
+
+@runtime_checkable
+class Fingerprinted(Protocol):
+    """A store of the library, whose methods are host callbacks."""
+
+    @property
+    def fingerprint(self) -> str:
+        """What its callbacks read and compute, as text."""
+        ...
 
 
 def is_private(algorithm: Algorithm) -> bool:
@@ -127,7 +137,7 @@ def program_digest(algorithm: Algorithm, params: PyTree, population: PyTree) -> 
     words = (
         sorted(numerics().items()),
         jax.__version__,
-        jaxlib.__version__,
+        jaxlib.version.__version__,
         _digest(init, findings),
         _digest(step, findings),
     )
@@ -261,7 +271,7 @@ def _word(value: Any, findings: _Findings) -> Hashable:
     if isinstance(value, functools.partial):
         return word_of(value.func), word_of(value.args), word_of(value.keywords)
     # The library's own stores state the fingerprint of their content.
-    if isinstance(value, types.MethodType) and hasattr(value.__self__, "fingerprint"):
+    if isinstance(value, types.MethodType) and isinstance(value.__self__, Fingerprinted):
         return value.__qualname__, value.__self__.fingerprint
     # Any other object is known by its text, without memory addresses. If it had one, or if it can be called, its text
     # does not determine its meaning.

@@ -11,12 +11,13 @@ import contextvars
 import hashlib
 import itertools
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import jax
-import jaxlib
+import jaxlib.version
+import numpy as np
 
 from fedjax_sim.running.checkpoint_format import SCHEMA, encoded, read_file, restored, to_host
 from fedjax_sim.running.environment import numerics
@@ -44,7 +45,7 @@ class Kept:
         """The results of earlier processes that were not used: of other code or versions, or damaged."""
         return len(self.earlier - self.used)
 
-    def read(self, name: str, like: list) -> list[jax.Array] | None:
+    def read(self, name: str, like: list) -> list[jax.Array | np.ndarray] | None:
         """Returns the arrays of a result; None if it is not kept, or is damaged.
 
         Args:
@@ -94,7 +95,7 @@ def current() -> Kept | None:
     return _kept.get()
 
 
-def call(function: Callable, *args: Any) -> Any:
+def call(function: jax.stages.Wrapped, *args: Any) -> Any:
     """Calls a function that `jax.jit` returned; inside of `keeping`, its result may come from the disk.
 
     Programs that call the host are always run, because what the host computes cannot be known.
@@ -110,7 +111,7 @@ def call(function: Callable, *args: Any) -> Any:
     program = round_program(traced.jaxpr)
     if is_opaque(program.sha256):
         return function(*args)
-    words = [*program, array_digest(args), jax.__version__, jaxlib.__version__, sorted(numerics().items())]
+    words = [*program, array_digest(args), jax.__version__, jaxlib.version.__version__, sorted(numerics().items())]
     name = f"{hashlib.sha256(repr(words).encode()).hexdigest()[:32]}.kept"
     arrays = kept.read(name, like)
     if arrays is None:

@@ -148,10 +148,10 @@ def _watch(children: list[_Child], signals: list[int]) -> int | None:
     num_passed_on = 0
     while True:
         codes = [child.process.poll() for child in children]
-        failed = [i for i, code in enumerate(codes) if code not in (None, 0)]
+        failed = {i: code for i, code in enumerate(codes) if code}
         if first_to_fail is None and failed:
             # A process that a signal killed counts as the first to fail, since the others react to its death.
-            first_to_fail = min(failed, key=lambda i: codes[i] > 0)
+            first_to_fail = min(failed, key=lambda i: failed[i] > 0)
             deadline = min(deadline, time.monotonic() + LEAVE_SECONDS)
         if None not in codes or time.monotonic() > deadline:
             return first_to_fail
@@ -182,6 +182,7 @@ def _end(children: list[_Child]) -> None:
         except subprocess.TimeoutExpired:
             child.process.kill()
             child.process.wait()
+        assert child.process.stdin is not None, "`_start` opens a pipe"
         child.process.stdin.close()
         if child.output:
             child.output.close()

@@ -24,6 +24,7 @@ from fedjax_sim.running.checkpoint_format import meta_of
 from fedjax_sim.running.checksums import GrowingFile
 from fedjax_sim.running.kept_files import check_free_of
 from fedjax_sim.running.loggers import Logger
+from fedjax_sim.running.privacy_ledger import Spending
 from fedjax_sim.running.processes import current
 from fedjax_sim.running.seconds import account, part, so_far
 from fedjax_sim.running.shared_arrays import broadcast, whole
@@ -217,9 +218,9 @@ class Log:
     def __init__(self, directory: str | Path | None, loggers: Sequence[Logger] = ()):
         self.processes = current()
         self.directory = Path(directory) if directory is not None and self.processes.is_first else None
-        names = (METRICS, TIMING) if self.directory is not None else ()
-        self.files = {name: GrowingFile(self.directory / name) for name in names}
-        self.spending = None  # the privacy ledger, which a commit holds too
+        folder = self.directory
+        self.files = {} if folder is None else {name: GrowingFile(folder / name) for name in (METRICS, TIMING)}
+        self.spending: Spending | None = None  # the privacy ledger, which a commit holds too
         self.metrics: tuple[Metric, ...] = ROUND_METRICS  # with those that the algorithm states
         self.records: list[dict] = []
         self.seconds = self.elapsed = self.earlier = 0.0  # of the rounds; in total; in total before a resume
@@ -228,10 +229,16 @@ class Log:
         self.earlier_parts: dict[str, float] = {}  # seconds of the sessions before a resume
         self.final_summary: dict | None = None  # None until the run ends without an error
 
+    @property
+    def folder(self) -> Path:
+        """The folder of the run, where it is kept in one, on process 0."""
+        assert self.directory is not None, "the run is kept in a folder, and this is process 0"
+        return self.directory
+
     def check_resumable(self) -> None:
         """Refuses a folder without a checkpoint; does not create it."""
         folder = self.directory and self.directory / "checkpoints"
-        if folder and not any(folder.glob("*.ckpt")):
+        if folder and not any(checkpoint.NAME.fullmatch(path.name) for path in folder.glob("*.ckpt")):
             raise FileNotFoundError(f"resume: expected a checkpoint in {folder}, found none. Start without resume.")
 
     def start(self) -> None:
@@ -246,14 +253,14 @@ class Log:
 
     def check_fresh(self) -> None:
         """Refuses a folder with a run, a sweep or a study; does not create it."""
-        check_free_of(self.directory, "a run", "a sweep", "a study")
+        check_free_of(self.folder, "a run", "a sweep", "a study")
 
     def check_same_run(self, identity: dict, allow_previous: bool) -> None:
         """Refuses a checkpoint of another run, before its program is traced, whose identity has no "program" yet.
 
         Raises: CheckpointError with the differences.
         """
-        folder = self.directory / "checkpoints"
+        folder = self.folder / "checkpoints"
         path_and_meta = checkpoint.newest_meta(folder)
         if path_and_meta is None:
             return
@@ -262,8 +269,10 @@ class Log:
             _same_options(meta["identity"], identity, path)
         except (checkpoint.CheckpointError, KeyError, TypeError):
             # The meta was read without verifying it: perhaps the checkpoint is damaged.
-            path = checkpoint.latest(folder, allow_previous=allow_previous, check=_check_logs)
-            _same_options(meta_of(path)["identity"], identity, path)
+            path = self._newest_checkpoint(allow_previous)
+            meta = meta_of(path)
+            assert meta is not None, "it was verified"
+            _same_options(meta["identity"], identity, path)
 
     def resume(
         self, state: PyTree, identity: dict, allow_previous: bool, program_on: Callable[[int], dict] | None = None
@@ -287,6 +296,7 @@ class Log:
             read = meta, self.records, self.earlier_parts
             meta, self.records, self.earlier_parts = self.processes.from_first(lambda: read)
             saved = broadcast(saved)
+        assert meta is not None, "process 0 has read it"
         state = engine.scattered(saved, like=state)
         if evaluation := meta["identity"].get("program", {}).get("evaluation"):
             identity["program"].setdefault("evaluation", evaluation)
@@ -314,8 +324,7 @@ class Log:
 
         Raises: CheckpointError for a damaged file, or for a checkpoint of another run.
         """
-        folder = self.directory / "checkpoints"
-        path = checkpoint.latest(folder, allow_previous=allow_previous, check=_check_logs)
+        path = self._newest_checkpoint(allow_previous)
         saved, meta = checkpoint.restore(path, plain)
         if program_on is not None:
             # Programs for other numbers of devices cannot be compared.
@@ -331,8 +340,14 @@ class Log:
         self.earlier_parts = self._parts_before(meta)
         for name, file in self.files.items():
             file.go_back(meta["log"][name])
-        self.records = _read(self.directory / METRICS)
+        self.records = _read(self.folder / METRICS)
         return saved, meta
+
+    def _newest_checkpoint(self, allow_previous: bool) -> Path:
+        """Returns the newest checkpoint, verified with the logs."""
+        path = checkpoint.latest(self.folder / "checkpoints", allow_previous=allow_previous, check=_check_logs)
+        assert path is not None, "`check_resumable` found one"
+        return path
 
     def _parts_before(self, meta: dict) -> dict[str, float]:
         """Returns the seconds of the sessions before by part: until their end, if they ended, else until a checkpoint.
@@ -344,8 +359,8 @@ class Log:
         since = {"rounds": meta["seconds"], "other": max(0.0, meta["elapsed_seconds"] - meta["seconds"])}
         until_checkpoint = meta.get("parts", since)
         with contextlib.suppress(AttributeError, KeyError, OSError, TypeError, ValueError):
-            checksums.check_files(self.directory, ["summary.json"])
-            summary = json_of(content_of(self.directory / "summary.json"))
+            checksums.check_files(self.folder, ["summary.json"])
+            summary = json_of(content_of(self.folder / "summary.json"))
             parts = {name: float(summary["seconds"][name]) for name in until_checkpoint}
             if summary["rounds"] == meta["round"] and sum(parts.values()) >= sum(until_checkpoint.values()):
                 return parts
@@ -438,7 +453,7 @@ class Log:
         for file, version in memory_files:
             file.sync(int(version))
             meta["client_memory"] = meta.get("client_memory", {}) | {file.path.name: file.mark.hex()}
-        checkpoint.save(self.directory / "checkpoints", round, engine.gathered(state), meta, keep=keep)
+        checkpoint.save(self.folder / "checkpoints", round, engine.gathered(state), meta, keep=keep)
         # Only now may rows of older versions be given up.
         for file, _ in memory_files:
             file.advance(keep)

@@ -120,7 +120,7 @@ class WeightsAndBiases:
             id=_kept_id(self.directory / "wandb" / "run_id", lambda: secrets.token_hex(8)),
             config=self.config,
             dir=str(self.directory),
-            mode=mode,
+            mode=mode,  # pyright: ignore[reportArgumentType]  # W&B refuses other words itself
             resume=None if mode == "offline" else "allow",
             reinit="create_new",
             settings=wandb.Settings(silent=True),

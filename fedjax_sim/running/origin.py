@@ -19,7 +19,7 @@ from types import ModuleType
 from typing import Any
 
 import jax
-import jaxlib
+import jaxlib.version
 
 import fedjax_sim
 from fedjax_sim.files.regular_files import content_of
@@ -63,7 +63,7 @@ def machine() -> tuple:
     """Returns what an executable depends on beside its program: versions, settings, flags, processor and devices."""
     devices = [(device.platform, device.id, device.device_kind) for device in jax.devices()]
     variables = sorted((name, value) for name, value in os.environ.items() if name.startswith(VARIABLES))
-    versions = (fedjax_sim.__version__, jax.__version__, jaxlib.__version__, sys.version)
+    versions = (fedjax_sim.__version__, jax.__version__, jaxlib.version.__version__, sys.version)
     settings = sorted(map(repr, jax.config.values.items()))
     backend = jax.local_devices()[0].client.platform_version
     return versions, backend, devices, _processor(), variables, settings, sorted(numerics().items())
@@ -94,7 +94,7 @@ def _sources() -> str | None:
     package = Path(fedjax_sim.__file__).parent
     paths = {path for path in package.rglob("*") if "__pycache__" not in path.parts and path.is_file()}
     own_modules = [module for module in list(sys.modules.values()) if _is_own(module)]
-    paths |= {Path(module.__file__) for module in own_modules}
+    paths |= {Path(module.__file__) for module in own_modules if module.__file__ is not None}
     sha = hashlib.sha256()
     try:
         for path in sorted(paths):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 
@@ -15,6 +15,9 @@ from fedjax_sim.round.costs import message_spec
 from fedjax_sim.running import checkpoint, checksums, fingerprint
 from fedjax_sim.running.processes import current
 from fedjax_sim.types import Algorithm, Array, Population, PyTree
+
+if TYPE_CHECKING:
+    from fedjax_sim.privacy import Mechanism
 
 FILE = "privacy.json"
 MISSING = "a message that should have had noise was missing: this is released without noise, so no epsilon holds."
@@ -45,6 +48,7 @@ def default_delta(num_units: int) -> float:
 def message_dimension(algorithm: Algorithm, params: PyTree, population: Population) -> int:
     """Returns the number of values in a message: the model's dimension, or more where a client sends a pair."""
     star = algorithm.parts
+    assert star is not None, "the algorithm states its parts"
     broadcast = jax.eval_shape(lambda params: star.server.broadcast(star.server.init(params)), params)
     return tree.num_values(message_spec(star, broadcast, population))
 
@@ -91,7 +95,8 @@ class Spending:
         delta: float | None,
         directory: Path | None,
     ):
-        self.mechanism, self.void = None, ""
+        self.mechanism: Mechanism | None = None
+        self.void = ""
         self.member_delta = None  # if clients are federations: the delta of the statement for one client under them
         self.refused = UNKNOWN if algorithm.parts is None else ""
         self.source = self.stream = source
@@ -110,10 +115,13 @@ class Spending:
         except (TypeError, ValueError) as error:
             self.refused = str(error)
             return
-        self.ledger = privacy.Ledger(default_delta(self.mechanism.num_units) if delta is None else delta)
+        assert self.mechanism is not None, "noise was found in the parts"
+        num_units = self.mechanism.num_units
+        assert num_units is not None, "the number of clients under federations alone may be unknown"
+        self.ledger = privacy.Ledger(default_delta(num_units) if delta is None else delta)
         members = self.mechanism.of_members()
         if members is not None:
-            self.member_delta = default_delta(members.num_units or self.mechanism.num_units) if delta is None else delta
+            self.member_delta = default_delta(members.num_units or num_units) if delta is None else delta
 
     def key(self, key: Array) -> Array:
         """Returns a run's key, bound to its stream of noise; without noise, the key itself."""
@@ -220,11 +228,12 @@ class Spending:
         ledger = None if self.mechanism is None else self.ledger.state()
         return {"ledger": ledger, "stream": self.stream, "void": self.void}
 
-    def record(self, rounds: int) -> dict[str, Array]:
+    def record(self, rounds: int) -> dict[str, float]:
         """Returns {"epsilon": spent by the first `rounds` rounds}, or {} without an epsilon."""
         if self.mechanism is None or self.void:
             return {}
-        return {"epsilon": self.ledger.spent(through=rounds).epsilon}
+        spent = self.ledger.spent(through=rounds)
+        return {} if spent is None else {"epsilon": spent.epsilon}
 
     def summary(self, shown: Iterable[str] = ()) -> dict[str, Any]:
         """Returns what was spent, with all that it depends on, for a run's summary.
@@ -236,11 +245,10 @@ class Spending:
         """
         if self.void or self.refused:
             return {"privacy": {"refused": self.void or self.refused}}
-        if self.mechanism is None or not self.ledger.rounds:
+        if self.mechanism is None or (spent := self.ledger.spent()) is None:
             return {}
         from fedjax_sim.privacy import explain
 
-        spent = self.ledger.spent()
         of_members = None if self.member_delta is None else self.ledger.of_members(self.member_delta)
         spent_of_members = None if of_members is None else of_members.spent()
         all_spent = [spent] if spent_of_members is None else [spent, spent_of_members]

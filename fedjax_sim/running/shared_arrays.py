@@ -16,7 +16,7 @@ def _is_key(leaf: Any) -> bool:
     """Returns whether a leaf is a typed PRNG key: collectives take its integers and not the key."""
     import jax
 
-    return hasattr(leaf, "dtype") and jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+    return hasattr(leaf, "dtype") and jax.numpy.issubdtype(leaf.dtype, jax.dtypes.prng_key)
 
 
 def replicated(tree: T) -> T:
@@ -33,7 +33,9 @@ def replicated(tree: T) -> T:
     from fedjax_sim import engine
 
     # The mesh is of all devices: JAX refuses two meshes in one program.
-    sharding = NamedSharding(engine.device_mesh(), PartitionSpec())
+    mesh = engine.device_mesh()
+    assert mesh is not None, "several processes have several devices"
+    sharding = NamedSharding(mesh, PartitionSpec())
 
     def leaf(x):
         if isinstance(x, jax.Array) and not x.is_fully_addressable:

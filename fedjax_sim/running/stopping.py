@@ -6,6 +6,8 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import numpy as np
+
 from fedjax_sim import validate
 from fedjax_sim.types.shares import reaches
 
@@ -67,7 +69,7 @@ class StopWhen:
         values = [self.values[place] for place in sorted(self.values) if place <= round]
         if not self.is_patience:
             # Metrics are float32: 5 right answers of 100 may be logged as 0.049999997, and reach 0.05.
-            return bool(reaches(values[-1], self.sign * self.number))
+            return bool(reaches(np.asarray(values[-1]), self.sign * self.number))
         num_waits = int(self.number)
         best_before = max(values[:-num_waits], default=float("inf"))
         return not any(value > best_before for value in values[-num_waits:]) and len(values) > num_waits

@@ -197,6 +197,10 @@ def test_what_the_folder_holds_is_respected(parts, tmp_path):
     with pytest.raises(FileNotFoundError, match="expected a checkpoint"):
         run(KEY, algorithm, params, population, 2, directory=directory, resume=True)
     assert not directory.exists()
+    (tmp_path / "other" / "checkpoints").mkdir(parents=True)
+    (tmp_path / "other" / "checkpoints" / "of_another_program.ckpt").write_text("weights")
+    with pytest.raises(FileNotFoundError, match="expected a checkpoint"):
+        run(KEY, algorithm, params, population, 2, directory=tmp_path / "other", resume=True)
     run(KEY, algorithm, params, population, 2, directory=directory, identity={"data": {"alpha": 0.3}})
     before = (directory / "metrics.jsonl").read_bytes()
     with pytest.raises(FileExistsError, match="folder without a run"):

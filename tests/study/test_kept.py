@@ -92,7 +92,7 @@ def test_what_a_result_depends_on(tmp_path, monkeypatch):
     with jax.threefry_partitionable(not jax.config.jax_threefry_partitionable):
         assert not found()
     with monkeypatch.context() as patch:
-        patch.setattr(kept_results.jaxlib, "__version__", "9.9.9")
+        patch.setattr(kept_results.jaxlib.version, "__version__", "9.9.9")
         assert not found()
     for damage in (lambda data: data[:-9], lambda data: data.replace(np.float32(6).tobytes(), np.float32(7).tobytes())):
         for path in tmp_path.glob("*.kept"):
