@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec
 from fedjax_sim import engine, tree, validate
 from fedjax_sim.prng import init_key
 from fedjax_sim.running import kept_results
-from fedjax_sim.types import Algorithm, Array, Population, PyTree
+from fedjax_sim.types import Algorithm, Array, PyTree
 
 
 def squared_distance(target: PyTree, name: str = "squared_error") -> Callable:
@@ -30,7 +30,7 @@ def independent_runs(
     key: Array,
     algorithm: Algorithm,
     params: PyTree,
-    population: Population,
+    population: PyTree,
     num_runs: int,
     *,
     evaluation: Callable,
@@ -45,7 +45,7 @@ def independent_runs(
       key: the key of all runs.
       algorithm: made with `mesh=None`, because the runs, and not the cohort, are divided among the devices.
       params: the initial model of every run.
-      population: the clients.
+      population: the clients, as the algorithm takes them.
       num_runs: R.
       evaluation: params -> dict of numbers, traced.
       rounds: the rounds after which the evaluation is called, rising; a single number for the last round alone.

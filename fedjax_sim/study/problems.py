@@ -42,7 +42,8 @@ class Vectors:
     @property
     def population(self) -> Population:
         """The clients as a population: client i has one example, u_i."""
-        return population.indexed({"x": self.values}, (np.arange(self.size, dtype=np.int32), np.arange(self.size + 1)))
+        partition = population.Partition(np.arange(self.size, dtype=np.int32), np.arange(self.size + 1))
+        return population.indexed({"x": self.values}, partition)
 
     def algorithm(
         self,

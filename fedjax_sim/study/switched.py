@@ -34,9 +34,12 @@ def rule_of_index(rules: Sequence[Aggregator], index: Array) -> Aggregator:
 
     def rule(key, round, cohort):
         def branch(i: int) -> Callable:
+            own_rule = rules[i].rule
+            assert own_rule is not None, "it sees all messages at once"
+
             def call(round, cohort):
                 # The combined state has an entry for each rule; a branch reads and writes its own entry.
-                update, _, *state = rules[i].rule(key, round._replace(state=round.state[i]), cohort)
+                update, _, *state = own_rule(key, round._replace(state=round.state[i]), cohort)
                 return update, tuple(state[0] if state and i == j else old for j, old in enumerate(round.state))
 
             return call

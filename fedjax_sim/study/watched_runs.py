@@ -121,6 +121,6 @@ def watched_runs(
     # From [R, L, every] to [R, T].
     steps: dict[str, Any] = {name: x.reshape(len(keys), -1).astype(np.float64) for name, x in numbers.items()}
     # A count is a number times a unit of 64 bits, held as two words of 32 bits.
-    sizes = [count.number * (count.unit[..., 0] * 2.0**32 + count.unit[..., 1]) for count in byte_counts]
-    steps["bytes"] = sum(sizes).reshape(len(keys), -1).astype(np.float64)
+    up, down = (count.number * (count.unit[..., 0] * 2.0**32 + count.unit[..., 1]) for count in byte_counts)
+    steps["bytes"] = (up + down).reshape(len(keys), -1).astype(np.float64)
     return Watched(steps, accuracy.astype(np.float64), every)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -48,7 +49,9 @@ class QuadraticFedAvg:
         self.s = laws.round_contraction(num_steps, step_size)
         self.between = max(1, math.ceil(math.log(LEFT) / math.log(1 - self.s)))
 
-    def algorithm(self, sampler: Sampler, aggregator: Aggregator, weighting: str = "uniform") -> Algorithm:
+    def algorithm(
+        self, sampler: Sampler, aggregator: Aggregator, weighting: Literal["examples", "uniform"] = "uniform"
+    ) -> Algorithm:
         """Makes FedAvg.
 
         Args:
@@ -103,7 +106,8 @@ def timeless(size: int, availability: Availability) -> Devices:
     """
 
     def spend(key, ids, load):
-        return Spent(*(jnp.zeros(ids.shape, jnp.int32),) * 3, jnp.zeros(ids.shape))
+        no_time = jnp.zeros(ids.shape, jnp.int32)
+        return Spent(no_time, no_time, no_time, jnp.zeros(ids.shape))
 
     return Devices(size, spend, availability)
 
@@ -130,7 +134,9 @@ def rates_of(size: int, seed: int) -> np.ndarray:
       size: N.
       seed: the seed of `by_chance`.
     """
-    return by_chance(seed).rate(np.arange(size))
+    rate = by_chance(seed).rate
+    assert rate is not None, "that of `network.bernoulli` is known"
+    return rate(np.arange(size))
 
 
 def correlated(rates: np.ndarray, correlation: float, dimension: int, seed: int) -> np.ndarray:

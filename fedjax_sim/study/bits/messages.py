@@ -67,7 +67,7 @@ def single_releases(key: Array, cohorts: Sequence[int], num_releases: int, seed:
     )
     names = [*(f"alike, at {u:g}" for u in POSITIONS), "spread", "near zero"]
     # The errors of one client, by rounding and block.
-    single_client: dict[str, Comparison] = {}
+    single_client: dict[tuple[str, int], Comparison] = {}
     settings = [("stochastic", False, m) for m in cohorts]
     settings += [("nearest", False, m) for m in sorted({1, largest_cohort})]
     for rounding, keeps_zeros, m in [*settings, ("stochastic", True, 1)]:

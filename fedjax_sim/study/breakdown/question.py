@@ -198,7 +198,7 @@ def _bounds(key: Array, m: int, attackers: Sequence[int], dimension: int, num_dr
     worst = np.asarray(all_ratios).reshape(shape).max(1)
     for (name, f), ratios in zip(settings, worst, strict=True):
         coefficients = theory.robustness_coefficients(m, f)
-        bounds = dict(zip(NAMES, (getattr(coefficients, field) for field in BOUNDED), strict=True))
+        bounds: dict[str, float] = dict(zip(NAMES, (getattr(coefficients, field) for field in BOUNDED), strict=True))
         bounds["mixing, trimmed mean"] = coefficients.mixed(m, f).trimmed_mean
         conditions = {"part": "worst attack", "rule": name, "attackers": f}
         yield measured(conditions, "squared shift / variance", ratios, bounds[name], kind="upper bound")

@@ -65,7 +65,9 @@ def budget(
 
     References: `theory.allocate`.
     """
-    options = {name: list(value) if isinstance(value, Sequence) else value for name, value in locals().items()}
+    options: dict[str, Any] = {
+        name: list(value) if isinstance(value, Sequence) else value for name, value in locals().items()
+    }
     _check(options)
     sensors = Sensors(num_clients, dimension, speed_sigma, seed)
     deadlines = (None, sensors.deadline(deadline_share))

@@ -23,7 +23,7 @@ START = 4.0  # distance of the start in each coordinate, in standard deviations 
 # The quantiser's range holds the first updates: their mean, and four standard deviations.
 RANGE = 1.8
 DOWN, UP, LATENCY = 256.0, 64.0, 0.05  # bytes/s and seconds of a message
-POWER = {"compute_watts": 0.2, "radio_watts": 0.5}
+COMPUTE_WATTS, RADIO_WATTS = 0.2, 0.5
 BATCH = 50  # runs under one vmap
 UNITS = ("bytes", "joules", "seconds")
 
@@ -81,7 +81,7 @@ class Sensors:
         work = client_costs(self._clocked(alike, 1, 0), self.params, self.clients(self.centers))
         self.devices = network.heterogeneous(
             num_clients, speed=network.lognormal(float(work.seconds[1].mean()), speed_sigma), bandwidth_down=DOWN,
-            bandwidth_up=UP, latency=LATENCY, seed=seed, **POWER,
+            bandwidth_up=UP, latency=LATENCY, seed=seed, compute_watts=COMPUTE_WATTS, radio_watts=RADIO_WATTS,
         )  # fmt: skip
 
     def clients(self, centers: Any) -> Population:

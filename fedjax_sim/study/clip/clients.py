@@ -62,7 +62,9 @@ class UnequalClients(Vectors):
           multiplier: z.
           factor: the factor of personal thresholds; 1 is without.
         """
-        scaling_bias = transform.personal_clip(factor).squared_error(jnp.asarray(self.mean, jnp.float32))
+        squared_error = transform.personal_clip(factor).squared_error
+        assert squared_error is not None, "a personal clip states it"
+        scaling_bias = squared_error(jnp.asarray(self.mean, jnp.float32))
         return self.parts(clip_norm, multiplier, factor).total + float(scaling_bias)
 
     def releases(self, key, settings: Sequence[tuple], num_runs: int) -> Iterator[Comparison]:
@@ -79,7 +81,7 @@ class UnequalClients(Vectors):
             return self.algorithm(transform.chain(transform.personal_clip(factor), noise), sampler=self.sampler)
 
         names = ("clip_norm", "multiplier", "factor")
-        values = dict(zip(names, list(zip(*settings, strict=True))[1:], strict=True))
+        values: dict[str, Sequence[float]] = dict(zip(names, list(zip(*settings, strict=True))[1:], strict=True))
         errors = self.errors(stream(key, "releases"), side_by_side(make, values), num_runs)
         for i, (part, clip_norm, multiplier, factor) in enumerate(settings):
             conditions = {"part": part, "clip_norm": clip_norm, "noise_multiplier": multiplier}

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -47,7 +48,7 @@ def _people(centers: np.ndarray) -> Population:
     return population.generated(len(centers), _row, jnp.asarray(centers, jnp.float32))
 
 
-def eigenvalues_of(name: str, size: int) -> tuple[np.ndarray, str]:
+def eigenvalues_of(name: str, size: int) -> tuple[np.ndarray, Literal["exact", "estimate"]]:
     """Returns the eigenvalues of the mixing matrix of a graph, or their moduli where they are complex.
 
     Args:
@@ -82,7 +83,7 @@ def _consensus(mixing: Mixing) -> Algorithm:
     return algorithms.consensus(_loss, mixing, optax.sgd(1.0), num_steps=1, mesh=None)
 
 
-def _advance(algorithm: Algorithm, key: Array) -> Callable:
+def _advance(algorithm: Algorithm, key: Array) -> jax.stages.Wrapped:
     """Makes a function (state, people, rounds so far, rounds to come) -> state, as one program.
 
     Both numbers of rounds are traced, so the program is compiled once.
@@ -113,6 +114,8 @@ def decay(key: Array, name: str, size: int, dimension: int, *, marks: list[int],
     algorithm = _consensus(mixing)
     people = _people(np.random.default_rng([seed, size]).normal(size=(size, dimension)))
     state = algorithm.init(key, {"w": jnp.zeros(dimension)}, people)
+    personal = algorithm.evaluated.personal
+    assert personal is not None, "nodes have models of their own"
     advance = _advance(algorithm, key)
     rounds_so_far = 0
     ids = jnp.arange(size, dtype=jnp.int32)
@@ -122,7 +125,7 @@ def decay(key: Array, name: str, size: int, dimension: int, *, marks: list[int],
             return
         state = kept_results.call(advance, state, people, rounds_so_far, rounds - rounds_so_far)
         rounds_so_far = rounds
-        models = np.asarray(algorithm.evaluated.personal(state, ids)["w"], np.float64)
+        models = np.asarray(personal(state, ids)["w"], np.float64)
         conditions = {"part": "decay", "graph": name, "nodes": size, "rounds": rounds}
         squares = ((models - models.mean(0)) ** 2).mean(0)
         yield measured(conditions, "squared distance", squares, predicted, kind=kind, resolution=1e-5 * predicted)
@@ -194,10 +197,13 @@ def floors(key: Array, size: int, num_runs: int) -> Iterator[Comparison]:
         algorithm = algorithms.dpsgd(_noisy_loss, mixing, optax.sgd(DPSGD_STEP_SIZE), num_steps=1, mesh=None)
         state = algorithm.init(key, {"w": jnp.zeros(1)}, people)
 
-        def final_squared_distance(key, state, people, algorithm=algorithm):
+        personal = algorithm.evaluated.personal
+        assert personal is not None, "nodes have models of their own"
+
+        def final_squared_distance(key, state, people, algorithm=algorithm, personal=personal):
             state = _advance(algorithm, key)(state, people, 0, FLOOR_ROUNDS)
             # The common optimum is zero, the mean of the centers.
-            return (algorithm.evaluated.personal(state, ids)["w"] ** 2).mean()
+            return (personal(state, ids)["w"] ** 2).mean()
 
         keys = jax.random.split(stream(key, f"floor {name}"), num_runs)
         over_keys = jax.jit(jax.vmap(final_squared_distance, in_axes=(0, None, None)))

@@ -10,6 +10,7 @@ import numpy as np
 import optax
 
 from fedjax_sim import algorithms, population, sampling, theory
+from fedjax_sim.round.options import RecipeOptions
 from fedjax_sim.study.drift.parts import PAIR
 from fedjax_sim.study.findings import Comparison
 from fedjax_sim.study.quadratic_settings import SMALLEST_CURVATURE, Base, MeasuredRun, Problem, run_settings, two_kinds
@@ -50,8 +51,8 @@ def fixed_point_rows(
 def _algorithms(size: int) -> dict[str, Callable]:
     """Returns functions step size -> algorithm, by name; a client's number of examples is its number of steps."""
     loss = population.quadratic_loss
-    work = {"num_epochs": 1, "batch_size": 1, "mesh": None}
-    uniform = work | {"weighting": "uniform"}
+    work: RecipeOptions = {"num_epochs": 1, "batch_size": 1, "mesh": None}
+    uniform: RecipeOptions = {**work, "weighting": "uniform"}
     everybody = sampling.full(size)
     return {
         "FedAvg": lambda eta: algorithms.fedavg(loss, everybody, optax.sgd(eta), **uniform),
@@ -146,9 +147,8 @@ def _two_curvatures(base: Base, steps: Sequence[int]) -> Iterator[MeasuredRun]:
     for k in steps:
         if k > 10:
             continue
-        fixed_point, contraction = (
-            f(*pair, num_steps=k, step_size=eta) for f in (theory.fedavg_fixed_point, theory.fedavg_contraction)
-        )
+        fixed_point = theory.fedavg_fixed_point(*pair, num_steps=k, step_size=eta)
+        contraction = theory.fedavg_contraction(*pair, num_steps=k, step_size=eta)
         yield _distance(
             "FedAvg", "two curvatures", pair, num_steps=k, eta=eta, predicted=pair.bias(num_steps=k, step_size=eta)
         )

@@ -155,7 +155,7 @@ def bias_rows(base: Base, steps: Sequence[int]) -> Iterator[Comparison]:
         rounding = 2.0**-20 * (1 + float(np.abs(point).max())) * LARGEST_CURVATURE
         for field, quantity in BIAS_PARTS.items():
             value = np.linalg.norm(np.asarray(getattr(drift, field)["w"], np.float64))
-            predicted_value = np.linalg.norm(getattr(predicted, field))
+            predicted_value = float(np.linalg.norm(getattr(predicted, field)))
             yield measured(conditions, quantity, [value], predicted_value, resolution=rounding)
         difference = np.asarray(drift.bias["w"], np.float64) - np.asarray(drift.leading_term["w"])
         lengths = [float(np.linalg.norm(x)) for x in (difference, predicted.bias - predicted.leading_term)]

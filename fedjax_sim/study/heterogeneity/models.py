@@ -66,7 +66,9 @@ def _population(name: str, data: Any, hidden: tuple[int, ...], seed: int) -> Mod
     loss_fn = _loss_fn(model, data.task)
     counts = metrics.label_counts(data.train, num_labels=data.num_outputs)
     # Both populations index one table of examples, so their shapes and their memory are the same.
-    own, shuffled = (population.indexed(all_examples, (order, offsets)) for order in (rows, shuffled_rows))
+    own, shuffled = (
+        population.indexed(all_examples, population.Partition(order, offsets)) for order in (rows, shuffled_rows)
+    )
     return ModelPopulation(
         name=name,
         own=own,

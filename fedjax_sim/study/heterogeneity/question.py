@@ -155,15 +155,15 @@ def _labels() -> Iterator[Comparison]:
     targets = jnp.zeros(num_clients)  # unused: the evaluation returns the model itself
     best = runs(keys, {"w": jnp.zeros(num_clients)}, clients, rates, targets, rounds=[60])
     for (name, pair), (first, second) in zip(pairs.items(), best["w"].reshape(-1, 2), strict=True):
-        distributions = np.array(pair) / 10
+        shares, other_shares = np.array(pair) / 10
         conditions = {"part": "labels 0, 1, 2", "population": name}
         gap = abs(first - second)
-        distance = metrics.earth_mover_distance(*distributions, label_values)
+        distance = metrics.earth_mover_distance(shares, other_shares, label_values)
         yield measured(
             conditions,
             "gap of the fitted constants",
             gap,
-            metrics.optimum_gap(*distributions, label_values),
+            metrics.optimum_gap(shares, other_shares, label_values),
             resolution=1e-6,
         )
         yield measured(
@@ -171,9 +171,9 @@ def _labels() -> Iterator[Comparison]:
         )
         # Distances that ignore the positions of labels predict no gap; they are shown beside it.
         for quantity, value in (
-            ("total variation", metrics.total_variation(*distributions)),
-            ("L1", metrics.l1_distance(*distributions)),
-            ("Jensen-Shannon", metrics.jensen_shannon_divergence(*distributions)),
+            ("total variation", metrics.total_variation(shares, other_shares)),
+            ("L1", metrics.l1_distance(shares, other_shares)),
+            ("Jensen-Shannon", metrics.jensen_shannon_divergence(shares, other_shares)),
         ):
             yield measured(conditions, quantity, value)
 

@@ -52,7 +52,9 @@ def rank_correlations(found: Sequence[Comparison]) -> Iterator[Comparison]:
         if len(populations) < 4 or num_parts < len(parts) or len({*slowdowns}) < 2:
             continue
         for measure in MEASURES:
-            rank = stats.spearmanr([values[*population, measure] for population in populations], slowdowns).statistic
+            correlation = stats.spearmanr([values[*population, measure] for population in populations], slowdowns)
+            # SciPy makes the result's class as it runs, where type checkers do not see its fields.
+            rank = correlation.statistic  # pyright: ignore[reportAttributeAccessIssue]
             conditions = {"part": RANKS + name, "population": f"{len(populations)} of them"}
             if math.isfinite(rank):
                 # The correlation is random, but has no samples of its own that would give an interval.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +20,7 @@ WORK = {"num_steps": 5, "batch_size": None, "mesh": None}  # local training, wit
 RATE = 0.5  # learning rate
 ALPHA = 0.1  # of the clients' Dirichlet label shares
 ROWS = 40  # examples of each client; equal shapes let all runs and groupings share their programs
-WAYS = ("labels", "random")  # how clients are grouped under edges
+WAYS: tuple[Literal["labels", "random"], ...] = ("labels", "random")  # how clients are grouped under edges
 
 
 class _Run(NamedTuple):
@@ -33,7 +33,7 @@ class _Run(NamedTuple):
     """
 
     clients: Population
-    groups: dict[str, Population]
+    groups: dict[str, population.Grouped]
     test: PyTree
 
 
@@ -84,8 +84,18 @@ def digits_rows(
 
 def _digits(num_clients: int, seed: int) -> population.FederatedData:
     """Makes a partition of the digits in which every client has ROWS examples."""
-    sizes = {"min_examples": ROWS, "max_examples": ROWS, "held_out_clients": 0}
-    return population.digits(num_clients=num_clients, alpha=ALPHA, seed=seed, **sizes)
+    return population.digits(
+        num_clients=num_clients, alpha=ALPHA, min_examples=ROWS, max_examples=ROWS, held_out_clients=0, seed=seed
+    )
+
+
+def _grouped(
+    data: population.FederatedData, way: Literal["labels", "random"], num_edges: int, seed: int
+) -> population.Grouped:
+    """Groups the clients of a partition under edges."""
+    groups = population.with_groups(data, num_groups=num_edges, by=way, seed=seed).train
+    assert isinstance(groups, population.Grouped)
+    return groups
 
 
 def _runs(datasets: Sequence[population.FederatedData], num_edges: int, seed: int) -> list[_Run]:
@@ -100,10 +110,7 @@ def _runs(datasets: Sequence[population.FederatedData], num_edges: int, seed: in
 
     Returns: [R] runs, each with its clients grouped in every way of `WAYS`.
     """
-    grouped = [
-        {way: population.with_groups(data, num_groups=num_edges, by=way, seed=seed + run).train for way in WAYS}
-        for run, data in enumerate(datasets)
-    ]
+    grouped = [{way: _grouped(data, way, num_edges, seed + run) for way in WAYS} for run, data in enumerate(datasets)]
     largest_group = max(groups.group_size for groups_by_way in grouped for groups in groups_by_way.values())
 
     def padded(groups_by_way):

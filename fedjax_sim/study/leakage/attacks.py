@@ -97,7 +97,9 @@ def _descent() -> tuple[Callable, optax.GradientTransformation]:
 
 
 @functools.lru_cache(maxsize=16)
-def _inversion(loss_fn: Callable, local_steps: int, batch_size: int, num_steps: int, num_restarts: int) -> Callable:
+def _inversion(
+    loss_fn: Callable, local_steps: int, batch_size: int, num_steps: int, num_restarts: int
+) -> jax.stages.Wrapped:
     """Returns the attack by optimisation, compiled: (key, view, what is known of each example) -> `Rebuilt`.
 
     For each message u it minimises 1 - cos(u', u) + 0.001 TV(x) over pictures x, where u' is the update that a client

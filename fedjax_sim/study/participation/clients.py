@@ -63,7 +63,8 @@ class WeightedClients:
         """
         counts = self.weights if weighted else np.ones(self.size, np.int64)
         rows = np.repeat(np.arange(self.size, dtype=np.int32), counts)
-        return population.indexed({"x": self.values}, (rows, np.concatenate([[0], np.cumsum(counts)])))
+        partition = population.Partition(rows, np.concatenate([[0], np.cumsum(counts)]))
+        return population.indexed({"x": self.values}, partition)
 
     def algorithm(
         self, sampler: Sampler, aggregator: Aggregator, weighted: bool = False, step_size: float = 1.0
@@ -188,6 +189,7 @@ class WeightedClients:
         comparison = self.variance(
             key, cohort, sampling.uniform(self.size, cohort), "mean", num_rounds=num_rounds, part="tolerance"
         )
+        assert comparison.predicted is not None, "theory predicts the variance of a mean"
         allowed_variance = (tolerance * SIGNAL) ** 2
         return comparison._replace(
             quantity="variance / allowed",

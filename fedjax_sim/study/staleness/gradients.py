@@ -22,7 +22,7 @@ WEIGHTS = {
 }
 
 
-def noisy_loss(noise: Array) -> Callable:
+def noisy_loss(noise: Array | float) -> Callable:
     """Returns a quadratic loss whose gradients have independent normal errors.
 
     Args:
@@ -46,7 +46,9 @@ def weigh_of(index: Array) -> Callable:
     return lambda gaps: jnp.stack([weight(gaps) for weight in WEIGHTS.values()])[index]
 
 
-def gradient_fedbuff(devices: Devices, step: Array, noise: Array, index: Array, **options: Any) -> Algorithm:
+def gradient_fedbuff(
+    devices: Devices, step: Array | float, noise: Array | float, index: Array, **options: Any
+) -> Algorithm:
     """Makes FedBuff whose updates are gradients, so that the server's learning rate is the step.
 
     Args:

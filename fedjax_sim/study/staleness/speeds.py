@@ -92,6 +92,7 @@ def speeds(key: Array, clients: int, weights: Sequence[str], num_runs: int) -> I
     is_slow = np.arange(clients) >= clients // 2
     data = population.quadratic_population([1.0] * clients, is_slow.astype(float))
     mean_times = np.where(is_slow, SLOWER, 1.0)
+    arrival_rates = (1 / mean_times).tolist()
     # The probability that the next client to arrive is a given slow client.
     arrival_probability = (1 / SLOWER) / (1 / mean_times).sum()
     options = {"concurrency": clients, "buffer_size": 1, "refill": "same"}
@@ -105,7 +106,7 @@ def speeds(key: Array, clients: int, weights: Sequence[str], num_runs: int) -> I
     mean_models = _means(key, num_runs, make, data, values=indices, steps=600, skip=300)["w"]
     for name, models in zip(weights, mean_models, strict=True):
         conditions = {"part": "speeds", "weights": name, "algorithm": "fedbuff", "concurrency": clients}
-        predicted = float(theory.arrival_weights(1 / mean_times, WEIGHTS[name], step_size=SPEED_STEP) @ is_slow)
+        predicted = float(theory.arrival_weights(arrival_rates, WEIGHTS[name], step_size=SPEED_STEP) @ is_slow)
         yield measured(conditions, "weight of the slow half", models, predicted, resolution=1e-4)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -101,7 +101,9 @@ def paths_of(options: Mapping[str, Any]) -> dict[tuple[float, float], Paths]:
     return paths
 
 
-def _runs(model: Model, data: FederatedData, options: Mapping[str, Any], late: str) -> Callable:
+def _runs(
+    model: Model, data: FederatedData, options: Mapping[str, Any], late: Literal["partial", "dropped"]
+) -> Callable:
     """Makes a function that runs FedProx with several coefficients side by side, or FedAvg, which drops stragglers.
 
     Args:

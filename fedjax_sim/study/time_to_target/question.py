@@ -154,7 +154,7 @@ def steps_of(name: str, server: ServerMode, runs: Watched) -> Iterator[Compariso
         yield measured(
             conditions, "seconds a round, of infinitely many clients", numbers["seconds"], server.law, kind="estimate"
         )
-    if server.seconds is not None:
+    if server.seconds is not None and server.staleness is not None:
         # At the start all clients are sent work at once. The second half of the steps is stationary.
         second_half = slice(numbers["seconds"].shape[1] // 2, None)
         seconds_per_update = numbers["seconds"][:, second_half].sum(1) / numbers["messages"][:, second_half].sum(1)

@@ -61,6 +61,7 @@ class Field(NamedTuple):
           algorithm: decides what is sent and received.
           steps: local steps of the round.
         """
+        assert algorithm.parts is not None, "each server has one star"
         work = work_of(algorithm.parts, self.params, self.data.train)
         return network.load_of(work, jnp.full(self.size, EXAMPLES), jnp.full(self.size, steps, jnp.int32))
 
