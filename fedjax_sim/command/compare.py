@@ -63,7 +63,7 @@ def compare(
         typer.echo(str(error), err=True)
         raise typer.Exit(2 if isinstance(error, FileNotFoundError) else 1) from error
     if format != "terminal":
-        typer.echo(FORMATS[format](clients if by_client else table), nl=False)
+        typer.echo(FORMATS[format](table if isinstance(clients, str) or not by_client else clients), nl=False)
     else:
         if not by_client:
             _show_table(compared_runs, table, names_of_rows(logged, compared_runs.names))

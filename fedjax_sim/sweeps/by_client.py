@@ -97,7 +97,7 @@ def clients_of_runs(
     rows = []
     for key, row in zip(keys[0], runs[0].clients, strict=True):
         for label, (combination, by_seed) in zip(labels, values.items(), strict=True):
-            numbers = [of_client[key] for of_client in by_seed.values() if of_client[key] is not None]
+            numbers = [number for of_client in by_seed.values() if (number := of_client[key]) is not None]
             pairs = [(of_client[key], first[seed][key]) for seed, of_client in by_seed.items() if seed in first]
             gaps = [a - b for a, b in pairs if a is not None and b is not None]
             rows.append(

@@ -227,7 +227,7 @@ def _halving_of(table: Any, problems: list[str]) -> Halving | None:
         problems.append(problem("sweep.halving.best", 'one of "highest", "lowest"', best))
     if isinstance(factor, bool) or not isinstance(factor, int) or factor < 2:
         problems.append(problem("sweep.halving.factor", "an integer >= 2", factor))
-    return None if problems else Halving(metric, best, factor)
+    return None if problems else Halving(table["metric"], table["best"], factor)
 
 
 def _axes_of(grid: Any) -> tuple[dict[str, Any], dict[str, dict[str, dict]]]:

@@ -33,9 +33,9 @@ def check_directory(directory: str | Path | None, resume: bool) -> None:
     Raises: FileExistsError for a folder with a run or a study, and with a sweep if `resume` is False; FileNotFoundError
     for a folder without a sweep if `resume` is True.
     """
-    path = None if directory is None else Path(directory) / POINTS
-    if path is None:
+    if directory is None:
         return
+    path = Path(directory) / POINTS
     check_free_of(directory, "a run", "a study")
     if resume and not path.exists():
         raise FileNotFoundError(f"resume: expected {path}, found none. Start without resume.")
@@ -70,7 +70,7 @@ class Finished:
             return
         check_directory(directory, resume)
         if resume:
-            self._read_back(identity)
+            self._read_back(self.path, identity)
         else:
             write_atomically(self.path, [_line({"sweep": identity})])
 
@@ -91,17 +91,18 @@ class Finished:
         if self.path is not None and not self.rows:
             self.path.unlink(missing_ok=True)
 
-    def _read_back(self, identity: dict[str, Any]) -> None:
+    def _read_back(self, path: Path, identity: dict[str, Any]) -> None:
         """Reads the finished points, after comparing the sweep's identity with the file's.
 
         A last line without an end is cut off, since a kill may have stopped its writing.
 
         Args:
+          path: of the file.
           identity: what the sweep is, as JSON.
 
         Raises: CheckpointError for a damaged file, and for the file of another sweep, with the differences.
         """
-        text = content_of(self.path)
+        text = content_of(path)
         # A kill may have cut off the last line: only lines with an end count.
         complete_bytes = text.rfind(b"\n") + 1
         try:
@@ -109,7 +110,7 @@ class Finished:
             stored = header["sweep"]
             self.rows = {line["point"]: line["rows"] for line in lines}
         except (KeyError, TypeError, ValueError) as error:
-            raise CheckpointError(f"{self.path}: expected lines of a sweep, got others ({error}).") from error
+            raise CheckpointError(f"{path}: expected lines of a sweep, got others ({error}).") from error
         stored = tree.dotted(stored)
         given = tree.dotted(json.loads(json.dumps(identity)))
         differing = [
@@ -118,9 +119,9 @@ class Finished:
             if stored.get(name, "absent") != given.get(name, "absent")
         ]
         if differing:
-            raise CheckpointError(f"{self.path}: these are points of another sweep:\n" + "\n".join(differing))
+            raise CheckpointError(f"{path}: these are points of another sweep:\n" + "\n".join(differing))
         if complete_bytes < len(text):
-            with open(self.path, "r+b") as file:
+            with open(path, "r+b") as file:
                 file.truncate(complete_bytes)
 
     def _checked(self, number: int, line: bytes) -> dict:

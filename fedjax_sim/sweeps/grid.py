@@ -35,7 +35,7 @@ def combinations_of(grid: Mapping[str, Iterable] | Iterable[Mapping[str, Any]]) 
     """
     hint = "Give a dict of names and their values, or a list of dicts, a point each."
     if isinstance(grid, Mapping):
-        axes = {_name(name): _values(name, values) for name, values in grid.items()}
+        axes = {_name(name): _values(_name(name), values) for name, values in grid.items()}
         if math.prod(map(len, axes.values())) > MAX_POINTS:
             validate.fail("grid", f"at most {MAX_POINTS} combinations", math.prod(map(len, axes.values())))
         return [dict(zip(axes, point, strict=True)) for point in itertools.product(*axes.values())]

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from fedjax_sim import engine, tree, validate
 from fedjax_sim.prng import init_key
@@ -74,7 +74,7 @@ def replicated(values: PyTree) -> PyTree:
     return _put(values, engine.device_mesh(), PartitionSpec())
 
 
-def _put(values: PyTree, mesh: Mesh | None, spec: PartitionSpec) -> PyTree:
+def _put(values: PyTree, mesh: Mesh | AbstractMesh | None, spec: PartitionSpec) -> PyTree:
     """Puts arrays on the devices of a mesh, split as `spec` says; None is one device."""
     if mesh is None:
         return jax.tree.map(jnp.asarray, values)
@@ -95,6 +95,10 @@ class Points:
       most: the number of points that will be run.
       yields_states: whether `run` yields the algorithms' states, which models of clients' own are in.
     """
+
+    # Both are there once `compile` was called.
+    _start: Callable  # (points, active) -> state
+    _advance: Callable  # (points, active, state, (first, count)) -> (state, infos, counts, params)
 
     def __init__(self, kinds: Sequence[Kind], params: PyTree, population: PyTree, *, impl: str, batch: int, most: int,
                  yields_states: bool = False):  # fmt: skip

@@ -227,7 +227,7 @@ class Sweep(NamedTuple):
         """Returns a row's values of the grid's names, without some of them."""
         return tuple(row[name] for name in self.names if name not in names)
 
-    def _at(self, metric: str, round: int | None) -> list[Mapping[str, Any]]:
+    def _at(self, metric: str, round: int | None) -> list[dict[str, Any]]:
         """Returns the rows of a round, by default the last, after checking that each has a number for the metric."""
         self._check_known(metric, [name for name in self._columns() if name not in (*OWN, *self.names)], "metric")
         round = self.last_round if round is None else round
@@ -312,15 +312,15 @@ def _paired(metric: str, pairs: Sequence[Any], confidence: float) -> Paired:
       pairs: [S, 2] the metric of each seed at the two values.
       confidence: the level of the interval, in (0, 1).
     """
-    pairs = np.reshape(np.array(pairs, float), (-1, 2))
-    finite = pairs[np.isfinite(pairs).all(axis=1)]
+    both = np.reshape(np.array(pairs, float), (-1, 2))
+    finite = both[np.isfinite(both).all(axis=1)]
     gaps = finite[:, 0] - finite[:, 1]
     mean, error, low, high = _interval(gaps, confidence)
     # A correlation needs two pairs, and a side that varies.
     spread = finite.std(axis=0) if len(finite) else np.zeros(2)
     correlation = float(np.corrcoef(finite.T)[0, 1]) if (spread > 0).all() and len(finite) > 1 else math.nan
     p_value = _p_value(mean, error, len(gaps))
-    num_diverged = len(pairs) - len(gaps)
+    num_diverged = len(both) - len(gaps)
     return Paired(
         metric=metric,
         difference=mean,

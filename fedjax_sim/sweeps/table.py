@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from fedjax_sim.files.regular_files import toml_of
 from fedjax_sim.files.text_files import csv_text
@@ -149,20 +149,38 @@ def shown_number(mean: str, low: float, high: float) -> str:
     return f"{mean} ± {0 if half_width < 1e-12 * abs(high + low) else half_width:.2g}"
 
 
-def as_csv(table: ComparisonTable) -> str:
+class Table(Protocol):
+    """A table of runs: a `ComparisonTable`, or that of their clients."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The columns that are labels."""
+        ...
+
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        """The numbers in full, by column."""
+        ...
+
+    def texts(self) -> tuple[list[str], list[list[str]]]:
+        """Returns (header, rows) as a reader wants them."""
+        ...
+
+
+def as_csv(table: Table) -> str:
     """Returns the numbers of a table in full; the cell of a number that does not exist is empty."""
     present = ({name: value for name, value in row.items() if value == value} for row in table.rows)
     return csv_text(list(table.rows[0]), present)
 
 
-def as_markdown(table: ComparisonTable) -> str:
+def as_markdown(table: Table) -> str:
     """Returns the table for a README."""
     header, rows = table.texts()
     lines = [header, ["---"] * len(header), *rows]
     return "".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |\n" for line in lines)
 
 
-def as_latex(table: ComparisonTable) -> str:
+def as_latex(table: Table) -> str:
     r"""Returns the table for a paper, with the rules of the package `booktabs` and heads in words.
 
     >>> from fedjax_sim.sweeps.results import Sweep

@@ -10,13 +10,14 @@ change for this: their checks see real numbers, and a value that changes a shape
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import ShapedArray
 from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal
 
 from fedjax_sim import tree
@@ -92,7 +93,7 @@ def _kind(program: Program, floats: list[np.ndarray]) -> Hashable:
         """Describes an operand: a variable by its number, a literal by its value unless it is a float."""
         if not isinstance(x, Literal):
             return numbers.setdefault(x, len(numbers))
-        if is_float(x.aval):
+        if isinstance(x.aval, ShapedArray) and is_float(x.aval):
             floats.append(np.asarray(x.val, x.aval.dtype))
             return "float", _aval(x.aval)
         return "literal", _aval(x.aval), np.asarray(x.val).tobytes()
@@ -184,7 +185,7 @@ def _replay(program: Program, floats: Sequence[Any], args: Sequence[Any]) -> lis
     return evaluate(program, args, rule, constants=constants, literal=literal)
 
 
-def _again(eqn: Any, floats: dict[str, list], operands: list) -> Sequence:
+def _again(eqn: Any, floats: Mapping[str, Sequence[Any]], operands: list) -> Sequence:
     """Returns the results of an equation whose inner programs get other floats.
 
     Args:
@@ -212,7 +213,8 @@ def _again(eqn: Any, floats: dict[str, list], operands: list) -> Sequence:
         of_turn = operands[split[0] : split[1]]
         start = operands[split[1] :]
         # The condition of a loop that was vmapped has a value for each lane.
-        vmapped = bool(opened(params["cond_jaxpr"])[0].outvars[0].aval.shape)
+        condition = opened(params["cond_jaxpr"])[0].outvars[0].aval
+        vmapped = isinstance(condition, ShapedArray) and bool(condition.shape)
         return _loop(partial(test, *of_test), partial(turn, *of_turn), start, vmapped)
     if name == "scan":
         num_shared, num_carried = scan_arguments(params)

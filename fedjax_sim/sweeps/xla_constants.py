@@ -93,7 +93,7 @@ class _Walk:
         if name in MOVING:
             return operands[0]
         known = [x for x in operands if x.made_of is not None]
-        floats = frozenset().union(*(x.made_of for x in known))
+        floats = frozenset[int]().union(*(x.made_of for x in operands if x.made_of is not None))
         if len(known) == len(operands):
             # XLA evaluates the equation while it compiles: with the run's rounding only for one operation of ROUNDED.
             if name not in ROUNDED or any(x.worked_out for x in known):
@@ -120,14 +120,16 @@ class _Walk:
         before = unknown.joined[1] if unknown.joined and unknown.joined[0] == sort else None
         # A product with a power of two is exact, so joining it changes no bit.
         if sort != "+" and self.all_are(value, lambda x: abs(np.frexp(x)[0]) == 0.5):
-            return _Fact(joined=before and (sort, before))
+            return _Fact(joined=(sort, before) if before else None)
         if before is not None:
             self.kept |= before | floats
         return _Fact(joined=(sort, floats | (before or frozenset())))
 
     def all_are(self, value: _Fact, test: Any) -> bool:
         """Returns whether the test holds for every number of a value that is not computed of others."""
-        return not value.worked_out and all(test(np.asarray(self.floats[i], np.float64)).all() for i in value.made_of)
+        if value.made_of is None or value.worked_out:
+            return False
+        return all(test(np.asarray(self.floats[i], np.float64)).all() for i in value.made_of)
 
 
 def kept_floats(program: Program, floats: Sequence[np.ndarray]) -> list[int]:
