@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 from typer.core import TyperCommand
+
+
+@runtime_checkable
+class _UnknownOption(Protocol):
+    """The error for an unknown option. Typer exports no class for it, so it is known by what it has."""
+
+    option_name: str
+    message: str
+    possibilities: Any
 
 
 class Hinting(TyperCommand):
@@ -21,16 +30,14 @@ class Hinting(TyperCommand):
         try:
             return super().parse_args(ctx, args)
         except Exception as error:
-            # Typer exports no class for an unknown option: the error is known by its `option_name`.
-            name = getattr(error, "option_name", None)
             options = [option for parameter in self.params for option in parameter.opts]
             if (
-                name is not None
-                and name not in options
+                isinstance(error, _UnknownOption)
+                and error.option_name not in options
                 and "--set" in options
-                and (hint := _hint(name, typed_arguments))
+                and (hint := _hint(error.option_name, typed_arguments))
             ):
-                error.message = f"No such option: {name}. {hint}"
+                error.message = f"No such option: {error.option_name}. {hint}"
                 error.possibilities = None
             raise
 

@@ -61,7 +61,7 @@ def list_parts(
         rule = "the name of a part or an option, or one of " + ", ".join([*subpackage_by_word, "run"])
         names = [*subpackage_by_word, "run"]
         names += [name for subpackage in registry.SUBPACKAGES for name in _parts(subpackage, None)[1]]
-        typer.echo(problem("which", rule, which, nearest_word(canonical(which), names)), err=True)
+        typer.echo(problem("which", rule, which, nearest_word(canonical(which or ""), names)), err=True)
         raise typer.Exit(2)
     for subpackage, (tables, parts, named_parts) in shown.items():
         if not parts:

@@ -81,7 +81,7 @@ def _uncached() -> Iterator[None]:
     """Keeps the programs of the block out of the cache: this machine cannot load programs for absent hardware again."""
     import jax
 
-    is_cached = jax.config.jax_enable_compilation_cache
+    is_cached = jax.config.values["jax_enable_compilation_cache"]
     jax.config.update("jax_enable_compilation_cache", False)
     try:
         yield

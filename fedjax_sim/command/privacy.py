@@ -207,7 +207,8 @@ def _none_beside_a_config(context: typer.Context, *names: str) -> None:
     """
     # The command line is asked for its source, since options have defaults.
     for option in context.command.params:
-        if option.name in names and context.get_parameter_source(option.name).name == "COMMANDLINE":
+        source = context.get_parameter_source(option.name) if option.name in names else None
+        if source is not None and source.name == "COMMANDLINE":
             value = context.params[option.name]
             raise ConfigError(
                 [f"{option.opts[0]}: expected none beside a config, got {value}. Set it there, or by --set."]
@@ -232,7 +233,9 @@ class _NoiseOfConfig(NamedTuple):
 
         experiment = self.experiment if not changes else self._changed(changes)
         clients = experiment.data.train
-        dimension = message_dimension(experiment.algorithm, experiment.params, clients)
+        # Of an algorithm that does not state its parts, neither noise nor messages are known.
+        is_known = experiment.algorithm.parts is not None
+        dimension = message_dimension(experiment.algorithm, experiment.params, clients) if is_known else None
         return mechanism_of(experiment.algorithm, adjacency=self.adjacency, dimension=dimension, population=clients)
 
     def _changed(self, changes: Mapping[str, float]) -> Any:

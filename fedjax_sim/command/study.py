@@ -39,7 +39,7 @@ def study(
         return _list()
     folder = new_folder = None
     try:
-        if resume:
+        if name is None or resume:
             part, options = _stated(name, settings or [], out)
         else:
             part, options = load_study(name, settings or [])

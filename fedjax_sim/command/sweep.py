@@ -59,14 +59,17 @@ def sweep(
         if out is not None and not resume:
             check_new_folder(out, "a sweep")
         registry.admit(own_modules or [])
-        stated = out / SWEEP_FILE if resume and config is None and (out / SWEEP_FILE).is_file() else config
-        if resume and stated is None and not settings:
-            rule = f"the config that the sweep in {out} was started with"
+        resumed = out if resume else None  # the folder of the sweep to resume
+        stated = config
+        if resumed is not None and config is None and (resumed / SWEEP_FILE).is_file():
+            stated = resumed / SWEEP_FILE
+        if resumed is not None and stated is None and not settings:
+            rule = f"the config that the sweep in {resumed} was started with"
             hint = f"The folder has no {SWEEP_FILE} to read it from."
             raise ConfigError([problem("CONFIG.toml", rule, Words("none"), hint)])
-        if resume and not any(out.glob(f"**/{POINTS}")):
+        if resumed is not None and not any(resumed.glob(f"**/{POINTS}")):
             hint = f"It has no {POINTS}: leave out --resume to start."
-            raise ConfigError([problem("--out", "a folder with a sweep", str(out), hint)])
+            raise ConfigError([problem("--out", "a folder with a sweep", str(resumed), hint)])
         loaded = load_sweep(stated, settings or [], without or [])
         if metric is not None and loaded.metrics is not None and metric not in loaded.metrics:
             rule = "one of sweep.metrics, which rows keep: " + ", ".join(loaded.metrics)
@@ -75,8 +78,8 @@ def sweep(
         tables = loaded.configs[0].resolved()
         data_name = tables["data"]["name"]
         algorithm_name = tables["algorithm"]["name"]
-        new_folder = None if out else next_folder(RUNS / f"sweep-{data_name}-{algorithm_name}")
-        folder = out or new_folder
+        folder = out or next_folder(RUNS / f"sweep-{data_name}-{algorithm_name}")
+        new_folder = None if out else folder
         if not any(folder.glob(f"**/{POINTS}")):
             new_file = _write_config(loaded, folder, _command(config, own_modules, without, settings))
         rungs = []

@@ -103,8 +103,9 @@ class Maker:
     def _around(self, table: str, name: str, inner: Any, given: dict[str, Any]) -> Any:
         """Makes a wrapper of a table around a part; returns None, with a new problem, if the wrapper refuses."""
         wrapper = registry.wrappers(table)[name]
-        takes = {registry.takes(wrapper, table): inner}
-        return self._made(wrapper, f"{table}.{name}", self.tables[table][name], given | takes)
+        argument = registry.takes(wrapper, table)
+        assert argument is not None, "a wrapper of a table takes its part"
+        return self._made(wrapper, f"{table}.{name}", self.tables[table][name], given | {argument: inner})
 
     def _order(self, table: str, inner: Any, names: list[str], given: dict[str, Any]) -> list[str] | None:
         """Returns the first order, by the file's, in which all these wrappers go around a part; None without any."""
@@ -131,10 +132,10 @@ class Maker:
         Returns: the transform; None if the table holds none, or if a factory refuses its arguments.
         """
         path = path or table
-        given = self.tables.get(table, {}) if given is None else given
+        options_by_name = self.tables.get(table, {}) if given is None else given
         choices = joined(registry.parts_of_table(table), registry.wrappers(table))
         members = []
-        for name, options in given.items():
+        for name, options in options_by_name.items():
             part = choices[name]
             member_path = f"{path}.{name}"
             arguments: dict[str, Any] = {"population_size": population_size}
@@ -209,7 +210,7 @@ class Maker:
             if not is_refusal and path != "data":
                 raise
             # A refusal starts with the argument's name, which a user of configs knows as an option or as a table.
-            name = re.match(r"\w*", words)[0]
+            name = re.split(r"\W", words, maxsplit=1)[0]
             if tables and name in tables:
                 name, words = tables[name], tables[name] + words.removeprefix(name)
             # An algorithm may refuse another part, whose table then stands alone as the path.

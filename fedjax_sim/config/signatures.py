@@ -69,6 +69,10 @@ NAMES = {"bool": bool, "float": float, "int": int, "str": str, "FilePath": FILE,
 NAMES |= {"Scale": SCALE, "ColumnFills": COLUMN_FILLS, "ColumnValues": COLUMN_VALUES}
 
 
+# Statements that define a name with a docstring.
+DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+
+
 class Named(NamedTuple):
     """The kind of an option that is a table: it holds a `name`, and the options of the factory of that name."""
 
@@ -198,7 +202,7 @@ def docstring(part: Part) -> str:
     >>> docstring(parts("sampling")["uniform"]).splitlines()[0] == parts("sampling")["uniform"].meaning
     True
     """
-    nodes = [node for node in _module(part.module).body if getattr(node, "name", None) == part.name]
+    nodes = [node for node in _module(part.module).body if isinstance(node, DEFINITIONS) and node.name == part.name]
     return (ast.get_docstring(nodes[0]) or "") if nodes else ""
 
 
@@ -261,7 +265,7 @@ def _part(subpackage: str, name: str, module: str, original: str) -> Part:
             # A name of the module may stand for another, such as `average = mean`.
             if isinstance(node.value, ast.Name):
                 return _part(subpackage, name, module, node.value.id)
-        if getattr(node, "name", None) != original:
+        if not isinstance(node, DEFINITIONS) or node.name != original:
             continue
         part = no_function._replace(meaning=(ast.get_docstring(node) or "").split("\n")[0])
         return _signature(part, node) if isinstance(node, ast.FunctionDef) else part
@@ -378,7 +382,7 @@ def _from_data(node: ast.expr | None) -> str | None:
         case ast.Subscript(ast.Name("Annotated"), ast.Tuple(members)):
             for member in members:
                 match member:
-                    case ast.Call(ast.Name("FromData"), [ast.Constant(name)]):
+                    case ast.Call(ast.Name("FromData"), [ast.Constant(str(name))]):
                         return name
     return None
 
@@ -450,7 +454,7 @@ def _kind(node: ast.expr | None) -> Any:
             return _range(node)
         case ast.Subscript(ast.Name("Literal"), members):
             literals = members.elts if isinstance(members, ast.Tuple) else [members]
-            return Literal[tuple(literal.value for literal in literals)]
+            return Literal[tuple(map(ast.literal_eval, literals))]
         case ast.Constant(None):
             return NoneType
         case ast.BinOp(left, ast.BitOr(), right):

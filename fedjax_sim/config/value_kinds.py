@@ -64,8 +64,9 @@ def number_kind(low: float, high: float, *, open_low: bool = False, open_high: b
     words = f"a number in {'(' if open_low else '['}{low:g}, {high:g}{')' if open_high else ']'}"
     if math.isinf(high):
         words = f"a finite number {'>' if open_low else '>='} {low:g}" if low > -math.inf else "a finite number"
-    bounds = {"gt" if open_low else "ge": low, "lt" if open_high else "le": high}
-    return Annotated[float, Field(description=words, **bounds)]
+    above, at_least = (low, None) if open_low else (None, low)
+    below, at_most = (high, None) if open_high else (None, high)
+    return Annotated[float, Field(description=words, gt=above, ge=at_least, lt=below, le=at_most)]
 
 
 def integer_kind(low: int, high: int) -> Any:

@@ -16,6 +16,9 @@ OF_RECORDS += ["downlink.quantize.bits=8", "client_optimizer.learning_rate=0.1"]
 RECORDS = ["data.num_clients=200", "data.held_out_clients=3", "model.hidden=[4]", *PLAN, *OF_RECORDS]
 RECORDS += ["algorithm.batch_size=15"]
 ONE_EACH = [*SMALL[:-2], *OF_RECORDS, "algorithm.batch_size=1"]
+# An algorithm that does not state its parts.
+GOSSIP = [*SMALL[:-4], "algorithm.num_steps=1", "algorithm.name=dpsgd", "algorithm.mixing.name=metropolis"]
+GOSSIP += ["algorithm.mixing.graph.name=ring"]
 NOISY = [*SMALL, "transform.gaussian_mechanism.clip_norm=1.0", "transform.gaussian_mechanism.noise_multiplier=2.0"]
 
 
@@ -76,6 +79,7 @@ def test_records_are_calibrated_for():
         (["calibrate", "-e", "1", "--scheme", "full"], NOISY, "--scheme: expected none beside a config, got full"),
         (["audit", "-z", "9"], NOISY, "--noise-multiplier: expected none beside a config, got 9.0"),
         (["account"], SMALL, "expected a part with noise"),
+        (["account"], GOSSIP, "expected a part with noise"),
         (["calibrate", "-e", "-1", "-N", "100", "-m", "10"], [], "epsilon: expected"),
         (["calibrate", "-N", "100", "-m", "10", "--scheme", "cyclic"], [], "sampler: expected independent rounds"),
         (["calibrate", "--table"], ONE_EACH, "--table: expected none beside a config that hides records"),
