@@ -51,6 +51,18 @@ def public_examples(work: ClientUpdate, public: ClientData | None) -> ClientData
     return own_examples(work, public._replace(examples={"x": public.examples["x"]}))
 
 
+def check_constant_rate(argument: str, work: ClientUpdate) -> None:
+    """Refuses a server's local work whose rate falls over rounds (`client.over_rounds`), since it is told no round.
+
+    Args:
+      argument: the name of what the work is made of, for the error.
+      work: the server's local work.
+    """
+    if work.facts.reads_round:
+        hint = "The server's training is not told the round: take a constant rate, or a schedule over local steps."
+        validate.fail(argument, "a rate that does not fall over rounds", "one that does", hint)
+
+
 class OwnDataState(NamedTuple):
     """The server's state."""
 
@@ -79,7 +91,8 @@ def with_own_data(server: ServerUpdate, work: ClientUpdate, data: ClientData) ->
 
     Returns: a ServerUpdate whose state holds the examples.
 
-    Raises: ValueError, TypeError for a server that cannot go on from another model, and for work with a state or noise.
+    Raises: ValueError, TypeError for a server that cannot go on from another model, and for work with a state, with
+    noise, or with a rate that falls over rounds.
 
     Guarantees: the steps are those of NumPy (tests/server/test_own_data.py::test_steps_on_own_data); without examples
     the result is that of the wrapped server, bit for bit (::test_without_examples).
@@ -171,7 +184,9 @@ def _checked_data(server: ServerUpdate, work: ClientUpdate, data: ClientData) ->
     if server.moved is None:
         hint = "Take server.optimizer, or state `moved` for a server of your own."
         validate.fail("server", "one that can go on from another model", "another", hint)
-    return own_examples(work, data)
+    data = own_examples(work, data)
+    check_constant_rate("work", work)
+    return data
 
 
 def _empty_state(work: ClientUpdate, model: PyTree) -> PyTree:

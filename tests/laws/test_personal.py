@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import typing
+
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
+from fedjax_sim import client
 from tests.laws import cases, problems as p
+from tests.laws.test_options import given, recipe_of
 
 pytestmark = pytest.mark.optimised(False)  # these laws do not depend on the compiler
 
@@ -49,3 +54,23 @@ def test_own_models_stand_by_id(name):
                     leaf[newcomers], np.asarray(leaf)[newcomers[:1]].repeat(newcomers.size, 0)
                 )
         before = after
+
+
+def optimizers_of(name):
+    """The arguments of a recipe that are optimizers."""
+    hints = typing.get_type_hints(recipe_of(name))
+    kinds = {argument: (hint, *typing.get_args(hint)) for argument, hint in hints.items()}
+    return [argument for argument, kind in kinds.items() if optax.GradientTransformation in kind]
+
+
+@pytest.mark.default_rows("fedmd")
+@pytest.mark.parametrize("name", [name for name in HAVING if optimizers_of(name)])
+def test_every_rate_may_fall_over_rounds(name):
+    """Catches clients who are not told the round, because one of their optimizers alone looks at it."""
+    falling = client.over_rounds(optax.sgd, optax.exponential_decay(p.RATE, 1, 0.5))
+    for argument in optimizers_of(name):
+        with given(recipe_of(name), **{argument: falling}):
+            made = cases.CASES["algorithms"][name]()
+        state = jax.eval_shape(lambda made=made: made.init(jax.random.key(0), jnp.array(p.START), p.ragged()))
+        # A rate that falls is an error where no round is told.
+        jax.eval_shape(made.step, jax.random.key(1), state, p.ragged())

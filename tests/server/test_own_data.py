@@ -79,7 +79,8 @@ def test_own_part(whole):
 
 
 def test_what_is_refused():
-    """Faults: noise that nobody accounts for, a state that is forgotten, examples that make every model NaN."""
+    """Faults: noise that nobody accounts for, a state that is forgotten, examples that make every model NaN, a rate
+    that asks for a round."""
     private = client.private_sgd(loss, 1.0, 1.0, 0.1, num_steps=1, batch_size=2, num_examples=4)
     with pytest.raises(ValueError, match="work: expected local work without noise"):
         server.with_own_data(INNER, private, DATA)
@@ -87,6 +88,9 @@ def test_what_is_refused():
         server.with_own_data(INNER, work(), DATA._replace(mask=jnp.ones(4, bool)))
     with pytest.raises(ValueError, match="server: expected one that can go on"):
         server.with_own_data(INNER._replace(moved=None), work(), DATA)
+    falling = client.over_rounds(optax.sgd, optax.linear_schedule(0.1, 0.0, 4))
+    with refused("work", rule="does not fall over rounds"):
+        server.with_own_data(INNER, client.local_sgd(loss, falling, client.work(num_steps=2)), DATA)
     keeps = ClientUpdate(lambda params: jnp.zeros(1), work().apply)
     made = server.with_own_data(INNER, keeps, DATA)
     start = {"slope": jnp.float32(0), "offset": jnp.float32(1)}

@@ -71,7 +71,10 @@ def fedmd(
       sampler, optimizer: as in `fedavg`.
       public: examples {"x": [n, ...]} that server and clients hold, and their mask; labels are not read. A config takes
         the server's rows (`[data.with_server_rows]`).
-      distill_optimizer, distill_steps, distill_batch_size: of the imitation in each round; by default with `optimizer`.
+      distill_optimizer: of the imitation; None: `optimizer`. Either rate may fall over rounds (`client.over_rounds`).
+      distill_steps: steps of the imitation in a round. A client takes all of them, also where it completes only a part
+        of its other work.
+      distill_batch_size: of the imitation; None: all public rows at each step.
       temperature: > 0, by which all logits are divided in the imitation. The paper has none, as with 1.
       squared_temperature: whether the divergence is multiplied by temperature^2, as in `feddf`.
       aggregator: of the logits; None is the mean, in which clients count alike.
@@ -90,7 +93,8 @@ def fedmd(
 
     Guarantees: for clients with the same rows it is local training, since they agree already
     (tests/algorithms/personal/test_fedmd.py::test_equal_clients_teach_each_other_nothing); models and consensus match
-    NumPy (::test_matches_numpy); bytes are those of logits (::test_bytes_are_of_logits).
+    NumPy (::test_matches_numpy), also where a rate falls over rounds (::test_a_rate_may_fall_over_rounds); bytes are
+    those of logits (::test_bytes_are_of_logits).
 
     References: Li, Wang 2019 (FedMD), algorithm 1.
     """
@@ -109,7 +113,7 @@ def fedmd(
     def apply(key, broadcast, own, data):
         rows = broadcast.public
         examples = {"x": rows.examples["x"], "teacher": broadcast.logits}
-        report, _ = student.apply(stream(key, "imitation"), own, (), rows._replace(examples=examples))
+        report, _ = student.apply(stream(key, "imitation"), own, (), rows._replace(examples=examples, round=data.round))
         imitated = jax.tree.map(jnp.add, own, report.update)
         start = tree.where(broadcast.is_known, imitated, own)
         training = train(key, start, data, uncorrected(start))
@@ -117,7 +121,10 @@ def fedmd(
         return training.report({"logits": logits}, by_examples=False), training.params
 
     rule = aggregation.mean() if aggregator is None else aggregator
-    local = ClientUpdate(lambda broadcast: broadcast.start, apply, facts_of(work, optimizer))
+    # Either rate may fall over rounds, and `facts_of` looks at that of the own rows alone.
+    reads_round = any(isinstance(each, client.OverRounds) for each in (optimizer, distill_optimizer))
+    facts = facts_of(work, optimizer)._replace(reads_round=reads_round)
+    local = ClientUpdate(lambda broadcast: broadcast.start, apply, facts)
     step = _consensus_server(model, public)
     return with_own_models(sampler, local, rule, step, lambda _, own, __: own, **round_options)
 

@@ -16,7 +16,7 @@ from fedjax_sim.models.ensemble import running_mean
 from fedjax_sim.prng import stream
 from fedjax_sim.round.federated import federated
 from fedjax_sim.round.options import MessageOptions
-from fedjax_sim.server.own_data import own_examples, public_examples
+from fedjax_sim.server.own_data import check_constant_rate, own_examples, public_examples
 from fedjax_sim.types import Algorithm, ClientData, ClientUpdate, PyTree, Sampler, ServerUpdate
 from fedjax_sim.validate import FromData, LossFn
 
@@ -36,7 +36,8 @@ def pretrained(algorithm: Algorithm, work: ClientUpdate, data: ClientData) -> Al
 
     Returns: the Algorithm with another `init`.
 
-    Raises: ValueError, TypeError for other parts, and for examples that are not finite; FloatingPointError in `init`
+    Raises: ValueError, TypeError for other parts, for work whose rate falls over rounds, and for examples that are not
+      finite; FloatingPointError in `init`
     where the training ends at a model that is not finite.
 
     Guarantees: the rounds are those from the trained model, bit for bit
@@ -45,6 +46,7 @@ def pretrained(algorithm: Algorithm, work: ClientUpdate, data: ClientData) -> Al
     """
     validate.part("algorithm", algorithm, Algorithm)
     data = own_examples(work, data)
+    check_constant_rate("work", work)
 
     def init(key, params, population):
         report, _ = work.apply(stream(key, "pretraining"), params, work.init(params), data)
@@ -90,12 +92,16 @@ def feddf(
         `client.work`. The mean from which the student starts is by examples, as in the paper.
       public: examples {"x": [n, ...]} at the server, and their mask; labels are not read. A config takes the server's
         rows (`[data.with_server_rows]`).
-      distill_optimizer, distill_steps, distill_batch_size: of the student's training in each round; by default with
-        `optimizer`.
+      distill_optimizer: of the student's training; None: `optimizer`. Its rate may not fall over rounds.
+      distill_steps: steps of the student's training in each round.
+      distill_batch_size: of these steps; None: all public rows at each step.
       temperature: T > 0, by which all logits are divided in the divergence. The paper has none, as with 1.
       squared_temperature: True: the factor T^2, by which gradients have about the same size for every T (Hinton et al.
         2015). False: without it, as in the paper's code.
       transform: of the updates; it must send numbers, not integers.
+
+    Raises: ValueError, TypeError for public rows that are not finite, for a transform that sends integers, and for a
+    student's rate that falls over rounds.
 
     Guarantees: the results are those of NumPy for a linear model
     (tests/algorithms/server/test_distillation.py::test_feddf, ::test_the_divergence_alone); models that agree on the
@@ -114,6 +120,7 @@ def feddf(
         distill_optimizer or optimizer,
         client.work(num_steps=distill_steps, batch_size=distill_batch_size),
     )
+    check_constant_rate("optimizer" if distill_optimizer is None else "distill_optimizer", student)
     distilling_server = _distilling(server.optimizer(optax.sgd(1.0)), model, student, public, sampler.num_slots)
     local = client.local_sgd(loss_fn, optimizer, work)
     return federated(sampler, local, gather(_mean_and_rows), distilling_server, **round_options)

@@ -8,7 +8,7 @@ import numpy as np
 import optax
 import pytest
 
-from fedjax_sim import aggregation, algorithms, models, population, sampling, transform
+from fedjax_sim import aggregation, algorithms, client, models, population, sampling, transform
 from fedjax_sim.types import ClientData
 from tests.algorithms.personal import problem as p
 from tests.refusals import refused
@@ -28,8 +28,8 @@ def distilled(sampler=None, **options):
     public = ClientData({"x": jnp.where(MASK[:, None], PUBLIC, jnp.nan)}, jnp.array(MASK))
     return algorithms.fedmd(
         MODEL, models.supervised(MODEL, models.softmax_cross_entropy), sampler or sampling.full(p.NUM_CLIENTS),
-        optax.sgd(p.RATE), public, distill_optimizer=optax.sgd(RATE), distill_steps=STEPS, temperature=TEMPERATURE,
-        **p.OPTIONS | options,
+        public=public, distill_steps=STEPS, temperature=TEMPERATURE,
+        **{"optimizer": optax.sgd(p.RATE), "distill_optimizer": optax.sgd(RATE)} | p.OPTIONS | options,
     )  # fmt: skip
 
 
@@ -45,17 +45,18 @@ def softmax(z):
     return np.exp(z) / np.exp(z).sum(1, keepdims=True)
 
 
-def oracle(start, clients, imitates=True):
+def oracle(start, clients, imitates=True, decay=(1.0, 1.0)):
     x, own, consensus = np.float64(PUBLIC[MASK]), [start] * len(clients), None
-    for _ in range(p.ROUNDS):
-        for i, client in enumerate(clients):
+    for round in range(p.ROUNDS):
+        own_rate, imitation_rate = p.RATE * decay[0] ** round, RATE * decay[1] ** round
+        for i, data in enumerate(clients):
             w = own[i]
             for _ in range(STEPS if imitates and consensus is not None else 0):
                 error = softmax(x @ w / TEMPERATURE) - softmax(consensus / TEMPERATURE)
-                w = w - RATE * TEMPERATURE * x.T @ error / len(x)
+                w = w - imitation_rate * TEMPERATURE * x.T @ error / len(x)
             for _ in range(p.STEPS):
-                error = softmax(client["x"] @ w) - np.eye(CLASSES)[client["y"]]
-                w = w - p.RATE * client["x"].T @ error / len(client["y"])
+                error = softmax(data["x"] @ w) - np.eye(CLASSES)[data["y"]]
+                w = w - own_rate * data["x"].T @ error / len(data["y"])
             own[i] = w
         consensus = np.mean([x @ w for w in own], 0)
     return own, consensus
@@ -72,6 +73,20 @@ def test_matches_numpy():
     np.testing.assert_allclose(algorithm.params(state), start, rtol=1e-6)
     assert info["uplink_bytes"].total() == info["downlink_bytes"].total() == p.NUM_CLIENTS * 4 * 6 * CLASSES
     assert info["update_norm"] == 0 and np.abs(np.array(own) - oracle(start, rows(), imitates=False)[0]).max() > 0.01
+
+
+@pytest.mark.default_rows("distill_optimizer")
+@pytest.mark.parametrize("name, decay", [("distill_optimizer", (1.0, 0.5)), ("optimizer", (0.5, 1.0))])
+def test_a_rate_may_fall_over_rounds(name, decay):
+    """Catches clients who are not told the round, in the imitation or where its rate alone falls."""
+    rate = RATE if name == "distill_optimizer" else p.RATE
+    falling = client.over_rounds(optax.sgd, optax.exponential_decay(rate, 1, 0.5))
+    algorithm = distilled(**{name: falling})
+    state, _, start = trained(algorithm, rows())
+    own, _ = oracle(start, rows(), decay=decay)
+    found = algorithm.evaluated.personal(state, jnp.arange(p.NUM_CLIENTS))
+    np.testing.assert_allclose(found, own, rtol=2e-4, atol=2e-5)
+    assert np.abs(np.array(own) - oracle(start, rows())[0]).max() > 0.01
 
 
 @pytest.mark.full

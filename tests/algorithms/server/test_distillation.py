@@ -23,8 +23,9 @@ OFFSETS = [0, 2, 7, 12]
 
 
 def feddf(**options):
-    known = {"distill_optimizer": optax.sgd(0.5), "distill_steps": 3, "num_steps": 2, "temperature": 2.0, "mesh": None}
-    return algorithms.feddf(MODEL, LOSS, sampling.full(3), optax.sgd(0.4), PUBLIC, **known | options)
+    known = {"optimizer": optax.sgd(0.4), "distill_optimizer": optax.sgd(0.5), "distill_steps": 3}
+    known |= {"num_steps": 2, "temperature": 2.0, "mesh": None}
+    return algorithms.feddf(MODEL, LOSS, sampling.full(3), public=PUBLIC, **known | options)
 
 
 def softmax(z):
@@ -82,6 +83,20 @@ def test_the_divergence_alone():
     rows = np.float64(start), [(0, 2), (2, 7), (7, 12)], [2, 5, 5]
     np.testing.assert_allclose(made.params(state), one_round(*rows, factor=1.0)[1], rtol=1e-4, atol=1e-5)
     assert np.abs(one_round(*rows)[1] - made.params(state)).max() > 1e-2
+
+
+def test_a_servers_rate_may_not_fall_over_rounds():
+    """Fault: an error of the first round that names the clients' optimizer, whose rate may fall."""
+    falling = client.over_rounds(optax.sgd, optax.linear_schedule(0.1, 0.0, 4))
+    with refused("distill_optimizer", rule="does not fall over rounds"):
+        feddf(distill_optimizer=falling)
+    feddf(optimizer=falling)
+    with refused("optimizer", rule="does not fall over rounds"):
+        feddf(optimizer=falling, distill_optimizer=None)
+    work = client.local_sgd(LOSS, falling, client.work(num_steps=1))
+    plain = algorithms.fedavg(LOSS, sampling.full(3), falling, num_steps=1, mesh=None)
+    with refused("work", rule="does not fall over rounds"):
+        algorithms.pretrained(plain, work, PUBLIC)
 
 
 @pytest.mark.full
