@@ -19,12 +19,21 @@ from fedjax_sim.validate import OpenShare, Positive, PositiveInt
 
 
 def _layer(view: View, layer: str) -> tuple[Array, Array]:
-    """Returns the part of the messages that belongs to an affine layer: (kernel [m, in, out], bias [m, out])."""
+    """Returns the part of the messages that belongs to an affine layer: (kernel [m, in, out], bias [m, out]).
+
+    Args:
+      view: m messages, as nested dicts of arrays [m, ...].
+      layer: the names on the path to the layer, joined by dots, such as "encoder.hidden_0"; "" if the model is
+        the layer.
+
+    Raises: ValueError for a path that is no affine layer with a bias.
+    """
     validate.part("view", view, View)
     part = view.messages
     for name in filter(None, layer.split(".")):
         if not isinstance(part, dict) or name not in part:
-            validate.fail("layer", "the path of an affine layer", layer, f"There is {sorted(part)}.")
+            hint = f"There is {sorted(part)}." if isinstance(part, dict) else "It goes on below an array."
+            validate.fail("layer", "the path of an affine layer", layer, hint)
         part = part[name]
     if not (isinstance(part, dict) and {"kernel", "bias"} <= set(part) and part["kernel"].ndim == 3):
         hint = 'It holds a "kernel" [in, out] and a "bias" [out].'
@@ -42,11 +51,13 @@ def affine_rows(view: View, layer: str = "") -> Array:
 
     Args:
       view: what the attacker holds.
-      layer: the path of the layer in the model's parameters, such as "hidden_0"; "" if the model is the layer.
+      layer: the path of the layer in the model's parameters, with dots between names, such as "hidden_0" or
+        "encoder.hidden_0"; "" if the model is the layer.
 
     Returns: [m, out, in]; NaN for an output whose bias did not change.
 
-    Raises: ValueError for a path that is no affine layer with a bias.
+    Raises: ValueError for a path that is no affine layer with a bias
+      (tests/adversary/test_inversion.py::test_a_path_that_is_no_layer_is_named).
 
     Guarantees: for two examples a row is the mixture by this formula, and it is an example itself where no other
     example reaches the output (tests/adversary/test_inversion.py::test_mixtures).

@@ -60,8 +60,9 @@ def touched_rows(client: ClientUpdate, *, table: str = "embedding/table", tokens
         (full_table,), structure = jax.tree.flatten(table_tree)
         if not isinstance(data.examples, dict):
             fail("examples", "a dict that holds the tokens by name", type(data.examples).__name__, error=TypeError)
-        if tokens not in data.examples or not jnp.issubdtype(data.examples[tokens].dtype, jnp.integer):
-            dtypes = {name: x.dtype for name, x in data.examples.items()}
+        token_dtype = getattr(data.examples.get(tokens), "dtype", None)
+        if token_dtype is None or not jnp.issubdtype(token_dtype, jnp.integer):
+            dtypes = jax.tree.map(lambda x: x.dtype, data.examples)
             fail("tokens", "the name of integers among the examples", tokens, f"They are {dtypes}.", TypeError)
         ids = data.examples[tokens].astype(jnp.int32)
         vocabulary_size = full_table.shape[0]

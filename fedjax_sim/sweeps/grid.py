@@ -48,7 +48,8 @@ def combinations_of(grid: Mapping[str, Iterable] | Iterable[Mapping[str, Any]]) 
         if not isinstance(point, Mapping):
             validate.fail(f"grid[{i}]", "a dict of names and values", point, hint, TypeError)
         if set(point) != set(points[0]):
-            validate.fail(f"grid[{i}]", f"the names of the first point, {sorted(points[0])}", sorted(point))
+            first, found = (sorted(names, key=str) for names in (points[0], point))  # a wrong name may be no text
+            validate.fail(f"grid[{i}]", f"the names of the first point, {first}", found)
     combinations = [
         {_name(name): _value(f"grid[{i}].{name}", point[name]) for name in points[0]} for i, point in enumerate(points)
     ]

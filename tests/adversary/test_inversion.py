@@ -54,6 +54,17 @@ def drawn(n, features=12, classes=5):
 # ---- in closed form
 
 
+@pytest.mark.parametrize("path", ["dens", "dense.kernel", "dense.kernel.x", "dense.bias.x"])
+@pytest.mark.parametrize(
+    "attack", [adversary.affine_rows, adversary.invert_affine, adversary.gradient_rank, adversary.recover_labels]
+)
+def test_a_path_that_is_no_layer_is_named(attack, path):
+    """Catches NumPy's error about an array whose names are to be listed."""
+    two_messages = jax.tree.map(lambda x: jnp.stack([x, x]), {"dense": layer(X, DELTA)})
+    with refused("layer", value=path, rule="affine layer"):
+        attack(View((), two_messages, jnp.ones(2), jnp.arange(2)), path)
+
+
 def test_golden_example():
     """J1: x from one output of three, of which one is silent. Catches a division by that one, a transposed kernel."""
     found = adversary.invert_affine(view_of(layer(X, DELTA, rate=0.25)))

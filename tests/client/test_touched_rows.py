@@ -107,6 +107,9 @@ def test_error_texts():
         apply(clients(optax.sgd(0.3), table="embeding/table")[1], data=data())
     with refused("tokens", value="text", rule="integers", kind=InvalidType):
         apply(clients(optax.sgd(0.3), tokens="text")[1], data=data())
+    nested = ClientData({"x": {"word": jnp.zeros((2, 3), jnp.int32)}, "y": jnp.zeros(2)}, jnp.ones(2, bool))
+    with refused("tokens", value="x", rule="integers", kind=InvalidType):
+        apply(clients(optax.sgd(0.3))[1], data=nested)
     with refused("examples", rule="tokens", kind=InvalidType):
         apply(clients(optax.sgd(0.3))[1], data=ClientData(jnp.zeros((2, 3), jnp.int32), jnp.ones(2, bool)))
     with pytest.raises(ValueError, match="client: expected a client without state"):

@@ -234,9 +234,11 @@ def vertical(
       objective: "exact": the loss; "taylor": `models.taylor_cross_entropy` in its place, for a binary label.
       forward, backward, encrypted: of the links between each party and party 0, as in `network.link`: the transforms of
         one row's output, and of its gradient, such as `transform.local_gaussian(clip_norm, noise_multiplier)`.
-      links: in their place, a link for each party by its name, such as {"party_1": network.link(...)}.
+      links: in their place, a link for each party by its name, such as {"party_1": network.link(...)};
+        None: the same link for all.
       num_steps, num_epochs, batch_size, weighting, shuffle: as in `client.work`.
-      aggregator, transform: of the messages of consortia, where there are several.
+      aggregator: of the messages of consortia, where there are several; None is the mean.
+      transform: of the same messages; None leaves them as they are.
       nonfinite, plan, mesh: as in `federated`.
 
     Returns: an Algorithm; its info counts `forward_bytes`, from the parties to party 0, and `backward_bytes`.
@@ -260,7 +262,8 @@ def vertical(
     loss = taylor_cross_entropy if objective == "taylor" else loss
     work, execution = client.local_work(options)
     if links is not None and (forward, backward, encrypted) != (None, None, False):
-        validate.fail("links", "None beside forward, backward or encrypted", sorted(links), "Put them into the links.")
+        shown = sorted(links) if isinstance(links, Mapping) else links
+        validate.fail("links", "None beside forward, backward or encrypted", shown, "Put them into the links.")
     shared_link = link(forward=forward, backward=backward, encrypted=encrypted)
     party_links = _links(parties, shared_link if links is None else links, "links")
     # `local_sgd` refuses a loss of several parties (attribute `helped`), whose messages it would not count. They are

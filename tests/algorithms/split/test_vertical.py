@@ -293,6 +293,9 @@ def test_what_does_not_fit_is_refused():
         _vertical(links={"party_0": network.link()})
     with pytest.raises(TypeError, match=r"links\['party_1'\]: expected a Link"):
         _vertical(links=3)
+    for links in (3, {"party_1": network.link()}):
+        with refused("links", rule="beside forward"):
+            _vertical(links=links, encrypted=True)
     model = models.vertical_linear(columns=(1, 1), num_outputs=1)
     params, loss_fn = model.init(jax.random.key(0))[0], algorithms.vertical_loss(model, models.squared_error)
     for call in (loss_fn, lambda *rest: algorithms.vertical_transcript(model, models.squared_error, *rest)):
