@@ -115,16 +115,22 @@ class GrowingFile:
 def write(path: str | Path, data: bytes) -> Path:
     """Writes a file of a run's folder atomically; its checksum is listed first.
 
+    Returns: the path.
+
     Guarantees: killed at any moment, the list fits the file, old or new
     (tests/running/test_checksums.py::test_killed_while_writing).
     """
     path = Path(path)
     listed = _read_list(path.parent)
     # Until the file is replaced the list holds both checksums, so that it fits the file whenever the process is killed.
+    # The checksum of a file that was changed from outside is not added: it stays an error until it is replaced.
     digests_now = [_sha256_of_file(path)] if path.is_file() else []
     listed[path.name] = [digest for digest in listed.get(path.name, []) if digest in digests_now] + [_sha256_of(data)]
     _write_list(path.parent, listed)
-    return write_atomically(path, [data])
+    write_atomically(path, [data])
+    listed[path.name] = [_sha256_of(data)]
+    _write_list(path.parent, listed)
+    return path
 
 
 def remove(folder: str | Path, names: Iterable[str]) -> None:

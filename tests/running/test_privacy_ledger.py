@@ -97,6 +97,27 @@ def test_a_crash_is_counted(job, tmp_path):
         fresh.resume(None, 5)
 
 
+def test_the_ledger_before_is_refused(job, tmp_path):
+    """Rounds 4 to 6 are entered, the run is killed in them, and the file before that is put back.
+
+    Catches rounds that nothing counts: the newest ledger alone has them.
+    """
+
+    def spending():
+        return Spending(job.algorithm, job.params, job.data.train, "program", delta=None, directory=tmp_path)
+
+    first, ledger = spending(), tmp_path / "privacy.json"
+    first.enter(0, 3)
+    saved, before = first.state(), ledger.read_bytes()
+    first.enter(3, 6)
+    whole = spending()
+    whole.resume(saved, 3)
+    assert whole.ledger.rounds == 6
+    ledger.write_bytes(before)
+    with pytest.raises(CheckpointError, match="another SHA-256"):
+        spending().resume(saved, 3)
+
+
 @pytest.mark.full  # by default test_what_no_ledger_saw_has_no_epsilon
 def test_no_number_where_none_holds():
     """Catches an epsilon for a sampler that no accountant covers; the run itself continues, with the reason."""
