@@ -346,7 +346,7 @@ def _message_factor(design: SamplingDesign, divisor: float | None) -> float:
 def _law_of(aggregator: Aggregator) -> tuple[bool, float | None]:
     """Finds which mean an aggregator computes.
 
-    It aggregates three test messages, so that every aggregator that is a mean is recognised.
+    It aggregates test messages of three clients, so an aggregator is told by what it does and not by its name.
 
     Args:
       aggregator: of any kind.
@@ -354,8 +354,21 @@ def _law_of(aggregator: Aggregator) -> tuple[bool, float | None]:
     Returns: whether it is a mean by the reported weights; and its fixed divisor, by which it divides sums. The divisor
       is None for a mean over the cohort. An aggregator with a fixed divisor uses no weights.
 
-    Raises: ValueError for an aggregator that is neither a mean over the cohort nor a fixed mean.
+    Raises: ValueError for an aggregator that is neither a mean over the cohort nor a fixed mean, for one with
+      attackers,
+    and for one that does not state that messages in another unit give the result in that unit.
+
+    Guarantees: rules that are no mean for some messages are refused
+    (tests/instruments/test_variance_budget.py::test_refusals).
     """
+    facts = aggregator.facts
+    if facts.attackers is not None:
+        hint = "What attackers send is a cause of its own, which is not separated from the sampling of clients."
+        validate.fail("aggregator", "one without attackers", "a corrupted one", hint)
+    if not facts.homogeneous:
+        # Such as a bound on norms, within which three short messages have their mean.
+        hint = "Its result may depend on how long messages are. A mean of your own states homogeneous=True."
+        validate.fail("aggregator", "a mean over the cohort, or fixed_mean, in any unit", "another one", hint)
     round = Round(Cohort(jnp.arange(3, dtype=jnp.int32), jnp.ones(3, bool), jnp.ones(3, bool)))
     key = jax.random.key(0)
     ids = jnp.arange(3, dtype=jnp.int32)
@@ -369,7 +382,7 @@ def _law_of(aggregator: Aggregator) -> tuple[bool, float | None]:
     weighted = aggregate_of(equal, [1.0, 3.0, 1.0])
     unweighted = aggregate_of(equal, equal)
     # A fixed mean of ones is 3 / divisor for any weights; a mean over the cohort is 1.
-    is_fixed = aggregator.facts.sensitivity is not None and weighted == unweighted
+    is_fixed = facts.sensitivity is not None and weighted == unweighted
     # The three values add up to 3, as the ones do; a median or a stretched mean gives another number.
     is_linear = np.isclose(aggregate_of([10.0, -9.0, 2.0], equal), unweighted)
     if not is_linear or not (is_fixed or np.isclose([weighted, unweighted], 1).all()):

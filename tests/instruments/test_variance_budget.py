@@ -8,7 +8,7 @@ import numpy as np
 import optax
 import pytest
 
-from fedjax_sim import aggregation, algorithms, client, population, run, sampling, server, transform
+from fedjax_sim import adversary, aggregation, algorithms, client, population, run, sampling, server, transform
 from fedjax_sim.algorithms import federated
 from fedjax_sim.instruments.runs import independent_runs, squared_distance
 from fedjax_sim.instruments.variance_budget import variance_budget
@@ -136,6 +136,11 @@ def mime():
     return algorithms.mime(loss, sampling.uniform(SIZE, COHORT), optax.sgd(0.1), num_steps=1, weighting="uniform")
 
 
+def attacked():
+    last = adversary.clients([SIZE - 1])
+    return algorithm(rule=adversary.corrupted(aggregation.mean(), adversary.sign_flip(), last))
+
+
 @pytest.mark.parametrize(
     "make, words",
     [
@@ -147,6 +152,9 @@ def mime():
         ),
         (lambda: algorithm(member=transform.error_feedback(transform.top_k(0.5))), "messages that depend on the model"),
         (lambda: algorithm(rule=aggregation.extrapolated()), "aggregator: expected a mean"),
+        (lambda: algorithm(rule=aggregation.norm_bounding(aggregation.mean(), 100.0)), "aggregator: expected a mean"),
+        (lambda: algorithm(rule=aggregation.homomorphic_mean()), "aggregator: expected a mean"),
+        (attacked, "aggregator: expected one without attackers"),
         (mime, "sends clients the model alone"),
         (private, "client: expected no noise"),
     ],
