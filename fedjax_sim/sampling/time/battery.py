@@ -9,7 +9,7 @@ from fedjax_sim import validate
 from fedjax_sim.network.distributions import Distribution, as_distribution
 from fedjax_sim.prng import stream
 from fedjax_sim.sampling.design import responding
-from fedjax_sim.sampling.time.cut import changed, cut_cohort, lasting, timed, unlimited
+from fedjax_sim.sampling.time.cut import changed, cut_cohort, devices_with_clock, lasting, unlimited
 from fedjax_sim.types import Devices, Load, Metric, Sampler
 from fedjax_sim.validate import NonNegativeInt
 
@@ -44,7 +44,7 @@ def with_battery(sampler: Sampler, joules: Distribution | float, *, seed: NonNeg
 
     References: Kairouz et al. 2021, table 1 (limited battery of cross-device clients).
     """
-    devices = timed(sampler, "with_battery")
+    devices = devices_with_clock(sampler, "with_battery")
     unlimited(sampler, "with_battery", "Who runs out is not among the first: put it inside of what limits the reports.")
     if EXHAUSTED in sampler.metrics:
         validate.fail("sampler", "one without batteries", "one with batteries", "Keep the smaller of the two.")

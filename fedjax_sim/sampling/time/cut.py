@@ -27,14 +27,17 @@ class Timed(NamedTuple):
     price: Price
 
 
-def timed(sampler: Sampler, name: str) -> Devices:
+def devices_with_clock(sampler: Sampler, name: str) -> Devices:
     """Returns the devices of a sampler with a clock, for a wrapper that needs a clock.
 
     Args:
       sampler: the sampler to wrap.
       name: of the wrapper, for errors.
 
-    Raises: TypeError for an argument that is no sampler; ValueError for a sampler without a clock.
+    Raises: TypeError for an argument that is no sampler; ValueError for a sampler without a clock, and for a sampler
+    that counts distinct clients (`with_distinct_clients`), which belongs around the wrapper.
+
+    Guarantees: a sampler without a clock is refused (tests/sampling/time/test_clock.py::test_wrong_input).
     """
     _refuse_counted(sampler, name)
     if sampler.devices is None:

@@ -15,7 +15,7 @@ from fedjax_sim.network import within_budget
 from fedjax_sim.sampling.design import SamplingDesign, one_for_one, responding
 from fedjax_sim.sampling.time.battery import EXHAUSTED
 from fedjax_sim.sampling.time.clock import INTERRUPTED
-from fedjax_sim.sampling.time.cut import changed, cut_cohort, first_pass, spend, timed
+from fedjax_sim.sampling.time.cut import changed, cut_cohort, devices_with_clock, first_pass, spend
 from fedjax_sim.sampling.time.lost_reports import NEVER, losing, regained
 from fedjax_sim.sampling.time.round_cost import Price
 from fedjax_sim.types import Array, Cohort, Devices, Metric, Sampler
@@ -57,7 +57,7 @@ def with_deadline(sampler: Sampler, seconds: Positive, *, late: Literal["dropped
 
     References: Bonawitz et al. 2019, section 2.2; Nishio and Yonetani 2019 (FedCS), section 3.
     """
-    devices = timed(sampler, "with_deadline")
+    devices = devices_with_clock(sampler, "with_deadline")
     if LATE in sampler.metrics:
         validate.fail("sampler", "one without a deadline", "one with a deadline", "Keep the shorter of the two.")
     deadline_ticks = min(math.floor(validate.as_written(seconds) * devices.ticks_per_second), NEVER)
@@ -156,7 +156,7 @@ def with_over_selection(sampler: Sampler, num_reports: int) -> Sampler:
 
     References: Bonawitz et al. 2019, sections 2.2 and 9 (130 % of the clients needed).
     """
-    devices = timed(sampler, "with_over_selection")
+    devices = devices_with_clock(sampler, "with_over_selection")
     validate.integer("num_reports", num_reports, 1, sampler.num_slots)
     design = _limited(sampler.design, num_reports)
 
@@ -206,7 +206,7 @@ def with_radio_budget(
 
     References: Nishio and Yonetani 2019 (FedCS), section 3, on resource blocks of a cell.
     """
-    devices = timed(sampler, "with_radio_budget")
+    devices = devices_with_clock(sampler, "with_radio_budget")
     if (budget_bytes is None) == (airtime_seconds is None):
         validate.fail("budget_bytes, airtime_seconds", "exactly one of the two", (budget_bytes, airtime_seconds))
     name, budget = ("budget_bytes", budget_bytes) if airtime_seconds is None else ("airtime_seconds", airtime_seconds)

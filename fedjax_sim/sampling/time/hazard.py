@@ -9,7 +9,7 @@ from fedjax_sim.network import Hazard
 from fedjax_sim.prng import stream
 from fedjax_sim.sampling.design import responding
 from fedjax_sim.sampling.time.clock import INTERRUPTED
-from fedjax_sim.sampling.time.cut import changed, cut_cohort, timed, unlimited
+from fedjax_sim.sampling.time.cut import changed, cut_cohort, devices_with_clock, unlimited
 from fedjax_sim.types import Array, Devices, Sampler, Spent
 
 NEVER = 2**31 - 1  # ticks
@@ -39,7 +39,7 @@ def with_hazard(sampler: Sampler, hazard: Hazard) -> Sampler:
 
     References: Bonawitz et al. 2019, section 4 (6 to 10 % of the clients of a round leave).
     """
-    devices = timed(sampler, "with_hazard")
+    devices = devices_with_clock(sampler, "with_hazard")
     unlimited(sampler, "with_hazard", "Who leaves is not among the first: put it inside of what limits the reports.")
     validate.part("hazard", hazard, Hazard)
 
