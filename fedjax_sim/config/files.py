@@ -127,7 +127,14 @@ def _options(tables: dict[str, Any], place: str) -> tuple[dict[str, Any], str]:
 
 
 def _named(tables: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yields (place in the config, path) for every option that names a file or a folder."""
+    """Yields (place in the config, path) for every option that names a file or a folder.
+
+    Args:
+      tables: the tables of a `Config`; an absent or empty one names nothing.
+
+    Yields: such as ("devices.path", "phones.csv"). An option of a wrapper, or of a part that is an option, has the
+    names of all tables around it, with dots between them.
+    """
     for table in registry.TABLES:
         table_options = tables.get(table, {})
         if table in registry.CHAINS:

@@ -191,7 +191,15 @@ class _Reader:
         self.fused = functools.cache(self._fused)
 
     def kernels(self, computation: str, times: int) -> Iterator[Kernel]:
-        """Yields the kernels of a computation that runs so many times."""
+        """Yields the kernels of a computation. Exchanges, open loops and host calls go into the reader's fields.
+
+        A loop's inner computations run `times` x (its number of turns). If the text does not tell this number, one turn
+        counts, and the loop is one of `open_loops`.
+
+        Args:
+          computation: its name in the program's text.
+          times: how often it runs in a call of the program.
+        """
         for x in self.computations[computation].values():
             opcode = x.opcode.removesuffix("-start")
             if x.opcode in NO_WORK or x.opcode.endswith(("-done", "-update")):
@@ -208,13 +216,7 @@ class _Reader:
             elif opcode in ("call", "async"):
                 yield from self.kernels(x.attribute(r"(?:to_apply|calls|called_computation)=%?([\w.\-]+)"), times)
             elif opcode in COLLECTIVES:
-                # An exchange that has only begun names its operands in its type too.
-                arrays = _ARRAY.findall(x.type)
-                if x.opcode.endswith("-start") and len(arrays) > 1:
-                    # On a TPU, marks of the exchange follow: numbers without axes, of which operands have none.
-                    arrays = arrays if opcode != "collective-permute" else [x for x in arrays if x[:2] != ("u32", "")]
-                    arrays = arrays[len(arrays) // 2 :]
-                self.collectives.append(Collective(opcode, times, sum(_plain_bytes(*array) for array in arrays)))
+                self.collectives.append(Collective(opcode, times, _result_bytes(x, opcode)))
             elif opcode == "custom-call" and _called(x) in MARKERS:
                 continue
             else:
@@ -381,6 +383,23 @@ def _element_bytes(dtype: str) -> float:
 def _dimensions(type: str) -> list[int]:
     """Returns the sizes of the first array of a type."""
     return [int(size) for size in _ARRAY.search(type)[2].split(",") if size]
+
+
+def _result_bytes(x: _Instruction, opcode: str) -> float:
+    """Returns the bytes of an exchange's results on a device.
+
+    Args:
+      x: the exchange, or the instruction that begins it.
+      opcode: its opcode without "-start".
+    """
+    # The type of an exchange that has only begun is (operands, results), in this order.
+    arrays = _ARRAY.findall(x.type)
+    if x.opcode.endswith("-start") and len(arrays) > 1:
+        # On a TPU, marks of the exchange follow: scalars of type u32, which no operand is.
+        if opcode == "collective-permute":
+            arrays = [array for array in arrays if array[:2] != ("u32", "")]
+        arrays = arrays[len(arrays) // 2 :]
+    return sum(_plain_bytes(*array) for array in arrays)
 
 
 def _source(x: _Instruction) -> str:

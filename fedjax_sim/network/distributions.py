@@ -159,6 +159,7 @@ def pareto(minimum: Positive, shape: Positive) -> Distribution:
     >>> bool((pareto(3.0, 2.0).draw(jax.random.key(0), jnp.arange(9)) >= 3).all())
     True
     """
+    # The quantile 1 - 2^-24. Past 2^512 the law is refused anyway, and 2.0 ** 1024 would overflow in Python.
     most = minimum * 2.0 ** min(24 / shape, 512)
     return _checked("shape", shape, lambda u: minimum * (1 - u) ** (-1 / shape), minimum, most)
 

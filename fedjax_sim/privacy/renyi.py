@@ -48,9 +48,13 @@ def all_orders() -> np.ndarray:
 
 @functools.lru_cache(maxsize=64)
 def curve(mechanism: Mechanism) -> np.ndarray | None:
-    """Computes the Renyi divergence of one release at each order of `all_orders()`.
+    """Bounds the Renyi divergence of one release, in nats, at each order of `all_orders()`.
 
-    Returns: an array; None if no bound is known (truncated samples, and replaced units of a Poisson sample).
+    Args:
+      mechanism: of any kind; its noise multiplier may be 0.
+
+    Returns: [orders] float64, infinite at orders without a bound and for a mechanism without noise. None if no bound is
+    known at any order (truncated samples, and replaced units of a Poisson sample). All callers share the array.
 
     Guarantees: The curve equals that of dp-accounting's accountant, which takes half the noise multiplier if a unit is
     replaced (tests/privacy/test_accountant.py::test_equals_dp_accounting_by_hand,
@@ -63,6 +67,7 @@ def curve(mechanism: Mechanism) -> np.ndarray | None:
         return np.full(all_orders().size, np.inf)
     z = mechanism.noise_multiplier / mechanism.moves
     law = mechanism.law
+    # Noise without a delta is local, which no sampling amplifies. Its multiplier is 1 / epsilon, wherever a unit moves.
     if mechanism.kind in PURE:
         return pure_curve(all_orders(), 1 / mechanism.noise_multiplier)
     if mechanism.kind in INTEGERS:
@@ -82,6 +87,7 @@ def curve(mechanism: Mechanism) -> np.ndarray | None:
     # error is added, so that the result is never too small.
     orders = all_orders()
     divergences = np.maximum(divergences, 0) + _ROUNDING * orders / (orders - 1)
+    # Of integer noise, `sampled_curve` has taken this minimum already.
     if mechanism.kind in INTEGERS:
         return divergences
     # Sampling never costs privacy, so the unsampled divergence a / (2 z^2) is an upper bound too.

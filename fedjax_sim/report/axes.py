@@ -101,7 +101,14 @@ def legend(figure: Any, panels: Sequence[Any]) -> None:
 
 
 def logarithmic(axes: Any, which: str = "xy") -> None:
-    """Makes axes ("x", "y" or "xy") logarithmic, with ticks as plain text: 0.01, 1, 1,000, 10\N{SUPERSCRIPT SEVEN}."""
+    """Makes axes logarithmic, with ticks as plain text: 0.01, 1, 1,000, 10\N{SUPERSCRIPT SEVEN}.
+
+    It is called last: which ticks are named depends on the range, so on the data, limits and margins of the axes.
+
+    Args:
+      axes: a matplotlib Axes.
+      which: "x", "y" or "xy".
+    """
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     raised = str.maketrans("-0123456789", "\N{SUPERSCRIPT MINUS}⁰¹²³⁴⁵⁶⁷⁸⁹")

@@ -129,6 +129,7 @@ def matrix_mechanism(
         check_sensitivity(sensitivity)
         round_number, memory = state
         leaves, structure = jax.tree.flatten(aggregate)
+        # z C_clip S, times what an update of norm 1 moves in the aggregate (1 / m for `fixed_mean(m)`).
         std = noise_multiplier * clip_norm * sensitivity * sensitivity_of_strategy
         noisy_leaves = []
         next_memory = []

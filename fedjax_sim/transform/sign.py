@@ -28,7 +28,7 @@ from fedjax_sim.transform.grid import (
 )
 from fedjax_sim.types import Array, PyTree, UpdateTransform, Wire
 
-MANTISSA, EXPONENT = 23, 0x7F800000  # of a float32
+MANTISSA, EXPONENT = 23, 0x7F800000  # of a float32: the number of bits, and the mask
 LEAST_NORMAL = 2.0**-126  # the smallest normal float32
 
 
@@ -127,6 +127,7 @@ def natural_compression() -> UpdateTransform:
     """
 
     def compressed(key: Array, x: Array) -> Array:
+        """Rounds float32 numbers of any shape to powers of two at random; infinities and NaN stay."""
         bits = jax.lax.bitcast_convert_type(x, jnp.uint32)
         sign = bits & jnp.uint32(1 << 31)
         magnitude = bits & jnp.uint32((1 << 31) - 1)

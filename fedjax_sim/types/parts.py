@@ -72,7 +72,9 @@ class UpdateTransform(NamedTuple):
     init: Callable  # (update_spec) -> server-side state
     init_client: Callable  # (update_spec) -> per-client memory; () if none
     on_client: Callable  # (key, update, state, memory) -> (update, memory, measured); measured: pytree of Mean
-    on_server: Callable  # (key, cohort, aggregate, state, measured, sensitivity) -> (aggregate, state, metrics)
+    # (key, cohort, aggregate, state, measured, sensitivity) -> (aggregate, state, metrics). `measured`: the `Mean`s
+    # of `on_client` over all messages; `sensitivity` is that of `AggregatorFacts`, None = unbounded
+    on_server: Callable
     wire: Callable  # (update_spec, Wire of the incoming update) -> Wire of the outgoing one
     facts: TransformFacts = TransformFacts()
     squared_error: Callable | None = None  # (update) -> E |output - update|^2 over the key, or an upper bound

@@ -169,10 +169,14 @@ def _repeated_krum(cohort: SideBySide, num_byzantine: int) -> tuple[Array, Array
     end = jnp.full(m, cohort.number - f - 3)  # [m] the place of the last neighbour that counts
 
     def choose(i, state):
+        """Chooses the message with the least score, and takes it out of all rows.
+
+        The state is (chosen [m] bool, is_available [m, m] bool, end [m] int32, scores_are_finite [] bool).
+        """
         chosen, is_available, end, scores_are_finite = state
-        counts = is_available & (places[None] <= end[:, None])
-        # By halves, for a plain sum of the pairs of more than 4,096 messages would be left to the compiler.
-        scores = pairwise_sum(jnp.where(counts, distances, 0), (1,))
+        is_counted = is_available & (places[None] <= end[:, None])
+        # The sum is by halves, because the compiler chooses the order of a plain sum of more than 4,096 numbers.
+        scores = pairwise_sum(jnp.where(is_counted, distances, 0), (1,))
         best = jnp.argmin(jnp.where(cohort.arrived & ~chosen, scores, jnp.inf)).astype(jnp.int32)
         scores_are_finite &= jnp.isfinite(scores[best])
         is_best = neighbours == best
@@ -181,12 +185,15 @@ def _repeated_krum(cohort: SideBySide, num_byzantine: int) -> tuple[Array, Array
         # One neighbour fewer counts. If the chosen message was among the counted neighbours, it is that neighbour;
         # otherwise the last counted neighbour stops counting.
         end = jnp.where(best_counted, end, end - 1)
+
+        def is_at_chosen(end):
+            """Tells for each row whether its end stands at a neighbour that is chosen, [m] bool; -1 is no place."""
+            return ~is_available[places, jnp.maximum(end, 0)] & (end >= 0)
+
         # The end moves down past neighbours that are chosen, so that it stands at a neighbour that counts.
-        ends_at_chosen = lambda end: (~is_available[places, jnp.maximum(end, 0)] & (end >= 0)).any()  # noqa: E731
-        moved_down = lambda end: jnp.where(  # noqa: E731
-            ~is_available[places, jnp.maximum(end, 0)] & (end >= 0), end - 1, end
+        end = jax.lax.while_loop(
+            lambda end: is_at_chosen(end).any(), lambda end: jnp.where(is_at_chosen(end), end - 1, end), end
         )
-        end = jax.lax.while_loop(ends_at_chosen, moved_down, end)
         return chosen.at[best].set(True), is_available, end, scores_are_finite
 
     start = jnp.zeros(m, bool), is_available, end, jnp.array(True)

@@ -24,12 +24,12 @@ def push_sum(
     optimizer: optax.GradientTransformation,
     **options: Unpack[NodeOptions],
 ) -> Algorithm:
-    """Makes stochastic gradient push: nodes pass on shares of a vector x_i and of a weight w_i, and train from x_i /
-    w_i.
+    """Makes stochastic gradient push: each node has a vector x_i and a weight w_i, and trains from x_i / w_i.
 
-    A round is x <- A (x + u(x / w)), w <- A w, where the columns of A add up to 1 and w = 1 at the start. So the sums
-    of all x_i and of all w_i are kept by mixing, and x_i / w_i approaches the average on every strongly connected
-    graph. A round is skipped if a weight would underflow or a model would not be finite after it.
+    Nodes pass on shares of both. A round is x <- A (x + u(x / w)), w <- A w, where the columns of A add up to 1 and
+    w = 1 at the start. So the sums of all x_i and of all w_i are kept by mixing, and x_i / w_i approaches the average
+    on every strongly connected graph. A round is skipped if a weight would underflow or a model would not be finite
+    after it.
 
     Args:
       loss_fn: as in `client.local_sgd`.

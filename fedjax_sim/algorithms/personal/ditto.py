@@ -37,7 +37,8 @@ def ditto(
       loss_fn, sampler, optimizer, aggregator: as in `fedavg`.
       coefficient: lambda in the paper, >= 0. With 0 own models are trained without anybody's help, beside a shared
         model that sends bytes; `local` has no shared model.
-      own_optimizer: trains the own models; None: `optimizer`. In the paper both have a rate eta.
+      own_optimizer: trains the own models; None: `optimizer`. In the paper both have a rate eta. Either rate may fall
+        over rounds (`client.over_rounds`).
       own_steps: steps of an own model in a round, s in the paper; None: as many as those of the shared model. A client
         takes all of `own_steps`, also where it completes only a part of its other work.
       num_steps, num_epochs, batch_size, shuffle, weighting: as in `client.work`. The own models have minibatches of the
@@ -51,7 +52,8 @@ def ditto(
     (::test_ditto_without_a_pull_is_local_training); both match NumPy
     (tests/algorithms/personal/test_numpy.py::test_matches_numpy); a round's cost has the own steps
     (tests/algorithms/personal/test_own_steps.py::test_own_steps_are_counted), which partial work does not shorten
-    (::test_partial_work_leaves_own_steps).
+    (::test_partial_work_leaves_own_steps); clients are told the round if either rate falls over rounds
+    (::test_an_own_rate_may_fall_over_rounds).
 
     References: Li, Hu, Beirami, Smith 2021 (Ditto), algorithm 1.
     """
@@ -72,6 +74,7 @@ def ditto(
     def model_of(broadcast, own, has_trained):
         return tree.where(has_trained, own, broadcast)
 
+    # `facts_of` looks at the shared model's rate alone.
     reads_round = any(isinstance(each, client.OverRounds) for each in (optimizer, own_rule))
     facts = facts_of(work, optimizer)._replace(reads_round=reads_round)
     local = ClientUpdate(lambda broadcast: broadcast, apply, facts)

@@ -62,15 +62,19 @@ def with_own_models(
     model_of: Callable[[PyTree, PyTree, Array], PyTree],
     **round_options: Any,
 ) -> Algorithm:
-    """Makes the algorithm of clients that keep something to themselves.
+    """Makes a federated algorithm in which each client keeps a state that it never sends, and a model made of it.
 
     Args:
       sampler, aggregator, server, round_options: as in `federated`.
       local: the local work; its state is what a client keeps.
       model_of: (broadcast, what a client keeps, [] bool: it has trained) -> that client's model; for ONE client.
 
-    Returns: an Algorithm. `evaluated.personal` are the clients' own models, and `evaluated.has_trained` says whose have
-    been trained: a client that was never drawn has nothing of its own yet.
+    Returns: an Algorithm. `evaluated.personal` takes (state, ids [c]) and returns the clients' own models, leaves
+    [c, ...]. `evaluated.has_trained` takes the same and returns [c] bool: whether a message of the client has arrived
+    in a round that was not skipped. Before that, a client keeps what `local.init` gives.
+
+    Guarantees: own models stand by id, and who has trained is not forgotten
+    (tests/laws/test_personal.py::test_own_models_stand_by_id).
     """
 
     def init(broadcast):

@@ -55,7 +55,15 @@ class Poisoned(Around):
         return stream(client_key(jax.random.wrap_key_data(self.seed, impl="threefry2x32"), id), "poison")
 
     def client(self, id: Array) -> ClientData:
-        """Returns the data of client `id`, a scalar int32."""
+        """Returns the data of client `id`, [] int32, with changed examples if `table` has the id.
+
+        If `self.pull` is given, every client has a `pull`, since clients are vmapped. It is 0 for an honest client
+        whose inner population has None.
+
+        Guarantees: honest clients have the same examples, and train as before
+        (tests/population/poisoned/test_poisoning.py::test_only_the_chosen_change,
+        tests/adversary/test_constrained.py::test_the_honest_train_as_before).
+        """
         data = self.inner.client(id)
         id = jnp.asarray(id, jnp.int32)
         # The table's last entry is larger than any id, so searchsorted always finds an entry to compare with.

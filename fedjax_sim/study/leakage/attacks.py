@@ -237,7 +237,10 @@ def _label_rows(defence: Defence, digits: Digits, attacked_round: Seen, conditio
       attacked_round: a view of m messages, with the rows [m, B] of their clients.
       conditions: the conditions of all comparisons.
 
-    Yields: the share with m samples, and the AUC for holding a 0 where some clients do and some do not.
+    Yields: the mean of the m shares, and the AUC for holding a 0 if some clients hold a 0 and some do not.
+
+    Guarantees: shares are as theory predicts, where it does (tests/study/test_leakage.py::test_predictions_hold,
+    ::test_what_protects).
     """
     recovered_counts, true_counts = (
         np.apply_along_axis(np.bincount, 1, labels, minlength=CLASSES)

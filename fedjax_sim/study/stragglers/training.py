@@ -159,10 +159,15 @@ def _runs(
 def training_rows(paths: Mapping[tuple[float, float], Paths]) -> Iterator[Comparison]:
     """Yields each algorithm's numbers, and the paired differences of `CONTRASTS`.
 
-    Variances are compared by the logarithm of their ratio, to base 10.
-
     Args:
-      paths: of `paths_of`.
+      paths: by (alpha = beta of the data, share of stragglers in [0, 1]), as `paths_of` returns them.
+
+    Yields: for each quantity, first the mean over runs of each algorithm. Then for each (algorithm, baseline) of
+    `CONTRASTS` the mean over runs of the algorithm's number minus the baseline's. Of variances it is the difference of
+    their logarithms to base 10.
+
+    Guarantees: numbers, pairs and signs are those of the paths
+    (tests/study/test_stragglers.py::test_findings_are_of_the_paths).
     """
     for (heterogeneity, share), setting_paths in paths.items():
         conditions = {"part": f"Synthetic({heterogeneity:g}, {heterogeneity:g})", "stragglers": share}
