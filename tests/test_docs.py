@@ -121,19 +121,20 @@ def test_every_named_test_exists():
 LONG = 15  # lines; private functions of this length and more state their arguments
 
 
-def stated_arguments(doc: str) -> set[str]:
-    """The names that the section `Args:` of a docstring explains.
+def stated_arguments(doc: str) -> dict[str, str]:
+    """The names that the section `Args:` of a docstring explains, and how it explains each.
 
-    >>> sorted(stated_arguments("Adds.\\n\\nArgs:\\n  a, b: [d].\\n    c: goes on.\\n  *d: more.\\n\\nReturns: e: f"))
-    ['a', 'b', 'd']
+    >>> stated_arguments("Adds.\\n\\nArgs:\\n  a, b: [d].\\n    c: goes on.\\n  *d: more.\\n\\nReturns: e: f")
+    {'a': ' [d]. c: goes on.', 'b': ' [d]. c: goes on.', 'd': ' more.'}
     """
     section = re.search(r"^Args:\n((?:[ ]+.*\n|\n)*)", doc + "\n", re.M)
     if section is None:
-        return set()
+        return {}
     # Lines that are indented further than the first entry go on with an entry.
     indent = re.match(r" *", section[1])[0]
-    entries = re.findall(rf"^{indent}(\*{{0,2}}\w+(?:, \*{{0,2}}\w+)*):", section[1], re.M)
-    return {name.lstrip("*") for entry in entries for name in entry.split(", ")}
+    entry = rf"^{indent}(\*{{0,2}}\w+(?:, \*{{0,2}}\w+)*):(.*\n(?:{indent} .*\n)*)"
+    found = [(names, re.sub(r"\s+", " ", text).rstrip()) for names, text in re.findall(entry, section[1], re.M)]
+    return {name.lstrip("*"): text for names, text in found for name in names.split(", ")}
 
 
 def unstated_arguments(source: str) -> list[str]:
@@ -176,6 +177,58 @@ def test_long_private_functions_state_their_arguments():
     ]
     assert len(paths) > 300, "the search itself is broken"
     assert not missing, f"{len(missing)} functions without `Args:` for:\n" + "\n".join(missing)
+
+
+# Words that tell what None does. "as in", "as for" and "of `other`" send the reader to another docstring.
+TELLS_NONE = re.compile(r"\bNone\b|[Dd]efault|without|\bas in\b|\bas for\b|\bof `")
+UNTOLD = ("study/", "config/", "command/", "running/loop.py")  # they do not say it everywhere yet
+
+
+def may_be_none(annotation: ast.expr | None) -> bool:
+    """Whether an annotation is None, a union with it, or `Annotated` of such a union.
+
+    >>> texts = ("int | None", "Annotated[int | None, x]", "Callable[[], None]")
+    >>> [may_be_none(ast.parse(text).body[0].value) for text in texts]
+    [True, True, False]
+    """
+    if isinstance(annotation, ast.BinOp):
+        return may_be_none(annotation.left) or may_be_none(annotation.right)
+    if isinstance(annotation, ast.Subscript) and ast.unparse(annotation.value) == "Annotated":
+        return may_be_none(annotation.slice.elts[0])
+    return isinstance(annotation, ast.Constant) and annotation.value is None
+
+
+def untold_none(source: str) -> list[str]:
+    """Arguments that may be None, and whose explanation does not say what None does: line, function, and arguments.
+
+    >>> docstring = "'Adds.\\\\n\\\\nArgs:\\\\n  a: [d].\\\\n  b: [d]; None: zeros.\\\\n  c: [d].'"
+    >>> untold_none("def f(a: int | None, b: int | None, c: int):\\n  " + docstring)
+    ['1: f: a']
+    """
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            stated = stated_arguments(ast.get_docstring(node) or "")
+            arguments = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
+            untold = [x.arg for x in arguments if may_be_none(x.annotation) and x.arg in stated]
+            untold = [name for name in untold if not TELLS_NONE.search(stated[name])]
+            if untold:
+                found.append(f"{node.lineno}: {node.name}: {', '.join(untold)}")
+    return found
+
+
+def test_arguments_that_may_be_none_say_what_none_does():
+    """Catches an option whose default a reader would have to look up in the code."""
+    folder = ROOT / "fedjax_sim"
+    paths = {str(path.relative_to(folder)): path for path in sorted(folder.rglob("*.py"))}
+    sources = {
+        name: path.read_text(encoding="utf-8")
+        for name, path in paths.items()
+        if not name.startswith(UNTOLD) and "examples" not in path.parts
+    }
+    untold = [f"{name}:{line}" for name, source in sources.items() for line in untold_none(source)]
+    assert len(sources) > 300, "the search itself is broken"
+    assert not untold, f"{len(untold)} functions do not say what None does:\n" + "\n".join(untold)
 
 
 def python_blocks(path: pathlib.Path) -> list[str]:

@@ -24,7 +24,7 @@ def label_scores(gradients: Array, attack: Literal["norm", "direction"] = "norm"
       gradients: [n, ...], the gradient of each row at what the party sent, as it was returned.
       attack: "norm": the score is the norm of the gradient. "direction": the score is its cosine with the gradient of a
         row whose label is known to be positive.
-      known: [...], the gradient of this row, for "direction".
+      known: [...], the gradient of this row, for "direction"; None for other rules.
 
     Returns: [n], higher for rows that are more likely to be positive; 0 for the cosine of a zero gradient.
 

@@ -32,7 +32,7 @@ def gather(
         `rule(key, updates, weights, ids, round) -> (update, state)`, where `round` is a `types.Round`: it holds the
         broadcast model and the rule's state before this round.
       start: (update_spec) -> the rule's state before the first round; () for a rule that reads the model and keeps no
-        state.
+        state. None: the rule takes and returns no state.
       sensitivity: L2 motion of the result per unit motion of one update, at least 0; None = unbounded.
       weighted: False states that the result depends only on which weights are positive, not on their values.
       homogeneous: True states that messages in another unit give the result in that unit, as for a median.

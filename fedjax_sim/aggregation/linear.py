@@ -49,7 +49,7 @@ def _weighted_sum(weigh: Callable, finish: Callable, sensitivity: float | None, 
     Args:
       weigh: (ids [c], reported weights [c]) -> the weights a [c].
       finish: (weighted sum of the updates, sum of the weights) -> aggregate.
-      sensitivity: as `AggregatorFacts` has it.
+      sensitivity: as `AggregatorFacts` has it; None = unbounded.
       facts: further facts.
     """
 

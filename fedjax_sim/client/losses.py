@@ -42,7 +42,7 @@ def loss_and_metrics(loss_fn: Callable, params: PyTree, examples: PyTree, mask: 
       params: the model.
       examples: leaves [b, ...]; rows where the mask is False are replaced by zeros before the loss sees them.
       mask: [b] bool; True = a real example.
-      key: for losses with dropout or other draws.
+      key: for losses with dropout or other draws; None: without draws.
 
     Returns: ([] mean loss, dict of `Mean` by name). The loss is 0 without examples.
     """

@@ -134,7 +134,7 @@ def _sources(program: Program, inputs: Sequence[set[int] | None]) -> list[set[in
 
     Args:
       program: whose equations are followed from the inputs to the outputs.
-      inputs: the source of each input, in the form of the results.
+      inputs: the source of each input, in the form of the results: {i}, the empty set, or None.
 
     Returns: for each output its source: {i} for a constant multiple of input i; the empty set for a constant; None for
     any other function of the inputs.

@@ -136,7 +136,7 @@ def work(
     """Describes how much a client trains in a round, for every solver in `client`.
 
     Args:
-      num_steps, num_epochs: K steps or E epochs, exactly one of the two, in [1, 2^24]. E epochs of a client with n
+      num_steps, num_epochs: K steps or E epochs, in [1, 2^24]; the other one is None. E epochs of a client with n
         examples are E ceil(n/b) steps, so clients of different sizes take different numbers of steps. For clients that
         complete less, see `sampling.with_stragglers` and `sampling.with_local_steps`.
       batch_size: b, at least 1; None for all examples at each step.

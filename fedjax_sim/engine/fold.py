@@ -315,7 +315,7 @@ def fold(
       plan: how many clients are vmapped at once, and how many messages are summed at once; None fits both to the cache.
       mesh: devices that share the slots; None for one device.
       sizes: [m] int32, rows of each slot's client, for clients whose work differs. A chunk then holds clients of one
-        size class (see `packing.pack`), whatever the order of the slots.
+        size class (see `packing.pack`), whatever the order of the slots. None: slots keep their order.
       capacities: with `sizes`, the number of rows of each class, rising. `each` is then (shared, slot, rows), and it is
         traced once per class.
       there: [m] bool, slots that may send a message; None: all may. A chunk without such a slot is skipped and has

@@ -64,7 +64,7 @@ def compiling_for(
       platform: "cpu", "cuda", "rocm" or "tpu", as in JAX's `lowering_platforms`.
       devices: the devices of a topology of JAX's, over which `device_mesh` then puts programs that are compiled and
         never run; () for this machine's.
-      device_memory: the bytes of memory of each of these devices.
+      device_memory: the bytes of memory of each of these devices; None: not known.
 
     Raises:
       ValueError: for another platform.

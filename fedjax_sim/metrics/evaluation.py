@@ -156,7 +156,8 @@ def per_owner(
       models_of: ids [n] -> the clients' models, leaves [n, ...].
       population: the clients' rows on which the models are judged.
       adapt: `Evaluated.adapt`, called with a client's rows in `owners`, and with `key` folded with the client's id.
-      owners: the same clients with the rows that they train on.
+        None: models are judged as they are.
+      owners: the same clients with the rows that they train on; None without `adapt`.
       key: of `adapt`.
     """
 
@@ -192,8 +193,8 @@ def _shared_with(test: PyTree | None, population: Population | None) -> _Shared 
 
     Args:
       test: the test rows, leaves [n, ...]; None if there is no test set.
-      population: clients. Only a `RowsOfTable` is recognised, if its table, or its clients' rows one after the other,
-        are the test rows.
+      population: clients; None if there are none. Only a `RowsOfTable` is recognised, if its table, or its clients'
+        rows one after the other, are the test rows.
     """
     if test is None or not isinstance(population, RowsOfTable):
         return None
@@ -443,28 +444,28 @@ def evaluation(
 
     Args:
       loss_fn: (params, examples, key) -> per-example values; called with key None.
-      test: examples, leaves [n, ...].
+      test: examples, leaves [n, ...]. None, as for the following arguments: this is not evaluated.
       held_out: a population of held-out clients. Its metrics are pooled over examples. Their spread over clients is
         given as `held_out_<metric>_quantiles` at 5, 25, 50, 75 and 95 %, and as `held_out_<metric>_lowest_decile` and
         `..._highest_decile`, means over a tenth of the clients; clients without examples are left out.
-      train: the population of the run. `train_loss` is the global training objective (see `objective`). An evaluation
-        costs one pass over all of its examples.
+      train: the population of the run, or None. `train_loss` is the global training objective (see `objective`). An
+        evaluation costs one pass over all of its examples.
       train_clients: the size in [1, N] of a sample of clients that stands for all of them: uniform without replacement,
         drawn once. The record then has the size as `train_sample_clients`, and `train_*` are the means over the sample.
         If a metric of the loss would take one of these names, it gets the prefix `metric_`, and the other entry
         `sample_` or `spread_`.
       seed: of that sample.
-      local_test: the clients of the run with rows that they keep from training (`FederatedData.local_test`). The global
-        model is evaluated on these rows as `local_test_*`, pooled and by its spread over clients.
-      personal: `Evaluated.personal`. Each client's own model is then evaluated on its own rows, as `personal_*`, by
-        `personal_clients` clients.
-      has_trained: `Evaluated.has_trained`. `personal_*` are then over the clients whose models have been trained, and
-        `newcomer_*` over the others, if there are any.
+      local_test: the clients of the run with rows that they keep from training (`FederatedData.local_test`), or None.
+        The global model is evaluated on these rows as `local_test_*`, pooled and by its spread over clients.
+      personal: `Evaluated.personal`, or None. Each client's own model is then evaluated on its own rows, as
+        `personal_*`, by `personal_clients` clients.
+      has_trained: `Evaluated.has_trained`, or None. `personal_*` are then over the clients whose models have been
+        trained, and `newcomer_*` over the others, if there are any.
       adapt: `Evaluated.adapt`, which each client does to its model before it is judged: to its own model, or to the
         shared one of an algorithm without personal models. The results are `personal_*` too.
-      owners: the clients of the run with the rows that they train on; for `adapt`.
-      triggered: examples with a backdoor's trigger, labelled as the attacker wants (`FederatedData.triggered`). Their
-        accuracy is `attack_success`, the share of them that the model takes for the target.
+      owners: the clients of the run with the rows that they train on, for `adapt`; else None.
+      triggered: examples with a backdoor's trigger, labelled as the attacker wants (`FederatedData.triggered`), or
+        None. Their accuracy is `attack_success`, the share of them that the model takes for the target.
       perplexity: whether the record has `test_perplexity`, `held_out_perplexity` and so on: exp(F) of each mean loss F
         in nats per token, and in the quantiles exp(F_i) of each client's mean loss. It is for a loss that weighs by
         tokens, such as `models.next_token_cross_entropy`. Every target token counts, also an end and an unknown word,

@@ -96,7 +96,7 @@ def per_example(out: Array | Mapping[str, Array], num_examples: int | None = Non
       out: [n] losses, or a dict of [n] arrays with the key "loss". The entry "weight" is the weight of each example in
         averages over examples (default 1). All other entries are metrics. An entry "<metric>_weight" is the weight of a
         metric that not every example has, such as "auc_weight" for "auc".
-      num_examples: n, if known.
+      num_examples: n; None: any, at least one.
 
     Returns: the dict.
 
@@ -155,7 +155,7 @@ def supervised(
       loss: `(outputs, targets) -> dict` of [n] values, or an array [n]. See `models.losses`.
       state: the model's state as `init` returned it. It must be empty.
       frozen_state: for a model with state, the state to use in every call. The model then always runs in evaluation
-        mode (`train=False`): batch statistics are not updated, and dropout is off.
+        mode (`train=False`): batch statistics are not updated, and dropout is off. None for a model without state.
       measure: `(outputs, examples) -> dict` of [n] values, the metrics of a data set (`FederatedData.measure`). They
         are added to those of the loss in evaluations, that is if the key is None.
 

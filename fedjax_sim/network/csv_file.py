@@ -51,6 +51,7 @@ def columns(
         rows.
       seed: of that sample.
       first: option -> a number. Only rows whose text is one of the first so many distinct texts of the column are kept.
+        None: all.
       way_out: the hint of the error for more than 2^18 rows.
 
     Returns: `Table`.

@@ -55,7 +55,7 @@ def measured(
     """Makes clients whose hardware is a row of a file, so that numbers of one device stay together.
 
     Each of the numbers is a column of the file by its name, or one number for all clients (in seconds, bytes/s,
-    flops/s). None: as the layout says.
+    flops/s). For None, the layout says what it is.
 
     Args:
       population_size: N.
@@ -65,13 +65,13 @@ def measured(
         NDT tests, `unified_downloads`. For both, latency is half of a round trip, and speed (for NDT also bandwidth_up)
         has to be given. "fedscale": FedScale's device capacities, one row for each device; `reference_flops` are those
         of training its model on one example, three times its inference.
-      speed: of training; with a unit of time, the time that `reference_flops` took.
-      bandwidth_down, bandwidth_up: may be the same column.
+      speed: of training; None: by the layout. With a unit of time, the time that `reference_flops` took.
+      bandwidth_down, bandwidth_up: may be the same column; None: by the layout.
       latency, joules_per_flop, joules_per_byte, compute_watts, radio_watts: as in `heterogeneous`.
       speed_unit: "flops/s" (k, M, G, T), or "s", "ms", "us". A number may stand before a unit, as in "2.5e6 flops/s".
-      reference_flops: the operations whose time was measured; with a unit of time only.
-      bandwidth_unit: "bytes/s" or "B/s" (kB, MB, GB), "bit/s" (k, M, G).
-      latency_unit: "s", "ms", "us"; for example "0.5 ms" for a round trip in ms.
+      reference_flops: the operations whose time was measured; None unless the unit of speed is one of time.
+      bandwidth_unit: "bytes/s" or "B/s" (kB, MB, GB), "bit/s" (k, M, G); None: as the layout says.
+      latency_unit: "s", "ms", "us"; for example "0.5 ms" for a round trip in ms. None: as the layout says.
       row_weight: a column of numbers; the probabilities of rows are proportional to them, for "random". None: as the
         layout says; rows of a plain file are equally likely.
       sample_rows: the size of a random sample of the rows of a larger file, all equally likely, by `seed`; at most

@@ -269,7 +269,8 @@ def from_sites(
         `client_names`. A client may be empty, of length 0. The shapes are those of the first client with rows.
       test: client id -> {"x", "y"}. All rows together are the central test set. Each client with rows is also one
         held-out client, and keeps its id in `held_out_names`.
-      task, num_outputs, name, label_names, vocabulary: see `FederatedData`.
+      task, num_outputs, name: see `FederatedData`.
+      label_names, vocabulary: what labels and tokens 0, 1, ... mean; None: nobody says.
       scale_bytes: whether features of dtype uint8, such as images, become x / 255 in float32. `notes` then says so.
         False keeps the values 0 to 255. Tokens are never scaled.
       learned: what prepared the examples and was learnt from several clients' rows. () states that nothing was. None

@@ -53,8 +53,8 @@ def written_down(
         or "full".
       num_slots: the most clients that a truncated Poisson cohort has; None for every other scheme.
       place, adjacency, clip_norm: as in `Mechanism`.
-      noise_cohort_size: M, for accounting of cohorts of this size. Their noise is simulated with the smaller cohorts of
-        a run.
+      noise_cohort_size: M, for accounting of cohorts of this size, whose noise is simulated with the smaller cohorts
+        of a run. None: they are as large as the run's.
 
     Returns: `Mechanism`.
 

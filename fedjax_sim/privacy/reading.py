@@ -31,7 +31,7 @@ def mechanism_from(
       design: a `SamplingDesign`.
       noise: a `Noise`, as in `transform.facts.noise` or `client.facts.noise`.
       adjacency: as in `Mechanism`.
-      dimension: d, the number of parameters in an update; needed for integer noise only.
+      dimension: d, the number of parameters in an update; needed for integer noise, else it may be None.
 
     Returns: `Mechanism`.
 
@@ -109,9 +109,10 @@ def mechanism_of(
     Args:
       algorithm: an `Algorithm`, a `Star`, or some of its parts by name: {"sampler", "client", "transform", ...}.
       adjacency: as in `Mechanism`.
-      dimension: d, the number of parameters in an update; needed for integer noise only, whose rounding depends on d.
+      dimension: d, the number of parameters in an update; needed for integer noise, whose rounding depends on d;
+        else it may be None.
       population: the population of the run. Its record says what was learnt from several clients' rows to prepare their
-        inputs (`types.Learned`). Without it the statement says that nothing is known of that. A population of groups
+        inputs (`types.Learned`). For None the statement says that nothing is known of that. A population of groups
         also gives the number of their clients.
 
     Returns: `Mechanism` or None.

@@ -270,7 +270,7 @@ def traffic(cohort: Cohort, up: Wire, down: Wire, by_invited: np.ndarray | None 
     Args:
       cohort: says which slots were invited, reported and sent a message.
       up, down: sizes of one message and of one broadcast, in a cohort of all slots.
-      by_invited: `bytes_by_invited`.
+      by_invited: `bytes_by_invited`; None: the sizes hold for any number of invited clients.
 
     Returns: `uplink_bytes` and `downlink_bytes`; `uplink_coded_bytes` where an entropy code would make messages
     smaller; `wasted_bytes`, those of late messages, where the sampler states who sent (`Timing.sent`).

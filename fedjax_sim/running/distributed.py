@@ -27,10 +27,10 @@ def join(coordinator: str | None = None, num_processes: int | None = None, proce
     continue.
 
     Args:
-      coordinator: HOST:PORT where process 0 listens. With a loopback host all processes are on this machine, whose
-        cores are then divided among them.
-      num_processes: the number of processes, at least 1.
-      process_id: the number of this process, in [0, num_processes).
+      coordinator: HOST:PORT where process 0 listens. All three arguments are None for a SLURM step, or one process.
+        With a loopback host all processes are on this machine, whose cores are then divided among them.
+      num_processes: the number of processes, at least 1, or None.
+      process_id: the number of this process, in [0, num_processes), or None.
 
     Raises: ValueError unless all three are given and fit together.
 

@@ -149,7 +149,7 @@ def _compiled(lowered: jax.stages.Lowered, name: str | None) -> tuple[Any, str |
 
     Args:
       lowered: the program.
-      name: as `_name_of_program` returns it.
+      name: as `_name_of_program` returns it; None: the program is not kept.
     """
     if name is None:
         return lowered.compile(), None
@@ -285,7 +285,7 @@ def name_of_round(origin: str | None, key: Array, state: PyTree, population: PyT
     """Returns the name of the file of a round; None if its origin is not known.
 
     Args:
-      origin: as `origin_of` returns it.
+      origin: as `origin_of` returns it; None: not known.
       key, state, population: the arguments of the round, whose shapes and places count.
     """
     if origin is None:
@@ -301,7 +301,7 @@ def find_round(name: str | None, key: Array, state: PyTree, population: PyTree) 
     """Returns the round that a file keeps; None if there is none.
 
     Args:
-      name: as `name_of_round` returns it.
+      name: as `name_of_round` returns it; None: no file keeps it.
       key, state, population: the arguments of the round.
 
     Guarantees: a run has the log, the state and the fingerprint that it would have if it were traced
@@ -343,9 +343,9 @@ def keep_round(
     """Keeps a round that was traced and compiled, for `find_round`; what cannot be kept is left out.
 
     Args:
-      name: as `name_of_round` returns it.
+      name: as `name_of_round` returns it; None: it is not kept.
       round_program, private_program, constants: as in `KeptRound`.
-      block: the name of the compiled block's file.
+      block: the name of the compiled block's file; None: there is none, so the round is not kept.
       info: of the round, arrays or shapes.
     """
     is_plain = all(isinstance(x, Count) or hasattr(x, "shape") for x in info.values())

@@ -381,7 +381,7 @@ def run_sweep(
       directory: where points and results are written; None to write none.
       resume: continue the sweep in `directory`.
       progress: show a bar.
-      metric: the metric that will be shown; if it is missing, the sweep stops after its first points.
+      metric: the metric that will be shown; if it is missing, the sweep stops after its first points. None: any.
 
     Returns: a `Sweep`. Seed s has the bits of `fedjax-sim run` with that seed and the same seeds of the data, of their
     wrappers and of the devices: `data.seed`, `data.label_flip.seed`, `devices.seed`

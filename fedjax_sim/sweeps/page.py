@@ -35,6 +35,7 @@ def comparison_page(
       metric: the metric that is compared, as one of its rows.
       title, lead: the heading, and a line under it.
       differing: options that differ between combinations and are none of the grid's: path -> one value a combination.
+        None: no option.
       ending: HTML of further sections, such as how the sweep is repeated.
 
     Guarantees: every combination is on the page, and every differing option

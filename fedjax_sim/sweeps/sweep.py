@@ -87,7 +87,7 @@ def sweep(
       delta: as for `run`. If parts add noise, a row has the epsilon of its own run alone. Points share no cohort and no
         noise, so several points together have spent what `privacy.compose` computes for them. Publishing the best of
         many runs spends the privacy of all of them.
-      directory: where finished points are written as they come, and the results at the end.
+      directory: where finished points are written as they come, and the results at the end; None: nowhere.
       resume: continue the sweep in `directory`. Programs, data and the evaluation of the first model must agree.
       progress: show a bar.
 

@@ -78,7 +78,7 @@ def budget_from_moments(
         minibatches and messages, clients are then weighted by p_i^2 / sum p_j^2 (not by p_i).
       step_size, num_steps, denominator, server_rate: as in `budget`.
       design: of the cohort, which treats all clients alike; None = all of `num_clients` in every round.
-      num_clients: N, if there is no design.
+      num_clients: N; None if the design states it.
       client_covariance: [d, d] (1/N) sum (g_i - grad F)(g_i - grad F)^T of full-batch gradients at w*
         (`metrics.gradient_moments(..., weighting="uniform")`).
       minibatch_covariance: [d, d] of one local stochastic gradient around g_i. For batches of b of n examples without

@@ -123,7 +123,7 @@ def quantization_error(
       bits, rounding, keeps_zeros: as in `transform.quantize`.
       range: s > 0. Numbers outside of [-s, s] are clipped, which is a bias. None: each update's largest magnitude, so
         that s grows with the update (bits = 2 with zero is TernGrad).
-      levels: QSGD's s in place of bits: Delta = norm / levels.
+      levels: QSGD's s in place of bits: Delta = norm / levels. None: by bits.
 
     Returns: `QuantizationError`.
 

@@ -87,7 +87,8 @@ def stateless(
       l2_bound: the largest norm of `fn`'s output; None = not known. Other parts rely on this fact and on the next, so
         state only what always holds.
       nonexpansive: whether `fn` never lengthens an update.
-      squared_error: (update) -> E |fn(key, update) - update|^2 over the key, as `UpdateTransform` has it.
+      squared_error: (update) -> E |fn(key, update) - update|^2 over the key, as `UpdateTransform` has it; None = not
+        known.
       facts: further fields of `TransformFacts`, such as `unbiased`.
 
     Guarantees: clients' keys are independent of chunk, order and devices (tests/laws/test_invariance.py).

@@ -52,8 +52,8 @@ def top_k(share: float | None = None, *, count: int | None = None, scope: str = 
     """Sends the k entries of largest magnitude, as they are; among equal entries those of lowest index.
 
     Args:
-      share: of the entries, in (0, 1], rounded up: k = ceil(share d). Give either a share or a count.
-      count: k >= 1; a leaf with fewer entries is sent whole.
+      share: of the entries, in (0, 1], rounded up: k = ceil(share d); None beside a count.
+      count: k >= 1; a leaf with fewer entries is sent whole. None beside a share.
       scope: "vector" chooses from the whole update, "leaf" from each leaf (k entries of each).
 
     Returns: a transform that sends k numbers with k ceil(log2 d) bits of indices (as a set: ceil(log2 C(d, k)) bits).
@@ -199,8 +199,8 @@ def block_k(
     faster.
 
     Args:
-      share: of the blocks, in (0, 1], rounded up. Give either a share or a count.
-      count: k >= 1 blocks.
+      share: of the blocks, in (0, 1], rounded up; None beside a count.
+      count: k >= 1 blocks; None beside a share.
       block_size: the entries of a block; the last block of an update (or leaf) may be shorter.
       scope: "vector" cuts the whole update into blocks, "leaf" cuts each leaf.
 

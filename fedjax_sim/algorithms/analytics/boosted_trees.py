@@ -80,16 +80,16 @@ def boosted_trees(
       max_depth: D, levels of splits. Messages have places for 2^(D - 1) nodes, of which earlier levels use fewer.
       learning_rate: in (0, 1].
       low, high, num_bins: B bins of equal width on [low, high), the same for each feature. A number outside counts in
-        the bin at its end. It is public knowledge, and no row of a client is read for it.
+        the bin at its end. It is public knowledge, and no row of a client is read for it. None beside `edges`.
       edges: [d, B - 1], bins of each feature's own in the place of low and high: the rising lower bounds of all bins
-        but the first, such as quantiles that `quantiles` found.
+        but the first, such as quantiles that `quantiles` found. None beside low and high.
       penalty: lambda in units of H_0, the hessian of the first round's cohort: its rows, or a quarter of them for
         "logistic". With n rows, lambda = 1 of other libraries is 1 / n, or 4 / n.
       least_share: a node is not split, and no side of a split is made, with a hessian below this share of H_0. Beside
         noise, take a share well above that of the noise: a hessian near 0 would divide noise.
       least_gain: a node is split if the gain is more than this share of H_0.
       residual_bound: b > 0 for "squared": |g| is at most b (the gradient of Huber's loss). None for no bound.
-      num_categories: of y; a config takes it from the data. More than two are refused.
+      num_categories: of y; a config takes it from the data. More than two are refused; None is not checked.
       feature_names, label_names, units: as in `kmeans`. The bins are in the units of x.
       rows: "all" rows of a client, or "one" of them, drawn anew in each round.
       transform: of the messages. A row is in one bin of each feature, so its message has norm sqrt(d (g^2 + h^2)):
@@ -257,6 +257,10 @@ def _check_size(name: str, what: str, size: int, hint: str) -> None:
 
 def _targets(examples: PyTree, are_labels: bool) -> Array:
     """Returns the target of each row, [n] float32.
+
+    Args:
+      examples: of one client, with "y", [n] or [n, 1].
+      are_labels: whether y must be integers, as for "logistic". Whether they are 0 and 1 is not checked here.
 
     Raises: TypeError for rows without one number y each, and for labels that are no integers.
     """

@@ -54,7 +54,8 @@ def heavy_hitters(
       num_prefixes: L; None for floor(2 / theta). With at least 1 / theta prefixes and without noise, no prefix that
         reaches the threshold lacks a place.
       feature_names, label_names, units: as in `kmeans`; the answer names the symbols.
-      num_symbols: symbols are in [0, num_symbols), which gives B; a config takes the number of categories of y.
+      num_symbols: symbols are in [0, num_symbols), which gives B. None is refused; a config takes the number of
+        categories of y.
       symbols: (examples) -> [n] int32, the symbol of each row; None for the labels y, of which a row may have several,
         as a text has tokens. Symbols below 0 are padding.
       transform: of the messages, which have norm 1 or 0: a clip norm of 1 loses nothing. One that remembers at the

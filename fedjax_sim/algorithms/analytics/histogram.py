@@ -47,12 +47,13 @@ def histogram(
 
     Args:
       sampler: draws the cohorts.
-      low, high, num_bins: the bins of numbers, all three or none, in the data's own units.
+      low, high, num_bins: the bins of numbers, in the data's own units. All three are None if categories are counted.
       column: of x, whose numbers are counted; None for y.
       region_column: of x, which holds the region of a row as an integer in [0, num_regions); None for no regions. Rows
         of other regions are not counted.
       num_regions: R.
-      num_categories: B, the number of categories of y; a config takes it from the data.
+      num_categories: B, the number of categories of y; not read for bins of numbers, so it may be None there. A config
+        takes it from the data.
       rows: "all" rows of a client, or "one" of them, drawn anew in each round, and one of its labels. Its message has
         norm 1, so that a clip norm of 1 loses nothing.
       feature_names, label_names, units: as in `kmeans`.

@@ -44,7 +44,8 @@ def kmeans(
       feature_names, label_names, units: what the columns of x and the labels are called, and the own units of columns
         that were standardised; a config takes them from the data. Unless it scales the features, they are in their own
         units, and so is the box. Otherwise the box is in those of x, and the answer of a run is converted back.
-      input_shape: of a row's features, needed to draw centroids; a config takes it from the data.
+      input_shape: of a row's features, needed to draw centroids; None if `init` is given them. A config takes it from
+        the data.
       rows: "all" rows of a client, or "one" of them, drawn anew in each round.
       transform: of the messages. A clip of the whole message shortens sums and counts alike, so that it changes the
         weight of a client and not its mean. One row x has a message of norm sqrt(1 + |x|^2).

@@ -136,7 +136,7 @@ def statistic(
         transform that remembers at the client, such as error feedback, is then refused.
       answer: (estimate as NumPy arrays) -> {name: array}, which the summary of a run shows; by default the estimate.
       scale: the columns, if the statistic reads x. A population whose features are on record as standardised is then
-        refused, unless the columns state the own units of the features.
+        refused, unless the columns state the own units of the features. None: it reads no x.
 
     Raises: ValueError for an aggregator that bounds attackers' harm, since its result is no multiple of a sum, for a
     sampler that is not known to draw all clients alike, and for a transform with a memory of other questions.
@@ -241,7 +241,7 @@ def features_of(examples: PyTree, width: int | None = None) -> Array:
 
     Args:
       examples: with an array `x` [n, ...].
-      width: d, if it is known.
+      width: d, which is checked; None: any.
 
     Raises: TypeError for rows without an array `x` of floating-point numbers, such as tokens, graphs or quadratics;
     ValueError for vectors of another length.

@@ -43,6 +43,7 @@ def clipped_gossip(
         weighted sum of the squared distances of all neighbours except the b farthest, divided by the weight of these b.
       attack: what attackers send in place of y, as in `adversary.corrupted`; None = nobody attacks.
       who: (key, ids) -> [N] bool, which nodes attack. Attackers train and mix like others, but send another message.
+        None without an attack.
       optimizer, num_steps, num_epochs, batch_size, shuffle, devices, barrier, nonfinite, plan, mesh: as in `dpsgd`.
 
     Returns: an Algorithm with the info of `dpsgd`. Its `params` and `consensus_distance` leave out the nodes that

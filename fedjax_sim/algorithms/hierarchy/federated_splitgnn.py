@@ -56,8 +56,8 @@ def hierarchical_split_gnn(
         number of its labelled nodes), and whether its optimiser goes on: `rounds`, `weighting` and `keep` of
         `as_client_update`.
       group_size: number of parties in the largest group (`Grouped.group_size`), all of whom take part unless there is
-        an `edge_sampler`.
-      edge_sampler: draws from that number of parties.
+        an `edge_sampler`, beside which it may be None.
+      edge_sampler: draws from that number of parties; None: all of them take part.
 
     Raises: ValueError as `split_gnn` and `as_client_update`, and for samplers with a clock.
 

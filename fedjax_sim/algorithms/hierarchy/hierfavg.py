@@ -84,10 +84,10 @@ def as_client_update(
       keep: True: sampler, optimiser, memories and clients' states go on in the next round above, from the model that is
         then broadcast. False: all begin anew. The own models of personal clients inside go on with their states, and
         no evaluation above reads them.
-      devices: of all clients inside, by their ids in the whole population, for a clock above. A round inside lasts as
-        long as the slowest client of its cohort, and `rounds` of them follow one another. Where the clients inside are
-        federations, these devices are their links to the level above, and they state the devices inside of them. The
-        joules of all clients inside are joules of this client.
+      devices: of all clients inside, by their ids in the whole population, for a clock above; None without one. A round
+        inside lasts as long as the slowest client of its cohort, and `rounds` of them follow one another. Where the
+        clients inside are federations, these devices are their links to the level above, and they state the devices
+        inside of them. The joules of all clients inside are joules of this client.
 
     Returns: a ClientUpdate whose `federation` is the star of these parts.
 
@@ -235,19 +235,20 @@ def hierarchical_fedavg(
 
     Args:
       loss_fn: as in `client.local_sgd`.
-      sampler, aggregator, transform, downlink, server_optimizer: of the cloud, whose clients are the edges.
+      sampler, aggregator, transform, downlink: of the cloud, whose clients are the edges.
+      server_optimizer: of the cloud; None: the mean of the edges' models is its next model.
       optimizer: the clients' optimizer; `num_steps`, `num_epochs`, `batch_size`, `weighting`, `shuffle` as in
         `client.work`.
       edge_rounds, edge_weighting, keep_edges: kappa, the weight of an edge, and whether its states are kept: `rounds`,
         `weighting` and `keep` of `as_client_update`.
       group_size: number of clients in the largest group (`Grouped.group_size`), all of whom take part unless there is
-        an `edge_sampler`.
-      edge_sampler: draws from that number of clients.
+        an `edge_sampler`, beside which it may be None.
+      edge_sampler: draws from that number of clients; None: all of them take part.
       edge_aggregator, edge_transform, edge_optimizer: as the cloud's; by default `aggregation.mean()`, no transform,
         and SGD with rate 1.
       edge_devices: of all clients, for a sampler with a clock, whose own devices are then the edges' links to the
-        cloud; see `as_client_update`. In a config the table [devices] describes the edges' links, and the clients have
-        devices of the same kind unless there is a table [algorithm.edge_devices].
+        cloud; see `as_client_update`. None without a clock. In a config the table [devices] describes the edges' links,
+        and the clients have devices of the same kind unless there is a table [algorithm.edge_devices].
       plan: of the clients inside of an edge; edges follow one another, or are shared out over devices.
 
     Guarantees: the models are those of NumPy, with momentum at both levels
@@ -294,8 +295,8 @@ def sampler_inside(edge_sampler: Sampler | None, group_size: int | None, members
     """Returns the sampler of an edge: `edge_sampler`, or everybody in the largest group where it is None.
 
     Args:
-      edge_sampler: draws from the places of the largest group.
-      group_size: number of places in the largest group.
+      edge_sampler: draws from the places of the largest group; None: all of them take part.
+      group_size: number of places in the largest group; None: those of the `edge_sampler`.
       members: the word for the clients of a group in errors, such as "clients" or "parties".
 
     Raises: ValueError, TypeError where both are None, and where the sampler is for groups of another size.

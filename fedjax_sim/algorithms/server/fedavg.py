@@ -229,8 +229,9 @@ def record_private_fedavg(
         `client.private_sgd`, whose noise the accountant reads.
       weighting: as in `client.private_sgd`. Its default is "uniform", because the weight reveals a client's number of
         examples.
-      num_examples: n, a public upper bound on the rows of a client; required, because a record is in a batch with
-        probability batch_size / n. A config takes the rows of the largest client, which are then treated as public.
+      num_examples: n, a public upper bound on the rows of a client. None is refused, because a record is in a batch
+        with probability batch_size / n. A config takes the rows of the largest client, which are then treated as
+        public.
 
     Guarantees: without noise and clipping, on whole clients, it is FedAvg
     (tests/oracles/test_record_private_fedavg.py::test_without_privacy_it_is_fedavg); its epsilon is that of the

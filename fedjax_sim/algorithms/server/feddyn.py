@@ -36,8 +36,9 @@ def feddyn(
       coefficient: the paper's alpha, of the order of the loss's curvature. With a smaller coefficient the model may
         oscillate or diverge.
       weighting: "examples", the default, minimises sum_i n_i f_i / n; "uniform", the paper's, sum_i f_i / N.
-      total_weight: W, the sum of the weights that all clients would report; only for "examples". It is not checked,
-        because a client's weight may come from its loss: a wrong number moves the fixed point, or diverges.
+      total_weight: W, the sum of the weights that all clients would report, for "examples"; None for "uniform". It is
+        not checked, because a client's weight may come from its loss: a wrong number moves the fixed point, or
+        diverges.
       Others as in `federated`.
 
     Raises: ValueError for a sampler with replacement, and for options out of range.

@@ -186,7 +186,7 @@ def split_transcript(split: Split, params: PyTree, examples: PyTree, key: Array 
       split: the loss.
       params: of the whole model.
       examples: {"x": [n, ...], "y": [n, ...]}, all of them real.
-      key: of the step.
+      key: of the step; None as in an evaluation, without draws.
 
     Guarantees: in an MLP that is cut between three parties, each party receives the activations, gradients and labels
     that its layers need, and in a U-shaped split the server receives no labels; no message has the shape of the

@@ -101,9 +101,10 @@ def split_gnn(
         only multiply their features by the weights, and the server, which holds the graph, sums over neighbours (for
         models that sum what was sent: `gcn`, `gat`).
       weight_decay: >= 0; adds weight_decay / 2 times the squared norm of the first layer to the loss.
-      link: the link that embeddings and their gradients pass, where a node's row is a message (`network.link`). A halo
-        embedding passes it once, at its owner, and its gradient once, at the party that needed it. What the link adds
-        to a batch, as encryption does, is sent with each party's rows of a layer, in each direction.
+      link: the link that embeddings and their gradients pass, where a node's row is a message (`network.link`). None:
+        they arrive as they are. A halo embedding passes it once, at its owner, and its gradient once, at the party that
+        needed it. What the link adds to a batch, as encryption does, is sent with each party's rows of a layer, in each
+        direction.
 
     Returns: an Algorithm. Its info holds
       `local_loss` and `local_accuracy`: over all labelled nodes, in training;

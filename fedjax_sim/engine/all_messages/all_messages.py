@@ -42,7 +42,7 @@ def by_rule(rule: Callable, check: Callable | None = None, *, start: Callable | 
     Args:
       rule: as above.
       check: (num_slots m) -> None; raises for a cohort that the rule is not defined for.
-      start: as `Aggregator` has it.
+      start: as `Aggregator` has it; None for a rule without a state.
       facts: as `AggregatorFacts` has them.
     """
 

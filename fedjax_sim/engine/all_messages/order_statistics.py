@@ -146,7 +146,8 @@ def median(values: Array, valid: Array | None = None, weights: Array | None = No
     Args:
       values: [m, ...] floats, finite where valid.
       valid: [m] bool, the messages that arrived; all by default.
-      weights: [m] int32, how often each message counts, at least once where valid; together less than 2^31.
+      weights: [m] int32, how often each message counts, at least once where valid; together less than 2^31. None:
+        once each.
 
     Returns: [...]; NaN without a valid message.
 
@@ -195,7 +196,8 @@ def trimmed_mean(values: Array, trim: Array | int, valid: Array | None = None, w
       trim: [] or [...] integers >= 0, how many messages are taken off at each end; with weights, how much weight.
       valid: [m] bool, the messages that arrived; all by default.
       weights: [m] int32, how often each message counts, at least once where valid; together less than 2^31. The weight
-        of a message at a cut is divided. Products with weights are added exactly (`engine.exact_sums`).
+        of a message at a cut is divided. Products with weights are added exactly (`engine.exact_sums`). None: once
+        each.
 
     Returns: [...] in the dtype of `values`; NaN where no message, or an infinite one, remains.
 

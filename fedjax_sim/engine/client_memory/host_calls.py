@@ -26,7 +26,7 @@ def on_host(function: Callable, results: list, *arguments: Array, vmap_method: s
       function: fills the arrays `out`, shaped as `results`.
       results: arrays or specs.
       arguments: arrays that the function reads.
-      vmap_method: "sequential" for a function that may be vmapped on a CPU, once for each row.
+      vmap_method: "sequential" for a function that may be vmapped on a CPU, once for each row; None: it may not.
 
     Returns: the arrays that the function has filled.
 

@@ -74,7 +74,7 @@ def store(client_state: PyTree, num_clients: int, *, mesh: Mesh | None = None, n
     Args:
       client_state: a pytree of arrays, the same for every client.
       num_clients: N.
-      mesh: devices that share the rows, the same as those of the rounds.
+      mesh: devices that share the rows, the same as those of the rounds; None: one device has them all.
       name: the name of the file, without its ending.
 
     Returns: the memory, for `take` and `put`; the state itself if it has no leaves.

@@ -28,7 +28,8 @@ def quantity_columns(
       values: [rows, columns], with NaN for missing ones, before their preparation.
       is_training: [rows] bool.
       standardise: whether the features are standardised, or the constants by which they are.
-      fill: column -> the number for its missing values, if that is stated. These columns have an indicator.
+      fill: column -> the number for its missing values, if that is stated. These columns have an indicator. None:
+        nothing is stated.
     """
     scaled = "standardised" if standardise else "as it is"
     if isinstance(standardise, Mapping):

@@ -63,7 +63,7 @@ def read_column(values: Any, class_names: Sequence[str] | None = None) -> Column
     Args:
       values: the column; a number, a text or an array of numbers in each row.
       class_names: what the integers 0, 1, ... of the column mean, as a `ClassLabel` of Hugging Face's states. The
-        column is then read as texts.
+        column is then read as texts. None: the values mean themselves.
 
     Raises: `NotUnderstood` for values of another kind.
 

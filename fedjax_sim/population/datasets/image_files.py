@@ -32,7 +32,7 @@ def cifar10(
     Args:
       partition: such as `population.partitioners.dirichlet(num_clients=100, alpha=0.3)`.
       directory: a folder with the files data_batch_1.bin, ..., data_batch_5.bin and test_batch.bin: CIFAR-10's "binary
-        version", cifar-10-binary.tar.gz, unpacked.
+        version", cifar-10-binary.tar.gz, unpacked. For None the error says where to get them.
       standardise: whether each colour is brought to mean 0 and standard deviation 1 of the training images, after bytes
         are divided by 255. Beside noise, state constants that are known without the images, in units of x / 255:
         {mean = [0.5, 0.5, 0.5], deviation = [0.25, 0.25, 0.25]}, one number for each colour, or false.
@@ -78,6 +78,7 @@ def cifar100(
     Args:
       partition, standardise: as in `cifar10`. The partitioner sees the labels that are chosen.
       directory: a folder with train.bin and test.bin: CIFAR-100's "binary version", cifar-100-binary.tar.gz, unpacked.
+        For None the error says where to get them.
       labels: "fine" for the hundred kinds, "coarse" for the twenty groups.
 
     Returns: `FederatedData` as `cifar10` does.
@@ -114,7 +115,7 @@ def mnist(
     Args:
       partition, standardise: as in `cifar10`.
       directory: a folder with the files train-images-idx3-ubyte, train-labels-idx1-ubyte, t10k-images-idx3-ubyte and
-        t10k-labels-idx1-ubyte, unpacked.
+        t10k-labels-idx1-ubyte, unpacked. For None the error says where to get them.
 
     Returns: `FederatedData` with x [n, 28, 28, 1] float32, ten labels, and no held-out clients. `notes` tells if there
     are other than 60,000 training and 10,000 test images.

@@ -47,7 +47,7 @@ def sent140(
       num_words: V, the size of the vocabulary. It holds the most frequent words of the training tweets. Words of equal
         frequency are taken in alphabetical order.
       vocabulary: the words, in the order of the columns, in place of the most frequent ones. Noise needs them stated,
-        since one client could change them.
+        since one client could change them. None: the most frequent ones.
       max_bytes: the most bytes that the table of counts may take, 4 n V for n tweets.
 
     Returns: `FederatedData` of the task "binary", with x [n, V], where column j counts `vocabulary[j]`. Held-out

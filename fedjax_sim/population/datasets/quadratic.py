@@ -62,7 +62,7 @@ def quadratic_loss(params: Any, examples: Any, key: Array | None = None) -> dict
     Args:
       params: {"w": [d]}.
       examples: {"hessian": [n, d, d], "center": [n, d]}.
-      key: unused. All losses share this signature.
+      key: unused, so it may be None. All losses share this signature.
 
     Returns: {"loss": [n] float32}.
 

@@ -80,7 +80,7 @@ def split_rows(
         not for the task "regression", which has no labels.
       rng: draws the test rows.
       task, num_outputs: see `FederatedData`.
-      test: {"x", "y"}, test rows that exist already. Then `rows` are not split.
+      test: {"x", "y"}, test rows that exist already. Then `rows` are not split. None: there are none yet.
 
     Returns: (training rows, test rows), each {"x", "y"} with the dtypes that `check_examples` gives them.
 

@@ -63,7 +63,8 @@ def node_data(
       test: nodes whose labels are tested on, integers in [0, V). No node is in both.
       num_clients: P parties.
       partition: how nodes are assigned to parties, the argument `by` of `node_owners`.
-      name, label_names: see `FederatedData`.
+      name: of the data set.
+      label_names: what the classes 0, 1, ... mean; None: nobody says.
       seed: of the partition.
 
     Returns: `FederatedData` of the task "node_classification". Client p has one example: its graph `x`, its `halo` [H]

@@ -126,7 +126,7 @@ def node_owners(
       by: how nodes are assigned. "random" gives equal parts at random. "label" sorts the nodes by their labels and cuts
         them into equal parts. "community" gives about equal parts with few edges between them: in several passes, each
         node moves to the party of most of its neighbours, and a fuller party counts less.
-      labels: [V] integers, for "label".
+      labels: [V] integers, for "label"; else they are not read, and may be None.
       seed: of the assignment.
 
     Returns: [V] int32 in [0, P). Every party has a node.
@@ -272,16 +272,16 @@ def parties_of(
     edge_owner: ArrayLike | None = None,
     held: ArrayLike | None = None,
 ) -> Parties:
-    """Builds the parties' graphs from exactly one of three partitions.
+    """Builds the parties' graphs from exactly one of three partitions; the other two are None.
 
     Args:
       graph: V nodes and E edges.
-      node_owner: [V], the party of each node. The party knows the edges that its nodes receive. Edges from other
-        parties' nodes are cut, and their senders are the halo.
-      edge_owner: [E], the party of each edge. The party holds both ends, so a node may be at several parties. A node
-        without an edge is at no party.
-      held: [P, V] bool, the nodes of each party. The party also holds the edges among them. Nodes and edges that no
-        party holds are left out.
+      node_owner: [V], the party of each node, or None. The party knows the edges that its nodes receive. Edges from
+        other parties' nodes are cut, and their senders are the halo.
+      edge_owner: [E], the party of each edge, or None. The party holds both ends, so a node may be at several parties.
+        A node without an edge is at no party.
+      held: [P, V] bool, the nodes of each party, or None. The party also holds the edges among them. Nodes and edges
+        that no party holds are left out.
 
     Raises: ValueError for owners below 0 or of another shape, and for a party without a node.
 

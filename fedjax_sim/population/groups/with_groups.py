@@ -35,7 +35,7 @@ def with_groups(
 
     Args:
       data: any data set of N clients.
-      num_groups: G in [1, N].
+      num_groups: G in [1, N]; None beside `groups`.
       by: how clients are grouped.
         "order": neighbouring ids, such as sites that are listed one after the other.
         "random": at random.

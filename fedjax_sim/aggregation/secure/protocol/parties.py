@@ -174,7 +174,7 @@ class Client:
 
         Args:
           asked: the request.
-          signed: the other clients' statements, by slot; read only if the server is not trusted.
+          signed: the other clients' statements, by slot; read only if the server is not trusted. None: no statements.
 
         Raises:
           Refused: if the server asks for both secrets of a client, for this client's own key, for shares that it does
