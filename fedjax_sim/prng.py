@@ -48,6 +48,8 @@ def client_key(key: Array, id: Array) -> Array:
       key: the key of the stage.
       id: integers, the clients' ids; [] for one client.
 
+    Returns: keys in the shape of `id`.
+
     Raises: ValueError for generators whose bits under vmap come from the first key of the batch (rbg, unsafe_rbg)
     (tests/test_prng.py::test_generators_that_mix_clients_are_refused).
     """
@@ -169,6 +171,8 @@ def counter_bits(key: Array, counters: Array) -> Array:
     Args:
       key: any key.
       counters: uint32 of any shape; for one key, distinct counters give distinct words.
+
+    Returns: uint32 in the shape of `counters`.
 
     Guarantees: bits are uniform, and uncorrelated between counters, bits and keys
     (tests/test_prng.py::test_counter_bits_are_uniform).

@@ -62,6 +62,8 @@ def whole_ticks(seconds: Array, ticks_per_second: int) -> Array:
       seconds: [...] float32.
       ticks_per_second: the unit of time.
 
+    Returns: [...] int32 ticks, in [0, MOST_TICKS] for seconds >= 0.
+
     Guarantees: A quotient of bytes and bandwidth that is a whole number of ticks gives that number, whether it is
     computed by a division or by a product (tests/network/test_devices.py::test_whole_ticks).
 

@@ -102,6 +102,12 @@ def with_minimum(sizes: np.ndarray, minimum: int) -> np.ndarray:
 
     The largest clients are all cut to one common level.
 
+    Args:
+      sizes: [N] integers >= 0, whose sum is at least N times `minimum`.
+      minimum: of each client's examples.
+
+    Returns: [N] integers, at least `minimum` each.
+
     >>> with_minimum(np.array([0, 2, 10]), 2).tolist()
     [2, 2, 8]
     """

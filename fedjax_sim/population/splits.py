@@ -32,7 +32,7 @@ def stratified_split(
       test_fraction: in (0, 1).
       rng: draws the test rows.
 
-    Returns: the numbers of the training rows and those of the test rows, both sorted.
+    Returns: the numbers of the training rows and those of the test rows, integers in [0, rows), both sorted.
 
     Guarantees: the number of test rows is the share of all rows, rounded, and each class has its share of them, up to
     less than one row: largest remainders, with ties at random (tests/population/test_splits.py::test_one_table).
@@ -157,6 +157,8 @@ def site_splits(
       labels: client id -> [rows] classes, equal where there are none.
       test_fraction, seed: of the split.
       split: "together" for `client_split`, "by_client" for `own_split`.
+
+    Returns: client id -> (training rows, test rows), integers in [0, rows), both sorted.
     """
     sizes = {id: len(part) for id, part in labels.items()}
     if split == "by_client":

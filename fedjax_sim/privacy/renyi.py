@@ -109,6 +109,8 @@ def pure_curve(orders: np.ndarray, epsilon: float) -> np.ndarray:
       orders: [n], above 1.
       epsilon: positive.
 
+    Returns: [n] float64, in nats, at most epsilon.
+
     Guarantees: it is the divergence of two answers, and at most epsilon
     (tests/privacy/test_renyi.py::test_pure_privacy_is_randomised_response).
 

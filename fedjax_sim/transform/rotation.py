@@ -28,6 +28,8 @@ def hadamard(x: Array) -> Array:
     Args:
       x: [D] float32, where D is a power of two.
 
+    Returns: [D] float32.
+
     Guarantees: equals the product with Sylvester's matrix / sqrt(D), and twice is the identity
     (tests/transform/test_rotation.py::test_hadamard_equals_sylvesters_matrix).
 

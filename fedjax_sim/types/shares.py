@@ -23,6 +23,8 @@ def reaches(shares: Array | np.ndarray, threshold: Array | float) -> Array | np.
       shares: [...] float32, each the rounded quotient of two numbers, or a sum of such.
       threshold: of any sign.
 
+    Returns: [...] bool.
+
     Guarantees: a share that equals the threshold as fractions reaches it
     (tests/laws/test_shares.py::test_a_share_reaches_its_threshold).
 
