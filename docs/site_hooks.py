@@ -18,6 +18,7 @@ from typing import Any
 from mkdocs.structure.files import File, Files
 
 from fedjax_sim.config.signatures import public_names
+from fedjax_sim.study.claims import Claim
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = (
@@ -125,7 +126,7 @@ def _api_page(name: str) -> str:
 
 
 def _gallery() -> str:
-    """Returns the page of the studies, each with its question, its command and its reading."""
+    """Returns the page of the studies, each with its question, its conclusions and its command."""
     lines = [
         "# Gallery\n",
         "Every study answers a question by measurements beside closed forms, and writes a page with its figure. The",
@@ -140,7 +141,10 @@ def _gallery() -> str:
         title = path.stem.replace("_", " ").capitalize()
         lines += [f"## {title}\n", f"**{kept['question']}** {kept['verdict']}\n"]
         lines += [f"![{title}](experiments/studies/results/{path.stem}.png)\n"]
-        lines += [f"{paragraph}\n" for paragraph in kept["reading"]]
+        lines += [*(f"- {Claim(**claim)}" for claim in kept.get("claims", ())), ""]
+        lines += [f"{paragraph}\n" for paragraph in kept.get("reading", ())]  # of studies without claims yet
+        prose = results / f"{path.stem}.md"
+        lines += [prose.read_text(encoding="utf-8")] if prose.is_file() else []
         command = f"fedjax-sim study experiments/studies/{path.name}"
         lines += [f"```bash\n{command}   # {kept['seconds']} s on two cores\n```\n"]
     for picture in sorted((ROOT / "experiments/figures").glob("*.png")):

@@ -257,6 +257,8 @@ def _show(findings: Any) -> None:
     console.print(Text(findings.question, "bold"))
     # With this width a narrow terminal wraps lines, where a narrower table would cut numbers.
     terminal.console(width=max(console.width, WIDE)).print(grid)
+    for claim in findings.claims:
+        console.print(Text(f"\n{claim}", "red" if claim.holds is False else ""))
     for paragraph in findings.reading:
         console.print(Text("\n" + paragraph))
     console.print(Text("\n" + findings.verdict(), "" if "do not" not in findings.verdict() else "red"))

@@ -1,7 +1,7 @@
 """Studies: each function answers one question about federated learning by simulation and compares it with theory.
 
 A study runs a grid of settings, puts the closed form beside each measured number where there is one, and returns
-`Findings`: the numbers with joint confidence intervals, a reading in plain words, and a figure.
+`Findings`: the numbers with joint confidence intervals, claims that they bear out or refute, and a figure.
 """
 
 from fedjax_sim.study.availability.question import availability as availability

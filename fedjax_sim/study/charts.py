@@ -1,4 +1,4 @@
-"""This module has what the figures of all studies share: panels, and measured points with their intervals."""
+"""This module has what is left of the old figures of studies: points. New figures use `fedjax_sim.report.charts`."""
 
 from __future__ import annotations
 
@@ -7,39 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_sim.report import plots
-from fedjax_sim.study.findings import Comparison, Findings
+from fedjax_sim.report.charts import MARKERS as MARKERS, panels
+from fedjax_sim.study.findings import rows_of as rows_of
 
+chart = panels
 DASHED = (0, (4, 1.6))
 DOTTED = (0, (1.5, 1.5))
-MARKERS = {"markersize": 5, "markeredgecolor": "white", "markeredgewidth": 0.6, "zorder": 3}
-
-
-def rows_of(found: Sequence[Comparison], **conditions: Any) -> list[dict[str, Any]]:
-    """Selects the rows of a study under the given conditions, with the joint intervals of all comparisons.
-
-    Args:
-      found: all comparisons of the study. The width of an interval depends on their number, so none may be left out.
-      **conditions: values that a row must have, by name; `quantity` may be among them.
-    """
-    # Rows are made before they are selected, because intervals are joint over the whole study.
-    rows = Findings(name="", question="", comparisons=found, reading=(), figure=lambda: None, options={}).rows()
-    return [row for row in rows if all(row.get(name) == value for name, value in conditions.items())]
-
-
-def chart(rows: int, columns: int) -> tuple[Any, list[Any]]:
-    """Makes a figure as wide as a page, with a grid of panels.
-
-    Args:
-      rows: panels from top to bottom.
-      columns: panels from left to right.
-
-    Returns: (figure, panels): the matplotlib Figure, and its rows x columns axes in row-major order.
-    """
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(plots.WIDTH, 3.1 * rows), layout="constrained")
-    return figure, list(figure.subplots(rows, columns, squeeze=False).flat)
 
 
 def points(

@@ -15,8 +15,9 @@ import numpy as np
 
 from fedjax_sim import validate
 from fedjax_sim.report import plots
+from fedjax_sim.study.claims import Claim as Claim, selected
 
-# The probability that all intervals of one study contain the truth (Bonferroni's correction, in `_critical`).
+# The probability that all intervals of one study contain the truth (Bonferroni's correction, in `critical_value`).
 CONFIDENCE = 0.99
 # What a prediction claims. An "estimate" is shown beside the measured number and never judged.
 KINDS = ("exact", "leading order", "upper bound", "estimate")
@@ -166,77 +167,93 @@ def comparisons_of(
     ]
 
 
+def rows_of(comparisons: Sequence[Comparison], **conditions: Any) -> list[dict[str, Any]]:
+    """Returns a table: one dict for each comparison that was measured under the given conditions.
+
+    The keys are the conditions, then quantity, measured, low, high, predicted, kind, ratio, ratio_low, ratio_high and
+    holds:
+
+    - low and high are the ends of the interval.
+    - ratio is measured / predicted. If the prediction is zero up to rounding, it is 1 where the interval contains the
+      prediction, and None elsewhere. It is None without a prediction and without an interval.
+    - holds says whether the interval contains the prediction. It is None without a prediction, without an interval, and
+      for an estimate.
+
+    Args:
+      comparisons: all of a study. The width of an interval depends on their number, so none may be left out.
+      **conditions: values that a row must have, by name; `quantity` may be among them.
+    """
+    # Rows are made before they are selected, because intervals are joint over the whole study.
+    rows = [_row(comparison, len(comparisons)) for comparison in comparisons]
+    return selected(rows, **conditions)
+
+
+def _row(comparison: Comparison, num_intervals: int) -> dict[str, Any]:
+    """Returns a comparison as a row of the table, see `rows_of`.
+
+    The interval is x -+ (t s + r), with x the measured number, s its standard error, t Student's critical value
+    (`critical_value`) and r the resolution.
+
+    Args:
+      comparison: one of a study.
+      num_intervals: the comparisons of the study, which decide the width of all intervals.
+    """
+    mean = comparison.measured
+    predicted = comparison.predicted
+    half_width = critical_value(comparison.degrees, num_intervals) * comparison.standard_error + comparison.resolution
+    # A standard error of NaN marks a number without an interval.
+    low, high = (None, None) if math.isnan(half_width) else (mean - half_width, mean + half_width)
+    row = dict(comparison.conditions) | {"quantity": comparison.quantity}
+    row |= {"measured": mean, "low": low, "high": high}
+    row |= {"predicted": predicted, "kind": comparison.kind, "ratio": None, "ratio_low": None, "ratio_high": None}
+    if low is None:
+        return row | {"holds": None}
+    # A prediction that is zero up to rounding cannot be divided by.
+    if predicted and abs(predicted) > comparison.resolution:
+        # Sorted, since dividing by a negative prediction exchanges the two ends.
+        ratios = mean / predicted, *sorted((low / predicted, high / predicted))
+        row |= dict(zip(("ratio", "ratio_low", "ratio_high"), ratios, strict=True))
+    elif predicted is not None and low <= predicted <= high:
+        # The prediction is zero and holds, so it is shown like other predictions that hold.
+        row |= {"ratio": 1.0, "ratio_low": 1.0, "ratio_high": 1.0}
+    if predicted is None or comparison.kind == "estimate":
+        return row | {"holds": None}
+    # An upper bound may lie anywhere above the interval: only a bound below it is refuted.
+    return row | {"holds": low <= predicted and (comparison.kind == "upper bound" or predicted <= high)}
+
+
+def critical_value(degrees: float, num_intervals: int) -> float:
+    """Returns Student's critical value, in standard errors, at which so many intervals hold together."""
+    from scipy import stats
+
+    # Bonferroni: each of the n two-sided intervals may miss with probability (1 - CONFIDENCE) / n.
+    return float(stats.t.isf((1 - CONFIDENCE) / 2 / max(num_intervals, 1), degrees))
+
+
 class Findings(NamedTuple):
-    """The answer to a study's question: numbers, a reading and a figure.
+    """The answer to a study's question: numbers, claims and a figure.
 
     Fields:
       name: the study's name, as on the command line.
       question: the question that the study answers.
       comparisons: the measured numbers, each beside its prediction.
-      reading: paragraphs in plain words that say what the numbers mean.
       figure: () -> a matplotlib Figure. It is called by `draw`, so a study runs without matplotlib.
       options: the options that the study ran with, the seed included.
+      claims: the conclusions, each with whether it holds for these numbers.
+      reading: paragraphs in plain words, of studies whose conclusions are no claims yet.
     """
 
     name: str
     question: str
     comparisons: Sequence[Comparison]
-    reading: Sequence[str]
     figure: Callable[[], Any]
     options: Mapping[str, Any]
+    claims: Sequence[Claim] = ()
+    reading: Sequence[str] = ()
 
     def rows(self) -> list[dict[str, Any]]:
-        """Returns a table: one dict for each comparison.
-
-        The keys are the conditions, then quantity, measured, low, high, predicted, kind, ratio, ratio_low, ratio_high
-        and holds:
-
-        - low and high are the ends of the interval.
-        - ratio is measured / predicted. If the prediction is zero up to rounding, it is 1 where the interval contains
-          the prediction, and None elsewhere. It is None without a prediction and without an interval.
-        - holds says whether the interval contains the prediction. It is None without a prediction, without an
-          interval, and for an estimate.
-        """
-        return [self._row(comparison) for comparison in self.comparisons]
-
-    def _row(self, comparison: Comparison) -> dict[str, Any]:
-        """Returns a comparison as a row of the table, see `rows`.
-
-        The interval is x -+ (t s + r), with x the measured number, s its standard error, t Student's critical value
-        (`_critical`) and r the resolution.
-
-        Args:
-          comparison: one of the findings, whose number decides the width of all intervals.
-        """
-        mean = comparison.measured
-        predicted = comparison.predicted
-        half_width = self._critical(comparison.degrees) * comparison.standard_error + comparison.resolution
-        # A standard error of NaN marks a number without an interval.
-        low, high = (None, None) if math.isnan(half_width) else (mean - half_width, mean + half_width)
-        row = dict(comparison.conditions) | {"quantity": comparison.quantity}
-        row |= {"measured": mean, "low": low, "high": high}
-        row |= {"predicted": predicted, "kind": comparison.kind, "ratio": None, "ratio_low": None, "ratio_high": None}
-        if low is None:
-            return row | {"holds": None}
-        # A prediction that is zero up to rounding cannot be divided by.
-        if predicted and abs(predicted) > comparison.resolution:
-            # Sorted, since dividing by a negative prediction exchanges the two ends.
-            ratios = mean / predicted, *sorted((low / predicted, high / predicted))
-            row |= dict(zip(("ratio", "ratio_low", "ratio_high"), ratios, strict=True))
-        elif predicted is not None and low <= predicted <= high:
-            # The prediction is zero and holds, so it is shown like other predictions that hold.
-            row |= {"ratio": 1.0, "ratio_low": 1.0, "ratio_high": 1.0}
-        if predicted is None or comparison.kind == "estimate":
-            return row | {"holds": None}
-        # An upper bound may lie anywhere above the interval: only a bound below it is refuted.
-        return row | {"holds": low <= predicted and (comparison.kind == "upper bound" or predicted <= high)}
-
-    def _critical(self, degrees: float) -> float:
-        """Returns Student's critical value, in standard errors, at which all intervals hold together."""
-        from scipy import stats
-
-        # Bonferroni: each of the n two-sided intervals may miss with probability (1 - CONFIDENCE) / n.
-        return float(stats.t.isf((1 - CONFIDENCE) / 2 / max(len(self.comparisons), 1), degrees))
+        """Returns a table: one dict for each comparison, see `rows_of`."""
+        return rows_of(self.comparisons)
 
     def draw(self) -> Any:
         """Draws the figure in the style of this package.
@@ -252,7 +269,7 @@ class Findings(NamedTuple):
 
         >>> def figure(): ...
         >>> right, wrong = (measured({}, "x", [1.0, 2.0, 3.0], value) for value in (2.1, 90.0))
-        >>> fields = {"name": "s", "question": "Is it so?", "reading": [], "figure": figure, "options": {}}
+        >>> fields = {"name": "s", "question": "Is it so?", "figure": figure, "options": {}}
         >>> Findings(comparisons=[right, wrong], **fields).verdict()
         '1 of 2 predictions lie within the intervals of what was measured (99 % together); 1 do not.'
         """

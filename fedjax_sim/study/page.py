@@ -83,6 +83,7 @@ def write_findings(findings: Findings, directory: str | Path) -> Path:
         "options": dict(findings.options),
         "confidence": CONFIDENCE,
         "verdict": findings.verdict(),
+        "claims": [claim._asdict() for claim in findings.claims],
         "reading": list(findings.reading),
         "rows": rows,
     }
@@ -117,7 +118,8 @@ def _page(findings: Findings, picture: str) -> str:
         f"<h1>{escape(findings.question)}</h1>",
         f'<p class="lead">Study {escape(findings.name)} · {escape(findings.verdict())}</p>',
         picture,
-        "<h2>Reading</h2>",
+        "<h2>Conclusions</h2>",
+        *(f"<p>{escape(str(claim))}</p>" for claim in findings.claims),
         *(f"<p>{escape(paragraph)}</p>" for paragraph in findings.reading),
         "<h2>Measured and predicted</h2>",
         f'<p class="muted">The ratio is measured / predicted; all intervals hold together with {CONFIDENCE:.0%} '

@@ -35,7 +35,9 @@ def test_it_can_tell_another_point():
     shifts = {(one.conditions["rule"], one.conditions["attackers"]): one.measured for one in found.comparisons}
     for rule in ("median", "Krum", "trimmed mean", "geometric median"):
         assert shifts[rule, 5] > 1.5 * shifts[rule, 2] > 0.05
-    assert len(found.figure().axes) == 2 and "none break centred clipping" in found.reading[0]
+    assert len(found.figure().axes) == 2
+    # At most 5 of 15 attack near; in the first part all conclusions hold for any m and f.
+    assert [claim.holds for claim in found.claims[:6]] == [True] * 6
 
 
 @pytest.mark.parametrize(

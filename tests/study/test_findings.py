@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from fedjax_sim.study import findings as module
-from fedjax_sim.study.findings import Comparison, Findings, least_runs, measured
+from fedjax_sim.study.findings import Claim, Comparison, Findings, least_runs, measured
 from fedjax_sim.study.page import table, write_findings
 
 
-def found(comparisons, reading=("As predicted.",)):
+def found(comparisons, claims=()):
     def figure():
         from matplotlib.figure import Figure
 
@@ -22,7 +22,7 @@ def found(comparisons, reading=("As predicted.",)):
         name="trial",
         question="Is it <so>?",
         comparisons=comparisons,
-        reading=reading,
+        claims=claims,
         figure=figure,
         options={"seed": 0},
     )
@@ -43,8 +43,7 @@ def test_coverage():
         low, high = np.array([(row["low"], row["high"]) for row in result.rows()]).T
         lost += bool(((low > 0) | (high < 0)).any())
     assert 4 <= lost <= 42
-    wide = found([measured({}, "mean", means[0, 0], 0.0)])
-    assert wide._critical(29) < result._critical(29)
+    assert module.critical_value(29, 1) < module.critical_value(29, 20)
 
 
 @pytest.mark.full
@@ -110,13 +109,15 @@ def test_wrong_numbers_are_refused(samples, predicted, words):
 def test_page(tmp_path):
     """Fault: a string that is not escaped, a condition that is lost, a page that loads something, NaN in the JSON."""
     rows = [measured({"sampler": s, "seed": 1}, "<b>", [1.0, 1.1, 1.2], p) for s, p in (("a", 1.1), ("b", 9.0))]
-    result = found(rows, ["<script>alert(1)</script>"])
+    result = found(rows, [Claim("<script>alert(1)</script>", False, "1 < 2"), Claim("Others.", None)])
     columns, lines = table(result)
     assert columns[:2] == ["sampler", "quantity"] and "seed" not in columns  # it never changes
     assert [line[-1] for line in lines] == ["", "OUTSIDE"]
     page = write_findings(result, tmp_path / "new").read_text()
     assert "<script" not in page and "&lt;script&gt;" in page and "&lt;b&gt;" in page and "http://" not in page
+    assert "Does not hold here: &lt;script" in page and "Not measured here: Others." in page
     content = json.loads((tmp_path / "new" / "findings.json").read_text(), parse_constant=pytest.fail)
+    assert content["claims"][0] == {"words": "<script>alert(1)</script>", "holds": False, "numbers": "1 < 2"}
     assert content["rows"][1]["holds"] is False and content["options"] == {"seed": 0}
     assert (tmp_path / "new" / "table.csv").read_text().count("\n") == 3
     assert (tmp_path / "new" / "figure.png").read_bytes()[:4] == b"\x89PNG"

@@ -2,88 +2,63 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
-from fedjax_sim.report import plots
+from fedjax_sim.report import charts
 from fedjax_sim.study.bits.clients import LOOKS, QuantizedClients
 from fedjax_sim.study.bits.messages import GRID_NAMES
-from fedjax_sim.study.charts import DASHED, DOTTED, chart, points, rows_of
-from fedjax_sim.study.findings import Comparison
+from fedjax_sim.study.claims import Row, selected
 
 LEAST = 1e-5  # squared distance that the figure shows
+DISTANCE = "Squared distance from the optimum"
 
 
-def bits_figure(
-    clients: QuantizedClients, bits: Sequence[int], cohorts: Sequence[int], found: Sequence[Comparison]
-) -> Any:
-    """Draws four panels, with theory as lines and measurements as points.
+def bits_figure(rows: Sequence[Row], options: Mapping[str, Any]) -> Any:
+    """Draws four panels: distances against bytes, floors against bits, errors of two roundings, and error feedback.
 
     Args:
-      clients: the clients of the runs whose error floor is measured.
-      bits: bits for each number.
-      cohorts: m of single rounds.
-      found: the comparisons of the study.
+      rows: the rows of the study.
+      options: the study's options.
     """
-    figure, panels = chart(2, 2)
-    by_bytes, by_bits, rounding, feedback = panels
-    styles = ((plots.ORANGE, "^", DOTTED), (plots.BLUE, "o", "-"), (plots.BLACK, "s", DASHED)) * len(bits)
-    for b, (colour, marker, line) in zip(bits, styles, strict=False):
-        path = clients.expected(b, LOOKS[-1])
-        bytes_per_round = clients.bytes(clients.quantizer(b))
-        by_bytes.plot(np.arange(1, len(path)) * bytes_per_round, path[1:], color=colour, linestyle=line, linewidth=1.3)
-        rows = [row for row in rows_of(found, bits=b, messages=GRID_NAMES[False]) if row["part"] in ("path", "floor")]
-        points(by_bytes, rows, "bytes_sent", colour=colour, marker=marker, label=f"{b} bits")
-    path = clients.expected(0, LOOKS[-1])
-    float_bytes = np.arange(1, len(path)) * (4 * clients.dimension)
-    by_bytes.plot(float_bytes, path[1:], color=plots.GREY, linewidth=1.1, label="floats: theory")
+    figure, (by_bytes, by_bits, rounding, feedback) = charts.panels(2, 2)
+    clients = QuantizedClients(options["num_clients"], options["dimension"])
+    bits = options["bits"]
+    sent = [row for row in selected(rows, messages=GRID_NAMES[False]) if row["part"] in ("path", "floor")]
+    charts.lines(by_bytes, sent, "bytes_sent", by="bits", theory=_paths(clients, bits),
+                 xlabel="Bytes sent by a client", ylabel=DISTANCE, log="xy")  # fmt: skip
     # Floats reach the optimum itself; the panel ends a little below the lowest floor.
-    bottom = min(clients.floor(b) for b in bits)
-    by_bytes.set(xlabel="Bytes sent by a client", ylabel="Squared distance from the optimum", ylim=(bottom / 4, 20))
+    by_bytes.set_ylim(min(clients.floor(b) for b in bits) / 4, 20)
 
     # The closed form holds for even numbers of bits.
     grid = range(bits[0], bits[-1] + 1, 2)
-    by_bits.plot(grid, [clients.floor(b) for b in grid], color=plots.BLUE, linewidth=1.3, label="textbook grid: theory")
-    by_bits.plot(grid, [clients.floor_with_zero(b) for b in grid], color=plots.BLACK, linewidth=1.1, linestyle=DASHED,
-                 label="grid with zero: theory")  # fmt: skip
-    for keeps_zeros, colour, marker in ((False, plots.BLUE, "o"), (True, plots.BLACK, "s")):
-        points(
-            by_bits,
-            rows_of(found, part="floor", messages=GRID_NAMES[keeps_zeros]),
-            "bits",
-            colour=colour,
-            marker=marker,
-            label="measured",
-        )
-    by_bits.set(xlabel="Bits a number", ylabel="Error floor: squared distance")
+    floors = {False: clients.floor, True: clients.floor_with_zero}
+    theory = [{"bits": b, "messages": GRID_NAMES[keeps_zeros], "predicted": floor(b)}
+              for keeps_zeros, floor in floors.items() for b in grid]  # fmt: skip
+    charts.lines(by_bits, selected(rows, part="floor"), "bits", by="messages", theory=theory,
+                 xlabel="Bits a number", ylabel="Error floor: squared distance", log="y")  # fmt: skip
 
-    sizes = np.geomspace(1, cohorts[-1], 60)
-    for name, colour, marker, line in (("alike, at 0.3", plots.BLUE, "o", "-"), ("spread", plots.ORANGE, "^", DOTTED)):
-        nearest = rows_of(found, part=name, messages=f"nearest, {GRID_NAMES[False]}")
-        rows = rows_of(found, part=name, messages=f"stochastic, {GRID_NAMES[False]}")
-        # The spread updates differ for each m, so no single curve predicts them.
-        if name != "spread":
-            rounding.plot(sizes, rows[0]["predicted"] / sizes, color=colour, linestyle=line, linewidth=1.3)
-            rounding.axhline(nearest[0]["predicted"], color=plots.BLACK, linewidth=1.1, linestyle=DASHED)
-        points(rounding, rows, "cohort_size", colour=colour, marker=marker, label=f"stochastic, {name}")
-        points(rounding, nearest, "cohort_size", colour=plots.BLACK if name != "spread" else plots.GREY,
-               marker="s" if name != "spread" else "D", label=f"nearest, {name}")  # fmt: skip
-    rounding.set(xlabel="Cohort size m", ylabel="Squared error of a mean's number")
+    errors = [row | {"series": f"{row['messages'].split(',')[0]}, {row['part']}"}
+              for part in ("alike, at 0.3", "spread") for row in selected(rows, part=part)
+              if row["messages"].endswith(GRID_NAMES[False])]  # fmt: skip
+    # The spread updates differ for each m, so no single curve predicts them.
+    alike = selected(errors, part="alike, at 0.3")
+    charts.lines(rounding, errors, "cohort_size", by="series", theory=alike,
+                 xlabel="Cohort size m", ylabel="Squared error of a mean's number", log="xy")  # fmt: skip
 
-    for name, colour, marker, line in (
-        ("top-k", plots.BLUE, "o", DASHED), ("sign", plots.BLACK, "s", DASHED),
-        ("top-k, error feedback", plots.BLUE, "^", "-"), ("sign, error feedback", plots.BLACK, "v", "-"),
-        ("top-k, EF21", plots.ORANGE, "D", "-"),
-    ):  # fmt: skip
-        rows = rows_of(found, part="feedback", messages=name)
-        steps, floors = ([row[name] for row in rows] for name in ("step_size", "measured"))
-        feedback.plot(steps, np.maximum(floors, LEAST), color=colour, linestyle=line, marker=marker, markersize=5,
-                      markeredgecolor="white", linewidth=1.1,
-                      label=name + (f" (below {LEAST:g})" if floors[-1] < LEAST else ""))  # fmt: skip
-    feedback.set(xlabel="Step size", ylabel="Error floor: squared distance (measured)")
-    for axes in panels:
-        plots.logarithmic(axes, "y" if axes is by_bits else "xy")
-        axes.legend(fontsize=7.5)
+    ends = [row | {"measured": max(row["measured"], LEAST)} for row in selected(rows, part="feedback")]
+    charts.lines(feedback, ends, "step_size", by="messages", log="xy", xlabel="Step size",
+                 ylabel=f"{DISTANCE}, {LEAST:g} or more")  # fmt: skip
     return figure
+
+
+def _paths(clients: QuantizedClients, bits: Sequence[int]) -> list[Row]:
+    """Returns the expected distance after each round for each number of bits and for floats, as rows of theory."""
+    bytes_of = {b: clients.bytes(clients.quantizer(b)) for b in bits}
+    expected = {b: clients.expected(b, LOOKS[-1]) for b in bits}
+    bytes_of["floats"], expected["floats"] = 4 * clients.dimension, clients.expected(0, LOOKS[-1])
+    return [
+        {"bits": name, "bytes_sent": t * bytes_of[name], "predicted": float(path[t])}
+        for name, path in expected.items()
+        for t in range(1, len(path))
+    ]

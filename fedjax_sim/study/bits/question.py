@@ -12,11 +12,11 @@ import jax
 
 from fedjax_sim import theory, validate
 from fedjax_sim.prng import stream
+from fedjax_sim.study.bits.claims import bits_claims
 from fedjax_sim.study.bits.clients import QuantizedClients
 from fedjax_sim.study.bits.figure import bits_figure
 from fedjax_sim.study.bits.messages import conditions_of, feedback_floors, single_releases
-from fedjax_sim.study.bits.reading import bits_reading
-from fedjax_sim.study.findings import FEW, Comparison, Findings, least_runs
+from fedjax_sim.study.findings import FEW, Comparison, Findings, least_runs, rows_of
 
 QUESTION = "How few bits will do?"
 
@@ -72,10 +72,14 @@ def bits(
         "bits": list(bits), "num_clients": num_clients, "dimension": dimension, "cohort_sizes": list(cohort_sizes),
         "step_sizes": list(step_sizes), "num_runs": num_runs, "num_releases": num_releases, "seed": seed,
     }  # fmt: skip
-    reading = list(bits_reading(clients, comparisons, bits))
-    figure = partial(bits_figure, clients, bits, cohort_sizes, comparisons)
+    rows = rows_of(comparisons)
     return Findings(
-        name="bits", question=QUESTION, comparisons=comparisons, reading=reading, figure=figure, options=options
+        name="bits",
+        question=QUESTION,
+        comparisons=comparisons,
+        claims=list(bits_claims(rows, options)),
+        figure=partial(bits_figure, rows, options),
+        options=options,
     )
 
 

@@ -13,9 +13,9 @@ import numpy as np
 from fedjax_sim import adversary, aggregation, engine, theory, validate
 from fedjax_sim.prng import normal, stream
 from fedjax_sim.running import kept_results
+from fedjax_sim.study.breakdown.claims import breakdown_claims
 from fedjax_sim.study.breakdown.figure import breakdown_figure
-from fedjax_sim.study.breakdown.reading import breakdown_reading
-from fedjax_sim.study.findings import Comparison, Findings, measured
+from fedjax_sim.study.findings import Comparison, Findings, measured, rows_of
 from fedjax_sim.study.robust_digits import ATTACKS, RULES
 from fedjax_sim.study.single_rounds import released
 from fedjax_sim.study.switched import attack_of_index, first_clients, rule_of_index
@@ -69,10 +69,14 @@ def breakdown(
     comparisons = [*_breakdown_points(stream(key, "far"), num_messages, num_byzantine, dimension)]
     comparisons += _bounds(stream(key, "bounds"), num_messages, attackers, dimension, num_draws)
     options["attackers"] = list(attackers)
-    reading = list(breakdown_reading(comparisons, options))
-    figure = partial(breakdown_figure, comparisons, options)
+    rows = rows_of(comparisons)
     return Findings(
-        name="breakdown", question=QUESTION, comparisons=comparisons, reading=reading, figure=figure, options=options
+        name="breakdown",
+        question=QUESTION,
+        comparisons=comparisons,
+        claims=list(breakdown_claims(rows, options)),
+        figure=partial(breakdown_figure, rows, options),
+        options=options,
     )
 
 

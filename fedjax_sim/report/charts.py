@@ -1,0 +1,470 @@
+"""Five charts that studies, sweeps and pages share: lines, dots, heat map, histogram and timeline.
+
+A chart takes rows (dicts) and the names of their columns. Colour, marker and line of a series follow from its place
+among the series, so all figures look alike. A column that the rows lack is added to them first:
+`[row | {"rate": row["cohort_size"] / size} for row in rows]`. Host code; matplotlib is imported when a figure is drawn.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fedjax_sim import validate
+from fedjax_sim.report.axes import BLACK, BLUE, GREY, INK, ORANGE, WIDTH, logarithmic
+
+Row = Mapping[str, Any]
+
+
+class Look(NamedTuple):
+    """How a series is drawn; the fields are arguments of matplotlib's `plot`."""
+
+    color: str
+    marker: str
+    linestyle: Any
+
+
+LOOKS = (
+    Look(BLUE, "o", "-"),
+    Look(ORANGE, "s", (0, (4, 1.6))),
+    Look(BLACK, "^", (0, (1.5, 1.5))),
+    Look(GREY, "D", "-"),
+    Look("#009E73", "v", (0, (6, 1.5, 1.2, 1.5))),
+    Look("#CC79A7", "P", (0, (3, 1, 1, 1, 1, 1))),
+    Look("#56B4E9", "X", (0, (8, 2))),
+    Look("#B08900", "*", (0, (2, 2))),
+)
+MARKERS = {"markersize": 5, "markeredgecolor": "white", "markeredgewidth": 0.6, "zorder": 3}
+SMALL = 7.5  # points of a legend's letters
+MOST_MARKERS = 60  # a series of more points is a line with a band
+MOST_TICKS = 9  # a logarithmic axis of at most so many values has its ticks at them
+MOST_NUMBERS = 120  # cells up to which each has its number
+
+
+def panels(rows: int, columns: int, height: float = 3.1) -> tuple[Any, list[Any]]:
+    """Makes a figure as wide as a page, with a grid of panels.
+
+    Args:
+      rows: panels from top to bottom.
+      columns: panels from left to right.
+      height: of a panel, in inches.
+
+    Returns: (figure, panels): the matplotlib Figure, and its rows x columns axes in row-major order.
+    """
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(WIDTH, height * rows), layout="constrained")
+    return figure, list(figure.subplots(rows, columns, squeeze=False).flat)
+
+
+def lines(
+    panel: Any,
+    rows: Sequence[Row],
+    x: str,
+    y: str = "measured",
+    *,
+    by: str | None = None,
+    theory: Sequence[Row] | None = None,
+    levels: Mapping[str, float] | None = None,
+    text: str | None = None,
+    xlabel: str | None = None,
+    ylabel: str | None = None,
+    log: str = "",
+    line: str = "theory",
+) -> None:
+    """Draws measured numbers as points with their intervals, and lines of theory through them or beside them.
+
+    Args:
+      panel: the matplotlib axes to draw on.
+      rows: a point each. The columns "low" and "high", where a row has them, are the ends of its interval. A row whose
+        y is missing or not finite is a cross at the bottom. On a logarithmic axis, numbers below zero are left out.
+      x, y: the columns of the two places.
+      by: the column whose values are the series; None draws one.
+      theory: rows with the columns `x`, `by` and "predicted", which lie on a line for each series; the same rows where
+        the prediction is joined between measurements. A series may be of theory alone. None joins the measured points.
+      levels: heights of horizontal lines, by what they are.
+      text: a column that is written beside each point.
+      xlabel, ylabel: the axes' labels; by default the columns' names.
+      log: the logarithmic axes: "", "x", "y" or "xy". An x of zero has a place on them too.
+      line: what the lines are, in the legend.
+
+    Raises: ValueError for more series than there are looks.
+
+    Guarantees: the looks of series follow their order, points are the rows' numbers (tests/report/test_charts.py).
+    """
+    series = _series([*rows, *(theory or ())], by)
+    shown = []
+    for look, name in zip(LOOKS, series, strict=False):
+        points = sorted(_of(rows, by, name), key=lambda row: _number(row[x]))
+        curve = sorted(_of(theory or (), by, name), key=lambda row: _number(row[x]))
+        is_line = theory is None or _draw_curve(panel, curve, look, x, log)
+        is_points = _draw_points(panel, points, look, x=x, y=y, text=text, log=log, joined=theory is None)
+        shown.append((_label(name, by, is_points, line), look, is_points, is_line))
+    _draw_levels(panel, levels, "h")
+    panel.set(xlabel=xlabel or _words(x), ylabel=ylabel or _words(y))
+    _scale(panel, [_number(row[x]) for row in rows], log)
+    if by is None and theory:
+        shown = [("measured", LOOKS[0], True, False), (line, LOOKS[0], False, True)]
+    _legend(panel, shown if by or theory else [], f"points: measured, lines: {line}" if by and theory else None)
+
+
+def dots(
+    panel: Any,
+    rows: Sequence[Row],
+    names: str,
+    value: str = "measured",
+    *,
+    by: str | None = None,
+    levels: Mapping[str, float] | None = None,
+    label: str | None = None,
+    log: bool = False,
+    line: str = "theory",
+) -> None:
+    """Draws a line of text for each name with a dot on its interval, and a tick where theory expects it.
+
+    Args:
+      panel: the matplotlib axes to draw on.
+      rows: a dot each, in order from above. "low" and "high" are the ends of an interval, "predicted" is the tick, and
+        any of the three may be missing.
+      names: the column of the names at the left.
+      value: the column of the dots' places.
+      by: the column whose values are the series, which lie close together under one name; None draws one.
+      levels: places of vertical lines, by what they are.
+      label: the horizontal axis' label; by default the column's name.
+      log: says whether the horizontal axis is logarithmic.
+      line: what the ticks are, in the legend.
+
+    Guarantees: each dot stands in the line of its name (tests/report/test_charts.py::test_dots).
+    """
+    series = _series(rows, by)
+    places = {name: i for i, name in enumerate(dict.fromkeys(row[names] for row in rows))}
+    shown = []
+    for i, (look, name) in enumerate(zip(LOOKS, series, strict=False)):
+        # The dots of one name share 0.6 of its line.
+        shift = 0.6 * ((i + 0.5) / len(series) - 0.5)
+        for row in _of(rows, by, name):
+            height = places[row[names]] + shift
+            low, middle, high, predicted = (_number(row.get(key)) for key in ("low", value, "high", "predicted"))
+            if low < high:
+                panel.hlines(height, low, high, color=look.color, linewidth=1.4)
+            panel.plot(middle, height, look.marker, color=look.color, **MARKERS)
+            if math.isfinite(predicted):
+                panel.plot(predicted, height, "|", color=INK, markersize=11, markeredgewidth=1.6, zorder=4)
+        shown.append((_label(name, by, True, ""), look, True, False))
+    if any(math.isfinite(_number(row.get("predicted"))) for row in rows):
+        shown.append((line, Look(INK, "|", "none"), True, False))
+    _draw_levels(panel, levels, "v")
+    panel.set_yticks(range(len(places)), [str(name) for name in places], fontsize=SMALL)
+    panel.set(xlabel=label or _words(value), ylim=(len(places) - 0.4, -0.6))
+    panel.grid(False, axis="y")
+    if log:
+        logarithmic(panel, "x")
+    _legend(panel, shown if len(shown) > 1 else [])
+
+
+def heat_map(
+    panel: Any,
+    rows: Sequence[Row],
+    x: str,
+    y: str,
+    value: str = "measured",
+    *,
+    marked: str | None = None,
+    less_is_darker: bool = False,
+    shown: str = "{:.3g}",
+    xlabel: str | None = None,
+    ylabel: str | None = None,
+) -> None:
+    """Draws a cell for each pair of values of two columns, darker where its number is larger.
+
+    Args:
+      panel: the matplotlib axes to draw on.
+      rows: a cell each. A number that is missing or not finite is a cross.
+      x, y: the columns of a cell's two places, which stand in the order of the rows, from above.
+      value: the column of the numbers.
+      marked: a column of truth values: cells where it is true have a frame.
+      less_is_darker: says whether smaller numbers are darker.
+      shown: how a number is written, as `str.format` takes it.
+      xlabel, ylabel: the axes' labels; by default the columns' names.
+
+    Guarantees: each cell has the number of its own pair (tests/report/test_charts.py::test_heat_map).
+    """
+    across, down = (list(dict.fromkeys(row[name] for row in rows)) for name in (x, y))
+    table = np.full((len(down), len(across)), np.nan)
+    for row in rows:
+        table[down.index(row[y]), across.index(row[x])] = _number(row[value])
+    drawn = np.ma.masked_invalid(-table if less_is_darker else table)
+    edges = np.arange(len(across) + 1) - 0.5, np.arange(len(down) + 1) - 0.5
+    mesh = panel.pcolormesh(*edges, drawn, cmap="Blues", edgecolor="white", linewidth=0.6)
+    low, high = mesh.get_clim() if drawn.count() else (0.0, 1.0)
+    for place in np.ndindex(table.shape):
+        is_known = math.isfinite(table[place])
+        if table.size <= MOST_NUMBERS or not is_known:
+            is_dark = is_known and drawn[place] > low + 0.6 * (high - low)
+            words = shown.format(table[place]) if is_known else "\N{MULTIPLICATION SIGN}"
+            colour = "white" if is_dark else INK
+            panel.text(*place[::-1], words, ha="center", va="center", fontsize=8, color=colour)
+    for row in rows:
+        if marked and row[marked]:
+            corner = across.index(row[x]) - 0.5, down.index(row[y]) - 0.5
+            panel.add_patch(_frame(corner))
+    panel.set_xticks(range(len(across)), [_short(one) for one in across])
+    panel.set_yticks(range(len(down)), [_short(one) for one in down])
+    panel.set(xlabel=xlabel or _words(x), ylabel=ylabel or _words(y), ylim=(len(down) - 0.5, -0.5))
+    panel.grid(False)
+
+
+def histogram(
+    panel: Any,
+    rows: Sequence[Row],
+    value: str = "count",
+    *,
+    by: str | None = None,
+    levels: Mapping[str, float] | None = None,
+    xlabel: str | None = None,
+    ylabel: str | None = None,
+) -> None:
+    """Draws counts, or shares, in bins.
+
+    Args:
+      panel: the matplotlib axes to draw on.
+      rows: a bin each, from "low" to "high" (`bins` makes them); the bins of a series follow each other.
+      value: the column of the counts.
+      by: the column whose values are the series; None draws one.
+      levels: places of vertical lines, by what they are.
+      xlabel, ylabel: the axes' labels; `ylabel` is by default the column's name.
+
+    Guarantees: a bin is as high as its number (tests/report/test_charts.py::test_histogram).
+    """
+    shown = []
+    for look, name in zip(LOOKS, _series(rows, by), strict=False):
+        own = _of(rows, by, name)
+        edges = [own[0]["low"], *(row["high"] for row in own)]
+        counts = np.nan_to_num([_number(row[value]) for row in own])
+        panel.stairs(counts, edges, fill=True, color=look.color, alpha=0.3)
+        panel.stairs(counts, edges, color=look.color, linestyle=look.linestyle, linewidth=1.3)
+        shown.append((_label(name, by, True, ""), look, False, True))
+    _draw_levels(panel, levels, "v")
+    panel.set(xlabel=xlabel or "", ylabel=ylabel or _words(value))
+    panel.set_ylim(bottom=0)
+    panel.margins(x=0.02)
+    _legend(panel, shown if by else [])
+
+
+def bins(values: Any, edges: Any, **columns: Any) -> list[dict[str, Any]]:
+    """Counts values in bins, as rows for `histogram`.
+
+    Args:
+      values: [n] numbers.
+      edges: [B + 1] rising.
+      **columns: further columns of the rows, such as the series.
+
+    >>> [row["share"] for row in bins([0.1, 0.2, 0.9, 0.3], [0.0, 0.5, 1.0])]
+    [0.75, 0.25]
+    """
+    values = np.asarray(values, np.float64)
+    counts = np.histogram(values, edges)[0].tolist()
+    return [
+        columns | {"low": low, "high": high, "count": count, "share": count / max(values.size, 1)}
+        for low, high, count in zip(list(edges)[:-1], list(edges)[1:], counts, strict=True)
+    ]
+
+
+def timeline(
+    panel: Any,
+    rows: Sequence[Row],
+    names: str,
+    *,
+    by: str,
+    events: Sequence[Row] = (),
+    xlabel: str | None = None,
+    ylabel: str | None = None,
+) -> None:
+    """Draws what happened to each name, as bars over time.
+
+    Args:
+      panel: the matplotlib axes to draw on.
+      rows: a bar each, from "begin" to "end".
+      names: the column of the names at the left, which stand in the order of the rows, from above.
+      by: the column of what a bar or an event is: the series.
+      events: rows with `names`, `by` and "at": a marker each.
+      xlabel, ylabel: the axes' labels; by default "time" and the column's name.
+
+    Guarantees: bars begin and end where the rows say (tests/report/test_charts.py::test_timeline).
+    """
+    places = {name: i for i, name in enumerate(dict.fromkeys(row[names] for row in (*rows, *events)))}
+    looks = dict(zip(_series([*rows, *events], by), LOOKS, strict=False))
+    for name, look in looks.items():
+        own, marks = _of(rows, by, name), _of(events, by, name)
+        if own:
+            begins = np.array([_number(row["begin"]) for row in own])
+            widths = np.array([_number(row["end"]) for row in own]) - begins
+            heights = [places[row[names]] for row in own]
+            panel.barh(heights, widths, left=begins, height=0.72, color=look.color, label=_short(name))
+        if marks:
+            at = [_number(row["at"]) for row in marks]
+            heights = [places[row[names]] for row in marks]
+            panel.plot(at, heights, look.marker, color=look.color, label=_short(name), clip_on=False, **MARKERS)
+    panel.set_yticks(range(len(places)), [_short(name) for name in places], fontsize=6.5)
+    panel.set(xlabel=xlabel or "time", ylabel=ylabel or _words(names), ylim=(len(places) - 0.3, -0.7))
+    panel.set_xlim(left=0)
+    panel.grid(False, axis="y")
+    panel.legend(fontsize=SMALL)
+
+
+def _series(rows: Sequence[Row], by: str | None) -> list[Any]:
+    """Returns the names of the series in order of appearance; [None] without a column."""
+    names = list(dict.fromkeys(row[by] for row in rows)) if by else [None]
+    if len(names) > len(LOOKS):
+        validate.fail("by", f"a column of at most {len(LOOKS)} values", f"{len(names)} of {by}", "Draw parts.")
+    return names
+
+
+def _of(rows: Sequence[Row], by: str | None, name: Any) -> list[Row]:
+    """Returns the rows of a series."""
+    return [row for row in rows if by is None or row[by] == name]
+
+
+def _draw_curve(panel: Any, rows: Sequence[Row], look: Look, x: str, log: str) -> bool:
+    """Draws the predictions of a series as a line, and returns whether there are any."""
+    heights = _places(rows, "predicted", "y" in log)
+    if not np.isfinite(heights).any():
+        return False
+    places = _places(rows, x, False)
+    panel.plot(places, heights, color=look.color, linestyle=look.linestyle, linewidth=1.2)
+    return True
+
+
+def _draw_points(
+    panel: Any, rows: Sequence[Row], look: Look, *, x: str, y: str, text: str | None, log: str, joined: bool
+) -> bool:
+    """Draws the measured numbers of a series with their intervals.
+
+    Args:
+      panel: the matplotlib axes to draw on.
+      rows: in the order of x; "low" and "high" are the ends of intervals.
+      look: of the series.
+      x, y: the columns of the two places.
+      text: a column that is written beside each point.
+      log: the logarithmic axes.
+      joined: says whether points are joined by a line; many points are a line with a band, without markers.
+
+    Returns: whether there are points.
+    """
+    places, heights = _places(rows, x, False), _places(rows, y, "y" in log)
+    missing = [not math.isfinite(_number(row[y])) for row in rows]
+    if any(missing):
+        # A number that was not reached has no height: its cross stands at the bottom.
+        bottom = panel.get_xaxis_transform()
+        panel.plot(places[missing], [0.03] * sum(missing), "x", color=look.color, transform=bottom, clip_on=False)
+    if not np.isfinite(heights).any():
+        return any(missing)
+    low, high = (np.array([_number(row.get(name)) for row in rows]) for name in ("low", "high"))
+    # Lower ends stay above zero on a logarithmic axis, and a number without interval has one of no width.
+    low = np.maximum(low, 1e-3 * heights) if "y" in log else low
+    errors = np.nan_to_num(np.stack([heights - low, high - heights]).clip(0))
+    if len(rows) > MOST_MARKERS:
+        panel.fill_between(places, heights - errors[0], heights + errors[1], color=look.color, alpha=0.15, linewidth=0)
+        panel.plot(places, heights, color=look.color, linestyle=look.linestyle, linewidth=1.2)
+    else:
+        form = {"color": look.color, "marker": look.marker, "linestyle": look.linestyle if joined else "none"}
+        panel.errorbar(places, heights, errors, capsize=2, elinewidth=1, linewidth=1.2, **form, **MARKERS)
+    for row, place, height in zip(rows, places, heights, strict=True):
+        if text:
+            panel.annotate(str(row[text]), (place, height), xytext=(5, 4), textcoords="offset points", fontsize=SMALL)
+    return True
+
+
+def _draw_levels(panel: Any, levels: Mapping[str, float] | None, way: str) -> None:
+    """Draws a grey line across the panel for each level, "h" horizontal or "v" vertical."""
+    draw = panel.axhline if way == "h" else panel.axvline
+    for (name, place), look in zip((levels or {}).items(), LOOKS, strict=False):
+        draw(place, color=INK, linewidth=0.9, linestyle=look.linestyle, label=name, zorder=1)
+
+
+def _scale(panel: Any, places: Sequence[float], log: str) -> None:
+    """Makes axes logarithmic, with a place for zero and with few values as ticks on the x axis.
+
+    Args:
+      panel: the matplotlib axes.
+      places: x of the points.
+      log: the logarithmic axes.
+    """
+    values = sorted({place for place in places if math.isfinite(place)})
+    if log:
+        logarithmic(panel, log)
+    if "x" not in log or not values:
+        if values and all(value.is_integer() for value in values):
+            panel.xaxis.get_major_locator().set_params(integer=True)
+        return
+    positive = [value for value in values if value > 0]
+    if len(positive) < len(values) and positive:
+        panel.set_xscale("symlog", linthresh=positive[0])  # linear below the smallest value
+    if len(values) <= MOST_TICKS:
+        panel.set_xticks(values, [_short(value) for value in values])
+        panel.minorticks_off()
+
+
+def _legend(panel: Any, shown: Sequence[tuple[str, Look, bool, bool]], title: str | None = None) -> None:
+    """Names the series, and the levels that are already labelled, in the panel's legend.
+
+    Args:
+      panel: the matplotlib axes.
+      shown: for each series its name, its look, and whether it has points and a line.
+      title: stands above the names.
+    """
+    from matplotlib.lines import Line2D
+
+    handles = [
+        Line2D([], [], color=look.color, marker=look.marker if is_points else "",
+               linestyle=look.linestyle if is_line else "none", linewidth=1.2, label=name,
+               **(MARKERS if look.marker != "|" else {"markersize": 9, "markeredgewidth": 1.6}))
+        for name, look, is_points, is_line in shown
+        if is_points or is_line
+    ]  # fmt: skip
+    handles += panel.get_legend_handles_labels()[0]
+    if handles:
+        panel.legend(handles=handles, fontsize=SMALL, title=title, title_fontsize=SMALL, alignment="left")
+
+
+def _label(name: Any, by: str | None, is_points: bool, line: str) -> str:
+    """Returns a series' name for the legend: a number stands behind its column's name."""
+    if by is None:
+        return "measured" if is_points else line
+    return f"{_words(by)} {_short(name)}" if _is_number(name) else str(name)
+
+
+def _frame(corner: tuple[float, float]) -> Any:
+    """Returns a frame around a cell whose upper left corner is given."""
+    from matplotlib.patches import Rectangle
+
+    return Rectangle(corner, 1, 1, fill=False, edgecolor=ORANGE, linewidth=2.2)
+
+
+def _places(rows: Sequence[Row], name: str, positive: bool) -> np.ndarray:
+    """Returns a column as float64, [n]; NaN where a number is missing, or is not positive where it has to be."""
+    values = np.array([_number(row[name]) for row in rows], np.float64).reshape(-1)
+    return np.where(np.isfinite(values) & ((values > 0) | (not positive)), values, np.nan)
+
+
+def _number(value: Any) -> float:
+    """Returns a number as float; NaN for anything else."""
+    return float(value) if _is_number(value) else math.nan
+
+
+def _is_number(value: Any) -> bool:
+    """Returns whether a value is a number; truth values are not."""
+    return isinstance(value, (int, float, np.number)) and not isinstance(value, bool)
+
+
+def _short(value: Any) -> str:
+    """Returns a value as a short text."""
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def _words(name: str) -> str:
+    """Returns a column's name as words."""
+    return name.replace("_", " ")

@@ -1,0 +1,122 @@
+"""This module defines `Claim`, a conclusion that a study draws from its numbers, and may draw wrongly.
+
+`study/NAME/claims.py` yields the claims of a study from its rows. The words of a claim are fixed before the study runs:
+only `holds` and `numbers` follow from what was measured. What is true whatever is measured, such as a derivation, is no
+claim and stands in `experiments/studies/results/NAME.md`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+Row = Mapping[str, Any]
+
+
+class Claim(NamedTuple):
+    """A conclusion of a study.
+
+    Fields:
+      words: a sentence that some numbers would refute, without a measured number in it.
+      holds: whether what was measured says so, at the ends of the intervals; None if the options leave out what decides
+        it.
+      numbers: the measured numbers that decide it.
+
+    Guarantees: each claim of each study is refuted by some numbers, and none holds where the intervals say nothing
+    (tests/study/test_claims.py).
+    """
+
+    words: str
+    holds: bool | None
+    numbers: str = ""
+
+    def __str__(self) -> str:
+        """Returns the claim as a line of text.
+
+        >>> print(Claim("More bits have a lower floor.", False, "2 bits: 0.1, 4 bits: 0.3"))
+        Does not hold here: More bits have a lower floor. (2 bits: 0.1, 4 bits: 0.3)
+        """
+        says = {True: "Holds", False: "Does not hold here", None: "Not measured here"}[self.holds]
+        return f"{says}: {self.words}" + f" ({self.numbers})" * bool(self.numbers)
+
+
+def selected(rows: Sequence[Row], **conditions: Any) -> list[Row]:
+    """Returns the rows that have the given values, in their order.
+
+    >>> selected([{"bits": 2, "measured": 0.5}, {"bits": 4, "measured": 0.1}], bits=4)
+    [{'bits': 4, 'measured': 0.1}]
+    """
+    return [row for row in rows if all(row.get(name) == value for name, value in conditions.items())]
+
+
+def is_below(low: Row | float, high: Row | float, factor: float = 1.0) -> bool:
+    """Returns whether one number lies below another, at every point of their intervals.
+
+    Args:
+      low: a row, or a number that is known.
+      high: likewise.
+      factor: > 0, multiplies `high`.
+
+    >>> row = {"measured": 2.0, "low": 1.8, "high": 2.2}
+    >>> is_below(row, 2.1), is_below(row, 2.5), is_below(row, 5.0, factor=0.5)
+    (False, True, True)
+    """
+    return interval(low)[1] < factor * interval(high)[0]
+
+
+def is_within(row: Row, low: float, high: float) -> bool:
+    """Returns whether a row's whole interval lies in [low, high].
+
+    >>> is_within({"measured": 2.0, "low": 1.8, "high": 2.2}, 1.5, 2.5)
+    True
+    """
+    ends = interval(row)
+    return low <= ends[0] and ends[1] <= high
+
+
+def every(tests: Iterable[bool]) -> bool | None:
+    """Returns whether all tests pass; None without any, where `all` would say that they do.
+
+    >>> every([True, False]), every([])
+    (False, None)
+    """
+    tests = list(tests)
+    return all(tests) if tests else None
+
+
+def interval(row: Row | float) -> tuple[float, float]:
+    """Returns the ends of a row's interval; a number without an interval is both."""
+    if not isinstance(row, Mapping):
+        return row, row
+    if row["low"] is None:
+        return row["measured"], row["measured"]
+    return row["low"], row["high"]
+
+
+def shown(rows: Sequence[Row], *names: str) -> str:
+    """Returns measured numbers as text, with the ends of their intervals, behind the values of some columns.
+
+    Args:
+      rows: the rows to show.
+      *names: the columns that tell them apart.
+
+    >>> shown([{"rule": "Krum", "measured": 5.9, "low": 5.5, "high": 6.25}], "rule")
+    'Krum: 5.9 (5.5 … 6.25)'
+    """
+    conditions = [", ".join(_named(row, name) for name in names) for row in rows]
+    return "; ".join(
+        f"{text}: {_ends(row)}" if text else _ends(row) for text, row in zip(conditions, rows, strict=True)
+    )
+
+
+def _named(row: Row, name: str) -> str:
+    """Returns a condition as text; a number stands behind its column's name."""
+    value = row[name]
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return f"{name.replace('_', ' ')} {value:g}" if is_number else str(value)
+
+
+def _ends(row: Row) -> str:
+    """Returns a measured number with its interval as text; an interval narrower than the text shows is left out."""
+    low, middle, high = (f"{number:.3g}" for number in (interval(row)[0], row["measured"], interval(row)[1]))
+    return middle if low == high else f"{middle} ({low} … {high})"
