@@ -40,7 +40,7 @@ LOOKS = (
 MARKERS = {"markersize": 5, "markeredgecolor": "white", "markeredgewidth": 0.6, "zorder": 3}
 SMALL = 7.5  # points of a legend's letters
 MOST_MARKERS = 60  # a series of more points is a line with a band
-MOST_TICKS = 9  # a logarithmic axis of at most so many values has its ticks at them
+LEAST_GAP = 1 / 15  # of a logarithmic axis: with ticks closer than this its values have no ticks of their own
 MOST_NUMBERS = 120  # cells up to which each has its number
 
 
@@ -160,8 +160,7 @@ def dots(
     panel.set_yticks(range(len(places)), [str(name) for name in places], fontsize=SMALL)
     panel.set(xlabel=label or _words(value), ylim=(len(places) - 0.4, -0.6))
     panel.grid(False, axis="y")
-    if log:
-        logarithmic(panel, "x")
+    _scale(panel, [_number(row[value]) for row in rows], "x" * log)
     _legend(panel, shown if len(shown) > 1 else [])
 
 
@@ -403,7 +402,8 @@ def _scale(panel: Any, places: Sequence[float], log: str) -> None:
     positive = [value for value in values if value > 0]
     if len(positive) < len(values) and positive:
         panel.set_xscale("symlog", linthresh=positive[0])  # linear below the smallest value
-    if len(values) <= MOST_TICKS:
+    gaps = np.diff(np.log(positive)) / max(math.log(positive[-1] / positive[0]), 1e-9) if positive else np.ones(0)
+    if positive and gaps.min(initial=1) >= LEAST_GAP:
         panel.set_xticks(values, [_short(value) for value in values])
         panel.minorticks_off()
 

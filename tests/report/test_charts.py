@@ -79,6 +79,7 @@ def test_dots(panel):
     assert set(points(panel)) == {(3.0, 0.0), (5.0, 1.0)}
     ticks = [line.get_xydata().tolist()[0] for line in panel.lines if line.get_marker() == "|"]
     assert ticks == [[5.0, 0.0], [7.0, 1.0]]
+    assert all(float(place).is_integer() for place in panel.get_xticks())  # whole numbers have whole ticks
     assert [text.get_text() for text in panel.get_yticklabels()] == ["a", "b"] and panel.yaxis_inverted()
     assert [text.get_text() for text in panel.get_legend().get_texts()] == ["measured", "theory"]
 
