@@ -7,9 +7,10 @@ import math
 import pytest
 
 from fedjax_sim import theory
+from fedjax_sim.study.drift.claims import drift_claims
+from fedjax_sim.study.drift.figure import drift_figure
 from fedjax_sim.study.drift.fixed_points import fixed_point_rows
 from fedjax_sim.study.drift.question import drift
-from fedjax_sim.study.drift.reading import drift_reading
 from fedjax_sim.study.findings import Findings
 from fedjax_sim.study.quadratic_settings import SMALLEST_CURVATURE, Base, quadratic_clients
 
@@ -73,11 +74,12 @@ def test_small_steps_get_their_rounds(monkeypatch):
 
 
 @pytest.mark.full
-def test_reading_of_one_step():
-    """Fault: a ratio of two rests that are zero."""
-    base = Base(quadratic_clients(6, 2, 1.0, 0), 1, 0.2, 1.0)
-    text = " ".join(drift_reading(base, findings().comparisons))
-    assert "Half the step divides" not in text and "half the step divides" in text  # the model's is not zero
+def test_one_step_has_no_error_of_its_leading_term():
+    """Fault: a claim about the ratio of two rests that are zero."""
+    claims = list(drift_claims(findings().rows(), {**findings().options, "num_steps": [1]}))
+    (on_quadratics,) = (claim for claim in claims if claim.words.startswith("Half the step divides"))
+    (of_model,) = (claim for claim in claims if "with the fewest local steps, half the step divides" in claim.words)
+    assert on_quadratics.holds is None and of_model.holds is True  # the model's is not zero
 
 
 @pytest.mark.full
@@ -128,8 +130,10 @@ def test_wrong_options(options, words):
 
 
 @pytest.mark.full
-def test_figure_and_reading():
-    """Fault: a figure or a reading that cannot be made of what was found, without the model too."""
+def test_claims_and_figure():
+    """Fault: conclusions that need many settings; claims or a figure that cannot be made without the model."""
     found = findings()
-    assert isinstance(found, Findings) and len(found.reading) == 6
-    assert len(found.figure().axes) == 4
+    assert isinstance(found, Findings) and [claim.words for claim in found.claims if claim.holds is not True] == []
+    rows = [row for row in found.rows() if row["part"] != "logistic regression"]
+    assert [claim.holds for claim in drift_claims(rows, found.options)].count(None) == 1
+    assert len(found.figure().axes) == len(drift_figure(rows, found.options).axes) == 4

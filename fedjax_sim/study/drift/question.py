@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from fedjax_sim import validate
+from fedjax_sim.study.drift.base import base_setting
+from fedjax_sim.study.drift.claims import drift_claims
 from fedjax_sim.study.drift.figure import drift_figure
 from fedjax_sim.study.drift.fixed_points import fixed_point_rows
 from fedjax_sim.study.drift.parts import bias_rows, model_drift_rows, proximal_rows
-from fedjax_sim.study.drift.reading import drift_reading
-from fedjax_sim.study.findings import Findings
-from fedjax_sim.study.quadratic_settings import LARGEST_CURVATURE, Base, quadratic_clients
+from fedjax_sim.study.findings import Findings, rows_of
+from fedjax_sim.study.quadratic_settings import LARGEST_CURVATURE, quadratic_clients
 
 QUESTION = "What do several local steps do to the point that training converges to?"
 
@@ -58,29 +60,21 @@ def drift(
     problems = {h: quadratic_clients(num_clients, dimension, h, seed) for h in sorted({*heterogeneities})}
     steps = sorted({*num_steps})
     etas = sorted({*step_sizes})
-    # All parts of the study vary one option and keep the others at the base setting.
-    base_heterogeneity = _last_but_one(heterogeneities)
-    base = Base(problems[base_heterogeneity], steps[len(steps) // 2], etas[len(etas) // 2], base_heterogeneity)
+    base = base_setting(options)
     comparisons = [*fixed_point_rows(base, problems, steps, etas), *proximal_rows(base, sorted({*proximal_weights}))]
     comparisons += bias_rows(base, steps)
     if model_clients:
         comparisons += model_drift_rows(model_clients, alpha, steps, seed)
     options = {name: list(value) if isinstance(value, Sequence) else value for name, value in options.items()}
-    reading = list(drift_reading(base, comparisons))
+    rows = rows_of(comparisons)
     return Findings(
         name="drift",
         question=QUESTION,
         comparisons=comparisons,
-        reading=reading,
-        figure=lambda: drift_figure(base, comparisons, steps, etas),
+        claims=list(drift_claims(rows, options)),
+        figure=partial(drift_figure, rows, options),
         options=options,
     )
-
-
-def _last_but_one(values: Sequence[float]) -> float:
-    """Returns the second largest value, or the only one."""
-    values = sorted({*values})
-    return values[max(0, len(values) - 2)]
 
 
 def _check(options: dict[str, Any]) -> None:
