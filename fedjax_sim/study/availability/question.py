@@ -7,10 +7,10 @@ from functools import partial
 from typing import Annotated
 
 from fedjax_sim import validate
+from fedjax_sim.study.availability.claims import availability_claims
 from fedjax_sim.study.availability.clients import QuadraticFedAvg, day_rows, persistence_rows, rate_rows
 from fedjax_sim.study.availability.figure import availability_figure
-from fedjax_sim.study.availability.reading import availability_reading
-from fedjax_sim.study.findings import FEW, Findings, least_runs
+from fedjax_sim.study.findings import FEW, Findings, least_runs, rows_of
 from fedjax_sim.validate import Integer, NonNegativeInt, Number
 
 QUESTION = "What does it cost when who is there depends on the data?"
@@ -81,8 +81,12 @@ def availability(
         "num_looks": num_looks, "zone_clients": zone_clients, "share": share, "num_steps": num_steps,
         "step_size": step_size, "seed": seed,
     }  # fmt: skip
-    reading = list(availability_reading(comparisons, options))
-    figure = partial(availability_figure, comparisons, options)
+    rows = rows_of(comparisons)
     return Findings(
-        name="availability", question=QUESTION, comparisons=comparisons, reading=reading, figure=figure, options=options
+        name="availability",
+        question=QUESTION,
+        comparisons=comparisons,
+        claims=list(availability_claims(rows, options)),
+        figure=partial(availability_figure, rows, options),
+        options=options,
     )
