@@ -8,8 +8,7 @@ import pytest
 from fedjax_sim import theory
 from fedjax_sim.study.budget.question import budget
 from fedjax_sim.study.budget.sensors import Sensors
-from fedjax_sim.study.charts import rows_of
-from fedjax_sim.study.findings import Findings, measured
+from fedjax_sim.study.findings import Findings, measured, rows_of
 
 # Cohorts that are a large share of the population, and a deadline that many miss.
 SMALL = {"num_clients": 12, "dimension": 16, "cohort_sizes": (2, 8), "bits": (4,), "deadline_share": 0.5,
@@ -55,20 +54,20 @@ def test_it_can_tell_a_wrong_formula():
                   measured({}, "x", found[:, 0], path.error(11))]  # fmt: skip
         assert [
             row["holds"]
-            for row in Findings(
-                name="", question="", comparisons=claims, reading=(), figure=lambda: None, options={}
-            ).rows()
+            for row in Findings(name="", question="", comparisons=claims, figure=lambda: None, options={}).rows()
         ] == [1, 0, 0, 1, 0]
 
 
 @pytest.mark.full
-def test_the_reading_and_the_figure():
-    """Fault: a text or a figure that fails, or that names another choice than the predicted one."""
+def test_the_claims_and_the_figure():
+    """Fault: a claim or a figure that fails, or that names another choice than the predicted one."""
     found = findings()
-    text = " ".join(found.reading)
-    for unit in ("bytes", "joules", "seconds"):
+    for unit, claim in zip(("bytes", "joules", "seconds"), found.claims[:3], strict=True):
         (regret,) = rows_of(found.comparisons, part=unit, quantity="regret")
-        assert f"Within {SMALL[unit]:,.5g} {unit} the predicted choice is {regret['cohort_size']} clients" in text
+        assert claim.words.startswith(f"Within {SMALL[unit]:,.5g} {unit}") and claim.holds is True
+        assert claim.numbers.startswith(f"predicted choice: cohort size {regret['cohort_size']}")
+    # There are two cohorts, and one number of bits.
+    assert [claim.holds for claim in found.claims].count(None) == 2
     figure = found.draw()
     assert len(figure.axes) == 3 and all(axes.get_ylabel() and axes.get_title("left") for axes in figure.axes)
 

@@ -11,10 +11,10 @@ import jax
 
 from fedjax_sim import theory, validate
 from fedjax_sim.prng import stream
+from fedjax_sim.study.budget.claims import budget_claims
 from fedjax_sim.study.budget.figure import budget_figure
-from fedjax_sim.study.budget.reading import budget_reading
 from fedjax_sim.study.budget.sensors import UNITS, Sensors
-from fedjax_sim.study.findings import FEW, Comparison, Findings, comparisons_of, least_runs, measured
+from fedjax_sim.study.findings import FEW, Comparison, Findings, comparisons_of, least_runs, measured, rows_of
 from fedjax_sim.types import Array
 from fedjax_sim.validate import Integer, NonNegativeInt, Number, Positive
 
@@ -82,10 +82,14 @@ def budget(
     validate.integer("bytes, joules, seconds", rounds, 1, MOST_ROUNDS, hint="Rounds of a choice: take less.")
     comparisons = [*_measured(stream(jax.random.key(seed), "runs"), sensors, allocations, num_runs)]
     comparisons += [_regret(unit, allocation, comparisons) for unit, allocation in allocations.items()]
-    reading = list(budget_reading(comparisons, allocations, options))
-    figure = partial(budget_figure, comparisons, allocations, options)
+    rows = rows_of(comparisons)
     return Findings(
-        name="budget", question=QUESTION, comparisons=comparisons, reading=reading, figure=figure, options=options
+        name="budget",
+        question=QUESTION,
+        comparisons=comparisons,
+        claims=list(budget_claims(rows, options)),
+        figure=partial(budget_figure, rows, options),
+        options=options,
     )
 
 
