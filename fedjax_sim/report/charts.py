@@ -41,6 +41,7 @@ MARKERS = {"markersize": 5, "markeredgecolor": "white", "markeredgewidth": 0.6, 
 SMALL = 7.5  # points of a legend's letters
 MOST_MARKERS = 60  # a series of more points is a line with a band
 LEAST_GAP = 1 / 15  # of a logarithmic axis: with ticks closer than this its values have no ticks of their own
+MOST_LETTERS = 6  # of a tick; a longer number was measured or computed, and a logarithmic axis has its usual ticks
 MOST_NUMBERS = 120  # cells up to which each has its number
 
 
@@ -403,8 +404,9 @@ def _scale(panel: Any, places: Sequence[float], log: str) -> None:
     if len(positive) < len(values) and positive:
         panel.set_xscale("symlog", linthresh=positive[0])  # linear below the smallest value
     gaps = np.diff(np.log(positive)) / max(math.log(positive[-1] / positive[0]), 1e-9) if positive else np.ones(0)
-    if positive and gaps.min(initial=1) >= LEAST_GAP:
-        panel.set_xticks(values, [_short(value) for value in values])
+    names = [_short(value) for value in values]
+    if positive and gaps.min(initial=1) >= LEAST_GAP and max(map(len, names)) <= MOST_LETTERS:
+        panel.set_xticks(values, names)
         panel.minorticks_off()
 
 

@@ -56,6 +56,12 @@ def test_lines_without_a_number(panel):
     assert panel.get_xticks().tolist() == [0, 1, 10, 100] and panel.get_legend() is None
 
 
+def test_ticks_of_measured_numbers(panel):
+    """Fault: an axis that is labelled with the digits of measured numbers."""
+    charts.lines(panel, [{"x": x, "measured": 1.0} for x in (0.00080295, 0.117157, 1.0)], "x", log="x")
+    assert not {0.00080295, 0.117157} & set(panel.get_xticks().tolist())
+
+
 def test_many_points_are_a_band(panel):
     """Fault: hundreds of markers that hide their curve."""
     rows = [{"x": x, "measured": x, "low": x - 1, "high": x + 1} for x in range(charts.MOST_MARKERS + 1)]
