@@ -12,9 +12,9 @@ import numpy as np
 
 from fedjax_sim import privacy, theory, transform, validate
 from fedjax_sim.prng import stream
+from fedjax_sim.study.central_local.claims import central_local_claims
 from fedjax_sim.study.central_local.figure import central_local_figure
-from fedjax_sim.study.central_local.reading import central_local_reading
-from fedjax_sim.study.findings import FEW, Comparison, Findings, least_runs, measured
+from fedjax_sim.study.findings import FEW, Comparison, Findings, least_runs, measured, rows_of
 from fedjax_sim.study.problems import Vectors, side_by_side
 from fedjax_sim.types import Array, UpdateTransform
 from fedjax_sim.validate import Integer, NonNegativeInt, Number, OpenShare, Positive, PositiveInt
@@ -116,14 +116,13 @@ def central_local(
         "clip_norm": clip_norm, "num_clients": num_clients, "epsilon": epsilon, "delta": delta,
         "num_rounds": num_rounds, "num_releases": num_releases, "seed": seed,
     }  # fmt: skip
-    reading = list(central_local_reading(comparisons, options))
-    figure = partial(central_local_figure, cohort_sizes, noise_multiplier, clip_norm, comparisons)
+    rows = rows_of(comparisons)
     return Findings(
         name="central_local",
         question=QUESTION,
         comparisons=comparisons,
-        reading=reading,
-        figure=figure,
+        claims=list(central_local_claims(rows, options)),
+        figure=partial(central_local_figure, rows, options),
         options=options,
     )
 
