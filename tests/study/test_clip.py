@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from fedjax_sim import theory
-from fedjax_sim.study.charts import rows_of
 from fedjax_sim.study.clip.clients import UnequalClients
 from fedjax_sim.study.clip.figure import PERSONAL
 from fedjax_sim.study.clip.question import clip
+from fedjax_sim.study.findings import rows_of
 
 SMALL = {
     "num_clients": 60, "dimension": 5, "cohort_size": 12, "clip_norms": (0.2, 1.0, 4.0, 40.0), "factors": (0.1,),
@@ -47,8 +47,7 @@ def test_interior_optimum():
     ends = [row["clip_norm"] for row in rows_of(findings().comparisons, part="clip norm")]
     first, last = (clients().parts(C, 1.0) for C in (ends[0], ends[-1]))
     assert first.bias > 0.9 * first.total and last.noise > 0.9 * last.total
-    reading = findings().reading[0]
-    assert f"C = {theory.best_clip_norm(clients().values, noise_multiplier=1.0, cohort_size=12):.3g}" in reading
+    assert best["clip_norm"] == theory.best_clip_norm(clients().values, noise_multiplier=1.0, cohort_size=12)
 
 
 @pytest.mark.full
@@ -66,7 +65,7 @@ def test_personal_thresholds_have_no_epsilon():
     """Fault: personal thresholds presented as a private mechanism, though their sensitivity depends on the data."""
     (row,) = rows_of(findings().comparisons, part=PERSONAL)
     assert row["clip_norm"] == pytest.approx(0.1 * np.linalg.norm(clients().values, axis=1).max(), rel=1e-3)
-    assert "no epsilon may be stated" in " ".join(findings().reading)
+    assert [claim.holds for claim in findings().claims if "for which no epsilon can be stated" in claim.words] == [True]
 
 
 @pytest.mark.parametrize(
@@ -87,7 +86,8 @@ def test_wrong_options(options, words):
 
 
 @pytest.mark.full
-def test_figure():
-    """Fault: a figure that cannot be drawn from what was found."""
+def test_claims_and_figure():
+    """Fault: conclusions that fewer rounds refute, a figure that cannot be drawn from what was found."""
+    assert [claim.words for claim in findings().claims if claim.holds is not True] == []
     figure = findings().figure()
     assert len(figure.axes) == 4 and all(axes.get_xlabel() and axes.get_ylabel() for axes in figure.axes)

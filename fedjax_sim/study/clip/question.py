@@ -9,10 +9,10 @@ from typing import Any
 import jax
 
 from fedjax_sim import theory, validate
+from fedjax_sim.study.clip.claims import clip_claims
 from fedjax_sim.study.clip.clients import UnequalClients
-from fedjax_sim.study.clip.figure import PERSONAL, clip_figure
-from fedjax_sim.study.clip.reading import clip_reading
-from fedjax_sim.study.findings import FEW, Findings, least_runs
+from fedjax_sim.study.clip.figure import PERSONAL, clip_figure, fixed_multiplier
+from fedjax_sim.study.findings import FEW, Findings, least_runs, rows_of
 
 QUESTION = "At which norm should updates be clipped?"
 AROUND = (1 / 3, 1.0, 3.0)  # of the best clip norm
@@ -60,7 +60,7 @@ def clip(
     _check(locals())
     problem = UnequalClients(num_clients, dimension, spread, cohort_size, seed)
     key = jax.random.key(seed)
-    multiplier = noise_multipliers[len(noise_multipliers) // 2]
+    multiplier = fixed_multiplier(noise_multipliers)
     best = {z: theory.best_clip_norm(problem.values, noise_multiplier=z, cohort_size=cohort_size)
             for z in noise_multipliers}  # fmt: skip
     # (part, C, z, factor); a factor of 1 leaves the updates as they are.
@@ -77,10 +77,14 @@ def clip(
         "clip_norms": list(clip_norms), "noise_multipliers": list(noise_multipliers), "factors": list(factors),
         "step_size": step_size, "num_rounds": num_rounds, "seed": seed,
     }  # fmt: skip
-    reading = list(clip_reading(problem, best, multiplier, comparisons))
-    figure = partial(clip_figure, problem, best, comparisons, multiplier=multiplier, step_size=step_size)
+    rows = rows_of(comparisons)
     return Findings(
-        name="clip", question=QUESTION, comparisons=comparisons, reading=reading, figure=figure, options=options
+        name="clip",
+        question=QUESTION,
+        comparisons=comparisons,
+        claims=list(clip_claims(rows, options)),
+        figure=partial(clip_figure, rows, options),
+        options=options,
     )
 
 
