@@ -10,10 +10,10 @@ import jax
 
 from fedjax_sim import validate
 from fedjax_sim.prng import stream
+from fedjax_sim.study.connectivity.claims import connectivity_claims
 from fedjax_sim.study.connectivity.figure import connectivity_figure
 from fedjax_sim.study.connectivity.nodes import DECAYING, SMALL, agreement, decay, floors
-from fedjax_sim.study.connectivity.reading import connectivity_reading
-from fedjax_sim.study.findings import FEW, Comparison, Findings, least_runs
+from fedjax_sim.study.findings import FEW, Comparison, Findings, least_runs, rows_of
 from fedjax_sim.validate import Integer, NonNegativeInt
 
 QUESTION = "How well must nodes without a server be connected?"
@@ -70,8 +70,12 @@ def connectivity(
         "num_nodes": num_nodes, "rounds": list(rounds), "dimension": dimension, "few_nodes": few_nodes,
         "num_runs": num_runs, "seed": seed,
     }  # fmt: skip
-    reading = list(connectivity_reading(comparisons))
-    figure = partial(connectivity_figure, comparisons)
+    rows = rows_of(comparisons)
     return Findings(
-        name="connectivity", question=QUESTION, comparisons=comparisons, reading=reading, figure=figure, options=options
+        name="connectivity",
+        question=QUESTION,
+        comparisons=comparisons,
+        claims=list(connectivity_claims(rows, options)),
+        figure=partial(connectivity_figure, rows, options),
+        options=options,
     )
