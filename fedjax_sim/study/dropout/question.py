@@ -12,12 +12,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim import aggregation, engine, theory, validate
-from fedjax_sim.aggregation.secure.cost import secure_sum_cost
 from fedjax_sim.prng import stream
 from fedjax_sim.running import kept_results
+from fedjax_sim.study.dropout.claims import dropout_claims
 from fedjax_sim.study.dropout.figure import dropout_figure
-from fedjax_sim.study.dropout.reading import dropout_reading
-from fedjax_sim.study.findings import Comparison, Findings, measured
+from fedjax_sim.study.findings import Comparison, Findings, measured, rows_of
 from fedjax_sim.types import Array, Cohort, Received, Round
 
 QUESTION = "How often does secure aggregation abort where clients leave, and how many messages do its sums hold?"
@@ -61,10 +60,14 @@ def dropout(
     _check(options)
     options["dropouts"] = [float(p) for p in dropouts]
     comparisons = list(_comparisons(stream(jax.random.key(seed), "dropout"), options))
-    reading = list(dropout_reading(comparisons, options, _costs(num_clients, neighbours)))
-    figure = partial(dropout_figure, comparisons, options)
+    rows = rows_of(comparisons)
     return Findings(
-        name="dropout", question=QUESTION, comparisons=comparisons, reading=reading, figure=figure, options=options
+        name="dropout",
+        question=QUESTION,
+        comparisons=comparisons,
+        claims=list(dropout_claims(rows, options)),
+        figure=partial(dropout_figure, rows, options),
+        options=options,
     )
 
 
@@ -162,13 +165,3 @@ def _rounds(
         lambda keys: jax.lax.map(single_round, keys, batch_size=BLOCK), compiler_options=engine.compiler_options()
     )
     return jax.device_get(kept_results.call(all_rounds, jax.random.split(key, number)))
-
-
-def _costs(m: int, k: int) -> list[tuple[str, float, int]]:
-    """Returns (graph, bytes that a client moves beside its message, mask words for one number) for each graph."""
-    costs = [secure_sum_cost(m, 1, 32, neighbours=neighbours) for neighbours in (None, k)]
-    message_bits = 32
-    return [
-        (graph, (cost.client_up_bits + cost.client_down_bits - message_bits) / 8, cost.client_mask_words)
-        for graph, cost in zip(GRAPHS, costs, strict=True)
-    ]
