@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import Any
 
 from fedjax_sim.report import numbers
@@ -13,41 +14,21 @@ def show_summary(summary: dict[str, Any], first_loss: float) -> None:
     """Prints a run's summary as a table, and what to do if nothing was learned.
 
     Args:
-      summary: the run's summary.
+      summary: what `summary.json` holds: the totals of `Log.summary`, with bytes and seconds, which are always there;
+        metrics of the last evaluation, "privacy", and notes on the data, which may be absent.
       first_loss: the test loss before the first round; NaN where it is not known.
+
+    Guarantees: params that are no model have no test (tests/report/test_params_kind.py); the advice fits the run
+    (tests/command/test_app.py::test_advice_for_a_model_that_learned_nothing).
     """
-    from fedjax_sim.report.headline import more_tests, own_metrics, params_kind_of
-    from fedjax_sim.report.numbers import listed
+    from fedjax_sim.report.headline import own_metrics, params_kind_of
     from fedjax_sim.types import ParamsKind
 
     in_rounds = max(summary["rounds_seconds"], 1e-9)
-    grid = terminal.grid(show_header=False)
-    for place in ("test", "held_out"):
-        for metric in ("accuracy", "loss"):
-            if f"{place}_{metric}" in summary:
-                baseline = summary.get(f"baseline_{metric}") if place == "test" else None
-                text = f"{float(summary[f'{place}_{metric}']):.4f}"
-                grid.add_row(
-                    f"{place.replace('_', '-')} {metric}",
-                    text + (f"  (guessing: {baseline:.4f})" if baseline is not None else ""),
-                )
     kind = params_kind_of(summary)
-    if "params_kind" in summary and kind not in (ParamsKind.MODEL, ParamsKind.ANSWER):
-        grid.add_row("the params are", kind.value)
-    if "personal_accuracy" in summary or "personal_loss" in summary:
-        number = summary.get("personal_clients", "all")
-        for metric in ("accuracy", "loss"):
-            # Of all owners: those who have not trained have the model that they would begin with.
-            if f"owner_{metric}" in summary and f"newcomer_{metric}" in summary:
-                grid.add_row(f"all owners' {metric}", f"{float(summary[f'owner_{metric}']):.4f}")
-            if f"personal_{metric}" in summary:
-                grid.add_row(f"own models' {metric}", f"{float(summary[f'personal_{metric}']):.4f}  ({number} clients)")
-            if f"newcomer_{metric}" in summary:
-                grid.add_row(f"newcomers' {metric}", f"{float(summary[f'newcomer_{metric}']):.4f}")
-    for name, words in more_tests(summary):
-        grid.add_row(words, f"{float(summary[name]):.4f}")
-    for name, values in summary.get("estimate", {}).items():
-        grid.add_row(name, listed(values))
+    grid = terminal.grid(show_header=False)
+    for words, text in _judged(summary):
+        grid.add_row(words, text)
     grid.add_row("rounds", f"{summary['rounds']:,} in {in_rounds:.1f} s, {summary['rounds'] / in_rounds:,.1f} a second")
     if "stopped_when" in summary:
         grid.add_row("stopped", f"when {summary['stopped_when']}")
@@ -85,10 +66,45 @@ def show_summary(summary: dict[str, Any], first_loss: float) -> None:
     console.print(grid)
     loss = float(summary.get("test_loss", 0))
     baseline_loss = float(summary.get("baseline_loss", "inf"))
-    # Not `loss > guess`, so that a NaN counts as no better than guessing.
+    # Not `loss > baseline_loss`, so that a NaN counts as no better than guessing.
     if not loss <= baseline_loss:
         subject = "The model is" if kind is ParamsKind.MODEL else "The params are"
         console.print(f"{subject} no better than guessing: {_advice(summary, first_loss, loss)}.", style="red")
+
+
+def _judged(summary: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yields (words, value as text) for the last evaluation: of the model, of clients' own models, and of a statistic.
+
+    Args:
+      summary: as in `show_summary`.
+    """
+    from fedjax_sim.report.headline import more_tests, params_kind_of
+    from fedjax_sim.report.numbers import listed
+    from fedjax_sim.types import ParamsKind
+
+    for place in ("test", "held_out"):
+        for metric in ("accuracy", "loss"):
+            if f"{place}_{metric}" in summary:
+                baseline = summary.get(f"baseline_{metric}") if place == "test" else None
+                guessing = "" if baseline is None else f"  (guessing: {baseline:.4f})"
+                yield f"{place.replace('_', '-')} {metric}", f"{float(summary[f'{place}_{metric}']):.4f}{guessing}"
+    kind = params_kind_of(summary)
+    if "params_kind" in summary and kind not in (ParamsKind.MODEL, ParamsKind.ANSWER):
+        yield "the params are", kind.value
+    if "personal_accuracy" in summary or "personal_loss" in summary:
+        num_judged = summary.get("personal_clients", "all")
+        for metric in ("accuracy", "loss"):
+            # Of all owners: those who have not trained have the model that they would begin with.
+            if f"owner_{metric}" in summary and f"newcomer_{metric}" in summary:
+                yield f"all owners' {metric}", f"{float(summary[f'owner_{metric}']):.4f}"
+            if f"personal_{metric}" in summary:
+                yield f"own models' {metric}", f"{float(summary[f'personal_{metric}']):.4f}  ({num_judged} clients)"
+            if f"newcomer_{metric}" in summary:
+                yield f"newcomers' {metric}", f"{float(summary[f'newcomer_{metric}']):.4f}"
+    for name, words in more_tests(summary):
+        yield words, f"{float(summary[name]):.4f}"
+    for name, values in summary.get("estimate", {}).items():
+        yield name, listed(values)
 
 
 def _advice(summary: dict[str, Any], first_loss: float, loss: float) -> str:

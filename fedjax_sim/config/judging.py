@@ -46,14 +46,20 @@ def judged_algorithm(maker: Maker, algorithm: Algorithm, loss_fn: Callable, data
 def evaluation_of(maker: Maker, loss_fn: Callable, data: FederatedData, algorithm: Algorithm) -> Evaluation:
     """Makes the evaluation: on test and held-out data, on clients' own test rows and, by option, on training data.
 
+    The option is `run.evaluate_train`: a number of training clients, "all", or None for no training data.
+
     Args:
       maker: of the config.
-      loss_fn: of the algorithm's params.
-      data: the data set.
+      loss_fn: (params, examples, key) -> per-example values. The loss of `algorithm.evaluated.model` replaces it.
+      data: the data set. A part of it that is None is not evaluated.
       algorithm: as `judged_algorithm` returns it.
 
+    Returns: as `metrics.evaluation`. If the result is clients' own models and no client keeps rows to judge its model
+    by, the record has `personal_clients` 0.
+
     Guarantees: a model whose parties query each other over links is evaluated with these links
-    (tests/config/test_split_runs.py::test_evaluations_go_through_the_links).
+    (tests/config/test_split_runs.py::test_evaluations_go_through_the_links). Own models that nobody judges are counted
+    as 0 (tests/config/test_params_kind.py::test_what_is_no_model_has_no_test_metrics).
     """
     evaluated = algorithm.evaluated
     if evaluated.model is not None:
@@ -88,7 +94,8 @@ def evaluation_of(maker: Maker, loss_fn: Callable, data: FederatedData, algorith
         **train_options,
     )
     if data.local_test is None and algorithm.is_judged_by_owners:
-        return _with_numbers(judge, lambda params: {"personal_clients": 0})  # nobody is judged
+        # Sweeps and pages tell by `personal_clients` that there are own models, and by 0 that nobody judged them.
+        return _with_numbers(judge, lambda params: {"personal_clients": 0})
     return judge
 
 

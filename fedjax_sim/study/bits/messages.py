@@ -42,15 +42,21 @@ def conditions_of(
 def single_releases(key: Array, cohorts: Sequence[int], num_releases: int, seed: int) -> Iterator[Comparison]:
     """Measures errors of single rounds of two-bit messages.
 
-    An update has several blocks of numbers: at positions between two levels that all clients share, at positions that
-    differ over clients, and near zero. The errors at shared positions give the cohort size from which stochastic
-    rounding is better than nearest rounding.
+    An update has five blocks of `BLOCK` numbers: one for each position u of `POSITIONS` between two levels, which all
+    clients share; one whose numbers differ over clients; and one near zero. The errors at shared positions give the
+    cohort size from which stochastic rounding is better than nearest rounding.
 
     Args:
       key: the random key of all rounds.
-      cohorts: m, rising from 1.
-      num_releases: rounds behind each error.
-      seed: decides the updates.
+      cohorts: cohort sizes m, rising, the first one 1, for the crossover is a ratio to one client.
+      num_releases: rounds behind each error of stochastic rounding. Nearest rounding has no randomness: one round.
+      seed: decides the updates, in NumPy.
+
+    Yields: for each rounding, cohort size and block, the mean squared error of the mean of the messages, with levels in
+    [-1, 1]. Then for each u the cohort size at which both roundings have the same error.
+
+    Guarantees: errors and crossovers are as theory predicts (tests/study/test_bits.py::test_predictions_hold,
+    ::test_roundings).
     """
     rng = np.random.default_rng([seed, 2])
     delta = theory.level_distance(2, keeps_zeros=False)
@@ -88,9 +94,8 @@ def single_releases(key: Array, cohorts: Sequence[int], num_releases: int, seed:
         )["error"]  # fmt: skip
         for i, name in enumerate(names):
             conditions = conditions_of(name, f"{rounding}, {GRID_NAMES[keeps_zeros]}", bits=2, cohort_size=m)
-            yield (
-                comparison := measured(conditions, "mean squared error", errors[:, i], predicted[i], resolution=1e-6)
-            )
+            comparison = measured(conditions, "mean squared error", errors[:, i], predicted[i], resolution=1e-6)
+            yield comparison
             if m == 1 and not keeps_zeros:
                 single_client[rounding, i] = comparison
     # The error of stochastic rounding falls as 1/m and that of nearest rounding at a shared position does not, so the
