@@ -170,6 +170,7 @@ class FedAvgBound:
         elif self.cohort_size is not None:
             validate.fail("cohort_size", "None for full participation", self.cohort_size, "Or give scheme 'I' or 'II'.")
         if self.scheme == "II":
+            assert self.cohort_size is not None, "checked above"
             validate.integer("num_clients", self.num_clients, self.cohort_size)
 
     @property
@@ -191,11 +192,12 @@ class FedAvgBound:
     @property
     def sampling_noise(self) -> float:
         """C = 4 E^2 G^2 / K, times (N - K) / (N - 1) for scheme II; 0 for full participation."""
-        if self.scheme == "full":
+        if self.cohort_size is None:
             return 0.0
-        finite_population_correction = (
-            (self.num_clients - self.cohort_size) / max(self.num_clients - 1, 1) if self.scheme == "II" else 1.0
-        )
+        finite_population_correction = 1.0
+        if self.scheme == "II":
+            assert self.num_clients is not None, "checked when the bound is made"
+            finite_population_correction = (self.num_clients - self.cohort_size) / max(self.num_clients - 1, 1)
         return finite_population_correction * 4 * self.num_steps**2 * self.gradient_bound / self.cohort_size
 
     def step_size(self, step: Any) -> Any:

@@ -19,7 +19,13 @@ import numpy as np
 
 from fedjax_sim import validate
 from fedjax_sim.sampling.design import SamplingDesign
-from fedjax_sim.theory.cohorts import check_design, enumerate_cohorts, num_cohorts, report_counts
+from fedjax_sim.theory.cohorts import (
+    check_design,
+    enumerate_cohorts,
+    known_response_rate,
+    num_cohorts,
+    report_counts,
+)
 
 DENOMINATORS = ("fixed", "realised")
 ENUMERATED = 1 << 16  # up to so many cohorts are enumerated one by one
@@ -93,7 +99,7 @@ def _fixed(design: SamplingDesign, shares: np.ndarray) -> Coefficients:
         if not (np.asarray(draw_probabilities)[shares > 0] > 0).all():
             validate.fail("draw_probabilities", "numbers > 0 where the share is", 0.0, "They are never drawn.")
         slots = design.num_slots  # m
-        response_rate = design.response_rate  # q
+        response_rate = known_response_rate(design)  # q
         # E Z_i^2 / (E Z_i)^2 of multinomial counts. A client drops out of all of its slots, which divides this ratio by
         # the response rate, and leaves that of a pair of clients as it is.
         relative_second_moment = (
@@ -103,7 +109,7 @@ def _fixed(design: SamplingDesign, shares: np.ndarray) -> Coefficients:
     counts, probabilities = report_counts(design)
     inclusion_probability = probabilities @ counts / num_clients
     pair_moment = probabilities @ (counts * (counts - 1.0)) / max(num_clients * (num_clients - 1), 1)
-    return _covariance(shares, shares**2 / inclusion_probability, pair_moment / inclusion_probability**2)
+    return _covariance(shares, shares**2 / inclusion_probability, float(pair_moment / inclusion_probability**2))
 
 
 def _equal(design: SamplingDesign, size: int) -> Coefficients:
@@ -160,7 +166,7 @@ def _linearised(design: SamplingDesign, shares: np.ndarray) -> Coefficients:
     if design.replacement:
         v = _fixed(design, s).diagonal
         # A lower bound on the probability of an empty cohort: a client that drops out does so in all of its slots.
-        empty_probability = (1 - design.response_rate) ** design.num_slots
+        empty_probability = (1 - known_response_rate(design)) ** design.num_slots
         if not (empty_probability <= 0.01):
             validate.fail(
                 "design", "an empty cohort in at most 1 % of rounds", empty_probability, "No leading order is known."
@@ -222,7 +228,7 @@ def cohort_coefficients(
     if is_number:
         draw_probability = 1 / len(shares) if design.draw_probabilities is None else design.draw_probabilities
         # E Z, the expected number of times that each client reports.
-        expected_reports = design.num_slots * design.response_rate * draw_probability
+        expected_reports = design.num_slots * known_response_rate(design) * draw_probability
         expected_reports = expected_reports if design.replacement else design.inclusion_probabilities()
         # c_i = N p_i Z_i / D is the fixed case with shares N p_i E Z_i / D.
         return _fixed(design, len(shares) / denominator * shares * expected_reports)

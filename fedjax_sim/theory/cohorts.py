@@ -31,6 +31,18 @@ def check_design(design: SamplingDesign) -> None:
     design.check_known()
 
 
+def known_response_rate(design: SamplingDesign) -> float:
+    """Returns the probability that the report of an invited client counts, of a design that `check_design` accepts.
+
+    >>> known_response_rate(SamplingDesign(scheme="poisson", population_size=10, cohort_size=1, num_slots=10))
+    1.0
+    """
+    check_design(design)
+    rate = design.response_rate
+    assert rate is not None, "check_design refuses a design without a rate"
+    return rate
+
+
 def _binomial(trials: int, rate: float) -> tuple[np.ndarray, np.ndarray]:
     """Computes counts and probabilities of a binomial law, without tails whose mass is below 1e-16."""
     from scipy import stats
@@ -87,18 +99,21 @@ def report_counts(design: SamplingDesign) -> tuple[np.ndarray, np.ndarray]:
         validate.fail("design", "a design without replacement", design.scheme, "There a client may fill several slots.")
     population_size = design.population_size
     slots = design.num_slots
-    rates = list(design.response_rates)
+    rates = [rate for rate in design.response_rates if rate is not None]  # check_design refuses None
+    poisson_rate = design.rate
+    assert poisson_rate is not None, "a SamplingDesign computes a rate that is not given"
     if design.scheme == "poisson":
-        return _binomial(population_size, design.rate * design.response_rate)
+        return _binomial(population_size, poisson_rate * known_response_rate(design))
     if design.scheme == "truncated_poisson":
-        law = _limited(*_binomial(population_size, design.rate), slots)
+        law = _limited(*_binomial(population_size, poisson_rate), slots)
     elif design.scheme == "shuffled_cyclic" and population_size % slots:
         # The last round of a pass over all clients is shorter if the slots do not divide N.
         rounds = -(-population_size // slots)
         law = np.array([population_size % slots, slots]), np.array([1 / rounds, 1 - 1 / rounds])
     else:
         law = np.array([slots]), np.ones(1)
-    if (limit_position := design.reports_limited_after) is not None:
+    limit_position = design.reports_limited_after
+    if limit_position is not None and design.max_reports is not None:  # a design has both, or neither
         law = _limited(*_thinned(*law, math.prod(rates[:limit_position], start=1.0)), design.max_reports)
         # The rate at the limit's own position follows from the rates before it, so it is skipped.
         rates = rates[limit_position + 1 :]
@@ -135,7 +150,8 @@ def joint_inclusion_probability(design: SamplingDesign) -> float:
     if design.replacement:
         # Inclusion and exclusion: P(both) = 1 - P(not i) - P(not j) + P(neither).
         neither_drawn = (1 - 2 / population_size) ** design.num_slots
-        return (1 - 2 * (1 - 1 / population_size) ** design.num_slots + neither_drawn) * design.response_rate**2
+        response_rate = known_response_rate(design)
+        return (1 - 2 * (1 - 1 / population_size) ** design.num_slots + neither_drawn) * response_rate**2
     counts, probabilities = report_counts(design)
     return float(probabilities @ (counts * (counts - 1.0))) / (population_size * (population_size - 1))
 
@@ -240,7 +256,7 @@ def _draws(design: SamplingDesign) -> Iterator[tuple[np.ndarray, np.ndarray]]:
 
     num_clients = design.population_size
     slots = design.num_slots
-    rate = design.response_rate
+    rate = known_response_rate(design)
     draw_probabilities = (
         np.full(num_clients, 1 / num_clients) if design.draw_probabilities is None else design.draw_probabilities
     )

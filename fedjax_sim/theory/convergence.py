@@ -120,7 +120,7 @@ def _proximal_progress(
     """
     if (num_steps is None) != (step_size is None):
         validate.fail("num_steps, step_size", "both, or neither for exact solves", (num_steps, step_size))
-    if num_steps is not None:
+    if step_size is not None:
         return local_progress(hessians, num_steps, step_size, proximal_weight)
     validate.in_range("proximal_weight", proximal_weight, 0)
     shifted = hessians + proximal_weight * np.eye(hessians.shape[-1])

@@ -49,7 +49,14 @@ import numpy as np
 
 from fedjax_sim import validate
 from fedjax_sim.sampling.design import SamplingDesign
-from fedjax_sim.theory.cohorts import MAX_COHORTS, blocks, enumerate_cohorts, num_cohorts, report_counts
+from fedjax_sim.theory.cohorts import (
+    MAX_COHORTS,
+    blocks,
+    enumerate_cohorts,
+    known_response_rate,
+    num_cohorts,
+    report_counts,
+)
 from fedjax_sim.theory.moments import Moments, checked_values
 from fedjax_sim.validate import Positive
 
@@ -262,6 +269,7 @@ def _factor(aggregator: str, design: SamplingDesign, weight: float, denominator:
     if aggregator == "mean":
         return None
     if aggregator == "fixed_mean":
+        assert denominator is not None, "design_variance refuses None"
         return 1 / denominator
     if aggregator == "keep_old":
         return 1 / weight
@@ -270,8 +278,9 @@ def _factor(aggregator: str, design: SamplingDesign, weight: float, denominator:
         rule = "a design with replacement" if aggregator == "hansen_hurwitz" else "a design without replacement"
         validate.fail("design", f"{rule} for {aggregator}", design.scheme)
     if aggregator == "hansen_hurwitz":
-        return 1 / (design.num_slots * design.response_rate * weight)
-    return 1 / (design.inclusion_probabilities() * weight)
+        return 1 / (design.num_slots * known_response_rate(design) * weight)
+    # One number: without replacement, a design that `check_design` accepts treats all clients alike.
+    return 1 / (float(design.inclusion_probabilities()) * weight)
 
 
 def _draw_probabilities(design: SamplingDesign, weights: np.ndarray) -> np.ndarray:
@@ -353,6 +362,7 @@ def _linear(aggregate: _Aggregate, sums: Moments) -> tuple[np.ndarray, np.ndarra
     Returns: (means [b, d], variances [b], traces of the covariances).
     """
     f = aggregate.factor
+    assert f is not None and aggregate.report_law is not None, "a factor, without replacement"
     K, probabilities = aggregate.report_law  # [k] each
     M = blocks(aggregate.design)[1]
     pi = float(probabilities @ K) / M
@@ -379,6 +389,7 @@ def _ratio(aggregate: _Aggregate, sums: Moments) -> tuple[np.ndarray, np.ndarray
     Returns: (means [b, d], variances [b], traces of the covariances, whether the results are exact). They are exact if
       all weights of a block are equal, or if K is M or 0 in every round.
     """
+    assert aggregate.report_law is not None, "without replacement"
     K, probabilities = aggregate.report_law  # [k] each
     M = blocks(aggregate.design)[1]
     has_reports = K > 0
@@ -456,7 +467,7 @@ def _with_replacement(aggregate: _Aggregate, by_p: Moments, by_p_squared: Moment
     """
     f = aggregate.factor
     m = aggregate.design.num_slots
-    q = aggregate.design.response_rate
+    q = known_response_rate(aggregate.design)
     factor_of_p = q * m
     factor_of_p_squared = q * (1 - q) * m * (m - 1)
     if f is not None:

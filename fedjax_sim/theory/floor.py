@@ -72,7 +72,7 @@ class Budget:
     @property
     def covariance(self) -> np.ndarray:
         """The stationary covariance, [d, d]."""
-        return sum(self.covariances.values())
+        return sum(self.covariances.values(), np.zeros_like(self.hessian))
 
     @property
     def bias(self) -> np.ndarray:
@@ -283,7 +283,7 @@ def budget(
     messages = covariance_matrix("quantization_variance", quantization_variance, dimension, num_clients)
     squared_updates = np.einsum("ni,ni->ni", pushes, pushes) + np.einsum("nii->ni", minibatch)
     second_moments = server_rate**2 * weights.second
-    sources = {
+    sources: dict[str, np.ndarray] = {
         "client_sampling": server_rate**2 * weights.spread(pushes, pushes),
         "minibatch": np.einsum("n,nij->ij", second_moments, minibatch),
         "quantization": np.einsum("n,nij->ij", second_moments, messages)
@@ -318,5 +318,5 @@ def budget(
         mean_map=mean_map,
         second_map=second_map,
         cross_map=cross,
-        source=sum(sources.values()),
+        source=sum(sources.values(), np.zeros_like(hessian)),
     )

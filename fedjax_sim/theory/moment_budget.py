@@ -13,6 +13,7 @@ import numpy as np
 from fedjax_sim import validate
 from fedjax_sim.sampling.design import SamplingDesign
 from fedjax_sim.theory.coefficients import cohort_coefficients
+from fedjax_sim.theory.cohorts import check_design
 from fedjax_sim.theory.floor import SOURCES
 from fedjax_sim.theory.quadratic import (
     checked_shares,
@@ -206,14 +207,17 @@ def _cohort(design: SamplingDesign | None, num_clients: int | None, shares: Any,
 
     Raises: ValueError for other combinations, and for a design with draw probabilities.
     """
-    if (design is None) == (num_clients is None):
-        validate.fail("design, num_clients", "one of the two", (design, num_clients))
-    if num_clients is not None:
+    if design is None and num_clients is not None:
         validate.integer("num_clients", num_clients)
-    population_size = num_clients if design is None else getattr(design, "population_size", 1)
-    if getattr(design, "draw_probabilities", None) is not None:
-        hint = "Covariances do not contain which clients are drawn more often."
-        validate.fail("design", "clients drawn alike", design.scheme, hint)
+        population_size = num_clients
+    elif design is not None and num_clients is None:
+        check_design(design)
+        population_size = design.population_size
+        if design.draw_probabilities is not None:
+            hint = "Covariances do not contain which clients are drawn more often."
+            validate.fail("design", "clients drawn alike", design.scheme, hint)
+    else:
+        validate.fail("design, num_clients", "one of the two", (design, num_clients))
     shares_are_equal = shares is None
     shares = (
         np.full(population_size, 1 / population_size) if shares is None else checked_shares(shares, population_size)
@@ -325,4 +329,5 @@ def _compression_map(gain: np.ndarray, vectors: np.ndarray) -> np.ndarray:
     strengths, modes = np.linalg.eigh(gain)
     is_significant = np.abs(strengths) > 1e-15 * np.abs(strengths).max()
     terms = zip(strengths[is_significant], modes.T[is_significant], strict=True)
-    return sum(strength * ((vectors * mode) @ vectors.T) ** 2 for strength, mode in terms)
+    maps = (strength * ((vectors * mode) @ vectors.T) ** 2 for strength, mode in terms)
+    return sum(maps, np.zeros_like(gain))

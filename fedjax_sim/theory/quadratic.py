@@ -242,7 +242,8 @@ def covariance_matrix(name: str, covariance: Any, dimension: int, num_clients: i
     if covariance.shape not in (common_shape, client_shape) or not np.isfinite(covariance).all():
         expected_shapes = common_shape if num_clients is None else f"{common_shape} or {client_shape}"
         validate.fail(name, f"a finite variance per coordinate, or {expected_shapes}", covariance)
-    covariance = covariance if num_clients is None else np.broadcast_to(covariance, client_shape)
+    if num_clients is not None:
+        covariance = np.broadcast_to(covariance, (num_clients, *common_shape))
     # The symmetric part decides; a covariance from a simulation is symmetric up to rounding only.
     smallest_eigenvalue = np.linalg.eigvalsh((covariance + np.swapaxes(covariance, -1, -2)) / 2).min()
     if not (smallest_eigenvalue >= -1e-9 * max(1e-30, np.abs(covariance).max())):

@@ -49,7 +49,7 @@ def attackers_met(population_size: int, num_attackers: int, cohort_size: int) ->
     from scipy import stats
 
     _check_counts(population_size, num_attackers, cohort_size)
-    return stats.hypergeom(population_size, num_attackers, cohort_size).pmf(np.arange(cohort_size + 1))
+    return stats.hypergeom.pmf(np.arange(cohort_size + 1), population_size, num_attackers, cohort_size)
 
 
 @validate.named_arguments

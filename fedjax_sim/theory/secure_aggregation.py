@@ -14,7 +14,8 @@ STEPS = 4  # steps of the protocol: advertise keys, share secrets, upload, unmas
 
 def _presence_probabilities(dropout: float | Sequence[float]) -> np.ndarray:
     """Computes the probability that a client is still present after each of the four steps."""
-    dropout_by_step = [dropout] * STEPS if np.ndim(dropout) == 0 else list(dropout)
+    values = np.asarray(dropout, object).tolist()  # a list, or one number
+    dropout_by_step = values if isinstance(values, list) else [values] * STEPS
     if len(dropout_by_step) != STEPS:
         validate.fail("dropout", "a probability, or one for each of the four steps", dropout)
     for step, probability in enumerate(dropout_by_step):
