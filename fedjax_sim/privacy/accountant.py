@@ -15,7 +15,9 @@ import dataclasses
 import functools
 import math
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any
+
+import numpy as np
 
 from fedjax_sim import validate
 from fedjax_sim.privacy import renyi
@@ -115,9 +117,7 @@ def account(mechanism: Mechanism, rounds: int, delta: float, *, accountant: str 
 
 
 @validate.named_arguments
-def compose(
-    segments: Sequence[tuple[Mechanism, int]], delta: OpenShare, *, accountant: Literal["best", "pld", "rdp"] = "best"
-) -> PrivacySpent:
+def compose(segments: Sequence[tuple[Mechanism, int]], delta: OpenShare, *, accountant: str = "best") -> PrivacySpent:
     """Computes the epsilon that several mechanisms spend together, if they run one after the other.
 
     If one mechanism has no PLD and another has no RDP bound, each accountant gets half of delta, and the two
@@ -135,6 +135,7 @@ def compose(
     Guarantees: Two segments with the same mechanism give the epsilon of one segment with the sum of their rounds
     (tests/privacy/test_accountant.py::test_segments_compose).
     """
+    validate.one_of("accountant", accountant, ACCOUNTANTS)
     if not segments:
         validate.fail("segments", "at least one mechanism", segments)
     for mechanism, rounds in segments:
@@ -155,12 +156,14 @@ def compose(
         tuple(sorted(merged.items(), key=repr)), delta, noise_error, accountant
     )
     last_mechanism = segments[-1][0]
+    adjacency = last_mechanism.adjacency
+    assert adjacency is not None, "a Mechanism chooses one if none is given"
     return PrivacySpent(
         epsilon=round_up(epsilon),
         delta=delta,
         rounds=sum(rounds for _, rounds in segments),
         noise_multiplier=last_mechanism.noise_multiplier,
-        adjacency=last_mechanism.adjacency,
+        adjacency=adjacency,
         unit=last_mechanism.protected,
         sampler=describe_rate(last_mechanism)
         if len(merged) == 1
@@ -322,8 +325,10 @@ def _check_pld(mechanism: Mechanism) -> None:
 
 def _by_curve(parts: tuple, delta: float) -> tuple[float, str, str]:
     """Computes (epsilon, "RDP", numerics) from the sum of the Renyi curves."""
-    epsilon, order = renyi.epsilon(sum(count * renyi.curve(mechanism) for mechanism, count in parts), delta)
-    return epsilon, "RDP", f"Renyi divergence at order {order:g} of {renyi.all_orders().size}"
+    num_orders = renyi.all_orders().size
+    total = sum((count * renyi.curve(mechanism) for mechanism, count in parts), np.zeros(num_orders))
+    epsilon, order = renyi.epsilon(total, delta)
+    return epsilon, "RDP", f"Renyi divergence at order {order:g} of {num_orders}"
 
 
 def _by_loss(parts: tuple, delta: float) -> tuple[float, str, str]:

@@ -21,7 +21,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 
@@ -64,7 +64,7 @@ class Audit:
         record = {name: getattr(self, name) for name in names}
         record["estimates"] = [dataclasses.asdict(value) for value in self.estimates]
 
-        def plain(value):
+        def plain(value: Any) -> Any:
             """Returns `value` with None in place of each number that is not finite, at any depth."""
             # JSON has no infinity and no NaN.
             if isinstance(value, dict):
@@ -73,7 +73,7 @@ class Audit:
                 return [plain(entry) for entry in value]
             return None if isinstance(value, float) and not math.isfinite(value) else value
 
-        return plain(record)
+        return {name: plain(value) for name, value in record.items()}
 
     def text(self) -> str:
         """Returns the result as text of several lines."""
@@ -127,7 +127,8 @@ def judge(
     References: Nasr et al. 2023, section 4.3 (Gaussian trade-off from the scores); Jagielski, Ullman and Oprea 2020,
     section 4 (Clopper-Pearson).
     """
-    samples = [np.asarray(scores, np.float64) for scores in (without, with_canary)]
+    without, with_canary = (np.asarray(scores, np.float64) for scores in (without, with_canary))
+    samples = (without, with_canary)
     for name, scores in zip(("without", "with_canary"), samples, strict=True):
         if scores.ndim != 1 or not np.isfinite(scores).all():
             validate.fail(
@@ -135,7 +136,7 @@ def judge(
             )
         validate.integer(f"releases {name}", scores.size, 1000, hint="Fewer show nothing.")
     # `power_excess` divides the alarms of both samples by a single number of releases.
-    if samples[0].size != samples[1].size:
+    if without.size != with_canary.size:
         validate.fail("releases", "as many with the canary as without", tuple(scores.size for scores in samples))
 
     # Bonferroni: four statements, each wrong with probability at most a quarter of the allowed error.
@@ -144,7 +145,7 @@ def judge(
     estimates = [best_threshold(*samples, delta=delta, error=error)]
     fitted = None if claim.scores is None else parametric(*samples, delta=delta, error=error, law=claim.scores)
     estimates += [fitted] if fitted is not None else []
-    excess, power_test = power_excess(*samples, claim.power, error=error)
+    excess, power_test = power_excess(without, with_canary, claim.power, error=error)
     # The fitted interval is the tighter one, where its law holds. Thresholds bound epsilon from below only.
     lower = estimates[-1].lower if fitted is not None else estimates[0].lower
     upper = fitted.upper if fitted is not None else math.inf
@@ -181,10 +182,10 @@ def judge(
         lower=lower,
         upper=upper,
         estimates=tuple(estimates),
-        num_releases=samples[0].size,
+        num_releases=without.size,
         confidence=confidence,
-        without=samples[0],
-        with_canary=samples[1],
+        without=without,
+        with_canary=with_canary,
     )
 
 

@@ -6,6 +6,8 @@ import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from fedjax_sim import validate
 from fedjax_sim.privacy.accountant import PrivacySpent, account, round_up
 from fedjax_sim.privacy.mechanism import Mechanism
@@ -85,7 +87,7 @@ def written_down(
     # A cohort of fixed size fills exactly its slots.
     if scheme == "uniform_without_replacement":
         validate.integer("cohort_size", cohort_size, 1, population_size)
-        num_slots = cohort_size
+        num_slots = int(cohort_size)
     return Mechanism(
         noise_multiplier=noise_multiplier,
         scheme=scheme,
@@ -175,7 +177,7 @@ def least_multiplier(epsilon_of: Callable[[float], float], epsilon: float) -> fl
             return LEAST
         low, high = max(low - 0.7, math.log(LEAST)), low
     # A root in float64 only approximates the answer. The fifth digit is settled by accounting again, digit by digit.
-    root = optimize.brentq(gap, low, high, xtol=2e-6, rtol=1e-9)
+    root, _ = optimize.brentq(gap, low, high, xtol=2e-6, rtol=np.float64(1e-9), full_output=True)
     digit = 10.0 ** (math.floor(math.log10(math.exp(root))) - 4)
     multiplier = round_up(math.exp(root) * (1 - 4e-8))
     while epsilon_of(multiplier) > epsilon:

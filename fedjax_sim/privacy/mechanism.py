@@ -98,7 +98,7 @@ class Mechanism:
     adjacency: str | None = None
     clip_norm: float = 1.0
     thinned: bool = False
-    details: tuple[tuple[str, Any], ...] = ()
+    details: Mapping[str, Any] | tuple[tuple[str, Any], ...] = ()  # kept as pairs, which can be hashed
 
     def __post_init__(self) -> None:
         hint = "A sweep varies it, so it has no value here: read the mechanism outside of the sweep."

@@ -57,6 +57,7 @@ def mechanism_from(
     cohort_size = design.cohort_size
     num_slots = design.num_slots
     if "poisson" in scheme:
+        assert design.rate is not None, "a SamplingDesign computes a rate that is not given"
         cohort_size = design.rate * design.population_size
     noise_cohort_size = details.get("noise_cohort_size")
     # The noise is that of a larger cohort, so the larger cohort is accounted for; the run's own is only noted.

@@ -21,6 +21,7 @@ import contextlib
 import functools
 import logging
 import math
+from typing import cast
 
 import numpy as np
 from scipy.special import gammaln, logsumexp
@@ -80,7 +81,7 @@ def curve(mechanism: Mechanism) -> np.ndarray | None:
         event = dp.GaussianDpEvent(z)
         with _quiet():
             event = dp.PoissonSampledDpEvent(mechanism.drawn_from[1], event) if law == "poisson" else event
-            divergences = dp.rdp.RdpAccountant(all_orders()).compose(event).rdp
+            divergences = dp.rdp.RdpAccountant(all_orders().tolist()).compose(event).rdp
     if law == "always":
         return divergences
     # A sampled divergence is the logarithm of a sum near one, which loses everything below 1e-16. The bound on this
@@ -133,7 +134,8 @@ def _fixed_size_curve(population_size: int, cohort_size: int, z: float) -> np.nd
     small_orders = orders[orders <= 1024]
     event = dp.SampledWithoutReplacementDpEvent(population_size, cohort_size, dp.GaussianDpEvent(z))
     with _quiet():
-        divergences = dp.rdp.RdpAccountant(small_orders, dp.NeighboringRelation.REPLACE_ONE).compose(event).rdp
+        accountant = dp.rdp.RdpAccountant(small_orders.tolist(), dp.NeighboringRelation.REPLACE_ONE)
+        divergences = accountant.compose(event).rdp
     return np.concatenate([divergences, np.full(orders.size - small_orders.size, np.inf)])
 
 
@@ -141,7 +143,7 @@ def epsilon(total: np.ndarray, delta: float) -> tuple[float, float]:
     """Converts a sum of curves into (epsilon at `delta`, the order that gives this epsilon)."""
     from dp_accounting.rdp import compute_epsilon
 
-    value, order = compute_epsilon(all_orders(), total, delta)
+    value, order = compute_epsilon(all_orders().tolist(), total.tolist(), delta)
     return float(value), float(order)
 
 
@@ -216,9 +218,9 @@ def sampled_curve(unsampled: np.ndarray, rate: float) -> np.ndarray:
         for order in orders:
             terms = [0.0, 2 * math.log(rate) + _log_choose(order, 2) + log_pair_term]
             orders_up_to = j[j <= order]
-            total = logsumexp(
-                np.concatenate([terms, log_high_terms[: orders_up_to.size] + _log_choose(order, orders_up_to)])
-            )
+            log_terms = np.concatenate([terms, log_high_terms[: orders_up_to.size] + _log_choose(order, orders_up_to)])
+            # SciPy states no types; logsumexp returns a pair only if the sign is asked for.
+            total = cast(float, logsumexp(log_terms))
             sampled[order] = min(unsampled[order], total / (order - 1))
     return sampled
 

@@ -243,6 +243,7 @@ def explain(subject: Any) -> str:
     Gaussian noise with a standard deviation of 1 clip norms (1) in the sum of the messages, by the server.
     """
     if isinstance(subject, Mechanism):
+        assert subject.adjacency is not None, "a Mechanism chooses one if none is given"
         sender = subject.detail("level", "client")
         # For a mechanism: the noise, the sampling, the neighbours, and then the assumptions.
         where = {
