@@ -245,5 +245,8 @@ def charging_and_wifi(
     """
     night = daily_window(charging_share, num_zones=num_zones, day_seconds=day_seconds, seed=seed)
     online = bernoulli(wifi, slot_seconds=slot_seconds, seed=seed)
+    night_rate = night.rate
+    online_rate = online.rate
+    assert night_rate is not None and online_rate is not None, "both conditions have a long-run share"
     # Wi-Fi does not depend on the hour, so here the long-run share is known, unlike in `both`.
-    return both(night, online)._replace(rate=lambda ids: night.rate(ids) * online.rate(ids))
+    return both(night, online)._replace(rate=lambda ids: night_rate(ids) * online_rate(ids))

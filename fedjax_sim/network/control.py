@@ -195,19 +195,19 @@ def control_cycle(
     periods = np.asarray(lists["period"], np.int32)
     if not windows.any():
         validate.fail("period", "a window for training in one kind of device at least", list(period))
-    common_profile = Profile(
-        speed=1.0,
-        bandwidth_down=bandwidth_down,
-        bandwidth_up=bandwidth_up,
-        latency=0.0,
-        joules_per_flop=joules_per_flop,
-        joules_per_byte=joules_per_byte,
-        compute_watts=0.0,
-        radio_watts=0.0,
-    )
+    common_profile = {
+        "speed": 1.0,
+        "bandwidth_down": bandwidth_down,
+        "bandwidth_up": bandwidth_up,
+        "latency": 0.0,
+        "joules_per_flop": joules_per_flop,
+        "joules_per_byte": joules_per_byte,
+        "compute_watts": 0.0,
+        "radio_watts": 0.0,
+    }
 
     def profile(ids: Array) -> Profile:
-        return Profile(*(jnp.full(ids.shape, value, jnp.float32) for value in common_profile))
+        return Profile(**{name: jnp.full(ids.shape, value, jnp.float32) for name, value in common_profile.items()})
 
     links = of_profiles(population_size, profile, ticks_per_second=1_000_000)
 

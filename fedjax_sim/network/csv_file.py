@@ -165,7 +165,9 @@ def parted(unit: str) -> tuple[str | None, str]:
     >>> parted("2.5e6 flops/s"), parted("ms")
     (('2.5e6', 'flops/s'), (None, 'ms'))
     """
-    number, name = re.fullmatch(r"\s*([\d.]+(?:[eE][+-]?\d+)?)?\s*(.*?)\s*", str(unit)).groups()
+    match = re.fullmatch(r"\s*([\d.]+(?:[eE][+-]?\d+)?)?\s*(.*?)\s*", str(unit), re.DOTALL)
+    assert match is not None, "every text matches"
+    number, name = match.groups()
     return number, name
 
 

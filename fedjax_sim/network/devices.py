@@ -132,7 +132,7 @@ def of_profiles(
         down, compute, up = (jnp.minimum(seconds, MOST_TICKS / ticks_per_second) for seconds in (down, compute, up))
         joules = load.flops * hardware.joules_per_flop + (load.bytes_down + load.bytes_up) * hardware.joules_per_byte
         joules = joules + compute * hardware.compute_watts + (down + up) * hardware.radio_watts
-        return Spent(*ticks, joules.astype(jnp.float32))
+        return Spent(down=ticks[0], compute=ticks[1], up=ticks[2], joules=joules.astype(jnp.float32))
 
     return Devices(population_size, spend, availability, ticks_per_second)
 

@@ -126,7 +126,8 @@ def spectrum(matrix: Any) -> Spectrum:
             lambda: scipy.sparse.linalg.eigs(matrix, 2, which="LM", return_eigenvectors=False, ncv=48, maxiter=200)
         )
         others = np.delete(largest, np.abs(largest - 1).argmin())
-        return Spectrum(float(others.real.max()), np.nan, float(np.abs(others).max()), 1 - float(np.abs(others).max()))
+        slem = float(np.abs(others).max())
+        return Spectrum(float(np.real(others).max()), np.nan, slem, 1 - slem)
     second = _second(matrix, 1.0)
     smallest = _smallest(matrix)
     return _spectrum(second, smallest, max(abs(second), abs(smallest)))
@@ -210,4 +211,3 @@ def _converged(call: Any) -> np.ndarray:
     except scipy.sparse.linalg.ArpackNoConvergence as error:
         hint = "For a ring, path or torus take the closed form: theory.laplacian_spectrum."
         validate.fail("matrix", "one for which Lanczos converges", str(error), hint)
-        raise

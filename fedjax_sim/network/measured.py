@@ -103,6 +103,7 @@ def measured(
     numbers_of = {"speed": speed, "bandwidth_down": bandwidth_down, "bandwidth_up": bandwidth_up, "latency": latency}
     from_layout = filled(layout, numbers_of | units_of | {"row_weight": row_weight})
     speed_unit, bandwidth_unit, latency_unit, row_weight = (from_layout.pop(name) for name in (*units_of, "row_weight"))
+    assert speed_unit is not None and bandwidth_unit is not None and latency_unit is not None, "every layout has units"
     numbers_by_name: dict[str, float | str] = dict(from_layout)
     numbers_by_name |= {"joules_per_flop": joules_per_flop, "joules_per_byte": joules_per_byte}
     numbers_by_name |= {"compute_watts": compute_watts, "radio_watts": radio_watts}
@@ -114,9 +115,10 @@ def measured(
     if is_time != (reference_flops is not None):
         rule = "the operations that were timed" if is_time else "None for a speed in flops/s"
         validate.fail("reference_flops", rule, reference_flops, f"speed_unit is {speed_unit!r}.")
-    column_names = {option: name for option, name in numbers_by_name.items() if isinstance(name, str)}
-    has_weights = assign == "random" and row_weight is not None
-    columns_to_read = column_names | ({"row_weight": row_weight} if has_weights else {})
+    columns_to_read = {option: name for option, name in numbers_by_name.items() if isinstance(name, str)}
+    if assign == "random" and row_weight is not None:
+        columns_to_read["row_weight"] = row_weight
+    has_weights = "row_weight" in columns_to_read
     way_out = f"Take some of them at random: sample_rows = {MOST_ROWS}."
     measurements = columns(
         path, columns_to_read, delimiter=delimiter, missing=missing, sample_rows=sample_rows, seed=seed, way_out=way_out
@@ -127,7 +129,7 @@ def measured(
         must_be_positive = option in ("speed", "bandwidth_down", "bandwidth_up")
         if option in measurements.texts:
             values = numbers(option, measurements, above=must_be_positive) * units.get(option, 1.0)
-            values = reference_flops / values if option == "speed" and is_time else values
+            values = reference_flops / values if option == "speed" and reference_flops is not None else values
         else:
             (validate.positive if must_be_positive else lambda name, x: validate.in_range(name, x, 0))(option, value)
             values = np.full(1, float(value))

@@ -215,7 +215,7 @@ def _simple_pairs(rng: np.random.Generator, stubs: np.ndarray, size: int) -> np.
     """
     pairs = rng.permutation(stubs).reshape(-1, 2)
     for _ in range(TRIES):
-        is_wrong = _not_simple(*pairs.T, size)
+        is_wrong = _not_simple(pairs[:, 0], pairs[:, 1], size)
         if not is_wrong.any():
             return pairs
         # Wrong pairs are mixed with as many random ones; among themselves they might have no solution.

@@ -71,6 +71,7 @@ def test_clients_have_rows(phones):
         ({"compute_watts": "model"}, "compute_watts: expected a finite number >= 0 in row 1, got 'slow'"),
         ({"compute_watts": "note"}, "compute_watts: expected .* in row 1"),
         ({"speed_unit": "Gflop/s"}, "speed_unit: expected one of .* Did you mean 'Gflops/s'"),
+        ({"speed_unit": "2 m\ns"}, "speed_unit: expected one of .*"),
         ({"speed_unit": "Gflops/s"}, "reference_flops: expected None for a speed in flops/s, got 200000000.0"),
         ({"speed_unit": "2ms", "reference_flops": None}, "reference_flops: expected the operations that were timed"),
         ({"reference_flops": None}, "reference_flops: expected the operations that were timed, got None"),
