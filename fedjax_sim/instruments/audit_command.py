@@ -51,6 +51,7 @@ def audit_command(options: Mapping[str, Any], algorithm: Algorithm | None = None
     validate.integer("num_canaries", num_canaries, 0, 100_000)
     if chosen["figure"] is not None:
         _check_figure(Path(chosen["figure"]))
+    build = None
     if algorithm is None:
         validate.in_range("sampling_rate", chosen["sampling_rate"], 0, 1, open_low=True)
         build = functools.partial(_central, chosen["clip_norm"], chosen["noise_multiplier"])
@@ -60,7 +61,7 @@ def audit_command(options: Mapping[str, Any], algorithm: Algorithm | None = None
     result = audit_algorithm(key, algorithm, **{name: chosen[name] for name in audit_defaults})
     text = result.text()
     record = result.record()
-    if num_canaries:
+    if build is not None and num_canaries:
         # Every client is a canary, so the population has as many clients as there are canaries.
         release = jax.jit(one_run_release(build(num_canaries, 1), length=chosen["length"]))
         included, scores = release(jax.random.fold_in(key, 1))

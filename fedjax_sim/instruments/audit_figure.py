@@ -25,7 +25,8 @@ def audit_figure(found: Audit) -> Any:
         figure, (left, right) = plots.panels(2, 2.9, width_ratios=[1.5, 1])
         # All but the most extreme scores, which would leave the rest in a few bins.
         scores = np.concatenate([found.without, found.with_canary])
-        edges = np.linspace(*np.quantile(scores, [1e-4, 1 - 1e-4]), 81)
+        first, last = np.quantile(scores, [1e-4, 1 - 1e-4])
+        edges = np.linspace(first, last, 81)
         if not edges[0] < edges[-1]:
             # Equal scores, without noise, have no range.
             edges = edges[0] + np.linspace(-0.5, 0.5, 81)

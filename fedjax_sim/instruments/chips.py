@@ -10,12 +10,14 @@ import importlib.util
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import jax
 
 from fedjax_sim import validate
 
+# jaxlib states no types, so that type checkers take its class for a variable.
+Device: TypeAlias = jax.Device  # pyright: ignore[reportInvalidTypeForm]
 JAX_SHARE = 0.75  # of a GPU's memory, as long as XLA_PYTHON_CLIENT_MEM_FRACTION does not state another
 
 
@@ -175,7 +177,7 @@ def missing_compiler(chip: Chip) -> str:
     return "" if is_there else "pip install 'fedjax_sim[cuda]'"
 
 
-def chip_devices(chip: Chip, num_devices: int) -> list[jax.Device]:
+def chip_devices(chip: Chip, num_devices: int) -> list[Device]:
     """Returns devices of a chip that programs can be compiled for and that nothing runs on.
 
     Args:
@@ -218,7 +220,8 @@ def _pod_shape(chip: Chip, num_devices: int) -> tuple[int, ...]:
 def _find_assembler() -> None:
     """Puts NVIDIA's assembler, which comes with JAX's wheels, where XLA looks for it."""
     package = importlib.util.find_spec("nvidia")
-    folders = [Path(root) for root in (package.submodule_search_locations if package else [])]
+    roots = None if package is None else package.submodule_search_locations
+    folders = [Path(root) for root in roots or []]
     assemblers = [path for root in folders for path in root.glob("*/bin/ptxas")]
     if assemblers:
         os.environ["PATH"] = os.pathsep.join([str(assemblers[0].parent), os.environ.get("PATH", "")])

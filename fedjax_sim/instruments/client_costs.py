@@ -87,6 +87,7 @@ def _check_sampler(sampler: Sampler, state: PyTree) -> None:
 
     Raises: ValueError for rates of response, deadlines, availability, limits of reports, and partial work.
     """
+    assert sampler.devices is not None, "checked by the caller"
     design = sampler.design
     is_plain = (
         one_for_one(design)

@@ -69,11 +69,11 @@ class CompiledProgram(NamedTuple):
     @property
     def flops(self) -> dict[str, float]:
         """The operations of matrix products, by their precision."""
-        total: Counter[str] = Counter()
+        total: dict[str, float] = {}
         for kernel in self.kernels:
             for precision, flops in kernel.flops:
-                total[precision] += kernel.times * flops
-        return dict(total)
+                total[precision] = total.get(precision, 0) + kernel.times * flops
+        return total
 
 
 def read_compiled(text: str, backend: str) -> CompiledProgram:
@@ -120,6 +120,12 @@ class _Instruction(NamedTuple):
         """Returns what a pattern's group matches in the attributes."""
         match = re.search(pattern, self.attributes)
         return match and match[1]
+
+    def named(self, pattern: str) -> str:
+        """Returns what a pattern's group matches in the attributes, of which one must match."""
+        name = self.attribute(pattern)
+        assert name is not None, f"{self.opcode} without an attribute {pattern}"
+        return name
 
 
 _Computation = dict[str, _Instruction]
@@ -208,13 +214,13 @@ class _Reader:
                 turns = x.attribute(r'"known_trip_count":\{"n":"(\d+)"')
                 if turns is None:
                     self.open_loops.append(_source(x))
-                for inner in (x.attribute(r"condition=%?([\w.\-]+)"), x.attribute(r"body=%?([\w.\-]+)")):
+                for inner in (x.named(r"condition=%?([\w.\-]+)"), x.named(r"body=%?([\w.\-]+)")):
                     yield from self.kernels(inner, times * int(turns or 1))
             elif opcode == "conditional":
                 branches = [_program(self.computations, self.backend, name, times) for name in _branches(x)]
                 yield from self.cheapest(branches)
             elif opcode in ("call", "async"):
-                yield from self.kernels(x.attribute(r"(?:to_apply|calls|called_computation)=%?([\w.\-]+)"), times)
+                yield from self.kernels(x.named(r"(?:to_apply|calls|called_computation)=%?([\w.\-]+)"), times)
             elif opcode in COLLECTIVES:
                 self.collectives.append(Collective(opcode, times, _result_bytes(x, opcode)))
             elif opcode == "custom-call" and _called(x) in MARKERS:
@@ -327,7 +333,7 @@ class _Reader:
         """Returns the operations of an instruction's matrix products, by precision; {} for another instruction."""
         target = _called(x)
         if x.opcode == "dot":
-            contracted = x.attribute(r"lhs_contracting_dims=\{([\d,]*)\}")
+            contracted = x.named(r"lhs_contracting_dims=\{([\d,]*)\}")
         elif "gemm" in target or "matmul" in target:
             contracted = (x.attribute(r'"lhs_contracting_dimensions":\[([^\]]*)\]') or "").replace('"', "")
         elif x.opcode == "convolution" or "conv" in target:
@@ -340,7 +346,7 @@ class _Reader:
 
     def precision(self, x: _Instruction, operand_types: list[str]) -> str:
         """Returns in which precision a matrix product multiplies."""
-        dtypes = {_ARRAY.match(type)[1] for type in operand_types[:2]}
+        dtypes = {_first_array(type)[1] for type in operand_types[:2]}
         if dtypes != {"f32"}:
             return "float64" if "f64" in dtypes else "bfloat16"
         asked = (x.attribute(r'operand_precision"?[=:][\[{]"?(\w+)') or "default").lower()
@@ -382,7 +388,14 @@ def _element_bytes(dtype: str) -> float:
 
 def _dimensions(type: str) -> list[int]:
     """Returns the sizes of the first array of a type."""
-    return [int(size) for size in _ARRAY.search(type)[2].split(",") if size]
+    return [int(size) for size in _first_array(type)[2].split(",") if size]
+
+
+def _first_array(type: str) -> re.Match[str]:
+    """Returns the match of `_ARRAY` with the first array of a type."""
+    match = _ARRAY.search(type)
+    assert match is not None, f"no array in {type}"
+    return match
 
 
 def _result_bytes(x: _Instruction, opcode: str) -> float:

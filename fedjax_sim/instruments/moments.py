@@ -78,7 +78,7 @@ def _pass(
     def apply(key, broadcast, state, data):
         report, state = client.apply(key, broadcast, state, data)
         squared = [jnp.sum(x.astype(jnp.float32) ** 2) for x in jax.tree.leaves(tree.subtract(report.update, center))]
-        return report._replace(metrics={"squared_distance": Mean(sum(squared), jnp.ones(()))}), state
+        return report._replace(metrics={"squared_distance": Mean(jnp.asarray(sum(squared)), jnp.ones(()))}), state
 
     aggregator = aggregation.mean(weighting="uniform")
     replacement = server.replacement()

@@ -59,7 +59,7 @@ def independent_runs(
     devices change rounding only (tests/instruments/test_runs.py::test_batches_and_devices).
     """
     is_single_look = np.ndim(rounds) == 0
-    looks = [rounds] if is_single_look else list(rounds)
+    looks = np.atleast_1d(np.asarray(rounds, object)).tolist()
     for name, values in (("num_runs", [num_runs]), ("batch", [batch]), ("rounds", looks)):
         for value in values:
             validate.integer(name, value)
@@ -88,7 +88,8 @@ def independent_runs(
                 return state, num_dropped + info.get("dropped_clients", 0), info
 
             start = (*carry, tree.varying(no_info, number))
-            state, num_dropped, info = jax.lax.fori_loop(*bounds, advance, start)
+            first, last = bounds
+            state, num_dropped, info = jax.lax.fori_loop(first, last, advance, start)
             numbers = {name: x for name, x in info.items() if isinstance(x, jax.Array) and x.ndim == 0}
             return (state, num_dropped), numbers | evaluation(algorithm.params(state))
 

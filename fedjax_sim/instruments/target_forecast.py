@@ -14,7 +14,7 @@ from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from fedjax_sim import engine
 from fedjax_sim.engine.client_memory.host_calls import STAND_IN
-from fedjax_sim.instruments.chips import Chip
+from fedjax_sim.instruments.chips import Chip, Device
 from fedjax_sim.instruments.compiled import Collective, CompiledProgram, read_compiled
 from fedjax_sim.types import Algorithm, Array, Population, PyTree
 
@@ -34,7 +34,7 @@ class TargetForecast(NamedTuple):
 
 
 def forecast_on(
-    chip: Chip, devices: list[jax.Device], algorithm: Algorithm, *, key: Array, params: PyTree, population: Population
+    chip: Chip, devices: list[Device], algorithm: Algorithm, *, key: Array, params: PyTree, population: Population
 ) -> TargetForecast:
     """Compiles a round for devices of a chip, reads the program, and runs nothing.
 
@@ -54,21 +54,23 @@ def forecast_on(
     everywhere = SingleDeviceSharding(devices[0]) if mesh is None else NamedSharding(mesh, PartitionSpec())
     # The key says which devices there are. With several of them, the compiler places state and population, as in a run.
     place = everywhere if mesh is None else None
-    key = jax.ShapeDtypeStruct(key.shape, key.dtype, sharding=everywhere)
+    key_shape = jax.ShapeDtypeStruct(key.shape, key.dtype, sharding=everywhere)
     others = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), (state, population))
-    arguments = (key, *others)
+    arguments = (key_shape, *others)
     start_seconds = time.perf_counter()
     traced = jax.jit(algorithm.step, donate_argnums=1).trace(*arguments)
     num_host_calls = _num_host_calls(traced.jaxpr.jaxpr)
     lowered = traced.lower(lowering_platforms=(chip.platform,))
     # Autotuning would run kernels.
-    options = {"xla_gpu_autotune_level": "0"} if chip.platform == "cuda" else {}
+    options: dict[str, str | bool] = {"xla_gpu_autotune_level": "0"} if chip.platform == "cuda" else {}
     try:
         compiled = lowered.compile(compiler_options=options)
     except jax.errors.JaxRuntimeError as error:
         raise _refusal(chip, error) from error
     compile_seconds = time.perf_counter() - start_seconds
-    program = read_compiled(compiled.as_text(), engine.target())
+    text = compiled.as_text()
+    assert text is not None, "XLA's programs have a text"
+    program = read_compiled(text, engine.target())
     program = program._replace(num_host_calls=program.num_host_calls + num_host_calls)
     # A topology may spread the devices over several hosts, so this process's devices are not all of them.
     memory_bytes = engine.needs_of_a_device(compiled).total
@@ -108,7 +110,7 @@ def least_seconds(program: CompiledProgram, chip: Chip, num_devices: int) -> dic
 
     Guarantees: each is as computed by hand (tests/instruments/test_target_forecast.py::test_seconds_by_hand).
     """
-    seconds = dict.fromkeys(("memory", "matrix products", "launches", "exchanges"), 0.0)
+    seconds: dict[str, float] = dict.fromkeys(("memory", "matrix products", "launches", "exchanges"), 0.0)
     for kernel in program.kernels:
         in_memory = kernel.memory_bytes / chip.bytes_per_second
         # A precision that the chip does not state, such as float64, is not faster than float32.

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import tempfile
-import types
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim import engine, validate
 from fedjax_sim.prng import init_key
 from fedjax_sim.round.round import invite
+from fedjax_sim.round.state import FederatedState
 from fedjax_sim.running.environment import matmul_precision
 from fedjax_sim.sampling.time.lost_reports import NEVER, UNHEARD
-from fedjax_sim.types import Algorithm, Array, Population, PyTree, Star, noisy_parts
+from fedjax_sim.types import Algorithm, Array, Devices, Population, PyTree, Star, noisy_parts
 from fedjax_sim.validate import PositiveInt
 
 
@@ -38,11 +39,10 @@ def timeline(star: Star, key: Array, sampler_state: PyTree, *, most: PositiveInt
     Guarantees: it is the round that the algorithm makes (tests/instruments/test_timeline.py::test_it_is_the_round).
     """
     validate.part("star", star, Star)
-    _check_clock("star.sampler", star)
-    # The invitation reads nothing of the algorithm's state but the sampler's.
-    invited_from = jax.jit(lambda key, state: invite(star, key, types.SimpleNamespace(sampler=state))[0])
+    _, devices = _checked_clock("star.sampler", star)
+    invited_from = jax.jit(lambda key, state: invite(star, key, _with_sampler(state))[0])
     cohort = jax.device_get(invited_from(key, sampler_state))
-    per_second = star.sampler.devices.ticks_per_second
+    per_second = devices.ticks_per_second
     parts = np.stack(cohort.timing.spent[:3], -1).astype(np.int64)
     totals = parts.sum(1)
     invited = np.flatnonzero(cohort.invited)
@@ -95,8 +95,7 @@ def timeline_of_round(
     Guarantees: the timeline agrees with the log of that round (tests/instruments/test_timeline.py::test_any_round).
     """
     validate.part("algorithm", algorithm, Algorithm)
-    star = algorithm.parts
-    _check_clock("algorithm", star)
+    star, _ = _checked_clock("algorithm", algorithm.parts)
     if parts := noisy_parts(star):
         validate.fail("algorithm", "one without noise, which hides who takes part", f"noise in {', '.join(parts)}")
     state = _sampler_after(round - 1, key, algorithm, params, population)
@@ -113,12 +112,13 @@ def _sampler_after(rounds: int, key: Array, algorithm: Algorithm, params: PyTree
     Returns: the state, on the host. If the sampler observes reports, the cohorts of these rounds train again.
     """
     star = algorithm.parts
+    assert star is not None, "checked by the caller"
     # Most samplers do not observe reports: their state follows from invitations alone.
     is_independent = star.sampler.observe is None
 
     def step(key, state, population):
         if is_independent:
-            return invite(star, key, types.SimpleNamespace(sampler=state))[1]
+            return invite(star, key, _with_sampler(state))[1]
         return algorithm.step(key, state, population)[0]
 
     def replay(key, state, population, rounds):
@@ -132,8 +132,14 @@ def _sampler_after(rounds: int, key: Array, algorithm: Algorithm, params: PyTree
         return jax.device_get(state if is_independent else state.sampler)
 
 
-def _check_clock(name: str, star: Star | None) -> None:
-    """Refuses parts whose rounds take no time."""
+def _with_sampler(sampler_state: PyTree) -> FederatedState:
+    """Returns a state for `invite`, which reads the sampler's part alone."""
+    return FederatedState(round=jnp.int32(0), sampler=sampler_state, clients=(), memory=(), transform=(), server=())
+
+
+def _checked_clock(name: str, star: Star | None) -> tuple[Star, Devices]:
+    """Returns parts with a clock and their devices; refuses parts whose rounds take no time."""
     if star is None or star.sampler.devices is None:
         hint = "Put with_clock(sampler, devices) around its sampler; in a config, write [sampler.with_clock]."
         validate.fail(name, "a sampler with a clock", "one whose rounds take no time", hint)
+    return star, star.sampler.devices

@@ -65,7 +65,8 @@ def traced_runs(make: Callable[..., Algorithm], evaluation: Callable[[PyTree, An
                 state, info = algorithm.step(jax.random.fold_in(key, t), state, population)
                 return state, num_dropped + info["dropped_clients"]
 
-            state, num_dropped = jax.lax.fori_loop(*bounds, advance, carry)
+            first, last = bounds
+            state, num_dropped = jax.lax.fori_loop(first, last, advance, carry)
             return (state, num_dropped), evaluation(algorithm.params(state), target)
 
         state = algorithm.init(init_key(key), params, population)

@@ -113,8 +113,9 @@ def variance_budget(
         weight = jnp.where(means["weight"].total > 0, means["weight"].total, 1)
         center = jax.tree.map(lambda x: x / weight, pilot["message"])
         vectors, means = jax.device_get(sums(key, params, center, population))
-        flat = {name: _flat(value) for name, value in vectors.items()}
-        probe_sums = _Sums(**flat, **{name: float(mean.total) for name, mean in means.items()})
+        numbers = {name: float(mean.total) for name, mean in means.items()}
+        vectors = {name: _flat(value) for name, value in vectors.items()}
+        probe_sums = _Sums(message=vectors["message"], weighted_message=vectors["weighted_message"], **numbers)
         parts = _parts(law, _flat(center), probe_sums)
         return {f"variance_{name}": jnp.float32(value) for name, value in parts.items()}
 
@@ -287,17 +288,15 @@ def _parts(law: _Law, center: np.ndarray, sums: _Sums) -> dict[str, float]:
     # Noise in the messages is drawn by the transform, but it is no compression.
     compression -= noise_per_message
     message_factor = _message_factor(design, law.divisor)
-    estimator = {"estimator": "mean"}
-    if law.divisor is not None:
-        estimator = {"estimator": "fixed_mean", "denominator": law.divisor}
+    estimator = "mean" if law.divisor is None else "fixed_mean"
 
     def sampling_variance(variance: float, mean: np.ndarray) -> float:
         moments = theory.Moments.from_mean_and_variance(size, mean, abs(variance))
-        result = theory.design_variance(design, moments, **estimator).variance
+        result = theory.design_variance(design, moments, estimator=estimator, denominator=law.divisor).variance
         # The result is linear in the variance, so an estimate below zero is mirrored at zero.
         return result if variance >= 0 else 2 * sampling_variance(0.0, mean) - result
 
-    variance = between_clients * (size - 1) / size  # with divisor N
+    variance = float(between_clients * (size - 1) / size)  # with divisor N
     sampled = sampling_variance(variance, mean)
     # A part of this is proportional to the squared mean. The square of an estimated mean is too large by the variance
     # of the estimate, so this share of the part is taken off.
@@ -307,9 +306,10 @@ def _parts(law: _Law, center: np.ndarray, sums: _Sums) -> dict[str, float]:
     if noise is not None and noise.place == "central":
         # Central noise is added to the sum: the aggregate scales it as it scales a message.
         noise_scale = 1 / details["noise_cohort_size"] if "noise_cohort_size" in details else law.sensitivity
+        assert noise_scale is not None, "`federated` refuses central noise without a sensitivity"
         released = noise_variance * noise_scale**2
     values = (sampled, minibatch * message_factor, compression * message_factor, released)
-    return dict(zip(SOURCES, values, strict=True)) | {"total": sum(values)}
+    return {name: float(value) for name, value in zip((*SOURCES, "total"), (*values, sum(values)), strict=True)}
 
 
 def _flat(values: PyTree) -> np.ndarray:
@@ -319,7 +319,7 @@ def _flat(values: PyTree) -> np.ndarray:
 
 def _squares(values: PyTree) -> Array:
     """Returns the sum of the squares of all numbers of a pytree."""
-    return sum(jnp.sum(x**2) for x in jax.tree.leaves(values))
+    return jnp.asarray(sum(jnp.sum(x**2) for x in jax.tree.leaves(values)))
 
 
 def _message_factor(design: SamplingDesign, divisor: float | None) -> float:
