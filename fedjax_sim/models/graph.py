@@ -47,7 +47,7 @@ def apply_layer(
     Returns: [n, V, d'], after the activation.
     """
     if key is not None and layer.dropout > 0:
-        h = _dropped(stream(key, f"dropout_{layer.name}"), graphs.ids, h, layer.dropout)
+        h = _dropped(stream(key, f"dropout_{layer.name}"), jnp.asarray(graphs.ids), h, layer.dropout)
     # Layers are written for one graph. `vmap` gives all graphs the same parameters, or each its own.
     params_axis = 0 if stacked else None
     if layer.send is None:

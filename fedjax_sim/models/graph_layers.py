@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.typing import ArrayLike
 
 from fedjax_sim.models.layers import dense, init_dense
 from fedjax_sim.types import Array, GraphData
@@ -59,7 +60,7 @@ def _degrees(graph: GraphData) -> Array:
     return jnp.zeros(graph.ids.shape[0]).at[graph.receivers].add(1.0, mode="drop")
 
 
-def _rows(table: Array, places: Array) -> Array:
+def _rows(table: Array, places: ArrayLike) -> Array:
     """Returns the rows of the table at these places, and zeros for a place out of range."""
     return table.at[places].get(mode="fill", fill_value=0)
 

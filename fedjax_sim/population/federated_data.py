@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -126,8 +126,8 @@ def check_examples(where: str, examples: dict[str, np.ndarray], task: str, num_o
     _finite(f"{where}.x", x)
     if task == "regression":
         _finite(f"{where}.y", y)
-        if len(y) and y.shape[1] != num_outputs:
-            validate.fail(f"{where}.y", f"{num_outputs} targets per example", y.shape[1])
+        if len(y) and y.shape[-1] != num_outputs:
+            validate.fail(f"{where}.y", f"{num_outputs} targets per example", y.shape[-1])
     else:
         # A binary model has one output for two classes.
         classes = 2 if task == "binary" else num_outputs
@@ -253,7 +253,7 @@ def from_sites(
     train: dict[str, Any],
     test: dict[str, Any],
     *,
-    task: Literal["binary", "classification", "next_token", "quadratic", "regression"],
+    task: str,
     num_outputs: int,
     name: str,
     label_names: tuple[str, ...] | None = None,
@@ -291,6 +291,7 @@ def from_sites(
     >>> data.train.size, data.held_out.size, data.input_shape
     (2, 1, (3,))
     """
+    validate.one_of("task", task, TASKS)
     for split, clients in (("train", train), ("test", test)):
         if not isinstance(clients, Mapping):
             validate.fail(split, f"a dict from client id to {SITE}", type(clients).__name__, error=TypeError)

@@ -118,8 +118,9 @@ class Host(CheapReads):
     capacities: tuple[int, ...] = dataclasses.field(metadata=static)  # see `arrays.capacities`
     learned: tuple[Learned, ...] | None = dataclasses.field(default=None, metadata=static)  # None = not known
 
+    # A field of a protocol is read only, but Python's types have no word for it.
     @property
-    def size(self) -> int:
+    def size(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
         """N, the number of clients."""
         return self.source.size
 

@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 
 from fedjax_sim import validate
 from fedjax_sim.types import Array, CheapReads, ClientData, Groups, Population, Subpopulation
@@ -48,7 +49,7 @@ def check_population(population: Any) -> None:
 
     # A size that is a leaf of the pytree becomes a tracer inside eval_shape, which shows that it is not static.
     def client(population, id):
-        if isinstance(population.size, jax.core.Tracer):
+        if isinstance(population.size, Tracer):
             validate.fail("population.size", "a static integer", "a leaf of the pytree", REGISTER, TypeError)
         validate.integer("population.size", population.size)
         _check_offers("population", population)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Self
+from typing import ClassVar, Self
 
 from fedjax_sim.population.protocol import count_of, sizes_of
 from fedjax_sim.types import Array, CheapReads, Learned, Population, learned_from
@@ -19,6 +19,8 @@ class Around(CheapReads):
     private labels have the inner sizes and counts (tests/population/test_private_labels.py::test_padding).
     """
 
+    # Of every dataclass: `dataclasses.replace` takes classes with these fields.
+    __dataclass_fields__: ClassVar[dict[str, dataclasses.Field]]
     inner: Population
 
     @property
@@ -26,8 +28,9 @@ class Around(CheapReads):
         """[N] int32 examples per client."""
         return sizes_of(self.inner)
 
+    # A field of a protocol is read only, but Python's types have no word for it.
     @property
-    def capacities(self) -> tuple[int, ...]:
+    def capacities(self) -> tuple[int, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]
         """The size classes of the inner population, () if it has none."""
         return self.inner.capacities if isinstance(self.inner, CheapReads) else ()
 

@@ -35,7 +35,7 @@ def quantity_columns(
     if isinstance(standardise, Mapping):
         scaled = "standardised by stated constants"
     num_missing = np.isnan(values).sum(axis=0)
-    has_indicator = np.isnan(values[is_training]).any(axis=0)
+    has_indicator = np.any(np.isnan(values[is_training]), axis=0)
     if fill is not None:
         has_indicator = np.isin(names, list(fill))
     columns = []

@@ -157,7 +157,7 @@ def _of_objects(objects: list) -> Column:
         are_integers = all(issubclass(kind, numbers.Integral) for kind in kinds)
         limit = 1 << 63 if are_integers else MOST_EXACT
         # Integers that the array could not hold stay texts, which have all of their digits.
-        if not any(isinstance(value, numbers.Integral) and not -limit <= value < limit for value in present):
+        if not any(isinstance(value, numbers.Integral) and not -limit <= int(value) < limit for value in present):
             filled = [0 if missing else value for value, missing in zip(objects, is_missing, strict=True)]
             return Column(np.array(filled, np.int64 if are_integers else np.float64), is_missing)
     return of_texts(["" if missing else str(value) for value, missing in zip(objects, is_missing, strict=True)])

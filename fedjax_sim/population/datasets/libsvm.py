@@ -125,9 +125,9 @@ def libsvm(
             labels = np.array(classes, np.float64)
             if len(np.unique(labels)) != len(labels):
                 validate.fail("classes", "distinct labels", list(classes))
-        is_class = np.isin(file_labels, labels)
-        if not is_class.all():
-            validate.fail("path", f"labels among the classes {list(classes)}", file_labels[~is_class].tolist())
+            is_class = np.isin(file_labels, labels)
+            if not is_class.all():
+                validate.fail("path", f"labels among the classes {list(classes)}", file_labels[~is_class].tolist())
         if task == "binary" and len(labels) != 2:
             hint = "Of more labels, task = 'classification'; of measured numbers, task = 'regression'."
             validate.fail("path", "two labels", labels[:10].tolist(), hint)

@@ -29,7 +29,7 @@ from fedjax_sim.population.federated_data import (
     existing,
 )
 from fedjax_sim.population.host import host_store
-from fedjax_sim.population.population import pooled
+from fedjax_sim.population.population import Stored, pooled
 from fedjax_sim.population.private_labels import has_private_labels
 from fedjax_sim.population.protocol import sizes_of
 from fedjax_sim.population.store import read_store, write_store
@@ -191,8 +191,9 @@ class ScaledBytes(Around):
 
     inner: Population
 
+    # A field of a protocol is read only, but Python's types have no word for it.
     @property
-    def size(self) -> int:
+    def size(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
         """N, the number of clients."""
         return self.inner.size
 
@@ -239,7 +240,7 @@ def native(*, directory: FolderPath, host: bool = False, scale_bytes: bool = Tru
             validate.fail(f"{split}.x", f"examples of shape {info['input_shape']}", examples["x"].shape[1:])
         return {**examples, **check_examples(split, examples, info["task"], info["num_outputs"])}
 
-    def store(split: str) -> Population | None:
+    def store(split: str) -> Stored | None:
         if not (folder / split).exists():
             return None
         population = read_store(folder / split)
@@ -247,8 +248,9 @@ def native(*, directory: FolderPath, host: bool = False, scale_bytes: bool = Tru
         return population
 
     existing("directory", str(folder / "train"))
-    population = host_store(folder / "train") if host else store("train")
-    train = dataclasses.replace(population, learned=learned)
+    stored_train = host_store(folder / "train") if host else store("train")
+    assert stored_train is not None, "the folder exists"
+    train = dataclasses.replace(stored_train, learned=learned)
     held_out = store("held_out")
     central_test = store("test") or store("held_out")
     if central_test is None:

@@ -13,8 +13,9 @@ import numpy as np
 
 from fedjax_sim import validate
 from fedjax_sim.population.federated_data import FederatedData
-from fedjax_sim.population.population import indexed
-from fedjax_sim.types import Array, Population
+from fedjax_sim.population.partition import Partition
+from fedjax_sim.population.population import Indexed, indexed
+from fedjax_sim.types import Array
 from fedjax_sim.validate import Integer, NonNegative, NonNegativeInt, Positive, PositiveInt
 
 
@@ -77,7 +78,7 @@ def quadratic_loss(params: Any, examples: Any, key: Array | None = None) -> dict
     return {"loss": 0.5 * jnp.einsum("ni,nij,nj->n", difference, examples["hessian"], difference)}
 
 
-def quadratic_population(hessians: Any, centers: Any, *, counts: Any = None) -> Population:
+def quadratic_population(hessians: Any, centers: Any, *, counts: Any = None) -> Indexed:
     """Builds a population with one client for each quadratic risk.
 
     Client i holds n_i identical examples, so its weight is n_i / sum_j n_j.
@@ -103,7 +104,7 @@ def quadratic_population(hessians: Any, centers: Any, *, counts: Any = None) -> 
     table = {"hessian": hessians.astype(np.float32), "center": centers.astype(np.float32)}
     # Copies of an example are row numbers of one table.
     rows = np.repeat(np.arange(len(centers), dtype=np.int32), counts)
-    return indexed(table, (rows, np.concatenate([[0], np.cumsum(counts)])))
+    return indexed(table, Partition(rows, np.concatenate([[0], np.cumsum(counts)])))
 
 
 @validate.named_arguments

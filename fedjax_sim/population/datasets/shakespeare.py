@@ -32,9 +32,9 @@ def speeches(text: str) -> dict[str, str]:
         if is_after_empty_line and line.endswith(":") and len(line) > 1:
             role = line[:-1]
             roles.setdefault(role, [])
-        elif line and role is None:
-            validate.fail(f"line {number}", "a role, `NAME:`, before its text", line)
         elif line:
+            if role is None:
+                validate.fail(f"line {number}", "a role, `NAME:`, before its text", line)
             roles[role].append(line + "\n")
         is_after_empty_line = not line
     return {role: "".join(lines) for role, lines in roles.items() if lines}

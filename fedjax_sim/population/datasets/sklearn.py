@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
@@ -22,6 +22,7 @@ MEASUREMENTS = (
     "fractal dimension",
 )  # fmt: skip
 SUMMARIES = ("mean {}", "{} error", "worst {}")
+PARTITIONS = ("dirichlet", "iid", "shards")
 
 
 def _packaged_table(name: str) -> Path | None:
@@ -138,15 +139,13 @@ def digits(
     """
     train, test = _digits(test_fraction, _split_generator(seed), flat)
 
-    def draw(rows: dict, size: int, purpose: int) -> Population | None:
-        if not size:
-            return None
+    def draw(rows: dict, size: int, purpose: int) -> Population:
         options = {"alpha": alpha, "min_examples": min_examples, "max_examples": max_examples}
         draws = schemes.dirichlet_draws(rows["y"], size, **options, seed=_seed(seed, purpose))
         return indexed(rows, draws, learned=())
 
     population = draw(train, num_clients, 1)
-    held_out = draw(test, held_out_clients, 2)
+    held_out = draw(test, held_out_clients, 2) if held_out_clients else None
     names = tuple("0123456789")
     return FederatedData(
         train=population,
@@ -176,7 +175,7 @@ def partitioned(
     data: tuple[dict, dict],
     *,
     num_clients: int,
-    partition: Literal["dirichlet", "iid", "shards"],
+    partition: str,
     alpha: float,
     shards_per_client: int,
     held_out_clients: NonNegativeInt,
@@ -194,11 +193,10 @@ def partitioned(
       learned: what was learnt from the rows, see `types.Learned`.
       about: further fields of `FederatedData`.
     """
+    validate.one_of("partition", partition, PARTITIONS)
     train, test = data
 
-    def divided(rows: dict, size: int, purpose: int) -> Population | None:
-        if not size:
-            return None
+    def divided(rows: dict, size: int, purpose: int) -> Population:
         y = rows["y"]
         options = {"seed": _seed(seed, purpose)}
         if partition == "iid":
@@ -209,7 +207,7 @@ def partitioned(
         return indexed(rows, schemes.dirichlet(y, size, alpha=alpha, **options), learned=learned)
 
     population = divided(train, num_clients, 1)
-    held_out = divided(test, held_out_clients, 2)
+    held_out = divided(test, held_out_clients, 2) if held_out_clients else None
     return FederatedData(population, test, held_out, train["x"].shape[1:], **about)
 
 

@@ -388,7 +388,8 @@ def _federated(train: _Table, test: _Table | None, name: str, meaning: _Meaning)
         client_names, held_out_names = (
             tuple(ids.names[code] for code in some_codes) for some_codes in (distinct, np.unique(codes[is_test]))
         )
-    elif partition is not None:
+    else:
+        assert partition is not None, "checked above"
         population = indexed(training, partition.divide(training["y"]), learned=learned)
     shape = training["x"].shape[1:]
     return FederatedData(

@@ -9,6 +9,7 @@ import zipfile
 from collections.abc import Iterable
 from typing import Annotated
 
+import jax
 import numpy as np
 
 from fedjax_sim import validate
@@ -400,7 +401,7 @@ def molecules(
     num_train = num_clients * graphs_per_client
 
     def rows(part):
-        return {"x": GraphData(*(leaf[part] for leaf in batch)), "y": y[part]}
+        return {"x": jax.tree.map(lambda leaf: leaf[part], batch), "y": y[part]}
 
     train = stored(rows(slice(num_train)), np.arange(num_clients + 1) * graphs_per_client, learned=())
     names = ("no nitrogen at an oxygen", "a nitrogen at an oxygen")

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import jax
 import numpy as np
 
 from fedjax_sim import validate
 from fedjax_sim.population.federated_data import PADDING, FederatedData
 from fedjax_sim.population.graph.partition import PARTITIONS, node_owners, parties_of, shared_graph, stacked_graphs
 from fedjax_sim.population.partition import generator
-from fedjax_sim.population.population import stored
+from fedjax_sim.population.population import Stored, stored
 from fedjax_sim.types import GraphData
 
 
@@ -82,10 +83,10 @@ def with_links(
     """
     if not isinstance(data, FederatedData):
         validate.fail("data", "a FederatedData", type(data).__name__, "population.karate_club(), say.", TypeError)
-    if data.task != "node_classification" or not hasattr(data.train, "examples"):
+    if data.task != "node_classification" or not isinstance(data.train, Stored):
         validate.fail("data", "one graph over parties (population.node_data)", (data.name, data.task))
     party_ids = np.asarray(data.train.examples["x"].ids)  # [P, V], the ids of each party's nodes, -1 in padding
-    graph = GraphData(*(None if leaf is None else np.asarray(leaf[0]) for leaf in data.test["x"]))
+    graph: GraphData = jax.tree.map(lambda leaf: np.asarray(leaf[0]), data.test["x"])
     is_edge = graph.receivers >= 0  # the others are padding
     types = None if graph.types is None else graph.types[is_edge]
     graph = graph._replace(senders=graph.senders[is_edge], receivers=graph.receivers[is_edge], types=types)
@@ -137,7 +138,8 @@ def _links(
     rng = generator("link_data", seed)
     size = len(graph.ids)
     # A pair (a, b) of nodes is encoded as a * size + b, in int64 since it may exceed 32 bits.
-    forward, reverse = (a * np.int64(size) + b for a, b in ((graph.senders, graph.receivers), graph[3:1:-1]))
+    forward = graph.senders * np.int64(size) + graph.receivers
+    reverse = graph.receivers * np.int64(size) + graph.senders
     if len(np.setdiff1d(forward, reverse)):
         validate.fail("graph", "one whose edges have both directions", "a directed graph", "graph_data makes such.")
     # One direction of each edge is a link. A pair with edges of several types is one link, too.

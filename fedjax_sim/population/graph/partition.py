@@ -8,7 +8,7 @@ nodes. An algorithm that does not read the halo drops the cut edges.
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -114,7 +114,7 @@ def node_owners(
     graph: GraphData,
     num_parties: int,
     *,
-    by: Literal["community", "label", "random"] = "community",
+    by: str = "community",
     labels: ArrayLike | None = None,
     seed: int = 0,
 ) -> np.ndarray:
@@ -137,6 +137,7 @@ def node_owners(
     References: Stanton and Kliot 2012 (linear deterministic greedy); Nishimura and Ugander 2013 (several passes).
     """
     validate.part("graph", graph, GraphData)
+    validate.one_of("by", by, PARTITIONS)
     size = len(graph.ids)
     validate.integer("num_parties", num_parties, 1, size, hint=f"There are {size} nodes.")
     rng = generator("node_owners", seed)

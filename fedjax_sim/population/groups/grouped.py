@@ -96,8 +96,9 @@ class CountedGroup(Group, CheapReads):
 
     population: CheapReads
 
+    # A field of a protocol is read only, but Python's types have no word for it.
     @property
-    def capacities(self) -> tuple[int, ...]:
+    def capacities(self) -> tuple[int, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]
         """The size classes of the population's clients."""
         return self.population.capacities
 
@@ -147,8 +148,9 @@ class Grouped(Groups):
         """The number of rows of a group that is read as one client, padding included."""
         return self.group_size * num_rows(self.population)
 
+    # A field of a protocol is read only, but Python's types have no word for it.
     @property
-    def num_members(self) -> int | None:
+    def num_members(self) -> int | None:  # pyright: ignore[reportIncompatibleVariableOverride]
         """The number of clients in all groups together, on the lowest level if groups are nested; None = not known."""
         return self.population.num_members if isinstance(self.population, Groups) else self.population.size
 
@@ -178,12 +180,10 @@ class Grouped(Groups):
         members = self.members.at[positions].get(mode="clip")
         # A group of groups tells no counts: pooled rows of groups are not sorted by size.
         if isinstance(self.population, Groups):
-            kind = GroupOfGroups
-        elif isinstance(self.population, CheapReads):
-            kind = CountedGroup
-        else:
-            kind = Group
-        return kind(self.population, members, count, self.group_size, self.ragged)
+            return GroupOfGroups(self.population, members, count, self.group_size, self.ragged)
+        if isinstance(self.population, CheapReads):
+            return CountedGroup(self.population, members, count, self.group_size, self.ragged)
+        return Group(self.population, members, count, self.group_size, self.ragged)
 
     def client(self, id: Array) -> ClientData:
         """Returns the pooled data of group `id`: the rows of one member after the other, with padding between them."""

@@ -68,6 +68,7 @@ def with_groups(
         validate.fail("num_groups, groups", "exactly one of the two", (num_groups, groups))
     if groups is not None:
         return _grouped(data, np.asarray(groups))
+    assert num_groups is not None, "one of the two is given"
     size = data.train.size
     validate.integer("num_groups", num_groups, 1, size)
     if by in ("labels", "size"):
@@ -156,6 +157,8 @@ def _groups_by_labels(data: FederatedData, num_groups: int, seed: int) -> np.nda
     shares = counts / np.maximum(counts.sum(1, keepdims=True), 1)
     distinct = len(np.unique(shares, axis=0))
     validate.integer("num_groups", num_groups, 1, distinct, hint=f"There are {distinct} different shares of labels.")
-    clusters = KMeans(num_groups, n_init=4, random_state=seed % 2**32).fit_predict(shares)
+    # scikit-learn states no types, so that type checkers read those of its defaults: n_init is "auto" by default.
+    means = KMeans(num_groups, n_init=4, random_state=seed % 2**32)  # pyright: ignore[reportArgumentType]
+    clusters = means.fit_predict(shares)
     # k-means may leave a cluster empty, so the groups are renumbered without gaps.
     return np.unique(clusters, return_inverse=True)[1]

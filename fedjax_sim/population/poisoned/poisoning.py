@@ -176,6 +176,7 @@ def check_data(data: FederatedData) -> None:
 def check_rows(data: FederatedData, rows: float) -> FederatedData:
     """Returns the data set, and refuses it if a share `rows` of its poisoned clients' examples is no row at all."""
     train = data.train
+    assert isinstance(train, Poisoned), "poisoned by the caller"
     if len(train.poisoned_ids):
         ratio = jnp.asarray(ratio_of("rows", rows))
 

@@ -35,7 +35,7 @@ def _added(wave: Array, x: Array) -> Array:
     return x + wave[None].astype(x.dtype)
 
 
-def _set(shape: tuple[int, ...], positions: np.ndarray, values: np.ndarray) -> Partial:
+def _set(shape: tuple[int, ...], positions: np.ndarray, values: np.ndarray | np.float32) -> Partial:
     """Returns the function that sets these flat positions of an example to these values."""
     is_set = np.zeros(math.prod(shape), bool)
     pattern = np.zeros(math.prod(shape), np.float32)

@@ -131,6 +131,7 @@ def test_breast_cancer_is_standardised():
         (lambda: digits(test_fraction=1.0), "test_fraction"),
         (lambda: digits(test_fraction=1e-9), "test_fraction"),
         (lambda: digits_partition(partition="dirichlit"), "Did you mean 'dirichlet'"),
+        (lambda: digits_partition(num_clients=0), "num_clients"),
         (lambda: breast_cancer(seed=-1), "seed"),
     ],
 )
