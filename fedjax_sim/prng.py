@@ -112,7 +112,7 @@ def threefry(words: Array, high: Array, low: Array) -> tuple[Array, Array]:
 
 def random_bits(key: Array, count: int) -> Array:
     """Returns [count] uint32 random bits: the bits of `jax.random.bits`, computed faster for a few on a CPU."""
-    if jax.random.key_impl(key) != "threefry2x32" or not jax.config.jax_threefry_partitionable:
+    if jax.random.key_impl(key) != "threefry2x32" or not jax.threefry_partitionable.value:
         return jax.random.bits(key, (count,), jnp.uint32)
     high, low = threefry(jax.random.key_data(key), jnp.uint32(0), jnp.arange(count, dtype=jnp.uint32))
     return high ^ low

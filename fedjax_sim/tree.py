@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 
 from fedjax_sim import validate
 from fedjax_sim.types import Array, PyTree
@@ -81,7 +82,7 @@ def sha256_of(tree: PyTree) -> Any:
             leaf = jax.random.key_data(leaf)
         array = np.ascontiguousarray(leaf)
         sha.update(f"{array.dtype} {array.shape}".encode())
-        sha.update(array.reshape(-1).view(np.uint8))
+        sha.update(array.reshape(-1).view(np.uint8).data)
     return sha
 
 
@@ -148,7 +149,7 @@ def has_equal_rows(tree: PyTree) -> bool:
     (False, True)
     """
     leaves = jax.tree.leaves(tree)
-    if any(isinstance(x, jax.core.Tracer) for x in leaves):
+    if any(isinstance(x, Tracer) for x in leaves):
         return False
     rows = list(zip(*(np.asarray(x) for x in leaves), strict=True))
     return len({b"".join(x.tobytes() for x in row) for row in rows}) < len(rows)

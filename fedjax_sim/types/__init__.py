@@ -15,6 +15,7 @@ d model dimension.
 """
 
 from fedjax_sim.types.data import (
+    AnyArray as AnyArray,
     Array as Array,
     Attackers as Attackers,
     CheapReads as CheapReads,

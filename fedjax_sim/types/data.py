@@ -8,10 +8,12 @@ from typing import Any, NamedTuple, Protocol, Self, TypeAlias, runtime_checkable
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from fedjax_sim.types.time import Timing
 
 Array = jax.Array
+AnyArray: TypeAlias = np.ndarray | Array  # on the host, or in a program
 PyTree = Any
 # A path of a file. The file's content is part of a run's identity; a relative path in a config begins at the config.
 FilePath = str

@@ -171,9 +171,8 @@ class Star(NamedTuple):
     @property
     def params_kind(self) -> ParamsKind:
         """What the server's `params` are; where clients are federations, what these make of them."""
-        kind = self.server.params_kind
-        is_above = kind is ParamsKind.MODEL and self.client.federation is not None
-        return self.client.federation.params_kind if is_above else kind
+        kind, federation = self.server.params_kind, self.client.federation
+        return kind if kind is not ParamsKind.MODEL or federation is None else federation.params_kind
 
 
 class Inside(NamedTuple):

@@ -45,7 +45,7 @@ def exceeds(shares: Array | np.ndarray, threshold: Array | float) -> Array | np.
     return shares > threshold + abs(threshold) * TOLERANCE
 
 
-def product_of_share(share: Array, number: Array) -> Array:
+def product_of_share(share: Array, number: Array | int) -> Array:
     """Returns a share of a number, which is a whole number where it is one as fractions, traceable.
 
     Args:

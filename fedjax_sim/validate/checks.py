@@ -18,6 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jax.core import Tracer
 
 from fedjax_sim.validate.errors import fail, nearest
 
@@ -28,7 +29,7 @@ LARGEST, SMALLEST = (float(x) for x in (np.finfo(np.float32).max, np.finfo(np.fl
 
 def _number(name: str, value: Any, rule: str, hint: str) -> bool:
     """Returns True for a concrete value, which must be checked; raises TypeError for a value that is no real number."""
-    if isinstance(value, jax.core.Tracer):
+    if isinstance(value, Tracer):
         return False
     if isinstance(value, (np.ndarray, jax.Array)) and value.ndim == 0:
         value = value.item()
@@ -84,7 +85,7 @@ def in_range(
 def positive(name: str, value: Any, *, hint: str = "", wide: bool = False) -> None:
     """Refuses all but a real number above zero that does not vanish in float32; with `wide`, float64 (on the host)."""
     in_range(name, value, 0, open_low=True, hint=hint, wide=wide)
-    if not wide and not isinstance(value, jax.core.Tracer) and value < SMALLEST:
+    if not wide and not isinstance(value, Tracer) and value < SMALLEST:
         fail(name, "a finite number > 0", value, f"float32 takes it for 0. {hint}".strip())
 
 
@@ -99,9 +100,9 @@ def integer(name: str, value: Any, low: int = 1, high: int = INT32_MAX, *, hint:
     rule = f"an integer in [{low}, {high}]"
     if isinstance(value, (bool, np.bool_)) or not isinstance(value, numbers.Integral):
         fail(name, rule, value, hint, TypeError)
-    if isinstance(value, np.integer) and not isinstance(value, np.int64):
+    if isinstance(value, np.integer) and value.dtype != np.int64:
         fail(name, rule, value, f"Products of NumPy's {value.dtype} may wrap around: write int({name}).", TypeError)
-    if not (low <= value <= high):
+    if not (low <= int(value) <= high):
         fail(name, rule, value, hint)
 
 

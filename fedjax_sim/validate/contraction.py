@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 
 from fedjax_sim.validate.errors import fail
 
@@ -56,7 +57,7 @@ def contraction(name: str, send: Callable, spec: Any, *, hint: str = "") -> None
     with jax.ensure_compile_time_eval():
         trial = jax.jit(lambda inputs: jax.lax.map(lambda i: excess(i, inputs), jnp.arange(2 * draws)))
         excesses = trial(jax.tree.map(probes, spec))
-    if isinstance(excesses, jax.core.Tracer):
+    if isinstance(excesses, Tracer):
         return
     largest = np.asarray(excesses).reshape(draws, 2).mean(0).max()
     # Not `largest >= 0`, so that a NaN fails.
