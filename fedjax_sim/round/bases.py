@@ -16,7 +16,7 @@ class Bases(NamedTuple):
     """The models from which the clients of a cohort start, where these are not the server's current broadcast."""
 
     models: PyTree  # leaves [V, ...], such as earlier broadcasts, or copies that clients train in turn
-    index: Array  # [m] int32, the row of `models` that each slot was sent
+    row: Array  # [m] int32, of `models`, that each slot was sent
     factors: Array | None = None  # [m] float32 by which each slot's update is multiplied, before its transform; None: 1
     # [m] int32, the server's rounds before each slot was sent its model; None = all rounds so far
     versions: Array | None = None
@@ -27,7 +27,7 @@ class Bases(NamedTuple):
 class _Base(NamedTuple):
     """The row of one slot."""
 
-    index: Array  # [] int32 into the models
+    row: Array  # [] int32, of the models
     factor: Array | None  # [] float32; None = 1
 
 
@@ -45,14 +45,14 @@ def starting_from(bases: Bases) -> Extension:
     (tests/round/test_bases.py::test_own_models_and_factors); asynchronous servers are those of an event loop
     (tests/algorithms/asynchronous/test_asynchronous.py::test_fedbuff_is_the_event_loop).
     """
-    rows = _Base(bases.index, bases.factors)
+    rows = _Base(bases.row, bases.factors)
     return Extension(
         rows=rows, shared=bases.models, versions=bases.versions, start=_own_model, scaled=_by_factor, renewed=bases.kept
     )
 
 
 def _own_model(broadcast: PyTree, models: PyTree, base: _Base) -> PyTree:
-    return jax.tree.map(lambda x: x[base.index], models)
+    return jax.tree.map(lambda x: x[base.row], models)
 
 
 def _by_factor(update: PyTree, base: _Base) -> PyTree:

@@ -12,7 +12,7 @@ import numpy as np
 
 from fedjax_sim import engine, tree, validate
 from fedjax_sim.engine.arithmetic import exact_sums
-from fedjax_sim.population.protocol import num_rows
+from fedjax_sim.population.protocol import count_of, num_rows
 from fedjax_sim.prng import stream
 from fedjax_sim.round.costs import bytes_by_invited, client_wires, plan_of
 from fedjax_sim.round.extension import Extension
@@ -52,7 +52,7 @@ def _packing_options(star: Star, population: Population, cohort: Cohort) -> dict
     if not (classes := _size_classes(star, population)):
         return {}
     # A client that will not report is not trained, so it costs what an empty client costs.
-    sizes = jnp.where(cohort.reported, jax.vmap(population.count)(cohort.ids), 0)
+    sizes = jnp.where(cohort.reported, jax.vmap(partial(count_of, population))(cohort.ids), 0)
     return {"sizes": sizes, "capacities": classes}
 
 
@@ -235,7 +235,7 @@ def collect(
     client_rows, clients = engine.take(state.clients, held_ids)
     memory_rows, memory = engine.take(state.memory, held_ids)
     # Keys follow from the client's id and not from its slot: results do not depend on the order of the cohort.
-    keys = tuple(engine.client_keys(stream(key, name), ids) for name in ("client", "transform"))
+    keys = engine.client_keys(stream(key, "client"), ids), engine.client_keys(stream(key, "transform"), ids)
     reported = _reporting(star, key, Round(cohort, broadcast, state.aggregator))
     slots = Slot(
         position=positions,
@@ -251,15 +251,16 @@ def collect(
     )
     message, _ = jax.eval_shape(each, shared, jax.tree.map(lambda x: x[0], slots))
     tally = tree.varying(_empty_tally(star, message, num_slots), state.round)
-    held = Slot(**{name: name in ("client", "memory") for name in Slot._fields})
+    held = Slot._make(name in ("client", "memory") for name in Slot._fields)
     fold_options = {"plan": plan, "mesh": mesh, "held": held, **packing_options}
     if inputs.may_skip:
         fold_options["there"] = slots.worked
-    if extension.renewed is not None:
+    renewed = extension.renewed
+    if renewed is not None:
         # The carry already holds what is shared, and each chunk changes it. So every chunk reads it from the carry, and
         # `shared` holds no second copy.
         shared = shared._replace(extension=None)
-        fold_options["renewed"] = lambda shared, tally: shared._replace(extension=extension.renewed(tally.carry))
+        fold_options["renewed"] = lambda shared, tally: shared._replace(extension=renewed(tally.carry))
     tally, by_slot = engine.fold(each, _accumulate_function(star, num_slots), shared, tally, slots, **fold_options)
     num_arrived, num_dropped, counts = _split_counters(tally.counters, message.counts)
     losses = None

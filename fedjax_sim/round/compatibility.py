@@ -7,6 +7,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 
 from fedjax_sim import validate
 from fedjax_sim.types import Aggregator, ClientUpdate, Devices, PyTree, Sampler, ServerUpdate, UpdateTransform
@@ -196,7 +197,7 @@ def discounts(factors: Callable, most: int) -> bool:
         validate.fail(
             "staleness", rule, f"{values.dtype} of shape {values.shape}", "See server.staleness.polynomial.", TypeError
         )
-    if isinstance(values, jax.core.Tracer):
+    if isinstance(values, Tracer):
         return True  # a sweep passes the exponent as an argument of its program: the factors are not known here
     values = np.asarray(values)
     is_wrong = ~((values > 0) & (values <= 1))  # NaN is wrong too

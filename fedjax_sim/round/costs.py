@@ -13,7 +13,20 @@ from fedjax_sim.engine.jaxpr import walk
 from fedjax_sim.network.devices import SATURATED, num_saturated
 from fedjax_sim.population.protocol import num_rows, sizes_of
 from fedjax_sim.transform.chain import plain_wire, wire_of
-from fedjax_sim.types import Array, ClientData, Cohort, Count, Groups, Metric, Population, PyTree, Star, Wire, Work
+from fedjax_sim.types import (
+    Array,
+    ClientData,
+    Cohort,
+    Count,
+    Groups,
+    Metric,
+    Population,
+    PyTree,
+    Star,
+    TimeInside,
+    Wire,
+    Work,
+)
 
 ID = jax.ShapeDtypeStruct((), jnp.int32)
 NAMED_CLIENTS = 8  # an error names at most so many clients
@@ -30,13 +43,18 @@ ROUND_METRICS = (
 
 
 def own_data(star: Star, population: Population, id: Array) -> ClientData | Population:
-    """The data of client `id`, or its group of clients where the star's clients are federations.
+    """The data of client `id`, or its group of clients where the star's clients are federations."""
+    return _data_of(star, population, id) if star.client.federation is None else group_of(population, id)
 
-    A client that reads the number of the round (`ClientFacts.reads_round`) is given round 0.
-    """
-    if star.client.federation is None:
-        data = population.client(id)
-        return data._replace(round=jnp.zeros((), jnp.int32)) if star.client.facts.reads_round else data
+
+def _data_of(star: Star, population: Population, id: Array) -> ClientData:
+    """The data of client `id`; one that reads the number of the round (`ClientFacts.reads_round`) is given round 0."""
+    data = population.client(id)
+    return data._replace(round=jnp.zeros((), jnp.int32)) if star.client.facts.reads_round else data
+
+
+def group_of(population: Population, id: Array) -> Population:
+    """The group of clients of federation `id`."""
     if not isinstance(population, Groups):
         hint = "Its clients are federations: population.grouped makes groups ([data.with_groups]), around all wrappers."
         validate.fail("population", "one of groups (`types.Groups`)", type(population).__name__, hint, TypeError)
@@ -204,7 +222,8 @@ def work_of(star: Star, params: PyTree, population: Population) -> Work:
     by_invited = bytes_by_invited(star, broadcast, population)
     by_invited = None if by_invited is None else by_invited[:, [0, 2]]
     if star.client.federation is not None:
-        inside = None if star.client.time_inside is None else partial(_asked_inside, star, broadcast, population)
+        time_inside = star.client.time_inside
+        inside = None if time_inside is None else partial(_asked_inside, time_inside, broadcast, population)
         return Work(
             bytes_up=bytes_up,
             bytes_down=bytes_down,
@@ -216,7 +235,7 @@ def work_of(star: Star, params: PyTree, population: Population) -> Work:
         )
 
     def local(broadcast, population, steps):
-        data = own_data(star, population, jnp.zeros((), jnp.int32))._replace(work=steps)
+        data = _data_of(star, population, jnp.zeros((), jnp.int32))._replace(work=steps)
         return star.client.apply(jax.random.key(0), broadcast, own_state(star, broadcast, population), data)
 
     facts = star.client.facts
@@ -244,12 +263,12 @@ def work_of(star: Star, params: PyTree, population: Population) -> Work:
 
 
 def _asked_inside(
-    star: Star, broadcast: PyTree, population: Population, flops_scale: float, bytes_scale: float
+    time_inside: TimeInside, broadcast: PyTree, population: Population, flops_scale: float, bytes_scale: float
 ) -> PyTree:
     """The work that the rounds inside of each client ask of its own clients, leaves [N, ...] (`TimeInside.asked`)."""
 
     def asked_of_client(id):
-        return star.client.time_inside.asked(broadcast, own_data(star, population, id), flops_scale, bytes_scale)
+        return time_inside.asked(broadcast, group_of(population, id), flops_scale, bytes_scale)
 
     return jax.vmap(asked_of_client)(jnp.arange(population.size, dtype=jnp.int32))
 

@@ -37,7 +37,7 @@ def federated(
     downlink: UpdateTransform | None = None,
     nonfinite: Annotated[Literal["drop", "error"], FromData("nonfinite")] = "drop",
     plan: Annotated[engine.Plan | None, FromData("plan"), Checked(engine.check_plan)] = None,
-    mesh: Annotated[Mesh | str | None, FromData("mesh"), Checked(engine.check_mesh)] = "all",
+    mesh: Annotated[Mesh | Literal["all"] | None, FromData("mesh"), Checked(engine.check_mesh)] = "all",
 ) -> Algorithm:
     """Makes an algorithm for federated learning around one server.
 

@@ -7,14 +7,13 @@ algorithm may have clients that are federations, and may run inside of one.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import NamedTuple
 
 import jax.numpy as jnp
 
 from fedjax_sim import engine, tree
 from fedjax_sim.population.protocol import num_rows
-from fedjax_sim.round.costs import own_data, senders
+from fedjax_sim.round.costs import group_of, senders
 from fedjax_sim.round.message import Shared, Slot
 from fedjax_sim.types import Array, ClientData, Cohort, Population, Star, Subpopulation
 
@@ -45,7 +44,7 @@ def inputs_of(star: Star, population: Population) -> Inputs:
     if star.client.federation is None:
         return Inputs(read=_examples, works=_who_report, may_skip=may_skip)
     # The clients inside are vmapped, so federations follow one another.
-    return Inputs(read=partial(_group, star), works=_who_send, plan=engine.Plan(1, 1), may_skip=may_skip)
+    return Inputs(read=_group, works=_who_send, plan=engine.Plan(1, 1), may_skip=may_skip)
 
 
 def _examples(shared: Shared, slot: Slot, rows: int | None) -> ClientData:
@@ -67,9 +66,9 @@ def _examples(shared: Shared, slot: Slot, rows: int | None) -> ClientData:
     return data._replace(examples=examples, mask=mask, work=slot.work, round=round)
 
 
-def _group(star: Star, shared: Shared, slot: Slot, rows: int | None) -> Population:
+def _group(shared: Shared, slot: Slot, rows: int | None) -> Population:
     """Returns the group of clients of one federation; a group without clients where it makes no rounds."""
-    return own_data(star, shared.population, jnp.where(slot.worked, slot.id, -1))
+    return group_of(shared.population, jnp.where(slot.worked, slot.id, -1))
 
 
 def _who_report(cohort: Cohort, reported: Array) -> Array:

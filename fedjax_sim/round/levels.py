@@ -74,12 +74,15 @@ def by_own_ids(aggregator: Aggregator, group: Population) -> Aggregator:
         return jnp.maximum(group.own_ids(places), 0)
 
     def with_translated_ids(function: Callable | None) -> Callable | None:
+        if function is None:
+            return None
+
         def translated(key, round, *arguments):
             arguments = [x._replace(ids=own_ids(x.ids)) if isinstance(x, Received) else x for x in arguments]
             cohort = round.cohort._replace(ids=own_ids(round.cohort.ids))
             return function(key, round._replace(cohort=cohort), *arguments)
 
-        return function and translated
+        return translated
 
     # These are all functions of an aggregator that see ids; `stays` and `view` may be None.
     names = ("accumulate", "finalize", "stays", "view")

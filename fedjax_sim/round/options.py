@@ -20,7 +20,7 @@ class ExecutionOptions(TypedDict, total=False):
 
     nonfinite: Annotated[Literal["drop", "error"], FromData("nonfinite"), Default("drop")]
     plan: Annotated[Plan | None, FromData("plan"), Checked(check_plan), Default(None)]
-    mesh: Annotated[Mesh | str | None, FromData("mesh"), Checked(check_mesh), Default("all")]
+    mesh: Annotated[Mesh | Literal["all"] | None, FromData("mesh"), Checked(check_mesh), Default("all")]
 
 
 class MessageOptions(ExecutionOptions, total=False):

@@ -89,11 +89,12 @@ def invite(star: Star, key: Array, state: FederatedState) -> tuple[Cohort, PyTre
 
     Guarantees: two steps of a round share no random stream (tests/test_prng.py::test_stage_names_do_not_collide).
     """
-    if star.sampler.devices is None or star.client.time_inside is None:
+    time_inside = star.client.time_inside
+    if star.sampler.devices is None or time_inside is None:
         return _draw_cohort(star, key, state.sampler)
 
     def priced(_, cohort, price):
-        return with_rounds_inside(star.client.time_inside, key, cohort, price)
+        return with_rounds_inside(time_inside, key, cohort, price)
 
     return invite_together(star, key, state, priced)
 
@@ -260,6 +261,7 @@ def close(
     sampler = state.sampler
     clients, memory = remember(cohort, gathered, is_used)
     if star.sampler.observe is not None:
+        assert gathered.losses is not None, "`collect` keeps the losses for such a sampler"
         outcome = Outcome(gathered.arrived, gathered.losses)
         sampler = engine.reproducible(star.sampler.observe)(sampler, cohort, outcome)
     aggregator = tree.where(is_used, new_aggregator, state.aggregator)
