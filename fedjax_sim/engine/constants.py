@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
+from jax.core import Tracer
 from jax.extend import core
 from jax.sharding import PartitionSpec
 
@@ -46,7 +47,7 @@ class _Closed(NamedTuple):
     """A traced program, whose large constants are arguments."""
 
     arrays: list[Array]  # the large constants
-    run: Callable  # (arrays, leaves of the arguments) -> leaves of the results, under `jax.jit`
+    run: jax.stages.Wrapped  # (arrays, leaves of the arguments) -> leaves of the results
     structure: Any  # of the results
     program: Program  # while it is alive, no other program can have its id
 
@@ -115,7 +116,7 @@ def _large(program: Program) -> list[Array]:
 
 
 def _is_large(x: Any) -> bool:
-    return not isinstance(x, jax.core.Tracer) and getattr(x, "nbytes", 0) >= LARGE_BYTES
+    return not isinstance(x, Tracer) and getattr(x, "nbytes", 0) >= LARGE_BYTES
 
 
 class _Replay:

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend import core
 
-from fedjax_sim.engine.jaxpr import Program, inner_programs, opened, scan_arguments
+from fedjax_sim.engine.jaxpr import Program, aval_of, inner_programs, opened, scan_arguments
 
 MOVES = frozenset(  # operations that only move or read numbers
     "broadcast_in_dim concatenate convert_element_type copy copy_p dynamic_slice dynamic_update_slice gather "
@@ -81,7 +81,7 @@ def _operations(eqn: core.JaxprEqn, read: list[bool], turns: int) -> tuple[int, 
     all_arguments = [True] * len(eqn.invars)
     if name == "dot_general":
         (contracted, _), _ = eqn.params["dimension_numbers"]
-        return 2 * _size(eqn.outvars[0]) * math.prod(eqn.invars[0].aval.shape[i] for i in contracted), all_arguments
+        return 2 * _size(eqn.outvars[0]) * math.prod(aval_of(eqn.invars[0]).shape[i] for i in contracted), all_arguments
     if name == "conv_general_dilated":
         return 2 * _products(eqn), all_arguments
     if name == "scan":
@@ -105,7 +105,7 @@ def _operations(eqn: core.JaxprEqn, read: list[bool], turns: int) -> tuple[int, 
         return 0, all_arguments
     # A reduction takes an operation for each number that it reads, and a scatter one for each number that it adds.
     counted = eqn.invars if name.startswith(("reduce", "arg")) else eqn.invars[2:] if "scatter" in name else eqn.outvars
-    return sum(_size(x) for x in counted if jnp.issubdtype(x.aval.dtype, jnp.inexact)), all_arguments
+    return sum(_size(x) for x in counted if jnp.issubdtype(aval_of(x).dtype, jnp.inexact)), all_arguments
 
 
 def _products(eqn: core.JaxprEqn) -> int:
@@ -119,8 +119,8 @@ def _products(eqn: core.JaxprEqn) -> int:
     """
     axes = eqn.params["dimension_numbers"]
     options = eqn.params
-    (image, kernel) = (x.aval.shape for x in eqn.invars[:2])
-    out = eqn.outvars[0].aval.shape
+    (image, kernel) = (aval_of(x).shape for x in eqn.invars[:2])
+    out = aval_of(eqn.outvars[0]).shape
     # Batch size, output features, and input features that an output reads.
     total = out[axes.out_spec[0]] * out[axes.out_spec[1]] * kernel[axes.rhs_spec[1]]
     spatial_options = zip(
@@ -219,4 +219,4 @@ def _settled(turn: Callable, carry: list[bool]) -> tuple[int, list[bool], list[b
 
 def _size(value: core.Var | core.Literal) -> int:
     """Returns the number of elements of an array."""
-    return math.prod(value.aval.shape)
+    return math.prod(aval_of(value).shape)

@@ -12,7 +12,7 @@ import math
 import warnings
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -78,7 +78,7 @@ def assumed_devices(num_devices: int) -> Iterator[None]:
         yield
 
 
-def mesh_for(stated: Mesh | str | None) -> Mesh | AbstractMesh | None:
+def mesh_for(stated: Mesh | Literal["all"] | None) -> Mesh | AbstractMesh | None:
     """Returns the devices that share a cohort, as an algorithm states them: a mesh, "all" or None for one device.
 
     Inside of `assumed_devices` these are the assumed ones, whatever the algorithm states.

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, cast
 
 import jax
+from jax.core import ShapedArray
 from jax.extend import core, source_info_util
 
 from fedjax_sim.types import PyTree
@@ -27,7 +28,12 @@ CALLS = (
 
 def opened(program: Program) -> tuple[core.Jaxpr, Sequence[Any]]:
     """Returns (the program as a plain jaxpr with its equations, the values of its constants)."""
-    return getattr(program, "jaxpr", program), getattr(program, "consts", ())
+    return cast(core.Jaxpr, getattr(program, "jaxpr", program)), getattr(program, "consts", ())
+
+
+def aval_of(operand: core.Var | core.Literal) -> ShapedArray:
+    """Returns shape and dtype of an operand that is an array; JAX's own type allows tokens and refs as well."""
+    return cast(ShapedArray, operand.aval)
 
 
 def inner_programs(equation: core.JaxprEqn) -> list[tuple[str, Program]]:

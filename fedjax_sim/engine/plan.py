@@ -213,6 +213,7 @@ def needs(compiled: Executable) -> Needs:
 def needs_of_a_device(compiled: Executable) -> Needs:
     """Returns the memory that the compiler allots to a program on each device."""
     analysis = compiled.memory_analysis()
+    assert analysis is not None, "all of XLA's backends state it"
     results = max(analysis.output_size_in_bytes - analysis.alias_size_in_bytes, 0)
     return Needs(analysis.argument_size_in_bytes, analysis.temp_size_in_bytes, results)
 

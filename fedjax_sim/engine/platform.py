@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import jax
 
 from fedjax_sim import validate
 
+Device: TypeAlias = jax.Device  # pyright: ignore[reportInvalidTypeForm]  # jaxlib states no types
 PLATFORMS = {"cpu": "cpu", "cuda": "gpu", "rocm": "gpu", "tpu": "tpu"}  # JAX's name for lowering: the backend's name
 
 
@@ -21,7 +22,7 @@ class _Target(NamedTuple):
     """The hardware that programs are traced for."""
 
     backend: str  # "cpu", "gpu" or "tpu"
-    devices: tuple[jax.Device, ...] = ()  # () for this machine's
+    devices: tuple[Device, ...] = ()  # () for this machine's
     device_memory: int | None = None  # bytes of each of `devices`
 
 
@@ -34,7 +35,7 @@ def target() -> str:
     return jax.default_backend() if _target.value is None else _target.value.backend
 
 
-def visible_devices() -> list[jax.Device]:
+def visible_devices() -> list[Device]:
     """Returns the devices that a program is traced for, of all processes: this machine's, or those that are stated."""
     return jax.devices() if _target.value is None else list(_target.value.devices) or jax.devices()
 
@@ -52,9 +53,7 @@ def device_memory() -> int | None:
 
 
 @contextlib.contextmanager
-def compiling_for(
-    platform: str, devices: Sequence[jax.Device] = (), device_memory: int | None = None
-) -> Iterator[None]:
+def compiling_for(platform: str, devices: Sequence[Device] = (), device_memory: int | None = None) -> Iterator[None]:
     """Traces programs inside the block for a platform, which need not be that of this machine.
 
     A program for a TPU can thus be made and read on a laptop. A function that `jax.jit` has traced outside of the block

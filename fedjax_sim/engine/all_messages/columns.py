@@ -37,7 +37,7 @@ class Messages:
     columns: tuple[Array, ...]  # one for each leaf of the messages, [places, d_leaf], padded with columns of zeros
     order: Array  # [m] int32: the place of each message
     shapes: tuple[tuple[int, ...], ...]  # of a message's leaves
-    structure: jax.tree_util.PyTreeDef
+    structure: jax.tree_util.PyTreeDef  # pyright: ignore[reportInvalidTypeForm]  # jaxlib states no types
     mesh: Mesh | None  # devices that the columns are split over
 
     @property
@@ -57,13 +57,14 @@ def messages_of(rows: Rows, slots: Array) -> Messages:
     shapes = tuple(x.shape[1:] for x in leaves)
     flat = [x.reshape(x.shape[0], math.prod(shape)) for x, shape in zip(leaves, shapes, strict=True)]
     order = rows.place[slots]
-    if rows.mesh is not None:
+    mesh = rows.mesh
+    if mesh is not None:
         by_row = PartitionSpec(AXIS)
         by_column = PartitionSpec(None, AXIS)
-        exchange = lambda leaves: [_exchanged(x, rows.mesh.size) for x in leaves]  # noqa: E731
-        flat = jax.shard_map(exchange, mesh=rows.mesh, in_specs=by_row, out_specs=by_column, check_vma=False)(flat)
-        order = on_every_device(order, rows.mesh)
-    return Messages(tuple(flat), order, shapes, structure, rows.mesh)
+        exchange = lambda leaves: [_exchanged(x, mesh.size) for x in leaves]  # noqa: E731
+        flat = jax.shard_map(exchange, mesh=mesh, in_specs=by_row, out_specs=by_column, check_vma=False)(flat)
+        order = on_every_device(order, mesh)
+    return Messages(tuple(flat), order, shapes, structure, mesh)
 
 
 def _exchanged(x: Array, devices: int) -> Array:
@@ -103,7 +104,8 @@ def on_devices(messages: Messages, work: Callable, *args: PyTree, columns: tuple
       split: whether the results are split along their last axes; else they are equal on all devices. A truth value for
         all results, or a pytree of truth values, one for each part.
     """
-    if messages.mesh is None:
+    mesh = messages.mesh
+    if mesh is None:
         return work(messages.columns, columns, *args)
     replicated = PartitionSpec()
     by_column = PartitionSpec(None, AXIS)
@@ -112,8 +114,8 @@ def on_devices(messages: Messages, work: Callable, *args: PyTree, columns: tuple
         "out_specs": jax.tree.map(lambda is_split: by_column if is_split else replicated, split),
         "check_vma": False,
     }
-    args = jax.tree.map(lambda x: on_every_device(x, messages.mesh), args)
-    return jax.shard_map(work, mesh=messages.mesh, **specs)(messages.columns, columns, *args)
+    args = jax.tree.map(lambda x: on_every_device(x, mesh), args)
+    return jax.shard_map(work, mesh=mesh, **specs)(messages.columns, columns, *args)
 
 
 def as_columns(messages: Messages, point: PyTree) -> tuple[Array, ...]:

@@ -85,7 +85,7 @@ def _checked(values: Array, valid: Array | None) -> tuple[Array, Array]:
     return values.reshape(values.shape[0], -1), valid
 
 
-def _rows(x: Array, shape: tuple[int, ...], name: str) -> Array:
+def _rows(x: Array | int, shape: tuple[int, ...], name: str) -> Array:
     """Returns integers [], or shaped like a message, as [1, d] int32, after checking them."""
     x = jnp.asarray(x)
     if not jnp.issubdtype(x.dtype, jnp.integer) or x.shape not in ((), shape):
@@ -245,6 +245,7 @@ def trimmed_mean(values: Array, trim: Array | int, valid: Array | None = None, w
 
     def weighted(block, inside, ends, copies, trim):
         """Returns the mean with weights: products rounded one by one, and added exactly."""
+        assert weights is not None, "without weights the mean is plain"
         zero = hidden_zero(block)
         products = jnp.where(inside, block.astype(wide), 0) * weights[:, None].astype(wide)
         inner = exact_sums.summed(rounded_here(products, zero))

@@ -85,7 +85,7 @@ def radix_select(keys: Array, rank: Array, pool: Callable, weights: Array | None
                 higher = byte | (jnp.uint8(128) >> i.astype(jnp.uint8))
                 return jnp.where(below(messages, higher) <= rank, higher, byte)
 
-            byte = jax.lax.fori_loop(0, 8, decide, jnp.zeros(rank.shape, jnp.uint8))
+            byte: Array = jax.lax.fori_loop(0, 8, decide, jnp.zeros(rank.shape, jnp.uint8))
             # Among the messages that share this byte too, the rank counts from their first.
             rank = rank - below(messages, byte)
             # A key of a single byte is not shifted.

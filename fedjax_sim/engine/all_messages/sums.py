@@ -98,7 +98,7 @@ def _summed(messages: Messages, point: PyTree | None, terms: Callable) -> Array:
       terms: t: (rows [b, w] float32, p [1, w] float32 or None) -> [b, w], the term of each coordinate, for b places and
         w columns at a time.
     """
-    point = () if point is None else [x.astype(jnp.float32) for x in as_columns(messages, point)]
+    columns = () if point is None else tuple(x.astype(jnp.float32) for x in as_columns(messages, point))
 
     # All devices call this on their columns; the sums of the coordinates are then added over the devices.
     def work(leaves, point, order):
@@ -113,7 +113,7 @@ def _summed(messages: Messages, point: PyTree | None, terms: Callable) -> Array:
             total = over_tiles(x, tile, total, NARROW)
         return _of_all_tiles(messages, total)[order]
 
-    return on_devices(messages, work, messages.order, columns=point)
+    return on_devices(messages, work, messages.order, columns=columns)
 
 
 def _no_sums(leaves: Sequence[Array]) -> PyTree:
@@ -179,7 +179,8 @@ class _Terms(NamedTuple):
         """Groups the terms of a sum."""
         zero = hidden_zero(coefficients)
         padding = -order.shape[0] % GROUP
-        return cls(*(jnp.pad(x, (0, padding)).reshape(-1, GROUP) for x in (order, coefficients)), zero)
+        order, coefficients = (jnp.pad(x, (0, padding)).reshape(-1, GROUP) for x in (order, coefficients))
+        return cls(order, coefficients, zero)
 
     def added(self, x: Array, start: Array, width: int) -> Array:
         """Returns the sum over messages of a tile's columns, [1, width]."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +21,9 @@ from fedjax_sim.engine.arithmetic.exact_sum import BLOCK, MAX_CHUNK as MAX_CHUNK
 from fedjax_sim.engine.arithmetic.mode import is_fast
 from fedjax_sim.engine.platform import target
 from fedjax_sim.types import Array, PyTree
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeIs  # in `typing` from Python 3.13
 
 MAX_CLIENTS = 1 << 26  # before a high word could overflow
 MAX_DEVICES = 1 << 10  # before a sum over devices of low words, each below 2^20, could overflow
@@ -41,9 +45,10 @@ class ExactSums:
       (tests/engine/arithmetic/test_exact_sums.py::test_leaves_that_share_a_sum).
     """
 
-    parts: tuple[ExactSum | Array, ...]  # the sum of each group of leaves, see `_groups`; arrays in fast arithmetic
+    # The sum of each group of leaves, see `_groups`; arrays in fast arithmetic
+    parts: tuple[ExactSum, ...] | tuple[Array, ...]
     spec: tuple[jax.ShapeDtypeStruct, ...]  # of the leaves
-    structure: jax.tree_util.PyTreeDef
+    structure: jax.tree_util.PyTreeDef  # pyright: ignore[reportInvalidTypeForm]  # jaxlib states no types
 
 
 def _groups(spec: tuple[jax.ShapeDtypeStruct, ...]) -> list[list[int]]:
@@ -51,8 +56,12 @@ def _groups(spec: tuple[jax.ShapeDtypeStruct, ...]) -> list[list[int]]:
     return tree.grouped(spec, [tree.at_least_float32(leaf.dtype) for leaf in spec])
 
 
-def _is_sum(x) -> bool:
+def _is_sum(x: Any) -> TypeIs[ExactSum]:
     return isinstance(x, ExactSum)
+
+
+def _are_sums(parts: tuple[ExactSum, ...] | tuple[Array, ...]) -> TypeIs[tuple[ExactSum, ...]]:
+    return all(map(_is_sum, parts))
 
 
 def zeros(spec: PyTree) -> ExactSums:
@@ -62,17 +71,16 @@ def zeros(spec: PyTree) -> ExactSums:
       spec: arrays or specs with the shapes and dtypes of one message. float64 leaves keep four bins, others two.
     """
 
-    def part(shape, dtype):
-        if is_fast():
-            return jnp.zeros(shape, tree.at_least_float32(dtype))
-        return exact_sum.empty(shape, dtype)
-
     leaves, structure = jax.tree.flatten(spec)
     leaves = tuple(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in leaves)
     groups = [[leaves[index] for index in indices] for indices in _groups(leaves)]
     # Leaves that share a sum are laid one behind the other in a flat array.
     shapes = [group[0].shape if len(group) == 1 else (sum(math.prod(x.shape) for x in group),) for group in groups]
-    parts = tuple(part(tuple(shape), group[0].dtype) for shape, group in zip(shapes, groups, strict=True))
+    specs = [(tuple(shape), group[0].dtype) for shape, group in zip(shapes, groups, strict=True)]
+    if is_fast():
+        parts = tuple(jnp.zeros(shape, tree.at_least_float32(dtype)) for shape, dtype in specs)
+    else:
+        parts = tuple(exact_sum.empty(shape, dtype) for shape, dtype in specs)
     return ExactSums(parts, leaves, structure)
 
 
@@ -110,7 +118,7 @@ def add(acc: ExactSums, values: PyTree) -> ExactSums:
             dtype = tree.common_dtype(jnp.float32, *group)
             group = [jnp.concatenate([x.reshape(x.shape[0], -1).astype(dtype) for x in group], axis=1)]
         messages += group
-    if all(map(_is_sum, acc.parts)):
+    if _are_sums(acc.parts):
         parts = exact_sum.add_messages(list(acc.parts), messages) if messages else []
     else:
         # In fast arithmetic the parts are arrays of floats.
@@ -224,11 +232,16 @@ def _combined_leaves(leaves: list[ExactSum | Array], axis: str) -> list[ExactSum
     summed_leaves = iter(summed_leaves)
     combined = []
     for leaf, dtype, is_placed in zip(leaves, dtypes, has_place, strict=True):
-        x = next(words) if is_placed else next(summed_leaves)
         if _is_sum(leaf):
-            combined.append(exact_sum.merged(x, number, leaf.shape) if is_placed else exact_sum.kept_bins(x, leaf))
+            combined.append(
+                exact_sum.merged(next(words), number, leaf.shape)
+                if is_placed
+                else exact_sum.kept_bins(next(summed_leaves), leaf)
+            )
+        elif is_placed:
+            combined.append(next(words)[0].sum(0, dtype=leaf.dtype).astype(dtype))
         else:
-            combined.append((x[0].sum(0, dtype=leaf.dtype) if is_placed else x).astype(dtype))
+            combined.append(next(summed_leaves).astype(dtype))
     return combined
 
 
@@ -254,7 +267,7 @@ def total(acc: ExactSums) -> PyTree:
     A coordinate is NaN if a value was added to it that is not finite.
     """
     leaves: list = [None] * len(acc.spec)
-    parts = exact_sum.sums_as_floats(list(acc.parts)) if all(map(_is_sum, acc.parts)) else acc.parts
+    parts = exact_sum.sums_as_floats(list(acc.parts)) if _are_sums(acc.parts) else acc.parts
     for part, indices in zip(parts, _groups(acc.spec), strict=True):
         flat = part.reshape(-1)
         start = 0

@@ -18,6 +18,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.core import ShapedArray, Tracer
 from jax.extend import core
 from jax.sharding import PartitionSpec
 
@@ -34,6 +35,7 @@ from fedjax_sim.engine.arithmetic.mode import is_fast
 from fedjax_sim.engine.jaxpr import (
     Program,
     as_traced,
+    aval_of,
     bind,
     evaluate,
     inner_programs,
@@ -262,6 +264,7 @@ class _Rewriter:
                 # The call is replaced by its program, for the result has no derivative anyway.
                 return self.run(params["call_jaxpr"], values, zero)
             if any(map(self.needs_rewrite, _called(equation))):
+                assert zero is not None, "a program that is rewritten has a hidden zero"
                 if name == "shard_map":
                     return self.on_devices(params, values, zero)
                 if name == "scan" and "num_consts" not in params:  # JAX from 0.12
@@ -282,13 +285,13 @@ class _Rewriter:
         if not self.rounds:
             return False
         name = equation.primitive.name
-        arrays = [x.aval for x in equation.outvars if isinstance(x.aval, jax.core.ShapedArray)]  # no tokens, no refs
+        arrays = [x.aval for x in equation.outvars if isinstance(x.aval, ShapedArray)]  # no tokens, no refs
         dtypes = [x.dtype for x in arrays if _integer(x.dtype)]
         if any(map(_is_short, dtypes)):
             # With floats of 16 bits a compiler computes in 32 bits, and may leave out the rounding between any two
             # operations. Operations that only move numbers cannot make them longer.
             return name not in MOVED and not _called(equation)
-        if name == "reduce_sum" and equation.invars[0].aval.size > LARGEST_SUM:
+        if name == "reduce_sum" and aval_of(equation.invars[0]).size > LARGEST_SUM:
             return False
         if name == "mul" and any(map(_is_exact_factor, equation.invars)):
             return False
@@ -409,13 +412,13 @@ def _called(equation: core.JaxprEqn) -> list[Program]:
     return [program for _, program in inner_programs(equation)]
 
 
-def _unknown(args: Sequence[Array]) -> list[Array]:
+def _unknown(args: Sequence[Array]) -> Sequence[Array]:
     """Returns up to three of a program's arguments to make a hidden zero from.
 
     The compiler must know nothing about them. Floats are taken before integers, since integers may be loop counters,
     and the largest arrays first, since a loop may start from small constants. Without floats, keys come first.
     """
-    traced = [x for x in args if isinstance(x, jax.core.Tracer) and x.size]
+    traced = [x for x in args if isinstance(x, Tracer) and x.size]
     keys = [jax.random.key_data(x) for x in traced if jnp.issubdtype(x.dtype, jax.dtypes.prng_key)]
     candidates = sorted((x for x in traced if _has_bits(x.dtype)), key=lambda x: (_integer(x.dtype) is None, -x.size))
     return [x for x in candidates if _integer(x.dtype)][:3] or (keys + candidates)[:3]

@@ -153,20 +153,21 @@ class MemoryFile:
         """
         self._check_version(version)
         try:
-            is_same_file = os.path.samestat(os.stat(self.path), os.fstat(self._rows))
+            is_same_file = os.path.samestat(os.stat(self.path), os.fstat(self._open_rows))
         except FileNotFoundError:
             is_same_file = False
         if not is_same_file:
             raise MemoryFileError(f"{self.path}: deleted or replaced during the run; its rows cannot be resumed.")
         # Batches without records are written without a sync.
-        self._journal.sync()
-        os.fsync(self._rows)
+        self._open_journal.sync()
+        os.fsync(self._open_rows)
 
     def advance(self, keep: int) -> None:
         """Starts the journal of this version, whose checkpoint is on disk by now; keeps the newest `keep` journals."""
         with self._lock:
-            if self.version != self._journal.version:
-                self._start_journal((self._journal.version, self._journal.end))
+            journal = self._open_journal
+            if self.version != journal.version:
+                self._start_journal((journal.version, journal.end))
             for version in sorted(self.journals())[:-keep]:
                 self._journal_path(version).unlink(missing_ok=True)
 
@@ -185,7 +186,7 @@ class MemoryFile:
             raise MemoryFileError(f"{self.path}: expected the client memory of this run, got another run's.")
         self.written = np.array(written, np.uint8)
         # Journals from the newest back to the one that starts at the version, or before it.
-        chain = []
+        chain: list[Journal] = []
         before = self._place()
         while before[0] >= 0 and (not chain or chain[-1].version > version):
             path = self._journal_path(before[0])
@@ -207,7 +208,7 @@ class MemoryFile:
         for journal in chain:
             for batch in journal.batches():
                 self._write_records(batch.ids, batch.records)
-        os.fsync(self._rows)
+        os.fsync(self._open_rows)
         self._journal = oldest
         # Batches behind the place where the run stopped are cut off.
         os.ftruncate(oldest.file, oldest.end)
@@ -215,7 +216,7 @@ class MemoryFile:
         for batch in oldest.batches():
             set_bits(self._kept, batch.ids)
         self._set_place()
-        os.fsync(self._rows)
+        os.fsync(self._open_rows)
         for later in chain[:-1]:
             later.close()
         for later, path in self.journals().items():
@@ -256,9 +257,10 @@ class MemoryFile:
         """
         size = self.format.record_bytes
         records = np.empty((len(ids), size), np.uint8)
+        rows = self._open_rows
         # In the order of the disk, whatever the order of the cohort.
         for i in np.argsort(ids, kind="stable").tolist():
-            if os.preadv(self._rows, [records[i]], START + int(ids[i]) * size) != size:
+            if os.preadv(rows, [records[i].data], START + int(ids[i]) * size) != size:
                 raise MemoryFileError(f"{self.path}: truncated; the record of client {ids[i]} is not there.")
         damaged = self.format.damaged(ids, records)
         if damaged is not None:
@@ -274,8 +276,9 @@ class MemoryFile:
 
     def _write_records(self, ids: np.ndarray, records: np.ndarray) -> None:
         """Writes records [k, record bytes] of clients `ids`, in the order of the disk."""
+        rows = self._open_rows
         for i in np.argsort(ids, kind="stable").tolist():
-            write_at(self._rows, records[i], START + int(ids[i]) * self.format.record_bytes)
+            write_at(rows, records[i], START + int(ids[i]) * self.format.record_bytes)
 
     def _check_version(self, version: int) -> None:
         """Opens the file at its first use; raises MemoryFileError for a state that is not the file's."""
@@ -288,6 +291,18 @@ class MemoryFile:
             )
 
     # Files.
+
+    @property
+    def _open_rows(self) -> int:
+        """The descriptor of the file, which is open."""
+        assert self._rows is not None, "the file is open"
+        return self._rows
+
+    @property
+    def _open_journal(self) -> Journal:
+        """The newest journal, which is open."""
+        assert self._journal is not None, "the file is open"
+        return self._journal
 
     def _open(self, create: bool) -> None:
         """Creates or opens the file, and compares its head with the run's.
@@ -326,14 +341,15 @@ class MemoryFile:
 
     def _place(self) -> tuple[int, int]:
         """Returns version and used bytes of the newest journal."""
-        raw = read_at(self._rows, PLACE.size, PLACE_AT)
+        raw = read_at(self._open_rows, PLACE.size, PLACE_AT)
         if with_crc(raw) != raw:
             raise MemoryFileError(f"{self.path}: its head is damaged.")
         return PLACE.unpack(raw)[:2]
 
     def _set_place(self) -> None:
         """Writes version and used bytes of the newest journal into the file."""
-        write_at(self._rows, with_crc(PLACE.pack(self._journal.version, self._journal.end, 0)), PLACE_AT)
+        journal = self._open_journal
+        write_at(self._open_rows, with_crc(PLACE.pack(journal.version, journal.end, 0)), PLACE_AT)
 
     # The journal.
 
@@ -347,7 +363,7 @@ class MemoryFile:
         path = self._journal_path(self.version)
         self._journal = Journal.create(path, self.mark, self.version, before, self.format.record_bytes)
         self._set_place()
-        os.fsync(self._rows)
+        os.fsync(self._open_rows)
         self._kept = no_bits(self.num_clients)
         if earlier is not None:
             earlier.close()
@@ -357,7 +373,7 @@ class MemoryFile:
         # Only the record at the commit counts, so a row that is overwritten again needs none.
         ids = ids[~has_bits(self._kept, ids)]
         records = self._records(ids)
-        self._journal.append(version, last, ids, checksums(records) != 0, records)
+        self._open_journal.append(version, last, ids, checksums(records) != 0, records)
         # An empty batch may not be on disk yet. If it is, `Journal.open` finds it behind this place.
         if len(ids):
             self._set_place()

@@ -11,12 +11,12 @@ from jax.experimental import io_callback
 from jax.experimental.buffer_callback import buffer_callback
 
 from fedjax_sim.engine.platform import are_devices_absent
-from fedjax_sim.types import Array
+from fedjax_sim.types import AnyArray, Array
 
 STAND_IN = "_moved_between_host_and_device"  # the function that stands for a call in programs for absent devices
 
 
-def on_host(function: Callable, results: list, *arguments: Array, vmap_method: str | None = None) -> list[Array]:
+def on_host(function: Callable, results: list, *arguments: AnyArray, vmap_method: str | None = None) -> list[Array]:
     """Calls `function(out, *arguments)` on the host with NumPy views, exactly once, when its arguments are computed.
 
     On a CPU the function gets the buffers themselves. JAX's other callbacks first copy larger arguments to a device,

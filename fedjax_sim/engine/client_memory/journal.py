@@ -93,10 +93,10 @@ class Journal:
         head = os.pread(file, START, 0)
         if hashlib.sha256(head[:-DIGEST]).digest() != head[-DIGEST:]:
             raise MemoryFileError(f"{path}: its SHA-256 does not match its bytes: damaged.")
-        magic, stored_mark, stored_version, *before = HEAD.unpack(head[:-DIGEST])
+        magic, stored_mark, stored_version, before_version, before_used = HEAD.unpack(head[:-DIGEST])
         if (magic, stored_mark, stored_version) != (MAGIC, mark, version):
             raise MemoryFileError(f"{path}: expected the journal of version {version} of this run, got another.")
-        journal = cls(path, file, version, tuple(before), record_bytes)
+        journal = cls(path, file, version, (before_version, before_used), record_bytes)
         for batch in journal.batches(size):
             journal.reached = batch.reached
             journal.end = batch.end

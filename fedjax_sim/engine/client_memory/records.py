@@ -88,7 +88,7 @@ def checksums(records: np.ndarray) -> np.ndarray:
 def _checksum(id: int, record: np.ndarray) -> int:
     """Returns the checksum of a record's bytes and of its client, never zero."""
     # The CRC begins with the client's id, so that the record of another client does not match.
-    return zlib.crc32(record[:-8], id & 0xFFFFFFFF) | WRITTEN
+    return zlib.crc32(record[:-8].data, id & 0xFFFFFFFF) | WRITTEN
 
 
 def with_crc(raw: bytes | memoryview) -> bytes:

@@ -18,6 +18,7 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec as P
 
 from fedjax_sim import tree, validate
@@ -132,14 +133,14 @@ def store(client_state: PyTree, num_clients: int, *, mesh: Mesh | None = None, n
         strong = jax.tree.map(lambda x: jax.lax.convert_element_type(x, jnp.result_type(x)), client_state)
         return Sharded(fill(strong), mesh, num_clients)
     # NumPy arrays are equal on every process, and may enter a program over all processes.
-    client_state = jax.tree.map(lambda x: x if isinstance(x, jax.core.Tracer) else np.asarray(x), client_state)
+    client_state = jax.tree.map(lambda x: x if isinstance(x, Tracer) else np.asarray(x), client_state)
     split = NamedSharding(mesh, P(mesh.axis_names[0]))
     return Sharded(jax.jit(fill, out_shardings=split)(client_state), mesh, num_clients)
 
 
 def _file(path: Path, client_state: PyTree, num_clients: int) -> MemoryFile:
     """Returns the file of the memory; under a trace, a file that has the right shapes and fails at its first use."""
-    if not any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(client_state)):
+    if not any(isinstance(x, Tracer) for x in jax.tree.leaves(client_state)):
         return MemoryFile(path, client_state, num_clients)
     zeros = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), tree.spec(client_state))
     # The shapes are right, the values are not: reading or writing must fail.
