@@ -37,6 +37,11 @@ class _Kernel:
         self.tap = tap
         self.uses: list[tuple[Product, Array] | None] = []  # None: any use other than a product with one vector
 
+    @property
+    def only_use(self) -> tuple[Product, Array] | None:
+        """Its one product with one vector; None where it has another use, or several."""
+        return self.uses[0] if len(self.uses) == 1 else None
+
 
 def products(function: Callable, leaves: Sequence[Array], *args: Any) -> tuple[dict[int, Product], Callable]:
     """Finds the kernels that `function(leaves, *args)` uses in one product with one vector, and nowhere else.
@@ -70,16 +75,17 @@ def products(function: Callable, leaves: Sequence[Array], *args: Any) -> tuple[d
         kernels = [_Kernel(x) for x in leaves]
         results = _run(program, [*kernels, *jax.tree.leaves(args)])
         for i, kernel in enumerate(kernels):
-            if len(kernel.uses) == 1 and kernel.uses[0] is not None:
-                kernel_products[i] = kernel.uses[0][0]
+            if (use := kernel.only_use) is not None:
+                kernel_products[i] = use[0]
         return results
 
     jax.eval_shape(find_kernels, list(leaves), *args)  # nothing is computed
 
     def tapped(leaves, taps, *args):
-        tapped_leaves = [_Kernel(x, taps[i]) if i in kernel_products else x for i, x in enumerate(leaves)]
+        kernels = {i: _Kernel(leaves[i], taps[i]) for i in kernel_products}
+        tapped_leaves = [kernels.get(i, x) for i, x in enumerate(leaves)]
         results = _run(program, [*tapped_leaves, *jax.tree.leaves(args)])
-        vectors = {i: tapped_leaves[i].uses[0][1] for i in kernel_products}
+        vectors = {i: use[1] for i, kernel in kernels.items() if (use := kernel.only_use) is not None}
         return jax.tree.unflatten(jax.tree.structure(result_shape), results), vectors
 
     return kernel_products, tapped

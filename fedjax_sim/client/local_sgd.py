@@ -107,7 +107,7 @@ def local_training(
         sums = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), means)
         carry = (params, optimizer.init(params), sums)
         takes_all_steps = work.num_epochs is None and data.work is None
-        if most_steps == 1 or (takes_all_steps and is_unrolled(work.num_steps)):
+        if most_steps == 1 or (takes_all_steps and is_unrolled(most_steps)):
             # All batches are gathered at once. A full batch is the same at every step, so it has no axis of steps.
             batches = jax.vmap(batch, out_axes=None if size == rows else 0)(jnp.arange(most_steps))
             for step, step_key in enumerate(fold_in(loss_key, jnp.arange(most_steps))):

@@ -8,11 +8,12 @@ counts rounds.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any, Literal, TypedDict, Unpack
+from typing import Annotated, Any, Literal, TypedDict, Unpack, cast
 
 import jax
 import numpy as np
 import optax
+from jax.core import Tracer
 from jax.extend import core
 
 from fedjax_sim import validate
@@ -54,7 +55,8 @@ def over_rounds(make: Callable[[float], optax.GradientTransformation], schedule:
         if round is None:
             hint = "Clients are told in which round they are; here nobody is. Take a constant rate."
             validate.fail("optimizer", "a rate that does not fall over rounds, where no round is told", "one", hint)
-        scaled_updates, state = make(schedule(round)).update(updates, state, params)
+        # optax states wider types for a schedule's rates than for the rates that its optimisers take.
+        scaled_updates, state = make(cast(float, schedule(round))).update(updates, state, params)
         # A traced float32 rate would widen gradients of 16 bits.
         return jax.tree.map(lambda x, like: x.astype(like.dtype), scaled_updates, updates), state
 
@@ -101,13 +103,13 @@ def plain_sgd_rate(algorithm: str, optimizer: optax.GradientTransformation) -> A
         rates = [] if has_state else [-x for x in jax.tree.leaves(updates_of(TRIED, TRIED))]
     except (TypeError, ValueError):  # of a mask or of labels for other parameters, say
         validate.fail("optimizer", rule, "one that needs more than gradients", hint)
-    if has_state:
+    if program is None:
         validate.fail("optimizer", rule, "one with a state, as of momentum or of a schedule", hint)
     if not _multiplies_each_gradient(program, len(TRIED)):
         validate.fail("optimizer", rule, "one that does more than scale gradients, as a clip or a mask does", hint)
-    if any(isinstance(rate, jax.core.Tracer) for rate in rates):
+    if any(isinstance(rate, Tracer) for rate in rates):
         # The gradient is a Python number here, so that the result has the dtype of the rate.
-        return -optimizer.update(1.0, optimizer.init(1.0), 1.0)[0]
+        return -updates_of(1.0, 1.0)
     first_rate = float(np.ravel(rates[0])[0])
     validate.positive("learning_rate", first_rate)
     if any((np.asarray(rate) != first_rate).any() for rate in rates):
@@ -189,6 +191,7 @@ def _scheduled(
         return make(learning_rate)
     unit = "rounds" if schedule_over == "rounds" else "local steps"
     validate.integer("decay_steps", decay_steps, hint=f"The {schedule} schedule falls to 0 in so many {unit}.")
+    assert decay_steps is not None, "None is no integer"
     if schedule == "cosine":
         rate = optax.cosine_decay_schedule(learning_rate, decay_steps)
     else:

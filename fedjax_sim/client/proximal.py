@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import jax
 import optax
+from jax.core import Tracer
 
 from fedjax_sim import validate
 from fedjax_sim.client.local_sgd import stateless_client, uncorrected
@@ -50,5 +51,5 @@ def proximal_term(coefficient: NonNegative) -> Callable:
 
         return correct
 
-    is_known = not isinstance(coefficient, jax.core.Tracer)
+    is_known = not isinstance(coefficient, Tracer)
     return uncorrected if is_known and coefficient == 0 else correction

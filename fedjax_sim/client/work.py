@@ -43,15 +43,14 @@ class LocalWork(NamedTuple):
         Clients are sorted by this number, so that the clients under one `vmap` take about as many steps.
         """
         # Without a batch size every step reads all examples, so the number of steps says nothing about the work.
-        if self.batch_size is None or self.num_epochs is None:
-            return None if self.batch_size is None else self.num_steps
-        return lambda examples: self.num_epochs * jnp.maximum(-(-examples // self.batch_size), 1)
+        return None if self.batch_size is None else self.all_steps()
 
     def all_steps(self) -> int | Callable:
         """`ClientFacts.all_steps`: steps of the whole local work, or (examples) -> [] int32 steps."""
-        if self.num_epochs is None:
-            return self.num_steps
-        return lambda examples: self.num_epochs * jnp.maximum(-(-examples // (self.batch_size or MOST_EXAMPLES)), 1)
+        num_epochs = self.num_epochs
+        if num_epochs is None:
+            return self._stated_steps
+        return lambda examples: num_epochs * jnp.maximum(-(-examples // (self.batch_size or MOST_EXAMPLES)), 1)
 
     def most_steps(self, size: int, rows: int) -> int:
         """The static upper bound on the steps of a client.
@@ -63,7 +62,7 @@ class LocalWork(NamedTuple):
         Raises: ValueError for more than 2^24 steps, which float32 could not count.
         """
         if self.num_epochs is None:
-            return self.num_steps
+            return self._stated_steps
         max_steps = self.num_epochs * -(-rows // size)
         if max_steps > validate.MOST_STEPS:
             validate.fail("num_epochs", f"at most {validate.MOST_STEPS} steps", max_steps, "Make larger batches.")
@@ -86,8 +85,14 @@ class LocalWork(NamedTuple):
         >>> work(num_steps=10).own_steps(jnp.int32(3), jnp.float32(0.25)).tolist()
         3
         """
-        steps = self.num_steps if self.num_epochs is None else self.num_epochs * steps_per_epoch
+        steps = self._stated_steps if self.num_epochs is None else self.num_epochs * steps_per_epoch
         return steps if share is None else steps_of_work(share, steps)
+
+    @property
+    def _stated_steps(self) -> int:
+        """The number of steps of work that is not stated in epochs."""
+        assert self.num_steps is not None, "`work` takes one of num_steps and num_epochs"
+        return self.num_steps
 
 
 class LocalSteps(TypedDict, total=False):
