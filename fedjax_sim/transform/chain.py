@@ -98,7 +98,7 @@ def stateless(
     >>> half.on_client(jax.random.key(0), {"w": jnp.ones(2)}, (), ())[0]["w"].tolist()
     [0.5, 0.5]
     """
-    facts = {"mirrored": False} | facts  # neither end keeps a state, so neither keeps a copy of what is sent
+    facts.setdefault("mirrored", False)  # neither end keeps a state, so neither keeps a copy of what is sent
     return UpdateTransform(
         init=lambda update_spec: (),
         init_client=lambda update_spec: (),
@@ -116,8 +116,9 @@ def identity() -> UpdateTransform:
     Guarantees: a round with it is, bit for bit, the round without a transform
     (tests/transform/test_chain.py::test_identity_changes_no_bit).
     """
-    facts = {"unbiased": True, "exact_error": True}
-    return stateless(lambda key, update: update, nonexpansive=True, squared_error=no_error, **facts)
+    return stateless(
+        lambda key, update: update, nonexpansive=True, squared_error=no_error, unbiased=True, exact_error=True
+    )
 
 
 def no_error(update: PyTree) -> float:
@@ -233,7 +234,7 @@ def _check_order(transforms: tuple[UpdateTransform, ...]) -> None:
     Args:
       transforms: the members, in the order in which a client applies them.
     """
-    noisy = [i for i, member in enumerate(transforms) if member.facts.noise is not None]
+    noisy = [(i, x.facts.noise.place) for i, x in enumerate(transforms) if x.facts.noise is not None]
     if len(noisy) > 1:
         validate.fail("transforms", "one member with noise", len(noisy), "One accountant accounts for one mechanism.")
     for i, member in enumerate(transforms[:-1]):
@@ -242,13 +243,13 @@ def _check_order(transforms: tuple[UpdateTransform, ...]) -> None:
         if member.facts.mirrored and not all(_changes_nothing(later) for later in transforms[i + 1 :]):
             hint = "Both its ends may keep copies of what is sent: wrap the whole chain, or state mirrored=False."
             validate.fail(f"transforms[{i}]", "nothing after it that changes messages", "a member that does", hint)
-    for i in noisy:
+    for i, place in noisy:
         for j, later in enumerate(transforms[i + 1 :], i + 1):
-            if transforms[i].facts.noise.place == "central" and not later.facts.nonexpansive:
+            if place == "central" and not later.facts.nonexpansive:
                 hint = (
                     "It could lengthen an update after the clip that the noise relies on: put it before the "
                     "mechanism, whose clip then bounds what is really sent."
                 )
                 validate.fail(f"transforms[{j}]", "a member that never lengthens an update", "one that may", hint)
-            if transforms[i].facts.noise.place == "distributed":
+            if place == "distributed":
                 validate.fail(f"transforms[{j}]", "nothing after noise that adds up over messages", "a member")

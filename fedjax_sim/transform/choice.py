@@ -53,6 +53,7 @@ def amount(share: float | None, count: int | None, scope: Literal["vector", "lea
 
     def number(size: int) -> int:
         if count is None:
+            assert share is not None, "one of the two is given"
             return math.ceil(validate.as_written(share) * size)  # 0.1 is a tenth, not the float next to it
         if count > size and scope == "vector":
             validate.fail("count", f"at most the update's {size} {what}", count)
@@ -173,7 +174,7 @@ def kept(update: PyTree, masks: PyTree) -> PyTree:
     return jax.tree.map(lambda x, mask: jnp.where(mask, x, x - x), update, masks)
 
 
-def squared(update: PyTree, masks: PyTree | None = None) -> Array:
+def squared(update: PyTree, masks: PyTree | None = None) -> Array | float:
     """Sums the squares of the entries that are not sent.
 
     Args:

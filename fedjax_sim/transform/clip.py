@@ -68,19 +68,21 @@ def clip(clip_norm: float, *, per: Literal["vector", "leaf"] = "vector") -> Upda
     def on_server(key, cohort, aggregate, state, measured, sensitivity):  # noqa: PLR0917 - called by position
         return aggregate, state, clip_metrics(measured)
 
-    def squared_error(update):
-        groups, limit = _groups(update, clip_norm, per)
-        excess = [jnp.maximum(_norm(*length_over(leaves, limit), limit) - limit, 0) for leaves in groups]
-        return sum((x * x for x in excess), jnp.float32(0))
-
     return stateless(
         lambda key, update: update,  # replaced below
         wire=lambda spec, wire: scaled_wire(spec, wire, 1 if per == "vector" else _num_filled(spec)),
         l2_bound=clip_norm,
         nonexpansive=True,
-        squared_error=squared_error,
+        squared_error=lambda update: clip_error(update, clip_norm, per),
         exact_error=True,
     )._replace(on_client=on_client, on_server=on_server)
+
+
+def clip_error(update: PyTree, clip_norm: float | Array, per: str = "vector") -> Array:
+    """Returns |message - update|^2, [] float32, of a clip with these options."""
+    groups, limit = _groups(update, clip_norm, per)
+    excess = [jnp.maximum(_norm(*length_over(leaves, limit), limit) - limit, 0) for leaves in groups]
+    return sum((x * x for x in excess), jnp.float32(0))
 
 
 @validate.named_arguments
@@ -211,7 +213,7 @@ def _clipped(update: PyTree, clip_norm: float | Array, per: str, narrow: bool) -
     norm = norms[0] if len(norms) == 1 else _norm(*length_over(norms, limit), limit)
     one = jnp.float32(1)
     measured = {
-        "clipped_update_share": Mean(sum(were_clipped), jnp.float32(len(were_clipped))),
+        "clipped_update_share": Mean(jnp.asarray(sum(were_clipped)), jnp.float32(len(were_clipped))),
         # Not a number for an update that is not finite. Integers that are made of the message show nothing of it.
         "unclipped_norm": Mean(jnp.where(is_finite, jnp.minimum(norm, MOST), jnp.nan), one),
     }

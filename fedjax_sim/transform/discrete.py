@@ -20,10 +20,11 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.core import Tracer
 
 from fedjax_sim import prng, tree, validate
 from fedjax_sim.transform.alias import TAIL, alias_table, draw_integers, tail_of
-from fedjax_sim.transform.clip import check_clip_norm, clip, clip_metrics, clipped, length_over, slack
+from fedjax_sim.transform.clip import check_clip_norm, clip, clip_error, clip_metrics, clipped, length_over, slack
 from fedjax_sim.transform.noise import check_cohort, check_multiplier
 from fedjax_sim.types import Array, Mean, Noise, PyTree, UpdateTransform, Wire
 
@@ -172,7 +173,7 @@ def skellam_mechanism(
 def _check(**options) -> None:
     """Checks the options of both mechanisms."""
     for name, value in options.items():
-        if isinstance(value, jax.core.Tracer):
+        if isinstance(value, Tracer):
             validate.fail(name, "a Python number", value, "The table of the noise is made on the host.", TypeError)
     check_clip_norm(options["clip_norm"])
     check_multiplier(options["noise_multiplier"], open_low=True)
@@ -243,7 +244,7 @@ def _mechanism(
         # Rounding adds at most 1/4 to the variance of a number; conditioning on a try that succeeds divides by 1 -
         # beta.
         rounding_error = granularity * math.sqrt(dimension * min(1, 0.25 / (1 - beta)))
-        return (jnp.sqrt(base.squared_error(update)) + rounding_error) ** 2 + dimension * (std * granularity) ** 2
+        return (jnp.sqrt(clip_error(update, clip_norm)) + rounding_error) ** 2 + dimension * (std * granularity) ** 2
 
     mechanism = base._replace(
         on_client=on_client,

@@ -16,10 +16,11 @@ import math
 
 import jax
 import jax.numpy as jnp
+from jax.core import Tracer
 
 from fedjax_sim import prng, tree, validate
 from fedjax_sim.transform.chain import plain_wire
-from fedjax_sim.transform.clip import HIGH, LOW, check_clip_norm, clip, clip_metrics, clipped, scaled_wire
+from fedjax_sim.transform.clip import HIGH, LOW, check_clip_norm, clip, clip_error, clip_metrics, clipped, scaled_wire
 from fedjax_sim.transform.noise import check_cohort, check_mean, check_multiplier, check_sensitivity
 from fedjax_sim.types import Array, Noise, PyTree, TransformFacts, UpdateTransform, Wire
 from fedjax_sim.validate import Positive, PositiveInt, Share
@@ -129,7 +130,7 @@ def adaptive_clip(
     check_multiplier(noise_multiplier, open_low=True)
     check_clip_norm(initial_clip_norm, "initial_clip_norm")
     hint = "At or below half the noise multiplier, the noise on the count alone spends the budget."
-    lowest = 0 if isinstance(noise_multiplier, jax.core.Tracer) else noise_multiplier / 2
+    lowest = 0 if isinstance(noise_multiplier, Tracer) else noise_multiplier / 2
     validate.in_range("quantile_noise", quantile_noise, lowest, open_low=True, hint=hint)
     update_multiplier = noise_multiplier * (1 - (noise_multiplier / quantile_noise / 2) ** 2) ** -0.5
 
@@ -246,7 +247,7 @@ def _noise_on_each_message(clip_norm: float, std: float, noise: Noise) -> Update
         return jax.tree.map(lambda x, like: x.astype(like.dtype), message, update), memory, measured
 
     def squared_error(update):
-        return base.squared_error(update) + tree.num_values(update) * std**2
+        return clip_error(update, clip_norm) + tree.num_values(update) * std**2
 
     noisy = base._replace(on_client=on_client, wire=_as_numbers, squared_error=squared_error)
     return noisy.stating(l2_bound=None, nonexpansive=False, noise=noise)

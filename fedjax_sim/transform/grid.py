@@ -6,10 +6,12 @@ between levels, is rounded to one of the two levels around it: at random with th
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
+from collections.abc import Callable, Sequence
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -17,12 +19,25 @@ import numpy as np
 
 from fedjax_sim import engine, prng, tree
 from fedjax_sim.transform.chain import check_floats, stateless
-from fedjax_sim.types import Array, Mean, PyTree, UpdateTransform, Wire
+from fedjax_sim.types import AnyArray, Array, Mean, PyTree, UpdateTransform, Wire
 
+Leaf = TypeVar("Leaf", bound=AnyArray)
 SCALE_BITS = 32
 SMALLEST, LARGEST = 1e-30, 2.0**125  # of a scale: smaller scales count as 1e-30, larger scales as not finite
 MARGIN = 2.0**-19  # the part of the range that is left free, so that no quotient is rounded past the last level
 SNAP = 2.0**-21  # a quotient at most this far from a level, relative to its size, counts as on it
+
+
+@dataclasses.dataclass(frozen=True)
+class RotatableError:
+    """The squared error of a compressor that knows a bound on it after a random rotation, for `rotated`."""
+
+    squared_error: Callable  # (update) -> E |output - update|^2 over the key
+    after_rotation: Callable  # (|z|^2, size of z) -> a bound on E |output - z|^2 for a rotated vector z
+
+    def __call__(self, update: PyTree) -> Array | float:
+        """Returns the error without a rotation, as `UpdateTransform.squared_error` has it."""
+        return self.squared_error(update)
 
 
 class Grid(NamedTuple):
@@ -33,20 +48,20 @@ class Grid(NamedTuple):
 
     top: float  # the largest level, in units
     offset: float = 0.0  # 0: zero is a level; 0.5: levels are on both sides of zero
-    fixed: Any = None  # the range, if all clients share it; None = the range follows the numbers
+    fixed: Array | float | None = None  # the range, if all clients share it; None = the range follows the numbers
     scope: str = "leaf"  # what shares a scale: a "leaf", the whole "vector", or a "block" of a leaf
     block_size: int | None = None  # the numbers of a block
     by_norm: bool = False  # the range is the norm; otherwise the largest magnitude
     nearest: bool = False  # round to the nearest level; otherwise at random
 
-    def grouped(self, xp: ModuleType, x: Array) -> Array:
+    def grouped(self, xp: ModuleType, x: Leaf) -> Leaf:
         """Returns the leaf as it is, or, for blocks, as rows of a block each, padded with zeros."""
-        if self.scope != "block":
+        if self.block_size is None:
             return x
         padded = xp.pad(x.reshape(-1), (0, -x.size % self.block_size))
         return padded.reshape(-1, self.block_size)
 
-    def units(self, xp: ModuleType, groups: list[Array]) -> list[Array]:
+    def units(self, xp: ModuleType, groups: Sequence[AnyArray]) -> Sequence[Array | float]:
         """Returns the distance between levels for each group of numbers, from `grouped`."""
         if self.fixed is not None:
             return [self.fixed / self.top] * len(groups)
@@ -69,11 +84,11 @@ class Grid(NamedTuple):
         """Returns how many numbers share each of a message's scales."""
         if self.scope == "vector":
             return [sum(leaf_sizes)]
-        if self.scope == "leaf":
+        if self.block_size is None:
             return [n for n in leaf_sizes if n]
         return [min(self.block_size, n - start) for n in leaf_sizes for start in range(0, n, self.block_size)]
 
-    def steps(self, key: Array, x: Array, unit: Array) -> Array:
+    def steps(self, key: Array, x: Array, unit: Array | float) -> Array:
         """Rounds numbers to float integers k, which stand for the levels (k + offset) * unit."""
         if self.fixed is None:
             position = x * (1 / unit) - self.offset if self.offset else x * (1 / unit)
@@ -86,7 +101,7 @@ class Grid(NamedTuple):
             position = jnp.where(is_level, nearest, position)
         return jnp.round(position) if self.nearest else prng.stochastic_round(key, position)
 
-    def squared_error(self, update: PyTree) -> Array:
+    def squared_error(self, update: PyTree) -> Array | float:
         """Computes E |output - update|^2 over the key, exactly; float64 NumPy leaves give float64."""
         leaves, xp = leaves_of(update)
         groups = [self.grouped(xp, x) for x in leaves]
@@ -124,7 +139,7 @@ class Grid(NamedTuple):
         return size * (self.fixed / self.top) ** 2 / 4 + clipping_error
 
 
-def leaves_of(update: PyTree) -> tuple[list[Array], ModuleType]:
+def leaves_of(update: PyTree) -> tuple[list[np.ndarray] | list[Array], ModuleType]:
     """Returns (leaves, the library to compute with), NumPy or jax.numpy.
 
     NumPy leaves are computed with in NumPy, since JAX would round float64 to float32.
@@ -138,7 +153,7 @@ def leaves_of(update: PyTree) -> tuple[list[Array], ModuleType]:
     return [jnp.asarray(x).astype(jnp.float32) for x in leaves], jnp
 
 
-def largest_magnitude(xp: ModuleType, x: Array, axis: int | None = None) -> Array:
+def largest_magnitude(xp: ModuleType, x: AnyArray, axis: int | None = None) -> Array:
     """Returns the largest magnitude of all numbers (axis None) or along an axis; 0 of no numbers.
 
     Guarantees: the messages of `quantize`, whose scales are these magnitudes, stay finite and keep their shapes, for
@@ -148,7 +163,7 @@ def largest_magnitude(xp: ModuleType, x: Array, axis: int | None = None) -> Arra
     return _folded(xp, xp.maximum, xp.abs(x), axis).max(axis, initial=0, keepdims=axis is not None)
 
 
-def sum_along(xp: ModuleType, x: Array, axis: int | None = None) -> Array:
+def sum_along(xp: ModuleType, x: AnyArray, axis: int | None = None) -> Array:
     """Returns the sum of all numbers (axis None) or along an axis.
 
     Guarantees: the squared error that `scaled_sign` computes with these sums equals NumPy's formula within 1e-5
@@ -157,7 +172,7 @@ def sum_along(xp: ModuleType, x: Array, axis: int | None = None) -> Array:
     return _folded(xp, xp.add, x, axis).sum(axis, keepdims=axis is not None)
 
 
-def _folded(xp: ModuleType, op, x: Array, axis: int | None) -> Array:
+def _folded(xp: ModuleType, op, x: AnyArray, axis: int | None) -> AnyArray:
     """Combines the halves of x by `op` until 64 numbers are left.
 
     These are vector operations; XLA:CPU would reduce the numbers one by one.
@@ -194,7 +209,7 @@ def leafwise(fn, key: Array, update: PyTree) -> PyTree:
     return structure.unflatten(kept)
 
 
-def with_clipped_share(transform: UpdateTransform, limit: Any) -> UpdateTransform:
+def with_clipped_share(transform: UpdateTransform, limit: Array | float) -> UpdateTransform:
     """Adds the metric `clipped_share` to a transform: the share of numbers beyond +-limit.
 
     The metric is NaN for an update that is not finite.
@@ -250,18 +265,17 @@ def quantizer(grid: Grid, wire, *, integers: bool = False) -> UpdateTransform:
             sent.append(numbers.reshape(-1)[: leaf.size].reshape(leaf.shape) if grid.scope == "block" else numbers)
         return sent
 
-    error = functools.partial(grid.squared_error)  # a function of its own, as the next line gives it an attribute
-    error.after_rotation = grid.rotated_error
     largest_integer = round(2 * grid.top) if grid.offset else round(grid.top)
     transform = stateless(
         lambda key, update: leafwise(message, key, update),
         wire=wire,
         unbiased=grid.fixed is None and not grid.nearest,
-        squared_error=error,
+        squared_error=RotatableError(grid.squared_error, grid.rotated_error),
         exact_error=True,
         integer_range=(-largest_integer, largest_integer) if integers else None,
     )
     if integers:
+        assert grid.fixed is not None, "integers need a fixed range"
         unit = grid.fixed / largest_integer
 
         def decode(key, cohort, aggregate, state, measured, sensitivity):  # noqa: PLR0917 - called by position

@@ -19,7 +19,7 @@ import numpy as np
 
 from fedjax_sim import engine, prng, tree
 from fedjax_sim.transform.chain import check_floats, plain_wire, stateless
-from fedjax_sim.transform.clip import check_clip_norm, clip, clipped
+from fedjax_sim.transform.clip import check_clip_norm, clip_error, clipped
 from fedjax_sim.types import Array, Noise, PyTree, UpdateTransform, Wire
 from fedjax_sim.validate import Number
 
@@ -60,7 +60,7 @@ def local_laplace(clip_norm: float, epsilon: float) -> UpdateTransform:
         noise = [jax.random.laplace(prng.fast(k), x.shape) for k, x in zip(keys, leaves, strict=True)]
         return structure.unflatten([x + scale * n for x, n in zip(leaves, noise, strict=True)])
 
-    def squared_error(update: PyTree) -> Array:
+    def squared_error(update: PyTree) -> Array | float:
         short = _clipped_l1(update, clip_norm)
         differences = jax.tree.map(lambda x, y: jnp.square(x - y.astype(x.dtype)).sum(), short, update)
         return sum(jax.tree.leaves(differences)) + tree.num_values(update) * 2 * scale**2
@@ -165,13 +165,11 @@ def privunit(clip_norm: float, epsilon: float) -> UpdateTransform:
         parts = jnp.split(scaled, np.cumsum([x.size for x in leaves])[:-1])
         return structure.unflatten([part.reshape(x.shape) for part, x in zip(parts, leaves, strict=True)])
 
-    base = clip(clip_norm)
-
     def squared_error(update: PyTree) -> Array:
         short = clipped(jax.random.key(0), update, clip_norm, narrow=False)[0]
         square = sum(jnp.square(x).sum() for x in jax.tree.leaves(short))
         length = tree.num_values(update) - 1 + half_space.mean_square
-        return base.squared_error(update) + (clip_norm / half_space.mean) ** 2 * length - square
+        return clip_error(update, clip_norm) + (clip_norm / half_space.mean) ** 2 * length - square
 
     return _local("privunit", change, epsilon, clip_norm, squared_error=squared_error)
 

@@ -76,10 +76,10 @@ def low_rank(rank: PositiveInt = 2, *, num_iterations: PositiveInt = 1) -> Updat
         matrix = matrix * (1 / peak)
         basis = jax.random.normal(key, (matrix.shape[1], rank), matrix.dtype)
         with jax.default_matmul_precision("highest"):
-            for _ in range(num_iterations):
-                left_factor = jnp.linalg.qr(matrix @ basis)[0]
-                basis = matrix.T @ left_factor
-            product = left_factor @ basis.T
+            left_factor = jnp.linalg.qr(matrix @ basis)[0]
+            for _ in range(num_iterations - 1):
+                left_factor = jnp.linalg.qr(matrix @ (matrix.T @ left_factor))[0]
+            product = left_factor @ (matrix.T @ left_factor).T
         return (product * peak).reshape(x.shape).astype(x.dtype)
 
     def message(key, update):

@@ -31,7 +31,6 @@ from fedjax_sim.transform.noise import check_multiplier, check_sensitivity
 from fedjax_sim.types import Array, Noise, UpdateTransform
 
 STRATEGIES = ("banded", "optimal_banded", "tree")
-ERRORS = ("mean", "max")
 MAX_BANDS, MAX_ROUNDS = 4096, 10**6
 MAX_OPTIMAL_BANDS, MAX_OPTIMAL_ROUNDS = 1024, 10**4  # half a minute of optimisation, and 80 MB for each of its arrays
 
@@ -45,7 +44,7 @@ def matrix_mechanism(
     strategy: Literal["banded", "optimal_banded", "tree"] = "banded",
     bands: int | None = None,
     separation: int | None = None,
-    error: str | None = None,
+    error: Literal["mean", "max"] | None = None,
 ) -> UpdateTransform:
     """Clips updates, and adds noise that is correlated over rounds to their sum (central privacy of a whole run).
 
@@ -243,7 +242,8 @@ def _optimal(num_rounds: int, bands: int, error: str) -> tuple[float, ...]:
     reduce = {"mean": jnp.mean, "max": jnp.max}[error]
     # On the CPU in any case, and outside of a trace in progress.
     with jax.ensure_compile_time_eval(), jax.default_device(jax.local_devices(backend="cpu")[0]):
-        coefficients = np.float64(toeplitz.optimize_banded_toeplitz(num_rounds, bands, reduction_fn=reduce))
+        best = toeplitz.optimize_banded_toeplitz(num_rounds, bands, reduction_fn=reduce)
+        coefficients = np.asarray(best, np.float64)
     return tuple(np.round(coefficients / coefficients[0], 5).tolist())
 
 

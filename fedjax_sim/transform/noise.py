@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import jax
+from jax.core import Tracer
 
 from fedjax_sim import validate
 
@@ -46,6 +46,6 @@ def check_mean(sensitivity: float) -> None:
 
     Raises: ValueError for others. A traced sensitivity is not checked.
     """
-    if not isinstance(sensitivity, jax.core.Tracer) and not (sensitivity < 1):
+    if not isinstance(sensitivity, Tracer) and not (sensitivity < 1):
         hint = "The number of clients is read from the divisor: use aggregation.fixed_mean(m), m > 1."
         validate.fail("aggregator.sensitivity", "that of a mean over the cohort, below 1", sensitivity, hint)

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 
 from fedjax_sim import prng, tree, validate
 from fedjax_sim.transform.chain import Whole, check_floats, plain_wire
-from fedjax_sim.transform.grid import SMALLEST, leaves_of
+from fedjax_sim.transform.grid import SMALLEST, RotatableError, leaves_of
 from fedjax_sim.transform.sign import signs
 from fedjax_sim.types import Array, PyTree, UpdateTransform, Wire
 
@@ -122,10 +122,11 @@ def rotated(transform: UpdateTransform) -> UpdateTransform:
         coded_bits = None if sent.coded_bits is None else sent.coded_bits + SEED_BITS
         return Whole(sent.values, sent.payload_bits, sent.side_bits + SEED_BITS, coded_bits)
 
-    # Compressors that know a bound on their error after a random rotation state it as an attribute of their error.
-    error_bound = getattr(transform.squared_error, "after_rotation", None)
+    error = transform.squared_error
+    error_bound = error.after_rotation if isinstance(error, RotatableError) else None
 
     def squared_error(update: PyTree) -> Array:
+        assert error_bound is not None, "only then it is stated"
         leaves, xp = leaves_of(update)
         squared_norm = sum((xp.square(x).sum() for x in leaves), xp.zeros(()))
         return error_bound(squared_norm, _padded(tree.num_values(leaves)))

@@ -20,6 +20,7 @@ from fedjax_sim.transform.chain import stateless
 from fedjax_sim.transform.grid import (
     SCALE_BITS,
     SMALLEST,
+    RotatableError,
     largest_magnitude,
     leafwise,
     leaves_of,
@@ -32,7 +33,7 @@ MANTISSA, EXPONENT = 23, 0x7F800000  # of a float32: the number of bits, and the
 LEAST_NORMAL = 2.0**-126  # the smallest normal float32
 
 
-def scaled_sign(*, scope: str = "vector") -> UpdateTransform:
+def scaled_sign(*, scope: Literal["vector", "leaf"] = "vector") -> UpdateTransform:
     """Sends the sign of each number, times the mean magnitude: one bit for each number.
 
     Of all messages of signs times one scale, this is the nearest to the update. It is biased, and stalls without
@@ -97,11 +98,10 @@ def signs(
         num_scales = 1 if scope == "vector" else sum(n > 0 for n in sizes)
         return Wire(sum(sizes), sum(sizes), SCALE_BITS * num_scales)
 
-    squared_error.after_rotation = after_rotation
     return stateless(
         lambda key, update: leafwise(message, key, update),
         wire=wire,
-        squared_error=squared_error,
+        squared_error=RotatableError(squared_error, after_rotation),
         exact_error=True,
         **facts,
     )
@@ -153,8 +153,8 @@ def natural_compression() -> UpdateTransform:
     def wire(update_spec: PyTree, wire_in: Wire) -> Wire:
         return Wire(wire_in.values, 9 * wire_in.values, wire_in.side_bits)
 
-    squared_error.after_rotation = lambda square, size: square / 8 + size * LEAST_NORMAL**2
-    return stateless(message, wire=wire, unbiased=True, squared_error=squared_error, exact_error=True)
+    error = RotatableError(squared_error, lambda square, size: square / 8 + size * LEAST_NORMAL**2)
+    return stateless(message, wire=wire, unbiased=True, squared_error=error, exact_error=True)
 
 
 @validate.named_arguments

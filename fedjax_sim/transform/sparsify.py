@@ -13,6 +13,7 @@ among the sent entries. With d entries to choose from and k of them sent:
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -48,7 +49,9 @@ def _deterministic(choose: Callable, scope: str, wire: Callable) -> UpdateTransf
     return stateless(message, wire=wire, nonexpansive=True, squared_error=error, exact_error=True)
 
 
-def top_k(share: float | None = None, *, count: int | None = None, scope: str = "vector") -> UpdateTransform:
+def top_k(
+    share: float | None = None, *, count: int | None = None, scope: Literal["vector", "leaf"] = "vector"
+) -> UpdateTransform:
     """Sends the k entries of largest magnitude, as they are; among equal entries those of lowest index.
 
     Args:
@@ -86,7 +89,11 @@ def top_k(share: float | None = None, *, count: int | None = None, scope: str = 
 
 @validate.named_arguments
 def random_k(
-    share: float | None = None, *, count: int | None = None, scaled: bool = True, scope: str = "vector"
+    share: float | None = None,
+    *,
+    count: int | None = None,
+    scaled: bool = True,
+    scope: Literal["vector", "leaf"] = "vector",
 ) -> UpdateTransform:
     """Sends k entries, chosen at random for each client and round, times d/k.
 
@@ -191,7 +198,11 @@ def threshold(value: Positive) -> UpdateTransform:
 
 @validate.named_arguments
 def block_k(
-    share: float | None = None, *, count: int | None = None, block_size: PositiveInt = 64, scope: str = "vector"
+    share: float | None = None,
+    *,
+    count: int | None = None,
+    block_size: PositiveInt = 64,
+    scope: Literal["vector", "leaf"] = "vector",
 ) -> UpdateTransform:
     """Sends the k blocks of consecutive entries with the largest norm, as they are; among equal blocks the first.
 
