@@ -67,7 +67,9 @@ def by_part(parts: Mapping[str, Aggregator]) -> Aggregator:
         """The round as a part sees it: with the part's state, and the key that says who attacks."""
         # The key of the whole round is kept before the parts get keys of their own: attackers are drawn from it, so the
         # same clients attack every part.
-        round = round if round is None or round.key is not None else round._replace(key=key)
+        if round is None:
+            return None
+        round = round if round.key is not None else round._replace(key=key)
         return round._replace(state=round.state[name]) if stateful else round
 
     def accumulate(key, round, carry, received):
@@ -91,22 +93,22 @@ def by_part(parts: Mapping[str, Aggregator]) -> Aggregator:
         aggregate = {name: result[0] for name, result in results.items()}
         return aggregate, metrics, *([states] if stateful else [])
 
-    sensitivities = [rule.facts.sensitivity for rule in parts.values()]
+    sensitivities = [rule.facts.sensitivity for rule in parts.values() if rule.facts.sensitivity is not None]
     weighted = {rule.facts.weighted for rule in parts.values()}
     attacker_masks = [rule.facts.attackers for rule in parts.values() if rule.facts.attackers is not None]
     attackers = lambda key, ids: functools.reduce(operator.or_, (who(key, ids) for who in attacker_masks))  # noqa: E731
     # The whole withstands as many attackers as its weakest part.
-    limits = [rule.facts.withstands for rule in parts.values()]
+    limits = [rule.facts.withstands for rule in parts.values() if rule.facts.withstands is not None]
     least = lambda number: functools.reduce(jnp.minimum, (limit(number) for limit in limits))  # noqa: E731
     stated = {name: rule.facts.metrics for name, rule in parts.items()}
     facts = AggregatorFacts(
-        sensitivity=None if None in sensitivities else max(sensitivities),
+        sensitivity=max(sensitivities) if len(sensitivities) == len(parts) else None,
         weighted=True in weighted,
         partly_weighted=len(weighted) == 2,
         homogeneous=all(rule.facts.homogeneous for rule in parts.values()),
         design=design,
         metrics=tuple(metric._replace(name=f"{name}_{metric.name}") for name in stated for metric in stated[name]),
         attackers=attackers if attacker_masks else None,
-        withstands=None if None in limits else least,
+        withstands=least if len(limits) == len(parts) else None,
     )
     return Aggregator(init, accumulate, finalize, facts, start=start if stateful else None)

@@ -63,7 +63,7 @@ def geometric_median(
         messages = cohort.messages
         weights = _message_weights(cohort, trust_weights)
 
-        def mean_weights(distances, least=smoothing):
+        def mean_weights(distances: Array, least: Array | float = smoothing) -> Array:
             return weights / jnp.maximum(distances, least)
 
         def median_distance(distances):

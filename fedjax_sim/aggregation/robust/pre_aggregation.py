@@ -45,23 +45,25 @@ def _pre_aggregated(
     """
     validate.part("aggregator", aggregator, Aggregator)
     check_honest(aggregator)
-    if aggregator.rule is None:
+    inner_rule, inner_limit = aggregator.rule, aggregator.facts.withstands
+    if inner_rule is None:
         hint = "Rules such as median, trimmed_mean, krum and geometric_median do; sums gain nothing from it."
         validate.fail("aggregator", "one that sees all messages at once", "another", hint)
 
     def rule(key, round, cohort):
         changed = change(stream(key, "pre_aggregation"), cohort)
-        update, metrics, *state = aggregator.rule(stream(key, "rule"), round, changed)
+        update, metrics, *state = inner_rule(stream(key, "rule"), round, changed)
         # The rule chose among changed messages, which belong to no single client.
         metrics = {name: x for name, x in metrics.items() if name != "chosen"}
         return enough(cohort, least, update), metrics, *state
 
     def withstands(num_messages):
-        limit_of_rule = aggregator.facts.withstands(number(num_messages))
+        assert inner_limit is not None, "only then it is stated"
+        limit_of_rule = inner_limit(number(num_messages))
         return limit_of_rule if most is None else jnp.minimum(most, limit_of_rule)
 
     facts = {name: getattr(aggregator.facts, name) for name in ("weighted", "homogeneous", "metrics")}
-    facts["withstands"] = aggregator.facts.withstands and withstands
+    facts["withstands"] = None if inner_limit is None else withstands
     return with_cohort_check(by_rule(rule, check, start=aggregator.start, **facts), aggregator, number)
 
 

@@ -107,7 +107,8 @@ def additive_shares(
             total = total._replace(lanes=jax.tree.map(partial(_sum_over_servers, ring), total.lanes))
         is_aborted = total.messages < (least or 0)
         has_dropped_out = round.cohort.reported & _lost(key, round.cohort.ids, dropout)
-        return released_unless_aborted(is_aborted, *aggregator.finalize(key, round, total), has_dropped_out)
+        update, metrics = aggregator.finalize(key, round, total)
+        return released_unless_aborted(is_aborted, update, metrics, has_dropped_out)
 
     def view(key, round, received):
         is_in_sum = (received.weights > 0) & ~_lost(key, received.ids, dropout)

@@ -52,7 +52,7 @@ def by_examples(aggregator: Aggregator, max_weight: int) -> Aggregator:
         hint = "Real numbers are weighed by aggregation.mean()."
         validate.fail("aggregator", "a modular sum, or one that hides messages around it", refused, hint)
 
-    def pair(messages: PyTree, weights: Array) -> dict[str, PyTree]:
+    def pair(messages: PyTree, weights: Array | jax.ShapeDtypeStruct) -> dict[str, PyTree]:
         return {"weighted": messages, "weight": weights}
 
     def pair_spec(update_spec: PyTree) -> dict[str, PyTree]:
@@ -84,14 +84,17 @@ def by_examples(aggregator: Aggregator, max_weight: int) -> Aggregator:
         mean = jax.tree.map(lambda x: x / divisor, sums["weighted"])
         return mean, metrics | {"capped_weights": carry["capped"]}
 
+    inner_view = aggregator.view
+
     def view(key, round, received):
-        return aggregator.view(key, round, weighted_messages(received))
+        assert inner_view is not None, "only then it is stated"
+        return inner_view(key, round, weighted_messages(received))
 
     def of_pairs(wire):
         """The same bytes function, for messages that carry a weight; None where there is none."""
         return wire and (lambda update_spec, *others: wire(pair_spec(update_spec), *others))
 
-    weighted = aggregator._replace(init=init, accumulate=accumulate, finalize=finalize, view=aggregator.view and view)
+    weighted = aggregator._replace(init=init, accumulate=accumulate, finalize=finalize, view=inner_view and view)
     return weighted.stating(
         sensitivity=None,
         weighted=True,

@@ -15,7 +15,6 @@ the rest of the encryption noise by a prime that is dropped.
 from __future__ import annotations
 
 import math
-import operator
 from functools import reduce
 from typing import NamedTuple
 
@@ -236,7 +235,7 @@ def run_homomorphic_sum(
         sent = [tenseal.ckks_vector(client_context, x[start : start + block_size]).serialize() for x in messages]
         bytes_up += [len(ciphertext) for ciphertext in sent]
         received = (tenseal.ckks_vector_from(server_context, ciphertext) for ciphertext in sent)
-        encrypted_sum = reduce(operator.add, received).serialize()
+        encrypted_sum = reduce(lambda total, ciphertext: total + ciphertext, received).serialize()
         bytes_down += len(encrypted_sum)
         decrypted_blocks.append(np.asarray(tenseal.ckks_vector_from(client_context, encrypted_sum).decrypt()))
     decrypted = np.concatenate(decrypted_blocks)

@@ -18,7 +18,7 @@ import numpy as np
 from fedjax_sim import engine, prng
 from fedjax_sim.aggregation.secure import shamir
 from fedjax_sim.aggregation.secure.ring import PRIME, Element, Ring, power
-from fedjax_sim.types import Array, PyTree, Round
+from fedjax_sim.types import AnyArray, Array, PyTree, Round
 
 GENERATOR = 7  # of the field's multiplicative group
 
@@ -26,9 +26,9 @@ GENERATOR = 7  # of the field's multiplicative group
 class Stages(NamedTuple):
     """The clients that complete each step of the protocol, [m] bool; each set is within the set before."""
 
-    shared: Array  # they sent public keys, and shares of both secrets
-    uploaded: Array  # they sent the masked message
-    answered: Array  # they sent the shares that the server asked for
+    shared: AnyArray  # they sent public keys, and shares of both secrets
+    uploaded: AnyArray  # they sent the masked message
+    answered: AnyArray  # they sent the shares that the server asked for
 
 
 class Circle(NamedTuple):
@@ -37,8 +37,8 @@ class Circle(NamedTuple):
     A complete graph is a circle with all distances. Slots at places past `size` are not on the circle.
     """
 
-    order: Array  # [m] int32, the slot at each place
-    place: Array  # [m] int32, the place of each slot
+    order: AnyArray  # [m] int32, the slot at each place
+    place: AnyArray  # [m] int32, the place of each slot
     # [h] int, how far the holders of a slot's shares are from it. The distance 0 is the slot itself, and occurs only in
     # the complete graph.
     distances: np.ndarray
@@ -49,11 +49,11 @@ class Circle(NamedTuple):
         """Whether the circle has fewer other slots than a slot shares with."""
         return self.size < len(self.distances) + (0 not in self.distances)
 
-    def others(self, slots: Array, distance: Array) -> Array:
+    def others(self, slots: AnyArray | int, distance: AnyArray | int) -> AnyArray:
         """Returns the slots at a distance from the given slots, which must be on the circle."""
         return self.order[(self.place[slots] + distance) % jnp.maximum(self.size, 1)]
 
-    def holders(self, flags: Array) -> Array:
+    def holders(self, flags: AnyArray) -> Array:
         """Counts the holders of each slot's shares that have a flag.
 
         Args:
@@ -131,7 +131,7 @@ def _signed(ring: Ring, element: Element, sign: Array) -> Element:
     return tuple(jnp.where(sign > 0, x, jnp.where(sign < 0, y, 0)) for x, y in zip(element, negative, strict=True))
 
 
-def masked(ring: Ring, key: Array, graph: Circle, messages: PyTree, *, shared: Array, slots: Array) -> PyTree:
+def masked(ring: Ring, key: Array, graph: Circle, messages: PyTree, *, shared: AnyArray, slots: Array) -> PyTree:
     """Adds to each message the mask of its own slot, and the masks of all its pairs that shared secrets.
 
     Args:

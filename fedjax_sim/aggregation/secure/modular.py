@@ -27,6 +27,7 @@ def ring_of(aggregator: Aggregator) -> Ring:
     Ring(bits=40, prime=False)
     """
     modulus = aggregator.facts.modulus
+    assert modulus is not None, "a modular sum states its modulus"
     # The modulus is a power of two, or the prime, which is odd.
     return Ring(modulus.bit_length() - 1) if modulus & 1 == 0 else Ring(31, prime=True)
 
@@ -100,7 +101,7 @@ def modular_sum(denominator: Positive | None, *, modulus_bits: int = 32, prime: 
         if denominator is None:
             mean = jax.tree.map(lambda x: x / jnp.maximum(count, 1), sums)
         else:
-            mean = jax.tree.map(lambda x: x * (1 / denominator), sums)
+            mean = jax.tree.map(lambda x, divisor=denominator: x * (1 / divisor), sums)
         return mean, {"total_weight": count}
 
     sensitivity = None if denominator is None else 1 / denominator

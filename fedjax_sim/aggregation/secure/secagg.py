@@ -158,7 +158,8 @@ def secure_sum(
             total = total._replace(lanes=lanes)
         has_left = round.cohort.reported & (leaves_before(key, round.cohort.ids, cumulative) < 3)
         aborted = is_aborted(graph, stages, threshold, least)
-        return released_unless_aborted(aborted, *aggregator.finalize(key, round, total), has_left)
+        update, metrics = aggregator.finalize(key, round, total)
+        return released_unless_aborted(aborted, update, metrics, has_left)
 
     def view(key, round, received):
         does_upload = _uploads(key, received, cumulative)
@@ -282,7 +283,7 @@ def left_by(dropout: float | Sequence[float]) -> np.ndarray:
     >>> left_by([0.0, 0.5, 0.5, 0.0]).tolist()
     [0.0, 0.5, 0.75, 0.75]
     """
-    step_probabilities = [dropout] * len(STEPS) if np.ndim(dropout) == 0 else list(dropout)
+    step_probabilities = list(dropout) if isinstance(dropout, Sequence | np.ndarray) else [dropout] * len(STEPS)
     if len(step_probabilities) != len(STEPS):
         validate.fail("dropout", f"a probability, or one for each of {', '.join(STEPS)}", dropout)
     for i, probability in enumerate(step_probabilities):

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_sim.aggregation.secure.ring import PRIME, Ring, multiplied, power
-from fedjax_sim.types import Array
+from fedjax_sim.types import AnyArray, Array
 
 FIELD = Ring(31, prime=True)
 
@@ -42,7 +42,7 @@ def shares(key: Array, secrets: Array, threshold: int, num_holders: int) -> Arra
     return jax.lax.scan(horner_step, zeros, coefficients)[0]
 
 
-def opened(held: Array, there: Array, threshold: int) -> Array:
+def opened(held: Array, there: AnyArray, threshold: int) -> Array:
     """Opens secrets from the first `threshold` shares that holders send.
 
     Args:

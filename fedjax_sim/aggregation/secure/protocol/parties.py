@@ -221,7 +221,7 @@ class Client:
             if signer == self.slot or not self._has_signed(signer, "asked", written, statement.signature):
                 continue
             # The graph is known beforehand, so a signer counts only for the clients whose shares it really holds.
-            holds = {*self.known.around[signer], *([signer] if self.keeps_share else [])}
+            holds = {*self._others.around[signer], *([signer] if self.keeps_share else [])}
             agrees_on = (asked.uploaded & statement.asked.uploaded) | (asked.left & statement.asked.left)
             for other in holds & agrees_on:
                 number[other] += 1
@@ -229,7 +229,13 @@ class Client:
 
     def _has_signed(self, other: int, label: str, data: bytes, signature: bytes) -> bool:
         """Whether a signature of these bytes is that of another client."""
-        return crypto.is_signed(self.known.identities[other], label, data, signature)
+        return crypto.is_signed(self._others.identities[other], label, data, signature)
+
+    @property
+    def _others(self) -> Known:
+        """What a client that asks for signatures knows of the others."""
+        assert self.known is not None, "only such clients ask for signatures"
+        return self.known
 
     def _accept(self, asked: Asked) -> None:
         """Refuses a request that would open too much; after an accepted request, refuses any other request."""

@@ -203,18 +203,18 @@ def _parties(
     """
     around = {u: [int(x) for x in graph.others(u, graph.distances) if x != u] for u in range(len(graph.order))}
     keeps_share = bool((graph.distances == 0).any())  # on the complete graph
-    known = None
+    identities: dict[int, bytes] = {}
+    known = Known(around, identities) if signed else None
     if not keeps_share:
         check_survivors_connected(threshold, len(graph.distances))
     if signed:
         check_majority(threshold, len(graph.distances))
-        known = Known(around, {})
     client_seeds = {u: crypto.random_bytes(seed, f"client {u}", crypto.KEY_BYTES) for u in advertising}
     clients = {
         u: Client(u, ring, threshold, keeps_share=keeps_share, seed=client_seeds[u], known=known) for u in advertising
     }
     if signed:
-        known.identities.update({u: client.identity for u, client in clients.items()})
+        identities.update({u: client.identity for u, client in clients.items()})
     return Server(ring, threshold, around, keeps_share), clients
 
 
@@ -282,7 +282,7 @@ def _checked(
     if graph is None:
         everyone = np.arange(num_clients)
         graph = Circle(everyone, everyone, everyone, num_clients)
-    graph = Circle(*map(np.asarray, graph))
+    graph = Circle(np.asarray(graph.order), np.asarray(graph.place), np.asarray(graph.distances), int(graph.size))
     validate.integer("threshold", threshold, 1, max(len(graph.distances), 1))
     flags = list(np.ones((3, num_clients), bool)) if stages is None else [np.asarray(x, bool) for x in stages]
     stages = Stages(*flags)
