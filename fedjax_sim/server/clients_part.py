@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from fedjax_sim import tree, validate
@@ -52,8 +52,8 @@ def with_clients_part(server: ServerUpdate, own: Sequence[str]) -> ServerUpdate:
             return server.wire(shared)
         return Wire(tree.num_values(shared), 8 * tree.num_bytes(shared))
 
-    def moved(state, params):
-        return state._replace(server=server.moved(state.server, partition(params, own)[1]))
+    def moved_by(server_moved: Callable) -> Callable:
+        return lambda state, params: state._replace(server=server_moved(state.server, partition(params, own)[1]))
 
     return server._replace(
         init=init,
@@ -62,6 +62,6 @@ def with_clients_part(server: ServerUpdate, own: Sequence[str]) -> ServerUpdate:
         params=lambda state: joined(server.params(state.server), state),
         wire=shared_wire,
         takes=lambda params: server.expects(partition(params, own)[1]),
-        moved=None if server.moved is None else moved,
+        moved=None if server.moved is None else moved_by(server.moved),
         params_kind=ParamsKind.PART,
     )

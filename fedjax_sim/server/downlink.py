@@ -104,12 +104,13 @@ def wire_with_rest(server: ServerUpdate) -> Callable | None:
 
     Returns: (broadcast_spec) -> `Wire`; None if `server` compresses nothing.
     """
-    if server.wire is None:
+    server_wire = server.wire
+    if server_wire is None:
         return None
 
     def wire(broadcast_spec):
         other_entries = {name: x for name, x in broadcast_spec.items() if name != "params"}
-        return server.wire(broadcast_spec["params"]).with_plain(_uncompressed_wire(other_entries))
+        return server_wire(broadcast_spec["params"]).with_plain(_uncompressed_wire(other_entries))
 
     return wire
 

@@ -141,10 +141,10 @@ def adaptive(
         first = jax.tree.map(jnp.zeros_like, params)
         return AdaptiveState(first, jax.tree.map(lambda p: jnp.full_like(p, adaptivity**2), params))
 
-    def update(gradients, state, params=None):
-        first = jax.tree.map(lambda m, g: first_decay * m + (1 - first_decay) * g, state.first, gradients)
-        second = jax.tree.map(second_moment, state.second, gradients)
-        updates = jax.tree.map(lambda m, v: -learning_rate * m / (jnp.sqrt(v) + adaptivity), first, second)
-        return updates, AdaptiveState(first, second)
+    def update(updates, state, params=None):  # optax's names: its updates are the gradients
+        first = jax.tree.map(lambda m, g: first_decay * m + (1 - first_decay) * g, state.first, updates)
+        second = jax.tree.map(second_moment, state.second, updates)
+        steps = jax.tree.map(lambda m, v: -learning_rate * m / (jnp.sqrt(v) + adaptivity), first, second)
+        return steps, AdaptiveState(first, second)
 
     return optax.GradientTransformation(init, update)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import jax
@@ -99,21 +99,21 @@ def with_own_data(server: ServerUpdate, work: ClientUpdate, data: ClientData) ->
 
     References: Yoshida et al. 2020 (Hybrid-FL), algorithm 1.
     """
-    data = _checked_data(server, work, data)
+    server_moved, data = _checked(server, work, data)
 
     def apply(key, aggregate, state):
         aggregated = server.apply(key, aggregate, state.server)
         model = server.params(aggregated)
         # The wrapped server is given the same key, so the local work has a stream of its own.
         report, _ = work.apply(stream(key, "own data"), model, _empty_state(work, model), state.data)
-        return state._replace(server=server.moved(aggregated, _add_update(model, report)))
+        return state._replace(server=server_moved(aggregated, _add_update(model, report)))
 
     return server._replace(
         init=lambda params: OwnDataState(server.init(params), data),
         broadcast=lambda state: server.broadcast(state.server),
         apply=apply,
         params=lambda state: server.params(state.server),
-        moved=lambda state, params: state._replace(server=server.moved(state.server, params)),
+        moved=lambda state, params: state._replace(server=server_moved(state.server, params)),
     )
 
 
@@ -138,7 +138,7 @@ def with_own_part(
     Guarantees: the steps are those of NumPy, on both parts or on the server's alone
     (tests/server/test_own_data.py::test_own_part).
     """
-    data = _checked_data(server, work, data)
+    server_moved, data = _checked(server, work, data)
 
     def joined(state):
         return combine(state.own, server.params(state.server))
@@ -156,7 +156,7 @@ def with_own_part(
 
     def moved(state, params, both=True):
         server_part, clients_part = partition(params, own)
-        server_state = server.moved(state.server, clients_part) if both else state.server
+        server_state = server_moved(state.server, clients_part) if both else state.server
         return state._replace(own=server_part, server=server_state)
 
     return server._replace(
@@ -178,15 +178,18 @@ def _add_update(model: PyTree, report: Report) -> PyTree:
     return jax.tree.map(leaf, model, report.update)
 
 
-def _checked_data(server: ServerUpdate, work: ClientUpdate, data: ClientData) -> ClientData:
-    """Checks the arguments of a server with its own data, and returns the data as `own_examples` does."""
+def _checked(server: ServerUpdate, work: ClientUpdate, data: ClientData) -> tuple[Callable, ClientData]:
+    """Checks the arguments of a server with its own data.
+
+    Returns: (`ServerUpdate.moved` of the server, the data as `own_examples` returns them).
+    """
     validate.part("server", server, ServerUpdate)
     if server.moved is None:
         hint = "Take server.optimizer, or state `moved` for a server of your own."
         validate.fail("server", "one that can go on from another model", "another", hint)
     data = own_examples(work, data)
     check_constant_rate("work", work)
-    return data
+    return server.moved, data
 
 
 def _empty_state(work: ClientUpdate, model: PyTree) -> PyTree:
