@@ -180,7 +180,12 @@ class SamplingDesign:
     def response_rate(self) -> float | None:
         """The probability that the report of an invited client counts; None if a sweep varies it, or clients differ."""
         is_common = self.client_rates is None and self.response == "random" and None not in self.response_rates
-        return math.prod(self.response_rates, start=1.0) if is_common else None
+        return self._known_response_rate if is_common else None
+
+    @property
+    def _known_response_rate(self) -> float:
+        """The product of the response rates that no sweep varies."""
+        return math.prod((rate for rate in self.response_rates if rate is not None), start=1.0)
 
     @property
     def overflow_probability(self) -> float:
@@ -211,7 +216,7 @@ class SamplingDesign:
         0.75
         """
         self._check_response()
-        rate = math.prod(self.response_rates, start=1.0)
+        rate = self._known_response_rate
         return self._invited() * (rate if self.client_rates is None else rate * self.client_rates)
 
     def check_known(self) -> None:
@@ -250,6 +255,7 @@ class SamplingDesign:
             with np.errstate(divide="ignore"):
                 inclusion = -np.expm1(self.num_slots * np.log1p(-np.asarray(draw_chance, np.float64)))
             return inclusion if inclusion.ndim else float(inclusion)
+        assert self.rate is not None, "it has a default"
         if self.scheme == "truncated_poisson":
             return mean_of_minimum(self.population_size, self.rate, self.num_slots) / self.population_size
         return float(self.rate)

@@ -7,6 +7,7 @@ from typing import Annotated, Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 
 from fedjax_sim import validate
 from fedjax_sim.prng import below, stream
@@ -189,7 +190,7 @@ def checked_weights(weights: Any) -> np.ndarray:
     Raises: ValueError or TypeError for other than finite numbers >= 0 that are not all 0.
     """
     rule = "a 1-dimensional array of finite numbers >= 0, not all 0"
-    if isinstance(weights, jax.core.Tracer):
+    if isinstance(weights, Tracer):
         validate.fail("weights", rule, weights, "The alias table is made on the host: pass a NumPy array.", TypeError)
     array = np.asarray(weights)
     if array.dtype.kind not in "iuf":

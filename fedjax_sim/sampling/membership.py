@@ -11,6 +11,7 @@ import numpy as np
 
 from fedjax_sim import validate
 from fedjax_sim.sampling.design import SamplingDesign, one_for_one, responding
+from fedjax_sim.sampling.inner import inner_observe, inner_tell
 from fedjax_sim.sampling.time.cut import unlimited, untimed
 from fedjax_sim.sampling.time.lost_reports import recounted, some_slots
 from fedjax_sim.types import Array, Cohort, Metric, PyTree, Sampler
@@ -104,20 +105,14 @@ def with_membership(
             cohort = first_invited(cohort, num_invited)
         return cohort, state._replace(sampler=inner, round=round)
 
-    def tell(state, work):
-        return state._replace(sampler=sampler.tell(state.sampler, work))
-
-    def observe(state, cohort, outcome):
-        return state._replace(sampler=sampler.observe(state.sampler, cohort, outcome))
-
     design = sampler.design if num_invited is None else of_first(sampler.design, num_invited)
     return sampler._replace(
         init=init,
         sample=sample,
         num_slots=slots,
         design=responding(design, "client"),
-        tell=sampler.tell and tell,
-        observe=sampler.observe and observe,
+        tell=inner_tell(sampler),
+        observe=inner_observe(sampler),
         metrics=(*sampler.metrics, ABSENT, *(() if num_invited is None else (UNFILLED,))),
     )
 

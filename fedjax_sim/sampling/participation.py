@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 
 from fedjax_sim import validate
 from fedjax_sim.prng import client_key, stream
@@ -62,10 +63,10 @@ def with_dropout(sampler: Sampler, rate: float) -> Sampler:
     untimed(sampler, "with_dropout")
     validate.in_range("rate", rate, 0, 1, open_high=True, hint="It is a client's probability not to report.")
     stream_name = f"dropout {len(sampler.design.response_rates)}"  # a second wrapper has a stream of its own
-    is_traced = isinstance(rate, jax.core.Tracer)
     # A traced rate below 1 is at most 1 - 2^-24 as a float32, so its product cannot reach 2^32, which would wrap
     # around.
-    threshold = (rate * 2.0**32).astype(jnp.uint32) if is_traced else np.uint32(min(int(rate * 2.0**32), 2**32 - 1))
+    is_traced, scaled_rate = isinstance(rate, Tracer), rate * 2.0**32
+    threshold = jnp.uint32(scaled_rate) if is_traced else np.uint32(min(int(scaled_rate), 2**32 - 1))
 
     def drop(key, cohort):
         responds = client_bits(stream(key, stream_name), cohort.ids) >= threshold

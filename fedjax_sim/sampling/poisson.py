@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 
-import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 
 from fedjax_sim import validate
 from fedjax_sim.prng import random_bits, stream
@@ -49,7 +49,7 @@ def poisson(population_size: PopulationSize, rate: float, *, num_slots: int | No
     >>> sampler.num_slots, sampler.design.scheme
     (34, 'truncated_poisson')
     """
-    if isinstance(rate, jax.core.Tracer):
+    if isinstance(rate, Tracer):
         validate.fail("rate", "a Python number", rate, "The table of cohort sizes is made on the host.", TypeError)
     validate.in_range("rate", rate, 0, 1, open_low=True, hint="It is the probability that a round invites a client.")
     rate = float(rate)

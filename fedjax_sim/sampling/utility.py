@@ -12,6 +12,7 @@ from fedjax_sim.network.devices import check_devices
 from fedjax_sim.prng import stream
 from fedjax_sim.sampling.design import SamplingDesign
 from fedjax_sim.sampling.importance import checked_weights, race
+from fedjax_sim.sampling.inner import inner_tell
 from fedjax_sim.sampling.time.cut import unlimited, untimed
 from fedjax_sim.sampling.time.lost_reports import some_slots
 from fedjax_sim.types import Array, Cohort, Devices, Metric, PyTree, Sampler
@@ -74,9 +75,6 @@ def power_of_choice(sampler: Sampler, cohort_size: int) -> Sampler:
         slots = jnp.sort(best)  # the order of the candidates is kept
         return some_slots(candidates, slots), state._replace(sampler=inner)
 
-    def tell(state, work):
-        return state._replace(sampler=sampler.tell(state.sampler, work))
-
     def observe(state, cohort, outcome):
         inner = state.sampler if sampler.observe is None else sampler.observe(state.sampler, cohort, outcome)
         return _Losses(inner, _with_observed_losses(state.losses, cohort, outcome.losses))
@@ -86,7 +84,7 @@ def power_of_choice(sampler: Sampler, cohort_size: int) -> Sampler:
         sample=sample,
         num_slots=cohort_size,
         design=_unknown_design(size, cohort_size, getattr(sampler.design, "replacement", True)),
-        tell=sampler.tell and tell,
+        tell=inner_tell(sampler),
         observe=observe,
     )
 

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 
 from fedjax_sim import validate
+from fedjax_sim.sampling.inner import inner_observe, inner_tell
 from fedjax_sim.types import Array, Metric, PyTree, Sampler
 
 DISTINCT = Metric("distinct_clients", "different clients took part", "count", "last")
@@ -17,7 +18,8 @@ class _Visited(NamedTuple):
 
     sampler: PyTree
     bits: Array  # [ceil(N / 32)] uint32, one bit for each client
-    count: Array  # [] int32, the number of bits that are set
+    # [] int32, the number of bits that are set. Checkpoints have this name, though tuples have a method `count`
+    count: Array  # pyright: ignore[reportIncompatibleMethodOverride]
 
 
 def with_distinct_clients(sampler: Sampler) -> Sampler:
@@ -65,18 +67,12 @@ def with_distinct_clients(sampler: Sampler) -> Sampler:
         metrics = {**cohort.metrics, "distinct_clients": count}
         return cohort._replace(metrics=metrics), _Visited(inner, bits, count)
 
-    def tell(state, work):
-        return state._replace(sampler=sampler.tell(state.sampler, work))
-
-    def observe(state, cohort, outcome):
-        return state._replace(sampler=sampler.observe(state.sampler, cohort, outcome))
-
     return sampler._replace(
         init=init,
         sample=sample,
         metrics=(*sampler.metrics, DISTINCT),
-        tell=sampler.tell and tell,
-        observe=sampler.observe and observe,
+        tell=inner_tell(sampler),
+        observe=inner_observe(sampler),
     )
 
 

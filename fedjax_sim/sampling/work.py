@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 
 from fedjax_sim import validate
 from fedjax_sim.prng import stream
@@ -107,7 +108,7 @@ def with_stragglers(
 
     if not are_dropped:
         return sampler.then(with_partial_work)
-    response_rate = None if isinstance(share, jax.core.Tracer) else 1 - float(share)
+    response_rate = None if isinstance(share, Tracer) else 1 - float(share)
     design = dataclasses.replace(sampler.design, response_rates=(*sampler.design.response_rates, response_rate))
     # A second wrapper adds to the metric of the first, which states it.
     metrics = () if STRAGGLERS in sampler.metrics else (STRAGGLERS,)

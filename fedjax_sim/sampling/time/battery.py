@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+from jax.core import Tracer
 
 from fedjax_sim import validate
 from fedjax_sim.network.distributions import Distribution, as_distribution
@@ -70,6 +71,6 @@ def _check_energy(devices: Devices) -> None:
     ids = jnp.arange(min(devices.population_size, SOME), dtype=jnp.int32)
     large_load = Load(*(jnp.full(ids.shape, x, jnp.float32) for x in (1e12, 1e9, 1e9)))
     joules = jax.jit(devices.spend)(jax.random.key(0), ids, large_load).joules
-    if not isinstance(joules, jax.core.Tracer) and not (joules > 0).any():
+    if not isinstance(joules, Tracer) and not (joules > 0).any():
         hint = "Give them joules_per_flop, joules_per_byte, compute_watts or radio_watts."
         validate.fail("sampler", "a clock of devices that state their energy", "devices that spend none", hint)

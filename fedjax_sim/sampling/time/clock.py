@@ -10,8 +10,19 @@ import jax.numpy as jnp
 from fedjax_sim import validate
 from fedjax_sim.network.devices import SATURATED, absent_after, check_devices, there_at
 from fedjax_sim.sampling.design import responding
+from fedjax_sim.sampling.inner import inner_observe
 from fedjax_sim.sampling.membership import UNFILLED, first_invited, of_first
-from fedjax_sim.sampling.time.cut import LONGEST, Timed, cut_cohort, spend, stated, unlimited, untimed, window
+from fedjax_sim.sampling.time.cut import (
+    LONGEST,
+    Timed,
+    cut_cohort,
+    spend,
+    spent_by_slots,
+    stated,
+    unlimited,
+    untimed,
+    window,
+)
 from fedjax_sim.sampling.time.lost_reports import recounted
 from fedjax_sim.sampling.time.round_cost import price_of
 from fedjax_sim.types import Array, Clock, Cohort, Devices, Metric, Sampler
@@ -154,16 +165,13 @@ def with_clock(
             cohort = first_invited(cohort, num_invited)
         cohort = cohort.timed(spent=spend(devices, key, cohort, state.price))
         if availability is not None:
-            leave_ticks = absent_after(devices, cohort.ids, state.clock, cohort.timing.spent, checks)
+            leave_ticks = absent_after(devices, cohort.ids, state.clock, spent_by_slots(cohort), checks)
             cohort = cut_cohort(devices, key, cohort, state.price, leave_ticks, name=INTERRUPTED.name)
         ticks = jnp.where(cohort.invited.any(), window(cohort), idle_ticks)
         clock = state.clock.moved(ticks, per_second).moved(overhead_ticks, per_second).since(state.clock)
         if is_scaled:
             cohort = cohort._replace(metrics=cohort.metrics | {name: jnp.float32(x) for name, x in scales.items()})
         return stated(cohort, state.clock, clock, per_second), Timed(inner, clock, state.price)
-
-    def observe(state, cohort, outcome):
-        return state._replace(sampler=sampler.observe(state.sampler, cohort, outcome))
 
     design = sampler.design if num_invited is None else of_first(sampler.design, num_invited)
     metrics = TIMES if availability is None else (*TIMES, UNAVAILABLE, INTERRUPTED)
@@ -175,7 +183,7 @@ def with_clock(
         num_slots=slots,
         design=design if availability is None else responding(design, "others"),
         tell=tell,
-        observe=sampler.observe and observe,
+        observe=inner_observe(sampler),
         metrics=(*sampler.metrics, *metrics),
         devices=devices,
     )

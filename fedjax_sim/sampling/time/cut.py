@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +17,7 @@ from fedjax_sim.sampling.visits import DISTINCT
 from fedjax_sim.types import Array, Clock, Cohort, Devices, Load, Metric, PyTree, Sampler, Spent
 
 LONGEST = 2**31 - 2**21  # the largest number of ticks until the last client is done
+Phases: TypeAlias = tuple[Array, Array, Array]  # of download, local work and message
 
 
 class Timed(NamedTuple):
@@ -100,6 +101,7 @@ def changed(
     Guarantees: over 5,000 rounds that a deadline ends early, the clock equals the sum in Python's integers
     (tests/sampling/time/test_clock.py::test_the_clock_is_exact).
     """
+    assert sampler.devices is not None, "a sampler with a clock has devices"
     per_second = sampler.devices.ticks_per_second
 
     def sample(key, state):
@@ -137,6 +139,12 @@ def spend(devices: Devices, key: Array, cohort: Cohort, price: Price) -> Spent:
     return jax.tree.map(lambda x: jnp.where(cohort.invited, x, 0), spent)
 
 
+def spent_by_slots(cohort: Cohort) -> Spent:
+    """Returns what the slots of a cohort spend, which a sampler with a clock states."""
+    assert cohort.timing.spent is not None, "a sampler with a clock states it"
+    return cohort.timing.spent
+
+
 def first_pass(devices: Devices, key: Array, cohort: Cohort, price: Price) -> Spent:
     """Computes what clients spend until the first of their two messages has arrived, if nothing stops them."""
     return _spent(devices, key, cohort.ids, price.loads(cohort)[:1])
@@ -150,12 +158,13 @@ def _spent(devices: Devices, key: Array, ids: Array, loads: tuple[Load, ...]) ->
     return total
 
 
-def _added(ticks: tuple, others: tuple) -> tuple:
+def _added(ticks: Phases, others: tuple) -> Phases:
     """The sums of ticks, phase by phase, at most `MOST_TICKS` each."""
-    return tuple(jnp.minimum(x + y, MOST_TICKS) for x, y in zip(ticks, others, strict=True))
+    down, compute, up = (jnp.minimum(x + y, MOST_TICKS) for x, y in zip(ticks, others, strict=True))
+    return down, compute, up
 
 
-def _with_more(ticks: tuple, more: More) -> tuple:
+def _with_more(ticks: Phases, more: More) -> Phases:
     """The ticks of the three phases with those of `more`; the last phase ends when the slot waits for no other."""
     down, compute, up = _added(ticks, more.ticks)
     return down, compute, jnp.clip(more.least - down - compute, up, MOST_TICKS)
@@ -199,7 +208,7 @@ def cut_cohort(devices: Devices, key: Array, cohort: Cohort, price: Price, at: A
       - in whatever order cuts are made, the first moment counts
         (tests/sampling/time/test_lost_reports.py::test_every_client_is_counted_once)
     """
-    spent = cohort.timing.spent
+    spent = spent_by_slots(cohort)
     is_late = cohort.invited & (spent.total > at)
     ticks = ticks_done(spent, at)
     joules = joules_of(ticks, *_planned(devices, key, cohort, price))
@@ -217,7 +226,7 @@ def cut_cohort(devices: Devices, key: Array, cohort: Cohort, price: Price, at: A
     return losing(cohort.timed(sent=sent, begun=begun, spent=spent_until), name, is_late, at)
 
 
-def ticks_done(spent: Spent, at: Array) -> tuple[Array, Array, Array]:
+def ticks_done(spent: Spent, at: Array) -> Phases:
     """Computes the ticks of download, local work and message that have passed at a moment, [c] each."""
     passed = []
     remaining = jnp.maximum(at, 0)
@@ -237,7 +246,7 @@ def joules_of(done: tuple, ticks: tuple, joules: tuple) -> Array:
     """
     # A phase that takes no time is spent as a whole.
     shares = [jnp.where(whole > 0, x / jnp.maximum(whole, 1), 1) for x, whole in zip(done, ticks, strict=True)]
-    return sum(energy * share for energy, share in zip(joules, shares, strict=True))
+    return jnp.asarray(sum(energy * share for energy, share in zip(joules, shares, strict=True)))
 
 
 def lasting(devices: Devices, key: Array, cohort: Cohort, price: Price, joules: Array) -> Array:
@@ -312,7 +321,7 @@ def priced_by_part(devices: Devices, key: Array, ids: Array, loads: tuple[Load, 
 
 def window(cohort: Cohort) -> Array:
     """Returns the ticks until the last client of a cohort is done, [] int32."""
-    return jnp.minimum(cohort.timing.spent.total.max(initial=0), LONGEST)
+    return jnp.minimum(spent_by_slots(cohort).total.max(initial=0), LONGEST)
 
 
 def stated(cohort: Cohort, before: Clock, after: Clock, per_second: int) -> Cohort:

@@ -15,7 +15,7 @@ from fedjax_sim.network import within_budget
 from fedjax_sim.sampling.design import SamplingDesign, one_for_one, responding
 from fedjax_sim.sampling.time.battery import EXHAUSTED
 from fedjax_sim.sampling.time.clock import INTERRUPTED
-from fedjax_sim.sampling.time.cut import changed, cut_cohort, devices_with_clock, first_pass, spend
+from fedjax_sim.sampling.time.cut import changed, cut_cohort, devices_with_clock, first_pass, spend, spent_by_slots
 from fedjax_sim.sampling.time.lost_reports import NEVER, losing, regained
 from fedjax_sim.sampling.time.round_cost import Price
 from fedjax_sim.types import Array, Cohort, Devices, Metric, Sampler
@@ -99,7 +99,7 @@ def _with_partial_work(devices: Devices, key: Array, cohort: Cohort, price: Pric
     """
     shorter = cohort._replace(work=_steps_in_time(devices, key, cohort, price, deadline_ticks))
     spent = spend(devices, key, shorter, price)
-    end_ticks = cohort.timing.spent.total
+    end_ticks = spent_by_slots(cohort).total
     # Only leaving can cut a round short inside of this wrapper, so a client that ends early has left.
     has_left = end_ticks < spend(devices, key, cohort, price).total
     shorter = shorter.timed(spent=spent)
@@ -110,6 +110,7 @@ def _with_partial_work(devices: Devices, key: Array, cohort: Cohort, price: Pric
     restored = regained(shorter, INTERRUPTED.name, has_left)
     reports_again = restored.reported & has_left
     begun = None if cohort.timing.begun is None else cohort.timing.begun | reports_again
+    assert cohort.timing.sent is not None, "a cut states who sent a message"
     restored = restored.timed(sent=cohort.timing.sent | reports_again, begun=begun)
     leaves_early = has_left & (end_ticks < jnp.minimum(spent.total, deadline_ticks))
     leave_ticks = jnp.where(leaves_early, end_ticks, NEVER)

@@ -19,8 +19,8 @@ class More(NamedTuple):
     Each value is [m], or a scalar for all slots.
     """
 
-    ticks: tuple[Array | int, ...]  # int32, of download, local work and message
-    joules: tuple[Array | float, ...]  # float32, of download, local work and message
+    ticks: tuple[Array | int, Array | int, Array | int]  # int32, of download, local work and message
+    joules: tuple[Array | float, Array | float, Array | float]  # float32, of download, local work and message
     least: Array | int = 0  # int32, the least ticks until the slot is done: it waits for others that long
     bytes_up: Array | int = 0  # [] float32, on a radio channel of the cohort
     airtime: Array | None = None  # int32 ticks on such a channel; None = the ticks of the slot's own message
@@ -101,8 +101,8 @@ def price_of(work: Work | None, flops_scale: float = 1.0, bytes_scale: float = 1
         examples = jnp.int32(1)
     steps = 1 if work.steps is None else work.steps(examples) if callable(work.steps) else work.steps
 
-    def scaled(sizes):
-        return [jnp.float32(x) * jnp.float32(bytes_scale) for x in sizes]
+    def scaled(bytes_down: float, bytes_up: float) -> tuple[Array, Array]:
+        return jnp.float32(bytes_down) * jnp.float32(bytes_scale), jnp.float32(bytes_up) * jnp.float32(bytes_scale)
 
     def flops(num_steps):
         steps_taken = None if work.steps is None else jnp.full(examples.shape, num_steps, jnp.int32)
@@ -115,8 +115,8 @@ def price_of(work: Work | None, flops_scale: float = 1.0, bytes_scale: float = 1
         # The bytes of `work` include those of the first pass, and its operations do not.
         first_sizes = work.before.bytes_down, work.before.bytes_up
         first_flops = load_of(work.before, examples).flops * jnp.float32(flops_scale)
-        before = Load(first_flops, *scaled(first_sizes))
-        sizes = [x - y for x, y in zip(sizes, first_sizes, strict=True)]
+        before = Load(first_flops, *scaled(*first_sizes))
+        sizes = work.bytes_down - work.before.bytes_down, work.bytes_up - work.before.bytes_up
     first = flops(1)
     step = flops(2) - flops(1)
     inside = None if work.inside is None else work.inside(flops_scale, bytes_scale)
@@ -125,7 +125,7 @@ def price_of(work: Work | None, flops_scale: float = 1.0, bytes_scale: float = 1
     if work.by_invited is not None:
         first_bytes = (0, 0) if work.before is None else (work.before.bytes_up, work.before.bytes_down)
         by_invited = jnp.asarray(work.by_invited - np.array(first_bytes), jnp.float32) * jnp.float32(bytes_scale)
-    return Price(first, step, steps, *scaled(sizes), before, inside, by_invited=by_invited)
+    return Price(first, step, steps, *scaled(*sizes), before, inside, by_invited=by_invited)
 
 
 def _rows_of(values: Array, ids: Array) -> Array:
