@@ -153,7 +153,7 @@ def leaves_of(update: PyTree) -> tuple[list[np.ndarray] | list[Array], ModuleTyp
     return [jnp.asarray(x).astype(jnp.float32) for x in leaves], jnp
 
 
-def largest_magnitude(xp: ModuleType, x: AnyArray, axis: int | None = None) -> Array:
+def largest_magnitude(xp: ModuleType, x: AnyArray, axis: int | None = None) -> AnyArray:
     """Returns the largest magnitude of all numbers (axis None) or along an axis; 0 of no numbers.
 
     Guarantees: the messages of `quantize`, whose scales are these magnitudes, stay finite and keep their shapes, for
@@ -163,7 +163,7 @@ def largest_magnitude(xp: ModuleType, x: AnyArray, axis: int | None = None) -> A
     return _folded(xp, xp.maximum, xp.abs(x), axis).max(axis, initial=0, keepdims=axis is not None)
 
 
-def sum_along(xp: ModuleType, x: AnyArray, axis: int | None = None) -> Array:
+def sum_along(xp: ModuleType, x: AnyArray, axis: int | None = None) -> AnyArray:
     """Returns the sum of all numbers (axis None) or along an axis.
 
     Guarantees: the squared error that `scaled_sign` computes with these sums equals NumPy's formula within 1e-5

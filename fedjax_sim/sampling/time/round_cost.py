@@ -74,7 +74,8 @@ class Price(NamedTuple):
         """Returns (bytes up, bytes down) of the last pass, [] float32 each."""
         if self.by_invited is None:
             return self.bytes_up, self.bytes_down
-        return tuple(self.by_invited[cohort.invited.sum()])
+        bytes_up, bytes_down = self.by_invited[cohort.invited.sum()]
+        return bytes_up, bytes_down
 
 
 def price_of(work: Work | None, flops_scale: float = 1.0, bytes_scale: float = 1.0) -> Price:
