@@ -94,7 +94,7 @@ def _grouped(
 ) -> population.Grouped:
     """Groups the clients of a partition under edges."""
     groups = population.with_groups(data, num_groups=num_edges, by=way, seed=seed).train
-    assert isinstance(groups, population.Grouped)
+    assert isinstance(groups, population.Grouped), "`with_groups` makes them"
     return groups
 
 
