@@ -242,8 +242,7 @@ def _optimal(num_rounds: int, bands: int, error: str) -> tuple[float, ...]:
     reduce = {"mean": jnp.mean, "max": jnp.max}[error]
     # On the CPU in any case, and outside of a trace in progress.
     with jax.ensure_compile_time_eval(), jax.default_device(jax.local_devices(backend="cpu")[0]):
-        best = toeplitz.optimize_banded_toeplitz(num_rounds, bands, reduction_fn=reduce)
-        coefficients = np.asarray(best, np.float64)
+        coefficients = np.asarray(toeplitz.optimize_banded_toeplitz(num_rounds, bands, reduction_fn=reduce), np.float64)
     return tuple(np.round(coefficients / coefficients[0], 5).tolist())
 
 
