@@ -38,7 +38,7 @@ def hierarchical_split_gnn(
     transform: UpdateTransform | None = None,
     downlink: UpdateTransform | None = None,
     nonfinite: Annotated[Literal["drop", "error"], FromData("nonfinite")] = "drop",
-    mesh: Annotated[Mesh | str | None, FromData("mesh"), Checked(engine.check_mesh)] = "all",
+    mesh: Annotated[Mesh | Literal["all"] | None, FromData("mesh"), Checked(engine.check_mesh)] = "all",
 ) -> Algorithm:
     """Makes FedAvg whose clients are edges that train by SplitGNN, each with its group of parties.
 

@@ -35,7 +35,7 @@ def hierarchical_gossip(
     edge_rounds: int = 1,
     cloud_every: int | None = None,
     nonfinite: Annotated[Literal["drop", "error"], FromData("nonfinite")] = "drop",
-    mesh: Annotated[Mesh | str | None, FromData("mesh"), Checked(engine.check_mesh)] = "all",
+    mesh: Annotated[Mesh | Literal["all"] | None, FromData("mesh"), Checked(engine.check_mesh)] = "all",
 ) -> Algorithm:
     """Makes edges train with their own clients and mix their models over a graph, while a cloud averages them at times.
 
