@@ -120,7 +120,12 @@ def _sent_together(attack: Together, key: Array, honest: Honest, round: Round) -
 
 
 def _counting_chosen(aggregator: Aggregator, who: Callable) -> Aggregator:
-    """The aggregator with the number of messages that its rule chooses, and of attackers among them, as metrics."""
+    """The aggregator with the number of messages that its rule chooses, and of attackers among them, as metrics.
+
+    Args:
+      aggregator: one whose rule chooses messages (`AggregatorFacts.chooses`).
+      who: (key, round, ids [m]) -> [m] bool, which clients attack.
+    """
     choosing_rule = aggregator.rule
     assert choosing_rule is not None, "an aggregator that chooses messages sees them all at once, by a rule"
 
