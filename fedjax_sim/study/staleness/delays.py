@@ -171,7 +171,7 @@ def equal_delays(
 
 def _effective(lane: _Lane, delay: int) -> float:
     """Returns the step times the weight of an update that is `delay` versions old."""
-    return lane.step * float(list(WEIGHTS.values())[lane.weights](np.array([delay]))[0])
+    return lane.step * float(list(WEIGHTS.values())[lane.weights](jnp.array([delay], jnp.int32))[0])
 
 
 def _steps(delay: int, noisy: Sequence[_Lane]) -> int:
