@@ -22,7 +22,11 @@ def availability_claims(rows: Sequence[Row], options: Mapping[str, Any]) -> Iter
 
 
 def _by_client(rows: Sequence[Row]) -> Iterator[Claim]:
-    """Yields claims about the bias of the mean over available clients, and about its correction and the price."""
+    """Yields claims about the bias of the mean over available clients, and about its correction and the price.
+
+    Args:
+      rows: the rows of the study.
+    """
 
     def of(aggregate: str, quantity: str) -> list[Row]:
         found = selected(rows, part="by client", aggregate=aggregate, quantity=quantity)
@@ -52,7 +56,11 @@ def _by_client(rows: Sequence[Row]) -> Iterator[Claim]:
 
 
 def _for_a_while(rows: Sequence[Row]) -> Iterator[Claim]:
-    """Yields claims about clients who stay for several rounds, whatever their data."""
+    """Yields claims about clients who stay for several rounds, whatever their data.
+
+    Args:
+      rows: the rows of the study.
+    """
     biased = selected(rows, part="by client", aggregate="mean", quantity="bias")
     worst_bias = max(biased, key=lambda row: row["correlation"])
     bias, loss = (
@@ -73,7 +81,11 @@ def _for_a_while(rows: Sequence[Row]) -> Iterator[Claim]:
 
 
 def _by_hour(rows: Sequence[Row]) -> Iterator[Claim]:
-    """Yields claims about clients who are available at night, with data that go with their time zones."""
+    """Yields claims about clients who are available at night, with data that go with their time zones.
+
+    Args:
+      rows: the rows of the study.
+    """
     around_the_clock = selected(rows, part="by hour", training="around the clock")
     small_step, large_step = (
         {row["hour"]: row for row in selected(around_the_clock, step_size=step_size)}

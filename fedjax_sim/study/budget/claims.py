@@ -35,7 +35,12 @@ def budget_claims(rows: Sequence[Row], options: Mapping[str, Any]) -> Iterator[C
 
 
 def _cohorts(errors: Mapping[str, Sequence[Row]], cohort_sizes: Sequence[int]) -> Claim:
-    """Returns the claim that few clients reach a high floor, and many do not reach a low one."""
+    """Returns the claim that few clients reach a high floor, and many do not reach a low one.
+
+    Args:
+      errors: the rows of squared distances, by the unit of the budget.
+      cohort_sizes: m, in any order.
+    """
     ends = min(cohort_sizes), max(cohort_sizes)
     all_best, pairs = [], []
     for unit in ("bytes", "joules"):
@@ -51,7 +56,12 @@ def _cohorts(errors: Mapping[str, Sequence[Row]], cohort_sizes: Sequence[int]) -
 
 
 def _deadlines(errors: Mapping[str, Sequence[Row]], cohort_sizes: Sequence[int]) -> Iterator[Claim]:
-    """Yields claims about where a deadline helps, and where the bias of late clients costs more than it saves."""
+    """Yields claims about where a deadline helps, and where the bias of late clients costs more than it saves.
+
+    Args:
+      errors: the rows of squared distances, by the unit of the budget.
+      cohort_sizes: m, in any order.
+    """
     pairs = {}
     for unit, cohort_size in (("seconds", max(cohort_sizes)), ("bytes", min(cohort_sizes))):
         found = selected(errors[unit], cohort_size=cohort_size)

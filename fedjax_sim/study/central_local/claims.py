@@ -20,7 +20,12 @@ def central_local_claims(rows: Sequence[Row], options: Mapping[str, Any]) -> Ite
 
 
 def _at_one_multiplier(rows: Sequence[Row], cohort_sizes: Sequence[int]) -> Iterator[Claim]:
-    """Yields claims about variances of the mean when all places have the same noise multiplier."""
+    """Yields claims about variances of the mean when all places have the same noise multiplier.
+
+    Args:
+      rows: the rows of the study.
+      cohort_sizes: m, rising.
+    """
     slopes = {row["place"]: row for row in selected(rows, part="slope")}
     yield Claim(
         "The variance of the mean falls faster than m^-1.9 with noise once on the sum, or in shares that add up to it, "
@@ -57,7 +62,12 @@ def _at_one_multiplier(rows: Sequence[Row], cohort_sizes: Sequence[int]) -> Iter
 
 
 def _at_one_epsilon(rows: Sequence[Row], options: Mapping[str, Any]) -> Iterator[Claim]:
-    """Yields claims about variances of the mean when all places spend the same epsilon."""
+    """Yields claims about variances of the mean when all places spend the same epsilon.
+
+    Args:
+      rows: the rows of the study.
+      options: the study's options.
+    """
     found = selected(rows, part="equal epsilon")
     poisson, fixed, local = (
         selected(found, place=place) for place in ("central, Poisson", "central, fixed-size", "local")

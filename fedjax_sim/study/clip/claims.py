@@ -45,7 +45,13 @@ def clip_claims(rows: Sequence[Row], options: Mapping[str, Any]) -> Iterator[Cla
 
 
 def _limits(rows: Sequence[Row], multiplier: float, options: Mapping[str, Any]) -> Iterator[Claim]:
-    """Yields claims about what the error consists of at the smallest and at the largest clip norm."""
+    """Yields claims about what the error consists of at the smallest and at the largest clip norm.
+
+    Args:
+      rows: the rows of the study.
+      multiplier: z along the clip norms.
+      options: the study's options.
+    """
     releases, biases = (
         sorted(selected(rows, part=part), key=lambda row: row["clip_norm"]) for part in ("clip norm", "bias alone")
     )

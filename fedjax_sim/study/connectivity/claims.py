@@ -24,7 +24,11 @@ def connectivity_claims(rows: Sequence[Row], options: Mapping[str, Any]) -> Iter
 
 
 def _decay(rows: Sequence[Row]) -> Iterator[Claim]:
-    """Yields claims about many nodes that start apart and average with their neighbours."""
+    """Yields claims about many nodes that start apart and average with their neighbours.
+
+    Args:
+      rows: the rows of the study.
+    """
     by_graph: dict[str, list[Row]] = {}
     for row in selected(rows, part="decay"):
         by_graph.setdefault(row["graph"], []).append(row)  # rounds rise
@@ -56,7 +60,11 @@ def _falls_as(first: Row, last: Row, power: float, factor: float) -> bool:
 
 
 def _agreement(rows: Sequence[Row]) -> Iterator[Claim]:
-    """Yields claims about few nodes: rounds until they agree, and the bytes that they send by then."""
+    """Yields claims about few nodes: rounds until they agree, and the bytes that they send by then.
+
+    Args:
+      rows: the rows of the study.
+    """
     rounds = sorted(selected(rows, part="agreement", quantity="rounds"), key=lambda row: row["gap"])
     yield Claim(
         "Nodes agree in fewer rounds on a graph with a larger spectral gap.",
@@ -73,7 +81,11 @@ def _agreement(rows: Sequence[Row]) -> Iterator[Claim]:
 
 
 def _floors(rows: Sequence[Row]) -> Iterator[Claim]:
-    """Yields claims about D-PSGD with a constant step, where optima differ from node to node."""
+    """Yields claims about D-PSGD with a constant step, where optima differ from node to node.
+
+    Args:
+      rows: the rows of the study.
+    """
     floors = selected(rows, part="floor")
     yield Claim(
         "With gradients and a constant step, hypercube and complete graph leave less than a tenth of the squared "

@@ -31,7 +31,11 @@ def drift_claims(rows: Sequence[Row], options: Mapping[str, Any]) -> Iterator[Cl
 
 
 def _fixed_points(rows: Sequence[Row]) -> Iterator[Claim]:
-    """Yields claims about where FedAvg and its corrections converge to."""
+    """Yields claims about where FedAvg and its corrections converge to.
+
+    Args:
+      rows: the rows of the study.
+    """
     fixed_points = selected(rows, part="fixed point")
     fedavg = {(row["step_size"], row["local_steps"]): row for row in selected(fixed_points, algorithm="FedAvg")}
     num_steps = [local_steps for _, local_steps in fedavg]
@@ -55,7 +59,12 @@ def _fixed_points(rows: Sequence[Row]) -> Iterator[Claim]:
 
 
 def _parts_of_the_bias(rows: Sequence[Row], base: Base) -> Iterator[Claim]:
-    """Yields claims about curvature and heterogeneity, and about two vectors that are called a round's gradient."""
+    """Yields claims about curvature and heterogeneity, and about two vectors that are called a round's gradient.
+
+    Args:
+      rows: the rows of the study.
+      base: the base setting.
+    """
     alike = {row["quantity"]: row for row in selected(rows, part="identical clients")}
     yield Claim(
         "Identical clients have a drift bias too, and its heterogeneity part is less than a hundredth of it.",
@@ -84,7 +93,12 @@ def _parts_of_the_bias(rows: Sequence[Row], base: Base) -> Iterator[Claim]:
 
 
 def _leading_term(rows: Sequence[Row], base: Base) -> Iterator[Claim]:
-    """Yields claims about where the first order in the step explains the bias, on quadratics and for a model."""
+    """Yields claims about where the first order in the step explains the bias, on quadratics and for a model.
+
+    Args:
+      rows: the rows of the study.
+      base: the base setting.
+    """
     # One step on quadratics has no error of the leading term.
     work = {"quantity": "bias less leading term", "local_steps": base.num_steps}
     whole, half = (
@@ -116,7 +130,11 @@ def _leading_term(rows: Sequence[Row], base: Base) -> Iterator[Claim]:
 
 
 def _unequal_steps(rows: Sequence[Row]) -> Iterator[Claim]:
-    """Yields claims about clients with unequal numbers of local steps and equal Hessians."""
+    """Yields claims about clients with unequal numbers of local steps and equal Hessians.
+
+    Args:
+      rows: the rows of the study.
+    """
     distances = selected(rows, part="unequal steps", quantity="distance to the optimum")
     large, small = (
         {row["algorithm"]: row for row in selected(distances, step_size=step_size)} for step_size in UNEQUAL_ETAS
@@ -136,7 +154,11 @@ def _unequal_steps(rows: Sequence[Row]) -> Iterator[Claim]:
 
 
 def _proximal(rows: Sequence[Row]) -> Iterator[Claim]:
-    """Yields the claim that FedProx pays for its smaller bias with speed."""
+    """Yields the claim that FedProx pays for its smaller bias with speed.
+
+    Args:
+      rows: the rows of the study.
+    """
     distances, contractions = (
         selected(rows, part="FedProx", quantity=quantity)
         for quantity in ("distance to the optimum", "contraction of a round")
