@@ -86,8 +86,8 @@ for line in [columns, *rows]:
     print("  ".join(f"{cell:>17.17}" for cell in line))
 
 # %%
-for paragraph in found.reading:
-    print(paragraph, end="\n\n")
+for claim in found.claims:
+    print(claim, end="\n\n")
 
 # %% [markdown]
 # ## 4. Speed against the floor

@@ -10,12 +10,12 @@ import jax
 
 from fedjax_sim import validate
 from fedjax_sim.prng import stream
+from fedjax_sim.study.error_floor.base import NAMES, base_setting, quadratics
+from fedjax_sim.study.error_floor.claims import error_floor_claims
 from fedjax_sim.study.error_floor.figure import error_floor_figure
 from fedjax_sim.study.error_floor.logistic import logistic_floor
 from fedjax_sim.study.error_floor.model import model_floor
-from fedjax_sim.study.error_floor.quadratics import Quadratics, Setting
-from fedjax_sim.study.error_floor.reading import NAMES, error_floor_reading
-from fedjax_sim.study.findings import FEW, Findings, least_runs
+from fedjax_sim.study.findings import FEW, Findings, least_runs, rows_of
 
 QUESTION = "How far from the optimum does training with constant steps stay, and why?"
 
@@ -66,15 +66,7 @@ def error_floor(
     """
     options = {name: list(value) if isinstance(value, Sequence) else value for name, value in locals().items()}
     _check(options)
-    base = Setting(
-        step_size=step_sizes[len(step_sizes) // 2],
-        cohort_size=cohort_sizes[len(cohort_sizes) // 2],
-        num_steps=num_steps[len(num_steps) // 2],
-        gradient_noise=0.3,  # not varied
-        bits=bits[len(bits) // 2],
-        noise_multiplier=noise_multipliers[(len(noise_multipliers) - 1) // 2],
-    )
-    problem = Quadratics(num_clients, dimension, heterogeneity, seed)
+    base, problem = base_setting(options), quadratics(options)
     key = jax.random.key(seed)
     # Without any source of noise, client drift is the only cause left: it comes from local steps alone.
     drift_only = base._replace(cohort_size=num_clients, gradient_noise=0.0, bits=0, noise_multiplier=0.0)
@@ -98,12 +90,14 @@ def error_floor(
         comparisons += logistic_floor(stream(key, "logistic"), logistic_clients, num_logistic_runs, seed)
     if model_clients:
         comparisons += model_floor(stream(key, "model"), model_clients, min(num_runs, 60), seed)
-    reading = list(error_floor_reading(problem, base, comparisons))
-    figure = partial(
-        error_floor_figure, comparisons, base, problem.budget, start=problem.start, num_clients=num_clients
-    )
+    rows = rows_of(comparisons)
     return Findings(
-        name="error_floor", question=QUESTION, comparisons=comparisons, reading=reading, figure=figure, options=options
+        name="error_floor",
+        question=QUESTION,
+        comparisons=comparisons,
+        claims=list(error_floor_claims(rows, options)),
+        figure=partial(error_floor_figure, rows, options),
+        options=options,
     )
 
 
