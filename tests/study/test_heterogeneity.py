@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 
 from fedjax_sim import population
-from fedjax_sim.study.findings import Findings, measured
+from fedjax_sim.study.findings import Findings, measured, rows_of
+from fedjax_sim.study.heterogeneity.claims import heterogeneity_claims
+from fedjax_sim.study.heterogeneity.figure import heterogeneity_figure
 from fedjax_sim.study.heterogeneity.models import digits_population
 from fedjax_sim.study.heterogeneity.question import heterogeneity
 from fedjax_sim.study.heterogeneity.ranks import MEASURES, rank_correlations
-from fedjax_sim.study.heterogeneity.reading import heterogeneity_reading
 from fedjax_sim.study.page import table
 
 SMALL = {
@@ -60,14 +61,17 @@ def test_more_heterogeneity_takes_more_rounds():
     assert own["alpha 0.05"] > 5 * mixed["alpha 0.05"] and own["alpha 100"] < 3 * mixed["alpha 100"]
 
 
-@pytest.mark.parametrize("rounds, differs", [((30, 30), False), ((30, 90), True)])
-def test_reading_follows_the_rounds(rounds, differs):
-    """Fault: a reading that knows what it will find: with one local step spread changes nothing."""
-    found = [one for i, count in enumerate(rounds) for one in (
-        measured({"part": "quadratics", "population": f"spread {i}"}, "rounds to target", count),
-        measured({"part": "quadratics", "population": f"spread {i}"}, "gradient dissimilarity", i))]  # fmt: skip
-    text = " ".join(heterogeneity_reading({"num_steps": 1}, found))
-    assert ("the smaller the step must be" in text) is differs and ("changes nothing" in text) is not differs
+@pytest.mark.parametrize("rounds, num_steps, holds", [((30, 30), 5, False), ((30, 90), 5, True), ((30, 30), 1, None)])
+def test_claim_follows_the_rounds(rounds, num_steps, holds):
+    """Fault: a claim that knows what it will find, or one of drift where a single local step has none."""
+    found = [measured({"part": "quadratics", "population": f"spread {i}"}, "rounds to target", count)
+             for i, count in enumerate(rounds)]  # fmt: skip
+    (claim,) = (
+        claim
+        for claim in heterogeneity_claims(rows_of(found), {"num_steps": num_steps})
+        if claim.words.startswith("On quadratics")
+    )
+    assert claim.holds is holds
 
 
 @pytest.mark.full
@@ -79,7 +83,6 @@ def test_random_ranks_have_no_interval():
         name="ranks",
         question="",
         comparisons=list(rank_correlations(found)),
-        reading=(),
         figure=lambda: None,
         options={},
     )
@@ -118,6 +121,11 @@ def test_wrong_options(options, words):
 
 
 @pytest.mark.full
-def test_figure_and_reading():
-    """Fault: a figure or a reading that cannot be made of what was found."""
-    assert len(findings().figure().axes) == 4 and len(findings().reading) >= 5
+def test_claims_and_figure():
+    """Fault: claims or a figure that cannot be made of what was found, without the models too."""
+    found = findings()
+    assert [claim.holds for claim in found.claims[:2]] == [True, True] and len(found.figure().axes) == 4
+    rows = [row for row in found.rows() if row["part"] in ("labels 0, 1, 2", "quadratics")]
+    without_models = list(heterogeneity_claims(rows, found.options))
+    assert [claim.holds for claim in without_models] == [True, True, *[None] * 5]
+    assert len(heterogeneity_figure(rows, found.options).axes) == 4

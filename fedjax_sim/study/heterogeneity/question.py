@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -13,18 +14,15 @@ import optax
 
 from fedjax_sim import algorithms, metrics, population, sampling, theory, validate
 from fedjax_sim.instruments.traced_runs import stacked, traced_runs
-from fedjax_sim.study.findings import Comparison, Findings, measured
+from fedjax_sim.study.findings import Comparison, Findings, measured, rows_of
+from fedjax_sim.study.heterogeneity.best_step import SHARE, best_step
+from fedjax_sim.study.heterogeneity.claims import heterogeneity_claims
 from fedjax_sim.study.heterogeneity.figure import heterogeneity_figure
 from fedjax_sim.study.heterogeneity.models import COHORT, digits_population, model_rows, synthetic_population
 from fedjax_sim.study.heterogeneity.ranks import rank_correlations
-from fedjax_sim.study.heterogeneity.reading import heterogeneity_reading
-from fedjax_sim.study.quadratic_settings import LARGEST_CURVATURE, quadratic_clients
 from fedjax_sim.validate import Positive
 
 QUESTION = "How different are the clients, and how much slower does that make training?"
-STEP_SIZES = np.geomspace(0.005, 1 / LARGEST_CURVATURE, 40)  # of which the best is taken on quadratics
-SHARE = 1e-3  # the target on quadratics, as a share of the start's excess loss
-MAX_ROUNDS = 300  # on quadratics
 
 
 @validate.named_arguments
@@ -89,17 +87,13 @@ def heterogeneity(
             comparisons += model_rows(key, name, populations, options)
     comparisons += rank_correlations(comparisons)
     options = {name: list(value) if isinstance(value, Sequence) else value for name, value in options.items()}
-    theory_options = {
-        "spreads": spreads,
-        "path": lambda spread: _best_step(num_clients, dimension, num_steps, spread, seed)[2],
-    }
-    reading = list(heterogeneity_reading(options, comparisons))
+    rows = rows_of(comparisons)
     return Findings(
         name="heterogeneity",
         question=QUESTION,
         comparisons=comparisons,
-        reading=reading,
-        figure=lambda: heterogeneity_figure(comparisons, **theory_options),
+        claims=list(heterogeneity_claims(rows, options)),
+        figure=partial(heterogeneity_figure, rows, options),
         options=options,
     )
 
@@ -178,22 +172,6 @@ def _labels() -> Iterator[Comparison]:
             yield measured(conditions, quantity, value)
 
 
-def _best_step(size: int, dimension: int, k: int, spread: float, seed: int) -> tuple[Any, float, float]:
-    """Searches for the constant step with the fewest rounds to the target, by the closed form.
-
-    Returns: (problem, step, rounds); rounds is infinite if no step reaches the target within MAX_ROUNDS.
-    """
-    problem = quadratic_clients(size, dimension, spread, seed)
-    best = problem, float(STEP_SIZES[0]), math.inf
-    for eta in STEP_SIZES:
-        budget = theory.budget(*problem, step_size=float(eta), num_steps=k)
-        losses = budget.expected_loss(MAX_ROUNDS, start=problem.start)
-        rounds = metrics.rounds_to_target(losses[1:], SHARE * losses[0])
-        if rounds < best[2]:
-            best = problem, float(eta), rounds
-    return best
-
-
 def _quadratics(size: int, dimension: int, k: int, spreads: Sequence[float], seed: int) -> Iterator[Comparison]:
     """Measures the rounds to the target at the best constant step, for each spread of the clients' optima.
 
@@ -219,7 +197,7 @@ def _quadratics(size: int, dimension: int, k: int, spreads: Sequence[float], see
         distance = params["w"] - target["optimum"]
         return {"loss": distance @ target["hessian"] @ distance / 2}
 
-    best = [_best_step(size, dimension, k, spread, seed) for spread in spreads]
+    best = [best_step(size, dimension, k, spread, seed) for spread in spreads]
     problems = [problem for problem, _, _ in best]
     starts = {"w": jnp.asarray(np.stack([problem.start for problem in problems]), jnp.float32)}
     targets = stacked([
