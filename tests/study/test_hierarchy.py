@@ -59,7 +59,9 @@ def test_wrong_options(options, words):
 
 
 @pytest.mark.full
-def test_figure():
-    """Fault: a figure that cannot be drawn from what was found."""
+def test_claims_and_figure():
+    """Fault: claims or a figure that cannot be made of what was found, or that need the model."""
+    decided = [claim.holds for claim in findings(0).claims]
+    assert decided[:5] == [True] * 5 and decided[5:] == [None, None]  # the last two are about the model
     figure = findings(0).figure()
     assert len(figure.axes) == 3 and all(axes.get_xlabel() and axes.get_ylabel() for axes in figure.axes)

@@ -7,11 +7,11 @@ from functools import partial
 from typing import Annotated
 
 from fedjax_sim import validate
-from fedjax_sim.study.findings import Findings
+from fedjax_sim.study.findings import Findings, rows_of
+from fedjax_sim.study.hierarchy.claims import hierarchy_claims
 from fedjax_sim.study.hierarchy.digits import digits_rows
 from fedjax_sim.study.hierarchy.figure import hierarchy_figure
 from fedjax_sim.study.hierarchy.quadratics import quadratic_rows
-from fedjax_sim.study.hierarchy.reading import hierarchy_reading
 from fedjax_sim.study.quadratic_settings import LARGEST_CURVATURE, quadratic_clients
 from fedjax_sim.validate import Integer, NonNegativeInt, Number, PositiveInt
 
@@ -64,7 +64,7 @@ def hierarchy(
     validate.sequence("edge_rounds", edge_rounds)
     for kappa in edge_rounds:
         validate.integer("edge_rounds", kappa, 1, 1000)
-    # One edge round is flat FedAvg, which the reading compares the others with.
+    # One edge round is flat FedAvg, which the claims compare the others with.
     if list(edge_rounds) != sorted(set(edge_rounds)) or edge_rounds[0] != 1:
         validate.fail("edge_rounds", "rising numbers from 1", list(edge_rounds))
     # Very small steps would take more rounds than are run.
@@ -84,8 +84,12 @@ def hierarchy(
         "edge_rounds": list(edge_rounds), "num_steps": num_steps, "step_size": step_size,
         "model_clients": model_clients, "model_rounds": model_rounds, "num_runs": num_runs, "seed": seed,
     }  # fmt: skip
-    reading = list(hierarchy_reading(comparisons, options))
-    figure = partial(hierarchy_figure, comparisons, problem, options)
+    rows = rows_of(comparisons)
     return Findings(
-        name="hierarchy", question=QUESTION, comparisons=comparisons, reading=reading, figure=figure, options=options
+        name="hierarchy",
+        question=QUESTION,
+        comparisons=comparisons,
+        claims=list(hierarchy_claims(rows, options)),
+        figure=partial(hierarchy_figure, rows, options),
+        options=options,
     )
