@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,8 @@ def table(findings: Findings) -> tuple[list[str], list[list[str]]]:
     """Returns the findings as a table of text.
 
     The columns are conditions, quantity, measured, predicted, ratio, the ratio's interval, and a mark. Conditions that
-    never change are left out. The mark "OUTSIDE" stands beside a prediction that lies outside of its interval.
+    never change are left out, and so are lists, which only a figure can show. The mark "OUTSIDE" stands beside a
+    prediction that lies outside of its interval.
 
     Args:
       findings: the result of a study.
@@ -29,10 +31,16 @@ def table(findings: Findings) -> tuple[list[str], list[list[str]]]:
     """
     rows = findings.rows()
     conditions = list(dict.fromkeys(name for row in findings.comparisons for name in row.conditions))
-    varying = [name for name in conditions if len({str(row.get(name)) for row in rows}) > 1]
+    names = [name for name in conditions if name not in _lists(rows)]
+    varying = [name for name in names if len({str(row.get(name)) for row in rows}) > 1]
     return [name.replace("_", " ") for name in (*varying, "quantity", *TAIL)], [
         [*(_number(row.get(name)) for name in (*varying, "quantity")), *_result_cells(row)] for row in rows
     ]
+
+
+def _lists(rows: Sequence[Mapping[str, Any]]) -> set[str]:
+    """Returns the names of the columns that hold lists, such as pictures."""
+    return {name for row in rows for name, value in row.items() if isinstance(value, list)}
 
 
 def _result_cells(row: dict[str, Any]) -> list[str]:
@@ -90,8 +98,10 @@ def write_findings(findings: Findings, directory: str | Path) -> Path:
     text = json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False, default=list)
     write_atomically(folder_path / "findings.json", [text.encode(), b"\n"])
     # Comparisons of different parts have different conditions: the columns are the union, in order of appearance.
-    names = list(dict.fromkeys(name for row in rows for name in row))
-    write_atomically(folder_path / "table.csv", [csv_text(names, rows).encode()])
+    lists = _lists(rows)
+    cells = [{name: value for name, value in row.items() if name not in lists} for row in rows]
+    names = list(dict.fromkeys(name for row in cells for name in row))
+    write_atomically(folder_path / "table.csv", [csv_text(names, cells).encode()])
     try:
         with plots.style():
             figure = findings.draw()

@@ -106,6 +106,15 @@ def test_wrong_numbers_are_refused(samples, predicted, words):
         measured({}, "loss", samples, predicted)
 
 
+def test_lists_have_no_column(tmp_path):
+    """Fault: pictures that fill a page's table, or that the file a figure is drawn from lacks."""
+    result = found([measured({"sampler": s, "pictures": [s]}, "loss", [1.0, 1.1, 1.2]) for s in ("a", "b")])
+    write_findings(result, tmp_path)
+    assert table(result)[0][:2] == ["sampler", "quantity"]
+    assert (tmp_path / "table.csv").read_text().startswith("sampler,quantity,")
+    assert json.loads((tmp_path / "findings.json").read_text())["rows"][1]["pictures"] == ["b"]
+
+
 def test_page(tmp_path):
     """Fault: a string that is not escaped, a condition that is lost, a page that loads something, NaN in the JSON."""
     rows = [measured({"sampler": s, "seed": 1}, "<b>", [1.0, 1.1, 1.2], p) for s, p in (("a", 1.1), ("b", 9.0))]

@@ -6,10 +6,11 @@ import jax
 import numpy as np
 import pytest
 
-from fedjax_sim.study.charts import rows_of
+from fedjax_sim.study.findings import rows_of
 from fedjax_sim.study.leakage.attacks import decibels
 from fedjax_sim.study.leakage.defences import Defence, Digits, defences, replayed
 from fedjax_sim.study.leakage.question import leakage
+from fedjax_sim.study.page import table
 
 SMALL = {"num_clients": 200, "batch_sizes": (1, 8), "bits": (2,), "shares": (0.01,), "epsilons": (1.0, 100.0),
          "num_rebuilt": 8, "num_steps": 200, "num_restarts": 2}  # fmt: skip
@@ -53,6 +54,12 @@ def test_what_protects():
 
 
 @pytest.mark.full
+def test_claims():
+    """Fault: a claim that the options of a small study leave open."""
+    assert None not in {claim.holds for claim in findings().claims}
+
+
+@pytest.mark.full
 def test_figure():
     """Fault: pictures of one defence under another's name, and a figure that cannot be drawn."""
     figure = findings().figure()
@@ -63,13 +70,14 @@ def test_figure():
         "the mean digit"
     }
     assert len(panels) == 4 and all(axes.get_xlabel() and axes.get_ylabel() for axes in panels)
+    assert "pictures" not in table(findings())[0]
 
 
 @pytest.mark.full
 def test_a_sum_is_a_batch():
     """A sum of eight clients with a digit each is the message of one with these eight, up to the integers' unit.
 
-    Fault: a reading that takes secure sums of few clients for safer than batches, views that weigh clients otherwise.
+    Fault: a sum of few clients that hides more than a batch of as many, views that weigh clients otherwise.
     """
     digits, options = Digits.load(0), SMALL | {"clip_norm": 0.1, "delta": 1e-5, "num_clients": 8}
     (secure,) = [one for one in defences(options) if one.name == "secure sum: the sum of 8"]

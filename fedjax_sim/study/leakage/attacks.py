@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +18,7 @@ from fedjax_sim.prng import stream
 from fedjax_sim.running import kept_results
 from fedjax_sim.study.findings import Comparison, measured
 from fedjax_sim.study.leakage.defences import LEARNING_RATE, NUM_SHOWN, SIDE, Defence, Digits, Seen
+from fedjax_sim.study.leakage.pictures import texts_of
 from fedjax_sim.types import Array
 
 LARGEST_BATCH = 8  # that is rebuilt by optimisation
@@ -25,22 +26,6 @@ MOST_DECIBELS = 60.0  # an error of 1/1000 of full brightness, which nobody sees
 CLASSES = 10
 GROUPS = 10  # parts of the clients that give an AUC each
 INVERSION_ATTACKS = ("closed form", "optimised")
-
-
-class Picture(NamedTuple):
-    """The digits of the figure, as one attack rebuilt them under one defence.
-
-    Fields:
-      defence: its name.
-      attack: an entry of `INVERSION_ATTACKS`; empty for the original digits.
-      images: [8, 64] pixels in [0, 1].
-      decibels: [8] PSNR of each image.
-    """
-
-    defence: str
-    attack: str
-    images: np.ndarray
-    decibels: np.ndarray
 
 
 def decibels(found: np.ndarray, truth: np.ndarray) -> np.ndarray:
@@ -179,7 +164,7 @@ def _pictures(
 
 def _rebuild(
     key: Array, defence: Defence, digits: Digits, attacked_round: Seen, *, options: dict[str, Any], conditions: dict
-) -> tuple[list[Comparison], list[Picture]]:
+) -> Iterator[Comparison]:
     """Rebuilds pictures by every inversion attack.
 
     For each true picture the nearest rebuilt picture of its message counts.
@@ -192,10 +177,9 @@ def _rebuild(
       options: the study's options; pictures of the first `num_rebuilt` clients are judged.
       conditions: the conditions of all comparisons.
 
-    Returns: (comparisons, pictures for the figure). The comparisons are PSNR in decibels, and, if the defence says that
-      pictures are exact, the root mean square error of a pixel, as a share of full brightness.
+    Yields: the PSNR in decibels, with the pictures of the figure among its conditions. If the defence says that
+      pictures are exact, also the root mean square error of a pixel, as a share of full brightness.
     """
-    comparisons, pictures = [], []
     ids = attacked_round.view.ids
     is_single_message = len(ids) == 1  # the sum of all updates, or the released model
     order = np.arange(len(attacked_round.mine)) if is_single_message else np.argsort(ids)
@@ -207,13 +191,11 @@ def _rebuild(
         nearest, values = _best_match(rebuilt, truth)
         # Clients are independent samples; examples of one client are not.
         samples = values.mean(1) if len(values) > 1 else values[0]
-        comparisons.append(measured(conditions, f"PSNR, {attack} (dB)", samples))
-        shown = nearest.reshape(-1, nearest.shape[-1])[:NUM_SHOWN], values.reshape(-1)[:NUM_SHOWN]
-        pictures.append(Picture(defence.name, attack, *shown))
+        shown = texts_of(nearest.reshape(-1, nearest.shape[-1])[:NUM_SHOWN])
+        yield measured(conditions | {"pictures": shown}, f"PSNR, {attack} (dB)", samples)
         if attack == INVERSION_ATTACKS[0] and defence.exact:
             errors = np.sqrt(((rebuilt - truth) ** 2).mean(-1)).reshape(-1)
-            comparisons.append(measured(conditions, "error of a pixel", errors, 1e-5, kind="upper bound"))
-    return comparisons, pictures
+            yield measured(conditions, "error of a pixel", errors, 1e-5, kind="upper bound")
 
 
 # ---- labels, members, properties
@@ -308,7 +290,7 @@ def _member_rows(defence: Defence, digits: Digits, attacked_round: Seen, conditi
     yield Comparison(conditions, "membership advantage", value, error, predicted=predicted, kind=kind)
 
 
-def measure(key: Array, defence: Defence, digits: Digits, seen: Seen, options: dict[str, Any]):
+def measure(key: Array, defence: Defence, digits: Digits, seen: Seen, options: dict[str, Any]) -> Iterator[Comparison]:
     """Runs every attack of the study on the attacker's view of one round, and measures how much each recovers.
 
     Args:
@@ -318,15 +300,12 @@ def measure(key: Array, defence: Defence, digits: Digits, seen: Seen, options: d
       seen: the round as the attacker holds it, with the truth to judge the attacks by.
       options: the study's options.
 
-    Returns: (list of `Comparison`, one for each measured number; list of `Picture`, the rebuilt digits for the figure).
+    Yields: a comparison for each measured number.
     """
     conditions = {"part": defence.part, "defence": defence.name, "batch_size": defence.batch_size}
     conditions |= {"epsilon": defence.epsilon}
-    comparisons, pictures = _rebuild(
-        stream(key, defence.name), defence, digits, seen, options=options, conditions=conditions
-    )
+    yield from _rebuild(stream(key, defence.name), defence, digits, seen, options=options, conditions=conditions)
     # Labels belong to single messages.
     if len(seen.view.ids) > 1:
-        comparisons += _label_rows(defence, digits, seen, conditions)
-    comparisons += _member_rows(defence, digits, seen, conditions)
-    return comparisons, pictures
+        yield from _label_rows(defence, digits, seen, conditions)
+    yield from _member_rows(defence, digits, seen, conditions)

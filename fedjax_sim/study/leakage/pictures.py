@@ -1,4 +1,7 @@
-"""This module draws small grey pictures as vector shapes, so that a page needs to load no image."""
+"""This module draws small grey pictures as vector shapes, so that a page needs to load no image.
+
+A study's row holds a picture as text, with a hexadecimal digit for each pixel.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +12,30 @@ import numpy as np
 
 from fedjax_sim.report import plots
 
-LEVELS = 16  # of grey
+LEVELS = 16  # of grey: a hexadecimal digit
 GAP = 0.1  # between pictures, which have width 1
+
+
+def texts_of(images: np.ndarray) -> list[str]:
+    """Returns pictures as texts of one hexadecimal digit a pixel, "0" black and "f" white.
+
+    Args:
+      images: [n, pixels], clipped to [0, 1].
+
+    >>> texts_of(np.array([[0.0, 0.2, 1.0]]))
+    ['03f']
+    """
+    levels = np.rint(np.clip(images, 0, 1) * (LEVELS - 1)).astype(int)
+    return ["".join(f"{level:x}" for level in image) for image in levels.tolist()]
+
+
+def images_of(texts: Sequence[str]) -> np.ndarray:
+    """Returns the pictures of texts, [n, pixels] in [0, 1].
+
+    >>> images_of(texts_of(np.array([[0.0, 0.2, 1.0]])))
+    array([[0. , 0.2, 1. ]])
+    """
+    return np.array([[int(digit, LEVELS) for digit in text] for text in texts]) / (LEVELS - 1)
 
 
 def strips(axes: Any, rows: Sequence[tuple[str, np.ndarray, str]], side: int) -> None:

@@ -13,11 +13,11 @@ import numpy as np
 from fedjax_sim import adversary, validate
 from fedjax_sim.models import per_example
 from fedjax_sim.running import kept_results
-from fedjax_sim.study.findings import Comparison, Findings, measured
-from fedjax_sim.study.leakage.attacks import Picture, auc_of_groups, decibels, measure
+from fedjax_sim.study.findings import Comparison, Findings, measured, rows_of
+from fedjax_sim.study.leakage.attacks import auc_of_groups, decibels, measure
+from fedjax_sim.study.leakage.claims import leakage_claims
 from fedjax_sim.study.leakage.defences import NUM_SHOWN, Digits, defences, replayed
 from fedjax_sim.study.leakage.figure import leakage_figure
-from fedjax_sim.study.leakage.reading import leakage_reading
 
 QUESTION = "What does a curious server learn from the messages, and what keeps it from that?"
 KNOWN_BY_HEART = 100  # examples that a model is trained on until it has memorised them
@@ -72,18 +72,18 @@ def leakage(
     # A rebuilt picture shows something only if it comes nearer than a guess without any message.
     yardstick = decibels(digits.own["x"].mean(0)[None], digits.x)
     comparisons = [measured({"part": "yardstick", "defence": "the mean digit"}, "PSNR, closed form (dB)", yardstick)]
-    originals = Picture("the digits themselves", "", digits.x[digits.shown], np.full(NUM_SHOWN, np.nan))
-    pictures = [originals]
     for defence in defences(options):
         attacked_round = replayed(defence, digits, num_clients, seed)
-        defence_comparisons, rebuilt_pictures = measure(key, defence, digits, attacked_round, options)
-        comparisons += defence_comparisons
-        pictures += rebuilt_pictures
+        comparisons += measure(key, defence, digits, attacked_round, options)
     comparisons += _overfitting(digits, seed)
-    reading = list(leakage_reading(comparisons, options))
-    figure = partial(leakage_figure, comparisons, pictures, options)
+    rows = rows_of(comparisons)
     return Findings(
-        name="leakage", question=QUESTION, comparisons=comparisons, reading=reading, figure=figure, options=options
+        name="leakage",
+        question=QUESTION,
+        comparisons=comparisons,
+        claims=list(leakage_claims(rows, options)),
+        figure=partial(leakage_figure, rows, options),
+        options=options,
     )
 
 
