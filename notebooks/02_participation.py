@@ -89,11 +89,11 @@ for line in [columns, *rows]:
     print("  ".join(f"{cell:>18.18}" for cell in line[1:]))
 
 # %% [markdown]
-# How to read it:
+# What the study concludes, and whether it holds for these numbers:
 
 # %%
-for paragraph in found.reading:
-    print(paragraph, end="\n\n")
+for claim in found.claims:
+    print(claim, end="\n\n")
 
 # %% [markdown]
 # ## 4. How many clients a tolerance requires

@@ -5,10 +5,10 @@ import functools
 import pytest
 
 from fedjax_sim import theory
-from fedjax_sim.study.findings import measured
+from fedjax_sim.study.findings import measured, rows_of
+from fedjax_sim.study.participation.claims import participation_claims
 from fedjax_sim.study.participation.figure import participation_figure
 from fedjax_sim.study.participation.question import participation
-from fedjax_sim.study.participation.reading import participation_reading
 
 SMALL = {"population_sizes": (60,), "rates": (0.5, 1.0), "num_rounds": 1500, "compare_samplers": False}
 
@@ -55,18 +55,11 @@ def test_it_can_tell_a_wrong_formula():
     assert len(half) == 1
 
 
-def test_reading_follows_the_numbers():
-    """Fault: nearly everybody, where one of ten is enough; a correction of 0.9 for ten clients, where it is 1."""
-    least, most = (" ".join(participation_reading([], {10: cohort}, 1.0)) for cohort in (1, 10))
-    assert "nearly everybody" not in least and "nearly everybody" in most
-    assert theory.finite_population_correction(10, 1) == 1 and "exactly 1 at N = 10, m = 1" in least
-    assert "any N" not in least
-
-
 def test_no_cohort_is_larger_than_allowed():
     """Fault: a bound on cohorts that some parts of the study do not know."""
     options = {"population_sizes": (60,), "rates": (0.5, 1.0), "largest_cohort": 5, "model_clients": 0}
-    assert participation(**options).comparisons == []
+    found = participation(**options)
+    assert found.comparisons == [] and {claim.holds for claim in found.claims} == {None}
 
 
 @pytest.mark.parametrize(
@@ -88,18 +81,28 @@ def test_wrong_options(options, words):
 
 
 @pytest.mark.full
-def test_figure():
-    """Fault: a figure that cannot be drawn from what was found."""
-    figure = findings(0).figure()
+def test_claims_and_figure():
+    """Fault: claims or a figure that cannot be made of what was found."""
+    found = findings(0)
+    # No cohort of a tenth of the clients, no samplers, and no digits.
+    assert [claim.holds for claim in found.claims] == [None, True, True, True, None, True, None]
+    figure = found.figure()
     assert len(figure.axes) == 4 and all(axes.get_xlabel() for axes in figure.axes)
 
 
 def test_figure_of_few_cohorts():
     """Fault: a population without a cohort that breaks the axes; digits on a scale without their correction."""
     one = {"part": "variance", "population_size": 10, "cohort_size": 9, "sampler": "uniform", "estimator": "mean"}
-    few = [measured(one, "variance", 0.05, 0.05)]
-    assert participation_figure(few, 0.05, signal=1.0, spread=2.0, step_size=0.5).axes[0].containers
     digits = one | {"part": "digits MLP", "population_size": 40, "cohort_size": 30}
-    found = [measured(digits, "variance", 7.0, 7.0)]
-    axes = participation_figure(found, 0.05, signal=1.0, spread=2.0, step_size=0.5).axes[0]
-    assert axes.containers[0].lines[0].get_ydata()[0] == pytest.approx(theory.cohort_mean_variance(4.0, 40, 30))
+    rows = rows_of([measured(one, "variance", 0.05, 0.05), measured(digits, "variance", 7.0, 7.0)])
+    axes = participation_figure(rows, {"tolerance": 0.05}).axes[0]
+    shares = [container.lines[0].get_ydata()[0] for container in axes.containers]
+    assert shares == pytest.approx([0.05 * 9 / 4, theory.finite_population_correction(40, 30)])
+
+
+@pytest.mark.parametrize("variance, holds", [(0.01, True), (0.03, False)])
+def test_claim_follows_the_variance(variance, holds):
+    """Fault: half of the clients whose variance is said to be small whatever it is; 4 / 100 is the infinite one's."""
+    one = {"part": "variance", "population_size": 200, "cohort_size": 100, "sampler": "uniform", "estimator": "mean"}
+    claims = participation_claims(rows_of([measured(one, "variance", variance)]), {"tolerance": 0.05})
+    assert [claim.holds for claim in claims] == [None, holds, *[None] * 5]

@@ -15,10 +15,10 @@ from fedjax_sim.algorithms import federated
 from fedjax_sim.instruments.moments import population_moments
 from fedjax_sim.instruments.runs import independent_runs, squared_distance
 from fedjax_sim.prng import stream
-from fedjax_sim.study.findings import FEW, Comparison, Findings, least_runs, measured
-from fedjax_sim.study.participation.clients import FLOOR_STEP_SIZE, SIGNAL, SPREAD, WeightedClients
+from fedjax_sim.study.findings import FEW, Comparison, Findings, least_runs, measured, rows_of
+from fedjax_sim.study.participation.claims import participation_claims
+from fedjax_sim.study.participation.clients import SIGNAL, SPREAD, WeightedClients
 from fedjax_sim.study.participation.figure import participation_figure
-from fedjax_sim.study.participation.reading import participation_reading
 from fedjax_sim.validate import Integer, NonNegativeInt, Number, PositiveInt
 
 QUESTION = "How many clients must take part in a round?"
@@ -101,16 +101,13 @@ def participation(
         "compare_samplers": compare_samplers, "model_clients": model_clients,
         "model_rounds": model_rounds, "seed": seed,
     }  # fmt: skip
-    reading = list(participation_reading(comparisons, required, tolerance))
-    figure = partial(
-        participation_figure, comparisons, tolerance, signal=SIGNAL, spread=SPREAD, step_size=FLOOR_STEP_SIZE
-    )
+    rows = rows_of(comparisons)
     return Findings(
         name="participation",
         question=QUESTION,
         comparisons=comparisons,
-        reading=reading,
-        figure=figure,
+        claims=list(participation_claims(rows, options)),
+        figure=partial(participation_figure, rows, options),
         options=options,
     )
 
