@@ -11,11 +11,11 @@ import numpy as np
 
 from fedjax_sim import metrics, models, population, validate
 from fedjax_sim.population.federated_data import FederatedData
-from fedjax_sim.study.findings import Comparison, Findings, few, measured
+from fedjax_sim.study.findings import Comparison, Findings, few, measured, rows_of
 from fedjax_sim.study.kept_sweep import kept_sweep
+from fedjax_sim.study.personal_models.claims import personal_models_claims
 from fedjax_sim.study.personal_models.figure import personal_models_figure
 from fedjax_sim.study.personal_models.methods import BASELINE, METHODS, Problem
-from fedjax_sim.study.personal_models.reading import personal_models_reading
 from fedjax_sim.types import Algorithm, FolderPath
 from fedjax_sim.validate import Integer, NonNegativeInt, Positive, PositiveInt
 
@@ -94,14 +94,13 @@ def personal_models(
         "hidden": hidden, "learning_rates": list(learning_rates), "num_rounds": num_rounds, "num_steps": num_steps,
         "personal_steps": personal_steps, "num_runs": num_runs, "seed": seed,
     }  # fmt: skip
-    reading = list(personal_models_reading(comparisons, options))
-    figure = partial(personal_models_figure, comparisons, options)
+    rows = rows_of(comparisons)
     return Findings(
         name="personal_models",
         question=QUESTION,
         comparisons=comparisons,
-        reading=reading,
-        figure=figure,
+        claims=list(personal_models_claims(rows, options)),
+        figure=partial(personal_models_figure, rows, options),
         options=options,
     )
 
