@@ -31,8 +31,8 @@ def table(findings: Findings) -> tuple[list[str], list[list[str]]]:
     """
     rows = findings.rows()
     conditions = list(dict.fromkeys(name for row in findings.comparisons for name in row.conditions))
-    names = [name for name in conditions if name not in _lists(rows)]
-    varying = [name for name in names if len({str(row.get(name)) for row in rows}) > 1]
+    lists = _lists(rows)
+    varying = [name for name in conditions if name not in lists and len({str(row.get(name)) for row in rows}) > 1]
     return [name.replace("_", " ") for name in (*varying, "quantity", *TAIL)], [
         [*(_number(row.get(name)) for name in (*varying, "quantity")), *_result_cells(row)] for row in rows
     ]

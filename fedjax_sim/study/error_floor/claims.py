@@ -79,5 +79,6 @@ def _bits(rows: Sequence[Row], base_bits: int) -> Iterator[Claim]:
 
 
 def _by_value(rows: Sequence[Row], name: str) -> list[Row]:
-    """Returns the floors of the part that varies a setting, sorted by its values, which also stand in its column."""
-    return sorted(({**row, name: row["value"]} for row in selected(rows, part=name)), key=lambda row: row[name])
+    """Returns a floor for each value of a setting, sorted by the values, which also stand in the setting's column."""
+    floors = {row["value"]: {**row, name: row["value"]} for row in selected(rows, part=name)}
+    return [floors[value] for value in sorted(floors)]
