@@ -167,6 +167,10 @@ def _first_files(experiment: Experiment, folder: Path, resume: bool, command: st
 def _identity(experiment: Experiment, processes: Processes) -> dict[str, Any]:
     """Returns what a resumed run must share with its checkpoint, after checking that all processes share it.
 
+    Args:
+      experiment: the experiment that is trained.
+      processes: of this job; each must have read the same data, files and modules.
+
     Raises: RuntimeError if the processes read other data, other files or other modules.
     """
     with seconds.part("data"):

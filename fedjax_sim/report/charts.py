@@ -86,8 +86,8 @@ def lines(
       by: the column whose values are the series; None draws one.
       theory: rows with the columns `x`, `by` and "predicted", which lie on a line for each series; the same rows where
         the prediction is joined between measurements. A series may be of theory alone. None joins the measured points.
-      levels: heights of horizontal lines, by what they are.
-      text: a column that is written beside each point.
+      levels: heights of horizontal lines, by what they are; None draws none.
+      text: a column that is written beside each point; None writes nothing.
       xlabel, ylabel: the axes' labels; by default the columns' names.
       log: the logarithmic axes: "", "x", "y" or "xy". An x of zero has a place on them too.
       line: what the lines are, in the legend.
@@ -133,7 +133,7 @@ def dots(
       names: the column of the names at the left.
       value: the column of the dots' places.
       by: the column whose values are the series, which lie close together under one name; None draws one.
-      levels: places of vertical lines, by what they are.
+      levels: places of vertical lines, by what they are; None draws none.
       label: the horizontal axis' label; by default the column's name.
       log: says whether the horizontal axis is logarithmic.
       line: what the ticks are, in the legend.
@@ -185,7 +185,7 @@ def heat_map(
       rows: a cell each. A number that is missing or not finite is a cross.
       x, y: the columns of a cell's two places, which stand in the order of the rows, from above.
       value: the column of the numbers.
-      marked: a column of truth values: cells where it is true have a frame.
+      marked: a column of truth values: cells where it is true have a frame; None frames none.
       less_is_darker: says whether smaller numbers are darker.
       shown: how a number is written, as `str.format` takes it.
       xlabel, ylabel: the axes' labels; by default the columns' names.
@@ -234,7 +234,7 @@ def histogram(
       rows: a bin each, from "low" to "high" (`bins` makes them); the bins of a series follow each other.
       value: the column of the counts.
       by: the column whose values are the series; None draws one.
-      levels: places of vertical lines, by what they are.
+      levels: places of vertical lines, by what they are; None draws none.
       xlabel, ylabel: the axes' labels; `ylabel` is by default the column's name.
 
     Guarantees: a bin is as high as its number (tests/report/test_charts.py::test_histogram).
@@ -348,7 +348,7 @@ def _draw_points(
       rows: in the order of x; "low" and "high" are the ends of intervals.
       look: of the series.
       x, y: the columns of the two places.
-      text: a column that is written beside each point.
+      text: a column that is written beside each point; None writes nothing.
       log: the logarithmic axes.
       joined: says whether points are joined by a line; many points are a line with a band, without markers.
 
@@ -416,7 +416,7 @@ def _legend(panel: Any, shown: Sequence[tuple[str, Look, bool, bool]], title: st
     Args:
       panel: the matplotlib axes.
       shown: for each series its name, its look, and whether it has points and a line.
-      title: stands above the names.
+      title: stands above the names; None for no title.
     """
     from matplotlib.lines import Line2D
 

@@ -123,6 +123,9 @@ def _meet(processes: Processes) -> None:
     """Runs the first collectives, of processes and of devices, with standard output closed, because Gloo prints on it.
 
     Connections are made at the first collective. An error in them ends the job here and not in the first round.
+
+    Args:
+      processes: of this job, which have joined.
     """
     import jax
     import numpy as np

@@ -24,7 +24,12 @@ def bits_claims(rows: Sequence[Row], options: Mapping[str, Any]) -> Iterator[Cla
 
 
 def _floors(rows: Sequence[Row], bits: Sequence[int]) -> Iterator[Claim]:
-    """Yields claims about floors on the textbook's grid, and about bytes on the way to them."""
+    """Yields claims about floors on the textbook's grid, and about bytes on the way to them.
+
+    Args:
+      rows: the rows of the study.
+      bits: bits for each number, rising.
+    """
     ratios = selected(rows, part="ratio of floors")
     yield Claim(
         "Each extra bit divides the error floor by four or more.",
@@ -44,7 +49,11 @@ def _floors(rows: Sequence[Row], bits: Sequence[int]) -> Iterator[Claim]:
 
 
 def _roundings(rows: Sequence[Row]) -> Iterator[Claim]:
-    """Yields claims about single rounds: numbers near zero, and nearest beside stochastic rounding."""
+    """Yields claims about single rounds: numbers near zero, and nearest beside stochastic rounding.
+
+    Args:
+      rows: the rows of the study.
+    """
     near_zero = selected(rows, part="near zero", cohort_size=1)
     textbook, with_zero = (
         selected(near_zero, messages=f"stochastic, {GRID_NAMES[keeps_zeros]}") for keeps_zeros in (False, True)
@@ -80,7 +89,11 @@ def _roundings(rows: Sequence[Row]) -> Iterator[Claim]:
 
 
 def _feedback(rows: Sequence[Row]) -> Iterator[Claim]:
-    """Yields claims about runs of biased compressors with constant steps."""
+    """Yields claims about runs of biased compressors with constant steps.
+
+    Args:
+      rows: the rows of the study.
+    """
     by_name: dict[str, list[Row]] = {}
     for row in selected(rows, part="feedback"):
         by_name.setdefault(row["messages"], []).append(row)  # steps fall

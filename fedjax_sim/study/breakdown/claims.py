@@ -51,7 +51,12 @@ def breakdown_claims(rows: Sequence[Row], options: Mapping[str, Any]) -> Iterato
 
 
 def _shifts(rows: Sequence[Row], attackers: Sequence[int]) -> Iterator[Claim]:
-    """Yields claims about attackers who stay near, and move rules without breaking them."""
+    """Yields claims about attackers who stay near, and move rules without breaking them.
+
+    Args:
+      rows: the rows of the study.
+      attackers: numbers of attackers f, rising.
+    """
     fewest, most = (selected(rows, part="worst attack", attackers=f) for f in (attackers[0], attackers[-1]))
     yield Claim(
         f"{attackers[-1]} attackers move every rule further than {attackers[0]}.",
