@@ -7,34 +7,24 @@ import pytest
 from fedjax_sim import theory
 from fedjax_sim.study.findings import Findings
 from fedjax_sim.study.staleness import delays
+from fedjax_sim.study.staleness.claims import staleness_claims
 from fedjax_sim.study.staleness.figure import staleness_figure
 from fedjax_sim.study.staleness.question import staleness
-from fedjax_sim.study.staleness.reading import staleness_reading
 
 SMALL = {"delays": (1, 5), "weights": ("constant", "hinge"), "concurrency": 4, "buffer_sizes": (2,), "num_runs": 250,
          "speed_runs": 500}  # fmt: skip
 
 
-def findings_of(found):
-    found = list(found)
-    return Findings(
-        name="staleness",
-        question="",
-        comparisons=found,
-        reading=list(staleness_reading(found, 0.1)),
-        figure=lambda: staleness_figure(found, 0.1, 1.0),
-        options={},
-    )
+OPTIONS = SMALL | {"delays": (5,), "noise": 1.0}
 
 
 @pytest.fixture(scope="module")
 def some():
     """The part of one delay: FedBuff as one program."""
-    return findings_of(
-        delays.equal_delays(
-            jax.random.key(0), 5, floor_step=0.1, noise=1.0, num_runs=250, weights=["constant", "hinge"], mixing=False
-        )
+    found = delays.equal_delays(
+        jax.random.key(0), 5, floor_step=0.1, noise=1.0, num_runs=250, weights=["constant", "hinge"], mixing=False
     )
+    return Findings(name="staleness", question="", comparisons=list(found), figure=lambda: None, options=OPTIONS)
 
 
 @pytest.mark.full
@@ -76,7 +66,9 @@ def test_predictions_hold():
     slow = {row["weights"]: row for row in rows if row["part"] == "speeds"}
     for name, other in (("constant", "hinge"), ("hinge", "constant")):  # it can tell weights apart
         assert not slow[name]["low"] <= slow[other]["predicted"] <= slow[name]["high"]
-    assert len(found.reading) == 7 and len(found.draw().axes) == 6
+    # Buffers of one size and FedAsync at one delay compare nothing.
+    assert [claim.holds for claim in found.claims].count(True) == 7 and len(found.draw().axes) == 6
+    assert [claim.words for claim in found.claims if claim.holds is False] == []
 
 
 @pytest.mark.slow
@@ -95,12 +87,14 @@ def test_factors_of_paths():
 
 
 @pytest.mark.full
-def test_the_reading_and_the_figure(some):
-    """Fault: a figure or a text that fails where a part is missing."""
-    assert len(some.reading) == 4 and "1.01" in some.reading[0]
-    figure = some.draw()
-    assert len(figure.axes) == 6
-    assert staleness_figure([], 0.1, 1.0).axes and list(staleness_reading([], 0.1)) == []
+def test_claims_and_figure_of_parts(some):
+    """Fault: claims or a figure that fail where a part is missing."""
+    claims = list(staleness_claims(some.rows(), OPTIONS))
+    assert claims[0].holds and "1.01" in claims[0].numbers
+    assert [claim.words for claim in claims if claim.holds is False] == []
+    for rows in (some.rows(), []):
+        assert len(staleness_figure(rows, OPTIONS).axes) == 6
+    assert {claim.holds for claim in staleness_claims([], OPTIONS)} == {None}
 
 
 @pytest.mark.parametrize(

@@ -49,6 +49,15 @@ class _Lane(NamedTuple):
     curvatures: Sequence[float] = (1.0,) * DIMENSION
 
 
+def floor_step(delays: Sequence[int]) -> float:
+    """Returns half of the limit at the longest delay, which is stable at every delay: floors are compared at one step.
+
+    Args:
+      delays: tau, in versions.
+    """
+    return theory.delayed_step_limit(max(delays)) / 2
+
+
 def _equal(size: int) -> Devices:
     """Makes devices that all take the same time."""
     return network.heterogeneous(size, speed=1e6, bandwidth_down=1e6, bandwidth_up=1e6)

@@ -8,13 +8,13 @@ from typing import Annotated
 
 import jax
 
-from fedjax_sim import theory, validate
+from fedjax_sim import validate
 from fedjax_sim.prng import stream
-from fedjax_sim.study.findings import FEW, Comparison, Findings, least_runs
-from fedjax_sim.study.staleness.delays import DIMENSION, equal_delays
+from fedjax_sim.study.findings import FEW, Comparison, Findings, least_runs, rows_of
+from fedjax_sim.study.staleness.claims import staleness_claims
+from fedjax_sim.study.staleness.delays import DIMENSION, equal_delays, floor_step
 from fedjax_sim.study.staleness.figure import staleness_figure
 from fedjax_sim.study.staleness.gradients import WEIGHTS
-from fedjax_sim.study.staleness.reading import staleness_reading
 from fedjax_sim.study.staleness.speeds import buffers, speeds
 from fedjax_sim.validate import Integer, NonNegativeInt, Number
 
@@ -78,15 +78,13 @@ def staleness(
     key = jax.random.key(seed)
     comparisons = list[Comparison]()
     delays = sorted(set(delays))
-    # Half of the limit at the longest delay is stable at every delay, so floors can be compared at one step.
-    step = theory.delayed_step_limit(delays[-1]) / 2
     for delay in delays:
         is_longest = delay == delays[-1]
         is_middle = delay == delays[len(delays) // 2]
         comparisons += equal_delays(
             stream(key, f"delay {delay}"),
             delay,
-            floor_step=step,
+            floor_step=floor_step(delays),
             noise=noise,
             num_runs=num_runs,
             weights=weights if is_longest else weights[:1],
@@ -98,8 +96,12 @@ def staleness(
         "delays": delays, "weights": list(weights), "noise": noise, "concurrency": concurrency,
         "buffer_sizes": list(buffer_sizes), "num_runs": num_runs, "speed_runs": speed_runs, "seed": seed,
     }  # fmt: skip
-    reading = list(staleness_reading(comparisons, step))
-    figure = partial(staleness_figure, comparisons, step, noise)
+    rows = rows_of(comparisons)
     return Findings(
-        name="staleness", question=QUESTION, comparisons=comparisons, reading=reading, figure=figure, options=options
+        name="staleness",
+        question=QUESTION,
+        comparisons=comparisons,
+        claims=list(staleness_claims(rows, options)),
+        figure=partial(staleness_figure, rows, options),
+        options=options,
     )
