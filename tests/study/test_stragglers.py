@@ -10,12 +10,12 @@ import pytest
 from fedjax_sim import algorithms, engine, metrics, models, population, sampling, theory
 from fedjax_sim.prng import init_key, stream
 from fedjax_sim.running.loop import run
-from fedjax_sim.study.findings import Findings, comparisons_of, few, measured
+from fedjax_sim.study.findings import comparisons_of, measured, rows_of
 from fedjax_sim.study.quadratic_settings import quadratic_clients
 from fedjax_sim.study.stragglers import training
+from fedjax_sim.study.stragglers.claims import stragglers_claims
 from fedjax_sim.study.stragglers.proximal_map import MAP, ProximalMap, best_weights, map_rows, predicted_gap
 from fedjax_sim.study.stragglers.question import stragglers
-from fedjax_sim.study.stragglers.reading import stragglers_reading
 from fedjax_sim.study.stragglers.training import FEDAVG, FEDPROX, PARTIAL, QUANTITIES, TUNING_RUNS, paths_of
 
 TRAINING = {
@@ -71,10 +71,7 @@ def test_the_map_holds():
     start_gap = np.linalg.norm(setting().problem.start - setting().problem.optimum)
     pairs = [(row.conditions["proximal_weight"], row.conditions["step_size"]) for row in found]
     assert pairs == [(weight, step) for weight in weights for step in steps]
-    assert all(
-        row["holds"]
-        for row in Findings(name="", question="", comparisons=found, reading=(), figure=lambda: None, options={}).rows()
-    )
+    assert all(row["holds"] for row in rows_of(found))
     for (weight, step), row in zip(pairs, found, strict=True):
         contraction = theory.fedprox_contraction(
             *setting().problem, proximal_weight=weight, num_steps=5, step_size=step
@@ -84,7 +81,7 @@ def test_the_map_holds():
         if contraction < 1:  # the start is 2 from the optimum, and fixed points are within 1 of it
             assert row.measured < 0.5 * start_gap
     assert sum(row.conditions["contraction"] >= 1 for row in found) == 1
-    best = {step: row.conditions["proximal_weight"] for step, row in best_weights(found).items()}
+    best = {step: row["proximal_weight"] for step, row in best_weights(rows_of(found)).items()}
     for step, stable in ((0.05, weights), (0.3, weights[:2])):
         assert best[step] == min(stable, key=lambda weight: rounds_in_numpy(setting(), weight, step, 12))
 
@@ -189,42 +186,33 @@ def test_findings_are_of_the_paths():
     ratios = np.log10(np.maximum(numbers[0], 1e-12)) - np.log10(np.maximum(numbers[1], 1e-12))
     np.testing.assert_allclose(row.measured, ratios.mean(), rtol=1e-9)
     assert not comparisons_of(found.comparisons, part, stragglers=0.0, algorithm=PARTIAL, minus=FEDAVG)
-    assert len(found.figure().axes) == 4 + 2 and len(found.reading) == 4
+    assert len(found.figure().axes) == 4 and len(found.claims) == 6
 
 
-def test_the_reading_counts_what_is_certain():
+def test_claims_are_of_what_is_certain():
     """Fault: a higher loss read as better, a lower accuracy read as better, or a difference within its interval."""
-    shares = [0.0, 0.5, 0.9]
+    shares = [0.0, 0.9]
     down, up, unknown = np.full(5, -1.0), np.full(5, 1.0), np.array([-9.0, 9.0, -9.0, 9.0, 0.1])
-    differences = {
-        "training loss, difference": (down, up, down),
-        "log10 of the variance, difference": (unknown, unknown, down),
-        "test accuracy, difference": (up, up, down),
-    }
-    found = []
-    for i, share in enumerate(shares):
-        conditions = {"part": "Synthetic(1, 1)", "stragglers": share, "coefficient": 1.0}
-        for quantity, values in differences.items():
-            pair = {"algorithm": FEDPROX, "minus": FEDAVG}
-            found.append(measured(conditions | pair, quantity, values[i]))
-            # Partial work is better everywhere, and the term alone makes the variance smaller by 5 %.
-            found.append(measured(conditions | {"algorithm": PARTIAL, "minus": FEDAVG}, quantity, down))
-            found.append(measured(conditions | {"algorithm": FEDPROX, "minus": PARTIAL}, quantity, 0.02 * down))
-        for algorithm in (FEDAVG, PARTIAL, FEDPROX):
-            found += [few(conditions | {"algorithm": algorithm}, quantity, [1.0, 2.0]) for quantity in QUANTITIES]
-    gap = {"part": MAP, "proximal_weight": 3.0, "step_size": 0.1, "contraction": 0.5}
-    found.append(measured(gap, "gap", 0.1, 0.1))
-    options = {"shares": shares, "cohort_size": 10, "num_runs": 5, "num_rounds": 50, "coefficients": [1.0],
-               "map_rounds": 30, "map_steps": 10}  # fmt: skip
-    text = " ".join(stragglers_reading(found, options))
-    assert "the loss is lower in 2 of 3 settings, and the opposite in 1" in text
-    assert "its variance is lower in 1 of 3 settings, and the opposite in 0" in text
-    assert "the accuracy is higher in 2 of 3 settings, and the opposite in 1" in text
-    assert "nobody finishes in 35 % of FedAvg's rounds" in text and "3 at step 0.1" in text
-    assert "at 90 % 10 on Synthetic(1, 1)" in text  # FedAvg's variance over FedProx's
-    assert "than dropping it. Here it does on average in every setting." in text
-    except_for = "except that it is not a tenth steadier on Synthetic(1, 1) at 0 % and 50 % and 90 %."
-    assert f"without stragglers. Here it does on average, {except_for}" in text
+    options = {"heterogeneities": [0.0, 1.0], "shares": shares, "step_sizes": [0.1], "proximal_weights": [3.0],
+               "map_rounds": 30}  # fmt: skip
+
+    def holds(loss, variance, accuracy):
+        differences = {
+            "training loss, difference": loss,
+            "log10 of the variance, difference": variance,
+            "test accuracy, difference": accuracy,
+        }
+        found = [
+            measured({"part": "Synthetic(1, 1)", "stragglers": share, "algorithm": algorithm, "minus": baseline}, *both)
+            for share in shares
+            for algorithm, baseline in training.CONTRASTS
+            for both in differences.items()
+        ]
+        return [claim.holds for claim in stragglers_claims(rows_of(found), options)][:3]
+
+    assert holds(down, down, up) == [True, True, True]
+    assert holds(up, down, up) == holds(down, down, down) == [False, False, True]
+    assert holds(unknown, unknown, up) == holds(up, up, unknown) == [False, False, False]
 
 
 @pytest.mark.full

@@ -12,7 +12,8 @@ import optax
 
 from fedjax_sim import algorithms, population, sampling, theory
 from fedjax_sim.instruments.traced_runs import stacked, traced_runs
-from fedjax_sim.study.findings import Comparison, comparisons_of, measured
+from fedjax_sim.study.claims import Row, selected
+from fedjax_sim.study.findings import Comparison, measured
 from fedjax_sim.study.quadratic_settings import Problem, distance_to
 from fedjax_sim.theory.quadratic import local_progress
 
@@ -92,16 +93,15 @@ def map_rows(setting: ProximalMap, weights: Sequence[float], steps: Sequence[flo
         yield measured(conditions, "gap", [gap], predicted, resolution=ROUNDING * max(1.0, predicted))
 
 
-def best_weights(found: Sequence[Comparison]) -> dict[float, Comparison]:
-    """Returns, for each step size, the comparison with the smallest measured gap among pairs that contract.
+def best_weights(rows: Sequence[Row]) -> dict[float, Row]:
+    """Returns, for each step size, the row with the smallest measured gap among pairs that contract.
 
     Args:
-      found: the comparisons of the study. A step size at which no pair contracts is left out.
+      rows: the rows of the study. A step size at which no pair contracts is left out.
     """
-    best: dict[float, Comparison] = {}
-    for comparison in comparisons_of(found, MAP):
-        step = comparison.conditions["step_size"]
-        contracts = comparison.conditions["contraction"] < 1
-        if contracts and (step not in best or comparison.measured < best[step].measured):
-            best[step] = comparison
+    best: dict[float, Row] = {}
+    for row in selected(rows, part=MAP):
+        step = row["step_size"]
+        if row["contraction"] < 1 and (step not in best or row["measured"] < best[step]["measured"]):
+            best[step] = row
     return best

@@ -7,11 +7,11 @@ from functools import partial
 from typing import Annotated, Any
 
 from fedjax_sim import validate
-from fedjax_sim.study.findings import Findings
+from fedjax_sim.study.findings import Findings, rows_of
 from fedjax_sim.study.quadratic_settings import LARGEST_CURVATURE, quadratic_clients
+from fedjax_sim.study.stragglers.claims import stragglers_claims
 from fedjax_sim.study.stragglers.figure import stragglers_figure
 from fedjax_sim.study.stragglers.proximal_map import ProximalMap, map_rows
-from fedjax_sim.study.stragglers.reading import stragglers_reading
 from fedjax_sim.study.stragglers.training import paths_of, training_rows
 from fedjax_sim.validate import Integer, NonNegativeInt, Positive, PositiveInt
 
@@ -80,13 +80,16 @@ def stragglers(
     options = dict(locals())
     _check(options)
     options = {name: list(value) if isinstance(value, Sequence) else value for name, value in options.items()}
-    paths = paths_of(options)
     setting = ProximalMap(quadratic_clients(*MAP_CLIENTS, seed), map_steps, map_rounds)
-    comparisons = [*training_rows(paths), *map_rows(setting, proximal_weights, step_sizes)]
-    reading = list(stragglers_reading(comparisons, options))
-    figure = partial(stragglers_figure, comparisons, options, paths)
+    comparisons = [*training_rows(paths_of(options)), *map_rows(setting, proximal_weights, step_sizes)]
+    rows = rows_of(comparisons)
     return Findings(
-        name="stragglers", question=QUESTION, comparisons=comparisons, reading=reading, figure=figure, options=options
+        name="stragglers",
+        question=QUESTION,
+        comparisons=comparisons,
+        claims=list(stragglers_claims(rows, options)),
+        figure=partial(stragglers_figure, rows, options),
+        options=options,
     )
 
 

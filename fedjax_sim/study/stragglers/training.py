@@ -58,6 +58,11 @@ class Paths(NamedTuple):
         return second_half.var(1) if quantity == "variance of the loss" else second_half.mean(1)
 
 
+def data_set(heterogeneity: float) -> str:
+    """Returns the name of a data set, which is the part of its rows."""
+    return f"Synthetic({heterogeneity:g}, {heterogeneity:g})"
+
+
 def paths_of(options: Mapping[str, Any]) -> dict[tuple[float, float], Paths]:
     """Runs all algorithms on all data sets, with each share of stragglers.
 
@@ -170,7 +175,7 @@ def training_rows(paths: Mapping[tuple[float, float], Paths]) -> Iterator[Compar
     (tests/study/test_stragglers.py::test_findings_are_of_the_paths).
     """
     for (heterogeneity, share), setting_paths in paths.items():
-        conditions = {"part": f"Synthetic({heterogeneity:g}, {heterogeneity:g})", "stragglers": share}
+        conditions = {"part": data_set(heterogeneity), "stragglers": share}
         coefficients = {FEDAVG: 0.0, PARTIAL: 0.0, FEDPROX: setting_paths.coefficient}
         for quantity in QUANTITIES:
             for algorithm, coefficient in coefficients.items():
