@@ -2,160 +2,86 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from fedjax_sim import metrics, theory
-from fedjax_sim.report import plots
-from fedjax_sim.study.charts import DASHED, DOTTED, MARKERS, chart, rows_of
-from fedjax_sim.study.findings import Comparison, comparisons_of
-from fedjax_sim.study.quadratic_settings import Problem
-
-LOOKS = (("-", plots.BLUE, "o"), (DASHED, plots.ORANGE, "s"), (DOTTED, plots.BLACK, "^"))
-QUADRATICS = ("one curvature", "one optimum", "heterogeneous")
+from fedjax_sim.report import charts
+from fedjax_sim.study.claims import Row, selected
+from fedjax_sim.study.rounds_to_target.setting import middle_steps, noise_of, problems_of
 
 
-def target_figure(
-    options: dict[str, Any],
-    found: Sequence[Comparison],
-    *,
-    problems: dict[str, Problem],
-    noise: dict[int, float],
-    middle: int,
-) -> Any:
+def rounds_to_target_figure(rows: Sequence[Row], options: Mapping[str, Any]) -> Any:
     """Draws four panels: rounds against K, gradients against rounds, noisy paths to the target, and the digits.
 
     Args:
+      rows: the rows of the study.
       options: the study's options.
-      found: the comparisons of the study.
-      problems: the quadratic clients, by the name of their part.
-      noise: variance of a gradient's coordinate, by batch size.
-      middle: K of the noisy runs.
     """
-    figure, (rounds, work, paths, digits) = chart(2, 2)
-    _quadratics(rounds, work, options, found, problems)
-    _paths(paths, options, found, problems["heterogeneous"], noise=noise, middle=middle)
-    _digits(digits, options["model_target"], found)
+    figure, (rounds, work, paths, digits) = charts.panels(2, 2)
+    target, max_rounds = options["target"], options["max_rounds"]
+    of_quadratics = [row for part in problems_of(options) for row in selected(rows, part=part)]
+    # A K that did not reach the target has no rounds: it is a cross.
+    counts = [row if row["quantity"] == "rounds to target" else row | {"measured": None}
+              for row in of_quadratics if "counted" not in row["quantity"]]  # fmt: skip
+    curves = _rounds(options)
+    charts.lines(rounds, counts, "local_steps", by="part", theory=curves, log="xy",
+                 xlabel=f"Local steps K (step {options['step_size']:g}; x: not in {max_rounds} rounds)",
+                 ylabel=f"Rounds to {target:g} of the loss")  # fmt: skip
+
+    steps = [row | {"rounds": row["measured"] / row["local_steps"]}
+             for row in selected(of_quadratics, quantity="local steps to target, counted")]  # fmt: skip
+    # Rounds rise, so K falls: the same rounds have several K, which are joined in this order.
+    all_steps = [row | {"rounds": row["predicted"], "predicted": row["predicted"] * row["local_steps"]}
+                 for row in reversed(curves)]  # fmt: skip
+    charts.lines(work, steps, "rounds", by="part", theory=all_steps, log="x", xlabel="Rounds to the target",
+                 ylabel="Local steps to the target")  # fmt: skip
+
+    losses, measured_rounds = _noisy_paths(options)
+    batches = [row | {"round": measured_rounds[row["batch_size"]]} for row in selected(rows, part="batches")]
+    charts.lines(paths, batches, "round", by="batch_size", theory=losses, levels={"target": 1.0}, log="xy",
+                 xlabel=f"Round, K = {middle_steps(options)}", ylabel="Expected loss / target")  # fmt: skip
+
+    # Rounds are known to half a round, and lower ends stay above zero.
+    of_digits = [row | {"low": max(row["low"], 0.5)}
+                 for row in selected(rows, part="digits MLP", quantity="rounds to target")]  # fmt: skip
+    charts.lines(digits, of_digits, "local_steps", by="alpha", log="xy",
+                 xlabel="Local steps E n / B, digits MLP",
+                 ylabel=f"Rounds to test loss {options['model_target']:g}")  # fmt: skip
     return figure
 
 
-def _quadratics(rounds, work, options: dict[str, Any], all_comparisons: Sequence[Comparison], problems: dict) -> None:
-    """Draws two panels: rounds against K, and gradients against rounds.
+def _rounds(options: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Returns the rounds to the target for many K, as rows of theory; a K for which T are too few is left out."""
+    found = []
+    for name, problem in problems_of(options).items():
+        for k in np.unique(np.geomspace(1, max(options["num_steps"]), 40).astype(int)).tolist():
+            budget = theory.budget(*problem, step_size=options["step_size"], num_steps=k)
+            losses = budget.expected_loss(options["max_rounds"], start=problem.start)
+            rounds = metrics.rounds_to_target(losses[1:], options["target"] * losses[0])
+            found.append({"part": name, "local_steps": k, "predicted": rounds})
+    return [row for row in found if np.isfinite(row["predicted"])]
+
+
+def _noisy_paths(options: Mapping[str, Any]) -> tuple[list[dict[str, Any]], dict[int, int]]:
+    """Computes expected losses with noisy gradients.
 
     Args:
-      rounds: the panel of rounds against K.
-      work: the panel of local steps to the target, rounds times K, against rounds.
-      options: the study's options. eta, T (`max_rounds`) and the target, as a share of the first excess loss, decide
-        the lines.
-      all_comparisons: the comparisons of the study. A K without rounds to the target is a cross.
-      problems: the quadratic clients, by the names `QUADRATICS`.
+      options: the study's options.
+
+    Returns: (losses, rounds): losses over the target for each batch size and round, as rows of theory; and the round in
+      which each batch size is measured: the one that reaches the target, or the last.
     """
-    eta = options["step_size"]
-    max_rounds = options["max_rounds"]
-    target = options["target"]
-    steps = sorted({*options["num_steps"]})
-    grid = np.unique(np.geomspace(1, steps[-1], 40).astype(int))
-    for name, (line, colour, marker) in zip(QUADRATICS, LOOKS, strict=True):
-        curve = _theory(problems[name], eta, grid, max_rounds, target)
-        comparisons = comparisons_of(all_comparisons, name, "rounds to target")
-        local_steps = np.array([comparison.conditions["local_steps"] for comparison in comparisons])
-        measured_rounds = np.array([comparison.measured for comparison in comparisons])
-        rounds.plot(grid, curve, color=colour, linestyle=line, linewidth=1.3, label=f"{name}: theory")
-        work.plot(curve, curve * grid, color=colour, linestyle=line, linewidth=1.3, label=f"{name}: theory")
-        rounds.plot(local_steps, measured_rounds, marker, color=colour, **MARKERS)
-        work.plot(measured_rounds, measured_rounds * local_steps, marker, color=colour, **MARKERS)
-        # A K that did not reach the target is a cross, at a height that means nothing.
-        missing = [k for k in steps if k not in local_steps]
-        rounds.plot(missing, np.full(len(missing), steps[-1]), "x", color=colour, markersize=7)
-    rounds.set(
-        xlabel=f"Local steps K (step {eta:g}; x: not in {max_rounds})", ylabel=f"Rounds to {target:g} of the loss"
-    )
-    plots.logarithmic(rounds)
-    rounds.set_xticks(steps, [str(k) for k in steps])
-    rounds.minorticks_off()
-    rounds.legend(fontsize=7.5)
-    work.set(xlabel="Rounds to the target", ylabel="Local steps to the target")
-    plots.logarithmic(work, "x")
-    work.legend(fontsize=7.5)
-
-
-def _theory(problem: Problem, eta: float, grid: np.ndarray, max_rounds: int, target: float) -> np.ndarray:
-    """Returns the rounds to the target for each K of the grid; NaN where `max_rounds` are too few."""
-    curve = []
-    for k in grid:
-        budget = theory.budget(*problem, step_size=eta, num_steps=int(k))
-        losses = budget.expected_loss(max_rounds, start=problem.start)
-        curve.append(metrics.rounds_to_target(losses[1:], target * losses[0]))
-    return np.where(np.isfinite(curve), curve, np.nan)
-
-
-def _paths(
-    axes,
-    options: dict[str, Any],
-    comparisons: Sequence[Comparison],
-    problem: Problem,
-    *,
-    noise: dict[int, float],
-    middle: int,
-) -> None:
-    """Draws the expected loss over the target against rounds, for each batch size, with the measured round.
-
-    Args:
-      axes: the panel to draw on.
-      options: the study's options. eta, T (`max_rounds`) and the target, as a share of the first excess loss, decide
-        the lines.
-      comparisons: the comparisons of the study; those of the part "batches" are the points.
-      problem: the quadratic clients.
-      noise: variance of a coordinate of a batch's mean gradient, by batch size.
-      middle: K.
-    """
-    eta = options["step_size"]
-    max_rounds = options["max_rounds"]
-    target = options["target"]
-    for (size, variance), (line, colour, marker) in zip(noise.items(), LOOKS * 9, strict=False):
-        budget = theory.budget(*problem, step_size=eta, num_steps=middle, gradient_noise=variance)
-        expected = budget.expected_loss(max_rounds, start=problem.start)
-        label = f"batches of {size}: theory"
-        curve = expected[1:] / expected[0] / target
-        axes.plot(np.arange(1, max_rounds + 1), curve, color=colour, linestyle=line, linewidth=1.3, label=label)
-        for row in rows_of(comparisons, part="batches", batch_size=size):
-            # The study measures in the predicted round, or in the last round if the target is not reached.
-            predicted_round = metrics.rounds_to_target(expected[1:], target * expected[0])
-            measured_round = min(predicted_round, max_rounds)
-            errors = [[row["measured"] - row["low"]], [row["high"] - row["measured"]]]
-            axes.errorbar(measured_round, row["measured"], errors, fmt=marker, color=colour, capsize=2, **MARKERS)
-    axes.axhline(1, color=plots.INK, linewidth=0.8)
-    axes.set(xlabel=f"Round, K = {middle}", ylabel="Expected loss / target")
-    plots.logarithmic(axes)
-    axes.legend(fontsize=7.5)
-
-
-def _digits(axes, target: float, comparisons: Sequence[Comparison]) -> None:
-    """Draws the rounds to a test loss on the digits against local steps, for each alpha.
-
-    Args:
-      axes: the panel to draw on.
-      target: the test loss, for the label.
-      comparisons: the comparisons of the study. In the part "digits MLP" a setting that did not reach the target has no
-        rounds.
-    """
-    rows = sorted(
-        rows_of(comparisons, part="digits MLP", quantity="rounds to target"), key=lambda row: row["local_steps"]
-    )
-    for alpha, (line, colour, marker) in zip(dict.fromkeys(row["alpha"] for row in rows), LOOKS * 9, strict=False):
-        alpha_rows = [row for row in rows if row["alpha"] == alpha]
-        means = np.array([row["measured"] for row in alpha_rows])
-        # Lower ends stay above zero, for the axis is logarithmic.
-        errors = [
-            [row["measured"] - max(row["low"], 0.5) for row in alpha_rows],
-            [row["high"] for row in alpha_rows] - means,
-        ]
-        local_steps = [row["local_steps"] for row in alpha_rows]
-        axes.errorbar(local_steps, means, errors, fmt=marker, linestyle=line, color=colour, linewidth=1.0,
-                      label=f"alpha = {alpha:g}", capsize=2, **MARKERS)  # fmt: skip
-    axes.set(xlabel="Local steps E n / B, digits MLP", ylabel=f"Rounds to test loss {target:g}")
-    if rows:
-        plots.logarithmic(axes)
-        axes.legend(fontsize=7.5)
+    problem = problems_of(options)["heterogeneous"]
+    work = {"step_size": options["step_size"], "num_steps": middle_steps(options)}
+    losses, rounds = [], {}
+    for size, variance in noise_of(options).items():
+        budget = theory.budget(*problem, **work, gradient_noise=variance)
+        expected = budget.expected_loss(options["max_rounds"], start=problem.start)
+        target = options["target"] * expected[0]
+        losses += [{"batch_size": size, "round": t, "predicted": float(loss / target)}
+                   for t, loss in enumerate(expected[1:], 1)]  # fmt: skip
+        rounds[size] = int(min(metrics.rounds_to_target(expected[1:], target), options["max_rounds"]))
+    return losses, rounds

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -14,10 +15,11 @@ import optax
 from fedjax_sim import algorithms, metrics, models, population, sampling, theory, tree, validate
 from fedjax_sim.instruments.traced_runs import stacked, traced_runs
 from fedjax_sim.prng import normal, stream
-from fedjax_sim.study.findings import FEW, Comparison, Findings, least_runs, measured
-from fedjax_sim.study.quadratic_settings import LARGEST_CURVATURE, Problem, quadratic_clients
-from fedjax_sim.study.rounds_to_target.figure import target_figure
-from fedjax_sim.study.rounds_to_target.reading import target_reading
+from fedjax_sim.study.findings import FEW, Comparison, Findings, least_runs, measured, rows_of
+from fedjax_sim.study.quadratic_settings import LARGEST_CURVATURE, Problem
+from fedjax_sim.study.rounds_to_target.claims import rounds_to_target_claims
+from fedjax_sim.study.rounds_to_target.figure import rounds_to_target_figure
+from fedjax_sim.study.rounds_to_target.setting import middle_steps, noise_of, problems_of, start_loss
 from fedjax_sim.validate import Positive
 
 QUESTION = "How many rounds, and how many bytes, does local work save on the way to a target loss?"
@@ -87,40 +89,30 @@ def rounds_to_target(
     """
     options = dict(locals())
     _check(options)
-    data = quadratic_clients(num_clients, dimension, heterogeneity, seed)
-    problems = {
-        "one curvature": Problem(np.broadcast_to(np.eye(dimension), data.hessians.shape), np.zeros_like(data.centers)),
-        "one optimum": Problem(data.hessians, np.zeros_like(data.centers)),
-        "heterogeneous": data,
-    }
+    problems = problems_of(options)
     key = jax.random.key(seed)
     steps = sorted({*num_steps})
     comparisons = [*_quadratics(key, problems, step_size, steps, share=target, max_rounds=max_rounds)]
-    middle_steps = steps[len(steps) // 2]
-    # The variance of a coordinate of a batch's mean gradient, by batch size.
-    noise = {size: gradient_noise**2 / size for size in sorted({*batch_sizes})}
     comparisons += _noisy(
-        key, data, eta=step_size, k=middle_steps, share=target, max_rounds=max_rounds, noise=noise, num_runs=num_runs
+        key,
+        problems["heterogeneous"],
+        eta=step_size,
+        k=middle_steps(options),
+        share=target,
+        max_rounds=max_rounds,
+        noise=noise_of(options),
+        num_runs=num_runs,
     )
     if model_clients:
         comparisons += _digits(key, options)
     options = {name: list(value) if isinstance(value, Sequence) else value for name, value in options.items()}
-
-    def floor(comparison: Comparison) -> float:
-        """Returns the error floor of a comparison's setting, divided by the target."""
-        k = comparison.conditions["local_steps"]
-        variance = noise.get(comparison.conditions["batch_size"], 0.0)
-        total = theory.budget(*data, step_size=step_size, num_steps=k, gradient_noise=variance).total
-        return total / (target * _start_loss(data))
-
-    reading = list(target_reading(options, comparisons, floor))
-    figure_options = {"problems": problems, "noise": noise, "middle": middle_steps}
+    rows = rows_of(comparisons)
     return Findings(
         name="rounds_to_target",
         question=QUESTION,
         comparisons=comparisons,
-        reading=reading,
-        figure=lambda: target_figure(options, comparisons, **figure_options),
+        claims=list(rounds_to_target_claims(rows, options)),
+        figure=partial(rounds_to_target_figure, rows, options),
         options=options,
     )
 
@@ -292,7 +284,7 @@ def _noisy(
     """
     budgets = {b: theory.budget(*problem, step_size=eta, num_steps=k, gradient_noise=v) for b, v in noise.items()}
     expected_losses = {b: budget.expected_loss(max_rounds, start=problem.start) for b, budget in budgets.items()}
-    target = share * _start_loss(problem)
+    target = share * start_loss(problem)
     rounds = {b: metrics.rounds_to_target(losses[1:], target) for b, losses in expected_losses.items()}
     evaluated_rounds = [[int(t) if math.isfinite(t) else max_rounds] for t in rounds.values() for _ in range(num_runs)]
     rows = [(problem, k, eta, math.sqrt(v)) for v in noise.values() for _ in range(num_runs)]
@@ -306,12 +298,6 @@ def _noisy(
         quantity = "loss in the round of the target / target" if is_reached else "loss after the last round / target"
         predicted = expected_losses[b][round_number] / target
         yield measured(conditions, quantity, losses / target, predicted, resolution=1e-4)
-
-
-def _start_loss(problem: Problem) -> float:
-    """Returns the excess loss of the start."""
-    distance = problem.start - problem.optimum
-    return float(distance @ problem.hessians.mean(0) @ distance) / 2
 
 
 def _digits(key: Any, options: dict[str, Any]) -> Iterator[Comparison]:
