@@ -7,10 +7,10 @@ import pytest
 
 from fedjax_sim import theory
 from fedjax_sim.running.loop import run
-from fedjax_sim.study.findings import Findings
+from fedjax_sim.study.findings import rows_of
 from fedjax_sim.study.time_to_target import question
-from fedjax_sim.study.time_to_target.figure import time_figure
-from fedjax_sim.study.time_to_target.reading import time_reading
+from fedjax_sim.study.time_to_target.claims import time_to_target_claims
+from fedjax_sim.study.time_to_target.figure import time_to_target_figure
 from fedjax_sim.study.time_to_target.servers import field, servers
 from fedjax_sim.study.watched_runs import Watched, watched_runs
 from fedjax_sim.types import Algorithm, Count
@@ -36,7 +36,7 @@ def test_a_deadlines_rounds_are_order_statistics(some):
     """Fault: a time of partial work, or a number of messages, that is not the population's."""
     server, runs = some
     found = list(question.steps_of("deadline, partial", server, runs))
-    rows = Findings(name="", question="", comparisons=found, reading=(), figure=lambda: None, options={}).rows()
+    rows = rows_of(found)
     assert len(rows) == 2 and all(row["holds"] for row in rows)
     assert server.predicted["messages"] < 8  # some cannot even make one step
 
@@ -72,8 +72,9 @@ def test_predictions_hold():
     found = question.time_to_target(**SMALL)
     rows = found.rows()
     assert [row for row in rows if row["holds"] is False] == [] and sum(row["holds"] is True for row in rows) >= 11
-    assert len({row["server"] for row in rows}) == 7 and len(found.draw().axes) == 4 and len(found.reading) >= 4
+    assert len({row["server"] for row in rows}) == 7 and len(found.draw().axes) == 4
     seconds = {row["server"]: row["measured"] for row in rows if row["quantity"] == "seconds a round"}
+    assert [claim.holds for claim in found.claims][:3] == [True] * 3
     assert seconds["waits for all"] > 1.5 * max(seconds["deadline, dropped"], seconds["130 % invited"])
 
 
@@ -85,24 +86,23 @@ def test_it_can_tell_another_cohort(has):
     found = list(question.steps_of("waits for all", server, runs))
     times = has.ticks(server.algorithm, 3)[0] / 1000
     wrong = found[0]._replace(predicted=theory.sampled_order_statistic(times, 9, 10))
-    rows = Findings(
-        name="", question="", comparisons=[found[0], wrong, *found[2:]], reading=(), figure=lambda: None, options={}
-    ).rows()
+    rows = rows_of([found[0], wrong, *found[2:]])
     assert rows[0]["holds"] is True and rows[1]["holds"] is False
 
 
 @pytest.mark.full
-def test_the_reading_and_the_figure(some):
-    """Fault: a figure or a text that fails where a part is missing, or that hides a target that was not reached."""
+def test_claims_and_figure_of_parts(some):
+    """Fault: claims or a figure that fail where a part is missing, or that hide a target that was not reached."""
     server, runs = some
     found = [
         *question.steps_of("deadline, partial", server, runs),
         *question.target_of("deadline, partial", server, runs, 0.99),
     ]
     options = {"cohort_size": 8, "target": 0.99}
-    text = " ".join(time_reading(found, options))
-    assert "Not all runs reached the target with: deadline, partial" in text
-    assert len(time_figure(found, {"deadline, partial": runs}, options).axes) == 4 and time_figure([], {}, options).axes
+    assert found[-1].quantity == "accuracy after the last step"
+    for rows in (rows_of(found), []):
+        assert {claim.holds for claim in time_to_target_claims(rows, options)} == {None}
+        assert len(time_to_target_figure(rows, options).axes) == 4
 
 
 @pytest.mark.parametrize(

@@ -12,9 +12,9 @@ import numpy as np
 
 from fedjax_sim import validate
 from fedjax_sim.prng import stream
-from fedjax_sim.study.findings import Comparison, Findings, few, measured
-from fedjax_sim.study.time_to_target.figure import time_figure
-from fedjax_sim.study.time_to_target.reading import time_reading
+from fedjax_sim.study.findings import Comparison, Findings, few, measured, rows_of
+from fedjax_sim.study.time_to_target.claims import time_to_target_claims
+from fedjax_sim.study.time_to_target.figure import time_to_target_figure
 from fedjax_sim.study.time_to_target.servers import Field, ServerMode, field, servers
 from fedjax_sim.study.watched_runs import Watched, watched_runs
 from fedjax_sim.types import Array
@@ -81,19 +81,17 @@ def time_to_target(
         field_options.pop(name)
     clients = field(stream(key, "model"), sigma=field_options.pop("speed_sigma"), **field_options)
     comparisons = list[Comparison]()
-    curves = dict[str, Watched]()
     for name, server in servers(clients, deadline_share).items():
-        curves[name] = watched(stream(key, "runs"), clients, server, num_rounds, num_runs)
-        comparisons += steps_of(name, server, curves[name])
-        comparisons += target_of(name, server, curves[name], target)
-    reading = list(time_reading(comparisons, options))
-    figure = partial(time_figure, comparisons, curves, options)
+        runs = watched(stream(key, "runs"), clients, server, num_rounds, num_runs)
+        comparisons += steps_of(name, server, runs)
+        comparisons += target_of(name, server, runs, target)
+    rows = rows_of(comparisons)
     return Findings(
         name="time_to_target",
         question=QUESTION,
         comparisons=comparisons,
-        reading=reading,
-        figure=figure,
+        claims=list(time_to_target_claims(rows, options)),
+        figure=partial(time_to_target_figure, rows, options),
         options=options,
     )
 
