@@ -42,7 +42,8 @@ def test_unlike_clients_pay_more():
     assert lost["mean", 100.0, 1] == 0 and lost["mean", 0.1, 1] == 0
     assert lost["median", 0.1, 1] > lost["median", 100.0, 1] + 0.05
     assert lost["Krum", 0.1, 1] > lost["Krum", 0.1, 2]
-    assert len(found.figure().axes) == 3 and len(found.reading) == 5
+    assert [claim.holds for claim in found.claims][:3] == [True] * 3  # two runs on the digits have any spread
+    assert len(found.figure().axes) == 3 and len(found.claims) == 5
 
 
 @pytest.mark.parametrize(

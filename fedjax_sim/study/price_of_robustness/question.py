@@ -12,9 +12,9 @@ import numpy as np
 from fedjax_sim import aggregation, engine, theory, validate
 from fedjax_sim.prng import normal, stream
 from fedjax_sim.running import kept_results
-from fedjax_sim.study.findings import Comparison, Findings, few, measured
-from fedjax_sim.study.price_of_robustness.figure import price_figure
-from fedjax_sim.study.price_of_robustness.reading import price_reading
+from fedjax_sim.study.findings import Comparison, Findings, few, measured, rows_of
+from fedjax_sim.study.price_of_robustness.claims import price_of_robustness_claims
+from fedjax_sim.study.price_of_robustness.figure import price_of_robustness_figure
 from fedjax_sim.study.robust_digits import ATTACKS, RULES, RobustDigits
 from fedjax_sim.study.single_rounds import released
 from fedjax_sim.types import Aggregator, Array
@@ -78,14 +78,13 @@ def price_of_robustness(
     if num_clients:
         comparisons += _digits(stream(key, "digits"), options)
     options = {name: list(value) if isinstance(value, Sequence) else value for name, value in options.items()}
-    reading = list(price_reading(comparisons, options))
-    figure = partial(price_figure, comparisons, options)
+    rows = rows_of(comparisons)
     return Findings(
         name="price_of_robustness",
         question=QUESTION,
         comparisons=comparisons,
-        reading=reading,
-        figure=figure,
+        claims=list(price_of_robustness_claims(rows, options)),
+        figure=partial(price_of_robustness_figure, rows, options),
         options=options,
     )
 
