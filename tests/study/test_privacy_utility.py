@@ -76,7 +76,8 @@ def test_wrong_options(options, words):
 
 
 @pytest.mark.full
-def test_figure():
-    """Fault: a figure that cannot be drawn from what was found."""
+def test_claims_and_figure():
+    """Fault: claims of noise that do not hold, or of one epsilon; a figure that cannot be drawn from what was found."""
+    assert [claim.holds for claim in findings().claims][:3] == [True, True, None]
     figure = findings().figure()
     assert len(figure.axes) == 4 and all(axes.get_xlabel() and axes.get_ylabel() for axes in figure.axes)

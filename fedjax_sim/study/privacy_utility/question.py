@@ -28,10 +28,10 @@ from fedjax_sim import (
 from fedjax_sim.algorithms import federated
 from fedjax_sim.instruments.runs import independent_runs
 from fedjax_sim.prng import stream
-from fedjax_sim.study.findings import FEW, Comparison, Findings, least_runs, measured
+from fedjax_sim.study.findings import FEW, Comparison, Findings, least_runs, measured, rows_of
+from fedjax_sim.study.privacy_utility.claims import privacy_utility_claims
 from fedjax_sim.study.privacy_utility.figure import privacy_utility_figure
-from fedjax_sim.study.privacy_utility.reading import privacy_utility_reading
-from fedjax_sim.study.privacy_utility.spending import NUM_ROUNDS, STEP_SIZE, epsilon_of
+from fedjax_sim.study.privacy_utility.spending import NUM_ROUNDS, STEP_SIZE, epsilon_of, release_of
 from fedjax_sim.study.problems import Vectors, side_by_side
 from fedjax_sim.types import Array
 
@@ -83,9 +83,10 @@ def privacy_utility(
 
     References: McMahan et al. 2018; Balle and Wang 2018 for the multiplier of an epsilon.
     """
-    _check(locals())
+    options = dict(locals())
+    _check(options)
     key = jax.random.key(seed)
-    release = {"population_size": num_clients, "cohort_size": num_clients, "scheme": "full", "clip_norm": clip_norm}
+    release = release_of(options)
     # (part, z, epsilon): given multipliers with the epsilon that they spend, and multipliers from given epsilons.
     settings = [("noise multiplier", z, epsilon_of(z, delta, release)) for z in noise_multipliers]
     settings += [("epsilon", privacy.calibrate(epsilon, delta, NUM_ROUNDS, **release).noise_multiplier, epsilon)
@@ -99,20 +100,14 @@ def privacy_utility(
     comparisons = list(_noise(key, Vectors(values), settings, clip_norm, num_releases=num_releases, num_runs=num_runs))
     if digits_clients:
         comparisons += _digits(key, digits_clients, epsilons, delta, rounds=digits_rounds, runs=digits_runs, seed=seed)
-    options = {
-        "num_clients": num_clients, "dimension": dimension, "clip_norm": clip_norm,
-        "noise_multipliers": list(noise_multipliers), "epsilons": list(epsilons), "delta": delta,
-        "num_releases": num_releases, "num_runs": num_runs, "digits_clients": digits_clients,
-        "digits_rounds": digits_rounds, "digits_runs": digits_runs, "seed": seed,
-    }  # fmt: skip
-    reading = list(privacy_utility_reading(comparisons, options))
-    figure = partial(privacy_utility_figure, release, options, comparisons)
+    options = {name: list(value) if isinstance(value, Sequence) else value for name, value in options.items()}
+    rows = rows_of(comparisons)
     return Findings(
         name="privacy_utility",
         question=QUESTION,
         comparisons=comparisons,
-        reading=reading,
-        figure=figure,
+        claims=list(privacy_utility_claims(rows, options)),
+        figure=partial(privacy_utility_figure, rows, options),
         options=options,
     )
 
