@@ -91,7 +91,7 @@ def test_the_table():
             assert len(row) == 4 and worst.measured == min(row)
     assert len(found.figure().axes) == 2
     assert all("worst" in [label.get_text() for label in axes.get_xticklabels()] for axes in found.figure().axes)
-    assert "worst cases are, best rule first" in found.reading[0] and "0 of 0" not in found.verdict()
+    assert len(found.claims) == 4 and "0 of 0" not in found.verdict()
 
 
 @pytest.mark.parametrize(

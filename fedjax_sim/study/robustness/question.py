@@ -10,10 +10,10 @@ import jax
 import numpy as np
 
 from fedjax_sim import validate
-from fedjax_sim.study.findings import Comparison, Findings, few
+from fedjax_sim.study.findings import Comparison, Findings, few, rows_of
 from fedjax_sim.study.robust_digits import ATTACKS, RULES, RobustDigits
+from fedjax_sim.study.robustness.claims import robustness_claims
 from fedjax_sim.study.robustness.figure import robustness_figure
-from fedjax_sim.study.robustness.reading import robustness_reading
 from fedjax_sim.validate import Positive
 
 QUESTION = "Which rule withstands which attack, and what is left of it in the worst case?"
@@ -74,10 +74,14 @@ def robustness(
     cells = {(*settings[i][::-1], attacks[j]): row for (i, j, _), row in zip(points, accuracies, strict=True)}
     comparisons = list(_comparisons(cells, attackers, rules, attacks))
     options = {name: list(value) if isinstance(value, Sequence) else value for name, value in options.items()}
-    reading = list(robustness_reading(comparisons, options))
-    figure = partial(robustness_figure, comparisons, options)
+    rows = rows_of(comparisons)
     return Findings(
-        name="robustness", question=QUESTION, comparisons=comparisons, reading=reading, figure=figure, options=options
+        name="robustness",
+        question=QUESTION,
+        comparisons=comparisons,
+        claims=list(robustness_claims(rows, options)),
+        figure=partial(robustness_figure, rows, options),
+        options=options,
     )
 
 
