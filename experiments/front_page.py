@@ -15,8 +15,7 @@ from typing import Any
 import numpy as np
 
 from experiments.benchmarks.report import number
-from fedjax_sim.report import plots
-from fedjax_sim.study.charts import DOTTED, chart, points
+from fedjax_sim.report import charts
 from fedjax_sim.study.findings import Findings
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
@@ -104,36 +103,38 @@ def participation_figure(rows: list[dict[str, Any]]) -> Any:
 
     Returns: a matplotlib Figure; lines are closed forms, points measurements with intervals that hold together at 99 %.
     """
-    figure, (variance, floor) = chart(1, 2)
-    looks = ((plots.BLUE, "o"), (plots.ORANGE, "s"), (plots.BLACK, "^"), ("#009E73", "v"))
-    every = [row for row in rows if row["part"] == "variance"]
-    sizes = dict.fromkeys(row["population_size"] for row in every)
-    for size, (colour, marker) in zip(sizes, looks, strict=False):
-        _law(variance, [row for row in every if row["population_size"] == size], colour, marker, f"N = {size:,}")
-    variance.plot([], [], color=plots.INK, linewidth=0.9, linestyle=DOTTED, label="as if N were infinite")
-    variance.set(title="Variance of a cohort's mean", xlabel="Participation rate m / N")
-    ends = [row for row in rows if row["part"] == "final loss"]
-    _law(floor, ends, plots.BLUE, "o", "simulated")
-    floor.plot([], [], color=plots.BLUE, linewidth=1.3, label="closed form")
-    floor.set(title=f"Error floor: excess loss at a constant step, N = {ends[0]['population_size']:,}",
-              xlabel="Participation rate m / N")  # fmt: skip
-    for axes in (variance, floor):
-        axes.set(xscale="log", yscale="log")
-        axes.legend(fontsize=7.5, loc="lower left")
+    figure, (variance, floor) = charts.panels(1, 2)
+    laws = [(variance, "variance", "Variance of a cohort's mean"),
+            (floor, "final loss", "Error floor: excess loss at a constant step")]  # fmt: skip
+    for panel, part, title in laws:
+        # Everybody has no variance, and no place on a logarithmic axis.
+        shown = [
+            row | {"rate": row["cohort_size"] / row["population_size"], "population": f"N = {row['population_size']:,}"}
+            for row in rows
+            if row["part"] == part and row["cohort_size"] < row["population_size"]
+        ]
+        law = []
+        for i, name in enumerate(dict.fromkeys(row["population"] for row in shown)):
+            finite, infinite = _laws([row for row in shown if row["population"] == name])
+            law += finite
+            rates, without_correction = ([point[key] for point in infinite] for key in ("rate", "predicted"))
+            label = None if i else "as if N were infinite"
+            panel.plot(rates, without_correction, color=charts.GREY, linewidth=0.9, linestyle="dotted", label=label)
+        charts.lines(panel, shown, "rate", by="population", theory=law, log="xy", line="closed form",
+                     xlabel="Participation rate m / N", ylabel=title)  # fmt: skip
     return figure
 
 
-def _law(axes: Any, rows: list[dict[str, Any]], colour: str, marker: str, label: str) -> None:
-    """c (N - m) / (N - 1) / m through the study's predictions, and c / m; the measurements over them."""
-    rows = [row for row in rows if row["cohort_size"] < row["population_size"]]  # everybody: zero, not on this axis
-    size, cohort = rows[0]["population_size"], rows[0]["cohort_size"]
-    scale = rows[0]["predicted"] * cohort * (size - 1) / (size - cohort)
-    cohorts = np.geomspace(cohort, 0.985 * size, 200)
-    axes.plot(cohorts / size, scale / cohorts * (size - cohorts) / (size - 1), color=colour, linewidth=1.3)
-    axes.plot(cohorts / size, scale / cohorts, color=colour, linewidth=0.9, linestyle=DOTTED)
-    points(
-        axes, rows, lambda row: row["cohort_size"] / row["population_size"], colour=colour, marker=marker, label=label
-    )
+def _laws(rows: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """c (N - m) / (N - 1) / m through the predictions of one population, and c / m, as rows of theory."""
+    first = rows[0]
+    size, cohort = first["population_size"], first["cohort_size"]
+    scale = first["predicted"] * cohort * (size - 1) / (size - cohort)
+    cohorts = np.geomspace(cohort, 0.985 * size, 200).tolist()
+    infinite = [{"population": first["population"], "rate": m / size, "predicted": scale / m} for m in cohorts]
+    corrections = [(size - m) / (size - 1) for m in cohorts]
+    finite = [row | {"predicted": row["predicted"] * share} for row, share in zip(infinite, corrections, strict=True)]
+    return finite, infinite
 
 
 def main(arguments: list[str]) -> None:
@@ -146,7 +147,6 @@ def main(arguments: list[str]) -> None:
             name="",
             question="",
             comparisons=(),
-            reading=(),
             figure=lambda rows=rows: participation_figure(rows),
             options={},
         ).draw()

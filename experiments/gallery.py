@@ -48,8 +48,8 @@ def main(arguments: list[str]) -> None:
 def keep(name: str, folder: pathlib.Path, seconds: float) -> None:
     """Keeps a study's words, numbers and figure."""
     findings = json.loads((folder / "findings.json").read_text(encoding="utf-8"))
-    names = ("question", "verdict", "claims", "reading", "options", "rows")
-    _write(name, {key: findings[key] for key in names if findings[key]} | {"seconds": round(seconds)})
+    names = ("question", "verdict", "claims", "options", "rows")
+    _write(name, {key: findings[key] for key in names} | {"seconds": round(seconds)})
     _write_figure(name, (folder / "figure.png").read_bytes())
 
 

@@ -259,6 +259,4 @@ def _show(findings: Any) -> None:
     terminal.console(width=max(console.width, WIDE)).print(grid)
     for claim in findings.claims:
         console.print(Text(f"\n{claim}", "red" if claim.holds is False else ""))
-    for paragraph in findings.reading:
-        console.print(Text("\n" + paragraph))
     console.print(Text("\n" + findings.verdict(), "" if "do not" not in findings.verdict() else "red"))

@@ -240,7 +240,6 @@ class Findings(NamedTuple):
       figure: () -> a matplotlib Figure. It is called by `draw`, so a study runs without matplotlib.
       options: the options that the study ran with, the seed included.
       claims: the conclusions, each with whether it holds for these numbers.
-      reading: paragraphs in plain words, of studies whose conclusions are no claims yet.
     """
 
     name: str
@@ -249,7 +248,6 @@ class Findings(NamedTuple):
     figure: Callable[[], Any]
     options: Mapping[str, Any]
     claims: Sequence[Claim] = ()
-    reading: Sequence[str] = ()
 
     def rows(self) -> list[dict[str, Any]]:
         """Returns a table: one dict for each comparison, see `rows_of`."""

@@ -92,7 +92,6 @@ def write_findings(findings: Findings, directory: str | Path) -> Path:
         "confidence": CONFIDENCE,
         "verdict": findings.verdict(),
         "claims": [claim._asdict() for claim in findings.claims],
-        "reading": list(findings.reading),
         "rows": rows,
     }
     text = json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False, default=list)
@@ -130,7 +129,6 @@ def _page(findings: Findings, picture: str) -> str:
         picture,
         "<h2>Conclusions</h2>",
         *(f"<p>{escape(str(claim))}</p>" for claim in findings.claims),
-        *(f"<p>{escape(paragraph)}</p>" for paragraph in findings.reading),
         "<h2>Measured and predicted</h2>",
         f'<p class="muted">The ratio is measured / predicted; all intervals hold together with {CONFIDENCE:.0%} '
         "confidence.</p>",

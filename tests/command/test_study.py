@@ -41,13 +41,9 @@ def test_a_narrow_terminal_cuts_no_number(monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", "40")
     conditions = [{"population_size": size, "estimator": f"mean by examples of {size}"} for size in (1_000_000, 7)]
     found = [measured(one, "variance", [1.23e-4, 4.56e-5], 3.21e-4) for one in conditions]
-    _show(
-        Findings(name="narrow", question="Is it cut?", comparisons=found, reading=(), figure=lambda: None, options={})
-    )
+    _show(Findings(name="narrow", question="Is it cut?", comparisons=found, figure=lambda: None, options={}))
     printed = capsys.readouterr().out
-    _, rows = table(
-        Findings(name="narrow", question="", comparisons=found, reading=(), figure=lambda: None, options={})
-    )
+    _, rows = table(Findings(name="narrow", question="", comparisons=found, figure=lambda: None, options={}))
     assert all(cell in printed for row in rows for cell in row)
 
 

@@ -5,7 +5,7 @@ import functools
 import pytest
 
 from fedjax_sim.study.bits.question import bits
-from fedjax_sim.study.charts import rows_of
+from fedjax_sim.study.findings import rows_of
 
 SMALL = {"bits": (2, 4), "cohort_sizes": (1, 10), "step_sizes": (0.08, 0.02), "num_runs": 600, "num_releases": 1000}
 

@@ -1,7 +1,6 @@
 """Claims of studies: some numbers refute each, none holds where intervals say nothing, and the published hold."""
 
 import importlib
-import importlib.util
 import inspect
 import json
 import math
@@ -14,10 +13,7 @@ from fedjax_sim.study.claims import Claim, every, is_below, selected
 from fedjax_sim.study.findings import Findings
 
 RESULTS = Path(__file__).parents[2] / "experiments" / "studies" / "results"
-# Studies that have claims; the others have a reading until they are converted.
-CONVERTED = sorted(
-    name for name in studies() if importlib.util.find_spec(f"fedjax_sim.study.{name}.claims") is not None
-)
+STUDIES = sorted(studies())
 
 
 def claims_of(name):
@@ -79,7 +75,7 @@ def never_refuted(claims, rows, options):
     return left | {claim.words for claim in claims(unknown, options) if claim.holds}
 
 
-@pytest.mark.parametrize("name", CONVERTED)
+@pytest.mark.parametrize("name", STUDIES)
 def test_each_claim_can_fail(name):
     """Fault: a conclusion that is stated whatever was measured, or of a point where its interval leaves it open."""
     assert never_refuted(claims_of(name), *published(name)) == set()
@@ -98,7 +94,7 @@ def test_a_claim_that_cannot_fail_is_found():
     assert never_refuted(claims, rows, {}) == {"It is so.", "Of nothing.", "Of points."}
 
 
-@pytest.mark.parametrize("name", CONVERTED)
+@pytest.mark.parametrize("name", STUDIES)
 def test_published_claims_hold(name):
     """Fault: a conclusion that the published numbers refute or leave open; a page that was not written again."""
     kept = kept_of(name)
@@ -107,13 +103,13 @@ def test_published_claims_hold(name):
     assert kept["claims"] == [claim._asdict() for claim in found], f"python experiments/gallery.py --again {name}"
 
 
-@pytest.mark.parametrize("name", CONVERTED)
+@pytest.mark.parametrize("name", STUDIES)
 def test_published_studies_have_their_prose(name):
     """Fault: an explanation that was lost when its study's sentences became claims."""
     assert len((RESULTS / f"{name}.md").read_text(encoding="utf-8").split()) > 40
 
 
-@pytest.mark.parametrize("name", CONVERTED)
+@pytest.mark.parametrize("name", STUDIES)
 def test_figures_are_drawn_from_rows(name):
     """Fault: a figure that needs more than the published numbers, a panel without labels."""
     kept = kept_of(name)
@@ -124,7 +120,7 @@ def test_figures_are_drawn_from_rows(name):
 
 def test_the_interface_is_the_same():
     """Fault: claims or a figure that take more than rows and options."""
-    for name in CONVERTED:
+    for name in STUDIES:
         module = importlib.import_module(f"fedjax_sim.study.{name}.figure")
         for function in (claims_of(name), getattr(module, f"{name}_figure")):
             assert list(inspect.signature(function).parameters) == ["rows", "options"]

@@ -5,7 +5,7 @@ import functools
 import pytest
 
 from fedjax_sim import privacy, theory
-from fedjax_sim.study.charts import rows_of
+from fedjax_sim.study.findings import rows_of
 from fedjax_sim.study.privacy_utility.question import privacy_utility
 from fedjax_sim.study.privacy_utility.spending import NUM_ROUNDS
 

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from fedjax_sim import sampling, transform
-from fedjax_sim.study.charts import rows_of
-from fedjax_sim.study.findings import measured
+from fedjax_sim.study.findings import measured, rows_of
 from fedjax_sim.study.problems import Vectors, side_by_side
 
 CLIENTS = Vectors(np.random.default_rng(0).normal(size=(6, 3)) + 2)
