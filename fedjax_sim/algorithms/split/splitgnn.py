@@ -313,4 +313,4 @@ def _seen_by_server(
     }
     has_nodes = (joint.graphs.ids >= 0).any(1)
     broadcast = {name: params[name] for name in party_layers}
-    return Observed(broadcast, messages, has_nodes.astype(jnp.float32), cohort.ids)
+    return Observed(broadcast, messages, jnp.asarray(has_nodes, jnp.float32), cohort.ids)
