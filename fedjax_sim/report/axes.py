@@ -11,11 +11,14 @@ import io
 import math
 import re
 import warnings
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree
 
 from fedjax_sim.text.printable import printable
+
+if TYPE_CHECKING:
+    from matplotlib.typing import RcKeyType
 
 BLUE = "#0072B2"
 ORANGE = "#D55E00"
@@ -24,7 +27,7 @@ BLACK = "#1a1a1a"
 GREY = "#9aa5b1"
 LIGHT, INK = "#e6e9ed", "#3a4149"
 WIDTH = 9.6  # inches; a report shows it 1000 px wide
-STYLE = {
+STYLE: dict[RcKeyType, Any] = {
     "axes.axisbelow": True,
     "axes.edgecolor": "#b8c0c8",
     "axes.grid": True,
@@ -70,7 +73,9 @@ def style() -> Iterator[None]:
         raise ImportError("figures need matplotlib: pip install 'fedjax_sim[plot]'") from error
     # Settings of the user's machine stay: they are about windows, folders and dates, not about looks.
     machine_settings = ("backend", "date.", "interactive", "savefig.directory", "timezone", "tk.", "toolbar", "webagg.")
-    defaults = {k: v for k, v in matplotlib.rcParamsDefault.items() if not k.startswith(machine_settings)}
+    defaults: dict[RcKeyType, Any] = {
+        k: v for k, v in matplotlib.rcParamsDefault.items() if not k.startswith(machine_settings)
+    }
     with matplotlib.rc_context({**defaults, **STYLE}):
         yield
 
@@ -90,7 +95,7 @@ def panels(count: int, height: float, **grid: Any) -> tuple[Any, Any]:
     return figure, figure.subplots(1, count, sharey=sharey, gridspec_kw=grid)
 
 
-def legend(figure: Any, panels: Sequence[Any]) -> None:
+def legend(figure: Any, panels: Iterable[Any]) -> None:
     """Puts a legend above the panels; a label that several panels share appears once."""
     handles = {}
     for axes in panels:

@@ -51,13 +51,15 @@ def client_rows(data: Any, results: Mapping[str, Mapping[str, np.ma.MaskedArray]
     # A name that two clients share says nothing about who is who.
     are_unique = all(len(set(given)) == len(given) for given in (names or (), held_out_names or ()))
     id_of = {name: id for id, name in enumerate(names or ())} if are_unique else {}
-    owners = [id_of.get(name) for name in held_out_names or [None] * num_held_out][:num_held_out]
+    owners: list[int | None] = [None] * num_held_out
+    if held_out_names:
+        owners = [id_of.get(name) for name in held_out_names[:num_held_out]]
     groups = ("owner", "local_test", "personal", "newcomer")
     own_results = {group: results[group] for group in groups if group in results}
     are_listed = data.train.size <= MOST_LISTED and (bool(own_results) or any(id is not None for id in owners))
     rows: list[Row] = []
-    if are_listed or any(id is not None for id in owners):
-        training_rows = np.asarray(sizes_of(data.train)).tolist()
+    are_counted = are_listed or any(id is not None for id in owners)
+    training_rows = np.asarray(sizes_of(data.train)).tolist() if are_counted else []
     for id in range(data.train.size) if are_listed else ():
         rows.append({"client": id, "name": names and names[id], "training_rows": training_rows[id]})
     if are_listed and own_results:
@@ -71,7 +73,7 @@ def client_rows(data: Any, results: Mapping[str, Mapping[str, np.ma.MaskedArray]
             row |= {} if owner is None else {"training_rows": training_rows[owner]}
             rows.append(row)
         of_held_out.append(row)
-    if of_held_out:
+    if held_out is not None and of_held_out:
         _add(of_held_out, {"held_out_rows": sizes_of(data.held_out)}, {"held_out": held_out})
     metrics = [metric for group in GROUPS for metric in results.get(group, ())]
     columns = [*LABELS, *COUNTS, *metrics]

@@ -105,8 +105,9 @@ def learning_curves(records: Sequence[Mapping[str, Any]], x: str = "rounds", bes
             axes.margins(x=0.02)
         x_values, values, _ = _thin(positions, 100 * _series(records, "attack_success"))
         if len(values):
-            axes.plot(x_values, values, label="attack success", color=BLACK, linestyle="--", marker="x", markersize=4)
-            axes.set(ylabel="Accuracy, attack success (%)")
+            last = row[-1]
+            last.plot(x_values, values, label="attack success", color=BLACK, linestyle="--", marker="x", markersize=4)
+            last.set(ylabel="Accuracy, attack success (%)")
         legend(figure, row)
     return figure
 

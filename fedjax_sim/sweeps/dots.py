@@ -40,7 +40,7 @@ def dots_figure(found: Sweep, metric: str, *, confidence: float = 0.95) -> Any:
         hint = "Draw parts of the sweep, or see the table."
         validate.fail("found", f"at most {MOST_COMBINATIONS} combinations to draw", len(cells), hint)
     factor, name = in_percent(metric)
-    rows = np.arange(len(cells))
+    rows = range(len(cells))
     with plots.style():
         figure, (left, right) = plots.panels(2, 1.0 + 0.26 * max(len(cells), 3), sharey=True)
         for row, cell, gap in zip(rows, cells, gaps, strict=True):

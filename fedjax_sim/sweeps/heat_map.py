@@ -58,7 +58,7 @@ def heat_map(found: Sweep, metric: str) -> Any:
         low, high = mesh.get_clim() if is_known.any() else (0.0, 1.0)
         for row, column in np.ndindex(means.shape):
             is_dark = is_known[row, column] and drawn[row, column] > low + 0.6 * (high - low)
-            text = shown_metric(metric, means[row, column], 4) if is_known[row, column] else "×"
+            text = shown_metric(metric, float(means[row, column]), 4) if is_known[row, column] else "×"
             if means.size <= MOST_NUMBERS or not is_known[row, column]:
                 color = "white" if is_dark else plots.INK
                 axes.text(column, row, text, ha="center", va="center", fontsize=8, color=color)
