@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -129,7 +129,7 @@ def num_arguments(evaluation: Callable) -> int:
 
 
 def evaluated(
-    evaluation: Callable | None, algorithm: Algorithm, state: PyTree, record: dict
+    evaluation: Callable | None, algorithm: Algorithm, state: PyTree, record: Mapping
 ) -> tuple[dict, dict[str, dict[str, np.ma.MaskedArray]]]:
     """Evaluates a state; refuses names that the round's record already has.
 

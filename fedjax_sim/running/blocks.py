@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, NamedTuple
@@ -183,7 +183,7 @@ def _dtypes(leaves: list) -> list:
 
 
 @contextmanager
-def memory_errors(memory_files: list) -> Iterator[None]:
+def memory_errors(memory_files: Sequence) -> Iterator[None]:
     """Raises the errors of client memory on disk in place of JAX's own error, which says only that a callback failed.
 
     Args:

@@ -7,7 +7,8 @@ import re
 import signal
 import sys
 import threading
-from typing import Any
+from functools import partial
+from typing import Any, NoReturn
 
 from fedjax_sim.running.processes import Processes, current
 
@@ -43,16 +44,16 @@ def join(coordinator: str | None = None, num_processes: int | None = None, proce
     """
     options = {"--coordinator": coordinator, "--num-processes": num_processes, "--process-id": process_id}
     stated_options = {name: value for name, value in options.items() if value is not None}
-    if stated_options and len(stated_options) < len(options):
-        missing = ", ".join(name for name in options if name not in stated_options)
-        _refuse(", ".join(options), "all three or none", list(stated_options), f"Add {missing}.")
-    if stated_options:
+    if coordinator is not None and num_processes is not None and process_id is not None:
         if not re.fullmatch(r"(\[[0-9a-fA-F:]+\]|[\w.-]+):\d{1,5}", coordinator):
             _refuse("--coordinator", "HOST:PORT", coordinator)
         if num_processes < 1:
             _refuse("--num-processes", "an integer of at least 1", num_processes)
         if not 0 <= process_id < num_processes:
             _refuse("--process-id", f"an integer in [0, {num_processes - 1}]", process_id)
+    elif stated_options:
+        missing = ", ".join(name for name in options if name not in stated_options)
+        _refuse(", ".join(options), "all three or none", list(stated_options), f"Add {missing}.")
     elif not all(name in os.environ for name in SLURM):
         return current()
     _end_with_the_launcher()
@@ -64,33 +65,36 @@ def join(coordinator: str | None = None, num_processes: int | None = None, proce
 
     host, _, port = (coordinator or "").rpartition(":")
     is_local = host in LOOPBACK
-    prepare(num_processes if is_local else 1)
     if is_local:
+        assert num_processes is not None and process_id is not None, "they are stated with the coordinator"
+        prepare(num_processes)
         _keep_to_own_cores(num_processes, process_id)
+    else:
+        prepare(1)
     # JAX's preemption service would swallow SIGTERM.
     jax.config.update("jax_enable_preemption_service", False)
-    timeouts = {
-        "heartbeat_timeout_seconds": HEARTBEAT_SECONDS,
-        "initialization_timeout": START_SECONDS,
-        "shutdown_timeout_seconds": SHUTDOWN_SECONDS,
-    }
+    initialize = partial(
+        jax.distributed.initialize,
+        heartbeat_timeout_seconds=HEARTBEAT_SECONDS,
+        initialization_timeout=START_SECONDS,
+        shutdown_timeout_seconds=SHUTDOWN_SECONDS,
+    )
     if stated_options:
-        jax.distributed.initialize(
+        initialize(
             coordinator,
             num_processes,
             process_id,
             coordinator_bind_address=f"{host}:{port}" if is_local else None,
             cluster_detection_method="deactivate",
-            **timeouts,
         )
     else:
-        jax.distributed.initialize(cluster_detection_method="slurm", **timeouts)
+        initialize(cluster_detection_method="slurm")
     processes = current()
     _meet(processes)
     return processes
 
 
-def _refuse(name: str, rule: str, value: Any, hint: str = "") -> None:
+def _refuse(name: str, rule: str, value: Any, hint: str = "") -> NoReturn:
     """Raises ValueError for an option of `join`."""
     from fedjax_sim import validate  # imports JAX, which the launcher does without
 
@@ -134,6 +138,7 @@ def _meet(processes: Processes) -> None:
     from fedjax_sim import engine
 
     mesh = engine.device_mesh()
+    assert mesh is not None, "several processes have several devices"
     split = NamedSharding(mesh, PartitionSpec(mesh.axis_names))
     replicated = NamedSharding(mesh, PartitionSpec())
     sys.stdout.flush()

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import jax
 import jax.numpy as jnp
-import jaxlib
+import jaxlib.version
 import numpy as np
 
 from fedjax_sim import engine, validate
@@ -170,7 +170,7 @@ def run(
     check_stopping(algorithm, callbacks)
     use_compilation_cache()
     # A run with client memory on disk left its files there: a resume goes on with them.
-    if resume and client_memory == "auto" and any(Path(directory).glob("*.mem")):
+    if directory is not None and resume and client_memory == "auto" and any(Path(directory).glob("*.mem")):
         client_memory = "disk"
     session = _Session(
         training=Training(key=key, algorithm=algorithm, params=params),
@@ -228,10 +228,10 @@ class _Session:
     round: int = 0  # rounds done
     committed_round: int = -1  # of the newest checkpoint
     committed_at: float = 0.0  # on the clock of `time.perf_counter`
-    log: Log | None = None
-    spending: Spending | None = None
+    log: Log = dataclasses.field(init=False)  # from `account` on
+    spending: Spending = dataclasses.field(init=False)  # from `account` on
     memory_files: Sequence = ()
-    block: Callable | None = None
+    block: Callable = dataclasses.field(init=False)  # from `open` on
     compile_seconds: float = 0.0
     interrupted: Sequence = ()  # filled by Ctrl-C
     by_client: Mapping | None = None  # of the last evaluation; None before the first
@@ -253,7 +253,7 @@ class _Session:
         """
         key, algorithm, params = self.training
         self.identity |= {"key": np.asarray(jax.random.key_data(key)).tolist()} | numerics()
-        self.identity |= {"versions": {"jax": jax.__version__, "jaxlib": jaxlib.__version__}}
+        self.identity |= {"versions": {"jax": jax.__version__, "jaxlib": jaxlib.version.__version__}}
         self.log = log = Log(self.keeping.directory, self.keeping.loggers)
         # If the algorithm states a metric of a round anew, its statement counts.
         log.metrics = tuple({metric.name: metric for metric in (*log.metrics, *algorithm.metrics)}.values())
@@ -286,6 +286,7 @@ class _Session:
         log = self.log
         directory = self.keeping.directory
         if resume:
+            assert directory is not None, "`check_run_numbers` refuses a resume without a directory"
             self.processes.by_first(log.check_resumable)
             self.processes.by_first(lambda: stack.enter_context(lock(directory)))
             self.processes.by_first(lambda: log.check_same_run(self.identity, allow_previous))
@@ -295,8 +296,8 @@ class _Session:
             step = self.kept_round or traced_round(algorithm, key, self.state, self.population)
         keep = None
         if directory is not None:
-            if self.kept_round is not None:
-                of_round = self.kept_round.round_program
+            if isinstance(step, KeptRound):
+                of_round = step.round_program
             else:
                 of_round = RoundProgram(**self.processes.from_first(lambda: round_program(step.traced.jaxpr)._asdict()))
                 keep = partial(keep_round, self.kept_round_name, of_round, self.private_program)
@@ -451,6 +452,7 @@ class _Session:
             text = json.dumps(summary, indent=2) + "\n"
             path = Path(self.keeping.directory) / "summary.json"
             self.processes.by_first(lambda: checksums.write(path, text.encode()))
+        assert self.by_client is not None, "`evaluate` keeps them"
         return History(self.log.records, summary, self.by_client)
 
 

@@ -17,6 +17,7 @@ from typing import Any, NoReturn, TypeVar
 from fedjax_sim.running import seconds
 
 T = TypeVar("T")
+MARK = "reported_by"  # the attribute of an error that says which process reports it
 
 
 class PeerFailed(RuntimeError):
@@ -66,9 +67,10 @@ class Processes:
         """
         if not self.several:
             return call()
-        failure = result = None
+        failure: BaseException | None = None
+        results: list[T] = []  # one, unless the call fails
         try:
-            result = call()
+            results.append(call())
         except BaseException as error:
             # Every kind of error is caught, since the others must learn of an interrupt too.
             failure = error
@@ -78,11 +80,11 @@ class Processes:
             first_to_fail = int(codes.nonzero()[0][0])
             if failure is None:
                 failure = PeerFailed(f"process {first_to_fail} failed; it reports why")
-            failure.reported_by = first_to_fail
+            _mark(failure, first_to_fail)
             if isinstance(failure, PeerFailed):
                 failure.code = int(codes[first_to_fail])
             raise failure
-        return result
+        return results[0]
 
     def by_first(self, call: Callable[[], T]) -> T | None:
         """Returns what `call` returns on process 0, which alone runs it; returns None on the others.
@@ -103,7 +105,8 @@ class Processes:
         # Collectives need equal shapes everywhere, so the length is sent before the text.
         size = int(self.gathered_numbers(len(text))[0, 0])
         sent = multihost_utils.broadcast_one_to_all(np.frombuffer(text.ljust(size), np.uint8))
-        return value if self.is_first else json.loads(np.asarray(sent).tobytes())
+        # The others have None. So has process 0 if `call` returned it, which is sent as any other value.
+        return json.loads(np.asarray(sent).tobytes()) if value is None else value
 
     def check_same(self, name: str, digest: str, hint: str) -> None:
         """Raises RuntimeError, on all processes, if they differ in something that must be the same.
@@ -123,7 +126,7 @@ class Processes:
 
     def reports(self, error: BaseException) -> bool:
         """Returns whether this process is the one that reports an error."""
-        return not self.several or getattr(error, "reported_by", self.index) == self.index
+        return not self.several or vars(error).get(MARK, self.index) == self.index
 
     def lost_peer(self, error: BaseException) -> bool:
         """Returns whether an error says that another process died."""
@@ -135,7 +138,7 @@ class Processes:
 
         An orderly exit would wait for the other processes, which wait for this one in a collective.
         """
-        if self.several and not hasattr(error, "reported_by"):
+        if self.several and MARK not in vars(error):
             _exit(exit_code(error))
 
 
@@ -158,8 +161,13 @@ def exit_code(error: BaseException) -> int:
 
 def everywhere(error: BaseException) -> BaseException:
     """Marks an error as raised by all processes at the same place, so that process 0 alone reports it; returns it."""
-    error.reported_by = 0
+    _mark(error, 0)
     return error
+
+
+def _mark(error: BaseException, index: int) -> None:
+    """Marks an error of any class as one that process `index` reports."""
+    vars(error)[MARK] = index
 
 
 def _exit(code: int) -> NoReturn:

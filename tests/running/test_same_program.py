@@ -75,7 +75,7 @@ def test_another_program_is_refused(tmp_path, monkeypatch):
         run(KEY, made(0.2), START, PEOPLE, 2, directory=tmp_path, resume=True, identity={"rate": 0.2})
     assert "rate: 'absent' in the checkpoint, 0.2 now" in str(refusal.value) and "program:" not in str(refusal.value)
     with monkeypatch.context() as patch:
-        patch.setattr(loop.jaxlib, "__version__", "9.9.9")
+        patch.setattr(loop.jaxlib.version, "__version__", "9.9.9")
         with pytest.raises(CheckpointError, match=r"jaxlib: .* checkpoint, 9\.9\.9 now"):
             run(KEY, made(), START, PEOPLE, 2, directory=tmp_path, resume=True)
     assert files == {path: path.read_bytes() for path in files}
