@@ -73,7 +73,7 @@ def run(
         registry.admit(own_modules or [])
         stated = config, settings or [], without or []
         folder, tables = processes.from_first(lambda: _read(*stated, out=out, resume=resume))
-        folder = folder and Path(folder)
+        folder = None if folder is None else Path(folder)
         loaded = Config(tables)
         prepare()
         from fedjax_sim.config.build import build
@@ -113,17 +113,18 @@ def _read(
     """
     from fedjax_sim.config.document import load
 
-    folder = folder_to_resume(out, config is not None) if resume else out
-    if resume and config is None:
-        check_written(folder)
-    loaded = load(folder / "config.toml" if resume and config is None else config, settings, without)
     if resume:
+        folder = folder_to_resume(out, config is not None)
+        if config is None:
+            check_written(folder)
+        loaded = load(folder / "config.toml" if config is None else config, settings, without)
         check_unfinished(folder, loaded.tables["run"]["rounds"])
         check_there(loaded.tables)
-        loaded = _with_kept_plan(loaded, folder / "config.toml")
-    elif folder is not None:
-        check_fresh(folder)
-    return folder and str(folder), loaded.resolved()
+        return str(folder), _with_kept_plan(loaded, folder / "config.toml").resolved()
+    loaded = load(config, settings, without)
+    if out is not None:
+        check_fresh(out)
+    return out and str(out), loaded.resolved()
 
 
 def _command(config: Path | None, settings: Iterable[str], without: Iterable[str], modules: Iterable[str]) -> str:
@@ -186,7 +187,7 @@ def _train(
 
     folder, new_folder = stated_folder, None
     try:
-        if stated_folder is None:
+        if folder is None:
             folder = Path(processes.from_first(lambda: str(next_folder(RUNS / experiment.config.name))))
             # Only a folder that this process created may be removed if the run is refused.
             new_folder = folder if processes.is_first else None
@@ -254,7 +255,7 @@ def _interrupted(error: KeyboardInterrupt, folder: Path | None, made: Path | Non
     """
     safe_round = rounds_done(folder) if folder else -1
     drop_empty(made)
-    if safe_round > 0 and processes.is_first:
+    if folder is not None and safe_round > 0 and processes.is_first:
         _page_of_rounds(folder)
     how_to_continue = f"Continue with: fedjax-sim run --resume --out {shlex.quote(str(folder))}"
     state = f"Round {safe_round} is safe. {how_to_continue}" if safe_round >= 0 else "No checkpoint yet."
@@ -272,7 +273,7 @@ def _failed(error: Exception, folder: Path | None, made: Path | None, processes:
 
     drop_empty(made)
     # Diverged training has rounds to look at.
-    if isinstance(error, ArithmeticError) and processes.is_first:
+    if isinstance(error, ArithmeticError) and folder is not None and processes.is_first:
         _page_of_rounds(folder)
     if processes.lost_peer(error):
         _stop(f"Another process of this job died. Continue with --resume --out {shlex.quote(str(folder))}.", error)

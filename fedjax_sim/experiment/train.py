@@ -52,8 +52,8 @@ def train(
     progress: bool = False,
     command: str = "",
     processes: Processes | None = None,
-    before_rounds: Callable[[], None] = lambda: None,
-    before_page: Callable[[History], None] = lambda history: None,
+    before_rounds: Callable[[], object] = lambda: None,
+    before_page: Callable[[History], object] = lambda history: None,
 ) -> tuple[PyTree, History]:
     """Trains an experiment as its config says, and writes all that `fedjax-sim run` writes into a folder.
 
@@ -221,7 +221,7 @@ def _finish(
     folder: Path,
     history: History,
     next_round: dict[str, Any] | None,
-    before_page: Callable[[History], None],
+    before_page: Callable[[History], object],
 ) -> dict[str, Any]:
     """Writes the run's last files: summary, timeline, results by client and page; returns the summary.
 
