@@ -16,7 +16,7 @@ import numpy as np
 from fedjax_sim import aggregation, engine, tree, validate
 from fedjax_sim.config import registry
 from fedjax_sim.config.data_facts import facts_of, num_examples, server_rows, total_weight
-from fedjax_sim.config.document import Config
+from fedjax_sim.config.document import Config, ConfigError
 from fedjax_sim.config.factories import Maker
 from fedjax_sim.config.judging import evaluation_of, judged_algorithm, with_variance_budget
 from fedjax_sim.config.run_checks import problems_of_experiment, problems_of_table
@@ -25,6 +25,7 @@ from fedjax_sim.config.task_model import task_model
 from fedjax_sim.config.value_kinds import problem
 from fedjax_sim.models import Model, default_loss
 from fedjax_sim.population import FederatedData, with_public_preparation
+from fedjax_sim.population.protocol import sizes_of
 from fedjax_sim.prng import stream
 from fedjax_sim.round.costs import plan_of
 from fedjax_sim.running import processes, seconds
@@ -124,6 +125,7 @@ class Builder(Maker):
         with seconds.part("data"):
             data = self.data()
         self.stop()
+        assert data is not None, "`stop` raises where the data were refused"
         made = self.ingredients(data, early_sampler)
         params_spec = self.params_spec(made)
         fitted_plan = self.fitted_plan(made, params_spec, mesh)
@@ -140,6 +142,9 @@ class Builder(Maker):
             algorithm = self.algorithm_under(made, plan, mesh)
         # A statistic brings the loss of its estimate; a model's loss is that of the task.
         loss_fn = algorithm.evaluated.loss_fn or made.loss_fn
+        if loss_fn is None:
+            rule = "an algorithm that takes a model, or brings the loss of its estimate"
+            raise ConfigError([problem("algorithm.name", rule, self.parts["algorithm"].name)])
         judged = judged_algorithm(self, algorithm, loss_fn, data)
         judge = evaluation_of(self, loss_fn, data, judged)
         judge = with_variance_budget(self, judge, algorithm, params, data.train)
@@ -166,18 +171,20 @@ class Builder(Maker):
     def mesh(self) -> Any:
         """Returns the devices of `run.devices`: "all", or a mesh; None, with a problem, for too many."""
         stated_devices = self.tables["run"]["devices"]
-        num_visible = None if stated_devices == "all" else len(engine.visible_devices())
-        if num_visible is not None and jax.process_count() > 1 and stated_devices != num_visible:
+        if stated_devices == "all":
+            return stated_devices
+        num_visible = len(engine.visible_devices())
+        if jax.process_count() > 1 and stated_devices != num_visible:
             hint = "Every process takes a share of the cohort."
             self.problems.append(problem("run.devices", '"all" with several processes', stated_devices, hint))
             return None
-        if num_visible is not None and stated_devices > num_visible:
+        if stated_devices > num_visible:
             rule = f'"all" or an integer in [1, {num_visible}]'
             self.problems.append(
                 problem("run.devices", rule, stated_devices, "More are needed? Start JAX with more devices.")
             )
             return None
-        return stated_devices if num_visible is None else engine.device_mesh(stated_devices)
+        return engine.device_mesh(stated_devices)
 
     def sampler_before_data(self) -> Any:
         """Makes a sampler that needs only the number of clients: wrong options are refused before data are read.
@@ -240,7 +247,7 @@ class Builder(Maker):
         population = data.train
         # The loaded data may hold another number of clients than the config asked for.
         if sampler is None or sampler.design.population_size != population.size:
-            sampler = self.sampler(population.size, weights=lambda: np.asarray(population.sizes))
+            sampler = self.sampler(population.size, weights=lambda: np.asarray(sizes_of(population)))
         model, loss_fn = self.model(data)
         self.stop()
         parts = {"sampler": sampler, "client_optimizer": self.make("client_optimizer"), "model": model}
@@ -274,9 +281,16 @@ class Builder(Maker):
 
         The work is read from an algorithm with the coordinate-wise median as its rule, which fits every client. The
         config's own rule cannot be made yet, because it takes this work.
+
+        Raises: ConfigError for an algorithm that does not state its parts.
         """
         with_median = made._replace(parts=made.parts | {"aggregator": aggregation.median()})
-        return self.algorithm_under(with_median, None, None).parts.client
+        star = self.algorithm_under(with_median, None, None).parts
+        if star is None:
+            hint = f"{self.parts['algorithm'].name} does not state the work of its clients: Algorithm.parts."
+            rule = "a rule whose server does not train"
+            raise ConfigError([problem("aggregator.name", rule, self.parts["aggregator"].name, hint)])
+        return star.client
 
     def weighs_examples(self) -> bool:
         """Returns whether clients report their number of examples as their weight."""
@@ -315,8 +329,9 @@ class Builder(Maker):
         """
         unplanned = self.algorithm_under(made, None, mesh)
         # Transforms of the broadcast can be refused only here, where the shape of the broadcast is known.
-        if made.parts["downlink"] is not None:
-            self.attempt("downlink", {}, lambda: jax.eval_shape(unplanned.parts.server.init, params_spec))
+        star = unplanned.parts
+        if star is not None and made.parts["downlink"] is not None:
+            self.attempt("downlink", {}, lambda: jax.eval_shape(star.server.init, params_spec))
             self.stop()
         plan = self.attempt("algorithm", {}, lambda: self.fitted(unplanned, params_spec, made.data.train, mesh))
         self.stop()
@@ -380,9 +395,10 @@ class Builder(Maker):
         algorithm = self.make("algorithm", **arguments)
         self.stop()
         may_be_private = algorithm.parts is None or noisy_parts(algorithm.parts)
-        if sampler is None or may_be_private or sampler.design.population_size > MOST_COUNTED:
+        argument = registry.takes(part, "sampler")
+        if argument is None or sampler is None or may_be_private or sampler.design.population_size > MOST_COUNTED:
             return algorithm
-        arguments[registry.takes(part, "sampler")] = with_distinct_clients(sampler)
+        arguments[argument] = with_distinct_clients(sampler)
         return self.make("algorithm", **arguments)
 
     def arguments_of(self, part: Part, made: Ingredients) -> dict[str, Any]:

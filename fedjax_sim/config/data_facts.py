@@ -12,7 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim import validate
-from fedjax_sim.population import FederatedData
+from fedjax_sim.population import FederatedData, Grouped, Stored
+from fedjax_sim.population.protocol import sizes_of
 from fedjax_sim.types import ClientData
 
 # The input that the model of a task takes; tasks that are not listed take "features".
@@ -24,9 +25,10 @@ UNLABELLED = ("next_token", "node_classification", "link_prediction")
 
 def facts_of(data: FederatedData) -> dict[str, Any]:
     """Returns what an algorithm's factory may take of a data set, by name; what reads all rows is not among it."""
-    group_size = getattr(data.train, "group_size", None)
     # With groups, a client of the algorithm is a group (an edge), while devices belong to the clients inside.
-    all_clients = data.train.population.size if group_size else data.train.size
+    groups = data.train if isinstance(data.train, Grouped) else None
+    group_size = None if groups is None else groups.group_size
+    all_clients = data.train.size if groups is None else groups.population.size
     return {
         "input_shape": data.input_shape,
         "task": data.task,
@@ -69,14 +71,14 @@ def total_weight(data: FederatedData, by_examples: bool) -> float:
     Raises: ValueError where the weights are numbers of tokens and the data are not in memory.
     """
     if not by_examples:
-        return float((np.asarray(data.train.sizes) > 0).sum())
+        return float((np.asarray(sizes_of(data.train)) > 0).sum())
     if data.task in UNLABELLED:
         # A weight is a number of tokens or nodes. Padding has a negative label and does not count.
-        if not hasattr(data.train, "examples"):
+        if not isinstance(data.train, Stored):
             hint = "Weight clients equally (weighting = 'uniform'), or load the data into memory."
             validate.fail("total_weight", "tokens that can be counted beforehand", type(data.train).__name__, hint)
         return float((np.asarray(data.train.examples["y"]) >= 0).sum())
-    return float(np.asarray(data.train.sizes).sum(dtype=np.int64))
+    return float(np.asarray(sizes_of(data.train)).sum(dtype=np.int64))
 
 
 def server_rows(data: FederatedData) -> ClientData | None:

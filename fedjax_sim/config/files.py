@@ -166,5 +166,5 @@ def _of_part(place: str, part: Part, options: Mapping[str, Any], inside: bool = 
         elif is_part:
             inner_part = registry.named(known_options[key].kind)[value["name"]]
             yield from _of_part(f"{place}.{key}", inner_part, value, True)
-        elif registry.is_path(known_options[key]) and value is not None:
+        elif registry.is_path(known_options[key]) and isinstance(value, str):
             yield f"{place}.{key}", value

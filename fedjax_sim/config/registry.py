@@ -197,7 +197,7 @@ def named_in(name: str, options: Mapping[str, Any]) -> list[Part]:
     """
     choices = parts_of_table(name)
     wraps = wrappers(name)
-    return [choices[key] for key in [options.get("name")] if key in choices] + [
+    return [choices[key] for key in [options.get("name", "")] if key in choices] + [
         wraps[key] for key in options if key in wraps
     ]
 

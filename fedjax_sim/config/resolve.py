@@ -66,7 +66,7 @@ class _Problems(list[str]):
         self.document = document
 
 
-def default_tables(document: Mapping[str, Any] | None = None) -> dict[str, Mapping[str, Option]]:
+def default_tables(document: Mapping[str, Any] | None = None) -> dict[str, dict[str, Option]]:
     """Returns the options of [run], and the options of each table's default part.
 
     Args:

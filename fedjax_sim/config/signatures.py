@@ -291,6 +291,8 @@ def _arguments(module: str, node: ast.FunctionDef) -> Iterator[tuple[str, ast.ex
     match arguments.kwarg and arguments.kwarg.annotation:
         case ast.Subscript(ast.Name("Unpack"), ast.Name(shared)):
             yield from _shared_options(module, shared)
+        case _:
+            pass  # none, or `**given: Any`, which no config can state
 
 
 def _shared_options(module: str, name: str) -> Iterator[tuple[str, ast.expr, ast.expr]]:
@@ -318,6 +320,8 @@ def _shared_options(module: str, name: str) -> Iterator[tuple[str, ast.expr, ast
                         yield from _shared_options(module, inherited)
                     case ast.Attribute(ast.Name(subpackage), inherited):
                         yield from _shared_options(f"fedjax_sim.{subpackage}", inherited)
+                    case _:
+                        pass  # `TypedDict` itself
             for option in node.body:
                 match option:
                     # `kind` may be several expressions, such as a type and its range: all but the default.
@@ -325,6 +329,8 @@ def _shared_options(module: str, name: str) -> Iterator[tuple[str, ast.expr, ast
                         yield key, kind[0] if len(kind) == 1 else ast.Subscript(head, ast.Tuple(kind)), default
                     case ast.AnnAssign():
                         raise TypeError(f"{module}: {ast.unparse(option)} is no Annotated[kind, Default(value)]")
+                    case _:
+                        pass  # the docstring
 
 
 def _signature(part: Part, node: ast.FunctionDef) -> Part:
@@ -384,7 +390,11 @@ def _from_data(node: ast.expr | None) -> str | None:
                 match member:
                     case ast.Call(ast.Name("FromData"), [ast.Constant(str(name))]):
                         return name
-    return None
+                    case _:
+                        pass  # the type, or another check
+            return None
+        case _:
+            return None
 
 
 @cache
@@ -406,7 +416,8 @@ def _noun(node: ast.expr | None) -> str | None:
             return _noun(left)
         case ast.Attribute(attr=name) | ast.Name(name) if name in NOUNS:
             return name
-    return None
+        case _:
+            return None
 
 
 def _literal(node: ast.expr) -> Any:
@@ -465,7 +476,8 @@ def _kind(node: ast.expr | None) -> Any:
             # `tuple[A, ...]` has two members, of which the first says what the values are.
             member_kind = _kind(members.elts[0] if isinstance(members, ast.Tuple) else members)
             return None if member_kind is None else list[member_kind]
-    return None
+        case _:
+            return None
 
 
 @cache
@@ -494,4 +506,5 @@ def _range(node: ast.expr) -> Any:
             low, high = [*map(_literal, bounds), *(-math.inf, math.inf)[len(bounds) :]]
             open_ends = {x.arg: _literal(x.value) for x in keywords if x.arg in ("open_low", "open_high")}
             return number_kind(low, high, **open_ends)
-    return None
+        case _:
+            return None

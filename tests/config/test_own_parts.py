@@ -183,6 +183,30 @@ def test_a_part_that_is_left_out_says_why(admitted):
     assert "inputs = 64" in invoke(["list", "own_linear"], module=admitted).output
 
 
+ALGORITHM = '''
+from fedjax_sim.types import Aggregator, Algorithm, Sampler
+
+
+def idle(*, sampler: Sampler, aggregator: Aggregator) -> Algorithm:
+    """Trains nothing, and states neither its parts nor a loss."""
+    return Algorithm(
+        init=lambda key, params, population: params,
+        step=lambda key, state, population: (state, {}),
+        params=lambda state: state,
+    )
+'''
+
+
+def test_an_algorithm_that_states_nothing_is_refused_in_words(module, tmp_path):
+    """Fault: an error of Python about None, where nothing can be judged, or a server is to train as the clients do."""
+    (tmp_path / f"{module}.py").write_text(ALGORITHM)
+    registry.admit([module])
+    with pytest.raises(ConfigError, match=r"algorithm\.name: expected .* brings the loss of its estimate, got 'idle'"):
+        built("algorithm.name=idle")
+    with pytest.raises(ConfigError, match=r"aggregator\.name: expected .* got 'fltrust'\. idle does not state"):
+        built("algorithm.name=idle", "aggregator.name=fltrust")
+
+
 def test_the_page_s_model_runs(module, tmp_path):
     """Catches a model in the documentation that a config cannot name; its code is run by tests/test_docs.py."""
     (example,) = [block for block in python_blocks(PAGE) if "-> Model" in block]
