@@ -74,7 +74,8 @@ def test_predictions_hold():
     assert [row for row in rows if row["holds"] is False] == [] and sum(row["holds"] is True for row in rows) >= 11
     assert len({row["server"] for row in rows}) == 7 and len(found.draw().axes) == 4
     seconds = {row["server"]: row["measured"] for row in rows if row["quantity"] == "seconds a round"}
-    assert [claim.holds for claim in found.claims][:3] == [True] * 3
+    # Three short runs have wide intervals; a comparison of points would let claims hold.
+    assert {claim.holds for claim in found.claims} == {False}
     assert seconds["waits for all"] > 1.5 * max(seconds["deadline, dropped"], seconds["130 % invited"])
 
 

@@ -75,7 +75,7 @@ def _noisy_paths(options: Mapping[str, Any]) -> tuple[list[dict[str, Any]], dict
       which each batch size is measured: the one that reaches the target, or the last.
     """
     problem = problems_of(options)["heterogeneous"]
-    work = {"step_size": options["step_size"], "num_steps": middle_steps(options)}
+    work: dict[str, Any] = {"step_size": options["step_size"], "num_steps": middle_steps(options)}
     losses, rounds = [], {}
     for size, variance in noise_of(options).items():
         budget = theory.budget(*problem, **work, gradient_noise=variance)

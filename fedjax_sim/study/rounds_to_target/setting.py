@@ -52,5 +52,5 @@ def floor_over_target(options: Mapping[str, Any], local_steps: int, noise: float
       noise: variance of a coordinate of a gradient.
     """
     problem = problems_of(options)["heterogeneous"]
-    work = {"step_size": options["step_size"], "num_steps": local_steps, "gradient_noise": noise}
+    work: dict[str, Any] = {"step_size": options["step_size"], "num_steps": local_steps, "gradient_noise": noise}
     return theory.budget(*problem, **work).total / (options["target"] * start_loss(problem))

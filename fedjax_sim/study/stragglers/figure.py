@@ -37,7 +37,8 @@ def stragglers_figure(rows: Sequence[Row], options: Mapping[str, Any]) -> Any:
         else row | {"gap": None, "contraction": None, "is_best": False}
         for row in selected(rows, part=MAP)
     ]  # fmt: skip
-    labels = {"xlabel": "Local step (frame: its best weight)", "ylabel": "Proximal weight \N{GREEK SMALL LETTER LAMDA}"}
+    labels: dict[str, Any] = {"xlabel": "Local step (frame: its best weight)",
+                              "ylabel": "Proximal weight \N{GREEK SMALL LETTER LAMDA}"}  # fmt: skip
     for panel, value, title in ((gaps, "gap", f"Distance, {options['map_rounds']} rounds, measured"),
                                 (contractions, "contraction", "Contraction a round, theory")):  # fmt: skip
         charts.heat_map(panel, pairs, "step_size", "proximal_weight", value, marked="is_best", shown="{:.2f}", **labels)
