@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
 from fedjax_sim import validate
 from fedjax_sim.report.axes import BLACK, BLUE, GREY, INK, ORANGE, WIDTH, logarithmic
 
-Row = Mapping[str, Any]
+Row: TypeAlias = dict[str, Any]
 
 
 class Look(NamedTuple):

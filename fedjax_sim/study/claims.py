@@ -8,9 +8,9 @@ claim and stands in `experiments/studies/results/NAME.md`.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
-Row = Mapping[str, Any]
+Row: TypeAlias = dict[str, Any]
 
 
 class Claim(NamedTuple):

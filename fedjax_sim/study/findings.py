@@ -201,13 +201,14 @@ def _row(comparison: Comparison, num_intervals: int) -> dict[str, Any]:
     mean = comparison.measured
     predicted = comparison.predicted
     half_width = critical_value(comparison.degrees, num_intervals) * comparison.standard_error + comparison.resolution
-    # A standard error of NaN marks a number without an interval.
-    low, high = (None, None) if math.isnan(half_width) else (mean - half_width, mean + half_width)
     row = dict(comparison.conditions) | {"quantity": comparison.quantity}
-    row |= {"measured": mean, "low": low, "high": high}
+    row |= {"measured": mean, "low": None, "high": None}
     row |= {"predicted": predicted, "kind": comparison.kind, "ratio": None, "ratio_low": None, "ratio_high": None}
-    if low is None:
+    # A standard error of NaN marks a number without an interval.
+    if math.isnan(half_width):
         return row | {"holds": None}
+    low, high = mean - half_width, mean + half_width
+    row |= {"low": low, "high": high}
     # A prediction that is zero up to rounding cannot be divided by.
     if predicted and abs(predicted) > comparison.resolution:
         # Sorted, since dividing by a negative prediction exchanges the two ends.

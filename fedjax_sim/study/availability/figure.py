@@ -34,8 +34,9 @@ def availability_figure(rows: Sequence[Row], options: Mapping[str, Any]) -> Any:
     charts.lines(stays, selected(rows, part="for a while", quantity="excess loss"), "stay",
                  theory=_by_stay(options), xlabel="Rounds that a client stays, or is away",
                  ylabel="Excess loss")  # fmt: skip
-    by_hour = [row | {"series": _training(row["training"], row["step_size"])} for row in selected(rows, part="by hour")]
-    step_sizes = dict.fromkeys(row["step_size"] for row in by_hour)
+    of_hours = selected(rows, part="by hour")
+    by_hour = [row | {"series": _training(row["training"], row["step_size"])} for row in of_hours]
+    step_sizes = dict.fromkeys(row["step_size"] for row in of_hours)
     charts.lines(hours, by_hour, "hour", by="series", theory=list(_over_a_day(options, step_sizes)),
                  xlabel="Hour of the day", ylabel="Distance to the optimum")  # fmt: skip
     for panel in (excess, stays, hours):

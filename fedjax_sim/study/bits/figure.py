@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from fedjax_sim.report import charts
 from fedjax_sim.study.bits.clients import LOOKS, QuantizedClients
 from fedjax_sim.study.bits.messages import GRID_NAMES
@@ -54,8 +56,8 @@ def bits_figure(rows: Sequence[Row], options: Mapping[str, Any]) -> Any:
 
 def _paths(clients: QuantizedClients, bits: Sequence[int]) -> list[Row]:
     """Returns the expected distance after each round for each number of bits and for floats, as rows of theory."""
-    bytes_of = {b: clients.bytes(clients.quantizer(b)) for b in bits}
-    expected = {b: clients.expected(b, LOOKS[-1]) for b in bits}
+    bytes_of: dict[int | str, float] = {b: clients.bytes(clients.quantizer(b)) for b in bits}
+    expected: dict[int | str, np.ndarray] = {b: clients.expected(b, LOOKS[-1]) for b in bits}
     bytes_of["floats"], expected["floats"] = 4 * clients.dimension, clients.expected(0, LOOKS[-1])
     return [
         {"bits": name, "bytes_sent": t * bytes_of[name], "predicted": float(path[t])}

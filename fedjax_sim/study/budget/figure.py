@@ -21,8 +21,8 @@ def budget_figure(rows: Sequence[Row], options: Mapping[str, Any]) -> Any:
     # Each number of bits has two series, without and with a deadline.
     shown_bits = [bits or 32 for bits in options["bits"]][: len(charts.LOOKS) // 2]
     for panel, unit in zip(panels, UNITS, strict=True):
-        errors = [row | {"series": _series(row)} for row in selected(rows, part=unit, quantity="squared distance")
-                  if row["bits"] in shown_bits]  # fmt: skip
+        distances = selected(rows, part=unit, quantity="squared distance")
+        errors: list[Row] = [row | {"series": _series(row)} for row in distances if row["bits"] in shown_bits]
         least = {"least by theory": min(row["predicted"] for row in errors)}
         charts.lines(panel, errors, "cohort_size", by="series", theory=errors, levels=least, log="xy",
                      xlabel="Cohort size m", ylabel="Squared distance")  # fmt: skip

@@ -27,7 +27,7 @@ def clip_figure(rows: Sequence[Row], options: Mapping[str, Any]) -> Any:
     multiplier = fixed_multiplier(options["noise_multipliers"])
     norms = options["clip_norms"]
     grid = np.geomspace(min(norms) / 1.2, max(norms) * 1.2, 200).tolist()
-    axes = {"log": "xy", "xlabel": "Clip norm C (median norms)", "ylabel": "Squared error of the mean"}
+    axes: dict[str, Any] = {"log": "xy", "xlabel": "Clip norm C (median norms)", "ylabel": "Squared error of the mean"}
 
     # Bias, sampling and noise add up to the total.
     errors = {C: problem.parts(C, multiplier) for C in grid}

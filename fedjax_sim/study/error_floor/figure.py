@@ -24,7 +24,7 @@ def error_floor_figure(rows: Sequence[Row], options: Mapping[str, Any]) -> Any:
     """
     figure, (path, causes, trade, bits) = charts.panels(2, 2)
     problem, base = quadratics(options), base_setting(options)
-    on_the_way = [row | {"step_size": base.step_size} for row in selected(rows, part="all together")]
+    on_the_way: list[Row] = [row | {"step_size": base.step_size} for row in selected(rows, part="all together")]
     # A run with half of the step needs twice the rounds.
     last_round = 2 * max(row["rounds"] for row in on_the_way)
     charts.lines(path, on_the_way, "rounds", by="step_size", theory=_paths(problem, base, last_round),

@@ -33,7 +33,7 @@ def heterogeneity_figure(rows: Sequence[Row], options: Mapping[str, Any]) -> Any
     # Clients with one optimum have no place on a logarithmic axis.
     unlike = [row for row in on_quadratics if row["dissimilarity"] > ROUNDING]
     alike = [row["measured"] for row in on_quadratics if row not in unlike]
-    levels = dict(zip(("clients with one optimum",), alike, strict=False))
+    levels = {str(name): value for name, value in zip(("clients with one optimum",), alike, strict=False)}
     charts.lines(rounds, unlike, "dissimilarity", theory=_rounds(options), levels=levels, line="theory, best step",
                  xlabel="Gradient dissimilarity, quadratics", ylabel="Rounds to the target", log="xy")  # fmt: skip
     label_measures = [

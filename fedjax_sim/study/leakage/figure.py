@@ -85,7 +85,7 @@ def _quality(panel: Any, rows: Sequence[Row], part: str, x: str, xlabel: str) ->
       x: the condition on the horizontal axis, "batch_size" or "epsilon".
       xlabel: its name.
     """
-    quality = [row | {"attack": _attack(row)} for row in selected(rows, part=part) if row.get("pictures")]
+    quality: list[Row] = [row | {"attack": _attack(row)} for row in selected(rows, part=part) if row.get("pictures")]
     quality.sort(key=lambda row: INVERSION_ATTACKS.index(row["attack"]))  # which decides the looks
     (yardstick,) = selected(rows, part="yardstick")
     charts.lines(panel, quality, x, by="attack", theory=[], levels={"the mean digit": yardstick["measured"]}, log="x",

@@ -23,7 +23,7 @@ def privacy_utility_figure(rows: Sequence[Row], options: Mapping[str, Any]) -> A
       options: the study's options.
     """
     figure, (by_multiplier, floor, by_epsilon, digits) = charts.panels(2, 2)
-    measured = [row | {"from": GIVEN if row["part"] == "noise multiplier" else CALIBRATED}
+    measured: list[Row] = [row | {"from": GIVEN if row["part"] == "noise multiplier" else CALIBRATED}
                 for row in rows if row["part"] != "digits MLP"]  # fmt: skip
     predictions = _predictions([row["noise_multiplier"] for row in measured], options)
     for panel, quantity, title, label in (
