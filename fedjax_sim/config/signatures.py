@@ -381,6 +381,9 @@ def _from_data(node: ast.expr | None) -> str | None:
     """Returns what `config.build` passes for an argument annotated with `FromData`; None for other annotations.
 
     `LossFn` and others in `validate.annotations` are names for such annotations.
+
+    Args:
+      node: the annotation; None where there is none.
     """
     match node:
         case ast.Name(alias):

@@ -153,7 +153,6 @@ def test_python_changes_no_run(folder, tmp_path):
                 name="x",
                 question="?",
                 comparisons=[measured({}, "x", [1.0])],
-                reading=[],
                 figure=lambda: None,
                 options={},
             ),
