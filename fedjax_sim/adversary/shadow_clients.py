@@ -11,7 +11,7 @@ import numpy as np
 
 from fedjax_sim import validate
 from fedjax_sim.adversary.curious import View
-from fedjax_sim.types import Array, PyTree
+from fedjax_sim.types import PyTree
 from fedjax_sim.validate import Integer, NonNegativeInt, PositiveInt
 
 RELATIVE_PENALTIES = tuple(10.0**power for power in range(-6, 3))
@@ -107,7 +107,7 @@ def _matrix(argument: str, name: str, rows: PyTree) -> np.ndarray:
     return matrix
 
 
-def _ridge(gram: Array, targets: Array) -> np.ndarray:
+def _ridge(gram: np.ndarray, targets: np.ndarray) -> np.ndarray:
     """Solves (gram + penalty I) c = targets with the penalty of the least leave-one-out error.
 
     The regression has an intercept of its own, since rows and targets are centred; its leverage 1/S is added. With the

@@ -359,7 +359,8 @@ def conv_general_dilated(lhs: Array, rhs: Array, *args: Any, **options: Any) -> 
     [[[2.0, 2.0]]]
     """
     # JAX checks the arguments, fills in what was left out, and turns words such as "SAME" into numbers.
-    traced = jax.make_jaxpr(lambda lhs, rhs: jax.lax.conv_general_dilated(lhs, rhs, *args, **options))(lhs, rhs)
+    convolution = lambda lhs, rhs: jax.lax.conv_general_dilated(lhs, rhs, *args, **options)  # noqa: E731
+    traced, result = jax.make_jaxpr(convolution, return_shape=True)(lhs, rhs)
     stated = traced.eqns[-1].params
     if stated.get("out_sharding") is not None:
         fail("out_sharding", "None", stated["out_sharding"], "Clients' arrays are not sharded inside of a client.")
@@ -383,6 +384,6 @@ def conv_general_dilated(lhs: Array, rhs: Array, *args: Any, **options: Any) -> 
         groups=groups,
         precision=stated["precision"],
     )
-    out = convolve(x, kernel, geometry).astype(traced.out_avals[0].dtype)
+    out = convolve(x, kernel, geometry).astype(result.dtype)
     places = (out_axes[0], *out_axes[2:], out_axes[1])  # of the axes of `out`
     return out.transpose(sorted(range(out.ndim), key=places.__getitem__))

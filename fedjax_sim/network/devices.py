@@ -7,6 +7,7 @@ from typing import Annotated, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 
 from fedjax_sim import validate
 from fedjax_sim.network.distributions import Distribution, as_distribution, lognormal, unit_draws
@@ -294,7 +295,7 @@ def num_saturated(spent: Spent, at_work: Array) -> Array:
     return (at_work & (longest >= MOST_TICKS)).sum(dtype=jnp.int32)
 
 
-def _expect(name: str, array: Array, shape: tuple, kind: type) -> None:
+def _expect(name: str, array: Array, shape: tuple, kind: DTypeLike) -> None:
     """Raises TypeError unless an array, which a user's function has returned, has this shape and dtype."""
     dtype = jnp.result_type(array)
     if jnp.shape(array) != shape or not jnp.issubdtype(dtype, kind):

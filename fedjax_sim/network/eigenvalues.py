@@ -133,7 +133,7 @@ def spectrum(matrix: Any) -> Spectrum:
     return _spectrum(second, smallest, max(abs(second), abs(smallest)))
 
 
-def _spectrum(second: float, smallest: float, slem: float) -> Spectrum:
+def _spectrum(second: float | np.floating, smallest: float | np.floating, slem: float | np.floating) -> Spectrum:
     """Makes a `Spectrum` of Python floats."""
     return Spectrum(float(second), float(smallest), float(slem), float(1 - slem))
 

@@ -116,7 +116,7 @@ def _falls_tenfold(axes: Any) -> bool:
     """Returns whether the curves of a panel are positive, and their largest value is ten times the smallest or more."""
     values = np.concatenate([line.get_ydata() for line in axes.lines] or [np.ones(1)])
     values = values[np.isfinite(values)]
-    return bool(len(values)) and values.min() > 0 and values.max() >= 10 * values.min()
+    return bool(len(values) and values.min() > 0 and values.max() >= 10 * values.min())
 
 
 def client_spread(records: Sequence[Mapping[str, Any]]) -> Any:

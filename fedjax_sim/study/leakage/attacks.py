@@ -225,7 +225,7 @@ def _label_rows(defence: Defence, digits: Digits, attacked_round: Seen, conditio
     ::test_what_protects).
     """
     recovered_counts, true_counts = (
-        np.apply_along_axis(np.bincount, 1, labels, minlength=CLASSES)
+        np.stack([np.bincount(row, minlength=CLASSES) for row in labels])
         for labels in (np.asarray(_labels(defence, attacked_round.view)), digits.y[attacked_round.mine])
     )
     # Labels of a batch have no order, so counts are compared.
