@@ -86,7 +86,7 @@ def sha256_of(tree: PyTree) -> Any:
     return sha
 
 
-def grouped(leaves: Sequence[Any], dtypes: Sequence[Any]) -> list[list[int]]:
+def leaf_groups(leaves: Sequence[Any], dtypes: Sequence[Any]) -> list[list[int]]:
     """Returns the indices of leaves in groups: small leaves of a dtype share one, and each large leaf has its own.
 
     One operation on a group is then in place of one on each of its leaves. Large leaves are not worth the copy.
@@ -95,7 +95,7 @@ def grouped(leaves: Sequence[Any], dtypes: Sequence[Any]) -> list[list[int]]:
       leaves: arrays or specs.
       dtypes: of each leaf, by which small leaves are grouped.
 
-    >>> grouped([np.zeros(3), np.zeros((50, 50)), np.zeros(())], ["f", "f", "f"])
+    >>> leaf_groups([np.zeros(3), np.zeros((50, 50)), np.zeros(())], ["f", "f", "f"])
     [[0, 2], [1]]
     """
     groups: dict = {}
@@ -113,7 +113,7 @@ def packed(tree: PyTree) -> list[Array]:
     [(4,), (50, 50)]
     """
     leaves = list(map(jnp.asarray, jax.tree.leaves(tree)))
-    groups = [[leaves[index] for index in group] for group in grouped(leaves, [x.dtype for x in leaves])]
+    groups = [[leaves[index] for index in group] for group in leaf_groups(leaves, [x.dtype for x in leaves])]
     return [x[0] if len(x) == 1 else jnp.concatenate([leaf.reshape(-1) for leaf in x]) for x in groups]
 
 
@@ -181,7 +181,7 @@ def scaled(tree: PyTree, factor: Array | float) -> PyTree:
     return jax.tree.map(product, tree)
 
 
-def cast(tree: PyTree, like: PyTree) -> PyTree:
+def cast_like(tree: PyTree, like: PyTree) -> PyTree:
     """Returns the same values in the dtypes of another tree's leaves."""
     return jax.tree.map(lambda x, y: x.astype(y.dtype), tree, like)
 

@@ -288,7 +288,7 @@ def _together(aggregator: Aggregator, attack: Together, who: Callable) -> Aggreg
         message, with_memory = _sent_together(attack, stream(key, "attack"), honest, round)
         _check_shapes(message, total)
         order = jnp.argsort(weights == 0, stable=True).astype(jnp.int32)  # the slots of attackers first
-        sent = jax.tree.map(lambda x: x[None], tree.cast(message, carry["dtypes"]))
+        sent = jax.tree.map(lambda x: x[None], tree.cast_like(message, carry["dtypes"]))
 
         def accumulate_attacker(i, state):
             inner, num_lost = state

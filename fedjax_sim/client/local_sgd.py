@@ -19,8 +19,8 @@ from fedjax_sim.types import Array, ClientData, ClientFacts, ClientUpdate, Mean,
 UNROLLED_STEPS = 8  # the most local steps that are written out one after the other, on accelerators
 
 
-class Training(NamedTuple):
-    """A `Training` is the result of local training."""
+class TrainingResult(NamedTuple):
+    """A `TrainingResult` is the result of local training."""
 
     params: PyTree  # the local model after training
     metrics: dict[str, Mean]  # `local_<metric>`, over the minibatches of the training
@@ -61,9 +61,9 @@ def local_training(
       gradient_at: (loss_fn, params, batch, key) -> (gradient, metrics) of one minibatch, such as the gradient of the
         loss after inner steps on the same minibatch; by default that of the loss.
 
-    Returns: (key, params, data, correct, at=None) -> `Training`. `correct(gradients, params)` changes the gradients
-    before the optimiser sees them. With a model `at`, `correct` has a third argument: the gradient of the same batch,
-    with the same key, at that model.
+    Returns: (key, params, data, correct, at=None) -> `TrainingResult`. `correct(gradients, params)` changes the
+    gradients before the optimiser sees them. With a model `at`, `correct` has a third argument: the gradient of the
+    same batch, with the same key, at that model.
     """
     check_own(loss_fn)
     validate.optax_transformation("optimizer", optimizer)
@@ -74,7 +74,9 @@ def local_training(
     def gradient(params: PyTree, batch: ClientData, key: Array):
         return gradient_at(loss_fn, params, batch, key)
 
-    def train(key: Array, params: PyTree, data: ClientData, correct: Callable, at: PyTree | None = None) -> Training:
+    def train(
+        key: Array, params: PyTree, data: ClientData, correct: Callable, at: PyTree | None = None
+    ) -> TrainingResult:
         rows = data.mask.shape[0]
         size = rows if work.batch_size is None else min(work.batch_size, rows)
         num_examples = data.mask.sum(dtype=jnp.int32)
@@ -123,7 +125,7 @@ def local_training(
         # Steps on padding alone do not count.
         num_steps_taken = jnp.asarray(own_steps, jnp.int32) * (num_examples > 0).astype(jnp.int32)
         weight = own_weight(loss_fn, params, data, loss_key)
-        return Training(params, sums, num_steps_taken, num_examples, weight)
+        return TrainingResult(params, sums, num_steps_taken, num_examples, weight)
 
     return train
 

@@ -17,7 +17,7 @@ from jax.core import Tracer
 from jax.extend import core
 
 from fedjax_sim import validate
-from fedjax_sim.engine.jaxpr import Program, evaluate, opened
+from fedjax_sim.engine.jaxpr import Program, evaluate, jaxpr_and_constants
 from fedjax_sim.types import PyTree
 from fedjax_sim.validate import Default, NonNegative, Positive, PositiveInt, ShareBelowOne
 
@@ -153,7 +153,7 @@ def _sources(program: Program, inputs: Sequence[set[int] | None]) -> list[set[in
             return varying_operands  # the other operand, if any, is a constant: the source stays
         return [None] * len(equation.outvars)
 
-    num_constants = len(opened(program)[0].constvars)
+    num_constants = len(jaxpr_and_constants(program)[0].constvars)
     return evaluate(program, inputs, rule, constants=[set()] * num_constants, literal=lambda _: set())
 
 

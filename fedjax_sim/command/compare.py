@@ -39,7 +39,7 @@ def compare(
     from fedjax_sim.sweeps.by_client import clients_of_runs
     from fedjax_sim.sweeps.results import shown_by_default
     from fedjax_sim.sweeps.runs import names_of_rows, read_run, sweep_of
-    from fedjax_sim.sweeps.table import FORMATS, comparison_table
+    from fedjax_sim.sweeps.table import FORMATS, sweep_comparison
 
     try:
         if out is not None:
@@ -50,7 +50,7 @@ def compare(
             raise ConfigError([problem("--format", rule, format, nearest_word(format, ("terminal", *FORMATS)))])
         logged = [read_run(folder) for folder in runs]
         compared_runs = sweep_of(logged)
-        table = comparison_table(compared_runs, metric or shown_by_default(compared_runs))
+        table = sweep_comparison(compared_runs, metric or shown_by_default(compared_runs))
         clients = clients_of_runs(logged, compared_runs.names, compared_runs.last_round, metric)
         if by_client and isinstance(clients, str):
             raise ConfigError([f"--by-client: {clients}"])

@@ -72,7 +72,7 @@ def _facts(federated: Any, about: dict[str, Any]) -> list[tuple[str, str]]:
     """
     import jax
 
-    from fedjax_sim.population.datasets.quantities import listed
+    from fedjax_sim.population.datasets.quantities import names_in_words
 
     lines = [("data", about["name"]), ("task", federated.task), ("clients", f"{about['num_clients']:,}")]
     if "num_examples_total" in about:
@@ -86,7 +86,7 @@ def _facts(federated: Any, about: dict[str, Any]) -> list[tuple[str, str]]:
     lines.append(("an example", f"shape {tuple(federated.input_shape)}"))
     lines += [("poisoned", words) for words in about.get("poisons", ())]
     if names := federated.client_names:
-        lines.append(("names of clients", listed(names)))
+        lines.append(("names of clients", names_in_words(names)))
     lines += [("columns", words) for words in about.get("columns", ())]
     lines += [("changed", words) for words in about.get("notes", ())]
     lines += [("learnt from all rows", words) for words in about.get("learned", ())]

@@ -66,7 +66,7 @@ def export(
     own one, those of all clients, one of several. The run's data must be where they were, since the model is rebuilt
     from the config. In .npz, arrays of bfloat16 become float32, which holds the same numbers.
     """
-    from fedjax_sim.command.exported import Choice, exported
+    from fedjax_sim.command.exported import ModelChoice, exported
     from fedjax_sim.config import registry
     from fedjax_sim.config.document import ConfigError
     from fedjax_sim.config.value_kinds import problem
@@ -81,7 +81,7 @@ def export(
             raise ConfigError([problem("--client", "one of --client, --clients, --model and --params", "several")])
         check_output("FILE", path, (".npz", ".safetensors"))
         prepare()
-        choice = Choice(client=client, clients=clients is not None, model=model, params=params)
+        choice = ModelChoice(client=client, clients=clients is not None, model=model, params=params)
         round, arrays, words = exported(run, choice, allow_previous=allow_previous)
         _written(path, arrays)
     except (ConfigError, TypeError, ValueError) as error:

@@ -16,7 +16,7 @@ MOST_BYTES = 1 << 32  # of all clients' models, which are held in memory
 BLOCK = 256  # clients whose models are made at once
 
 
-class Choice(NamedTuple):
+class ModelChoice(NamedTuple):
     """What is asked for: by default the model. At most one field is set."""
 
     client: int | None = None  # a client's own model
@@ -33,7 +33,7 @@ class Exported(NamedTuple):
     words: str
 
 
-def exported(run: Path, choice: Choice, *, allow_previous: bool = False) -> Exported:
+def exported(run: Path, choice: ModelChoice, *, allow_previous: bool = False) -> Exported:
     """Returns the arrays of a run's newest checkpoint.
 
     Own models of all clients have a leading axis: row i is client i's. `has_trained` [N] is beside them where the
@@ -100,7 +100,7 @@ def _tell_of_edits(stored: Mapping[str, str], config: Any) -> None:
         warnings.warn(words, RuntimeWarning, stacklevel=2)
 
 
-def _check(experiment: Any, choice: Choice) -> None:
+def _check(experiment: Any, choice: ModelChoice) -> None:
     """Raises ConfigError for a choice that the run does not have, with the choices that it has.
 
     Args:
@@ -124,7 +124,7 @@ def _check(experiment: Any, choice: Choice) -> None:
         refusal = problem("--client", f"a client's number in [0, {size - 1}]", choice.client)
     elif choice.model is not None and evaluated.models is None:
         refusal = problem("--model", "a run of several models", Words(f"params that are {kind.value}"))
-    elif choice == Choice() and not kind.is_judged and kind is not ParamsKind.START:
+    elif choice == ModelChoice() and not kind.is_judged and kind is not ParamsKind.START:
         options.append("the params as they are (--params)")
         refusal = problem("RUN", "one whose params are a model", Words(kind.value))
     if refusal is not None:
@@ -135,7 +135,7 @@ def _check(experiment: Any, choice: Choice) -> None:
         raise ConfigError([f"{refusal} {hint}"])
 
 
-def _own_models(experiment: Any, state: Any, params: Any, choice: Choice) -> tuple[dict[str, Any], str]:
+def _own_models(experiment: Any, state: Any, params: Any, choice: ModelChoice) -> tuple[dict[str, Any], str]:
     """Returns the models that clients were judged by: of one client, or of all with a leading axis.
 
     They are made `BLOCK` clients at a time.

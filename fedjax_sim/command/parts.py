@@ -9,7 +9,7 @@ import typer
 
 from fedjax_sim.command.completion import part_names
 from fedjax_sim.command.options import OwnModules
-from fedjax_sim.config.lazy_parts import joined
+from fedjax_sim.config.lazy_parts import union
 from fedjax_sim.config.signatures import Part, docstring
 from fedjax_sim.running import terminal
 
@@ -52,7 +52,7 @@ def list_parts(
         subpackage: _parts(subpackage, None if which in subpackage_by_word else which) for subpackage in subpackages
     }
     if not any(parts for _, parts, _ in shown.values()):
-        if reason := registry.left_out(which):
+        if reason := registry.why_left_out(which):
             typer.echo(reason)
             return None
         if places := _places(which or ""):
@@ -79,7 +79,7 @@ def list_parts(
                 choices = registry.named(kind) if isinstance(kind, registry.Named) else ()
                 either = ", a number or " if choices and kind.number else ", "
                 inner = either + "{name = ...} of " + ", ".join(choices) if choices else ""
-                grid.add_row("", Text(f"{option} = {registry.shown(default)}{inner}", "dim"))
+                grid.add_row("", Text(f"{option} = {registry.default_as_text(default)}{inner}", "dim"))
         where = f"   [{'], ['.join(tables)}] in a config" if table else ""
         if which in parts and which in registry.insides(subpackage):
             where = "   an option of other parts in a config, as {name = ...}"
@@ -126,7 +126,7 @@ def _show_named(console: Any) -> None:
         for words, meaning in lines.items():
             line = f"  {words:<{width}}  {meaning}".rstrip()
             typer.echo(line if len(line) <= console.width else line[: console.width - 1] + "…")
-    for reason in filter(None, map(registry.left_out, own)):
+    for reason in filter(None, map(registry.why_left_out, own)):
         typer.echo(reason)
     typer.echo(f"\n{MORE}, `fedjax-sim list --all` what Python alone can name.")
 
@@ -142,7 +142,7 @@ def _show_run(console: Any) -> None:
     grid = terminal.grid(padding=(0, 2, 0, 2), show_header=False)
     grid.add_column(no_wrap=True)
     for option, (kind, default, meaning) in RUN_TABLE.items():
-        grid.add_row(Text(f"{option} = {registry.shown(default)}"), Text(f"{meaning} ({rule(kind)})"))
+        grid.add_row(Text(f"{option} = {registry.default_as_text(default)}"), Text(f"{meaning} ({rule(kind)})"))
     console.print(grid)
 
 
@@ -160,9 +160,9 @@ def _places(word: str) -> list[str]:
     lines = []
     if table in ("", "run") and option in RUN_TABLE:
         kind, default, meaning = RUN_TABLE[option]
-        lines.append(f"[run] {option} = {registry.shown(default)}: {meaning} ({rule(kind)})")
+        lines.append(f"[run] {option} = {registry.default_as_text(default)}: {meaning} ({rule(kind)})")
     for name in registry.TABLES:
-        parts = joined(registry.parts_of_table(name), registry.wrappers(name))
+        parts = union(registry.parts_of_table(name), registry.wrappers(name))
         holders = [part for part, facts in parts.items() if option in facts.options]
         if table in ("", name) and holders:
             lines.append(
@@ -206,6 +206,6 @@ def _parts(subpackage: str, only: str | None) -> tuple[list[str], dict, dict]:
 
     tables = [name for name, (where, _) in registry.TABLES.items() if where == subpackage]
     of_table = [registry.parts_of_table(tables[0]), registry.wrappers(tables[0])] if tables else []
-    named_parts = dict(joined(registry.insides(subpackage), *of_table))
-    parts = joined(registry.parts(subpackage), named_parts)
+    named_parts = dict(union(registry.insides(subpackage), *of_table))
+    parts = union(registry.parts(subpackage), named_parts)
     return tables, {name: part for name, part in parts.items() if only in (None, name)}, named_parts

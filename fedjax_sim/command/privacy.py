@@ -23,7 +23,7 @@ from fedjax_sim.text.bounds import shown_down
 
 FIGURES = (".png", ".svg", ".pdf")  # kinds of the figure of an audit
 
-Config = Annotated[
+ConfigArgument = Annotated[
     Path | None,
     typer.Argument(
         metavar="[CONFIG.toml | EXAMPLE]",
@@ -31,44 +31,48 @@ Config = Annotated[
         autocompletion=example_names,
     ),
 ]
-Settings = Annotated[list[str] | None, typer.Option("--set", metavar="a.b=c", help="As for run; implies a config.")]
-Without = Annotated[list[str] | None, typer.Option("--unset", metavar="a.b", help="As for run.")]
-Population = Annotated[int | None, typer.Option("--population", "-N", help="Clients.")]
-Cohort = Annotated[float | None, typer.Option("--cohort", "-m", help="Clients in a round; the expected number.")]
-Rounds = Annotated[int | None, typer.Option("--rounds", "-T", help="By default the config's, else 1.")]
-Delta = Annotated[float | None, typer.Option(help="By default N^-1.1.")]
-Scheme = Annotated[str, typer.Option(help="poisson, truncated_poisson, uniform (exactly m) or full.")]
-Slots = Annotated[int | None, typer.Option(help="Most clients of a truncated_poisson cohort.")]
-Place = Annotated[str, typer.Option(help="central, distributed or local noise.")]
-Adjacency = Annotated[str | None, typer.Option(help="add_or_remove_one, replace_one or zero_out.")]
-ClipNorm = Annotated[float, typer.Option(help="Largest norm of a message.")]
-NoiseCohort = Annotated[int | None, typer.Option(help="Account for cohorts of this size, simulated by small ones.")]
-Accountant = Annotated[str, typer.Option(help="best, pld or rdp.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print everything as JSON.")]
+SettingsOption = Annotated[
+    list[str] | None, typer.Option("--set", metavar="a.b=c", help="As for run; implies a config.")
+]
+WithoutOption = Annotated[list[str] | None, typer.Option("--unset", metavar="a.b", help="As for run.")]
+PopulationOption = Annotated[int | None, typer.Option("--population", "-N", help="Clients.")]
+CohortOption = Annotated[float | None, typer.Option("--cohort", "-m", help="Clients in a round; the expected number.")]
+RoundsOption = Annotated[int | None, typer.Option("--rounds", "-T", help="By default the config's, else 1.")]
+DeltaOption = Annotated[float | None, typer.Option(help="By default N^-1.1.")]
+SchemeOption = Annotated[str, typer.Option(help="poisson, truncated_poisson, uniform (exactly m) or full.")]
+SlotsOption = Annotated[int | None, typer.Option(help="Most clients of a truncated_poisson cohort.")]
+PlaceOption = Annotated[str, typer.Option(help="central, distributed or local noise.")]
+AdjacencyOption = Annotated[str | None, typer.Option(help="add_or_remove_one, replace_one or zero_out.")]
+ClipNormOption = Annotated[float, typer.Option(help="Largest norm of a message.")]
+NoiseCohortOption = Annotated[
+    int | None, typer.Option(help="Account for cohorts of this size, simulated by small ones.")
+]
+AccountantOption = Annotated[str, typer.Option(help="best, pld or rdp.")]
+AsJsonOption = Annotated[bool, typer.Option("--json", help="Print everything as JSON.")]
 
 
 def account(
     context: typer.Context,
-    config: Config = None,
-    settings: Settings = None,
-    without: Without = None,
+    config: ConfigArgument = None,
+    settings: SettingsOption = None,
+    without: WithoutOption = None,
     own_modules: OwnModules = None,
     *,
-    population: Population = None,
-    cohort: Cohort = None,
+    population: PopulationOption = None,
+    cohort: CohortOption = None,
     noise_multiplier: Annotated[
         float | None, typer.Option("--noise-multiplier", "-z", help="Standard deviation of the noise / clip norm.")
     ] = None,
-    rounds: Rounds = None,
-    delta: Delta = None,
-    scheme: Scheme = "poisson",
-    num_slots: Slots = None,
-    place: Place = "central",
-    adjacency: Adjacency = None,
-    clip_norm: ClipNorm = 1.0,
-    noise_cohort_size: NoiseCohort = None,
-    accountant: Accountant = "best",
-    as_json: AsJson = False,
+    rounds: RoundsOption = None,
+    delta: DeltaOption = None,
+    scheme: SchemeOption = "poisson",
+    num_slots: SlotsOption = None,
+    place: PlaceOption = "central",
+    adjacency: AdjacencyOption = None,
+    clip_norm: ClipNormOption = 1.0,
+    noise_cohort_size: NoiseCohortOption = None,
+    accountant: AccountantOption = "best",
+    as_json: AsJsonOption = False,
 ) -> None:
     """Show the epsilon of a config's rounds, or of a mechanism given by options, with all that it assumes."""
 
@@ -91,25 +95,25 @@ def account(
 
 def calibrate(
     context: typer.Context,
-    config: Config = None,
-    settings: Settings = None,
-    without: Without = None,
+    config: ConfigArgument = None,
+    settings: SettingsOption = None,
+    without: WithoutOption = None,
     own_modules: OwnModules = None,
     *,
     epsilon: Annotated[float, typer.Option("--epsilon", "-e", help="The budget.")] = 1.0,
-    population: Population = None,
-    cohort: Cohort = None,
-    rounds: Rounds = None,
-    delta: Delta = None,
-    scheme: Scheme = "poisson",
-    num_slots: Slots = None,
-    place: Place = "central",
-    adjacency: Adjacency = None,
-    clip_norm: ClipNorm = 1.0,
-    noise_cohort_size: NoiseCohort = None,
-    accountant: Accountant = "best",
+    population: PopulationOption = None,
+    cohort: CohortOption = None,
+    rounds: RoundsOption = None,
+    delta: DeltaOption = None,
+    scheme: SchemeOption = "poisson",
+    num_slots: SlotsOption = None,
+    place: PlaceOption = "central",
+    adjacency: AdjacencyOption = None,
+    clip_norm: ClipNormOption = 1.0,
+    noise_cohort_size: NoiseCohortOption = None,
+    accountant: AccountantOption = "best",
     table: Annotated[bool, typer.Option("--table", help="Central, distributed and local noise side by side.")] = False,
-    as_json: AsJson = False,
+    as_json: AsJsonOption = False,
 ) -> None:
     """Show the smallest noise multiplier whose epsilon does not exceed a budget."""
 
@@ -142,13 +146,13 @@ def calibrate(
 
 def audit(
     context: typer.Context,
-    config: Config = None,
-    settings: Settings = None,
-    without: Without = None,
+    config: ConfigArgument = None,
+    settings: SettingsOption = None,
+    without: WithoutOption = None,
     own_modules: OwnModules = None,
     *,
     noise_multiplier: Annotated[float, typer.Option("--noise-multiplier", "-z", help="Without a config.")] = 1.0,
-    clip_norm: ClipNorm = 1.0,
+    clip_norm: ClipNormOption = 1.0,
     sampling_rate: Annotated[float, typer.Option("--rate", "-q", help="Poisson; without a config.")] = 1.0,
     num_rounds: Annotated[int, typer.Option("--rounds", "-T", help="Of each audited run.")] = 1,
     delta: Annotated[float, typer.Option(help="At which epsilon is bounded.")] = 1e-5,
@@ -158,7 +162,7 @@ def audit(
     num_canaries: Annotated[int, typer.Option("--canaries", help="Of one further run; 0 for none.")] = 1000,
     seed: Annotated[int, typer.Option(help="Of all random draws.")] = 0,
     figure: Annotated[Path | None, typer.Option(help="A figure of the scores: .png, .svg or .pdf.")] = None,
-    as_json: AsJson = False,
+    as_json: AsJsonOption = False,
 ) -> None:
     """Train with a canary and without, many times, and bound the actual epsilon from below."""
 

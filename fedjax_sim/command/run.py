@@ -67,7 +67,7 @@ def run(
     from fedjax_sim.running.distributed import join
 
     # `main` hands over when the process began.
-    clock = context.with_resource(seconds.account(context.obj, "start"))
+    clock = context.with_resource(seconds.time_account(context.obj, "start"))
     try:
         processes = join(coordinator, num_processes, process_id)
         registry.admit(own_modules or [])

@@ -233,7 +233,7 @@ def _list() -> None:
     for name, part in registry.studies().items():
         grid.add_row(Text(name.replace("_", "-"), "bold"), Text(part.meaning))
         for option, (_, default) in part.options.items():
-            grid.add_row("", Text(f"{option} = {registry.shown(default)}", "dim"))
+            grid.add_row("", Text(f"{option} = {registry.default_as_text(default)}", "dim"))
     terminal.console().print(grid)
 
 

@@ -191,9 +191,9 @@ def _figure(result: Any, metric: str, folder: Path) -> None:
 def _tables(result: Any, metric: str, folder: Path) -> None:
     """Writes the table of a sweep's last round as table.csv and table.tex."""
     from fedjax_sim.running.files import write_atomically
-    from fedjax_sim.sweeps.table import as_csv, as_latex, comparison_table
+    from fedjax_sim.sweeps.table import as_csv, as_latex, sweep_comparison
 
-    table = comparison_table(result, metric)
+    table = sweep_comparison(result, metric)
     for name, text in (("table.csv", as_csv(table)), ("table.tex", as_latex(table))):
         write_atomically(folder / name, [text.encode()])
 

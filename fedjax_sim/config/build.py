@@ -15,7 +15,7 @@ import numpy as np
 
 from fedjax_sim import aggregation, engine, tree, validate
 from fedjax_sim.config import registry
-from fedjax_sim.config.data_facts import facts_of, num_examples, server_rows, total_weight
+from fedjax_sim.config.data_facts import data_set_facts, num_examples, server_rows, total_weight
 from fedjax_sim.config.document import Config, ConfigError
 from fedjax_sim.config.factories import Maker
 from fedjax_sim.config.judging import evaluation_of, judged_algorithm, with_variance_budget
@@ -122,7 +122,7 @@ class Builder(Maker):
         mesh = self.mesh()
         early_sampler = self.sampler_before_data()
         self.stop()
-        with seconds.part("data"):
+        with seconds.timed_part("data"):
             data = self.data()
         self.stop()
         assert data is not None, "`stop` raises where the data were refused"
@@ -412,7 +412,10 @@ class Builder(Maker):
         taken = set(part.values.values())
         parts = {registry.takes(part, table): value for table, value in made.parts.items()}
         arguments = {argument: value for argument, value in parts.items() if argument is not None}
-        arguments |= facts_of(data) | {"loss_fn": made.loss_fn, "nonfinite": self.tables["run"]["nonfinite"]}
+        arguments |= data_set_facts(data) | {
+            "loss_fn": made.loss_fn,
+            "nonfinite": self.tables["run"]["nonfinite"],
+        }
         arguments["loss"] = None
         if "loss" in taken and data.task != "quadratic":
             arguments["loss"] = default_loss(data.task, special_tokens=data.special_tokens)

@@ -23,7 +23,7 @@ INPUTS |= dict.fromkeys(("node_classification", "graph_classification", "link_pr
 UNLABELLED = ("next_token", "node_classification", "link_prediction")
 
 
-def facts_of(data: FederatedData) -> dict[str, Any]:
+def data_set_facts(data: FederatedData) -> dict[str, Any]:
     """Returns what an algorithm's factory may take of a data set, by name; what reads all rows is not among it."""
     # With groups, a client of the algorithm is a group (an edge), while devices belong to the clients inside.
     groups = data.train if isinstance(data.train, Grouped) else None

@@ -9,7 +9,7 @@ from typing import Any
 
 from fedjax_sim.config import registry
 from fedjax_sim.config.document import Config, ConfigError
-from fedjax_sim.config.lazy_parts import joined
+from fedjax_sim.config.lazy_parts import union
 from fedjax_sim.config.signatures import Named, Part
 from fedjax_sim.transform import chain
 from fedjax_sim.types import Devices
@@ -133,7 +133,7 @@ class Maker:
         """
         path = path or table
         options_by_name = self.tables.get(table, {}) if given is None else given
-        choices = joined(registry.parts_of_table(table), registry.wrappers(table))
+        choices = union(registry.parts_of_table(table), registry.wrappers(table))
         members = []
         for name, options in options_by_name.items():
             part = choices[name]

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from fedjax_sim.config import registry
-from fedjax_sim.config.lazy_parts import joined
+from fedjax_sim.config.lazy_parts import union
 from fedjax_sim.config.signatures import Part
 from fedjax_sim.config.value_kinds import problem
 from fedjax_sim.files.regular_files import opened
@@ -57,7 +57,7 @@ def contents(tables: Mapping[str, Any], only: Iterable[str] = registry.TABLES) -
     digests = {}
     problems = []
     for place, name in _named(tables):
-        if not is_within(place, only):
+        if not is_at_or_inside(place, only):
             continue
         if place.startswith("data."):
             digests[place] = AS_READ
@@ -95,7 +95,7 @@ def rebased(
         return moved
     for place, name in named_paths(tables).items():
         is_relative = name and not os.path.isabs(os.path.expanduser(name))
-        if is_relative and not is_within(place, unchanged_places):
+        if is_relative and not is_at_or_inside(place, unchanged_places):
             options, key = _options(moved, place)
             options[key] = os.path.relpath(os.path.join(start_folder, name), end_folder)
     return moved
@@ -110,10 +110,10 @@ def without_paths(tables: Mapping[str, Any]) -> dict[str, Any]:
     return remaining
 
 
-def is_within(place: str, others: Iterable[str]) -> bool:
+def is_at_or_inside(place: str, others: Iterable[str]) -> bool:
     """Returns whether a place in a config is one of the other places, or inside one of them.
 
-    >>> is_within("devices.path", ["devices"]), is_within("devices.path", ["devices.pa"])
+    >>> is_at_or_inside("devices.path", ["devices"]), is_at_or_inside("devices.path", ["devices.pa"])
     (True, False)
     """
     # The dot at the end keeps "devices.path" out of "devices.pa".
@@ -147,7 +147,7 @@ def _named(tables: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 def _members(table: str, place: str, given: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Yields the paths of wrappers, or of a chain's transforms and of the transforms inside them."""
-    known_parts = joined(registry.wrappers(table), registry.parts_of_table(table) if table in registry.CHAINS else {})
+    known_parts = union(registry.wrappers(table), registry.parts_of_table(table) if table in registry.CHAINS else {})
     for name, options in given.items():
         if name in known_parts and isinstance(options, dict):
             yield from _of_part(f"{place}.{name}", known_parts[name], options)

@@ -10,10 +10,10 @@ from collections import ChainMap
 from collections.abc import Callable, Iterator, Mapping
 from typing import Generic, TypeVar
 
-Part = TypeVar("Part")
+PartT = TypeVar("PartT")
 
 
-class Read(Mapping[str, Part], Generic[Part]):
+class Read(Mapping[str, PartT], Generic[PartT]):
     """Parts by name, each of which is read once. The names are known beforehand.
 
     >>> parts = Read(["a", "b"], str.upper)
@@ -21,12 +21,12 @@ class Read(Mapping[str, Part], Generic[Part]):
     ('A', ['a', 'b'], False)
     """
 
-    def __init__(self, names: list[str], read: Callable[[str], Part]):
+    def __init__(self, names: list[str], read: Callable[[str], PartT]):
         self._names = dict.fromkeys(names)
         self._read = read
-        self._found: dict[str, Part] = {}
+        self._found: dict[str, PartT] = {}
 
-    def __getitem__(self, name: str) -> Part:
+    def __getitem__(self, name: str) -> PartT:
         if name not in self._found:
             if name not in self._names:
                 raise KeyError(name)
@@ -43,18 +43,18 @@ class Read(Mapping[str, Part], Generic[Part]):
         return len(self._names)
 
 
-class Chosen(Mapping[str, Part], Generic[Part]):
+class Chosen(Mapping[str, PartT], Generic[PartT]):
     """Those of some parts for which `admits` is true. A look-up asks for one part, and iteration for all of them.
 
     >>> list(Chosen({"a": 1, "b": 2}, lambda part: part > 1))
     ['b']
     """
 
-    def __init__(self, parts: Mapping[str, Part], admits: Callable[[Part], bool]):
+    def __init__(self, parts: Mapping[str, PartT], admits: Callable[[PartT], bool]):
         self._parts = parts
         self._admits = admits
 
-    def __getitem__(self, name: str) -> Part:
+    def __getitem__(self, name: str) -> PartT:
         part = self._parts[name]
         if not self._admits(part):
             raise KeyError(name)
@@ -67,10 +67,10 @@ class Chosen(Mapping[str, Part], Generic[Part]):
         return sum(1 for _ in self)
 
 
-def joined(*parts: Mapping[str, Part]) -> Mapping[str, Part]:
+def union(*parts: Mapping[str, PartT]) -> Mapping[str, PartT]:
     """Returns the union of parts in their order; of two with the same name the later one counts, as in `a | b`.
 
-    >>> joined({"a": 1}, {"a": 2, "b": 3})["a"]
+    >>> union({"a": 1}, {"a": 2, "b": 3})["a"]
     2
     """
     return ChainMap(*reversed(parts))  # type: ignore[arg-type]  # nothing is ever set

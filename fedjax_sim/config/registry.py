@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any, get_args
 
-from fedjax_sim.config.lazy_parts import Chosen, joined
+from fedjax_sim.config.lazy_parts import Chosen, union
 from fedjax_sim.config.signatures import (
     INSIDE,
     NO_FUNCTION,
@@ -104,7 +104,7 @@ def admitted_parts() -> dict[str, Part]:
     return {name: part for module in _admitted for name, part in parts_of_module(module).items()}
 
 
-def left_out(name: Any) -> str:
+def why_left_out(name: Any) -> str:
     """Says why a config cannot name this function of an admitted module; "" for other names, and where it can.
 
     Guarantees: the argument is named (tests/config/test_own_parts.py::test_a_part_that_is_left_out_says_why).
@@ -131,10 +131,10 @@ def given_by_data(key: str) -> bool:
     return is_own and any(key in part.values.values() for table in TABLES for part in parts_of_table(table).values())
 
 
-def shown(default: Any) -> str:
+def default_as_text(default: Any) -> str:
     """Returns a default as text, for `fedjax-sim list`.
 
-    >>> shown(REQUIRED), shown(None), shown([1.5])
+    >>> default_as_text(REQUIRED), default_as_text(None), default_as_text([1.5])
     ('(required)', 'none', '[1.5]')
     """
     return "(required)" if default is REQUIRED else "none" if default is None else json.dumps(default)
@@ -176,7 +176,7 @@ def wrappers(name: str) -> Mapping[str, Part]:
     if name not in WRAPPED:
         return {}
     subpackage, noun = TABLES[name]
-    factories = joined(_factories(subpackage, noun), _factories(WRAPPERS, noun))
+    factories = union(_factories(subpackage, noun), _factories(WRAPPERS, noun))
     return Chosen(factories, lambda part: _wraps(part, name))
 
 
@@ -224,7 +224,7 @@ def named(kind: Named) -> dict[str, Part]:
     candidates = {
         key: part
         for name in kind.types
-        for key, part in joined(parts(subpackage_of_type[name]), admitted_parts()).items()
+        for key, part in union(parts(subpackage_of_type[name]), admitted_parts()).items()
         if not part.others
     }
     fitting = {key: part for key, part in sorted(candidates.items()) if part.returns.split(".")[-1] in kind.types}
@@ -319,7 +319,7 @@ def _factories(subpackage: str, noun: str) -> Mapping[str, Part]:
       subpackage: such as "sampling".
       noun: the name of a type, such as "Sampler", as the factories' results are annotated with.
     """
-    public_parts = joined(parts(subpackage), admitted_parts())
+    public_parts = union(parts(subpackage), admitted_parts())
     if subpackage == "models":
         # No factory makes this model: quadratic clients train the point itself.
         meaning = "The parameter is a point in R^d, for quadratic clients."
@@ -334,5 +334,5 @@ def _factories(subpackage: str, noun: str) -> Mapping[str, Part]:
             others={},
             module="fedjax_sim.config.build",
         )
-        public_parts = joined(public_parts, {"point": point})
+        public_parts = union(public_parts, {"point": point})
     return Chosen(public_parts, lambda part: not part.others and part.returns.split(".")[-1] == noun)

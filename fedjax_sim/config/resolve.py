@@ -31,7 +31,7 @@ from typing import Any
 
 from fedjax_sim.config import registry
 from fedjax_sim.config.hints import suggestion
-from fedjax_sim.config.lazy_parts import joined
+from fedjax_sim.config.lazy_parts import union
 from fedjax_sim.config.run_options import RUN
 from fedjax_sim.config.signatures import INT32_MAX, REQUIRED, Named, Option, Part
 from fedjax_sim.config.value_kinds import (
@@ -257,7 +257,7 @@ def _part(table: str, stated: Any, problems: list[str]) -> tuple[Part | None, di
     wrappers = registry.wrappers(table)
     name = stated.get("name", DEFAULT_PART.get(table, Words("nothing")))
     if not isinstance(name, str) or name not in choices:
-        hint = registry.left_out(name) or nearest_word(name, choices)
+        hint = registry.why_left_out(name) or nearest_word(name, choices)
         if isinstance(name, str) and name in wrappers:
             hint = f"{name} wraps a {table}: write the table [{table}.{name}]."
         problems.append(problem(f"{table}.name", "one of " + ", ".join(choices), name, hint))
@@ -266,7 +266,7 @@ def _part(table: str, stated: Any, problems: list[str]) -> tuple[Part | None, di
     inner_tables = {key: value for key, value in stated.items() if key in wrappers}
     own_options = {key: value for key, value in stated.items() if key != "name" and key not in wrappers}
     part = choices[name]
-    also = joined({"name": part}, wrappers)
+    also = union({"name": part}, wrappers)
     resolved = {"name": name} | check_options(table, part.options, own_options, problems, also)
     for key, options in inner_tables.items():
         resolved[key] = check_options(f"{table}.{key}", wrappers[key].options, options, problems)
@@ -289,13 +289,13 @@ def _members(table: str, path: str, stated: Any, problems: list[str]) -> dict[st
         return {}
     choices = registry.parts_of_table(table)
     wrappers = registry.wrappers(table)
-    known = joined(choices, wrappers)
+    known = union(choices, wrappers)
     resolved = {}
     for name, options in stated.items():
         if name not in known:
             known_names = list(known)
             hint = (
-                registry.left_out(name)
+                registry.why_left_out(name)
                 or nearest_word(name, known_names)
                 or f"Write the parts as tables: [{path}.NAME]."
             )
@@ -377,7 +377,7 @@ def _named(path: str, kind: Named, stated: Any, problems: list[str]) -> dict[str
     choices = registry.named(kind)
     name = stated.get("name", Words("nothing"))
     if not isinstance(name, str) or name not in choices:
-        hint = registry.left_out(name) or nearest_word(name, choices)
+        hint = registry.why_left_out(name) or nearest_word(name, choices)
         problems.append(problem(f"{path}.name", "one of " + ", ".join(choices), name, hint))
         return None
     options = {key: value for key, value in stated.items() if key != "name"}

@@ -8,7 +8,7 @@ from typing import Any
 from fedjax_sim.config.value_kinds import problem
 from fedjax_sim.running.arguments import check_initial_model
 from fedjax_sim.running.fingerprint import is_private
-from fedjax_sim.running.loggers import check_installed
+from fedjax_sim.running.loggers import check_logger_installed
 from fedjax_sim.running.stopping import NONE_BESIDE_NOISE
 from fedjax_sim.types import Algorithm, PyTree
 from fedjax_sim.validate import InvalidArgument
@@ -21,7 +21,7 @@ def problems_of_table(run: Mapping[str, Any]) -> Iterator[str]:
       run: the table, with all defaults.
     """
     try:
-        check_installed(run["log"] or [])
+        check_logger_installed(run["log"] or [])
     except ImportError as error:
         yield str(error)
 

@@ -21,7 +21,7 @@ from fedjax_sim.engine.jaxpr import (
     bind,
     evaluate,
     inner_programs,
-    opened,
+    jaxpr_and_constants,
     programs,
     scan_arguments,
 )
@@ -110,7 +110,7 @@ def constants_as_arguments(program: Program) -> tuple[list[Array], Callable]:
 
 def _large(program: Program) -> list[Array]:
     """Returns the large constants of a program and of the programs inside of it."""
-    jaxpr, constants = opened(program)
+    jaxpr, constants = jaxpr_and_constants(program)
     inner = [x for equation in jaxpr.eqns for _, each in inner_programs(equation) for x in _large(each)]
     return [x for x in constants if _is_large(x)] + inner
 
@@ -127,7 +127,7 @@ class _Replay:
 
     def run(self, program: Program, inputs: Sequence[Array]) -> list[Array]:
         """Returns the outputs of a program."""
-        _, constants = opened(program)
+        _, constants = jaxpr_and_constants(program)
         values = [self.values.get(id(x), x) for x in constants]
         return evaluate(program, inputs, self.step, constants=values)
 

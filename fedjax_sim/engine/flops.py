@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend import core
 
-from fedjax_sim.engine.jaxpr import Program, aval_of, inner_programs, opened, scan_arguments
+from fedjax_sim.engine.jaxpr import Program, aval_of, inner_programs, jaxpr_and_constants, scan_arguments
 
 MOVES = frozenset(  # operations that only move or read numbers
     "broadcast_in_dim concatenate convert_element_type copy copy_p dynamic_slice dynamic_update_slice gather "
@@ -40,7 +40,7 @@ def flops(program: Program, turns: int = 1) -> int:
     >>> flops(jax.make_jaxpr(lambda x, y: x @ y + 1)(jnp.ones((2, 3)), jnp.ones((3, 4))))  # 2 * 2 * 3 * 4 + 8
     56
     """
-    jaxpr, _ = opened(program)
+    jaxpr, _ = jaxpr_and_constants(program)
     return _live(jaxpr, [True] * len(jaxpr.outvars), turns)[0]
 
 
@@ -77,7 +77,7 @@ def _operations(eqn: core.JaxprEqn, read: list[bool], turns: int) -> tuple[int, 
       turns: as in `flops`.
     """
     name = eqn.primitive.name
-    inner = [opened(program)[0] for _, program in inner_programs(eqn)]
+    inner = [jaxpr_and_constants(program)[0] for _, program in inner_programs(eqn)]
     all_arguments = [True] * len(eqn.invars)
     if name == "dot_general":
         (contracted, _), _ = eqn.params["dimension_numbers"]
@@ -183,8 +183,8 @@ def _repeated(eqn: core.JaxprEqn, read: list[bool], turns: int) -> tuple[int, li
 
     Returns: (operations, for each argument of the equation whether it is needed).
     """
-    test, _ = opened(eqn.params["cond_jaxpr"])
-    body, _ = opened(eqn.params["body_jaxpr"])
+    test, _ = jaxpr_and_constants(eqn.params["cond_jaxpr"])
+    body, _ = jaxpr_and_constants(eqn.params["body_jaxpr"])
     num_test_constants = eqn.params["cond_nconsts"]
     num_body_constants = eqn.params["body_nconsts"]
     # The test is always read, so the carried values that it needs are read in every turn.

@@ -26,7 +26,7 @@ CALLS = (
 """Equations that run one inner program on their own operands, once."""
 
 
-def opened(program: Program) -> tuple[core.Jaxpr, Sequence[Any]]:
+def jaxpr_and_constants(program: Program) -> tuple[core.Jaxpr, Sequence[Any]]:
     """Returns (the program as a plain jaxpr with its equations, the values of its constants)."""
     return cast(core.Jaxpr, getattr(program, "jaxpr", program)), getattr(program, "consts", ())
 
@@ -64,7 +64,7 @@ def walk(program: Program) -> Iterator[core.JaxprEqn]:
     >>> {"sin", "cos", "gt"} <= {equation.primitive.name for equation in walk(program)}
     True
     """
-    for equation in opened(program)[0].eqns:
+    for equation in jaxpr_and_constants(program)[0].eqns:
         yield equation
         for _, inner in inner_programs(equation):
             yield from walk(inner)
@@ -78,7 +78,7 @@ def needed(program: Program) -> list[core.JaxprEqn]:
     >>> [equation.primitive.name for equation in needed(program)]
     ['sin']
     """
-    jaxpr, _ = opened(program)
+    jaxpr, _ = jaxpr_and_constants(program)
     read = {atom for atom in jaxpr.outvars if not isinstance(atom, core.Literal)}
     equations = []
     for equation in reversed(jaxpr.eqns):
@@ -139,7 +139,7 @@ def evaluate(
     >>> evaluate(program, [3], lambda equation, operands: [max(operands)], literal=lambda x: float(x.val))
     [3]
     """
-    jaxpr, own_constants = opened(program)
+    jaxpr, own_constants = jaxpr_and_constants(program)
     values = dict(zip(jaxpr.constvars, own_constants if constants is None else constants, strict=True))
     values |= zip(jaxpr.invars, inputs, strict=True)
 

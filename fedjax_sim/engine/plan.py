@@ -17,7 +17,7 @@ import jax
 from jax.extend import core
 
 from fedjax_sim import tree, validate
-from fedjax_sim.engine.jaxpr import Program, inner_programs, opened
+from fedjax_sim.engine.jaxpr import Program, inner_programs, jaxpr_and_constants
 from fedjax_sim.engine.platform import device_memory, target
 from fedjax_sim.types import PyTree
 
@@ -150,7 +150,7 @@ def working_bytes(program: Program) -> int:
     >>> working_bytes(jax.make_jaxpr(lambda x: (x * 2 + 1).sum())(jnp.ones(1000)))  # x * 2, and the sum beside it
     8000
     """
-    jaxpr, _ = opened(program)
+    jaxpr, _ = jaxpr_and_constants(program)
     last_use = {x: i for i, eqn in enumerate(jaxpr.eqns) for x in _variables(eqn.invars)}
     # Results of the program live to its end.
     last_use |= dict.fromkeys(_variables(jaxpr.outvars), len(jaxpr.eqns))

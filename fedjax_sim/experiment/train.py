@@ -20,7 +20,7 @@ from fedjax_sim.experiment.summary import estimate_of, results_of
 from fedjax_sim.instruments.timeline import timeline
 from fedjax_sim.population.describe import describe, digest
 from fedjax_sim.report import page
-from fedjax_sim.report.by_client import BY_CLIENT, as_csv, client_rows
+from fedjax_sim.report.by_client import BY_CLIENT, by_client_csv, client_rows
 from fedjax_sim.report.files import read_lines
 from fedjax_sim.running import checksums, seconds
 from fedjax_sim.running.environment import environment
@@ -96,7 +96,7 @@ def train(
     folder = Path(directory)
     config = experiment.config
     options = config.resolved()["run"]
-    with config.arithmetic(), seconds.account():
+    with config.arithmetic(), seconds.time_account():
         files = processes.by_first(lambda: _first_files(experiment, folder, resume, command)) or {}
         callbacks = []
         if options["stop_when"] is not None:
@@ -157,7 +157,7 @@ def _first_files(experiment: Experiment, folder: Path, resume: bool, command: st
             rule = "a folder without files that a run writes"
             raise FileExistsError(f"directory: expected {rule}, got {folder} with {', '.join(names)}.")
         files["env.json"] = _json(environment(command))
-        with seconds.part("data"):
+        with seconds.timed_part("data"):
             files["population.json"] = _json(describe(experiment.data))
     # A resumed run writes its config anew, since it may have been given more rounds.
     files["config.toml"] = experiment.config.to_toml(folder)
@@ -173,7 +173,7 @@ def _identity(experiment: Experiment, processes: Processes) -> dict[str, Any]:
 
     Raises: RuntimeError if the processes read other data, other files or other modules.
     """
-    with seconds.part("data"):
+    with seconds.timed_part("data"):
         data_sha256 = digest(experiment.data)
     processes.check_same("data", data_sha256, "Every process must read the same files.")
     identity = experiment.config.identity() | {"data_sha256": data_sha256}
@@ -244,7 +244,7 @@ def _finish(
                 if next_round is not None:
                     _write_json(folder / "timeline.json", next_round)
                 if history.by_client and (rows := client_rows(experiment.data, history.by_client)):
-                    checksums.write(folder / BY_CLIENT, as_csv(rows).encode())
+                    checksums.write(folder / BY_CLIENT, by_client_csv(rows).encode())
                 page.write_report(folder)
                 # All since then was for the table and the page, which leaves it out: written again it is the same.
                 since = math.fsum(seconds.so_far().values()) - math.fsum(passed.values())

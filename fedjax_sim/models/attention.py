@@ -140,7 +140,7 @@ def _block(name: str, features: int, num_heads: int, hidden: int, rotary: bool) 
         return scales | {"attention": init_attention(stream(key, "attention"), features), "mlp": mlp}
 
     def apply(params: PyTree, x: Array) -> Array:
-        x = x + attention(params["attention"], attention_norm(params, x), num_heads, rotary=rotary)
+        x = x + self_attention(params["attention"], attention_norm(params, x), num_heads, rotary=rotary)
         inner = jax.nn.gelu(dense(params["mlp"]["hidden"], mlp_norm(params, x)))
         return x + dense(params["mlp"]["output"], inner)
 
@@ -148,11 +148,11 @@ def _block(name: str, features: int, num_heads: int, hidden: int, rotary: bool) 
 
 
 def init_attention(key: Array, features: int) -> PyTree:
-    """Draws the parameters of `attention`: the dense layers "query", "key", "value" and "output"."""
+    """Draws the parameters of `self_attention`: the dense layers "query", "key", "value" and "output"."""
     return {name: init_dense(stream(key, name), features, features) for name in PROJECTIONS}
 
 
-def attention(params: PyTree, x: Array, num_heads: int, *, rotary: bool = True) -> Array:
+def self_attention(params: PyTree, x: Array, num_heads: int, *, rotary: bool = True) -> Array:
     """Computes causal self-attention over x [n, L, features] with several heads.
 
     Head h has the features from h d to (h + 1) d of query q, key k and value v. At position t it gives the mean of the
@@ -162,7 +162,7 @@ def attention(params: PyTree, x: Array, num_heads: int, *, rotary: bool = True) 
       params: as `init_attention` draws them.
       x: features of each token.
       num_heads: a divisor of the features.
-      rotary: whether queries and keys are turned by their positions (`rotated`).
+      rotary: whether queries and keys are turned by their positions (`with_rotary_positions`).
 
     Returns: [n, L, features].
     """
@@ -173,7 +173,7 @@ def attention(params: PyTree, x: Array, num_heads: int, *, rotary: bool = True) 
 
     query, key, value = heads("query"), heads("key"), heads("value")
     if rotary:
-        query, key = rotated(query), rotated(key)
+        query, key = with_rotary_positions(query), with_rotary_positions(key)
     scores = jnp.einsum("nqhd,nkhd->nhqk", query, key) * (features // num_heads) ** -0.5
     is_past = np.tril(np.ones((length, length), bool))  # [query, key], with the token itself
     weights = jax.nn.softmax(jnp.where(is_past[None, None], scores, -jnp.inf), axis=-1)
@@ -181,7 +181,7 @@ def attention(params: PyTree, x: Array, num_heads: int, *, rotary: bool = True) 
     return dense(params["output"], out.reshape(n, length, features))
 
 
-def rotated(x: Array) -> Array:
+def with_rotary_positions(x: Array) -> Array:
     """Turns pairs of features of x [n, L, heads, d] by angles that are proportional to the position.
 
     Pair i, of the features i and d / 2 + i, turns by t 10000^(-2 i / d) at position t. The scalar product of two

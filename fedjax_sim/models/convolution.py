@@ -95,7 +95,7 @@ def _span(sizes: Sizes, distances: Sizes) -> Sizes:
 # ---- two ways to compute a convolution
 
 
-def native(x: Array, kernel: Array, geometry: Geometry) -> Array:
+def xla_convolution(x: Array, kernel: Array, geometry: Geometry) -> Array:
     """Computes the convolution of x [n, *image, in] with a kernel [*kernel, in / groups, out] by XLA.
 
     Its gradients are those that JAX derives. If kernels are vmapped, it becomes a grouped convolution.
@@ -121,7 +121,7 @@ def im2col(x: Array, kernel: Array, geometry: Geometry) -> Array:
 
     The inputs of each output pixel are gathered by slices and one concatenation, and multiplied by the kernel. The
     gradient is written by hand and has reverse mode only. For `jax.jvp`, and Hessian-vector products that use it, take
-    `native`.
+    `xla_convolution`.
     """
     edges = ((0, 0), *geometry.pads, (0, 0))
     distances = (1, *geometry.image_dilation, 1)
@@ -185,7 +185,7 @@ def convolve(x: Array, kernel: Array, geometry: Geometry) -> Array:
     mode only, to any order.
     """
     if min(*x.shape, *kernel.shape, *geometry.out) <= 0:
-        return native(x, kernel, geometry)  # nothing to compute
+        return xla_convolution(x, kernel, geometry)  # nothing to compute
     has_few_channels = geometry.groups == 1 and x.shape[-1] < MIN_CANONICAL_CHANNELS
     is_large = math.prod(geometry.kernel) > 1 and not has_few_channels
     is_canonical = len(geometry.image) <= MAX_CANONICAL_AXES and is_large
@@ -196,7 +196,7 @@ def convolve(x: Array, kernel: Array, geometry: Geometry) -> Array:
 def _convolution(geometry: Geometry, x: Array, kernel: Array) -> Array:
     """Returns F(x, k), [n, *out, out]."""
     by_columns = partial(im2col, geometry=geometry)
-    by_xla = partial(native, geometry=geometry)
+    by_xla = partial(xla_convolution, geometry=geometry)
     return _by_lanes(by_xla, by_columns, x, kernel, merges=True)
 
 
@@ -221,7 +221,7 @@ def _image_gradient(geometry: Geometry, y: Array, kernel: Array) -> Array:
     def by_xla(y, kernel):
         turned = jnp.flip(kernel, range(len(sizes))).reshape(*sizes, num_inputs, groups, -1)
         turned = turned.swapaxes(-1, -3).reshape(*sizes, -1, groups * num_inputs)
-        return native(y, turned, geometry.of_image_gradient)
+        return xla_convolution(y, turned, geometry.of_image_gradient)
 
     return _by_lanes(by_xla, by_columns, y, kernel, merges=True)
 
@@ -248,7 +248,7 @@ def _kernel_gradient(geometry: Geometry, x: Array, y: Array) -> Array:
         n, *sizes, _ = x.shape
         # The channels of a group become the batch, and the examples of each group its channels.
         images = x.reshape(n, *sizes, groups, num_inputs).swapaxes(0, -1).reshape(num_inputs, *sizes, groups * n)
-        return jnp.moveaxis(native(images, jnp.moveaxis(y, 0, -2), geometry.of_kernel_gradient), 0, -2)
+        return jnp.moveaxis(xla_convolution(images, jnp.moveaxis(y, 0, -2), geometry.of_kernel_gradient), 0, -2)
 
     has_rows = len(geometry.image) == 2 and geometry.image_dilation[0] == 1
     by_rows = partial(_kernel_gradient_by_rows, geometry)
@@ -292,7 +292,7 @@ def _kernel_gradient_by_rows(geometry: Geometry, x: Array, y: Array) -> Array:
         num_rows = n * (end - first)
         met_images = met_images.reshape(num_channels // groups, width, groups * num_rows)
         met_gradients = met_gradients.reshape(gradients.shape[0], num_rows, -1)
-        rows.append(native(met_images, met_gradients, along_width).swapaxes(0, 1)[None])
+        rows.append(xla_convolution(met_images, met_gradients, along_width).swapaxes(0, 1)[None])
     return jnp.concatenate(rows)
 
 

@@ -13,11 +13,11 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_sim import tree
-from fedjax_sim.models.convolution import Geometry, convolve, im2col, native
+from fedjax_sim.models.convolution import Geometry, convolve, im2col, xla_convolution
 from fedjax_sim.types import Array
 from fedjax_sim.validate import fail, integer, one_of
 
-CONVOLUTIONS = {"auto": convolve, "im2col": im2col, "native": native}
+CONVOLUTIONS = {"auto": convolve, "im2col": im2col, "native": xla_convolution}
 METHODS = tuple(CONVOLUTIONS)
 
 Params = dict[str, Array]

@@ -92,7 +92,7 @@ class FederatedData(NamedTuple):
         return f"FederatedData({self.name!r}: {self.train.size} clients, {kind})"
 
 
-def check_examples(where: str, examples: dict[str, np.ndarray], task: str, num_outputs: int) -> dict[str, np.ndarray]:
+def cast_examples(where: str, examples: dict[str, np.ndarray], task: str, num_outputs: int) -> dict[str, np.ndarray]:
     """Checks and casts x and y of one client or of the test set.
 
     Both must be finite and equally long, and labels in range. Labels [n, 1] are read as [n]. If there are no rows,
@@ -208,7 +208,7 @@ def check_ids(where: str, ids: Sequence[str]) -> list[str]:
     return list(ids)
 
 
-def existing(name: str, path: str, *, folder: bool = True) -> pathlib.Path:
+def existing_path(name: str, path: str, *, folder: bool = True) -> pathlib.Path:
     """Returns the path of a folder, or of a file if `folder` is False, that exists. `~` is the user's home."""
     if not isinstance(path, (str, os.PathLike)) or not str(path):
         validate.fail(name, "a path", path, error=TypeError)
@@ -304,7 +304,7 @@ def from_sites(
     features = {}
     for split, clients in (("train", train), ("test", test)):
         check_ids(split, list(clients))
-        parts = {id: check_examples(f"{split}[{id!r}]", part, task, num_outputs) for id, part in clients.items()}
+        parts = {id: cast_examples(f"{split}[{id!r}]", part, task, num_outputs) for id, part in clients.items()}
         if not any(len(part["y"]) for part in parts.values()):
             validate.fail(split, f"at least one {split} row", 0)
         checked.append(parts)

@@ -16,7 +16,7 @@ import numpy as np
 
 from fedjax_sim import validate
 from fedjax_sim.population.arrays import capacities
-from fedjax_sim.population.store import Opened, open_store
+from fedjax_sim.population.store import CheckedStore, open_store
 from fedjax_sim.types import Array, CheapReads, ClientData, Learned
 
 # The most ids in one callback. JAX copies arguments below 100 kB at once. Waiting for a larger copy can deadlock
@@ -33,7 +33,7 @@ class _Source:
     other noise.
     """
 
-    def __init__(self, opened: Opened):
+    def __init__(self, opened: CheckedStore):
         self.opened = opened
         self.counts = np.diff(opened.offsets)
         self.size = len(self.counts)

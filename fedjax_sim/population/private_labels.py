@@ -33,7 +33,7 @@ class PrivateLabels(Around):
     """
 
     inner: Population
-    threshold: Array  # [] uint32: a label is kept if a draw from [0, 2^32) lies below
+    keep_threshold: Array  # [] uint32: a label is kept if a draw from [0, 2^32) lies below
     others: Array  # [] uint32, K - 1: how many other labels there are
     seed: Array  # [2] uint32 key data
     size: int = dataclasses.field(metadata={"static": True})
@@ -110,7 +110,7 @@ def with_private_labels(data: FederatedData, *, epsilon: float, seed: NonNegativ
     key = jax.random.wrap_key_data(jnp.asarray(seed_words(seed, PURPOSE), jnp.uint32), impl="threefry2x32")
     train = PrivateLabels(
         data.train,
-        jnp.asarray(np.uint32(threshold(epsilon, classes))),
+        jnp.asarray(np.uint32(keep_threshold(epsilon, classes))),
         jnp.uint32(classes - 1),
         jax.random.key_data(prng.stream(key, "private labels")),
         data.train.size,
@@ -118,7 +118,7 @@ def with_private_labels(data: FederatedData, *, epsilon: float, seed: NonNegativ
     return data._replace(train=train)
 
 
-def threshold(epsilon: float, num_classes: int) -> int:
+def keep_threshold(epsilon: float, num_classes: int) -> int:
     """Returns how many of the 2^32 values of a draw keep a label: as many as epsilon allows.
 
     Randomised response is exact if the true label is e^eps times as likely as the rarest other label, at most. Other

@@ -17,7 +17,7 @@ import numpy as np
 from fedjax_sim import validate
 from fedjax_sim.types import Array, Learned
 
-Split = Literal["together", "by_client"]  # how clients' test rows are drawn: see `client_split` and `own_split`
+SplitKind = Literal["together", "by_client"]  # how clients' test rows are drawn: see `client_split` and `own_split`
 
 LARGEST_DENOMINATOR = 1 << 15  # products of two such numbers fit into int32
 
@@ -132,7 +132,7 @@ def own_split(size: int, client: str, test_fraction: float, seed: int) -> np.nda
     return np.isin(np.arange(size), rng.permutation(size)[:count])
 
 
-def split_learned(split: Split) -> tuple[Learned, ...]:
+def split_learned(split: SplitKind) -> tuple[Learned, ...]:
     """Returns the record that one client changes which rows of the others are test rows, unless each draws its own.
 
     One row more then changes the draw of its client alone, which counts where single records are to be hidden.
@@ -149,7 +149,7 @@ def split_learned(split: Split) -> tuple[Learned, ...]:
 
 
 def site_splits(
-    labels: dict[str, np.ndarray], test_fraction: float, seed: int, split: Split
+    labels: dict[str, np.ndarray], test_fraction: float, seed: int, split: SplitKind
 ) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     """Returns the numbers of the training rows and of the test rows of each client.
 

@@ -43,8 +43,8 @@ class Mapped(NamedTuple):
     start: int  # where the data begin in the file, in bytes
 
 
-class Opened(NamedTuple):
-    """An `Opened` is a store whose declarations have been checked against its files."""
+class CheckedStore(NamedTuple):
+    """A `CheckedStore` is a store whose declarations have been checked against its files."""
 
     directory: pathlib.Path
     digest: str  # SHA-256 of the manifest, which holds the sums of the files
@@ -228,7 +228,7 @@ def _map(path: pathlib.Path, shape: list[int], dtype: str, num_bytes: int) -> Ma
     return Mapped(np.ndarray(tuple(shape), expected_dtype, memory, start), memory, start)
 
 
-def open_store(directory: str | os.PathLike, *, verify: bool) -> Opened:
+def open_store(directory: str | os.PathLike, *, verify: bool) -> CheckedStore:
     """Checks and maps a store. With `verify` it also reads every byte and compares the SHA-256 sums."""
     directory = pathlib.Path(directory).absolute()
     if not directory.is_dir():
@@ -246,7 +246,7 @@ def open_store(directory: str | os.PathLike, *, verify: bool) -> Opened:
     if len(set(lengths.values())) != 1:
         validate.fail(str(directory), "leaves of one length", lengths)
     offsets = checked_offsets(str(directory / "offsets.npy"), offsets, next(iter(lengths.values())))
-    return Opened(directory, digest, mapped, offsets)
+    return CheckedStore(directory, digest, mapped, offsets)
 
 
 def read_store(directory: str | os.PathLike) -> Stored:

@@ -187,8 +187,8 @@ def least_multiplier(epsilon_of: Callable[[float], float], epsilon: float) -> fl
     return multiplier
 
 
-class Row(NamedTuple):
-    """A `Row` is one row of `compare`: where the noise is added, who must be trusted, and how much noise that takes."""
+class ComparisonRow(NamedTuple):
+    """A `ComparisonRow` is a row of `compare`: where noise is added, who must be trusted, how much noise that takes."""
 
     place: str
     trust: str  # who must be trusted
@@ -202,7 +202,7 @@ class Row(NamedTuple):
 
 def compare(
     epsilon: float, delta: float, rounds: int, *, population_size: int, cohort_size: int, clip_norm: float = 1.0
-) -> list[Row]:
+) -> list[ComparisonRow]:
     """Compares central, distributed and local noise at the same (epsilon, delta), for cohorts of m among N clients.
 
     Let z be the noise multiplier and C the clip norm. Each coordinate of the mean then has the standard deviation z
@@ -218,7 +218,7 @@ def compare(
       population_size, cohort_size: N and m, in clients.
       clip_norm: C.
 
-    Returns: one `Row` for each of central (Poisson), central (fixed-size), distributed and local noise.
+    Returns: one `ComparisonRow` for each of central (Poisson), central (fixed-size), distributed and local noise.
 
     Guarantees: The standard deviations follow these formulas, with a ratio of m at equal multipliers
     (tests/privacy/test_calibration.py::test_comparison).
@@ -243,7 +243,7 @@ def compare(
         mean = z * clip_norm / (math.sqrt(m) if place == "local" else m)
         name = f"{place}, {'Poisson' if scheme == 'poisson' else 'fixed-size'}" if place == "central" else place
         rows.append(
-            Row(
+            ComparisonRow(
                 place=name,
                 trust=trust,
                 adjacency=spent.adjacency,
@@ -257,7 +257,7 @@ def compare(
     return rows
 
 
-def comparison_table(rows: list[Row]) -> str:
+def comparison_table(rows: list[ComparisonRow]) -> str:
     """Formats the rows of `compare` as a text table."""
     head = (
         "noise",

@@ -102,10 +102,11 @@ def _add(rows: Sequence[Row], counts: Mapping[str, Any], results: Mapping[str, M
                 row[name] = value if there else None
 
 
-def as_csv(rows: Sequence[Row]) -> str:
+def by_client_csv(rows: Sequence[Row]) -> str:
     """Returns the rows as CSV. The cell of a number that does not exist is empty; one that is not finite is `nan`, say.
 
-    >>> as_csv([{"client": 0, "name": "Ghent", "held_out_loss": 0.5}, {"client": 1, "name": "Mons"}]).splitlines()
+    >>> rows = [{"client": 0, "name": "Ghent", "held_out_loss": 0.5}, {"client": 1, "name": "Mons"}]
+    >>> by_client_csv(rows).splitlines()
     ['client,name,held_out_loss', '0,Ghent,0.5', '1,Mons,']
     """
     return csv_text(list(rows[0]), rows)
@@ -139,7 +140,7 @@ def _value(name: str, cell: Any) -> Any:
     return int(cell) if name in (*LABELS, *COUNTS) else float(cell)
 
 
-def metrics_of(rows: Sequence[Row]) -> list[str]:
+def metric_columns(rows: Sequence[Row]) -> list[str]:
     """Returns the names of the columns that are results."""
     return [name for name in rows[0] if name not in (*LABELS, *COUNTS)] if rows else []
 
@@ -152,7 +153,7 @@ def main_metric(rows: Sequence[Row]) -> str:
     >>> main_metric([{"name": "a", "held_out_loss": 0.1, "local_test_accuracy": 0.5, "personal_accuracy": None}])
     'local_test_accuracy'
     """
-    counts = {name: sum(row.get(name) is not None for row in rows) for name in metrics_of(rows)}
+    counts = {name: sum(row.get(name) is not None for row in rows) for name in metric_columns(rows)}
     most = [name for name in counts if counts[name] == max(counts.values())]
     preferred = [f"{group}_{metric}" for metric in ("accuracy", "loss") for group in GROUPS]
     return next((name for name in preferred if name in most), most[0])

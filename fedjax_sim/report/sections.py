@@ -13,7 +13,7 @@ from typing import Any
 
 from fedjax_sim.metrics.evaluation import MOST_LISTED
 from fedjax_sim.report import plots, time
-from fedjax_sim.report.by_client import COUNTS, Row, from_worst, main_metric, metrics_of, shown_client
+from fedjax_sim.report.by_client import COUNTS, Row, from_worst, main_metric, metric_columns, shown_client
 from fedjax_sim.report.files import total_of
 from fedjax_sim.report.headline import besides, params_kind_of
 from fedjax_sim.report.html import absent, choice, escape, figure, html_table, table_of_rows
@@ -249,7 +249,7 @@ def results_by_client(rows: Sequence[Row], population: Mapping, is_private: bool
     (tests/report/test_by_client.py::test_the_page_has_every_client).
     """
     yield "<h3>Results by client</h3>"
-    metrics = metrics_of(rows)
+    metrics = metric_columns(rows)
     if not metrics:
         size = recorded_number(population.get("num_clients"))
         many = f"More than {MOST_LISTED:,} clients: the quantiles above stand for them. " if size > MOST_LISTED else ""

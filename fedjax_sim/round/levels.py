@@ -37,7 +37,7 @@ class Told(NamedTuple):
     broken: Array  # [] bool; some message was not finite
 
 
-def existing(cohort: Cohort, group: Population) -> Cohort:
+def without_empty_places(cohort: Cohort, group: Population) -> Cohort:
     """Returns the cohort without the group's empty places: nothing is sent to or by an empty place."""
     if not isinstance(group, Subpopulation):
         return cohort

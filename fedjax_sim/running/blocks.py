@@ -17,10 +17,10 @@ from fedjax_sim import engine, validate
 from fedjax_sim.prng import fold_in
 from fedjax_sim.running import executables
 from fedjax_sim.running.beside import beside
-from fedjax_sim.running.executables import KeptRound, Rounds
+from fedjax_sim.running.executables import BlockRounds, KeptRound
 from fedjax_sim.running.planning import check_memory
 from fedjax_sim.running.processes import current
-from fedjax_sim.running.shared_arrays import replicated, whole
+from fedjax_sim.running.shared_arrays import on_all_devices, whole
 from fedjax_sim.types import Algorithm, Array, PyTree
 
 MAX_INFO = 4096  # the most numbers in an entry of a round's info
@@ -49,7 +49,7 @@ def traced_round(algorithm: Algorithm, key: Array, state: PyTree, population: Py
     # The block calls the same jitted step, so that it is not traced again there.
     jitted = jax.jit(algorithm.step)
     with warnings.catch_warnings(record=True) as caught:
-        traced = jitted.trace(*replicated((key, state, population)))
+        traced = jitted.trace(*on_all_devices((key, state, population)))
     for warning in caught:
         warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
     _check_info(traced.out_info[1])
@@ -86,7 +86,7 @@ def compiled_block(
     program (tests/running/test_blocks.py::test_frozen_parameters_are_arguments).
     """
     start_seconds = time.perf_counter()
-    key, state, population = replicated((key, state, population))
+    key, state, population = on_all_devices((key, state, population))
     if isinstance(round, KeptRound):
         compiled, constants, info = round.block, round.constants, round.info
         end_seconds = start_seconds
@@ -106,7 +106,7 @@ def compiled_block(
     constants = jax.device_put(constants, constants_sharding)
 
     def call(state, population, first, count):
-        rounds = Rounds(np.int32(first), np.int32(count))
+        rounds = BlockRounds(np.int32(first), np.int32(count))
         state, log_rows = compiled(key, state, population, rounds, constants)
         return _placed(state, state_sharding), _unpacked(jax.device_get(whole(log_rows)), info)
 
@@ -116,14 +116,14 @@ def compiled_block(
 def _lowered(traced_round: TracedRound, key: Array, state: PyTree, population: PyTree) -> tuple[Callable, list[Array]]:
     """Lowers the loop over rounds; returns (a function as `executables.lowered` does, the round's large constants).
 
-    The program is (key, state, population, `Rounds`, constants) -> (state, log rows as `_packed` makes them).
+    The program is (key, state, population, `BlockRounds`, constants) -> (state, log rows as `_packed` makes them).
 
     Args:
       traced_round, key, state, population: as for `compiled_block`.
     """
     jitted, traced = traced_round.jitted, traced_round.traced
     constants, run = engine.constants_as_arguments(traced.jaxpr)
-    constants = replicated(constants)
+    constants = on_all_devices(constants)
 
     def block(key, state, population, rounds, constants):
         log_rows = [jnp.zeros((MAX_BLOCK, *x.shape), x.dtype) for x in jax.eval_shape(_packed, traced.out_info[1])]
@@ -140,7 +140,7 @@ def _lowered(traced_round: TracedRound, key: Array, state: PyTree, population: P
 
         return jax.lax.fori_loop(0, rounds.num_rounds, one_round, (state, log_rows))
 
-    no_rounds = Rounds(np.int32(0), np.int32(0))
+    no_rounds = BlockRounds(np.int32(0), np.int32(0))
     # With several processes infos are replicated, since every process reads them; the compiler places the state.
     jit = partial(jax.jit, out_shardings=(None, key.sharding)) if current().several else jax.jit
     options = engine.compiler_options()

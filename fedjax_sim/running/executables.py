@@ -211,7 +211,7 @@ def _keep_program(name: str, program: jax.stages.Compiled, lowered: jax.stages.L
     except REFUSALS:
         return False
     meta = {"inputs": inputs, "outputs": outputs, "devices": [device.id for device in devices]}
-    return program_files.write(name, meta, [content])
+    return program_files.write_program(name, meta, [content])
 
 
 def _load(name: str, in_tree: Any, out_tree: Any) -> Loaded | None:
@@ -221,7 +221,7 @@ def _load(name: str, in_tree: Any, out_tree: Any) -> Loaded | None:
       name: of the file.
       in_tree, out_tree: as for `Loaded`.
     """
-    if (stored := program_files.read(name)) is None:
+    if (stored := program_files.read_program(name)) is None:
         return None
     meta, (content,) = stored
     device_by_id = {device.id: device for device in jax.local_devices()}
@@ -263,7 +263,7 @@ def _without_cache() -> Iterator[Callable[[], bool]]:
         compilation_cache.reset_cache()
 
 
-class Rounds(NamedTuple):
+class BlockRounds(NamedTuple):
     """The rounds that a call of a compiled block runs."""
 
     first: ArrayLike  # [] int, the number of the first one, counted from 0
@@ -273,7 +273,7 @@ class Rounds(NamedTuple):
 class KeptRound(NamedTuple):
     """A block of rounds that an earlier process compiled, with what tracing its round would tell."""
 
-    block: Loaded  # (key, state, population, `Rounds`, constants) -> (state, log rows, one for each dtype)
+    block: Loaded  # (key, state, population, `BlockRounds`, constants) -> (state, log rows, one for each dtype)
     info: dict[str, Any]  # shapes of the info of one round
     constants: list[np.ndarray]  # the large arrays that the round closes over
     round_program: RoundProgram
@@ -308,7 +308,7 @@ def find_round(name: str | None, key: Array, state: PyTree, population: PyTree) 
     (tests/running/test_warm_starts.py::test_the_same_run).
     """
     start_seconds = time.perf_counter()
-    if name is None or (stored := program_files.read(name)) is None:
+    if name is None or (stored := program_files.read_program(name)) is None:
         return None
     meta, constants = stored
     info = {}
@@ -316,7 +316,7 @@ def find_round(name: str | None, key: Array, state: PyTree, population: PyTree) 
         leaves = [jax.ShapeDtypeStruct(tuple(shape), dtype) for shape, dtype in shapes]
         info[entry] = Count._make(leaves) if len(leaves) == len(Count._fields) else leaves[0]
     log_rows = [0] * len({x.dtype for x in jax.tree.leaves(info)})
-    in_tree = jax.tree.structure(((key, state, population, Rounds(0, 0), constants), {}))
+    in_tree = jax.tree.structure(((key, state, population, BlockRounds(0, 0), constants), {}))
     block = _load(meta["block"], in_tree, jax.tree.structure((state, log_rows)))
     if block is None:
         return None
@@ -358,4 +358,4 @@ def keep_round(
         "round_program": round_program,
         "private_program": private_program,
     }
-    program_files.write(name, meta, [np.asarray(x) for x in constants])
+    program_files.write_program(name, meta, [np.asarray(x) for x in constants])

@@ -29,7 +29,7 @@ from jax.extend.core import Literal
 from jax.sharding import AbstractMesh, Mesh, NamedSharding
 
 from fedjax_sim import engine, tree
-from fedjax_sim.engine.jaxpr import CALLS, Program, opened
+from fedjax_sim.engine.jaxpr import CALLS, Program, jaxpr_and_constants
 from fedjax_sim.running.environment import matmul_precision, numerics
 from fedjax_sim.types import Algorithm, Array, PyTree, noisy_parts
 
@@ -202,7 +202,7 @@ def _digest(program: Program, findings: _Findings) -> str:
     """
     if id(program) in findings.digests:
         return findings.digests[id(program)]
-    jaxpr, consts = opened(program)
+    jaxpr, consts = jaxpr_and_constants(program)
     sha = hashlib.sha256()
     numbers = {}  # variable -> its number, in the order in which variables occur
 

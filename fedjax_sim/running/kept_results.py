@@ -90,7 +90,7 @@ def keeping(folder: str | Path) -> Iterator[Kept]:
         _kept.reset(token)
 
 
-def current() -> Kept | None:
+def current_results() -> Kept | None:
     """Returns the results of the block of `keeping` that the caller is in; None outside of one."""
     return _kept.get()
 

@@ -26,7 +26,7 @@ from fedjax_sim.running.kept_files import check_free_of
 from fedjax_sim.running.loggers import Logger
 from fedjax_sim.running.privacy_ledger import Spending
 from fedjax_sim.running.processes import current
-from fedjax_sim.running.seconds import account, part, so_far
+from fedjax_sim.running.seconds import so_far, time_account, timed_part
 from fedjax_sim.running.shared_arrays import broadcast, whole
 from fedjax_sim.types import Count, Metric, PyTree
 
@@ -304,7 +304,7 @@ class Log:
         for file, version in engine.memory_files(state):
             file.resume(int(version), meta["client_memory"][file.path.name], file.written)
         self.seconds, self.earlier = (meta[name] for name in ("seconds", "elapsed_seconds"))
-        with account() as kept:
+        with time_account() as kept:
             kept.add(self.earlier_parts)
         self.elapsed = self.earlier
         if self.spending is not None:
@@ -374,7 +374,7 @@ class Log:
           seconds: the time that the rounds took.
           elapsed: the time since this process started the run.
         """
-        with part("logs"):
+        with timed_part("logs"):
             self._append(records, seconds, elapsed)
 
     def _append(self, records: list[dict], seconds: float, elapsed: float) -> None:
@@ -413,7 +413,7 @@ class Log:
         Errors of whatever type name the logger and say how to go on.
         """
         try:
-            with part("logs"):
+            with timed_part("logs"):
                 call(content)
         except Exception as error:
             self.started_loggers = [other for other in self.started_loggers if other is not logger]

@@ -65,7 +65,7 @@ class TensorBoard:
     """
 
     def __init__(self, directory: str | Path, config: Mapping[str, Any] | None = None):
-        check_installed(["tensorboard"])
+        check_logger_installed(["tensorboard"])
         self.folder = Path(directory) / "tensorboard"
         self.config = config or {}
 
@@ -106,7 +106,7 @@ class WeightsAndBiases:
     """
 
     def __init__(self, directory: str | Path, config: Mapping[str, Any] | None = None):
-        check_installed(["wandb"])
+        check_logger_installed(["wandb"])
         self.directory = Path(directory)
         self.config = dict(config or {})
 
@@ -156,7 +156,7 @@ class MLflow:
     """
 
     def __init__(self, directory: str | Path, config: Mapping[str, Any] | None = None):
-        check_installed(["mlflow"])
+        check_logger_installed(["mlflow"])
         self.directory = Path(directory)
         self.config = config or {}
 
@@ -212,7 +212,7 @@ LOGGERS: dict[str, type] = {"tensorboard": TensorBoard, "wandb": WeightsAndBiase
 PACKAGES = {"tensorboard": "tensorboardX", "wandb": "wandb", "mlflow": "mlflow"}
 
 
-def check_installed(names: Sequence[str]) -> None:
+def check_logger_installed(names: Sequence[str]) -> None:
     """Raises ImportError for a logger whose package is missing, with what to install.
 
     Args:

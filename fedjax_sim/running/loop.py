@@ -193,8 +193,8 @@ def run(
         origin=origin,
     )
     with ExitStack() as stack:
-        stack.enter_context(seconds.account())
-        with seconds.part("start"):
+        stack.enter_context(seconds.time_account())
+        with seconds.timed_part("start"):
             session.init()
             session.interrupted = stack.enter_context(interrupts())
             stack.enter_context(jax.default_matmul_precision(matmul_precision()))
@@ -258,7 +258,7 @@ class _Session:
         # If the algorithm states a metric of a round anew, its statement counts.
         log.metrics = tuple({metric.name: metric for metric in (*log.metrics, *algorithm.metrics)}.values())
         arguments = (key, self.state, self.population)
-        with seconds.part("compilation"):
+        with seconds.timed_part("compilation"):
             self.kept_round_name = name_of_round(self.origin, *arguments)
             self.kept_round = find_round(self.kept_round_name, *arguments)
         if is_private(algorithm):
@@ -292,7 +292,7 @@ class _Session:
             self.processes.by_first(lambda: log.check_same_run(self.identity, allow_previous))
         elif directory is not None:
             self.processes.by_first(log.check_fresh)
-        with seconds.part("compilation"):
+        with seconds.timed_part("compilation"):
             step = self.kept_round or traced_round(algorithm, key, self.state, self.population)
         keep = None
         if directory is not None:
@@ -313,7 +313,7 @@ class _Session:
             rounds = self.stopping.num_rounds
             rule = f"at least the {self.round} rounds done"
             self.processes.agreed(lambda: rounds_done > rounds and validate.fail("num_rounds", rule, rounds))
-        with seconds.part("compilation"):
+        with seconds.timed_part("compilation"):
             self.block, self.state, self.population, self.compile_seconds = compiled_block(
                 step,
                 self.spending.key(key),
@@ -383,12 +383,12 @@ class _Session:
 
     def prepare_evaluation(self) -> None:
         """Compiles the evaluation. What that raises, the first evaluation raises again, once the run has its files."""
-        with seconds.part("evaluation"), suppress(Exception):
+        with seconds.timed_part("evaluation"), suppress(Exception):
             compile_evaluation(self.judging.evaluation, self.training.algorithm, self.state)
 
     def evaluate(self, record: Mapping) -> dict:
         """Returns the values of an evaluation after the rounds done, and keeps its results by client."""
-        with seconds.part("evaluation"):
+        with seconds.timed_part("evaluation"):
             values, self.by_client = evaluated(self.judging.evaluation, self.training.algorithm, self.state, record)
         return values
 
@@ -409,7 +409,7 @@ class _Session:
         if self.spending.mechanism is not None:
             self.processes.agreed(partial(self.spending.enter, self.round, self.round + count))
         start_seconds = time.perf_counter()
-        with seconds.part("rounds"), memory_errors(self.memory_files):
+        with seconds.timed_part("rounds"), memory_errors(self.memory_files):
             self.state, infos = self.block(self.state, self.population, self.round, count)
         block_seconds = time.perf_counter() - start_seconds
         records = as_records(self.round + 1, infos, count)
@@ -425,7 +425,7 @@ class _Session:
         """
         state_copy = jax.tree.map(jnp.array, self.state)
         # A list and no generator: every callback is called, even after one that stops the run.
-        with seconds.part("callbacks"):
+        with seconds.timed_part("callbacks"):
             stop = any([callback(self.round, state_copy, record) for callback in self.stopping.callbacks])
         stop = self.processes.gathered_numbers(stop).any()
         if self.keeping.directory is not None and stop and self.committed_round != self.round:
@@ -434,7 +434,7 @@ class _Session:
 
     def commit(self) -> None:
         """Writes a checkpoint, with log and ledger."""
-        with seconds.part("checkpoints"):
+        with seconds.timed_part("checkpoints"):
             self.log.commit(self.round, self.state, self.identity, self.keeping.keep_checkpoints)
         self.committed_round = self.round
         self.committed_at = time.perf_counter()

@@ -57,7 +57,7 @@ class Processes:
             return own_numbers[None]
         from jax.experimental import multihost_utils
 
-        with seconds.part("waiting"):
+        with seconds.timed_part("waiting"):
             return np.asarray(multihost_utils.process_allgather(own_numbers)).reshape(-1, len(numbers))
 
     def agreed(self, call: Callable[[], T]) -> T:

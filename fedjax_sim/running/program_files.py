@@ -30,7 +30,7 @@ def folder() -> Path | None:
     return None if os.environ.get("FEDJAX_SIM_CACHE") == "off" else private_folder("executables")
 
 
-def read(name: str) -> tuple[dict, list[np.ndarray]] | None:
+def read_program(name: str) -> tuple[dict, list[np.ndarray]] | None:
     """Returns (meta, arrays) of a file; None if there is none that may be used.
 
     A file that is damaged, that was written under another name, or that others own or may write to, is not used. It
@@ -61,7 +61,7 @@ def read(name: str) -> tuple[dict, list[np.ndarray]] | None:
         return None
 
 
-def write(name: str, meta: dict, arrays: list[np.ndarray]) -> bool:
+def write_program(name: str, meta: dict, arrays: list[np.ndarray]) -> bool:
     """Writes a file whole or not at all, and makes room for it; returns whether it was written.
 
     Args:

@@ -65,7 +65,7 @@ _running: ContextVar[Account | None] = ContextVar("running", default=None)
 
 
 @contextmanager
-def account(began: int | None = None, part: str = "other") -> Iterator[Account]:
+def time_account(began: int | None = None, part: str = "other") -> Iterator[Account]:
     """Yields the account of the time of this block: the one that is kept already, or a new one.
 
     The arguments are those of `Account`.
@@ -81,8 +81,8 @@ def account(began: int | None = None, part: str = "other") -> Iterator[Account]:
 
 
 @contextmanager
-def part(name: str) -> Iterator[None]:
-    """Books the time of the block on a part; outside of an `account` it does nothing.
+def timed_part(name: str) -> Iterator[None]:
+    """Books the time of the block on a part; outside of a `time_account` it does nothing.
 
     Args:
       name: of `PARTS`.

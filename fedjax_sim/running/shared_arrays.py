@@ -19,7 +19,7 @@ def _is_key(leaf: Any) -> bool:
     return hasattr(leaf, "dtype") and jax.numpy.issubdtype(leaf.dtype, jax.dtypes.prng_key)
 
 
-def replicated(tree: T) -> T:
+def on_all_devices(tree: T) -> T:
     """Returns arrays that are equal on every process as arrays replicated over all devices.
 
     Arrays that are already spread over the processes are not changed.

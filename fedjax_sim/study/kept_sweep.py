@@ -26,7 +26,7 @@ def kept_sweep(
     The arguments are those of `sweep`. Points of other code or versions are refused by the sweep, and are then run
     again.
     """
-    kept = kept_results.current()
+    kept = kept_results.current_results()
     arguments = {"grid": grid, "seeds": seeds, **options}
     if kept is None:
         return sweep(make, params, population, num_rounds, **arguments)

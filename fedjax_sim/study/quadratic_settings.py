@@ -24,7 +24,7 @@ SMALLEST_CURVATURE = 0.5
 LARGEST_CURVATURE = 2.0
 
 
-class Problem(NamedTuple):
+class QuadraticProblem(NamedTuple):
     """N clients of equal weight with risks f_i(w) = (w - a_i)^T H_i (w - a_i) / 2.
 
     Fields:
@@ -84,13 +84,13 @@ def _copies(parameters: Any, id: Any) -> ClientData:
 class Base(NamedTuple):
     """The base setting of a study; every other setting differs from it in one respect."""
 
-    problem: Problem
+    problem: QuadraticProblem
     num_steps: int
     step_size: float
     heterogeneity: float
 
 
-def quadratic_clients(size: int, dimension: int, heterogeneity: float, seed: int) -> Problem:
+def quadratic_clients(size: int, dimension: int, heterogeneity: float, seed: int) -> QuadraticProblem:
     """Makes random quadratic clients with curvatures between `SMALLEST_CURVATURE` and `LARGEST_CURVATURE`.
 
     Args:
@@ -103,10 +103,10 @@ def quadratic_clients(size: int, dimension: int, heterogeneity: float, seed: int
         num_clients=size, dimension=dimension, smallest_curvature=SMALLEST_CURVATURE,
         largest_curvature=LARGEST_CURVATURE, heterogeneity=heterogeneity, seed=seed,
     )  # fmt: skip
-    return Problem(*(data.test[name].astype(np.float64) for name in ("hessian", "center")))
+    return QuadraticProblem(*(data.test[name].astype(np.float64) for name in ("hessian", "center")))
 
 
-def two_kinds(problem: Problem, curvatures: Sequence[float]) -> Problem:
+def two_kinds(problem: QuadraticProblem, curvatures: Sequence[float]) -> QuadraticProblem:
     """Makes two kinds of clients: the first half has its optimum at 0 in every coordinate, the second half at 1.
 
     Args:
@@ -117,7 +117,7 @@ def two_kinds(problem: Problem, curvatures: Sequence[float]) -> Problem:
     is_second_kind = np.arange(size) >= size // 2
     # np.where takes the value for True first, hence the reversed order.
     hessians = np.where(is_second_kind, *curvatures[::-1])[:, None, None] * np.eye(dimension)
-    return Problem(hessians, np.repeat(is_second_kind[:, None].astype(float), dimension, 1))
+    return QuadraticProblem(hessians, np.repeat(is_second_kind[:, None].astype(float), dimension, 1))
 
 
 class MeasuredRun(NamedTuple):
@@ -137,7 +137,7 @@ class MeasuredRun(NamedTuple):
 
     conditions: dict[str, Any]
     quantity: str
-    problem: Problem
+    problem: QuadraticProblem
     num_steps: Any
     step_size: float
     predicted: float

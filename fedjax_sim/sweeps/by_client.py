@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from fedjax_sim.report.by_client import Row, main_metric, metrics_of, shown_client
+from fedjax_sim.report.by_client import Row, main_metric, metric_columns, shown_client
 from fedjax_sim.sweeps.runs import ABSENT, LoggedRun, names_of_rows
 
 
@@ -77,7 +77,9 @@ def clients_of_runs(
     others = [run.name for run in runs if run.last_evaluated != round]
     if others:
         return f"No results by client: those of {', '.join(others)} are of another round than {round:,}."
-    shared = [name for name in metrics_of(runs[0].clients) if all(name in metrics_of(run.clients) for run in runs)]
+    shared = [
+        name for name in metric_columns(runs[0].clients) if all(name in metric_columns(run.clients) for run in runs)
+    ]
     if not shared:
         return "No results by client: no metric is in every run's by_client.csv."
     if metric not in shared:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedjax_sim.config.document import Config, ConfigError
-from fedjax_sim.config.files import contents, is_within, named_paths, rebased, without_paths
+from fedjax_sim.config.files import contents, is_at_or_inside, named_paths, rebased, without_paths
 from fedjax_sim.config.read import read
 from fedjax_sim.config.registry import CHAINS
 from fedjax_sim.config.resolve import resolve
@@ -68,7 +68,7 @@ class SweepConfig(NamedTuple):
             for place, name in named_paths(config.tables).items():
                 if os.path.isabs(os.path.expanduser(name)):
                     continue
-                if is_within(place, self.axes):
+                if is_at_or_inside(place, self.axes):
                     return None
                 *tables, last = place.split(".")
                 if isinstance(_at(document, [*tables, last]), str):
@@ -110,7 +110,9 @@ class SweepConfig(NamedTuple):
     def _comes_with_a_part(self, path: str, values: Sequence[Any]) -> bool:
         """Returns whether an option is a default inside a table of the grid: absent, or the same wherever it is."""
         present = [value for value in values if value is not ABSENT]
-        return path not in self.axes and is_within(path, self.axes) and all(value == present[0] for value in present)
+        return (
+            path not in self.axes and is_at_or_inside(path, self.axes) and all(value == present[0] for value in present)
+        )
 
 
 def load_sweep(path: str | Path | None, overrides: Iterable[str] = (), without: Iterable[str] = ()) -> SweepConfig:
@@ -170,8 +172,8 @@ def load_sweep(path: str | Path | None, overrides: Iterable[str] = (), without: 
             hint = "Numbers on other data cannot be compared: make a sweep for each."
             problems.append(problem("sweep.halving", "none beside an axis of the data", name, hint))
     # Paths that the command line sets are relative to the current folder, all others to the file's.
-    unmoved_places = {name for name in axes if is_within(f"sweep.grid.{name}", set_here)}
-    unmoved_places |= {place for place in set_here if not is_within(place, axes)}
+    unmoved_places = {name for name in axes if is_at_or_inside(f"sweep.grid.{name}", set_here)}
+    unmoved_places |= {place for place in set_here if not is_at_or_inside(place, axes)}
     configs = []
     for values in combinations:
         new_problems: list[str] = []
@@ -347,8 +349,8 @@ def _set_twice(paths: dict[str, set[str]]) -> Iterable[str]:
     A row would be labelled by a value that another axis replaced.
     """
     for (axis, options), (other_axis, other_options) in itertools.combinations(paths.items(), 2):
-        set_by_both = {path for path in options if is_within(path, other_options)}
-        set_by_both |= {path for path in other_options if is_within(path, options)}
+        set_by_both = {path for path in options if is_at_or_inside(path, other_options)}
+        set_by_both |= {path for path in other_options if is_at_or_inside(path, options)}
         if set_by_both:
             rule = f"options that the axis {other_axis} does not set"
             words = Words(", ".join(sorted(set_by_both)))
@@ -390,7 +392,7 @@ def run_sweep(
     """
     from fedjax_sim.running.kept_files import check_free_of
     from fedjax_sim.sweeps.finished import POINTS, check_directory
-    from fedjax_sim.sweeps.results import joined
+    from fedjax_sim.sweeps.results import union_of_sweeps
 
     if directory is not None:
         check_free_of(directory, "a run", "a study")
@@ -406,7 +408,7 @@ def run_sweep(
         return results[0]
     names = results[0].names
     apart = tuple(name for name in names if name.partition(".")[0] in SEPARATE)
-    result = joined(results, loaded.combinations)._replace(apart=apart)
+    result = union_of_sweeps(results, loaded.combinations)._replace(apart=apart)
     if directory is not None:
         result.write(directory)
     return result

@@ -73,7 +73,7 @@ def sweep_figure(found: Sweep, metric: str, *, x: str | None = None, round: int 
             # One seed has no interval: its ends are NaN.
             reach = np.nan_to_num(np.stack([mean - low, high - mean]))
             name = ", ".join(
-                f"{_last_word(other)} = {shown_value(value)}" for other, value in zip(other_names, key, strict=True)
+                f"{_last_word(other)} = {short_value(value)}" for other, value in zip(other_names, key, strict=True)
             )
             # Between names there is nothing: they get dots beside each other, and no line.
             shift = 0.0 if numeric else 0.5 * ((i + 0.5) / len(lines) - 0.5)
@@ -94,11 +94,11 @@ def sweep_figure(found: Sweep, metric: str, *, x: str | None = None, round: int 
                 panel.plot(positions[diverged], heights, "x", color=look["color"], transform=bottom, label=label,
                            clip_on=False)  # fmt: skip
         if not numeric:
-            panel.set_xticks(range(len(values)), [shown_value(value) for value in values])
+            panel.set_xticks(range(len(values)), [short_value(value) for value in values])
         elif min(values) > 0 and max(values) / min(values) >= LOGARITHMIC:
             panel.set_xscale("log")
             if len(values) <= TICKS:
-                panel.set_xticks(values, [shown_value(value) for value in values])
+                panel.set_xticks(values, [short_value(value) for value in values])
                 panel.set_xticks([], minor=True)
         evaluated_round = found.last_round if round is None else round
         seeds = f"{len(found.seeds)} seeds, {confidence:.0%} intervals" if len(found.seeds) > 1 else "one seed"
@@ -123,6 +123,6 @@ def _last_word(name: str) -> str:
     return name.rpartition(".")[2]
 
 
-def shown_value(value: Any) -> str:
+def short_value(value: Any) -> str:
     """Returns a value as a short text."""
     return f"{value:.6g}" if isinstance(value, float) else str(value)

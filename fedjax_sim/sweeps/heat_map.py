@@ -9,7 +9,7 @@ import numpy as np
 from fedjax_sim import validate
 from fedjax_sim.report import plots
 from fedjax_sim.report.numbers import in_percent, is_better_low
-from fedjax_sim.sweeps.figure import are_numbers, shown_value
+from fedjax_sim.sweeps.figure import are_numbers, short_value
 from fedjax_sim.sweeps.results import Sweep
 from fedjax_sim.sweeps.table import shown_metric
 
@@ -26,7 +26,7 @@ def map_axes(found: Sweep) -> tuple[str, str] | None:
     return (x, y) if all(are_numbers(each) and len(each) >= LEAST_VALUES for each in values) else None
 
 
-def heat_map(found: Sweep, metric: str) -> Any:
+def sweep_heat_map(found: Sweep, metric: str) -> Any:
     """Draws the mean over seeds for each pair of values of two options; darker is better or larger.
 
     Args:
@@ -62,8 +62,8 @@ def heat_map(found: Sweep, metric: str) -> Any:
             if means.size <= MOST_NUMBERS or not is_known[row, column]:
                 color = "white" if is_dark else plots.INK
                 axes.text(column, row, text, ha="center", va="center", fontsize=8, color=color)
-        axes.set_xticks(range(len(x_values)), [shown_value(value) for value in x_values])
-        axes.set_yticks(range(len(y_values)), [shown_value(value) for value in y_values])
+        axes.set_xticks(range(len(x_values)), [short_value(value) for value in x_values])
+        axes.set_yticks(range(len(y_values)), [short_value(value) for value in y_values])
         axes.set(xlabel=names[0], ylabel=names[1], title=f"{words} after {found.last_round:,} rounds, darker is better")
         axes.grid(False)
     return figure

@@ -12,9 +12,9 @@ from fedjax_sim.report.plots import scaled_bytes
 from fedjax_sim.sweeps.curves import curves_figure, label_of
 from fedjax_sim.sweeps.dots import MOST_COMBINATIONS, dots_figure
 from fedjax_sim.sweeps.figure import LOOKS, are_numbers, sweep_figure
-from fedjax_sim.sweeps.heat_map import heat_map, map_axes
+from fedjax_sim.sweeps.heat_map import map_axes, sweep_heat_map
 from fedjax_sim.sweeps.results import Sweep
-from fedjax_sim.sweeps.table import comparison_table, words_on_own_models, words_on_ties
+from fedjax_sim.sweeps.table import sweep_comparison, words_on_own_models, words_on_ties
 
 MOST_NAMED = 5  # combinations that the reading names
 
@@ -41,7 +41,7 @@ def comparison_page(
     Guarantees: every combination is on the page, and every differing option
     (tests/sweeps/test_pages.py::test_the_page_has_every_row).
     """
-    header, rows = _with_bytes(found, *comparison_table(found, metric).texts())
+    header, rows = _with_bytes(found, *sweep_comparison(found, metric).texts())
     parts = [
         f"<h1>{escape(title)}</h1>",
         f'<p class="lead">{escape(lead)}</p>',
@@ -83,7 +83,7 @@ def _views(found: Sweep, metric: str) -> Iterable[tuple[str, str]]:
     if len({row["round"] for row in found.rows}) > 1 and len(combinations) <= len(LOOKS):
         yield "Curves", figure("curves", curves_figure, f"{metric} over rounds.", found, metric)
     if map_axes(found) is not None:
-        yield "Map", figure("map", heat_map, f"Means of {metric}.", found, metric)
+        yield "Map", figure("map", sweep_heat_map, f"Means of {metric}.", found, metric)
     # Lines need an axis of numbers, and few enough combinations of the other options.
     numeric = [name for name in found.names if are_numbers(list({row[name] for row in found.rows}))]
     for name in [name for name in numeric if len({row[name] for row in found.rows}) > 1][:1]:

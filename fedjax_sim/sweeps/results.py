@@ -243,7 +243,7 @@ class Sweep(NamedTuple):
         return rows
 
 
-def joined(results: Sequence[Sweep], combinations: Sequence[Mapping[str, Any]]) -> Sweep:
+def union_of_sweeps(results: Sequence[Sweep], combinations: Sequence[Mapping[str, Any]]) -> Sweep:
     """Returns sweeps over parts of a grid as one sweep.
 
     Args:

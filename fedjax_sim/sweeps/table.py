@@ -43,7 +43,7 @@ class ComparisonTable(NamedTuple):
         return [header[i] for i in kept], [[row[i] for i in kept] for row in rows]
 
 
-def comparison_table(found: Sweep, metric: str, *, confidence: float = 0.95) -> ComparisonTable:
+def sweep_comparison(found: Sweep, metric: str, *, confidence: float = 0.95) -> ComparisonTable:
     """Returns the table of a metric: `summary` and `differences` of the last round, side by side.
 
     Seeds at which one of two rows diverged are left out of their difference, and counted in "diverged".
@@ -149,7 +149,7 @@ def shown_number(mean: str, low: float, high: float) -> str:
     return f"{mean} ± {0 if half_width < 1e-12 * abs(high + low) else half_width:.2g}"
 
 
-class Table(Protocol):
+class RunsTable(Protocol):
     """A table of runs: a `ComparisonTable`, or that of their clients."""
 
     @property
@@ -167,25 +167,25 @@ class Table(Protocol):
         ...
 
 
-def as_csv(table: Table) -> str:
+def as_csv(table: RunsTable) -> str:
     """Returns the numbers of a table in full; the cell of a number that does not exist is empty."""
     present = ({name: value for name, value in row.items() if value == value} for row in table.rows)
     return csv_text(list(table.rows[0]), present)
 
 
-def as_markdown(table: Table) -> str:
+def as_markdown(table: RunsTable) -> str:
     """Returns the table for a README."""
     header, rows = table.texts()
     lines = [header, ["---"] * len(header), *rows]
     return "".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |\n" for line in lines)
 
 
-def as_latex(table: Table) -> str:
+def as_latex(table: RunsTable) -> str:
     r"""Returns the table for a paper, with the rules of the package `booktabs` and heads in words.
 
     >>> from fedjax_sim.sweeps.results import Sweep
     >>> rows = [{"seed": s, "round": 1, "rate_a": a, "loss": a + s / 10} for a in (1, 2) for s in (0, 1)]
-    >>> print(as_latex(comparison_table(Sweep(rows, ("rate_a",), [0, 1], 1, True), "loss")).splitlines()[2])
+    >>> print(as_latex(sweep_comparison(Sweep(rows, ("rate_a",), [0, 1], 1, True), "loss")).splitlines()[2])
     rate a & seeds & loss & minus the first & p \\
     """
     names, rows = table.texts()

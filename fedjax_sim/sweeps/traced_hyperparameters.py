@@ -21,7 +21,7 @@ from jax.core import ShapedArray
 from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal
 
 from fedjax_sim import tree
-from fedjax_sim.engine.jaxpr import CALLS, Program, as_traced, bind, evaluate, opened, scan_arguments
+from fedjax_sim.engine.jaxpr import CALLS, Program, as_traced, bind, evaluate, jaxpr_and_constants, scan_arguments
 from fedjax_sim.sweeps.xla_constants import is_float, kept_floats
 from fedjax_sim.types import PyTree
 
@@ -86,7 +86,7 @@ def _kind(program: Program, floats: list[np.ndarray]) -> Hashable:
 
     Returns: (constants, equations, results), equal for two programs that differ in floats alone.
     """
-    jaxpr, consts = opened(program)
+    jaxpr, consts = jaxpr_and_constants(program)
     numbers: dict[Any, int] = {}
 
     def atom(x):
@@ -142,7 +142,7 @@ def _count(value: Any) -> int:
         return sum(map(_count, value))
     if not isinstance(value, Program):
         return 0
-    jaxpr, consts = opened(value)
+    jaxpr, consts = jaxpr_and_constants(value)
     count = sum(map(is_float, consts)) + _literals(jaxpr.outvars)
     return count + sum(_literals(eqn.invars) + sum(map(_count, eqn.params.values())) for eqn in jaxpr.eqns)
 
@@ -180,7 +180,7 @@ def _replay(program: Program, floats: Sequence[Any], args: Sequence[Any]) -> lis
             # An equation whose floats all stay is bound as it is, with its rules of differentiation.
             return bind(eqn, operands) if unchanged else _again(eqn, inner, operands)
 
-    constants = [next_unless_none(x, is_float(x)) for x in opened(program)[1]]
+    constants = [next_unless_none(x, is_float(x)) for x in jaxpr_and_constants(program)[1]]
     literal = lambda x: next_unless_none(x.val, is_float(x.aval))  # noqa: E731
     return evaluate(program, args, rule, constants=constants, literal=literal)
 
@@ -213,7 +213,7 @@ def _again(eqn: Any, floats: Mapping[str, Sequence[Any]], operands: list) -> Seq
         of_turn = operands[split[0] : split[1]]
         start = operands[split[1] :]
         # The condition of a loop that was vmapped has a value for each lane.
-        condition = opened(params["cond_jaxpr"])[0].outvars[0].aval
+        condition = jaxpr_and_constants(params["cond_jaxpr"])[0].outvars[0].aval
         vmapped = isinstance(condition, ShapedArray) and bool(condition.shape)
         return _loop(partial(test, *of_test), partial(turn, *of_turn), start, vmapped)
     if name == "scan":

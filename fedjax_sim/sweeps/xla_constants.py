@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import JaxprEqn
 
-from fedjax_sim.engine.jaxpr import CALLS, Program, evaluate, inner_programs, opened, scan_arguments
+from fedjax_sim.engine.jaxpr import CALLS, Program, evaluate, inner_programs, jaxpr_and_constants, scan_arguments
 
 # Primitives whose inner programs can be replayed with other floats.
 OPENED = (*CALLS, "cond", "scan", "while")
@@ -55,7 +55,7 @@ class _Walk:
 
     def over(self, program: Program, argument_facts: Sequence[_Fact]) -> list[_Fact]:
         """Returns the facts of a program's results, from the facts of its first arguments."""
-        jaxpr, constants = opened(program)
+        jaxpr, constants = jaxpr_and_constants(program)
         constant_facts = [self.value(x) for x in constants]
         # Nothing is known of other arguments.
         unknown = [_Fact()] * (len(jaxpr.invars) - len(argument_facts))

@@ -12,10 +12,10 @@ import numpy as np
 from fedjax_sim import validate
 from fedjax_sim.theory.quadratic import (
     average,
+    checked_steps,
     local_progress,
     quadratic_problem,
     spectral_radius,
-    steps,
     symmetric_matrix,
 )
 from fedjax_sim.validate import NonNegative
@@ -97,7 +97,7 @@ def fednova_fixed_point(
     [0.5]
     """
     hessians, centers, shares = quadratic_problem(hessians, centers, shares)
-    steps_by_client = steps(num_steps, len(shares))
+    steps_by_client = checked_steps(num_steps, len(shares))
     return average(
         local_progress(hessians, steps_by_client, step_size) / steps_by_client[:, None, None], centers, shares
     )

@@ -17,12 +17,12 @@ from fedjax_sim.theory.cohorts import check_design
 from fedjax_sim.theory.floor import SOURCES
 from fedjax_sim.theory.quadratic import (
     checked_shares,
+    checked_steps,
     covariance_matrix,
     covered,
+    geometric_sum,
     spectral_radius,
-    steps,
     steps_kept,
-    summed,
     symmetric_matrix,
 )
 
@@ -116,7 +116,7 @@ def budget_from_moments(
     # Rounding may make a zero eigenvalue slightly negative.
     eigenvalues = np.maximum(eigenvalues, 0)
     covered_share = covered(step_size * eigenvalues, num_steps)
-    update_scale = step_size * summed(step_size * eigenvalues, num_steps)
+    update_scale = step_size * geometric_sum(step_size * eigenvalues, num_steps)
     # `mean_decay` is 1 - r, and `second_moment_decay` is 1 - s. Differences from 1 keep the digits of small steps.
     mean_decay = server_rate * cohort.mean * covered_share
     second_moment_decay = mean_decay[:, None] + mean_decay[None, :] - np.outer(mean_decay, mean_decay)
@@ -172,7 +172,7 @@ def _check(step_size: float, num_steps: int, server_rate: float, relative_error:
     validate.positive("step_size", step_size)
     validate.positive("server_rate", server_rate)
     validate.in_range("relative_error", relative_error, 0)
-    steps(num_steps, 1)
+    checked_steps(num_steps, 1)
     if num_rounds is not None:
         validate.integer("num_rounds", num_rounds, 0)
         if relative_error:
@@ -240,7 +240,7 @@ def _cohort(design: SamplingDesign | None, num_clients: int | None, shares: Any,
 def _gain(decay: np.ndarray, num_rounds: int | None) -> np.ndarray:
     """Sums over rounds what remains of a round's error, [d, d], if each round removes the share `decay`."""
     if num_rounds is not None:
-        return summed(decay, num_rounds)
+        return geometric_sum(decay, num_rounds)
     if not (decay > 1e-15).all():
         hint = "Take smaller steps; or give num_rounds, if the Hessian has flat directions."
         validate.fail("step_size", "a round that contracts", float(1 - decay.min()), hint)

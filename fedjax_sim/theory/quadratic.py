@@ -88,7 +88,7 @@ def spectral_radius(matrix: np.ndarray) -> float:
     return float(np.abs(np.linalg.eigvals(matrix)).max())
 
 
-def steps(num_steps: Any, num_clients: int, low: int = 1) -> np.ndarray:
+def checked_steps(num_steps: Any, num_clients: int, low: int = 1) -> np.ndarray:
     """Returns the numbers of local steps K_i, [N], from one integer for all clients or one for each; checked."""
     if np.ndim(num_steps) == 0:
         validate.integer("num_steps", num_steps, low)
@@ -138,7 +138,7 @@ def effective_shares(shares: Any, num_steps: Any) -> np.ndarray:
     shares = np.asarray(shares, np.float64)
     if shares.ndim != 1 or not ((shares >= 0).all() and np.isclose(shares.sum(), 1, rtol=1e-6)):
         validate.fail("shares", "numbers >= 0 that sum to 1", shares.tolist())
-    weights = shares * steps(num_steps, len(shares))
+    weights = shares * checked_steps(num_steps, len(shares))
     return weights / weights.sum()
 
 
@@ -159,7 +159,7 @@ def local_progress(
     [[[0.19]]]
     """
     (validate.in_range if low == 0 else validate.positive)("step_size", step_size, *([0] if low == 0 else []))
-    powers = steps(num_steps, len(hessians), low)[:, None]
+    powers = checked_steps(num_steps, len(hessians), low)[:, None]
     eigenvalues, vectors = np.linalg.eigh(hessians)
     eigenvalues = np.maximum(eigenvalues, 0)
     shifted = eigenvalues + proximal_weight
@@ -189,7 +189,7 @@ def local_noise(
     [[[0.0724]]]
     """
     noise = covariance_matrix("noise", noise, hessians.shape[-1], len(hessians))
-    powers = steps(num_steps, len(hessians))[:, None, None]
+    powers = checked_steps(num_steps, len(hessians))[:, None, None]
     eigenvalues, vectors = np.linalg.eigh(hessians)
     sum_of_powers = steps_kept(step_size * (np.maximum(eigenvalues, 0) + proximal_weight), powers)
     in_eigenbasis = np.einsum("nia,nij,njb->nab", vectors, noise, vectors) * sum_of_powers
@@ -205,10 +205,10 @@ def covered(rate: np.ndarray, powers: Any) -> np.ndarray:
 
 def steps_kept(rate: np.ndarray, powers: Any) -> np.ndarray:
     """Computes the sum over k < powers of ((1 - rate_a) (1 - rate_b))^k, [..., d, d]."""
-    return summed(rate[..., :, None] + rate[..., None, :] - rate[..., :, None] * rate[..., None, :], powers)
+    return geometric_sum(rate[..., :, None] + rate[..., None, :] - rate[..., :, None] * rate[..., None, :], powers)
 
 
-def summed(lost: np.ndarray, powers: Any) -> np.ndarray:
+def geometric_sum(lost: np.ndarray, powers: Any) -> np.ndarray:
     """Computes the geometric sum over k < powers of (1 - lost)^k, elementwise."""
     return np.where(lost == 0, powers, covered(lost, powers) / np.where(lost == 0, 1, lost))
 

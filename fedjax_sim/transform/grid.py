@@ -67,7 +67,7 @@ class Grid(NamedTuple):
             return [self.fixed / self.top] * len(groups)
         shares_one_scale = self.scope == "vector" and len(groups) > 1
         axis = -1 if self.scope == "block" else None
-        scales = [largest_magnitude(xp, x, axis) for x in groups]
+        scales = [largest_magnitude_along(xp, x, axis) for x in groups]
         if shares_one_scale:
             scales = [functools.reduce(xp.maximum, scales)] * len(groups)
         if self.by_norm:
@@ -153,7 +153,7 @@ def leaves_of(update: PyTree) -> tuple[list[np.ndarray] | list[Array], ModuleTyp
     return [jnp.asarray(x).astype(jnp.float32) for x in leaves], jnp
 
 
-def largest_magnitude(xp: ModuleType, x: AnyArray, axis: int | None = None) -> AnyArray:
+def largest_magnitude_along(xp: ModuleType, x: AnyArray, axis: int | None = None) -> AnyArray:
     """Returns the largest magnitude of all numbers (axis None) or along an axis; 0 of no numbers.
 
     Guarantees: the messages of `quantize`, whose scales are these magnitudes, stay finite and keep their shapes, for

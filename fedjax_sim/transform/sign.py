@@ -21,7 +21,7 @@ from fedjax_sim.transform.grid import (
     SCALE_BITS,
     SMALLEST,
     RotatableError,
-    largest_magnitude,
+    largest_magnitude_along,
     leafwise,
     leaves_of,
     sum_along,
@@ -79,7 +79,7 @@ def signs(
         for group in groups:
             size = max(sum(x.size for x in group), 1)
             # Numbers are divided by the largest magnitude, so that sums and squares neither overflow nor vanish.
-            peak = functools.reduce(xp.maximum, [largest_magnitude(xp, x) for x in group], SMALLEST)
+            peak = functools.reduce(xp.maximum, [largest_magnitude_along(xp, x) for x in group], SMALLEST)
             ratios = [xp.abs(x) * (1 / peak) for x in group]
             mean, square = (sum(sum_along(xp, f(x)) for x in ratios) * (1 / size) for f in (lambda x: x, xp.square))
             scales_of_leaves += [scale(xp, size, peak, mean, square)] * len(group)

@@ -8,7 +8,7 @@ from jax.sharding import PartitionSpec
 
 from fedjax_sim import engine
 from fedjax_sim.engine import constants
-from fedjax_sim.engine.jaxpr import opened, walk
+from fedjax_sim.engine.jaxpr import jaxpr_and_constants, walk
 
 LARGE = np.random.default_rng(0).normal(size=(2, 128, 128)).astype(np.float32) / 16
 SMALL = np.arange(4.0, dtype=np.float32)
@@ -58,7 +58,7 @@ PROGRAMS = {
 def held(program):
     """The large constants of a program, wherever they are."""
     inside = [inner for equation in walk(program) for inner in equation.params.values() if hasattr(inner, "consts")]
-    return [x for each in (program, *inside) for x in opened(each)[1] if constants._is_large(x)]
+    return [x for each in (program, *inside) for x in jaxpr_and_constants(each)[1] if constants._is_large(x)]
 
 
 @pytest.mark.default_rows(3)

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_sim.engine.jaxpr import as_traced, bind, evaluate, inner_programs, opened, scan_arguments, walk
+from fedjax_sim.engine.jaxpr import as_traced, bind, evaluate, inner_programs, jaxpr_and_constants, scan_arguments, walk
 
 
 def everything(x):
@@ -29,7 +29,7 @@ def test_constants_and_literals_may_be_others():
     """Catches a constant that is read from the program although another one is given, and a literal read twice."""
     program = jax.make_jaxpr(lambda x: x * jnp.asarray(np.float32([1, 2])) + np.float32(3))(jnp.zeros(2))
     literals = iter(np.float32([5]))
-    constants = [10 * np.asarray(x) for x in opened(program)[1]]
+    constants = [10 * np.asarray(x) for x in jaxpr_and_constants(program)[1]]
     (value,) = evaluate(program, [jnp.ones(2)], bind, constants=constants, literal=lambda _: next(literals))
     assert constants and list(literals) == []
     np.testing.assert_array_equal(value, [15, 25])

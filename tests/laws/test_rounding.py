@@ -13,7 +13,7 @@ import pytest
 from jax.extend import core
 
 from fedjax_sim import aggregation, client, engine, server, transform
-from fedjax_sim.engine.jaxpr import Program, inner_programs, opened, walk
+from fedjax_sim.engine.jaxpr import Program, inner_programs, jaxpr_and_constants, walk
 from fedjax_sim.round.round import aggregate, collect, invite
 from fedjax_sim.types import ClientUpdate, Received, Report
 from tests.laws import cases, device_rows, problems as p
@@ -23,7 +23,7 @@ KEY = jax.random.key(0)
 
 def divisions(program: Program) -> Iterator[bool]:
     """For each division of floats, whether both of its numbers come through their bits."""
-    program, _ = opened(program)
+    program, _ = jaxpr_and_constants(program)
     made_by = {x: equation.primitive.name for equation in program.eqns for x in equation.outvars}
     for equation in program.eqns:
         if equation.primitive.name == "div" and jnp.issubdtype(equation.outvars[0].aval.dtype, jnp.floating):

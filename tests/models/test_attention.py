@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fedjax_sim.models import next_token_cross_entropy, supervised, transformer
-from fedjax_sim.models.attention import attention, init_attention, rotated
+from fedjax_sim.models.attention import init_attention, self_attention, with_rotary_positions
 from tests.refusals import refused
 
 KEY = jax.random.key(0)
@@ -94,7 +94,7 @@ def test_rotary_scores_depend_on_distances():
     """Catches angles that do not grow linearly with the position, and lengths that change."""
     q, k = jax.random.normal(KEY, (2, 6))
     same = jnp.ones((1, 9, 1, 1))
-    queries, keys = (np.asarray(rotated(vector.reshape(1, 1, 1, 6) * same))[0, :, 0] for vector in (q, k))
+    queries, keys = (np.asarray(with_rotary_positions(vector.reshape(1, 1, 1, 6) * same))[0, :, 0] for vector in (q, k))
     scores = queries @ keys.T
     for distance in range(-8, 9):
         diagonal = np.diagonal(scores, distance)
@@ -113,8 +113,8 @@ def test_heads_do_not_mix():
         for name, layer in half.items()
     }
     x = jax.random.normal(KEY, (2, 2, 5, 4))
-    both = attention(twice, jnp.concatenate([x[0], x[1]], axis=-1), 2)
-    alone = jnp.concatenate([attention(half, x[0], 1), attention(half, x[1], 1)], axis=-1)
+    both = self_attention(twice, jnp.concatenate([x[0], x[1]], axis=-1), 2)
+    alone = jnp.concatenate([self_attention(half, x[0], 1), self_attention(half, x[1], 1)], axis=-1)
     np.testing.assert_allclose(both, alone, atol=1e-6)
 
 

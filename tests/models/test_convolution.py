@@ -14,7 +14,7 @@ from flax import nnx
 from fedjax_sim import algorithms, engine, models, population, sampling
 from fedjax_sim.engine.jaxpr import walk
 from fedjax_sim.models import layers
-from fedjax_sim.models.convolution import Geometry, convolve, im2col, native
+from fedjax_sim.models.convolution import Geometry, convolve, im2col, xla_convolution
 from fedjax_sim.running.fingerprint import is_opaque, program_digest
 from fedjax_sim.sweeps.traced_hyperparameters import traced_program
 from tests.models.test_layers import noise, same
@@ -189,7 +189,7 @@ def test_operations_are_counted_as_those_of_lax():
         )
         counts = [
             engine.flops(jax.make_jaxpr(jax.grad(lambda x, k, f=f, facts=geometry: f(x, k, facts).sum(), (0, 1)))(x, k))
-            for f in (convolve, native, im2col)
+            for f in (convolve, xla_convolution, im2col)
         ]
         assert counts[0] == counts[1] < counts[2]
 

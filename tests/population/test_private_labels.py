@@ -10,7 +10,7 @@ import pytest
 
 from fedjax_sim import population
 from fedjax_sim.population.federated_data import FederatedData
-from fedjax_sim.population.private_labels import kept_share, threshold
+from fedjax_sim.population.private_labels import keep_threshold, kept_share
 
 ROWS, CLASSES = 40_000, 5
 LABELS = np.arange(ROWS) % CLASSES
@@ -62,7 +62,7 @@ def test_shares():
 def test_epsilon_is_exact(epsilon, classes):
     """Of all 2^64 draws: the odds of any two chances of one label told. Catches a share that is rounded up, and others
     that are not alike where epsilon is small."""
-    kept = threshold(epsilon, classes)
+    kept = keep_threshold(epsilon, classes)
     each, left = divmod(2**32, classes - 1)
     others = [Fraction(2**32 - kept, 2**32) * Fraction(n, 2**32) for n in (each, each + (left > 0))]
     chances = [Fraction(kept, 2**32), *others[: classes - 1]]  # of two classes there is one other

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from fedjax_sim import algorithms, metrics, population, run, sampling, types
 from fedjax_sim.command.app import app
 from fedjax_sim.metrics.evaluation import QUANTILES
-from fedjax_sim.report.by_client import as_csv, client_rows, from_worst, read_by_client
+from fedjax_sim.report.by_client import by_client_csv, client_rows, from_worst, read_by_client
 from fedjax_sim.report.page import write_report
 from fedjax_sim.running.arguments import evaluated
 from fedjax_sim.running.files import CheckpointError
@@ -155,7 +155,7 @@ def test_a_file_of_something_else_is_not_shown(text, tmp_path):
 def test_a_private_page_says_that_no_epsilon_covers_results(tmp_path):
     """Catches results of clients that seem to be private, since the page states an epsilon."""
     rows = [{"client": 0, "held_out_client": None, "name": "Ghent", "local_test_loss": 0.5}]
-    (tmp_path / "by_client.csv").write_text(as_csv(rows))
+    (tmp_path / "by_client.csv").write_text(by_client_csv(rows))
     (tmp_path / "summary.json").write_text(json.dumps({"privacy": {"epsilon": 1.0, "statement": "epsilon 1"}}))
     page = write_report(tmp_path).read_text()
     assert "No epsilon covers these results" in page

@@ -8,7 +8,7 @@ import numpy as np
 
 from fedjax_sim import aggregation, population
 from fedjax_sim.round.counts import bytes_of, from_int
-from fedjax_sim.round.levels import Told, by_own_ids, existing, named_by, summed_over_rounds, told
+from fedjax_sim.round.levels import Told, by_own_ids, named_by, summed_over_rounds, told, without_empty_places
 from fedjax_sim.sampling.time.lost_reports import losing
 from fedjax_sim.types import Aggregator, Cohort, Count, Inside, Mean, Metric, Received, Round
 from tests.laws import problems as p
@@ -31,12 +31,12 @@ def test_nothing_is_sent_by_an_empty_place():
     everyone = jnp.ones(5, bool)
     cohort = Cohort(jnp.array(PLACES), everyone, everyone)
     cohort = losing(cohort, "late", jnp.array([True, True, False, False, False]), 9).timed(sent=everyone)
-    found = existing(cohort, GROUP)
+    found = without_empty_places(cohort, GROUP)
     assert found.invited.tolist() == found.timing.sent.tolist() == is_there.tolist()
     assert found.reported.tolist() == (is_there & [False, False, True, True, True]).tolist()
     assert (int(cohort.metrics["late"]), int(found.metrics["late"])) == (2, 1)
-    assert existing(cohort, p.ragged()) is cohort  # in a whole population there is a client for each id
-    assert existing(cohort.timed(sent=None), GROUP).timing.sent is None  # nobody's message is late
+    assert without_empty_places(cohort, p.ragged()) is cohort  # in a whole population there is a client for each id
+    assert without_empty_places(cohort.timed(sent=None), GROUP).timing.sent is None  # nobody's message is late
 
 
 def test_an_aggregator_sees_the_ids_of_the_whole_population():

@@ -99,7 +99,7 @@ def test_damage_is_mended(cache):
     content = (cache / name).read_bytes()
     (cache / name).write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
     jax.clear_caches()
-    assert program_files.read(name) is None  # a start that is told what it runs looks here before it traces
+    assert program_files.read_program(name) is None  # a start that is told what it runs looks here before it traces
     mended, _ = compiled(program(), options)
     assert not isinstance(mended, Loaded)
     again, _ = compiled(program(), options)

@@ -65,16 +65,16 @@ def fedavg():
 def test_parts_add_up(clock):
     """Faults: time that two parts have, or none; the time of an inner part in the outer one; a part left on after an
     error; seconds before a resume that are lost."""
-    with seconds.account(clock.now, "start") as account:
+    with seconds.time_account(clock.now, "start") as account:
         clock.passes(2)()
-        with seconds.part("evaluation"):
+        with seconds.timed_part("evaluation"):
             clock.passes(3)()
-            with pytest.raises(KeyError), seconds.part("logs"):
+            with pytest.raises(KeyError), seconds.timed_part("logs"):
                 clock.passes(4)()
                 raise KeyError
             clock.passes(5)()
         account.switch("other")
-        with seconds.account() as inner:
+        with seconds.time_account() as inner:
             assert inner is account
         clock.passes(1)()
         account.add({"rounds": 100.0, "logs": 0.5})
@@ -82,7 +82,7 @@ def test_parts_add_up(clock):
     assert [round(found[name], 3) for name in ("start", "evaluation", "logs", "other", "rounds")] == [2, 8, 4.5, 1, 100]
     assert sum(account.nanoseconds.values()) == clock.now - clock.began + round(100.5 * seconds.NANO)
     assert seconds.so_far() == {}
-    with seconds.part("rounds"):
+    with seconds.timed_part("rounds"):
         pass  # outside of an account
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fedjax_sim.sweeps.dots import dots_figure
-from fedjax_sim.sweeps.heat_map import heat_map, map_axes
+from fedjax_sim.sweeps.heat_map import map_axes, sweep_heat_map
 from fedjax_sim.sweeps.page import comparison_page, in_words
 from fedjax_sim.sweeps.results import Sweep
 
@@ -56,7 +56,7 @@ def test_the_map_has_each_mean(metric):
     values[2, 3] = float("nan")
     found = sweep(values, ("a.rate", "b.rate"), metric)
     assert map_axes(found) == ("a.rate", "b.rate")
-    (axes,) = heat_map(found, metric).axes
+    (axes,) = sweep_heat_map(found, metric).axes
     means = {(cell["a.rate"], cell["b.rate"]): cell["mean"] for cell in found.summary(metric)}
     texts = {text.get_position(): text.get_text() for text in axes.texts}
     assert texts.pop((1, 3)) == "×"
@@ -65,7 +65,7 @@ def test_the_map_has_each_mean(metric):
     assert np.unravel_index(np.ma.argmax(colors), colors.shape) == (0, 0)  # the lowest is the darkest
     assert map_axes(sweep({(1, 1): 0.0, (1, 2): 0.0, (1, 3): 0.0}, ("a", "b"))) is None
     with pytest.raises(ValueError, match="two options with three numbers each"):
-        heat_map(sweep({"x": 0.0}), "test_accuracy")
+        sweep_heat_map(sweep({"x": 0.0}), "test_accuracy")
 
 
 def test_words_name_what_differs():

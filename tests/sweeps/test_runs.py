@@ -14,7 +14,7 @@ from fedjax_sim.config.document import load
 from fedjax_sim.sweeps.curves import curves_figure
 from fedjax_sim.sweeps.results import Sweep, shown_by_default
 from fedjax_sim.sweeps.runs import read_run, sweep_of
-from fedjax_sim.sweeps.table import as_csv, as_latex, as_markdown, comparison_table
+from fedjax_sim.sweeps.table import as_csv, as_latex, as_markdown, sweep_comparison
 from tests.refusals import refused
 
 RATES = (0.5, 0.1)
@@ -100,7 +100,7 @@ def test_differences_are_taken_seed_by_seed(folder):
 def test_tables_hold_the_numbers(folder):
     """Faults: a table whose numbers are not the sweep's; LaTeX heads that are no words."""
     found = sweep_of(runs_of(folder))
-    table = comparison_table(found, "test_accuracy")
+    table = sweep_comparison(found, "test_accuracy")
     rows = list(csv.DictReader(io.StringIO(as_csv(table))))
     (gap,) = found.differences("test_accuracy")
     summary = found.summary("test_accuracy")
@@ -116,9 +116,9 @@ def test_a_part_is_called_by_its_table():
     """Catches a column that is called "name", and two columns of one name."""
     rows = [{"seed": 0, "round": 1, "algorithm.name": x, "data.alpha": 1, "loss": 0.5} for x in ("fedavg", "fedprox")]
     found = Sweep(rows, ("algorithm.name", "data.alpha"), [0], 1, True)
-    assert comparison_table(found, "loss").texts()[0][:2] == ["algorithm", "alpha"]
+    assert sweep_comparison(found, "loss").texts()[0][:2] == ["algorithm", "alpha"]
     alike = Sweep([row | {"model.alpha": 2} for row in rows], ("data.alpha", "model.alpha"), [0], 1, True)
-    assert comparison_table(alike, "loss").texts()[0][:2] == ["data.alpha", "model.alpha"]
+    assert sweep_comparison(alike, "loss").texts()[0][:2] == ["data.alpha", "model.alpha"]
 
 
 def test_own_models_are_shown_where_all_runs_have_them(folder):

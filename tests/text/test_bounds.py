@@ -8,7 +8,7 @@ import pytest
 from fedjax_sim.report.headline import tiles
 from fedjax_sim.running.progress import progress_bar
 from fedjax_sim.sweeps.results import Sweep
-from fedjax_sim.sweeps.table import as_latex, as_markdown, comparison_table
+from fedjax_sim.sweeps.table import as_latex, as_markdown, sweep_comparison
 from fedjax_sim.text.bounds import shown_down, shown_up
 
 
@@ -31,7 +31,7 @@ def test_no_epsilon_is_shown_smaller():
     page = tiles({"privacy": {"epsilon": 2.0002, "delta": 1.00004e-5}})
     assert "<b>2.001</b>" in page and "delta 1.001e-05" in page
     rows = [{"seed": s, "round": 1, "rate": rate, "epsilon": 2.000021} for s in range(3) for rate in (1, 2)]
-    table = comparison_table(Sweep(rows, ("rate",), [0, 1, 2], 1, True), "epsilon")
+    table = sweep_comparison(Sweep(rows, ("rate",), [0, 1, 2], 1, True), "epsilon")
     for text in (as_latex(table), as_markdown(table)):
         assert "2.0001" in text
 

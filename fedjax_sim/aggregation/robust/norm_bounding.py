@@ -80,7 +80,7 @@ def _shortened(updates: PyTree, limit: Array) -> tuple[PyTree, Array]:
     norms = jnp.sqrt(squared_norms(updates))
     # Scaled in float32: a factor of 16 bits could be rounded up, and the message would be longer than the limit.
     scaled = tree.scaled(tree.widened(updates), shortening(norms, limit))
-    return tree.cast(scaled, updates), norms > limit
+    return tree.cast_like(scaled, updates), norms > limit
 
 
 def shortening(norms: Array, limit: Array) -> Array:

@@ -211,7 +211,7 @@ def unmasked(
     for secret, is_asked_for in zip(both_secrets, (uploaded, shared & ~uploaded), strict=True):
         shares_key = prng.stream(key, f"shares{len(opened_secrets)}")
         shares = shamir.shares(shares_key, secret, threshold, num_holders)
-        opened_secrets.append(shamir.opened(shares, is_asked_for[:, None] & answered[holders], threshold))
+        opened_secrets.append(shamir.reconstructed(shares, is_asked_for[:, None] & answered[holders], threshold))
     mask_seeds, exponents = opened_secrets
     public_keys = power(jnp.uint32(GENERATOR), both_secrets[1])
 

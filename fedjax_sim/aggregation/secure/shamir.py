@@ -42,7 +42,7 @@ def shares(key: Array, secrets: Array, threshold: int, num_holders: int) -> Arra
     return jax.lax.scan(horner_step, zeros, coefficients)[0]
 
 
-def opened(held: Array, there: AnyArray, threshold: int) -> Array:
+def reconstructed(held: Array, there: AnyArray, threshold: int) -> Array:
     """Opens secrets from the first `threshold` shares that holders send.
 
     Args:
@@ -58,7 +58,7 @@ def opened(held: Array, there: AnyArray, threshold: int) -> Array:
 
     >>> held = jax.jit(shares, static_argnums=(2, 3))(jax.random.key(0), jnp.array([7, 2**30], jnp.uint32), 2, 4)
     >>> known = jnp.array([[True, False, True, True], [False, True, False, False]])
-    >>> jax.jit(opened, static_argnums=2)(held, known, 2).tolist()
+    >>> jax.jit(reconstructed, static_argnums=2)(held, known, 2).tolist()
     [7, 0]
     """
     senders = jnp.argsort(~there, axis=1, stable=True)[:, :threshold]  # the first holders that send a share

@@ -16,7 +16,7 @@ from fedjax_sim.algorithms.analytics.statistic import (
     RowOptions,
     columns_of,
     features_of,
-    numbers_of,
+    row_values,
     statistic,
     summaries,
 )
@@ -264,7 +264,7 @@ def _targets(examples: PyTree, are_labels: bool) -> Array:
 
     Raises: TypeError for rows without one number y each, and for labels that are no integers.
     """
-    y = numbers_of(examples, None)
+    y = row_values(examples, None)
     if are_labels and jnp.issubdtype(examples["y"].dtype, jnp.inexact):
         hint = "Take objective = 'squared' for numbers, or cast the labels: y.astype('int32')."
         validate.fail("data", "integer labels y of 0 and 1, for 'logistic'", str(examples["y"].dtype), hint, TypeError)

@@ -15,7 +15,7 @@ from fedjax_sim.algorithms.analytics.statistic import (
     StatisticOptions,
     columns_of,
     labels_of,
-    one_row,
+    random_row_mask,
     statistic,
     summaries,
 )
@@ -97,7 +97,7 @@ def heavy_hitters(
 
     def summarise(key, broadcast, examples, mask):
         values, counted = symbols_of(examples, mask)
-        chosen = one_row(stream(key, "vote"), counted)
+        chosen = random_row_mask(stream(key, "vote"), counted)
         symbol = jnp.where(chosen, values, 0).sum(dtype=jnp.int32)
         return {"votes": tree.votes(broadcast, symbol) * chosen.any().astype(jnp.float32)}, {}
 

@@ -15,8 +15,8 @@ from fedjax_sim.algorithms.analytics.statistic import (
     features_of,
     labels_of,
     nan_among,
-    numbers_of,
-    one_row,
+    random_row_mask,
+    row_values,
     statistic,
     summaries,
 )
@@ -106,7 +106,7 @@ def histogram(
         if inner_edges is None:
             cells, counted = labels_of(examples, mask)
         else:
-            numbers = numbers_of(examples, column)
+            numbers = row_values(examples, column)
             cells, counted = jnp.searchsorted(inner_edges, numbers, side="right").astype(jnp.int32), mask
         counted &= cells < num_cells
         if region_column is not None:
@@ -118,9 +118,9 @@ def histogram(
 
     def summarise(key, broadcast, examples, mask):
         cells, counted = places(examples, mask)
-        spoiled = 0.0 if num_bins is None else nan_among(numbers_of(examples, column), mask)
+        spoiled = 0.0 if num_bins is None else nan_among(row_values(examples, column), mask)
         if rows == "one":  # a row may have several labels
-            counted = one_row(stream(key, "label"), counted)
+            counted = random_row_mask(stream(key, "label"), counted)
         counts = jnp.zeros(num_cells * num_regions, jnp.float32).at[cells].add(counted.astype(jnp.float32))
         return {"counts": counts.reshape(shape) + spoiled}, {}
 

@@ -79,7 +79,7 @@ def kmeans(
 
     def summarise(key, broadcast, examples, mask):
         x = features_of(examples, broadcast["centroids"].shape[1])
-        distances = squared_distances(x, broadcast["centroids"])
+        distances = squared_distances_to_centers(x, broadcast["centroids"])
         is_nearest = jnp.argmin(distances, 1)[:, None] == jnp.arange(num_clusters)[None]
         members = (is_nearest & mask[:, None]).astype(jnp.float32)
         message = {"counts": members.sum(0), "sums": members.T @ x}
@@ -103,7 +103,7 @@ def kmeans(
         }
 
     def loss_fn(params: PyTree, examples: PyTree, key: Array | None) -> dict[str, Array]:
-        return {"loss": squared_distances(features_of(examples), params["centroids"]).min(1)}
+        return {"loss": squared_distances_to_centers(features_of(examples), params["centroids"]).min(1)}
 
     server = ServerUpdate(
         start, lambda state: state, moved, lambda state: state, takes=takes, params_kind=ParamsKind.ANSWER
@@ -116,7 +116,7 @@ def kmeans(
     return statistic(sampler, work, server, loss_fn, options, answer=answer, scale=columns)
 
 
-def squared_distances(x: Array, centers: Array) -> Array:
+def squared_distances_to_centers(x: Array, centers: Array) -> Array:
     """Computes the squared Euclidean distance of each row to each center, [n, k] from [n, d] and [k, d].
 
     Differences are squared, because |x|^2 - 2 x c + |c|^2 would cancel far from the origin.

@@ -14,7 +14,7 @@ from fedjax_sim.algorithms.analytics.statistic import (
     RowOptions,
     columns_of,
     nan_among,
-    numbers_of,
+    row_values,
     started,
     statistic,
     summaries,
@@ -91,7 +91,7 @@ def quantiles(
         columns.check_own()
 
     def summarise(key, broadcast, examples, mask):
-        numbers = numbers_of(examples, column)
+        numbers = row_values(examples, column)
         is_below = (numbers[:, None] <= broadcast[None]) & mask[:, None]
         num_rows = mask.sum(dtype=jnp.float32)
         excess = is_below.sum(0, dtype=jnp.float32) - wanted * num_rows + nan_among(numbers, mask)
@@ -116,7 +116,7 @@ def quantiles(
         return {"low": given["low"], "high": given["high"]}
 
     def loss_fn(params: PyTree, examples: PyTree, key: Array | None) -> dict[str, Array]:
-        above = numbers_of(examples, column)[:, None] - params["quantiles"][None]
+        above = row_values(examples, column)[:, None] - params["quantiles"][None]
         return {"loss": jnp.maximum(wanted[None] * above, (wanted[None] - 1) * above).sum(1)}
 
     server = ServerUpdate(

@@ -193,7 +193,7 @@ def summaries(summarise: Callable, *, rows: Literal["all", "one"] = "all") -> Cl
     """
 
     def apply(key: Array, broadcast: PyTree, state: PyTree, data: ClientData) -> tuple[Report, PyTree]:
-        mask = one_row(stream(key, "row"), data.mask) if rows == "one" else data.mask
+        mask = random_row_mask(stream(key, "row"), data.mask) if rows == "one" else data.mask
         message, metrics = summarise(stream(key, "summary"), broadcast, data.examples, mask)
         num_rows = Mean(mask.sum(dtype=jnp.float32), jnp.float32(1))
         return Report(message, jnp.float32(1), metrics | {"rows": num_rows}), state
@@ -201,7 +201,7 @@ def summaries(summarise: Callable, *, rows: Literal["all", "one"] = "all") -> Cl
     return ClientUpdate(lambda broadcast: (), apply, ClientFacts(uniform_weights=True, metrics=(SENT_ROWS,)))
 
 
-def one_row(key: Array, mask: Array) -> Array:
+def random_row_mask(key: Array, mask: Array) -> Array:
     """Draws one of the rows where `mask` is True, and returns the mask of this row alone, [n] bool.
 
     The draw does not depend on the number of padded rows. Without rows, nothing is drawn.
@@ -256,7 +256,7 @@ def features_of(examples: PyTree, width: int | None = None) -> Array:
     return vectors
 
 
-def numbers_of(examples: PyTree, column: int | None) -> Array:
+def row_values(examples: PyTree, column: int | None) -> Array:
     """Returns one number of each row, [n] float32: a column of the features, or without a column the target y.
 
     A number that is NaN is in no bin, and below no threshold. `nan_among` makes the message NaN, so that the client

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_sim import client, engine, validate
-from fedjax_sim.algorithms.gossip.rounds import finish, links_of, mean_model, node_algorithm, own_models, train
+from fedjax_sim.algorithms.gossip.rounds import finish, links_of, mean_model, node_algorithm, own_models, train_nodes
 from fedjax_sim.algorithms.gossip.state import NODE_METRICS, GossipOptions, begun, check_average, nodes_of, training
 from fedjax_sim.network import Mixing, mixed
 from fedjax_sim.types import Algorithm, ClientUpdate, Evaluated, ParamsKind, PyTree, Work
@@ -168,7 +168,7 @@ def consensus(
 
     def init(key, params, population):
         def train_alone(key, state, population):
-            trained_nodes = train(nodes, key, state, population, jnp.ones(size, bool))
+            trained_nodes = train_nodes(nodes, key, state, population, jnp.ones(size, bool))
             ids = jnp.arange(size, dtype=jnp.int32)
             clients = engine.put(trained_nodes.memory, ids, trained_nodes.after, ids >= 0)
             return state.star._replace(clients=clients)

@@ -89,7 +89,7 @@ def push_sum(
     @engine.reproducible
     def mean(states, like):
         total_weight = states["weight"].sum()
-        return tree.cast(jax.tree.map(lambda x: x.sum(0) / total_weight, states["sum"]), like)
+        return tree.cast_like(jax.tree.map(lambda x: x.sum(0) / total_weight, states["sum"]), like)
 
     def params(state):
         ids = jnp.arange(mixing.graph.population_size, dtype=jnp.int32)

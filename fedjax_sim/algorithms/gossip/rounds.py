@@ -25,7 +25,7 @@ def links_of(nodes: Nodes, key: Array, state: NodesState) -> Links:
     return engine.reproducible(nodes.mixing.links)(stream(key, "network"), state.star.round, state.tables)
 
 
-def train(nodes: Nodes, key: Array, state: NodesState, population: Population, up: Array) -> Trained:
+def train_nodes(nodes: Nodes, key: Array, state: NodesState, population: Population, up: Array) -> Trained:
     """Does the local work of the nodes that are up.
 
     Args:
@@ -120,7 +120,7 @@ def finish(
 
     def next_rows(before, rows):
         # A model in the wider dtype of a state may be finite, and overflow in the dtype in which it is used.
-        is_finite = engine.all_finite((rows, tree.cast(nodes.models(rows), state.star.server)))
+        is_finite = engine.all_finite((rows, tree.cast_like(nodes.models(rows), state.star.server)))
         rows = tree.where(is_finite & links.up, rows, before)
         return is_finite, rows, distance(nodes.models(rows), state.tables.get("honest"))
 
@@ -182,7 +182,7 @@ def node_algorithm(nodes: Nodes, combine: Callable) -> Algorithm:
             is_attacker = nodes.attackers(stream(key, "aggregation"), jnp.arange(size, dtype=jnp.int32))
             state = state._replace(tables=state.tables | {"honest": ~is_attacker})
         links = links_of(nodes, key, state)
-        trained_nodes = train(nodes, key, state, population, links.up)
+        trained_nodes = train_nodes(nodes, key, state, population, links.up)
         rows = engine.reproducible(combine)(links, trained_nodes._replace(memory=(), info={}))
         work = work_of(nodes.star, state.star.server, population) if nodes.timing.devices is not None else None
         before = trained_nodes.before
@@ -196,12 +196,12 @@ def node_algorithm(nodes: Nodes, combine: Callable) -> Algorithm:
 
 def own_models(nodes: Nodes, state: NodesState, ids: Array) -> PyTree:
     """The models of the nodes `ids`, leaves [len(ids), ...], in the initial model's dtypes."""
-    models_of = engine.reproducible(lambda rows, like: tree.cast(nodes.models(rows), like))
+    models_of = engine.reproducible(lambda rows, like: tree.cast_like(nodes.models(rows), like))
     return models_of(engine.take(state.star.clients, ids)[0], state.star.server)
 
 
 def mean_model(nodes: Nodes, state: NodesState) -> PyTree:
     """The mean of the models of all nodes that do not attack, in the initial model's dtypes."""
     ids = jnp.arange(nodes.mixing.graph.population_size, dtype=jnp.int32)
-    mean = engine.reproducible(lambda rows, counted, like: tree.cast(mean_over(nodes.models(rows), counted), like))
+    mean = engine.reproducible(lambda rows, counted, like: tree.cast_like(mean_over(nodes.models(rows), counted), like))
     return mean(engine.take(state.star.clients, ids)[0], state.tables.get("honest"), state.star.server)

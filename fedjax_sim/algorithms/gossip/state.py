@@ -157,7 +157,7 @@ def training(local: ClientUpdate, start: Callable, at: Callable, moved: Callable
     """
 
     def apply(key, broadcast, state, data):
-        report, _ = local.apply(key, tree.cast(at(state), broadcast), (), data)
+        report, _ = local.apply(key, tree.cast_like(at(state), broadcast), (), data)
         peaks = [engine.largest_magnitude(x).astype(jnp.float32) for x in jax.tree.leaves(report.update)]
         return report._replace(update=engine.largest_magnitude(jnp.stack(peaks))), moved(state, report.update)
 

@@ -24,7 +24,7 @@ from fedjax_sim.round.compatibility import check_parts
 from fedjax_sim.round.costs import metrics_of
 from fedjax_sim.round.federated import federated
 from fedjax_sim.round.inner_time import time_inside
-from fedjax_sim.round.levels import by_own_ids, existing, named_by, remembers, summed_over_rounds, told
+from fedjax_sim.round.levels import by_own_ids, named_by, remembers, summed_over_rounds, told, without_empty_places
 from fedjax_sim.round.options import AveragingOptions
 from fedjax_sim.round.round import FederatedState, close, collect, initial_state, invite
 from fedjax_sim.types import (
@@ -198,7 +198,7 @@ def _level_of(federation: Star | Algorithm) -> Level:
     def step(key: Array, state: FederatedState, group: Population) -> tuple[FederatedState, Inside]:
         star = inner._replace(aggregator=by_own_ids(inner.aggregator, group))
         cohort, sampler_state = invite(star, key, state)
-        cohort = existing(cohort, group)  # without the empty places of the group
+        cohort = without_empty_places(cohort, group)  # without the empty places of the group
         gathered = collect(star, key, cohort, state, group)
         state, info = close(star, key, cohort, gathered, state._replace(sampler=sampler_state))
         means, _ = exact_sums.total(gathered.means)

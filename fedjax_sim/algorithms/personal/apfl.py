@@ -19,7 +19,7 @@ from fedjax_sim.validate import LossFn, NonNegative, Share, named_arguments
 OWN_SHARE = Metric("own_share", "share of their own in clients' models", "share", "last")
 
 
-def mixture(own: PyTree, shared: PyTree, share: float | Array) -> PyTree:
+def interpolation(own: PyTree, shared: PyTree, share: float | Array) -> PyTree:
     """Returns share * own + (1 - share) * shared, leaf by leaf; for a number 0 or 1 the bits of one of the two."""
     if isinstance(share, jax.Array):
         return jax.tree.map(lambda v, w: share.astype(v.dtype) * v + (1 - share).astype(v.dtype) * w, own, shared)
@@ -70,7 +70,7 @@ def apfl(
 
     def loss_of_both(models, examples, key):
         # The shared model is a constant of the mixture: v, and a share that is learnt, are trained for it.
-        mixed = mixture(models["own"], jax.lax.stop_gradient(models["shared"]), models.get("share", share))
+        mixed = interpolation(models["own"], jax.lax.stop_gradient(models["shared"]), models.get("share", share))
         shared_values = _by_name(loss_fn(models["shared"], examples, key))
         mixed_values = _by_name(loss_fn(mixed, examples, key))
         losses = {"loss": shared_values["loss"] + mixed_values["loss"]}
@@ -97,7 +97,7 @@ def apfl(
         return report._replace(metrics=named), new_kept
 
     def model_of(broadcast, kept, has_trained):
-        return tree.where(has_trained, mixture(kept["own"], broadcast, kept.get("share", share)), broadcast)
+        return tree.where(has_trained, interpolation(kept["own"], broadcast, kept.get("share", share)), broadcast)
 
     rule = aggregation.mean() if aggregator is None else aggregator
     facts = facts_of(work, optimizer)._replace(metrics=(OWN_SHARE,) if learns else ())

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_sim import aggregation, client, server, tree, validate
-from fedjax_sim.algorithms.personal.ifca import check_spread, spread_out
+from fedjax_sim.algorithms.personal.ifca import check_spread, perturbed_models
 from fedjax_sim.algorithms.personal.own_models import with_own_models
 from fedjax_sim.client.local_sgd import facts_of, local_training, uncorrected
 from fedjax_sim.models import Model, supervised
@@ -109,7 +109,7 @@ def fedem(
         return {"components": components, "weights": weights}
 
     def start(params: PyTree) -> PyTree:
-        return spread_out(jax.random.key(start_seed), params, num_components, spread)
+        return perturbed_models(jax.random.key(start_seed), params, num_components, spread)
 
     inner = server.optimizer(optax.sgd(1.0))
     step = inner._replace(

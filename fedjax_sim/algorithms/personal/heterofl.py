@@ -41,7 +41,7 @@ class HeteroFLOptions(client.LocalOptions, ExecutionOptions, total=False):
     """The options of `client.work`, and how a round is computed."""
 
 
-class Units(NamedTuple):
+class TierUnits(NamedTuple):
     """The units that a leaf of the parameters joins, and which of them each tier holds; NumPy arrays."""
 
     inputs: np.ndarray | None  # [tiers, in] bool; None for a leaf with outputs alone
@@ -116,7 +116,7 @@ def heterofl(
     def sub_model(params: PyTree, tier: Array) -> PyTree:
         """Returns the parameters with zeros where a tier holds none."""
         leaves, structure = jax.tree.flatten(params)
-        units = jax.tree.leaves(_units(model, params, shares), is_leaf=lambda x: isinstance(x, Units))
+        units = jax.tree.leaves(_units(model, params, shares), is_leaf=lambda x: isinstance(x, TierUnits))
         return structure.unflatten([_held(x, part, tier) for x, part in zip(leaves, units, strict=True)])
 
     def apply(key, start, state, data):
@@ -172,7 +172,7 @@ def heterofl(
 
 
 def _units(model: Model, params: PyTree, shares: np.ndarray) -> PyTree:
-    """Returns the `Units` of each leaf, in a pytree like the parameters.
+    """Returns the `TierUnits` of each leaf, in a pytree like the parameters.
 
     Args:
       model: dense and convolutional layers one after the other; another is refused.
@@ -204,14 +204,14 @@ def _units(model: Model, params: PyTree, shares: np.ndarray) -> PyTree:
         outputs = np.arange(num_outputs)[None] < np.array(counts)[:, None]
 
         def of_leaf(x, inputs=inputs, outputs=outputs):
-            return Units(inputs if len(x.shape) >= 2 else None, outputs)
+            return TierUnits(inputs if len(x.shape) >= 2 else None, outputs)
 
         units_of_layers |= jax.tree.map(of_leaf, entries)
         held = outputs
     return units_of_layers
 
 
-def _held(x: Array, units: Units, tier: Array) -> Array:
+def _held(x: Array, units: TierUnits, tier: Array) -> Array:
     """Returns a leaf with zeros where a tier, [] int32, holds nothing."""
     is_held = jnp.asarray(units.outputs)[tier]
     if units.inputs is not None:
@@ -222,7 +222,7 @@ def _held(x: Array, units: Units, tier: Array) -> Array:
 def _bytes_by_tier(model: Model, params: PyTree, shares: np.ndarray) -> list[int]:
     """Returns the bytes of each tier's sub-model."""
     leaves = jax.tree.leaves(params)
-    units = jax.tree.leaves(_units(model, params, shares), is_leaf=lambda x: isinstance(x, Units))
+    units = jax.tree.leaves(_units(model, params, shares), is_leaf=lambda x: isinstance(x, TierUnits))
     sizes = np.zeros(len(shares), np.int64)
     for x, part in zip(leaves, units, strict=True):
         joined = 1 if part.inputs is None else part.inputs.sum(1)
@@ -272,7 +272,7 @@ def _ratio_of_holders(inner: ServerUpdate, model: Model, shares: np.ndarray) -> 
             return jnp.where(share > 0, update / jnp.where(share > 0, share, 1), 0)
 
         leaves, structure = jax.tree.flatten(aggregate["update"])
-        units = jax.tree.leaves(_units(model, aggregate["update"], shares), is_leaf=lambda x: isinstance(x, Units))
+        units = jax.tree.leaves(_units(model, aggregate["update"], shares), is_leaf=lambda x: isinstance(x, TierUnits))
         means = [mean_of_holders(x, part) for x, part in zip(leaves, units, strict=True)]
         return inner.apply(key, structure.unflatten(means), state)
 

@@ -95,7 +95,7 @@ def ifca(
         return jax.tree.map(lambda models: models[jnp.where(has_trained, chosen, 0)], broadcast)
 
     def start(params: PyTree) -> PyTree:
-        return spread_out(jax.random.key(start_seed), params, num_clusters, spread)
+        return perturbed_models(jax.random.key(start_seed), params, num_clusters, spread)
 
     step = clustered(server.optimizer(optax.sgd(1.0)), start)
     local = ClientUpdate(lambda broadcast: jnp.int32(0), apply, facts_of(work, optimizer))
@@ -150,7 +150,7 @@ def check_spread(count: int, spread: float) -> None:
         validate.fail("spread", f"more than 0 for {count} models", spread, hint)
 
 
-def spread_out(key: jax.Array, params: PyTree, count: int, spread: float) -> PyTree:
+def perturbed_models(key: jax.Array, params: PyTree, count: int, spread: float) -> PyTree:
     """Returns models around the given one, leaves [count, ...]; the first is the given one itself.
 
     The noise's deviation is `spread` times the root mean square of a leaf. For a leaf of zeros it is

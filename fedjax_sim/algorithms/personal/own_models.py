@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_sim import client, engine
-from fedjax_sim.client.local_sgd import Training, local_training
+from fedjax_sim.client.local_sgd import TrainingResult, local_training
 from fedjax_sim.round.federated import federated
 from fedjax_sim.types import (
     Aggregator,
@@ -25,7 +25,7 @@ from fedjax_sim.types import (
 )
 
 
-class Kept(NamedTuple):
+class OwnModelState(NamedTuple):
     """The state of a client."""
 
     own: PyTree  # what it keeps to itself
@@ -42,13 +42,13 @@ def own_training(
       num_steps: steps of this training; None for as many as the work has. A client takes all of `num_steps`, also where
         it completes only a part of its work, so that their cost is a constant of a round.
 
-    Returns: (key, params, data, correct) -> `Training`.
+    Returns: (key, params, data, correct) -> `TrainingResult`.
     """
     if num_steps is None:
         return local_training(loss_fn, optimizer, work)
     train = local_training(loss_fn, optimizer, work._replace(num_steps=num_steps, num_epochs=None))
 
-    def all_steps(key: Array, params: PyTree, data: ClientData, correct: Callable) -> Training:
+    def all_steps(key: Array, params: PyTree, data: ClientData, correct: Callable) -> TrainingResult:
         return train(key, params, data._replace(work=None), correct)
 
     return all_steps
@@ -78,11 +78,11 @@ def with_own_models(
     """
 
     def init(broadcast):
-        return Kept(local.init(broadcast), jnp.int32(0))
+        return OwnModelState(local.init(broadcast), jnp.int32(0))
 
     def apply(key, broadcast, kept, data):
         report, own = local.apply(key, broadcast, kept.own, data)
-        return report, Kept(own, kept.rounds + 1)
+        return report, OwnModelState(own, kept.rounds + 1)
 
     made = federated(sampler, local._replace(init=init, apply=apply), aggregator, server, **round_options)
 

@@ -9,7 +9,7 @@ import optax
 
 from fedjax_sim import aggregation, client, server, tree, validate
 from fedjax_sim.algorithms.personal.own_models import own_training, with_own_models
-from fedjax_sim.client.local_sgd import Training, facts_of, local_training, uncorrected
+from fedjax_sim.client.local_sgd import TrainingResult, facts_of, local_training, uncorrected
 from fedjax_sim.models.partition import combine, partition
 from fedjax_sim.prng import stream
 from fedjax_sim.round.options import RecipeOptions
@@ -54,7 +54,7 @@ def fedper(
     work, round_options = client.local_work(options)
     train = local_training(loss_fn, optimizer, work)
 
-    def both(key: Array, model: PyTree, data: ClientData) -> Training:
+    def both(key: Array, model: PyTree, data: ClientData) -> TrainingResult:
         return train(key, model, data, uncorrected(model))
 
     return _kept_part(both, sampler, optimizer, work, own=own, aggregator=aggregator, round_options=round_options)
@@ -93,7 +93,7 @@ def fedrep(
     train = local_training(loss_fn, optimizer, work)
     train_own = own_training(loss_fn, optimizer, work, own_steps)
 
-    def own_first(key: Array, model: PyTree, data: ClientData) -> Training:
+    def own_first(key: Array, model: PyTree, data: ClientData) -> TrainingResult:
         first = train_own(stream(key, "own part"), model, data, _only(own, True))
         return train(key, first.params, data, _only(own, False))
 
@@ -128,7 +128,7 @@ def fedbabu(
     work, round_options = client.local_work(options)
     train = local_training(loss_fn, optimizer, work)
 
-    def shared_only(key: Array, model: PyTree, data: ClientData) -> Training:
+    def shared_only(key: Array, model: PyTree, data: ClientData) -> TrainingResult:
         return train(key, model, data, _only(own, False))
 
     return _kept_part(
@@ -155,7 +155,7 @@ def _only(own: Sequence[str], is_own: bool) -> Callable:
 
 
 def _kept_part(
-    train: Callable[[Array, PyTree, ClientData], Training],
+    train: Callable[[Array, PyTree, ClientData], TrainingResult],
     sampler: Sampler,
     optimizer: optax.GradientTransformation,
     work: client.LocalWork,
@@ -168,7 +168,7 @@ def _kept_part(
     """Makes the algorithm of clients that train a whole model and send the update of its shared part.
 
     Args:
-      train: (key, model, data) -> `Training` of the whole model, which says which parts it trains.
+      train: (key, model, data) -> `TrainingResult` of the whole model, which says which parts it trains.
       sampler: as in `fedper`.
       optimizer: of `train`; read for the facts of the client alone.
       work: of `train`; says how a client weighs.

@@ -31,7 +31,7 @@ from fedjax_sim.network.link import noise_of
 from fedjax_sim.prng import stream
 from fedjax_sim.round.compatibility import check_distinct
 from fedjax_sim.round.costs import ROUND_METRICS
-from fedjax_sim.round.levels import existing
+from fedjax_sim.round.levels import without_empty_places
 from fedjax_sim.round.round import invite
 from fedjax_sim.transform import identity
 from fedjax_sim.types import (
@@ -169,7 +169,7 @@ def split_gnn(
 
     def cohort_and_graphs(key: Array, state: SplitState, population: Population) -> tuple[Cohort, PyTree, Joint]:
         cohort, sampler_state = invite(star, key, state)  # type: ignore[arg-type]
-        cohort = in_order(existing(cohort, population))
+        cohort = in_order(without_empty_places(cohort, population))
         joint = joint_of(cohort, population)
         params = model_server.params(state.server)
         outputs = jax.eval_shape(lambda: model.apply(params, (), joint.graphs, None, False)[0])

@@ -39,7 +39,7 @@ import jax
 import jax.numpy as jnp
 from jax.extend import core
 
-from fedjax_sim.engine.jaxpr import opened
+from fedjax_sim.engine.jaxpr import jaxpr_and_constants
 from fedjax_sim.engine.platform import target
 from fedjax_sim.types import Array, PyTree
 
@@ -183,7 +183,7 @@ def is_computed_once(equation: core.JaxprEqn) -> bool:
     """Returns whether an equation is the loop of `computed_once`: its body only holds values back."""
     if equation.primitive.name != "while":
         return False
-    test, body = (opened(equation.params[key])[0] for key in ("cond_jaxpr", "body_jaxpr"))
+    test, body = (jaxpr_and_constants(equation.params[key])[0] for key in ("cond_jaxpr", "body_jaxpr"))
     return not test.eqns and all(x.primitive.name == "optimization_barrier" for x in body.eqns)
 
 

@@ -162,7 +162,7 @@ def normal_form(acc: ExactSum) -> ExactSum:
     return ExactSum(acc.top, low, high, jnp.ones_like(acc.pending), acc.shape)
 
 
-def joined(sums: list[ExactSum]) -> tuple[list[ExactSum], Callable]:
+def concatenated(sums: list[ExactSum]) -> tuple[list[ExactSum], Callable]:
     """Joins sums, so that a program which reads their totals has fewer operations, and compiles sooner.
 
     Args:
@@ -444,7 +444,7 @@ def packed_words(acc: ExactSum) -> tuple[Array, ...]:
     return (acc.low[0] | (acc.top << LOW_BITS), *acc.low[1:], *acc.high)
 
 
-def merged(words: tuple[Array, ...], number: int, shape: tuple[int, ...]) -> ExactSum:
+def sum_over_devices(words: tuple[Array, ...], number: int, shape: tuple[int, ...]) -> ExactSum:
     """Returns the sum of the sums of several devices.
 
     Args:
@@ -508,7 +508,7 @@ def sums_as_floats(sums: list[ExactSum]) -> list[Array]:
 
     A coordinate is NaN if a value was added to it that is not finite.
     """
-    joined_sums, split = joined(sums)
+    joined_sums, split = concatenated(sums)
     return split([_as_float(x) for x in joined_sums])
 
 

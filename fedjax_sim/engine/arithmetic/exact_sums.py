@@ -53,7 +53,7 @@ class ExactSums:
 
 def _groups(spec: tuple[jax.ShapeDtypeStruct, ...]) -> list[list[int]]:
     """Returns, for each sum, the indices of the leaves that share it."""
-    return tree.grouped(spec, [tree.at_least_float32(leaf.dtype) for leaf in spec])
+    return tree.leaf_groups(spec, [tree.at_least_float32(leaf.dtype) for leaf in spec])
 
 
 def _is_sum(x: Any) -> TypeIs[ExactSum]:
@@ -186,7 +186,7 @@ def combine(carry: PyTree, axis: str) -> PyTree:
       (tests/engine/arithmetic/test_exact_sums.py::test_devices_combine_to_the_bits_of_one).
     """
     leaves, structure = jax.tree.flatten(carry, is_leaf=_is_sum)
-    joined_sums, split = exact_sum.joined([x for x in leaves if _is_sum(x)])
+    joined_sums, split = exact_sum.concatenated([x for x in leaves if _is_sum(x)])
     combined = _combined_leaves([*joined_sums, *(x for x in leaves if not _is_sum(x))], axis)
     sums = iter(split(combined[: len(joined_sums)]))
     others = iter(combined[len(joined_sums) :])
@@ -234,7 +234,7 @@ def _combined_leaves(leaves: list[ExactSum | Array], axis: str) -> list[ExactSum
     for leaf, dtype, is_placed in zip(leaves, dtypes, has_place, strict=True):
         if _is_sum(leaf):
             combined.append(
-                exact_sum.merged(next(words), number, leaf.shape)
+                exact_sum.sum_over_devices(next(words), number, leaf.shape)
                 if is_placed
                 else exact_sum.kept_bins(next(summed_leaves), leaf)
             )

@@ -39,8 +39,8 @@ from fedjax_sim.engine.jaxpr import (
     bind,
     evaluate,
     inner_programs,
+    jaxpr_and_constants,
     needed,
-    opened,
     programs,
     scan_arguments,
 )
@@ -388,7 +388,7 @@ class _Rewriter:
 
     def needs_rewrite(self, program: Program) -> bool:
         """Returns whether a program, or a program that it calls, has an operation to rewrite."""
-        equations = [x for x in opened(program)[0].eqns if not is_computed_once(x)]
+        equations = [x for x in jaxpr_and_constants(program)[0].eqns if not is_computed_once(x)]
         called_programs = (x for equation in equations for x in _called(equation))
         is_rewritten = (self.has_choice(x) or self.is_barrier(x) for x in equations)
         return any(is_rewritten) or any(map(self.needs_rewrite, called_programs))

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from fedjax_sim.population.datasets.quantities import MOST_LISTED, listed
+from fedjax_sim.population.datasets.quantities import MOST_LISTED, names_in_words
 from fedjax_sim.population.federated_data import TableColumn
 
 FEWEST_ROWS = 10  # of a column whose distinct values make it look like an identifier
@@ -93,5 +93,5 @@ def columns_in_words(columns: Iterable[TableColumn]) -> list[str]:
     lines = []
     for (use, preparation), of_use in names.items():
         number = f" ({len(of_use):,} in all)" if len(of_use) > MOST_LISTED else ""
-        lines.append(f"{use}{', ' if preparation else ''}{preparation}: {listed(of_use)}{number}")
+        lines.append(f"{use}{', ' if preparation else ''}{preparation}: {names_in_words(of_use)}{number}")
     return lines

@@ -198,7 +198,7 @@ def _stacked(arrays: list[np.ndarray]) -> np.ndarray:
     return np.stack(arrays)
 
 
-def joined(first: Column, second: Column) -> Column:
+def concatenated_rows(first: Column, second: Column) -> Column:
     """Returns the rows of both columns. A column in which all is missing takes the kind of the other.
 
     Raises: `NotUnderstood` for numbers in one and texts in the other, and for arrays of different shapes.

@@ -25,7 +25,7 @@ from fedjax_sim.population.datasets.quantities import (
 from fedjax_sim.population.federated_data import (
     FederatedData,
     TableColumn,
-    existing,
+    existing_path,
     files_of,
     from_sites,
     standardiser,
@@ -58,7 +58,7 @@ def _hospital(path: pathlib.Path) -> np.ndarray:
       an answer that does not exist, and a file without a patient.
     """
     table = []
-    for line, cells in text_files.table_rows(path.name, existing("directory", str(path), folder=False)):
+    for line, cells in text_files.table_rows(path.name, existing_path("directory", str(path), folder=False)):
         place = f"{path.name}:{line}"
         if len(cells) != len(COLUMNS):
             validate.fail(place, f"{len(COLUMNS)} columns", len(cells))
@@ -119,7 +119,7 @@ def heart_disease(
 
     References: Janosi, Steinbrunn, Pfisterer, Detrano, Heart Disease, UCI, 1988; Ogier du Terrail et al., FLamby, 2022.
     """
-    folder = existing("directory", directory)
+    folder = existing_path("directory", directory)
     tables = [_hospital(folder / f"processed.{name}.data") for name in HOSPITALS]
     labels = {name: table[:, -1] > 0 for name, table in zip(HOSPITALS, tables, strict=True)}
     splits = list(site_splits(labels, test_fraction, seed, split).values())
@@ -232,7 +232,7 @@ def csv_sites(
     comments give the same data (::test_csv_sites_in_other_styles). Medians are those of training rows
     (::test_missing_features).
     """
-    folder = existing("directory", directory)
+    folder = existing_path("directory", directory)
     if not (comment is None or (isinstance(comment, str) and comment.strip())):
         validate.fail("comment", "the text with which lines of comments begin, or none", comment)
     codes = text_files.check_missing(missing)

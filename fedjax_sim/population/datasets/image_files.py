@@ -12,7 +12,7 @@ import numpy as np
 from fedjax_sim import validate
 from fedjax_sim.files.regular_files import content_of
 from fedjax_sim.population.datasets.quantities import scale_of, units_of
-from fedjax_sim.population.federated_data import SCALED_BYTES, FederatedData, check_examples, existing
+from fedjax_sim.population.federated_data import SCALED_BYTES, FederatedData, cast_examples, existing_path
 from fedjax_sim.population.partitioners import Partitioner
 from fedjax_sim.population.population import indexed
 from fedjax_sim.types import FolderPath, Scale
@@ -158,7 +158,7 @@ def _folder(directory: FolderPath | None, what: str, where: str) -> pathlib.Path
     if directory is None:
         hint = f"Download them from {where}, unpack them, and give their folder."
         validate.fail("directory", f"a folder with {what}", "none", hint)
-    return existing("directory", directory)
+    return existing_path("directory", directory)
 
 
 def _bytes_of(path: pathlib.Path, hint: str = "") -> np.ndarray:
@@ -248,7 +248,7 @@ def _divided(
     mean, deviation, learned = scale_of(standardise, colours, lambda: _colours(train[0]))
     mean, deviation = np.float32(mean), np.float32(deviation)
     training, testing = (
-        check_examples(
+        cast_examples(
             where, {"x": (images / np.float32(255) - mean) / deviation, "y": labels}, "classification", num_outputs
         )
         for where, (images, labels) in (("train", train), ("test", test))

@@ -24,7 +24,7 @@ from fedjax_sim.population.population import stored
 from fedjax_sim.types import Array, ClientData, PyTree
 from fedjax_sim.validate import Finite, Integer, Positive
 
-AnyArray = TypeVar("AnyArray", Array, np.ndarray)
+ArrayT = TypeVar("ArrayT", Array, np.ndarray)
 # Of a plant: the mean and the standard deviation over the operating points.
 STIFFNESS = (1.25, 0.4)
 FRICTION = (0.25, 0.1)
@@ -167,7 +167,7 @@ def overshoot(damping_ratio: Array) -> Array:
     return jnp.where(zeta >= 1, 0.0, jnp.exp(-jnp.pi * clipped / jnp.sqrt((1 - clipped) * (1 + clipped))))
 
 
-def _plant(x: AnyArray) -> tuple[AnyArray, AnyArray]:
+def _plant(x: ArrayT) -> tuple[ArrayT, ArrayT]:
     """Returns sqrt(inertia x position gain) and the viscous friction of standardised features [..., 2]."""
     stiffness = STIFFNESS[0] + STIFFNESS[1] * x[..., 0]
     friction = FRICTION[0] + FRICTION[1] * x[..., 1]

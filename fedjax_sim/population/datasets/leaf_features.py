@@ -12,7 +12,7 @@ from fedjax_sim import validate
 from fedjax_sim.files.regular_files import opened
 from fedjax_sim.population.datasets.leaf_tff import leaf_split
 from fedjax_sim.population.datasets.vocabularies import frequent_words, stated_tokens, vocabulary_learned
-from fedjax_sim.population.federated_data import FederatedData, existing, from_sites
+from fedjax_sim.population.federated_data import FederatedData, existing_path, from_sites
 from fedjax_sim.types import FolderPath
 from fedjax_sim.validate import Integer, PositiveInt
 
@@ -20,10 +20,10 @@ MOST_PICTURE_BYTES = 1 << 27  # of a picture in RGB before it is resized; those 
 FIELDS = ("id", "date", "query", "user", "text")  # of a tweet
 
 
-def words_of(text: str) -> list[str]:
+def tokens_of(text: str) -> list[str]:
     """Splits a tweet into words and punctuation, as LEAF does, in lower case.
 
-    >>> words_of("I don't, @you!")
+    >>> tokens_of("I don't, @you!")
     ['i', "don't", ',', 'you', '!']
     """
     return re.findall(r"[\w']+|[.,!?;]", text.lower())
@@ -61,7 +61,7 @@ def sent140(
     References: Go, Bhayani, Huang, Twitter sentiment classification using distant supervision, 2009; Caldas et al.,
       LEAF, 2018.
     """
-    folder = existing("directory", directory)
+    folder = existing_path("directory", directory)
     splits = {split: leaf_split(folder / split) for split in ("train", "test")}
     for split, clients in splits.items():
         for user, client in clients.items():
@@ -70,7 +70,7 @@ def sent140(
                 validate.fail(f"{split} {user!r}.x", f"tweets [{', '.join(FIELDS)}]", x[0].tolist(), error=TypeError)
     if vocabulary is None:
         tweets = (text for client in splits["train"].values() for text in _texts(client))
-        words = frequent_words((word for text in tweets for word in words_of(text)), num_words)
+        words = frequent_words((word for text in tweets for word in tokens_of(text)), num_words)
     else:
         words = stated_tokens(vocabulary)
     num_rows = sum(len(client["y"]) for clients in splits.values() for client in clients.values())
@@ -81,7 +81,7 @@ def sent140(
     def bags(client: dict[str, np.ndarray]) -> np.ndarray:
         x = np.zeros((len(client["y"]), len(words)), np.float32)
         for i, text in enumerate(_texts(client)):
-            for word in words_of(text):
+            for word in tokens_of(text):
                 if word in column:
                     x[i, column[word]] += 1
         return x
@@ -126,8 +126,8 @@ def celeba(
 
     References: Liu et al., Deep learning face attributes in the wild, 2015; Caldas et al., LEAF, 2018.
     """
-    folder = existing("directory", directory)
-    image_folder = existing("images", images)
+    folder = existing_path("directory", directory)
+    image_folder = existing_path("images", images)
     try:
         from PIL import Image
     except ImportError:
@@ -142,7 +142,7 @@ def celeba(
         # A name with a slash could lead out of the folder.
         if "/" in name or "\\" in name:
             validate.fail(place, "the name of a file in the folder of images", name)
-        path = existing(place, str(image_folder / name), folder=False)
+        path = existing_path(place, str(image_folder / name), folder=False)
         # Only the formats of the data set are decoded, since each further decoder is a risk with files from others.
         try:
             with opened(path) as content, Image.open(content, formats=("JPEG", "PNG")) as file:

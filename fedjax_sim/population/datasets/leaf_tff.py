@@ -17,7 +17,7 @@ from fedjax_sim.files import text_files
 from fedjax_sim.population.datasets.hdf5_file import read_clients, split_clients
 from fedjax_sim.population.datasets.quantities import classes_learned
 from fedjax_sim.population.datasets.vocabularies import codes_of, vocabulary_learned
-from fedjax_sim.population.federated_data import PADDING, FederatedData, check_ids, existing, files_of, from_sites
+from fedjax_sim.population.federated_data import PADDING, FederatedData, check_ids, existing_path, files_of, from_sites
 from fedjax_sim.population.splits import split_learned
 from fedjax_sim.types import FilePath, FolderPath, Learned
 from fedjax_sim.validate import Integer, NonNegativeInt, OpenShare
@@ -92,7 +92,7 @@ def leaf_split(folder: pathlib.Path) -> dict[str, dict[str, np.ndarray]]:
     Raises: ValueError or TypeError for a file that is not JSON in LEAF's layout, for users that occur twice, and for
       counts or lengths that differ. The error names the file, and the user if it concerns a single one.
     """
-    existing("directory", str(folder))
+    existing_path("directory", str(folder))
     paths = files_of(folder, ".json", "a file")
     clients: dict[str, dict[str, np.ndarray]] = {}
     for path in paths:
@@ -195,7 +195,7 @@ def leaf(
 
     References: Caldas et al., LEAF: a benchmark for federated settings, 2018.
     """
-    folder = existing("directory", directory)
+    folder = existing_path("directory", directory)
     validate.one_of("task", task, TASKS)
     train = leaf_split(folder / "train")
     test = leaf_split(folder / "test")
@@ -262,12 +262,12 @@ def tff_hdf5(
 
     References: the layout of `tff.simulation.datasets`, TensorFlow Federated, 2019.
     """
-    source = existing("path", path, folder=False)
+    source = existing_path("path", path, folder=False)
     leaves = {"x": features, "y": label}
     train = read_clients("tff_hdf5", source, leaves, max_bytes=max_bytes)
     test = {}
     if test_path is not None:
-        file = existing("test_path", test_path, folder=False)
+        file = existing_path("test_path", test_path, folder=False)
         test = read_clients("tff_hdf5", file, leaves, max_bytes=max_bytes)
     else:
         # A split takes rows of all leaves, so their lengths are compared before `from_sites` would do it.

@@ -14,7 +14,7 @@ from fedjax_sim import validate
 from fedjax_sim.files import text_files
 from fedjax_sim.population.datasets.quantities import classes_learned
 from fedjax_sim.population.datasets.sklearn import partitioned, split_rows
-from fedjax_sim.population.federated_data import FederatedData, existing
+from fedjax_sim.population.federated_data import FederatedData, existing_path
 from fedjax_sim.types import FilePath, Learned
 from fedjax_sim.validate import Integer, NonNegativeInt
 
@@ -95,9 +95,9 @@ def libsvm(
     """
     if task == "regression":
         validate.one_of("partition", partition, ("iid",), hint="The others go by labels.")
-    files = [_read(existing("path", path, folder=False), first_index)]
+    files = [_read(existing_path("path", path, folder=False), first_index)]
     if test_path is not None:
-        files.append(_read(existing("test_path", test_path, folder=False), first_index))
+        files.append(_read(existing_path("test_path", test_path, folder=False), first_index))
     learned: tuple[Learned, ...] = ()
     stated = num_features
     if num_features is None:

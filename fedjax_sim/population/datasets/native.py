@@ -25,8 +25,8 @@ from fedjax_sim.population.federated_data import (
     TASKS,
     FederatedData,
     are_bytes,
-    check_examples,
-    existing,
+    cast_examples,
+    existing_path,
 )
 from fedjax_sim.population.host import host_store
 from fedjax_sim.population.population import Stored, pooled
@@ -105,7 +105,7 @@ def _info(path: pathlib.Path) -> dict[str, Any]:
 
     Raises: ValueError or TypeError that names the field.
     """
-    existing("directory", str(path), folder=False)
+    existing_path("directory", str(path), folder=False)
     if path.stat().st_size > LARGEST_INFO:
         validate.fail(str(path), f"at most {LARGEST_INFO} bytes", path.stat().st_size)
     text = text_files.text_of(path.name, path, "JSON text in UTF-8")
@@ -224,7 +224,7 @@ def native(*, directory: FolderPath, host: bool = False, scale_bytes: bool = Tru
     wrote (tests/population/datasets/test_native.py::test_round_trip); features of dtype uint8 are read as x / 255 in
     all splits (::test_a_store_of_bytes).
     """
-    folder = existing("directory", directory)
+    folder = existing_path("directory", directory)
     info = _info(folder / "info.json")
     info.pop("schema")
     learned = info.pop(RECORD)
@@ -238,7 +238,7 @@ def native(*, directory: FolderPath, host: bool = False, scale_bytes: bool = Tru
             validate.fail(split, "leaves x and y", sorted(examples))
         if examples["x"].shape[1:] != info["input_shape"]:
             validate.fail(f"{split}.x", f"examples of shape {info['input_shape']}", examples["x"].shape[1:])
-        return {**examples, **check_examples(split, examples, info["task"], info["num_outputs"])}
+        return {**examples, **cast_examples(split, examples, info["task"], info["num_outputs"])}
 
     def store(split: str) -> Stored | None:
         if not (folder / split).exists():
@@ -247,7 +247,7 @@ def native(*, directory: FolderPath, host: bool = False, scale_bytes: bool = Tru
         check(split, population.examples)
         return population
 
-    existing("directory", str(folder / "train"))
+    existing_path("directory", str(folder / "train"))
     stored_train = host_store(folder / "train") if host else store("train")
     assert stored_train is not None, "the folder exists"
     train = dataclasses.replace(stored_train, learned=learned)

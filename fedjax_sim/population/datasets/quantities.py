@@ -29,7 +29,7 @@ def imputed(values: np.ndarray, medians: np.ndarray) -> np.ndarray:
     return np.where(np.isnan(values), medians, values)
 
 
-def listed(names: Sequence[str]) -> str:
+def names_in_words(names: Sequence[str]) -> str:
     """Returns names as a text, with the first ten of many."""
     return ", ".join(names[:MOST_LISTED]) + (", ..." if len(names) > MOST_LISTED else "")
 
@@ -43,7 +43,7 @@ def missing_in_words(names: Sequence[str], values: np.ndarray, fill: ColumnFills
     counts = np.isnan(values).sum(axis=0)
     missing_counts = [f"{count:,} of {name}" for name, count in zip(names, counts, strict=True) if count]
     place = "the median of training rows" if fill is None else "the number in `fill`"
-    return (f"missing values, {place} in their place: {listed(missing_counts)}",) if missing_counts else ()
+    return (f"missing values, {place} in their place: {names_in_words(missing_counts)}",) if missing_counts else ()
 
 
 class Quantities(NamedTuple):
@@ -98,7 +98,7 @@ def scale_of(
         validate.sequence(f"standardise.{name}", numbers)
         constants[name] = np.array([_number(f"standardise.{name}", number) for number in numbers])
         if len(numbers) != len(names):
-            rule = f"{len(names)} numbers, one for each of {listed(names)}"
+            rule = f"{len(names)} numbers, one for each of {names_in_words(names)}"
             validate.fail(f"standardise.{name}", rule, len(numbers))
     for name, deviation in zip(names, constants["deviation"], strict=True):
         if not deviation > 0:

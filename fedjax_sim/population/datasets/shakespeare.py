@@ -11,7 +11,7 @@ import numpy as np
 from fedjax_sim import validate
 from fedjax_sim.files import text_files
 from fedjax_sim.population.datasets.vocabularies import codes_of, vocabulary_learned
-from fedjax_sim.population.federated_data import PADDING, FederatedData, existing, from_sites
+from fedjax_sim.population.federated_data import PADDING, FederatedData, existing_path, from_sites
 from fedjax_sim.types import FolderPath
 from fedjax_sim.validate import Integer, NonNegativeInt, OpenShare
 
@@ -90,8 +90,8 @@ def shakespeare(
 
     References: Caldas et al., LEAF, 2018; McMahan et al., 2017.
     """
-    path = existing("directory", directory) / "input.txt"
-    existing("directory", str(path), folder=False)
+    path = existing_path("directory", directory) / "input.txt"
+    existing_path("directory", str(path), folder=False)
     text = text_files.text_of("directory", path)
     roles = {role: spoken for role, spoken in speeches(text).items() if len(spoken) >= min_characters}
     if not roles:

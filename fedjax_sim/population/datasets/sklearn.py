@@ -11,7 +11,7 @@ import numpy as np
 from fedjax_sim import validate
 from fedjax_sim.population import partition as schemes
 from fedjax_sim.population.datasets.quantities import scale_of, units_of
-from fedjax_sim.population.federated_data import FederatedData, check_examples, standardiser
+from fedjax_sim.population.federated_data import FederatedData, cast_examples, standardiser
 from fedjax_sim.population.population import indexed
 from fedjax_sim.population.splits import stratified_split
 from fedjax_sim.types import Learned, Population, Scale
@@ -83,13 +83,13 @@ def split_rows(
       task, num_outputs: see `FederatedData`.
       test: {"x", "y"}, test rows that exist already. Then `rows` are not split. None: there are none yet.
 
-    Returns: (training rows, test rows), each {"x", "y"} with the dtypes that `check_examples` gives them.
+    Returns: (training rows, test rows), each {"x", "y"} with the dtypes that `cast_examples` gives them.
 
     Raises: ValueError for rows that do not fit the task, and for a share that leaves one of the sets empty.
     """
-    train = check_examples("rows", rows, task, num_outputs)
+    train = cast_examples("rows", rows, task, num_outputs)
     if test is not None:
-        return train, check_examples("test rows", test, task, num_outputs)
+        return train, cast_examples("test rows", test, task, num_outputs)
     labels = np.zeros(len(train["y"])) if task == "regression" else train["y"]  # one label: no stratification
     parts = stratified_split(labels, test_fraction, rng)
     train, test = ({leaf: value[part] for leaf, value in train.items()} for part in parts)

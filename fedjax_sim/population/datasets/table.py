@@ -18,20 +18,20 @@ from fedjax_sim.population.datasets.columns import (
     Identities,
     NotUnderstood,
     coded,
+    concatenated_rows,
     identities,
-    joined,
     of_texts,
     own_name,
     read_column,
 )
-from fedjax_sim.population.datasets.quantities import classes_learned, listed, missing_in_words, quantities
+from fedjax_sim.population.datasets.quantities import classes_learned, missing_in_words, names_in_words, quantities
 from fedjax_sim.population.federated_data import (
     SCALED_BYTES,
     FederatedData,
     TableColumn,
     are_bytes,
-    check_examples,
-    existing,
+    cast_examples,
+    existing_path,
 )
 from fedjax_sim.population.partition import Partition, by_group, from_owner
 from fedjax_sim.population.partitioners import Partitioner
@@ -231,7 +231,7 @@ def _columns_in(argument: str, file: FilePath, delimiter: str, comment: str | No
 
     Raises: ValueError for columns without a name or with equal names, and for lines of different lengths.
     """
-    path = existing(argument, file, folder=False)
+    path = existing_path(argument, file, folder=False)
     rows = list(text_files.table_rows(path.name, path, delimiter=delimiter, comments=[comment] if comment else []))
     if len(rows) < 2:
         validate.fail(path.name, "a header and at least one row", f"{len(rows)} lines")
@@ -270,7 +270,7 @@ def _columns_of(argument: str, source: Any) -> _Table:
         validate.fail(argument, "columns by name: a dict, a data frame or an Arrow table", type(source).__name__, hint)
     if isinstance(source, Mapping) and source and all(_is_table(value) for value in source.values()):
         splits = list(map(str, source))
-        hint = f"Take one of the splits {listed(splits)}, say {argument} = splits[{splits[0]!r}]"
+        hint = f"Take one of the splits {names_in_words(splits)}, say {argument} = splits[{splits[0]!r}]"
         hint += f", and test = splits[{splits[1]!r}]." if len(splits) > 1 else "."
         validate.fail(argument, "one table", f"{type(source).__name__} of {len(splits)} tables", hint)
     columns = {str(name): source[name] for name in names}
@@ -369,9 +369,9 @@ def _federated(train: _Table, test: _Table | None, name: str, meaning: _Meaning)
     if ids is not None and test is None:
         learned += split_learned(meaning.split)
     if label_names is not None:
-        notes = (*notes, f"labels, in the order of the classes: {listed(label_names)}")
+        notes = (*notes, f"labels, in the order of the classes: {names_in_words(label_names)}")
     training, testing = (
-        check_examples(where, {"x": x[rows], "y": y[rows]}, meaning.task, num_outputs)
+        cast_examples(where, {"x": x[rows], "y": y[rows]}, meaning.task, num_outputs)
         for where, rows in (("train", ~is_test), ("test", is_test))
     )
     if SCALED_BYTES in notes:
@@ -443,7 +443,7 @@ def _joined(train: _Table, test: _Table, names: Sequence[str]) -> _Table:
     for name in names:
         first, second = _named(train, name, "columns"), _named(test, name, "test")
         try:
-            both = joined(first, second)
+            both = concatenated_rows(first, second)
         except NotUnderstood as error:
             validate.fail(f"test[{name!r}]", "values as those of the training table", str(error))
         columns[name] = lambda both=both: both
@@ -718,7 +718,7 @@ def _features(table: _Table, names: Sequence[str], is_training: np.ndarray, mean
         warnings += identifier_in_words(name, known.codes.astype(object), WITHOUT_IT)
         has_none = ~np.isin(codes, categories)
         if has_none.any():
-            found = listed([_value_of(code, known) for code in np.unique(known.codes[has_none])])
+            found = names_in_words([_value_of(code, known) for code in np.unique(known.codes[has_none])])
             rows_in_words = f"{has_none.sum():,} rows with {found}"
             warnings += (f"{name}: {rows_in_words} have 0 in all of its columns: no column has the value",)
     if meaning.categories and not isinstance(meaning.categories, Mapping):
@@ -804,7 +804,7 @@ def _labels(table: _Table, meaning: _Meaning) -> tuple[np.ndarray, int, tuple[st
     _check_identities(table, label, column, "a label", hint)
     known = identities(column)
     if known.are_measured:
-        validate.fail("label", "labels that are integers or texts", listed(known.names), hint)
+        validate.fail("label", "labels that are integers or texts", names_in_words(known.names), hint)
     if meaning.classes is not None:
         return _stated_classes(known, tuple(own_name(label) for label in meaning.classes), meaning)
     if column.class_names is not None:
@@ -815,7 +815,7 @@ def _labels(table: _Table, meaning: _Meaning) -> tuple[np.ndarray, int, tuple[st
     if known.integers is not None and 0 <= known.integers[0] and known.integers[-1] < (num_classes or len(classes)):
         return np.array(known.integers)[y], num_outputs, None
     if num_classes not in (None, len(classes)):
-        found = f"{len(classes)}: {listed(classes)}"
+        found = f"{len(classes)}: {names_in_words(classes)}"
         validate.fail("label", f"{num_classes} distinct labels, or 0 to {num_classes - 1}", found)
     return y, num_outputs, classes
 
@@ -838,13 +838,15 @@ def _stated_classes(
     """
     num_classes = 2 if meaning.task == "binary" else meaning.num_classes
     if num_classes not in (None, len(classes)):
-        validate.fail("label", f"{num_classes} classes", f"{len(classes)} stated with the column: {listed(classes)}")
+        validate.fail(
+            "label", f"{num_classes} classes", f"{len(classes)} stated with the column: {names_in_words(classes)}"
+        )
     if len({own_name(label) for label in classes}) != len(classes):
-        validate.fail("classes", "distinct labels", listed(classes))
+        validate.fail("classes", "distinct labels", names_in_words(classes))
     # Each label is compared by itself: how other rows write theirs changes no row.
     place = {own_name(label): i for i, label in enumerate(classes)}
     others = [name for name in known.names if own_name(name) not in place]
     if others:
-        validate.fail("label", f"one of the classes {listed(classes)} in each row", listed(others))
+        validate.fail("label", f"one of the classes {names_in_words(classes)} in each row", names_in_words(others))
     y = np.array([place[own_name(name)] for name in known.names])[known.codes]
     return y, 1 if meaning.task == "binary" else len(classes), classes

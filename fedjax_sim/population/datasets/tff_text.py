@@ -15,7 +15,7 @@ from fedjax_sim import validate
 from fedjax_sim.population.datasets.hdf5_file import read_clients, split_clients
 from fedjax_sim.population.datasets.shakespeare import windows
 from fedjax_sim.population.datasets.vocabularies import codes_of, frequent_words, stated_tokens, vocabulary_learned
-from fedjax_sim.population.federated_data import PADDING, FederatedData, existing, from_sites
+from fedjax_sim.population.federated_data import PADDING, FederatedData, existing_path, from_sites
 from fedjax_sim.population.splits import split_learned
 from fedjax_sim.types import FilePath
 from fedjax_sim.validate import Integer, NonNegativeInt, OpenShare, PositiveInt
@@ -77,7 +77,7 @@ def tff_text(
     References: `tff.simulation.datasets.shakespeare` and `stackoverflow`, TensorFlow Federated, 2019; Reddi et al.,
       Adaptive federated optimization, 2021, appendix C (the tokens of words).
     """
-    source = existing("path", path, folder=False)
+    source = existing_path("path", path, folder=False)
 
     def read(file: pathlib.Path) -> dict[str, dict[str, np.ndarray]]:
         leaves = {"texts": features}
@@ -86,7 +86,7 @@ def tff_text(
     train = read(source)
     test = {}
     if test_path is not None:
-        test = read(existing("test_path", test_path, folder=False))
+        test = read(existing_path("test_path", test_path, folder=False))
     else:
         train, test = split_clients(train, test_fraction, seed, split)
     splits = [{id: client["texts"].tolist() for id, client in split.items()} for split in (train, test)]

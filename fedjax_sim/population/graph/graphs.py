@@ -14,7 +14,7 @@ import numpy as np
 
 from fedjax_sim import validate
 from fedjax_sim.files.regular_files import opened
-from fedjax_sim.population.federated_data import PADDING, FederatedData, existing
+from fedjax_sim.population.federated_data import PADDING, FederatedData, existing_path
 from fedjax_sim.population.graph.partition import (
     PARTITIONS,
     graph_data,
@@ -128,8 +128,8 @@ def read_cora(directory: str) -> tuple[GraphData, np.ndarray, dict[str, np.ndarr
 
     Raises: ValueError for a folder without cora.npz, and for arrays of other types, axes or ranges than expected.
     """
-    path = pathlib.Path(existing("directory", directory)) / "cora.npz"
-    existing("directory", str(path), folder=False)
+    path = pathlib.Path(existing_path("directory", directory)) / "cora.npz"
+    existing_path("directory", str(path), folder=False)
     try:
         with opened(path) as file, zipfile.ZipFile(file) as archive:
             arrays = _arrays_in(archive, CORA)

@@ -21,7 +21,7 @@ from fedjax_sim.prng import stream
 from fedjax_sim.running import kept_results
 from fedjax_sim.study.availability import laws
 from fedjax_sim.study.findings import Comparison, measured
-from fedjax_sim.study.quadratic_settings import Problem
+from fedjax_sim.study.quadratic_settings import QuadraticProblem
 from fedjax_sim.types import Aggregator, Algorithm, Availability, Devices, Sampler, Spent
 
 SLOT = 60  # seconds of a round, and of a slot of availability
@@ -91,7 +91,9 @@ class QuadraticFedAvg:
 
         def models(key, centers):
             size = len(centers)
-            people = Problem(np.broadcast_to(np.eye(dimension), (size, dimension, dimension)), centers).clients()
+            people = QuadraticProblem(
+                np.broadcast_to(np.eye(dimension), (size, dimension, dimension)), centers
+            ).clients()
             return np.asarray(kept_results.call(run, key, people), np.float64)[1:]
 
         return models

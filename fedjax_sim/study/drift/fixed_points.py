@@ -13,14 +13,21 @@ from fedjax_sim import algorithms, population, sampling, theory
 from fedjax_sim.round.options import RecipeOptions
 from fedjax_sim.study.drift.parts import PAIR
 from fedjax_sim.study.findings import Comparison
-from fedjax_sim.study.quadratic_settings import SMALLEST_CURVATURE, Base, MeasuredRun, Problem, run_settings, two_kinds
+from fedjax_sim.study.quadratic_settings import (
+    SMALLEST_CURVATURE,
+    Base,
+    MeasuredRun,
+    QuadraticProblem,
+    run_settings,
+    two_kinds,
+)
 
 MORE_ROUNDS = 1200  # the fewest rounds of algorithms whose rate has no closed form here
 UNEQUAL_ETAS = (0.1, 0.01)  # step sizes of clients with unequal numbers of steps
 
 
 def fixed_point_rows(
-    base: Base, problems: dict[float, Problem], steps: Sequence[int], etas: Sequence[float]
+    base: Base, problems: dict[float, QuadraticProblem], steps: Sequence[int], etas: Sequence[float]
 ) -> Iterator[Comparison]:
     """Measures distances of fixed points from the optimum, and contractions of single rounds.
 
@@ -67,7 +74,7 @@ def _algorithms(size: int) -> dict[str, Callable]:
 def _distance(
     algorithm: str,
     part: str,
-    problem: Problem,
+    problem: QuadraticProblem,
     *,
     num_steps: Any,
     eta: float,
@@ -115,7 +122,7 @@ def _grid(algorithm: str, base: Base, steps: Sequence[int], etas: Sequence[float
             )
 
 
-def _heterogeneities(base: Base, problems: dict[float, Problem]) -> Iterator[MeasuredRun]:
+def _heterogeneities(base: Base, problems: dict[float, QuadraticProblem]) -> Iterator[MeasuredRun]:
     """Yields settings of FedAvg for each spread of the optima, and a setting with one Hessian for all clients."""
     work = {"num_steps": base.num_steps, "step_size": base.step_size}
     for h, problem in problems.items():
@@ -124,7 +131,7 @@ def _heterogeneities(base: Base, problems: dict[float, Problem]) -> Iterator[Mea
             predicted=problem.bias(**work), heterogeneity=h,
         )  # fmt: skip
     size = len(base.problem.centers)
-    equal_hessians = Problem(np.repeat(base.problem.hessians[:1], size, 0), base.problem.centers)
+    equal_hessians = QuadraticProblem(np.repeat(base.problem.hessians[:1], size, 0), base.problem.centers)
     yield _distance(
         "FedAvg", "equal Hessians", equal_hessians, num_steps=base.num_steps, eta=base.step_size, predicted=0.0,
         heterogeneity=base.heterogeneity,
@@ -170,14 +177,14 @@ def _one_round(base: Base) -> MeasuredRun:
     return setting._replace(quantity="pseudo-gradient", target=base.problem.start, rounds=1, scale=1 / base.step_size)
 
 
-def _unequal_steps(problem: Problem, num_steps: np.ndarray) -> Iterator[MeasuredRun]:
+def _unequal_steps(problem: QuadraticProblem, num_steps: np.ndarray) -> Iterator[MeasuredRun]:
     """Yields settings of FedAvg with a different number of local steps for each client."""
     for eta in UNEQUAL_ETAS:
         predicted = problem.bias(num_steps=num_steps, step_size=eta)
         yield _distance("FedAvg", "unequal steps", problem, num_steps=num_steps, eta=eta, predicted=predicted)
 
 
-def _unequal_by_examples(problem: Problem, num_steps: np.ndarray) -> Iterator[MeasuredRun]:
+def _unequal_by_examples(problem: QuadraticProblem, num_steps: np.ndarray) -> Iterator[MeasuredRun]:
     """Yields the same settings with clients weighted by their numbers of examples, which moves the optimum."""
     shares = num_steps / num_steps.sum()
     # With equal Hessians the optimum is the weighted mean of the clients' optima.
@@ -193,7 +200,7 @@ def _unequal_by_examples(problem: Problem, num_steps: np.ndarray) -> Iterator[Me
         yield setting._replace(target=weighted_optimum)
 
 
-def _unequal_fednova(problem: Problem, num_steps: np.ndarray) -> Iterator[MeasuredRun]:
+def _unequal_fednova(problem: QuadraticProblem, num_steps: np.ndarray) -> Iterator[MeasuredRun]:
     """Yields settings of FedNova with a different number of local steps for each client."""
     for eta in UNEQUAL_ETAS:
         fixed_point = theory.fednova_fixed_point(*problem, num_steps=num_steps, step_size=eta)

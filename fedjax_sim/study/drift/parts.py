@@ -18,7 +18,7 @@ from fedjax_sim import algorithms, client, metrics, models, population, sampling
 from fedjax_sim.instruments.traced_runs import stacked, traced_runs
 from fedjax_sim.running import kept_results
 from fedjax_sim.study.findings import Comparison, measured
-from fedjax_sim.study.quadratic_settings import LARGEST_CURVATURE, Base, Problem, distance_to, two_kinds
+from fedjax_sim.study.quadratic_settings import LARGEST_CURVATURE, Base, QuadraticProblem, distance_to, two_kinds
 
 SOLVE_STEPS = 200  # of gradient descent on a local problem, which solve it up to rounding in float32
 PAIR = (1.0, 10.0)  # curvatures of two kinds of clients, the optima of one at 0, of the other at 1
@@ -32,7 +32,7 @@ BIAS_PARTS = {
 }
 
 
-def proximal_theory(problem: Problem, weight: float) -> dict[str, float]:
+def proximal_theory(problem: QuadraticProblem, weight: float) -> dict[str, float]:
     """Predicts the distance of FedProx's fixed point to the optimum, and the contraction of a round.
 
     Local problems are solved exactly.
@@ -145,9 +145,11 @@ def bias_rows(base: Base, steps: Sequence[int]) -> Iterator[Comparison]:
       steps: K.
     """
     size = len(base.problem.centers)
-    identical_clients = Problem(*(np.repeat(x[:1], size, 0) for x in base.problem))
+    identical_clients = QuadraticProblem(*(np.repeat(x[:1], size, 0) for x in base.problem))
 
-    def parts(name: str, problem: Problem, point: np.ndarray, num_steps: int, eta: float) -> Iterator[Comparison]:
+    def parts(
+        name: str, problem: QuadraticProblem, point: np.ndarray, num_steps: int, eta: float
+    ) -> Iterator[Comparison]:
         predicted = theory.quadratic_drift(*problem, point=point, num_steps=num_steps, step_size=eta)
         params = {"w": jnp.asarray(point, jnp.float32)}
         drift = metrics.drift(population.quadratic_loss, params, problem.clients(), step_size=eta, num_steps=num_steps)

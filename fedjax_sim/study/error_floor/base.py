@@ -36,7 +36,7 @@ def base_setting(options: Mapping[str, Any]) -> Setting:
     )
 
 
-def quadratics(options: Mapping[str, Any]) -> Quadratics:
+def error_floor_clients(options: Mapping[str, Any]) -> Quadratics:
     """Returns the study's quadratic clients.
 
     Args:

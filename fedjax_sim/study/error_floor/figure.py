@@ -9,7 +9,7 @@ import numpy as np
 
 from fedjax_sim.report import charts
 from fedjax_sim.study.claims import Row, selected
-from fedjax_sim.study.error_floor.base import base_setting, quadratics
+from fedjax_sim.study.error_floor.base import base_setting, error_floor_clients
 from fedjax_sim.study.error_floor.quadratics import Quadratics, Setting
 
 FLOOR = "Error floor: excess loss"
@@ -23,7 +23,7 @@ def error_floor_figure(rows: Sequence[Row], options: Mapping[str, Any]) -> Any:
       options: the study's options.
     """
     figure, (path, causes, trade, bits) = charts.panels(2, 2)
-    problem, base = quadratics(options), base_setting(options)
+    problem, base = error_floor_clients(options), base_setting(options)
     on_the_way: list[Row] = [row | {"step_size": base.step_size} for row in selected(rows, part="all together")]
     # A run with half of the step needs twice the rounds.
     last_round = 2 * max(row["rounds"] for row in on_the_way)

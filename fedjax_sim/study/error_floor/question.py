@@ -10,7 +10,7 @@ import jax
 
 from fedjax_sim import validate
 from fedjax_sim.prng import stream
-from fedjax_sim.study.error_floor.base import NAMES, base_setting, quadratics
+from fedjax_sim.study.error_floor.base import NAMES, base_setting, error_floor_clients
 from fedjax_sim.study.error_floor.claims import error_floor_claims
 from fedjax_sim.study.error_floor.figure import error_floor_figure
 from fedjax_sim.study.error_floor.logistic import logistic_floor
@@ -66,7 +66,7 @@ def error_floor(
     """
     options = {name: list(value) if isinstance(value, Sequence) else value for name, value in locals().items()}
     _check(options)
-    base, problem = base_setting(options), quadratics(options)
+    base, problem = base_setting(options), error_floor_clients(options)
     key = jax.random.key(seed)
     # Without any source of noise, client drift is the only cause left: it comes from local steps alone.
     drift_only = base._replace(cohort_size=num_clients, gradient_noise=0.0, bits=0, noise_multiplier=0.0)

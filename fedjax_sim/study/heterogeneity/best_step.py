@@ -7,14 +7,14 @@ import math
 import numpy as np
 
 from fedjax_sim import metrics, theory
-from fedjax_sim.study.quadratic_settings import LARGEST_CURVATURE, Problem, quadratic_clients
+from fedjax_sim.study.quadratic_settings import LARGEST_CURVATURE, QuadraticProblem, quadratic_clients
 
 STEP_SIZES = np.geomspace(0.005, 1 / LARGEST_CURVATURE, 40)  # of which the best is taken on quadratics
 SHARE = 1e-3  # the target on quadratics, as a share of the start's excess loss
 MAX_ROUNDS = 300  # on quadratics
 
 
-def best_step(size: int, dimension: int, k: int, spread: float, seed: int) -> tuple[Problem, float, float]:
+def best_step(size: int, dimension: int, k: int, spread: float, seed: int) -> tuple[QuadraticProblem, float, float]:
     """Searches for the constant step with the fewest rounds to the target, by the closed form.
 
     Args:

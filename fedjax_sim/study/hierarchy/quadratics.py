@@ -14,14 +14,14 @@ import optax
 from fedjax_sim import algorithms, population, sampling, theory
 from fedjax_sim.running import kept_results
 from fedjax_sim.study.findings import Comparison, measured
-from fedjax_sim.study.quadratic_settings import Problem
+from fedjax_sim.study.quadratic_settings import QuadraticProblem
 
 GROUPINGS = ("alike", "mixed")
 CLOSE = 0.01  # the share of the distance from the start to the fixed point that is left when rounds are counted
 MOST_ROUNDS = 5000  # places for models; no run has more cloud rounds
 
 
-def groupings(problem: Problem, num_edges: int) -> dict[str, np.ndarray]:
+def groupings(problem: QuadraticProblem, num_edges: int) -> dict[str, np.ndarray]:
     """Assigns clients to edges in two ways.
 
     Clients are ranked by the first coordinate of their optima. Under "alike" an edge has clients with neighbouring
@@ -38,7 +38,7 @@ def groupings(problem: Problem, num_edges: int) -> dict[str, np.ndarray]:
 
 
 def quadratic_rows(
-    problem: Problem, num_edges: int, edge_rounds: Sequence[int], num_steps: int, step_size: float
+    problem: QuadraticProblem, num_edges: int, edge_rounds: Sequence[int], num_steps: int, step_size: float
 ) -> Iterator[Comparison]:
     """Measures the distance of the fixed point to the optimum, and the cloud rounds until 1 % of the way is left.
 

@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import Any
 
 from fedjax_sim.study.claims import Claim, Row, every, is_below, is_within, selected, shown
-from fedjax_sim.study.rounds_to_target.setting import floor_over_target, noise_of
+from fedjax_sim.study.rounds_to_target.setting import floor_over_target, gradient_variances
 
 ROUNDS, LATE = "rounds to target", "loss after the last round / target"
 
@@ -69,7 +69,7 @@ def _floors(rows: Sequence[Row], options: Mapping[str, Any]) -> Iterator[Claim]:
         every(is_below(1, row) for row in drifting),
         shown(drifting, "local_steps"),
     )
-    noise = noise_of(options)
+    noise = gradient_variances(options)
     noisy = [row for row in selected(rows, part="batches", quantity=LATE)
              if floor_over_target(options, row["local_steps"], noise[row["batch_size"]]) > 1]  # fmt: skip
     yield Claim(

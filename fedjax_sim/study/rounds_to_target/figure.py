@@ -10,7 +10,7 @@ import numpy as np
 from fedjax_sim import metrics, theory
 from fedjax_sim.report import charts
 from fedjax_sim.study.claims import Row, selected
-from fedjax_sim.study.rounds_to_target.setting import middle_steps, noise_of, problems_of
+from fedjax_sim.study.rounds_to_target.setting import gradient_variances, middle_steps, problems_of
 
 
 def rounds_to_target_figure(rows: Sequence[Row], options: Mapping[str, Any]) -> Any:
@@ -77,7 +77,7 @@ def _noisy_paths(options: Mapping[str, Any]) -> tuple[list[dict[str, Any]], dict
     problem = problems_of(options)["heterogeneous"]
     work: dict[str, Any] = {"step_size": options["step_size"], "num_steps": middle_steps(options)}
     losses, rounds = [], {}
-    for size, variance in noise_of(options).items():
+    for size, variance in gradient_variances(options).items():
         budget = theory.budget(*problem, **work, gradient_noise=variance)
         expected = budget.expected_loss(options["max_rounds"], start=problem.start)
         target = options["target"] * expected[0]

@@ -16,10 +16,10 @@ from fedjax_sim import algorithms, metrics, models, population, sampling, theory
 from fedjax_sim.instruments.traced_runs import stacked, traced_runs
 from fedjax_sim.prng import normal, stream
 from fedjax_sim.study.findings import FEW, Comparison, Findings, least_runs, measured, rows_of
-from fedjax_sim.study.quadratic_settings import LARGEST_CURVATURE, Problem
+from fedjax_sim.study.quadratic_settings import LARGEST_CURVATURE, QuadraticProblem
 from fedjax_sim.study.rounds_to_target.claims import rounds_to_target_claims
 from fedjax_sim.study.rounds_to_target.figure import rounds_to_target_figure
-from fedjax_sim.study.rounds_to_target.setting import middle_steps, noise_of, problems_of, start_loss
+from fedjax_sim.study.rounds_to_target.setting import gradient_variances, middle_steps, problems_of, start_loss
 from fedjax_sim.validate import Positive
 
 QUESTION = "How many rounds, and how many bytes, does local work save on the way to a target loss?"
@@ -100,7 +100,7 @@ def rounds_to_target(
         k=middle_steps(options),
         share=target,
         max_rounds=max_rounds,
-        noise=noise_of(options),
+        noise=gradient_variances(options),
         num_runs=num_runs,
     )
     if model_clients:
@@ -170,7 +170,7 @@ def _excess(params: Any, target: Any) -> dict[str, Any]:
     return {"loss": distance @ target["hessian"] @ distance / 2}
 
 
-def _runs(problem: Problem):
+def _runs(problem: QuadraticProblem):
     """Makes the runs of FedAvg with everybody in each round; step size and noise are traced."""
     everybody = sampling.full(len(problem.centers))
 
@@ -183,7 +183,7 @@ def _runs(problem: Problem):
     return traced_runs(make, _excess)
 
 
-def _settings(rows: Sequence[tuple[Problem, int, float, float]], largest_num_steps: int) -> tuple:
+def _settings(rows: Sequence[tuple[QuadraticProblem, int, float, float]], largest_num_steps: int) -> tuple:
     """Returns the arguments of `traced_runs` between keys and rounds: starts, clients, numbers and targets.
 
     Args:
@@ -204,7 +204,7 @@ def _settings(rows: Sequence[tuple[Problem, int, float, float]], largest_num_ste
 
 
 def _quadratics(
-    key: Any, problems: dict[str, Problem], eta: float, steps: Sequence[int], *, share: float, max_rounds: int
+    key: Any, problems: dict[str, QuadraticProblem], eta: float, steps: Sequence[int], *, share: float, max_rounds: int
 ) -> Iterator[Comparison]:
     """Measures rounds, gradients and bytes to the target without noise.
 
@@ -256,7 +256,7 @@ def _quadratics(
 
 def _noisy(
     key: Any,
-    problem: Problem,
+    problem: QuadraticProblem,
     *,
     eta: float,
     k: int,

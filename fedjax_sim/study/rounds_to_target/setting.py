@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 
 from fedjax_sim import theory
-from fedjax_sim.study.quadratic_settings import Problem, quadratic_clients
+from fedjax_sim.study.quadratic_settings import QuadraticProblem, quadratic_clients
 
 
-def problems_of(options: Mapping[str, Any]) -> dict[str, Problem]:
+def problems_of(options: Mapping[str, Any]) -> dict[str, QuadraticProblem]:
     """Returns the quadratic clients, by the name of their part.
 
     Args:
@@ -20,13 +20,13 @@ def problems_of(options: Mapping[str, Any]) -> dict[str, Problem]:
     data = quadratic_clients(options["num_clients"], options["dimension"], options["heterogeneity"], options["seed"])
     identity = np.broadcast_to(np.eye(options["dimension"]), data.hessians.shape)
     return {
-        "one curvature": Problem(identity, np.zeros_like(data.centers)),
-        "one optimum": Problem(data.hessians, np.zeros_like(data.centers)),
+        "one curvature": QuadraticProblem(identity, np.zeros_like(data.centers)),
+        "one optimum": QuadraticProblem(data.hessians, np.zeros_like(data.centers)),
         "heterogeneous": data,
     }
 
 
-def noise_of(options: Mapping[str, Any]) -> dict[int, float]:
+def gradient_variances(options: Mapping[str, Any]) -> dict[int, float]:
     """Returns the variance of a coordinate of a batch's mean gradient, by batch size."""
     return {size: options["gradient_noise"] ** 2 / size for size in sorted({*options["batch_sizes"]})}
 
@@ -37,7 +37,7 @@ def middle_steps(options: Mapping[str, Any]) -> int:
     return steps[len(steps) // 2]
 
 
-def start_loss(problem: Problem) -> float:
+def start_loss(problem: QuadraticProblem) -> float:
     """Returns the excess loss of the start."""
     distance = problem.start - problem.optimum
     return float(distance @ problem.hessians.mean(0) @ distance) / 2

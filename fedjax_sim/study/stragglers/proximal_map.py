@@ -14,7 +14,7 @@ from fedjax_sim import algorithms, population, sampling, theory
 from fedjax_sim.instruments.traced_runs import stacked, traced_runs
 from fedjax_sim.study.claims import Row, selected
 from fedjax_sim.study.findings import Comparison, measured
-from fedjax_sim.study.quadratic_settings import Problem, distance_to
+from fedjax_sim.study.quadratic_settings import QuadraticProblem, distance_to
 from fedjax_sim.theory.quadratic import local_progress
 
 MAP = "weight and step"  # the part of the study
@@ -24,7 +24,7 @@ ROUNDING = 1e-5  # of a gap, as a share of it or of 1
 class ProximalMap(NamedTuple):
     """What is run for every pair: N quadratic clients who all take part, K full-batch steps, and T rounds."""
 
-    problem: Problem
+    problem: QuadraticProblem
     num_steps: int
     num_rounds: int
 

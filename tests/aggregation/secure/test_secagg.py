@@ -357,8 +357,8 @@ def test_never_both_secrets(monkeypatch):
     """All cases of 5 slots: what the server asks the holders for is one secret of a client, own mask or key, and both
     kinds are asked for. Catches a server that could unmask one message.
     """
-    asked, opened = [], shamir.opened
-    monkeypatch.setattr(shamir, "opened", lambda held, there, t: asked.append(there) or opened(held, there, t))
+    asked, opened = [], shamir.reconstructed
+    monkeypatch.setattr(shamir, "reconstructed", lambda held, there, t: asked.append(there) or opened(held, there, t))
     graph, sums = circle(KEY, 5, None), jnp.zeros((1, 1), jnp.uint32)
 
     @jax.jit

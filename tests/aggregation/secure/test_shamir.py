@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from fedjax_sim.aggregation.secure.ring import PRIME
-from fedjax_sim.aggregation.secure.shamir import opened, shares
+from fedjax_sim.aggregation.secure.shamir import reconstructed, shares
 
 
 @pytest.mark.full
@@ -22,7 +22,7 @@ def test_any_threshold_of_shares_opens():
         for size in range(threshold, 6):
             for subset in itertools.combinations(range(5), size):
                 there = jnp.zeros((4, 5), bool).at[:, list(subset)].set(True)
-                assert opened(held, there, threshold).tolist() == secrets.tolist()
+                assert reconstructed(held, there, threshold).tolist() == secrets.tolist()
 
 
 def test_shares_are_values_of_a_polynomial():
@@ -41,7 +41,7 @@ def test_too_few_shares_open_nothing():
 
     @jax.jit
     def both(secrets, there):
-        return opened(shares(jax.random.key(0), secrets, 3, 4), there, 3)
+        return reconstructed(shares(jax.random.key(0), secrets, 3, 4), there, 3)
 
     assert both(np.array([9, 9], np.uint32), there).tolist() == [0, 9]
 

@@ -9,7 +9,7 @@ import optax
 import pytest
 
 from fedjax_sim import algorithms, models, population, sampling
-from fedjax_sim.algorithms.personal.ifca import spread_out
+from fedjax_sim.algorithms.personal.ifca import perturbed_models
 from tests.algorithms.personal import problem as p
 from tests.refusals import refused
 
@@ -35,7 +35,7 @@ def test_models_around_zero_differ():
     vectors = {"vector": jnp.zeros(10_000), "one": jnp.zeros(())}
     expected_scales = {"kernel": 0.1 / 5, "bias": 0.0, "two": 0.2, "vector": 0.1}
     for start in (kernels, vectors):
-        found = spread_out(jax.random.key(0), start, 2, 0.1)
+        found = perturbed_models(jax.random.key(0), start, 2, 0.1)
         for name, x in start.items():
             np.testing.assert_array_equal(found[name][0], x)
             if name in expected_scales:

@@ -67,7 +67,7 @@ def real_secure_sum(
 
     References: Bonawitz et al. 2017; Bell, Bonawitz, Gascon, Lepoint and Raykova 2020.
     """
-    crypto.check_installed()
+    crypto.check_cryptography_installed()
     options = {"neighbours": neighbours, "dropout": dropout, "min_messages": min_messages, "signed": signed}
     simulated = secure_sum(aggregator, threshold, **options)
     ring = ring_of(aggregator)

@@ -157,7 +157,7 @@ class Client:
             seed = crypto.agreed_secret(self._masking, self._keys[other].masking, "mask")
             sign = 1 if other > self.slot else -1  # of a pair the lower slot adds the mask, and the higher subtracts it
             masked = crypto.signed_sum(self.ring, masked, crypto.mask(self.ring, seed, dimension), sign)
-        return crypto.packed(self.ring, masked)
+        return crypto.packed_elements(self.ring, masked)
 
     def sign(self, asked: Asked) -> bytes:
         """Between steps 3 and 4, if the server is not trusted: signs what the server asks this client for.

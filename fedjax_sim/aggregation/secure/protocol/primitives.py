@@ -19,7 +19,7 @@ SEAL_BYTES = 16  # that encryption adds to a message
 SIGNATURE_BYTES = 64
 
 
-def check_installed() -> None:
+def check_cryptography_installed() -> None:
     """Checks that the package `cryptography` is installed.
 
     Raises: ImportError without it, naming the extra.
@@ -172,17 +172,18 @@ def centered_representatives(ring: Ring, a: np.ndarray) -> np.ndarray:
     return np.where(is_negative, a - np.uint64(ring.modulus & (2**64 - 1)), a).astype(np.int64)
 
 
-def packed(ring: Ring, a: np.ndarray) -> bytes:
+def packed_elements(ring: Ring, a: np.ndarray) -> bytes:
     """Packs elements to bytes, `ring.bits` bits each, one after the other.
 
-    Guarantees: `unpacked` returns the elements (tests/aggregation/secure/protocol/test_primitives.py::test_packing).
+    Guarantees: `unpacked_elements` returns the elements
+    (tests/aggregation/secure/protocol/test_primitives.py::test_packing).
     """
     bits = np.unpackbits(a.astype("<u8").view(np.uint8).reshape(-1, 8), axis=1, bitorder="little")
     return np.packbits(bits[:, : ring.bits], bitorder="little").tobytes()
 
 
-def unpacked(ring: Ring, sent: bytes, size: int) -> np.ndarray:
-    """Unpacks the bytes of `packed`: [size] uint64 elements."""
+def unpacked_elements(ring: Ring, sent: bytes, size: int) -> np.ndarray:
+    """Unpacks the bytes of `packed_elements`: [size] uint64 elements."""
     bits = np.unpackbits(np.frombuffer(sent, np.uint8), count=size * ring.bits, bitorder="little")
     bits_of_words = np.zeros((size, 64), np.uint8)
     bits_of_words[:, : ring.bits] = bits.reshape(size, ring.bits)

@@ -146,7 +146,7 @@ def run_secure_sum(
     validate.integer("min_messages", least)
     if seed is not None and not isinstance(seed, bytes):
         validate.integer("seed", seed, 0)
-    crypto.check_installed()
+    crypto.check_cryptography_installed()
     if not isinstance(seed, bytes):
         seed = secrets.token_bytes(32) if seed is None else str(seed).encode()
     num_clients, dimension = messages.shape
@@ -170,7 +170,7 @@ def run_secure_sum(
     try:
         for u in uploading:
             packed = clients[u].upload(server.seals_for(u), messages[u])
-            masked[u] = server.masked[u] = crypto.unpacked(ring, packed, dimension)
+            masked[u] = server.masked[u] = crypto.unpacked_elements(ring, packed, dimension)
             client_bytes[u, 2] = len(packed)
         if len(server.masked) >= least and not graph.too_small:
             total = _unmasked_sum(server, clients, answering, signed, num_bytes)

@@ -96,9 +96,9 @@ def test_packing(ring):
     """Catches bits of one element that run into the next."""
     for size in (1, 7, 100):
         a = crypto.mask(ring, bytes(32), size)
-        sent = crypto.packed(ring, a)
+        sent = crypto.packed_elements(ring, a)
         assert len(sent) == -(-size * ring.bits // 8)
-        np.testing.assert_array_equal(crypto.unpacked(ring, sent, size), a)
+        np.testing.assert_array_equal(crypto.unpacked_elements(ring, sent, size), a)
 
 
 def test_shares():
